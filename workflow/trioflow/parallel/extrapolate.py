@@ -43,8 +43,8 @@ from trioflow.parallel.programs.one_process import (
     build_replicas,
     share_host,
 )
-from trioflow.parallel.programs.sharded import PartitionedRank, UnitRank
-from trioflow.parallel.programs.staged import StagedRank
+from trioflow.parallel.programs.sharded import UnitRank
+from trioflow.parallel.programs.staged import PartitionedRank, StagedRank
 from trioflow.parallel.programs.stages import StageWorks
 from trioflow.parallel.reference import (
     OperatorTimes,

@@ -1,4 +1,4 @@
-"""Sharded data parallelism: one rank's tasks under ``fully_shard`` or ``ZeroRedundancyOptimizer``.
+"""Sharded data parallelism: one rank's tasks under ``fully_shard``.
 
 FSDP2 gathers a unit's parameters before its forward and, where they were given
 up in between, before its backward; it reduces its gradients after its backward.
@@ -389,29 +389,3 @@ class UnitRank(StagedRank):
             )  # fmt: skip
         elif further:
             self.compute(_ADDS_UP, unit.accumulate_s, phase="backward")
-
-
-class PartitionedRank(StagedRank):
-    """Writes the tasks of one rank under DDP with ``ZeroRedundancyOptimizer``."""
-
-    alike = (False, False, False, True)
-
-    def update(self) -> None:
-        """Update this rank's parameters, then broadcast all of them, owner by owner."""
-        partition = self.program.partition
-        assert partition is not None
-        for op_id in partition.operators[self.data]:
-            self.operator(op_id, None, device_s=self.program.update_s[self.data].get(op_id))
-        source, broadcasts = self.last, []
-        for owner, parameters in enumerate(partition.parameters):
-            group = self.data_group[owner:] + self.data_group[:owner]
-            for index, parameter in enumerate(parameters):
-                broadcasts.append(
-                    self.program.graph.add(
-                        self.rank, "communication", "collective", "broadcast", after=(source,),
-                        message_bytes=parameter.size_bytes, phase="optimizer",
-                        group=",".join(map(str, group)),
-                        match_id=self.program.match("update", self.tensor, owner, index),
-                    )
-                )  # fmt: skip
-        self.waits += broadcasts

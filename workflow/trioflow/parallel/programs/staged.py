@@ -175,3 +175,29 @@ class StagedRank(StageActions):
             self.waits.append(
                 self.collective("all_reduce", key, tied.size_bytes, group, "backward")
             )
+
+
+class PartitionedRank(StagedRank):
+    """Writes the tasks of one rank under DDP with ``ZeroRedundancyOptimizer``."""
+
+    alike = (False, False, False, True)
+
+    def update(self) -> None:
+        """Update this rank's parameters, then broadcast all of them, owner by owner."""
+        partition = self.program.partition
+        assert partition is not None
+        for op_id in partition.operators[self.data]:
+            self.operator(op_id, None, device_s=self.program.update_s[self.data].get(op_id))
+        source, broadcasts = self.last, []
+        for owner, parameters in enumerate(partition.parameters):
+            group = self.data_group[owner:] + self.data_group[:owner]
+            for index, parameter in enumerate(parameters):
+                broadcasts.append(
+                    self.program.graph.add(
+                        self.rank, "communication", "collective", "broadcast", after=(source,),
+                        message_bytes=parameter.size_bytes, phase="optimizer",
+                        group=",".join(map(str, group)),
+                        match_id=self.program.match("update", self.tensor, owner, index),
+                    )
+                )  # fmt: skip
+        self.waits += broadcasts
