@@ -22,10 +22,16 @@ MODEL = ProportionalModel()
 DEGREES = [(2, 1, 1), (2, 2, 1), (2, 1, 2), (2, 2, 2)]
 
 
-def build(trace, data, tensor, pipeline, sharding, micro_batches=2):
+def build(trace, data, tensor, pipeline, sharding, micro_batches=2, **columns):
     pieces = {"micro_batches": micro_batches} if pipeline > 1 else {"accumulate": micro_batches}
     plan = make_plan(
-        data, tensor, pipeline, "1f1b" if pipeline > 1 else "", sharding=sharding, **pieces
+        data,
+        tensor,
+        pipeline,
+        "1f1b" if pipeline > 1 else "",
+        sharding=sharding,
+        **pieces,
+        **columns,
     )
     return extrapolate(trace, plan, MODEL, batch=BATCH * data * micro_batches)
 
@@ -155,7 +161,7 @@ def test_nanotron_s_buckets_count_gradients_as_backward_makes_them(transformer_t
 def test_gradients_reduced_in_bf16_are_half_until_they_are_reduced(transformer_trace):
     """As FSDP2 does without a ``reduce_dtype``: the shard that the optimizer reads is fp32 again."""
     graphs = {
-        name: build(with_recipe(transformer_trace, name), 2, 1, 1, "fsdp", 1)
+        name: build(with_recipe(transformer_trace, name), 2, 1, 1, "fsdp", 2, no_sync=True)
         for name in ("fsdp2-mixed", "fsdp2-bf16-reduce")
     }
     scattered = {
@@ -165,6 +171,19 @@ def test_gradients_reduced_in_bf16_are_half_until_they_are_reduced(transformer_t
     assert scattered["fsdp2-mixed"] == 2 * scattered["fsdp2-bf16-reduce"] > 0
     peaks = {name: graph.metadata.peak_memory_bytes for name, graph in graphs.items()}
     assert peaks["fsdp2-bf16-reduce"] < peaks["fsdp2-mixed"]
+
+
+@pytest.mark.parametrize("name", ["megatron-bf16", "nanotron-bf16", "fp8"])
+def test_sharded_gradients_are_whole_for_a_unit_at_a_time_under_every_recipe(
+    name, transformer_trace
+):
+    trace = with_recipe(transformer_trace, name)
+    whole, shards = (
+        build(trace, 8, 1, 1, "fsdp", 2, no_sync=n).metadata.memory_curves[0] for n in (True, False)
+    )
+    last = whole["bytes"][-1], shards["bytes"][-1]
+    gradients = sum(int(g["size_bytes"]) for g in trace.facts.gradients)
+    assert last[0] == last[1] and max(whole["bytes"]) - max(shards["bytes"]) > gradients / 4
 
 
 def test_one_kernel_updates_where_there_are_main_weights(transformer_trace):

@@ -116,7 +116,10 @@ def test_flops_are_six_a_parameter_and_token_beside_attention_and_lookup():
     ],
 )
 def test_a_recipe_decides_the_formats_of_what_is_held(name):
-    trace, recipe = make.make_trace(SMALL, replace(STEP, precision=name, sequence=40)), RECIPES[name]
+    trace, recipe = (
+        make.make_trace(SMALL, replace(STEP, precision=name, sequence=40)),
+        RECIPES[name],
+    )
     held, count = category_bytes(trace), SMALL.parameters
     assert held["parameter"] == recipe.parameter_bytes * count
     assert held["gradient"] == recipe.gradient_bytes * count
