@@ -16,8 +16,7 @@ from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.folded import FoldedTaskGraph
 from trioflow.parallel.folded_grid import Grid, fold_representatives
 from trioflow.parallel.plan import make_plan
-from trioflow.parallel.programs.staged import PartitionedRank
-from trioflow.parallel.programs.staged import StagedRank
+from trioflow.parallel.programs.staged import PartitionedRank, StagedRank
 from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder, load_task_graph
 from trioflow.trace.store import Trace, load_trace
 

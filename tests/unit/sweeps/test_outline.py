@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 from trioflow.base.experiments import Plan
-from trioflow.parallel.plan import make_plan
+from trioflow.parallel.plan import fit_framework, make_plan
 from trioflow.parallel.reference import predict_operator_times, resize_batch
 from trioflow.parallel.schedules.build import build_schedule
 from trioflow.parallel.schedules.checks import measure_held
@@ -192,28 +193,45 @@ SHARED = {"sharding": "fsdp", "sequence_parallel": True, "vocabulary_parallel": 
 
 
 @pytest.fixture(scope="module")
-def llama() -> Workshop:
-    """Llama 8 B, as FSDP2 trains it."""
+def llama() -> Callable[[str], Workshop]:
+    """Llama 8 B, as FSDP2 or Megatron-LM trains it."""
     pytest.importorskip("torch", reason="a trace without a device needs torch (extra [capture])")
-    step = {"sequence": 8192, "precision": "fsdp2-mixed"}
-    return Workshop({"trace": load_traces("llama-3.1-8b", **step)}, interval=False)
+
+    @cache
+    def make(recipe: str) -> Workshop:
+        step = {"sequence": 8192, "precision": recipe}
+        return Workshop({"trace": load_traces("llama-3.1-8b", **step)}, interval=False)
+
+    return make
 
 
 @pytest.mark.parametrize(
-    "plan",
+    ("recipe", "plan"),
     [
-        make_plan(16, 4, **SHARED, accumulate=8), make_plan(32, 2, **SHARED, accumulate=4),
-        make_plan(64, sharding="fsdp"), make_plan(8, 1, 8, "1f1b", 16, sharding="fsdp"),
-        make_plan(8, 1, 8, "1f1b", 16, sharding="zero2"),
+        *(
+            ("fsdp2-mixed", plan) for plan in (
+                make_plan(16, 4, **SHARED, accumulate=8), make_plan(32, 2, **SHARED, accumulate=4),
+                make_plan(64, sharding="fsdp"), make_plan(8, 1, 8, "1f1b", 16, sharding="fsdp"),
+                make_plan(8, 1, 8, "1f1b", 16, sharding="zero2"),
+            )
+        ),
+        # Megatron-LM's messages go beside products.
+        ("megatron-bf16", make_plan(8, 8, sharding="distributed", sequence_parallel=True, accumulate=8)),
+        ("megatron-bf16", make_plan(8, 8, sequence_parallel=True, accumulate=8, tensor_overlap="products")),
     ],
-    ids=lambda plan: f"{plan.plan}-{plan.pieces}",
+    ids=lambda value: value if isinstance(value, str) else f"{value.plan}-{value.pieces}",
 )  # fmt: skip
-def test_gathers_that_computing_cannot_hide_are_in_the_outline(plan: Plan, llama: Workshop) -> None:
-    """Between nodes, where a unit's parameters arrive later than it could run."""
-    machine = llama.load_platform("dgx-h100", plan.ranks)
-    times = llama.time_operators("trace", machine.device.name)
-    outlined = outline_step(Outline(times, machine, llama.load_collectives(machine)), plan, 128)
-    _, graph = llama.build_graph(times, ["trace", "", ""], plan, 128, machine)
-    told = llama.simulate(llama.prepare(times, graph, machine, interval=False))
+def test_messages_that_computing_cannot_hide_are_in_the_outline(
+    recipe: str, plan: Plan, llama: Callable[[str], Workshop]
+) -> None:
+    """Between nodes, where a unit's parameters arrive later than it could run, and inside one."""
+    workshop = llama(recipe)
+    machine = workshop.load_platform("dgx-h100", plan.ranks)
+    times = workshop.time_operators("trace", machine.device.name)
+    plan = fit_framework(plan, times.traces[0])
+    outline = Outline(times, machine, workshop.load_collectives(machine))
+    outlined = outline_step(outline, plan, 128)
+    _, graph = workshop.build_graph(times, ["trace", "", ""], plan, 128, machine)
+    told = workshop.simulate(workshop.prepare(times, graph, machine, interval=False))
     assert outlined.time_s == pytest.approx(told.step_time_s, rel=0.07)
     assert 0 < outlined.least_bytes <= graph.metadata.peak_memory_bytes

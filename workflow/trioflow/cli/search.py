@@ -14,6 +14,7 @@ from trioflow.cli.answer import DAY_S
 from trioflow.cli.arguments import add_draw_arguments, add_model_arguments, add_run_arguments
 from trioflow.cli.output import add_output_argument, print_warnings, write_output
 from trioflow.cli.text import format_table
+from trioflow.parallel.plan import BUCKET_BYTES
 
 _SHOWN_REASONS = 5
 _BAR, WIDTH = 24, 76
@@ -174,6 +175,8 @@ def describe_rest(row: dict[str, Any]) -> str:
     if row["data"] == 1 or row["sharding"] not in BUCKETED:
         return ""
     text = f", buckets of {row['bucket_bytes'] / BYTES_PER_MIB:.0f} MiB"
+    if row["bucket_bytes"] == BUCKET_BYTES and not row["other_buckets"]:
+        return ""
     sizes = [f"{other['bucket_bytes'] / BYTES_PER_MIB:.0f}" for other in row["other_buckets"]]
     alike = sizes[: row["alike_buckets"]]
     return f"{text} (or {' or '.join(alike)}, alike)" if alike else text

@@ -156,12 +156,16 @@ class Outline:
         phase, host_s = self._phases_of(done.trace), done.host_s.copy()
         host_s[:, 1] += _sum(unit_of[again], done.launch_s[again], self.units)
         host = self.platform.host_of(plan, self.recipe.framework)
+        beside_s = done.alone_s.copy()
         for found in (split.before, split.after):
             for op_id, exchanges in found.items():
                 each_s = host.get(_DISPATCHES[phase[op_id]], 0.0)
                 many = sum(one.group == TENSOR for one in exchanges)
                 host_s[unit_of[op_id], phase[op_id]] += each_s * many * done.beside
-                time_s = sum(self.messages.exchange_s(plan, one, done.factor) for one in exchanges)
+                time_s = sum(
+                    self.messages.exposed_s(plan, op_id, one, done.factor, beside_s)
+                    for one in exchanges
+                )
                 spent_s[unit_of[op_id], phase[op_id]] += time_s
                 if op_id in repeated:
                     spent_s[unit_of[op_id], 1] += time_s
@@ -382,17 +386,10 @@ def sum_stages(values: Floats, begins: Sequence[int]) -> list[float]:
     return [float(values[a:b].sum()) for a, b in itertools.pairwise(begins)]
 
 
-def style_of(plan: Plan) -> tuple[int, str, bool, bool, int, int, int]:
-    """Return what decides the operators of one rank's layers and experts."""
-    shared = (plan.sequence_parallel, plan.vocabulary_parallel)
-    return (
-        plan.tensor,
-        plan.tensor_style,
-        *shared,
-        plan.expert,
-        plan.expert_cut,
-        plan.expert_domain,
-    )
+def style_of(plan: Plan) -> tuple[int | str | bool, ...]:
+    """Return what decides the operators of one rank's layers and experts, and the messages beside them."""
+    shared = (plan.tensor_overlap, plan.sequence_parallel, plan.vocabulary_parallel)
+    return plan.tensor, plan.tensor_style, *shared, plan.expert, plan.expert_cut, plan.expert_domain
 
 
 def _sum(places: NDArray[np.int64], values: Floats, count: int) -> Floats:

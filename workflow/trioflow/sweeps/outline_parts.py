@@ -104,10 +104,21 @@ class MessageTimes:
         self._times: dict[tuple[str, int, Grid, str], float] = {}
         self._rates: dict[tuple[Grid, str, bool], float] = {}
 
-    def exchange_s(self, plan: Plan, exchange: Exchange, factor: float) -> float:
-        """Return the time of a collective beside an operator, at so many times the traced batch [s]."""
-        size_bytes = exchange.scale(factor)
-        return self._time_s(plan, exchange.group, exchange.collective, size_bytes)
+    def exposed_s(
+        self, plan: Plan, op_id: int, exchange: Exchange, factor: float, beside_s: Floats
+    ) -> float:
+        """Return how long a collective at an operator keeps a rank waiting, at so many times the traced batch [s].
+
+        What operators hide is taken off the times that they have left, ``beside_s`` [operators] [s].
+        """
+        time_s = self._time_s(plan, exchange.group, exchange.collective, exchange.scale(factor))
+        over = op_id if exchange.blocks > 1 else exchange.beside
+        if over < 0:
+            return time_s
+        hidden_s = min(time_s, float(beside_s[over]))
+        hidden_s *= 1 - (exchange.blocks > 1) / exchange.blocks
+        beside_s[over] -= hidden_s
+        return time_s - hidden_s
 
     def data_s(self, plan: Plan, collective: str, size_bytes: int, experts: bool = False) -> float:
         """Return the time of a collective of the replicas, of all or those of the same experts [s]."""

@@ -314,7 +314,7 @@ class _Search:
         found.confidence = max([found.confidence, result.confidence], key=CONFIDENCES.index)
         found.warnings += result.warnings
         row = {
-            "plan_text": describe_way(plan, self.batch), "step_time_s": result.step_time_s,
+            "plan_text": describe_way(plan, self.batch, self.times.traces[0]), "step_time_s": result.step_time_s,
             "expected_s": ranked_s, "low_s": result.low_s, "high_s": result.high_s,
             "exposed_communication_s": result.exposed_communication_s,
             "micro_batch_samples": self.batch / plan.data / plan.pieces,
@@ -328,7 +328,7 @@ class _Search:
     def _drop(self, plan: Plan, needed_bytes: int, how: str) -> None:
         room = format_bytes(self.machine.device.memory_bytes)
         reason = f"needs {how}{format_bytes(needed_bytes)} of {room}"
-        text = describe_way(plan, self.batch)
+        text = describe_way(plan, self.batch, self.times.traces[0])
         self.found.dropped.append(
             {"plan_text": text, "reason": reason, "needed_bytes": needed_bytes}
         )

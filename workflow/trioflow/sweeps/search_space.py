@@ -6,7 +6,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import product
 from typing import Any
@@ -263,8 +263,10 @@ def mark_front(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
         row["pareto"] = place in front
 
 
-def describe_way(plan: Plan, batch: int) -> str:
-    """Return a plan in words, with what the degrees do not say."""
+def describe_way(plan: Plan, batch: int, trace: Trace) -> str:
+    """Return a plan in words, with what the degrees do not say; not what the trace's framework always does."""
+    bare = replace(plan, vocabulary_parallel=False, tensor_overlap="none")
+    plan = bare if fit_framework(bare, trace) == plan else plan
     text = describe_plan(plan, batch)
     if plan.recompute != "none" and "recompute" not in text:
         text += f", recompute {plan.recompute}"
