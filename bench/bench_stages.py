@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from large_profile import write_large_profile  # noqa: E402
 
 LARGE_BYTES = 1_000_000_000
-READ_MB_PER_S = 30.0
+READ_MB_PER_S = 120.0
 REPRODUCE_MIN = 20.0
 REPRODUCE_CLOCKS = (
     "capture/*", "merge/*", "fit_operators", "partition/*", "measure/*", "describe_machine",

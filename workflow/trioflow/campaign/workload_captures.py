@@ -14,8 +14,7 @@ from trioflow.base.units import format_bytes
 from trioflow.campaign.compaction import pack_raw, read_raw
 from trioflow.campaign.items import Result
 from trioflow.trace.capture.workload import capture_workload
-from trioflow.trace.profile.events import DEVICE
-from trioflow.trace.profile.merge import RAW_FILES
+from trioflow.trace.profile.events import DEVICE, RAW_FILES
 from trioflow.trace.workloads.build import build_workload
 
 STEPS = {"warm_up": 5, "timed_steps": 15, "profiled_steps": 5}

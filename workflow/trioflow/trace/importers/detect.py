@@ -20,7 +20,8 @@ from trioflow.trace.importers.ranks import (
     list_files,
     recognise_json,
 )
-from trioflow.trace.profile.merge import RAW_FILES, merge_trace
+from trioflow.trace.profile.events import RAW_FILES
+from trioflow.trace.profile.merge import merge_trace
 from trioflow.trace.repeat import repeat_layers
 from trioflow.trace.store import Trace
 

@@ -16,9 +16,10 @@ from trioflow.trace.assemble import ObservedOperator, assemble_trace
 from trioflow.trace.consistency import check_trace
 from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.profile.agreement import count_rounds, list_doubts
+from trioflow.trace.profile.columns import ABSENT, Profile
 from trioflow.trace.profile.events import DEVICE, LAUNCHES, busy_ns, check_types
 from trioflow.trace.profile.execution_trace import Links, Node, link_nodes, read_nodes
-from trioflow.trace.profile.kineto import ABSENT, Profile, read_profile
+from trioflow.trace.profile.kineto import read_profile
 from trioflow.trace.profile.merge import set_times
 from trioflow.trace.profile.messages import describe_program
 from trioflow.trace.profile.observe import Observation, coverage_of, observe_step

@@ -20,7 +20,8 @@ from trioflow.base.errors import TraceError
 from trioflow.base.units import ns_to_s
 from trioflow.trace.importers.kineto import import_profile
 from trioflow.trace.importers.options import ImportOptions
-from trioflow.trace.profile.kineto import Profile, read_profile
+from trioflow.trace.profile.columns import Profile
+from trioflow.trace.profile.kineto import read_profile
 from trioflow.trace.profile.messages import MOST_RANKS
 from trioflow.trace.profile.steps import find_spans
 from trioflow.trace.store import Trace, save_trace

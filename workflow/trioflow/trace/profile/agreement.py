@@ -13,9 +13,9 @@ from bisect import bisect_left
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import pairwise
 
+from trioflow.trace.profile.columns import ABSENT
 from trioflow.trace.profile.events import HOST, LAUNCHES, Event, is_operator
 from trioflow.trace.profile.execution_trace import Links, Node
-from trioflow.trace.profile.kineto import ABSENT
 from trioflow.trace.profile.profiler_fields import kineto_words
 from trioflow.trace.profile.steps import ROUNDING_NS, Step
 

@@ -18,6 +18,13 @@ from trioflow.trace.profile.profiler_fields import (
 )
 from trioflow.trace.tensors import TensorRef
 
+RAW_FILES = (
+    "kineto.json.gz",
+    "execution_trace.json.gz",
+    "environment.json",
+    "kineto_steps.json.gz",
+)
+"""What a capture writes."""
 STEP = "trioflow: step"
 """Annotation that encloses one captured step."""
 MODULE = "module: "

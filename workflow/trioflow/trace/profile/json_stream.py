@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,13 +22,18 @@ MOST_EXPANSION = 200
 _NEAR_END = 24
 """A cut word or number shows its error this close to the end of what was read."""
 _SPACE = " \t\r\n"
+BLOCK = 1 << 17
+"""Characters of entries that are decoded at once."""
+_FEW = 16
+"""Entries that are kept at a time where each is decoded by itself: garbage collections look at each."""
+_BETWEEN = re.compile(r"\}\s*,\s*\{")
 
 
 class ListStream:
     """Entries of the list under one key of a JSON object; plain or gzipped file.
 
-    Iterate over it once; ``header`` then holds the file's other values. Numbers with a fraction
-    stay text, so that no digit of a time is lost.
+    Iterate once, over it or its blocks; ``header`` then holds the file's other values. Numbers with
+    a fraction stay text, so that no digit of a time is lost.
 
     ``key``: key of the list. A file that is a bare list is read as that list. ``kind``: what the
     file should be, for error messages. Raises TraceError while iterating: when the file is missing,
@@ -38,12 +44,25 @@ class ListStream:
         self.path, self.key, self.kind = Path(path), key, kind
         self.header: dict[str, Any] = {}
         self._decoder = json.JSONDecoder(parse_float=str, parse_constant=self._refuse_constant)
+        self._decode_list: Callable[[bytes], Sequence[Any] | None] | None = None
         self._file: IO[str] | None = None
         self._text, self._at, self._before, self._ended = "", 0, 0, False
-        self._most = 0
+        self._most, self._each_until = 0, 0
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the entries in order."""
+        for entries in self.blocks(None):
+            yield from entries
+
+    def blocks(
+        self, decode_list: Callable[[bytes], Sequence[Any] | None] | None
+    ) -> Iterator[Sequence[Any]]:
+        """Yield the entries in order, many at a time.
+
+        ``decode_list``: makes entries of the text of a list of them, or None where it cannot; those
+        are then what the json module makes of each.
+        """
+        self._decode_list = decode_list
         try:
             with self._open() as self._file:
                 yield from self._read_file()
@@ -59,7 +78,7 @@ class ListStream:
             return gzip.open(self.path, "rt", encoding="utf-8-sig")
         return self.path.open(encoding="utf-8-sig")
 
-    def _read_file(self) -> Iterator[Any]:
+    def _read_file(self) -> Iterator[Sequence[Any]]:
         first = self._peek()
         if first == "[":
             yield from self._read_list()
@@ -70,7 +89,7 @@ class ListStream:
         if self._peek():
             raise self._incomplete("more follows its end")
 
-    def _read_object(self) -> Iterator[Any]:
+    def _read_object(self) -> Iterator[Sequence[Any]]:
         found = False
         self._at += 1
         while self._peek() != "}":
@@ -97,31 +116,55 @@ class ListStream:
                 f"the key {self.key} is missing", file=self.path, fix=f"give {self.kind}"
             )
 
-    def _read_list(self) -> Iterator[Any]:
+    def _read_list(self) -> Iterator[Sequence[Any]]:
         self._at += 1
+        while self._peek() != "]":
+            yield self._decode_many() or self._decode_each()
+        self._at += 1
+
+    def _decode_many(self) -> Sequence[Any] | None:
+        """Return the next entries at once; None unless they are a list, and none of them is cut."""
+        if self._decode_list is None or self._before + self._at < self._each_until:
+            return None
+        while self._peek() == ",":
+            self._at += 1
+        while len(self._text) < self._at + 2 * BLOCK and self._more():
+            pass
+        between = _BETWEEN.search(self._text, self._at + BLOCK, self._at + 2 * BLOCK)
+        if between is not None:
+            text = f"[{self._text[self._at : between.start() + 1]}]"
+            entries = self._decode_list(text.encode())
+            if entries is not None:
+                self._at = between.end() - 1
+                return entries
+        self._each_until = self._before + self._at + BLOCK
+        return None
+
+    def _decode_each(self) -> list[Any]:
+        """Return a few of the next entries, each by itself: what is wrong is told with its place."""
+        entries: list[Any] = []
         decode, text = self._decoder.raw_decode, self._text
-        while True:
+        while len(entries) < _FEW:
             # The common case, an entry that lies whole in the buffer, without calls.
             at = self._at
             while at < len(text) and text[at] in _SPACE_OR_COMMA:
                 at += 1
-            self._at = at
             if at < len(text) and text[at] == "{":
                 try:
                     entry, self._at = decode(text, at)
-                    yield entry
+                    entries.append(entry)
                     continue
                 except ValueError:
                     pass
             character = self._peek()
             if character == "]":
-                self._at += 1
-                return
+                break
             if character == ",":
                 self._at += 1
             else:
-                yield self._decode()
+                entries.append(self._decode())
             text = self._text
+        return entries
 
     def _peek(self) -> str:
         """Return the next character that is not a space; empty at the end of the file."""
@@ -140,12 +183,13 @@ class ListStream:
             try:
                 value, end = self._decoder.raw_decode(self._text, self._at)
             except json.JSONDecodeError as error:
+                place = self._before + error.pos
                 cut = (
                     error.msg.startswith("Unterminated") or error.pos > len(self._text) - _NEAR_END
                 )
                 longest = len(self._text) - self._at > LONGEST
                 if not cut or longest or not self._more():
-                    raise self._incomplete(error.msg, error.pos) from None
+                    raise self._incomplete(error.msg, place) from None
             except ValueError as error:  # a number of more digits than Python reads
                 raise self._incomplete(str(error).partition(";")[0]) from None
             except RecursionError:
@@ -171,7 +215,7 @@ class ListStream:
         return bool(chunk)
 
     def _incomplete(self, why: str, at: int | None = None) -> TraceError:
-        place = self._before + (self._at if at is None else at)
+        place = self._before + self._at if at is None else at
         return TraceError(
             f"not a complete JSON file ({why})", file=self.path, place=f"character {place}",
             fix="capture it again",

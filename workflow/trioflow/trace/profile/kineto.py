@@ -1,16 +1,21 @@
-"""Reading Kineto's Chrome trace, of any size, into columns; events are built for a window of it."""
+"""Reading Kineto's Chrome trace, of any size, into columns: many events at once, and of each what trioflow reads."""
 
 from __future__ import annotations
 
-from array import array
+import json
+from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import pyarrow as pa
+from msgspec import UNSET, Meta, MsgspecError, Raw, Struct, defstruct, field
+from msgspec.json import Decoder
 from numpy.typing import NDArray
 
 from trioflow.base.errors import TraceError
-from trioflow.trace.profile.events import DEVICE, Event
+from trioflow.trace.profile.columns import ABSENT, CODES, NUMBERS, Profile
 from trioflow.trace.profile.json_stream import ListStream
 from trioflow.trace.profile.profiler_fields import (
     categories,
@@ -19,121 +24,11 @@ from trioflow.trace.profile.profiler_fields import (
     kineto_words,
 )
 
-ABSENT = -1
-_NUMBERS = ("record_id", "external_id", "sequence_number", "correlation")
 _LIMIT = 1 << 62
-_LONGEST_NS = 10**15
-"""Eleven days: no call, and no step of a training run, takes longer."""
 _NANOSECONDS_SINCE_1970 = 10**17
 """A time stamp beyond this counts nanoseconds: in microseconds it would lie after the year 5000."""
-
-
-class Profile:
-    """The complete events of one Kineto file, as columns.
-
-    About 64 bytes an event, so that a file of several GB fits in memory; what no reader asks for
-    (Python frames, flow arrows, memory samples) is dropped.
-
-    ``path``: the file.
-    ``header``: the file's values beside the events, such as the device's properties.
-    ``foreign``: events of accelerators that trioflow cannot read, by category.
-    ``start_ns``, ``end_ns``: times [ns].
-    """
-
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self.header: dict[str, Any] = {}
-        self.names: list[str] = []
-        self.categories: list[str] = []
-        self.details: list[dict[str, Any]] = []
-        self.foreign: dict[str, int] = {}
-        self._columns: dict[str, array[int]] = {
-            name: array("i" if name in _CODES else "q") for name in _COLUMNS
-        }
-        self._ordered: dict[str, NDArray[Any]] = {}
-        self._masks: dict[tuple[str, ...], NDArray[np.bool_]] = {}
-        self._launched: NDArray[np.int64] | None = None
-        self._by_launch: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
-
-    def __len__(self) -> int:
-        """Return the number of events."""
-        return len(self.column("start_ns"))
-
-    def column(self, name: str) -> NDArray[Any]:
-        """Return a column in order of start, what encloses before what is enclosed."""
-        if not self._ordered:
-            start, end = (np.asarray(self._columns[c]) for c in ("start_ns", "end_ns"))
-            order = np.lexsort((-end, start))
-            for word in _COLUMNS:  # one at a time: a file of several GB fills memory twice over
-                self._ordered[word] = np.asarray(self._columns.pop(word))[order]
-        return self._ordered[name]
-
-    @property
-    def start_ns(self) -> NDArray[np.int64]:
-        """Start of every event [ns]."""
-        return self.column("start_ns")
-
-    @property
-    def end_ns(self) -> NDArray[np.int64]:
-        """End of every event [ns]."""
-        return self.column("end_ns")
-
-    def is_category(self, *words: str) -> NDArray[np.bool_]:
-        """Return which events are of one of some categories."""
-        if words not in self._masks:
-            codes = [i for i, word in enumerate(self.categories) if word in words]
-            self._masks[words] = np.isin(self.column("category"), codes)
-        return self._masks[words]
-
-    def is_named(self, *prefixes: str) -> NDArray[np.bool_]:
-        """Return which events' names begin with one of some words."""
-        codes = [i for i, name in enumerate(self.names) if name.startswith(prefixes)]
-        return np.isin(self.column("name"), codes)
-
-    def rows_between(self, start_ns: int, end_ns: int) -> NDArray[np.int64]:
-        """Return the rows of the events that start within some time."""
-        first, last = np.searchsorted(self.start_ns, (start_ns, end_ns))
-        return np.arange(first, last)
-
-    def launched(self, categories: tuple[str, ...]) -> NDArray[np.int64]:
-        """Return the numbers of all launches in the file, sorted."""
-        if self._launched is None:
-            self._launched = np.unique(self.column("correlation")[self.is_category(*categories)])
-        return self._launched
-
-    def device_rows(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the rows of what some launches started on the device, in order of start."""
-        if self._by_launch is None:
-            rows = np.flatnonzero(self.is_category(*DEVICE))
-            keys = self.column("correlation")[rows]
-            order = np.argsort(keys, kind="stable")
-            self._by_launch = keys[order], rows[order]
-        keys, rows = self._by_launch
-        first, last = (np.searchsorted(keys, numbers, side=side) for side in ("left", "right"))
-        spans = [rows[a:b] for a, b in zip(first, last, strict=True) if b > a]
-        return np.sort(np.concatenate(spans)) if spans else rows[:0]
-
-    def events(self, rows: NDArray[Any]) -> list[Event]:
-        """Build some events, given by their rows or by a mask, in order of start."""
-        cells = {c: self.column(c)[rows].tolist() for c in _COLUMNS}
-        optional = [
-            [None if value == ABSENT else value for value in cells[name]] for name in _NUMBERS
-        ]
-        return [
-            Event(
-                self.names[name], self.categories[category], start, end, thread,
-                record, sequence, correlation, external, self.details[details],
-            )
-            for name, category, start, end, thread, details, record, external, sequence, correlation
-            in zip(
-                cells["name"], cells["category"], cells["start_ns"], cells["end_ns"],
-                cells["thread"], cells["details"], *optional, strict=True,
-            )
-        ]  # fmt: skip
-
-
-_CODES = ("name", "category", "thread", "details")
-_COLUMNS = ("start_ns", "end_ns", *_CODES, *_NUMBERS)
+_LONGEST_NS = 10**15
+"""Eleven days: no call, and no step of a training run, takes longer."""
 
 
 def read_profile(path: str | Path) -> Profile:
@@ -146,120 +41,260 @@ def read_profile(path: str | Path) -> Profile:
     profile = Profile(path)
     stream = ListStream(path, kineto_words("events")[0], "a Kineto trace")
     read = _Reader(profile)
-    for row, raw in enumerate(stream):
-        try:
-            if raw["ph"] == "X":
-                read.take(raw)
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            if not isinstance(raw, dict):
-                problem = f"{raw!r:.40} is not an event"
-            elif "ph" not in raw:
-                continue
-            elif isinstance(error, KeyError):
-                problem = f"the event lacks {error}"
-            else:
-                problem = f"the event {str(raw.get('name'))!r:.60} cannot be read: {error}"
-            raise TraceError(
-                problem, file=path, place=f"traceEvents[{row}]", fix="capture it again"
-            ) from None
+    for entries in stream.blocks(_decode_events):
+        read.take(entries)
     profile.header = stream.header
     return profile
 
 
+_IDS = tuple(word for name in NUMBERS for word in id_spellings(name))
+_DETAILS = sorted({word for kept in categories().values() for word, _ in detail_spellings(kept)})
+_Id = Annotated[int, Meta(ge=ABSENT, lt=_LIMIT)]
+_Arguments: Any = defstruct(
+    "_Arguments",
+    [
+        *((f"id_{i}", _Id, field(name=word, default=ABSENT)) for i, word in enumerate(_IDS)),
+        *((f"text_{i}", Raw, field(name=word, default=b"")) for i, word in enumerate(_DETAILS)),
+    ],
+    gc=False,
+)
+"""What is read of an event's ``args``: numbers, and the text of details; ``b""`` where there is none."""
+_NOTHING = _Arguments()
+_numbers_of = attrgetter(*(f"id_{i}" for i in range(len(_IDS))))
+
+
+class _Event(Struct, gc=False):
+    """One entry of the file's list; a number with a fraction is text, so that no digit is lost."""
+
+    ph: Any = None
+    cat: Any = ""
+    name: Any = UNSET
+    pid: Any = None
+    tid: Any = None
+    ts: Any = UNSET
+    dur: Any = UNSET
+    args: _Arguments | None = None
+
+    def times_ns(self) -> tuple[int, int]:
+        """Return start and end [ns]; raises ValueError where no call runs so."""
+        start = self.ts
+        scale = 1 if start.__class__ is int and start > _NANOSECONDS_SINCE_1970 else 1000
+        start_ns, duration_ns = _to_ns(start, scale), _to_ns(self.dur, scale)
+        if duration_ns < 0:
+            raise ValueError(f"negative duration {self.dur}")
+        if duration_ns > _LONGEST_NS:
+            raise ValueError(f"no call takes {self.dur}")
+        return start_ns, start_ns + duration_ns
+
+
+_DECODER = Decoder(list[_Event], float_hook=str)
+
+
+def _decode_events(text: bytes) -> list[_Event] | None:
+    """Return the events of a JSON list; None where one is not as it should be."""
+    try:
+        return _DECODER.decode(text)
+    except (MsgspecError, RecursionError):
+        return None
+
+
+def _convert_event(entry: Any) -> _Event:
+    """Return an event that the json module read, with fractions as text.
+
+    Raises TypeError or ValueError where a timed event is odd.
+    """
+    if not isinstance(entry, dict):
+        raise TypeError
+    event = _Event(**{word: entry[word] for word in _Event.__struct_fields__ if word in entry})
+    event.args = None
+    if event.ph == "X" and event.cat in categories():
+        given = entry.get("args") or {}
+        if not isinstance(given, dict):
+            raise TypeError(f"{given!r:.40} are no arguments")
+        found: dict[str, Any] = {}
+        for name in NUMBERS:
+            words = id_spellings(name)
+            values = (given.get(word) for word in words)
+            number = next((value for value in values if value is not None), None)
+            found[f"id_{_IDS.index(words[0])}"] = _to_id(number)
+        for place, word in enumerate(_DETAILS):
+            if word in given:
+                found[f"text_{place}"] = json.dumps(given[word]).encode()
+        event.args = _Arguments(**found)
+    return event
+
+
+def _odd_event(path: Path, row: int, entry: Any, error: Exception) -> TraceError:
+    """Return the error of an entry that cannot be read."""
+    if isinstance(entry, _Event):
+        cells = {word: getattr(entry, word) for word in _Event.__struct_fields__}
+        entry = {word: cell for word, cell in cells.items() if cell is not UNSET}
+    if not isinstance(entry, dict):
+        problem = f"{entry!r:.40} is not an event"
+    elif missing := [word for word in ("name", "ts", "dur") if word not in entry]:
+        problem = f"the event lacks {missing[0]!r}"
+    else:
+        problem = f"the event {str(entry['name'])!r:.60} cannot be read: {error}"
+    return TraceError(problem, file=path, place=f"traceEvents[{row}]", fix="capture it again")
+
+
+def _decode_times(events: Sequence[_Event]) -> NDArray[np.int64] | None:
+    """Return starts and ends [ns], a row each; None unless all are texts of at most three decimals, and sane."""
+    kind = pa.decimal128(18, 3)
+    stamps = [event.ts for event in events], [event.dur for event in events]
+    try:
+        cells = [pa.array(texts, pa.string()).cast(kind) for texts in stamps]
+    except (TypeError, ValueError):
+        return None
+    start_ns, duration_ns = (np.frombuffer(c.buffers()[1], np.int64)[::2] for c in cells)
+    if (
+        any(c.null_count for c in cells)
+        or not 0 <= duration_ns.min() <= duration_ns.max() <= _LONGEST_NS
+    ):
+        return None
+    return np.stack((start_ns, start_ns + duration_ns))
+
+
+class _Category:
+    """What the events of one category have in common, and what was found of them.
+
+    ``kept``: the category's name here. ``details``: sets of details by number, shared by all
+    categories; the first is empty.
+    """
+
+    def __init__(self, kept: str, details: list[dict[str, Any]]) -> None:
+        self.kept = kept
+        self.codes: dict[str, tuple[int, ...]] = {}
+        self._details = details
+        self._spellings = detail_spellings(kept)
+        places = [_DETAILS.index(word) for word, _ in self._spellings]
+        self._texts = attrgetter(*(f"text_{i}" for i in places)) if places else None
+        self._numbers: dict[bytes, int] = {}
+
+    def number_details(self, arguments: Any) -> int:
+        """Return the number of an event's details; equal texts share it.
+
+        Raises ValueError where shapes or types of arguments are none, or not one each.
+        """
+        if self._texts is None:
+            return 0
+        text = b"\0".join(self._texts(arguments))
+        number = self._numbers.get(text)
+        if number is None:
+            number = self._numbers[text] = self._add_details(text.split(b"\0"))
+        return number
+
+    def _add_details(self, texts: Sequence[bytes]) -> int:
+        details = {
+            name: value
+            for (_, name), text in zip(self._spellings, texts, strict=True)
+            if text and (value := json.loads(text, parse_float=str)) is not None
+        }
+        if not details:
+            return 0
+        _check_shapes(details)
+        self._details.append(details)
+        return len(self._details) - 1
+
+
 class _Reader:
-    """Puts raw events into a profile's columns."""
+    """Puts a file's entries into a profile's columns."""
 
     def __init__(self, profile: Profile) -> None:
         self._profile = profile
-        self._names: dict[str, int] = {}
-        self._categories: dict[str, int] = {}
+        self._codes: tuple[dict[str, int], dict[str, int]] = ({}, {})
         self._threads: dict[Any, int] = {}
-        self._details: dict[str, int] = {"": 0}
         profile.details.append({})
         self._known = {
-            word: (category, detail_spellings(category)) for word, category in categories().items()
+            word: _Category(kept, profile.details) for word, kept in categories().items()
         }
-        self._ids = [id_spellings(name) for name in _NUMBERS]
-        self._modules = kineto_words("module")
-        self._annotations = kineto_words("annotation")
         self._foreign = kineto_words("foreign_device")
-        self._codes = [profile._columns[name].append for name in _CODES]
-        self._numbers = [profile._columns[name].append for name in _NUMBERS]
-        self._start = profile._columns["start_ns"].append
-        self._end = profile._columns["end_ns"].append
+        self._rows = 0
 
-    def take(self, raw: dict[str, Any]) -> None:
-        """Add one complete event, unless nobody reads its category."""
-        category, spellings = self._known.get(raw.get("cat", ""), (None, ()))
+    def take(self, entries: Sequence[Any]) -> None:
+        """Add the file's next entries; refuse an odd one."""
+        taken: list[_Event] = []
+        rows: list[int] = []
+        cells: list[int] = []
+        for row, entry in enumerate(entries, self._rows):
+            try:
+                event = entry if entry.__class__ is _Event else _convert_event(entry)
+                if event.ph == "X" and (own := self._cells_of(event)):
+                    cells += own
+                    taken.append(event)
+                    rows.append(row)
+            except (TypeError, ValueError, OverflowError, RecursionError) as error:
+                raise _odd_event(self._profile.path, row, entry, error) from None
+        if taken:
+            self._add_times(taken, rows)
+            self._add_cells(cells, len(cells) // len(taken))
+        self._rows += len(entries)
+
+    def _cells_of(self, event: _Event) -> tuple[int, ...]:
+        """Return an event's codes, then its ids in all their spellings; empty where nobody reads it."""
+        category = self._known.get(event.cat)
         if category is None:
-            self._note_unread(raw)
-            return
-        name = raw["name"]
-        if category == "python_function" and not name.startswith(self._modules):
-            return
-        if category == "cpu_op" and name.startswith(self._annotations):
-            category = "user_annotation"  # before PyTorch 1.10 one category held both
-        start, duration = raw["ts"], raw["dur"]
-        scale = 1 if start.__class__ is int and start > _NANOSECONDS_SINCE_1970 else 1000
-        start_ns, duration_ns = _to_ns(start, scale), _to_ns(duration, scale)
-        if duration_ns < 0:
-            raise ValueError(f"negative duration {duration}")
-        if duration_ns > _LONGEST_NS:
-            raise ValueError(f"no call takes {duration}")
-        find = (raw.get("args") or _NOTHING).get
-        ids = []
-        for words in self._ids:
-            value = find(words[0])
-            if value is None and len(words) > 1:
-                value = next((found for w in words[1:] if (found := find(w)) is not None), None)
-            ids.append(_to_id(value))
-        details = {}
-        for word, kept in spellings:
-            value = find(word)
-            if value is not None:
-                details[kept] = value
-        codes = (
-            self._code(self._names, self._profile.names, name),
-            self._code(self._categories, self._profile.categories, category),
-            self._threads.setdefault((raw.get("pid"), raw.get("tid")), len(self._threads)),
-            self._code_details(details) if details else 0,
-        )
-        self._start(start_ns)
-        self._end(start_ns + duration_ns)
-        for add, code in zip(self._codes, codes, strict=True):
-            add(code)
-        for add, number in zip(self._numbers, ids, strict=True):
-            add(number)
+            self._note_unread(event.cat)
+            return ()
+        codes = category.codes.get(event.name)
+        if codes is None:
+            codes = category.codes[event.name] = self._code(category.kept, event.name)
+        if not codes:
+            return ()
+        arguments = event.args or _NOTHING
+        thread = self._threads.setdefault((event.pid, event.tid), len(self._threads))
+        return *codes, thread, category.number_details(arguments), *_numbers_of(arguments)
 
-    def _note_unread(self, raw: dict[str, Any]) -> None:
+    def _add_times(self, events: Sequence[_Event], rows: Sequence[int]) -> None:
+        """Put starts and ends into their columns; refuse what no clock shows."""
+        times = _decode_times(events)
+        if times is None:
+            singly = []
+            for row, event in zip(rows, events, strict=True):
+                try:
+                    singly.append(event.times_ns())
+                except ValueError as error:
+                    raise _odd_event(self._profile.path, row, event, error) from None
+            times = np.array(singly, np.int64).T
+        for name, stamps in zip(("start_ns", "end_ns"), times, strict=True):
+            self._profile.columns[name].frombytes(stamps.tobytes())
+
+    def _add_cells(self, cells: Sequence[int], width: int) -> None:
+        """Put what `_cells_of` returned into its columns; of an id's spellings the first that is there."""
+        for place, name in enumerate(CODES):
+            self._profile.columns[name].extend(cells[place::width])
+        place = len(CODES)
+        for name in NUMBERS:
+            column, *others = (cells[place + i :: width] for i in range(len(id_spellings(name))))
+            for other in others:
+                pairs = zip(column, other, strict=True)
+                column = [number if number != ABSENT else late for number, late in pairs]
+            self._profile.columns[name].extend(column)
+            place += 1 + len(others)
+
+    def _note_unread(self, word: Any) -> None:
         """Count the events of devices that trioflow does not read."""
-        word = raw.get("cat")
         if isinstance(word, str) and word.startswith(self._foreign):
             self._profile.foreign[word] = self._profile.foreign.get(word, 0) + 1
 
-    @staticmethod
-    def _code(known: dict[str, int], words: list[str], word: str) -> int:
-        """Return the number of a word, giving it one where it is new."""
-        code = known.get(word)
-        if code is None:
-            if not isinstance(word, str):
-                raise TypeError(f"{word!r:.40} is not a name")
-            code = known[word] = len(words)
-            words.append(word)
-        return code
-
-    def _code_details(self, details: dict[str, Any]) -> int:
-        """Return the number of a set of details; equal sets share it."""
-        key = repr(details)
-        code = self._details.get(key)
-        if code is None:
-            _check_shapes(details)
-            code = self._details[key] = len(self._profile.details)
-            self._profile.details.append(details)
-        return code
+    def _code(self, category: str, name: Any) -> tuple[int, ...]:
+        """Return the numbers of a new name and of its category; nothing where nobody reads it."""
+        if not isinstance(name, str):
+            raise TypeError(f"{name!r:.40} is not a name")
+        if category == "python_function" and not name.startswith(kineto_words("module")):
+            return ()
+        if category == "cpu_op" and name.startswith(kineto_words("annotation")):
+            category = "user_annotation"  # before PyTorch 1.10 one category held both
+        words = self._profile.names, self._profile.categories
+        return tuple(map(_number, self._codes, words, (name, category)))
 
 
-_NOTHING: dict[str, Any] = {}
+def _number(known: dict[str, int], words: list[str], word: str) -> int:
+    """Return the number of a word, giving it one where it is new."""
+    if word not in known:
+        known[word] = len(words)
+        words.append(word)
+    return known[word]
 
 
 def _check_shapes(details: dict[str, Any]) -> None:

@@ -20,20 +20,13 @@ from trioflow.trace.assemble import ObservedOperator, assemble_trace
 from trioflow.trace.consistency import check_trace
 from trioflow.trace.facts import check_facts
 from trioflow.trace.profile.agreement import list_doubts
-from trioflow.trace.profile.events import STEP
+from trioflow.trace.profile.events import RAW_FILES, STEP
 from trioflow.trace.profile.execution_trace import link_nodes, read_nodes
 from trioflow.trace.profile.kineto import read_profile
 from trioflow.trace.profile.observe import coverage_of, observe_step
 from trioflow.trace.profile.steps import Step, find_spans, load_step
 from trioflow.trace.profile.timing import StepTimes, median_times, times_of_step
 from trioflow.trace.store import Trace, save_trace
-
-RAW_FILES = (
-    "kineto.json.gz",
-    "execution_trace.json.gz",
-    "environment.json",
-    "kineto_steps.json.gz",
-)
 
 
 def merge_trace_folder(source: str | Path, target: str | Path) -> None:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from trioflow.base.errors import TraceError
 from trioflow.base.units import NS_PER_US
+from trioflow.trace.profile.columns import ABSENT, Profile
 from trioflow.trace.profile.events import (
     DEVICE,
     HOST,
@@ -27,7 +28,6 @@ from trioflow.trace.profile.events import (
     nest,
     outermost_operators,
 )
-from trioflow.trace.profile.kineto import ABSENT, Profile
 from trioflow.trace.profile.profiler_fields import kineto_words
 
 ROUNDING_NS = 2 * NS_PER_US
