@@ -5,23 +5,21 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import textwrap
 from pathlib import Path
 from typing import Any
 
 from trioflow.base.units import format_bytes, format_time
 from trioflow.cli.output import print_warnings
 from trioflow.cli.text import format_facts, format_table
-from trioflow.trace.importers.detect import FORMATS, find_rank_files, import_trace
+from trioflow.trace.importers.detect import FORMATS, find_rank_files, import_trace, list_known
 from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.importers.ranks import RankFile, RankTimes, import_ranks
 from trioflow.trace.store import pack_trace, save_trace
 from trioflow.trace.summary import describe_step, summarise_trace
 
-SOURCES = """sources:
-  a Kineto trace (export_chrome_trace), best with the execution trace of the same run
-  (ExecutionTraceObserver); a folder that `trioflow capture` filled; TrioSim's folder with trace.csv
-  and tensor.csv; a NeuSight table; one rank's Chakra .et file; Nsight Systems' .sqlite; a
-  workload file of SimAI; a profile of XLA (JAX). Plain or gzipped.
+_EPILOG = """sources:
+  {known}. Plain or gzipped.
   Kineto traces of all ranks of a parallel run, by name, in a folder or in TensorBoard's: a trace a rank.
 
 example:
@@ -31,7 +29,9 @@ example:
 
 def add_import(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's parser."""
-    parser.epilog, parser.formatter_class = SOURCES, argparse.RawDescriptionHelpFormatter
+    known = textwrap.fill("; ".join(list_known()), 100, subsequent_indent="  ")
+    parser.epilog = _EPILOG.format(known=known)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.set_defaults(run=_run_import)
     parser.add_argument("sources", metavar="SOURCE", nargs="+", help="file or folder, see below")
     parser.add_argument(

@@ -33,10 +33,8 @@ def import_trace(
 ) -> Trace:
     """Build a trace from one of the known sources.
 
-    ``sources``: a folder that ``trioflow capture`` filled, TrioSim's folder with ``trace.csv`` and
-    ``tensor.csv``, a NeuSight table, one rank's Chakra file, Nsight Systems' database, a workload file of SimAI,
-    a profile of XLA, or a Kineto trace with or without the execution trace of the same run (two files
-    in any order, or their folder). ``options``: what the source does not say. ``form``: one of ``FORMATS``; found out by default. Raises TraceError when
+    ``sources``: what `list_known` says; a Kineto trace with or without the execution trace of the same run is two
+    files in any order, or their folder. ``options``: what the source does not say. ``form``: one of ``FORMATS``; found out by default. Raises TraceError when
     the source is not one of these, is broken, or leaves open what no option says.
     """
     paths = _check_sources(sources)
@@ -93,6 +91,14 @@ def _list_readers() -> Mapping[str, Reader]:
     }  # fmt: skip
 
 
+def list_known() -> list[str]:
+    """Return in words the sources that can be read."""
+    return [
+        "a Kineto trace (with its execution trace)", "a folder of `trioflow capture`",
+        *(reader.what for reader in _list_readers().values()),
+    ]  # fmt: skip
+
+
 def import_row(files: Sequence[str | Path], row: Mapping[str, Any]) -> Trace:
     """Build the trace of a row of ``imports.tsv``.
 
@@ -124,12 +130,10 @@ def detect_format(paths: Sequence[Path]) -> str:
             return name
     if any(recognise_json(path) for path in list_files(paths)):
         return "kineto"
-    *others, last = (reader.what for reader in readers.values())
+    *others, last = list_known()
     raise TraceError(
-        "not a source that trioflow knows", file=first,
-        fix="give a Kineto trace (with its execution trace), a folder of `trioflow capture`, "
-        f"{', '.join(others)} or {last}",
-    )  # fmt: skip
+        "not a source that trioflow knows", file=first, fix=f"give {', '.join(others)} or {last}"
+    )
 
 
 def _pair(paths: Sequence[Path]) -> tuple[Path, Path | None]:
