@@ -126,6 +126,12 @@ def test_main_gradients_stand_all_the_time_and_buckets_hold_what_backward_makes(
     # Where replicas share the optimizer's state nanotron makes no DDP.
     for recipe in ("nanotron-bf16", "megatron-bf16"):
         assert "bucket" not in held_by(transformer_trace, recipe, "distributed")
+    # Its buffers of gradients are there from the first operator on, whatever the recipe.
+    graph = build(transformer_trace, 2, 1, 1, "distributed")
+    standing = sum(
+        graph.metadata.memory[0]["categories"][name] for name in ("parameter", "optimizer_state")
+    )
+    assert min(graph.metadata.memory_curves[0]["bytes"]) >= standing + whole
 
 
 def test_nanotron_s_replicas_sum_all_gradients_behind_the_last_backward(transformer_trace):

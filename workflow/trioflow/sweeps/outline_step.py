@@ -305,8 +305,8 @@ def _count_least_bytes(
     gradients = sum_stages(state.gradient_bytes / shards, begins)
     activations = sum_stages(work.activation_bytes, begins)
     counts = outline.keep(("held", *_schedule_of(plan)), _count_held, schedule)
-    main = outline.recipe.keeps_main_gradients and not plan.shards_units
-    buckets = plan.data > 1 and not (plan.shards_units or outline.lies_in_buckets(plan))
+    main = outline.lies_in_buckets(plan) and not plan.shards_units
+    buckets = plan.data > 1 and not (plan.shards_units or main)
     most = 0.0
     for rank, count in enumerate(counts):
         stages = schedule.stages_of_rank(rank)

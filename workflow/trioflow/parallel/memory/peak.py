@@ -209,6 +209,7 @@ def _lifetimes_of(
     Frameworks that keep main gradients (Megatron-LM, nanotron) drop both, receive into new buffers,
     and update with one kernel (``FusedAdam``, ``torch_adam_is_fused``). What ``fully_shard`` reduces in each
     micro-step it makes in the weights' format, and casts as it copies; what it keeps it has cast before.
+    The distributed optimizer's buffers of gradients are always there, whatever the recipe.
     """
     recipe = trace.facts.recipe
     sent: set[int] = set()
@@ -220,8 +221,10 @@ def _lifetimes_of(
         returned = _outputs_of_model(trace)
     plan = program.plan
     main = recipe.keeps_main_gradients and program.mode == TRAIN and plan.offload == "none"
-    stays = main and not plan.shards_units
-    made = recipe.made_bytes * stays / recipe.gradient_bytes
+    stays = (main and not plan.shards_units) or (
+        plan.sharding == "distributed" and program.mode == TRAIN
+    )
+    made = recipe.made_bytes * main / recipe.gradient_bytes
     if plan.sums_shards:
         made = min(recipe.parameter_bytes / recipe.gradient_bytes, 1.0)
     elif plan.shards_units:
