@@ -14,6 +14,7 @@ import pytest
 from trioflow import __version__
 from trioflow.cli import main
 from trioflow.cli.capture import SHIPPED_WORKLOADS
+from trioflow.cli.main import spare_threads
 from trioflow.costmodel.operators.model_file import SHIPPED_MODELS
 from trioflow.trace.store import save_trace, shipped_traces
 
@@ -370,3 +371,18 @@ def test_program_leaves_at_once_with_its_status_and_all_that_it_said(words, stat
     assert done.returncode == status
     assert done.stdout.endswith("asked at exit\n")
     assert len(done.stdout) > 500 if status == 0 else "nowhere" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "given", "threads"),
+    [
+        (["show", "x"], {}, "1"),
+        (["show"], {"OPENBLAS_NUM_THREADS": "3"}, "3"),
+        (["capture"], {}, None),
+    ],
+)
+def test_numpy_s_matrix_library_starts_no_threads_but_for_a_step_that_is_captured(
+    words, given, threads
+):
+    spare_threads(words, given)
+    assert given.get("OPENBLAS_NUM_THREADS") == threads

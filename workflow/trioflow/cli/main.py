@@ -7,7 +7,7 @@ import atexit
 import gc
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from importlib import import_module
 from pathlib import Path
@@ -102,13 +102,23 @@ def run() -> NoReturn:
 
     Cycles are looked for seldom, as nearly all that a command makes stays until its end.
     """
-    gc.set_threshold(100_000, 50, 50)
+    gc.set_threshold(500_000, 50, 50)
+    spare_threads(sys.argv[1:], os.environ)
     status = main()
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, AttributeError):  # nobody reads it, or it was closed from the start
             stream.flush()
     os._exit(status)
+
+
+def spare_threads(words: Sequence[str], environment: MutableMapping[str, str]) -> None:
+    """Ask numpy's matrix library for one thread: it starts one a core, and no answer multiplies matrices.
+
+    Not for ``capture``, whose step may run on threads of that library.
+    """
+    if words[:1] != ["capture"]:
+        environment.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

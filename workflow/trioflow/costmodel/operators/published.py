@@ -28,9 +28,6 @@ from trioflow.costmodel.operators.device_fit import DeviceLimits, fit_device_mod
 from trioflow.costmodel.operators.model_file import KIND, SHIPPED_MODELS
 from trioflow.datasets.catalogue import MODEL_TABLES, SINGLE_OPERATORS, STEP_TRACES, load_catalogue
 from trioflow.hardware.device_sheet import find_device
-from trioflow.trace.importers.detect import import_row
-from trioflow.trace.importers.neusight import import_neusight
-from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.store import Trace
 
 DATASET = Path("sitar-lab+NeuSight/scripts/asplos/data/dataset")
@@ -220,6 +217,9 @@ def load_published(
 
 
 def _neusight(path: Path, device: str) -> Trace:
+    from trioflow.trace.importers.neusight import import_neusight
+    from trioflow.trace.importers.options import ImportOptions
+
     trace = import_neusight(path, ImportOptions())
     files = [path, path.with_suffix(".json")]
     trace.facts = replace(trace.facts, workload=str(trace.facts.model), device_name=device, source_files=files)  # fmt: skip
@@ -228,6 +228,10 @@ def _neusight(path: Path, device: str) -> Trace:
 
 def _load_triosim(data_folder: str | Path) -> list[Trace]:
     """Read TrioSim's published traces: its CSV pairs and the raw profile, where they are present."""
+    from trioflow.trace.importers.detect import (
+        import_row,
+    )  # every reader, which predictions need not
+
     held = load_catalogue().held_files(data_folder, STEP_TRACES)
     said = {"batch": "-", "precision": "tf32", "optimizer": "adam"}
     found = []

@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import sys
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -101,8 +102,8 @@ KERNELS = "trioflow.engine.compiled.kernels"
 _SOURCES = ("kernels.py", "flow_kernels.py", "heap_kernels.py", "layout.py")
 _loaded: dict[str, Any] = {}
 
-UNLOADED_FROM_EVENTS = 250_000
-"""From here on loading kept kernels (0.3 s) costs less than the plain engine's time."""
+UNLOADED_FROM_EVENTS = 150_000
+"""From here on loading kept kernels (0.1 s) costs less than the plain engine's time."""
 UNCOMPILED_FROM_EVENTS = 4_000_000
 """From here on even compiling them (5 to 10 s, once) does."""
 LOADED_FROM_EVENTS = 2_000
@@ -197,8 +198,15 @@ def _keep(kernel: Any) -> Any:
         config.CACHE_DIR = str(folder)
     try:
         kernel.enable_caching()
+        kernel._cache.load_overload = partial(_load_kept, kernel._cache)
     except RuntimeError:
         pass  # No folder can be written: this process compiles for itself.
     finally:
         config.CACHE_DIR = configured
     return kernel
+
+
+def _load_kept(cache: Any, signature: Any, context: Any) -> Any:
+    """Load a kernel as numba's own cache does, without the rules of its compiler: 0.3 s of modules."""
+    with cache._guard_against_spurious_io_errors():
+        return cache._load_overload(signature, context)
