@@ -96,6 +96,10 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         help="what runs as one kernel: nothing that PyTorch runs alone (eager), what torch.compile, Liger or flash-attn "
         "fuse, Megatron Core's layers, besides products that add to main gradients (default: as the recipe's framework)",
     )  # fmt: skip
+    model.add_argument(
+        "--cuda-graphs", action="store_const", const=True,
+        help="the host launches a block's forward, and its backward, as one CUDA graph each",
+    )  # fmt: skip
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:

@@ -23,7 +23,7 @@ from trioflow.parallel.programs.as_traced import AS_TRACED
 from trioflow.parallel.schedules.build import Schedule, is_schedule
 from trioflow.parallel.schedules.table import TRAIN
 from trioflow.parallel.splits.routing import BALANCED
-from trioflow.prediction.options import Options
+from trioflow.prediction.options import STEP_WORDS, Options
 from trioflow.prediction.what_if import check_factor
 from trioflow.trace.language.configuration import Configuration
 from trioflow.trace.language.read import find_configuration
@@ -123,7 +123,7 @@ def _choose_scheduled_plan(options: argparse.Namespace) -> tuple[Plan, Schedule 
 
 _FIXED = (
     "batch", "plan", "micro_batches", "stages_per_rank", "stages", "last_batch", "sequence",
-    "precision", "attention", "fusion", "megatron", "session", *_BESIDE_DEGREES, *_VARIED,
+    "precision", "attention", "fusion", "cuda_graphs", "megatron", "session", *_BESIDE_DEGREES, *_VARIED,
 )  # fmt: skip
 """Arguments that would change what a traced program does."""
 
@@ -178,10 +178,7 @@ def read_options(options: argparse.Namespace) -> tuple[Plan, Platform, Options]:
         mode=options.mode,
         last_batch=options.last_batch,
         as_traced=as_traced,
-        sequence=options.sequence,
-        precision=options.precision,
-        attention=options.attention,
-        fusion=options.fusion,
+        **{name: getattr(options, name) for name in STEP_WORDS},
         routing=getattr(options, "routing", BALANCED),
         **_read_what_if(options),
         draws=getattr(options, "draws", 0),

@@ -14,6 +14,7 @@ from trioflow.cli.text import format_facts, format_table
 from trioflow.costmodel.features import classify
 from trioflow.costmodel.operators.methods import AUTO, METHOD_NAMES, fit_named_model
 from trioflow.costmodel.overrides import write_operator_times
+from trioflow.prediction.options import STEP_WORDS
 from trioflow.tables import PHASES, records
 from trioflow.trace.facts import Facts
 from trioflow.trace.language.sizes import (
@@ -47,6 +48,8 @@ def describe_model(facts: Facts) -> str:
     recipe = choose_recipe(str(facts.precision_recipe or facts.precision))
     attention = facts.language_model["attention"]
     fused = _FUSED[str(facts.language_model.get("fusion", EAGER))]
+    if facts.language_model.get("cuda_graphs"):
+        fused += ", a CUDA graph for each block and direction"
     return f"{language[0].describe()}; sequence {language[1]}, {recipe.describe()}, {attention} attention, {fused}"
 
 
@@ -90,10 +93,7 @@ def describe_trace(trace: Trace) -> dict[str, Any]:
 
 def run_show(options: argparse.Namespace) -> None:
     """Print what a trace holds."""
-    step = {
-        name: getattr(options, name)
-        for name in ("sequence", "batch", "precision", "attention", "fusion")
-    }
+    step = {name: getattr(options, name) for name in ("batch", *STEP_WORDS)}
     trace = load_trace(options.trace, **step)
     if options.operators:
         print(write_operator_times(trace), end="")

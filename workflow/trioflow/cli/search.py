@@ -15,6 +15,7 @@ from trioflow.cli.arguments import add_draw_arguments, add_model_arguments, add_
 from trioflow.cli.output import add_output_argument, print_warnings, write_output
 from trioflow.cli.text import format_table
 from trioflow.parallel.plan import BUCKET_BYTES
+from trioflow.prediction.options import STEP_WORDS
 
 _SHOWN_REASONS = 5
 _BAR, WIDTH = 24, 76
@@ -67,8 +68,8 @@ def _find_plans(options: argparse.Namespace) -> dict[str, Any]:
         options.trace, read_ranks(options.ranks), options.platform, batch=options.batch, top=options.top,
         price_per_gpu_hour=options.price_per_gpu_hour, power_w=options.power_w,
         cost_model=options.cost_model, override=options.override, tokens=options.tokens,
-        watch=watch, sequence=options.sequence, precision=options.precision,
-        attention=options.attention, fusion=options.fusion, draws=options.draws, seed=options.seed,
+        watch=watch, draws=options.draws, seed=options.seed,
+        **{name: getattr(options, name) for name in STEP_WORDS},
     )  # fmt: skip
     if watch:
         watch(1, 1, "")

@@ -10,11 +10,10 @@ import numpy as np
 import pandas as pd
 
 from trioflow.base.errors import InputError
-from trioflow.base.precision_recipes import WORDS
-from trioflow.base.units import ns_to_s, s_to_ns
-from trioflow.costmodel.features import Floats
+from trioflow.base.units import s_to_ns
 from trioflow.costmodel.interface import OperatorModel, RowModel
 from trioflow.costmodel.intervals import WIDEST_FACTOR, combine_intervals
+from trioflow.costmodel.launches import NO_HOST, PREDICTED
 from trioflow.costmodel.new_gpu.carry import new_gpu_interval, retime_trace
 from trioflow.costmodel.new_gpu.operator_model import derive_operator_model
 from trioflow.costmodel.operators.methods import make_unfitted_model
@@ -29,11 +28,6 @@ from trioflow.hardware.device_sheet import (
 )
 from trioflow.trace.facts import UNTIMED, Facts
 from trioflow.trace.store import Trace
-
-PREDICTED = "predicted"
-"""The fact ``step_time_source`` of a trace whose times a model gave."""
-NO_HOST = "; host time is not part of them"
-"""How the warning of such times ends where the platform does not say what a launch takes."""
 
 
 @dataclass(frozen=True)
@@ -110,33 +104,6 @@ def _beyond(times: pd.DataFrame, total_s: float) -> tuple[float, float]:
     below_s = float((beyond["time_s"] - beyond["low_s"]).sum())
     above_s = float((beyond["high_s"] - beyond["time_s"]).sum())
     return max(1.0 - below_s / total_s, 1.0 / WIDEST_FACTOR), 1.0 + above_s / total_s
-
-
-def host_times(trace: Trace, operators: pd.DataFrame, launch_s: float) -> Floats:
-    """Return the host time of some of a trace's operators [s]: recorded, or ``launch_s`` of each predicted one.
-
-    A view has none then: PyTorch's host time of it is a small part of a kernel's.
-    """
-    if trace.facts.step_time_source == PREDICTED and launch_s:
-        return np.where(operators["device_ns"].to_numpy() > 0, launch_s, 0.0)
-    return np.array([ns_to_s(t) for t in operators["cpu_ns"]], dtype=np.float64)
-
-
-def find_launch_s(host: Mapping[str, float], facts: Facts) -> float:
-    """Return what a launch takes the host of a platform where the step's framework runs [s]; 0 where nobody knows.
-
-    ``host``: the platform's named costs; ``launch_s`` is that of every framework without one of its own.
-    """
-    return float(host.get(f"launch_{facts.recipe.framework}_s", host.get("launch_s", 0.0)))
-
-
-def mention_launches(warnings: Sequence[str], launch_s: float, facts: Facts) -> list[str]:
-    """Return warnings that say what a launch was taken to last, in place of saying that none was."""
-    said = (
-        f"; the host takes {launch_s * 1e6:.3g} us for each, that of {WORDS[facts.recipe.framework]}"
-        " (docs/platforms.md says where it was measured)"
-    )
-    return [text.replace(NO_HOST, said) if launch_s else text for text in warnings]
 
 
 def times_interval(facts: Facts) -> tuple[float, float]:

@@ -24,6 +24,10 @@ CLOSED_FORM = "closed-form"
 """Collectives by the ring's closed form over the platform's links, whatever was measured."""
 
 
+STEP_WORDS = ("sequence", "precision", "attention", "fusion", "cuda_graphs")
+"""What may be asked of a language model's step."""
+
+
 @dataclass(frozen=True)
 class Options(SimulationOptions):
     """Assumptions of a prediction; the fields of ``SimulationOptions`` are its first ones.
@@ -63,7 +67,7 @@ class Options(SimulationOptions):
         Whether the peaks of memory are worked out too; 0 without.
     sequence : int, optional
         Tokens of a sample, where a language model's name or configuration stands for a trace.
-    precision, attention, fusion : str, optional
+    precision, attention, fusion, cuda_graphs : optional
         Of such a model's step: see ``trace.language.sizes.LanguageStep``.
     routing : str
         How a router spreads tokens over experts: balanced, ``power:EXPONENT`` (drawn by the seed), or a file of
@@ -96,6 +100,7 @@ class Options(SimulationOptions):
     precision: str | None = None
     attention: str | None = None
     fusion: str | None = None
+    cuda_graphs: bool | None = None
     routing: str = BALANCED
     operator_scales: Sequence[tuple[str, float]] = ()
     slow_ranks: Sequence[tuple[int, float]] = ()
@@ -124,9 +129,7 @@ class Options(SimulationOptions):
     @property
     def language_step(self) -> dict[str, Any]:
         """What is asked of a language model's step, for ``trace.store.load_trace``."""
-        return {
-            name: getattr(self, name) for name in ("sequence", "precision", "attention", "fusion")
-        }
+        return {name: getattr(self, name) for name in STEP_WORDS}
 
     @property
     def anchoring(self) -> Anchoring:

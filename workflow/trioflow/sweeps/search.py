@@ -118,8 +118,7 @@ def search(
     ``draws``, ``seed``: as for ``Options``: plans then stand in the order of the draws' means, and
         are compared draw by draw.
     ``watch``: called with how many plans are done, of how many, and what is done with them.
-    ``step``: ``sequence``, ``precision``, ``attention``, ``fusion`` of a language model by name or
-        configuration.
+    ``step``: ``STEP_WORDS`` of a language model by name or configuration.
     """
     counts = [ranks] if isinstance(ranks, int) else sorted(set(ranks))
     for flag, value in (("price-per-gpu-hour", price_per_gpu_hour), ("power-w", power_w)):

@@ -9,6 +9,7 @@ from same_model import ProportionalModel
 from same_step import assert_same_step, category_bytes
 from trioflow.base.errors import InputError, PlanError
 from trioflow.base.precision_recipes import RECIPES
+from trioflow.costmodel.launches import PREDICTED, host_times
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.splits.parameters import (
@@ -434,3 +435,23 @@ def test_megatron_says_what_runs_as_one_kernel(arguments, attention, fusion):
         {**given, "max-position-embeddings": 32, **arguments, "vocab-size": 100}, "x", "x"
     )
     assert (found.step["attention"], found.step["fusion"]) == (attention, fusion)
+
+
+def test_a_block_s_graphs_are_launched_once_each_way(cache):
+    times = {}
+    for graphs in (False, True):
+        trace = make.make_trace(SMALL, replace(STEP, cuda_graphs=graphs))
+        timed = trace.operators.assign(
+            device_ns=(trace.operators["flop"] + trace.operators["write_bytes"] > 0) * 1000
+        )
+        facts = replace(trace.facts, step_time_source=PREDICTED)
+        times[graphs] = host_times(replace(trace, facts=facts), timed, 1e-6)
+        block = timed["module"].str.match(r"model\.layers\.\d+").to_numpy()
+        phase = timed["phase"].to_numpy()
+        inside = block & (phase != "optimizer")
+        if graphs:
+            assert times[True][inside].sum() == pytest.approx(2 * SMALL.layers * 1e-6)
+    assert times[False][inside].sum() > 10 * times[True][inside].sum()
+    assert (times[False][~inside] == times[True][~inside]).all()
+    with pytest.raises(InputError, match="--cuda-graphs: how many tokens an expert gets"):
+        make.make_trace(EXPERTS, replace(STEP, cuda_graphs=True))

@@ -252,6 +252,19 @@ def test_megatron_arguments_say_in_what_gradients_are_reduced(words, recipe):
     assert read_megatron(parse_arguments(text, "x"), "x", "x").step["precision"] == recipe
 
 
+def test_megatron_arguments_say_whether_there_are_cuda_graphs():
+    sizes = (
+        "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --vocab-size 99"
+    )
+    for words, found in (
+        ("", None),
+        ("--enable-cuda-graph", True),
+        ("--cuda-graph-impl local", True),
+    ):
+        text = f"{sizes} --max-position-embeddings 32 {words}"
+        assert read_megatron(parse_arguments(text, "x"), "x", "x").step.get("cuda_graphs") == found
+
+
 def test_megatron_arguments_give_the_model_its_step_and_the_plan(tmp_path):
     found = find_configuration(write(tmp_path, "model_config.yaml", MEGATRON))
     model = found.model

@@ -51,7 +51,7 @@ def make_trace(model: LanguageModel, step: LanguageStep) -> Trace:
     ------
     InputError
         As `LanguageStep.settle`; when PyTorch is not installed, a learned table of positions is too short, or experts are to be
-        computed in single precision.
+        computed in single precision or replayed from CUDA graphs.
 
     Notes
     -----
@@ -69,6 +69,11 @@ def make_trace(model: LanguageModel, step: LanguageStep) -> Trace:
         raise InputError(
             f"--precision {step.precision}: experts are computed by grouped products of weights in half precision",
             fix=f"use one of {known}",
+        )
+    if model.experts and step.cuda_graphs:
+        raise InputError(
+            "--cuda-graphs: how many tokens an expert gets changes from step to step, and a graph's sizes cannot",
+            fix="leave it out for a mixture of experts",
         )
     path = cache_folder() / f"{_name(model, step)}.trace"
     with suppress(TrioflowError, OSError):  # one that cannot be read is made again
@@ -133,6 +138,7 @@ def _capture(model: LanguageModel, step: LanguageStep) -> Trace:
         trace = repeat_block(trace, last, model.layers - captured + 1)
     described = asdict(model) | {
         "parameters": model.parameters, "sequence": step.sequence, "attention": step.attention, "fusion": step.fusion,
+        "cuda_graphs": step.cuda_graphs,
     }  # fmt: skip
     facts = replace(trace.facts, language_model=described, source="configuration of a model")
     if model.experts:

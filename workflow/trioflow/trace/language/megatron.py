@@ -110,6 +110,8 @@ def read_megatron(arguments: Mapping[str, Any], file: str, name: str) -> Configu
         "sequence": sequence, "batch": found.size("micro-batch-size", 1), "precision": precision,
         "attention": softmax if unfused else kernel, "fusion": "" if adds else LAYERS,
     }  # fmt: skip
+    if found.flag("enable-cuda-graph") or str(found.take("cuda-graph-impl", "none")) != "none":
+        step["cuda_graphs"] = True
     degrees = _read_degrees(found, model, file)
     if found.take("cp-comm-type") == "a2a+p2p" and "context" in degrees:
         notes.append("--cp-comm-type a2a+p2p is taken for a ring of all ranks of a sequence")

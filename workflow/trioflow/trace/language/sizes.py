@@ -327,6 +327,8 @@ class LanguageStep:
         nanotron's, eager for PyTorch's own.
     optimizer : str
         One of `trioflow.base.settings.OPTIMIZERS`.
+    cuda_graphs : bool
+        Whether the host launches a block's forward, and its backward, as one CUDA graph each.
     """
 
     sequence: int
@@ -335,6 +337,7 @@ class LanguageStep:
     attention: str = ""
     fusion: str = ""
     optimizer: str = "adamw-fused"
+    cuda_graphs: bool = False
 
     def __post_init__(self) -> None:
         for name in ("sequence", "batch"):
