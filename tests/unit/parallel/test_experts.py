@@ -368,10 +368,10 @@ def test_what_grows_with_the_batch_is_part_of_what_is_moved(trace, degrees):
 
 
 def test_the_deepest_search_finds_expert_degrees(trace):
-    from trioflow.sweeps.search_space import Refusals, choose_space, enumerate_plans
+    from trioflow.sweeps.search_space import Fates, choose_space, enumerate_plans
 
     space = replace(choose_space(trace.facts), shardings=("none",), recomputations=("none",))
-    plans = list(enumerate_plans(trace, 8, 16, space, Refusals()))
+    plans = list(enumerate_plans(trace, 8, 16, space, Fates()))
     assert {p.expert for p in plans if (p.data, p.tensor) == (8, 1)} == {1, 2, 4, 8}
     split = [p for p in plans if (p.data, p.tensor) == (4, 2)]
     assert {p.expert for p in split if p.expert_tensor == 1} == {1, 2, 4, 8}

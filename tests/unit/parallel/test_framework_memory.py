@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from trioflow.parallel.plan import make_plan, named_plan
 from trioflow.prediction.assembly import build_graph, time_operators
-from trioflow.sweeps.search_space import Refusals, choose_space, enumerate_plans
+from trioflow.sweeps.search_space import Fates, choose_space, enumerate_plans
 from trioflow.trace.language.make import make_trace
 from trioflow.trace.language.sizes import LanguageModel, LanguageStep
 
@@ -30,7 +30,7 @@ def test_tensor_parallel_ranks_of_a_language_model_share_its_vocabulary_unasked(
         assert "vocabulary parallel" in build(plan).plan_text
     assert not build(named_plan("tp-layers", 4)).plan.vocabulary_parallel
     assert not build(make_plan(data=2)).plan.vocabulary_parallel
-    found = enumerate_plans(trace, 4, 8, choose_space(trace.facts), Refusals())
+    found = enumerate_plans(trace, 4, 8, choose_space(trace.facts), Fates())
     assert {(plan.tensor > 1, plan.vocabulary_parallel) for plan in found} == {
         (False, False), (True, True),
     }  # fmt: skip

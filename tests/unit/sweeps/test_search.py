@@ -22,8 +22,10 @@ from trioflow.sweeps.search import (
     search_plans,
 )
 from trioflow.sweeps.search_space import (
-    Refusals,
+    FATES,
+    Fates,
     Space,
+    _list_stages,
     add_costs,
     enumerate_plans,
     list_degrees,
@@ -50,8 +52,8 @@ def test_degrees_are_all_products_of_the_ranks() -> None:
 
 
 def test_the_space_holds_every_plan_that_goes_together_and_counts_the_others() -> None:
-    trace, refusals = load_trace(TRACE), Refusals()
-    plans = list(enumerate_plans(trace, 8, 32, Space(), refusals))
+    trace, fates = load_trace(TRACE), Fates()
+    plans = list(enumerate_plans(trace, 8, 32, Space(), fates))
     assert len(set(plans)) == len(plans) > 100
     for plan in plans:
         assert plan.ranks == 8 and find_plan_problem(plan) is None
@@ -63,16 +65,54 @@ def test_the_space_holds_every_plan_that_goes_together_and_counts_the_others() -
         ("sequence_parallel", {False, True}), ("bucket_bytes", set(Space().buckets_bytes)),
     ):  # fmt: skip
         assert {getattr(plan, column) for plan in plans} == values, column
-    assert sum(refusals.counts.values()) > 0
-    assert any("heads cannot be shared by 8" in reason for reason in refusals.counts)
-    assert not any(reason.startswith("plan ") for reason in refusals.counts)
+    assert sum(fates.reasons[""].values()) > 0
+    assert any("heads cannot be shared by 8" in reason for reason in fates.reasons["tensor"])
+    assert not any(reason.startswith("plan ") for reason in fates.reasons[""])
 
 
 def test_a_batch_that_does_not_divide_is_refused_and_counted() -> None:
-    refusals = Refusals()
-    plans = list(enumerate_plans(load_trace(TRACE), 4, 6, SMALL, refusals))
+    fates = Fates()
+    plans = list(enumerate_plans(load_trace(TRACE), 4, 6, SMALL, fates))
     assert {plan.data for plan in plans} == {1, 2}
-    assert any("6 does not divide into 4 replica" in reason for reason in refusals.counts)
+    assert any("6 does not divide into 4 replica" in reason for reason in fates.reasons["fsdp"])
+
+
+def test_what_became_of_every_plan_is_counted(workshop: Workshop, tmp_path: Path) -> None:
+    """Of each kind: those refused, too large, slower by their outline and shown are all that there are."""
+    fates = Fates()
+    all_plans = list(enumerate_plans(load_trace(TRACE), 8, 128, Space(), fates))
+    refused = sum(fates.reasons[""].values())
+    assert any("more than 64 micro-batches" in reason for reason in fates.reasons[""])
+    machine = str(small_machine(tmp_path, 200e6))
+    found = search_plans(workshop, TRACE, machine, 8, 128, top=2)
+    rows = {row["family"]: row for row in found.fates.list_families()}
+    for row in rows.values():
+        assert row["plans"] == sum(row[fate] for fate in FATES) > 0
+        assert sum(row["reasons"].values()) == row["refused"]
+        assert (row["nearest"] is None) == (row["out_of_memory"] == 0)
+        assert (row["fastest_slower_s"] is None) == (row["slower"] == 0)
+    shardings = ("ddp", *Space().shardings[1:])
+    schedules = ("gpipe", "1f1b", "interleaved", "zero-bubble")
+    replicated = [plan for plan in all_plans if plan.data > 1]
+    for kinds, plans in (
+        (shardings, replicated), (schedules, [plan for plan in all_plans if plan.pipeline > 1])
+    ):  # fmt: skip
+        carried_out = sum(rows[kind]["plans"] - rows[kind]["refused"] for kind in kinds)
+        assert carried_out == len(plans)
+    assert sum(found.fates.reasons[""].values()) == refused
+    assert rows["fsdp"]["out_of_memory"] > 0 and rows["zero1"]["refused"] > 0
+    assert {"context parallelism", "hsdp", "zbv"} <= set(found.left_out)
+
+
+def test_interleaved_stages_share_the_model_evenly_and_grow_by_half() -> None:
+    """The tiny GPT-2 has 4 blocks beside embedding and head: on two ranks they are 2 stages each, on one 4."""
+    space = Space(schedules=("interleaved",))
+    assert list(_list_stages(2, 82, space)) == [("interleaved", n) for n in (0, 4, 8)]
+    assert list(_list_stages(8, 82, space)) == [("interleaved", n) for n in (0, 5)]
+    assert list(_list_stages(8, 26, space)) == [("interleaved", n) for n in (0, 3)]
+    assert list(_list_stages(8, 30, Space())) == [(name, 0) for name in Space().schedules]
+    plans = enumerate_plans(load_trace("gpt2-b8"), 2, 16, space, Fates())
+    assert {plan.stages_per_rank for plan in plans if plan.pipeline == 2} == {2, 3, 6}
 
 
 def test_the_best_of_the_full_simulation_is_found(workshop: Workshop) -> None:
@@ -260,9 +300,12 @@ def test_the_command_ranks_and_says_what_it_assumed(capsys: pytest.CaptureFixtur
     text = capsys.readouterr().out
     assert text.startswith("gpt2-tiny on 2 ranks of cpu2-gloo, 18 samples a step: ")
     assert "log-normal errors" in text and "outlines of the simulated plans were off by" in text
-    assert (
-        "plans cannot be carried out" in text
-        and "* every other plan shown is worse in time or memory" in text
+    assert "plans are refused" in text and "not searched, ask simulate: gpipe-recompute" in text
+    assert "* every other plan shown is worse in time or memory" in text
+    kinds = text[text.index("\nkind ") :].splitlines()[3:]
+    assert {"ddp", "fsdp", "tensor", "1f1b"} <= {line.split("  ")[0].strip() for line in kinds}
+    assert any(
+        line.startswith("tensor ") and "the fastest is outlined as" in line for line in kinds
     )
     assert main([*words, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -270,6 +313,7 @@ def test_the_command_ranks_and_says_what_it_assumed(capsys: pytest.CaptureFixtur
     assert times == sorted(times) and len(times) >= 3
     assert told["ranking"][0]["pareto"] and 0.5 <= told["first_beats_second"] <= 1
     assert told["plans"] + sum(told["refused"].values()) > 50
+    assert sum(row["simulated"] for row in told["families"]) > 0 and "hsdp" in told["not_searched"]
 
 
 def test_several_numbers_of_ranks_are_compared_by_cost(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,8 @@ from trioflow.parallel.plan import BUCKET_BYTES
 from trioflow.prediction.options import STEP_WORDS
 
 _SHOWN_REASONS = 5
+_FATES = ("plans", "refused", "out_of_memory", "slower", "simulated")
+"""Of a kind of plan: how many there are, and what became of them."""
 _BAR, WIDTH = 24, 76
 """Characters of a progress bar, and of its line."""
 
@@ -186,14 +188,34 @@ def describe_rest(row: dict[str, Any]) -> str:
 def _print_left_out(answer: dict[str, Any]) -> None:
     """Say how many plans were left out, and why."""
     dropped, refused = answer["out_of_memory"], answer["refused"]
+    print(f"\n{_format_families(answer['families'])}")
+    if answer["not_searched"]:
+        print(f"not searched, ask simulate: {', '.join(answer['not_searched'])}")
     if dropped:
         least = min(dropped, key=lambda entry: entry["needed_bytes"])
         print(
             f"{len(dropped)} plans do not fit the memory; the nearest: {least['plan_text']}, {least['reason']}"
         )
     if refused:
-        print(f"{sum(refused.values())} plans cannot be carried out:")
+        print(f"{sum(refused.values())} plans are refused:")
         for reason, count in list(refused.items())[:_SHOWN_REASONS]:
             print(f"  {count} {reason}")
         if len(refused) > _SHOWN_REASONS:
             print(f"  and {len(refused) - _SHOWN_REASONS} more reasons (--json lists all)")
+
+
+def _format_families(families: list[dict[str, Any]]) -> str:
+    """Return what became of each kind of plan, and what the nearest needs where none of a kind is shown."""
+    rows = []
+    for row in families:
+        if row["simulated"]:
+            why = ""
+        elif row["fastest_slower_s"] is not None:
+            why = f"the fastest is outlined as {format_time(row['fastest_slower_s'])}"
+        elif row["nearest"]:
+            why = f"the nearest {row['nearest']['reason']}"
+        else:
+            why = next(iter(row["reasons"]))
+        rows.append([row["family"], *(str(row[name]) for name in _FATES), why])
+    head = ["kind", *(fate.replace("_", " ") for fate in _FATES), "none shown"]
+    return format_table(head, rows)

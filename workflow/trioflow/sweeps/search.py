@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -24,8 +23,8 @@ from trioflow.sweeps.outline_step import outline_step
 from trioflow.sweeps.parameters import PLAN_COLUMNS
 from trioflow.sweeps.search_space import (
     ASSUMPTION,
+    Fates,
     Prediction,
-    Refusals,
     Space,
     add_costs,
     choose_space,
@@ -38,7 +37,7 @@ from trioflow.sweeps.workshop import Workshop
 from trioflow.trace.store import pipeline_units
 
 FURTHER = 3
-"""At most so many times the plans asked for are simulated while the outline leaves the order open."""
+"""At most so many times the plans asked for are simulated, twice as many while too few of them have room."""
 Watch = Callable[[int, int, str], None]
 """Follows a search: plans done, of how many, and what was done."""
 _ALIKE_SHARE = 0.01
@@ -70,7 +69,8 @@ class Found:
         (``bucket_bytes`` [bytes], ``outlined_s`` [s]), ``alike_buckets`` counts those of them
         within ``_ALIKE_SHARE``.
     ``dropped``: plans that do not fit the device's memory, with the reason.
-    ``refused``: why plans cannot be carried out, and how many.
+    ``fates``: what became of all plans, by family.
+    ``left_out``: kinds of plans that were not looked at.
     ``outlined``: plans whose step was outlined.
     ``outline_error``: least and greatest outlined over simulated step, less 1.
     ``confidence``, ``model_text``: of the operators' times.
@@ -79,7 +79,8 @@ class Found:
 
     ranking: list[dict[str, Any]] = field(default_factory=list)
     dropped: list[dict[str, Any]] = field(default_factory=list)
-    refused: dict[str, int] = field(default_factory=dict)
+    fates: Fates = field(default_factory=Fates)
+    left_out: list[str] = field(default_factory=list)
     outlined: int = 0
     outline_error: tuple[float, float] = (0.0, 0.0)
     confidence: str = CONFIDENCES[0]
@@ -152,9 +153,9 @@ def _summarize(
     all_found: Sequence[Found], ranking: list[dict[str, Any]], columns: Sequence[str]
 ) -> dict[str, Any]:
     """Return what was found on each number of ranks as one answer."""
-    refused: Counter[str] = Counter()
+    fates = Fates()
     for found in all_found:
-        refused.update(found.refused)
+        fates.add(found.fates)
     first = all_found[0].ranking
     beats = float(first[1]["first_faster_probability"]) if len(first) > 1 else None
     drawn = first[1].get("first_faster_drawn") if len(first) > 1 else None
@@ -173,7 +174,9 @@ def _summarize(
         **({} if drawn is None else {"first_beats_second_drawn": drawn}),
         "assumption": ASSUMPTION,
         "out_of_memory": [entry for found in all_found for entry in found.dropped],
-        "refused": dict(refused),
+        "refused": dict(fates.reasons[""].most_common()),
+        "families": fates.list_families(),
+        "not_searched": all_found[0].left_out,
         "warnings": list(dict.fromkeys(w for found in all_found for w in found.warnings)),
     }
 
@@ -200,9 +203,7 @@ def search_plans(
         What to vary beside the degrees.
     plans : sequence of Plan, optional
         To choose among, instead of the space.
-    cost_model, override : str
-        As for ``trioflow simulate``.
-    watch, draws, seed
+    cost_model, override, watch, draws, seed
         As for ``search``.
 
     Raises
@@ -216,7 +217,7 @@ def search_plans(
     counting only what they certainly hold, are dropped. The others are built
     and simulated in the order of their outlines, until ``top`` are there and
     no further outline, corrected by the worst error seen so far, promises to
-    come among them, or ``FURTHER`` times as many are simulated. Of plans that
+    come among them, or ``FURTHER`` says to stop. What becomes of every plan is counted by its kind. Of plans that
     differ only in the size of their buckets the one with the best outline is
     simulated: all that tells them apart is when their all-reduces begin and
     how many there are, which the outline follows.
@@ -228,13 +229,16 @@ def search_plans(
         machine = workshop.load_platform(platform, ranks)
         times = workshop.time_operators(trace, machine.device.name, cost_model, override)
         key = [trace, cost_model, override]
-        one = _Search(workshop, machine, times, key, batch, top, watch)
-        one.drawn = {"draws": draws, "seed": seed}
+        drawn = {"draws": draws, "seed": seed}
+        one = _Search(workshop, machine, times, key, batch, top, watch, drawn)
         if plans is None:
             first = workshop.load_traces(trace)[0]
-            plans = list(enumerate_plans(first, ranks, batch, space or Space(), one.refusals))
-        simulated = _simulate_best(_group_variants(one.outline(plans)), top, one.simulate)
-        one.found.refused = dict(one.refusals.counts.most_common())
+            one.found.left_out = (space or Space()).list_left_out()
+            plans = list(enumerate_plans(first, ranks, batch, space or Space(), one.found.fates))
+        groups = _group_variants(one.outline(plans))
+        simulated = _simulate_best(groups, top, one.simulate)
+        for left in (same for rest in groups[one.tried :] for same in (rest.best, *rest.others)):
+            one.found.fates.leave(vars(left.plan), left.time_s)
         _rank(one.found, simulated)
     return one.found
 
@@ -244,12 +248,12 @@ class _Search:
 
     def __init__(
         self, workshop: Workshop, machine: Platform, times: DeviceTimes, key: list[str], batch: int,
-        top: int, watch: Watch,
+        top: int, watch: Watch, drawn: dict[str, int],
     ) -> None:  # fmt: skip
         self.workshop, self.machine, self.times, self.key = workshop, machine, times, key
         self.batch, self.watch = batch, watch
         self.most_tried, self.tried = FURTHER * top, 0
-        self.refusals, self.drawn = Refusals(), {"draws": 0, "seed": 0}
+        self.drawn = drawn
         self.units = len(pipeline_units(times.traces[0]))
         self.found = Found(model_text=times.model_text, confidence=times.confidence)
         self.found.warnings += times.warnings
@@ -264,7 +268,7 @@ class _Search:
             try:
                 step = outline_step(outline, plan, self.batch)
             except PlanError as error:
-                self.refusals.add(error)
+                self.found.fates.refuse(vars(plan), error)
                 continue
             self.found.outlined += 1
             if step.least_bytes > self.machine.device.memory_bytes:
@@ -321,6 +325,8 @@ class _Search:
             "ranks": self.machine.ranks, **_compare_buckets(variants),
             **{name: getattr(plan, name) for name in PLAN_COLUMNS},
         }  # fmt: skip
+        for same in (variants.best, *variants.others):
+            found.fates.count(vars(same.plan), "simulated")
         found_s = self._weigh(plan, ranked_s, compute_log, rest_log)
         return _Simulated(row, found_s, variants.best, time_s, draws)
 
@@ -328,9 +334,9 @@ class _Search:
         room = format_bytes(self.machine.device.memory_bytes)
         reason = f"needs {how}{format_bytes(needed_bytes)} of {room}"
         text = describe_way(plan, self.batch, self.times.traces[0])
-        self.found.dropped.append(
-            {"plan_text": text, "reason": reason, "needed_bytes": needed_bytes}
-        )
+        entry = {"plan_text": text, "reason": reason, "needed_bytes": needed_bytes}
+        self.found.dropped.append(entry)
+        self.found.fates.drop(vars(plan), entry)
 
 
 def _group_variants(candidates: Sequence[Candidate]) -> list[Variants]:
@@ -369,7 +375,7 @@ def _simulate_best(groups: Sequence[Variants], top: int, run: Any) -> list[_Simu
             highest = max(one.candidate.time_s / one.prediction.time_s for one in done)
             if variants.best.time_s / highest > kept_s:
                 break
-        if len(done) >= FURTHER * top:
+        if len(done) >= FURTHER * top * (1 if len(roomy_s) >= top else 2):
             break
         one = run(variants)
         if one is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -13,19 +13,21 @@ from typing import Any
 
 from trioflow.base.errors import PlanError
 from trioflow.base.experiments import Plan
-from trioflow.base.plan_row import BUCKETED, RECOMPUTATIONS
+from trioflow.base.plan_row import BUCKETED, RECOMPUTATIONS, SCHEDULES, SHARDINGS
 from trioflow.base.units import BYTES_PER_MIB
 from trioflow.costmodel.steps import COLLECTIVES, PIPELINE, load_residuals
 from trioflow.parallel.plan import BUCKET_BYTES, check_plan, describe_plan, fit_framework
 from trioflow.prediction.language_answer import HOUR_S
 from trioflow.sweeps.parameters import fill_values, resolve_plan
 from trioflow.trace.facts import Facts
-from trioflow.trace.store import Trace
+from trioflow.trace.store import Trace, pipeline_units
 
 _SEARCHED_SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 _SEARCHED_SHARDINGS = ("none", "zero1", "distributed", "zero2", "fsdp")
 _SEARCHED_BUCKETS_BYTES = (5 * BYTES_PER_MIB, BUCKET_BYTES, 100 * BYTES_PER_MIB)
 """PyTorch's own limit, and far ends that users set."""
+_MORE_STAGES = 1.5
+"""Times as many stages a rank as the number tried before."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,15 @@ class Space:
     buckets_bytes: tuple[int, ...] = _SEARCHED_BUCKETS_BYTES  # limits of DDP's buckets [bytes]
     experts: int = 0  # of each layer of the model, of which expert-parallel ranks share each part
     most_pieces: int = 64  # most micro-batches of a pipeline, and most accumulated micro-steps
+    most_stages: int = 8  # most stages of a rank, where a schedule takes several
+
+    def list_left_out(self) -> list[str]:
+        """Return what ``trioflow simulate`` takes and this space leaves out."""
+        searched = {*self.schedules, *self.shardings, *self.recomputations, "zero3"}
+        known = (*SCHEDULES, *SHARDINGS, *RECOMPUTATIONS)
+        words = [f"recompute {w}" if w in RECOMPUTATIONS else w for w in known if w not in searched]
+        more = f"uneven stages but two a rank, and more than {self.most_stages}"
+        return [*words, "context parallelism", "offloading", more]
 
 
 def choose_space(facts: Facts) -> Space:
@@ -63,19 +74,86 @@ def choose_space(facts: Facts) -> Space:
     )  # fmt: skip
 
 
+FATES = ("refused", "out_of_memory", "slower", "simulated")
+"""What becomes of a plan: it cannot be carried out, does not fit, is left out since its outline is slower, or shown."""
+
+
+def name_families(values: Mapping[str, Any]) -> list[str]:
+    """Return the kinds of plans that one is, by its columns: what replicas share, schedule, and degrees beyond one."""
+    shared = {"none": "ddp", "zero3": "fsdp"}.get(values["sharding"], values["sharding"])
+    of = {
+        shared: values["data"] > 1, "tensor": values["tensor"] > 1, values["schedule"]: values["pipeline"] > 1,
+        "expert": values["expert"] > 1, f"recompute {values['recompute']}": values["recompute"] != "none",
+    }  # fmt: skip
+    return [name for name, holds in of.items() if holds] or ["one rank"]
+
+
 @dataclass
-class Refusals:
-    """Plans that cannot be carried out, counted by the reason."""
+class Fates:
+    """What became of the plans that a search looked at, in all and by family.
 
-    # Reason, without the plan's name, to how many
-    counts: Counter[str] = field(default_factory=Counter)
+    ``counts``: plans by family and fate. ``reasons``: those refused, by family and reason; by ``""`` all of them.
+    ``nearest``: of each family, what of the plans that do not fit needs least: ``needed_bytes``, ``reason``.
+    ``fastest_s``: of each family, the least outline of plans that were not simulated [s].
+    """
 
-    def add(self, error: PlanError) -> None:
-        """Count one plan."""
+    counts: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    reasons: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    nearest: dict[str, dict[str, Any]] = field(default_factory=dict)
+    fastest_s: dict[str, float] = field(default_factory=dict)
+
+    def count(self, values: Mapping[str, Any], fate: str) -> None:
+        """Count one plan, by its columns."""
+        for name in name_families(values):
+            self.counts[name][fate] += 1
+
+    def refuse(self, values: Mapping[str, Any], error: PlanError) -> None:
+        """Count one plan that cannot be carried out, under the error's reason without the plan's name."""
         text = error.problem
         if text.startswith("plan ") and ": " in text:
             text = text.partition(": ")[2]
-        self.counts[text] += 1
+        self.count(values, "refused")
+        for name in ("", *name_families(values)):
+            self.reasons[name][text] += 1
+
+    def leave(self, values: Mapping[str, Any], outlined_s: float) -> None:
+        """Count one plan that is not simulated since its outline is slower than what was."""
+        self.count(values, "slower")
+        for name in name_families(values):
+            self.fastest_s[name] = min(self.fastest_s.get(name, outlined_s), outlined_s)
+
+    def drop(self, values: Mapping[str, Any], entry: dict[str, Any]) -> None:
+        """Count one plan that does not fit."""
+        self.count(values, "out_of_memory")
+        for name in name_families(values):
+            known = self.nearest.get(name)
+            if known is None or entry["needed_bytes"] < known["needed_bytes"]:
+                self.nearest[name] = entry
+
+    def add(self, other: Fates) -> None:
+        """Add those of a search on another number of ranks."""
+        for mine, theirs in ((self.counts, other.counts), (self.reasons, other.reasons)):
+            for name, counter in theirs.items():
+                mine[name].update(counter)
+        for name, entry in other.nearest.items():
+            known = self.nearest.get(name, entry)
+            self.nearest[name] = min(known, entry, key=lambda one: one["needed_bytes"])
+        for name, time_s in other.fastest_s.items():
+            self.fastest_s[name] = min(self.fastest_s.get(name, time_s), time_s)
+
+    def list_families(self) -> list[dict[str, Any]]:
+        """Return a row for each family: what replicas share, degrees, schedules, recomputation."""
+        places = ("one rank", "ddp", *SHARDINGS, "tensor", "expert", *SCHEDULES)
+        names = sorted(self.counts, key=lambda n: places.index(n) if n in places else len(places))
+        return [
+            {
+                "family": name, "plans": counter.total(), **{fate: counter[fate] for fate in FATES},
+                "reasons": dict(self.reasons[name].most_common()) if name in self.reasons else {},
+                "nearest": self.nearest.get(name), "fastest_slower_s": self.fastest_s.get(name),
+            }
+            for name in names
+            for counter in (self.counts[name],)
+        ]  # fmt: skip
 
 
 def list_divisors(number: int) -> list[int]:
@@ -93,44 +171,64 @@ def list_degrees(ranks: int) -> list[tuple[int, int, int]]:
 
 
 def enumerate_plans(
-    trace: Trace, ranks: int, batch: int, space: Space, refusals: Refusals
+    trace: Trace, ranks: int, batch: int, space: Space, fates: Fates
 ) -> Iterator[Plan]:
-    """Yield the plans of a number of ranks that can be carried out; the others are counted in ``refusals``.
+    """Yield the plans of a number of ranks that can be carried out; the others are counted in ``fates``.
 
     Notes
     -----
     What has no effect is not varied: schedules without a pipeline, shardings
     and buckets without replicas, buckets under a sharding. Micro-batches (of a
     pipeline) and accumulated micro-steps (without one) are the divisors of a
-    replica's samples.
+    replica's samples. A rank of an interleaved pipeline has two stages, or
+    more where these are all as long.
     """
+    units = len(pipeline_units(trace))
     for data, tensor, pipeline in list_degrees(ranks):
         pieces = list_divisors(batch // data) if batch % data == 0 else [1]
-        for given in _list_ways(data, tensor, pipeline, space):
+        for given in _list_ways(data, tensor, pipeline, units, space):
             for count in pieces:
-                if count > space.most_pieces:
-                    break
                 name = "micro_batches" if pipeline > 1 else "accumulate"
-                values = {
-                    "data": data,
-                    "tensor": tensor,
-                    "pipeline": pipeline,
-                    **given,
-                    name: count,
-                }
+                degrees = {"data": data, "tensor": tensor, "pipeline": pipeline}
+                values = fill_values({**degrees, **given, name: count})
                 try:
-                    plan = fit_framework(resolve_plan(fill_values(values)), trace)
+                    if count > space.most_pieces:
+                        raise PlanError(
+                            f"more than {space.most_pieces} micro-batches or micro-steps are not searched"
+                        )
+                    plan = fit_framework(resolve_plan(values), trace)
                     check_plan(plan, trace, batch)
                 except PlanError as error:
-                    refusals.add(error)
+                    fates.refuse(values, error)
                     continue
                 yield plan
 
 
-def _list_ways(data: int, tensor: int, pipeline: int, space: Space) -> Iterator[dict[str, Any]]:
+def _list_stages(pipeline: int, units: int, space: Space) -> Iterator[tuple[str, int]]:
+    """Yield schedules with stages of a rank; 0 for the schedule's own.
+
+    More than two where they share the model's units evenly, or all but embedding and head, each at
+    least half as many again as the one before: bubbles shrink with their inverse.
+    """
+    for schedule in space.schedules if pipeline > 1 else ("none",):
+        yield schedule, 0
+        sizes = SCHEDULES.get(schedule)
+        if sizes is None or sizes.stages == 1 or sizes.fixed:
+            continue
+        last = sizes.stages
+        for count in range(last + 1, min(space.most_stages, units // pipeline) + 1):
+            even = 0 in (units % (pipeline * count), (units - 2) % (pipeline * count))
+            if even and count >= _MORE_STAGES * last:
+                last = count
+                yield schedule, count
+
+
+def _list_ways(
+    data: int, tensor: int, pipeline: int, units: int, space: Space
+) -> Iterator[dict[str, Any]]:
     """Yield what is varied at some degrees, as columns of a plan."""
     axes: dict[str, Sequence[Any]] = {
-        "schedule": space.schedules if pipeline > 1 else ("none",),
+        "schedule": list(_list_stages(pipeline, units, space)),
         "sharding": space.shardings if data > 1 else ("none",),
         "sequence_parallel": space.sequence_parallel if tensor > 1 else (False,),
         "recompute": space.recomputations,
@@ -140,6 +238,8 @@ def _list_ways(data: int, tensor: int, pipeline: int, space: Space) -> Iterator[
     for values in product(*axes.values()):
         given = dict(zip(axes, values, strict=True))
         given["expert"], given["expert_tensor"] = given["expert"]
+        given["schedule"], stages = given["schedule"]
+        given |= {"stages_per_rank": stages} if stages else {}
         buckets = data > 1 and given["sharding"] in BUCKETED
         if buckets or given["bucket_bytes"] == BUCKET_BYTES:
             yield given
