@@ -50,6 +50,7 @@ def test_megatron_arguments_alone_give_the_step_and_the_plan(file, capsys):
     for word in ("1f1b", "distributed", "sequence parallel", "vocabulary parallel"):
         assert word in told["plan_text"]
     assert (told["batch"], told["sequence"], told["precision"]) == (16, 64, "megatron-bf16")
+    assert told["stages_by"] == "given" and told["stage_units"] == [3, 3]
     assert any("overlap-grad-reduce" in warning for warning in told["warnings"])
 
 

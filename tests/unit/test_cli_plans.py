@@ -39,10 +39,22 @@ def test_parts_of_a_step_take_less(capsys):
 def test_stages_are_cut_as_asked(capsys, tmp_path):
     plan = (*SIMULATE, "--plan", "gpipe", "--ranks", 2)
     (tmp_path / "stages").write_text("embedding\nblocks.0 blocks.1 blocks.2 blocks.3 head\n")
-    times = [answer(capsys, *plan, *how)["step_time_s"] for how in (
+    told = [answer(capsys, *plan, *how) for how in (
         (), ("--stages", "time"), ("--stages", "count"), ("--stages", "stages"),
     )]  # fmt: skip
+    times = [one["step_time_s"] for one in told]
     assert times[0] == times[1] <= times[2] < times[3]
+    assert [one["stages_by"] for one in told] == ["time", "time", "count", "given"]
+    assert told[2]["stage_units"] == [3, 3] and told[3]["stage_units"] == [1, 5]
+    assert "stage_units" not in answer(capsys, *SIMULATE, "--plan", "ddp", "--ranks", 2)
+
+
+def test_a_schedule_that_nobody_chose_is_named(capsys):
+    words = (*SIMULATE, "--pipeline-parallel", 2, "--micro-batches", 2)
+    for chosen, said in (([], True), (["--schedule", "1f1b"], False)):
+        _, text, _ = run(capsys, *words, *chosen)
+        assert "units, cut by the trace's times" in text
+        assert ("gpipe without --schedule, where Megatron-LM runs 1f1b" in text) == said
 
 
 def test_memory_is_told_with_what_fills_it(capsys):

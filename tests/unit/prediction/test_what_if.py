@@ -49,6 +49,7 @@ def test_the_network_is_as_many_times_as_fast(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
+        (["--scale-operator", "Norm", "2"], "did you mean '*norm*', which aten::"),
         (["--scale-operator", "conv9d", "2"], "no operator of the step has such a name; the step has aten::"),
         (["--scale-operator", "mm", "two"], "'two' is not a number"),
         (["--slow-rank", "4", "2"], "the plan has ranks 0 to 3"),

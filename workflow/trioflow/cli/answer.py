@@ -86,6 +86,7 @@ def _run_simulate(options: argparse.Namespace) -> None:
     print(
         format_facts([
             ("model", describe_model(prediction.step.traces[0].facts)),
+            ("stages", _describe_stages(answer, options)),
             ("cost model", answer["cost_model"]),
             ("peak memory", _describe_memory(answer)),
             ("filled by", _describe_filling(answer["memory"])),
@@ -208,6 +209,22 @@ def _describe_draws(draws: Mapping[str, Any] | None) -> list[tuple[str, str]]:
         ("waits", ", ".join(waits)),
         ("late", ", ".join(f"rank {one['rank']} at {one['share']:.0%} of its exchanges" for one in late)),
     ]  # fmt: skip
+
+
+_CUTS = {
+    "time": "by the trace's times (--stages count: as many layers each, as Megatron-LM cuts)",
+    "count": "as many layers each",
+    "given": "as given",
+}
+
+
+def _describe_stages(answer: Mapping[str, Any], options: argparse.Namespace) -> str:
+    """Return the units of a pipeline's stages, how they were cut, and that nobody chose the schedule."""
+    if "stage_units" not in answer:
+        return ""
+    chosen = options.plan or options.schedule or options.schedule_file
+    default = "" if chosen else "; gpipe without --schedule, where Megatron-LM runs 1f1b"
+    return f"{', '.join(map(str, answer['stage_units']))} units, cut {_CUTS[answer['stages_by']]}{default}"
 
 
 def _describe_unanchored(answer: dict[str, Any]) -> str:

@@ -13,6 +13,7 @@ from trioflow import __version__
 from trioflow.base.units import format_bytes, format_time
 from trioflow.engine.result import CONFIDENCES, Summary
 from trioflow.parallel.schedules.table import TRAIN
+from trioflow.parallel.splits.pipeline import BALANCES, name_balance
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.prediction.breakdown import DEPTH, build_breakdown
 from trioflow.prediction.drawn import Draws, draw_step
@@ -190,6 +191,7 @@ class Prediction:
             "fits_memory": self.fits_memory,
             "memory": self.memory,
             "mode": metadata.mode,
+            **self._describe_stages(),
             "samples_per_s": batch / self.expected_s if self.step_time_s else None,
             "folded": summary.folded,
             "unfolded_reason": summary.unfolded_reason,
@@ -201,6 +203,15 @@ class Prediction:
         if self.simulated.trace_only_s is not None:
             found |= {"anchor": step.options.anchor, "trace_only_step_time_s": self.simulated.trace_only_s}  # fmt: skip
         return found
+
+    def _describe_stages(self) -> dict[str, Any]:
+        """Return how many units each stage of a pipeline holds, and what cut them; nothing without one."""
+        stages, asked = self.task_graph.metadata.stages, self.step.options.stages
+        if len(stages) < 2:
+            return {}
+        balanced = asked is None or asked in BALANCES
+        cut = name_balance(self.step.trace, str(asked or "") or None) if balanced else "given"
+        return {"stage_units": [len(stage) for stage in stages], "stages_by": cut}
 
     def describe_language(self) -> dict[str, Any]:
         """Return tokens/s, MFU and what ranks wait for; nothing of a step that has no tokens."""

@@ -27,10 +27,19 @@ def scale_operators(graph: TaskGraph, scales: Sequence[tuple[str, float]]) -> Ta
             some = ", ".join(names[:_NAMED])
             raise InputError(
                 f"--scale-operator {pattern}: no operator of the step has such a name",
-                fix=f"the step has {some}{' and others' if len(names) > _NAMED else ''}",
+                fix=f"{_guess(pattern, names)}the step has {some}{' and others' if len(names) > _NAMED else ''}",
             )
         graph = graph.scale_compute(meant, factor)
     return graph
+
+
+def _guess(word: str, names: Sequence[str]) -> str:
+    """Return the pattern that was meant by a word out of the middle of a name; empty where there is none."""
+    near = next((name for name in names if word.lower() in name.lower()), None)
+    if near is None or not word:
+        return ""
+    first = near.lower().index(word.lower())
+    return f"did you mean '*{near[first : first + len(word)]}*', which {near} fits? "
 
 
 def list_rank_scales(slow_ranks: Sequence[tuple[int, float]], ranks: int) -> list[float]:

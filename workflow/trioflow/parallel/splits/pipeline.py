@@ -89,6 +89,12 @@ BALANCES = ("time", "count")
 """How to cut a chain of units: stages of equal time, or of equally many layers."""
 
 
+def name_balance(trace: Trace, balance: str | None) -> str:
+    """Return how ``partition`` cuts a trace: time or count."""
+    timed = bool((trace.operators["device_ns"] + trace.operators["cpu_ns"]).any())
+    return BALANCES[0] if timed and balance in (None, BALANCES[0]) else BALANCES[1]
+
+
 @remembered
 def partition(trace: Trace, stages: int, balance: str = "time") -> list[list[str]]:
     """Return the units of each stage.
