@@ -50,6 +50,26 @@ def test_plans_of_a_language_model_are_ranked_in_tokens(folder, capsys):
         assert row["schedule"] in ("none", "1f1b", "interleaved")
 
 
+def test_plans_are_ranked_under_a_router_that_does_not_balance(tmp_path):
+    sizes = {
+        "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_hidden_layers": 2, "hidden_size": 2048,
+        "num_attention_heads": 16, "num_key_value_heads": 2, "intermediate_size": 4096, "vocab_size": 256,
+        "num_local_experts": 8, "num_experts_per_tok": 2, "max_position_embeddings": 4096,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    asked = {"batch": 8, "top": 30, "sequence": 4096, "precision": "megatron-bf16"}
+    even, skewed = (
+        {row["plan_text"]: row["expected_s"] for row in found["ranking"] if row["expert"] > 1}
+        for found in (
+            search(str(tmp_path), 2, "dgx-h100", routing=how, **asked)
+            for how in ("balanced", "power:1.2")
+        )
+    )
+    both = even.keys() & skewed.keys()
+    assert both and all(skewed[plan] >= even[plan] for plan in both)
+    assert any(skewed[plan] > even[plan] for plan in both)
+
+
 def test_a_search_tells_how_far_it_is(folder):
     seen = []
     search(

@@ -147,7 +147,12 @@ def add_what_if_arguments(parser: argparse.ArgumentParser) -> None:
         "--slow-rank", nargs=2, action="append", default=[], metavar=("RANK", "F"),
         help="a rank computed F times as long; may come several times",
     )  # fmt: skip
-    supposed.add_argument(
+    add_routing_argument(supposed)
+
+
+def add_routing_argument(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Add how a router spreads tokens over experts."""
+    parser.add_argument(
         "--routing", metavar="HOW", default=BALANCED,
         help="how tokens are spread over experts: balanced (default), power:EXPONENT (supposed by --seed), or a file of each expert's share",
     )  # fmt: skip

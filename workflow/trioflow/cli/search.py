@@ -11,7 +11,12 @@ from trioflow.base.errors import InputError
 from trioflow.base.plan_row import BUCKETED
 from trioflow.base.units import BYTES_PER_MIB, format_bytes, format_time
 from trioflow.cli.answer import DAY_S
-from trioflow.cli.arguments import add_draw_arguments, add_model_arguments, add_run_arguments
+from trioflow.cli.arguments import (
+    add_draw_arguments,
+    add_model_arguments,
+    add_routing_argument,
+    add_run_arguments,
+)
 from trioflow.cli.output import add_output_argument, print_warnings, write_output
 from trioflow.cli.text import format_table
 from trioflow.parallel.plan import BUCKET_BYTES
@@ -44,6 +49,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     )
     add_model_arguments(parser)
     add_run_arguments(parser)
+    add_routing_argument(parser)
     add_draw_arguments(parser)
     parser.add_argument("--cost-model", metavar="MODEL", help="as for simulate")
     parser.add_argument("--override", metavar="CSV", help="as for simulate")
@@ -70,7 +76,7 @@ def _find_plans(options: argparse.Namespace) -> dict[str, Any]:
         options.trace, read_ranks(options.ranks), options.platform, batch=options.batch, top=options.top,
         price_per_gpu_hour=options.price_per_gpu_hour, power_w=options.power_w,
         cost_model=options.cost_model, override=options.override, tokens=options.tokens,
-        watch=watch, draws=options.draws, seed=options.seed,
+        watch=watch, routing=options.routing, draws=options.draws, seed=options.seed,
         **{name: getattr(options, name) for name in STEP_WORDS},
     )  # fmt: skip
     if watch:

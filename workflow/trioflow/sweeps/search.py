@@ -14,6 +14,7 @@ from trioflow.costmodel.device_times import DeviceTimes
 from trioflow.engine.result import CONFIDENCES
 from trioflow.hardware.machine import Platform
 from trioflow.parallel.remembered import remembering
+from trioflow.parallel.splits.routing import BALANCED, read_routing, set_routing
 from trioflow.prediction.assembly import Traces, load_traces
 from trioflow.prediction.beyond_nodes import NodeDoubt, doubt_nodes
 from trioflow.prediction.drawn import Draws
@@ -101,7 +102,7 @@ def search(
     traces: Traces, ranks: int | Sequence[int], platform: str, *, batch: int | None = None, top: int = 10,
     price_per_gpu_hour: float | None = None, power_w: float | None = None,
     cost_model: str | None = None, override: str | None = None, tokens: float | None = None, draws: int = 0, seed: int = 0,
-    watch: Watch | None = None, **step: Any,
+    routing: str = BALANCED, watch: Watch | None = None, **step: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """Rank the plans of a model: what ``trioflow search --json`` prints.
 
@@ -109,15 +110,14 @@ def search(
 
     ``traces``: one step on one rank; further ones of the same workload at other batches.
     ``ranks``, ``platform``: numbers of ranks to compare; a platform by name or file.
-    ``batch``: samples of the whole step; by default the trace's own batch on each of the most
-        ranks.
+    ``batch``: samples of the whole step; by default the trace's own batch on each of the most ranks.
     ``top``: plans to simulate in full at least, for each number of ranks.
-    ``price_per_gpu_hour``, ``power_w``: price [1/h] and power [W] of a device, to compare cost and
-        energy too.
+    ``price_per_gpu_hour``, ``power_w``: price [1/h] and power [W] of a device, to compare cost and energy too.
     ``cost_model``, ``override``: as for ``Options``.
     ``tokens``: of a whole run, to say what it takes under each plan.
     ``draws``, ``seed``: as for ``Options``: plans then stand in the order of the draws' means, and
         are compared draw by draw.
+    ``routing``: as for ``Options``; drawn by the seed.
     ``watch``: called with how many plans are done, of how many, and what is done with them.
     ``step``: ``STEP_WORDS`` of a language model by name or configuration.
     """
@@ -125,8 +125,9 @@ def search(
     for flag, value in (("price-per-gpu-hour", price_per_gpu_hour), ("power-w", power_w)):
         if value is not None and not 0 < value < float("inf"):
             raise InputError(f"--{flag} {value} is not positive")
-    workshop = Workshop({"trace": load_traces(traces, **step)})
-    facts = workshop.load_traces("trace")[0].facts
+    spread = read_routing(routing, seed)
+    given = [set_routing(one, spread) for one in load_traces(traces, **step)]
+    workshop, facts = Workshop({"trace": given}), given[0].facts
     batch = facts.batch * max(counts) if batch is None else batch
     all_found = [
         search_plans(
