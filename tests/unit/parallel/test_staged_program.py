@@ -425,14 +425,44 @@ def test_copied_micro_batches_are_those_that_run_one_by_one(monkeypatch, transfo
     host = {"pipeline_micro_batch_s": 1e-4, "tensor_parallel_forward_s": 1e-5}
     ask = partial(extrapolate, transformer_trace, plan, MODEL, batch=batch, host=host)
     added = Counter()
+    monkeypatch.setattr(StagedRank, "in_rows", False)
     monkeypatch.setattr(TaskGraphBuilder, "add", count_calls(TaskGraphBuilder.add, added))
     copied, calls = ask(), added.total()
     monkeypatch.setattr(StagedRank, "repeats", False)
-    run = ask()
-    pd.testing.assert_frame_equal(copied.tasks, run.tasks)
-    pd.testing.assert_frame_equal(copied.dependencies, run.dependencies)
-    assert copied.metadata.memory == run.metadata.memory
+    assert_same(copied, ask())
     assert calls < 0.8 * (added.total() - calls), "further micro-batches are copied"
+
+
+IN_ROWS = {
+    **{name: {} for name in SHAPES}, "tensor": {"data": 2, "tensor": 2, "accumulate": 2},
+    "zero1": {"data": 2, "sharding": "zero1"}, "fsdp": {"data": 2, "sharding": "fsdp"},
+    "full": {"data": 2, "recompute": "full"}, "selective": {"data": 2, "recompute": "selective"},
+    "ring": {"data": 2, "context": 2, "context_method": "ring"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("name", IN_ROWS)
+def test_operators_added_at_once_are_those_added_one_by_one(
+    monkeypatch, transformer_trace, name, device
+):
+    """With launches of the host in turn with operators, and without."""
+    facts = replace(transformer_trace.facts, device=device)
+    trace = Trace(transformer_trace.operators, transformer_trace.tensors, facts)
+    plan = make_plan(**IN_ROWS[name]) if IN_ROWS[name] else plan_of(name, data=2)
+    ask = partial(extrapolate, trace, plan, MODEL, batch=plan.data * plan.pieces * BATCH)
+    added = Counter()
+    monkeypatch.setattr(TaskGraphBuilder, "add", count_calls(TaskGraphBuilder.add, added))
+    at_once, calls = ask(), added.total()
+    monkeypatch.setattr(StagedRank, "in_rows", False)
+    assert_same(at_once, ask())
+    assert calls < 0.9 * (added.total() - calls), "rows are added at once"
+
+
+def assert_same(one, other):
+    pd.testing.assert_frame_equal(one.tasks, other.tasks)
+    pd.testing.assert_frame_equal(one.dependencies, other.dependencies)
+    assert one.metadata.memory == other.metadata.memory
 
 
 def count_calls(function, calls):

@@ -205,15 +205,14 @@ def load_task_graph(folder: str | Path) -> TaskGraph:
                 file=Path(folder) / "dependencies.parquet",
                 place=f"row {wrong.index[0]}, column {column}",
             )
-    metadata = GraphMetadata.from_dict(
-        {str(key): value for key, value in tasks.attrs.items()}, Path(folder) / "tasks.parquet"
-    )
+    said = {str(key): value for key, value in tasks.attrs.items()}
+    metadata = GraphMetadata.from_dict(said, Path(folder) / "tasks.parquet")
     tasks["group"] = _pack_texts(tasks["group"])
     return TaskGraph(tasks, dependencies, metadata)
 
 
 def _pack_texts(texts: pd.Series[Any]) -> pd.Categorical:
-    """Return texts, some of them null, with each different one kept once, as they appear."""
+    """Return texts, some of them null, with each different one kept once."""
     codes, found = pd.factorize(texts)
     return pd.Categorical.from_codes(codes, categories=pd.Index(found, dtype="str"))
 
@@ -246,9 +245,7 @@ class _Cells:
         """Add numbers after those that are settled."""
         end = self._count + len(more)
         if end > len(self._kept):
-            kept = self._kept[: self._count]
-            self._kept = np.empty(2 * end, dtype=kept.dtype)
-            self._kept[: self._count] = kept
+            self._kept = np.resize(self._kept, 2 * end)
         self._kept[self._count : end] = more
         self._count = end
 
@@ -323,6 +320,23 @@ class TaskGraphBuilder:
                 if other is not None:
                     self._edges.fresh += (task_id, other)
         return task_id
+
+    def add_rows(self, count: int, waits: Sequence[int], **columns: Any) -> None:
+        """Add tasks at once: of each column one value for all of them, or a list; None leaves it out.
+
+        ``waits``: pairs of a task and what it waits for, one behind the other.
+        """
+        for name, value in columns.items():
+            if value is None:
+                continue
+            values = value if isinstance(value, list) else [value]
+            if (known := self._texts.get(name)) is not None:
+                values = [known.setdefault(text, len(known)) for text in values]
+            self._cells[name].fresh += values if isinstance(value, list) else values * count
+            if name in self._rows:
+                self._rows[name].fresh += range(self._count, self._count + count)
+        self._count += count
+        self._edges.fresh += waits
 
     def mark(self) -> Mark:
         """Return how much has been collected so far."""

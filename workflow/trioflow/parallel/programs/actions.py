@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from itertools import chain, groupby
+from typing import Any
 
 from trioflow.parallel.memory.profile import AGAIN
 from trioflow.parallel.programs.blocks import attend, multiply
 from trioflow.parallel.programs.builder import ProgramBuilder, RankProgram, StageWork
 from trioflow.parallel.programs.offload import make_movers
+from trioflow.parallel.programs.rows import Repetition, add_operators
 from trioflow.parallel.schedules.table import (
     BACKWARD,
     BACKWARD_INPUT,
@@ -31,7 +33,6 @@ from trioflow.parallel.splits.tensor_split import (
     TENSOR,
     StageExchange,
 )
-from trioflow.parallel.task_graph import Mark
 
 _WAITS_FOR_SENDS = ("1f1b",)
 """Schedules whose ranks wait for each send: PyTorch's 1F1B runs it together with the next receive."""
@@ -48,10 +49,12 @@ class StageActions(RankProgram):
     ``dispatches``: whether split layers cost the host what PyTorch's sharded tensors do.
     ``repeats``: whether micro-batches of one size run the same tasks, so that those of a further
         one are copied.
+    ``in_rows``: whether operators with nothing between them may be added at once.
     """
 
     dispatches = True
     repeats = True
+    in_rows = True
 
     def __init__(self, program: ProgramBuilder, data: int, pipeline: int, tensor: int) -> None:
         super().__init__(program, data, pipeline, tensor)
@@ -68,7 +71,8 @@ class StageActions(RankProgram):
         self.backwards: Counter[int] = Counter()
         self.repeated: set[tuple[int, int, int]] = set()
         self.mover, self.host_optimizer = make_movers(self)
-        self.repetition = _Repetition(self)
+        self.repetition = Repetition(self)
+        self._crowded: dict[int, set[int]] = {}
         plan = program.plan
         self.tensor_group = [program.rank_of(data, pipeline, t) for t in range(plan.tensor)]
         self.data_group = [program.rank_of(d, pipeline, tensor) for d in range(plan.replicas)]
@@ -100,11 +104,12 @@ class StageActions(RankProgram):
         """Add one task to the compute stream; it waits for what was handed to `waits`."""
         self.last = self.program.graph.add(
             self.rank, "compute", kind, name,
-            after=self.waits, duration_s=duration_s, stage=self._stage_field(), **fields,
+            after=self.waits, duration_s=duration_s, stage=self.stage_field(), **fields,
         )  # fmt: skip
         self.waits = []
 
-    def _stage_field(self) -> int | None:
+    def stage_field(self) -> int | None:
+        """Return the stage that tasks name; None where there is but one."""
         return None if self.one_stage else self.stage
 
     def operator(
@@ -123,7 +128,7 @@ class StageActions(RankProgram):
         if times.separate_host:
             self.launched = program.graph.add(
                 self.rank, "host", "host", f"launch {name}", after=self.read_by_host,
-                duration_s=host_s + extra_s, stage=self._stage_field(), **fields,
+                duration_s=host_s + extra_s, stage=self.stage_field(), **fields,
             )  # fmt: skip
             self.read_by_host = []
             self.waits.append(self.launched)
@@ -144,7 +149,7 @@ class StageActions(RankProgram):
         return self.program.graph.add(
             self.rank, stream, "collective", name,
             after=(self.last, *self.waits), message_bytes=size_bytes, phase=phase,
-            stage=self._stage_field(), group=",".join(map(str, group)),
+            stage=self.stage_field(), group=",".join(map(str, group)),
             match_id=self.program.match(*key),
         )  # fmt: skip
 
@@ -162,7 +167,7 @@ class StageActions(RankProgram):
         return self.program.graph.add(
             self.rank, "send" if kind == "send" else "receive", kind, f"{kind} {direction}",
             after=() if early else (self.last,), message_bytes=size,
-            peer=self.program.rank_of(self.data, peer, self.tensor), stage=self._stage_field(),
+            peer=self.program.rank_of(self.data, peer, self.tensor), stage=self.stage_field(),
             phase=direction, micro_batch=action.micro_batch, match_id=self.program.match("p2p", *ends),
         )  # fmt: skip
 
@@ -212,12 +217,13 @@ class StageActions(RankProgram):
         if not again:
             self._chunk_overhead("forward", micro_batch)
 
-        def run(op_id: int) -> None:
-            name = f"{AGAIN}{self.program.names[op_id]}" if again else ""
-            if self.mover:
+        def run(op_ids: Sequence[int]) -> None:
+            if not self.mover:
+                self._run_all(op_ids, micro_batch, "forward", again)
+                return
+            for op_id in op_ids:
                 self.mover.before_forward(op_id, micro_batch)
-            self._run(op_id, micro_batch, "forward", again=again, name=name)
-            if self.mover:
+                self._run_all([op_id], micro_batch, "forward", again)
                 self.mover.after_forward(op_id, micro_batch)
 
         operators = self.work.recomputed if again else self.work.forward.tolist()
@@ -225,14 +231,39 @@ class StageActions(RankProgram):
 
     def _run_operators(
         self, what: tuple[Any, ...], operators: Sequence[int], micro_batch: int,
-        run: Callable[[int], None], repeats: bool,
+        run: Callable[[Sequence[int]], None], repeats: bool,
     ) -> None:  # fmt: skip
         alone = self.mover or self.work.attentions or self.program.plan.expert_parts > 1
         if repeats and not alone:
             self.repetition.run((*what, self.stage), operators, micro_batch, run)
             return
-        for op_id in operators:
-            run(op_id)
+        run(operators)
+
+    def _run_all(
+        self, op_ids: Sequence[int], micro_batch: int, phase: str, again: bool = False
+    ) -> None:
+        """Run operators one after the other, those with nothing between them at once."""
+        prefix, when = (AGAIN, "backward") if again else ("", phase)
+        for plain, some in groupby(op_ids, self.is_plain):
+            if plain:
+                add_operators(self, list(some), micro_batch, when, prefix)
+                continue
+            for op_id in some:
+                name = prefix and prefix + self.program.names[op_id]
+                self._run(op_id, micro_batch, phase, again=again, name=name)
+
+    def is_plain(self, op_id: int) -> bool:
+        """Return whether nothing goes with an operator of the stage, so that others may be added with it."""
+        if self.stage not in self._crowded:
+            self._crowded[self.stage] = self.find_crowded()
+        return self.in_rows and not self.mover and op_id not in self._crowded[self.stage]
+
+    def find_crowded(self) -> set[int]:
+        """Return the operators of the stage beside which messages go, or that run in parts."""
+        work = self.work
+        exchanges = (one for beside in (work.before, work.after) for one in chain(*beside.values()))
+        found = {*work.before, *work.after, *work.attentions, *work.input_share}
+        return found.union(one.beside for one in exchanges)
 
     def _run(
         self, op_id: int, micro_batch: int, phase: str, part: float = 1.0, again: bool = False,
@@ -303,8 +334,26 @@ class StageActions(RankProgram):
         buckets = list(enumerate(work.buckets)) if last else []
         swapped = self.program.split.swapped
 
-        def run(place: int) -> None:
-            op_id = swapped.get(place, place)
+        def run(places: Sequence[int]) -> None:
+            held: list[int] = []  # operators that can be added at once
+
+            def add_held() -> None:
+                self._run_all(held, micro_batch, "backward")
+                held.clear()
+
+            for place in places:
+                op_id = swapped.get(place, place)
+                if self.is_plain(op_id) and not self._needs(op_id, micro_batch):
+                    held.append(op_id)
+                else:
+                    add_held()
+                    run_one(op_id)
+                while buckets and swapped.get(at := buckets[0][1].ready_after_op_id, at) <= place:
+                    add_held()
+                    self.reduce_bucket(*buckets.pop(0))
+            add_held()
+
+        def run_one(op_id: int) -> None:
             self._prepare_backward(op_id, micro_batch)
             share = None if kind == BACKWARD else work.input_share.get(op_id)
             if share is None:
@@ -315,8 +364,6 @@ class StageActions(RankProgram):
                 self._run(
                     op_id, micro_batch, "backward", part, name=f"{name} ({kind})", reduces=of_input
                 )
-            while buckets and swapped.get(at := buckets[0][1].ready_after_op_id, at) <= place:
-                self.reduce_bucket(*buckets.pop(0))
 
         repeats = self.repeats and not buckets and not work.regions
         self._run_operators((kind,), operators, micro_batch, run, repeats)
@@ -331,67 +378,17 @@ class StageActions(RankProgram):
         """Bring back, or compute again, what an operator needs and the device has not kept."""
         if self.mover:
             self.mover.before_backward(op_id, micro_batch)
-        for index, region in enumerate(self.work.regions):
-            key = (self.stage, index, micro_batch)
-            if op_id in region.needed_by and key not in self.repeated:
-                self.repeated.add(key)
-                for again in region.operators:
-                    name = f"{AGAIN}{self.program.names[again]}"
-                    self._run(again, micro_batch, "forward", again=True, name=name)
+        for index in self._needs(op_id, micro_batch):
+            self.repeated.add((self.stage, index, micro_batch))
+            self._run_all(self.work.regions[index].operators, micro_batch, "forward", again=True)
+
+    def _needs(self, op_id: int, micro_batch: int) -> list[int]:
+        """Return the places of the regions that run again before an operator of backward."""
+        return [
+            index for index, region in enumerate(self.work.regions)
+            if op_id in region.needed_by and (self.stage, index, micro_batch) not in self.repeated
+        ]  # fmt: skip
 
     def reduce_bucket(self, index: int, bucket: Bucket) -> None:
         """Do what is due when all gradients of a bucket are there."""
         raise NotImplementedError
-
-
-class _Recorded(NamedTuple):
-    """Tasks that ran for a micro-batch, and the rank's state behind them."""
-
-    begin: Mark
-    end: Mark
-    exchanges: list[tuple[Any, ...]]  # keys of their exchanges
-    last: int | None
-    launched: int | None
-    waits: list[int]
-
-
-class _Repetition:
-    """Copies the tasks of a rank's actions from one micro-batch to others of the same size.
-
-    ``exchanged``: keys of the exchanges that the rank has joined since a recording began; the
-        fourth part of each is the micro-batch.
-    """
-
-    def __init__(self, rank: RankProgram) -> None:
-        self.rank = rank
-        self.exchanged: list[tuple[Any, ...]] = []
-        self._recorded: dict[tuple[Any, ...], _Recorded] = {}
-
-    def run(
-        self, what: tuple[Any, ...], operators: Sequence[int], micro_batch: int,
-        run: Callable[[int], None],
-    ) -> None:  # fmt: skip
-        """Run an action's operators one by one, or copy all but the first from another micro-batch.
-
-        The first one waits for what the action has to wait for, the others for it and one another.
-        """
-        rank, graph = self.rank, self.rank.program.graph
-        for op_id in operators[:1]:
-            run(op_id)
-        if len(operators) < 2:
-            return
-        key = (*what, rank.program.factors[micro_batch])
-        found = self._recorded.get(key)
-        if found is None:
-            begin, self.exchanged = graph.mark(), []
-            for op_id in operators[1:]:
-                run(op_id)
-            state = (list(self.exchanged), rank.last, rank.launched, list(rank.waits))
-            self._recorded[key] = _Recorded(begin, graph.mark(), *state)
-            return
-        match = rank.program.match
-        matches = [match(*key[:3], micro_batch, *key[4:]) for key in found.exchanges]
-        shift = graph.repeat(found.begin, found.end, matches, micro_batch)
-        rank.last = None if found.last is None else found.last + shift
-        rank.launched = None if found.launched is None else found.launched + shift
-        rank.waits = [task + shift for task in found.waits]

@@ -70,7 +70,7 @@ class _ProcessRank(StagedRank):
     """Writes the tasks of one device of a process that drives several."""
 
     alike = (False, False, False, False)
-    repeats = False
+    repeats = in_rows = False
 
     def launch_alone(
         self, op_id: int, micro_batch: int, device_s: float, host_s: float, name: str, phase: str

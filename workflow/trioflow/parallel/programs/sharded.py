@@ -228,6 +228,10 @@ class UnitRank(StagedRank):
         elif backward and op_id in self.leaves and self.one_stage:
             self._reduce(self.leaves[op_id], self.backwards[self.stage])
 
+    def find_crowded(self) -> set[int]:
+        """Return also the operators with which a unit's parameters come and go."""
+        return super().find_crowded().union(self.begins, self.ends, self.returns, self.leaves)
+
     def _prepare_backward(self, op_id: int, micro_batch: int) -> None:
         for index in self.returns.get(op_id, ()):
             self._enter_backward(index)

@@ -1,0 +1,100 @@
+"""Tasks written many at once: operators with nothing between them, and micro-batches that are like another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from trioflow.parallel.task_graph import Mark
+
+if TYPE_CHECKING:
+    from trioflow.parallel.programs.actions import StageActions
+
+
+def add_operators(
+    rank: StageActions, op_ids: Sequence[int], micro_batch: int, phase: str, prefix: str
+) -> None:
+    """Add operators that wait for nothing but one another, as ``rank.operator`` adds each.
+
+    ``prefix``: what their names begin with.
+    """
+    program, rest = rank.program, list(op_ids[1:])
+    rank.operator(op_ids[0], micro_batch, 0.0, 1.0, prefix + program.names[op_ids[0]], phase)
+    if not rest:
+        return
+    times, graph = program.times[rank.times_of(micro_batch)], program.graph
+    names = [prefix + program.names[op_id] for op_id in rest]
+    device_s, host_s = times.device_s[rest], times.host_s[rest]
+    common: dict[str, Any] = {
+        "rank": rank.rank, "phase": phase, "micro_batch": micro_batch, "stage": rank.stage_field(),
+    }  # fmt: skip
+    first, count = graph.next_task, len(rest)
+    rank.last = first + count - 1
+    if not times.separate_host:
+        graph.add_rows(
+            count, (), stream="compute", kind="compute", name=names, op_id=rest,
+            duration_s=(device_s + host_s).tolist(), **common,
+        )  # fmt: skip
+        return
+    # Launch and operator in turn; each operator waits for its launch.
+    rank.launched, rank.last = first + 2 * count - 2, first + 2 * count - 1
+    pairs = np.arange(first, first + 2 * count).reshape(-1, 2)[:, ::-1]
+    graph.add_rows(
+        2 * count, pairs.ravel().tolist(), stream=["host", "compute"] * count,
+        kind=["host", "compute"] * count, op_id=[op_id for op_id in rest for _ in range(2)],
+        name=[word for name in names for word in (f"launch {name}", name)],
+        duration_s=np.column_stack((host_s, device_s)).ravel().tolist(), **common,
+    )  # fmt: skip
+
+
+class _Recorded(NamedTuple):
+    """Tasks that ran for a micro-batch, and the rank's state behind them."""
+
+    begin: Mark
+    end: Mark
+    exchanges: list[tuple[Any, ...]]  # keys of their exchanges
+    last: int | None
+    launched: int | None
+    waits: list[int]
+
+
+class Repetition:
+    """Copies the tasks of a rank's actions from one micro-batch to others of the same size.
+
+    ``exchanged``: keys of the exchanges that the rank has joined since a recording began; the
+        fourth part of each is the micro-batch.
+    """
+
+    def __init__(self, rank: StageActions) -> None:
+        self.rank = rank
+        self.exchanged: list[tuple[Any, ...]] = []
+        self._recorded: dict[tuple[Any, ...], _Recorded] = {}
+
+    def run(
+        self, what: tuple[Any, ...], operators: Sequence[int], micro_batch: int,
+        run: Callable[[Sequence[int]], None],
+    ) -> None:  # fmt: skip
+        """Run an action's operators, or copy all but the first from another micro-batch.
+
+        The first one waits for what the action has to wait for, the others for it and one another.
+        """
+        rank, graph = self.rank, self.rank.program.graph
+        run(operators[:1])
+        if len(operators) < 2:
+            return
+        key = (*what, rank.program.factors[micro_batch])
+        found = self._recorded.get(key)
+        if found is None:
+            begin, self.exchanged = graph.mark(), []
+            run(operators[1:])
+            state = (list(self.exchanged), rank.last, rank.launched, list(rank.waits))
+            self._recorded[key] = _Recorded(begin, graph.mark(), *state)
+            return
+        match = rank.program.match
+        matches = [match(*key[:3], micro_batch, *key[4:]) for key in found.exchanges]
+        shift = graph.repeat(found.begin, found.end, matches, micro_batch)
+        rank.last = None if found.last is None else found.last + shift
+        rank.launched = None if found.launched is None else found.launched + shift
+        rank.waits = [task + shift for task in found.waits]
