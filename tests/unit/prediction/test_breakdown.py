@@ -67,6 +67,22 @@ def test_stages_are_told_apart_and_without_a_pipeline_there_is_one(step):
     assert row["gradient_bytes"] == 64, "one gradient, although two ranks finish it"
 
 
+def test_what_a_host_launches_beside_the_device_is_no_compute_of_a_phase():
+    builder = TaskGraphBuilder()
+    for stream, kind in (("host", "host"), ("compute", "compute"), ("compute", "host")):
+        builder.add(0, stream, kind, "mm", phase="forward", op_id=0, duration_s=1.0)
+    graph = builder.build()
+    times = {"start_s": [0.0, 1.0, 2.0], "end_s": [1.0, 2.0, 3.0]}
+    timeline = graph.tasks.assign(**times)[tables.TIMELINE.names]
+    operators = pd.DataFrame(
+        {"module": ["h"], "phase": ["forward"], "output_shapes": [[[1]]]}, index=[0]
+    )
+    trace = Trace(operators, pd.DataFrame(), few_facts())
+    for by in ("rank", "module"):
+        (row,) = build_breakdown(graph, timeline, trace, by).to_dict("records")
+        assert (row["compute_s"], row["forward_s"]) == (2.0, 2.0), by
+
+
 def test_what_hides_communication_of_a_stage_is_all_that_its_rank_computes():
     """A rank with two stages: one computes while the other one's message moves."""
     builder = TaskGraphBuilder()

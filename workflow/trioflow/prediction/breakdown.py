@@ -130,7 +130,7 @@ def _measure_rows(
         for name, found in _measure_lanes(_read_work(frame), lane, present, step_s)
     }
     kind, phase = frame["kind"], frame["phase"]
-    work_s = ((frame["end_s"] - frame["start_s"]) * kind.isin(_WORK)).to_numpy(np.float64)
+    work_s = ((frame["end_s"] - frame["start_s"]) * select_compute(frame)).to_numpy(np.float64)
     operators = (frame["op_id"].notna() & (kind == "compute")).to_numpy(dtype=bool)
     phases_s = {
         f"{name}_s": add_up(work_s * (phase == name).to_numpy(dtype=bool)) / members
