@@ -6,6 +6,7 @@
 # make test       the tests, without the slow tier; with it: make test TIER=
 # make lint       every check of form
 # make site       the documents as a site: build/site/index.html
+# make notebooks  execute docs/notebooks in place; one of them retrieves public data (docs/data.md)
 # make docs       write config/README.md and workflow/schemas/ again from their sources
 # make bench     measure speeds and write docs/bench.md
 # make publish   carry results/ of a finished run into README.md, docs/ and the shipped example
@@ -15,7 +16,7 @@
 # PYTHON=/path/to/python3 chooses the interpreter, ARGS="--cores 8" goes to Snakemake.
 
 .DEFAULT_GOAL := setup
-.PHONY: setup reproduce resume test lint docs site bench publish release clean
+.PHONY: setup reproduce resume test lint docs site notebooks bench publish release clean
 
 # Compiled modules are kept: hundreds of processes start, and each would compile the library again.
 export PYTHONDONTWRITEBYTECODE :=
@@ -68,13 +69,16 @@ lint: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python docs/build_reference.py
 
-build/site-tools/.stamp: envs/site.lock $(STAMP)
-	rm -rf build/site-tools
-	$(BIN)/python -m pip install --quiet --no-deps --target build/site-tools --requirement envs/site.lock
+build/%-tools/.stamp: envs/%.lock $(STAMP)
+	rm -rf $(@D)
+	$(BIN)/python -m pip install --quiet --no-deps --target $(@D) --requirement $<
 	@touch $@
 
 site: build/site-tools/.stamp
 	PYTHONPATH=build/site-tools $(BIN)/python -m mkdocs build --quiet --strict --site-dir build/site
+
+notebooks: build/notebooks-tools/.stamp
+	PYTHONPATH=$(CURDIR)/build/notebooks-tools $(BIN)/python docs/run_notebooks.py
 
 bench: $(STAMP)
 	$(BIN)/python bench/run_bench.py

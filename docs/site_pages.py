@@ -5,7 +5,10 @@ mkdocs calls these functions (`hooks` of mkdocs.yml); `make site` does it.
 
 from __future__ import annotations
 
+import html
+import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,16 +32,44 @@ def on_files(files: Files, config: Any) -> Files:
     pages = {name: (ROOT / source).read_text("utf-8") for source, name in ELSEWHERE.items()}
     pages["command_reference.md"] = "\n".join(describe_commands())
     pages["table_reference.md"] = "\n".join(describe_tables())
+    for path in sorted((ROOT / "docs/notebooks").glob("*.ipynb")):
+        pages[f"notebooks/{path.stem}.md"] = "\n\n".join(describe_notebook(path))
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
     return files
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Lead links to what lies outside docs/ to its page of the site."""
+    """Lead links to notebooks, and to what lies outside docs/, to their pages of the site."""
     for source, name in ELSEWHERE.items():
         markdown = markdown.replace(f"](../{source}", f"]({name}")
-    return markdown
+    return re.sub(r"\]\(([\w/]+)\.ipynb\)", r"](\1.md)", markdown)
+
+
+def describe_notebook(path: Path) -> Iterator[str]:
+    """Describe a notebook: its text, its code, and what the code gave."""
+    for number, cell in enumerate(json.loads(path.read_text("utf-8"))["cells"]):
+        text = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            yield text
+            if not number:  # ./ keeps the link to the file itself
+                yield f"[This notebook](./{path.name}) to run and change; `make notebooks` executes it."
+            continue
+        shell = text.startswith("%%bash\n")
+        yield f"```{'sh' if shell else 'python'}\n{text.removeprefix('%%bash').strip()}\n```"
+        for output in cell["outputs"]:
+            data = {kind: "".join(lines) for kind, lines in output.get("data", {}).items()}
+            if "image/png" in data:
+                name = html.escape(cell["metadata"]["figure"])
+                yield f'<img alt="{name}" src="data:image/png;base64,{data["image/png"].strip()}">'
+            elif "text/html" in data:
+                table = re.sub(
+                    r"<style.*?</style>|\n\s*| border=.1.", "", data["text/html"], flags=re.DOTALL
+                )
+                yield f'<div class="output">{table}</div>'
+            else:
+                told = data.get("text/plain") or "".join(output["text"])
+                yield f'<div class="output"><pre>{html.escape(told.rstrip())}</pre></div>'
 
 
 def describe_commands() -> Iterator[str]:

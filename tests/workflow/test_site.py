@@ -14,8 +14,11 @@ from project_copy import ROOT
 from trioflow import tables
 from trioflow.cli.main import COMMANDS
 
-PAGES = ("index", "tutorial", "questions", "command_reference", "table_reference", "compare_plans")
-"""Those that are opened: one of each kind."""
+PAGES = (
+    "index", "tutorial", "questions", "command_reference", "table_reference", "compare_plans",
+    "notebooks/first_prediction", "notebooks/compare_plans",
+)  # fmt: skip
+"""Those that are opened: of each kind."""
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +67,16 @@ def test_the_reference_is_that_of_the_code(site: Path) -> None:
         for column in schema.names:
             assert f"<code>{column}</code>" in described
     assert not list(site.rglob("*.py")) and not list(site.rglob("*.tsv"))
+
+
+@pytest.mark.slow
+def test_notebooks_are_pages_with_their_tables_and_figures(site: Path) -> None:
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in site.glob("notebooks/*.html")}
+    assert texts.keys() == {path.stem for path in ROOT.glob("docs/notebooks/*.ipynb")}
+    for name, text in texts.items():
+        assert 'class="dataframe"' in text and f'href="{name}.ipynb"' in text, name
+    assert '<img alt="Step time' in texts["compare_plans"]
+    assert 'href="notebooks/add_a_gpu.html"' in (site / "index.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
