@@ -167,14 +167,7 @@ def find_device(name: str) -> DeviceSheet:
     factor differ in nothing that the name says is meant. Raises PlatformError when no sheet has the
     name, or several fit it; it says which numbers to write, and where.
     """
-    own, wanted = _own_sheets(), plain_name(name)
-    likely = (each for each in list_devices() if wanted in _shipped_words(each))
-    for sheet in chain(own, map(_shipped, likely)):
-        if wanted in map(plain_name, (sheet.name, *sheet.driver_names)):
-            return sheet
-    sheets = [*own, *map(_shipped, list_devices())]
-    said = read_name(name)
-    fitting = [sheet for sheet in sheets if said.product and sheet.parts.fits(said)]
+    fitting = _list_fitting(name)
     if len(fitting) == 1:
         return fitting[0]
     if fitting:
@@ -182,17 +175,28 @@ def find_device(name: str) -> DeviceSheet:
             f"{name!r} stands for {' and '.join(sheet.name for sheet in fitting)}",
             fix="give the name with its memory and form factor, as the driver reports it",
         )
-    raise _undescribed(name, [sheet.driver_name for sheet in sheets])
+    known = [*_own_sheets(), *map(_shipped, list_devices())]
+    raise _undescribed(name, [sheet.driver_name for sheet in known])
+
+
+def _list_fitting(name: str) -> list[DeviceSheet]:
+    """Return the sheet that has a name, or those that it may stand for; only the likely ones are read."""
+    own, wanted, said = _own_sheets(), plain_name(name), read_name(name)
+    likely = (each for each in list_devices() if wanted in _shipped_words(each))
+    for sheet in chain(own, map(_shipped, likely)):
+        if wanted in map(plain_name, (sheet.name, *sheet.driver_names)):
+            return [sheet]
+    likely = (e for e in list_devices() if all(w in _shipped_words(e) for w in said.product))
+    sheets = chain(own, map(_shipped, likely)) if said.product else ()
+    return [sheet for sheet in sheets if sheet.parts.fits(said)]
 
 
 def find_sheet(device_name: str) -> DeviceSheet | None:
     """Return the sheet of a device, or None; a processor has none but the user's own."""
     if is_processor(device_name) and not any(OWN.glob("*.y*ml")):
         return None
-    try:
-        return find_device(device_name)
-    except PlatformError:
-        return None
+    fitting = _list_fitting(device_name)
+    return fitting[0] if len(fitting) == 1 else None
 
 
 def _own_sheets() -> list[DeviceSheet]:

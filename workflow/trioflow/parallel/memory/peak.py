@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -147,13 +147,20 @@ def _list_beside(
         group = _tensor_group(program, rank)
         scattered = (rows["name"] == "reduce_scatter") & rows["phase"].isin(phases)
         waits = float(rows.loc[scattered & (rows["group"] == group), "message_bytes"].sum())
-        launched = (program.operators[["flop", "read_bytes", "write_bytes"]] > 0).any(axis=1)
+        launched = _find_launched(program.operators)
         launches = sum(
-            int(launched.iloc[getattr(work, phase)].sum()) for work in works for phase in phases
+            int(launched[getattr(work, phase)].sum()) for work in works for phase in phases
         )
         share = min(LEAD / max(launches, 1), 1.0)
         found["waiting_bytes"] = round(waits / pieces * (1 - 1 / program.plan.tensor) * share)
     return found
+
+
+@remembered
+def _find_launched(operators: pd.DataFrame) -> NDArray[np.bool_]:
+    """Return which operators do any work on the device."""
+    work = operators[["flop", "read_bytes", "write_bytes"]].to_numpy()
+    return np.asarray((work > 0).any(axis=1))
 
 
 def _tensor_group(program: ProgramBuilder, rank: int) -> str:
@@ -173,12 +180,12 @@ def _table_of(
     """Return the allocations of some ranks: those of a stage, of a ZeRO-1 replica; -1 for all alike."""
     here: frozenset[int] | None = None
     if data >= 0 and program.partition:
-        operators = scale_work(operators, program.partition.shares[data])
+        operators = _scale_work(operators, program.partition.shares[data])
         mine = program.partition.parameters[data]
         here = frozenset(i for i, p in enumerate(list_parameters(trace)) if p in mine)
     elif pipeline >= 0:
         stages = program.schedule.stages_of_rank(pipeline)
-        operators = scale_work(operators, _sum_shares([program.stages[s] for s in stages]))
+        operators = _scale_work(operators, _sum_shares([program.stages[s] for s in stages]))
         placed = enumerate(program.placed)
         here = frozenset(i for i, at in placed if not at or at.intersection(stages))
     shares = share_storages(trace, program.plan, here, replicated=data >= 0)
@@ -192,6 +199,11 @@ def _sum_shares(stages: Sequence[StageWork]) -> dict[int, float]:
     for stage in stages:
         sums.update(stage.update_shares)
     return {op: min(float(share), 1.0) for op, share in sums.items()}
+
+
+@remembered
+def _scale_work(operators: pd.DataFrame, shares: Mapping[int, float]) -> pd.DataFrame:
+    return scale_work(operators, shares)
 
 
 @remembered

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -14,39 +14,52 @@ if TYPE_CHECKING:
 
 
 def add_operators(
-    rank: StageActions, op_ids: Sequence[int], micro_batch: int, phase: str, prefix: str
-) -> None:
+    rank: StageActions, op_ids: Sequence[int], micro_batch: int | None, phase: str = "", prefix: str = "",
+    device_s: Mapping[int, float] | None = None,
+) -> None:  # fmt: skip
     """Add operators that wait for nothing but one another, as ``rank.operator`` adds each.
 
-    ``prefix``: what their names begin with.
+    ``prefix``: what their names begin with. ``device_s``: time of those that take another one than
+    the program says [s].
     """
-    program, rest = rank.program, list(op_ids[1:])
-    rank.operator(op_ids[0], micro_batch, 0.0, 1.0, prefix + program.names[op_ids[0]], phase)
+    program, own_s, rest = rank.program, device_s or {}, list(op_ids[1:])
+    for op_id in op_ids[:1]:
+        name = prefix + program.names[op_id]
+        rank.operator(op_id, micro_batch, 0.0, 1.0, name, phase, own_s.get(op_id))
     if not rest:
         return
     times, graph = program.times[rank.times_of(micro_batch)], program.graph
+    on_device_s, host_s = times.device_s[rest], times.host_s[rest]
+    if own_s:
+        pairs = zip(rest, on_device_s.tolist(), strict=True)
+        on_device_s = np.array([own_s.get(op_id, given_s) for op_id, given_s in pairs])
     names = [prefix + program.names[op_id] for op_id in rest]
-    device_s, host_s = times.device_s[rest], times.host_s[rest]
+    phases = phase or [program.phases[op_id] for op_id in rest]
     common: dict[str, Any] = {
-        "rank": rank.rank, "phase": phase, "micro_batch": micro_batch, "stage": rank.stage_field(),
+        "rank": rank.rank, "micro_batch": micro_batch, "stage": rank.stage_field(),
     }  # fmt: skip
     first, count = graph.next_task, len(rest)
     rank.last = first + count - 1
     if not times.separate_host:
         graph.add_rows(
-            count, (), stream="compute", kind="compute", name=names, op_id=rest,
-            duration_s=(device_s + host_s).tolist(), **common,
+            count, (), stream="compute", kind="compute", name=names, op_id=rest, phase=phases,
+            duration_s=(on_device_s + host_s).tolist(), **common,
         )  # fmt: skip
         return
     # Launch and operator in turn; each operator waits for its launch.
     rank.launched, rank.last = first + 2 * count - 2, first + 2 * count - 1
-    pairs = np.arange(first, first + 2 * count).reshape(-1, 2)[:, ::-1]
+    waits = np.arange(first, first + 2 * count).reshape(-1, 2)[:, ::-1]
     graph.add_rows(
-        2 * count, pairs.ravel().tolist(), stream=["host", "compute"] * count,
-        kind=["host", "compute"] * count, op_id=[op_id for op_id in rest for _ in range(2)],
+        2 * count, waits.ravel().tolist(), stream=["host", "compute"] * count,
+        kind=["host", "compute"] * count, op_id=_twice(rest),
+        phase=phases if isinstance(phases, str) else _twice(phases),
         name=[word for name in names for word in (f"launch {name}", name)],
-        duration_s=np.column_stack((host_s, device_s)).ravel().tolist(), **common,
+        duration_s=np.column_stack((host_s, on_device_s)).ravel().tolist(), **common,
     )  # fmt: skip
+
+
+def _twice(values: Sequence[Any]) -> list[Any]:
+    return [value for value in values for _ in range(2)]
 
 
 class _Recorded(NamedTuple):

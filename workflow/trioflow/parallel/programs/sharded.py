@@ -46,11 +46,9 @@ from typing import Any
 
 from trioflow.base.experiments import Plan
 from trioflow.parallel.programs.builder import UnitWork
-from trioflow.parallel.programs.staged import StagedRank
+from trioflow.parallel.programs.staged import FINDS_OVERFLOW, StagedRank
 from trioflow.parallel.splits.sharding import ShardedUnit
 
-FINDS_OVERFLOW = "aten::_amp_foreach_non_finite_check_and_unscale_"
-"""Operator of ``GradScaler`` that unscales gradients and notes whether any is not finite."""
 FLAG_BYTES = 4
 """Size of that note, of which ranks with shards of the gradients take the largest (PyTorch 2.13,
 ``torch/distributed/tensor/_dispatch.py``, ``found_inf_reduce_handler``). DDP's ranks have the same

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trioflow.parallel.programs.actions import COPIES_EARLY, WAITS_AT_TURNS, StageActions
 from trioflow.parallel.programs.builder import ProgramBuilder
+from trioflow.parallel.programs.rows import add_operators
 from trioflow.parallel.schedules.table import (
     COMPUTE_KINDS,
     FORWARD_ONLY,
@@ -18,6 +19,9 @@ from trioflow.parallel.schedules.table import (
     leaves,
 )
 from trioflow.parallel.splits.parameters import Bucket
+
+FINDS_OVERFLOW = "aten::_amp_foreach_non_finite_check_and_unscale_"
+"""Operator of ``GradScaler`` that unscales gradients and notes whether any is not finite."""
 
 
 class StagedRank(StageActions):
@@ -115,6 +119,9 @@ class StagedRank(StageActions):
         update_s = self.program.host.get("tensor_parallel_update_s", 0.0)
         for stage in self.stages:
             self.stage = stage
+            if self.in_rows and not update_s:
+                self.update_at_once()
+                continue
             for op_id in self.work.optimizer:
                 sharded = int(op_id) in self.program.split.sharded_updates
                 extra_s = update_s if sharded else 0.0
@@ -122,6 +129,17 @@ class StagedRank(StageActions):
                     int(op_id), None, extra_s, device_s=self.work.update_s.get(int(op_id))
                 )
         self._gather_weights()
+
+    def update_at_once(self) -> None:
+        """Add the optimizer's operators of a stage; behind the search for overflow shards may agree."""
+        names, op_ids = self.program.names, self.work.optimizer.tolist()
+        for place, op_id in enumerate(op_ids):
+            if names[op_id] == FINDS_OVERFLOW:
+                add_operators(self, op_ids[:place], None, device_s=self.work.update_s)
+                self.operator(op_id, None, device_s=self.work.update_s.get(op_id))
+                op_ids = op_ids[place + 1 :]
+                break
+        add_operators(self, op_ids, None, device_s=self.work.update_s)
 
     def _gather_weights(self) -> None:
         """Hand every replica the slices of each bucket's weights that the others have updated."""
