@@ -46,6 +46,16 @@ def test_chakra_files_of_a_plan(tmp_path, capsys):
     assert f"{len(graph.tasks)} nodes in out/step.0.et to step.1.et" in out
 
 
+def test_chakra_files_without_the_host(tmp_path, capsys):
+    words = ("chakra", "gpt2-b8", "--plan", "ddp", "--ranks", 2, "--platform", "dgx-h100")
+    run(*words, "-o", "all/step")
+    run(*words, "--device-only", "-o", "device/step")
+    assert "the host is left out: a step that its launches hold back" in capsys.readouterr().err
+    both = [read_chakra_graph(f"{folder}/step").tasks for folder in ("all", "device")]
+    names = [tasks["name"][tasks["stream"] != "host"].tolist() for tasks in both]
+    assert names[0] == names[1] and len(both[0]) > len(both[1]) == len(names[1])
+
+
 def test_degrees_and_batch_are_those_of_simulate(tmp_path):
     run(
         "chakra", TRACE, "--pipeline-parallel", 2, "--micro-batches", 4, "--batch", 16,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import chakra_wire as wire
@@ -16,11 +17,14 @@ from hypothesis import strategies as st
 from oracles.chakra_reader import read_chakra_graph
 from same_model import ProportionalModel
 from trioflow.base.errors import InputError, TraceError
-from trioflow.export.chakra import size_trace, write_chakra
+from trioflow.engine.simulate import simulate
+from trioflow.export.chakra import leave_host, size_trace, write_chakra
+from trioflow.hardware.platform import load_platform
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan, named_plan
-from trioflow.parallel.task_graph import GraphMetadata, TaskGraphBuilder
+from trioflow.parallel.task_graph import GraphMetadata, TaskGraph, TaskGraphBuilder
 from trioflow.tables import records
+from trioflow.trace.store import Trace
 
 COLLECTIVE_NUMBERS = {
     "all_reduce": 0, "reduce": 1, "all_gather": 2, "gather": 3, "scatter": 4, "broadcast": 5,
@@ -256,6 +260,58 @@ def test_host_tasks_run_beside_the_device(tmp_path):
     assert [n["data_deps"] for n in nodes] == [[], [0], [1]]
     assert [n["ctrl_deps"] for n in nodes] == [[], [], [1]]
     assert [n["duration"] for n in nodes] == [5, 7, 1]
+
+
+def test_without_the_host_tasks_wait_for_what_it_waited_for(tmp_path):
+    builder = TaskGraphBuilder()
+    first = builder.add(0, "compute", "compute", "aten::mm", duration_s=7e-6)
+    looked = builder.add(0, "receive", "recv", "recv forward", message_bytes=8, peer=1, match_id=0)
+    launch = builder.add(0, "host", "host", "launch", duration_s=5e-6, after=[looked, first])
+    builder.add(0, "host", "host", "launch", duration_s=5e-6)
+    later = builder.add(0, "host", "host", "launch", duration_s=5e-6)
+    builder.add(0, "compute", "compute", "aten::mm", duration_s=1e-6, after=[later])
+    builder.add(1, "send", "send", "send forward", message_bytes=8, peer=0, match_id=0)
+    graph = leave_host(builder.build(GraphMetadata(ranks=2)))
+    assert launch == 2 and graph.tasks["task_id"].tolist() == [0, 1, 2, 3]
+    assert graph.dependencies.to_numpy().tolist() == [[2, 0], [2, 1]]
+    write_chakra(graph, tmp_path / "x")
+    nodes = wire.read(tmp_path / "x.0.et")[1]
+    assert [n["attr"]["is_cpu_op"] for n in nodes] == [False] * 3
+    assert nodes[2]["data_deps"] == [0, 1]
+
+
+def test_the_host_may_not_wait_for_itself_later():
+    builder = TaskGraphBuilder()
+    builder.add(0, "compute", "compute", "aten::mm", duration_s=1e-6, after=[1])
+    builder.add(0, "host", "host", "launch", duration_s=1e-6)
+    with pytest.raises(InputError, match="task 0 waits for the host's later task 1"):
+        leave_host(builder.build())
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        named_plan("ddp", 2), named_plan("tp", 2), make_plan(data=2, sharding="fsdp"),
+        make_plan(pipeline=2, micro_batches=4, schedule="1f1b", recompute="full"),
+        make_plan(pipeline=2, micro_batches=4, schedule="gpipe", tensor=2),
+    ],
+    ids=lambda plan: plan.plan,
+)  # fmt: skip
+def test_without_the_host_a_step_is_that_of_a_host_that_takes_no_time(plan, transformer_trace):
+    facts = replace(transformer_trace.facts, device="cuda")
+    trace = Trace(transformer_trace.operators, transformer_trace.tensors, facts)
+    graph = extrapolate(trace, plan, ProportionalModel(), host={"launch_pytorch_s": 1e-5})
+    device = leave_host(graph)
+    assert "host" not in set(device.tasks["stream"]) and "host" in set(graph.tasks["stream"])
+    quick = graph.tasks.assign(
+        duration_s=graph.tasks["duration_s"].where(graph.tasks["stream"] != "host", 0.0)
+    )
+    platform = load_platform("dgx-h100", plan.ranks)
+    both = [
+        simulate(one, platform).summary.step_time_s
+        for one in (TaskGraph(quick, graph.dependencies, graph.metadata), device)
+    ]
+    assert both[1] == pytest.approx(both[0], rel=1e-12)
 
 
 def test_equal_graphs_give_equal_bytes(transformer_trace, tmp_path):

@@ -20,6 +20,10 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     )
     chakra.set_defaults(run=_run_export_chakra)
     add_plan_arguments(chakra)
+    chakra.add_argument(
+        "--device-only", action="store_true",
+        help="without the host's launches, for readers that know no CPU operators (ASTRA-sim)",
+    )  # fmt: skip
     _add_output(chakra, "PREFIX", "writes PREFIX.<rank>.et and PREFIX.comm_groups.json")
     perfetto = formats.add_parser("perfetto", help="the simulated timeline, for ui.perfetto.dev")
     perfetto.set_defaults(run=_run_export_perfetto)
@@ -64,7 +68,7 @@ def _add_output(parser: argparse.ArgumentParser, metavar: str, text: str) -> Non
 def _run_export_chakra(options: argparse.Namespace) -> None:
     """Build a plan's task graph and write it for every rank."""
     from trioflow.cli.choices import read_options
-    from trioflow.export.chakra import size_trace, write_chakra
+    from trioflow.export.chakra import leave_host, size_trace, write_chakra
     from trioflow.prediction.assembly import build_graph, time_operators
 
     plan, platform, assumed = read_options(options)
@@ -73,11 +77,16 @@ def _run_export_chakra(options: argparse.Namespace) -> None:
     graph = build_graph(times, plan, batch=options.batch, host=host, options=assumed)
     resolved = graph.metadata.plan
     source = size_trace(times.traces, resolved, graph.metadata.batch)
+    warnings = [*times.warnings, *graph.metadata.warnings]
+    if options.device_only:
+        tasks, graph = len(graph.tasks), leave_host(graph)
+        if len(graph.tasks) < tasks:
+            warnings.append("the host is left out: a step that its launches hold back is too short")
     files = write_chakra(graph, options.output, source)
     print(f"{graph.metadata.workload}: {graph.metadata.plan_text}")
     nodes = f"{len(graph.tasks)} node{'s' if len(graph.tasks) != 1 else ''}"
     print(f"{nodes} in {files[0]} to {files[-2].name}; communicator groups in {files[-1].name}")
-    print_warnings([*times.warnings, *graph.metadata.warnings])
+    print_warnings(warnings)
 
 
 def _run_export_perfetto(options: argparse.Namespace) -> None:

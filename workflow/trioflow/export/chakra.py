@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from trioflow import __version__
@@ -67,6 +68,41 @@ def size_trace(traces: Sequence[Trace], plan: Plan, batch: int) -> Trace:
     operators = resize_batch(split.operators, factor)
     same = factor == 1.0 and plan.tensor == 1
     return Trace(operators, trace.tensors if same else trace.tensors.iloc[:0], trace.facts)
+
+
+def leave_host(graph: TaskGraph) -> TaskGraph:
+    """Return a graph of devices alone, for readers that know no operators of a CPU (ASTRA-sim).
+
+    What the host's stream runs takes no time then, so that a step that its launches hold back is too short. What a
+    task waits for through the host, such as a message that the host looked at before it launched on, it waits for.
+    """
+    tasks = graph.tasks
+    host = (tasks["stream"] == _HOST_STREAM).to_numpy(dtype=bool)
+    ranks, streams = tasks["rank"].tolist(), tasks["stream"].tolist()
+    waits: dict[int, list[int]] = {}
+    edges = graph.dependencies[["task_id", "depends_on"]].to_numpy().tolist()
+    for task, other in edges:
+        waits.setdefault(task, []).append(other)
+    # Behind which tasks of the device the host lies: of each stream the last, which waits for the others.
+    behind: dict[int, dict[str, int]] = {}
+    queues: dict[int, dict[str, int]] = {}
+    kept: list[tuple[int, int]] = []
+    for task in range(len(tasks)):
+        seen = dict(queues.get(ranks[task], {})) if host[task] else {}
+        for other in waits.get(task, ()):
+            if host[other] and other not in behind:
+                raise InputError(f"task {task} waits for the host's later task {other}")
+            for stream, last in (behind[other] if host[other] else {streams[other]: other}).items():
+                seen[stream] = max(seen.get(stream, last), last)
+        if host[task]:
+            behind[task] = queues[ranks[task]] = seen
+        else:
+            kept += [(task, other) for other in sorted(seen.values())]
+    number = np.cumsum(~host) - 1
+    left = tasks[~host].reset_index(drop=True).assign(task_id=np.arange(int((~host).sum())))
+    columns = graph.dependencies.columns
+    waiting = pd.DataFrame(number[np.array(kept, dtype=np.int64).reshape(-1, 2)], columns=columns)
+    return TaskGraph(left, waiting, graph.metadata)
 
 
 def write_chakra(
