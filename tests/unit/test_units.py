@@ -1,7 +1,15 @@
 from __future__ import annotations
 
 import pytest
-from trioflow.base.units import format_bytes, format_count, format_time, ns_to_s, s_to_ns, us_to_ns
+from trioflow.base.units import (
+    format_apart,
+    format_bytes,
+    format_count,
+    format_time,
+    ns_to_s,
+    s_to_ns,
+    us_to_ns,
+)
 
 
 @pytest.mark.parametrize(
@@ -21,3 +29,10 @@ def test_sizes_and_counts_have_decimal_prefixes():
 def test_conversions_round_trip():
     assert s_to_ns(ns_to_s(1_234_567_891)) == 1_234_567_891
     assert us_to_ns(0.5) == 500
+
+
+def test_two_sizes_that_differ_read_differently():
+    assert format_apart(80.04e9, 79.96e9) == ("80.04 GB", "79.96 GB")
+    assert format_apart(80.1e9, 79.9e9) == ("80.1 GB", "79.9 GB")
+    assert format_apart(1e9 + 1, 1e9) == ("1.000000001 GB", "1 GB")
+    assert format_apart(5e9, 5e9) == ("5 GB", "5 GB")

@@ -63,7 +63,8 @@ def test_every_number_is_positive_and_has_a_source() -> None:
             sheet.boost_clock_hz, sheet.power_limit_w, *sheet.peak_flop_per_s.values(),
         ]  # fmt: skip
         assert all(number > 0 for number in numbers), name
-        expected = len(numbers) + 2 * ("nvlink" in content)
+        expected = len(numbers) + 2 * ("nvlink" in content) + ("usable_memory_bytes" in content)
+        assert 0.9 < sheet.usable_memory_bytes / sheet.memory_bytes < 1.1, name
         assert len(sheet.sources) == expected, name
         assert all(len(source) > 20 for source in sheet.sources.values()), name
 
@@ -84,7 +85,7 @@ def test_platforms_say_the_same_as_their_device_s_sheet() -> None:
         if device.kind != "gpu":
             continue
         sheet = find_device(device.name)
-        assert device.memory_bytes == sheet.memory_bytes, name
+        assert device.memory_bytes == sheet.usable_memory_bytes, name
         assert device.memory_bandwidth_bytes_per_s == sheet.memory_bandwidth_bytes_per_s, name
         for precision, peak in device.peak_flop_per_s.items():
             assert peak == sheet.peak_flop_per_s[precision], (name, precision)

@@ -390,12 +390,16 @@ def test_a_device_comes_from_its_sheet(tmp_path: Path) -> None:
     platform = load_platform(write(tmp_path, content))
     sheet = load_device("a40")
     assert platform.device == Device(
-        "NVIDIA A40", "gpu", sheet.memory_bytes, sheet.peak_flop_per_s,
+        "NVIDIA A40", "gpu", sheet.usable_memory_bytes, sheet.peak_flop_per_s,
         sheet.memory_bandwidth_bytes_per_s,
     )  # fmt: skip
-    assert platform.sources["device.memory_bytes"] == sheet.sources["memory_bytes"]
+    assert platform.sources["device.memory_bytes"] == sheet.sources["usable_memory_bytes"]
     assert "device.sm_count" not in platform.sources
-    own = (SHIPPED / "a40.yaml").read_text().replace("value: 48.0e9", "value: 96.0e9")
+    own = (
+        (SHIPPED / "a40.yaml")
+        .read_text()
+        .replace(f"value: {sheet.usable_memory_bytes}", "value: 96.0e9")
+    )
     (tmp_path / "mine.yaml").write_text(own)
     content["device"] = {"sheet": "mine.yaml"}
     path = write(tmp_path, content)

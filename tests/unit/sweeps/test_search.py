@@ -13,6 +13,7 @@ from trioflow.base.plan_rules import find_plan_problem
 from trioflow.cli import main
 from trioflow.cli.search import describe_rest, read_ranks
 from trioflow.hardware.platform import SHIPPED
+from trioflow.parallel.memory.peak import count_outside
 from trioflow.parallel.plan import make_plan, vary_plan
 from trioflow.prediction.assembly import predict
 from trioflow.sweeps.search import (
@@ -83,7 +84,7 @@ def test_what_became_of_every_plan_is_counted(workshop: Workshop, tmp_path: Path
     all_plans = list(enumerate_plans(load_trace(TRACE), 8, 128, Space(), fates))
     refused = sum(fates.reasons[""].values())
     assert any("more than 64 micro-batches" in reason for reason in fates.reasons[""])
-    machine = str(small_machine(tmp_path, 200e6))
+    machine = str(small_machine(tmp_path, 1.5e9))
     found = search_plans(workshop, TRACE, machine, 8, 128, top=2)
     rows = {row["family"]: row for row in found.fates.list_families()}
     for row in rows.values():
@@ -152,7 +153,9 @@ def test_plans_that_do_not_fit_are_dropped_with_the_reason(
     plans = [make_plan(4), make_plan(4, sharding="fsdp"), make_plan(1, 1, 4, "1f1b", 4)]
     whole = search_plans(workshop, TRACE, "dgx-a100", 4, 64, plans=plans)
     peaks = sorted(row["peak_memory_bytes"] for row in whole.ranking)
-    room = (peaks[0] + peaks[1]) / 2
+    outside = predict(TRACE, plans[0], "dgx-a100", batch=64).step.outside_bytes
+    assert outside == count_outside([4])
+    room = (peaks[0] + peaks[1]) / 2 + outside
     found = search_plans(workshop, TRACE, str(small_machine(tmp_path, room)), 4, 64, plans=plans)
     assert [row["peak_memory_bytes"] for row in found.ranking] == peaks[:1]
     assert len(found.dropped) == 2
@@ -170,7 +173,7 @@ def test_a_plan_whose_allocator_runs_out_stands_behind_the_others(
     whole = search_plans(workshop, TRACE, "dgx-a100", 4, 64, plans=plans)
     fast, slow = whole.ranking
     assert fast["peak_memory_bytes"] > slow["peak_memory_bytes"] and not fast["crowded"]
-    tight = str(small_machine(tmp_path, fast["peak_memory_bytes"] + 1e6))
+    tight = str(small_machine(tmp_path, fast["peak_memory_bytes"] + count_outside([4]) + 1e6))
     found = search_plans(workshop, TRACE, tight, 4, 64, plans=plans)
     assert [row["crowded"] for row in found.ranking] == [False, True]
     assert found.ranking[1]["expected_s"] < found.ranking[0]["expected_s"]

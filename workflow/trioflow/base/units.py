@@ -40,6 +40,10 @@ def ms_to_s(time_ms: float) -> float:
     return time_ms * _NS_PER_MS / NS_PER_S
 
 
+_MOST_DIGITS = 12
+"""Of a size that another one nearly equals."""
+
+
 def format_time(time_s: float) -> str:
     """Write a time [s] with three significant digits and a readable unit; zero is ``0 s``."""
     time_s = float(f"{time_s:.3g}")  # rounding up may reach the next unit
@@ -51,12 +55,22 @@ def format_time(time_s: float) -> str:
     return f"{time_s / 1e-9:.3g} ns"
 
 
-def format_bytes(size_bytes: float) -> str:
-    """Write a size [bytes] with three significant digits and a decimal prefix."""
+def format_bytes(size_bytes: float, digits: int = 3) -> str:
+    """Write a size [bytes] with some significant digits and a decimal prefix."""
     for scale, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if abs(size_bytes) >= scale:
-            return f"{size_bytes / scale:.3g} {unit}"
+            return f"{size_bytes / scale:.{digits}g} {unit}"
     return f"{size_bytes:.0f} B"
+
+
+def format_apart(size_bytes: float, other_bytes: float) -> tuple[str, str]:
+    """Write two sizes [bytes] as ``format_bytes``, with more digits where they would read alike but differ."""
+    digits = 3
+    one, other = format_bytes(size_bytes), format_bytes(other_bytes)
+    while one == other and size_bytes != other_bytes and digits < _MOST_DIGITS:
+        digits += 1
+        one, other = format_bytes(size_bytes, digits), format_bytes(other_bytes, digits)
+    return one, other
 
 
 def format_count(count: float) -> str:

@@ -34,7 +34,7 @@ from trioflow.cli.text import format_facts, format_table
 from trioflow.export.step_files import can_count_links, write_step
 from trioflow.hardware.device_sheet import find_sheet
 from trioflow.parallel.memory.peak import find_fullest
-from trioflow.prediction.answer import Prediction, describe_expected
+from trioflow.prediction.answer import Prediction, describe_expected, describe_memory
 from trioflow.prediction.assembly import predict
 from trioflow.prediction.breakdown import DEPTH, WAYS
 from trioflow.prediction.goodput import Faults
@@ -236,11 +236,8 @@ def _describe_unanchored(answer: dict[str, Any]) -> str:
 
 def _describe_memory(answer: Mapping[str, Any]) -> str:
     """Return the peak, the room and whether it fits."""
-    if answer["fits_memory"] is None:
-        return "not estimated"
-    verdict = "fits" if answer["fits_memory"] else "OUT OF MEMORY"
-    peak, room = (format_bytes(answer[name]) for name in ("peak_memory_bytes", "memory_bytes"))
-    return f"{peak} of {room} a rank: {verdict}"
+    names = ("peak_memory_bytes", "outside_bytes", "memory_bytes", "fits_memory")
+    return describe_memory(*(answer[name] for name in names))
 
 
 def _describe_filling(memory: Sequence[dict[str, Any]]) -> str:

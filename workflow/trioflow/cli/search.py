@@ -122,7 +122,7 @@ def _run_search(options: argparse.Namespace) -> None:
         words = _words(answer["compared_by"])
         if any(row["crowded"] for row in answer["ranking"]):
             print(
-                "\n(!) fits, but the allocator is expected to hold more than the device has: behind the others, "
+                "\n(!) fits, but the allocator is expected to hold more than the device has left: behind the others, "
                 "since such runs took much longer than predicted (docs/clusters.md)"
             )
         print(f"\n* every other plan shown is worse in {', '.join(words[:-1])} or {words[-1]}")

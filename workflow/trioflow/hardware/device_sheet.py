@@ -102,7 +102,8 @@ class DeviceSheet:
     chip: str
     architecture: str
     form_factor: str
-    memory_bytes: int  # Memory [bytes]
+    memory_bytes: int  # Memory, by the data sheet [bytes]
+    usable_memory_bytes: int  # What the driver reports of it [bytes]
     memory_bandwidth_bytes_per_s: float  # Peak bandwidth of the memory [bytes/s]
     l2_bytes: int  # Level-2 cache [bytes]; 0 where the sheet leaves it out
     sm_count: int  # Streaming multiprocessors; 1 where the sheet leaves them out: no waves
@@ -310,6 +311,7 @@ def _build(content: dict[str, Any], path: Path) -> DeviceSheet:
         architecture=content.get("architecture", ""),
         form_factor=content.get("form_factor", ""),
         memory_bytes=int(values["memory_bytes"]),
+        usable_memory_bytes=int(values.get("usable_memory_bytes", values["memory_bytes"])),
         memory_bandwidth_bytes_per_s=float(values["memory_bandwidth_bytes_per_s"]),
         l2_bytes=int(values.get("l2_bytes", 0)),
         sm_count=int(values.get("sm_count", 1)),

@@ -239,10 +239,12 @@ def _build_device(content: dict[str, Any], path: str | Path) -> tuple[Device, di
         if key.partition(".")[0]
         in ("memory_bytes", "memory_bandwidth_bytes_per_s", "peak_flop_per_s")
     }
+    if "usable_memory_bytes" in sheet.sources:
+        sources["device.memory_bytes"] = sheet.sources["usable_memory_bytes"]
     device = Device(
         name=sheet.driver_name,
         kind="gpu",
-        memory_bytes=sheet.memory_bytes,
+        memory_bytes=sheet.usable_memory_bytes,
         peak_flop_per_s=dict(sheet.peak_flop_per_s),
         memory_bandwidth_bytes_per_s=sheet.memory_bandwidth_bytes_per_s,
     )

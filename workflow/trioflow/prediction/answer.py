@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from trioflow import __version__
-from trioflow.base.units import format_bytes, format_time
+from trioflow.base.units import format_apart, format_bytes, format_time
 from trioflow.engine.result import CONFIDENCES, Summary
 from trioflow.parallel.schedules.table import TRAIN
 from trioflow.parallel.splits.pipeline import BALANCES, name_balance
@@ -129,7 +129,7 @@ class Prediction:
         if held := self.step.crowded_bytes:
             warnings.insert(0, (
                 f"the step fits, but with what it keeps free the allocator is expected to hold {format_bytes(held)}, more than "
-                "the device has: it gives memory back and asks for it again in every step, and real runs of which that was "
+                "context and communicators leave of the device: it gives memory back and asks for it again in every step, and real runs of which that was "
                 "predicted took much longer than predicted (docs/clusters.md); take a smaller micro-batch or recompute"
             ))  # fmt: skip
         return list(dict.fromkeys(warnings))
@@ -187,6 +187,7 @@ class Prediction:
             "cost_model": step.cost_model,
             "confidence": self.confidence,
             "peak_memory_bytes": None if self.fits_memory is None else self.peak_memory_bytes,
+            "outside_bytes": None if self.fits_memory is None else step.outside_bytes,
             "memory_bytes": step.platform.device.memory_bytes,
             "fits_memory": self.fits_memory,
             "memory": self.memory,
@@ -247,19 +248,27 @@ class Prediction:
         return f"{workload} on {name}: {self.task_graph.metadata.plan_text}"
 
     def _facts(self) -> list[tuple[str, str]]:
-        room = format_bytes(self.step.platform.device.memory_bytes)
-        verdict = "fits" if self.fits_memory else "OUT OF MEMORY"
-        memory = f"{format_bytes(self.peak_memory_bytes)} of {room} a rank: {verdict}"
         return [
             ("step time", f"{format_time(self.step_time_s)}{describe_expected(self._summary.expected_s)} (80 % interval"
              f" {format_time(self.low_s)} to {format_time(self.high_s)}; {self.confidence})"),
             ("compute", f"{format_time(self.compute_s)} on the busiest rank"),
             ("communication", f"{format_time(self.communication_s)}, of which"
              f" {format_time(self.exposed_communication_s)} exposed"),
-            ("peak memory", "not estimated" if self.fits_memory is None else memory),
+            ("peak memory", describe_memory(self.peak_memory_bytes, self.step.outside_bytes, self.step.platform.device.memory_bytes, self.fits_memory)),
             ("cost model", self.step.cost_model),
             *(("warning", warning) for warning in self.warnings),
         ]  # fmt: skip
+
+
+def describe_memory(peak_bytes: int, outside_bytes: int, room_bytes: int, fits: bool | None) -> str:
+    """Return the peak, what the device holds beside it, the room and whether it fits."""
+    if fits is None:
+        return "not estimated"
+    needed, room = format_apart(peak_bytes + outside_bytes, room_bytes)
+    parts = ""
+    if outside_bytes:
+        parts = f"{format_bytes(peak_bytes)}, with context and communicators "
+    return f"{parts}{needed} of {room} a rank: {'fits' if fits else 'OUT OF MEMORY'}"
 
 
 def describe_expected(expected_s: float | None) -> str:

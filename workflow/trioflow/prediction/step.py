@@ -18,6 +18,7 @@ from trioflow.engine.simulate import simulate, simulate_interval
 from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import load_platform
 from trioflow.network.collectives import CollectiveCost
+from trioflow.parallel.memory.peak import count_plan_outside
 from trioflow.parallel.plan import micro_batch_sizes
 from trioflow.parallel.reference import choose_reference
 from trioflow.parallel.task_graph import TaskGraph, load_task_graph
@@ -88,21 +89,27 @@ class Step:
         return self.graph.metadata.peak_memory_bytes
 
     @property
+    def outside_bytes(self) -> int:
+        """What a rank's device holds beside the peak: context and communicators [bytes]."""
+        return count_plan_outside(self.graph.metadata.plan, self.platform.device.kind)
+
+    @property
     def fits_memory(self) -> bool | None:
-        """Whether the fullest rank's peak fits its device; None where no memory is estimated."""
+        """Whether the fullest rank's peak and what is outside fit its device; None where no memory is estimated."""
         if not self.graph.metadata.memory:
             return None
-        return self.peak_memory_bytes <= self.platform.device.memory_bytes
+        return self.peak_memory_bytes + self.outside_bytes <= self.platform.device.memory_bytes
 
     @property
     def crowded_bytes(self) -> int:
-        """What the allocator of the fullest rank would hold where that is more than its device has, else 0 [bytes].
+        """What the allocator of the fullest rank would hold where that is more than its device has left, else 0 [bytes].
 
         Then it gives memory back and asks for it again in every step.
         """
         held = [int(entry.get("reserved_bytes", 0)) for entry in self.graph.metadata.memory]
         most = max(held, default=0)
-        return most if self.fits_memory and most > self.platform.device.memory_bytes else 0
+        room = self.platform.device.memory_bytes - self.outside_bytes
+        return most if self.fits_memory and most > room else 0
 
     def settle(self, anchor: SessionAnchor) -> list[Factors]:
         """Return a session's factors on each rank's phases."""

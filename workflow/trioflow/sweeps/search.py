@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 from trioflow.base.errors import InputError, PlanError
 from trioflow.base.experiments import Plan
-from trioflow.base.units import format_bytes
+from trioflow.base.units import format_apart
 from trioflow.costmodel.device_times import DeviceTimes
 from trioflow.engine.result import CONFIDENCES
 from trioflow.hardware.machine import Platform
+from trioflow.parallel.memory.peak import count_plan_outside
 from trioflow.parallel.remembered import remembering
 from trioflow.parallel.splits.routing import BALANCED, read_routing, set_routing
 from trioflow.prediction.assembly import Traces, load_traces
@@ -214,14 +215,13 @@ def search_plans(
 
     Notes
     -----
-    All plans are outlined; those that need more memory than the device has,
-    counting only what they certainly hold, are dropped. The others are built
-    and simulated in the order of their outlines, until ``top`` are there and
-    no further outline, corrected by the worst error seen so far, promises to
-    come among them, or ``FURTHER`` says to stop. What becomes of every plan is counted by its kind. Of plans that
-    differ only in the size of their buckets the one with the best outline is
-    simulated: all that tells them apart is when their all-reduces begin and
-    how many there are, which the outline follows.
+    All plans are outlined; those that need more memory than the device has, counting only what they
+    certainly hold, are dropped. The others are built and simulated in the order of their outlines,
+    until ``top`` are there and no further outline, corrected by the worst error seen so far,
+    promises to come among them, or ``FURTHER`` says to stop. What becomes of every plan is counted.
+    Of plans that differ only in the size of their buckets the one with the best outline is
+    simulated: all that tells them apart is when their all-reduces begin and how many there are,
+    which the outline follows.
     """
     if ranks < 1 or batch < 1 or top < 1:
         raise InputError(f"{ranks} ranks, a batch of {batch}, {top} plans: all must be positive")
@@ -272,7 +272,8 @@ class _Search:
                 self.found.fates.refuse(vars(plan), error)
                 continue
             self.found.outlined += 1
-            if step.least_bytes > self.machine.device.memory_bytes:
+            outside = count_plan_outside(plan, self.machine.device.kind)
+            if step.least_bytes + outside > self.machine.device.memory_bytes:
                 self._drop(plan, step.least_bytes, "at least ")
             else:
                 doubt = self._doubt(plan)
@@ -332,8 +333,9 @@ class _Search:
         return _Simulated(row, found_s, variants.best, time_s, draws)
 
     def _drop(self, plan: Plan, needed_bytes: int, how: str) -> None:
-        room = format_bytes(self.machine.device.memory_bytes)
-        reason = f"needs {how}{format_bytes(needed_bytes)} of {room}"
+        needed_bytes += count_plan_outside(plan, self.machine.device.kind)
+        needed, room = format_apart(needed_bytes, self.machine.device.memory_bytes)
+        reason = f"needs {how}{needed} of {room}"
         text = describe_way(plan, self.batch, self.times.traces[0])
         entry = {"plan_text": text, "reason": reason, "needed_bytes": needed_bytes}
         self.found.dropped.append(entry)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from trioflow.base.errors import InputError, TrioflowError
 from trioflow.base.experiments import Plan
-from trioflow.base.units import format_bytes
+from trioflow.base.units import format_apart
 from trioflow.costmodel.choices import (
     load_named_platform,
 )
@@ -320,6 +320,7 @@ class Workshop:
             communication_scale=values["communication_scale"],
         )  # fmt: skip
         peak, room = step.peak_memory_bytes, platform.device.memory_bytes
+        needed = format_apart(peak + step.outside_bytes, room)
         described: dict[str, Any] = {
             "device_name": platform.device.name,
             "plan_text": graph.metadata.plan_text,
@@ -328,7 +329,7 @@ class Workshop:
             "memory_bytes": room,
         }
         if not step.fits_memory:
-            reason = f"{format_bytes(peak)} do not fit {format_bytes(room)}"
+            reason = f"{needed[0]} do not fit {needed[1]}"
             return described | {"status": OUT_OF_MEMORY, "reason": reason}
         found = self.simulate(step).to_dict()
         return described | {name: found.get(name) for name in PREDICTED} | {"status": OK}

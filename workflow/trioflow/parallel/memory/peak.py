@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from trioflow.base.plan_row import Plan
 from trioflow.base.precision_recipes import PrecisionRecipe
 from trioflow.parallel.memory.profile import Lifetimes, RankMemory, profile_rank
 from trioflow.parallel.memory.storages import TEMPORARY, StorageTable, build_storage_table
@@ -34,7 +35,35 @@ first and the last have the least mean error over 91 runs of nanotron (1.34 B pa
 takes 1,024 launches."""
 PASSING = ("activation", TEMPORARY, "input")
 """Categories that are handed out anew in every micro-batch; the others lie where they were laid once."""
+CONTEXT_BYTES = 0.5 * 1024**3
+"""What a process of PyTorch holds on a GPU beside its allocator: the CUDA context and libraries' kernels. Messages
+"including non-PyTorch memory" of one-GPU programs leave 0.49 to 0.59 GiB of it (TianheWu/CoSeR issue 10 on an A100,
+hahnyuan/PB-LLM issue 3 on an A800, and an H100 PCIe); before CUDA 11.7 it was more."""
+_PAIR_BYTES, _GROUP_BYTES = 358_612_992, 411_041_792
+"""What NCCL holds for a communicator of two ranks, and of more: the system files of ai-dynamo/aiconfigurator
+(A100, H100, H200), which call it unofficial, by observation. NVIDIA/nccl issue 964 sees 544 and 688 MB on A100."""
+_EXCHANGE_BYTES = 3.28e9
+"""What its first all-to-all adds on 8 H100, a connection to every peer (NVIDIA/nccl issue 1685)."""
 COLUMNS = ("rank", "category", "bytes", "peak_bytes", "when", "fits")
+
+
+def count_outside(groups: Iterable[int], kind: str = "gpu", exchanges: bool = False) -> int:
+    """Return what a rank's device holds that no allocator of a framework hands out [bytes].
+
+    ``groups``: sizes of the groups of ranks that it communicates in, each with a communicator.
+    ``kind``: of the device; a CPU has none of it. ``exchanges``: whether one does all-to-alls.
+    """
+    if kind != "gpu":
+        return 0
+    found = CONTEXT_BYTES + exchanges * _EXCHANGE_BYTES
+    found += sum(_PAIR_BYTES if size == 2 else _GROUP_BYTES for size in groups if size > 1)
+    return round(found)
+
+
+def count_plan_outside(plan: Plan, kind: str) -> int:
+    """Return ``count_outside`` of a rank of a plan; experts' ranks have a group of their own."""
+    groups = (plan.tensor, plan.context, plan.replicas, plan.pipeline, plan.expert)
+    return count_outside(groups, kind, exchanges=plan.expert > 1)
 
 
 def estimate_memory(

@@ -19,10 +19,10 @@ from trioflow.reproductions.clusters.scores import (
     FAST,
     FITTED,
     GPUS_OF_A_NODE,
-    ROOM_BYTES,
     SEQUENCE,
     TOO_FEW,
     TOO_MUCH,
+    exceeds_room,
     find_slow,
     score_chances,
     score_group,
@@ -332,7 +332,7 @@ def _judge_chances(cases: pd.DataFrame) -> list[Line]:
 def _judge_memory(cases: pd.DataFrame) -> list[Line]:
     scores = score_memory(cases).iloc[0]
     ran, failed = cases[cases["set"] != FAILED], cases[cases["set"] == FAILED]
-    false = int((ran["fullest_reserved_bytes"] > ROOM_BYTES).sum())
+    false = int(exceeds_room(ran, "fullest_reserved_bytes").sum())
     shares = failed["reason"].value_counts(normalize=True)
     return [
         Line("peak memory, median error", len(ran), scores["median_error"], 0.05,

@@ -20,9 +20,9 @@ from trioflow.reproductions.clusters.scores import (
     FITTED,
     OTHER,
     RAN,
-    ROOM_BYTES,
     TOO_FEW,
     TOO_MUCH,
+    exceeds_room,
     is_fitted_on,
 )
 from trioflow.reproductions.tables import CLUSTER_MEMORY
@@ -125,7 +125,9 @@ def _describe(run: Run, found: dict[str, Any]) -> dict[str, Any]:
     fitted = is_fitted_on(run.parameters, run.nodes)
     reason = ""
     if not run.ran:
-        reason = TOO_MUCH if found["fullest_reserved_bytes"] > ROOM_BYTES else OTHER
+        row = {**found, "data": run.data, "tensor": run.tensor, "pipeline": run.pipeline}
+        full = bool(exceeds_room(pd.DataFrame([row]), "fullest_reserved_bytes").iloc[0])
+        reason = TOO_MUCH if full else OTHER
         reason = TOO_FEW if run.accumulate < run.pipeline - 1 else reason
     return {
         "set": (FITTED if fitted else RAN) if run.ran else FAILED,

@@ -47,10 +47,10 @@ from trioflow.reproductions.clusters.peaks import peaks_section
 from trioflow.reproductions.clusters.scores import (
     FAILED,
     OTHER,
-    ROOM_BYTES,
     SLOW_S,
     TOO_FEW,
     TOO_MUCH,
+    exceeds_room,
     find_repeated,
     find_slow,
     mark_crowded,
@@ -348,6 +348,6 @@ def _render_failed(cases: pd.DataFrame) -> str:
         f"{TOO_MUCH}: {counts.get(TOO_MUCH, 0)} would hold more than an H100 has",
         f"{OTHER}: {counts.get(OTHER, 0)} that memory does not explain",
     ]
-    false = (cases.loc[cases["set"] != FAILED, "fullest_reserved_bytes"] > ROOM_BYTES).sum()
+    false = exceeds_room(cases[cases["set"] != FAILED], "fullest_reserved_bytes").sum()
     text = f"Of {len(failed)} that failed; by the same measure {false} of those that ran would hold too much."
     return render_paragraph(text) + render_list(lines)

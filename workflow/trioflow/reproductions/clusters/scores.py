@@ -15,17 +15,19 @@ import pandas as pd
 from trioflow import tables
 from trioflow.base.provenance import stamp
 from trioflow.costmodel.steps import find_node_residual
+from trioflow.hardware.device_sheet import load_device
+from trioflow.parallel.memory.peak import count_outside
 from trioflow.report.scores import count_ordered
 from trioflow.report.wording import write_percent
 from trioflow.reproductions.tables import CLUSTER_MEMORY, CLUSTER_STEPS
 from trioflow.sweeps.search_space import Prediction, probability_faster
 
-ROOM_BYTES = 80e9
-"""Of an H100's memory what a data sheet promises [bytes]."""
 RAN, FITTED, FAILED = "ran", "ran, fitted on", "failed"
 TOO_FEW, TOO_MUCH, OTHER = "too few micro-batches", "out of memory", "other"
 """Why a run may have failed: nanotron refuses fewer micro-batches than stages less one."""
 
+CARD = "h100-sxm"
+"""Sheet of the runs' GPU."""
 GPUS_OF_A_NODE = 8
 SEQUENCE = 4096
 """Tokens of a sample."""
@@ -52,6 +54,14 @@ def name_model(parameters: float) -> str:
 def is_fitted_on(parameters: float, nodes: int) -> bool:
     """Return whether runs of a model on so many nodes may be fitted on: 1.34 B on 1 and 2."""
     return parameters == 1.34 and nodes <= 2
+
+
+def exceeds_room(rows: pd.DataFrame, column: str) -> pd.Series:
+    """Return which runs hold more in a column [bytes] than an H100 has beside context and communicators."""
+    card = load_device(CARD).usable_memory_bytes
+    degrees = rows[["data", "tensor", "pipeline"]].itertuples(index=False)
+    room = np.array([card - count_outside(groups) for groups in degrees], np.float64)
+    return rows[column] > room
 
 
 def score_memory(cases: pd.DataFrame) -> pd.DataFrame:
@@ -81,7 +91,7 @@ def _score(name: str, parameters: float, rows: pd.DataFrame) -> dict[str, Any]:
         "set": name, "parameters": parameters, "runs": len(rows),
         "median_error": float(np.median(held)), "error_90": float(np.quantile(held, 0.9)),
         "allocated_median": float(np.median(given)),
-        "refused": int((rows["fullest_bytes"] > ROOM_BYTES).sum()),
+        "refused": int(exceeds_room(rows, "fullest_bytes").sum()),
     }  # fmt: skip
 
 
@@ -154,8 +164,8 @@ def mark_crowded(memory: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     held = memory.loc[memory["set"] != FAILED, [*key, "fullest_reserved_bytes"]].drop_duplicates(
         key
     )
-    found = steps[key].merge(held, how="left", on=key)["fullest_reserved_bytes"]
-    return steps.assign(crowded=found.to_numpy(np.float64, na_value=0.0) > ROOM_BYTES)
+    found = steps[key].merge(held, how="left", on=key).fillna({"fullest_reserved_bytes": 0.0})
+    return steps.assign(crowded=exceeds_room(found, "fullest_reserved_bytes").to_numpy())
 
 
 _CHANCES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)

@@ -149,7 +149,7 @@ class PublishedSource:
         platform = load_platform(name, row.ranks)
         sheet = load_device(row.gpu)
         device = Device(
-            sheet.driver_name, "gpu", sheet.memory_bytes, dict(sheet.peak_flop_per_s),
+            sheet.driver_name, "gpu", sheet.usable_memory_bytes, dict(sheet.peak_flop_per_s),
             sheet.memory_bandwidth_bytes_per_s,
         )  # fmt: skip
         path = find_collectives(platform)
