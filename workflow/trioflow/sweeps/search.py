@@ -116,8 +116,7 @@ def search(
     ``price_per_gpu_hour``, ``power_w``: price [1/h] and power [W] of a device, to compare cost and energy too.
     ``cost_model``, ``override``: as for ``Options``.
     ``tokens``: of a whole run, to say what it takes under each plan.
-    ``draws``, ``seed``: as for ``Options``: plans then stand in the order of the draws' means, and
-        are compared draw by draw.
+    ``draws``, ``seed``: as for ``Options``: plans stand in the order of the draws' means, compared draw by draw.
     ``routing``: as for ``Options``; drawn by the seed.
     ``watch``: called with how many plans are done, of how many, and what is done with them.
     ``step``: ``STEP_WORDS`` of a language model by name or configuration.
@@ -272,8 +271,8 @@ class _Search:
                 self.found.fates.refuse(vars(plan), error)
                 continue
             self.found.outlined += 1
-            outside = count_plan_outside(plan, self.machine.device.kind)
-            if step.least_bytes + outside > self.machine.device.memory_bytes:
+            device = self.machine.device
+            if step.least_bytes + count_plan_outside(plan, device.kind) > device.memory_bytes:
                 self._drop(plan, step.least_bytes, "at least ")
             else:
                 doubt = self._doubt(plan)
@@ -334,10 +333,10 @@ class _Search:
 
     def _drop(self, plan: Plan, needed_bytes: int, how: str) -> None:
         needed_bytes += count_plan_outside(plan, self.machine.device.kind)
-        needed, room = format_apart(needed_bytes, self.machine.device.memory_bytes)
-        reason = f"needs {how}{needed} of {room}"
-        text = describe_way(plan, self.batch, self.times.traces[0])
-        entry = {"plan_text": text, "reason": reason, "needed_bytes": needed_bytes}
+        sizes = format_apart(needed_bytes, self.machine.device.memory_bytes)
+        reason = f"needs {how}{' of '.join(sizes)}"
+        entry: dict[str, Any] = {"reason": reason, "needed_bytes": needed_bytes}
+        entry["plan_text"] = describe_way(plan, self.batch, self.times.traces[0])
         self.found.dropped.append(entry)
         self.found.fates.drop(vars(plan), entry)
 
