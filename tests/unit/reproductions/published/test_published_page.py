@@ -80,6 +80,10 @@ def test_the_page_is_whole_and_needs_nothing_from_outside(built):
             assert (folder / f"report/published/{name}.{suffix}").stat().st_size > 0
     assert not (folder / "report/published/resnet50-a40-sensitivity.svg").exists()
     assert text.index('id="h100-4gpu"') < text.index('id="resnet50-a40"')
+    assert '<section id="h100-4gpu"><h2>' in text, (
+        "the first set is open, others when they are asked for"
+    )
+    assert '<section id="resnet50-a40"><details class="fold"><summary>' in text
 
 
 def test_an_aim_is_reached_or_not_as_the_scores_say(built):

@@ -97,6 +97,8 @@ def test_the_page_holds_every_study_with_its_figures_tables_and_seeds(
         section = text.partition(f'<section id="{name}">')[2].partition("</section>")[0]
         assert "What was swept" in section and "What was assumed" in section and "<table" in section
         assert "<dt>seeds</dt>" in section
+        asked, answered = section.index('class="headline"'), section.index('class="verdict"')
+        assert asked < answered < section.index("<figure"), "first the question and its answer"
         for figure in study.figures:
             assert f'src="{FIGURES}/{figure}.svg"' in section
             copied = tmp_path / "report" / FIGURES / f"{figure}.svg"
@@ -110,10 +112,11 @@ def test_the_page_holds_every_study_with_its_figures_tables_and_seeds(
 
 
 def test_the_numbers_are_those_of_the_tables() -> None:
-    _, body = STUDIES["wafer"].render(make_wafer())
+    opening, body = STUDIES["wafer"].render(make_wafer())
     # Of ten seconds of communication circuits leave 1.1 to 1.8, or 6.1 to 6.8.
     assert "82.0&nbsp;% to 89.0&nbsp;%" in body and "32.0&nbsp;% to 39.0&nbsp;%" in body
-    assert "Closest to half: 39.0&nbsp;%, by circuits of 1 port" in body
+    assert "Closest to half: 39.0&nbsp;%, by circuits of 1 port" in opening
+    assert "32.0&nbsp;% to 89.0&nbsp;% of it" in opening
     assert "0 / 0 / 0 / 0" not in body and "84 / 84 / 84 / 84" in body
     rows = make_hop()
     _, body = STUDIES["hop"].render(rows)
@@ -122,7 +125,11 @@ def test_the_numbers_are_those_of_the_tables() -> None:
         & (rows["slowed"] == "sending") & (rows["bandwidth_bytes_per_s"] == hop.SHOWN_BANDWIDTH_BYTES_PER_S)
     ]["speedup"]  # fmt: skip
     assert f"{chosen.median():.2f} ({chosen.min():.2f} to {chosen.max():.2f})" in body
-    _, body = STUDIES["distsim_search"].render(make_distsim())
+    opening, body = STUDIES["distsim_search"].render(make_distsim())
+    assert (
+        "best plan is number 1 of 15 and its worst number 15; first and last are 100 times"
+        in opening
+    )
     orders = body.partition("</table>")[0]
     assert orders.count(">1M8P2D<") == orders.count(">16M1P1D<") == 2
     assert ">100<" in orders and "1 of 15" in orders and "15 of 15" in orders

@@ -70,6 +70,8 @@ def test_a_missed_aim_says_what_its_error_is_made_of(built):
     bandwidths = next(row for row in Page(built[2]).rows if row and row[0].startswith("box; "))
     assert bandwidths[-3:] != bandwidths[:3]
     assert "Bus bandwidth by number of ranks" in text
+    opened = re.sub(r"<details.*?</summary>.*?</details>", "", text, flags=re.DOTALL)
+    assert told in opened and "by class" not in opened, "tables when they are asked for"
 
 
 def test_everything_linked_exists_and_nothing_comes_from_outside(built):

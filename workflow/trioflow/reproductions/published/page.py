@@ -260,13 +260,13 @@ def _compose(
         TITLE,
         [
             Section("summary", "Sets, aims and what was reached", [sections.render_summary(scores)]),
-            Section("papers", "What papers report", [sections.render_papers(scores)]),
             Section("disclosed", "What was settled after results were seen", [render_list(chosen)] if chosen else []),
             *(
-                Section(name, describe_set(name).title, _set_parts(cases, causes, scores, name, places))
-                for name in names
+                Section(name, describe_set(name).title, _set_parts(cases, causes, scores, name, places), folded=at > 0)
+                for at, name in enumerate(names)
             ),
-            Section("anchors", "Operators timed alone, and their step", [sections.render_anchors(anchors)]),
+            Section("papers", "What papers report", [sections.render_papers(scores)], folded=True),
+            Section("anchors", "Operators timed alone, and their step", [sections.render_anchors(anchors)], folded=True),
         ],
         _describe(cases),
         verdict=_conclude(scores, names),

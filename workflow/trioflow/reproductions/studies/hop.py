@@ -298,6 +298,7 @@ def draw_bandwidths(rows: pd.DataFrame) -> Figure:
                 style.spread_ticks(axes.xaxis, part["gb"].min(), part["gb"].max(), most=4)
                 axes.xaxis.set_major_formatter("{x:g}")
                 axes.set_title(f"{graph}\nslow {slowed}", fontsize=9.5)
+                axes.tick_params(labelbottom=True, labelleft=True)
                 axes.set_xlabel("")
                 axes.set_ylabel("")
         figure.supxlabel("bandwidth of a link that is not slowed [GB/s]", fontsize=9.5)

@@ -34,7 +34,7 @@ _CIRCUITS = {
 
 
 def render_wafer(rows: pd.DataFrame) -> tuple[str, str]:
-    """Return the question of the wafer study; then its tables, and what it swept and assumed.
+    """Return the question of the wafer study and its answer; then its tables, and what it swept and assumed.
 
     ``rows``: columns of ``reproductions.tables.WAFER``.
     """
@@ -67,7 +67,8 @@ def render_wafer(rows: pd.DataFrame) -> tuple[str, str]:
             ("simplified", "an all-reduce is the ring's closed form and holds its circuits until it ends"),
         ]),
     ])  # fmt: skip
-    return render_paragraph(words), body
+    question = "How much of an electrical mesh's communication do photonic circuits take away?"
+    return _render_answer(question, _answer_wafer(rows), words), body
 
 
 def _render_paper_cases(rows: pd.DataFrame) -> str:
@@ -89,13 +90,13 @@ def _render_paper_cases(rows: pd.DataFrame) -> str:
             cells.append(Cell(_range(shares), min(shares)))
         lines.append([*cells, Cell("nearly half", "")])
     caption = "Communication that circuits take away (1 to 8 ports a circuit: least to most)"
-    return render_table(columns, lines, caption) + render_paragraph(_describe_closest(rows))
+    return render_table(columns, lines, caption)
 
 
-def _describe_closest(rows: pd.DataFrame) -> str:
-    """Say which circuits take away closest to half of the mesh's communication."""
+def _answer_wafer(rows: pd.DataFrame) -> str:
+    """Say how much circuits take away, and which closest to half of the mesh's communication."""
     found = [
-        (abs(share - 0.5), share, ports, variant, mesh)
+        (share, ports, variant, mesh["samples_per_replica"])
         for mesh in records(rows[rows["sweep"] == "paper"])
         for variant in _CIRCUITS
         for ports, share in zip(
@@ -104,10 +105,11 @@ def _describe_closest(rows: pd.DataFrame) -> str:
             strict=True,
         )
     ]
-    _, share, ports, variant, mesh = min(found, key=lambda one: one[0])
+    share, ports, variant, samples = min(found, key=lambda one: abs(one[0] - 0.5))
     return (
+        f"{_range([one[0] for one in found])} of it, by samples a GPU, ports a circuit and whether circuits stay open. "
         f"Closest to half: {write_percent(share)}, by circuits of {count_words(ports, 'port')}, {_CIRCUITS[variant]}, with "
-        f"{mesh['samples_per_replica']} samples a GPU."
+        f"{samples} samples a GPU."
     )
 
 
@@ -157,7 +159,7 @@ def _render_wafer_cases(rows: pd.DataFrame) -> str:
 
 
 def render_hop(rows: pd.DataFrame) -> tuple[str, str]:
-    """Return the question of the Hop study; then its tables, and what it swept and assumed.
+    """Return the question of the Hop study and its answer; then its tables, and what it swept and assumed.
 
     ``rows``: columns of ``reproductions.tables.HOP``.
     """
@@ -187,16 +189,35 @@ def render_hop(rows: pd.DataFrame) -> tuple[str, str]:
             ("not simulated", "what stale, missing or skipped updates cost in accuracy"),
         ]),
     ])  # fmt: skip
-    return render_paragraph(words), body
+    question = "How much faster do workers finish that do not wait for every neighbour?"
+    return _render_answer(question, _answer_hop(rows), words), body
 
 
-def _render_speedups(rows: pd.DataFrame, graph: str) -> str:
-    """Return the speed-up of every rule on one graph, at the bandwidth that the figure shows."""
-    chosen = rows[
+def _answer_hop(rows: pd.DataFrame) -> str:
+    """Say which rule gains most for each thing that is slowed, on the first graph."""
+    graph = str(rows["graph"].iloc[0])
+    median = (
+        _shown_speedups(rows, graph).groupby(["slowed", "variant"], sort=False)["speedup"].median()
+    )
+    best = [
+        f"{float(part.max()):.2f} times with slow {slowed} ({part.droplevel('slowed').idxmax()})"
+        for slowed, part in median.groupby(level="slowed", sort=False)
+    ]
+    return f"By the best rule, on the {graph} graph: {join_words(best)}; what that costs in accuracy is not simulated."
+
+
+def _shown_speedups(rows: pd.DataFrame, graph: str) -> pd.DataFrame:
+    """Return the rules on one graph, at the bandwidth that the figure shows."""
+    return rows[
         (rows["graph"] == graph)
         & (rows["bandwidth_bytes_per_s"] == hop.SHOWN_BANDWIDTH_BYTES_PER_S)
         & (rows["variant"] != hop.STANDARD)
     ]
+
+
+def _render_speedups(rows: pd.DataFrame, graph: str) -> str:
+    """Return the speed-up of every rule on one graph, at the bandwidth that the figure shows."""
+    chosen = _shown_speedups(rows, graph)
     slowed = list(dict.fromkeys(chosen["slowed"]))
     columns = [
         Column("rule", number=False),
@@ -232,7 +253,7 @@ def _render_hop_bandwidths(rows: pd.DataFrame) -> str:
 
 
 def render_distsim(rows: pd.DataFrame) -> tuple[str, str]:
-    """Return what DistSim's search is; then its tables, and what it swept and assumed.
+    """Return the question of DistSim's search and its answer; then its tables, and what it swept and assumed.
 
     ``rows``: columns of ``tables.SWEEP_RESULTS``, from ``distsim.predict_distsim``.
     """
@@ -259,7 +280,20 @@ def render_distsim(rows: pd.DataFrame) -> tuple[str, str]:
             ("predicted", "operator times of an A10, by the rule for new GPUs"),
         ]),
     ])  # fmt: skip
-    return render_paragraph(words), body
+    question = "Does a simulation find the best and the worst plan of DistSim's search?"
+    return _render_answer(question, _answer_distsim(rows), words), body
+
+
+def _answer_distsim(rows: pd.DataFrame) -> str:
+    """Say where DistSim's best and worst plan stand over the network as assumed, and how far apart all are."""
+    case = rows[rows["communication_scale"] == rows["communication_scale"].min()]
+    order = distsim.order_plans(case)
+    best, worst = (order.index(_name_published(one)) + 1 for one in (distsim.BEST, distsim.WORST))
+    ratio = float(case["step_time_s"].max() / case["step_time_s"].min())
+    return (
+        f"Over the network as assumed its best plan is number {best} of {len(order)} and its worst number {worst}; first and "
+        f"last are {ratio:.3g} times apart."
+    )
 
 
 def _render_orders(rows: pd.DataFrame) -> str:
@@ -305,12 +339,18 @@ def _name_published(plan: distsim.Published) -> str:
     return distsim.name_plan(plan._asdict())
 
 
+def _render_answer(question: str, answer: str, words: str) -> str:
+    """Return the opening of a study; ``words``: what the question is about."""
+    opening = render_paragraph(question, "headline") + render_paragraph(answer, "verdict")
+    return opening + render_paragraph(words)
+
+
 def _render_swept(entries: Sequence[tuple[str, str]]) -> str:
-    return "<h3>What was swept</h3>" + render_definitions(entries)
+    return render_details("What was swept", render_definitions(entries))
 
 
 def _render_assumed(entries: Sequence[tuple[str, str]]) -> str:
-    return "<h3>What was assumed</h3>" + render_definitions(entries)
+    return render_details("What was assumed", render_definitions(entries))
 
 
 def _first(rows: pd.DataFrame) -> pd.DataFrame:

@@ -270,9 +270,9 @@ def draw_wafer(rows: pd.DataFrame) -> Figure:
         for axes, ((workload, plan, samples), case) in zip(panels, cases, strict=False):
             _draw_case(axes, case, shown)
             axes.set_title(f"{workload}, {samples} samples\n{plan}", fontsize=9.5)
-        for place, axes in enumerate(panels[len(cases) :], start=len(cases)):
+            axes.tick_params(labelbottom=True)
+        for axes in panels[len(cases) :]:
             axes.set_axis_off()
-            panels[place - _COLUMNS].tick_params(labelbottom=True)
         figure.supxlabel("bandwidth of a mesh link, per direction [GB/s]", fontsize=9.5)
         figure.supylabel("step time / step time without network", fontsize=9.5)
         if len(cases) < len(panels):

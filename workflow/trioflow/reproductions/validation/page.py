@@ -134,19 +134,19 @@ def _compose(
         [
             Section("aims", "Aims, and what was reached", [sections.render_aims(summary, cases)]),
             Section("misses", "Where an aim is missed", [sections.render_misses(summary, cases)]),
-            Section("knowledge", "Which data judged which model", [sections.render_knowledge()]),
             *(
-                Section(name, SETS[name].title, _set_parts(cases, summary, name, places[name]))
-                for name in _sets(summary)
+                Section(name, SETS[name].title, _set_parts(cases, summary, name, places[name]), folded=at > 0)
+                for at, name in enumerate(_sets(summary))
             ),
-            Section("classes", "Classes of operators", devices),
+            Section("classes", "Classes of operators", devices, folded=True),
+            Section("knowledge", "Which data judged which model", [sections.render_knowledge()], folded=True),
         ],
         _describe(cases, summary),
         verdict=count_reached(entry.reached for entry in reach_aims(summary)),
         words=SCORES,
         schemas={"validation": tables.VALIDATION},
         files=files,
-    )
+    )  # fmt: skip
 
 
 def _describe(cases: pd.DataFrame, summary: pd.DataFrame) -> str:

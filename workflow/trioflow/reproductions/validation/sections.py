@@ -125,10 +125,13 @@ def render_misses(summary: pd.DataFrame, cases: pd.DataFrame) -> str:
         title = f"{entry.aim.title}: {error}, aim {entry.write_limit()}"
         split = split_error(rows)
         summary_text = render_paragraph(_describe_split(split, entry.ours))
-        parts += [f"<h3>{escape_text(title)}</h3>", summary_text, _render_split(split)]
         worst = rows.loc[rows["error"].abs().sort_values(ascending=False, kind="stable").index]
-        for row in worst.head(WORST).to_dict("records"):
-            parts.append(_render_case_split(split_case(cases, row), row))
+        made_of = _render_split(split) + "".join(
+            _render_case_split(split_case(cases, row), row)
+            for row in worst.head(WORST).to_dict("records")
+        )
+        folded = render_details("What the error is made of, and the worst cases", made_of)
+        parts += [f"<h3>{escape_text(title)}</h3>", summary_text, folded]
     if not parts:
         return render_paragraph("No aim is missed.")
     bandwidths = measure_bus_bandwidths(cases)
@@ -205,9 +208,9 @@ def _render_bandwidths(table: pd.DataFrame) -> str:
         "A number of ranks is predicted from others; where the measured bandwidth jumps from one to the "
         "next, the others do not predict it."
     )
-    title = "<h3>Bus bandwidth by number of ranks, as measured</h3>"
+    title = "Bus bandwidth by number of ranks, as measured"
     caption = "Largest message that every number of ranks sent"
-    return title + render_paragraph(text) + render_records(table, fields, caption)
+    return render_details(title, render_paragraph(text) + render_records(table, fields, caption))
 
 
 LISTED = ("operator_sum", "end_to_end")
@@ -232,15 +235,18 @@ def render_knowledge() -> str:
 
 
 def render_scores(summary: pd.DataFrame, name: str) -> str:
-    """Return the scores of every model in every group of a set; classes beside steps are folded."""
+    """Return the scores of every model in every group of a set, folded, classes beside steps apart."""
     rows = summary[summary["set"] == name]
     steps = rows[rows["quantity"].isin(LISTED)]
     others = rows[~rows["quantity"].isin(LISTED)]
+    first, then = (
+        f"Scores of the set {name}",
+        f"Scores of single operators of the set {name}, by class",
+    )
     if steps.empty:
-        return _render_scores(others, f"Scores of the set {name}")
-    title = f"Scores of single operators of the set {name}, by class"
-    return _render_scores(steps, f"Scores of the set {name}") + render_details(
-        title, _render_scores(others, title) if len(others) else ""
+        return render_details(first, _render_scores(others, first))
+    return render_details(first, _render_scores(steps, first)) + render_details(
+        then, _render_scores(others, then) if len(others) else ""
     )
 
 
