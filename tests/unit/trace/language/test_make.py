@@ -455,3 +455,11 @@ def test_a_block_s_graphs_are_launched_once_each_way(cache):
     assert (times[False][~inside] == times[True][~inside]).all()
     with pytest.raises(InputError, match="--cuda-graphs: how many tokens an expert gets"):
         make.make_trace(EXPERTS, replace(STEP, cuda_graphs=True))
+
+
+@pytest.mark.parametrize("precision", ["bf16", "megatron-fp16"])
+def test_experts_in_another_format_than_bf16_are_refused(precision):
+    with pytest.raises(
+        InputError, match=f"--precision {precision}: experts are computed .* in bf16"
+    ):
+        make.make_trace(EXPERTS, replace(STEP, precision=precision))

@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from trioflow.base.errors import InputError, TrioflowError
-from trioflow.base.precision_recipes import RECIPES, choose_recipe
+from trioflow.base.precision_recipes import RECIPES, PrecisionRecipe, choose_recipe
 from trioflow.base.provenance import digest_modules
 from trioflow.base.settings import LANGUAGE
 from trioflow.trace.language.scaled import add_to_main_gradients, scale_products
@@ -51,7 +51,7 @@ def make_trace(model: LanguageModel, step: LanguageStep) -> Trace:
     ------
     InputError
         As `LanguageStep.settle`; when PyTorch is not installed, a learned table of positions is too short, or experts are to be
-        computed in single precision or replayed from CUDA graphs.
+        computed in another format than bf16 or replayed from CUDA graphs.
 
     Notes
     -----
@@ -64,10 +64,10 @@ def make_trace(model: LanguageModel, step: LanguageStep) -> Trace:
             f"{model.name} has {model.longest} positions, fewer than --sequence {step.sequence}",
             fix="use a shorter sequence",
         )
-    if model.experts and not choose_recipe(step.precision).casts_model:
-        known = ", ".join(name for name, recipe in RECIPES.items() if recipe.casts_model)
+    if model.experts and not _computes_experts(choose_recipe(step.precision)):
+        known = ", ".join(name for name, recipe in RECIPES.items() if _computes_experts(recipe))
         raise InputError(
-            f"--precision {step.precision}: experts are computed by grouped products of weights in half precision",
+            f"--precision {step.precision}: experts are computed by grouped products of weights in bf16",
             fix=f"use one of {known}",
         )
     if model.experts and step.cuda_graphs:
@@ -82,6 +82,11 @@ def make_trace(model: LanguageModel, step: LanguageStep) -> Trace:
     trace = _capture(model, step)
     _keep(trace, path)
     return trace
+
+
+def _computes_experts(recipe: PrecisionRecipe) -> bool:
+    """Whether grouped products take a recipe's weights: PyTorch's are in bf16 alone."""
+    return recipe.casts_model and recipe.arithmetic == "bf16"
 
 
 def quieten_profiler() -> None:
