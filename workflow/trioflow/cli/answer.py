@@ -13,7 +13,7 @@ import pandas as pd
 
 from trioflow import tables
 from trioflow.base.errors import InputError
-from trioflow.base.units import format_bytes, format_time
+from trioflow.base.units import format_apart, format_bytes, format_time
 from trioflow.cli.arguments import (
     add_collectives_argument,
     add_draw_arguments,
@@ -39,6 +39,7 @@ from trioflow.prediction.assembly import predict
 from trioflow.prediction.breakdown import DEPTH, WAYS
 from trioflow.prediction.goodput import Faults
 from trioflow.prediction.language_answer import HOUR_S, describe_run
+from trioflow.prediction.largest import LARGEST, find_largest
 
 DAY_S, _MINUTE_S, _JOULES_PER_MWH = 86400.0, 60.0, 3.6e9
 PERFETTO_ENDINGS = (".json", ".json.gz")
@@ -65,6 +66,9 @@ def _run_simulate(options: argparse.Namespace) -> None:
     apply_configuration(options)
     _check_timeline(options.timeline)
     _check_breakdown(options)
+    if options.largest:
+        _run_largest(options)
+        return
     prediction = predict_options(
         options, record_links=str(options.timeline or "").endswith(PERFETTO_ENDINGS)
     )
@@ -114,6 +118,33 @@ def _run_simulate(options: argparse.Namespace) -> None:
     if breakdown is not None:
         print(f"\n{_format_breakdown(breakdown, answer['step_time_s'])}")
     print_warnings(answer["warnings"])
+
+
+def _run_largest(options: argparse.Namespace) -> None:
+    """Find the largest batch or sequence that fits, and print it."""
+    what = options.largest
+    if getattr(options, what) is not None and not (options.megatron and what == "batch"):
+        raise InputError(f"--{what} and --largest {what} were both given", fix="give one of them")
+    plan, platform, assumed = read_options(options)
+    answer = find_largest(options.trace, plan, platform, what, batch=options.batch, options=assumed)
+    if write_output(options.form, answer, [answer]):
+        return
+    print(f"{options.trace[0]} on {platform.name}: {answer['plan_text']}")
+    peak, unit, facts = "peak_memory_bytes", "tokens a sample", []
+    roomy = "largest, with what the allocator keeps free"
+    for head, name, held in (
+        ("largest", "fits", peak),
+        (roomy, "roomy", "reserved_bytes"),
+        ("the next does not fit", "next", peak),
+    ):
+        if found := answer[name]:
+            needed, room = format_apart(
+                found[held] + answer["outside_bytes"], answer["memory_bytes"]
+            )
+            if what == "batch":
+                unit = f"samples a step, {found[what] // (plan.data * plan.pieces)} a micro-batch"
+            facts.append((head, f"{found[what]:,} {unit}: {needed} of {room}"))
+    print(format_facts(facts))
 
 
 def _add_run(
@@ -348,6 +379,10 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--as-traced", action="store_true",
         help="run the programs of ranks that the traces hold, as they are: no plan; --ranks where they do not depend on it",
+    )  # fmt: skip
+    parser.add_argument(
+        "--largest", choices=LARGEST,
+        help="instead of a step's time: the largest batch, or sequence, with which the plan fits the memory",
     )  # fmt: skip
     parser.add_argument("--by", choices=WAYS, help="break the step down as well")
     parser.add_argument(

@@ -101,15 +101,19 @@ class Step:
         return self.peak_memory_bytes + self.outside_bytes <= self.platform.device.memory_bytes
 
     @property
+    def reserved_bytes(self) -> int:
+        """What the fullest rank's allocator is expected to hold; its peak on a CPU [bytes]."""
+        held = [int(entry.get("reserved_bytes", 0)) for entry in self.graph.metadata.memory]
+        return max(held, default=0) or self.peak_memory_bytes
+
+    @property
     def crowded_bytes(self) -> int:
         """What the allocator of the fullest rank would hold where that is more than its device has left, else 0 [bytes].
 
         Then it gives memory back and asks for it again in every step.
         """
-        held = [int(entry.get("reserved_bytes", 0)) for entry in self.graph.metadata.memory]
-        most = max(held, default=0)
         room = self.platform.device.memory_bytes - self.outside_bytes
-        return most if self.fits_memory and most > room else 0
+        return self.reserved_bytes if self.fits_memory and self.reserved_bytes > room else 0
 
     def settle(self, anchor: SessionAnchor) -> list[Factors]:
         """Return a session's factors on each rank's phases."""

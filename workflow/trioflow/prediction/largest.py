@@ -1,0 +1,112 @@
+"""The largest batch or sequence with which a plan fits the memory; no step is simulated for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trioflow.base.errors import InputError
+from trioflow.base.experiments import Plan
+from trioflow.base.units import format_apart
+from trioflow.costmodel.choices import load_named_platform
+from trioflow.hardware.machine import Platform
+from trioflow.prediction.assembly import Traces, prepare_step
+from trioflow.prediction.options import DEFAULTS, Options
+
+LARGEST = ("batch", "sequence")
+"""What may be asked for."""
+_TOKENS = 1024
+"""A sequence is tried in steps of so many tokens, or more where ranks share it."""
+_MOST = 1 << 16
+"""Most of these steps, and most samples of a micro-batch."""
+_LINES = 6
+"""Guesses by a straight line before halves are taken."""
+
+
+class _Need(NamedTuple):
+    """What the fullest rank needs: its peak, what its allocator would hold [bytes], and the plan in words."""
+
+    peak_bytes: int
+    reserved_bytes: int
+    plan_text: str
+
+
+def find_largest(
+    traces: Traces, plan: Plan, platform: Platform | str | Path, what: str, *,
+    batch: int | None = None, options: Options = DEFAULTS,
+) -> dict[str, Any]:  # fmt: skip
+    """Return the largest batch or sequence (``what``) of a plan that fits the memory.
+
+    Returns ``largest``, ``plan_text``, ``memory_bytes`` and ``outside_bytes`` of a rank; for the
+    largest that ``fits``, the ``next`` one that was tried and the largest with which the allocator
+    is not expected to run out (``roomy``, None where there is none) the size,
+    ``peak_memory_bytes`` and ``reserved_bytes``. A batch is of the whole step, in as many pieces as
+    the plan has, all of one size. Raises InputError when nothing fits; otherwise as
+    ``assembly.prepare_step``.
+    """
+    if not isinstance(platform, Platform):
+        platform = load_named_platform(str(platform), plan.ranks)
+    machine, unit = platform, plan.data * plan.pieces
+    if what == "sequence":
+        unit = math.lcm(_TOKENS, 2 * plan.context * plan.tensor)
+    needs: dict[int, _Need] = {}
+    outside_bytes = 0
+
+    def ask(count: int) -> _Need:
+        nonlocal outside_bytes
+        if count not in needs:
+            samples = count * unit if what == "batch" else batch
+            asked = replace(options, sequence=count * unit) if what == "sequence" else options
+            step = prepare_step(traces, plan, machine, batch=samples, options=asked)
+            if step.fits_memory is None:
+                raise InputError(
+                    f"--largest {what}: no memory is estimated of this step",
+                    fix="leave it out, or give a trace with tensors",
+                )
+            outside_bytes = step.outside_bytes
+            text = step.graph.metadata.plan_text
+            needs[count] = _Need(step.peak_memory_bytes, step.reserved_bytes, text)
+        return needs[count]
+
+    def describe(count: int) -> dict[str, Any] | None:
+        if not 1 <= count <= _MOST:
+            return None
+        peak_bytes, reserved_bytes, _ = ask(count)
+        peaks = {"peak_memory_bytes": peak_bytes, "reserved_bytes": reserved_bytes}
+        return {what: count * unit, **peaks}
+
+    room = machine.device.memory_bytes
+    least = ask(1).peak_bytes + outside_bytes
+    most = find_most(lambda count: ask(count).peak_bytes + outside_bytes, room, _MOST)
+    if not most:
+        needed, limit = format_apart(least, room)
+        raise InputError(
+            f"no {what} fits: {unit:,} {'tokens' if what == 'sequence' else 'samples a step'} need {needed} of {limit}",
+            fix="use more ranks, another plan or --recompute full",
+        )  # fmt: skip
+    roomy = find_most(lambda count: ask(count).reserved_bytes + outside_bytes, room, most)
+    return {
+        "largest": what, "plan_text": ask(most).plan_text, "memory_bytes": room,
+        "outside_bytes": outside_bytes, "fits": describe(most), "next": describe(most + 1),
+        "roomy": describe(roomy),
+    }  # fmt: skip
+
+
+def find_most(need: Callable[[int], float], room: float, most: int) -> int:
+    """Return the largest count from 1 to ``most`` that needs no more than the room, 0 where none does.
+
+    ``need``: grows with the count, nearly along a line, which guesses first.
+    """
+    if need(1) > room:
+        return 0
+    low, high, guess, tries = 1, most + 1, 2, 0
+    while high - low > 1:
+        guess, tries = min(max(guess, low + 1), high - 1), tries + 1
+        low, high = (guess, high) if need(guess) <= room else (low, guess)
+        each = (need(guess) - need(1)) / (guess - 1)
+        line = 1 + math.floor((room - need(1)) / each) if each > 0 else 2 * guess
+        guess = line if tries < _LINES else min((low + high) // 2, 2 * low)
+    return low
