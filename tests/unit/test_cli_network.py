@@ -76,6 +76,11 @@ def test_measured_times_on_changed_links_are_told(capsys: pytest.CaptureFixture[
     ("words", "message"),
     [
         (["--algorithm", "spiral"], "unknown algorithm 'spiral'; use one of ring, ring2"),
+        (["--algorithm", "rign"], "unknown algorithm 'rign'; did you mean ring"),
+        (
+            ["--collectives", "h100x8-nvlin"],
+            "no collective model is called .* did you mean h100x8-nvlink",
+        ),
         (["--chunks", "4"], "chunks without an algorithm"),
         (["--algorithm", "measured", "--chunks", "4"], "measured has no messages to cut"),
         (["--algorithm", "ring", "--chunks", "0"], "--chunks 0 is not positive"),

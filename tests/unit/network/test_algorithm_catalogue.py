@@ -45,7 +45,13 @@ def test_an_unsupported_pair_is_refused_with_what_is_supported(algorithm: str) -
     ("collective", "algorithm", "ranks", "per_node", "words"),
     [
         ("all_redude", None, 4, None, "unknown collective 'all_redude'; use one of all_reduce"),
-        ("all_reduce", "rign", 4, None, "unknown algorithm 'rign'; use one of ring"),
+        (
+            "all_reduce",
+            "rign",
+            4,
+            None,
+            r"unknown algorithm 'rign'; did you mean ring\? use one of ring",
+        ),
         ("all_reduce", "hierarchical:ring", 4, 2, "write hierarchical:INNER\\+OUTER"),
         ("all_reduce", "hierarchical:ring+rign", 4, 2, "write hierarchical:INNER\\+OUTER"),
         ("all_reduce", "hierarchical", 4, None, "4 ranks do not fill nodes of None"),

@@ -7,6 +7,7 @@ from dataclasses import fields
 from math import prod
 from numbers import Integral
 
+from trioflow.base.errors import suggest
 from trioflow.base.plan_row import (
     CONTEXT_METHODS,
     DEGREES,
@@ -43,7 +44,7 @@ def find_plan_problem(plan: Plan) -> tuple[str, str, str] | None:
     rules = [
         (plan.schedule not in ("none", *SCHEDULES)
          and plan.schedule not in list_plugins(SCHEDULE_GROUP), "schedule",
-         f"unknown schedule {plan.schedule!r}", f"use one of {', '.join(SCHEDULES)}"),
+         f"unknown schedule {plan.schedule!r}", f"{suggest(plan.schedule, SCHEDULES)}use one of {', '.join(SCHEDULES)}"),
         (plan.accumulate > 1 and plan.pipeline > 1, "accumulate",
          f"{plan.accumulate} accumulated micro-steps in a pipeline",
          "use micro_batches: a pipeline adds up their gradients anyway"),

@@ -67,7 +67,9 @@ def describe_problem(error: ValidationError, cell: str | None = None) -> str:
     value = repr(error.instance if cell is None else cell)
     limit: Any = error.validator_value
     if error.validator == "enum":
-        return f"{value} is not one of {', '.join(str(word) for word in limit)}"
+        near = suggest(str(error.instance), map(str, limit)).rstrip()
+        known = ", ".join(str(word) for word in limit)
+        return f"{value} is not one of {known}" + (f"; {near}" if near else "")
     if error.validator == "minimum":
         return f"{value} is below {limit}"
     if error.validator == "pattern" and limit == NAME:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from trioflow.base.errors import InputError
+from trioflow.base.errors import InputError, suggest
 from trioflow.base.experiments import Workload, load_workloads
 from trioflow.base.settings import OPTIMIZERS, PRECISIONS
 from trioflow.trace.language.make import CAPTURED_BLOCKS, quieten_profiler
@@ -50,7 +50,7 @@ def choose_workload(options: argparse.Namespace) -> dict[str, Any]:
     if row is None:
         raise InputError(
             f"no workload {options.workload!r}", file=tables[0],
-            fix=f"use one of {', '.join(rows)}, a function of yours as module:function,"
+            fix=f"{suggest(options.workload, rows)}use one of {', '.join(rows)}, a function of yours as module:function,"
             " or add a row and give the table with --workloads",
         )  # fmt: skip
     return asdict(change_workload(row, changes))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trioflow import __version__
-from trioflow.base.errors import InputError
+from trioflow.base.errors import InputError, suggest
 from trioflow.base.provenance import digest_file
 from trioflow.base.units import format_bytes, format_time
 from trioflow.cli.network import (
@@ -23,7 +23,7 @@ from trioflow.cli.network import (
 from trioflow.cli.output import print_warnings
 from trioflow.costmodel.choices import load_named_platform
 from trioflow.costmodel.collectives.methods import METHODS
-from trioflow.costmodel.collectives.model import wire_factor
+from trioflow.costmodel.collectives.model import COLLECTIVES, SHIFT, wire_factor
 from trioflow.costmodel.collectives.nccl import NcclMachine, load_constants, recognise_device
 from trioflow.costmodel.collectives.platform import PlatformCollectives, fit_platform_collectives
 from trioflow.costmodel.collectives.tests_log import PROGRAMS, import_nccl_tests
@@ -70,6 +70,12 @@ def _run_collective(options: argparse.Namespace) -> None:
     size = round(options.bytes) if isfinite(options.bytes) else 0
     if size < 1 or options.ranks < 2:
         raise InputError("a collective needs --bytes of 1 or more and --ranks of 2 or more")
+    if options.collective not in (*COLLECTIVES, SHIFT):
+        near = suggest(options.collective, COLLECTIVES)
+        raise InputError(
+            f"no collective is called {options.collective!r}",
+            fix=f"{near}known are {', '.join(COLLECTIVES)}",
+        )
     platform = change_platform(load_named_platform(options.platform, options.ranks), options)
     if options.algorithm in (None, *METHODS):
         answer = _predict_from_measurements(options, platform, size)

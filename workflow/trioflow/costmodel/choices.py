@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from trioflow.base.errors import InputError, PlatformError
+from trioflow.base.errors import InputError, PlatformError, suggest
 from trioflow.base.provenance import read_json
 from trioflow.costmodel.collectives.model import CollectiveCostModel, load_collective_model
 from trioflow.costmodel.collectives.platform import (
@@ -55,10 +55,15 @@ def find_collectives(platform: Platform, named: str | None = None) -> Path | Non
     """Return the file of a platform's measured collectives, or None where there is none.
 
     Groups on several nodes are planned from those inside a node by ``network.across_nodes``.
-    ``named``: a file, or a folder of the shipped models, to take instead.
+    ``named``: a file, or a folder of the shipped models, to take instead. Raises InputError when it is
+    neither.
     """
     if named:
         shipped = SHIPPED_MODELS / named / "collectives.json"
+        if "/" not in named and not Path(named).exists() and not shipped.exists():
+            raise _refuse_name(
+                named, "collective model", "collectives.json", ["closed-form"], "fit-collectives"
+            )
         return Path(named) if Path(named).exists() or not shipped.exists() else shipped
     folder = MEASURED / "cost_models" if platform.name == THIS_MACHINE else SHIPPED_MODELS
     name = platform.name
@@ -125,9 +130,17 @@ def find_model(name: str) -> Path:
     if "/" not in name and shipped.exists():
         return shipped
     if not Path(name).exists():
-        known = [path.parent.name for path in sorted(SHIPPED_MODELS.glob("*/operators.json"))]
-        raise InputError(
-            f"no cost model is called {name!r}, and there is no such file",
-            fix=f"use one of {', '.join([*known, *UNFITTED])}, or a file of `trioflow fit`",
-        )
+        raise _refuse_name(name, "cost model", "operators.json", UNFITTED, "fit")
     return Path(name)
+
+
+def _refuse_name(
+    name: str, what: str, file: str, others: Iterable[str], command: str
+) -> InputError:
+    """Return the error of a model that is neither among the shipped ones nor a file."""
+    known = [path.parent.name for path in sorted(SHIPPED_MODELS.glob(f"*/{file}"))]
+    words = [*known, *others]
+    return InputError(
+        f"no {what} is called {name!r}, and there is no such file",
+        fix=f"{suggest(name, words)}use one of {', '.join(words)}, or a file of `trioflow {command}`",
+    )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trioflow.base.errors import PlanError
+from trioflow.base.errors import PlanError, suggest
 from trioflow.base.experiments import SHARDINGS, Plan, find_plan_problem
 from trioflow.base.input_files import read_text
 from trioflow.base.plan_row import SCHEDULES, ScheduleSizes
@@ -67,7 +67,10 @@ def make_plan(
     context = other.get("context", 1)
     degrees = {"data": data, "tensor": tensor, "context": context, "pipeline": pipeline}
     if schedule not in ("", "none") and not is_schedule(schedule):
-        raise PlanError(f"unknown schedule {schedule!r}", fix=f"use one of {', '.join(SCHEDULES)}")
+        raise PlanError(
+            f"unknown schedule {schedule!r}",
+            fix=f"{suggest(schedule, SCHEDULES)}use one of {', '.join(SCHEDULES)}",
+        )
     if pipeline == 1:
         schedule = "none"
     elif schedule in ("", "none"):

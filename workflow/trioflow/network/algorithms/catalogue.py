@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trioflow.base.errors import InputError
+from trioflow.base.errors import InputError, suggest
 from trioflow.network.algorithms import direct, halving_doubling, in_network, ring, trees
 from trioflow.network.algorithms.hierarchical import build_hierarchical
 from trioflow.network.algorithms.pattern import (
@@ -190,7 +190,10 @@ def _parse_levels(name: str, collective: str) -> Levels:
 
 def _check_supported(name: str, collective: str) -> None:
     if name not in SUPPORTED:
-        raise InputError(f"unknown algorithm {name!r}", fix=f"use one of {', '.join(ALGORITHMS)}")
+        raise InputError(
+            f"unknown algorithm {name!r}",
+            fix=f"{suggest(name, ALGORITHMS)}use one of {', '.join(ALGORITHMS)}",
+        )
     if collective not in SUPPORTED[name]:
         raise InputError(
             f"{name} does not do {collective}, only {', '.join(SUPPORTED[name])}",
@@ -258,7 +261,8 @@ def _spell(name: str, word: str) -> str:
     if spelt not in SUPPORTED:
         raise InputError(
             f"unknown algorithm {word!r}",
-            fix=f"use one of {', '.join(list_algorithm_words())}, or hierarchical:INNER+OUTER",
+            fix=f"{suggest(word, list_algorithm_words())}use one of {', '.join(list_algorithm_words())}, "
+            "or hierarchical:INNER+OUTER",
         )
     return spelt
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from trioflow.base.errors import InputError
+from trioflow.base.errors import InputError, suggest
 from trioflow.trace.workloads.recipe import Recipe, make_images, mean_cross_entropy, need_size
 
 CLASSES = 1000
@@ -40,7 +40,7 @@ def build_torchvision(row: Mapping[str, Any]) -> Recipe:
     if chosen not in known:
         raise InputError(
             f"workload {row['workload']}: unknown torchvision model {chosen!r}",
-            fix=f"use one of {', '.join(known)}",
+            fix=f"{suggest(chosen, known)}use one of {', '.join(known)}",
         )
     size = need_size(row, "image_size")
     model: nn.Module = models.get_model(chosen, weights=None, num_classes=CLASSES).train()
