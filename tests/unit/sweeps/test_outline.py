@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from trioflow.parallel.schedules.checks import measure_held
 from trioflow.prediction.assembly import load_traces
 from trioflow.sweeps.outline import Outline
 from trioflow.sweeps.outline_parts import MessageTimes, list_groups
-from trioflow.sweeps.outline_step import _count_held, _order, _play, outline_step
+from trioflow.sweeps.outline_step import _count_held, _list_buckets, _order, _play, outline_step
 from trioflow.sweeps.workshop import MemoModel, Workshop
 
 TRACE = "gpt2-tiny-b8"
@@ -235,3 +236,16 @@ def test_messages_that_computing_cannot_hide_are_in_the_outline(
     told = workshop.simulate(workshop.prepare(times, graph, machine, interval=False))
     assert outlined.time_s == pytest.approx(told.step_time_s, rel=0.07)
     assert 0 < outlined.least_bytes <= graph.metadata.peak_memory_bytes
+
+
+@pytest.mark.parametrize("first", [1, 300, 4000])
+@pytest.mark.parametrize("size", [0, 1, 299, 300, 301, 1300, 4000.4, 9999])
+def test_buckets_are_filled_one_after_the_other(outline_on, size, first) -> None:
+    """The first up to its own limit, the others up to theirs, and what is left in the last."""
+    plan = replace(make_plan(8), first_bucket_bytes=first, bucket_bytes=1000)
+    outline, wanted, left, limit = outline_on("dgx-a100", 8), [], round(size), first
+    while left > 0:
+        wanted.append(min(limit, left))
+        left -= wanted[-1]
+        limit = 1000
+    assert _list_buckets(outline, plan, size) == wanted

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from trioflow.base.experiments import Plan
+from trioflow.costmodel.interface import looks_at_rows
 from trioflow.parallel.programs.sharded import cost_units
 from trioflow.parallel.splits.parameters import Parameter, list_parameters
 from trioflow.parallel.splits.sharding import EXPERTS_UNIT, build_units
@@ -213,6 +214,16 @@ def _list_shards(outline: Outline, plan: Plan) -> tuple[dict[str, Shard], dict[i
     for parameter in root.parameters:
         at.setdefault(unit_of[parameter.name], []).append(parameter)
     units = [*inner, *(replace(root, parameters=tuple(held)) for held in at.values())]
+    if looks_at_rows(outline.model):  # asked for all sizes at once, it remembers each
+        asked: dict[tuple[str, int], list[int]] = {}
+
+        def note(name: str, sizes: Sequence[int], reads: int) -> float:
+            asked.setdefault((name, reads), []).extend(sizes)
+            return 0.0
+
+        cost_units(units, plan, plan.pieces, note)
+        for (name, reads), sizes in asked.items():
+            elementwise_s(name, sizes, reads)
     works = cost_units(units, plan, plan.pieces, elementwise_s)
     shards = [
         Shard(

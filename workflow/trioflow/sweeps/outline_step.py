@@ -142,16 +142,20 @@ def _time_stages(
 
 def _list_buckets(outline: Outline, plan: Plan, gradient_bytes: float) -> list[int]:
     """Return the sizes of a stage's buckets [bytes]: one of the first limit, others of theirs."""
-    sizes, left = [], round(gradient_bytes)
+    left, width = round(gradient_bytes), outline.recipe.bucket_width
     if _reduces_whole(outline, plan):
         return [left]
-    width = outline.recipe.bucket_width
-    limit = round(plan.first_bucket_bytes * width)
-    while left > 0:
-        sizes.append(min(limit, left))
-        left -= sizes[-1]
-        limit = round(plan.bucket_bytes * width)
-    return sizes
+    first = min(round(plan.first_bucket_bytes * width), left)
+    more, rest = divmod(left - first, round(plan.bucket_bytes * width))
+    return [size for size in (first, *[round(plan.bucket_bytes * width)] * more, rest) if size > 0]
+
+
+def _time_buckets(
+    outline: Outline, plan: Plan, collective: str, sizes: Sequence[int]
+) -> list[float]:
+    """Return the time of a collective of the replicas over each bucket [s]; most are of one size."""
+    times_s = {size: outline.messages.data_s(plan, collective, size) for size in set(sizes)}
+    return [times_s[size] for size in sizes]
 
 
 def _reduces_whole(outline: Outline, plan: Plan) -> bool:
@@ -166,12 +170,11 @@ def _send_buckets(
         return sent_s
     sizes = _list_buckets(outline, plan, gradient_bytes)
     made, total = 0, sum(sizes)
-    for size in sizes:
+    times_s = _time_buckets(outline, plan, _exchange_of(outline, plan), sizes)
+    for size, time_s in zip(sizes, times_s, strict=True):
         made += size
         ready_s = begin_s + (done_s - begin_s) * made / total
-        sent_s = max(sent_s, ready_s) + outline.messages.data_s(
-            plan, _exchange_of(outline, plan), size
-        )
+        sent_s = max(sent_s, ready_s) + time_s
     return sent_s
 
 
@@ -185,15 +188,13 @@ def _gather_weights(outline: Outline, plan: Plan, parameter_bytes: float) -> flo
     if plan.sharding != "distributed":
         return 0.0
     sizes = _list_buckets(outline, plan, parameter_bytes)
-    return sum(outline.messages.data_s(plan, "all_gather", size) for size in sizes)
+    return sum(_time_buckets(outline, plan, "all_gather", sizes))
 
 
 def _sum_buckets(outline: Outline, plan: Plan, gradients_bytes: Sequence[float]) -> float:
-    return sum(
-        outline.messages.data_s(plan, _exchange_of(outline, plan), size)
-        for gradient_bytes in gradients_bytes
-        for size in _list_buckets(outline, plan, gradient_bytes)
-    )
+    exchange = _exchange_of(outline, plan)
+    sizes = [size for each in gradients_bytes for size in _list_buckets(outline, plan, each)]
+    return sum(_time_buckets(outline, plan, exchange, sizes))
 
 
 def _play(

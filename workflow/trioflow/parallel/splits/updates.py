@@ -114,6 +114,7 @@ def _guess_owners(parameters: Sequence[Parameter], module: str) -> frozenset[int
     return frozenset([i for i in trained if parameters[i].module == module] or trained)
 
 
+@remembered
 def list_updates(operators: pd.DataFrame) -> list[int]:
     """Return the optimizer operators on more than single numbers, such as a count of steps."""
     columns = (operators[name] for name in ("op_id", "phase", "input_shapes"))
