@@ -111,13 +111,9 @@ rule report:
             category="Cost models",
             labels={"figure": "operators"},
         ),
-        timelines=report(
-            expand(
-                "<results>/report/figures/timelines/{experiment}.svg",
-                experiment=EXPERIMENTS,
-            ),
-            caption="../workflow/report/timeline.rst",
-            category="Timelines",
+        timelines=expand(
+            "<results>/report/figures/timelines/{experiment}.svg",
+            experiment=EXPERIMENTS,
         ),
         pictures=expand(
             "<results>/report/figures/{figure}.png",

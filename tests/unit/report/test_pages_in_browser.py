@@ -44,6 +44,8 @@ SCHEMES = ("light", "dark")
 HEIGHT = 900
 TALLEST_PAGE = 6500
 """Of a page as it opens at the greater width [pixels]: the report has some 5,700, and room for the notes of a busy run."""
+LARGEST_REPORT_BYTES = 5_000_000
+"""Of Snakemake's own report; 2.9 MB of it are its scripts, timelines alone would be 6 more."""
 TALLEST = 12_000
 """Of a picture [pixels]; what is below is cut off."""
 
@@ -153,6 +155,13 @@ def make_pages(folder: Path, trace: Path) -> Path:
 @pytest.fixture(scope="module")
 def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
     return read_axe(tmp_path_factory.mktemp("axe"))
+
+
+def test_snakemakes_own_report_stays_small() -> None:
+    report = REPORT / "snakemake.html"
+    if not report.is_file():
+        pytest.skip("no run has left Snakemake's report")
+    assert report.stat().st_size < LARGEST_REPORT_BYTES
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
