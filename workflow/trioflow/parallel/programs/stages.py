@@ -50,6 +50,7 @@ from trioflow.parallel.splits.sharding import build_stage_units, build_units
 from trioflow.parallel.splits.tensor_split import Exchange, StageExchange, TensorSplit, is_sharded
 from trioflow.parallel.splits.updates import (
     find_owners,
+    foresee_copies,
     held_sizes,
     list_updates,
     place_parameters,
@@ -238,20 +239,20 @@ class StageWorks:
             if plan.pipeline > 1 and self.mode != FORWARD_ONLY:
                 self._add_stage_upkeep(work, work.sharded)
             return
+        replicated = plan.replicas > 1 and plan.replication == "ddp"
+        if replicated:  # DDP sends its buffers in every forward.
+            work.buffer_bytes = list_buffers(self.trace, sorted(in_stage))
         if self.mode == FORWARD_ONLY:
-            # DDP sends its buffers in every forward.
-            replicas = plan.replicas > 1 and plan.replication == "ddp"
-            work.buffer_bytes = list_buffers(self.trace, sorted(in_stage)) if replicas else []
             return
         gradients = self._gradients_of(in_stage, stage)
-        if plan.replicas > 1 and plan.replication == "ddp":
-            work.reduces_whole = (
-                plan.sharding == "distributed" and self.trace.facts.recipe.reduces_whole
-            )
+        if replicated:
+            recipe = self.trace.facts.recipe
+            work.reduces_whole = plan.sharding == "distributed" and recipe.reduces_whole
             work.buckets = self._group_gradients(work, gradients)
             if plan.sharding == "distributed":
                 work.gathered_bytes = size_weights(self.trace, work.buckets)
-            elif not self.trace.facts.recipe.keeps_main_gradients:
+            elif not recipe.keeps_main_gradients:
+                foresee_copies(self.model, self.trace, work.buckets)
                 work.bucket_copy_s = [self._copy_s(b, "aten::mul") for b in work.buckets]
                 work.bucket_return_s = [self._copy_s(b, "aten::copy_") for b in work.buckets]
             if work.reduces_whole:
@@ -263,7 +264,6 @@ class StageWorks:
                 copy_s = self._elementwise_s("aten::copy_", [whole], 2, times=2)
                 slices_s = n * self._elementwise_s("aten::copy_", slices, 2, times=n)
                 work.gather_copies_s = (copy_s, copy_s + slices_s)
-            work.buffer_bytes = list_buffers(self.trace, sorted(in_stage))
         elif plan.offload == "optimizer":
             work.buckets = self._group_gradients(work, gradients)
         added = list_added_gradients(self.trace)

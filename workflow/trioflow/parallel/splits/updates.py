@@ -21,7 +21,7 @@ from trioflow.base.experiments import Plan
 from trioflow.costmodel.interface import OperatorModel, looks_at_rows
 from trioflow.parallel.reference import WORK, predict_operator_times
 from trioflow.parallel.remembered import remembered
-from trioflow.parallel.splits.parameters import Parameter, list_parameters
+from trioflow.parallel.splits.parameters import Bucket, Parameter, list_parameters
 from trioflow.parallel.splits.tensor_split import TensorSplit, kind_of_module
 from trioflow.tables import records
 from trioflow.trace.store import Trace
@@ -335,6 +335,14 @@ def predict_elementwise(
             zip(new, zip(*(found[c].tolist() for c in _PREDICTED), strict=True), strict=True)
         )
     return {c: np.array([known[size][i] for size in sizes]) for i, c in enumerate(_PREDICTED)}
+
+
+def foresee_copies(model: OperatorModel, trace: Trace, buckets: Iterable[Bucket]) -> None:
+    """Ask at once for copies into and out of buckets that are asked for one by one then; the answers are the same."""
+    if looks_at_rows(model):
+        sizes = [size for bucket in buckets for size in bucket.sizes_bytes]
+        for name in ("aten::mul", "aten::copy_"):
+            predict_elementwise(model, name, sizes, 2, upkeep_phase(trace))
 
 
 @remembered
