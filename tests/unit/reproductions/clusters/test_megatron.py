@@ -117,6 +117,9 @@ def test_the_section_scores_what_is_predicted_and_counts_what_is_not(judged, tmp
     text = "".join(peaks_section(cases).parts)
     assert "7 runs on eight A100 or H100, 4 of them predicted" in text
     assert "experts cut among 2 ranks" in text and "4 x 1 x 2" in text
+    assert "<summary>Every prediction: 4 cases" in text, (
+        "hundreds of rows open when they are asked for"
+    )
 
 
 def test_without_an_engine_of_its_own_products_are_pytorch_s(tmp_path):

@@ -15,6 +15,7 @@ from trioflow.report.html import (
     count_cell,
     numbers,
     percent_cell,
+    render_details,
     render_list,
     render_paragraph,
     render_records,
@@ -111,12 +112,14 @@ def build_clusters_page(
         ]),
         Section("steps", "Steps", [
             render_paragraph(_STEPS), _render_steps(score_steps(timed)), _render_intervals(timed), _render_chances(timed),
-            render_slow(timed), _render_crowded(timed), _render_repeated(timed),
+            render_details(
+                "Runs that are slow, crowded or repeated", render_slow(timed) + _render_crowded(timed) + _render_repeated(timed)
+            ),
         ]),
         Section("choice", "Which plan to take", [_render_choice(timed)]),
         Section("memory", "Memory of the runs", [render_summary(scores), render_scores(scores)]),
-        Section("degrees", "Memory by degrees", [render_degrees(cases)]),
-        Section("failed", "Those that failed", [_render_failed(cases)]),
+        Section("degrees", "Memory by degrees", [render_degrees(cases)], folded=True),
+        Section("failed", "Those that failed", [_render_failed(cases)], folded=True),
         peaks_section(tests),
     ]  # fmt: skip
     schemas = {
@@ -275,7 +278,8 @@ def _render_cells(cells: pd.DataFrame, ways: list[str]) -> str:
         numbers("chosen", "tokens/s", "its throughput, measured", count_cell, lambda row: round(row["chosen_tokens_per_s"])),
         *(numbers("loss", way, "of throughput beside the best measured run", percent_cell, way) for way in ways),
     ]  # fmt: skip
-    return render_records(cells, fields, "The choice")
+    title = "The choice for each model and number of nodes"
+    return render_details(title, render_records(cells, fields, title))
 
 
 def render_summary(scores: pd.DataFrame) -> str:

@@ -12,6 +12,7 @@ from trioflow.report.html import (  # fmt: skip
     count_cell,
     numbers,
     percent_cell,
+    render_details,
     render_paragraph,
     render_records,
     signed_cell,
@@ -19,7 +20,7 @@ from trioflow.report.html import (  # fmt: skip
 )
 from trioflow.report.pages import Section
 from trioflow.report.scores import summarize_errors
-from trioflow.report.wording import write_percent
+from trioflow.report.wording import count_words, write_percent
 
 _AIM = 0.05
 """Median error of the peaks that was aimed at."""
@@ -86,7 +87,8 @@ def _render_refused(cases: pd.DataFrame) -> str:
         words("refused because of", "", "why", lambda entry: entry[0]),
         numbers("cases", "", "how many", count_cell, lambda entry: entry[1]),
     ]
-    return render_records(counted.items(), fields, "Cases that are refused")
+    title = f"Cases that are refused: {counted.sum()}"
+    return render_details(title, render_records(counted.items(), fields, title))
 
 
 def _render_cases(cases: pd.DataFrame) -> str:
@@ -103,7 +105,8 @@ def _render_cases(cases: pd.DataFrame) -> str:
         "error", key=abs, ascending=False
     )
     rows = predicted.to_dict("records")
-    return render_records(rows, fields, "Every prediction, the worst first")
+    title = f"Every prediction: {count_words(len(rows), 'case')}, the worst first"
+    return render_details(title, render_records(rows, fields, title))
 
 
 def _gib_cell(size_bytes: float) -> Cell:
