@@ -56,7 +56,9 @@ def test_lists_of_words():
     assert wording.count_words(1, "rank") == "1 rank"
 
 
-@pytest.mark.parametrize("name", sorted(CAPTIONS))
+@pytest.mark.parametrize(
+    "name", sorted(CAPTIONS.keys() & {path.stem for path in REPORT.glob("*.rst")})
+)
 def test_snakemake_has_the_same_captions(name):
     words = (REPORT / f"{name}.rst").read_text().split()
     assert words == " ".join(CAPTIONS[name]).split()
