@@ -225,7 +225,9 @@ def test_sampled_steps_keep_their_limits(steps) -> None:
     assert len(steps) >= 4 and (steps["refused"] == "").all()
     scores = score_steps(steps).set_index("group")
     assert scores.loc["all runs", "median_error"] < STEP_LIMIT
-    assert (steps["low_s"] < steps["predicted_s"]).all()
+    assert (steps["low_s"] < steps["expected_s"]).all() and (
+        steps["expected_s"] < steps["high_s"]
+    ).all()
     cells = choose_plans(steps, predict_steps(steps))
     assert (cells["trioflow"] >= 0).all() and cells["runs"].sum() == len(steps)
 
