@@ -71,6 +71,18 @@ def test_megatron_s_plan_shares_the_vocabulary_where_the_model_has_one(tiny):
         assert shares(Trace(named.operators, named.tensors, nameless)) == shared
     wordless = Trace(tiny.operators, tiny.tensors.assign(category="buffer"), tiny.facts)
     assert not shares(wordless)
+    # Megatron-LM's messages go beside backward's products, whoever asked for its recipe.
+    for recipe, name, overlap in (
+        ("megatron-bf16", "none", "backward"), ("nanotron-bf16", "none", "none"),
+        ("megatron-bf16", "1f1b", "backward"), ("megatron-bf16", "zero-bubble", "none"),
+    ):  # fmt: skip
+        facts = replace(tiny.facts, precision_recipe=recipe, language_model={"layers": 2})
+        stages = 2 if name != "none" else 1
+        plan = make_plan(
+            tensor=2, pipeline=stages, schedule=name, micro_batches=2 if stages > 1 else None
+        )
+        found = fit_framework(plan, Trace(tiny.operators, tiny.tensors, facts))
+        assert found.tensor_overlap == overlap, (recipe, name)
     # Who asks for it by its column is told that there is none.
     assert fit_framework(
         make_plan(tensor=2, vocabulary_parallel=True), wordless

@@ -13,7 +13,7 @@ from trioflow.base.errors import PlanError
 from trioflow.base.plan_row import SCHEDULES
 from trioflow.engine.simulate import simulate
 from trioflow.hardware.platform import load_platform
-from trioflow.parallel.backward import plan_recomputation
+from trioflow.parallel.backward import list_units, plan_recomputation
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan, named_plan
 from trioflow.trace.store import Trace, load_trace, pipeline_units
@@ -63,6 +63,20 @@ def test_blocks_are_counted_as_megatron_counts_them():
     half = len(units) // 2
     of_stages = plan_recomputation(trace, "block:3", [units[:half], units[half:]])
     assert [region.operators for region in of_stages] == [*of_each[:3], *of_each[half - 1 :][:3]]
+
+
+@pytest.mark.parametrize("recipe", ["megatron-bf16", "nanotron-bf16"])
+def test_frameworks_with_a_checkpoint_of_their_own_run_whole_blocks_again(recipe):
+    trace = load_trace("llama-3-2-1b-b4")
+    early = {op for region in plan_recomputation(trace, "uniform:1") for op in region.operators}
+    own = Trace(trace.operators, trace.tensors, replace(trace.facts, precision_recipe=recipe))
+    named = dict(zip(pipeline_units(own), list_units(own), strict=True))
+    blocks = [tuple(ops) for name, ops in named.items() if name[-1].isdigit()]
+    found = plan_recomputation(own, "full")
+    assert [region.operators for region in found] == blocks
+    assert found == plan_recomputation(own, "uniform:1")
+    assert {region.stops_at for region in found} == {None}
+    assert early < {op for block in blocks for op in block}
 
 
 @pytest.mark.parametrize("kind", ["block", "block:0", "uniform:x", "some"])
