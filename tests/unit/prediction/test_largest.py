@@ -82,18 +82,7 @@ def test_the_longest_sequence_of_a_language_model(tmp_path: Path) -> None:
 
 
 def test_the_command_prints_it_and_refuses_both(capsys: pytest.CaptureFixture[str]) -> None:
-    words = [
-        "simulate",
-        TRACE,
-        "--plan",
-        "ddp",
-        "--ranks",
-        "2",
-        "--platform",
-        "cpu2-gloo",
-        "--largest",
-        "batch",
-    ]
+    words = f"simulate {TRACE} --plan ddp --ranks 2 --platform cpu2-gloo --largest batch".split()
     assert main(words) == 0
     text = capsys.readouterr().out
     assert "samples a step" in text and "the next does not fit" in text

@@ -1,10 +1,10 @@
 """What backward computes again, and its two parts: for the input and for the weights.
 
-Recomputation is that of ``torch.utils.checkpoint`` without reentrance: the first backward
-operator that needs a result which was not kept runs the region's forward again, up to the
-operator that saves the last result for backward; an operator that saves nothing but its inputs
-is not computed again (`plan_recomputation` says what other frameworks do). States of random generators and the checkpoint's own bookkeeping (empty
-tensors, detached ones) are left out.
+Recomputation is that of ``torch.utils.checkpoint`` without reentrance: the first backward operator
+that needs a result which was not kept runs the region's forward again, up to the operator that
+saves the last result for backward; an operator that saves nothing but its inputs is not computed
+again (`plan_recomputation` says what other frameworks do). States of random generators and the
+checkpoint's own bookkeeping (empty tensors, detached ones) are left out.
 
 PyTorch's zero-bubble schedules run backward in two: I is what the gradient that goes to the
 stage before depends on, W everything else. An operator that makes both runs twice.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -230,9 +230,7 @@ def _sum_shares(stages: Sequence[StageWork]) -> dict[int, float]:
     return {op: min(float(share), 1.0) for op, share in sums.items()}
 
 
-@remembered
-def _scale_work(operators: pd.DataFrame, shares: Mapping[int, float]) -> pd.DataFrame:
-    return scale_work(operators, shares)
+_scale_work = remembered(scale_work)
 
 
 @remembered

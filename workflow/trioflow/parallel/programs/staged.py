@@ -120,7 +120,7 @@ class StagedRank(StageActions):
         for stage in self.stages:
             self.stage = stage
             if self.in_rows and not update_s:
-                self.update_at_once()
+                self._update_at_once()
                 continue
             for op_id in self.work.optimizer:
                 sharded = int(op_id) in self.program.split.sharded_updates
@@ -130,7 +130,7 @@ class StagedRank(StageActions):
                 )
         self._gather_weights()
 
-    def update_at_once(self) -> None:
+    def _update_at_once(self) -> None:
         """Add the optimizer's operators of a stage; behind the search for overflow shards may agree."""
         names, op_ids = self.program.names, self.work.optimizer.tolist()
         for place, op_id in enumerate(op_ids):
