@@ -121,6 +121,20 @@ def test_views_cost_the_same_at_every_size() -> None:
     assert fit_class_curves(rows, "linear")["view", "forward"].curve.form == "constant"
 
 
+def test_a_class_without_a_curve_takes_the_one_most_alike() -> None:
+    sizes = (1e3, 1e4, 1e5, 1e6)
+    rows = [(name, phase, size, 1e-9 * size) for size in sizes
+            for name, phase in (("memory", "forward"), ("gemm", "forward"), ("gemm", "backward"))]  # fmt: skip
+    curves = fit_class_curves(make_rows(rows), "linear")
+    for asked, taken in (
+        (("memory", "backward"), ("memory", "forward")),
+        (("reshape", "backward"), ("memory", "forward")),
+        (("convolution_backward/dense", "backward"), ("gemm", "backward")),
+        (("norm", "backward"), (ANY, "backward")),
+    ):
+        assert find_class(curves, *asked)[0] == taken
+
+
 def test_find_class_needs_the_widest_curve() -> None:
     with pytest.raises(InputError, match="no curve for gemm in forward"):
         find_class({}, "gemm", "forward")

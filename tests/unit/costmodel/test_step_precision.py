@@ -26,6 +26,7 @@ from trioflow.costmodel.operators.half_tables import (
 )
 from trioflow.costmodel.operators.model import load_operator_model
 from trioflow.costmodel.operators.precision import (
+    SUSTAINED,
     PrecisionModel,
     class_precision,
     in_precision,
@@ -143,14 +144,44 @@ def test_products_in_half_precision_take_the_tables_time(a100, tables, monkeypat
     row = operators[linear].iloc[0]
     # A linear layer of 2048 tokens, 1024 x 2048.
     data = (row["read_bytes"] + row["write_bytes"]) / BANDWIDTH
-    expected = LAUNCH_S + max(row["flop"] / RATE, data)
-    assert half.loc[linear, "time_s"].iloc[0] == pytest.approx(expected, rel=0.15)
+    expected = SUSTAINED * (LAUNCH_S + max(row["flop"] / RATE, data))
+    assert half.loc[linear, "time_s"].iloc[0] == pytest.approx(expected, rel=0.06)
+    thin = make_linear(16, 8192, 8192)  # which waits for memory, whatever the clock
+    thin_s = model.predict(thin)["time_s"].iloc[0]
+    assert thin_s == pytest.approx(
+        float(tables["a100-sxm4-80gb"].predict(sized_rows(thin, products=True))[0])
+    )
     gelu = (operators["name"] == "aten::gelu").to_numpy()
     pd.testing.assert_frame_equal(full[gelu], half[gelu])
     assert not half.loc[linear, "extrapolated"].any()
     batched = (operators["name"] == "aten::matmul").to_numpy()
     assert half.loc[batched, "extrapolated"].all(), "tables hold single products only"
     assert (half["low_s"] <= half["time_s"]).all() and (half["time_s"] <= half["high_s"]).all()
+
+
+def make_linear(m, n, k):
+    """A linear layer in half precision."""
+    one = {
+        "name": "aten::linear", "phase": "forward", "flop": 2 * m * n * k, "read_bytes": 2 * (m * k + k * n),
+        "write_bytes": 2 * m * n, "input_shapes": [[m, k], [n, k]], "output_shapes": [[m, n]],
+    }  # fmt: skip
+    return pd.DataFrame([one])
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_a_product_cut_along_its_sum_takes_its_own_time_at_any_batch(a100, ranks):
+    """Sixteen times the rows and an eighth of the sum were once taken for more FLOPs on the way there."""
+    model = in_precision(a100, load_device("h100-sxm"), "bf16")
+    recorded = make_linear(4096, 3072, 8192)
+    recorded["device_ns"] = (model.predict(recorded)["time_s"] * 1e9).round().astype(int)
+    for batch in (1, 2, 4, 8, 16, 32, 64):
+        own = make_linear(4096 * batch, 3072, 8192 // ranks)
+        found = model.rescale(
+            recorded, recorded.assign(**own[["flop", "read_bytes", "write_bytes"]])
+        )
+        assert found["time_s"].iloc[0] == pytest.approx(
+            model.predict(own)["time_s"].iloc[0], rel=1e-3
+        )
 
 
 def test_products_of_experts_are_as_uncertain_as_their_measured_layers(a100):

@@ -72,9 +72,9 @@ def doubt_rate(rates: Mapping[str, Any]) -> list[str]:
     if rates.get("mfu", 0.0) <= _DOUBTED_MFU:
         return []
     return [
-        f"an MFU of {rates['mfu']:.0%} rests on products that were measured alone, in a loop: long steps run at a GPU's "
-        f"power limit, where one product took {SUSTAINED:.2f} times as long (docs/cost_models.md); take the slow end of "
-        "the interval for a budget"
+        f"an MFU of {rates['mfu']:.0%} is more than long steps usually reach: it rests on products that were measured "
+        f"alone, taken {SUSTAINED:.2f} times as long as there (docs/cost_models.md); take the slow end of the interval "
+        "for a budget"
     ]
 
 

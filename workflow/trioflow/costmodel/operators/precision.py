@@ -64,8 +64,8 @@ ELEMENT_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, FP8: 1}
 
 SUSTAINED = 295 / 257
 """How many times as long one product took on a GPU at its power limit, on random numbers, as on constant ones: H. He,
-"Strangely, Matrix Multiplications on GPUs Run Faster When Given Predictable Data" (2024). Nobody's public data says it
-of a training step in half precision on an A100, so nothing is slower by it in the middle."""
+"Strangely, Matrix Multiplications on GPUs Run Faster When Given Predictable Data" (2024). A step's products and its
+attention take as much longer than single ones in a loop, where computing is what takes their time."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,7 @@ class Source:
     sheet: DeviceSheet  # GPU that was measured
     precision: str  # What it was measured in
     row_times: RowTimes  # Its times
+    alone: bool = False  # Whether each operator ran alone in a loop, not in a step
 
     def carry(
         self, rows: pd.DataFrame, target: DeviceSheet, precision: str, rule: NewGpuModel
@@ -98,7 +99,14 @@ class Source:
             rows.assign(time_s=time_s), self.sheet, target, DEFAULT_RULE, precision, rule, 0.0
         )
         least = roofline_times(rows, target, precision)
-        return with_times(found, np.maximum(found["time_s"].to_numpy(np.float64), least))
+        found = with_times(found, np.maximum(found["time_s"].to_numpy(np.float64), least))
+        if not self.alone:
+            return found
+        memory_s = rows[sizes].sum(axis=1) / target.memory_bandwidth_bytes_per_s
+        computes = rows["flop"] / target.peak(precision) >= memory_s
+        slower = np.where(computes, SUSTAINED, 1.0)
+        names = ["time_s", "low_s", "high_s"]
+        return found.assign(**{name: found[name] * slower for name in names})
 
 
 @dataclass(frozen=True)
@@ -175,14 +183,14 @@ class PrecisionModel:
     ) -> tuple[float, float]:
         """Return the base's interval of a step; ``predict`` joins the spread of the table's products.
 
-        Its slow end reaches at least to `SUSTAINED`: the table's products ran alone, a training step does not.
+        Either end is at least `SUSTAINED` away: by so much the table's products were slowed.
         """
         interval = self.base.step_interval(kind, distance)
         if kind != "predict" or self.table is None:
             return interval
         low, high = self._spread(self.table.low_log, self.table.high_log, _TABLE_PRECISION)
         least, most = combine_intervals(interval, (math.exp(low), math.exp(high)))
-        return least, max(most, SUSTAINED)
+        return min(least, 1.0 / SUSTAINED), max(most, SUSTAINED)
 
     def step_interval_basis(self, kind: str = "rescale") -> str:
         """Say what the step interval was estimated from."""
@@ -200,7 +208,9 @@ class PrecisionModel:
         yield from self._scaled_parts(rows)
         chosen = self._products(rows)
         if self.table is not None and chosen.any():
-            source = Source(load_device(self.source), _TABLE_PRECISION, self.table.predict)
+            source = Source(
+                load_device(self.source), _TABLE_PRECISION, self.table.predict, alone=True
+            )
             ends = self._spread(self.table.low_log, self.table.high_log, _TABLE_PRECISION)
             lows, highs = (np.full(int(chosen.sum()), end) for end in ends)
             _widen_grouped(rows[chosen], self.source, lows, highs)
@@ -208,7 +218,7 @@ class PrecisionModel:
         chosen = self._fused(rows)
         if self.attention is not None and chosen.any():
             source = Source(
-                load_device(self.attention_source), _TABLE_PRECISION, self.attention.predict
+                load_device(self.attention_source), _TABLE_PRECISION, self.attention.predict, True
             )
             masked = rows[chosen].assign(
                 flop=rows["flop"][chosen] * rows["attention_share"][chosen]
@@ -241,7 +251,7 @@ class PrecisionModel:
                 np.full(int(chosen.sum()), end) for end in (table.low_log, table.high_log)
             )
             _widen_grouped(rows[chosen], name, lows, highs)
-            source = Source(load_device(name), FP8, table.predict)
+            source = Source(load_device(name), FP8, table.predict, alone=True)
             yield chosen, self._price(source, rows[chosen], lows, highs, FP8)
 
     def _price(

@@ -162,7 +162,7 @@ class _Line:
     slope: Floats
 
     def misses(self, growth: Floats) -> Flags:
-        """Return which products' dimensions do not give the FLOPs at a growth: two of them changed."""
+        """Return which products are on no line: one dimension grows and one is cut, or they do not give the FLOPs."""
         sizes = slice(len(FEATURES), len(FEATURES) + 4)
         if self.first.shape[1] <= len(FEATURES):
             return np.zeros(len(growth), dtype=bool)
@@ -170,6 +170,8 @@ class _Line:
         flop, known = line[:, 0] / np.maximum(self.first[:, 0], 1.0), self.first[:, 3] > 0
         sized = np.maximum(line[:, sizes].round(), 1.0) / np.maximum(self.first[:, sizes], 1.0)
         far = np.abs(sized.prod(axis=1) / np.maximum(flop, 1e-12) - 1) > FLOP_TOLERANCE
+        slope = self.slope[:, sizes]
+        far |= (slope < 0).any(axis=1) & (slope > 0).any(axis=1)
         return np.asarray(known & (self.first[:, 0] > 0) & far)
 
     def ask(self, number: Positions, sizes: Floats) -> pd.DataFrame:
