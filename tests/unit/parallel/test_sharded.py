@@ -191,6 +191,18 @@ def test_fully_shard_reduces_each_micro_step_and_adds_its_shards(gpu_trace):
     assert peaks[1] - peaks[0] <= gradients / 2 and peaks[2] - peaks[0] >= gradients / 2
 
 
+@pytest.mark.parametrize("recipe, copies", [("pure-bf16", True), ("fsdp2-mixed", False)])
+def test_gradients_are_cast_as_they_are_copied(gpu_trace, recipe, copies):
+    """`chunk_cat` reads bf16 and writes fp32: the trace's casts are that kernel, and no second one."""
+    trace = Trace(
+        gpu_trace.operators, gpu_trace.tensors, replace(gpu_trace.facts, precision_recipe=recipe)
+    )
+    tasks = extrapolate(trace, named_plan("fsdp", 2), MODEL).tasks
+    copied = tasks[tasks["name"] == "copy into reduce-scatter"]
+    assert len(copied) == 2 * len(build_units(trace))
+    assert (copied["duration_s"] > 0).all() == copies == (copied["duration_s"] > 0).any()
+
+
 def test_hooks_cost_the_host_of_a_cpu_and_run_beside_a_gpu(transformer_trace, gpu_trace):
     costs = {"sharded_forward_s": 0.25, "sharded_backward_s": 0.5}
     for trace, stream in ((transformer_trace, "compute"), (gpu_trace, "host")):

@@ -221,10 +221,10 @@ def _list_shards(outline: Outline, plan: Plan) -> tuple[dict[str, Shard], dict[i
             asked.setdefault((name, reads), []).extend(sizes)
             return 0.0
 
-        cost_units(units, plan, plan.pieces, note)
+        cost_units(units, plan, plan.pieces, note, trace)
         for (name, reads), sizes in asked.items():
             elementwise_s(name, sizes, reads)
-    works = cost_units(units, plan, plan.pieces, elementwise_s)
+    works = cost_units(units, plan, plan.pieces, elementwise_s, trace)
     shards = [
         Shard(
             outline.messages.data_s(plan, "all_gather", one.gathered_bytes, one.unit.experts),

@@ -14,7 +14,6 @@ from trioflow.costmodel.features import FEATURES, HOST_ONLY, Floats, base_class
 from trioflow.costmodel.least_squares import choose_least
 from trioflow.costmodel.operators.curves import Curve, driver_of, fit_curve
 from trioflow.costmodel.operators.products import PRODUCT_CLASSES, PRODUCTS, work_matrix
-from trioflow.tables.columns import PHASES
 
 _MIN_ROWS = 4
 """A class with fewer operators borrows the shape of a wider one."""
@@ -27,6 +26,9 @@ ANY = "*"
 
 _ALIKE = {**dict.fromkeys(PRODUCT_CLASSES, ("gemm",)), "reshape": ("memory",)}
 """Which class works most alike: a convolution is computed as a matrix product, a reshape that moves bytes is a copy."""
+
+_OTHER_PHASE = {"forward": "backward", "backward": "forward"}
+"""An optimizer's operators are smaller than either's, which a curve's constant would be wrong for."""
 
 Key = tuple[str, str]
 Flags = npt.NDArray[np.bool_]
@@ -178,14 +180,14 @@ def _set_level(
 def find_class(
     curves: Mapping[Key, ClassCurve], operator_class: str, phase: str
 ) -> tuple[Key, ClassCurve]:
-    """Return the curve of a class or of the one most alike, in its phase, then in another, then of ever wider classes.
+    """Return the curve of a class or of the one most alike, in its phase, then in the other, then of ever wider ones.
 
     On the public steps of three GPUs a class's curve of the other phase misses an operator by 28 % in the median, that
     of all classes in its own phase by 49 %. Raises InputError when not even the curve of everything is there.
     """
     base = base_class(operator_class)
     names = (operator_class, base, *_ALIKE.get(base, ()))
-    phases = (phase, *(other for other in PHASES if other != phase))
+    phases = (phase, _OTHER_PHASE.get(phase, phase))
     for key in (*((n, p) for p in phases for n in names), (ANY, phase), (ANY, ANY)):
         if key in curves:
             return key, curves[key]

@@ -47,7 +47,9 @@ from typing import Any
 from trioflow.base.experiments import Plan
 from trioflow.parallel.programs.builder import UnitWork
 from trioflow.parallel.programs.staged import FINDS_OVERFLOW, StagedRank
+from trioflow.parallel.splits.parameters import list_added_gradients
 from trioflow.parallel.splits.sharding import ShardedUnit
+from trioflow.trace.store import Trace
 
 FLAG_BYTES = 4
 """Size of that note, of which ranks with shards of the gradients take the largest (PyTorch 2.13,
@@ -63,15 +65,17 @@ def cost_units(
     plan: Plan,
     micro_steps: int,
     elementwise: _Elementwise,
-    added: frozenset[str] = frozenset(),
+    trace: Trace,
 ) -> list[UnitWork]:
     """Return the units with the sizes of their messages and the time of their copies.
 
     Each copy is one operator over all of a unit's parameters
     (``all_gather_copy_in``, ``split_with_sizes_copy``, ``chunk_cat``). The
-    target counts as read, as in an operator's table row. ``added``: parameters as of `list_added_gradients`.
+    target counts as read, as in an operator's table row. Where a recipe of ``fully_shard`` brings
+    gradients into another format, ``chunk_cat`` does it: the trace's casts are that copy.
     """
     found = []
+    added, casts = list_added_gradients(trace), trace.facts.recipe.shards_main
     for unit in units:
         shards = plan.shards_of(unit.experts)
         gathered, reduced = unit.gathered_bytes(shards), unit.reduced_bytes(shards)
@@ -88,7 +92,7 @@ def cost_units(
                 unit, gathered, reduced, kept,
                 elementwise("aten::copy_", [gathered // shards] if gathered else [], 2),
                 elementwise("aten::copy_", [gathered] if gathered else [], 2),
-                elementwise("aten::copy_", [reduced] if reduced else [], 2),
+                elementwise("aten::copy_", [reduced] if reduced and not casts else [], 2),
                 elementwise("aten::add_", gradients, 2) if further else 0.0,
             )
         )  # fmt: skip

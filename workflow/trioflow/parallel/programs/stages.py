@@ -346,9 +346,7 @@ class StageWorks:
             units = build_units(self.trace, plan.tensor, plan.expert_parts, plan.places_experts)
         else:
             units = build_stage_units(self.trace, plan, self.placed, stage_of, stage)
-        costs = cost_units(
-            units, plan, steps, self._elementwise_s, list_added_gradients(self.trace)
-        )
+        costs = cost_units(units, plan, steps, self._elementwise_s, self.trace)
         # A CPU has no streams: PyTorch's are empty there, and every call runs to its end.
         beside = self.trace.facts.device != "cpu"
         return ShardedWork(costs, plan.shards, plan.sharding != "zero2", beside)
