@@ -281,6 +281,9 @@ def test_megatron_arguments_give_the_model_its_step_and_the_plan(tmp_path):
         "tensor_overlap": "backward",
     }  # fmt: skip
     assert "fp8-format" in found.notes[0]
+    other = MEGATRON.replace("--recompute-granularity: selective", "--recompute-activations: true")
+    same = find_configuration(write(tmp_path, "other.yaml", other))
+    assert (same.degrees, same.notes) == (found.degrees, found.notes)
 
 
 @pytest.mark.parametrize(

@@ -282,7 +282,9 @@ def _read_degrees(found: Fields, model: LanguageModel, file: str) -> dict[str, A
     if found.flag("use-distributed-optimizer"):
         degrees["sharding"] = "distributed"
     recompute = found.take("recompute-granularity")
-    if recompute is not None:
+    if found.flag("recompute-activations"):  # which Megatron-LM reads as the other argument
+        degrees["recompute"] = "selective"
+    elif recompute is not None:
         degrees["recompute"] = found.word(
             "recompute-granularity", {"full": "full", "selective": "selective"}, ""
         )
