@@ -185,9 +185,9 @@ def test_what_a_rank_holds_is_what_the_schedule_keeps(name: str) -> None:
     schedule = build_schedule(name, 4, 8, stages)
     sizes = [1.0 + stage for stage in range(schedule.stages)]
     expected = measure_held(schedule, lambda stage, _: (sizes[stage], 0.0))
-    for rank, counts in enumerate(_count_held(schedule)):
+    for rank, held in enumerate(_count_held(schedule)):
         mine = [sizes[stage] for stage in schedule.stages_of_rank(rank)]
-        assert (counts @ mine).max() == expected[rank]
+        assert (held.in_flight @ mine).max() == expected[rank]
 
 
 SHARED = {"sharding": "fsdp", "sequence_parallel": True, "vocabulary_parallel": True}
@@ -249,3 +249,18 @@ def test_buckets_are_filled_one_after_the_other(outline_on, size, first) -> None
         left -= wanted[-1]
         limit = 1000
     assert _list_buckets(outline, plan, size) == wanted
+
+
+@pytest.mark.parametrize("sharding", ["fsdp", "zero2"])
+@pytest.mark.parametrize(("schedule", "micro_batches"), [("1f1b", 16), ("interleaved", 16), ("interleaved", 8)])  # fmt: skip
+def test_a_sharded_pipeline_holds_whole_gradients_and_parameters_at_least(
+    schedule: str, micro_batches: int, sharding: str, llama: Callable[[str], Workshop]
+) -> None:
+    """A search would else build and time hundreds of plans that have no room."""
+    workshop, plan = llama("megatron-bf16"), make_plan(4, 1, 4, schedule, micro_batches, sharding=sharding)  # fmt: skip
+    machine = workshop.load_platform("dgx-h100", plan.ranks)
+    times = workshop.time_operators("trace", machine.device.name)
+    outline = Outline(times, machine, workshop.load_collectives(machine))
+    _, graph = workshop.build_graph(times, ["trace", "", ""], plan, 64, machine)
+    share = outline_step(outline, plan, 64).least_bytes / graph.metadata.peak_memory_bytes
+    assert 0.8 < share <= 1

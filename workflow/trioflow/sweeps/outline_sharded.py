@@ -17,7 +17,7 @@ from trioflow.parallel.programs.sharded import cost_units
 from trioflow.parallel.splits.parameters import Parameter, list_parameters
 from trioflow.parallel.splits.sharding import EXPERTS_UNIT, build_units
 from trioflow.parallel.splits.updates import place_parameters, predict_elementwise, upkeep_phase
-from trioflow.sweeps.outline import Outline, style_of
+from trioflow.sweeps.outline import Outline, style_of, sum_stages
 from trioflow.sweeps.outline_parts import UnitWork
 from trioflow.trace.store import pipeline_units
 
@@ -26,13 +26,14 @@ _KEEPS_UNTIL_END = ("gpipe", "looped-bfs")
 
 
 class Shard(NamedTuple):
-    """What one unit of ``fully_shard`` takes beside its operators [s]."""
+    """What one unit of ``fully_shard`` takes beside its operators [s]; its parameters once gathered [bytes]."""
 
     gather_s: float = 0.0
     copy_out_s: float = 0.0
     accumulate_s: float = 0.0
     reduce_copy_s: float = 0.0
     scatter_s: float = 0.0
+    whole_bytes: int = 0  # none of what nobody trains, which backward may not need
 
 
 class Part(NamedTuple):
@@ -130,6 +131,23 @@ def time_stages(
         found.backward_s.append(plain_s[1])
         found.behind_s.append(behind.reduced_s)
     return found._replace(first_s=first_s)
+
+
+def size_whole(
+    outline: Outline, plan: Plan, work: UnitWork, begins: Sequence[int]
+) -> tuple[list[float], list[float]]:
+    """Return the parameters and gradients that each stage of a pipeline holds whole behind a backward [bytes].
+
+    Gradients lie in the format that they are reduced in, until the stage's last micro-batch.
+    """
+    sized = outline.recipe.reduce_bytes / outline.recipe.gradient_bytes
+    gradients = sum_stages(outline.state_of(plan).gradient_bytes * sized, begins)
+    parameters = []
+    for begin, end in itertools.pairwise(begins):
+        parts, root = _list_parts(outline, plan, work, begin, end)
+        inner = (part.shard.whole_bytes for part in parts if part.shard)
+        parameters.append(float(root.whole_bytes + sum(inner)))
+    return parameters, gradients
 
 
 def _play_forward(clocks: _Clocks, parts: Sequence[Part], root: Shard) -> float:
@@ -230,6 +248,7 @@ def _list_shards(outline: Outline, plan: Plan) -> tuple[dict[str, Shard], dict[i
             outline.messages.data_s(plan, "all_gather", one.gathered_bytes, one.unit.experts),
             one.copy_out_s, one.accumulate_s, one.reduce_copy_s,
             outline.messages.data_s(plan, "reduce_scatter", one.reduced_bytes, one.unit.experts),
+            one.gathered_bytes if one.reduced_bytes else 0,
         )
         for one in works
     ]  # fmt: skip

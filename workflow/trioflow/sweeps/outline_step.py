@@ -21,9 +21,10 @@ from trioflow.parallel.schedules.table import (
     leaves,
     recomputed_pairs,
 )
+from trioflow.parallel.splits.expert_layers import find_expert_modules
 from trioflow.sweeps.outline import Outline, sum_stages
 from trioflow.sweeps.outline_parts import Floats, UnitWork
-from trioflow.sweeps.outline_sharded import time_accumulated, time_stages
+from trioflow.sweeps.outline_sharded import size_whole, time_accumulated, time_stages
 
 _INPUT_SHARE = 0.5
 """Part of backward that makes the gradient of a stage's input: two products of equal size, one for it."""
@@ -262,8 +263,23 @@ def _order(schedule: Schedule) -> tuple[_Turn, ...]:
     return tuple(turns)
 
 
-def _count_held(schedule: Schedule) -> list[Floats]:
-    """Return, for each rank, the numbers of micro-batches that its stages hold at one time or another.
+class _Held(NamedTuple):
+    """What a rank's stages hold at one time or another, each state once.
+
+    ``in_flight``: micro-batches of each stage [states, stages].
+    ``behind``: the same behind each backward [backwards, stages].
+    ``summing``: of these, whether a stage has gradients that it still adds up [backwards, stages].
+    ``ran``: of these, whether the backward was the stage's [backwards, stages].
+    """
+
+    in_flight: Floats
+    behind: Floats
+    summing: Floats
+    ran: Floats
+
+
+def _count_held(schedule: Schedule) -> list[_Held]:
+    """Return what the stages of each rank hold.
 
     A forward that is run again counts from its second run on.
     """
@@ -272,18 +288,26 @@ def _count_held(schedule: Schedule) -> list[Floats]:
     for rank, row in enumerate(schedule.rows):
         column = {stage: place for place, stage in enumerate(schedule.stages_of_rank(rank))}
         held: dict[tuple[int, int | None], bool] = {}
-        now = [0] * len(column)
-        seen = {tuple(now)}
+        now, done = [0] * len(column), [0] * len(column)
+        seen, behind = {tuple(now)}, set[tuple[int, ...]]()
         for action in leaves(row):
-            pair = (action.stage, action.micro_batch)
+            pair, place = (action.stage, action.micro_batch), column[action.stage]
             before = held.get(pair, False)
             if action.kind == FORWARD:
                 held[pair] = pair not in again or pair in held
             elif action.kind in (BACKWARD, BACKWARD_WEIGHT):
                 held.pop(pair, None)
-            now[column[action.stage]] += held.get(pair, False) - before
+            now[place] += held.get(pair, False) - before
             seen.add(tuple(now))
-        found.append(np.array(sorted(seen), dtype=np.float64))
+            if action.kind == BACKWARD:
+                ran = [other == place for other in range(len(column))]
+                summing = [0 < count < schedule.micro_batches for count in done]
+                summing[place] = True
+                behind.add((*now, *summing, *ran))
+                done[place] += 1
+        states = np.array(sorted(behind), dtype=np.float64).reshape(-1, 3, len(column))
+        counts = np.array(sorted(seen), dtype=np.float64)
+        found.append(_Held(counts, states[:, 0], states[:, 1], states[:, 2]))
     return found
 
 
@@ -294,13 +318,19 @@ def _count_least_bytes(
 
     Parameters, state and buffers stand all the time; with them either the
     activations in flight or, after backward, all gradients; main gradients
-    that nobody shards stand all the time. What is computed again is taken to need nothing, and of sharded units the shards count alone.
+    that nobody shards stand all the time. What is computed again is taken to need nothing. Of sharded units the
+    shards count alone, but in a pipeline: a stage adds its gradients up whole until its last micro-batch, and
+    behind each backward its parameters are whole too.
     """
     state = outline.state_of(plan)
     shards = plan.shards if plan.shards_units else 1
     state_shards = plan.shards
+    # Where main weights are what is sharded, they are a state.
+    weights = not (plan.shards_units and outline.recipe.main_parameter_bytes)
     standing = sum_stages(
-        state.parameter_bytes / shards + state.state_bytes / state_shards + state.buffer_bytes,
+        state.parameter_bytes / shards * weights
+        + state.state_bytes / state_shards
+        + state.buffer_bytes,
         begins,
     )
     gradients = sum_stages(state.gradient_bytes / shards, begins)
@@ -308,11 +338,20 @@ def _count_least_bytes(
     counts = outline.keep(("held", *_schedule_of(plan)), _count_held, schedule)
     main = outline.lies_in_buckets(plan) and not plan.shards_units
     buckets = plan.data > 1 and not (plan.shards_units or main)
+    # Of experts the trace does not say which gradient is whose.
+    knows = shards > 1 and plan.pipeline > 1 and not find_expert_modules(outline.traces[0])
+    whole = size_whole(outline, plan, work, begins) if knows else ()
     most = 0.0
-    for rank, count in enumerate(counts):
-        stages = schedule.stages_of_rank(rank)
-        in_flight = float((count @ [activations[stage] for stage in stages]).max())
+    for rank, held in enumerate(counts):
+        stages = list(schedule.stages_of_rank(rank))
+        own = np.array([activations[stage] for stage in stages])
+        in_flight = float((held.in_flight @ own).max())
         mine = sum(gradients[stage] for stage in stages)
         total = sum(standing[stage] for stage in stages) + mine * buckets
-        most = max(most, total + (in_flight + mine if main else max(in_flight, mine)))
+        comes = in_flight + mine if main else max(in_flight, mine)
+        if whole and len(held.behind):
+            parameters, summed = (np.array([sizes[stage] for stage in stages]) for sizes in whole)
+            behind = held.behind @ own + held.summing @ summed + held.ran @ parameters
+            comes = max(comes, float(behind.max()))
+        most = max(most, total + comes)
     return int(most)
