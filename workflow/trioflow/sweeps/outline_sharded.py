@@ -33,7 +33,7 @@ class Shard(NamedTuple):
     accumulate_s: float = 0.0
     reduce_copy_s: float = 0.0
     scatter_s: float = 0.0
-    whole_bytes: int = 0  # none of what nobody trains, which backward may not need
+    whole_bytes: float = 0.0  # none of what nobody trains, which backward may not need
 
 
 class Part(NamedTuple):
@@ -146,7 +146,7 @@ def size_whole(
     for begin, end in itertools.pairwise(begins):
         parts, root = _list_parts(outline, plan, work, begin, end)
         inner = (part.shard.whole_bytes for part in parts if part.shard)
-        parameters.append(float(root.whole_bytes + sum(inner)))
+        parameters.append(root.whole_bytes + sum(inner))
     return parameters, gradients
 
 
@@ -248,7 +248,7 @@ def _list_shards(outline: Outline, plan: Plan) -> tuple[dict[str, Shard], dict[i
             outline.messages.data_s(plan, "all_gather", one.gathered_bytes, one.unit.experts),
             one.copy_out_s, one.accumulate_s, one.reduce_copy_s,
             outline.messages.data_s(plan, "reduce_scatter", one.reduced_bytes, one.unit.experts),
-            one.gathered_bytes if one.reduced_bytes else 0,
+            float(one.gathered_bytes) if one.reduced_bytes else 0.0,
         )
         for one in works
     ]  # fmt: skip
