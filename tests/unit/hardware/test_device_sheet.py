@@ -63,7 +63,11 @@ def test_every_number_is_positive_and_has_a_source() -> None:
             sheet.boost_clock_hz, sheet.power_limit_w, *sheet.peak_flop_per_s.values(),
         ]  # fmt: skip
         assert all(number > 0 for number in numbers), name
-        expected = len(numbers) + 2 * ("nvlink" in content) + ("usable_memory_bytes" in content)
+        expected = (
+            len(numbers)
+            + 2 * ("nvlink" in content)
+            + sum(name in content for name in ("usable_memory_bytes", "sustained_compute"))
+        )
         assert 0.9 < sheet.usable_memory_bytes / sheet.memory_bytes < 1.1, name
         assert len(sheet.sources) == expected, name
         assert all(len(source) > 20 for source in sheet.sources.values()), name

@@ -89,6 +89,11 @@ FALLBACK_PRECISION = "fp32"
 _VECTOR_RATIO = 2.0
 """Vector units compute halves at most this many times as fast as fp32; faster are tensor cores."""
 
+SUSTAINED_COMPUTE = 1 + (295 / 257 - 1) / (295 / 312)
+"""What a sheet without ``sustained_compute`` has, an A100's: 257 of 312 TFLOP/s on random numbers, which draw the
+power that training draws, where constant ones reached 295 (H. He, "Strangely, Matrix Multiplications on GPUs Run
+Faster When Given Predictable Data", 2024)."""
+
 
 @dataclass(frozen=True)
 class DeviceSheet:
@@ -111,6 +116,8 @@ class DeviceSheet:
     # Power that the board may draw [W]; infinite where the sheet leaves it out: no peak is out of
     # reach for lack of it.
     power_limit_w: float
+    # Times that computing, at the peak rate, takes in a step of training, of that in a loop of one product.
+    sustained_compute: float
     peak_flop_per_s: Mapping[str, float]  # Peak dense rate for each precision [flop/s]
     # Precisions whose peak is that of tensor cores; where the sheet leaves them out, those of a
     # peak above ``_VECTOR_RATIO`` times the fp32 one.
@@ -317,6 +324,7 @@ def _build(content: dict[str, Any], path: Path) -> DeviceSheet:
         sm_count=int(values.get("sm_count", 1)),
         boost_clock_hz=float(values.get("boost_clock_hz", math.nan)),
         power_limit_w=float(values.get("power_limit_w", math.inf)),
+        sustained_compute=float(values.get("sustained_compute", SUSTAINED_COMPUTE)),
         peak_flop_per_s=peaks,
         tensor_core_precisions=tensor,
         nvlink_generation=None if generation is None else int(generation),

@@ -11,7 +11,6 @@ from trioflow.base.errors import InputError
 from trioflow.base.plan_row import Plan
 from trioflow.base.precision_recipes import choose_recipe
 from trioflow.base.units import format_time
-from trioflow.costmodel.operators.precision import SUSTAINED
 from trioflow.engine.result import Executed
 from trioflow.engine.timeline import select_communication
 from trioflow.hardware.machine import Device
@@ -73,8 +72,7 @@ def doubt_rate(rates: Mapping[str, Any]) -> list[str]:
         return []
     return [
         f"an MFU of {rates['mfu']:.0%} is more than long steps usually reach: it rests on products that were measured "
-        f"alone, taken {SUSTAINED:.2f} times as long as there (docs/cost_models.md); take the slow end of the interval "
-        "for a budget"
+        "alone, and slowed as at a GPU's power limit (docs/cost_models.md); take the slow end of the interval for a budget"
     ]
 
 

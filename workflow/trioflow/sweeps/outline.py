@@ -345,13 +345,14 @@ class Outline:
             int(g["size_bytes"]) // (plan.tensor if is_sharded(g, rules) else 1) for g in gradients
         ]
 
-        def make(name: str) -> Floats:
+        def make(name: str, reads: int = 2) -> Floats:
             if not sizes:
                 return np.zeros(self.units)
-            found = predict_elementwise(self.model, name, sizes, 2, upkeep_phase(trace))
+            found = predict_elementwise(self.model, name, sizes, reads, upkeep_phase(trace))
             return _sum(self.units_of(trace)[ready], found["time_s"], self.units)
 
-        return UnitUpkeep(make("aten::mul"), make("aten::copy_"), make("aten::add_"))
+        adds = make("aten::add_", 0 if trace.facts.recipe.made_bytes else 2)
+        return UnitUpkeep(make("aten::mul"), make("aten::copy_"), adds)
 
     def _time_sharded_update(self, plan: Plan) -> float:
         trace = self.traces[0]

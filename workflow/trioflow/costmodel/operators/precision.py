@@ -28,7 +28,7 @@ from trioflow.costmodel.new_gpu.carry import (
     scale_rows,
 )
 from trioflow.costmodel.operators.attention import AttentionTable, attention_columns
-from trioflow.costmodel.operators.class_curves import Flags
+from trioflow.costmodel.operators.class_curves import NOTHING_S, Flags
 from trioflow.costmodel.operators.half_tables import (
     GROUPED,
     HALF,
@@ -51,7 +51,12 @@ from trioflow.costmodel.operators.resizing import (
     with_times,
 )
 from trioflow.costmodel.operators.rows import sized_rows
-from trioflow.hardware.device_sheet import DeviceSheet, find_device, load_device
+from trioflow.hardware.device_sheet import (
+    SUSTAINED_COMPUTE,
+    DeviceSheet,
+    find_device,
+    load_device,
+)
 
 ATTENTION = "attention"
 _UNKNOWN_MASK = 2.0
@@ -60,12 +65,6 @@ many times as much."""
 _CONVOLUTIONS = frozenset({"convolution", "convolution_backward"})
 _TABLE_PRECISION, FP8 = "bf16", "fp8"
 ELEMENT_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, FP8: 1}
-
-
-SUSTAINED = 295 / 257
-"""How many times as long one product took on a GPU at its power limit, on random numbers, as on constant ones: H. He,
-"Strangely, Matrix Multiplications on GPUs Run Faster When Given Predictable Data" (2024). A step's products and its
-attention take as much longer than single ones in a loop, where computing is what takes their time."""
 
 
 @dataclass(frozen=True)
@@ -102,9 +101,9 @@ class Source:
         found = with_times(found, np.maximum(found["time_s"].to_numpy(np.float64), least))
         if not self.alone:
             return found
-        memory_s = rows[sizes].sum(axis=1) / target.memory_bandwidth_bytes_per_s
-        computes = rows["flop"] / target.peak(precision) >= memory_s
-        slower = np.where(computes, SUSTAINED, 1.0)
+        compute_s = rows["flop"] / target.peak(precision)
+        share = np.minimum(compute_s / np.maximum(found["time_s"], NOTHING_S), 1.0)
+        slower = 1.0 + (target.sustained_compute - 1.0) * share
         names = ["time_s", "low_s", "high_s"]
         return found.assign(**{name: found[name] * slower for name in names})
 
@@ -183,14 +182,14 @@ class PrecisionModel:
     ) -> tuple[float, float]:
         """Return the base's interval of a step; ``predict`` joins the spread of the table's products.
 
-        Either end is at least `SUSTAINED` away: by so much the table's products were slowed.
+        Either end is at least as far away as an A100's sustained rate: by more the table's products were slowed.
         """
         interval = self.base.step_interval(kind, distance)
         if kind != "predict" or self.table is None:
             return interval
         low, high = self._spread(self.table.low_log, self.table.high_log, _TABLE_PRECISION)
         least, most = combine_intervals(interval, (math.exp(low), math.exp(high)))
-        return min(least, 1.0 / SUSTAINED), max(most, SUSTAINED)
+        return min(least, 1.0 / SUSTAINED_COMPUTE), max(most, SUSTAINED_COMPUTE)
 
     def step_interval_basis(self, kind: str = "rescale") -> str:
         """Say what the step interval was estimated from."""

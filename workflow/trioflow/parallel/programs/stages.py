@@ -270,7 +270,9 @@ class StageWorks:
         sizes = [int(g["size_bytes"]) for g in gradients if g["name"] not in added]
         further = self.schedule.micro_batches - 1
         if further:
-            work.accumulate_s = self._elementwise_s("aten::add_", sizes, 2, further)
+            # nanotron's ``_accumulate_grad`` is one operator: the trace's cast, and 4 bytes more of each gradient.
+            reads = 0 if self.trace.facts.recipe.made_bytes else 2
+            work.accumulate_s = self._elementwise_s("aten::add_", sizes, reads, further)
             # Accumulated micro-steps divide their losses instead.
             if self.schedule.name not in _SUMS_LOSS and plan.pipeline > 1:
                 sizes = [int(g["size_bytes"]) for g in gradients]
