@@ -67,7 +67,8 @@ _MEDIAN_AIM, _AIM_90 = 0.05, 0.10
 _LOSS_AIM = 0.05
 """Mean loss of throughput that was aimed at."""
 _STEPS = (
-    "Each step as simulate predicts it on p5-h100. Fitted on 1.34 B on 1 and 2 nodes: host time of a launch. Collectives over "
+    "Each step as simulate predicts it on p5-h100. Fitted on 1.34 B on 1 and 2 nodes: host time of a launch, and what "
+    "computing takes in a step beside tables of single operators. Collectives over "
     "several nodes are the same publication's, measured apart from the steps. Expected is the simulated step and what the runs of the three "
     "other models took more that lie on nodes alike (tensor groups beyond a node, pipelines over nodes, as many nodes); the interval there is "
     "theirs too. Nothing of a model's own runs enters its expected steps or intervals; users get all four models' runs."
