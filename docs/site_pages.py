@@ -66,10 +66,26 @@ def describe_notebook(path: Path) -> Iterator[str]:
                 table = re.sub(
                     r"<style.*?</style>|\n\s*| border=.1.", "", data["text/html"], flags=re.DOTALL
                 )
-                yield f'<div class="output">{table}</div>'
+                yield f'<div class="output">{fold_warnings(table)}</div>'
             else:
                 told = data.get("text/plain") or "".join(output["text"])
                 yield f'<div class="output"><pre>{html.escape(told.rstrip())}</pre></div>'
+
+
+def fold_warnings(table: str) -> str:
+    """Put the rows of an answer that are warnings into a table of their own, which opens when pressed."""
+    found = re.findall(r"<tr><th[^>]*>warning</th>.*?</tr>", table, flags=re.DOTALL)
+    if not found:
+        return table
+    for row in found:
+        table = table.replace(row, "")
+    count = f"{len(found)} warning{'s' if len(found) > 1 else ''}"
+    return f"{table}<details><summary>{count}</summary><table>{''.join(found)}</table></details>"
+
+
+def on_post_build(config: Any) -> None:
+    """Leave out the theme's page of errors, whose links hold at the root of a server alone."""
+    (Path(config["site_dir"]) / "404.html").unlink(missing_ok=True)
 
 
 def describe_commands() -> Iterator[str]:

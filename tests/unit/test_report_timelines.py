@@ -12,8 +12,11 @@ from trioflow.report.timelines import (
     PATH_OFFSET,
     build_lanes,
     busy_time,
+    describe_bars,
     draw_timelines,
+    find_compute,
     merge_thin_bars,
+    split_communication,
 )
 
 
@@ -71,12 +74,68 @@ def test_lanes_are_by_rank_then_stream_and_keep_their_busy_time():
     )
     lanes = build_lanes(timeline, "predicted", 0.01)
     assert [(lane.rank, lane.stream) for lane in lanes] == [
-        (0, "compute"), (0, "host"), (1, "compute"), (1, "communication"),
+        (0, "compute"), (0, "host"), (1, "compute"), (1, "exposed"), (1, "hidden"),
     ]  # fmt: skip
     assert sorted(lanes[0].bars) == ["backward", "forward"]
     assert lanes[0].busy_s == pytest.approx(1.5)
     assert list(lanes[1].bars) == ["other"]
     assert list(lanes[3].bars) == ["communication"]
+    assert (lanes[4].bars, lanes[4].busy_s) == ({}, 0.0), "what is never hidden says so"
+
+
+def test_communication_is_cut_where_compute_hides_it_in_the_lanes_and_on_the_path():
+    timeline = as_table(
+        [
+            event(0, "compute", "compute", "backward", 1.0, 2.0),
+            event(0, "compute", "memcpy", "backward", 2.0, 2.5),
+            event(0, "communication", "collective", "backward", 0.5, 4.0, number=7),
+            event(0, "send", "send", "", 1.5, 2.25),
+            event(1, "compute", "compute", "forward", 3.0, 4.0),
+        ],
+        "timeline",
+    )
+    computing = find_compute(timeline)
+    assert computing == {0: [(1.0, 2.5)], 1: [(3.0, 4.0)]}
+    cut = split_communication(timeline, computing)
+    pieces = cut[cut["kind"].isin(["collective", "send"])]
+    found = pieces[["task_id", "stream", "start_s", "end_s"]].sort_values(["start_s", "end_s"])
+    assert found.to_numpy().tolist() == [
+        [7, "exposed", 0.5, 1.0], [7, "hidden", 1.0, 2.5], [0, "hidden", 1.5, 2.25], [7, "exposed", 2.5, 4.0],
+    ]  # fmt: skip
+    lanes = {
+        (lane.rank, lane.stream): lane.busy_s for lane in build_lanes(timeline, "measured", 0.01)
+    }
+    assert lanes == pytest.approx({
+        (0, "compute"): 1.5, (0, "exposed"): 2.0, (0, "hidden"): 1.5, (1, "compute"): 1.0,
+    })  # fmt: skip
+    path = timeline[timeline["kind"] == "collective"]
+    figure = draw_timelines(timeline, timeline.head(0), critical_path=path, title="x")
+    marked = [
+        segment.tolist()
+        for line in figure.axes[0].collections if isinstance(line, LineCollection)
+        for segment in line.get_segments()
+    ]  # fmt: skip
+    rows = {place for segment in marked for _, place in segment}
+    assert rows == {1 + PATH_OFFSET, 2 + PATH_OFFSET}, "under both lanes of communication"
+
+
+def test_bars_say_what_they_are():
+    tasks = as_table(
+        [
+            {**event(0, "compute", "compute", "backward", 0.0, 0.1), "micro_batch": 2, "stage": 1},
+            event(0, "compute", "compute", "backward", 0.1, 0.4),
+            {**event(0, "exposed", "collective", "backward", 1.0, 2.0), "message_bytes": 4_000_000},
+        ],
+        "timeline",
+    )
+    notes = describe_bars(tasks, np.array([[0.0, 0.4], [1.0, 1.0]]))
+    assert notes == [
+        "2 tasks, the longest compute, backward, 400 ms from 0 s",
+        "collective, backward, 4 MB, 1 s from 1 s",
+    ]
+    assert describe_bars(tasks.head(1), np.array([[0.0, 0.1]])) == [
+        "compute, backward, stage 1, micro-batch 2, 100 ms from 0 s"
+    ]
 
 
 def test_one_panel_a_rank_with_one_time_axis():

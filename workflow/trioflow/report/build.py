@@ -215,7 +215,7 @@ def _compose_report(
 
 def _figure(name: str, figures: Mapping[str, str]) -> str:
     """Return one of the captioned figures."""
-    return render_figure(figures[name], CAPTIONS[name])
+    return render_figure(figures[name], CAPTIONS[name], noted=name == "predicted_vs_measured")
 
 
 def _render_timelines(

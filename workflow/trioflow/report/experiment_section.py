@@ -62,6 +62,7 @@ def render_experiment(row: Mapping[Any, Any], inputs: ReportInputs, picture: str
             picture,
             _describe_experiment(row),
             f"Predicted and measured timeline of each rank of {name}.",
+            noted=True,
         )
         + (render_paragraph(describe_path(path)) if len(path) else "")
         + _render_path(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -15,7 +16,12 @@ from trioflow.base.errors import InputError
 from trioflow.base.units import ns_to_s
 from trioflow.costmodel.collectives.model import CollectiveCostModel
 from trioflow.report import style
-from trioflow.report.wording import write_signed
+from trioflow.report.wording import write_range, write_signed, write_time
+
+_INTERVAL_ROOM = 3.0
+"""Widest interval that is shown whole, over the largest error or spread beside it."""
+_LOST_NS = 1
+"""Time [ns] of a sample that the noise around it hid (``measure.worker``)."""
 
 
 def draw_predicted_and_measured(errors: pd.DataFrame) -> Figure:
@@ -75,10 +81,21 @@ def _draw_relative(axes: Any, errors: pd.DataFrame, rows: np.ndarray[Any, Any]) 
     spread = relative["measured_high_s"] - relative["measured_low_s"]
     axes.barh(rows, spread, 0.62, relative["measured_low_s"], color="#BBBBBB", linewidth=0)
     axes.axvline(0, color=style.INK, linewidth=1)
-    axes.hlines(rows, relative["low_s"], relative["high_s"], color=style.BLUE, linewidth=1.8)
+    # An interval that says next to nothing does not take the room of all others: it ends in an arrow.
+    ends = {name: relative.pop(name) for name in ("low_s", "high_s")}
+    widest = _INTERVAL_ROOM * max(
+        10.0, *(float(np.abs(values).max()) for values in relative.values())
+    )
+    shown = {name: np.clip(values, -widest, widest) for name, values in ends.items()}
+    axes.hlines(rows, shown["low_s"], shown["high_s"], color=style.BLUE, linewidth=1.8)
+    for name, arrow in (("low_s", "<"), ("high_s", ">")):
+        cut = shown[name] != ends[name]
+        axes.plot(shown[name][cut], rows[cut], arrow, color=style.BLUE, markersize=7)
     axes.plot(relative["simulated_s"], rows, "o", color=style.BLUE, markersize=6)
-    low = min(0.0, *(float(values.min()) for values in relative.values()))
-    high = max(0.0, *(float(values.max()) for values in relative.values()))
+    low, high = (
+        choose(0.0, *(float(choose(values)) for values in (*relative.values(), *shown.values())))
+        for choose in (min, max)
+    )
     room = max(high - low, 10.0)
     axes.set_xlim(low - 0.05 * room, high + 0.28 * room)
     for row, value in zip(rows, relative["simulated_s"], strict=True):
@@ -86,10 +103,26 @@ def _draw_relative(axes: Any, errors: pd.DataFrame, rows: np.ndarray[Any, Any]) 
             high + 0.26 * room, row, f"{write_signed(value)} %", ha="right", va="center",
             fontweight="bold",
         )  # fmt: skip
+    style.add_notes(
+        axes,
+        [
+            ((low, at - 0.45, high, at + 0.45), _describe_case(row))
+            for at, row in zip(rows.tolist(), errors.to_dict("records"), strict=True)
+        ],
+    )
     axes.set_xlabel("difference from the measured median [%]")
     axes.set_title("signed error", loc="right", fontsize=9.5)
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", left=False)
+
+
+def _describe_case(row: Mapping[Any, Any]) -> str:
+    """Say what a row of the error table measured and predicted."""
+    return (
+        f"{row['experiment']}: measured {write_time(row['measured_s'])} (middle half "
+        f"{write_range(row['measured_low_s'], row['measured_high_s'])}), predicted {write_time(row['simulated_s'])} "
+        f"(80 % interval {write_range(row['low_s'], row['high_s'])})"
+    )
 
 
 def _shade_groups(panels: tuple[Any, ...], groups: list[str]) -> None:
@@ -178,6 +211,7 @@ def draw_collective_curve(samples: pd.DataFrame, model: CollectiveCostModel) -> 
     if samples.empty:
         raise InputError("no collective was sampled")
     groups = list(samples.groupby(["collective", "ranks"], sort=True))
+    largest: list[float] = []
     with style.figure_style():
         figure = style.new_figure(5.1, max(style.WIDTH_IN, 2.9 * len(groups)))
         panels = figure.subplots(
@@ -187,8 +221,12 @@ def draw_collective_curve(samples: pd.DataFrame, model: CollectiveCostModel) -> 
             collective, ranks = key = cast(tuple[str, int], name)
             if key not in model.curves:
                 raise InputError(f"{collective} of {ranks} ranks was sampled but not fitted")
-            _draw_one_collective(panels[:, column], part, model, key)
+            largest.append(_draw_one_collective(panels[:, column], part, model, key))
             panels[0, column].set_title(f"{collective}, {ranks} ranks")
+        found_s = [ns_to_s(int(time_ns)) for time_ns in samples["time_ns"] if time_ns > _LOST_NS]
+        if found_s:  # Lost rounds stretch no axis.
+            panels[0, 0].set_ylim(min(found_s) / 2, max(found_s) * 2)
+            panels[1, 0].set_ylim(max(-110, -1.15 * max(largest)), 1.15 * max(largest))
         panels[0, 0].set_ylabel("time (logarithmic)")
         panels[1, 0].set_ylabel("against the\npiecewise table [%]")
         figure.legend(
@@ -206,8 +244,11 @@ def draw_collective_curve(samples: pd.DataFrame, model: CollectiveCostModel) -> 
 
 def _draw_one_collective(
     panels: Any, part: pd.DataFrame, model: CollectiveCostModel, key: tuple[str, int]
-) -> None:
-    """Draw one collective: curve above, residuals below."""
+) -> float:
+    """Draw one collective: curve above, residuals below; return the largest residual [%], 10 at least.
+
+    Rounds that the noise hid, and sizes whose median it hid, count for none.
+    """
     above, below = panels
     curve = model.curves[key]
     size = part["message_bytes"].to_numpy(dtype=float)
@@ -220,16 +261,25 @@ def _draw_one_collective(
     dots = {"color": style.GREY, "markersize": 2.6, "alpha": 0.6, "linewidth": 0}
     dashes = {"color": style.VERMILLION, "linewidth": 1.6}
     above.plot(size, time_s, "o", **dots)
+    found = time_s > ns_to_s(_LOST_NS)
+    if lost := int(np.count_nonzero(~found)):
+        above.text(
+            0.97, 0.03, f"{lost} of {len(found)} rounds\nlost in noise", ha="right", fontsize=8,
+            transform=above.transAxes,
+        )  # fmt: skip
     above.plot(fine, piecewise_s, color=style.BLUE, linewidth=2)
     above.plot(fine, line_s, "--", **dashes)
     above.set(xscale="log", yscale="log")
     style.show_seconds(above.yaxis)
-    below.plot(size, 100 * (time_s / at_samples_s - 1), "o", **dots)
+    residual = 100 * (time_s / at_samples_s - 1)
+    below.plot(size, residual, "o", **dots)
     below.axhline(0, color=style.BLUE, linewidth=2)
     below.plot(fine, 100 * (line_s / piecewise_s - 1), "--", **dashes)
     below.set_xlabel("message (logarithmic)")
     style.spread_ticks(below.xaxis, ends[0] * 0.99, ends[1] * 1.01, most=4)
     style.show_bytes(below.xaxis)
+    counted = residual[found & (at_samples_s > ns_to_s(_LOST_NS))]
+    return float(np.abs(counted).max(initial=10.0))
 
 
 def draw_operator_fit(fit: pd.DataFrame, most: int = 20) -> Figure:

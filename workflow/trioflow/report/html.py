@@ -78,6 +78,7 @@ def render_figure(
     *,
     width_px: int | None = None,
     files: Mapping[str, str] | None = None,
+    noted: bool = False,
 ) -> str:
     """Return a figure.
 
@@ -85,13 +86,21 @@ def render_figure(
     says what the figure shows. ``alternative``: text for readers who do not see the picture; the
     caption's first part where left out. ``width_px``: width on the page [pixel]; the picture's own
     where left out. ``files``: further files linked at the caption's end: text to address.
+    ``noted``: whether parts of the picture say what they are (``style.add_notes``); then it is an
+    object, of which a pointer can ask, and linked at the caption's end.
     """
     sentences = [caption] if isinstance(caption, str) else list(caption)
-    links = ", ".join(f'<a href="{escape(to)}">{text}</a>' for text, to in (files or {}).items())
+    files = {**(files or {}), **({"the picture alone": source} if noted else {})}
+    links = ", ".join(f'<a href="{escape(to)}">{text}</a>' for text, to in files.items())
     width = f' style="width: {width_px}px; max-width: 100%"' if width_px else ""
+    words = escape(alternative or sentences[0])
+    shown = (
+        f'<object data="{escape(source)}" type="image/svg+xml" role="img" aria-label="{words}">{words}</object>'
+        if noted
+        else f'<a href="{escape(source)}"><img src="{escape(source)}"{width} alt="{words}"></a>'
+    )
     return (
-        f'<figure><div class="wide"><a href="{escape(source)}">'
-        f'<img src="{escape(source)}"{width} alt="{escape(alternative or sentences[0])}"></a></div>'
+        f'<figure><div class="wide">{shown}</div>'
         f"<figcaption>{escape_text(' '.join(sentences))}{f' ({links})' if links else ''}"
         "</figcaption></figure>"
     )

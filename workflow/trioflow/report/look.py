@@ -8,7 +8,7 @@ STYLE = """
 @media (prefers-color-scheme: dark) {
   :root { --paper: #14171b; --ink: #e3e5e7; --soft: #a9b0b7; --line: #343a41; --strong: #737b84;
     --stripe: #1b1f24; --side: #1a1e23; --link: #86bff2; --mark: #86bff2; }
-  figure img { filter: invert(1) hue-rotate(180deg); mix-blend-mode: screen; }
+  figure :is(img, object) { filter: invert(1) hue-rotate(180deg); mix-blend-mode: screen; }
 }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--paper); color: var(--ink); line-height: 1.5;
@@ -74,7 +74,7 @@ th[aria-sort=ascending] button span::after { content: "\\2191"; color: var(--ink
 th[aria-sort=descending] button span::after { content: "\\2193"; color: var(--ink); }
 figure { margin: .75rem 0 1.5rem; }
 figure .wide { background: var(--paper); }
-figure img { display: block; max-width: 100%; height: auto; }
+figure :is(img, object) { display: block; max-width: 100%; height: auto; }
 figcaption { font-size: .92rem; max-width: 46rem; margin-top: .3rem; }
 dl.facts { display: grid; grid-template-columns: minmax(10rem, max-content) minmax(12rem, 1fr); gap: .15rem 1.2rem;
   font-size: .92rem; max-width: 60rem; }
@@ -92,7 +92,7 @@ footer { margin: 3rem auto 2rem; color: var(--soft); font-size: .9rem; }
   .verdict { font-size: 1.05rem; }
   .headline { font-size: 1rem; }
   main, header, footer, .side { padding-left: .9rem; padding-right: .9rem; }
-  figure img { max-width: none; width: 680px; }
+  figure :is(img, object) { max-width: none; width: 680px; }
   dl.facts { display: block; }
   dl.facts dt { margin-top: .5rem; }
   dl.facts dd { margin-left: 1rem; }
@@ -161,9 +161,9 @@ document.documentElement.classList.add("scripted");
     if (rest > 1) part.tabIndex = 0; else part.removeAttribute("tabindex");
   }
   document.querySelectorAll(".wide").forEach(function (part) {
-    var name = part.querySelector("caption"), image = part.querySelector("img");
+    var name = part.querySelector("caption"), image = part.querySelector("img, object");
     part.setAttribute("role", "group");
-    part.setAttribute("aria-label", name ? name.textContent : image ? image.alt : "table");
+    part.setAttribute("aria-label", name ? name.textContent : image ? image.alt || image.ariaLabel : "table");
     part.addEventListener("scroll", function () { cue(part); });
     watch.observe(part);
   });

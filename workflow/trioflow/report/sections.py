@@ -24,6 +24,7 @@ from trioflow.report.html import (
     numbers,
     percent_cell,
     render_definitions,
+    render_details,
     render_list,
     render_paragraph,
     render_records,
@@ -119,7 +120,7 @@ def render_experiments(errors: pd.DataFrame, cancelled: Mapping[str, str]) -> st
     return (
         render_records(errors, fields, "All experiments")
         + render_paragraph(f"{mark} Press a heading to sort; rest on it for its meaning.")
-        + (render_paragraph("Notes:") + listed if listed else "")
+        + render_details(f"{count_words(len(warnings), 'note')} of the table", listed)
     )
 
 

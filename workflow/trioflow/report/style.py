@@ -6,10 +6,12 @@ import math
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from html import escape
 from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 import seaborn as sns
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -64,6 +66,34 @@ def new_figure(height_in: float, width_in: float = WIDTH_IN) -> Figure:
     return figure
 
 
+Note = tuple[tuple[float, float, float, float], str]
+"""Left, lower, right and upper end of a place in an axes' data, and what a pointer that rests there is told."""
+
+
+def add_notes(axes: Any, notes: Iterable[Note], margin_px: float = 0.0) -> None:
+    """Let parts of a figure say what they are, where its SVG file is shown by itself or as an object.
+
+    ``margin_px``: added on each side, for what is a point in the data.
+    """
+    kept = axes.figure.__dict__.setdefault("trioflow_notes", [])
+    kept += [(axes, place, margin_px, text) for place, text in notes]
+
+
+def _write_notes(figure: Figure) -> str:
+    """Return the notes of a figure that was laid out, as transparent shapes of its SVG."""
+    scale, height = 72 / figure.dpi, 72 * figure.get_figheight()
+    lines = []
+    for axes, (left, low, right, high), margin, text in figure.__dict__.get("trioflow_notes", ()):
+        ends = scale * axes.transData.transform([(left, low), (right, high)])
+        (x, y), (wide, tall) = ends.min(axis=0) - margin, np.ptp(ends, axis=0) + 2 * margin
+        lines.append(
+            f'<rect x="{x:.1f}" y="{height - y - tall:.1f}" width="{max(wide, 0.5):.1f}" height="{tall:.1f}">'
+            f"<title>{escape(text)}</title></rect>"
+        )
+    look = "<style>#notes rect:hover { stroke: #222; stroke-width: .7; }</style>"
+    return f'{look}<g id="notes" fill-opacity="0">{"".join(lines)}</g>\n' if lines else ""
+
+
 def save_figure(figure: Figure, path: str | Path) -> list[Path]:
     """Write a figure as SVG and PNG, atomically and without dates.
 
@@ -83,6 +113,10 @@ def save_figure(figure: Figure, path: str | Path) -> list[Path]:
             target = Path(f"{path}.{suffix}")
             with atomic_path(target) as temporary:
                 figure.savefig(temporary, format=suffix, dpi=160, metadata=metadata)
+                notes = _write_notes(figure) if suffix == "svg" else ""
+                if notes:
+                    drawn = temporary.read_text(encoding="utf-8").removesuffix("</svg>\n")
+                    temporary.write_text(f"{drawn}{notes}</svg>\n", encoding="utf-8")
             written.append(target)
     return written
 

@@ -109,7 +109,8 @@ CAPTIONS: dict[str, tuple[str, str, str]] = {
         "Predicted and measured step time of every experiment, none left out.",
         "Left, both times. Right, the same relative to the measured median: the grey bar holds the "
         "middle half of the measured rounds, the blue dot is the prediction with its 80 % "
-        "interval, and the figures at the edge are its signed error (positive: predicted too slow).",
+        "interval (an arrow: it goes on beyond the axis), and the figures at the edge are its signed error "
+        "(positive: predicted too slow). A row says its numbers to a pointer that rests on it.",
         "Limit: the quartiles show how one session varied, not how another day or machine would.",
     ),
     "error_by_plan": (
@@ -137,8 +138,8 @@ CAPTIONS: dict[str, tuple[str, str, str]] = {
         "Measured collectives against the two ways to describe them.",
         "Above, time against message size: every measured round, the piecewise table that the "
         "simulation uses, and the best single line of start-up time plus bytes over bandwidth. "
-        "Below, how far rounds and line lie from the table. A round at 1 ns is not a time: what the "
-        "collective added was lost in the noise of the compute before it.",
+        "Below, how far rounds and line lie from the table. A round lost in noise added less than the compute "
+        "before it varied; it counts as 1 ns, below the axis.",
         "Limit: the table goes through the medians of these very samples, so the lower panel shows "
         "their spread and not the error at a size that was not measured.",
     ),
@@ -151,10 +152,11 @@ CAPTIONS: dict[str, tuple[str, str, str]] = {
     ),
     "timeline": (
         "Predicted and measured timeline of each rank on one time axis.",
-        "One lane a stream, predicted above measured, coloured by phase with communication hatched; "
-        "the time that a lane is busy stands at its end. The purple line runs under the tasks of the "
+        "One lane a stream, predicted above measured, coloured by phase; communication, hatched, has two: "
+        "exposed, where the rank computes nothing meanwhile, and hidden, where it does. "
+        "The time that a lane is busy stands at its end. The purple line runs under the tasks of the "
         "critical path, that the predicted step waits for. Operators too thin to see are merged with "
-        "their neighbours; the busy time is computed before merging.",
+        "their neighbours; the busy time is computed before merging. A bar says what it is to a pointer that rests on it.",
         "Limit: the measured timeline is a profile of a single step, and profiling slows it; the "
         "dashed line is the median of the steps without a profiler.",
     ),

@@ -1,8 +1,14 @@
-"""Predicted and measured timelines of each rank, one under the other on one time axis."""
+"""Predicted and measured timelines of each rank, one under the other on one time axis.
+
+Communication has two lanes in both: what compute of the rank hides, and what it
+does not, by the rule of ``engine.timeline.summarize_timeline``.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, cast
 
 import numpy as np
@@ -12,11 +18,22 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from trioflow.base.errors import InputError
+from trioflow.base.units import format_bytes
+from trioflow.engine.timeline import (
+    COMMUNICATION_KINDS,
+    Intervals,
+    merge_intervals,
+    select_communication,
+    select_compute,
+    subtract_intervals,
+)
 from trioflow.report import style
 from trioflow.report.wording import write_time
 from trioflow.tables import STREAMS
 
-COMMUNICATION_KINDS = ("collective", "send", "recv")
+EXPOSED, HIDDEN = "exposed", "hidden"
+"""Lanes of communication: what no compute of the rank hides, and the rest of it."""
+_ORDER = ("compute", EXPOSED, HIDDEN, *(name for name in STREAMS if name != "compute"))
 _COLOURS = {
     "forward": style.SKY, "backward": style.BLUE, "optimizer": style.GREEN,
     "communication": style.VERMILLION, "other": style.GREY,
@@ -35,8 +52,9 @@ class _Lane:
 
     rank: int  # process
     source: str  # predicted or measured
-    stream: str  # queue of the rank
+    stream: str  # queue of the rank, or one of the lanes of communication
     bars: dict[str, np.ndarray[Any, Any]]  # start and length [s] of the bars of each colour
+    tasks: dict[str, pd.DataFrame]  # what lies in the bars of each colour
     busy_s: float  # time [s] in which the stream runs anything, before any merging
 
 
@@ -79,12 +97,56 @@ def busy_time(start_s: np.ndarray[Any, Any], end_s: np.ndarray[Any, Any]) -> flo
     return total
 
 
+def find_compute(timeline: pd.DataFrame) -> dict[int, Intervals]:
+    """Return when each rank of a timeline computes [s], which hides its communication."""
+    busy = timeline[select_compute(timeline)]
+    return {
+        int(cast(int, rank)): merge_intervals(zip(part["start_s"], part["end_s"], strict=True))
+        for rank, part in busy.groupby("rank")
+    }
+
+
+def split_communication(tasks: pd.DataFrame, computing: dict[int, Intervals]) -> pd.DataFrame:
+    """Cut every communication of some tasks into its exposed and its hidden pieces.
+
+    ``tasks``: ``rank``, ``stream``, ``kind``, ``start_s``, ``end_s`` and more columns; ``computing``:
+    of ``find_compute``.
+
+    Returns the tasks, those that communicate replaced by their pieces, whose ``stream`` is
+    ``EXPOSED`` or ``HIDDEN`` and whose other columns are those of the task.
+    """
+    communicates = select_communication(tasks)
+    moving = tasks[communicates]
+    rows, pieces = [], []
+    for row, (rank, start_s, end_s) in enumerate(
+        zip(moving["rank"], moving["start_s"], moving["end_s"], strict=True)
+    ):
+        whole = [(float(start_s), float(end_s))]
+        exposed = subtract_intervals(whole, _overlapping(computing.get(int(rank), []), *whole[0]))
+        for lane, found in ((EXPOSED, exposed), (HIDDEN, subtract_intervals(whole, exposed))):
+            rows += [row] * len(found)
+            pieces += [(lane, *piece) for piece in found]
+    cut = moving.iloc[rows].copy()
+    for column, values in zip(
+        ("stream", "start_s", "end_s"), zip(*pieces, strict=True), strict=False
+    ):
+        cut[column] = list(values)
+    return pd.concat([tasks[~communicates], cut], ignore_index=True) if pieces else tasks
+
+
+def _overlapping(intervals: Intervals, start_s: float, end_s: float) -> Intervals:
+    """Return those of merged intervals that reach into a span."""
+    first = bisect_right(intervals, start_s, key=itemgetter(1))
+    return intervals[first : bisect_left(intervals, end_s, lo=first, key=itemgetter(0))]
+
+
 def build_lanes(timeline: pd.DataFrame, source: str, thinnest_s: float) -> list[_Lane]:
-    """Sort a timeline into lanes, by rank and stream.
+    """Sort a timeline into lanes: by rank and stream, communication by what hides it.
 
     ``timeline``: columns of ``tables.TIMELINE``; ``source``: predicted or measured; ``thinnest_s``:
-    as in ``merge_thin_bars`` [s].
+    as in ``merge_thin_bars`` [s]. A rank that communicates has both lanes, one of them perhaps empty.
     """
+    timeline = split_communication(timeline, find_compute(timeline))
     colours = np.where(
         timeline["kind"].isin(COMMUNICATION_KINDS),
         "communication",
@@ -104,8 +166,16 @@ def build_lanes(timeline: pd.DataFrame, source: str, thinnest_s: float) -> list[
         busy_s = busy_time(
             part["start_s"].to_numpy(dtype=float), part["end_s"].to_numpy(dtype=float)
         )
-        lanes.append(_Lane(int(rank), source, str(stream), bars, busy_s))
-    place = {stream: number for number, stream in enumerate(STREAMS)}
+        tasks = {str(colour): group for colour, group in part.groupby("colour")}
+        lanes.append(_Lane(int(rank), source, str(stream), bars, tasks, busy_s))
+    for rank in timeline.loc[select_communication(timeline), "rank"].unique():
+        there = {lane.stream for lane in lanes if lane.rank == rank}
+        lanes += [
+            _Lane(int(rank), source, name, {}, {}, 0.0)
+            for name in (EXPOSED, HIDDEN)
+            if name not in there
+        ]
+    place = {stream: number for number, stream in enumerate(_ORDER)}
     return sorted(lanes, key=lambda lane: (lane.rank, place.get(lane.stream, 99), lane.stream))
 
 
@@ -125,14 +195,16 @@ def draw_timelines(
     drawn as a line under its tasks. ``title``: heading.
 
     Returns one panel a rank, at most ``MOST_RANKS``; predicted lanes above measured ones, coloured
-    by phase, communication apart; the time [s] that each lane is busy printed at its end. Raises
-    InputError when the predicted timeline is empty.
+    by phase, exposed and hidden communication apart; the time [s] that each lane is busy printed at
+    its end, and what each bar is in a note. Raises InputError when the predicted timeline is empty.
     """
     if predicted.empty:
         raise InputError(f"no predicted timeline to draw {title}".strip())
     lanes, span_s = _collect_lanes(predicted, measured, measured_s)
     all_ranks = sorted({lane.rank for lane in lanes})
     ranks = all_ranks[:MOST_RANKS]
+    if critical_path is not None:
+        critical_path = split_communication(critical_path, find_compute(predicted))
     heights = [max(2, sum(lane.rank == rank for lane in lanes)) for rank in ranks]
     with style.figure_style():
         figure = style.new_figure(1.25 + 0.26 * sum(heights) + 0.3 * len(ranks))
@@ -192,6 +264,12 @@ def _draw_rank(axes: Any, lanes: list[_Lane], span_s: float) -> None:
                         edgecolor="white" if wide else _COLOURS[colour],
                         hatch="////" if colour == "communication" and wide else None,
                     )  # fmt: skip
+            style.add_notes(
+                axes, [
+                    ((start_s, row - 0.4, start_s + length_s, row + 0.4), text)
+                    for (start_s, length_s), text in zip(bars, describe_bars(lane.tasks[colour], bars), strict=True)
+                ],
+            )  # fmt: skip
         axes.text(
             1.01, row, write_time(lane.busy_s), ha="left", va="center", fontsize=8.5,
             transform=axes.get_yaxis_transform(),
@@ -205,6 +283,32 @@ def _draw_rank(axes: Any, lanes: list[_Lane], span_s: float) -> None:
     axes.set_yticks(range(len(lanes)), [f"{lane.source} {lane.stream}" for lane in lanes])
     axes.set_ylim(max(len(lanes), 2) - 0.5, -0.5)
     axes.grid(axis="y", visible=False)
+
+
+def describe_bars(tasks: pd.DataFrame, bars: np.ndarray[Any, Any]) -> list[str]:
+    """Say what each bar is: its task, or how many and the longest of them, when, and of which micro-batch.
+
+    ``tasks``: what lies in the bars, columns of ``tables.TIMELINE``; ``bars``: of ``merge_thin_bars``.
+    """
+    ordered = tasks.sort_values("start_s")
+    # Bars of one colour do not overlap: each task lies in the last one that began before it.
+    place = np.searchsorted(bars[:, 0], ordered["start_s"].to_numpy(dtype=float), side="right") - 1
+    lasts_s = (ordered["end_s"] - ordered["start_s"]).to_numpy(dtype=float)
+    notes = []
+    for number, (start_s, length_s) in enumerate(bars.tolist()):
+        inside = np.flatnonzero(place == number)
+        longest = ordered.iloc[inside[np.argmax(lasts_s[inside])]]
+        words = [str(longest["name"]), str(longest["phase"])]
+        if len(inside) > 1:
+            words = [f"{len(inside)} tasks, the longest {longest['name']}", str(longest["phase"])]
+        for column, title in (("stage", "stage"), ("micro_batch", "micro-batch")):
+            if pd.notna(longest[column]):
+                words.append(f"{title} {int(longest[column])}")
+        if pd.notna(longest["message_bytes"]):
+            words.append(format_bytes(float(longest["message_bytes"])))
+        times = f"{write_time(length_s)} from {write_time(start_s)}"
+        notes.append(", ".join([*filter(None, words), times]))
+    return notes
 
 
 def _mark_ends(axes: Any, predicted: pd.DataFrame, measured_s: float | None) -> None:

@@ -16,7 +16,7 @@ from trioflow.base.errors import InputError
 from trioflow.base.provenance import read_json
 from trioflow.measure.records import RECORDED_EVENTS, STEP_MARKS
 from trioflow.report import style
-from trioflow.report.html import render_figure, render_paragraph
+from trioflow.report.html import render_details, render_figure, render_paragraph
 from trioflow.report.pages import Page, Section, write_page
 from trioflow.report.wording import write_percent
 from trioflow.reproductions.distsim import figures, sections
@@ -170,17 +170,17 @@ def _compose(found: _DistsimTables) -> Page:
             Section("analytical", "Analytical model (3)", [_figure("distsim03")]),
             Section("steps", "Step time (8)", [_figure("distsim08")]),
             Section("activity", "Activity of every rank (9)", [
-                _figure("distsim09"), sections.render_activity(activity),
+                _figure("distsim09"), render_details("Activity of every rank, in numbers", sections.render_activity(activity)),
             ]),
             Section("timestamps", "Timestamps by rank, stage and micro-batch (10)", [
                 _figure("distsim10"), sections.describe_causes(activity, timestamps),
-                sections.render_timestamps(timestamps),
+                render_details("Timestamps in numbers", sections.render_timestamps(timestamps)),
             ]),
             Section("throughput", "GPT 145B on 128 GPUs (11)", [
                 _figure("distsim11"), sections.render_throughput(found.throughput),
-            ]),
-            Section("search", "Search for a plan (12)", [_figure("distsim12")]),
-            Section("costs", "Cost of profiling, simulating and running", [sections.render_costs(found.costs)]),
+            ], folded=True),
+            Section("search", "Search for a plan (12)", [_figure("distsim12")], folded=True),
+            Section("costs", "Cost of profiling, simulating and running", [sections.render_costs(found.costs)], folded=True),
         ],
         f"{count} experiments on several ranks of this machine, {ranks} ranks in all, none left out: real timelines beside simulated ones, "
         f"from {int(timestamps['rounds'].min())} rounds or more. DistSim's numbers come from other models, GPUs and networks and stand beside ours as reference.",

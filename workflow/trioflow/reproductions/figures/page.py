@@ -53,6 +53,8 @@ _WORDS = {
     PAPER: f"a mean absolute error reported in {SOURCE}; of its own models and machines",
     "does not fit, or cannot be done": "the plan needs more memory than a device has, or cannot be carried out; the table says why",
 }  # fmt: skip
+_OPEN = 5
+"""Figures that are open when the page is; the rest are headings until they are pressed."""
 _PICTURE_WIDTH_PX = 540
 """A column's width at 160 % of its size in print."""
 
@@ -68,7 +70,7 @@ def build_figures_page(files: Sequence[str | Path], page: str | Path) -> None:
     names = [Path(file).stem for file in files if Path(file).suffix == ".parquet"]
     if not names:
         raise InputError("no figure to show", fix="run `snakemake figures`")
-    sections = []
+    sections: list[Section] = []
     for name in names:
         figure = catalogue.find_figure(name)
         if f"{name}.svg" not in found:
@@ -76,7 +78,8 @@ def build_figures_page(files: Sequence[str | Path], page: str | Path) -> None:
         address = os.path.relpath(found[f"{name}.svg"].parent, Path(page).parent)
         rows = tables.read_table(found[f"{name}.parquet"], name, schema=SCHEMAS[figure.form])
         title = f"Figure {int(figure.name.removeprefix('fig'))}: {figure.title}"
-        sections.append(Section(name, title, _figure_parts(name, figure, rows, address)))
+        parts = _figure_parts(name, figure, rows, address)
+        sections.append(Section(name, title, parts, folded=len(sections) >= _OPEN))
     words = Section("words", "Words", [render_definitions(_WORDS.items())], folded=True)
     write_page(page, Page(TITLE, [*sections, words], _LEAD))
 

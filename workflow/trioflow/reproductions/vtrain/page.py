@@ -20,6 +20,7 @@ from trioflow.report.html import (
     count_cell,
     numbers,
     percent_cell,
+    render_details,
     render_figure,
     render_list,
     render_paragraph,
@@ -164,7 +165,7 @@ def _render_trials(trials: pd.DataFrame) -> str:
         numbers("mean absolute error", "", SCORES["mean_absolute_error"], percent_cell, "mean_absolute_error"),
         numbers("ordered", "of pairs", SCORES["ordered"], percent_cell, "ordered"),
     ]  # fmt: skip
-    return render_records(trials, fields, "Other questions")
+    return render_records(trials, fields)
 
 
 def render_degrees(cases: pd.DataFrame) -> str:
@@ -349,12 +350,14 @@ def _compose(
                 render_summary(scores, checks), figures["predictions"],
             ]),
             Section("file", "What the file holds", [render_checks(checks)]),
-            Section("scores", "Scores", [render_scores(scores), _render_trials(trials)]),
+            Section("scores", "Scores", [
+                render_scores(scores), render_details("Other questions", _render_trials(trials)),
+            ]),
             Section("degrees", "Errors by degree", [figures["degrees"], render_degrees(cases)]),
             Section("limits", "What limits the accuracy", [
                 figures["blocks"], _render_limits(cases, scores),
             ]),
-            Section("parameters", "What was fitted on what", [_render_parameters(parameters)]),
+            Section("parameters", "What was fitted on what", [_render_parameters(parameters)], folded=True),
         ],
         headline=f"{len(cases[cases['set'] == GROUPS])} iteration times of GPT models on A100s, as vTrain's authors published "
         "them, beside trioflow's predictions.",
