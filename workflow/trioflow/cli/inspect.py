@@ -26,7 +26,7 @@ from trioflow.trace.language.sizes import (
     LIGER,
     read_language_model,
 )
-from trioflow.trace.store import Trace, find_operators, load_trace
+from trioflow.trace.store import Trace, find_operators, load_trace, shipped_traces
 from trioflow.trace.summary import describe_step, summarise_trace
 
 _FUSED = {
@@ -166,6 +166,10 @@ def _optional(value: float | None, form: str) -> str:
 def add_show(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand ``show``."""
     parser.set_defaults(run=run_show)
+    parser.epilog = (
+        f"Traces that ship: {', '.join(shipped_traces())}. Names of language models: one that is none of them is "
+        "answered with all. They are traced on the spot, which takes PyTorch."
+    )
     parser.add_argument(
         "trace", metavar="TRACE",
         help="folder or pack of a trace, a shipped one's name, or a language model by name or configuration",
