@@ -66,6 +66,7 @@ def describe_notebook(path: Path) -> Iterator[str]:
                 table = re.sub(
                     r"<style.*?</style>|\n\s*| border=.1.", "", data["text/html"], flags=re.DOTALL
                 )
+                table = re.sub("<td>([^<]{20,})</td>", r'<td class="long">\1</td>', table)
                 yield f'<div class="output">{fold_warnings(table)}</div>'
             else:
                 told = data.get("text/plain") or "".join(output["text"])

@@ -16,9 +16,11 @@ from trioflow.cli.main import COMMANDS
 
 PAGES = (
     "index", "tutorial", "questions", "command_reference", "table_reference", "compare_plans",
-    "notebooks/first_prediction", "notebooks/compare_plans",
+    "notebooks/first_prediction", "notebooks/compare_plans", "notebooks/add_a_gpu", "clusters",
 )  # fmt: skip
 """Those that are opened: of each kind."""
+TALLEST_NOTEBOOK = 6500
+"""As it opens, at any width [pixels]: who reads it reads it to its end."""
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +77,11 @@ def test_notebooks_are_pages_with_their_tables_and_figures(site: Path) -> None:
     assert texts.keys() == {path.stem for path in ROOT.glob("docs/notebooks/*.ipynb")}
     for name, text in texts.items():
         assert 'class="dataframe"' in text and f'href="{name}.ipynb"' in text, name
+    warned = texts["add_a_gpu"]
+    assert 0 < warned.count("warnings</summary>") < warned.count(">warning</th>"), (
+        "all of one answer are one"
+    )
+    assert not (site / "404.html").exists(), "whose links hold at the root of a server alone"
     assert '<img alt="Step time' in texts["compare_plans"]
     assert 'href="notebooks/add_a_gpu.html"' in (site / "index.html").read_text(encoding="utf-8")
 
@@ -93,6 +100,17 @@ def test_pages_can_be_read_at_any_width_and_in_any_light(site: Path, tmp_path: P
                     browser.open((site / f"{name}.html").as_uri())
                     browser.wait_for("document.readyState === 'complete'")
                     assert list_faults(browser, axe) == [], (name, width, scheme)
+                    height = browser.evaluate("document.documentElement.scrollHeight")
+                    assert height <= TALLEST_NOTEBOOK or "notebooks" not in name, (name, width)
+                    cued = "Array.from(document.querySelectorAll('table')).every(one =>"
+                    cued += (
+                        " one.scrollWidth <= one.clientWidth || one.matches('.scrolls[tabindex]'))"
+                    )
+                    assert browser.evaluate(cued), (
+                        name,
+                        width,
+                        "a table scrolls and does not say so",
+                    )
                     wide = "document.documentElement.scrollWidth - window.innerWidth"
                     assert browser.evaluate(wide) <= 0, (name, width)
                     asked = [
