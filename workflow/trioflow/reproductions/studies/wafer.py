@@ -249,7 +249,8 @@ _MESH = {"snake": (style.BLUE, "-"), "row-major": (style.SKY, "-")}
 _CIRCUIT = {"without reuse": "--", "first step": "-", "later step": ":"}
 
 
-_COLUMNS = 3
+_COLUMNS = 2
+_PAPER = "the paper's share on the mesh"
 
 
 def draw_wafer(rows: pd.DataFrame) -> Figure:
@@ -266,6 +267,7 @@ def draw_wafer(rows: pd.DataFrame) -> Figure:
     shown = {bundles[0]: style.ORANGE, bundles[-1]: style.VERMILLION}
     with style.figure_style():
         figure = style.new_figure(0.5 + 2.15 * lines)
+        figure.set_layout_engine("constrained", w_pad=0.12)  # names beside the axes stay whole
         panels = figure.subplots(lines, _COLUMNS, sharex=True, squeeze=False).ravel()
         for axes, ((workload, plan, samples), case) in zip(panels, cases, strict=False):
             _draw_case(axes, case, shown)
@@ -275,10 +277,10 @@ def draw_wafer(rows: pd.DataFrame) -> Figure:
             axes.set_axis_off()
         figure.supxlabel("bandwidth of a mesh link, per direction [GB/s]", fontsize=9.5)
         figure.supylabel("step time / step time without network", fontsize=9.5)
-        if len(cases) < len(panels):
-            panels[-1].legend(handles=_explain(shown), loc="center", borderpad=0)
-        else:
-            figure.legend(handles=_explain(shown), loc="outside upper center", ncols=3)
+        star = Line2D(
+            [], [], color=style.INK, marker="*", markersize=10, linestyle="none", label=_PAPER
+        )
+        figure.legend(handles=[star], loc="outside upper center")
     return figure
 
 
@@ -291,9 +293,14 @@ def _draw_case(axes: Any, case: pd.DataFrame, shown: dict[int, str]) -> None:
         mesh, x="gb", y="slower", hue="variant", ax=axes, marker="o", markersize=4,
         palette={name: colour for name, (colour, _) in _MESH.items()}, legend=False,
     )  # fmt: skip
+    last = records(mesh.sort_values("gb").groupby("variant").tail(1))
+    ends = [(f"mesh, {row['variant']}", row["slower"], _MESH[row["variant"]][0]) for row in last]
     for row in records(case[case["network"] == "circuit"]):
         bundle, variant = row["ports_per_circuit"], row["variant"]
         if bundle in shown and variant in _CIRCUIT:
+            ports = f"{bundle} port{'s' if bundle > 1 else ''}"
+            name = f"{ports}, {variant.replace('without', 'no')}"
+            ends.append((name, row["slower"], shown[bundle]))
             axes.axhline(
                 row["slower"], color=shown[bundle], linestyle=_CIRCUIT[variant], linewidth=1.6
             )
@@ -307,33 +314,6 @@ def _draw_case(axes: Any, case: pd.DataFrame, shown: dict[int, str]) -> None:
     style.spread_ticks(axes.yaxis, low, high, most=5)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter("{x:g}")
+    style.label_ends(axes, ends)
     axes.set_xlabel("")
     axes.set_ylabel("")
-
-
-def _explain(shown: dict[int, str]) -> list[Line2D]:
-    mesh = [
-        Line2D(
-            [],
-            [],
-            color=colour,
-            linestyle=line,
-            marker="o",
-            markersize=4,
-            label=f"mesh, {name} ring",
-        )
-        for name, (colour, line) in _MESH.items()
-    ]
-    circuits = [
-        Line2D(
-            [], [], color=colour, linestyle=line,
-            label=f"circuits of {bundle} port{'s' if bundle > 1 else ''}, {variant}",
-        )
-        for bundle, colour in shown.items()
-        for variant, line in _CIRCUIT.items()
-    ]  # fmt: skip
-    star = Line2D(
-        [], [], color=style.INK, marker="*", markersize=10, linestyle="none",
-        label="the paper's share on the mesh",
-    )  # fmt: skip
-    return [*mesh, star, *circuits]
