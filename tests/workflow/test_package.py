@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import email
 import json
+import os
 import subprocess
 import sys
 import zipfile
@@ -93,3 +94,30 @@ def test_an_installed_wheel_answers_without_pytorch_from_any_folder(
     assert run.returncode == 0, run.stderr
     answer = json.loads(run.stdout)
     assert answer["step_time_s"] > 0 and list((place / "trioflow").glob("py.typed"))
+
+
+@pytest.mark.slow
+def test_wheel_and_source_archive_can_be_published(wheel: Path, tmp_path: Path) -> None:
+    """As the package index and a reader of its page would look at them; the archive builds the same wheel."""
+    tools = tmp_path / "tools"
+    pip = [sys.executable, "-m", "pip", "--quiet"]
+    install = [*pip, "install", "--no-deps", "--target", tools, "--requirement"]
+    found = subprocess.run([*install, ROOT / "envs/package.lock"], capture_output=True, text=True)
+    if found.returncode:
+        pytest.skip(f"twine cannot be installed: {found.stderr.strip()[-200:]}")
+    build = "import setuptools.build_meta as build; build.build_sdist('dist')"
+    source = wheel.parent / "source"
+    subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True)
+    archive = next((source / "dist").glob("*.tar.gz"))
+    for words in (["twine", "check", "--strict", wheel, archive], ["check_wheel_contents", wheel]):
+        run = subprocess.run(
+            [sys.executable, "-m", *words], env={**os.environ, "PYTHONPATH": str(tools)},
+            capture_output=True, text=True,
+        )  # fmt: skip
+        assert run.returncode == 0, run.stdout + run.stderr
+    again = tmp_path / "again"
+    subprocess.run(
+        [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", again, archive], check=True
+    )  # fmt: skip
+    with zipfile.ZipFile(wheel) as one, zipfile.ZipFile(next(again.glob("*.whl"))) as other:
+        assert set(one.namelist()) == set(other.namelist())
