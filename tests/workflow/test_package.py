@@ -5,6 +5,7 @@ from __future__ import annotations
 import email
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -121,3 +122,46 @@ def test_wheel_and_source_archive_can_be_published(wheel: Path, tmp_path: Path) 
     )  # fmt: skip
     with zipfile.ZipFile(wheel) as one, zipfile.ZipFile(next(again.glob("*.whl"))) as other:
         assert set(one.namelist()) == set(other.namelist())
+
+
+def find_python(version: str) -> str:
+    """Return a Python of this version that runs here, pyenv's ones too; skip where there is none."""
+    name, kept = f"python{version}", Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    for program in (shutil.which(name), *kept.glob(f"versions/{version}.*/bin/{name}")):
+        if program and not subprocess.run([program, "--version"], capture_output=True).returncode:
+            return str(program)
+    pytest.skip(f"there is no Python {version}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
+def test_the_wheel_answers_in_a_clean_environment(
+    wheel: Path, tmp_path: Path, version: str
+) -> None:
+    """With whatever versions of its needs pip finds today, and nothing else."""
+    if version == f"{sys.version_info.major}.{sys.version_info.minor}":
+        pytest.skip("the other tests run on it")
+    subprocess.run([find_python(version), "-m", "venv", tmp_path / "clean"], check=True)
+    programs = tmp_path / "clean/bin"
+    install = [programs / "python", "-m", "pip", "install", "--quiet", wheel]
+    found = subprocess.run(install, capture_output=True, text=True)
+    if found.returncode:
+        pytest.skip(f"what the package needs cannot be installed: {found.stderr.strip()[-300:]}")
+    question = [
+        "simulate",
+        "gpt2-tiny-b8",
+        "--plan",
+        "ddp",
+        "--ranks",
+        "2",
+        "--platform",
+        "cpu2-gloo",
+        "--json",
+    ]
+    run = subprocess.run(
+        [programs / "trioflow", *question], cwd=tmp_path, capture_output=True, text=True,
+        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout)["step_time_s"] > 0
+    assert not list((tmp_path / "clean").glob("lib/*/site-packages/torch*"))
