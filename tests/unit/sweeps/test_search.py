@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,12 +19,8 @@ from trioflow.hardware.platform import SHIPPED
 from trioflow.parallel.memory.peak import count_outside
 from trioflow.parallel.plan import make_plan, vary_plan
 from trioflow.prediction.assembly import predict
-from trioflow.sweeps.search import (
-    Candidate,
-    Variants,
-    _simulate_best,
-    search_plans,
-)
+from trioflow.sweeps import search
+from trioflow.sweeps.search import _simulate_best, search_plans
 from trioflow.sweeps.search_space import (
     FATES,
     Fates,
@@ -33,6 +32,7 @@ from trioflow.sweeps.search_space import (
     list_divisors,
     mark_front,
 )
+from trioflow.sweeps.trials import Ahead, Candidate, Variants
 from trioflow.sweeps.workshop import Workshop
 from trioflow.trace.store import load_trace
 
@@ -390,3 +390,38 @@ def test_the_command_says_how_often_the_first_wins_by_drift(
     assert main([*words, "--top", "2", "--draws", "20"]) == 0
     assert "% of 20 draws" in capsys.readouterr().out
     assert main([*words, "--draws", "-3"]) == 2
+
+
+def test_plans_tried_ahead_on_other_cores_are_those_tried_in_turn(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that is found, warnings and refusals too, whichever process looked at a plan."""
+    monkeypatch.setattr(search, "Ahead", partial(Ahead, worth_s=0.0))
+    one, several = (
+        search_plans(workshop, TRACE, "dgx-a100", 4, 32, top=3, space=SMALL, jobs=jobs)
+        for jobs in (1, 2)
+    )
+    assert one == several and len(one.ranking) > 3
+    assert not multiprocessing.active_children()
+
+
+def test_a_question_whose_process_failed_or_ended_is_answered_by_the_first() -> None:
+    here = os.getpid()
+
+    def answer(question: str) -> str:
+        if os.getpid() != here and question == "raise":
+            raise ValueError(question)
+        if os.getpid() != here and question == "end":
+            os._exit(1)
+        return f"{question}: {os.getpid() == here}"
+
+    questions = ["first", "raise", "end", "plain"]
+    with Ahead(answer, questions, 2, worth_s=0.0) as ahead:
+        found = [ahead.take(place) for place in range(3)]
+    assert found == ["first: True", "raise: True", "end: True"]
+    with (
+        Ahead(lambda _: {}["missing"], questions, 2, worth_s=0.0) as ahead,
+        pytest.raises(KeyError),
+    ):
+        ahead.take(0)
+    assert not multiprocessing.active_children()

@@ -47,6 +47,10 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--top", type=int, default=10, metavar="K", help="plans to simulate in full (default: 10)"
     )
+    parser.add_argument(
+        "--jobs", type=int, metavar="N",
+        help="plans simulated at the same time, on Linux (default: the cores, 8 at most); the answer is the same",
+    )  # fmt: skip
     add_model_arguments(parser)
     add_run_arguments(parser)
     add_routing_argument(parser)
@@ -70,13 +74,15 @@ def read_ranks(text: str) -> list[int]:
 def _find_plans(options: argparse.Namespace) -> dict[str, Any]:
     """Return the answer of ``trioflow search``."""
     from trioflow.sweeps.search import search
+    from trioflow.sweeps.trials import count_jobs
 
+    jobs = count_jobs() if options.jobs is None else options.jobs
     watch = follow(sys.__stderr__)  # bare: a bar goes back to the start of its line
     answer = search(
         options.trace, read_ranks(options.ranks), options.platform, batch=options.batch, top=options.top,
         price_per_gpu_hour=options.price_per_gpu_hour, power_w=options.power_w,
         cost_model=options.cost_model, override=options.override, tokens=options.tokens,
-        watch=watch, routing=options.routing, draws=options.draws, seed=options.seed,
+        watch=watch, routing=options.routing, draws=options.draws, seed=options.seed, jobs=jobs,
         **{name: getattr(options, name) for name in STEP_WORDS},
     )  # fmt: skip
     if watch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from trioflow.base.errors import InputError, PlanError
@@ -35,6 +35,7 @@ from trioflow.sweeps.search_space import (
     mark_front,
     probability_faster,
 )
+from trioflow.sweeps.trials import Ahead, Candidate, Variants, group_variants
 from trioflow.sweeps.workshop import Workshop
 from trioflow.trace.store import pipeline_units
 
@@ -42,23 +43,15 @@ FURTHER = 3
 """At most so many times the plans asked for are simulated, twice as many while too few of them have room."""
 Watch = Callable[[int, int, str], None]
 """Follows a search: plans done, of how many, and what was done."""
-_ALIKE_SHARE = 0.01
-"""Bucket sizes of a plan whose outlined steps differ by no more count as alike."""
 
 
-class Candidate(NamedTuple):
-    """A plan with what its outline says: step [s], and memory at least [bytes]."""
+class _Trial(NamedTuple):
+    """What became of a plan that was built: memory [bytes], and its simulation where it has room."""
 
-    time_s: float
-    plan: Plan
-    least_bytes: int
-
-
-class Variants(NamedTuple):
-    """A plan with its best bucket size by the outline, and the same plan with other ones, in order."""
-
-    best: Candidate
-    others: tuple[Candidate, ...] = ()
+    peak_bytes: int
+    simulated: _Simulated | None = None
+    confidence: str = CONFIDENCES[0]
+    warnings: Sequence[str] = ()
 
 
 @dataclass
@@ -69,7 +62,7 @@ class Found:
         (``expected_s`` [s]), behind them those whose allocator is expected to run out of memory
         (``crowded``), each with its best bucket size; ``other_buckets`` lists the others
         (``bucket_bytes`` [bytes], ``outlined_s`` [s]), ``alike_buckets`` counts those of them
-        within ``_ALIKE_SHARE``.
+        within a hundredth.
     ``dropped``: plans that do not fit the device's memory, with the reason.
     ``fates``: what became of all plans, by family.
     ``left_out``: kinds of plans that were not looked at.
@@ -103,7 +96,7 @@ def search(
     traces: Traces, ranks: int | Sequence[int], platform: str, *, batch: int | None = None, top: int = 10,
     price_per_gpu_hour: float | None = None, power_w: float | None = None,
     cost_model: str | None = None, override: str | None = None, tokens: float | None = None, draws: int = 0, seed: int = 0,
-    routing: str = BALANCED, watch: Watch | None = None, **step: Any,
+    routing: str = BALANCED, watch: Watch | None = None, jobs: int = 1, **step: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """Rank the plans of a model: what ``trioflow search --json`` prints.
 
@@ -119,9 +112,12 @@ def search(
     ``draws``, ``seed``: as for ``Options``: plans stand in the order of the draws' means, compared draw by draw.
     ``routing``: as for ``Options``; drawn by the seed.
     ``watch``: called with how many plans are done, of how many, and what is done with them.
+    ``jobs``: processes that simulate plans at the same time (Linux); the answer is the same.
     ``step``: ``STEP_WORDS`` of a language model by name or configuration.
     """
     counts = [ranks] if isinstance(ranks, int) else sorted(set(ranks))
+    if jobs < 1:
+        raise InputError(f"--jobs {jobs} is not positive")
     for flag, value in (("price-per-gpu-hour", price_per_gpu_hour), ("power-w", power_w)):
         if value is not None and not 0 < value < float("inf"):
             raise InputError(f"--{flag} {value} is not positive")
@@ -133,7 +129,7 @@ def search(
         search_plans(
             workshop, "trace", platform, count, batch, top=top, cost_model=cost_model or "",
             override=override or "", watch=watch, space=choose_space(facts),
-            draws=draws, seed=seed,
+            draws=draws, seed=seed, jobs=jobs,
         )
         for count in counts
     ]  # fmt: skip
@@ -186,7 +182,7 @@ def search_plans(
     workshop: Workshop, trace: str, platform: str, ranks: int, batch: int, *,
     top: int = 10, space: Space | None = None, plans: Sequence[Plan] | None = None,
     cost_model: str = "", override: str = "", watch: Watch | None = None, draws: int = 0,
-    seed: int = 0,
+    seed: int = 0, jobs: int = 1,
 ) -> Found:  # fmt: skip
     """Return the best plans for a model on a number of ranks.
 
@@ -204,7 +200,7 @@ def search_plans(
         What to vary beside the degrees.
     plans : sequence of Plan, optional
         To choose among, instead of the space.
-    cost_model, override, watch, draws, seed
+    cost_model, override, watch, draws, seed, jobs
         As for ``search``.
 
     Raises
@@ -235,8 +231,11 @@ def search_plans(
             first = workshop.load_traces(trace)[0]
             one.found.left_out = (space or Space()).list_left_out()
             plans = list(enumerate_plans(first, ranks, batch, space or Space(), one.found.fates))
-        groups = _group_variants(one.outline(plans))
-        simulated = _simulate_best(groups, top, one.simulate)
+        groups = group_variants(one.outline(plans))
+        with Ahead(one.try_best, groups, jobs) as ahead:
+            simulated = _simulate_best(
+                groups, top, lambda variants: one.simulate(variants, ahead.take(one.tried))
+            )
         for left in (same for rest in groups[one.tried :] for same in (rest.best, *rest.others)):
             one.found.fates.leave(vars(left.plan), left.time_s)
         _rank(one.found, simulated)
@@ -295,17 +294,29 @@ class _Search:
         shared = (0.0, 0.0) if doubt.own else (compute_log, rest_log)
         return Prediction(time_s, *shared, doubt.residual.logs)
 
-    def simulate(self, variants: Variants) -> _Simulated | None:
-        """Simulate the best of some variants in full; None where it does not fit the memory."""
+    def simulate(self, variants: Variants, trial: _Trial) -> _Simulated | None:
+        """Keep what simulating the best of some variants told; None where it does not fit the memory."""
         self.watch(self.tried, self.most_tried, "tried in full, at most")
         self.tried += 1
-        workshop, found, plan = self.workshop, self.found, variants.best.plan
-        _, graph = workshop.build_graph(self.times, self.key, plan, self.batch, self.machine)
+        found = self.found
+        for same in (variants.best, *variants.others):
+            if trial.simulated is None:
+                self._drop(same.plan, trial.peak_bytes, "")
+            else:
+                found.fates.count(vars(same.plan), "simulated")
+        found.confidence = max([found.confidence, trial.confidence], key=CONFIDENCES.index)
+        found.warnings += trial.warnings
+        return trial.simulated
+
+    def try_best(self, variants: Variants) -> _Trial:
+        """Simulate the best of some variants in full, if it fits the memory."""
+        workshop, plan = self.workshop, variants.best.plan
+        _, graph = workshop.build_graph(
+            self.times, self.key, plan, self.batch, self.machine, keep=False
+        )
         step = workshop.prepare(self.times, graph, self.machine, **self.drawn)
         if not step.fits_memory:
-            for same in (variants.best, *variants.others):
-                self._drop(same.plan, step.peak_memory_bytes, "")
-            return None
+            return _Trial(step.peak_memory_bytes)
         result = workshop.simulate(step)
         highest = graph.metadata.compute_interval[1]
         slower = workshop.prepare(
@@ -315,21 +326,18 @@ class _Search:
         ranked_s = time_s if draws is None else draws.expected_s
         compute_log = math.log(workshop.simulate(slower).expected_s / time_s)
         rest_log = max(math.log(result.high_s / time_s) - compute_log, 0.0)
-        found.confidence = max([found.confidence, result.confidence], key=CONFIDENCES.index)
-        found.warnings += result.warnings
         row = {
             "plan_text": describe_way(plan, self.batch, self.times.traces[0]), "step_time_s": result.step_time_s,
             "expected_s": ranked_s, "low_s": result.low_s, "high_s": result.high_s,
             "exposed_communication_s": result.exposed_communication_s,
             "micro_batch_samples": self.batch / plan.data / plan.pieces,
             "peak_memory_bytes": step.peak_memory_bytes, "crowded": bool(step.crowded_bytes), "outlined_s": variants.best.time_s,
-            "ranks": self.machine.ranks, **_compare_buckets(variants),
+            "ranks": self.machine.ranks, **variants.compare_buckets(),
             **{name: getattr(plan, name) for name in PLAN_COLUMNS},
         }  # fmt: skip
-        for same in (variants.best, *variants.others):
-            found.fates.count(vars(same.plan), "simulated")
-        found_s = self._weigh(plan, ranked_s, compute_log, rest_log)
-        return _Simulated(row, found_s, variants.best, time_s, draws)
+        weighed = self._weigh(plan, ranked_s, compute_log, rest_log)
+        one = _Simulated(row, weighed, variants.best, time_s, draws)
+        return _Trial(step.peak_memory_bytes, one, result.confidence, result.warnings)
 
     def _drop(self, plan: Plan, needed_bytes: int, how: str) -> None:
         needed_bytes += count_plan_outside(plan, self.machine.device.kind)
@@ -339,32 +347,6 @@ class _Search:
         entry["plan_text"] = describe_way(plan, self.batch, self.times.traces[0])
         self.found.dropped.append(entry)
         self.found.fates.drop(vars(plan), entry)
-
-
-def _group_variants(candidates: Sequence[Candidate]) -> list[Variants]:
-    """Put plans together that differ in the size of their buckets alone, each group by its best outline.
-
-    ``candidates``: the fastest outline first.
-    """
-    groups: dict[Plan, list[Candidate]] = {}
-    for candidate in candidates:
-        key = replace(candidate.plan, first_bucket_bytes=0, bucket_bytes=0)
-        groups.setdefault(key, []).append(candidate)
-    return [Variants(group[0], tuple(group[1:])) for group in groups.values()]
-
-
-def _compare_buckets(variants: Variants) -> dict[str, Any]:
-    """Return what a row says of a plan's other bucket sizes."""
-    best_s = variants.best.time_s
-    return {
-        "other_buckets": [
-            {"bucket_bytes": other.plan.bucket_bytes, "outlined_s": other.time_s}
-            for other in variants.others
-        ],
-        "alike_buckets": sum(
-            other.time_s <= best_s * (1 + _ALIKE_SHARE) for other in variants.others
-        ),
-    }
 
 
 def _simulate_best(groups: Sequence[Variants], top: int, run: Any) -> list[_Simulated]:

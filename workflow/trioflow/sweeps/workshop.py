@@ -246,11 +246,13 @@ class Workshop:
         return self._times[key]
 
     def build_graph(
-        self, times: DeviceTimes, key: Sequence[Any], plan: Plan, batch: int, platform: Platform
-    ) -> tuple[str, TaskGraph]:
+        self, times: DeviceTimes, key: Sequence[Any], plan: Plan, batch: int, platform: Platform,
+        keep: bool = True,
+    ) -> tuple[str, TaskGraph]:  # fmt: skip
         """Return a plan's graph and the digest of what it was built from.
 
         ``key`` says what ``times`` are of: trace, cost model, override; of the platform the host costs count.
+        Those that somebody may ask for again are kept.
         """
         described = [*key, platform.device.name, dict(platform.host), asdict(plan), batch]
         digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
@@ -261,7 +263,8 @@ class Workshop:
             host = platform.host_of(plan, times.traces[0].facts.recipe.framework)
             graph = build_graph(times, plan, batch=batch, host=host)
         self.graphs += 1
-        self._graphs[digest] = graph
+        if keep:
+            self._graphs[digest] = graph
         if len(self._graphs) > _MOST_GRAPHS:
             self._graphs.popitem(last=False)
         return digest, graph
