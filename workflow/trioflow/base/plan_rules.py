@@ -23,16 +23,23 @@ from trioflow.base.plugins import list_plugins
 
 def find_count_problem(plan: Plan) -> tuple[str, str, str] | None:
     """Return the first number of a plan that its column does not allow: column, problem and fix."""
-    for column in fields(plan):
-        value, least = getattr(plan, column.name), column.metadata.get("minimum")
-        if least is None:
+    for name, least in _COUNTS:
+        value = getattr(plan, name)
+        if type(value) is int and value >= least:
             continue
-        words = column.name.replace("_", " ") + (" degree" if column.name in DEGREES else "")
+        words = name.replace("_", " ") + (" degree" if name in DEGREES else "")
         if not isinstance(value, Integral) or isinstance(value, bool):
-            return column.name, f"{words} {value!r} is not a whole number", "give a whole number"
+            return name, f"{words} {value!r} is not a whole number", "give a whole number"
         if value < least:
-            return column.name, f"{words} {value} is below {least}", f"give {least} or more"
+            return name, f"{words} {value} is below {least}", f"give {least} or more"
     return None
+
+
+_COUNTS = [
+    (column.name, column.metadata["minimum"])
+    for column in fields(Plan) if column.metadata.get("minimum") is not None
+]  # fmt: skip
+"""Columns that hold a number, each with the least one."""
 
 
 def find_plan_problem(plan: Plan) -> tuple[str, str, str] | None:
@@ -41,10 +48,10 @@ def find_plan_problem(plan: Plan) -> tuple[str, str, str] | None:
         return found
     shared, groups = plan.sharding != "none", plan.sharding == "hsdp"
     uneven = groups and (not 1 < plan.shard < plan.replicas or bool(plan.replicas % plan.shard))
+    known = plan.schedule in ("none", *SCHEDULES) or plan.schedule in list_plugins(SCHEDULE_GROUP)
+    near = "" if known else suggest(plan.schedule, SCHEDULES)
     rules = [
-        (plan.schedule not in ("none", *SCHEDULES)
-         and plan.schedule not in list_plugins(SCHEDULE_GROUP), "schedule",
-         f"unknown schedule {plan.schedule!r}", f"{suggest(plan.schedule, SCHEDULES)}use one of {', '.join(SCHEDULES)}"),
+        (not known, "schedule", f"unknown schedule {plan.schedule!r}", f"{near}use one of {', '.join(SCHEDULES)}"),
         (plan.accumulate > 1 and plan.pipeline > 1, "accumulate",
          f"{plan.accumulate} accumulated micro-steps in a pipeline",
          "use micro_batches: a pipeline adds up their gradients anyway"),
