@@ -48,12 +48,15 @@ class StageActions(RankProgram):
 
     ``dispatches``: whether split layers cost the host what PyTorch's sharded tensors do.
     ``repeats``: whether micro-batches of one size run the same tasks, so that those of a further
-        one are copied.
+        one are copied; ``repeated_tasks`` and ``repeated_state`` name what they depend on and change
+        beside: attributes that hold tasks, and others.
     ``in_rows``: whether operators with nothing between them may be added at once.
     """
 
     dispatches = True
     repeats = True
+    repeated_tasks: tuple[str, ...] = ()
+    repeated_state: tuple[str, ...] = ()
     in_rows = True
 
     def __init__(self, program: ProgramBuilder, data: int, pipeline: int, tensor: int) -> None:
@@ -365,8 +368,7 @@ class StageActions(RankProgram):
                     op_id, micro_batch, "backward", part, name=f"{name} ({kind})", reduces=of_input
                 )
 
-        repeats = self.repeats and not buckets and not work.regions
-        self._run_operators((kind,), operators, micro_batch, run, repeats)
+        self._run_operators((kind,), operators, micro_batch, run, self.repeats and not buckets)
         for index, bucket in buckets:
             self.reduce_bucket(index, bucket)
         if done and makes_gradients and work.accumulate_s:

@@ -62,6 +62,10 @@ def _twice(values: Sequence[Any]) -> list[Any]:
     return [value for value in values for _ in range(2)]
 
 
+SHARDED = "sharded"
+"""Exchanges of units' parameters and gradients: the ranks of a group number them as they come."""
+
+
 class _Recorded(NamedTuple):
     """Tasks that ran for a micro-batch, and the rank's state behind them."""
 
@@ -71,18 +75,23 @@ class _Recorded(NamedTuple):
     last: int | None
     launched: int | None
     waits: list[int]
+    held: list[tuple[int, str, float]]  # what the rank held more, or less, from a task on
+    again: list[tuple[int, int]]  # stages and regions that ran again
+    state: tuple[Any, ...]  # of what ``rank.repeated_tasks`` and ``rank.repeated_state`` name
 
 
 class Repetition:
     """Copies the tasks of a rank's actions from one micro-batch to others of the same size.
 
     ``exchanged``: keys of the exchanges that the rank has joined since a recording began; the
-        fourth part of each is the micro-batch.
+        fourth part of each is the micro-batch, or the last one its number under ``SHARDED``.
+    ``numbered``: exchanges that have got such a number.
     """
 
     def __init__(self, rank: StageActions) -> None:
         self.rank = rank
         self.exchanged: list[tuple[Any, ...]] = []
+        self.numbered = 0
         self._recorded: dict[tuple[Any, ...], _Recorded] = {}
 
     def run(
@@ -97,17 +106,67 @@ class Repetition:
         run(operators[:1])
         if len(operators) < 2:
             return
-        key = (*what, rank.program.factors[micro_batch])
+        key = (*what, rank.program.factors[micro_batch], self._note())
+        memory = rank.program.memory_of(rank.rank)
         found = self._recorded.get(key)
         if found is None:
-            begin, self.exchanged = graph.mark(), []
+            begin, self.exchanged, held = graph.mark(), [], len(memory.changes)
+            before = set(rank.repeated)
             run(operators[1:])
             state = (list(self.exchanged), rank.last, rank.launched, list(rank.waits))
-            self._recorded[key] = _Recorded(begin, graph.mark(), *state)
+            changes = memory.changes[held:]
+            again = [(stage, index) for stage, index, _ in rank.repeated - before]
+            self._recorded[key] = _Recorded(
+                begin, graph.mark(), *state, changes, again, self._note()
+            )
             return
-        match = rank.program.match
-        matches = [match(*key[:3], micro_batch, *key[4:]) for key in found.exchanges]
+        matches = [self._match_again(key, micro_batch) for key in found.exchanges]
         shift = graph.repeat(found.begin, found.end, matches, micro_batch)
         rank.last = None if found.last is None else found.last + shift
         rank.launched = None if found.launched is None else found.launched + shift
         rank.waits = [task + shift for task in found.waits]
+        memory.changes += [(task + shift, name, size) for task, name, size in found.held]
+        rank.repeated.update((*place, micro_batch) for place in found.again)
+        self._recall(found.state)
+
+    def number(self, group: Sequence[int]) -> int:
+        """Return the match of the next exchange of some ranks that has a number of its own."""
+        self.numbered += 1
+        key = (SHARDED, *group, self.numbered)
+        self.exchanged.append(key)
+        return self.rank.program.match(*key)
+
+    def _match_again(self, key: tuple[Any, ...], micro_batch: int) -> int:
+        """Return the match of an exchange like another one, of another micro-batch."""
+        if key[0] == SHARDED:
+            return self.number(key[1:-1])
+        return self.rank.program.match(*key[:3], micro_batch, *key[4:])
+
+    def _note(self) -> tuple[Any, ...]:
+        """Return the rank's own state, its tasks by how long before the next one they are."""
+        now, rank = self.rank.program.graph.next_task, self.rank
+        found = [_move(getattr(rank, name), -now) for name in rank.repeated_tasks]
+        for name in rank.repeated_state:
+            value = getattr(rank, name)
+            found.append(frozenset(value) if isinstance(value, set) else value)
+        return tuple(found)
+
+    def _recall(self, state: tuple[Any, ...]) -> None:
+        """Bring the rank into a state that was noted."""
+        now, rank = self.rank.program.graph.next_task, self.rank
+        names = (*rank.repeated_tasks, *rank.repeated_state)
+        for place, (name, value) in enumerate(zip(names, state, strict=True)):
+            kind = type(getattr(rank, name))
+            noted = _move(value, now) if place < len(rank.repeated_tasks) else value
+            setattr(rank, name, kind(noted) if isinstance(noted, tuple | frozenset) else noted)
+
+
+def _move(tasks: Any, shift: int) -> Any:
+    """Return tasks further on: one or none, several, or pairs of something and its task."""
+    if tasks is None or isinstance(tasks, int):
+        return tasks if tasks is None else tasks + shift
+    if isinstance(tasks, dict):
+        return tuple((name, task + shift) for name, task in tasks.items())
+    return tuple(
+        (one[0], one[1] + shift) if isinstance(one, tuple) else one + shift for one in tasks
+    )

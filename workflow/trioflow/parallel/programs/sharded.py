@@ -110,10 +110,12 @@ class UnitRank(StagedRank):
     ``copied_out``: copy out of the last all-gather of forward, which the next but one waits for.
     """
 
-    repeats = False
+    repeated_tasks = ("arriving", "fence", "copied_out", "reduced")
+    repeated_state = ("whole", "gathering", "scattering")
 
     def __init__(self, *place: Any) -> None:
         super().__init__(*place)
+        self.repeats = self.repeats and not self.one_stage  # whose backward reduces what it makes
         self.units: list[UnitWork] = []
         self.of_stage: dict[int, range] = {}
         works = [(stage, self.program.stages[stage].sharded) for stage in self.stages]
@@ -130,7 +132,6 @@ class UnitRank(StagedRank):
             0  # result of the last all-gather of forward, kept until the next has arrived
         )
         self.scattering = 0  # input of the last reduce-scatter, kept until the next
-        self.collectives = 0
         shards = self.sharding.shards
         first = self.data - self.data % shards
         self.shard_group = self._ranks(range(first, first + shards))
@@ -288,12 +289,11 @@ class UnitRank(StagedRank):
         self, stream: str, name: str, after: int | None, size: int, group: list[int], phase: str
     ) -> int:
         """Add this rank's part of a collective of some of the data-parallel ranks; none of one rank alone."""
-        self.collectives += 1
         if len(group) == 1 and after is not None:
             return after
         task = self.program.graph.add(
             self.rank, stream, "collective", name, after=(after,), message_bytes=size, phase=phase,
-            group=",".join(map(str, group)), match_id=self.program.match("sharded", *group, self.collectives),
+            group=",".join(map(str, group)), match_id=self.repetition.number(group),
         )  # fmt: skip
         if not self.sharding.beside:
             self.waits.append(task)
