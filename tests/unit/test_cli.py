@@ -242,7 +242,7 @@ def test_doctor_says_what_is_here_and_what_is_missing(capsys, monkeypatch, tmp_p
     assert found["kept traces"].endswith("traces, empty") and "none that nvidia-smi" in found["GPU"]
     assert f"numpy {np.__version__}" in found["packages"]
     status, out, _ = run(capsys, "doctor")
-    assert status == 0 and [line.split("  ")[0] for line in out.splitlines()] == list(found)
+    assert status == 0 and {line.split("  ")[0] for line in out.splitlines()} == found.keys()
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'NVIDIA H200, 570.1'\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     assert answer(capsys, "doctor")["GPU"] == "NVIDIA H200, 570.1"

@@ -53,6 +53,23 @@ def test_a_step_is_one_row_and_its_breakdown_one_a_rank(capsys):
     assert len(pd.read_csv(io.StringIO(capsys.readouterr().out))) == 2
 
 
+@pytest.mark.parametrize(
+    ("words", "column"),
+    [
+        ("collective all_reduce --bytes 25e6 --ranks 4 --platform dgx-h100", "time_s"),
+        ("doctor", "Python"),
+    ],
+)
+def test_one_answer_is_one_row_of_every_form(capsysbinary, words, column):
+    forms = {}
+    for form in ("json", "csv", "parquet"):
+        assert main([*words.split(), "--output", form]) == 0
+        forms[form] = io.BytesIO(capsysbinary.readouterr().out)
+    wanted = json.load(forms["json"])[column]
+    for frame in (pd.read_csv(forms["csv"]), pd.read_parquet(forms["parquet"])):
+        assert frame[column].tolist() == [wanted]
+
+
 def test_parquet_is_refused_on_a_terminal(monkeypatch, capsys):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     assert main([*SHOW, "--output", "parquet"]) == 2

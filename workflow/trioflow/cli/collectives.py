@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
@@ -20,7 +19,7 @@ from trioflow.cli.network import (
     read_chunks,
     spell_network,
 )
-from trioflow.cli.output import print_warnings
+from trioflow.cli.output import add_output_argument, print_warnings, write_output
 from trioflow.costmodel.choices import load_named_platform
 from trioflow.costmodel.collectives.methods import METHODS
 from trioflow.costmodel.collectives.model import COLLECTIVES, SHIFT, wire_factor
@@ -62,7 +61,7 @@ def add_collective(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--collectives", metavar="MODEL", help="fitted collective model")
     add_network_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object for programs")
+    add_output_argument(parser, "the collective as one row")
 
 
 def _run_collective(options: argparse.Namespace) -> None:
@@ -81,8 +80,7 @@ def _run_collective(options: argparse.Namespace) -> None:
         answer = _predict_from_measurements(options, platform, size)
     else:
         answer = _simulate_messages(options, platform, size)
-    if options.json:
-        print(json.dumps(answer, sort_keys=True))
+    if write_output(options.form, answer, [answer]):
         return
     interval = ""
     if answer["low_s"] is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import re
@@ -16,6 +15,7 @@ from trioflow import __version__
 from trioflow.base.machine_memory import find_available_bytes
 from trioflow.base.provenance import host_environment
 from trioflow.base.units import format_bytes
+from trioflow.cli.output import add_output_argument, write_output
 
 MIRROR = "TRIOFLOW_DATA_MIRROR"
 
@@ -23,7 +23,7 @@ MIRROR = "TRIOFLOW_DATA_MIRROR"
 def add_doctor(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's parser."""
     parser.set_defaults(run=_run_doctor)
-    parser.add_argument("--json", action="store_true", help="print JSON instead")
+    add_output_argument(parser, "the facts as one row")
 
 
 def _run_doctor(options: argparse.Namespace) -> None:
@@ -39,8 +39,7 @@ def _run_doctor(options: argparse.Namespace) -> None:
         "kept kernels": _describe_kernels(),
         "kept traces": _describe_traces(),
     }
-    if options.json:
-        print(json.dumps(facts, indent=2))
+    if write_output(options.form, facts, [facts]):
         return
     width = max(map(len, facts)) + 2
     print("\n".join(f"{name:{width}}{fact}" for name, fact in facts.items()))
