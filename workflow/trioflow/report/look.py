@@ -96,7 +96,8 @@ footer { margin: 3rem auto 2rem; color: var(--soft); font-size: .9rem; }
   dl.facts { display: block; }
   dl.facts dt { margin-top: .5rem; }
   dl.facts dd { margin-left: 1rem; }
-  tbody th, tbody th.long { white-space: normal; min-width: 6.5rem; overflow-wrap: anywhere; }
+  tbody th { white-space: normal; min-width: 6.5rem; overflow-wrap: anywhere; }
+  tbody th.long { min-width: 10rem; }
 }
 @media print {
   @page { size: A4; margin: 12mm; }

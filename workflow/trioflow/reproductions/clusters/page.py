@@ -112,7 +112,8 @@ def build_clusters_page(
             render_aims(lines), render_paragraph(describe_causes(timed)),
         ]),
         Section("steps", "Steps", [
-            render_paragraph(_STEPS), _render_steps(score_steps(timed)), _render_intervals(timed), _render_chances(timed),
+            render_paragraph(_STEPS), _render_steps(score_steps(timed)),
+            render_details("Intervals, and which of two plans is faster", _render_intervals(timed) + _render_chances(timed)),
             render_details(
                 "Runs that are slow, crowded or repeated", render_slow(timed) + _render_crowded(timed) + _render_repeated(timed)
             ),

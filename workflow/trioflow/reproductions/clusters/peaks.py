@@ -66,7 +66,10 @@ def peaks_section(cases: pd.DataFrame) -> Section:
     )
     return Section(
         "megatron", "Megatron-LM's peaks",
-        [render_paragraph(text), _render_scores(scores), _render_refused(cases), _render_cases(cases)],
+        [
+            render_paragraph(text),
+            render_details("Errors by kind of run", _render_scores(scores)), _render_refused(cases), _render_cases(cases),
+        ],
     )  # fmt: skip
 
 
