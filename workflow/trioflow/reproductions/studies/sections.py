@@ -48,7 +48,7 @@ def render_wafer(rows: pd.DataFrame) -> tuple[str, str]:
     )
     body = "".join([
         _render_paper_cases(rows),
-        _render_wafer_cases(rows),
+        render_details("Every case", _render_wafer_cases(rows)),
         _render_swept([
             ("workloads and plans", "; ".join(_name_case(row) for row in records(_first(rows)))),
             ("links of the mesh", _list_rates(rows[rows["sweep"] == "link"])),
@@ -171,7 +171,9 @@ def render_hop(rows: pd.DataFrame) -> tuple[str, str]:
     )
     work = f"{hop.TRACE}: gradients and predicted compute time of one trace, {hop.ITERATIONS} iterations"
     body = "".join([
-        *(_render_speedups(rows, graph) for graph in dict.fromkeys(rows["graph"])),
+        render_details(
+            "The speed-ups in numbers", "".join(_render_speedups(rows, graph) for graph in dict.fromkeys(rows["graph"]))
+        ),
         _render_hop_bandwidths(rows),
         _render_swept([
             ("graphs", join_words(dict.fromkeys(rows["graph"]))),
