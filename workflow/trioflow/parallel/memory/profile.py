@@ -124,9 +124,11 @@ def profile_rank(
         death = _choose_deaths(found, table, runs, lifetimes, tasks, held)
         made = np.where(table.category == "gradient", lifetimes.made_share or 1.0, 1.0)
         _add_instances(levels, found, table, factors, death, made)
-    for task_id, category, size in held.changes:
-        place = int(np.searchsorted(tasks["task_id"].to_numpy(), task_id))
-        levels[CATEGORIES.index(category), place] += size
+    if held.changes:
+        from_task, names, more = zip(*held.changes, strict=True)
+        changed = np.array([CATEGORIES.index(name) for name in names])
+        task_ids = tasks["task_id"].to_numpy(dtype=np.int64)
+        np.add.at(levels, (changed, np.searchsorted(task_ids, np.array(from_task))), more)
     levels = np.cumsum(levels, axis=1)[:, : max(len(tasks), 1)]
     total = levels.sum(axis=0)
     place = int(total.argmax())
@@ -149,30 +151,37 @@ class _Runs:
     backward: NDArray[np.bool_]
     split: bool
 
-    def bounds_of_backward(self, last: bool) -> dict[tuple[int, int], int]:
-        """Return the place of the first, or last, backward run of each stage and micro-batch."""
+    def bound_backward(
+        self, stage: NDArray[np.int64], micro_batch: NDArray[np.int64], last: bool
+    ) -> NDArray[np.int64]:
+        """Return the place of the first, or last, backward run of some stages' micro-batches; -1 where there is none."""
+        stages = max(int(one.max(initial=0)) for one in (self.stage, stage)) + 1
+        count = max(int(one.max(initial=0)) for one in (self.micro_batch, micro_batch)) + 2
+        found = np.full((stages, count), -1, dtype=np.int64)
+        step = 1 if last else -1  # the last one written stands
         columns = (self.stage, self.micro_batch, self.place)
-        rows = zip(*(column[self.backward].tolist() for column in columns), strict=True)
-        found: dict[tuple[int, int], int] = {}
-        for stage, micro_batch, place in rows:
-            if last or (stage, micro_batch) not in found:
-                found[stage, micro_batch] = place
-        return found
+        runs, micro_batches, places = (one[self.backward][::step] for one in columns)
+        found[runs, micro_batches + 1] = places
+        bounds: NDArray[np.int64] = found[stage, micro_batch + 1]
+        return bounds
 
 
 def _list_runs(tasks: pd.DataFrame) -> _Runs:
     """Return the rank's operators; launches on the host are not runs of their own."""
     chosen = tasks["op_id"].notna().to_numpy() & (tasks["kind"] != "host").to_numpy()
     chosen &= ~tasks["name"].str.startswith(BLOCK).to_numpy(dtype=bool)
-    rows = tasks[chosen]
-    again = rows["name"].str.startswith(AGAIN).to_numpy(dtype=bool)
-    phase = rows["phase"].to_numpy()
+    names = tasks["name"][chosen]
+    op_id, micro_batch, stage = (
+        tasks[column].to_numpy(dtype=np.int64, na_value=absent)[chosen]
+        for column, absent in (("op_id", -1), ("micro_batch", -1), ("stage", 0))
+    )
+    again = names.str.startswith(AGAIN).to_numpy(dtype=bool)
+    forward, backward = (
+        (tasks["phase"] == phase).to_numpy(dtype=bool)[chosen] for phase in ("forward", "backward")
+    )
     return _Runs(
-        np.flatnonzero(chosen), rows["op_id"].to_numpy(dtype=np.int64),
-        rows["micro_batch"].fillna(-1).to_numpy(dtype=np.int64),
-        rows["stage"].fillna(0).to_numpy(dtype=np.int64),
-        (phase == "forward") | again, (phase == "backward") & ~again,
-        bool(rows["name"].str.endswith(f" ({BACKWARD_WEIGHT})").any()),
+        np.flatnonzero(chosen), op_id, micro_batch, stage, forward | again, backward & ~again,
+        bool(names.str.endswith(f" ({BACKWARD_WEIGHT})").any()),
     )  # fmt: skip
 
 
@@ -220,10 +229,8 @@ def _find_instances(runs: _Runs, table: StorageTable) -> _Instances:
         again = np.minimum(first + 1, last)
         birth = np.where(is_gradient & twice[again], runs.place[row[again]], birth)
         read = np.maximum.reduceat(runs.backward[row].astype(np.int8), first) > 0
-        ends = runs.bounds_of_backward(last=True)
-        for i in np.flatnonzero(read & runs.forward[row[first]]):
-            key = (int(runs.stage[row[first[i]]]), int(micro_batch[first[i]]))
-            death[i] = max(death[i], ends.get(key, 0))
+        ends = runs.bound_backward(runs.stage[row[first]], micro_batch[first], last=True)
+        death = np.where(read & runs.forward[row[first]], np.maximum(death, ends), death)
     return _Instances(
         storage[first], micro_batch[first], birth, death, runs.stage[row[first]], makes[first]
     )
@@ -249,21 +256,20 @@ def _choose_deaths(
     """Return where each allocation is dropped, the framework's own rules included."""
     death, end = instances.death.copy(), len(tasks)
     death[np.isin(instances.storage, lifetimes.until_end)] = end
-    begins = runs.bounds_of_backward(last=False)
-    for i in np.flatnonzero(np.isin(instances.storage, lifetimes.until_backward)):
-        key = (int(instances.stage[i]), int(instances.micro_batch[i]))
-        death[i] = max(death[i], begins.get(key, 0))
+    stage, micro_batch = instances.stage, instances.micro_batch
+    begins = np.maximum(runs.bound_backward(stage, micro_batch, last=False), death)
+    death = np.where(np.isin(instances.storage, lifetimes.until_backward), begins, death)
     gradient = np.flatnonzero(table.category[instances.storage] == "gradient")
     if lifetimes.gradients_stay:
-        ends = runs.bounds_of_backward(last=True)
-        for i in gradient:
-            death[i] = ends.get((int(instances.stage[i]), int(instances.micro_batch[i])), death[i])
+        ends = runs.bound_backward(stage[gradient], micro_batch[gradient], last=True)
+        death[gradient] = np.where(ends < 0, death[gradient], ends)
         return death
     _, firsts = np.unique(instances.storage[gradient], return_index=True)
     kept = gradient[firsts] if lifetimes.adds_up else gradient
     death[kept] = end
+    task_ids = tasks["task_id"].to_numpy(dtype=np.int64)
     for task_id, storages in held.dropped:
-        place = int(np.searchsorted(tasks["task_id"].to_numpy(), task_id))
+        place = int(np.searchsorted(task_ids, task_id))
         gone = kept[np.isin(table.storage_id[instances.storage[kept]], list(storages))]
         death[gone] = np.where(
             instances.birth[gone] < place, np.minimum(death[gone], place - 1), death[gone]
