@@ -11,6 +11,8 @@ from trioflow import tables
 from trioflow.base.errors import InputError
 from trioflow.report.attribution_section import draw_tornado, summarise_changes
 from trioflow.report.causes import CAUSES
+from trioflow.report.style import save_figure
+from trioflow.report.wording import write_time
 from trioflow.reproductions.published.cases import DISCLOSED, list_disclosures
 from trioflow.reproductions.published.judge import ANCHORS, PROPORTIONAL, RESCALED, list_residuals
 from trioflow.reproductions.published.page import build_published_page, draw_cases, read_cases
@@ -74,8 +76,12 @@ def test_the_page_is_whole_and_needs_nothing_from_outside(built):
     anchors = {place.removeprefix("#") for place in parsed.links if place.startswith("#")}
     assert anchors <= set(parsed.addresses)
     assert "http://" not in text and "https://" not in text
-    for name in ("h100-4gpu", "resnet50-a40", "h100-4gpu-sensitivity"):
-        assert f'src="published/{name}.svg"' in text
+    for name, shown in (
+        ("h100-4gpu", "data"),
+        ("resnet50-a40", "data"),
+        ("h100-4gpu-sensitivity", "src"),
+    ):
+        assert f'{shown}="published/{name}.svg"' in text
         for suffix in ("svg", "png"):
             assert (folder / f"report/published/{name}.{suffix}").stat().st_size > 0
     assert not (folder / "report/published/resnet50-a40-sensitivity.svg").exists()
@@ -182,3 +188,13 @@ def test_what_was_chosen_with_results_in_sight_is_said_beside_the_sets_concerned
         assert words in text
     assert len(list_disclosures({"resnet50-h100"})) == 1
     assert list_disclosures({"vtrain-a100"}) == []
+
+
+def test_a_row_of_the_figure_says_its_numbers(tmp_path):
+    cases = make_cases()
+    name = str(cases["set"].iloc[0])
+    rows = cases[cases["set"] == name]
+    text = save_figure(draw_cases(cases, name), tmp_path / "figure")[0].read_text(encoding="utf-8")
+    notes = re.findall("<title>(.+?): measured .+?</title>", text)
+    assert notes == [*rows["case"], *rows["case"]], "in both panels, from the top down"
+    assert f"trioflow {write_time(rows['predicted_s'].iloc[0])} (" in text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from trioflow.report.pages import (
     write_page,
 )
 from trioflow.report.scores import MODELS, ORACLE, OURS, SCORES, score_published
-from trioflow.report.wording import write_percent
+from trioflow.report.wording import write_percent, write_range, write_signed_percent, write_time
 from trioflow.reproductions.published import sections
 from trioflow.reproductions.published.cases import (
     PUBLISHED,
@@ -92,10 +92,28 @@ def _draw_list(rows: pd.DataFrame, name: str) -> Figure:
             axes.grid(axis="y", visible=False)
         near.set_yticks(places, rows["case"].tolist())
         near.set_ylim(len(rows) - 0.4, -0.6)
+        notes = [_describe_row(row) for row in tables.records(rows)]
+        for axes in (near, far):
+            ends = axes.get_xlim()
+            lines = [(ends[0], place - 0.45, ends[1], place + 0.45) for place in range(len(rows))]
+            style.add_notes(axes, zip(lines, notes, strict=True))
         near.set_xlabel("error [%], with the 80 % interval")
         far.set_xlabel("error [%], all")
         figure.legend(handles=_legend(drawn, band), loc="outside upper center", ncols=3)
     return figure
+
+
+def _describe_row(row: Mapping[str, Any]) -> str:
+    """Say what a case measured, and what everyone predicted for it."""
+    found = [
+        f"{model} {write_time(row[column])} ({write_signed_percent(row[column] / row['measured_s'] - 1.0)})"
+        for model, column in MODELS.items()
+        if row[column] is not None
+    ]
+    interval = ""
+    if row["low_s"] is not None and row["high_s"] is not None:
+        interval = f"; 80 % interval {write_range(row['low_s'], row['high_s'])}"
+    return f"{row['case']}: measured {write_time(row['measured_s'])}; {', '.join(found)}{interval}"
 
 
 def _draw_papers(axes: Any, rows: pd.DataFrame, name: str) -> bool:
@@ -165,7 +183,7 @@ FIGURES = "published"
 _CASES_CAPTION = (
     "Errors of every case: a dot for trioflow with its 80 % interval, marks for the others; on the left near zero, "
     "on the right all of them. Measured: the steps of the source. Dashed strokes are averages that papers report for "
-    "such plans on other cases; intervals are cut at the panel's edge. Limit: a few cases of one source say little about others."
+    "such plans on other cases; intervals are cut at the panel's edge. A row says its numbers to a pointer that rests on it. Limit: a few cases of one source say little about others."
 )
 _POINTS_CAPTION = (
     "Errors of every case over its measured step, everyone in a panel of their own; the mean absolute error stands above. "
@@ -307,7 +325,7 @@ def _set_parts(
     many = int((cases["set"] == name).sum()) > MOST_NAMED
     caption = _POINTS_CAPTION if many else _CASES_CAPTION
     parts = [render_paragraph(text) for text in (words.judged, words.limits) if text]
-    parts.append(render_figure(places[name], caption, f"Errors of the set {name}."))
+    parts.append(render_figure(places[name], caption, f"Errors of the set {name}.", noted=not many))
     parts += [render_scores(scores, name), sections.render_scaling(cases, name)]
     parts.append(sections.render_cases(cases, name))
     parts += ["<h3>What the error is made of</h3>"] if (causes["set"] == name).any() else []
