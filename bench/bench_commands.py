@@ -52,6 +52,7 @@ class Cold:
 
 _GPT3 = "simulate gpt3-175b --sequence 2048 --tensor-parallel 8 --pipeline-parallel 8 --schedule 1f1b --micro-batches 8 --platform dgx-h100"
 _FSDP = "simulate llama-3.1-8b --sequence 2048 --precision fsdp2-mixed --plan fsdp --batch 512 --platform dgx-h100"
+_SEARCHED = "--sequence 8192 --precision megatron-bf16 --platform dgx-h100"
 COLD = (
     Cold(f"show {TRACE}", ANSWER_S),
     Cold(f"simulate {TRACE} --plan ddp --ranks 2 --platform {PLATFORM}", ANSWER_S, headline=True),
@@ -63,9 +64,9 @@ COLD = (
     Cold(f"{_GPT3} --data-parallel 256", 5.0, 1.0, headline=True),
     Cold(f"{_GPT3} --data-parallel 2048"),
     Cold("simulate gpt2-b8 --plan ddp --ranks 16384 --platform dgx-h100", 3.0),
-    Cold(
-        "search llama-3.1-8b --sequence 8192 --precision megatron-bf16 --ranks 64 --batch 128 --platform dgx-h100 --top 3"
-    ),
+    Cold(f"search llama-3.1-8b {_SEARCHED} --ranks 64 --batch 128 --top 3"),
+    Cold(f"search llama-3.1-8b {_SEARCHED} --ranks 512 --batch 1024", 15.0),
+    Cold(f"search llama-3.1-70b {_SEARCHED} --ranks 64 --batch 128"),
 )
 """What is felt most: big clusters and searches. Aims are those that were set before it was measured."""
 
