@@ -217,10 +217,13 @@ def is_dead(address: str) -> bool:
 
 
 def take_picture(browser: Browser, page: Path, kind: str) -> None:
-    """Keep a picture of the page as it opens."""
-    height = int(browser.evaluate("document.documentElement.scrollHeight"))
+    """Keep a picture of the page as it opens; what is an object is drawn where the window reaches it."""
+    height = min(int(browser.evaluate("document.documentElement.scrollHeight")), TALLEST)
     width = int(browser.evaluate("window.innerWidth"))
-    picture = browser.picture(width, min(height, TALLEST))
+    browser.resize(width, height)
+    look(browser)
+    picture = browser.picture(width, height)
+    browser.resize(width, HEIGHT)
     target = REPORT / f"screenshots/{page.stem}-{kind}.png"
     target.parent.mkdir(parents=True, exist_ok=True)
     with atomic_path(target) as temporary:
