@@ -141,9 +141,7 @@ def _drop_weights(
     weights = min(weights, total)
     gone = weights - weights // ranks
     cells[name][op_id] = total - gone
-    # A weight's gradient may be taken for what grows with the batch; rows that a cut has left a share of may not.
-    taken = growing > total - weights and growing >= weights
-    cells[f"batch_{name}"][op_id] = growing - gone if taken else min(growing, total - weights)
+    cells[f"batch_{name}"][op_id] = min(growing, total - weights)
     return weights - gone
 
 
