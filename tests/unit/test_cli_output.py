@@ -44,6 +44,12 @@ def test_the_same_rows_as_json_csv_and_parquet(capsysbinary):
         assert frame.to_dict("records") == wanted
 
 
+def test_a_step_says_its_precision(capsys):
+    ask = ["--plan", "ddp", "--ranks", "2", "--platform", "cpu2-gloo"]
+    assert main(["simulate", "gpt2-tiny-b8", *ask]) == 0
+    assert "precision      fp32, as traced\n" in capsys.readouterr().out
+
+
 def test_a_step_is_one_row_and_its_breakdown_one_a_rank(capsys):
     ask = ["simulate", "gpt2-tiny-b8", "--plan", "ddp", "--ranks", "2", "--platform", "cpu2-gloo"]
     assert main([*ask, "--output", "csv"]) == 0

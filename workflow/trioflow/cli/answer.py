@@ -85,11 +85,13 @@ def _run_simulate(options: argparse.Namespace) -> None:
         options.form, answer | ({} if breakdown is None else {"breakdown": rows}), rows
     ):
         return
+    facts = prediction.step.traces[0].facts
     interval = f"80 % interval {format_time(answer['low_s'])} to {format_time(answer['high_s'])}"
     print(f"{answer['workload']} on {answer['platform']}: {answer['plan_text']}")
     print(
         format_facts([
-            ("model", describe_model(prediction.step.traces[0].facts)),
+            ("model", describe_model(facts)),
+            ("precision", "" if describe_model(facts) else f"{facts.precision or 'not said'}, as traced"),
             ("stages", _describe_stages(answer, options)),
             ("cost model", answer["cost_model"]),
             ("peak memory", _describe_memory(answer)),
