@@ -17,7 +17,7 @@ from trioflow.engine.exchanges import Exchanges, Planner
 from trioflow.engine.folding.fold import FoldedProgram, fold_program
 from trioflow.engine.program import Case, Program
 from trioflow.engine.reference import run_reference
-from trioflow.hardware.machine import Platform, is_rank_node
+from trioflow.hardware.machine import Link, Platform, is_rank_node, narrow_links
 from trioflow.network.algorithms.catalogue import Algorithms, read_algorithms, spell_algorithm
 from trioflow.network.collectives import Bound, CollectiveCost, CollectivePlanner
 from trioflow.network.fair_share import FairShareNetwork, find_slack
@@ -87,6 +87,7 @@ MOST_KEPT_MESSAGES = 3
 """The same of those that plan messages, whose tables are large: the three ends of an interval."""
 _kept_names: _Shelf = OrderedDict()
 _kept_slack: _Shelf = OrderedDict()
+_kept_links: _Shelf = OrderedDict()
 _kept_folds: _Shelf = OrderedDict()
 MOST_KEPT_FOLDS = 2
 """The same of folded programs: of one graph on two networks, as scenarios of a sweep follow one another."""
@@ -156,6 +157,15 @@ def keep_slack(platform: Platform) -> frozenset[int]:
         lambda: find_slack(platform.links, is_rank_node),
     )  # fmt: skip
     return slack
+
+
+def keep_links(platform: Platform, factor: float) -> Sequence[Link]:
+    """Return the links of a platform of which each moves a ``factor``th of the bytes."""
+    links: Sequence[Link] = _keep(
+        _kept_links, MOST_KEPT, (id(platform), factor), (platform,),
+        lambda: narrow_links(platform.links, factor),
+    )  # fmt: skip
+    return links
 
 
 def _keep(

@@ -20,11 +20,17 @@ from numpy.typing import NDArray
 
 from trioflow.base.errors import InputError, SimulationError
 from trioflow.engine.link_traffic import gather_traffic, keep_pieces
-from trioflow.engine.planning import choose_algorithms, keep_slack, make_planner, name_links
+from trioflow.engine.planning import (
+    choose_algorithms,
+    keep_links,
+    keep_slack,
+    make_planner,
+    name_links,
+)
 from trioflow.engine.preparation import Prepared, Ran, prepare, run_prepared
 from trioflow.engine.program import Case
 from trioflow.engine.result import Result, Summary, find_confidence, measure_shares, warn_of_parts
-from trioflow.hardware.machine import Platform, narrow_links
+from trioflow.hardware.machine import Platform
 from trioflow.network.algorithms.catalogue import Algorithms
 from trioflow.network.collectives import Bound, CollectiveCost
 from trioflow.network.fair_share import FairShareNetwork
@@ -244,7 +250,7 @@ def _make_ready(
     algorithms, chunks = choose_algorithms(graph.metadata.plan, options.algorithms, options.chunks)
 
     def make_mover() -> Network:
-        links = narrow_links(platform.links, options.communication_scale)
+        links = keep_links(platform, options.communication_scale)
         mover = make_network(options.network, links, platform.routing)
         if isinstance(mover, FairShareNetwork) and algorithms is None:
             # Algorithms may let flows start at switches.

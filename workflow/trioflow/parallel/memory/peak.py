@@ -170,7 +170,7 @@ def _list_beside(
         "passing_bytes": sum(peak.categories.get(name, 0) for name in PASSING),
         "waiting_bytes": 0, "gathered_bytes": gathered,
     }  # fmt: skip
-    if not program.host.get("tensor_parallel_forward_s"):
+    if program.plan.tensor > 1 and not program.host.get("tensor_parallel_forward_s"):
         pieces = program.schedule.micro_batches
         phases = ("forward", "backward")[: min(pieces, 2)]
         group = _tensor_group(program, rank)
