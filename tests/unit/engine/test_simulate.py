@@ -313,7 +313,7 @@ def test_a_part_that_takes_little_of_the_step_is_named_but_decides_no_confidence
     assert summary.confidence == word
     (warning,) = summary.warnings
     assert warning.startswith("broadcast on 2 ranks: its time is extrapolated, not measured")
-    assert ("decides no confidence" in warning) == (word == "measured")
+    assert ("too little to decide" in warning) == (word == "measured")
 
 
 def test_fitted_collective_model_fits_in(tmp_path: Path) -> None:

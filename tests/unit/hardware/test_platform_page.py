@@ -13,6 +13,7 @@ from trioflow.base.units import format_time
 from trioflow.cli.main import build_parser
 from trioflow.hardware.platform import list_platforms, load_platform
 from trioflow.hardware.topologies.registry import BUILDERS, ENTRY_POINTS
+from trioflow.network.algorithms.catalogue import list_algorithm_words
 
 PAGE = (Path(__file__).parents[3] / "docs" / "platforms.md").read_text()
 
@@ -52,6 +53,11 @@ def test_the_tables_name_every_machine_and_every_parameter() -> None:
         words = re.findall(r"`(\w+)`", due), re.findall(r"`(\w+)`", optional)
         assert words[0] == [one.name for one in own if one.default is one.empty], name
         assert words[1] == [one.name for one in own if one.default is not one.empty], name
+
+
+def test_the_page_names_every_algorithm() -> None:
+    text = PAGE.partition("## Algorithms of collectives")[2].partition("\n## ")[0]
+    assert set(list_algorithm_words()) <= set(re.findall(r"`([\w-]+)`", text))
 
 
 def test_ways_and_failed_links_of_the_example_are_read(tmp_path: Path) -> None:

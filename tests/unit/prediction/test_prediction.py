@@ -61,6 +61,13 @@ def test_search_and_sweeps_give_the_prediction_of_the_plan():
     assert swept["confidence"] == told.confidence
 
 
+def test_a_step_without_room_is_told_what_to_try():
+    found = predict("gpt2-b8", named_plan("ddp", 2), "dgx-a100", batch=512)
+    assert found.fits_memory is False
+    (warning,) = (text for text in found.warnings if text.startswith("out of memory"))
+    assert "recompute" in warning and "smaller micro-batch" in warning
+
+
 def test_a_prediction_shows_itself():
     found = predict(TRACE, named_plan("ddp", 2), PLATFORM)
     text, page = repr(found), found._repr_html_()

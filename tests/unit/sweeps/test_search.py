@@ -14,7 +14,7 @@ import yaml
 from trioflow.base.errors import InputError
 from trioflow.base.plan_rules import find_plan_problem
 from trioflow.cli import main
-from trioflow.cli.search import describe_rest, read_ranks
+from trioflow.cli.search import _print_left_out, describe_rest, read_ranks
 from trioflow.hardware.platform import SHIPPED
 from trioflow.parallel.memory.peak import count_outside
 from trioflow.parallel.plan import make_plan, vary_plan
@@ -425,3 +425,15 @@ def test_a_question_whose_process_failed_or_ended_is_answered_by_the_first() -> 
     ):
         ahead.take(0)
     assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize(
+    ("reasons", "rest"), [(6, "and 1 more reason ("), (7, "and 2 more reasons (")]
+)
+def test_reasons_left_out_are_counted(
+    reasons: int, rest: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused = {f"reason {number}": 1 for number in range(reasons)}
+    left = {"out_of_memory": [], "refused": refused, "families": [], "not_searched": []}
+    _print_left_out(left)
+    assert rest in capsys.readouterr().out

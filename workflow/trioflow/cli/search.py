@@ -45,8 +45,10 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         help="samples of the whole step (default: the trace's own batch on each of the most ranks)",
     )  # fmt: skip
     parser.add_argument(
-        "--top", type=int, default=10, metavar="K", help="plans to simulate in full (default: 10)"
-    )
+        "--top", type=int, default=10, metavar="K",
+        help="plans to simulate in full at least (default: 10); those simulated are all listed: up to three times"
+        " as many, or six times where too few leave the allocator room",
+    )  # fmt: skip
     parser.add_argument(
         "--jobs", type=int, metavar="N",
         help="plans simulated at the same time, on Linux (default: the cores, 8 at most); the answer is the same",
@@ -213,7 +215,8 @@ def _print_left_out(answer: dict[str, Any]) -> None:
         for reason, count in list(refused.items())[:_SHOWN_REASONS]:
             print(f"  {count} {reason}")
         if len(refused) > _SHOWN_REASONS:
-            print(f"  and {len(refused) - _SHOWN_REASONS} more reasons (--json lists all)")
+            rest = len(refused) - _SHOWN_REASONS
+            print(f"  and {rest} more reason{'s' * (rest > 1)} (--json lists all)")
 
 
 def _format_families(families: list[dict[str, Any]]) -> str:

@@ -158,6 +158,10 @@ def warn_of_parts(shares: dict[Part, float]) -> list[str]:
         if word not in CONFIDENCES[2:]:
             continue
         small = CONFIDENCES.index(word) > decided
-        note = f" ({share:.1%} of the step, which decides no confidence)" if small else ""
+        note = (
+            f" ({share:.1%} of the step, too little to decide the word of confidence)"
+            if small
+            else ""
+        )
         warnings.append(f"{collective} on {ranks} ranks: its time is {word}, not measured{note}")
     return warnings

@@ -125,7 +125,10 @@ class Prediction:
         warnings = [*self.step.warnings, *self._summary.warnings]
         warnings += doubt_rate(self._rates)
         if self.fits_memory is False:
-            warnings.insert(0, "out of memory: the step does not fit a rank's device")
+            warnings.insert(0, (
+                "out of memory: the step does not fit a rank's device; recompute, offload, shard over more ranks or "
+                "take a smaller micro-batch"
+            ))  # fmt: skip
         if held := self.step.crowded_bytes:
             warnings.insert(0, (
                 f"the step fits, but with what it keeps free the allocator is expected to hold {format_bytes(held)}, more than "

@@ -210,13 +210,11 @@ def search_plans(
 
     Notes
     -----
-    All plans are outlined; those that need more memory than the device has, counting only what they
-    certainly hold, are dropped. The others are built and simulated in the order of their outlines,
-    until ``top`` are there and no further outline, corrected by the worst error seen so far,
-    promises to come among them, or ``FURTHER`` says to stop. What becomes of every plan is counted.
-    Of plans that differ only in the size of their buckets the one with the best outline is
-    simulated: all that tells them apart is when their all-reduces begin and how many there are,
-    which the outline follows.
+    All are outlined; what needs more memory than there is, counting what is certainly held, is
+    dropped. The others are simulated in the order of their outlines until ``top`` are there and no
+    further outline, corrected by the worst error so far, promises to come among them, or
+    ``FURTHER`` says to stop. Of plans that differ only in their buckets' size the best outline is
+    simulated, which follows what tells them apart: when all-reduces begin, and how many.
     """
     if ranks < 1 or batch < 1 or top < 1:
         raise InputError(f"{ranks} ranks, a batch of {batch}, {top} plans: all must be positive")
