@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[1]
-WAIT_S = 120
+WAIT_S = 300
 AXE = """
 const done = arguments[arguments.length - 1];
 axe.run(document, {resultTypes: ['violations']}).then(
