@@ -103,7 +103,8 @@ class Source:
             return found
         compute_s = rows["flop"] / target.peak(precision)
         share = np.minimum(compute_s / np.maximum(found["time_s"], NOTHING_S), 1.0)
-        slower = 1.0 + (target.sustained_compute - 1.0) * share
+        sustained = target.sustained_compute if precision in HALF else SUSTAINED_COMPUTE
+        slower = 1.0 + (sustained - 1.0) * share
         names = ["time_s", "low_s", "high_s"]
         return found.assign(**{name: found[name] * slower for name in names})
 
