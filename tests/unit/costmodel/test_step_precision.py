@@ -22,6 +22,7 @@ from trioflow.costmodel.operators.half_tables import (
     nearest_table,
     save_tensor_products,
     shipped_experts,
+    shipped_scaled,
     shipped_tensor_products,
 )
 from trioflow.costmodel.operators.model import load_operator_model
@@ -35,7 +36,7 @@ from trioflow.costmodel.operators.products import PRODUCTS
 from trioflow.costmodel.operators.resizing import roofline_times
 from trioflow.costmodel.operators.rows import sized_rows
 from trioflow.datasets.catalogue import load_catalogue
-from trioflow.hardware.device_sheet import find_sheet, load_device
+from trioflow.hardware.device_sheet import SUSTAINED_COMPUTE, find_sheet, load_device
 
 from costmodel.gpu_synthetic import LIMITS, make_gpu_traces, make_step
 
@@ -164,6 +165,24 @@ def make_linear(m, n, k):
         "write_bytes": 2 * m * n, "input_shapes": [[m, k], [n, k]], "output_shapes": [[m, n]],
     }  # fmt: skip
     return pd.DataFrame([one])
+
+
+@pytest.mark.parametrize(("device", "name", "sustained"), [
+    ("h100-sxm", "aten::mm", load_device("h100-sxm").sustained_compute),
+    ("a100-sxm4-80gb", "aten::mm", SUSTAINED_COMPUTE), ("h100-sxm", "aten::_scaled_mm", SUSTAINED_COMPUTE),
+])  # fmt: skip
+def test_computing_takes_longer_in_a_step_than_alone(a100, device, name, sustained):
+    """By what the sheet says, and in FP8, which nobody measured, by what a sheet without the line has."""
+    sheet, scaled = load_device(device), "scaled" in name
+    made = make_linear(8192, 8192, 8192).assign(
+        name=name, dtype="Float8_e4m3fn" if scaled else "BFloat16"
+    )
+    made["input_shapes"] = [[[8192, 8192], [8192, 8192]]]
+    table = shipped_scaled("fp8")[device] if scaled else shipped_tensor_products()[device]
+    alone_s = float(table.predict(sized_rows(made, products=True))[0])
+    more_s = (sustained - 1) * made["flop"].iloc[0] / sheet.peak("fp8" if scaled else "bf16")
+    found = in_precision(a100, sheet, "bf16").predict(made)
+    assert found["time_s"].iloc[0] == pytest.approx(alone_s + more_s, rel=1e-6)
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])

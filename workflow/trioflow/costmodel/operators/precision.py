@@ -83,7 +83,9 @@ class Source:
 
         The same elements are as many bytes as the precision makes them. What a row takes beyond a
         launch keeps its share of the roofline, first at the other precision, then on the other GPU
-        (``carry.scale_trace``). No time is shorter than the roofline.
+        (``carry.scale_trace``). No time is shorter than the roofline. Of operators that ran alone,
+        what computing takes is longer in a step: ``DeviceSheet.sustained_compute``, and in FP8, in
+        which nobody measured it, what a sheet without that line has.
         """
         element = ELEMENT_BYTES[self.precision] / ELEMENT_BYTES[precision]
         sizes = ["read_bytes", "write_bytes"]
