@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -18,6 +19,7 @@ from trioflow.costmodel.collectives.model import (
     load_collective_model,
     wire_factor,
 )
+from trioflow.costmodel.intervals import WIDEST_FACTOR
 
 # Medians of a gloo all_reduce over two ranks, with the knee that one line misses (FACTS 13).
 GLOO_NS = {1024: 340_000, 1 << 20: 1_600_000, 25 << 20: 29_000_000, 100 << 20: 115_000_000}
@@ -77,6 +79,9 @@ def test_interval_widens_away_from_the_measured_sizes(model: CollectiveCostModel
         widths.append(found.high_s / found.low_s)
     assert widths == sorted(widths)
     assert widths[0] < widths[1] < widths[2]
+    wild = replace(model.curves["all_reduce", 2], miss_factor=1e6)
+    time_s, low_s, high_s, _ = wild.predict(1 << 40, "log")
+    assert [high_s / time_s, time_s / low_s] == pytest.approx([WIDEST_FACTOR] * 2)
 
 
 def test_one_line_is_compared_and_fits_worse_beyond_a_knee() -> None:

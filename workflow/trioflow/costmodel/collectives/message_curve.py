@@ -11,7 +11,7 @@ import numpy as np
 
 from trioflow.base.units import ns_to_s
 from trioflow.costmodel.features import Floats
-from trioflow.costmodel.intervals import COVERAGE
+from trioflow.costmodel.intervals import COVERAGE, WIDEST_FACTOR
 from trioflow.costmodel.least_squares import solve_nonnegative
 
 INTERPOLATIONS = ("log", "linear")
@@ -20,6 +20,7 @@ INTERPOLATIONS = ("log", "linear")
 COLUMNS = ("message_bytes", "median_s", "time_s", "low_factor", "high_factor", "repeats")
 """Of a curve's file, an entry a size."""
 
+_WIDEST_LOG = math.log(WIDEST_FACTOR)
 LINE = "alpha_beta"
 """One line alpha + beta x bytes over all sizes, for comparison only."""
 
@@ -63,8 +64,8 @@ class MessageCurve:
             if position > last:
                 misses += math.log2(size / max(float(self.message_bytes[last]), 1.0))
         miss = misses * math.log(self.miss_factor)
-        low = math.hypot(math.log(min(self.low_factor[neighbours])), miss)
-        high = math.hypot(math.log(max(self.high_factor[neighbours])), miss)
+        low = min(math.hypot(math.log(min(self.low_factor[neighbours])), miss), _WIDEST_LOG)
+        high = min(math.hypot(math.log(max(self.high_factor[neighbours])), miss), _WIDEST_LOG)
         return time_s, time_s * math.exp(-low), time_s * math.exp(high), confidence
 
     def with_residuals(self, interpolation: str) -> MessageCurve:

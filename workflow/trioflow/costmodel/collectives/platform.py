@@ -45,6 +45,7 @@ from trioflow.costmodel.collectives.model import COLLECTIVES, CollectiveTime
 from trioflow.costmodel.collectives.nccl import Calibration, NcclMachine
 from trioflow.costmodel.collectives.points import Curve, Key, make_curves, median_points, thin
 from trioflow.costmodel.features import Floats
+from trioflow.costmodel.intervals import WIDEST_FACTOR
 from trioflow.costmodel.operators.model_file import read_content
 
 KIND = "platform_collectives"
@@ -118,13 +119,9 @@ class PlatformCollectives:
         time_s = self._on_grid(key, float(message_bytes))
         situation, doublings, confidence = self._situate(key, float(message_bytes))
         band = find_band(self.bands.get(self.method, {}), situation, nodes, message_bytes)
-        widen = max(doublings, 1.0)
-        return CollectiveTime(
-            time_s,
-            time_s * math.exp(band.low_log * widen),
-            time_s * math.exp(band.high_log * widen),
-            confidence,
-        )
+        widen, widest = max(doublings, 1.0), math.log(WIDEST_FACTOR)
+        low, high = max(band.low_log * widen, -widest), min(band.high_log * widen, widest)
+        return CollectiveTime(time_s, time_s * math.exp(low), time_s * math.exp(high), confidence)
 
     def _situate(self, key: Key, size: float) -> tuple[str, float, str]:
         """Return how far a question is from what was measured, and the word for it."""
