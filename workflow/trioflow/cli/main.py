@@ -75,12 +75,19 @@ COMMANDS = {
 """What each subcommand does and what fills its parser, in the order of the help."""
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are not preceded by all of a command's options."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}\n{self.prog} --help lists all options\n")
+
+
 def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
     """Return the parser of the whole command, only the subcommands among ``words`` filled; None: all are.
 
     A subcommand imports what it needs to be filled; the version and the list of them need none.
     """
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="trioflow",
         description="Predict a training step on many devices from an operator trace of one.",
         epilog=EXAMPLE,
