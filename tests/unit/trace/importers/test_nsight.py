@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from trioflow.base.errors import TraceError
 from trioflow.cli import main
@@ -135,6 +137,32 @@ def test_a_report_becomes_the_trace_of_a_step(tmp_path, inline):
     assert facts.step_time_s == pytest.approx(400e-6) and facts.profiled_steps == 3
     assert facts.source == "Nsight Systems" and facts.workload == "rank-0"
     assert list(facts.inputs) == ["rank-0.sqlite"] and "ranges hold no types" in facts.warnings[0]
+
+
+def list_tables(database):
+    """Return every table of a database, as a folder's files hold them."""
+    with closing(sqlite3.connect(database)) as base:
+        names = [name for (name,) in base.execute("SELECT name FROM sqlite_master")]
+        return {name: pd.read_sql(f"SELECT * FROM {name}", base, dtype_backend="numpy_nullable") for name in names}  # fmt: skip
+
+
+@pytest.mark.parametrize("inline", [False, True])
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+def test_a_folder_of_tables_is_read_as_their_database(tmp_path, suffix, inline):
+    database, folder = steps(inline=inline).write(tmp_path / "rank.sqlite"), tmp_path / "rank"
+    folder.mkdir()
+    for name, table in list_tables(database).items():
+        write = table.to_parquet if suffix == "parquet" else table.to_feather
+        write(folder / f"{name}.{suffix}")
+    assert detect_format([folder]) == "nsight"
+    one, other = (import_trace([path], OPTIONS) for path in (database, folder))
+    pd.testing.assert_frame_equal(one.operators, other.operators)
+    pd.testing.assert_frame_equal(one.tensors, other.tensors)
+    assert f"NVTX_EVENTS.{suffix}" in other.facts.inputs
+    assert f"META_DATA_EXPORT.{suffix}" not in other.facts.inputs
+    (folder / f"NVTX_EVENTS.{suffix}").write_bytes(b"broken")
+    with pytest.raises(TraceError, match="cannot be read"):
+        import_trace([folder], OPTIONS)
 
 
 def test_the_command_imports_and_shows_it(tmp_path, capsys):

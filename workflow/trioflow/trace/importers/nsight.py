@@ -1,4 +1,6 @@
-"""A trace from Nsight Systems: the database that ``nsys export --type sqlite`` writes of a report.
+"""A trace from Nsight Systems: what ``nsys export`` writes of a report as sqlite, parquetdir or arrowdir.
+
+The last two are a folder with a file a table, whose columns are those of the database.
 
 Operators are the ranges of ``torch.autograd.profiler.emit_nvtx`` (or of ``nsys profile
 --pytorch=autograd-shapes-nvtx``), which say name, sequence number and shapes; kernels, copies and
@@ -21,6 +23,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+
+import pandas as pd
 
 from trioflow.base.errors import TraceError
 from trioflow.base.provenance import digest_file
@@ -60,8 +64,14 @@ _NUMBER_BITS = 24
 """Bits of the thread, and above it of the process, in a ``globalTid``."""
 
 
+_FILES = {".parquet": pd.read_parquet, ".arrow": pd.read_feather}
+"""What reads a file of a folder."""
+
+
 def recognise(path: str | Path) -> bool:
-    """Return whether a path is a database, of whatever program."""
+    """Return whether a path is a database, of whatever program, or a folder of a report's tables."""
+    if Path(path).is_dir():
+        return any(Path(path, _STRINGS + suffix).is_file() for suffix in _FILES)
     try:
         with Path(path).open("rb") as file:
             return file.read(len(_MAGIC)) == _MAGIC
@@ -88,9 +98,7 @@ def import_nsight(path: str | Path, options: ImportOptions) -> Trace:
     with tempfile.TemporaryDirectory() as folder:
         profile = Path(folder) / f"{path.stem}.json"
         try:
-            with closing(
-                sqlite3.connect(f"file:{quote(str(path.resolve()))}?mode=ro", uri=True)
-            ) as base:
+            with closing(_open(path)) as base:
                 base.row_factory = sqlite3.Row
                 _write_profile(_Report(base, path), _FLOATS[precision], profile)
         except sqlite3.Error as error:
@@ -104,9 +112,35 @@ def import_nsight(path: str | Path, options: ImportOptions) -> Trace:
     doubt = f"ranges hold no types: every tensor is taken as {precision}, indices and masks too"
     facts = replace(
         trace.facts, source="Nsight Systems", warnings=[doubt, *trace.facts.warnings],
-        inputs={path.name: digest_file(path)[:16]},
+        inputs={file.name: digest_file(file)[:16] for file in _list_files(path)},
     )  # fmt: skip
     return Trace(trace.operators, trace.tensors, facts)
+
+
+def _list_files(path: Path) -> list[Path]:
+    """Return the file of a database, or those of the tables that are read."""
+    known = {_RUNTIME, _NVTX, _STRINGS, *_DEVICE.values(), *_GPUS}
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    return [f for f in files if f == path or (f.stem in known and f.suffix in _FILES)]
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    """Return a report's database, filled here from a folder's files.
+
+    Raises TraceError when one of them cannot be read.
+    """
+    if not path.is_dir():
+        return sqlite3.connect(f"file:{quote(str(path.resolve()))}?mode=ro", uri=True)
+    base = sqlite3.connect(":memory:")
+    for file in _list_files(path):
+        try:
+            table = _FILES[file.suffix](file, dtype_backend="numpy_nullable")
+        except (OSError, ValueError) as error:
+            raise TraceError(
+                f"the table cannot be read: {error}", file=file, fix="export the report again"
+            ) from None
+        table.to_sql(file.stem, base, index=False)
+    return base
 
 
 class _Report:
@@ -258,4 +292,6 @@ def _import_repeated(path: Path, options: ImportOptions) -> Trace:
     return repeat_layers(trace, options.repeat_layers) if options.repeat_layers else trace
 
 
-READER = Reader(recognise, _import_repeated, "Nsight Systems' .sqlite", repeats=True)
+READER = Reader(
+    recognise, _import_repeated, "Nsight Systems' .sqlite, or its folder of .parquet", repeats=True
+)
