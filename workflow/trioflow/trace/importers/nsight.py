@@ -17,7 +17,7 @@ import json
 import re
 import sqlite3
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -64,7 +64,10 @@ _NUMBER_BITS = 24
 """Bits of the thread, and above it of the process, in a ``globalTid``."""
 
 
-_FILES = {".parquet": pd.read_parquet, ".arrow": pd.read_feather}
+_FILES: Mapping[str, Callable[..., pd.DataFrame]] = {
+    ".parquet": pd.read_parquet,
+    ".arrow": pd.read_feather,
+}
 """What reads a file of a folder."""
 
 
