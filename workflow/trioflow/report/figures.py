@@ -258,7 +258,14 @@ def _draw_one_collective(
     piecewise_s = np.array([model.time_s(*key, float(value)).time_s for value in fine])
     at_samples_s = np.array([model.time_s(*key, float(value)).time_s for value in size])
     line_s = curve.alpha_s + curve.beta_s_per_byte * fine
-    dots = {"color": style.GREY, "markersize": 2.6, "alpha": 0.6, "linewidth": 0}
+    # Drawn as a picture: thousands of rounds are half of what Snakemake's report weighs.
+    dots = {
+        "color": style.GREY,
+        "markersize": 2.6,
+        "alpha": 0.6,
+        "linewidth": 0,
+        "rasterized": True,
+    }
     dashes = {"color": style.VERMILLION, "linewidth": 1.6}
     above.plot(size, time_s, "o", **dots)
     found = time_s > ns_to_s(_LOST_NS)
