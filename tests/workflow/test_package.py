@@ -14,6 +14,17 @@ from pathlib import Path
 import pytest
 from project_copy import ROOT
 
+QUESTION = [
+    "simulate",
+    "gpt2-tiny-b8",
+    "--plan",
+    "ddp",
+    "--ranks",
+    "2",
+    "--platform",
+    "cpu2-gloo",
+    "--json",
+]
 WITHOUT_TORCH = """
 import pathlib
 import sys
@@ -74,19 +85,8 @@ def test_an_installed_wheel_answers_without_pytorch_from_any_folder(
     place = tmp_path / "installed"
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(place)
-    question = [
-        "simulate",
-        "gpt2-tiny-b8",
-        "--plan",
-        "ddp",
-        "--ranks",
-        "2",
-        "--platform",
-        "cpu2-gloo",
-        "--json",
-    ]
     run = subprocess.run(
-        [sys.executable, "-c", WITHOUT_TORCH, *question],
+        [sys.executable, "-c", WITHOUT_TORCH, *QUESTION],
         cwd=tmp_path,
         env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PYTHONPATH": str(place)},
         capture_output=True,
@@ -147,19 +147,8 @@ def test_the_wheel_answers_in_a_clean_environment(
     found = subprocess.run(install, capture_output=True, text=True)
     if found.returncode:
         pytest.skip(f"what the package needs cannot be installed: {found.stderr.strip()[-300:]}")
-    question = [
-        "simulate",
-        "gpt2-tiny-b8",
-        "--plan",
-        "ddp",
-        "--ranks",
-        "2",
-        "--platform",
-        "cpu2-gloo",
-        "--json",
-    ]
     run = subprocess.run(
-        [programs / "trioflow", *question], cwd=tmp_path, capture_output=True, text=True,
+        [programs / "trioflow", *QUESTION], cwd=tmp_path, capture_output=True, text=True,
         env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
     )  # fmt: skip
     assert run.returncode == 0, run.stderr

@@ -258,7 +258,7 @@ def _draw_one_collective(
     piecewise_s = np.array([model.time_s(*key, float(value)).time_s for value in fine])
     at_samples_s = np.array([model.time_s(*key, float(value)).time_s for value in size])
     line_s = curve.alpha_s + curve.beta_s_per_byte * fine
-    # Drawn as a picture: thousands of rounds are half of what Snakemake's report weighs.
+    # Drawn as a picture: as shapes, fifteen rounds of every experiment made the file three times as large.
     dots = {
         "color": style.GREY,
         "markersize": 2.6,

@@ -107,8 +107,7 @@ class Source:
         share = np.minimum(compute_s / np.maximum(found["time_s"], NOTHING_S), 1.0)
         sustained = target.sustained_compute if precision in HALF else SUSTAINED_COMPUTE
         slower = 1.0 + (sustained - 1.0) * share
-        names = ["time_s", "low_s", "high_s"]
-        return found.assign(**{name: found[name] * slower for name in names})
+        return with_times(found, (found["time_s"] * slower).to_numpy(np.float64))
 
 
 @dataclass(frozen=True)
