@@ -7,10 +7,11 @@ import pandas as pd
 import pytest
 from trioflow.base.errors import InputError
 from trioflow.report.scores import score_published
+from trioflow.reproductions.chances import measure_miss, render_chances
 from trioflow.reproductions.tables import CHECKS, PARAMETERS, TRIALS
 from trioflow.reproductions.vtrain.data import GROUPS, PLANS, UNCALIBRATED
 from trioflow.reproductions.vtrain.figures import measure_blocks, read_sizes
-from trioflow.reproductions.vtrain.judge import NOTHING, WHOLE, describe_plans
+from trioflow.reproductions.vtrain.judge import NOTHING, WHOLE, describe_plans, score_plan_chances
 from trioflow.reproductions.vtrain.model import list_parameters
 from trioflow.reproductions.vtrain.page import (
     build_vtrain_page,
@@ -18,6 +19,7 @@ from trioflow.reproductions.vtrain.page import (
     render_checks,
     render_summary,
 )
+from trioflow.sweeps.search_space import Prediction, probability_faster
 from trioflow.tables import PUBLISHED_CASES, write_table
 from vtrain_rows import make_rows
 
@@ -104,8 +106,30 @@ def test_the_page_holds_figures_scores_and_parameters(tmp_path: Path) -> None:
         assert (page.parent / "published_vtrain" / f"{name}.png").stat().st_size > 1000
     assert all(p.name in text for p in list_parameters())
     assert "10.0&nbsp;%" in text and "missed" in text
+    assert (
+        text.count(
+            "Whole plans (tensor, data, pipeline) left out: the probability that search states"
+        )
+        == 1
+    )
     ours = scores.set_index(["set", "model"]).loc[(GROUPS, "trioflow")]
     assert ours["mean_absolute_error"] == pytest.approx(0.1)
+
+
+def test_of_two_plans_the_probability_is_the_one_that_search_states() -> None:
+    cases = make_cases(GROUPS).iloc[:4].assign(
+        workload="one", batch=8, ranks=2, predicted_s=[1.0, 1.5, 3.0, 1.0], measured_s=[1.0, 0.9, 2.0, 9.0]
+    )  # fmt: skip
+    cases["high_s"] = 1.2 * cases["predicted_s"]
+    cases.loc[cases.index[3], "batch"] = 16
+    groups = score_plan_chances(cases)
+    assert groups["pairs"].sum() == 3, "another batch is another question"
+    stated = probability_faster(Prediction(1.0, 0.2, 0.0), Prediction(1.5, 0.2, 0.0))
+    row = groups[(groups["low"] < stated) & (stated <= groups["high"])].iloc[0]
+    assert (row["pairs"], row["won"]) == (3, pytest.approx(2 / 3)), "1.0 s was not before 1.5 s"
+    assert measure_miss(groups) == pytest.approx(row["stated"] - 2 / 3)
+    assert score_plan_chances(cases.assign(measured_s=1.0))["won"].tolist() == [0.5]
+    assert "without runs over nodes" not in render_chances(groups, "x")
 
 
 def test_a_missing_set_leaves_nothing_behind(tmp_path: Path) -> None:

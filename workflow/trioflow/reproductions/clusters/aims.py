@@ -14,6 +14,7 @@ from sklearn.model_selection import KFold
 
 from trioflow.costmodel.intervals import COVERAGE
 from trioflow.report.wording import NOTHING, write_percent
+from trioflow.reproductions.chances import measure_miss
 from trioflow.reproductions.clusters.scores import (
     FAILED,
     FAST,
@@ -319,9 +320,7 @@ def _judge_chances(cases: pd.DataFrame) -> list[Line]:
     lines = []
     for what, rows in (("", groups), (", pairs above 90 %", groups[groups["low"] >= 0.9])):
         if len(rows):
-            off, alone = (
-                float(np.average((rows[name] - rows["won"]).abs(), weights=rows["pairs"])) for name in ("stated", "alone")
-            )  # fmt: skip
+            off, alone = (measure_miss(rows, name) for name in ("stated", "alone"))
             lines.append(
                 Line(f"probability that a plan is the faster one, stated beside the share of pairs where it was{what}",
                      int(rows["pairs"].sum()), off, 0.05, others={"without runs over nodes": alone})

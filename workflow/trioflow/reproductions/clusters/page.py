@@ -29,6 +29,7 @@ from trioflow.report.pages import (
     write_page,
 )
 from trioflow.report.wording import write_percent
+from trioflow.reproductions.chances import render_chances
 from trioflow.reproductions.clusters.aims import (
     CONSTANT,
     EXPECTED,
@@ -113,7 +114,7 @@ def build_clusters_page(
         ]),
         Section("steps", "Steps", [
             render_paragraph(_STEPS), _render_steps(score_steps(timed)),
-            render_details("Intervals, and which of two plans is faster", _render_intervals(timed) + _render_chances(timed)),
+            render_details("Intervals, and which of two plans is faster", _render_intervals(timed) + render_chances(score_chances(timed), "one model's runs on as many nodes")),
             render_details(
                 "Runs that are slow, crowded or repeated", render_slow(timed) + _render_crowded(timed) + _render_repeated(timed)
             ),
@@ -179,19 +180,6 @@ def _render_intervals(cases: pd.DataFrame) -> str:
         ),
     ]  # fmt: skip
     return render_records(score_intervals(cases), fields, "80 % intervals")
-
-
-def _render_chances(cases: pd.DataFrame) -> str:
-    """Return the probability that search states of two plans beside how often it was right."""
-    fields = [
-        numbers("probability", "from", "of pairs of one model's runs on as many nodes", percent_cell, "low"),
-        numbers("probability", "to", "", percent_cell, "high"),
-        numbers("pairs", "", "how many", count_cell, "pairs"),
-        numbers("stated", "", "mean probability that the plan is the faster one", percent_cell, "stated"),
-        numbers("measured", "", "share of the pairs in which its run was", percent_cell, "won"),
-        numbers("stated", "without runs over nodes", "from the models' errors alone", percent_cell, "alone"),
-    ]  # fmt: skip
-    return render_records(score_chances(cases), fields, "Which of two plans is faster")
 
 
 def _short_cell(value: float) -> Cell:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +17,9 @@ from trioflow.hardware.device_sheet import load_device
 from trioflow.parallel.memory.peak import count_outside
 from trioflow.report.scores import count_ordered
 from trioflow.report.wording import write_percent
+from trioflow.reproductions.chances import score_pairs
 from trioflow.reproductions.tables import CLUSTER_MEMORY, CLUSTER_STEPS
-from trioflow.sweeps.search_space import Prediction, probability_faster
+from trioflow.sweeps.search_space import Prediction
 
 RAN, FITTED, FAILED = "ran", "ran, fitted on", "failed"
 TOO_FEW, TOO_MUCH, OTHER = "too few micro-batches", "out of memory", "other"
@@ -168,19 +167,13 @@ def mark_crowded(memory: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     return steps.assign(crowded=exceeds_room(found, "fullest_reserved_bytes").to_numpy())
 
 
-_CHANCES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
-"""Ends of the groups in which a probability is judged."""
-
-
 def score_chances(cases: pd.DataFrame) -> pd.DataFrame:
-    """Return how often the run that ``search`` expects to be faster was, by the probability it states.
+    """Return how often the run that ``search`` expects to be faster was: `chances.score_pairs`.
 
     Every pair of runs of one model on as many nodes; nothing of the judged model is in what the
-    probability rests on. Returns ``low`` and ``high``, ends of a group's probability, ``pairs``;
-    ``stated``, its mean, and ``won``, the share of pairs in which the run was faster; ``alone``, the
-    mean probability without what real runs over nodes took more.
+    probability rests on.
     """
-    found: list[tuple[float, float, bool]] = []
+    questions = []
     for _, cell in cases.dropna(subset="expected_s").groupby(["parameters", "nodes"]):
         model, nodes = name_model(float(cell["parameters"].iloc[0])), int(cell["nodes"].iloc[0])
         runs = []
@@ -193,27 +186,8 @@ def score_chances(cases: pd.DataFrame) -> pd.DataFrame:
             )
             logs = (0.0,) if known is None else known.logs
             runs.append((Prediction(row["expected_s"], 0.0, 0.0, logs), row["measured_s"]))
-        for (one, one_s), (other, other_s) in itertools.combinations(runs, 2):
-            chance = probability_faster(one, other)
-            alone = probability_faster(replace(one, beyond=(0.0,)), replace(other, beyond=(0.0,)))
-            # Of a kind that is often slower the run with the shorter expected step may be the less likely one.
-            found.append(
-                (chance, alone, one_s < other_s)
-                if chance >= 0.5
-                else (1 - chance, 1 - alone, other_s < one_s)
-            )
-    pairs = pd.DataFrame(found, columns=["stated", "alone", "won"])
-    group = pd.cut(pairs["stated"], list(_CHANCES), include_lowest=True)
-    rows = [
-        {
-            "low": max(ends.left, 0.5),
-            "high": ends.right,
-            "pairs": len(mine),
-            **mine.mean().to_dict(),
-        }
-        for ends, mine in pairs.groupby(group, observed=True)
-    ]
-    return pd.DataFrame(rows, columns=["low", "high", "pairs", "stated", "alone", "won"])
+        questions.append(runs)
+    return score_pairs(questions)
 
 
 SLOW_S = 0.5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from trioflow import tables
 from trioflow.costmodel.features import Floats
 from trioflow.hardware.device_sheet import load_device
 from trioflow.report.scores import count_ordered
+from trioflow.reproductions.chances import score_pairs
 from trioflow.reproductions.tables import PARAMETERS, TRIALS
 from trioflow.reproductions.vtrain.data import (
     FILE,
@@ -42,6 +44,7 @@ from trioflow.reproductions.vtrain.model import (
     list_parameters,
     name_values,
 )
+from trioflow.sweeps.search_space import Prediction
 from trioflow.tables import FLOAT
 
 LEFT_OUT = {GROUPS: ("hidden", "layers"), PLANS: ("tensor", "data", "pipeline")}
@@ -225,6 +228,22 @@ def _score(rows: pd.DataFrame, times: Floats) -> tuple[float, float]:
     """Return the mean absolute error and the share of pairs of plans in the right order."""
     error = np.abs(times / rows["measured_s"].to_numpy(np.float64) - 1.0).mean()
     return float(error), share_ordered(rows, times)
+
+
+def score_plan_chances(cases: pd.DataFrame) -> pd.DataFrame:
+    """Return `chances.score_pairs` of one set of ``tables.PUBLISHED_CASES``.
+
+    Plans of one model, batch and number of GPUs are a question. Their intervals are one relative
+    band, whose errors two plans share, so what tells them apart is a plan's own error.
+    """
+    questions = [
+        [
+            (Prediction(row["predicted_s"], math.log(row["high_s"] / row["predicted_s"]), 0.0), row["measured_s"])
+            for row in rows.to_dict("records")
+        ]
+        for _, rows in cases.groupby(["workload", "batch", "ranks"])
+    ]  # fmt: skip
+    return score_pairs(questions)
 
 
 def share_ordered(rows: pd.DataFrame, times: Floats, apart: float = 0.05) -> float:

@@ -33,6 +33,7 @@ from trioflow.report.pages import Page, Section, write_page
 from trioflow.report.scores import ORACLE, OURS, SCORES, score_published
 from trioflow.report.wording import NOTHING as DASH
 from trioflow.report.wording import write_percent
+from trioflow.reproductions.chances import measure_miss, render_chances
 from trioflow.reproductions.published.cases import PUBLISHED, describe_set
 from trioflow.reproductions.tables import CHECKS, PARAMETERS, TRIALS
 from trioflow.reproductions.vtrain.data import EXACT_S, GROUPS, PLANS, UNCALIBRATED
@@ -44,7 +45,7 @@ from trioflow.reproductions.vtrain.figures import (
     measure_blocks,
     read_sizes,
 )
-from trioflow.reproductions.vtrain.judge import NOTHING, WHOLE
+from trioflow.reproductions.vtrain.judge import NOTHING, WHOLE, score_plan_chances
 from trioflow.reproductions.vtrain.work import VOCABULARY
 
 _ORDER_AIM = 0.97
@@ -153,6 +154,21 @@ def render_scores(scores: pd.DataFrame) -> str:
         "does not exist here: they say nothing of these rows."
     )
     return render_records(scores, fields, "Scores") + note
+
+
+def _render_chances(cases: pd.DataFrame) -> str:
+    """Return how often the plan that is said to be faster is, for both sets that have intervals."""
+    parts = []
+    for name in (GROUPS, PLANS):
+        groups = score_plan_chances(cases[cases["set"] == name])
+        text = (
+            f"{SETS[name][:1].upper()}{SETS[name][1:]}: the probability that search states of two plans is "
+            f"{100 * measure_miss(groups):.1f} points off the share of pairs in which it was right."
+        )
+        parts.append(
+            render_paragraph(text) + render_chances(groups, "one model, batch and number of GPUs")
+        )
+    return render_details("Which of two plans is faster", "".join(parts))
 
 
 def _render_trials(trials: pd.DataFrame) -> str:
@@ -351,7 +367,8 @@ def _compose(
             ]),
             Section("file", "What the file holds", [render_checks(checks)]),
             Section("scores", "Scores", [
-                render_scores(scores), render_details("Other questions", _render_trials(trials)),
+                render_scores(scores), _render_chances(cases),
+                render_details("Other questions", _render_trials(trials)),
             ]),
             Section("degrees", "Errors by degree", [figures["degrees"], render_degrees(cases)]),
             Section("limits", "What limits the accuracy", [

@@ -1,0 +1,65 @@
+"""How often the plan that is said to be faster was: stated probabilities beside shares of measured pairs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+
+from trioflow.report.html import count_cell, numbers, percent_cell, render_records
+from trioflow.sweeps.search_space import Prediction, probability_faster
+
+_ENDS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
+"""Ends of the groups in which a probability is judged."""
+
+
+def score_pairs(questions: Iterable[Sequence[tuple[Prediction, float]]]) -> pd.DataFrame:
+    """Return how often the plan that ``search`` expects to be faster was, by the probability it states.
+
+    ``questions``: of each, its plans: what is predicted, and the measured step [s]; every two of
+    one question are a pair. Nothing of a judged step may be in what its prediction rests on.
+
+    Returns ``low`` and ``high``, ends of a group's probability, ``pairs``; ``stated``, its mean,
+    and ``won``, the share of pairs in which the plan was faster, ties by halves; ``alone``, the
+    mean probability without what real runs over nodes took more.
+    """
+    found: list[tuple[float, float, float]] = []
+    for plans in questions:
+        for (one, one_s), (other, other_s) in itertools.combinations(plans, 2):
+            chance = probability_faster(one, other)
+            alone = probability_faster(replace(one, beyond=(0.0,)), replace(other, beyond=(0.0,)))
+            won = float(one_s < other_s) + float(one_s == other_s) / 2
+            # Of a kind that is often slower the one with the shorter step may be the less likely one.
+            found.append(
+                (chance, alone, won) if chance >= 0.5 else (1 - chance, 1 - alone, 1 - won)
+            )
+    pairs = pd.DataFrame(found, columns=["stated", "alone", "won"], dtype=np.float64)
+    group = pd.cut(pairs["stated"], list(_ENDS), include_lowest=True)
+    rows = [
+        {"low": max(ends.left, _ENDS[0]), "high": ends.right, "pairs": len(mine), **mine.mean().to_dict()}
+        for ends, mine in pairs.groupby(group, observed=True)
+    ]  # fmt: skip
+    return pd.DataFrame(rows, columns=["low", "high", "pairs", "stated", "alone", "won"])
+
+
+def measure_miss(groups: pd.DataFrame, column: str = "stated") -> float:
+    """Return how far probabilities are from shares on average, each group by its pairs."""
+    return float(np.average((groups[column] - groups["won"]).abs(), weights=groups["pairs"]))
+
+
+def render_chances(groups: pd.DataFrame, of: str) -> str:
+    """Return the table of ``score_pairs``; ``of``: what the plans of a question share, in words."""
+    fields = [
+        numbers("probability", "from", f"of pairs of {of}", percent_cell, "low"),
+        numbers("probability", "to", "", percent_cell, "high"),
+        numbers("pairs", "", "how many", count_cell, "pairs"),
+        numbers("stated", "", "mean probability that the plan is the faster one", percent_cell, "stated"),
+        numbers("measured", "", "share of the pairs in which it was", percent_cell, "won"),
+    ]  # fmt: skip
+    if not groups["alone"].equals(groups["stated"]):
+        words = "from the models' errors alone"
+        fields.append(numbers("stated", "without runs over nodes", words, percent_cell, "alone"))
+    return render_records(groups, fields, "Which of two plans is faster")
