@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from trioflow.base.experiments import load_plans
 from trioflow.base.provenance import read_json, write_json
-from trioflow.costmodel.spread import write_spreads
+from trioflow.costmodel.spread import load_spreads, write_spreads
 from trioflow.costmodel.steps import (
     BATCH,
     StepResidual,
@@ -37,6 +38,7 @@ from trioflow.reproductions.readme import (
     describe_published,
     describe_validation,
     publish,
+    publish_spreads,
     record_run,
 )
 from trioflow.reproductions.tables import (
@@ -65,7 +67,11 @@ def list_results() -> Iterator[tuple[str, Result]]:
     report, clusters, drift = (RESULTS / name for name in ("report", "clusters", "drift"))
     table = report / "error.parquet"
     errors = read_table(table, "errors")
-    yield "errors", describe_errors(errors, record_run(ROOT / "docs" / "runs.tsv", table, errors))
+    plans = load_plans(ROOT / "config" / "plans.tsv")
+    yield (
+        "errors",
+        describe_errors(errors, record_run(ROOT / "docs" / "runs.tsv", table, errors, plans)),
+    )
     if (summary := report / "validation.parquet").is_file():
         yield "validation", describe_validation(read_validation_table(summary, "summary"))
     if (cases := report / "published.parquet").is_file():
@@ -101,10 +107,12 @@ def publish_node_residuals() -> None:
 
 
 def publish_spread() -> None:
-    """Rewrite the spread of recorded jobs that ships, where their data were retrieved."""
+    """Rewrite the spread of recorded jobs that ships, where their data were retrieved, and the table of docs."""
     jobs = sorted((RESULTS / "data" / JOBS_FOLDER).glob("*.parquet"))
     if jobs:
         write_spreads(fit_jobs(jobs))
+        load_spreads.cache_clear()
+    publish_spreads(ROOT, load_spreads())
 
 
 def publish_step_residuals() -> None:

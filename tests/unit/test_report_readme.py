@@ -1,13 +1,17 @@
 """README's lines and the blocks of docs that are rewritten from the tables of a run."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from report_run import PLANS, experiments_of, write_run
 from reproductions.validation.validation_cases import make_cases
 from trioflow.base.errors import InputError
+from trioflow.base.experiments import Plan
 from trioflow.costmodel.judging import score_cases
+from trioflow.costmodel.spread import load_spreads
 from trioflow.report.errors import build_error_table
 from trioflow.report.inputs import load_report_inputs
 from trioflow.reproductions.readme import (
@@ -16,10 +20,13 @@ from trioflow.reproductions.readme import (
     describe_validation,
     markers,
     publish,
+    publish_spreads,
     record_run,
 )
 
 ROOT = Path(__file__).parents[2]
+ROWS = {row["plan"]: Plan(**row) for row in PLANS}
+OLDER_RUN = "run\texperiments\tmean_absolute_error\tbias\n1\t26\t0.063\t\n"
 BEGIN, END = markers("errors")
 SMALL = [("vgg11", 8, 0.3, 140, 28_000_000)]
 RESULT = Result("page.md", [("first", "1 %"), ("second", "2 %")], "the table")
@@ -87,8 +94,8 @@ def test_a_missing_page_readme_or_line_is_refused_and_nothing_is_written(root):
 def test_every_experiment_stands_with_its_error_and_its_times(errors, tmp_path):
     table, runs = tmp_path / "error.parquet", tmp_path / "runs.tsv"
     table.write_bytes(b"the run")
-    runs.write_text("run\texperiments\tmean_absolute_error\n1\t26\t0.063\n")
-    found = record_run(runs, table, errors)
+    runs.write_text(OLDER_RUN)
+    found = record_run(runs, table, errors, ROWS)
     result = describe_errors(errors, found)
     lines = result.body.splitlines()
     matrix = [line for line in lines if line.count("|") == errors["workload"].nunique() + 3]
@@ -105,11 +112,11 @@ def test_every_experiment_stands_with_its_error_and_its_times(errors, tmp_path):
 def test_a_run_is_listed_once_and_readme_gives_the_range_of_all(errors, tmp_path):
     table, runs = tmp_path / "error.parquet", tmp_path / "runs.tsv"
     table.write_bytes(b"the run")
-    runs.write_text("run\texperiments\tmean_absolute_error\n1\t26\t0.063\n")
-    found = record_run(runs, table, errors)
+    runs.write_text(OLDER_RUN)
+    found = record_run(runs, table, errors, ROWS)
     assert found["run"].tolist()[0] == "1" and len(found) == 2
     once = runs.read_text()
-    assert len(record_run(runs, table, errors)) == 2 and runs.read_text() == once
+    assert len(record_run(runs, table, errors, ROWS)) == 2 and runs.read_text() == once
     mean = errors["relative_error"].abs().mean()
     low, high = sorted([round(mean, 4), 0.063])
     result = describe_errors(errors, found)
@@ -118,6 +125,41 @@ def test_a_run_is_listed_once_and_readme_gives_the_range_of_all(errors, tmp_path
     assert what.startswith(f"{len(errors)} steps")
     assert reached.startswith(
         f"{100 * low:.1f} % to {100 * high:.1f} % mean absolute error in 2 full runs"
+    )
+
+
+def test_bias_coverage_and_kinds_of_plans_are_those_of_the_runs_that_have_them(errors, tmp_path):
+    runs = tmp_path / "runs.tsv"
+    runs.write_text(OLDER_RUN)
+    plans = ["tp2", "fsdp2", "single", "single"]
+    rows = ROWS | {"fsdp2": replace(ROWS["ddp2"], plan="fsdp2", sharding="fsdp")}
+    for number, shift in enumerate((0.0, 0.02)):
+        table = tmp_path / str(number)
+        table.write_bytes(str(number).encode())
+        run = errors.head(4).assign(
+            plan=plans, relative_error=[-0.1 + shift, 0.06 + shift, 0.0, 0.04], measured_s=1.0,
+            low_s=[0.9, 0.9, 0.9, 1.1], high_s=1.2,
+        )  # fmt: skip
+        found = record_run(runs, table, run, rows)
+    assert found["bias"].tolist()[1:] == [0.0, 0.01] and np.isnan(found["bias"][0])
+    result = describe_errors(run, found)
+    assert result.lines[0][1].endswith(
+        "in the last 2, on average, bias +0.5 %, tensor parallelism off by 9.0 %, FSDP by 7.0 %, "
+        "inside the 80 % interval 75 %"
+    )
+    assert "| mean | 5.0 % | +0.5 % | 9.0 % | 7.0 % | 75 % | 25 % |" in result.body
+    assert result.body.count("| mean |") == 1
+
+
+def test_the_table_of_spreads_is_that_of_the_spreads_that_ship(tmp_path):
+    (tmp_path / "docs").mkdir()
+    page = tmp_path / "docs/spread.md"
+    page.write_text((ROOT / "docs/spread.md").read_text())
+    assert publish_spreads(tmp_path, load_spreads()) is False
+    assert publish_spreads(tmp_path, load_spreads()[:1]) is True
+    assert (
+        page.read_text().count("| trace-")
+        == (ROOT / "docs/spread.md").read_text().count("| trace-") - 1
     )
 
 

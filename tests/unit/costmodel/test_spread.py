@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -58,6 +59,29 @@ def test_the_parts_that_were_put_in_are_found() -> None:
     assert not slow
 
 
+def test_factors_that_follow_one_another_are_told_from_fresh_ones() -> None:
+    """A step's factor that keeps nine tenths of the last one's, ranks that keep all or nothing of theirs."""
+    steady = make_passes()
+    fresh, _ = fit_spread(steady, make_exchanges(), lasting=False)
+    assert abs(fresh.step_autocorrelation) < 0.3 and abs(fresh.rank_autocorrelation) < 0.3
+    factor = np.exp(0.1 * draw_normals(1, 0, 0, (60,), 0.9))
+    slow = steady.assign(time_s=steady["time_s"] * factor[steady["step"]])
+    kept, _ = fit_spread(slow, make_exchanges())
+    assert kept.step_autocorrelation > 0.6 and kept.rank_autocorrelation > 0.8
+    apart = slow.assign(step=2 * slow["step"])
+    found, _ = fit_spread(apart, make_exchanges())
+    assert (found.step_autocorrelation, found.rank_autocorrelation) == (0.0, 0.0), (
+        "no step follows another"
+    )
+
+
+def test_draws_keep_what_they_share_with_the_draw_before() -> None:
+    plain, kept = (draw_normals(3, 1, 0, (8, 4000), lag) for lag in (0.0, 0.8))
+    assert np.array_equal(plain, np.random.default_rng([3, 1, 0]).standard_normal((8, 4000)))
+    assert kept.std() == pytest.approx(1.0, rel=0.05) and np.array_equal(kept[:, 0], plain[:, 0])
+    assert np.corrcoef(kept[2, 1:], kept[2, :-1])[0, 1] == pytest.approx(0.8, abs=0.05)
+
+
 def test_a_slow_rank_is_named_and_no_part_of_the_spread() -> None:
     steady, _ = fit_spread(make_passes(), make_exchanges())
     found, slow = fit_spread(make_passes(slow=2.0), make_exchanges())
@@ -66,16 +90,20 @@ def test_a_slow_rank_is_named_and_no_part_of_the_spread() -> None:
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    rows = (MeasuredSpread("cpu", "job", 2, 5, 0, TRUE, "here"),)
+    kept = replace(TRUE, step_autocorrelation=-0.25, rank_autocorrelation=0.5)
+    rows = (MeasuredSpread("cpu", "job", 2, 5, 0, kept, "here"),)
     write_spreads(rows, tmp_path / "spread.tsv")
     assert load_spreads(tmp_path / "spread.tsv") == rows
 
 
 @pytest.mark.parametrize("cell", ["-0.1", "nan", "inf", "much"])
-def test_a_wrong_spread_is_refused_by_its_row(tmp_path: Path, cell: str) -> None:
-    path = tmp_path / "spread.tsv"
-    write_spreads([MeasuredSpread("gpu", "job", 2, 5, 0, TRUE, "here")], path)
-    path.write_text(path.read_text().replace("0.03", cell))
+@pytest.mark.parametrize("number", ["0.03", "0.5"])
+def test_a_wrong_spread_is_refused_by_its_row(tmp_path: Path, cell: str, number: str) -> None:
+    path, kept = tmp_path / "spread.tsv", replace(TRUE, rank_autocorrelation=0.5)
+    write_spreads([MeasuredSpread("gpu", "job", 2, 5, 0, kept, "here")], path)
+    if (number, cell) == ("0.5", "-0.1"):
+        cell = "-1"
+    path.write_text(path.read_text().replace(number, cell))
     with pytest.raises(TableError, match=r"spread.tsv"):
         load_spreads(path)
 
@@ -89,6 +117,14 @@ def test_a_device_that_nobody_measured_takes_the_widest_and_says_so() -> None:
     found, words = choose_spread("gpu", rows[:1])
     assert (found.step_log, found.exchange_log) == pytest.approx((0.1, 0.5))
     assert "a (8 ranks, 9 steps)" in words
+    both = [
+        replace(rows[0], spread=replace(s, step_autocorrelation=lag))
+        for s, lag in ((one, 0.9), (other, 0.1))
+    ]
+    found, _ = choose_spread("gpu", both)
+    assert found.step_autocorrelation == pytest.approx((0.01 * 0.9 + 0.25 * 0.1) / 0.26), (
+        "by variances"
+    )
 
 
 def test_taller_draws_begin_with_the_lower_ones() -> None:

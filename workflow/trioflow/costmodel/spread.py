@@ -36,9 +36,14 @@ class Spread:
     micro_batch_log: float = 0.0  # Shared by all passes of a replica's micro-batch: its samples
     pass_log: float = 0.0  # New in each pass of a micro-batch through a rank
     exchange_log: float = 0.0  # New in each exchange, from when all its members are ready
+    # Of a step's, and of a rank's, factor to the next step's: 1 of what a rank keeps for good
+    step_autocorrelation: float = 0.0
+    rank_autocorrelation: float = 0.0
 
 
-PARTS = tuple(part.name for part in fields(Spread))
+PARTS = tuple(part.name for part in fields(Spread) if part.name.endswith("_log"))
+LAGS = ("step_autocorrelation", "rank_autocorrelation")
+"""Autocorrelations, and parts: the names of a spread's numbers."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +62,15 @@ class MeasuredSpread:
 
 
 def _combine_parts(parts: Iterable[Spread]) -> Spread:
-    """Return root mean squares of some jobs' spreads."""
-    rows = np.array([[getattr(one, name) for name in PARTS] for one in parts])
-    return Spread(*np.sqrt((rows**2).mean(axis=0)).tolist())
+    """Return root mean squares of some jobs' spreads; autocorrelations as their variances weigh them."""
+    known = list(parts)
+    squares = {name: [getattr(one, name) ** 2 for one in known] for name in PARTS}
+    found = {name: math.sqrt(np.mean(each)) for name, each in squares.items()}
+    for name in LAGS:
+        weights = squares[name.replace("autocorrelation", "log")]
+        lags = [getattr(one, name) for one in known]
+        found[name] = float(np.average(lags, weights=weights)) if any(weights) else 0.0
+    return Spread(**found)
 
 
 def choose_spread(
@@ -74,13 +85,13 @@ def choose_spread(
     jobs = ", ".join(f"{one.job} ({one.ranks} ranks, {one.steps} steps)" for one in own or known)
     if own:
         return _combine_parts(one.spread for one in own), f"as recorded in {jobs}"
-    widest = [max(getattr(one.spread, name) for one in known) for name in PARTS]
+    widest = {name: max(getattr(one.spread, name) for one in known) for name in (*PARTS, *LAGS)}
     words = f"nobody measured the spread of {device_kind} ranks: the widest known, of {jobs}"
-    return Spread(*widest), words
+    return Spread(**widest), words
 
 
 _COUNTS = ("ranks", "steps", "slow_ranks")
-_HEADER = ["device_kind", "job", *_COUNTS, *PARTS, "source"]
+_HEADER = ["device_kind", "job", *_COUNTS, *PARTS, *LAGS, "source"]
 
 
 @cache
@@ -94,17 +105,21 @@ def load_spreads(path: Path = _SHIPPED_SPREADS) -> tuple[MeasuredSpread, ...]:
     for place, row in enumerate(csv.DictReader(lines, delimiter="\t"), start=1):
         try:
             ranks, steps, slow = (int(row[name]) for name in _COUNTS)
-            parts = {name: float(row[name]) for name in PARTS}
+            parts = {name: float(row[name]) for name in (*PARTS, *LAGS)}
             one = MeasuredSpread(
                 row["device_kind"], row["job"], ranks, steps, slow, Spread(**parts), row["source"]
             )
         except (KeyError, TypeError, ValueError):
             raise TableError(f"{row} is not a spread", file=path, place=f"row {place}") from None
-        if not all(0 <= part < math.inf for part in parts.values()):
+        if not all(0 <= parts[name] < math.inf for name in PARTS):
             raise TableError(
                 "a spread is negative or endless", file=path, place=f"row {place}",
                 fix="write standard deviations of logarithms, 0 or more",
             )  # fmt: skip
+        if not all(-1 < parts[name] < 1 for name in LAGS):
+            raise TableError(
+                "an autocorrelation is not between -1 and 1", file=path, place=f"row {place}"
+            )
         found.append(one)
     if not found:
         raise TableError("no spread", file=path, fix="rebuild it with `make publish`")
@@ -116,11 +131,12 @@ def write_spreads(rows: Iterable[MeasuredSpread], path: Path = _SHIPPED_SPREADS)
     lines = [
         "# How much the same work differs: standard deviations of logarithms of times over their medians, of recorded",
         "# jobs (docs/spread.md says what each part is; rebuilt by make publish). slow_ranks: ranks that a normal spread",
-        "# does not explain, left out of rank_log: such a rank is a scenario (--slow-rank).",
+        "# does not explain, left out of rank_log: such a rank is a scenario (--slow-rank). Autocorrelations are those of",
+        "# one step's factor with the next step's.",
         "\t".join(_HEADER),
     ]
     for one in rows:
-        parts = [f"{getattr(one.spread, name):.4g}" for name in PARTS]
+        parts = [f"{getattr(one.spread, name):.4g}" for name in (*PARTS, *LAGS)]
         counts = [str(number) for number in (one.ranks, one.steps, one.slow_ranks)]
         lines.append("\t".join([one.device_kind, one.job, *counts, *parts, one.source]))
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -157,12 +173,47 @@ def fit_spread(
     replicas = passes["replica"].nunique() * passes["micro_batch"].nunique()
     variance["step"] = float(step.var()) - variance["micro_batch"] / replicas
     lasting_log, slow = _find_lasting(passes)
-    variance |= {"rank": (lasting_log**2 if lasting else 0.0) + variance["kept"]}
+    always = lasting_log**2 if lasting else 0.0
+    variance |= {"rank": always + variance["kept"]}
     step_log, rank_log, micro_batch_log, pass_log = (
         math.sqrt(max(0.0, variance[name])) for name in ("step", "rank", "micro_batch", "pass")
     )
-    found = Spread(step_log, rank_log, micro_batch_log, pass_log, _spread_exchanges(exchanges))
+    series = (
+        passes[["step", "rank"]].assign(step_log=step, kept=kept).groupby(["step", "rank"]).first()
+    )
+    step_lag = _find_lag(series["step_log"].unstack().iloc[:, :1], 0.0)
+    rank_lag = _find_lag(series["kept"].unstack(), always)
+    found = Spread(
+        step_log,
+        rank_log,
+        micro_batch_log,
+        pass_log,
+        _spread_exchanges(exchanges),
+        step_lag,
+        rank_lag,
+    )
     return found, slow
+
+
+_MOST_LAG = 0.99
+"""A factor that never changed in the recorded steps may yet change."""
+
+
+def _find_lag(series: pd.DataFrame, always: float) -> float:
+    """Return the autocorrelation of factors from a step to the one behind it; 0 where none follows another.
+
+    ``series``: logarithms, a row a step by its number, each column a factor; ``always``: variance
+    of what the factors keep in all steps, which is not in them.
+    """
+    apart = (series - series.mean()).to_numpy()
+    first = np.flatnonzero(np.diff(series.index.to_numpy()) == 1)
+    whole = always + float((apart[first] ** 2 + apart[first + 1] ** 2).sum()) / (
+        2 * apart[first].size or 1
+    )
+    if not len(first) or whole <= 0:
+        return 0.0
+    lag = (always + float((apart[first] * apart[first + 1]).mean())) / whole
+    return min(max(lag, -_MOST_LAG), _MOST_LAG)
 
 
 def _count(passes: pd.DataFrame, keys: Sequence[pd.Series]) -> float:
@@ -191,12 +242,20 @@ def _spread_exchanges(exchanges: pd.DataFrame) -> float:
     return _NORMAL_PER_DEVIATION * float(np.median(np.abs(logs)))
 
 
-def draw_normals(seed: int, part: int, of: int, shape: tuple[int, ...]) -> NDArray[np.float64]:
+def draw_normals(
+    seed: int, part: int, of: int, shape: tuple[int, ...], lag: float = 0.0
+) -> NDArray[np.float64]:
     """Return normal numbers that depend on the seed, the part and what they are of, and on nothing else.
 
     The first rows of a taller array are those of a lower one, so plans of one seed share them.
+    ``lag``: autocorrelation along the last axis, whose places are consecutive steps.
     """
-    return np.random.default_rng([seed, part, of]).standard_normal(shape)
+    found = np.random.default_rng([seed, part, of]).standard_normal(shape)
+    if lag:
+        fresh = math.sqrt(1 - lag**2)
+        for step in range(1, shape[-1]):
+            found[..., step] = lag * found[..., step - 1] + fresh * found[..., step]
+    return found
 
 
 _MOST_DRAWS = 100_000

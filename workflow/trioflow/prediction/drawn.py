@@ -30,7 +30,8 @@ class Draws:
     Attributes
     ----------
     step_s : array
-        Time of the step in each draw; of two plans with one seed, draw by draw comparable [draws] [s].
+        Time of the step in each draw, which are consecutive steps of a run; of two plans with one
+        seed, draw by draw comparable [draws] [s].
     seed : int
         What it was drawn by.
     spread : Spread
@@ -127,9 +128,10 @@ def _draw_factors(
     own = keys.groupby(list(keys)).ngroup().to_numpy(dtype=np.int64)
     passes = keys.assign(own=own).drop_duplicates("own").sort_values("own")
     replica = passes["rank"].to_numpy() // plan.tensor // plan.context % plan.data
-    logs = np.tile(spread.step_log * draw_normals(seed, _STEP, 0, (draws,)), (len(passes), 1))
+    steps = draw_normals(seed, _STEP, 0, (draws,), spread.step_autocorrelation)
+    logs = np.tile(spread.step_log * steps, (len(passes), 1))
     rank_logs = spread.rank_log * draw_normals(
-        seed, _RANK, 0, (int(ranks.max(initial=0)) + 1, draws)
+        seed, _RANK, 0, (int(ranks.max(initial=0)) + 1, draws), spread.rank_autocorrelation
     )
     logs += rank_logs[passes["rank"].to_numpy()]
     pieces = int(micro_batch.max(initial=0)) + 1

@@ -5,15 +5,19 @@ README has lines, each with a link; the page behind the link has the table, betw
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from trioflow.base.errors import InputError
+from trioflow.base.experiments import UNIT_SHARDINGS, Plan
 from trioflow.base.provenance import atomic_path, digest_file
+from trioflow.costmodel.spread import LAGS, PARTS, MeasuredSpread
+from trioflow.report.errors import summarise_errors
 from trioflow.report.scores import ORACLE, OURS, score_published
 from trioflow.report.summary import describe_accuracy, describe_run
 from trioflow.report.wording import (
@@ -30,6 +34,7 @@ from trioflow.reproductions.drift.page import NAMES, describe_drift, find_error
 from trioflow.reproductions.published.cases import describe_set
 from trioflow.reproductions.published.sections import read_aim, score_of
 from trioflow.reproductions.validation.aims import reach_aims
+from trioflow.tables import records
 
 if TYPE_CHECKING:
     from trioflow.reproductions.clusters.aims import Line  # which needs scikit-learn
@@ -68,6 +73,18 @@ def publish(root: Path, topic: str, result: Result) -> bool:
     if new_page:
         changed.append(_write(page, new_page))
     return any(changed)
+
+
+def publish_spreads(root: Path, spreads: Iterable[MeasuredSpread]) -> bool:
+    """Rewrite the table of measured spreads in docs/spread.md; return whether it changed. Raises as `publish`."""
+    page, names = root / "docs" / "spread.md", (*PARTS, *LAGS)
+    rows = [
+        (one.device_kind, one.job, one.ranks, one.steps, *(write_percent(getattr(one.spread, name), 2) for name in PARTS),
+         *(f"{getattr(one.spread, name):.2f}" for name in LAGS))
+        for one in spreads
+    ]  # fmt: skip
+    heads = ("device", "job", "ranks", "steps", *(f"`{name}`" for name in names))
+    return _write(page, _replace_block(page, "spread", write_markdown(heads, rows, left=(0, 1))))
 
 
 def markers(block: str) -> tuple[str, str]:
@@ -120,9 +137,17 @@ def describe_errors(error_table: pd.DataFrame, runs: pd.DataFrame) -> Result:
         f"{write_percent(means.min())} to {write_percent(means.max())} mean absolute error in "
         f"{len(means)} full runs: it varies between machines"
     )
+    whole = runs[runs["bias"].notna()]
+    if len(whole):
+        mean = {name: write(whole[name].mean()) for name, (_, write) in _RUN.items()}
+        reached += (
+            f"; in the last {len(whole)}, on average, bias {mean['bias']}, tensor parallelism off by "
+            f"{mean['tensor_parallel_error']}, FSDP by {mean['fsdp_error']}, inside the 80 % interval {mean['coverage']}"
+        )
     listed = ", ".join(write_percent(mean) for mean in sorted(means))
     text = "\n\n".join([
         f"Mean absolute errors of all full runs so far, on different machines: {listed} (`docs/runs.tsv`). Below, the last.",
+        *([_write_runs(whole)] if len(whole) else []),
         " ".join(describe_run(error_table)), " ".join(describe_accuracy(error_table)),
         _write_error_matrix(error_table), _write_error_rows(error_table),
     ])  # fmt: skip
@@ -131,22 +156,49 @@ def describe_errors(error_table: pd.DataFrame, runs: pd.DataFrame) -> Result:
     )
 
 
-def record_run(path: Path, table: Path, error_table: pd.DataFrame) -> pd.DataFrame:
+_RUN: Mapping[str, tuple[str, Callable[[float], str]]] = {
+    "mean_absolute_error": ("mean absolute error, aim 4 %", write_percent),
+    "bias": ("mean signed error, aim \u00b12 %", write_signed_percent),
+    "tensor_parallel_error": ("tensor parallelism, aim 8 %", write_percent),
+    "fsdp_error": ("FSDP, aim 8 %", write_percent),
+    "coverage": ("inside the 80 % interval", partial(write_percent, digits=0)),
+    "mean_relative_width": ("its mean width", partial(write_percent, digits=0)),
+}
+"""What is kept of a full run, each with its heading and how it is written; errors of some plans are mean absolute ones."""
+
+
+def record_run(
+    path: Path, table: Path, error_table: pd.DataFrame, plans: Mapping[str, Plan]
+) -> pd.DataFrame:
     """Add a run to the list of full runs, unless it is there, and return the list.
 
     ``path``: a table with tabs, of ``run`` (first digits of the SHA-256 of ``table``; a number for
-    runs older than the list), ``experiments`` and ``mean_absolute_error``.
+    runs older than the list), ``experiments`` and what is kept of a run; of runs older than a
+    column, or without such a plan, that is empty. ``plans``: rows of ``plans.tsv`` by name.
     """
     runs = pd.read_csv(path, sep="\t", dtype={"run": "str"})
     name = digest_file(table)[:12]
     if name in set(runs["run"]):
         return runs
-    mean = round(float(error_table["relative_error"].abs().mean()), 4)
-    mine = pd.DataFrame([(name, len(error_table), mean)], columns=runs.columns)
-    runs = pd.concat([runs, mine], ignore_index=True)
+    found = summarise_errors(error_table)
+    size, row = error_table["relative_error"].abs(), [plans[one] for one in error_table["plan"]]
+    found["tensor_parallel_error"] = size[[one.tensor > 1 for one in row]].mean()
+    found["fsdp_error"] = size[[one.sharding in UNIT_SHARDINGS for one in row]].mean()
+    mine = {"run": name, **{key: round(found[key], 4) for key in ("experiments", *_RUN)}}
+    runs = pd.concat([runs, pd.DataFrame([mine])], ignore_index=True)
     with atomic_path(path) as temporary:
         runs.to_csv(temporary, sep="\t", index=False)
     return runs
+
+
+def _write_runs(runs: pd.DataFrame) -> str:
+    """Return a Markdown table of full runs, and their mean."""
+    mean = runs[list(_RUN)].mean().to_frame().T.assign(run="mean")
+    rows = [
+        [row["run"], *(write(row[key]) for key, (_, write) in _RUN.items())]
+        for row in records(pd.concat([runs, mean]))
+    ]
+    return write_markdown(["run", *(heading for heading, _ in _RUN.values())], rows)
 
 
 def _write_error_rows(errors: pd.DataFrame) -> str:

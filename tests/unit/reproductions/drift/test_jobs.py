@@ -35,7 +35,7 @@ def test_a_slow_rank_is_found(tmp_path: Path) -> None:
     write_job(tmp_path / "small.parquet", slow={(1, 0): 5.0})
     job = read_job(tmp_path / "small.parquet")
     assert len(job.list_passes()) == 4 * 3 * 2 * 12
-    assert job.list_passes(slice(0, 5))["step"].max() == 4
+    assert job.list_passes(slice(0, 5))["step"].unique().tolist() == [10, 11, 12, 13, 14]
     _, slow = fit_spread(job.list_passes(), job.list_exchanges())
     assert slow in ([], [2])  # Of two replicas nobody can say which one is slow.
 
@@ -59,7 +59,7 @@ def test_the_spread_that_ships_is_that_of_the_public_jobs(tmp_path: Path) -> Non
     mirror = os.environ.get("TRIOFLOW_DATA_MIRROR")
     if not mirror:
         pytest.skip("TRIOFLOW_DATA_MIRROR is not set: the public data is not at hand")
-    known = load_spreads()
+    known = [one for one in load_spreads() if one.device_kind == "gpu"]
     write_spreads(
         fit_jobs(Path(mirror) / JOBS_FOLDER / f"{one.job}.parquet" for one in known),
         tmp_path / "spread.tsv",

@@ -23,7 +23,7 @@ from trioflow import tables
 from trioflow.base.errors import TableError
 from trioflow.costmodel.spread import MeasuredSpread, fit_spread
 from trioflow.engine.draws import DrawnGraph
-from trioflow.engine.program import Floats
+from trioflow.engine.program import Floats, Ints
 from trioflow.parallel.task_graph import TaskGraph
 
 JOBS_FOLDER = "ByteDance-Seed+StragglerAnalysis/data"
@@ -54,6 +54,8 @@ class Job:
         What each item took in each step [items, steps] [s].
     step_s : array
         The steps, from the first start to the last end [steps] [s].
+    numbers : array
+        Their numbers in the job; not all were recorded [steps].
     """
 
     name: str
@@ -61,6 +63,7 @@ class Job:
     graph: DrawnGraph
     item_s: Floats
     step_s: Floats
+    numbers: Ints
 
     @property
     def ranks(self) -> int:
@@ -93,7 +96,7 @@ class Job:
         if kind == COMPUTE:
             chosen = chosen[items["optype"].iloc[chosen].isin(PASSES).to_numpy()]
         times_s = self.item_s[chosen][:, steps]
-        numbers = np.arange(self.item_s.shape[1])[steps]
+        numbers = self.numbers[steps]
         rows = items.iloc[np.repeat(chosen, len(numbers))][columns].reset_index(drop=True)
         return rows.assign(step=np.tile(numbers, len(chosen)), time_s=times_s.ravel())
 
@@ -129,16 +132,17 @@ def read_job(path: str | Path) -> Job:
     starts_s, lasting_s = (
         table[name].to_numpy().reshape(steps, count).T for name in ("start_ts", "duration")
     )
-    return _build(path.stem, first, starts_s, starts_s + lasting_s)
+    numbers = table["step"].to_numpy(np.int64)[::count]
+    return _build(path.stem, first, starts_s, starts_s + lasting_s, numbers)
 
 
-def _build(name: str, first: pd.DataFrame, starts_s: Floats, ends_s: Floats) -> Job:
+def _build(name: str, first: pd.DataFrame, starts_s: Floats, ends_s: Floats, steps: Ints) -> Job:
     """Build the job from the operations of a step, in order, and their starts and ends in all [operations, steps]."""
     exchange = _name_exchanges(first)
-    numbers, texts = pd.factorize(pd.Series(exchange).where(exchange != "", None))
+    matches, texts = pd.factorize(pd.Series(exchange).where(exchange != "", None))
     length_s = ends_s - starts_s
     for one in range(len(texts)):
-        members = numbers == one
+        members = matches == one
         begun_s = starts_s[members].max(axis=0)
         length_s[members] = np.maximum(ends_s[members].min(axis=0) - begun_s, 0.0)
         ends_s = np.where(members[:, None], begun_s + length_s[members][0], ends_s)
@@ -146,14 +150,14 @@ def _build(name: str, first: pd.DataFrame, starts_s: Floats, ends_s: Floats) -> 
     rank, call_s = -1, starts_s[0]
     for place, row in enumerate(tables.records(first)):
         same_rank = rank == row["rank"]
-        rank, match = row["rank"], int(numbers[place])
+        rank, match = row["rank"], int(matches[place])
         if same_rank and (starts_s[place] == call_s).all():
             program.add_beside(row, match, length_s[place], ends_s[place])
             continue
         call_s = starts_s[place]
         program.add_call(row, match, call_s, length_s[place], ends_s[place], same_rank)
     program.find_unrecorded()
-    return _join(name, program, ends_s.max(axis=0))
+    return _join(name, program, ends_s.max(axis=0), steps)
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,14 +239,14 @@ class _Program:
         return len(self.rows) - 1
 
 
-def _join(name: str, program: _Program, step_s: Floats) -> Job:
+def _join(name: str, program: _Program, step_s: Floats, steps: Ints) -> Job:
     tasks = pd.DataFrame(program.rows)
     timeline = tasks.assign(start_s=0.0, end_s=1.0)
     timeline["match_id"] = timeline["match_id"].where(timeline["match_id"] >= 0).astype("Int64")
     pairs = pd.DataFrame(program.pairs, columns=["task_id", "depends_on"], dtype=np.int64)
     graph = DrawnGraph(TaskGraph(tasks, pairs), timeline)
     _, first = np.unique(graph.item_of, return_index=True)
-    return Job(name, tasks, graph, np.array(program.times_s)[first], step_s)
+    return Job(name, tasks, graph, np.array(program.times_s)[first], step_s, steps)
 
 
 def _name_exchanges(rows: pd.DataFrame) -> NDArray[Any]:
