@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -163,6 +165,70 @@ def test_a_folder_of_tables_is_read_as_their_database(tmp_path, suffix, inline):
     (folder / f"NVTX_EVENTS.{suffix}").write_bytes(b"broken")
     with pytest.raises(TraceError, match="cannot be read"):
         import_trace([folder], OPTIONS)
+
+
+def write_rows(database, path):
+    """The lines of newer versions: a row each, its table among the columns, in order of keys; nothing where null."""
+    rows = [
+        {"table": name} | {key: value for key, value in row.items() if not pd.isna(value)}
+        for name, table in list_tables(database).items() for row in table.astype(object).to_dict("records")
+    ]  # fmt: skip
+    path.write_text("".join(f"{json.dumps(row, sort_keys=True)}\n" for row in rows))
+
+
+def write_events(database, path, *, apart):
+    """The lines of older versions: events, whose numbers are texts, and all texts at the front or each by itself."""
+    tables = list_tables(database)
+    texts = ["", *tables["StringIds"].sort_values("id")["value"]]
+    lines = [{"data": texts}]
+    if apart:
+        lines = [{"type": "String", "id": str(n), "value": text} for n, text in enumerate(texts)]
+    for row in tables["NVTX_EVENTS"].astype(object).to_dict("records"):
+        said = {"Type": int(row["eventType"]), "Timestamp": str(row["start"]), "EndTimestamp": str(row["end"]),
+                "GlobalTid": str(row["globalTid"]), "DomainId": "0"}  # fmt: skip
+        named = {"TextId": row["textId"]} if pd.isna(row["text"]) else {"Text": row["text"]}
+        lines.append(
+            {"Type": 59, "NvtxEvent": said | {key: str(value) for key, value in named.items()}}
+        )
+    for row in tables["CUPTI_ACTIVITY_KIND_RUNTIME"].to_dict("records"):
+        said = {"startNs": str(row["start"]), "endNs": str(row["end"]), "correlationId": int(row["correlationId"]),
+                "name": str(row["nameId"]), "globalTid": str(row["globalTid"])}  # fmt: skip
+        lines.append({"Type": 48, "TraceProcessEvent": said})
+    for kind in ("KERNEL", "MEMCPY"):
+        for row in tables[f"CUPTI_ACTIVITY_KIND_{kind}"].to_dict("records"):
+            said = {"startNs": str(row["start"]), "endNs": str(row["end"]), "streamId": str(row["streamId"]),
+                    "correlationId": int(row["correlationId"]), "globalPid": str(row["globalPid"])}  # fmt: skip
+            own = {"demangledName": str(row["demangledName"])} if kind == "KERNEL" else {
+                "sizebytes": str(row["bytes"]), "copyKind": str(row["copyKind"])}  # fmt: skip
+            lines.append({"Type": 79, "CudaEvent": said | {kind.lower(): own}})
+    lines += [
+        {"Type": 106, "CudaEvent": {"startNs": "0", "sync": {}}},
+        {"Type": 49, "DiagnosticEvent": {}},
+    ]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+
+@pytest.mark.parametrize("inline", [False, True])
+@pytest.mark.parametrize("form", ["rows", "events", "events apart"])
+def test_json_lines_are_read_as_their_database(tmp_path, form, inline):
+    database, lines = steps(inline=inline).write(tmp_path / "rank.sqlite"), tmp_path / "rank.jsonl"
+    if form == "rows":
+        write_rows(database, lines)
+    else:
+        write_events(database, lines, apart=form == "events apart")
+    assert detect_format([lines]) == "nsight"
+    # Events name no GPU.
+    one, other = (import_trace([path], replace(OPTIONS, gpu=GPU)) for path in (database, lines))
+    pd.testing.assert_frame_equal(one.operators, other.operators)
+    pd.testing.assert_frame_equal(one.tensors, other.tensors)
+    assert list(other.facts.inputs) == ["rank.jsonl"]
+    lines.write_text(lines.read_text() + "{broken\n")
+    number = len(lines.read_text().splitlines())
+    with pytest.raises(TraceError, match=rf"rank.jsonl, line {number}: not a line of nsys export"):
+        import_trace([lines], OPTIONS)
+    lines.write_text('{"table": "StringIds", "id": 1}\n{"table": "NVTX_EVENTS", "end": 3}\n')
+    with pytest.raises(TraceError, match="the database cannot be read"):
+        import_trace([lines], OPTIONS)
 
 
 def test_the_command_imports_and_shows_it(tmp_path, capsys):

@@ -1,13 +1,14 @@
-"""A trace from Nsight Systems: what ``nsys export`` writes of a report as sqlite, parquetdir or arrowdir.
+"""A trace from Nsight Systems: what ``nsys export`` writes of a report as sqlite, parquetdir, arrowdir or jsonlines.
 
-The last two are a folder with a file a table, whose columns are those of the database.
+A folder has a file a table, whose columns are those of the database. A line is a row that names its table, or, of older
+versions, an event, whose names are numbers of texts.
 
 Operators are the ranges of ``torch.autograd.profiler.emit_nvtx`` (or of ``nsys profile
 --pytorch=autograd-shapes-nvtx``), which say name, sequence number and shapes; kernels, copies and
 the calls that launched them are CUPTI's. They are what PyTorch's own profiler records too, so they
 are written in its format and read by its reader.
 
-Source: NVIDIA, Nsight Systems, SQLite schema reference; PyTorch, ``torch/csrc/profiler/util.cpp``
+Source: NVIDIA, Nsight Systems, SQLite schema reference, JSON and text format description; PyTorch, ``torch/csrc/profiler/util.cpp``
 (what a range's text holds).
 """
 
@@ -17,19 +18,20 @@ import json
 import re
 import sqlite3
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import msgspec
 import pandas as pd
 
 from trioflow.base.errors import TraceError
 from trioflow.base.provenance import digest_file
 from trioflow.base.settings import PRECISIONS
-from trioflow.base.units import NS_PER_US
+from trioflow.base.units import BYTES_PER_MIB, NS_PER_US
 from trioflow.trace.importers.kineto import import_kineto
 from trioflow.trace.importers.options import ImportOptions, Reader
 from trioflow.trace.repeat import repeat_layers
@@ -43,6 +45,21 @@ _DEVICE = {
 }  # fmt: skip
 _GPUS = ("TARGET_INFO_GPU", "TARGET_INFO_CUDA_GPU")
 """Where the names of GPUs stand, newest first."""
+_TABLES = {_RUNTIME, _NVTX, _STRINGS, *_DEVICE.values(), *_GPUS}
+_TIMES = {"startNs": "start", "endNs": "end", "correlationId": "correlationId"}
+_EVENTS: Mapping[str, Mapping[str, str]] = {
+    "NvtxEvent": {
+        "Timestamp": "start", "EndTimestamp": "end", "Type": "eventType", "Text": "text", "TextId": "textId",
+        "GlobalTid": "globalTid",
+    },
+    "TraceProcessEvent": _TIMES | {"name": "nameId", "globalTid": "globalTid"},
+    "CudaEvent": _TIMES | {
+        "deviceId": "deviceId", "streamId": "streamId", "globalPid": "globalPid", "graphId": "graphId",
+        "graphNodeId": "graphNodeId", "demangledName": "demangledName", "shortName": "shortName",
+        "mangledName": "mangledName", "sizebytes": "bytes", "copyKind": "copyKind",
+    },
+}  # fmt: skip
+"""Columns of the database by what events of JSON lines call them."""
 _PUSH_POP = 59
 """``eventType`` of ranges that nest on their thread."""
 _COPIES = {1: "HtoD", 2: "DtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP"}
@@ -60,6 +77,8 @@ _FLOATS = {
     "fp16": "c10::Half",
     "fp64": "double",
 }
+_FIRST_LINE = 64 * BYTES_PER_MIB
+"""Bytes of the first line at most: it may hold the texts of all events."""
 _NUMBER_BITS = 24
 """Bits of the thread, and above it of the process, in a ``globalTid``."""
 
@@ -72,14 +91,32 @@ _FILES: Mapping[str, Callable[..., pd.DataFrame]] = {
 
 
 def recognise(path: str | Path) -> bool:
-    """Return whether a path is a database, of whatever program, or a folder of a report's tables."""
+    """Return whether a path is a database, of whatever program, or a report's tables in a folder or in lines."""
     if Path(path).is_dir():
         return any(Path(path, _STRINGS + suffix).is_file() for suffix in _FILES)
+    return _is_database(Path(path)) or _has_lines(Path(path))
+
+
+def _is_database(path: Path) -> bool:
     try:
-        with Path(path).open("rb") as file:
+        with path.open("rb") as file:
             return file.read(len(_MAGIC)) == _MAGIC
     except OSError:
         return False
+
+
+def _has_lines(path: Path) -> bool:
+    """Return whether a file's first line is a row with its table, an event, or what events name by number."""
+    try:
+        with path.open("rb") as file:
+            line = file.readline(_FIRST_LINE)
+        said = msgspec.json.decode(line) if line.endswith(b"\n") else None
+    except (OSError, msgspec.DecodeError):
+        return False
+    if not isinstance(said, dict):
+        return False
+    is_text = said.get("type") == "String" or isinstance(said.get("data"), list)
+    return is_text or "Type" in said or isinstance(said.get("table"), str)
 
 
 def import_nsight(path: str | Path, options: ImportOptions) -> Trace:
@@ -104,7 +141,7 @@ def import_nsight(path: str | Path, options: ImportOptions) -> Trace:
             with closing(_open(path)) as base:
                 base.row_factory = sqlite3.Row
                 _write_profile(_Report(base, path), _FLOATS[precision], profile)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, IndexError, OverflowError, TypeError) as error:
             raise TraceError(
                 f"the database cannot be read: {error}", file=path, fix="export the report again"
             ) from None
@@ -121,20 +158,22 @@ def import_nsight(path: str | Path, options: ImportOptions) -> Trace:
 
 
 def _list_files(path: Path) -> list[Path]:
-    """Return the file of a database, or those of the tables that are read."""
-    known = {_RUNTIME, _NVTX, _STRINGS, *_DEVICE.values(), *_GPUS}
+    """Return the file of a report, or those of the tables that are read."""
     files = sorted(path.iterdir()) if path.is_dir() else [path]
-    return [f for f in files if f == path or (f.stem in known and f.suffix in _FILES)]
+    return [f for f in files if f == path or (f.stem in _TABLES and f.suffix in _FILES)]
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    """Return a report's database, filled here from a folder's files.
+    """Return a report's database, filled here from a folder's files or a file's lines.
 
     Raises TraceError when one of them cannot be read.
     """
-    if not path.is_dir():
+    if _is_database(path):
         return sqlite3.connect(f"file:{quote(str(path.resolve()))}?mode=ro", uri=True)
     base = sqlite3.connect(":memory:")
+    if not path.is_dir():
+        _fill(base, _read_lines(path))
+        return base
     for file in _list_files(path):
         try:
             table = _FILES[file.suffix](file, dtype_backend="numpy_nullable")
@@ -144,6 +183,61 @@ def _open(path: Path) -> sqlite3.Connection:
             ) from None
         table.to_sql(file.stem, base, index=False)
     return base
+
+
+def _fill(base: sqlite3.Connection, rows: Iterable[tuple[str, dict[str, Any]]]) -> None:
+    """Make the tables that are read of rows, which leave out what is null."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for table, row in rows:
+        if table in _TABLES:
+            found.setdefault(table, []).append(row)
+    for table, own in found.items():
+        columns = list(dict.fromkeys(column for row in own for column in row))
+        words = ", ".join(f'"{column}"' for column in columns)
+        base.execute(f'CREATE TABLE "{table}" ({words})')
+        marks = ", ".join("?" * len(columns))
+        values = ([row.get(column) for column in columns] for row in own)
+        base.executemany(f'INSERT INTO "{table}" VALUES ({marks})', values)
+
+
+def _read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the table and the columns of each line.
+
+    Raises TraceError when a line is no JSON or holds no such event.
+    """
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                yield from _read_line(msgspec.json.decode(line)) if line.strip() else ()
+            except (msgspec.DecodeError, AttributeError, TypeError, ValueError) as error:
+                raise TraceError(
+                    f"not a line of nsys export: {error}", file=path, place=f"line {number}",
+                    fix="export the report again with --type jsonlines",
+                ) from None  # fmt: skip
+
+
+def _read_line(said: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield what a line says: a row of a table, texts by their number, or an event."""
+    if "table" in said:
+        yield said["table"], {key: value for key, value in said.items() if key != "table"}
+    elif "data" in said:
+        yield from ((_STRINGS, {"id": n, "value": text}) for n, text in enumerate(said["data"]))
+    elif said.get("type") == "String":
+        yield _STRINGS, {"id": int(said["id"]), "value": said["value"]}
+    for name, columns in _EVENTS.items():
+        event = said.get(name)
+        if event is None:
+            continue
+        kinds = {"kernel": "kernel", "memcpy": "gpu_memcpy", "memset": "gpu_memset"}
+        kind = next((kind for kind in kinds if kind in event), "")
+        table = {"NvtxEvent": _NVTX, "TraceProcessEvent": _RUNTIME}.get(name)
+        table = table or _DEVICE.get(kinds.get(kind, ""), "")
+        if table:
+            fields = {"deviceId": 0} | event | (event[kind] if kind else {})
+            yield table, {
+                column: fields[key] if key == "Text" else int(fields[key])
+                for key, column in columns.items() if fields.get(key) is not None
+            }  # fmt: skip
 
 
 class _Report:
@@ -165,7 +259,7 @@ class _Report:
         """Yield the rows of the first of these tables that exists."""
         name = next((name for name in names if name in self._tables), None)
         if name is not None:
-            yield from self._base.execute(f'SELECT * FROM "{name}"')
+            yield from self._base.execute(f'SELECT * FROM "{name}"').fetchall()
 
     def text(self, row: sqlite3.Row, *columns: str) -> str:
         """Return the first text of some columns: its own, or the number of one among the names."""
@@ -296,5 +390,8 @@ def _import_repeated(path: Path, options: ImportOptions) -> Trace:
 
 
 READER = Reader(
-    recognise, _import_repeated, "Nsight Systems' .sqlite, or its folder of .parquet", repeats=True
+    recognise,
+    _import_repeated,
+    "Nsight Systems' .sqlite, .jsonl, or its folder of .parquet",
+    repeats=True,
 )
