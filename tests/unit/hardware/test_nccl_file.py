@@ -123,6 +123,69 @@ def test_a_platform_of_nodes_takes_it_inside(tmp_path, capsys):
         load_platform(file)
 
 
+def test_nccl_conf_says_over_what_gpus_reach_each_other(tmp_path, capsys):
+    to_switches = nvlink("0000:c0:00.0", 5, "0x068000")
+    file, conf = (
+        write_node(tmp_path / "node.xml", dict.fromkeys(range(4), to_switches)),
+        tmp_path / "nccl.conf",
+    )
+    rates = {"nvlink_bandwidth_bytes_per_s": 25e9, "socket_bandwidth_bytes_per_s": 3e10}
+
+    def build(text):
+        conf.write_text(text)
+        return as_table(build_nccl_file(4, topology_file=file, conf_file=conf, **rates))
+
+    linked = build("# ours\n\nNCCL_DEBUG=INFO\n")
+    assert {pair[1] for pair in linked if pair[0] == "rank0"} == {"nvswitch"}
+    assert build("NCCL_P2P_LEVEL=NVL") == build("NCCL_P2P_LEVEL=3") == linked
+    apart = build("NCCL_P2P_DISABLE = 1")
+    assert build("NCCL_P2P_LEVEL=loc") == apart and "nvswitch" not in {pair[1] for pair in apart}
+    up, down = "pci-0000:a0:00.0-up", "pci-0000:a0:00.0-down"
+    assert {("rank0", up), (up, "cpu0"), ("cpu0", down), (down, "rank1")} <= apart.keys()
+    assert ("rank0", down) not in apart and (up, "rank1") not in apart, (
+        "bytes turn at the processor"
+    )
+    write_node(file, {})
+    assert build("NCCL_P2P_LEVEL=NVL") == apart, "no NVLink joins them"
+    with pytest.raises(PlatformError, match=r"NCCL_P2P_LEVEL=FAR is no level; write NVL, LOC"):
+        build("NCCL_P2P_LEVEL=far")
+    with pytest.raises(PlatformError, match=r"nccl.conf, line 2: 'NCCL_PROTO' sets no variable"):
+        build("NCCL_DEBUG=INFO\nNCCL_PROTO\n")
+    number = {"value": 3e10, "source": "here"}
+    topology = {
+        "builder": "nccl_file", "topology_file": "node.xml", "conf_file": "nccl.conf",
+        "socket_bandwidth_bytes_per_s": number, "source": "dumped",
+    }  # fmt: skip
+    content = {
+        "name": "ours", "device": {"sheet": "a40"}, "ranks": 4, "topology": topology,
+        "communication_on_compute_stream": False,
+    }  # fmt: skip
+    (tmp_path / "ours.yaml").write_text(yaml.safe_dump(content))
+    conf.write_text(
+        "NCCL_IB_HCA=mlx5_0\nNCCL_PROTO=Simple\nNCCL_ALGO=Ring\nNCCL_IB_DISABLE=0\nNCCL_P2P_DISABLE=0"
+    )
+    doubts = load_platform(tmp_path / "ours.yaml").doubts
+    assert [doubt.partition("=")[0] for doubt in doubts] == [
+        "NCCL_IB_HCA",
+        "NCCL_PROTO",
+        "NCCL_ALGO",
+    ]
+    ask = [
+        "all_reduce",
+        "--bytes",
+        "1e6",
+        "--ranks",
+        "4",
+        "--platform",
+        str(tmp_path / "ours.yaml"),
+    ]
+    assert main(["collective", *ask]) == 0
+    assert (
+        "NCCL_ALGO=Ring in nccl.conf is not followed: say --algorithm ring"
+        in capsys.readouterr().err
+    )
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [

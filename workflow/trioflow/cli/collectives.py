@@ -182,7 +182,7 @@ def _summarize(
         "network": result.summary.network,
         "bus_bandwidth_bytes_per_s": wire / time_s if time_s else 0.0,
         "confidence": result.summary.confidence,
-        "warnings": [*warnings, *result.summary.warnings],
+        "warnings": [*warnings, *platform.doubts, *result.summary.warnings],
     }
 
 

@@ -96,6 +96,7 @@ class Platform:
     ``between_nodes``: shipped measurements of collectives over several such nodes.
     ``unmeasured``: keys, as in ``sources`` and as far-reaching, of the numbers that nobody has
         measured on such a machine: assumed ones and peaks of data sheets.
+    ``doubts``: what its files say that nothing here follows.
     ``routing``: how bytes find their way, and which links have failed.
     ``compute_slowdown_during_collective``: time of compute while its device takes part in a
         collective, over its time alone; 1 where nobody knows better.
@@ -114,6 +115,7 @@ class Platform:
     node_collectives: str | None = None
     between_nodes: str | None = None
     unmeasured: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
     routing: Routing = Routing()
     compute_slowdown_during_collective: float = 1.0
 

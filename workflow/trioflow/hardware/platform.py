@@ -27,6 +27,7 @@ from trioflow.hardware.links import (
     list_failed_links,
 )
 from trioflow.hardware.machine import SLOWDOWN, Device, Link, Platform, Routing, name_link
+from trioflow.hardware.topologies.nccl_file import list_doubts
 from trioflow.hardware.topologies.wiring import MOST_PARTS
 
 if TYPE_CHECKING:
@@ -207,6 +208,7 @@ def _build(
         node_collectives=content.get("node_collectives"),
         between_nodes=content.get("between_nodes"),
         unmeasured=tuple(sorted(unmeasured)),
+        doubts=tuple(list_doubts(content.get("topology", {}), path)),
         compute_slowdown_during_collective=_number(content.get(SLOWDOWN, {"value": 1.0})),
         routing=Routing(**content.get("routing", {}), failed=frozenset(list_failed_links(content))),
     )

@@ -295,7 +295,7 @@ def _list_doubts(
     graph: TaskGraph, platform: Platform, collectives: CollectiveCost | None, options: Options
 ) -> list[str]:
     """Return what was never measured of links, collectives and host, where the step needs it."""
-    doubts: list[Any] = []
+    doubts: list[Any] = list(platform.doubts) if graph.kinds & {"collective", "send"} else []
     if graph.kinds & {"collective", "send"} and collectives is None:
         doubts += [
             f"no measured collectives for {platform.name}: ring closed form over its data-sheet links",

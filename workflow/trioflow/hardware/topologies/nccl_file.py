@@ -1,11 +1,12 @@
-"""One node as NCCL found it: the file that ``NCCL_TOPO_DUMP_FILE`` names."""
+"""One node as NCCL found it: the file that ``NCCL_TOPO_DUMP_FILE`` names, and what an ``nccl.conf`` makes of it."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
@@ -19,12 +20,32 @@ _SWITCH_CLASS = "0x068000"
 _SPEED = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*GT/s")
 _CODED = ((5.0, 8 / 10), (32.0, 128 / 130), (64.0, 242 / 256))
 """Fastest lane [GT/s] and share of its bits that are data, by the generations of PCI Express."""
+_LEVELS = ("LOC", "PIX", "PXB", "PHB", "SYS")
+"""Values of NCCL_P2P_LEVEL by their old numbers; NVL has none."""
+_MEASURED = "give collectives measured with it: nccl-tests, trioflow fit-collectives, --collectives"
+_CARDS = (
+    "describe the network between nodes with the cards that it leaves: nics_per_node, edge_list"
+)
+_NOT_FOLLOWED: Mapping[str, tuple[str, str]] = {
+    "NCCL_ALGO": ("", "say --algorithm ring, tree or double-tree to send the messages of one"),
+    **dict.fromkeys(("NCCL_IB_HCA", "NCCL_SOCKET_IFNAME", "NCCL_NET"), ("", _CARDS)),
+    "NCCL_IB_DISABLE": ("0", _CARDS),
+    "NCCL_SHM_DISABLE": ("0", _MEASURED),
+    **dict.fromkeys(
+        ("NCCL_PROTO", "NCCL_MAX_NCHANNELS", "NCCL_MIN_NCHANNELS", "NCCL_MAX_CTAS", "NCCL_MIN_CTAS", "NCCL_NTHREADS",
+         "NCCL_BUFFSIZE", "NCCL_NVLS_ENABLE", "NCCL_COLLNET_ENABLE", "NCCL_CROSS_NIC", "NCCL_NET_GDR_LEVEL",
+         "NCCL_MAX_P2P_NCHANNELS", "NCCL_IB_QPS_PER_CONNECTION"),
+        ("", _MEASURED),
+    ),
+}  # fmt: skip
+"""Variables that change times and are not followed: the value that changes nothing, and what to do instead."""
 
 
 def build_nccl_file(
     ranks: int,
     *,
     topology_file: Path,
+    conf_file: Path | None = None,
     nvlink_bandwidth_bytes_per_s: float | None = None,
     nvlink_latency_s: float = 0.0,
     pcie_latency_s: float = 0.0,
@@ -38,6 +59,9 @@ def build_nccl_file(
         GPUs of the node, as many as the file has; rank i is the i-th by ``dev``.
     topology_file : path
         What NCCL wrote: ``NCCL_TOPO_DUMP_FILE=node.xml`` in the environment of any run.
+    conf_file : path
+        The ``nccl.conf`` of the runs, whose ``NCCL_P2P_DISABLE`` and ``NCCL_P2P_LEVEL`` are followed;
+        what else changes times, ``list_doubts`` says.
     nvlink_bandwidth_bytes_per_s : float
         One NVLink, a direction; the file has their number alone.
     nvlink_latency_s, pcie_latency_s : float
@@ -48,8 +72,7 @@ def build_nccl_file(
     Raises
     ------
     PlatformError
-        When the file is not NCCL's, holds another number of GPUs, or lacks a rate that no parameter
-        gives.
+        When the file is not NCCL's, holds another number of GPUs, or lacks a rate that nothing gives.
 
     Notes
     -----
@@ -58,28 +81,40 @@ def build_nccl_file(
     nodes together, and for each step up the bus. Network cards are left out: what joins nodes is the
     topology around this one.
 
-    Source: NVIDIA/nccl, ``src/graph/xml.cc`` and ``topo.cc``.
+    Source: NVIDIA/nccl, ``src/graph/xml.cc`` and ``topo.cc``; its documentation, "Environment Variables".
     """
     root = _parse(topology_file)
     gpus = _find_gpus(root, ranks, topology_file)
+    level = _read_level({} if conf_file is None else _read_conf(conf_file), conf_file)
     links = []
-    for (one, other), count in sorted(_count_nvlinks(gpus).items()):
+    for (one, other), count in sorted(_count_nvlinks(gpus).items()) if level != "LOC" else ():
         given, what = nvlink_bandwidth_bytes_per_s, "one link, one direction"
         rate = _ask_rate(given, "nvlink", "NVLinks", what, topology_file)
         links += join(one, other, count * rate, nvlink_latency_s)
     if _joins_all(links, ranks):
         return links
-    below = {}
-    for number, cpu in enumerate(root.iter("cpu")):
-        name = f"cpu{number}"
-        below[name] = list(_hang(cpu, name, gpus, pcie_latency_s, topology_file))
-        links += below[name]
+    below = _list_pcie(root, gpus, pcie_latency_s, topology_file, level in ("LOC", "NVL"))
+    links += [link for found in below.values() for link in found]
     sockets = [cpu for cpu, found in below.items() if found]
     if len(sockets) > 1:
         given, has = socket_bandwidth_bytes_per_s, f"GPUs on {len(sockets)} processors"
         rate = _ask_rate(given, "socket", has, "between two, one direction", topology_file)
         links += join_all(sockets, rate, pcie_latency_s)
     return links
+
+
+def _list_pcie(
+    root: Element, gpus: dict[str, tuple[str, Element]], latency_s: float, path: Path, apart: bool
+) -> dict[str, list[Link]]:
+    """Return the links of PCI Express below each processor; ``apart`` as for ``_hang``.
+
+    Where GPUs do not reach each other's memory, bytes turn at a processor.
+    """
+    names = {f"cpu{number}": cpu for number, cpu in enumerate(root.iter("cpu"))}
+    return {
+        name: list(_hang(cpu, (name, name), gpus, latency_s, path, apart))
+        for name, cpu in names.items()
+    }
 
 
 def _ask_rate(value: float | None, kind: str, has: str, what: str, path: Path) -> float:
@@ -174,16 +209,70 @@ def _joins_all(links: list[Link], ranks: int) -> bool:
 
 
 def _hang(
-    above: Element, name: str, gpus: dict[str, tuple[str, Element]], latency_s: float, path: Path
-) -> Iterator[Link]:
-    """Yield the links of PCI Express below a processor or switch, where GPUs hang on them."""
+    above: Element, ends: tuple[str, str], gpus: dict[str, tuple[str, Element]], latency_s: float,
+    path: Path, apart: bool,
+) -> Iterator[Link]:  # fmt: skip
+    """Yield the links of PCI Express below a processor or switch, where GPUs hang on them.
+
+    ``ends``: its nodes for bytes on their way up and down. ``apart``: whether those of a switch are two, so
+    that no bytes turn there.
+    """
     for pci in above.findall("pci"):
         if pci.find(".//gpu") is None:
             continue
         address = pci.get("busid", "").lower()
         below = gpus[address][0] if address in gpus else f"pci-{address}"
-        yield from join(name, below, _read_rate(pci, path), latency_s)
-        yield from _hang(pci, below, gpus, latency_s, path)
+        two = apart and address not in gpus
+        inner = (f"{below}-up", f"{below}-down") if two else (below, below)
+        rate = _read_rate(pci, path)
+        yield Link(ends[1], inner[1], rate, latency_s)
+        yield Link(inner[0], ends[0], rate, latency_s)
+        yield from _hang(pci, inner, gpus, latency_s, path, apart)
+
+
+def _read_conf(path: Path) -> dict[str, str]:
+    """Return the variables of an ``nccl.conf`` and their values."""
+    if not path.exists():
+        raise PlatformError(
+            "no such file", file=path, fix="a path starts at the platform file's folder"
+        )
+    found = {}
+    for number, line in enumerate(read_text(path, PlatformError).splitlines(), start=1):
+        name, is_given, value = line.partition("=")
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        if not is_given:
+            raise PlatformError(
+                f"{line.strip()!r} sets no variable", file=path, place=f"line {number}", fix="write NAME=VALUE"
+            )  # fmt: skip
+        found[name.strip()] = value.strip()
+    return found
+
+
+def _read_level(variables: Mapping[str, str], path: Path | None) -> str:
+    """Return the farthest path over which GPUs reach each other, as NCCL_P2P_LEVEL names it; any by default."""
+    if variables.get("NCCL_P2P_DISABLE", "0") not in ("", "0"):
+        return "LOC"
+    word = variables.get("NCCL_P2P_LEVEL", _LEVELS[-1]).upper()
+    if word.isascii() and word.isdigit():
+        return _LEVELS[min(int(word), len(_LEVELS) - 1)]
+    if word not in (*_LEVELS, "NVL"):
+        raise PlatformError(
+            f"NCCL_P2P_LEVEL={word} is no level", file=path, fix=f"write NVL, {', '.join(_LEVELS)} or a number"
+        )  # fmt: skip
+    return word
+
+
+def list_doubts(topology: Mapping[str, Any], file: str | Path) -> Iterator[str]:
+    """Yield what a platform file's topology, or one inside it, has in an ``nccl.conf`` that is not followed."""
+    for key, value in topology.items():
+        if isinstance(value, dict) and "builder" in value:
+            yield from list_doubts(value, file)
+        elif key == "conf_file" and topology.get("builder") == "nccl_file":
+            for name, given in _read_conf(Path(file).parent / value).items():
+                same, instead = _NOT_FOLLOWED.get(name, (given, ""))
+                if given != same:
+                    yield f"{name}={given} in {value} is not followed: {instead}"
 
 
 def _read_rate(pci: Element, path: Path) -> float:
