@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import trioflow
 from trioflow.base.errors import InputError
 from trioflow.cli import main
 from trioflow.export.kineto import write_kineto
+from trioflow.export.nccl_log import write_nccl_log
 
 ROOT = Path(__file__).parents[3]
 HTA = """
@@ -115,13 +117,76 @@ def test_every_task_on_a_device_is_a_kernel_or_a_copy(
         assert groups == {json.dumps(tensor), json.dumps([rank % 2, rank % 2 + 2])}
 
 
+CALL = re.compile(
+    r"node(\d+):(\d+):\2 \[(\d+)\] NCCL INFO (\w+): opCount ([0-9a-f]+) sendbuff \(nil\) recvbuff \(nil\) count (\d+) "
+    r"datatype 1 op 0 root (\d+) comm (0x[0-9a-f]+) \[nranks=(\d+)\] stream (0x[0-9a-f]+)"
+)
+BEGIN = re.compile(
+    r".*ncclCommInitRank comm (0x[0-9a-f]+) rank (\d+) nranks (\d+) .* - Init COMPLETE"
+)
+
+
+def test_collectives_are_logged_as_nccl_logs_them(
+    predicted: trioflow.Prediction, tmp_path: Path
+) -> None:
+    files = write_nccl_log(predicted.timeline, tmp_path / "logs", ranks_per_node=2)
+    assert [file.name for file in files] == [f"rank-{rank}.log" for rank in range(4)]
+    for rank, file in enumerate(files):
+        lines = file.read_text().splitlines()
+        own = {match[1]: match for line in lines if (match := BEGIN.fullmatch(line))}
+        calls = [match for line in lines if (match := CALL.fullmatch(line))]
+        assert len(own) + len(calls) == len(lines) and {call[8] for call in calls} == own.keys()
+        assert {(call[1], call[2], call[3]) for call in calls} == {
+            (str(rank // 2), str(rank), str(rank % 2))
+        }
+        timeline = predicted.timeline[predicted.timeline["rank"] == rank]
+        messages = timeline[timeline["kind"] == "collective"].sort_values(["start_s", "task_id"])
+        assert [int(call[6]) for call in calls] == messages["message_bytes"].tolist()
+        assert {call[4] for call in calls} == {"AllReduce"}
+        places = {(int(match[2]), int(match[3])) for match in own.values()}
+        assert places == {(rank % 2, 2), (rank // 2, 2)}, (
+            "tensor ranks side by side, replicas beyond"
+        )
+        for comm in own:
+            counts = [int(call[5], 16) for call in calls if call[8] == comm]
+            assert counts == list(range(len(counts)))
+
+
+def test_parts_and_sends_are_counted_as_nccl_counts_them(tmp_path: Path) -> None:
+    rows = [
+        ("collective", "all_gather", 0, (0, 1)), ("collective", "all_to_all", 1, (0, 1)),
+        ("send", "activation", 2, (0,)), ("recv", "activation", 2, (1,)),
+    ]  # fmt: skip
+    timeline = pd.DataFrame([
+        {"task_id": 10 * place + rank, "rank": rank, "stream": "s", "kind": kind, "name": name, "match_id": match,
+         "message_bytes": 80, "start_s": float(place), "end_s": place + 0.5}
+        for place, (kind, name, match, ranks) in enumerate(rows) for rank in ranks
+    ])  # fmt: skip
+    files = write_nccl_log(timeline, tmp_path / "logs")
+    told = [
+        [(match[4], int(match[5]), int(match[6]), int(match[7])) for line in file.read_text().splitlines()
+         if (match := CALL.fullmatch(line))]
+        for file in files
+    ]  # fmt: skip
+    exchanged = [(name, 1, 40, peer) for peer in (0, 1) for name in ("Send", "Recv")]
+    assert told == [
+        [("AllGather", 0, 40, 0), *exchanged, ("Send", 2, 80, 1)],
+        [("AllGather", 0, 40, 0), *exchanged, ("Recv", 2, 80, 0)],
+    ]
+
+
 def test_a_folder_with_files_and_a_processor_are_refused(
     predicted: trioflow.Prediction, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "rank-9.json").write_text("{}")
-    with pytest.raises(InputError, match="not empty; name a new one"):
-        write_kineto(predicted.timeline, tmp_path)
+    for write in (write_kineto, write_nccl_log):
+        with pytest.raises(InputError, match="not empty; name a new one"):
+            write(predicted.timeline, tmp_path)
     goal = tmp_path / "out"
     words = ["gpt2-tiny-b8", "--plan", "ddp", "--ranks", "2", "--platform", "cpu2-gloo"]
     assert main(["export", "kineto", *words, "-o", str(goal)]) == 2
     assert "cpu2-gloo has no GPU" in capsys.readouterr().err and not goal.exists()
+    assert main(["export", "nccl", *words, "-o", str(goal)]) == 0
+    assert (
+        "2 ranks in" in capsys.readouterr().out and "AllReduce" in (goal / "rank-1.log").read_text()
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from trioflow.base.errors import InputError, PlanError
 from trioflow.base.plan_row import SCHEDULES
@@ -38,6 +39,14 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     add_plan_arguments(kineto)
     add_collectives_argument(kineto)
     _add_output(kineto, "DIR", "new folder for rank-0.json.gz and so on")
+    nccl = formats.add_parser(
+        "nccl",
+        help="the predicted ranks' collectives as NCCL logs them (NCCL_DEBUG_SUBSYS=INIT,COLL)",
+    )
+    nccl.set_defaults(run=_run_export_nccl)
+    add_plan_arguments(nccl)
+    add_collectives_argument(nccl)
+    _add_output(nccl, "DIR", "new folder for rank-0.log and so on")
     triosim = formats.add_parser("triosim", help="a trace as TrioSim's trace.csv and tensor.csv")
     triosim.set_defaults(run=_run_export_triosim)
     triosim.add_argument(
@@ -117,7 +126,22 @@ def _run_export_kineto(options: argparse.Namespace) -> None:
             fix="use export perfetto",
         )
     files = write_kineto(prediction.timeline, options.output)
-    answer = prediction.to_dict()
+    _print_ranks(prediction.to_dict(), files)
+
+
+def _run_export_nccl(options: argparse.Namespace) -> None:
+    """Simulate a plan and write every rank's collectives as a log."""
+    from trioflow.cli.answer import predict_options
+    from trioflow.export.nccl_log import write_nccl_log
+
+    prediction = predict_options(options)
+    per_node = prediction.step.platform.ranks_per_node
+    _print_ranks(
+        prediction.to_dict(), write_nccl_log(prediction.timeline, options.output, per_node)
+    )
+
+
+def _print_ranks(answer: dict[str, Any], files: list[Path]) -> None:
     print(f"{answer['workload']} on {answer['platform']}: {answer['plan_text']}")
     print(f"{len(files)} ranks in {files[0]} to {files[-1].name}")
     print_warnings(answer["warnings"])

@@ -42,15 +42,8 @@ def write_kineto(timeline: pd.DataFrame, folder: str | Path) -> list[Path]:
     kernel of a collective does not hold the wait for late ranks, which a measured one does. Raises
     InputError when the folder holds other files, which a reader of folders would take for ranks.
     """
-    goal = Path(folder)
-    if goal.exists() and any(goal.iterdir()):
-        raise InputError("the folder is not empty", file=goal, fix="name a new one")
-    goal.mkdir(parents=True, exist_ok=True)
+    goal, members = make_folder(folder), find_members(timeline)
     ranks = sorted(int(rank) for rank in timeline["rank"].unique())
-    matched = timeline[timeline["match_id"].notna() & (timeline["kind"] == "collective")]
-    members: dict[int, list[int]] = {}
-    for match, rank in zip(matched["match_id"], matched["rank"], strict=True):
-        members.setdefault(int(match), []).append(int(rank))
     files = []
     for rank in ranks:
         tasks = timeline[timeline["rank"] == rank]
@@ -65,6 +58,24 @@ def write_kineto(timeline: pd.DataFrame, folder: str | Path) -> list[Path]:
             text = json.dumps(content).encode()
             temporary.write_bytes(gzip.compress(text, 2, mtime=0))
     return files
+
+
+def make_folder(folder: str | Path) -> Path:
+    """Make a folder for a file a rank; InputError when it holds others, which readers would take for ranks."""
+    goal = Path(folder)
+    if goal.exists() and any(goal.iterdir()):
+        raise InputError("the folder is not empty", file=goal, fix="name a new one")
+    goal.mkdir(parents=True, exist_ok=True)
+    return goal
+
+
+def find_members(timeline: pd.DataFrame) -> dict[int, list[int]]:
+    """Return the ranks of each exchange, by ``match_id``, ascending."""
+    matched = timeline[timeline["match_id"].notna()]
+    members: dict[int, set[int]] = {}
+    for match, rank in zip(matched["match_id"], matched["rank"], strict=True):
+        members.setdefault(int(match), set()).add(int(rank))
+    return {match: sorted(ranks) for match, ranks in members.items()}
 
 
 def _describe_rank(tasks: pd.DataFrame, members: dict[int, list[int]]) -> Iterator[dict[str, Any]]:
@@ -121,7 +132,7 @@ def _describe_message(task: Any, members: dict[int, list[int]]) -> dict[str, Any
     """Return what PyTorch notes beside a collective; its elements are bytes, as a prediction counts."""
     if task.kind != "collective":
         return {}
-    ranks = sorted(members.get(int(task.match_id), [int(task.rank)]))
+    ranks = members.get(int(task.match_id), [int(task.rank)])
     size, parts = int(task.message_bytes), len(ranks)
     return {
         "Collective name": _NOTED.get(task.name, task.name), "dtype": "Byte",
