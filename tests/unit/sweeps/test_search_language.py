@@ -7,7 +7,7 @@ import pytest
 from few_facts import few_facts
 from trioflow.cli.main import main
 from trioflow.cli.output import group_warnings
-from trioflow.cli.search import follow
+from trioflow.cli.search import follow, format_ranking
 from trioflow.sweeps.search import search
 from trioflow.sweeps.search_space import Space, choose_space
 
@@ -48,6 +48,34 @@ def test_plans_of_a_language_model_are_ranked_in_tokens(folder, capsys):
         assert row["micro_batch_samples"] * pieces * row["data"] == 8
         assert row["recompute"] in ("none", "full")
         assert row["schedule"] in ("none", "1f1b", "interleaved")
+
+
+def test_recipes_are_ranked_together_and_named(folder, capsys):
+    asked = {"batch": 4, "top": 1, "sequence": 128}
+    recipes = ["fsdp2-mixed+compile", "megatron-bf16"]
+    steps = [{"precision": "fsdp2-mixed", "fusion": "compile"}, {"precision": "megatron-bf16"}]
+    alone = [search(str(folder), 2, "dgx-h100", **step, **asked) for step in steps]
+    both = search(str(folder), 2, "dgx-h100", precision=", ".join(recipes), **asked)
+    assert both["precisions"] == recipes and "precisions" not in alone[0]
+
+    def times(answer):
+        return {
+            (row["precision"], row["plan_text"]): row["expected_s"] for row in answer["ranking"]
+        }
+
+    assert times(both) == times(alone[0]) | times(alone[1])
+    order = [row["expected_s"] for row in both["ranking"]]
+    assert order == sorted(order)
+    assert both["plans"] == sum(one["plans"] for one in alone)
+    assert both["ranking"][0]["first_faster_probability"] == 0.5
+    assert both["first_beats_second"] == both["ranking"][1]["first_faster_probability"]
+    head, _, *rows = format_ranking(both).splitlines()
+    assert head.split()[:4] == ["plan", "precision,", "fusion", "step"]
+    assert any("fsdp2-mixed, compile" in row for row in rows)
+    assert any("megatron-bf16, gradients" in row for row in rows)
+    words = ["search", str(folder), "--ranks", "2", "--platform", "dgx-h100", "--sequence", "128"]
+    assert main([*words, "--precision", "fsdp2-mixed,none-such"]) == 2
+    assert "none-such" in capsys.readouterr().err
 
 
 def test_plans_are_ranked_under_a_router_that_does_not_balance(tmp_path):

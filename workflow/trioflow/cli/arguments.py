@@ -79,13 +79,14 @@ def add_plan_arguments(parser: argparse.ArgumentParser, *, megatron: bool = Fals
     )  # fmt: skip
 
 
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what is asked of a language model that is given by its name or its configuration."""
+def add_model_arguments(parser: argparse.ArgumentParser, several: bool = False) -> None:
+    """Add what is asked of a language model by its name or configuration, of ``several`` recipes at once."""
     model = parser.add_argument_group("of a language model given by its name or configuration")
     model.add_argument("--sequence", type=int, metavar="N", help="tokens of a sample")
     model.add_argument(
-        "--precision", metavar="RECIPE",
-        help=f"what is held and computed in which format: {', '.join(RECIPE_NAMES)} (default: bf16, which is autocast)",
+        "--precision", metavar="RECIPE[+FUSION][,RECIPE...]" if several else "RECIPE",
+        help=f"what is held and computed in which format: {', '.join(RECIPE_NAMES)} (default: bf16, which is autocast)"
+        + ("; plans of several are ranked together, each with the fusion behind its plus sign" if several else ""),
     )  # fmt: skip
     model.add_argument(
         "--attention", choices=ATTENTIONS,

@@ -53,7 +53,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         "--jobs", type=int, metavar="N",
         help="plans simulated at the same time, on Linux (default: the cores, 8 at most); the answer is the same",
     )  # fmt: skip
-    add_model_arguments(parser)
+    add_model_arguments(parser, several=True)
     add_run_arguments(parser)
     add_routing_argument(parser)
     add_draw_arguments(parser)
@@ -126,14 +126,17 @@ def _run_search(options: argparse.Namespace) -> None:
     )
     print(f"cost model {answer['cost_model']}; {answer['confidence']}\n")
     if answer["ranking"]:
-        print(_format_ranking(answer))
+        print(format_ranking(answer))
         words = _words(answer["compared_by"])
         if any(row["crowded"] for row in answer["ranking"]):
             print(
                 "\n(!) fits, but the allocator is expected to hold more than the device has left: behind the others, "
                 "since such runs took much longer than predicted (docs/clusters.md)"
             )
-        print(f"\n* every other plan shown is worse in {', '.join(words[:-1])} or {words[-1]}")
+        print(
+            f"\n* a plan to choose from: none shown is as good in {', '.join(words[:-1])} and {words[-1]}, "
+            "and better in one of them"
+        )
     if answer["first_beats_second"] is not None:
         print(
             f"the first beats the second with a probability of {answer['first_beats_second']:.0%} "
@@ -160,10 +163,19 @@ def _words(columns: list[str]) -> list[str]:
     return [names[column] for column in columns]
 
 
-def _format_ranking(answer: dict[str, Any]) -> str:
+def format_ranking(answer: dict[str, Any]) -> str:
     """Return the ranking as text."""
     doubted = any(row["expected_s"] != row["step_time_s"] for row in answer["ranking"])
-    head = ["", "plan", "step", *(["expected"] if doubted else []), "80 % interval", "memory"]
+    recipes = "precisions" in answer
+    head = [
+        "",
+        "plan",
+        *(["precision, fusion"] if recipes else []),
+        "step",
+        *(["expected"] if doubted else []),
+        "80 % interval",
+        "memory",
+    ]
     extra = [name for name in ("cost_per_step", "energy_j") if name in answer["compared_by"]]
     head += [{"cost_per_step": "cost/step", "energy_j": "energy [J]"}[name] for name in extra]
     rows = []
@@ -173,7 +185,7 @@ def _format_ranking(answer: dict[str, Any]) -> str:
     for place, row in enumerate(answer["ranking"], 1):
         cells = [
             f"{place}{'*' if row['pareto'] else ''}", row["plan_text"] + describe_rest(row),
-            format_time(row["step_time_s"]), *([format_time(row["expected_s"])] if doubted else []),
+            *([f"{row['precision']}, {row['fusion']}"] if recipes else []), format_time(row["step_time_s"]), *([format_time(row["expected_s"])] if doubted else []),
             f"{format_time(row['low_s'])} to {format_time(row['high_s'])}",
             format_bytes(row["peak_memory_bytes"]) + (" (!)" if row["crowded"] else ""),
         ]  # fmt: skip
@@ -184,7 +196,7 @@ def _format_ranking(answer: dict[str, Any]) -> str:
         if "run" in row:
             cells.append(f"{row['run']['time_s'] / DAY_S:,.1f}")
         rows.append(cells)
-    return format_table(head, rows, left=2)
+    return format_table(head, rows, left=3 if recipes else 2)
 
 
 def describe_rest(row: dict[str, Any]) -> str:
@@ -207,8 +219,9 @@ def _print_left_out(answer: dict[str, Any]) -> None:
         print(f"not searched, ask simulate: {', '.join(answer['not_searched'])}")
     if dropped:
         least = min(dropped, key=lambda entry: entry["needed_bytes"])
+        recipe = f" ({least['precision']})" if "precision" in least else ""
         print(
-            f"{len(dropped)} plans do not fit the memory; the nearest: {least['plan_text']}, {least['reason']}"
+            f"{len(dropped)} plans do not fit the memory; the nearest: {least['plan_text']}{recipe}, {least['reason']}"
         )
     if refused:
         print(f"{sum(refused.values())} plans are refused:")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from trioflow.base.errors import InputError, PlanError
@@ -18,8 +17,8 @@ from trioflow.parallel.remembered import remembering
 from trioflow.parallel.splits.routing import BALANCED, read_routing, set_routing
 from trioflow.prediction.assembly import Traces, load_traces
 from trioflow.prediction.beyond_nodes import NodeDoubt, doubt_nodes
-from trioflow.prediction.drawn import Draws
 from trioflow.prediction.language_answer import describe_rates, describe_run
+from trioflow.sweeps.found import Found, Simulated, join_found
 from trioflow.sweeps.outline import Outline
 from trioflow.sweeps.outline_step import outline_step
 from trioflow.sweeps.parameters import PLAN_COLUMNS
@@ -33,7 +32,6 @@ from trioflow.sweeps.search_space import (
     describe_way,
     enumerate_plans,
     mark_front,
-    probability_faster,
 )
 from trioflow.sweeps.trials import Ahead, Candidate, Variants, group_variants
 from trioflow.sweeps.workshop import Workshop
@@ -49,47 +47,9 @@ class _Trial(NamedTuple):
     """What became of a plan that was built: memory [bytes], and its simulation where it has room."""
 
     peak_bytes: int
-    simulated: _Simulated | None = None
+    simulated: Simulated | None = None
     confidence: str = CONFIDENCES[0]
     warnings: Sequence[str] = ()
-
-
-@dataclass
-class Found:
-    """What a search found.
-
-    ``ranking``: simulated plans, the fastest first by what they are expected to take
-        (``expected_s`` [s]), behind them those whose allocator is expected to run out of memory
-        (``crowded``), each with its best bucket size; ``other_buckets`` lists the others
-        (``bucket_bytes`` [bytes], ``outlined_s`` [s]), ``alike_buckets`` counts those of them
-        within a hundredth.
-    ``dropped``: plans that do not fit the device's memory, with the reason.
-    ``fates``: what became of all plans, by family.
-    ``left_out``: kinds of plans that were not looked at.
-    ``outlined``: plans whose step was outlined.
-    ``outline_error``: least and greatest outlined over simulated step, less 1.
-    ``confidence``, ``model_text``: of the operators' times.
-    ``warnings``: what the reader must know.
-    """
-
-    ranking: list[dict[str, Any]] = field(default_factory=list)
-    dropped: list[dict[str, Any]] = field(default_factory=list)
-    fates: Fates = field(default_factory=Fates)
-    left_out: list[str] = field(default_factory=list)
-    outlined: int = 0
-    outline_error: tuple[float, float] = (0.0, 0.0)
-    confidence: str = CONFIDENCES[0]
-    model_text: str = ""
-    warnings: list[str] = field(default_factory=list)
-
-
-@dataclass
-class _Simulated:
-    row: dict[str, Any]
-    prediction: Prediction
-    candidate: Candidate
-    steady_s: float  # Expected without draws [s]
-    draws: Draws | None = None
 
 
 def search(
@@ -105,7 +65,7 @@ def search(
     ``traces``: one step on one rank; further ones of the same workload at other batches.
     ``ranks``, ``platform``: numbers of ranks to compare; a platform by name or file.
     ``batch``: samples of the whole step; by default the trace's own batch on each of the most ranks.
-    ``top``: plans to simulate in full at least, for each number of ranks.
+    ``top``: plans to simulate in full at least, for each number of ranks and recipe.
     ``price_per_gpu_hour``, ``power_w``: price [1/h] and power [W] of a device, to compare cost and energy too.
     ``cost_model``, ``override``: as for ``Options``.
     ``tokens``: of a whole run, to say what it takes under each plan.
@@ -113,7 +73,9 @@ def search(
     ``routing``: as for ``Options``; drawn by the seed.
     ``watch``: called with how many plans are done, of how many, and what is done with them.
     ``jobs``: processes that simulate plans at the same time (Linux); the answer is the same.
-    ``step``: ``STEP_WORDS`` of a language model by name or configuration.
+    ``step``: ``STEP_WORDS`` of a language model by name or configuration; several recipes of
+        ``precision``, with commas between, are ranked together, each with its ``fusion`` behind a
+        plus sign where it has one of its own: ``fsdp2-mixed+compile,megatron-bf16``.
     """
     counts = [ranks] if isinstance(ranks, int) else sorted(set(ranks))
     if jobs < 1:
@@ -121,29 +83,45 @@ def search(
     for flag, value in (("price-per-gpu-hour", price_per_gpu_hour), ("power-w", power_w)):
         if value is not None and not 0 < value < float("inf"):
             raise InputError(f"--{flag} {value} is not positive")
-    spread = read_routing(routing, seed)
-    given = [set_routing(one, spread) for one in load_traces(traces, **step)]
-    workshop, facts = Workshop({"trace": given}), given[0].facts
+    spread, recipes = read_routing(routing, seed), _list_recipes(step.pop("precision", None))
+    workshop = Workshop({
+        str(recipe): [set_routing(one, spread) for one in load_traces(traces, **_name_step(recipe, step))]
+        for recipe in recipes
+    })  # fmt: skip
+    facts = workshop.load_traces(str(recipes[0]))[0].facts
     batch = facts.batch * max(counts) if batch is None else batch
     all_found = [
-        search_plans(
-            workshop, "trace", platform, count, batch, top=top, cost_model=cost_model or "",
-            override=override or "", watch=watch, space=choose_space(facts),
-            draws=draws, seed=seed, jobs=jobs,
-        )
+        join_found([
+            search_plans(
+                workshop, str(recipe), platform, count, batch, top=top, cost_model=cost_model or "",
+                override=override or "", watch=watch, draws=draws, seed=seed, jobs=jobs,
+                space=choose_space(workshop.load_traces(str(recipe))[0].facts),
+            )
+            for recipe in recipes
+        ], recipes)
         for count in counts
     ]  # fmt: skip
     rows = [row for found in all_found for row in found.ranking]
     ranking = sorted(rows, key=lambda row: (row["crowded"], float(row["expected_s"])))
     columns = add_costs(ranking, price_per_gpu_hour, power_w)
     for row in ranking:
-        device = workshop.load_platform(platform, row["ranks"]).device
-        row.update(describe_rates(facts, batch, row["expected_s"], row["ranks"], device))
         if run := describe_run(row, tokens, price_per_gpu_hour, power_w):
             row["run"] = run
     mark_front(ranking, columns)
     asked = {"workload": facts.workload, "platform": platform, "ranks": counts, "batch": batch}
+    asked |= {"precisions": recipes} if len(recipes) > 1 else {}
     return asked | _summarize(all_found, ranking, columns)
+
+
+def _list_recipes(words: str | None) -> list[str | None]:
+    """Return the precision recipes asked for, each once; None stands for the default."""
+    return [None] if words is None else list(dict.fromkeys(map(str.strip, words.split(","))))
+
+
+def _name_step(recipe: str | None, step: dict[str, Any]) -> dict[str, Any]:
+    """Return what is asked of a language model's step under ``RECIPE`` or ``RECIPE+FUSION``."""
+    name, _, fusion = (recipe or "").partition("+")
+    return {**step, "precision": name or None, **({"fusion": fusion} if fusion else {})}
 
 
 def _summarize(
@@ -231,12 +209,12 @@ def search_plans(
             plans = list(enumerate_plans(first, ranks, batch, space or Space(), one.found.fates))
         groups = group_variants(one.outline(plans))
         with Ahead(one.try_best, groups, jobs) as ahead:
-            simulated = _simulate_best(
+            one.found.simulated = _simulate_best(
                 groups, top, lambda variants: one.simulate(variants, ahead.take(one.tried))
             )
         for left in (same for rest in groups[one.tried :] for same in (rest.best, *rest.others)):
             one.found.fates.leave(vars(left.plan), left.time_s)
-        _rank(one.found, simulated)
+        one.found.rank()
     return one.found
 
 
@@ -292,7 +270,7 @@ class _Search:
         shared = (0.0, 0.0) if doubt.own else (compute_log, rest_log)
         return Prediction(time_s, *shared, doubt.residual.logs)
 
-    def simulate(self, variants: Variants, trial: _Trial) -> _Simulated | None:
+    def simulate(self, variants: Variants, trial: _Trial) -> Simulated | None:
         """Keep what simulating the best of some variants told; None where it does not fit the memory."""
         self.watch(self.tried, self.most_tried, "tried in full, at most")
         self.tried += 1
@@ -332,9 +310,10 @@ class _Search:
             "peak_memory_bytes": step.peak_memory_bytes, "crowded": bool(step.crowded_bytes), "outlined_s": variants.best.time_s,
             "ranks": self.machine.ranks, **variants.compare_buckets(),
             **{name: getattr(plan, name) for name in PLAN_COLUMNS},
+            **describe_rates(self.times.traces[0].facts, self.batch, ranked_s, self.machine.ranks, self.machine.device),
         }  # fmt: skip
         weighed = self._weigh(plan, ranked_s, compute_log, rest_log)
-        one = _Simulated(row, weighed, variants.best, time_s, draws)
+        one = Simulated(row, weighed, variants.best, time_s, draws)
         return _Trial(step.peak_memory_bytes, one, result.confidence, result.warnings)
 
     def _drop(self, plan: Plan, needed_bytes: int, how: str) -> None:
@@ -347,9 +326,9 @@ class _Search:
         self.found.fates.drop(vars(plan), entry)
 
 
-def _simulate_best(groups: Sequence[Variants], top: int, run: Any) -> list[_Simulated]:
+def _simulate_best(groups: Sequence[Variants], top: int, run: Any) -> list[Simulated]:
     """Simulate plans in order until no other one promises to be among the best."""
-    done: list[_Simulated] = []
+    done: list[Simulated] = []
     for variants in groups:
         roomy_s = sorted(one.prediction.time_s for one in done if not one.row["crowded"])
         if len(roomy_s) >= top:
@@ -363,18 +342,3 @@ def _simulate_best(groups: Sequence[Variants], top: int, run: Any) -> list[_Simu
         if one is not None:
             done.append(one)
     return done
-
-
-def _rank(found: Found, simulated: list[_Simulated]) -> None:
-    """Put the simulated plans in order, each with the probability that the first one beats it."""
-    simulated.sort(key=lambda one: (one.row["crowded"], one.prediction.time_s))
-    for one in simulated:
-        beaten = probability_faster(simulated[0].prediction, one.prediction)
-        row = {**one.row, "first_faster_probability": beaten}
-        if one.draws is not None and simulated[0].draws is not None:
-            row["first_faster_drawn"] = simulated[0].draws.beats(one.draws)
-        found.ranking.append(row)
-    ratios = [one.candidate.time_s / one.steady_s - 1 for one in simulated]
-    if ratios:
-        found.outline_error = (min(ratios), max(ratios))
-    found.warnings = list(dict.fromkeys(found.warnings))
