@@ -16,6 +16,7 @@ import pytest
 import trioflow
 import yaml
 from project_copy import ROOT, Project
+from trioflow.base.plan_row import SCHEDULES
 from trioflow.reproductions.vtrain.data import SETS
 
 RULE_FILES = sorted((ROOT / "rules").rglob("*.smk"))
@@ -166,8 +167,21 @@ def test_the_lock_holds_every_dependency_of_the_project() -> None:
     packaging = pytest.importorskip("packaging.requirements")
     for line in itertools.chain.from_iterable(groups):
         requirement = packaging.Requirement(line)
+        if requirement.name == "trioflow":
+            assert requirement.extras <= extras.keys()
+            continue
         version = pins[requirement.name.lower().replace("_", "-")]
         assert requirement.specifier.contains(version), f"{line} against {version}"
+
+
+def test_the_readme_names_every_schedule() -> None:
+    said = (
+        (ROOT / "README.md")
+        .read_text()
+        .partition("pipelines: ")[2]
+        .partition(", or a schedule of your own")[0]
+    )
+    assert re.findall(r"`([^`]+)`", said) == list(SCHEDULES)
 
 
 def test_the_package_and_the_citation_say_the_same() -> None:
