@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from trioflow import predict
 from trioflow.base.errors import TraceError
+from trioflow.costmodel.operators.published import load_published
+from trioflow.costmodel.operators.rows import load_small_kernels, measure_small_kernels
 from trioflow.datasets.catalogue import load_catalogue
 from trioflow.parallel.plan import make_plan, named_plan
 from trioflow.trace.importers.detect import find_rank_files
@@ -189,3 +191,18 @@ def test_a_folder_of_eight_ranks_becomes_eight_programs(tmp_path):
         traces, replace(make_plan(data=8), plan="as-traced"), "dgx1-v100", as_traced=True
     )
     assert found.step_time_s == pytest.approx(13.5e-3, rel=0.02)
+
+
+def test_small_kernels_that_ship_are_those_of_the_profiles(dlrm):
+    """What a small operator takes once its launch is over: three GPUs, none of them timed call by call."""
+    profiles = [
+        load("kineto/profiles", "Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz", ImportOptions(batch=1)),
+        load("kineto/profiles-many-devices", "control.json.gz"),
+        load("kineto/resnet50-v100", "worker0.1623143089861.pt.trace.json.gz"),
+        import_kineto(*dlrm, SAID),
+    ]
+    triosim = load_published(os.environ["TRIOFLOW_DATA_MIRROR"], ["NVIDIA H100 80GB HBM3"])[0]
+    profiles += [trace for trace in triosim.traces if trace.facts.timer_floor_s is None]
+    measured = measure_small_kernels(profiles)
+    assert measured == pytest.approx(dict(load_small_kernels()))
+    assert min(measured.values()) >= 1e-6

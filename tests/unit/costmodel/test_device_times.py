@@ -56,6 +56,27 @@ def test_the_traced_device_keeps_its_times(a100):
     assert times_interval(found.traces[0].facts) == (1.0, 1.0)
 
 
+def test_classes_timed_call_by_call_lose_what_a_launch_takes(a100):
+    """In a step the launch is the host's; a trace that was timed call by call holds it, and keeps the model that does."""
+    called = replace(
+        a100, facts={**a100.facts, "timed": {"elementwise": "calls", "gemm": "kernels"}}
+    )
+    small = pd.DataFrame({
+        "name": ["aten::add", "aten::mm"], "phase": "forward", "module": "m", "flop": [0, 2 * 64**3],
+        "read_bytes": 2 * 4 * 64**2, "write_bytes": 4 * 64**2, "dtype": "float",
+        "input_shapes": [[[64, 64], [64, 64]]] * 2, "output_shapes": [[[64, 64]]] * 2,
+    })  # fmt: skip
+    alone_s, queued_s = (
+        prepare_device_times([trace], A100, {"own": called}).model.predict(small)["time_s"]
+        for trace in (make_trace(timer_floor_s=5e-6), make_trace())
+    )
+    assert alone_s[0] > 4e-6 > 3e-6 > queued_s[0] > 1e-6
+    assert queued_s[1] == alone_s[1]
+    large = small.assign(read_bytes=small["read_bytes"] * 300, write_bytes=small["write_bytes"] * 300)  # fmt: skip
+    times = [model.predict(large)["time_s"][0] for model in (called, called.in_steps())]
+    assert times[0] - times[1] == pytest.approx(alone_s[0] - queued_s[0], rel=1e-3)
+
+
 def test_another_gpu_gets_times_by_the_rule_and_the_model_too(a100):
     trace = make_trace(precision="bf16")
     found = prepare_device_times([trace], A40, {"own": a100})

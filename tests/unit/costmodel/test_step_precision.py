@@ -361,8 +361,8 @@ def test_tf32_is_a_precision_of_its_own():
         )
         time_s = [frame["time_s"].to_numpy()[linear].sum() for frame in (full, tf32, half)]
         assert time_s[0] > slower * time_s[1], device
-        assert time_s[1] / time_s[2] == pytest.approx(2.0, rel=0.15), (
-            "half the rate, twice the bytes"
+        assert time_s[1] / time_s[2] == pytest.approx(2.0, rel=0.2), (
+            "half the rate, twice the bytes; what half precision loses in a step is its own line"
         )
         assert (tf32["high_s"] / tf32["low_s"])[linear].min() > 4, "no product was measured in tf32"
         assert tf32["extrapolated"][linear].all()

@@ -17,6 +17,7 @@ from trioflow.costmodel.launches import NO_HOST, PREDICTED
 from trioflow.costmodel.new_gpu.carry import new_gpu_interval, retime_trace
 from trioflow.costmodel.new_gpu.operator_model import derive_operator_model
 from trioflow.costmodel.operators.methods import make_unfitted_model
+from trioflow.costmodel.operators.model import OperatorCostModel
 from trioflow.costmodel.operators.precision import class_precision, in_precision
 from trioflow.costmodel.overrides import Overrides, apply_overrides, override_trace
 from trioflow.hardware.device_sheet import (
@@ -158,6 +159,11 @@ def prepare_device_times(
     if not models:
         raise InputError("no operator cost model ships", fix="give one with --cost-model")
     _check_overrides(overrides, traces)
+    if traces[0].facts.timer_floor_s is None:
+        models = {
+            name: model.in_steps() if isinstance(model, OperatorCostModel) else model
+            for name, model in models.items()
+        }
     on_processor = traces[0].facts.device == "cpu" and find_sheet(device_name) is not None
     untimed = [on_processor or trace.facts.step_time_source == UNTIMED for trace in traces]
     if any(untimed) and not all(untimed):

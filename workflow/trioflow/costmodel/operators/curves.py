@@ -59,6 +59,12 @@ class Curve:
         scaled = tuple(rounded(value * factor) for value in self.coefficients[:times])
         return Curve(self.form, scaled + self.coefficients[times:])
 
+    def queued(self, most_s: float) -> Curve:
+        """Return the curve with a constant of at most ``most_s`` [s]; a power law has none."""
+        if self.form == "power":
+            return self
+        return Curve(self.form, (min(self.coefficients[0], most_s), *self.coefficients[1:]))
+
 
 @dataclass(frozen=True)
 class Sample:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -12,7 +12,7 @@ import pandas as pd
 
 from trioflow import tables
 from trioflow.base.errors import InputError
-from trioflow.costmodel.features import FEATURES, Floats
+from trioflow.costmodel.features import FEATURES, Floats, base_class
 from trioflow.costmodel.interface import OperatorModel, TraceLike, find_operator_model
 from trioflow.costmodel.intervals import (
     LEFT_OUT_WORKLOADS,
@@ -27,6 +27,7 @@ from trioflow.costmodel.intervals import (
     relative_errors,
 )
 from trioflow.costmodel.operators.class_curves import (
+    ANY,
     ClassCurve,
     Key,
     class_positions,
@@ -37,7 +38,14 @@ from trioflow.costmodel.operators.class_curves import (
 from trioflow.costmodel.operators.model_file import read_model, write_model
 from trioflow.costmodel.operators.products import PRODUCTS, work_matrix
 from trioflow.costmodel.operators.resizing import bound_times, rescale_rows, resize_rows
-from trioflow.costmodel.operators.rows import collect_rows, sized_rows, trace_names
+from trioflow.costmodel.operators.rows import (
+    ALL_CLASSES,
+    CALLS,
+    collect_rows,
+    load_small_kernels,
+    sized_rows,
+    trace_names,
+)
 from trioflow.hardware.device_sheet import find_sheet
 
 
@@ -165,6 +173,24 @@ class OperatorCostModel:
     def row_times(self, rows: pd.DataFrame) -> Floats:
         """Predict the time [s] of rows as ``rows.sized_rows`` returns them."""
         return predict_rows(self.curves, rows)
+
+    def in_steps(self) -> OperatorCostModel:
+        """Return the model of operators as they queue up in a step, where classes were timed call by call.
+
+        The constant of their curves is what a timer and a launch take where nothing else runs: 7 to 100 us. In a step
+        the launch is the host's, and no small kernel takes longer than public profiles show
+        (``rows.load_small_kernels``).
+        """
+        timed = {name for name, how in dict(self.facts.get("timed") or {}).items() if how == CALLS}
+        if not timed:
+            return self
+        known = load_small_kernels()
+        curves = dict(self.curves)
+        for (name, phase), found in self.curves.items():
+            if name in timed or name == ANY:
+                least_s = known.get(base_class(name), known[ALL_CLASSES])
+                curves[name, phase] = replace(found, curve=found.curve.queued(least_s))
+        return replace(self, curves=curves)
 
     def step_interval(
         self, kind: str = "rescale", distance: float | None = None
