@@ -114,6 +114,16 @@ def test_out_of_order_medians_are_pooled() -> None:
     assert list(curve.time_s) == pytest.approx([1e-4, pooled, pooled, 5e-4])
 
 
+def test_sizes_that_were_lost_in_noise_are_not_measured() -> None:
+    lost = make_samples({1000: 1, 64_000: 400_000, 10**6: 10**6}, spread=0.0)
+    model = fit_collective_model(lost)
+    assert list(model.curves["all_reduce", 2].message_bytes) == [64_000, 10**6]
+    found = model.time_s("all_reduce", 2, 1000)
+    assert (found.time_s, found.confidence) == (pytest.approx(4e-4), "extrapolated")
+    once = lost.assign(time_ns=lost["time_ns"].where(lost["round"] == 0, 300_000))
+    assert 1000 in fit_collective_model(once).curves["all_reduce", 2].message_bytes
+
+
 def test_left_out_errors_compare_with_the_measured_median() -> None:
     model = fit_collective_model(
         make_samples({1000: 100_000, 2000: 400_000, 3000: 100_000, 4000: 500_000})

@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trioflow.base.units import ns_to_s
+from trioflow.costmodel.collectives.message_curve import LOST_NS
 from trioflow.trace.workloads.build import Workload
 
 _REPEATS_BELOW_BYTES = ((65_536, 8), (5_000_000, 4), (20_000_000, 2))
@@ -88,8 +89,8 @@ def time_collective(name: str, size_bytes: int, device: torch.device) -> int:
     fast. So compute followed by the collective is timed, and compute alone taken off. A send is
     timed as half of a round trip, without compute: its sender does not wait.
 
-    The first call after setting up is not timed. A difference that noise makes negative counts as 1
-    ns: it keeps its place below the median, which is all that the fit takes, and is not a time.
+    The first call after setting up is not timed. A difference that noise makes negative counts as
+    ``LOST_NS``.
     """
     run = _make_collective(name, size_bytes, device)
     count = _repeats_of(size_bytes)
@@ -103,7 +104,7 @@ def time_collective(name: str, size_bytes: int, device: torch.device) -> int:
 
     alone = _time_repeats(compute, count, device)
     both = _time_repeats(compute_and_run, count, device)
-    return max(both - alone, 1)
+    return max(both - alone, LOST_NS)
 
 
 def _make_compute(repeats: int, device: torch.device) -> Callable[[], None]:

@@ -118,9 +118,19 @@ def curve_from_json(content: Mapping[str, Any]) -> MessageCurve:
     )
 
 
+LOST_NS = 1
+"""Stands for a sample that noise made shorter than nothing [ns]: it keeps its place below the median."""
+
+
 def fit_message_curve(sizes_bytes: Floats, times_ns: Floats) -> MessageCurve:
-    """Reduce samples, one entry each in bytes and ns (positive), to a monotone curve."""
+    """Reduce samples, one entry each in bytes and ns (positive), to a monotone curve.
+
+    A size at which half of the samples are lost in noise (``LOST_NS``) was not measured: where another was, it takes
+    the time of the sizes around it.
+    """
     sizes = np.unique(sizes_bytes)
+    measured = [np.median(times_ns[sizes_bytes == size]) > LOST_NS for size in sizes]
+    sizes = sizes[measured] if any(measured) else sizes
     times_s = np.array([ns_to_s(float(value)) for value in times_ns])
     groups = [times_s[sizes_bytes == size] for size in sizes]
     medians = np.array([float(np.median(group)) for group in groups])
