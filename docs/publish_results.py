@@ -15,7 +15,8 @@ from pathlib import Path
 
 from trioflow.base.experiments import load_plans
 from trioflow.base.provenance import read_json, write_json
-from trioflow.costmodel.spread import load_spreads, write_spreads
+from trioflow.costmodel.collectives.model import load_collective_model
+from trioflow.costmodel.spread import load_spreads, pool_captures, write_spreads
 from trioflow.costmodel.steps import (
     BATCH,
     StepResidual,
@@ -50,6 +51,7 @@ from trioflow.reproductions.tables import (
     read_validation_table,
 )
 from trioflow.tables import read_table
+from trioflow.trace.facts import Facts
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "bench"))
@@ -107,11 +109,19 @@ def publish_node_residuals() -> None:
 
 
 def publish_spread() -> None:
-    """Rewrite the spread of recorded jobs that ships, where their data were retrieved, and the table of docs."""
+    """Rewrite the spreads that ship, those of recorded jobs where their data were retrieved, and the table of docs."""
     jobs = sorted((RESULTS / "data" / JOBS_FOLDER).glob("*.parquet"))
-    if jobs:
-        write_spreads(fit_jobs(jobs))
-        load_spreads.cache_clear()
+    rows = fit_jobs(jobs) if jobs else [one for one in load_spreads() if one.device_kind == "gpu"]
+    paths = sorted((RESULTS / "operator_tables").glob("*/trace.json"))
+    traces = [Facts.read(read_json(path), path) for path in paths]
+    model = load_collective_model(RESULTS / "cost_models" / "this-machine" / "collectives.json")
+    source = f"repeats of captured steps, {traces[0].device_name}; rounds of collectives, {model.library} (make reproduce)"
+    kind = "gpu" if traces[0].device == "cuda" else "cpu"
+    own = pool_captures(
+        [one.repeats for one in traces if one.repeats], model.curves.values(), kind, source
+    )
+    write_spreads([own, *rows])
+    load_spreads.cache_clear()
     publish_spreads(ROOT, load_spreads())
 
 

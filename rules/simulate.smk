@@ -1,7 +1,7 @@
 # Purpose: run a task graph through the event engine and the network of the platform.
 # Inputs:  results/task_graphs/<experiment>/, the platform, the collective cost model,
 #          the session that measured the experiment (its anchor and its real timelines),
-#          the workload's traces (modules, shapes, gradients)
+#          the workload's traces (modules, shapes, gradients), what repeats in all captures differ by
 # Outputs: results/timelines/<experiment>/: timeline.parquet, summary.json, perfetto.json.gz,
 #          critical_path.parquet, links.parquet, breakdown.parquet
 
@@ -17,6 +17,7 @@ rule simulate:
         tensors=experiment_trace_files("tensors.parquet"),
         session=experiment_session_file("session.json"),
         rank_timelines=experiment_session_file("rank_timelines.parquet"),
+        captures=expand("<results>/operator_tables/{trace}/trace.json", trace=TRACES),
     output:
         timeline="<results>/timelines/{experiment}/timeline.parquet",
         critical_path="<results>/timelines/{experiment}/critical_path.parquet",

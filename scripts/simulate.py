@@ -11,5 +11,6 @@ with log_job(snakemake.log[0]):
         snakemake.input.session,
         snakemake.input.rank_timelines,
         snakemake.params.traces,
+        snakemake.input.captures,
         snakemake.params.folder,
     )

@@ -254,6 +254,7 @@ def write_simulation(results, row, step_s, operators, rng):
         "confidence": "extrapolated" if row["plan"] == "tp2" else "interpolated",
         "warnings": ["4 of 1180 operators lie outside the fitted range"]
         if row["plan"] == "tp2" else [], "ranks": ranks, "compute_scale": 1.08,
+        "drawn": {"low_s": guess_s * 0.98, "median_s": guess_s * 1.01, "high_s": guess_s * 1.05},
         "memory_bytes": 8_000_000_000, "memory": [
             {"ranks": list(range(ranks)), "peak_bytes": 800_000_000, "when": "backward of h: aten::mm",
              "categories": {"activation": 600_000_000, "optimizer_state": 200_000_000}},

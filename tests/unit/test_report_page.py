@@ -12,6 +12,7 @@ from trioflow.report.build import build_report
 from trioflow.report.conformance import read_conformance
 from trioflow.report.html import Cell, Column, escape_text, render_table
 from trioflow.report.inputs import describe_plan_kind, load_report_inputs
+from trioflow.report.rounds import compare_rounds
 from trioflow.report.summary import CAPTIONS
 
 SMALL = [("gpt2-tiny", 8, 0.4, 1450, 5_000_000), ("vgg11", 8, 0.3, 140, 28_000_000)]
@@ -100,6 +101,26 @@ def test_headline_says_what_was_done_and_how_wrong_it_was(built, page):
     assert "2 training steps captured on one rank" in headline
     verdict = page[0].partition('class="verdict">')[2].partition("</p>")[0].replace("&nbsp;", " ")
     assert f"{100 * errors['relative_error'].abs().mean():.1f} %" in verdict
+
+
+def test_rounds_stand_beside_their_draws(built, page):
+    inputs = load_report_inputs(built[1], EXPERIMENTS, PLANS)
+    rounds = compare_rounds(built[2], inputs)
+    assert rounds["experiment"].tolist() == built[2]["experiment"].tolist()
+    assert rounds["drawn_median_s"].to_numpy() == pytest.approx(1.01 * built[2]["simulated_s"])
+    assert rounds["measured_median_s"].to_numpy() == pytest.approx(built[2]["measured_s"])
+    assert (rounds["measured_low_s"] < rounds["measured_high_s"]).all()
+    found = [
+        row for row in page[1].rows if row and len(row) == 10 and row[0] == rounds["experiment"][0]
+    ]
+    errors = [
+        rounds[f"drawn_{key}"][0] / rounds[f"measured_{key}"][0] - 1
+        for key in ("low_s", "median_s", "high_s")
+    ]
+    assert [float(cell) for cell in found[0][7:]] == pytest.approx(errors)
+    inputs.summaries[rounds["experiment"][1]].pop("drawn")
+    with pytest.raises(InputError, match="has no draws"):
+        compare_rounds(built[2], inputs)
 
 
 def test_warnings_and_units_reach_the_reader(page):

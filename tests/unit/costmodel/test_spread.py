@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from trioflow.base.errors import InputError, TableError
+from trioflow.costmodel.collectives.message_curve import MessageCurve
 from trioflow.costmodel.spread import (
     PARTS,
     MeasuredSpread,
@@ -19,6 +20,7 @@ from trioflow.costmodel.spread import (
     draw_normals,
     fit_spread,
     load_spreads,
+    pool_captures,
     write_spreads,
 )
 
@@ -136,3 +138,31 @@ def test_taller_draws_begin_with_the_lower_ones() -> None:
 def test_numbers_that_mean_nothing_are_refused(draws: int, seed: int) -> None:
     with pytest.raises(InputError):
         check_draws(draws, seed)
+
+
+def test_captures_are_pooled_by_their_medians_and_their_steps_are_a_ranks_own() -> None:
+    names = ("step_log", "pass_log", "operator_log", "autocorrelation")
+    captures = [
+        {"steps": 7, **dict(zip(names, each, strict=True))}
+        for each in ((0.02, 0.01, 0.2, 0.1), (0.03, 0.02, 0.1, -0.2), (0.5, 0.4, 1.0, 0.9))
+    ]
+    ones = np.ones(2)
+    curve = MessageCurve(
+        ones,
+        np.array([1e-4, 1.0]),
+        ones,
+        0.5 * ones,
+        0.5 * np.exp(np.array([5.0, 0.25631])),
+        ones,
+        0.0,
+        1.0,
+    )
+    found = pool_captures(captures, [curve], "cpu", "here")
+    assert (found.job, found.ranks, found.steps) == ("3 captures", 1, 21)
+    assert found.spread == Spread(
+        rank_log=0.03, pass_log=0.02, operator_log=0.2, rank_autocorrelation=0.1, exchange_log=pytest.approx(0.1, rel=1e-3)
+    )  # fmt: skip
+    with pytest.raises(InputError, match="no captured step"):
+        pool_captures([], [curve], "cpu", "here")
+    with pytest.raises(InputError, match="repeats"):
+        pool_captures([{"steps": 7}], [curve], "cpu", "here")

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from trioflow.base.errors import InputError, SimulationError
+from trioflow.engine import draws
 from trioflow.engine.draws import MOST_TASKS, DrawnGraph, check_size
 from trioflow.engine.simulate import simulate
 from trioflow.parallel.plan import make_plan
@@ -56,6 +57,19 @@ def test_a_draw_is_the_simulation_with_its_ranks_factors(plan) -> None:
     drawn = graph.run(groups, table)
     assert drawn.step_s[0] == pytest.approx(nominal.summary.step_time_s, rel=1e-12)
     assert drawn.step_s[1] == pytest.approx(wanted.summary.step_time_s, rel=1e-9)
+
+
+def test_factors_of_single_items_come_on_top_of_those_of_groups(monkeypatch) -> None:
+    """Ten items one after the other, factors by draw, all draws at once and two at a time."""
+    graph = make_graph([add_task(0, one, one + 1.0) for one in range(10)])
+    groups, factors = np.zeros(10, dtype=np.int64), np.full((1, 5), 2.0)
+    found = graph.run(groups, factors, lambda draw: np.full(10, 1.0 + draw)).step_s
+    assert found.tolist() == [20.0, 40.0, 60.0, 80.0, 100.0]
+    monkeypatch.setattr(draws, "_BLOCK_NUMBERS", 20)
+    assert (
+        graph.run(groups, factors, lambda draw: np.full(10, 1.0 + draw)).step_s.tolist()
+        == found.tolist()
+    )
 
 
 def test_who_waits_and_who_is_late() -> None:

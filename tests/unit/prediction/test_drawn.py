@@ -45,6 +45,20 @@ def test_ranks_that_differ_wait_and_the_slowest_sets_the_step() -> None:
     assert sum(shares) == pytest.approx(1.0, abs=0.02)
 
 
+def test_what_is_new_in_each_operator_averages_out_but_not_between_exchanges() -> None:
+    """Tensor-parallel ranks meet after a few operators: they lose what one rank alone does not."""
+    noise, steady = Spread(operator_log=0.3), Spread()
+    gains = []
+    for plan in (named_plan("single", 1), named_plan("tp", 2)):
+        drawn, told = (
+            predict(TRACE, plan, PLATFORM, draws=20, spread=one, batch=8).draws.step_s
+            for one in (noise, steady)
+        )
+        gains.append(drawn.mean() / told.mean() - 1)
+        assert len(set(drawn.tolist())) == 20
+    assert abs(gains[0]) < 0.01 < gains[1]
+
+
 def test_stages_of_a_replica_share_its_micro_batches() -> None:
     """Only the spread of micro-batches: a pipeline without replicas has no rank that differs from others."""
     plan = make_plan(pipeline=2, micro_batches=1, schedule="gpipe")

@@ -92,6 +92,15 @@ def test_options_that_make_no_sense_are_refused_before_anything_is_computed():
         Options(session="session.json")
 
 
+REPEATS = {
+    "steps": 7,
+    "step_log": 0.03,
+    "pass_log": 0.0,
+    "operator_log": 0.2,
+    "autocorrelation": 0.1,
+}
+
+
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
     """A folder in which the shipped trace was measured: its session, and its experiment."""
@@ -111,6 +120,8 @@ def measured(tmp_path_factory):
     tables.write_table(empty, "rank_timelines", home / "rank_timelines.parquet")
     write_json(folder / "partition.json", {"stages": {}})
     shutil.copytree(find_trace(TRACE), folder / "traced")
+    facts = read_json(folder / "traced/trace.json")
+    write_json(folder / "repeated.json", facts | {"repeats": REPEATS})
     return folder
 
 
@@ -123,7 +134,8 @@ def predict_experiment(folder: Path, plan, batch):
     )  # fmt: skip
     simulate_experiment(
         folder / "graph", platform, models / "collectives.json", home / "session.json",
-        home / "rank_timelines.parquet", [folder / "traced"], folder / "simulated",
+        home / "rank_timelines.parquet", [folder / "traced"], [folder / "repeated.json"],
+        folder / "simulated",
     )  # fmt: skip
     return read_json(folder / "simulated" / "summary.json")
 
@@ -137,6 +149,10 @@ def test_the_anchor_session_gives_the_number_of_the_report(
     told = answer(capsys, "--plan", name, "--ranks", 2, "--batch", batch, "--anchor", "session")
     for key in ("step_time_s", "low_s", "high_s", "confidence", "trace_only_step_time_s"):
         assert told[key] == summary[key], key
+    drawn = summary["drawn"]
+    assert drawn["low_s"] < drawn["median_s"] < drawn["high_s"]
+    spread = drawn["spread"]
+    assert (spread["rank_log"], spread["step_log"], spread["operator_log"]) == (0.03, 0.0, 0.2)
     alone = answer(capsys, "--plan", name, "--ranks", 2, "--batch", batch)
     assert alone["step_time_s"] == told["trace_only_step_time_s"] < told["step_time_s"]
     assert main(["simulate", TRACE, "--platform", PLATFORM, "--plan", name, "--ranks", "2",

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from trioflow.base.errors import InputError, TableError
 from trioflow.base.provenance import PACKAGE
+from trioflow.costmodel.collectives.message_curve import MessageCurve
 
 _SHIPPED_SPREADS = PACKAGE / "data" / "spread.tsv"
 """From ``reproductions.drift.jobs.fit_jobs``, over all recorded steps of each public job."""
@@ -36,6 +38,9 @@ class Spread:
     micro_batch_log: float = 0.0  # Shared by all passes of a replica's micro-batch: its samples
     pass_log: float = 0.0  # New in each pass of a micro-batch through a rank
     exchange_log: float = 0.0  # New in each exchange, from when all its members are ready
+    operator_log: float = (
+        0.0  # New in each operator, whose mean is its time: a pass of many keeps its own
+    )
     # Of a step's, and of a rank's, factor to the next step's: 1 of what a rank keeps for good
     step_autocorrelation: float = 0.0
     rank_autocorrelation: float = 0.0
@@ -90,6 +95,56 @@ def choose_spread(
     return Spread(**widest), words
 
 
+CAPTURES = "captures"
+"""Job of a spread that captured steps of one rank tell."""
+
+
+def pool_captures(
+    repeats: Sequence[Mapping[str, Any]],
+    curves: Iterable[MessageCurve],
+    device_kind: str,
+    source: str,
+) -> MeasuredSpread:
+    """Return the spread that captures of single ranks and measured collectives tell.
+
+    ``repeats``: the fact of that name of each trace; of each part the median over them, so that a
+        capture that something disturbed does not set it. One rank was captured: what its steps
+        share counts as the rank's own.
+    ``curves``: at least one; rounds of each collective at each size, whose variances add up as in a
+        step that ran each once.
+
+    Raises InputError when there is no trace, or one lacks a number.
+    """
+    names = ("step_log", "pass_log", "operator_log", "autocorrelation")
+    try:
+        rows = np.array([[float(one[name]) for name in names] for one in repeats])
+        steps = sum(int(one["steps"]) for one in repeats)
+    except (KeyError, TypeError, ValueError):
+        raise InputError(
+            "the fact 'repeats' lacks a number", fix="merge the captures again"
+        ) from None
+    if not len(rows):
+        raise InputError(
+            "no captured step was repeated", fix="capture several steps of each workload"
+        )
+    rank_log, pass_log, operator_log, lag = np.median(rows, axis=0).tolist()
+    times_s, widths = (
+        np.concatenate([np.zeros(0), *parts])
+        for parts in zip(
+            *((one.median_s, np.log(one.high_factor / one.low_factor)) for one in curves),
+            strict=True,
+        )
+    )
+    exchange_log = float(np.linalg.norm(times_s * widths) / np.linalg.norm(times_s) / _NORMAL_80)
+    spread = Spread(
+        rank_log=rank_log, pass_log=pass_log, operator_log=operator_log, rank_autocorrelation=lag,
+        exchange_log=exchange_log,
+    )  # fmt: skip
+    return MeasuredSpread(device_kind, f"{len(rows)} {CAPTURES}", 1, steps, 0, spread, source)
+
+
+_NORMAL_80 = 2.5631
+"""Width of the middle 80 % of a normal, in standard deviations."""
 _COUNTS = ("ranks", "steps", "slow_ranks")
 _HEADER = ["device_kind", "job", *_COUNTS, *PARTS, *LAGS, "source"]
 
@@ -184,14 +239,9 @@ def fit_spread(
     step_lag = _find_lag(series["step_log"].unstack().iloc[:, :1], 0.0)
     rank_lag = _find_lag(series["kept"].unstack(), always)
     found = Spread(
-        step_log,
-        rank_log,
-        micro_batch_log,
-        pass_log,
-        _spread_exchanges(exchanges),
-        step_lag,
-        rank_lag,
-    )
+        step_log, rank_log, micro_batch_log, pass_log, _spread_exchanges(exchanges),
+        step_autocorrelation=step_lag, rank_autocorrelation=rank_lag,
+    )  # fmt: skip
     return found, slow
 
 

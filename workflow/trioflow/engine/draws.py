@@ -7,7 +7,7 @@ of the step simulated before: links are not shared anew in each draw.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -103,7 +103,9 @@ class DrawnGraph:
         self.lengths_s[self.item_of] = end_s - start_s
         self._levels = list(_find_levels(self.item_of, *_list_pairs(graph, timeline)))
 
-    def run(self, groups: Ints, factors: Floats) -> Drawn:
+    def run(
+        self, groups: Ints, factors: Floats, own: Callable[[int], Floats] | None = None
+    ) -> Drawn:
         """Return steps in which each item takes its length times its group's factor.
 
         Parameters
@@ -112,6 +114,8 @@ class DrawnGraph:
             Row of ``factors`` of each item [items].
         factors : array
             On the lengths, in each draw [groups, draws].
+        own : callable
+            A draw's number to a further factor on each item [items].
         """
         draws = factors.shape[1]
         step_s = np.zeros(draws)
@@ -119,11 +123,18 @@ class DrawnGraph:
         width = max(1, _BLOCK_NUMBERS // max(1, len(self.lengths_s)))
         for first in range(0, draws, width):
             chosen = slice(first, first + width)
-            ends_s = self._run_block(groups, np.ascontiguousarray(factors[:, chosen]), wait_s, late)
+            lengths_s = self.lengths_s[:, None]
+            if own is not None:
+                block = range(first, min(first + width, draws))
+                lengths_s = lengths_s * np.stack([own(draw) for draw in block], axis=1)
+            shared = np.ascontiguousarray(factors[:, chosen])
+            ends_s = self._run_block(lengths_s, groups, shared, wait_s, late)
             step_s[chosen] = ends_s.max(axis=0, initial=0.0)
         return Drawn(step_s, wait_s / max(1, draws), late)
 
-    def _run_block(self, groups: Ints, factors: Floats, wait_s: Floats, late: Ints) -> Floats:
+    def _run_block(
+        self, lengths_s: Floats, groups: Ints, factors: Floats, wait_s: Floats, late: Ints
+    ) -> Floats:
         """Return when each item ends in each draw [items, draws] [s]; add to waits and lateness."""
         ends_s = np.zeros((len(self.lengths_s), factors.shape[1]))
         for level in self._levels:
@@ -137,7 +148,7 @@ class DrawnGraph:
                 start_s = np.maximum.reduceat(ready_s, level.firsts, axis=0)
                 self._note_waits(level, ready_s, start_s, wait_s, late)
             items = level.items
-            ends_s[items] = start_s + self.lengths_s[items, None] * factors[groups[items]]
+            ends_s[items] = start_s + lengths_s[items] * factors[groups[items]]
         return ends_s
 
     def _note_waits(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from trioflow import tables
-from trioflow.base.provenance import write_json
+from trioflow.base.provenance import read_json, write_json
+from trioflow.costmodel.collectives.model import load_collective_model
+from trioflow.costmodel.spread import CAPTURES, pool_captures
 from trioflow.engine.link_traffic import Simulated, link_rates, measure_links
 from trioflow.engine.timeline import build_critical_path
 from trioflow.export.perfetto import write_perfetto
@@ -21,6 +24,10 @@ from trioflow.prediction.anchors import SessionAnchor
 from trioflow.prediction.answer import Prediction, predict_step
 from trioflow.prediction.breakdown import WAYS
 from trioflow.prediction.step import load_experiment
+from trioflow.trace.facts import Facts
+
+DRAWS = 200
+"""Draws of each experiment."""
 
 
 def simulate_experiment(
@@ -30,17 +37,26 @@ def simulate_experiment(
     session: str | Path,
     rank_timelines: str | Path,
     traces: Sequence[str | Path],
+    captures: Sequence[str | Path],
     folder: str | Path,
 ) -> None:
     """Simulate an experiment and write its timeline, what is made of it, and its summary.
 
     ``graph_folder``, ``platform``, ``collectives``, ``session``, ``traces``: as for
     ``experiment.load_experiment``; ``rank_timelines``: measured timelines of the session;
-    ``folder``: where ``timeline.parquet``, ``critical_path.parquet``, ``links.parquet``,
+    ``captures``: ``trace.json`` of all of the run's traces, whose repeats say how far ranks drift
+    (where none was repeated, the spread of the kind of device does); ``folder``: where ``timeline.parquet``, ``critical_path.parquet``, ``links.parquet``,
     ``breakdown.parquet``, ``perfetto.json.gz`` and ``summary.json`` go.
     """
     step, anchor = load_experiment(graph_folder, platform, collectives, session, traces)
-    prediction = predict_step(step)
+    repeats = [Facts.read(read_json(path), path).repeats for path in captures]
+    drift = None
+    if known := [one for one in repeats if one]:
+        curves = load_collective_model(collectives).curves.values()
+        drift = pool_captures(known, curves, step.platform.device.kind, CAPTURES).spread
+    prediction = predict_step(
+        replace(step, options=replace(step.options, draws=DRAWS, spread=drift))
+    )
     experiment = step.graph.metadata.experiment
     measured = tables.read_table(rank_timelines, "rank_timelines")
     own = measured[measured["experiment"] == experiment]
@@ -57,6 +73,7 @@ def _summarize_experiment(prediction: Prediction, anchor: SessionAnchor) -> dict
     )
     return {
         **simulated.result.summary.to_dict(),
+        "drawn": None if prediction.draws is None else prediction.draws.to_dict(),
         "experiment": metadata.experiment,
         "plan_text": metadata.plan_text,
         "trace_only_step_time_s": simulated.trace_only_s,

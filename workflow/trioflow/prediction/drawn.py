@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from trioflow.parallel.task_graph import TaskGraph
 from trioflow.prediction.language_answer import name_group
 
 _QUANTILES = (("low_s", 0.1), ("median_s", 0.5), ("high_s", 0.9))
-_STEP, _RANK, _MICRO_BATCH, _PASS, _EXCHANGE = range(5)
+_STEP, _RANK, _MICRO_BATCH, _PASS, _EXCHANGE, _OPERATOR = range(6)
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +103,8 @@ def draw_step(
     plan, timeline = graph.metadata.plan, result.timeline
     drawn_graph = DrawnGraph(graph, timeline)
     groups, factors = _draw_factors(drawn_graph, timeline, plan, draws, seed, spread)
-    drawn = drawn_graph.run(groups, factors)
+    own = _draw_operators(drawn_graph, timeline, seed, spread.operator_log)
+    drawn = drawn_graph.run(groups, factors, own)
     steady = drawn_graph.run(np.zeros_like(groups), np.ones((1, 1)))
     summary = result.summary
     missed = 1.0 if summary.expected_s is None else summary.expected_s / summary.step_time_s
@@ -149,6 +150,25 @@ def _draw_factors(
     groups[graph.item_of[~shared]] = own[~shared]
     groups[exchanges] = len(passes) + np.arange(len(exchanges))
     return groups, np.exp(np.concatenate([logs, exchange_logs]))
+
+
+def _draw_operators(
+    graph: DrawnGraph, timeline: pd.DataFrame, seed: int, deviation: float
+) -> Callable[[int], Floats] | None:
+    """Return what gives each draw's factors on single operators [items]; none where they do not differ.
+
+    Their mean is 1: what operators of a pass take together is what was recorded of a whole step.
+    """
+    if not deviation:
+        return None
+    single = np.zeros(len(graph.lengths_s), dtype=bool)
+    single[graph.item_of[timeline["match_id"].isna().to_numpy()]] = True
+
+    def draw(number: int) -> Floats:
+        logs = deviation * draw_normals(seed, _OPERATOR, number, (len(single),))
+        return np.where(single, np.exp(logs - deviation**2 / 2), 1.0)
+
+    return draw
 
 
 def _name_degrees(tasks: pd.DataFrame, timeline: pd.DataFrame, plan: Plan) -> Any:

@@ -36,6 +36,7 @@ from trioflow.report.pages import (
     render_tables,
     write_page,
 )
+from trioflow.report.rounds import compare_rounds, render_rounds
 from trioflow.report.summary import CAPTIONS, describe_accuracy, describe_error, describe_own_run
 from trioflow.report.wording import write_time
 
@@ -182,6 +183,7 @@ def _compose_report(
                 render_paragraph(" ".join(describe_accuracy(errors))), _figure("error_by_plan", figures),
                 render_details("Accuracy by group", sections.render_metrics(metrics)),
                 render_details("Beside a trace alone and a simple rule", render_live_scores(errors)),
+                render_details("Rounds: how far steps drift, measured and drawn", render_rounds(compare_rounds(errors, inputs))),
             ]),
             Section("attribution", "What the errors are made of", [
                 _figure("attribution", figures), render_attribution(inputs.attribution, errors),

@@ -47,6 +47,7 @@ class Facts:
         `STEP_TIME_SOURCES`.
     ``step_times_s``, ``profiled_step_s``, ``profiler_overhead``: steps without the profiler, the
         profiled one [s], and by how much it is longer, relative.
+    ``repeats``: how much profiled steps differ from one another; see ``profile.timing.measure_repeats``.
     ``busy_s``, ``span_s``, ``span_ns``, ``host_only_s``, ``tail_s``: when the device was busy,
         from first to last kernel (by operator in ns), host time of modules without kernels, host
         time after the last operator.
@@ -96,6 +97,7 @@ class Facts:
     profiled_step_s: float | None = None
     profiled_steps: int | None = None
     profiler_overhead: float | None = None
+    repeats: Mapping[str, Any] | None = None
     busy_s: float | None = None
     span_s: float | None = None
     span_ns: Sequence[int] | None = None
@@ -224,7 +226,7 @@ _KINDS = {
     "number": ("joined_share", "seed", "profiler_overhead", "operators", "flop", "device_events"),
     "list of times": ("step_times_s", "span_ns"),
     "mapping of texts": ("tensor_split", "row", "inputs", "digests"),
-    "mapping": ("host", "language_model", "program"),
+    "mapping": ("host", "language_model", "program", "repeats"),
 }  # fmt: skip
 """What optional facts are, where they are there; what ends in ``_s`` and is not a list is a time."""
 _TESTS: dict[str, Callable[[Any], bool]] = {

@@ -10,6 +10,7 @@ import pytest
 from trioflow.base.errors import TableError, TraceError
 from trioflow.tables import read_table, records, write_table
 from trioflow.trace.profile.merge import merge_trace, merge_trace_folder
+from trioflow.trace.profile.timing import measure_repeats
 from trioflow.trace.store import load_trace, tensor_bytes
 
 TRACES = ["transformer_trace", "cnn_trace", "bert_trace"]
@@ -193,3 +194,35 @@ def test_without_the_light_profile_the_single_step_is_used(tmp_path, raw_cnn, cn
     trace = merge_trace(tmp_path / "raw")
     assert trace.operators["name"].tolist() == cnn_trace.operators["name"].tolist()
     assert trace.facts.profiled_step_s != cnn_trace.facts.profiled_step_s
+
+
+def make_steps(step: float, phase: float, operator: float, steps: int = 400) -> np.ndarray:
+    """Times of 60 operators of three lengths, half of them of each phase, in many steps [ns]."""
+    rng, phases = np.random.default_rng(4), np.arange(60) // 30
+    logs = (
+        step * rng.standard_normal((steps, 1)) + phase * rng.standard_normal((steps, 2))[:, phases]
+    )
+    nominal = np.tile([1e5, 3e5, 9e5], 20)
+    return nominal * np.exp(logs + operator * rng.standard_normal((steps, 60)))
+
+
+@pytest.mark.parametrize(
+    "parts", [(0.05, 0.0, 0.1), (0.0, 0.05, 0.1), (0.03, 0.04, 0.0), (0.0, 0.0, 0.2)]
+)
+def test_repeats_are_told_apart_by_what_they_share(parts):
+    phases = ["forward"] * 30 + ["backward"] * 30
+    found = measure_repeats(make_steps(*parts), phases, ["aten::mm", "aten::add", "aten::mm"] * 20)
+    told = [found[name] for name in ("step_log", "pass_log", "operator_log")]
+    assert told == pytest.approx(parts, abs=0.02)
+    assert abs(found["autocorrelation"]) < 0.15 and found["steps"] == 400
+    assert set(found["operators"]) == {"aten::mm", "aten::add"}
+    assert measure_repeats(make_steps(*parts, steps=1), phases, phases) is None
+
+
+def test_a_capture_of_several_light_steps_says_how_much_they_differ(tmp_path, raw_cnn, cnn_trace):
+    found = cnn_trace.facts.repeats
+    assert found["steps"] == 2 and found["operator_log"] > 0
+    assert "aten::convolution_backward" in found["operators"]
+    shutil.copytree(raw_cnn, tmp_path / "raw")
+    (tmp_path / "raw" / "kineto_steps.json.gz").unlink()
+    assert merge_trace(tmp_path / "raw").facts.repeats is None

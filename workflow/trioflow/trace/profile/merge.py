@@ -25,7 +25,7 @@ from trioflow.trace.profile.execution_trace import link_nodes, read_nodes
 from trioflow.trace.profile.kineto import read_profile
 from trioflow.trace.profile.observe import coverage_of, observe_step
 from trioflow.trace.profile.steps import Step, find_spans, load_step
-from trioflow.trace.profile.timing import StepTimes, median_times, times_of_step
+from trioflow.trace.profile.timing import StepTimes, measure_repeats, median_times, times_of_step
 from trioflow.trace.store import Trace, save_trace
 
 
@@ -80,6 +80,7 @@ def merge_trace(folder: str | Path) -> Trace:
         },
         "profiled_step_s": profiled_s,
         "profiler_overhead": profiled_s / environment["step_time_s"] - 1,
+        "repeats": _measure_repeats(times, seen.operators),
         "tail_s": ns_to_s(clean.tail_ns),
         "operators_without_tensors": seen.without_tensors,
         "unjoined": seen.unjoined,
@@ -121,6 +122,16 @@ def _check_optimizer(
             f" {'shows no update' if said else 'updates parameters'}",
             file=path, fix="capture it again",
         )  # fmt: skip
+
+
+def _measure_repeats(
+    times: StepTimes, operators: Sequence[ObservedOperator]
+) -> dict[str, Any] | None:
+    """Return the spread of the lightly profiled steps; None where there are none."""
+    if times.repeats_ns is None:
+        return None
+    phases, names = [one.phase for one in operators], [one.name for one in operators]
+    return measure_repeats(times.repeats_ns, phases, names)
 
 
 def set_times(operators: list[ObservedOperator], times: StepTimes) -> None:

@@ -1,9 +1,11 @@
-"""Times of a step's operators: from one profiled step or the medians of several."""
+"""Times of a step's operators: from one profiled step or the medians of several, and how far these differ."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +38,9 @@ class StepTimes:
     # host's overlap and sum to no step.
     on_device: bool = False
     steps: int = 1  # steps that the times are medians of
+    # What each operator took in each of them, its host time before it too unless that is a device's
+    # [steps, operators] [ns].
+    repeats_ns: NDArray[np.float64] | None = None
 
     def without_overhead(self, step_s: float) -> StepTimes:
         """Take the profiler's time off, so that the parts sum to the un-profiled step.
@@ -148,4 +153,76 @@ def median_times(steps: Iterable[Step], names: list[str]) -> StepTimes | None:
         float(np.median([t.total_ns for t in times])),
         times[0].on_device,
         len(times),
+        np.array([t.device_ns if t.on_device else t.device_ns + t.cpu_ns for t in times]),
     )
+
+
+_LEAST_SHARE = 0.01
+"""Operators of one name that take less of the step are not listed."""
+
+
+def measure_repeats(
+    times_ns: NDArray[np.float64], phases: Sequence[str], names: Sequence[str]
+) -> dict[str, Any] | None:
+    """Return the spread of a step's repeats, as the fact ``repeats`` of a trace holds it.
+
+    ``times_ns``: what each operator took in each step, none without time [steps, operators] [ns].
+    ``phases``, ``names``: of the operators.
+
+    Returns ``steps``; standard deviations of logarithms: ``step_log`` of what a step shares,
+    ``pass_log`` of what a phase of it shares besides, ``operator_log`` of what is new in each
+    operator, as their variances add up in the step's, and of the longest ``operators`` by name;
+    ``autocorrelation`` of the steps' factors. None of one step.
+
+    Notes
+    -----
+    Variances of operators add up to a part of their phase's, those of phases to a part of the step's;
+    what is left over is what the phase, and the step, shares. Where nothing is, 0.
+    """
+    steps, _ = times_ns.shape
+    if steps < 2:
+        return None
+    kinds = sorted(set(phases))
+    own = [np.array([phase == kind for phase in phases]) for kind in kinds]
+    whole = np.stack([times_ns[:, chosen].sum(axis=1) for chosen in own], axis=1)
+    middle = np.median(whole, axis=0)
+    if not (whole > 0).all():
+        return None
+    logs, share = np.log(whole / middle), middle / middle.sum()
+    variance, square = np.zeros(times_ns.shape[1]), np.zeros(times_ns.shape[1])
+    for column, chosen in enumerate(own):
+        steady = times_ns[:, chosen] / np.exp(logs[:, [column]])
+        variance[chosen] = steady.var(axis=0, ddof=1)
+        square[chosen] = np.median(steady, axis=0) ** 2
+    of_operators = np.array([variance[chosen].sum() for chosen in own]) / middle**2
+    step = logs @ share
+    apart = (
+        np.eye(len(kinds)) - share
+    )  # From the phases' factors to what each has beside the step's
+    left = float(share @ ((logs - step[:, None]).var(axis=0, ddof=1) - apart**2 @ of_operators))
+    of_passes = max(0.0, left / float(share @ (apart**2).sum(axis=1))) if len(kinds) > 1 else 0.0
+    of_step = max(0.0, float(step.var(ddof=1) - share**2 @ (of_operators + of_passes)))
+    beside = step - step.mean()
+    pairs = float((beside[1:] ** 2 + beside[:-1] ** 2).sum()) / 2
+    return {
+        "steps": steps, "step_log": math.sqrt(of_step), "pass_log": math.sqrt(of_passes),
+        "operator_log": _root(variance, square),
+        "autocorrelation": float(beside[1:] @ beside[:-1]) / pairs if pairs else 0.0,
+        "operators": _list_operators(names, variance, square),
+    }  # fmt: skip
+
+
+def _root(variance: NDArray[np.float64], square: NDArray[np.float64]) -> float:
+    return math.sqrt(variance.sum() / square.sum()) if square.sum() > 0 else 0.0
+
+
+def _list_operators(
+    names: Sequence[str], variance: NDArray[np.float64], square: NDArray[np.float64]
+) -> dict[str, float]:
+    known, time = np.array(names), np.sqrt(square)
+    chosen = {name: known == name for name in dict.fromkeys(names)}
+    return {
+        name: _root(variance[mine], square[mine])
+        for name, mine in chosen.items()
+        if time[mine].sum() >= _LEAST_SHARE * time.sum()
+    }

@@ -1,0 +1,91 @@
+"""Measured rounds of each experiment beside the steps drawn for it: quantiles, and how far apart both lie."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from trioflow.base.errors import InputError
+from trioflow.report.errors import measured_steps
+from trioflow.report.html import (
+    numbers,
+    render_paragraph,
+    render_records,
+    signed_cell,
+    time_cell,
+    words,
+)
+from trioflow.report.inputs import ReportInputs
+from trioflow.report.wording import join_words, write_percent, write_signed_percent
+from trioflow.tables import records
+
+QUANTILES = {"low_s": 0.1, "median_s": 0.5, "high_s": 0.9}
+"""What ``Draws.to_dict`` calls them."""
+
+
+def compare_rounds(errors: pd.DataFrame, inputs: ReportInputs) -> pd.DataFrame:
+    """Return the quantiles of each experiment's rounds, and of its draws.
+
+    ``errors``: columns of ``tables.ERRORS``.
+
+    Returns ``experiment``, ``rounds``; for each of ``QUANTILES`` ``measured_`` and ``drawn_`` of
+    its name [s]. Raises InputError when an experiment was not drawn.
+    """
+    rows = []
+    for row in errors.to_dict("records"):
+        name = str(row["experiment"])
+        drawn = inputs.summaries[name].get("drawn")
+        if not isinstance(drawn, dict) or not all(key in drawn for key in QUANTILES):
+            raise InputError(
+                f"experiment {name!r}: its summary has no draws", fix="simulate it again with this version"
+            )  # fmt: skip
+        steps_s = measured_steps(inputs.measurements, row, int(row["ranks"]))
+        found: dict[str, Any] = {"experiment": name, "rounds": len(steps_s)}
+        for key, quantile in QUANTILES.items():
+            found[f"measured_{key}"] = float(np.quantile(steps_s, quantile))
+            found[f"drawn_{key}"] = float(drawn[key])
+        rows.append(found)
+    return pd.DataFrame(rows)
+
+
+def _find_error(row: Any, key: str) -> float:
+    return float(row[f"drawn_{key}"] / row[f"measured_{key}"] - 1)
+
+
+def render_rounds(rounds: pd.DataFrame) -> str:
+    """Return in words and as a table how measured rounds and draws compare (``compare_rounds``)."""
+    rows = records(rounds)
+    misses = []
+    for key, quantile in QUANTILES.items():
+        error = np.array([_find_error(row, key) for row in rows])
+        misses.append(
+            f"of the {100 * quantile:.0f} % quantile {write_percent(float(np.abs(error).mean()))} "
+            f"({write_signed_percent(float(error.mean()))} signed)"
+        )
+    measured, drawn = (
+        float((rounds[f"{way}_high_s"] / rounds[f"{way}_low_s"] - 1).median())
+        for way in ("measured", "drawn")
+    )
+    text = (
+        "Drawn: the predicted step with times that differ from rank to rank and operator to operator as those of the "
+        "captures do (docs/spread.md); no measured step of an experiment is in it. Mean absolute errors: "
+        f"{join_words(misses)}. In the median experiment four fifths of the rounds span {write_percent(measured)}, "
+        f"four fifths of the draws {write_percent(drawn)}. A capture runs one rank alone: what ranks that are all busy "
+        "at once, and the rest of the machine, take from one another differs from round to round, too, and is not drawn."
+    )
+    fields = [
+        words("experiment", "", "", "experiment"),
+        *(
+            numbers(f"{100 * quantile:.0f} %", way, "quantile of the step", time_cell, f"{way}_{key}")
+            for key, quantile in QUANTILES.items()
+            for way in ("measured", "drawn")
+        ),
+        *(
+            numbers(f"{100 * quantile:.0f} %", "error", "drawn over measured, less 1", signed_cell, partial(_find_error, key=key))
+            for key, quantile in QUANTILES.items()
+        ),
+    ]  # fmt: skip
+    return render_paragraph(text) + render_records(rows, fields, "Rounds and draws")
