@@ -8,6 +8,7 @@ from trioflow.base.errors import TraceError
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import named_plan
 from trioflow.trace.importers.options import ImportOptions
+from trioflow.trace.importers.detect import import_trace
 from trioflow.trace.importers.triosim import import_triosim, recognise
 from trioflow.trace.importers.triosim_autograd import find_arguments
 from trioflow.trace.store import load_trace, save_trace
@@ -310,3 +311,10 @@ def test_a_lone_operator_is_joined_only_where_it_shares_a_tensor(tmp_path):
 
 def test_node_names_are_read(trace):
     assert NODE in op(trace, "AddmmBackward0")["name"], "names stay those of the source"
+
+
+def test_the_two_files_are_their_folder(tmp_path):
+    folder = write_files(tmp_path / "two", STEPS)
+    files = [folder / "tensor.csv", folder / "trace.csv"]
+    for sources in (files, files[:1], [folder]):
+        assert import_trace(sources, OPTIONS).facts.source == "TrioSim"

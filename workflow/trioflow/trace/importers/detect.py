@@ -78,7 +78,8 @@ def _check_sources(sources: Sequence[str | Path]) -> list[Path]:
             raise TraceError("no such file or folder", file=path)
         if not path.is_dir():
             check_file(path, TraceError)
-    return paths
+    folders = {path.parent for path in paths if path.name in ("trace.csv", "tensor.csv")}
+    return paths if len(folders) != 1 else sorted(folders)  # TrioSim's two files are their folder
 
 
 def _list_readers() -> Mapping[str, Reader]:
@@ -110,11 +111,8 @@ def import_row(files: Sequence[str | Path], row: Mapping[str, Any]) -> Trace:
         for key in ("gpu", "batch", "precision", "optimizer")
     }
     form = str(row["format"])
-    sources = [Path(file) for file in files]
-    if form == "triosim":
-        sources = [sources[0].parent]
     options = ImportOptions(**said, workload=str(row["trace"]))
-    return import_trace(sources if form == "kineto" else sources[:1], options, form)
+    return import_trace(files if form == "kineto" else files[:1], options, form)
 
 
 def detect_format(paths: Sequence[Path]) -> str:
