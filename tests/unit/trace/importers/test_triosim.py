@@ -7,8 +7,8 @@ from same_model import ProportionalModel
 from trioflow.base.errors import TraceError
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import named_plan
-from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.importers.detect import import_trace
+from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.importers.triosim import import_triosim, recognise
 from trioflow.trace.importers.triosim_autograd import find_arguments
 from trioflow.trace.store import load_trace, save_trace
