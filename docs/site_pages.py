@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from markdown.extensions.toc import slugify
 from mkdocs.structure.files import File, Files
 from trioflow import tables
 from trioflow.cli.main import COMMANDS, build_parser
@@ -27,6 +28,26 @@ ELSEWHERE = {
 """Markdown that lies outside docs/, and what it is called in the site."""
 
 
+SHEETS = '<style id="hljs-light"></style><style id="hljs-dark"></style>'
+"""What the theme's switch between light and dark looks for, though no code is coloured here."""
+
+
+def on_config(config: Any) -> Any:
+    """Choose the addresses of headings, and note what pages are called."""
+    config["mdx_configs"].setdefault("toc", {})["slugify"] = name_heading
+    return config
+
+
+def name_heading(text: str, separator: str) -> str:
+    """Return a heading's address, which begins with a letter: the theme's script reads it as a selector."""
+    return re.sub(r"^(?=\d)", f"n{separator}", slugify(text, separator))
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    """Add what the theme's scripts look for."""
+    return output.replace("</head>", f"{SHEETS}</head>", 1)
+
+
 def on_files(files: Files, config: Any) -> Files:
     """Add what is generated."""
     pages = {name: (ROOT / source).read_text("utf-8") for source, name in ELSEWHERE.items()}
@@ -39,8 +60,23 @@ def on_files(files: Files, config: Any) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Lead links to notebooks, and to what lies outside docs/, to their pages of the site."""
+def list_titles(nav: Any) -> dict[str, str]:
+    """Return what the navigation calls each page."""
+    if isinstance(nav, dict):
+        own = {to: title for title, to in nav.items() if isinstance(to, str)}
+        return own | {k: v for to in nav.values() for k, v in list_titles(to).items()}
+    return (
+        {k: v for one in nav for k, v in list_titles(one).items()} if isinstance(nav, list) else {}
+    )
+
+
+def on_page_markdown(markdown: str, config: Any, **_: Any) -> str:
+    """Lead links to notebooks, and to what lies outside docs/, to their pages of the site, by their titles."""
+    titles = list_titles(config["nav"])
+    titles |= {source: titles[name] for source, name in ELSEWHERE.items() if name in titles}
+    markdown = re.sub(
+        r"\[(?:docs/)?([\w/]+\.md)\](?=\()", lambda m: f"[{titles.get(m[1], m[1])}]", markdown
+    )
     for source, name in ELSEWHERE.items():
         markdown = markdown.replace(f"](../{source}", f"]({name}")
     return re.sub(r"\]\(([\w/]+)\.ipynb\)", r"](\1.md)", markdown)
