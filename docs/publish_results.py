@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 from trioflow.base.experiments import load_plans
 from trioflow.base.provenance import read_json, write_json
 from trioflow.costmodel.collectives.model import load_collective_model
@@ -29,6 +30,15 @@ from trioflow.reproductions.clusters.aims import describe_causes, judge_aims
 from trioflow.reproductions.clusters.beyond import fit_node_residuals
 from trioflow.reproductions.clusters.scores import mark_crowded
 from trioflow.reproductions.drift.jobs import JOBS_FOLDER, fit_jobs
+from trioflow.reproductions.intervals import (
+    list_clusters,
+    list_errors,
+    list_published,
+    list_rates,
+    list_validation,
+    publish_intervals,
+    record_intervals,
+)
 from trioflow.reproductions.published.judge import ANCHORS, list_residuals, way_of_plan
 from trioflow.reproductions.readme import (
     Result,
@@ -125,6 +135,23 @@ def publish_spread() -> None:
     publish_spreads(ROOT, load_spreads())
 
 
+def publish_intervals_of_sets() -> None:
+    """Rewrite how well intervals hold, of the sets that a run judged."""
+    report, clusters = RESULTS / "report", RESULTS / "clusters"
+    found = {list_errors: read_table(report / "error.parquet", "errors")}
+    validated = sorted((RESULTS / "validation").glob("*.parquet"))
+    if validated:
+        tables = [read_table(path, "validation") for path in validated]
+        found[list_validation] = pd.concat([one for one in tables if len(one)], ignore_index=True)
+    if (cases := report / "published.parquet").is_file():
+        found[list_published] = read_table(cases, "published_cases")
+    if (steps := clusters / "steps.parquet").is_file():
+        found[list_clusters] = read_table(steps, "cluster_steps", CLUSTER_STEPS)
+    if (rates := clusters / "rates.parquet").is_file():
+        found[list_rates] = read_table(rates, "cluster_rates", CLUSTER_RATES)
+    publish_intervals(ROOT, record_intervals(ROOT / "docs" / "intervals.tsv", found))
+
+
 def publish_step_residuals() -> None:
     """Rewrite how far steps were off that leave what was recorded; the public ones where a run judged them."""
     errors = read_table(RESULTS / "report" / "error.parquet", "errors")
@@ -167,6 +194,7 @@ def main() -> None:
     publish_step_residuals()
     publish_node_residuals()
     publish_spread()
+    publish_intervals_of_sets()
     publish_example()
 
 

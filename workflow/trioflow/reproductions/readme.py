@@ -77,14 +77,20 @@ def publish(root: Path, topic: str, result: Result) -> bool:
 
 def publish_spreads(root: Path, spreads: Iterable[MeasuredSpread]) -> bool:
     """Rewrite the table of measured spreads in docs/spread.md; return whether it changed. Raises as `publish`."""
-    page, names = root / "docs" / "spread.md", (*PARTS, *LAGS)
+    names = (*PARTS, *LAGS)
     rows = [
         (one.device_kind, one.job, one.ranks, one.steps, *(write_percent(getattr(one.spread, name), 2) for name in PARTS),
          *(f"{getattr(one.spread, name):.2f}" for name in LAGS))
         for one in spreads
     ]  # fmt: skip
     heads = ("device", "job", "ranks", "steps", *(f"`{name}`" for name in names))
-    return _write(page, _replace_block(page, "spread", write_markdown(heads, rows, left=(0, 1))))
+    return publish_block(root, "spread.md", "spread", write_markdown(heads, rows, left=(0, 1)))
+
+
+def publish_block(root: Path, page: str, block: str, body: str) -> bool:
+    """Rewrite a block of a page of docs; return whether it changed. Raises as `publish`."""
+    path = root / "docs" / page
+    return _write(path, _replace_block(path, block, body))
 
 
 def markers(block: str) -> tuple[str, str]:
