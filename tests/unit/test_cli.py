@@ -236,11 +236,14 @@ def test_doctor_says_what_is_here_and_what_is_missing(capsys, monkeypatch, tmp_p
     monkeypatch.setenv("TRIOFLOW_DATA_MIRROR", str(tmp_path / "gone"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))  # no nvidia-smi
+    own = ["numpy>=2.1", 'gone>=1; extra == "report"', 'trioflow[report]; extra == "workflow"']
+    monkeypatch.setattr("importlib.metadata.requires", lambda name: own)
     found = answer(capsys, "doctor")
     assert found["trioflow"].startswith(__version__)
     assert found["public data"].endswith("gone: no such folder")
     assert found["kept traces"].endswith("traces, empty") and "none that nvidia-smi" in found["GPU"]
-    assert f"numpy {np.__version__}" in found["packages"]
+    packages = f"numpy {np.__version__}, gone missing (pip install '.[report]')"
+    assert found["packages"] == packages
     status, out, _ = run(capsys, "doctor")
     assert status == 0 and {line.split("  ")[0] for line in out.splitlines()} == found.keys()
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'NVIDIA H200, 570.1'\n")

@@ -75,7 +75,7 @@ def _list_packages() -> str:
     found = []
     for line in lines:
         extra = re.search(r"extra == ['\"](\w+)", line)
-        if extra and extra[1] in tools:
+        if (extra and extra[1] in tools) or line.startswith("trioflow["):
             continue
         name = re.split(r"[^\w-]", line)[0]
         try:
