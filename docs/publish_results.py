@@ -17,7 +17,7 @@ import pandas as pd
 from trioflow.base.experiments import load_plans
 from trioflow.base.provenance import read_json, write_json
 from trioflow.costmodel.collectives.model import load_collective_model
-from trioflow.costmodel.spread import load_spreads, pool_captures, write_spreads
+from trioflow.costmodel.spread import CAPTURES, load_spreads, pool_captures, write_spreads
 from trioflow.costmodel.steps import (
     BATCH,
     StepResidual,
@@ -31,6 +31,7 @@ from trioflow.reproductions.clusters.beyond import fit_node_residuals
 from trioflow.reproductions.clusters.scores import mark_crowded
 from trioflow.reproductions.drift.jobs import JOBS_FOLDER, fit_jobs
 from trioflow.reproductions.intervals import (
+    Lister,
     list_clusters,
     list_errors,
     list_published,
@@ -119,18 +120,23 @@ def publish_node_residuals() -> None:
 
 
 def publish_spread() -> None:
-    """Rewrite the spreads that ship, those of recorded jobs where their data were retrieved, and the table of docs."""
+    """Rewrite the spreads that ship, and the table of docs.
+
+    Rows of the run's captures and of recorded jobs are new where their repeats and data are there.
+    """
     jobs = sorted((RESULTS / "data" / JOBS_FOLDER).glob("*.parquet"))
-    rows = fit_jobs(jobs) if jobs else [one for one in load_spreads() if one.device_kind == "gpu"]
     paths = sorted((RESULTS / "operator_tables").glob("*/trace.json"))
     traces = [Facts.read(read_json(path), path) for path in paths]
+    repeats = [one.repeats for one in traces if one.repeats]
     model = load_collective_model(RESULTS / "cost_models" / "this-machine" / "collectives.json")
     source = f"repeats of captured steps, {traces[0].device_name}; rounds of collectives, {model.library} (make reproduce)"
     kind = "gpu" if traces[0].device == "cuda" else "cpu"
-    own = pool_captures(
-        [one.repeats for one in traces if one.repeats], model.curves.values(), kind, source
-    )
-    write_spreads([own, *rows])
+    known = load_spreads()
+    own = [one for one in known if one.job.endswith(CAPTURES)]
+    if repeats:
+        own = [pool_captures(repeats, model.curves.values(), kind, source)]
+    recorded = fit_jobs(jobs) if jobs else [one for one in known if not one.job.endswith(CAPTURES)]
+    write_spreads([*own, *recorded])
     load_spreads.cache_clear()
     publish_spreads(ROOT, load_spreads())
 
@@ -138,7 +144,9 @@ def publish_spread() -> None:
 def publish_intervals_of_sets() -> None:
     """Rewrite how well intervals hold, of the sets that a run judged."""
     report, clusters = RESULTS / "report", RESULTS / "clusters"
-    found = {list_errors: read_table(report / "error.parquet", "errors")}
+    found: dict[Lister, pd.DataFrame] = {
+        list_errors: read_table(report / "error.parquet", "errors")
+    }
     validated = sorted((RESULTS / "validation").glob("*.parquet"))
     if validated:
         tables = [read_table(path, "validation") for path in validated]

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from trioflow.costmodel.judging import MISSED
 from trioflow.reproductions.intervals import (
     FEWEST,
     list_clusters,
@@ -40,9 +39,10 @@ def test_a_set_stands_beside_the_errors_of_other_groups() -> None:
         "each group has the other's errors"
     )
     width = (10 * 0.1 + 10 * 0.11 + 20 * 0.08) / 40
-    miss = (10 * (0.95 - 1 / 1.1) * 1.1 + 20 * 0.2 / 1.25) / 40
+    log_width = np.log(1.05 / 0.95)
+    miss = (10 * np.log(0.95 * 1.1) + 20 * np.log(1.25 / 1.05)) / 40
     assert row["width"] == pytest.approx(width, abs=1e-4)
-    assert row["score"] == pytest.approx(width + 2 / MISSED * miss, abs=1e-4)
+    assert row["score"] == pytest.approx(log_width + 10 * miss, abs=1e-4)
     # Of a the prediction times 1.25, of b from 1 / 1.1 to 1.
     assert row["naive_width"] == pytest.approx(
         (20 * 0.0 + 20 * (1 - 1 / 1.1) / 1.25) / 40, abs=1e-4

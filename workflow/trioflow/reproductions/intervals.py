@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 
 from trioflow.base.provenance import atomic_path
-from trioflow.costmodel.intervals import COVERAGE
-from trioflow.costmodel.judging import score_cases
+from trioflow.costmodel.intervals import COVERAGE, SHORTEST_S
+from trioflow.report.errors import interval_score
 from trioflow.report.wording import NOTHING, write_markdown, write_percent
 from trioflow.reproductions.clusters.parts import plain_model
 from trioflow.reproductions.published.cases import describe_set
@@ -31,7 +31,8 @@ _STEPS = {
     "leave-workload-out": "operator_sum",
 }
 """Quantities of the sets whose cases are whole steps; of the other sets there is one."""
-_SCORES = {"coverage": "inside", "mean_relative_width": "width", "interval_score": "score"}
+Lister = Callable[[pd.DataFrame], Iterator[tuple[str, float | None, pd.DataFrame]]]
+"""Yields name, width aimed at, and cases of a table's sets."""
 _ENDS = ["measured_s", "predicted_s", "low_s", "high_s"]
 
 
@@ -90,7 +91,8 @@ def score_set(name: str, aim: float | None, cases: pd.DataFrame) -> dict[str, An
     ``cases``: measured_s, predicted_s, low_s, high_s [s] and group.
 
     Returns set, cases, ``width_aim``; inside (share), width (mean, over the measured value) and score
-    (`judging.score_cases`) of the intervals, and, with ``naive_`` before them, of those that take the
+    (`report.errors.interval_score`, mean over logarithms, so that cases that are off many times do
+    not decide it) of the intervals, and, with ``naive_`` before them, of those that take the
     prediction times the quantiles of measured over predicted in all other groups.
     """
     known = cases.dropna(subset=_ENDS)
@@ -104,13 +106,19 @@ def score_set(name: str, aim: float | None, cases: pd.DataFrame) -> dict[str, An
             naive.loc[mine, end] = known.loc[mine, "predicted_s"] * ratio[~mine].quantile(quantile)
     row: dict[str, Any] = {"set": name, "cases": len(known), "width_aim": aim}
     for before, frame in (("", known), ("naive_", naive)):
-        rows = frame[_ENDS].assign(set=name, oracle_s=np.nan, extrapolated=np.nan)
-        scores = score_cases(rows, ["set"]).iloc[0]
-        row |= {before + short: round(float(scores[score]), 4) for score, short in _SCORES.items()}
+        measured_s, low_s, high_s = (
+            frame[end].to_numpy(np.float64) for end in ("measured_s", "low_s", "high_s")
+        )
+        found = {
+            "inside": ((low_s <= measured_s) & (measured_s <= high_s)).mean(),
+            "width": ((high_s - low_s) / measured_s).mean(),
+            "score": interval_score(*(np.log(np.maximum(one, SHORTEST_S)) for one in (low_s, high_s, measured_s))).mean(),
+        }  # fmt: skip
+        row |= {before + name: round(float(value), 4) for name, value in found.items()}
     return row
 
 
-def record_intervals(path: Path, found: Mapping[Callable[..., Any], pd.DataFrame]) -> pd.DataFrame:
+def record_intervals(path: Path, found: Mapping[Lister, pd.DataFrame]) -> pd.DataFrame:
     """Score tables that a run judged, keep the rows of others, and return the list of all sets.
 
     ``path``: the list, with tabs. ``found``: what lists a table's sets (``list_errors`` and the
