@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 
 import trioflow
+from trioflow.report.html import Cell, Column, render_table
+from trioflow.report.look import STYLE
 from trioflow.report.pages import MADE, PAGES, Page, Section, count_reached, render_page, write_page
 
 LIBRARY = Path(trioflow.__file__).parent
@@ -79,3 +81,10 @@ def test_a_page_for_a_folder_that_it_does_not_lie_in_yet_tells_nobody(tmp_path):
 def test_aims_are_counted_where_there_are_any():
     assert count_reached([True, None, False]) == "1 of 2 aims reached."
     assert count_reached([None]) == ""
+
+
+def test_cells_of_words_wrap_by_their_length() -> None:
+    words = ["x", "one of twenty-one signs", "a cell that is so long that it wraps anyhow"]
+    table = render_table([Column("a", number=False)] * 3, [[Cell(word) for word in words]])
+    kinds = re.findall(r'class="(long|medium)"', table)
+    assert kinds == ["medium", "long"] and "td.medium { white-space: normal" in STYLE

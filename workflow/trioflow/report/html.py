@@ -38,6 +38,8 @@ class Cell:
 
 _LONG = 36
 """Characters of a cell that wraps; it never gets narrower than it can be read."""
+_MEDIUM = 20
+"""Characters of a cell that wraps where the table is wider than the page otherwise."""
 
 
 def render_table(
@@ -147,7 +149,8 @@ def render_details(title: str, body: str) -> str:
 def _class(column: Column, cell: Cell | None = None) -> str:
     if column.number:
         return ' class="number"'
-    return ' class="long"' if cell is not None and len(cell.text) > _LONG else ""
+    letters = 0 if cell is None else len(cell.text)
+    return ' class="long"' if letters > _LONG else ' class="medium"' if letters > _MEDIUM else ""
 
 
 def _title(meaning: str) -> str:

@@ -57,10 +57,11 @@ nav ol, nav ul { margin: .5rem 0; padding-left: 1.4rem; }
 .wide.more { mask-image: linear-gradient(to right, #000 calc(100% - 2rem), rgb(0 0 0 / .25)); }
 table { border-collapse: separate; border-spacing: 0; font-size: .86rem; font-variant-numeric: tabular-nums; }
 caption { text-align: left; font-weight: 600; padding: .3rem 0; }
-th, td { padding: .28rem .5rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
+th, td { padding: .28rem .42rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
 thead th { border-bottom: 2px solid var(--strong); vertical-align: bottom; font-weight: 600; line-height: 1.25; }
 tbody th { font-weight: 500; white-space: nowrap; }
 td { white-space: nowrap; }
+td.medium { white-space: normal; min-width: 9rem; }
 tbody th.long, td.long { white-space: normal; min-width: 15rem; max-width: 30rem; }
 th.number, td.number { text-align: right; white-space: nowrap; }
 td small { display: block; color: var(--soft); font-size: .92em; }

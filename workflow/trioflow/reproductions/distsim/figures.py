@@ -145,7 +145,7 @@ def _draw_panel(axes: Any, rows: pd.DataFrame) -> None:
     axes.axhline(0, color=style.INK, linewidth=0.7)
     for side in (-1, 1):
         axes.axhline(side * TIMESTAMP_ERROR * 100, color=style.INK, linewidth=0.9, linestyle="--")
-    reach = max(abs(value) for value in axes.get_ylim())
+    reach = 1.12 * max(abs(value) for value in axes.get_ylim())  # no marker is cut at the edge
     axes.set_ylim(-reach, reach)
 
 
