@@ -13,7 +13,8 @@ from trioflow.hardware.machine import Device, Platform
 from trioflow.hardware.topologies.registry import BUILDERS
 from trioflow.network.fair_share import FairShareNetwork
 from trioflow.network.networks import NETWORKS
-from trioflow.parallel.task_graph import GraphMetadata, TaskGraph, TaskGraphBuilder
+from trioflow.parallel.graph_metadata import GraphMetadata
+from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
 
 BANDWIDTH, LATENCY_S = 1e9, 1e-6
 

@@ -5,12 +5,14 @@ from dataclasses import replace
 from math import comb
 
 import numpy as np
+import pandas as pd
 import pytest
 from trioflow import predict
 from trioflow.base.errors import PlanError
 from trioflow.parallel.plan import describe_plan, make_plan
+from trioflow.parallel.reference import predict_operator_times, resize_batch
 from trioflow.parallel.splits.expert_layers import find_expert_layers
-from trioflow.parallel.splits.parameters import list_parameters
+from trioflow.parallel.splits.parameters import find_gradients, list_parameters
 from trioflow.parallel.splits.tensor_parallel import split_for_plan
 from trioflow.parallel.splits.tensor_split import (
     EXPERT_DOMAIN,
@@ -20,8 +22,12 @@ from trioflow.parallel.splits.tensor_split import (
     TENSOR,
 )
 from trioflow.parallel.splits.vocabulary import prepare_split
+from trioflow.prediction.assembly import time_operators
+from trioflow.prediction.options import Options
 from trioflow.trace.language import make
+from trioflow.trace.language.megatron import parse_arguments, read_megatron
 from trioflow.trace.language.sizes import LanguageModel, LanguageStep
+from trioflow.trace.store import pipeline_units, tensor_bytes
 
 pytest.importorskip("torch", reason="a trace without a device needs torch (extra [capture])")
 
@@ -30,6 +36,9 @@ MODEL = LanguageModel(
 )
 STEP = LanguageStep(256, 2, "megatron-bf16")
 ROWS_BYTES = STEP.sequence * STEP.batch * MODEL.experts_per_token * MODEL.hidden * 2
+
+
+PAIRED = {"data": 4, "expert": 4, "expert_overlap": True}
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +88,13 @@ def test_the_plan_says_what_its_data_ranks_share():
         ),
         ({"data": 6, "expert": 6, "expert_domain": 4}, "domains of 4 ranks do not divide 6"),
         ({"data": 6, "expert_domain": 4}, "domains of 4 ranks do not divide 1"),
-        ({"data": 4, "expert": 2, "sharding": "zero1"}, "expert parallelism with zero1"),
+        ({"data": 4, "expert_overlap": True}, "expert_overlap without expert parallelism"),
+        (
+            {**PAIRED, "pipeline": 2, "schedule": "1f1b"},
+            "expert_overlap with 1f1b, in which no forward",
+        ),
+        ({**PAIRED, "recompute": "full"}, "recompute full, which runs exchanges again"),
+        ({**PAIRED, "sharding": "fsdp"}, "expert_overlap with fsdp is not simulated"),
         ({"data": 8, "expert": 4, "sharding": "hsdp", "shard": 2}, "do not divide groups of 2"),
     ],
 )
@@ -298,6 +313,12 @@ PLANS = [
     {**SLICED, "sharding": "distributed"},
     {**WHOLE, "expert": 8, "expert_domain": 4, "sharding": "distributed"},
     {**WHOLE, "data": 2, "context": 2, "sharding": "distributed"},
+    {"data": 4, "expert": 2, "sharding": "zero1"},
+    {**PAIRED, "accumulate": 2, "sharding": "distributed"},
+    {
+        **PAIRED, "pipeline": 2, "schedule": "interleaved", "stages_per_rank": 2, "micro_batches": 2,
+        "sharding": "zero1",
+    },
     {
         "data": 4, "expert": 2, "pipeline": 2, "schedule": "1f1b", "micro_batches": 2, "sharding": "zero2",
     },
@@ -324,6 +345,133 @@ def test_gradients_of_experts_are_summed_by_ranks_that_hold_the_same(trace, shar
     experts = sum(p.size_bytes for p in held if p.experts) * width
     others = sum(p.size_bytes for p in held if not p.experts) * width
     assert by_group.to_dict() == {"1,3": pytest.approx(experts), "0,1,2,3": pytest.approx(others)}
+
+
+def test_optimizers_of_experts_share_them_out_among_ranks_that_hold_the_same(trace):
+    """ZeRO-1: one optimizer over all replicas for what is whole, one over those of the same experts for these."""
+    plan = make_plan(data=4, expert=2, sharding="zero1")
+    found = predict(trace, plan, "dgx-h100", fold=False)
+    tasks = found.task_graph.tasks
+    sent = tasks[(tasks["rank"] == 1) & (tasks["name"] == "broadcast")]
+    ranks = [tuple(sorted(map(int, str(group).split(",")))) for group in sent["group"]]
+    by_group = sent.groupby(pd.Series(ranks, sent.index))["message_bytes"].sum()
+    held = list_parameters(trace, 1, 2)
+    experts = sum(p.size_bytes for p in held if p.experts)
+    assert by_group.to_dict() == {
+        (1, 3): experts,
+        (0, 1, 2, 3): sum(p.size_bytes for p in held) - experts,
+    }
+    states = {
+        rank: entry["categories"]["optimizer_state"]
+        for entry in found.memory
+        for rank in entry["ranks"]
+    }
+    whole = predict(trace, make_plan(data=4, expert=2), "dgx-h100").memory[0]["categories"]
+    # Ranks 0 and 1 hold different experts, 0 and 2 the same: all four share the rest.
+    part = experts / sum(p.size_bytes for p in held)
+    assert sum(states.values()) == pytest.approx(whole["optimizer_state"] * (1 + part), rel=0.01)
+
+
+def list_tasks(found, rank=0):
+    tasks = found.task_graph.tasks
+    return tasks[tasks["rank"] == rank].set_index("task_id")
+
+
+@pytest.mark.parametrize(
+    "degrees",
+    [
+        {"accumulate": 3},
+        {"pipeline": 2, "schedule": "interleaved", "stages_per_rank": 2, "micro_batches": 4},
+        {"pipeline": 2, "schedule": "dualpipev", "micro_batches": 4},
+    ],
+    ids=lambda d: d.get("schedule", "one stage"),
+)
+def test_exchanges_run_beside_the_other_micro_batch(degrees, trace):
+    stages = [[unit] for unit in pipeline_units(trace)]
+    stages = [stages[0] + stages[1], *stages[2:]]
+    options = Options(stages=stages if "pipeline" in degrees else None)
+    both = [
+        predict(
+            trace, make_plan(**{**PAIRED, **degrees, "expert_overlap": overlaps}), "dgx-h100",
+            batch=8 * max(degrees.values(), key=lambda n: n if isinstance(n, int) else 0),
+            options=options, fold=False,
+        )
+        for overlaps in (False, True)
+    ]  # fmt: skip
+    plain, paired = map(list_tasks, both)
+    for columns in (["op_id", "micro_batch", "phase"], ["name", "message_bytes", "group", "phase"]):
+        counts = [
+            Counter(map(tuple, one[columns].astype(str).to_numpy())) for one in (plain, paired)
+        ]
+        assert counts[0] == counts[1]
+    waits = both[1].task_graph.dependencies
+    waits = waits[waits["task_id"].isin(paired.index) & waits["depends_on"].isin(paired.index)]
+    assert (waits["depends_on"] < waits["task_id"]).all()
+    compute = paired[paired["stream"] == "compute"]
+    exchanges = paired.index[
+        (paired["stream"] == EXPERTS) & (paired["message_bytes"] == ROWS_BYTES)
+    ]
+    beside = 0
+    for task in exchanges.intersection(waits["depends_on"]):
+        reader = waits.loc[(waits["depends_on"] == task), "task_id"].min()
+        between = compute.loc[task:reader]
+        beside += len(between["micro_batch"].dropna().unique()) > 1
+    assert beside >= 2  # few of dualpipev's actions are pairs with so few micro-batches
+    assert both[1].step_time_s < both[0].step_time_s
+    assert both[1].compute_s == pytest.approx(both[0].compute_s)
+    assert (
+        "exchanges of experts beside another micro-batch" in both[1].task_graph.metadata.plan_text
+    )
+
+
+def test_megatron_arguments_say_whether_exchanges_run_beside():
+    sizes = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --vocab-size 99 --num-experts 4"
+    for words, found in (
+        ("--expert-model-parallel-size 2", None), ("--overlap-moe-expert-parallel-comm", None),
+        ("--expert-model-parallel-size 2 --overlap-moe-expert-parallel-comm", True),
+    ):  # fmt: skip
+        read = read_megatron(parse_arguments(f"{sizes} {words}", "x"), "x", "x")
+        assert read.degrees.get("expert_overlap") == found
+
+
+def test_turns_of_a_pair_are_megatrons(trace):
+    """Of each layer: combine's gradient, dispatch, dispatch's gradient, combine; the backward begins."""
+    found = predict(trace, make_plan(**PAIRED, accumulate=2), "dgx-h100", batch=16, fold=False)
+    tasks = list_tasks(found)
+    sent = tasks[(tasks["stream"] == EXPERTS) & (tasks["message_bytes"] == ROWS_BYTES)]
+    alone = 2 * MODEL.layers
+    assert (sent["phase"].iloc[:alone] == "forward").all()
+    assert sent["phase"].iloc[alone:-alone].tolist() == ["backward", "forward"] * alone
+    assert (sent["phase"].iloc[-alone:] == "backward").all()
+
+
+@pytest.mark.parametrize("batch", [1, 4, 8])
+def test_a_sample_takes_no_longer_where_there_are_more(batch):
+    """Fewer experts of a batch, each cut: fewer problems, of more rows, in one dimension less."""
+    sizes = replace(
+        MODEL, layers=2, hidden=2048, experts=128, experts_per_token=8, feed_forward=768
+    )
+    made = make.make_trace(sizes, LanguageStep(4096, batch, "megatron-bf16"))
+    times = time_operators(made, "NVIDIA H100 80GB HBM3")
+    split = split_of(made, data=4, expert=4, tensor=2, sequence_parallel=True).operators
+    grouped = made.operators["name"] == "aten::_grouped_mm"
+    each = [
+        predict_operator_times(
+            times.traces[0].operators[grouped], resize_batch(split[grouped], samples / batch), times.model
+        )[0] / samples
+        for samples in (1, 2, 4, 8, 16)
+    ]  # fmt: skip
+    assert (np.diff(each, axis=0) <= 1e-9).all()
+
+
+def test_gradients_of_experts_are_as_large_as_their_parameters_in_the_format_that_is_kept():
+    """Those of a block's input are added up between a gradient and its accumulation: by size alone are they found."""
+    eager = make.make_trace(MODEL, LanguageStep(256, 2, "fsdp2-mixed"))
+    sizes = dict(zip(eager.tensors["storage_id"], tensor_bytes(eager), strict=True))
+    made = find_gradients(eager)
+    for parameter in list_parameters(eager):
+        assert sizes.get(made[parameter.name]) == 2 * parameter.size_bytes, parameter.name
+    assert len(set(made.values())) == len(made)
 
 
 def test_a_rank_has_memory_for_its_own_experts(trace):

@@ -6,6 +6,7 @@ import itertools
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from captured import BATCH
 from jsonschema import Draft202012Validator
@@ -15,9 +16,10 @@ from trioflow.base.errors import PlanError, TableError
 from trioflow.base.experiments import SHARDINGS, as_rows, load_plans, row_schema
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import NAMED, describe_plan, make_plan, named_plan
+from trioflow.parallel.splits.parameters import list_parameters
 from trioflow.parallel.splits.sharding import build_units, partition_optimizer
 from trioflow.tables import records
-from trioflow.trace.store import Trace
+from trioflow.trace.store import Trace, pipeline_units
 
 MODEL = ProportionalModel()
 COLLECTIVE_S, OPERATOR_S, COPY_S = 2**-1, 1.0, 2**-10
@@ -147,6 +149,30 @@ def test_zero1_ranks_update_their_parts_and_broadcast_them(gpu_trace):
     assert max(row["end"] for row in rows if row["stream"] == "compute") >= sent[-1]["end"]
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
+def test_zero1_of_a_pipeline_shares_out_what_each_rank_of_it_holds(transformer_trace, schedule):
+    plan = make_plan(
+        2, 1, 2, schedule, 4, sharding="zero1", stages_per_rank=1 + (schedule != "1f1b")
+    )
+    graph = extrapolate(transformer_trace, plan, MODEL, batch=4 * BATCH, stages="count")
+    tasks, units = graph.tasks, graph.metadata.stages
+    sent = tasks[tasks["name"] == "broadcast"]
+    sizes = {p.name: p.size_bytes for p in list_parameters(transformer_trace)}
+    for rank in range(4):
+        mine = [unit for stage in units[rank // 2 :: 2] for unit in stage]
+        modules = [m for unit in mine for m in pipeline_units(transformer_trace)[unit]]
+        held = sum(n for name, n in sizes.items() if name.startswith(tuple(modules)))
+        assert sent.loc[sent["rank"] == rank, "message_bytes"].sum() == held
+        groups = sent.loc[sent["rank"] == rank, "group"].map(lambda g: tuple(sorted(g.split(","))))
+        assert set(groups) == {tuple(str(r) for r in (rank // 2 * 2, rank // 2 * 2 + 1))}
+    updated = tasks[(tasks["phase"] == "optimizer") & tasks["op_id"].notna()]
+    assert not updated[updated["kind"] == "compute"].duplicated(["op_id"]).any()
+    states = [entry["categories"]["optimizer_state"] for entry in graph.metadata.memory]
+    ranks = [len(entry["ranks"]) for entry in graph.metadata.memory]
+    whole = extrapolate(transformer_trace, make_plan(), MODEL).metadata.memory[0]["categories"]
+    assert np.dot(states, ranks) == pytest.approx(whole["optimizer_state"], rel=0.01)
+
+
 @pytest.mark.parametrize("sharding", ["none", "fsdp"])
 def test_gradients_of_micro_steps_are_exchanged_once(gpu_trace, sharding):
     once = extrapolate(gpu_trace, make_plan(data=2, sharding=sharding), MODEL, batch=2 * BATCH)
@@ -239,7 +265,6 @@ def test_sharding_saves_memory(transformer_trace):
     [
         ({"data": 2, "sharding": "zero4"}, "unknown sharding 'zero4'; use one of none, zero1"),
         ({"sharding": "fsdp"}, "fsdp on one rank; give a data degree"),
-        ({"data": 2, "pipeline": 2, "sharding": "zero1"}, "zero1 in a pipeline of 2 is not simulated"),
         ({"data": 2, "pipeline": 2, "sharding": "fsdp", "schedule": "gpipe-recompute"},
          "fsdp with gpipe-recompute, whose stages are one process's; use gpipe"),
         ({"data": 4, "sharding": "hsdp"}, "4 data-parallel ranks do not make several groups of 1"),

@@ -6,8 +6,9 @@ import pandas as pd
 import pytest
 from trioflow.engine.timeline import measure_concurrency
 from trioflow.hardware.machine import Device, Link, Platform
+from trioflow.parallel.graph_metadata import GraphMetadata
 from trioflow.parallel.plan import make_plan
-from trioflow.parallel.task_graph import GraphMetadata, TaskGraphBuilder
+from trioflow.parallel.task_graph import TaskGraphBuilder
 from trioflow.prediction.anchors import (
     SessionAnchor,
     apply_factors,

@@ -55,6 +55,8 @@ RECOMPUTATIONS = ("none", "full", "selective")
 """What backward runs again instead of keeping it."""
 RECOMPUTED = rf"^({'|'.join(RECOMPUTATIONS)}|(uniform|block):[1-9][0-9]*)$"
 """Those, or Megatron-LM's two that count blocks."""
+PAIRS = ("none", "interleaved", "dualpipev")
+"""Schedules in which a forward and another micro-batch's backward can run together; none is that of one stage."""
 REPEATS = ("gpipe-recompute",)
 """Schedules that run forwards again by themselves."""
 CONTEXT_METHODS = ("ring", "all-gather", "all-to-all")
@@ -187,6 +189,12 @@ class Plan:
     no_sync: bool = declare_cell(
         "true: fully_shard keeps gradients whole until the last accumulated micro-step reduces them"
         " (set_requires_gradient_sync(False)), for fewer messages and more memory",
+        default=False,
+    )  # fmt: skip
+
+    expert_overlap: bool = declare_cell(
+        "true: exchanges of experts' tokens run beside the compute of another micro-batch, whose backward runs together"
+        " with this one's forward (Megatron-LM's --overlap-moe-expert-parallel-comm, DeepSeek's DualPipe)",
         default=False,
     )  # fmt: skip
 

@@ -11,6 +11,7 @@ from trioflow.base.errors import suggest
 from trioflow.base.plan_row import (
     CONTEXT_METHODS,
     DEGREES,
+    PAIRS,
     RECOMPUTATIONS,
     RECOMPUTED,
     REPEATS,
@@ -60,9 +61,6 @@ def find_plan_problem(plan: Plan) -> tuple[str, str, str] | None:
          "leave it out, or give accumulate above 1 and sharding fsdp, zero2 or hsdp"),
         (plan.shard > 1 and not groups, "shard", f"groups of {plan.shard} ranks without hsdp",
          "leave shard out, or use sharding hsdp"),
-        (plan.sharding == "zero1" and plan.pipeline > 1, "sharding",
-         f"zero1 in a pipeline of {plan.pipeline} is not simulated",
-         "use sharding distributed, fsdp or none with a pipeline, or a pipeline degree of 1"),
         (plan.shards_units and plan.schedule in REPEATS, "sharding",
          f"{plan.sharding} with {plan.schedule}, whose stages are one process's", "use gpipe"),
         (shared and plan.replicas == 1, "sharding", f"{plan.sharding} on one rank",
@@ -146,11 +144,6 @@ def _list_style_rules(plan: Plan) -> list[tuple[bool, str, str, str]]:
 def _list_expert_rules(plan: Plan) -> list[tuple[bool, str, str, str]]:
     """Return what goes wrong with expert parallelism: whether it does, column, problem, fix."""
     several, cut, inside = plan.places_experts, plan.expert_cut, plan.expert * plan.expert_cut
-    other = next(
-        (name for name, held in (
-            ("zero1", plan.sharding == "zero1"), ("offload", plan.offload != "none"),
-        ) if held), "",
-    )  # fmt: skip
     held = "data-parallel" if plan.context == 1 else "data- and context-parallel"
     return [
         (bool(plan.tensor % cut), "expert_tensor",
@@ -173,6 +166,27 @@ def _list_expert_rules(plan: Plan) -> list[tuple[bool, str, str, str]]:
         (several and plan.tensor > 1 and not plan.sequence_parallel, "expert",
          "expert with tensor parallelism, but without sequence parallelism: ranks would exchange each token"
          f" {plan.tensor} times (Megatron-LM refuses it too)", "give sequence_parallel too"),
-        (several and bool(other), "expert", f"expert parallelism with {other} is not simulated",
-         "use sharding none, distributed, fsdp, zero2 or hsdp, and no offload"),
+        *_list_overlap_rules(plan),
+        (several and plan.offload != "none", "expert", "expert parallelism with offload is not simulated",
+         "leave offload out"),
+    ]  # fmt: skip
+
+
+def _list_overlap_rules(plan: Plan) -> list[tuple[bool, str, str, str]]:
+    """Return what goes wrong with exchanges beside another micro-batch: whether it does, column, problem, fix.
+
+    Megatron Core's ``TransformerConfig`` asks for virtual stages in a pipeline and for no full recomputation.
+    """
+    overlaps, name = plan.expert_overlap, "expert_overlap"
+    return [
+        (overlaps and plan.expert == 1, name, "expert_overlap without expert parallelism",
+         "give an expert degree above 1"),
+        (overlaps and plan.schedule not in PAIRS, name,
+         f"expert_overlap with {plan.schedule}, in which no forward runs together with another micro-batch's backward",
+         "use interleaved (Megatron-LM asks for several stages a rank too), dualpipev, or no pipeline"),
+        (overlaps and plan.recompute not in ("none", "selective"), name,
+         f"expert_overlap with recompute {plan.recompute}, which runs exchanges again (Megatron-LM refuses it too)",
+         "use recompute none or selective"),
+        (overlaps and plan.shards_units, name, f"expert_overlap with {plan.sharding} is not simulated",
+         "use sharding distributed or none"),
     ]  # fmt: skip

@@ -202,6 +202,10 @@ def _add_degrees(parser: argparse.ArgumentParser) -> None:
         help="GPUs of an NVLink domain: experts' tokens cross nodes once a node and are handed on inside, as DeepEP and HybridEP do",
     )  # fmt: skip
     degrees.add_argument(
+        "--expert-overlap", action="store_true",
+        help="exchanges of experts' tokens beside another micro-batch's compute (--overlap-moe-expert-parallel-comm, DualPipe)",
+    )  # fmt: skip
+    degrees.add_argument(
         "--sharding", choices=SHARDINGS[1:],
         help="what replicas share instead of each holding it: fsdp is FSDP2, hsdp groups of --shard ranks",
     )  # fmt: skip

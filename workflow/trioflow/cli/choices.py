@@ -33,7 +33,7 @@ Number = TypeVar("Number", int, float)
 
 FURTHER = (
     "expert", "expert_tensor", "expert_domain", "tensor_style", "sequence_parallel", "vocabulary_parallel", "recompute", "offload",
-    "context_method", "tensor_overlap", "no_sync",
+    "context_method", "tensor_overlap", "no_sync", "expert_overlap",
 )  # fmt: skip
 """Arguments that are columns of a plan."""
 _VARIED = ("recompute", "offload")

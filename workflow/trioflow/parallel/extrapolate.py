@@ -26,6 +26,7 @@ from trioflow.costmodel.steps import (
     least_half_width,
 )
 from trioflow.costmodel.steps import NONE as UNANCHORED
+from trioflow.parallel.graph_metadata import GraphMetadata
 from trioflow.parallel.memory.peak import estimate_memory, find_fullest, take_curves
 from trioflow.parallel.plan import (
     Stages,
@@ -60,12 +61,12 @@ from trioflow.parallel.schedules.table import FORWARD_ONLY, TRAIN, WORDS, check_
 from trioflow.parallel.splits.context import time_rings
 from trioflow.parallel.splits.pipeline import stages_of_operators
 from trioflow.parallel.splits.routing import describe_routing
-from trioflow.parallel.splits.sharding import describe_units, partition_optimizer
+from trioflow.parallel.splits.sharding import describe_units, partition_stages
 from trioflow.parallel.splits.tensor_parallel import split_for_plan
 from trioflow.parallel.splits.tensor_split import TensorSplit
 from trioflow.parallel.splits.updates import predict_updates, split_updates
 from trioflow.parallel.splits.vocabulary import prepare_split
-from trioflow.parallel.task_graph import GraphMetadata, TaskGraph
+from trioflow.parallel.task_graph import TaskGraph
 from trioflow.tables import PHASES
 from trioflow.trace.facts import Facts
 from trioflow.trace.store import Trace
@@ -208,11 +209,13 @@ def _set_up_builder(
 ) -> ProgramBuilder:  # fmt: skip
     """Return the builder of the ranks' programs: the stages' work, and what replicas and the host share."""
     trace, plan, model = works.trace, works.plan, works.model
-    partition, partition_s = None, []
-    if plan.sharding == "zero1":
-        partition = partition_optimizer(trace, plan.replicas)
-        partition_s = predict_updates(reference.operators, split.operators, partition.shares, model)
     stages = works.build(split, cut)
+    held = [works.schedule.stages_of_rank(rank) for rank in range(plan.pipeline)]
+    partitions = partition_stages(trace, plan, works.placed, held)
+    partition_s = [
+        predict_updates(reference.operators, split.operators, one.shares, model)
+        for one in partitions
+    ]
     of_stages = [work.update_shares for work in stages]
     updates_s = predict_updates(reference.operators, split.operators, of_stages, model)
     for work, update_s in zip(stages, updates_s, strict=True):
@@ -223,7 +226,7 @@ def _set_up_builder(
         split=split, tail_s=float(trace.facts.tail_s or 0.0) * (works.mode == TRAIN), host=host,
         messages_hold_host=holds_host(plan, trace.facts.recipe.framework),
         mode=works.mode, factors=works.factors, tied=works.tied, placed=works.placed,
-        partition=partition, update_s=partition_s,
+        partitions=partitions, update_s=partition_s,
         replicas=build_replicas(trace, replicas, works.copies_s) if replicas else None,
         rates=read_host_rates(plan, host),
         offloaded=plan_activations(trace, split.operators) if moves else None,

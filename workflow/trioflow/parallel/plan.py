@@ -62,7 +62,7 @@ def make_plan(
     ``shard``: ranks of one group of ``hsdp``.
     ``accumulate``: micro-steps whose gradients are added up.
     ``other``: further columns of ``plans.tsv``: replication, tensor_style, expert, expert_tensor, expert_domain,
-        context, context_method, sequence_parallel, vocabulary_parallel, tensor_overlap, recompute, offload, no_sync.
+        expert_overlap, context, context_method, sequence_parallel, vocabulary_parallel, tensor_overlap, recompute, offload, no_sync.
     """
     context = other.get("context", 1)
     degrees = {"data": data, "tensor": tensor, "context": context, "pipeline": pipeline}
@@ -288,6 +288,7 @@ def _describe_styles(plan: Plan) -> list[str]:
         "messages of tensor parallelism beside backward's products": plan.tensor_overlap
         == "backward",
         "messages of tensor parallelism beside products": plan.tensor_overlap == "products",
+        "exchanges of experts beside another micro-batch": plan.expert_overlap,
         "embedding and head whole on each rank": plan.plan == "tp-layers",
         "units recomputed": plan.recompute == "full",
         "attentions recomputed": plan.recompute == "selective",

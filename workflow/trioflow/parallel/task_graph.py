@@ -1,153 +1,19 @@
-"""The task graph: what every rank has to do in one step, in which order, and what it was made of."""
+"""The task graph: what every rank has to do in one step, in which order."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, get_origin, get_type_hints
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from trioflow import tables
-from trioflow.base.errors import InputError, TableError
-from trioflow.base.plan_row import Plan
-from trioflow.parallel.plan import make_plan
-
-
-@dataclass(frozen=True)
-class TimesOrigin:
-    """What the operators' times of an experiment rest on."""
-
-    # As of ``costmodel.choices.DeviceTimes``
-    cost_model: str
-    confidence: str
-    warnings: list[str]  # its warnings
-
-
-@dataclass(frozen=True, kw_only=True)
-class GraphMetadata:
-    """Where a task graph comes from.
-
-    The defaults are those of a graph that was put together by hand: nothing is
-    known of it.
-
-    ``workload``, ``device_name``: what was traced, and on which device.
-    ``plan``, ``plan_text``: the plan, and the sentence that describes it.
-    ``mode``: one of ``schedules.table.MODES``.
-    ``ranks``, ``batch``: ranks, and samples of the whole step.
-    ``traced_batches``: batches of the traces that the times come from.
-    ``trace_shares``: share of the step's time that each traced batch decides.
-    ``traced_phases_s``: traced time of each phase at each batch that was given [s].
-    ``baseline_step_time_s``: the traced step's time, shared out evenly by samples and ranks [s].
-    ``compute_interval``: low and high factor on the compute times: their 80 % interval.
-    ``compute_confidence``: one of ``certainty.CONFIDENCES``.
-    ``least_half_log``: least half width of the step's interval, as a logarithm.
-    ``stages``: units of each pipeline stage.
-    ``peak_memory_bytes``: peak memory of the fullest rank [bytes].
-    ``memory``, ``memory_curves``: peak of each group of ranks that are alike, and what they hold
-        over time; see ``memory.estimate_memory`` and ``memory.take_curves``.
-    ``warnings``: what the reader must know.
-    ``experiment``, ``operator_times``: of an experiment of the workflow: its name, and what its
-        times rest on.
-    """
-
-    workload: str = ""
-    device_name: str = ""
-    plan: Plan = field(default_factory=make_plan)
-    plan_text: str = ""
-    mode: str = "train"
-    ranks: int = 1
-    batch: int = 0
-    traced_batches: list[int] = field(default_factory=list)
-    trace_shares: dict[str, float] = field(default_factory=dict)
-    traced_phases_s: dict[str, dict[str, float]] = field(default_factory=dict)
-    baseline_step_time_s: float = 0.0
-    compute_interval: tuple[float, float] = (1.0, 1.0)
-    compute_confidence: str = "measured"
-    least_half_log: float = 0.0
-    stages: list[list[str]] = field(default_factory=list)
-    peak_memory_bytes: int = 0
-    memory: list[dict[str, Any]] = field(default_factory=list)
-    memory_curves: list[dict[str, Any]] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-    experiment: str | None = None
-    operator_times: TimesOrigin | None = None
-
-    def __post_init__(self) -> None:
-        interval = self.compute_interval
-        numbers = [value for value in interval if isinstance(value, int | float)]
-        if not len(numbers) == len(interval) == 2 or not 0 < interval[0] <= interval[1] < math.inf:
-            raise InputError(
-                f"{interval!r} is not an interval of compute factors", place="compute_interval",
-                fix="give a low and a high factor, such as [0.9, 1.1]",
-            )  # fmt: skip
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return what JSON holds of it: an experiment's entries only where it is one's."""
-        found = {cell.name: getattr(self, cell.name) for cell in fields(self)}
-        found |= {"plan": asdict(self.plan), "compute_interval": list(self.compute_interval)}
-        if self.operator_times is not None:
-            found["operator_times"] = asdict(self.operator_times)
-        return {name: value for name, value in found.items() if value is not None}
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any], file: str | Path) -> GraphMetadata:
-        """Return what a file's metadata say.
-
-        Raises TableError when a key is missing, unknown or of the wrong kind, or a value is
-        impossible.
-        """
-        if not raw:
-            return UNKNOWN
-        found = _read_cells(cls, raw, ("experiment", "operator_times"), file, "metadata")
-        columns = [cell.name for cell in fields(Plan) if cell.default is not MISSING]
-        found["plan"] = Plan(**_read_cells(Plan, found["plan"], columns, file, "metadata plan"))
-        if "operator_times" in found:
-            cells = found["operator_times"]
-            cells = _read_cells(TimesOrigin, cells, (), file, "metadata operator_times")
-            found["operator_times"] = TimesOrigin(**cells)
-        try:
-            return cls(**{**found, "compute_interval": tuple(found["compute_interval"])})
-        except InputError as error:
-            place = f"metadata {error.place}"
-            raise TableError(error.problem, file=file, place=place, fix=_REMAKE) from None
-
-
-UNKNOWN = GraphMetadata()
-"""Of a graph that was put together by hand."""
-_REMAKE = "make the task graph again"
-_IN_JSON: dict[Any, tuple[Any, ...]] = {
-    bool: (bool,), int: (int,), float: (int, float), str: (str,), list: (list,), tuple: (list,),
-    dict: (dict,), Plan: (dict,), str | None: (str,), TimesOrigin | None: (dict,),
-}  # fmt: skip
-"""Types of a JSON value by the type of the attribute that it becomes."""
-
-
-def _read_cells(
-    kind: type[Any], raw: Mapping[str, Any], optional: Collection[str], file: str | Path, place: str
-) -> dict[str, Any]:
-    """Return the entries of a JSON object that a dataclass is made from, each of its type."""
-    hints = get_type_hints(kind)
-    for key in raw:
-        if key not in hints:
-            raise TableError(f"unknown key {key!r}", file=file, place=place, fix=_REMAKE)
-    for name, hint in hints.items():
-        if name not in raw:
-            if name in optional:
-                continue
-            raise TableError(f"no key {name!r}", file=file, place=place, fix=_REMAKE)
-        expected = _IN_JSON.get(get_origin(hint)) or _IN_JSON[hint]
-        value = raw[name]
-        if not isinstance(value, expected) or (isinstance(value, bool) and bool not in expected):
-            raise TableError(
-                f"{value!r:.60} does not have the type {expected[0].__name__}", file=file, place=f"{place} {name}",
-                fix=_REMAKE,
-            )  # fmt: skip
-    return dict(raw)
+from trioflow.base.errors import TableError
+from trioflow.parallel.graph_metadata import UNKNOWN, GraphMetadata
 
 
 @dataclass
@@ -366,6 +232,27 @@ class TaskGraphBuilder:
                 self._rows[name].extend(self._rows[name].settle()[which] + shift)
         self._edges.extend(self._edges.settle()[begin.edges : end.edges] + shift)
         return shift
+
+    def reorder(self, begin: Mark, order: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Put all tasks since a mark into another order; nothing before it may wait for them.
+
+        ``order``: their ``task_id`` in the new order. Returns the new ``task_id`` of each.
+        """
+        first = begin.tasks
+        moved = np.empty_like(order)
+        moved[order - first] = np.arange(first, first + len(order))
+        for name, cells in self._cells.items():
+            found, place = cells.settle()[begin.cells[name] :], order - first
+            if name in self._rows:
+                rows = self._rows[name].settle()[begin.cells[name] :]
+                place = np.argsort(moved[rows - first])
+                rows[:] = moved[rows - first][place]
+            found[:] = found[place]
+        edges = self._edges.settle()[begin.edges :].reshape(-1, 2)
+        inside = edges >= first
+        edges[inside] = moved[edges[inside] - first]
+        edges[:] = edges[np.argsort(edges[:, 0], kind="stable")]
+        return moved
 
     def build(self, metadata: GraphMetadata = UNKNOWN) -> TaskGraph:
         """Return the graph collected so far."""

@@ -13,7 +13,8 @@ from trioflow.engine.simulate import DEFAULTS, SimulationOptions, simulate
 from trioflow.engine.timeline import measure_concurrency
 from trioflow.hardware.machine import Platform
 from trioflow.network.collectives import CollectiveCost
-from trioflow.parallel.task_graph import GraphMetadata, TaskGraph
+from trioflow.parallel.graph_metadata import GraphMetadata
+from trioflow.parallel.task_graph import TaskGraph
 from trioflow.tables import PHASES
 from trioflow.trace.store import Trace
 

@@ -23,12 +23,13 @@ from trioflow.hardware.platform import OFFLOAD_RATES, describe_unmeasured, load_
 from trioflow.network.collectives import CollectiveCost
 from trioflow.network.measured_links import hold_to_links
 from trioflow.parallel.extrapolate import extrapolate
+from trioflow.parallel.graph_metadata import TimesOrigin
 from trioflow.parallel.plan import read_stages
 from trioflow.parallel.programs.as_traced import build_traced_graph
 from trioflow.parallel.reference import silence_messages
 from trioflow.parallel.splits.pipeline import BALANCES
 from trioflow.parallel.splits.routing import read_routing, set_routing
-from trioflow.parallel.task_graph import TaskGraph, TimesOrigin
+from trioflow.parallel.task_graph import TaskGraph
 from trioflow.prediction.anchors import read_session
 from trioflow.prediction.answer import Prediction, predict_step
 from trioflow.prediction.beyond_nodes import NodeDoubt, doubt_nodes

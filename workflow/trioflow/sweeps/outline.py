@@ -39,7 +39,6 @@ from trioflow.parallel.reference import (
 )
 from trioflow.parallel.splits.parameters import list_parameters
 from trioflow.parallel.splits.pipeline import assign_units, boundary_bytes, partition
-from trioflow.parallel.splits.sharding import partition_optimizer
 from trioflow.parallel.splits.tensor_parallel import split_for_plan
 from trioflow.parallel.splits.tensor_split import TENSOR, TensorSplit, is_sharded
 from trioflow.parallel.splits.updates import (
@@ -114,11 +113,6 @@ class Outline:
         key = ("update", *style_of(plan), plan.shards)
         return self.keep(key, self._time_sharded_update, plan)
 
-    def partitioned_update_s(self, plan: Plan, samples: int) -> tuple[float, float]:
-        """Return the longest update of a rank's own parameters with the broadcasts of all, and its host's time [s]."""
-        key = ("partition", *style_of(plan), plan.data)
-        return self.keep(key, self._time_partitioned_update, plan, samples)
-
     def cut(self, stages: int) -> list[int]:
         """Return where each stage begins among the units, and where the last one ends.
 
@@ -148,7 +142,7 @@ class Outline:
 
     def _sum_work(self, plan: Plan, samples: int) -> UnitWork:
         """Return the work with exchanges, where the plan's groups lie, and with what is computed again."""
-        done = self._work_of_operators(plan, samples)
+        done = self.work_of_operators(plan, samples)
         split, unit_of = self._split(done.trace, plan), self.units_of(done.trace)
         again = self._list_recomputed(done.trace, plan)
         spent_s = done.spent_s.copy()
@@ -176,7 +170,8 @@ class Outline:
             self._list_sends(done.trace) * done.factor,
         )  # fmt: skip
 
-    def _work_of_operators(self, plan: Plan, samples: int) -> OperatorWork:
+    def work_of_operators(self, plan: Plan, samples: int) -> OperatorWork:
+        """Return the work of a rank's operators at a micro-batch of some samples."""
         key = ("operators", *style_of(plan), samples)
         return self.keep(key, self._sum_operators, plan, samples)
 
@@ -364,18 +359,6 @@ class Outline:
         total_s = float(device_s.sum())
         beside = trace.facts.device == "cuda"
         return float(total_s if beside else total_s + host_s)
-
-    def _time_partitioned_update(self, plan: Plan, samples: int) -> tuple[float, float]:
-        done = self._work_of_operators(plan, samples)
-        partition = partition_optimizer(done.trace, plan.data)
-        updates_s = [
-            sum(float(done.alone_s[op]) * shares.get(op, 1.0) for op in mine)
-            for mine, shares in zip(partition.operators, partition.shares, strict=True)
-        ]
-        sizes = [p.size_bytes for parameters in partition.parameters for p in parameters]
-        sent_s = sum(self.messages.data_s(plan, "broadcast", size) for size in sizes)
-        hosts_s = [float(done.launch_s[list(mine)].sum()) for mine in partition.operators]
-        return max(updates_s) + sent_s, max(hosts_s)
 
     @property
     def _asked_model(self) -> OperatorModel:

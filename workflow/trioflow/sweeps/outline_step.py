@@ -22,7 +22,9 @@ from trioflow.parallel.schedules.table import (
     recomputed_pairs,
 )
 from trioflow.parallel.splits.expert_layers import find_expert_modules
-from trioflow.sweeps.outline import Outline, sum_stages
+from trioflow.parallel.splits.sharding import partition_stages
+from trioflow.parallel.splits.updates import place_parameters
+from trioflow.sweeps.outline import Outline, style_of, sum_stages
 from trioflow.sweeps.outline_parts import Floats, UnitWork
 from trioflow.sweeps.outline_sharded import size_whole, time_accumulated, time_stages
 
@@ -70,10 +72,35 @@ def outline_step(outline: Outline, plan: Plan, batch: int) -> Step:
     else:
         time_s = _time_stages(outline, plan, work, begins, schedule)
         if plan.sharding == "zero1":
-            update_s, update_host_s = outline.partitioned_update_s(plan, samples)
+            key = ("partition", *style_of(plan), *_schedule_of(plan), plan.replicas, samples)
+            update_s, update_host_s = outline.keep(
+                key, _time_partitioned, outline, plan, samples, begins, schedule
+            )
             time_s += update_s
     time_s = max(time_s, _time_host(plan, work, begins, schedule, update_host_s))
     return Step(time_s, _count_least_bytes(outline, plan, work, begins, schedule))
+
+
+def _time_partitioned(
+    outline: Outline, plan: Plan, samples: int, begins: Sequence[int], schedule: Schedule
+) -> tuple[float, float]:
+    """Return the longest update of a rank's own parameters with the broadcasts of all, and its host's time [s]."""
+    done = outline.work_of_operators(plan, samples)
+    placed = place_parameters(done.trace, outline.units_of(done.trace), {})
+    units = [
+        {u for stage in schedule.stages_of_rank(rank) for u in range(*begins[stage : stage + 2])}
+        for rank in range(schedule.ranks)
+    ]
+    updates_s, hosts_s = [], []
+    for partition in partition_stages(done.trace, plan, placed, units):
+        parts = (*partition.parameters, *partition.experts)
+        sizes = [parameter.size_bytes for part in parts for parameter in part]
+        sent_s = sum(outline.messages.data_s(plan, "broadcast", size) for size in sizes)
+        for mine, shares in zip(partition.operators, partition.shares, strict=True):
+            own_s = sum(float(done.alone_s[op]) * shares.get(op, 1.0) for op in mine)
+            updates_s.append(own_s + sent_s)
+            hosts_s.append(float(done.launch_s[list(mine)].sum()))
+    return max(updates_s), max(hosts_s)
 
 
 def _time_host(

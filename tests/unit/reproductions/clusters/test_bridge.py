@@ -99,6 +99,9 @@ def test_a_plan_has_the_degrees_that_its_row_says():
     handed_on = plan_rate(replace(SPLIT, model="DeepSeekV3 (dropless)", expert=4), 2, 64)
     assert (experts.expert_domain, handed_on.expert_domain, handed_on.expert_hops) == (0, 8, (1, 4))
     assert plan_rate(replace(SPLIT, model="DeepSeekV3"), 2, 64).expert_domain == 0
+    qwen = replace(SPLIT, model="Qwen3_235B_a22B", expert=4)
+    assert plan_rate(qwen, 2, 64).expert_overlap and not handed_on.expert_overlap
+    assert not plan_rate(replace(qwen, stages_per_rank=1), 2, 64).expert_overlap
     sharded = plan_rate(SHARDED, 8, 16)
     assert sharded.shards_units and sharded.accumulate == 16
 

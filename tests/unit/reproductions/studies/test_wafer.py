@@ -10,7 +10,8 @@ from trioflow.engine.simulate import simulate
 from trioflow.hardware.machine import Platform
 from trioflow.hardware.topologies.grids import build_mesh
 from trioflow.network.collectives import compute_wire_bytes
-from trioflow.parallel.task_graph import GraphMetadata, TaskGraph, TaskGraphBuilder
+from trioflow.parallel.graph_metadata import GraphMetadata
+from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
 from trioflow.reproductions.studies import wafer
 from trioflow.reproductions.studies.contraction import TRACES, load_study_device, load_timed_trace
 from trioflow.reproductions.studies.wafer import (

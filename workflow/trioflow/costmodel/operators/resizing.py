@@ -160,9 +160,10 @@ class _Line:
     names: list[str]  # The columns that change
     first: Floats  # Shape (rows, columns): their values, and what a growth by 1 adds
     slope: Floats
+    last: Floats  # Batch, m, n and k of the wanted products, shape (rows, 4); none where there are no products
 
     def misses(self, growth: Floats) -> Flags:
-        """Return which products are on no line: one dimension grows and one is cut, or they do not give the FLOPs."""
+        """Return which products are on no line: several dimensions change, or they do not give the FLOPs."""
         sizes = slice(len(FEATURES), len(FEATURES) + 4)
         if self.first.shape[1] <= len(FEATURES):
             return np.zeros(len(growth), dtype=bool)
@@ -172,6 +173,9 @@ class _Line:
         far = np.abs(sized.prod(axis=1) / np.maximum(flop, 1e-12) - 1) > FLOP_TOLERANCE
         slope = self.slope[:, sizes]
         far |= (slope < 0).any(axis=1) & (slope > 0).any(axis=1)
+        # Few experts of a larger batch, each cut, are fewer problems too: the line grows by one dimension.
+        there = np.maximum(line[:, sizes].round(), 1.0) / np.maximum(self.last, 1.0)
+        far |= (np.abs(np.log(there)) > FLOP_TOLERANCE).any(axis=1)
         return np.asarray(known & (self.first[:, 0] > 0) & far)
 
     def ask(self, number: Positions, sizes: Floats) -> pd.DataFrame:
@@ -190,15 +194,16 @@ def _on_line(resizing: Resizing, at: Positions, growth: Floats) -> _Line:
     names = list(FEATURES)
     rows = resizing.rows.iloc[at].reset_index(drop=True)
     first, last = (frame[names].to_numpy(np.float64) for frame in (rows, resizing.resized.iloc[at]))
-    slope = (last - first) / (growth - 1)[:, None]
+    slope, wanted = (last - first) / (growth - 1)[:, None], np.empty((len(first), 0))
     if PRODUCTS[0] in rows.columns:
         far = np.maximum(first + (_FAR - 1) * slope, 0.0)
         products = rows[list(PRODUCTS)].to_numpy(np.float64)
         grown = scale_products(products, first, far)
+        wanted = scale_products(products, first, last)[:, :4]
         names = [*names, *PRODUCTS]
         first = np.hstack([first, products])
         slope = np.hstack([slope, (grown - products) / (_FAR - 1)])
-    return _Line(rows, names, first, slope)
+    return _Line(rows, names, first, slope, wanted)
 
 
 def with_times(found: pd.DataFrame, time_s: Floats) -> pd.DataFrame:

@@ -99,8 +99,8 @@ def estimate_memory(
     found = []
     for number, rank in enumerate(program.grid.find_representatives().tolist()):
         pipeline, rest = divmod(rank, program.plan.replicas * program.plan.tensor)
-        parts = program.partition is not None and bool(program.partition.shared)
-        place = (pipeline if spans else -1, rest // program.plan.tensor if parts else -1)
+        parts = bool(program.partitions) and bool(program.partitions[pipeline].shared)
+        place = (pipeline if spans or parts else -1, rest // program.plan.tensor if parts else -1)
         if place not in tables:
             tables[place] = _table_of(trace, operators, program, *place)
         rows = _take_rank(tasks, of_task, rank)
@@ -208,16 +208,18 @@ def _table_of(
 ) -> StorageTable:
     """Return the allocations of some ranks: those of a stage, of a ZeRO-1 replica; -1 for all alike."""
     here: frozenset[int] | None = None
-    if data >= 0 and program.partition:
-        operators = _scale_work(operators, program.partition.shares[data])
-        mine = program.partition.parameters[data]
-        here = frozenset(i for i, p in enumerate(list_parameters(trace)) if p in mine)
-    elif pipeline >= 0:
+    held: frozenset[int] | None = None
+    if pipeline >= 0:
         stages = program.schedule.stages_of_rank(pipeline)
-        operators = _scale_work(operators, _sum_shares([program.stages[s] for s in stages]))
-        placed = enumerate(program.placed)
-        here = frozenset(i for i, at in placed if not at or at.intersection(stages))
-    shares = share_storages(trace, program.plan, here, replicated=data >= 0)
+        placed = enumerate(program.placed or [frozenset()] * len(list_parameters(trace)))
+        here = held = frozenset(i for i, at in placed if not at or at.intersection(stages))
+        parts = _sum_shares([program.stages[s] for s in stages])
+        if data >= 0:
+            partition = program.partitions[pipeline]
+            parts, mine = partition.shares[data], partition.owned_by(data)
+            here = frozenset(i for i, p in enumerate(list_parameters(trace)) if p.name in mine)
+        operators = _scale_work(operators, parts)
+    shares = share_storages(trace, program.plan, here, held)
     shares = {**share_tokens(trace, program.plan.context, program.plan.pipeline), **shares}
     return _build_table(trace, operators, shares)
 

@@ -69,6 +69,8 @@ class StageActions(RankProgram):
         self.unawaited: list[int] = []
         self.read_by_host: list[int] = []  # what its next launch waits for
         self.beside: dict[int, list[int]] = {}  # exchanges that are waited for behind an operator
+        self.turns: list[int] = []  # exchanges of experts, where two actions run together
+        self.ended: dict[str, int] = {}  # last computes of two such, by phase
         self.kind_before = ""
         self.forwards: set[Action] = set()
         self.backwards: Counter[int] = Counter()
@@ -167,9 +169,10 @@ class StageActions(RankProgram):
         # A gradient comes back as large as the activation that went.
         size = self.program.stages[boundary].send_bytes[action.micro_batch]
         ends = (boundary, direction, action.micro_batch, self.data, self.tensor)
+        last = self.ended.get(direction, self.last) if kind == "send" else self.last
         return self.program.graph.add(
             self.rank, "send" if kind == "send" else "receive", kind, f"{kind} {direction}",
-            after=() if early else (self.last,), message_bytes=size,
+            after=() if early else (last,), message_bytes=size,
             peer=self.program.rank_of(self.data, peer, self.tensor), stage=self.stage_field(),
             phase=direction, micro_batch=action.micro_batch, match_id=self.program.match("p2p", *ends),
         )  # fmt: skip
@@ -316,6 +319,7 @@ class StageActions(RankProgram):
         )
         beside = exchange.beside
         (self.waits if beside < 0 else self.beside.setdefault(beside, [])).append(task)
+        self.turns += [] if of_tensor else [task]
         if exchange.awaited and phase == "forward":
             self.read_by_host.append(task)
         if copy_s and exchange.copied == AFTER:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from trioflow.base.experiments import Plan
 from trioflow.parallel.backward import Recomputation
 from trioflow.parallel.folded_grid import Grid, fold_representatives
+from trioflow.parallel.graph_metadata import UNKNOWN, GraphMetadata
 from trioflow.parallel.memory.profile import HeldMemory
 from trioflow.parallel.reference import OperatorTimes
 from trioflow.parallel.schedules.build import Schedule, lower_for_execution
@@ -22,7 +23,7 @@ from trioflow.parallel.splits.parameters import Bucket
 from trioflow.parallel.splits.pipeline import TiedParameter
 from trioflow.parallel.splits.sharding import OptimizerPartition, ShardedUnit
 from trioflow.parallel.splits.tensor_split import SharedAttention, StageExchange, TensorSplit
-from trioflow.parallel.task_graph import UNKNOWN, GraphMetadata, TaskGraph, TaskGraphBuilder
+from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
 
 UNITS_ON_DEVICE = 2
 """Units whose activations are on the device at one time."""
@@ -217,9 +218,10 @@ class ProgramBuilder:
     tied: Sequence[TiedParameter] = ()  # parameters that stages on several ranks use
     # Stages that update each parameter; empty without a pipeline
     placed: Sequence[frozenset[int]] = ()
-    # Of ZeRO-1: who updates what, and the time of each replica's part of operators [s]
-    partition: OptimizerPartition | None = None
-    update_s: Sequence[dict[int, float]] = ()
+    # Of ZeRO-1, for each of the pipeline's ranks: who updates what, and the time of each replica's part
+    # of operators [s]
+    partitions: Sequence[OptimizerPartition] = ()
+    update_s: Sequence[Sequence[dict[int, float]]] = ()
     replicas: ReplicaWork | None = None  # of DataParallel
     # Of what lies in the host's memory
     rates: HostRates | None = None

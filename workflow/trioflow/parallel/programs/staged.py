@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trioflow.parallel.programs.actions import COPIES_EARLY, WAITS_AT_TURNS, StageActions
 from trioflow.parallel.programs.builder import ProgramBuilder
+from trioflow.parallel.programs.pairs import run_together
 from trioflow.parallel.programs.rows import add_operators
 from trioflow.parallel.schedules.table import (
     COMPUTE_KINDS,
@@ -16,6 +17,7 @@ from trioflow.parallel.schedules.table import (
     SEND_F,
     TRAIN,
     UNSHARD,
+    Action,
     leaves,
 )
 from trioflow.parallel.splits.parameters import Bucket
@@ -36,9 +38,19 @@ class StagedRank(StageActions):
     def run(self) -> None:
         """Write the whole step."""
         self.broadcast_buffers()
-        for action in leaves(self.schedule.rows[self.pipeline]):
+        for cell in self.schedule.rows[self.pipeline]:
+            if cell and cell.parts and self.program.plan.expert_overlap:
+                run_together(self, *cell.parts)
+            else:
+                self._run_cell(cell)
+        self.finish()
+
+    def _run_cell(self, cell: Action | None) -> None:
+        """Run the actions of a cell one behind the other."""
+        for action in leaves((cell,)):
             self.stage = action.stage
             if action.kind in COMPUTE_KINDS:
+                self.ended = {}
                 self.compute_action(action)
             elif action.kind in (RECV_F, RECV_B):
                 self.received[action] = self.move("recv", action)
@@ -54,7 +66,6 @@ class StagedRank(StageActions):
                 self.reduce_stage()
                 if self.work.scale_s:
                     self.compute("gradient scaling", self.work.scale_s, phase="backward")
-        self.finish()
 
     def unshard(self) -> None:
         """Gather a stage's parameters, where they are shared."""
@@ -201,21 +212,23 @@ class PartitionedRank(StagedRank):
     alike = (False, False, False, True)
 
     def update(self) -> None:
-        """Update this rank's parameters, then broadcast all of them, owner by owner."""
-        partition = self.program.partition
-        assert partition is not None
+        """Update this rank's parameters, then broadcast all of them, owner by owner; experts behind the others."""
+        partition = self.program.partitions[self.pipeline]
+        times_s = self.program.update_s[self.pipeline][self.data]
         for op_id in partition.operators[self.data]:
-            self.operator(op_id, None, device_s=self.program.update_s[self.data].get(op_id))
+            self.operator(op_id, None, device_s=times_s.get(op_id))
         source, broadcasts = self.last, []
-        for owner, parameters in enumerate(partition.parameters):
-            group = self.data_group[owner:] + self.data_group[:owner]
-            for index, parameter in enumerate(parameters):
-                broadcasts.append(
-                    self.program.graph.add(
-                        self.rank, "communication", "collective", "broadcast", after=(source,),
-                        message_bytes=parameter.size_bytes, phase="optimizer",
-                        group=",".join(map(str, group)),
-                        match_id=self.program.match("update", self.tensor, owner, index),
-                    )
-                )  # fmt: skip
+        kinds = ((self.data_group, partition.parameters), (self.expert_replicas, partition.experts))
+        for ranks, parts in kinds:
+            for owner, parameters in enumerate(parts):
+                group = ranks[owner:] + ranks[:owner]
+                for index, parameter in enumerate(parameters if len(group) > 1 else ()):
+                    broadcasts.append(
+                        self.program.graph.add(
+                            self.rank, "communication", "collective", "broadcast", after=(source,),
+                            message_bytes=parameter.size_bytes, phase="optimizer",
+                            group=",".join(map(str, group)),
+                            match_id=self.program.match("update", *group, len(parts), index),
+                        )
+                    )  # fmt: skip
         self.waits += broadcasts

@@ -41,6 +41,7 @@ from trioflow.parallel.schedules.table import (
     leaves,
     lower_directly,
     lower_schedule,
+    pair_actions,
 )
 
 __all__ = [
@@ -209,7 +210,9 @@ def lower_for_execution(schedule: Schedule) -> Schedule:
     ):
         return schedule
     sizes = SCHEDULES.get(schedule.name)
-    return lower_directly(schedule) if sizes and sizes.one_stage else lower_schedule(schedule)
+    pairs = any(cell and cell.parts for row in schedule.rows for cell in row)
+    directly = sizes and sizes.one_stage and not pairs
+    return lower_directly(schedule) if directly else lower_schedule(schedule)
 
 
 def plan_schedule(
@@ -227,6 +230,8 @@ def plan_schedule(
         # One rank that accumulates runs forward and backward in turn, as 1F1B of one stage does.
         name = plan.schedule if plan.pipeline > 1 else "1f1b"
         built = build_schedule(name, plan.pipeline, count, plan.stages_per_rank)
+        if plan.expert_overlap and plan.schedule != "dualpipev":  # which runs them in pairs anyway
+            built = pair_actions(built)
         return keep_forward(built) if mode == FORWARD_ONLY else built
     check_schedule(given)
     found = (given.ranks, given.stages, given.micro_batches)

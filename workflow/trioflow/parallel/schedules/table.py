@@ -63,6 +63,22 @@ _MAX_ACTIVE_STAGES = 3
 """Stages that PyTorch keeps unsharded at once (``max_active_stages``)."""
 
 
+def pair_actions(schedule: Schedule) -> Schedule:
+    """Let each backward run together with the forward that comes behind it, so that messages of one hide behind the other.
+
+    So Megatron-LM's combined 1F1B does: ranks run one forward more before their first backward, and then in pairs.
+    """
+    rows = []
+    for row in schedule.rows:
+        kinds = (FORWARD, BACKWARD)
+        forwards, backwards = ([a for a in leaves(row) if a.kind == kind] for kind in kinds)
+        ahead = next((i for i, a in enumerate(leaves(row)) if a.kind == BACKWARD), len(forwards))
+        together = zip(forwards[ahead:], backwards, strict=False)
+        pairs = [Action(-1, OVERLAP_F_B, None, parts) for parts in together]
+        rows.append((*forwards[:ahead], *pairs, *backwards[len(pairs) :]))
+    return replace(schedule, rows=tuple(rows))
+
+
 def lower_schedule(schedule: Schedule) -> Schedule:
     """Return what PyTorch's pipeline runtime executes for a table of compute actions.
 

@@ -105,8 +105,9 @@ def find_gradients(trace: Trace) -> dict[str, int]:
 
     Where the trace does not join them (another operator ran between the one
     that made the gradient and its accumulation), it is the latest gradient of
-    that size made before, which no other parameter has.
+    that size, or of the format that gradients are kept in, made before, which no other parameter has.
     """
+    width = trace.facts.kept_width
     sizes, tensors = tensor_bytes(trace), trace.tensors
     entries = trace.facts.gradients
     found = {str(g["name"]): int(g.get("gradient_storage_id", -1)) for g in entries}
@@ -123,7 +124,8 @@ def find_gradients(trace: Trace) -> dict[str, int]:
         # Gradients of one operator become ready in the order of its results.
         fitting = [
             (maker, -storage) for storage, (size, maker) in free.items()
-            if size == int(entry["size_bytes"]) and maker <= int(entry["ready_after_op_id"])
+            if size in (entry["size_bytes"], entry["size_bytes"] * width)
+            and maker <= int(entry["ready_after_op_id"])
         ]  # fmt: skip
         if fitting:
             storage = -max(fitting)[1]

@@ -5,7 +5,8 @@ apply it: to each inner unit of the model's chain by itself, then to the whole
 model, whose root keeps what is left, the first and the last unit. ``zero2`` is
 ``fully_shard`` with ``reshard_after_forward=False``, ``hsdp`` with a mesh of
 two dimensions. ``zero1`` is DDP with ``ZeroRedundancyOptimizer``: each rank
-updates its part of the parameters and broadcasts them.
+updates its part of the parameters and broadcasts them. Each stage of a pipeline
+has one of its own, and so have experts, over the ranks that hold the same ones.
 
 References
 ----------
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
@@ -290,16 +291,24 @@ def _place_root(
 
 @dataclass(frozen=True)
 class OptimizerPartition:
-    """Who updates what."""
+    """Who updates what, of ranks that hold the same parameters."""
 
-    # Parameters of each rank, in the order in which it broadcasts them
+    # Parameters of each replica, in the order in which it broadcasts them
     parameters: tuple[tuple[Parameter, ...], ...]
-    # Optimizer operators of each rank, those over several parameters included
+    # Optimizer operators of each replica, those over several parameters included
     operators: tuple[tuple[int, ...], ...]
     # Operators over the parameters of several ranks, such as a fused update; each rank runs them on
     # its own part
     shared: tuple[int, ...]
-    shares: tuple[dict[int, float], ...]  # part of each shared operator that each rank runs
+    shares: tuple[dict[int, float], ...]  # part of each shared operator that each replica runs
+    # Experts of each of the ranks that hold the same ones, which an optimizer of their own shares out
+    experts: tuple[tuple[Parameter, ...], ...] = ()
+
+    def owned_by(self, replica: int) -> frozenset[str]:
+        """Return the names of what a replica updates; those that share experts are next to each other."""
+        kinds = (kind for kind in (self.parameters, self.experts) if kind)
+        parts = (kind[replica * len(kind) // len(self.parameters)] for kind in kinds)
+        return frozenset(p.name for part in parts for p in part)
 
 
 def partition_parameters(sizes: Sequence[int], ranks: int) -> list[list[int]]:
@@ -314,32 +323,67 @@ def partition_parameters(sizes: Sequence[int], ranks: int) -> list[list[int]]:
 
 
 @remembered
-def partition_optimizer(trace: Trace, ranks: int) -> OptimizerPartition:
-    """Return which rank updates which parameters of a trace, and by which operators.
+def partition_optimizer(
+    trace: Trace, ranks: int, expert: int = 1, here: frozenset[int] | None = None
+) -> OptimizerPartition:
+    """Return which replica updates which parameters of a trace, and by which operators.
 
+    ``expert``: consecutive replicas that each hold a part of the experts; who holds the same ones shares out those.
+    ``here``: places in ``list_parameters`` of what the ranks' stages hold; all by default.
     Raises PlanError when the trace does not say which parameters there are.
     """
-    parameters = list_parameters(trace)
+    parameters = list_parameters(trace, 1, expert)
     sizes = [prod(p.shape) for p in parameters]
-    parts = partition_parameters(sizes, ranks)
-    rank_of = {index: rank for rank, part in enumerate(parts) for index in part}
+    mine = range(len(parameters)) if here is None else sorted(here)
+    parts: list[list[list[int]]] = []
+    owners: list[set[int]] = [set() for _ in range(ranks)]
+    ranks_of: dict[int, range] = {}
+    for of_experts, alike in ((False, 1), (True, expert)):
+        apart = [i for i in mine if (parameters[i].experts and expert > 1) == of_experts]
+        found = partition_parameters([sizes[i] for i in apart], ranks // alike)
+        parts.append([[apart[i] for i in part] for part in found])
+        for place, part in enumerate(parts[-1]):
+            of_part = range(place * alike, (place + 1) * alike)
+            ranks_of |= dict.fromkeys(part, of_part)
+            for rank in of_part:
+                owners[rank].update(part)
     operators: list[list[int]] = [[] for _ in range(ranks)]
     shared = []
-    for op_id, owners in find_owners(trace).of_operator.items():
-        of = sorted({rank_of[index] for index in owners})
-        if len(of) != 1:
+    for op_id, updated in find_owners(trace).of_operator.items():
+        of = sorted({rank for index in updated for rank in ranks_of.get(index, ())})
+        if any(not updated <= owners[rank] for rank in of):
             shared.append(op_id)
-        for rank in of or range(ranks):
+        for rank in of:
             operators[rank].append(op_id)
     of_all = sorted(set(shared) & set(list_updates(trace.operators)))
+    dense, experts = (
+        tuple(tuple(parameters[i] for i in part) for part in of_kind) for of_kind in parts
+    )
     return OptimizerPartition(
-        tuple(tuple(parameters[i] for i in part) for part in parts),
+        dense,
         tuple(map(tuple, operators)),
         tuple(shared),
         tuple(
-            share_updates(
-                trace, sizes, [n * (rank_of[i] == rank) for i, n in enumerate(sizes)], of_all
-            )
-            for rank in range(ranks)
+            share_updates(trace, sizes, [n * (i in own) for i, n in enumerate(sizes)], of_all)
+            for own in owners
         ),
+        experts if expert > 1 else (),
     )
+
+
+def partition_stages(
+    trace: Trace, plan: Plan, placed: Sequence[frozenset[int]], held: Sequence[Iterable[int]]
+) -> list[OptimizerPartition]:
+    """Return, of ZeRO-1, who updates what of each of the pipeline's ranks; nothing of other plans.
+
+    ``placed``: places of each parameter in the model, such as stages.
+    ``held``: which of them each of the pipeline's ranks has.
+    """
+    if plan.sharding != "zero1":
+        return []
+    here: list[frozenset[int] | None] = [None]
+    if plan.pipeline > 1:
+        here = [
+            frozenset(i for i, at in enumerate(placed) if not at.isdisjoint(mine)) for mine in held
+        ]
+    return [partition_optimizer(trace, plan.replicas, plan.expert, mine) for mine in here]

@@ -178,12 +178,12 @@ def held_sizes(trace: Trace, plan: Plan) -> list[float]:
 
 @remembered
 def share_storages(
-    trace: Trace, plan: Plan, here: frozenset[int] | None = None, replicated: bool = False
+    trace: Trace, plan: Plan, here: frozenset[int] | None = None, held: frozenset[int] | None = None
 ) -> dict[int, float]:
     """Return the part of each parameter, its gradient and its state that one rank holds, by storage.
 
-    ``here``: places in ``list_parameters`` of those that the rank updates; all by default.
-    ``replicated``: whether the rank has the other parameters and their gradients all the same.
+    ``here``, ``held``: places in ``list_parameters`` of those that the rank updates, and of those that it has with
+        their gradients; all by default.
     """
     owners = find_owners(trace).of_storage
     if not owners:
@@ -203,7 +203,8 @@ def share_storages(
         else:
             shares[storage] = updated[index] / size
         of_model = storage in (parameter.storage_id, parameter.gradient_storage_id)
-        if here is not None and index not in here and not (replicated and of_model):
+        places = held if of_model else here
+        if places is not None and index not in places:
             shares[storage] = 0.0
     return shares
 

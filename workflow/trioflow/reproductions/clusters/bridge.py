@@ -83,12 +83,14 @@ class Recipe:
     """How Megatron-Bridge's benchmark trains a model on H100, beside what a row says.
 
     ``network``: trioflow's name; ``tensor_overlap``: of a plan, where tensors are cut; ``expert_domain``: of a plan, 8
-    where tokens are sent by DeepEP or HybridEP (``moe_token_dispatcher_type`` flex), 0 for one all-to-all.
+    where tokens are sent by DeepEP or HybridEP (``moe_token_dispatcher_type`` flex), 0 for one all-to-all;
+    ``expert_overlap``: of a plan (``moe_a2a_overlap``).
     """
 
     network: str
     tensor_overlap: str
     expert_domain: int
+    expert_overlap: bool
 
 
 @cache
@@ -102,8 +104,9 @@ def load_recipes(path: Path = RECIPES) -> dict[str, Recipe]:
     for row in csv.DictReader(lines, delimiter="\t"):
         try:
             found[row["model"]] = Recipe(
-                row["network"], row["tensor_overlap"], int(row["expert_domain"])
-            )
+                row["network"], row["tensor_overlap"], int(row["expert_domain"]),
+                bool(int(row["expert_overlap"])),
+            )  # fmt: skip
         except (KeyError, TypeError, ValueError):
             raise TableError(f"{row} is not a recipe", file=path) from None
     return found
@@ -251,6 +254,8 @@ def plan_rate(rate: Rate, replicas: int, pieces: int) -> Plan:
         columns["tensor_overlap"] = recipe.tensor_overlap
     if rate.expert > 1 and recipe:
         columns["expert_domain"] = recipe.expert_domain
+        # Megatron refuses it in a pipeline of one stage a rank.
+        columns["expert_overlap"] = recipe.expert_overlap and (several or rate.pipeline == 1)
     return make_plan(
         replicas, rate.tensor, expert=rate.expert, expert_tensor=int(rate.expert > 1),
         sequence_parallel=split, vocabulary_parallel=split, **columns,

@@ -259,6 +259,8 @@ def _read_degrees(found: Fields, model: LanguageModel, file: str) -> dict[str, A
     if model.experts:
         degrees |= {"expert": expert} if expert > 1 else {}
         degrees |= {"expert_tensor": cut} if cut != degrees["tensor"] else {}
+        overlaps = expert > 1 and found.flag("overlap-moe-expert-parallel-comm")
+        degrees |= {"expert_overlap": True} if overlaps else {}
     context, method = (
         found.size("context-parallel-size", 1),
         found.word("cp-comm-type", _CONTEXT, "p2p"),
