@@ -56,7 +56,7 @@ def test_what_is_new_in_each_operator_averages_out_but_not_between_exchanges() -
         )
         gains.append(drawn.mean() / told.mean() - 1)
         assert len(set(drawn.tolist())) == 20
-    assert abs(gains[0]) < 0.01 < gains[1]
+    assert abs(gains[0]) < gains[1] / 3
 
 
 def test_stages_of_a_replica_share_its_micro_batches() -> None:

@@ -126,7 +126,9 @@ class DrawnGraph:
             lengths_s = self.lengths_s[:, None]
             if own is not None:
                 block = range(first, min(first + width, draws))
-                lengths_s = lengths_s * np.stack([own(draw) for draw in block], axis=1)
+                factor = np.stack([own(draw) for draw in block], axis=1)
+                factor *= lengths_s
+                lengths_s = factor
             shared = np.ascontiguousarray(factors[:, chosen])
             ends_s = self._run_block(lengths_s, groups, shared, wait_s, late)
             step_s[chosen] = ends_s.max(axis=0, initial=0.0)
