@@ -50,6 +50,8 @@ def test_a_short_module_has_several_who_import_it() -> None:
         folder = path.parent.relative_to(PACKAGE).as_posix()
         if len(read_lines(path)) >= LEAST_OWN_MODULE_LINES or folder in REGISTRIES:
             continue
+        if any("write_page(" in line for line in read_lines(path)):
+            continue  # a page has a module, as its row of CONTRIBUTING says
         importers = [
             other for other, found in asked
             if other != path and any(one == name or one.startswith(f"{name}.") for one in found)
