@@ -166,6 +166,8 @@ def test_the_page_tells_errors_and_why_runs_failed(cases, steps, peaks, tmp_path
     text = page.read_text()
     assert "although they ran" in text and "Those that failed" in text
     assert "Errors of the steps" in text and "smallest tensor" in text
+    first = text.partition("Errors of the peaks")[2].partition("<tbody>")[2].partition("</tr>")[0]
+    assert "all runs" in first and ">–</td>" in first, "no model has 0 parameters"
 
 
 @pytest.mark.slow

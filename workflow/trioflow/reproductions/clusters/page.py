@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from operator import itemgetter
 from pathlib import Path
@@ -28,7 +29,7 @@ from trioflow.report.pages import (
     count_reached,
     write_page,
 )
-from trioflow.report.wording import write_percent
+from trioflow.report.wording import NOTHING, write_percent
 from trioflow.reproductions.chances import render_chances
 from trioflow.reproductions.clusters.aims import (
     CONSTANT,
@@ -91,7 +92,7 @@ _IN_ORDER = numbers(
 
 def _plain_cell(value: Any) -> Cell:
     """Return the cell of a number in as few digits as it needs."""
-    return Cell(f"{value:g}", float(value))
+    return Cell(NOTHING, "") if math.isnan(value) else Cell(f"{value:g}", float(value))
 
 
 def build_clusters_page(
@@ -294,7 +295,8 @@ def render_summary(scores: pd.DataFrame) -> str:
 def render_scores(scores: pd.DataFrame) -> str:
     """Return the errors by set and model."""
     fields = [
-        words("set", "", "which runs", "set"), numbers("parameters", "1e9", "model; 0 for all", _plain_cell, "parameters"),
+        words("set", "", "which runs", "set"),
+        numbers("parameters", "1e9", "model; a dash: all", _plain_cell, lambda row: row["parameters"] or math.nan),
         numbers("runs", "", "how many", count_cell, "runs"),
         numbers("median error", "held", _WORDS["held"], percent_cell, "median_error"),
         numbers("90th percentile", "held", _WORDS["held"], percent_cell, "error_90"),
