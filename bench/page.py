@@ -5,10 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+import pandas as pd
 from peers import SOURCE
 from rows import Row
 from speeds import read_speeds, write_speed_rows, write_speeds
 from trioflow.base.provenance import atomic_path, host_environment
+
+
+def list_sections(speeds: pd.DataFrame) -> list[str]:
+    """Return the lines of two sections: what stands by itself, and what others were timed at too."""
+    beside = speeds["peer"] != ""
+    parts = (
+        ("Answers, graphs, files", speeds[~beside]),
+        ("Beside other simulators", speeds[beside]),
+    )
+    found = [(head, rows) for head, rows in parts if len(rows)]
+    return [line for head, rows in found for line in (f"## {head}", "", write_speed_rows(rows), "")]
 
 
 def write_page(rows: Iterable[Row], docs: Path) -> None:
@@ -25,8 +37,7 @@ def write_page(rows: Iterable[Row], docs: Path) -> None:
         "",
         SOURCE,
         "",
-        write_speed_rows(read_speeds(table)),
-        "",
+        *list_sections(read_speeds(table)),
     ]
     with atomic_path(page) as temporary:
         temporary.write_text("\n".join(lines), encoding="utf-8")

@@ -86,7 +86,8 @@ def write_speed_rows(speeds: pd.DataFrame) -> str:
         aim = NOTHING if pd.isna(row["aim"]) else _write_speed(row["aim"], row["unit"])
         rows.append((row["what"], value, aim, _write_peer(row)))
     headings = ("what", "trioflow", "aim", "others, and how many times as long at least")
-    return write_markdown(headings, rows, left=(0, 3))
+    shown = 4 if (speeds["peer"] != "").any() else 3
+    return write_markdown(headings[:shown], [row[:shown] for row in rows], left=(0, 3))
 
 
 def _write_value(row: Mapping[Any, Any]) -> str:
