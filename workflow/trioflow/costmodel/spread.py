@@ -87,7 +87,10 @@ def choose_spread(
     """
     known = load_spreads() if rows is None else rows
     own = [one for one in known if one.device_kind == device_kind]
-    jobs = ", ".join(f"{one.job} ({one.ranks} ranks, {one.steps} steps)" for one in own or known)
+    jobs = ", ".join(
+        f"{one.job} ({one.ranks} {'rank' if one.ranks == 1 else 'ranks'}, {one.steps} steps)"
+        for one in own or known
+    )
     if own:
         return _combine_parts(one.spread for one in own), f"as recorded in {jobs}"
     widest = {name: max(getattr(one.spread, name) for one in known) for name in (*PARTS, *LAGS)}
