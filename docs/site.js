@@ -16,7 +16,8 @@ document.querySelectorAll("[role=main] code").forEach(function (code) {
 });
 
 // Pages too long to be looked through open as their headings; the one that the address names is open.
-(function () {
+// The theme's script, which runs before, makes tables taller.
+document.addEventListener("DOMContentLoaded", function () {
   var page = document.querySelector("[role=main]"), heads = page.querySelectorAll(":scope > h2");
   if (document.documentElement.scrollHeight > 6400 && heads.length > 1) heads.forEach(function (head) {
     var section = document.createElement("details"), summary = document.createElement("summary"), next;
@@ -37,7 +38,7 @@ document.querySelectorAll("[role=main] code").forEach(function (code) {
     document.querySelectorAll("details.section").forEach(function (section) { section.open = true; });
   });
   open();
-})();
+});
 
 // The search asks for its index, which a browser gives to pages of a server alone.
 if (location.protocol === "file:") document.querySelectorAll("[data-bs-target='#mkdocs_search_modal']").forEach(
