@@ -35,7 +35,7 @@ _WEIGHT_INPUT = {"convolution": 1, "convolution_backward": 2}
 _NAMES: dict[str, str] = {
     "gemm": "mm addmm bmm baddbmm addbmm mv addmv addr outer dot inner linear mkldnn_linear*"
     " matmul einsum bilinear tensordot addmm_activation scaled_mm grouped_mm scaled_grouped_mm"
-    " scaled_linear block_scaled_linear block_scaled_mm block_scaled_grouped_mm",
+    " scaled_linear block_scaled_linear block_scaled_mm block_scaled_grouped_mm triton_tem_* triton_mm*",
     "convolution": "conv1d conv2d conv3d conv_transpose* conv_depthwise* convolution* slow_conv*"
     " thnn_conv* mkldnn_convolution* cudnn_convolution* miopen_convolution*",
     "attention": "scaled_dot_product_* flash_attention* efficient_attention* cudnn_attention*"
@@ -64,7 +64,7 @@ _NAMES: dict[str, str] = {
     "optimizer": "foreach_* fused_adam* fused_sgd* fused_adagrad* amp_*",
     "reduction": "sum sum_to_size mean max min amax amin aminmax argmax argmin norm"
     " linalg_vector_norm var var_mean std std_mean any all cumsum cumprod prod count_nonzero equal"
-    " median topk sort argsort histc bincount nansum",
+    " median topk sort argsort histc bincount nansum triton_red_* triton_per_*",
     "transcendental": "pow exp expm1 log log1p log2 sin cos erf tanh sigmoid gelu silu mish elu celu"
     " selu softplus logit log_sigmoid* xlogy atan2 glu",
     "random": "dropout native_dropout feature_dropout alpha_dropout bernoulli uniform normal random"
@@ -73,7 +73,7 @@ _NAMES: dict[str, str] = {
     " hardtanh hardswish hardsigmoid threshold where clamp* maximum minimum lerp addcmul addcdiv"
     " reciprocal square eq ne lt gt le ge logical_* bitwise_* isfinite isnan isinf nan_to_num"
     " floor* ceil round trunc remainder fmod hypot true_divide multiply subtract negative and or"
-    " xor quantize",
+    " xor quantize triton_poi_* triton_fused_* cpp_fused_*",
 }
 
 

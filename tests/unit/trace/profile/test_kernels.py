@@ -5,6 +5,7 @@ import json
 import pytest
 from profiled_events import event, load
 from trioflow.base.errors import TraceError
+from trioflow.costmodel.features import class_of_name
 from trioflow.trace.profile.events import Event, busy_ns, charge_kernels, span_ns
 from trioflow.trace.profile.kineto import read_profile
 from trioflow.trace.profile.observe import observe_step
@@ -110,10 +111,45 @@ def test_kernels_without_an_operator_or_a_launch_are_kept_and_said(tmp_path):
     ]  # fmt: skip
     assert times_of_step(step).device_ns.tolist() == [13_000, 4_000, 2_000]
     assert [one.kernels for one in observed.operators] == [2, 1, 1]
-    assert observed.unjoined[:2] == [
-        "1 device events (4 us) launched outside any operator",
+    assert observed.unjoined[:1] == [
         "1 device events (2 us) without a launch in the profile",
     ]
+
+
+def test_compiled_kernels_have_tensors_phase_and_class(tmp_path):
+    """What Inductor fused is an operator: its launch says shapes, its name what kind of kernel it is."""
+    said = {"Input Dims": [[32, 64], [32, 64], []], "Input type": ["float", "float", "Scalar"]}
+    backward = "autograd::engine::evaluate_function: CompiledFunctionBackward"
+    step = load(tmp_path, [
+        event("trioflow: step", "user_annotation", 0, 100),
+        event("## Call CompiledFxGraph fabc ##", "user_annotation", 1, 40),
+        event("triton_poi_fused_add_gelu_0", "cpu_op", 2, 10, **said),
+        event("cuLaunchKernel", "cuda_driver", 3, 1, correlation=1),
+        event(backward, "cpu_op", 50, 40),
+        event("triton_per_fused_native_layer_norm_backward_1", "cpu_op", 52, 10, **said),
+        event("cuLaunchKernel", "cuda_driver", 53, 1, correlation=2),
+        event("triton_poi_fused_add_gelu_0", "kernel", 5, 10, tid=7, correlation=1),
+        event("triton_per_fused_native_layer_norm_backward_1", "kernel", 60, 4, tid=7, correlation=2),
+    ])  # fmt: skip
+    observed = observe_step(step, None)
+    first, second = observed.operators
+    assert (first.name, first.phase) == ("kernel::triton_poi_fused_add_gelu_0", "forward")
+    assert [ref.shape for ref in first.inputs][:2] == [(32, 64), (32, 64)]
+    assert second.phase == "backward"
+    assert [class_of_name(one.name) for one in (first, second)] == ["elementwise", "reduction"]
+    assert observed.without_tensors == 0 and not observed.unjoined and not observed.notes
+
+
+def test_fused_kernels_of_a_processor_that_nobody_names_are_said(tmp_path):
+    step = load(tmp_path, [
+        event("trioflow: step", "user_annotation", 0, 100),
+        event("## Call CompiledFxGraph fabc ##", "user_annotation", 0, 50),
+        event("aten::mm", "cpu_op", 2, 10),
+        event("graph_0_cpp_fused_gelu_0", "cpu_op", 20, 8),
+    ])  # fmt: skip
+    observed = observe_step(step, None)
+    assert [one.name for one in observed.operators] == ["aten::mm", "kernel::cpp_fused_gelu_0"]
+    assert "1 graphs of torch.compile: 32 us of them are no operator's" in observed.notes[0]
 
 
 def test_communication_and_host_copies_are_kept_as_such(tmp_path):

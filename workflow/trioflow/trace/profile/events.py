@@ -94,9 +94,12 @@ def nest(events: Iterable[Event]) -> list[Event]:
 
 
 def is_operator(name: str) -> bool:
-    """Return whether a name is an operator (``library::name``): not an autograd node, annotation or function."""
+    """Return whether a name is an operator (``library::name``): not an autograd node, annotation or function.
+
+    So is a kernel that Inductor fused, which stands for the operators in its name.
+    """
     library, separator, rest = name.partition("::")
-    return (
+    return (not separator and name.startswith(kineto_words("compiled_kernel"))) or (
         bool(separator and rest)
         and library.isidentifier()
         and library not in kineto_words("no_operator")

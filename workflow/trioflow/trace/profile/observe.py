@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,6 +30,8 @@ from trioflow.trace.profile.profiler_fields import kineto_words
 from trioflow.trace.profile.steps import Step
 from trioflow.trace.tensors import MadeInside
 
+_GRAPH = re.compile(r"^graph_\d+_")
+"""How Inductor's kernels for a processor begin: with the number of the graph that calls them."""
 _NODE = "torch::autograd::AccumulateGrad"
 _ACCUMULATE = f"autograd::engine::evaluate_function: {_NODE}"
 
@@ -132,7 +135,7 @@ def _count(event: Event, links: Links) -> int:
 def _name(event: Event, kernels: Sequence[Event]) -> str:
     """Return an operator's name; of a bare launch what encloses it, or its kernel."""
     if event.category == "cpu_op":
-        return event.name
+        return event.name if "::" in event.name else f"kernel::{_GRAPH.sub('', event.name)}"
     above = next((e for e in event.ancestors() if e.category == "cpu_op"), None)
     if event.category in DEVICE:
         above = None
@@ -221,7 +224,22 @@ def _list_notes(step: Step) -> list[str]:
         )
     if any(step.communicates):
         said.append(_describe_communication(step))
-    return said
+    return said + ([] if step.on_device else _list_fused(step))
+
+
+def _list_fused(step: Step) -> list[str]:
+    """Say how much of a processor's compiled graphs lies in kernels that nobody names."""
+    begins = kineto_words("compiled_graph")
+    graphs = [event for event in step.root.walk() if event.name.startswith(begins)]
+    inside = {id(e) for graph in graphs for e in graph.walk()}
+    left = sum(graph.end_ns - graph.start_ns for graph in graphs)
+    left -= sum(e.end_ns - e.start_ns for e in step.operators if id(e) in inside)
+    if not graphs:
+        return []
+    return [
+        f"{len(graphs)} graphs of torch.compile: {format_time(ns_to_s(left))} of them are no operator's but fused kernels'"
+        " without a name, and count as the host's (torch._inductor.config.cpp.enable_kernel_profile = True names them)"
+    ]
 
 
 def _describe_communication(step: Step) -> str:
