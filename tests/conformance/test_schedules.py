@@ -70,7 +70,10 @@ def is_refused(make, *shape):
         return error, None
 
 
-@pytest.mark.parametrize("kind", LOOPED)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(k, marks=pytest.mark.slow if k in ("zero-bubble", "looped-bfs") else ()) for k in LOOPED],
+)  # fmt: skip
 def test_looped_tables_are_those_of_pytorch(kind, compare):
     about = {"plan": kind, "ranks": "2 to 8", "against": "its classes"}
     accepted = refused = 0

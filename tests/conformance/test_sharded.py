@@ -76,8 +76,16 @@ def drop_messages(recorded):
     return [entry for entry in recorded if not entry[0].startswith(("send", "recv"))]
 
 
+LARGE = ("transformer-4", "transformer-pipeline", "transformer-8")
+"""Runs of the slow tier: in the fast one each way to share stands once."""
+
+
 @pytest.mark.parametrize(
-    ("name", "plan"), [(name, plan) for name, (_, plans) in RUNS.items() for plan in plans],
+    ("name", "plan"),
+    [
+        pytest.param(name, plan, marks=pytest.mark.slow if name in LARGE else ())
+        for name, (_, plans) in RUNS.items() for plan in plans
+    ],
     ids=lambda value: getattr(value, "plan", value),
 )  # fmt: skip
 def test_collectives_are_those_of_the_real_run(name, plan, real, request, compare):

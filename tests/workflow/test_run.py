@@ -56,7 +56,13 @@ def test_one_core_is_enough(stand_in: Project) -> None:
     assert {rule for rule, _, _ in stand_in.ran()} == {"capture", "merge", "partition"}
 
 
-@pytest.mark.parametrize("paused", ["merge", pytest.param("simulate", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "paused",
+    [
+        pytest.param("merge", marks=pytest.mark.slow),
+        pytest.param("simulate", marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_killed_half_way_ends_with_the_same_result(
     stand_in: Project, undisturbed: Project, paused: str
 ) -> None:

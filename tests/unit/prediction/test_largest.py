@@ -66,6 +66,7 @@ def test_the_largest_batch_fits_and_the_next_does_not() -> None:
         find_largest(TRACE, plan, small("dgx-a100", 2, 1e9), "batch")
 
 
+@pytest.mark.slow
 def test_the_longest_sequence_of_a_language_model(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="a trace without a device needs torch (extra [capture])")
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))

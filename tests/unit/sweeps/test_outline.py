@@ -210,7 +210,7 @@ def llama() -> Callable[[str], Workshop]:
     ("recipe", "plan"),
     [
         *(
-            ("fsdp2-mixed", plan) for plan in (
+            pytest.param("fsdp2-mixed", plan, marks=pytest.mark.slow if plan.data < 32 else ()) for plan in (
                 make_plan(16, 4, **SHARED, accumulate=8), make_plan(32, 2, **SHARED, accumulate=4),
                 make_plan(64, sharding="fsdp"), make_plan(8, 1, 8, "1f1b", 16, sharding="fsdp"),
                 make_plan(8, 1, 8, "1f1b", 16, sharding="zero2"),

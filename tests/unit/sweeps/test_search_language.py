@@ -78,6 +78,7 @@ def test_recipes_are_ranked_together_and_named(folder, capsys):
     assert "none-such" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_plans_are_ranked_under_a_router_that_does_not_balance(tmp_path):
     sizes = {
         "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_hidden_layers": 2, "hidden_size": 2048,
