@@ -7,11 +7,14 @@ import tarfile
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from trioflow import predict
 from trioflow.base.errors import TraceError
+from trioflow.costmodel.features import base_class
+from trioflow.costmodel.operators.class_curves import ANY
 from trioflow.costmodel.operators.published import load_published
-from trioflow.costmodel.operators.rows import load_small_kernels, measure_small_kernels
+from trioflow.costmodel.operators.rows import load_small_kernels, trace_rows
 from trioflow.datasets.catalogue import load_catalogue
 from trioflow.parallel.plan import make_plan, named_plan
 from trioflow.trace.importers.detect import find_rank_files
@@ -22,7 +25,7 @@ from trioflow.trace.profile.kineto import read_profile
 from trioflow.trace.profile.messages import describe_program
 from trioflow.trace.profile.observe import observe_step
 from trioflow.trace.profile.steps import find_spans, load_step
-from trioflow.trace.store import load_trace
+from trioflow.trace.store import Trace, load_trace
 
 SAID = ImportOptions(batch=32, precision="fp32")
 
@@ -191,6 +194,27 @@ def test_a_folder_of_eight_ranks_becomes_eight_programs(tmp_path):
         traces, replace(make_plan(data=8), plan="as-traced"), "dgx1-v100", as_traced=True
     )
     assert found.step_time_s == pytest.approx(13.5e-3, rel=0.02)
+
+
+SMALL_BYTES = 1e6
+"""What an operator that reads and writes less takes, its launch sets and not its bytes."""
+
+
+def measure_small_kernels(traces: list[Trace]) -> dict[str, float]:
+    """Return what the small operators of traces timed by kernels take, by class: ``small_kernels.tsv`` [s].
+
+    The median of each trace, and of all traces' medians; ``ANY`` of the classes.
+    """
+    medians = []
+    for trace in traces:
+        rows = trace_rows(trace.operators)
+        data = rows["read_bytes"] + rows["write_bytes"]
+        small = rows[(rows["time_s"] > 0) & (data > 0) & (data < SMALL_BYTES)]
+        medians.append(small.groupby(small["operator_class"].map(base_class))["time_s"].median())
+    found = pd.concat(medians).groupby(level=0).median()
+    return {str(name): float(time_s) for name, time_s in found.items()} | {
+        ANY: float(found.median())
+    }
 
 
 def test_small_kernels_that_ship_are_those_of_the_profiles(dlrm):

@@ -26,27 +26,19 @@ def add_export(parser: argparse.ArgumentParser) -> None:
         help="without the host's launches, for readers that know no CPU operators (ASTRA-sim)",
     )  # fmt: skip
     _add_output(chakra, "PREFIX", "writes PREFIX.<rank>.et and PREFIX.comm_groups.json")
-    perfetto = formats.add_parser("perfetto", help="the simulated timeline, for ui.perfetto.dev")
-    perfetto.set_defaults(run=_run_export_perfetto)
-    add_plan_arguments(perfetto)
-    add_collectives_argument(perfetto)
-    _add_output(perfetto, "FILE", "file to write: .json or .json.gz")
-    kineto = formats.add_parser(
-        "kineto",
-        help="the predicted ranks as PyTorch's profiler writes them (Holistic Trace Analysis)",
-    )
-    kineto.set_defaults(run=_run_export_kineto)
-    add_plan_arguments(kineto)
-    add_collectives_argument(kineto)
-    _add_output(kineto, "DIR", "new folder for rank-0.json.gz and so on")
-    nccl = formats.add_parser(
-        "nccl",
-        help="the predicted ranks' collectives as NCCL logs them (NCCL_DEBUG_SUBSYS=INIT,COLL)",
-    )
-    nccl.set_defaults(run=_run_export_nccl)
-    add_plan_arguments(nccl)
-    add_collectives_argument(nccl)
-    _add_output(nccl, "DIR", "new folder for rank-0.log and so on")
+    for name, run, text, output in (
+        ("perfetto", _run_export_perfetto, "the simulated timeline, for ui.perfetto.dev",
+         ("FILE", "file to write: .json or .json.gz")),
+        ("kineto", _run_export_kineto, "the predicted ranks as PyTorch's profiler writes them (Holistic Trace Analysis)",
+         ("DIR", "new folder for rank-0.json.gz and so on")),
+        ("nccl", _run_export_nccl, "the predicted ranks' collectives as NCCL logs them (NCCL_DEBUG_SUBSYS=INIT,COLL)",
+         ("DIR", "new folder for rank-0.log and so on")),
+    ):  # fmt: skip
+        simulated = formats.add_parser(name, help=text)
+        simulated.set_defaults(run=run)
+        add_plan_arguments(simulated)
+        add_collectives_argument(simulated)
+        _add_output(simulated, *output)
     triosim = formats.add_parser("triosim", help="a trace as TrioSim's trace.csv and tensor.csv")
     triosim.set_defaults(run=_run_export_triosim)
     triosim.add_argument(

@@ -39,7 +39,6 @@ from trioflow.costmodel.operators.model_file import read_model, write_model
 from trioflow.costmodel.operators.products import PRODUCTS, work_matrix
 from trioflow.costmodel.operators.resizing import bound_times, rescale_rows, resize_rows
 from trioflow.costmodel.operators.rows import (
-    ALL_CLASSES,
     CALLS,
     collect_rows,
     load_small_kernels,
@@ -188,7 +187,7 @@ class OperatorCostModel:
         curves = dict(self.curves)
         for (name, phase), found in self.curves.items():
             if name in timed or name == ANY:
-                least_s = known.get(base_class(name), known[ALL_CLASSES])
+                least_s = known.get(base_class(name), known[ANY])
                 curves[name, phase] = replace(found, curve=found.curve.queued(least_s))
         return replace(self, curves=curves)
 

@@ -15,7 +15,7 @@ from trioflow import tables
 from trioflow.base.errors import InputError, TableError
 from trioflow.base.provenance import PACKAGE
 from trioflow.base.units import ns_to_s
-from trioflow.costmodel.features import FEATURES, base_class, classify, feature_matrix
+from trioflow.costmodel.features import FEATURES, classify, feature_matrix
 from trioflow.costmodel.interface import TraceLike
 from trioflow.costmodel.operators.products import PRODUCTS, product_columns
 
@@ -23,9 +23,6 @@ Names = npt.NDArray[np.object_]
 
 CALLS, KERNELS = "calls", "kernels"
 """How a trace was timed: each call by itself, with what a timer shows where nothing runs, or by its kernels."""
-ALL_CLASSES = "*"
-_SMALL_BYTES = 1e6
-"""What an operator that reads and writes less takes, its launch sets and not its bytes."""
 _SMALL_KERNELS = PACKAGE / "data" / "small_kernels.tsv"
 
 IDENTITY = ["name", "phase", "module", "occurrence"]
@@ -175,23 +172,6 @@ def _join(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
 def trace_names(traces: Iterable[TraceLike]) -> list[str]:
     """Return workload and batch of each trace, sorted, for the stamp of a model."""
     return sorted(f"{trace.facts.workload}-b{trace.facts.batch}" for trace in traces)
-
-
-def measure_small_kernels(traces: Iterable[TraceLike]) -> dict[str, float]:
-    """Return what the small operators of traces timed by kernels take, by class: ``small_kernels.tsv`` [s].
-
-    The median of each trace, and of all traces' medians; ``ALL_CLASSES`` of the classes.
-    """
-    medians = []
-    for trace in traces:
-        rows = trace_rows(trace.operators)
-        data = rows["read_bytes"] + rows["write_bytes"]
-        small = rows[(rows["time_s"] > 0) & (data > 0) & (data < _SMALL_BYTES)]
-        medians.append(small.groupby(small["operator_class"].map(base_class))["time_s"].median())
-    found = pd.concat(medians).groupby(level=0).median()
-    return {str(name): float(time_s) for name, time_s in found.items()} | {
-        ALL_CLASSES: float(found.median())
-    }
 
 
 @cache
