@@ -212,9 +212,9 @@ def test_a_broken_symmetry_changes_no_bit_either(
     elif change in ("bandwidth", "latency"):
         number = where % len(platform.links)
         link = platform.links[number]
-        other = replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * 0.75)
+        other = link._replace(bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * 0.75)
         if change == "latency":
-            other = replace(link, latency_s=link.latency_s * 1.25)
+            other = link._replace(latency_s=link.latency_s * 1.25)
         links = [*platform.links[:number], other, *platform.links[number + 1 :]]
         platform = replace(platform, links=tuple(links))
     elif change == "speed":
@@ -282,7 +282,7 @@ def test_a_link_that_differs_divides_the_classes(builder: str) -> None:
     drawn: list[Step] = [("tensor", "all_reduce", "communication", [1000], [])]
     graph, platform = make_graph((1, 4, 2), drawn), make_platform(builder, 8, 0.0)
     assert simulate(graph, platform, fold=True).summary.executed_ranks == 1
-    narrow = replace(platform.links[0], bandwidth_bytes_per_s=10.0)
+    narrow = platform.links[0]._replace(bandwidth_bytes_per_s=10.0)
     slower = replace(platform, links=(narrow, *platform.links[1:]))
     told = simulate(graph, slower, fold=True).summary
     assert told.folded and told.executed_ranks == 2
@@ -299,7 +299,7 @@ def test_classes_are_divided_until_no_two_ranks_are_alike() -> None:
     ]
     graph = make_graph((1, 2, 2), drawn)
     links = tuple(
-        replace(link, latency_s=0.01 * number)
+        link._replace(latency_s=0.01 * number)
         for number, link in enumerate(make_platform("switch", 4, 0.0).links)
     )
     told = simulate(graph, replace(make_platform("switch", 4, 0.0), links=links), fold=True).summary

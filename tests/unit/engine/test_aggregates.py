@@ -139,7 +139,7 @@ def test_a_slower_link_forbids_it() -> None:
     graph = make_graph([("all_reduce", ALL, "communication", 3000, EVEN)])
     platform = make_platform("switch")
     first, *others = platform.links
-    for changed in (replace(first, bandwidth_bytes_per_s=900.0), replace(first, latency_s=0.02)):
+    for changed in (first._replace(bandwidth_bytes_per_s=900.0), first._replace(latency_s=0.02)):
         assert compare(graph, replace(platform, links=(changed, *others))) == 0
 
 

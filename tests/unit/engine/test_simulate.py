@@ -194,7 +194,7 @@ def test_gpipe_bubble(stages: int, micro_batches: int, engine: str) -> None:
         run_stage(stage, "forward", forward_s, 1)
         run_stage(stage, "backward", backward_s, -1)
     platform = make_platform(stages)
-    links = tuple(replace(link, latency_s=0.0) for link in platform.links)
+    links = tuple(link._replace(latency_s=0.0) for link in platform.links)
     summary = simulate(builder.build(), replace(platform, links=links), engine=engine).summary
     ideal_s = (micro_batches + stages - 1) * (forward_s + backward_s)
     assert summary.step_time_s == ideal_s

@@ -82,7 +82,7 @@ def test_parking_lot(engine: str, links: int) -> None:
     """
     short, long_ = 10**8, 5 * 10**8
     platform = make_line(links + 1)
-    free = replace(platform, links=tuple(replace(link, latency_s=0.0) for link in platform.links))
+    free = replace(platform, links=tuple(link._replace(latency_s=0.0) for link in platform.links))
     messages = [(0, links, long_), *((i, i + 1, short) for i in range(links))]
     expected = [(long_ + short) / BANDWIDTH, *[2 * short / BANDWIDTH] * links]
     assert arrivals(send_all(free, messages, engine)) == pytest.approx(expected, rel=1e-12)

@@ -104,12 +104,12 @@ def test_collectives_take_the_same_ways_as_messages(engine: str, algorithms: str
 def test_a_degraded_link_slows_what_crosses_it(engine: str) -> None:
     links = make_leaves(Routing()).links
     slow = tuple(
-        replace(x, bandwidth_bytes_per_s=x.bandwidth_bytes_per_s / 4)
+        x._replace(bandwidth_bytes_per_s=x.bandwidth_bytes_per_s / 4)
         if (x.source, x.target) == ("rank2", "leaf0") else x
         for x in links
     )  # fmt: skip
     wide = tuple(
-        replace(x, bandwidth_bytes_per_s=4 * BANDWIDTH) if "spine" in x.source + x.target else x
+        x._replace(bandwidth_bytes_per_s=4 * BANDWIDTH) if "spine" in x.source + x.target else x
         for x in slow
     )
     result = send_across(replace(make_leaves(Routing()), links=wide), engine)

@@ -125,7 +125,7 @@ def test_all_reduce_is_the_longer_part_and_the_hops_of_a_tree() -> None:
 def test_inside_is_longer_where_nics_are_wide() -> None:
     cluster = make_cluster(2)
     wide = tuple(
-        replace(x, bandwidth_bytes_per_s=20 * NIC) if "nic" in x.source + x.target else x
+        x._replace(bandwidth_bytes_per_s=20 * NIC) if "nic" in x.source + x.target else x
         for x in cluster.links
     )
     result = run("all_reduce", list(range(8)), 10**8, replace(cluster, links=wide)).summary

@@ -46,7 +46,7 @@ def follow_ring(platform: Platform, group: tuple[int, ...], size: int) -> float:
 def share_nics(platform: Platform, ranks_per_nic: int) -> Platform:
     """Return a cluster whose NICs serve several ranks, as if each had that part of one."""
     links = tuple(
-        replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / ranks_per_nic)
+        link._replace(bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / ranks_per_nic)
         if "nic" in link.source + link.target and "leaf" in link.source + link.target
         else link
         for link in platform.links
@@ -86,7 +86,7 @@ def make_vidur_cluster(model: PlatformCollectives) -> Platform:
     rate = float(np.median(far.message_bytes[large] / far.time_s[large]))
     hop_s = float(far.time_s[0] - near.time_s[0])
     links = tuple(
-        replace(link, latency_s=hop_s / 4, bandwidth_bytes_per_s=min(link.bandwidth_bytes_per_s, rate))
+        link._replace(latency_s=hop_s / 4, bandwidth_bytes_per_s=min(link.bandwidth_bytes_per_s, rate))
         if "nic" in link.source + link.target else link
         for link in load_platform("dgx-a100", 16).links
     )  # fmt: skip

@@ -76,7 +76,7 @@ def test_other_links_inside_a_node_count_whatever_the_platform_is_called(
 
 def test_slower_hops_and_failed_links_count_too() -> None:
     whole = load_platform("dgx1-v100")
-    late = tuple(replace(link, latency_s=link.latency_s + 1e-6) for link in whole.links)
+    late = tuple(link._replace(latency_s=link.latency_s + 1e-6) for link in whole.links)
     cost = choose_collectives(replace(whole, links=late))
     assert isinstance(cost, RelinkedCollectives) and cost.hop_s >= 1e-6
     assert cost.time_s("all_reduce", 8, 8).time_s > 10e-6
@@ -88,7 +88,7 @@ def test_slower_hops_and_failed_links_count_too() -> None:
 def test_links_between_nodes_leave_what_was_measured_inside_alone() -> None:
     whole = load_platform("dgx-h100", 16)
     slow = tuple(
-        replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / 2)
+        link._replace(bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / 2)
         if "leaf" in link.source + link.target else link
         for link in whole.links
     )  # fmt: skip

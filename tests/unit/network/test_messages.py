@@ -120,7 +120,7 @@ def test_a_slow_measured_time_keeps_all_bytes_and_a_fast_one_is_told() -> None:
 @pytest.mark.parametrize("size", [0, 10])
 def test_links_that_take_no_time_still_give_the_measured_time(size: int) -> None:
     platform = make_platform(4, "switch")
-    links = tuple(replace(link, latency_s=0.0) for link in platform.links)
+    links = tuple(link._replace(latency_s=0.0) for link in platform.links)
     made, run_alone = plan(replace(platform, links=links), "ring", "all_reduce", size, 0.5)
     assert run_alone(made) == pytest.approx(0.5, rel=1e-9)
 

@@ -13,6 +13,7 @@ import pytest
 from trioflow.base.errors import PlatformError, TraceError
 from trioflow.cli import main
 from trioflow.costmodel.choices import choose_times
+from trioflow.costmodel.distinct import number_rows, rescale_distinct
 from trioflow.costmodel.steps import AnchoredModel, StepAnchor
 from trioflow.sweeps.parameters import fill_values
 from trioflow.sweeps.workshop import (
@@ -23,7 +24,6 @@ from trioflow.sweeps.workshop import (
     Workshop,
     digest_frame,
     draw_scales,
-    number_rows,
 )
 from trioflow.trace.store import load_trace
 
@@ -172,7 +172,7 @@ def test_equal_rows_are_asked_for_once_where_a_model_declares_that_it_looks_at_r
     memo = MemoModel(own)  # type: ignore[arg-type]
     memo.predict(operators.iloc[:100])
     memo.predict(operators)
-    memo.rescale(operators, operators.assign(flop=0))
+    rescale_distinct(memo, operators, operators.assign(flop=0))
     assert len(own.rows) == 3 and max(own.rows) < 500, "blocks repeat"
     assert sum(own.rows[:2]) == len(np.unique(number_rows(operators)))
     memo.predict(operators.iloc[5:100])

@@ -115,7 +115,7 @@ def _degrade(link: Link, text: str, factor: str) -> Link:
             f"--degrade-link {text}: {factor!r} is not a share of a bandwidth",
             fix="write a number above 0 and up to 1; --fail-link takes a link away",
         )
-    return replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * left)
+    return link._replace(bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * left)
 
 
 def read_chunks(options: argparse.Namespace) -> Chunks | None:

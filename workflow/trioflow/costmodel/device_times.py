@@ -11,6 +11,7 @@ import pandas as pd
 
 from trioflow.base.errors import InputError
 from trioflow.base.units import s_to_ns
+from trioflow.costmodel.distinct import predict_distinct
 from trioflow.costmodel.interface import OperatorModel, RowModel
 from trioflow.costmodel.intervals import WIDEST_FACTOR, combine_intervals
 from trioflow.costmodel.launches import NO_HOST, PREDICTED
@@ -59,7 +60,7 @@ def time_trace(
     not part of it: what the device computes is a lower bound where launches are slower. Raises
     InputError when the model cannot predict, or an override fits no operator.
     """
-    times = model.predict(trace.operators)
+    times = predict_distinct(model, trace.operators)
     if device == "cuda":
         work = trace.operators[["flop", "read_bytes", "write_bytes"]].to_numpy()
         times.loc[(work == 0).all(axis=1), ["time_s", "low_s", "high_s"]] = 0.0

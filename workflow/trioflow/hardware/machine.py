@@ -6,9 +6,9 @@ and what the host costs; where each number comes from travels with it in ``sourc
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from trioflow.base.plan_row import Plan
 from trioflow.base.precision_recipes import NANOTRON
@@ -37,8 +37,7 @@ class Device:
     memory_bandwidth_bytes_per_s: float | None = None
 
 
-@dataclass(frozen=True)
-class Link:
+class Link(NamedTuple):
     """A directed link between two network nodes; full duplex is two links.
 
     ``source``, ``target``: nodes at its ends.
@@ -56,7 +55,10 @@ def narrow_links(links: Sequence[Link], factor: float) -> Sequence[Link]:
     """Return links of which each moves a ``factor``th of the bytes."""
     if factor == 1:
         return links
-    return [replace(one, bandwidth_bytes_per_s=one.bandwidth_bytes_per_s / factor) for one in links]
+    return [
+        Link(one.source, one.target, one.bandwidth_bytes_per_s / factor, one.latency_s)
+        for one in links
+    ]
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,7 @@ def name_rank_node(rank: int) -> str:
 
 def is_rank_node(node: str) -> bool:
     """Return whether a network node is a rank."""
-    return re.fullmatch(r"rank\d+", node) is not None
+    return node.startswith("rank") and node[4:].isdecimal()
 
 
 def name_link(link: Link) -> str:

@@ -165,10 +165,11 @@ def _find(name_or_path: str | Path) -> Path:
 
 
 def _build_links(content: dict[str, Any], ranks: int, path: str | Path) -> tuple[Link, ...]:
-    return tuple(
-        Link(e.source, e.target, float(e.bandwidth_bytes_per_s), float(e.latency_s))
-        for e in build_links(content, ranks, path)
-    )
+    links = build_links(content, ranks, path)
+    given = {number for link in links for number in link[2:]}
+    if all(type(number) is float for number in given):
+        return tuple(links)
+    return tuple(Link(*link[:2], *map(float, link[2:])) for link in links)
 
 
 @lru_cache(maxsize=4)

@@ -79,16 +79,22 @@ def find_slack(links: Sequence[Link], is_end: Callable[[str], bool]) -> frozense
     into: defaultdict[str, list[int]] = defaultdict(list)
     onward: defaultdict[str, list[int]] = defaultdict(list)
     between: defaultdict[tuple[str, str], float] = defaultdict(float)
-    for number, link in enumerate(links):
-        into[link.target].append(number)
-        onward[link.source].append(number)
-        between[link.source, link.target] += link.bandwidth_bytes_per_s
-    inner = {node: not is_end(node) for node in {*into, *onward}}
-    chosen = [n for n, link in enumerate(links) if inner[link.source] and inner[link.target]]
+    nodes = dict.fromkeys(link.source for link in links) | dict.fromkeys(
+        link.target for link in links
+    )
+    inner = {node for node in nodes if not is_end(node)}
+    chosen = [n for n, link in enumerate(links) if link.source in inner and link.target in inner]
+    ends_of = {end for n in chosen for end in (links[n].source, links[n].target)}
+    for number, (source, target, bandwidth, _) in enumerate(links):
+        if target in ends_of:
+            into[target].append(number)
+        if source in ends_of:
+            onward[source].append(number)
+            between[source, target] += bandwidth
     sums = {
         id(side): {
-            node: math.fsum(links[n].bandwidth_bytes_per_s for n in side[node])
-            for node in {end for n in chosen for end in (links[n].source, links[n].target)}
+            node: math.fsum([links[n].bandwidth_bytes_per_s for n in side[node]])
+            for node in ends_of
         }
         for side in (into, onward)
     }

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from hashlib import blake2b
 from operator import itemgetter
+from typing import Any
 
 from trioflow.base.errors import SimulationError
 from trioflow.hardware.machine import Link, Routing
@@ -15,12 +16,27 @@ from trioflow.network.way_search import Way, WaySearch
 
 _Stretch = tuple[int, str, tuple[int, ...]]
 """Cost, end and links of a way without a choice."""
+_Around = tuple[int, dict[str, int]]
 _Leaving = tuple[list[_Stretch], dict[str, list[_Stretch]]]
 _FAR = 3
 """Links of the longest stretch before a node with a choice."""
 _HOP_BITS = 24
 """A cost is one whole number: latency above these bits, hops within them."""
 _FEMTOSECONDS = 1e15
+
+
+class _Inner(dict[str, list[Way]]):
+    """The links from (or to) nodes without those to nodes at one node with a choice alone, made as they are asked for."""
+
+    def __init__(self, router: Router, ways: Mapping[str, Sequence[Way]]) -> None:
+        self.router, self.ways = router, ways
+
+    def get(self, node: str, default: Any = ()) -> Any:
+        """Return the links of a node."""
+        if node not in self:
+            lonely = self.router.is_lonely
+            self[node] = [way for way in self.ways.get(node, default) if not lonely(way[1])]
+        return self[node]
 
 
 class Router:
@@ -55,6 +71,8 @@ class Router:
         self._neighbours: dict[str, int] = {}
         self._heads: dict[str, _Leaving] = {}
         self._tails: dict[str, _Leaving] = {}
+        self._ahead: dict[str, _Around] = {}
+        self._behind: dict[str, _Around] = {}
         if self._routing.failed:
             known = {(link.source, link.target) for link in self.links}
             for source, target in sorted(self._routing.failed - known):
@@ -116,41 +134,37 @@ class Router:
             ways.sort(key=itemgetter(2))
         return found
 
-    @cached_property
-    def _nearest(self) -> dict[str, tuple[int, ...]]:
-        """For each node, its shortest links to different nodes: no other way there is as short."""
-        found: dict[str, tuple[int, ...]] = {}
-        for node, ways in self._forth.items():
-            least = min(self.links[index].latency_s for _, _, index in ways)
-            found[node] = tuple(i for _, _, i in ways if self.links[i].latency_s == least)
-        return found
-
-    @cached_property
-    def _direct(self) -> dict[tuple[str, str], int]:
-        """The link from a node to another, where it alone is among the nearest of the first."""
-        found: dict[tuple[str, str], int] = {}
-        doubled: set[tuple[str, str]] = set()
-        for indices in self._nearest.values():
-            for index in indices:
-                ends = (self.links[index].source, self.links[index].target)
-                if ends in found:
-                    doubled.add(ends)
-                found[ends] = index
-        return {ends: index for ends, index in found.items() if ends not in doubled}
+    def _find_direct(self, source: str, target: str) -> int | None:
+        """Return the link from a node to another, where it alone is among the nearest of the first."""
+        ways = self._forth.get(source, ())
+        onto = [index for _, node, index in ways if node == target]
+        if not onto:
+            return None
+        least = min(self.links[index].latency_s for _, _, index in ways)
+        nearest = [index for index in onto if self.links[index].latency_s == least]
+        return nearest[0] if len(nearest) == 1 else None
 
     def _count_neighbours(self, node: str) -> int:
         """Return how many neighbours a node has that is a passage, 1 or 2; 0 for others."""
         count = self._neighbours.get(node)
         if count is None:
-            ways = self._forth.get(node, ()), self._back.get(node, ())
-            around = (
-                {other for side in ways for _, other, _ in side} if max(map(len, ways)) < 3 else ()
-            )
-            # Links side by side leave a choice, which only a search makes.
-            alone = all(len({other for _, other, _ in side}) == len(side) for side in ways)
-            count = len(around) if alone and len(around) < 3 and node not in around else 0
+            sides = self._forth.get(node, ()), self._back.get(node, ())
+            count = 0
+            if max(map(len, sides)) < 3:
+                onto, of = ({other for _, other, _ in side} for side in sides)
+                around = onto | of
+                # Links side by side leave a choice, which only a search makes.
+                alone = len(onto) == len(sides[0]) and len(of) == len(sides[1])
+                count = len(around) if alone and len(around) < 3 and node not in around else 0
             self._neighbours[node] = count
         return count
+
+    def is_lonely(self, node: str) -> bool:
+        """Return whether a node has one neighbour, one with a choice."""
+        if self._count_neighbours(node) != 1:
+            return False
+        ways = self._forth.get(node) or self._back[node]
+        return not self._count_neighbours(ways[0][1])
 
     def _leave(self, node: str, *, back: bool) -> _Leaving:
         """Return the ways from a node to the next nodes with a choice, and those to passages.
@@ -183,26 +197,45 @@ class Router:
                 before = here
         return exits, passed
 
+    def _look_around(self, node: str, *, back: bool) -> _Around:
+        """Return what the ways over passages from a node with a choice (back: to it) to the next such cost.
+
+        At least, by their ends and in all; one without a choice is on none.
+        """
+        known, ways = (self._behind, self._back) if back else (self._ahead, self._forth)
+        if node not in known:
+            ends: dict[str, int] = {}
+            for way in () if self._count_neighbours(node) else ways.get(node, ()):
+                cost, before, onward = 0, node, [way]
+                while onward:
+                    step, here, _ = onward[0]
+                    cost += step
+                    if not self._count_neighbours(here):
+                        ends[here] = min(cost, ends.get(here, cost))
+                        break
+                    onward = [one for one in ways.get(here, ()) if one[1] != before]
+                    before = here
+            known[node] = min(ends.values(), default=0), ends
+        return known[node]
+
+    def _is_beyond(self, start: str, end: str, limit: float) -> bool:
+        """Return whether what lies around two nodes shows that no way between them is within a limit."""
+        if limit < 0:
+            return True
+        onward, ends = self._look_around(start, back=False)
+        before, starts = self._look_around(end, back=True)
+        if not ends or not starts:
+            return False
+        return min(ends.get(end, math.inf), onward + before) > limit
+
     @cached_property
     def _ways(self) -> WaySearch:
         """Finds ways over all nodes but those at a node with a choice alone, which lie on no other's."""
-        alone = {
-            end
-            for node in {*self._forth, *self._back} if not self._count_neighbours(node)
-            for _, end, _ in (*self._forth.get(node, ()), *self._back.get(node, ()))
-            if self._count_neighbours(end) == 1
-        }  # fmt: skip
-        if not alone:
-            return WaySearch(self._forth, self._back)
-        forth, back = (
-            {n: [way for way in found if way[1] not in alone] for n, found in side.items() if n not in alone}
-            for side in (self._forth, self._back)
-        )  # fmt: skip
-        return WaySearch(forth, back)
+        return WaySearch(_Inner(self, self._forth), _Inner(self, self._back))
 
     def _find(self, source: str, target: str) -> tuple[int, ...]:
         """Find a route: the best of those from where the source's to where the target's neighbourhood ends."""
-        direct = self._direct.get((source, target))
+        direct = self._find_direct(source, target)
         if direct is not None:
             return (direct,)
         heads, passed = self._leave(source, back=False)
@@ -218,6 +251,8 @@ class Router:
         pairs = [(a[1] != b[1], -a[0] - b[0], a, b) for a in heads for b in tails]
         for apart, less, head, tail in sorted(pairs) if len(pairs) > 1 else pairs:
             limit = best + less
+            if apart and self._is_beyond(head[1], tail[1], limit):
+                continue
             between = self._ways.measure(head[1], tail[1], limit) if apart else 0
             if between <= limit and between < math.inf:
                 found = found if between == limit else []

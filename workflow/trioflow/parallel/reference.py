@@ -14,6 +14,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from trioflow.base.errors import PlanError
+from trioflow.costmodel.distinct import rescale_distinct
 from trioflow.costmodel.interface import OperatorModel, looks_at_rows
 from trioflow.costmodel.launches import host_times
 from trioflow.parallel.remembered import remembered
@@ -193,5 +194,5 @@ def predict_operator_times(
     The recorded device time is rescaled by the model; the host time before an
     operator does not depend on its size and is not part of the result.
     """
-    predicted = model.rescale(operators, target)
+    predicted = rescale_distinct(model, operators, target)
     return predicted["time_s"].to_numpy(dtype=np.float64), bool(predicted["extrapolated"].any())

@@ -22,6 +22,7 @@ from trioflow.base.errors import PlanError
 from trioflow.base.experiments import Plan
 from trioflow.base.precision_recipes import PrecisionRecipe
 from trioflow.costmodel.device_times import DeviceTimes
+from trioflow.costmodel.distinct import number_rows
 from trioflow.costmodel.interface import OperatorModel
 from trioflow.costmodel.launches import find_launch_s, host_times
 from trioflow.hardware.machine import Platform
@@ -58,7 +59,7 @@ from trioflow.sweeps.outline_parts import (
     UnitUpkeep,
     UnitWork,
 )
-from trioflow.sweeps.workshop import MemoModel, number_rows
+from trioflow.sweeps.workshop import MemoModel
 from trioflow.trace.store import Trace, pipeline_units
 
 Made = TypeVar("Made")

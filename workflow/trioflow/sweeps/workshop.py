@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from trioflow.base.errors import InputError, TrioflowError
 from trioflow.base.experiments import Plan
@@ -22,6 +21,7 @@ from trioflow.costmodel.choices import (
     load_named_platform,
 )
 from trioflow.costmodel.device_times import DeviceTimes
+from trioflow.costmodel.distinct import PLACE
 from trioflow.costmodel.interface import OperatorModel, looks_at_rows
 from trioflow.engine.compiled.run import is_repaid
 from trioflow.hardware.machine import Platform
@@ -42,12 +42,6 @@ from trioflow.prediction.step import Step
 from trioflow.sweeps.parameters import PLAN_COLUMNS, resolve_batch, resolve_plan
 from trioflow.trace.store import Trace
 
-_PLACE = (
-    "op_id", "module", "start_ns", "cpu_ns", "input_ids", "output_ids", "sequence_number",
-    "forward_op_id",
-)  # fmt: skip
-"""Columns that say where and when an operator ran, and not what it did."""
-
 
 class MemoModel:
     """Remembers the predictions of another model; equal questions get the same answer.
@@ -60,8 +54,8 @@ class MemoModel:
     frames are shared: callers must not write into them, and none does.
 
     A model that looks at each row by itself (``interface.looks_at_rows``), and
-    so not at the columns of `_PLACE`, is asked once for equal rows, of which the
-    repeated blocks of a network have many. Any other gets whole frames.
+    so not at the columns of ``distinct.PLACE``, is asked once for equal rows, of which the
+    repeated blocks of a network have many, at whatever sizes before. Any other gets whole frames.
     """
 
     def __init__(self, model: OperatorModel) -> None:
@@ -71,7 +65,6 @@ class MemoModel:
         self._predicted: dict[bytes, pd.DataFrame] = {}
         self._rows: dict[Hashable, tuple[Any, ...]] = {}
         self._answer = pd.DataFrame()
-        self._kept: dict[int, tuple[pd.DataFrame, bytes, NDArray[np.int64]]] = {}
 
     def predict(self, operators: pd.DataFrame) -> pd.DataFrame:
         """Predict operators from their names and sizes alone."""
@@ -84,18 +77,11 @@ class MemoModel:
 
     def rescale(self, operators: pd.DataFrame, target: pd.DataFrame) -> pd.DataFrame:
         """Predict recorded operators at other sizes."""
-        _, digest, rows = self._keep(operators)
-        key = digest + digest_frame(target)
+        key = digest_frame(operators) + digest_frame(target)
         self.asked += 1
         if key not in self._predicted:
             self.answered += 1
-            if self.by_row and len(operators):
-                pairs = np.column_stack([rows, number_rows(target)])
-                _, first, inverse = np.unique(pairs, axis=0, return_index=True, return_inverse=True)
-                found = self.model.rescale(operators.iloc[first], target.iloc[first])
-                self._predicted[key] = found.iloc[inverse.ravel()].set_axis(operators.index)
-            else:
-                self._predicted[key] = self.model.rescale(operators, target)
+            self._predicted[key] = self.model.rescale(operators, target)
         return self._predicted[key]
 
     def step_interval(
@@ -129,12 +115,6 @@ class MemoModel:
         answer = pd.DataFrame(rows, columns=self._answer.columns, index=operators.index)
         return answer.astype(self._answer.dtypes.to_dict())
 
-    def _keep(self, frame: pd.DataFrame) -> tuple[pd.DataFrame, bytes, NDArray[np.int64]]:
-        """Digest and number a frame once; it is kept so that its identity stays its own."""
-        if id(frame) not in self._kept:
-            self._kept[id(frame)] = (frame, digest_frame(frame), number_rows(frame))
-        return self._kept[id(frame)]
-
 
 def digest_frame(frame: pd.DataFrame) -> bytes:
     """Return a digest of a frame's index, column names and values."""
@@ -150,20 +130,11 @@ def digest_frame(frame: pd.DataFrame) -> bytes:
     return digest.digest()
 
 
-def number_rows(operators: pd.DataFrame) -> NDArray[np.int64]:
-    """Return a number for each row, equal for rows that say that the same was done [operators]."""
-    codes = [pd.factorize(np.array(column, dtype=object))[0] for column in _list_columns(operators)]
-    if not len(operators):
-        return np.zeros(0, dtype=np.int64)
-    _, inverse = np.unique(np.column_stack(codes), axis=0, return_inverse=True)
-    return inverse.ravel().astype(np.int64)
-
-
 def _list_columns(operators: pd.DataFrame) -> list[list[Any]]:
     """Return the columns that say what operators do, lists as text so that they can be compared."""
     columns = []
     for name in operators.columns:
-        if name not in _PLACE:
+        if name not in PLACE:
             column = operators[name]
             values = column.tolist()
             columns.append(values if column.dtype.kind in "iufb" else [str(v) for v in values])

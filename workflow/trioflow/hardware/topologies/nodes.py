@@ -181,11 +181,12 @@ def _build_insides(
     check_count("ranks_per_node", ranks_per_node)
     sizes = [min(ranks_per_node, ranks - first) for first in range(0, ranks, ranks_per_node)]
     known = {size: inside(size) for size in set(sizes)}
-    links = []
+    nodes = {size: find_nodes(links) for size, links in known.items()}
+    links: list[Link] = []
     for node, size in enumerate(sizes):
         # One node alone needs no number before its names.
-        name = partial(_name_inside, node, node * ranks_per_node)
-        links += rename(known[size], name) if len(sizes) > 1 else known[size]
+        names = {old: _name_inside(node, node * ranks_per_node, old) for old in nodes[size]}
+        links += rename(known[size], names.__getitem__) if len(sizes) > 1 else known[size]
     return links, sizes
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +114,7 @@ def place_ranks(links: Iterable[Link], places: Sequence[int]) -> list[Link]:
     ``places``: place of each rank [ranks].
     """
     names = {name_rank_node(place): name_rank_node(rank) for rank, place in enumerate(places)}
-    return [replace(link, source=names[link.source], target=names[link.target]) for link in links]
+    return [link._replace(source=names[link.source], target=names[link.target]) for link in links]
 
 
 def build_case(case: WaferCase) -> TaskGraph:
@@ -139,7 +139,7 @@ class WaferSteps:
         self.ranks = rows * columns
         self._programs: dict[str, Program] = {}
         free = build_switch(self.ranks, 1.0, 0.0)
-        unlimited = [replace(link, bandwidth_bytes_per_s=math.inf) for link in free]
+        unlimited = [link._replace(bandwidth_bytes_per_s=math.inf) for link in free]
         self.ideal_s = self._run("ideal", unlimited, ContentionFreeNetwork(unlimited))
 
     def run_mesh(self, variant: str, bandwidth_bytes_per_s: float) -> dict[str, Any]:
