@@ -13,7 +13,12 @@ from trioflow.base.errors import InputError, TableError
 from trioflow.costmodel.features import FEATURES, Floats, base_class, classify, feature_matrix
 from trioflow.costmodel.intervals import SHORTEST_S
 from trioflow.costmodel.operators.class_curves import ANY
-from trioflow.costmodel.operators.products import PRODUCTS, product_columns, product_sizes
+from trioflow.costmodel.operators.products import (
+    PRODUCTS,
+    product_columns,
+    product_sizes,
+    read_columns,
+)
 from trioflow.costmodel.operators.rows import recorded_times
 from trioflow.hardware.device_sheet import FALLBACK_PRECISION, DeviceSheet
 
@@ -81,24 +86,27 @@ def size_rows(operators: pd.DataFrame) -> pd.DataFrame:
     """
     if "phase" not in operators.columns:
         raise TableError("operator table has no column phase")
-    rows = pd.DataFrame(feature_matrix(operators), columns=list(FEATURES))
     classes = classify(operators).to_numpy()
-    rows.insert(0, "operator_class", classes)
-    rows.insert(1, "phase", operators["phase"].to_numpy())
-    rows[list(PRODUCTS)] = product_columns(operators, [str(name) for name in classes])
-    rows["time_s"] = recorded_times(operators).to_numpy(np.float64)
-    return rows
+    products = product_columns(operators, [str(name) for name in classes])
+    numbers = {
+        **dict(zip(FEATURES, feature_matrix(operators).T, strict=True)),
+        **dict(zip(PRODUCTS, products.T, strict=True)),
+        "time_s": recorded_times(operators).to_numpy(np.float64),
+    }
+    of_rows = {"operator_class": classes, "phase": operators["phase"].to_numpy()}
+    return pd.DataFrame({**of_rows, **numbers})
 
 
 def device_rates(rows: pd.DataFrame, device: DeviceSheet, precision: str) -> Rates:
     """Return the peaks that rows meet on a device: products at the precision, all else on vector units."""
-    products = rows["operator_class"].map(lambda name: base_class(name) in TENSOR_CLASSES)
+    classes = rows["operator_class"].tolist()
+    products = np.array([base_class(name) in TENSOR_CLASSES for name in classes], dtype=bool)
     peak = np.where(products, device.peak(precision), device.peak(FALLBACK_PRECISION))
     return Rates(
         peak,
         np.full(len(rows), device.memory_bandwidth_bytes_per_s),
         device.power_limit_w / (peak / _WATT_PER_FLOP_UNIT),
-        wave_quantisation(rows[list(PRODUCTS)].to_numpy(np.float64), device.sm_count),
+        wave_quantisation(read_columns(rows, PRODUCTS), device.sm_count),
     )
 
 
@@ -230,7 +238,7 @@ def _apply_li(rows: pd.DataFrame, source: DeviceSheet, target: DeviceSheet) -> F
     """
     ratio = source.memory_bandwidth_bytes_per_s / target.memory_bandwidth_bytes_per_s
     times = rows["time_s"].to_numpy(np.float64)
-    features = rows[list(FEATURES)].to_numpy(np.float64)
+    features = read_columns(rows, FEATURES)
     result = times.copy()
     for _, group in rows.groupby(["operator_class", "phase"], sort=True):
         at = group.index.to_numpy()

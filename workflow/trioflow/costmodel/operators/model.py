@@ -36,7 +36,7 @@ from trioflow.costmodel.operators.class_curves import (
     predict_rows,
 )
 from trioflow.costmodel.operators.model_file import read_model, write_model
-from trioflow.costmodel.operators.products import PRODUCTS, work_matrix
+from trioflow.costmodel.operators.products import PRODUCTS, read_columns, work_matrix
 from trioflow.costmodel.operators.resizing import bound_times, rescale_rows, resize_rows
 from trioflow.costmodel.operators.rows import (
     CALLS,
@@ -243,7 +243,7 @@ class OperatorCostModel:
 
     def _outside(self, rows: pd.DataFrame, resized: pd.DataFrame) -> Any:
         """Return which resized rows lie outside the fitted range of their class."""
-        features = resized[list(FEATURES)].to_numpy(np.float64)
+        features = read_columns(resized, FEATURES)
         outside = np.zeros(len(rows), dtype=bool)
         for operator_class, phase, positions in class_positions(rows):
             key, found = find_class(self.curves, operator_class, phase)

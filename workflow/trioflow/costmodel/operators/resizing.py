@@ -18,7 +18,12 @@ from trioflow.costmodel.features import FEATURES, Floats, base_class, feature_ma
 from trioflow.costmodel.intervals import WIDEST_FACTOR
 from trioflow.costmodel.new_gpu.rules import CARRY_OVER, TENSOR_CLASSES, device_rates, roofline_s
 from trioflow.costmodel.operators.class_curves import NOTHING_S, Flags, Positions
-from trioflow.costmodel.operators.products import FLOP_TOLERANCE, PRODUCTS, scale_products
+from trioflow.costmodel.operators.products import (
+    FLOP_TOLERANCE,
+    PRODUCTS,
+    read_columns,
+    scale_products,
+)
 from trioflow.costmodel.operators.rows import recorded_times, sized_rows
 from trioflow.hardware.device_sheet import FALLBACK_PRECISION, DeviceSheet
 
@@ -56,9 +61,9 @@ def resize_rows(operators: pd.DataFrame, target: pd.DataFrame, *, products: bool
             fix="give the same operators in the same order, with other sizes",
         )
     rows = sized_rows(operators, products=products)
-    resized = rows.copy()
-    resized[list(FEATURES)] = feature_matrix(target)
-    before, after = (frame[list(FEATURES)].to_numpy(np.float64) for frame in (rows, resized))
+    after = feature_matrix(target)
+    resized = rows.assign(**dict(zip(FEATURES, after.T, strict=True)))
+    before = read_columns(rows, FEATURES)
     recorded_s: Floats = np.asarray(recorded_times(operators), dtype=np.float64)
     return Resizing(rows, resized, np.asarray((before == after).all(axis=1)), recorded_s)
 
@@ -77,9 +82,7 @@ def rescale_rows(resizing: Resizing, row_times: RowTimes, *, waves: bool = True)
     the smallest and the largest of these ratios; one that had no work before gets the predicted
     difference added.
     """
-    before, after = (
-        frame[list(FEATURES)].to_numpy(np.float64) for frame in (resizing.rows, resizing.resized)
-    )
+    before, after = (read_columns(frame, FEATURES) for frame in (resizing.rows, resizing.resized))
     low, high = _ratios(before, after)
     known = ~resizing.unchanged & (before > 0).any(axis=1)
     mixed = known & ((low < 1) == (high > 1))
@@ -115,8 +118,9 @@ def _both(resizing: Resizing, at: Positions) -> list[pd.DataFrame]:
         frame.iloc[at].reset_index(drop=True) for frame in (resizing.rows, resizing.resized)
     )
     if PRODUCTS[0] in rows.columns:
-        sizes = (frame[list(FEATURES)].to_numpy(np.float64) for frame in (rows, resized))
-        resized[list(PRODUCTS)] = scale_products(rows[list(PRODUCTS)].to_numpy(), *sizes)
+        sizes = (read_columns(frame, FEATURES) for frame in (rows, resized))
+        products = scale_products(read_columns(rows, PRODUCTS), *sizes)
+        resized = resized.assign(**dict(zip(PRODUCTS, products.T, strict=True)))
     return [rows, resized]
 
 
@@ -193,11 +197,11 @@ def _on_line(resizing: Resizing, at: Positions, growth: Floats) -> _Line:
     """Return the line on which rows lie at the recorded and at the wanted growth."""
     names = list(FEATURES)
     rows = resizing.rows.iloc[at].reset_index(drop=True)
-    first, last = (frame[names].to_numpy(np.float64) for frame in (rows, resizing.resized.iloc[at]))
+    first, last = (read_columns(frame, names) for frame in (rows, resizing.resized.iloc[at]))
     slope, wanted = (last - first) / (growth - 1)[:, None], np.empty((len(first), 0))
     if PRODUCTS[0] in rows.columns:
         far = np.maximum(first + (_FAR - 1) * slope, 0.0)
-        products = rows[list(PRODUCTS)].to_numpy(np.float64)
+        products = read_columns(rows, PRODUCTS)
         grown = scale_products(products, first, far)
         wanted = scale_products(products, first, last)[:, :4]
         names = [*names, *PRODUCTS]
@@ -215,7 +219,7 @@ def with_times(found: pd.DataFrame, time_s: Floats) -> pd.DataFrame:
 
 def roofline_times(rows: pd.DataFrame, sheet: DeviceSheet, precision: str) -> Floats:
     """Return the least time that a sheet allows rows [s]; all but products runs on vector units."""
-    flop, read, write = rows[list(FEATURES)].to_numpy(np.float64).T
+    flop, read, write = read_columns(rows, FEATURES).T
     sized = rows if PRODUCTS[0] in rows.columns else rows.assign(**dict.fromkeys(PRODUCTS, 0.0))
     return roofline_s(flop, read + write, device_rates(sized, sheet, precision), CARRY_OVER)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import itertools
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +16,7 @@ import pandas as pd
 from trioflow import tables
 from trioflow.base.errors import InputError, TableError
 from trioflow.base.provenance import PACKAGE
-from trioflow.base.units import ns_to_s
+from trioflow.base.units import NS_PER_S
 from trioflow.costmodel.features import FEATURES, classify, feature_matrix
 from trioflow.costmodel.interface import TraceLike
 from trioflow.costmodel.operators.products import PRODUCTS, product_columns
@@ -65,32 +67,42 @@ def sized_rows(operators: pd.DataFrame, *, products: bool = False) -> pd.DataFra
     """
     if "phase" not in operators.columns:
         raise TableError("operator table has no column phase")
-    rows = pd.DataFrame(feature_matrix(operators), columns=list(FEATURES))
+    columns: dict[str, Any] = dict(zip(FEATURES, feature_matrix(operators).T, strict=True))
     classes = classify(operators).to_numpy(dtype=object)
-    rows["phase"] = operators["phase"].to_numpy()
+    columns["phase"] = operators["phase"].to_numpy()
     if products:
-        rows[[*PRODUCTS]] = product_columns(operators, list(classes))
-        classes = _append_kinds(operators, classes, rows)
-    rows["operator_class"] = classes
-    return rows
+        columns |= zip(PRODUCTS, product_columns(operators, list(classes)).T, strict=True)
+        classes = _append_kinds(operators, classes, columns)
+    return pd.DataFrame({**columns, "operator_class": classes})
 
 
-def _append_kinds(operators: pd.DataFrame, classes: Names, rows: pd.DataFrame) -> Names:
+_KINDS = {name: re.compile(said) for name, said in (
+    ("norm/batch", "(?i)batch_?norm"), ("gemm/grouped", "grouped_mm"), ("/fp8", "::_?scaled_"),
+    ("/fp8-block", "::_?block_scaled_"),
+)}  # fmt: skip
+"""What the names of some kinds of operators hold."""
+
+
+def _append_kinds(operators: pd.DataFrame, classes: Names, rows: Mapping[str, Any]) -> Names:
     """Append the kind to batch norms, products over several problems, gradient accumulation."""
     kinds = classes.copy()
-    names = operators["name"].astype(str)
-    kinds[(classes == "norm") & names.str.contains("batch_?norm", case=False).to_numpy()] = (
-        "norm/batch"
-    )
-    kinds[(classes == "gemm") & (rows["product_batch"] > 1).to_numpy()] = "gemm/batched"
-    kinds[(classes == "gemm") & names.str.contains("grouped_mm").to_numpy()] = "gemm/grouped"
-    for beginning, kind in (("scaled", "/fp8"), ("block_scaled", "/fp8-block")):
-        scaled = (classes == "gemm") & names.str.contains(rf"::_?{beginning}_").to_numpy()
-        kinds[scaled] += kind
-    growing = ["batch_read_bytes", "batch_write_bytes"]
+    names = operators["name"].tolist()
+
+    def holds(kind: str, operator_class: str) -> npt.NDArray[np.bool_]:
+        said = {name: bool(_KINDS[kind].search(str(name))) for name in set(names)}
+        pairs = zip(names, classes.tolist(), strict=True)
+        return np.array([said[name] and of == operator_class for name, of in pairs], dtype=bool)
+
+    kinds[holds("norm/batch", "norm")] = "norm/batch"
+    kinds[(classes == "gemm") & (rows["product_batch"] > 1)] = "gemm/batched"
+    kinds[holds("gemm/grouped", "gemm")] = "gemm/grouped"
+    for kind in ("/fp8", "/fp8-block"):
+        kinds[holds(kind, "gemm")] += kind
+    growing = ("batch_read_bytes", "batch_write_bytes")
     if all(name in operators.columns for name in growing):
-        fixed = (operators[growing] == 0).all(axis=1).to_numpy() & (rows["write_bytes"] > 0)
-        backward = (rows["phase"] == "backward").to_numpy()
+        still = [operators[name].to_numpy(np.float64, na_value=np.nan) == 0 for name in growing]
+        backward = np.asarray(rows["phase"] == "backward", dtype=bool)
+        fixed = still[0] & still[1] & (rows["write_bytes"] > 0)
         kinds[(classes == "elementwise") & backward & fixed] = "elementwise/accumulation"
     return kinds
 
@@ -131,7 +143,7 @@ def recorded_times(operators: pd.DataFrame) -> pd.Series[float]:
             f"{operators['device_ns'].iloc[wrong[0]]} is negative or not a number",
             place=f"row {wrong[0]}, column device_ns",
         )
-    return times.map(ns_to_s).astype("float64")
+    return times / NS_PER_S
 
 
 def pair_rows(rows: pd.DataFrame) -> pd.DataFrame:
