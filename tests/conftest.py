@@ -10,6 +10,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+# Small products in two threads are mostly two threads that wait for each other.
+for library in ("OMP", "OPENBLAS"):
+    os.environ.setdefault(f"{library}_NUM_THREADS", "1")
+
 for folder in ("", "unit/parallel"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 

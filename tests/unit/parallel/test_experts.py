@@ -48,6 +48,12 @@ def trace(tmp_path_factory):
         yield make.make_trace(MODEL, STEP)
 
 
+@pytest.fixture(scope="module")
+def times(trace):
+    """The trace with the operators' times of the machines below, which all predictions start from."""
+    return time_operators(trace, "NVIDIA H100 80GB HBM3")
+
+
 def split_of(trace, **degrees):
     plan = make_plan(**degrees)
     return split_for_plan(prepare_split(trace, plan), plan)
@@ -103,9 +109,9 @@ def test_plans_that_do_not_go_together_are_refused(degrees, words):
         make_plan(**degrees)
 
 
-def test_experts_that_cannot_be_shared_are_refused(trace, transformer_trace):
+def test_experts_that_cannot_be_shared_are_refused(transformer_trace, times):
     with pytest.raises(PlanError, match="8 experts cannot be shared by 3") as error:
-        predict(trace, make_plan(data=3, expert=3), "dgx-h100")
+        predict(times, make_plan(data=3, expert=3), "dgx-h100")
     assert "2, 4, 8" in error.value.fix
     with pytest.raises(PlanError, match="has no experts that 2 ranks could share"):
         predict(transformer_trace, make_plan(data=2, expert=2), "dgx-h100")
@@ -198,7 +204,7 @@ def name_groups(grid, axis):
 
 @pytest.mark.parametrize("cut", [1, 2])
 @pytest.mark.parametrize("context", [1, 2])
-def test_groups_are_those_of_megatron_s_own_grid_of_experts(trace, cut, context):
+def test_groups_are_those_of_megatron_s_own_grid_of_experts(trace, cut, context, times):
     """Megatron-LM's ``parallel_state.py``: experts are numbered tensor, expert, data, pipeline, the first fastest."""
     degrees = {
         "data": 4 // context,
@@ -211,7 +217,7 @@ def test_groups_are_those_of_megatron_s_own_grid_of_experts(trace, cut, context)
         **degrees, pipeline=2, schedule="1f1b", micro_batches=2, sequence_parallel=True, sharding="distributed",
     )  # fmt: skip
     grid = np.arange(16).reshape(2, 2, 4 // cut, cut)
-    tasks = predict(trace, plan, "dgx-h100", fold=False).task_graph.tasks
+    tasks = predict(times, plan, "dgx-h100", fold=False).task_graph.tasks
     exchanges = tasks[(tasks["name"] == "all_to_all")]
     assert set(exchanges["group"]) == name_groups(grid, 2)
     experts = sum(
@@ -225,7 +231,7 @@ def test_groups_are_those_of_megatron_s_own_grid_of_experts(trace, cut, context)
 SLICED = {"data": 2, "expert": 2, "tensor": 4, "expert_tensor": 2, "sequence_parallel": True}
 
 
-def test_slices_of_experts_gather_their_tokens(trace):
+def test_slices_of_experts_gather_their_tokens(trace, times):
     """Each of 4 tensor-parallel ranks sends its own tokens; pairs of them have halves of the same experts."""
     split = split_of(trace, **SLICED)
     layer, own = find_expert_layers(trace)[0], ROWS_BYTES // 4
@@ -248,7 +254,7 @@ def test_slices_of_experts_gather_their_tokens(trace):
     plan = make_plan(**SLICED)
     held = [p.size_bytes for p in list_parameters(prepare_split(trace, plan), 4, 4) if p.experts]
     assert sum(held) == sum(p.size_bytes for p in list_parameters(trace) if p.experts) / 4
-    tasks = predict(trace, plan, "dgx-h100", fold=False).task_graph.tasks
+    tasks = predict(times, plan, "dgx-h100", fold=False).task_graph.tasks
     mine = tasks[(tasks["rank"] == 5) & tasks["message_bytes"].isin((own, 2 * own))]
     exchanged = mine[mine["name"] == "all_to_all"]
     assert set(exchanged["group"]) == {"5,7"} and "4,5" in set(mine["group"])
@@ -257,7 +263,7 @@ def test_slices_of_experts_gather_their_tokens(trace):
 HANDED_ON = {"data": 8, "expert": 8, "expert_domain": 4}
 
 
-def test_tokens_that_are_handed_on_cross_nodes_once(trace):
+def test_tokens_that_are_handed_on_cross_nodes_once(trace, times):
     """Each token has 2 of 8 experts on 2 domains of 4 ranks: it is in a domain unless both are in the other."""
     split = split_of(trace, **HANDED_ON)
     token = ROWS_BYTES / 2
@@ -275,7 +281,7 @@ def test_tokens_that_are_handed_on_cross_nodes_once(trace):
     ]
     assert [one.group for one in split.after[first.products[-1]]] == [EXPERT_DOMAIN, EXPERT_NODES]
     assert not any(one.copied for one in split.exchanges)
-    tasks = predict(trace, make_plan(**HANDED_ON), "dgx-h100", fold=False).task_graph.tasks
+    tasks = predict(times, make_plan(**HANDED_ON), "dgx-h100", fold=False).task_graph.tasks
     groups = tasks.loc[(tasks["rank"] == 5) & (tasks["name"] == "all_to_all"), "group"]
     assert set(groups) == {"0,1,2,3,4,5,6,7", "1,5", "4,5,6,7"}
 
@@ -326,18 +332,18 @@ PLANS = [
 
 
 @pytest.mark.parametrize("degrees", PLANS, ids=lambda d: make_plan(**d).plan)
-def test_ranks_that_share_experts_fold_exactly(trace, degrees):
+def test_ranks_that_share_experts_fold_exactly(degrees, times):
     plan = make_plan(**degrees)
-    folded = predict(trace, plan, "dgx-h100")
-    whole = predict(trace, plan, "dgx-h100", fold=False)
+    folded = predict(times, plan, "dgx-h100")
+    whole = predict(times, plan, "dgx-h100", fold=False)
     assert folded.step_time_s == whole.step_time_s
     assert folded.peak_memory_bytes == whole.peak_memory_bytes
 
 
 @pytest.mark.parametrize("sharding", ["none", "distributed", "fsdp"])
-def test_gradients_of_experts_are_summed_by_ranks_that_hold_the_same(trace, sharding):
+def test_gradients_of_experts_are_summed_by_ranks_that_hold_the_same(trace, sharding, times):
     plan = make_plan(data=4, expert=2, sharding=sharding)
-    tasks = predict(trace, plan, "dgx-h100", fold=False).task_graph.tasks
+    tasks = predict(times, plan, "dgx-h100", fold=False).task_graph.tasks
     sums = tasks[(tasks["rank"] == 1) & tasks["name"].isin(("all_reduce", "reduce_scatter"))]
     by_group = sums.groupby("group")["message_bytes"].sum()
     width = trace.facts.reduced_width
@@ -347,10 +353,10 @@ def test_gradients_of_experts_are_summed_by_ranks_that_hold_the_same(trace, shar
     assert by_group.to_dict() == {"1,3": pytest.approx(experts), "0,1,2,3": pytest.approx(others)}
 
 
-def test_optimizers_of_experts_share_them_out_among_ranks_that_hold_the_same(trace):
+def test_optimizers_of_experts_share_them_out_among_ranks_that_hold_the_same(trace, times):
     """ZeRO-1: one optimizer over all replicas for what is whole, one over those of the same experts for these."""
     plan = make_plan(data=4, expert=2, sharding="zero1")
-    found = predict(trace, plan, "dgx-h100", fold=False)
+    found = predict(times, plan, "dgx-h100", fold=False)
     tasks = found.task_graph.tasks
     sent = tasks[(tasks["rank"] == 1) & (tasks["name"] == "broadcast")]
     ranks = [tuple(sorted(map(int, str(group).split(",")))) for group in sent["group"]]
@@ -366,7 +372,7 @@ def test_optimizers_of_experts_share_them_out_among_ranks_that_hold_the_same(tra
         for entry in found.memory
         for rank in entry["ranks"]
     }
-    whole = predict(trace, make_plan(data=4, expert=2), "dgx-h100").memory[0]["categories"]
+    whole = predict(times, make_plan(data=4, expert=2), "dgx-h100").memory[0]["categories"]
     # Ranks 0 and 1 hold different experts, 0 and 2 the same: all four share the rest.
     part = experts / sum(p.size_bytes for p in held)
     assert sum(states.values()) == pytest.approx(whole["optimizer_state"] * (1 + part), rel=0.01)
@@ -386,13 +392,13 @@ def list_tasks(found, rank=0):
     ],
     ids=lambda d: d.get("schedule", "one stage"),
 )
-def test_exchanges_run_beside_the_other_micro_batch(degrees, trace):
+def test_exchanges_run_beside_the_other_micro_batch(degrees, trace, times):
     stages = [[unit] for unit in pipeline_units(trace)]
     stages = [stages[0] + stages[1], *stages[2:]]
     options = Options(stages=stages if "pipeline" in degrees else None)
     both = [
         predict(
-            trace, make_plan(**{**PAIRED, **degrees, "expert_overlap": overlaps}), "dgx-h100",
+            times, make_plan(**{**PAIRED, **degrees, "expert_overlap": overlaps}), "dgx-h100",
             batch=8 * max(degrees.values(), key=lambda n: n if isinstance(n, int) else 0),
             options=options, fold=False,
         )
@@ -434,9 +440,9 @@ def test_megatron_arguments_say_whether_exchanges_run_beside():
         assert read.degrees.get("expert_overlap") == found
 
 
-def test_turns_of_a_pair_are_megatrons(trace):
+def test_turns_of_a_pair_are_megatrons(times):
     """Of each layer: combine's gradient, dispatch, dispatch's gradient, combine; the backward begins."""
-    found = predict(trace, make_plan(**PAIRED, accumulate=2), "dgx-h100", batch=16, fold=False)
+    found = predict(times, make_plan(**PAIRED, accumulate=2), "dgx-h100", batch=16, fold=False)
     tasks = list_tasks(found)
     sent = tasks[(tasks["stream"] == EXPERTS) & (tasks["message_bytes"] == ROWS_BYTES)]
     alone = 2 * MODEL.layers
@@ -474,26 +480,26 @@ def test_gradients_of_experts_are_as_large_as_their_parameters_in_the_format_tha
     assert len(set(made.values())) == len(made)
 
 
-def test_a_rank_has_memory_for_its_own_experts(trace):
+def test_a_rank_has_memory_for_its_own_experts(trace, times):
     alone, shared = (
-        predict(trace, make_plan(data=4, expert=ranks), "dgx-h100").memory[0]["categories"]
+        predict(times, make_plan(data=4, expert=ranks), "dgx-h100").memory[0]["categories"]
         for ranks in (1, 4)
     )
     experts = sum(p.size_bytes for p in list_parameters(trace) if p.experts)
     assert alone["parameter"] - shared["parameter"] == pytest.approx(experts * 3 / 4, rel=1e-6)
 
 
-def test_the_time_of_exchanges_is_the_experts(trace):
+def test_the_time_of_exchanges_is_the_experts(times):
     plan = make_plan(data=8, expert=8)
-    found = predict(trace, plan, "dgx-h100")
+    found = predict(times, plan, "dgx-h100")
     tasks = found.task_graph.tasks
     assert (tasks.loc[tasks["name"] == "all_to_all", "group"] == "0,1,2,3,4,5,6,7").all()
     assert found.to_dict()["exposed_by_group_s"]["expert"] > 0
 
 
-def test_exchanges_do_not_queue_behind_what_replicas_gather(trace):
+def test_exchanges_do_not_queue_behind_what_replicas_gather(times):
     """Each group has a communicator: what is exposed of its exchanges is what they take."""
-    found = predict(trace, make_plan(data=8, expert=8, sharding="fsdp"), "dgx-h100")
+    found = predict(times, make_plan(data=8, expert=8, sharding="fsdp"), "dgx-h100")
     tasks = found.timeline[lambda frame: (frame["rank"] == 0) & (frame["kind"] == "collective")]
     moved, gathered = (tasks[tasks["stream"] == stream] for stream in (EXPERTS, "communication"))
     assert set(moved["name"]) == {"all_to_all"} and "all_to_all" not in set(gathered["name"])
@@ -526,9 +532,9 @@ def test_the_deepest_search_finds_expert_degrees(trace):
     assert {p.expert for p in split if p.expert_tensor == 0} == {1, 2, 4}
 
 
-def test_the_host_waits_for_the_counts_of_tokens(trace):
+def test_the_host_waits_for_the_counts_of_tokens(times):
     """It launches what follows them only once they have arrived; nothing else holds it back."""
-    graph = predict(trace, make_plan(data=8, expert=8), "p5-h100", fold=False).task_graph
+    graph = predict(times, make_plan(data=8, expert=8), "p5-h100", fold=False).task_graph
     tasks = graph.tasks[graph.tasks["rank"] == 3].set_index("task_id")
     ends = graph.dependencies
     launches = tasks.index[tasks["stream"] == "host"]

@@ -26,6 +26,11 @@ PLANS = (
 )  # fmt: skip
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_memory() -> None:
+    """None is open here but those of the tests."""
+
+
 @remembered
 def count(given: object, times: int = 1) -> list[int]:
     return [id(given), times]

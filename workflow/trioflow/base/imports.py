@@ -11,8 +11,8 @@ PACKAGE = Path(__file__).parents[1]
 LIBRARY = PACKAGE.name
 _QUOTED = re.compile(rf"""["']({LIBRARY}(?:\.\w+)+)["']""")
 _TYPES_ONLY = re.compile(r"^if TYPE_CHECKING:\n(?:(?:[ \t]+[^\n]*)?\n)+", re.MULTILINE)
-_FROM = re.compile(r"^[ \t]*from[ \t]+([\w.]+)[ \t]+import[ \t]+(\([^)]*\)|[^#\n]+)", re.MULTILINE)
-_IMPORT = re.compile(r"^[ \t]*import[ \t]+([^#\n]+)", re.MULTILINE)
+_FROM = r"from[ \t]+([\w.]+)[ \t]+import[ \t]+(\([^)]*\)|[^#\n]+)"
+_IMPORT = re.compile(rf"^[ \t]*(?:{_FROM}|import[ \t]+([^#\n]+))", re.MULTILINE)
 _COMMENT = re.compile(r"#.*")
 _IMPORTED = re.compile(r"(?:^|,|\()\s*([\w.*]+)")
 
@@ -30,12 +30,14 @@ def imported_names(file: str | Path) -> set[str]:
     parser, file by file.
     """
     text = _TYPES_ONLY.sub("", Path(file).read_text(encoding="utf-8"))
-    names = set(_QUOTED.findall(text))
-    for module, parts in _FROM.findall(text):
-        names.add(module)
-        names.update(f"{module}.{part}" for part in _IMPORTED.findall(_COMMENT.sub("", parts)))
-    for modules in _IMPORT.findall(text):
-        names.update(_IMPORTED.findall(modules))
+    quoted = any(f"{mark}{LIBRARY}." in text for mark in "\"'")  # most files have none
+    names = set(_QUOTED.findall(text)) if quoted else set()
+    for module, parts, modules in _IMPORT.findall(text):
+        if module:
+            names.add(module)
+            names.update(f"{module}.{part}" for part in _IMPORTED.findall(_COMMENT.sub("", parts)))
+        else:
+            names.update(_IMPORTED.findall(modules))
     return names
 
 

@@ -23,12 +23,16 @@ def test_pinning_is_undone():
     from trioflow.trace.capture.rank_process import pinned_to
 
     before, threads = os.sched_getaffinity(0), torch.get_num_threads()
-    with pinned_to(0) as (core, warnings):
-        assert os.sched_getaffinity(0) == {core}
-        assert torch.get_num_threads() == 1
-        assert warnings == []
-    assert os.sched_getaffinity(0) == before
-    assert torch.get_num_threads() == threads
+    torch.set_num_threads(2)
+    try:
+        with pinned_to(0) as (core, warnings):
+            assert os.sched_getaffinity(0) == {core}
+            assert torch.get_num_threads() == 1
+            assert warnings == []
+        assert os.sched_getaffinity(0) == before
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_too_few_cores_are_said_not_refused():

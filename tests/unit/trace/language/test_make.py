@@ -162,12 +162,15 @@ def test_what_is_dropped_is_remembered_in_a_byte_an_element():
 
 
 def test_a_trace_is_kept_and_a_damaged_one_made_again(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     first = make.make_trace(SMALL, STEP)
-    (file,) = make.cache_folder().glob("small-*.trace")
-    kept = make.make_trace(SMALL, STEP)
-    assert_same_step(kept, first)
-    file.write_bytes(file.read_bytes()[:1000])
+    with monkeypatch.context() as patch:
+        patch.setattr(make, "_capture", None)
+        assert_same_step(make.make_trace(SMALL, STEP), first)
+    name = f"{make._name(SMALL, STEP.settle())}.trace"
+    content = (make.cache_folder() / name).read_bytes()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    make.cache_folder().mkdir(parents=True)
+    (make.cache_folder() / name).write_bytes(content[:1000])
     assert_same_step(make.make_trace(SMALL, STEP), first)
     assert len(list(make.cache_folder().iterdir())) == 1
 
