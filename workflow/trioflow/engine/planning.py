@@ -206,5 +206,13 @@ def _make_program(plan: CollectiveMessages) -> Program:
     exchanges = Exchanges(one, one, ends, [plan], one, np.zeros(1), [], [])
     name = plan.pattern.collective
     return Program(
-        one, one, ["alone"], pd.Series([name], dtype="str"), np.zeros(1), none, none, exchanges
+        one,
+        one,
+        ["alone"],
+        pd.Series([name], dtype="str"),
+        pd.Series(["collective"], dtype="str"),
+        np.zeros(1),
+        none,
+        none,
+        exchanges,
     )

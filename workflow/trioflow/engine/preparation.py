@@ -20,7 +20,6 @@ from trioflow.engine.folding.fold import FoldedProgram, TooLargeError, check_exp
 from trioflow.engine.folding.traffic import CannotFoldError
 from trioflow.engine.planning import keep_folded
 from trioflow.engine.program import (
-    COMPUTE_STREAM,
     Case,
     Execution,
     Flags,
@@ -32,7 +31,7 @@ from trioflow.engine.program import (
 )
 from trioflow.engine.reference import run_reference
 from trioflow.engine.result import Executed
-from trioflow.engine.timeline import RankTimes, TimelineSummary, select_kinds, summarize_tasks
+from trioflow.engine.timeline import RankTimes, TimelineSummary, summarize_tasks
 from trioflow.hardware.machine import Link, Platform
 from trioflow.network.fair_share import FairShareNetwork, FlowShape, compute_max_min_rates
 from trioflow.network.interface import Network
@@ -205,12 +204,13 @@ class Prepared:
         """The program of the first case."""
         return self.programs[0]
 
-    def summarize(self, graph: TaskGraph, execution: Execution) -> TimelineSummary:
-        """Sum up all ranks of a graph."""
+    def summarize(self, execution: Execution) -> TimelineSummary:
+        """Sum up all ranks."""
+        program = self.program
+        summary = summarize_tasks(program.ranks, *program.works, execution.start_s, execution.end_s)
         if self.folded is None:
-            return _summarize(graph, self.program, execution)
+            return summary
         fold = self.folded.fold
-        summary = _summarize(fold.graph, self.program, execution)
         of_class = [row[1:] for row in summary.per_rank]
         per_rank = [RankTimes(r, *of_class[k]) for r, k in enumerate(fold.class_of.tolist())]
         return replace(summary, per_rank=per_rank, ranks=fold.ranks)
@@ -346,15 +346,6 @@ def _find_fold(graph: TaskGraph, small_ones: bool) -> Fold:
     if not small_ones and len(graph.tasks) < _LOOKED_AT_FROM_TASKS:
         raise CannotFoldError("a graph this small is simulated as fast with all its ranks")
     return find_fold(graph)
-
-
-def _summarize(graph: TaskGraph, program: Program, execution: Execution) -> TimelineSummary:
-    """Sum up a program's tasks without making their timeline."""
-    names = np.array([*program.stream_names, ""]) == COMPUTE_STREAM
-    computes, communicates = select_kinds(graph.tasks["kind"], lambda: names[program.streams])
-    return summarize_tasks(
-        program.ranks, computes, communicates, execution.start_s, execution.end_s
-    )
 
 
 def _build_timeline(graph: TaskGraph, program: Program, execution: Execution) -> pd.DataFrame:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
@@ -95,6 +95,8 @@ Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 COMPUTE_STREAM = "compute"
+COMMUNICATION_KINDS = ("collective", "send", "recv")
+"""Kinds of task that move data between ranks."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,6 +107,7 @@ class Program:
     streams: Ints  # number, in ``stream_names``, of the stream that each task runs in [tasks]
     stream_names: list[str]  # names of streams; a stream is one of a rank
     names: pd.Series[str]  # name of each task, for messages
+    kinds: pd.Series[str]  # kind of each task
     durations_s: Floats  # scaled duration of each task [tasks], 0 for members of exchanges [s]
     # Pairs [pairs] of a task and one that must have ended before it starts: first what the graph
     # says, then, for each task, the one before it in its stream
@@ -116,6 +119,12 @@ class Program:
     def events(self) -> int:
         """Starts and ends of tasks and of flows, when it has run."""
         return 2 * (len(self.ranks) + int(self.exchanges.flow_counts.sum()))
+
+    @cached_property
+    def works(self) -> tuple[Flags, Flags]:
+        """Which tasks keep a device, and which move data [tasks]."""
+        names = np.array([*self.stream_names, ""]) == COMPUTE_STREAM
+        return select_kinds(self.kinds, lambda: names[self.streams])
 
     @cached_property
     def missing(self) -> Ints:
@@ -140,8 +149,9 @@ class Program:
     def change_times(self, durations_s: Floats, exchanges: Exchanges) -> Program:
         """Return the same tasks with other times, and exchanges with other plans.
 
-        Who waits for whom is worked out once for both.
+        Who waits for whom, and what each task does, is worked out once for both.
         """
+        assert self.works is not None
         assert self.missing is not None and self.successors is not None
         assert self.first_successors is not None
         other = copy(self)
@@ -159,6 +169,24 @@ class Program:
         """Name a task for a message."""
         stream = self.stream_names[self.streams[task]]
         return f"task {task} '{self.names.iloc[task]}' (rank {self.ranks[task]}, {stream})"
+
+
+def select_kinds(
+    kinds: pd.Series[str], on_compute_stream: Callable[[], NDArray[np.bool_]]
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return what ``timeline.select_compute`` and ``select_communication`` say of tasks of these kinds [tasks].
+
+    ``on_compute_stream``, which tasks are in a compute stream, is only called where there are host tasks.
+    """
+    codes, found = pd.factorize(kinds)
+    names = [str(name) for name in found]
+    computes, communicates, hosts = (
+        np.array([name in chosen for name in names] + [False])[codes]
+        for chosen in (("compute", "memcpy"), COMMUNICATION_KINDS, ("host",))
+    )
+    if "host" in names:
+        computes = computes | (hosts & on_compute_stream())
+    return computes, communicates
 
 
 def count_up(counts: NDArray[np.integer]) -> Ints:
@@ -221,6 +249,7 @@ def build_program(
         streams=streams,
         stream_names=stream_names,
         names=tasks["name"],
+        kinds=tasks["kind"],
         durations_s=_read_durations(tasks, rank_of, exchanges) * scales[rank_of],
         waiting=waiting,
         awaited=awaited,

@@ -283,7 +283,7 @@ def _read_result(
     found = [*ran.program.exchanges.warnings, *warn_of_parts(shares)]
     algorithms, _ = choose_algorithms(graph.metadata.plan, options.algorithms, options.chunks)
     summary = Summary(
-        **vars(ready.summarize(graph, execution)),
+        **vars(ready.summarize(execution)),
         events=execution.events,
         link_bytes={name: moved[ends] for ends, name in name_links(platform) if ends in moved},
         confidence=find_confidence(shares),

@@ -5,7 +5,7 @@ Sums run in the order of time, one after the other, so that they have the bits o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import starmap
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from trioflow import tables
 from trioflow.base.errors import SimulationError
-from trioflow.engine.program import COMPUTE_STREAM
+from trioflow.engine.program import COMMUNICATION_KINDS, COMPUTE_STREAM, select_kinds
 from trioflow.parallel.task_graph import TaskGraph
 
 Floats = NDArray[np.float64]
@@ -48,20 +48,27 @@ def join_lanes(one: LaneIntervals, other: LaneIntervals) -> LaneIntervals:
 
 def merge_lanes(intervals: LaneIntervals) -> LaneIntervals:
     """Return the union in each lane, as ascending intervals that do not touch; empty ones vanish."""
-    kept = intervals.end_s > intervals.start_s
-    if not kept.any():
-        return _take(intervals, kept)
-    row = np.flatnonzero(kept)
-    chosen = _take(intervals, row[np.lexsort((intervals.start_s[row], intervals.lane[row]))])
-    lane, start_s, end_s = chosen.lane, chosen.start_s, chosen.end_s
-    # The latest end so far in the lane: ends as their ranks among all ends, lanes above them.
-    ends_s, codes = np.unique(end_s, return_inverse=True)
-    latest = np.maximum.accumulate(lane * len(ends_s) + codes)
-    latest_s = ends_s[latest % len(ends_s)]
+    chosen = _take(intervals, intervals.end_s > intervals.start_s)
+    if not len(chosen.lane):
+        return chosen
+    if not _ascends(chosen.lane, chosen.start_s):
+        chosen = _take(chosen, np.lexsort((chosen.start_s, chosen.lane)))
+    lane, start_s, latest_s = chosen.lane, chosen.start_s, chosen.end_s
+    if not _ascends(lane, latest_s):
+        # The latest end so far in the lane: ends as their ranks among all ends, lanes above them.
+        ends_s, codes = np.unique(latest_s, return_inverse=True)
+        latest = np.maximum.accumulate(lane * len(ends_s) + codes)
+        latest_s = ends_s[latest % len(ends_s)]
     first = np.ones(len(lane), dtype=bool)
     first[1:] = (lane[1:] != lane[:-1]) | (start_s[1:] > latest_s[:-1])
     last = np.append(first[1:], True)
     return LaneIntervals(lane[first], start_s[first], latest_s[last])
+
+
+def _ascends(lane: Ints, time_s: Floats) -> bool:
+    """Return whether times stand lane by lane, in each in their order."""
+    further, same = lane[1:] > lane[:-1], lane[1:] == lane[:-1]
+    return bool((further | (same & (time_s[1:] >= time_s[:-1]))).all())
 
 
 def subtract_lanes(minuend: LaneIntervals, subtrahend: LaneIntervals) -> LaneIntervals:
@@ -86,9 +93,6 @@ def measure_lanes(intervals: LaneIntervals, lanes: int) -> Floats:
     totals_s = np.bincount(intervals.lane, weights=lengths_s, minlength=lanes)
     return totals_s.astype(np.float64)  # Integers where there are no intervals.
 
-
-COMMUNICATION_KINDS = ("collective", "send", "recv")
-"""Kinds of task that move data between ranks."""
 
 Intervals = list[tuple[float, float]]
 
@@ -145,24 +149,6 @@ def select_compute(timeline: pd.DataFrame) -> NDArray[np.bool_]:
     )[0]
 
 
-def select_kinds(
-    kinds: pd.Series[str], on_compute_stream: Callable[[], NDArray[np.bool_]]
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return what ``select_compute`` and ``select_communication`` say of tasks of these kinds [tasks].
-
-    ``on_compute_stream``, which tasks are in a compute stream, is only called where there are host tasks.
-    """
-    codes, found = pd.factorize(kinds)
-    names = [str(name) for name in found]
-    computes, communicates, hosts = (
-        np.array([name in chosen for name in names] + [False])[codes]
-        for chosen in (("compute", "memcpy"), COMMUNICATION_KINDS, ("host",))
-    )
-    if "host" in names:
-        computes = computes | (hosts & on_compute_stream())
-    return computes, communicates
-
-
 class RankTimes(NamedTuple):
     """What one rank did in a step.
 
@@ -217,7 +203,9 @@ def summarize_tasks(
     start_s: NDArray[np.float64], end_s: NDArray[np.float64],
 ) -> TimelineSummary:  # fmt: skip
     """Sum up tasks that stand in columns; see :func:`summarize_timeline`."""
-    found, lane = np.unique(rank, return_inverse=True)
+    found, lane = (
+        np.unique(rank, return_inverse=True) if rank.any() else (rank[:1], np.zeros_like(rank))
+    )
     ranks = len(found)
     compute, communication = (
         merge_lanes(LaneIntervals(lane[chosen], start_s[chosen], end_s[chosen]))

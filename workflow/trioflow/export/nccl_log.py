@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from trioflow.base.provenance import atomic_path
-from trioflow.engine.timeline import COMMUNICATION_KINDS
+from trioflow.engine.program import COMMUNICATION_KINDS
 from trioflow.export.kineto import find_members, make_folder
 
 _CALLS = {

@@ -10,7 +10,7 @@ changed between two calls as ever.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
@@ -109,12 +109,20 @@ def _key_of(value: Any) -> Any:
     if isinstance(value, np.ndarray) and value.dtype != object:
         return (value.dtype.str, value.shape, value.tobytes())
     if isinstance(value, tuple | list):
-        return (type(value).__name__, *map(_key_of, value))
+        return (type(value).__name__, *_keys_of(value))
     if isinstance(value, set | frozenset):
-        return ("set", frozenset(map(_key_of, value)))
+        return ("set", frozenset(_keys_of(value)))
     if isinstance(value, dict):
-        return ("dict", *((_key_of(k), _key_of(v)) for k, v in value.items()))
+        return ("dict", tuple(_keys_of(value)), tuple(_keys_of(value.values())))
     return ("object", id(value))
+
+
+def _keys_of(values: Collection[Any]) -> Iterable[Any]:
+    """Return what some values are compared by: plain ones of one type by themselves and its name."""
+    types = set(map(type, values))
+    if len(types) == 1 and (kind := types.pop()) in _SCALARS:
+        return (*values, kind.__name__)
+    return map(_key_of, values)
 
 
 def _lock(result: Any) -> None:

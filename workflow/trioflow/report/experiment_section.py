@@ -11,7 +11,7 @@ import pandas as pd
 
 from trioflow import tables
 from trioflow.base.units import format_bytes
-from trioflow.engine.timeline import COMMUNICATION_KINDS
+from trioflow.engine.program import COMMUNICATION_KINDS
 from trioflow.prediction.breakdown import DEPTH, cut_path
 from trioflow.report.html import (
     Cell,

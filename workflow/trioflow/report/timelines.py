@@ -19,8 +19,8 @@ from matplotlib.patches import Patch
 
 from trioflow.base.errors import InputError
 from trioflow.base.units import format_bytes
+from trioflow.engine.program import COMMUNICATION_KINDS
 from trioflow.engine.timeline import (
-    COMMUNICATION_KINDS,
     Intervals,
     merge_intervals,
     select_communication,

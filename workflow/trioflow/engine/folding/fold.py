@@ -68,6 +68,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -189,6 +190,10 @@ def fold_program(
     raise CannotFoldError(reason)
 
 
+_ROWS: WeakKeyDictionary[Fold, ExchangeRows] = WeakKeyDictionary()
+"""Of graphs that are simulated on several networks."""
+
+
 def _fold_exchanges(
     fold: Fold,
     planners: Sequence[Planner],
@@ -196,7 +201,7 @@ def _fold_exchanges(
     slack: frozenset[int],
 ) -> tuple[list[Exchanges], FoldedTraffic]:
     """Return, by each planner, one exchange of each class; and what they put on the links."""
-    rows = ExchangeRows(fold.graph.tasks)
+    rows = _ROWS.get(fold) or _ROWS.setdefault(fold, ExchangeRows(fold.graph.tasks))
     if rows.find_odd().any():
         raise CannotFoldError("the tasks of an exchange do not fit together")
     match_ids = fold.graph.tasks["match_id"].to_numpy(dtype=np.int64, na_value=-1)

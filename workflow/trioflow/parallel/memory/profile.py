@@ -110,7 +110,7 @@ def profile_rank(
         levels[CATEGORIES.index(category), 0] += size
     if len(runs.op_id):
         found = _find_instances(runs, table)
-        stays = ~table.made | (lifetimes.gradients_stay & (table.category == "gradient"))
+        stays = ~table.made | (lifetimes.gradients_stay & table.is_gradient)
         for index in np.unique(found.storage[stays[found.storage]]):
             grows = table.growing[index]
             size = table.bytes[index] * (1 - grows + grows * sum(factors))
@@ -122,7 +122,7 @@ def profile_rank(
             passing &= ~np.isin(found.birth, runs.place[~runs.forward & ~runs.backward])
         found = found.choose(passing)
         death = _choose_deaths(found, table, runs, lifetimes, tasks, held)
-        made = np.where(table.category == "gradient", lifetimes.made_share or 1.0, 1.0)
+        made = np.where(table.is_gradient, lifetimes.made_share or 1.0, 1.0)
         _add_instances(levels, found, table, factors, death, made)
     if held.changes:
         from_task, names, more = zip(*held.changes, strict=True)
@@ -223,7 +223,7 @@ def _find_instances(runs: _Runs, table: StorageTable) -> _Instances:
     first = np.flatnonzero(~same | (makes & ~twice))
     last = np.append(first[1:], len(storage)) - 1
     birth, death = runs.place[row[first]], runs.place[row[last]]
-    is_gradient = table.category[storage[first]] == "gradient"
+    is_gradient = table.is_gradient[storage[first]]
     if runs.split:
         # W makes gradients; what either part of backward reads stays until W has ended.
         again = np.minimum(first + 1, last)
@@ -244,7 +244,8 @@ def _add_instances(
     sizes = np.append(np.asarray(factors, dtype=float), 1.0)[instances.micro_batch]
     grows = table.growing[instances.storage]
     size = (table.bytes * made)[instances.storage] * (1 - grows + grows * sizes)
-    rows = np.array([CATEGORIES.index(name) for name in table.category])[instances.storage]
+    names, codes = table.categories
+    rows = np.array([CATEGORIES.index(name) for name in names])[codes[instances.storage]]
     np.add.at(levels, (rows, instances.birth), size)
     np.add.at(levels, (rows, np.minimum(death + 1, levels.shape[1] - 1)), -size)
 
@@ -259,7 +260,7 @@ def _choose_deaths(
     stage, micro_batch = instances.stage, instances.micro_batch
     begins = np.maximum(runs.bound_backward(stage, micro_batch, last=False), death)
     death = np.where(np.isin(instances.storage, lifetimes.until_backward), begins, death)
-    gradient = np.flatnonzero(table.category[instances.storage] == "gradient")
+    gradient = np.flatnonzero(table.is_gradient[instances.storage])
     if lifetimes.gradients_stay:
         ends = runs.bound_backward(stage[gradient], micro_batch[gradient], last=True)
         death[gradient] = np.where(ends < 0, death[gradient], ends)

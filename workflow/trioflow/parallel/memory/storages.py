@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
@@ -40,6 +41,17 @@ class StorageTable:
     # Where each operator's entries begin; the storages that it reads or writes; whether it makes
     # them [operators + 1]
     uses: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]
+
+    @cached_property
+    def is_gradient(self) -> NDArray[np.bool_]:
+        """Which are gradients [storages]."""
+        return np.asarray(self.category == "gradient", dtype=bool)
+
+    @cached_property
+    def categories(self) -> tuple[NDArray[np.str_], NDArray[np.int64]]:
+        """The different categories, and which of them each storage has [storages]."""
+        names, codes = np.unique(self.category, return_inverse=True)
+        return names, codes.astype(np.int64)
 
     def find(self, storages: set[int]) -> NDArray[np.int64]:
         """Return the entries of some storages of the trace."""
