@@ -19,12 +19,9 @@ _ENDS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
 def score_pairs(questions: Iterable[Sequence[tuple[Prediction, float]]]) -> pd.DataFrame:
     """Return how often the plan that ``search`` expects to be faster was, by the probability it states.
 
-    ``questions``: of each, its plans: what is predicted, and the measured step [s]; every two of
-    one question are a pair. Nothing of a judged step may be in what its prediction rests on.
-
-    Returns ``low`` and ``high``, ends of a group's probability, ``pairs``; ``stated``, its mean,
-    and ``won``, the share of pairs in which the plan was faster, ties by halves; ``alone``, the
-    mean probability without what real runs over nodes took more.
+    Every two plans of a question (what is predicted, measured step [s]) are a pair. Columns
+    ``low``, ``high`` (ends of the group), ``pairs``, ``stated``, ``won`` (ties by halves),
+    ``alone`` (stated without what runs over nodes took more).
     """
     found: list[tuple[float, float, float]] = []
     for plans in questions:

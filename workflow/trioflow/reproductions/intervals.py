@@ -88,12 +88,9 @@ def list_rates(rates: pd.DataFrame) -> Iterator[tuple[str, float | None, pd.Data
 def score_set(name: str, aim: float | None, cases: pd.DataFrame) -> dict[str, Any] | None:
     """Return how well a set's intervals hold; none where fewer than ``FEWEST`` cases have one.
 
-    ``cases``: measured_s, predicted_s, low_s, high_s [s] and group.
-
-    Returns set, cases, ``width_aim``; inside (share), width (mean, over the measured value) and score
-    (`report.errors.interval_score`, mean over logarithms, so that cases that are off many times do
-    not decide it) of the intervals, and, with ``naive_`` before them, of those that take the
-    prediction times the quantiles of measured over predicted in all other groups.
+    ``cases``: measured_s, predicted_s, low_s, high_s [s] and group. Returns share inside, mean
+    width over the measured value, mean `interval_score` of logarithms; with ``naive_``, those of
+    the prediction times the quantiles of all other groups.
     """
     known = cases.dropna(subset=_ENDS)
     if len(known) < FEWEST or known["group"].nunique() < 2:
@@ -119,11 +116,7 @@ def score_set(name: str, aim: float | None, cases: pd.DataFrame) -> dict[str, An
 
 
 def record_intervals(path: Path, found: Mapping[Lister, pd.DataFrame]) -> pd.DataFrame:
-    """Score tables that a run judged, keep the rows of others, and return the list of all sets.
-
-    ``path``: the list, with tabs. ``found``: what lists a table's sets (``list_errors`` and the
-    others) to that table.
-    """
+    """Score tables that a run judged (by what lists their sets), keep the rows of others, and return the list at ``path``."""
     known = pd.read_csv(path, sep="\t") if path.is_file() else pd.DataFrame()
     scored = [score_set(*one) for lister, table in found.items() for one in lister(table)]
     new = pd.DataFrame([row for row in scored if row is not None])

@@ -51,11 +51,10 @@ class Result:
 
 
 def publish(root: Path, topic: str, result: Result) -> bool:
-    """Rewrite README's lines and the page's block of a topic below ``root``; return whether a file changed.
+    """Rewrite README's lines ``<!-- topic -->`` and the page's block between :func:`markers`; return whether any changed.
 
-    A line of README belongs to a topic when it ends with ``<!-- topic -->``; a block of a page
-    stands between :func:`markers`. Raises InputError when README has no line of the topic, a file is
-    missing, or a marker is missing, stands twice or in the wrong order.
+    Raises InputError when a line, a file or a marker is missing, or a marker stands twice or in the
+    wrong order.
     """
     page, readme = root / "docs" / result.page, root / "README.md"
     new_page = _replace_block(page, topic, result.body) if result.body else ""
@@ -132,10 +131,7 @@ def _write(path: Path, text: str) -> bool:
 
 
 def describe_errors(error_table: pd.DataFrame, runs: pd.DataFrame) -> Result:
-    """Return the measured cases of a run (``tables.ERRORS``) and, for README, how far runs differ.
-
-    ``runs``: of :func:`record_run`. Raises InputError when there is no experiment.
-    """
+    """Return a run's cases (``tables.ERRORS``) and, for README, how far ``runs`` differ; InputError where there are none."""
     if error_table.empty:
         raise InputError("no experiment to publish")
     means = runs["mean_absolute_error"]
@@ -176,11 +172,10 @@ _RUN: Mapping[str, tuple[str, Callable[[float], str]]] = {
 def record_run(
     path: Path, table: Path, error_table: pd.DataFrame, plans: Mapping[str, Plan]
 ) -> pd.DataFrame:
-    """Add a run to the list of full runs, unless it is there, and return the list.
+    """Add a run to the list of full runs at ``path``, unless it is there, and return the list.
 
-    ``path``: a table with tabs, of ``run`` (first digits of the SHA-256 of ``table``; a number for
-    runs older than the list), ``experiments`` and what is kept of a run; of runs older than a
-    column, or without such a plan, that is empty. ``plans``: rows of ``plans.tsv`` by name.
+    ``run`` is the first digits of the SHA-256 of ``table`` (a number for older runs); what a run
+    lacks is empty.
     """
     runs = pd.read_csv(path, sep="\t", dtype={"run": "str"})
     name = digest_file(table)[:12]
@@ -241,10 +236,7 @@ def _write_error_matrix(errors: pd.DataFrame) -> str:
 
 
 def describe_validation(summary: pd.DataFrame) -> Result:
-    """Return what the cost models reached (``reproductions.tables.SUMMARY``), a row for every aim.
-
-    Raises InputError when no aim was judged.
-    """
+    """Return what the cost models reached (``SUMMARY``), a row for every aim; InputError where none was judged."""
     reached = reach_aims(summary)
     if not reached:
         raise InputError("no aim was judged", fix="run `snakemake validation`")
@@ -272,10 +264,7 @@ def describe_validation(summary: pd.DataFrame) -> Result:
 
 
 def describe_published(cases: pd.DataFrame) -> Result:
-    """Return the public measured steps (``tables.PUBLISHED_CASES``), a row for each set.
-
-    Raises InputError when there is no case.
-    """
+    """Return the public steps (``tables.PUBLISHED_CASES``), a row for each set; InputError where there is no case."""
     if cases.empty:
         raise InputError("no public case was judged", fix="run `snakemake published`")
     scores = score_published(cases)

@@ -44,11 +44,9 @@ _TOLD = (
 def predict_steps(cases: pd.DataFrame) -> dict[str, NDArray[np.float64]]:
     """Return every run's step by each way [s].
 
-    ``cases``: of ``reproductions.tables.CLUSTER_STEPS``.
-
     The constant MFU is the median of the runs that may be fitted on. The trees (scikit-learn's
-    ``HistGradientBoostingRegressor`` as it comes, on the logarithm of the step) see nine tenths of
-    all runs, so those of the same model on as many nodes too, which trioflow never does.
+    defaults, on the step's logarithm) see nine tenths of all runs, those alike too, which trioflow
+    never does.
     """
     at_peak_s = (cases["measured_s"] * cases["mfu"]).to_numpy(np.float64)
     fitted = cases.loc[cases["set"] == FITTED, "mfu"]
@@ -71,11 +69,7 @@ def predict_steps(cases: pd.DataFrame) -> dict[str, NDArray[np.float64]]:
 
 
 def score_ways(cases: pd.DataFrame, steps: Mapping[str, NDArray[np.float64]]) -> pd.DataFrame:
-    """Return how far each way's steps are off: ``way``, ``mean_error``, ``fast_error`` and ``scores.score_group``.
-
-    ``mean_error`` is that of the runs that have a prediction, ``fast_error`` the median of those
-    with an MFU above ``scores.FAST``.
-    """
+    """Return `scores.score_group` of each way, ``mean_error``, and ``fast_error``, the median above ``scores.FAST``."""
     rows = []
     for way, predicted_s in steps.items():
         judged = cases.assign(predicted_s=predicted_s)
@@ -88,14 +82,10 @@ def score_ways(cases: pd.DataFrame, steps: Mapping[str, NDArray[np.float64]]) ->
 
 
 def choose_plans(cases: pd.DataFrame, steps: Mapping[str, NDArray[np.float64]]) -> pd.DataFrame:
-    """Return what it costs to take the plan that each way expects to be fastest, by model and nodes.
+    """Return throughput lost by the plan that each way expects to be fastest, by model and nodes, beside the best measured.
 
-    All runs of a model on as many nodes train on equally many samples a step. Returns
-    ``parameters``, ``nodes``, ``runs``; ``best`` and ``chosen``, plans in words, the fastest
-    measured and the one that trioflow expects to be, with ``best_tokens_per_s`` and
-    ``chosen_tokens_per_s`` as measured; of each way the loss of throughput beside the best. The
-    rule takes the smallest tensor, then pipeline degree, and of those the largest micro-batch; a
-    constant MFU expects equal steps of all, so its loss is the mean over the cell's runs.
+    The rule takes the smallest tensor, then pipeline degree, then the largest micro-batch; a
+    constant MFU expects equal steps, so it loses the mean of the cell.
     """
     rows = []
     for (parameters, nodes), cell in cases.assign(**steps).groupby(["parameters", "nodes"]):
@@ -119,13 +109,11 @@ def choose_plans(cases: pd.DataFrame, steps: Mapping[str, NDArray[np.float64]]) 
 
 
 def score_intervals(cases: pd.DataFrame) -> pd.DataFrame:
-    """Return how well 80 % intervals hold by groups of runs, beside one interval for all.
+    """Return ``covered``, ``width`` (high over low, median) and ``score`` of 80 % intervals by groups of runs, ours and naive.
 
-    Returns ``group``, ``runs``; of each way (``ours``, ``naive``) ``covered``, the share of
-    measured steps inside (a refused run's is outside), ``width``, the median of the high over the
-    low end, and ``score``, the mean interval score of the logarithms (width, and for what lies
-    outside ten times how far: less is better). The naive interval is the simulated step times the
-    quantiles of measured over simulated steps of all other models' runs.
+    The score is the mean interval score of logarithms (less is better). Naive: the simulated step
+    times the quantiles of measured over simulated of all other models' runs. A refused run lies
+    outside.
     """
     measured, simulated, *ours = (
         np.log(cases[name].to_numpy(np.float64)) for name in ("measured_s", "predicted_s", "low_s", "high_s")
@@ -180,15 +168,10 @@ FEW_NODES = 16
 
 @dataclass(frozen=True)
 class Line:
-    """One thing that was judged.
+    """One thing that was judged: ``value`` reached, of 1 (a number of cases where ``counted``, or a ``factor``).
 
-    ``what``: in words.
-    ``cases``: how many were judged; none is left out.
-    ``value``: what was reached, of 1; for ``counted`` lines a number of cases, for a ``factor``
-        itself.
-    ``aim``: most that was aimed at, or least where more is ``better``; None without an aim.
-    ``others``: what other ways reach.
-    ``headline``: what README calls it; empty for what stands in docs alone.
+    ``aim`` is the most, or with ``more`` the least; ``headline`` is what README calls it, empty for
+    what stands in docs alone.
     """
 
     what: str
@@ -232,11 +215,7 @@ class Line:
 
 
 def judge_aims(memory: pd.DataFrame | None, steps: pd.DataFrame) -> list[Line]:
-    """Return what was judged, steps first, then the choice of a plan, then memory.
-
-    ``memory``, ``steps``: of ``reproductions.tables.CLUSTER_MEMORY``, None where only steps were
-        judged, and ``CLUSTER_STEPS``, marked by ``scores.mark_crowded`` where memory is known.
-    """
+    """Return what was judged: steps (marked by ``scores.mark_crowded``), the choice of a plan, and memory where it was."""
     return [*_judge_steps(steps), *([] if memory is None else _judge_memory(memory))]
 
 

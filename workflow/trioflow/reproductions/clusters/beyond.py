@@ -25,10 +25,7 @@ _FARTHEST = 9
 
 
 def fit_node_residuals(cases: pd.DataFrame) -> list[NodeResidual]:
-    """Return what ships as ``costmodel.steps.BEYOND_NODES``.
-
-    ``cases``: of ``reproductions.tables.CLUSTER_STEPS``; of a refused run nothing counts.
-    """
+    """Return what ships as ``costmodel.steps.BEYOND_NODES``, from ``CLUSTER_STEPS``; of a refused run nothing counts."""
     runs = _count(cases.dropna(subset="predicted_s"))
     models = sorted(runs["parameters"].unique())
     return [
@@ -102,9 +99,8 @@ def expect(runs: pd.DataFrame, *each_s: float) -> NDArray[np.float64]:
 def _fit(runs: pd.DataFrame) -> tuple[float, float, float]:
     """Return what a block, a neighbour and a step add [s]: least sum of the errors' absolute logarithms.
 
-    So half of the runs lie above, as a median's; some runs of a class take many times as long as
-    others, which a mean would follow. Where the class has both, each is found in turn with the
-    other held, from where the other explains all.
+    Half of the runs lie above, as some take many times as long. Where a class has both, each is
+    found in turn with the other held.
     """
     counts = [runs[name].to_numpy(np.float64) for name in _COUNTED]
     used = [place for place, count in enumerate(counts) if count.any()]
@@ -124,11 +120,7 @@ def _fit(runs: pd.DataFrame) -> tuple[float, float, float]:
 def _fit_one(
     measured_s: NDArray[np.float64], rest_s: NDArray[np.float64], count: NDArray[np.float64]
 ) -> float:
-    """Return what each of so many adds [s] to the rest; what some run takes alone, or nothing.
-
-    The sum of absolute logarithms has its least where a run is met exactly: each term bends there
-    alone, and is concave elsewhere.
-    """
+    """Return what each of so many adds [s] to the rest: the least sum of logarithms meets some run exactly."""
     tried = np.unique(np.maximum((measured_s - rest_s) / count, 0.0))
     logs = np.log(measured_s / (rest_s + tried[:, None] * count))
     return float(tried[np.abs(logs).sum(axis=1).argmin()])

@@ -82,9 +82,8 @@ class Rate:
 class Recipe:
     """How Megatron-Bridge's benchmark trains a model on H100, beside what a row says.
 
-    ``network``: trioflow's name; ``tensor_overlap``: of a plan, where tensors are cut; ``expert_domain``: of a plan, 8
-    where tokens are sent by DeepEP or HybridEP (``moe_token_dispatcher_type`` flex), 0 for one all-to-all;
-    ``expert_overlap``: of a plan (``moe_a2a_overlap``).
+    ``network`` is trioflow's name, the others columns of a plan: ``expert_domain`` 8 for DeepEP or
+    HybridEP (``moe_token_dispatcher_type`` flex), ``expert_overlap`` from ``moe_a2a_overlap``.
     """
 
     network: str
@@ -95,10 +94,7 @@ class Recipe:
 
 @cache
 def load_recipes(path: Path = RECIPES) -> dict[str, Recipe]:
-    """Return the recipes, by the pages' name of a model.
-
-    Raises TableError when a row is incomplete.
-    """
+    """Return the recipes, by the pages' name of a model; TableError where a row is incomplete."""
     lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line[:1] != "#"]
     found = {}
     for row in csv.DictReader(lines, delimiter="\t"):
@@ -113,13 +109,7 @@ def load_recipes(path: Path = RECIPES) -> dict[str, Recipe]:
 
 
 def read_rates(files: Iterable[str | Path]) -> list[Rate]:
-    """Read the rows of H100, those of one page behind another.
-
-    Raises
-    ------
-    TableError
-        When a page has none of the pages' tables, or a row holds no number where one belongs.
-    """
+    """Read the rows of H100 of all pages; TableError where a page has no table of them or a cell is not a number."""
     found = []
     for file in files:
         rows = list(_read_page(Path(file)))
@@ -167,10 +157,7 @@ def _read_row(said: dict[str, str], release: str, kind: str, place: str) -> Rate
 
 
 def judge_rates(rates: Sequence[Rate]) -> pd.DataFrame:
-    """Return what was measured and predicted of each row; columns of ``reproductions.tables.CLUSTER_RATES``.
-
-    Rows of several releases that ask for the same are predicted once.
-    """
+    """Return ``CLUSTER_RATES`` of each row; rows of several releases that ask for the same are predicted once."""
     known: dict[Rate, dict[str, Any]] = {}
     rows = []
     for rate in rates:
@@ -198,13 +185,8 @@ def _predict(rate: Rate) -> dict[str, Any]:
 def predict_step_s(rate: Rate) -> NDArray[np.float64]:
     """Return the step of a row, whose ``precision`` is trioflow's, and the ends of its 80 % interval [s].
 
-    Once the pipeline is full every round of micro-batches adds the same time: of more than three
-    rounds, two and three are simulated, and each further one adds what lies between.
-
-    Raises
-    ------
-    TrioflowError
-        When the model is not built, or the plan is refused.
+    In a full pipeline every round of micro-batches adds the same: of more than three, two and three
+    are simulated. Raises TrioflowError when the model is not built, or the plan is refused.
     """
     model = plain_model(rate.model)
     recipe = load_recipes().get(model)
@@ -265,14 +247,9 @@ def plan_rate(rate: Rate, replicas: int, pieces: int) -> Plan:
 def cut_stages(units: Sequence[str], stages: int) -> list[list[str]] | None:
     """Return the units of each stage, equally many blocks each; None of one stage.
 
-    Where they do not divide, embedding and loss count as a block each; where these do not either, the last
-    stages have one less. Of DeepSeek-V3's 61 blocks on 32 stages that is the layout of Megatron-Bridge's own
-    recipe, ``Et|(tt|)*30mL``.
-
-    Raises
-    ------
-    InputError
-        When there are fewer units than stages.
+    Where they do not divide, embedding and loss count as a block each, then the last stages have
+    one less: of DeepSeek-V3 on 32 stages the recipe's own ``Et|(tt|)*30mL``. Raises InputError when
+    there are fewer units than stages.
     """
     if stages == 1:
         return None

@@ -40,14 +40,10 @@ _KEY = (
 
 
 def score_rates(cases: pd.DataFrame) -> pd.DataFrame:
-    """Return how far the predicted rates are off, of all and by model.
+    """Return how far the predicted rates (``CLUSTER_RATES``) are off, of all and by model; missing where none is predicted.
 
-    Returns ``group``, ``rows`` of the pages, those ``predicted``, ``median_error`` and ``most`` of
-    the absolute relative errors, ``bias`` (the median of the signed ones), ``covered`` (measured
-    inside the 80 % interval) and ``in_order`` (pairs of one model's rows that ask for different
-    things and stand as measured; their median over releases). Missing where nothing is predicted.
-
-    ``cases``: of ``reproductions.tables.CLUSTER_RATES``.
+    ``in_order`` counts pairs of one model's rows that ask for different things, their medians over
+    releases.
     """
     groups = [("all", cases), *cases.groupby(cases["model"].map(plain_model), sort=True)]
     return pd.DataFrame([_score(str(name), rows) for name, rows in groups])

@@ -54,13 +54,7 @@ _TE_STREAMS = 4
 
 @dataclass(frozen=True)
 class Case:
-    """One run of one test.
-
-    ``folder``: the test's, with its arguments.
-    ``suite``, ``name``, ``device``: gpt, moe, bert or t5; the folder's name; a100 or h100.
-    ``peak_bytes``, ``kept_bytes``: the highest peak that was logged; what lay there between steps,
-        at the end.
-    """
+    """One run of one test; ``suite`` is gpt, moe, bert or t5, ``kept_bytes`` what lay there between steps, at the end."""
 
     folder: Path
     suite: str
@@ -71,13 +65,7 @@ class Case:
 
 
 def read_cases(files: Iterable[str | Path]) -> list[Case]:
-    """Read what was measured.
-
-    Raises TableError when a file is not as Megatron-LM writes them.
-
-    ``files``: ``golden_values_dev_dgx_<device>.json`` beside ``model_config.yaml``; others are
-        passed by.
-    """
+    """Read ``golden_values_dev_dgx_<device>.json`` beside ``model_config.yaml``; TableError where one is damaged."""
     found = []
     for path in sorted(Path(file) for file in files):
         device = path.stem.rpartition("_")[2]
@@ -97,11 +85,7 @@ def _list_numbers(values: Mapping[str, Any]) -> list[float]:
 
 
 def judge_peaks(cases: Iterable[Case]) -> pd.DataFrame:
-    """Return what was measured and predicted of each case.
-
-    Returns a row a case; columns of ``reproductions.tables.CLUSTER_PEAKS``. Of a refused case the
-    prediction is missing, and ``refused`` says why.
-    """
+    """Return ``CLUSTER_PEAKS``, a row a case; of a refused one the prediction is missing."""
     frame = pd.DataFrame([_judge(case) for case in cases])
     numbers = ["data", "tensor", "pipeline", "workspace_bytes", "predicted_bytes"]
     return frame.astype(dict.fromkeys(numbers, "Int64"))
@@ -126,11 +110,7 @@ def _judge(case: Case) -> dict[str, Any]:
 
 @cache
 def _predict(file: Path) -> dict[str, Any]:
-    """Return the degrees of a test's run, and the peak of its last rank.
-
-    The last rank writes the log. Which GPU it is changes no tensor. Raises TrioflowError when the
-    arguments are refused.
-    """
+    """Return degrees and peak of the last rank, which writes the log, whatever GPU it is; TrioflowError when refused."""
     found, plan, batch = plan_case(file)
     times = time_operators(trace_of(found, {}), DEVICES["h100"])
     graph = build_graph(
@@ -146,10 +126,7 @@ def _predict(file: Path) -> dict[str, Any]:
 
 
 def plan_case(file: Path) -> tuple[Configuration, Plan, int]:
-    """Return what a test's arguments say, its plan on one node, and its samples of a step.
-
-    Raises TrioflowError when the arguments are refused.
-    """
+    """Return a test's configuration, its plan on one node and its samples of a step; TrioflowError when refused."""
     found = read_configuration(file)
     columns = dict(found.degrees)
     tensor, pipeline = int(columns.pop("tensor")), int(columns.pop("pipeline"))
@@ -177,10 +154,7 @@ def _count_pieces(found: Configuration, data: int, file: Path) -> int:
 
 
 def count_workspaces(file: Path, device: str) -> int:
-    """Return what libraries keep for their products as a test's environment and arguments ask for it [bytes].
-
-    PyTorch takes them from its allocator, which counts them.
-    """
+    """Return what libraries keep for their products, in PyTorch's allocator, as a test asks for it [bytes]."""
     content = parse_yaml(file.read_text(encoding="utf-8"), file)
     setting = str((content.get("ENV_VARS") or {}).get("CUBLAS_WORKSPACE_CONFIG", ":4096:8"))
     sizes = [int(n) for n in setting.strip(":").split(":")]

@@ -33,24 +33,11 @@ PLATFORM = "p5-h100"
 
 
 def judge_memory(runs: Sequence[Run]) -> pd.DataFrame:
-    """Return what was measured and predicted of each run.
+    """Return what was measured and predicted of each run: ``CLUSTER_MEMORY``.
 
-    Parameters
-    ----------
-    runs : sequence of Run
-        From ``nanotron.read_runs``, or some of them.
-
-    Returns
-    -------
-    DataFrame
-        A row a run; columns of ``reproductions.tables.CLUSTER_MEMORY``.
-
-    Notes
-    -----
-    Rank 0 wrote the file: its stage's peak is compared. Under 1F1B a stage
-    holds as many micro-batches as stages are left, so further ones than one
-    more than the stages change nothing, and are not built; nor are replicas
-    beyond two without ZeRO. Stages that nanotron leaves empty are left out.
+    Rank 0 wrote the file: its stage's peak is compared. Under 1F1B further micro-batches than one
+    more than the stages change nothing, nor do replicas beyond two without ZeRO: they are not
+    built.
     """
     rows: list[dict[str, Any]] = []
     for parameters in dict.fromkeys(run.parameters for run in runs):
@@ -108,9 +95,8 @@ class _AnyTime(ProportionalModel):
 def keep_depth(stages: Sequence[Sequence[str]], pipeline: int) -> list[list[str]]:
     """Return as many stages as the run has, whatever lies on the last ones.
 
-    Where the head ends nanotron's last but one stage the loss alone is left for
-    the last one, and rank 0 holds a micro-batch for that one too. Such stages
-    get the last unit of a later stage that has several: rank 0 keeps its own.
+    Where the head ends nanotron's last but one stage, rank 0 still holds a micro-batch for the last
+    one: such a stage gets the last unit of a later one that has several.
     """
     deep = [list(stage) for stage in stages]
     while len(deep) < pipeline:

@@ -47,17 +47,10 @@ _TIED_BELOW = 10_000
 
 @dataclass(frozen=True)
 class Run:
-    """One row of the file.
+    """One row of the file: ``parameters`` [1e9] name the model, ``accumulate`` counts a replica's micro-batches.
 
-    ``parameters``: in 1e9, which names the model.
-    ``nodes``, ``micro_batch``, ``accumulate``, ``data``, ``pipeline``, ``tensor``, ``zero``: nodes
-        of 8 GPUs; samples of a micro-batch and micro-batches of a replica; degrees; ZeRO's stage,
-        0 or 1.
-    ``measured_bytes``: GPU memory that the file gives [bytes]; not a number where it gives none.
-    ``measured_step_s``: a step, by the tokens a second that the file gives [s]; not a number where
-        it gives none.
-    ``mfu``: model FLOPs utilisation that the file gives, of 1.
-    ``ran``: whether it is one of the runs, or one of those that failed.
+    What the file does not give (``measured_bytes``; ``measured_step_s``, by its tokens a second) is
+    not a number.
     """
 
     parameters: float
@@ -75,10 +68,7 @@ class Run:
 
 
 def read_runs(data_folder: str | Path) -> list[Run]:
-    """Read all runs, and behind them all that failed.
-
-    Raises TableError when the file is missing, or is not the chart that it was.
-    """
+    """Read all runs, then all that failed; TableError where the file is missing or not the chart that it was."""
     path = Path(data_folder) / FILE
     try:
         text = path.read_text(encoding="utf-8")
@@ -124,12 +114,10 @@ def trace_run(run: Run) -> Trace:
 
 
 def cut_stages(trace: Trace, run: Run) -> list[list[str]]:
-    """Return the units of each stage that has any, cut as nanotron cuts.
+    """Return the units of each stage that has any: a stage ends once the parameters so far (blocks, head) reach its share.
 
-    A block goes to the stage at hand; the stage ends once the parameters of
-    the blocks so far reach its share. Blocks and head count, nothing else.
-    (nanotron's source says "exceed"; where blocks make a share exactly, 1.34 B
-    on 2 and 4 stages, the memory of the runs is that of one block less.)
+    nanotron's source says "exceed", but where blocks make a share exactly (1.34 B, 2 and 4 stages)
+    the runs' memory is that of one block less.
     """
     layers, hidden, _, feed_forward = _SIZES[run.parameters]
     units = list(pipeline_units(trace))

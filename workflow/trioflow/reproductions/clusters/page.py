@@ -98,12 +98,7 @@ def _plain_cell(value: Any) -> Cell:
 def build_clusters_page(
     memory: str | Path, steps: str | Path, peaks: str | Path, page: str | Path
 ) -> None:
-    """Write the page.
-
-    ``memory``, ``steps``, ``peaks``: Parquet files of ``reproductions.tables.CLUSTER_MEMORY``,
-        ``CLUSTER_STEPS`` and ``CLUSTER_PEAKS``.
-    ``page``: HTML page to write.
-    """
+    """Write the page from Parquet files of ``CLUSTER_MEMORY``, ``CLUSTER_STEPS`` and ``CLUSTER_PEAKS``."""
     cases = tables.read_table(memory, "cluster_memory", CLUSTER_MEMORY)
     timed = mark_crowded(cases, tables.read_table(steps, "cluster_steps", CLUSTER_STEPS))
     tests = tables.read_table(peaks, "cluster_peaks", CLUSTER_PEAKS)

@@ -27,11 +27,7 @@ _AIM = 0.05
 
 
 def score_peaks(cases: pd.DataFrame) -> pd.DataFrame:
-    """Return how far the predicted peaks are off, by groups of cases.
-
-    Returns ``group``, ``cases``; ``median_error``, ``error_90`` and ``most`` of the absolute
-    relative errors; ``bias``, the median of the signed ones.
-    """
+    """Return ``median_error``, ``error_90``, ``most`` (absolute) and ``bias`` (signed median) of peaks, by groups of cases."""
     predicted = cases[cases["refused"] == ""]
     groups = [("all that are predicted", predicted)]
     groups += [(f"attention {kind}", rows) for kind, rows in predicted.groupby("attention")]
@@ -53,10 +49,7 @@ def _signed_error(rows: pd.DataFrame) -> pd.Series:
 
 
 def peaks_section(cases: pd.DataFrame) -> Section:
-    """Return the section: scores, why cases are refused, each prediction.
-
-    ``cases``: of ``reproductions.tables.CLUSTER_PEAKS``.
-    """
+    """Return the section on ``CLUSTER_PEAKS``: scores, why cases are refused, each prediction."""
     scores = score_peaks(cases)
     predicted = int((cases["refused"] == "").sum())
     text = (

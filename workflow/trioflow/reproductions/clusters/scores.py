@@ -64,11 +64,10 @@ def exceeds_room(rows: pd.DataFrame, column: str) -> pd.Series:
 
 
 def score_memory(cases: pd.DataFrame) -> pd.DataFrame:
-    """Return how far the peaks are off, by set and model.
+    """Return how far the peaks are off, by set and model (``parameters`` 0 for all).
 
-    Returns ``set``, ``parameters`` (0 for all), ``runs``; median and 90th percentile of the
-    absolute relative error of what the allocator holds (``median_error``, ``error_90``) and of what
-    it hands out (``allocated_median``); ``refused``, runs that ``simulate`` calls out of memory.
+    ``median_error`` and ``error_90`` are of what the allocator holds, ``allocated_median`` of what
+    it hands out; ``refused`` counts runs that ``simulate`` calls out of memory.
     """
     ran = cases[cases["set"] != FAILED]
     groups = [("all runs", 0.0, ran)]
@@ -95,13 +94,9 @@ def _score(name: str, parameters: float, rows: pd.DataFrame) -> dict[str, Any]:
 
 
 def score_steps(cases: pd.DataFrame) -> pd.DataFrame:
-    """Return how far the steps are off, by set, model and number of nodes.
+    """Return `score_group` of simulated steps by set, model and number of nodes; ``in_order`` is of the expected ones.
 
-    Returns ``group``, ``runs``; median absolute relative error of the simulated and of the expected
-    step (``median_error``, ``expected_error``), shares of simulated steps within 10, 20 and 50 %
-    (``within_10`` and so on) and inside their interval (``covered``), and of pairs of one model and
-    number of nodes whose expected steps stand in the right order (``in_order``). A refused run has
-    no prediction: it is outside of everything.
+    A refused run has no prediction: it is outside of everything.
     """
     fast = f"MFU above {write_percent(FAST, 0)}"
     groups = [("all runs", cases), (fast, cases[cases["mfu"] > FAST])]
@@ -168,11 +163,7 @@ def mark_crowded(memory: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def score_chances(cases: pd.DataFrame) -> pd.DataFrame:
-    """Return how often the run that ``search`` expects to be faster was: `chances.score_pairs`.
-
-    Every pair of runs of one model on as many nodes; nothing of the judged model is in what the
-    probability rests on.
-    """
+    """Return `chances.score_pairs` of runs of one model on as many nodes, from what other models' runs took."""
     questions = []
     for _, cell in cases.dropna(subset="expected_s").groupby(["parameters", "nodes"]):
         model, nodes = name_model(float(cell["parameters"].iloc[0])), int(cell["nodes"].iloc[0])
@@ -196,11 +187,10 @@ _PLAN = ["parameters", "nodes", "data", "tensor", "pipeline", "zero"]
 
 
 def find_slow(cases: pd.DataFrame) -> pd.DataFrame:
-    """Return pipelines on several nodes whose stages lie in a node each, and which of them are slow.
+    """Return pipelines on several nodes whose stages lie in a node each, and which of them are ``slow``.
 
-    Returns rows of ``cases``; ``excess_s``, what each of a replica's micro-batches took beyond its
-    prediction [s]; ``slow``; ``mixed``, whether runs of the same plan but for the micro-batch are
-    of both kinds.
+    ``excess_s``: of each micro-batch beyond its prediction [s]; ``mixed``: runs alike but for the
+    micro-batch are of both kinds.
     """
     inside = (cases["pipeline"] > 1) & (cases["nodes"] > 1) & (cases["tensor"] <= 8)
     rows = cases[inside].dropna(subset="predicted_s")

@@ -26,13 +26,7 @@ from trioflow.reproductions.tables import CLUSTER_STEPS
 
 
 def judge_steps(runs: Iterable[Run]) -> pd.DataFrame:
-    """Return what was measured and predicted of each run that ran.
-
-    Returns a row a run; columns of ``reproductions.tables.CLUSTER_STEPS``. A plan that is refused
-    has no prediction, and counts as missed.
-
-    ``runs``: from ``nanotron.read_runs``, or some of them.
-    """
+    """Return ``CLUSTER_STEPS`` of each run that ran; a refused plan has no prediction, and counts as missed."""
     load_kernels()
     rows: dict[int, dict[str, Any]] = {}
     ran = dict(enumerate(run for run in runs if run.ran))
@@ -79,9 +73,8 @@ def _describe(run: Run) -> dict[str, Any]:
 def predict_run(run: Run, times: DeviceTimes, platform: Platform) -> NDArray[np.float64]:
     """Return a run's step, the expected one and the ends of its 80 % interval [s].
 
-    Once the pipeline is full every micro-batch adds the same time: of more
-    than two a stage and two, a step of that many and one of two fewer are
-    simulated, and each further one adds half of what lies between.
+    In a full pipeline every micro-batch adds the same: of more than two a stage and two, so many
+    and two fewer are simulated.
     """
     stages = cut_stages(times.traces[0], run)
     most = 2 * len(stages) + 2

@@ -1,8 +1,7 @@
 """Closed forms beside the simulation: a pipeline's bubble, and work and bytes over the best rates.
 
-A CPU core has no data sheet here. The best that any long operator of the traces
-reaches stands for its peaks, which favours the model. DistSim takes FLOPs over
-peak and bytes over bandwidth in the same way.
+A CPU core has no data sheet: the best that any long operator reaches stands for its peaks, which
+favours the model.
 """
 
 from __future__ import annotations
@@ -34,10 +33,7 @@ _LONG = 0.005
 
 
 def find_best_rates(traces: Sequence[Trace]) -> AnalyticalModel:
-    """Return the best rates of operators that take a good part of their step.
-
-    Raises InputError when no long operator computes or moves anything.
-    """
+    """Return the best rates of operators that take a good part of their step; InputError where none does any work."""
     rates, bandwidths = [], []
     for trace in traces:
         operators = trace.operators
@@ -59,11 +55,7 @@ def predict_by_rates(
     traces: Sequence[Trace], rates: AnalyticalModel, plan: Plan, batch: int, platform: Platform,
     stages: Sequence[Sequence[str]] | None,
 ) -> float:  # fmt: skip
-    """Return the step of a plan with every operator at its best rates [s].
-
-    ``traces``: of the workload; of their times none counts. ``plan``, ``batch``, ``platform``,
-    ``stages``: as for ``extrapolate``; links as they are, no cost of the host.
-    """
+    """Return the step of a plan with every operator at its best rates, its recorded times and the host's not counted [s]."""
     timed = []
     for trace in traces:
         ns = np.rint(rates.time_operators(trace.operators) * NS_PER_S).astype(np.int64)
@@ -86,12 +78,7 @@ def write_analytical(
     plans: Iterable[Mapping[str, Any]],
     table: str | Path,
 ) -> None:
-    """Predict every experiment of several ranks by rates alone, and write `ANALYTICAL`.
-
-    ``workloads``: names of each workload's traces, the one that plans start from first;
-    ``partitions``: stages of each workload, ``<workload>.json``; ``experiments``, ``plans``: rows
-    of ``experiments.tsv`` and ``plans.tsv``.
-    """
+    """Predict every experiment of several ranks by rates alone, and write `ANALYTICAL`; each workload's first trace leads."""
     machine = load_platform(Path(platform))
     known = {str(plan["plan"]): Plan(**plan) for plan in plans}
     traces = {Path(folder).name: load_trace(folder) for folder in trace_folders}
@@ -113,21 +100,11 @@ def write_analytical(
 
 
 def bubble_throughput(micro_batches: int, stages: int) -> float:
-    """Return the ideal throughput with m micro-batches over that with one.
+    """Return the ideal throughput with m micro-batches on p stages over that with one: m p / (m + p - 1).
 
-    ``micro_batches``, ``stages``: m and p, at least 1. Raises InputError when a number is below 1.
-
-    Let every one of p stages take t for the forward and backward of a
-    micro-batch together, and messages no time. The last stage begins after
-    p - 1 stages before it have done their forward of the first micro-batch,
-    works on m micro-batches without a gap, and the first stage ends after the
-    p - 1 backwards of the last one: T(m) = (m + p - 1) t, of which
-    (p - 1) / (m + p - 1) is the bubble. Samples a second are m / T(m), so that
-
-        throughput(m) / throughput(1) = m T(1) / T(m) = m p / (m + p - 1),
-
-    which begins at 1 and rises towards p. It holds for GPipe and 1F1B alike;
-    unequal stages, updates and messages are left out.
+    With t for a micro-batch on a stage, T(m) = (m + p - 1) t, of which (p - 1) / (m + p - 1) is the
+    bubble; GPipe and 1F1B alike, unequal stages and messages left out. Raises InputError when a
+    number is below 1.
     """
     if min(micro_batches, stages) < 1:
         raise InputError(f"{micro_batches} micro-batches on {stages} stages is not a pipeline")
@@ -144,13 +121,9 @@ class _StepParts(NamedTuple):
     def throughput(self, micro_batches: int) -> float:
         """Return the throughput over that of one micro-batch.
 
-        With unequal stages one micro-batch takes the sum of all of them, and
-        every further one the slowest, so that T(m) = T(1) + (m - 1) t with t
-        of the slowest: the bubble's formula with T(1) / t stages. From the
-        second micro-batch on every stage adds gradients to those it has before
-        it passes its own on, as PyTorch's backward does: what that takes on
-        the way through all stages is added once. Of 1F1B the formula holds
-        where the last stage is the slowest.
+        T(m) = T(1) + (m - 1) t with t of the slowest stage; from the second micro-batch on, adding
+        gradients on the way through all stages counts once. Of 1F1B it holds where the last stage
+        is the slowest.
         """
         if micro_batches == 1:
             return 1.0
@@ -164,11 +137,7 @@ class _StepParts(NamedTuple):
 
 
 def split_step(rows: pd.DataFrame) -> _StepParts:
-    """Return the parts of a step from the two largest numbers of micro-batches and one.
-
-    ``rows``: ``micro_batches`` and ``step_time_s`` [s]: one micro-batch and two larger numbers at
-    least. Raises InputError when there are fewer.
-    """
+    """Return the parts of a step [s] from one micro-batch and the two largest numbers; InputError where there are fewer."""
     ordered = rows.sort_values("micro_batches")
     counts, times_s = ordered["micro_batches"].tolist(), ordered["step_time_s"].tolist()
     if len(counts) < 3 or counts[0] != 1:
@@ -181,13 +150,10 @@ def split_step(rows: pd.DataFrame) -> _StepParts:
 
 
 def compare_throughput(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return simulated and ideal throughput over the batch, both 1 at one micro-batch.
+    """Return simulated and ideal throughput over the batch, both 1 at one micro-batch, and their ``deviation``.
 
-    ``rows``: of ``tables.SWEEP_RESULTS``, one plan at several numbers of micro-batches.
-
-    ``micro_batches``, ``batch``, ``step_time_s`` [s], ``simulated``, ``ideal``, ``deviation``
-    (simulated over ideal less one). Raises InputError when a step has no time or none has one
-    micro-batch.
+    ``rows``: ``tables.SWEEP_RESULTS`` of one plan. Raises InputError when a step has no time or
+    none has one micro-batch.
     """
     unknown = rows[rows["step_time_s"].isna()]
     if len(unknown):

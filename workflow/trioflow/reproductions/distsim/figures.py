@@ -25,10 +25,7 @@ _RANKS: dict[str, Any] = {"markersize": 5.5, "linestyle": "none"}
 
 
 def draw_analytical(analytical: pd.DataFrame) -> Figure:
-    """Draw the analytical model's step errors, with DistSim's mean and worst on both sides.
-
-    ``analytical``: columns of ``reproductions.tables.ANALYTICAL``, and ``error``.
-    """
+    """Draw the analytical model's step errors (``ANALYTICAL`` with ``error``), DistSim's mean and worst on both sides."""
     own = "ours: best rates against measured, gloo"
     references = [
         (ANALYTICAL_MEAN, "--", f"mean of DistSim, on other cases ({ANALYTICAL_MEAN:.1%})"),
@@ -38,10 +35,7 @@ def draw_analytical(analytical: pd.DataFrame) -> Figure:
 
 
 def draw_step_errors(activity: pd.DataFrame) -> Figure:
-    """Draw every experiment's step error, signed, with DistSim's largest on both sides.
-
-    ``activity``: columns of ``reproductions.tables.ACTIVITY``.
-    """
+    """Draw every experiment's signed step error (``ACTIVITY``), with DistSim's largest on both sides."""
     steps = activity.drop_duplicates("experiment")
     own = "ours: simulated against measured, gloo"
     references = [(STEP_ERROR, "--", f"largest of DistSim, on other cases ({STEP_ERROR:.2%})")]
@@ -69,10 +63,7 @@ def _draw_errors(
 
 
 def draw_activity(activity: pd.DataFrame) -> Figure:
-    """Draw every rank's activity error, and how much rounds differ among themselves.
-
-    ``activity``: columns of ``reproductions.tables.ACTIVITY``.
-    """
+    """Draw every rank's activity error (``ACTIVITY``), and how much rounds differ among themselves."""
     names = list(dict.fromkeys(activity["experiment"]))
     with style.figure_style():
         figure, axes = _list_axes(names)
@@ -99,10 +90,7 @@ def draw_activity(activity: pd.DataFrame) -> Figure:
 
 
 def draw_timestamps(timestamps: pd.DataFrame) -> Figure:
-    """Draw where in the step every start and end lies, and how far off the simulation is.
-
-    ``timestamps``: columns of ``reproductions.tables.TIMESTAMPS``.
-    """
+    """Draw where in the step every start and end lies, and how far off the simulation is (``TIMESTAMPS``)."""
     names = list(dict.fromkeys(timestamps["experiment"]))
     rows = -(-len(names) // COLUMNS)
     with style.figure_style():
@@ -150,10 +138,7 @@ def _draw_panel(axes: Any, rows: pd.DataFrame) -> None:
 
 
 def draw_throughput(rows: pd.DataFrame) -> Figure:
-    """Draw throughput over the batch, normalised to one micro-batch, beside the closed forms.
-
-    ``rows``: of ``tables.SWEEP_RESULTS``.
-    """
+    """Draw throughput over the batch (``SWEEP_RESULTS``), 1 at one micro-batch, beside the closed forms."""
     found = compare_throughput(rows)
     stages = int(rows["pipeline"].iloc[0])
     counts = range(1, int(found["micro_batches"].max()) + 1)

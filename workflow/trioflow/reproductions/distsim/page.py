@@ -70,15 +70,11 @@ def build_distsim_page(
     plans: Iterable[Mapping[str, Any]],
     page: str | Path,
 ) -> _DistsimTables:
-    """Compare recorded with simulated steps, and write page, figures and tables.
+    """Compare recorded with simulated steps, and write page, figures and tables (in ``distsim`` beside it).
 
-    ``files``: ``sessions`` (``session.json``, with the session's tables beside it), ``timelines``
-    (``timeline.parquet``, with ``summary.json`` beside it), ``benchmarks``, and one file each of
-    ``analytical``, ``throughput`` and ``search`` (a figure with suffix). ``experiments``,
-    ``plans``: rows of ``experiments.tsv`` and ``plans.tsv``. ``page``: HTML page. Figures and the
-    tables ``timestamps``, ``activity``, ``costs`` go into ``distsim`` beside it. Raises InputError
-    when no experiment has several ranks, or a recording does not fit its simulation. Nothing is
-    written then.
+    ``files``: sessions (their tables beside them), timelines (``summary.json`` beside them),
+    benchmarks, and one each of analytical, throughput and search. Raises InputError, nothing
+    written, when no experiment has several ranks or a recording does not fit its simulation.
     """
     rows = [dict(row) for row in experiments]
     found = _compare(files, rows, {str(p["plan"]): p for p in plans})

@@ -24,17 +24,10 @@ COMMUNICATION = ("collective", "send", "recv")
 
 
 def match_events(recorded: pd.DataFrame, simulated: pd.DataFrame) -> pd.DataFrame:
-    """Return pairs of a rank's recorded and simulated events that are the same.
+    """Return labels of a rank's recorded and simulated events that are the same.
 
-    Operators are matched by name and order within a phase of a micro-batch:
-    a longest sequence of names that both sides hold. Of messages and
-    collectives the first is the first, the second the second, each kind by
-    itself.
-
-    ``recorded``: one rank's rows of ``measure.records.RECORDED_EVENTS``; ``simulated``: the same
-    rank's rows of ``tables.TIMELINE``, micro-batches filled.
-
-    ``recorded`` and ``simulated``: labels of the rows of both.
+    Operators match by a longest common sequence of names within a phase of a micro-batch, messages
+    and collectives by their number, each kind by itself.
     """
     pairs: list[tuple[Any, Any]] = []
     ours = dict(list(_operators(simulated).groupby(_GROUP)))
@@ -69,13 +62,10 @@ def _align(recorded: pd.DataFrame, simulated: pd.DataFrame) -> list[tuple[Any, A
 def align_sequences(
     first: np.ndarray[Any, Any], second: np.ndarray[Any, Any]
 ) -> list[tuple[int, int]]:
-    """Return places of a longest common subsequence of two sequences of numbers.
+    """Return places of a longest common subsequence of two sequences of numbers, its pairs furthest to the end.
 
-    Places in both, rising in both; of several longest ones the one whose pairs lie furthest to the
-    end.
-
-    ``lengths[i, j]`` is that of the first i and j members. A row follows from
-    the one before at once, as within a row the best so far is carried on.
+    ``lengths[i, j]`` is that of the first i and j members; a row follows from the one before at
+    once.
     """
     lengths = np.zeros((len(first) + 1, len(second) + 1), dtype=np.int32)
     for i, number in enumerate(first):
@@ -97,15 +87,10 @@ def align_sequences(
 def compare_events(
     recorded: pd.DataFrame, marks: pd.DataFrame, timeline: pd.DataFrame, mark_s: float = 0.0
 ) -> pd.DataFrame:
-    """Return the activity error of every rank of one experiment.
+    """Return ``ACTIVITY`` (but the names) of every rank of one experiment; NaN where nothing matches.
 
-    ``recorded``, ``marks``: rows of ``measure.records.RECORDED_EVENTS`` and ``STEP_MARKS``;
-    ``timeline``: columns of ``tables.TIMELINE``; ``mark_s``: what one mark adds to a step [s].
-
-    Columns of ``reproductions.tables.ACTIVITY`` but the names; NaN where nothing matches.
-
-    A recorded message or collective begins when its rank is there, a
-    simulated one when all are: of these only the ends are compared.
+    ``mark_s``: what one mark adds to a step [s]. A recorded exchange begins when its rank is there,
+    a simulated one when all are: only ends are compared.
     """
     plain = marks[marks["recording"] == MARKED]
     step_s, profiled_s = _measure_step(plain), _measure_step(marks[marks["recording"] == PROFILED])
@@ -154,11 +139,8 @@ _MESSAGES = ("send", "recv")
 def fill_micro_batches(timeline: pd.DataFrame) -> pd.DataFrame:
     """Return a simulated timeline whose tasks all have a micro-batch where that is clear.
 
-    Work of a whole step, such as exchanged gradients, belongs to the only
-    micro-batch of its phase where the rank has one, and to none otherwise;
-    updates count as micro-batch 0, and one process as stage 0.
-
-    ``timeline``: columns of ``tables.TIMELINE``.
+    Work of a whole step belongs to the only micro-batch of its phase, where there is one; updates
+    count as micro-batch 0, one process as stage 0.
     """
     filled = timeline.copy()
     filled["stage"] = filled["stage"].astype("Int64").fillna(0)
@@ -172,13 +154,10 @@ def fill_micro_batches(timeline: pd.DataFrame) -> pd.DataFrame:
 
 
 def simulate_marks(timeline: pd.DataFrame) -> pd.DataFrame:
-    """Return when each forward, backward and update of a simulated step begins and ends.
+    """Return when each forward, backward and update of a simulated step begins and ends [s].
 
-    ``timeline``: columns of ``tables.TIMELINE``.
-
-    ``rank``, ``phase``, ``micro_batch``, ``stage``, ``start_s``, ``end_s`` [s]. Messages between
-    stages are not part of them, as a recorded mark begins after what it waits for has come;
-    all-reduces and copies are.
+    Messages between stages are not part of them, as a mark begins after they came; all-reduces and
+    copies are.
     """
     filled = fill_micro_batches(timeline)
     inside = filled["micro_batch"].notna() & ~filled["kind"].isin(_MESSAGES)
@@ -201,13 +180,8 @@ def compare_marks(
 ) -> pd.DataFrame:
     """Return the timestamp errors of one experiment: rows of `TIMESTAMPS`.
 
-    ``marks``: columns of ``measure.records.STEP_MARKS`` of the experiment; ``timeline``: columns of
-    ``tables.TIMELINE``. Raises InputError when there is no round with marks alone, or one side has
-    a mark that the other has not.
-
-    Both sides count from the start of the step: the simulated ranks start
-    together, of the recorded ones the first to start counts. A deviation is
-    taken in every round and its median shown, as DistSim shows medians of 100.
+    Times count from the first rank's start; the median over rounds is shown, as DistSim's of 100.
+    Raises InputError when no round has marks alone, or one side has a mark that the other has not.
     """
     plain = marks[marks["recording"] == MARKED]
     if plain.empty:
@@ -245,11 +219,7 @@ def measure_spread(marks: pd.DataFrame) -> dict[int, float]:
 
 
 def map_clock(marks: pd.DataFrame, rank: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return instants of a rank's profiled step and the same instants of its plain one [s].
-
-    They are the medians of starts and ends of all marks; in between, time is
-    taken to pass in proportion.
-    """
+    """Return instants of a rank's profiled step and of its plain one [s]: medians of all marks, between them in proportion."""
     own = marks[marks["rank"] == rank]
     medians = own.groupby(["recording", *_KEYS])[["start_ns", "end_ns"]].median() / NS_PER_S
     plain = medians.xs(MARKED).stack()
@@ -263,11 +233,7 @@ def map_clock(marks: pd.DataFrame, rank: int) -> tuple[np.ndarray[Any, Any], np.
 def _move_clock(
     instants_s: np.ndarray[Any, Any], knots_s: np.ndarray[Any, Any], plain_s: np.ndarray[Any, Any]
 ) -> np.ndarray[Any, Any]:
-    """Return where instants of the profiled step lie in the plain one [s].
-
-    ``instants_s``: instants of the profiled step [s]. ``knots_s``, ``plain_s``: from `map_clock`.
-    Before the first and after the last, both clocks run alike.
-    """
+    """Return where instants of the profiled step lie in the plain one [s]; beyond the knots both clocks run alike."""
     inside = np.clip(instants_s, knots_s[0], knots_s[-1])
     moved: np.ndarray[Any, Any] = np.interp(inside, knots_s, plain_s) + (instants_s - inside)
     return moved

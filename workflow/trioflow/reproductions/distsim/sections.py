@@ -50,12 +50,10 @@ _PROFILING, _BUILDING = ("capture", "merge"), ("partition", "extrapolate")
 
 
 def read_benchmarks(files: Iterable[str | Path]) -> pd.DataFrame:
-    """Return how long jobs took, from Snakemake's benchmarks.
+    """Return ``stage``, ``subject`` and ``time_s`` (mean of repeats) [s] of Snakemake's benchmarks.
 
-    ``files``: ``<stage>/<subject>.tsv``, or ``<stage>.tsv`` in ``benchmarks``.
-
-    ``stage``, ``subject`` and ``time_s`` [s], the mean of repeats. Raises TableError when a file is
-    not a benchmark.
+    ``files``: ``<stage>/<subject>.tsv`` or ``<stage>.tsv``. Raises TableError when one is no
+    benchmark.
     """
     rows = []
     for file in map(Path, files):
@@ -80,13 +78,8 @@ def build_costs(
 ) -> pd.DataFrame:
     """Return a row of `COSTS` for every workload.
 
-    ``benchmarks``: from `read_benchmarks`; ``experiments``: rows of ``experiments.tsv``;
-    ``measurements``, ``sessions``: by workload: ``tables.MEASUREMENTS`` and ``session.json``;
-    ``summaries``: ``summary.json`` by experiment.
-
-    Direct running is what was run: every round of every experiment, on all
-    its ranks. Warm-up, start of processes and single-rank series belong to the
-    session only.
+    Direct running is what was run, every round on all ranks; warm-up, start of processes and
+    single-rank series belong to the session only.
     """
     rows = []
     fits = benchmarks["stage"].str.startswith("fit_") | (benchmarks["stage"] == "describe_machine")

@@ -40,22 +40,10 @@ _OPERATION = ["rank", "optype", "seq_id"]
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """A recorded job.
+    """A recorded job: ``tasks`` of a step (a row each), and ``graph``, who waits for whom.
 
-    Attributes
-    ----------
-    name : str
-        Its file's.
-    tasks : DataFrame
-        A row for each task of a step: rank, stage, replica, phase, micro_batch, optype, kind.
-    graph : DrawnGraph
-        Who waits for whom; its items have the length 1 s, and take what their factors say.
-    item_s : array
-        What each item took in each step [items, steps] [s].
-    step_s : array
-        The steps, from the first start to the last end [steps] [s].
-    numbers : array
-        Their numbers in the job; not all were recorded [steps].
+    ``item_s``: what each item took in each step [items, steps] [s]; ``step_s``: from the first
+    start to the last end [steps] [s]; ``numbers`` of the steps, of which not all were recorded.
     """
 
     name: str
@@ -102,13 +90,7 @@ class Job:
 
 
 def read_job(path: str | Path) -> Job:
-    """Read a job of StragglerAnalysis.
-
-    Raises
-    ------
-    TableError
-        When a column is missing, a time is not a number, or a step lacks operations of others.
-    """
+    """Read a job of StragglerAnalysis; TableError where a column, a number or a step's operation is missing."""
     path = Path(path)
     rows = pd.read_parquet(path)
     missing = [name for name in _COLUMNS if name not in rows]

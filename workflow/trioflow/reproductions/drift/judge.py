@@ -63,10 +63,9 @@ def judge_halves(job: Job, draws: int = DRAWS) -> pd.DataFrame:
 def draw_steps(job: Job, seen: NDArray[np.bool_], draws: int, together: bool = False) -> Floats:
     """Return steps drawn from the medians and the spread of those that were seen [draws] [s].
 
-    Passes take their rank's median times what is drawn for the step, the rank in the step, the
-    replica's micro-batch and the pass. All else, host and exchanges, is taken whole from one of the
-    steps seen, as its parts depend on one another; and so is what passes share in a step, where
-    ``together`` says so.
+    Passes take their rank's median times what is drawn. All else is taken whole from one of the
+    steps, as its parts depend on one another; so is what passes share in a step, where ``together``
+    says so.
     """
     steps = np.flatnonzero(seen)
     spread, _ = fit_spread(job.list_passes(steps), job.list_exchanges(steps), lasting=False)

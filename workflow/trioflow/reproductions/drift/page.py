@@ -51,13 +51,7 @@ _CAUSES = (
 def judge_drift(
     files: Sequence[str | Path], halves: str | Path, causes: str | Path, page: str | Path
 ) -> None:
-    """Judge recorded jobs, and write two tables and a page.
-
-    Raises
-    ------
-    TableError
-        When a job's file is damaged.
-    """
+    """Judge recorded jobs, and write two tables and a page; TableError where a job's file is damaged."""
     jobs = [read_job(file) for file in sorted(files, key=str)]
     judged = pd.concat([judge_halves(job) for job in jobs], ignore_index=True)
     caused = pd.concat([attribute_slowdown(job) for job in jobs], ignore_index=True)

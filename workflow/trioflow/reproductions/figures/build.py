@@ -70,11 +70,10 @@ LIVE = "gloo on this CPU"
 def build_figure_data(
     name: str, files: Files, plans: Sequence[Mapping[str, Any]] = ()
 ) -> pd.DataFrame:
-    """Return what a figure draws, columns of ``SCHEMAS`` of its form.
+    """Return what a figure (``catalogue.PREFIX`` before it with public data) draws, columns of ``SCHEMAS`` of its form.
 
-    ``name``: figure, with ``catalogue.PREFIX`` where public data belong to it; ``plans``: rows of
-    ``plans.tsv``, for runs of this machine. Raises InputError when the figure is unknown, or a set
-    that it needs has no row; the sentence names the figure and the set.
+    Raises InputError when it is unknown, or a set that it needs has no row; the sentence names
+    both.
     """
     figure = catalogue.find_figure(name)
     try:
@@ -141,10 +140,7 @@ def _list_public(figure: Figure, files: Files) -> list[dict[str, Any]]:
 
 
 def keep_rivals(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the cases of which the same training was measured under several plans.
-
-    Raises InputError when there is none.
-    """
+    """Return the cases whose training was measured under several plans; InputError where there is none."""
     keys = [(row["panel"], row["workload"], row["device"], row["ranks"]) for row in rows]
     plans: dict[tuple[Any, ...], set[str]] = {}
     for key, row in zip(keys, rows, strict=True):
@@ -207,10 +203,7 @@ _DRAWERS = {
 def make_figure(
     name: str, files: Files, plans: Sequence[Mapping[str, Any]], target: str | Path
 ) -> None:
-    """Write a figure as PDF, SVG and PNG, and the data that it draws as Parquet.
-
-    ``name``, ``files``, ``plans``: as for ``build.build_figure_data``; ``target``: without suffix.
-    """
+    """Write a figure as PDF, SVG and PNG, and what it draws (``build_figure_data``) as Parquet; ``target`` has no suffix."""
     figure = catalogue.find_figure(name)
     rows = build_figure_data(name, files, plans)
     drawing = _DRAWERS[figure.form](figure, rows)
@@ -220,12 +213,7 @@ def make_figure(
 
 
 def predict_scenarios(description: str | Path, target: str | Path) -> pd.DataFrame:
-    """Predict every scenario of a description and write them as a table.
-
-    ``description``: in the format of a sweep's; ``target``: Parquet file of
-    ``tables.SWEEP_RESULTS``. Raises InputError when the description is wrong, or a file that it
-    names is missing.
-    """
+    """Predict every scenario of a sweep's description, and write ``tables.SWEEP_RESULTS``; InputError where it is wrong."""
     sweep = load_sweep(description)
     workshop = _make_workshop(sweep)
     rows = [workshop.predict(number, values) for number, values in enumerate(sweep.scenarios)]
@@ -247,13 +235,9 @@ REPEATS = 5
 def time_simulations(
     description: str | Path, target: str | Path, repeats: int = REPEATS
 ) -> pd.DataFrame:
-    """Time every scenario of a description that has a step, and write the times as a table.
+    """Time every scenario of a description that has a step, and write ``SIMULATOR_TIMES``; InputError where none has.
 
-    ``description``: in the format of a sweep's; ``target``: Parquet file of
-    ``reproductions.tables.SIMULATOR_TIMES``. Raises InputError when no scenario has a step.
-
-    In one warm process: start of the interpreter, loading of the trace and
-    of the cost model are not in the times; extrapolation is timed apart.
+    In one warm process: starting and loading do not count; extrapolation is timed apart.
     """
     sweep = load_sweep(description)
     workshop = _make_workshop(sweep)

@@ -39,12 +39,7 @@ def find_family(plan: Plan) -> str:
 
 
 def read_short_plan(text: str) -> tuple[str, int]:
-    """Return the kind and the micro-batches of a public case's plan, such as ``ddp4`` or ``gpipe4-m1``.
-
-    The kind; ``hybrid`` where the text names none of the single ones.
-
-    Micro-batches; 0 without a pipeline.
-    """
+    """Return kind (``hybrid`` for no single one) and micro-batches (0 without a pipeline) of a plan such as ``gpipe4-m1``."""
     found = _SHORT.fullmatch(text)
     if found is None:
         return _HYBRID, 0
@@ -110,11 +105,10 @@ PAPER_AVERAGES = (
 
 
 def find_averages(row: Mapping[str, Any]) -> list[_PaperAverage]:
-    """Return the averages to draw beside a row of ``reproductions.tables.EVIDENCE``.
+    """Return the averages to draw beside a row of ``EVIDENCE``: of its figure and kind of plan.
 
-    Figure and kind of plan must agree. Chunks, GPU, ranks and whether a
-    trace was carried over narrow the choice, in this order, where any of the
-    averages agrees; where none does, all of them stay.
+    Chunks, GPU, ranks, and whether a trace was carried over, narrow the choice in this order, where
+    any average agrees.
     """
     found = [
         one for one in PAPER_AVERAGES
@@ -242,10 +236,7 @@ FIGURES: dict[str, Figure] = {
 
 
 def find_figure(name: str) -> Figure:
-    """Return a figure by the name of its target, with or without ``PREFIX``.
-
-    Raises InputError when there is no such figure.
-    """
+    """Return a figure by its target's name, with or without ``PREFIX``; InputError where there is none."""
     figure = FIGURES.get(name.removeprefix(PREFIX))
     if figure is None:
         raise InputError(f"no figure {name!r}", fix=f"name one of {', '.join(FIGURES)}")
@@ -267,10 +258,7 @@ def gains(figure: Figure, descriptions: dict[str, str]) -> bool:
 
 
 def find_descriptions(name: str, descriptions: dict[str, str]) -> list[str]:
-    """Return the names of the descriptions that a figure's predictions come from.
-
-    Raises InputError when the figure's own description is missing.
-    """
+    """Return the descriptions that a figure's predictions come from; InputError where its own is missing."""
     figure = find_figure(name)
     if not figure.scenarios:
         return []
@@ -290,10 +278,7 @@ def list_inputs(
     name: str, descriptions: dict[str, str], workloads: Sequence[str], experiments: Sequence[str],
     published_sets: Sequence[str],
 ) -> dict[str, list[str]]:  # fmt: skip
-    """Return the files that a figure is built from, below the folder of results, by their kind.
-
-    ``name``: figure, with ``PREFIX`` where public data belong to it.
-    """
+    """Return the files a figure (with ``PREFIX`` where public data belong to it) is built from, below results, by kind."""
     figure = find_figure(name)
     found = {"errors": ["report/error.parquet"]} if figure.live else {}
     if figure.profiles:

@@ -52,11 +52,7 @@ class _Panel:
 
 
 def draw_evidence(figure: Figure, rows: pd.DataFrame) -> Drawing:
-    """Draw a figure of predictions, a panel for each kind of evidence.
-
-    ``figure``: of the forms ``errors`` or ``order``; ``rows``: columns of
-    ``reproductions.tables.EVIDENCE``. Raises InputError when there is no row.
-    """
+    """Draw ``EVIDENCE`` of a figure of the forms errors or order, a panel for each kind; InputError where there is no row."""
     if rows.empty:
         raise InputError(f"{figure.name}: no row to draw")
     panels = list_panels(figure, rows)
@@ -161,12 +157,7 @@ def _describe_coverage(rows: Rows) -> str:
 
 
 def count_right_pairs(rows: Rows) -> tuple[int, int]:
-    """Return how many pairs of plans of one workload are predicted in the measured order.
-
-    ``rows``: ``reproductions.tables.EVIDENCE`` rows with measured times.
-
-    Pairs in the right order, and all pairs of different plans.
-    """
+    """Return how many pairs of plans of a workload are predicted in the measured order, and how many there are."""
     times = [
         (row["label"], row["plan"], row["measured_s"] / (row["batch"] or 1), row["predicted_s"] / (row["batch"] or 1))
         for row in rows
@@ -188,10 +179,7 @@ _PARTS = {
 
 
 def draw_shares(figure: Figure, rows: pd.DataFrame) -> Drawing:
-    """Draw where each step goes: columns of ``reproductions.tables.SHARES``.
-
-    Measured bars stand above the predicted ones of the same case.
-    """
+    """Draw ``SHARES``, where each step goes: measured bars above the predicted ones of the same case."""
     kinds = [kind for kind in EVIDENCE_KINDS if (rows["evidence"] == kind).any()]
     counts = [int((rows["evidence"] == kind).sum()) for kind in kinds]
     with column_style():
@@ -265,11 +253,9 @@ def _describe_events(rows: pd.DataFrame) -> str:
 
 
 def draw_wafer(figure: Figure, rows: pd.DataFrame) -> Drawing:
-    """Draw the wafer study, a line a case: columns of ``reproductions.tables.WAFER``.
+    """Draw the wafer study (``WAFER``), a line a case, in units of the step on a network that takes no time.
 
-    Steps are in units of the step on a network that takes no time; the bar
-    spans the mesh's bandwidths, circuits bundle all ports of the sweep's
-    largest bundle.
+    The bar spans the mesh's bandwidths; circuits bundle all ports of the largest bundle.
     """
     points = _list_wafer_points(rows)
     looks = choose_looks([point.series for point in points])

@@ -60,11 +60,9 @@ _PICTURE_WIDTH_PX = 540
 
 
 def build_figures_page(files: Sequence[str | Path], page: str | Path) -> None:
-    """Write the page.
+    """Write the page from the files that ``build.make_figure`` writes.
 
-    ``files``: pictures and tables of every figure, as ``build.make_figure`` writes them. ``page``:
-    target; pictures are addressed from where it lies. Raises InputError when there is no figure, or
-    one lacks its picture; nothing is written then.
+    Raises InputError, nothing written, when there is no figure or one lacks its picture.
     """
     found = {Path(file).name: Path(file) for file in files}
     names = [Path(file).stem for file in files if Path(file).suffix == ".parquet"]

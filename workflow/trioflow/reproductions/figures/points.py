@@ -65,10 +65,7 @@ def align_titles(figure: Figure, panels: Iterable[Any]) -> None:
 
 
 def save_column_figure(figure: Figure, path: str | Path) -> list[Path]:
-    """Write a figure as SVG, PNG and PDF, atomically and without dates.
-
-    ``figure``: made inside ``column_style``; ``path``: target without suffix.
-    """
+    """Write a figure, made inside ``column_style``, as SVG, PNG and PDF, atomically and without dates."""
     written = style.save_figure(figure, path)
     target = Path(f"{path}.pdf")
     # Type 42 fonts stay text that can be searched; many publishers refuse type 3.
@@ -120,11 +117,7 @@ def _slots(points: Sequence[Point], label: str) -> float:
 
 
 def draw_points(axes: Any, points: Sequence[Point], looks: Mapping[str, tuple[str, str]]) -> None:
-    """Draw a panel.
-
-    ``points``: lines in the order of their labels' first appearance, from the top; ``looks``: from
-    :func:`choose_looks`.
-    """
+    """Draw a panel; lines from the top as their labels first appear, ``looks`` from :func:`choose_looks`."""
     ticks, edges, top = {}, [], 0.0
     for label in dict.fromkeys(point.label for point in points):
         height = _slots(points, label)

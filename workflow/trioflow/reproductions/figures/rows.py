@@ -36,11 +36,7 @@ HOST = "host"
 def read_live_errors(
     file: str | Path, plans: Sequence[Mapping[str, Any]], families: Sequence[str]
 ) -> pd.DataFrame:
-    """Return the experiments of some kinds of plans, with their plan as ``family`` and ``kind``.
-
-    ``file``: Parquet file of ``tables.ERRORS``; ``plans``: rows of ``plans.tsv``. Raises InputError
-    when there is no such experiment.
-    """
+    """Return ``tables.ERRORS`` of some kinds of plans, with ``family`` and ``kind``; InputError where there are none."""
     known = {str(row["plan"]): Plan(**row) for row in plans}
     errors = tables.read_table(file, "errors")
     missing = sorted(set(errors["plan"]) - set(known))
@@ -68,11 +64,7 @@ def read_live_errors(
 def list_live_rows(
     errors: pd.DataFrame, panel: str, label: str = "{workload}, {kind}, {batch}"
 ) -> list[dict[str, Any]]:
-    """Return rows of ``reproductions.tables.EVIDENCE``, without the figure's name and the paper's averages.
-
-    ``errors``: from :func:`read_live_errors`; ``label``: what a line is called, with columns of
-    ``errors`` in braces.
-    """
+    """Return ``EVIDENCE`` rows without the figure's name and the paper's averages; ``label`` has columns in braces."""
     several = errors["kind"].nunique() > 1
     return [
         {
@@ -90,10 +82,7 @@ def list_live_rows(
 
 
 def count_busy_s(tasks: pd.DataFrame) -> float:
-    """Return the time [s] in which any rank computes or moves data.
-
-    ``tasks``: columns ``kind``, ``start_s``, ``end_s`` of one step, all ranks.
-    """
+    """Return the time in which any rank of a step computes or moves data [s]."""
     busy = tasks[tasks["kind"] != HOST].sort_values("start_s", kind="stable")
     return _unite(busy["start_s"].to_numpy(np.float64), busy["end_s"].to_numpy(np.float64))
 
@@ -111,12 +100,8 @@ def use_busy_time(
 ) -> list[dict[str, Any]]:
     """Return rows with busy times in place of step times, as the paper measures tensor parallelism.
 
-    ``rows``: from :func:`list_live_rows`; ``measured``: columns of ``tables.RANK_TIMELINES``:
-    profiles of real steps; ``predicted``: the predicted timeline of each experiment, columns of
-    ``tables.TIMELINE``. Raises InputError when a profile or a timeline is missing.
-
-    A profile slows a step, so only its busy share is taken, times the
-    measured median. The interval keeps its ratio to the prediction.
+    A profile slows a step, so its busy share is taken, times the measured median; the interval
+    keeps its ratio. Raises InputError when a profile or a timeline is missing.
     """
     found = []
     for row in rows:
@@ -148,11 +133,7 @@ def shorten_device(name: str) -> str:
 
 
 def list_validation_rows(file: str | Path, set_name: str) -> list[dict[str, Any]]:
-    """Return whole training steps of one GPU from a set of the validation, as ``EVIDENCE`` rows.
-
-    ``file``: Parquet file of ``tables.VALIDATION``; ``set_name``: its set: a key of ``aims.SETS``.
-    Raises InputError when the set has no such case by the model that ships.
-    """
+    """Return whole training steps of one GPU of a validation set as ``EVIDENCE``; InputError where our model has none."""
     cases = tables.read_table(file, "validation")
     ours = cases[(cases["set"] == set_name) & (cases["model"] == SETS[set_name].ours)]
     group = ours["group"]
@@ -185,11 +166,7 @@ def _describe_validation(row: dict[str, Any]) -> dict[str, Any]:
 def list_published_rows(
     files: Sequence[str | Path], families: Sequence[str], *, label: str = "{case}"
 ) -> list[dict[str, Any]]:
-    """Return public multi-GPU cases of some kinds of plans, as ``EVIDENCE`` rows.
-
-    ``files``: Parquet files of ``tables.PUBLISHED_CASES``. Raises InputError when there is no such
-    case.
-    """
+    """Return public multi-GPU cases of some kinds of plans as ``EVIDENCE``; InputError where there are none."""
     frames = [tables.read_table(file, "published_cases") for file in files]
     rows = []
     for row in records(pd.concat(frames, ignore_index=True)) if frames else []:
@@ -231,12 +208,10 @@ def list_predicted_rows(
     files: Sequence[str | Path], *, quantity: str = STEP, label: str = "{trace}",
     series: str = "{kind}",
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Return predictions without any measurement as ``reproductions.tables.EVIDENCE`` rows.
+    """Return predictions (``tables.SWEEP_RESULTS``) without any measurement as ``EVIDENCE``; InputError where there are none.
 
-    ``files``: Parquet files of ``tables.SWEEP_RESULTS``; ``quantity``: ``STEP`` or ``BUSY``: busy
-    times have the step's interval in proportion; ``label``, ``series``: what a line is called and
-    what its colour says: columns of the table, ``kind`` (the plan), ``gpu`` and ``gpus`` (with
-    their number) in braces. Raises InputError when there is no scenario.
+    Busy times have the step's interval in proportion; ``label`` and ``series`` have columns, kind,
+    gpu and gpus in braces.
     """
     frames = [tables.read_table(file, "sweep_results") for file in files]
     found = [row for frame in frames for row in records(frame)]
@@ -278,11 +253,7 @@ COMPUTE = "compute"
 
 
 def list_live_shares(errors: pd.DataFrame, profiles: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return ``reproductions.tables.SHARES`` rows of measured experiments: profile and prediction of each.
-
-    ``errors``: from ``read_live_errors``; ``profiles``: columns of ``tables.RANK_TIMELINES``.
-    Raises InputError when an experiment has no profile.
-    """
+    """Return ``SHARES`` of measured experiments, profile and prediction of each; InputError where a profile is missing."""
     rows = []
     for row in records(errors):
         profile = profiles[profiles["experiment"] == row["experiment"]]
@@ -303,10 +274,7 @@ def list_live_shares(errors: pd.DataFrame, profiles: pd.DataFrame) -> list[dict[
 
 
 def measure_shares(profile: pd.DataFrame) -> dict[str, float]:
-    """Return how the rank that computes most spends a profiled step.
-
-    ``profile``: columns ``rank``, ``kind``, ``start_s``, ``end_s`` of one step.
-    """
+    """Return how the rank that computes most spends a profiled step."""
     end_s = float(profile["end_s"].max())
     found = []
     for _, tasks in profile.groupby("rank"):
@@ -317,10 +285,7 @@ def measure_shares(profile: pd.DataFrame) -> dict[str, float]:
 
 
 def list_predicted_shares(files: Sequence[str | Path]) -> list[dict[str, Any]]:
-    """Return ``reproductions.tables.SHARES`` rows of scenarios that have a step.
-
-    Raises InputError when there is none.
-    """
+    """Return ``SHARES`` of scenarios that have a step; InputError where there is none."""
     rows = []
     for file in files:
         for row in records(tables.read_table(file, "sweep_results")):

@@ -1,23 +1,14 @@
 """Baselines of public cases: TrioSim's public rules and an analytical model.
 
-What its public code (commit 3fb3c06) does, read off what it printed for its
-VGG-13 trace: times and tensors are proportional to the batch, parameters too;
-the optimizer of a replica never waits for communication; any all-reduce takes
-its bytes over one bandwidth, whatever the ranks.
+What its public code (commit 3fb3c06) printed for its VGG-13 trace (held in
+``tests/published/test_triosim_rules.py``): times and tensors are proportional to the batch,
+parameters too; a replica's optimizer never waits for communication; any all-reduce takes its bytes
+over one bandwidth. Pipelines of several micro-batches, which that code lets a device run at once,
+are left out.
 
-``tests/published/test_triosim_rules.py`` holds what was printed and what these
-rules give. A pipeline with several micro-batches is left out: that code lets a
-device run several of them at once, which its printed totals do not determine.
-
-References
-----------
-Y. Li et al., "TrioSim: A Lightweight Simulator for Large-Scale DNN Workloads
-on Multi-GPU Systems", ISCA 2025; https://github.com/sarchlab/triosim.
-
-References
-----------
-G. Lu et al., "DistSim", CF 2023: this model missed its measurements by 26.1 %
-on average and 40.4 % at worst.
+Sources: Y. Li et al., "TrioSim", ISCA 2025, https://github.com/sarchlab/triosim; G. Lu et al.,
+"DistSim", CF 2023: this analytical model missed its measurements by 26.1 % on average and 40.4 % at
+worst.
 """
 
 from __future__ import annotations
@@ -57,10 +48,7 @@ class RecordedStep:
 
 
 def read_recorded_step(trace: Trace) -> RecordedStep:
-    """Return what the rules read of a trace.
-
-    Raises InputError when the trace holds no times.
-    """
+    """Return what the rules read of a trace; InputError where it holds no times."""
     operators = trace.operators
     timed = operators["device_ns"].to_numpy() > 0
     if not timed.any():
@@ -103,9 +91,8 @@ def predict_by_triosim(
 ) -> float | None:
     """Return the time of a step by TrioSim's public rules [s]; None for a plan that they do not know.
 
-    ``plan``: one degree above 1 at most; ``bandwidth_bytes_per_s``: bytes of a collective or a
-    message over this are its time [bytes/s]; ``overlap``: false for its standard data parallelism,
-    which adds the all-reduce. Raises InputError when the bandwidth is not positive.
+    ``overlap``: false for its standard data parallelism, which adds the all-reduce. Raises
+    InputError when the bandwidth, of every collective and message, is not positive.
     """
     if not bandwidth_bytes_per_s > 0:
         raise InputError(f"{bandwidth_bytes_per_s} bytes/s is not a bandwidth")

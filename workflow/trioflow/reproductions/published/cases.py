@@ -64,19 +64,15 @@ _COLUMNS = [field.name for field in fields(PublishedRow)]
 
 
 def list_published_sets(path: str | Path) -> list[str]:
-    """Return the names of the sets of ``published.tsv`` in its order, without a look at the cases.
-
-    Raises TableError when the table is missing, or a column is unknown or missing.
-    """
+    """Return the sets of ``published.tsv`` in order, without a look at the cases; TableError where it is damaged."""
     return list(dict.fromkeys(cells["set"] for _, cells in read_cells(path, _COLUMNS, {})))
 
 
 def load_published_rows(path: str | Path) -> dict[str, PublishedRow]:
-    """Read ``published.tsv`` into rows by the name of the case.
+    """Read ``published.tsv`` into rows by case; a platform's file is relative to it.
 
-    ``path``: tab-separated table. A platform that is a file is given relative to it. Raises
-    TableError when the table is missing, a column is unknown or missing, a name stands twice, a
-    cell is not a number, or a plan does not fit its ranks.
+    Raises TableError when it is missing, a column or number is wrong, a name stands twice, or a
+    plan does not fit its ranks.
     """
     file = Path(path)
     rows = [_read_row(cells, file, place) for place, cells in read_cells(file, _COLUMNS, {})]
@@ -116,10 +112,7 @@ def _read_row(cells: dict[str, str], file: Path, place: str) -> PublishedRow:
 
 
 def rows_of_set(rows: dict[str, PublishedRow], name: str, path: str | Path) -> list[PublishedRow]:
-    """Return the rows of one set, in the table's order.
-
-    Raises TableError when the table has no such set.
-    """
+    """Return the rows of one set, in the table's order; TableError where there is no such set."""
     found = [row for row in rows.values() if row.set == name]
     if not found:
         known = list(dict.fromkeys(row.set for row in rows.values()))

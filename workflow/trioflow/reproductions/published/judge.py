@@ -65,12 +65,9 @@ FEWEST = 8
 def judge_anchored_steps(
     data_folder: str | Path, imports_file: str | Path, table: str | Path
 ) -> pd.DataFrame:
-    """Judge the ways to anchor on single-GPU steps of every GPU.
+    """Judge the ways to anchor (``ANCHORS``) on every ordered pair of batches of one model on one GPU.
 
-    ``imports_file``, ``table``: ``imports.tsv`` and ``published.tsv``.
-
-    Columns ``ANCHORS``: every ordered pair of batches of one model on one GPU, its
-    operators rescaled by a model that did not see the workload.
+    Its operators are rescaled by a model that did not see the workload.
     """
     from trioflow.costmodel.operators.published import load_published
 
@@ -96,10 +93,8 @@ def judge_anchored_steps(
 def find_band(anchors: pd.DataFrame, workload: str, way: str = TIMER) -> tuple[float, float]:
     """Return the 80 % interval of a whole step predicted from its operators, relative to the prediction.
 
-    ``anchors``: columns ``ANCHORS``; ``workload``: left out; ``way``: one of ``steps.ANCHOR_WAYS``.
-
-    The errors' quantiles, on either side of 1; 1 and 1 where fewer than ``FEWEST`` steps of other
-    workloads were judged.
+    The errors' quantiles on either side of 1, ``workload`` left out; 1 and 1 where fewer than
+    ``FEWEST`` steps were judged.
     """
     others = anchors[anchors["workload"] != workload]
     if len(others) < FEWEST:
@@ -118,10 +113,9 @@ def measure_band(anchors: pd.DataFrame) -> dict[str, Any]:
 def list_residuals(anchors: pd.DataFrame, cases: pd.DataFrame) -> list[StepResidual]:
     """Return how far public steps were off that leave what was recorded, by what they leave.
 
-    ``anchors``: columns ``ANCHORS``: another batch, from operators anchored at their own step and
-    alone. ``cases``: columns of ``tables.PUBLISHED_CASES``. Cases on the traced GPU show what ranks
-    add; where the same batch a GPU was measured on one GPU, what they add to that one. Cases
-    without a traced GPU (vTrain's points) leave no recorded step.
+    ``anchors``: another batch, from operators anchored at their own step and alone. Cases on the
+    traced GPU show what ranks add, to one GPU's step where that was measured; those without a
+    traced GPU (vTrain's) leave none.
     """
     found = []
     for row in anchors.to_dict("records"):
@@ -196,12 +190,10 @@ def _judge(
 def _predict_oracle(
     case: PreparedCase, source: PublishedSource, siblings: Sequence[PreparedCase]
 ) -> float | None:
-    """Return the prediction with measured compute [s]; None where nobody measured it.
+    """Return the prediction with measured compute [s]; None where nobody measured it, and of tensor parallelism.
 
-    A plan without tensor parallelism computes whole operators: a trace of the
-    measured GPU at the rank's own batch holds their times, and the whole step
-    of one GPU their sum. Without such a trace, the measured step of one GPU at
-    the same batch gives replicas' compute as one factor.
+    From a trace of the measured GPU at the rank's own batch, or by the factor of one GPU's measured
+    step at the same batch.
     """
     row, plan = case.row, case.row.made_plan
     if plan.tensor > 1:
@@ -261,11 +253,9 @@ class Measured:
 
 
 def read_measured(row: PublishedRow, data_folder: str | Path) -> Measured:
-    """Return the measured time of a row.
+    """Return the measured time of a row: NeuSight's sidecar (``e2e_latency`` [ms]) or the shipped table of throughputs.
 
-    ``row``: its ``measured`` names a sidecar of NeuSight's (``e2e_latency`` in ms), or a GPU of the
-    shipped table of throughputs. Raises InputError when the file or the entry is missing or holds
-    no positive time.
+    Raises InputError when file or entry is missing or holds no positive time.
     """
     if row.measured.startswith(_THROUGHPUT_WORD):
         return _read_throughput(row.measured.removeprefix(_THROUGHPUT_WORD), row)
@@ -304,13 +294,10 @@ PROPORTIONAL, RESCALED = "in proportion to the batch", "as predicted"
 
 
 def explain_growth(cases: Sequence[PreparedCase]) -> pd.DataFrame:
-    """Return each class's time at the measured batch, in proportion to the batch and as predicted.
+    """Return each class's time at the measured batch, in proportion to it and as predicted: ``CAUSES``, role ``GROWTH``.
 
-    ``cases``: those whose ranks compute whole steps, at another batch than their trace's and
-    without an anchor; others are left out.
-
-    Columns ``causes.CAUSES``, role ``causes.GROWTH``: two rows for each phase and class of
-    operators of a case, on rank 0.
+    Of cases whose ranks compute whole steps, at another batch than their trace's and without an
+    anchor, on rank 0.
     """
     rows = []
     for case in cases:

@@ -54,10 +54,7 @@ _NEAR = 0.15
 
 
 def draw_cases(cases: pd.DataFrame, name: str) -> Figure:
-    """Draw the errors of everyone on every case of a set.
-
-    ``cases``: columns of ``tables.PUBLISHED_CASES``. Raises InputError when the set has no case.
-    """
+    """Draw everyone's errors on every case of a set (``PUBLISHED_CASES``); InputError where it has none."""
     rows = cases[cases["set"] == name].reset_index(drop=True)
     if rows.empty:
         raise InputError(f"no case of the set {name!r} to draw")
@@ -209,10 +206,7 @@ _GLOSSARY = {
 
 
 def read_cases(files: Iterable[str | Path]) -> pd.DataFrame:
-    """Return the cases of several files as one table, sets in the order of the page.
-
-    Raises InputError when there is no case, or a case stands twice.
-    """
+    """Return the cases of several files, sets in the page's order; InputError where there is none, or one stands twice."""
     frames = [tables.read_table(file, "published_cases") for file in files]
     frames = [frame for frame in frames if len(frame)]
     if not frames:
@@ -235,12 +229,7 @@ def build_published_page(
     page: str | Path,
     table: str | Path,
 ) -> pd.DataFrame:
-    """Write the page, its figures and all cases as one table.
-
-    ``case_files``, ``cause_files``: Parquet files of ``tables.PUBLISHED_CASES`` and
-    ``causes.CAUSES``. ``anchor_file``: Parquet file of ``judge.ANCHORS``. ``page``, ``table``: HTML
-    page and Parquet file (``tables.PUBLISHED_CASES``) to write. Figures go into ``published``
-    beside the page: ``<set>`` and ``<set>-sensitivity`` as SVG and PNG.
+    """Write the page, its figures (``published/<set>`` and ``<set>-sensitivity`` beside it) and all cases as one table.
 
     Returns the scores of every set and model.
     """

@@ -65,10 +65,7 @@ class PublishedSource:
         return cls(Path(data_folder), load_imports(imports_file), Path(table).parent)
 
     def read_trace(self, name: str) -> Trace:
-        """Return a row of ``imports.tsv`` as a trace.
-
-        Raises InputError when there is no such row, or its files are not here.
-        """
+        """Return a row of ``imports.tsv`` as a trace; InputError where the row or its files are missing."""
         if name not in self.imports:
             raise InputError(
                 f"no trace is called {name!r}", place="imports.tsv",
@@ -103,10 +100,7 @@ class PublishedSource:
         self._devices[device.name] = device
 
     def fit_without(self, device_name: str, workload: str) -> RowModel:
-        """Return the form of model that ships, fitted to a GPU's other workloads.
-
-        The single operators of the workload's sizes are left out with it.
-        """
+        """Return the form that ships, fitted to a GPU's other workloads, without single operators of the workload's sizes."""
         if device_name not in self._fit_data:
             device = self.published_device(device_name)
             self._fit_data[device_name] = DeviceData.prepare(
@@ -127,14 +121,11 @@ class PublishedSource:
         }
 
     def device_times(self, traces: list[Trace], gpu: str) -> DeviceTimes:
-        """Return traces with the times of a GPU, and its operator model without their workload.
+        """Return one workload's traces with the times of a GPU (by its sheet), and its operator model without the workload.
 
-        ``traces``: one workload on one GPU; ``gpu``: sheet of the GPU that is asked about.
-
-        The traced GPU's model is fitted without the workload. Models of other
-        GPUs are those that ship, whose data hold the workload on no GPU but
-        the traced one or not at all; the rule for new GPUs is the shipped one,
-        fitted to pairs of GPUs in which one trace alone never occurs.
+        Models of other GPUs are those that ship, whose data hold the workload on no GPU but the
+        traced one or not at all; so is the rule for new GPUs, fitted to pairs in which one trace
+        alone never occurs.
         """
         traced = find_device(traces[0].facts.device_name)
         key = published_name(traces[0])
@@ -322,11 +313,7 @@ def prepare_case(
     traces: tuple[str, ...] | None = None,
     band: tuple[float, float] = (1.0, 1.0),
 ) -> PreparedCase:
-    """Read what a row's prediction starts from.
-
-    ``traces``: other traces than the row's: the oracle's; ``band``: interval of a whole step predicted
-    from its operators, relative to the step.
-    """
+    """Read what a row's prediction starts from; ``traces``: the oracle's, ``band``: of a whole step, relative."""
     given = source.traces_of(row, traces)
     platform, collectives = source.load_machine(row)
     return PreparedCase(row, source.device_times(given, row.gpu), platform, collectives, band)

@@ -296,12 +296,10 @@ _MEANINGS = {
 
 
 def sum_growth(cases: pd.DataFrame, causes: pd.DataFrame, name: str) -> pd.DataFrame:
-    """Return the parts of each error of a set, over the measured step.
+    """Return ``growth``, ``plan`` and ``rest`` by case, which sum to its error over the measured step.
 
-    ``cases``: columns of ``tables.PUBLISHED_CASES``; ``causes``: columns of ``causes.CAUSES``.
-
-    By case: ``growth``, ``plan`` and ``rest``, which sum to ``error``, and ``inside``, whether the
-    interval holds the measured step. Cases at a recorded batch are left out.
+    Cases at a recorded batch are left out; ``inside``: whether the interval holds the measured
+    step.
     """
     mine = causes[(causes["set"] == name) & (causes["role"] == GROWTH)]
     rows: dict[str, dict[str, Any]] = {}

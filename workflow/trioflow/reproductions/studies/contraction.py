@@ -22,15 +22,10 @@ Ints = NDArray[np.int64]
 def contract_graph(graph: TaskGraph) -> TaskGraph:
     """Leave out host tasks without duration and join computations that follow one another.
 
-    The step takes as long on every network, up to the rounding of sums. A joined task has
-    the name of its first part and no operator.
-
-    A task that takes no time and holds no link ends when the last one that it
-    waits for ends, so those who wait for it can wait for these instead. Of
-    several in one stream the last one is enough. Two computations of one
-    stream become one where the second waits for the first alone and nobody
-    else waits for the first. Collectives must have a stream of their own, so
-    not on a platform with ``communication_on_compute_stream``.
+    The step takes as long on every network, up to rounding: who waits for a task without time or
+    link can wait for the last that it waits for; two computations of a stream become one (by the
+    first's name, no operator) where the second waits for the first alone and nobody else does. Not
+    with ``communication_on_compute_stream``.
     """
     waits = _collect_waits(graph)
     gone = (graph.tasks["kind"] == "host") & (graph.tasks["duration_s"] == 0)
@@ -149,10 +144,7 @@ def list_inputs(traces: list[str]) -> list[Path]:
 
 
 def load_timed_trace(name: str) -> DeviceTimes:
-    """Return a trace of the studies with predicted times, and the model that gave them.
-
-    Raises TraceError when there is no such trace.
-    """
+    """Return a trace of the studies with predicted times, and the model that gave them; TraceError where there is none."""
     model = load_operator_model(MODEL)
     device_name = load_device(_SHEET).driver_name
     return prepare_device_times([load_trace(TRACES / name)], device_name, {_SHEET: model})

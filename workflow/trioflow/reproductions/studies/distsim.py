@@ -104,10 +104,7 @@ def order_plans(rows: pd.DataFrame) -> list[str]:
 
 
 def compare_distsim(rows: pd.DataFrame) -> list[str]:
-    """Say for each speed of the network which plans are first and last, and how far apart.
-
-    ``rows``: from `predict_distsim`.
-    """
+    """Say for each speed of the network which plans are first and last, and how far apart."""
     published = [f"{one.tensor}M{one.pipeline}P{one.data}D" for one in (BEST, WORST)]
     lines = [
         f"DistSim: best {published[0]}, worst {published[1]}, "
@@ -126,10 +123,7 @@ def compare_distsim(rows: pd.DataFrame) -> list[str]:
 
 
 def study_distsim_search(table: str | Path, figure: str | Path) -> None:
-    """Run the study; print the order of the plans, write its table, and its figure as SVG and PNG.
-
-    ``table``: Parquet file of ``tables.SWEEP_RESULTS``; ``figure``: figure, without suffix.
-    """
+    """Print the order of the plans, write the table (``SWEEP_RESULTS``), and the figure (no suffix) as SVG and PNG."""
     rows = predict_distsim()
     print("\n".join(compare_distsim(rows)))
     tables.write_table(rows, "sweep_results", table, {"study": "DistSim's search"})
@@ -137,12 +131,9 @@ def study_distsim_search(table: str | Path, figure: str | Path) -> None:
 
 
 def draw_distsim_search(rows: pd.DataFrame) -> Figure:
-    """Draw steps a second of every plan, a line each speed of the network.
+    """Draw steps a second of every plan, a line each speed of the network, as the fastest one orders them.
 
-    ``rows``: from ``distsim_search.predict_distsim``.
-
-    Plans in the order of the fastest network, with its 80 % interval; DistSim's two
-    published plans as stars.
+    With its 80 % interval; DistSim's two published plans as stars.
     """
     with style.figure_style():
         figure = style.new_figure(3.6)
@@ -195,11 +186,7 @@ def build_shapes() -> Trace:
 
 
 def choose_schedule(micro_batches: int, pipeline: int = PIPELINE) -> str:
-    """Return 1F1B, or GPipe where PyTorch's 1F1B would have too few micro-batches.
-
-    With fewer micro-batches than stages both take the same time: no stage has
-    work to bring forward.
-    """
+    """Return 1F1B, or GPipe, which takes as long, where PyTorch's 1F1B would have too few micro-batches."""
     return "1f1b" if micro_batches >= pipeline else "gpipe"
 
 

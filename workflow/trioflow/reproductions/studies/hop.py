@@ -81,12 +81,10 @@ def load_work(trace: str = TRACE) -> HopWork:
 
 
 def build_graph(graph: str, workers: int = WORKERS) -> list[Edge]:
-    """Return who sends to whom: ring-based, or two such rings joined worker to worker.
+    """Return who sends to whom: ring-based, or two such rings joined worker to worker; SimulationError for other graphs.
 
-    Raises SimulationError when the graph is unknown.
-
-    Ring-based: a ring, both ways, and an edge from each worker to the most
-    distant one (TrioSim paper, Hop case).
+    Ring-based: a ring, both ways, and an edge from each worker to the most distant one (TrioSim
+    paper, Hop case).
     """
     links: Sequence[Link]
     if graph == "ring-based":
@@ -112,13 +110,10 @@ def draw_times(
     workers: int = WORKERS,
     iterations: int = ITERATIONS,
 ) -> tuple[dict[Edge, float], Floats]:
-    """Draw slow-downs and return the times that follow from them.
+    """Return the time of an update on each edge and of each computation [workers, iterations] [s], slowed at random.
 
-    ``slowed``: one of ``SLOWED``; ``seed``: equal seeds give equal factors, whatever the graph and
-    the bandwidth.
-
-    Returns the time of an update on each edge [s], and compute times [workers, iterations] [s].
-    Raises SimulationError when nothing is called ``slowed``.
+    Equal seeds give equal factors, whatever graph and bandwidth. Raises SimulationError when
+    nothing is called ``slowed``.
     """
     generator = np.random.default_rng(seed)
     factors = generator.uniform(1.0, SLOWEST, workers)
@@ -149,13 +144,7 @@ def sweep_hop(
     seeds: Sequence[int] = _SEEDS,
     iterations: int = ITERATIONS,
 ) -> pd.DataFrame:
-    """Run every graph, slow-down, seed, bandwidth and variant.
-
-    ``bandwidths_bytes_per_s``, ``seeds``: what is swept; bandwidths of links that are not slowed
-    [bytes/s].
-
-    Columns of ``reproductions.tables.HOP``.
-    """
+    """Run every graph, slow-down, seed, bandwidth (of links not slowed [bytes/s]) and variant: ``HOP``."""
     rows = []
     for graph in GRAPHS:
         edges = build_graph(graph)
@@ -209,11 +198,7 @@ def _describe(
 
 
 def study_hop(table: str | Path, speedup: str | Path, bandwidth: str | Path) -> None:
-    """Run the study and write its table and its figures, each as SVG and PNG.
-
-    ``table``: Parquet file of ``reproductions.tables.HOP``; ``speedup``, ``bandwidth``: figures,
-    without suffix.
-    """
+    """Run the study and write its table (``HOP``) and its figures (no suffix), each as SVG and PNG."""
     rows = sweep_hop(load_work())
     tables.write_table(
         rows, "hop study", table, stamp(list_inputs([TRACE]), seeds=list(_SEEDS)), HOP
@@ -231,12 +216,10 @@ _SLOWED = {
 
 
 def draw_speedups(rows: pd.DataFrame, bandwidth_bytes_per_s: float) -> Figure:
-    """Draw the speed-up of every variant over the standard rules at one bandwidth.
+    """Draw the speed-up of every variant over the standard rules (``HOP``) at one bandwidth.
 
-    ``rows``: columns of ``reproductions.tables.HOP``.
-
-    A panel for each thing that is slowed: one dot a seed, a line at the median, both graphs
-    beside each other.
+    A panel for each thing that is slowed: one dot a seed, a line at the median, both graphs beside
+    each other.
     """
     shown = rows[rows["bandwidth_bytes_per_s"] == bandwidth_bytes_per_s]
     shown = shown[shown["variant"] != shown["variant"].iloc[0]]
@@ -272,12 +255,7 @@ def draw_speedups(rows: pd.DataFrame, bandwidth_bytes_per_s: float) -> Figure:
 
 
 def draw_bandwidths(rows: pd.DataFrame) -> Figure:
-    """Draw the speed-up of every variant against the bandwidth of the links.
-
-    ``rows``: columns of ``reproductions.tables.HOP``.
-
-    Medians over the seeds; a row of panels a graph, a column for each thing that is slowed.
-    """
+    """Draw the speed-up of every variant (``HOP``) against the bandwidth: medians over seeds, a row of panels a graph."""
     keys = ["graph", "slowed", "variant", "bandwidth_bytes_per_s"]
     median = rows.groupby(keys, sort=False)["speedup"].median().reset_index()
     median["gb"] = median["bandwidth_bytes_per_s"] / 1e9

@@ -60,37 +60,25 @@ def simulate_hop(
 ) -> HopRun:
     """Simulate decentralised training on a graph of workers.
 
-    ``sending_s``: for each edge, from sender to receiver, the time that an update occupies its link
-    [s]; ``compute_s``: compute time of each iteration [workers, iterations] [s]; ``latency_s``:
-    time from the end of the sending to the arrival [s]. Raises SimulationError when the settings
-    let nobody move or make no sense, a time is negative or no number, or an edge does not join two
-    of the workers.
+    ``sending_s``: for each edge, the time that an update occupies its link [s]; ``compute_s``:
+    [workers, iterations] [s]; ``latency_s``: from the end of the sending to the arrival [s]. Raises
+    SimulationError when the settings let nobody move or make no sense, a time is negative or no
+    number, or an edge does not join two of the workers.
 
-    A worker computes an iteration, sends its update, tagged with the
-    iteration, to every receiver, and waits until all senders but
-    ``backup_workers`` have sent one that is at most ``staleness`` iterations
-    older than its own; the common start counts as an update of iteration -1.
-    An update of a later iteration counts too, since one that was skipped
-    never comes. Then it takes a token from the queue that each of its
-    receivers keeps for it, and enters the next iteration; entering puts a
-    token into every queue that it keeps itself.
+    A worker computes, sends its update, tagged with the iteration, to every receiver, and waits
+    until all senders but ``backup_workers`` have sent one at most ``staleness`` iterations older
+    than its own (a later one counts too; the common start is that of iteration -1). Then it takes a
+    token from the queue that each receiver keeps for it, and enters the next iteration, which puts
+    a token into every queue of its own.
 
-    Links are independent; on one, updates follow one another, and a sender
-    does not wait for them. Tokens travel in no time. A worker whose
-    receivers are all at least ``behind`` iterations ahead enters the
-    iteration of the slowest of them, at most ``max_jump`` further on, takes
-    the tokens of all of them and sends nothing for those in between; nobody
-    skips the last one. It refreshes its parameters from updates that are
-    there already, which takes no time.
+    Links are independent; on one, updates follow one another. Tokens take no time. A worker whose
+    receivers are all at least ``behind`` iterations ahead enters that of the slowest, at most
+    ``max_jump`` further on, takes the tokens of all and sends nothing for those skipped (never the
+    last); it refreshes its parameters from updates that are there. At one time: arrivals, ends of
+    computation as scheduled, then workers, the lowest number that can move first.
 
-    Events at one time: arrivals, then ends of computation, equal ones in the
-    order in which they were scheduled; then workers move on, the lowest number
-    of those that can first.
-
-    References
-    ----------
-    Q. Luo et al., Hop: Heterogeneity-aware Decentralized Training, ASPLOS
-    2019, arXiv:1902.01064.
+    Source: Q. Luo et al., Hop: Heterogeneity-aware Decentralized Training, ASPLOS 2019,
+    arXiv:1902.01064.
     """
     _check(sending_s, compute_s, settings, latency_s)
     return _Training(sending_s, compute_s, settings, latency_s).run()

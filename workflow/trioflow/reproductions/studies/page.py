@@ -57,11 +57,9 @@ STUDIES: Mapping[str, _Study] = {
 
 
 def build_study_page(folder: str | Path, page: str | Path) -> None:
-    """Write the page of all case studies, and copy their figures beside it.
+    """Write the page of all case studies from ``<study>.parquet`` and figures (SVG) in ``folder``, copied beside it.
 
-    ``folder``: where the studies left their tables, ``<study>.parquet``, and their figures as SVG.
-    ``page``: HTML page to write; figures go into ``studies`` beside it. Raises InputError when a
-    table is empty, or a figure is missing.
+    Raises InputError when a table is empty, or a figure is missing.
     """
     source, target = Path(folder), Path(page)
     found = {name: _read(source, name) for name in STUDIES}

@@ -34,10 +34,7 @@ _CIRCUITS = {
 
 
 def render_wafer(rows: pd.DataFrame) -> tuple[str, str]:
-    """Return the question of the wafer study and its answer; then its tables, and what it swept and assumed.
-
-    ``rows``: columns of ``reproductions.tables.WAFER``.
-    """
+    """Return question, answer, tables and assumptions of the wafer study (``WAFER``)."""
     circuit = CircuitSettings()
     words = (
         f"{wafer.GPUS} A100-class GPUs in {wafer.ROWS} x {wafer.COLUMNS}, joined by photonic circuits or by an electrical mesh: "
@@ -159,10 +156,7 @@ def _render_wafer_cases(rows: pd.DataFrame) -> str:
 
 
 def render_hop(rows: pd.DataFrame) -> tuple[str, str]:
-    """Return the question of the Hop study and its answer; then its tables, and what it swept and assumed.
-
-    ``rows``: columns of ``reproductions.tables.HOP``.
-    """
+    """Return question, answer, tables and assumptions of the Hop study (``HOP``)."""
     words = (
         f"{hop.WORKERS} workers train {hop.TRACE.partition('-')[0].upper()} and exchange updates with their neighbours only. Rules "
         "say whom a worker waits for: everyone (standard), all but one (backup), updates that may be some iterations old "
@@ -255,10 +249,7 @@ def _render_hop_bandwidths(rows: pd.DataFrame) -> str:
 
 
 def render_distsim(rows: pd.DataFrame) -> tuple[str, str]:
-    """Return the question of DistSim's search and its answer; then its tables, and what it swept and assumed.
-
-    ``rows``: columns of ``tables.SWEEP_RESULTS``, from ``distsim.predict_distsim``.
-    """
+    """Return question, answer, tables and assumptions of DistSim's search (``SWEEP_RESULTS`` of ``predict_distsim``)."""
     best, worst = (_name_published(one) for one in (distsim.BEST, distsim.WORST))
     words = (
         f"DistSim (CF 2023) searched 15 plans of a 48-layer BERT, global batch {distsim.BATCH}, on 4 nodes of 4 A10. Best "

@@ -89,12 +89,10 @@ CASES = (
 
 
 def trace_ring(rows: int, columns: int) -> list[int]:
-    """Return the places of a grid, row by row, in the order of a closed walk over all of them.
+    """Return the places of a grid in the order of a closed walk over all of them, neighbours beside each other.
 
-    ``rows``, ``columns``: extent of the grid; 2 rows or more and an even number of columns.
-
-    Neighbours in it, the last and the first included, are neighbours in the grid: a ring on them
-    uses each link once, without a detour. Raises PlatformError when the grid has another extent.
+    A ring on them uses each link once. Raises PlatformError unless there are 2 rows or more and an
+    even number of columns.
     """
     if rows < 2 or columns < 2 or columns % 2:
         raise PlatformError(
@@ -109,10 +107,7 @@ def trace_ring(rows: int, columns: int) -> list[int]:
 
 
 def place_ranks(links: Iterable[Link], places: Sequence[int]) -> list[Link]:
-    """Put rank k at a place of a network whose ranks are called by their places.
-
-    ``places``: place of each rank [ranks].
-    """
+    """Put rank k at a place [ranks] of a network whose ranks are called by their places."""
     names = {name_rank_node(place): name_rank_node(rank) for rank, place in enumerate(places)}
     return [link._replace(source=names[link.source], target=names[link.target]) for link in links]
 
@@ -129,10 +124,7 @@ def build_case(case: WaferCase) -> TaskGraph:
 
 
 class WaferSteps:
-    """Steps of one task graph on the networks of the study.
-
-    ``graph``: what the ranks of a ``rows`` x ``columns`` wafer do.
-    """
+    """Steps of one task graph, what the ranks of a ``rows`` x ``columns`` wafer do, on the networks of the study."""
 
     def __init__(self, graph: TaskGraph, rows: int = ROWS, columns: int = COLUMNS) -> None:
         self.graph, self.rows, self.columns = graph, rows, columns
@@ -170,10 +162,7 @@ class WaferSteps:
         return rows
 
     def find_bandwidth(self, share: float) -> float:
-        """Return the link bandwidth at which the network adds a share of the mesh's step [bytes/s].
-
-        Raises SimulationError when no bandwidth does.
-        """
+        """Return the bandwidth at which the network adds a share of the mesh's step [bytes/s]; SimulationError where none does."""
         low, high = 1e3, 1e15
         if not self._share(high) < share < self._share(low):
             raise SimulationError(f"no link bandwidth makes the network {share:.2%} of the step")
@@ -232,10 +221,7 @@ def sweep_case(case: WaferCase) -> list[dict[str, Any]]:
 
 
 def study_wafer(table: str | Path, figure: str | Path) -> None:
-    """Run the study and write its table, and its figure as SVG and PNG.
-
-    ``table``: Parquet file of ``reproductions.tables.WAFER``; ``figure``: figure, without suffix.
-    """
+    """Run the study and write its table (``WAFER``), and its figure (no suffix) as SVG and PNG."""
     rows = pd.DataFrame([row for case in CASES for row in sweep_case(case)])
     tables.write_table(
         rows, "wafer study", table, stamp(list_inputs([case.trace for case in CASES])), WAFER
@@ -254,12 +240,9 @@ _PAPER = "the paper's share on the mesh"
 
 
 def draw_wafer(rows: pd.DataFrame) -> Figure:
-    """Draw the step on both networks, a panel a case.
+    """Draw the step on both networks (``WAFER``), a panel a case, over the bandwidth of the mesh's links.
 
-    ``rows``: columns of ``reproductions.tables.WAFER``, at least one row.
-
-    The step, in units of the step on a network that takes no time, against the bandwidth
-    of the mesh's links; circuits are level lines.
+    In units of the step on a network that takes no time; circuits are level lines.
     """
     cases = list(rows.groupby(["workload", "plan", "samples_per_replica"], sort=False))
     lines = -(-len(cases) // _COLUMNS)

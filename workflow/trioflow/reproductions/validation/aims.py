@@ -175,10 +175,7 @@ class ReachedAim:
 
 
 def reach_aims(summary: pd.DataFrame) -> list[ReachedAim]:
-    """Set what was reached beside every aim that has cases.
-
-    ``summary``: columns of ``reproductions.tables.SUMMARY``.
-    """
+    """Set what was reached (``SUMMARY``) beside every aim that has cases."""
     found = []
     for aim in AIMS:
         rows = summary[
@@ -220,9 +217,8 @@ _SHARE = 0.01
 def select_cases(cases: pd.DataFrame, aim: Aim) -> pd.DataFrame:
     """Return the cases of an aim as our model predicted them, with signed errors.
 
-    Columns of ``tables.VALIDATION``; ``error`` (predicted over measured less one), ``oracle_error``
-    (the same of the oracle), ``beside_oracle`` (predicted over oracle less one), ``part`` (device
-    and, where a source names one, dataset).
+    ``oracle_error`` is the oracle's, ``beside_oracle`` predicted over oracle less one, ``part`` the
+    device and, where a source names one, dataset.
     """
     rows = cases[
         (cases["set"] == aim.set)
@@ -240,13 +236,9 @@ def select_cases(cases: pd.DataFrame, aim: Aim) -> pd.DataFrame:
 
 
 def split_error(rows: pd.DataFrame) -> pd.DataFrame:
-    """Split a mean absolute error by where the measurements come from.
+    """Split the mean absolute error of :func:`select_cases` by where measurements come from, the largest part first.
 
-    ``rows``: from :func:`select_cases`.
-
-    One row a part, the largest contribution first: ``part``, ``cases``, ``error`` (mean absolute),
-    ``bias``, ``points`` (what it adds to the mean over all parts), ``without`` (mean over the other
-    parts), ``oracle_cases``, ``oracle_error`` and ``beside_oracle`` (mean absolute).
+    ``points`` is what a part adds to the mean over all, ``without`` the mean over the others.
     """
     total, found = float(rows["error"].abs().sum()), []
     for part, group in rows.groupby("part", sort=True):
@@ -266,15 +258,11 @@ def split_error(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def split_case(cases: pd.DataFrame, row: dict[Any, Any]) -> pd.DataFrame:
-    """Split the error of one sum of operators by class.
+    """Split the error of one sum of operators by class; empty where the case has no operators.
 
-    ``cases``: all cases; those of quantity ``operator`` named after the sum's case. ``row``: a row
-    of :func:`select_cases`.
-
-    ``group`` (class and phase), ``measured_s``, ``predicted_s``, ``points`` (their difference over
-    the measured sum of all), ``measured_growth`` and ``predicted_growth`` (the class at the target
-    over the class as recorded at the source; missing where the pair was not judged the other way
-    round); empty where the case has no operators.
+    ``points``: predicted less measured, over the measured sum of all; ``measured_growth``,
+    ``predicted_growth``: the class at the target over that recorded at the source, missing where
+    the pair was not judged the other way round.
     """
     mine = _operators_of(cases, row, str(row["case"]))
     if mine.empty:
@@ -310,15 +298,10 @@ def _turn(case: str) -> str:
 
 
 def measure_bus_bandwidths(cases: pd.DataFrame) -> pd.DataFrame:
-    """Return what each number of ranks made of the largest message that all of them sent.
+    """Return the bus bandwidth [bytes/s] of each number of ranks at the largest message that all of them sent, in one node.
 
-    ``cases``: all cases; those of the set ``collectives`` within one node are read.
-
-    ``part`` (as :func:`select_cases`), ``collective``, ``message_bytes``, and for every number of
-    ranks measured anywhere a column with its bus bandwidth [bytes/s]; missing where not measured.
-
-    A model that goes by the number of ranks supposes that the machine's bus
-    bandwidth follows it smoothly; this is what it was instead.
+    A model that goes by the number of ranks supposes that it follows them smoothly; this is what it
+    was instead.
     """
     aim = Aim(SET, QUANTITY, "", tuple(sorted(set(cases.loc[cases["set"] == SET, "group"]))))
     rows = select_cases(cases, aim)

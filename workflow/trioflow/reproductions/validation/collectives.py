@@ -51,18 +51,12 @@ class _Series:
 
 
 def validate_collectives(data_folder: str | Path) -> pd.DataFrame:
-    """Judge every way to predict on every public table.
+    """Judge every way to predict on every public table (``tables.VALIDATION``).
 
-    ``data_folder``: ``results/data`` or a mirror.
-
-    Columns of ``tables.VALIDATION``. Groups: ``sizes ...`` (every other size of each curve
-    predicts the rest, both ways round), ``4 ranks from 2 and 8 ...``, ``8 ranks from 2 and 4 ...``
-    and, where more numbers of ranks were measured, ``ranks from all others ...``; each from 64 KiB
-    up and below.
-
-    A judged message was measured once or more; its last repeat is the
-    measured value and the median of the others, where there are any, the
-    oracle: what a model that knew the message would say.
+    Groups: ``sizes ...`` (every other size predicts the rest, both ways round), ``4 ranks from 2
+    and 8 ...``, ``8 ranks from 2 and 4 ...`` and, where more were measured, ``ranks from all others
+    ...``; each from 64 KiB up and below. A message's last repeat is the measured value, the median
+    of the others the oracle.
     """
     samples = read_public_samples(data_folder)
     parts: list[pd.DataFrame] = []
@@ -80,10 +74,7 @@ def describe_case(collective: str, ranks: int, nodes: int, message_bytes: int) -
 
 
 def parse_case(case: str) -> tuple[str, int, int, int]:
-    """Return what :func:`describe_case` was given.
-
-    Raises InputError when the text names no message.
-    """
+    """Return what :func:`describe_case` was given; InputError where the text names no message."""
     found = _CASE.fullmatch(case)
     if not found:
         raise InputError(f"{case!r} is not a case of a collective")

@@ -57,11 +57,7 @@ class _Folds:
     _known: dict[tuple[str, str | None], NewGpuModel] = field(default_factory=dict)
 
     def model(self, chip: str, workload: str | None) -> NewGpuModel:
-        """Return the rules as known before a chip and a workload were seen.
-
-        The intervals come from residuals of other chips and workloads; the
-        fits behind those residuals left out their own, not this one's.
-        """
+        """Return the rules as known before a chip and a workload were seen, intervals from other chips and workloads."""
         key = (chip, workload)
         if key not in self._known:
             kept = leave_out(self.data.pairs, chip, workload)
@@ -74,17 +70,13 @@ class _Folds:
 
 
 def validate_new_gpu(data: PublicPairs) -> pd.DataFrame:
-    """Judge every rule on every pair of GPUs.
+    """Judge every rule on every ordered pair of GPUs: ``tables.VALIDATION``.
 
-    Columns of ``tables.VALIDATION``, set ``new-gpu``, one row for each rule, case, ordered
-    pair of GPUs and quantity. Groups: ``train`` and ``inf`` (operator sums of the step; end to end
-    beside the oracle, the target's measured operators), the same with ``forward`` and ``backward``;
-    ``single operators`` and ``bf16 products``, a row for each class; another batch of a step
-    recorded on a GPU without a model (rule ``ours``); ResNet-50's throughput.
-
-    What is fitted for a row saw neither the chip of its target (the A100's
-    boards count as one) nor its workload, on whatever GPU. An interval that is
-    printed for a sum is used for end-to-end times too.
+    Groups: ``train`` and ``inf`` (operator sums; end to end beside the oracle, the target's
+    measured operators), with ``forward`` and ``backward``; ``single operators`` and ``bf16
+    products``, a row a class; another batch of a step recorded on a GPU without a model (``ours``);
+    ResNet-50's throughput. What is fitted for a row saw neither its target's chip (the A100's
+    boards count as one) nor its workload. A sum's interval is used end to end too.
     """
     cases, folds = data.cases, _Folds(data)
     sized = {id(case): size_rows(case.trace.operators) for case in cases}
@@ -162,11 +154,7 @@ def _row(
 
 
 def _judge_single(measured: pd.DataFrame, folds: _Folds) -> list[dict[str, Any]]:
-    """Return the rows of operators measured one by one: sums of each class over shared sizes.
-
-    They reach GPUs that no whole model was measured on, among them the small
-    boards and those of an older or a newer generation.
-    """
+    """Return sums of each class of single operators over shared sizes: small, older and newer boards too."""
     rows: list[dict[str, Any]] = []
     single = measured[measured["workload"].isin((BENCHMARKS, TENSOR_BENCHMARKS))]
     groups = {BENCHMARKS: (SINGLE, "fp32"), TENSOR_BENCHMARKS: (_TENSOR_PRODUCTS, "bf16")}
@@ -189,10 +177,7 @@ def _judge_single(measured: pd.DataFrame, folds: _Folds) -> list[dict[str, Any]]
 
 
 def _judge_batches(resized: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the rows of steps recorded on a GPU without a model, at another batch.
-
-    The interval of a chip's rows comes from the other chips'.
-    """
+    """Return the steps recorded on a GPU without a model, at another batch; intervals come from the other chips'."""
     rows = []
     for chip, mine in resized.groupby("chip", sort=True):
         half = fit_resizing(resized[resized["chip"] != chip])
@@ -223,11 +208,10 @@ def _apply(
 
 
 def _judge_throughput(data_folder: Path, folds: _Folds) -> list[dict[str, Any]]:
-    """Return ResNet-50 from TrioSim's H100 trace beside throughputs published for other GPUs.
+    """Return ResNet-50's 128 images from TrioSim's H100 trace beside throughputs published for other GPUs.
 
-    The time of 128 images is compared, which the other GPUs computed in larger
-    batches with other versions of PyTorch and another optimizer: no like with
-    like, yet the only public step of an A40.
+    Those had larger batches, other versions of PyTorch and another optimizer: yet the only public
+    step of an A40.
     """
     folder = data_folder / RESNET50
     if not folder.is_dir():

@@ -60,23 +60,13 @@ def validate_batch_change(
     models: Sequence[str] = MODELS,
     devices: Sequence[str] | None = None,
 ) -> pd.DataFrame:
-    """Predict every published step from the same model's step at another batch.
+    """Predict every published step from the same model's step at another batch: ``tables.VALIDATION``.
 
-    ``models``: names in ``MODELS``. ``devices``: GPUs, as their drivers name them; all by default.
-
-    Columns of ``tables.VALIDATION``: a row for every ordered pair of batches, model, phase
-    and quantity.
-
-    ``operator_sum``: sum of the rescaled operators against the sum of those
-    measured at the target. ``operator``: the same for each operator, equal
-    ones of repeated layers added up; the group is its class. ``end_to_end``:
-    what the source's publisher measured of the whole step, times the predicted
-    ratio of operator sums, against what was measured at the target; the oracle
-    is the sum of the operators measured at the target, which a perfect model
-    of operators would say (it holds no idle time). ``recorded`` cannot change
-    a batch: its rows are that oracle. The sizes at the target follow from the
-    source's table, as a simulation's do. TrioSim's pair has no end-to-end
-    time.
+    ``operator_sum``: rescaled operators against those measured at the target; ``operator``: each of
+    them, equal ones added up, by class; ``end_to_end``: the source's measured step times the ratio
+    of operator sums, the oracle being the target's measured operators (they hold no idle time).
+    ``recorded`` cannot change a batch: its rows are that oracle. Sizes at the target follow from
+    the source's table. TrioSim's pair has no end-to-end time.
     """
     rows: list[Row] = []
     for device in load_published(data_folder, devices):
@@ -95,9 +85,8 @@ def _validate_left_out_workloads(
 ) -> pd.DataFrame:
     """Predict every published step from its shapes alone, by models of the other workloads.
 
-    Parameters and result as :func:`validate_batch_change`. ``recorded`` knows
-    only the operators whose shapes another workload has (rows ``operator``);
-    ``proportional`` knows none and has no rows.
+    As :func:`validate_batch_change`; ``recorded`` knows only operators whose shapes another
+    workload has.
     """
     rows: list[Row] = []
     for device in load_published(data_folder, devices):
@@ -115,13 +104,10 @@ def _validate_operator_data(
     models: Sequence[str] = MODELS,
     devices: Sequence[str] | None = None,
 ) -> pd.DataFrame:
-    """Predict single operators with NeuSight's published split.
+    """Predict single operators with NeuSight's published split, grouped by class; see :func:`validate_batch_change`.
 
-    Parameters and result as :func:`validate_batch_change`; the group is the
-    class. Where a class has a published training and a test part on the GPU,
-    they are used; where it has one part only (matrix products and others on
-    A100 80GB and H100, convolutions), every other row predicts the rest, and
-    the source says so.
+    Where a class has one part only (products and others on A100 80GB and H100, convolutions), every
+    other row predicts the rest, and the source says so.
     """
     rows: list[Row] = []
     for device in load_published(data_folder, devices):
@@ -260,17 +246,10 @@ SETS: Mapping[str, Callable[..., pd.DataFrame]] = {
 
 
 def diagnose(data: DeviceData, method: str = "shipped") -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return what a device's model misses, operator by operator, and class by class.
+    """Return what a device's model misses: ``OPERATORS``, distinct ones of a step, and ``CLASSES``.
 
-    ``method``: name in ``device_fit.DEVICE_METHODS``.
-
-    Columns of ``reproductions.tables.OPERATORS``: a row for every distinct operator of a step, its
-    occurrences counted; ``recorded_s`` is the mean of their times, ``held_out_s`` the prediction of
-    a model that did not see the workload [s], ``relative_error`` the latter over the former less
-    one. Over ``flop`` and the bytes these are the residuals by size.
-
-    Columns of ``tables.OPERATOR_FIT``, after ``device`` and ``method``. Raises InputError when the
-    method is unknown.
+    ``recorded_s`` is the mean of equal ones, ``held_out_s`` of a model that did not see the
+    workload. Raises InputError when the method is unknown.
     """
     table, held = fit_with_held_out(data, method)
     keys = ["workload", "mode", "batch", "name", "operator_class", "phase", *FEATURES]
@@ -286,13 +265,7 @@ def diagnose(data: DeviceData, method: str = "shipped") -> tuple[pd.DataFrame, p
 def diagnose_published(
     data_folder: str | Path, method: str = "shipped", devices: Sequence[str] | None = None
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return what the model of every GPU with published operators misses.
-
-    ``method``: name in ``device_fit.DEVICE_METHODS``. ``devices``: GPUs, as their drivers name
-    them; all by default.
-
-    As :func:`diagnose`, one GPU under the other.
-    """
+    """Return what :func:`diagnose` says of every GPU with published operators, or of ``devices`` by drivers' names."""
     found = [
         diagnose(DeviceData.prepare(each.traces, each.limits, each.benchmarks()), method)
         for each in load_published(data_folder, devices)

@@ -44,10 +44,7 @@ _CLASS_CAPTION = (
 
 
 def _read_validation(files: Iterable[str | Path]) -> pd.DataFrame:
-    """Return the cases of several files as one table.
-
-    Raises InputError when there is none, or a set is unknown.
-    """
+    """Return the cases of several files as one table; InputError where there is none, or a set is unknown."""
     filled = [frame for file in files if len(frame := tables.read_table(file, "validation"))]
     if not filled:
         raise InputError("no validation case to report", fix="run `snakemake validation`")
@@ -79,12 +76,7 @@ def build_validation_page(
     page: str | Path,
     table: str | Path,
 ) -> pd.DataFrame:
-    """Write the page, its figures and the table of scores.
-
-    ``files``: Parquet files of ``tables.VALIDATION``. ``diagnoses``: Parquet files of
-    ``reproductions.tables.OPERATORS`` and ``CLASSES``. ``page``, ``table``: HTML page and Parquet
-    file (``reproductions.tables.SUMMARY``) to write. Figures go into ``cost_models`` beside the
-    page, one for each set and one for each GPU, named after its sheet.
+    """Write the page, its figures (in ``cost_models`` beside it, by set and by GPU's sheet) and the table ``SUMMARY``.
 
     Returns the scores, within a group the best mean absolute error first.
     """
@@ -191,11 +183,7 @@ _RIVALS = (style.VERMILLION, style.ORANGE, style.GREEN, style.PURPLE, style.SKY)
 
 
 def _draw_set(summary: pd.DataFrame, name: str) -> Figure:
-    """Draw the mean absolute error of every model in every group of a set.
-
-    ``summary``: columns of ``reproductions.tables.SUMMARY``. Raises InputError when the set has no
-    row.
-    """
+    """Draw the mean absolute error of every model in every group of a set (``SUMMARY``); InputError where it has no row."""
     rows = summary[summary["set"] == name]
     if rows.empty:
         raise InputError(f"no case of the set {name!r} to draw")
@@ -304,12 +292,9 @@ def _set_log_errors(axes: Any, errors: np.ndarray[Any, Any]) -> None:
 def _draw_diagnosis(operators: pd.DataFrame, classes: pd.DataFrame, device: str) -> Figure:
     """Draw what the largest classes of a GPU's operators miss when their workload is left out.
 
-    ``operators``, ``classes``: columns of ``reproductions.tables.OPERATORS`` and ``CLASSES``;
-    ``device``: as its driver names it.
-
-    Two panels a class: the held-out prediction over the measured time [s], and its relative error
-    [%] over the class's driver (FLOPs or bytes), both logarithmic; a point is a distinct operator
-    of a step. Raises InputError when the GPU has no operator.
+    Two panels a class: held-out over measured time [s], and its relative error [%] over the class's
+    driver; a point is a distinct operator of a step. Raises InputError when the GPU has no
+    operator.
     """
     mine = operators[operators["device"] == device]
     if mine.empty:

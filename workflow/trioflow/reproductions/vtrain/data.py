@@ -45,11 +45,10 @@ SHAPE = ["hidden", "heads", "sequence", "tensor", "micro_batch"]
 
 
 def read_iteration_times(data_folder: str | Path) -> pd.DataFrame:
-    """Read every row of the file of iteration times.
+    """Read every row of the file of iteration times [s], with ``micro_batches`` of one replica.
 
-    The values of ``COLUMNS`` and ``micro_batches`` (of one replica), in the file's order;
-    ``measured_s`` is what the file says [s]. Raises TableError when the file is missing, lacks a
-    column or holds a combination that no step can have.
+    Raises TableError when it is missing, lacks a column or holds a combination that no step can
+    have.
     """
     path = Path(data_folder) / FILE
     try:
@@ -86,12 +85,10 @@ def _check_rows(frame: pd.DataFrame, path: Path) -> None:
 
 @dataclass(frozen=True)
 class AllReduceCurves:
-    """Measured all-reduces: a straight line between measured sizes.
+    """Measured all-reduces: straight lines between sizes; beyond, the last bandwidth; below, the least time (latency).
 
-    Beyond the largest size its bandwidth holds on; below the smallest one its
-    time does, because latency is all that is left. Among ranks that were not
-    measured the nearest fewer (else more) give: as many bytes on the wire take as
-    long, the shortest time once for each step of the ring.
+    Ranks not measured: the nearest fewer (else more), as many wire bytes taking as long, the
+    shortest time once a ring's step.
     """
 
     # By number of ranks: sizes [bytes], rising, and their times [s].
@@ -124,10 +121,9 @@ def _all_reduce_tables() -> list[PublicTable]:
 
 
 def read_all_reduces(data_folder: str | Path, rounds: Iterable[int] = (0, 1)) -> AllReduceCurves:
-    """Read the all-reduces that were measured beside the iteration times.
+    """Read the all-reduces measured beside the iteration times, the mean of ``rounds`` (0 out of place, 1 in place).
 
-    ``rounds``: 0 out of place, 1 in place; their mean counts. Raises TableError when a file is
-    missing or breaks its format.
+    Raises TableError when a file is missing or breaks its format.
     """
     sizes, times = {}, {}
     for table in _all_reduce_tables():
@@ -152,13 +148,7 @@ _ALL_BUT = {
 
 
 def check_composition(rows: pd.DataFrame, reduces: AllReduceCurves) -> pd.DataFrame:
-    """Test relations between rows.
-
-    ``rows``: as ``data.read_iteration_times`` returns them; ``reduces``: all-reduces in
-    place: what a table look-up would read.
-
-    Columns of ``CHECKS``.
-    """
+    """Test relations between rows: ``CHECKS``; ``reduces``: all-reduces in place, what a table look-up would read."""
     deviations = {
         "a further micro-batch takes always the same time": _bend_of_micro_batches(rows),
         "two replicas take longer than one by the same time, whatever the micro-batches": _spread_of_replicas(rows),

@@ -19,13 +19,7 @@ _SEED = 0
 
 
 def read_sizes(cases: pd.DataFrame) -> pd.DataFrame:
-    """Return cases with the numbers that their names hold.
-
-    ``cases``: columns of ``tables.PUBLISHED_CASES``, rows of vTrain's sets.
-
-    The same with ``hidden``, ``layers``, ``tensor``, ``data``, ``pipeline``, ``micro_batches``,
-    ``micro_batch`` and ``error``. Raises InputError when a name is not of that form.
-    """
+    """Return vTrain's cases with the numbers that their names hold, and ``error``; InputError for another form."""
     plans = cases["plan"].str.extract(
         r"^t(?P<tensor>\d+)-d(?P<data>\d+)-p(?P<pipeline>\d+)-m(?P<micro_batches>\d+)$"
     )
@@ -48,10 +42,7 @@ def _refuse_nothing(rows: pd.DataFrame, what: str) -> None:
 
 
 def draw_predictions(cases: pd.DataFrame) -> Figure:
-    """Draw a set's predictions over the file's times, and their errors by tensor degree.
-
-    ``cases``: one set, columns of :func:`read_sizes`. Raises InputError when there is no case.
-    """
+    """Draw a set's predictions over the file's times, and their errors by tensor degree; InputError where there is no case."""
     _refuse_nothing(cases, "case")
     spread = np.random.default_rng(_SEED)
     degrees = sorted(cases["tensor"].unique())
@@ -97,10 +88,7 @@ def draw_predictions(cases: pd.DataFrame) -> Figure:
 
 
 def draw_degrees(cases: pd.DataFrame) -> Figure:
-    """Draw the mean absolute error by each degree and by the micro-batch, ours and the regression's.
-
-    ``cases``: one set, columns of :func:`read_sizes`. Raises InputError when there is no case.
-    """
+    """Draw the mean absolute error by degree and micro-batch, ours and the regression's; InputError where there is no case."""
     _refuse_nothing(cases, "case")
     shown = {
         "trioflow": ("predicted_s", style.BLUE), "anchored": ("oracle_s", style.SKY),
@@ -126,13 +114,10 @@ def draw_degrees(cases: pd.DataFrame) -> Figure:
 
 
 def measure_blocks(cases: pd.DataFrame) -> pd.DataFrame:
-    """Return what a further block adds to a micro-batch, in the file and predicted.
+    """Return what a further block adds to a micro-batch, in the file and predicted [s].
 
-    ``cases``: one set, columns of :func:`read_sizes`.
-
-    Columns ``hidden``, ``tensor``, ``micro_batch``, ``file_s`` and ``predicted_s``: between the
-    fewest and the most layers, without a pipeline, at the most micro-batches and fewest replicas
-    there are [s].
+    Between fewest and most layers, without a pipeline, at the most micro-batches and fewest
+    replicas.
     """
     alone = cases[cases["pipeline"] == 1]
     found = []
@@ -153,10 +138,7 @@ def measure_blocks(cases: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw_blocks(blocks: pd.DataFrame) -> Figure:
-    """Draw the time of a block over the micro-batch, in the file and predicted.
-
-    ``blocks``: as :func:`measure_blocks` returns it. Raises InputError when there is none.
-    """
+    """Draw the time of a block (:func:`measure_blocks`) over the micro-batch; InputError where there is none."""
     _refuse_nothing(blocks, "block")
     hidden = sorted(blocks["hidden"].unique())
     with style.figure_style():

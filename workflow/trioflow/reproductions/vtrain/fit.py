@@ -65,11 +65,7 @@ class Judged:
 def calibrate(
     model: StepModel, known: Places, forms: Sequence[Form] = FORMS, start: Floats | None = None
 ) -> Calibration:
-    """Fit the parameters on some rows and keep the form that fits them best.
-
-    ``forms``: those to choose from; all have the same number of parameters. ``start``: where the
-    fit starts; the parameters' own start unless given.
-    """
+    """Fit the parameters on some rows and keep the form, of as many parameters each, that fits them best."""
     part = model.select(known)
     return min((_fit(part, form, start) for form in forms), key=lambda one: one.training_error)
 
@@ -119,10 +115,8 @@ def _fit(model: StepModel, form: Form, given: Floats | None) -> Calibration:
 def leave_out(model: StepModel, groups: Places, forms: Sequence[Form] = FORMS) -> Judged:
     """Predict each group of rows by parameters that were fitted without it.
 
-    The interval is that of residuals of rows which an inner loop left out of
-    the fold's own fit, of the same tensor-parallel degree (the next lower one
-    that the fold knows); wider where an all-reduce joins more ranks than were
-    measured.
+    The interval is that of residuals which an inner loop left out, of the same tensor degree (or
+    the next lower known); wider where an all-reduce joins more ranks than were measured.
     """
     numbers = np.zeros((4, len(groups)))
     calibrations = {}
@@ -184,13 +178,7 @@ _FIRST_DOUBLING, _LAST_DOUBLING, _PER_DOUBLING = 14, 34, 4
 
 
 def predict_ridge(rows: pd.DataFrame, known: Places) -> Floats:
-    """Return the step of every row by a quadratic ridge regression on some of them [s].
-
-    ``rows``: as ``data.read_iteration_times`` returns them.
-
-    No simulator: logarithms of the sizes, their squares and products, against
-    the logarithm of the time.
-    """
+    """Return every row's step [s] by a quadratic ridge regression of logarithms of time on those of the sizes."""
     logs = np.log2(rows[list(SIZES)].to_numpy(np.float64))
     middle, spread = logs[known].mean(axis=0), logs[known].std(axis=0)
     scaled = (logs - middle) / np.where(spread > 0, spread, 1.0)
@@ -223,12 +211,7 @@ def sample_collectives(platform: PlatformCollectives, ranks: list[int]) -> AllRe
 
 
 def predict_uncalibrated(rows: pd.DataFrame, form: Form) -> Floats:
-    """Return the step of every row from shipped models and a data sheet alone [s].
-
-    Products by the shipped table, all-reduces and messages by the shipped
-    collectives, everything else at the memory's peak; the host is unknown and
-    costs nothing.
-    """
+    """Return every row's step [s] from shipped products and collectives, all else at the memory's peak, the host free."""
     sheet = load_device(DEVICE)
     platform = load_platform_collectives(PACKAGE / "data" / "cost_models" / SHIPPED / FILE)
     degrees = sorted({*rows["tensor"], *rows["data"]})
@@ -239,11 +222,7 @@ def predict_uncalibrated(rows: pd.DataFrame, form: Form) -> Floats:
 
 
 def predict_analytically(rows: pd.DataFrame, form: Form) -> Floats:
-    """Return the step of every row by FLOPs over peak and bytes over bandwidth [s].
-
-    Products' operands count among the bytes; all-reduces are rings over one
-    direction of the data sheet's NVLink, and so are messages.
-    """
+    """Return every row's step [s] by FLOPs over peak and bytes (operands too) over bandwidth, NVLink's one direction."""
     sheet = load_device(DEVICE)
     memory, peak = sheet.memory_bandwidth_bytes_per_s, sheet.peak("fp16")
     nvlink = (sheet.nvlink_bandwidth_bytes_per_s or memory) / 2

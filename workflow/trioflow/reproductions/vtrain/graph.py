@@ -44,12 +44,7 @@ class StageTimes:
 
 
 def order_megatron(pipeline: int, micro_batches: int) -> Schedule:
-    """Return Megatron-LM's 1F1B, which unlike PyTorch's may have fewer micro-batches than stages.
-
-    References
-    ----------
-    D. Narayanan et al., arXiv 2104.04473, section 2.2.
-    """
+    """Return Megatron-LM's 1F1B, which may have fewer micro-batches than stages (arXiv 2104.04473, section 2.2)."""
     rows = []
     for rank in range(pipeline):
         ahead = min(pipeline - rank, micro_batches)
@@ -63,13 +58,10 @@ def order_megatron(pipeline: int, micro_batches: int) -> Schedule:
 
 
 def build_step(times: StageTimes, micro_batches: int, data: int = 1, tensor: int = 1) -> TaskGraph:
-    """Return the task graph of all ranks of a step.
+    """Return the task graph of all ranks of a step; tensor-parallel all-reduces are part of their operators.
 
-    ``times``: of the stages. Tensor-parallel all-reduces are part of their operators: what of them
-    hides behind launches cannot be separated.
-
-    Gradients travel in one message after a stage's last backward, as
-    Megatron-DeepSpeed sends them: nothing computes meanwhile.
+    Gradients travel in one message after a stage's last backward, as Megatron-DeepSpeed sends them:
+    nothing computes meanwhile.
     """
     pipeline = len(times.update_s)
     names: list[tuple[str, str]] = []
@@ -120,12 +112,7 @@ class StepFormula:
     nodes: tuple[tuple[int, tuple[int, ...]], ...]
 
     def evaluate(self, times_s: Floats) -> Floats:
-        """Return the length of the step [s].
-
-        ``times_s``: shape (columns, ...) [s].
-
-        Shape (...) [s].
-        """
+        """Return the length of the step [s], shape (...), from times of shape (columns, ...) [s]."""
         ends = np.zeros((len(self.nodes), *times_s.shape[1:]))
         for number, (column, before) in enumerate(self.nodes):
             end = ends[number]

@@ -247,11 +247,7 @@ def score_plan_chances(cases: pd.DataFrame) -> pd.DataFrame:
 
 
 def share_ordered(rows: pd.DataFrame, times: Floats, apart: float = 0.05) -> float:
-    """Return the share of pairs in the right order.
-
-    Pairs share GPUs, batch, hidden size and layers, and differ by more than
-    ``apart`` of the faster one.
-    """
+    """Return the share of pairs in order: of equal GPUs, batch, hidden size and layers, more than ``apart`` different."""
     frame = rows.assign(predicted=times)
     counted = [
         count_ordered(group["measured_s"].to_numpy(), group["predicted"].to_numpy(), apart)

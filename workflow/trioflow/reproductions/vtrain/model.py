@@ -140,12 +140,9 @@ class StepModel:
         )  # fmt: skip
 
     def time_parts(self, values: Floats, form: Form) -> Floats:
-        """Return the time of each shape's parts for one micro-batch [s].
+        """Return the time of each shape's parts for one micro-batch, shape (vectors, shapes, parts) [s].
 
-        ``values``: shape (vectors, parameters): several vectors of parameters at once; ``form``:
-        what backward runs, and how waits grow.
-
-        Shape (vectors, shapes, parts).
+        ``values``: (vectors, parameters); ``form``: what backward runs, and how waits grow.
         """
         value = {name: values[:, [number], None] for number, name in enumerate(NAMES)}
         work, tensor = self.work, np.array([float(s.tensor) for s in self.work.shapes])[:, None]
@@ -193,12 +190,7 @@ class StepModel:
         return np.stack(columns)
 
     def predict(self, values: Floats, form: Form) -> Floats:
-        """Return the step of every row [s].
-
-        ``values``: shape (parameters,) or (vectors, parameters), in the order of ``NAMES``.
-
-        Shape (rows,) or (vectors, rows).
-        """
+        """Return the step of every row, shape (rows,) or (vectors, rows) [s], by ``values`` in the order of ``NAMES``."""
         several = np.atleast_2d(values)
         parts_s = self.time_parts(several, form)
         found = np.zeros((len(several), len(self.rows)))
@@ -215,10 +207,7 @@ def _group(rows: pd.DataFrame) -> list[tuple[int, int, Any]]:
 
 
 def name_values(values: Floats) -> dict[str, float]:
-    """Return a vector of parameters by their names.
-
-    Raises InputError when it has another length.
-    """
+    """Return a vector of parameters by their names; InputError where it has another length."""
     if len(values) != len(NAMES):
         raise InputError(f"{len(values)} values for {len(NAMES)} parameters")
     return dict(zip(NAMES, (float(v) for v in values), strict=True))

@@ -318,15 +318,9 @@ def build_vtrain_page(
     check_file: str | Path,
     page: str | Path,
 ) -> pd.DataFrame:
-    """Write the page and its figures.
+    """Write the page and its figures (in ``published_vtrain`` beside it), and return the scores.
 
-    ``case_files``: Parquet files of ``tables.PUBLISHED_CASES``, vTrain's three sets.
-    ``parameter_file``, ``trial_file``, ``check_file``: Parquet files of ``PARAMETERS``, ``TRIALS``
-    and ``CHECKS`` of ``reproductions.tables``. ``page``: HTML page to write; figures go into
-    ``published_vtrain`` beside it.
-
-    Returns the scores of every set and model. Raises InputError when a set is missing. Nothing is
-    written then.
+    Raises InputError, nothing written, when one of vTrain's three sets is missing.
     """
     cases = pd.concat(
         [tables.read_table(file, "published_cases") for file in case_files], ignore_index=True

@@ -215,9 +215,8 @@ def index_shapes(rows: pd.DataFrame) -> tuple[list[Shape], Any]:
 def count_parameters(rows: pd.DataFrame) -> Floats:
     """Return the parameters of every stage of each row, shape (rows, largest pipeline degree).
 
-    A block has 12 h^2 + 13 h; a tensor-parallel rank holds its shard. The
-    embedding (first stage) and the head (last one) hold a table each: the
-    file's updates and gradients take that long with one stage too.
+    A block has 12 h^2 + 13 h; embedding (first stage) and head (last) hold a table each, with one
+    stage too, as the file's updates and gradients take that long.
     """
     hidden, pipeline = (rows[name].to_numpy(np.float64) for name in ("hidden", "pipeline"))
     blocks = rows["layers"].to_numpy(np.float64) / pipeline
