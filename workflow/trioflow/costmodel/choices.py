@@ -31,10 +31,7 @@ Collectives = CollectiveCostModel | PlatformCollectives
 
 
 def _find_platform(name: str) -> str | Path:
-    """Return what ``load_platform`` takes.
-
-    Raises PlatformError for a ``this-machine`` never measured here.
-    """
+    """Return what ``load_platform`` takes; PlatformError for a ``this-machine`` never measured here."""
     if name != THIS_MACHINE:
         return name
     path = MEASURED / "platforms" / f"{THIS_MACHINE}.yaml"
@@ -52,11 +49,10 @@ def load_named_platform(name: str, ranks: int) -> Platform:
 
 
 def find_collectives(platform: Platform, named: str | None = None) -> Path | None:
-    """Return the file of a platform's measured collectives, or None where there is none.
+    """Return the file of a platform's measured collectives (``named``: a file or shipped folder instead), or None.
 
-    Groups on several nodes are planned from those inside a node by ``network.across_nodes``.
-    ``named``: a file, or a folder of the shipped models, to take instead. Raises InputError when it is
-    neither.
+    Groups on several nodes are planned from those inside a node by ``network.across_nodes``. Raises
+    InputError when ``named`` is neither.
     """
     if named:
         shipped = SHIPPED_MODELS / named / "collectives.json"
@@ -74,10 +70,7 @@ def find_collectives(platform: Platform, named: str | None = None) -> Path | Non
 
 
 def load_collectives(path: Path, method: str | None = None) -> Collectives:
-    """Read either kind of collective model.
-
-    Raises InputError when the model lacks the method.
-    """
+    """Read either kind of collective model; InputError where the model lacks the method."""
     content = read_json(path)
     if isinstance(content, dict) and content.get("kind") == KIND:
         model = load_platform_collectives(path)
@@ -122,10 +115,7 @@ def list_models() -> list[Path]:
 
 
 def find_model(name: str) -> Path:
-    """Return the file of an operator model by path or shipped name.
-
-    Raises InputError when neither exists.
-    """
+    """Return the file of an operator model by path or shipped name; InputError where neither exists."""
     shipped = SHIPPED_MODELS / name / "operators.json"
     if "/" not in name and shipped.exists():
         return shipped

@@ -54,11 +54,10 @@ def time_trace(
 ) -> TimedTrace:
     """Predict the time of every operator of a trace; its own times, if any, are not read.
 
-    The interval of the sum is the held-out error of whole steps that the model predicted from
-    shapes alone, joined with that of the operators which nobody measured alike: those err together.
-    On a GPU, what moves no byte (a view, say) launches no kernel and takes no time. Host time is
-    not part of it: what the device computes is a lower bound where launches are slower. Raises
-    InputError when the model cannot predict, or an override fits no operator.
+    The sum's interval joins the held-out error of whole steps predicted from shapes with that of
+    operators never measured alike: those err together. On a GPU what moves no byte launches
+    nothing; host time is not part of it. Raises InputError when the model cannot predict, or an
+    override fits no operator.
     """
     times = predict_distinct(model, trace.operators)
     if device == "cuda":
@@ -148,14 +147,12 @@ def prepare_device_times(
 ) -> DeviceTimes:
     """Bring traces to the device that is asked about, and choose the cost model.
 
-    ``traces``: one workload at one or several batches, all recorded or none. The model is the first
-    of the device's; a GPU without one gets that of the GPU nearest to it (``nearest_model``),
-    carried over by the new-GPU rule, never a processor's; a processor gets that of another, with a
-    warning. Recorded times of another GPU are carried over by the same rule; those of a processor
-    are not read for a GPU, and stay on another processor, with a warning. ``overrides`` need
-    exactly one trace. Raises InputError when no model fits or can time an untimed trace. Raises
-    PlatformError when a GPU has neither a model nor a sheet. Raises TraceError when a trace of
-    another GPU does not say its precision.
+    ``traces``: one workload, all recorded or none. A GPU without a model gets that of the nearest
+    GPU (``nearest_model``), carried over by the new-GPU rule, as recorded times of another GPU are;
+    a processor gets another's, with a warning. Times of a processor are not read for a GPU, and
+    stay on another processor, with a warning. ``overrides`` need exactly one trace. Raises
+    InputError when no model fits or can time an untimed trace, PlatformError when a GPU has neither
+    model nor sheet, TraceError when another GPU's trace does not say its precision.
     """
     if not models:
         raise InputError("no operator cost model ships", fix="give one with --cost-model")
@@ -201,10 +198,7 @@ def prepare_device_times(
 
 
 def _check_scaled(facts: Facts, device_name: str) -> None:
-    """Refuse a step in FP8 on what computes none.
-
-    Raises InputError when the device has no tensor cores for it.
-    """
+    """Refuse a step in FP8 on what has no tensor cores for it: InputError."""
     sheet = find_sheet(device_name)
     if facts.recipe.products and not (sheet and sheet.runs_on_tensor_cores("fp8")):
         raise InputError(
@@ -216,10 +210,7 @@ def _check_scaled(facts: Facts, device_name: str) -> None:
 def lend_recorded_times(
     traces: Sequence[Trace], name: str, device_name: str, overrides: Overrides | None = None
 ) -> DeviceTimes:
-    """Return traces with a model of their own times.
-
-    Raises InputError when a trace holds none.
-    """
+    """Return traces with a model of their own times; InputError where one holds none."""
     if any(trace.facts.step_time_source == UNTIMED for trace in traces):
         raise InputError(f"the cost model {name!r} needs a trace with times")
     _check_overrides(overrides, traces)
@@ -340,10 +331,9 @@ def find_mask(trace: Trace) -> bool | None:
 def nearest_model(
     models: Mapping[str, RowModel], target: DeviceSheet, precision: str
 ) -> str | None:
-    """Return the name of the model whose GPU is nearest to a target; None without a GPU's model.
+    """Return the model whose GPU is nearest to a target (a board of the same chip first); None without a GPU's model.
 
-    A board of the same chip is nearest, then by the logarithms of memory bandwidth and peak rate at
-    the precision.
+    Nearest by the logarithms of memory bandwidth and peak rate at the precision.
     """
     known = {name: find_sheet(_device(model)) for name, model in models.items()}
 

@@ -97,13 +97,10 @@ _BACKWARD_ENDINGS = ("_backward_data", "_backward", "_backward_overrideable")
 
 @lru_cache(maxsize=4096)
 def class_of_name(name: str) -> str:
-    """Return the class that an operator's name alone says.
+    """Return the class that an ATen name alone says, namespace, overload and in-place underscore or not.
 
-    ``name``: ATen name with or without its namespace, overload or in-place underscore:
-    ``aten::add_``, ``aten::add.Tensor``. Returns one of gemm, convolution, convolution_backward,
-    attention, norm, softmax, loss, elementwise, transcendental (element-wise too, but bound by
-    arithmetic), random, reduction, pooling, embedding, memory, reshape (a view or a copy, the name
-    does not say), view (no data moves), optimizer (one call over a list of tensors) and other.
+    transcendental is element-wise too, but bound by arithmetic; reshape is a view or a copy, the
+    name does not say; of a view no data moves; optimizer is one call over a list of tensors.
     """
     base, backward = plain_name(name)
     found = _class_of_base(base)
@@ -140,10 +137,9 @@ def _class_of_base(base: str) -> str:
 
 
 def classify(operators: pd.DataFrame) -> pd.Series[str]:
-    """Return the class of every operator, index-aligned, a convolution with its kind.
+    """Return the class of every operator, index-aligned; convolutions with ``/`` and their kind, where shapes are known.
 
-    ``class_of_name``, then ``/`` and ``convolution_kind`` where ``input_shapes`` and
-    ``output_shapes`` are there. Raises TableError when the column ``name`` is missing.
+    Raises TableError when the column ``name`` is missing.
     """
     if "name" not in operators.columns:
         raise TableError("operator table has no column name", fix="give the columns of operators")
@@ -191,12 +187,10 @@ def _detailed(
 
 
 def convolution_kind(data: Sequence[int], weight: Sequence[int], result: Sequence[int]) -> str:
-    """Distinguish the convolutions that a library runs in different kernels.
+    """Return which kernels of a library run a convolution: by shapes of input, weight and result (may be empty).
 
-    ``data``: shape of the input, (batch, channels, ...); ``weight``: shape of the weight, (output
-    channels, channels per group, ...); ``result``: shape of the output; may be empty where unknown.
-    Returns grouped, small_channels (an image's first layer), pointwise (kernel of one element),
-    strided or dense.
+    One of grouped, small_channels (an image's first layer), pointwise (kernel of one element),
+    strided, dense.
     """
     if weight[1] and data[1] != weight[1]:
         return "grouped"

@@ -33,14 +33,10 @@ class TraceLike(Protocol):
 
 @runtime_checkable
 class OperatorModel(Protocol):
-    """A fitted model of operator cost.
+    """A fitted model of operator cost; predictions have ``time_s``, ``low_s``, ``high_s`` (80 %) [s], ``extrapolated``.
 
-    Frames of predictions have the columns ``time_s``, ``low_s``, ``high_s`` (80 % interval) [s] and
-    ``extrapolated``, and the index of the operators.
-
-    A model whose answer for an operator depends on that operator's name, shapes and sizes alone may
-    declare it by an attribute ``by_row = True``: sweeps then ask it once for operators that are
-    equal (:func:`looks_at_rows`).
+    One whose answer depends on an operator's name, shapes and sizes alone may declare ``by_row =
+    True``: sweeps then ask once for equal operators (:func:`looks_at_rows`).
     """
 
     def predict(self, operators: pd.DataFrame) -> pd.DataFrame:
@@ -54,11 +50,7 @@ class OperatorModel(Protocol):
     def step_interval(
         self, kind: str = "rescale", distance: float | None = None
     ) -> tuple[float, float]:
-        """Return the 80 % interval of a step's compute over its prediction.
-
-        ``distance`` is the logarithm of the rescaled over the recorded step's compute; the interval
-        may widen with it.
-        """
+        """Return the 80 % interval of a step's compute over its prediction; it may widen with the log ``distance``."""
         ...
 
     def step_interval_basis(self, kind: str = "rescale") -> str:
@@ -95,9 +87,6 @@ class OperatorModelFit(Protocol):
 
 
 def find_operator_model(method: str, known: Iterable[str] = ()) -> OperatorModelFit:
-    """Return the fit function that a package registered under a name.
-
-    Raises InputError when no package registers it, several do, or it cannot be loaded.
-    """
+    """Return the fit function registered under a name; InputError where none or several are, or it cannot be loaded."""
     fit: OperatorModelFit = load_plugin(ENTRY_POINTS, method, known, what="operator model")
     return fit

@@ -87,11 +87,10 @@ class StepBand:
     distance: float = 0.0
 
     def half_at(self, distance: float | None) -> float:
-        """Return the half width at a logarithmic distance from the captured step.
+        """Return the half width at a logarithmic distance from the captured step, in proportion to it.
 
-        The width grows in proportion with the distance; sizes nearer than twofold show noise, which
-        does not grow. Without a distance, or where none was seen in the fit, it is that of the
-        pairs it was estimated from.
+        Nearer than twofold is noise, which does not grow; without a distance it is that of the
+        fit's pairs.
         """
         half = self.half_log
         if distance is not None and self.distance > 0:
@@ -196,9 +195,8 @@ def student_quantile(freedom: int) -> float:
 def fit_bands(frame: pd.DataFrame, basis: str, *, clustered: bool = False) -> dict[Key, Band]:
     """Return a band for every class and phase with enough residuals, and for wider ones.
 
-    ``frame`` may be empty. ``clustered``: equal residuals (repeated layers) count once, and
-    quantiles of few workloads are widened as Student's are: what misses one operator of a workload
-    misses the others, too.
+    ``clustered``: equal residuals (repeated layers) count once, and quantiles of few workloads are
+    widened as Student's: what misses one operator of a workload misses the others, too.
     """
     from scipy.special import ndtri
 
@@ -249,11 +247,10 @@ def fit_step_band(
 ) -> StepBand:
     """Estimate the error of a whole step's sum from held-out steps, separated by the columns ``by``.
 
-    Root mean square of the logarithmic error around 0 (so that a bias widens it), every workload
-    with the same weight, times Student's 90 % quantile with as many degrees of freedom as
-    workloads: steps of one workload are not independent. Where fewer than ``FEWEST_WORKLOADS`` were
-    captured at two batches, the others' errors of predicting a step from shapes (``stand_in``)
-    stand in for those of rescaling it.
+    Root mean square logarithm around 0 (so that a bias widens it), workloads weighing the same,
+    times Student's 90 % quantile for their number: steps of one are not independent. Where fewer
+    than ``FEWEST_WORKLOADS`` were captured at two batches, errors of predicting from shapes
+    (``stand_in``) stand in.
     """
     if frame.empty:
         return StepBand(math.log(ASSUMED_FACTOR), 0, 0, None, ASSUMED)

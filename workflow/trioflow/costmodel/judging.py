@@ -245,9 +245,8 @@ def score_cases(
 ) -> pd.DataFrame:
     """Average the cases (``tables.VALIDATION``) of every group; a score without any is missing.
 
-    The interval score is the width and, for a value outside, 2 / 0.2 times its distance (T.
-    Gneiting, A. Raftery, Strictly Proper Scoring Rules, Prediction, and Estimation, JASA 102,
-    2007).
+    Interval score: width, and 2 / 0.2 times the distance outside (T. Gneiting, A. Raftery, JASA
+    102, 2007).
     """
     measured = rows["measured_s"].to_numpy(np.float64)
     low, high = (rows[name].to_numpy(np.float64) for name in ("low_s", "high_s"))

@@ -133,9 +133,8 @@ def minimise_soft(
 ) -> Floats:
     """Return the parameters within limits that miss least, misses beyond a scale counting less (soft L1).
 
-    Levenberg's and Marquardt's damped, reweighted steps to where the gradient vanishes, not to
-    where the loss no longer falls, which is at half the digits. ``misses`` is smooth, parameters
-    are of the order of one.
+    Levenberg's and Marquardt's steps to where the gradient vanishes: the loss stops falling at half
+    the digits. ``misses`` is smooth, parameters of the order of one.
     """
     values, damping = start, _DAMPING[0]
     left = misses(values)

@@ -62,11 +62,7 @@ class Overrides:
     file: Path
 
     def match(self, operators: pd.DataFrame) -> Floats:
-        """Return the given time of every operator [s], NaN where the file has none.
-
-        Raises InputError naming all rows that fit no operator or only ones that rows above them
-        have taken.
-        """
+        """Return the given time of every operator [s], NaN without one; InputError names rows that fit none left."""
         found = np.full(len(operators), np.nan)
         used: set[int] = set()
         columns = (operators["name"], operators["phase"], operators["input_shapes"])
@@ -89,10 +85,7 @@ class Overrides:
 
 
 def load_overrides(path: str | Path) -> Overrides:
-    """Read a file of operator times.
-
-    Raises InputError, which names file, line and column of what is wrong.
-    """
+    """Read a file of operator times; InputError names file, line and column of what is wrong."""
     file = Path(path)
     lines = [(number, cells) for number, cells in parse_cells(read_text(file), file) if cells]
     titles = [title.strip() for title in lines[0][1]] if lines else []
@@ -168,10 +161,9 @@ def apply_overrides(
 
 
 def override_trace(trace: Trace, overrides: Overrides) -> Trace:
-    """Put given times in place of a trace's recorded ones.
+    """Put given times in place of a trace's recorded ones; InputError where a row fits no operator.
 
-    Operators start later or earlier by what those before them changed; the step's time changes as
-    much as their sum. Raises InputError when a row fits no operator.
+    Operators' starts and the step's time move by what changed.
     """
     operators = trace.operators.copy()
     given = overrides.match(operators)

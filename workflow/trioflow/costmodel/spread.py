@@ -81,10 +81,7 @@ def _combine_parts(parts: Iterable[Spread]) -> Spread:
 def choose_spread(
     device_kind: str, rows: Sequence[MeasuredSpread] | None = None
 ) -> tuple[Spread, str]:
-    """Return the spread of a kind of device, and where it comes from in words.
-
-    Of a kind that nobody measured it is the widest known of each part, and the words say so.
-    """
+    """Return the spread of a kind of device, or the widest known of each part, and where it comes from in words."""
     known = load_spreads() if rows is None else rows
     own = [one for one in known if one.device_kind == device_kind]
     jobs = ", ".join(
@@ -108,15 +105,11 @@ def pool_captures(
     device_kind: str,
     source: str,
 ) -> MeasuredSpread:
-    """Return the spread that captures of single ranks and measured collectives tell.
+    """Return the spread that captures of single ranks and measured collectives tell; InputError where a number lacks.
 
-    ``repeats``: the fact of that name of each trace; of each part the median over them, so that a
-        capture that something disturbed does not set it. One rank was captured: what its steps
-        share counts as the rank's own.
-    ``curves``: at least one; rounds of each collective at each size, whose variances add up as in a
-        step that ran each once.
-
-    Raises InputError when there is no trace, or one lacks a number.
+    ``repeats``: that fact of each trace, of each part the median: a disturbed capture does not set
+    it. One rank's steps: what they share counts as its own. ``curves``: rounds of each collective
+    and size, whose variances add up as in a step.
     """
     names = ("step_log", "pass_log", "operator_log", "autocorrelation")
     try:
@@ -154,10 +147,7 @@ _HEADER = ["device_kind", "job", *_COUNTS, *PARTS, *LAGS, "source"]
 
 @cache
 def load_spreads(path: Path = _SHIPPED_SPREADS) -> tuple[MeasuredSpread, ...]:
-    """Read measured spreads, as `write_spreads` writes them.
-
-    Raises TableError when a row is incomplete, a cell is not a number or negative, or there is no row.
-    """
+    """Read spreads of `write_spreads`; TableError where a row is incomplete, a cell wrong, or there is no row."""
     lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line[:1] != "#"]
     found = []
     for place, row in enumerate(csv.DictReader(lines, delimiter="\t"), start=1):
@@ -209,15 +199,10 @@ def fit_spread(
 ) -> tuple[Spread, list[int]]:
     """Return the spread of a recorded job, and the ranks that are slower than it explains.
 
-    ``passes``: a row for each pass of a micro-batch through a rank in a step: step, replica,
-        stage, rank, phase, micro_batch, time_s.
-    ``exchanges``: a row for each exchange of a step: step, exchange (the same text in each step),
-        time_s from when all members were ready.
-    ``lasting``: whether what a rank keeps over all steps counts into ``rank_log``; not where each
-        rank's own times are known.
-
-    Means over what shares a part estimate it; what a mean over n takes from parts below it, their
-    variance over n, is taken off again.
+    ``passes``: step, replica, stage, rank, phase, micro_batch, time_s; ``exchanges``: step,
+    exchange (the same text each step), time_s from when all were ready [s]. ``lasting``: whether
+    what a rank keeps over all steps counts into ``rank_log``. Means over what shares a part
+    estimate it, less the variance over n of parts below.
     """
     work = ["rank", "phase"]
     logs = np.log(passes["time_s"]) - np.log(passes.groupby(work)["time_s"].transform("median"))
@@ -253,10 +238,9 @@ _MOST_LAG = 0.99
 
 
 def _find_lag(series: pd.DataFrame, always: float) -> float:
-    """Return the autocorrelation of factors from a step to the one behind it; 0 where none follows another.
+    """Return the autocorrelation of factors (logarithms, a row a step) from a step to the next; 0 without any.
 
-    ``series``: logarithms, a row a step by its number, each column a factor; ``always``: variance
-    of what the factors keep in all steps, which is not in them.
+    ``always``: variance of what they keep in all steps, which is not in them.
     """
     apart = (series - series.mean()).to_numpy()
     first = np.flatnonzero(np.diff(series.index.to_numpy()) == 1)
@@ -316,10 +300,7 @@ _MOST_DRAWS = 100_000
 
 
 def check_draws(draws: int, seed: int) -> None:
-    """Refuse numbers of draws and seeds that mean nothing.
-
-    Raises InputError when there are too few, too many, or the seed is negative.
-    """
+    """Refuse numbers of draws and seeds that mean nothing: InputError."""
     if not 0 <= draws <= _MOST_DRAWS:
         raise InputError(f"{draws} draws", fix=f"give 0 to {_MOST_DRAWS}")
     if seed < 0:

@@ -158,11 +158,7 @@ class AnchoredModel:
 def judge_anchors(
     source: Trace, target: Trace, model: OperatorModel, resized: pd.DataFrame
 ) -> dict[str, Any]:
-    """Return ``measured_s`` of a target's step and what each of ``ANCHOR_WAYS`` predicts from the source's operators.
-
-    ``source`` and ``target``: one model on one GPU at two batches; the operator model was fitted
-    without it.
-    """
+    """Return ``measured_s`` of a target's step and what each of ``ANCHOR_WAYS`` predicts from another batch's operators."""
     answers: dict[str, Any] = {"measured_s": float(target.facts.measured_end_to_end_s or 0.0)}
     for way in ANCHOR_WAYS:
         anchor = anchor_step(source, way)
@@ -201,10 +197,7 @@ class StepResidual:
 
 @cache
 def load_residuals(path: Path = SHIPPED) -> tuple[StepResidual, ...]:
-    """Read the residuals that ship, or others.
-
-    Raises TableError when a row is incomplete or its way is unknown.
-    """
+    """Read the residuals that ship, or others; TableError where a row is incomplete or its way unknown."""
     lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line[:1] != "#"]
     found = []
     for row in csv.DictReader(lines, delimiter="\t"):
@@ -240,11 +233,10 @@ def write_residuals(residuals: Iterable[StepResidual], path: Path = SHIPPED) -> 
 def least_half_width(ways: Iterable[str], device_kind: str, workload: str, ranks: int = 1) -> float:
     """Return the least half width of a step's 80 % interval, as a logarithm.
 
-    As ``intervals.fit_step_band`` for each of the ``ways`` in which the step leaves what was
-    recorded; ways are independent. The workload's own residuals do not count, so that a judged
-    step's interval never rests on that step; residuals of the other kind of device stand in where
-    this one has fewer than ``FEWEST_WORKLOADS``. Beyond the most ranks that were measured the width
-    grows with the doublings, as that of collectives does.
+    As ``intervals.fit_step_band`` for each of the independent ``ways`` that leave what was
+    recorded, without the workload's own residuals (no step judges itself); the other kind of device
+    stands in below ``FEWEST_WORKLOADS``. Beyond the most ranks measured it grows with the
+    doublings.
     """
     return math.sqrt(sum(_half_of_way(way, device_kind, workload, ranks) ** 2 for way in ways))
 
@@ -299,10 +291,7 @@ class NodeResidual:
 
 @cache
 def load_node_residuals(path: Path = BEYOND_NODES) -> tuple[NodeResidual, ...]:
-    """Read what runs over nodes took beyond their simulation, as `write_node_residuals` writes it.
-
-    Raises TableError when a row is incomplete or no number.
-    """
+    """Read what runs over nodes took beyond their simulation; TableError where a row is incomplete or no number."""
     lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line[:1] != "#"]
     found = []
     for row in csv.DictReader(lines, delimiter="\t"):
@@ -349,10 +338,7 @@ def write_node_residuals(residuals: Iterable[NodeResidual], path: Path = BEYOND_
 def find_node_residual(
     tensor_nodes: int, chained: bool, nodes: int, workload: str
 ) -> NodeResidual | None:
-    """Return the residual of runs that lay alike, without the workload's own; None where no run did.
-
-    Of numbers of nodes that nobody measured the next greater one counts, beyond all the greatest.
-    """
+    """Return the residual of runs that lay alike, the workload's own left out, or on the next more nodes; None without any."""
     own = spell_workload(workload)
     known = load_node_residuals()
     left_out = own if any(one.left_out == own for one in known) else ""

@@ -111,10 +111,9 @@ def fit_bands(
     points: pd.DataFrame, samples: pd.DataFrame, fit: Fit, names: Iterable[str],
     situations: Iterable[str] = SITUATIONS,
 ) -> dict[str, dict[BandKey, Band]]:  # fmt: skip
-    """Return the bands of every method, from points that it did not see.
+    """Return the bands of every method (of some ``SITUATIONS``), from points that it did not see.
 
-    The ``samples``' repeats give the band at a measured message. ``situations``: which of
-    ``SITUATIONS`` to learn.
+    At a measured message the samples' repeats give the band.
     """
     residuals, wanted = _Residuals(), set(situations)
     if AT in wanted:

@@ -46,9 +46,8 @@ class MessageCurve:
     def predict(self, size: float, interpolation: str) -> tuple[float, float, float, str]:
         """Return time, low and high end [s], and the confidence, of one message [bytes].
 
-        Below the smallest size the smallest time holds; above the largest the last slope goes on.
-        Both count as extrapolated; above, the interval widens by the miss factor for every doubling
-        of the size.
+        Beyond the sizes it is extrapolated: below, the smallest time; above, the last slope, the
+        interval wider by the miss factor for every doubling.
         """
         time_s = _interpolate(self.message_bytes, self.time_s, size, interpolation)
         position = int(np.searchsorted(self.message_bytes, size))
@@ -97,10 +96,7 @@ class MessageCurve:
 
 
 def curve_from_json(content: Mapping[str, Any]) -> MessageCurve:
-    """Read ``MessageCurve.to_json``.
-
-    Raises KeyError, TypeError or ValueError when it is damaged.
-    """
+    """Read ``MessageCurve.to_json``; KeyError, TypeError or ValueError where it is damaged."""
     columns = {name: np.asarray(content[name], np.float64) for name in COLUMNS}
     if len({len(values) for values in columns.values()}) != 1 or not len(columns["time_s"]):
         raise ValueError("columns of a curve differ in length or are empty")
@@ -166,11 +162,7 @@ def _monotone(times_s: Floats) -> Floats:
 
 
 def left_out_errors(curve: MessageCurve, method: str) -> Floats:
-    """Return the relative error at every size, predicted from the other sizes' medians.
-
-    NaN at both ends, where leaving out would extrapolate. ``method``: one of ``INTERPOLATIONS``, or
-    ``LINE``.
-    """
+    """Return the relative error at every size but the ends (NaN), predicted from the other sizes' medians."""
     errors = np.full(len(curve.message_bytes), np.nan)
     for position in range(1, len(errors) - 1):
         sizes = np.delete(curve.message_bytes, position)
@@ -205,11 +197,7 @@ def _interpolate(sizes: Floats, times: Floats, size: float, interpolation: str) 
 
 
 def _extend(sizes: Floats, times: Floats, size: float) -> float:
-    """Return the time [s] of a size beyond the largest: the last rising slope of time over bytes.
-
-    So whatever the interpolation, since a power law would drift away; in proportion where no slope
-    was measured.
-    """
+    """Return the time [s] of a size beyond the largest: the last rising slope of time over bytes, else in proportion."""
     lower = np.flatnonzero(times < times[-1])
     if not len(lower):
         return (

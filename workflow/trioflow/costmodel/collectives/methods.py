@@ -59,10 +59,7 @@ class Method(Protocol):
 
 
 def _find_relative(collective: str, nodes: int, known: Mapping[Key, Any]) -> str:
-    """Return the operation whose measurements speak for another, itself where it was measured.
-
-    Raises InputError when nothing within a node, or between nodes, was measured.
-    """
+    """Return the operation whose measurements speak for another; InputError where nothing was measured there."""
     within = nodes == 1
     found = {key[0] for key in known if (key[2] == 1) == within}
     for name in (collective, *RELATIVES[collective]):
@@ -252,10 +249,7 @@ class Measured:
 
 
 def choose_shape(points: pd.DataFrame, form: Nccl) -> str:
-    """Return the shape that misses every other size least, predicted from the rest.
-
-    Sizes from ``LARGE_BYTES`` up decide where there are any.
-    """
+    """Return the shape that misses every other size (large ones, where there are any) least, predicted from the rest."""
     misses: dict[str, list[float]] = {shape: [] for shape in SHAPES}
     for kept, left in halve(points):
         curves = make_curves(kept)

@@ -76,8 +76,7 @@ def wire_factor(collective: str, ranks: int) -> float:
 def count_steps(collective: str, ranks: int, *, chain: bool = False) -> int:
     """Return how many messages of a collective follow one another: a ring's, or one send.
 
-    ``chain``: a broadcast or reduction goes from rank to rank, as in rings, not along libraries'
-    binomial tree.
+    ``chain``: from rank to rank, not along libraries' binomial tree.
     """
     if ranks < 2:
         return 0
@@ -104,10 +103,9 @@ class CollectiveCostModel:
     def time_s(self, collective: str, ranks: int, message_bytes: float) -> CollectiveTime:
         """Predict a collective of a message [bytes] as in ``tables.TASKS``; one rank takes no time.
 
-        A group or collective that was not measured takes the time of a measured one whose message
-        puts as many bytes on the wire, with the shortest measured time, taken for latency,
-        multiplied by the ratio of the successive steps. Raises InputError when the collective is
-        unknown, an argument is out of range, or nothing was measured.
+        What was not measured takes the time of a measured message of as many wire bytes, the
+        shortest time (latency) times the ratio of successive steps. Raises InputError when an
+        argument is unknown or out of range, or nothing was measured.
         """
         if collective not in COLLECTIVES:
             raise InputError(
@@ -178,13 +176,11 @@ class CollectiveCostModel:
 
 
 def fit_collective_model(samples: pd.DataFrame) -> CollectiveCostModel:
-    """Fit a curve for every (collective, ranks) of a sweep, ``tables.COLLECTIVE_SAMPLES``.
+    """Fit a curve for every (collective, ranks) of an undisturbed sweep, ``tables.COLLECTIVE_SAMPLES``.
 
-    The interpolation is one for the whole model, so that a curve of few sizes does not choose it
-    alone. Assumes that the sweep ran undisturbed and that a time depends on the message's size
-    alone. The line alpha + beta x bytes is fitted for comparison only. Raises TableError when a
-    column is missing or a value out of range. Raises InputError when there is no sample, or several
-    platforms or libraries are mixed.
+    One interpolation serves the whole model, so that few sizes do not choose it; the line alpha +
+    beta x bytes is for comparison only. Raises TableError when a column is missing or a value out
+    of range, InputError when there is no sample, or platforms or libraries are mixed.
     """
     _check_samples(samples)
     curves: dict[tuple[str, int], MessageCurve] = {}
@@ -247,10 +243,7 @@ def _check_samples(samples: pd.DataFrame) -> None:
 
 
 def load_collective_model(path: str | Path) -> CollectiveCostModel:
-    """Read a model that :meth:`CollectiveCostModel.save` wrote.
-
-    Raises InputError when the file is missing, is not such a model, or is incomplete.
-    """
+    """Read what :meth:`CollectiveCostModel.save` wrote; InputError where it is missing, incomplete or another file."""
     return read_content(path, KIND, "a collective cost model", {"format": FORMAT}, _model_from_json)
 
 

@@ -91,10 +91,9 @@ def parse_version(text: str) -> tuple[int, ...]:
 
 @cache
 def load_constants(library: str) -> Mapping[str, Any]:
-    """Return the constants of a version of NCCL, such as ``NCCL 2.27.3``; the newest without a number.
+    """Return the constants of a version of NCCL, such as ``NCCL 2.27.3``: the newest without a number or from 2.23 on.
 
-    A version between two known ones takes the older's changes; from 2.23 on the newest constants
-    hold.
+    A version between two known ones takes the older's changes.
     """
     content = read_json(_CONSTANTS)
     constants = copy.deepcopy(next(iter(content["versions"].values())))
@@ -231,9 +230,8 @@ def choose(
 ) -> Choices:  # fmt: skip
     """Return NCCL's choices for messages as in ``tables.TASKS`` [bytes]; the ranks fill the nodes evenly.
 
-    ``in_switch_scale``: bandwidth of in-switch reduction over what the constants make of it, which
-    NCCL's search finds on the machine. Raises InputError for several nodes of a machine without a
-    network.
+    ``in_switch_scale``: in-switch reduction's bandwidth over what the constants make of it. Raises
+    InputError for several nodes without a network.
     """
     if collective in _POINT_TO_POINT:
         return _choose_point_to_point(collective, ranks, nodes, sizes, machine, constants)
@@ -304,11 +302,7 @@ def _slopes(scales: Floats, choices: Choices) -> Floats:
 def _polish(
     scales: Floats, misses: Callable[[Floats], Floats], slopes: Callable[[Floats], Floats]
 ) -> Floats:
-    """Go on to where the gradient vanishes, so that other machines find the same factors.
-
-    A solver that watches the cost stops at half the digits. Steps are those of reweighted least
-    squares, whose fixed point is the soft L1's minimum.
-    """
+    """Go on to where the gradient vanishes, by reweighted least squares, so that other machines find the same factors."""
     start = scales
     for _ in range(_POLISHING_STEPS):
         miss, slope = misses(scales), slopes(scales)
@@ -341,10 +335,9 @@ def choose_rows(
 def calibrate(
     collective: str, rows: pd.DataFrame, machine: NcclMachine, constants: Mapping[str, Any]
 ) -> Calibration:
-    """Fit the factors of one operation to ``message_bytes`` and ``time_s`` [s] of some messages.
+    """Fit the factors of one operation to logarithms of ``time_s`` [s] of some messages [bytes].
 
-    Logarithms of times are fitted, every message with the same weight; the bandwidth of in-switch
-    reduction is the one of ``_IN_SWITCH_SCALES`` that fits best.
+    The in-switch bandwidth is the one of ``_IN_SWITCH_SCALES`` that fits best.
     """
     from scipy.optimize import least_squares
 

@@ -80,10 +80,7 @@ class PlatformCollectives:
         return measured.curves
 
     def using(self, method: str) -> PlatformCollectives:
-        """Return the same platform, predicted by another method.
-
-        Raises InputError when it is unknown.
-        """
+        """Return the same platform, predicted by another method; InputError where it is unknown."""
         if method not in METHODS:
             raise InputError(
                 f"no collective model is called {method!r}", fix=f"use one of {', '.join(METHODS)}"
@@ -95,11 +92,10 @@ class PlatformCollectives:
     ) -> CollectiveTime:
         """Predict a collective of a message [bytes] as in ``tables.TASKS``; one rank takes no time.
 
-        ``nodes``: filled evenly; as few as hold the ranks unless given. ``confidence`` is measured
-        (a measured message), interpolated (between measured sizes or ranks), extrapolated (beyond
-        them; intervals widen with the doublings) or uncalibrated (another operation's measurements
-        stand in). Raises InputError when an argument is unknown or out of range, or nothing
-        measured gives the time.
+        ``nodes`` are filled evenly, by default as few as hold the ranks. ``confidence``: measured,
+        interpolated (sizes or ranks), extrapolated (intervals widen with the doublings) or
+        uncalibrated (another operation's). Raises InputError when an argument is unknown or out of
+        range, or nothing measured gives the time.
         """
         if collective not in COLLECTIVES:
             raise InputError(
@@ -227,13 +223,11 @@ def fit_platform_collectives(
     notes: str = "", provenance: Mapping[str, Any] | None = None,
     situations: Iterable[str] = SITUATIONS,
 ) -> PlatformCollectives:  # fmt: skip
-    """Fit every method, and the intervals of each.
+    """Fit every method and its intervals to ``tables.read_public_samples``, each key from one library and dataset.
 
-    ``samples``: as of ``tables.read_public_samples``, each collective, ranks and nodes from one
-    library and dataset. The library's version chooses NCCL's constants; a machine without
-    ``network_bytes_per_s`` gets it from the measurements between nodes. Raises TableError when a
-    column is missing or a collective is unknown. Raises InputError when there is no sample, or two
-    sources measured the same.
+    The library's version chooses NCCL's constants; ``network_bytes_per_s`` comes from measurements
+    between nodes where unknown. Raises TableError when a column is missing or a collective unknown,
+    InputError when there is no sample, or two sources measured the same.
     """
     points = thin(median_points(samples))
     machine = _add_network(machine, points)
@@ -249,8 +243,7 @@ def fit_platform_collectives(
 def _add_network(machine: NcclMachine, points: pd.DataFrame) -> NcclMachine:
     """Return the machine with a rank's share of the network, read off the largest messages.
 
-    A send between nodes has one rank's share to itself; without one, the ring's bytes of the
-    collective with fewest ranks a node give it.
+    From a send between nodes, or else the ring's bytes of the collective with fewest ranks a node.
     """
     between = points[points["nodes"] > 1]
     if machine.network_bytes_per_s is not None or between.empty:
@@ -271,10 +264,7 @@ def _add_network(machine: NcclMachine, points: pd.DataFrame) -> NcclMachine:
 
 
 def load_platform_collectives(path: str | Path) -> PlatformCollectives:
-    """Read a model that :meth:`PlatformCollectives.save` wrote.
-
-    Raises InputError when the file is missing, is not such a model, or is incomplete.
-    """
+    """Read what :meth:`PlatformCollectives.save` wrote; InputError where it is missing, incomplete or another file."""
     return read_content(
         path, KIND, "a platform's collectives", {"format": FORMAT}, _platform_from_json
     )

@@ -105,10 +105,7 @@ def _fit_corners(sizes: Floats, times: Floats, corners: Floats) -> Floats:
 
 
 def make_curves(points: pd.DataFrame) -> dict[Key, Curve]:
-    """Return a monotone curve for every collective, ranks and nodes.
-
-    Raises InputError when two libraries or datasets measured the same.
-    """
+    """Return a monotone curve for every key; InputError where two libraries or datasets measured the same."""
     from scipy.optimize import isotonic_regression
 
     curves = {}

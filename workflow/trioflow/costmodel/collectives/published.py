@@ -121,10 +121,7 @@ white paper (4 on a bridge)."""
 
 
 def find_published(name: str) -> PublishedPlatform:
-    """Return a platform of ``PLATFORMS``.
-
-    Raises InputError when the platform is unknown.
-    """
+    """Return a platform of ``PLATFORMS``; InputError where it is unknown."""
     if name not in PLATFORMS:
         raise InputError(
             f"no platform of public measurements is called {name!r}",
@@ -161,11 +158,7 @@ def _select_samples(platform: PublishedPlatform, samples: pd.DataFrame) -> pd.Da
 
 
 def fit_published(name: str, data_folder: str | Path) -> PlatformCollectives:
-    """Fit one of ``PLATFORMS``.
-
-    Raises InputError when the platform is unknown. Raises TableError when a file is missing or
-    damaged.
-    """
+    """Fit one of ``PLATFORMS``; InputError where it is unknown, TableError where a file is missing or damaged."""
     platform = find_published(name)
     tables = published_tables(platform)
     samples = _select_samples(platform, read_public_samples(data_folder, tables))
@@ -231,10 +224,9 @@ class BetweenNodes:
 def read_node_bandwidths(data_folder: str | Path) -> BetweenNodes:
     """Read the published bandwidths of collectives over 1 to 64 nodes.
 
-    The figure does not say what its bandwidth is. On one node its all-reduce reaches 436 GB/s, the
-    bus bandwidth of 8 H100 (two NVLink directions of data over that time would be impossible): it
-    is read as the bus bandwidth. Raises InputError when the file is missing or does not hold the
-    three collectives.
+    They are read as bus bandwidths: on one node all-reduce reaches 436 GB/s, that of 8 H100 (NVLink
+    could not carry it as data over time). Raises InputError when the file is missing or lacks one
+    of the three collectives.
     """
     files = load_catalogue().held_files(data_folder, NODE_BANDWIDTHS)
     if not files:
@@ -309,11 +301,10 @@ class Limits:
 
 
 def find_limits(cost: object) -> Limits:
-    """Return what NCCL of a cost's version reckons with between nodes.
+    """Return what NCCL of a cost's version reckons with between nodes; nothing is known of other libraries.
 
-    Its protocols trade latency for bandwidth: a hop takes 2.7 to 14 us, and
-    the fastest protocol, LL, moves half of a link's bandwidth, since every
-    word carries a flag. Of other libraries nothing is known.
+    A hop takes 2.7 to 14 us, and the fastest protocol, LL, moves half of a link's bandwidth: every
+    word carries a flag.
     """
     library = str(getattr(cost, "library", ""))
     if not library.startswith("NCCL"):

@@ -139,10 +139,9 @@ def read_vidur_send(path: Path, platform: str, dataset: str) -> pd.DataFrame:
 
 
 def read_vidur_network(path: Path, platform: str, dataset: str) -> pd.DataFrame:
-    """Read one of vidur's ``network`` tables.
+    """Read a ``network`` table of vidur's (sizes in bytes, medians in ms); TableError where a column is missing.
 
-    Sizes in bytes; the median [ms] of few repeats is one sample. A group fills ``devices_per_node``
-    devices of each node. Raises TableError when a column is missing.
+    A group fills ``devices_per_node`` devices of each node.
     """
     name = "send_recv" if path.name == "send_recv.csv" else "all_reduce"
     frame = _read_vidur(path, name, ("num_workers", "size", "devices_per_node"))
@@ -251,10 +250,7 @@ PUBLIC_TABLES = _public_tables()
 def read_public_samples(
     folder: str | Path, wanted: Iterable[PublicTable] = PUBLIC_TABLES
 ) -> pd.DataFrame:
-    """Read public tables from ``results/data`` or a mirror, rounds numbered over all files of a key.
-
-    Raises TableError when a file is missing or breaks its format.
-    """
+    """Read public tables from results/data or a mirror, rounds numbered over all files; TableError where one is damaged."""
     frames = []
     for table in wanted:
         path = Path(folder) / table.key

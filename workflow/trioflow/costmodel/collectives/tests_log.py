@@ -60,14 +60,11 @@ def import_nccl_tests(
 ) -> pd.DataFrame:  # fmt: skip
     """Read logs of nccl-tests into ``tables.COLUMNS``; the device's name is in ``attrs["device"]``.
 
-    ``ranks``, ``collective`` and ``library`` (``NCCL 2.21.5``) are for logs that do not give them.
-    Out-of-place and in-place times are rounds of a message, and so are repeats in several logs;
-    messages of no bytes are left out.
-
-    Source: NVIDIA/nccl-tests, ``src/common.cu`` and ``src/util.cu``: the formats of text and of JSON; sizes are those of
-    ``tables.TASKS``. Raises TableError with line and column when a line is cut short, holds no
-    number where one is due or reports wrong results. Raises InputError when a file cannot be read,
-    holds no measurement, or lacks ranks or operation.
+    ``ranks``, ``collective`` and ``library`` (``NCCL 2.21.5``) serve logs that lack them.
+    Out-of-place, in-place and repeated times are rounds; messages of no bytes are left out. Source
+    of the formats: NVIDIA/nccl-tests, ``src/common.cu``, ``src/util.cu``. Raises TableError with
+    line and column when a line is cut short, lacks a number or reports wrong results, InputError
+    when a file cannot be read, or lacks measurements, ranks or operation.
     """
     logs = [_read(Path(path), ranks, collective) for path in paths]
     found = [

@@ -94,10 +94,7 @@ class NewGpuModel:
 
 
 def load_new_gpu_model(path: str | Path = SHIPPED_FILE) -> NewGpuModel:
-    """Read a model, the shipped one unless another file is named.
-
-    Raises InputError when the file is missing, is not such a model, or is incomplete.
-    """
+    """Read a model, by default the shipped one; InputError where it is missing, incomplete or another file."""
     return read_content(path, KIND, "a new-GPU model", {"format": FORMAT}, _parse)
 
 
@@ -136,23 +133,19 @@ def scale_trace(
     model: NewGpuModel | None = None,
     floor_s: float | None = None,
 ) -> pd.DataFrame:
-    """Predict the operators of a trace on another GPU.
+    """Predict the operators of a trace on another GPU: times [s] with 80 % of residuals on GPUs left out.
 
-    ``rule``: ``bandwidth`` (ratio of the memories' bandwidths), ``li``, ``habitat`` or ``ours``.
-    ``precision``: fp32, tf32, bf16 or fp16 of the matrix products, which decides whether tensor
-    cores or vector units set the roofline. ``floor_s``: time of an operator that does nothing [s],
-    kept on the target; the shortest recorded one unless given.
+    ``rule``: ``bandwidth`` (ratio of the memories'), ``li``, ``habitat`` or ``ours``. ``precision``
+    of products decides between tensor cores and vector units. ``floor_s``: time of an operator that
+    does nothing [s], kept on the target; by default the shortest recorded one. Copies and
+    collectives keep their time, which no sheet gives; on the traced GPU every time stays, without
+    an interval.
 
-    Returns ``time_s``, ``low_s``, ``high_s`` [s] (80 % of residuals on GPUs left out) and
-    ``extrapolated``. Copies to and from the device and collectives keep their time, which no sheet
-    gives; on the traced GPU every time stays, without an interval.
-
-    ``ours`` keeps the share of its roofline that an operator reached on the source. Three things
-    change it, with exponents fitted for each class: the board's power for its peak rate (few GPUs
-    hold their clock in long products), how short the operator is, and the quantisation of waves.
-    Nothing comes out faster than its roofline; what the source's cache served is taken to be served
-    so again. Raises InputError when rule or precision is unknown. Raises TableError when a value is
-    missing or out of range.
+    ``ours`` keeps the share of its roofline that an operator reached on the source, but for three
+    exponents a class: the board's power for its peak rate (few GPUs hold their clock in long
+    products), how short the operator is, and the quantisation of waves. Nothing is faster than its
+    roofline; what the source's cache served is served so again. Raises InputError when rule or
+    precision is unknown, TableError when a value is missing or out of range.
     """
     if precision not in PRECISIONS:
         raise InputError(
@@ -200,10 +193,7 @@ def carry_step(
     trace: Trace, source: DeviceSheet, target: DeviceSheet, rule: str, precision: str,
     model: NewGpuModel,
 ) -> pd.DataFrame:  # fmt: skip
-    """Predict the operators of a trace on another GPU as they run within the step.
-
-    Operators timed one by one are first brought to the step measured around them (``anchor_step``).
-    """
+    """Predict the operators of a trace on another GPU as they run within the step, timed alone or not (``anchor_step``)."""
     anchor = anchor_step(trace)
     within = anchor.apply(trace.operators["device_ns"].to_numpy(np.float64) * 1e-9)
     timed = trace.operators.assign(device_ns=[s_to_ns(float(value)) for value in within])
@@ -228,14 +218,12 @@ def retime_trace(
 ) -> Trace:
     """Return a trace as another GPU would have recorded it; itself on the GPU that was traced.
 
-    The fact ``new_gpu`` holds ``label``, ``rule``, ``source_device``, ``target_device``,
-    ``interval`` (80 % of a step's compute, relative), ``interval_basis``, ``extrapolated_share``
-    (of the time) and ``traced`` (the source's own times). A step measured around operators timed
-    one by one is carried over as ``measured_end_to_end_s`` (:func:`carry_step`), to anchor them
-    there. Host times stay: another machine's processor is not known. The step's time changes as
-    much as the device's time in operators does. Raises TraceError when the trace holds no times, is
-    itself predicted, or does not say its precision or any work. Raises PlatformError when a device has no
-    sheet.
+    The fact ``new_gpu`` holds rule, devices, ``interval`` (80 % of a step's compute, relative) with
+    its basis, ``extrapolated_share`` (of the time) and ``traced`` (the source's own times). A step
+    measured around operators timed alone is carried over as ``measured_end_to_end_s``
+    (:func:`carry_step`). Host times stay: another processor is not known; the step's time changes
+    as the device's does. Raises TraceError when the trace holds no times, is itself predicted, or
+    lacks precision or work, PlatformError when a device has no sheet.
     """
     source = find_device(trace.facts.device_name)
     target = find_device(target) if isinstance(target, str) else target

@@ -45,10 +45,7 @@ class Case:
 
 
 def load_cases(data_folder: str | Path) -> list[Case]:
-    """Read every table of NeuSight's whole models, in order of file names.
-
-    Raises InputError when the folder holds none.
-    """
+    """Read every table of NeuSight's whole models, in order of file names; InputError where there is none."""
     from trioflow.trace.importers.neusight import import_neusight
     from trioflow.trace.importers.options import ImportOptions
 
@@ -124,10 +121,7 @@ def _collapse(rows: pd.DataFrame, **facts: str | float) -> pd.DataFrame:
 def read_tensor_products(
     data_folder: Path, datasets: Sequence[str] = SINGLE_PRODUCTS, kind: str = "bfloat16"
 ) -> list[pd.DataFrame]:
-    """Return matrix products of the GPUs that aiconfigurator publishes, a table a GPU that has any.
-
-    ``kind``: a key of ``_FACTOR_BYTES``.
-    """
+    """Return matrix products, a table a GPU that aiconfigurator publishes any of; ``kind``: of ``_FACTOR_BYTES``."""
     frames = []
     for file in load_catalogue().held_files(data_folder, datasets):
         columns = ["device", "gemm_dtype", "m", "n", "k", "latency"]
@@ -155,10 +149,9 @@ def read_tensor_products(
 
 
 def pair_rows(rows: pd.DataFrame, most: int = MOST_ROWS) -> pd.DataFrame:
-    """Join the same operator of the same case on two GPUs of different chips, both ways.
+    """Join the same operator of the same case on two GPUs of different chips, both ways; ``rows``' columns are the source's.
 
-    Columns of ``rows`` are the source's. At most ``most`` rows of a pair, class and workload are
-    kept, evenly spaced by size; 0 keeps all.
+    At most ``most`` (0: all) of a pair, class and workload, evenly spaced by size.
     """
     chips = {name: load_device(name).chip for name in sorted(set(rows["device"]))}
     keyed = rows.assign(key=rows.groupby(["workload", "case", "precision", *ROW]).ngroup())

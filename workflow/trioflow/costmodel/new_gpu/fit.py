@@ -83,9 +83,8 @@ def describe_pairs(pairs: pd.DataFrame) -> pd.DataFrame:
 def fit_exponents(pairs: pd.DataFrame, known: Fits | None = None) -> dict[str, Exponents]:
     """Fit every class of described pairs, and all classes that are not products together (``*``).
 
-    Least squares of the logarithm of predicted over measured, with a robust loss. Every two devices
-    weigh the same within whole models and within single operators, however many operators were
-    measured on them. Fits of the same rows are taken from ``known``, and new ones kept there.
+    Robust least squares of log predicted over measured; every two devices weigh the same within
+    whole models and within single operators. ``known`` keeps fits by their rows.
     """
     known = {} if known is None else known
     fitted = {}
@@ -177,10 +176,7 @@ def leave_out(pairs: pd.DataFrame, chip: str | None, workload: str | None) -> pd
 
 
 def predict_held_out(pairs: pd.DataFrame, rule: str, known: Fits | None = None) -> pd.DataFrame:
-    """Predict every pair (``held_out_s``) by a rule that saw neither its target's chip nor its workload.
-
-    Single operators stand for no workload: of them only the chip is left out.
-    """
+    """Predict every pair (``held_out_s``) by a rule that saw neither its target's chip nor (but for single ones) its workload."""
     predicted = np.zeros(len(pairs))
     for chip, workload, at in _folds(pairs):
         ours = rule == RULES[-1]
@@ -250,13 +246,10 @@ def _operator_bands(frame: pd.DataFrame) -> dict[str, NewGpuBand]:
 def _step_band(frame: pd.DataFrame) -> NewGpuBand:
     """Estimate the error of a step's sum.
 
-    Root mean square of the logarithmic error, every two chips with the same weight, times Student's
-    90 % quantile with as many degrees of freedom as there are two chips. Errors are those of whole
-    models' sums and, since models were measured on three chips only, the mean logarithm over single
-    matrix products, which make up most of a step: their sum would be that of the few largest.
-    Errors are taken around 0, so that a bias widens the interval. It covers a GPU of another kind
-    (inference boards of 70 W, older chips), hence too much between the large boards that were
-    measured.
+    Root mean square logarithm around 0 (a bias widens it), every two chips weighing the same, times
+    Student's 90 % quantile for their number. Errors are those of whole models' sums (three chips
+    only) and the mean logarithm over single products, which make up most of a step. It covers other
+    kinds of GPU (boards of 70 W, older chips), hence too much between the large boards measured.
     """
     errors = pd.concat([_sum_errors(frame), _product_errors(frame)])
     if errors.empty:

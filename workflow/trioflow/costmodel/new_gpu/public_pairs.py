@@ -42,10 +42,7 @@ class PublicPairs:
 
     @cached_property
     def cases(self) -> list[Case]:
-        """Whole models, a table a GPU.
-
-        Raises InputError when the data is not there.
-        """
+        """Whole models, a table a GPU; InputError where the data is not there."""
         return load_cases(self.data_folder)
 
     @cached_property
@@ -82,9 +79,8 @@ def fit_new_gpu_model(data: PublicPairs) -> NewGpuModel:
 def _resize_steps(data_folder: str | Path, pairs: pd.DataFrame, fits: Fits) -> pd.DataFrame:
     """Predict every step at every other batch of its model, its GPU and its model left out.
 
-    Each GPU in turn is the one that nobody saw: the model of the nearest GPU of another chip is
-    fitted without the workload, the rule without the chip and the workload. ``time_s`` is the sum
-    measured at the target [s].
+    The nearest GPU of another chip lends the model, fitted without the workload; ``time_s`` is the
+    sum measured at the target [s].
     """
     devices = [each for each in load_published(data_folder) if len(each.traces) > 1]
     known: dict[str, DeviceData] = {}

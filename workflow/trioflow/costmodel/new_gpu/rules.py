@@ -80,10 +80,7 @@ class Rates:
 
 
 def size_rows(operators: pd.DataFrame) -> pd.DataFrame:
-    """Return class, phase, features, products and recorded ``time_s`` [s] of operators, numbered from 0.
-
-    Raises TableError when a column is missing or a value is out of range.
-    """
+    """Return class, phase, features, products and ``time_s`` [s] of operators; TableError where a column or value is wrong."""
     if "phase" not in operators.columns:
         raise TableError("operator table has no column phase")
     classes = classify(operators).to_numpy()
@@ -225,16 +222,12 @@ def _apply_bandwidth(rows: pd.DataFrame, source: DeviceSheet, target: DeviceShee
 
 
 def _apply_li(rows: pd.DataFrame, source: DeviceSheet, target: DeviceSheet) -> Floats:
-    """Regress every class on the source, and scale the slopes with the bandwidth [s].
+    """Regress every class and phase on the source, and scale the slopes with the bandwidth [s].
 
-    Li's inter-GPU, kernel-wise rule as secondary sources give it: time = a + b x driver for each
-    kernel, the driver the best correlated of operations, input and output, and b in inverse
-    proportion with the memory's bandwidth. The paper's own text was not at hand, so neither the
-    rule nor the kernels' classes are verified; here a class and phase of operators stands for a
-    kernel. A class of one size only has no constant a.
-
-    Source: Y. Li, Y. Sun, A. Jog, "Path Forward Beyond Simulators: Fast and Accurate GPU Execution
-    Time Prediction for DNN Workloads", MICRO 2023.
+    Li's inter-GPU, kernel-wise rule (Y. Li, Y. Sun, A. Jog, "Path Forward Beyond Simulators", MICRO
+    2023) as secondary sources give it: time = a + b x driver, the best correlated of operations,
+    input and output, b in inverse proportion with the bandwidth; a is 0 in a class of one size. The
+    paper's text was not at hand: rule and kernels' classes are unverified.
     """
     ratio = source.memory_bandwidth_bytes_per_s / target.memory_bandwidth_bytes_per_s
     times = rows["time_s"].to_numpy(np.float64)
@@ -278,12 +271,9 @@ def _apply_habitat(
 ) -> Floats:
     """Scale by Habitat's wave scaling: bandwidth, clock and multiprocessors [s].
 
-    T x (BW ratio)^g x (clock ratio x SM ratio)^(1-g). g follows from the arithmetic intensity I and
-    the target's ridge point R: 1 - 0.5 I/R up to R, 0.5 R/I beyond. Habitat's own trained networks
-    for convolutions and matrix products are not part of it.
-
-    Source: G. X. Yu et al., "Habitat: A Runtime-Based Computational Performance Predictor for Deep
-    Neural Network Training", USENIX ATC 2021.
+    T x (BW ratio)^g x (clock ratio x SM ratio)^(1-g); g is 1 - 0.5 I/R up to the target's ridge
+    point R, 0.5 R/I beyond (I: arithmetic intensity). Its trained networks are not part of it.
+    Source: G. X. Yu et al., "Habitat", USENIX ATC 2021.
     """
     data = np.maximum((rows["read_bytes"] + rows["write_bytes"]).to_numpy(np.float64), 1.0)
     intensity = rows["flop"].to_numpy(np.float64) / data

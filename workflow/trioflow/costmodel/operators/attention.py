@@ -155,11 +155,10 @@ def _terms(
 
 
 def fit_attention(data_folder: str | Path) -> dict[str, AttentionTable]:
-    """Fit the attention of every GPU that has a table, by sheet.
+    """Fit the attention of every GPU that has a table, by sheet; InputError where there is none.
 
-    A table of one head size cannot separate exponentials from products: it takes their ratio from
-    the tables that have several. Folds leave out every row of a number of heads and a size. Raises
-    InputError when there is no table.
+    A table of one head size takes the ratio of exponentials to products from the others. Folds
+    leave out a number of heads and a size.
     """
     tables = {str(table["device"].iloc[0]): table for table in _read_attention(Path(data_folder))}
     if not tables:

@@ -83,15 +83,11 @@ def lookup_order(operator_class: str, phase: str) -> Iterator[Key]:
 def fit_class_curves(rows: pd.DataFrame, form: str | Recipe) -> dict[Key, ClassCurve]:
     """Fit every class and phase, and the wider classes that stand in: ``("*", phase)``, ``("*", "*")``.
 
-    Rows whose ``benchmark`` is true were measured alone: all those of a class count as much as the
-    class's other rows together, and the level follows the others. ``count`` says how often a row
-    occurs.
-
-    A class is fitted on its own when it has ``_MIN_ROWS`` operators of at least two sizes; one with
-    fewer takes the shape of the next wider class (:func:`lookup_order`). Views get one time,
-    whatever their size. Every curve is then scaled to the recorded sum over its class: relative
-    errors decide the shape, which is all that rescaling uses, and sums the level. (Held-out sums of
-    steps came out 6 to 11 points nearer than without the scaling.)
+    ``benchmark`` rows, measured alone, together count as much as a class's others, whose level is
+    kept; ``count``: how often a row occurs. A class needs ``_MIN_ROWS`` operators of two sizes, or
+    takes the next wider one's shape (:func:`lookup_order`). Views get one time. Every curve is
+    scaled to the class's recorded sum: relative errors decide the shape, sums the level (held-out
+    sums came out 6 to 11 points nearer so).
     """
     recipe = Recipe(form) if isinstance(form, str) else form
     if recipe.distinct:
@@ -219,8 +215,7 @@ def rescale_times(
 ) -> Floats:
     """Scale recorded times [s] by the ratio of two predictions; unchanged rows keep theirs exactly.
 
-    Where the prediction at the recorded size is next to nothing, the predicted difference is added
-    instead.
+    Where next to nothing is predicted at the recorded size, the difference is added instead.
     """
     usable = predicted_s > NOTHING_S
     ratio = np.divide(target_s, predicted_s, out=np.ones_like(time_s), where=usable)
@@ -272,10 +267,9 @@ def choose_form(
 ) -> str:
     """Return the form that clearly misses least when workloads are left out, else the first.
 
-    Judged are held-out times and those rescaled between batches, by the mean of both absolute
-    errors over the time; of one workload, alternate operators are left out. A form hardly better
-    than an earlier one is not taken. ``alone``: work, shape (m, 11), and times [s] of operators
-    measured alone; those equal to a judged one do not take part.
+    By the mean of the errors of held-out times and of those rescaled between batches; of one
+    workload, alternate operators are left out. ``alone``: work, shape (m, 11), and times [s] of
+    operators measured alone; those equal to a judged one do not take part.
     """
     if len(rows.times) < FEWEST:
         return forms[0]

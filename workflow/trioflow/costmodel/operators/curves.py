@@ -113,11 +113,7 @@ def fit_curve(
     weights: Floats | None = None,
     sm_count: float = 1.0,
 ) -> Curve:
-    """Fit one form of ``FORMS`` to operators; the parameters are those of :class:`Sample`.
-
-    Folds within folds meet the same rows again: the latest ``_KEPT_CURVES`` fits are kept by what
-    they were fitted to.
-    """
+    """Fit one form of ``FORMS`` to operators (:class:`Sample`); the latest ``_KEPT_CURVES`` fits are kept for other folds."""
     given = [features, time_s] if weights is None else [features, time_s, weights]
     digest = hashlib.sha256(f"{form} {sm_count!r} {features.shape}".encode())
     for values in given:
@@ -136,9 +132,8 @@ def fit_curve(
 def driver_of(features: Floats, time_s: Floats) -> int:
     """Return the column that correlates best with the time; the earlier of ties and constants.
 
-    The rule of Li's model: an operator is operation-, input- or output-driven (Y. Li, Y. Sun, A.
-    Jog, Path Forward Beyond Simulators, MICRO 2023, known to us by its abstract and by descriptions
-    of it).
+    The rule of Li's model (Y. Li, Y. Sun, A. Jog, Path Forward Beyond Simulators, MICRO 2023, known
+    to us by its abstract and descriptions of it).
     """
     best, driver = -np.inf, 0
     for column in range(features.shape[1]):

@@ -93,13 +93,11 @@ def fit_device_model(
 ) -> tuple[OperatorCostModel, pd.DataFrame]:
     """Fit the model of one GPU, with intervals from held-out workloads, and ``tables.OPERATOR_FIT``.
 
-    Captures of one model share their fact ``workload``; ``mode`` distinguishes training from inference.
-    Shapes that a left-out workload has are left out of the benchmarks with it.
-
-    A class of matrix products keeps the rows of its commonest precision: rates of fp32 and TF32
-    differ several times. Rows that took no time launched nothing; equal rows (repeated layers)
-    count once. What the benchmarks say of shape counts as much as what the traces say; the level is
-    the traces'. Raises InputError when the method is unknown or there is nothing to fit.
+    Captures share the fact ``workload``; a left-out workload's shapes leave the benchmarks too.
+    Products keep the rows of their commonest precision (fp32 and TF32 differ several times); rows
+    without time launched nothing; equal ones count once. Benchmarks count as much as traces for the
+    shape, the level is the traces'. Raises InputError when the method is unknown or there is
+    nothing to fit.
     """
     return fit_device_data(DeviceData.prepare(traces, limits, benchmarks), method)
 
@@ -215,9 +213,8 @@ class DeviceData:
 def device_rows(traces: Sequence[TraceLike]) -> tuple[pd.DataFrame, dict[str, object]]:
     """Return the rows of all traces that took time, and facts of what was kept.
 
-    A class keeps the rows that were timed as most of its rows were, call by call or kernel by
-    kernel: a call's time holds microseconds of launch. Matrix products keep the precision of most
-    of their rows, too.
+    A class keeps rows timed as most were, call by call (with microseconds of launch) or kernel by
+    kernel; products keep most rows' precision, too.
     """
     rows = collect_rows(traces, products=True)
     rows = rows[(rows["time_s"] > 0) | rows["operator_class"].isin(HOST_ONLY)]

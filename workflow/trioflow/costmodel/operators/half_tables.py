@@ -80,12 +80,11 @@ class ProductTable:
 
 
 def fit_tensor_products(data_folder: str | Path) -> dict[str, ProductTable]:
-    """Fit the products of every GPU that has a table, by sheet.
+    """Fit the products of every GPU that has a table, by sheet; InputError where there is none.
 
-    Products from ``LEAST_ROWS`` rows on, evenly thinned to ``_MOST_PRODUCTS``. Folds leave out
-    whole weight shapes (n, k); how the curve pads and overlaps is chosen inside each fold. The two
-    products of a gradient are products of their own sizes, at the rate of the forward one: no table
-    holds them. Raises InputError when there is no table.
+    Products from ``LEAST_ROWS`` rows on, thinned to ``_MOST_PRODUCTS``; folds leave out whole
+    weight shapes (n, k), and choose padding and overlap inside. A gradient's products are products
+    of their own sizes at the forward's rate: no table holds them.
     """
     found = {}
     for frame in read_tensor_products(Path(data_folder), HALF_PRODUCTS):
@@ -105,10 +104,8 @@ def fit_scaled_products(
 ) -> dict[str, dict[str, ProductTable]]:
     """Fit products in FP8: by format and GPU's sheet, as `fit_tensor_products`, whose result is ``halves``.
 
-    The calls measured bring their left factor from bf16 into FP8 first, with an inference engine's
-    own kernel and a scale known beforehand. What that takes an element is found beside the curve,
-    and taken off: a training step casts by operators of its own. A launch takes what it takes in
-    half precision: what calls take beyond it is the cast's, and the host's.
+    The calls measured first cast their left factor from bf16 by a scale known beforehand: that is
+    found beside the curve, and taken off. A launch takes what it takes in half precision.
     """
     found: dict[str, dict[str, ProductTable]] = {}
     for name, kind in SCALED.items():
@@ -193,11 +190,9 @@ class ExpertBand:
 def judge_experts(
     data_folder: str | Path, predict: Mapping[str, Callable[[pd.DataFrame], Floats]]
 ) -> dict[str, ExpertBand]:
-    """Return the band of every GPU that has a table of experts and one of products.
+    """Return the band of every GPU that has tables of experts and of products.
 
-    ``data_folder``: retrieved data or a mirror of it.
-    ``predict``: by the name of the GPU's sheet: times [s] of products, columns ``FEATURES`` and
-        ``PRODUCTS``.
+    ``predict``: by sheet: times [s] of products, columns ``FEATURES`` and ``PRODUCTS``.
     """
     found = {}
     for table in _read_experts(Path(data_folder)):
@@ -218,8 +213,7 @@ def judge_experts(
 def _read_experts(data_folder: Path) -> list[pd.DataFrame]:
     """Return layers of experts in bf16, on one rank of experts, by GPU: sizes, ``time_s``, ``device``.
 
-    ``rows`` is the mean number of tokens of an expert, ``inside`` the width inside one (of a
-    tensor-parallel share where the table has one).
+    ``rows``: mean tokens of an expert; ``inside``: width inside one (its tensor-parallel share).
     """
     frames = []
     for file in load_catalogue().held_files(data_folder, HALF_EXPERTS):
@@ -321,10 +315,7 @@ def shipped_experts() -> dict[str, ExpertBand]:
 
 
 def load_tensor_products(path: str | Path) -> dict[str, ProductTable]:
-    """Read ``save_tensor_products``'s file.
-
-    Raises InputError when it is missing or another file.
-    """
+    """Read ``save_tensor_products``'s file; InputError where it is missing or another file."""
     return _read_tables(_read(path)["tables"], path)
 
 

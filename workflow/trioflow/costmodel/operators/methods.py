@@ -74,10 +74,7 @@ class RecordedModel(_Unfitted):
         return np.array(found, np.float64)
 
     def predict(self, operators: pd.DataFrame) -> pd.DataFrame:
-        """Return recorded times.
-
-        Raises InputError for an operator never recorded in these shapes.
-        """
+        """Return recorded times; InputError for an operator never recorded in these shapes."""
         time_s = self.known(operators)
         missing = np.flatnonzero(np.isnan(time_s))
         if len(missing):
@@ -89,10 +86,7 @@ class RecordedModel(_Unfitted):
         return _frame(operators.index, time_s, 1.0, 1.0, False)
 
     def rescale(self, operators: pd.DataFrame, target: pd.DataFrame) -> pd.DataFrame:
-        """Return recorded times.
-
-        Raises InputError when an operator changes its size.
-        """
+        """Return recorded times; InputError where an operator changes its size."""
         changed = (feature_matrix(operators) != feature_matrix(target)).any(axis=1)
         if changed.any():
             raise InputError(
@@ -133,10 +127,9 @@ class ProportionalModel(_Unfitted):
 
 
 def batch_ratio(operators: pd.DataFrame, target: pd.DataFrame) -> float:
-    """Return the batch of the target over that of the recorded operators.
+    """Return the batch of the target over that of the recorded operators: the ratio that most of the growing bytes have.
 
-    The ratio that most of the growing bytes have. Raises TableError when a table lacks the columns
-    of growing parts.
+    Raises TableError when a table lacks the columns of growing parts.
     """
     before, after = (
         np.concatenate([_growing(frame, name) for name in FEATURES])
@@ -170,10 +163,9 @@ def fit_named_model(
 ) -> tuple[OperatorModel, pd.DataFrame]:
     """Fit an operator model by the name of its method, built-in or registered by a package.
 
-    ``auto`` is ``regression``, which won on a processor. ``shipped`` chooses the form of every
-    class by leaving whole workloads out inside the given traces; it needs several. Raises
-    InputError when the method is unknown or there is nothing to fit. Raises PlatformError when a
-    method for GPUs finds no data sheet.
+    ``auto`` is ``regression``, which won on a processor; ``shipped`` chooses each class's form and
+    needs several workloads. Raises InputError when the method is unknown or there is nothing to
+    fit, PlatformError when one for GPUs finds no sheet.
     """
     if method in _GPU_ONLY:
         if not traces:
@@ -188,10 +180,7 @@ def fit_named_model(
 
 
 def make_unfitted_model(name: str, traces: Sequence[TraceLike]) -> OperatorModel:
-    """Return the model ``recorded`` or ``proportional``.
-
-    Raises InputError when the name is another.
-    """
+    """Return the model ``recorded`` or ``proportional``; InputError for another name."""
     if name == "recorded":
         return fit_recorded(traces)
     if name == "proportional":

@@ -139,9 +139,8 @@ class OperatorCostModel:
     def predict(self, operators: pd.DataFrame) -> pd.DataFrame:
         """Predict operators from their names, shapes and sizes alone; times are not read.
 
-        ``extrapolated``: a size outside the fitted range of its class, or a class never fitted; on
-        a GPU with a data sheet such rows stay inside its bounds. Raises TableError when a column is
-        missing or a size is out of range.
+        ``extrapolated``: outside the fitted sizes, or a class never fitted; on a GPU with a sheet
+        inside its bounds. Raises TableError when a column is missing or a size out of range.
         """
         rows = sized_rows(operators, products=self.products)
         outside = self._outside(rows, rows)
@@ -153,12 +152,9 @@ class OperatorCostModel:
         """Predict recorded operators at the ``flop`` and bytes of ``target``, which has the same rows.
 
         Recorded time x predict(target) / predict(recorded), inside the bounds of
-        ``resizing.rescale_rows``: what makes one operator faster or slower than its class stays
-        with it. An operator of unchanged size keeps exactly its recorded time, without an interval.
-        The interval grows with the logarithm of that ratio; its size comes from captures of one
-        workload at two batches, predicted one from the other by models that did not see the
-        workload. Raises TableError when a column is missing, a value is out of range, or the tables
-        have different rows.
+        ``resizing.rescale_rows``; of unchanged size exactly the recorded time, without an interval.
+        The interval grows with that ratio's logarithm, from captures at two batches by models that
+        did not see the workload. Raises TableError when a column, value or row does not fit.
         """
         sizing = resize_rows(operators, target, products=self.products)
         time_s = rescale_rows(sizing, self.row_times)
@@ -194,11 +190,10 @@ class OperatorCostModel:
     def step_interval(
         self, kind: str = "rescale", distance: float | None = None
     ) -> tuple[float, float]:
-        """Return factors below and above 1: the 80 % interval of a step's summed compute.
+        """Return factors below and above 1: the 80 % interval of a step's compute.
 
-        ``kind``: ``rescale`` or ``predict``. ``distance``: logarithm of the rescaled over the
-        recorded step's compute, with which the interval widens (``StepBand.half_at``). Raises
-        InputError when the kind is unknown.
+        ``kind``: ``rescale`` or ``predict``, else InputError; ``distance``: log of rescaled over
+        recorded compute (``StepBand.half_at``).
         """
         half = self._step(kind).half_at(distance)
         return float(np.exp(-half)), float(np.exp(half))
@@ -262,20 +257,15 @@ def _prediction(
 def fit_operator_model(
     traces: Sequence[TraceLike], *, method: str = "regression"
 ) -> tuple[OperatorModel, pd.DataFrame]:
-    """Fit a model of operator cost to traces of one device.
+    """Fit a model of operator cost to traces of one device, and return it with ``tables.OPERATOR_FIT``.
 
-    One trace is enough for a fit; errors and intervals need several workloads, each at two batches
-    or more. ``regression``: constant and slopes over FLOPs, read and written bytes; ``li``:
-    constant and the slope of the driver alone; ``roofline``: constant and the larger of compute and
-    memory; ``power``: power law; or a method that a package registers under
-    ``trioflow.operator_models``. Returns the model and a row of ``tables.OPERATOR_FIT`` for every
-    class and phase.
-
-    Coefficients are not negative and minimise squared relative errors (weights 1/time, non-negative
-    least squares); see ``fit_class_curves``. The workload's name serves to leave whole workloads
-    out, never as a feature. Held-out errors are null where only one workload is given. Raises
-    InputError when there is nothing to fit, several devices are mixed, or the method is unknown.
-    Raises TraceError or TableError when a fact or column is missing or a value out of range.
+    Errors and intervals need several workloads, each at two batches. ``regression``: constant and
+    slopes over FLOPs and bytes; ``li``: constant and the driver's slope; ``roofline``: constant and
+    the larger of compute and memory; ``power``; or a method registered under
+    ``trioflow.operator_models``. Coefficients are not negative and minimise squared relative errors
+    (``fit_class_curves``); workloads' names only leave them out, and held-out errors of one are
+    null. Raises InputError when there is nothing to fit, devices are mixed, or the method is
+    unknown, TraceError or TableError when a fact or column is missing or a value out of range.
     """
     if method not in METHODS:
         fit = find_operator_model(method, METHODS)
@@ -302,8 +292,5 @@ def fit_operator_model(
 
 
 def load_operator_model(path: str | Path) -> OperatorCostModel:
-    """Read a model that :meth:`OperatorCostModel.save` wrote.
-
-    Raises InputError when the file is missing, is not such a model, or is incomplete.
-    """
+    """Read what :meth:`OperatorCostModel.save` wrote; InputError where it is missing, incomplete or another file."""
     return OperatorCostModel(**read_model(path))

@@ -93,10 +93,7 @@ def _class_to_json(model: _Content, key: Key) -> dict[str, Any]:
 
 
 def read_model(path: str | Path) -> dict[str, Any]:
-    """Return the fields of a model.
-
-    Raises InputError when the file is missing, is not such a model, or is incomplete.
-    """
+    """Return the fields of a model; InputError where the file is missing, incomplete or another."""
     known = {"format": FORMAT, "features": list(FEATURES)}
     return read_content(path, KIND, "an operator cost model", known, _fields)
 
@@ -108,10 +105,7 @@ def read_content(
     known: Mapping[str, Any],
     parse: Callable[[dict[str, Any]], Parsed],
 ) -> Parsed:
-    """Read a model file by its ``kind`` (``what`` in words), with entries ``known`` that must agree.
-
-    Raises InputError when the file is missing, is of another kind or version, or is incomplete.
-    """
+    """Read a model file by its ``kind`` (``what`` in words), with entries ``known`` that must agree."""
     content = read_json(path)
     if not isinstance(content, dict) or content.get("kind") != kind:
         raise InputError(f"not {what}", file=path, fix="give a file that a fit wrote")

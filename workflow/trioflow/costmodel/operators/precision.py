@@ -81,11 +81,10 @@ class Source:
     ) -> pd.DataFrame:
         """Return the times of rows on another GPU and in another precision, with the rule's interval.
 
-        The same elements are as many bytes as the precision makes them. What a row takes beyond a
-        launch keeps its share of the roofline, first at the other precision, then on the other GPU
-        (``carry.scale_trace``). No time is shorter than the roofline. Of operators that ran alone,
-        what computing takes is longer in a step: ``DeviceSheet.sustained_compute``, and in FP8, in
-        which nobody measured it, what a sheet without that line has.
+        Bytes are the precision's. Beyond a launch a row keeps its share of the roofline, first at
+        the other precision, then on the other GPU (``carry.scale_trace``), never above it.
+        Computing alone is slower in a step: ``DeviceSheet.sustained_compute`` (in FP8, unmeasured,
+        that of a sheet without the line).
         """
         element = ELEMENT_BYTES[self.precision] / ELEMENT_BYTES[precision]
         sizes = ["read_bytes", "write_bytes"]

@@ -203,9 +203,8 @@ def product_sizes(products: Floats) -> Floats:
 def scale_products(products: Floats, before: Floats, after: Floats) -> Floats:
     """Return products (rows, 8) at other ``FEATURES`` (rows, 3).
 
-    FLOPs and bytes show which dimension grew: a larger batch lengthens m of a linear layer and
-    multiplies the problems of attention; a shard shortens n or k. The dimension, or the two, whose
-    change explains the new bytes best is scaled.
+    The dimension, or two, whose change explains the new bytes best is scaled: a batch lengthens m
+    or multiplies attention's problems, a shard shortens n or k.
     """
     result = products.copy()
     resized = (products[:, 0] > 0) & (before != after).any(axis=1)

@@ -193,10 +193,7 @@ class PublishedDevice:
 def load_published(
     data_folder: str | Path, devices: Sequence[str] | None = None
 ) -> list[PublishedDevice]:
-    """Read the published traces of every GPU that has several, or of ``devices`` by drivers' names.
-
-    Raises InputError when the folder holds none of it. Raises TraceError when a file is wrong.
-    """
+    """Read the published traces of every GPU that has several, or of ``devices`` by drivers' names."""
     folder = Path(data_folder)
     traces: dict[str, list[Trace]] = {}
     for path in load_catalogue().held_files(folder, MODEL_TABLES, ".csv"):

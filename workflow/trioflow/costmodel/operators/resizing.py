@@ -50,11 +50,7 @@ class Resizing:
 
 
 def resize_rows(operators: pd.DataFrame, target: pd.DataFrame, *, products: bool) -> Resizing:
-    """Read recorded operators and their other sizes.
-
-    Raises TableError when a column is missing, a value is out of range, or the tables have
-    different rows.
-    """
+    """Read recorded operators and their other sizes; TableError where columns, values or rows do not fit."""
     if not operators.index.equals(target.index):
         raise TableError(
             "recorded and target operators have different rows",
@@ -71,16 +67,11 @@ def resize_rows(operators: pd.DataFrame, target: pd.DataFrame, *, products: bool
 def rescale_rows(resizing: Resizing, row_times: RowTimes, *, waves: bool = True) -> Floats:
     """Return the times at the wanted sizes [s]; unchanged rows keep the recorded time exactly.
 
-    ``waves``: whether the curve's steps between two doublings are to be trusted, as on the GPU that
-    it was fitted on; otherwise times are interpolated there.
-
-    The growth of a row is the ratio of that size (FLOPs, bytes read, bytes written) which changes
-    most. The curve is evaluated at the wanted size and its halves down to the recorded one (or
-    doublings up to it), on the straight line between both; from one to the next the time may
-    neither fall nor more than double, whatever the curve says. A row of which one size grows and
-    another shrinks, or a product that is cut in one dimension and grows in another, stays between
-    the smallest and the largest of these ratios; one that had no work before gets the predicted
-    difference added.
+    A row grows by the size (FLOPs, bytes) that changes most. The curve is evaluated at the wanted
+    size and its halves (or doublings) to the recorded one; from one to the next the time may
+    neither fall nor more than double. ``waves``: whether its steps in between are trusted, as on
+    the GPU fitted on; else times are interpolated. A row with sizes that grow and shrink stays
+    between the smallest and largest ratio; one without work before gets the difference added.
     """
     before, after = (read_columns(frame, FEATURES) for frame in (resizing.rows, resizing.resized))
     low, high = _ratios(before, after)
@@ -233,9 +224,8 @@ def bound_times(
 ) -> Floats:
     """Return predicted times inside the bounds of a data sheet [s].
 
-    Not faster than the roofline; not slower than a launch (rows without any work) and
-    ``WIDEST_FACTOR`` times the roofline. A class of products without an entry in ``precisions`` is
-    bounded by the GPU's fastest precision.
+    Between the roofline (of the fastest precision where ``precisions`` lacks the class) and a
+    launch, or ``WIDEST_FACTOR`` times the roofline.
     """
     bases = rows["operator_class"].map(base_class)
     fastest = max(sheet.peak_flop_per_s, key=sheet.peak_flop_per_s.__getitem__)

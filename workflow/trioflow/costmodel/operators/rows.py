@@ -130,10 +130,7 @@ def trace_rows(operators: pd.DataFrame, *, products: bool = False) -> pd.DataFra
 
 
 def recorded_times(operators: pd.DataFrame) -> pd.Series[float]:
-    """Return ``device_ns`` in seconds.
-
-    Raises TableError when one is missing or negative.
-    """
+    """Return ``device_ns`` in seconds; TableError where one is missing or negative."""
     if "device_ns" not in operators.columns:
         raise TableError("operator table has no column device_ns")
     times = pd.to_numeric(operators["device_ns"], errors="coerce").astype("float64")
@@ -147,10 +144,7 @@ def recorded_times(operators: pd.DataFrame) -> pd.Series[float]:
 
 
 def pair_rows(rows: pd.DataFrame) -> pd.DataFrame:
-    """Pair the rows of the same operator of one workload at two batches, in both directions.
-
-    ``recorded`` and ``target`` are row labels. Empty where no workload was captured at two batches.
-    """
+    """Pair the row labels of the same operator of one workload at two batches, both ways; may be empty."""
     columns = ["workload", "recorded", "target", "recorded_trace", "target_trace"]
     found = []
     # Training and inference of one model are different steps of one workload.

@@ -71,13 +71,10 @@ Solve = Callable[[Floats], tuple[Floats, float]]
 def fit_tiles(work: Floats, sm_count: float, solve: Solve) -> Floats:
     """Choose tiles and fit a time to rows of ``FEATURES`` and ``PRODUCTS``, shape (n, 11).
 
-    Returns constant [s], slope over padded FLOPs [s/flop], slope over bytes [s/byte]; then
-    multiprocessors, number of the tile set, edge cost, most splits, blocks a multiprocessor.
-
-    Source: S. Lee et al., Forecasting GPU Performance for Deep Learning Training and Inference
-    (NeuSight), ASPLOS 2025: time of a tile times the number of waves. Here a utilisation that falls
-    with a ragged last wave follows from counting waves; a fit chooses tile set, splits and
-    residency among few.
+    Returns constant [s], slopes over padded FLOPs [s/flop] and bytes [s/byte]; multiprocessors,
+    tile set, edge cost, most splits, blocks a multiprocessor. Source: S. Lee et al. (NeuSight),
+    ASPLOS 2025: time of a tile times waves; here the ragged last wave's utilisation follows from
+    counting them.
     """
     sizes = _sizes(work)
     data = work[:, 1] + work[:, 2]
@@ -116,10 +113,9 @@ def evaluate_tiles(work: Floats, coefficients: Floats) -> Floats:
 def fit_overlapped(work: Floats, sm_count: float, time_s: Floats) -> Floats:
     """Choose how products fill a device, and fit a time whose compute and memory parts overlap.
 
-    Returns the three times of :func:`fit_tiles`; then multiprocessors, number of the tile set
-    (``_NO_TILES`` for none), edge cost, depth and norm of the overlap. Every option is monotone in
-    batch, m, n and k and at most doubles with a size that doubles; so are the least of several, the
-    norm and the sum. The least mean absolute relative error decides.
+    Returns the times of :func:`fit_tiles`; multiprocessors, tile set (``_NO_TILES`` for none), edge
+    cost, depth and norm of the overlap. Every option is monotone in batch, m, n and k and at most
+    doubles with a size. The least mean absolute relative error decides.
     """
     sizes = _sizes(work)
     data = work[:, 1] + work[:, 2]
