@@ -1,7 +1,4 @@
-"""From observed operators to a trace: identities, work, categories, what grows with the batch.
-
-Every source of traces, the profiler's or another tool's, ends here.
-"""
+"""From observed operators, the profiler's or another tool's, to a trace: identities, work, what grows with the batch."""
 
 from __future__ import annotations
 
@@ -56,13 +53,12 @@ def assemble_trace(
     *,
     ready: Sequence[ReadyGradient] | None = None,
 ) -> Trace:
-    """Build a trace from the operators of one step, in order of start.
+    """Build a trace from the outermost operators of one step, in order of start.
 
-    ``operators``: the outermost operators. ``facts``: what the source says, as ``trace.json`` will
-    hold it (`Facts`); ``parameters`` (name, shape, elem_bytes in the model's order) gives gradients
-    their names. ``ready``: the gradients in the order in which they become ready; None to take
-    every backward operator that has a forward operator with parameters. Raises TraceError when a
-    fact that every later stage needs is missing or impossible.
+    ``parameters`` (name, shape, elem_bytes in the model's order) names gradients; ``ready``: these
+    in the order in which they become ready; None takes every backward operator of a forward one
+    with parameters. Raises TraceError when a fact that every later stage needs is missing or
+    impossible.
     """
     check_facts(facts)
     batch, tracker = int(facts["batch"]), TensorTracker()

@@ -26,10 +26,7 @@ class BlockName:
 
     @classmethod
     def parse(cls, path: str) -> BlockName:
-        """Split a path at its last dot.
-
-        Raises TraceError when the path does not end in a number.
-        """
+        """Split a path at its last dot; TraceError where it does not end in a number."""
         prefix, _, number = path.rpartition(".")
         if not number.isdecimal():
             raise TraceError(
@@ -62,11 +59,7 @@ class BlockName:
         return (int(number), dot + rest) if number.isdecimal() else None
 
     def renumber(self, path: str, position: int, copies: int) -> str:
-        """Return a path's new name when the block occurs `copies` times.
-
-        ``path``: module or parameter; ``position``: which copy a path inside the block belongs to,
-        from 0; ``copies``: occurrences in all: paths behind the block move up by one less.
-        """
+        """Return a path's new name when the block occurs `copies` times; ``position``: of which copy, from 0."""
         found = self.split(path)
         if found is None or found[0] < self.number:
             return path

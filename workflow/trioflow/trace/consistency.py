@@ -1,8 +1,7 @@
-"""Whether a trace agrees with itself: its tables with one another, and its facts with its tables.
+"""Whether a trace, edited or not, agrees with itself: its tables with one another, and its facts with its tables.
 
-A trace that was edited by hand is as good as any other as long as it holds.
-Each check below names what must hold and finds the first row for which it
-does not, over whole columns, so that loading stays fast.
+Each check names what must hold and finds the first row where it does not, over whole columns, so
+that loading stays fast.
 """
 
 from __future__ import annotations
@@ -292,11 +291,9 @@ CHECKS: tuple[Callable[[_Columns], Found | None], ...] = (
 
 
 def check_trace(trace: _Trace, file: str | Path) -> None:
-    """Refuse a trace that contradicts itself.
+    """Refuse a trace that contradicts itself; its facts have passed ``store.check_facts``, its tables their schemas.
 
-    ``trace``: whose facts have passed ``store.check_facts`` and whose tables fit their schemas;
-    ``file``: folder or pack that holds it, or what it was imported from, for the message. Raises
-    TraceError, which names the table (or the facts), the place in it, and what does not hold.
+    Raises TraceError with ``file``, table (or facts), place and what does not hold.
     """
     columns = _Columns(trace)
     for check in CHECKS:

@@ -134,10 +134,7 @@ class Facts:
 
     @classmethod
     def read(cls, content: Mapping[str, Any], file: str | Path | None = None) -> Facts:
-        """Return the facts of what ``trace.json`` holds, checked.
-
-        Raises TraceError as `check_facts`.
-        """
+        """Return the facts of what ``trace.json`` holds, checked; TraceError as `check_facts`."""
         check_facts(content, file)
         known = {name: value for name, value in content.items() if value is not None}
         other = {name: known.pop(name) for name in list(known) if name not in NAMES}
@@ -182,9 +179,8 @@ NAMES = frozenset(one.name for one in fields(Facts)) - {"other"}
 def check_facts(facts: Mapping[str, Any], file: str | Path | None = None) -> None:
     """Check the facts that every later stage relies on.
 
-    Raises TraceError when a fact is missing or of another type, a number is not finite, the batch
-    is not a positive whole number, the step takes no time although the trace is timed, or an entry
-    of a list lacks what a plan needs.
+    Raises TraceError when one is missing, of another type or not finite, the batch is no positive
+    whole number, a timed step takes no time, or a list's entry lacks what a plan needs.
     """
     check_values(dict(facts), file or "trace.json", TraceError)
     for name in _REQUIRED_FACTS:

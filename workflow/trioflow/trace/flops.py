@@ -1,8 +1,6 @@
-"""Floating-point operations of one operator, from its shapes.
+"""Floating-point operations of one operator, from its shapes; multiply and add count as two.
 
-Multiply and add count as two. The same conventions as PyTorch's
-``torch.utils.flop_counter``: only matrix products, convolutions and attention
-count; element-wise work is bound by memory and counts as none.
+As PyTorch's ``torch.utils.flop_counter``: only matrix products, convolutions and attention count.
 """
 
 from __future__ import annotations
@@ -35,10 +33,9 @@ def _linear(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
 
 
 def _is_transposed(large: Shape, small: Shape, weight: Shape) -> bool:
-    """Recognize a transposed convolution by its weight, whose first dimension is then the input's.
+    """Recognize a transposed convolution by its weight, whose first dimension is then the input's (``small``).
 
-    Where input and result have as many channels both readings fit: then it is transposed if the
-    result (``large``) is larger than the input (``small``).
+    Where input and result have as many channels: if the result is larger.
     """
     if large[1] == small[1] == weight[0]:
         return prod(large[2:]) > prod(small[2:])
@@ -163,11 +160,7 @@ FORMULAS: dict[str, _Formula] = {
 
 
 def count_flop(name: str, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int | None:
-    """Return the operations of one operator, or None where no formula applies.
-
-    ``name``: ATen operator; ``inputs``, ``outputs``: shapes of the tensor arguments and results, in
-    order.
-    """
+    """Return the operations of one ATen operator from its tensors' shapes, or None where no formula applies."""
     formula = FORMULAS.get(name)
     if formula is None:
         return None

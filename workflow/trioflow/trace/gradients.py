@@ -26,13 +26,9 @@ def join_gradients(
 ) -> list[dict[str, Any]]:
     """Return one entry a parameter, in the order in which its gradient became ready.
 
-    ``rows``, ``tracker``: the step's operators and their tensors. ``parameters``: ``name``,
-    ``shape`` and ``elem_bytes`` in the model's order; may be empty. ``ready``: from `find_ready`;
-    None to try every backward operator as often as its forward operator has parameters.
-
-    Returns ``name``, ``module``, ``index`` (place in the model's order, or -1), ``size_bytes``,
-    ``ready_after_op_id``, ``parameter_storage_id`` and ``gradient_storage_id`` (-1 where the
-    operator does not return it).
+    ``parameters`` in the model's order, perhaps none; ``ready``: from `find_ready`, or None to try
+    every backward operator. ``index``: place in the model's order, or -1; ``gradient_storage_id``:
+    -1 where the operator does not return it.
     """
     free = {i: (str(p["name"]), tuple(p["shape"])) for i, p in enumerate(parameters)}
     taken: set[int] = set()

@@ -38,11 +38,7 @@ _AGAIN = "pack the trace again, or copy the file again"
 def write_pack(
     target: str | Path, members: Mapping[str, bytes], facts: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Write a pack of `MEMBERS`, complete or not at all, and return its manifest.
-
-    Members are stored as they are: Parquet is compressed already, and what a compressor makes of
-    the rest differs from version to version.
-    """
+    """Write a pack of `MEMBERS`, stored as they are (compressors differ), complete or not at all; return its manifest."""
     files = {name: describe_member(content) for name, content in members.items()}
     manifest = {
         "format": FORMAT,
@@ -64,8 +60,7 @@ def write_pack(
 def open_pack(file: str | Path) -> dict[str, bytes]:
     """Return the content of a pack's members, checked against its digests.
 
-    Raises TraceError when the file is not a pack, is of a later version, is cut off or differs from
-    its digests.
+    Raises TraceError when it is not a pack, of a later version, cut off or different.
     """
     check_file(file, TraceError)
     try:

@@ -103,10 +103,7 @@ class Program:
 
 
 def read_program(facts: Facts, operators: int) -> Program:
-    """Return the program that the facts of a trace of some operators hold.
-
-    Raises TraceError when there is none, or it contradicts itself.
-    """
+    """Return the program that the facts of a trace hold; TraceError where there is none, or it contradicts itself."""
     known, place = facts.program, "program"
     if known is None:
         raise TraceError(

@@ -1,12 +1,7 @@
 """Repeating one block of a trace by depth, for models too large to capture whole.
 
-Each distinct operator and shape is measured once: the rows of a captured block
-stand for those of every further one, with tensors of their own.
-
-References
-----------
-G. Lu et al., "DistSim: A performance model of large-scale hybrid distributed
-DNN training", CF 2023: profile each distinct event once.
+A captured block's rows stand for those of every further one: each distinct event is measured once,
+as in G. Lu et al., "DistSim", CF 2023.
 """
 
 from __future__ import annotations
@@ -27,14 +22,10 @@ from trioflow.trace.store import Trace, pipeline_units
 def repeat_layers(trace: Trace, layers: int) -> Trace:
     """Return a trace of the same model with more layers.
 
-    The repeated block is found from the model's pipeline units (or, where the trace names none,
-    from its modules): consecutively numbered pieces of equal operators. The last one is repeated,
-    or the last but one where the last differs. In a model of several such stacks (an encoder and a
-    decoder) each whose depth is the row's number of layers is repeated.
-
-    ``trace``: one step of the model with few layers; ``layers``: layers in all. Raises TraceError
-    when the model has no repeated block or the blocks differ, there are several stacks and nothing
-    says which one the layers count, or fewer layers are asked for than were captured.
+    The block comes from the pipeline units, else the modules: consecutively numbered pieces of
+    equal operators; the last is repeated, or the last but one where it differs, in each stack
+    (encoder, decoder) as deep as the row's layers. Raises TraceError when there is no such block or
+    blocks differ, nothing says which stack counts, or fewer layers are asked for than captured.
     """
     for stack in find_layers(trace):
         if layers < stack.count:
@@ -51,24 +42,17 @@ def repeat_layers(trace: Trace, layers: int) -> Trace:
 
 
 def repeat_block(trace: Trace, block: str, copies: int) -> Trace:
-    """Return a trace in which one block occurs several times in sequence.
+    """Return a trace in which one block (a path such as ``blocks.1``) occurs ``copies`` times in sequence.
 
-    ``trace``: one step of a model of repeated blocks. ``block``: module path that ends in the
-    block's number, such as ``blocks.1``; higher numbers below the same path move up. ``copies``:
-    how often the block occurs; 1 changes nothing.
+    Forward operators of each copy follow those of the block, backward ones come in reverse depth;
+    each has its own parameters, gradients, states and activations, and works on the output of the
+    one before. ``facts.repeated`` lists ``block`` and ``copies`` of each call. Raises TraceError
+    when there is no such block, it cannot follow itself or `copies` is not positive.
 
-    Returns forward operators of each copy follow those of the block, backward operators come in
-    reverse order of depth; each copy has its own parameters, gradients, optimizer states and
-    activations, and works on the output of the copy before it. ``facts.repeated`` lists what was
-    repeated, one ``block`` and ``copies`` a call. Raises TraceError when there is no such block, it
-    cannot follow itself or `copies` is not positive.
-
-    Times of the copies are those of the block. An optimizer operator over all parameters at once
-    (foreach, fused) still occurs once: its device time grows with its bytes, its host time and
-    kernels with its tensors. The step grows by the operators' added time; where the device runs
-    beside the host (CUDA), by the larger of the device's and the host's. Operators outside the
-    block stay as they were, although a few of them (the host time before the first update) grow a
-    little with depth.
+    An optimizer operator over all parameters (foreach, fused) still occurs once: its device time
+    grows with its bytes, host time and kernels with its tensors. The step grows by the operators'
+    added time, beside a device (CUDA) by the larger of device's and host's. Operators outside stay,
+    although a few (before the first update) grow a little with depth.
     """
     if copies < 1:
         raise TraceError(f"{copies} copies of block {block!r}", fix="ask for one or more")
@@ -118,11 +102,7 @@ class Places(Protocol):
 
 
 def _repeat_facts(facts: Facts, name: BlockName, copies: int, places: Places) -> Facts:
-    """Return the facts with the block's part of each repeated.
-
-    ``facts``: facts of the captured trace; ``name``: the block; ``copies``: its occurrences;
-    ``places``: where operators and storages went.
-    """
+    """Return the facts with the block's part of each repeated; ``places``: where operators and storages went."""
     row = dict(facts.row or {})
     if str(row.get("layers", "")).isdecimal():
         row["layers"] = str(int(row["layers"]) + copies - 1)
@@ -251,13 +231,10 @@ class _Stack:
 
 
 def find_layers(trace: Trace) -> list[_Stack]:
-    """Return the stacks of blocks that a model's number of layers counts.
+    """Return the stacks of blocks that a model's number of layers counts: the only one, or those of the row's depth.
 
-    ``trace``: one step of the model.
-
-    Returns the only stack; of several, those whose depth is the workload row's number of layers.
-    Raises TraceError when there is none, several and nothing says which, or the blocks of a stack
-    differ so that none stands for the others.
+    Raises TraceError when there is none, nothing says which, or a stack's blocks differ so that
+    none stands for the others.
     """
     stacks = _find_stacks(trace)
     if not stacks:

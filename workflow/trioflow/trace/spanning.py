@@ -1,8 +1,4 @@
-"""Optimizer operators over the parameters of the whole model at once: foreach and fused ones.
-
-Their arguments are lists with one tensor a parameter (parameters, gradients,
-states, step counts), all in the same order.
-"""
+"""Optimizer operators over the parameters of the whole model at once, foreach and fused: lists in one order."""
 
 from __future__ import annotations
 
@@ -51,13 +47,10 @@ class Lists:
 
 
 def resolve_lists(trace: Trace, rows: list[Row]) -> tuple[dict[int, Lists], dict[int, str]]:
-    """Return what each operator over lists works on, and the parameter of each listed tensor.
+    """Return what each operator over lists works on, by ``op_id``, and the parameter of each listed ``tensor_id``.
 
-    A list of parameters or of gradients gives the order; a list of nothing else follows the next
-    operator that has one (the step counts come first).
-
-    Returns ``dict of int to Lists``: by ``op_id``; operators whose lists cannot be distinguished are
-    left out; ``dict of int to str``: parameter by ``tensor_id``.
+    A list of parameters or gradients gives the order; of nothing else (step counts come first) that
+    of the next operator. Operators whose lists cannot be distinguished are left out.
     """
     storage = trace.tensors["storage_id"].tolist()
     known: dict[int, str] = {}

@@ -41,11 +41,10 @@ class Trace:
 
 
 def save_trace(trace: Trace, folder: str | Path) -> None:
-    """Write ``operators.parquet``, ``tensors.parquet`` and ``trace.json`` into a folder.
+    """Write ``operators.parquet``, ``tensors.parquet`` and ``trace.json`` (with their digests), once all are checked.
 
-    All three are checked before the first is written; ``trace.json`` holds their digests, so that
-    whoever reads them can say whether they were edited. Raises TraceError when a fact is missing or
-    impossible, or the trace contradicts itself. Raises TableError when a table breaks its schema.
+    Raises TraceError when a fact is missing or impossible, or the trace contradicts itself,
+    TableError when a table breaks its schema.
     """
     facts = trace.facts.to_dict()
     check_facts(facts, Path(folder) / "trace.json")
@@ -106,15 +105,12 @@ def load_trace(folder: str | Path, **step: Any) -> Trace:
 
 
 def pack_trace(trace: str | Path, target: str | Path) -> dict[str, Any]:
-    """Write a trace into one file; the same trace gives the same bytes.
+    """Write a trace (folder, shipped name or pack) into one file; the same trace gives the same bytes.
 
-    ``trace``: folder of a trace, name of a shipped one, or another pack. ``target``: the file to
-    write; it appears complete or not at all.
-
-    Returns the manifest: ``format``, ``version``, ``trioflow_version``, ``digest`` (of all
-    members), ``files`` (bytes and SHA-256 of each) and ``provenance`` (those of
-    `pack.REPEATED_FACTS` that the trace has). Raises TraceError when there is no such trace, or the
-    target is a folder or lies in none. Raises TableError when one of its tables breaks its schema.
+    ``target`` appears complete or not at all. Returns the manifest: format, versions, ``digest`` of
+    all members, ``files`` (bytes and SHA-256), ``provenance`` (`pack.REPEATED_FACTS` that it has).
+    Raises TraceError when there is no such trace, or the target is a folder or lies in none,
+    TableError when a table breaks its schema.
     """
     target = Path(target)
     if not target.parent.is_dir():
@@ -132,11 +128,7 @@ def pack_trace(trace: str | Path, target: str | Path) -> dict[str, Any]:
 
 
 def read_pack(file: str | Path) -> Trace:
-    """Read a trace from a pack, checked against its digests.
-
-    Raises TraceError as `pack.open_pack`, and when the trace in it contradicts itself. Raises
-    TableError when a table breaks its schema.
-    """
+    """Read a trace from a pack; TraceError as `pack.open_pack` or where it contradicts itself, TableError as its tables."""
     members = open_pack(file)
     facts = parse_json(
         members["trace.json"], file, TraceError, "trace.json",
@@ -159,13 +151,9 @@ def _accept_trace(
 ) -> Trace:
     """Make a trace of what a folder or a pack holds, once it agrees with itself.
 
-    ``content``: content of ``trace.json``; ``operators``, ``tensors``: the tables, as their schemas
-    want them; ``file``: the folder or the pack, for messages; ``digest``: takes a table's name and
-    returns the SHA-256 of its file.
-
-    Returns with a warning where members are not what was written: an edit is legitimate as long as
-    everything agrees, but no measurement. Raises TraceError when a fact is missing or impossible,
-    or the trace contradicts itself.
+    ``content``: of ``trace.json``; ``digest``: of a table's file, by its name. An edit is
+    legitimate as long as everything agrees, but no measurement: it gets a warning. Raises
+    TraceError when a fact is missing or impossible, or the trace contradicts itself.
     """
     if not isinstance(content, dict):
         raise TraceError("not a JSON object", file=file, place="trace.json", fix="capture it again")
@@ -207,18 +195,12 @@ def pipeline_units(trace: Trace) -> dict[str, list[str]]:
 
 
 def language_models() -> ModuleType:
-    """Return ``trace.language.read``, which makes traces of models by their configuration.
-
-    Found at run time: it needs all that captures, and a rule that reads traces does not.
-    """
+    """Return ``trace.language.read``, found at run time: it needs what captures, which rules that read traces do not."""
     return import_module(f"{__package__}.language.read")
 
 
 def is_model(name: str | Path) -> bool:
-    """Return whether a name or a path stands for a language model, and not for a trace.
-
-    Raises InputError when a file is a configuration of a model that is not built.
-    """
+    """Return whether a name or path stands for a language model; InputError where it is one that is not built."""
     if (find_trace(name) / "trace.json").exists():
         return False
     return language_models().find_configuration(name) is not None

@@ -15,9 +15,8 @@ SEPARATOR = "; "
 def coverage_of_trace(trace: Trace) -> float | None:
     """Return the share of the measured time that operators with a name explain.
 
-    On a device of its own it is the share of the time that kernels ran, on a CPU the share of the
-    step. A trace without times has none, and one that holds nothing but operators' times covers
-    them by definition.
+    Of kernels' time on a device of its own, of the step on a CPU; None without times, 1 where
+    nothing else was timed.
     """
     facts = trace.facts
     source = facts.step_time_source
@@ -31,10 +30,7 @@ def coverage_of_trace(trace: Trace) -> float | None:
 
 
 def summarise_trace(trace: Trace, name: str) -> dict[str, Any]:
-    """Return a row of ``tables.TRACES``.
-
-    ``name``: what to call it.
-    """
+    """Return a row of ``tables.TRACES``, called ``name``."""
     operators, facts = trace.operators, trace.facts
     counts = operators["phase"].value_counts()
     unjoined = list(facts.unjoined or [])

@@ -58,13 +58,9 @@ _ROOTS = ("root_rank", "src")
 class ProgramRecorder(TorchDispatchMode):  # type: ignore[misc]  # mypy does not read torch
     """Notes each operator of a step, each message, and what waits for what.
 
-    ``clock``: returns the time of a call's start or end; None to time nothing. ``kind``: ``cuda``, or
-    ``cpu`` for PyTorch's stand-ins of streams.
-
-    ``operators``: in the order of the host's calls.
-    ``messages``: entries of the fact ``communication``.
-    ``streams``: streams of the operators, and which of them wait for earlier ones.
-    ``spans``: what the clock gave before and after each operator.
+    ``clock``: time of a call's start or end; None times nothing. ``kind``: ``cuda``, or ``cpu`` for
+    PyTorch's stand-ins. ``messages`` are entries of the fact ``communication``, ``spans`` the clock
+    around each operator.
     """
 
     def __init__(self, clock: Callable[[], Any] | None = None, kind: str = "cpu") -> None:
@@ -240,11 +236,9 @@ def _written(schema: Any) -> frozenset[int]:
 
 
 def _describe_message(name: str, given: dict[str, Any], result: Any) -> dict[str, Any] | None:
-    """Return what a call sends; None of one that waits.
+    """Return what a call sends, an entry of the fact ``communication``; None of one that waits.
 
-    ``name``: with its namespace; ``given``: its arguments by name; ``result``: what it returned.
-    The entry's keys are those of the fact ``communication``. Raises InputError when the call is not
-    known.
+    ``given``: its arguments by name. Raises InputError when the call is not known.
     """
     space, _, call = name.partition("::")
     if call in _WAITS:

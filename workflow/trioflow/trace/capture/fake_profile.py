@@ -64,11 +64,9 @@ class _FakeCall:
 
 
 class NotingFakeMode(FakeTensorMode):  # type: ignore[misc]  # mypy does not read torch
-    """Makes fake tensors, and notes in which memory the tensors of every call lie.
+    """Makes fake tensors, and notes in which memory (``calls``) the tensors of every call lie.
 
-    ``calls``: none while nothing is noted.
-    ``values_read``: how often the program asked for a number that a tensor holds. Nothing is
-        computed, so it got zero.
+    ``values_read``: how often the program asked for a tensor's number, and got zero.
     """
 
     def __init__(self) -> None:
@@ -129,10 +127,7 @@ def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
 def profile_fake_step(
     step: Callable[[], None], model: torch.nn.Module, mode: NotingFakeMode, folder: Path
 ) -> None:
-    """Profile one step inside a fake mode as `trioflow.trace.capture.workload` profiles a real one.
-
-    Writes ``kineto.json.gz`` and ``execution_trace.json.gz``.
-    """
+    """Profile one step inside a fake mode, and write both files as `trioflow.trace.capture.workload` does."""
     with tempfile.TemporaryDirectory() as temporary:
         nodes, events = Path(temporary) / "nodes.json", Path(temporary) / "events.json"
         observer = ExecutionTraceObserver().register_callback(str(nodes))
@@ -189,10 +184,7 @@ def _record(event: _Json) -> int | None:
 
 
 def _nest_alike(events: Iterable[_Json], nodes: list[_Json]) -> None:
-    """Let calls have the callers that they have in the profile, hand-overs left out.
-
-    Events must come in order of start, the outer one first.
-    """
+    """Let calls have the callers that they have in the profile, hand-overs left out; events come in order of start."""
     by_record = {_attribute(node, "rf_id")["value"]: node for node in nodes}
     root = next(node["id"] for node in nodes if node["name"].endswith("|thread]"))
     open_calls: dict[Any, list[tuple[float, int]]] = {}
@@ -225,10 +217,7 @@ def _attribute(node: _Json, name: str) -> _Json:
 
 
 def _repair_nodes(nodes: list[_Json], calls: list[_FakeCall]) -> dict[int, str]:
-    """Give tensors their storages, put further gradients where a real step does, drop fake calls.
-
-    Returns new names of calls, by record id.
-    """
+    """Give tensors their storages, place further gradients, drop fake calls; return new names by record id."""
     nodes.sort(key=lambda node: int(_attribute(node, "rf_id")["value"]))
     _join_storages(nodes, calls)
     for node in nodes:
@@ -253,11 +242,7 @@ def _call_of(note: _Json, calls: list[_FakeCall]) -> _FakeCall:
 
 
 def _join_storages(nodes: list[_Json], calls: list[_FakeCall]) -> None:
-    """Write a number of its storage into every tensor, from the notes of the calls.
-
-    Ids of tensors are given again once a tensor is gone, so a note counts from the call on that it
-    was made in.
-    """
+    """Write its storage's number into every tensor, from the notes of the calls, each from its call on: ids come again."""
     inside: dict[int, list[_Json]] = {}
     for node in nodes:
         inside.setdefault(node["ctrl_deps"], []).append(node)
@@ -300,10 +285,7 @@ def _join_storages(nodes: list[_Json], calls: list[_FakeCall]) -> None:
 
 
 def _add_in_place(nodes: list[_Json], by_id: dict[int, _Json], views: set[int]) -> dict[int, str]:
-    """Turn autograd's additions to gradients that nobody else holds into additions in place.
-
-    `views` are the calls whose first argument is a view.
-    """
+    """Make autograd's additions to gradients that nobody else holds in place; `views`: calls whose first argument is one."""
     last_read = {t[1]: place for place, n in enumerate(nodes) for t in _tensors(n["inputs"])}
     renamed: dict[int, str] = {}
     same: dict[tuple[int, int], Tensor] = {}

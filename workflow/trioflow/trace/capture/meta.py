@@ -39,27 +39,17 @@ def capture_meta(
 ) -> Trace:
     """Return the operators of one training step without computing it.
 
-    The same step as `trioflow.trace.capture.workload.capture_workload`'s runs on fake tensors,
-    which have a shape and no memory. Parameters of any size cost nothing; a step takes about a
-    millisecond an operator.
+    The step of `trioflow.trace.capture.workload.capture_workload` runs on fake tensors, a
+    millisecond an operator. ``target``: what operators are for, ``cuda`` or ``cpu``; ``seed`` could
+    show in an error only. All but times is as of a capture on one CPU core: ``device`` is ``meta``,
+    ``device_name`` and ``step_time_source`` ``none``, ``step_time_s`` 0. Raises InputError when the
+    batch is not positive, the target unknown, the row unusable, or a shape depends on values.
 
-    ``row``: row of ``config/workloads.tsv`` or of the catalogue. ``batch``: samples of the step.
-    ``target``: what the operators are for: ``cuda`` for a GPU, ``cpu``. ``seed``: seed of weights
-    and data; only an error could show it.
-
-    Returns operators, tensors and facts as of a capture on one CPU core, in all but times:
-    ``device`` is ``meta``, ``device_name`` ``none``, ``step_time_s`` 0 and ``step_time_source``
-    ``none``. Raises InputError when the batch is not positive, the target unknown, the row
-    unusable, or an operator needs the values of its tensors (a shape that depends on them).
-
-    The tensors lie on a CPU: fake ones on the device ``cuda`` need a PyTorch that was built with it
-    (in a CPU build autograd finds no device guard for them and ends the process). For a GPU, what
-    is left to PyTorch is chosen as there: the optimizer runs over lists of tensors (``foreach``),
-    and attention is fused with dropout too, which a CPU computes step by step. Fused attention
-    keeps its name on a CPU (``..._for_cpu``); its work is the same.
-
-    A number that the program asks of a tensor (``item``) is zero unless PyTorch knows it without
-    computing; the trace's warnings count those.
+    The tensors lie on a CPU: fake ones on ``cuda`` need a PyTorch built with it (in a CPU build
+    autograd ends the process). For a GPU the optimizer runs over lists (``foreach``), and attention
+    is fused with dropout too; it keeps its CPU name (``..._for_cpu``), with the same work. A number
+    asked of a tensor (``item``) is zero unless known without computing; the trace's warnings count
+    those.
     """
     if batch < 1:
         raise InputError(f"batch {batch} is not positive")

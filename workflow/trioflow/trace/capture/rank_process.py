@@ -18,13 +18,10 @@ _NEVER_BYTES = 2**31 - 1
 
 
 def keep_freed_memory() -> list[str]:
-    """Make the C allocator keep freed memory for the rest of the process, where it can.
+    """Make the C allocator keep freed memory for the rest of the process; return what is missing, in words.
 
-    By default glibc returns large blocks to the system at once, so that every step touches fresh
-    pages: on a virtual machine that took up to a third of a step here, and varied from run to run.
-    GPUs' caching allocators keep their memory too. Capture and measurement both do this.
-
-    Returns what is missing, in words for the report; empty when it worked.
+    glibc returns large blocks at once, so that every step touches fresh pages: up to a third of a
+    step here. GPUs' caching allocators keep theirs too.
     """
     try:
         library = ctypes.CDLL(None)
@@ -36,11 +33,7 @@ def keep_freed_memory() -> list[str]:
 
 @contextmanager
 def pinned_to(core_index: int) -> Iterator[tuple[int | None, list[str]]]:
-    """Run one thread on one core of its own, where the system allows it.
-
-    Yields ``core``: the core, or None when the process could not be pinned; ``warnings``: what is
-    missing, in words for the report.
-    """
+    """Run one thread on a core of its own, where allowed: yields it, or None, and warnings for the report."""
     warnings: list[str] = []
     threads, core, before = torch.get_num_threads(), None, None
     torch.set_num_threads(1)
@@ -66,13 +59,10 @@ def pinned_to(core_index: int) -> Iterator[tuple[int | None, list[str]]]:
 
 @contextmanager
 def exclusive_measurement(what: str) -> Iterator[None]:
-    """Hold the machine's measurement lock; the system frees it when the process ends.
+    """Hold the machine's measurement lock, which the system frees with the process (``what`` runs, for messages).
 
-    ``TRIOFLOW_LOCK_FOLDER`` moves the lock out of the system's temporary folder, for tests, whose
-    times mean nothing.
-
-    ``what``: what is about to run, for the error's text. Raises MeasurementError when another
-    capture or measurement of the same user is running.
+    ``TRIOFLOW_LOCK_FOLDER`` moves it, for tests. Raises MeasurementError when another measurement
+    of the user runs.
     """
     try:
         import fcntl

@@ -1,8 +1,4 @@
-"""One process runs a user's own sharded step as a rank of many, and its program becomes a trace.
-
-PyTorch's ``fake`` process group has any number of ranks; its messages return at once. What
-the step asks of it is what it would ask of a real one.
-"""
+"""One process runs a user's own sharded step as a rank of many (PyTorch's ``fake`` process group): a trace."""
 
 from __future__ import annotations
 
@@ -63,14 +59,13 @@ def capture_rank(
 ) -> Trace:  # fmt: skip
     """Return the program of one rank of many: its operators, its messages, and what waits for what.
 
-    ``row``: of which ``model`` is ``module:function``; the function is called with the process
-    group set up, with the row (and ``batch``) if it takes an argument, and returns the step as a
-    function without arguments, or an object that has it as ``step``. ``batch``: samples of the
-    rank's step. ``device``: ``meta`` for tensors without data, ``cpu``, ``cuda`` or ``auto``.
-    ``target``: whose optimizers and attention are chosen, and on a processor other than ``device``
-    times are not kept: ``cuda`` (the default without data) or ``cpu``. Facts beside the usual ones:
-    see ``trace.program``. Raises InputError when rank, device or batch are impossible, the function
-    is unusable, or the step needs what a fake process group or tensors without data do not have.
+    ``row``'s ``model`` is ``module:function``, called with the process group set up, with the row
+    (and ``batch``) if it takes an argument; it returns the step, a function or an object's
+    ``step``. ``device``: ``meta`` for tensors without data, ``cpu``, ``cuda`` or ``auto``.
+    ``target``: whose optimizers and attention are chosen, ``cuda`` (default without data) or
+    ``cpu``; times on another one are not kept. Facts: ``trace.program``. Raises InputError when
+    rank, device or batch are impossible, the function is unusable, or the step needs what fake
+    groups or tensors do not have.
     """
     if batch < 1:
         raise InputError(f"batch {batch} is not positive")
@@ -115,10 +110,7 @@ def capture_rank(
 
 @contextmanager
 def _fake_ranks(rank: int, world_size: int) -> Iterator[None]:
-    """Set up the fake process group; the step's own set-up finds it there.
-
-    Stages of a pipeline ask each other whether all were given their shapes: others answer as this one.
-    """
+    """Set up the fake process group; stages that ask each other whether all have their shapes get this one's answer."""
     if dist.is_initialized():
         raise InputError("a process group is set up already", fix="capture in a process of its own")
     words = {"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
@@ -286,10 +278,7 @@ def _run(
 
 
 def _call(step: Callable[[], Any]) -> None:
-    """Run the step; say where it failed.
-
-    Raises InputError when it fails.
-    """
+    """Run the step; InputError says where it failed."""
     try:
         step()
     except (
@@ -324,10 +313,7 @@ def _describe(
 
 
 def _set_times(recorder: ProgramRecorder, spans_s: list[list[float]], step_s: float) -> None:
-    """Give operators their median times; what the step lasts longer is the host's, the same before each.
-
-    Nothing that a message did here counts: it moved nothing.
-    """
+    """Give operators their median times; what the step lasts longer is the host's, the same before each, messages nothing."""
     medians_s = [statistics.median(one) for one in zip(*spans_s, strict=True)]
     sent = {int(message["op_id"]) for message in recorder.messages}
     computing = [i for i in range(len(medians_s)) if i not in sent]

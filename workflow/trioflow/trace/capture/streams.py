@@ -12,15 +12,10 @@ _MARK = "_trioflow_mark"
 
 
 class StreamLog:
-    """Notes the streams of operators, and what they wait for, of a step that runs.
+    """Notes the streams of operators, and which earlier ones they wait for, of a step that runs.
 
-    On a CPU, frameworks written for GPUs use PyTorch's stand-ins ``torch.cpu.Stream`` and
-    ``torch.cpu.Event``, which do nothing; what they are asked to do is what a GPU's would do.
-
-    ``kind``: ``cuda`` or ``cpu``.
-
-    ``of``: stream of each operator: 0 for the one that the step starts in, others as they come.
-    ``waits``: an operator, and an earlier one that it waits for.
+    On a CPU, PyTorch's stand-ins ``torch.cpu.Stream`` and ``torch.cpu.Event`` are asked what a
+    GPU's would be. Stream 0 is the one that the step starts in.
     """
 
     def __init__(self, kind: str) -> None:

@@ -29,16 +29,10 @@ def call_model(model: torch.nn.Module, inputs: Any) -> Any:
 
 
 class TrainingStep:
-    """One whole training step on synthetic data, of a model or of a parallel wrapper of it.
+    """One training step on synthetic data, of a model or a parallel wrapper of it; capture and measurement run the same.
 
-    Capture and measurement run the same one.
-
-    ``workload``: gives the data, the loss, the optimizer and the precision; ``model``: what is
-    trained, on its device; ``batch``: samples of the step on this rank; ``device``: where the data
-    goes; ``seed``: seed of the data.
-
-    ``phases_ns``: how long forward (the loss included), backward and optimizer of the last step
-        took on the host's clock [ns].
+    ``batch``: samples on this rank; ``phases_ns``: the last step's forward (with loss), backward
+    and optimizer on the host's clock [ns].
     """
 
     def __init__(

@@ -97,10 +97,7 @@ def _profile_with_tensors(
 
 
 def choose_device(device: str) -> str:
-    """Return ``cpu`` or ``cuda``; ``auto`` takes CUDA where present.
-
-    Raises InputError when CUDA is asked for and absent, or the word is unknown.
-    """
+    """Return ``cpu`` or ``cuda``; ``auto`` takes CUDA where present. Raises InputError when it is absent or unknown."""
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and not torch.cuda.is_available():
@@ -164,15 +161,10 @@ def capture_workload(
     """Capture one training step of a workload on one rank.
 
     Writes ``kineto.json.gz`` and ``execution_trace.json.gz`` (one step with shapes, modules and
-    tensors), ``kineto_steps.json.gz`` (several steps profiled lightly, whose medians carry less of
-    the profiler's own time) and ``environment.json`` (un-profiled step times, the model, the
-    machine).
-
-    ``row``: row of ``config/workloads.tsv``. ``batch``: samples of the step. ``folder``: where the
-    files go. ``device``: ``cpu``, ``cuda`` or ``auto``. ``warm_up``, ``timed_steps``,
-    ``profiled_steps``: steps run before anything is timed; timed without the profiler (half before
-    and half after it, so that a drift shows); profiled lightly. ``seed``: seed of weights and data.
-    Raises InputError when the batch is not positive, or the row or the device is unusable.
+    tensors), ``kineto_steps.json.gz`` (several profiled lightly, whose medians carry less of the
+    profiler) and ``environment.json`` (un-profiled step times, the model, the machine).
+    ``timed_steps``: half before, half after the profiler, so that a drift shows. Raises InputError
+    when batch, row or device is unusable.
     """
     if batch < 1:
         raise InputError(f"batch {batch} is not positive")

@@ -1,8 +1,7 @@
-"""A trace from one rank's Chakra execution trace.
+"""A trace from one rank's Chakra execution trace, by what the file holds.
 
-Two kinds of files are distinguished by what they hold. PyTorch's converter keeps
-the host's nested calls with their times, and the kernels that they launch.
-Generators, and trioflow itself, write a flat graph: a node an operator.
+PyTorch's converter keeps the host's nested calls with times and kernels; generators, and trioflow,
+a flat graph.
 """
 
 from __future__ import annotations
@@ -62,19 +61,15 @@ def recognise(path: str | Path) -> bool:
 
 
 def import_chakra(path: str | Path, options: ImportOptions) -> Trace:
-    """Read one rank's Chakra execution trace.
+    """Read one rank's Chakra execution trace, such as ``PREFIX.0.et``; TraceError names the node, or the flag to give.
 
-    ``path``: such as ``PREFIX.0.et``; ``options``: batch, GPU and precision, which the format does
-    not hold (files that trioflow wrote do).
+    ``options``: batch, GPU and precision (files that trioflow wrote hold them). ``communication``:
+    one entry an operator of kind ``collective``, ``comm_size_bytes`` as the file states it (of an
+    all-gather one rank's shard).
 
-    Returns facts besides the usual ones: ``communication``, one entry an operator of kind
-    ``collective``: ``op_id``, ``name``, ``comm_size_bytes`` (as the file states it: of an
-    all-gather one rank's shard), ``group``. Raises TraceError, which names the node, or the flag to
-    give.
-
-    Communication takes no device time in the trace. A flat file's nodes follow one another; its
-    host nodes (``is_cpu_op``) are host time before the next node of the device. Where a node lists
-    no tensors, its work in forward and backward is taken to grow with the batch.
+    Communication takes no device time in the trace. A flat file's nodes follow one another; host
+    nodes (``is_cpu_op``) are host time before the device's next. Without tensors, work in forward
+    and backward is taken to grow with the batch.
     """
     path = Path(path)
     metadata, nodes = read_chakra_nodes(path)

@@ -1,7 +1,4 @@
-"""Chakra files that PyTorch's converter wrote: nested calls of the host, and kernels that they launch.
-
-They are the same events as in Kineto's profile, so they are read as one.
-"""
+"""Chakra files that PyTorch's converter wrote: the same events as in Kineto's profile, so they are read as one."""
 
 from __future__ import annotations
 

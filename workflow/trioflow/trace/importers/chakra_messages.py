@@ -139,10 +139,9 @@ def write_messages(path: str | Path, messages: Iterable[Any]) -> None:
 
 
 def read_messages(path: str | Path) -> Iterator[tuple[str, Any]]:
-    """Yield the messages of a Chakra file with their places: its metadata, then its nodes.
+    """Yield a Chakra file's metadata, then its nodes, with their places, one at a time in memory.
 
-    One message at a time is in memory. Raises TraceError when the file is missing, empty, cut short
-    or no Chakra file.
+    Raises TraceError when the file is missing, empty, cut short or no Chakra file.
     """
     path = Path(path)
     check_file(path, TraceError)

@@ -68,10 +68,7 @@ class ChakraNode:
         return self.attributes.get("is_cpu_op") is True
 
     def number(self, name: str) -> int | None:
-        """Return an attribute that is a whole number of 0 or more, None where absent.
-
-        Raises TraceError when it is something else.
-        """
+        """Return an attribute that is a whole number of 0 or more, None where absent; TraceError for anything else."""
         value = self.attributes.get(name)
         if value is None:
             return None
@@ -83,10 +80,7 @@ class ChakraNode:
         return int(value)
 
     def text(self, name: str) -> str:
-        """Return an attribute that is text, empty where absent.
-
-        Raises TraceError when it is something else.
-        """
+        """Return an attribute that is text, empty where absent; TraceError for anything else."""
         value = self.attributes.get(name)
         if value is not None and not isinstance(value, str):
             raise TraceError(

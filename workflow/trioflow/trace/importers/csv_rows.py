@@ -30,10 +30,7 @@ class CsvRow:
         return TraceError(problem, file=self.file, place=place, fix=fix)
 
     def whole(self, column: str, highest: int = 10**15) -> int:
-        """Return a whole number from 0 on.
-
-        Raises TraceError when the cell is not such a number, or above `highest`.
-        """
+        """Return a whole number from 0 to `highest`; TraceError for anything else."""
         text = self.cells[column].strip()
         plain = text.isdigit() and text.isascii() and len(text) < 19  # nearly every cell
         if plain and (value := int(text)) <= highest:
@@ -45,10 +42,7 @@ class CsvRow:
         return value
 
     def number(self, column: str, highest: float = 1e15) -> float:
-        """Return a number from 0 on.
-
-        Raises TraceError when the cell is not such a number, or above `highest`.
-        """
+        """Return a number from 0 to `highest`; TraceError for anything else."""
         text = self.cells[column].strip()
         if not _NUMBER.fullmatch(text):
             raise self.error(column, f"{shorten(text)} is not a number")
@@ -71,15 +65,11 @@ def shorten(text: str) -> str:
 def read_rows(
     path: Path, spellings: Mapping[str, Collection[str]], optional: Collection[str] = ()
 ) -> list[CsvRow]:
-    """Read a comma-separated file with a header.
+    """Read a comma-separated UTF-8 file with a header: the cells of some columns.
 
-    ``path``: the file, in UTF-8. ``spellings``: for each column its spellings in the header, the
-    one to name in errors first. ``optional``: columns that may be missing; their cells are then
-    left out.
-
-    Returns with the cells of these columns only. Raises TraceError when the file cannot be read, is
-    empty or not UTF-8, a column is missing or occurs twice, or a row has more or fewer cells than
-    the header.
+    ``spellings``: each column's in the header, the one for messages first; ``optional``: may be
+    missing. Raises TraceError when the file is unreadable or empty, a column is missing or twice,
+    or a row has more or fewer cells.
     """
     text = read_text(path, TraceError)
     lines = [(number, cells) for number, cells in parse_cells(text, path, TraceError) if cells]

@@ -63,10 +63,7 @@ def import_trace(
 
 
 def find_rank_files(sources: Sequence[str | Path], form: str | None = None) -> dict[int, RankFile]:
-    """Return the files of each rank where sources are profiles of several; empty for one trace's.
-
-    Raises TraceError as `import_trace` and `ranks.find_ranks`.
-    """
+    """Return each rank's files where sources are profiles of several, else nothing; TraceError as `import_trace`."""
     paths = _check_sources(sources)
     return find_ranks(paths) if (form or detect_format(paths)) == "kineto" else {}
 
@@ -101,11 +98,7 @@ def list_known() -> list[str]:
 
 
 def import_row(files: Sequence[str | Path], row: Mapping[str, Any]) -> Trace:
-    """Build the trace of a row of ``imports.tsv``.
-
-    ``files``: the row's files, retrieved. ``row``: the row; ``-`` stands for what the files say
-    themselves. Raises TraceError as `import_trace`.
-    """
+    """Build the trace of a row of ``imports.tsv`` from its files; ``-`` leaves a fact to them. TraceError as `import_trace`."""
     said = {
         key: None if row[key] in NOTHING else row[key]
         for key in ("gpu", "batch", "precision", "optimizer")
@@ -116,10 +109,7 @@ def import_row(files: Sequence[str | Path], row: Mapping[str, Any]) -> Trace:
 
 
 def detect_format(paths: Sequence[Path]) -> str:
-    """Return the format of some files or of a folder.
-
-    Raises TraceError when trioflow does not know the format.
-    """
+    """Return the format of some files or of a folder; TraceError where none is known."""
     first, readers = paths[0], _list_readers()
     if first.is_dir() and (first / RAW_FILES[2]).exists():
         return "capture"
@@ -135,10 +125,7 @@ def detect_format(paths: Sequence[Path]) -> str:
 
 
 def _pair(paths: Sequence[Path]) -> tuple[Path, Path | None]:
-    """Return the Kineto trace and the execution trace among some files.
-
-    Raises TraceError when there is no Kineto trace, or two of one sort.
-    """
+    """Return Kineto and execution trace among some files; TraceError where the first is missing, or two are of one sort."""
     found: dict[str, Path] = {}
     for path in list_files(paths):
         kind = recognise_json(path)

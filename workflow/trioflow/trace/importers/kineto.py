@@ -45,14 +45,12 @@ _MOST_STEPS = 30
 def import_kineto(
     kineto: str | Path, execution_trace: str | Path | None, options: ImportOptions
 ) -> Trace:
-    """Build a trace from PyTorch's own profile files.
+    """Build a trace from PyTorch's own profile files, plain or gzipped.
 
-    ``kineto``: what ``export_chrome_trace`` wrote, plain or gzipped. ``execution_trace``: what
-    ``ExecutionTraceObserver`` wrote in the same run. Without it shapes come from the profile
-    (``record_shapes=True``); results and identities of tensors are then unknown, so that bytes
-    written, activations' memory and tensor splits are too. ``options``: what the files do not say.
-    Raises TraceError when a file is broken, the two do not belong together, or a fact is neither in
-    them nor among the options.
+    Without the ``execution_trace`` of the same run, shapes come from the profile
+    (``record_shapes=True``); results and identities, so bytes written, activations' memory and
+    tensor splits, are then unknown. Raises TraceError when a file is broken, the two do not belong
+    together, or a fact is neither there nor among the options.
     """
     return import_profile(read_profile(kineto), execution_trace, options)
 
@@ -126,10 +124,7 @@ def _find_times(profile: Profile, sample: Sequence[Span], step: Step) -> StepTim
 
 
 def _calls(step: Step) -> list[Any]:
-    """Return the shapes of a step's operators, as far as known, and whether each launched kernels.
-
-    A step that lost kernels has no time for those that launched them.
-    """
+    """Return the shapes of a step's operators, where known, and which launched kernels (with time, unless they were lost)."""
     rows = zip(step.operators, step.launched, strict=True)
     return [(e.details.get("shapes"), bool(kernels)) for e, kernels in rows]
 
@@ -282,10 +277,9 @@ def _list_warnings(
 def _name_device(profile: Profile, step: Step, options: ImportOptions) -> str:
     """Return the name of the device that a step ran on, from the file and the options.
 
-    A file names its devices in its header. Where it lists them without the number that its kernels
-    carry (ROCm counts processors too), and all are of one name, it is that one. A name that many
-    chips share counts as none. Raises TraceError when the device events are of a kind that trioflow
-    does not read, a run on an accelerator lacks them, or ``--gpu`` contradicts the file.
+    Devices without the kernels' number (ROCm counts processors too) are it where all have one name;
+    a name that many chips share counts as none. Raises TraceError when the device's events are of
+    another kind or missing, or ``--gpu`` contradicts the file.
     """
     if profile.foreign:
         word, number = max(profile.foreign.items(), key=lambda item: item[1])

@@ -1,13 +1,10 @@
 """NeuSight's operator tables: one transformer layer with embeddings and head, on one GPU.
 
-A table is a traced torch.fx graph with measured times; the ``.json`` beside
-it says how often the layer occurs and how long the whole model took. Folder
-and file name hold the GPU, the model, train or inf, sequence length and batch.
+A table is a traced torch.fx graph with times; the ``.json`` beside it says how often the layer
+occurs and how long the model took. Folder and file name hold GPU, model, train or inf, sequence and
+batch.
 
-References
-----------
-S. Lee et al., "Forecasting GPU Performance for Deep Learning Training and
-Inference" (NeuSight), ASPLOS 2025; https://github.com/sitar-lab/NeuSight,
+Source: S. Lee et al., NeuSight, ASPLOS 2025; https://github.com/sitar-lab/NeuSight,
 ``scripts/asplos/label``.
 """
 
@@ -57,24 +54,17 @@ def recognise(path: str | Path) -> bool:
 
 
 def import_neusight(csv_path: str | Path, options: ImportOptions) -> Trace:
-    """Read one of NeuSight's operator tables and repeat its layer.
+    """Read one of NeuSight's operator tables and repeat its layer; TraceError names file, line and column, or the flag.
 
-    ``csv_path``: the table; its ``.json`` is looked for beside it. ``options``: what folder, file
-    name and sidecar do not say.
+    The step is the sum of its operators' times. Facts besides: ``measured_end_to_end_s``,
+    ``measured_forward_s``, ``measured_backward_s`` (of the sidecar), ``busy_over_measured``,
+    ``timer_floor_s`` (what the timer shows where nothing runs), ``host_only_s`` (such rows, over
+    all layers) [s].
 
-    Returns whose step time is the sum of its operators' times [s]. Facts besides the usual ones:
-    ``measured_end_to_end_s``, ``measured_forward_s``, ``measured_backward_s`` (of the sidecar [s]),
-    ``busy_over_measured``, ``timer_floor_s`` (what the timer shows where nothing runs [s]),
-    ``host_only_s`` (all such rows, over all layers [s]). Raises TraceError, which names file, line
-    and column of what is wrong, or the flag to give.
-
-    Rows without a kernel (sizes, indices, views, gradients that pass through unchanged) show the
-    timer's floor of some microseconds: they take no device time here. The floor within the other
-    rows stays: what a kernel would have taken alone is not in the table.
-
-    There is no optimizer. Embeddings do not show how many rows they have: NeuSight's model
-    configuration says it, or else the head's width and the sequence. A head as wide as the
-    vocabulary is taken to share its weight and to have no bias.
+    Rows without a kernel (sizes, indices, views) show the timer's floor of microseconds: they take
+    no device time; the floor within others stays. There is no optimizer. Embeddings' rows come from
+    NeuSight's configuration, else from the head's width and the sequence; a head as wide as the
+    vocabulary shares its weight and has no bias.
     """
     path = Path(csv_path)
     if not path.is_file():

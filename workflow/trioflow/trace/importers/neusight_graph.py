@@ -1,8 +1,6 @@
-"""From the nodes of a torch.fx graph to the operators of a step.
+"""From the nodes of a torch.fx graph to a step's operators: forward in its order, backward in the reverse.
 
-Forward operators come in the graph's order, backward ones in the reverse
-order. The table says of a gradient how long it takes, not what it reads and
-returns: that follows from the operator.
+The table says how long a gradient takes; what it reads and returns follows from the operator.
 """
 
 from __future__ import annotations

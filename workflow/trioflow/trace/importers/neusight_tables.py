@@ -83,11 +83,7 @@ class FxNode:
 
 
 def read_nodes(path: Path) -> list[FxNode]:
-    """Read a table.
-
-    Raises TraceError, which names the file, the line and the column of the first cell that is
-    wrong.
-    """
+    """Read a table; TraceError names file, line and column of the first wrong cell."""
     nodes: dict[str, FxNode] = {}
     for row in read_rows(path, COLUMNS):
         node = _read_node(row)
@@ -200,11 +196,9 @@ def find_floor(nodes: list[FxNode]) -> TimerFloor:
 
 
 def read_sidecar(path: Path) -> dict[str, float]:
-    """Return what was measured of the whole model: the ``.json`` beside a table.
+    """Return ``num_layer`` and, where positive, ``e2e_latency``, ``fw_latency``, ``bwall_latency`` [ms] of the ``.json``.
 
-    Returns ``num_layer`` and, where they are positive, ``e2e_latency``, ``fw_latency``,
-    ``bwall_latency`` [ms]; empty without such a file. Raises TraceError when the file is there and
-    does not hold such JSON.
+    Empty without the file; TraceError where it holds no such JSON.
     """
     file = path.with_suffix(".json")
     if not file.is_file():
@@ -226,10 +220,7 @@ def read_sidecar(path: Path) -> dict[str, float]:
 
 
 def read_model_config(path: Path, model: str) -> dict[str, Any]:
-    """Return the model's configuration, which NeuSight keeps beside its labels; else nothing.
-
-    Raises TraceError when the file is there and is not a JSON object.
-    """
+    """Return the model's configuration beside NeuSight's labels, else nothing; TraceError where it is no JSON object."""
     place = path.resolve().parents
     if len(place) < 3 or not model:
         return {}
@@ -296,12 +287,7 @@ _BACKWARD = {
 
 
 def saved_for_backward(base: str, tensors: int) -> str:
-    """Return what an operator's gradient reads besides the gradient of its result.
-
-    ``base``: operator without namespace; ``tensors``: number of tensors among its arguments.
-
-    Returns ``output``, ``inputs``, ``mask`` or ``nothing``.
-    """
+    """Return what an operator's gradient reads besides its result's: ``output``, ``inputs``, ``mask`` or ``nothing``."""
     if base in ("mul", "div") and tensors < 2:  # a number of the program costs no memory
         return _NOTHING
     return _SAVED.get(base, _INPUTS)

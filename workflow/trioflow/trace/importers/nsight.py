@@ -122,12 +122,10 @@ def _has_lines(path: Path) -> bool:
 def import_nsight(path: str | Path, options: ImportOptions) -> Trace:
     """Read one rank's report.
 
-    ``options``: the precision, which no range holds (every tensor is taken to have its type), the
-    batch, and what else the database does not say. A step is a range called ``step``, ``iteration``
-    or ``ProfilerStep#``, with or without a number; other ranges that enclose operators name modules.
-
-    Raises TraceError when the file is no such database, holds several processes' kernels or no
-    operator, or what ``import_kineto`` refuses.
+    ``options``: precision, which no range holds (every tensor is taken to have its type), batch and
+    what else lacks. A step is a range ``step``, ``iteration`` or ``ProfilerStep#``; other ranges
+    around operators name modules. Raises TraceError when the file is no such database, holds
+    several processes' kernels or no operator, or as ``import_kineto``.
     """
     path = Path(path)
     precision = str(options.need("precision", path))
@@ -164,10 +162,7 @@ def _list_files(path: Path) -> list[Path]:
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    """Return a report's database, filled here from a folder's files or a file's lines.
-
-    Raises TraceError when one of them cannot be read.
-    """
+    """Return a report's database, filled here from a folder's files or a file's lines; TraceError where one is unreadable."""
     if _is_database(path):
         return sqlite3.connect(f"file:{quote(str(path.resolve()))}?mode=ro", uri=True)
     base = sqlite3.connect(":memory:")
@@ -201,10 +196,7 @@ def _fill(base: sqlite3.Connection, rows: Iterable[tuple[str, dict[str, Any]]]) 
 
 
 def _read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the table and the columns of each line.
-
-    Raises TraceError when a line is no JSON or holds no such event.
-    """
+    """Yield the table and the columns of each line; TraceError where one is no JSON or holds no such event."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:
@@ -346,10 +338,7 @@ def _describe(match: re.Match[str], word: str) -> dict[str, Any]:
 
 
 def _list_calls(report: _Report) -> Iterator[dict[str, Any]]:
-    """Yield the calls that launched work, and what ran on the device.
-
-    Raises TraceError when several processes used it.
-    """
+    """Yield calls that launched work, and what ran on the device; TraceError where several processes used it."""
     for row in report.rows(_RUNTIME):
         name = re.sub(r"_v\d+$", "", report.text(row, "nameId"))
         category = "cuda_runtime" if name.startswith("cuda") else "cuda_driver"

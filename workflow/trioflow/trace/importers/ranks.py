@@ -65,10 +65,7 @@ class RankTimes:
 
 
 def list_files(paths: Sequence[Path]) -> list[Path]:
-    """Return some files themselves, and of each folder its JSON files, or those of TensorBoard's run in it.
-
-    Raises TraceError when a folder of TensorBoard holds several runs.
-    """
+    """Return some files, and each folder's JSON files or those of its one TensorBoard run; TraceError where it has several."""
     found: list[Path] = []
     for path in paths:
         inside = _list_json(path) if path.is_dir() else [path]
@@ -116,10 +113,9 @@ def read_head(path: Path) -> bytes:
 def find_ranks(paths: Sequence[Path]) -> dict[int, RankFile]:
     """Return each rank's files among some files and folders; empty where no two are Kineto traces.
 
-    A rank is the one that the profile says (``distributedInfo``), or else that its name says (``rank-3``,
-    ``worker3``); an execution trace belongs to the rank whose number its name ends in. Where the
-    profiler wrote several cycles of a worker, the last is taken. Raises TraceError, which names the
-    file, when a rank is not said, occurs twice or is missing, or files are of different runs.
+    The rank is the profile's (``distributedInfo``), else its name's (``rank-3``, ``worker3``); an
+    execution trace's number ends its name. Of several cycles the last counts. Raises TraceError,
+    with the file, when a rank is not said, twice or missing, or runs differ.
     """
     kinds = {path: recognise_json(path) for path in list_files(paths)}
     profiles = [path for path, kind in kinds.items() if kind == KINETO]

@@ -1,13 +1,7 @@
-"""Traces in TrioSim's own format: a folder with ``trace.csv`` and ``tensor.csv``.
+"""Traces in TrioSim's own format (https://github.com/sarchlab/triosim): ``trace.csv`` and ``tensor.csv``.
 
-The time of an operator is the union of its kernels' intervals (the column
-without overlap): the other column runs from the first kernel's start to the
-last one's end and counts the gaps in which the device waits for its host.
-
-References
-----------
-The format is described by the published traces of TrioSim,
-https://github.com/sarchlab/triosim.
+An operator's time is the union of its kernels' intervals: the other column counts gaps in which the
+device waits.
 """
 
 from __future__ import annotations
@@ -54,21 +48,15 @@ def recognise(path: str | Path) -> bool:
 
 
 def import_triosim(folder: str | Path, options: ImportOptions) -> Trace:
-    """Read a trace in TrioSim's format.
+    """Read a trace in TrioSim's format; TraceError names file, line and column, or the flag to give.
 
-    ``folder``: folder with ``trace.csv`` and ``tensor.csv``; ``options``: the traced GPU and the
-    precision, which the files do not hold, the batch where no image goes into the first operator,
-    and names.
+    ``options``: GPU and precision, which the files do not hold, and the batch where no image goes
+    in first. The step is the sum of its operators' times. Facts besides: ``busy_s`` and ``span_s``
+    (sums of both columns [s]), ``span_ns`` (an operator's first kernel start to last end [ns]),
+    ``tp_flagged`` (``op_id`` that TrioSim's tensor parallelism splits).
 
-    Returns whose step time is the sum of its operators' times [s]. Facts besides the usual ones:
-    ``busy_s`` and ``span_s`` (sums of both columns [s]), ``span_ns`` (an operator's first kernel
-    start to its last kernel end [ns], in order), ``tp_flagged`` (``op_id`` of the operators that
-    TrioSim's tensor parallelism splits). Raises TraceError, which names file, line and column of
-    what is wrong, or the flag to give.
-
-    The format does not say what kind of device it was; a processor is known by its name. Host and
-    idle times are not in the source, nor are the names of modules: a layer is what runs from one
-    reader of a weight to the next.
+    A processor is known by its name. Host and idle times and modules are not in the source: a layer
+    is what runs from one reader of a weight to the next.
     """
     folder = Path(folder)
     check_folder(folder)

@@ -28,11 +28,8 @@ def find_arguments(
 ) -> tuple[list[int], frozenset[int]]:
     """Return the argument of each input, and those that the operator writes in place.
 
-    ``shapes``: shapes of its inputs; those of an operator over lists are whole lists one after the
-    other, with one tensor a parameter.
-
-    The source joins an operator's lists into one. Lists over the same parameters repeat the same
-    shapes; where they cannot repeat (step counts, say) the lengths decide.
+    The source joins an operator's lists (a tensor a parameter) into one. Lists over the same
+    parameters repeat their shapes; where they cannot (step counts) the lengths decide.
     """
     base = name.rpartition("::")[2].strip("_")
     written = frozenset([0] if name.endswith("_") and not name.endswith("__") else [])
@@ -125,12 +122,10 @@ def _tensors(one: OperatorRow) -> Iterator[TensorRow]:
 
 
 class NodeTensors:
-    """Completes nodes of the backward pass that the source shows in part.
+    """Completes nodes of the backward pass that the source shows in part, by their first operator's tensors.
 
-    The source gives a node the tensors of its first operator; where that is a view, they say
-    nothing about the operators that follow. A node returns the gradients of those forward inputs
-    that need one; a matrix product's reads the gradient of the result and the factors. Where the
-    tensors of what comes next show these gradients, they are taken from there.
+    A node returns the gradients of the forward inputs that need one, taken from what comes next
+    where it shows them; a product's reads the gradient of the result and the factors.
     """
 
     def __init__(self, rows: Sequence[OperatorRow], parameters: set[int]) -> None:
@@ -258,13 +253,7 @@ def is_node(name: str) -> bool:
 
 
 def differentiated(name: str) -> str:
-    """Return what an operator of the backward pass differentiates.
-
-    ``name``: a node (``...: MaxPool2DWithIndicesBackward0``) or an operator
-    (``aten::convolution_backward``, ``aten::mm``).
-
-    Returns the operator without namespace: ``max_pool2d_with_indices``, ``convolution``, ``mm``.
-    """
+    """Return, without namespace, what a node (``...: MaxPool2DWithIndicesBackward0``) or backward operator differentiates."""
     found = _NODE.fullmatch(name)
     if found is None:
         return name.rpartition("::")[2].strip("_").split("_backward")[0]
@@ -274,11 +263,7 @@ def differentiated(name: str) -> str:
 
 @cache
 def leaves_node(forward: str, base: str) -> bool:
-    """Return whether a forward operator leaves a node that differentiates `base`.
-
-    ``forward``: name of the forward operator, such as ``aten::cross_entropy_loss``; ``base``: from
-    `differentiated`, such as ``nll_loss``.
-    """
+    """Return whether a forward operator (``aten::cross_entropy_loss``) leaves a node of `base` (``nll_loss``)."""
     own, wanted = _plain(forward.rpartition("::")[2].partition(".")[0]), _plain(base)
     return own == wanted or any(
         wanted.startswith(node[:-1]) if node.endswith("*") else wanted == node
@@ -295,13 +280,9 @@ def count_node_flop(
 ) -> int | None:
     """Return the operations of a node of the backward pass, or None where no formula applies.
 
-    ``name``: the node. ``inputs``, ``outputs``: its tensors; a gradient that nobody wants has a
-    shape of no elements. ``forward_flop``: operations of the operator that it differentiates.
-    ``wanted``: factors of the product whose gradient is wanted.
-
-    The gradient of each factor of a matrix product is a product as large as the product itself.
-    Where the tensors do not fit the formula of the operator that the node runs, that of a product
-    is taken.
+    A gradient that nobody wants has no elements; ``wanted``: factors whose gradient is wanted, each
+    a product as large as the forward one (``forward_flop``), which also stands in where the tensors
+    do not fit.
     """
     if not is_node(name):
         return None

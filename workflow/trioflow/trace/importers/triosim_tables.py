@@ -1,8 +1,7 @@
 """The two tables of a TrioSim trace, checked, and the tensors of each operator.
 
-``tensor.csv`` lists the tensors of every operator in turn, inputs before
-outputs, those of operators without device time included although
-``trace.csv`` leaves these operators out. A tensor therefore occurs once a use.
+``tensor.csv`` lists every operator's in turn, inputs first, also of those that ``trace.csv`` leaves
+out: one row a use.
 """
 
 from __future__ import annotations
@@ -97,11 +96,7 @@ class OperatorRow:
 
 
 def read_triosim(folder: Path) -> list[OperatorRow]:
-    """Read both tables and give every operator its tensors.
-
-    Raises TraceError, which names the file, the line and the column of the first cell that is
-    wrong.
-    """
+    """Read both tables and give every operator its tensors; TraceError names file, line and column of a wrong cell."""
     tensors = _read_tensors(folder / TENSOR_FILE)
     operators = _read_operators(folder / TRACE_FILE)
     _hand_out(operators, tensors, folder / TENSOR_FILE)
@@ -278,10 +273,7 @@ def _find_tensor(
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a path that is not a folder with both files.
-
-    Raises TraceError, which names what is missing.
-    """
+    """Refuse a path that is not a folder with both files: TraceError names what is missing."""
     for name in (TRACE_FILE, TENSOR_FILE):
         if not (folder / name).is_file():
             raise TraceError(

@@ -96,11 +96,10 @@ def _list_files(path: Path) -> list[Path]:
 
 
 def import_xla(path: str | Path, options: ImportOptions) -> Trace:
-    """Build a trace from a profile of XLA.
+    """Build a trace from a profile of XLA: its file, a run's folder, or TensorBoard's above it.
 
-    ``path``: the file, the folder of a run, or TensorBoard's folder above it. ``options``: device, batch and
-    precision, which the file does not say. Raises TraceError when the file is broken or cut, is of a TPU, marks no
-    steps or steps that differ, or an option is missing.
+    Raises TraceError when it is broken, cut or of a TPU, has no or different steps, or lacks
+    device, batch or precision.
     """
     files = [file for file in _list_files(Path(path)) if _MARK in read_head(file)]
     if not files:
@@ -224,10 +223,7 @@ def _find_spans(file: _File, process: Any) -> list[Event]:
 
 
 def _split_steps(operations: Sequence[Event], spans: Sequence[Event], path: Path) -> list[_Step]:
-    """Return the steps that ran the same operations as the last one, which is the last of them.
-
-    Raises TraceError when most steps ran others.
-    """
+    """Return the steps that ran the same operations as the last one; TraceError where most ran others."""
     starts = np.array([e.start_ns for e in operations], dtype=np.int64)
     held = []
     for span in spans:

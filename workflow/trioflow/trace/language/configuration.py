@@ -15,23 +15,10 @@ from trioflow.trace.language.sizes import BLOCKS, EMBEDDING, HEAD, LanguageModel
 class Configuration:
     """A model, and what else its configuration settles.
 
-    Attributes
-    ----------
-    model : LanguageModel
-        The network.
-    step : mapping
-        Of a ``LanguageStep``'s fields those that are said: ``sequence``, ``batch`` (of a
-        micro-batch), ``precision``, ``attention``, ``fusion``.
-    degrees : mapping
-        Of a plan's columns those that are said, the data degree left out.
-    global_batch : int, optional
-        Samples of the whole step.
-    accumulate : int, optional
-        Micro-batches of a replica, where the file counts them instead.
-    stages : tuple of int
-        Blocks of each pipeline stage as the framework cuts them; empty where trioflow is to balance them.
-    notes : tuple of str
-        What changes work and is not followed.
+    ``step``: what is said of a ``LanguageStep``; ``degrees``: of a plan's columns, the data degree
+    left out; ``accumulate``: micro-batches, where the file counts them instead of ``global_batch``;
+    ``stages``: blocks of each as the framework cuts them, empty to be balanced; ``notes``: what
+    changes work and is not followed.
     """
 
     model: LanguageModel
@@ -43,10 +30,7 @@ class Configuration:
     notes: tuple[str, ...] = ()
 
     def name_stages(self) -> list[list[str]] | None:
-        """Return the units of each pipeline stage; None where trioflow is to balance them.
-
-        The embedding goes to the first stage, the head to the last.
-        """
+        """Return the units of each pipeline stage, embedding first, head last; None where trioflow is to balance them."""
         if not self.stages:
             return None
         ends = list(accumulate(self.stages))
@@ -60,15 +44,7 @@ class Configuration:
 
 
 class Fields:
-    """The fields of a configuration as a reader takes them; what nobody took is left.
-
-    Parameters
-    ----------
-    content : mapping
-        Name to value.
-    file : str
-        For messages.
-    """
+    """The fields of a configuration as a reader takes them; what nobody took is left. ``file``: for messages."""
 
     def __init__(self, content: Mapping[str, Any], file: str) -> None:
         self.content, self.file = dict(content), file
@@ -81,13 +57,7 @@ class Fields:
         return default if value is None else value
 
     def size(self, name: str, default: int | None = None) -> int:
-        """Return a positive whole number.
-
-        Raises
-        ------
-        InputError
-            When it is missing without a default, or is none.
-        """
+        """Return a positive whole number; InputError where it is none, or missing without a default."""
         value = self.take(name, default)
         if value is None:
             raise InputError(f"{name} is missing", file=self.file, fix=f"add {name} to it")
@@ -122,13 +92,7 @@ class Fields:
         return number
 
     def word(self, name: str, words: Mapping[str, str], default: str) -> str:
-        """Return what a word stands for.
-
-        Raises
-        ------
-        InputError
-            When the word is not one of those known.
-        """
+        """Return what a word stands for; InputError where it is not known."""
         value = str(self.take(name, default))
         if value not in words:
             raise InputError(
@@ -138,13 +102,7 @@ class Fields:
         return words[value]
 
     def refuse(self, names: tuple[str, ...], why: str) -> None:
-        """Refuse fields that change the network into one that is not built.
-
-        Raises
-        ------
-        InputError
-            When one of them is set to more than 1, or to a word.
-        """
+        """Refuse fields that change the network into one that is not built: InputError above 1, or for a word."""
         for name in names:
             value = self.take(name)
             if value is True or value not in (None, False, 0, 1, "0", "1", "false", "", []):

@@ -361,13 +361,10 @@ _SPLIT = {
 
 
 def build_language_model(row: Mapping[str, Any]) -> Recipe:
-    """Build a decoder from a row of a workload and the sizes in its ``language_model``.
+    """Build a decoder from a row of a workload.
 
-    Parameters
-    ----------
-    row : mapping
-        ``language_model`` (a `LanguageModel`'s fields as JSON), ``sequence`` [tokens],
-        ``attention`` and ``fusion`` (as of `LanguageStep`) and ``layers``, the depth to build.
+    ``language_model``: a `LanguageModel`'s fields as JSON; ``sequence`` [tokens], ``attention``,
+    ``fusion``: a `LanguageStep`'s; ``layers``: the depth to build.
     """
     layers = need_size(row, "layers")
     sizes = LanguageModel(**json.loads(str(row["language_model"])) | {"layers": layers})

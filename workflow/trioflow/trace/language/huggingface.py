@@ -36,20 +36,10 @@ _TURNS = ("sliding_attention", "full_attention")
 
 
 def read_huggingface(content: Mapping[str, Any], file: str, name: str) -> Configuration:
-    """Return the model of a ``config.json``.
+    """Return the model of a ``config.json``'s ``content``, to be called ``name``.
 
-    Parameters
-    ----------
-    content : mapping
-        The file's content.
-    file, name : str
-        For messages, and what to call the model.
-
-    Raises
-    ------
-    InputError
-        When the model's type is not one of those built here, a size is missing, or a field makes it a
-        network that is not built (blocks without experts in between, attention of other kinds).
+    Raises InputError when the type is not built here, a size is missing, or a field makes it
+    another network (blocks without experts in between, other attention).
     """
     found = Fields(content, file)
     kind = str(found.take("model_type", ""))

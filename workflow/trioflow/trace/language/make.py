@@ -32,31 +32,13 @@ MODULES = ("trace", "tables", "base/precision_recipes")
 
 
 def make_trace(model: LanguageModel, step: LanguageStep) -> Trace:
-    """Return the operators of a training step, without times.
+    """Return the operators of a training step, without times, as ``trioflow capture --device meta`` does.
 
-    Parameters
-    ----------
-    model : LanguageModel
-        The network.
-    step : LanguageStep
-        What runs.
-
-    Returns
-    -------
-    Trace
-        As of ``trioflow capture --device meta``. ``facts.language_model`` has the model's sizes,
-        its parameters and the step's ``sequence`` and ``attention``.
-
-    Raises
-    ------
-    InputError
-        As `LanguageStep.settle`; when PyTorch is not installed, a learned table of positions is too short, or experts are to be
-        computed in another format than bf16 or replayed from CUDA graphs.
-
-    Notes
-    -----
-    Identical blocks run once: any depth takes seconds. The trace is kept in `cache_folder`, under
-    a name made of everything that decides it.
+    Identical blocks run once: any depth takes seconds. The trace is kept in `cache_folder`, named
+    by everything that decides it; ``facts.language_model`` has sizes, parameters, ``sequence`` and
+    ``attention``. Raises InputError as `LanguageStep.settle`; when PyTorch is not installed, a
+    learned table of positions is too short, or experts are to be computed in another format than
+    bf16 or replayed from CUDA graphs.
     """
     step = step.settle()
     if model.positions == "learned" and step.sequence > model.longest:

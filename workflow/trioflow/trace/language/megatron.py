@@ -41,19 +41,9 @@ _FOLLOWED = (
 
 
 def parse_arguments(text: str, file: str) -> dict[str, Any]:
-    """Return the arguments of a command line, by name without the dashes.
+    """Return the arguments of a command line, as in a shell script, by name without the dashes.
 
-    Parameters
-    ----------
-    text : str
-        A command line, over several lines or not, as in a shell script.
-    file : str
-        For messages.
-
-    Raises
-    ------
-    InputError
-        When the shell could not read it either.
+    Raises InputError when the shell could not read it either.
     """
     try:
         words = shlex.split(text.replace("\\\n", " "), comments=True)
@@ -71,20 +61,10 @@ def parse_arguments(text: str, file: str) -> dict[str, Any]:
 
 
 def read_megatron(arguments: Mapping[str, Any], file: str, name: str) -> Configuration:
-    """Return what Megatron-LM's arguments say; what they leave out has Megatron-LM's defaults.
+    """Return what Megatron-LM's arguments (dashes or not) say; what they leave out has Megatron-LM's defaults.
 
-    Parameters
-    ----------
-    arguments : mapping
-        Name, with its dashes or without, to value.
-    file, name : str
-        For messages, and what to call the model.
-
-    Raises
-    ------
-    InputError
-        When a size is missing or depends on a variable, or an argument makes it a network or a
-        plan that is not built.
+    Raises InputError when a size is missing or depends on a variable, or an argument makes it a
+    network or a plan that is not built.
     """
     plain = {
         str(key).lstrip("-").replace("_", "-"): False if value == "false" else value
@@ -189,10 +169,7 @@ def _read_experts(found: Fields, layers: int, width: int, notes: list[str]) -> d
 def _count_dense(found: Fields, layers: int) -> int:
     """Return how many first blocks have no experts, by a frequency or by a list such as ([0]*3+[1]*12).
 
-    Raises
-    ------
-    InputError
-        When blocks without experts are not the first ones, or the list has another length.
+    Raises InputError when they are not the first ones, or the list has another length.
     """
     said = str(found.take("moe-layer-freq", 1)).replace(" ", "")
     pieces = re.findall(r"\[([01](?:,[01])*)\](?:\*(\d+))?", said)
@@ -301,12 +278,7 @@ def _read_degrees(found: Fields, model: LanguageModel, file: str) -> dict[str, A
 def _cut_stages(found: Fields, layers: int, degrees: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the blocks of each stage: equally many, embedding and loss counted where the arguments say so.
 
-    Stages of one rank are chunks of its blocks, which equal ones make.
-
-    Raises
-    ------
-    InputError
-        When the blocks cannot be cut so.
+    Stages of one rank are chunks of its blocks. Raises InputError when the blocks cannot be cut so.
     """
     pipeline, several = degrees["pipeline"], degrees.get("stages_per_rank", 1)
     if pipeline > 1 and (layout := _read_layout(found)):
@@ -354,12 +326,8 @@ def _cut_stages(found: Fields, layers: int, degrees: Mapping[str, Any]) -> tuple
 def _read_layout(found: Fields) -> list[str]:
     """Return what each stage of a layout such as ``Et*3|(tt|)*29,m|L`` holds, a letter a layer; nothing without one.
 
-    ``E`` embedding, ``t`` a block, ``m`` a layer of multi-token prediction, ``L`` the loss with the head.
-
-    Raises
-    ------
-    InputError
-        When it is written in another way, or embedding and loss are not at its ends.
+    ``E`` embedding, ``t`` a block, ``m`` a layer of multi-token prediction, ``L`` loss with head.
+    Raises InputError when it is written otherwise, or embedding and loss are not at its ends.
     """
     said = found.take(_LAYOUT)
     if said is None:

@@ -29,18 +29,11 @@ _HARMLESS_OF_NANOTRON = HARMLESS | {"is_llama_config", "is_qwen2_config", "rope_
 
 
 def find_configuration(name: str | Path) -> Configuration | None:
-    """Return the configuration that a name or a path stands for; None where it is something else.
+    """Return the configuration that a published name or a path stands for; None where it is something else.
 
-    Parameters
-    ----------
-    name : str or path
-        A published model's name; a file: Hugging Face's JSON, Megatron-LM's arguments as YAML or
-        as a command line, nanotron's YAML; or a folder with a ``config.json``.
-
-    Raises
-    ------
-    InputError
-        When the file is not such a configuration, or the model is not built here.
+    Files: Hugging Face's JSON (or its folder), Megatron-LM's arguments as YAML or command line,
+    nanotron's YAML. Raises InputError when one is not such a configuration, or the model is not
+    built here.
     """
     path = Path(name)
     if path.is_dir() and (path / _HUGGINGFACE).is_file() and not (path / "trace.json").exists():
@@ -65,13 +58,7 @@ def _plain_name(name: str) -> str:
 
 
 def read_configuration(path: Path) -> Configuration:
-    """Return what a configuration file says.
-
-    Raises
-    ------
-    InputError
-        As `find_configuration`.
-    """
+    """Return what a configuration file says; InputError as `find_configuration`."""
     file, text = str(path), read_text(path, InputError, LARGEST_JSON_BYTES)
     name = path.parent.name if path.stem in ("config", "model_config") else path.stem
     name = name or path.stem
@@ -100,20 +87,10 @@ def read_configuration(path: Path) -> Configuration:
 
 
 def _read_nanotron(content: Mapping[str, Any], file: str, name: str) -> Configuration:
-    """Return what a nanotron configuration says.
+    """Return what a nanotron configuration says, to be called ``name``.
 
-    Parameters
-    ----------
-    content : mapping
-        The file's content: ``model.model_config``, and ``parallelism``, ``tokens``, ``optimizer``
-        where they are there.
-    file, name : str
-        For messages, and what to call the model.
-
-    Raises
-    ------
-    InputError
-        When a size is missing, or the model has experts.
+    Of ``model.model_config``, and ``parallelism``, ``tokens``, ``optimizer`` where present. Raises
+    InputError when a size is missing, or the model has experts.
     """
     section = _section(content, "model")
     found = Fields(_section(section, "model_config"), file)
@@ -178,19 +155,9 @@ def _read_nanotron_degrees(content: Mapping[str, Any], file: str) -> dict[str, A
 
 
 def trace_of(found: Configuration, asked: Mapping[str, Any]) -> Trace:
-    """Return the trace of a configuration's training step.
+    """Return the trace of a configuration's training step; what is ``asked`` of a ``LanguageStep`` wins over the file.
 
-    Parameters
-    ----------
-    found : Configuration
-        The model, and what its file says of the step.
-    asked : mapping
-        Fields of a ``LanguageStep`` that win over the file's; None says nothing.
-
-    Raises
-    ------
-    InputError
-        When nothing says how long a sample is, or as ``make_trace``.
+    Raises InputError when nothing says how long a sample is, or as ``make_trace``.
     """
     said = {**found.step, **{name: value for name, value in asked.items() if value is not None}}
     if "sequence" not in said:

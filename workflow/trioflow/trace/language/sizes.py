@@ -25,57 +25,28 @@ _OPTIONAL = (
 class LanguageModel:
     """A decoder-only transformer, dense or with experts in all blocks but the first ones.
 
-    Attributes
-    ----------
-    name : str
-        What to call it.
-    layers, hidden, heads, kv_heads, head_size : int
-        Blocks; width of the residual stream; attention heads, and those of keys and values; width
-        of a head's queries and keys.
-    feed_forward : int
-        Width inside the feed-forward layer, of one expert where there are several.
-    vocabulary : int
-        Rows of the token embedding, padding included.
-    positions : str
-        One of `POSITIONS`.
-    longest : int
-        Positions that a learned table holds; 0 without one.
-    norm, activation : str
-        One of `NORMS` (rms has no mean, layer-no-bias no bias) and of `ACTIVATIONS`.
-    gated : bool
-        Whether a second product gates the feed-forward layer's activation (SwiGLU).
-    query_bias, output_bias, feed_forward_bias : bool
-        Biases of query, key and value; of attention's output; of the feed-forward layer.
-    query_norm : bool
-        Whether each head's queries and keys are normalised; of latent attention, the latent vectors.
-    tied : bool
-        Whether the head's weight is the token embedding's.
-    dropout, attention_dropout : float
-        Probabilities of dropping a residual, and a weight of attention.
-    experts, experts_per_token : int
-        Feed-forward layers of a block, and those that a router chooses for each token; 0 for a
-        dense model.
-    shared_feed_forward : int
-        Width of an expert that every token passes besides; 0 without one.
-    router_bias : bool
-        Whether the router's product has a bias.
-    dense_layers, dense_feed_forward : int
-        First blocks that have one feed-forward layer instead of experts, and its width.
-    latent, query_latent : int
-        Width of the latent vector that a token's keys and values are made from, and of that of its queries;
-        0 for plain attention, and for queries made in one product.
-    rotary_size, value_size : int
-        Of latent attention the part of ``head_size`` that is rotated, one key for all heads, and the width of
-        a head's values; 0 without it.
-    window : int
-        Tokens that attention reads in every other block, from the first on; 0 where all read all.
-    sinks : bool
-        Whether each head has a learned score that takes part in the softmax and reads nothing.
+    ``positions``, ``norm``, ``activation``: one of `POSITIONS`, `NORMS` (rms has no mean, layer-no-bias no bias) and
+        `ACTIVATIONS`; ``longest``: positions that a learned table holds, 0 without one.
+    ``kv_heads``, ``head_size``: heads of keys and values; width of a head's queries and keys.
+    ``feed_forward``: width inside the feed-forward layer, of one expert where there are several; ``gated``: whether a
+        second product gates its activation (SwiGLU).
+    ``vocabulary``: rows of the token embedding, padding included; ``tied``: the head's weight is the embedding's.
+    ``query_bias``, ``output_bias``, ``feed_forward_bias``, ``router_bias``: biases of query, key and value; of
+        attention's output; of the feed-forward layer; of the router's product.
+    ``query_norm``: whether each head's queries and keys are normalised; of latent attention, the latent vectors.
+    ``dropout``, ``attention_dropout``: probabilities of dropping a residual, and a weight of attention.
+    ``experts``, ``experts_per_token``: of a block, and those that a router chooses for each token; 0 for a dense model.
+    ``shared_feed_forward``: width of an expert that every token passes besides; 0 without one.
+    ``dense_layers``, ``dense_feed_forward``: first blocks without experts, and the width of their feed-forward layer.
+    ``latent``, ``query_latent``: width of the latent vector that a token's keys and values are made from, and of that of
+        its queries; 0 for plain attention, and for queries made in one product.
+    ``rotary_size``, ``value_size``: of latent attention the part of ``head_size`` that is rotated, one key for all heads,
+        and the width of a head's values; 0 without it.
+    ``window``: tokens that attention reads in every other block, from the first on; 0 where all read all.
+    ``sinks``: whether each head has a learned score that takes part in the softmax and reads nothing.
 
-    Notes
-    -----
-    Latent attention is that of DeepSeek-V2 (arXiv 2405.04434, section 2.1); windows and sinks are
-    those of gpt-oss (arXiv 2508.10925, section 2.3).
+    Latent attention is that of DeepSeek-V2 (arXiv 2405.04434, section 2.1); windows and sinks are those of gpt-oss
+    (arXiv 2508.10925, section 2.3).
     """
 
     name: str
@@ -187,17 +158,10 @@ class LanguageModel:
     def flop_per_token(self, sequence: int) -> float:
         """Return a training step's model FLOPs a token: 6 x active parameters + 12 x layers x width x sequence.
 
-        Parameters
-        ----------
-        sequence : int
-            Tokens of a sample.
-
-        Notes
-        -----
-        All parameters that a token passes count, embeddings included; attention counts in full, although a causal one
-        needs half of it; what is computed again does not count. So count the PaLM paper
-        (arXiv 2204.02311, appendix B) and nanotron. The width is heads x head size, of latent attention the mean of
-        keys' and values'; a window counts as a sequence of twice its tokens, half of which is computed too.
+        As the PaLM paper (arXiv 2204.02311, appendix B) and nanotron count: all parameters that a
+        token passes, embeddings too; attention in full, causal or not; nothing computed again. The
+        width is heads x head size, of latent attention the mean of keys' and values'; a window
+        counts as a sequence of twice its tokens, half of which is computed too.
         """
         windowed = -(-self.layers // 2) if self.window else 0
         read = (self.layers - windowed) * sequence + windowed * min(2 * self.window, sequence)
@@ -223,17 +187,9 @@ class LanguageModel:
         )
 
     def check(self, place: str) -> LanguageModel:
-        """Return the model if a network can have these sizes.
+        """Return the model if a network can have these sizes (of the file ``place``).
 
-        Parameters
-        ----------
-        place : str
-            File that they come from, for messages.
-
-        Raises
-        ------
-        InputError
-            When a size is not positive, a word is unknown, or heads do not divide.
+        Raises InputError when one is not positive, a word is unknown, or heads do not divide.
         """
         words = {"norm": _NORMS, "activation": ACTIVATIONS, "positions": POSITIONS}
         for field in fields(self):
@@ -312,23 +268,11 @@ _OWN_FUSIONS = {PYTORCH: EAGER, MEGATRON: GRADIENTS, NANOTRON: FLASH_ATTN}
 class LanguageStep:
     """A training step of a language model on one device.
 
-    Attributes
-    ----------
-    sequence : int
-        Tokens of a sample.
-    batch : int
-        Samples.
-    precision : str
-        Name of a recipe of `trioflow.base.precision_recipes`.
-    attention : str
-        One of `ATTENTIONS`; empty for what the recipe's framework does: cudnn for Megatron Core's, flash for others.
-    fusion : str
-        One of `FUSIONS`; empty for what the recipe's framework does: gradients for Megatron Core's, flash-attn for
-        nanotron's, eager for PyTorch's own.
-    optimizer : str
-        One of `trioflow.base.settings.OPTIMIZERS`.
-    cuda_graphs : bool
-        Whether the host launches a block's forward, and its backward, as one CUDA graph each.
+    ``precision``: a recipe of `trioflow.base.precision_recipes`. ``attention`` (one of
+    `ATTENTIONS`) and ``fusion`` (of `FUSIONS`), empty: what the recipe's framework does: cudnn and
+    gradients for Megatron Core's, flash for others, with flash-attn for nanotron's and eager for
+    PyTorch's own. ``cuda_graphs``: whether the host launches a block's forward, and its backward,
+    as one CUDA graph each.
     """
 
     sequence: int
@@ -357,10 +301,7 @@ class LanguageStep:
     def settle(self) -> LanguageStep:
         """Return the step with the kernels that the recipe's framework runs where none are named.
 
-        Raises
-        ------
-        InputError
-            When products are to add to main gradients that the recipe does not have.
+        Raises InputError when products are to add to main gradients that it does not have.
         """
         recipe = choose_recipe(self.precision)
         if self.fusion == GRADIENTS and not recipe.adds_gradients:

@@ -1,9 +1,7 @@
 """Whether what a profile says agrees with itself and with the execution trace of the same step.
 
-A profiler writes the same call several times over: on the host and on the
-device, in one file and in the other. Where these accounts differ, something
-was lost or changed on the way, and the reader must know. Each doubt is a
-sentence with the number of cases and the first of them.
+The same call stands on host and device, in one file and the other: where accounts differ, something
+was lost. Each doubt is a sentence with the number of cases and the first of them.
 """
 
 from __future__ import annotations
@@ -28,11 +26,7 @@ _NODE = re.compile(r"\wBackward\d*$")
 
 
 def list_doubts(step: Step, links: Links | None, nodes: Sequence[Node] | None) -> list[str]:
-    """Return what in one step's files contradicts the rest, a sentence each.
-
-    ``step``: the loaded step; ``links``, ``nodes``: the execution trace's node of each event, and
-    all its nodes.
-    """
+    """Return what in one step's files contradicts the rest, a sentence each; ``links``: each event's node."""
     doubts = [*_doubt_order(step), *_doubt_device(step)]
     if links is not None and nodes is not None:
         doubts += _doubt_pair(step, links, nodes)

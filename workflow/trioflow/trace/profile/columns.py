@@ -17,15 +17,11 @@ NUMBERS = ("record_id", "external_id", "sequence_number", "correlation")
 
 
 class Profile:
-    """The complete events of one Kineto file, as columns.
+    """The complete events of one Kineto file, as columns of about 64 bytes an event.
 
-    About 64 bytes an event, so that a file of several GB fits in memory; what no reader asks for
-    (Python frames, flow arrows, memory samples) is dropped.
-
-    ``path``: the file.
-    ``header``: the file's values beside the events, such as the device's properties.
-    ``foreign``: events of accelerators that trioflow cannot read, by category.
-    ``start_ns``, ``end_ns``: times [ns].
+    Files of several GB fit in memory: what no reader asks for (Python frames, flow arrows, memory
+    samples) is dropped. ``header``: values beside the events; ``foreign``: events of unknown
+    accelerators, by category.
     """
 
     def __init__(self, path: str | Path) -> None:

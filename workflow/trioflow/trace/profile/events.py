@@ -94,10 +94,7 @@ def nest(events: Iterable[Event]) -> list[Event]:
 
 
 def is_operator(name: str) -> bool:
-    """Return whether a name is an operator (``library::name``): not an autograd node, annotation or function.
-
-    So is a kernel that Inductor fused, which stands for the operators in its name.
-    """
+    """Return whether a name is an operator (``library::name``, a kernel that Inductor fused), no autograd node or function."""
     library, separator, rest = name.partition("::")
     return (not separator and name.startswith(kineto_words("compiled_kernel"))) or (
         bool(separator and rest)
@@ -157,15 +154,12 @@ def busy_ns(kernels: Iterable[Event]) -> int:
 def charge_kernels(groups: Sequence[Sequence[Event]]) -> list[int]:
     """Share the device's busy time out among groups of kernels, an operator each [ns].
 
-    Every instant is charged once, to the group whose running kernel started first, so that the
-    shares sum to the busy time whatever overlaps. Gaps between an operator's own kernels are
-    charged to nobody: there the device waits for the host.
+    Every instant is charged once, to the group whose running kernel started first, so that shares
+    sum to the busy time; gaps between an operator's kernels are charged to nobody.
 
-    TrioSim's traces carry both readings. Its ``cudatime`` runs from an operator's first kernel to
-    its last and so counts those gaps (ResNet-50: 11.5 ms of its 12.6 ms difference are gaps within
-    the backward of 53 small convolutions, and 0.6 ms one gap within the loss);
-    ``cudatimenooverlap`` is the time that kernels run. The public raw profile shows the same two
-    quantities for each operator.
+    TrioSim's traces carry both readings: ``cudatime``, first kernel to last, counts gaps
+    (ResNet-50: 11.5 ms of its 12.6 ms difference within the backward of 53 small convolutions, 0.6
+    ms within the loss); ``cudatimenooverlap`` does not. The public raw profile shows the same two.
     """
     charged = [0] * len(groups)
     every = [(kernel, group) for group, kernels in enumerate(groups) for kernel in kernels]
@@ -201,10 +195,7 @@ def charge_apart(groups: Sequence[Sequence[Event]], communicates: Sequence[bool]
 
 
 def is_communication(kernel: Event) -> bool:
-    """Recognise a kernel or copy between devices by its function's name, or by what its metadata say.
-
-    Template arguments and parameters are not part of the function's name.
-    """
+    """Recognise communication by its function's name, without template arguments and parameters, or its metadata."""
     if kernel.details.get("collective"):
         return True
     name = kernel.name.replace("(anonymous namespace)::", "").lower()
@@ -219,10 +210,7 @@ def calls_collective(event: Event) -> bool:
 
 
 def communication_streams(kernels: Iterable[tuple[Event, bool]]) -> set[str]:
-    """Return the streams on which collectives run and nothing that an operator computes.
-
-    ``kernels``: device events, and whether an operator that computes launched each.
-    """
+    """Return the streams on which collectives run and nothing that an operator that computes launched."""
     used: set[str] = set()
     shared: set[str] = set()
     for kernel, computes in kernels:
@@ -282,10 +270,7 @@ def tensors_of_event(event: Event, numbers: Iterator[int]) -> list[TensorRef]:
 
 
 def check_types(events: Iterable[Event], path: Path) -> None:
-    """Refuse tensors of an unknown element type, where the profile alone gives the types.
-
-    Raises TraceError, which names the call and the type.
-    """
+    """Refuse tensors of an unknown element type, where the profile alone gives them: TraceError names call and type."""
     for event in events:
         shapes, types = event.details.get("shapes"), event.details.get("types")
         for shape, word in zip(shapes or [], types or [], strict=False):

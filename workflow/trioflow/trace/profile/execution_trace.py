@@ -44,12 +44,7 @@ class Node:
 
 
 def written_arguments(schema: str) -> frozenset[int] | None:
-    """Return the places of the arguments that a signature marks with ``!``.
-
-    ``schema``: such as ``aten::add_.Tensor(Tensor(a!) self, Tensor other) -> Tensor(a!)``.
-
-    Returns none for an empty signature.
-    """
+    """Return the places of arguments that a signature, ``aten::add_.Tensor(Tensor(a!) self, ...)``, marks with ``!``."""
     if not schema:
         return None
     depth, place, begin, found = 0, 0, 0, set()
@@ -74,9 +69,8 @@ def written_arguments(schema: str) -> frozenset[int] | None:
 def read_nodes(path: str | Path) -> list[Node]:
     """Return the nodes of an execution trace, in order of node id.
 
-    Raises TraceError when the file is not an execution trace of a known schema, a node is
-    incomplete, repeated or contradicts itself, an element type is unknown, or nodes enclose one
-    another in a circle.
+    Raises TraceError when its schema or an element type is unknown, or a node is incomplete,
+    repeated, contradicts itself or encloses itself.
     """
     fields = load_fields()["execution_trace"]
     stream = ListStream(path, fields["nodes"], "an execution trace")
@@ -223,19 +217,12 @@ Links = dict[int, Node]
 
 
 def link_nodes(events: Sequence[Event], nodes: Sequence[Node]) -> Links:
-    """Return the execution trace's node of every event that has one.
+    """Return the execution trace's node of every event (operators, annotations, in order) that has one.
 
-    Versions from 2.2 on give both the same number. Before, each counted its own way: then the calls
-    of a thread are matched with those of a thread of the execution trace that made the same calls
-    in the same order.
-
-    ``events``: operators and annotations of a step, in order of start; ``nodes``: the execution
-    trace.
-
-    A number counts only where both sides have the same name for it. Annotations of the profiler's
-    steps and of communication stand in one file or in both: they are matched with nothing. Threads
-    whose calls differ are matched in the order of calls where at most `MOST_UNMATCHED` of them have
-    no partner; ``agreement`` names those that have none.
+    From PyTorch 2.2 on both have the same number, which counts where the names agree. Before, calls
+    of a thread match those of a thread that made the same calls in order, but for `MOST_UNMATCHED`
+    at most; ``agreement`` names those. Annotations of the profiler's steps and of communication are
+    matched with nothing.
     """
     events = [e for e in events if e.category in ("cpu_op", "user_annotation")]
     if any(e.record_id is not None for e in events):
@@ -294,9 +281,8 @@ def _find_sequence(names: list[str], within: list[str]) -> Pairs:
 def _align(names: list[str], others: list[str]) -> Pairs:
     """Pair two sequences of names in order, with the fewest left over; none where those are many.
 
-    References
-    ----------
-    E. W. Myers, An O(ND) difference algorithm and its variations, Algorithmica 1 (1986), fig. 2.
+    Source: E. W. Myers, An O(ND) difference algorithm and its variations, Algorithmica 1 (1986),
+    fig. 2.
     """
     most = int(MOST_UNMATCHED * (len(names) + len(others)))
     reached, steps = {1: 0}, []

@@ -30,14 +30,11 @@ _BETWEEN = re.compile(r"\}\s*,\s*\{")
 
 
 class ListStream:
-    """Entries of the list under one key of a JSON object; plain or gzipped file.
+    """Entries of the list under one ``key`` of a JSON object (or a bare list); plain or gzipped, of ``kind`` for messages.
 
-    Iterate once, over it or its blocks; ``header`` then holds the file's other values. Numbers with
-    a fraction stay text, so that no digit of a time is lost.
-
-    ``key``: key of the list. A file that is a bare list is read as that list. ``kind``: what the
-    file should be, for error messages. Raises TraceError while iterating: when the file is missing,
-    cut short, no JSON, or lacks the list.
+    Iterate once; ``header`` then holds the file's other values. Fractions stay text, so that no
+    digit is lost. Raises TraceError while iterating, when the file is missing, cut short, no JSON,
+    or lacks the list.
     """
 
     def __init__(self, path: str | Path, key: str, kind: str) -> None:
@@ -57,11 +54,7 @@ class ListStream:
     def blocks(
         self, decode_list: Callable[[bytes], Sequence[Any] | None] | None
     ) -> Iterator[Sequence[Any]]:
-        """Yield the entries in order, many at a time.
-
-        ``decode_list``: makes entries of the text of a list of them, or None where it cannot; those
-        are then what the json module makes of each.
-        """
+        """Yield the entries in order, many at a time, made by ``decode_list`` or, where it gives None, the json module."""
         self._decode_list = decode_list
         try:
             with self._open() as self._file:

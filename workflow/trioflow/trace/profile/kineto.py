@@ -34,9 +34,7 @@ _LONGEST_NS = 10**15
 def read_profile(path: str | Path) -> Profile:
     """Read a Kineto trace into columns.
 
-    Raises TraceError when the file is not a Kineto trace, or an event lacks its time, runs
-    backwards or longer than any training run, or has an id that is not a number or an invalid
-    shape.
+    Raises TraceError when it is none, or an event's time, number or shape is missing or impossible.
     """
     profile = Profile(path)
     stream = ListStream(path, kineto_words("events")[0], "a Kineto trace")
@@ -99,10 +97,7 @@ def _decode_events(text: bytes) -> list[_Event] | None:
 
 
 def _convert_event(entry: Any) -> _Event:
-    """Return an event that the json module read, with fractions as text.
-
-    Raises TypeError or ValueError where a timed event is odd.
-    """
+    """Return an event of the json module, fractions as text; TypeError or ValueError where a timed event is odd."""
     if not isinstance(entry, dict):
         raise TypeError
     event = _Event(**{word: entry[word] for word in _Event.__struct_fields__ if word in entry})
@@ -172,10 +167,7 @@ class _Category:
         self._numbers: dict[bytes, int] = {}
 
     def number_details(self, arguments: Any) -> int:
-        """Return the number of an event's details; equal texts share it.
-
-        Raises ValueError where shapes or types of arguments are none, or not one each.
-        """
+        """Return the number of an event's details, shared by equal ones; ValueError where shapes or types are odd."""
         if self._texts is None:
             return 0
         text = b"\0".join(self._texts(arguments))
@@ -320,10 +312,7 @@ def _is_list_of_lists(shape: Any) -> bool:
 
 
 def _to_ns(stamp: Any, scale: int) -> int:
-    """Return a time in nanoseconds; text keeps digits that a float would lose.
-
-    Raises ValueError when it is not a number, or one that no clock shows.
-    """
+    """Return a time in nanoseconds, with all digits of its text; ValueError where it is no number or no clock's."""
     if stamp.__class__ is int:
         time_ns: int = stamp * scale
     else:

@@ -1,8 +1,7 @@
 """Merging a raw profile into the operator and tensor tables.
 
-An operator is an outermost ATen (or library) operator: one that no other
-operator encloses. Its device time on a CPU is its own and its children's self
-time; the host time before it (interpreter, autograd engine) is kept apart.
+An operator is an outermost ATen (or library) one; on a CPU its device time is its own and its
+children's self time, the host's before it (interpreter, autograd engine) kept apart.
 """
 
 from __future__ import annotations
@@ -30,19 +29,15 @@ from trioflow.trace.store import Trace, save_trace
 
 
 def merge_trace_folder(source: str | Path, target: str | Path) -> None:
-    """Merge the raw profile in one folder into a trace in another.
-
-    Raises TraceError when a raw file is missing, broken or does not fit the others.
-    """
+    """Merge the raw profile in one folder into a trace in another; TraceError where a raw file is missing or does not fit."""
     save_trace(merge_trace(source), target)
 
 
 def merge_trace(folder: str | Path) -> Trace:
     """Merge the profile, the execution trace and the environment of one captured step.
 
-    ``kineto_steps.json.gz``, where present, gives the median times of several lightly profiled
-    steps in place of the single step's. Raises TraceError when a raw file is missing, broken or
-    does not fit the others.
+    ``kineto_steps.json.gz``, where present, gives the median times. Raises TraceError when a raw
+    file is missing, broken or does not fit.
     """
     folder = Path(folder)
     environment = _read_environment(folder / "environment.json")

@@ -39,11 +39,8 @@ _ACCUMULATE = f"autograd::engine::evaluate_function: {_NODE}"
 def find_ready(step: Event, uses: list[Event], forward: list[int | None]) -> list[ReadyGradient]:
     """Return, for each gradient that autograd accumulates, the operator after which it is ready.
 
-    Autograd hands a gradient to its parameter right after the operator that made it. What
-    accumulation itself runs (a detach, an addition) makes none.
-
-    ``step``: the profiled step, with children; ``uses``: its outermost operators; ``forward``: for
-    each of them, the forward operator that it differentiates.
+    Autograd hands a gradient over right after its maker; what accumulation runs makes none.
+    ``forward``: what each of ``uses``, the step's outermost operators, differentiates.
     """
     makers = [i for i, joined in enumerate(forward) if joined is not None]
     starts = [uses[i].start_ns for i in makers]
@@ -260,9 +257,8 @@ def _describe_communication(step: Step) -> str:
 def coverage_of(step: Step) -> dict[str, Any]:
     """Return how much of the device's time operators explain.
 
-    Returns ``device_events`` (kernels, copies and fills), ``joined_share`` (share of their summed
-    time that lies in operators), ``streams``, ``span_s`` (sum over operators from the first
-    kernel's start to the last one's end [s]: what a reading that counts gaps would give).
+    ``joined_share`` of events' summed time lies in operators; ``span_s``: from each operator's
+    first kernel to its last [s], as a reading that counts gaps gives it.
     """
     every = [k for kernels in step.launched for k in kernels]
     missed = {id(k) for k in (*step.loose, *step.unjoined)}

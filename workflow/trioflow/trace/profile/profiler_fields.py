@@ -1,8 +1,4 @@
-"""What PyTorch's versions call the fields of their profiles: a table, not code.
-
-The table is ``data/profiler_fields.json``; a new version's spelling is added
-there.
-"""
+"""What PyTorch's versions call the fields of their profiles: ``data/profiler_fields.json``, where new ones go."""
 
 from __future__ import annotations
 

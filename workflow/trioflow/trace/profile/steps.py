@@ -51,12 +51,11 @@ class Span:
 
 
 def find_spans(profile: Profile) -> list[Span]:
-    """Return where the steps of a profile lie, in order.
+    """Return where the steps of a profile lie, in order; TraceError where it holds no operator.
 
-    Steps are the annotated ones: trioflow's own, or those of a profiler that was given steps
-    (``ProfilerStep#3``). Without them a step ends with the optimizer's annotation; without two of
-    those the whole file is one step. A marked step that holds no call (the profiler's last, begun
-    and not run) is left out. Raises TraceError when the file holds no operator.
+    Annotated ones, trioflow's or ``ProfilerStep#3``; else a step ends with the optimizer's
+    annotation; without two of those the file is one step. A marked step without a call (begun, not
+    run) is left out.
     """
     annotated = profile.is_category("user_annotation")
     if not profile.is_category("cpu_op").any():

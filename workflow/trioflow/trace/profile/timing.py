@@ -43,14 +43,11 @@ class StepTimes:
     repeats_ns: NDArray[np.float64] | None = None
 
     def without_overhead(self, step_s: float) -> StepTimes:
-        """Take the profiler's time off, so that the parts sum to the un-profiled step.
+        """Take the profiler's time off, so that the parts sum to the un-profiled step ``step_s`` [s].
 
-        ``step_s``: median un-profiled step [s].
-
-        The difference is spread over the profiler's events, not over time: the profiler costs the
-        same for a short operator as for a long one, at most ``EVENT_NS`` an event. The rest, what
-        the floor ``_KEPT_SHARE`` holds back, and a profiled step that was faster than the
-        un-profiled one are drift of the machine's speed and are settled in proportion.
+        It costs the same for short and long operators, at most ``EVENT_NS`` an event. The rest,
+        what the floor ``_KEPT_SHARE`` holds back, and a faster profiled step are drift, settled in
+        proportion.
         """
         if self.on_device:
             return self
@@ -134,13 +131,7 @@ def _waits(step: Step) -> list[tuple[int, int]]:
 
 
 def median_times(steps: Iterable[Step], names: list[str]) -> StepTimes | None:
-    """Return each operator's median over those steps that ran the same operators.
-
-    ``steps``: taken one at a time; ``names``: operators that a step must consist of, in order, to
-    count.
-
-    Returns none when no step did.
-    """
+    """Return each operator's median over those steps, taken one at a time, that ran ``names`` in order; none without one."""
     times = [times_of_step(step) for step in steps if [e.name for e in step.operators] == names]
     if not times:
         return None
@@ -164,20 +155,12 @@ _LEAST_SHARE = 0.01
 def measure_repeats(
     times_ns: NDArray[np.float64], phases: Sequence[str], names: Sequence[str]
 ) -> dict[str, Any] | None:
-    """Return the spread of a step's repeats, as the fact ``repeats`` of a trace holds it.
+    """Return the spread of a step's repeats, as the fact ``repeats`` holds it; None of one step.
 
-    ``times_ns``: what each operator took in each step, none without time [steps, operators] [ns].
-    ``phases``, ``names``: of the operators.
-
-    Returns ``steps``; standard deviations of logarithms: ``step_log`` of what a step shares,
-    ``pass_log`` of what a phase of it shares besides, ``operator_log`` of what is new in each
-    operator, as their variances add up in the step's, and of the longest ``operators`` by name;
-    ``autocorrelation`` of the steps' factors. None of one step.
-
-    Notes
-    -----
-    Variances of operators add up to a part of their phase's, those of phases to a part of the step's;
-    what is left over is what the phase, and the step, shares. Where nothing is, 0.
+    ``times_ns``: [steps, operators] [ns]. Standard deviations of logarithms: ``step_log`` of what a
+    step shares, ``pass_log`` of what a phase shares besides, ``operator_log`` of what is new in
+    each operator, as variances add up, and of the longest ``operators`` by name; what is left over
+    is what phase and step share, or 0. ``autocorrelation`` of the steps' factors.
     """
     steps, _ = times_ns.shape
     if steps < 2:

@@ -227,14 +227,11 @@ class Workload:
 
 
 def build_workload(row: Mapping[str, Any], seed: int = 0, device: str | None = None) -> Workload:
-    """Build a workload from its configuration row.
+    """Build a workload from its row (``config/workloads.tsv`` or the catalogue; text in place of numbers is understood).
 
-    ``row``: a row of ``config/workloads.tsv`` or of the shipped catalogue: ``workload``,
-    ``family``, ``model``, sizes, ``optimizer`` and ``precision``. Text in place of numbers is
-    understood. ``seed``: seed of the initial weights. ``device``: where the weights are made;
-    ``meta`` for shapes without memory. By default where PyTorch makes tensors, which is the CPU.
-    Raises InputError when the family, the model, the optimizer or the precision is unknown, or a
-    size is missing or does not fit.
+    ``device``: where weights are made, ``meta`` for shapes without memory; by default PyTorch's.
+    Raises InputError when family, model, optimizer or precision is unknown, or a size is missing or
+    does not fit.
     """
     name, family = str(row["workload"]), str(row["family"])
     if family not in _BUILDERS:

@@ -1,7 +1,4 @@
-"""Workloads by name: the table that ships, other spellings, changes, functions of the user's own.
-
-Needs no torch; `trioflow.trace.workloads.build` builds what is chosen here.
-"""
+"""Workloads by name: the table that ships, spellings, changes, functions of the user's own; without torch."""
 
 from __future__ import annotations
 
@@ -38,10 +35,9 @@ def name_user_model(target: str, batch: int) -> Workload:
 
 
 def change_workload(row: Workload, changes: Mapping[str, Any]) -> Workload:
-    """Return a row with other sizes, another precision or another optimizer.
+    """Return a row with other sizes, precision or optimizer; None in ``changes`` leaves its own.
 
-    ``row``: the row to start from. ``changes``: column to value; None leaves the row's own. Raises
-    InputError when the family has no such size, or the value breaks the column's limits.
+    Raises InputError when the family has no such size, or the value breaks the column's limits.
     """
     changes = {column: value for column, value in changes.items() if value is not None}
     needed, possible = FAMILIES[row.family]

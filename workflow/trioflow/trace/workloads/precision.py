@@ -29,10 +29,7 @@ from trioflow.base.settings import OPTIMIZERS
 
 
 def check_optimizer(name: str, workload: str) -> str:
-    """Return an optimizer's name if it is known.
-
-    Raises InputError when it is not.
-    """
+    """Return an optimizer's name if it is known; InputError where it is not."""
     if name not in OPTIMIZERS:
         raise InputError(
             f"workload {workload}: unknown optimizer {name!r}",
@@ -51,12 +48,10 @@ def choose_optimizer(name: str, target: str) -> str:
 
 
 class MainWeights:
-    """An optimizer over fp32 copies of half-precision weights, fed with fp32 gradients.
+    """An optimizer over fp32 copies of half-precision weights, as Megatron-LM's and nanotron's.
 
-    As Megatron-LM's and nanotron's: backward hands each gradient over in fp32, the optimizer
-    updates the copies, and the weights are written from them.
-
-    ``name``: one of `trioflow.base.experiments.OPTIMIZERS`; ``parameters``: weights in half precision.
+    Backward hands each gradient over in fp32, the copies are updated, and the weights are written
+    from them.
     """
 
     def __init__(self, name: str, parameters: Iterable[nn.Parameter]) -> None:
@@ -81,12 +76,7 @@ class MainWeights:
 
 
 def make_optimizer(name: str, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """Return an optimizer over some parameters.
-
-    Learning rates are small: the data are random, and only the work matters.
-
-    ``name``: one of `trioflow.base.experiments.OPTIMIZERS`; ``parameters``: what it updates.
-    """
+    """Return an optimizer (of `trioflow.base.experiments.OPTIMIZERS`) with a small rate: the data are random."""
     algorithm, _, variant = name.partition("-")
     flags: dict[str, Any] = {variant: True} if variant else {}
     if algorithm == "sgd":
@@ -125,10 +115,7 @@ class Precision:
         return single_precision("tf32" if self.recipe.arithmetic == "tf32" else "ieee")
 
     def make_scaler(self, device: torch.device) -> torch.amp.GradScaler:
-        """Return the gradient scaler; for anything but fp16 one that does nothing.
-
-        Nor is there one over main weights: what Megatron's own adds, a pass over main gradients, is left out.
-        """
+        """Return the gradient scaler; for anything but fp16, main weights too (Megatron's own is left out), it does nothing."""
         return torch.amp.GradScaler(
             device.type,
             init_scale=INITIAL_SCALE,
@@ -157,19 +144,13 @@ class Precision:
 
 
 def choose_precision(name: str, workload: str) -> Precision:
-    """Return a precision by name.
-
-    Raises InputError when there is none of this name.
-    """
+    """Return a precision by name; InputError where there is none."""
     return Precision(choose_recipe(name, f"workload {workload}"))
 
 
 @contextmanager
 def single_precision(kind: str) -> Iterator[None]:
-    """Let single precision mean ``"ieee"`` or ``"tf32"`` on a GPU; put back what was before.
-
-    On a CPU it always means ``"ieee"``: no faster format replaces it unasked.
-    """
+    """Let single precision mean ``"ieee"`` or ``"tf32"`` on a GPU (always ``"ieee"`` on a CPU), then as before."""
     switches = _switches(kind)
     before = [getattr(holder, name) for holder, name, _ in switches]
     try:

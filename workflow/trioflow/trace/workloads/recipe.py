@@ -1,8 +1,4 @@
-"""What every kind of workload hands to the door: a model, its data and its loss.
-
-Families differ only in how they make a `Recipe`; what is done with it is the
-same for all of them.
-"""
+"""What every kind of workload hands to the door: a `Recipe` of model, data and loss."""
 
 from __future__ import annotations
 
@@ -41,11 +37,7 @@ class Recipe:
 
 
 def read_size(row: Mapping[str, Any], column: str) -> int | None:
-    """Return a size of a row; None where the row says nothing.
-
-    Rows come from a table, from JSON or from a trace, which keeps text. Raises InputError when the
-    cell holds no whole number from 1 on.
-    """
+    """Return a size of a row (table, JSON or a trace's text); None where it says nothing, InputError where it is none."""
     cell = row.get(column)
     if cell is None or str(cell) in (*NOTHING, "None"):
         return None
@@ -57,10 +49,7 @@ def read_size(row: Mapping[str, Any], column: str) -> int | None:
 
 
 def need_size(row: Mapping[str, Any], column: str) -> int:
-    """Return a size that the family cannot do without.
-
-    Raises InputError when the row does not give it.
-    """
+    """Return a size that the family cannot do without; InputError where the row does not give it."""
     size = read_size(row, column)
     if size is None:
         raise InputError(
@@ -71,10 +60,7 @@ def need_size(row: Mapping[str, Any], column: str) -> int:
 
 
 def need_flag(row: Mapping[str, Any], column: str) -> bool:
-    """Return a yes or no that the family cannot do without.
-
-    Raises InputError when the row gives neither.
-    """
+    """Return a yes or no that the family cannot do without; InputError where the row gives neither."""
     cell = str(row.get(column)).lower()
     if cell not in _WORDS:
         raise InputError(
@@ -114,9 +100,6 @@ def _make_labels(
 
 
 def mean_cross_entropy(outputs: Any, targets: Tensor) -> Tensor:
-    """Return the mean cross-entropy of scores [..., classes] against targets [...].
-
-    Models of transformers wrap their scores; the wrapping is taken off.
-    """
+    """Return the mean cross-entropy of scores [..., classes], transformers' wrapping taken off, against targets [...]."""
     scores = outputs if isinstance(outputs, Tensor) else outputs.logits
     return nn.functional.cross_entropy(scores.flatten(0, -2), targets.flatten())

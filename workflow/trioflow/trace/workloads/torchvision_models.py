@@ -30,10 +30,9 @@ FUNCTIONS: dict[str, Callable[[], nn.Module]] = {
 
 
 def build_torchvision(row: Mapping[str, Any]) -> Recipe:
-    """Build a network of torchvision with random weights.
+    """Build a network of torchvision (``model``, ``image_size``) with random weights.
 
-    ``row``: ``model`` (its name in torchvision) and ``image_size``. Raises InputError when
-    torchvision has no such network, or it is of a kind whose cuts are not known here.
+    Raises InputError when there is no such network, or its cuts are not known here.
     """
     models, chosen = import_torchvision_models(), str(row["model"])
     known = [m for m in models.list_models(module=models) if _kind_of(m)]
@@ -104,10 +103,7 @@ _KEEP: list[Any] = []
 
 
 def import_torchvision_models() -> ModuleType:
-    """Return ``torchvision.models``, with the missing schemas defined where needed.
-
-    Raises ImportError when torch or torchvision is not installed.
-    """
+    """Return ``torchvision.models``, missing schemas defined; ImportError where torch or torchvision is not installed."""
     import torch
 
     try:

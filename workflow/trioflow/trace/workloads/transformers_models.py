@@ -137,16 +137,13 @@ MODELS = {
 
 
 def build_transformers(row: Mapping[str, Any]) -> Recipe:
-    """Build a model of transformers with random weights.
+    """Build a model of transformers (a key of `MODELS`) with random weights.
 
-    ``row``: ``model`` (a key of `MODELS`), ``sequence`` [tokens], and ``layers`` where the depth is
-    not the published one; an encoder-decoder model gets as many in each half, and as many tokens to
-    predict as it reads. Raises InputError when the model is unknown, its sequence is too long or
-    transformers is not installed.
-
-    The head's weight is the token embedding's where the published model ties them, so a pipeline
-    would hold it in its first and its last stage. Encoder-decoder models have no pipeline units:
-    every decoder block reads the encoder's output beside the block before, which is not a chain.
+    ``sequence`` [tokens]; ``layers`` where the depth is not the published one, in each half of an
+    encoder-decoder, which reads and predicts as many tokens. Tied heads would lie in a pipeline's
+    first and last stage; encoder-decoders have no pipeline units: each decoder block reads the
+    encoder's output. Raises InputError when the model is unknown, its sequence too long or
+    transformers not installed.
     """
     name, chosen = str(row["workload"]), str(row["model"])
     if chosen not in MODELS:
@@ -213,11 +210,7 @@ def _matches(model: nn.Module, pattern: str) -> bool:
 
 
 def _import_transformers(workload: str) -> ModuleType:
-    """Import transformers.
-
-    Its models import torchvision where that is installed, so torchvision has to be importable
-    first.
-    """
+    """Import transformers, whose models import torchvision where installed: that has to be importable first."""
     try:
         if importlib.util.find_spec("torchvision"):
             import_torchvision_models()
