@@ -79,11 +79,10 @@ class CallSettings:
 
 
 def run_call(items: Sequence[Item], settings: CallSettings) -> int:
-    """Do as many items as fit until a time, and pack all that is finished.
+    """Do as many items as fit until a time, pack what is finished, and return the exit status (128 and a signal's number).
 
-    Returns the exit status: 0, or 128 and its number when a signal ended the call. Raises
-    InputError when what is to be taken over is not a campaign's, or is another device's. Raises
-    DeviceLost when the device refuses further work in this process.
+    Raises InputError when what is to be taken over is no campaign's or another device's, DeviceLost
+    when the device refuses further work.
     """
     output, device = settings.output, settings.device
     reserve_s = min(_RESERVE_S, _RESERVE_SHARE * settings.whole_s)

@@ -1,8 +1,4 @@
-"""Raw profiles made small: fields that nothing reads go, long lists become columns, everything that joins stays.
-
-Events of a profile repeat their keys and count up their times and numbers; beside each other, as
-differences, both compress well. The way back is exact: equal values in the same order.
-"""
+"""Raw profiles made small: fields that nothing reads go, long lists become columns of differences, exactly undone."""
 
 from __future__ import annotations
 
@@ -26,10 +22,9 @@ _SCALE = 1000
 
 
 def to_columns(rows: Sequence[Any]) -> dict[str, Any]:
-    """Return rows of JSON as columns, grouped by the keys that they have.
+    """Return rows of JSON as columns, grouped by the keys (a nested one a list of two) that they have.
 
-    ``order`` (group of each row) and ``groups``: the key of every column, a nested one as a list of
-    two, and the columns. Rows that are not objects are a group without keys.
+    ``order``: group of each row; rows that are not objects are a group without keys.
     """
     numbers: dict[tuple[tuple[str, ...], ...] | None, int] = {}
     order, members = list[int](), list[list[Any]]()
@@ -180,10 +175,7 @@ def _without_estimates(event: Any) -> Any:
 
 
 def read_raw(path: str | Path) -> Any:
-    """Read a raw file, gzipped or not.
-
-    Raises InputError when the file is missing or not JSON.
-    """
+    """Read a raw file, gzipped or not; InputError where it is missing or not JSON."""
     try:
         raw = Path(path).read_bytes()
         return json.loads(gzip.decompress(raw) if raw[:2] == _GZIP else raw)
@@ -213,10 +205,7 @@ def pack_json(content: Any) -> Content:
 
 
 def unpack_content(content: Content, place: str = "") -> Any:
-    """Return the JSON value of a packed file.
-
-    Raises InputError when the content is damaged.
-    """
+    """Return the JSON value of a packed file; InputError where the content is damaged."""
     try:
         plain = pa.Codec("zstd").decompress(
             content.packed, decompressed_size=content.size_bytes, asbytes=True

@@ -61,10 +61,9 @@ class Item:
 
 
 def read_rows(path: str | Path | None = None) -> list[dict[str, Any]]:
-    """Read the table of workloads without what the analysis side needs to check it.
+    """Read the table of workloads (by default the catalogue), without what the analysis side needs to check it.
 
-    ``path``: a table like ``config/workloads.tsv``; by default the catalogue that ships. Raises
-    InputError when the table is missing or a row lacks its name or batches.
+    Raises InputError when it is missing or a row lacks its name or batches.
     """
     file = Path(path) if path else next((p for p in _CATALOGS if p.exists()), _CATALOGS[-1])
     try:
@@ -105,11 +104,7 @@ def batch_ladder(batches: Iterable[int]) -> list[int]:
 def list_items(
     rows: Iterable[Mapping[str, Any]], *, device: str = "cuda", quick: bool = False
 ) -> list[Item]:
-    """Return everything that there is to do, in order of value.
-
-    ``device``: where it runs; a CPU has fewer precisions. ``quick``: a few small items by the same
-    code, to try it out.
-    """
+    """Return everything that there is to do, in order of value; a CPU has fewer precisions, ``quick`` takes a few small items."""
     keyed: list[tuple[tuple[int, ...], Item]] = []
     for number, part in enumerate(CEILINGS):
         keyed.append(
@@ -201,10 +196,7 @@ class Result:
 
 
 class State:
-    """Finished items and past calls, kept in a folder.
-
-    ``folder``: made where missing; what an interrupted call left half-written is removed.
-    """
+    """Finished items and past calls, kept in a folder, where what an interrupted call left half-written is removed."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)

@@ -44,9 +44,8 @@ class Work:
 def list_work(case: Case) -> Iterator[Work]:
     """Yield a case's phases: forward, and backward where it has gradients.
 
-    Backward reads the output's gradient and the inputs, writes the gradients
-    of the inputs, and in matrix work costs twice the forward's FLOPs where
-    all inputs have one.
+    Backward reads the output's gradient and the inputs, writes theirs, and costs twice the FLOPs
+    where all have one.
     """
     output = case.run()
     outputs = [output] if isinstance(output, Tensor) else case.outputs
@@ -70,10 +69,7 @@ def _bytes(tensors: list[Tensor]) -> int:
 
 
 def build_case(operation: str, point: Point, dtype: torch.dtype, device: str) -> Case:
-    """Build an operation on random data.
-
-    Raises InputError when the operation is unknown, or this torch lacks what the point asks for.
-    """
+    """Build an operation on random data; InputError where it is unknown, or this torch lacks what the point asks for."""
     if operation not in _BUILDERS:
         raise InputError(
             f"unknown operation {operation!r}", fix=f"use one of {', '.join(_BUILDERS)}"
@@ -140,10 +136,7 @@ _BACKENDS = {
 
 
 def choose_backend(name: str) -> Callable[[], AbstractContextManager[Any]]:
-    """Return what restricts attention to a backend while it is entered.
-
-    Raises InputError when this torch has no such backend.
-    """
+    """Return what restricts attention to a backend while it is entered; InputError where this torch has none such."""
     if name == "default":
         return nullcontext
     # Not part of every torch's `import torch`; the cuDNN backend is there from 2.5 on.

@@ -43,11 +43,10 @@ class Pack:
 def pack_campaign(
     items: Sequence[Item], state: State, output: str | Path, limits: Limits | None = None
 ) -> Pack:
-    """Write the Parquet files of everything finished so far.
+    """Write the Parquet files of everything finished so far; InputError where not even the table of items fits.
 
-    The table of items always goes in, then the sweeps, then captures in order of value as long as
-    they fit; what does not fit is named in the table of items and stays in the state. Raises
-    InputError when not even the table of items fits the limits.
+    Items, then sweeps, then captures in order of value as long as they fit; what does not is named,
+    and stays in the state.
     """
     limits, output, pack = limits or Limits(), Path(output), Pack()
     output.mkdir(parents=True, exist_ok=True)
@@ -186,9 +185,8 @@ def _items_table(
 def load_pack(folder: str | Path, state: State) -> int:
     """Take over what the packed files in a folder hold; items already in the state stay.
 
-    Content whose file is not at hand counts as finished elsewhere, so the table of items alone is
-    enough to go on. Raises InputError when the folder holds no table of items, or files that are
-    not a campaign's.
+    Content whose file is not at hand counts as finished elsewhere. Raises InputError when there is
+    no table of items, or files are not a campaign's.
     """
     folder = Path(folder)
     if not (folder / ITEMS_FILE).exists():
@@ -238,10 +236,9 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def unpack_campaign(folder: str | Path, target: str | Path) -> list[Path]:
-    """Restore the captured workloads of a campaign, one folder each.
+    """Restore a campaign's captures in ``target``, a folder each for ``trace.profile.merge.merge_trace``.
 
-    ``target``: where the folders go; each can be read by ``trace.profile.merge.merge_trace``.
-    Raises InputError when there are no captures, or a file is damaged or not a campaign's.
+    Raises InputError when there are none, or a file is damaged or not a campaign's.
     """
     packs = sorted(Path(folder).glob("captures-*.parquet"))
     if not packs:

@@ -67,9 +67,8 @@ class Report:
 class Runner:
     """Runs items one after another and stores what came of each.
 
-    ``execute``: does one item, given a scratch folder; raises what goes wrong. ``check_device``:
-    says after a failed item whether the device still works. ``after_item``: called after every
-    stored item: packs now and then.
+    ``execute``: does one item in a scratch folder; ``check_device``: whether it still works;
+    ``after_item``: packs now and then.
     """
 
     def __init__(
@@ -88,11 +87,10 @@ class Runner:
         self.known = {item.name: item for item in items}
 
     def run(self) -> Report:
-        """Do everything that still fits, most valuable first.
+        """Do everything that still fits, most valuable first, passing over items that do not.
 
-        An item that no longer fits is passed over for shorter ones after it. Raises Stopped when a
-        signal ends the call; the item in flight is lost. Raises DeviceLost when the device refuses
-        further work after a failure.
+        Raises Stopped when a signal ends the call (the item in flight is lost), DeviceLost when the
+        device refuses further work.
         """
         report = Report()
         for item in self.items:
@@ -112,10 +110,9 @@ class Runner:
         return report
 
     def estimate(self, item: Item) -> float:
-        """Return how long an item is expected to take [s].
+        """Return how long an item is expected to take [s]: as the workload's others, or the first guess.
 
-        A workload's other batch or precision says most; otherwise the first
-        guess counts, corrected by the slowest of the last items of the kind.
+        That is corrected by the slowest of the last items of the kind.
         """
         guess_s = self._from_sibling(item)
         if guess_s is None:

@@ -72,10 +72,7 @@ SCHEMAS = {"items": _ITEMS, "sweeps": SWEEPS, "files": FILES}
 def to_parquet(
     rows: Iterable[Mapping[str, Any]], name: str, metadata: Mapping[str, Any] | None = None
 ) -> bytes:
-    """Return rows as the bytes of a Parquet file of the schema ``name``.
-
-    Raises TableError when a row breaks the schema.
-    """
+    """Return rows as the bytes of a Parquet file of the schema ``name``; TableError where a row breaks it."""
     schema, listed = SCHEMAS[name], [dict(row) for row in rows]
     for number, row in enumerate(listed):
         if set(row) != set(schema.names):

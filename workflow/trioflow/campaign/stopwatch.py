@@ -46,11 +46,7 @@ class Timing:
 
 
 class HostStopwatch:
-    """Times work that is over when it returns.
-
-    ``budget_s``: time for the repeats of one piece of work [s]. ``finish``: waits until work handed
-    to a device is over; nothing on a CPU.
-    """
+    """Times work that is over when it returns, or when ``finish`` has waited for it, in ``budget_s`` [s]."""
 
     def __init__(self, budget_s: float = BUDGET_S, finish: Work = lambda: None) -> None:
         self.budget_s, self.finish = budget_s, finish
@@ -72,13 +68,10 @@ class HostStopwatch:
 
 
 class CudaStopwatch:
-    """Times work on the current CUDA stream with events.
+    """Times work on the current CUDA stream with events, in ``budget_s`` [s].
 
-    The device is held busy while the host hands over a batch of repeats, so
-    that it never waits for the host between two kernels of one repeat; the
-    second-level cache is overwritten before each repeat.
-
-    ``budget_s``: time for the repeats of one piece of work [s].
+    The device is held busy while the host hands over a batch, so that it never waits between two
+    kernels of one repeat; the second-level cache is overwritten before each.
     """
 
     def __init__(self, budget_s: float = BUDGET_S) -> None:

@@ -1,8 +1,6 @@
-"""The sizes that sweeps measure, coarse to fine; plain data, no torch.
+"""The sizes that sweeps measure, coarse to fine, by the names that results carry; plain data, no torch.
 
-Sizes span what training steps of convolutional networks and transformers are
-made of, by orders of magnitude at level 0 and between them at levels 1 and 2.
-Names of sizes are those that the results carry.
+Those of training steps, by orders of magnitude at level 0 and between them at 1 and 2.
 """
 
 from __future__ import annotations
@@ -32,10 +30,7 @@ def count_levels(operation: str) -> int:
 
 
 def list_points(operation: str, level: int, quick: bool = False) -> list[Point]:
-    """Return the sizes of one level of an operation's sweep; levels do not overlap.
-
-    ``operation``: one of ``OPERATIONS``; ``level``: 0 is the coarsest.
-    """
+    """Return the sizes of one level (0 the coarsest) of an operation's sweep; levels do not overlap."""
     if quick:
         return _QUICK[operation]
     seen = [p for lower in range(level) for p in _POINTS[operation](lower)]

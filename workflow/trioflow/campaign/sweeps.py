@@ -171,16 +171,10 @@ def free_memory(device: str) -> None:
 def kernels_by_window(
     events: Iterable[Mapping[str, Any]], windows: set[str]
 ) -> dict[str, tuple[int, list[str]]]:
-    """Return each window's kernel time and the names of its kernels.
+    """Return each window's kernel time, median over its repeats [ns], and the kernels of its last one in order of launch.
 
-    ``events``: events of a Kineto profile. Windows do not overlap. ``windows``: names of
-    annotations; one of a name for each repeat.
-
-    Median over a window's repeats of the sum of its kernels' times [ns], and the kernels of its
-    last repeat in order of launch.
-
-    A kernel belongs to the window in which the host launched it, on any
-    thread: host times alone are compared, never with the device's clock.
+    ``windows``: names of annotations of a Kineto profile, which do not overlap. A kernel belongs to
+    the one in which the host launched it, on any thread: host times alone are compared.
     """
     complete = [e for e in events if isinstance(e, Mapping) and e.get("ph") == "X"]
     spans = sorted(

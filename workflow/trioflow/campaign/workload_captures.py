@@ -29,11 +29,7 @@ _QUICK_STEPS = {"warm_up": 1, "timed_steps": 3, "profiled_steps": 2}
 def run_workload(
     row: Mapping[str, Any], batch: int, device: str, quick: bool, folder: Path
 ) -> Result:
-    """Capture a workload and return its packed files and its main figures.
-
-    Peak memory is that of all steps, the first included; profiling takes none
-    of the device's.
-    """
+    """Capture a workload and return its packed files and its main figures; peak memory is that of all steps."""
     steps = _QUICK_STEPS if quick else STEPS
     _check_weights(row, device)
     if device == "cuda":
@@ -66,10 +62,7 @@ def count_device_events(profile: Mapping[str, Any]) -> int:
 
 
 def _check_weights(row: Mapping[str, Any], device: str) -> None:
-    """Refuse a model that cannot fit before its weights fill the host's memory.
-
-    Raises MemoryError when weights, gradients and one optimizer state alone are too large.
-    """
+    """Refuse a model whose weights, gradients and one optimizer state fill the host's memory: MemoryError."""
     least_bytes = _STATES * _count_weight_bytes(row)
     if device == "cuda":
         there_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory

@@ -292,11 +292,7 @@ def _describe_filling(memory: Sequence[dict[str, Any]]) -> str:
 
 
 def _check_breakdown(options: argparse.Namespace) -> None:
-    """Refuse what makes no breakdown, before anything is computed.
-
-    Raises InputError when a file is asked for without ``--by``, does not end in ``.parquet``, or
-    has no folder.
-    """
+    """Refuse what makes no breakdown, before anything is computed: InputError without ``--by``, ``.parquet`` or folder."""
     path = options.breakdown
     if options.depth < 1:
         raise InputError(f"--depth {options.depth} is not positive")
@@ -345,10 +341,7 @@ def _format_breakdown(breakdown: pd.DataFrame, step_time_s: float) -> str:
 
 
 def _check_timeline(path: str | None) -> None:
-    """Refuse a path that no timeline can be written to, before anything is computed.
-
-    Raises InputError when the ending is unknown or the folder is missing.
-    """
+    """Refuse a path that no timeline can be written to (ending, folder), before anything is computed: InputError."""
     if path is None:
         return
     if not Path(path).parent.is_dir():

@@ -26,10 +26,7 @@ from trioflow.trace.language.sizes import ATTENTIONS, FUSIONS
 
 
 def add_plan_arguments(parser: argparse.ArgumentParser, *, megatron: bool = False) -> None:
-    """Add traces, platform, batch, plan and cost model: all that a task graph is made from.
-
-    Where Megatron-LM's file may stand for a trace (``megatron``), none need be there.
-    """
+    """Add what a task graph is made from; with ``megatron`` its file may stand for a trace."""
     parser.add_argument(
         "trace", metavar="TRACE", nargs="*" if megatron else "+",
         help="folder or pack of a trace, a shipped one's name, or a language model by its name (llama-3.1-8b) or its "

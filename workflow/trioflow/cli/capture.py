@@ -28,10 +28,7 @@ _OWN_WORKLOADS = Path("config") / "workloads.tsv"
 
 
 def choose_workload(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the workload's row with the command line's changes.
-
-    Raises InputError when the table has no such row, or a change does not fit it.
-    """
+    """Return the workload's row with the command line's changes; InputError where there is none, or one does not fit."""
     keys = ("layers", "sequence", "precision", "optimizer")
     changes = {key: getattr(options, key, None) for key in keys}
     if ":" in options.workload:

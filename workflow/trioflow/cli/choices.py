@@ -1,7 +1,4 @@
-"""What a command line asks for: plan, platform, and what a prediction assumes.
-
-The plan may come from a framework's own configuration: Megatron-LM's arguments, nanotron's YAML.
-"""
+"""What a command line asks for: plan (or a framework's own configuration), platform, and a prediction's assumptions."""
 
 from __future__ import annotations
 
@@ -46,10 +43,7 @@ _BESIDE_DEGREES = (
 
 
 def _choose_plan(options: argparse.Namespace) -> Plan:
-    """Return the plan by name or by its degrees.
-
-    Raises PlanError when both are given, or their product is not the number of ranks.
-    """
+    """Return the plan by name or by its degrees; PlanError where both are given, or they do not make the ranks."""
     degrees = {
         "data": options.data_parallel,
         "tensor": options.tensor_parallel,
@@ -93,10 +87,7 @@ def _is_given(value: object) -> bool:
 
 
 def _choose_scheduled_plan(options: argparse.Namespace) -> tuple[Plan, Schedule | None]:
-    """Return the plan, and the schedule where a file gives it.
-
-    Raises PlanError when the file's schedule and other arguments do not go together.
-    """
+    """Return the plan, and the schedule where a file gives it; PlanError where that and other arguments clash."""
     if not options.schedule_file or options.plan:
         return _choose_plan(options), None
     if options.schedule:
@@ -129,10 +120,7 @@ _FIXED = (
 
 
 def _choose_traced_ranks(options: argparse.Namespace) -> Plan:
-    """Return a plan of as many ranks as traced programs run on.
-
-    Raises InputError when an argument would change what the programs do.
-    """
+    """Return a plan of as many ranks as traced programs run on; InputError where an argument would change them."""
     degrees = [name for name in vars(options) if name.endswith("_parallel")]
     refused = [
         name for name in dict.fromkeys([*_FIXED, *degrees]) if _is_given(vars(options)[name])
@@ -154,10 +142,7 @@ def _choose_traced_ranks(options: argparse.Namespace) -> Plan:
 
 
 def read_options(options: argparse.Namespace) -> tuple[Plan, Platform, Options]:
-    """Return the plan, the platform and the assumptions that a command line asks for.
-
-    Raises TrioflowError when anything of it does not fit.
-    """
+    """Return the plan, the platform and the assumptions of a command line; TrioflowError where anything does not fit."""
     as_traced = getattr(options, "as_traced", False)
     if as_traced:
         chosen, schedule = _choose_traced_ranks(options), None
@@ -188,10 +173,7 @@ def read_options(options: argparse.Namespace) -> tuple[Plan, Platform, Options]:
 
 
 def _read_what_if(options: argparse.Namespace) -> dict[str, Any]:
-    """Return what is supposed, as fields of ``Options``.
-
-    Raises InputError when a factor or a rank is not a number.
-    """
+    """Return what is supposed, as fields of ``Options``; InputError where a factor or a rank is not a number."""
     if "scale_network" not in options:
         return {}
     network = options.scale_network

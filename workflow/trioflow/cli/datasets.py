@@ -38,11 +38,7 @@ def add_retrieve(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_retrieve(options: argparse.Namespace) -> None:
-    """Retrieve files, or list what there is.
-
-    Raises DatasetError when a name is unknown, or a file cannot be retrieved; the files before it
-    stay.
-    """
+    """Retrieve files, or list what there is; DatasetError where a name is unknown, or one fails (those before it stay)."""
     catalogue = load_catalogue(options.datasets)
     if options.list:
         _print_list(catalogue, options.names)

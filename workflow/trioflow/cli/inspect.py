@@ -54,12 +54,7 @@ def describe_model(facts: Facts) -> str:
 
 
 def describe_trace(trace: Trace) -> dict[str, Any]:
-    """Return what a trace holds.
-
-    Returns ``device_time_s``, ``step_time_s``, ``operators``, ``kernels``, ``flop``, ``coverage``
-    (from ``coverage_of_trace``; None without times), ``classes`` (a row each phase and class), and
-    the columns of ``tables.TRACES``.
-    """
+    """Return what a trace holds: ``tables.TRACES``, ``coverage`` (None without times), ``classes`` by phase, and sums."""
     operators = trace.operators.assign(operator_class=classify(trace.operators).to_numpy())
     operators.loc[operators["kind"] == "collective", "operator_class"] = "communication"
     device_s = ns_to_s(float(operators["device_ns"].sum()))

@@ -120,10 +120,7 @@ def run() -> NoReturn:
 
 
 def spare_threads(words: Sequence[str], environment: MutableMapping[str, str]) -> None:
-    """Ask numpy's matrix library for one thread: it starts one a core, and no answer multiplies matrices.
-
-    Not for ``capture``, whose step may run on threads of that library.
-    """
+    """Ask numpy's matrix library for one thread, not one a core (none is of use); not for ``capture``, whose step may need them."""
     if words[:1] != ["capture"]:
         environment.setdefault("OPENBLAS_NUM_THREADS", "1")
 

@@ -53,11 +53,10 @@ class _Line:
 
 
 def read_logged_steps(path: str | Path) -> LoggedSteps:
-    """Return the steps of a log.
+    """Return the steps of a log: ``train_step_time``, else the global batch over ``throughput``, else blocks' or epochs'.
 
-    ``train_step_time`` is taken as it stands, else the global batch over ``throughput``, else a block's or an epoch's
-    time without evaluations over its steps. The first of three or more values is left out. Raises InputError, which
-    names the file and the line, when the log holds none of them or two of them disagree.
+    Those without evaluations, over their steps. The first of three or more values is left out.
+    Raises InputError, with file and line, when the log holds none of them or two disagree.
     """
     lines = list(_read_lines(path))
     if not lines:
@@ -163,10 +162,7 @@ def _list_spans(
 
 
 def _count_samples(word: str, begun: _Line, ended: _Line, per_epoch: int | None) -> float:
-    """Return how many samples ran between two lines; 0 where they do not say it.
-
-    ``samples_count`` counts from the run's start.
-    """
+    """Return how many samples ran between two lines (``samples_count`` counts from the start); 0 where they do not say it."""
     counts: list[Any] = [line.metadata.get(_SAMPLES) for line in (begun, ended)]
     if all(map(_is_number, counts)):
         return float(counts[1] - counts[0])

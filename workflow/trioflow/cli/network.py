@@ -61,10 +61,7 @@ def spell_network(name: str) -> str:
 
 
 def change_platform(platform: Platform, options: argparse.Namespace) -> Platform:
-    """Return a platform with the ways and the links that the command line asks for.
-
-    Raises InputError when a link does not exist or a factor makes no sense.
-    """
+    """Return a platform with the ways and links asked for; InputError where a link does not exist or a factor is wrong."""
     routing = platform.routing
     if getattr(options, "ties", None):
         routing = replace(routing, ties=options.ties)
@@ -119,10 +116,7 @@ def _degrade(link: Link, text: str, factor: str) -> Link:
 
 
 def read_chunks(options: argparse.Namespace) -> Chunks | None:
-    """Return the chunks that the command line asks for, None where it asks for none.
-
-    Raises InputError when both are given, or without an algorithm, or make no sense.
-    """
+    """Return the chunks that the command line asks for, or None; InputError where both, without an algorithm, or senseless."""
     number, largest_bytes = options.chunks, options.chunk_bytes
     if number is None and largest_bytes is None:
         return None
@@ -138,10 +132,7 @@ def read_chunks(options: argparse.Namespace) -> Chunks | None:
 
 
 def set_algorithms(plan: Plan, options: argparse.Namespace) -> Plan:
-    """Return a plan with the algorithms and chunks that the command line asks for.
-
-    Raises InputError when a word is unknown or chunks make no sense.
-    """
+    """Return a plan with the algorithms and chunks asked for; InputError where a word is unknown or chunks make no sense."""
     chunks = read_chunks(options) if hasattr(options, "chunks") else None
     word = getattr(options, "algorithm", None)
     if word is not None:

@@ -34,10 +34,8 @@ def add_output_argument(parser: argparse.ArgumentParser, rows: str) -> None:
 def write_output(form: str, answer: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> bool:
     """Print an answer in a form for programs; False, and nothing, where text was asked for.
 
-    ``answer``: the JSON object; ``rows``: the table of the other forms, of which lists and mappings
-    are left out.
-
-    Raises InputError when Parquet would go to a terminal.
+    ``rows``: the table of the other forms than JSON, nested values left out. Raises InputError when
+    Parquet would go to a terminal.
     """
     if form == "json":
         print(json.dumps(answer, sort_keys=True))

@@ -63,10 +63,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
 
 
 def read_ranks(text: str) -> list[int]:
-    """Return the numbers of ranks asked for, each once, ascending.
-
-    Raises InputError when one is not a positive whole number.
-    """
+    """Return the numbers of ranks asked for, each once, ascending; InputError where one is no positive whole number."""
     words = [word.strip() for word in text.split(",")]
     if not all(word.isascii() and word.isdigit() and int(word) > 0 for word in words):
         raise InputError(f"--ranks {text}: no numbers of ranks", fix="write for example 16 or 8,16")
@@ -93,10 +90,7 @@ def _find_plans(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def follow(stream: TextIO | None) -> Callable[[int, int, str], None] | None:
-    """Return what draws a progress bar on a terminal; None where there is no terminal.
-
-    It is wiped off once all are done.
-    """
+    """Return what draws a progress bar on a terminal, wiped off at the end; None where there is no terminal."""
     if stream is None or not stream.isatty():
         return None
     drawn = (-1, "")

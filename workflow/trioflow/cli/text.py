@@ -40,10 +40,7 @@ class PlainStream:
 def format_table(
     head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1, *, drop_empty: bool = False
 ) -> str:
-    """Return rows as aligned columns; the first ``left`` columns are aligned left.
-
-    ``drop_empty`` leaves out columns that hold nothing but dashes.
-    """
+    """Return rows as columns, the first ``left`` aligned left; ``drop_empty`` leaves out those with nothing but dashes."""
     lines_of = [list(row) for row in rows]
     kept = [
         i for i in range(len(head))

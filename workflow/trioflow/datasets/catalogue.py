@@ -113,10 +113,9 @@ class Catalogue:
             yield from dataset.files
 
     def select_datasets(self, names: Iterable[str]) -> list[Dataset]:
-        """Return datasets by their names or by the first part of their names.
+        """Return datasets by names such as ``triosim/vgg13-h100-b128``, or by their first part, ``triosim``.
 
-        ``names``: ``triosim/vgg13-h100-b128`` for one dataset, ``triosim`` for all whose names
-        start so. Raises DatasetError when no dataset is called so; the message has the likely name.
+        Raises DatasetError, with the likely name, when none is called so.
         """
         found: dict[str, Dataset] = {}
         for name in names:
@@ -136,10 +135,7 @@ class Catalogue:
         return list(found.values())
 
     def find_file(self, key: str) -> DatasetFile:
-        """Return the file called ``<owner>+<repository>/<path>``.
-
-        Raises DatasetError when there is none; the message has the likely name.
-        """
+        """Return the file ``<owner>+<repository>/<path>``; DatasetError, with the likely name, where there is none."""
         known = {file.key: file for file in self.files()}
         if key not in known:
             raise DatasetError(
@@ -148,10 +144,7 @@ class Catalogue:
         return known[key]
 
     def select_files(self, names: Iterable[str]) -> list[DatasetFile]:
-        """Return the files of datasets, of families of datasets, or by their own names.
-
-        Raises DatasetError when a name is neither.
-        """
+        """Return the files of datasets, of families of datasets, or by their own names; DatasetError for other names."""
         found: dict[str, DatasetFile] = {}
         for name in names:
             if "+" in name:
@@ -162,13 +155,10 @@ class Catalogue:
         return list(found.values())
 
     def held_files(self, folder: str | Path, names: Iterable[str], ending: str = "") -> list[Path]:
-        """Return the files of datasets that a folder holds, in order of their paths.
+        """Return the files of datasets (or families, or files) that a folder holds, in order of their paths.
 
-        Whatever else lies there was chosen by nobody: it may measure the same again, with another
-        version, and must not change an answer.
-
-        ``folder``: retrieved data or a mirror of it; ``names``: datasets, families of datasets or
-        files; ``ending``: what the wanted files' names end in.
+        Whatever else lies there was chosen by nobody, and must not change an answer. ``ending``: of
+        the wanted files' names.
         """
         files = (Path(folder) / file.key for file in self.select_files(names))
         return sorted(file for file in files if file.name.endswith(ending) and file.is_file())
@@ -191,11 +181,9 @@ def _validator() -> Draft202012Validator:
 
 
 def load_catalogue(file: str | Path | None = None, name: str = "") -> Catalogue:
-    """Read and check a catalogue; the checkout's own unless another is given.
+    """Read and check a catalogue (``datasets.yaml``), by default the checkout's; ``name``: what messages call it.
 
-    ``file``: a ``datasets.yaml``; ``name``: what messages call it, where the path would help nobody
-    anything. Raises DatasetError when the file is missing, is not YAML, breaks its schema, or names
-    a file twice.
+    Raises DatasetError when it is missing, not YAML, breaks its schema, or names a file twice.
     """
     path = CATALOGUE if file is None else Path(file)
     if file is None and not path.exists():

@@ -33,10 +33,7 @@ OTHER_WAYS = (
 
 
 class PointerFound(Exception):
-    """The address holds a Git LFS pointer instead of the file.
-
-    ``sha256``: SHA-256 of the file that it stands for; empty where that was not read.
-    """
+    """The address holds a Git LFS pointer instead of the file; ``sha256``: the file's, empty where that was not read."""
 
     def __init__(self, sha256: str) -> None:
         self.sha256 = sha256
@@ -60,16 +57,13 @@ def download_file(
     timeout_s: float,
     sleep: Callable[[float], object],
 ) -> None:
-    """Complete a partial file until it is what the catalogue pins.
+    """Complete a partial file (``part``, open for reading and writing) until it is what the catalogue pins.
 
-    ``url``: address of the file. ``entry``: its size and hash. ``part``: open for reading and
-    writing. What it holds is taken as the file's beginning; it keeps what arrived when the download
-    fails, unless that is known to be wrong. ``attempts``: requests that may fail in a way that may
-    pass (5xx, 429, timeouts, dropped connections) before giving up. ``timeout_s``: longest silence
-    of the server [s]. ``sleep``: waits so many seconds; waits double from ``FIRST_WAIT_S`` to
-    ``LONGEST_WAIT_S``, or are what the server's Retry-After asks for. Raises DatasetError when the
-    address refuses, cannot be reached, or serves something else. Raises PointerFound when it serves
-    a Git LFS pointer.
+    It keeps what arrived when the download fails, unless known to be wrong. ``attempts``: of
+    requests that may pass later (5xx, 429, timeouts, dropped connections); ``timeout_s``: longest
+    silence [s]; waits double from ``FIRST_WAIT_S`` to ``LONGEST_WAIT_S``, or are the server's
+    Retry-After. Raises DatasetError when the address refuses, is not reached, or serves something
+    else, PointerFound for a Git LFS pointer.
     """
     requests = failures = 0
     fetched_again = False

@@ -49,12 +49,10 @@ class Source:
 def choose_source(
     base_url: str, lfs_url: str = "", environment: Mapping[str, str] | None = None
 ) -> Source:
-    """Return where files come from: the environment before the catalogue.
+    """Return where files come from: the environment (by default the process's) before the catalogue's addresses.
 
-    ``base_url``, ``lfs_url``: what the catalogue says. ``environment``: the process's own unless
-    given. ``TRIOFLOW_DATA_MIRROR`` names a folder to look in first, ``TRIOFLOW_DATA_URL`` an
-    address to ask instead of the catalogue's two. Raises DatasetError when the address is invalid,
-    or the folder does not exist.
+    ``TRIOFLOW_DATA_MIRROR`` names a folder to look in first, ``TRIOFLOW_DATA_URL`` an address
+    instead of both. Raises DatasetError when the address is invalid, or the folder does not exist.
     """
     variables = os.environ if environment is None else environment
     url, folder = (
@@ -83,17 +81,12 @@ def retrieve_file(
     timeout_s: float = TIMEOUT_S,
     sleep: Callable[[float], object] = time.sleep,
 ) -> Retrieval:
-    """Put a public file at its place, with the size and hash that the catalogue pins.
+    """Put a public file at its place, with the size and hash that the catalogue pins; one that is there and right stays.
 
-    A file that is there and right stays. A mirror that lacks the file is not an error: its address is
-    asked then. What has arrived waits beside the target as ``<name>.part`` and becomes the target,
-    in one step, only when its hash is right; a later call takes a partial file up. Processes that
-    retrieve the same file take turns.
-
-    ``target``: where it goes; folders are made. ``base_url``, ``lfs_url``, ``mirror``: as in
-    ``Source``. ``attempts``, ``timeout_s``, ``sleep``: as in ``download_file``. Raises DatasetError
-    when the mirror's file is another one, or the address cannot be reached, refuses, or serves
-    something else; or when the file cannot be written.
+    A mirror that lacks it is no error: the address is asked. What has arrived waits as
+    ``<name>.part``, which a later call takes up, and becomes the target in one step when its hash
+    is right; processes take turns. Raises DatasetError when the mirror's file is another, the
+    address cannot be reached, refuses or serves something else, or the file cannot be written.
     """
     goal = Path(target)
     if _is_right(goal, entry):

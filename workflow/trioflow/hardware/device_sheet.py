@@ -145,10 +145,7 @@ class DeviceSheet:
         return precision in self.tensor_core_precisions
 
     def peak(self, precision: str) -> float:
-        """Return the peak rate of matrix products of a precision [flop/s].
-
-        A precision that the hardware lacks (tf32 on a V100, say) runs in fp32.
-        """
+        """Return the peak rate of products of a precision [flop/s]; one that the hardware lacks runs in fp32."""
         return self.peak_flop_per_s.get(precision, self.peak_flop_per_s[FALLBACK_PRECISION])
 
 
@@ -168,12 +165,11 @@ def load_device(name_or_path: str | Path) -> DeviceSheet:
 
 
 def find_device(name: str) -> DeviceSheet:
-    """Return the sheet of a device by the name that its driver reports, or by the sheet's own name.
+    """Return the sheet of a device by its driver's name or its own; the user's sheets (``OWN``) come first.
 
-    Case, spaces, hyphens and underscores do not matter. The user's own sheets (``OWN``) come first.
-    A name that no sheet lists is taken apart: the sheet of the same product whose memory and form
-    factor differ in nothing that the name says is meant. Raises PlatformError when no sheet has the
-    name, or several fit it; it says which numbers to write, and where.
+    Case, spaces, hyphens and underscores do not matter. A name not listed means the sheet of the
+    same product whose memory and form factor it does not contradict. Raises PlatformError, with the
+    numbers to write and where, when none or several fit.
     """
     fitting = _list_fitting(name)
     if len(fitting) == 1:
@@ -254,10 +250,7 @@ def _validator() -> Draft202012Validator:
 
 
 def validate_sheet(content: Any, path: Path) -> None:
-    """Check a device sheet's content.
-
-    Raises PlatformError when the content breaks the schema; says the shallowest violation.
-    """
+    """Check a device sheet's content; PlatformError says the shallowest violation of the schema."""
     errors = sorted(
         _validator().iter_errors(content),
         key=lambda error: (len(error.absolute_path), str(error.json_path), str(error.validator)),

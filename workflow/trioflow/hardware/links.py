@@ -75,10 +75,7 @@ def _check_failed(links: list[Link], content: Mapping[str, Any], file: str | Pat
 def _degrade_links(
     links: list[Link], entries: Iterable[Mapping[str, Any]], file: str | Path
 ) -> list[Link]:
-    """Return links with those ``degraded`` slower, or gone where the ``factor`` is 0.
-
-    Raises PlatformError when there is no such link, or it is named twice.
-    """
+    """Return links with those ``degraded`` slower, or gone at ``factor`` 0; PlatformError where one is unknown or twice."""
     places = {(link.source, link.target): place for place, link in enumerate(links)}
     changed: dict[int, Link | None] = {}
     for number, entry in enumerate(entries):
@@ -185,10 +182,7 @@ def _reach(graph: Mapping[str, list[str]], start: str) -> set[str]:
 
 
 def describe_platform(platform: Platform, path: str | Path) -> dict[str, Any]:
-    """Turn a platform into a file's content.
-
-    Raises PlatformError when a number has no source.
-    """
+    """Turn a platform into a file's content; PlatformError where a number has no source."""
 
     def number(value: float, key: str, found: tuple[str | None, bool] | None = None) -> Any:
         source, measured = found or _find_source(platform, key)
@@ -253,8 +247,7 @@ def _describe_routing(platform: Platform) -> dict[str, Any]:
 def find_link_source(platform: Platform, link: Link, key: str) -> tuple[str | None, bool]:
     """Return where a link's ``bandwidth_bytes_per_s`` or ``latency_s`` comes from, and whether it was measured.
 
-    Its own source comes first. A built link has that of the topology's parameter it was built from;
-    where several parameters may be meant, they are all named.
+    Its own source, else those of the topology's parameters that may be meant.
     """
     source, measured = _find_source(platform, f"links.{name_link(link)}.{key}")
     if source is not None:

@@ -23,11 +23,8 @@ TIES = ("first", "ecmp")
 class Device:
     """The device of every rank.
 
-    ``name``: product name.
-    ``kind`` (cpu, gpu): what it is.
-    ``memory_bytes``: memory of one device [bytes].
-    ``peak_flop_per_s``: peak dense arithmetic rate for each precision [flop/s].
-    ``memory_bandwidth_bytes_per_s``: peak bandwidth of its memory [bytes/s]; None where unknown.
+    ``peak_flop_per_s``: dense, by precision [flop/s]; ``memory_bandwidth_bytes_per_s``: None where
+    unknown [bytes/s].
     """
 
     name: str
@@ -38,12 +35,7 @@ class Device:
 
 
 class Link(NamedTuple):
-    """A directed link between two network nodes; full duplex is two links.
-
-    ``source``, ``target``: nodes at its ends.
-    ``bandwidth_bytes_per_s``: bytes that it moves in a second [bytes/s].
-    ``latency_s``: delay before the first byte arrives [s].
-    """
+    """A directed link between two network nodes (full duplex is two links); ``latency_s``: before the first byte arrives."""
 
     source: str
     target: str

@@ -44,10 +44,7 @@ def _validator() -> Draft202012Validator:
 
 
 def validate_platform(content: Any, path: str | Path) -> None:
-    """Check a platform file's content.
-
-    Raises PlatformError when the content breaks the schema; says the shallowest violation.
-    """
+    """Check a platform file's content; PlatformError says the shallowest violation of the schema."""
     errors = sorted(_validator().iter_errors(content), key=_rank_error)
     if errors:
         place = ".".join(str(part) for part in errors[0].absolute_path)
@@ -127,10 +124,7 @@ def load_platform(name_or_path: str | Path, ranks: int | None = None) -> Platfor
 
 
 def save_platform(platform: Platform, path: str | Path) -> None:
-    """Write a platform as a file that ``load_platform`` reads, links listed one by one as they are.
-
-    Raises PlatformError when a number has no source, or the file would break the schema.
-    """
+    """Write a platform as a file that ``load_platform`` reads, links one by one; PlatformError where a source lacks."""
     content = describe_platform(platform, path)
     validate_platform(content, path)
     _build(content, None, path)

@@ -39,9 +39,8 @@ def _repeats_of(size_bytes: int) -> int:
 def _make_collective(name: str, size_bytes: int, device: torch.device) -> Callable[[], None]:
     """Return a function that runs one collective of a size and waits for it.
 
-    ``name``: one of ``_SWEPT``; send goes from rank 0 to rank 1, and back at once, so that its time
-    is half of a round trip. ``size_bytes``: buffer of a rank; for all_gather the whole result, for
-    reduce_scatter the whole input [bytes]. ``device``: this rank's device.
+    Send goes from rank 0 to rank 1 and back: half of a round trip. ``size_bytes``: a rank's buffer;
+    of all_gather the whole result, of reduce_scatter the whole input [bytes].
     """
     rank, world = dist.get_rank(), dist.get_world_size()
     elements = max(size_bytes // 4, 1)
@@ -84,13 +83,10 @@ _COMPUTE_SIZE, _COMPUTE_REPEATS = 512, 3
 def time_collective(name: str, size_bytes: int, device: torch.device) -> int:
     """Return what one collective adds to a rank that computes before it [ns].
 
-    In a training step ranks reach a collective out of compute: not quite at the same moment, with
-    the communication threads asleep. Back to back the same collective is up to several times as
-    fast. So compute followed by the collective is timed, and compute alone taken off. A send is
-    timed as half of a round trip, without compute: its sender does not wait.
-
-    The first call after setting up is not timed. A difference that noise makes negative counts as
-    ``LOST_NS``.
+    Ranks reach it out of compute, not quite at once, communication threads asleep; back to back it
+    is up to several times as fast. So compute with it is timed, compute alone taken off (below 0:
+    ``LOST_NS``), the first call not counted. A send is half of a round trip: its sender does not
+    wait.
     """
     run = _make_collective(name, size_bytes, device)
     count = _repeats_of(size_bytes)
@@ -149,11 +145,7 @@ class _Count(TorchDispatchMode):
 
 
 class HostCosts:
-    """The tiny models of one rank and their timings.
-
-    ``workload``: says which optimizer the tiny models use; ``device``: this rank's device;
-    ``sharded``: whether a plan shards parameters, so that its hooks count.
-    """
+    """The tiny models of one rank and their timings; ``sharded``: whether hooks of sharded parameters count."""
 
     def __init__(self, workload: Workload, device: torch.device, sharded: bool = False) -> None:
         self.device, self.world, self.rank = device, dist.get_world_size(), dist.get_rank()
@@ -247,11 +239,7 @@ def _mean(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def sample_overlap(device: torch.device, size_bytes: int = 16_000_000) -> float:
-    """Return how much of an all-reduce hides behind compute, 0 for none, 1 for all.
-
-    Compute alone, the all-reduce alone and both at once are timed; the time saved is taken relative
-    to the shorter of the two.
-    """
+    """Return how much of an all-reduce hides behind compute, 0 for none, 1 for all, relative to the shorter of the two."""
     buffer = torch.zeros(size_bytes // 4, device=device)
     compute = _make_compute(_OVERLAPPED_PRODUCTS, device)
 

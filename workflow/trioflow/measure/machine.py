@@ -24,13 +24,9 @@ def describe_machine(
 ) -> None:
     """Write the measured platform of this machine.
 
-    Links join every two ranks with the best measured rate and the shortest measured message;
-    collectives follow their own measured curves, and share the links only when something else uses
-    them too. Host costs and the overlap of communication and compute are the medians over the
-    sessions.
-
-    ``sessions``: ``session.json`` of each measuring session; ``collectives``: fitted collective
-    model; ``path``: platform file to write.
+    Links join every two ranks with the best measured rate and the shortest message; collectives
+    follow their own curves, and share the links only when something else uses them. Host costs and
+    overlap are medians over the sessions (``session.json``).
     """
     facts = [read_json(session) for session in sessions]
     ranks = max(int(f["ranks"]) for f in facts)

@@ -47,13 +47,11 @@ def make_parallel_step(
     device: torch.device,
     seed: int,
 ) -> Step:
-    """Return one rank's training step under a plan.
+    """Return one rank's training step under a plan, for models on its device (copied, a stage's weights shared).
 
-    ``workload``: model on this rank's device; data and tensor parallelism copy it, a pipeline stage
-    shares its weights. ``plan``: row of ``plans.tsv``; one degree above 1, or data with tensor or
-    pipeline and a sharding of units. ``batch``: samples of the whole step. ``stages``: units of
-    each pipeline stage. ``device``: this rank's device. ``seed``: seed of the data. Raises
-    MeasurementError when the plan combines several degrees, which is not measured yet.
+    ``batch``: of the whole step; ``stages``: units of each. Raises MeasurementError when several
+    degrees but data with tensor or pipeline, and a sharding of units, are combined: not measured
+    yet.
     """
     sharding = str(plan.get("sharding", "none"))
     degrees = [k for k in ("data", "tensor", "pipeline") if int(plan[k]) > 1]
@@ -141,10 +139,7 @@ def _shard_units(
 def _choose_units(workload: Workload, model: torch.nn.Module) -> list[list[torch.nn.Module]]:
     """Return the modules that ``fully_shard`` takes together, as ``parallel.splits.sharding`` has them.
 
-    Every inner unit whose parameters no other unit uses is one; the first and the last unit are
-    left to the root.
-
-    ``workload``: says what the units are; ``model``: the workload's model or a copy of it.
+    Inner units whose parameters no other uses; the first and the last are left to the root.
     """
     units = [
         [model.get_submodule(path) for path in paths if not path.startswith("<")]
@@ -226,9 +221,8 @@ def _make_pipeline_step(
 class _AccumulatingStep(TrainingStep):
     """One step of several forwards and backwards: DDP's last one exchanges gradients, fully_shard's each does.
 
-    ``workload``, ``model``, ``device``, ``seed``: as in `TrainingStep`. ``batch``: samples of the
-    whole step on this rank; each micro-step runs its share. ``micro_steps``: forwards and backwards
-    of a step. ``keeps``: whether ``fully_shard`` keeps gradients until the last one, too.
+    ``batch``: of the whole step on this rank, shared by ``micro_steps``; ``keeps``: ``fully_shard``
+    keeps gradients until the last, too.
     """
 
     def __init__(

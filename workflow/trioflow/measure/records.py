@@ -73,13 +73,10 @@ class StepMarks:
 
 
 def find_marks(step: Any, start_ns: int, end_ns: int) -> list[Mark]:
-    """Return the marks of the step that just ran, the one of the whole step first.
+    """Return the marks of the step that just ran, from its start and end [ns], the one of the whole step first.
 
-    ``step``: with ``marks`` (`StepMarks`), or with ``phases_ns``: how long its phases took, one
-    after the other; ``start_ns``, ``end_ns``: when the step was started and when it had ended [ns].
-
-    Phases without marks are taken to follow each other without a gap from the start of the step on,
-    as ``TrainingStep`` times them.
+    Where it has ``phases_ns`` alone, phases follow each other without a gap from the start on, as
+    ``TrainingStep`` times them.
     """
     whole = Mark(STEP_MARK, 0, start_ns, end_ns)
     marks = getattr(step, "marks", None)
@@ -101,13 +98,10 @@ class Look(NamedTuple):
 
 
 def find_clock_offset(looks: Sequence[Look], annotated_ns: Sequence[int]) -> int:
-    """Return what to add to a profile's times to have them on the machine's clock [ns].
+    """Return what to add to a profile's times (``annotated_ns``) to have them on the machine's clock [ns].
 
-    ``looks``: of each annotation of one profile; ``annotated_ns``: when they began by the
-    profiler's clock [ns].
-
-    Each look bounds the offset from both sides. A process that was interrupted between its looks
-    bounds it loosely; the bounds of all together are as tight as those of the quickest.
+    Each look bounds the offset from both sides, loosely where the process was interrupted; all
+    together as tightly as the quickest.
     """
     pairs = list(zip(looks, annotated_ns, strict=True))
     lowest_ns = max(look.before_ns - at_ns for look, at_ns in pairs)
@@ -151,10 +145,7 @@ _ROUND = ["experiment", "recording", "round"]
 
 
 def relate_marks(marks: pd.DataFrame) -> pd.DataFrame:
-    """Return marks with times after the start of the rank that began its round first.
-
-    ``marks``: columns of `STEP_MARKS`, of all ranks, times on the machine's clock [ns].
-    """
+    """Return `STEP_MARKS` of all ranks [ns] with times after the start of the rank that began its round first."""
     related = marks.copy()
     first_ns = related.groupby(_ROUND)["start_ns"].transform("min")
     related["start_ns"] -= first_ns
@@ -167,11 +158,10 @@ def relate_marks(marks: pd.DataFrame) -> pd.DataFrame:
 
 
 def assign_marks(events: pd.DataFrame, marks: pd.DataFrame) -> pd.DataFrame:
-    """Return one rank's events of one round with the micro-batch and stage of their mark.
+    """Return one rank's events of one round, after its own start [s], with their mark's micro-batch and stage.
 
-    ``events``: ``start_s`` and ``end_s`` after the rank's own start [s]; compute that lies by its
-    middle inside a mark gets the mark's micro-batch and stage. ``marks``: `STEP_MARKS` of the same
-    rank and round, the whole step among them.
+    Compute that lies by its middle inside one of the ``marks`` of that rank and round, the whole
+    step's among them.
     """
     own_ns = int(marks.loc[marks["phase"] == STEP_MARK, "start_ns"].iloc[0])
     parts = marks[marks["phase"] != STEP_MARK].sort_values("start_ns")
@@ -197,13 +187,10 @@ def choose_round(marks: pd.DataFrame, experiment: str) -> int:
 
 
 def median_events(events: pd.DataFrame, marks: pd.DataFrame) -> pd.DataFrame:
-    """Return each event of the profiled rounds once, at the medians of its starts and ends.
+    """Return each event of the profiled rounds once, at the medians of its starts and ends: `RECORDED_EVENTS`.
 
-    ``events``: columns of ``tables.RANK_TIMELINES`` and ``round``: of all ranks and profiled
-    rounds, times after the rank's own start [s]; ``marks``: from `relate_marks`.
-
-    Returns columns of `RECORDED_EVENTS`, in order of experiment, rank and start. Equal events of a
-    round are distinguished by their order.
+    ``events``: ``tables.RANK_TIMELINES`` and ``round``, after the rank's own start [s]; equal
+    events of a round by their order. ``marks``: of `relate_marks`.
     """
     whole = marks[(marks["recording"] == PROFILED) & (marks["phase"] == STEP_MARK)]
     keys = ["experiment", "round", "rank"]

@@ -67,20 +67,15 @@ def measure_workload(
 ) -> None:
     """Measure a workload's experiments for real, in one group of processes.
 
-    Every round runs, one after the other: each traced step on rank 0 alone, the same on all ranks
-    at once without communication, every experiment, a sweep of collectives, and the host costs on
-    tiny models; after them some profiled rounds of every experiment. Writes
-    ``measurements.parquet``, ``collective_samples.parquet``, ``rank_timelines.parquet`` (one
-    profiled round), ``step_marks.parquet``, ``recorded_events.parquet`` (medians of the profiled
-    rounds) and ``session.json``.
+    Every round runs each traced step on rank 0 alone and on all ranks at once without
+    communication, every experiment, a sweep of collectives, and host costs on tiny models; then
+    some profiled rounds. Writes ``measurements.parquet``, ``collective_samples.parquet``,
+    ``rank_timelines.parquet`` (one profiled round), ``step_marks.parquet``,
+    ``recorded_events.parquet`` (medians of them) and ``session.json``.
 
-    ``row``: row of ``workloads.tsv``; ``experiments``, ``plans``: rows of ``experiments.tsv`` and
-    ``plans.tsv`` of the workload; ``partition``: JSON of
-    ``parallel.splits.pipeline.partition_trace`` for the trace that the experiments extrapolate
-    from; ``folder``: where the files go; ``device``: ``cpu`` (gloo), ``cuda`` (NCCL) or ``auto``;
-    ``warm_up``, ``rounds``: rounds that are not kept, and that are; ``seed``: seed of weights and
-    data. Raises MeasurementError when a rank fails, there are too few GPUs, or another measurement
-    runs.
+    ``partition``: JSON of ``parallel.splits.pipeline.partition_trace``; ``device``: ``cpu`` (gloo),
+    ``cuda`` (NCCL) or ``auto``; ``warm_up``: rounds not kept. Raises MeasurementError when a rank
+    fails, there are too few GPUs, or another measurement runs.
     """
     from trioflow.trace.capture.workload import choose_device
 
@@ -261,10 +256,9 @@ def _save_records(
 
 
 def _anchors(results: list[dict[str, Any]], batch: int, traced_s: float) -> dict[str, Any]:
-    """Return the session's single-rank steps of a traced batch, whole and by phase.
+    """Return the session's single-rank steps of a traced batch: medians [s], whole and by phase.
 
-    ``single`` with one rank busy, ``busy`` of each rank with all busy at once: medians [s] of the
-    ``step`` and of its ``forward``, ``backward`` and ``optimizer``.
+    ``single`` with one rank busy, ``busy`` of each rank with all at once.
     """
 
     def medians(result: dict[str, Any], series: str) -> dict[str, float]:
@@ -283,11 +277,7 @@ def _anchors(results: list[dict[str, Any]], batch: int, traced_s: float) -> dict
 
 
 def _reduce_samples(results: list[dict[str, Any]], ranks: int, library: str) -> pd.DataFrame:
-    """Return one time for each collective sample.
-
-    The rank that arrives last does not wait for the other's compute, which the simulation accounts
-    for itself: of a collective the shortest time over the ranks is kept, of a message the longest.
-    """
+    """Return one time for each collective sample: the shortest over ranks (the last does not wait), a message's longest."""
     columns = ["collective", "message_bytes", "round"]
     samples = pd.DataFrame(
         [s for r in results for s in r["collectives"]], columns=[*columns, "time_ns"]

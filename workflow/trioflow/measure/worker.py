@@ -49,20 +49,12 @@ _KINDS = {"send": "send", "recv": "recv", "irecv": "recv", "isend": "send"}
 def build_rank_timelines(
     path: str | Path, experiment: str, rank: int, looks: Sequence[Look]
 ) -> list[list[dict[str, Any]]]:
-    """Return the events of each profiled step as rows of ``tables.RANK_TIMELINES``.
+    """Return the events of each profiled step (a Kineto trace's annotations) as rows of ``tables.RANK_TIMELINES``, a list each.
 
     Operators of the rank's own thread are compute; what the communication library reports is
-    communication, on whichever thread it ran.
-
-    ``path``: Kineto trace with annotated steps. ``experiment``: experiment that was profiled.
-    ``rank``: rank that the profile belongs to. ``looks``: at the clock around the start of each
-    step's annotation; the step itself began with the second.
-
-    Returns a list for each step, in their order; times after the step's own start, micro-batch and
-    stage left open.
-
-    An annotation and its step do not begin together: a busy machine may interrupt a process between
-    the two for longer than a step takes.
+    communication. ``looks``: at the clock around each annotation's start; the step began with the
+    second, as a busy machine may interrupt between the two for longer than a step. Times count from
+    the step's own start; micro-batch and stage are left open.
     """
     profile = read_profile(path)
     spans = find_spans(profile)

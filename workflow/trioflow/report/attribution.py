@@ -41,16 +41,10 @@ _LEFT = "predicted less measured, less all above"
 def attribute_errors(
     cases: Mapping[str, LiveCase], measured_s: Mapping[str, float], timelines: pd.DataFrame
 ) -> pd.DataFrame:
-    """Divide the error of every experiment among the models behind it.
+    """Divide the error of every experiment among the models behind it: ``ATTRIBUTION``, in the order of ``cases``.
 
-    ``cases``: by experiment; ``measured_s``: measured median by experiment [s]; ``timelines``:
-    columns of ``tables.RANK_TIMELINES``.
-
-    Returns columns ``ATTRIBUTION``, the experiments in the order of ``cases``.
-
-    A model's part is the mean change of the prediction when measured values replace it, over every
-    order in which the models can be replaced one after the other (the Shapley value): it depends on
-    no order, and the parts sum to the prediction less the one with all models replaced.
+    A model's part is its Shapley value, the mean change of the prediction when measured values
+    replace it, over every order: parts sum to the prediction less the one with all models replaced.
     """
     rows: list[dict[str, Any]] = []
     for name, case in cases.items():
@@ -89,10 +83,7 @@ def _attribute(
 def share_change(
     models: Sequence[str], predict: Callable[[Collection[str]], float]
 ) -> dict[str, float]:
-    """Return each model's mean contribution to a prediction less the one with all models replaced.
-
-    ``models``: what can be replaced; ``predict``: the step [s] with some of them replaced.
-    """
+    """Return each model's mean contribution to a prediction [s] less the one with all ``models`` replaced."""
     count = len(models)
     shares = dict.fromkeys(models, 0.0)
     for model in models:
@@ -115,10 +106,7 @@ def _row(
 
 
 def explain_live(cases: Mapping[str, LiveCase]) -> pd.DataFrame:
-    """Return parts and sensitivities of every experiment.
-
-    Returns columns of ``causes.CAUSES``.
-    """
+    """Return parts and sensitivities of every experiment: ``causes.CAUSES``."""
     return explain_cases(list(cases.values()), [None] * len(cases))
 
 
@@ -137,14 +125,12 @@ def build_attribution(
     attribution: str | Path,
     causes: str | Path,
 ) -> pd.DataFrame:
-    """Divide the errors of a run and write the parts and the sensitivities.
+    """Divide the errors of a run and write the parts (``ATTRIBUTION``) and the sensitivities (``causes.CAUSES``).
 
-    ``experiments``: rows of ``experiments.tsv``. ``files``: the run's: ``tasks.parquet`` of every
-    experiment, ``trace.json`` of every trace, ``session.json``, ``measurements.parquet`` and
-    ``rank_timelines.parquet`` of every workload (each in a folder of that name), and the machine's
-    ``this-machine.yaml`` and ``collectives.json``; others are ignored. ``attribution``, ``causes``:
-    Parquet files to write, of ``ATTRIBUTION`` and ``causes.CAUSES``. Raises InputError when a file
-    of an experiment is missing. Nothing is written then.
+    ``files``: ``tasks.parquet`` of every experiment, ``trace.json`` of every trace,
+    ``session.json``, ``measurements.parquet`` and ``rank_timelines.parquet`` of every workload (in
+    folders of those names), ``this-machine.yaml`` and ``collectives.json``; others are ignored.
+    Raises InputError, nothing written, when one of an experiment is missing.
     """
     paths = [Path(file) for file in files]
     places = {(path.name, path.parent.name): path for path in paths}

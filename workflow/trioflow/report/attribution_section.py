@@ -42,10 +42,9 @@ _COLOURS = {
 
 
 def draw_attribution(table: pd.DataFrame, errors: pd.DataFrame) -> Figure:
-    """Draw the parts of every experiment's error, stacked on either side of zero.
+    """Draw the parts (``ATTRIBUTION``) of every experiment's error, stacked on either side of zero, as ``errors`` order them.
 
-    ``table``: columns of ``attribution.ATTRIBUTION``. ``errors``: columns of ``tables.ERRORS``; its
-    order is the figure's. Raises InputError when an experiment has no part.
+    Raises InputError when an experiment has no part.
     """
     names = [str(name) for name in errors["experiment"]]
     wide = table.pivot(index="experiment", columns="part", values="error")
@@ -97,11 +96,10 @@ def draw_attribution(table: pd.DataFrame, errors: pd.DataFrame) -> Figure:
 
 
 def draw_tornado(table: pd.DataFrame, name: str) -> Figure:
-    """Draw how far each parameter moves a set's predicted steps, and the error then.
+    """Draw how far each parameter moves a set's predicted steps, and the error then; InputError where nothing was changed.
 
-    ``table``: columns ``parameter``, ``setting``, ``change`` (mean relative change of the step),
-    ``error`` (mean absolute error with it), ``base_error`` (without it, on the same cases) and
-    ``cases``, the widest first; ``name``: the set. Raises InputError when nothing was changed.
+    ``table``, the widest first: ``parameter``, ``setting``, ``change`` (mean relative), ``error``
+    (mean absolute with it), ``base_error`` (without it, on the same cases), ``cases``.
     """
     if table.empty:
         raise InputError(f"no sensitivity of the set {name!r} to draw")
@@ -137,13 +135,7 @@ def draw_tornado(table: pd.DataFrame, name: str) -> Figure:
 
 
 def summarise_changes(cases: pd.DataFrame, causes: pd.DataFrame, name: str) -> pd.DataFrame:
-    """Return what each change of a parameter does to a set.
-
-    ``cases``: columns of ``tables.PUBLISHED_CASES``; ``causes``: columns of ``causes.CAUSES``;
-    ``name``: the set.
-
-    Returns as :func:`draw_tornado` takes it.
-    """
+    """Return what each change of a parameter does to a set, as :func:`draw_tornado` takes it."""
     chosen = causes[(causes["set"] == name) & (causes["role"] == SENSITIVITY)]
     known = cases[cases["set"] == name][["case", "measured_s", "predicted_s"]]
     if chosen.empty:
@@ -224,10 +216,7 @@ def summarise_live_changes(errors: pd.DataFrame, causes: pd.DataFrame) -> pd.Dat
 
 
 def render_attribution(table: pd.DataFrame, errors: pd.DataFrame) -> str:
-    """Return each experiment's parts of the error, and how to read them.
-
-    ``table``: columns of ``attribution.ATTRIBUTION``; ``errors``: columns of ``tables.ERRORS``.
-    """
+    """Return each experiment's parts of the error (``ATTRIBUTION``), and how to read them."""
     parts = table.pivot(index="experiment", columns="part", values="error")
     factors = table.groupby("experiment")["profile_factor"].first()
 
@@ -257,10 +246,7 @@ _CANCELLED, _LARGE = 3.0, 0.1
 
 
 def list_cancelled(table: pd.DataFrame) -> dict[str, str]:
-    """Return the parts of each error that is small because large ones cancel, by experiment.
-
-    ``table``: columns of ``attribution.ATTRIBUTION``.
-    """
+    """Return, by experiment, the parts (``ATTRIBUTION``) of each error that is small because large ones cancel."""
     found = {}
     for name, rows in table.groupby("experiment"):
         parts = rows["error"].dropna()

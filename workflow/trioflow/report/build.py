@@ -47,18 +47,13 @@ def build_report(
     experiments: Sequence[Mapping[str, Any]],
     plans: Sequence[Mapping[str, Any]],
 ) -> pd.DataFrame:
-    """Write the whole report of a run into a folder.
+    """Write the whole report of a run into a folder, and return the error table.
 
-    ``files``: files of the run, as ``load_report_inputs`` describes them; ``folder``: receives
-    ``error.parquet``, ``figures/*.svg`` and ``.png``, ``figures/timelines/<experiment>.svg`` and
-    ``.png`` and, last, ``index.html``; ``experiments``, ``plans``: rows of ``experiments.tsv`` and
-    ``plans.tsv``.
-
-    Returns the error table. Raises InputError when a file is missing, or an experiment is not
-    measured or not simulated. Then the folder stays as it was.
-
-    Everything is made in a temporary folder beside the target and moved file by file when all of it
-    exists, the page last; pictures of experiments that no longer exist are removed.
+    ``files``: as ``load_report_inputs`` describes them. Writes ``error.parquet``, ``figures/*``,
+    ``figures/timelines/<experiment>`` (SVG and PNG) and, last, ``index.html``, all made in a
+    temporary folder beside it first; pictures of experiments that no longer exist go. Raises
+    InputError, the folder as it was, when a file is missing, or an experiment is not measured or
+    not simulated.
     """
     target = Path(folder)
     inputs = load_report_inputs(files, experiments, plans)
@@ -82,10 +77,9 @@ def build_report(
 
 
 def _draw_figures(inputs: ReportInputs, errors: pd.DataFrame, folder: Path) -> dict[str, str]:
-    """Draw every figure of the report below ``folder/figures``.
+    """Draw every figure of the report below ``folder/figures``; return their names to SVG files relative to it.
 
-    Returns name of each figure to its SVG file relative to the folder. Raises InputError when an
-    experiment lacks a table of its simulation.
+    Raises InputError when an experiment lacks a table of its simulation.
     """
     for experiment in errors["experiment"]:
         for what, known in (
@@ -167,12 +161,7 @@ def _compose_report(
     metrics: pd.DataFrame,
     figures: Mapping[str, str],
 ) -> Page:
-    """Return the page of a run.
-
-    ``inputs``: what the run left behind; ``errors``: columns of ``tables.ERRORS``; ``metrics``:
-    from ``build_metrics_table``; ``figures``: address of each picture relative to the page: those
-    of ``CAPTIONS``, and ``timelines/<experiment>`` for every experiment.
-    """
+    """Return the page of a run; ``figures``: addresses of ``CAPTIONS`` and of ``timelines/<experiment>``, relative to it."""
     return Page(
         TITLE,
         [

@@ -156,12 +156,7 @@ CHANGES: tuple[Change, ...] = (
 
 
 def explain_cases(cases: Sequence[_ExplainedCase], oracles: Sequence[float | None]) -> pd.DataFrame:
-    """Return parts, replacements and sensitivities of some cases.
-
-    ``cases``: of one set; ``oracles``: each case's prediction with measured compute [s].
-
-    Returns columns ``CAUSES``.
-    """
+    """Return parts, replacements and sensitivities (``CAUSES``) of one set's cases; ``oracles``: with measured compute [s]."""
     rows = []
     for case, oracle_s in zip(cases, oracles, strict=True):
         predicted = case.predict()

@@ -1,8 +1,7 @@
 """What the conformance tests compared with the real PyTorch: the table that ships, and its section.
 
-The tests run real ranks and do not belong to a run of the workflow;
-``docs/record_conformance.py`` writes what they compared into the table, and
-each test refuses to pass when the table does not hold what it compares.
+The tests run real ranks outside the workflow; ``docs/record_conformance.py`` writes the table, and
+each test refuses to pass when it does not hold what it compares.
 """
 
 from __future__ import annotations
@@ -34,12 +33,7 @@ KEY = ("compared", "plan", "model", "ranks", "against")
 
 
 def sum_up_comparisons(found: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Join comparisons of one kind, those of several ranks for instance.
-
-    ``found``: ``KEY``, ``count`` and ``equal`` (a truth value) of each.
-
-    Returns one for each different key, in the order of the keys' texts.
-    """
+    """Join comparisons (``KEY``, ``count``, ``equal``) of one kind, one for each key, in the order of the keys' texts."""
     rows: dict[tuple[str, ...], dict[str, Any]] = {}
     for one in found:
         key = tuple(str(one[name]) for name in KEY)
@@ -52,11 +46,7 @@ def sum_up_comparisons(found: Iterable[Mapping[str, Any]]) -> list[dict[str, Any
 def write_conformance(
     found: Iterable[Mapping[str, Any]], torch: str, date: str, path: str | Path = SHIPPED
 ) -> None:
-    """Write the table of comparisons, atomically.
-
-    ``found``: as in :func:`sum_up_comparisons`; ``torch``, ``date``: version of PyTorch, and the
-    day (year-month-day).
-    """
+    """Write the table of comparisons, atomically, with the version of PyTorch and the day (year-month-day)."""
     lines = ["\t".join(COLUMNS)]
     for row in sum_up_comparisons(found):
         cells = {**row, "equal": "yes" if row["equal"] else "no", "torch": torch, "date": date}
@@ -66,10 +56,7 @@ def write_conformance(
 
 
 def read_conformance(path: str | Path = SHIPPED) -> pd.DataFrame:
-    """Read the table of comparisons.
-
-    Raises TableError when it is missing, has other columns, or a cell is not what it should be.
-    """
+    """Read the table of comparisons; TableError where it is missing, or a column or cell is wrong."""
     try:
         frame = pd.read_csv(path, sep="\t", dtype="str", keep_default_na=False)
     except FileNotFoundError:

@@ -33,23 +33,16 @@ def build_error_table(
     summaries: Mapping[str, Mapping[str, Any]],
     sessions: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> pd.DataFrame:
-    """Join every experiment with its prediction and its measurement.
+    """Join every experiment with its prediction and its measurement: ``tables.ERRORS``, in the order of ``experiments``.
 
-    ``experiments``: one row an experiment: experiment, set, workload, plan, batch.
-    ``measurements``: columns of ``tables.MEASUREMENTS``, all workloads together. ``summaries``:
-    ``summary.json`` of the simulation of each experiment, by its name. ``sessions``:
-    ``session.json`` of each workload; its warnings go to the workload's experiments and its
-    environment into the column ``source``.
+    ``summaries``: ``summary.json`` by experiment; ``sessions``: ``session.json`` by workload, whose
+    warnings and environment (``source``) its experiments get. Raises InputError when an experiment
+    is listed twice, not measured or not simulated, a rank's measurement lacks in a round or other
+    ranks were measured, or a time makes no sense. Nothing is dropped.
 
-    Returns columns of ``tables.ERRORS``, in the order of ``experiments``. Raises InputError when an
-    experiment is listed twice, was not measured or not simulated, when a rank's measurement is
-    missing in a round, when the ranks measured are not those simulated, or when a time makes no
-    sense. Nothing is dropped.
-
-    The measured step of a round is that of its slowest rank, because a step has ended when every
-    rank has ended; ``measured_s`` is the median over the rounds and the quartiles beside it are
-    those of the same numbers. An experiment is compared with the series ``distributed`` of its plan
-    and batch; on one rank, where that was not measured, with ``single``.
+    A round's step is that of its slowest rank; ``measured_s`` is the median over rounds. An
+    experiment is compared with the series ``distributed`` of its plan and batch; on one rank, where
+    that was not measured, with ``single``.
     """
     _check_experiments(experiments, summaries)
     rows = []
@@ -133,14 +126,10 @@ def _build_row(
 def measured_steps(
     measurements: pd.DataFrame, experiment: Mapping[Any, Any], ranks: int
 ) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return the measured step [s] of each round: that of the slowest rank.
+    """Return the measured step [s] of each round, in order: that of the slowest rank.
 
-    ``measurements``: columns of ``tables.MEASUREMENTS``; ``experiment``: has experiment, workload,
-    plan and batch; ``ranks``: ranks of the plan.
-
-    Returns in the order of the rounds; more than one of a round where several experiments share the
-    plan and the batch. Raises InputError when nothing was measured, when a round lacks a rank, or
-    when other ranks were measured than simulated.
+    More than one of a round where experiments share plan and batch. Raises InputError when nothing
+    was measured, a round lacks a rank, or other ranks were measured than simulated.
     """
     name, plan, batch = experiment["experiment"], experiment["plan"], int(experiment["batch"])
     chosen = measurements[
@@ -223,19 +212,11 @@ def interval_score(
     value: np.ndarray[Any, Any],
     coverage: float = INTERVAL_COVERAGE,
 ) -> np.ndarray[Any, Any]:
-    """Score central prediction intervals: their width plus a penalty for each miss.
+    """Score central prediction intervals, in the input's unit: width plus a penalty for each miss; smaller is better.
 
-    ``low``, ``high``, ``value``: ends of the intervals and what came true, in one unit;
-    ``coverage``: share of cases that the interval is meant to hold, between 0 and 1.
-
-    Returns in the unit of the input; smaller is better. Raises InputError when the coverage is not
-    between 0 and 1.
-
-    References
-    ----------
-    R. L. Winkler, "A decision-theoretic approach to interval estimation", JASA 67 (1972); T.
-    Gneiting and A. E. Raftery, "Strictly proper scoring rules, prediction, and estimation", JASA
-    102 (2007), section 6.2.
+    ``coverage``: share that they are meant to hold, between 0 and 1, else InputError. Sources: R.
+    L. Winkler, JASA 67 (1972); T. Gneiting and A. E. Raftery, "Strictly proper scoring rules,
+    prediction, and estimation", JASA 102 (2007), section 6.2.
     """
     if not 0 < coverage < 1:
         raise InputError(f"an interval cannot cover a share of {coverage}")
@@ -245,11 +226,7 @@ def interval_score(
 
 
 def summarise_errors(errors: pd.DataFrame) -> dict[str, Any]:
-    """Return the ``METRICS`` of a group of experiments.
-
-    ``errors``: columns of ``tables.ERRORS``, at least one row. Raises InputError when there is no
-    row.
-    """
+    """Return the ``METRICS`` of a group of experiments (``tables.ERRORS``); InputError where there is no row."""
     if errors.empty:
         raise InputError("no experiment to average over")
     signed = errors["relative_error"].to_numpy(dtype=float)
@@ -276,14 +253,10 @@ def summarise_errors(errors: pd.DataFrame) -> dict[str, Any]:
 def build_metrics_table(
     errors: pd.DataFrame, plan_kinds: Mapping[str, str] | None = None
 ) -> pd.DataFrame:
-    """Return the metrics over all experiments, and by set, kind of plan and workload.
+    """Return the ``METRICS`` over all experiments, and by set (of several), kind of plan and workload.
 
-    ``errors``: columns of ``tables.ERRORS``. ``plan_kinds``: kind of each plan, such as "data
-    parallel"; without it every plan is a group.
-
-    Returns columns grouping, group and those of ``METRICS``; the first row is all experiments. A
-    single set is not listed again. Raises InputError when there is no experiment, or a plan has no
-    kind.
+    ``plan_kinds``: kind of each plan; without it every plan is a group. Raises InputError when
+    there is no experiment, or a plan has no kind.
     """
     rows = [{"grouping": "all", "group": "all experiments", **summarise_errors(errors)}]
     groupings: dict[str, pd.Series] = {}

@@ -50,11 +50,7 @@ _BREAKDOWN = {
 
 
 def render_experiment(row: Mapping[Any, Any], inputs: ReportInputs, picture: str) -> str:
-    """Return the part of the page about one experiment.
-
-    ``row``: its row of the error table; ``inputs``: what the run left behind; ``picture``: address
-    of its timeline's picture, relative to the page.
-    """
+    """Return the part of the page about one experiment; ``picture``: its timeline's address, relative to the page."""
     name = str(row["experiment"])
     path = inputs.critical_paths[name]
     shown = (
@@ -120,11 +116,7 @@ _PATH = (
 
 
 def _render_breakdown(breakdown: pd.DataFrame, step_s: float) -> str:
-    """Return a table for every way in which a step is broken down.
-
-    ``breakdown``: columns of ``tables.BREAKDOWN``; ``step_s``: the predicted step, that shares are
-    of [s].
-    """
+    """Return a table for every way in which a step (``step_s`` [s]) is broken down."""
     parts, meaning = [], tables.meanings(tables.BREAKDOWN)
     for way in dict.fromkeys(breakdown["by"]):
         rows = tables.records(breakdown[breakdown["by"] == way])
@@ -164,10 +156,7 @@ def _breakdown_cell(name: str, value: Any, step_s: float) -> Cell:
 
 
 def _render_links_used(links: pd.DataFrame, step_s: float) -> str:
-    """Return the table of the links that bytes moved over, the fullest first.
-
-    ``links``: columns of ``tables.LINKS``; ``step_s``: the predicted step [s].
-    """
+    """Return the table of the links that bytes moved over, the fullest first."""
     used = links[links["bytes"] > 0].sort_values(["utilisation", "link"], ascending=[False, True])
     if used.empty:
         return render_paragraph("Nothing moved over any link.")
@@ -186,11 +175,7 @@ def _render_links_used(links: pd.DataFrame, step_s: float) -> str:
 
 
 def _render_memory(summary: Mapping[str, Any]) -> str:
-    """Return the table of each rank's peak memory: when it is reached and what fills it.
-
-    ``summary``: ``summary.json``: ``memory`` as ``parallel.memory.peak.estimate_memory`` returns it,
-    ``memory_bytes`` of a rank's device.
-    """
+    """Return the table of each rank's peak memory (``summary.json``): when it is reached and what fills it."""
     whole = summary["memory_bytes"]
     fields = [
         words("ranks", "", "ranks that do the same",
@@ -229,12 +214,9 @@ _WORDS = {"compute": "compute", "memcpy": "copies", "host": "host time"}
 
 
 def sum_up_path(path: pd.DataFrame) -> pd.DataFrame:
-    """Sum up a critical path by kind of work and rank.
+    """Sum up a critical path by kind of work ("backward compute", "all_reduce") and rank, the largest first.
 
-    ``path``: columns of ``tables.CRITICAL_PATH``.
-
-    Returns ``work`` (such as "backward compute" or "all_reduce"), ``rank`` (null for communication,
-    which several ranks share), ``tasks``, ``time_s`` [s], ``share`` of the step; the largest first.
+    ``rank`` is null for communication, which several ranks share; ``share`` is of the step.
     """
     communicates = path["kind"].isin(COMMUNICATION_KINDS)
     words = (path["phase"] + " " + path["kind"].map(_WORDS).fillna("")).str.strip()
@@ -248,13 +230,9 @@ def sum_up_path(path: pd.DataFrame) -> pd.DataFrame:
 
 
 def sum_up_modules(path: pd.DataFrame, depth: int = DEPTH) -> pd.DataFrame:
-    """Sum up the operators of a critical path by module.
+    """Sum up the operators of a critical path by ``depth`` parts of their module's path, the largest first.
 
-    ``path``: columns of ``tables.CRITICAL_PATH``; ``depth``: parts of a module's path that rows are
-    distinguished by.
-
-    Returns ``module``, ``tasks``, ``time_s`` [s], ``share`` of the step; the largest first. What
-    has no module is left out.
+    What has no module is left out; ``share`` is of the step.
     """
     inside = path[path["module"] != ""]
     names = [cut_path(name, depth) for name in inside["module"]]
@@ -273,10 +251,7 @@ def _sum_up(path: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
 
 
 def describe_path(path: pd.DataFrame) -> str:
-    """Say in a sentence or two what a step waits for.
-
-    ``path``: columns of ``tables.CRITICAL_PATH``, at least one row.
-    """
+    """Say in a sentence or two what a step waits for; ``path`` has a row at least."""
     found = sum_up_path(path)
     shown = found[found["share"] >= _LEAST_SHARE]
     parts = []

@@ -25,13 +25,10 @@ _LOST_NS = 1
 
 
 def draw_predicted_and_measured(errors: pd.DataFrame) -> Figure:
-    """Draw predicted against measured steps of every experiment.
+    """Draw predicted against measured steps of every experiment; InputError where there is none.
 
-    ``errors``: columns of ``tables.ERRORS``, at least one row.
-
-    Returns left, both times [s] on a logarithmic axis; right, everything relative to the measured
-    median [%]: quartiles of the measurement, the prediction with its interval and the signed error
-    in figures. Raises InputError when there is no experiment.
+    Left, both times [s], logarithmic; right, relative to the measured median [%]: its quartiles,
+    the prediction with interval, and the signed error in figures.
     """
     if errors.empty:
         raise InputError("no experiment to draw")
@@ -137,12 +134,9 @@ def _shade_groups(panels: tuple[Any, ...], groups: list[str]) -> None:
 
 
 def draw_error_by_plan(errors: pd.DataFrame) -> Figure:
-    """Draw the error by plan and workload as a table of colours with margins.
+    """Draw the signed error [%] by workload (row) and plan (column) as a table of colours; InputError where there is none.
 
-    ``errors``: columns of ``tables.ERRORS``, at least one row.
-
-    Returns signed error [%] of each experiment, by workload (row) and plan (column); beside it, the
-    mean absolute error of each row and column. Raises InputError when there is no experiment.
+    Beside it, the mean absolute error of each row and column.
     """
     if errors.empty:
         raise InputError("no experiment to draw")
@@ -200,13 +194,9 @@ def _draw_margin(axes: Any, values: pd.Series, *, vertical: bool) -> None:
 def draw_collective_curve(samples: pd.DataFrame, model: CollectiveCostModel) -> Figure:
     """Draw measured collectives, the piecewise table, one line, and what each leaves over.
 
-    ``samples``: columns of ``tables.COLLECTIVE_SAMPLES``, at least one row. ``model``: fitted to
-    them; it holds the piecewise table and the alpha-beta line of every collective.
-
-    Returns one column a collective and number of ranks. Above, time [s] against message size
-    [bytes], both logarithmic; below, residuals [%]: each sample and the alpha-beta line against the
-    piecewise table. Raises InputError when there is no sample, or a sampled collective has no
-    curve.
+    A column a collective and number of ranks: above, time [s] against size [bytes], logarithmic;
+    below, residuals [%] of samples and alpha-beta line against the table. Raises InputError when
+    there is no sample, or a sampled collective has no curve.
     """
     if samples.empty:
         raise InputError("no collective was sampled")
@@ -290,14 +280,10 @@ def _draw_one_collective(
 
 
 def draw_operator_fit(fit: pd.DataFrame, most: int = 20) -> Figure:
-    """Draw the operator regressions: share of the time and held-out error of each class.
+    """Draw the operator regressions of the ``most`` largest classes; InputError where the table is empty.
 
-    ``fit``: columns of ``tables.OPERATOR_FIT``, at least one row; ``most``: classes drawn, those
-    with the largest share first.
-
-    Returns left, share of the fitted time [%]; right, error [%] with the workload left out: bias of
-    the class's sum (dot) and mean absolute error of its operators (bar). Raises InputError when the
-    table is empty.
+    Left, share of the fitted time [%]; right, error [%] with the workload left out: bias of the
+    class's sum (dot) and mean absolute error of its operators (bar).
     """
     if fit.empty:
         raise InputError("no operator class was fitted")

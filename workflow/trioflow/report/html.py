@@ -82,14 +82,11 @@ def render_figure(
     files: Mapping[str, str] | None = None,
     noted: bool = False,
 ) -> str:
-    """Return a figure.
+    """Return a figure; ``source`` and ``files`` (text to address, linked at the end) are relative to the page.
 
-    ``source``: picture file, relative to the page. ``caption``: plain text, or its parts; the first
-    says what the figure shows. ``alternative``: text for readers who do not see the picture; the
-    caption's first part where left out. ``width_px``: width on the page [pixel]; the picture's own
-    where left out. ``files``: further files linked at the caption's end: text to address.
-    ``noted``: whether parts of the picture say what they are (``style.add_notes``); then it is an
-    object, of which a pointer can ask, and linked at the caption's end.
+    ``caption``: plain text, or parts, of which the first says what is shown, and is the
+    ``alternative`` by default. ``noted``: parts of the picture say what they are
+    (``style.add_notes``): an object, of which a pointer can ask.
     """
     sentences = [caption] if isinstance(caption, str) else list(caption)
     files = {**(files or {}), **({"the picture alone": source} if noted else {})}

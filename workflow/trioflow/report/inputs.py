@@ -90,14 +90,11 @@ def load_report_inputs(
     experiments: Sequence[Mapping[str, Any]],
     plans: Sequence[Mapping[str, Any]],
 ) -> ReportInputs:
-    """Read a run's files.
+    """Read a run's files, in any order, by their names; their folders say which workload, experiment or trace they are of.
 
-    ``files``: in any order. The name shows what a file holds, its folder which workload
-    (``measurements/<workload>/``), experiment (``timelines/<experiment>/``) or trace
-    (``operator_tables/<trace>/``) it belongs to; files of other names are ignored. ``experiments``,
-    ``plans``: rows of ``experiments.tsv`` and ``plans.tsv``. Raises InputError when a kind of file
-    is missing altogether, or given twice for one place. What single experiments lack is found by
-    ``build_error_table``. Raises TableError when a table breaks its schema, TraceError when a trace's facts are damaged.
+    Raises InputError when a kind of file is missing altogether, or given twice for one place (what
+    single experiments lack, ``build_error_table`` finds), TableError when a table breaks its
+    schema, TraceError when a trace's facts are damaged.
     """
     found = _find_files(files)
     json = {

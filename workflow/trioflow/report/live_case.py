@@ -52,10 +52,7 @@ class LiveCase:
         cls, graph_folder: str | Path, platform: str | Path, collectives: str | Path,
         session: str | Path, traces: Sequence[str | Path],
     ) -> LiveCase:  # fmt: skip
-        """Read an experiment, as ``experiment.load_experiment`` reads it.
-
-        Raises TrioflowError when a file is missing or wrong.
-        """
+        """Read an experiment, as ``experiment.load_experiment`` does; TrioflowError where a file is missing or wrong."""
         step, anchor = load_experiment(graph_folder, platform, collectives, session, traces)
         factors = step.settle(anchor)
         host_s = step.trace.operators["cpu_ns"].to_numpy(np.float64) * 1e-9
@@ -168,13 +165,11 @@ class LiveCase:
         return float(own_s.sum())
 
     def predict_replaced(self, measured: MeasuredParts, models: Collection[str]) -> float:
-        """Return the step with measured values in place of some models [s].
+        """Return the step with ``measured`` values in place of some models (``list_replaceable``) [s].
 
-        ``measured``: of the same experiment; ``models``: of ``list_replaceable``.
-
-        Operators of a rank and phase take the measured time together, as do all exchanges; the
-        host's time of a rank likewise. The measured share of the collectives that operators hid
-        costs nothing, the rest waits for compute.
+        Operators of a rank and phase take the measured time together, as do all exchanges, and a
+        rank's host. The measured share of collectives that operators hid costs nothing, the rest
+        waits for compute.
         """
         graph = self._replace_durations(measured, models)
         platform, scale = self.step.platform, 1.0
@@ -209,11 +204,7 @@ class LiveCase:
 
 
 def share_host(graph: TaskGraph, host_s: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the part of each task's duration that is the host's.
-
-    ``graph``: before any factor on its durations; ``host_s``: host time that each operator of the
-    trace carries within its task [s].
-    """
+    """Return the host's part of each task's duration, before any factor; ``host_s``: within each operator's task [s]."""
     tasks = graph.tasks
     duration_s = tasks["duration_s"].to_numpy(np.float64)
     known = (tasks["op_id"].notna() & (tasks["kind"] == "compute")).to_numpy(bool)
@@ -240,18 +231,13 @@ class MeasuredParts:
 def measure_parts(
     timeline: pd.DataFrame, measured_s: float, *, beside: bool
 ) -> MeasuredParts | None:
-    """Read the parts of a profiled step.
+    """Read the parts of a profiled step; none of a step without events.
 
-    ``timeline``: columns of ``tables.TIMELINE``, all ranks. ``measured_s``: median of the same step
-    without a profiler [s]. ``beside``: whether the plan lets operators run beside collectives.
-    Where it does not, an operator that was recorded during one has waited for it.
-
-    Returns none for a step without events.
-
-    The profiler, and the moment at which it ran, are taken to stretch all parts evenly. A
-    collective's own time is its time on the rank that came last (the shortest), a message's the
-    time from when both ends were there to its arrival. Messages are paired in order of start
-    between two ranks; among more the profile does not say who sent to whom.
+    ``measured_s``: median of it without a profiler [s]. ``beside``: whether operators may run
+    beside collectives; else one recorded during a collective has waited for it. The profiler is
+    taken to stretch all parts evenly. A collective's own time is that of the rank that came last
+    (the shortest), a message's from when both ends were there; messages pair in order of start
+    between two ranks.
     """
     if timeline.empty:
         return None

@@ -1,8 +1,4 @@
-"""What every page is made of: a title, what was run, a verdict and an ordered list of sections.
-
-A page module lists its sections. Navigation, glossary, files read and the
-writing are the same for all.
-"""
+"""What every page is made of: title, what was run, verdict, an ordered list of sections; all else is the same for all."""
 
 from __future__ import annotations
 
@@ -138,11 +134,7 @@ _INPUTS = ("inputs", "files")
 
 
 def render_page(page: Page, file: str = "", made: Iterable[str] = ()) -> str:
-    """Return a page that needs nothing from outside.
-
-    ``file``: the page's own name; ``made``: names of the site's pages that exist, linked also where no
-    script runs.
-    """
+    """Return a page that needs nothing from outside; ``made``: the site's pages that exist, linked where no script runs."""
     last = [
         _glossary(page.words, page.schemas),
         provenance_section(page.files) if page.files else None,
@@ -179,10 +171,7 @@ def _render_section(section: Section) -> str:
 
 
 def _render_navigation(shown: Sequence[Section], file: str, made: set[str]) -> str:
-    """Return the links to all pages, the contents of this one under its name.
-
-    A page that was not made has no link but its command.
-    """
+    """Return the links to all pages (a page not made: its command), this one's contents under its name."""
     links = [(section.name, section.heading) for section in shown]
     contents = render_links(links, "Contents") if links else ""
     lines = []
@@ -259,11 +248,7 @@ def provenance_section(files: Iterable[str | Path], words: str = "", parts: int 
 
 
 def render_tables(schemas: Mapping[str, pa.Schema]) -> str:
-    """Return what the columns of some tables mean, a folded list each, and the units in them.
-
-    ``schemas``: tables by name, such as those of ``tables.SCHEMAS``; each column's unit and meaning
-    are in its metadata.
-    """
+    """Return what the columns of some tables (by name) mean, from their metadata, a folded list each, and the units."""
     used = {_text(field, b"unit") for schema in schemas.values() for field in schema} - {""}
     words = render_paragraph(
         "Columns of the tables behind this page, from the schemas that every table is checked against when it is "
@@ -287,11 +272,7 @@ def _text(field: pa.Field, key: bytes) -> str:
 
 
 def render_files_read(files: Iterable[str | Path], parts: int = 2) -> str:
-    """Return the files that a page's numbers come from, folded.
-
-    ``files``: what was read; those that are no longer there are left out. ``parts``: last parts of
-    the path that name a file.
-    """
+    """Return the files that a page's numbers come from, folded, those no longer there left out; ``parts``: of their paths."""
     columns = [
         Column("file", "", "folder and name", number=False),
         Column("SHA-256", "first 16 digits", "digest of the content", number=False),

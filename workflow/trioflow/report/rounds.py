@@ -27,12 +27,9 @@ QUANTILES = {"low_s": 0.1, "median_s": 0.5, "high_s": 0.9}
 
 
 def compare_rounds(errors: pd.DataFrame, inputs: ReportInputs) -> pd.DataFrame:
-    """Return the quantiles of each experiment's rounds, and of its draws.
+    """Return each experiment's ``QUANTILES`` of its rounds (``measured_``) and draws (``drawn_``) [s].
 
-    ``errors``: columns of ``tables.ERRORS``.
-
-    Returns ``experiment``, ``rounds``; for each of ``QUANTILES`` ``measured_`` and ``drawn_`` of
-    its name [s]. Raises InputError when an experiment was not drawn.
+    Raises InputError when an experiment was not drawn.
     """
     rows = []
     for row in errors.to_dict("records"):

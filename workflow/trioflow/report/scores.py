@@ -41,12 +41,9 @@ SCORES: Mapping[str, str] = {
 
 
 def score_published(cases: pd.DataFrame) -> pd.DataFrame:
-    """Score every set and everyone who predicts it.
+    """Score every set of ``tables.PUBLISHED_CASES`` and each of ``MODELS`` that predicts any of it.
 
-    ``cases``: columns of ``tables.PUBLISHED_CASES``.
-
-    Returns ``set``, ``model`` and ``SCORES``; a row for each set and each of ``MODELS`` that
-    predicts any of its cases, sets in the order of the cases. Scores that do not apply are missing.
+    Sets in the order of the cases; ``SCORES`` that do not apply are missing.
     """
     found = []
     for name in dict.fromkeys(cases["set"]):
@@ -59,12 +56,7 @@ def score_published(cases: pd.DataFrame) -> pd.DataFrame:
 
 
 def score_model(cases: pd.DataFrame, model: str, column: str) -> dict[str, float]:
-    """Return the ``SCORES`` of one model on one set.
-
-    ``cases``: columns of ``tables.PUBLISHED_CASES``, baselines that are not asked about left out;
-    of ``low_s`` and ``high_s`` only ours are scored. ``model``: who predicts. ``column``: column
-    that holds what it predicts [s].
-    """
+    """Return the ``SCORES`` of one model (``column`` [s]) on one set; of intervals only ours are scored."""
     ends: pd.Series | float = np.nan
     rows = cases.assign(
         model=model, predicted_s=cases[column], quantity="step", device="", oracle_s=np.nan,
@@ -90,10 +82,9 @@ def score_model(cases: pd.DataFrame, model: str, column: str) -> dict[str, float
 
 
 def list_plan_pairs(cases: pd.DataFrame) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Yield two cases of different plans of one question whose measured times are apart.
+    """Yield two cases of one question (``_TOGETHER``) and different plans whose measured times are apart.
 
-    Cases belong together when they agree in ``_TOGETHER``; a measured step that is predicted from
-    several traces takes part with each prediction.
+    A step that is predicted from several traces takes part with each prediction.
     """
     for _, group in cases.groupby(list(_TOGETHER), sort=False):
         rows = [{str(k): v for k, v in row.items()} for row in group.to_dict("records")]
@@ -136,13 +127,10 @@ def count_ordered(
 
 
 def list_scaling(cases: pd.DataFrame, column: str = "predicted_s") -> pd.DataFrame:
-    """Return how throughput scales with GPUs, measured and predicted.
+    """Return how throughput scales with GPUs: samples a second and GPU over those of one GPU, measured and predicted.
 
-    ``cases``: columns of ``tables.PUBLISHED_CASES``; ``column``: who predicts.
-
-    Returns a row for each case on several GPUs whose single GPU stands there with the same batch a
-    GPU: ``set``, ``case``, ``ranks``, ``measured`` and ``predicted`` (samples a second and GPU over
-    those of one GPU), ``error``.
+    A row for each case (``tables.PUBLISHED_CASES``) whose single GPU stands there with the same
+    batch a GPU.
     """
     found = []
     for _, group in cases.groupby(list(_OF_ONE_MACHINE), sort=False):

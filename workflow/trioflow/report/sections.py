@@ -66,10 +66,7 @@ def _list_warnings(errors: pd.DataFrame) -> list[str]:
 
 
 def render_experiments(errors: pd.DataFrame, cancelled: Mapping[str, str]) -> str:
-    """Return the table of all experiments with its footnotes.
-
-    ``cancelled``: by experiment the parts of its error, where it is small because they cancel.
-    """
+    """Return the table of all experiments with footnotes; ``cancelled``: parts of errors that are small because they cancel."""
     meaning, warnings = tables.meanings(tables.ERRORS), _list_warnings(errors)
 
     def name(row: Mapping[Any, Any]) -> Cell:

@@ -119,12 +119,7 @@ def _write_notes(figure: Figure) -> str:
 
 
 def save_figure(figure: Figure, path: str | Path) -> list[Path]:
-    """Write a figure as SVG and PNG, atomically and without dates.
-
-    ``figure``: made inside ``figure_style``; ``path``: target without suffix.
-
-    Returns the two files.
-    """
+    """Write a figure, made inside ``figure_style``, as SVG and PNG (returned), atomically and without dates."""
     written = []
     with figure_style():
         # Lay out once for both files: it takes longer than drawing.
@@ -146,10 +141,7 @@ def save_figure(figure: Figure, path: str | Path) -> list[Path]:
 
 
 def save_figures(folder: Path, figures: Iterable[tuple[str, Figure]]) -> dict[str, str]:
-    """Write the figures of a page, each by its name, once all of them are drawn.
-
-    Returns name of each figure to its SVG file as seen from beside the folder.
-    """
+    """Write a page's figures once all are drawn; return their names to SVG files as seen from beside the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     names = []
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as draft:

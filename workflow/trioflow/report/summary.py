@@ -1,7 +1,6 @@
-"""What a run found, in a few sentences, and the words under the figures of its report.
+"""What a run found, in a few sentences, and the words under its figures.
 
-``workflow/report/*.rst`` hold the same words for Snakemake's own report; a
-test compares them.
+``workflow/report/*.rst`` hold the same words for Snakemake's report; a test compares them.
 """
 
 from __future__ import annotations
@@ -17,10 +16,7 @@ from trioflow.trace.facts import Facts
 
 
 def describe_run(errors: pd.DataFrame) -> list[str]:
-    """Say in sentences, for a reader elsewhere, what was predicted and measured, and how wrong it was.
-
-    ``errors``: columns of ``tables.ERRORS``, at least one row.
-    """
+    """Say in sentences, for a reader elsewhere, what was predicted and measured, and how wrong it was (``tables.ERRORS``)."""
     return [
         f"From traces of {count_words(errors['workload'].nunique(), 'workload')} on one rank, "
         f"{_name_steps(errors)} were predicted, and the same "
@@ -35,10 +31,7 @@ def describe_own_run(
     traces: Mapping[str, Facts],
     sessions: Mapping[str, Mapping[str, Any]],
 ) -> list[str]:
-    """Say what was run on the reader's own machine, and first of all what machine that is.
-
-    ``traces``: facts of each trace; ``sessions``: ``session.json`` of each workload.
-    """
+    """Say what was run on the reader's own machine, and first of all what machine that is."""
     return [
         f"{_name_steps(errors).capitalize()} of {count_words(errors['workload'].nunique(), 'workload')} were predicted "
         f"and measured on this machine: {_name_machine(sessions)}.",

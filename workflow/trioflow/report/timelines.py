@@ -61,14 +61,10 @@ class _Lane:
 def merge_thin_bars(
     start_s: np.ndarray[Any, Any], end_s: np.ndarray[Any, Any], thinnest_s: float
 ) -> np.ndarray[Any, Any]:
-    """Merge bars too thin to see with their neighbours, and leave the others alone.
+    """Merge bars [s] of one colour in one lane too thin to see with their neighbours; return start and length [s], in order.
 
-    ``start_s``, ``end_s``: bars [s] of one colour in one lane, in any order. ``thinnest_s``: bars
-    shorter than this [s] are merged when less than this lies between them; so are bars that
-    overlap.
-
-    Returns start and length [s], in order. No bar is lost: each lies inside one of the result, and
-    nothing is drawn further than ``thinnest_s`` from a bar.
+    Shorter ones than ``thinnest_s`` merge when less than that lies between, as bars that overlap
+    do. No bar is lost, and nothing is drawn further than ``thinnest_s`` from one.
     """
     order = np.lexsort((end_s, start_s))
     merged: list[list[float]] = []
@@ -107,14 +103,7 @@ def find_compute(timeline: pd.DataFrame) -> dict[int, Intervals]:
 
 
 def split_communication(tasks: pd.DataFrame, computing: dict[int, Intervals]) -> pd.DataFrame:
-    """Cut every communication of some tasks into its exposed and its hidden pieces.
-
-    ``tasks``: ``rank``, ``stream``, ``kind``, ``start_s``, ``end_s`` and more columns; ``computing``:
-    of ``find_compute``.
-
-    Returns the tasks, those that communicate replaced by their pieces, whose ``stream`` is
-    ``EXPOSED`` or ``HIDDEN`` and whose other columns are those of the task.
-    """
+    """Cut every communication of some tasks into pieces, ``stream`` ``EXPOSED`` or ``HIDDEN``, by ``find_compute``'s result."""
     communicates = select_communication(tasks)
     moving = tasks[communicates]
     rows, pieces = [], []
@@ -141,11 +130,7 @@ def _overlapping(intervals: Intervals, start_s: float, end_s: float) -> Interval
 
 
 def build_lanes(timeline: pd.DataFrame, source: str, thinnest_s: float) -> list[_Lane]:
-    """Sort a timeline into lanes: by rank and stream, communication by what hides it.
-
-    ``timeline``: columns of ``tables.TIMELINE``; ``source``: predicted or measured; ``thinnest_s``:
-    as in ``merge_thin_bars`` [s]. A rank that communicates has both lanes, one of them perhaps empty.
-    """
+    """Sort a ``source``'s timeline into lanes: by rank and stream, communication by what hides it (both lanes, or one empty)."""
     timeline = split_communication(timeline, find_compute(timeline))
     colours = np.where(
         timeline["kind"].isin(COMMUNICATION_KINDS),
@@ -187,16 +172,12 @@ def draw_timelines(
     critical_path: pd.DataFrame | None = None,
     title: str = "",
 ) -> Figure:
-    """Draw the predicted and the measured timeline of each rank on one time axis.
+    """Draw the predicted and the measured timeline of each rank (at most ``MOST_RANKS``) on one time axis.
 
-    ``predicted``, ``measured``: columns of ``tables.TIMELINE``; the measured one, a profile of one
-    real step, may be empty. ``measured_s``: median of the un-profiled measured step [s], drawn as a
-    line. ``critical_path``: columns of ``tables.CRITICAL_PATH``: what the predicted step waits for,
-    drawn as a line under its tasks. ``title``: heading.
-
-    Returns one panel a rank, at most ``MOST_RANKS``; predicted lanes above measured ones, coloured
-    by phase, exposed and hidden communication apart; the time [s] that each lane is busy printed at
-    its end, and what each bar is in a note. Raises InputError when the predicted timeline is empty.
+    ``measured``, a profile of one real step, may be empty; ``measured_s``: median of the
+    un-profiled step [s], a line, as ``critical_path`` is under its tasks. Predicted lanes above
+    measured ones, coloured by phase, exposed and hidden communication apart, with each lane's busy
+    time [s] at its end and a note for each bar. Raises InputError when the predicted one is empty.
     """
     if predicted.empty:
         raise InputError(f"no predicted timeline to draw {title}".strip())
@@ -286,10 +267,7 @@ def _draw_rank(axes: Any, lanes: list[_Lane], span_s: float) -> None:
 
 
 def describe_bars(tasks: pd.DataFrame, bars: np.ndarray[Any, Any]) -> list[str]:
-    """Say what each bar is: its task, or how many and the longest of them, when, and of which micro-batch.
-
-    ``tasks``: what lies in the bars, columns of ``tables.TIMELINE``; ``bars``: of ``merge_thin_bars``.
-    """
+    """Say what each of ``merge_thin_bars``' bars is: its task, or how many and the longest, when, and of which micro-batch."""
     ordered = tasks.sort_values("start_s")
     # Bars of one colour do not overlap: each task lies in the last one that began before it.
     place = np.searchsorted(bars[:, 0], ordered["start_s"].to_numpy(dtype=float), side="right") - 1

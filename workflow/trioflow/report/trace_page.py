@@ -42,11 +42,7 @@ _WORDS: dict[str, tuple[str, str, Callable[[Any], str]]] = {
 def build_trace_page(
     folders: Sequence[str | Path], page: str | Path, table: str | Path
 ) -> pd.DataFrame:
-    """Summarise traces as a page and as a table.
-
-    ``folders``: folders of traces; a row is called after its folder. ``page``, ``table``: HTML page
-    and Parquet file (``tables.TRACES``) to write. Raises TraceError when a folder holds no trace.
-    """
+    """Summarise traces, called after their folders, as a page and as ``tables.TRACES``; TraceError where one holds none."""
     rows = [summarise_trace(load_trace(folder), Path(folder).name) for folder in folders]
     frame = pd.DataFrame(rows, columns=tables.TRACES.names)
     made = _compose_trace_page(frame, [Path(folder) / "trace.json" for folder in folders])

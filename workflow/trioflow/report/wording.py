@@ -61,12 +61,7 @@ def count_words(count: int, word: str, plural: str = "") -> str:
 
 
 def flatten_facts(facts: Mapping[str, Any], skip: Iterable[str] = ()) -> dict[str, str]:
-    """Turn nested facts into lines of text, the unit read from the name.
-
-    ``facts``: as read from JSON; ``skip``: keys of the top level to leave out.
-
-    Returns dotted name to text; nested mappings become dotted, lists of numbers their range.
-    """
+    """Turn nested facts into dotted names to text, units read from the names; lists of numbers become their range."""
     lines: dict[str, str] = {}
     left_out = set(skip)
     for key, value in facts.items():

@@ -59,13 +59,9 @@ def read_edge_list(path: str | Path, *, both_ways: bool = False) -> list[Link]:
 
     The first line names the columns source, target, bandwidth_bytes_per_s and latency_s in any
     order; empty lines and those that start with ``#`` are skipped. ``both_ways``: each line is a
-    link each way; where the two directions differ, write both and leave this out.
-
-    Raises
-    ------
-    PlatformError
-        Naming file, line and column, when the file is missing or empty, a column is missing or
-        unknown, or a line does not hold a new link between two named nodes with numbers in range.
+    link each way. Raises PlatformError, with file, line and column, when the file is missing or
+    empty, a column is missing or unknown, or a line does not hold a new link between two named
+    nodes with numbers in range.
     """
     path = Path(path)
     links: list[Link] = []

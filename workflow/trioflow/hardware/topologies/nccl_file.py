@@ -106,10 +106,7 @@ def build_nccl_file(
 def _list_pcie(
     root: Element, gpus: dict[str, tuple[str, Element]], latency_s: float, path: Path, apart: bool
 ) -> dict[str, list[Link]]:
-    """Return the links of PCI Express below each processor; ``apart`` as for ``_hang``.
-
-    Where GPUs do not reach each other's memory, bytes turn at a processor.
-    """
+    """Return the links of PCI Express below each processor; without access to each other's memory bytes turn there."""
     names = {f"cpu{number}": cpu for number, cpu in enumerate(root.iter("cpu"))}
     return {
         name: list(_hang(cpu, (name, name), gpus, latency_s, path, apart))
@@ -175,10 +172,7 @@ def _find_gpus(root: Element, ranks: int, path: Path) -> dict[str, tuple[str, El
 
 
 def _count_nvlinks(gpus: dict[str, tuple[str, Element]]) -> Counter[tuple[str, str]]:
-    """Return how many NVLinks join two GPUs, or a GPU and the NVSwitches.
-
-    Both GPUs of a pair list their links: the larger number counts.
-    """
+    """Return how many NVLinks join two GPUs, or a GPU and the NVSwitches: the larger number of what both list."""
     seen: Counter[tuple[str, str]] = Counter()
     for name, gpu in gpus.values():
         for link in gpu.iter("nvlink"):

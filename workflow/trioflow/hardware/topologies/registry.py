@@ -62,10 +62,8 @@ BUILDERS: Mapping[str, Builder] = {
 def find_builder(name: str) -> Builder:
     """Return a builder by its name; trioflow's own come first, so that shipped platforms keep their meaning.
 
-    Raises
-    ------
-    PlatformError
-        When the name is unknown, several packages register it, or it cannot be loaded or called.
+    Raises PlatformError when it is unknown, registered several times, or cannot be loaded or
+    called.
     """
     if name in BUILDERS:
         return BUILDERS[name]
@@ -87,15 +85,10 @@ def build_topology(
 ) -> list[Link]:
     """Build the links that a platform file's ``topology`` describes; paths start at its folder.
 
-    ``description``: a ``builder``'s name and its parameters, numbers as ``{value, source}``,
-    choices plain, a network within as a topology of its own. ``shared``: values of the whole
-    platform, such as ``ranks_per_node``, for builders that have a parameter of that name.
-
-    Raises
-    ------
-    PlatformError
-        Naming file and key, when the builder or a parameter is unknown, missing or of the wrong
-        type, or the builder refuses.
+    ``description``: a ``builder``'s name and parameters, numbers as ``{value, source}``, choices
+    plain, a network within as a topology of its own. ``shared``: values of the whole platform for
+    builders that take them. Raises PlatformError, with file and key, when one is unknown, missing
+    or of the wrong type, or the builder refuses.
     """
     return _choose_topology(description, file, shared=shared or {})(ranks)
 

@@ -41,13 +41,7 @@ def join_all(nodes: Iterable[str], bandwidth_bytes_per_s: float, latency_s: floa
 
 
 def name_ranks(ranks: int, first: int = 0) -> list[str]:
-    """Return the nodes of consecutive ranks.
-
-    Raises
-    ------
-    PlatformError
-        When there are fewer than 1.
-    """
+    """Return the nodes of consecutive ranks; PlatformError where there are fewer than 1."""
     check_count("ranks", ranks)
     return [name_rank_node(rank) for rank in range(first, first + ranks)]
 
