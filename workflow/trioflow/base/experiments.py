@@ -155,11 +155,7 @@ def row_schema(name: str) -> dict[str, Any]:
 
 
 def load_workloads(path: str | Path) -> dict[str, Workload]:
-    """Read ``workloads.tsv`` into rows by name.
-
-    Raises TableError when a cell is wrong, or a size that the family needs is missing or one that
-    it does not know is given.
-    """
+    """Read ``workloads.tsv`` into rows by name; TableError where a cell is wrong, or a size is missing or unknown."""
     rows = read_rows(path, row_schema("workloads"), Workload)
     for place, row in rows:
         needed, possible = FAMILIES[row.family]
@@ -188,9 +184,8 @@ def load_workloads(path: str | Path) -> dict[str, Workload]:
 def load_plans(path: str | Path) -> dict[str, Plan]:
     """Read ``plans.tsv`` into rows by name.
 
-    Raises TableError when a cell is wrong, a schedule is given without a pipeline or missing with
-    one, the bucket limits are none that PyTorch can have, or a sharding does not go with the
-    degrees.
+    Raises TableError when a cell is wrong, a schedule lacks a pipeline or the other way round,
+    PyTorch has no such bucket limits, or a sharding does not go with the degrees.
     """
     rows = read_rows(path, row_schema("plans"), Plan)
     for place, row in rows:
@@ -227,12 +222,11 @@ def load_plans(path: str | Path) -> dict[str, Plan]:
 def load_experiments(
     path: str | Path, workloads: Mapping[str, Workload], plans: Mapping[str, Plan]
 ) -> dict[str, Experiment]:
-    """Read ``experiments.tsv`` into rows by name.
+    """Read ``experiments.tsv``, which refers to ``workloads`` and ``plans``, into rows by name.
 
-    ``workloads``, ``plans``: the tables that its rows refer to. Raises TableError when a cell is
-    wrong, a workload or a plan is unknown, the batch does not divide over the replicas and
-    micro-batches, or a plan cannot be measured for the workload's family or precision, or a single
-    rank runs a batch that is captured: its prediction would be its own measurement.
+    Raises TableError when a cell is wrong, a workload or plan is unknown, the batch does not
+    divide, a plan cannot be measured for the workload's family or precision, or a single rank runs
+    a captured batch: its prediction would be its own measurement.
     """
     rows = read_rows(path, row_schema("experiments"), Experiment)
     for place, row in rows:
@@ -286,10 +280,7 @@ def _check_plan(
 
 
 def load_imports(path: str | Path) -> dict[str, Import]:
-    """Read ``imports.tsv`` into rows by name.
-
-    Raises TableError when a cell is wrong.
-    """
+    """Read ``imports.tsv`` into rows by name; TableError where a cell is wrong."""
     return _by_name(read_rows(path, row_schema("imports"), Import))
 
 

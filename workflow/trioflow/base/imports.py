@@ -20,14 +20,11 @@ _IMPORTED = re.compile(r"(?:^|,|\()\s*([\w.*]+)")
 def imported_names(file: str | Path) -> set[str]:
     """Return the dotted names that a Python file imports, at any depth of its code.
 
-    ``from a import b`` gives both ``a`` and ``a.b``, since ``b`` may be a module. A string that is
-    such a name counts too: processes are started as ``python -m trioflow.measure.worker``. What
-    stands under ``if TYPE_CHECKING`` never runs and does not count. The library has no relative
-    imports; a test sees to it.
-
-    Statements are found by their first words, each on a line of its own as the house's formatter
-    leaves them: parsing the library took half of every start of Snakemake. A test compares with the
-    parser, file by file.
+    ``from a import b`` gives both ``a`` and ``a.b``, since ``b`` may be a module; a string that is
+    such a name counts too (``python -m trioflow.measure.worker``), what stands under ``if
+    TYPE_CHECKING`` does not. Statements are found by their first words, each on a line of its own
+    as the formatter leaves them: parsing took half of every start of Snakemake. A test compares
+    with the parser.
     """
     text = _TYPES_ONLY.sub("", Path(file).read_text(encoding="utf-8"))
     quoted = any(f"{mark}{LIBRARY}." in text for mark in "\"'")  # most files have none
@@ -42,14 +39,10 @@ def imported_names(file: str | Path) -> set[str]:
 
 
 def required_modules(file: str | Path) -> list[str]:
-    """Return every library module that a file imports, directly or through others.
+    """Return every library module that a script or module imports, directly or through others, such as ``"trace/merge"``.
 
-    ``file``: a script or a module of the library.
-
-    Returns names for ``provenance.digest_modules``, such as ``"trace/merge"``, sorted; packages
-    appear as their ``__init__``.
-
-    Modules found at run time only (entry points, ``importlib``) are not seen.
+    Sorted, packages as their ``__init__``. What is found at run time only (entry points,
+    ``importlib``) is not seen.
     """
     found: set[str] = set()
     todo = set(_direct_modules(str(file)))

@@ -34,9 +34,7 @@ def check_file(
 ) -> None:
     """Refuse what is not a regular file, or is too large; nothing is opened, so nothing can block.
 
-    ``path``: what the user named; ``kind``: class of the error; ``largest_bytes``: no limit unless
-    given. Raises InputError when there is no such file, it is a folder, a pipe or a device, or it
-    is too large.
+    ``kind``: class of the error; ``largest_bytes``: no limit unless given.
     """
     try:
         found = Path(path).stat()
@@ -60,10 +58,7 @@ def read_content(
     kind: type[InputError] = InputError,
     largest_bytes: int = _LARGEST_TEXT_BYTES,
 ) -> bytes:
-    """Return the bytes of a regular file that is not too large.
-
-    Raises InputError as `check_file`, and when reading fails.
-    """
+    """Return the bytes of a regular file that is not too large; InputError as `check_file`, and when reading fails."""
     check_file(path, kind, largest_bytes)
     try:
         with Path(path).open("rb") as stream:
@@ -81,11 +76,10 @@ def read_text(
     largest_bytes: int = _LARGEST_TEXT_BYTES,
     broken: str = "strict",
 ) -> str:
-    """Return the text of a file in UTF-8, with or without a byte order mark.
+    """Return the text of a file in UTF-8, with or without a byte order mark; InputError as `read_content`, or for others.
 
-    ``path``, ``kind``, ``largest_bytes``: as for `read_content`; ``broken`` ("strict", "replace"):
-    what becomes of bytes that are not UTF-8: an error, or a mark in their place. Raises InputError
-    as `read_content`, and when it is not UTF-8.
+    ``broken`` ("strict", "replace"): whether bytes that are not UTF-8 are an error, or leave a
+    mark.
     """
     content = read_content(path, kind, largest_bytes)
     try:
@@ -101,11 +95,7 @@ def parse_json(
     place: str = "",
     fix: str = "write the file again",
 ) -> Any:
-    """Return the value of a JSON text whose keys stand once and whose numbers are finite.
-
-    Raises InputError when it is not JSON, is nested too deeply, a key stands twice in one object,
-    or a number is infinite or undefined.
-    """
+    """Return the value of a JSON text whose keys stand once and whose numbers are finite, nested not too deeply."""
     try:
         value = json.loads(text, object_pairs_hook=_take_pairs)
     except (ValueError, UnicodeDecodeError) as error:
@@ -119,10 +109,7 @@ def parse_json(
 def check_values(
     value: Any, file: str | Path, kind: type[InputError] = InputError, place: str = ""
 ) -> None:
-    """Refuse a value of lists and mappings that lie too deep, or with a number that is not finite.
-
-    Raises InputError, which names the place of a number that is infinite or undefined.
-    """
+    """Refuse a value that lies too deep, or with a number that is not finite, whose place InputError names."""
     level = [value]
     for _ in range(DEEPEST):
         if not level:
@@ -177,10 +164,7 @@ def parse_cells(
     delimiter: str = ",",
     strict: bool = True,
 ) -> list[tuple[int, list[str]]]:
-    """Return the rows of a table of text, each with the number of its first line.
-
-    Raises InputError when quotes are not closed or a cell is too long.
-    """
+    """Return the rows of a table of text, each with its first line's number; InputError for open quotes or long cells."""
     with _long_cells():
         reader = csv.reader(text.splitlines(keepends=True), delimiter=delimiter, strict=strict)
         rows, start = [], 1

@@ -14,12 +14,10 @@ from trioflow.base.errors import TrioflowError
 
 @contextmanager
 def log_job(path: str | Path) -> Iterator[None]:
-    """Send standard output and error of a block to a file, from this process and its children.
+    """Send standard output and error of a block to a (new) file, from this process and its children.
 
-    A deliberate error ends the process with status 1 and stands as one sentence in the log and on
-    the terminal; any other exception leaves its traceback in both.
-
-    ``path``: the log file; an older one is replaced.
+    A deliberate error ends the process with status 1 and is one sentence in the log and on the
+    terminal; any other leaves its traceback in both.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)

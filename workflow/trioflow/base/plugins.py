@@ -25,11 +25,9 @@ def load_plugin(
 ) -> Callable[..., Any]:
     """Import what a package registered under a name.
 
-    ``group``: of the entry points, such as ``trioflow.networks``; ``name``: of the entry point;
-    ``known``: trioflow's own names, for the error's text; ``what``: what it is, in a word or two,
-    such as ``network``; ``error``: class of the errors; ``place``: where the name was read, for the
-    errors. Raises InputError of the class ``error``, when no package registers the name, several
-    do, or what they register cannot be loaded or called.
+    ``group``: of the entry points, such as ``trioflow.networks``; ``known``: trioflow's own names,
+    ``what`` (``network``) and ``place``, for messages. Raises InputError of the class ``error``,
+    when no package registers the name, several do, or it cannot be loaded or called.
     """
     found = entry_points(group=group, name=name)
     if not found:

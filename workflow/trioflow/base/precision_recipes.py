@@ -140,13 +140,7 @@ RECIPE_NAMES = (*RECIPES, *_AUTOCAST)
 
 
 def choose_recipe(name: str, place: str = "--precision") -> PrecisionRecipe:
-    """Return a recipe by its name.
-
-    Raises
-    ------
-    InputError
-        When there is none of this name.
-    """
+    """Return a recipe by its name; InputError where there is none."""
     found = RECIPES.get(_AUTOCAST.get(name, name))
     if found is None:
         raise InputError(

@@ -26,9 +26,8 @@ def check_settings(
 ) -> dict[str, Any]:
     """Return the settings of ``config.yaml`` with every default filled in.
 
-    ``settings``: what the user wrote. ``schema``: JSON schema (2020-12), closed; defaults are taken
-    at every depth. ``file``: where the settings come from, for the messages. Raises InputError when
-    a key is unknown, missing or has a value outside its limits.
+    ``schema``: JSON schema (2020-12), closed; ``file``: for messages. Raises InputError when a key
+    is unknown, missing or outside its limits.
     """
     from jsonschema import Draft202012Validator
 
@@ -83,10 +82,7 @@ def describe_problem(error: ValidationError, cell: str | None = None) -> str:
 
 
 def list_descriptions(folder: str | Path) -> dict[str, str]:
-    """Return the YAML files of a folder (sweeps, figures) by name; none where there is no such folder.
-
-    Raises InputError when a file's name breaks ``NAME``.
-    """
+    """Return the YAML files of a folder (sweeps, figures), if there, by name; InputError where one breaks ``NAME``."""
     found = {}
     for path in sorted(Path(folder).glob("*.yaml")):
         if not re.fullmatch(NAME, path.stem):
@@ -133,14 +129,10 @@ _WORDS = {"true": True, "false": False}
 def read_rows(
     path: str | Path, schema: Mapping[str, Any], kind: Callable[..., Row]
 ) -> list[tuple[str, Row]]:
-    """Read a table into rows with their places, each cell checked against the schema.
+    """Read a tab-separated table into rows with their places, each cell checked against the JSON schema of a row.
 
-    ``path``: a tab-separated file whose first line names its columns. ``schema``: JSON schema of a
-    row: type, meaning and limits of every column; one with a default may be left out. ``kind``:
-    takes a row's values by column; lists come as tuples.
-
-    Returns where each row stands in the file, and the row. Raises TableError when the file cannot
-    be read or a cell is wrong.
+    A column with a default may be left out; ``kind`` takes a row's values by column, lists as
+    tuples. Raises TableError when the file cannot be read or a cell is wrong.
     """
     from jsonschema import Draft202012Validator
 

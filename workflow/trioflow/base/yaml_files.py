@@ -75,20 +75,14 @@ def _count_nodes(node: yaml.Node, known: dict[int, int], depth: int) -> int:
 
 
 def read_yaml(path: str | Path, kind: type[InputError] = InputError) -> Any:
-    """Return the content of a YAML file, as `_StrictLoader` reads it.
-
-    Raises InputError as `read_text`, and when it is not YAML or the loader refuses it.
-    """
+    """Return the content of a YAML file, as `_StrictLoader` reads it; InputError as `read_text`, or where it is refused."""
     return parse_yaml(read_text(path, kind, LARGEST_BYTES), path, kind)
 
 
 def parse_yaml(
     text: str, file: str | Path, kind: type[InputError] = InputError, place: str = ""
 ) -> Any:
-    """Return the value of a YAML text, as `_StrictLoader` reads it.
-
-    Raises InputError when it is not YAML or the loader refuses it.
-    """
+    """Return the value of a YAML text, as `_StrictLoader` reads it; InputError where it is refused."""
     try:
         value = yaml.load(text, Loader=_StrictLoader)
     except (yaml.YAMLError, ValueError) as error:

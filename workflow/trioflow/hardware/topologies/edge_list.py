@@ -15,25 +15,13 @@ COLUMNS = ("source", "target", "bandwidth_bytes_per_s", "latency_s")
 
 
 def build_edge_list(ranks: int, *, edges_file: Path, both_ways: bool = False) -> list[Link]:
-    """Read the links of a network from a file.
+    """Read the links of a network from a file, whose nodes are its own.
 
-    Parameters
-    ----------
-    ranks : int
-        Devices, n; the file names each of them, from rank0 on.
-    edges_file : path
-        Comma- or tab-separated, with the columns of ``read_edge_list``.
-    both_ways : bool
-        Whether each row stands for a link each way.
+    ``ranks``: n; the file names each of them, from rank0 on. ``edges_file``: comma- or
+    tab-separated, as ``read_edge_list`` reads it; ``both_ways``: each row is a link each way.
+    Raises PlatformError as ``read_edge_list``, when a rank is missing, or the file names more of
+    them.
 
-    Raises
-    ------
-    PlatformError
-        As ``read_edge_list``; also when a rank is missing, or the file names more ranks than there
-        are.
-
-    Notes
-    -----
     Nodes: those that the file names. Links: its rows, or twice as many with ``both_ways``.
     """
     links = read_edge_list(edges_file, both_ways=both_ways)

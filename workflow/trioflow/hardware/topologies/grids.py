@@ -16,17 +16,10 @@ def build_ring(
 ) -> list[Link]:
     """Join every rank to its two neighbours, both ways.
 
-    Parameters
-    ----------
-    ranks : int
-        Devices, n; two make one pair of links, one makes none.
-    bandwidth_bytes_per_s, latency_s : float
-        Each link, per direction [bytes/s], [s].
-    chords : bool
-        Whether every rank is joined to its most distant one, too.
+    ``ranks``: n; two make one pair of links, one makes none. ``bandwidth_bytes_per_s``,
+    ``latency_s``: each link, per direction [bytes/s], [s]. ``chords``: whether every rank is joined
+    to its most distant one, too.
 
-    Notes
-    -----
     Nodes: n. Links: 0 for n = 1, 2 for n = 2, otherwise 2 n; with chords and n > 3 another n where
     n is even (one partner each) and 2 n where it is odd (two most distant ranks each). Diameter
     without chords: floor(n / 2).
@@ -40,23 +33,11 @@ def build_double_ring(
 ) -> list[Link]:
     """Make two rings of half the ranks each and join them rank to rank.
 
-    Parameters
-    ----------
-    ranks : int
-        Devices, n, an even number: the first half is one ring, the second half the other, and rank
-        r is joined to rank r + n / 2.
-    bandwidth_bytes_per_s, latency_s : float
-        Each link, per direction [bytes/s], [s].
-    chords : bool
-        Whether either ring has the links across of ``build_ring``.
+    ``ranks``: n, even (else PlatformError): the first half is one ring, the second half the other,
+    and rank r is joined to rank r + n / 2. ``bandwidth_bytes_per_s``, ``latency_s``: each link, per
+    direction [bytes/s], [s]. ``chords``: whether either ring has the links across of
+    ``build_ring``.
 
-    Raises
-    ------
-    PlatformError
-        When the number of ranks is odd.
-
-    Notes
-    -----
     Nodes: n. Links: those of two rings of n / 2, and n between them. Diameter without chords:
     floor(n / 4) + 1.
 
@@ -109,23 +90,11 @@ def build_mesh(
 ) -> list[Link]:
     """Join every rank to its neighbours in a grid of two or three dimensions.
 
-    Parameters
-    ----------
-    ranks : int
-        Devices; rows x columns x layers.
-    bandwidth_bytes_per_s, latency_s : float
-        Each link, per direction [bytes/s], [s].
-    rows, columns, layers : int
-        Extent of the grid, r, c and l. The rank at (layer, row, column) is (layer r + row) c +
-        column.
+    ``ranks``: rows x columns x layers. ``bandwidth_bytes_per_s``, ``latency_s``: each link, per
+    direction [bytes/s], [s]. ``rows``, ``columns``, ``layers``: r, c and l; the rank at (layer,
+    row, column) is (layer r + row) c + column. Raises PlatformError when an extent is below 1, or
+    the grid has another number of places.
 
-    Raises
-    ------
-    PlatformError
-        When an extent is below 1, or the grid has another number of places.
-
-    Notes
-    -----
     Nodes: r c l. Links: 2 ((r-1) c l + r (c-1) l + r c (l-1)). Diameter: r + c + l - 3.
     """
     pairs = _pair_neighbours(ranks, (layers, rows, columns), wrapped=False)
@@ -143,22 +112,9 @@ def build_torus(
 ) -> list[Link]:
     """Join every rank to its neighbours in a grid whose lines are rings.
 
-    Parameters
-    ----------
-    ranks : int
-        Devices; rows x columns x layers.
-    bandwidth_bytes_per_s, latency_s : float
-        Each link, per direction [bytes/s], [s].
-    rows, columns, layers : int
-        Extent of the grid, r, c and l, numbered as in ``build_mesh``.
+    ``ranks``, ``rows``, ``columns``, ``layers``, refused and numbered as in ``build_mesh``.
+    ``bandwidth_bytes_per_s``, ``latency_s``: each link, per direction [bytes/s], [s].
 
-    Raises
-    ------
-    PlatformError
-        When an extent is below 1, or the grid has another number of places.
-
-    Notes
-    -----
     Nodes: r c l. Links: 2 r c l (e(r) + e(c) + e(l)), where e(k) is 1 for k > 2, 1/2 for k = 2
     (both ways round are one link) and 0 for k = 1. Diameter: floor(r / 2) + floor(c / 2) + floor(l
     / 2).
@@ -170,22 +126,9 @@ def build_torus(
 def build_cube_mesh(ranks: int, bandwidth_bytes_per_s: float, latency_s: float) -> list[Link]:
     """Join eight ranks as NVLink joins the V100 GPUs of a DGX-1: the hybrid cube mesh.
 
-    Parameters
-    ----------
-    ranks : int
-        Devices; 8.
-    bandwidth_bytes_per_s : float
-        One NVLink, per direction [bytes/s]; a double link has twice that.
-    latency_s : float
-        Latency of each link [s].
+    ``ranks``: 8, else PlatformError. ``bandwidth_bytes_per_s``: one NVLink, per direction
+    [bytes/s]; a double link has twice that. ``latency_s``: of each link [s].
 
-    Raises
-    ------
-    PlatformError
-        When the number of ranks is not 8.
-
-    Notes
-    -----
     Nodes: 8. Links: 32 (16 pairs of ranks, 8 of them joined doubly: 24 NVLinks). Diameter: 2. PCIe,
     which joins the others on the machine, is left out: libraries route over a GPU between.
 

@@ -53,35 +53,22 @@ def build_nccl_file(
 ) -> list[Link]:
     """Build the links of a node from NCCL's own description.
 
-    Parameters
-    ----------
-    ranks : int
-        GPUs of the node, as many as the file has; rank i is the i-th by ``dev``.
-    topology_file : path
-        What NCCL wrote: ``NCCL_TOPO_DUMP_FILE=node.xml`` in the environment of any run.
-    conf_file : path
-        The ``nccl.conf`` of the runs, whose ``NCCL_P2P_DISABLE`` and ``NCCL_P2P_LEVEL`` are followed;
-        what else changes times, ``list_doubts`` says.
-    nvlink_bandwidth_bytes_per_s : float
-        One NVLink, a direction; the file has their number alone.
-    nvlink_latency_s, pcie_latency_s : float
-        A link of each kind, which the file does not hold.
-    socket_bandwidth_bytes_per_s : float
-        Between two processors, a direction; needed where GPUs of several have no NVLinks.
+    ``ranks``: GPUs of the node, as many as the file has; rank i is the i-th by ``dev``.
+    ``topology_file``: what NCCL wrote (``NCCL_TOPO_DUMP_FILE=node.xml`` in the environment of any
+    run). ``conf_file``: the ``nccl.conf`` of the runs, whose ``NCCL_P2P_DISABLE`` and
+    ``NCCL_P2P_LEVEL`` are followed; what else changes times, ``list_doubts`` says.
+    ``nvlink_bandwidth_bytes_per_s``: one NVLink, a direction (the file has their number alone);
+    ``nvlink_latency_s``, ``pcie_latency_s``: a link of each kind; ``socket_bandwidth_bytes_per_s``:
+    between two processors, a direction, where GPUs of several have no NVLinks. Raises PlatformError
+    when the file is not NCCL's, holds another number of GPUs, or lacks a rate that nothing gives.
 
-    Raises
-    ------
-    PlatformError
-        When the file is not NCCL's, holds another number of GPUs, or lacks a rate that nothing gives.
+    Nodes: the GPUs, all NVSwitches as one, as for NCCL; where NVLinks do not join all GPUs, also
+    the switches and processors of PCI Express above them. Links: one each way for the NVLinks of
+    two nodes together, and for each step up the bus. Network cards are left out: what joins nodes
+    is the topology around this one.
 
-    Notes
-    -----
-    Nodes: the GPUs, all NVSwitches as one, as for NCCL; where NVLinks do not join all GPUs, also the
-    switches and processors of PCI Express above them. Links: one each way for the NVLinks of two
-    nodes together, and for each step up the bus. Network cards are left out: what joins nodes is the
-    topology around this one.
-
-    Source: NVIDIA/nccl, ``src/graph/xml.cc`` and ``topo.cc``; its documentation, "Environment Variables".
+    Source: NVIDIA/nccl, ``src/graph/xml.cc`` and ``topo.cc``; its documentation, "Environment
+    Variables".
     """
     root = _parse(topology_file)
     gpus = _find_gpus(root, ranks, topology_file)

@@ -38,31 +38,15 @@ def build_node_groups(
 ) -> list[Link]:
     """Join nodes of ranks, each with a network inside, by a network between them.
 
-    Parameters
-    ----------
-    ranks : int
-        Devices; they fill the nodes in order, the last one may hold fewer.
-    ranks_per_node : int
-        Ranks of a node, g.
-    inside : callable
-        Builds the network of a node from its number of ranks.
-    between : callable
-        Builds the network between nodes from their number; what it takes for a rank is a node's
-        NIC. There is one for each NIC of a node.
-    nics_per_node : int
-        NICs of a node, q: rank r of a node is joined to NIC r modulo q. Where the network inside
-        has nodes ``nic0``, ``nic1`` and so on, they are the NICs, and ranks reach them through it.
-    attach_bandwidth_bytes_per_s, attach_latency_s : float, optional
-        Between a rank and its NIC, per direction [bytes/s], [s]; due where the network inside has
-        no NICs.
+    ``ranks`` fill nodes of ``ranks_per_node`` (g) in order, the last one may hold fewer.
+    ``inside``, ``between``: build the network of a node from its number of ranks, and that between
+    nodes from theirs, one for each NIC of a node; what ``between`` takes for a rank is a node's
+    NIC. ``nics_per_node``: q; rank r of a node is joined to NIC r modulo q. Where the network
+    inside has nodes ``nic0``, ``nic1`` and so on, they are the NICs; else
+    ``attach_bandwidth_bytes_per_s``, ``attach_latency_s`` are due: between a rank and its NIC, per
+    direction [bytes/s], [s]. Raises PlatformError when a count is below 1, or NICs are described
+    twice or not at all.
 
-    Raises
-    ------
-    PlatformError
-        When a count is below 1, or NICs are described twice or not at all.
-
-    Notes
-    -----
     The nodes of node i are named ``node<i>-...``, those between ``rail<j>-...`` for the NIC j that
     they serve; ranks keep their names. With N = ceil(ranks / g) full nodes, V and E nodes and links
     inside one, B and F nodes and links of a network between N. Nodes: N (V + q) + q (B - N). Links:
@@ -104,36 +88,20 @@ def build_rail_optimised(
 ) -> list[Link]:
     """Join nodes by rails: the NICs of equal place in their nodes share a leaf switch.
 
-    Parameters
-    ----------
-    ranks : int
-        Devices; they fill the nodes in order, the last one may hold fewer.
-    ranks_per_node : int
-        Ranks of a node, g; each has a NIC of its own.
-    inside : callable
-        Builds the network of a node from its number of ranks.
-    attach_bandwidth_bytes_per_s, attach_latency_s, nic_bandwidth_bytes_per_s, nic_latency_s : float
-        Between a rank and its NIC, and a NIC and its leaf switch, per direction [bytes/s], [s].
-    spine_latency_s : float
-        Latency of a link between a leaf and a spine [s].
-    spines : int
-        Spine switches, s, each joined to all leaves; one stands for many that share their load.
-    nodes_per_leaf : int, optional
-        Nodes below one set of leaves (a scalable unit), u; all unless given.
-    oversubscription : float
-        How many times less than its NICs' bandwidth a leaf has upwards.
+    ``ranks`` fill nodes of ``ranks_per_node`` (g), each with a NIC of its own, in order, the last
+    one may hold fewer. ``inside``: builds the network of a node from its number of ranks.
+    ``attach_bandwidth_bytes_per_s``, ``attach_latency_s``, ``nic_bandwidth_bytes_per_s``,
+    ``nic_latency_s``: between a rank and its NIC, and a NIC and its leaf switch, per direction
+    [bytes/s], [s]; ``spine_latency_s``: between a leaf and a spine [s]. ``spines``: s, each joined
+    to all leaves; one stands for many that share their load. ``nodes_per_leaf``: u, below one set
+    of leaves (a scalable unit); all unless given. ``oversubscription``: how many times less than
+    its NICs' bandwidth a leaf has upwards. Raises PlatformError when a count is below 1, or the
+    factor is not above 0.
 
-    Raises
-    ------
-    PlatformError
-        When a count is below 1, or the factor is not above 0.
-
-    Notes
-    -----
     With N = ceil(ranks / g) nodes, V and E nodes and links inside one, and U = ceil(N / u) units.
-    Nodes: N V + ranks + g U + s. Links: N E + 4 ranks + 2 g U s (full nodes). A leaf has min(u, N) x
-    the NIC's bandwidth upwards, divided by the oversubscription, in equal parts to the spines. Ranks
-    of equal place meet at a leaf; others over a spine, or inside a node where that is nearer.
+    Nodes: N V + ranks + g U + s. Links: N E + 4 ranks + 2 g U s (full nodes). A leaf has min(u, N)
+    x the NIC's bandwidth upwards, divided by the oversubscription, in equal parts to the spines.
+    Ranks of equal place meet at a leaf; others over a spine, or inside a node where that is nearer.
     """
     links, sizes = _build_insides(ranks, ranks_per_node, inside)
     nodes = len(sizes)

@@ -18,19 +18,10 @@ def build_pcie_tree(
 ) -> list[Link]:
     """Hang ranks below host bridges, and the bridges, where several, below one host.
 
-    Parameters
-    ----------
-    ranks : int
-        Devices, n.
-    bandwidth_bytes_per_s, latency_s : float
-        Each link between a rank and its bridge, per direction [bytes/s], [s].
-    ranks_per_bridge : int
-        Ranks below one bridge, in rank order; the last one may hold fewer.
-    bridge_bandwidth_bytes_per_s, bridge_latency_s : float
-        Each link between a bridge and the host, per direction [bytes/s], [s].
+    ``ranks``: n. ``bandwidth_bytes_per_s``, ``latency_s``: between a rank and its bridge,
+    ``bridge_bandwidth_bytes_per_s``, ``bridge_latency_s``: between a bridge and the host, per
+    direction [bytes/s], [s]. ``ranks_per_bridge``: in rank order; the last one may hold fewer.
 
-    Notes
-    -----
     With b = ceil(n / ranks_per_bridge) bridges. Nodes: n + b, and a host where b > 1. Links: 2 n,
     and 2 b where b > 1. Diameter: 2, or 4 with several bridges.
     """
@@ -68,35 +59,20 @@ def build_pcie_sockets(
 ) -> list[Link]:
     """Hang ranks below PCIe switches, these below host bridges, and these below sockets.
 
-    Parameters
-    ----------
-    ranks : int
-        Devices, n, in rank order below the switches.
-    bandwidth_bytes_per_s, latency_s : float
-        Between a rank and its switch, per direction [bytes/s], [s].
-    ranks_per_switch, switches_per_bridge, bridges_per_socket : int
-        Shape of the tree. A rank in a slot of its own has its own switch: its root port.
-    switch_bandwidth_bytes_per_s, switch_latency_s : float
-        Between a switch, whose ranks share it, and its host bridge, per direction [bytes/s], [s].
-    bridge_bandwidth_bytes_per_s, bridge_latency_s : float
-        Between a host bridge and its socket, and inside the bridge from a switch to another, likewise.
-    socket_bandwidth_bytes_per_s, socket_latency_s : float, optional
-        Between every two sockets, per direction [bytes/s], [s]; due where there are several.
-    memory_bandwidth_bytes_per_s, memory_latency_s : float, optional
-        Between a socket and its memory, a node only where given, per direction [bytes/s], [s].
-    nic_bandwidth_bytes_per_s, nic_latency_s : float, optional
-        Between a switch and a NIC below it (nic0, nic1 and so on), likewise a node only where given.
-    peer_to_peer : bool
-        Whether ranks reach each other without the host's memory; else every route crosses the receiver's.
+    ``ranks``: n, in rank order below the switches. ``ranks_per_switch``, ``switches_per_bridge``,
+    ``bridges_per_socket``: shape of the tree; a rank in a slot of its own has its own switch: its
+    root port. Bandwidths and latencies are per direction [bytes/s], [s]: ``bandwidth_bytes_per_s``,
+    ``latency_s`` between a rank and its switch; ``switch_...`` between a switch, whose ranks share
+    it, and its host bridge; ``bridge_...`` between a host bridge and its socket, and inside the
+    bridge from a switch to another; ``socket_...`` between every two sockets, due where there are
+    several; ``memory_...`` between a socket and its memory, and ``nic_...`` between a switch and a
+    NIC below it (nic0, nic1 and so on), nodes only where given. ``peer_to_peer``: whether ranks
+    reach each other without the host's memory; else every route crosses the receiver's. Raises
+    PlatformError when a count is below 1, sockets have no link, or a memory to cross is not
+    described.
 
-    Raises
-    ------
-    PlatformError
-        When a count is below 1, sockets have no link, or a memory to cross is not described.
-
-    Notes
-    -----
-    Nodes: n + w + 2 b + s (1 + m) + k w. Links: 2 n + 2 w + 3 b + s (s - 1) + 2 m s + 2 k w: ``_Tree``.
+    Nodes: n + w + 2 b + s (1 + m) + k w. Links: 2 n + 2 w + 3 b + s (s - 1) + 2 m s + 2 k w:
+    ``_Tree``.
     """
     tree = _Tree(ranks, not peer_to_peer, ranks_per_switch, switches_per_bridge, bridges_per_socket)
     tree.hang_ranks(bandwidth_bytes_per_s, latency_s)
@@ -111,17 +87,13 @@ def build_pcie_sockets(
 class _Tree:
     """The links of ``build_pcie_sockets`` and the names of the nodes at their ends.
 
-    Notes
-    -----
     With w = ceil(n / ranks_per_switch) switches, b = ceil(w / switches_per_bridge) bridges, s =
     ceil(b / bridges_per_socket) sockets, and m and k saying (1 or 0) whether memories and NICs are
     given.
 
     Peer to peer. Nodes: n + w + 2 b + s (1 + m) + k w. Links: 2 n + 2 w + 3 b + s (s - 1) + 2 m s +
-    2 k w.
-
-    Through memory, with a way up and a way down apart. Nodes: n + 2 w + 2 b + 3 s + k w. Links: 2 n
-    + 2 w + 2 b + 2 s (s - 1) + 2 s + 2 k w.
+    2 k w. Through memory, with a way up and a way down apart. Nodes: n + 2 w + 2 b + 3 s + k w.
+    Links: 2 n + 2 w + 2 b + 2 s (s - 1) + 2 s + 2 k w.
 
     A bridge is two nodes, ``-up`` and ``-down``, with a link from the one to the other, since what
     it moves within itself is limited too.

@@ -27,15 +27,8 @@ from trioflow.hardware.topologies.wiring import (
 def build_fully_connected(ranks: int, bandwidth_bytes_per_s: float, latency_s: float) -> list[Link]:
     """Join every ordered pair of ranks with a link of its own.
 
-    Parameters
-    ----------
-    ranks : int
-        Devices, n.
-    bandwidth_bytes_per_s, latency_s : float
-        Each link [bytes/s], [s].
+    ``ranks``: n. ``bandwidth_bytes_per_s``, ``latency_s``: each link [bytes/s], [s].
 
-    Notes
-    -----
     Nodes: n. Links: n (n - 1). Diameter: 1.
     """
     nodes = name_ranks(ranks)
@@ -50,17 +43,9 @@ def build_fully_connected(ranks: int, bandwidth_bytes_per_s: float, latency_s: f
 def build_switch(ranks: int, bandwidth_bytes_per_s: float, latency_s: float) -> list[Link]:
     """Join every rank, both ways, to one switch that is itself never the bottleneck: a star.
 
-    Parameters
-    ----------
-    ranks : int
-        Devices, n.
-    bandwidth_bytes_per_s : float
-        Bandwidth between a rank and the switch, per direction [bytes/s].
-    latency_s : float
-        Latency of one such link [s]; a route crosses two.
+    ``ranks``: n. ``bandwidth_bytes_per_s``, ``latency_s``: between a rank and the switch, per
+    direction [bytes/s], [s]; a route crosses two such links.
 
-    Notes
-    -----
     Nodes: n + 1. Links: 2 n. Diameter: 2.
     """
     links = []
@@ -81,33 +66,15 @@ def build_nvswitch(
 ) -> list[Link]:
     """Join the ranks of a node through NVSwitches, on one board or on several.
 
-    Parameters
-    ----------
-    ranks : int
-        Devices, n.
-    bandwidth_bytes_per_s : float
-        All NVLinks of a rank together, per direction [bytes/s].
-    latency_s : float
-        Latency of a link between a rank and a switch [s]; a route on one board crosses two.
-    planes : int
-        Switches beside each other, p, each with a p-th of every rank's bandwidth. The hardware
-        spreads every transfer over all of them, which one plane says exactly; more are for studies
-        of failing switches.
-    ranks_per_board : int, optional
-        Ranks below the same switches; all unless given.
-    trunk_bandwidth_bytes_per_s : float, optional
-        Between two boards, all planes together, per direction [bytes/s]; due where there are
-        several boards.
-    trunk_latency_s : float, optional
-        Latency of a link between two boards' switches [s]; due likewise.
+    ``ranks``: n. ``bandwidth_bytes_per_s``: all NVLinks of a rank together, per direction
+    [bytes/s]; ``latency_s``: between a rank and a switch [s]; a route on one board crosses two such
+    links. ``planes``: p switches beside each other, each with a p-th of every rank's bandwidth. The
+    hardware spreads every transfer over all of them, which one plane says exactly; more are for
+    studies of failing switches. ``ranks_per_board``: below the same switches; all unless given.
+    ``trunk_bandwidth_bytes_per_s``, ``trunk_latency_s``: between two boards, all planes together,
+    per direction [bytes/s], [s]; due where there are several boards. Raises PlatformError when a
+    count is below 1, or several boards have no trunk.
 
-    Raises
-    ------
-    PlatformError
-        When a count is below 1, or several boards have no trunk.
-
-    Notes
-    -----
     With b = ceil(n / ranks_per_board) boards. Nodes: n + p b. Links: 2 n p + p b (b - 1). Diameter:
     2, or 3 with several boards.
     """
@@ -152,27 +119,13 @@ def build_fat_tree(
 ) -> list[Link]:
     """Hang ranks below a folded Clos network of equal switches in three levels.
 
-    Parameters
-    ----------
-    ranks : int
-        Devices, n, at most k^3 / 4; they fill the edge switches in order.
-    bandwidth_bytes_per_s : float
-        Bandwidth of a rank's link, per direction [bytes/s].
-    latency_s : float
-        Latency of every link [s].
-    arity : int, optional
-        Ports of a switch, k, an even number; the smallest that holds the ranks unless given.
-    oversubscription : float
-        How many times less than its ranks' bandwidth an edge switch has upwards: each link between
-        switches has the bandwidth of a rank's, divided by it.
+    ``ranks``: n, at most k^3 / 4; they fill the edge switches in order. ``bandwidth_bytes_per_s``:
+    of a rank's link, per direction [bytes/s]; ``latency_s``: of every link [s]. ``arity``: ports of
+    a switch, k, even; the smallest that holds the ranks unless given. ``oversubscription``: how
+    many times less than its ranks' bandwidth an edge switch has upwards: each link between switches
+    has a rank's, divided by it. Raises PlatformError when the arity is odd or holds too few ranks,
+    or the factor is not above 0.
 
-    Raises
-    ------
-    PlatformError
-        When the arity is odd or holds too few ranks, or the factor is not above 0.
-
-    Notes
-    -----
     k pods of k / 2 edge and k / 2 aggregation switches each, below k^2 / 4 cores; all switches are
     there, however few the ranks. Nodes: n + 5 k^2 / 4. Links: 2 n + k^3. Diameter between ranks: 6
     across pods, 4 within a pod, 2 below an edge switch. Every pod reaches each core, so that there
@@ -224,32 +177,14 @@ def build_dragonfly(
 ) -> list[Link]:
     """Make groups of routers, all joined within a group, and every two groups by one link.
 
-    Parameters
-    ----------
-    ranks : int
-        Devices, n, at most the places of all routers; they fill them in order.
-    bandwidth_bytes_per_s, latency_s : float
-        Between a rank and its router, per direction [bytes/s], [s].
-    groups : int
-        Groups, g.
-    routers_per_group : int
-        Routers of a group, a. The g - 1 global links of a group are dealt to them evenly, at most
-        ceil((g - 1) / a) each: the one to the group d further on starts at router floor((d - 1) /
-        that).
-    local_bandwidth_bytes_per_s, local_latency_s : float
-        Between two routers of a group, per direction [bytes/s], [s].
-    global_bandwidth_bytes_per_s, global_latency_s : float
-        Between two groups, per direction [bytes/s], [s].
-    ranks_per_router : int, optional
-        Ranks at one router; as many as are needed unless given.
+    ``ranks``: n, at most the places of all routers; they fill them in order, ``ranks_per_router``
+    each (as many as are needed unless given). ``groups``, ``routers_per_group``: g and a; the g - 1
+    global links of a group are dealt to its routers evenly, at most ceil((g - 1) / a) each: the one
+    to the group d further on starts at router floor((d - 1) / that). Per direction [bytes/s], [s]:
+    ``bandwidth_bytes_per_s``, ``latency_s`` between a rank and its router, ``local_...`` between
+    two routers of a group, ``global_...`` between two groups. Raises PlatformError when a count is
+    below 1 or the routers have too few places.
 
-    Raises
-    ------
-    PlatformError
-        When a count is below 1 or the routers have too few places.
-
-    Notes
-    -----
     Nodes: n + g a. Links: 2 n + g a (a - 1) + g (g - 1). Diameter: 5 (rank, router, way out of the
     group, way into the other, router, rank).
     """
