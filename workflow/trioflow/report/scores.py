@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from trioflow.costmodel.judging import SCORES as VALIDATION_SCORES
 from trioflow.costmodel.judging import score_cases
@@ -112,18 +111,23 @@ def summarize_errors(error: pd.Series) -> dict[str, float]:
     }  # fmt: skip
 
 
-def count_ordered(
-    measured: NDArray[np.float64], predicted: NDArray[np.float64], apart: float = 0.0
-) -> tuple[int, int]:
-    """Return how many pairs are predicted in the measured order, and how many pairs there are.
+def share_in_order(
+    cases: pd.DataFrame, of_one: list[str], predicted: str = "predicted_s", apart: float = 0.0
+) -> float:
+    """Return the share of pairs of one question (rows that agree in ``of_one``) predicted in the measured order.
 
-    Pairs count whose measured values differ by more than ``apart`` of the smaller one.
+    Pairs count whose ``measured_s`` differ by more than ``apart`` of the smaller one; not a number
+    where there is none.
     """
-    one, other = np.triu_indices(len(measured), 1)
-    gap = measured[one] - measured[other]
-    far = np.abs(gap) > apart * np.minimum(measured[one], measured[other])
-    right = far & (gap * (predicted[one] - predicted[other]) > 0)
-    return int(right.sum()), int(far.sum())
+    right = pairs = 0
+    for _, rows in cases.dropna(subset=predicted).groupby(of_one):
+        measured, guessed = rows[["measured_s", predicted]].to_numpy(np.float64).T
+        one, other = np.triu_indices(len(rows), 1)
+        gap = measured[one] - measured[other]
+        far = np.abs(gap) > apart * np.minimum(measured[one], measured[other])
+        right += int((far & (gap * (guessed[one] - guessed[other]) > 0)).sum())
+        pairs += int(far.sum())
+    return right / pairs if pairs else float("nan")
 
 
 def list_scaling(cases: pd.DataFrame, column: str = "predicted_s") -> pd.DataFrame:

@@ -20,7 +20,7 @@ from trioflow.report.html import (
     words,
 )
 from trioflow.report.pages import Page, Section, write_page
-from trioflow.report.scores import count_ordered, summarize_errors
+from trioflow.report.scores import share_in_order, summarize_errors
 from trioflow.report.wording import NOTHING, write_markdown, write_percent
 from trioflow.reproductions.clusters.parts import plain_model
 from trioflow.reproductions.tables import CLUSTER_RATES
@@ -66,12 +66,11 @@ def _signed_error(rows: pd.DataFrame) -> pd.Series:
 
 def _share_in_order(rows: pd.DataFrame) -> float:
     """Return the share of a model's pairs of rows that are predicted in the measured order."""
-    rates = ["measured_tokens_per_s", "predicted_tokens_per_s"]
-    asked = rows.groupby(list(_KEY))[rates].median()
-    models = asked.index.get_level_values("model").map(plain_model)
-    counted = [count_ordered(*held[rates].to_numpy().T) for _, held in asked.groupby(models)]
-    right, pairs = np.sum(counted, axis=0) if counted else (0, 0)
-    return float(right / pairs) if pairs else float("nan")
+    rates = {"measured_tokens_per_s": "measured_s", "predicted_tokens_per_s": "predicted_s"}
+    asked = rows.rename(columns=rates).groupby(list(_KEY))[list(rates.values())].median()
+    return share_in_order(
+        asked.reset_index().assign(of=lambda held: held["model"].map(plain_model)), ["of"]
+    )
 
 
 def build_bridge_page(rates: str | Path, page: str | Path) -> None:

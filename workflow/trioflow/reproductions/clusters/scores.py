@@ -15,7 +15,7 @@ from trioflow.base.provenance import stamp
 from trioflow.costmodel.steps import find_node_residual
 from trioflow.hardware.device_sheet import load_device
 from trioflow.parallel.memory.peak import count_outside
-from trioflow.report.scores import count_ordered
+from trioflow.report.scores import share_in_order
 from trioflow.report.wording import write_percent
 from trioflow.reproductions.chances import score_pairs
 from trioflow.reproductions.tables import CLUSTER_MEMORY, CLUSTER_STEPS
@@ -138,18 +138,8 @@ def score_group(name: str, rows: pd.DataFrame) -> dict[str, Any]:
     return {
         "group": name, "runs": len(rows), "median_error": float(np.median(error)),
         **{f"within_{most}": float((error <= most / 100).mean()) for most in (10, 20, 50)},
-        "covered": float(inside.mean()), "in_order": _count_order(rows),
+        "covered": float(inside.mean()), "in_order": share_in_order(rows, ["parameters", "nodes"]),
     }  # fmt: skip
-
-
-def _count_order(rows: pd.DataFrame) -> float:
-    """Return the share of pairs of one model on as many nodes that are in the measured order."""
-    counted = [
-        count_ordered(cell["measured_s"].to_numpy(), cell["predicted_s"].to_numpy())
-        for _, cell in rows.dropna(subset="predicted_s").groupby(["parameters", "nodes"])
-    ]
-    right, pairs = np.sum(counted, axis=0) if counted else (0, 0)
-    return float(right / pairs) if pairs else float("nan")
 
 
 def mark_crowded(memory: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:

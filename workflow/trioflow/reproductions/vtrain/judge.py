@@ -15,7 +15,7 @@ import pandas as pd
 from trioflow import tables
 from trioflow.costmodel.features import Floats
 from trioflow.hardware.device_sheet import load_device
-from trioflow.report.scores import count_ordered
+from trioflow.report.scores import share_in_order
 from trioflow.reproductions.chances import score_pairs
 from trioflow.reproductions.tables import PARAMETERS, TRIALS
 from trioflow.reproductions.vtrain.data import (
@@ -246,12 +246,7 @@ def score_plan_chances(cases: pd.DataFrame) -> pd.DataFrame:
     return score_pairs(questions)
 
 
-def share_ordered(rows: pd.DataFrame, times: Floats, apart: float = 0.05) -> float:
-    """Return the share of pairs in order: of equal GPUs, batch, hidden size and layers, more than ``apart`` different."""
-    frame = rows.assign(predicted=times)
-    counted = [
-        count_ordered(group["measured_s"].to_numpy(), group["predicted"].to_numpy(), apart)
-        for _, group in frame.groupby(["gpus", "batch", "hidden", "layers"])
-    ]
-    right, pairs = np.sum(counted, axis=0)
-    return float(right / pairs) if pairs else float("nan")
+def share_ordered(rows: pd.DataFrame, times: Floats) -> float:
+    """Return the share of pairs in order: of equal GPUs, batch, hidden size and layers, more than 5 % different."""
+    question = ["gpus", "batch", "hidden", "layers"]
+    return share_in_order(rows.assign(predicted_s=times), question, apart=0.05)
