@@ -12,7 +12,7 @@ rule wafer_study:
         table="<results>/studies/wafer.parquet",
         figure=report(
             "<results>/studies/wafer.svg",
-            caption="../../workflow/report/wafer.rst",
+            caption="../../workflow/trioflow/data/reproductions/studies/page/wafer.rst",
             category="Case studies",
             labels={"figure": "photonic wafer and electrical mesh"},
         ),
@@ -40,13 +40,13 @@ rule hop_study:
         table="<results>/studies/hop.parquet",
         speedup=report(
             "<results>/studies/hop_speedup.svg",
-            caption="../../workflow/report/hop_speedup.rst",
+            caption="../../workflow/trioflow/data/reproductions/studies/page/hop_speedup.rst",
             category="Case studies",
             labels={"figure": "Hop: speed-up by rule"},
         ),
         bandwidth=report(
             "<results>/studies/hop_bandwidth.svg",
-            caption="../../workflow/report/hop_bandwidth.rst",
+            caption="../../workflow/trioflow/data/reproductions/studies/page/hop_bandwidth.rst",
             category="Case studies",
             labels={"figure": "Hop: speed-up and bandwidth"},
         ),
@@ -78,7 +78,7 @@ rule distsim_search_study:
         table="<results>/studies/distsim_search.parquet",
         figure=report(
             "<results>/studies/distsim_search.svg",
-            caption="../../workflow/report/distsim_search.rst",
+            caption="../../workflow/trioflow/data/reproductions/studies/page/distsim_search.rst",
             category="Case studies",
             labels={"figure": "DistSim's search for a plan"},
         ),

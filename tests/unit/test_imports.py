@@ -10,6 +10,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
+from trioflow.base import provenance
 from trioflow.base.imports import PACKAGE, imported_names, required_modules
 from trioflow.base.provenance import digest_modules
 from trioflow.cli.main import COMMANDS
@@ -187,6 +188,15 @@ def test_required_modules_follow_imports_through_packages_and_functions(tmp_path
     )
     assert "base/job_log" not in found and "base/imports" not in found
     assert digest_modules(*found) == digest_modules(*reversed(found))
+
+
+def test_data_of_a_module_lies_at_its_own_place_and_counts_into_its_digest() -> None:
+    known = provenance._data_of_modules()
+    assert all(owner.is_file() and files for owner, files in known.items()), sorted(known)
+    names = {short_name(owner): {path.name for path in files} for owner, files in known.items()}
+    assert names["tables/schemas"] == {"schemas.tsv"}
+    assert names["report/pages"] == {"pages.css", "pages.js"}
+    assert "attribution.rst" in names["report/summary"], "a folder"
 
 
 def test_modules_that_run_as_processes_of_their_own_are_required_too() -> None:

@@ -1,13 +1,7 @@
 """Numbers, facts and captions as the reader sees them."""
 
-from pathlib import Path
-
 import pytest
-import trioflow
 from trioflow.report import wording
-from trioflow.report.summary import CAPTIONS
-
-REPORT = Path(trioflow.__file__).parent.parent / "report"
 
 
 @pytest.mark.parametrize(
@@ -54,12 +48,3 @@ def test_lists_of_words():
     assert wording.join_words(["a"]) == "a"
     assert wording.join_words(["a", "b", "c"]) == "a, b and c"
     assert wording.count_words(1, "rank") == "1 rank"
-
-
-@pytest.mark.parametrize(
-    "name", sorted(CAPTIONS.keys() & {path.stem for path in REPORT.glob("*.rst")})
-)
-def test_snakemake_has_the_same_captions(name):
-    words = (REPORT / f"{name}.rst").read_text().split()
-    assert words == " ".join(CAPTIONS[name]).split()
-    assert CAPTIONS[name][2].startswith("Limit: ")

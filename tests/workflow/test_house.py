@@ -121,7 +121,7 @@ def test_the_default_profile_limits_measurements_and_mends_killed_runs() -> None
 
 
 def test_every_figure_of_snakemakes_report_has_a_caption() -> None:
-    captions = re.findall(r'caption="\.\./(workflow/report/\w+\.rst)"', RULES["report"])
+    captions = re.findall(r'caption="\.\./(workflow/[\w/]+\.rst)"', RULES["report"])
     assert len(captions) == RULES["report"].count("report(\n") >= 5
     for caption in captions:
         assert len((ROOT / caption).read_text().split()) > 10, caption

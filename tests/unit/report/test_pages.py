@@ -7,8 +7,16 @@ from pathlib import Path
 
 import trioflow
 from trioflow.report.html import Cell, Column, render_table
-from trioflow.report.look import STYLE
-from trioflow.report.pages import MADE, PAGES, Page, Section, count_reached, render_page, write_page
+from trioflow.report.pages import (
+    MADE,
+    PAGES,
+    Page,
+    Section,
+    count_reached,
+    read_look,
+    render_page,
+    write_page,
+)
 
 LIBRARY = Path(trioflow.__file__).parent
 
@@ -87,4 +95,4 @@ def test_cells_of_words_wrap_by_their_length() -> None:
     words = ["x", "one of twenty-one signs", "a cell that is so long that it wraps anyhow"]
     table = render_table([Column("a", number=False)] * 3, [[Cell(word) for word in words]])
     kinds = re.findall(r'class="(long|medium)"', table)
-    assert kinds == ["medium", "long"] and "td.medium { white-space: normal" in STYLE
+    assert kinds == ["medium", "long"] and "td.medium { white-space: normal" in read_look("css")

@@ -35,7 +35,8 @@ def digest_modules(*packages: str) -> str:
     Snakemake re-runs a rule when its parameters change but does not follow imports; each rule
     therefore carries this digest as a parameter.
 
-    ``packages``: names of packages or modules below ``trioflow`` (``"trace"``, ``"tables"``). Line
+    ``packages``: names of packages or modules below ``trioflow`` (``"trace"``, ``"tables"``); what a
+    module holds below ``data`` at its own place (``data/report/pages.css``) counts with it. Line
     endings and nothing else are normalised. Raises FileNotFoundError when a name is neither a
     package nor a module of the library.
     """
@@ -52,18 +53,31 @@ def _digest_package(name: str) -> bytes:
     if not module.is_file() and not folder.is_dir():
         raise FileNotFoundError(f"trioflow has no package or module {name!r}")
     digest = hashlib.sha256()
-    for file in [module] if module.is_file() else sorted(folder.rglob("*.py")):
+    modules = [module] if module.is_file() else sorted(folder.rglob("*.py"))
+    for file in [*modules, *(own for one in modules for own in _data_of_modules().get(one, ()))]:
         digest.update(str(file.relative_to(PACKAGE)).encode())
         digest.update(file.read_bytes().replace(b"\r\n", b"\n"))
     return digest.digest()
+
+
+@cache
+def _data_of_modules() -> dict[Path, list[Path]]:
+    """Return what modules hold below ``data``: a file of a module's name, or the files of such a folder."""
+    found: dict[Path, list[Path]] = {}
+    data = PACKAGE / "data"
+    for room in (one for one in data.iterdir() if (PACKAGE / one.name / "__init__.py").is_file()):
+        for path in sorted(room.rglob("*.*")):
+            own = (PACKAGE / path.relative_to(data)).with_suffix(".py")
+            own = own if own.is_file() else own.parent.with_suffix(".py")
+            found.setdefault(own, []).append(path)
+    return found
 
 
 def stamp(inputs: Iterable[str | Path] = (), **facts: Any) -> dict[str, Any]:
     """Return the provenance record of an output.
 
     ``inputs``: files whose digests are recorded under the last folder's and their own name, so that
-    equal inputs give equal stamps anywhere; ``**facts``: anything else worth keeping: seeds,
-    device, driver.
+    equal inputs give equal stamps anywhere; ``**facts``: what else is worth keeping.
     """
     return {
         "trioflow_version": __version__,
@@ -117,8 +131,5 @@ def write_json(path: str | Path, content: Any) -> None:
 
 
 def read_json(path: str | Path, kind: type[InputError] = InputError) -> Any:
-    """Read a JSON file, as ``input_files.parse_json`` does.
-
-    Raises InputError when the file is missing, is not a regular file, is too large or is not JSON.
-    """
+    """Read a JSON file, as ``input_files.parse_json`` does; InputError where it is missing, too large or not JSON."""
     return parse_json(read_text(path, kind, LARGEST_JSON_BYTES), path, kind)

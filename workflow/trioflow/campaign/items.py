@@ -184,7 +184,7 @@ _RESULT, _RUNNING, _SESSIONS = "result.json", "running.json", "sessions.json"
 class Result:
     """What came of one item."""
 
-    status: str = "done"  # one of ``schemas.STATUSES``; pending is never stored
+    status: str = "done"  # as in the table of items; pending is never stored
     error: str = ""  # text of the error; empty for none
     time_ns: int = 0  # how long the item took [ns]
     session: int = 0

@@ -1,4 +1,4 @@
-"""The tables that a campaign packs: explicit Arrow schemas, as in ``trioflow.tables``."""
+"""The tables that a campaign packs, as ``trioflow.tables``: columns stand in ``data/campaign/schemas.tsv``."""
 
 from __future__ import annotations
 
@@ -13,60 +13,10 @@ import pyarrow.parquet as pq
 
 from trioflow.base.errors import TableError
 from trioflow.tables import open_parquet
+from trioflow.tables.columns import read_schemas
 
-INT, TEXT = pa.int64(), pa.string()
-STATUSES = ("done", "failed", "out_of_memory", "skipped", "pending")
-PHASES = ("forward", "backward", "optimizer", "copy", "launch")
-
-
-def _column(
-    name: str, kind: pa.DataType, meaning: str, unit: str = "", null: bool = False
-) -> pa.Field:
-    return pa.field(name, kind, nullable=null, metadata={"meaning": meaning, "unit": unit})
-
-
-_ITEMS = pa.schema([
-    _column("item", TEXT, "name of the item"),
-    _column("kind", TEXT, "ceiling, workload or sweep"),
-    _column("position", INT, "place in the order of value, from 0"),
-    _column("status", TEXT, "done, failed, out_of_memory, skipped (a smaller batch ran out of memory) or pending"),
-    _column("error", TEXT, "text of the error; empty for none"),
-    _column("time_ns", INT, "how long the item took", "ns"),
-    _column("interruptions", INT, "calls that ended while the item ran"),
-    _column("session", INT, "call that finished it, from 0: an index into the metadata's sessions", null=True),
-    _column("stored_in", TEXT, "file beside this one that holds its content; empty where none"),
-    _column("note", TEXT, "why content is missing; empty where it is not"),
-    _column("facts", TEXT, "what else is known of it, as JSON: batch, step times, peak memory, points that failed"),
-])  # fmt: skip
-
-SWEEPS = pa.schema([
-    _column("item", TEXT, "item that measured it"),
-    _column("operation", TEXT, "what was timed: gemm, conv2d, ..., or a ceiling such as device_copy"),
-    _column("phase", TEXT, "forward, backward, optimizer, copy or launch"),
-    _column("precision", TEXT, "fp32, tf32, bf16 or fp16; empty where none applies"),
-    _column("shape", TEXT, "sizes by name, as JSON"),
-    _column("flop", INT, "floating-point operations, multiply and add counted apart; missing where no formula applies", "flop", null=True),
-    _column("read_bytes", INT, "bytes of the input tensors", "bytes"),
-    _column("write_bytes", INT, "bytes of the output tensors", "bytes"),
-    _column("repeats", INT, "timed repeats"),
-    _column("median_ns", INT, "median over the repeats", "ns"),
-    _column("min_ns", INT, "shortest repeat", "ns"),
-    _column("lower_quartile_ns", INT, "lower quartile over the repeats", "ns"),
-    _column("upper_quartile_ns", INT, "upper quartile over the repeats", "ns"),
-    _column("host_ns", INT, "host time to hand the work to the device once; on a CPU the work itself", "ns"),
-    _column("timer", TEXT, "cuda_event (on the device, its second-level cache flushed before each repeat) or perf_counter (on the host)"),
-    _column("kernel_ns", INT, "median over profiled repeats of the sum of kernel times, cache not flushed; missing where not profiled", "ns", null=True),
-    _column("kernels", pa.list_(TEXT), "device kernels of one repeat in order of launch; empty where not profiled"),
-])  # fmt: skip
-
-FILES = pa.schema([
-    _column("item", TEXT, "item that the file belongs to"),
-    _column("file", TEXT, "name of the restored file"),
-    _column("size_bytes", INT, "size of the content before compression", "bytes"),
-    _column("content", pa.binary(), "the file's JSON, compressed with zstd"),
-])  # fmt: skip
-
-SCHEMAS = {"items": _ITEMS, "sweeps": SWEEPS, "files": FILES}
+SCHEMAS = read_schemas("campaign/schemas")
+SWEEPS = SCHEMAS["sweeps"]
 
 
 def to_parquet(

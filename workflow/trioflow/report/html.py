@@ -6,11 +6,13 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 from typing import Any, NamedTuple
 
 import pandas as pd
 
+from trioflow.base.provenance import PACKAGE
 from trioflow.report.wording import NOTHING, write_percent, write_signed_percent, write_time
 
 
@@ -105,6 +107,20 @@ def render_figure(
     )
 
 
+def read_captions(module: str) -> dict[str, tuple[str, ...]]:
+    """Return the captions that a module has in ``data/<module>``, by figure, paragraph by paragraph.
+
+    The first says what the figure shows, the last where it stops being true. Snakemake's own report
+    shows the same files.
+    """
+    return {
+        path.stem: tuple(
+            " ".join(part.split()) for part in path.read_text(encoding="utf-8").split("\n\n")
+        )
+        for path in sorted((PACKAGE / "data" / module).glob("*.rst"))
+    }
+
+
 def render_paragraph(text: str, kind: str = "") -> str:
     """Return a paragraph of plain text."""
     attribute = f' class="{escape(kind)}"' if kind else ""
@@ -161,46 +177,31 @@ def _sort_key(value: float | str) -> str:
     return "" if math.isnan(value) else repr(float(value))
 
 
-def _cell(value: Any, write: Callable[[float], str], detail: str = "") -> Cell:
+def _cell(write: Callable[[float], str], value: Any, detail: str = "") -> Cell:
     """Return a number's cell; a dash where there is none."""
     if value is None or not math.isfinite(value):
         return Cell(NOTHING, "")
     return Cell(write(float(value)), float(value), detail)
 
 
-def percent_cell(value: Any, detail: str = "") -> Cell:
-    """Return a share's cell, as a percentage."""
-    return _cell(value, write_percent, detail)
+percent_cell = partial(_cell, write_percent)
+signed_cell = partial(_cell, write_signed_percent)
+"""Cells of a share, as a percentage, and with its sign."""
+time_cell = partial(_cell, write_time)
+"""Cell of a time [s]."""
+number_cell, short_cell, plain_cell = (
+    partial(_cell, text.format) for text in ("{:.3f}", "{:.2f}", "{:g}")
+)
+"""Cells of a plain number: with three digits, with two, with as few as it needs."""
+ratio_cell = partial(_cell, "{:.2f} times".format)
+"""Cell of a factor."""
+bandwidth_cell = partial(_cell, lambda rate: f"{rate / 1e9:.3g}")
+"""Cell of a bandwidth [bytes/s], in GB/s."""
 
 
 def oracle_cell(value: Any, detail: str) -> Cell:
     """Return the cell of an oracle's error; a dash where the oracle is what was measured."""
     return percent_cell(value or None, detail)
-
-
-def signed_cell(value: Any) -> Cell:
-    """Return a share's cell, as a percentage with its sign."""
-    return _cell(value, write_signed_percent)
-
-
-def number_cell(value: Any) -> Cell:
-    """Return the cell of a plain number."""
-    return _cell(value, lambda number: f"{number:.3f}")
-
-
-def ratio_cell(value: Any) -> Cell:
-    """Return the cell of a factor."""
-    return _cell(value, lambda number: f"{number:.2f} times")
-
-
-def time_cell(value: Any) -> Cell:
-    """Return the cell of a time [s]."""
-    return _cell(value, write_time)
-
-
-def bandwidth_cell(value: Any) -> Cell:
-    """Return the cell of a bandwidth [bytes/s], in GB/s."""
-    return _cell(value, lambda rate: f"{rate / 1e9:.3g}")
 
 
 def part_cell(part: str) -> Cell:

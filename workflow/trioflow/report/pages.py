@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pyarrow.parquet as pq
 
 from trioflow import __version__
 from trioflow.base.errors import TrioflowError
-from trioflow.base.provenance import atomic_path, digest_file, read_json
+from trioflow.base.provenance import PACKAGE, atomic_path, digest_file, read_json
 from trioflow.report.html import (
     Cell,
     Column,
@@ -24,7 +25,6 @@ from trioflow.report.html import (
     render_paragraph,
     render_table,
 )
-from trioflow.report.look import SCRIPT, STYLE
 from trioflow.report.wording import NOTHING, count_words
 
 
@@ -133,6 +133,12 @@ _INPUTS = ("inputs", "files")
 """Keys of a record under which the files behind a table stand."""
 
 
+@cache
+def read_look(kind: str) -> str:
+    """Return what every page looks like (css) and does (js)."""
+    return (PACKAGE / "data" / "report" / f"pages.{kind}").read_text(encoding="utf-8")
+
+
 def render_page(page: Page, file: str = "", made: Iterable[str] = ()) -> str:
     """Return a page that needs nothing from outside; ``made``: the site's pages that exist, linked where no script runs."""
     last = [
@@ -150,13 +156,13 @@ def render_page(page: Page, file: str = "", made: Iterable[str] = ()) -> str:
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(page.title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
+        f"<title>{escape(page.title)}</title>\n<style>\n{read_look('css')}</style>\n</head>\n<body>\n"
         '<a class="skip" href="#content">Skip to the content</a>\n'
         f"{_render_navigation(shown, file, set(made))}\n"
         f'<div class="body">\n<header><h1>{escape(page.title)}</h1>\n{opening}\n</header>\n'
         f'<main id="content">\n{body}\n</main>\n'
         f"<footer>Made by trioflow {escape(__version__ + page.made_from)}.</footer>\n</div>\n"
-        f"{others}<script>{SCRIPT}</script>\n</body>\n</html>\n"
+        f"{others}<script>\n{read_look('js')}</script>\n</body>\n</html>\n"
     )
 
 

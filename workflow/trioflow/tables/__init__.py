@@ -1,7 +1,7 @@
 """The tables that stages exchange: explicit Arrow schemas, checked on every read and write.
 
 The schema is the contract: each column has its unit and meaning in the field's metadata, and
-``workflow/schemas/*.schema.json`` is generated from it. One file a stage holds them.
+``workflow/schemas/*.schema.json`` is generated from it. ``data/tables/schemas.tsv`` holds them.
 """
 
 from trioflow.tables.columns import (
@@ -17,7 +17,6 @@ from trioflow.tables.columns import (
     column,
     meanings,
 )
-from trioflow.tables.errors import ERRORS, PUBLISHED_CASES
 from trioflow.tables.files import (
     empty,
     json_schema,
@@ -29,12 +28,26 @@ from trioflow.tables.files import (
     write_arrow,
     write_table,
 )
-from trioflow.tables.fits import OPERATOR_FIT, VALIDATION
-from trioflow.tables.measurements import COLLECTIVE_SAMPLES, MEASUREMENTS, RANK_TIMELINES
-from trioflow.tables.schemas import SCHEMAS
-from trioflow.tables.steps import BREAKDOWN, CRITICAL_PATH, DEPENDENCIES, LINKS, TASKS, TIMELINE
-from trioflow.tables.sweeps import SWEEP_RESULTS
-from trioflow.tables.trace import OPERATORS, TENSORS, TRACES
+from trioflow.tables.schemas import (
+    BREAKDOWN,
+    COLLECTIVE_SAMPLES,
+    CRITICAL_PATH,
+    DEPENDENCIES,
+    ERRORS,
+    LINKS,
+    MEASUREMENTS,
+    OPERATOR_FIT,
+    OPERATORS,
+    PUBLISHED_CASES,
+    RANK_TIMELINES,
+    SCHEMAS,
+    SWEEP_RESULTS,
+    TASKS,
+    TENSORS,
+    TIMELINE,
+    TRACES,
+    VALIDATION,
+)
 
 __all__ = [
     "BREAKDOWN", "CATEGORIES", "COLLECTIVE_SAMPLES", "CRITICAL_PATH", "DEPENDENCIES", "ERRORS", "FLOAT", "INT", "INTS",

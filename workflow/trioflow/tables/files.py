@@ -116,12 +116,10 @@ def write_table(
     metadata: dict[str, Any] | None = None,
     schema: pa.Schema | None = None,
 ) -> None:
-    """Write a data frame as Parquet, validated and atomically.
+    """Write a data frame as Parquet, validated and atomically; TableError where it breaks the schema.
 
-    ``frame``: columns as in ``SCHEMAS[name]``, in any order. ``name``: name of the schema.
-    ``path``: target file; it appears complete or not at all. ``metadata``: provenance, kept as JSON
-    in the file's schema metadata. ``schema``: of a table that one room alone writes, where
-    ``SCHEMAS`` has none of the name. Raises TableError when the frame breaks the schema.
+    ``schema``: of a table that one room alone writes, where ``SCHEMAS`` has none of the name.
+    ``metadata``: provenance, kept as JSON in the file's.
     """
     table = to_arrow(frame, name, path, schema)
     validate(table, name, path, schema)
@@ -137,10 +135,7 @@ def write_arrow(table: pa.Table, path: str | Path, metadata: dict[str, Any] | No
 
 
 def open_parquet(source: str | Path | pa.BufferReader) -> pq.ParquetFile:
-    """Open a Parquet file whose content fits into the memory that there is.
-
-    Raises TableError when the file is missing, is not Parquet or would not fit.
-    """
+    """Open a Parquet file whose content fits the memory there is; TableError where it does not, or the file is no Parquet."""
     file = None if isinstance(source, pa.BufferReader) else source
     if file is not None:
         check_file(file, TableError)
@@ -162,10 +157,7 @@ def open_parquet(source: str | Path | pa.BufferReader) -> pq.ParquetFile:
 
 
 def read_table(path: str | Path, name: str, schema: pa.Schema | None = None) -> pd.DataFrame:
-    """Read and validate a Parquet table; the file's metadata is in ``frame.attrs``.
-
-    Raises TableError when the file is missing, is not Parquet or breaks the schema.
-    """
+    """Read and validate a Parquet table, its metadata in ``frame.attrs``; TableError where it is no such table."""
     try:
         table = open_parquet(path).read()
     except (pa.ArrowException, OSError) as error:

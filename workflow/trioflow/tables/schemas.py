@@ -1,21 +1,36 @@
-"""Every table that stages exchange, by name."""
+"""Every table that stages exchange, by name; its columns stand in ``data/tables/schemas.tsv``."""
 
 from __future__ import annotations
 
+from dataclasses import fields
+from typing import get_type_hints
+
 import pyarrow as pa
 
-from trioflow.tables.errors import ERRORS, PUBLISHED_CASES
-from trioflow.tables.fits import OPERATOR_FIT, VALIDATION
-from trioflow.tables.measurements import COLLECTIVE_SAMPLES, MEASUREMENTS, RANK_TIMELINES
-from trioflow.tables.steps import BREAKDOWN, CRITICAL_PATH, DEPENDENCIES, LINKS, TASKS, TIMELINE
-from trioflow.tables.sweeps import SWEEP_RESULTS
-from trioflow.tables.trace import OPERATORS, TENSORS, TRACES
+from trioflow.base.plan_row import Plan
+from trioflow.tables.columns import BOOL, INT, TEXT, column, read_schemas
 
-SCHEMAS: dict[str, pa.Schema] = {
-    "operators": OPERATORS, "tensors": TENSORS, "tasks": TASKS, "dependencies": DEPENDENCIES,
-    "timeline": TIMELINE,
-    "rank_timelines": RANK_TIMELINES, "measurements": MEASUREMENTS, "collective_samples": COLLECTIVE_SAMPLES,
-    "operator_fit": OPERATOR_FIT, "errors": ERRORS, "traces": TRACES,
-    "validation": VALIDATION, "breakdown": BREAKDOWN, "critical_path": CRITICAL_PATH, "links": LINKS, "published_cases": PUBLISHED_CASES,
-    "sweep_results": SWEEP_RESULTS,
-}  # fmt: skip
+
+def _plan_columns() -> list[pa.Field]:
+    """Return the columns of ``plans.tsv`` but the name, with the resolved plan's values."""
+    kinds = {int: INT, str: TEXT, bool: BOOL}
+    hints = get_type_hints(Plan)
+    return [
+        column(
+            cell.name, kinds[hints[cell.name]], cell.metadata["description"],
+            "bytes" if cell.name.endswith("_bytes") else "",
+        )
+        for cell in fields(Plan)
+        if cell.name != "plan"
+    ]  # fmt: skip
+
+
+SCHEMAS = read_schemas("tables/schemas", {"plan": _plan_columns()})
+OPERATORS, TENSORS, TRACES = (SCHEMAS[name] for name in ("operators", "tensors", "traces"))
+TASKS, DEPENDENCIES, LINKS = (SCHEMAS[name] for name in ("tasks", "dependencies", "links"))
+TIMELINE, RANK_TIMELINES = SCHEMAS["timeline"], SCHEMAS["rank_timelines"]
+BREAKDOWN, CRITICAL_PATH = SCHEMAS["breakdown"], SCHEMAS["critical_path"]
+MEASUREMENTS, COLLECTIVE_SAMPLES = SCHEMAS["measurements"], SCHEMAS["collective_samples"]
+OPERATOR_FIT, VALIDATION = SCHEMAS["operator_fit"], SCHEMAS["validation"]
+ERRORS, PUBLISHED_CASES = SCHEMAS["errors"], SCHEMAS["published_cases"]
+SWEEP_RESULTS = SCHEMAS["sweep_results"]

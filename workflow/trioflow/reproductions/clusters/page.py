@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -16,10 +15,12 @@ from trioflow.report.html import (
     count_cell,
     numbers,
     percent_cell,
+    plain_cell,
     render_details,
     render_list,
     render_paragraph,
     render_records,
+    short_cell,
     signed_cell,
     words,
 )
@@ -29,7 +30,7 @@ from trioflow.report.pages import (
     count_reached,
     write_page,
 )
-from trioflow.report.wording import NOTHING, write_percent
+from trioflow.report.wording import write_percent
 from trioflow.reproductions.chances import render_chances
 from trioflow.reproductions.clusters.aims import (
     CONSTANT,
@@ -88,11 +89,6 @@ _WORDS = {
 _IN_ORDER = numbers(
     "in order", "", "pairs of one model on as many nodes that stand as measured (groups: by the expected step)", percent_cell, "in_order"
 )  # fmt: skip
-
-
-def _plain_cell(value: Any) -> Cell:
-    """Return the cell of a number in as few digits as it needs."""
-    return Cell(NOTHING, "") if math.isnan(value) else Cell(f"{value:g}", float(value))
 
 
 def build_clusters_page(
@@ -170,16 +166,12 @@ def _render_intervals(cases: pd.DataFrame) -> str:
             for way, name in (("ours", "trioflow"), ("naive", ONE_FOR_ALL))
             for title, meaning, cell in (
                 ("covered", "measured step inside the 80 % interval", percent_cell),
-                ("width", "high over low end, median", _short_cell),
-                ("score", "mean interval score of logarithms, less is better", _short_cell),
+                ("width", "high over low end, median", short_cell),
+                ("score", "mean interval score of logarithms, less is better", short_cell),
             )
         ),
     ]  # fmt: skip
     return render_records(score_intervals(cases), fields, "80 % intervals")
-
-
-def _short_cell(value: float) -> Cell:
-    return Cell(f"{value:.2f}", value)
 
 
 def render_slow(cases: pd.DataFrame) -> str:
@@ -209,7 +201,7 @@ def render_slow(cases: pd.DataFrame) -> str:
         for value, mine in rows.groupby(name)
     ]  # fmt: skip
     fields = [
-        words("by", "", "what the runs have in common", "by"), numbers("value", "", "of it", _plain_cell, "value"),
+        words("by", "", "what the runs have in common", "by"), numbers("value", "", "of it", plain_cell, "value"),
         numbers("runs", "", "how many", count_cell, "runs"),
         numbers("slow", "", f"share that takes more than {SLOW_S:g} s a micro-batch beyond the prediction", percent_cell, "slow"),
         numbers("more", "s", "median of the slow ones, for each micro-batch",
@@ -256,7 +248,7 @@ def _render_choice(cases: pd.DataFrame) -> str:
 def _render_cells(cells: pd.DataFrame, ways: list[str]) -> str:
     """Return the choice of each model and number of nodes."""
     fields = [
-        numbers("parameters", "1e9", "model", _plain_cell, "parameters"),
+        numbers("parameters", "1e9", "model", plain_cell, "parameters"),
         numbers("nodes", "", "of 8 GPUs", count_cell, "nodes"), numbers("runs", "", "measured plans", count_cell, "runs"),
         words("best", "t x p x d", "fastest measured plan: tensor, pipeline, data", "best"),
         numbers("best", "tokens/s", "its throughput, measured", count_cell, lambda row: round(row["best_tokens_per_s"])),
@@ -291,7 +283,7 @@ def render_scores(scores: pd.DataFrame) -> str:
     """Return the errors by set and model."""
     fields = [
         words("set", "", "which runs", "set"),
-        numbers("parameters", "1e9", "model; a dash: all", _plain_cell, lambda row: row["parameters"] or math.nan),
+        numbers("parameters", "1e9", "model; a dash: all", plain_cell, lambda row: row["parameters"] or math.nan),
         numbers("runs", "", "how many", count_cell, "runs"),
         numbers("median error", "held", _WORDS["held"], percent_cell, "median_error"),
         numbers("90th percentile", "held", _WORDS["held"], percent_cell, "error_90"),

@@ -12,12 +12,12 @@ import pandas as pd
 from trioflow import tables
 from trioflow.base.provenance import stamp
 from trioflow.report.html import (
-    Cell,
     count_cell,
     numbers,
     render_details,
     render_paragraph,
     render_records,
+    short_cell,
     signed_cell,
     words,
 )
@@ -101,7 +101,7 @@ def _render_halves(judged: pd.DataFrame) -> str:
         numbers("steps", "", "predicted", count_cell, "steps"),
         words("way", "", "", "way"),
         *errors,
-        numbers("distance", "KS", "of both distributions", _plain_cell, "distance"),
+        numbers("distance", "KS", "of both distributions", short_cell, "distance"),
     ]
     ours = judged["way"] == JOINT
     others = render_records(judged[~ours], fields, "Other ways, for comparison")
@@ -114,15 +114,11 @@ def _render_causes(caused: pd.DataFrame) -> str:
     fields = [
         words("job", "", "", "job"),
         words("part", "", "", "part"),
-        numbers("slowdown", "", "actual over ideal step", _plain_cell, lambda row: row["actual_s"] / row["ideal_s"]),
+        numbers("slowdown", "", "actual over ideal step", short_cell, lambda row: row["actual_s"] / row["ideal_s"]),
         numbers("share", "of the slowdown", "Shapley value", signed_cell, "share"),
         numbers("alone", "of the slowdown", "taken off where it alone is put right", signed_cell, "alone"),
     ]  # fmt: skip
     return render_records(caused, fields, "Causes")
-
-
-def _plain_cell(value: Any) -> Cell:
-    return Cell(f"{value:.2f}", float(value))
 
 
 def describe_drift(judged: pd.DataFrame, caused: pd.DataFrame) -> str:
