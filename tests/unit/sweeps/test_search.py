@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from trioflow.base.ahead import Ahead
 from trioflow.base.errors import InputError
 from trioflow.base.plan_rules import find_plan_problem
 from trioflow.cli import main
@@ -21,6 +22,7 @@ from trioflow.parallel.plan import make_plan, vary_plan
 from trioflow.parallel.remembered import Memory, remembering
 from trioflow.prediction.assembly import predict
 from trioflow.sweeps import search
+from trioflow.sweeps.found import Candidate, Variants
 from trioflow.sweeps.search import _simulate_best, search_plans
 from trioflow.sweeps.search_space import (
     FATES,
@@ -33,7 +35,6 @@ from trioflow.sweeps.search_space import (
     list_divisors,
     mark_front,
 )
-from trioflow.sweeps.trials import Ahead, Candidate, Variants
 from trioflow.sweeps.workshop import Workshop
 from trioflow.trace.store import load_trace
 

@@ -72,8 +72,8 @@ def read_ranks(text: str) -> list[int]:
 
 def _find_plans(options: argparse.Namespace) -> dict[str, Any]:
     """Return the answer of ``trioflow search``."""
+    from trioflow.base.ahead import count_jobs
     from trioflow.sweeps.search import search
-    from trioflow.sweeps.trials import count_jobs
 
     jobs = count_jobs() if options.jobs is None else options.jobs
     watch = follow(sys.__stderr__)  # bare: a bar goes back to the start of its line

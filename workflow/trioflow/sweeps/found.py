@@ -1,15 +1,56 @@
-"""What a search for plans found: those simulated, in order, and what became of the others."""
+"""What a search for plans found: those tried together, those simulated, in order, and what became of the others."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
+from trioflow.base.experiments import Plan
 from trioflow.engine.result import CONFIDENCES
 from trioflow.prediction.drawn import Draws
 from trioflow.sweeps.search_space import Fates, Prediction, probability_faster
-from trioflow.sweeps.trials import Candidate
+
+_ALIKE_SHARE = 0.01
+"""Bucket sizes of a plan whose outlined steps differ by no more count as alike."""
+
+
+class Candidate(NamedTuple):
+    """A plan with what its outline says: step [s], and memory at least [bytes]."""
+
+    time_s: float
+    plan: Plan
+    least_bytes: int
+
+
+class Variants(NamedTuple):
+    """A plan with its best bucket size by the outline, and the same plan with other ones, in order."""
+
+    best: Candidate
+    others: tuple[Candidate, ...] = ()
+
+    def compare_buckets(self) -> dict[str, Any]:
+        """Return what a row says of the plan's other bucket sizes: all, and how many are as good."""
+        most_s = self.best.time_s * (1 + _ALIKE_SHARE)
+        return {
+            "other_buckets": [
+                {"bucket_bytes": other.plan.bucket_bytes, "outlined_s": other.time_s}
+                for other in self.others
+            ],
+            "alike_buckets": sum(other.time_s <= most_s for other in self.others),
+        }
+
+
+def group_variants(candidates: Sequence[Candidate]) -> list[Variants]:
+    """Put plans together that differ in the size of their buckets alone, each group by its best outline.
+
+    ``candidates``: the fastest outline first.
+    """
+    groups: dict[Plan, list[Candidate]] = {}
+    for candidate in candidates:
+        key = replace(candidate.plan, first_bucket_bytes=0, bucket_bytes=0)
+        groups.setdefault(key, []).append(candidate)
+    return [Variants(group[0], tuple(group[1:])) for group in groups.values()]
 
 
 @dataclass

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from trioflow.base.ahead import Ahead
 from trioflow.base.errors import InputError, PlanError
 from trioflow.base.experiments import Plan
 from trioflow.base.units import format_apart
@@ -18,7 +19,7 @@ from trioflow.parallel.splits.routing import BALANCED, read_routing, set_routing
 from trioflow.prediction.assembly import Traces, load_traces
 from trioflow.prediction.beyond_nodes import NodeDoubt, doubt_nodes
 from trioflow.prediction.language_answer import describe_rates, describe_run
-from trioflow.sweeps.found import Found, Simulated, join_found
+from trioflow.sweeps.found import Candidate, Found, Simulated, Variants, group_variants, join_found
 from trioflow.sweeps.outline import Outline
 from trioflow.sweeps.outline_step import outline_step
 from trioflow.sweeps.parameters import PLAN_COLUMNS
@@ -33,7 +34,6 @@ from trioflow.sweeps.search_space import (
     enumerate_plans,
     mark_front,
 )
-from trioflow.sweeps.trials import Ahead, Candidate, Variants, group_variants
 from trioflow.sweeps.workshop import Workshop
 from trioflow.trace.store import pipeline_units
 

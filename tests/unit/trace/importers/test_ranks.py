@@ -5,11 +5,16 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import shutil
+import sys
+from functools import partial
 
 import pytest
 from profiled_events import event
+from trioflow.base.ahead import Ahead
 from trioflow.base.errors import TraceError
 from trioflow.cli.main import main
+from trioflow.trace.importers import ranks
 from trioflow.trace.importers.detect import import_trace
 from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.store import load_trace
@@ -92,6 +97,21 @@ def test_a_trace_of_every_rank_with_its_own_compute_and_communication(tmp_path, 
     ]
     assert main([*words, "dgx-a100", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["ranks"] == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are copied on Linux alone")
+def test_ranks_that_several_processes_read_are_those_that_one_reads(tmp_path, capsys, monkeypatch):
+    for rank in range(4):
+        write(tmp_path / "run" / f"rank-{rank}.json", rank, world=4, late=10 * rank)
+    told = []
+    for jobs in (1, 3):
+        monkeypatch.setattr(ranks, "_count_jobs", lambda jobs=jobs: jobs)
+        monkeypatch.setattr(ranks, "Ahead", partial(Ahead, worth_s=0.0))
+        assert import_folder(tmp_path / "run", out=tmp_path / "theirs") == 0
+        files = sorted(path for path in (tmp_path / "theirs").rglob("*") if path.is_file())
+        told.append((capsys.readouterr().out, [path.read_bytes() for path in files]))
+        shutil.rmtree(tmp_path / "theirs")
+    assert told[0] == told[1] and len(told[0][1]) == 4 * 3
 
 
 @pytest.mark.parametrize("rank_said", [True, False])

@@ -10,17 +10,18 @@ from __future__ import annotations
 import re
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from trioflow.base.ahead import Ahead, count_jobs
 from trioflow.base.errors import TraceError
+from trioflow.base.machine_memory import find_available_bytes
 from trioflow.base.units import ns_to_s
 from trioflow.trace.importers.kineto import import_profile
 from trioflow.trace.importers.options import ImportOptions
-from trioflow.trace.profile.columns import Profile
 from trioflow.trace.profile.kineto import read_profile
 from trioflow.trace.profile.messages import MOST_RANKS
 from trioflow.trace.profile.steps import find_spans
@@ -38,6 +39,8 @@ _NUMBERS = {
 _NAMED = re.compile(r"(?:rank|worker)[-_ .]?(\d+)", re.IGNORECASE)
 _LAST_NUMBER = re.compile(r"(\d+)\D*$")
 _NAMED_MISSING = 8
+_RANK_BYTES = 2_000_000_000
+"""Memory that reading a rank may take: 0.5 GB with a profile of 1 GB, and its trace."""
 _CYCLE = re.compile(r"^(?P<worker>.+)\.(?P<time>\d{10,})\.pt\.trace\.json(\.gz)?$")
 """A file of TensorBoard's handler: the profiler's schedule writes one a cycle."""
 
@@ -248,8 +251,8 @@ def import_ranks(
 ) -> list[RankTimes]:
     """Write a trace of every rank, ``FOLDER/rank-N``; all of them or none.
 
-    One rank is in memory at a time. Raises TraceError when a file is broken, the ranks recorded
-    different steps, or the folder holds something already.
+    As many ranks are read at a time as there are cores and memory for. Raises TraceError when a file
+    is broken, the ranks recorded different steps, or the folder holds something already.
     """
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -264,39 +267,47 @@ def import_ranks(
         )  # fmt: skip
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as name:
-        draft, found = Path(name), []
-        for rank, trace in _read_ranks(ranks, options):
+        draft, numbers, found = Path(name), sorted(ranks), []
+
+        def write(rank: int) -> tuple[list[str], RankTimes]:
+            steps, trace = _read_rank(ranks[rank], options)
             save_trace(trace, draft / f"rank-{rank}")
-            found.append(_summarise(rank, trace))
+            return steps, _summarise(rank, trace)
+
+        first: list[str] = []
+        with Ahead(write, numbers, _count_jobs()) as ahead:
+            for place, rank in enumerate(numbers):
+                steps, times = ahead.take(place)
+                first = first or steps
+                if steps != first:
+                    raise TraceError(
+                        f"rank {rank} recorded {_say_steps(steps)}, rank {numbers[0]} {_say_steps(first)}",
+                        file=ranks[rank].kineto,
+                        fix="profile all ranks with the same schedule, and give the files of one cycle",
+                    )  # fmt: skip
+                found.append(times)
         folder.mkdir(exist_ok=True)
         for rank in ranks:
             (draft / f"rank-{rank}").replace(folder / f"rank-{rank}")
     return found
 
 
-def _read_ranks(
-    ranks: Mapping[int, RankFile], options: ImportOptions
-) -> Iterator[tuple[int, Trace]]:
-    """Yield the ranks' traces; refuse a rank that recorded other steps than the first."""
-    first: tuple[int, list[str]] | None = None
-    for rank, files in sorted(ranks.items()):
-        profile = read_profile(files.kineto)
-        steps = _name_steps(profile)
-        first = first or (rank, steps)
-        if steps != first[1]:
-            raise TraceError(
-                f"rank {rank} recorded {_say_steps(steps)}, rank {first[0]} {_say_steps(first[1])}", file=files.kineto,
-                fix="profile all ranks with the same schedule, and give the files of one cycle",
-            )  # fmt: skip
-        trace = import_profile(profile, files.execution_trace, options)
-        if files.replaced:
-            said = f"{len(files.replaced)} earlier files of this worker are left out, such as {files.replaced[0].name}"
-            trace = replace(trace, facts=replace(trace.facts, warnings=trace.facts.warn(said)))
-        yield rank, trace
+def _count_jobs() -> int:
+    """Return how many ranks are read at a time: as many as there are cores, and memory for."""
+    free_bytes = find_available_bytes()
+    room = count_jobs() if free_bytes is None else int(free_bytes / _RANK_BYTES)
+    return max(min(count_jobs(), room), 1)
 
 
-def _name_steps(profile: Profile) -> list[str]:
-    return [span.name for span in find_spans(profile)]
+def _read_rank(files: RankFile, options: ImportOptions) -> tuple[list[str], Trace]:
+    """Return the names of a rank's steps, and its trace."""
+    profile = read_profile(files.kineto)
+    steps = [span.name for span in find_spans(profile)]
+    trace = import_profile(profile, files.execution_trace, options)
+    if files.replaced:
+        said = f"{len(files.replaced)} earlier files of this worker are left out, such as {files.replaced[0].name}"
+        trace = replace(trace, facts=replace(trace.facts, warnings=trace.facts.warn(said)))
+    return steps, trace
 
 
 def _say_steps(steps: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Plans tried in full in the order of their outlines: what is tried together, and later ones ahead on other cores."""
+"""Questions answered in their order, later ones ahead of their turn in copies of this process."""
 
 from __future__ import annotations
 
@@ -9,63 +9,20 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
-from trioflow.base.experiments import Plan
-
-_ALIKE_SHARE = 0.01
-"""Bucket sizes of a plan whose outlined steps differ by no more count as alike."""
 _WORTH_S = 0.5
 """Starting copies of the process takes about a tenth of it [s]."""
 _MOST_JOBS = 8
-"""Processes at most by default: each may hold a graph of a GB, and few searches try more than some dozens of plans."""
+"""Processes at most by default: each may hold a GB."""
 Question = TypeVar("Question")
 Answer = TypeVar("Answer")
 
 
-class Candidate(NamedTuple):
-    """A plan with what its outline says: step [s], and memory at least [bytes]."""
-
-    time_s: float
-    plan: Plan
-    least_bytes: int
-
-
-class Variants(NamedTuple):
-    """A plan with its best bucket size by the outline, and the same plan with other ones, in order."""
-
-    best: Candidate
-    others: tuple[Candidate, ...] = ()
-
-    def compare_buckets(self) -> dict[str, Any]:
-        """Return what a row says of the plan's other bucket sizes: all, and how many are as good."""
-        most_s = self.best.time_s * (1 + _ALIKE_SHARE)
-        return {
-            "other_buckets": [
-                {"bucket_bytes": other.plan.bucket_bytes, "outlined_s": other.time_s}
-                for other in self.others
-            ],
-            "alike_buckets": sum(other.time_s <= most_s for other in self.others),
-        }
-
-
-def group_variants(candidates: Sequence[Candidate]) -> list[Variants]:
-    """Put plans together that differ in the size of their buckets alone, each group by its best outline.
-
-    ``candidates``: the fastest outline first.
-    """
-    groups: dict[Plan, list[Candidate]] = {}
-    for candidate in candidates:
-        key = replace(candidate.plan, first_bucket_bytes=0, bucket_bytes=0)
-        groups.setdefault(key, []).append(candidate)
-    return [Variants(group[0], tuple(group[1:])) for group in groups.values()]
-
-
 def count_jobs() -> int:
-    """Return how many processes a search takes by default: the cores of this process, not above ``_MOST_JOBS``."""
+    """Return how many processes are taken by default: the cores of this process, not above ``_MOST_JOBS``."""
     if hasattr(os, "sched_getaffinity"):
         return min(len(os.sched_getaffinity(0)), _MOST_JOBS)
     return min(os.cpu_count() or 1, _MOST_JOBS)
@@ -74,7 +31,8 @@ def count_jobs() -> int:
 class Ahead(Generic[Question, Answer]):
     """Answers questions in order, and later ones ahead of their turn in copies of this process.
 
-    ``answer``: what answers one; it must depend on its question alone and leave nothing behind.
+    ``answer``: what answers one; it must depend on its question alone, and what it leaves behind be the same
+        when it is asked twice.
     ``questions``: all of them; those that nobody takes are at most looked into.
     ``jobs``: copies of this process; with one it answers itself, as where processes cannot be copied.
     ``worth_s``: copies are made once answers have taken so long [s].
