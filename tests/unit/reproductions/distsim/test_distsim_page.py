@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
+from captured import with_steady_times
 from trioflow import tables
 from trioflow.base.errors import InputError, TableError
 from trioflow.base.provenance import write_json
@@ -160,6 +161,7 @@ def test_figures_show_every_experiment_and_rank(built) -> None:
 
 
 def test_the_best_rates_are_of_long_operators_and_decide_every_time(transformer_trace) -> None:
+    transformer_trace = with_steady_times(transformer_trace)
     rates = find_best_rates([transformer_trace])
     operators = transformer_trace.operators
     time_s = operators["device_ns"] / 1e9
