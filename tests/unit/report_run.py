@@ -107,11 +107,16 @@ def as_table(rows: list[dict[str, Any]], name: str) -> pd.DataFrame:
     return frame
 
 
-def write_run(folder: Path, workloads: list[Any] | None = None, scale: float = 1.0) -> list[Path]:
+def write_run(
+    folder: Path,
+    workloads: list[Any] | None = None,
+    scale: float = 1.0,
+    experiments: list[dict[str, Any]] | None = None,
+) -> list[Path]:
     """Write every file that the report reads; ``scale`` shrinks the number of operators."""
     rng = np.random.default_rng(20261121)
     workloads = workloads or WORKLOADS
-    experiments = experiments_of(workloads)
+    experiments = experiments or experiments_of(workloads)
     files: list[Path] = []
     results = folder / "results"
     for workload, batch, step_s, operators, parameters in workloads:
