@@ -28,7 +28,7 @@ DATA = (1, 16, 64, 256)
 """Replicas: 64 to 16,384 ranks."""
 AIMED_AT = 16
 """Replicas for which there are aims."""
-BUILD_S, BUILD_GB, SIMULATE_S = 5.0, 2.0, 2.0
+BUILD_S, BUILD_GB, SIMULATE_S = 0.5, 2.0, 2.0
 FOLDED_RANKS = (64, 1024, 4096)
 """Ranks of a graph whose tables alone show that they are alike."""
 ONE_SCALE = """

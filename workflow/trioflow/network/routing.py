@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from hashlib import blake2b
+from itertools import chain, product
 from operator import itemgetter
 from typing import Any
 
@@ -220,13 +220,11 @@ class Router:
 
     def _is_beyond(self, start: str, end: str, limit: float) -> bool:
         """Return whether what lies around two nodes shows that no way between them is within a limit."""
-        if limit < 0:
-            return True
-        onward, ends = self._look_around(start, back=False)
-        before, starts = self._look_around(end, back=True)
+        onward, ends = self._ahead.get(start) or self._look_around(start, back=False)
+        before, starts = self._behind.get(end) or self._look_around(end, back=True)
         if not ends or not starts:
             return False
-        return min(ends.get(end, math.inf), onward + before) > limit
+        return onward + before > limit and ends.get(end, math.inf) > limit
 
     @cached_property
     def _ways(self) -> WaySearch:
@@ -248,16 +246,27 @@ class Router:
                 found.append(((cost, target, links), (0, target, ())))
                 best = cost
         # Where they meet at once, others need no search, or a short one.
-        pairs = [(a[1] != b[1], -a[0] - b[0], a, b) for a in heads for b in tails]
-        for apart, less, head, tail in sorted(pairs) if len(pairs) > 1 else pairs:
-            limit = best + less
-            if apart and self._is_beyond(head[1], tail[1], limit):
+        apart: list[tuple[_Stretch, _Stretch]] = []
+        for pair in product(heads, tails):
+            (cost, end, _), (more, start, _) = pair
+            if end != start:
+                apart.append(pair)
+            elif cost + more <= best:
+                found = found if cost + more == best else []
+                found.append(pair)
+                best = cost + more
+        if not found:  # the shortest searches first
+            apart.sort(key=lambda pair: -pair[0][0] - pair[1][0])
+        for pair in apart:
+            (cost, end, _), (more, start, _) = pair
+            limit = best - cost - more
+            if limit < 0 or self._is_beyond(end, start, limit):
                 continue
-            between = self._ways.measure(head[1], tail[1], limit) if apart else 0
+            between = self._ways.measure(end, start, limit)
             if between <= limit and between < math.inf:
                 found = found if between == limit else []
-                found.append((head, tail))
-                best = between - less
+                found.append(pair)
+                best = between + cost + more
         if not found:
             raise SimulationError(self._explain(source, target))
         (head, tail), *others = found
@@ -280,7 +289,7 @@ class Router:
         node = source
         while node != target:
             ways = [own.get(node) or onward.get(node, ()) for own, onward in leads]
-            choice = ways[0] if len(ways) == 1 else list(dict.fromkeys(itertools.chain(*ways)))
+            choice = ways[0] if len(ways) == 1 else list(dict.fromkeys(chain(*ways)))
             hop = len(route) - first_hop
             index = choice[0] if len(choice) == 1 else self._choose(choice, (source, target), hop)
             leads = [lead for lead, ways_on in zip(leads, ways, strict=True) if index in ways_on]
