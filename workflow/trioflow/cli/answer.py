@@ -30,7 +30,7 @@ from trioflow.cli.choices import (
 from trioflow.cli.inspect import describe_model
 from trioflow.cli.network import add_algorithm_arguments, add_network_arguments
 from trioflow.cli.output import add_output_argument, print_warnings, write_output
-from trioflow.cli.text import format_facts, format_table
+from trioflow.cli.text import add_options, format_facts, format_table
 from trioflow.export.step_files import can_count_links, write_step
 from trioflow.hardware.device_sheet import find_sheet
 from trioflow.parallel.memory.peak import find_fullest
@@ -367,23 +367,13 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
     )
     add_network_arguments(parser)
     add_algorithm_arguments(parser, ", for all or as all_reduce=ring,all_gather=direct")
-    parser.add_argument(
-        "--no-fold", action="store_true",
-        help="simulate every rank, also where ranks do the same and simulating them once is exact",
-    )  # fmt: skip
-    parser.add_argument(
-        "--as-traced", action="store_true",
-        help="run the programs of ranks that the traces hold, as they are: no plan; --ranks where they do not depend on it",
-    )  # fmt: skip
-    parser.add_argument(
-        "--largest", choices=LARGEST,
-        help="instead of a step's time: the largest batch, or sequence, with which the plan fits the memory",
-    )  # fmt: skip
-    parser.add_argument("--by", choices=WAYS, help="break the step down as well")
-    parser.add_argument(
-        "--depth", type=int, default=DEPTH, metavar="N",
-        help=f"parts of a module's path that --by module distinguishes (default: {DEPTH})",
-    )  # fmt: skip
-    parser.add_argument("--breakdown", metavar="OUT", help="write that breakdown: .parquet")
+    add_options(parser, (
+        ("--no-fold", True, "simulate every rank, also where ranks do the same and simulating them once is exact"),
+        ("--as-traced", True, "run the programs of ranks that the traces hold, as they are: no plan; --ranks where they do not depend on it"),
+        ("--largest", LARGEST, "instead of a step's time: the largest batch, or sequence, with which the plan fits the memory"),
+        ("--by", WAYS, "break the step down as well"),
+        ("--depth", (int, "N"), f"parts of a module's path that --by module distinguishes (default: {DEPTH})", {"default": DEPTH}),
+        ("--breakdown", "OUT", "write that breakdown: .parquet"),
+    ))  # fmt: skip
     add_what_if_arguments(parser)
     add_output_argument(parser, "the answer, or the breakdown of --by,")

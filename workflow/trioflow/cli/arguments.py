@@ -15,6 +15,7 @@ from trioflow.base.plan_row import (
     TENSOR_STYLES,
 )
 from trioflow.base.precision_recipes import RECIPE_NAMES
+from trioflow.cli.text import add_options
 from trioflow.costmodel.operators.methods import UNFITTED
 from trioflow.costmodel.steps import TIMER
 from trioflow.parallel.plan import NAMED
@@ -33,47 +34,26 @@ def add_plan_arguments(parser: argparse.ArgumentParser, *, megatron: bool = Fals
         "configuration's file; more of the same workload at other batches make other batches more certain",
     )  # fmt: skip
     add_model_arguments(parser)
-    parser.add_argument(
-        "--platform", required=True, metavar="NAME|FILE",
-        help="shipped platform, this-machine (after `make reproduce`), or a YAML file",
-    )  # fmt: skip
-    parser.add_argument(
-        "--batch", type=int, metavar="N", help="samples of the whole step, all ranks together"
-    )
-    parser.add_argument(
-        "--plan", metavar="NAME",
-        help=f"plan by name, on --ranks ranks: {', '.join(NAMED)}, or one that a package registers",
-    )  # fmt: skip
-    parser.add_argument("--ranks", type=int, metavar="N", help="number of ranks")
+    add_options(parser, (
+        ("--platform", "NAME|FILE", "shipped platform, this-machine (after `make reproduce`), or a YAML file", {"required": True}),
+        ("--batch", (int, "N"), "samples of the whole step, all ranks together"),
+        ("--plan", "NAME", f"plan by name, on --ranks ranks: {', '.join(NAMED)}, or one that a package registers"),
+        ("--ranks", (int, "N"), "number of ranks"),
+    ))  # fmt: skip
     _add_degrees(parser)
     _add_pipeline(parser)
-    parser.add_argument(
-        "--mode", choices=MODES, default=MODES[0], help=f"what of the step runs (default: {MODES[0]})"
-    )  # fmt: skip
-    parser.add_argument(
-        "--last-batch", action="store_true",
-        help="the batch is what is left of a data set: replicas that cannot share it evenly repeat samples",
-    )  # fmt: skip
-    parser.add_argument(
-        "--cost-model", metavar="MODEL",
-        help="operator model of `trioflow fit`, a shipped one by name, or "
-        f"{' or '.join(UNFITTED)} (a baseline)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--anchor", choices=ANCHORS, default=TIMER,
-        help="operators that were timed one by one, and a measured step: take the timer off each, use one factor "
-        f"(ratio), or leave them (none); {SESSION}: to the single-rank steps of the session that measured the "
-        f"workload here (default: {TIMER})",
-    )  # fmt: skip
-    parser.add_argument(
-        "--session", metavar="FILE",
-        help="session.json of --anchor session (default: the workload's, measured by `make reproduce` in this folder)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--override", metavar="CSV",
-        help="operator times from elsewhere, at the trace's sizes: columns name, time_us and, where "
-        "needed, phase and input_shapes",
-    )  # fmt: skip
+    add_options(parser, (
+        ("--mode", MODES, f"what of the step runs (default: {MODES[0]})", {"default": MODES[0]}),
+        ("--last-batch", True, "the batch is what is left of a data set: replicas that cannot share it evenly repeat samples"),
+        ("--cost-model", "MODEL", "operator model of `trioflow fit`, a shipped one by name, or "
+         f"{' or '.join(UNFITTED)} (a baseline)"),
+        ("--anchor", ANCHORS, "operators that were timed one by one, and a measured step: take the timer off each, use one factor "
+         f"(ratio), or leave them (none); {SESSION}: to the single-rank steps of the session that measured the "
+         f"workload here (default: {TIMER})", {"default": TIMER}),
+        ("--session", "FILE", "session.json of --anchor session (default: the workload's, measured by `make reproduce` in this folder)"),
+        ("--override", "CSV", "operator times from elsewhere, at the trace's sizes: columns name, time_us and, where "
+         "needed, phase and input_shapes"),
+    ))  # fmt: skip
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, several: bool = False) -> None:
@@ -85,15 +65,11 @@ def add_model_arguments(parser: argparse.ArgumentParser, several: bool = False) 
         help=f"what is held and computed in which format: {', '.join(RECIPE_NAMES)} (default: bf16, which is autocast)"
         + ("; plans of several are ranked together, each with the fusion behind its plus sign" if several else ""),
     )  # fmt: skip
-    model.add_argument(
-        "--attention", choices=ATTENTIONS,
-        help="attention's kernel; flash and cudnn keep no scores in memory (default: cudnn for Megatron's recipes, else flash)",
-    )  # fmt: skip
-    model.add_argument(
-        "--fusion", choices=FUSIONS,
-        help="what runs as one kernel: nothing that PyTorch runs alone (eager), what torch.compile, Liger or flash-attn "
-        "fuse, Megatron Core's layers, besides products that add to main gradients (default: as the recipe's framework)",
-    )  # fmt: skip
+    add_options(model, (
+        ("--attention", ATTENTIONS, "attention's kernel; flash and cudnn keep no scores in memory (default: cudnn for Megatron's recipes, else flash)"),
+        ("--fusion", FUSIONS, "what runs as one kernel: nothing that PyTorch runs alone (eager), what torch.compile, Liger or flash-attn "
+         "fuse, Megatron Core's layers, besides products that add to main gradients (default: as the recipe's framework)"),
+    ))  # fmt: skip
     model.add_argument(
         "--cuda-graphs", action="store_const", const=True,
         help="the host launches a block's forward, and its backward, as one CUDA graph each",
@@ -102,33 +78,21 @@ def add_model_arguments(parser: argparse.ArgumentParser, several: bool = False) 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what a run of many steps is asked by: tokens, price, power."""
-    parser.add_argument(
-        "--tokens", type=float, metavar="N", help="tokens of a whole run, to say its days, cost and energy"
-    )  # fmt: skip
-    parser.add_argument(
-        "--price-per-gpu-hour", type=float, metavar="P", help="price of a GPU, to say what it costs"
-    )
-    parser.add_argument(
-        "--power-w", type=float, metavar="W",
-        help="power of a GPU while it trains, to say the energy [W] (default of a run: its sheet's limit)",
-    )  # fmt: skip
+    add_options(parser, (
+        ("--tokens", (float, "N"), "tokens of a whole run, to say its days, cost and energy"),
+        ("--price-per-gpu-hour", (float, "P"), "price of a GPU, to say what it costs"),
+        ("--power-w", (float, "W"), "power of a GPU while it trains, to say the energy [W] (default of a run: its sheet's limit)"),
+    ))  # fmt: skip
 
 
 def add_fault_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what stops a run of --tokens."""
     faults = parser.add_argument_group("failures of a run of --tokens")
-    faults.add_argument(
-        "--gpu-hours-per-failure", type=float, metavar="H",
-        help="GPU-hours between failures that stop the run, to say what is lost and how often to save",
-    )  # fmt: skip
-    faults.add_argument(
-        "--checkpoint-s", type=float, metavar="S", default=0.0,
-        help="time in which the run waits for its state to be saved [s] (default: 0)",
-    )  # fmt: skip
-    faults.add_argument(
-        "--restart-s", type=float, metavar="S", default=0.0,
-        help="from a failure to the first step after it [s] (default: 0)",
-    )  # fmt: skip
+    add_options(faults, (
+        ("--gpu-hours-per-failure", (float, "H"), "GPU-hours between failures that stop the run, to say what is lost and how often to save"),
+        ("--checkpoint-s", (float, "S"), "time in which the run waits for its state to be saved [s] (default: 0)", {"default": 0.0}),
+        ("--restart-s", (float, "S"), "from a failure to the first step after it [s] (default: 0)", {"default": 0.0}),
+    ))  # fmt: skip
 
 
 def add_what_if_arguments(parser: argparse.ArgumentParser) -> None:
@@ -159,62 +123,33 @@ def add_routing_argument(parser: argparse.ArgumentParser | argparse._ArgumentGro
 def add_draw_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what asks for the spread of a step."""
     drawn = parser.add_argument_group("spread of the step")
-    drawn.add_argument(
-        "--draws", type=int, default=0, metavar="K",
-        help="draw the step K times, each rank, micro-batch and exchange apart, as real ones differ",
-    )  # fmt: skip
-    drawn.add_argument(
-        "--seed", type=int, default=0, metavar="N",
-        help="numbers to draw by: with the same, plans are compared on the same ranks (default: 0)",
-    )  # fmt: skip
+    add_options(drawn, (
+        ("--draws", (int, "K"), "draw the step K times, each rank, micro-batch and exchange apart, as real ones differ", {"default": 0}),
+        ("--seed", (int, "N"), "numbers to draw by: with the same, plans are compared on the same ranks (default: 0)", {"default": 0}),
+    ))  # fmt: skip
 
 
 def _add_degrees(parser: argparse.ArgumentParser) -> None:
     degrees = parser.add_argument_group("plan by its degrees, instead of --plan")
-    degrees.add_argument(
-        "--data-parallel", type=int, metavar="D", help="replicas that share the batch"
-    )
-    degrees.add_argument(
-        "--tensor-parallel", type=int, metavar="T", help="ranks that share each layer"
-    )
-    degrees.add_argument(
-        "--context-parallel", type=int, metavar="C", help="ranks that share every sequence by its tokens"
-    )  # fmt: skip
-    degrees.add_argument(
-        "--context-method", choices=CONTEXT_METHODS,
-        help="how they attend to the whole sequence (default: ring): keys and values in a ring, all of them gathered, "
-        "or heads shared instead of tokens (all-to-all)",
-    )  # fmt: skip
-    degrees.add_argument("--pipeline-parallel", type=int, metavar="P", help="pipeline stages")
-    degrees.add_argument(
-        "--expert-parallel", type=int, metavar="E", dest="expert",
-        help="data-parallel ranks that share the experts of a model with several; they are D's, not further ones",
-    )  # fmt: skip
-    degrees.add_argument(
-        "--expert-tensor-parallel", type=int, metavar="N", dest="expert_tensor",
-        help="ranks that cut each expert's matrices (default: T); below T, experts lie over tensor-parallel ranks too",
-    )  # fmt: skip
-    degrees.add_argument(
-        "--expert-domain", type=int, metavar="N",
-        help="GPUs of an NVLink domain: experts' tokens cross nodes once a node and are handed on inside, as DeepEP and HybridEP do",
-    )  # fmt: skip
-    degrees.add_argument(
-        "--expert-overlap", action="store_true",
-        help="exchanges of experts' tokens beside another micro-batch's compute (--overlap-moe-expert-parallel-comm, DualPipe)",
-    )  # fmt: skip
-    degrees.add_argument(
-        "--sharding", choices=SHARDINGS[1:],
-        help="what replicas share instead of each holding it: fsdp is FSDP2, hsdp groups of --shard ranks",
-    )  # fmt: skip
-    degrees.add_argument("--shard", type=int, metavar="N", help="ranks of a group of hsdp")
-    degrees.add_argument(
-        "--accumulate", type=int, metavar="N",
-        help="micro-steps whose gradients are added up; DDP's replicas exchange the sum, fsdp's reduce those of each",
-    )  # fmt: skip
-    degrees.add_argument(
-        "--no-sync", action="store_true",
-        help="with fsdp and --accumulate: keep gradients whole until the last micro-step (set_requires_gradient_sync(False))",
-    )  # fmt: skip
+    add_options(degrees, (
+        ("--data-parallel", (int, "D"), "replicas that share the batch"),
+        ("--tensor-parallel", (int, "T"), "ranks that share each layer"),
+        ("--context-parallel", (int, "C"), "ranks that share every sequence by its tokens"),
+        ("--context-method", CONTEXT_METHODS,
+         "how they attend to the whole sequence (default: ring): keys and values in a ring, all of them gathered, "
+         "or heads shared instead of tokens (all-to-all)"),
+        ("--pipeline-parallel", (int, "P"), "pipeline stages"),
+        ("--expert-parallel", (int, "E"), "data-parallel ranks that share the experts of a model with several; they are D's, not further ones", {"dest": "expert"}),
+        ("--expert-tensor-parallel", (int, "N"),
+         "ranks that cut each expert's matrices (default: T); below T, experts lie over tensor-parallel ranks too", {"dest": "expert_tensor"}),
+        ("--expert-domain", (int, "N"),
+         "GPUs of an NVLink domain: experts' tokens cross nodes once a node and are handed on inside, as DeepEP and HybridEP do"),
+        ("--expert-overlap", True, "exchanges of experts' tokens beside another micro-batch's compute (--overlap-moe-expert-parallel-comm, DualPipe)"),
+        ("--sharding", SHARDINGS[1:], "what replicas share instead of each holding it: fsdp is FSDP2, hsdp groups of --shard ranks"),
+        ("--shard", (int, "N"), "ranks of a group of hsdp"),
+        ("--accumulate", (int, "N"), "micro-steps whose gradients are added up; DDP's replicas exchange the sum, fsdp's reduce those of each"),
+        ("--no-sync", True, "with fsdp and --accumulate: keep gradients whole until the last micro-step (set_requires_gradient_sync(False))"),
+    ))  # fmt: skip
     _add_styles(degrees)
     degrees.add_argument(
         "--schedule", metavar="NAME",
@@ -224,48 +159,27 @@ def _add_degrees(parser: argparse.ArgumentParser) -> None:
 
 def _add_styles(degrees: argparse._ArgumentGroup) -> None:
     """Add how tensor-parallel ranks share layers, and where activations and the optimizer's state are."""
-    degrees.add_argument(
-        "--tensor-style", choices=TENSOR_STYLES[1:],
-        help="how ranks share layers, instead of Megatron's way: gather splits every layer's outputs",
-    )  # fmt: skip
-    degrees.add_argument(
-        "--sequence-parallel", action="store_true",
-        help="tensor-parallel ranks share what lies between split layers too",
-    )  # fmt: skip
-    degrees.add_argument(
-        "--vocabulary-parallel", action="store_true",
-        help="tensor-parallel ranks share embedding, head and loss by vocabulary",
-    )  # fmt: skip
-    degrees.add_argument(
-        "--tensor-overlap", choices=TENSOR_OVERLAPS[1:],
-        help="messages of tensor parallelism beside products: those of column-split layers' backward, as Megatron-LM "
-        "always does, or all of a layer's, piece by piece (--tp-comm-overlap)",
-    )  # fmt: skip
-    degrees.add_argument(
-        "--recompute", metavar="WHAT",
-        help=f"activations that backward computes again: {', '.join(RECOMPUTATIONS[1:])}, uniform:N (all blocks, N at a "
-        "time) or block:N (the first N blocks of each stage)",
-    )  # fmt: skip
-    degrees.add_argument("--offload", choices=OFFLOADS[1:], help="what lies in the host's memory")
+    add_options(degrees, (
+        ("--tensor-style", TENSOR_STYLES[1:], "how ranks share layers, instead of Megatron's way: gather splits every layer's outputs"),
+        ("--sequence-parallel", True, "tensor-parallel ranks share what lies between split layers too"),
+        ("--vocabulary-parallel", True, "tensor-parallel ranks share embedding, head and loss by vocabulary"),
+        ("--tensor-overlap", TENSOR_OVERLAPS[1:],
+         "messages of tensor parallelism beside products: those of column-split layers' backward, as Megatron-LM "
+         "always does, or all of a layer's, piece by piece (--tp-comm-overlap)"),
+        ("--recompute", "WHAT", f"activations that backward computes again: {', '.join(RECOMPUTATIONS[1:])}, uniform:N (all blocks, N at a "
+         "time) or block:N (the first N blocks of each stage)"),
+        ("--offload", OFFLOADS[1:], "what lies in the host's memory"),
+    ))  # fmt: skip
 
 
 def _add_pipeline(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--micro-batches", type=int, metavar="M", help="pieces of a pipelined batch"
-    )
-    parser.add_argument(
-        "--stages-per-rank", type=int, metavar="V",
-        help=f"pipeline stages of each rank, for {SEVERAL_STAGES}",
-    )  # fmt: skip
-    parser.add_argument(
-        "--stages", metavar="HOW|FILE",
-        help=f"pipeline stages: balanced by {' or '.join(BALANCES)} of layers (default: {BALANCES[0]}), or a file "
-        "with a line of units a stage",
-    )  # fmt: skip
-    parser.add_argument(
-        "--schedule-file", metavar="CSV",
-        help="the pipeline's actions as PyTorch writes them, instead of --schedule; see `trioflow export schedule`",
-    )  # fmt: skip
+    add_options(parser, (
+        ("--micro-batches", (int, "M"), "pieces of a pipelined batch"),
+        ("--stages-per-rank", (int, "V"), f"pipeline stages of each rank, for {SEVERAL_STAGES}"),
+        ("--stages", "HOW|FILE", f"pipeline stages: balanced by {' or '.join(BALANCES)} of layers (default: {BALANCES[0]}), or a file "
+         "with a line of units a stage"),
+        ("--schedule-file", "CSV", "the pipeline's actions as PyTorch writes them, instead of --schedule; see `trioflow export schedule`"),
+    ))  # fmt: skip
 
 
 def add_collectives_argument(parser: argparse.ArgumentParser) -> None:

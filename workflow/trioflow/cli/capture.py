@@ -11,6 +11,7 @@ from typing import Any
 from trioflow.base.errors import InputError, suggest
 from trioflow.base.experiments import Workload, load_workloads
 from trioflow.base.settings import OPTIMIZERS, PRECISIONS
+from trioflow.cli.text import add_options
 from trioflow.trace.language.make import CAPTURED_BLOCKS, quieten_profiler
 from trioflow.trace.profile.merge import merge_trace
 from trioflow.trace.repeat import repeat_layers
@@ -131,44 +132,28 @@ def _capture(row: dict[str, Any], options: argparse.Namespace, raw: Path) -> Tra
 def add_capture(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand ``capture``."""
     parser.set_defaults(run=_run_capture)
-    parser.add_argument(
-        "workload", metavar="WORKLOAD",
-        help="by name, such as resnet50 or gpt2, or a function of yours, module:function",
-    )  # fmt: skip
-    parser.add_argument("--batch", type=int, required=True, metavar="N", help="samples of the step")
-    parser.add_argument(
-        "--workloads",
-        metavar="FILE",
-        help="table of workloads (default: config/workloads.tsv, then those that ship)",
-    )
-    parser.add_argument(
-        "--sequence", type=int, metavar="N", help="tokens of a sample, instead of the workload's"
-    )
-    parser.add_argument(
-        "--layers", type=int, metavar="N",
-        help="depth of the model: two blocks are captured, the last one is repeated",
-    )  # fmt: skip
-    parser.add_argument("--precision", choices=PRECISIONS, help="instead of the workload's")
+    add_options(parser, (
+        ("workload", "WORKLOAD", "by name, such as resnet50 or gpt2, or a function of yours, module:function"),
+        ("--batch", (int, "N"), "samples of the step", {"required": True}),
+        ("--workloads", "FILE", "table of workloads (default: config/workloads.tsv, then those that ship)"),
+        ("--sequence", (int, "N"), "tokens of a sample, instead of the workload's"),
+        ("--layers", (int, "N"), "depth of the model: two blocks are captured, the last one is repeated"),
+        ("--precision", PRECISIONS, "instead of the workload's"),
+    ))  # fmt: skip
     parser.add_argument(
         "--optimizer", choices=OPTIMIZERS, metavar="O",
         help=f"instead of the workload's: {', '.join(OPTIMIZERS)}",
     )  # fmt: skip
-    parser.add_argument(
-        "--device", choices=["cpu", "cuda", "meta", "auto"], default="auto",
-        help="default: a GPU where present; meta: the operators that --target runs, without their times, for "
-        "models that fit no device",
-    )  # fmt: skip
-    parser.add_argument(
-        "--target", choices=["cuda", "cpu"],
-        help="with --device meta or --world-size: whose operators (default: cuda, any GPU's of NVIDIA, for meta; else "
-        "those of the device)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--world-size", type=int, metavar="N",
-        help="run a sharded step of yours as one rank of N under PyTorch's fake process group: module:function "
-        "returns the step",
-    )  # fmt: skip
-    parser.add_argument("--rank", type=int, metavar="R", help="which rank of N (default: 0)")
+    add_options(parser, (
+        ("--device", ["cpu", "cuda", "meta", "auto"],
+         "default: a GPU where present; meta: the operators that --target runs, without their times, for "
+         "models that fit no device", {"default": "auto"}),
+        ("--target", ["cuda", "cpu"], "with --device meta or --world-size: whose operators (default: cuda, any GPU's of NVIDIA, for meta; else "
+         "those of the device)"),
+        ("--world-size", (int, "N"), "run a sharded step of yours as one rank of N under PyTorch's fake process group: module:function "
+         "returns the step"),
+        ("--rank", (int, "R"), "which rank of N (default: 0)"),
+    ))  # fmt: skip
     parser.add_argument(
         "-o", "--output", required=True, metavar="DIR", help="folder of the trace to write"
     )

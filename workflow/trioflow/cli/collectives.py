@@ -20,6 +20,7 @@ from trioflow.cli.network import (
     spell_network,
 )
 from trioflow.cli.output import add_output_argument, print_warnings, write_output
+from trioflow.cli.text import add_options
 from trioflow.costmodel.choices import load_named_platform
 from trioflow.costmodel.collectives.methods import METHODS
 from trioflow.costmodel.collectives.model import COLLECTIVES, SHIFT, wire_factor
@@ -48,13 +49,12 @@ EXAMPLE = """example:
 def add_collective(parser: argparse.ArgumentParser) -> None:
     """Add the parser of ``trioflow collective``."""
     parser.set_defaults(run=_run_collective)
-    parser.add_argument("collective", metavar="NAME", help="all_reduce, all_gather, broadcast, ...")
-    parser.add_argument(
-        "--bytes", type=float, required=True, metavar="B",
-        help="a rank's buffer [bytes], such as 100e6",
-    )  # fmt: skip
-    parser.add_argument("--ranks", type=int, required=True, metavar="N", help="ranks of the group")
-    parser.add_argument("--platform", required=True, metavar="NAME|FILE", help="as for simulate")
+    add_options(parser, (
+        ("collective", "NAME", "all_reduce, all_gather, broadcast, ..."),
+        ("--bytes", (float, "B"), "a rank's buffer [bytes], such as 100e6", {"required": True}),
+        ("--ranks", (int, "N"), "ranks of the group", {"required": True}),
+        ("--platform", "NAME|FILE", "as for simulate", {"required": True}),
+    ))  # fmt: skip
     add_algorithm_arguments(
         parser, f"; or from the platform's measurements: {', '.join(METHODS)} (default: measured, "
         "the ring's closed form where nothing was)",
@@ -190,25 +190,20 @@ def add_fit_collectives(parser: argparse.ArgumentParser) -> None:
     """Add the parser of ``trioflow fit-collectives``."""
     parser.epilog, parser.formatter_class = EXAMPLE, argparse.RawDescriptionHelpFormatter
     parser.set_defaults(run=_run_fit_collectives)
-    parser.add_argument(
-        "logs", metavar="LOG", nargs="+", help="output of all_reduce_perf and its like"
-    )
-    parser.add_argument(
-        "--platform", required=True, metavar="NAME", help="name of what was measured"
-    )
+    add_options(parser, (
+        ("logs", "LOG", "output of all_reduce_perf and its like", {"nargs": "+"}),
+        ("--platform", "NAME", "name of what was measured", {"required": True}),
+    ))  # fmt: skip
     parser.add_argument("-o", "--output", required=True, metavar="MODEL", help="JSON file to write")
     said = parser.add_argument_group("what a log does not say (an error names what is missing)")
     said.add_argument("--ranks", type=int, metavar="N", help="ranks of the group")
     said.add_argument("--collective", choices=sorted(PROGRAMS.values()), metavar="OP",
                       help=f"operation: {', '.join(sorted(PROGRAMS.values()))}")  # fmt: skip
-    said.add_argument("--nccl", metavar="VERSION", help="version of NCCL, such as 2.21.5")
-    said.add_argument("--gpu", metavar="NAME", help="the GPU, as its driver names it")
-    said.add_argument(
-        "--ranks-per-node",
-        type=int,
-        metavar="N",
-        help="GPUs of a node (default: 8, or more where a log has more)",
-    )
+    add_options(said, (
+        ("--nccl", "VERSION", "version of NCCL, such as 2.21.5"),
+        ("--gpu", "NAME", "the GPU, as its driver names it"),
+        ("--ranks-per-node", (int, "N"), "GPUs of a node (default: 8, or more where a log has more)"),
+    ))  # fmt: skip
 
 
 def _run_fit_collectives(options: argparse.Namespace) -> None:

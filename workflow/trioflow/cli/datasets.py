@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trioflow.base.errors import DatasetError
 from trioflow.base.units import format_bytes
-from trioflow.cli.text import format_table
+from trioflow.cli.text import add_options, format_table
 from trioflow.datasets.catalogue import Catalogue, Dataset, load_catalogue
 from trioflow.datasets.retrieve import choose_source, retrieve_file
 
@@ -29,12 +29,10 @@ def add_retrieve(parser: argparse.ArgumentParser) -> None:
         "-o", "--output", default=str(FOLDER), metavar="DIR",
         help="folder to write into, with a mirror's layout (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument(
-        "--list", action="store_true", help="list what there is, or what is in NAME, and exit"
-    )
-    parser.add_argument(
-        "--datasets", metavar="FILE", help="catalogue (default: the one of this checkout)"
-    )
+    add_options(parser, (
+        ("--list", True, "list what there is, or what is in NAME, and exit"),
+        ("--datasets", "FILE", "catalogue (default: the one of this checkout)"),
+    ))  # fmt: skip
 
 
 def _run_retrieve(options: argparse.Namespace) -> None:

@@ -10,6 +10,7 @@ from trioflow.base.errors import InputError, PlanError
 from trioflow.base.plan_row import SCHEDULES
 from trioflow.cli.arguments import add_collectives_argument, add_plan_arguments
 from trioflow.cli.output import print_warnings
+from trioflow.cli.text import add_options
 from trioflow.parallel.plan import make_plan
 
 
@@ -49,16 +50,13 @@ def add_export(parser: argparse.ArgumentParser) -> None:
         "schedule", help="a pipeline schedule's actions, as PyTorch writes and loads them"
     )
     schedule.set_defaults(run=_run_export_schedule)
-    schedule.add_argument(
-        "name", metavar="NAME", help=f"{', '.join(SCHEDULES)}, or one that a package registers"
-    )
-    schedule.add_argument("--ranks", type=int, required=True, metavar="P", help="pipeline's ranks")
-    schedule.add_argument("--micro-batches", type=int, metavar="M", help="default: a rank each")
-    schedule.add_argument("--stages-per-rank", type=int, metavar="V", help="stages of each rank")
-    schedule.add_argument(
-        "--messages", action="store_true",
-        help="with sends and receives, as PyTorch adds them (its compute_comms format)",
-    )  # fmt: skip
+    add_options(schedule, (
+        ("name", "NAME", f"{', '.join(SCHEDULES)}, or one that a package registers"),
+        ("--ranks", (int, "P"), "pipeline's ranks", {"required": True}),
+        ("--micro-batches", (int, "M"), "default: a rank each"),
+        ("--stages-per-rank", (int, "V"), "stages of each rank"),
+        ("--messages", True, "with sends and receives, as PyTorch adds them (its compute_comms format)"),
+    ))  # fmt: skip
     _add_output(schedule, "CSV", "file to write; simulate's --schedule-file reads it")
 
 

@@ -10,7 +10,7 @@ from trioflow.base.precision_recipes import choose_recipe
 from trioflow.base.units import format_bytes, format_count, format_time, ns_to_s
 from trioflow.cli.arguments import add_json_argument, add_model_arguments
 from trioflow.cli.output import add_output_argument, write_output
-from trioflow.cli.text import format_facts, format_table
+from trioflow.cli.text import add_options, format_facts, format_table
 from trioflow.costmodel.features import classify
 from trioflow.costmodel.operators.methods import AUTO, METHOD_NAMES, fit_named_model
 from trioflow.costmodel.overrides import write_operator_times
@@ -170,23 +170,19 @@ def add_show(parser: argparse.ArgumentParser) -> None:
         help="folder or pack of a trace, a shipped one's name, or a language model by name or configuration",
     )  # fmt: skip
     add_model_arguments(parser)
-    parser.add_argument("--batch", type=int, metavar="N", help="samples of such a model's step")
-    parser.add_argument(
-        "--operators", action="store_true",
-        help="print every distinct operator with its time as CSV, the format of simulate's --override",
-    )  # fmt: skip
+    add_options(parser, (
+        ("--batch", (int, "N"), "samples of such a model's step"),
+        ("--operators", True, "print every distinct operator with its time as CSV, the format of simulate's --override"),
+    ))  # fmt: skip
     add_output_argument(parser, "the classes of operators")
 
 
 def add_fit(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand ``fit``."""
     parser.set_defaults(run=_run_fit)
-    parser.add_argument(
-        "traces", nargs="+", metavar="TRACE", help="folders of traces of one device"
-    )
-    parser.add_argument(
-        "--method", default=AUTO, metavar="NAME",
-        help=f"{', '.join(METHOD_NAMES)}, or one that a package registers (default: {AUTO})",
-    )  # fmt: skip
+    add_options(parser, (
+        ("traces", "TRACE", "folders of traces of one device", {"nargs": "+"}),
+        ("--method", "NAME", f"{', '.join(METHOD_NAMES)}, or one that a package registers (default: {AUTO})", {"default": AUTO}),
+    ))  # fmt: skip
     parser.add_argument("-o", "--output", required=True, metavar="MODEL", help="JSON file to write")
     add_json_argument(parser)

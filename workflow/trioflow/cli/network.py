@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from trioflow.base.errors import InputError
 from trioflow.base.experiments import Plan
+from trioflow.cli.text import add_options
 from trioflow.hardware.machine import TIES, Link, Platform
 from trioflow.network.algorithms.catalogue import list_algorithm_words, read_algorithms
 from trioflow.network.message_planner import Chunks
@@ -21,37 +22,23 @@ def add_network_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"{', '.join(NETWORKS)}, or one that a package registers (default: {DEFAULT_NETWORK})",
     )  # fmt: skip
     ways = parser.add_argument_group("ways over the network")
-    ways.add_argument(
-        "--ties", choices=TIES,
-        help="of equally good routes the first takes all, or pairs of ranks share them (default: "
-        "what the platform says, else first)",
-    )  # fmt: skip
-    ways.add_argument(
-        "--routing-seed", type=int, metavar="N", help="another one shares them in another way"
-    )
-    ways.add_argument(
-        "--fail-link", action="append", metavar="FROM,TO",
-        help="a directed link that no route takes; may come several times",
-    )  # fmt: skip
-    ways.add_argument(
-        "--degrade-link", action="append", metavar="FROM,TO,FACTOR",
-        help="a directed link of which so much of the bandwidth is left; may come several times",
-    )  # fmt: skip
+    add_options(ways, (
+        ("--ties", TIES, "of equally good routes the first takes all, or pairs of ranks share them (default: "
+         "what the platform says, else first)"),
+        ("--routing-seed", (int, "N"), "another one shares them in another way"),
+        ("--fail-link", "FROM,TO", "a directed link that no route takes; may come several times", {"action": "append"}),
+        ("--degrade-link", "FROM,TO,FACTOR", "a directed link of which so much of the bandwidth is left; may come several times", {"action": "append"}),
+    ))  # fmt: skip
 
 
 def add_algorithm_arguments(parser: argparse.ArgumentParser, more: str = "") -> None:
     """Add the algorithm of collectives and the chunks of its messages."""
     words = ", ".join(list_algorithm_words())
-    parser.add_argument(
-        "--algorithm", metavar="NAME",
-        help=f"message by message: {words}, hierarchical:INNER+OUTER{more}",
-    )  # fmt: skip
-    parser.add_argument(
-        "--chunks", type=int, metavar="N", help="pieces that each of its messages is cut into"
-    )
-    parser.add_argument(
-        "--chunk-bytes", type=float, metavar="B", help="or how large a piece is at most [bytes]"
-    )
+    add_options(parser, (
+        ("--algorithm", "NAME", f"message by message: {words}, hierarchical:INNER+OUTER{more}"),
+        ("--chunks", (int, "N"), "pieces that each of its messages is cut into"),
+        ("--chunk-bytes", (float, "B"), "or how large a piece is at most [bytes]"),
+    ))  # fmt: skip
 
 
 def spell_network(name: str) -> str:

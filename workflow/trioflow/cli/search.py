@@ -18,7 +18,7 @@ from trioflow.cli.arguments import (
     add_run_arguments,
 )
 from trioflow.cli.output import add_output_argument, print_warnings, write_output
-from trioflow.cli.text import format_table
+from trioflow.cli.text import add_options, format_table
 from trioflow.parallel.plan import BUCKET_BYTES
 from trioflow.prediction.options import STEP_WORDS
 
@@ -32,27 +32,15 @@ _BAR, WIDTH = 24, 76
 def add_search(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand to the command."""
     parser.set_defaults(run=_run_search)
-    parser.add_argument(
-        "trace", metavar="TRACE", nargs="+",
-        help="folder or pack of a trace, or a shipped one's name; several of one workload at other batches",
-    )  # fmt: skip
-    parser.add_argument(
-        "--ranks", required=True, metavar="N[,N]", help="number of ranks, or several to compare"
-    )
-    parser.add_argument("--platform", required=True, metavar="NAME|FILE", help="as for simulate")
-    parser.add_argument(
-        "--batch", type=int, metavar="B",
-        help="samples of the whole step (default: the trace's own batch on each of the most ranks)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--top", type=int, default=10, metavar="K",
-        help="plans to simulate in full at least (default: 10); those simulated are all listed: up to three times"
-        " as many, or six times where too few leave the allocator room",
-    )  # fmt: skip
-    parser.add_argument(
-        "--jobs", type=int, metavar="N",
-        help="plans simulated at the same time, on Linux (default: the cores, 8 at most); the answer is the same",
-    )  # fmt: skip
+    add_options(parser, (
+        ("trace", "TRACE", "folder or pack of a trace, or a shipped one's name; several of one workload at other batches", {"nargs": "+"}),
+        ("--ranks", "N[,N]", "number of ranks, or several to compare", {"required": True}),
+        ("--platform", "NAME|FILE", "as for simulate", {"required": True}),
+        ("--batch", (int, "B"), "samples of the whole step (default: the trace's own batch on each of the most ranks)"),
+        ("--top", (int, "K"), "plans to simulate in full at least (default: 10); those simulated are all listed: up to three times"
+         " as many, or six times where too few leave the allocator room", {"default": 10}),
+        ("--jobs", (int, "N"), "plans simulated at the same time, on Linux (default: the cores, 8 at most); the answer is the same"),
+    ))  # fmt: skip
     add_model_arguments(parser, several=True)
     add_run_arguments(parser)
     add_routing_argument(parser)

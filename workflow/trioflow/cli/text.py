@@ -1,7 +1,8 @@
-"""Plain text tables and lines for people."""
+"""Plain text tables and lines for people; options of the command from rows."""
 
 from __future__ import annotations
 
+import argparse
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TextIO
@@ -65,3 +66,20 @@ def format_facts(facts: Iterable[tuple[str, str]]) -> str:
     pairs = [(escape_text(name), escape_text(value)) for name, value in facts if value]
     width = max((len(name) for name, _ in pairs), default=0)
     return "\n".join(f"{name.ljust(width)}  {value}" for name, value in pairs)
+
+
+def add_options(
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup, rows: Iterable[tuple[Any, ...]]
+) -> None:
+    """Add arguments from rows: name, what follows it, help and, where needed, more of ``add_argument``.
+
+    What follows is a text's metavar, a type with its metavar, the choices, or True for nothing.
+    """
+    for name, kind, text, *more in rows:
+        known = (
+            {"action": "store_true"} if kind is True
+            else {"metavar": kind} if isinstance(kind, str)
+            else {"type": kind[0], "metavar": kind[1]} if isinstance(kind[0], type)
+            else {"choices": kind}
+        )  # fmt: skip
+        parser.add_argument(name, help=text, **known, **(more[0] if more else {}))
