@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from trioflow.base.errors import TableError
+from trioflow.base.shipped import read_own_table
 
 Floats = npt.NDArray[np.float64]
 
@@ -30,62 +31,16 @@ _SMALL_CHANNELS = 4
 _WEIGHT_INPUT = {"convolution": 1, "convolution_backward": 2}
 """Which tensor input of a convolution is its weight."""
 
-# Whole names without namespace, overload, leading and trailing underscores and "_backward"; a
-# star stands for any ending. Whole names win over stars, longer stars over shorter ones.
-_NAMES: dict[str, str] = {
-    "gemm": "mm addmm bmm baddbmm addbmm mv addmv addr outer dot inner linear mkldnn_linear*"
-    " matmul einsum bilinear tensordot addmm_activation scaled_mm grouped_mm scaled_grouped_mm"
-    " scaled_linear block_scaled_linear block_scaled_mm block_scaled_grouped_mm triton_tem_* triton_mm*",
-    "convolution": "conv1d conv2d conv3d conv_transpose* conv_depthwise* convolution* slow_conv*"
-    " thnn_conv* mkldnn_convolution* cudnn_convolution* miopen_convolution*",
-    "attention": "scaled_dot_product_* flash_attention* efficient_attention* cudnn_attention*"
-    " native_multi_head_attention fused_sdp_choice",
-    "embedding": "embedding*",
-    "norm": "batch_norm* layer_norm group_norm instance_norm rms_norm fused_rms_norm"
-    " native_batch_norm* native_layer_norm native_group_norm cudnn_batch_norm miopen_batch_norm"
-    " local_response_norm weight_norm*",
-    "softmax": "softmax log_softmax safe_softmax masked_softmax logsumexp",
-    "loss": "nll_loss* cross_entropy* mse_loss l1_loss smooth_l1_loss huber_loss kl_div*"
-    " binary_cross_entropy* ctc_loss soft_margin_loss",
-    "pooling": "avg_pool* max_pool* adaptive_avg_pool* adaptive_max_pool* mkldnn_max_pool*"
-    " mkldnn_adaptive_avg_pool* upsample*",
-    "memory": "copy clone contiguous cat concat* stack hstack vstack fill full zero zeros ones"
-    " full_like zeros_like ones_like new_zeros new_ones new_full arange to_copy pad"
-    " constant_pad_nd reflection_pad* replication_pad* repeat* tile roll flip index index_* gather"
-    " scatter* masked_fill masked_select masked_scatter take* tril triu one_hot resize* eye"
-    " split_with_sizes_copy slice_scatter select_scatter unfold_copy pin_memory"
-    " value_selecting_reduction",
-    "reshape": "reshape reshape_as flatten unflatten ravel to type_as float half bfloat16 double"
-    " unsafe_view",
-    "view": "t T mT mH adjoint view view_as* transpose permute detach expand* unsqueeze squeeze"
-    " select slice narrow split* unsafe_split* chunk tensor_split unbind as_strided alias movedim"
-    " swapaxes lift* empty* new_empty* item local_scalar_dense is_nonzero reshape_alias diagonal"
-    " unfold real imag set set_data resolve_* record_stream result_type size stride numel",
-    "optimizer": "foreach_* fused_adam* fused_sgd* fused_adagrad* amp_*",
-    "reduction": "sum sum_to_size mean max min amax amin aminmax argmax argmin norm"
-    " linalg_vector_norm var var_mean std std_mean any all cumsum cumprod prod count_nonzero equal"
-    " median topk sort argsort histc bincount nansum triton_red_* triton_per_*",
-    "transcendental": "pow exp expm1 log log1p log2 sin cos erf tanh sigmoid gelu silu mish elu celu"
-    " selu softplus logit log_sigmoid* xlogy atan2 glu",
-    "random": "dropout native_dropout feature_dropout alpha_dropout bernoulli uniform normal random"
-    " rand randn rand_like randn_like randint multinomial",
-    "elementwise": "add radd sub rsub mul div neg sqrt rsqrt abs sign relu relu6 leaky_relu prelu"
-    " hardtanh hardswish hardsigmoid threshold where clamp* maximum minimum lerp addcmul addcdiv"
-    " reciprocal square eq ne lt gt le ge logical_* bitwise_* isfinite isnan isinf nan_to_num"
-    " floor* ceil round trunc remainder fmod hypot true_divide multiply subtract negative and or"
-    " xor quantize triton_poi_* triton_fused_* cpp_fused_*",
-}
-
 
 def _split_names() -> tuple[dict[str, str], list[tuple[str, str]]]:
     """Return whole names and, longest first, beginnings of names, each with its class."""
     whole, beginnings = {}, []
-    for operator_class, names in _NAMES.items():
-        for name in names.split():
+    for row in read_own_table("costmodel/features"):
+        for name in row["names"].split():
             if name.endswith("*"):
-                beginnings.append((name.removesuffix("*"), operator_class))
+                beginnings.append((name.removesuffix("*"), row["operator_class"]))
             else:
-                whole[name] = operator_class
+                whole[name] = row["operator_class"]
     return whole, sorted(beginnings, key=lambda item: (-len(item[0]), item))
 
 

@@ -7,7 +7,6 @@ shorter), and what is new in each pass of a rank. Of exchanges it is their lengt
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 
 from trioflow.base.errors import InputError, TableError
 from trioflow.base.provenance import PACKAGE
+from trioflow.base.shipped import read_table
 from trioflow.costmodel.collectives.message_curve import MessageCurve
 
 _SHIPPED_SPREADS = PACKAGE / "data" / "spread.tsv"
@@ -148,9 +148,8 @@ _HEADER = ["device_kind", "job", *_COUNTS, *PARTS, *LAGS, "source"]
 @cache
 def load_spreads(path: Path = _SHIPPED_SPREADS) -> tuple[MeasuredSpread, ...]:
     """Read spreads of `write_spreads`; TableError where a row is incomplete, a cell wrong, or there is no row."""
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line[:1] != "#"]
     found = []
-    for place, row in enumerate(csv.DictReader(lines, delimiter="\t"), start=1):
+    for place, row in enumerate(read_table(path), start=1):
         try:
             ranks, steps, slow = (int(row[name]) for name in _COUNTS)
             parts = {name: float(row[name]) for name in (*PARTS, *LAGS)}

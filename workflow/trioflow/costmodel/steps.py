@@ -7,7 +7,6 @@ that is left to take off.
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import pandas as pd
 
 from trioflow.base.errors import InputError, TableError
 from trioflow.base.provenance import PACKAGE, read_json
+from trioflow.base.shipped import read_table
 from trioflow.base.units import format_time
 from trioflow.costmodel.features import Floats
 from trioflow.costmodel.interface import OperatorModel, looks_at_rows
@@ -198,9 +198,8 @@ class StepResidual:
 @cache
 def load_residuals(path: Path = SHIPPED) -> tuple[StepResidual, ...]:
     """Read the residuals that ship, or others; TableError where a row is incomplete or its way unknown."""
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line[:1] != "#"]
     found = []
-    for row in csv.DictReader(lines, delimiter="\t"):
+    for row in read_table(path):
         try:
             one = StepResidual(
                 row["way"], row["device_kind"], row["workload"], row["case"],
@@ -292,9 +291,8 @@ class NodeResidual:
 @cache
 def load_node_residuals(path: Path = BEYOND_NODES) -> tuple[NodeResidual, ...]:
     """Read what runs over nodes took beyond their simulation; TableError where a row is incomplete or no number."""
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line[:1] != "#"]
     found = []
-    for row in csv.DictReader(lines, delimiter="\t"):
+    for row in read_table(path):
         try:
             kind = (row["left_out"], int(row["tensor_nodes"]), row["chained"] == "1", int(row["nodes"]), int(row["runs"]))  # fmt: skip
             block_s, neighbour_s, step_s, low, high = numbers = [

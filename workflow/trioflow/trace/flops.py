@@ -109,53 +109,30 @@ def _attention_backward(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> in
     return 2 * prod(query[:-1]) * key[-2] * (3 * query[-1] + 2 * value[-1])
 
 
+_OPERATORS: tuple[tuple[_Formula, str], ...] = (
+    (_mm, "mm bmm matmul mv _scaled_mm _int_mm"),
+    (_addmm, "addmm addmm_ baddbmm addbmm addmv"),
+    (_grouped, "_grouped_mm _scaled_grouped_mm"),
+    (_linear, "linear"),
+    (_convolution, "conv1d conv2d conv3d convolution _convolution convolution_overrideable cudnn_convolution"
+     " cudnn_convolution_relu miopen_convolution mkldnn_convolution _slow_conv2d_forward _conv_depthwise2d"),
+    (_transposed, "conv_transpose1d conv_transpose2d conv_transpose3d cudnn_convolution_transpose"
+     " miopen_convolution_transpose"),
+    (_convolution_backward, "convolution_backward"),
+    (_recurrent, "lstm gru rnn_tanh rnn_relu _cudnn_rnn miopen_rnn"),
+    (_recurrent_layer, "mkldnn_rnn_layer"),
+    (_twice(_recurrent), "_cudnn_rnn_backward miopen_rnn_backward"),
+    (_twice(_recurrent_layer), "mkldnn_rnn_layer_backward"),
+    (_attention_of_rows, "_flash_attention_forward _efficient_attention_forward flash_attn::_flash_attn_forward"),
+    (_attention, "scaled_dot_product_attention _scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention"
+     " _scaled_dot_product_cudnn_attention _scaled_dot_product_flash_attention_for_cpu"),
+    (_attention_backward, "_scaled_dot_product_flash_attention_backward _scaled_dot_product_efficient_attention_backward"
+     " _scaled_dot_product_cudnn_attention_backward _scaled_dot_product_flash_attention_for_cpu_backward"),
+)  # fmt: skip
 FORMULAS: dict[str, _Formula] = {
-    **dict.fromkeys(("aten::mm", "aten::bmm", "aten::matmul", "aten::mv"), _mm),
-    **dict.fromkeys(("aten::_scaled_mm", "aten::_int_mm"), _mm),
-    **dict.fromkeys(
-        ("aten::addmm", "aten::addmm_", "aten::baddbmm", "aten::addbmm", "aten::addmv"), _addmm
-    ),
-    **dict.fromkeys(("aten::_grouped_mm", "aten::_scaled_grouped_mm"), _grouped),
-    "aten::linear": _linear,
-    **{f"aten::conv{d}d": _convolution for d in (1, 2, 3)},
-    **{f"aten::conv_transpose{d}d": _transposed for d in (1, 2, 3)},
-    **{
-        f"aten::{name}": _convolution
-        for name in (
-            "convolution",
-            "_convolution",
-            "convolution_overrideable",
-            "cudnn_convolution",
-            "cudnn_convolution_relu",
-            "miopen_convolution",
-            "mkldnn_convolution",
-            "_slow_conv2d_forward",
-            "_conv_depthwise2d",
-        )
-    },
-    "aten::cudnn_convolution_transpose": _transposed,
-    "aten::miopen_convolution_transpose": _transposed,
-    "aten::convolution_backward": _convolution_backward,
-    **{
-        f"aten::{name}": _recurrent
-        for name in ("lstm", "gru", "rnn_tanh", "rnn_relu", "_cudnn_rnn", "miopen_rnn")
-    },
-    "aten::mkldnn_rnn_layer": _recurrent_layer,
-    "aten::_cudnn_rnn_backward": _twice(_recurrent),
-    "aten::miopen_rnn_backward": _twice(_recurrent),
-    "aten::mkldnn_rnn_layer_backward": _twice(_recurrent_layer),
-    "aten::_flash_attention_forward": _attention_of_rows,
-    "aten::_efficient_attention_forward": _attention_of_rows,
-    "flash_attn::_flash_attn_forward": _attention_of_rows,
-    "aten::scaled_dot_product_attention": _attention,
-    "aten::_scaled_dot_product_flash_attention": _attention,
-    "aten::_scaled_dot_product_efficient_attention": _attention,
-    "aten::_scaled_dot_product_cudnn_attention": _attention,
-    "aten::_scaled_dot_product_flash_attention_for_cpu": _attention,
-    "aten::_scaled_dot_product_flash_attention_backward": _attention_backward,
-    "aten::_scaled_dot_product_efficient_attention_backward": _attention_backward,
-    "aten::_scaled_dot_product_cudnn_attention_backward": _attention_backward,
-    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
+    name if "::" in name else f"aten::{name}": formula
+    for formula, names in _OPERATORS
+    for name in names.split()
 }
 
 

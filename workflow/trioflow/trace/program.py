@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from trioflow.base.errors import TraceError
+from trioflow.base.shipped import read_own_table
 from trioflow.trace.facts import Facts
 
 POINT_TO_POINT = ("send", "recv")
@@ -33,43 +34,11 @@ class Call(NamedTuple):
 
 
 CALLS = {
-    "allreduce_": Call("all_reduce", "tensors", 0, "allreduce"),
-    "allreduce_coalesced_": Call("all_reduce", "tensors", None, "allreduce_coalesced"),
-    "broadcast_": Call("broadcast", "tensors", 0, "broadcast"),
-    "reduce_": Call("reduce", "tensors", 0, "reduce"),
-    "_allgather_base_": Call("all_gather", "output_tensor", 0, "_allgather_base"),
-    "allgather_": Call("all_gather", "output_tensors", 0, "all_gather"),
-    "allgather_coalesced_": Call("all_gather", "output_lists"),
-    "allgather_into_tensor_coalesced_": Call(
-        "all_gather", "outputs", None, "allgather_into_tensor_coalesced"
-    ),
-    "_reduce_scatter_base_": Call("reduce_scatter", "input_tensor", 1, "_reduce_scatter_base"),
-    "reduce_scatter_": Call("reduce_scatter", "input_tensors", 1, "reduce_scatter"),
-    "reduce_scatter_tensor_coalesced_": Call(
-        "reduce_scatter", "inputs", None, "reduce_scatter_tensor_coalesced"
-    ),
-    "alltoall_base_": Call("all_to_all", "input", 1, "all_to_allv"),
-    "alltoall_": Call("all_to_all", "input_tensors", 1, "all_to_all"),
-    "gather_": Call("gather", "output_tensors"),
-    "scatter_": Call("scatter", "input_tensors"),
-    "send": Call("send", "tensors"),
-    "recv_": Call("recv", "tensors"),
-    "barrier": Call("barrier", ""),
-    "monitored_barrier_": Call("barrier", ""),
-    "all_reduce": Call("all_reduce", "input"),
-    "all_reduce_coalesced": Call("all_reduce", "inputs"),
-    "broadcast": Call("broadcast", "input"),
-    "all_gather_into_tensor": Call("all_gather", ""),
-    "all_gather_into_tensor_out": Call("all_gather", ""),
-    "all_gather_into_tensor_coalesced": Call("all_gather", ""),
-    "reduce_scatter_tensor": Call("reduce_scatter", "input"),
-    "reduce_scatter_tensor_out": Call("reduce_scatter", "input"),
-    "reduce_scatter_tensor_coalesced": Call("reduce_scatter", "inputs"),
-    "all_to_all_single": Call("all_to_all", "input"),
-    "shard_dim_alltoall": Call("all_to_all", "input"),
-    "isend": Call("send", "tensor"),
-    "irecv": Call("recv", "tensor"),
-}
+    row["call"]: Call(
+        row["collective"], row["whole"], int(row["place"]) if row["place"] else None, row["noted"] or ""
+    )
+    for row in read_own_table("trace/program")
+}  # fmt: skip
 """Calls of ``torch.distributed`` by name; a functional one's may end in ``_`` as well."""
 
 

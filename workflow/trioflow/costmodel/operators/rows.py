@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +15,7 @@ import pandas as pd
 from trioflow import tables
 from trioflow.base.errors import InputError, TableError
 from trioflow.base.provenance import PACKAGE
+from trioflow.base.shipped import read_table
 from trioflow.base.units import NS_PER_S
 from trioflow.costmodel.features import FEATURES, classify, feature_matrix
 from trioflow.costmodel.interface import TraceLike
@@ -183,6 +183,4 @@ def trace_names(traces: Iterable[TraceLike]) -> list[str]:
 @cache
 def load_small_kernels() -> Mapping[str, float]:
     """Return what a small operator of each class takes once its launch waits in the queue [s]."""
-    lines = [x for x in _SMALL_KERNELS.read_text(encoding="utf-8").splitlines() if x[:1] != "#"]
-    rows = csv.DictReader(lines, delimiter="\t")
-    return {row["operator_class"]: float(row["time_s"]) for row in rows}
+    return {row["operator_class"]: float(row["time_s"]) for row in read_table(_SMALL_KERNELS)}

@@ -17,7 +17,6 @@ scale of each tensor, its own largest value's, and no block is left in bf16;
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -32,6 +31,7 @@ from numpy.typing import NDArray
 
 from trioflow.base.errors import InputError, TableError, TrioflowError
 from trioflow.base.experiments import Plan
+from trioflow.base.shipped import read_table
 from trioflow.parallel.plan import make_plan
 from trioflow.prediction.assembly import predict, time_operators
 from trioflow.prediction.options import Options
@@ -95,9 +95,8 @@ class Recipe:
 @cache
 def load_recipes(path: Path = RECIPES) -> dict[str, Recipe]:
     """Return the recipes, by the pages' name of a model; TableError where a row is incomplete."""
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line[:1] != "#"]
     found = {}
-    for row in csv.DictReader(lines, delimiter="\t"):
+    for row in read_table(path):
         try:
             found[row["model"]] = Recipe(
                 row["network"], row["tensor_overlap"], int(row["expert_domain"]),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import pyarrow as pa
 from trioflow import tables
 from trioflow.base.errors import InputError, TrioflowError
 from trioflow.base.provenance import PACKAGE, read_json
+from trioflow.base.shipped import read_table
 from trioflow.base.units import ms_to_s
 from trioflow.costmodel.features import class_of_name
 from trioflow.costmodel.steps import (
@@ -274,8 +274,7 @@ def read_measured(row: PublishedRow, data_folder: str | Path) -> Measured:
 
 
 def _read_throughput(device: str, row: PublishedRow) -> Measured:
-    with THROUGHPUT.open(encoding="utf-8") as stream:
-        entries = list(csv.DictReader(stream, delimiter="\t"))
+    entries = read_table(THROUGHPUT)
     for entry in entries:
         if entry["device"] == device and int(entry["gpus"]) == row.ranks:
             if int(entry["batch_per_gpu"]) * row.ranks != row.batch:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 
+from trioflow.base.shipped import read_own_table
 from trioflow.trace.flops import FORMULAS, Shape, count_flop
 from trioflow.trace.importers.triosim_tables import OperatorRow, TensorRow
 
@@ -207,29 +208,6 @@ class NodeTensors:
 _NODE = re.compile(r"(?:.*[:\s])?([A-Za-z_]\w*?)Backward\d*")
 _WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
-# What an operator leaves in autograd's graph where that is not its own name: it encloses others,
-# or a library's own version of it was chosen. Names without namespace; a star for any ending.
-LEAVES: dict[str, str] = {
-    "linear": "addmm mm bmm mkldnn_linear linear",
-    "matmul": "mm bmm mv dot",
-    "einsum": "bmm mm",
-    "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d _convolution":
-        "convolution convolution_overrideable mkldnn_convolution cudnn_convolution"
-        " conv_depthwise3d slow_conv*",
-    "batch_norm instance_norm": "native_batch_norm cudnn_batch_norm miopen_batch_norm",
-    "layer_norm": "native_layer_norm",
-    "group_norm": "native_group_norm",
-    "rms_norm": "_fused_rms_norm",
-    "dropout feature_dropout": "native_dropout _fused_dropout",
-    "cross_entropy_loss": "log_softmax nll_loss nll_loss_nd nll_loss2d",
-    "nll_loss_nd": "nll_loss nll_loss2d",
-    "max_pool1d max_pool2d max_pool3d": "max_pool*",
-    "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d": "mean adaptive_avg_pool*",
-    "adaptive_max_pool1d adaptive_max_pool2d": "adaptive_max_pool*",
-    "scaled_dot_product_attention": "scaled_dot_product_* bmm softmax",
-    "softmax log_softmax": "softmax log_softmax",
-}  # fmt: skip
-
 
 def _plain(name: str) -> str:
     """Return a name without underscores and capitals, so that spellings compare."""
@@ -238,9 +216,9 @@ def _plain(name: str) -> str:
 
 def _read_leaves() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
-    for operators, nodes in LEAVES.items():
-        for operator in operators.split():
-            found.setdefault(_plain(operator), []).extend(_plain(n) for n in nodes.split())
+    for row in read_own_table("trace/importers/triosim_autograd"):
+        for operator in row["operators"].split():
+            found.setdefault(_plain(operator), []).extend(map(_plain, row["leaves"].split()))
     return found
 
 
