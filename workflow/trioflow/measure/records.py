@@ -67,9 +67,9 @@ class StepMarks:
 
         return extended
 
-    def run_marked(self, phase: str, call: Callable[[], Any], micro_batch: int = 0) -> None:
-        """Run the call inside a mark."""
-        self.wrap_chunk(phase, lambda _: call())(micro_batch)
+    def run_marked(self, phase: str, call: Callable[[], Any]) -> None:
+        """Run the call inside a mark of micro-batch 0."""
+        self.wrap_chunk(phase, lambda _: call())(0)
 
 
 def find_marks(step: Any, start_ns: int, end_ns: int) -> list[Mark]:

@@ -279,8 +279,8 @@ def _draw_one_collective(
     return float(np.abs(counted).max(initial=10.0))
 
 
-def draw_operator_fit(fit: pd.DataFrame, most: int = 20) -> Figure:
-    """Draw the operator regressions of the ``most`` largest classes; InputError where the table is empty.
+def draw_operator_fit(fit: pd.DataFrame) -> Figure:
+    """Draw the operator regressions of the 20 largest classes; InputError where the table is empty.
 
     Left, share of the fitted time [%]; right, error [%] with the workload left out: bias of the
     class's sum (dot) and mean absolute error of its operators (bar).
@@ -289,8 +289,7 @@ def draw_operator_fit(fit: pd.DataFrame, most: int = 20) -> Figure:
         raise InputError("no operator class was fitted")
     shown = fit.sort_values(
         ["time_share", "operator_class", "phase"], ascending=(False, True, True)
-    )
-    shown = shown.head(most)
+    ).head(20)
     rows = np.arange(len(shown))
     with style.figure_style():
         figure = style.new_figure(1.5 + 0.27 * len(shown))

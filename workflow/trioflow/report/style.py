@@ -94,22 +94,19 @@ Note = tuple[tuple[float, float, float, float], str]
 """Left, lower, right and upper end of a place in an axes' data, and what a pointer that rests there is told."""
 
 
-def add_notes(axes: Any, notes: Iterable[Note], margin_px: float = 0.0) -> None:
-    """Let parts of a figure say what they are, where its SVG file is shown by itself or as an object.
-
-    ``margin_px``: added on each side, for what is a point in the data.
-    """
+def add_notes(axes: Any, notes: Iterable[Note]) -> None:
+    """Let parts of a figure say what they are, where its SVG file is shown by itself or as an object."""
     kept = axes.figure.__dict__.setdefault("trioflow_notes", [])
-    kept += [(axes, place, margin_px, text) for place, text in notes]
+    kept += [(axes, place, text) for place, text in notes]
 
 
 def _write_notes(figure: Figure) -> str:
     """Return the notes of a figure that was laid out, as transparent shapes of its SVG."""
     scale, height = 72 / figure.dpi, 72 * figure.get_figheight()
     lines = []
-    for axes, (left, low, right, high), margin, text in figure.__dict__.get("trioflow_notes", ()):
+    for axes, (left, low, right, high), text in figure.__dict__.get("trioflow_notes", ()):
         ends = scale * axes.transData.transform([(left, low), (right, high)])
-        (x, y), (wide, tall) = ends.min(axis=0) - margin, np.ptp(ends, axis=0) + 2 * margin
+        (x, y), (wide, tall) = ends.min(axis=0), np.ptp(ends, axis=0)
         lines.append(
             f'<rect x="{x:.1f}" y="{height - y - tall:.1f}" width="{max(wide, 0.5):.1f}" height="{tall:.1f}">'
             f"<title>{escape(text)}</title></rect>"

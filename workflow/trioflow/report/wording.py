@@ -55,9 +55,9 @@ def join_words(words: Iterable[str]) -> str:
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
 
 
-def count_words(count: int, word: str, plural: str = "") -> str:
+def count_words(count: int, word: str) -> str:
     """Write a count with its noun in the right number."""
-    return f"{count} {word if count == 1 else plural or word + 's'}"
+    return f"{count} {word if count == 1 else word + 's'}"
 
 
 def flatten_facts(facts: Mapping[str, Any], skip: Iterable[str] = ()) -> dict[str, str]:

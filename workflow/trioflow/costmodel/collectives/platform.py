@@ -200,22 +200,13 @@ def _curve_to_json(key: Key, curve: Curve) -> dict[str, Any]:
     }
 
 
-def _fit_ways(
-    points: pd.DataFrame, machine: NcclMachine, library: str, names: Iterable[str] = METHODS
-) -> dict[str, Method]:
+def _fit_ways(points: pd.DataFrame, machine: NcclMachine, library: str) -> dict[str, Method]:
     """Fit ways to predict to points, by name."""
-    wanted = set(names)
-    ways: dict[str, Method] = {}
-    if "one-bandwidth" in wanted:
-        ways["one-bandwidth"] = fit_one_bandwidth(points)
-    if "alpha-beta" in wanted:
-        ways["alpha-beta"] = fit_alpha_beta(points)
-    if wanted & {"nccl", "measured"}:
-        form = fit_nccl(points, machine, library)
-        ways["nccl"] = form
-        if "measured" in wanted:
-            ways["measured"] = Measured(make_curves(points), form, choose_shape(points, form))
-    return ways
+    form = fit_nccl(points, machine, library)
+    return {
+        "one-bandwidth": fit_one_bandwidth(points), "alpha-beta": fit_alpha_beta(points), "nccl": form,
+        "measured": Measured(make_curves(points), form, choose_shape(points, form)),
+    }  # fmt: skip
 
 
 def fit_platform_collectives(

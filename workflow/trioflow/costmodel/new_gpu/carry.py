@@ -212,8 +212,6 @@ def retime_trace(
     trace: Trace,
     target: DeviceSheet | str,
     *,
-    rule: str = DEFAULT_RULE,
-    model: NewGpuModel | None = None,
     precision: str | None = None,
 ) -> Trace:
     """Return a trace as another GPU would have recorded it; itself on the GPU that was traced.
@@ -235,20 +233,19 @@ def retime_trace(
         raise TraceError(
             "the trace does not say its precision", fix="import it again with --precision"
         )
-    model = model or load_new_gpu_model()
+    model = load_new_gpu_model()
     predicted = scale_trace(
-        trace.operators, source, target, rule=rule, precision=str(precision), model=model,
-        floor_s=floor_of(trace),
+        trace.operators, source, target, precision=str(precision), model=model, floor_s=floor_of(trace)
     )  # fmt: skip
     operators = _retime_operators(trace.operators, predicted["time_s"])
     facts = _retime_facts(trace, operators)
     if trace.facts.measured_end_to_end_s is not None:
-        within = carry_step(trace, source, target, rule, str(precision), model)
+        within = carry_step(trace, source, target, DEFAULT_RULE, str(precision), model)
         measured_s = float(within["time_s"].sum())
         facts = replace(
             facts, measured_end_to_end_s=measured_s, timer_floor_s=trace.facts.timer_floor_s
         )
-    facts = _label_facts(trace, facts, predicted, (source, target), rule, model)
+    facts = _label_facts(trace, facts, predicted, (source, target), model)
     return Trace(operators, trace.tensors, facts)
 
 
@@ -262,12 +259,13 @@ def new_gpu_interval(facts: Facts) -> tuple[float, float]:
 
 def _label_facts(
     trace: Trace, facts: Facts, predicted: pd.DataFrame, devices: tuple[DeviceSheet, DeviceSheet],
-    rule: str, model: NewGpuModel,
+    model: NewGpuModel,
 ) -> Facts:  # fmt: skip
     """Return facts that say that and how the times were carried from one GPU to another."""
     source, target = devices
     total_s = float(predicted["time_s"].sum())
     beyond_s = float(predicted.loc[predicted["extrapolated"].astype(bool), "time_s"].sum())
+    rule = DEFAULT_RULE
     low, high = model.step_interval(rule)
     label = label_new_gpu(source, target)
     return replace(

@@ -58,20 +58,18 @@ def benchmark_files(data_folder: str | Path, part: str, device: str) -> list[Pat
 
 
 def load_benchmarks(
-    data_folder: str | Path, device: str, parts: tuple[str, ...] = (TRAIN, TEST), most: int = 0
+    data_folder: str | Path, device: str, parts: tuple[str, ...] = (TRAIN, TEST)
 ) -> pd.DataFrame:
     """Read a device's single operators as ``tables.OPERATORS`` and ``part``; empty without any.
 
-    Repeated measurements became their median; of each file at most ``most`` rows, evenly spaced, 0
-    for all. Raises InputError when a file lacks a column or holds a wrong value.
+    Repeated measurements became their median. Raises InputError when a file lacks a column or
+    holds a wrong value.
     """
-    frames = []
-    for part in parts:
-        for file in benchmark_files(data_folder, part, device):
-            frame = _read(file, device)
-            if most and len(frame) > most:
-                frame = frame.iloc[np.linspace(0, len(frame) - 1, most).astype(int)]
-            frames.append(frame.assign(part=part))
+    frames = [
+        _read(file, device).assign(part=part)
+        for part in parts
+        for file in benchmark_files(data_folder, part, device)
+    ]
     if not any(len(frame) for frame in frames):
         return pd.DataFrame({name: [] for name in (*COLUMNS, "part")})
     joined = pd.concat(frames, ignore_index=True)
@@ -173,9 +171,9 @@ class PublishedDevice:
         """Name of the device's sheet, and of the folder of its shipped model."""
         return find_device(self.name).name
 
-    def benchmarks(self, parts: tuple[str, ...] = (TRAIN, TEST)) -> pd.DataFrame:
-        """Return the single operators of some published parts."""
-        return load_benchmarks(self.folder, self.name, parts)
+    def benchmarks(self) -> pd.DataFrame:
+        """Return the single operators."""
+        return load_benchmarks(self.folder, self.name)
 
     def sources(self) -> dict[str, str]:
         """Return the digest of every file that the measurements come from, by relative path."""

@@ -164,7 +164,7 @@ def _describe_validation(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def list_published_rows(
-    files: Sequence[str | Path], families: Sequence[str], *, label: str = "{case}"
+    files: Sequence[str | Path], families: Sequence[str]
 ) -> list[dict[str, Any]]:
     """Return public multi-GPU cases of some kinds of plans as ``EVIDENCE``; InputError where there are none."""
     frames = [tables.read_table(file, "published_cases") for file in files]
@@ -176,7 +176,7 @@ def list_published_rows(
         device = row["platform"].rpartition(", ")[2]
         rows.append({
             "evidence": MEASURED_PUBLIC, "panel": f"traced on {'the same GPU' if row['source_gpu'] == device else 'another GPU'}",
-            "label": label.format(**row), "series": "",
+            "label": row["case"], "series": "",
             "case": row["case"], "workload": row["workload"], "source_gpu": row["source_gpu"],
             "device": device, "family": family, "plan": row["plan"],
             "ranks": row["ranks"], "micro_batches": chunks, "batch": row["batch"],

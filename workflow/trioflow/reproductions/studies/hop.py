@@ -72,9 +72,9 @@ class HopWork:
     batch: int  # samples of an iteration of one worker
 
 
-def load_work(trace: str = TRACE) -> HopWork:
-    """Return the work of an iteration of a traced workload, at predicted times."""
-    timed = load_timed_trace(trace).traces[0]
+def load_work() -> HopWork:
+    """Return the work of an iteration of the traced workload, at predicted times."""
+    timed = load_timed_trace(TRACE).traces[0]
     update_bytes = sum(int(gradient["size_bytes"]) for gradient in timed.facts.gradients)
     compute_s = ns_to_s(float(timed.operators["device_ns"].sum()))
     return HopWork(compute_s, update_bytes, timed.facts.batch)

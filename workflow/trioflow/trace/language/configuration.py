@@ -108,12 +108,11 @@ class Fields:
             if value is True or value not in (None, False, 0, 1, "0", "1", "false", "", []):
                 raise InputError(f"{name} {value!r:.40}: {why}", file=self.file, place=name)
 
-    def list_unknown(self, harmless: frozenset[str], prefixes: tuple[str, ...] = ()) -> list[str]:
+    def list_unknown(self, harmless: frozenset[str]) -> list[str]:
         """Return the fields that nobody took and that are not known to leave the work alone."""
         return [
             name for name, value in self.content.items()
-            if name not in self.taken and name not in harmless and not name.startswith(prefixes or ("\0",))
-            and value not in (None, False)
+            if name not in self.taken and name not in harmless and value not in (None, False)
         ]  # fmt: skip
 
 
