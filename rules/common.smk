@@ -302,6 +302,11 @@ def sweep_files(wildcards):
     return sweep_plan(wildcards)[wildcards.chunk]
 
 
+def chunk_minutes(wildcards, attempt):
+    """The time limit of a chunk: an hour, doubled each time that it is sent again."""
+    return 60 * 2 ** (attempt - 1)
+
+
 def sweep_description(wildcards):
     """The description of a sweep."""
     return SWEEPS[wildcards.sweep]

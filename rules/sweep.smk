@@ -16,7 +16,7 @@ rule simulate_sweep:
         "../envs/analysis.yaml"
     resources:
         mem_mb=4000,
-        runtime=60,
+        runtime=chunk_minutes,
     params:
         library=library_digest("simulate_sweep"),
         # Not an input: an edit elsewhere in it leaves finished chunks alone.

@@ -12,7 +12,7 @@ sys.path.insert(0, str(ROOT / "tests" / "workflow"))
 
 from project_copy import PATIENCE_S, Project, copy_project  # noqa: E402
 
-__all__ = ["ROOT", "ClusterProject", "copy_project"]
+__all__ = ["PATIENCE_S", "ROOT", "ClusterProject", "copy_project"]
 
 
 @dataclass

@@ -1,14 +1,15 @@
-"""The workflow through a real SLURM, with a job and the controller killed on the way."""
+"""A sweep through a real SLURM, with jobs that hang, a job and the controller killed on the way."""
 
 from __future__ import annotations
 
 import hashlib
+import re
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
-from cluster_project import ClusterProject, copy_project
+from cluster_project import PATIENCE_S, ClusterProject, copy_project
 from single_node import SingleNode, wait_until
 
 pytestmark = pytest.mark.slow
@@ -20,9 +21,21 @@ chunk: 2
 grid:
   - {trace: gpt2-tiny-b8, platform: [h100x8-nvlink, a100x4-nvlink], ranks: [2, 4], pipeline: [1, 2]}
 """
+STUCK = """\
+import os, time
+for name in ("hangs", "killed") if os.path.exists("stuck") and snakemake.resources.runtime == 1 else ():
+    try:
+        with open(name, "x") as marker:
+            marker.write("{SLURM_ARRAY_JOB_ID}_{SLURM_ARRAY_TASK_ID}".format(**os.environ))
+        time.sleep(3600)
+    except FileExistsError:
+        pass
+"""
+"""Put before the script of a chunk: beside a file ``stuck`` the first two that are tried hang."""
 PROFILE = (
     "--workflow-profile", "profiles/slurm", "--slurm-status-command", "squeue", "--slurm-no-account",
-    "--slurm-init-seconds-before-status-checks", "2",
+    "--slurm-init-seconds-before-status-checks", "2", "--slurm-array-limit", "3",
+    "--set-resources", "simulate_sweep:runtime=attempt", "simulate_sweep:mem_mb=2000",
 )  # fmt: skip
 """The profile, with what a SLURM without an accounting database needs besides."""
 
@@ -36,34 +49,41 @@ def digest_tables(project: ClusterProject) -> dict[str, str]:
     }
 
 
-def test_a_run_through_slurm_survives_kills_and_ends_as_a_local_run(
+def test_a_sweep_of_arrays_survives_kills_and_a_hang_and_ends_as_a_local_one(
     project: ClusterProject, executors: Path, slurm: SingleNode, tmp_path: Path
 ) -> None:
+    """A task is killed, another hangs until its time limit, the controller crashes: no byte differs."""
     local = ClusterProject(copy_project(tmp_path / "local").folder, executors)
     for copy in (project, local):
         for path in (copy.folder / "config/sweeps").glob("*.yaml"):
             path.unlink()
         (copy.folder / "config/sweeps/small.yaml").write_text(SWEEP)
+        script = copy.folder / "scripts/simulate_sweep.py"
+        script.write_text(STUCK + script.read_text())
     local.snakemake("--", *TARGETS)
+    chunks = list((local.folder / "results/sweeps/small/chunks").iterdir())
 
+    (project.folder / "stuck").touch()
     process = subprocess.Popen(
         project.command(*PROFILE, "--", *TARGETS), cwd=project.folder, env=project.environment,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
-    wait_until(lambda: bool(slurm.running_jobs()), "a job that runs")
-    victim = slurm.running_jobs()[0]
-    slurm.ask("scancel", "--signal=KILL", "--full", victim)
-    wait_until(lambda: victim not in slurm.running_jobs(), "the end of the killed job")
-    wait_until(lambda: bool(slurm.running_jobs()), "a job after the killed one")
+    killed = project.folder / "killed"
+    wait_until(lambda: killed.exists() and bool(killed.read_text()), "a second chunk that hangs")
+    slurm.ask("scancel", "--signal=KILL", "--full", killed.read_text())
+    wait_until(lambda: killed.read_text() not in slurm.running_jobs(), "the end of the killed job")
     slurm.kill_controller()
     time.sleep(2)
     slurm.start_controller()
     try:
-        told, _ = process.communicate(timeout=400)
+        told, _ = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
     assert process.returncode == 0, told
-    assert "Trying to restart job" in told
+    assert told.count("Trying to restart job") >= 2, told
+    assert "SLURM status is: 'TIMEOUT'" in told, told
+    arrays = re.findall("Submitted array job with Snakemake IDs ([0-9,]+)", told)
+    assert len({job for ids in arrays for job in ids.split(",")}) == len(chunks) > len(arrays) > 1
 
     assert digest_tables(project) == digest_tables(local)
     assert len(digest_tables(local)) > 3

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -12,14 +14,18 @@ from sweep_files import write_sweep
 from trioflow.base.errors import InputError
 from trioflow.base.settings import list_descriptions
 from trioflow.sweeps.chunks import (
+    _FIRST,
+    JOBS,
     SIMULATED_ONLY,
+    choose_size,
     cut_chunks,
     find_chunk,
     list_chunk_files,
     plan_sweep,
 )
 from trioflow.sweeps.description import Sweep, load_sweep
-from trioflow.sweeps.parameters import PARAMETERS
+from trioflow.sweeps.parameters import PARAMETERS, fill_values
+from trioflow.sweeps.scenarios import Scenarios
 
 GRID: dict[str, Any] = {
     "trace": ["gpt2-tiny-b8", "own"], "platform": ["cpu2-gloo", "dgx-a100", "mine"],
@@ -68,6 +74,66 @@ def test_what_shares_a_graph_is_rarely_cut_apart(sweep: Sweep) -> None:
         assert sorted(graphs, key=seen.index) == graphs, "scenarios of a graph follow one another"
 
 
+def test_chunks_are_those_of_cutting_scenario_by_scenario(sweep: Sweep) -> None:
+    """Columns are cut where the rule as it is written cuts dictionaries one by one."""
+    scenarios = list(sweep.scenarios)
+
+    def key(values: dict[str, Any]) -> list[Any]:
+        first = [values[name] for name in _FIRST]
+        return first + [values[n] for n in PARAMETERS if n not in (*_FIRST, *SIMULATED_ONLY)]
+
+    order = sorted(
+        range(len(scenarios)),
+        key=lambda n: [*key(scenarios[n]), *(scenarios[n][name] for name in SIMULATED_ONLY)],
+    )
+    for size in (7, 30, 64):
+        expected: list[list[int]] = [[]]
+        for number, following in zip(order, [*order[1:], None], strict=True):
+            expected[-1].append(number)
+            last = following is None or key(scenarios[number]) != key(scenarios[following])
+            digest = hashlib.sha256(json.dumps(key(scenarios[number])).encode()).digest()
+            cut = last and 2 * len(expected[-1]) >= size and digest[0] < 32
+            if following is not None and (len(expected[-1]) >= size or cut):
+                expected.append([])
+        assert [list(chunk.numbers) for chunk in cut_chunks(sweep, size)] == expected
+
+
+def test_the_size_of_chunks_grows_with_the_sweep_and_seldom() -> None:
+    sizes = [choose_size(count) for count in (1, 64 * JOBS, 64 * JOBS + 1, 100_000, 1_000_000)]
+    assert sizes == [64, 64, 128, 8192, 8192]
+    assert len({choose_size(count) for count in range(1, 200_000, 97)}) == 8
+
+
+def test_a_hundred_thousand_scenarios_are_cut_without_spelling_them_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every job cuts its sweep again: dictionaries are made of a few scenarios, not of all."""
+    made: list[int] = []
+    plain = Scenarios.__getitem__
+
+    def count(self: Scenarios, place: Any) -> Any:
+        made.append(place)
+        return plain(self, place)
+
+    grid = {
+        **GRID, "data": [1, 2, 4, 8], "seed": list(range(175)), "rank_spread": [0.1, 0.2],
+    }  # fmt: skip
+    monkeypatch.setattr(Scenarios, "__getitem__", count)
+    many = load_sweep(write_sweep(tmp_path, {**CONTENT, "grid": [grid]}))
+    chunks = cut_chunks(many)
+    assert len(many.scenarios) == 2 * 3 * 4 * 3 * 3 * 2 * 175 * 2 > 100_000
+    assert JOBS // 2 <= len(chunks) <= 2 * JOBS
+    assert len(made) < 1000
+
+
+def test_scenarios_as_columns_are_the_rows_that_were_given() -> None:
+    rows = [{"trace": "a", "data": 2, "seed": 3}, {"trace": "b"}, {"trace": "a", "data": 2}]
+    made = Scenarios.of(rows)
+    assert list(made) == [fill_values(rows[0]), fill_values(rows[1])], "a seed draws nothing"
+    assert made.different("trace", [1, 0]) == ["a", "b"]
+    assert Scenarios.of([]).codes.shape == (0, len(PARAMETERS))
+
+
 def test_the_order_of_the_description_does_not_matter(sweep: Sweep) -> None:
     turned = replace(sweep, scenarios=sweep.scenarios[::-1])
     digests = [chunk.digest for chunk in cut_chunks(sweep, 30)]
@@ -78,7 +144,7 @@ def test_most_chunks_outlive_an_edit(sweep: Sweep) -> None:
     before = {chunk.digest for chunk in cut_chunks(sweep, 30)}
     gone = ("own", 2, 4, 32)
     kept = [v for v in sweep.scenarios if (v["trace"], v["tensor"], v["data"], v["batch"]) != gone]
-    without = replace(sweep, scenarios=kept)
+    without = replace(sweep, scenarios=Scenarios.of(kept))
     after = {chunk.digest for chunk in cut_chunks(without, 30)}
     assert before != after
     assert len(before & after) >= 2 * len(after) / 3

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 from trioflow.sweeps.chunk_job import make_frame
-from trioflow.sweeps.figures import MOST_PANELS, draw_memory, draw_throughput, name_kind
+from trioflow.sweeps.figures import MOST_PANELS, draw_memory, draw_throughput, name_kinds
 from trioflow.sweeps.parameters import fill_values
 
 
@@ -31,7 +31,7 @@ def test_kinds_go_by_the_degrees_above_one() -> None:
         {}, {"data": 2}, {"data": 2, "sharding": "fsdp"}, {"tensor": 2}, {"pipeline": 2},
         {"data": 2, "tensor": 2},
     )  # fmt: skip
-    assert [name_kind(row) for _, row in rows.iterrows()] == [
+    assert name_kinds(rows) == [
         "one rank", "data", "sharded data", "tensor", "pipeline", "several kinds",
     ]  # fmt: skip
 

@@ -6,6 +6,7 @@ import errno
 from pathlib import Path
 
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from sweep_files import SMALL, write_sweep
 from trioflow import tables
@@ -69,6 +70,35 @@ def test_the_table_holds_every_scenario_in_order(
     assert capsys.readouterr().out == "4 infeasible, 12 ok\n"
 
 
+def test_rows_are_sorted_a_group_at_a_time_whatever_their_parts(
+    done: tuple[Path, list[Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a part and a group are in memory; groups of any size hold the same rows."""
+    file, chunks = done
+    whole = tmp_path / "whole.parquet"
+    collect_sweep(file, chunks, whole, tmp_path, 5)
+    monkeypatch.setattr("trioflow.sweeps.figures.GROUP_ROWS", 6)
+    collect_sweep(file, chunks[::-1], tmp_path / "groups.parquet", tmp_path, 5)
+    groups = pq.ParquetFile(tmp_path / "groups.parquet")
+    assert [groups.metadata.row_group(n).num_rows for n in range(groups.num_row_groups)] == [
+        6,
+        6,
+        4,
+    ]
+    expected = tables.read_table(whole, TABLE)
+    pd.testing.assert_frame_equal(tables.read_table(tmp_path / "groups.parquet", TABLE), expected)
+
+
+def test_many_marks_become_a_picture_in_the_figure(
+    done: tuple[Path, list[Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, chunks = done
+    monkeypatch.setattr("trioflow.sweeps.figures.MOST_MARKS", 1)
+    collect_sweep(file, chunks, tmp_path / "results.parquet", tmp_path, 5)
+    for name in ("throughput", "memory"):
+        assert "data:image/png;base64" in (tmp_path / f"{name}.svg").read_text()
+
+
 def test_a_job_says_how_far_it_is(
     done: tuple[Path, list[Path]], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -108,11 +138,10 @@ def test_a_full_disk_leaves_nothing_half_written(
 ) -> None:
     file, chunks = done
 
-    def write_half(table: object, path: Path, **_: object) -> None:
-        Path(path).write_bytes(b"PAR1 and then nothing")
-        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+    def write_nothing(writer: object, *_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("trioflow.tables.files.pq.write_table", write_half)
+    monkeypatch.setattr("pyarrow.parquet.ParquetWriter.write_table", write_nothing)
     with pytest.raises(InputError, match="No space left on device; make room"):
         if job == "simulate":
             simulate_sweep(file, chunks[0].stem, tmp_path / "out" / chunks[0].name, 5)
@@ -136,8 +165,6 @@ def test_numbers_follow_the_description_and_not_the_chunk(
     for chunk in kept:
         path = next(path for path in chunks if path.stem == chunk.digest)
         rows = read_chunk(path, chunk)
-        assert rows["scenario"].tolist() == list(chunk.numbers)
+        assert rows["scenario"].to_pylist() == list(chunk.numbers)
         scales = [longer.scenarios[number]["communication_scale"] for number in chunk.numbers]
-        pd.testing.assert_series_equal(
-            rows["communication_scale"], pd.Series(scales), check_names=False
-        )
+        assert rows["communication_scale"].to_pylist() == scales

@@ -10,8 +10,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from trioflow.base.errors import InputError
-from trioflow.sweeps.description import DEFAULT_CHUNK, Sweep, load_sweep
+from trioflow.sweeps.description import Sweep, load_sweep
+from trioflow.sweeps.parameters import PARAMETERS
 from trioflow.trace.pack import MEMBERS
 
 
@@ -36,6 +39,12 @@ _PACK_ENDINGS = (".zip", ".trace")
 """What a pack that is not there yet is recognised by."""
 _FIRST = ("trace", "cost_model", "override", "tensor", "samples", "micro_batches", "batch")
 """Parameters that decide the sizes of operators, the most expensive to have again first."""
+_GRAPH = (
+    *_FIRST, *(name for name in PARAMETERS if name not in _FIRST and name not in SIMULATED_ONLY),
+)  # fmt: skip
+"""Parameters that decide a graph, the device apart."""
+JOBS, LEAST_CHUNK, LARGEST_CHUNK = 16, 64, 8192
+"""Of a sweep whose chunks nobody sized: jobs at least, and scenarios of each; docs/sweeps.md says why."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +58,22 @@ class Chunk:
     numbers: tuple[int, ...]
 
 
+def choose_size(count: int) -> int:
+    """Return the scenarios of a chunk where nobody says: at least `JOBS` jobs of 64 to 8192.
+
+    Doubled step by step, so that an edit of a sweep seldom cuts all of it anew.
+    """
+    size = LEAST_CHUNK
+    while size * JOBS < count and size < LARGEST_CHUNK:
+        size *= 2
+    return size
+
+
 def cut_chunks(sweep: Sweep, size: int = 0) -> list[Chunk]:
     """Cut the scenarios of a sweep into chunks of at most ``size``.
 
-    ``size``: scenarios of a chunk; the description's own number goes before it, `DEFAULT_CHUNK` is
-        taken for 0.
+    ``size``: scenarios of a chunk; the description's own number goes before it, `choose_size`
+        says for 0.
 
     Scenarios are sorted so that those of one graph, then those of one set of
     operator sizes, follow one another. Besides at its full size a chunk that
@@ -61,20 +81,28 @@ def cut_chunks(sweep: Sweep, size: int = 0) -> list[Chunk]:
     so. These places stay where they are when scenarios come or go elsewhere,
     so that most finished chunks of an edited sweep are kept.
     """
-    size = sweep.chunk or size or DEFAULT_CHUNK
     scenarios = sweep.scenarios
-    order = sorted(range(len(scenarios)), key=lambda n: _sort_key(scenarios[n]))
+    size = sweep.chunk or size or choose_size(len(scenarios))
+    graph = scenarios.rank(_GRAPH)
+    keys = [*graph, *scenarios.rank(SIMULATED_ONLY)]
+    order = np.lexsort(keys[::-1]) if keys else np.arange(len(scenarios))
+    follows = np.zeros(len(scenarios) - 1, dtype=bool)
+    for rank in graph:
+        follows |= rank[order[1:]] != rank[order[:-1]]
+    # Places behind the last scenario of each graph
+    ends = np.flatnonzero(follows) + 1
     chunks: list[Chunk] = []
-    open_chunk: list[int] = []
-    for place, number in enumerate(order):
-        open_chunk.append(number)
-        following = scenarios[order[place + 1]] if place + 1 < len(order) else None
-        last_of_graph = following is None or _graph_key(scenarios[number]) != _graph_key(following)
-        full = len(open_chunk) >= size
-        ends = last_of_graph and 2 * len(open_chunk) >= size and _is_cut(scenarios[number])
-        if full or ends or following is None:
-            chunks.append(Chunk(_digest_chunk(sweep, open_chunk), tuple(open_chunk)))
-            open_chunk = []
+    first = 0
+    while first < len(order):
+        last = min(first + size, len(order))
+        low, high = np.searchsorted(ends, [first + (size + 1) // 2, last])
+        for end in ends[low:high]:
+            if _is_cut(scenarios[order[end - 1]]):
+                last = int(end)
+                break
+        numbers = tuple(order[first:last].tolist())
+        chunks.append(Chunk(_digest_chunk(sweep, numbers), numbers))
+        first = last
     return chunks
 
 
@@ -94,12 +122,12 @@ def find_chunk(sweep: Sweep, digest: str, size: int = 0) -> Chunk:
 
 def list_chunk_files(sweep: Sweep, numbers: Sequence[int]) -> list[str]:
     """Return the files that some scenarios need, those that ship apart."""
-    used = [sweep.scenarios[number] for number in numbers]
-    traces = sorted({values["trace"] for values in used} & set(sweep.traces))
+    used = sweep.scenarios.different
+    traces = sorted({*used("trace", numbers)} & set(sweep.traces))
     files = [part for name in traces for path in sweep.traces[name] for part in _list_parts(path)]
-    platforms = sorted({values["platform"] for values in used} & set(sweep.platforms))
+    platforms = sorted({*used("platform", numbers)} & set(sweep.platforms))
     files += [sweep.platforms[name] for name in platforms]
-    return [*files, *sorted({values["override"] for values in used} - {""})]
+    return [*files, *sorted({*used("override", numbers)} - {""})]
 
 
 def list_sweep_files(description: str | Path) -> list[str]:
@@ -116,29 +144,17 @@ def _list_parts(trace: str) -> list[str]:
     return [f"{trace}/{name}" for name in MEMBERS]
 
 
-def _graph_key(values: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return what decides a graph, the device apart."""
-    first = tuple(values[name] for name in _FIRST)
-    rest = tuple(
-        values[name] for name in values if name not in _FIRST and name not in SIMULATED_ONLY
-    )
-    return first + rest
-
-
-def _sort_key(values: Mapping[str, Any]) -> tuple[Any, ...]:
-    return (*_graph_key(values), *(values[name] for name in SIMULATED_ONLY))
-
-
 def _is_cut(values: Mapping[str, Any]) -> bool:
     """Return whether a chunk may end after the scenarios of a graph: after one graph in eight."""
-    return hashlib.sha256(json.dumps(_graph_key(values)).encode()).digest()[0] < 32
+    key = [values[name] for name in _GRAPH]
+    return hashlib.sha256(json.dumps(key).encode()).digest()[0] < 32
 
 
 def _digest_chunk(sweep: Sweep, numbers: Sequence[int]) -> str:
-    used = [sweep.scenarios[number] for number in numbers]
+    used = sweep.scenarios.list_columns(numbers)
     files = {
-        "traces": {v["trace"]: sweep.traces.get(v["trace"]) for v in used},
-        "platforms": {v["platform"]: sweep.platforms.get(v["platform"]) for v in used},
+        "traces": {name: sweep.traces.get(name) for name in used["trace"]},
+        "platforms": {name: sweep.platforms.get(name) for name in used["platform"]},
     }
-    text = json.dumps([used, files, sweep.interval], sort_keys=True)
+    text = json.dumps([len(numbers), used, files, sweep.interval], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

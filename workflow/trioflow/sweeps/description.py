@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,10 @@ from trioflow.base.settings import NAME, check_settings, suggest_name
 from trioflow.base.yaml_files import parse_yaml, read_yaml
 from trioflow.costmodel.choices import THIS_MACHINE
 from trioflow.hardware.platform import list_platforms
-from trioflow.sweeps.parameters import PARAMETERS, fill_values
+from trioflow.sweeps.parameters import PARAMETERS
+from trioflow.sweeps.scenarios import Block, Scenarios, join_blocks
 from trioflow.trace.store import shipped_traces
 
-DEFAULT_CHUNK = 64
-"""Scenarios of a job, unless the settings or the description say otherwise."""
 MOST_SCENARIOS = 1_000_000
 """More than this is taken for a mistake in a grid."""
 
@@ -36,7 +36,7 @@ class Sweep:
     platforms: dict[str, str]  # platform files by name
     # A value for every parameter; each different scenario once, in the order of the description.
     # The place in the list is its number.
-    scenarios: list[dict[str, Any]]
+    scenarios: Scenarios
 
 
 def sweep_schema() -> dict[str, Any]:
@@ -124,21 +124,17 @@ def load_sweep(path: str | Path) -> Sweep:
         "trace": {*settings["traces"], *shipped_traces()},
         "platform": {*settings["platforms"], *list_platforms(), THIS_MACHINE},
     }
-    unique: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for place, given in _spell_out(settings, file):
-        _check_names(given, known, file, place)
-        values = fill_values(given)
-        unique.setdefault(tuple(values.values()), values)
-        if len(unique) > MOST_SCENARIOS:
-            raise InputError(
-                f"more than {MOST_SCENARIOS} scenarios", file=file, place=place,
-                fix="combine fewer values",
-            )  # fmt: skip
-    if not unique:
+    blocks = []
+    for block, places in _spell_out(settings, file):
+        for name, names in known.items():
+            _check_names(block, name, names, file, places)
+        blocks.append(block)
+    scenarios = join_blocks(blocks)
+    if not len(scenarios):
         raise InputError("no scenarios", file=file, fix="give a grid, a list or a table")
     return Sweep(
         file.stem, settings["description"], settings["interval"], settings["chunk"],
-        settings["traces"], settings["platforms"], list(unique.values()),
+        settings["traces"], settings["platforms"], scenarios,
     )  # fmt: skip
 
 
@@ -149,26 +145,42 @@ def _read_yaml(file: Path) -> dict[str, Any]:
     return content
 
 
-def _spell_out(settings: Mapping[str, Any], file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield every scenario's given values, with its place in the description."""
+def _spell_out(
+    settings: Mapping[str, Any], file: Path
+) -> Iterator[tuple[Block, Callable[[int], str]]]:
+    """Yield the parts of a description, each with the place at which a scenario of it stands."""
     common = settings["defaults"]
-    for number, block in enumerate(settings["grid"]):
-        axes = {name: block[name] for name in PARAMETERS if name in block}
-        for combination in itertools.product(*axes.values()):
-            yield f"grid.{number}", {**common, **dict(zip(axes, combination, strict=True))}
-    for number, row in enumerate(settings["list"]):
-        yield f"list.{number}", {**common, **row}
+    room = MOST_SCENARIOS
+    for number, axes in enumerate(settings["grid"]):
+        values = {name: [value] for name, value in common.items()} | axes
+        block = Block(math.prod(len(given) for given in values.values()))
+        room -= block.count
+        _check_room(room, file, f"grid.{number}")
+        block.set_axes({name: values[name] for name in PARAMETERS if name in values})
+        yield block, partial("grid.{}".format, number)
+    rows = [({**common, **row}, f"list.{number}") for number, row in enumerate(settings["list"])]
     if settings["table"]:
-        for place, row in _read_table(Path(settings["table"]), file):
-            yield place, {**common, **row}
+        table = Path(settings["table"])
+        rows += [({**common, **row}, place) for place, row in _read_table(table, file)]
+    _check_room(room - len(rows), file, rows[-1][1] if rows else "")
+    block = Block(len(rows))
+    block.set_rows([row for row, _ in rows])
+    yield block, lambda place: rows[place][1]
+
+
+def _check_room(room: int, file: Path, place: str) -> None:
+    if room < 0:
+        raise InputError(
+            f"more than {MOST_SCENARIOS} scenarios", file=file, place=place,
+            fix="combine fewer values",
+        )  # fmt: skip
 
 
 def _check_names(
-    given: Mapping[str, Any], known: Mapping[str, set[str]], file: Path, place: str
+    block: Block, name: str, names: set[str], file: Path, places: Callable[[int], str]
 ) -> None:
     """Refuse a scenario without trace or platform, or with one that nobody knows."""
-    for name, names in known.items():
-        value = given.get(name, "")
+    for value, number in block.first_places(name):
         if value not in names:
             problem = f"unknown {name} {value!r}" if value else f"the {name} is missing"
             fix = (
@@ -176,7 +188,7 @@ def _check_names(
                 if value
                 else f"name one of {', '.join(sorted(names))}"
             )
-            raise InputError(problem, file=file, place=f"{place}.{name}", fix=fix)
+            raise InputError(problem, file=file, place=f"{places(number)}.{name}", fix=fix)
 
 
 def _read_table(table: Path, file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -194,6 +206,8 @@ def _read_table(table: Path, file: Path) -> Iterator[tuple[str, dict[str, Any]]]
                 fix=suggest_name(column, PARAMETERS),
             )  # fmt: skip
     schema = sweep_schema()["properties"]["list"]["items"]
+    # What a column's cell says, checked once for all rows in which it stands
+    read: dict[tuple[str, str], dict[str, Any]] = {(name, ""): {} for name in header}
     for number, line in lines[1:]:
         cells = [cell.strip() for cell in line]
         if not any(cells):
@@ -203,17 +217,28 @@ def _read_table(table: Path, file: Path) -> Iterator[tuple[str, dict[str, Any]]]
                 f"{len(cells)} cells found where {len(header)} are due", file=table,
                 place=f"line {number}", fix="separate cells with one tab and write - for nothing",
             )  # fmt: skip
-        given = {
-            name: _parse(cell, PARAMETERS[name]["type"], table, f"line {number}, column {name}")
-            for name, cell in zip(header, cells, strict=True)
-            if cell not in ("", "-")
-        }
-        try:
-            check_settings(given, schema, table)
-        except InputError as error:
-            place = f"line {number}, column {error.place}"
-            raise InputError(error.problem, file=table, place=place, fix=error.fix) from None
+        given: dict[str, Any] = {}
+        for named in zip(header, cells, strict=True):
+            if named not in read:
+                read[named] = _check_cell(*named, schema, table, f"line {number}, column ")
+            given |= read[named]
         yield f"{table}, line {number}", given
+
+
+def _check_cell(
+    name: str, cell: str, schema: Mapping[str, Any], table: Path, place: str
+) -> dict[str, Any]:
+    """Return what a cell gives: its parameter's value, or nothing for -."""
+    if cell == "-":
+        return {}
+    given = {name: _parse(cell, PARAMETERS[name]["type"], table, f"{place}{name}")}
+    alone = {"type": "object", "properties": {name: schema["properties"][name]}}
+    try:
+        return check_settings(given, alone, table)
+    except InputError as error:
+        raise InputError(
+            error.problem, file=table, place=f"{place}{error.place}", fix=error.fix
+        ) from None
 
 
 def _parse(cell: str, kind: str, table: Path, place: str) -> Any:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullLocator
@@ -29,14 +35,27 @@ _MARKERS = dict(zip(KINDS, ("X", "o", "P", "^", "s", "D"), strict=True))
 MOST_PANELS = 6
 """Further traces and platforms are left to the table."""
 _COLUMNS = 2
+DRAWN = (
+    "trace", "platform", "status", "ranks", "data", "tensor", "pipeline", "sharding", "samples_per_s",
+    "step_time_s", "low_s", "high_s", "peak_memory_bytes", "memory_bytes",
+)  # fmt: skip
+"""Columns that the figures read."""
+GROUP_ROWS = 1 << 15
+"""Rows of a sweep's table that are sorted and written at once."""
+MOST_MARKS = 2000
+"""More marks of a kind in a panel are kept as a picture inside an SVG."""
 
 
-def name_kind(row: pd.Series[Any]) -> str:
-    """Return the kind of a row's plan."""
-    degrees = [name for name in ("data", "tensor", "pipeline") if row[name] > 1]
-    if len(degrees) != 1:
-        return "several kinds" if degrees else "one rank"
-    return "sharded data" if degrees == ["data"] and row["sharding"] != "none" else degrees[0]
+def name_kinds(rows: pd.DataFrame) -> list[str]:
+    """Return the kind of each row's plan."""
+    degrees = ("data", "tensor", "pipeline")
+    above = np.column_stack([rows[name].to_numpy(dtype=np.int64) > 1 for name in degrees])
+    kinds = np.array([*degrees, "several kinds", "one rank", "sharded data"])
+    count = above.sum(axis=1)
+    chosen = np.where(count > 1, 3, np.where(count == 1, above.argmax(axis=1), 4))
+    sharded = (rows["sharding"] != "none").to_numpy(dtype=bool)
+    found: list[str] = kinds[np.where((chosen == 0) & sharded, 5, chosen)].tolist()
+    return found
 
 
 def draw_throughput(rows: pd.DataFrame, title: str) -> Figure:
@@ -95,7 +114,7 @@ def draw_memory(rows: pd.DataFrame, title: str) -> Figure:
             lost = case.loc[case["status"] == OUT_OF_MEMORY, "gb"]
             axes.plot(
                 lost, [top * 0.03] * len(lost), linestyle="none", marker="|", markersize=7,
-                color=style.VERMILLION,
+                color=style.VERMILLION, rasterized=len(lost) > MOST_MARKS,
             )  # fmt: skip
             _set_limits(axes, pd.concat([case["gb"], pd.Series([limit])]), top)
             _draw_front(axes, fits)
@@ -112,7 +131,7 @@ def draw_memory(rows: pd.DataFrame, title: str) -> Figure:
 def _add_columns(rows: pd.DataFrame) -> pd.DataFrame:
     """Return rows with their kind of plan, throughput of each rank [1/s] and memory [GB]."""
     return rows.assign(
-        kind=[name_kind(row) for _, row in rows.iterrows()],
+        kind=name_kinds(rows),
         each=rows["samples_per_s"] / rows["ranks"].astype(float),
         gb=rows["peak_memory_bytes"].astype(float) / 1e9,
     )
@@ -122,6 +141,7 @@ def _draw_marks(axes: Any, rows: pd.DataFrame, x: str, kind: str, alpha: float) 
     axes.plot(
         rows[x].astype(float), rows["each"], linestyle="none", marker=_MARKERS[kind],
         color=KINDS[kind], alpha=alpha, markersize=4, markeredgewidth=0,
+        rasterized=len(rows) > MOST_MARKS,
     )  # fmt: skip
 
 
@@ -194,41 +214,61 @@ def collect_sweep(
 
     Raises InputError when a chunk is missing, damaged or not the one that its name says.
     """
-    from trioflow.report.style import save_figure
-    from trioflow.sweeps.figures import draw_memory, draw_throughput
-
     sweep = load_sweep(description)
     files = {Path(path).stem: Path(path) for path in chunks}
-    parts = []
-    for chunk in cut_chunks(sweep, size):
+    planned = cut_chunks(sweep, size)
+    for chunk in planned:
         if chunk.digest not in files:
             raise InputError(
                 f"the chunk {chunk.digest} of the sweep {sweep.name} is missing",
                 file=description, fix="start Snakemake again: the description has changed",
             )  # fmt: skip
-        parts.append(read_chunk(files[chunk.digest], chunk))
-    rows = pd.concat(parts, ignore_index=True).sort_values("scenario", ignore_index=True)
+    parts = (read_chunk(files[chunk.digest], chunk) for chunk in planned)
     with written(target):
-        tables.write_table(rows, TABLE, target, {"sweep": sweep.name, **stamp()})
+        groups = sort_rows(parts, len(sweep.scenarios), Path(target).parent)
+        tables.write_groups(groups, TABLE, target, {"sweep": sweep.name, **stamp()})
+        rows = pq.read_table(target, columns=list(DRAWN)).to_pandas()
         for name, draw in (("throughput", draw_throughput), ("memory", draw_memory)):
-            save_figure(draw(rows, sweep.description), Path(figures) / name)
+            style.save_figure(draw(rows, sweep.description), Path(figures) / name)
     counts = rows["status"].value_counts().to_dict()
     print(", ".join(f"{count} {status}" for status, count in sorted(counts.items())))
 
 
-def read_chunk(file: Path, chunk: Chunk) -> pd.DataFrame:
+def sort_rows(parts: Iterable[pa.Table], count: int, folder: Path) -> Iterator[pa.Table]:
+    """Yield ``count`` rows sorted by scenario, `GROUP_ROWS` at a time.
+
+    Memory holds one part or one group; the rest lies in nameless files in the folder meanwhile.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        waiting = [
+            stack.enter_context(tempfile.TemporaryFile(dir=folder))
+            for _ in range(0, count, GROUP_ROWS)
+        ]
+        streams = [pa.ipc.new_stream(file, tables.SWEEP_RESULTS) for file in waiting]
+        for part in parts:
+            group = pc.divide(part["scenario"], GROUP_ROWS)
+            for number in pc.unique(group).to_pylist():
+                streams[number].write_table(part.filter(pc.equal(group, number)))
+        for stream, file in zip(streams, waiting, strict=True):
+            stream.close()
+            file.seek(0)
+            rows = pa.ipc.open_stream(file).read_all()
+            yield rows.take(pc.sort_indices(rows["scenario"])).combine_chunks()
+            file.truncate(0)
+
+
+def read_chunk(file: Path, chunk: Chunk) -> pa.Table:
     """Return the rows of a chunk's file with their numbers in the sweep.
 
     Raises InputError when the file is damaged or holds another chunk; the fix is to remove it.
     """
     fix = f"remove {file} and start Snakemake again: only this chunk is predicted anew"
     try:
-        rows = tables.read_table(file, TABLE)
+        rows, told = tables.read_arrow(file, TABLE)
     except InputError as error:
         raise InputError(error.problem, file=file, place=error.place, fix=fix) from None
-    found = rows.attrs.get("chunk"), rows["scenario"].tolist()
+    found = told.get("chunk"), rows["scenario"].to_pylist()
     if found != (chunk.digest, list(range(len(chunk.numbers)))):
         raise InputError("it holds another chunk than its name says", file=file, fix=fix)
-    rows["scenario"] = pd.array(chunk.numbers, dtype="Int64")
-    rows.attrs = {}
-    return rows
+    return rows.set_column(0, tables.SWEEP_RESULTS.field(0), pa.array(chunk.numbers, tables.INT))

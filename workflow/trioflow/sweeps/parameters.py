@@ -80,6 +80,7 @@ _LAST: dict[str, dict[str, Any]] = {
         "type": "integer", "minimum": 0, "default": 0,
     },
 }  # fmt: skip
+_FACTORS = ("compute_scale", "communication_scale", "rank_spread")
 _TYPES = {int: "integer", str: "string", bool: "boolean"}
 PLAN_COLUMNS = tuple(column.name for column in fields(Plan) if column.name != "plan")
 DEGREES = ("data", "tensor", "context", "pipeline")
@@ -100,6 +101,15 @@ PARAMETERS: dict[str, dict[str, Any]] = {**_FIRST, **_plan_parameters(), **_LAST
 """JSON schema of each parameter; one without a default must be given."""
 
 
+def fill_value(name: str, value: Any) -> Any:
+    """Return the value of a parameter as scenarios hold it; its default for None."""
+    if value is None:
+        value = PARAMETERS[name].get("default", "")
+    if name in _FACTORS:
+        return float(value)
+    return _NOT_GIVEN if value is None else value
+
+
 def fill_values(given: Values) -> dict[str, Any]:
     """Return a value for every parameter, in their order; what changes nothing has its default.
 
@@ -109,10 +119,7 @@ def fill_values(given: Values) -> dict[str, Any]:
         value, least = given[name], PARAMETERS[name].get("minimum")
         if least is not None and value < least:
             raise PlanError(f"{name} {value} is below {least}", fix="leave it out for the default")
-    values = {name: given.get(name, entry.get("default", "")) for name, entry in PARAMETERS.items()}
-    values = {name: _NOT_GIVEN if value is None else value for name, value in values.items()}
-    for name in ("compute_scale", "communication_scale", "rank_spread"):
-        values[name] = float(values[name])
+    values = {name: fill_value(name, given.get(name)) for name in PARAMETERS}
     if not values["rank_spread"]:
         values["seed"] = 0
     return values

@@ -21,11 +21,13 @@ from trioflow.tables.files import (
     empty,
     json_schema,
     open_parquet,
+    read_arrow,
     read_table,
     records,
     to_arrow,
     validate,
     write_arrow,
+    write_groups,
     write_table,
 )
 from trioflow.tables.schemas import (
@@ -53,6 +55,6 @@ __all__ = [
     "BREAKDOWN", "CATEGORIES", "COLLECTIVE_SAMPLES", "CRITICAL_PATH", "DEPENDENCIES", "ERRORS", "FLOAT", "INT", "INTS",
     "LINKS", "MEASUREMENTS", "OPERATORS", "OPERATOR_FIT", "PHASES", "PUBLISHED_CASES", "RANK_TIMELINES", "SCHEMAS",
     "SHAPES", "STREAMS", "SWEEP_RESULTS", "TASKS", "TASK_KINDS", "TENSORS", "TEXT", "TIMELINE", "TRACES", "VALIDATION",
-    "column", "empty", "json_schema", "meanings", "open_parquet", "read_table", "records", "to_arrow", "validate",
-    "write_arrow", "write_table",
+    "column", "empty", "json_schema", "meanings", "open_parquet", "read_arrow", "read_table", "records", "to_arrow", "validate",
+    "write_arrow", "write_groups", "write_table",
 ]  # fmt: skip

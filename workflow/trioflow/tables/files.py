@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,23 @@ def write_table(
     write_arrow(table, path, metadata)
 
 
+def write_groups(
+    groups: Iterable[pa.Table], name: str, path: str | Path, metadata: dict[str, Any]
+) -> None:
+    """Write tables one behind the other as row groups of a Parquet file, validated and atomically.
+
+    Only one is in memory at a time. Raises TableError when one breaks the schema.
+    """
+    schema = SCHEMAS[name].with_metadata({"trioflow": json.dumps(metadata, sort_keys=True)})
+    with (
+        atomic_path(path) as temporary,
+        pq.ParquetWriter(temporary, schema, compression="zstd") as writer,
+    ):
+        for group in groups:
+            validate(group, name, path)
+            writer.write_table(group.cast(schema))
+
+
 def write_arrow(table: pa.Table, path: str | Path, metadata: dict[str, Any] | None = None) -> None:
     """Write a validated table as Parquet, atomically, with its provenance."""
     text = json.dumps(metadata or {}, sort_keys=True)
@@ -156,8 +174,10 @@ def open_parquet(source: str | Path | pa.BufferReader) -> pq.ParquetFile:
     return opened
 
 
-def read_table(path: str | Path, name: str, schema: pa.Schema | None = None) -> pd.DataFrame:
-    """Read and validate a Parquet table, its metadata in ``frame.attrs``; TableError where it is no such table."""
+def read_arrow(
+    path: str | Path, name: str, schema: pa.Schema | None = None
+) -> tuple[pa.Table, dict[Any, Any]]:
+    """Read and validate a Parquet table, and its metadata; TableError where it is no such table."""
     try:
         table = open_parquet(path).read()
     except (pa.ArrowException, OSError) as error:
@@ -165,11 +185,17 @@ def read_table(path: str | Path, name: str, schema: pa.Schema | None = None) -> 
     raw = (table.schema.metadata or {}).get(b"trioflow", b"{}")
     table = table.replace_schema_metadata(None)
     validate(table, name, path, schema)
+    return table, json.loads(raw)
+
+
+def read_table(path: str | Path, name: str, schema: pa.Schema | None = None) -> pd.DataFrame:
+    """Return a Parquet table as a data frame, as `read_arrow`; the file's metadata is in ``frame.attrs``."""
+    table, metadata = read_arrow(path, name, schema)
     frame: pd.DataFrame = table.to_pandas(types_mapper=_nullable_integers)
     for field in table.schema:
         if pa.types.is_list(field.type):
             frame[field.name] = table.column(field.name).to_pylist()
-    frame.attrs = json.loads(raw)
+    frame.attrs = metadata
     return frame
 
 
