@@ -29,10 +29,10 @@ from numpy.typing import NDArray
 
 from trioflow.base.errors import PlanError
 from trioflow.base.precision_recipes import PYTORCH
-from trioflow.parallel.remembered import remembered
+from trioflow.parallel.remembered import remembered, tensor_bytes
 from trioflow.parallel.splits.pipeline import loss_operators
 from trioflow.tables import records
-from trioflow.trace.store import Trace, pipeline_units, tensor_bytes
+from trioflow.trace.store import Trace, pipeline_units
 
 _FUSED_ATTENTION = ("aten::scaled_dot_product_attention", "aten::_scaled_dot_product_")
 """How the names of operators begin that are an attention's products and softmax in one."""

@@ -18,6 +18,8 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy as np
 
+from trioflow.trace import store
+
 Asked = ParamSpec("Asked")
 Answer = TypeVar("Answer")
 _MOST_RESULTS = 2000
@@ -100,6 +102,10 @@ def remembered(function: Callable[Asked, Answer]) -> Callable[Asked, Answer]:
         return cast(Answer, memory.recall(function, given, named))
 
     return ask
+
+
+tensor_bytes = remembered(store.tensor_bytes)
+"""As ``store.tensor_bytes``: the size of every tensor of a trace [bytes]."""
 
 
 def _key_of(value: Any) -> Any:

@@ -16,11 +16,11 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from trioflow.base.precision_recipes import NANOTRON
-from trioflow.parallel.remembered import remembered
+from trioflow.parallel.remembered import remembered, tensor_bytes
 from trioflow.parallel.splits.pipeline import loss_operators
 from trioflow.parallel.splits.tensor_split import ATTENTION
 from trioflow.tables import records
-from trioflow.trace.store import Trace, tensor_bytes
+from trioflow.trace.store import Trace
 
 _FP32_BYTES = 4
 TEMPORARY = "temporary"

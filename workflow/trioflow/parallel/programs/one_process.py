@@ -31,11 +31,12 @@ import numpy as np
 from trioflow.base.errors import PlanError
 from trioflow.parallel.programs.builder import ReplicaWork
 from trioflow.parallel.programs.staged import StagedRank
+from trioflow.parallel.remembered import tensor_bytes
 from trioflow.parallel.splits.parameters import coalesce_broadcasts, coalesce_sums, list_parameters
 from trioflow.parallel.splits.tensor_split import find_loss, list_inputs
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.tables import records
-from trioflow.trace.store import Trace, tensor_bytes
+from trioflow.trace.store import Trace
 
 
 def share_host(graph: TaskGraph) -> TaskGraph:

@@ -36,11 +36,11 @@ from trioflow.base.units import ns_to_s
 from trioflow.costmodel.features import plain_name
 from trioflow.costmodel.interface import OperatorModel
 from trioflow.parallel.reference import WORK, OperatorTimes, Reference
-from trioflow.parallel.remembered import remembered
+from trioflow.parallel.remembered import remembered, tensor_bytes
 from trioflow.parallel.splits.tensor_split import SharedAttention, TensorSplit
 from trioflow.parallel.splits.vocabulary import list_lengths
 from trioflow.tables import records
-from trioflow.trace.store import Trace, tensor_bytes
+from trioflow.trace.store import Trace
 
 if TYPE_CHECKING:
     from trioflow.base.plan_row import Plan

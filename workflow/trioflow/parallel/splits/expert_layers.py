@@ -10,9 +10,9 @@ import pandas as pd
 
 from trioflow.base.errors import PlanError
 from trioflow.costmodel.features import plain_name
-from trioflow.parallel.remembered import remembered
+from trioflow.parallel.remembered import remembered, tensor_bytes
 from trioflow.tables import records
-from trioflow.trace.store import Trace, tensor_bytes
+from trioflow.trace.store import Trace
 
 if TYPE_CHECKING:
     from trioflow.base.experiments import Plan

@@ -31,7 +31,7 @@ import numpy as np
 import pandas as pd
 
 from trioflow.parallel.reference import WORK
-from trioflow.parallel.remembered import remembered
+from trioflow.parallel.remembered import remembered, tensor_bytes
 from trioflow.parallel.splits.expert_layers import ExpertLayer, find_expert_layers
 from trioflow.parallel.splits.parameters import list_parameters
 from trioflow.parallel.splits.routing import spread_tokens
@@ -47,7 +47,7 @@ from trioflow.parallel.splits.tensor_split import (
 )
 from trioflow.parallel.splits.updates import list_updates, scale_work, share_updates
 from trioflow.tables import records
-from trioflow.trace.store import Trace, tensor_bytes
+from trioflow.trace.store import Trace
 
 if TYPE_CHECKING:
     from trioflow.base.experiments import Plan

@@ -35,6 +35,7 @@ from typing import Any
 from trioflow.base.errors import PlanError
 from trioflow.costmodel.features import class_of_name
 from trioflow.parallel.reference import WORK
+from trioflow.parallel.remembered import tensor_bytes
 from trioflow.parallel.splits.parameters import coalesce_broadcasts
 from trioflow.parallel.splits.tensor_split import (
     AFTER,
@@ -48,7 +49,7 @@ from trioflow.parallel.splits.tensor_split import (
     list_inputs,
 )
 from trioflow.tables import records
-from trioflow.trace.store import Trace, tensor_bytes
+from trioflow.trace.store import Trace
 
 OUTPUT, _INPUT = "output", "input"
 _LAYERS = ("gemm", "convolution", "embedding")

@@ -19,10 +19,10 @@ import pandas as pd
 from trioflow.base.errors import PlanError
 from trioflow.base.units import BYTES_PER_MIB
 from trioflow.costmodel.features import class_of_name
-from trioflow.parallel.remembered import remembered
+from trioflow.parallel.remembered import remembered, tensor_bytes
 from trioflow.parallel.splits.expert_layers import find_expert_modules
 from trioflow.parallel.splits.tensor_split import kind_of_module
-from trioflow.trace.store import Trace, tensor_bytes
+from trioflow.trace.store import Trace
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from trioflow.base.errors import PlanError
 from trioflow.base.provenance import write_json
 from trioflow.base.units import ns_to_s
-from trioflow.parallel.remembered import remembered
+from trioflow.parallel.remembered import remembered, tensor_bytes
 from trioflow.tables import records
-from trioflow.trace.store import Trace, load_trace, pipeline_units, tensor_bytes
+from trioflow.trace.store import Trace, load_trace, pipeline_units
 
 
 @remembered
@@ -154,20 +154,32 @@ def partition_trace(
 @remembered
 def crossing_storages(trace: Trace, unit_of: NDArray[np.int64], cut: int) -> dict[int, int]:
     """Return the activations made before a cut and read behind it: storage to size [bytes]."""
-    forward = trace.operators[trace.operators["phase"] == "forward"]
-    before: set[int] = set()
     crossing: dict[int, int] = {}
+    for storage, size_bytes, made, read in _list_crossings(trace, unit_of):
+        if made < cut <= read:
+            crossing[storage] = max(size_bytes, crossing.get(storage, 0))
+    return crossing
+
+
+@remembered
+def _list_crossings(trace: Trace, unit_of: NDArray[np.int64]) -> list[tuple[int, int, int, int]]:
+    """Return the activations that a later unit reads: storage, size [bytes], first unit that made it, unit that reads it."""
+    forward = trace.operators[trace.operators["phase"] == "forward"]
+    made: dict[int, int] = {}
+    found = []
     storage = trace.tensors["storage_id"].tolist()
     category = trace.tensors["category"].tolist()
     size = tensor_bytes(trace)
-    for row in records(forward, "op_id", "input_ids", "output_ids"):
-        if unit_of[row["op_id"]] < cut:
-            before |= {storage[i] for i in row["output_ids"]}
-            continue
-        for index in row["input_ids"]:
-            if storage[index] in before and category[index] == "activation":
-                crossing[storage[index]] = max(size[index], crossing.get(storage[index], 0))
-    return crossing
+    ids = (forward[name].tolist() for name in ("input_ids", "output_ids"))
+    units = unit_of[forward["op_id"].to_numpy(np.int64)].tolist()
+    for unit, inputs, outputs in zip(units, *ids, strict=True):
+        for index in inputs:
+            first = made.get(storage[index], unit)
+            if first < unit and category[index] == "activation":
+                found.append((storage[index], size[index], first, unit))
+        for index in outputs:
+            made[storage[index]] = min(unit, made.get(storage[index], unit))
+    return found
 
 
 def boundary_bytes(trace: Trace, unit_of: NDArray[np.int64], cut: int) -> int:

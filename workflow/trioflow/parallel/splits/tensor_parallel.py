@@ -38,7 +38,7 @@ import pandas as pd
 
 from trioflow.base.errors import PlanError
 from trioflow.costmodel.features import class_of_name, plain_name
-from trioflow.parallel.remembered import remembered
+from trioflow.parallel.remembered import remembered, tensor_bytes
 from trioflow.parallel.splits.context import split_context
 from trioflow.parallel.splits.expert_layers import find_expert_modules
 from trioflow.parallel.splits.experts import split_experts
@@ -58,7 +58,7 @@ from trioflow.parallel.splits.vocabulary import (
     find_vocabulary,
 )
 from trioflow.tables import records
-from trioflow.trace.store import Trace, tensor_bytes
+from trioflow.trace.store import Trace
 
 if TYPE_CHECKING:
     from trioflow.base.experiments import Plan
