@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -28,6 +29,20 @@ def copy_stand_in(folder: Path) -> Project:
 def stand_in(tmp_path: Path) -> Project:
     """A fresh copy whose scripts are stand-ins."""
     return copy_stand_in(tmp_path / "project")
+
+
+@pytest.fixture(scope="session")
+def default_jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
+    """Jobs that a fresh copy plans where nothing is asked for, by rule."""
+
+    def plan(folder: Path) -> None:
+        jobs = copy_project(folder / "project").planned()
+        (folder / "jobs.json").write_text(json.dumps(jobs))
+
+    found: dict[str, int] = json.loads(
+        (make_once(tmp_path_factory, "default-jobs", plan) / "jobs.json").read_text()
+    )
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -21,17 +21,6 @@ from trioflow.trace.capture.meta import capture_meta
 SMALL = {"layers": 2, "sequence": 8, "optimizer": "sgd-fused"}
 
 
-@pytest.fixture
-def narrow_gpt2(monkeypatch):
-    """GPT-2's row with a narrow model, whose real step takes no time."""
-    pytest.importorskip("transformers", reason="the model comes from transformers")
-    from trioflow.trace.workloads.transformers_models import MODELS, Published
-
-    sizes = {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 16}
-    monkeypatch.setitem(MODELS, "narrow-gpt2", Published("gpt2", sizes))
-    return {**catalog_row("gpt2"), **SMALL, "model": "narrow-gpt2"}
-
-
 def catalog_row(name):
     return asdict(load_workloads(CATALOG)[name])
 
@@ -63,9 +52,10 @@ def test_so_they_do_with_lists_and_casts(row, tmp_path):
     assert made.facts.warnings == []
 
 
-def test_gradients_of_a_shared_weight_are_added_as_on_a_cpu(narrow_gpt2, tmp_path):
-    made = capture_meta(narrow_gpt2, 2, target="cpu")
-    real = captured(narrow_gpt2, tmp_path, 2)
+def test_gradients_of_a_shared_weight_are_added_as_on_a_cpu(tiny_models, tmp_path):
+    row = {**catalog_row("gpt2"), **SMALL, "model": "tiny-gpt2"}
+    made = capture_meta(row, 2, target="cpu")
+    real = captured(row, tmp_path, 2)
     # The head's gradient is a view, which autograd does not write into; those inside blocks are not.
     adds = real.operators[real.operators["name"].isin(["aten::add", "aten::add_"])]
     assert {"aten::add", "aten::add_"} == set(adds[adds["phase"] == "backward"]["name"])

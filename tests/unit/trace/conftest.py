@@ -1,0 +1,28 @@
+"""Models that several tests of traces build."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture
+def tiny_models(monkeypatch):
+    """Published models but for their sizes, so that a step takes milliseconds."""
+    pytest.importorskip("transformers", reason="the models come from transformers")
+    from trioflow.trace.workloads.transformers_models import MODELS, Published
+
+    t5 = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_heads": 4, "num_layers": 2}
+    bert = {
+        "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "intermediate_size": 64,
+    }  # fmt: skip
+    gpt2 = {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 16}
+    tiny = {
+        "tiny-t5": Published("t5", t5),
+        "tiny-flan": Published("t5", {**t5, "feed_forward_proj": "gated-gelu"}, tied=False),
+        "tiny-gpt2": Published("gpt2", gpt2),
+        "tiny-bert": Published("bert", bert),
+        "tiny-llama": Published("llama", {**bert, "num_key_value_heads": 2}),
+    }
+    for name, published in tiny.items():
+        monkeypatch.setitem(MODELS, name, published)
