@@ -230,12 +230,22 @@ def _cut_updates(
 
 def scale_work(operators: pd.DataFrame, shares: Shares) -> pd.DataFrame:
     """Return a copy of the operators in which some do a share of their work."""
-    frame, chosen = operators.copy(), list(shares)
-    factors = np.array([shares[op] for op in chosen], dtype=float)
+    chosen = list(shares)
+    rows = operators.index.get_indexer(pd.Index(chosen, dtype="int64"))
+    return _scale_rows(operators, rows, np.array([shares[op] for op in chosen], dtype=float))
+
+
+def _scale_rows(
+    operators: pd.DataFrame, rows: NDArray[np.intp], factors: NDArray[np.float64]
+) -> pd.DataFrame:
+    scaled: dict[str, Any] = {}
     for column in (*WORK, *(f"batch_{column}" for column in WORK)):
-        part = np.ceil(frame.loc[chosen, column].to_numpy(dtype=float) * factors)
-        frame.loc[chosen, column] = part.astype("int64")
-    return frame
+        cells = operators[column].to_numpy(dtype=np.int64)
+        part = np.ceil(cells[rows].astype(float) * factors).astype(np.int64)
+        cells = cells.copy()
+        cells[rows] = part
+        scaled[column] = pd.Series(cells, operators.index, operators[column].dtype)
+    return operators.assign(**scaled)
 
 
 @remembered
@@ -246,11 +256,10 @@ def predict_updates(
     chosen = [list(shares) for shares in parts]
     if not any(chosen):
         return [{} for _ in parts]
-    before = pd.concat([recorded.loc[ops] for ops in chosen], ignore_index=True)
-    after = pd.concat(
-        [scale_work(operators.loc[ops], shares) for ops, shares in zip(chosen, parts, strict=True)],
-        ignore_index=True,
-    )
+    rows = operators.index.get_indexer(pd.Index([op for ops in chosen for op in ops]))
+    factors = np.array([share for shares in parts for share in shares.values()], dtype=float)
+    before, after = (f.iloc[rows].reset_index(drop=True) for f in (recorded, operators))
+    after = _scale_rows(after, np.arange(len(rows)), factors)
     device_s, _ = predict_operator_times(before, after, model)
     times = iter(device_s.tolist())
     return [{op: next(times) for op in ops} for ops in chosen]
