@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 from trioflow.base.errors import InputError, TableError
+from trioflow.base.provenance import read_json
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
 
+import bench_cluster  # noqa: E402
 import bench_commands  # noqa: E402
 import bench_engine  # noqa: E402
 import bench_scale  # noqa: E402
@@ -139,6 +141,20 @@ def test_every_aim_and_every_other_simulator_has_its_row(monkeypatch: pytest.Mon
     headlines = [row.what for row in (*rows.values(), *rates, *scale) if row.headline]
     assert len(headlines) <= 4, "with the commands and the sweep at most 8"
     assert not any("GPT-3" in what for what in headlines), "quoted from cold, not warm"
+
+
+def test_many_machines_take_waves_of_chunks_and_the_page_says_what_was_measured() -> None:
+    costs = bench_cluster.Costs(2.0, 5.0, 0.01, 3.0, 0.4)
+    fixed_s = 2.0 + bench_cluster.POLL_S + 5.0 + 3.0
+    assert costs.predict_wall_s(0.01, 1000, 100) == fixed_s + 15.0
+    assert costs.predict_wall_s(0.01, 1000, 99) == fixed_s + 2 * 15.0
+    assert costs.share_lost(0.01, 1000) == pytest.approx(1 / 3)
+    found = bench_cluster.Costs(**read_json(bench_cluster.COSTS))
+    page = (ROOT / "docs/sweeps.md").read_text()
+    assert bench_cluster.describe(found) in page
+    assert found.share_lost(found.scenario_s, bench_cluster.choose_size(100_000)) < 0.1
+    profile = (ROOT / "profiles/slurm/config.yaml").read_text()
+    assert f"slurm-array-limit: {bench_cluster.ARRAY}\n" in profile
 
 
 def test_a_cold_command_tells_its_own_time_and_memory() -> None:

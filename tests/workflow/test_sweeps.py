@@ -41,6 +41,15 @@ with open("ran", "a") as log:
 '''
 
 
+FAILING = '''"""Stands in for the prediction of a chunk: none is done within the first limit."""
+from pathlib import Path
+with open("limits", "a") as log:
+    log.write(f"{snakemake.resources.runtime}\\n")
+assert snakemake.resources.runtime > 60
+Path(snakemake.output[0]).touch()
+'''
+
+
 def add_sweep(project: Project, text: str = SWEEP) -> Project:
     for file in (project.folder / "config/sweeps").glob("*.yaml"):
         file.unlink()
@@ -195,6 +204,15 @@ def test_a_killed_sweep_keeps_what_is_finished_and_a_second_one_does_not_interfe
     assert len(ran) == len(set(ran)) == 2, "the finished chunk is not predicted twice"
     assert {path.read_text() for path in chunk_files(sweep)} == {"finished"}
     assert (sweep.folder / TABLE).read_text() == "collected"
+
+
+def test_a_chunk_that_is_sent_again_has_twice_the_time(sweep: Project) -> None:
+    (sweep.folder / "scripts/simulate_sweep.py").write_text(FAILING)
+    (sweep.folder / "scripts/collect_sweep.py").write_text(
+        "for path in snakemake.output:\n    open(path, 'w').write('collected')\n"
+    )
+    sweep.snakemake(TABLE, "--retries", "1")
+    assert sorted((sweep.folder / "limits").read_text().split()) == ["120", "120", "60", "60"]
 
 
 def test_a_full_disk_fails_the_job_in_one_sentence_and_the_next_start_goes_on(
