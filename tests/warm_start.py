@@ -149,6 +149,8 @@ def serve(modules: list[str]) -> None:
     """Fork a program for each line of the input until its end; answer with status and CPU seconds."""
     for name in modules:
         importlib.import_module(name)
+    if "snakemake.cli" in modules:
+        sys.modules["snakemake.cli"].get_argument_parser()  # looks for plugins in every folder
     assert not any(name.partition(".")[0] == "trioflow" for name in sys.modules)
     gc.freeze()  # no program looks through what it shares, or copies it by doing so
     running: dict[int, tuple[int, int]] = {}

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import cache
 from math import prod
 
 import pytest
@@ -15,23 +16,32 @@ from trioflow.trace.profile.merge import merge_trace
 from trioflow.trace.repeat import repeat_block, repeat_layers
 from trioflow.trace.store import Trace, load_trace, save_trace
 
+ROWS = {row["workload"]: row for row in (TRANSFORMER, BERT, CNN)}
 OPTIMIZERS = ["adamw-foreach", "adamw-fused", "sgd-foreach", "sgd-fused"]
 
 
-def capture(row, tmp_path_factory, **changes):
-    return merge_trace(capture_raw({**row, **changes}, tmp_path_factory.mktemp("raw")))
+@pytest.fixture(scope="module")
+def capture(tmp_path_factory):
+    """Capture a row with some changes, each once."""
+
+    @cache
+    def find(workload, **changes):
+        row = {**ROWS[workload], **changes}
+        return merge_trace(capture_raw(row, tmp_path_factory.mktemp("raw")))
+
+    return find
 
 
-@pytest.fixture(scope="session")
-def deep_transformer(tmp_path_factory):
-    return capture(TRANSFORMER, tmp_path_factory, layers=4)
+@pytest.fixture
+def deep_transformer(capture):
+    return capture("test-transformer", layers=4)
 
 
 @pytest.mark.parametrize(
     ("name", "row"), [("transformer_trace", TRANSFORMER), ("bert_trace", BERT)]
 )
-def test_a_repeated_step_is_the_captured_deeper_one(name, row, request, tmp_path_factory):
-    captured = capture(row, tmp_path_factory, layers=4)
+def test_a_repeated_step_is_the_captured_deeper_one(name, row, request, capture):
+    captured = capture(row["workload"], layers=4)
     made = repeat_layers(request.getfixturevalue(name), 4)
     assert_same_step(made, captured)
     assert category_bytes(made) == category_bytes(captured)
@@ -40,9 +50,9 @@ def test_a_repeated_step_is_the_captured_deeper_one(name, row, request, tmp_path
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_an_optimizer_over_all_parameters_grows_but_occurs_once(optimizer, tmp_path_factory):
-    shallow = capture(TRANSFORMER, tmp_path_factory, optimizer=optimizer)
-    captured = capture(TRANSFORMER, tmp_path_factory, optimizer=optimizer, layers=4)
+def test_an_optimizer_over_all_parameters_grows_but_occurs_once(optimizer, capture):
+    shallow = capture("test-transformer", optimizer=optimizer)
+    captured = capture("test-transformer", optimizer=optimizer, layers=4)
     made = repeat_layers(shallow, 4)
     assert_same_step(made, captured)
     spans = made.operators["name"].str.contains("_foreach_|_fused_")
@@ -53,8 +63,8 @@ def test_an_optimizer_over_all_parameters_grows_but_occurs_once(optimizer, tmp_p
     assert last["device_ns"] == pytest.approx(before["device_ns"] * sizes[0] / sizes[1], rel=0.01)
 
 
-def test_an_unreadable_list_grows_as_the_parameters_do(tmp_path_factory):
-    shallow = capture(TRANSFORMER, tmp_path_factory, optimizer="sgd-foreach")
+def test_an_unreadable_list_grows_as_the_parameters_do(capture):
+    shallow = capture("test-transformer", optimizer="sgd-foreach")
     unknown = [
         {**g, "parameter_storage_id": -1, "gradient_storage_id": -1}
         for g in shallow.facts.gradients
@@ -69,11 +79,11 @@ def test_an_unreadable_list_grows_as_the_parameters_do(tmp_path_factory):
         assert mine[1] == pytest.approx(mine[0], rel=1e-3), column
 
 
-def test_resnet18_repeated_stage_by_stage_is_resnet34(cnn_trace, tmp_path_factory):
+def test_resnet18_repeated_stage_by_stage_is_resnet34(cnn_trace, capture):
     made = cnn_trace
     for block, copies in (("layer1.1", 2), ("layer2.1", 3), ("layer3.1", 5), ("layer4.1", 2)):
         made = repeat_block(made, block, copies)
-    assert_same_step(made, capture(CNN, tmp_path_factory, model="resnet34"))
+    assert_same_step(made, capture("test-cnn", model="resnet34"))
     # Published for torchvision's resnet34.
     assert sum(prod(p["shape"]) for p in made.facts.parameters) == 21_797_672
 
@@ -151,8 +161,8 @@ def test_what_was_measured_of_the_shallow_model_goes(transformer_trace):
     assert made.facts.other == {"core": 0}
 
 
-def test_one_layer_is_enough_where_all_are_alike(deep_transformer, tmp_path_factory):
-    made = repeat_layers(capture(TRANSFORMER, tmp_path_factory, layers=1), 4)
+def test_one_layer_is_enough_where_all_are_alike(deep_transformer, capture):
+    made = repeat_layers(capture("test-transformer", layers=1), 4)
     assert_same_step(made, deep_transformer)
 
 

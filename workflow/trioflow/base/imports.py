@@ -26,7 +26,9 @@ def imported_names(file: str | Path) -> set[str]:
     as the formatter leaves them: parsing took half of every start of Snakemake. A test compares
     with the parser.
     """
-    text = _TYPES_ONLY.sub("", Path(file).read_text(encoding="utf-8"))
+    text = Path(file).read_text(encoding="utf-8")
+    if "\nif TYPE_CHECKING:\n" in text:
+        text = _TYPES_ONLY.sub("", text)
     quoted = any(f"{mark}{LIBRARY}." in text for mark in "\"'")  # most files have none
     names = set(_QUOTED.findall(text)) if quoted else set()
     for module, parts, modules in _IMPORT.findall(text):
