@@ -5,7 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from captured import capture_raw, make_once
 from trioflow.parallel.remembered import Memory, remembering
+from trioflow.trace.profile.merge import merge_trace
+from trioflow.trace.store import Trace
+
+TIED = {
+    "workload": "test-tied", "family": "user", "model": "tied_model:make", "optimizer": "adamw",
+    "precision": "fp32",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def tied_trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    """Trace of a small model whose head reads the token embedding's weight."""
+    pytest.importorskip("torch", reason="capture needs torch (extra [capture])")
+    return merge_trace(make_once(tmp_path_factory, "tied", lambda to: capture_raw(TIED, to)))
 
 
 @pytest.fixture(scope="module", autouse=True)

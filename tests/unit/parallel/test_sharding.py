@@ -7,7 +7,6 @@ from math import prod
 
 import numpy as np
 import pytest
-from captured import capture_raw
 from hypothesis import given
 from hypothesis import strategies as st
 from same_model import ProportionalModel
@@ -26,18 +25,6 @@ from trioflow.parallel.splits.updates import list_updates, split_updates
 from trioflow.trace.store import Trace
 
 BLOCKS = ["blocks.0", "blocks.1"]
-
-
-@pytest.fixture(scope="module")
-def tied_trace(tmp_path_factory):
-    pytest.importorskip("torch", reason="capture needs torch (extra [capture])")
-    from trioflow.trace.profile.merge import merge_trace
-
-    row = {
-        "workload": "test-tied", "family": "user", "model": "tied_model:make",
-        "optimizer": "adamw", "precision": "fp32",
-    }  # fmt: skip
-    return merge_trace(capture_raw(row, tmp_path_factory.mktemp("tied")))
 
 
 def with_facts(trace, **facts):

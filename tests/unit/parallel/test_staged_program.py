@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import pandas as pd
 import pytest
-from captured import BATCH, capture_raw, with_steady_times
+from captured import BATCH, with_steady_times
 from same_model import ProportionalModel
 from trioflow.base.errors import PlanError
 from trioflow.base.plan_row import SCHEDULES
@@ -45,18 +45,6 @@ SHAPES = {
     "looped-bfs": (2, 3, 2), "dualpipev": (2, 5, 2),
 }  # fmt: skip
 """Ranks, micro-batches and stages a rank; odd micro-batches where a schedule takes them."""
-
-
-@pytest.fixture(scope="module")
-def tied_trace(tmp_path_factory):
-    pytest.importorskip("torch", reason="capture needs torch (extra [capture])")
-    from trioflow.trace.profile.merge import merge_trace
-
-    row = {
-        "workload": "test-tied", "family": "user", "model": "tied_model:make",
-        "optimizer": "adamw", "precision": "fp32",
-    }  # fmt: skip
-    return merge_trace(capture_raw(row, tmp_path_factory.mktemp("tied")))
 
 
 def plan_of(name, **degrees):

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from captured import BATCH, capture_raw
+from captured import BATCH
 from same_model import ProportionalModel
 from trioflow.base.errors import PlanError
 from trioflow.parallel.extrapolate import extrapolate
@@ -13,19 +13,6 @@ from trioflow.trace.store import load_trace
 MODEL = ProportionalModel()
 TOKENS, HIDDEN, WORDS, HEADS, LAYERS = BATCH * 16, 32, 128, 4, 2
 ACTIVATION = 4 * TOKENS * HIDDEN
-
-
-@pytest.fixture(scope="module")
-def tied_trace(tmp_path_factory):
-    """Trace of a small model whose head reads the token embedding's weight."""
-    from trioflow.trace.profile.merge import merge_trace
-
-    pytest.importorskip("torch", reason="capture needs torch (extra [capture])")
-    row = {
-        "workload": "test-tied-words", "family": "user", "model": "tied_model:make",
-        "optimizer": "sgd", "precision": "fp32",
-    }  # fmt: skip
-    return merge_trace(capture_raw(row, tmp_path_factory.mktemp("tied-words")))
 
 
 def split_of(trace, tensor=2, **styles):
