@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 from trioflow.parallel.plan import make_plan, named_plan
 from trioflow.prediction.assembly import build_graph, time_operators
@@ -36,6 +38,7 @@ def test_tensor_parallel_ranks_of_a_language_model_share_its_vocabulary_unasked(
     }  # fmt: skip
 
 
+@cache
 def hold(precision, tensor=1):
     """Return what fills rank 0 at its peak."""
     trace = make_trace(WORDY, LanguageStep(**STEP, precision=precision))
