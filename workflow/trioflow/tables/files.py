@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -211,7 +212,7 @@ def records(frame: pd.DataFrame, *columns: str) -> list[dict[str, Any]]:
         present = frame[name].notna()
         cells = frame[name] if present.all() else frame[name].astype(object).where(present, None)
         lists[str(name)] = cells.tolist()
-    return [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
+    return list(map(dict, map(zip, repeat(tuple(lists)), zip(*lists.values(), strict=True))))
 
 
 def empty(name: str) -> pd.DataFrame:
