@@ -225,11 +225,11 @@ def render_attribution(table: pd.DataFrame, errors: pd.DataFrame) -> str:
 
     fields = [
         words("experiment", "", "name of the experiment", "experiment"),
-        numbers("error", "signed", "predicted over measured less one: the sum of the parts", signed_cell, "relative_error"),
-        *(numbers(part, "points", f"exchanged: {_WORDS[part]}", signed_cell, part_of(part)) for part in PARTS),
-        numbers("spread", "of the rounds", "between the measured quartiles, over the median", percent_cell,
+        numbers("error", "signed", "predicted over measured less one: the sum of the parts", "signed", "relative_error"),
+        *(numbers(part, "points", f"exchanged: {_WORDS[part]}", "signed", part_of(part)) for part in PARTS),
+        numbers("spread", "of the rounds", "between the measured quartiles, over the median", "percent",
                 lambda row: (row["measured_high_s"] - row["measured_low_s"]) / row["measured_s"]),
-        numbers("factor", "of the profile", meanings(ATTRIBUTION)["profile_factor"], number_cell,
+        numbers("factor", "of the profile", meanings(ATTRIBUTION)["profile_factor"], "number",
                 lambda row: factors[row["experiment"]]),
     ]  # fmt: skip
     return (
@@ -320,9 +320,9 @@ def render_changes(table: pd.DataFrame) -> str:
     """Return what each change of a parameter does, as a table below the figure."""
     fields = [
         words("parameter", "", "", "parameter"), words("changed", "", "how", "setting"),
-        numbers("cases", "", "cases that have it", count_cell, "cases"),
-        numbers("step", "mean change", "mean relative change of the predicted step", signed_cell, "change"),
-        numbers("error", "mean absolute", "mean absolute error with the change", percent_cell, "error"),
-        numbers("unchanged", "mean absolute", "mean absolute error of the same cases without it", percent_cell, "base_error"),
+        numbers("cases", "", "cases that have it", "count", "cases"),
+        numbers("step", "mean change", "mean relative change of the predicted step", "signed", "change"),
+        numbers("error", "mean absolute", "mean absolute error with the change", "percent", "error"),
+        numbers("unchanged", "mean absolute", "mean absolute error of the same cases without it", "percent", "base_error"),
     ]  # fmt: skip
     return render_details("The same as a table", render_records(table, fields, "Sensitivities"))

@@ -14,7 +14,7 @@ import pandas as pd
 
 from trioflow.base.errors import TableError
 from trioflow.base.provenance import PACKAGE, atomic_path
-from trioflow.report.html import count_cell, numbers, render_paragraph, render_records, words
+from trioflow.report.html import numbers, render_paragraph, render_records, words
 from trioflow.report.wording import count_words, join_words
 
 SHIPPED = PACKAGE / "data" / "conformance.tsv"
@@ -96,7 +96,7 @@ def render_conformance(frame: pd.DataFrame) -> str:
     # What is the same in all rows stands in the sentence.
     shown = [name for name in COLUMNS if name not in ("torch", "date") or frame[name].nunique() > 1]
     fields = [
-        numbers(name, "", COLUMNS[name], count_cell, name) if name == "count"
+        numbers(name, "", COLUMNS[name], "count", name) if name == "count"
         else words(name, "", COLUMNS[name], name)
         for name in shown
     ]  # fmt: skip

@@ -19,13 +19,11 @@ from trioflow.report.html import (
     count_cell,
     list_numbers,
     numbers,
-    percent_cell,
     render_details,
     render_figure,
     render_paragraph,
     render_records,
     render_table,
-    time_cell,
     words,
 )
 from trioflow.report.inputs import ReportInputs
@@ -109,9 +107,9 @@ def _rank_cell(rank: int | None) -> Cell:
 
 
 _PATH = (
-    numbers("tasks", "", "tasks of the critical path", count_cell, "tasks"),
-    numbers("time", "", "their time together", time_cell, "time_s"),
-    numbers("share", "of the step", "their time over the step", percent_cell, "share"),
+    numbers("tasks", "", "tasks of the critical path", "count", "tasks"),
+    numbers("time", "", "their time together", "time", "time_s"),
+    numbers("share", "of the step", "their time over the step", "percent", "share"),
 )
 
 
@@ -164,9 +162,9 @@ def _render_links_used(links: pd.DataFrame, step_s: float) -> str:
     rows = (
         ("bytes", "", lambda size: Cell(format_bytes(size), float(size)), "bytes"),
         ("busy", "share of the step", lambda busy_s: _breakdown_cell("busy_s", busy_s, step_s), "busy_s"),
-        ("utilisation", "mean", percent_cell, "utilisation"),
-        ("utilisation", "peak", percent_cell, "peak_utilisation"),
-        ("flows", "at once, at most", count_cell, "peak_flows"),
+        ("utilisation", "mean", "percent", "utilisation"),
+        ("utilisation", "peak", "percent", "peak_utilisation"),
+        ("flows", "at once, at most", "count", "peak_flows"),
         ("bandwidth", "", lambda rate: Cell(f"{format_bytes(rate)}/s", float(rate)), "bandwidth_bytes_per_s"),
     )  # fmt: skip
     fields = [words("link", "", meaning["link"], "link")]

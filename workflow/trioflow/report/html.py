@@ -233,10 +233,19 @@ def words(title: str, detail: str, meaning: str, read: str | Callable[[Any], Any
     return Field(column, lambda row: _as_cell(row[read] if isinstance(read, str) else read(row)))
 
 
+CELLS: Mapping[str, Callable[[Any], Cell]] = {
+    "bandwidth": bandwidth_cell, "count": count_cell, "number": number_cell, "percent": percent_cell, "plain": plain_cell,
+    "ratio": ratio_cell, "short": short_cell, "signed": signed_cell, "time": time_cell,
+}  # fmt: skip
+Kind = str | Callable[[Any], Cell]
+"""How a column's numbers are written: a key of ``CELLS``, or what makes a cell of one."""
+
+
 def numbers(
-    title: str, detail: str, meaning: str, cell: Callable[[Any], Cell], read: str | Callable[[Any], Any]
-) -> Field:  # fmt: skip
-    """Return a column of numbers, written by ``cell``: a key of the records, or a function of one."""
+    title: str, detail: str, meaning: str, kind: Kind, read: str | Callable[[Any], Any]
+) -> Field:
+    """Return a column of numbers: a key of the records, or a function of one."""
+    cell = CELLS[kind] if isinstance(kind, str) else kind
     return Field(
         Column(title, detail, meaning),
         lambda row: cell(row[read] if isinstance(read, str) else read(row)),
@@ -248,10 +257,10 @@ def _as_cell(value: Any) -> Cell:
 
 
 def list_numbers(
-    meanings: Mapping[str, str], heads: Iterable[tuple[str, str, Callable[[Any], Cell], str]]
+    meanings: Mapping[str, str], heads: Iterable[tuple[str, str, Kind, str]]
 ) -> list[Field]:
-    """Return columns of numbers: title, detail, cell and key of each; ``meanings``: by key."""
-    return [numbers(title, detail, meanings[key], cell, key) for title, detail, cell, key in heads]
+    """Return columns of numbers: title, detail, kind and key of each; ``meanings``: by key."""
+    return [numbers(title, detail, meanings[key], kind, key) for title, detail, kind, key in heads]
 
 
 def render_records(

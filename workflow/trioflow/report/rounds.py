@@ -10,14 +10,7 @@ import pandas as pd
 
 from trioflow.base.errors import InputError
 from trioflow.report.errors import measured_steps
-from trioflow.report.html import (
-    numbers,
-    render_paragraph,
-    render_records,
-    signed_cell,
-    time_cell,
-    words,
-)
+from trioflow.report.html import numbers, render_paragraph, render_records, words
 from trioflow.report.inputs import ReportInputs
 from trioflow.report.wording import join_words, write_percent, write_signed_percent
 from trioflow.tables import records
@@ -76,12 +69,12 @@ def render_rounds(rounds: pd.DataFrame) -> str:
     fields = [
         words("experiment", "", "", "experiment"),
         *(
-            numbers(f"{100 * quantile:.0f} %", way, "quantile of the step", time_cell, f"{way}_{key}")
+            numbers(f"{100 * quantile:.0f} %", way, "quantile of the step", "time", f"{way}_{key}")
             for key, quantile in QUANTILES.items()
             for way in ("measured", "drawn")
         ),
         *(
-            numbers(f"{100 * quantile:.0f} %", "error", "drawn over measured, less 1", signed_cell, partial(_find_error, key=key))
+            numbers(f"{100 * quantile:.0f} %", "error", "drawn over measured, less 1", "signed", partial(_find_error, key=key))
             for key, quantile in QUANTILES.items()
         ),
     ]  # fmt: skip

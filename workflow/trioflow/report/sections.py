@@ -17,19 +17,15 @@ from trioflow.report.html import (
     Cell,
     Column,
     Field,
-    count_cell,
     itself,
     list_numbers,
-    number_cell,
     numbers,
-    percent_cell,
     render_definitions,
     render_details,
     render_list,
     render_paragraph,
     render_records,
     render_table,
-    signed_cell,
     words,
 )
 from trioflow.report.inputs import ReportInputs
@@ -103,11 +99,11 @@ def render_experiments(errors: pd.DataFrame, cancelled: Mapping[str, str]) -> st
         numbers("error", "signed", meaning["relative_error"], error, itself),
         numbers("measured", "median, quartiles", meaning["measured_s"], timed("measured_s", "measured_low_s", "measured_high_s"), itself),
         numbers("predicted", "80 % interval", meaning["simulated_s"], timed("simulated_s", "low_s", "high_s"), itself),
-        numbers("trace only", "signed error", meaning["trace_only_error"], signed_cell, "trace_only_error"),
-        numbers("baseline", "signed error", meaning["baseline_error"], signed_cell, "baseline_error"),
+        numbers("trace only", "signed error", meaning["trace_only_error"], "signed", "trace_only_error"),
+        numbers("baseline", "signed error", meaning["baseline_error"], "signed", "baseline_error"),
         numbers("exposed", "communication", meaning["exposed_communication_s"], exposed, itself),
         words("plan", "", meaning["plan"], lambda row: Cell(str(row["plan"]), detail=count_words(int(row["ranks"]), "rank"))),
-        numbers("batch", "", meaning["batch"], count_cell, "batch"),
+        numbers("batch", "", meaning["batch"], "count", "batch"),
         words("confidence", "", meaning["confidence"], "confidence"), words("notes", "", meaning["warnings"], notes),
     ]  # fmt: skip
     listed = render_list(warnings, ordered=True, prefix="note") if warnings else ""
@@ -128,13 +124,13 @@ def render_metrics(metrics: pd.DataFrame) -> str:
         return Cell(write_percent(share, 0), share)
 
     heads = (
-        ("steps", "", count_cell, "experiments"), ("mean", "abs. error", percent_cell, "mean_absolute_error"),
-        ("median", "abs. error", percent_cell, "median_absolute_error"),
-        ("worst", "signed error", signed_cell, "worst_error"), ("bias", "mean signed", signed_cell, "bias"),
+        ("steps", "", "count", "experiments"), ("mean", "abs. error", "percent", "mean_absolute_error"),
+        ("median", "abs. error", "percent", "median_absolute_error"),
+        ("worst", "signed error", "signed", "worst_error"), ("bias", "mean signed", "signed", "bias"),
         ("coverage", "aim 80 %", whole_cell, "coverage"), ("interval", "mean width", whole_cell, "mean_relative_width"),
         ("score", "of the interval", whole_cell, "interval_score"), ("in spread", "of the rounds", whole_cell, "within_spread"),
-        ("trace only", "abs. error", percent_cell, "trace_only_mean_absolute_error"),
-        ("baseline", "abs. error", percent_cell, "baseline_mean_absolute_error"),
+        ("trace only", "abs. error", "percent", "trace_only_mean_absolute_error"),
+        ("baseline", "abs. error", "percent", "baseline_mean_absolute_error"),
     )  # fmt: skip
     fields = list_numbers(METRICS, heads)
     worst = fields[3]
@@ -194,11 +190,11 @@ def render_operator_fit(fit: pd.DataFrame) -> str:
     fields = [
         words("class", "", meaning["operator_class"], "operator_class"),
         words("phase", "", meaning["phase"], "phase"), words("driver", "", meaning["driver"], "driver"),
-        numbers("operators", "fitted", meaning["operators"], count_cell, "operators"),
-        numbers("R\u00b2", "in the sample", meaning["r_squared"], number_cell, "r_squared"),
-        numbers("time", "share", meaning["time_share"], percent_cell, "time_share"),
-        numbers("held-out error", "of the sum, signed", meaning["held_out_error"], signed_cell, "held_out_error"),
-        numbers("held-out error", "mean absolute", meaning["held_out_absolute_error"], percent_cell, "held_out_absolute_error"),
+        numbers("operators", "fitted", meaning["operators"], "count", "operators"),
+        numbers("R\u00b2", "in the sample", meaning["r_squared"], "number", "r_squared"),
+        numbers("time", "share", meaning["time_share"], "percent", "time_share"),
+        numbers("held-out error", "of the sum, signed", meaning["held_out_error"], "signed", "held_out_error"),
+        numbers("held-out error", "mean absolute", meaning["held_out_absolute_error"], "percent", "held_out_absolute_error"),
     ]  # fmt: skip
     order = ["time_share", "operator_class", "phase"]
     rows = fit.sort_values(order, ascending=[False, True, True]).to_dict("records")

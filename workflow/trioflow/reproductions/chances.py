@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from trioflow.report.html import count_cell, numbers, percent_cell, render_records
+from trioflow.report.html import numbers, render_records
 from trioflow.sweeps.search_space import Prediction, probability_faster
 
 _ENDS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
@@ -50,13 +50,13 @@ def measure_miss(groups: pd.DataFrame, column: str = "stated") -> float:
 def render_chances(groups: pd.DataFrame, of: str) -> str:
     """Return the table of ``score_pairs``; ``of``: what the plans of a question share, in words."""
     fields = [
-        numbers("probability", "from", f"of pairs of {of}", percent_cell, "low"),
-        numbers("probability", "to", "", percent_cell, "high"),
-        numbers("pairs", "", "how many", count_cell, "pairs"),
-        numbers("stated", "", "mean probability that the plan is the faster one", percent_cell, "stated"),
-        numbers("measured", "", "share of the pairs in which it was", percent_cell, "won"),
+        numbers("probability", "from", f"of pairs of {of}", "percent", "low"),
+        numbers("probability", "to", "", "percent", "high"),
+        numbers("pairs", "", "how many", "count", "pairs"),
+        numbers("stated", "", "mean probability that the plan is the faster one", "percent", "stated"),
+        numbers("measured", "", "share of the pairs in which it was", "percent", "won"),
     ]  # fmt: skip
     if not groups["alone"].equals(groups["stated"]):
         words = "from the models' errors alone"
-        fields.append(numbers("stated", "without runs over nodes", words, percent_cell, "alone"))
+        fields.append(numbers("stated", "without runs over nodes", words, "percent", "alone"))
     return render_records(groups, fields, "Which of two plans is faster")

@@ -10,15 +10,7 @@ import numpy as np
 import pandas as pd
 
 from trioflow import tables
-from trioflow.report.html import (
-    Cell,
-    count_cell,
-    numbers,
-    percent_cell,
-    render_records,
-    signed_cell,
-    words,
-)
+from trioflow.report.html import Cell, numbers, percent_cell, render_records, signed_cell, words
 from trioflow.report.pages import Page, Section, write_page
 from trioflow.report.scores import share_in_order, summarize_errors
 from trioflow.report.wording import NOTHING, write_markdown, write_percent
@@ -99,8 +91,8 @@ def summarize(cases: pd.DataFrame) -> str:
 
 def _render_scores(scores: pd.DataFrame) -> str:
     fields = [
-        words("model", "", "as the pages call it", "group"), numbers("rows", "", "of the pages", count_cell, "rows"),
-        numbers("predicted", "", "of them", count_cell, "predicted"),
+        words("model", "", "as the pages call it", "group"), numbers("rows", "", "of the pages", "count", "rows"),
+        numbers("predicted", "", "of them", "count", "predicted"),
         numbers("median error", "absolute", "of tokens a second", _maybe(percent_cell), "median_error"),
         numbers("most", "absolute", "largest error", _maybe(percent_cell), "most"),
         numbers("bias", "", "median signed error", _maybe(signed_cell), "bias"),
@@ -118,13 +110,13 @@ def _maybe(cell: Callable[[float], Cell]) -> Callable[[float], Cell]:
 def _render_rows(cases: pd.DataFrame) -> str:
     fields = [
         words("model", "", "as the page calls it", "model"), words("release", "", "NeMo container", "release"),
-        words("training", "", "its kind", "training"), numbers("GPUs", "", "H100", count_cell, "gpus"),
-        numbers("batch", "samples", "of a step", count_cell, "batch"), words("degrees", "", "as the row says", write_degrees),
+        words("training", "", "its kind", "training"), numbers("GPUs", "", "H100", "count", "gpus"),
+        numbers("batch", "samples", "of a step", "count", "batch"), words("degrees", "", "as the row says", write_degrees),
         numbers("measured", "tokens/s", "of a GPU", _rate_cell, "measured_tokens_per_s"),
         numbers("predicted", "tokens/s", "of a GPU", _rate_cell, "predicted_tokens_per_s"),
         numbers("low", "tokens/s", "80 % interval", _rate_cell, "low_tokens_per_s"),
         numbers("high", "tokens/s", "80 % interval", _rate_cell, "high_tokens_per_s"),
-        numbers("error", "", "signed", signed_cell, "error"),
+        numbers("error", "", "signed", "signed", "error"),
     ]  # fmt: skip
     known = cases[cases["refused"] == ""]
     rows = known.assign(error=_signed_error(known)).sort_values(["model", "release"])

@@ -12,15 +12,11 @@ import pandas as pd
 from trioflow import tables
 from trioflow.report.html import (
     Cell,
-    count_cell,
     numbers,
-    percent_cell,
-    plain_cell,
     render_details,
     render_list,
     render_paragraph,
     render_records,
-    short_cell,
     signed_cell,
     words,
 )
@@ -87,7 +83,7 @@ _WORDS = {
 
 
 _IN_ORDER = numbers(
-    "in order", "", "pairs of one model on as many nodes that stand as measured (groups: by the expected step)", percent_cell, "in_order"
+    "in order", "", "pairs of one model on as many nodes that stand as measured (groups: by the expected step)", "percent", "in_order"
 )  # fmt: skip
 
 
@@ -135,7 +131,7 @@ def render_aims(lines: Sequence[Line]) -> str:
     """Return each aim beside what was reached, and what other ways reach."""
     fields = [
         words("judged", "", "over all cases, none left out", lambda line: line.what),
-        numbers("cases", "", "how many", count_cell, lambda line: line.cases),
+        numbers("cases", "", "how many", "count", lambda line: line.cases),
         numbers("aim", "", "at most, unless it says otherwise", Cell, lambda line: line.write_aim()),
         numbers("trioflow", "", "what was reached", lambda line: Cell(line.write_value(), line.value), lambda line: line),
         words("aim reached", "", "", lambda line: "" if line.aim is None else "yes" if line.reached else "no"),
@@ -147,11 +143,11 @@ def render_aims(lines: Sequence[Line]) -> str:
 def _render_steps(scores: pd.DataFrame) -> str:
     """Return how far the steps are off, by groups of runs."""
     fields = [
-        words("runs of", "", "which", "group"), numbers("runs", "", "how many", count_cell, "runs"),
-        numbers("median error", "absolute", "of the simulated step", percent_cell, "median_error"),
-        numbers("median error", "expected", "of the expected step", percent_cell, "expected_error"),
-        *(numbers(f"within {most} %", "", "share of the runs", percent_cell, f"within_{most}") for most in (10, 20, 50)),
-        numbers("covered", "", "measured step inside the 80 % interval", percent_cell, "covered"),
+        words("runs of", "", "which", "group"), numbers("runs", "", "how many", "count", "runs"),
+        numbers("median error", "absolute", "of the simulated step", "percent", "median_error"),
+        numbers("median error", "expected", "of the expected step", "percent", "expected_error"),
+        *(numbers(f"within {most} %", "", "share of the runs", "percent", f"within_{most}") for most in (10, 20, 50)),
+        numbers("covered", "", "measured step inside the 80 % interval", "percent", "covered"),
         _IN_ORDER,
     ]  # fmt: skip
     return render_records(scores, fields, "Errors of the steps")
@@ -160,14 +156,14 @@ def _render_steps(scores: pd.DataFrame) -> str:
 def _render_intervals(cases: pd.DataFrame) -> str:
     """Return how well the intervals hold beside one interval for all."""
     fields = [
-        words("runs of", "", "which", "group"), numbers("runs", "", "how many", count_cell, "runs"),
+        words("runs of", "", "which", "group"), numbers("runs", "", "how many", "count", "runs"),
         *(
             numbers(title, name, meaning, cell, f"{way}_{title}")
             for way, name in (("ours", "trioflow"), ("naive", ONE_FOR_ALL))
             for title, meaning, cell in (
-                ("covered", "measured step inside the 80 % interval", percent_cell),
-                ("width", "high over low end, median", short_cell),
-                ("score", "mean interval score of logarithms, less is better", short_cell),
+                ("covered", "measured step inside the 80 % interval", "percent"),
+                ("width", "high over low end, median", "short"),
+                ("score", "mean interval score of logarithms, less is better", "short"),
             )
         ),
     ]  # fmt: skip
@@ -201,9 +197,9 @@ def render_slow(cases: pd.DataFrame) -> str:
         for value, mine in rows.groupby(name)
     ]  # fmt: skip
     fields = [
-        words("by", "", "what the runs have in common", "by"), numbers("value", "", "of it", plain_cell, "value"),
-        numbers("runs", "", "how many", count_cell, "runs"),
-        numbers("slow", "", f"share that takes more than {SLOW_S:g} s a micro-batch beyond the prediction", percent_cell, "slow"),
+        words("by", "", "what the runs have in common", "by"), numbers("value", "", "of it", "plain", "value"),
+        numbers("runs", "", "how many", "count", "runs"),
+        numbers("slow", "", f"share that takes more than {SLOW_S:g} s a micro-batch beyond the prediction", "percent", "slow"),
         numbers("more", "s", "median of the slow ones, for each micro-batch",
                 lambda more_s: Cell("" if pd.isna(more_s) else f"{more_s:.2f}"), "more"),
     ]  # fmt: skip
@@ -236,10 +232,10 @@ def _render_choice(cases: pd.DataFrame) -> str:
     )  # fmt: skip
     fields = [
         words("way", "", "how a step is known", "way"),
-        numbers("median error", "absolute", "of the step", percent_cell, "median_error"),
-        numbers("median error", "MFU above 10 %", "of the step", percent_cell, "fast_error"),
-        numbers("mean error", "absolute", "of the step", percent_cell, "mean_error"),
-        numbers("within 20 %", "", "share of the runs", percent_cell, "within_20"), _IN_ORDER,
+        numbers("median error", "absolute", "of the step", "percent", "median_error"),
+        numbers("median error", "MFU above 10 %", "of the step", "percent", "fast_error"),
+        numbers("mean error", "absolute", "of the step", "percent", "mean_error"),
+        numbers("within 20 %", "", "share of the runs", "percent", "within_20"), _IN_ORDER,
     ]  # fmt: skip
     table = render_records(scores, fields, "Ways to know a step")
     return render_paragraph(text) + table + _render_cells(cells, ways)
@@ -248,13 +244,13 @@ def _render_choice(cases: pd.DataFrame) -> str:
 def _render_cells(cells: pd.DataFrame, ways: list[str]) -> str:
     """Return the choice of each model and number of nodes."""
     fields = [
-        numbers("parameters", "1e9", "model", plain_cell, "parameters"),
-        numbers("nodes", "", "of 8 GPUs", count_cell, "nodes"), numbers("runs", "", "measured plans", count_cell, "runs"),
+        numbers("parameters", "1e9", "model", "plain", "parameters"),
+        numbers("nodes", "", "of 8 GPUs", "count", "nodes"), numbers("runs", "", "measured plans", "count", "runs"),
         words("best", "t x p x d", "fastest measured plan: tensor, pipeline, data", "best"),
-        numbers("best", "tokens/s", "its throughput, measured", count_cell, lambda row: round(row["best_tokens_per_s"])),
+        numbers("best", "tokens/s", "its throughput, measured", "count", lambda row: round(row["best_tokens_per_s"])),
         words("chosen", "t x p x d", "plan that is expected to be fastest", "chosen"),
-        numbers("chosen", "tokens/s", "its throughput, measured", count_cell, lambda row: round(row["chosen_tokens_per_s"])),
-        *(numbers("loss", way, "of throughput beside the best measured run", percent_cell, way) for way in ways),
+        numbers("chosen", "tokens/s", "its throughput, measured", "count", lambda row: round(row["chosen_tokens_per_s"])),
+        *(numbers("loss", way, "of throughput beside the best measured run", "percent", way) for way in ways),
     ]  # fmt: skip
     title = "The choice for each model and number of nodes"
     return render_details(title, render_records(cells, fields, title))
@@ -283,12 +279,12 @@ def render_scores(scores: pd.DataFrame) -> str:
     """Return the errors by set and model."""
     fields = [
         words("set", "", "which runs", "set"),
-        numbers("parameters", "1e9", "model; a dash: all", plain_cell, lambda row: row["parameters"] or math.nan),
-        numbers("runs", "", "how many", count_cell, "runs"),
-        numbers("median error", "held", _WORDS["held"], percent_cell, "median_error"),
-        numbers("90th percentile", "held", _WORDS["held"], percent_cell, "error_90"),
-        numbers("median error", "handed out", _WORDS["handed out"], percent_cell, "allocated_median"),
-        numbers("refused", "", "called out of memory although they ran", count_cell, "refused"),
+        numbers("parameters", "1e9", "model; a dash: all", "plain", lambda row: row["parameters"] or math.nan),
+        numbers("runs", "", "how many", "count", "runs"),
+        numbers("median error", "held", _WORDS["held"], "percent", "median_error"),
+        numbers("90th percentile", "held", _WORDS["held"], "percent", "error_90"),
+        numbers("median error", "handed out", _WORDS["handed out"], "percent", "allocated_median"),
+        numbers("refused", "", "called out of memory although they ran", "count", "refused"),
     ]  # fmt: skip
     return render_records(scores, fields, "Errors of the peaks")
 
@@ -298,7 +294,7 @@ def render_degrees(cases: pd.DataFrame) -> str:
     ran = cases[cases["set"] != FAILED]
     error = ran["reserved_bytes"] / ran["measured_bytes"] - 1
     found = ran.assign(error=error).groupby(["tensor", "pipeline"])["error"].median().unstack()
-    fields = [numbers("tensor", "", "tensor-parallel degree", count_cell, "tensor")]
+    fields = [numbers("tensor", "", "tensor-parallel degree", "count", "tensor")]
     fields += [
         numbers(f"pipeline {degree}", "", "median signed error",
                 lambda error: Cell("") if pd.isna(error) else signed_cell(error), itemgetter(degree))

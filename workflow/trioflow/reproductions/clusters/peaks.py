@@ -7,15 +7,12 @@ from typing import Any
 import pandas as pd
 
 from trioflow.base.units import BYTES_PER_GIB
-from trioflow.report.html import (  # fmt: skip
+from trioflow.report.html import (
     Cell,
-    count_cell,
     numbers,
-    percent_cell,
     render_details,
     render_paragraph,
     render_records,
-    signed_cell,
     words,
 )
 from trioflow.report.pages import Section
@@ -68,11 +65,11 @@ def peaks_section(cases: pd.DataFrame) -> Section:
 
 def _render_scores(scores: pd.DataFrame) -> str:
     fields = [
-        words("cases", "", "which", "group"), numbers("number", "", "how many", count_cell, "cases"),
-        numbers("median error", "absolute", "of the predicted peak", percent_cell, "median_error"),
-        numbers("90th percentile", "absolute", "of the predicted peak", percent_cell, "error_90"),
-        numbers("most", "absolute", "largest error", percent_cell, "most"),
-        numbers("bias", "", "median signed error", signed_cell, "bias"),
+        words("cases", "", "which", "group"), numbers("number", "", "how many", "count", "cases"),
+        numbers("median error", "absolute", "of the predicted peak", "percent", "median_error"),
+        numbers("90th percentile", "absolute", "of the predicted peak", "percent", "error_90"),
+        numbers("most", "absolute", "largest error", "percent", "most"),
+        numbers("bias", "", "median signed error", "signed", "bias"),
     ]  # fmt: skip
     return render_records(scores, fields, "Errors of Megatron-LM's peaks")
 
@@ -81,7 +78,7 @@ def _render_refused(cases: pd.DataFrame) -> str:
     counted = cases.loc[cases["refused"] != "", "refused"].value_counts()
     fields = [
         words("refused because of", "", "why", lambda entry: entry[0]),
-        numbers("cases", "", "how many", count_cell, lambda entry: entry[1]),
+        numbers("cases", "", "how many", "count", lambda entry: entry[1]),
     ]
     title = f"Cases that are refused: {counted.sum()}"
     return render_details(title, render_records(counted.items(), fields, title))
@@ -93,7 +90,7 @@ def _render_cases(cases: pd.DataFrame) -> str:
         words("data x tensor x pipeline", "", "degrees", lambda row: f"{row['data']} x {row['tensor']} x {row['pipeline']}"),
         numbers("measured", "GiB", "peak of the last rank", _gib_cell, "measured_bytes"),
         numbers("predicted", "GiB", "the same", _gib_cell, "predicted_bytes"),
-        numbers("error", "", "signed", signed_cell, "error"),
+        numbers("error", "", "signed", "signed", "error"),
         words("not followed", "", "arguments that simulate warns of", "not_followed"),
     ]  # fmt: skip
     predicted = cases[cases["refused"] == ""]

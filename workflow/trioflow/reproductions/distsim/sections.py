@@ -18,7 +18,6 @@ from trioflow.report.html import (
     Field,
     count_cell,
     list_numbers,
-    number_cell,
     numbers,
     percent_cell,
     render_details,
@@ -26,8 +25,6 @@ from trioflow.report.html import (
     render_paragraph,
     render_records,
     render_table,
-    signed_cell,
-    time_cell,
     words,
 )
 from trioflow.report.wording import NOTHING, write_percent, write_signed_percent, write_time
@@ -176,12 +173,12 @@ def render_activity(activity: pd.DataFrame) -> str:
         return Cell(write_percent(value, 4), value)
 
     heads = (
-        ("measured", "step", time_cell, "step_s"), ("simulated", "step", time_cell, "simulated_s"),
-        ("error", "step", signed_cell, "step_error"), ("activity", "error", percent_cell, "activity_error"),
-        ("activity", "as profiled", percent_cell, "profiled_error"), ("spread", "of rounds", percent_cell, "rank_spread"),
-        ("events", "recorded", count_cell, "events"), ("matched", "events", count_cell, "matched"),
-        ("matched", "of their time", percent_cell, "matched_time"),
-        ("profiler", "slows by", signed_cell, "profiler_slowdown"), ("marks", "slow by", thin_cell, "mark_slowdown"),
+        ("measured", "step", "time", "step_s"), ("simulated", "step", "time", "simulated_s"),
+        ("error", "step", "signed", "step_error"), ("activity", "error", "percent", "activity_error"),
+        ("activity", "as profiled", "percent", "profiled_error"), ("spread", "of rounds", "percent", "rank_spread"),
+        ("events", "recorded", "count", "events"), ("matched", "events", "count", "matched"),
+        ("matched", "of their time", "percent", "matched_time"),
+        ("profiler", "slows by", "signed", "profiler_slowdown"), ("marks", "slow by", thin_cell, "mark_slowdown"),
     )  # fmt: skip
     fields = [
         words("experiment", "rank", "experiment and rank", lambda row: Cell(row["experiment"], None, f"rank {row['rank']}")),
@@ -196,14 +193,14 @@ def render_timestamps(timestamps: pd.DataFrame) -> str:
         words("experiment", "", "experiment", "experiment"),
         Field(Column("rank", "stage", "process and pipeline stage"), lambda row: Cell(f"{row['rank']}, {row['stage']}")),
         words("phase", "", _TIMESTAMPS["phase"], "phase"),
-        numbers("micro-batch", "", _TIMESTAMPS["micro_batch"], count_cell, "micro_batch"),
+        numbers("micro-batch", "", _TIMESTAMPS["micro_batch"], "count", "micro_batch"),
         *(
-            numbers(f"{end}s", of, _TIMESTAMPS[f"{of}_{end}_s"], time_cell, f"{of}_{end}_s")
+            numbers(f"{end}s", of, _TIMESTAMPS[f"{of}_{end}_s"], "time", f"{of}_{end}_s")
             for end in ("start", "end") for of in ("measured", "simulated")
         ),
         *(
             numbers(end, detail, _TIMESTAMPS[f"{end}_{kind}"], cell, f"{end}_{kind}")
-            for kind, detail, cell in (("bias", "deviation", signed_cell), ("error", "median error", percent_cell))
+            for kind, detail, cell in (("bias", "deviation", "signed"), ("error", "median error", "percent"))
             for end in ("start", "end")
         ),
     ]  # fmt: skip
@@ -253,12 +250,12 @@ def render_throughput(rows: pd.DataFrame) -> str:
     found = compare_throughput(rows)
     parts = split_step(found)
     fields = [
-        numbers("batch", "micro-batches", "samples of the step: one a micro-batch", count_cell, "batch"),
-        numbers("step", "simulated", "uncalibrated: from shapes alone", time_cell, "step_time_s"),
-        numbers("throughput", "simulated", "over that of batch 1", number_cell, "simulated"),
-        numbers("bubble alone", "closed form", "m p / (m + p - 1)", number_cell, "ideal"),
-        numbers("deviation", "of the simulated", "simulated over closed form less one", signed_cell, "deviation"),
-        numbers("deviation", "with unequal stages", "simulated over the second closed form less one", signed_cell,
+        numbers("batch", "micro-batches", "samples of the step: one a micro-batch", "count", "batch"),
+        numbers("step", "simulated", "uncalibrated: from shapes alone", "time", "step_time_s"),
+        numbers("throughput", "simulated", "over that of batch 1", "number", "simulated"),
+        numbers("bubble alone", "closed form", "m p / (m + p - 1)", "number", "ideal"),
+        numbers("deviation", "of the simulated", "simulated over closed form less one", "signed", "deviation"),
+        numbers("deviation", "with unequal stages", "simulated over the second closed form less one", "signed",
                 lambda row: row["simulated"] / parts.throughput(int(row["micro_batches"])) - 1.0),
     ]  # fmt: skip
     text = render_paragraph(
@@ -284,8 +281,8 @@ def render_costs(costs: pd.DataFrame) -> str:
     }  # fmt: skip
     fields = [
         words("workload", "experiments", "and how many share its traces", lambda row: Cell(row["workload"], None, row["detail"])),
-        *(numbers(*head, _COSTS[key], time_cell, key) for key, head in heads.items()),
-        numbers("profile / run", "", _COSTS["share"], percent_cell, "share"),
+        *(numbers(*head, _COSTS[key], "time", key) for key, head in heads.items()),
+        numbers("profile / run", "", _COSTS["share"], "percent", "share"),
     ]  # fmt: skip
     counts = costs[["experiments", "steps"]].astype(str)
     each = costs.assign(

@@ -11,16 +11,7 @@ import pandas as pd
 
 from trioflow import tables
 from trioflow.base.provenance import stamp
-from trioflow.report.html import (
-    count_cell,
-    numbers,
-    render_details,
-    render_paragraph,
-    render_records,
-    short_cell,
-    signed_cell,
-    words,
-)
+from trioflow.report.html import numbers, render_details, render_paragraph, render_records, words
 from trioflow.report.pages import Page, Section, write_page
 from trioflow.report.wording import (
     count_words,
@@ -90,7 +81,7 @@ def find_error(row: Any, quantile: str) -> float:
 def _render_halves(judged: pd.DataFrame) -> str:
     errors = [
         numbers(
-            f"{name} %", "error", "predicted over measured quantile, less 1", signed_cell,
+            f"{name} %", "error", "predicted over measured quantile, less 1", "signed",
             partial(find_error, quantile=name),
         )
         for name in NAMES
@@ -98,10 +89,10 @@ def _render_halves(judged: pd.DataFrame) -> str:
     fields = [
         words("job", "", "", "job"),
         words("from", "", "steps that the prediction may see", "seen"),
-        numbers("steps", "", "predicted", count_cell, "steps"),
+        numbers("steps", "", "predicted", "count", "steps"),
         words("way", "", "", "way"),
         *errors,
-        numbers("distance", "KS", "of both distributions", short_cell, "distance"),
+        numbers("distance", "KS", "of both distributions", "short", "distance"),
     ]
     ours = judged["way"] == JOINT
     others = render_records(judged[~ours], fields, "Other ways, for comparison")
@@ -114,9 +105,9 @@ def _render_causes(caused: pd.DataFrame) -> str:
     fields = [
         words("job", "", "", "job"),
         words("part", "", "", "part"),
-        numbers("slowdown", "", "actual over ideal step", short_cell, lambda row: row["actual_s"] / row["ideal_s"]),
-        numbers("share", "of the slowdown", "Shapley value", signed_cell, "share"),
-        numbers("alone", "of the slowdown", "taken off where it alone is put right", signed_cell, "alone"),
+        numbers("slowdown", "", "actual over ideal step", "short", lambda row: row["actual_s"] / row["ideal_s"]),
+        numbers("share", "of the slowdown", "Shapley value", "signed", "share"),
+        numbers("alone", "of the slowdown", "taken off where it alone is put right", "signed", "alone"),
     ]  # fmt: skip
     return render_records(caused, fields, "Causes")
 

@@ -17,16 +17,11 @@ from trioflow.report.html import (
     Cell,
     Column,
     Field,
-    count_cell,
-    number_cell,
     numbers,
-    percent_cell,
     render_details,
     render_list,
     render_paragraph,
     render_records,
-    signed_cell,
-    time_cell,
     words,
 )
 from trioflow.report.scores import MODELS, ORACLE, OURS, SCORES, list_scaling
@@ -62,7 +57,7 @@ def render_summary(scores: pd.DataFrame) -> str:
 
     def rival(model: str) -> Field:
         return numbers(
-            model.replace("public ", ""), "mean absolute", SCORES["mean_absolute_error"], percent_cell,
+            model.replace("public ", ""), "mean absolute", SCORES["mean_absolute_error"], "percent",
             lambda name: score_of(scores, name, model).get("mean_absolute_error"),
         )  # fmt: skip
 
@@ -132,12 +127,12 @@ def render_cases(cases: pd.DataFrame, name: str) -> str:
     fields = [
         words("case", "plan, GPUs, batch", "name; plan, GPUs and samples of the whole step", lambda row: Cell(
             row["case"], None, f"{row['plan']}, {row['ranks']} GPU{'s' if row['ranks'] > 1 else ''}, {row['batch']}")),
-        numbers("measured", "", "measured step", time_cell, "measured_s"),
+        numbers("measured", "", "measured step", "time", "measured_s"),
         Field(Column("predicted", "80 % interval", "predicted step and its interval"), predicted),
-        numbers("error", "", "predicted over measured less one", signed_cell, error("predicted_s")),
+        numbers("error", "", "predicted over measured less one", "signed", error("predicted_s")),
         words("inside", "", "whether the measured step lies in the interval", inside),
         *(
-            numbers(model, "error", "the same error of others", signed_cell, error(column))
+            numbers(model, "error", "the same error of others", "signed", error(column))
             for model, column in MODELS.items() if model != OURS and mine[column].notna().any()
         ),
         words("confidence", "", "what the prediction rests on", "confidence"),
@@ -186,10 +181,10 @@ def render_scaling(cases: pd.DataFrame, name: str) -> str:
         return ""
     fields = [
         words("case", "", "", "case"),
-        numbers("GPUs", "", "", count_cell, "ranks"),
-        numbers("measured", "of one GPU's", "throughput of a GPU over that of one GPU alone", percent_cell, "measured"),
-        numbers("predicted", "of one GPU's", "the same, predicted", percent_cell, "predicted"),
-        numbers("error", "", "predicted over measured less one", signed_cell, "error"),
+        numbers("GPUs", "", "", "count", "ranks"),
+        numbers("measured", "of one GPU's", "throughput of a GPU over that of one GPU alone", "percent", "measured"),
+        numbers("predicted", "of one GPU's", "the same, predicted", "percent", "predicted"),
+        numbers("error", "", "predicted over measured less one", "signed", "error"),
     ]  # fmt: skip
     caption = "Scaling, apart from the error of one GPU"
     return render_records(rows, fields, caption)
@@ -208,7 +203,7 @@ def render_causes(cases: pd.DataFrame, causes: pd.DataFrame, name: str) -> str:
     def part(name: str) -> Field:
         detail = "not hidden" if "hides" in name else "of the step"
         return numbers(
-            name.replace(" that no compute hides", ""), detail, "mean over ranks, of the predicted step", percent_cell,
+            name.replace(" that no compute hides", ""), detail, "mean over ranks, of the predicted step", "percent",
             lambda row: parts[name].get(row["case"], math.nan) / row["predicted_s"],
         )  # fmt: skip
 
@@ -218,12 +213,12 @@ def render_causes(cases: pd.DataFrame, causes: pd.DataFrame, name: str) -> str:
     fields = [
         words("case", "", "", "case"),
         *map(part, dict.fromkeys(mine.loc[mine["role"] == PART, "parameter"])),
-        numbers("error", "", "predicted over measured less one", signed_cell,
+        numbers("error", "", "predicted over measured less one", "signed",
                 lambda row: row["predicted_s"] / row["measured_s"] - 1.0),
-        numbers("from compute", "points", "predicted less the step with measured compute, over measured", signed_cell,
+        numbers("from compute", "points", "predicted less the step with measured compute, over measured", "signed",
                 lambda row: (row["predicted_s"] - oracle(row)) / row["measured_s"]),
         numbers("from the rest", "points",
-                "the step with measured compute less measured: communication, overlap, host, other software", signed_cell,
+                "the step with measured compute less measured: communication, overlap, host, other software", "signed",
                 lambda row: (oracle(row) - row["measured_s"]) / row["measured_s"]),
     ]  # fmt: skip
     note = (
@@ -241,9 +236,9 @@ def render_papers(scores: pd.DataFrame) -> str:
     fields = [
         words("who", "", "", lambda paper: paper.who),
         words("what it is of", "", "", lambda paper: paper.cases),
-        numbers("average", "absolute error", "as published", percent_cell, lambda paper: paper.error),
+        numbers("average", "absolute error", "as published", "percent", lambda paper: paper.error),
         words("beside the set", "", "", lambda paper: paper.set),
-        numbers("trioflow", "on that set", SCORES["mean_absolute_error"], percent_cell,
+        numbers("trioflow", "on that set", SCORES["mean_absolute_error"], "percent",
                 lambda paper: score_of(scores, paper.set, OURS)["mean_absolute_error"]),
     ]  # fmt: skip
     note = (
@@ -273,8 +268,8 @@ def render_anchors(anchors: pd.DataFrame) -> str:
     ]
     fields = [
         words("GPU", "", "", "device"),
-        numbers("steps", "", "ordered pairs of batches", count_cell, "steps"),
-        *(numbers(names[way], "mean absolute", "error of the whole step", percent_cell, way) for way in ANCHOR_WAYS),
+        numbers("steps", "", "ordered pairs of batches", "count", "steps"),
+        *(numbers(names[way], "mean absolute", "error of the whole step", "percent", way) for way in ANCHOR_WAYS),
     ]  # fmt: skip
     best = min(ANCHOR_WAYS, key=means[-1].__getitem__)
     note = (
@@ -327,8 +322,8 @@ def render_growth(cases: pd.DataFrame, causes: pd.DataFrame, name: str) -> str:
         return ""
     fields = [
         words("case", "", "", "case"),
-        *(numbers(part, "points", meaning, signed_cell, part) for part, meaning in _MEANINGS.items()),
-        numbers("error", "their sum", "predicted over measured less one", signed_cell, "error"),
+        *(numbers(part, "points", meaning, "signed", part) for part, meaning in _MEANINGS.items()),
+        numbers("error", "their sum", "predicted over measured less one", "signed", "error"),
         words("inside", "", "whether the measured step lies in the interval", lambda row: "yes" if row["inside"] else "no"),
     ]  # fmt: skip
     rows = parts.rename_axis("case").reset_index().to_dict("records")
@@ -369,11 +364,11 @@ def _render_classes(cases: pd.DataFrame, causes: pd.DataFrame, name: str, case: 
     table["ratio"] = (table["predicted"] / table["plain"]).where(table["plain"] != 0)
     fields = [
         words("operators", "phase and class", "", "class"),
-        numbers("in proportion", "to the batch", "recorded time times the measured over the traced batch", time_cell, "plain"),
-        numbers("predicted", "", "the same operators rescaled by the model, which never saw the workload", time_cell, "predicted"),
-        numbers("ratio", "predicted to proportional", "below 1: predicted to grow less than the batch", number_cell, "ratio"),
-        numbers("growth", "points", _MEANINGS["growth"], signed_cell, "growth"),
-        numbers("share", "of the step", "of the measured step, in proportion", percent_cell, "share"),
+        numbers("in proportion", "to the batch", "recorded time times the measured over the traced batch", "time", "plain"),
+        numbers("predicted", "", "the same operators rescaled by the model, which never saw the workload", "time", "predicted"),
+        numbers("ratio", "predicted to proportional", "below 1: predicted to grow less than the batch", "number", "ratio"),
+        numbers("growth", "points", _MEANINGS["growth"], "signed", "growth"),
+        numbers("share", "of the step", "of the measured step, in proportion", "percent", "share"),
     ]  # fmt: skip
     title = f"Growth of each class of operators: {case}"
     return render_details(title, render_records(table, fields, title))

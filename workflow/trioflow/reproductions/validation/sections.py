@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from operator import itemgetter
 from typing import Any
 
@@ -16,23 +16,18 @@ from trioflow.report.html import (
     Cell,
     Column,
     Field,
-    bandwidth_cell,
-    count_cell,
+    Kind,
     escape_text,
     itself,
-    number_cell,
     numbers,
     oracle_cell,
     part_cell,
     percent_cell,
-    ratio_cell,
     render_definitions,
     render_details,
     render_list,
     render_paragraph,
     render_records,
-    signed_cell,
-    time_cell,
     words,
 )
 from trioflow.report.wording import (
@@ -72,15 +67,13 @@ def render_aims(summary: pd.DataFrame, cases: pd.DataFrame) -> str:
             return Cell(NOTHING, "")
         return percent_cell(entry.best["mean_absolute_error"], entry.best_model)
 
-    def ours(
-        title: str, detail: str, key: str, cell: Callable[[Any], Cell] = percent_cell
-    ) -> Field:
-        return numbers(title, detail, SCORES[key], cell, lambda entry: entry.ours[key])
+    def ours(title: str, detail: str, key: str, kind: Kind = "percent") -> Field:
+        return numbers(title, detail, SCORES[key], kind, lambda entry: entry.ours[key])
 
     fields = [
         words("what is averaged", "what others report", "part of a set, and its quantity",
               lambda entry: Cell(entry.aim.title, None, entry.aim.others)),
-        ours("cases", "", "cases", count_cell),
+        ours("cases", "", "cases", "count"),
         numbers("aim", "mean absolute", f"from {SOURCE}; 'oracle +' comes on top of the oracle's error",
                 lambda entry: Cell(entry.write_limit(), "" if entry.limit is None else entry.limit), itself),
         ours("trioflow", "mean absolute", "mean_absolute_error"),
@@ -161,16 +154,16 @@ def _render_split(split: pd.DataFrame) -> str:
     fields = [
         Field(Column("where it was measured", "", "device, and dataset where the source names one", number=False),
               lambda row: part_cell(row["part"])),
-        numbers("cases", "", SCORES["cases"], count_cell, "cases"),
-        numbers("error", "mean absolute", SCORES["mean_absolute_error"], percent_cell, "error"),
-        numbers("bias", "signed mean", SCORES["bias"], signed_cell, "bias"),
+        numbers("cases", "", SCORES["cases"], "count", "cases"),
+        numbers("error", "mean absolute", SCORES["mean_absolute_error"], "percent", "error"),
+        numbers("bias", "signed mean", SCORES["bias"], "signed", "bias"),
         numbers("adds", "points of the mean", "its part of the mean over all cases",
                 lambda points: Cell(f"{100 * points:.1f}", points), "points"),
-        numbers("the rest", "mean absolute", "mean absolute error of all other cases", percent_cell, "without"),
+        numbers("the rest", "mean absolute", "mean absolute error of all other cases", "percent", "without"),
         Field(Column("oracle", "its cases", f"{SCORES['oracle_mean_absolute_error']}; number of such cases"),
               lambda row: oracle_cell(row["oracle_error"], str(row["oracle_cases"]))),
         numbers("against the oracle", "mean absolute",
-                "predicted over the oracle less one: what of the error is the operators'", percent_cell, "beside_oracle"),
+                "predicted over the oracle less one: what of the error is the operators'", "percent", "beside_oracle"),
     ]  # fmt: skip
     caption = "What the error is made of, by where it was measured"
     return render_records(split, fields, caption)
@@ -181,11 +174,11 @@ def _render_case_split(split: pd.DataFrame, row: Mapping[Any, Any]) -> str:
         return ""
     fields = [
         words("class", "", "class and phase of operators", "group"),
-        numbers("measured", "at the target", "sum of the class at the target", time_cell, "measured_s"),
-        numbers("predicted", "", "the same, predicted", time_cell, "predicted_s"),
-        numbers("adds", "points", "predicted less measured, over the measured sum of all operators", signed_cell, "points"),
-        numbers("grew", "measured", "class at the target over the class as recorded at the source", ratio_cell, "measured_growth"),
-        numbers("grew", "predicted", "the same, predicted", ratio_cell, "predicted_growth"),
+        numbers("measured", "at the target", "sum of the class at the target", "time", "measured_s"),
+        numbers("predicted", "", "the same, predicted", "time", "predicted_s"),
+        numbers("adds", "points", "predicted less measured, over the measured sum of all operators", "signed", "points"),
+        numbers("grew", "measured", "class at the target over the class as recorded at the source", "ratio", "measured_growth"),
+        numbers("grew", "predicted", "the same, predicted", "ratio", "predicted_growth"),
     ]  # fmt: skip
     caption = f"{row['device']}, {row['case']}: {write_signed_percent(row['error'])}, by class"
     return render_records(split, fields, caption)
@@ -199,7 +192,7 @@ def _render_bandwidths(table: pd.DataFrame) -> str:
         numbers("message", "", "largest that every number of ranks sent",
                 lambda size: Cell(format_bytes(int(size)), size), "message_bytes"),
         *(
-            numbers(f"{n} ranks", "GB/s", "bus bandwidth: bytes that each link carries, over the time", bandwidth_cell,
+            numbers(f"{n} ranks", "GB/s", "bus bandwidth: bytes that each link carries, over the time", "bandwidth",
                     itemgetter(n))
             for n in ranks
         ),
@@ -252,14 +245,14 @@ def render_scores(summary: pd.DataFrame, name: str) -> str:
 
 def _render_scores(summary: pd.DataFrame, title: str) -> str:
     def score(head: str, detail: str, key: str) -> Field:
-        cell = signed_cell if key in _SIGNED else percent_cell
+        cell = "signed" if key in _SIGNED else "percent"
         return numbers(head, detail, SCORES[key], cell, key)
 
     fields = [
         words("group", "quantity", "part of the set that is averaged by itself",
               lambda row: Cell(row["group"], None, _WORDS.get(row["quantity"], ""))),
         words("model", "", "model that predicted", "model"),
-        numbers("cases", "", SCORES["cases"], count_cell, "cases"),
+        numbers("cases", "", SCORES["cases"], "count", "cases"),
         score("error", "mean absolute", "mean_absolute_error"),
         score("median", "absolute", "median_absolute_error"),
         score("worst", "signed", "worst_error"),
@@ -307,7 +300,7 @@ def render_cases(cases: pd.DataFrame, name: str) -> str:
         numbers(ours, "80 % interval", "signed error of what trioflow uses", error, itself),
         words("inside", "", "whether the measured time lies in the interval",
               lambda row: "yes" if row["low_s"] <= row["measured_s"] <= row["high_s"] else "no"),
-        *(numbers(model, "", f"signed error of {model}", signed_cell, _OF_RIVAL + model) for model in rivals),
+        *(numbers(model, "", f"signed error of {model}", "signed", _OF_RIVAL + model) for model in rivals),
     ]  # fmt: skip
     title = f"Every step of the set {name}, and its phases: {len(lines)} cases"
     return render_details(title, render_records(lines, fields, title))
@@ -335,7 +328,7 @@ def render_spread(cases: pd.DataFrame, name: str) -> str:
 
     def quantile(title: str, share: float, meaning: str) -> Field:
         return numbers(
-            title, "signed", meaning, signed_cell, lambda one: np.quantile(one[1]["error"], share)
+            title, "signed", meaning, "signed", lambda one: np.quantile(one[1]["error"], share)
         )
 
     def worst(one: Any) -> Cell:
@@ -345,12 +338,12 @@ def render_spread(cases: pd.DataFrame, name: str) -> str:
     fields = [
         words("group", "where it was measured", "part of the set that is averaged by itself",
               lambda one: Cell(one[0][0], None, ", ".join(filter(None, one[0][1:])))),
-        numbers("cases", "", SCORES["cases"], count_cell, lambda one: len(one[1])),
+        numbers("cases", "", SCORES["cases"], "count", lambda one: len(one[1])),
         quantile("10 %", 0.1, "a tenth of the errors lie below"),
         quantile("median", 0.5, "half of the errors lie below"),
         quantile("90 %", 0.9, "a tenth of the errors lie above"),
         words("worst", "case", "largest absolute error", worst),
-        numbers("coverage", "aim 80 %", SCORES["coverage"], percent_cell, lambda one: float(one[1]["inside"].mean())),
+        numbers("coverage", "aim 80 %", SCORES["coverage"], "percent", lambda one: float(one[1]["inside"].mean())),
     ]  # fmt: skip
     caption = f"How the single errors of {SETS[name].ours} are spread: {len(rows)} cases"
     return render_details(caption, render_records(groups, fields, caption))
@@ -362,11 +355,11 @@ def render_classes(classes: pd.DataFrame, device: str) -> str:
         words("class", "phase", "class that shares one regression", lambda row: Cell(row["operator_class"], None, row["phase"])),
         words("driver", "", "size that correlates best with the time",
               lambda row: row["driver"].replace("_bytes", "").replace("write", "written")),
-        numbers("operators", "n", "operators fitted", count_cell, "operators"),
-        numbers("R\u00b2", "of the fit", "share of the variance that the fit explains", number_cell, "r_squared"),
-        numbers("share", "of the time", "share of the fitted time that the class takes", percent_cell, "time_share"),
-        numbers("sum", "held out", "sum of predicted over sum of measured less one, workload left out", signed_cell, "held_out_error"),
-        numbers("operators", "held out", "mean absolute error weighted by time, workload left out", percent_cell, "held_out_absolute_error"),
+        numbers("operators", "n", "operators fitted", "count", "operators"),
+        numbers("R\u00b2", "of the fit", "share of the variance that the fit explains", "number", "r_squared"),
+        numbers("share", "of the time", "share of the fitted time that the class takes", "percent", "time_share"),
+        numbers("sum", "held out", "sum of predicted over sum of measured less one, workload left out", "signed", "held_out_error"),
+        numbers("operators", "held out", "mean absolute error weighted by time, workload left out", "percent", "held_out_absolute_error"),
     ]  # fmt: skip
     order = ["time_share", "operator_class", "phase"]
     mine = classes[classes["device"] == device].sort_values(order, ascending=(False, True, True))

@@ -17,15 +17,12 @@ from trioflow.report import style
 from trioflow.report.attribution_section import score_cell
 from trioflow.report.html import (
     Cell,
-    count_cell,
     numbers,
-    percent_cell,
     render_details,
     render_figure,
     render_list,
     render_paragraph,
     render_records,
-    signed_cell,
     time_cell,
     words,
 )
@@ -120,10 +117,8 @@ def render_checks(checks: pd.DataFrame) -> str:
 
     fields = [
         words("relation", "", "what would hold exactly in a sum of parts", "check"),
-        numbers("compared", "", "sets of rows that could show it", count_cell, "compared"),
-        numbers(
-            "exact", "to a nanosecond", "of them, those in which it holds", count_cell, "exact"
-        ),
+        numbers("compared", "", "sets of rows that could show it", "count", "compared"),
+        numbers("exact", "to a nanosecond", "of them, those in which it holds", "count", "exact"),
         numbers("worst", "", "largest deviation", worst, "worst_s"),
     ]
     text = (
@@ -176,10 +171,10 @@ def _render_trials(trials: pd.DataFrame) -> str:
     fields = [
         words("fitted on", "", "rows that were looked at", "trial"),
         words("model", "", "who predicts", "model"),
-        numbers("draws", "", "how often, with other rows", count_cell, "draws"),
-        numbers("cases", "", "rows judged each time", count_cell, "cases"),
-        numbers("mean absolute error", "", SCORES["mean_absolute_error"], percent_cell, "mean_absolute_error"),
-        numbers("ordered", "of pairs", SCORES["ordered"], percent_cell, "ordered"),
+        numbers("draws", "", "how often, with other rows", "count", "draws"),
+        numbers("cases", "", "rows judged each time", "count", "cases"),
+        numbers("mean absolute error", "", SCORES["mean_absolute_error"], "percent", "mean_absolute_error"),
+        numbers("ordered", "of pairs", SCORES["ordered"], "percent", "ordered"),
     ]  # fmt: skip
     return render_records(trials, fields)
 
@@ -199,12 +194,12 @@ def render_degrees(cases: pd.DataFrame) -> str:
     ]
     fields = [
         words("by", "", "what the rows share", "by"),
-        numbers("value", "", "", count_cell, "value"),
-        numbers("cases", "", "", count_cell, "cases"),
-        numbers("mean absolute error", "", SCORES["mean_absolute_error"], percent_cell, "size"),
-        numbers("bias", "", SCORES["bias"], signed_cell, "error"),
-        numbers("coverage", "aim 80 %", SCORES["coverage"], percent_cell, "inside"),
-        numbers("width", "of the interval", SCORES["mean_relative_width"], percent_cell, "width"),
+        numbers("value", "", "", "count", "value"),
+        numbers("cases", "", "", "count", "cases"),
+        numbers("mean absolute error", "", SCORES["mean_absolute_error"], "percent", "size"),
+        numbers("bias", "", SCORES["bias"], "signed", "error"),
+        numbers("coverage", "aim 80 %", SCORES["coverage"], "percent", "inside"),
+        numbers("width", "of the interval", SCORES["mean_relative_width"], "percent", "width"),
     ]
     return render_records(rows, fields, f"Errors of the set {GROUPS}")
 
@@ -220,9 +215,9 @@ def _render_limits(cases: pd.DataFrame, scores: pd.DataFrame) -> str:
     found = found.sort_values("part", ascending=False, kind="stable").head(8).reset_index()
     total = float(absolute["part"].sum())
     fields = [
-        *(numbers(name.replace("_", "-"), "", "", count_cell, name) for name in (*shape, "cases")),
-        numbers("mean error", "signed", SCORES["bias"], signed_cell, "error"),
-        numbers("part", "of all errors", "its share of the mean absolute error", percent_cell,
+        *(numbers(name.replace("_", "-"), "", "", "count", name) for name in (*shape, "cases")),
+        numbers("mean error", "signed", SCORES["bias"], "signed", "error"),
+        numbers("part", "of all errors", "its share of the mean absolute error", "percent",
                 lambda row: row["part"] / total),
     ]  # fmt: skip
     share = float(found["part"].sum()) / total
