@@ -195,7 +195,7 @@ def test_data_of_a_module_lies_at_its_own_place_and_counts_into_its_digest() -> 
     assert all(owner.is_file() and files for owner, files in known.items()), sorted(known)
     names = {short_name(owner): {path.name for path in files} for owner, files in known.items()}
     assert names["tables/schemas"] == {"schemas.tsv"}
-    assert names["report/pages"] == {"pages.css", "pages.js"}
+    assert names["report/pages"] == {"pages.css", "pages.js", "site.tsv", "files.tsv"}
     assert "attribution.rst" in names["report/summary"], "a folder"
 
 

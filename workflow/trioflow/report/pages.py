@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from trioflow import __version__
 from trioflow.base.errors import TrioflowError
 from trioflow.base.provenance import PACKAGE, atomic_path, digest_file, read_json
+from trioflow.base.shipped import read_own_table
 from trioflow.report.html import (
     Cell,
     Column,
@@ -73,22 +74,7 @@ class _SitePage:
     about: str
 
 
-PAGES = (
-    _SitePage("index.html", "Report of the run", "make reproduce",
-             "predicted and measured steps of this machine, what the errors are made of, timelines"),
-    _SitePage("traces.html", "Traces", "make reproduce", "the captured steps: size, source, what could not be joined"),
-    _SitePage("published_traces.html", "Public traces", "snakemake published_traces", "the same of imported public traces"),
-    _SitePage("cost_models.html", "Cost models", "snakemake validation", "every cost model on public measurements that it never saw"),
-    _SitePage("published.html", "Public measurements", "snakemake published", "plans on A40, A100 and H100 beside public measured steps"),
-    _SitePage("published_vtrain.html", "vTrain's points", "snakemake published", "1,440 iteration times of GPT models under 18 combinations of degrees"),
-    _SitePage("drift.html", "Ranks that drift", "snakemake published", "steps of recorded jobs predicted from others of their steps, and what made them slow"),
-    _SitePage("clusters.html", "Runs on clusters", "snakemake clusters", "steps and memory of language models on 8 to 512 H100 beside predictions"),
-    _SitePage("bridge.html", "Megatron-Bridge's rates", "snakemake bridge", "tokens a second of language models on 8 to 1,024 H100 beside predictions"),
-    _SitePage("distsim.html", "DistSim's evaluation", "snakemake distsim", "the same questions asked of runs on this machine"),
-    _SitePage("studies.html", "Case studies", "snakemake studies", "studies that are simulated only"),
-    _SitePage("figures.html", "Figures of the paper", "snakemake figures", "counterparts of the paper's figures, on runs of this machine and simulated"),
-    _SitePage("published_figures.html", "Figures of the paper, public data", "snakemake published_figures", "the same with public measurements and traces"),
-)  # fmt: skip
+PAGES = tuple(_SitePage(**row) for row in read_own_table("report/pages/site"))
 """In the order in which they are listed. Pages that were not made yet are listed too, with their command."""
 _FILES = frozenset(page.file for page in PAGES)
 MADE = "pages.js"
@@ -104,28 +90,7 @@ UNITS: Mapping[str, str] = {
 }
 """Units of the tables' columns; a column without one is a count, a share (1 is 100 %) or words."""
 
-FILES: Mapping[str, str] = {
-    "operators": "operator_tables/<trace>/operators.parquet",
-    "tensors": "operator_tables/<trace>/tensors.parquet",
-    "tasks": "task_graphs/<experiment>/tasks.parquet",
-    "dependencies": "task_graphs/<experiment>/dependencies.parquet",
-    "timeline": "timelines/<experiment>/timeline.parquet",
-    "critical_path": "timelines/<experiment>/critical_path.parquet",
-    "breakdown": "timelines/<experiment>/breakdown.parquet",
-    "links": "timelines/<experiment>/links.parquet",
-    "measurements": "measurements/<workload>/measurements.parquet",
-    "rank_timelines": "measurements/<workload>/rank_timelines.parquet",
-    "collective_samples": "measurements/<workload>/collective_samples.parquet",
-    "operator_fit": "cost_models/this-machine/operator_fit.parquet",
-    "errors": "report/error.parquet",
-    "attribution": "report/attribution.parquet",
-    "causes": "report/causes.parquet, published/<set>-causes.parquet",
-    "anchors": "published/anchors.parquet",
-    "traces": "report/traces.parquet, report/published_traces.parquet",
-    "validation": "validation/<set>.parquet",
-    "published_cases": "published/<set>.parquet, report/published.parquet",
-    "sweep_results": "sweeps/<sweep>/results.parquet",
-}
+FILES = {row["table"]: row["place"] for row in read_own_table("report/pages/files")}
 """Where a table lies below the results' folder."""
 
 

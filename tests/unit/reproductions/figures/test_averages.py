@@ -8,12 +8,12 @@ import pytest
 from trioflow.reproductions.figures.catalogue import (
     DATA_PARALLEL,
     DDP,
-    PAPER_AVERAGES,
     PIPELINE,
     SINGLE,
     TENSOR,
     describe_averages,
     find_averages,
+    load_averages,
 )
 
 from reproductions.figures.figure_cases import make_evidence
@@ -42,4 +42,4 @@ def test_the_nearest_averages_are_found(told: dict[str, Any], expected: list[flo
 def test_words_carry_the_numbers() -> None:
     row = make_evidence(figure="fig08", family=DDP, device="NVIDIA A40")
     assert describe_averages(row) == "DDP, 2 A40: 2.91 %"
-    assert all(0 < one.error < 0.2 for one in PAPER_AVERAGES), "shares, not per cents"
+    assert all(0 < one.error < 0.2 for one in load_averages()), "shares, not per cents"

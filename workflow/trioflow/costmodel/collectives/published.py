@@ -16,12 +16,12 @@ from trioflow import __version__
 from trioflow.base.errors import InputError
 from trioflow.base.input_files import read_text
 from trioflow.base.provenance import digest_file, read_json, write_json
+from trioflow.base.shipped import read_own_records
 from trioflow.costmodel.collectives.model import wire_factor
 from trioflow.costmodel.collectives.nccl import NcclMachine, load_constants
 from trioflow.costmodel.collectives.platform import PlatformCollectives, fit_platform_collectives
 from trioflow.costmodel.collectives.tables import (
     PUBLIC_TABLES,
-    UNKNOWN_VERSION,
     PublicTable,
     read_public_samples,
 )
@@ -65,59 +65,15 @@ class PublishedPlatform:
         )
 
 
-_ALL = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter")
-_CLOUD = "between nodes: vidur's cluster, whose network is nowhere described; yours differs"
+def _read_part(fields: Mapping[str, Any]) -> Part:
+    given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+    return Part(**given)
+
 
 PLATFORMS: Mapping[str, PublishedPlatform] = {
-    platform.name: platform
-    for platform in (
-        PublishedPlatform(
-            "a100x4-nvlink", "a100-sxm", "NCCL 2.27.3", "ampere", "nvlink", 12, "ampere",
-            (
-                Part("aiconfigurator/nccl-a100", _ALL),
-                Part("vtrain/all-reduce-a100", ("all_reduce",), ranks=(3, 5, 6, 7)),
-                Part("vidur/network-a100", ("send",), places=("within", "between")),
-                Part("vidur/network-a100", ("all_reduce",), places=("between",)),
-            ),
-            "2, 4, 8 ranks: NCCL 2.27.3 on A100-SXM4-80GB; 3, 5, 6, 7 ranks: an older, unnamed NCCL, "
-            f"from 1 MiB; send: times of PyTorch's send, small ones bound by the host; {_CLOUD}",
-        ),
-        PublishedPlatform(
-            "h100x8-nvlink", "h100-sxm", "NCCL 2.29.2", "hopper", "nvlink", 18, "hopper",
-            (
-                Part("aiconfigurator/nccl-h100", _ALL, library="NCCL 2.29.2"),
-                Part("vidur/network-h100", ("send",), places=("within", "between")),
-            ),
-            f"send: times of PyTorch's send, small ones bound by the host; {_CLOUD}",
-            in_switch_reduction=True,
-        ),
-        PublishedPlatform(
-            "h200x8-nvlink", "h200-sxm", "NCCL 2.29.2", "hopper", "nvlink", 18, "hopper",
-            (Part("aiconfigurator/nccl-h200", _ALL, library="NCCL 2.29.2"),),
-            "no send and nothing between nodes was measured",
-            in_switch_reduction=True,
-        ),
-        PublishedPlatform(
-            "v100x8-nvlink", "v100-sxm", UNKNOWN_VERSION, "volta", "nvlink", 6, "volta",
-            (Part("vtrain/all-reduce-v100", ("all_reduce",)),),
-            "an unnamed NCCL, all_reduce from 1 MiB only; links of a hybrid cube mesh: numbers of ranks "
-            "differ by which links join them",
-        ),
-        PublishedPlatform(
-            "a40-nvlink-pairs", "a40-nvlink-pairs", UNKNOWN_VERSION, "ampere", "nvlink", 4,
-            "ampere-bridge",
-            (
-                Part("vidur/profiling-a40", ("all_reduce",)),
-                Part("vidur/profiling-a40", ("send",), places=("within", "between")),
-            ),
-            "A40s joined in pairs by NVLink bridges: nothing here was measured on an A40 over PCIe alone; an "
-            "unnamed NCCL, times of PyTorch's calls, below about 100 kB bound by the host; the pair's "
-            f"bridge carries 2 ranks, more cross PCIe; {_CLOUD}",
-        ),
-    )
-}  # fmt: skip
-"""By name. Links of a GPU: NVIDIA's data sheets (A100 12, H100 and H200 18, V100 6) and the GA102
-white paper (4 on a bridge)."""
+    name: PublishedPlatform(name, parts=tuple(map(_read_part, fields.pop("parts"))), **fields)
+    for name, fields in read_own_records("costmodel/collectives/published").items()
+}
 
 
 def find_published(name: str) -> PublishedPlatform:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from trioflow.base.errors import InputError
 from trioflow.base.plan_row import Plan
+from trioflow.base.shipped import read_own_records, read_own_table
 
 SINGLE, DATA_PARALLEL, DDP, SHARDED = "single", "DataParallel", "DDP", "sharded"
 TENSOR, PIPELINE, _HYBRID = "TP", "PP", "hybrid"
@@ -78,30 +80,17 @@ class _PaperAverage:
     carried: bool | None = None
 
 
-PAPER_AVERAGES = (
-    _PaperAverage("fig06", "A40, batch 128 to 256", 0.0110, (SINGLE,), "A40"),
-    _PaperAverage("fig06", "A100, batch 128 to 256", 0.0325, (SINGLE,), "A100"),
-    _PaperAverage("fig07", "DataParallel, 2 A40", 0.0739, (DATA_PARALLEL,), "A40"),
-    _PaperAverage("fig08", "DDP, 2 A40", 0.0291, (DDP,), "A40", 2),
-    _PaperAverage("fig08", "DDP, 4 A100", 0.0273, (DDP,), "A100", 4),
-    _PaperAverage("fig09", "TP, 2 A40, busy time", 0.0454, (TENSOR,), "A40", 2),
-    _PaperAverage("fig09", "TP, 4 A100, busy time", 0.1124, (TENSOR,), "A100", 4),
-    _PaperAverage("fig10", "2 A100, 1 chunk", 0.0682, (PIPELINE,), "A100", 2, 1),
-    _PaperAverage("fig10", "2 A100, 2 chunks", 0.0658, (PIPELINE,), "A100", 2, 2),
-    _PaperAverage("fig10", "2 A100, 4 chunks", 0.1510, (PIPELINE,), "A100", 2, 4),
-    _PaperAverage("fig10", "4 A100, 1 chunk", 0.0514, (PIPELINE,), "A100", 4, 1),
-    _PaperAverage("fig10", "4 A100, 2 chunks", 0.0896, (PIPELINE,), "A100", 4, 2),
-    _PaperAverage("fig10", "4 A100, 4 chunks", 0.0818, (PIPELINE,), "A100", 4, 4),
-    _PaperAverage("fig11", "8 H100 from A40, A100: DDP", 0.0909, (SINGLE, DDP), carried=True),
-    _PaperAverage("fig11", "8 H100 from A40, A100: TP", 0.0907, (TENSOR,), carried=True),
-    _PaperAverage("fig11", "8 H100 from A40, A100: PP, 1 chunk", 0.0565, (PIPELINE,), chunks=1, carried=True),
-    _PaperAverage("fig11", "8 H100 from A40, A100: PP, 2 chunks", 0.1628, (PIPELINE,), chunks=2, carried=True),
-    _PaperAverage("fig11", "8 H100 from an H100: DDP", 0.0669, (SINGLE, DDP), carried=False),
-    _PaperAverage("fig11", "8 H100 from an H100: TP", 0.0909, (TENSOR,), carried=False),
-    _PaperAverage("fig11", "8 H100 from an H100: PP, 1 chunk", 0.0420, (PIPELINE,), chunks=1, carried=False),
-    _PaperAverage("fig11", "8 H100 from an H100: PP, 2 chunks", 0.1376, (PIPELINE,), chunks=2, carried=False),
-)  # fmt: skip
-"""Averages over the paper's own models, on its own machines; none is of a case that is drawn here."""
+@cache
+def load_averages() -> tuple[_PaperAverage, ...]:
+    """Return averages over the paper's own models, on its own machines; none is of a case that is drawn here."""
+    return tuple(
+        _PaperAverage(
+            row["figure"], row["cases"], float(row["error"]), tuple(row["families"].split()),
+            row["chip"], int(row["ranks"] or 0), int(row["chunks"] or 0),
+            {"yes": True, "no": False}.get(row["carried"]),
+        )
+        for row in read_own_table("reproductions/figures/catalogue/averages")
+    )  # fmt: skip
 
 
 def find_averages(row: Mapping[str, Any]) -> list[_PaperAverage]:
@@ -111,7 +100,7 @@ def find_averages(row: Mapping[str, Any]) -> list[_PaperAverage]:
     any average agrees.
     """
     found = [
-        one for one in PAPER_AVERAGES
+        one for one in load_averages()
         if one.figure == row["figure"] and row["family"] in one.families
     ]  # fmt: skip
     # A trace without times belongs to no GPU: it is carried to any.
@@ -166,72 +155,9 @@ class Figure:
 
 
 FIGURES: dict[str, Figure] = {
-    figure.name: figure
-    for figure in (
-        Figure(
-            "fig06", "One GPU, another batch", "one GPU predicted at batch 256 from a trace at batch 128",
-            "Live cases are a CPU's; those of GPUs are transformers and one CNN, not the paper's models.",
-            families=(SINGLE,), live=True, scenarios="fig06", validation=("batch-change",),
-            live_label="{workload} at {batch}", label="{trace} at {batch}", series="{gpu}",
-        ),
-        Figure(
-            "fig07", "DataParallel on two A40 over PCIe", "DataParallel on P1",
-            "DataParallel was measured nowhere that is public, and needs GPUs: there is no error to show.",
-            families=(DATA_PARALLEL,), scenarios="fig07", series="{gpus}",
-        ),
-        Figure(
-            "fig08", "Distributed data parallelism", "DistributedDataParallel on P1 and P2",
-            "Live cases are two CPU processes over gloo; public ones are scaling of one CNN and one GPT-2.",
-            families=(DDP,), live=True, scenarios="fig08", published=True, series="{gpus}",
-        ),
-        Figure(
-            "fig09", "Tensor parallelism, in busy time", "tensor parallelism on P1 and P2, counting only time in which a GPU is "
-            "busy or data moves",
-            "The measured busy time is the measured step times the busy share of one profiled step; public cases are "
-            "whole steps, whose idle time is not published.",
-            families=(TENSOR,), live=True, profiles=True, scenarios="fig09", published=True, busy=True,
-            series="{gpus}",
-        ),
-        Figure(
-            "fig10", "Pipeline parallelism in chunks", "pipelines on 2 and 4 A100 with 1, 2 and 4 chunks",
-            "Whether the paper's pipelines computed forward again is not known; here they do not.",
-            families=(PIPELINE,), live=True, scenarios="fig10", published=True, label="{trace}, {ranks} GPUs",
-        ),
-        Figure(
-            "fig11", "A GPU that was not traced", "8 H100 (P3) predicted from traces of an A40, an A100 and an H100",
-            "Public measurements of a new GPU are of one GPU; those of several GPUs are ResNet-50's, with other batch and "
-            "software. The shipped traces hold sizes, no times: they stand for no traced GPU.",
-            families=(SINGLE, DDP, TENSOR, PIPELINE), scenarios="fig11", validation=("new-gpu",), published=True,
-        ),
-        Figure(
-            "fig12", "Which plan is fastest", "DDP, tensor and pipeline parallelism on 4 GPUs, 128 samples in all, 64 a "
-            "micro-batch",
-            "Live plans have different batches, so times are those of a sample.",
-            form=ORDER, families=(DDP, TENSOR, PIPELINE), live=True, scenarios="fig12", published=True,
-        ),
-        Figure(
-            "fig13", "Where a step goes", "shares of computation and communication",
-            "A measured collective includes waiting for the other rank, which a predicted one does not; profiles slow a step.",
-            form=SHARES, families=(DDP, TENSOR, PIPELINE), live=True, profiles=True, scenarios="fig12",
-        ),
-        Figure(
-            "fig14", "How long a simulation takes", "run time of the simulator",
-            "Times of the machine that drew the figure, in one warm process; extrapolating the trace comes on top (build_s).",
-            form=SPEED, scenarios="fig12",
-        ),
-        Figure(
-            "fig15", "84 GPUs on a wafer", "a photonic network against an electrical mesh on 84 GPUs",
-            "The bandwidth of the mesh's links is not published, so it is swept; see docs/studies.md.",
-            form=WAFER, study="wafer",
-        ),
-        Figure(
-            "fig16", "Hop: one backup worker", "speed-up of backup workers on a ring-based and a double-ring graph, 8 random "
-            "slow-downs",
-            "The draws are ours and the paper's speed-ups are not at hand, so they are not compared.",
-            form=HOP, study="hop",
-        ),
-    )
-}  # fmt: skip
+    name: Figure(name=name, **fields)
+    for name, fields in read_own_records("reproductions/figures/catalogue/figures").items()
+}
 """In the paper's order."""
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from trioflow.base.shipped import read_own_records
 from trioflow.costmodel.collectives.model import wire_factor
 from trioflow.report.wording import NOTHING, write_percent
 from trioflow.reproductions.validation.collectives import QUANTITY, SET, parse_case
@@ -34,54 +35,8 @@ class _JudgedSet:
 
 
 SETS: Mapping[str, _JudgedSet] = {
-    "batch-change": _JudgedSet(
-        "Another batch on the same GPU",
-        "Every ordered pair of batches at which NeuSight measured one model on one GPU, training and "
-        "inference apart, and TrioSim's VGG-13 from 128 to 512 images.",
-        "Given: the operators recorded at the source's batch. Fitted to: the published operators of the "
-        "same GPU's other models, and single operators measured on it.",
-        "The judged model at every batch, in training and inference, and the single operators of its sizes.",
-        "shipped",
-        "The operators measured at the target, summed: it holds no idle time.",
-    ),
-    "leave-workload-out": _JudgedSet(
-        "A model that was never traced",
-        "Every published step, from the sizes of its operators alone.",
-        "Given: no time of the step. Fitted to: the published operators of the same GPU's other models, and "
-        "single operators measured on it.",
-        "The judged model at every batch, in training and inference, and the single operators of its sizes.",
-        "shipped",
-        "The operators measured, summed.",
-    ),
-    "operator-data": _JudgedSet(
-        "Single operators",
-        "NeuSight's single operators: its published test part or, where a class has one part only on a "
-        "GPU, every other row.",
-        f"Fitted to: the training part (evenly spaced, at most {MOST_TRAINED} rows of a class), or the rows "
-        "between the judged ones. No step of a model.",
-        "The judged rows.",
-        "shipped",
-        "None.",
-    ),
-    "new-gpu": _JudgedSet(
-        "Another GPU",
-        "Every ordered pair of GPUs of different chips on which the same step was measured; bf16 matrix "
-        "products; ResNet-50's published throughput, measured with other batches and software.",
-        "Given: the operators recorded on the source GPU, and both data sheets. Fitted to: pairs of other chips "
-        "and other models.",
-        "Every pair that involves the target's chip (the A100's boards count as one) or the judged model.",
-        "ours",
-        "The operators measured on the target, summed: it holds no idle time.",
-    ),
-    "collectives": _JudgedSet(
-        "Collectives",
-        "Messages of every public table, at most 64 sizes of a curve.",
-        "Fitted to: the same table's other sizes (every other one, both ways round), or its other numbers of "
-        "ranks, as the group says.",
-        "The judged sizes, or all of the judged number of ranks.",
-        "measured",
-        "Repeats of the same measurement, where the table has them: the median of the others.",
-    ),
+    name: _JudgedSet(**{key: text.replace("MOST_TRAINED", str(MOST_TRAINED)) for key, text in words.items()})
+    for name, words in read_own_records("reproductions/validation/aims/sets").items()
 }  # fmt: skip
 
 KNOWS_THE_ANSWER = ("recorded",)
@@ -104,36 +59,10 @@ class Aim:
     headline: str = ""  # what README calls it; empty for what stands in docs alone
 
 
-_RANKS = "{0}, below 64 KiB", "{0}, from 64 KiB"
-_FOUR, _EIGHT = (
-    tuple(part.format(name) for part in _RANKS)
-    for name in ("4 ranks from 2 and 8", "8 ranks from 2 and 4")
+AIMS = tuple(
+    Aim(title=title, **fields)
+    for title, fields in read_own_records("reproductions/validation/aims/aims").items()
 )
-
-AIMS: tuple[Aim, ...] = (
-    Aim(
-        "batch-change", "operator_sum", "another batch, sum of operators", ("inf", "train"), 0.03,
-        others="TrioSim: 1.10 % A40, 3.25 % A100", headline="another batch",
-    ),
-    Aim("batch-change", "operator_sum", "another batch, training, sum of operators", ("train",), 0.03),
-    Aim("batch-change", "operator_sum", "another batch, inference, sum of operators", ("inf",), 0.03),
-    Aim(
-        "batch-change", "end_to_end", "another batch, end to end", ("inf", "train"), 0.02,
-        over_oracle=True,
-    ),
-    Aim(
-        "new-gpu", "operator_sum", "another GPU, training, sum of operators", ("train",), 0.08,
-        others="TrioSim: 9.09 %; Li: 15.2 %", headline="another GPU",
-    ),
-    Aim("new-gpu", "end_to_end", "another GPU, training, end to end", ("train",), 0.08),
-    Aim("leave-workload-out", "operator_sum", "untraced model, sum of operators", ("inf", "train")),
-    Aim(
-        "collectives", "collective", "collectives, other half of the sizes, from 64 KiB",
-        ("sizes from 64 KiB",), 0.05, headline="collectives of other sizes",
-    ),
-    Aim("collectives", "collective", "collectives, 4 ranks from 2 and 8", _FOUR, 0.10),
-    Aim("collectives", "collective", "collectives, 8 ranks from 2 and 4", _EIGHT, 0.20),
-)  # fmt: skip
 """In the order of the table. Limits and the figures of others: ``SOURCE``."""
 
 ASKED = {

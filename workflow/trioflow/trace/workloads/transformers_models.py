@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from trioflow.base.errors import InputError
+from trioflow.base.shipped import read_own_records
 from trioflow.trace.workloads.recipe import (
     Recipe,
     make_tokens,
@@ -103,36 +104,9 @@ _ARCHITECTURES = {
 }  # fmt: skip
 
 MODELS = {
-    "gpt2": Published("gpt2"),
-    "gpt2-medium": Published("gpt2", {"n_embd": 1024, "n_layer": 24, "n_head": 16}),
-    "bert-base": Published("bert"),
-    "bert-large": Published(
-        "bert",
-        {
-            "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16,
-            "intermediate_size": 4096,
-        },
-    ),
-    "t5-small": Published("t5"),
-    "t5-base": Published("t5", {"d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12}),
-    "flan-t5-small": Published(
-        "t5",
-        {
-            "d_model": 512, "d_ff": 1024, "num_layers": 8, "num_heads": 6,
-            "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False,
-        },
-        tied=False,
-    ),
-    "llama-3.2-1b": Published(
-        "llama",
-        {
-            "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192,
-            "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8,
-            "head_dim": 64, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
-            "rope_theta": 500000.0, "tie_word_embeddings": True,
-        },
-    ),
-}  # fmt: skip
+    name: Published(**fields)
+    for name, fields in read_own_records("trace/workloads/transformers_models").items()
+}
 """The models' own configurations as published beside their weights; defaults are not repeated."""
 
 
