@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from hashlib import blake2b
 from itertools import chain, product
-from operator import itemgetter
 from typing import Any
 
 from trioflow.base.errors import SimulationError
@@ -102,37 +101,33 @@ class Router:
         return [link.bandwidth_bytes_per_s for link in self.links]
 
     @cached_property
-    def _working(self) -> list[int]:
-        """Numbers of the links that have not failed."""
-        failed = self._routing.failed
-        if not failed:
-            return list(range(len(self.links)))
-        ends = enumerate((link.source, link.target) for link in self.links)
-        return [index for index, pair in ends if pair not in failed]
-
-    @cached_property
-    def _forth(self) -> dict[str, list[Way]]:
-        """The links from each node.
+    def _sides(self) -> tuple[dict[str, list[Way]], dict[str, list[Way]]]:
+        """The links that work from each node, and those to each, in their order.
 
         A cost is latency and one hop as a whole number: sums of such compare as pairs do.
         """
-        found: dict[str, list[Way]] = {}
-        for index in self._working:
-            link = self.links[index]
-            cost = (round(link.latency_s * _FEMTOSECONDS) << _HOP_BITS) + 1
-            found.setdefault(link.source, []).append((cost, link.target, index))
-        return found
+        forth: dict[str, list[Way]] = {}
+        back: dict[str, list[Way]] = {}
+        costs: dict[float, int] = {}
+        failed = self._routing.failed
+        for index, (source, target, _, latency_s) in enumerate(self.links):
+            cost = costs.get(latency_s)
+            if cost is None:
+                cost = costs[latency_s] = (round(latency_s * _FEMTOSECONDS) << _HOP_BITS) + 1
+            if not failed or (source, target) not in failed:
+                forth.setdefault(source, []).append((cost, target, index))
+                back.setdefault(target, []).append((cost, source, index))
+        return forth, back
+
+    @cached_property
+    def _forth(self) -> dict[str, list[Way]]:
+        """The links from each node."""
+        return self._sides[0]
 
     @cached_property
     def _back(self) -> dict[str, list[Way]]:
         """The links to each node."""
-        found: dict[str, list[Way]] = {}
-        for source, ways in self._forth.items():
-            for cost, target, index in ways:
-                found.setdefault(target, []).append((cost, source, index))
-        for ways in found.values():
-            ways.sort(key=itemgetter(2))
-        return found
+        return self._sides[1]
 
     def _find_direct(self, source: str, target: str) -> int | None:
         """Return the link from a node to another, where it alone is among the nearest of the first."""
