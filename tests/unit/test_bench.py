@@ -22,6 +22,7 @@ import bench_scale  # noqa: E402
 import bench_timeline  # noqa: E402
 import peers  # noqa: E402
 import run_bench  # noqa: E402
+import where  # noqa: E402
 from graphs import RESNET50, VGG13, make_model_graph  # noqa: E402
 from page import list_sections, write_page  # noqa: E402
 from rows import Peer, Row  # noqa: E402
@@ -166,10 +167,24 @@ def test_a_cold_command_tells_its_own_time_and_memory() -> None:
         bench_commands.run_cold([sys.executable, "-c", "raise SystemExit(3)"])
 
 
+def test_a_command_that_misses_its_aim_says_where_its_time_goes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert "imports" in where.describe_parts("show gpt2-tiny-b8")
+    slow = bench_commands.Cold("show gpt2-tiny-b8", 1.0)
+    monkeypatch.setattr(bench_commands, "COLD", (slow, slow))
+    spent_s = iter((0.9, 1.1))
+    monkeypatch.setattr(bench_commands, "run_cold", lambda _: (next(spent_s), 0.1))
+    monkeypatch.setattr(bench_commands, "describe_parts", lambda words: f"parts of {words}")
+    told = [row.detail for row in bench_commands.bench_cold()]
+    assert told == ["", "", "parts of show gpt2-tiny-b8", ""]
+
+
 def test_every_cold_command_has_a_row_of_time_and_one_of_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(bench_commands, "run_cold", lambda command: (2.0, 0.5))
+    monkeypatch.setattr(bench_commands, "describe_parts", str)
     rows = list(bench_commands.bench_cold())
     assert [row.unit for row in rows] == ["s", "GB"] * len(bench_commands.COLD)
     assert {row.aim for row in rows} == {None, 0.45, 1.0, 1.5, 2.5, 3.0, 5.0, 15.0}
