@@ -9,6 +9,7 @@ from typing import Any
 
 from trioflow.base.errors import PlatformError, suggest
 from trioflow.hardware.machine import (
+    EAGER,
     SLOWDOWN,
     TIES,
     Link,
@@ -227,6 +228,7 @@ def describe_platform(platform: Platform, path: str | Path) -> dict[str, Any]:
         "routing": _describe_routing(platform),
         "communication_on_compute_stream": platform.communication_on_compute_stream,
         SLOWDOWN: number(slowdown, SLOWDOWN) if slowdown != 1 else None,
+        EAGER: number(eager, EAGER) if (eager := platform.eager_send_bytes) else None,
         "host": {key: number(value, f"host.{key}") for key, value in platform.host.items()},
         "collectives": platform.collectives,
         "node_collectives": platform.node_collectives,

@@ -14,7 +14,8 @@ from trioflow.base.plan_row import Plan
 from trioflow.base.precision_recipes import NANOTRON
 
 SLOWDOWN = "compute_slowdown_during_collective"
-"""Name of a platform's number that may be left out."""
+EAGER = "eager_send_bytes"
+"""Names of a platform's numbers that may be left out."""
 TIES = ("first", "ecmp")
 """What becomes of equally good routes; see ``Routing``."""
 
@@ -94,6 +95,8 @@ class Platform:
     ``routing``: how bytes find their way, and which links have failed.
     ``compute_slowdown_during_collective``: time of compute while its device takes part in a
         collective, over its time alone; 1 where nobody knows better.
+    ``eager_send_bytes``: largest message between two ranks that does not wait for its receiver
+        [bytes]; see ``parallel.eager``.
     """
 
     name: str
@@ -112,6 +115,7 @@ class Platform:
     doubts: tuple[str, ...] = ()
     routing: Routing = Routing()
     compute_slowdown_during_collective: float = 1.0
+    eager_send_bytes: float = 0.0
 
     def __repr__(self) -> str:
         return f"<Platform {self.name}: {self.ranks} x {self.device.name}, {len(self.links)} links>"

@@ -26,7 +26,7 @@ from trioflow.hardware.links import (
     find_link_source,
     list_failed_links,
 )
-from trioflow.hardware.machine import SLOWDOWN, Device, Link, Platform, Routing, name_link
+from trioflow.hardware.machine import EAGER, SLOWDOWN, Device, Link, Platform, Routing, name_link
 from trioflow.hardware.topologies.nccl_file import list_doubts
 from trioflow.hardware.topologies.wiring import MOST_PARTS
 
@@ -205,6 +205,7 @@ def _build(
         unmeasured=tuple(sorted(unmeasured)),
         doubts=tuple(list_doubts(content.get("topology", {}), path)),
         compute_slowdown_during_collective=_number(content.get(SLOWDOWN, {"value": 1.0})),
+        eager_send_bytes=_number(content.get(EAGER, {"value": 0.0})),
         routing=Routing(**content.get("routing", {}), failed=frozenset(list_failed_links(content))),
     )
     return _explain_degraded(platform, content.get("degraded", []))

@@ -22,6 +22,7 @@ from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import OFFLOAD_RATES, describe_unmeasured, load_platform
 from trioflow.network.collectives import CollectiveCost
 from trioflow.network.measured_links import hold_to_links
+from trioflow.parallel.eager import release_sends
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.graph_metadata import TimesOrigin
 from trioflow.parallel.plan import read_stages
@@ -127,7 +128,7 @@ def join_step(
     ]
     doubt = _doubt_nodes(graph, platform, times)
     return Step(
-        graph, platform, collectives, times.traces, options, times.model_text, times.confidence,
+        release_sends(graph, platform.eager_send_bytes), platform, collectives, times.traces, options, times.model_text, times.confidence,
         (*warnings, *([doubt.text] if doubt else [])), anchor, doubt,
     )  # fmt: skip
 

@@ -18,6 +18,7 @@ from trioflow.engine.simulate import simulate, simulate_interval
 from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import load_platform
 from trioflow.network.collectives import CollectiveCost
+from trioflow.parallel.eager import release_sends
 from trioflow.parallel.memory.peak import count_plan_outside
 from trioflow.parallel.plan import micro_batch_sizes
 from trioflow.parallel.reference import choose_reference
@@ -170,7 +171,7 @@ def load_experiment(
         )  # fmt: skip
     anchor = read_session(session, graph.metadata, traces, machine)
     step = Step(
-        graph, machine, load_collective_model(collectives), traces,
+        release_sends(graph, machine.eager_send_bytes), machine, load_collective_model(collectives), traces,
         Options(anchor=SESSION, session=session, record_links=True),
         times.cost_model, times.confidence, tuple(times.warnings), anchor,
     )  # fmt: skip
