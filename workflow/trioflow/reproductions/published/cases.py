@@ -13,6 +13,7 @@ from pathlib import Path
 from trioflow.base.errors import PlanError, TableError
 from trioflow.base.plan_row import Plan, declare_cell
 from trioflow.base.settings import read_cells, suggest_name
+from trioflow.base.shipped import read_own_records, read_own_table
 
 _NUMBERS = ("ranks", "micro_batches", "batch")
 _MAY_BE_ZERO = ("micro_batches",)
@@ -134,63 +135,10 @@ class _PublishedSet:
     scaling_aim: float | None = None  # the same for scaling
 
 
-_THROUGHPUT = (
-    "Lambda's published training throughput of ResNet-50 on 1, 2, 4 and 8 GPUs, from TrioSim's trace of one "
-    "step of 128 images on an H100{0}."
-)
-_OTHER_SOFTWARE = (
-    "Batch, version of PyTorch and probably the optimizer differ from the trace's, so the error of one GPU "
-    "holds what they change; scaling, the throughput of a GPU relative to that of one GPU alone, "
-    "holds it in neither part. "
-)
-
-_VTRAIN = (
-    "Measured iterations of GPT models (Megatron-DeepSpeed, fp16) on 2, 4 and 8 A100 under 18 combinations of "
-    "tensor, data and pipeline degrees. "
-)
-_VTRAIN_LIMITS = "What each fit saw stands below the cases, under what was learned from what."
-
 SETS: Mapping[str, _PublishedSet] = {
-    "h100-4gpu": _PublishedSet(
-        "Four H100: data, tensor and pipeline parallelism",
-        "NeuSight's measured steps of GPT models on four H100 under three plans (forward and backward in fp32, "
-        "Megatron-LM through Accelerate, global batch 4, pipeline with one micro-batch), from its tables "
-        "of operators on one H100. A name with 'from' starts from the table of another batch alone; all measured "
-        "values that the source holds are here.",
-        "Five measured values, each given once by the source, without repeats: a spread is not known. The "
-        "measured runs used other code (Megatron-LM) than the traces (transformers). Operators were timed "
-        "alone, each with the timer's own time; the measured step of one GPU shows how much of it to take off (see the "
-        "section on anchors). That way was settled on single-GPU steps, after a first run of these cases with one factor, "
-        "and with copies of gradients priced as optimizer calls, had been seen: the sensitivities below show what either changes.",
-        aim=0.04,
-    ),
-    "resnet50-h100": _PublishedSet(
-        "ResNet-50 on up to eight H100", _THROUGHPUT.format(""),
-        _OTHER_SOFTWARE + "The batch of a GPU grows five times, from 128 to 640.", scaling_aim=0.03,
-    ),
-    "resnet50-a40": _PublishedSet(
-        "ResNet-50 on up to eight A40", _THROUGHPUT.format(", carried over by the rule for new GPUs"),
-        _OTHER_SOFTWARE + "Nothing public shows how the eight cards were joined: PCIe alone is assumed, at data-sheet rates.",
-        scaling_aim=0.03,
-    ),
-    "resnet50-a100": _PublishedSet(
-        "ResNet-50 on up to eight A100", _THROUGHPUT.format(", carried over by the rule for new GPUs"),
-        _OTHER_SOFTWARE + "The 40 GB and the 80 GB card were measured with different batches and versions; the 80 GB machine "
-        "loses 13 % of its throughput from one GPU to eight, all others one to two per cent.",
-        scaling_aim=0.03,
-    ),
-    "vtrain-a100": _PublishedSet(
-        "vTrain's 1,440 points on A100: models left out",
-        _VTRAIN + "Calibrated on all other hidden sizes and numbers of layers; its own page (published_vtrain.html) has the parameters.",
-        _VTRAIN_LIMITS, aim=0.04,
-    ),
-    "vtrain-a100-plans": _PublishedSet(
-        "vTrain's points: plans left out", _VTRAIN + "Calibrated on all other plans.", _VTRAIN_LIMITS,
-    ),
-    "vtrain-a100-uncalibrated": _PublishedSet(
-        "vTrain's points: uncalibrated", _VTRAIN + "Nothing was fitted on any of them.", _VTRAIN_LIMITS,
-    ),
-}  # fmt: skip
+    name: _PublishedSet(**fields)
+    for name, fields in read_own_records("reproductions/published/cases/sets").items()
+}
 """Sets in the order of the page; a set without words here is shown by its name."""
 
 
@@ -207,19 +155,9 @@ class Published:
     plans: tuple[str, ...] = field(default=())
 
 
-_TRIOSIM = "TrioSim (ISCA 2025)"
-PUBLISHED: tuple[Published, ...] = (
-    Published(_TRIOSIM, "8 H100 from an H100 trace, CNNs, DDP", 0.0669, "h100-4gpu", ("ddp",)),
-    Published(_TRIOSIM, "8 H100 from an H100 trace, CNNs, tensor parallel, GPU-busy time", 0.0909, "h100-4gpu", ("tp",)),
-    Published(_TRIOSIM, "8 H100 from an H100 trace, CNNs, pipeline, 1 chunk", 0.0420, "h100-4gpu", ("gpipe",)),
-    Published(_TRIOSIM, "8 H100 from an H100 trace, CNNs, DDP", 0.0669, "resnet50-h100", ("ddp",)),
-    Published(_TRIOSIM, "2 A40, DDP", 0.0291, "resnet50-a40", ("ddp",)),
-    Published(_TRIOSIM, "4 A100, DDP", 0.0273, "resnet50-a100", ("ddp",)),
-    Published(_TRIOSIM, "8 H100 from A40 and A100 traces, CNNs, DDP", 0.0909, "resnet50-a40", ("single",)),
-    Published(_TRIOSIM, "8 H100 from A40 and A100 traces, CNNs, DDP", 0.0909, "resnet50-a100", ("single",)),
-    Published("DistSim (CF 2023)", "its analytical model: BERT-Large, GPT-2, T5 on 4 to 16 A40", 0.261, "h100-4gpu"),
-    Published("DistSim (CF 2023)", "DistSim itself, the same cases, at worst", 0.0351, "h100-4gpu"),
-    Published("vTrain", "its own predictions of these points", 0.0837, "vtrain-a100"),
+PUBLISHED = tuple(
+    Published(row["who"], row["cases"], float(row["error"]), row["set"], tuple((row["plans"] or "").split()))
+    for row in read_own_table("reproductions/published/cases/averages")
 )  # fmt: skip
 """Averages of the papers. None but vTrain's is of the cases here: they were measured by others, on other machines."""
 
