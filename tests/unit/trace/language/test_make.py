@@ -59,13 +59,15 @@ def own_cache(cache, monkeypatch):
 
 NORMED = replace(SMALL, name="normed", query_norm=True)
 BOTH = [
-    (SMALL, "bf16"), (GPT, "megatron-bf16"), (NORMED, "bf16"),
+    (GPT, "megatron-bf16"), (NORMED, "bf16"),
     *(
-        pytest.param(*pair, marks=pytest.mark.slow)
-        for pair in ((SMALL, "megatron-bf16"), (GPT, "bf16"), (NORMED, "megatron-bf16"))
+        pytest.param(model, precision, marks=pytest.mark.slow)
+        for model, precision in (
+            (SMALL, "bf16"), (SMALL, "megatron-bf16"), (GPT, "bf16"), (NORMED, "megatron-bf16")
+        )
     ),
 ]  # fmt: skip
-"""In the fast tier every model and every precision once, in the slow one each with each."""
+"""In the fast tier every precision once, with the models that have most in a block; in the slow one each with each."""
 
 
 @pytest.mark.parametrize(("model", "precision"), BOTH)
@@ -195,7 +197,11 @@ def test_without_torch_the_extra_is_named(tmp_path, monkeypatch):
         make.make_trace(SMALL, STEP)
 
 
-@pytest.mark.parametrize("model", [EXPERTS, LATENT], ids=lambda model: model.name)
+@pytest.mark.parametrize(
+    "model",
+    [pytest.param(EXPERTS, marks=pytest.mark.slow), LATENT],
+    ids=lambda model: model.name,
+)
 def test_one_block_with_experts_repeated_is_the_model_captured_whole(model, monkeypatch):
     made = make.make_trace(model, STEP)
     assert made.facts.repeated
