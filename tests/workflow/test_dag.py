@@ -101,6 +101,7 @@ AFTER_TRACES = {
         ("workflow/trioflow/trace/profile/merge.py", AFTER_TRACES),
         ("workflow/trioflow/base/errors.py", {"capture": 4, **AFTER_TRACES}),
         ("scripts/report.py", {"report": 1}),
+        ("workflow/trioflow/data/report/summary/attribution.rst", {"report": 1}),
         ("scripts/fit_collectives.py", AFTER_SESSIONS),
     ],
 )
