@@ -1,8 +1,8 @@
 """One task graph under many sets of times at once: what synchronised ranks lose when their times differ.
 
-Every task and every exchange of a simulated step keeps its length and is multiplied, in each draw, by
-a factor; who waits for whom is worked out once for all draws. What flows take from one another is that
-of the step simulated before: links are not shared anew in each draw.
+Every task and every exchange of a simulated step keeps its length and is multiplied, in each draw, by a factor; who
+waits for whom is worked out once for all draws. What flows take from one another is that of the step simulated before:
+links are not shared anew in each draw.
 """
 
 from __future__ import annotations
@@ -25,13 +25,7 @@ _BLOCK_NUMBERS = 32_000_000
 
 
 def check_size(tasks: int) -> None:
-    """Refuse to draw a step of more tasks than ``MOST_TASKS``.
-
-    Raises
-    ------
-    InputError
-        When it has more.
-    """
+    """Refuse to draw a step of more tasks than ``MOST_TASKS``. Raises InputError when it has more."""
     if tasks > MOST_TASKS:
         raise InputError(
             f"a step of {tasks:,} tasks is too large to draw: {MOST_TASKS:,} are the most",
@@ -43,15 +37,9 @@ def check_size(tasks: int) -> None:
 class Drawn:
     """What draws came to.
 
-    Attributes
-    ----------
-    step_s : array
-        Time of the step in each draw [draws] [s].
-    wait_s : array
-        Mean over the draws of what each task waits for the other members of its exchange; 0 of a task
-        that is in none [tasks] [s].
-    late : array
-        In how many of the draws each task was the one that the others of its exchange waited for [tasks].
+    ``step_s``: time of the step in each draw [draws] [s]. ``wait_s``: mean over the draws of what each task waits for
+    the other members of its exchange; 0 of a task that is in none [tasks] [s]. ``late``: in how many of the draws each
+    task was the one that the others of its exchange waited for [tasks].
     """
 
     step_s: Floats
@@ -75,19 +63,9 @@ class _Level:
 class DrawnGraph:
     """Who waits for whom in a simulated step, ready for any number of draws.
 
-    Attributes
-    ----------
-    item_of : array
-        Exchange, or task by itself, that each task is [tasks].
-    lengths_s : array
-        How long each item took in the simulation, from when its last member was ready [items] [s].
-
-    Raises
-    ------
-    InputError
-        When there are more than ``MOST_TASKS`` tasks.
-    SimulationError
-        When tasks wait for each other for ever.
+    ``item_of``: exchange, or task by itself, that each task is [tasks]. ``lengths_s``: how long each item took in the
+    simulation, from when its last member was ready [items] [s]. Raises InputError when there are more than
+    ``MOST_TASKS`` tasks. Raises SimulationError when tasks wait for each other for ever.
     """
 
     def __init__(self, graph: TaskGraph, timeline: pd.DataFrame) -> None:
@@ -108,14 +86,8 @@ class DrawnGraph:
     ) -> Drawn:
         """Return steps in which each item takes its length times its group's factor.
 
-        Parameters
-        ----------
-        groups : array
-            Row of ``factors`` of each item [items].
-        factors : array
-            On the lengths, in each draw [groups, draws].
-        own : callable
-            A draw's number to a further factor on each item [items].
+        ``groups``: row of ``factors`` of each item [items]. ``factors``: on the lengths, in each draw [groups, draws].
+        ``own``: a draw's number to a further factor on each item [items].
         """
         draws = factors.shape[1]
         step_s = np.zeros(draws)

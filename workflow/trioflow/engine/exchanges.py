@@ -183,9 +183,7 @@ class Exchanges:
 def make_exchanges(tasks: pd.DataFrame, planner: Planner, scale: float) -> Exchanges:
     """Join the tasks of one ``match_id`` into exchanges, and check that they fit.
 
-    Raises SimulationError when the members of an exchange do not fit together, or it has neither a
-    size nor durations.
-
+    Raises SimulationError when the members of an exchange do not fit together, or it has neither a size nor durations.
     ``planner``: turns exchanges into flows or messages; asked once for each different one.
     """
     rows = ExchangeRows(tasks)
@@ -260,8 +258,8 @@ class ExchangeRows:
     def number_plans(self, groups: Ints) -> tuple[Ints, Ints]:
         """Give numbers to the different exchanges that have a size: collective, size and group.
 
-        Returns the number of each match, -1 for those that last a given time [matches], and the first match
-        of each number [plans]; ``groups`` numbers the groups [matches].
+        Returns the number of each match, -1 for those that last a given time [matches], and the first match of each
+        number [plans]; ``groups`` numbers the groups [matches].
         """
         begin = self.first[:-1]
         sized = self.size[begin] != _NULL

@@ -22,10 +22,7 @@ Columns = tuple[Ints, Floats, Floats, Floats, Ints, Ints]
 
 
 def keep_pieces(network: Network) -> None:
-    """Let an unused network keep the pieces of its flows.
-
-    Raises InputError when it is of a kind that cannot.
-    """
+    """Let an unused network keep the pieces of its flows. Raises InputError when it is of a kind that cannot."""
     if not isinstance(network, FairShareNetwork | ContentionFreeNetwork):
         raise InputError(
             f"{type(network).__name__} does not record how its links were used over time",
@@ -37,12 +34,9 @@ def keep_pieces(network: Network) -> None:
 def gather_traffic(program: Program, execution: Execution, network: Network) -> LinkTraffic:
     """Return what crossed the links of a network.
 
-    Raises SimulationError when the execution kept no pieces.
-
-    Pieces come in the order of link, begin and flow, so that both engines
-    give the same. Of collectives that were single events the pieces are
-    computed here, from when they started: a round's bytes move from its
-    latency's end, on every link in as many flows as cross it.
+    Raises SimulationError when the execution kept no pieces. Pieces come in the order of link, begin and flow, so that
+    both engines give the same. Of collectives that were single events the pieces are computed here, from when they
+    started: a round's bytes move from its latency's end, on every link in as many flows as cross it.
     """
     if execution.pieces is None or not isinstance(
         network, FairShareNetwork | ContentionFreeNetwork
@@ -148,13 +142,12 @@ class Simulated(Protocol):
 def measure_links(result: Simulated) -> pd.DataFrame:
     """Return how every link was used, of a result simulated with ``record_links=True``.
 
-    Returns columns of ``tables.LINKS``, a row for each link of the platform, in its order. Raises
-    InputError when the result holds no traffic.
+    Returns columns of ``tables.LINKS``, a row for each link of the platform, in its order. Raises InputError when the
+    result holds no traffic.
 
-    A link is busy while bytes move over it, not while a flow's latency
-    passes. Utilisation is what it moved over what it could have moved in the
-    whole step. Where a measured collective is faster than the links allow,
-    its sizes are cut (see ``CollectivePlanner.build``), and the bytes with them.
+    A link is busy while bytes move over it, not while a flow's latency passes. Utilisation is what it moved over what
+    it could have moved in the whole step. Where a measured collective is faster than the links allow, its sizes are cut
+    (see ``CollectivePlanner.build``), and the bytes with them.
     """
     traffic = _read_traffic(result)
     link, time_s, rates, flows = _sweep(traffic)
@@ -186,11 +179,10 @@ def measure_links(result: Simulated) -> pd.DataFrame:
 def link_rates(result: Simulated) -> pd.DataFrame:
     """Return how fast bytes moved over every link at every time, of a result with ``record_links=True``.
 
-    Returns ``link`` (text), ``time_s`` [s], ``rate_bytes_per_s`` [bytes/s] and ``flows``: a row for
-    each instant at which the rate or the number of flows of a link changes, in the links' order and
-    by time. A row holds from its instant to the next; before the first, and from the last on,
-    nothing moves. A link without traffic has no rows. Raises InputError when the result holds no
-    traffic.
+    Returns ``link`` (text), ``time_s`` [s], ``rate_bytes_per_s`` [bytes/s] and ``flows``: a row for each instant at
+    which the rate or the number of flows of a link changes, in the links' order and by time. A row holds from its
+    instant to the next; before the first, and from the last on, nothing moves. A link without traffic has no rows.
+    Raises InputError when the result holds no traffic.
     """
     traffic = _read_traffic(result)
     link, time_s, rates, flows = _sweep(traffic)

@@ -100,8 +100,8 @@ def keep_planner(
 ) -> CollectivePlanner:
     """Return the planner of a platform object: the same one for many simulations on it.
 
-    Finding routes takes longer than simulating a folded graph does. A planner
-    only remembers what it would find again, so that sharing it changes nothing.
+    Finding routes takes longer than simulating a folded graph does. A planner only remembers what it would find again,
+    so that sharing it changes nothing.
     """
     made_from = (platform, collectives)
 

@@ -44,29 +44,21 @@ from trioflow.parallel.task_graph import TaskGraph
 def aggregate_program(program: Program, network: Network) -> tuple[Program, int]:
     """Replace collectives of messages by single events where that changes no bit of the result.
 
-    Returns the given one where nothing can be replaced; ``aggregated``: exchanges that are one
-    event now.
+    Returns the given one where nothing can be replaced; ``aggregated``: exchanges that are one event now. A collective
+    becomes one event when both of these hold.
 
-    A collective becomes one event when both of these hold.
+    *No other traffic is on its links while it runs.* Call two exchanges neighbours if they cross a common link, and
+    take the classes of exchanges that are joined by chains of neighbours. In a class in which every exchange has a
+    member in one and the same stream of one rank, no two run at the same time: tasks of a stream run one after the
+    other, a member runs from the start of its exchange to its end, and bytes move only in between. A class of one
+    exchange needs no such stream. So at any time all flows on the links of a collective of such a class are its own.
 
-    *No other traffic is on its links while it runs.* Call two exchanges
-    neighbours if they cross a common link, and take the classes of exchanges
-    that are joined by chains of neighbours. In a class in which every
-    exchange has a member in one and the same stream of one rank, no two run
-    at the same time: tasks of a stream run one after the other, a member runs
-    from the start of its exchange to its end, and bytes move only in between.
-    A class of one exchange needs no such stream. So at any time all flows on
-    the links of a collective of such a class are its own.
-
-    *Its messages form rounds.* The algorithm has rounds (see
-    ``MessagePattern.round_blocks``), all pairs have the same latency l and,
-    all moving, the same rate r. Then all messages of a round start at one
-    time t, by induction: those of the first when the collective starts; and
-    if those of a round start at t, their bytes begin to move at (t + l), all
-    at once and so at the rate r until they end, at (t + l) + size / r for
-    all; whatever waits for them starts then. Those are the operations that
-    the engines do on each message, so the collective's end has the same bits.
-    Bytes on a link are added up in the same order too.
+    *Its messages form rounds.* The algorithm has rounds (see ``MessagePattern.round_blocks``), all pairs have the same
+    latency l and, all moving, the same rate r. Then all messages of a round start at one time t, by induction: those of
+    the first when the collective starts; and if those of a round start at t, their bytes begin to move at (t + l), all
+    at once and so at the rate r until they end, at (t + l) + size / r for all; whatever waits for them starts then.
+    Those are the operations that the engines do on each message, so the collective's end has the same bits. Bytes on a
+    link are added up in the same order too.
 
     Only networks whose rates are known here take part.
     """
@@ -297,14 +289,12 @@ def prepare(
 ) -> Prepared:
     """Make a task graph ready to run, with the times of one or several cases.
 
-    Raises SimulationError as ``program.build_program``; TooLargeError where all ranks' tasks do not
-    fit into memory. Raises InputError when ``fold`` has another value.
+    Raises SimulationError as ``program.build_program``; TooLargeError where all ranks' tasks do not fit into memory.
+    Raises InputError when ``fold`` has another value.
 
-    ``make_network``: makes an unused network of all links.
-    ``fold`` (auto, True, False): whether identical ranks may be executed once; see ``folding``.
-        For auto, graphs that do not say which ranks are identical must have
-        ``_LOOKED_AT_FROM_TASKS`` tasks.
-    ``unfolded_reason``: why not, where ``fold`` says no.
+    ``make_network``: makes an unused network of all links. ``fold`` (auto, True, False): whether identical ranks may be
+    executed once; see ``folding``. For auto, graphs that do not say which ranks are identical must have
+    ``_LOOKED_AT_FROM_TASKS`` tasks. ``unfolded_reason``: why not, where ``fold`` says no.
     """
     if fold not in FOLDS:
         raise InputError(f"fold is {fold!r}", fix='give "auto", True or False')

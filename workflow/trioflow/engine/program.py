@@ -215,15 +215,12 @@ def build_program(
 ) -> Program:
     """Check a task graph and turn it into a program.
 
-    Raises SimulationError when a task has no duration or size, a rank is not on the platform, a
-    dependency names no task, the members of an exchange do not fit together, or a scale is not
-    positive.
+    Raises SimulationError when a task has no duration or size, a rank is not on the platform, a dependency names no
+    task, the members of an exchange do not fit together, or a scale is not positive. ``planner``: turns exchanges into
+    flows or messages; or the exchanges, made already. ``compute_scale``: factor on compute, memcpy and host durations,
+    one or one per rank.
 
-    ``planner``: turns exchanges into flows or messages; or the exchanges, made already.
-    ``compute_scale``: factor on compute, memcpy and host durations, one or one per rank.
-
-    Whole columns are checked at once; a row is looked at by itself only to
-    say what is wrong with it.
+    Whole columns are checked at once; a row is looked at by itself only to say what is wrong with it.
     """
     tasks = graph.tasks
     count = len(tasks)

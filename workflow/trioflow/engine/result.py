@@ -22,22 +22,16 @@ from trioflow.parallel.task_graph import TaskGraph
 class Summary(TimelineSummary):
     """What a simulation came to, and how it was run.
 
-    ``low_s``, ``high_s``: ends of the 80 % interval of the step, of ``simulate_interval`` [s].
-    ``expected_s``: what the step is expected to take where real runs showed the simulation to miss
-        something [s]; the interval is its own then.
-    ``events``: starts and ends of tasks and flows that were executed.
-    ``link_bytes``: what crossed each link, by ``source->target`` [bytes].
-    ``confidence``: the worst of the collectives that take a share of the step, see ``certainty``;
-        measured where nothing communicates.
-    ``warnings``: what the reader must know, the graph's first.
-    ``network``, ``engine``: how flows shared links, and which engine ran: compiled or reference.
-    ``aggregated``: collectives that were one event; only with algorithms.
-    ``folded``: whether identical ranks were executed once: ``events`` and ``aggregated`` then
-        count what was executed.
-    ``unfolded_reason``: why they were not; empty where they were.
-    ``executed_ranks``: how many ranks were executed.
-    ``simulator_wall_s``: wall time of the event loop, the only entry that differs between two runs
-        [s].
+    ``low_s``, ``high_s``: ends of the 80 % interval of the step, of ``simulate_interval`` [s]. ``expected_s``: what the
+    step is expected to take where real runs showed the simulation to miss something [s]; the interval is its own then.
+    ``events``: starts and ends of tasks and flows that were executed. ``link_bytes``: what crossed each link, by
+    ``source->target`` [bytes]. ``confidence``: the worst of the collectives that take a share of the step, see
+    ``certainty``; measured where nothing communicates. ``warnings``: what the reader must know, the graph's first.
+    ``network``, ``engine``: how flows shared links, and which engine ran: compiled or reference. ``aggregated``:
+    collectives that were one event; only with algorithms. ``folded``: whether identical ranks were executed once:
+    ``events`` and ``aggregated`` then count what was executed. ``unfolded_reason``: why they were not; empty where they
+    were. ``executed_ranks``: how many ranks were executed. ``simulator_wall_s``: wall time of the event loop, the only
+    entry that differs between two runs [s].
     """
 
     low_s: float | None = None
@@ -75,11 +69,9 @@ class Executed:
 class Result:
     """What a simulation says.
 
-    ``make_timeline``: makes the timeline, of all ranks.
-    ``make_executed``: makes what was executed of it.
-    ``summary``: what it came to.
-    ``traffic``: what crossed the links, with ``record_links``: for ``link_traffic.measure_links``
-        and ``link_rates``.
+    ``make_timeline``: makes the timeline, of all ranks. ``make_executed``: makes what was executed of it. ``summary``:
+    what it came to. ``traffic``: what crossed the links, with ``record_links``: for ``link_traffic.measure_links`` and
+    ``link_rates``.
     """
 
     make_timeline: Callable[[], pd.DataFrame]
@@ -91,9 +83,8 @@ class Result:
     def timeline(self) -> pd.DataFrame:
         """Columns of ``tables.TIMELINE``, one row a task, in the order of ``task_id``.
 
-        ``stream`` is the one in which the task ran. It is made when it is
-        asked for: where identical ranks were executed once, it is longer than
-        what was executed.
+        ``stream`` is the one in which the task ran. It is made when it is asked for: where identical ranks were
+        executed once, it is longer than what was executed.
         """
         return self.make_timeline()
 

@@ -1,10 +1,8 @@
 """Simulate one training step: task graph and platform in, timeline and summary out.
 
-A collective's kernels take multiprocessors and memory bandwidth from what is
-computed beside them. A platform says by how much:
-``compute_slowdown_during_collective``, 1 where it does not. A task of work w
-that runs beside collectives for a time o takes w + o (1 - 1/s): while they run
-it advances at one s-th of its rate.
+A collective's kernels take multiprocessors and memory bandwidth from what is computed beside them. A platform says by
+how much: ``compute_slowdown_during_collective``, 1 where it does not. A task of work w that runs beside collectives for
+a time o takes w + o (1 - 1/s): while they run it advances at one s-th of its rate.
 """
 
 from __future__ import annotations
@@ -108,20 +106,17 @@ def simulate(
 ) -> Result:
     """Simulate a task graph on a platform.
 
-    Raises SimulationError when tasks wait for each other for ever, an exchange lacks a member, a
-    task has no duration, or no route joins two ranks; see ``program.build_program``. There is no
-    number then. Raises InputError when the network or the engine is unknown, or the compiled engine
-    was asked for on a network that it does not know; when an algorithm is unknown or does not fit;
-    or when the network cannot record its links.
+    Raises SimulationError when tasks wait for each other for ever, an exchange lacks a member, a task has no duration,
+    or no route joins two ranks; see ``program.build_program``. There is no number then. Raises InputError when the
+    network or the engine is unknown, or the compiled engine was asked for on a network that it does not know; when an
+    algorithm is unknown or does not fit; or when the network cannot record its links.
 
-    ``collectives``: measured durations of collectives; the ring closed form over the platform's
-        links without.
+    ``collectives``: measured durations of collectives; the ring closed form over the platform's links without.
 
-    Tasks of one (rank, stream) run in the order of ``task_id``; a collective
-    starts when all members could start and ends for all at once; a message
-    moves when its send and its recv could both start. On a platform with
-    ``communication_on_compute_stream`` collectives queue in the ``compute``
-    stream of their rank, in the order of ``task_id``.
+    Tasks of one (rank, stream) run in the order of ``task_id``; a collective starts when all members could start and
+    ends for all at once; a message moves when its send and its recv could both start. On a platform with
+    ``communication_on_compute_stream`` collectives queue in the ``compute`` stream of their rank, in the order of
+    ``task_id``.
     """
     return _simulate(graph, platform, collectives, replace(options, **changes), "time_s")
 
@@ -135,23 +130,12 @@ def simulate_interval(
 ) -> Result:
     """Simulate a task graph, and the ends of its 80 % interval beside it.
 
-    Parameters
-    ----------
-        As in ``simulate``. ``graph.metadata`` holds the interval of the compute
-        times and the least half width of the step's. Links are recorded of the
-        nominal run.
+    As in ``simulate``. ``graph.metadata`` holds the interval of the compute times and the least half width of the
+    step's. Links are recorded of the nominal run. Raises SimulationError, InputError as in ``simulate``.
 
-    Raises
-    ------
-    SimulationError, InputError
-        As in ``simulate``.
-
-    Notes
-    -----
-    The low run takes the low ends of compute and of collectives together, the
-    high run the high ends: the errors of compute and communication are taken
-    as fully correlated, which makes the interval wide rather than narrow.
-    Without a measured cost, communication has no interval of its own.
+    The low run takes the low ends of compute and of collectives together, the high run the high ends: the errors of
+    compute and communication are taken as fully correlated, which makes the interval wide rather than narrow. Without a
+    measured cost, communication has no interval of its own.
     """
     nominal_options = replace(options, **changes)
     low, high = graph.metadata.compute_interval
@@ -188,8 +172,8 @@ def _simulate_ends(
 ) -> tuple[Result, _Times]:  # fmt: skip
     """Simulate a graph, and at the ends of its interval: with other times on the same links, where they are.
 
-    Algorithms may differ at the ends, compute that collectives slow down is another graph, and where
-    links are recorded no ranks are folded: there each end is a simulation of its own.
+    Algorithms may differ at the ends, compute that collectives slow down is another graph, and where links are recorded
+    no ranks are folded: there each end is a simulation of its own.
     """
     unrecorded = replace(options, record_links=False)
     algorithms, _ = choose_algorithms(graph.metadata.plan, options.algorithms, options.chunks)
@@ -317,8 +301,8 @@ def _stretch_compute(
 
     A warning says if the times had not settled.
 
-    Durations are stretched by the overlap of the run before until they agree
-    with their own run, so that every engine and network can be used as it is.
+    Durations are stretched by the overlap of the run before until they agree with their own run, so that every engine
+    and network can be used as it is.
     """
     base_s = graph.tasks["duration_s"].to_numpy(dtype=float)
     compute = ((graph.tasks["kind"] == "compute") & (graph.tasks["stream"] == "compute")).to_numpy()

@@ -1,7 +1,7 @@
 """Flows on shared links, compiled: how they start, move, share and end.
 
-Line by line what ``network.fair_share`` and ``network.networks`` do, on
-arrays, with the same floating-point operations in the same order.
+Line by line what ``network.fair_share`` and ``network.networks`` do, on arrays, with the same floating-point operations
+in the same order.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The event loop, compiled: tasks, exchanges and their messages.
 
-Line by line what ``reference`` does, on arrays, so that both give the same
-bits. Importing this module imports numba: only ``compiled`` does.
+Line by line what ``reference`` does, on arrays, so that both give the same bits. Importing this module imports numba:
+only ``compiled`` does.
 """
 
 from __future__ import annotations

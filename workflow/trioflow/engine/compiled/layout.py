@@ -70,8 +70,8 @@ IN_QUEUE = -2
 class Heap(NamedTuple):
     """Items by (time, tie); ``place`` says where each item is.
 
-    ``entries`` is a binary heap of COUNT items; ``queue``, of a power of two
-    of places, holds others in order, from HEAD to TAIL around its end.
+    ``entries`` is a binary heap of COUNT items; ``queue``, of a power of two of places, holds others in order, from
+    HEAD to TAIL around its end.
     """
 
     entries: Any

@@ -38,8 +38,8 @@ def supports(network: Network) -> bool:
 def run_compiled(program: Program, network: Network) -> Execution:
     """Execute a program; the result equals that of ``run_reference`` bit for bit. The network stays unused.
 
-    Raises SimulationError as ``run_reference``, with the same words. Raises InputError when the
-    network is of another kind, which only the reference drives.
+    Raises SimulationError as ``run_reference``, with the same words. Raises InputError when the network is of another
+    kind, which only the reference drives.
     """
     if not isinstance(network, FairShareNetwork | ContentionFreeNetwork) or not supports(network):
         raise InputError(
@@ -113,8 +113,7 @@ LOADED_FROM_EVENTS = 2_000
 def is_repaid(events: int) -> bool:
     """Return whether the compiled engine answers sooner than the plain one, start-up included.
 
-    The limits are where the two break even on the machine of ``docs/bench.md``;
-    either engine gives the same bits.
+    The limits are where the two break even on the machine of ``docs/bench.md``; either engine gives the same bits.
     """
     if KERNELS in _loaded:
         return events >= LOADED_FROM_EVENTS
@@ -138,10 +137,9 @@ def is_kept() -> bool:
 def find_cache_folder() -> Path | None:
     """Return the folder for compiled kernels, or None where there is no home for one.
 
-    A folder of the user (``NUMBA_CACHE_DIR``, else ``trioflow`` in
-    ``XDG_CACHE_HOME`` or ``~/.cache``), never of the installation, which may
-    be read-only or shared. Its name holds the digest of the kernels and the
-    versions of numba and Python, so one of another version is never read.
+    A folder of the user (``NUMBA_CACHE_DIR``, else ``trioflow`` in ``XDG_CACHE_HOME`` or ``~/.cache``), never of the
+    installation, which may be read-only or shared. Its name holds the digest of the kernels and the versions of numba
+    and Python, so one of another version is never read.
     """
     base = os.environ.get("NUMBA_CACHE_DIR")
     if not base:
@@ -159,8 +157,8 @@ def find_cache_folder() -> Path | None:
 def execute(state: Any) -> None:
     """Run the kernels on a state, compiling them where nothing (readable) was kept.
 
-    A damaged cache shows before the first event. It is removed and made anew,
-    and where that fails too, the kernels are compiled for this process only.
+    A damaged cache shows before the first event. It is removed and made anew, and where that fails too, the kernels are
+    compiled for this process only.
     """
     kernels = _import_kernels()
     kernel = _loaded.get(KERNELS)

@@ -24,8 +24,8 @@ def make_state(
 ) -> Any:
     """Lay a program out in the arrays of the layout, with room for ``pieces`` of flows to keep.
 
-    Arrays of what is under way have room for all that could be at once. That memory is only
-    taken where it is touched: places of what has ended are used again.
+    Arrays of what is under way have room for all that could be at once. That memory is only taken where it is touched:
+    places of what has ended are used again.
     """
     exchanges = program.exchanges
     tasks, count = len(program.ranks), len(exchanges.plan_of)
@@ -115,8 +115,8 @@ def _lay_out_exchanges(program: Program) -> Any:
 class _Traffic:
     """What plans put on the network, and how much each has under way at most.
 
-    ``room`` holds, for each plan, flows, hops of flows and joins under way at
-    once, and counters of messages [4, plans].
+    ``room`` holds, for each plan, flows, hops of flows and joins under way at once, and counters of messages [4,
+    plans].
     """
 
     plans: Any

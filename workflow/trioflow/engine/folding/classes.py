@@ -20,12 +20,9 @@ _NONE = -1
 def find_fold(graph: TaskGraph) -> Fold:
     """Return the identical ranks of a task graph.
 
-    Raises CannotFoldError when no two ranks do the same, or what they do together does not
-    correspond.
-
-    Ranks are divided by their tasks, in order, and by what their partners
-    in exchanges are, until nothing changes. What they do is compared as hashes
-    first; that the classes found are right is then checked task by task.
+    Raises CannotFoldError when no two ranks do the same, or what they do together does not correspond. Ranks are
+    divided by their tasks, in order, and by what their partners in exchanges are, until nothing changes. What they do
+    is compared as hashes first; that the classes found are right is then checked task by task.
     """
     lanes = _Lanes(graph)
     rows = ExchangeRows(graph.tasks)
@@ -48,10 +45,9 @@ def find_fold(graph: TaskGraph) -> Fold:
 class _Lanes:
     """Tasks rank by rank.
 
-    ``rank`` and ``place`` are of each task in the graph's order: which rank,
-    by its place among those that have tasks, and which of its tasks. ``order`` lists the tasks rank by rank,
-    ``firsts`` where each rank's begin there. ``edges`` are the dependencies
-    as rank, place of the one that waits and of the awaited, sorted.
+    ``rank`` and ``place`` are of each task in the graph's order: which rank, by its place among those that have tasks,
+    and which of its tasks. ``order`` lists the tasks rank by rank, ``firsts`` where each rank's begin there. ``edges``
+    are the dependencies as rank, place of the one that waits and of the awaited, sorted.
     """
 
     def __init__(self, graph: TaskGraph) -> None:

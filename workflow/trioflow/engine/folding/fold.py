@@ -1,67 +1,51 @@
 """Identical ranks executed once, where that changes no bit of the result.
 
-A folded run executes a *quotient* of the simulated system: one task for each
-class of tasks, one exchange for each class of exchanges, one flow for each
-class of flows, one link for each class of links. It says what the whole
-system does under this condition.
+A folded run executes a *quotient* of the simulated system: one task for each class of tasks, one exchange for each
+class of exchanges, one flow for each class of flows, one link for each class of links. It says what the whole system
+does under this condition.
 
-*Ranks.* Ranks of a class have the same tasks in the same order, of the same
-durations, with the same dependencies, none of them on other ranks. Where one
-takes part in an exchange, all do, each in an exchange of its own group, at the
-same place of its program; the groups of one family have as many members of
-each class (see ``parallel.folded.Fold``). All ranks of a class are equally fast.
+*Ranks.* Ranks of a class have the same tasks in the same order, of the same durations, with the same dependencies, none
+of them on other ranks. Where one takes part in an exchange, all do, each in an exchange of its own group, at the same
+place of its program; the groups of one family have as many members of each class (see ``parallel.folded.Fold``). All
+ranks of a class are equally fast.
 
-*Costs.* The planner makes the same of every group of a family: as many flows,
-with the same sizes, latencies and caps; or the same pattern of messages.
+*Costs.* The planner makes the same of every group of a family: as many flows, with the same sizes, latencies and caps;
+or the same pattern of messages.
 
-*Links.* Flows and links fall into classes such that all links of a class are
-as wide and are crossed by as many flows of each class, all flows of a class
-cross the same number of links of each class, and the flows of every group of a
-family are of the same classes, as often. Flows are counted as if all groups
-did their exchange at once, which they do: see below. The coarsest such
-classes are found (``folding.links.divide``), and checked.
+*Links.* Flows and links fall into classes such that all links of a class are as wide and are crossed by as many flows
+of each class, all flows of a class cross the same number of links of each class, and the flows of every group of a
+family are of the same classes, as often. Flows are counted as if all groups did their exchange at once, which they do:
+see below. The coarsest such classes are found (``folding.links.divide``), and checked.
 
-*Argument.* By induction over the phases of an event (flows that move or end,
-tasks that end, tasks that start) at one time: tasks of a class, exchanges of a
-class and flows of a class are in the same state in the whole system, and that
-is the state of their stand-in in the quotient. A task becomes ready when what
-it waits for has ended, which is of the same classes for all tasks of a class.
-An exchange starts when the last member is ready: its members' classes are
-those of every exchange of its class, so all exchanges of a class start at the
-same time, and so do their flows, at the same latency. Max-min rates come from
-progressive filling: a link's share is its free bandwidth over the flows that
-still rise on it. In the quotient a flow crosses a class's link as often as
-flows of its class cross one of the links, so the counts, the free bandwidths
-(the same level is taken off as often) and the shares are the same numbers,
-and so is the lowest of them; the flows that stop at it are whole classes.
-Components of flows that share links correspond, since every link of a class
-meets the same classes of flows, and flows outside a component do not touch
-its bits (``compute_max_min_rates``). A flow's end comes from the same
-operations on the same numbers, so it has the same bits; an exchange ends with
-its last flow, and the classes of its flows are those of every exchange of its
-class. Nothing here depends on the order of events at one time, and neither
-does when tasks run (``engine.reference``). Bytes on links are sums over the
-same flows, but in another order: they agree to rounding.
+*Argument.* By induction over the phases of an event (flows that move or end, tasks that end, tasks that start) at one
+time: tasks of a class, exchanges of a class and flows of a class are in the same state in the whole system, and that is
+the state of their stand-in in the quotient. A task becomes ready when what it waits for has ended, which is of the same
+classes for all tasks of a class. An exchange starts when the last member is ready: its members' classes are those of
+every exchange of its class, so all exchanges of a class start at the same time, and so do their flows, at the same
+latency. Max-min rates come from progressive filling: a link's share is its free bandwidth over the flows that still
+rise on it. In the quotient a flow crosses a class's link as often as flows of its class cross one of the links, so the
+counts, the free bandwidths (the same level is taken off as often) and the shares are the same numbers, and so is the
+lowest of them; the flows that stop at it are whole classes. Components of flows that share links correspond, since
+every link of a class meets the same classes of flows, and flows outside a component do not touch its bits
+(``compute_max_min_rates``). A flow's end comes from the same operations on the same numbers, so it has the same bits;
+an exchange ends with its last flow, and the classes of its flows are those of every exchange of its class. Nothing here
+depends on the order of events at one time, and neither does when tasks run (``engine.reference``). Bytes on links are
+sums over the same flows, but in another order: they agree to rounding.
 
-Classes that do not fulfil this are divided (``folded_grid.split_fold``): ranks whose
-speeds, or whose groups' costs or flows differ. Where no two ranks are left in
-one class, all ranks are executed.
+Classes that do not fulfil this are divided (``folded_grid.split_fold``): ranks whose speeds, or whose groups' costs or
+flows differ. Where no two ranks are left in one class, all ranks are executed.
 
-Where replicas lie on several leaf sets of a cluster, the ring of a stage leaves a
-set at its last node, where it shares the uplink with what all its nodes send to
-the next stage. Were that uplink shared, these messages could be slowed otherwise
-than their neighbours', hence the ring's next flow, and so on from node to node,
-and every node of a set would be a class of its own. But an uplink as wide as all
-that leads to it holds nobody back (``fair_share.find_slack``). Such links are
-left out of the sharing in every run, folded or not, so that both have the same
-bits, and out of the division into classes (GPT-3 175B on 4,096 ranks of dgx-h100,
-8 tensor x 8 pipeline x 64 data: 8 classes instead of 256). Bytes on them are those
-of the flows that cross them. Where leaves are oversubscribed or have several
-spines, uplinks are shared and the classes stay apart.
+Where replicas lie on several leaf sets of a cluster, the ring of a stage leaves a set at its last node, where it shares
+the uplink with what all its nodes send to the next stage. Were that uplink shared, these messages could be slowed
+otherwise than their neighbours', hence the ring's next flow, and so on from node to node, and every node of a set would
+be a class of its own. But an uplink as wide as all that leads to it holds nobody back (``fair_share.find_slack``). Such
+links are left out of the sharing in every run, folded or not, so that both have the same bits, and out of the division
+into classes (GPT-3 175B on 4,096 ranks of dgx-h100, 8 tensor x 8 pipeline x 64 data: 8 classes instead of 256). Bytes
+on them are those of the flows that cross them. Where leaves are oversubscribed or have several spines, uplinks are
+shared and the classes stay apart.
 
-Only trioflow's own networks, whose rules these are, take part. A collective
-of an algorithm keeps all its messages: its flows are not of one class, and
-those of different groups of a family differ in their place in it.
+Only trioflow's own networks, whose rules these are, take part. A collective of an algorithm keeps all its messages: its
+flows are not of one class, and those of different groups of a family differ in their place in it.
 """
 
 from __future__ import annotations
@@ -155,8 +139,8 @@ def fold_program(
 ) -> FoldedProgram:
     """Return the quotient of a task graph on a platform: the same for all cases, so alike in each.
 
-    Raises CannotFoldError when that would not be exact: says why. Raises SimulationError as
-    ``build_program``; TooLargeError where classes divide into more than fit into memory.
+    Raises CannotFoldError when that would not be exact: says why. Raises SimulationError as ``build_program``;
+    TooLargeError where classes divide into more than fit into memory.
     """
     if type(network) not in (FairShareNetwork, ContentionFreeNetwork):
         raise CannotFoldError(
@@ -261,10 +245,8 @@ def check_division(
 ) -> None:
     """Refuse to divide classes of ranks into so many that they would not fit into memory.
 
-    Raises TooLargeError, which names ranks, tasks and memory.
-
-    Counts the classes that follow from the groups at once; what follows from
-    them can divide further.
+    Raises TooLargeError, which names ranks, tasks and memory. Counts the classes that follow from the groups at once;
+    what follows from them can divide further.
     """
     classes = fold.class_of
     for number, codes in of_group.items():
@@ -292,8 +274,7 @@ def _check(fold: Fold, ranks: int, tasks: int, reason: str, available_bytes: flo
 def estimate_bytes(fold: Fold, tasks: int) -> float:
     """Return the memory that so many tasks take at most while they are made and simulated [bytes].
 
-    In proportion to the tables of the ranks that are kept. Messages of
-    algorithms and parts of flows come on top.
+    In proportion to the tables of the ranks that are kept. Messages of algorithms and parts of flows come on top.
     """
     kept = fold.graph
     tables_bytes = kept.tasks.memory_usage(deep=True).sum() + kept.dependencies.memory_usage().sum()

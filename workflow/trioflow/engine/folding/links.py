@@ -26,8 +26,8 @@ MOST_ROUNDS = 100
 class Crossings:
     """Which flows cross which links, and what is alike among them.
 
-    All flows of a class cross as many links of each class, and all links of a
-    class are as wide and are crossed by as many flows of each class.
+    All flows of a class cross as many links of each class, and all links of a class are as wide and are crossed by as
+    many flows of each class.
     """
 
     # Flow and link of each crossing, flow by flow in the order of its way [crossings]
@@ -49,18 +49,15 @@ class Crossings:
 def divide(flow: Ints, link: Ints, flow_kind: Ints, capacities: Floats) -> Crossings | None:
     """Divide flows and links into as few classes as possible; see ``Crossings``.
 
-    ``flow`` and ``link`` are of each crossing; flows of different ``flow_kind`` are in different
-    classes. Returns none where the division does not come to rest within ``MOST_ROUNDS``.
+    ``flow`` and ``link`` are of each crossing; flows of different ``flow_kind`` are in different classes. Returns none
+    where the division does not come to rest within ``MOST_ROUNDS``.
 
-    Partition refinement: links are divided by the classes of the flows
-    that cross them, flows by the classes of the links on their way, until
-    nothing changes. The classes seen by each are added up as hashes; that
-    the result holds is then checked without hashes.
+    Partition refinement: links are divided by the classes of the flows that cross them, flows by the classes of the
+    links on their way, until nothing changes. The classes seen by each are added up as hashes; that the result holds is
+    then checked without hashes.
 
-    References
-    ----------
-    R. Paige, R. E. Tarjan, Three Partition Refinement Algorithms, SIAM
-    Journal on Computing 16(6), 1987, doi:10.1137/0216062.
+    References: R. Paige, R. E. Tarjan, Three Partition Refinement Algorithms, SIAM Journal on Computing 16(6), 1987,
+    doi:10.1137/0216062.
     """
     used = np.unique(link)
     place = np.searchsorted(used, link)
@@ -86,10 +83,8 @@ def divide(flow: Ints, link: Ints, flow_kind: Ints, capacities: Floats) -> Cross
 def mix(words: NDArray[np.integer]) -> Words:
     """Scramble whole numbers so that sums of different collections differ.
 
-    References
-    ----------
-    G. L. Steele, D. Lea, C. H. Flood, Fast Splittable Pseudorandom Number
-    Generators, OOPSLA 2014, doi:10.1145/2660193.2660195.
+    References: G. L. Steele, D. Lea, C. H. Flood, Fast Splittable Pseudorandom Number Generators, OOPSLA 2014,
+    doi:10.1145/2660193.2660195.
     """
     mixed = words.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -35,8 +35,8 @@ class CannotFoldError(Exception):
 class GroupsDifferError(CannotFoldError):
     """Groups of some families are not done alike.
 
-    ``reason``: how two of them differ.
-    ``of_group``: for each such family, equal numbers for groups that are alike [groups].
+    ``reason``: how two of them differ. ``of_group``: for each such family, equal numbers for groups that are alike
+    [groups].
     """
 
     def __init__(self, reason: str, of_group: Mapping[int, Ints]) -> None:
@@ -80,9 +80,8 @@ class FoldedTraffic:
 class _Ways:
     """Where the groups of a family send, in collectives of one kind.
 
-    Groups that lie alike, on nodes and on links, are planned alike, whatever they do: routes of
-    equal latencies and widths that share links in the same places, of ranks that share nodes in
-    the same places.
+    Groups that lie alike, on nodes and on links, are planned alike, whatever they do: routes of equal latencies and
+    widths that share links in the same places, of ranks that share nodes in the same places.
     """
 
     hops: Ints  # links of all routes, one after the other [crossings]
@@ -124,8 +123,8 @@ def _find_ways(
 class _Bundle:
     """Flows of the groups of one family, of one kind: the same for exchanges of any size.
 
-    ``first`` is the number of its first flow, ``numbers`` what plans say of
-    each flow of the groups of each code [codes, pairs, plans x 3].
+    ``first`` is the number of its first flow, ``numbers`` what plans say of each flow of the groups of each code
+    [codes, pairs, plans x 3].
     """
 
     family: int
@@ -142,13 +141,12 @@ def fold_plans(
 ) -> FoldedTraffic:  # fmt: skip
     """Plan the exchanges of all groups, and keep one flow of each class.
 
-    Raises GroupsDifferError when groups of a family differ in cost or in the links that they cross;
-    CannotFoldError when hardly any links are alike.
+    Raises GroupsDifferError when groups of a family differ in cost or in the links that they cross; CannotFoldError
+    when hardly any links are alike.
 
-    ``asked``: collective, size [bytes] and family of each class of exchanges.
-    ``planners``: they make the same flows, of other sizes and speeds, and find the same alike;
-        warnings are the first's.
-    ``slack``: links that take no part in sharing, and so make no flows differ.
+    ``asked``: collective, size [bytes] and family of each class of exchanges. ``planners``: they make the same flows,
+    of other sizes and speeds, and find the same alike; warnings are the first's. ``slack``: links that take no part in
+    sharing, and so make no flows differ.
     """
     bundles: dict[tuple[int, object], _Bundle] = {}
     ways_of: dict[tuple[int, object], _Ways] = {}
