@@ -1,20 +1,16 @@
 """What backward computes again, and its two parts: for the input and for the weights.
 
-Recomputation is that of ``torch.utils.checkpoint`` without reentrance: the first backward operator
-that needs a result which was not kept runs the region's forward again, up to the operator that
-saves the last result for backward; an operator that saves nothing but its inputs is not computed
-again (`plan_recomputation` says what other frameworks do). States of random generators and the
-checkpoint's own bookkeeping (empty tensors, detached ones) are left out.
+Recomputation is that of ``torch.utils.checkpoint`` without reentrance: the first backward operator that needs a result
+which was not kept runs the region's forward again, up to the operator that saves the last result for backward; an
+operator that saves nothing but its inputs is not computed again (`plan_recomputation` says what other frameworks do).
+States of random generators and the checkpoint's own bookkeeping (empty tensors, detached ones) are left out.
 
-PyTorch's zero-bubble schedules run backward in two: I is what the gradient that goes to the
-stage before depends on, W everything else. An operator that makes both runs twice.
+PyTorch's zero-bubble schedules run backward in two: I is what the gradient that goes to the stage before depends on, W
+everything else. An operator that makes both runs twice.
 
-References
-----------
-PyTorch 2.13 ``torch/utils/checkpoint.py``: ``_checkpoint_without_reentrant_generator``,
-``_recomputation_hook``, ``set_checkpoint_early_stop``. Selective: V. Korthikanti et al.,
-arXiv 2205.05198, section 5. I and W: ``torch/distributed/pipelining/_backward.py``,
-``stage.py`` (the first stage does all of it in W).
+References: PyTorch 2.13 ``torch/utils/checkpoint.py``: ``_checkpoint_without_reentrant_generator``,
+``_recomputation_hook``, ``set_checkpoint_early_stop``. Selective: V. Korthikanti et al., arXiv 2205.05198, section 5. I
+and W: ``torch/distributed/pipelining/_backward.py``, ``stage.py`` (the first stage does all of it in W).
 """
 
 from __future__ import annotations
@@ -59,13 +55,13 @@ def plan_recomputation(
 ) -> list[Recomputation]:
     """Return the regions that a step recomputes, in the order of forward.
 
-    ``full``: each unit of the model's chain; ``selective``: the products and the softmax of each
-    attention; ``uniform:N``: all blocks, kept at every N-th of a stage; ``block:N``: each of the first N
-    blocks of a stage. ``cut``: the units of each stage; one stage of all without it. Raises PlanError when
-    the trace does not say what the model's units are, or shows no attention.
+    ``full``: each unit of the model's chain; ``selective``: the products and the softmax of each attention;
+    ``uniform:N``: all blocks, kept at every N-th of a stage; ``block:N``: each of the first N blocks of a stage.
+    ``cut``: the units of each stage; one stage of all without it. Raises PlanError when the trace does not say what the
+    model's units are, or shows no attention.
 
-    PyTorch's checkpoint stops once it has all that backward needs. Megatron-LM's and nanotron's
-    ``CheckpointFunction`` runs all of a region again, and both wrap blocks alone: ``full`` is ``uniform:1``.
+    PyTorch's checkpoint stops once it has all that backward needs. Megatron-LM's and nanotron's ``CheckpointFunction``
+    runs all of a region again, and both wrap blocks alone: ``full`` is ``uniform:1``.
     """
     if kind == "none":
         return []
@@ -114,8 +110,8 @@ def _make_region(operators: Sequence[int], saved: dict[int, _Saved], stops: bool
 def _find_saved(trace: Trace) -> dict[int, _Saved]:
     """Return the forward operators that keep something for backward.
 
-    Operators of one autograd node (one forward operator and sequence number)
-    belong together: a node takes all that it kept before it computes.
+    Operators of one autograd node (one forward operator and sequence number) belong together: a node takes all that it
+    kept before it computes.
     """
     tensors = trace.tensors
     storage = tensors["storage_id"].tolist()
@@ -226,11 +222,10 @@ def split_backward(
 
     Raises PlanError when the trace does not say what the operators read and write.
 
-    An operator that makes both kinds of gradient is shared by its FLOPs, of
-    which each takes half: both products of a convolution or a linear layer
-    have the same size. One without FLOPs is shared by the bytes that each part
-    moves, both reading all of its inputs. Running it twice costs its host time
-    twice; that reading twice may cost more than reading once is left out.
+    An operator that makes both kinds of gradient is shared by its FLOPs, of which each takes half: both products of a
+    convolution or a linear layer have the same size. One without FLOPs is shared by the bytes that each part moves,
+    both reading all of its inputs. Running it twice costs its host time twice; that reading twice may cost more than
+    reading once is left out.
     """
     rows = [
         row
@@ -290,8 +285,8 @@ def keep_sums_with_input(
 ) -> dict[int, list[Any]]:  # fmt: skip
     """Move tensor-parallel collectives of gradients that go on from W to I.
 
-    Those behind an operator of W alone go after the last operator of I of the same forward operator,
-    those before one (``first``) before the first.
+    Those behind an operator of W alone go after the last operator of I of the same forward operator, those before one
+    (``first``) before the first.
     """
     inside, moved = set(split.for_input), {op: list(held) for op, held in exchanges.items()}
     for op_id in split.for_weight:

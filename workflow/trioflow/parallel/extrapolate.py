@@ -126,26 +126,18 @@ def extrapolate(
 
     Raises PlanError when the plan does not fit the model or the batch.
 
-    ``traces``: one step of the whole model on one rank; further ones of the same workload at other
-        batches help where micro-batches are smaller.
-    ``batch``: samples of the whole step; by default every data-parallel replica runs the (first)
-        trace's.
-    ``host``: the platform's named host costs [s]; see the platform file's ``host``.
-    ``stages``: units of each pipeline stage; or ``count``, for as many layers each; balanced by
-        recorded time by default.
-    ``schedule``: actions of the pipeline's ranks, imported for instance; the plan's own by
-        default.
-    ``mode``: one of ``schedules.table.MODES``: the whole step, forward alone, or all but the
-        optimizer.
-    ``last_batch``: whether a batch that replicas cannot share evenly is what is left of a data
-        set: ``DistributedSampler`` then repeats samples until they can.
-    ``anchoring``: how operators timed one by one beside a measured step are brought to it; others
-        stay.
-    ``memory``: whether each rank's peak of memory is worked out too; the metadata hold none
-        without.
+    ``traces``: one step of the whole model on one rank; further ones of the same workload at other batches help where
+    micro-batches are smaller. ``batch``: samples of the whole step; by default every data-parallel replica runs the
+    (first) trace's. ``host``: the platform's named host costs [s]; see the platform file's ``host``. ``stages``: units
+    of each pipeline stage; or ``count``, for as many layers each; balanced by recorded time by default. ``schedule``:
+    actions of the pipeline's ranks, imported for instance; the plan's own by default. ``mode``: one of
+    ``schedules.table.MODES``: the whole step, forward alone, or all but the optimizer. ``last_batch``: whether a batch
+    that replicas cannot share evenly is what is left of a data set: ``DistributedSampler`` then repeats samples until
+    they can. ``anchoring``: how operators timed one by one beside a measured step are brought to it; others stay.
+    ``memory``: whether each rank's peak of memory is worked out too; the metadata hold none without.
 
-    Input copies, the data loader and the first iteration are not part of the step. Messages and
-    sharded operators are sized by the first, largest micro-batch, times are those of each.
+    Input copies, the data loader and the first iteration are not part of the step. Messages and sharded operators are
+    sized by the first, largest micro-batch, times are those of each.
     """
     given = [without_communication(t) for t in ([traces] if isinstance(traces, Trace) else traces)]
     step = _settle(

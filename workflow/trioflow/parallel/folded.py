@@ -1,10 +1,9 @@
 """Identical ranks kept once: one representative of each class, its members, and how to expand it.
 
-A *class* is a set of ranks that do the same tasks in the same order; its
-*representative* stands for them. What a rank does together with others it does
-in a *group*; groups that stand for one another make a *family*. In data times
-tensor parallelism, for instance, all ranks are one class, the data-parallel
-groups are one family and the tensor-parallel groups another.
+A *class* is a set of ranks that do the same tasks in the same order; its *representative* stands for them. What a rank
+does together with others it does in a *group*; groups that stand for one another make a *family*. In data times tensor
+parallelism, for instance, all ranks are one class, the data-parallel groups are one family and the tensor-parallel
+groups another.
 """
 
 from __future__ import annotations
@@ -38,11 +37,10 @@ class Family:
 class Fold:
     """A task graph with identical ranks kept once.
 
-    What it says, and ``find_problem`` checks as far as it concerns groups:
-    the tasks of a member are those of its representative, and where the
-    representative takes part in a match, the member takes part in that match
-    of its own group of the family, at the same place of its program. A match
-    of one group has exactly one task on each of its ranks.
+    What it says, and ``find_problem`` checks as far as it concerns groups: the tasks of a member are those of its
+    representative, and where the representative takes part in a match, the member takes part in that match of its own
+    group of the family, at the same place of its program. A match of one group has exactly one task on each of its
+    ranks.
     """
 
     # Tasks of the representatives alone, those of one rank in a row. ``rank``, ``group`` and
@@ -133,8 +131,7 @@ class Fold:
     def expand(self) -> TaskGraph:
         """Return the tasks of every rank.
 
-        Tasks are numbered rank by rank; matches in the order in which tasks
-        name them first.
+        Tasks are numbered rank by rank; matches in the order in which tasks name them first.
         """
         kept = self.graph
         row = self.row_of_task
@@ -217,9 +214,7 @@ class _Places:
 class FoldedTaskGraph(TaskGraph):
     """A task graph that keeps identical ranks once and expands when its tables are read.
 
-    ``fold``: representatives, classes and families.
-
-    Once its tables have been read it is a plain task graph: whoever
+    ``fold``: representatives, classes and families. Once its tables have been read it is a plain task graph: whoever
     holds them may have changed them, so ``fold`` is None from then on.
     """
 

@@ -27,27 +27,19 @@ class TimesOrigin:
 class GraphMetadata:
     """Where a task graph comes from.
 
-    The defaults are those of a graph that was put together by hand: nothing is
-    known of it.
+    The defaults are those of a graph that was put together by hand: nothing is known of it.
 
-    ``workload``, ``device_name``: what was traced, and on which device.
-    ``plan``, ``plan_text``: the plan, and the sentence that describes it.
-    ``mode``: one of ``schedules.table.MODES``.
-    ``ranks``, ``batch``: ranks, and samples of the whole step.
-    ``traced_batches``: batches of the traces that the times come from.
-    ``trace_shares``: share of the step's time that each traced batch decides.
-    ``traced_phases_s``: traced time of each phase at each batch that was given [s].
-    ``baseline_step_time_s``: the traced step's time, shared out evenly by samples and ranks [s].
-    ``compute_interval``: low and high factor on the compute times: their 80 % interval.
-    ``compute_confidence``: one of ``certainty.CONFIDENCES``.
-    ``least_half_log``: least half width of the step's interval, as a logarithm.
-    ``stages``: units of each pipeline stage.
-    ``peak_memory_bytes``: peak memory of the fullest rank [bytes].
-    ``memory``, ``memory_curves``: peak of each group of ranks that are alike, and what they hold
-        over time; see ``memory.estimate_memory`` and ``memory.take_curves``.
-    ``warnings``: what the reader must know.
-    ``experiment``, ``operator_times``: of an experiment of the workflow: its name, and what its
-        times rest on.
+    ``workload``, ``device_name``: what was traced, and on which device. ``plan``, ``plan_text``: the plan, and the
+    sentence that describes it. ``mode``: one of ``schedules.table.MODES``. ``ranks``, ``batch``: ranks, and samples of
+    the whole step. ``traced_batches``: batches of the traces that the times come from. ``trace_shares``: share of the
+    step's time that each traced batch decides. ``traced_phases_s``: traced time of each phase at each batch that was
+    given [s]. ``baseline_step_time_s``: the traced step's time, shared out evenly by samples and ranks [s].
+    ``compute_interval``: low and high factor on the compute times: their 80 % interval. ``compute_confidence``: one of
+    ``certainty.CONFIDENCES``. ``least_half_log``: least half width of the step's interval, as a logarithm. ``stages``:
+    units of each pipeline stage. ``peak_memory_bytes``: peak memory of the fullest rank [bytes]. ``memory``,
+    ``memory_curves``: peak of each group of ranks that are alike, and what they hold over time; see
+    ``memory.estimate_memory`` and ``memory.take_curves``. ``warnings``: what the reader must know. ``experiment``,
+    ``operator_times``: of an experiment of the workflow: its name, and what its times rest on.
     """
 
     workload: str = ""
@@ -93,8 +85,7 @@ class GraphMetadata:
     def from_dict(cls, raw: Mapping[str, Any], file: str | Path) -> GraphMetadata:
         """Return what a file's metadata say.
 
-        Raises TableError when a key is missing, unknown or of the wrong kind, or a value is
-        impossible.
+        Raises TableError when a key is missing, unknown or of the wrong kind, or a value is impossible.
         """
         if not raw:
             return UNKNOWN

@@ -52,17 +52,14 @@ def make_plan(
 ) -> Plan:  # fmt: skip
     """Return a plan of the given degrees; a pipeline without a schedule is GPipe.
 
-    Raises PlanError when a number is below one, the schedule or the sharding is unknown or does not
-    allow these numbers.
+    Raises PlanError when a number is below one, the schedule or the sharding is unknown or does not allow these
+    numbers.
 
-    ``micro_batches``: pieces of a replica's batch; by default as many as ranks of the pipeline,
-        for dualpipev twice.
-    ``stages_per_rank``: pipeline stages of a rank; by default two for schedules made for several,
-        otherwise one.
-    ``shard``: ranks of one group of ``hsdp``.
-    ``accumulate``: micro-steps whose gradients are added up.
-    ``other``: further columns of ``plans.tsv``: replication, tensor_style, expert, expert_tensor, expert_domain,
-        expert_overlap, context, context_method, sequence_parallel, vocabulary_parallel, tensor_overlap, recompute, offload, no_sync.
+    ``micro_batches``: pieces of a replica's batch; by default as many as ranks of the pipeline, for dualpipev twice.
+    ``stages_per_rank``: pipeline stages of a rank; by default two for schedules made for several, otherwise one.
+    ``shard``: ranks of one group of ``hsdp``. ``accumulate``: micro-steps whose gradients are added up. ``other``:
+    further columns of ``plans.tsv``: replication, tensor_style, expert, expert_tensor, expert_domain, expert_overlap,
+    context, context_method, sequence_parallel, vocabulary_parallel, tensor_overlap, recompute, offload, no_sync.
     """
     context = other.get("context", 1)
     degrees = {"data": data, "tensor": tensor, "context": context, "pipeline": pipeline}
@@ -156,11 +153,11 @@ def _make_named(
 def fit_framework(plan: Plan, trace: Trace) -> Plan:
     """Return a tensor-parallel plan with the vocabulary shared, and messages overlapped, where its framework does so.
 
-    Megatron-LM, nanotron and torchtitan share embedding, head and loss of a language model in every
-    tensor-parallel plan; only ``tp-layers`` keeps them whole. Of other models the named plan ``tp``
-    shares a vocabulary if there is one; a plan that asks for one by its column is left as it is, and
-    refused later. Megatron-LM always sends what a backward sums or gathers beside the product that
-    does not need it (``LinearWithGradAccumulationAndAsyncCommunication``).
+    Megatron-LM, nanotron and torchtitan share embedding, head and loss of a language model in every tensor-parallel
+    plan; only ``tp-layers`` keeps them whole. Of other models the named plan ``tp`` shares a vocabulary if there is
+    one; a plan that asks for one by its column is left as it is, and refused later. Megatron-LM always sends what a
+    backward sums or gathers beside the product that does not need it
+    (``LinearWithGradAccumulationAndAsyncCommunication``).
     """
     known = bool(trace.facts.language_model) and plan.plan != LAYERS
     if plan.tensor == 1 or plan.tensor_style != "megatron" or not (known or plan.plan == MEGATRON):
@@ -176,8 +173,8 @@ def fit_framework(plan: Plan, trace: Trace) -> Plan:
 def micro_batch_sizes(plan: Plan, batch: int) -> list[int]:
     """Return the samples of each micro-batch or accumulated micro-step of one replica, the largest first.
 
-    Raises PlanError when the replicas cannot share the batch evenly, or a replica's batch has fewer
-    samples than pieces.
+    Raises PlanError when the replicas cannot share the batch evenly, or a replica's batch has fewer samples than
+    pieces.
     """
     if batch < 1:
         raise PlanError(f"batch {batch} is not positive")
@@ -198,8 +195,8 @@ def micro_batch_sizes(plan: Plan, batch: int) -> list[int]:
 def replica_sizes(plan: Plan, batch: int) -> list[int]:
     """Return the samples of each replica of DataParallel, cut as ``torch.chunk`` cuts.
 
-    The last one may have fewer; with few samples there are fewer replicas than devices, and the
-    others stay idle. Raises PlanError when there is no sample.
+    The last one may have fewer; with few samples there are fewer replicas than devices, and the others stay idle.
+    Raises PlanError when there is no sample.
     """
     if batch < 1:
         raise PlanError(f"batch {batch} is not positive")
@@ -336,8 +333,7 @@ def read_stages(path: str | Path) -> list[list[str]]:
 def choose_stages(trace: Trace, plan: Plan, stages: Stages) -> list[list[str]]:
     """Return the units of each stage, checked against the model's.
 
-    Raises PlanError when given stages are not the model's units in order, cut into as many as the
-    plan has.
+    Raises PlanError when given stages are not the model's units in order, cut into as many as the plan has.
     """
     if plan.pipeline == 1:
         return [list(pipeline_units(trace))]

@@ -1,7 +1,7 @@
 """Recorded times nearest to what a plan needs, and the work of operators at another size: what grows, what stays.
 
-Parameters, gradients, optimizer state and the operators on them never scale
-with the batch; activations do. The operator table keeps the two parts apart.
+Parameters, gradients, optimizer state and the operators on them never scale with the batch; activations do. The
+operator table keeps the two parts apart.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Reference:
 def choose_reference(traces: Sequence[Trace], batch: float) -> Reference:
     """Return the operators to extrapolate from at some batch.
 
-    Between two traces that ran the same operators, each operator's time is interpolated linearly in
-    the batch: a part that does not grow and one that does. Otherwise the nearest trace is taken as
-    recorded, the larger of two equally near (by ratio), because a small batch hides what grows.
-    Raises PlanError when the traces are of different workloads or devices.
+    Between two traces that ran the same operators, each operator's time is interpolated linearly in the batch: a part
+    that does not grow and one that does. Otherwise the nearest trace is taken as recorded, the larger of two equally
+    near (by ratio), because a small batch hides what grows. Raises PlanError when the traces are of different workloads
+    or devices.
     """
     _check_same(traces)
     ordered = sorted(traces, key=lambda t: t.facts.batch)
@@ -88,8 +88,8 @@ WORK = ("flop", "read_bytes", "write_bytes")
 def without_communication(trace: Trace) -> Trace:
     """Return a trace whose communication takes no time; the same trace where it has none.
 
-    A trace of one rank of a parallel run holds that run's communication. A
-    plan brings its own, so the recorded one must not count as compute.
+    A trace of one rank of a parallel run holds that run's communication. A plan brings its own, so the recorded one
+    must not count as compute.
     """
     communicates = trace.operators["kind"] == "collective"
     if not communicates.any():
@@ -191,8 +191,8 @@ def predict_operator_times(
 ) -> tuple[NDArray[np.float64], bool]:
     """Return each operator's device time at the target work [s], and whether any is out of range.
 
-    The recorded device time is rescaled by the model; the host time before an
-    operator does not depend on its size and is not part of the result.
+    The recorded device time is rescaled by the model; the host time before an operator does not depend on its size and
+    is not part of the result.
     """
     predicted = rescale_distinct(model, operators, target)
     return predicted["time_s"].to_numpy(dtype=np.float64), bool(predicted["extrapolated"].any())

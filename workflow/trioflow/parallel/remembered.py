@@ -1,10 +1,8 @@
 """What plans of one trace share, kept while somebody builds many of them.
 
-Splits, units, storages and predicted times depend on the trace and on a few
-numbers of a plan. A program that asks for thousands of plans of some traces
-opens a memory around each (``remembering``); for anybody else `extrapolate`
-opens one that ends with it (``remembering_within``), so that a trace may be
-changed between two calls as ever.
+Splits, units, storages and predicted times depend on the trace and on a few numbers of a plan. A program that asks for
+thousands of plans of some traces opens a memory around each (``remembering``); for anybody else `extrapolate` opens one
+that ends with it (``remembering_within``), so that a trace may be changed between two calls as ever.
 """
 
 from __future__ import annotations
@@ -30,12 +28,10 @@ _SCALARS = (bool, int, float, str, bytes, type(None))
 class Memory:
     """Results of functions that always answer the same.
 
-    ``asked``, ``made``: questions, and those that had to be answered anew.
-
-    Numbers, texts, arrays and what holds them are compared by their values;
-    traces, tables and models are themselves alone, and are kept as long as
-    what was made of them, so that no other one can be taken for them. They
-    and the results must not be changed any more; arrays are locked.
+    ``asked``, ``made``: questions, and those that had to be answered anew. Numbers, texts, arrays and what holds them
+    are compared by their values; traces, tables and models are themselves alone, and are kept as long as what was made
+    of them, so that no other one can be taken for them. They and the results must not be changed any more; arrays are
+    locked.
     """
 
     def __init__(self, most: int = _MOST_RESULTS) -> None:
@@ -90,8 +86,7 @@ def remembering_within(function: Callable[Asked, Answer]) -> Callable[Asked, Ans
 def remembered(function: Callable[Asked, Answer]) -> Callable[Asked, Answer]:
     """Let a function answer from the memory that is open, if there is one.
 
-    The function must depend on its arguments alone, and its callers must not
-    change what it returns.
+    The function must depend on its arguments alone, and its callers must not change what it returns.
     """
 
     @wraps(function)

@@ -20,8 +20,7 @@ from trioflow.parallel.graph_metadata import UNKNOWN, GraphMetadata
 class TaskGraph:
     """Tasks, what each waits for, and where the graph comes from.
 
-    The column ``group`` is categorical: a text of all ranks stands once for
-    all tasks that have it.
+    The column ``group`` is categorical: a text of all ranks stands once for all tasks that have it.
     """
 
     # Columns of ``tables.TASKS``; ``task_id`` is the row number. Tasks of one (rank, stream) run in
@@ -58,8 +57,8 @@ class TaskGraph:
 def load_task_graph(folder: str | Path) -> TaskGraph:
     """Read a task graph.
 
-    Raises TableError when a table is missing or invalid, or a dependency names no task, or the
-    metadata are not those of a task graph.
+    Raises TableError when a table is missing or invalid, or a dependency names no task, or the metadata are not those
+    of a task graph.
     """
     tasks = tables.read_table(Path(folder) / "tasks.parquet", "tasks")
     dependencies = tables.read_table(Path(folder) / "dependencies.parquet", "dependencies")
@@ -165,8 +164,8 @@ class TaskGraphBuilder:
     ) -> int:
         """Add one task and return its ``task_id``.
 
-        ``after``: tasks it waits for; ``None`` entries are skipped.
-        ``fields``: other columns of ``tables.TASKS``; those left out are null.
+        ``after``: tasks it waits for; ``None`` entries are skipped. ``fields``: other columns of ``tables.TASKS``;
+        those left out are null.
         """
         task_id = self._count
         self._count += 1
@@ -212,8 +211,8 @@ class TaskGraphBuilder:
     def repeat(self, begin: Mark, end: Mark, match_ids: Sequence[int], micro_batch: int) -> int:
         """Add the tasks between two marks once more, with what they wait for, as another micro-batch's.
 
-        Returns what to add to a ``task_id`` between the marks for that of its like. What the tasks
-        wait for from before the first mark is as far away again.
+        Returns what to add to a ``task_id`` between the marks for that of its like. What the tasks wait for from before
+        the first mark is as far away again.
         """
         shift = self._count - begin.tasks
         self._count += end.tasks - begin.tasks

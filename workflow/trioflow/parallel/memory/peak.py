@@ -50,8 +50,8 @@ COLUMNS = ("rank", "category", "bytes", "peak_bytes", "when", "fits")
 def count_outside(groups: Iterable[int], kind: str = "gpu", exchanges: bool = False) -> int:
     """Return what a rank's device holds that no allocator of a framework hands out [bytes].
 
-    ``groups``: sizes of the groups of ranks that it communicates in, each with a communicator.
-    ``kind``: of the device; a CPU has none of it. ``exchanges``: whether one does all-to-alls.
+    ``groups``: sizes of the groups of ranks that it communicates in, each with a communicator. ``kind``: of the device;
+    a CPU has none of it. ``exchanges``: whether one does all-to-alls.
     """
     if kind != "gpu":
         return 0
@@ -135,8 +135,8 @@ def _take_rank(tasks: pd.DataFrame, of_task: NDArray[np.int64], rank: int) -> pd
 def _size_copies(trace: Trace, program: ProgramBuilder) -> list[tuple[float, frozenset[int]]]:
     """Return what weights that are multiplied in FP8 lie there a second time, and on which stages [bytes].
 
-    Such a copy and its transposed one are together as large as the weight in bf16. Where weights are
-    gathered anew for each unit, so are their copies, and none stays.
+    Such a copy and its transposed one are together as large as the weight in bf16. Where weights are gathered anew for
+    each unit, so are their copies, and none stays.
     """
     if not trace.facts.recipe.products or program.plan.shards_units:
         return []
@@ -157,11 +157,11 @@ def _list_beside(
 ) -> dict[str, int]:
     """Return what an allocator holds a share of beside its peak, by ``HELD_BESIDE`` [bytes].
 
-    PyTorch keeps a collective's buffers until its stream has run it. The inputs of the last reduce-scatters
-    (sequence parallelism), as many as lie within ``LEAD`` operators, are freed and not yet to be had: those of
-    a micro-batch's forward, and of its backward where another follows. A host that each exchange keeps for a
-    while of its own, as in pipelines over nodes (``Platform.host_of``), is not ahead. What replicas gather
-    behind the update (``PrecisionRecipe.reduces_whole``) takes large blocks that nothing left free.
+    PyTorch keeps a collective's buffers until its stream has run it. The inputs of the last reduce-scatters (sequence
+    parallelism), as many as lie within ``LEAD`` operators, are freed and not yet to be had: those of a micro-batch's
+    forward, and of its backward where another follows. A host that each exchange keeps for a while of its own, as in
+    pipelines over nodes (``Platform.host_of``), is not ahead. What replicas gather behind the update
+    (``PrecisionRecipe.reduces_whole``) takes large blocks that nothing left free.
     """
     stages = program.schedule.stages_of_rank(rank // (program.plan.replicas * program.plan.tensor))
     works = [program.stages[stage] for stage in stages]
@@ -245,12 +245,12 @@ def _lifetimes_of(
 ) -> Callable[[StorageTable], Lifetimes]:
     """Return what the framework keeps longer than operators do.
 
-    ``torch.distributed.pipelining`` keeps what a stage sent until its backward, and all outputs of
-    the last stage to return them (2.13, ``stage.py``: ``fwd_cache``, ``output_chunks``).
-    Frameworks that keep main gradients (Megatron-LM, nanotron) drop both, receive into new buffers,
-    and update with one kernel (``FusedAdam``, ``torch_adam_is_fused``). What ``fully_shard`` reduces in each
-    micro-step it makes in the weights' format, and casts as it copies; what it keeps it has cast before.
-    The distributed optimizer's buffers of gradients are always there, whatever the recipe.
+    ``torch.distributed.pipelining`` keeps what a stage sent until its backward, and all outputs of the last stage to
+    return them (2.13, ``stage.py``: ``fwd_cache``, ``output_chunks``). Frameworks that keep main gradients
+    (Megatron-LM, nanotron) drop both, receive into new buffers, and update with one kernel (``FusedAdam``,
+    ``torch_adam_is_fused``). What ``fully_shard`` reduces in each micro-step it makes in the weights' format, and casts
+    as it copies; what it keeps it has cast before. The distributed optimizer's buffers of gradients are always there,
+    whatever the recipe.
     """
     recipe = trace.facts.recipe
     sent: set[int] = set()
@@ -295,12 +295,10 @@ def _held_always(
 ) -> dict[str, float]:
     """Return what a rank holds all the time beside what its operators use [bytes].
 
-    DDP's buckets are a second copy of every gradient, as backward makes it;
-    nanotron has them whatever its ZeRO stage. A stage of
-    ``torch.distributed.pipelining`` has a buffer for every micro-batch's input
-    and output gradient. What sequence parallelism gathers lies in buffers that
-    are never given back (Megatron-LM's ``GlobalMemoryBuffer``, nanotron's
-    ``MemoryBuffer``), each as large as the largest that was gathered.
+    DDP's buckets are a second copy of every gradient, as backward makes it; nanotron has them whatever its ZeRO stage.
+    A stage of ``torch.distributed.pipelining`` has a buffer for every micro-batch's input and output gradient. What
+    sequence parallelism gathers lies in buffers that are never given back (Megatron-LM's ``GlobalMemoryBuffer``,
+    nanotron's ``MemoryBuffer``), each as large as the largest that was gathered.
     """
     main = recipe.keeps_main_gradients
     copied = recipe.made_bytes / recipe.gradient_bytes if main else 1.0

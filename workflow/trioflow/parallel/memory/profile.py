@@ -1,8 +1,7 @@
 """Memory over one rank's step: when each allocation is made, when it is dropped, the peak between.
 
-Allocations follow the order in which the rank's program asks for them, which
-is the order of its tasks: PyTorch's allocators hand memory out, and take it
-back, when the host's program gets there, however late the device runs.
+Allocations follow the order in which the rank's program asks for them, which is the order of its tasks: PyTorch's
+allocators hand memory out, and take it back, when the host's program gets there, however late the device runs.
 """
 
 from __future__ import annotations
@@ -86,21 +85,12 @@ def profile_rank(
 ) -> RankMemory:  # fmt: skip
     """Return the peak of one rank's step.
 
-    Parameters
-    ----------
-    tasks : DataFrame
-        The rank's tasks in order: ``task_id``, ``kind``, ``phase``, ``name``,
-        ``op_id``, ``micro_batch``.
-    fixed : dict of str to float
-        What is there all the time beside what operators use, by category [bytes].
-    held : HeldMemory, optional
-        What comes and goes by itself.
+    ``tasks``: the rank's tasks in order: ``task_id``, ``kind``, ``phase``, ``name``, ``op_id``, ``micro_batch``.
+    ``fixed``: what is there all the time beside what operators use, by category [bytes]. ``held``: what comes and goes
+    by itself.
 
-    Notes
-    -----
-    A result lives from the task that makes it to the last task that uses it.
-    Operators that run again make their results again, and backward uses the
-    latest. A gradient stays until the end of the step; one of a further
+    A result lives from the task that makes it to the last task that uses it. Operators that run again make their
+    results again, and backward uses the latest. A gradient stays until the end of the step; one of a further
     micro-batch until it has been added to the first.
     """
     held = held or HeldMemory()

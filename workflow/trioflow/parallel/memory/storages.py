@@ -1,8 +1,7 @@
 """The memory that a step's operators use: one entry an allocation, sized for one rank.
 
-A trace says which storages each operator reads and writes and which operator
-made them. What no operator of the step made was there before: parameters,
-optimizer state, buffers, inputs.
+A trace says which storages each operator reads and writes and which operator made them. What no operator of the step
+made was there before: parameters, optimizer state, buffers, inputs.
 """
 
 from __future__ import annotations
@@ -74,18 +73,9 @@ def build_storage_table(
 ) -> StorageTable:
     """Return the storages of a trace as one rank holds them.
 
-    Parameters
-    ----------
-    share_of : callable
-        Storage of a parameter, its gradient or its state to the part of it that
-        the rank holds; None for any other storage.
-
-    Notes
-    -----
-    What an operator makes shrinks as the bytes that it writes do, and grows
-    with the batch as they do. A result that autograd keeps although the
-    operator does not return it grows if a dimension is a multiple of the
-    batch.
+    ``share_of``: storage of a parameter, its gradient or its state to the part of it that the rank holds; None for any
+    other storage. What an operator makes shrinks as the bytes that it writes do, and grows with the batch as they do. A
+    result that autograd keeps although the operator does not return it grows if a dimension is a multiple of the batch.
     """
     whole, producer, copies = _list_storages(trace)
     share = _shares(
@@ -137,9 +127,9 @@ def _name_categories(
 def _join_loss(trace: Trace) -> NDArray[np.int64]:
     """Return each tensor's storage, what a loss that works in place writes over as one.
 
-    Such a loss (``PrecisionRecipe.loss_copies``) takes the scores in fp32, makes their exponentials, the
-    probabilities and in backward the gradient of one of them out of the other, in the memory of the scores or of
-    one copy of them (Megatron-LM's ``VocabParallelCrossEntropy``, nanotron's ``_ShardedCrossEntropy``).
+    Such a loss (``PrecisionRecipe.loss_copies``) takes the scores in fp32, makes their exponentials, the probabilities
+    and in backward the gradient of one of them out of the other, in the memory of the scores or of one copy of them
+    (Megatron-LM's ``VocabParallelCrossEntropy``, nanotron's ``_ShardedCrossEntropy``).
     """
     storage = trace.tensors["storage_id"].to_numpy(dtype=np.int64)
     copies = trace.facts.recipe.loss_copies
@@ -160,8 +150,8 @@ def _join_loss(trace: Trace) -> NDArray[np.int64]:
 def _find_queries(trace: Trace) -> set[int]:
     """Return the storages of queries in which keys and values lie as well.
 
-    In nanotron's ``CausalSelfAttention``, where each head has keys of its own, all three are one result, which
-    stays with the queries, and attention reads copies of its keys and values.
+    In nanotron's ``CausalSelfAttention``, where each head has keys of its own, all three are one result, which stays
+    with the queries, and attention reads copies of its keys and values.
     """
     if trace.facts.recipe.framework != NANOTRON:
         return set()
@@ -179,8 +169,8 @@ def _find_queries(trace: Trace) -> set[int]:
 def _find_half_gradients(trace: Trace) -> set[int]:
     """Return what backward makes in half precision where that is the gradient (``PrecisionRecipe.made_bytes``).
 
-    The trace casts it to the main gradient's format: the storages that become a gradient so, and the casts of
-    those that are added to one, as a shared weight's second, which no framework makes.
+    The trace casts it to the main gradient's format: the storages that become a gradient so, and the casts of those
+    that are added to one, as a shared weight's second, which no framework makes.
     """
     same, casts, copied = set[int](), set[int](), set[int]()
     if not trace.facts.recipe.made_bytes:
@@ -231,9 +221,8 @@ def _shares(
 ) -> NDArray[np.float64]:  # fmt: skip
     """Return the part of each storage that one rank holds.
 
-    As much of it as its operator writes of what it wrote; as much as it reads
-    where that is more than the operator returns, such as the probabilities
-    that a loss keeps beside the one number that it returns.
+    As much of it as its operator writes of what it wrote; as much as it reads where that is more than the operator
+    returns, such as the probabilities that a loss keeps beside the one number that it returns.
     """
     read, written = (
         _ratio(operators[column].to_numpy(dtype=float), trace.operators[column].to_numpy(dtype=float))

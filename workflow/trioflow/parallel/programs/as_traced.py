@@ -1,7 +1,7 @@
 """The task graph of ranks that run traced programs: what ran on a rank is what is simulated.
 
-No plan is made here. The operators, their streams, the messages and what waits for them are the
-trace's own; other ranks run the same in groups of the same shape.
+No plan is made here. The operators, their streams, the messages and what waits for them are the trace's own; other
+ranks run the same in groups of the same shape.
 """
 
 from __future__ import annotations
@@ -48,15 +48,12 @@ def build_traced_graph(
 ) -> TaskGraph:
     """Return what every rank does that runs a traced program.
 
-    Raises TraceError when a trace holds no program. Raises PlanError when the traces do not go
-    together, leave ranks out, or depend on the number of ranks.
+    Raises TraceError when a trace holds no program. Raises PlanError when the traces do not go together, leave ranks
+    out, or depend on the number of ranks.
 
-    ``traces``: programs of different ranks of one run, with the times of the device that runs
-        them. One stands for all; where ranks send to one another, one for each place in their
-        group.
-    ``ranks``: ranks in place of those of the run, where the program does not depend on their
-        number.
-    ``host``: the platform's named host costs [s].
+    ``traces``: programs of different ranks of one run, with the times of the device that runs them. One stands for all;
+    where ranks send to one another, one for each place in their group. ``ranks``: ranks in place of those of the run,
+    where the program does not depend on their number. ``host``: the platform's named host costs [s].
     """
     given = [_Rank(trace, read_program(trace.facts, len(trace.operators))) for trace in traces]
     world = given[0].program.world_size
@@ -96,8 +93,7 @@ def _check_given(given: Sequence[_Rank], world: int) -> None:
 def _tile_groups(given: Sequence[_Rank], world: int, ranks: int) -> dict[tuple[int, ...], _Tiling]:
     """Return for each traced group those that all ranks are in.
 
-    Raises PlanError when ranks lie in no such groups, or what a group does depends on its size and
-    that changes.
+    Raises PlanError when ranks lie in no such groups, or what a group does depends on its size and that changes.
     """
     found: dict[tuple[int, ...], _Tiling] = {}
     for one in given:
@@ -167,10 +163,9 @@ class _Tiling:
 def tile_ranks(group: Sequence[int], ranks: int, traced: Sequence[int]) -> _Tiling:
     """Return the groups that ranks are in, given one of them.
 
-    Every group has the shape of the given one, and the lowest rank that is in none yet is the first
-    of the next: for the groups of a mesh of ranks there is no other way. Raises PlanError when
-    groups of that shape do not hold every rank once, the given one among them. It names the group
-    as ``traced``.
+    Every group has the shape of the given one, and the lowest rank that is in none yet is the first of the next: for
+    the groups of a mesh of ranks there is no other way. Raises PlanError when groups of that shape do not hold every
+    rank once, the given one among them. It names the group as ``traced``.
     """
     shape = np.array(sorted(group), dtype=np.int64) - min(group)
     group_of = np.full(ranks, -1, dtype=np.int64)
@@ -195,8 +190,8 @@ def tile_ranks(group: Sequence[int], ranks: int, traced: Sequence[int]) -> _Tili
 def resize_group(group: Sequence[int], world: int, ranks: int) -> tuple[int, ...]:
     """Return a group of a run of ``world`` ranks as it is in one of ``ranks``.
 
-    One that reaches over all ranks at equal distances, as the replicas of data parallelism, gets
-    more or fewer members; another stays.
+    One that reaches over all ranks at equal distances, as the replicas of data parallelism, gets more or fewer members;
+    another stays.
     """
     members = sorted(group)
     step = members[1] - members[0] if len(members) > 1 else world

@@ -2,10 +2,9 @@
 
 The blocks of a product are computed while its input, or its result, travels piece by piece.
 
-References
-----------
-Transformer Engine, ``common/comm_gemm_overlap/comm_gemm_overlap.cpp``, ``CommOverlapP2PBase::split_overlap_ag`` and
-``split_overlap_rs``: as many pieces as ranks; a rank multiplies its own first, or last.
+References: Transformer Engine, ``common/comm_gemm_overlap/comm_gemm_overlap.cpp``,
+``CommOverlapP2PBase::split_overlap_ag`` and ``split_overlap_rs``: as many pieces as ranks; a rank multiplies its own
+first, or last.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ def size_attentions(
 ) -> dict[int, AttentionWork]:  # fmt: skip
     """Return what each attention of a stage sends and copies in each micro-batch.
 
-    PyTorch's ring adds results and gradients up in fp32, and hands gradients on so; Megatron-LM's in the format of
-    the activations.
+    PyTorch's ring adds results and gradients up in fp32, and hands gradients on so; Megatron-LM's in the format of the
+    activations.
     """
     wide = 1.0 if recipe.keeps_main_gradients else _FP32_BYTES / _activation_bytes(recipe)
     known: dict[SharedAttention, AttentionWork] = {}

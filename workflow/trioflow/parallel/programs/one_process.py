@@ -1,22 +1,19 @@
 """Plans whose ranks are devices of one process: its threads launch work in turn, and copy the model to each.
 
-The first device hands out its inputs, broadcasts all parameters and buffers in
-coalesced buffers, gathers the outputs, computes the loss of the whole batch,
-hands their gradients out, and after the replicas' backward adds up all
-gradients, in coalesced buffers again. It alone runs the optimizer. Nothing
-overlaps: every copy and collective runs in the devices' compute streams.
+The first device hands out its inputs, broadcasts all parameters and buffers in coalesced buffers, gathers the outputs,
+computes the loss of the whole batch, hands their gradients out, and after the replicas' backward adds up all gradients,
+in coalesced buffers again. It alone runs the optimizer. Nothing overlaps: every copy and collective runs in the
+devices' compute streams.
 
-Python threads take turns under the interpreter's lock, so that the forward launches of all
-devices stand in one queue, the first device's ``host`` stream. Backward runs in autograd's own
-thread of each device, which holds no lock: its launches keep a queue for each device.
+Python threads take turns under the interpreter's lock, so that the forward launches of all devices stand in one queue,
+the first device's ``host`` stream. Backward runs in autograd's own thread of each device, which holds no lock: its
+launches keep a queue for each device.
 
-Broadcasts and sums are NCCL's, as in a build of PyTorch with NCCL; without it
-they are copies from and to the first device. What ``replicate`` costs the
-interpreter, a walk over all modules, is not known to a trace and left out.
+Broadcasts and sums are NCCL's, as in a build of PyTorch with NCCL; without it they are copies from and to the first
+device. What ``replicate`` costs the interpreter, a walk over all modules, is not known to a trace and left out.
 
-References
-----------
-PyTorch 2.13 ``torch/nn/parallel/{data_parallel,replicate,scatter_gather,parallel_apply,_functions,comm}.py``,
+References: PyTorch 2.13
+``torch/nn/parallel/{data_parallel,replicate,scatter_gather,parallel_apply,_functions,comm}.py``,
 ``torch/csrc/cuda/comm.cpp``, ``torch/csrc/autograd/python_engine.cpp`` (``thread_init`` releases the lock).
 """
 
@@ -149,8 +146,7 @@ def build_replicas(
 ) -> ReplicaWork:
     """Return what a step of DataParallel moves; ``copies_s`` predicts copies of some sizes [bytes] on one device [s].
 
-    Raises PlanError when the trace does not say which parameters there are, or shows no output that
-    the loss reads.
+    Raises PlanError when the trace does not say which parameters there are, or shows no output that the loss reads.
     """
     parts = [count / trace.facts.batch for count in samples]
     loss = find_loss(trace)

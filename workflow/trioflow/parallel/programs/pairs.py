@@ -1,17 +1,15 @@
 """A forward and another micro-batch's backward that run together: exchanges of one's tokens beside the other's compute.
 
-As Megatron-LM's combined 1F1B runs them, and DeepSeek's DualPipe: the two take turns at each exchange of
-experts. So while the gradients of one's combined tokens travel, the other computes attention and router; while
-those of its dispatched tokens travel, the first one's experts; and so on, layer by layer, the backward from its
-last. Each waits for its own exchanges alone. Layers without experts run in one turn with the next.
+As Megatron-LM's combined 1F1B runs them, and DeepSeek's DualPipe: the two take turns at each exchange of experts. So
+while the gradients of one's combined tokens travel, the other computes attention and router; while those of its
+dispatched tokens travel, the first one's experts; and so on, layer by layer, the backward from its last. Each waits for
+its own exchanges alone. Layers without experts run in one turn with the next.
 
 Left out: gradients of weights that are computed behind those of inputs, so that more hides the exchange
 (``--delay-wgrad-compute``), and copies in and out of order, which run with the compute here.
 
-References
-----------
-Megatron-LM ``megatron/core/models/common/model_chunk_schedule_plan.py`` (``TransformerLayerSchedulePlan.run``),
-``megatron/core/pipeline_parallel/combined_1f1b.py``.
+References: Megatron-LM ``megatron/core/models/common/model_chunk_schedule_plan.py``
+(``TransformerLayerSchedulePlan.run``), ``megatron/core/pipeline_parallel/combined_1f1b.py``.
 """
 
 from __future__ import annotations

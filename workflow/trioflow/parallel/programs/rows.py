@@ -19,8 +19,8 @@ def add_operators(
 ) -> None:  # fmt: skip
     """Add operators that wait for nothing but one another, as ``rank.operator`` adds each.
 
-    ``prefix``: what their names begin with. ``device_s``: time of those that take another one than
-    the program says [s].
+    ``prefix``: what their names begin with. ``device_s``: time of those that take another one than the program says
+    [s].
     """
     program, own_s, rest = rank.program, device_s or {}, list(op_ids[1:])
     for op_id in op_ids[:1]:
@@ -83,9 +83,8 @@ class _Recorded(NamedTuple):
 class Repetition:
     """Copies the tasks of a rank's actions from one micro-batch to others of the same size.
 
-    ``exchanged``: keys of the exchanges that the rank has joined since a recording began; the
-        fourth part of each is the micro-batch, or the last one its number under ``SHARDED``.
-    ``numbered``: exchanges that have got such a number.
+    ``exchanged``: keys of the exchanges that the rank has joined since a recording began; the fourth part of each is
+    the micro-batch, or the last one its number under ``SHARDED``. ``numbered``: exchanges that have got such a number.
     """
 
     def __init__(self, rank: StageActions) -> None:

@@ -1,42 +1,33 @@
 """Sharded data parallelism: one rank's tasks under ``fully_shard``.
 
-FSDP2 gathers a unit's parameters before its forward and, where they were given
-up in between, before its backward; it reduces its gradients after its backward.
-The order in which it asks for collectives, and what each waits for, is
+FSDP2 gathers a unit's parameters before its forward and, where they were given up in between, before its backward; it
+reduces its gradients after its backward. The order in which it asks for collectives, and what each waits for, is
 PyTorch's:
 
-- Copies into an all-gather run in a stream of their own (``copy``), so that
-  the next unit's may run beside the current unit's compute: the host asks for
-  it as soon as it has launched that compute. An all-gather waits until the
-  result of the last but one has been copied out, so two are in flight at most.
-- All-gathers and reduce-scatters run in the stream ``communication`` in the
-  order in which they were asked for: they share one communicator, which runs
-  its collectives one after the other whatever streams they come from.
-- In backward a unit asks for the all-gather of the unit before it once its own
-  parameters are there.
-- Each of several micro-steps reduces its gradients, and adds its shards to those of the ones before in the
-  stream of its last collective; the next waits for it. With ``no_sync`` gradients are added up whole, and the
-  last micro-step reduces the sum.
-- A unit copies its gradients into the input of a reduce-scatter once the
-  reduce-scatter before has ended. The optimizer waits for the last.
-- On a device without streams, a CPU, copies run in turn with compute, and each
-  collective ends before anything else begins.
+- Copies into an all-gather run in a stream of their own (``copy``), so that the next unit's may run beside the current
+  unit's compute: the host asks for it as soon as it has launched that compute. An all-gather waits until the result of
+  the last but one has been copied out, so two are in flight at most.
+- All-gathers and reduce-scatters run in the stream ``communication`` in the order in which they were asked for: they
+  share one communicator, which runs its collectives one after the other whatever streams they come from.
+- In backward a unit asks for the all-gather of the unit before it once its own parameters are there.
+- Each of several micro-steps reduces its gradients, and adds its shards to those of the ones before in the stream of
+  its last collective; the next waits for it. With ``no_sync`` gradients are added up whole, and the last micro-step
+  reduces the sum.
+- A unit copies its gradients into the input of a reduce-scatter once the reduce-scatter before has ended. The optimizer
+  waits for the last.
+- On a device without streams, a CPU, copies run in turn with compute, and each collective ends before anything else
+  begins.
 - Under fp16 one all-reduce of four bytes follows the check for overflows.
-- Between groups (hybrid sharding) an all-reduce follows each reduce-scatter,
-  in a stream and a communicator of its own.
-- Each stage of a pipeline is sharded by itself. Every micro-batch's forward gathers and gives up its
-  units (``fsdp``) or finds them there (``zero2``, ``reshard_after_forward=False``, torchtitan's
-  default in pipelines); after a backward they stay, and gradients are kept whole and added up. Behind
-  the last backward of a stage they are reduced, the root's first, and then divided. The runtime of
-  several stages a rank asks for all of a stage's units before it computes (UNSHARD), and keeps three
-  stages at most.
+- Between groups (hybrid sharding) an all-reduce follows each reduce-scatter, in a stream and a communicator of its own.
+- Each stage of a pipeline is sharded by itself. Every micro-batch's forward gathers and gives up its units (``fsdp``)
+  or finds them there (``zero2``, ``reshard_after_forward=False``, torchtitan's default in pipelines); after a backward
+  they stay, and gradients are kept whole and added up. Behind the last backward of a stage they are reduced, the root's
+  first, and then divided. The runtime of several stages a rank asks for all of a stage's units before it computes
+  (UNSHARD), and keeps three stages at most.
 
-References
-----------
-PyTorch 2.13 ``torch/distributed/fsdp/_fully_shard/{_fsdp_state,_fsdp_param_group,_fsdp_collectives}.py``;
-``torch/distributed/pipelining/stage.py`` (``backward_maybe_with_nosync``, ``perform_reduce_grad``) and
-``schedules.py`` (``_add_unshard_reshard``); torchtitan ``models/llama3/infra/parallelize.py``
-(``reshard_after_forward_policy``).
+References: PyTorch 2.13 ``torch/distributed/fsdp/_fully_shard/{_fsdp_state,_fsdp_param_group,_fsdp_collectives}.py``;
+``torch/distributed/pipelining/stage.py`` (``backward_maybe_with_nosync``, ``perform_reduce_grad``) and ``schedules.py``
+(``_add_unshard_reshard``); torchtitan ``models/llama3/infra/parallelize.py`` (``reshard_after_forward_policy``).
 """
 
 from __future__ import annotations
@@ -69,9 +60,8 @@ def cost_units(
 ) -> list[UnitWork]:
     """Return the units with the sizes of their messages and the time of their copies.
 
-    Each copy is one operator over all of a unit's parameters
-    (``all_gather_copy_in``, ``split_with_sizes_copy``, ``chunk_cat``). The
-    target counts as read, as in an operator's table row. Where a recipe of ``fully_shard`` brings
+    Each copy is one operator over all of a unit's parameters (``all_gather_copy_in``, ``split_with_sizes_copy``,
+    ``chunk_cat``). The target counts as read, as in an operator's table row. Where a recipe of ``fully_shard`` brings
     gradients into another format, ``chunk_cat`` does it: the trace's casts are that copy.
     """
     found = []
@@ -102,12 +92,10 @@ def cost_units(
 class UnitRank(StagedRank):
     """Writes the tasks of one rank under ``fully_shard``.
 
-    ``units``: those of all its stages; ``of_stage`` are the places of each stage's, its root the
-        last.
-    ``whole``: units whose parameters are gathered, or on their way.
-    ``arriving``: unit to its all-gather that nothing has waited for yet.
-    ``fence``: tasks that the next all-gather waits for.
-    ``copied_out``: copy out of the last all-gather of forward, which the next but one waits for.
+    ``units``: those of all its stages; ``of_stage`` are the places of each stage's, its root the last. ``whole``: units
+    whose parameters are gathered, or on their way. ``arriving``: unit to its all-gather that nothing has waited for
+    yet. ``fence``: tasks that the next all-gather waits for. ``copied_out``: copy out of the last all-gather of
+    forward, which the next but one waits for.
     """
 
     repeated_tasks = ("arriving", "fence", "copied_out", "reduced")

@@ -1,13 +1,10 @@
 """Pipeline schedules by name, as PyTorch builds them or a package registers them, and as PyTorch's text.
 
-One line a rank, one cell an action: ``0F1`` is the forward of micro-batch 1
-on stage 0, ``2REDUCE_GRAD`` acts on a stage, ``(0F1;3B0)OVERLAP_F_B`` runs
-two actions together, an empty cell idles.
+One line a rank, one cell an action: ``0F1`` is the forward of micro-batch 1 on stage 0, ``2REDUCE_GRAD`` acts on a
+stage, ``(0F1;3B0)OVERLAP_F_B`` runs two actions together, an empty cell idles.
 
-References
-----------
-PyTorch 2.13 ``torch/distributed/pipelining/schedules.py``:
-``_PipelineScheduleRuntime._load_csv`` and ``_dump_csv``.
+References: PyTorch 2.13 ``torch/distributed/pipelining/schedules.py``: ``_PipelineScheduleRuntime._load_csv`` and
+``_dump_csv``.
 """
 
 from __future__ import annotations
@@ -53,8 +50,8 @@ __all__ = [
 def is_schedule(name: str) -> bool:
     """Return whether a schedule of this name can be built.
 
-    Packages register functions of ranks, micro-batches and stages a rank that
-    return a ``Schedule`` of compute actions, under ``trioflow.schedules``.
+    Packages register functions of ranks, micro-batches and stages a rank that return a ``Schedule`` of compute actions,
+    under ``trioflow.schedules``.
     """
     return name in SCHEDULES or name in list_plugins(SCHEDULE_GROUP)
 
@@ -62,12 +59,9 @@ def is_schedule(name: str) -> bool:
 def build_schedule(name: str, ranks: int, micro_batches: int, stages_per_rank: int = 1) -> Schedule:
     """Return the table of a named schedule, compute actions only.
 
-    Stage s is on rank s modulo ``ranks``; for zbv the second half comes back. Raises
-    PlanError when the name is unknown, PyTorch's schedule does not allow these numbers, or a
-    package's table cannot run.
-
-    ``name``: one of ``SCHEDULES``, which says how many stages a rank may have, or one that a
-        package registers.
+    Stage s is on rank s modulo ``ranks``; for zbv the second half comes back. Raises PlanError when the name is
+    unknown, PyTorch's schedule does not allow these numbers, or a package's table cannot run. ``name``: one of
+    ``SCHEDULES``, which says how many stages a rank may have, or one that a package registers.
     """
     numbers = {"ranks": ranks, "micro-batches": micro_batches, "stages a rank": stages_per_rank}
     for what, number in numbers.items():
@@ -154,8 +148,8 @@ def parse_action(text: str) -> Action | None:
 def read_schedule(path: str | Path, name: str = "") -> Schedule:
     """Read a schedule written by ``write_schedule`` or by PyTorch, and check it.
 
-    Raises PlanError when the file cannot be read, a cell names no action, or the schedule is
-    incomplete or cannot finish.
+    Raises PlanError when the file cannot be read, a cell names no action, or the schedule is incomplete or cannot
+    finish.
     """
     lines = parse_cells(read_text(path, PlanError), path, PlanError)
     rows = tuple(_parse_row(line, rank, path) for rank, (_, line) in enumerate(lines))
@@ -184,8 +178,8 @@ def _parse_row(line: list[str], rank: int, path: str | Path) -> Row:
 def write_schedule(schedule: Schedule, path: str | Path) -> None:
     """Write a schedule so that PyTorch's ``_load_csv`` reads it.
 
-    A table with messages is what PyTorch calls ``compute_comms``; one
-    without is ``compute_only``. The file appears only when it is complete.
+    A table with messages is what PyTorch calls ``compute_comms``; one without is ``compute_only``. The file appears
+    only when it is complete.
     """
     with (
         atomic_path(path) as temporary,
@@ -200,8 +194,7 @@ def lower_for_execution(schedule: Schedule) -> Schedule:
     """Return a schedule with the messages as the framework that runs it places them.
 
     A table that has messages keeps them. PyTorch's classes for one stage a rank, and the old ``Pipe``, receive right
-    before they need something; its runtime, which runs all other tables,
-    posts receives as soon as the sender has sent.
+    before they need something; its runtime, which runs all other tables, posts receives as soon as the sender has sent.
     """
     if any(
         action.kind in (*MESSAGE_KINDS, REDUCE_GRAD)
@@ -221,9 +214,8 @@ def plan_schedule(
 ) -> Schedule:  # fmt: skip
     """Return the compute actions of a plan's pipeline; of one rank without a pipeline.
 
-    Raises PlanError when the schedule does not allow these numbers, or has others.
-
-    ``given``: a schedule to take instead, checked against these numbers.
+    Raises PlanError when the schedule does not allow these numbers, or has others. ``given``: a schedule to take
+    instead, checked against these numbers.
     """
     count = plan.pieces if micro_batches is None else micro_batches
     if given is None:

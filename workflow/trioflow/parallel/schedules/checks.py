@@ -48,10 +48,9 @@ class IdealRun:
 def check_schedule(schedule: Schedule) -> None:
     """Check that a schedule is complete, in order, and can finish.
 
-    Every stage is on one rank; every micro-batch runs through every stage forward and backward once
-    (a forward may be repeated before its backward); where the table holds messages, both ends of
-    each are there and agree on the order; no rank waits for ever. Raises PlanError, which names the
-    rank, the action and what it lacks.
+    Every stage is on one rank; every micro-batch runs through every stage forward and backward once (a forward may be
+    repeated before its backward); where the table holds messages, both ends of each are there and agree on the order;
+    no rank waits for ever. Raises PlanError, which names the rank, the action and what it lacks.
     """
     _check_stages(schedule)
     _check_counts(schedule)
@@ -145,9 +144,7 @@ def _check_messages(schedule: Schedule) -> None:
 def run_ideally(schedule: Schedule, costs: Mapping[str, float] = _UNIT_COSTS) -> IdealRun:
     """Run a schedule with equal stages and messages that take no time.
 
-    Raises PlanError when ranks wait for each other for ever.
-
-    ``costs``: slots of F, B, I and W.
+    Raises PlanError when ranks wait for each other for ever. ``costs``: slots of F, B, I and W.
     """
     run = _Run(schedule, costs)
     moved = True
@@ -234,9 +231,8 @@ class _Run:
 def count_in_flight(schedule: Schedule) -> tuple[int, ...]:
     """Return each rank's largest number of micro-batches whose activations are held.
 
-    A stage holds a micro-batch's activations from its forward until its
-    backward, or W, has ended. Of a forward that is run again only the second
-    run keeps them. With several stages a rank, each counts.
+    A stage holds a micro-batch's activations from its forward until its backward, or W, has ended. Of a forward that is
+    run again only the second run keeps them. With several stages a rank, each counts.
     """
     return tuple(int(peak) for peak in measure_held(schedule, lambda stage, micro_batch: (1, 0)))
 
@@ -246,9 +242,8 @@ def measure_held(
 ) -> tuple[float, ...]:
     """Return the most that each rank's activations in flight come to.
 
-    ``schedule``: its order alone decides.
-    ``size``: (stage, micro-batch) to the size of all activations that forward keeps for backward,
-        and of what a forward that is run again keeps from its first run on: its input.
+    ``schedule``: its order alone decides. ``size``: (stage, micro-batch) to the size of all activations that forward
+    keeps for backward, and of what a forward that is run again keeps from its first run on: its input.
     """
     again = recomputed_pairs(schedule)
     peaks = []

@@ -1,16 +1,12 @@
 """The order of compute actions of each kind of pipeline schedule.
 
-Idle cells (None) stand where PyTorch puts them. Each builder takes the ranks
-``p``, the micro-batches ``m`` and the stages of a rank ``v``, and returns a
-row a rank.
+Idle cells (None) stand where PyTorch puts them. Each builder takes the ranks ``p``, the micro-batches ``m`` and the
+stages of a rank ``v``, and returns a row a rank.
 
-References
-----------
-PyTorch 2.13 ``torch/distributed/pipelining/schedules.py``.
-Y. Huang et al., GPipe, arXiv 1811.06965; D. Narayanan et al., arXiv 2104.04473
-(1F1B, interleaved); P. Qi et al., Zero bubble, arXiv 2401.10241; J. Lamy-Poirier,
-Breadth-first pipeline parallelism, arXiv 2211.05953; C. Kim et al., torchgpipe,
-arXiv 2004.09910 (``Pipe`` and its recomputation).
+References: PyTorch 2.13 ``torch/distributed/pipelining/schedules.py``. Y. Huang et al., GPipe, arXiv 1811.06965; D.
+Narayanan et al., arXiv 2104.04473 (1F1B, interleaved); P. Qi et al., Zero bubble, arXiv 2401.10241; J. Lamy-Poirier,
+Breadth-first pipeline parallelism, arXiv 2211.05953; C. Kim et al., torchgpipe, arXiv 2004.09910 (``Pipe`` and its
+recomputation).
 """
 
 from __future__ import annotations
@@ -44,9 +40,8 @@ def _order_gpipe(p: int, m: int, v: int) -> list[Row]:
 def _order_gpipe_recompute(p: int, m: int, v: int) -> list[Row]:
     """Follow the old ``Pipe`` with ``checkpoint="except_last"``.
 
-    Backwards run from the last micro-batch to the first (``Pipe`` ties each
-    micro-batch to the one after it). The last one's activations are kept;
-    every other backward first runs the forward again.
+    Backwards run from the last micro-batch to the first (``Pipe`` ties each micro-batch to the one after it). The last
+    one's activations are kept; every other backward first runs the forward again.
     """
     rows: list[Row] = []
     for rank in range(p):
@@ -173,8 +168,7 @@ def _number(tokens: Iterable[tuple[int, str]]) -> list[Action]:
 def _order_zbv(p: int, m: int, v: int) -> list[Row]:
     """Fill the bubble on a V: a rank's second stage mirrors its first, so the last meets the loss.
 
-    The order is made for enough micro-batches to fill the pipeline; slots of
-    those that are not there idle.
+    The order is made for enough micro-batches to fill the pipeline; slots of those that are not there idle.
     """
     enough = max(2 * p - 1, m)
     rows: list[Row] = []

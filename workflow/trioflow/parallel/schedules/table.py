@@ -1,8 +1,6 @@
 """Schedules as tables in PyTorch's alphabet: how much of a step they run, and the messages that they imply.
 
-References
-----------
-PyTorch 2.13 ``torch/distributed/pipelining/schedules.py``: ``_ComputationType``, ``_Action``,
+References: PyTorch 2.13 ``torch/distributed/pipelining/schedules.py``: ``_ComputationType``, ``_Action``,
 ``_PipelineScheduleRuntime._prepare_schedule_with_comms`` and what it calls.
 """
 
@@ -29,10 +27,7 @@ WORDS = {TRAIN: "", FORWARD_ONLY: ", forward only", WITHOUT_UPDATE: ", forward a
 
 
 def check_mode(mode: str, plan: Plan) -> None:
-    """Check that a mode is known and goes with a plan.
-
-    Raises PlanError when it does not.
-    """
+    """Check that a mode is known and goes with a plan. Raises PlanError when it does not."""
     if mode not in MODES:
         raise PlanError(f"unknown mode {mode!r}", fix=f"use one of {', '.join(MODES)}")
     if mode != TRAIN and plan.replication == "dp":
@@ -179,10 +174,9 @@ def has_inputs(action: Action, done: Container[object], stages: int) -> bool:
 def add_communication(schedule: Schedule) -> Schedule:
     """Insert the sends and receives between stages on different ranks.
 
-    Ranks take one action each, in turn. An action is taken when its input is there; its send
-    follows at once, and the matching receive is put at the end of what the other rank has taken so
-    far. So both ends see all messages in one common order, which cannot hang. A recomputed forward
-    sends nothing. Raises PlanError when no rank can go on.
+    Ranks take one action each, in turn. An action is taken when its input is there; its send follows at once, and the
+    matching receive is put at the end of what the other rank has taken so far. So both ends see all messages in one
+    common order, which cannot hang. A recomputed forward sends nothing. Raises PlanError when no rank can go on.
     """
     stages, rank_of_stage = schedule.stages, schedule.rank_of_stage
     result: list[list[Action | None]] = [[] for _ in schedule.rows]
@@ -218,9 +212,8 @@ def add_communication(schedule: Schedule) -> Schedule:
 def lower_directly(schedule: Schedule) -> Schedule:
     """Insert each send after its action and each receive before the action that needs it.
 
-    So PyTorch's classes of one stage a rank do, and the old ``Pipe``: there a
-    gradient's way runs beside the recomputation that comes before its backward.
-    REDUCE_GRAD comes last.
+    So PyTorch's classes of one stage a rank do, and the old ``Pipe``: there a gradient's way runs beside the
+    recomputation that comes before its backward. REDUCE_GRAD comes last.
     """
     stages, rank_of_stage = schedule.stages, schedule.rank_of_stage
     messages = (

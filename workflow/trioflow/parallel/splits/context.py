@@ -8,15 +8,13 @@ causal among a rank's own tokens; of the others half is masked, and is not compu
 queries, or all queries and the front chunk's keys. Backward hands keys and values on again, and behind them their
 gradients, which come home with the last of C messages.
 
-*All-gather*: every rank gathers all keys, then all values, and keeps them for backward, which reduce-scatters
-their gradients. Megatron-LM and Llama 3 do so too, but gather again in backward.
+*All-gather*: every rank gathers all keys, then all values, and keeps them for backward, which reduce-scatters their
+gradients. Megatron-LM and Llama 3 do so too, but gather again in backward.
 
-*All-to-all*: before attention a rank hands its tokens of all heads for all tokens of its part of the heads
-(queries, keys, values), behind it the results back; backward likewise.
+*All-to-all*: before attention a rank hands its tokens of all heads for all tokens of its part of the heads (queries,
+keys, values), behind it the results back; backward likewise.
 
-References
-----------
-PyTorch 2.13 ``torch/distributed/tensor/experimental/_context_parallel`` (``_templated_ring_attention`` with
+References: PyTorch 2.13 ``torch/distributed/tensor/experimental/_context_parallel`` (``_templated_ring_attention`` with
 ``_AllToAllRotater``, ``flex_cp_allgather``); H. Liu et al., Ring Attention, arXiv 2310.01889; S. A. Jacobs et al.,
 DeepSpeed-Ulysses, arXiv 2309.14509; Llama team, The Llama 3 Herd of Models, arXiv 2407.21783, section 3.3.2.
 """
@@ -74,8 +72,8 @@ def find_attentions(trace: Trace) -> dict[int, tuple[list[int], list[tuple[int, 
 def check_context(trace: Trace, plan: Plan) -> None:
     """Check that ranks can share a trace's sequences.
 
-    Raises PlanError when the trace does not tell its tokens or its attention, masks it by a tensor,
-    or the numbers do not divide.
+    Raises PlanError when the trace does not tell its tokens or its attention, masks it by a tensor, or the numbers do
+    not divide.
     """
     if plan.context == 1:
         return
@@ -223,8 +221,8 @@ def _time_blocks(
 ) -> dict[int, tuple[float, float]]:
     """Return the time of each ring attention's first block and of each of the others [s].
 
-    The recorded time of the whole in relation to the model's; of blocks with the rear queries and with the front
-    keys, the mean.
+    The recorded time of the whole in relation to the model's; of blocks with the rear queries and with the front keys,
+    the mean.
     """
     rings = [op for op, shared in split.attentions.items() if shared.method == RING]
     if not rings:

@@ -1,11 +1,10 @@
 """Expert parallelism: consecutive data-parallel ranks share a model's experts and hand each other tokens.
 
-Each rank holds an equal part of the experts of every layer; the router is whole everywhere. Copies
-of the tokens, sorted by expert, travel in one all-to-all (dispatch) to the ranks of their experts
-and come back in another one (combine); backward has one for each. What arrives is sorted by sender:
-a copy brings it into the order of the experts, another one back, unless a rank has one expert only.
-A small all-to-all of counts goes before dispatch, as the sizes of its parts are values: the host waits for it in
-forward, and launches nothing ahead.
+Each rank holds an equal part of the experts of every layer; the router is whole everywhere. Copies of the tokens,
+sorted by expert, travel in one all-to-all (dispatch) to the ranks of their experts and come back in another one
+(combine); backward has one for each. What arrives is sorted by sender: a copy brings it into the order of the experts,
+another one back, unless a rank has one expert only. A small all-to-all of counts goes before dispatch, as the sizes of
+its parts are values: the host waits for it in forward, and launches nothing ahead.
 
 With tensor parallelism each expert's matrices are cut as well, the gather of tokens lies inside; or experts are whole,
 over tensor-parallel ranks too.
@@ -13,9 +12,7 @@ over tensor-parallel ranks too.
 DeepEP and HybridEP hand tokens on: each crosses nodes once a node, to the rank at the sender's place there, and goes
 over NVLink once a rank. Both ways are one behind the other here, where their kernels send piece by piece.
 
-References
-----------
-Megatron-LM ``megatron/core/transformer/moe/token_dispatcher.py`` (``MoEAlltoAllTokenDispatcher``);
+References: Megatron-LM ``megatron/core/transformer/moe/token_dispatcher.py`` (``MoEAlltoAllTokenDispatcher``);
 torchtitan ``torchtitan/distributed/expert_parallel.py`` (``ExpertParallel``); Megatron-LM's ``MoEFlexTokenDispatcher``;
 DeepEP ``README.md`` (normal kernels forward from the RDMA to the NVLink domain) and its branch ``hybrid-ep``.
 """
@@ -59,8 +56,8 @@ _COUNT_BYTES = 8
 def split_experts(trace: Trace, plan: Plan, split: TensorSplit) -> TensorSplit:
     """Leave a rank its experts' work, and add the exchanges of tokens to those of tensor parallelism.
 
-    ``split`` is that of one tensor-parallel rank. With equally many tokens an expert each rank multiplies as many
-    rows as it had before, else as many more as the fullest rank of the layer gets (`routing`).
+    ``split`` is that of one tensor-parallel rank. With equally many tokens an expert each rank multiplies as many rows
+    as it had before, else as many more as the fullest rank of the layer gets (`routing`).
     """
     if plan.expert_parts == 1:
         return split
@@ -192,9 +189,9 @@ def _place_exchanges(
 def _make_exchanges(plan: Plan, layer: ExpertLayer, size_bytes: int, copied: str) -> list[Exchange]:
     """Return the exchanges that take copies of tokens to their experts (copied after them) or back (before).
 
-    Where tokens are handed on, one goes to each domain of which any rank wants it, from there to each such rank,
-    and is copied for its experts in one pass with sorting, which the trace has. Back the other way round, sums of
-    what belongs together.
+    Where tokens are handed on, one goes to each domain of which any rank wants it, from there to each such rank, and is
+    copied for its experts in one pass with sorting, which the trace has. Back the other way round, sums of what belongs
+    together.
     """
     domains, inside = plan.expert_hops
     token = size_bytes / layer.per_token

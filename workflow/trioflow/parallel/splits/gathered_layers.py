@@ -1,29 +1,22 @@
 """Tensor parallelism of any layers by their outputs, as the library ``tensor_parallel`` does it.
 
-Every linear, convolution and embedding layer is split by its outputs, which an
-all-gather makes whole again; everything between layers runs on whole tensors
-on every rank. The input of a layer is whole, so the gradient that backward
-finds for it is one rank's part of a sum: the reduce-scatter that is the
-gather's backward adds the parts up and leaves each rank its outputs'
-gradient. Grouped convolutions, and a head that shares an embedding's weight,
-are split by inputs and summed by an all-reduce, in backward as well.
+Every linear, convolution and embedding layer is split by its outputs, which an all-gather makes whole again; everything
+between layers runs on whole tensors on every rank. The input of a layer is whole, so the gradient that backward finds
+for it is one rank's part of a sum: the reduce-scatter that is the gather's backward adds the parts up and leaves each
+rank its outputs' gradient. Grouped convolutions, and a head that shares an embedding's weight, are split by inputs and
+summed by an all-reduce, in backward as well.
 
-Parameters that no layer splits are shared out too: one all-gather a step makes
-them whole, one reduce-scatter after backward adds their gradients up. One
-process drives all ranks, its first one hands out the inputs in every forward
-and alone computes the loss.
+Parameters that no layer splits are shared out too: one all-gather a step makes them whole, one reduce-scatter after
+backward adds their gradients up. One process drives all ranks, its first one hands out the inputs in every forward and
+alone computes the loss.
 
-The library has configurations of its own for some transformers, with column
-and row splits; those are Megatron's (``tensor_parallel``). Here every model is
-split by the default configuration, which is what it uses for all others. Its
-linear layers are recognized by their operators: products with a parameter.
-Release 2.0.0 shares unsplit parameters out where its class ``TensorParallel``
-is used; its function ``tensor_parallel`` does so on request.
+The library has configurations of its own for some transformers, with column and row splits; those are Megatron's
+(``tensor_parallel``). Here every model is split by the default configuration, which is what it uses for all others. Its
+linear layers are recognized by their operators: products with a parameter. Release 2.0.0 shares unsplit parameters out
+where its class ``TensorParallel`` is used; its function ``tensor_parallel`` does so on request.
 
-References
-----------
-BlackSamorez/tensor_parallel (2023-08): ``config.py`` (default configuration),
-``communications.py`` (AllGather with ReduceScatter as backward), ``sharding.py``.
+References: BlackSamorez/tensor_parallel (2023-08): ``config.py`` (default configuration), ``communications.py``
+(AllGather with ReduceScatter as backward), ``sharding.py``.
 """
 
 from __future__ import annotations
@@ -59,9 +52,8 @@ _LAYERS = ("gemm", "convolution", "embedding")
 class _GatheredLayer:
     """A layer that is split.
 
-    Gathers pad shards to equal sizes. A grouped convolution is split inside
-    each of its groups, so that a depthwise one is whole on the first rank; its
-    bias, and that of a head with an embedding's weight, stays whole everywhere.
+    Gathers pad shards to equal sizes. A grouped convolution is split inside each of its groups, so that a depthwise one
+    is whole on the first rank; its bias, and that of a head with an embedding's weight, stays whole everywhere.
     """
 
     op_id: int  # its forward operator
@@ -146,8 +138,7 @@ def _choose_split(row: Mapping[str, Any], place: int, looked_up: bool) -> tuple[
 def gather_rules(trace: Trace) -> dict[str, str]:
     """Return how each split layer's module holds its parameters: column or row, by module.
 
-    A weight is cut by its first dimension, an embedding's, and that of a head
-    which shares it, by its second.
+    A weight is cut by its first dimension, an embedding's, and that of a head which shares it, by its second.
     """
     category = trace.tensors["category"].tolist()
     lookups = {
@@ -228,9 +219,8 @@ class _Cutter:
     ) -> float:  # fmt: skip
         """Return the part of some tensors' bytes that one rank moves.
 
-        Parameters and their gradients are cut; of a layer split by inputs, so
-        is its input and that one's gradient, of one split by outputs the
-        gradient that comes in.
+        Parameters and their gradients are cut; of a layer split by inputs, so is its input and that one's gradient, of
+        one split by outputs the gradient that comes in.
         """
         by_input = layer.split == _INPUT
         moved = whole = 0.0

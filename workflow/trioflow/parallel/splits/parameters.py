@@ -1,10 +1,8 @@
 """The parameters of a model as one rank holds them, and which gradients and buffers travel together.
 
-References
-----------
-PyTorch 2.13 ``torch/csrc/distributed/c10d/reducer.cpp`` (``compute_bucket_assignment_by_size``,
-``rebuild_buckets``), ``torch/nn/parallel/comm.py``, ``torch/csrc/utils/tensor_flatten.cpp``
-(``take_tensors``, which broadcasts use), ``torch/_utils.py`` (``_take_tensors``, which sums use).
+References: PyTorch 2.13 ``torch/csrc/distributed/c10d/reducer.cpp`` (``compute_bucket_assignment_by_size``,
+``rebuild_buckets``), ``torch/nn/parallel/comm.py``, ``torch/csrc/utils/tensor_flatten.cpp`` (``take_tensors``, which
+broadcasts use), ``torch/_utils.py`` (``_take_tensors``, which sums use).
 """
 
 from __future__ import annotations
@@ -60,8 +58,8 @@ class Parameter:
 def list_parameters(trace: Trace, tensor: int = 1, expert: int = 1) -> list[Parameter]:
     """Return the parameters in the model's order, each as one tensor- and expert-parallel rank holds it.
 
-    ``expert``: `Plan.expert_parts`; parts beyond the number of experts cut their matrices.
-    Raises PlanError when the trace does not say which parameters there are.
+    ``expert``: `Plan.expert_parts`; parts beyond the number of experts cut their matrices. Raises PlanError when the
+    trace does not say which parameters there are.
     """
     gradients = {str(g["name"]): g for g in trace.facts.gradients}
     listed = trace.facts.parameters or _shapes_of_gradients(trace)
@@ -103,9 +101,9 @@ def list_parameters(trace: Trace, tensor: int = 1, expert: int = 1) -> list[Para
 def find_gradients(trace: Trace) -> dict[str, int]:
     """Return the storage of each parameter's gradient, by the parameter's name.
 
-    Where the trace does not join them (another operator ran between the one
-    that made the gradient and its accumulation), it is the latest gradient of
-    that size, or of the format that gradients are kept in, made before, which no other parameter has.
+    Where the trace does not join them (another operator ran between the one that made the gradient and its
+    accumulation), it is the latest gradient of that size, or of the format that gradients are kept in, made before,
+    which no other parameter has.
     """
     width = trace.facts.kept_width
     sizes, tensors = tensor_bytes(trace), trace.tensors
@@ -197,13 +195,12 @@ def build_buckets(
 ) -> list[Bucket]:
     """Group gradients as DDP does from its second iteration on.
 
-    Buckets are rebuilt once, in the order in which gradients became ready. A
-    bucket closes when its size reaches its limit after a gradient was added,
-    so it may overshoot; a single large gradient is a large bucket. Only the
-    first bucket has the smaller limit.
+    Buckets are rebuilt once, in the order in which gradients became ready. A bucket closes when its size reaches its
+    limit after a gradient was added, so it may overshoot; a single large gradient is a large bucket. Only the first
+    bucket has the smaller limit.
 
-    ``gradients``: ``name``, ``size_bytes`` and ``ready_after_op_id``, in order of readiness.
-    ``first_bucket_bytes``, ``bucket_bytes``: limits [bytes]; PyTorch's own are 1 MiB and 25 MiB.
+    ``gradients``: ``name``, ``size_bytes`` and ``ready_after_op_id``, in order of readiness. ``first_bucket_bytes``,
+    ``bucket_bytes``: limits [bytes]; PyTorch's own are 1 MiB and 25 MiB.
     """
     buckets: list[Bucket] = []
     held: list[Mapping[str, Any]] = []

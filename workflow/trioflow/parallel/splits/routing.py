@@ -1,9 +1,8 @@
 """How a router spreads tokens over experts: equally, by a power law, or by shares that somebody measured.
 
-Which rank gets how much follows from that: consecutive experts lie on one rank, and the ranks of an exchange wait
-for the one with most. Ranks are kept alike: each layer takes as long on all as on its fullest rank, which is
-exact for time, since every exchange waits for it, and a bound from above for a rank's memory and for what a rank
-computes alone.
+Which rank gets how much follows from that: consecutive experts lie on one rank, and the ranks of an exchange wait for
+the one with most. Ranks are kept alike: each layer takes as long on all as on its fullest rank, which is exact for
+time, since every exchange waits for it, and a bound from above for a rank's memory and for what a rank computes alone.
 
 The power law is that of AIConfigurator's tables of experts (``collector``, ``sample_power_law``): an expert's tokens x
 have the density x ** -exponent between 1 and 0.8 times the tokens of the exchange, are scaled to what all experts get,
@@ -41,12 +40,8 @@ def read_routing(text: str, seed: int = 0) -> Mapping[str, Any] | None:
     """Return what ``trace.facts.routing`` says of a routing: balanced (None), ``power:EXPONENT``, or a file of shares.
 
     The file has a row an expert: its share, or its count of tokens, behind its number, and before both the number of
-    the layer of experts where layers differ.
-
-    Raises
-    ------
-    InputError
-        When it is none of them, or the file's numbers make no shares.
+    the layer of experts where layers differ. Raises InputError when it is none of them, or the file's numbers make no
+    shares.
     """
     if text == BALANCED:
         return None

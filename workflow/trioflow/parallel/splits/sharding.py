@@ -1,18 +1,13 @@
 """What data-parallel ranks share: units of parameters and their shards, parts of the optimizer.
 
-``fsdp`` (and ``zero3``, the same) is ``fully_shard`` as PyTorch's own examples
-apply it: to each inner unit of the model's chain by itself, then to the whole
-model, whose root keeps what is left, the first and the last unit. ``zero2`` is
-``fully_shard`` with ``reshard_after_forward=False``, ``hsdp`` with a mesh of
-two dimensions. ``zero1`` is DDP with ``ZeroRedundancyOptimizer``: each rank
-updates its part of the parameters and broadcasts them. Each stage of a pipeline
+``fsdp`` (and ``zero3``, the same) is ``fully_shard`` as PyTorch's own examples apply it: to each inner unit of the
+model's chain by itself, then to the whole model, whose root keeps what is left, the first and the last unit. ``zero2``
+is ``fully_shard`` with ``reshard_after_forward=False``, ``hsdp`` with a mesh of two dimensions. ``zero1`` is DDP with
+``ZeroRedundancyOptimizer``: each rank updates its part of the parameters and broadcasts them. Each stage of a pipeline
 has one of its own, and so have experts, over the ranks that hold the same ones.
 
-References
-----------
-PyTorch 2.13 ``torch/distributed/fsdp/_fully_shard``,
-``torch/distributed/optim/zero_redundancy_optimizer.py`` (``_partition_parameters``,
-``_broadcast_params_from_rank``).
+References: PyTorch 2.13 ``torch/distributed/fsdp/_fully_shard``,
+``torch/distributed/optim/zero_redundancy_optimizer.py`` (``_partition_parameters``, ``_broadcast_params_from_rank``).
 """
 
 from __future__ import annotations
@@ -83,11 +78,11 @@ def build_units(
     """Return the units of ``fully_shard``, in the order of forward, and the root at the end.
 
     Where experts lie ``apart`` (`Plan.places_experts`) those of a unit are one of their own inside it, as in
-    torchtitan; it stands before the unit, since it ends before it. Raises PlanError when the trace does not say
-    which parameters there are.
+    torchtitan; it stands before the unit, since it ends before it. Raises PlanError when the trace does not say which
+    parameters there are.
 
-    A unit that shares a parameter with another one is left to the root: two
-    units of ``fully_shard`` cannot own one parameter.
+    A unit that shares a parameter with another one is left to the root: two units of ``fully_shard`` cannot own one
+    parameter.
     """
     if not pipeline_units(trace) and (found := _find_units(trace)):
         entries = [{"name": name, "modules": modules} for name, modules in found.items()]
@@ -151,14 +146,9 @@ def build_stage_units(
 ) -> list[ShardedUnit]:  # fmt: skip
     """Return the units of one pipeline stage, to which ``fully_shard`` is applied by itself.
 
-    ``plan``: its tensor and expert degrees count.
-    ``placed``: stages that update each parameter.
-    ``stage_of``: stage of each operator.
-    ``stage``: the stage.
-
-    The model's inner units stay what they are. The root of a stage keeps the
-    rest of its parameters: of the first and the last stage embedding and head,
-    of those between them none.
+    ``plan``: its tensor and expert degrees count. ``placed``: stages that update each parameter. ``stage_of``: stage of
+    each operator. ``stage``: the stage. The model's inner units stay what they are. The root of a stage keeps the rest
+    of its parameters: of the first and the last stage embedding and head, of those between them none.
     """
     *inner, root = build_units(trace, plan.tensor, plan.expert_parts, plan.places_experts)
     here = set(np.flatnonzero(stage_of == stage).tolist())
@@ -178,9 +168,8 @@ def build_stage_units(
 def _find_units(trace: Trace) -> dict[str, list[str]]:
     """Return the units of a model that names none: its repeated blocks, and what lies before and behind.
 
-    Blocks are the numbered children of a module of which two in a row hold
-    parameters of the same names, inside modules of their own; blocks inside
-    blocks do not count. Nothing is found where the step's operators do not name them.
+    Blocks are the numbered children of a module of which two in a row hold parameters of the same names, inside modules
+    of their own; blocks inside blocks do not count. Nothing is found where the step's operators do not name them.
     """
     names = [p.name for p in list_parameters(trace)]
     children: dict[str, dict[str, list[str]]] = {}
@@ -329,8 +318,8 @@ def partition_optimizer(
     """Return which replica updates which parameters of a trace, and by which operators.
 
     ``expert``: consecutive replicas that each hold a part of the experts; who holds the same ones shares out those.
-    ``here``: places in ``list_parameters`` of what the ranks' stages hold; all by default.
-    Raises PlanError when the trace does not say which parameters there are.
+    ``here``: places in ``list_parameters`` of what the ranks' stages hold; all by default. Raises PlanError when the
+    trace does not say which parameters there are.
     """
     parameters = list_parameters(trace, 1, expert)
     sizes = [prod(p.shape) for p in parameters]
@@ -376,8 +365,8 @@ def partition_stages(
 ) -> list[OptimizerPartition]:
     """Return, of ZeRO-1, who updates what of each of the pipeline's ranks; nothing of other plans.
 
-    ``placed``: places of each parameter in the model, such as stages.
-    ``held``: which of them each of the pipeline's ranks has.
+    ``placed``: places of each parameter in the model, such as stages. ``held``: which of them each of the pipeline's
+    ranks has.
     """
     if plan.sharding != "zero1":
         return []

@@ -6,11 +6,10 @@ Megatron-LM, the input's gradient first: its input is gathered again beside that
 the weight's. With ``products`` each other product of a layer is cut into as many blocks as there are ranks, see
 ``programs.blocks``; embedding, head and loss wait as before.
 
-References
-----------
-Megatron-LM, ``megatron/core/tensor_parallel/layers.py``, ``LinearWithGradAccumulationAndAsyncCommunication``;
-Transformer Engine, ``pytorch/module/linear.py`` and ``base.py`` (``ub_overlap_ag``, ``ub_overlap_rs``, bulk overlaps of
-the weight's and the input's gradient; gradients are gathered as they were cast).
+References: Megatron-LM, ``megatron/core/tensor_parallel/layers.py``,
+``LinearWithGradAccumulationAndAsyncCommunication``; Transformer Engine, ``pytorch/module/linear.py`` and ``base.py``
+(``ub_overlap_ag``, ``ub_overlap_rs``, bulk overlaps of the weight's and the input's gradient; gradients are gathered as
+they were cast).
 """
 
 from __future__ import annotations

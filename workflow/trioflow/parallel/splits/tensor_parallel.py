@@ -1,32 +1,25 @@
 """Megatron's tensor parallelism: column and row splits, and what they make smaller.
 
-A column-split linear layer keeps its input whole and yields a shard; operators
-in between work on shards; a row-split one yields a partial sum that an
-all-reduce completes. In backward the gradient of a column split's input is
-the partial sum.
+A column-split linear layer keeps its input whole and yields a shard; operators in between work on shards; a row-split
+one yields a partial sum that an all-reduce completes. In backward the gradient of a column split's input is the partial
+sum.
 
-With *sequence parallelism* a reduce-scatter takes the place of each all-reduce,
-and an all-gather goes before each column split: what lies between split layers
-is cut by tokens. Token and position embeddings, and the sums of them, are made
-whole and then cut; the head gathers its input. Gradients of parameters that
-only saw a rank's tokens are added up in one all-reduce after backward.
+With *sequence parallelism* a reduce-scatter takes the place of each all-reduce, and an all-gather goes before each
+column split: what lies between split layers is cut by tokens. Token and position embeddings, and the sums of them, are
+made whole and then cut; the head gathers its input. Gradients of parameters that only saw a rank's tokens are added up
+in one all-reduce after backward.
 
-With *vocabulary parallelism* the token embedding is cut by rows, and an
-all-reduce adds up what the ranks find; the head is split by columns, and the
-loss works on shards of the logits with three small all-reduces: maximum, sum,
+With *vocabulary parallelism* the token embedding is cut by rows, and an all-reduce adds up what the ranks find; the
+head is split by columns, and the loss works on shards of the logits with three small all-reduces: maximum, sum,
 predicted logit. A weight that embedding and head share is one shard for both.
 
-Number and order of messages are those of PyTorch's ``torch.distributed.tensor``
-with a plan of its styles, apart from two things, in which they are Megatron's.
-DTensor adds up a norm's gradient anew in every operator of the optimizer that
-reads it, Megatron once for all norms. Megatron gathers a column split's input a
-second time in backward, where PyTorch keeps the first; here it is kept.
+Number and order of messages are those of PyTorch's ``torch.distributed.tensor`` with a plan of its styles, apart from
+two things, in which they are Megatron's. DTensor adds up a norm's gradient anew in every operator of the optimizer that
+reads it, Megatron once for all norms. Megatron gathers a column split's input a second time in backward, where PyTorch
+keeps the first; here it is kept.
 
-References
-----------
-M. Shoeybi et al., Megatron-LM, arXiv 1909.08053, section 3.
-V. A. Korthikanti et al., Reducing Activation Recomputation, arXiv 2205.05198, section 4.
-Megatron-LM ``megatron/core/distributed/finalize_model_grads.py``.
+References: M. Shoeybi et al., Megatron-LM, arXiv 1909.08053, section 3. V. A. Korthikanti et al., Reducing Activation
+Recomputation, arXiv 2205.05198, section 4. Megatron-LM ``megatron/core/distributed/finalize_model_grads.py``.
 """
 
 from __future__ import annotations
@@ -183,8 +176,8 @@ class Splitter:
     def is_part(self, row: dict[str, Any], index: int) -> bool:
         """Return whether a layer's backward makes a part of its weight's gradient.
 
-        What reads the weight yields the input's gradient first, whatever its
-        shape: with as many tokens as outputs the two look alike.
+        What reads the weight yields the input's gradient first, whatever its shape: with as many tokens as outputs the
+        two look alike.
         """
         if self.shape[index] not in self.weights.get(int(row["forward_op_id"]), set()):
             return False
@@ -220,10 +213,9 @@ def split_operators(
 ) -> TensorSplit:  # fmt: skip
     """Return the operators of one tensor-parallel rank and its messages.
 
-    ``trace`` comes from `prepare_split` unless the split is its own rules' alone. ``sequence`` and
-    ``vocabulary``: what lies between split layers is cut by tokens; embedding, head and loss by
-    vocabulary. Raises PlanError when the model has no layer to split, no tokens to cut, or tokens
-    that do not divide.
+    ``trace`` comes from `prepare_split` unless the split is its own rules' alone. ``sequence`` and. ``vocabulary``:
+    what lies between split layers is cut by tokens; embedding, head and loss by vocabulary. Raises PlanError when the
+    model has no layer to split, no tokens to cut, or tokens that do not divide.
     """
     if degree == 1:
         return TensorSplit(trace.operators.copy())

@@ -1,8 +1,7 @@
 """Which parameters each operator of the optimizer updates, and a rank's part of its work.
 
-An optimizer may run a loop over parameters, or one operator over all of them
-(``foreach``, ``fused``). Whatever its form, a rank does the work, and holds the
-state, of the parameters that are its own.
+An optimizer may run a loop over parameters, or one operator over all of them (``foreach``, ``fused``). Whatever its
+form, a rank does the work, and holds the state, of the parameters that are its own.
 """
 
 from __future__ import annotations
@@ -47,10 +46,9 @@ class Owners:
 def find_owners(trace: Trace) -> Owners:
     """Return what belongs to which parameter; nothing where the trace lists no parameters.
 
-    State tensors are recognised by the operators that mix them with a
-    parameter or a gradient: the lists of an operator over several parameters
-    name these in the same order. Numbers, such as counts of steps, belong to
-    the parameters that are updated next.
+    State tensors are recognised by the operators that mix them with a parameter or a gradient: the lists of an operator
+    over several parameters name these in the same order. Numbers, such as counts of steps, belong to the parameters
+    that are updated next.
     """
     try:
         parameters = list_parameters(trace)
@@ -183,7 +181,7 @@ def share_storages(
     """Return the part of each parameter, its gradient and its state that one rank holds, by storage.
 
     ``here``, ``held``: places in ``list_parameters`` of those that the rank updates, and of those that it has with
-        their gradients; all by default.
+    their gradients; all by default.
     """
     owners = find_owners(trace).of_storage
     if not owners:
@@ -289,8 +287,7 @@ def spread_updates(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
     """Return the parts of all operators: which operator, in which unit, and the part of its work.
 
-    An update of parameters of several units has a part in each; all other
-    operators are one part.
+    An update of parameters of several units has a part in each; all other operators are one part.
     """
     parts = {op: {int(unit): 1.0} for op, unit in enumerate(unit_of)}
     placed = place_parameters(trace, unit_of, {})
@@ -321,10 +318,9 @@ def predict_elementwise(
 ) -> dict[str, NDArray[Any]]:
     """Predict one element-wise operator over tensors of some sizes [bytes]: columns of `OperatorModel`.
 
-    Gradients are as large as parameters, and what happens to them on a CPU is
-    what the optimizer's own element-wise operators do: its class predicts
-    them. On a GPU that class holds calls over lists of tensors, some 30 us
-    each, which no copy is: there the phase is forward.
+    Gradients are as large as parameters, and what happens to them on a CPU is what the optimizer's own element-wise
+    operators do: its class predicts them. On a GPU that class holds calls over lists of tensors, some 30 us each, which
+    no copy is: there the phase is forward.
 
     A model that looks at each row by itself is asked once for each size.
     """

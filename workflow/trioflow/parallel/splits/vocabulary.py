@@ -1,10 +1,7 @@
 """Transformers by their modules' names: layers that can be split, and where the model meets its tokens.
 
-References
-----------
-M. Shoeybi et al., "Megatron-LM", arXiv 1909.08053, section 3: columns, then
-rows, of attention and feed-forward layers; token embedding and head by
-vocabulary.
+References: M. Shoeybi et al., "Megatron-LM", arXiv 1909.08053, section 3: columns, then rows, of attention and
+feed-forward layers; token embedding and head by vocabulary.
 """
 
 from __future__ import annotations
@@ -104,8 +101,8 @@ def find_head(trace: Trace) -> int | None:
 def find_vocabulary(trace: Trace, degree: int) -> Vocabulary:
     """Return the layers that vocabulary parallelism splits; rows are added until ``degree`` divides them.
 
-    Raises PlanError when no embedding of the step's tokens is found, no head that scores as many
-    words, or no loss behind it.
+    Raises PlanError when no embedding of the step's tokens is found, no head that scores as many words, or no loss
+    behind it.
     """
     category = trace.tensors["category"].tolist()
     storage = trace.tensors["storage_id"].tolist()
@@ -257,9 +254,8 @@ def _match(trace: Trace, rules: Mapping[str, str]) -> dict[str, str]:
 def prepare_split(trace: Trace, plan: Plan) -> Trace:
     """Return the trace with the module rules of a plan's tensor parallelism, its own by default.
 
-    A trace that names no rules, a table of another tool for instance, gets Megatron-LM's where its
-    modules have the names that are known. Raises PlanError when the model has not what the plan
-    splits.
+    A trace that names no rules, a table of another tool for instance, gets Megatron-LM's where its modules have the
+    names that are known. Raises PlanError when the model has not what the plan splits.
     """
     if plan.tensor > 1 and (trace.facts.language_model or {}).get("fusion") == LIGER:
         raise PlanError(
