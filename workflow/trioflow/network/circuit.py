@@ -20,11 +20,8 @@ class CircuitSettings:
 
     Raises SimulationError when a number makes no sense.
 
-    References
-    ----------
-    The TrioSim paper's photonic case study: 20 ms to establish a circuit, 8
-    links (ports) a GPU, the least recently used idle circuit torn down when no
-    port is free, buffer space reserved at the receiver before data moves.
+    References: The TrioSim paper's photonic case study: 20 ms to establish a circuit, 8 links (ports) a GPU, the least
+    recently used idle circuit torn down when no port is free, buffer space reserved at the receiver before data moves.
     It does not say how large the buffer is, so it has no end here.
     """
 
@@ -77,36 +74,23 @@ class _Request:
 class CircuitNetwork(RoutedNetwork):
     """Carries every flow on a circuit of its own.
 
-    Parameters
-    ----------
-        Directed links of the fabric. A circuit runs over the route between
-        its ends and carries bytes at the bandwidth of its narrowest link,
-        whatever else crosses that link: light of other circuits has other
-        wavelengths.
-    settings : CircuitSettings
-        Set-up time, ports, buffers.
-    open_circuits : iterable of (str, str)
-        Circuits that are open at time zero, least recently used first.
+    Directed links of the fabric. A circuit runs over the route between its ends and carries bytes at the bandwidth of
+    its narrowest link, whatever else crosses that link: light of other circuits has other wavelengths. ``settings``:
+    set-up time, ports, buffers. ``open_circuits``: circuits that are open at time zero, least recently used first.
 
-    Notes
-    -----
-    A circuit leads from one device to another, one way, and carries one flow
-    at a time. It holds a port of its source (out) and one of its target (in)
-    from the start of its set-up to its tear-down. A flow takes an idle
-    circuit that joins its ends, the oldest first. Where there is none, one is
-    set up; where no port is free, the least recently used idle circuit of
-    that device is torn down first, which takes no time. Equal ones go in the
-    order in which they were set up. The flow ends at grant + set-up + latency
-    + size / bandwidth, and the circuit stays open.
+    A circuit leads from one device to another, one way, and carries one flow at a time. It holds a port of its source
+    (out) and one of its target (in) from the start of its set-up to its tear-down. A flow takes an idle circuit that
+    joins its ends, the oldest first. Where there is none, one is set up; where no port is free, the least recently used
+    idle circuit of that device is torn down first, which takes no time. Equal ones go in the order in which they were
+    set up. The flow ends at grant + set-up + latency + size / bandwidth, and the circuit stays open.
 
-    Flows wait in the order of their arrival, ties by ``flow_id``, in one line
-    at their source and one at their target, and get a circuit when they are
-    first in both: nobody overtakes at a device, not even on an open circuit.
-    A flow also waits until its bytes have room in the buffer of its target;
-    one that is larger than the whole buffer waits for it to be empty.
+    Flows wait in the order of their arrival, ties by ``flow_id``, in one line at their source and one at their target,
+    and get a circuit when they are first in both: nobody overtakes at a device, not even on an open circuit. A flow
+    also waits until its bytes have room in the buffer of its target; one that is larger than the whole buffer waits for
+    it to be empty.
 
-    Events at one time: ends of flows in the order of ``flow_id``, arrivals in
-    the same order, then grants in the order of arrival.
+    Events at one time: ends of flows in the order of ``flow_id``, arrivals in the same order, then grants in the order
+    of arrival.
     """
 
     def __init__(

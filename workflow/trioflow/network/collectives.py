@@ -1,8 +1,7 @@
 """Collectives as flows: what one collective of a group puts on the links.
 
-With a measured cost the flows take, undisturbed, exactly the measured time;
-without one they follow the closed form of the ring algorithm. Either way they
-are ordinary flows, so traffic that shares their links slows them down.
+With a measured cost the flows take, undisturbed, exactly the measured time; without one they follow the closed form of
+the ring algorithm. Either way they are ordinary flows, so traffic that shares their links slows them down.
 """
 
 from __future__ import annotations
@@ -103,17 +102,12 @@ class CollectiveFlows:
 def compute_wire_bytes(collective: str, message_bytes: float, ranks: int) -> float:
     """Return the bytes that one rank sends in a collective of the ring algorithm.
 
-    Raises SimulationError when the collective is unknown.
+    Raises SimulationError when the collective is unknown. ``message_bytes``: as in ``tables.TASKS``: the whole result
+    for all_gather and gather, the whole input for reduce_scatter and scatter, otherwise one rank's buffer [bytes].
 
-    ``message_bytes``: as in ``tables.TASKS``: the whole result for all_gather and gather, the
-        whole input for reduce_scatter and scatter, otherwise one rank's buffer [bytes].
-
-    References
-    ----------
-    R. Thakur, R. Rabenseifner, W. Gropp, Optimization of Collective
-    Communication Operations in MPICH, IJHPCA 19(1), 2005,
-    doi:10.1177/1094342005051521: ring all-reduce 2S(n-1)/n, ring all-gather
-    and reduce-scatter S(n-1)/n.
+    References: R. Thakur, R. Rabenseifner, W. Gropp, Optimization of Collective Communication Operations in MPICH,
+    IJHPCA 19(1), 2005, doi:10.1177/1094342005051521: ring all-reduce 2S(n-1)/n, ring all-gather and reduce-scatter
+    S(n-1)/n.
     """
     _check_collective(collective)
     if ranks < 2:
@@ -124,9 +118,8 @@ def compute_wire_bytes(collective: str, message_bytes: float, ranks: int) -> flo
 class CollectivePlanner:
     """Turns collectives into flows over one platform, remembering what it has made.
 
-    ``platform``: its links are the network.
-    ``cost``: measured durations; the ring closed form without.
-    ``bound`` (time_s, low_s, high_s): which of the measured durations to reproduce.
+    ``platform``: its links are the network. ``cost``: measured durations; the ring closed form without. ``bound``
+    (time_s, low_s, high_s): which of the measured durations to reproduce.
     """
 
     def __init__(
@@ -149,25 +142,19 @@ class CollectivePlanner:
     def build(self, collective: str, message_bytes: int, group: Sequence[int]) -> CollectiveFlows:
         """Return the flows of one collective.
 
-        Raises SimulationError when the collective is unknown, the group does not fit it, no route
-        joins two members, or the measured time is not a time.
+        Raises SimulationError when the collective is unknown, the group does not fit it, no route joins two members, or
+        the measured time is not a time. ``group``: ranks in ring order. The first is the root of a broadcast, reduce,
+        scatter or gather and the sender of a send. A group of one makes no flows.
 
-        ``group``: ranks in ring order. The first is the root of a broadcast, reduce, scatter or
-            gather and the sender of a send. A group of one makes no flows.
+        Flows run between ring neighbours (all_to_all: between all pairs; scatter and gather: between the root and each
+        other rank) and carry the ring algorithm's bytes. Their latency is the number of steps times the slowest
+        neighbour's route latency.
 
-        Flows run between ring neighbours (all_to_all: between all pairs;
-        scatter and gather: between the root and each other rank) and carry the
-        ring algorithm's bytes. Their latency is the number of steps times the
-        slowest neighbour's route latency.
-
-        With a measured time T, latency is L = min(that latency, T) and each
-        flow's cap is size / (T - L), so that it lasts T when undisturbed.
-        Where the measured time is shorter than the links allow, the size is
-        cut to what the collective's own max-min share moves in T - L: the
-        measured time stands, and the bytes counted on the links are too few.
-        A time less than half of what the links allow draws a warning. What
-        runs beside a collective slows it by sharing the rate that it was
-        measured to need and no more.
+        With a measured time T, latency is L = min(that latency, T) and each flow's cap is size / (T - L), so that it
+        lasts T when undisturbed. Where the measured time is shorter than the links allow, the size is cut to what the
+        collective's own max-min share moves in T - L: the measured time stands, and the bytes counted on the links are
+        too few. A time less than half of what the links allow draws a warning. What runs beside a collective slows it
+        by sharing the rate that it was measured to need and no more.
         """
         key = (collective, int(message_bytes), tuple(group))
         if key not in self._known:

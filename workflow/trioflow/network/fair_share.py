@@ -24,18 +24,14 @@ def compute_max_min_rates(
 ) -> list[float]:
     """Share links among flows so that no flow can gain but at a slower one's cost.
 
-    ``routes`` are the links of each flow, ``capacities`` of links and ``max_rates`` of flows in
-    [bytes/s]. Returns rate of each flow [bytes/s]; infinite for one without links and cap.
+    ``routes`` are the links of each flow, ``capacities`` of links and ``max_rates`` of flows in [bytes/s]. Returns rate
+    of each flow [bytes/s]; infinite for one without links and cap.
 
-    Progressive filling: all rates rise together; the links that fill first
-    and the caps that are reached first freeze their flows; the others rise
-    on. Each round freezes at least one flow, so it ends. Every link's share
-    is computed from that link alone, so flows that share nothing get the same
-    bits whether or not the others are there.
+    Progressive filling: all rates rise together; the links that fill first and the caps that are reached first freeze
+    their flows; the others rise on. Each round freezes at least one flow, so it ends. Every link's share is computed
+    from that link alone, so flows that share nothing get the same bits whether or not the others are there.
 
-    References
-    ----------
-    D. Bertsekas, R. Gallager, Data Networks, 2nd edition, 1992, section 6.5.2.
+    References: D. Bertsekas, R. Gallager, Data Networks, 2nd edition, 1992, section 6.5.2.
     """
     rates = [0.0] * len(routes)
     crossing: dict[int, list[int]] = {}
@@ -70,11 +66,11 @@ def find_slack(links: Sequence[Link], is_end: Callable[[str], bool]) -> frozense
 
     ``is_end`` says of a node whether flows may start or end there.
 
-    A link is as wide as all links together that lead to it (from other nodes than it leads to), or
-    as all that lead on from it. Where no flow starts or ends between, the rates on it are at most
-    the widths of those, so leaving it out changes no max-min rate: it is the narrowest link of no
-    flow, or one of several equally narrow ones. Those that it is measured by stay, whatever else
-    they could be measured by. Rates agree to rounding with those of sharing that takes it in.
+    A link is as wide as all links together that lead to it (from other nodes than it leads to), or as all that lead on
+    from it. Where no flow starts or ends between, the rates on it are at most the widths of those, so leaving it out
+    changes no max-min rate: it is the narrowest link of no flow, or one of several equally narrow ones. Those that it
+    is measured by stay, whatever else they could be measured by. Rates agree to rounding with those of sharing that
+    takes it in.
     """
     into: defaultdict[str, list[int]] = defaultdict(list)
     onward: defaultdict[str, list[int]] = defaultdict(list)
@@ -132,19 +128,16 @@ class _Moving:
 class FairShareNetwork(RoutedNetwork):
     """Moves flows over routed links at max-min fair rates.
 
-    Fluid model: rates change only when a flow begins to move bytes or ends,
-    and at once for all. There are no packets, buffers or start-up of
-    congestion control; a flow takes bandwidth on all links of its route at
-    the same time. A flow's end is computed from its last change of rate, so
-    flows that nobody disturbs end at exactly start + latency + size / rate.
+    Fluid model: rates change only when a flow begins to move bytes or ends, and at once for all. There are no packets,
+    buffers or start-up of congestion control; a flow takes bandwidth on all links of its route at the same time. A
+    flow's end is computed from its last change of rate, so flows that nobody disturbs end at exactly start + latency +
+    size / rate.
 
-    A flow that comes or goes concerns its links, the flows on them, those
-    flows' other links, and so on; only the flows found so are shared anew.
-    That is exact, to the last bit: a flow that shares no link, directly or
-    through others, has the same rate whether or not the others are there.
+    A flow that comes or goes concerns its links, the flows on them, those flows' other links, and so on; only the flows
+    found so are shared anew. That is exact, to the last bit: a flow that shares no link, directly or through others,
+    has the same rate whether or not the others are there.
 
-    Events at one time: latencies that end first, then the ends of flows, both
-    in the order of ``flow_id``.
+    Events at one time: latencies that end first, then the ends of flows, both in the order of ``flow_id``.
     """
 
     def __init__(self, links: Sequence[Link], routing: Routing | None = None) -> None:

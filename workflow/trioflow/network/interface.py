@@ -49,8 +49,8 @@ class FlowPiece(NamedTuple):
 class Network(Protocol):
     """Moves flows; the engine drives it from event to event.
 
-    The clock only moves forward. Several flows may start at one time before
-    the network is asked for its next event, and then share from that time on.
+    The clock only moves forward. Several flows may start at one time before the network is asked for its next event,
+    and then share from that time on.
     """
 
     def start(self, flow: Flow, time_s: float) -> None:
@@ -63,8 +63,7 @@ class Network(Protocol):
     def next_event_s(self) -> float:
         """Return when something next happens [s]; ``NEVER_S`` when nothing flows.
 
-        It is the next end of a flow or an earlier moment at which rates
-        change, because a latency is over.
+        It is the next end of a flow or an earlier moment at which rates change, because a latency is over.
         """
         ...
 
@@ -84,8 +83,8 @@ class Network(Protocol):
 def check_flow(flow: Flow, start_s: float, now_s: float) -> None:
     """Refuse a flow that no network could finish.
 
-    Raises SimulationError when a number is negative, not a number or, where it may not be,
-    infinite; or when the flow would start in the past.
+    Raises SimulationError when a number is negative, not a number or, where it may not be, infinite; or when the flow
+    would start in the past.
     """
     problem = ""
     if not 0 <= flow.size_bytes < math.inf:

@@ -50,11 +50,9 @@ class MessageTable:
 class MessagePattern:
     """An algorithm on so many members: shared by its collectives of all sizes and groups.
 
-    The table of messages is made when it is first asked for. What a ring
-    sends is known without it: in every round each rank sends as much to the
-    next one. In chunks, a round is one of them on every link: a link carries
-    its chunks one after the other, and by the time it is free for one, what
-    that one waits for has come in a round before.
+    The table of messages is made when it is first asked for. What a ring sends is known without it: in every round each
+    rank sends as much to the next one. In chunks, a round is one of them on every link: a link carries its chunks one
+    after the other, and by the time it is free for one, what that one waits for has come in a round before.
     """
 
     def __init__(
@@ -106,9 +104,8 @@ class MessagePattern:
     def round_blocks(self) -> Index | None:
         """Blocks of every message of each round [rounds], None for an algorithm without rounds.
 
-        In a round every pair carries one message of as many blocks, and each
-        message waits for its own connection's of the round before, and for
-        others of rounds before only.
+        In a round every pair carries one message of as many blocks, and each message waits for its own connection's of
+        the round before, and for others of rounds before only.
         """
         if not self._rotates:
             return None
@@ -138,8 +135,8 @@ class MessagePattern:
 def _tabulate_rotation(pairs: Index, round_blocks: Index) -> MessageTable:
     """Return what ``tabulate`` makes of a ring's schedule, without one.
 
-    A message from r waits for the one that brought its data to r, in the
-    round before, and for the one before it from r.
+    A message from r waits for the one that brought its data to r, in the round before, and for the one before it from
+    r.
     """
     ranks, rounds = len(pairs), len(round_blocks)
     count = rounds * ranks

@@ -24,9 +24,8 @@ from trioflow.network.interface import (
 class ContentionFreeNetwork(RoutedNetwork):
     """Moves every flow as if it were alone.
 
-    Closed form: time = latency + size / min(narrowest link of the route,
-    the flow's own cap). It bounds the shared network from below and equals it
-    where no two flows share a link.
+    Closed form: time = latency + size / min(narrowest link of the route, the flow's own cap). It bounds the shared
+    network from below and equals it where no two flows share a link.
     """
 
     def __init__(self, links: Sequence[Link], routing: Routing | None = None) -> None:
@@ -78,8 +77,8 @@ NETWORK_GROUP = "trioflow.networks"
 def find_network(name: str) -> Callable[[Sequence[Link]], Network]:
     """Return what makes a network, by its name in ``NETWORKS`` or under ``NETWORK_GROUP``.
 
-    Raises InputError when the name is unknown, several packages register it, or what they register
-    cannot be loaded or called.
+    Raises InputError when the name is unknown, several packages register it, or what they register cannot be loaded or
+    called.
     """
     if name in NETWORKS:
         return NETWORKS[name]
@@ -89,8 +88,7 @@ def find_network(name: str) -> Callable[[Sequence[Link]], Network]:
 def make_network(name: str, links: Sequence[Link], routing: Routing) -> Network:
     """Make a network on links.
 
-    Raises InputError as :func:`find_network`, and when a network that finds its own way is to
-    follow such a routing.
+    Raises InputError as :func:`find_network`, and when a network that finds its own way is to follow such a routing.
     """
     make = find_network(name)
     if make is FairShareNetwork or make is ContentionFreeNetwork:

@@ -51,13 +51,12 @@ def choose_algorithm(
 ) -> str:
     """Return the algorithm that a collective will take, spelt out.
 
-    Returns a key of ``SUPPORTED``, or ``hierarchical:INNER+OUTER``. With all ranks in one node the
-    inner algorithm is all there is, with one rank in each the outer. Raises InputError when a name
-    is unknown, the algorithm does not do the collective, or the ranks do not fill whole nodes.
+    Returns a key of ``SUPPORTED``, or ``hierarchical:INNER+OUTER``. With all ranks in one node the inner algorithm is
+    all there is, with one rank in each the outer. Raises InputError when a name is unknown, the algorithm does not do
+    the collective, or the ranks do not fill whole nodes.
 
-    ``algorithm``: one of ``ALGORITHMS``, ``hierarchical:INNER+OUTER``, or None for the default:
-        ring; direct for scatter, gather, all_to_all and send. Plain ``hierarchical`` has the
-        default at both levels.
+    ``algorithm``: one of ``ALGORITHMS``, ``hierarchical:INNER+OUTER``, or None for the default: ring; direct for
+    scatter, gather, all_to_all and send. Plain ``hierarchical`` has the default at both levels.
     """
     if collective not in WITH_BARRIER:
         raise InputError(
@@ -112,18 +111,15 @@ def build_schedule(
 ) -> Schedule:
     """Return the messages of one collective.
 
-    Raises InputError as ``choose_algorithm``; or when a rank comes twice, a number makes no sense,
-    switches are too few or too many, or the table would not fit.
+    Raises InputError as ``choose_algorithm``; or when a rank comes twice, a number makes no sense, switches are too few
+    or too many, or the table would not fit.
 
-    ``group``: ranks in ring or tree order, node by node; n stands for 0 to n - 1. The first is the
-        root, and the sender of a send. A group of one sends nothing.
-    ``message_bytes``: the whole result of all_gather and gather, the whole input of reduce_scatter
-        and scatter, otherwise one rank's buffer, of which all_to_all sends an equal part to each
-        rank [bytes]. 0 for a barrier.
-    ``chunks``: pieces that each message of the algorithm is cut into; a barrier has nothing to
-        cut.
-    ``switches``: nodes of the network that compute: one for in_network; hierarchical, one for each
-        node where the inner algorithm is in_network, then one if the outer is.
+    ``group``: ranks in ring or tree order, node by node; n stands for 0 to n - 1. The first is the root, and the sender
+    of a send. A group of one sends nothing. ``message_bytes``: the whole result of all_gather and gather, the whole
+    input of reduce_scatter and scatter, otherwise one rank's buffer, of which all_to_all sends an equal part to each
+    rank [bytes]. 0 for a barrier. ``chunks``: pieces that each message of the algorithm is cut into; a barrier has
+    nothing to cut. ``switches``: nodes of the network that compute: one for in_network; hierarchical, one for each node
+    where the inner algorithm is in_network, then one if the outer is.
     """
     ranks = tuple(range(group)) if isinstance(group, int) else tuple(group)
     count = len(ranks)

@@ -98,9 +98,8 @@ def pack_waits(waiter: Offsets, awaited: Offsets, messages: int) -> tuple[Offset
 def order_connections(schedule: Schedule) -> Schedule:
     """Let each connection (channel, source, target) carry one message at a time, in the order of the rows.
 
-    The builders leave this out: sharing is the network's business. A network
-    that shares links fairly would however let all chunks of a pipeline leave
-    at once and arrive together; a real connection sends them one by one.
+    The builders leave this out: sharing is the network's business. A network that shares links fairly would however let
+    all chunks of a pipeline leave at once and arrive together; a real connection sends them one by one.
     """
     rows = np.flatnonzero(~schedule.joins)
     ends, channels = len(schedule.endpoints), int(schedule.channel.max(initial=0)) + 1
@@ -187,10 +186,8 @@ def make_messages(
 ) -> Messages:
     """Make a batch of messages that carry equally many blocks.
 
-    ``parts``: what each carries.
-    ``chunks``: messages that each of them is cut into; block ``part * chunks + k`` is chunk k of a
-        part.
-    ``lag``: steps from one chunk to the next.
+    ``parts``: what each carries. ``chunks``: messages that each of them is cut into; block ``part * chunks + k`` is
+    chunk k of a part. ``lag``: steps from one chunk to the next.
     """
     table = np.atleast_2d(np.asarray(parts, dtype=np.int32))
     rows, width = table.shape
@@ -260,9 +257,8 @@ def _count_steps(messages: Messages) -> int:
 def reverse(messages: Messages, reduces: bool) -> Messages:
     """Run messages backwards in time and direction.
 
-    Where each block spreads to every rank once (all_gather, broadcast), its
-    way is a tree, and that tree backwards collects every contribution once
-    (reduce_scatter, reduce). Scatter becomes gather likewise, with copies.
+    Where each block spreads to every rank once (all_gather, broadcast), its way is a tree, and that tree backwards
+    collects every contribution once (reduce_scatter, reduce). Scatter becomes gather likewise, with copies.
     """
     last = _count_steps(messages) - 1
     return replace(

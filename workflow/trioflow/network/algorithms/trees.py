@@ -34,14 +34,11 @@ def binomial_parents(members: int) -> Members:
 def binary_parents(members: int) -> Members:
     """Return the parents of NCCL's binary tree [members].
 
-    The tree is in order: odd ranks are leaves, a rank whose lowest set bit is
-    b has its parent at distance b, on the side where bit 2b gets set, or on
-    the other where that would fall off the end. Rank 0 is the root and has
-    one child. Its depth is ceil(log2 n).
+    The tree is in order: odd ranks are leaves, a rank whose lowest set bit is b has its parent at distance b, on the
+    side where bit 2b gets set, or on the other where that would fall off the end. Rank 0 is the root and has one child.
+    Its depth is ceil(log2 n).
 
-    References
-    ----------
-    NVIDIA/nccl, ``src/graph/trees.cc``.
+    References: NVIDIA/nccl, ``src/graph/trees.cc``.
     """
     rank = np.arange(members)
     bit = rank & -rank
@@ -54,14 +51,11 @@ def binary_parents(members: int) -> Members:
 def second_binary_parents(members: int) -> Members:
     """Return the parents of the other tree of NCCL's pair [members].
 
-    An even number of ranks mirrors the first tree, an odd one shifts it by a
-    rank, so that the leaves of either are inside the other.
+    An even number of ranks mirrors the first tree, an odd one shifts it by a rank, so that the leaves of either are
+    inside the other.
 
-    References
-    ----------
-    NVIDIA/nccl, ``src/graph/trees.cc``; P. Sanders, J. Speck, J. L. Traeff,
-    Two-tree algorithms for full bandwidth broadcast, reduction and scan,
-    Parallel Computing 35(12), 2009, doi:10.1016/j.parco.2009.09.001.
+    References: NVIDIA/nccl, ``src/graph/trees.cc``; P. Sanders, J. Speck, J. L. Traeff, Two-tree algorithms for full
+    bandwidth broadcast, reduction and scan, Parallel Computing 35(12), 2009, doi:10.1016/j.parco.2009.09.001.
     """
     rank = np.arange(members)
     place = members - 1 - rank if members % 2 == 0 else (rank + 1) % members
@@ -91,9 +85,8 @@ def build_tree(
 ) -> Pattern:
     """Return broadcast, reduce or all_reduce (and barrier) on a tree, pipelined.
 
-    ``parent``: -1 for the root.
-    ``turn``: step in which a member hears from its parent, later than the parent does; its
-        distance from the root, less one, without.
+    ``parent``: -1 for the root. ``turn``: step in which a member hears from its parent, later than the parent does; its
+    distance from the root, less one, without.
     """
     members = len(parent)
     root = int(np.flatnonzero(parent < 0)[0])
@@ -130,9 +123,8 @@ def _build_binary_tree(collective: str, members: int, chunks: int) -> Pattern:
 def _build_double_binary_tree(collective: str, members: int, chunks: int) -> Pattern:
     """Return a collective on two binary trees that carry half of the data each.
 
-    For all_reduce both trees span all ranks and have different roots, as in
-    NCCL. A broadcast or reduce has one root: it hangs above the roots of two
-    trees over the other ranks.
+    For all_reduce both trees span all ranks and have different roots, as in NCCL. A broadcast or reduce has one root:
+    it hangs above the roots of two trees over the other ranks.
     """
     if collective in ("all_reduce", "barrier"):
         pair = binary_parents(members), second_binary_parents(members)
