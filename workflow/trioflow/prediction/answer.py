@@ -31,8 +31,8 @@ _TIMES = (
 class Prediction:
     """A predicted training step.
 
-    ``step``: what was asked: task graph before a session's anchor, platform, traces, options.
-    ``simulated``: what the simulation of it gave.
+    ``step``: what was asked: task graph before a session's anchor, platform, traces, options. ``simulated``: what the
+    simulation of it gave.
     """
 
     step: Step

@@ -57,15 +57,12 @@ def predict(
 
     Raises TrioflowError when anything of it does not fit: one sentence with the likely fix.
 
-    ``traces``: one step of the whole model on one rank, loaded or by name; further ones of the
-        same workload at other batches help where micro-batches are smaller.
-    ``plan``: degrees, schedule, micro-batches: ``named_plan("ddp", 8)``, ``make_plan(data=2,
-        tensor=4)``.
-    ``platform``: the machine, by name, by file or as an object with at least the plan's ranks.
-    ``batch``: samples of the whole step; by default every replica runs the (first) trace's own
-        batch.
-    ``options``: everything else that is assumed.
-    ``changes``: fields of the options to change, such as ``cost_model="a100-pcie-80gb"``.
+    ``traces``: one step of the whole model on one rank, loaded or by name; further ones of the same workload at other
+    batches help where micro-batches are smaller. ``plan``: degrees, schedule, micro-batches: ``named_plan("ddp", 8)``,
+    ``make_plan(data=2, tensor=4)``. ``platform``: the machine, by name, by file or as an object with at least the
+    plan's ranks. ``batch``: samples of the whole step; by default every replica runs the (first) trace's own batch.
+    ``options``: everything else that is assumed. ``changes``: fields of the options to change, such as
+    ``cost_model="a100-pcie-80gb"``.
     """
     chosen = replace(options, **changes)
     return predict_step(prepare_step(traces, plan, platform, batch=batch, options=chosen))
@@ -108,8 +105,8 @@ def join_step(
 ) -> Step:
     """Put a task graph of ``build_graph``, with the platform's host costs, together with the platform that runs it.
 
-    Raises InputError when there is no such model of collectives, a session does not anchor the
-    step, or no such operator or rank is there to be scaled.
+    Raises InputError when there is no such model of collectives, a session does not anchor the step, or no such
+    operator or rank is there to be scaled.
     """
     collectives = choose_collectives(platform, options)
     anchor = None
@@ -140,10 +137,7 @@ def _doubt_nodes(graph: TaskGraph, platform: Platform, times: DeviceTimes) -> No
 
 
 def _find_session(workload: str) -> Path:
-    """Return the session that measured a workload in this folder.
-
-    Raises InputError when there is none.
-    """
+    """Return the session that measured a workload in this folder. Raises InputError when there is none."""
     path = MEASURED / "measurements" / workload / "session.json"
     if not path.exists():
         raise InputError(
@@ -251,10 +245,9 @@ def choose_collectives(
 ) -> CollectiveCost | None:
     """Return the model of collectives, or None for the ring's closed form.
 
-    Raises InputError when there is no such model, or it cannot predict by the method.
-
-    ``platform``: takes its own measured ones, where there are any and the options name no others.
-    ``method``: way to predict them from what was measured.
+    Raises InputError when there is no such model, or it cannot predict by the method. ``platform``: takes its own
+    measured ones, where there are any and the options name no others. ``method``: way to predict them from what was
+    measured.
     """
     given = options.collectives
     if given == CLOSED_FORM:

@@ -1,9 +1,9 @@
 """What real runs that lay on several nodes like a plan took beyond their simulated steps.
 
-A simulation joins collectives that were measured alone, on nodes that were all well. The runs show
-what that misses: some 50 ms for each block where tensor groups reach beyond a node, about half a
-second for each neighbouring stage where a pipeline does, on some nodes and not on others. Nobody
-has found why, so it is not simulated: it is added as it was measured, beside the simulated step.
+A simulation joins collectives that were measured alone, on nodes that were all well. The runs show what that misses:
+some 50 ms for each block where tensor groups reach beyond a node, about half a second for each neighbouring stage where
+a pipeline does, on some nodes and not on others. Nobody has found why, so it is not simulated: it is added as it was
+measured, beside the simulated step.
 """
 
 from __future__ import annotations
@@ -27,11 +27,9 @@ _OTHERS = ("megatron-bf16", "fsdp2-mixed", "fsdp2-bf16-reduce")
 class NodeDoubt:
     """What a plan's step is expected to take beyond its simulation.
 
-    ``excess_s``: more than simulated, by the runs [s].
-    ``residual``: where it comes from; None where the runs say nothing of this platform.
-    ``own``: whether the runs were made on this platform, and with a framework that may be the
-        step's.
-    ``text``: in words.
+    ``excess_s``: more than simulated, by the runs [s]. ``residual``: where it comes from; None where the runs say
+    nothing of this platform. ``own``: whether the runs were made on this platform, and with a framework that may be the
+    step's. ``text``: in words.
     """
 
     excess_s: float
@@ -42,8 +40,8 @@ class NodeDoubt:
     def apply(self, summary: Summary, least_half_log: float) -> Summary:
         """Return a summary with the expected step and its interval, at least so wide.
 
-        On the runs' own cluster the interval is theirs, around the expected step; elsewhere it
-        reaches from the simulated one's low end, since nobody measured there.
+        On the runs' own cluster the interval is theirs, around the expected step; elsewhere it reaches from the
+        simulated one's low end, since nobody measured there.
         """
         if self.residual is None:
             return summary
@@ -60,12 +58,10 @@ class NodeDoubt:
 def doubt_nodes(plan: Plan, platform: Platform, blocks: int, facts: Facts) -> NodeDoubt | None:
     """Return what runs over several nodes showed to be missing of a plan; None where it is not needed.
 
-    ``blocks``: blocks (units) of the rank that holds the most.
-    ``facts``: of the trace: the workload, whose own runs do not count, and the precision recipe,
-        which may name another framework than the runs'.
-
-    Tensor groups beyond a node were measured on one cluster, and nobody knows better of others.
-    What pipelines take is that cluster's and nanotron's: elsewhere it is a warning.
+    ``blocks``: blocks (units) of the rank that holds the most. ``facts``: of the trace: the workload, whose own runs do
+    not count, and the precision recipe, which may name another framework than the runs'. Tensor groups beyond a node
+    were measured on one cluster, and nobody knows better of others. What pipelines take is that cluster's and
+    nanotron's: elsewhere it is a warning.
     """
     per_node = platform.ranks_per_node
     if per_node is None or plan.ranks <= per_node:

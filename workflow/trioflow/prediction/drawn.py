@@ -27,22 +27,11 @@ _STEP, _RANK, _MICRO_BATCH, _PASS, _EXCHANGE, _OPERATOR = range(6)
 class Draws:
     """A step in all its draws.
 
-    Attributes
-    ----------
-    step_s : array
-        Time of the step in each draw, which are consecutive steps of a run; of two plans with one
-        seed, draw by draw comparable [draws] [s].
-    seed : int
-        What it was drawn by.
-    spread : Spread
-        What it was drawn from.
-    source : str
-        Where that comes from, in words.
-    waits : list of dict
-        Of each degree whose ranks meet: exchanges of a step, what a member waits for the others at one
-        (wait_s: mean over draws and members), and what it would without any spread (steady_wait_s).
-    late : list of dict
-        Of each rank: the share of its exchanges, over all draws, in which others waited for it.
+    ``step_s``: time of the step in each draw, which are consecutive steps of a run; of two plans with one seed, draw by
+    draw comparable [draws] [s]. ``seed``: what it was drawn by. ``spread``: what it was drawn from. ``source``: where
+    that comes from, in words. ``waits``: of each degree whose ranks meet: exchanges of a step, what a member waits for
+    the others at one (wait_s: mean over draws and members), and what it would without any spread (steady_wait_s).
+    ``late``: of each rank: the share of its exchanges, over all draws, in which others waited for it.
     """
 
     step_s: Floats
@@ -60,10 +49,7 @@ class Draws:
     def beats(self, other: Draws) -> float:
         """Return the share of draws in which this step is the faster one, ties by halves.
 
-        Raises
-        ------
-        InputError
-            When the other was drawn by another seed, or another number of times.
+        Raises InputError when the other was drawn by another seed, or another number of times.
         """
         if (self.seed, len(self.step_s)) != (other.seed, len(other.step_s)):
             raise InputError("two steps were drawn apart", fix="draw both with one seed, as often")
@@ -85,15 +71,8 @@ def draw_step(
 ) -> Draws:  # fmt: skip
     """Draw a simulated step, all its ranks one by one whether they were folded or not.
 
-    Parameters
-    ----------
-    device_kind : str
-        ``cpu`` or ``gpu``: whose spread it is, where none is given.
-
-    Raises
-    ------
-    InputError
-        When the step has too many tasks.
+    ``device_kind``: ``cpu`` or ``gpu``: whose spread it is, where none is given. Raises InputError when the step has
+    too many tasks.
     """
     source = "spread as given"
     if spread is None:

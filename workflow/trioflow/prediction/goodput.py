@@ -1,8 +1,8 @@
 """What is left of a long run when it is stopped by failures, and how often to save its state.
 
-Failures come at random (exponentially), also while state is saved or read back; work since the last
-checkpoint is lost (J. T. Daly, "A higher order estimate of the optimum checkpoint interval for
-restart dumps", 2006: the expected time of an interval in closed form).
+Failures come at random (exponentially), also while state is saved or read back; work since the last checkpoint is lost
+(J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", 2006: the expected time of
+an interval in closed form).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Faults:
 def choose_interval_s(checkpoint_s: float, mtbf_s: float) -> float:
     """Return the work between two checkpoints that leaves the most goodput [s].
 
-    It solves exp((t + d) / m) (1 - t / m) = 1 with the checkpoint's time d and the mean time
-    between failures m; sqrt(2 d m) is its first order (J. W. Young, 1974).
+    It solves exp((t + d) / m) (1 - t / m) = 1 with the checkpoint's time d and the mean time between failures m; sqrt(2
+    d m) is its first order (J. W. Young, 1974).
     """
     low, high = 0.0, 1.0
     for _ in range(_HALVINGS):

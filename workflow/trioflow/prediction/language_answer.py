@@ -85,12 +85,9 @@ def describe_run(
 ) -> dict[str, Any]:
     """Return what training on many tokens takes at a predicted step's rate.
 
-    Raises InputError when the number of tokens is not positive, or the model has none.
-
-    ``price_per_gpu_hour``: price of a GPU [1/h]; the cost is in its currency.
-    ``power_w``: power of a GPU while it trains [W].
-    ``faults``: what stops the run: its time, GPU-hours, cost and energy then hold what is lost,
-        and ``goodput`` is what is kept.
+    Raises InputError when the number of tokens is not positive, or the model has none. ``price_per_gpu_hour``: price of
+    a GPU [1/h]; the cost is in its currency. ``power_w``: power of a GPU while it trains [W]. ``faults``: what stops
+    the run: its time, GPU-hours, cost and energy then hold what is lost, and ``goodput`` is what is kept.
     """
     if tokens is None:
         return {}
@@ -130,10 +127,9 @@ def _describe_faults(faults: Faults, ranks: int) -> dict[str, float]:
 def describe_waits(executed: Executed, plan: Plan) -> dict[str, Any]:
     """Return how much of a step the ranks wait: for the pipeline, and for each group's communication.
 
-    Returns ``bubble_share`` (means over ranks, of the step; only of a pipeline), ``host_share``
-    (the same, of devices that wait for their host's launches; only where launches take time) and
-    ``exposed_by_group_s`` [s], by the degree whose ranks communicate: tensor, context, expert,
-    data, pipeline; where groups wait at once, each counts.
+    Returns ``bubble_share`` (means over ranks, of the step; only of a pipeline), ``host_share`` (the same, of devices
+    that wait for their host's launches; only where launches take time) and ``exposed_by_group_s`` [s], by the degree
+    whose ranks communicate: tensor, context, expert, data, pipeline; where groups wait at once, each counts.
     """
     graph, timeline = executed.graph, executed.timeline
     if graph.metadata.mode != TRAIN or timeline.empty:

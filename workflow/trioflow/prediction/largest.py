@@ -40,11 +40,10 @@ def find_largest(
 ) -> dict[str, Any]:  # fmt: skip
     """Return the largest batch or sequence (``what``) of a plan that fits the memory.
 
-    Returns ``largest``, ``plan_text``, ``memory_bytes`` and ``outside_bytes`` of a rank; for the
-    largest that ``fits``, the ``next`` one that was tried and the largest with which the allocator
-    is not expected to run out (``roomy``, None where there is none) the size,
-    ``peak_memory_bytes`` and ``reserved_bytes``. A batch is of the whole step, in as many pieces as
-    the plan has, all of one size. Raises InputError when nothing fits; otherwise as
+    Returns ``largest``, ``plan_text``, ``memory_bytes`` and ``outside_bytes`` of a rank; for the largest that ``fits``,
+    the ``next`` one that was tried and the largest with which the allocator is not expected to run out (``roomy``, None
+    where there is none) the size, ``peak_memory_bytes`` and ``reserved_bytes``. A batch is of the whole step, in as
+    many pieces as the plan has, all of one size. Raises InputError when nothing fits; otherwise as
     ``assembly.prepare_step``.
     """
     if not isinstance(platform, Platform):

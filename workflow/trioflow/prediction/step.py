@@ -1,8 +1,8 @@
 """A plan's step on a platform, and its simulation.
 
-An experiment of the workflow is predicted from the files of its task graph and its session; its number
-is that of ``trioflow simulate --anchor session``. What the operators' times rest on travels in the
-metadata of the graph, which ``assembly.extrapolate_experiment`` writes.
+An experiment of the workflow is predicted from the files of its task graph and its session; its number is that of
+``trioflow simulate --anchor session``. What the operators' times rest on travels in the metadata of the graph, which
+``assembly.extrapolate_experiment`` writes.
 """
 
 from __future__ import annotations
@@ -39,11 +39,9 @@ from trioflow.trace.store import Trace, load_trace
 class Simulated:
     """A simulated step.
 
-    ``result``: with the ends of the interval, where the options ask for them.
-    ``graph``: what was simulated: with a session's factors on its compute, where there is a
-        session.
-    ``factors``: the session's factors on each rank's phases.
-    ``trace_only_s``: the step without the session's factors [s].
+    ``result``: with the ends of the interval, where the options ask for them. ``graph``: what was simulated: with a
+    session's factors on its compute, where there is a session. ``factors``: the session's factors on each rank's
+    phases. ``trace_only_s``: the step without the session's factors [s].
     """
 
     result: Result
@@ -56,16 +54,12 @@ class Simulated:
 class Step:
     """One training step of a plan on a platform, ready to be simulated.
 
-    ``graph``: what every rank does, before a session's anchor.
-    ``platform``: the machine.
-    ``collectives``: its measured collectives; None for the ring's closed form.
-    ``traces``: those that the graph was made from, with the device's times.
-    ``options``: assumptions.
-    ``cost_model``, ``confidence``: what the operators' times rest on, and how far they can be
-        trusted.
-    ``warnings``: what the reader must know before anything is simulated.
-    ``anchor``: of the session, where the options ask for one.
-    ``doubt``: what real runs that lay on nodes like this one took beyond their simulation.
+    ``graph``: what every rank does, before a session's anchor. ``platform``: the machine. ``collectives``: its measured
+    collectives; None for the ring's closed form. ``traces``: those that the graph was made from, with the device's
+    times. ``options``: assumptions. ``cost_model``, ``confidence``: what the operators' times rest on, and how far they
+    can be trusted. ``warnings``: what the reader must know before anything is simulated. ``anchor``: of the session,
+    where the options ask for one. ``doubt``: what real runs that lay on nodes like this one took beyond their
+    simulation.
     """
 
     graph: TaskGraph
@@ -122,10 +116,7 @@ class Step:
         return settle_contention(self.graph, self.platform, self.collectives, anchor, unrecorded)
 
     def simulate(self) -> Simulated:
-        """Simulate the step.
-
-        Raises SimulationError or InputError as ``engine.simulate.simulate``.
-        """
+        """Simulate the step. Raises SimulationError or InputError as ``engine.simulate.simulate``."""
         run = simulate_interval if self.options.interval else simulate
         if self.anchor is None:
             result = run(self.graph, self.platform, self.collectives, self.options)
@@ -157,8 +148,7 @@ def load_experiment(
 ) -> tuple[Step, SessionAnchor]:
     """Return an experiment's step, and the anchor of the session that measured it.
 
-    Raises TrioflowError when a file is missing or wrong, or the session is of another workload or
-    capture.
+    Raises TrioflowError when a file is missing or wrong, or the session is of another workload or capture.
     """
     graph = load_task_graph(graph_folder)
     machine = load_platform(Path(platform), graph.metadata.ranks)

@@ -15,9 +15,8 @@ _NAMED = 8
 def scale_operators(graph: TaskGraph, scales: Sequence[tuple[str, float]]) -> TaskGraph:
     """Return a task graph whose operators take a factor as long, those that a pattern of names fits.
 
-    ``scales``: pairs of a pattern with ``*`` and ``?`` (``aten::mm``, or ``mm``) and a factor; an
-    operator that several fit takes their product. Raises InputError when no operator has such a
-    name, or a factor is not positive.
+    ``scales``: pairs of a pattern with ``*`` and ``?`` (``aten::mm``, or ``mm``) and a factor; an operator that several
+    fit takes their product. Raises InputError when no operator has such a name, or a factor is not positive.
     """
     for pattern, factor in scales:
         check_factor(factor, f"--scale-operator {pattern}")
@@ -57,10 +56,7 @@ def list_rank_scales(slow_ranks: Sequence[tuple[int, float]], ranks: int) -> lis
 
 
 def check_factor(factor: float, flag: str) -> None:
-    """Refuse a factor that no time can be multiplied by.
-
-    Raises InputError when it is not positive and finite.
-    """
+    """Refuse a factor that no time can be multiplied by. Raises InputError when it is not positive and finite."""
     if not 0 < factor < math.inf:
         raise InputError(f"{flag}: the factor {factor:g} is not positive")
 
