@@ -24,12 +24,9 @@ _REPORT_EVERY_S = 5.0
 def simulate_sweep(description: str | Path, digest: str, target: str | Path, size: int = 0) -> None:
     """Predict the scenarios of one chunk and write them as a table.
 
-    Raises TrioflowError when the description has no such chunk, a file of a scenario is missing or
-    broken, or the table cannot be written.
-
-    ``target``: Parquet file of ``tables.SWEEP_RESULTS``; it appears complete or not at all. Its
-        scenarios are numbered from 0 in the chunk's order, so that the file stays right when
-        others come or go.
+    Raises TrioflowError when the description has no such chunk, a file of a scenario is missing or broken, or the table
+    cannot be written. ``target``: Parquet file of ``tables.SWEEP_RESULTS``; it appears complete or not at all. Its
+    scenarios are numbered from 0 in the chunk's order, so that the file stays right when others come or go.
     """
     sweep = load_sweep(description)
     chunk = find_chunk(sweep, digest, size)

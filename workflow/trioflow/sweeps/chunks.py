@@ -22,8 +22,7 @@ from trioflow.trace.pack import MEMBERS
 def plan_sweep(description: str, size: int) -> dict[str, list[str]]:
     """Return the files that each chunk of a sweep needs, shipped ones apart, by the chunk's digest.
 
-    A description is read once in a run of Snakemake. Raises InputError as
-    ``description.load_sweep``.
+    A description is read once in a run of Snakemake. Raises InputError as ``description.load_sweep``.
     """
     sweep = load_sweep(description)
     return {
@@ -72,14 +71,12 @@ def choose_size(count: int) -> int:
 def cut_chunks(sweep: Sweep, size: int = 0) -> list[Chunk]:
     """Cut the scenarios of a sweep into chunks of at most ``size``.
 
-    ``size``: scenarios of a chunk; the description's own number goes before it, `choose_size`
-        says for 0.
+    ``size``: scenarios of a chunk; the description's own number goes before it, `choose_size` says for 0.
 
-    Scenarios are sorted so that those of one graph, then those of one set of
-    operator sizes, follow one another. Besides at its full size a chunk that
-    is at least half full ends where the digest of a group of scenarios says
-    so. These places stay where they are when scenarios come or go elsewhere,
-    so that most finished chunks of an edited sweep are kept.
+    Scenarios are sorted so that those of one graph, then those of one set of operator sizes, follow one another.
+    Besides at its full size a chunk that is at least half full ends where the digest of a group of scenarios says so.
+    These places stay where they are when scenarios come or go elsewhere, so that most finished chunks of an edited
+    sweep are kept.
     """
     scenarios = sweep.scenarios
     size = sweep.chunk or size or choose_size(len(scenarios))

@@ -61,9 +61,8 @@ def name_kinds(rows: pd.DataFrame) -> list[str]:
 def draw_throughput(rows: pd.DataFrame, title: str) -> Figure:
     """Draw samples a second of each rank against ranks, a panel each trace and platform.
 
-    Returns the best scenario of every kind of plan at every number of ranks, with its 80 % interval
-    where there is one; other scenarios are faint. A level line is a plan that loses nothing to more
-    ranks.
+    Returns the best scenario of every kind of plan at every number of ranks, with its 80 % interval where there is one;
+    other scenarios are faint. A level line is a plan that loses nothing to more ranks.
     """
     chosen = _add_columns(rows[rows["status"] == OK])
     with style.figure_style():
@@ -98,8 +97,8 @@ def draw_throughput(rows: pd.DataFrame, title: str) -> Figure:
 def draw_memory(rows: pd.DataFrame, title: str) -> Figure:
     """Draw samples a second of each rank against the fullest rank's memory, panels as `draw_throughput`.
 
-    Returns a mark a scenario; the line joins those that no other one beats in both. Scenarios that
-    do not fit stand at the bottom, beyond the device's memory.
+    Returns a mark a scenario; the line joins those that no other one beats in both. Scenarios that do not fit stand at
+    the bottom, beyond the device's memory.
     """
     chosen = _add_columns(rows[rows["status"].isin([OK, OUT_OF_MEMORY])])
     with style.figure_style():

@@ -68,19 +68,14 @@ class Simulated:
 class Found:
     """What a search found.
 
-    ``simulated``: what ``ranking`` is made of.
-    ``ranking``: simulated plans, the fastest first by what they are expected to take
-        (``expected_s`` [s]), behind them those whose allocator is expected to run out of memory
-        (``crowded``), each with its best bucket size; ``other_buckets`` lists the others
-        (``bucket_bytes`` [bytes], ``outlined_s`` [s]), ``alike_buckets`` counts those of them
-        within a hundredth.
-    ``dropped``: plans that do not fit the device's memory, with the reason.
-    ``fates``: what became of all plans, by family.
-    ``left_out``: kinds of plans that were not looked at.
-    ``outlined``: plans whose step was outlined.
-    ``outline_error``: least and greatest outlined over simulated step, less 1.
-    ``confidence``, ``model_text``: of the operators' times.
-    ``warnings``: what the reader must know.
+    ``simulated``: what ``ranking`` is made of. ``ranking``: simulated plans, the fastest first by what they are
+    expected to take (``expected_s`` [s]), behind them those whose allocator is expected to run out of memory
+    (``crowded``), each with its best bucket size; ``other_buckets`` lists the others (``bucket_bytes`` [bytes],
+    ``outlined_s`` [s]), ``alike_buckets`` counts those of them within a hundredth. ``dropped``: plans that do not fit
+    the device's memory, with the reason. ``fates``: what became of all plans, by family. ``left_out``: kinds of plans
+    that were not looked at. ``outlined``: plans whose step was outlined. ``outline_error``: least and greatest outlined
+    over simulated step, less 1. ``confidence``, ``model_text``: of the operators' times. ``warnings``: what the reader
+    must know.
     """
 
     simulated: list[Simulated] = field(default_factory=list)

@@ -1,9 +1,8 @@
 """A plan's outline: the work of each unit of a model summed up, enough to tell good plans from bad.
 
-Thousands of plans cannot be built task by task in seconds. An outline sums a micro-batch's operators
-unit by unit, with the same splits, sizes, times and costs of collectives as the task graph, and plays a
-schedule's actions with these sums. The best plans are then built and simulated in full; how far the outline
-was off is reported.
+Thousands of plans cannot be built task by task in seconds. An outline sums a micro-batch's operators unit by unit, with
+the same splits, sizes, times and costs of collectives as the task graph, and plays a schedule's actions with these
+sums. The best plans are then built and simulated in full; how far the outline was off is reported.
 """
 
 from __future__ import annotations
@@ -71,8 +70,7 @@ _DISPATCHES = tuple(f"tensor_parallel_{phase}_s" for phase in ("forward", "backw
 class Outline:
     """Sums of a model's work on one platform, each made once.
 
-    ``times``: traces with the device's times, and the model for other sizes.
-    ``platform``: with the ranks of the plans.
+    ``times``: traces with the device's times, and the model for other sizes. ``platform``: with the ranks of the plans.
     ``collectives``: measured collectives.
     """
 
@@ -239,9 +237,8 @@ class Outline:
     def _predict(self, plans_of: Mapping[int, Sequence[Plan]]) -> None:
         """Predict the device times of some splits' operators for micro-batches of some samples.
 
-        The blocks of a model repeat, and a split leaves most operators as they
-        are; what tells two operators apart are the columns that say what is
-        computed, not where or when. Equal ones are asked for once, all together.
+        The blocks of a model repeat, and a split leaves most operators as they are; what tells two operators apart are
+        the columns that say what is computed, not where or when. Equal ones are asked for once, all together.
         """
         recorded: list[pd.DataFrame] = []
         targets: list[pd.DataFrame] = []

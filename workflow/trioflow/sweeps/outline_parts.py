@@ -32,12 +32,9 @@ Floats = NDArray[np.float64]
 class OperatorWork:
     """One rank's operators for one micro-batch of some samples.
 
-    ``trace``: the one that they are of.
-    ``factor``: samples over the traced ones.
-    ``alone_s``: time of each operator by itself [operators] [s].
-    ``spent_s``: time of each unit's phases [units, phases] [s].
-    ``host_s``: what a host that runs ahead of its device takes beside it [units, phases] [s].
-    ``launch_s``: that of each operator [operators] [s].
+    ``trace``: the one that they are of. ``factor``: samples over the traced ones. ``alone_s``: time of each operator by
+    itself [operators] [s]. ``spent_s``: time of each unit's phases [units, phases] [s]. ``host_s``: what a host that
+    runs ahead of its device takes beside it [units, phases] [s]. ``launch_s``: that of each operator [operators] [s].
     ``beside``: whether the host runs ahead of the device.
     """
 
@@ -94,9 +91,8 @@ _EXPERT_REPLICAS = "replicas of experts"
 class MessageTimes:
     """Times of collectives and sends on a platform, each found once.
 
-    Groups of one kind run side by side: what they share of a link, such as a
-    node's only way out, each gets its max-min share of. Messages of different
-    kinds are taken not to meet.
+    Groups of one kind run side by side: what they share of a link, such as a node's only way out, each gets its max-min
+    share of. Messages of different kinds are taken not to meet.
     """
 
     def __init__(self, platform: Platform, collectives: CollectiveCost | None) -> None:

@@ -1,7 +1,7 @@
 """Outlines of ``fully_shard``: units gathered, computed and reduced in PyTorch's order, one after the other.
 
-``parallel.sharded`` says which collective waits for what. An outline plays the same order with sums:
-a clock for compute, one for the communicator.
+``parallel.sharded`` says which collective waits for what. An outline plays the same order with sums: a clock for
+compute, one for the communicator.
 """
 
 from __future__ import annotations
@@ -47,9 +47,8 @@ class Part(NamedTuple):
 class StageTimes(NamedTuple):
     """What a pipeline's stage takes under ``fully_shard`` [s].
 
-    ``forward_s``, ``backward_s``: of one micro-batch, waits for units that were given up included.
-    ``behind_s``: reducing the gradients behind the last micro-batch.
-    ``first_s``: the first stage's wait for units that later stay.
+    ``forward_s``, ``backward_s``: of one micro-batch, waits for units that were given up included. ``behind_s``:
+    reducing the gradients behind the last micro-batch. ``first_s``: the first stage's wait for units that later stay.
     """
 
     forward_s: list[float]

@@ -126,10 +126,7 @@ def fill_values(given: Values) -> dict[str, Any]:
 
 
 def resolve_plan(values: Values) -> Plan:
-    """Return the plan of a scenario.
-
-    Raises PlanError when the degrees do not give the ranks, or do not go together.
-    """
+    """Return the plan of a scenario. Raises PlanError when the degrees do not give the ranks, or do not go together."""
     given = {name: values[name] for name in PLAN_COLUMNS}
     for name in ("micro_batches", "stages_per_rank"):
         given[name] = None if given[name] == _NOT_GIVEN else given[name]

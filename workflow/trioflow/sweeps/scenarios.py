@@ -16,8 +16,8 @@ Codes = NDArray[np.int32]
 class Scenarios(Sequence[dict[str, Any]]):
     """A value for every parameter of each scenario; item ``n`` is a dictionary of its own.
 
-    ``levels``: the different values of each parameter.
-    ``codes``: which of them each scenario has [scenarios, parameters].
+    ``levels``: the different values of each parameter. ``codes``: which of them each scenario has [scenarios,
+    parameters].
     """
 
     def __init__(self, levels: Sequence[Sequence[Any]], codes: Codes) -> None:

@@ -62,20 +62,17 @@ def search(
 
     Raises InputError when no number makes sense or nothing can be read.
 
-    ``traces``: one step on one rank; further ones of the same workload at other batches.
-    ``ranks``, ``platform``: numbers of ranks to compare; a platform by name or file.
-    ``batch``: samples of the whole step; by default the trace's own batch on each of the most ranks.
-    ``top``: plans to simulate in full at least, for each number of ranks and recipe.
-    ``price_per_gpu_hour``, ``power_w``: price [1/h] and power [W] of a device, to compare cost and energy too.
-    ``cost_model``, ``override``: as for ``Options``.
-    ``tokens``: of a whole run, to say what it takes under each plan.
-    ``draws``, ``seed``: as for ``Options``: plans stand in the order of the draws' means, compared draw by draw.
-    ``routing``: as for ``Options``; drawn by the seed.
-    ``watch``: called with how many plans are done, of how many, and what is done with them.
-    ``jobs``: processes that simulate plans at the same time (Linux); the answer is the same.
-    ``step``: ``STEP_WORDS`` of a language model by name or configuration; several recipes of
-        ``precision``, with commas between, are ranked together, each with its ``fusion`` behind a
-        plus sign where it has one of its own: ``fsdp2-mixed+compile,megatron-bf16``.
+    ``traces``: one step on one rank; further ones of the same workload at other batches. ``ranks``, ``platform``:
+    numbers of ranks to compare; a platform by name or file. ``batch``: samples of the whole step; by default the
+    trace's own batch on each of the most ranks. ``top``: plans to simulate in full at least, for each number of ranks
+    and recipe. ``price_per_gpu_hour``, ``power_w``: price [1/h] and power [W] of a device, to compare cost and energy
+    too. ``cost_model``, ``override``: as for ``Options``. ``tokens``: of a whole run, to say what it takes under each
+    plan. ``draws``, ``seed``: as for ``Options``: plans stand in the order of the draws' means, compared draw by draw.
+    ``routing``: as for ``Options``; drawn by the seed. ``watch``: called with how many plans are done, of how many, and
+    what is done with them. ``jobs``: processes that simulate plans at the same time (Linux); the answer is the same.
+    ``step``: ``STEP_WORDS`` of a language model by name or configuration; several recipes of ``precision``, with commas
+    between, are ranked together, each with its ``fusion`` behind a plus sign where it has one of its own:
+    ``fsdp2-mixed+compile,megatron-bf16``.
     """
     counts = [ranks] if isinstance(ranks, int) else sorted(set(ranks))
     if jobs < 1:
@@ -164,35 +161,17 @@ def search_plans(
 ) -> Found:  # fmt: skip
     """Return the best plans for a model on a number of ranks.
 
-    Parameters
-    ----------
-    workshop : Workshop
-        Loads and keeps traces, platforms and cost models.
-    trace, platform : str
-        By their names in the workshop.
-    ranks, batch : int
-        Ranks, and samples of the whole step.
-    top : int
-        Plans to simulate in full at least.
-    space : Space, optional
-        What to vary beside the degrees.
-    plans : sequence of Plan, optional
-        To choose among, instead of the space.
-    cost_model, override, watch, draws, seed, jobs
-        As for ``search``.
+    ``workshop``: loads and keeps traces, platforms and cost models. ``trace``, ``platform``: by their names in the
+    workshop. ``ranks``, ``batch``: ranks, and samples of the whole step. ``top``: plans to simulate in full at least.
+    ``space``: what to vary beside the degrees. ``plans``: to choose among, instead of the space. cost_model, override,
+    watch, draws, seed, jobs As for ``search``.
 
-    Raises
-    ------
-    InputError
-        When no plan fits, the numbers are not positive, or nothing can be read.
+    Raises InputError when no plan fits, the numbers are not positive, or nothing can be read.
 
-    Notes
-    -----
-    All are outlined; what needs more memory than there is, counting what is certainly held, is
-    dropped. The others are simulated in the order of their outlines until ``top`` are there and no
-    further outline, corrected by the worst error so far, promises to come among them, or
-    ``FURTHER`` says to stop. Of plans that differ only in their buckets' size the best outline is
-    simulated, which follows what tells them apart: when all-reduces begin, and how many.
+    All are outlined; what needs more memory than there is, counting what is certainly held, is dropped. The others are
+    simulated in the order of their outlines until ``top`` are there and no further outline, corrected by the worst
+    error so far, promises to come among them, or ``FURTHER`` says to stop. Of plans that differ only in their buckets'
+    size the best outline is simulated, which follows what tells them apart: when all-reduces begin, and how many.
     """
     if ranks < 1 or batch < 1 or top < 1:
         raise InputError(f"{ranks} ranks, a batch of {batch}, {top} plans: all must be positive")

@@ -57,11 +57,9 @@ class Space:
 def choose_space(facts: Facts) -> Space:
     """Return what to vary for a trace: of a language model what the frameworks that train them have.
 
-    Notes
-    -----
-    Megatron-LM, nanotron and torchtitan: 1F1B or interleaved pipelines, replicas whole, with
-    distributed optimizer or fully sharded, tensor parallelism with its activations shared, DDP's
-    own buckets; flash attention leaves selective recomputation nothing to do.
+    Megatron-LM, nanotron and torchtitan: 1F1B or interleaved pipelines, replicas whole, with distributed optimizer or
+    fully sharded, tensor parallelism with its activations shared, DDP's own buckets; flash attention leaves selective
+    recomputation nothing to do.
     """
     if not facts.language_model:
         return Space()
@@ -175,13 +173,9 @@ def enumerate_plans(
 ) -> Iterator[Plan]:
     """Yield the plans of a number of ranks that can be carried out; the others are counted in ``fates``.
 
-    Notes
-    -----
-    What has no effect is not varied: schedules without a pipeline, shardings
-    and buckets without replicas, buckets under a sharding. Micro-batches (of a
-    pipeline) and accumulated micro-steps (without one) are the divisors of a
-    replica's samples. A rank of an interleaved pipeline has two stages, or
-    more where these are all as long.
+    What has no effect is not varied: schedules without a pipeline, shardings and buckets without replicas, buckets
+    under a sharding. Micro-batches (of a pipeline) and accumulated micro-steps (without one) are the divisors of a
+    replica's samples. A rank of an interleaved pipeline has two stages, or more where these are all as long.
     """
     units = len(pipeline_units(trace))
     for data, tensor, pipeline in list_degrees(ranks):
@@ -207,8 +201,8 @@ def enumerate_plans(
 def _list_stages(pipeline: int, units: int, space: Space) -> Iterator[tuple[str, int]]:
     """Yield schedules with stages of a rank; 0 for the schedule's own.
 
-    More than two where they share the model's units evenly, or all but embedding and head, each at
-    least half as many again as the one before: bubbles shrink with their inverse.
+    More than two where they share the model's units evenly, or all but embedding and head, each at least half as many
+    again as the one before: bubbles shrink with their inverse.
     """
     for schedule in space.schedules if pipeline > 1 else ("none",):
         yield schedule, 0
@@ -266,11 +260,9 @@ ASSUMPTION = (
 class Prediction:
     """A plan's step, and how far it moves with what is uncertain.
 
-    ``time_s``: predicted step [s].
-    ``compute_log``, ``communication_log``: logarithm of the step at the high end of the compute
-        times, and of communication besides, over the predicted one.
-    ``beyond``: logarithm of measured over expected step, equally likely values, where real runs of
-        the plan's kind told (``NodeResidual.logs``).
+    ``time_s``: predicted step [s]. ``compute_log``, ``communication_log``: logarithm of the step at the high end of the
+    compute times, and of communication besides, over the predicted one. ``beyond``: logarithm of measured over expected
+    step, equally likely values, where real runs of the plan's kind told (``NodeResidual.logs``).
     """
 
     time_s: float
@@ -282,13 +274,9 @@ class Prediction:
 def probability_faster(one: Prediction, other: Prediction) -> float:
     """Return the probability that the first of two plans of one model on one platform takes less time.
 
-    Notes
-    -----
-    `ASSUMPTION`: errors that both plans share cancel as far as both steps
-    depend on them alike. The share that is a plan's own has the standard
-    deviation `own_deviation`, and what runs over nodes took besides: of some
-    kinds one in ten takes many times as long, so no single deviation serves.
-    Across workloads and platforms it is not meant.
+    `ASSUMPTION`: errors that both plans share cancel as far as both steps depend on them alike. The share that is a
+    plan's own has the standard deviation `own_deviation`, and what runs over nodes took besides: of some kinds one in
+    ten takes many times as long, so no single deviation serves. Across workloads and platforms it is not meant.
     """
     shared = (
         (one.compute_log - other.compute_log) ** 2
@@ -306,11 +294,8 @@ def probability_faster(one: Prediction, other: Prediction) -> float:
 def own_deviation() -> float:
     """Return the standard deviation of the logarithm of a plan's own error, from measured plans.
 
-    Notes
-    -----
-    Each workload's mean error is taken off, since its plans share it; one
-    degree of freedom a workload is lost. What the measurements themselves
-    scatter is still in it, so that it is rather too large.
+    Each workload's mean error is taken off, since its plans share it; one degree of freedom a workload is lost. What
+    the measurements themselves scatter is still in it, so that it is rather too large.
     """
     groups: dict[str, list[float]] = {}
     for one in load_residuals():
@@ -340,10 +325,9 @@ def add_costs(
 ) -> list[str]:
     """Add what a step costs to each row, and return the columns to compare plans by.
 
-    ``rows``: simulated plans; ``cost_per_step`` (in the price's currency) and ``energy_j`` [J] are
-        added where a price or a power is given.
-    ``price_per_gpu_hour``: price of a device [1/h].
-    ``power_w``: power of a device while a step runs [W].
+    ``rows``: simulated plans; ``cost_per_step`` (in the price's currency) and ``energy_j`` [J] are added where a price
+    or a power is given. ``price_per_gpu_hour``: price of a device [1/h]. ``power_w``: power of a device while a step
+    runs [W].
     """
     columns = ["expected_s", "peak_memory_bytes"]
     for row in rows:

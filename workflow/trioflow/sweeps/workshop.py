@@ -46,16 +46,14 @@ from trioflow.trace.store import Trace
 class MemoModel:
     """Remembers the predictions of another model; equal questions get the same answer.
 
-    ``asked``, ``answered``: questions, and those that the model itself had to answer.
+    ``asked``, ``answered``: questions, and those that the model itself had to answer. Plans that share the size of a
+    micro-batch and the tensor degree ask the same, and most of building a graph is prediction. Questions are compared
+    by a digest of every column, so nothing that a model may read is left out. The frames are shared: callers must not
+    write into them, and none does.
 
-    Plans that share the size of a micro-batch and the tensor degree ask the
-    same, and most of building a graph is prediction. Questions are compared by
-    a digest of every column, so nothing that a model may read is left out. The
-    frames are shared: callers must not write into them, and none does.
-
-    A model that looks at each row by itself (``interface.looks_at_rows``), and
-    so not at the columns of ``distinct.PLACE``, is asked once for equal rows, of which the
-    repeated blocks of a network have many, at whatever sizes before. Any other gets whole frames.
+    A model that looks at each row by itself (``interface.looks_at_rows``), and so not at the columns of
+    ``distinct.PLACE``, is asked once for equal rows, of which the repeated blocks of a network have many, at whatever
+    sizes before. Any other gets whole frames.
     """
 
     def __init__(self, model: OperatorModel) -> None:
@@ -156,14 +154,12 @@ PREDICTED = (
 class Workshop:
     """Traces, platforms, cost models and graphs, each loaded or built once.
 
-    Raises TrioflowError where a file cannot be read, at the first scenario that needs it; what is
-    wrong with a scenario itself goes into its row.
+    Raises TrioflowError where a file cannot be read, at the first scenario that needs it; what is wrong with a scenario
+    itself goes into its row.
 
-    ``traces``: files of each trace by its name, or traces; a name that is not here is a shipped
-        trace's or a path.
-    ``platforms``: platform files by name, likewise.
-    ``interval``: whether every scenario has an interval.
-    ``graphs``: graphs built so far.
+    ``traces``: files of each trace by its name, or traces; a name that is not here is a shipped trace's or a path.
+    ``platforms``: platform files by name, likewise. ``interval``: whether every scenario has an interval. ``graphs``:
+    graphs built so far.
     """
 
     def __init__(
@@ -222,8 +218,8 @@ class Workshop:
     ) -> tuple[str, TaskGraph]:  # fmt: skip
         """Return a plan's graph and the digest of what it was built from.
 
-        ``key`` says what ``times`` are of: trace, cost model, override; of the platform the host costs count.
-        Those that somebody may ask for again are kept.
+        ``key`` says what ``times`` are of: trace, cost model, override; of the platform the host costs count. Those
+        that somebody may ask for again are kept.
         """
         described = [*key, platform.device.name, dict(platform.host), asdict(plan), batch]
         digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
@@ -251,9 +247,8 @@ class Workshop:
     def simulate(self, step: Step) -> Prediction:
         """Return the prediction of a step.
 
-        Loading the compiled engine pays for a large graph, or for many small
-        ones: it is loaded once as many events have gone through the plain one
-        as would have repaid it. Both give the same bits.
+        Loading the compiled engine pays for a large graph, or for many small ones: it is loaded once as many events
+        have gone through the plain one as would have repaid it. Both give the same bits.
         """
         options = step.options
         if not self._loaded and options.network == DEFAULT_NETWORK and is_repaid(self._events):
@@ -318,9 +313,8 @@ _ABSENT = (
 def draw_scales(values: Mapping[str, Any], ranks: int) -> float | list[float]:
     """Return the factor on compute times: one for all ranks, or one drawn for each.
 
-    The logarithms are normal with the standard deviation ``rank_spread``, so
-    that half of the ranks are slower than predicted; the same seed gives the
-    same factors to the first ranks whatever their number.
+    The logarithms are normal with the standard deviation ``rank_spread``, so that half of the ranks are slower than
+    predicted; the same seed gives the same factors to the first ranks whatever their number.
     """
     scale = float(values["compute_scale"])
     if not values["rank_spread"]:
