@@ -56,10 +56,8 @@ Row = dict[str, Any]
 def size_trace(traces: Sequence[Trace], plan: Plan, batch: int) -> Trace:
     """Return the trace that a plan starts from, its operators as large as one task runs them.
 
-    ``batch``: samples of the whole step.
-
-    Returns ``flop`` and bytes are those of one micro-batch on one shard. The tensor table is empty
-    where shapes differ from the traced ones.
+    ``batch``: samples of the whole step. Returns ``flop`` and bytes are those of one micro-batch on one shard. The
+    tensor table is empty where shapes differ from the traced ones.
     """
     samples = batch / (plan.data * plan.micro_batches)
     trace = choose_reference(traces, samples).trace
@@ -73,8 +71,8 @@ def size_trace(traces: Sequence[Trace], plan: Plan, batch: int) -> Trace:
 def leave_host(graph: TaskGraph) -> TaskGraph:
     """Return a graph of devices alone, for readers that know no operators of a CPU (ASTRA-sim).
 
-    What the host's stream runs takes no time then, so that a step that its launches hold back is too short. What a
-    task waits for through the host, such as a message that the host looked at before it launched on, it waits for.
+    What the host's stream runs takes no time then, so that a step that its launches hold back is too short. What a task
+    waits for through the host, such as a message that the host looked at before it launched on, it waits for.
     """
     tasks = graph.tasks
     host = (tasks["stream"] == _HOST_STREAM).to_numpy(dtype=bool)
@@ -114,20 +112,18 @@ def write_chakra(
 ) -> list[Path]:
     """Write one Chakra file a rank, and the communicator groups beside them.
 
-    ``graph``: what every rank does. ``prefix``: the files are ``PREFIX.<rank>.et`` and
-    ``PREFIX.comm_groups.json``. ``source``: from `size_trace`: gives operators their ``num_ops``
-    and ``tensor_size``, and their tensors where its tensor table has them. ``involved_dim``:
-    dimensions of the consumer's network that collectives of all ranks use; left out by default,
-    which ASTRA-sim takes for all.
+    ``graph``: what every rank does. ``prefix``: the files are ``PREFIX.<rank>.et`` and ``PREFIX.comm_groups.json``.
+    ``source``: from `size_trace`: gives operators their ``num_ops`` and ``tensor_size``, and their tensors where its
+    tensor table has them. ``involved_dim``: dimensions of the consumer's network that collectives of all ranks use;
+    left out by default, which ASTRA-sim takes for all.
 
-    Returns the files written: the ranks' in order, then the groups'. Raises InputError when a task
-    cannot be expressed, tasks wait for one another, or files of a larger export lie under the
-    prefix.
+    Returns the files written: the ranks' in order, then the groups'. Raises InputError when a task cannot be expressed,
+    tasks wait for one another, or files of a larger export lie under the prefix.
 
-    A node's id is its ``task_id``. Durations are whole microseconds whose remainder is carried
-    along each stream; those that the network decides are absent. The order of a stream is in
-    ``ctrl_deps`` and, with what a task waits for otherwise, in ``data_deps``: readers that follow
-    one of the two alone see the whole order. Tasks of the stream ``host`` are CPU operators.
+    A node's id is its ``task_id``. Durations are whole microseconds whose remainder is carried along each stream; those
+    that the network decides are absent. The order of a stream is in ``ctrl_deps`` and, with what a task waits for
+    otherwise, in ``data_deps``: readers that follow one of the two alone see the whole order. Tasks of the stream
+    ``host`` are CPU operators.
     """
     export = _Export(graph, source, tuple(involved_dim))
     files = [Path(f"{prefix}.{rank}.et") for rank in range(export.ranks)]

@@ -35,12 +35,11 @@ _NOTED = {
 def write_kineto(timeline: pd.DataFrame, folder: str | Path) -> list[Path]:
     """Write ``rank-N.json.gz`` for every rank of a predicted step; return the files in order of rank.
 
-    ``timeline``: columns of ``tables.TIMELINE``, of a GPU's step. Tasks on a GPU are kernels and
-    copies on streams, tasks of the host operators with the launch of their kernel at their end;
-    where the host costs nothing, a kernel is launched as it starts. Kernels carry the operator's
-    name (a prediction knows no other), those of collectives NCCL's with PyTorch's metadata; a
-    kernel of a collective does not hold the wait for late ranks, which a measured one does. Raises
-    InputError when the folder holds other files, which a reader of folders would take for ranks.
+    ``timeline``: columns of ``tables.TIMELINE``, of a GPU's step. Tasks on a GPU are kernels and copies on streams,
+    tasks of the host operators with the launch of their kernel at their end; where the host costs nothing, a kernel is
+    launched as it starts. Kernels carry the operator's name (a prediction knows no other), those of collectives NCCL's
+    with PyTorch's metadata; a kernel of a collective does not hold the wait for late ranks, which a measured one does.
+    Raises InputError when the folder holds other files, which a reader of folders would take for ranks.
     """
     goal, members = make_folder(folder), find_members(timeline)
     ranks = sorted(int(rank) for rank in timeline["rank"].unique())

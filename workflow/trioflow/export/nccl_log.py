@@ -33,11 +33,10 @@ def write_nccl_log(
 ) -> list[Path]:
     """Write ``rank-N.log`` for every rank of a predicted step; return the files in order of rank.
 
-    ``timeline``: columns of ``tables.TIMELINE``. ``ranks_per_node``: all ranks by default. Calls
-    stand in the order in which they start, elements are bytes, buffers ``(nil)``; each group of ranks
-    on each stream has a communicator, as PyTorch's process groups have, and two ranks that send have
-    one too. An all-to-all is a send to every rank and a receive from it, as PyTorch calls it. Raises
-    InputError when the folder holds other files.
+    ``timeline``: columns of ``tables.TIMELINE``. ``ranks_per_node``: all ranks by default. Calls stand in the order in
+    which they start, elements are bytes, buffers ``(nil)``; each group of ranks on each stream has a communicator, as
+    PyTorch's process groups have, and two ranks that send have one too. An all-to-all is a send to every rank and a
+    receive from it, as PyTorch calls it. Raises InputError when the folder holds other files.
 
     Source: NVIDIA/nccl, ``src/enqueue.cc`` and ``src/init.cc`` (what a line holds).
     """

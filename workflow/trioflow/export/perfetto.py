@@ -1,7 +1,6 @@
 """Timelines as traces that Perfetto opens (https://ui.perfetto.dev, or any copy of it).
 
-The format is Chrome's JSON trace events: the only one that Perfetto reads and
-people can, too.
+The format is Chrome's JSON trace events: the only one that Perfetto reads and people can, too.
 """
 
 from __future__ import annotations
@@ -135,16 +134,15 @@ def write_perfetto(
 ) -> None:
     """Write a timeline, and a measured one beside it, as a Chrome JSON trace.
 
-    ``timeline``: columns of ``tables.TIMELINE``. ``path``: target file; compressed when its name
-    ends in ``.gz``. Equal tables give equal bytes. ``measured``: the same columns (others are
-    ignored); each of its ranks appears below the simulated one as a process of its own, "rank 0
-    (measured)". ``counters``: curves: ``rank`` (null for a link), ``counter`` (its name), ``unit``,
-    ``time_s`` [s] and ``value``, which holds from then on, to whole units. ``critical_path``:
-    columns of ``tables.CRITICAL_PATH``; shown as a process of its own.
+    ``timeline``: columns of ``tables.TIMELINE``. ``path``: target file; compressed when its name ends in ``.gz``. Equal
+    tables give equal bytes. ``measured``: the same columns (others are ignored); each of its ranks appears below the
+    simulated one as a process of its own, "rank 0 (measured)". ``counters``: curves: ``rank`` (null for a link),
+    ``counter`` (its name), ``unit``, ``time_s`` [s] and ``value``, which holds from then on, to whole units.
+    ``critical_path``: columns of ``tables.CRITICAL_PATH``; shown as a process of its own.
 
-    One process per rank, one thread per stream, one slice per task. Arrows lead from a send to its
-    recv and along the members of a collective in rank order. Perfetto counts in whole nanoseconds,
-    so starts and ends are rounded to them, each for itself: tasks that touch still touch.
+    One process per rank, one thread per stream, one slice per task. Arrows lead from a send to its recv and along the
+    members of a collective in rank order. Perfetto counts in whole nanoseconds, so starts and ends are rounded to them,
+    each for itself: tasks that touch still touch.
     """
     _write_events(path, _describe(timeline, measured, counters, critical_path))
 
@@ -214,12 +212,9 @@ def _describe_timeline(timeline: pd.DataFrame, suffix: str) -> Iterator[bytes]:
 def _assign_lanes(key: Ints, start_ns: Ints, end_ns: Ints) -> Ints:
     """Return the lane of every task within its stream, from 0.
 
-    Simulated tasks of one stream never overlap, but measured ones may, and Perfetto drops slices
-    that overlap without one lying inside the other; such a slice moves to the next lane of its
-    stream.
-
-    ``key``: stream of each task, equal for tasks that share one [tasks]; ``start_ns``, ``end_ns``:
-    when it runs [tasks] [ns].
+    Simulated tasks of one stream never overlap, but measured ones may, and Perfetto drops slices that overlap without
+    one lying inside the other; such a slice moves to the next lane of its stream. ``key``: stream of each task, equal
+    for tasks that share one [tasks]; ``start_ns``, ``end_ns``: when it runs [tasks] [ns].
     """
     lanes = np.zeros(len(key), dtype=np.int64)
     order = np.lexsort((-end_ns, start_ns, key))

@@ -42,11 +42,11 @@ def simulate_experiment(
 ) -> None:
     """Simulate an experiment and write its timeline, what is made of it, and its summary.
 
-    ``graph_folder``, ``platform``, ``collectives``, ``session``, ``traces``: as for
-    ``experiment.load_experiment``; ``rank_timelines``: measured timelines of the session;
-    ``captures``: ``trace.json`` of all of the run's traces, whose repeats say how far ranks drift
-    (where none was repeated, the spread of the kind of device does); ``folder``: where ``timeline.parquet``, ``critical_path.parquet``, ``links.parquet``,
-    ``breakdown.parquet``, ``perfetto.json.gz`` and ``summary.json`` go.
+    ``graph_folder``, ``platform``, ``collectives``, ``session``, ``traces``: as for ``experiment.load_experiment``;
+    ``rank_timelines``: measured timelines of the session; ``captures``: ``trace.json`` of all of the run's traces,
+    whose repeats say how far ranks drift (where none was repeated, the spread of the kind of device does); ``folder``:
+    where ``timeline.parquet``, ``critical_path.parquet``, ``links.parquet``, ``breakdown.parquet``,
+    ``perfetto.json.gz`` and ``summary.json`` go.
     """
     step, anchor = load_experiment(graph_folder, platform, collectives, session, traces)
     repeats = [Facts.read(read_json(path), path).repeats for path in captures]
@@ -93,8 +93,8 @@ def write_simulation(
 ) -> None:
     """Write the timeline of a predicted step and what is made of it.
 
-    ``prediction``: simulated with ``record_links=True``; ``measured``: columns of
-    ``tables.TIMELINE``: shown beside the predicted one in the Perfetto trace.
+    ``prediction``: simulated with ``record_links=True``; ``measured``: columns of ``tables.TIMELINE``: shown beside the
+    predicted one in the Perfetto trace.
     """
     parts = [prediction.breakdown(by) for by in WAYS]
     for part in parts:
@@ -115,10 +115,8 @@ def write_step(
 ) -> pd.DataFrame:
     """Write a predicted step as a Perfetto trace, with its critical path, memory and the rates of its links.
 
-    ``prediction``: simulated without ``record_links=True`` the trace has no rates; ``measured``: as
-    in :func:`write_simulation`.
-
-    Returns the critical path, columns of ``tables.CRITICAL_PATH``.
+    ``prediction``: simulated without ``record_links=True`` the trace has no rates; ``measured``: as in
+    :func:`write_simulation`. Returns the critical path, columns of ``tables.CRITICAL_PATH``.
     """
     graph, timeline = prediction.task_graph, prediction.timeline
     modules = prediction.step.trace.operators["module"].tolist()
@@ -149,10 +147,8 @@ def can_count_links(network: str) -> bool:
 def count_link_rates(result: Simulated) -> pd.DataFrame:
     """Return the rate of every link that bytes moved over, as ``write_perfetto`` takes curves.
 
-    ``result``: simulated with ``record_links=True``.
-
-    Returns ``rank`` (null: a link is of no rank), ``counter``, ``unit``, ``time_s`` [s] and
-    ``value`` [bytes/s]. Raises InputError when the result holds no traffic.
+    ``result``: simulated with ``record_links=True``. Returns ``rank`` (null: a link is of no rank), ``counter``,
+    ``unit``, ``time_s`` [s] and ``value`` [bytes/s]. Raises InputError when the result holds no traffic.
     """
     rates = link_rates(result)
     return pd.DataFrame({
@@ -169,16 +165,13 @@ def count_memory(
 ) -> pd.DataFrame:
     """Return what every rank holds over time, as ``write_perfetto`` takes curves.
 
-    ``curves``: ``metadata.memory_curves`` of the task graph: ``ranks`` that are alike, ``places``
-    among a rank's tasks, and the ``bytes`` that it holds from there on. ``timeline``: columns of
-    ``tables.TIMELINE``, of the same graph. ``most_points``: points of a rank; of more, neighbours
-    are joined and keep their most.
+    ``curves``: ``metadata.memory_curves`` of the task graph: ``ranks`` that are alike, ``places`` among a rank's tasks,
+    and the ``bytes`` that it holds from there on. ``timeline``: columns of ``tables.TIMELINE``, of the same graph.
+    ``most_points``: points of a rank; of more, neighbours are joined and keep their most.
 
-    Returns ``rank``, ``counter``, ``unit``, ``time_s`` [s] and ``value`` [bytes].
-
-    Memory is handed out in the order of the program, whenever the device runs
-    (``parallel.memory.profile``). A change is shown when the device begins the task at which it
-    happens; of communication, whose streams run ahead or behind, at the latest begin of computation
+    Returns ``rank``, ``counter``, ``unit``, ``time_s`` [s] and ``value`` [bytes]. Memory is handed out in the order of
+    the program, whenever the device runs (``parallel.memory.profile``). A change is shown when the device begins the
+    task at which it happens; of communication, whose streams run ahead or behind, at the latest begin of computation
     before it.
     """
     order = np.argsort(timeline["rank"].to_numpy(np.int64), kind="stable")

@@ -1,7 +1,7 @@
 """A trace in TrioSim's own format: ``trace.csv`` and ``tensor.csv``.
 
-What the format cannot hold is lost: fractions of a microsecond, host time,
-module names, element types (sizes remain), what was joined, and facts.
+What the format cannot hold is lost: fractions of a microsecond, host time, module names, element types (sizes remain),
+what was joined, and facts.
 """
 
 from __future__ import annotations
@@ -41,15 +41,13 @@ _TYPES = {name: types for names, types in _ARGUMENTS.items() for name in names.s
 def write_triosim(trace: Trace, folder: str | Path) -> None:
     """Write a trace as TrioSim reads it.
 
-    ``trace``: any trace with device times, imported or captured. ``folder``: where ``trace.csv``
-    and ``tensor.csv`` go; each appears complete or not at all. Raises TraceError when the trace
-    holds no times.
+    ``trace``: any trace with device times, imported or captured. ``folder``: where ``trace.csv`` and ``tensor.csv`` go;
+    each appears complete or not at all. Raises TraceError when the trace holds no times.
 
-    Times are whole microseconds, rounded so that the sum over the operators is kept: the end of
-    each operator is rounded, not its duration. Where the trace does not know an operator's first
-    kernel start and last kernel end (``facts.span_ns``), both time columns are equal. Where it does
-    not say which operators TrioSim's tensor parallelism splits (``facts.tp_flagged``), these are
-    the products and convolutions with a parameter and their gradients.
+    Times are whole microseconds, rounded so that the sum over the operators is kept: the end of each operator is
+    rounded, not its duration. Where the trace does not know an operator's first kernel start and last kernel end
+    (``facts.span_ns``), both time columns are equal. Where it does not say which operators TrioSim's tensor parallelism
+    splits (``facts.tp_flagged``), these are the products and convolutions with a parameter and their gradients.
     """
     if trace.facts.step_time_source == UNTIMED:
         raise TraceError(
