@@ -108,11 +108,7 @@ def _make_region(operators: Sequence[int], saved: dict[int, _Saved], stops: bool
 
 
 def _find_saved(trace: Trace) -> dict[int, _Saved]:
-    """Return the forward operators that keep something for backward.
-
-    Operators of one autograd node (one forward operator and sequence number) belong together: a node takes all that it
-    kept before it computes.
-    """
+    """Return the forward operators that keep something for backward: those of an autograd node take all that it kept."""
     tensors = trace.tensors
     storage = tensors["storage_id"].tolist()
     phase = trace.operators["phase"].tolist()
@@ -220,12 +216,10 @@ def split_backward(
 ) -> BackwardSplit:
     """Return which backward operators of a stage belong to I and which to W; the first stage has no I.
 
-    Raises PlanError when the trace does not say what the operators read and write.
-
-    An operator that makes both kinds of gradient is shared by its FLOPs, of which each takes half: both products of a
-    convolution or a linear layer have the same size. One without FLOPs is shared by the bytes that each part moves,
-    both reading all of its inputs. Running it twice costs its host time twice; that reading twice may cost more than
-    reading once is left out.
+    An operator that makes both kinds of gradient is shared by its FLOPs, half each (both products of a convolution or
+    linear layer have one size), without FLOPs by the bytes that each part moves, both reading all inputs. Twice the
+    host's time; what reading twice costs more is left out. Raises PlanError when the trace does not say what operators
+    read and write.
     """
     rows = [
         row
@@ -283,11 +277,7 @@ def keep_sums_with_input(
     split: BackwardSplit, exchanges: dict[int, list[Any]], forward_of: list[int | None],
     first: bool = False,
 ) -> dict[int, list[Any]]:  # fmt: skip
-    """Move tensor-parallel collectives of gradients that go on from W to I.
-
-    Those behind an operator of W alone go after the last operator of I of the same forward operator, those before one
-    (``first``) before the first.
-    """
+    """Move tensor-parallel collectives of gradients that go on from W to I, beside I of the same forward operator."""
     inside, moved = set(split.for_input), {op: list(held) for op, held in exchanges.items()}
     for op_id in split.for_weight:
         if op_id in exchanges and op_id not in inside and inside:

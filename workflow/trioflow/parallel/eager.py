@@ -1,9 +1,8 @@
 """Eager sends: messages that move once they are sent, whether or not their receiver waits for them.
 
-MPI and gloo keep small messages in a buffer until their receiver asks, NCCL what its channels' buffers hold where it
-does not write into the receiver's memory at once. The graph says so: a receive becomes an arrival, which is matched with the send, waits for nothing and lies beside its rank's work, and,
-in the place of the receive, a wait of no length for it. So every engine, folded or not, timelines, critical paths and
-draws follow. A sender is busy until its message has arrived, and arrivals from one sender keep their order.
+MPI and gloo keep small messages in a buffer, NCCL what its channels' buffers hold where it does not write into the
+receiver's memory. A receive becomes an arrival, matched with the send, beside its rank's work, and in its place a wait
+of no length. A sender is busy until its message has arrived; arrivals from one sender keep their order.
 """
 
 from __future__ import annotations

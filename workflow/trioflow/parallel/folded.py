@@ -1,9 +1,8 @@
 """Identical ranks kept once: one representative of each class, its members, and how to expand it.
 
-A *class* is a set of ranks that do the same tasks in the same order; its *representative* stands for them. What a rank
-does together with others it does in a *group*; groups that stand for one another make a *family*. In data times tensor
-parallelism, for instance, all ranks are one class, the data-parallel groups are one family and the tensor-parallel
-groups another.
+A *class* is a set of ranks that do the same tasks in the same order; its *representative* stands for them. *Groups* of
+ranks that stand for one another make a *family*: in data times tensor parallelism all ranks are one class,
+data-parallel groups one family, tensor-parallel ones another.
 """
 
 from __future__ import annotations
@@ -35,12 +34,10 @@ class Family:
 
 @dataclass(frozen=True, eq=False)
 class Fold:
-    """A task graph with identical ranks kept once.
+    """A task graph with identical ranks kept once, as ``find_problem`` checks for groups.
 
-    What it says, and ``find_problem`` checks as far as it concerns groups: the tasks of a member are those of its
-    representative, and where the representative takes part in a match, the member takes part in that match of its own
-    group of the family, at the same place of its program. A match of one group has exactly one task on each of its
-    ranks.
+    Where a representative takes part in a match, a member does in that of its own group of the family, at the same
+    place of its program. A match of one group has exactly one task on each of its ranks.
     """
 
     # Tasks of the representatives alone, those of one rank in a row. ``rank``, ``group`` and
@@ -129,10 +126,7 @@ class Fold:
         return found
 
     def expand(self) -> TaskGraph:
-        """Return the tasks of every rank.
-
-        Tasks are numbered rank by rank; matches in the order in which tasks name them first.
-        """
+        """Return the tasks of every rank, numbered rank by rank; matches in the order in which tasks name them first."""
         kept = self.graph
         row = self.row_of_task
         counts = self.task_counts[self.class_of]
@@ -212,10 +206,9 @@ class _Places:
 
 
 class FoldedTaskGraph(TaskGraph):
-    """A task graph that keeps identical ranks once and expands when its tables are read.
+    """A task graph that keeps identical ranks once and expands when its tables are read; then ``fold`` is None.
 
-    ``fold``: representatives, classes and families. Once its tables have been read it is a plain task graph: whoever
-    holds them may have changed them, so ``fold`` is None from then on.
+    Whoever holds the tables may have changed them.
     """
 
     def __init__(self, fold: Fold) -> None:

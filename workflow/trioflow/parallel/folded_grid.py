@@ -61,11 +61,7 @@ class Grid:
         return np.searchsorted(self.find_representatives(), own).astype(np.int64)
 
     def make_family(self, group: Sequence[int]) -> Family:
-        """Return the groups that stand for one of a representative.
-
-        Along an axis on which the group's ranks lie at different places, the group of another rank has the same places;
-        along the others it lies where that rank does.
-        """
+        """Return the groups that stand for one of a representative: along axes on which its ranks share a place, each rank's own."""
         ranks = np.array(group, dtype=np.int64)
         moved = [
             axis
@@ -80,10 +76,10 @@ class Grid:
 
 
 def fold_representatives(graph: TaskGraph, grid: Grid) -> FoldedTaskGraph:
-    """Return the folded graph of a grid of ranks from the tasks of its representatives.
+    """Return the folded graph of a grid of ranks from the tasks of ``grid.find_representatives()``, in this order.
 
-    Raises PlanError when groups of ranks that are said to be alike do not stand for one another. ``graph``: tasks of
-    ``grid.find_representatives()``, in this order; groups and peers name ranks of the whole grid.
+    Groups and peers name ranks of the whole grid. Raises PlanError when groups of ranks that are said to be alike do
+    not stand for one another.
     """
     tasks = graph.tasks
     match = tasks["match_id"].to_numpy(dtype=np.int64, na_value=_NOWHERE)
@@ -111,11 +107,9 @@ def fold_representatives(graph: TaskGraph, grid: Grid) -> FoldedTaskGraph:
 
 
 def split_fold(fold: Fold, of_rank: Ints, of_group: Mapping[int, Ints]) -> Fold:
-    """Divide classes so that all ranks of a class, and all groups of a family, have equal numbers.
+    """Divide classes, as little as possible, so that ranks of a class and groups of a family have equal numbers.
 
-    ``of_rank`` numbers the ranks [ranks], ``of_group`` the groups of some families [groups]. The result has as few
-    classes as possible: ranks whose groups differ are in different classes, groups whose members differ in different
-    families.
+    Ranks whose groups differ get different classes, groups whose members differ different families.
     """
     ranks, groups = _divide_classes(fold, of_rank, of_group)
     representatives = np.sort(np.unique(ranks, return_index=True)[1]).astype(np.int64)

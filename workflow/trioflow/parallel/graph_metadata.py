@@ -25,21 +25,14 @@ class TimesOrigin:
 
 @dataclass(frozen=True, kw_only=True)
 class GraphMetadata:
-    """Where a task graph comes from.
+    """Where a task graph comes from; the defaults are those of a graph put together by hand, of which nothing is known.
 
-    The defaults are those of a graph that was put together by hand: nothing is known of it.
-
-    ``workload``, ``device_name``: what was traced, and on which device. ``plan``, ``plan_text``: the plan, and the
-    sentence that describes it. ``mode``: one of ``schedules.table.MODES``. ``ranks``, ``batch``: ranks, and samples of
-    the whole step. ``traced_batches``: batches of the traces that the times come from. ``trace_shares``: share of the
-    step's time that each traced batch decides. ``traced_phases_s``: traced time of each phase at each batch that was
-    given [s]. ``baseline_step_time_s``: the traced step's time, shared out evenly by samples and ranks [s].
-    ``compute_interval``: low and high factor on the compute times: their 80 % interval. ``compute_confidence``: one of
-    ``certainty.CONFIDENCES``. ``least_half_log``: least half width of the step's interval, as a logarithm. ``stages``:
-    units of each pipeline stage. ``peak_memory_bytes``: peak memory of the fullest rank [bytes]. ``memory``,
-    ``memory_curves``: peak of each group of ranks that are alike, and what they hold over time; see
-    ``memory.estimate_memory`` and ``memory.take_curves``. ``warnings``: what the reader must know. ``experiment``,
-    ``operator_times``: of an experiment of the workflow: its name, and what its times rest on.
+    ``mode`` is of ``schedules.table.MODES``, ``batch`` of the whole step; ``trace_shares`` is the share of the step
+    that each traced batch decides, ``traced_phases_s`` traced time by phase at each batch [s], ``baseline_step_time_s``
+    the traced step shared out evenly by samples and ranks [s]. ``compute_interval`` holds the factors of an 80 %
+    interval, ``least_half_log`` the step's least half width as a logarithm; ``peak_memory_bytes`` is the fullest
+    rank's, ``memory`` and ``memory_curves`` see ``memory.estimate_memory`` and ``take_curves``. ``experiment`` and
+    ``operator_times`` (what times rest on) are of an experiment of the workflow.
     """
 
     workload: str = ""
@@ -83,10 +76,7 @@ class GraphMetadata:
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any], file: str | Path) -> GraphMetadata:
-        """Return what a file's metadata say.
-
-        Raises TableError when a key is missing, unknown or of the wrong kind, or a value is impossible.
-        """
+        """Return what a file's metadata say; TableError when a key is missing, unknown or of the wrong kind or value."""
         if not raw:
             return UNKNOWN
         found = _read_cells(cls, raw, ("experiment", "operator_times"), file, "metadata")

@@ -102,10 +102,7 @@ def make_plan(
 
 
 def vary_plan(plan: Plan, **columns: Any) -> Plan:
-    """Return a plan with other values in some columns, of the same name.
-
-    Raises PlanError when they do not go together.
-    """
+    """Return a plan with other values in some columns, of the same name; PlanError when they do not go together."""
     varied = replace(plan, **columns)
     if found := find_plan_problem(varied):
         raise PlanError(f"plan {plan.plan}: {found[1]}", fix=found[2])
@@ -155,8 +152,7 @@ def fit_framework(plan: Plan, trace: Trace) -> Plan:
 
     Megatron-LM, nanotron and torchtitan share embedding, head and loss of a language model in every tensor-parallel
     plan; only ``tp-layers`` keeps them whole. Of other models the named plan ``tp`` shares a vocabulary if there is
-    one; a plan that asks for one by its column is left as it is, and refused later. Megatron-LM always sends what a
-    backward sums or gathers beside the product that does not need it
+    one. Megatron-LM always sends what a backward sums or gathers beside the product that does not need it
     (``LinearWithGradAccumulationAndAsyncCommunication``).
     """
     known = bool(trace.facts.language_model) and plan.plan != LAYERS
@@ -173,8 +169,7 @@ def fit_framework(plan: Plan, trace: Trace) -> Plan:
 def micro_batch_sizes(plan: Plan, batch: int) -> list[int]:
     """Return the samples of each micro-batch or accumulated micro-step of one replica, the largest first.
 
-    Raises PlanError when the replicas cannot share the batch evenly, or a replica's batch has fewer samples than
-    pieces.
+    Raises PlanError when replicas cannot share the batch evenly, or have fewer samples than pieces.
     """
     if batch < 1:
         raise PlanError(f"batch {batch} is not positive")
@@ -193,9 +188,8 @@ def micro_batch_sizes(plan: Plan, batch: int) -> list[int]:
 
 
 def replica_sizes(plan: Plan, batch: int) -> list[int]:
-    """Return the samples of each replica of DataParallel, cut as ``torch.chunk`` cuts.
+    """Return the samples of each replica of DataParallel, as ``torch.chunk`` cuts: fewer replicas where samples are few.
 
-    The last one may have fewer; with few samples there are fewer replicas than devices, and the others stay idle.
     Raises PlanError when there is no sample.
     """
     if batch < 1:
@@ -205,10 +199,7 @@ def replica_sizes(plan: Plan, batch: int) -> list[int]:
 
 
 def check_plan(plan: Plan, trace: Trace, batch: int) -> None:
-    """Check that a plan can be carried out on a model at a global batch.
-
-    Raises PlanError, which names the numbers that do not fit.
-    """
+    """Check that a plan can be carried out on a model at a global batch; PlanError names the numbers that do not fit."""
     if found := find_count_problem(plan):
         raise PlanError(f"plan {plan.plan}: {found[1]}", fix=found[2])
     micro_batch_sizes(plan, batch)
@@ -331,10 +322,7 @@ def read_stages(path: str | Path) -> list[list[str]]:
 
 
 def choose_stages(trace: Trace, plan: Plan, stages: Stages) -> list[list[str]]:
-    """Return the units of each stage, checked against the model's.
-
-    Raises PlanError when given stages are not the model's units in order, cut into as many as the plan has.
-    """
+    """Return the units of each stage; PlanError when given ones are not the model's in order, cut into as many as planned."""
     if plan.pipeline == 1:
         return [list(pipeline_units(trace))]
     if stages is None or isinstance(stages, str):
@@ -352,10 +340,7 @@ def choose_stages(trace: Trace, plan: Plan, stages: Stages) -> list[list[str]]:
 def read_plan(
     path: str | Path, data: int = 1, tensor: int = 1, **other: Any
 ) -> tuple[Plan, Schedule]:
-    """Return a schedule from a file and the plan that runs it.
-
-    Raises PlanError when the file holds no schedule, or the degrees do not go with it.
-    """
+    """Return a schedule from a file and the plan that runs it; PlanError where there is none, or the degrees do not fit."""
     schedule = read_schedule(path, _GIVEN)
     stages_per_rank, rest = divmod(schedule.stages, schedule.ranks)
     if rest or schedule.ranks < 2:

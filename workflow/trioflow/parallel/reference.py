@@ -36,12 +36,10 @@ class Reference:
 
 @remembered
 def choose_reference(traces: Sequence[Trace], batch: float) -> Reference:
-    """Return the operators to extrapolate from at some batch.
+    """Return the operators to extrapolate from at some batch; PlanError when traces are of different workloads or devices.
 
-    Between two traces that ran the same operators, each operator's time is interpolated linearly in the batch: a part
-    that does not grow and one that does. Otherwise the nearest trace is taken as recorded, the larger of two equally
-    near (by ratio), because a small batch hides what grows. Raises PlanError when the traces are of different workloads
-    or devices.
+    Between two traces of the same operators each time is interpolated linearly in the batch. Otherwise the nearest
+    trace is taken as recorded, the larger of two equally near (by ratio), as a small batch hides what grows.
     """
     _check_same(traces)
     ordered = sorted(traces, key=lambda t: t.facts.batch)
@@ -86,11 +84,7 @@ WORK = ("flop", "read_bytes", "write_bytes")
 
 @remembered
 def without_communication(trace: Trace) -> Trace:
-    """Return a trace whose communication takes no time; the same trace where it has none.
-
-    A trace of one rank of a parallel run holds that run's communication. A plan brings its own, so the recorded one
-    must not count as compute.
-    """
+    """Return a trace whose communication takes no time: a plan brings its own, so a parallel run's must not count."""
     communicates = trace.operators["kind"] == "collective"
     if not communicates.any():
         return trace
@@ -189,10 +183,6 @@ def _predict_rows(
 def predict_operator_times(
     operators: pd.DataFrame, target: pd.DataFrame, model: OperatorModel
 ) -> tuple[NDArray[np.float64], bool]:
-    """Return each operator's device time at the target work [s], and whether any is out of range.
-
-    The recorded device time is rescaled by the model; the host time before an operator does not depend on its size and
-    is not part of the result.
-    """
+    """Return each operator's device time at the target work [s], and whether any is out of range; host time does not scale."""
     predicted = rescale_distinct(model, operators, target)
     return predicted["time_s"].to_numpy(dtype=np.float64), bool(predicted["extrapolated"].any())

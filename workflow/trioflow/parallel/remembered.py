@@ -1,8 +1,7 @@
-"""What plans of one trace share, kept while somebody builds many of them.
+"""What plans of one trace share, kept while somebody builds many of them (``remembering``).
 
-Splits, units, storages and predicted times depend on the trace and on a few numbers of a plan. A program that asks for
-thousands of plans of some traces opens a memory around each (``remembering``); for anybody else `extrapolate` opens one
-that ends with it (``remembering_within``), so that a trace may be changed between two calls as ever.
+For anybody else `extrapolate` opens a memory that ends with it (``remembering_within``), so that a trace may be changed
+between two calls.
 """
 
 from __future__ import annotations
@@ -26,12 +25,10 @@ _SCALARS = (bool, int, float, str, bytes, type(None))
 
 
 class Memory:
-    """Results of functions that always answer the same.
+    """Results of functions that always answer the same; ``made`` counts those of ``asked`` that had to be answered anew.
 
-    ``asked``, ``made``: questions, and those that had to be answered anew. Numbers, texts, arrays and what holds them
-    are compared by their values; traces, tables and models are themselves alone, and are kept as long as what was made
-    of them, so that no other one can be taken for them. They and the results must not be changed any more; arrays are
-    locked.
+    Numbers, texts, arrays and what holds them are compared by values; traces, tables and models are themselves alone,
+    and kept so that no other can be taken for them. None may be changed any more; arrays are locked.
     """
 
     def __init__(self, most: int = _MOST_RESULTS) -> None:
@@ -84,10 +81,7 @@ def remembering_within(function: Callable[Asked, Answer]) -> Callable[Asked, Ans
 
 
 def remembered(function: Callable[Asked, Answer]) -> Callable[Asked, Answer]:
-    """Let a function answer from the memory that is open, if there is one.
-
-    The function must depend on its arguments alone, and its callers must not change what it returns.
-    """
+    """Let a function of its arguments alone answer from the open memory; callers must not change what it returns."""
 
     @wraps(function)
     def ask(*given: Asked.args, **named: Asked.kwargs) -> Answer:

@@ -18,10 +18,7 @@ from trioflow.parallel.graph_metadata import UNKNOWN, GraphMetadata
 
 @dataclass
 class TaskGraph:
-    """Tasks, what each waits for, and where the graph comes from.
-
-    The column ``group`` is categorical: a text of all ranks stands once for all tasks that have it.
-    """
+    """Tasks, what each waits for, and where the graph comes from; ``group`` is categorical, a text of all ranks stands once."""
 
     # Columns of ``tables.TASKS``; ``task_id`` is the row number. Tasks of one (rank, stream) run in
     # the order of ``task_id``, like kernels in a CUDA stream: a task starts when every task it
@@ -55,11 +52,7 @@ class TaskGraph:
 
 
 def load_task_graph(folder: str | Path) -> TaskGraph:
-    """Read a task graph.
-
-    Raises TableError when a table is missing or invalid, or a dependency names no task, or the metadata are not those
-    of a task graph.
-    """
+    """Read a task graph; TableError when a table is missing or invalid, a dependency names no task, or metadata are not a graph's."""
     tasks = tables.read_table(Path(folder) / "tasks.parquet", "tasks")
     dependencies = tables.read_table(Path(folder) / "dependencies.parquet", "dependencies")
     for column in ("task_id", "depends_on"):
@@ -162,11 +155,7 @@ class TaskGraphBuilder:
         after: Sequence[int | None] = (),
         **fields: Any,
     ) -> int:
-        """Add one task and return its ``task_id``.
-
-        ``after``: tasks it waits for; ``None`` entries are skipped. ``fields``: other columns of ``tables.TASKS``;
-        those left out are null.
-        """
+        """Add one task after others (``None`` skipped) and return its ``task_id``; of ``tables.TASKS`` fields left out are null."""
         task_id = self._count
         self._count += 1
         cells, texts = self._cells, self._texts
@@ -187,10 +176,7 @@ class TaskGraphBuilder:
         return task_id
 
     def add_rows(self, count: int, waits: Sequence[int], **columns: Any) -> None:
-        """Add tasks at once: of each column one value for all of them, or a list; None leaves it out.
-
-        ``waits``: pairs of a task and what it waits for, one behind the other.
-        """
+        """Add tasks at once: of each column one value or a list, None leaves it out; ``waits`` are pairs, one behind the other."""
         for name, value in columns.items():
             if value is None:
                 continue
@@ -209,10 +195,9 @@ class TaskGraphBuilder:
         return Mark(self._count, cells, len(self._edges))
 
     def repeat(self, begin: Mark, end: Mark, match_ids: Sequence[int], micro_batch: int) -> int:
-        """Add the tasks between two marks once more, with what they wait for, as another micro-batch's.
+        """Add the tasks between two marks once more as another micro-batch's; return what to add to a ``task_id`` between them.
 
-        Returns what to add to a ``task_id`` between the marks for that of its like. What the tasks wait for from before
-        the first mark is as far away again.
+        What tasks wait for from before the first mark is as far away again.
         """
         shift = self._count - begin.tasks
         self._count += end.tasks - begin.tasks
@@ -233,10 +218,7 @@ class TaskGraphBuilder:
         return shift
 
     def reorder(self, begin: Mark, order: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Put all tasks since a mark into another order; nothing before it may wait for them.
-
-        ``order``: their ``task_id`` in the new order. Returns the new ``task_id`` of each.
-        """
+        """Put all tasks since a mark into another order, of ``task_id``; return the new ones. Nothing before may wait for them."""
         first = begin.tasks
         moved = np.empty_like(order)
         moved[order - first] = np.arange(first, first + len(order))

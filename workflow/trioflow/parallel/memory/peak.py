@@ -48,10 +48,9 @@ COLUMNS = ("rank", "category", "bytes", "peak_bytes", "when", "fits")
 
 
 def count_outside(groups: Iterable[int], kind: str = "gpu", exchanges: bool = False) -> int:
-    """Return what a rank's device holds that no allocator of a framework hands out [bytes].
+    """Return what a rank's device holds that no framework's allocator hands out [bytes]; a CPU none.
 
-    ``groups``: sizes of the groups of ranks that it communicates in, each with a communicator. ``kind``: of the device;
-    a CPU has none of it. ``exchanges``: whether one does all-to-alls.
+    ``groups`` are sizes of its groups, each with a communicator; ``exchanges``: whether one does all-to-alls.
     """
     if kind != "gpu":
         return 0
@@ -72,21 +71,11 @@ def estimate_memory(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Return the peak of every rank, ranks that do the same together.
 
-    Returns
-    -------
-    list of dict
-        ``ranks``; ``peak_bytes``; ``categories``, what fills the peak [bytes];
-        ``when``, the task at which it is reached, in words; ``curve``, the
-        ``places`` among a rank's tasks from which on it holds other ``bytes``;
-        of a GPU ``reserved_bytes``, what its allocator is expected to hold, and
-        ``beside``, by what of it (``HELD_BESIDE``).
-
-    Notes
-    -----
-    What PyTorch's allocator hands out is counted, as
-    ``torch.cuda.max_memory_allocated`` does: no fragmentation, no context of
-    the device, no buffers of the communication library, and of operators'
-    workspaces those alone that the trace shows as tensors.
+    ``categories`` is what fills the peak [bytes], ``when`` the task at which it is reached, in words, ``curve`` the
+    ``places`` among a rank's tasks from which on it holds other ``bytes``; of a GPU ``reserved_bytes`` is what its
+    allocator is expected to hold, ``beside`` by what of it (``HELD_BESIDE``). Counted as
+    ``torch.cuda.max_memory_allocated`` does: no fragmentation, no context, no buffers of the communication library, and
+    of workspaces those alone that the trace shows as tensors.
     """
     tasks = program.collect().tasks
     of_task = tasks["rank"].to_numpy(dtype=np.int64)
@@ -133,10 +122,10 @@ def _take_rank(tasks: pd.DataFrame, of_task: NDArray[np.int64], rank: int) -> pd
 
 
 def _size_copies(trace: Trace, program: ProgramBuilder) -> list[tuple[float, frozenset[int]]]:
-    """Return what weights that are multiplied in FP8 lie there a second time, and on which stages [bytes].
+    """Return what weights multiplied in FP8 lie there a second time, and on which stages [bytes].
 
-    Such a copy and its transposed one are together as large as the weight in bf16. Where weights are gathered anew for
-    each unit, so are their copies, and none stays.
+    Such a copy and its transposed one are together as large as the weight in bf16; none stays where weights are
+    gathered anew for each unit.
     """
     if not trace.facts.recipe.products or program.plan.shards_units:
         return []
@@ -339,15 +328,7 @@ def _describe_place(tasks: pd.DataFrame, peak: RankMemory, modules: Sequence[str
 def tabulate_memory(
     memory: Sequence[dict[str, Any]], room_bytes: int | None = None
 ) -> pd.DataFrame:
-    """Return what fills each rank at its peak, one row a rank and category.
-
-    Returns
-    -------
-    DataFrame
-        ``rank``, ``category``, ``bytes``, ``peak_bytes`` (of the rank),
-        ``when``, ``fits`` (None without ``room_bytes``), by rank, the largest
-        category first.
-    """
+    """Return what fills each rank at its peak, a row a rank and category [bytes]; ``fits`` is None without ``room_bytes``."""
     rows = [
         {
             "rank": rank, "category": category, "bytes": size, "peak_bytes": entry["peak_bytes"],

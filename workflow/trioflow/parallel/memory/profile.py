@@ -1,7 +1,7 @@
 """Memory over one rank's step: when each allocation is made, when it is dropped, the peak between.
 
-Allocations follow the order in which the rank's program asks for them, which is the order of its tasks: PyTorch's
-allocators hand memory out, and take it back, when the host's program gets there, however late the device runs.
+PyTorch's allocators hand memory out and take it back when the host's program gets there, however late the device runs:
+in the order of the rank's tasks.
 """
 
 from __future__ import annotations
@@ -83,15 +83,11 @@ def profile_rank(
     tasks: pd.DataFrame, table: StorageTable, factors: Sequence[float], lifetimes: Lifetimes,
     fixed: dict[str, float], held: HeldMemory | None = None,
 ) -> RankMemory:  # fmt: skip
-    """Return the peak of one rank's step.
+    """Return the peak of one rank's step; ``fixed`` is there all the time, by category [bytes].
 
-    ``tasks``: the rank's tasks in order: ``task_id``, ``kind``, ``phase``, ``name``, ``op_id``, ``micro_batch``.
-    ``fixed``: what is there all the time beside what operators use, by category [bytes]. ``held``: what comes and goes
-    by itself.
-
-    A result lives from the task that makes it to the last task that uses it. Operators that run again make their
-    results again, and backward uses the latest. A gradient stays until the end of the step; one of a further
-    micro-batch until it has been added to the first.
+    A result lives until the last task that uses it; operators that run again make it again, and backward uses the
+    latest. A gradient stays until the end of the step, one of a further micro-batch until it has been added to the
+    first.
     """
     held = held or HeldMemory()
     runs = _list_runs(tasks)

@@ -1,7 +1,6 @@
 """The memory that a step's operators use: one entry an allocation, sized for one rank.
 
-A trace says which storages each operator reads and writes and which operator made them. What no operator of the step
-made was there before: parameters, optimizer state, buffers, inputs.
+What no operator of the step made was there before: parameters, optimizer state, buffers, inputs.
 """
 
 from __future__ import annotations
@@ -71,11 +70,10 @@ class StorageTable:
 def build_storage_table(
     trace: Trace, operators: pd.DataFrame, share_of: Callable[[int], float | None]
 ) -> StorageTable:
-    """Return the storages of a trace as one rank holds them.
+    """Return the storages of a trace as one rank holds them; ``share_of`` a parameter's, its gradient's or state's storage, or None.
 
-    ``share_of``: storage of a parameter, its gradient or its state to the part of it that the rank holds; None for any
-    other storage. What an operator makes shrinks as the bytes that it writes do, and grows with the batch as they do. A
-    result that autograd keeps although the operator does not return it grows if a dimension is a multiple of the batch.
+    What an operator makes shrinks, and grows with the batch, as the bytes that it writes do. A result that autograd
+    keeps although the operator does not return it grows if a dimension is a multiple of the batch.
     """
     whole, producer, copies = _list_storages(trace)
     share = _shares(
@@ -219,10 +217,9 @@ def _shares(
     uses: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]], storages: list[int],
     share_of: Callable[[int], float | None], sizes: NDArray[np.float64],
 ) -> NDArray[np.float64]:  # fmt: skip
-    """Return the part of each storage that one rank holds.
+    """Return the part of each storage that one rank holds: as its operator writes, or reads where that is more than it returns.
 
-    As much of it as its operator writes of what it wrote; as much as it reads where that is more than the operator
-    returns, such as the probabilities that a loss keeps beside the one number that it returns.
+    So the probabilities that a loss keeps beside the one number that it returns.
     """
     read, written = (
         _ratio(operators[column].to_numpy(dtype=float), trace.operators[column].to_numpy(dtype=float))

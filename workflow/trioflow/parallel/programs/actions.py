@@ -44,12 +44,11 @@ _PHASES = {FORWARD: "forward", RECV_F: "forward", SEND_F: "forward"}
 
 
 class StageActions(RankProgram):
-    """Writes the actions of one rank's row of the schedule, one after the other.
+    """Writes the actions of one rank's row of the schedule.
 
-    ``dispatches``: whether split layers cost the host what PyTorch's sharded tensors do. ``repeats``: whether
-    micro-batches of one size run the same tasks, so that those of a further one are copied; ``repeated_tasks`` and
-    ``repeated_state`` name what they depend on and change beside: attributes that hold tasks, and others. ``in_rows``:
-    whether operators with nothing between them may be added at once.
+    ``dispatches``: split layers cost the host what PyTorch's sharded tensors do. ``repeats``: micro-batches of one size
+    run the same tasks, which are copied; ``repeated_tasks`` and ``repeated_state`` name attributes that they depend on
+    and change beside. ``in_rows``: operators with nothing between them may be added at once.
     """
 
     dispatches = True

@@ -1,8 +1,4 @@
-"""The task graph of ranks that run traced programs: what ran on a rank is what is simulated.
-
-No plan is made here. The operators, their streams, the messages and what waits for them are the trace's own; other
-ranks run the same in groups of the same shape.
-"""
+"""The task graph of ranks that run traced programs: operators, streams and messages are the trace's; no plan is made."""
 
 from __future__ import annotations
 
@@ -46,14 +42,11 @@ class _Rank:
 def build_traced_graph(
     traces: Sequence[Trace], *, ranks: int | None = None, host: Mapping[str, float] | None = None
 ) -> TaskGraph:
-    """Return what every rank does that runs a traced program.
+    """Return what every rank does that runs a traced program; one stands for all, or one for each place in a group that sends.
 
-    Raises TraceError when a trace holds no program. Raises PlanError when the traces do not go together, leave ranks
-    out, or depend on the number of ranks.
-
-    ``traces``: programs of different ranks of one run, with the times of the device that runs them. One stands for all;
-    where ranks send to one another, one for each place in their group. ``ranks``: ranks in place of those of the run,
-    where the program does not depend on their number. ``host``: the platform's named host costs [s].
+    ``ranks`` may take the place of those of the run where the program does not depend on their number; ``host`` are the
+    platform's named costs [s]. Raises TraceError when a trace holds no program, PlanError when the traces do not go
+    together, leave ranks out, or depend on the number of ranks.
     """
     given = [_Rank(trace, read_program(trace.facts, len(trace.operators))) for trace in traces]
     world = given[0].program.world_size
@@ -91,10 +84,7 @@ def _check_given(given: Sequence[_Rank], world: int) -> None:
 
 
 def _tile_groups(given: Sequence[_Rank], world: int, ranks: int) -> dict[tuple[int, ...], _Tiling]:
-    """Return for each traced group those that all ranks are in.
-
-    Raises PlanError when ranks lie in no such groups, or what a group does depends on its size and that changes.
-    """
+    """Return for each traced group those that all ranks are in; PlanError where there are none, or its size counts and changes."""
     found: dict[tuple[int, ...], _Tiling] = {}
     for one in given:
         for message in one.program.messages.values():
@@ -124,10 +114,7 @@ def _check_resized(message: Message, group: tuple[int, ...], one: _Rank, world: 
 def _assign_ranks(
     given: Sequence[_Rank], tilings: Mapping[tuple[int, ...], _Tiling], world: int, ranks: int
 ) -> tuple[np.ndarray, list[_Rank]]:
-    """Return the class of each rank, and the traced rank whose program each class runs.
-
-    Raises PlanError when ranks send to one another and a place of their group was not traced.
-    """
+    """Return each rank's class, and the traced rank that each class runs; PlanError when a place of a sending group is missing."""
     own = {one.program.rank: one for one in given} if ranks == world else {}
     sends = sorted(
         {m.members for one in given for m in one.program.messages.values() if m.name in POINT_TO_POINT}
@@ -161,11 +148,10 @@ class _Tiling:
 
 
 def tile_ranks(group: Sequence[int], ranks: int, traced: Sequence[int]) -> _Tiling:
-    """Return the groups that ranks are in, given one of them.
+    """Return the groups that ranks are in, given one of them, which PlanError names as ``traced``.
 
-    Every group has the shape of the given one, and the lowest rank that is in none yet is the first of the next: for
-    the groups of a mesh of ranks there is no other way. Raises PlanError when groups of that shape do not hold every
-    rank once, the given one among them. It names the group as ``traced``.
+    The lowest rank that is in none yet is the first of the next of the same shape: a mesh has no other way. Raises
+    PlanError when such groups do not hold every rank once.
     """
     shape = np.array(sorted(group), dtype=np.int64) - min(group)
     group_of = np.full(ranks, -1, dtype=np.int64)
@@ -188,11 +174,7 @@ def tile_ranks(group: Sequence[int], ranks: int, traced: Sequence[int]) -> _Tili
 
 
 def resize_group(group: Sequence[int], world: int, ranks: int) -> tuple[int, ...]:
-    """Return a group of a run of ``world`` ranks as it is in one of ``ranks``.
-
-    One that reaches over all ranks at equal distances, as the replicas of data parallelism, gets more or fewer members;
-    another stays.
-    """
+    """Return a group of a run of ``world`` ranks as it is in one of ``ranks``: resized if it reaches over all ranks evenly."""
     members = sorted(group)
     step = members[1] - members[0] if len(members) > 1 else world
     reaches = step * len(members) == world and members == list(

@@ -35,8 +35,7 @@ def size_attentions(
 ) -> dict[int, AttentionWork]:  # fmt: skip
     """Return what each attention of a stage sends and copies in each micro-batch.
 
-    PyTorch's ring adds results and gradients up in fp32, and hands gradients on so; Megatron-LM's in the format of the
-    activations.
+    PyTorch's ring adds up, and hands gradients on, in fp32; Megatron-LM's in the format of activations.
     """
     wide = 1.0 if recipe.keeps_main_gradients else _FP32_BYTES / _activation_bytes(recipe)
     known: dict[SharedAttention, AttentionWork] = {}
@@ -175,8 +174,7 @@ def multiply(
 ) -> None:  # fmt: skip
     """Write a product whose input is gathered, or whose result is summed and scattered, as it goes.
 
-    Every block takes an equal share of the product's time, and one launch of the host starts them all. Ranks hand a
-    piece on while they multiply the next; what they have of all others' sums is added up at the end.
+    Blocks take equal shares of its time, one launch starts all; others' sums are added up at the end.
     """
     blocks, size = exchange.blocks, exchange.sizes_bytes[micro_batch] // exchange.blocks
     name = name or rank.program.names[op_id]

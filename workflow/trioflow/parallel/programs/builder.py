@@ -199,8 +199,8 @@ class StageWork:
 class ProgramBuilder:
     """Writes the programs of all ranks into one task graph.
 
-    Rank numbers follow Megatron-LM: tensor fastest, then context, data, pipeline. Who holds the same parameters is a
-    replica, numbered over data and context.
+    Ranks are numbered as in Megatron-LM: tensor fastest, then context, data, pipeline. Replicas hold the same
+    parameters, numbered over data and context.
     """
 
     plan: Plan
@@ -310,9 +310,9 @@ def _make_grid(plan: Plan, alike: tuple[bool, bool, bool, bool]) -> Grid:
 class RankProgram:
     """Writes one rank's tasks into the builder's graph; each kind of plan has a subclass.
 
-    ``alike``: whether ranks do the same that differ in their stage, group of shards, place in it, shard of layers. They
-    are taken to differ everywhere. ``last``, ``launched``: last task of the rank's compute stream and of its host.
-    ``waits``: tasks that the next task of the compute stream waits for.
+    ``alike``: whether ranks do the same that differ in stage, group of shards, place in it, shard of layers: False
+    everywhere here. ``last``, ``launched``: last task of the compute stream and of the host; ``waits``: what the next
+    one of the compute stream waits for.
     """
 
     alike: ClassVar[tuple[bool, bool, bool, bool]] = (False, False, False, False)

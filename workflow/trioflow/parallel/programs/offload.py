@@ -1,16 +1,15 @@
 """What lies in the host's memory: the optimizer with its state, or activations between their uses.
 
-``optimizer``: gradients go to the host as soon as they are final (of a bucket, once it is full and reduced; of a
-sharded unit, once it is scattered), in a stream of their own, ``offload``, beside backward. The host updates all of
-them at once, and the parameters come back.
+``optimizer``: gradients go to the host in a stream ``offload`` as soon as they are final (a bucket once it is reduced,
+a sharded unit once scattered). The host updates all at once, and the parameters come back.
 
 ``activations``: what a unit keeps for backward goes to the host after its forward, beside the next unit's, and comes
-back beside the backward of the unit behind it. Two units' activations are on the device at any time, so the last two
-never leave it.
+back beside the backward of the unit behind it. Two units' are on the device at any time, so the last two never leave
+it.
 
-The host updates as one fused operator would: it reads parameters, gradients and states once and writes parameters and
-states once. Copies run at the rate of a rank's own link to the host, in both directions at once; that ranks may share
-the host's memory is in the platform's rate or nowhere.
+The host updates as one fused operator: parameters, gradients and states read once, parameters and states written once.
+Copies run at the rate of a rank's own link, in both directions at once; that ranks may share the host's memory is in
+the platform's rate or nowhere.
 
 References: J. Ren et al., ZeRO-Offload, arXiv 2101.06840; activations: PyTorch ``torch.autograd.graph.save_on_cpu``,
 here overlapped as in M. Rhu et al., vDNN, arXiv 1602.08124.
@@ -70,10 +69,9 @@ def size_update(trace: Trace, parameter_bytes: float) -> float:
 
 
 def plan_activations(trace: Trace, operators: pd.DataFrame) -> OffloadedActivations:
-    """Return what each unit of a model keeps for backward.
+    """Return what each unit keeps for backward; what several read belongs to the last, which comes first in backward.
 
-    Raises PlanError when the trace does not say what the model's units are. An activation that several units' backwards
-    read belongs to the last of them, which comes first in backward.
+    Raises PlanError when the trace does not say what the model's units are.
     """
     regions = list_units(trace)
     if not regions:

@@ -1,16 +1,12 @@
 """Plans whose ranks are devices of one process: its threads launch work in turn, and copy the model to each.
 
-The first device hands out its inputs, broadcasts all parameters and buffers in coalesced buffers, gathers the outputs,
-computes the loss of the whole batch, hands their gradients out, and after the replicas' backward adds up all gradients,
-in coalesced buffers again. It alone runs the optimizer. Nothing overlaps: every copy and collective runs in the
-devices' compute streams.
+The first device hands out its inputs, broadcasts parameters and buffers (coalesced), gathers the outputs, computes the
+loss of the whole batch, hands their gradients out, and adds up all gradients (coalesced). It alone runs the optimizer.
+Nothing overlaps: copies and collectives run in the compute streams.
 
-Python threads take turns under the interpreter's lock, so that the forward launches of all devices stand in one queue,
-the first device's ``host`` stream. Backward runs in autograd's own thread of each device, which holds no lock: its
-launches keep a queue for each device.
-
-Broadcasts and sums are NCCL's, as in a build of PyTorch with NCCL; without it they are copies from and to the first
-device. What ``replicate`` costs the interpreter, a walk over all modules, is not known to a trace and left out.
+Under the interpreter's lock the forward launches of all devices stand in one queue, the first device's ``host`` stream.
+Backward runs in autograd's own thread of each device, which holds no lock. Broadcasts and sums are NCCL's; without it
+copies from and to the first device. What ``replicate`` costs the interpreter, a walk over all modules, is left out.
 
 References: PyTorch 2.13
 ``torch/nn/parallel/{data_parallel,replicate,scatter_gather,parallel_apply,_functions,comm}.py``,

@@ -17,11 +17,7 @@ def add_operators(
     rank: StageActions, op_ids: Sequence[int], micro_batch: int | None, phase: str = "", prefix: str = "",
     device_s: Mapping[int, float] | None = None,
 ) -> None:  # fmt: skip
-    """Add operators that wait for nothing but one another, as ``rank.operator`` adds each.
-
-    ``prefix``: what their names begin with. ``device_s``: time of those that take another one than the program says
-    [s].
-    """
+    """Add operators that wait for nothing but one another; ``device_s``: of those whose time is not the program's [s]."""
     program, own_s, rest = rank.program, device_s or {}, list(op_ids[1:])
     for op_id in op_ids[:1]:
         name = prefix + program.names[op_id]
@@ -83,8 +79,8 @@ class _Recorded(NamedTuple):
 class Repetition:
     """Copies the tasks of a rank's actions from one micro-batch to others of the same size.
 
-    ``exchanged``: keys of the exchanges that the rank has joined since a recording began; the fourth part of each is
-    the micro-batch, or the last one its number under ``SHARDED``. ``numbered``: exchanges that have got such a number.
+    ``exchanged``: keys of exchanges joined since a recording began; the fourth part is the micro-batch, or the last one
+    its number under ``SHARDED``, which ``numbered`` have got.
     """
 
     def __init__(self, rank: StageActions) -> None:
@@ -97,10 +93,7 @@ class Repetition:
         self, what: tuple[Any, ...], operators: Sequence[int], micro_batch: int,
         run: Callable[[Sequence[int]], None],
     ) -> None:  # fmt: skip
-        """Run an action's operators, or copy all but the first from another micro-batch.
-
-        The first one waits for what the action has to wait for, the others for it and one another.
-        """
+        """Run an action's operators, or copy all but the first, which waits for what the action waits for."""
         rank, graph = self.rank, self.rank.program.graph
         run(operators[:1])
         if len(operators) < 2:

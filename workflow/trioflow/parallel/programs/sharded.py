@@ -60,9 +60,9 @@ def cost_units(
 ) -> list[UnitWork]:
     """Return the units with the sizes of their messages and the time of their copies.
 
-    Each copy is one operator over all of a unit's parameters (``all_gather_copy_in``, ``split_with_sizes_copy``,
-    ``chunk_cat``). The target counts as read, as in an operator's table row. Where a recipe of ``fully_shard`` brings
-    gradients into another format, ``chunk_cat`` does it: the trace's casts are that copy.
+    A copy is one operator over all of a unit's parameters (``all_gather_copy_in``, ``split_with_sizes_copy``,
+    ``chunk_cat``); the target counts as read. Where ``fully_shard`` brings gradients into another format, ``chunk_cat``
+    does it: the trace's casts are that copy.
     """
     found = []
     added, casts = list_added_gradients(trace), trace.facts.recipe.shards_main
@@ -92,10 +92,9 @@ def cost_units(
 class UnitRank(StagedRank):
     """Writes the tasks of one rank under ``fully_shard``.
 
-    ``units``: those of all its stages; ``of_stage`` are the places of each stage's, its root the last. ``whole``: units
-    whose parameters are gathered, or on their way. ``arriving``: unit to its all-gather that nothing has waited for
-    yet. ``fence``: tasks that the next all-gather waits for. ``copied_out``: copy out of the last all-gather of
-    forward, which the next but one waits for.
+    ``of_stage``: places of each stage's units, its root the last. ``whole``: units whose parameters are gathered, or on
+    their way. ``arriving``: unit to its all-gather that nothing has waited for. ``fence``: what the next all-gather
+    waits for. ``copied_out``: copy out of forward's last all-gather, which the next but one waits for.
     """
 
     repeated_tasks = ("arriving", "fence", "copied_out", "reduced")

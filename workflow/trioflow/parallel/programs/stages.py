@@ -69,10 +69,10 @@ _SUMS_LOSS = ("gpipe-recompute",)
 class StageWorks:
     """Builds the stages' work and remembers how sure its predicted part is.
 
-    ``schedule``: compute actions of the pipeline's ranks. ``factors``: samples of each micro-batch over the traced
-    ones. ``tied``: parameters that stages on several ranks use. ``spread_s``: how far predicted upkeep may lie below
-    and above [s]. ``placed``: stages that update each parameter; empty without a pipeline. ``predicted``,
-    ``extrapolated``: whether any upkeep was predicted, and beyond what the model was fitted on.
+    ``factors``: samples of each micro-batch over the traced ones. ``tied``: parameters that stages on several ranks
+    use. ``spread_s``: how far predicted upkeep may lie below and above [s]. ``placed``: stages that update each
+    parameter; empty without a pipeline. ``extrapolated``: whether upkeep was predicted beyond what the model was fitted
+    on.
     """
 
     trace: Trace

@@ -105,10 +105,7 @@ def _build_registered(name: str, ranks: int, micro_batches: int, stages_per_rank
 def _check_numbers(
     name: str, made: Schedule, ranks: int, micro_batches: int, stages_per_rank: int
 ) -> None:
-    """Refuse, with PlanError, a table that is not as large as it was asked for.
-
-    One stage a rank where two were asked for would be a step of half the model.
-    """
+    """Refuse, with PlanError, a table of another size: one stage a rank for two would be a step of half the model."""
     found = (made.ranks, made.stages, made.micro_batches)
     if found != (ranks, ranks * stages_per_rank, micro_batches):
         raise PlanError(
@@ -123,10 +120,7 @@ _TOGETHER = re.compile(rf"\((.*)\){OVERLAP_F_B}")
 
 
 def parse_action(text: str) -> Action | None:
-    """Return the action that a cell names, None for an empty cell.
-
-    Raises PlanError when the cell names no action of the alphabet.
-    """
+    """Return the action that a cell names, None for an empty cell; PlanError when it names none."""
     text = text.strip()
     if not text:
         return None
@@ -146,11 +140,7 @@ def parse_action(text: str) -> Action | None:
 
 
 def read_schedule(path: str | Path, name: str = "") -> Schedule:
-    """Read a schedule written by ``write_schedule`` or by PyTorch, and check it.
-
-    Raises PlanError when the file cannot be read, a cell names no action, or the schedule is incomplete or cannot
-    finish.
-    """
+    """Read and check a schedule of ``write_schedule`` or PyTorch; PlanError when it is unreadable, incomplete or cannot finish."""
     lines = parse_cells(read_text(path, PlanError), path, PlanError)
     rows = tuple(_parse_row(line, rank, path) for rank, (_, line) in enumerate(lines))
     numbers = [a.micro_batch for row in rows for a in leaves(row) if a.micro_batch is not None]
@@ -176,11 +166,7 @@ def _parse_row(line: list[str], rank: int, path: str | Path) -> Row:
 
 
 def write_schedule(schedule: Schedule, path: str | Path) -> None:
-    """Write a schedule so that PyTorch's ``_load_csv`` reads it.
-
-    A table with messages is what PyTorch calls ``compute_comms``; one without is ``compute_only``. The file appears
-    only when it is complete.
-    """
+    """Write a schedule, whole or not at all, as PyTorch's ``_load_csv`` reads it: ``compute_comms`` with messages, else ``compute_only``."""
     with (
         atomic_path(path) as temporary,
         temporary.open("w", newline="", encoding="utf-8") as stream,
@@ -191,10 +177,10 @@ def write_schedule(schedule: Schedule, path: str | Path) -> None:
 
 
 def lower_for_execution(schedule: Schedule) -> Schedule:
-    """Return a schedule with the messages as the framework that runs it places them.
+    """Return a schedule with the messages as the framework that runs it places them; a table that has some keeps them.
 
-    A table that has messages keeps them. PyTorch's classes for one stage a rank, and the old ``Pipe``, receive right
-    before they need something; its runtime, which runs all other tables, posts receives as soon as the sender has sent.
+    PyTorch's classes for one stage a rank, and the old ``Pipe``, receive right before they need something; its runtime,
+    which runs all others, posts receives as soon as the sender has sent.
     """
     if any(
         action.kind in (*MESSAGE_KINDS, REDUCE_GRAD)

@@ -46,11 +46,10 @@ class IdealRun:
 
 
 def check_schedule(schedule: Schedule) -> None:
-    """Check that a schedule is complete, in order, and can finish.
+    """Check that a schedule is complete, in order, and can finish; PlanError names rank, action and what it lacks.
 
-    Every stage is on one rank; every micro-batch runs through every stage forward and backward once (a forward may be
-    repeated before its backward); where the table holds messages, both ends of each are there and agree on the order;
-    no rank waits for ever. Raises PlanError, which names the rank, the action and what it lacks.
+    Every stage is on one rank; every micro-batch runs forward and backward once through every stage (a forward may be
+    repeated before its backward); both ends of each message are there and agree on the order; no rank waits for ever.
     """
     _check_stages(schedule)
     _check_counts(schedule)
@@ -142,9 +141,9 @@ def _check_messages(schedule: Schedule) -> None:
 
 
 def run_ideally(schedule: Schedule, costs: Mapping[str, float] = _UNIT_COSTS) -> IdealRun:
-    """Run a schedule with equal stages and messages that take no time.
+    """Run a schedule with equal stages and messages of no time; ``costs`` are slots of F, B, I and W.
 
-    Raises PlanError when ranks wait for each other for ever. ``costs``: slots of F, B, I and W.
+    Raises PlanError when ranks wait for each other for ever.
     """
     run = _Run(schedule, costs)
     moved = True
@@ -229,10 +228,9 @@ class _Run:
 
 
 def count_in_flight(schedule: Schedule) -> tuple[int, ...]:
-    """Return each rank's largest number of micro-batches whose activations are held.
+    """Return each rank's largest number of micro-batches whose activations are held, over all its stages.
 
-    A stage holds a micro-batch's activations from its forward until its backward, or W, has ended. Of a forward that is
-    run again only the second run keeps them. With several stages a rank, each counts.
+    From a forward (of those run again, the second) until its backward, or W, has ended.
     """
     return tuple(int(peak) for peak in measure_held(schedule, lambda stage, micro_batch: (1, 0)))
 
@@ -242,8 +240,8 @@ def measure_held(
 ) -> tuple[float, ...]:
     """Return the most that each rank's activations in flight come to.
 
-    ``schedule``: its order alone decides. ``size``: (stage, micro-batch) to the size of all activations that forward
-    keeps for backward, and of what a forward that is run again keeps from its first run on: its input.
+    ``size``: (stage, micro-batch) to the size of what forward keeps for backward, and of what a forward that is run
+    again keeps from its first run on: its input.
     """
     again = recomputed_pairs(schedule)
     peaks = []

@@ -38,10 +38,9 @@ def _order_gpipe(p: int, m: int, v: int) -> list[Row]:
 
 
 def _order_gpipe_recompute(p: int, m: int, v: int) -> list[Row]:
-    """Follow the old ``Pipe`` with ``checkpoint="except_last"``.
+    """Follow the old ``Pipe`` with ``checkpoint="except_last"``: backwards from the last micro-batch, to which each is tied.
 
-    Backwards run from the last micro-batch to the first (``Pipe`` ties each micro-batch to the one after it). The last
-    one's activations are kept; every other backward first runs the forward again.
+    All but the last one's, whose activations are kept, first run the forward again.
     """
     rows: list[Row] = []
     for rank in range(p):
@@ -168,7 +167,7 @@ def _number(tokens: Iterable[tuple[int, str]]) -> list[Action]:
 def _order_zbv(p: int, m: int, v: int) -> list[Row]:
     """Fill the bubble on a V: a rank's second stage mirrors its first, so the last meets the loss.
 
-    The order is made for enough micro-batches to fill the pipeline; slots of those that are not there idle.
+    Slots of micro-batches that are not there to fill the pipeline idle.
     """
     enough = max(2 * p - 1, m)
     rows: list[Row] = []

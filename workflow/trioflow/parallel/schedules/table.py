@@ -38,10 +38,7 @@ def check_mode(mode: str, plan: Plan) -> None:
 
 
 def keep_forward(schedule: Schedule) -> Schedule:
-    """Return the forward part of a schedule: each F once, and the messages that go with it.
-
-    Without backward nothing is computed again.
-    """
+    """Return the forward part of a schedule: each F once, as nothing is computed again, and its messages."""
     rows = []
     for row in schedule.rows:
         seen: set[Action] = set()
@@ -172,11 +169,11 @@ def has_inputs(action: Action, done: Container[object], stages: int) -> bool:
 
 
 def add_communication(schedule: Schedule) -> Schedule:
-    """Insert the sends and receives between stages on different ranks.
+    """Insert the sends and receives between stages on different ranks; PlanError when no rank can go on.
 
-    Ranks take one action each, in turn. An action is taken when its input is there; its send follows at once, and the
-    matching receive is put at the end of what the other rank has taken so far. So both ends see all messages in one
-    common order, which cannot hang. A recomputed forward sends nothing. Raises PlanError when no rank can go on.
+    Ranks take one action each, in turn, when its input is there; its send follows at once, and the receive is put at
+    the end of what the other rank has taken. So both ends see all messages in one order, which cannot hang. A
+    recomputed forward sends nothing.
     """
     stages, rank_of_stage = schedule.stages, schedule.rank_of_stage
     result: list[list[Action | None]] = [[] for _ in schedule.rows]
@@ -210,10 +207,9 @@ def add_communication(schedule: Schedule) -> Schedule:
 
 
 def lower_directly(schedule: Schedule) -> Schedule:
-    """Insert each send after its action and each receive before the action that needs it.
+    """Insert each send after its action and each receive before the action that needs it, REDUCE_GRAD last.
 
-    So PyTorch's classes of one stage a rank do, and the old ``Pipe``: there a gradient's way runs beside the
-    recomputation that comes before its backward. REDUCE_GRAD comes last.
+    So PyTorch's classes of one stage a rank, and the old ``Pipe``, where a gradient travels beside recomputation.
     """
     stages, rank_of_stage = schedule.stages, schedule.rank_of_stage
     messages = (

@@ -72,8 +72,7 @@ def find_attentions(trace: Trace) -> dict[int, tuple[list[int], list[tuple[int, 
 def check_context(trace: Trace, plan: Plan) -> None:
     """Check that ranks can share a trace's sequences.
 
-    Raises PlanError when the trace does not tell its tokens or its attention, masks it by a tensor, or the numbers do
-    not divide.
+    Raises PlanError when the trace does not tell tokens or attention, masks it by a tensor, or numbers do not divide.
     """
     if plan.context == 1:
         return
@@ -126,9 +125,9 @@ def _list_token_tensors(trace: Trace) -> list[bool]:
 
 @remembered
 def share_tokens(trace: Trace, degree: int, pipeline: int) -> dict[int, float]:
-    """Return the part that a rank holds of storages that were there before the step: its own tokens.
+    """Return the part that a rank holds of storages that were there before: its own tokens.
 
-    Layers that share one table of positions have a copy each in a trace whose model was cast: a stage holds one.
+    Of a table of positions that a cast model has a copy of in each layer, a stage holds one.
     """
     if degree == 1:
         return {}
@@ -151,10 +150,7 @@ def share_tokens(trace: Trace, degree: int, pipeline: int) -> dict[int, float]:
 
 @remembered
 def split_context(split: TensorSplit, trace: Trace, degree: int, method: str) -> TensorSplit:
-    """Return what one of the ranks that share a sequence does of a tensor-parallel rank's work.
-
-    What grows with the batch is done for a rank's own tokens; so is what reads a table of positions.
-    """
+    """Return what one of the ranks that share a sequence does of a tensor-parallel rank's work: its own tokens and positions."""
     if degree == 1:
         return split
     operators = split.operators.copy()
@@ -221,8 +217,7 @@ def _time_blocks(
 ) -> dict[int, tuple[float, float]]:
     """Return the time of each ring attention's first block and of each of the others [s].
 
-    The recorded time of the whole in relation to the model's; of blocks with the rear queries and with the front keys,
-    the mean.
+    The recorded whole in relation to the model's; the mean of blocks with the rear queries and the front keys.
     """
     rings = [op for op, shared in split.attentions.items() if shared.method == RING]
     if not rings:

@@ -54,10 +54,9 @@ _COUNT_BYTES = 8
 
 
 def split_experts(trace: Trace, plan: Plan, split: TensorSplit) -> TensorSplit:
-    """Leave a rank its experts' work, and add the exchanges of tokens to those of tensor parallelism.
+    """Leave a rank its experts' work, and add the exchanges of tokens to ``split``, of one tensor-parallel rank.
 
-    ``split`` is that of one tensor-parallel rank. With equally many tokens an expert each rank multiplies as many rows
-    as it had before, else as many more as the fullest rank of the layer gets (`routing`).
+    A rank multiplies as many rows as before, or as many more as the fullest rank of the layer gets (`routing`).
     """
     if plan.expert_parts == 1:
         return split
@@ -115,7 +114,7 @@ def _gather_rows(
 ) -> None:
     """Let operators inside a layer read and write the rows that ranks with slices of the same experts have gathered.
 
-    Of rows as wide as the model ``more`` of the traced ones are added; rows as wide as an expert are cut instead.
+    Rows as wide as the model grow by ``more`` of the traced ones; those as wide as an expert are cut.
     """
     size, category = tensor_bytes(trace), trace.tensors["category"].tolist()
     wide = {layer.rows_bytes, layer.made_bytes}
@@ -189,9 +188,8 @@ def _place_exchanges(
 def _make_exchanges(plan: Plan, layer: ExpertLayer, size_bytes: int, copied: str) -> list[Exchange]:
     """Return the exchanges that take copies of tokens to their experts (copied after them) or back (before).
 
-    Where tokens are handed on, one goes to each domain of which any rank wants it, from there to each such rank, and is
-    copied for its experts in one pass with sorting, which the trace has. Back the other way round, sums of what belongs
-    together.
+    Where tokens are handed on, one goes to each domain, then to each rank there that wants it, and is copied for its
+    experts with the traced sorting; back the other way round, summed.
     """
     domains, inside = plan.expert_hops
     token = size_bytes / layer.per_token

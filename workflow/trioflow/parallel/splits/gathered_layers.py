@@ -1,19 +1,16 @@
 """Tensor parallelism of any layers by their outputs, as the library ``tensor_parallel`` does it.
 
-Every linear, convolution and embedding layer is split by its outputs, which an all-gather makes whole again; everything
-between layers runs on whole tensors on every rank. The input of a layer is whole, so the gradient that backward finds
-for it is one rank's part of a sum: the reduce-scatter that is the gather's backward adds the parts up and leaves each
-rank its outputs' gradient. Grouped convolutions, and a head that shares an embedding's weight, are split by inputs and
-summed by an all-reduce, in backward as well.
+Every linear, convolution and embedding layer is split by its outputs, which an all-gather makes whole; what lies
+between runs whole on every rank. The gradient of a layer's whole input is one rank's part of a sum: the gather's
+backward, a reduce-scatter, adds up and leaves each rank its outputs' gradient. Grouped convolutions, and a head that
+shares an embedding's weight, are split by inputs and summed by an all-reduce, in backward as well.
 
-Parameters that no layer splits are shared out too: one all-gather a step makes them whole, one reduce-scatter after
-backward adds their gradients up. One process drives all ranks, its first one hands out the inputs in every forward and
-alone computes the loss.
+Parameters that no layer splits are shared out too: one all-gather a step, one reduce-scatter after backward. One
+process drives all ranks, its first one hands out the inputs in every forward and alone computes the loss.
 
-The library has configurations of its own for some transformers, with column and row splits; those are Megatron's
-(``tensor_parallel``). Here every model is split by the default configuration, which is what it uses for all others. Its
-linear layers are recognized by their operators: products with a parameter. Release 2.0.0 shares unsplit parameters out
-where its class ``TensorParallel`` is used; its function ``tensor_parallel`` does so on request.
+The library's configurations for some transformers, column and row splits, are Megatron's (``tensor_parallel``); this is
+its default. Linear layers are recognized by their operators: products with a parameter. Release 2.0.0 shares unsplit
+parameters out in its class ``TensorParallel``; its function ``tensor_parallel`` on request.
 
 References: BlackSamorez/tensor_parallel (2023-08): ``config.py`` (default configuration), ``communications.py``
 (AllGather with ReduceScatter as backward), ``sharding.py``.
@@ -50,10 +47,10 @@ _LAYERS = ("gemm", "convolution", "embedding")
 
 @dataclass(frozen=True)
 class _GatheredLayer:
-    """A layer that is split.
+    """A layer that is split; gathers pad shards to equal sizes.
 
-    Gathers pad shards to equal sizes. A grouped convolution is split inside each of its groups, so that a depthwise one
-    is whole on the first rank; its bias, and that of a head with an embedding's weight, stays whole everywhere.
+    A grouped convolution is split inside each group, so a depthwise one is whole on the first rank; its bias, and that
+    of a head with an embedding's weight, stays whole everywhere.
     """
 
     op_id: int  # its forward operator
@@ -136,10 +133,7 @@ def _choose_split(row: Mapping[str, Any], place: int, looked_up: bool) -> tuple[
 
 
 def gather_rules(trace: Trace) -> dict[str, str]:
-    """Return how each split layer's module holds its parameters: column or row, by module.
-
-    A weight is cut by its first dimension, an embedding's, and that of a head which shares it, by its second.
-    """
+    """Return column or row by split module: a weight's first dimension; the second of an embedding's or of a head that shares it."""
     category = trace.tensors["category"].tolist()
     lookups = {
         int(row["op_id"])
@@ -219,8 +213,8 @@ class _Cutter:
     ) -> float:  # fmt: skip
         """Return the part of some tensors' bytes that one rank moves.
 
-        Parameters and their gradients are cut; of a layer split by inputs, so is its input and that one's gradient, of
-        one split by outputs the gradient that comes in.
+        Cut are parameters and their gradients, input and its gradient of a layer split by inputs, and the incoming
+        gradient of one split by outputs.
         """
         by_input = layer.split == _INPUT
         moved = whole = 0.0
@@ -237,10 +231,7 @@ class _Cutter:
 
 
 def split_gathered(trace: Trace, degree: int) -> TensorSplit:
-    """Return the operators of one rank when every layer's outputs are split and gathered.
-
-    Raises PlanError when the model has no linear, convolution or embedding layer.
-    """
+    """Return one rank's operators when all layers' outputs are split and gathered; PlanError when there is no such layer."""
     layers = find_layers(trace)
     if not layers:
         raise PlanError(

@@ -101,9 +101,8 @@ def list_parameters(trace: Trace, tensor: int = 1, expert: int = 1) -> list[Para
 def find_gradients(trace: Trace) -> dict[str, int]:
     """Return the storage of each parameter's gradient, by the parameter's name.
 
-    Where the trace does not join them (another operator ran between the one that made the gradient and its
-    accumulation), it is the latest gradient of that size, or of the format that gradients are kept in, made before,
-    which no other parameter has.
+    Where the trace does not join them, the latest gradient made before of that size, or of the format that gradients
+    are kept in, which no other parameter has.
     """
     width = trace.facts.kept_width
     sizes, tensors = tensor_bytes(trace), trace.tensors
@@ -193,14 +192,11 @@ class Bucket:
 def build_buckets(
     gradients: Iterable[Mapping[str, Any]], first_bucket_bytes: int, bucket_bytes: int
 ) -> list[Bucket]:
-    """Group gradients as DDP does from its second iteration on.
+    """Group gradients as DDP does from its second iteration on, rebuilt in the order of readiness.
 
-    Buckets are rebuilt once, in the order in which gradients became ready. A bucket closes when its size reaches its
-    limit after a gradient was added, so it may overshoot; a single large gradient is a large bucket. Only the first
-    bucket has the smaller limit.
-
-    ``gradients``: ``name``, ``size_bytes`` and ``ready_after_op_id``, in order of readiness. ``first_bucket_bytes``,
-    ``bucket_bytes``: limits [bytes]; PyTorch's own are 1 MiB and 25 MiB.
+    A bucket closes when a gradient brings its size to its limit, so it may overshoot; only the first has the smaller
+    limit. ``gradients``: ``name``, ``size_bytes`` and ``ready_after_op_id`` in this order; PyTorch's own limits are 1
+    MiB and 25 MiB [bytes].
     """
     buckets: list[Bucket] = []
     held: list[Mapping[str, Any]] = []
@@ -246,10 +242,7 @@ _Sized = Sequence[tuple[int, int]]
 
 
 def coalesce_broadcasts(tensors: _Sized, limit: int = BUFFER_BYTES) -> list[int]:
-    """Return the buffers of a coalesced broadcast, one for each width of elements [bytes].
-
-    ``tensors`` are size and element width of each; a buffer closes when a tensor brings it to ``limit`` [bytes].
-    """
+    """Return a coalesced broadcast's buffers, one a width of elements, closed at ``limit``; ``tensors``: size, width [bytes]."""
     held: dict[int, int] = {}
     closed = []
     for size, width in tensors:

@@ -21,12 +21,10 @@ from trioflow.trace.store import Trace, load_trace, pipeline_units
 
 @remembered
 def assign_units(trace: Trace) -> NDArray[np.int64]:
-    """Return for each operator the unit that it belongs to, as an index.
+    """Return each operator's unit, as an index; PlanError when the trace does not say where its model can be cut.
 
-    A forward operator belongs to the unit whose module encloses it, or to the unit before it (a flatten between
-    modules); operators after the last module (the loss) belong to the last unit. A backward operator follows its
-    forward, an optimizer operator its parameter's module. Raises PlanError when the trace does not say where its model
-    can be cut.
+    A forward operator belongs to the unit whose module encloses it, or to that before (a flatten between modules); the
+    loss to the last. Backward follows its forward, the optimizer its parameter's module.
     """
     units = pipeline_units(trace)
     if not units:
@@ -58,10 +56,9 @@ def assign_units(trace: Trace) -> NDArray[np.int64]:
 
 
 def balance_stages(times_s: Sequence[float], stages: int) -> list[int]:
-    """Return the units in each stage of a chain cut so that the longest stage takes the least time.
+    """Return the units of stages cut so that the longest takes the least time, of equal cuts the earlier boundaries.
 
-    By exact dynamic programming; among equal cuts the one with the earlier boundaries. Raises PlanError when there are
-    fewer units than stages.
+    By exact dynamic programming. Raises PlanError when there are fewer units than stages.
     """
     count = len(times_s)
     if stages < 1 or count < stages:
@@ -97,15 +94,11 @@ def name_balance(trace: Trace, balance: str | None) -> str:
 
 @remembered
 def partition(trace: Trace, stages: int, balance: str = "time") -> list[list[str]]:
-    """Return the units of each stage.
+    """Return the units of each stage; PlanError when the balance is unknown or there are fewer units than stages.
 
-    Raises PlanError when the balance is unknown or there are fewer units than stages. ``balance`` (time, count):
-    ``time``: by the time of forward and backward, and as ``count`` where the trace has no times. ``count``: by the
-    number of layers, which are the units between the first and the last (embedding and head, stem and classifier);
-    those two go for nothing.
-
-    The optimizer has no part in it: it runs once after all micro-batches, and one operator over all parameters (fused,
-    foreach) belongs to no unit.
+    ``time``: by forward and backward, and as ``count`` where the trace has no times. ``count``: by the units between
+    first and last, which go for nothing (embedding and head, stem and classifier). The optimizer runs once after all
+    micro-batches, and a fused operator belongs to no unit: it has no part.
     """
     if balance not in BALANCES:
         raise PlanError(f"unknown balance {balance!r}", fix=f"use {' or '.join(BALANCES)}")
@@ -127,10 +120,9 @@ def partition(trace: Trace, stages: int, balance: str = "time") -> list[list[str
 def partition_trace(
     trace_folders: Sequence[str | Path], stage_counts: Sequence[int], path: str | Path
 ) -> None:
-    """Write what a real run must know of a trace as JSON: the stages above all.
+    """Write what a real run must know of a trace as JSON, the stages above all, so that both cut in the same places.
 
-    The simulated and the real pipeline read the same file, so that both cut the model in the same places; the first
-    trace decides. The traced batches and step times are there for the session's anchors, the parameters' size for its
+    The first trace decides. Traced batches and step times are for the session's anchors, the parameters' size for its
     sweep of collectives.
     """
     traces = [load_trace(folder) for folder in trace_folders]
@@ -180,18 +172,16 @@ def _list_crossings(trace: Trace, unit_of: NDArray[np.int64]) -> list[tuple[int,
 
 
 def boundary_bytes(trace: Trace, unit_of: NDArray[np.int64], cut: int) -> int:
-    """Return what the traced batch sends over a cut [bytes]; see `crossing_storages`. It grows with the batch."""
+    """Return what the traced batch sends over a cut [bytes]; grows with the batch; see `crossing_storages`."""
     return sum(crossing_storages(trace, unit_of, cut).values())
 
 
 def split_batch(batch: int, micro_batches: int) -> list[int]:
-    """Return the samples of each micro-batch, as ``torch.distributed.pipelining`` cuts a batch.
+    """Return the samples of each micro-batch, as ``torch.tensor_split`` cuts: the first ones are one larger.
 
-    The first ones are one sample larger where the number does not divide (``torch.tensor_split``). Raises PlanError
-    when there are fewer samples than micro-batches.
-
-    In PyTorch 2.13 a stage receives into buffers of the first micro-batch's size, so that a step with unequal ones
-    stops there with an error: its prediction is for a framework that receives what was sent.
+    Raises PlanError when there are fewer samples than micro-batches. In PyTorch 2.13 a stage receives into buffers of
+    the first one's size, so unequal ones stop there with an error: the prediction is for a framework that receives what
+    was sent.
     """
     if micro_batches < 1 or batch < micro_batches:
         raise PlanError(
@@ -203,10 +193,9 @@ def split_batch(batch: int, micro_batches: int) -> list[int]:
 
 
 def chunk_batch(batch: int, micro_batches: int) -> list[int]:
-    """Return the samples of each micro-batch, as the old ``Pipe`` cuts a batch.
+    """Return the samples of each micro-batch, as the old ``Pipe`` cuts (``torch.chunk``): the last is smaller, perhaps fewer.
 
-    All have the same size but a smaller last one, and there may be fewer than asked for (``torch.chunk``). Raises
-    PlanError when there are fewer samples than micro-batches.
+    Raises PlanError when there are fewer samples than micro-batches.
     """
     size = -(-batch // len(split_batch(batch, micro_batches)))
     return [min(size, batch - start) for start in range(0, batch, size)]
@@ -245,8 +234,8 @@ class TiedParameter:
 def find_tied(trace: Trace, stage_of: NDArray[np.int64]) -> list[TiedParameter]:
     """Return the parameters that forward operators of several stages read.
 
-    A stage's part of the gradient is ready after its last backward operator of a forward operator that reads the
-    parameter. The operators that make the gradient out of tensors of its own size only are taken for the sum.
+    A stage's part of the gradient is ready after its last backward operator of such a forward operator; those that make
+    it out of tensors of its own size only are taken for the sum.
     """
     storage = trace.tensors["storage_id"].tolist()
     elements = [prod(shape) for shape in trace.tensors["shape"]]

@@ -146,9 +146,8 @@ def build_stage_units(
 ) -> list[ShardedUnit]:  # fmt: skip
     """Return the units of one pipeline stage, to which ``fully_shard`` is applied by itself.
 
-    ``plan``: its tensor and expert degrees count. ``placed``: stages that update each parameter. ``stage_of``: stage of
-    each operator. ``stage``: the stage. The model's inner units stay what they are. The root of a stage keeps the rest
-    of its parameters: of the first and the last stage embedding and head, of those between them none.
+    Inner units stay what they are. The root keeps the rest: of the first and last stage embedding and head, of others
+    none. ``placed``: stages that update each parameter; ``stage_of``: of each operator.
     """
     *inner, root = build_units(trace, plan.tensor, plan.expert_parts, plan.places_experts)
     here = set(np.flatnonzero(stage_of == stage).tolist())
@@ -168,8 +167,8 @@ def build_stage_units(
 def _find_units(trace: Trace) -> dict[str, list[str]]:
     """Return the units of a model that names none: its repeated blocks, and what lies before and behind.
 
-    Blocks are the numbered children of a module of which two in a row hold parameters of the same names, inside modules
-    of their own; blocks inside blocks do not count. Nothing is found where the step's operators do not name them.
+    Blocks are numbered children of a module of which two in a row hold parameters of the same names, in modules of
+    their own; blocks inside blocks do not count.
     """
     names = [p.name for p in list_parameters(trace)]
     children: dict[str, dict[str, list[str]]] = {}
@@ -363,11 +362,7 @@ def partition_optimizer(
 def partition_stages(
     trace: Trace, plan: Plan, placed: Sequence[frozenset[int]], held: Sequence[Iterable[int]]
 ) -> list[OptimizerPartition]:
-    """Return, of ZeRO-1, who updates what of each of the pipeline's ranks; nothing of other plans.
-
-    ``placed``: places of each parameter in the model, such as stages. ``held``: which of them each of the pipeline's
-    ranks has.
-    """
+    """Return, of ZeRO-1, who updates what of each of the pipeline's ranks, which have ``held`` places; else nothing."""
     if plan.sharding != "zero1":
         return []
     here: list[frozenset[int] | None] = [None]

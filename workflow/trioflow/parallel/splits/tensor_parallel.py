@@ -176,8 +176,7 @@ class Splitter:
     def is_part(self, row: dict[str, Any], index: int) -> bool:
         """Return whether a layer's backward makes a part of its weight's gradient.
 
-        What reads the weight yields the input's gradient first, whatever its shape: with as many tokens as outputs the
-        two look alike.
+        What reads the weight yields the input's gradient first: with as many tokens as outputs the two look alike.
         """
         if self.shape[index] not in self.weights.get(int(row["forward_op_id"]), set()):
             return False
@@ -211,11 +210,10 @@ def split_operators(
     trace: Trace, degree: int, *, style: str = "megatron", sequence: bool = False,
     vocabulary: bool = False,
 ) -> TensorSplit:  # fmt: skip
-    """Return the operators of one tensor-parallel rank and its messages.
+    """Return the operators of one tensor-parallel rank and its messages, of a trace from `prepare_split` or with its own rules.
 
-    ``trace`` comes from `prepare_split` unless the split is its own rules' alone. ``sequence`` and. ``vocabulary``:
-    what lies between split layers is cut by tokens; embedding, head and loss by vocabulary. Raises PlanError when the
-    model has no layer to split, no tokens to cut, or tokens that do not divide.
+    ``sequence`` cuts by tokens, ``vocabulary`` embedding, head and loss. Raises PlanError when there is no layer to
+    split, no tokens to cut, or tokens that do not divide.
     """
     if degree == 1:
         return TensorSplit(trace.operators.copy())

@@ -1,7 +1,4 @@
-"""What tensor parallelism makes of a trace: operators on shards, and the messages between them.
-
-Shared by Megatron's way (``tensor_parallel``) and by gathered outputs (``gathered_layers``).
-"""
+"""What tensor parallelism, Megatron's or of gathered outputs, makes of a trace: operators on shards, messages between."""
 
 from __future__ import annotations
 
@@ -149,10 +146,10 @@ def is_lookup(row: Mapping[str, Any], category: Sequence[str]) -> bool:
 
 @remembered
 def count_heads(trace: Trace) -> list[int]:
-    """Return the numbers of heads that attentions have, of queries and of keys, each once.
+    """Return the numbers of heads that attentions have, of queries and keys, each once.
 
-    The model's configuration says them where it was captured, and so do the shapes [batch, heads, tokens, size] that
-    PyTorch's own attention reads.
+    From the model's configuration where captured, and shapes [batch, heads, tokens, size] that PyTorch's own attention
+    reads.
     """
     configured = str((trace.facts.row or {}).get("heads", ""))
     found = {*(trace.facts.attention_heads or ()), *map(int, [configured] * configured.isdigit())}
@@ -183,9 +180,9 @@ def find_loss(trace: Trace) -> frozenset[int]:
 
 
 def list_inputs(trace: Trace, operators: Sequence[int]) -> dict[int, tuple[int, int]]:
-    """Return the step's inputs that some operators read: by storage, size for the traced batch and element width [bytes].
+    """Return the step's inputs that operators read, by storage: size for the traced batch, element width [bytes].
 
-    Tensors alone whose first dimension is the batch count: numbers and masks of one sample are made on every device.
+    Only tensors whose first dimension is the batch: what is of one sample is made on every device.
     """
     batch, tensors = trace.facts.batch, trace.tensors
     columns = (tensors[name].tolist() for name in ("storage_id", "category", "shape", "elem_bytes"))

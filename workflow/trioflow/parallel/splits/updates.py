@@ -1,7 +1,7 @@
 """Which parameters each operator of the optimizer updates, and a rank's part of its work.
 
-An optimizer may run a loop over parameters, or one operator over all of them (``foreach``, ``fused``). Whatever its
-form, a rank does the work, and holds the state, of the parameters that are its own.
+Whether a loop or one operator over all (``foreach``, ``fused``), a rank does the work, and holds the state, of its own
+parameters.
 """
 
 from __future__ import annotations
@@ -46,9 +46,8 @@ class Owners:
 def find_owners(trace: Trace) -> Owners:
     """Return what belongs to which parameter; nothing where the trace lists no parameters.
 
-    State tensors are recognised by the operators that mix them with a parameter or a gradient: the lists of an operator
-    over several parameters name these in the same order. Numbers, such as counts of steps, belong to the parameters
-    that are updated next.
+    State tensors are recognised by operators that mix them with a parameter or gradient: lists name these in one order.
+    Numbers, such as counts of steps, belong to the parameters updated next.
     """
     try:
         parameters = list_parameters(trace)
@@ -178,10 +177,10 @@ def held_sizes(trace: Trace, plan: Plan) -> list[float]:
 def share_storages(
     trace: Trace, plan: Plan, here: frozenset[int] | None = None, held: frozenset[int] | None = None
 ) -> dict[int, float]:
-    """Return the part of each parameter, its gradient and its state that one rank holds, by storage.
+    """Return the part of each parameter, its gradient and state that a rank holds, by storage.
 
-    ``here``, ``held``: places in ``list_parameters`` of those that the rank updates, and of those that it has with
-    their gradients; all by default.
+    ``here``, ``held``: places in ``list_parameters`` of what it updates, and of what it has with gradients; all by
+    default.
     """
     owners = find_owners(trace).of_storage
     if not owners:
@@ -267,10 +266,7 @@ def place_parameters(
     trace: Trace, stage_of: NDArray[np.int64],
     tied: Mapping[str, Collection[int]],
 ) -> list[frozenset[int]]:  # fmt: skip
-    """Return the stages that update each parameter; none where it is not trained.
-
-    ``tied`` names the parameters of which several stages hold a copy each.
-    """
+    """Return the stages that update each parameter, none where untrained; several stages hold a copy of ``tied`` ones."""
     found: dict[str, frozenset[int]] = {}
     for gradient in trace.facts.gradients:
         name = str(gradient["name"])
@@ -285,10 +281,7 @@ def place_parameters(
 def spread_updates(
     trace: Trace, unit_of: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-    """Return the parts of all operators: which operator, in which unit, and the part of its work.
-
-    An update of parameters of several units has a part in each; all other operators are one part.
-    """
+    """Return the parts of all operators: which operator, in which unit of those it updates, and the part of its work."""
     parts = {op: {int(unit): 1.0} for op, unit in enumerate(unit_of)}
     placed = place_parameters(trace, unit_of, {})
     owners = find_owners(trace).of_operator
@@ -318,11 +311,9 @@ def predict_elementwise(
 ) -> dict[str, NDArray[Any]]:
     """Predict one element-wise operator over tensors of some sizes [bytes]: columns of `OperatorModel`.
 
-    Gradients are as large as parameters, and what happens to them on a CPU is what the optimizer's own element-wise
-    operators do: its class predicts them. On a GPU that class holds calls over lists of tensors, some 30 us each, which
-    no copy is: there the phase is forward.
-
-    A model that looks at each row by itself is asked once for each size.
+    On a CPU the optimizer's class predicts what happens to gradients. On a GPU that class holds calls over lists of
+    tensors, some 30 us each, which no copy is: there the phase is forward. A model that looks at each row by itself is
+    asked once a size.
     """
     by_row = looks_at_rows(model)
     known = _known_sizes(model, name, reads, phase, None if by_row else tuple(sizes))

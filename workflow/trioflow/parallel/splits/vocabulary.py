@@ -101,8 +101,7 @@ def find_head(trace: Trace) -> int | None:
 def find_vocabulary(trace: Trace, degree: int) -> Vocabulary:
     """Return the layers that vocabulary parallelism splits; rows are added until ``degree`` divides them.
 
-    Raises PlanError when no embedding of the step's tokens is found, no head that scores as many words, or no loss
-    behind it.
+    Raises PlanError when there is no embedding of the step's tokens, no head of as many words, or no loss.
     """
     category = trace.tensors["category"].tolist()
     storage = trace.tensors["storage_id"].tolist()
@@ -252,10 +251,9 @@ def _match(trace: Trace, rules: Mapping[str, str]) -> dict[str, str]:
 
 
 def prepare_split(trace: Trace, plan: Plan) -> Trace:
-    """Return the trace with the module rules of a plan's tensor parallelism, its own by default.
+    """Return the trace with the module rules of a plan's tensor parallelism, its own by default, else Megatron-LM's by known names.
 
-    A trace that names no rules, a table of another tool for instance, gets Megatron-LM's where its modules have the
-    names that are known. Raises PlanError when the model has not what the plan splits.
+    Raises PlanError when the model has not what the plan splits.
     """
     if plan.tensor > 1 and (trace.facts.language_model or {}).get("fusion") == LIGER:
         raise PlanError(
