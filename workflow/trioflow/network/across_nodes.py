@@ -203,7 +203,7 @@ def spread_group(shares: Shares) -> Spread:
 def pair_across(collective: str, shares: Shares) -> Pairs:
     """Return who sends to whom: neighbours in each node, then equal places of neighbouring nodes.
 
-    As many places as the node with fewest ranks has: NCCL takes the least number of channels that it found in any node
+    As many places as the node with fewest ranks has: NCCL takes the fewest channels found in any node
     (``initTransportsRank`` in src/init.cc), and in a node one for each rank that has a card near it.
     """
     pairs: Pairs = []
@@ -221,11 +221,10 @@ def pair_across(collective: str, shares: Shares) -> Pairs:
 
 
 def size_across(collective: str, message_bytes: float, shares: Shares) -> Floats:
-    """Return the bytes of each pair of ``pair_across`` [pairs].
+    """Return the bytes of each pair of ``pair_across`` [pairs], as NCCL's rings, one for each NIC of the smallest node.
 
-    As NCCL's rings, as many as the node with fewest ranks has NICs: each passes all ranks of a node and then leaves it
-    from another one, with equal parts of the data. A rank sends W bytes in all, 1 / m of them to its counterpart in the
-    next node where each node has m ranks.
+    Each passes all ranks of a node and leaves it from another one, with equal parts of the data: of W bytes that a rank
+    sends, 1 / m go to its counterpart where each node has m ranks.
     """
     spread = spread_group(shares)
     wire_bytes = message_bytes * wire_factor(collective, spread.ranks)
@@ -247,17 +246,14 @@ def estimate_across(
 ) -> AcrossTime:
     """Return the time of a collective over several nodes.
 
-    ``hop_s``: latency from a rank to its counterpart in the next node [s]. ``wire_s``: how long the bytes between nodes
-    move over the links [s].
+    ``hop_s``: latency from a rank to its counterpart in the next node [s]; ``wire_s``: how long the bytes between nodes
+    move [s]. NCCL sends on a piece while the next comes in, so the time is the hops plus the longer of ``wire_s`` and
+    what was measured inside a node for its part of the data. An all-reduce takes a tree's hops, 2 ceil(log2 k) of k
+    nodes; other striped ones a ring's, k - 1; the rest one.
 
-    The two parts overlap, as NCCL sends on a piece while the next one comes in: the time is the hops between nodes plus
-    the longer of what was measured inside a node, for the part of the data that a node has, and ``wire_s``. An
-    all-reduce takes the hops of a tree, 2 ceil(log2 k) of k nodes; other striped ones those of a ring, k - 1; the rest
-    one.
-
-    Nothing between nodes was measured, so the interval is that of what may happen. Low: the least bytes that need to
-    leave a node, (k - 1) / k of the data instead of the ring's (n - 1) / n, and full overlap. High: no overlap, the
-    slowest hops and the least share of the bandwidth that the library itself reckons with.
+    Nothing between nodes was measured. Low: the least bytes that need to leave a node, (k - 1) / k of the data instead
+    of the ring's (n - 1) / n, full overlap. High: no overlap, the slowest hops and the least share of the bandwidth
+    that the library reckons with.
     """
     fullest = spread.fullest
     striped = collective in _STRIPED
@@ -298,18 +294,14 @@ class _Steps:
     known: dict[tuple[object, ...], tuple[list[float], float]]  # what `_compare` has found
 
     def behind(self, collective: str, nodes: int) -> float:
-        """Return what a ring's step takes beyond the links' time, over so many nodes [s].
-
-        On straight lines between the logarithms of the nodes that were measured; beyond the most nodes as over those.
-        """
+        """Return what a ring's step takes beyond the links' time [s]: linear in the measured nodes' logarithms, then constant."""
         lost_s, _ = self._compare(collective)
         return float(np.interp(np.log2(nodes), np.log2(self._counts(collective)), lost_s))
 
     def doubt(self, collective: str, nodes: int) -> float:
         """Return how far off a time beyond the measured nodes may be [log]; 0.0 within them.
 
-        Every measured count is predicted from half as many nodes, as beyond the last one; the worst of these is what a
-        doubling of the nodes may miss.
+        The worst of predicting each measured count from half as many: what a doubling may miss.
         """
         beyond = math.log2(nodes / self._counts(collective)[-1])
         return max(beyond, 1.0) * self._compare(collective)[1] if beyond > 0 else 0.0
@@ -343,15 +335,13 @@ class _Steps:
     ) -> AcrossTime:
         """Return a time with what was measured beyond it.
 
-        Over whole nodes an all-gather of 256 MB falls behind by nearly the same for every step of its ring, from 2 to
-        64 nodes: 30 to 47 us. So the loss goes with the steps of the group; a message from one rank to another is one
-        step. One size was measured. A smaller message loses as much: of nanotron's runs that may be fitted on, the one
-        whose tensor group lies on two nodes and moves 17 MB at a time takes 0.86 of its time so, and 0.58 where the
-        loss goes with the root of the bytes, to which the interval reaches. An all-reduce may take a tree, whose steps
-        grow with the logarithm of the nodes: a smaller one loses by its bytes, up to what a ring's would in the
-        interval. A larger one loses by the root, but takes no longer than a reduce-scatter and an all-gather
-        (``_estimate``), of which its ring is made: NCCL takes the faster. The interval has the band of the runs
-        besides, and beyond the measured nodes ``doubt``.
+        An all-gather of 256 MB falls behind by 30 to 47 us for every step of its ring, from 2 to 64 nodes: the loss
+        goes with the group's steps; a message is one. One size was measured. A smaller one loses as much: of nanotron's
+        runs that may be fitted on, the one whose tensor group lies on two nodes and moves 17 MB at a time takes 0.86 of
+        its time so, and 0.58 where the loss goes with the root of the bytes, to which the interval reaches. An
+        all-reduce may take a tree, whose steps grow with the logarithm of the nodes: a smaller one loses by its bytes,
+        up to a ring's in the interval. A larger one loses by the root, but takes no longer than a reduce-scatter and an
+        all-gather (``_estimate``): NCCL takes the faster. The interval has the band of the runs besides, and ``doubt``.
         """
         kind = collective if collective in self.measured.curves else "all_gather"
         steps = spread.ranks - 1 if collective in _STRIPED else 1

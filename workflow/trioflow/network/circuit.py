@@ -16,13 +16,11 @@ from trioflow.network.interface import NEVER_S, Flow, FlowEnd, RoutedNetwork, ch
 
 @dataclass(frozen=True)
 class CircuitSettings:
-    """What a circuit costs and how many there may be.
+    """What a circuit costs and how many there may be; SimulationError when a number makes no sense.
 
-    Raises SimulationError when a number makes no sense.
-
-    References: The TrioSim paper's photonic case study: 20 ms to establish a circuit, 8 links (ports) a GPU, the least
-    recently used idle circuit torn down when no port is free, buffer space reserved at the receiver before data moves.
-    It does not say how large the buffer is, so it has no end here.
+    References: TrioSim's photonic case study: 20 ms to establish a circuit, 8 links (ports) a GPU, the least recently
+    used idle circuit torn down when no port is free, buffer space reserved at the receiver before data moves; how large
+    is not said, so it has no end here.
     """
 
     # Time from the decision to set a circuit up until it carries bytes [s]
@@ -72,25 +70,20 @@ class _Request:
 
 
 class CircuitNetwork(RoutedNetwork):
-    """Carries every flow on a circuit of its own.
+    """Carries every flow on a circuit of its own; ``open_circuits`` at time zero are given least recently used first.
 
-    Directed links of the fabric. A circuit runs over the route between its ends and carries bytes at the bandwidth of
-    its narrowest link, whatever else crosses that link: light of other circuits has other wavelengths. ``settings``:
-    set-up time, ports, buffers. ``open_circuits``: circuits that are open at time zero, least recently used first.
+    A circuit runs one way over the route between its ends at the bandwidth of its narrowest link, whatever else crosses
+    that: other circuits' light has other wavelengths. It carries one flow at a time and holds a port of its source
+    (out) and one of its target (in) from set-up to tear-down. A flow takes an idle circuit that joins its ends, the
+    oldest first; else one is set up; where no port is free, the least recently used idle circuit of that device is torn
+    down first, in no time. Equal ones go in the order of their set-up. The flow ends at grant + set-up + latency + size
+    / bandwidth, and the circuit stays open.
 
-    A circuit leads from one device to another, one way, and carries one flow at a time. It holds a port of its source
-    (out) and one of its target (in) from the start of its set-up to its tear-down. A flow takes an idle circuit that
-    joins its ends, the oldest first. Where there is none, one is set up; where no port is free, the least recently used
-    idle circuit of that device is torn down first, which takes no time. Equal ones go in the order in which they were
-    set up. The flow ends at grant + set-up + latency + size / bandwidth, and the circuit stays open.
+    Flows wait in the order of arrival, ties by ``flow_id``, in one line at their source and one at their target, and
+    get a circuit when first in both: nobody overtakes at a device, not even on an open circuit. A flow also waits for
+    room in its target's buffer; one larger than the whole buffer for it to be empty.
 
-    Flows wait in the order of their arrival, ties by ``flow_id``, in one line at their source and one at their target,
-    and get a circuit when they are first in both: nobody overtakes at a device, not even on an open circuit. A flow
-    also waits until its bytes have room in the buffer of its target; one that is larger than the whole buffer waits for
-    it to be empty.
-
-    Events at one time: ends of flows in the order of ``flow_id``, arrivals in the same order, then grants in the order
-    of arrival.
+    Events at one time: ends of flows by ``flow_id``, arrivals likewise, then grants in the order of arrival.
     """
 
     def __init__(

@@ -1,7 +1,6 @@
 """Collectives as flows: what one collective of a group puts on the links.
 
-With a measured cost the flows take, undisturbed, exactly the measured time; without one they follow the closed form of
-the ring algorithm. Either way they are ordinary flows, so traffic that shares their links slows them down.
+Undisturbed they take the measured time, or the ring's closed form; traffic that shares their links slows them down.
 """
 
 from __future__ import annotations
@@ -100,14 +99,10 @@ class CollectiveFlows:
 
 
 def compute_wire_bytes(collective: str, message_bytes: float, ranks: int) -> float:
-    """Return the bytes that one rank sends in a collective of the ring algorithm.
+    """Return the bytes that one rank sends in a collective of the ring algorithm; SimulationError when it is unknown.
 
-    Raises SimulationError when the collective is unknown. ``message_bytes``: as in ``tables.TASKS``: the whole result
-    for all_gather and gather, the whole input for reduce_scatter and scatter, otherwise one rank's buffer [bytes].
-
-    References: R. Thakur, R. Rabenseifner, W. Gropp, Optimization of Collective Communication Operations in MPICH,
-    IJHPCA 19(1), 2005, doi:10.1177/1094342005051521: ring all-reduce 2S(n-1)/n, ring all-gather and reduce-scatter
-    S(n-1)/n.
+    ``message_bytes`` is as in ``tables.TASKS``. Ring all-reduce sends 2S(n-1)/n, all-gather and reduce-scatter S(n-1)/n
+    (R. Thakur, R. Rabenseifner, W. Gropp, IJHPCA 19(1), 2005, doi:10.1177/1094342005051521).
     """
     _check_collective(collective)
     if ranks < 2:
@@ -118,8 +113,8 @@ def compute_wire_bytes(collective: str, message_bytes: float, ranks: int) -> flo
 class CollectivePlanner:
     """Turns collectives into flows over one platform, remembering what it has made.
 
-    ``platform``: its links are the network. ``cost``: measured durations; the ring closed form without. ``bound``
-    (time_s, low_s, high_s): which of the measured durations to reproduce.
+    Without ``cost`` by the ring's closed form; ``bound`` (time_s, low_s, high_s): which measured durations to
+    reproduce.
     """
 
     def __init__(
@@ -140,21 +135,17 @@ class CollectivePlanner:
         return other
 
     def build(self, collective: str, message_bytes: int, group: Sequence[int]) -> CollectiveFlows:
-        """Return the flows of one collective.
+        """Return the flows of one collective; none of a group of one.
 
         Raises SimulationError when the collective is unknown, the group does not fit it, no route joins two members, or
-        the measured time is not a time. ``group``: ranks in ring order. The first is the root of a broadcast, reduce,
-        scatter or gather and the sender of a send. A group of one makes no flows.
-
-        Flows run between ring neighbours (all_to_all: between all pairs; scatter and gather: between the root and each
-        other rank) and carry the ring algorithm's bytes. Their latency is the number of steps times the slowest
-        neighbour's route latency.
+        the measured time is not a time. ``group``: ranks in ring order, the root or a send's sender first. Flows run
+        between ring neighbours (all_to_all: all pairs; scatter and gather: root and each other rank) and carry the
+        ring's bytes; their latency is the number of steps times the slowest neighbour's.
 
         With a measured time T, latency is L = min(that latency, T) and each flow's cap is size / (T - L), so that it
-        lasts T when undisturbed. Where the measured time is shorter than the links allow, the size is cut to what the
-        collective's own max-min share moves in T - L: the measured time stands, and the bytes counted on the links are
-        too few. A time less than half of what the links allow draws a warning. What runs beside a collective slows it
-        by sharing the rate that it was measured to need and no more.
+        lasts T undisturbed. Where T is shorter than the links allow, the size is cut to what the collective's own
+        max-min share moves in T - L, so the bytes counted on links are too few; less than half of what they allow draws
+        a warning. What runs beside a collective slows it by sharing the rate that it was measured to need and no more.
         """
         key = (collective, int(message_bytes), tuple(group))
         if key not in self._known:
@@ -205,10 +196,7 @@ class CollectivePlanner:
     def find_time(
         self, collective: str, message_bytes: int, group: tuple[int, ...]
     ) -> tuple[CollectiveTime, float] | None:
-        """Return what the cost says of a group, and the requested bound of it [s].
-
-        None where there is no cost. Raises SimulationError when the cost gives no valid time.
-        """
+        """Return what the cost says of a group, and the requested bound of it [s]; None without a cost, SimulationError if no time."""
         if self._cost is None:
             return None
         if self._across is not None and self._across.holds(group):

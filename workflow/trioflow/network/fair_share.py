@@ -24,12 +24,10 @@ def compute_max_min_rates(
 ) -> list[float]:
     """Share links among flows so that no flow can gain but at a slower one's cost.
 
-    ``routes`` are the links of each flow, ``capacities`` of links and ``max_rates`` of flows in [bytes/s]. Returns rate
-    of each flow [bytes/s]; infinite for one without links and cap.
-
-    Progressive filling: all rates rise together; the links that fill first and the caps that are reached first freeze
-    their flows; the others rise on. Each round freezes at least one flow, so it ends. Every link's share is computed
-    from that link alone, so flows that share nothing get the same bits whether or not the others are there.
+    ``routes`` are each flow's links, ``capacities`` of links and ``max_rates`` of flows in [bytes/s], as the rates
+    returned; infinite without links and cap. Progressive filling: all rates rise together; links that fill first and
+    caps reached first freeze their flows, at least one a round. Every link's share is computed from that link alone, so
+    flows that share nothing get the same bits whether or not the others are there.
 
     References: D. Bertsekas, R. Gallager, Data Networks, 2nd edition, 1992, section 6.5.2.
     """
@@ -128,16 +126,15 @@ class _Moving:
 class FairShareNetwork(RoutedNetwork):
     """Moves flows over routed links at max-min fair rates.
 
-    Fluid model: rates change only when a flow begins to move bytes or ends, and at once for all. There are no packets,
-    buffers or start-up of congestion control; a flow takes bandwidth on all links of its route at the same time. A
-    flow's end is computed from its last change of rate, so flows that nobody disturbs end at exactly start + latency +
-    size / rate.
+    Fluid: rates change only when a flow begins to move bytes or ends, at once for all; no packets, buffers or start-up
+    of congestion control; a flow takes bandwidth on its whole route at once. Its end is computed from its last change
+    of rate, so undisturbed flows end at exactly start + latency + size / rate.
 
-    A flow that comes or goes concerns its links, the flows on them, those flows' other links, and so on; only the flows
-    found so are shared anew. That is exact, to the last bit: a flow that shares no link, directly or through others,
-    has the same rate whether or not the others are there.
+    A flow that comes or goes concerns its links, the flows on them, those flows' other links, and so on; only these are
+    shared anew. That is exact, to the last bit: a flow that shares no link, directly or through others, has the same
+    rate whether or not the others are there.
 
-    Events at one time: latencies that end first, then the ends of flows, both in the order of ``flow_id``.
+    Events at one time: latencies that end first, then the ends of flows, both by ``flow_id``.
     """
 
     def __init__(self, links: Sequence[Link], routing: Routing | None = None) -> None:

@@ -47,24 +47,14 @@ class FlowPiece(NamedTuple):
 
 
 class Network(Protocol):
-    """Moves flows; the engine drives it from event to event.
-
-    The clock only moves forward. Several flows may start at one time before the network is asked for its next event,
-    and then share from that time on.
-    """
+    """Moves flows; the engine drives its clock forward. Flows that start at one time before the next event share from then."""
 
     def start(self, flow: Flow, time_s: float) -> None:
-        """Let a flow start at a time [s] that is not in the past.
-
-        Raises SimulationError when no route joins its ends or its numbers make no sense.
-        """
+        """Let a flow start, not in the past [s]; SimulationError when no route joins its ends or numbers make no sense."""
         ...
 
     def next_event_s(self) -> float:
-        """Return when something next happens [s]; ``NEVER_S`` when nothing flows.
-
-        It is the next end of a flow or an earlier moment at which rates change, because a latency is over.
-        """
+        """Return when a flow next ends or, a latency being over, rates change [s]; ``NEVER_S`` when nothing flows."""
         ...
 
     def advance(self, time_s: float) -> list[FlowEnd]:
@@ -81,11 +71,7 @@ class Network(Protocol):
 
 
 def check_flow(flow: Flow, start_s: float, now_s: float) -> None:
-    """Refuse a flow that no network could finish.
-
-    Raises SimulationError when a number is negative, not a number or, where it may not be, infinite; or when the flow
-    would start in the past.
-    """
+    """Refuse, with SimulationError, a flow that no network could finish: in the past, negative, no number, infinite."""
     problem = ""
     if not 0 <= flow.size_bytes < math.inf:
         problem = f"size_bytes is {flow.size_bytes!r}"

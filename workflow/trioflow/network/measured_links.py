@@ -28,8 +28,7 @@ class RelinkedCollectives:
     def time_s(self, collective: str, ranks: int, message_bytes: float) -> CollectiveTime:
         """Return a collective's time, beyond an empty message's in proportion with the bandwidth.
 
-        The interval holds both what was measured and what the links make of it, since it is not known how far the links
-        set the time.
+        The interval holds what was measured and what the links make of it: how far they set the time is not known.
         """
         base = self.base.time_s(collective, ranks, int(message_bytes))
         if ranks < 2 or not base.time_s:
@@ -59,12 +58,10 @@ class RelinkedCollectives:
 
 
 def hold_to_links(cost: CollectiveCost, platform: Platform) -> CollectiveCost:
-    """Return measured collectives as a platform's links leave them.
+    """Return measured collectives as a platform's links leave them; the same where these are as shipped, or none ships.
 
-    Returns the same one where the links are those of the shipped platform, or where none ships. ``cost``: measured on,
-    or inside a node of, a machine that ships under the platform's name or that of its ``node_collectives``.
-    ``platform``: perhaps edited. Links between nodes are left out: nothing measured there is taken from a shipped
-    model.
+    ``cost``: measured on, or inside a node of, a machine that ships under the platform's name or that of its
+    ``node_collectives``. Links between nodes are left out: nothing measured there is taken from a shipped model.
     """
     shipped = _find_measured_machine(platform)
     if shipped is None or (shipped.links, shipped.routing) == (platform.links, platform.routing):

@@ -51,15 +51,12 @@ WHOLE = Chunks()
 
 
 class MessagePlanner:
-    """Turns collectives into messages, remembering what it has made.
+    """Turns collectives into messages, remembering what it has made; InputError for unknown collectives or odd chunks.
 
-    Raises InputError when the mapping names no collective, or chunks make no sense.
-
-    ``algorithms``: algorithm of each collective, as for ``catalogue.choose_algorithm``; or one for all but sends.
-    Collectives that a mapping leaves out, and sends, remain flows as ``CollectivePlanner`` plans them. ``run_alone``:
-    runs a collective by itself; measured_time where no formula says how long it takes. ``chunks``: pieces that each
-    message of an algorithm is cut into. With a size, as many as keep each block of the collective's data, as one piece
-    of the algorithm has it, at or below it.
+    ``algorithms``: of each collective, as for ``catalogue.choose_algorithm``, or one for all but sends; what is left
+    out remains flows of ``CollectivePlanner``. ``run_alone``: runs a collective by itself; measured_time where no
+    formula says how long it takes. ``chunks``: pieces of each message; with a size, as many as keep each block, as one
+    piece of the algorithm has it, at or below it.
     """
 
     def __init__(
@@ -95,15 +92,14 @@ class MessagePlanner:
     ) -> CollectiveMessages | CollectiveFlows:
         """Return one collective.
 
-        Raises SimulationError as ``CollectivePlanner.build``. Raises InputError when the algorithm is unknown, does not
-        do the collective, or does not fit the platform's nodes or switches.
+        Raises SimulationError as ``CollectivePlanner.build``, InputError when the algorithm is unknown, does not do the
+        collective, or does not fit the platform's nodes or switches.
 
-        Without a measured cost, a message has the latency of its route and moves as fast as the links let it. With a
-        measured time T, latencies stay and how long bytes move is multiplied by one factor f for all messages, so that
-        the undisturbed collective lasts T: f > 1 caps every message at 1 / f of what it could have alone, f < 1 cuts
-        the sizes (the measured time stands; the bytes counted on the links are too few). Where T is less than what the
-        latencies take, they shrink and no bytes move. In an algorithm of equal rounds the time is a sum, linear in f;
-        elsewhere f is found by runs of the collective alone.
+        Without a measured cost a message has its route's latency and moves as fast as the links let it. With a measured
+        time T latencies stay, and how long bytes move is multiplied by one factor f, so that the undisturbed collective
+        lasts T: f > 1 caps every message at 1 / f of what it could have alone, f < 1 cuts the sizes (bytes counted on
+        links are too few). Where T is less than the latencies, they shrink and no bytes move. Of equal rounds the time
+        is linear in f; elsewhere f is found by runs of the collective alone.
         """
         algorithm = self._choose(collective)
         if algorithm is None:

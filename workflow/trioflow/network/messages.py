@@ -23,10 +23,7 @@ _ROTATIONS = ("all_reduce", "barrier", "reduce_scatter", "all_gather", "all_to_a
 
 @dataclass(frozen=True, eq=False)
 class MessageTable:
-    """The messages of a pattern, in an order in which nothing waits for a later row.
-
-    A join waits for something, so that none is ready when the collective starts.
-    """
+    """The messages of a pattern, nothing waiting for a later row; a join waits for something, so none is ready at the start."""
 
     pairs: Index  # different (source, target) among the endpoints [pairs, 2]
     # Pair that each message goes between, ``JOIN`` for a row that moves nothing and takes no time
@@ -50,9 +47,9 @@ class MessageTable:
 class MessagePattern:
     """An algorithm on so many members: shared by its collectives of all sizes and groups.
 
-    The table of messages is made when it is first asked for. What a ring sends is known without it: in every round each
-    rank sends as much to the next one. In chunks, a round is one of them on every link: a link carries its chunks one
-    after the other, and by the time it is free for one, what that one waits for has come in a round before.
+    In every round of a ring each rank sends as much to the next one: known without the table, which is made when asked
+    for. In chunks, a round is one of them on every link: by the time a link is free for one, what that waits for has
+    come in a round before.
     """
 
     def __init__(
@@ -104,8 +101,8 @@ class MessagePattern:
     def round_blocks(self) -> Index | None:
         """Blocks of every message of each round [rounds], None for an algorithm without rounds.
 
-        In a round every pair carries one message of as many blocks, and each message waits for its own connection's of
-        the round before, and for others of rounds before only.
+        Every pair carries one message of as many blocks, which waits for its own connection's of the round before, and
+        for others of earlier rounds only.
         """
         if not self._rotates:
             return None
@@ -135,8 +132,7 @@ class MessagePattern:
 def _tabulate_rotation(pairs: Index, round_blocks: Index) -> MessageTable:
     """Return what ``tabulate`` makes of a ring's schedule, without one.
 
-    A message from r waits for the one that brought its data to r, in the round before, and for the one before it from
-    r.
+    A message from r waits, in the round before, for the one that brought its data to r and the one before it from r.
     """
     ranks, rounds = len(pairs), len(round_blocks)
     count = rounds * ranks

@@ -22,10 +22,9 @@ from trioflow.network.interface import (
 
 
 class ContentionFreeNetwork(RoutedNetwork):
-    """Moves every flow as if it were alone.
+    """Moves every flow as if it were alone: latency + size / min(narrowest link of the route, the flow's own cap).
 
-    Closed form: time = latency + size / min(narrowest link of the route, the flow's own cap). It bounds the shared
-    network from below and equals it where no two flows share a link.
+    A bound from below of the shared network, equal where no two flows share a link.
     """
 
     def __init__(self, links: Sequence[Link], routing: Routing | None = None) -> None:
@@ -77,8 +76,7 @@ NETWORK_GROUP = "trioflow.networks"
 def find_network(name: str) -> Callable[[Sequence[Link]], Network]:
     """Return what makes a network, by its name in ``NETWORKS`` or under ``NETWORK_GROUP``.
 
-    Raises InputError when the name is unknown, several packages register it, or what they register cannot be loaded or
-    called.
+    Raises InputError when it is unknown, registered by several packages, or cannot be loaded or called.
     """
     if name in NETWORKS:
         return NETWORKS[name]

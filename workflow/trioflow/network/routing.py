@@ -39,24 +39,19 @@ class _Inner(dict[str, list[Way]]):
 
 
 class Router:
-    """Finds and remembers one route for every pair of nodes that asks for one.
-
-    Raises SimulationError when a failed link is not one of the links.
+    """Finds and remembers one route for every pair of nodes that asks for one; SimulationError when a failed link is none.
 
     Order of routes: the smallest total latency, in whole femtoseconds, so that sums which differ by rounding are equal;
-    among those the fewest hops; among those the one whose list of node names comes first, compared from the source on,
-    and of links side by side the one that is listed first. Bandwidth has no say: a wide detour does not delay small
-    messages.
+    then the fewest hops; then the list of node names that comes first, compared from the source on, and of links side
+    by side the one listed first. Bandwidth has no say: a wide detour does not delay small messages.
 
-    With ``ecmp`` every node on the way takes, of its links on a best route (smallest latency, fewest hops), the one
-    that a hash of source, target, seed and hop says. The pair, not the flow, is hashed: a pair keeps its route. Hashes
-    are BLAKE2b, the same on every machine.
+    With ``ecmp`` every node takes, of its links on a best route (smallest latency, fewest hops), the one that a hash of
+    source, target, seed and hop says: a pair, not a flow, keeps its route. BLAKE2b is the same on every machine.
 
-    A node with one or two neighbours, such as a rank at a switch, or between a switch and its NIC, and that NIC, leaves
-    no choice but where to set off, so searches run between the nodes around such: ranks of a node and of a leaf share
-    them, and where two ranks have a leaf in common, others need only be looked for as far as they could be nearer (see
-    ``WaySearch``). What a search needs is made when the first one starts: neighbours that no shorter way joins need
-    none.
+    A node with one or two neighbours (a rank at a switch, or between a switch and its NIC, and that NIC) leaves no
+    choice, so searches run between the nodes around such: ranks of a node and of a leaf share them, and where two have
+    a leaf in common, others are only looked for as far as they could be nearer (see ``WaySearch``). Neighbours that no
+    shorter way joins need no search.
     """
 
     def __init__(self, links: Iterable[Link], routing: Routing | None = None) -> None:
@@ -76,10 +71,7 @@ class Router:
                 )
 
     def route(self, source: str, target: str) -> tuple[int, ...]:
-        """Return the numbers of the links from a node to another, in order.
-
-        A node reaches itself over no link. Raises SimulationError when no links lead there.
-        """
+        """Return the numbers of the links between two nodes, in order; none to itself. SimulationError when none lead there."""
         if source == target:
             return ()
         found = self._routes.get((source, target))

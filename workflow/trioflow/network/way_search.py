@@ -13,17 +13,13 @@ _FEW = 4
 
 
 class WaySearch:
-    """Finds all best ways from a node to another over links of positive cost, and remembers what it has searched.
+    """Finds all best ways between nodes over links of positive cost, and remembers what it has searched.
 
-    Dijkstra's algorithm from the start and, against the links, from the end, each as far as the other needs it: until
-    what is left of both is together no shorter than a way that is known. That is few nodes where the two are close,
-    however large the network is. What was searched around a node serves all that start or end there. Then the best ways
-    are collected from the end on, leaving out nodes which are too far from the start to be on one.
-
-    Where many starts ask for one end, as where each node sends to each, one search from that end serves them all: it
-    goes as far as the starts that have asked, and is taken up again where it stopped.
-
-    References: I. Pohl, Bi-directional Search, Machine Intelligence 6, 1971, pp. 127-140.
+    Dijkstra's algorithm from the start and, against the links, from the end, until what is left of both is together no
+    shorter than a known way: few nodes where the two are close. What was searched around a node serves all that start
+    or end there; a search from an end that many starts ask for goes as far as those need, and is taken up again. The
+    best ways are then collected from the end on, without nodes too far from the start (I. Pohl, Bi-directional Search,
+    Machine Intelligence 6, 1971, pp. 127-140).
     """
 
     def __init__(

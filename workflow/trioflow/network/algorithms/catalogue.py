@@ -49,14 +49,11 @@ class Levels(NamedTuple):
 def choose_algorithm(
     collective: str, algorithm: str | None, ranks: int, ranks_per_node: int | None = None
 ) -> str:
-    """Return the algorithm that a collective will take, spelt out.
+    """Return the algorithm that a collective will take, spelt out: of ``SUPPORTED``, or ``hierarchical:INNER+OUTER``.
 
-    Returns a key of ``SUPPORTED``, or ``hierarchical:INNER+OUTER``. With all ranks in one node the inner algorithm is
-    all there is, with one rank in each the outer. Raises InputError when a name is unknown, the algorithm does not do
-    the collective, or the ranks do not fill whole nodes.
-
-    ``algorithm``: one of ``ALGORITHMS``, ``hierarchical:INNER+OUTER``, or None for the default: ring; direct for
-    scatter, gather, all_to_all and send. Plain ``hierarchical`` has the default at both levels.
+    By default ring; direct for scatter, gather, all_to_all and send; at both levels of a plain ``hierarchical`` too. In
+    one node the inner algorithm is all there is, with one rank a node the outer. Raises InputError when a name is
+    unknown, the algorithm does not do the collective, or the ranks do not fill whole nodes.
     """
     if collective not in WITH_BARRIER:
         raise InputError(
@@ -112,14 +109,11 @@ def build_schedule(
     """Return the messages of one collective.
 
     Raises InputError as ``choose_algorithm``; or when a rank comes twice, a number makes no sense, switches are too few
-    or too many, or the table would not fit.
-
-    ``group``: ranks in ring or tree order, node by node; n stands for 0 to n - 1. The first is the root, and the sender
-    of a send. A group of one sends nothing. ``message_bytes``: the whole result of all_gather and gather, the whole
-    input of reduce_scatter and scatter, otherwise one rank's buffer, of which all_to_all sends an equal part to each
-    rank [bytes]. 0 for a barrier. ``chunks``: pieces that each message of the algorithm is cut into; a barrier has
-    nothing to cut. ``switches``: nodes of the network that compute: one for in_network; hierarchical, one for each node
-    where the inner algorithm is in_network, then one if the outer is.
+    or too many, or the table would not fit. ``group``: ranks in ring or tree order, node by node; n stands for 0 to n -
+    1. The first is the root, and the sender of a send. ``message_bytes``: the whole result of all_gather and gather,
+    the whole input of reduce_scatter and scatter, otherwise one rank's buffer, of which all_to_all sends an equal part
+    to each rank [bytes]; 0 for a barrier. ``switches``: nodes that compute: one for in_network; hierarchical, one for
+    each node where the inner algorithm is in_network, then one if the outer is.
     """
     ranks = tuple(range(group)) if isinstance(group, int) else tuple(group)
     count = len(ranks)
@@ -240,10 +234,7 @@ def list_algorithm_words() -> list[str]:
 
 
 def spell_algorithm(word: str) -> str:
-    """Return an algorithm's full name, or ``hierarchical:INNER+OUTER`` of two, from a short or hyphened one.
-
-    Raises InputError when it is unknown.
-    """
+    """Return an algorithm's full name, or ``hierarchical:INNER+OUTER``, from a short or hyphened one; InputError if unknown."""
     kind, colon, pair = word.strip().replace("-", "_").partition(":")
     if kind == HIERARCHICAL and colon and pair.count("+") == 1:
         return f"{HIERARCHICAL}:{'+'.join(_spell(level, word) for level in pair.split('+'))}"

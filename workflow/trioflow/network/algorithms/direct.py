@@ -17,10 +17,9 @@ from trioflow.network.algorithms.pattern import (
 
 
 def _build_direct(collective: str, members: int, chunks: int) -> Pattern:
-    """Return a direct collective.
+    """Return a direct collective: one step, in which nothing waits; all_reduce two, reduce_scatter and all_gather.
 
-    One step: nothing waits. all_reduce takes two, a direct reduce_scatter and a direct all_gather. Rows go by distance,
-    rank r to r + 1, then r to r + 2, ...: in that order every rank sends to and hears from one at a time.
+    Rows go by distance, r to r + 1, then to r + 2, ...: so every rank sends to and hears from one at a time.
     """
     if collective in ("broadcast", "reduce", "send"):
         return _build_star(collective, members, chunks)

@@ -23,17 +23,15 @@ from trioflow.network.algorithms.trees import binomial_parents, build_tree
 def _build_halving_doubling(collective: str, members: int, chunks: int) -> Pattern:
     """Return a collective of halving and doubling exchanges.
 
-    all_reduce: with p the largest power of two in n ranks, the n - p ranks beyond it first add their whole vector to
-    that of rank r - p; the p halve (exchange and sum halves, at distance p/2, p/4, ... 1) and double back; the n - p
-    then receive the whole result. That is the fold of MPICH. all_gather: doubling between partners at distance 1, 2, 4,
-    ... where n is a power of two. Otherwise rank r sends in step s the min(2^s, n - 2^s) parts r, r - 1, ... to rank r
-    + 2^s: no fold is needed (Bruck). reduce_scatter is all_gather backwards. barrier is Bruck's all_gather of nothing.
-    broadcast and reduce take a binomial tree, in chunks; scatter and gather one whose messages carry the parts of a
-    whole subtree.
+    all_reduce: with p the largest power of two in n ranks, the n - p ranks beyond it first add their vector to that of
+    rank r - p; the p halve (at distance p/2, p/4, ... 1) and double back; the n - p then receive the result: MPICH's
+    fold. all_gather: doubling at distance 1, 2, 4, ... where n is a power of two; otherwise rank r sends in step s the
+    min(2^s, n - 2^s) parts r, r - 1, ... to rank r + 2^s (Bruck). reduce_scatter is all_gather backwards, barrier
+    Bruck's of nothing. broadcast and reduce take a binomial tree, in chunks; scatter and gather one whose messages
+    carry the parts of a whole subtree.
 
-    References: R. Thakur, R. Rabenseifner, W. Gropp, Optimization of Collective Communication Operations in MPICH,
-    IJHPCA 19(1), 2005, doi:10.1177/1094342005051521; J. Bruck and others, Efficient Algorithms for All-to-All
-    Communications in Multiport Message-Passing Systems, TPDS 8(11), 1997, doi:10.1109/71.642949.
+    References: R. Thakur, R. Rabenseifner, W. Gropp, IJHPCA 19(1), 2005, doi:10.1177/1094342005051521; J. Bruck and
+    others, TPDS 8(11), 1997, doi:10.1109/71.642949.
     """
     blocks = members * chunks
     own, root, every = one_each(members, chunks), fill(blocks, 0), fill(blocks, -1)

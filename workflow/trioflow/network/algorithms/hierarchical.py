@@ -26,17 +26,16 @@ _INWARDS_LAST = ("all_gather", "broadcast", "scatter")
 def build_hierarchical(
     collective: str, inner: Build, outer: Build, chunks: int, scattered: bool
 ) -> Pattern:
-    """Return a collective of nodes that hold equally many ranks.
+    """Return a collective of nodes that hold equally many ranks, which follow one another; the root is the first.
 
-    ``inner``, ``outer``: the pattern on the ranks of a node, and on as many ranks as there are nodes. Ranks of a node
-    follow one another; the root is the first. ``scattered``: all_reduce: reduce_scatter within the nodes, all_reduce of
-    each part between its holders, all_gather within. Otherwise reduce to the first rank of each node, all_reduce
-    between those, broadcast within.
+    ``inner``, ``outer``: the pattern on a node's ranks, and on as many ranks as nodes. all_reduce ``scattered``:
+    reduce_scatter within nodes, all_reduce of each part between its holders, all_gather within; otherwise reduce to
+    each node's first rank, all_reduce between those, broadcast within.
 
-    Phases follow one another by their data alone: in chunks, the second begins when the first chunk is through the
-    first. Rooted collectives cross nodes between the first ranks of each. The others cross between ranks of equal
-    place, each for its own part: an all_to_all first takes everything, within the node, to the rank that has the
-    target's place. Where the inner pattern has a switch, each node has one, in order; the outer one is last.
+    Phases follow by their data alone: in chunks, the second begins when the first chunk is through the first. Rooted
+    collectives cross nodes between first ranks, others between equal places, each for its own part: an all_to_all first
+    takes everything, within the node, to the rank of the target's place. With a switch inside, each node has one, in
+    order; the outer one is last.
     """
     if collective in ("all_reduce", "barrier"):
         way_in, way_out = ("reduce_scatter", "all_gather") if scattered else ("reduce", "broadcast")

@@ -16,14 +16,12 @@ from trioflow.network.algorithms.pattern import (
 
 
 def _build_in_network(collective: str, members: int, chunks: int) -> Pattern:
-    """Return a collective of one message up to a switch and one down per rank (and chunk).
+    """Return a collective of one message up to a switch and one down per rank (and chunk, once it is complete).
 
-    all_reduce: whole vectors up, the sum down. reduce_scatter: up goes all but a rank's own part, down comes the
-    others' sum of it. all_gather: own part up, all others down. broadcast: up from the root, down to the others; reduce
-    the other way round. A chunk goes down when it is complete.
+    all_reduce: whole vectors up, the sum down. reduce_scatter: up all but a rank's own part, down the others' sum of
+    it. all_gather: own part up, all others down. broadcast: up from the root, down to the others; reduce the other way.
 
-    References: R. L. Graham and others, Scalable Hierarchical Aggregation Protocol (SHArP), COMHPC 2016,
-    doi:10.1109/COMHPC.2016.006.
+    References: R. L. Graham and others, SHArP, COMHPC 2016, doi:10.1109/COMHPC.2016.006.
     """
     rank, switch = np.arange(members), members
     blocks = members * chunks

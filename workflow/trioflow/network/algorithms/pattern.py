@@ -82,10 +82,7 @@ class Schedule:
 
 
 def pack_waits(waiter: Offsets, awaited: Offsets, messages: int) -> tuple[Offsets, Index]:
-    """Turn pairs of a row and one that it waits for into compressed rows: sorted, each pair once.
-
-    Returns where each row's begin [messages + 1] and the rows awaited [waits].
-    """
+    """Turn pairs of a row and an awaited one into compressed rows, sorted, each once: starts [messages + 1], awaited [waits]."""
     code = np.sort(waiter * messages + awaited)
     if len(code):
         code = code[np.concatenate(([True], code[1:] != code[:-1]))]
@@ -98,8 +95,7 @@ def pack_waits(waiter: Offsets, awaited: Offsets, messages: int) -> tuple[Offset
 def order_connections(schedule: Schedule) -> Schedule:
     """Let each connection (channel, source, target) carry one message at a time, in the order of the rows.
 
-    The builders leave this out: sharing is the network's business. A network that shares links fairly would however let
-    all chunks of a pipeline leave at once and arrive together; a real connection sends them one by one.
+    Fairly shared links would let all chunks of a pipeline leave at once and arrive together.
     """
     rows = np.flatnonzero(~schedule.joins)
     ends, channels = len(schedule.endpoints), int(schedule.channel.max(initial=0)) + 1
@@ -121,10 +117,7 @@ _MOST_ENTRIES = 1 << 28
 
 @dataclass(frozen=True, eq=False)
 class Messages:
-    """Columns as in ``schedule.Schedule`` and ``schedule.Contents``, in any order.
-
-    A message sees what arrived at its source in smaller steps, not in its own.
-    """
+    """Columns as in ``schedule.Schedule`` and ``schedule.Contents``; what arrived at the source in smaller steps is seen."""
 
     step: Index
     source: Index
@@ -186,8 +179,8 @@ def make_messages(
 ) -> Messages:
     """Make a batch of messages that carry equally many blocks.
 
-    ``parts``: what each carries. ``chunks``: messages that each of them is cut into; block ``part * chunks + k`` is
-    chunk k of a part. ``lag``: steps from one chunk to the next.
+    Each of ``parts`` is cut into ``chunks`` messages, ``lag`` steps apart; block ``part * chunks + k`` is chunk k of a
+    part.
     """
     table = np.atleast_2d(np.asarray(parts, dtype=np.int32))
     rows, width = table.shape
@@ -255,10 +248,10 @@ def _count_steps(messages: Messages) -> int:
 
 
 def reverse(messages: Messages, reduces: bool) -> Messages:
-    """Run messages backwards in time and direction.
+    """Run messages backwards in time and direction; scatter becomes gather, with copies.
 
-    Where each block spreads to every rank once (all_gather, broadcast), its way is a tree, and that tree backwards
-    collects every contribution once (reduce_scatter, reduce). Scatter becomes gather likewise, with copies.
+    Where each block spreads to every rank once (all_gather, broadcast), its way is a tree, which backwards collects
+    every contribution once (reduce_scatter, reduce).
     """
     last = _count_steps(messages) - 1
     return replace(

@@ -22,17 +22,15 @@ from trioflow.network.algorithms.trees import build_tree
 
 
 def build_ring(collective: str, members: int, chunks: int) -> Pattern:
-    """Return a ring collective in one direction.
+    """Return a ring collective in one direction; a message waits for the one that brought its data.
 
     reduce_scatter: in step t rank r adds to and passes on part r - t - 1, so that after n - 1 steps rank r holds the
     sum of part r. all_gather: in step t rank r passes on part r - t. all_reduce is one after the other. broadcast and
-    reduce are chains, cut into chunks to fill the pipeline. In a scatter the farthest rank's part leaves first, in a
-    gather the nearest arrives first, so that the root's link never idles. In step t of an all_to_all, a rank passes on
-    what came from t ranks before and goes beyond it, in one message. In each of them a message waits for the one that
-    brought its data.
+    reduce are chains, in chunks. In a scatter the farthest rank's part leaves first, in a gather the nearest arrives
+    first, so the root's link never idles. In step t of an all_to_all a rank passes on, in one message, what came from t
+    ranks before and goes beyond it.
 
-    References: P. Patarasuk, X. Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, JPDC 69(2),
-    2009, doi:10.1016/j.jpdc.2008.09.002.
+    References: P. Patarasuk, X. Yuan, JPDC 69(2), 2009, doi:10.1016/j.jpdc.2008.09.002.
     """
     if collective in ("broadcast", "reduce"):
         rank = np.arange(members)
@@ -47,10 +45,7 @@ def build_ring(collective: str, members: int, chunks: int) -> Pattern:
 
 
 def _build_bidirectional_ring(collective: str, members: int, chunks: int) -> Pattern:
-    """Return a ring collective with half of the data in either direction.
-
-    Two ranks have one link each way: there both directions are the same and one ring is returned.
-    """
+    """Return a ring collective with half of the data in either direction; of two ranks, with one link each way, one ring."""
     one = build_ring(collective, members, chunks)
     if members < 3:
         return one

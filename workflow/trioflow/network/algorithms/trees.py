@@ -32,13 +32,11 @@ def binomial_parents(members: int) -> Members:
 
 
 def binary_parents(members: int) -> Members:
-    """Return the parents of NCCL's binary tree [members].
+    """Return the parents of NCCL's binary tree [members] (NVIDIA/nccl, ``src/graph/trees.cc``).
 
-    The tree is in order: odd ranks are leaves, a rank whose lowest set bit is b has its parent at distance b, on the
-    side where bit 2b gets set, or on the other where that would fall off the end. Rank 0 is the root and has one child.
-    Its depth is ceil(log2 n).
-
-    References: NVIDIA/nccl, ``src/graph/trees.cc``.
+    In order: odd ranks are leaves, a rank whose lowest set bit is b has its parent at distance b, on the side where bit
+    2b gets set, or on the other where that falls off the end. Rank 0 is the root, with one child; the depth is
+    ceil(log2 n).
     """
     rank = np.arange(members)
     bit = rank & -rank
@@ -49,13 +47,12 @@ def binary_parents(members: int) -> Members:
 
 
 def second_binary_parents(members: int) -> Members:
-    """Return the parents of the other tree of NCCL's pair [members].
+    """Return the parents of the other tree of NCCL's pair [members], with the first's leaves inside.
 
-    An even number of ranks mirrors the first tree, an odd one shifts it by a rank, so that the leaves of either are
-    inside the other.
+    An even number of ranks mirrors the first tree, an odd one shifts it by a rank.
 
-    References: NVIDIA/nccl, ``src/graph/trees.cc``; P. Sanders, J. Speck, J. L. Traeff, Two-tree algorithms for full
-    bandwidth broadcast, reduction and scan, Parallel Computing 35(12), 2009, doi:10.1016/j.parco.2009.09.001.
+    References: NVIDIA/nccl, ``src/graph/trees.cc``; P. Sanders, J. Speck, J. L. Traeff, Two-tree algorithms, Parallel
+    Computing 35(12), 2009, doi:10.1016/j.parco.2009.09.001.
     """
     rank = np.arange(members)
     place = members - 1 - rank if members % 2 == 0 else (rank + 1) % members
@@ -83,10 +80,9 @@ def count_levels(parent: Members) -> Members:
 def build_tree(
     collective: str, parent: Members, chunks: int, turn: Members | None = None
 ) -> Pattern:
-    """Return broadcast, reduce or all_reduce (and barrier) on a tree, pipelined.
+    """Return broadcast, reduce or all_reduce (and barrier) on a tree, pipelined; ``parent`` is -1 for the root.
 
-    ``parent``: -1 for the root. ``turn``: step in which a member hears from its parent, later than the parent does; its
-    distance from the root, less one, without.
+    ``turn``: step in which a member hears from its parent, later than that does; by default its depth, less one.
     """
     members = len(parent)
     root = int(np.flatnonzero(parent < 0)[0])
@@ -123,8 +119,8 @@ def _build_binary_tree(collective: str, members: int, chunks: int) -> Pattern:
 def _build_double_binary_tree(collective: str, members: int, chunks: int) -> Pattern:
     """Return a collective on two binary trees that carry half of the data each.
 
-    For all_reduce both trees span all ranks and have different roots, as in NCCL. A broadcast or reduce has one root:
-    it hangs above the roots of two trees over the other ranks.
+    For all_reduce both span all ranks with different roots, as in NCCL; a single root hangs above both, over the
+    others.
     """
     if collective in ("all_reduce", "barrier"):
         pair = binary_parents(members), second_binary_parents(members)

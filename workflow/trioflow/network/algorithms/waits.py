@@ -124,10 +124,9 @@ def _pick(messages: Messages, order: Offsets) -> Messages:
 def _derive_waits(messages: Messages, members: int, blocks: int) -> Waits:
     """Find what each message waits for: whoever brought what it carries.
 
-    A message reads its blocks at its source and writes them at its target. A read needs the writes of smaller steps
-    since the last one that replaced the block; it needs nothing where the source has had the block from the start.
-    Where w writes serve r reads and w r > w + r, a join stands between them: w + r waits instead of w r, which a
-    thousand ranks could not store.
+    A read at the source needs the writes of smaller steps since the last one that replaced the block; nothing where the
+    source has had it from the start. Where w writes serve r reads and w r > w + r, a join stands between: w + r waits
+    instead of w r, which a thousand ranks could not store.
     """
     entry = np.repeat(np.arange(len(messages)), np.diff(messages.first))
     count = len(entry)
