@@ -22,11 +22,10 @@ _REPORT_EVERY_S = 5.0
 
 
 def simulate_sweep(description: str | Path, digest: str, target: str | Path, size: int = 0) -> None:
-    """Predict the scenarios of one chunk and write them as a table.
+    """Predict the scenarios of one chunk and write them to ``target``, a Parquet file of ``tables.SWEEP_RESULTS``, whole or not.
 
-    Raises TrioflowError when the description has no such chunk, a file of a scenario is missing or broken, or the table
-    cannot be written. ``target``: Parquet file of ``tables.SWEEP_RESULTS``; it appears complete or not at all. Its
-    scenarios are numbered from 0 in the chunk's order, so that the file stays right when others come or go.
+    They are numbered from 0 in the chunk's order, so that the file stays right when others come or go. Raises
+    TrioflowError when there is no such chunk, a scenario's file is missing or broken, or the table cannot be written.
     """
     sweep = load_sweep(description)
     chunk = find_chunk(sweep, digest, size)
@@ -69,10 +68,7 @@ def make_frame(rows: Sequence[dict[str, object]]) -> pd.DataFrame:
 
 @contextmanager
 def written(target: str | Path) -> Iterator[None]:
-    """Turn what keeps a block from writing, such as a full disk, into one sentence.
-
-    Raises InputError when the block raises an OSError.
-    """
+    """Turn what keeps a block from writing, an OSError such as of a full disk, into one sentence of InputError."""
     try:
         yield
     except OSError as error:

@@ -20,10 +20,7 @@ from trioflow.trace.pack import MEMBERS
 
 @cache
 def plan_sweep(description: str, size: int) -> dict[str, list[str]]:
-    """Return the files that each chunk of a sweep needs, shipped ones apart, by the chunk's digest.
-
-    A description is read once in a run of Snakemake. Raises InputError as ``description.load_sweep``.
-    """
+    """Return the files that each chunk needs, shipped ones apart, by the chunk's digest; InputError as ``load_sweep``."""
     sweep = load_sweep(description)
     return {
         chunk.digest: list_chunk_files(sweep, chunk.numbers) for chunk in cut_chunks(sweep, size)
@@ -58,10 +55,7 @@ class Chunk:
 
 
 def choose_size(count: int) -> int:
-    """Return the scenarios of a chunk where nobody says: at least `JOBS` jobs of 64 to 8192.
-
-    Doubled step by step, so that an edit of a sweep seldom cuts all of it anew.
-    """
+    """Return a chunk's scenarios where nobody says: at least `JOBS` jobs of 64 to 8192, doubled so that edits seldom cut anew."""
     size = LEAST_CHUNK
     while size * JOBS < count and size < LARGEST_CHUNK:
         size *= 2
@@ -69,14 +63,11 @@ def choose_size(count: int) -> int:
 
 
 def cut_chunks(sweep: Sweep, size: int = 0) -> list[Chunk]:
-    """Cut the scenarios of a sweep into chunks of at most ``size``.
+    """Cut the scenarios of a sweep into chunks of at most ``size``; the description's own goes before, `choose_size` for 0.
 
-    ``size``: scenarios of a chunk; the description's own number goes before it, `choose_size` says for 0.
-
-    Scenarios are sorted so that those of one graph, then those of one set of operator sizes, follow one another.
-    Besides at its full size a chunk that is at least half full ends where the digest of a group of scenarios says so.
-    These places stay where they are when scenarios come or go elsewhere, so that most finished chunks of an edited
-    sweep are kept.
+    Sorted so that those of one graph, then of one set of operator sizes, follow one another. A chunk also ends where,
+    at least half full, the digest of a group says so: places that stay when scenarios come or go elsewhere, so most
+    finished chunks of an edited sweep are kept.
     """
     scenarios = sweep.scenarios
     size = sweep.chunk or size or choose_size(len(scenarios))
@@ -104,10 +95,7 @@ def cut_chunks(sweep: Sweep, size: int = 0) -> list[Chunk]:
 
 
 def find_chunk(sweep: Sweep, digest: str, size: int = 0) -> Chunk:
-    """Return the chunk of a digest.
-
-    Raises InputError when the sweep has none: its description changed since the job was planned.
-    """
+    """Return the chunk of a digest; InputError when there is none: the description changed since the job was planned."""
     for chunk in cut_chunks(sweep, size):
         if chunk.digest == digest:
             return chunk

@@ -104,8 +104,8 @@ def sweep_schema() -> dict[str, Any]:
 def load_sweep(path: str | Path) -> Sweep:
     """Read the description of a sweep.
 
-    Raises InputError, which names the file, the place in it and the likely fix, when it cannot be read, a key or a
-    value is unknown, a scenario lacks a trace or a platform, or there are no scenarios or a million.
+    Raises InputError with file, place and likely fix when it cannot be read, a key or value is unknown, a scenario
+    lacks a trace or platform, or there are no scenarios or a million.
     """
     file = Path(path)
     content = _read_yaml(file)

@@ -61,8 +61,8 @@ def name_kinds(rows: pd.DataFrame) -> list[str]:
 def draw_throughput(rows: pd.DataFrame, title: str) -> Figure:
     """Draw samples a second of each rank against ranks, a panel each trace and platform.
 
-    Returns the best scenario of every kind of plan at every number of ranks, with its 80 % interval where there is one;
-    other scenarios are faint. A level line is a plan that loses nothing to more ranks.
+    Returns the best scenario of every kind of plan at every number of ranks, with its 80 % interval; others are faint.
+    A level line loses nothing to more ranks.
     """
     chosen = _add_columns(rows[rows["status"] == OK])
     with style.figure_style():
@@ -95,10 +95,9 @@ def draw_throughput(rows: pd.DataFrame, title: str) -> Figure:
 
 
 def draw_memory(rows: pd.DataFrame, title: str) -> Figure:
-    """Draw samples a second of each rank against the fullest rank's memory, panels as `draw_throughput`.
+    """Draw samples a second of each rank against the fullest rank's memory, panels as `draw_throughput`; return the marks.
 
-    Returns a mark a scenario; the line joins those that no other one beats in both. Scenarios that do not fit stand at
-    the bottom, beyond the device's memory.
+    The line joins what no other scenario beats in both; what does not fit stands at the bottom, beyond the memory.
     """
     chosen = _add_columns(rows[rows["status"].isin([OK, OUT_OF_MEMORY])])
     with style.figure_style():
@@ -209,7 +208,7 @@ def collect_sweep(
     description: str | Path, chunks: Sequence[str | Path], target: str | Path, figures: str | Path,
     size: int = 0,
 ) -> None:  # fmt: skip
-    """Join the chunks of a sweep, sorted by scenario, in a table of ``tables.SWEEP_RESULTS``, and draw its figures.
+    """Join the chunks of a sweep, by scenario, in a table of ``tables.SWEEP_RESULTS``, and draw its figures.
 
     Raises InputError when a chunk is missing, damaged or not the one that its name says.
     """
@@ -234,10 +233,7 @@ def collect_sweep(
 
 
 def sort_rows(parts: Iterable[pa.Table], count: int, folder: Path) -> Iterator[pa.Table]:
-    """Yield ``count`` rows sorted by scenario, `GROUP_ROWS` at a time.
-
-    Memory holds one part or one group; the rest lies in nameless files in the folder meanwhile.
-    """
+    """Yield ``count`` rows by scenario, `GROUP_ROWS` at a time; one part or group in memory, the rest in nameless files."""
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         waiting = [
@@ -258,10 +254,7 @@ def sort_rows(parts: Iterable[pa.Table], count: int, folder: Path) -> Iterator[p
 
 
 def read_chunk(file: Path, chunk: Chunk) -> pa.Table:
-    """Return the rows of a chunk's file with their numbers in the sweep.
-
-    Raises InputError when the file is damaged or holds another chunk; the fix is to remove it.
-    """
+    """Return a chunk's rows with their numbers in the sweep; InputError when damaged or another's: the fix is to remove it."""
     fix = f"remove {file} and start Snakemake again: only this chunk is predicted anew"
     try:
         rows, told = tables.read_arrow(file, TABLE)

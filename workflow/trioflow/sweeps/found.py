@@ -42,10 +42,7 @@ class Variants(NamedTuple):
 
 
 def group_variants(candidates: Sequence[Candidate]) -> list[Variants]:
-    """Put plans together that differ in the size of their buckets alone, each group by its best outline.
-
-    ``candidates``: the fastest outline first.
-    """
+    """Put plans together that differ in the size of their buckets alone, by the best outline; the fastest is given first."""
     groups: dict[Plan, list[Candidate]] = {}
     for candidate in candidates:
         key = replace(candidate.plan, first_bucket_bytes=0, bucket_bytes=0)
@@ -68,14 +65,12 @@ class Simulated:
 class Found:
     """What a search found.
 
-    ``simulated``: what ``ranking`` is made of. ``ranking``: simulated plans, the fastest first by what they are
-    expected to take (``expected_s`` [s]), behind them those whose allocator is expected to run out of memory
-    (``crowded``), each with its best bucket size; ``other_buckets`` lists the others (``bucket_bytes`` [bytes],
-    ``outlined_s`` [s]), ``alike_buckets`` counts those of them within a hundredth. ``dropped``: plans that do not fit
-    the device's memory, with the reason. ``fates``: what became of all plans, by family. ``left_out``: kinds of plans
-    that were not looked at. ``outlined``: plans whose step was outlined. ``outline_error``: least and greatest outlined
-    over simulated step, less 1. ``confidence``, ``model_text``: of the operators' times. ``warnings``: what the reader
-    must know.
+    ``ranking``: of ``simulated``, the fastest first by ``expected_s`` [s], behind them those whose allocator is
+    expected to run out (``crowded``), each with its best bucket size; ``other_buckets`` lists the others
+    (``bucket_bytes`` [bytes], ``outlined_s`` [s]), ``alike_buckets`` counts those within a hundredth. ``dropped``:
+    plans that do not fit the memory, with the reason. ``fates``: what became of all plans, by family. ``left_out``:
+    kinds of plans not looked at. ``outlined``: plans whose step was outlined. ``outline_error``: least and greatest
+    outlined over simulated step, less 1. ``confidence``, ``model_text``: of the operators' times.
     """
 
     simulated: list[Simulated] = field(default_factory=list)

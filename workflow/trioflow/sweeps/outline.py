@@ -1,8 +1,8 @@
 """A plan's outline: the work of each unit of a model summed up, enough to tell good plans from bad.
 
-Thousands of plans cannot be built task by task in seconds. An outline sums a micro-batch's operators unit by unit, with
-the same splits, sizes, times and costs of collectives as the task graph, and plays a schedule's actions with these
-sums. The best plans are then built and simulated in full; how far the outline was off is reported.
+Thousands of plans cannot be built task by task in seconds. Splits, sizes, times and costs of collectives are the task
+graph's; a schedule's actions are played with sums. The best plans are then simulated in full, and how far the outline
+was off is reported.
 """
 
 from __future__ import annotations
@@ -68,11 +68,7 @@ _DISPATCHES = tuple(f"tensor_parallel_{phase}_s" for phase in ("forward", "backw
 
 
 class Outline:
-    """Sums of a model's work on one platform, each made once.
-
-    ``times``: traces with the device's times, and the model for other sizes. ``platform``: with the ranks of the plans.
-    ``collectives``: measured collectives.
-    """
+    """Sums of a model's work on one platform (with the ranks of the plans), each made once; ``times`` of the device."""
 
     def __init__(
         self, times: DeviceTimes, platform: Platform, collectives: CollectiveCost | None = None
@@ -113,10 +109,7 @@ class Outline:
         return self.keep(key, self._time_sharded_update, plan)
 
     def cut(self, stages: int) -> list[int]:
-        """Return where each stage begins among the units, and where the last one ends.
-
-        Raises PlanError when the trace does not say where its model can be cut.
-        """
+        """Return where each stage begins among the units, and the last ends; PlanError when the trace does not say where to cut."""
         if stages == 1:
             return [0, self.units]
         return self.keep(("cut", stages), self._cut, stages)
@@ -213,10 +206,7 @@ class Outline:
         return OperatorWork(trace, factor, device_s + host_s, device + host, none, every, False)
 
     def prepare(self, plans: Iterable[Plan], batch: int) -> None:
-        """Predict the operators of many plans together.
-
-        A plan that fits neither model nor batch is left for later, not refused.
-        """
+        """Predict the operators of many plans together; one that fits neither model nor batch is left for later, not refused."""
         wanted: dict[tuple[Any, ...], tuple[Plan, set[int]]] = {}
         for plan in plans:
             with suppress(PlanError):
@@ -237,8 +227,8 @@ class Outline:
     def _predict(self, plans_of: Mapping[int, Sequence[Plan]]) -> None:
         """Predict the device times of some splits' operators for micro-batches of some samples.
 
-        The blocks of a model repeat, and a split leaves most operators as they are; what tells two operators apart are
-        the columns that say what is computed, not where or when. Equal ones are asked for once, all together.
+        Operators equal in the columns that say what is computed, as of repeated blocks, are asked for once, all
+        together.
         """
         recorded: list[pd.DataFrame] = []
         targets: list[pd.DataFrame] = []

@@ -30,12 +30,10 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class OperatorWork:
-    """One rank's operators for one micro-batch of some samples.
+    """One rank's operators for one micro-batch of some samples, ``factor`` times the traced ones.
 
-    ``trace``: the one that they are of. ``factor``: samples over the traced ones. ``alone_s``: time of each operator by
-    itself [operators] [s]. ``spent_s``: time of each unit's phases [units, phases] [s]. ``host_s``: what a host that
-    runs ahead of its device takes beside it [units, phases] [s]. ``launch_s``: that of each operator [operators] [s].
-    ``beside``: whether the host runs ahead of the device.
+    ``alone_s``: of each operator [operators] [s]; ``spent_s``: of each unit's phases [units, phases] [s]; ``host_s``,
+    ``launch_s``: what a host that runs ahead (``beside``) takes, likewise [s].
     """
 
     trace: Trace
@@ -91,8 +89,8 @@ _EXPERT_REPLICAS = "replicas of experts"
 class MessageTimes:
     """Times of collectives and sends on a platform, each found once.
 
-    Groups of one kind run side by side: what they share of a link, such as a node's only way out, each gets its max-min
-    share of. Messages of different kinds are taken not to meet.
+    Groups of one kind run side by side and get a max-min share of links; those of different kinds are taken not to
+    meet.
     """
 
     def __init__(self, platform: Platform, collectives: CollectiveCost | None) -> None:
@@ -105,7 +103,7 @@ class MessageTimes:
     ) -> float:
         """Return how long a collective at an operator keeps a rank waiting, at so many times the traced batch [s].
 
-        What operators hide is taken off the times that they have left, ``beside_s`` [operators] [s].
+        What operators hide is taken off ``beside_s``, the times that they have left [operators] [s].
         """
         time_s = self._time_s(plan, exchange.group, exchange.collective, exchange.scale(factor))
         over = op_id if exchange.blocks > 1 else exchange.beside

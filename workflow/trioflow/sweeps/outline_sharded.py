@@ -1,8 +1,4 @@
-"""Outlines of ``fully_shard``: units gathered, computed and reduced in PyTorch's order, one after the other.
-
-``parallel.sharded`` says which collective waits for what. An outline plays the same order with sums: a clock for
-compute, one for the communicator.
-"""
+"""Outlines of ``fully_shard``: ``parallel.sharded``'s order played with sums, a clock for compute, one for the communicator."""
 
 from __future__ import annotations
 
@@ -47,8 +43,8 @@ class Part(NamedTuple):
 class StageTimes(NamedTuple):
     """What a pipeline's stage takes under ``fully_shard`` [s].
 
-    ``forward_s``, ``backward_s``: of one micro-batch, waits for units that were given up included. ``behind_s``:
-    reducing the gradients behind the last micro-batch. ``first_s``: the first stage's wait for units that later stay.
+    ``forward_s``, ``backward_s``: of one micro-batch, waits for units given up included. ``behind_s``: reducing
+    gradients behind the last one. ``first_s``: the first stage's wait for units that later stay.
     """
 
     forward_s: list[float]
@@ -135,7 +131,7 @@ def time_stages(
 def size_whole(
     outline: Outline, plan: Plan, work: UnitWork, begins: Sequence[int]
 ) -> tuple[list[float], list[float]]:
-    """Return the parameters and gradients that each stage of a pipeline holds whole behind a backward [bytes].
+    """Return the parameters and gradients that each stage holds whole behind a backward [bytes].
 
     Gradients lie in the format that they are reduced in, until the stage's last micro-batch.
     """
@@ -150,9 +146,9 @@ def size_whole(
 
 
 def _play_forward(clocks: _Clocks, parts: Sequence[Part], root: Shard) -> float:
-    """Gather the root, then each unit while the one before it computes, two in flight at most.
+    """Gather the root, then each unit beside the one before, two in flight at most; return when the last unit is there.
 
-    Returns when the last unit is there: the host is ahead, and asks for backward's first one then.
+    The host is ahead, and asks for backward's first one then.
     """
     clocks.copy_out(root, clocks.gather(root, clocks.compute_s))
     copied_s = [0.0, clocks.compute_s]

@@ -33,11 +33,7 @@ _INPUT_SHARE = 0.5
 
 
 class Step(NamedTuple):
-    """What an outline says of a plan.
-
-    ``time_s``: estimated step [s]. ``least_bytes``: what the fullest rank holds at least [bytes]: the true peak is not
-    lower.
-    """
+    """What an outline says of a plan: estimated step [s], and what the fullest rank holds at least [bytes], never too much."""
 
     time_s: float
     least_bytes: int
@@ -293,9 +289,8 @@ def _order(schedule: Schedule) -> tuple[_Turn, ...]:
 class _Held(NamedTuple):
     """What a rank's stages hold at one time or another, each state once.
 
-    ``in_flight``: micro-batches of each stage [states, stages]. ``behind``: the same behind each backward [backwards,
-    stages]. ``summing``: of these, whether a stage has gradients that it still adds up [backwards, stages]. ``ran``: of
-    these, whether the backward was the stage's [backwards, stages].
+    ``in_flight``: micro-batches [states, stages]; ``behind``: behind each backward, ``summing``: whether gradients are
+    still added up, ``ran``: whether the backward was the stage's [backwards, stages].
     """
 
     in_flight: Floats
@@ -305,7 +300,7 @@ class _Held(NamedTuple):
 
 
 def _count_held(schedule: Schedule) -> list[_Held]:
-    """Return what the stages of each rank hold. A forward that is run again counts from its second run on."""
+    """Return what the stages of each rank hold; a forward that is run again counts from its second run on."""
     again = recomputed_pairs(schedule)
     found = []
     for rank, row in enumerate(schedule.rows):
@@ -339,10 +334,9 @@ def _count_least_bytes(
 ) -> int:
     """Return what the fullest rank holds at least [bytes].
 
-    Parameters, state and buffers stand all the time; with them either the activations in flight or, after backward, all
-    gradients; main gradients that nobody shards stand all the time. What is computed again is taken to need nothing. Of
-    sharded units the shards count alone, but in a pipeline: a stage adds its gradients up whole until its last
-    micro-batch, and behind each backward its parameters are whole too.
+    Parameters, state and buffers, with the activations in flight or, after backward, all gradients; main gradients that
+    nobody shards all the time. What is computed again needs nothing. Of sharded units the shards alone count, but in a
+    pipeline gradients are whole until the last micro-batch, and parameters behind each backward.
     """
     state = outline.state_of(plan)
     shards = plan.shards if plan.shards_units else 1

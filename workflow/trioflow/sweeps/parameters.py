@@ -111,10 +111,7 @@ def fill_value(name: str, value: Any) -> Any:
 
 
 def fill_values(given: Values) -> dict[str, Any]:
-    """Return a value for every parameter, in their order; what changes nothing has its default.
-
-    Raises PlanError when a number is below what its parameter allows.
-    """
+    """Return every parameter's value, in order; what changes nothing has its default. PlanError when a number is too low."""
     for name in given.keys() & PARAMETERS.keys():
         value, least = given[name], PARAMETERS[name].get("minimum")
         if least is not None and value < least:
@@ -126,7 +123,7 @@ def fill_values(given: Values) -> dict[str, Any]:
 
 
 def resolve_plan(values: Values) -> Plan:
-    """Return the plan of a scenario. Raises PlanError when the degrees do not give the ranks, or do not go together."""
+    """Return the plan of a scenario; PlanError when the degrees do not give the ranks, or do not go together."""
     given = {name: values[name] for name in PLAN_COLUMNS}
     for name in ("micro_batches", "stages_per_rank"):
         given[name] = None if given[name] == _NOT_GIVEN else given[name]
@@ -137,10 +134,7 @@ def resolve_plan(values: Values) -> Plan:
 
 
 def _resolve_data(values: Values) -> int:
-    """Return the data degree: as given, or what tensor and pipeline leave of the ranks.
-
-    Raises PlanError when these do not fit.
-    """
+    """Return the data degree: as given, or what tensor and pipeline leave; PlanError when these do not fit the ranks."""
     ranks, data = int(values["ranks"]), int(values["data"])
     others = int(values["tensor"]) * int(values["context"]) * int(values["pipeline"])
     if not ranks:

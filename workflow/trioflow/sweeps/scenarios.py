@@ -14,11 +14,7 @@ Codes = NDArray[np.int32]
 
 
 class Scenarios(Sequence[dict[str, Any]]):
-    """A value for every parameter of each scenario; item ``n`` is a dictionary of its own.
-
-    ``levels``: the different values of each parameter. ``codes``: which of them each scenario has [scenarios,
-    parameters].
-    """
+    """A value for every parameter of each scenario: which of its different ``levels``, ``codes`` say [scenarios, parameters]."""
 
     def __init__(self, levels: Sequence[Sequence[Any]], codes: Codes) -> None:
         self.levels, self.codes = levels, codes
@@ -64,10 +60,7 @@ class Scenarios(Sequence[dict[str, Any]]):
         }
 
     def rank(self, names: Sequence[str]) -> list[Codes]:
-        """Return the rank of each scenario's value among the parameter's sorted values [scenarios].
-
-        Parameters that all scenarios share are left out.
-        """
+        """Return the rank of each scenario's value among its parameter's sorted values [scenarios]; shared ones are left out."""
         ranks = []
         for name in names:
             values = self.levels[_PLACES[name]]
@@ -120,10 +113,7 @@ class Block:
 
 
 def join_blocks(blocks: Sequence[Block]) -> Scenarios:
-    """Return the scenarios of all blocks, each different one once, where it first stands.
-
-    The seed of a scenario that draws nothing is 0.
-    """
+    """Return the scenarios of all blocks, each once, where it first stands; the seed of one that draws nothing is 0."""
     total = sum(block.count for block in blocks)
     codes = np.zeros((total, len(PARAMETERS)), dtype=np.int32)
     columns: list[list[Any]] = []

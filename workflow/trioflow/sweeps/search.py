@@ -159,19 +159,15 @@ def search_plans(
     cost_model: str = "", override: str = "", watch: Watch | None = None, draws: int = 0,
     seed: int = 0, jobs: int = 1,
 ) -> Found:  # fmt: skip
-    """Return the best plans for a model on a number of ranks.
+    """Return the best plans for a model on a number of ranks; trace and platform by their names in the workshop.
 
-    ``workshop``: loads and keeps traces, platforms and cost models. ``trace``, ``platform``: by their names in the
-    workshop. ``ranks``, ``batch``: ranks, and samples of the whole step. ``top``: plans to simulate in full at least.
-    ``space``: what to vary beside the degrees. ``plans``: to choose among, instead of the space. cost_model, override,
-    watch, draws, seed, jobs As for ``search``.
-
-    Raises InputError when no plan fits, the numbers are not positive, or nothing can be read.
+    ``top`` are simulated at least; the others' arguments are as for ``search``. Raises InputError when no plan fits,
+    numbers are not positive, or nothing can be read.
 
     All are outlined; what needs more memory than there is, counting what is certainly held, is dropped. The others are
     simulated in the order of their outlines until ``top`` are there and no further outline, corrected by the worst
     error so far, promises to come among them, or ``FURTHER`` says to stop. Of plans that differ only in their buckets'
-    size the best outline is simulated, which follows what tells them apart: when all-reduces begin, and how many.
+    size the best outline is simulated.
     """
     if ranks < 1 or batch < 1 or top < 1:
         raise InputError(f"{ranks} ranks, a batch of {batch}, {top} plans: all must be positive")

@@ -57,9 +57,9 @@ class Space:
 def choose_space(facts: Facts) -> Space:
     """Return what to vary for a trace: of a language model what the frameworks that train them have.
 
-    Megatron-LM, nanotron and torchtitan: 1F1B or interleaved pipelines, replicas whole, with distributed optimizer or
-    fully sharded, tensor parallelism with its activations shared, DDP's own buckets; flash attention leaves selective
-    recomputation nothing to do.
+    Megatron-LM, nanotron and torchtitan: 1F1B or interleaved, replicas whole, with distributed optimizer or fully
+    sharded, tensor parallelism with its activations shared, DDP's own buckets; flash attention leaves selective
+    recomputation nothing.
     """
     if not facts.language_model:
         return Space()
@@ -174,8 +174,8 @@ def enumerate_plans(
     """Yield the plans of a number of ranks that can be carried out; the others are counted in ``fates``.
 
     What has no effect is not varied: schedules without a pipeline, shardings and buckets without replicas, buckets
-    under a sharding. Micro-batches (of a pipeline) and accumulated micro-steps (without one) are the divisors of a
-    replica's samples. A rank of an interleaved pipeline has two stages, or more where these are all as long.
+    under a sharding. Micro-batches (of a pipeline) and micro-steps (without) are divisors of a replica's samples. A
+    rank of an interleaved pipeline has two stages, or more where these are all as long.
     """
     units = len(pipeline_units(trace))
     for data, tensor, pipeline in list_degrees(ranks):
@@ -201,8 +201,8 @@ def enumerate_plans(
 def _list_stages(pipeline: int, units: int, space: Space) -> Iterator[tuple[str, int]]:
     """Yield schedules with stages of a rank; 0 for the schedule's own.
 
-    More than two where they share the model's units evenly, or all but embedding and head, each at least half as many
-    again as the one before: bubbles shrink with their inverse.
+    More than two where they share the units evenly, or all but embedding and head, each at least half as many again as
+    before: bubbles shrink with their inverse.
     """
     for schedule in space.schedules if pipeline > 1 else ("none",):
         yield schedule, 0
@@ -258,11 +258,11 @@ ASSUMPTION = (
 
 @dataclass(frozen=True)
 class Prediction:
-    """A plan's step, and how far it moves with what is uncertain.
+    """A plan's step [s], and how far it moves with what is uncertain.
 
-    ``time_s``: predicted step [s]. ``compute_log``, ``communication_log``: logarithm of the step at the high end of the
-    compute times, and of communication besides, over the predicted one. ``beyond``: logarithm of measured over expected
-    step, equally likely values, where real runs of the plan's kind told (``NodeResidual.logs``).
+    ``compute_log``, ``communication_log``: logarithm of the step at the high end of compute times, and of communication
+    besides, over the predicted one. ``beyond``: of measured over expected step, equally likely values, where real runs
+    of the plan's kind told (``NodeResidual.logs``).
     """
 
     time_s: float
@@ -274,9 +274,9 @@ class Prediction:
 def probability_faster(one: Prediction, other: Prediction) -> float:
     """Return the probability that the first of two plans of one model on one platform takes less time.
 
-    `ASSUMPTION`: errors that both plans share cancel as far as both steps depend on them alike. The share that is a
-    plan's own has the standard deviation `own_deviation`, and what runs over nodes took besides: of some kinds one in
-    ten takes many times as long, so no single deviation serves. Across workloads and platforms it is not meant.
+    `ASSUMPTION`: errors that both share cancel as far as both steps depend on them alike. A plan's own has the standard
+    deviation `own_deviation`, and what runs over nodes took besides: of some kinds one in ten takes many times as long,
+    so no single deviation serves. Not meant across workloads and platforms.
     """
     shared = (
         (one.compute_log - other.compute_log) ** 2
@@ -294,8 +294,8 @@ def probability_faster(one: Prediction, other: Prediction) -> float:
 def own_deviation() -> float:
     """Return the standard deviation of the logarithm of a plan's own error, from measured plans.
 
-    Each workload's mean error is taken off, since its plans share it; one degree of freedom a workload is lost. What
-    the measurements themselves scatter is still in it, so that it is rather too large.
+    Each workload's mean error is taken off, since its plans share it: one degree of freedom each. The measurements' own
+    scatter is still in it, so it is rather too large.
     """
     groups: dict[str, list[float]] = {}
     for one in load_residuals():
@@ -306,10 +306,7 @@ def own_deviation() -> float:
 
 
 def find_front(rows: Sequence[Mapping[str, float]], columns: Sequence[str]) -> list[int]:
-    """Return the places of the rows that no other row beats: as good in every column, better in one.
-
-    Less is better; of equal rows the first.
-    """
+    """Return the places of the rows that no other beats: as good (as little) in every column, less in one; of equal ones the first."""
     values = [tuple(row[column] for column in columns) for row in rows]
     found: list[int] = []
     for place in sorted(range(len(values)), key=lambda i: (values[i], i)):
@@ -323,11 +320,10 @@ def find_front(rows: Sequence[Mapping[str, float]], columns: Sequence[str]) -> l
 def add_costs(
     rows: Sequence[dict[str, Any]], price_per_gpu_hour: float | None, power_w: float | None
 ) -> list[str]:
-    """Add what a step costs to each row, and return the columns to compare plans by.
+    """Add what a step costs to simulated plans, and return the columns to compare by.
 
-    ``rows``: simulated plans; ``cost_per_step`` (in the price's currency) and ``energy_j`` [J] are added where a price
-    or a power is given. ``price_per_gpu_hour``: price of a device [1/h]. ``power_w``: power of a device while a step
-    runs [W].
+    ``cost_per_step`` (of ``price_per_gpu_hour`` [1/h]) and ``energy_j`` [J] (of a device's ``power_w`` [W]), where
+    given.
     """
     columns = ["expected_s", "peak_memory_bytes"]
     for row in rows:

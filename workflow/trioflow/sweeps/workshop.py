@@ -44,16 +44,12 @@ from trioflow.trace.store import Trace
 
 
 class MemoModel:
-    """Remembers the predictions of another model; equal questions get the same answer.
+    """Remembers the predictions of another model; equal questions get the same answer, which callers must not write into.
 
-    ``asked``, ``answered``: questions, and those that the model itself had to answer. Plans that share the size of a
-    micro-batch and the tensor degree ask the same, and most of building a graph is prediction. Questions are compared
-    by a digest of every column, so nothing that a model may read is left out. The frames are shared: callers must not
-    write into them, and none does.
-
-    A model that looks at each row by itself (``interface.looks_at_rows``), and so not at the columns of
-    ``distinct.PLACE``, is asked once for equal rows, of which the repeated blocks of a network have many, at whatever
-    sizes before. Any other gets whole frames.
+    Plans that share micro-batch and tensor degree ask the same, and most of building a graph is prediction. A digest of
+    every column tells questions apart, so nothing that a model may read is left out. One that looks at each row by
+    itself (``interface.looks_at_rows``), so not at ``distinct.PLACE``, is asked once for equal rows at whatever sizes
+    before; any other gets whole frames. ``answered`` of ``asked`` had to be.
     """
 
     def __init__(self, model: OperatorModel) -> None:
@@ -154,12 +150,8 @@ PREDICTED = (
 class Workshop:
     """Traces, platforms, cost models and graphs, each loaded or built once.
 
-    Raises TrioflowError where a file cannot be read, at the first scenario that needs it; what is wrong with a scenario
-    itself goes into its row.
-
-    ``traces``: files of each trace by its name, or traces; a name that is not here is a shipped trace's or a path.
-    ``platforms``: platform files by name, likewise. ``interval``: whether every scenario has an interval. ``graphs``:
-    graphs built so far.
+    A file that cannot be read raises TrioflowError at the first scenario that needs it; a scenario's own fault goes
+    into its row. A name not in ``traces`` or ``platforms`` is a shipped one's or a path; ``graphs`` counts those built.
     """
 
     def __init__(
@@ -216,10 +208,9 @@ class Workshop:
         self, times: DeviceTimes, key: Sequence[Any], plan: Plan, batch: int, platform: Platform,
         keep: bool = True,
     ) -> tuple[str, TaskGraph]:  # fmt: skip
-        """Return a plan's graph and the digest of what it was built from.
+        """Return a plan's graph and the digest of what it was built from; those that may be asked for again are kept.
 
-        ``key`` says what ``times`` are of: trace, cost model, override; of the platform the host costs count. Those
-        that somebody may ask for again are kept.
+        ``key`` says what ``times`` are of: trace, cost model, override; of the platform the host costs count.
         """
         described = [*key, platform.device.name, dict(platform.host), asdict(plan), batch]
         digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
@@ -247,8 +238,8 @@ class Workshop:
     def simulate(self, step: Step) -> Prediction:
         """Return the prediction of a step.
 
-        Loading the compiled engine pays for a large graph, or for many small ones: it is loaded once as many events
-        have gone through the plain one as would have repaid it. Both give the same bits.
+        The compiled engine is loaded once as many events have gone through the plain one as would have repaid it; same
+        bits.
         """
         options = step.options
         if not self._loaded and options.network == DEFAULT_NETWORK and is_repaid(self._events):
@@ -313,8 +304,8 @@ _ABSENT = (
 def draw_scales(values: Mapping[str, Any], ranks: int) -> float | list[float]:
     """Return the factor on compute times: one for all ranks, or one drawn for each.
 
-    The logarithms are normal with the standard deviation ``rank_spread``, so that half of the ranks are slower than
-    predicted; the same seed gives the same factors to the first ranks whatever their number.
+    Normal logarithms of standard deviation ``rank_spread``: half of the ranks are slower than predicted. A seed gives
+    the first ranks the same whatever their number.
     """
     scale = float(values["compute_scale"])
     if not values["rank_spread"]:
