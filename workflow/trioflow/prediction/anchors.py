@@ -50,8 +50,7 @@ def read_session(
 ) -> SessionAnchor:
     """Return the anchor of a task graph by a ``session.json`` of ``measure.session.measure_workload``.
 
-    Raises InputError when the session measured another workload, another device, other batches or captures, or fewer
-    ranks.
+    Raises InputError when that measured another workload, device, batches or captures, or fewer ranks.
     """
     session = read_json(path)
     problem = next(_list_mismatches(session, metadata, traces, platform), "")
@@ -94,8 +93,8 @@ def _list_mismatches(
 def choose_anchor(session: Mapping[str, Any], metadata: GraphMetadata) -> SessionAnchor:
     """Return the anchor of an experiment from the session's own single-rank steps.
 
-    The machine's speed drifts between capture and measurement, and ranks that compute at the same time slow each other
-    down, memory-bound phases most. Both show in the session's repeats of the traced steps, which communicate nothing.
+    The machine drifts between capture and measurement, and ranks that compute at once slow each other down,
+    memory-bound phases most: both show in the session's repeats of traced steps, which communicate nothing.
     """
     ranks, shares = metadata.ranks, metadata.trace_shares
     traced, anchors = metadata.traced_phases_s, session["anchors"]
@@ -116,7 +115,7 @@ def choose_anchor(session: Mapping[str, Any], metadata: GraphMetadata) -> Sessio
 def apply_factors(graph: TaskGraph, factors: Sequence[Factors]) -> TaskGraph:
     """Return a graph whose compute takes each rank's and phase's factor as long.
 
-    Copies of gradients and tasks of no phase are bound by memory and the host and take the optimizer's factor.
+    Copies of gradients and tasks of no phase, bound by memory and host, take the optimizer's.
     """
     tasks = graph.tasks.copy()
     known = tasks["phase"].isin(PHASES) & (tasks["kind"] != "memcpy")
@@ -130,10 +129,9 @@ def settle_contention(
     graph: TaskGraph, platform: Platform, collectives: CollectiveCost | None, anchor: SessionAnchor,
     options: SimulationOptions = DEFAULTS,
 ) -> list[Factors]:  # fmt: skip
-    """Return each rank's factors on compute, given how long the ranks compute together.
+    """Return each rank's factors on compute, given how long the ranks compute together (a few iterations).
 
-    Ranks of a pipeline wait for each other and then compute alone, at the quiet speed; replicas compute side by side
-    all the time. The simulated overlap and the factors that cause it are iterated a few times.
+    A pipeline's ranks wait and then compute alone, at the quiet speed; replicas compute side by side all the time.
     """
     factors = anchor.mix([1.0] * len(anchor.busy))
     for _ in range(_CONTENTION_ROUNDS if len(anchor.busy) > 1 else 0):

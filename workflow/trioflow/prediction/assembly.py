@@ -76,10 +76,7 @@ def prepare_step(
     batch: int | None = None,
     options: Options = DEFAULTS,
 ) -> Step:
-    """Put a plan's step together; the arguments are those of `predict`.
-
-    Raises TrioflowError when anything of it does not fit.
-    """
+    """Put a plan's step together, with `predict`'s arguments; TrioflowError when anything of it does not fit."""
     if not isinstance(platform, Platform):
         platform = load_named_platform(str(platform), plan.ranks)
     if options.as_traced:
@@ -105,8 +102,8 @@ def join_step(
 ) -> Step:
     """Put a task graph of ``build_graph``, with the platform's host costs, together with the platform that runs it.
 
-    Raises InputError when there is no such model of collectives, a session does not anchor the step, or no such
-    operator or rank is there to be scaled.
+    Raises InputError when there is no such model of collectives, operator or rank, or a session does not anchor the
+    step.
     """
     collectives = choose_collectives(platform, options)
     anchor = None
@@ -137,7 +134,7 @@ def _doubt_nodes(graph: TaskGraph, platform: Platform, times: DeviceTimes) -> No
 
 
 def _find_session(workload: str) -> Path:
-    """Return the session that measured a workload in this folder. Raises InputError when there is none."""
+    """Return the session that measured a workload in this folder; InputError when there is none."""
     path = MEASURED / "measurements" / workload / "session.json"
     if not path.exists():
         raise InputError(
@@ -223,10 +220,7 @@ def build_graph(
     host: Mapping[str, float] | None = None,
     options: Options = DEFAULTS,
 ) -> TaskGraph:
-    """Return what every rank does in a plan's step.
-
-    Raises PlanError when the plan does not fit the model or the batch.
-    """
+    """Return what every rank does in a plan's step; PlanError when the plan does not fit the model or the batch."""
     stages = options.stages
     if isinstance(stages, str) and stages not in BALANCES:
         stages = read_stages(stages)
@@ -243,11 +237,9 @@ def choose_collectives(
     options: Options = DEFAULTS,
     method: str | None = None,
 ) -> CollectiveCost | None:
-    """Return the model of collectives, or None for the ring's closed form.
+    """Return the model of collectives, or None for the ring's closed form; the platform's own measured ones by default.
 
-    Raises InputError when there is no such model, or it cannot predict by the method. ``platform``: takes its own
-    measured ones, where there are any and the options name no others. ``method``: way to predict them from what was
-    measured.
+    Raises InputError when there is no such model, or it cannot predict by the method.
     """
     given = options.collectives
     if given == CLOSED_FORM:

@@ -25,11 +25,10 @@ _OTHERS = ("megatron-bf16", "fsdp2-mixed", "fsdp2-bf16-reduce")
 
 @dataclass(frozen=True)
 class NodeDoubt:
-    """What a plan's step is expected to take beyond its simulation.
+    """What a plan's step is expected to take beyond its simulation, ``excess_s`` by the runs [s].
 
-    ``excess_s``: more than simulated, by the runs [s]. ``residual``: where it comes from; None where the runs say
-    nothing of this platform. ``own``: whether the runs were made on this platform, and with a framework that may be the
-    step's. ``text``: in words.
+    ``residual``: where it comes from; None where runs say nothing of this platform. ``own``: whether they were made on
+    this platform, with a framework that may be the step's.
     """
 
     excess_s: float
@@ -38,10 +37,9 @@ class NodeDoubt:
     text: str
 
     def apply(self, summary: Summary, least_half_log: float) -> Summary:
-        """Return a summary with the expected step and its interval, at least so wide.
+        """Return a summary with the expected step and its interval: on the runs' own cluster theirs, around the expected step.
 
-        On the runs' own cluster the interval is theirs, around the expected step; elsewhere it reaches from the
-        simulated one's low end, since nobody measured there.
+        Elsewhere it reaches from the simulated one's low end, since nobody measured there.
         """
         if self.residual is None:
             return summary
@@ -58,10 +56,9 @@ class NodeDoubt:
 def doubt_nodes(plan: Plan, platform: Platform, blocks: int, facts: Facts) -> NodeDoubt | None:
     """Return what runs over several nodes showed to be missing of a plan; None where it is not needed.
 
-    ``blocks``: blocks (units) of the rank that holds the most. ``facts``: of the trace: the workload, whose own runs do
-    not count, and the precision recipe, which may name another framework than the runs'. Tensor groups beyond a node
-    were measured on one cluster, and nobody knows better of others. What pipelines take is that cluster's and
-    nanotron's: elsewhere it is a warning.
+    ``blocks``: of the rank that holds the most; ``facts``: the workload, whose own runs do not count, and the recipe,
+    which may name another framework. Tensor groups beyond a node were measured on one cluster, and nobody knows better
+    of others; what pipelines take is that cluster's and nanotron's: elsewhere a warning.
     """
     per_node = platform.ranks_per_node
     if per_node is None or plan.ranks <= per_node:

@@ -34,14 +34,11 @@ _WORK = ("compute", "memcpy", "host")
 def build_breakdown(
     graph: TaskGraph, timeline: pd.DataFrame, trace: Trace, by: str, depth: int = DEPTH
 ) -> pd.DataFrame:
-    """Break a simulated step down.
+    """Break a simulated step down, ``by`` rank, stage or module: columns of ``tables.BREAKDOWN``, means over ranks that have it.
 
-    Returns columns of ``tables.BREAKDOWN``, ranks and stages in order, modules in the order of their first operator.
-    Communication has no module. A rank or stage has the gradients that its operators finish, uncut. Raises InputError
+    Ranks and stages in order, modules by their first operator, ``depth`` parts of the path: 2 for ``h.0``.
+    Communication has no module; a rank or stage has the gradients that its operators finish, uncut. Raises InputError
     when the way is unknown or the depth is not positive.
-
-    ``by`` (rank, stage, module): what a row stands for. Times are means over the ranks that have it. ``depth``: for
-    modules, parts of the path: 2 for ``h.0``, ``h.1``.
     """
     if by not in WAYS or depth < 1:
         problem = f"no breakdown by {by!r}" if by not in WAYS else f"depth {depth} is not positive"
@@ -72,11 +69,10 @@ def build_breakdown(
 def measure_exposed(
     timeline: pd.DataFrame, labels: NDArray[np.str_], like: NDArray[np.int64]
 ) -> tuple[dict[str, float], float, float]:
-    """Return the communication of each label that no compute hides, and the time that a rank idles and why.
+    """Return the communication that no compute hides, by label, and the time that a rank idles, without and with host waits [s].
 
-    ``labels`` are of each task [tasks], empty for what is not communication; ``like`` is the rank of the timeline that
-    each rank does the same as [ranks]. Returns by label, means over the ranks [s]; neither compute nor communication,
-    mean over the ranks [s], without and with what its host was launching meanwhile.
+    Means over the ranks. ``labels`` [tasks] are empty for what is not communication; ``like`` is the rank of the
+    timeline that each rank does the same as [ranks]. Host waits: what its host was launching meanwhile.
     """
     step_s = float(timeline["end_s"].max()) if len(timeline) else 0.0
     found, rank = np.unique(timeline["rank"].to_numpy(dtype=np.int64), return_inverse=True)

@@ -27,11 +27,10 @@ _STEP, _RANK, _MICRO_BATCH, _PASS, _EXCHANGE, _OPERATOR = range(6)
 class Draws:
     """A step in all its draws.
 
-    ``step_s``: time of the step in each draw, which are consecutive steps of a run; of two plans with one seed, draw by
-    draw comparable [draws] [s]. ``seed``: what it was drawn by. ``spread``: what it was drawn from. ``source``: where
-    that comes from, in words. ``waits``: of each degree whose ranks meet: exchanges of a step, what a member waits for
-    the others at one (wait_s: mean over draws and members), and what it would without any spread (steady_wait_s).
-    ``late``: of each rank: the share of its exchanges, over all draws, in which others waited for it.
+    ``step_s``: of consecutive steps of a run, with one seed comparable draw by draw between plans [draws] [s].
+    ``source``: where the spread comes from, in words. ``waits``: of each degree whose ranks meet: exchanges of a step,
+    what a member waits for the others at one (wait_s: mean over draws and members), and without any spread
+    (steady_wait_s). ``late``: of each rank the share of its exchanges in which others waited for it.
     """
 
     step_s: Floats
@@ -47,10 +46,7 @@ class Draws:
         return float(self.step_s.mean())
 
     def beats(self, other: Draws) -> float:
-        """Return the share of draws in which this step is the faster one, ties by halves.
-
-        Raises InputError when the other was drawn by another seed, or another number of times.
-        """
+        """Return the share of draws in which this step is faster, ties by halves; InputError for another seed or number of draws."""
         if (self.seed, len(self.step_s)) != (other.seed, len(other.step_s)):
             raise InputError("two steps were drawn apart", fix="draw both with one seed, as often")
         difference_s = self.step_s - other.step_s
@@ -71,8 +67,8 @@ def draw_step(
 ) -> Draws:  # fmt: skip
     """Draw a simulated step, all its ranks one by one whether they were folded or not.
 
-    ``device_kind``: ``cpu`` or ``gpu``: whose spread it is, where none is given. Raises InputError when the step has
-    too many tasks.
+    ``device_kind``, cpu or gpu: whose spread it is, where none is given. Raises InputError when there are too many
+    tasks.
     """
     source = "spread as given"
     if spread is None:
@@ -134,9 +130,9 @@ def _draw_factors(
 def _draw_operators(
     graph: DrawnGraph, timeline: pd.DataFrame, seed: int, deviation: float
 ) -> Callable[[int], Floats] | None:
-    """Return what gives each draw's factors on single operators [items]; none where they do not differ.
+    """Return each draw's factors on single operators [items], none where they do not differ.
 
-    Their mean is 1: what operators of a pass take together is what was recorded of a whole step.
+    Their mean is 1: what a pass takes together was recorded of a whole step.
     """
     if not deviation:
         return None

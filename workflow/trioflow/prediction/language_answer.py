@@ -83,11 +83,10 @@ def describe_run(
     power_w: float | None,
     faults: Faults | None = None,
 ) -> dict[str, Any]:
-    """Return what training on many tokens takes at a predicted step's rate.
+    """Return what training on many tokens takes at a predicted step's rate; InputError without a positive number or tokens.
 
-    Raises InputError when the number of tokens is not positive, or the model has none. ``price_per_gpu_hour``: price of
-    a GPU [1/h]; the cost is in its currency. ``power_w``: power of a GPU while it trains [W]. ``faults``: what stops
-    the run: its time, GPU-hours, cost and energy then hold what is lost, and ``goodput`` is what is kept.
+    Cost in the currency of ``price_per_gpu_hour`` [1/h], energy by a GPU's ``power_w`` [W]. With ``faults`` time,
+    GPU-hours, cost and energy hold what is lost, ``goodput`` what is kept.
     """
     if tokens is None:
         return {}
@@ -127,9 +126,9 @@ def _describe_faults(faults: Faults, ranks: int) -> dict[str, float]:
 def describe_waits(executed: Executed, plan: Plan) -> dict[str, Any]:
     """Return how much of a step the ranks wait: for the pipeline, and for each group's communication.
 
-    Returns ``bubble_share`` (means over ranks, of the step; only of a pipeline), ``host_share`` (the same, of devices
-    that wait for their host's launches; only where launches take time) and ``exposed_by_group_s`` [s], by the degree
-    whose ranks communicate: tensor, context, expert, data, pipeline; where groups wait at once, each counts.
+    ``bubble_share`` (of the step, mean over ranks; only of a pipeline), ``host_share`` (of devices that wait for
+    launches; only where these take time) and ``exposed_by_group_s`` [s] by degree: tensor, context, expert, data,
+    pipeline; where groups wait at once, each counts.
     """
     graph, timeline = executed.graph, executed.timeline
     if graph.metadata.mode != TRAIN or timeline.empty:

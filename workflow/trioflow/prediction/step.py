@@ -37,12 +37,7 @@ from trioflow.trace.store import Trace, load_trace
 
 @dataclass(frozen=True)
 class Simulated:
-    """A simulated step.
-
-    ``result``: with the ends of the interval, where the options ask for them. ``graph``: what was simulated: with a
-    session's factors on its compute, where there is a session. ``factors``: the session's factors on each rank's
-    phases. ``trace_only_s``: the step without the session's factors [s].
-    """
+    """A simulated step: ``graph`` has the session's ``factors`` on each rank's phases, ``trace_only_s`` has not [s]."""
 
     result: Result
     graph: TaskGraph
@@ -54,12 +49,9 @@ class Simulated:
 class Step:
     """One training step of a plan on a platform, ready to be simulated.
 
-    ``graph``: what every rank does, before a session's anchor. ``platform``: the machine. ``collectives``: its measured
-    collectives; None for the ring's closed form. ``traces``: those that the graph was made from, with the device's
-    times. ``options``: assumptions. ``cost_model``, ``confidence``: what the operators' times rest on, and how far they
-    can be trusted. ``warnings``: what the reader must know before anything is simulated. ``anchor``: of the session,
-    where the options ask for one. ``doubt``: what real runs that lay on nodes like this one took beyond their
-    simulation.
+    ``graph`` is before a session's ``anchor``; ``collectives`` None for the ring's closed form; ``traces`` with the
+    device's times, which rest on ``cost_model`` with ``confidence``; ``doubt`` is what real runs on nodes like this one
+    took beyond their simulation.
     """
 
     graph: TaskGraph
@@ -103,7 +95,7 @@ class Step:
 
     @property
     def crowded_bytes(self) -> int:
-        """What the allocator of the fullest rank would hold where that is more than its device has left, else 0 [bytes].
+        """What the fullest rank's allocator would hold where that is more than its device has left, else 0 [bytes].
 
         Then it gives memory back and asks for it again in every step.
         """
@@ -146,7 +138,7 @@ def load_experiment(
     session: str | Path,
     trace_folders: Sequence[str | Path],
 ) -> tuple[Step, SessionAnchor]:
-    """Return an experiment's step, and the anchor of the session that measured it.
+    """Return an experiment's step, and the anchor of its session.
 
     Raises TrioflowError when a file is missing or wrong, or the session is of another workload or capture.
     """

@@ -13,10 +13,9 @@ _NAMED = 8
 
 
 def scale_operators(graph: TaskGraph, scales: Sequence[tuple[str, float]]) -> TaskGraph:
-    """Return a task graph whose operators take a factor as long, those that a pattern of names fits.
+    """Return a task graph whose operators take a factor as long, those that a pattern fits (``aten::mm``, ``mm``, ``*``, ``?``).
 
-    ``scales``: pairs of a pattern with ``*`` and ``?`` (``aten::mm``, or ``mm``) and a factor; an operator that several
-    fit takes their product. Raises InputError when no operator has such a name, or a factor is not positive.
+    One that several fit takes their product. Raises InputError when none fits, or a factor is not positive.
     """
     for pattern, factor in scales:
         check_factor(factor, f"--scale-operator {pattern}")
@@ -42,10 +41,7 @@ def _guess(word: str, names: Sequence[str]) -> str:
 
 
 def list_rank_scales(slow_ranks: Sequence[tuple[int, float]], ranks: int) -> list[float]:
-    """Return each rank's factor on its compute [ranks], 1 for those that nothing is said of.
-
-    Raises InputError when there is no such rank, or a factor is not positive.
-    """
+    """Return each rank's factor on compute [ranks], 1 by default; InputError when there is no such rank or it is not positive."""
     scales = [1.0] * ranks
     for rank, factor in slow_ranks:
         check_factor(factor, f"--slow-rank {rank}")
