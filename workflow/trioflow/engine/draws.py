@@ -1,8 +1,7 @@
 """One task graph under many sets of times at once: what synchronised ranks lose when their times differ.
 
-Every task and every exchange of a simulated step keeps its length and is multiplied, in each draw, by a factor; who
-waits for whom is worked out once for all draws. What flows take from one another is that of the step simulated before:
-links are not shared anew in each draw.
+Each task and exchange of a simulated step is multiplied, in each draw, by a factor; who waits for whom is worked out
+once. Links are not shared anew: flows take from one another what they did in that step.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _BLOCK_NUMBERS = 32_000_000
 
 
 def check_size(tasks: int) -> None:
-    """Refuse to draw a step of more tasks than ``MOST_TASKS``. Raises InputError when it has more."""
+    """Refuse, with InputError, to draw a step of more tasks than ``MOST_TASKS``."""
     if tasks > MOST_TASKS:
         raise InputError(
             f"a step of {tasks:,} tasks is too large to draw: {MOST_TASKS:,} are the most",
@@ -37,9 +36,8 @@ def check_size(tasks: int) -> None:
 class Drawn:
     """What draws came to.
 
-    ``step_s``: time of the step in each draw [draws] [s]. ``wait_s``: mean over the draws of what each task waits for
-    the other members of its exchange; 0 of a task that is in none [tasks] [s]. ``late``: in how many of the draws each
-    task was the one that the others of its exchange waited for [tasks].
+    ``step_s`` [draws] [s]; ``wait_s``: mean over draws of what each task waits for the others of its exchange [tasks]
+    [s]; ``late``: in how many draws the others waited for it [tasks].
     """
 
     step_s: Floats
@@ -63,9 +61,9 @@ class _Level:
 class DrawnGraph:
     """Who waits for whom in a simulated step, ready for any number of draws.
 
-    ``item_of``: exchange, or task by itself, that each task is [tasks]. ``lengths_s``: how long each item took in the
-    simulation, from when its last member was ready [items] [s]. Raises InputError when there are more than
-    ``MOST_TASKS`` tasks. Raises SimulationError when tasks wait for each other for ever.
+    ``item_of``: exchange, or task by itself, that each task is [tasks]; ``lengths_s``: of each item from when its last
+    member was ready [items] [s]. Raises InputError above ``MOST_TASKS`` tasks, SimulationError when tasks wait for
+    ever.
     """
 
     def __init__(self, graph: TaskGraph, timeline: pd.DataFrame) -> None:
@@ -86,8 +84,8 @@ class DrawnGraph:
     ) -> Drawn:
         """Return steps in which each item takes its length times its group's factor.
 
-        ``groups``: row of ``factors`` of each item [items]. ``factors``: on the lengths, in each draw [groups, draws].
-        ``own``: a draw's number to a further factor on each item [items].
+        ``groups``: row of ``factors`` [groups, draws] of each item [items]; ``own``: a draw's number to further factors
+        [items].
         """
         draws = factors.shape[1]
         step_s = np.zeros(draws)

@@ -32,10 +32,7 @@ def read_group(text: str) -> tuple[int, ...] | None:
 
 
 def _check_match(members: list[dict[str, Any]]) -> None:
-    """Check the tasks of one match, rows of ``tables.TASKS`` with None for nulls.
-
-    Raises SimulationError when they do not fit together; names them.
-    """
+    """Check the tasks of one match, rows of ``tables.TASKS`` with None for nulls; SimulationError names what does not fit."""
     match = members[0]["match_id"]
     kinds = sorted({str(member["kind"]) for member in members})
     if kinds == ["collective"]:
@@ -181,10 +178,9 @@ class Exchanges:
 
 
 def make_exchanges(tasks: pd.DataFrame, planner: Planner, scale: float) -> Exchanges:
-    """Join the tasks of one ``match_id`` into exchanges, and check that they fit.
+    """Join the tasks of one ``match_id`` into exchanges; ``planner`` is asked once for each different one.
 
-    Raises SimulationError when the members of an exchange do not fit together, or it has neither a size nor durations.
-    ``planner``: turns exchanges into flows or messages; asked once for each different one.
+    Raises SimulationError when members do not fit together, or there is neither a size nor durations.
     """
     rows = ExchangeRows(tasks)
     for match in np.flatnonzero(rows.find_suspects()).tolist():
@@ -258,8 +254,8 @@ class ExchangeRows:
     def number_plans(self, groups: Ints) -> tuple[Ints, Ints]:
         """Give numbers to the different exchanges that have a size: collective, size and group.
 
-        Returns the number of each match, -1 for those that last a given time [matches], and the first match of each
-        number [plans]; ``groups`` numbers the groups [matches].
+        Returns each match's, -1 for those of a given time [matches], and each number's first match [plans], by
+        ``groups`` [matches].
         """
         begin = self.first[:-1]
         sized = self.size[begin] != _NULL

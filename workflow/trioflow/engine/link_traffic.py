@@ -32,11 +32,10 @@ def keep_pieces(network: Network) -> None:
 
 
 def gather_traffic(program: Program, execution: Execution, network: Network) -> LinkTraffic:
-    """Return what crossed the links of a network.
+    """Return what crossed the links of a network, by link, begin and flow in both engines; SimulationError without pieces.
 
-    Raises SimulationError when the execution kept no pieces. Pieces come in the order of link, begin and flow, so that
-    both engines give the same. Of collectives that were single events the pieces are computed here, from when they
-    started: a round's bytes move from its latency's end, on every link in as many flows as cross it.
+    Of collectives that were single events a round's bytes move from its latency's end, on every link in as many flows
+    as cross it.
     """
     if execution.pieces is None or not isinstance(
         network, FairShareNetwork | ContentionFreeNetwork
@@ -140,14 +139,11 @@ class Simulated(Protocol):
 
 
 def measure_links(result: Simulated) -> pd.DataFrame:
-    """Return how every link was used, of a result simulated with ``record_links=True``.
+    """Return how every link was used: ``tables.LINKS``, in the platform's order, of a result with ``record_links=True``.
 
-    Returns columns of ``tables.LINKS``, a row for each link of the platform, in its order. Raises InputError when the
-    result holds no traffic.
-
-    A link is busy while bytes move over it, not while a flow's latency passes. Utilisation is what it moved over what
-    it could have moved in the whole step. Where a measured collective is faster than the links allow, its sizes are cut
-    (see ``CollectivePlanner.build``), and the bytes with them.
+    Busy while bytes move, not while a latency passes; utilisation is of what could have moved in the whole step. Where
+    a measured collective is faster than the links allow, its bytes are too few (see ``CollectivePlanner.build``).
+    Raises InputError when the result holds no traffic.
     """
     traffic = _read_traffic(result)
     link, time_s, rates, flows = _sweep(traffic)
@@ -179,10 +175,9 @@ def measure_links(result: Simulated) -> pd.DataFrame:
 def link_rates(result: Simulated) -> pd.DataFrame:
     """Return how fast bytes moved over every link at every time, of a result with ``record_links=True``.
 
-    Returns ``link`` (text), ``time_s`` [s], ``rate_bytes_per_s`` [bytes/s] and ``flows``: a row for each instant at
-    which the rate or the number of flows of a link changes, in the links' order and by time. A row holds from its
-    instant to the next; before the first, and from the last on, nothing moves. A link without traffic has no rows.
-    Raises InputError when the result holds no traffic.
+    ``link`` (text), ``time_s`` [s], ``rate_bytes_per_s`` [bytes/s] and ``flows``: a row for each instant at which
+    either changes, by link and time, which holds until the next; outside nothing moves. Raises InputError when the
+    result holds no traffic.
     """
     traffic = _read_traffic(result)
     link, time_s, rates, flows = _sweep(traffic)

@@ -30,10 +30,7 @@ from trioflow.parallel.folded import Fold
 def choose_algorithms(
     plan: Plan, algorithms: Algorithms | None, chunks: Chunks | None
 ) -> tuple[Algorithms | None, Chunks]:
-    """Return the algorithms and chunks that a caller asks for, or else the graph's plan; short names are welcome.
-
-    Raises InputError when an algorithm or a collective is unknown.
-    """
+    """Return the algorithms and chunks asked for (short names too), or the graph's plan; InputError when one is unknown."""
     if algorithms is None and plan.algorithms != "none":
         algorithms = plan.algorithms
     if isinstance(algorithms, str):
@@ -52,10 +49,7 @@ def make_planner(
     algorithms: Algorithms | None,
     chunks: Chunks,
 ) -> Planner:
-    """Return what turns collectives into messages, or into flows where no algorithm is given.
-
-    Raises InputError as ``MessagePlanner``.
-    """
+    """Return what turns collectives into messages, or flows without an algorithm; InputError as ``MessagePlanner``."""
     if algorithms is None:
         return keep_planner(platform, collectives, bound)
     spelled = algorithms if isinstance(algorithms, str) else tuple(sorted(algorithms.items()))
@@ -98,10 +92,9 @@ MOST_USES = 256
 def keep_planner(
     platform: Platform, collectives: CollectiveCost | None, bound: Bound
 ) -> CollectivePlanner:
-    """Return the planner of a platform object: the same one for many simulations on it.
+    """Return the planner of a platform object: the same one for many simulations, since it only remembers routes.
 
-    Finding routes takes longer than simulating a folded graph does. A planner only remembers what it would find again,
-    so that sharing it changes nothing.
+    Finding them takes longer than simulating a folded graph does.
     """
     made_from = (platform, collectives)
 
@@ -131,10 +124,7 @@ def name_links(platform: Platform) -> list[tuple[tuple[str, str], str]]:
 def keep_folded(
     fold: Fold, cases: Sequence[Case], network: Network, platform: Platform
 ) -> FoldedProgram:
-    """Return the quotient of a graph on a platform: the same one however fast its links are said to be.
-
-    Raises CannotFoldError, SimulationError and TooLargeError as ``fold_program``.
-    """
+    """Return the quotient of a graph on a platform, the same however fast its links are; errors as ``fold_program``."""
     scales = [case.compute_scale for case in cases]
     said = [one if isinstance(one, int | float) else tuple(one) for one in scales]
     planners = [case.planner for case in cases]

@@ -102,10 +102,7 @@ def _find_undisturbed(program: Program) -> Flags:
 
 
 def _classify(plans: list[Plan]) -> Ints:
-    """Return a class for each plan, equal where chains of common links join them; -1 without links.
-
-    Plans of one shape cross the same links, so shapes are joined, link by link.
-    """
+    """Return a class for each plan, equal where chains of common links join them; -1 without links. By shapes: one shape, one way."""
     numbers: dict[FlowShape, int] = {}
     parent: list[int] = []
     owner: dict[int, int] = {}
@@ -289,12 +286,10 @@ def prepare(
 ) -> Prepared:
     """Make a task graph ready to run, with the times of one or several cases.
 
-    Raises SimulationError as ``program.build_program``; TooLargeError where all ranks' tasks do not fit into memory.
-    Raises InputError when ``fold`` has another value.
-
-    ``make_network``: makes an unused network of all links. ``fold`` (auto, True, False): whether identical ranks may be
-    executed once; see ``folding``. For auto, graphs that do not say which ranks are identical must have
-    ``_LOOKED_AT_FROM_TASKS`` tasks. ``unfolded_reason``: why not, where ``fold`` says no.
+    Raises SimulationError as ``program.build_program``; TooLargeError where all ranks' tasks do not fit into memory;
+    InputError when ``fold`` is not auto, True or False. For auto, graphs that do not say which ranks are identical must
+    have ``_LOOKED_AT_FROM_TASKS`` tasks; ``unfolded_reason`` says why not, where ``fold`` says no. ``make_network``
+    makes an unused one of all links.
     """
     if fold not in FOLDS:
         raise InputError(f"fold is {fold!r}", fix='give "auto", True or False')

@@ -147,10 +147,7 @@ class Program:
         return count_up(np.bincount(self.awaited, minlength=len(self.ranks)))
 
     def change_times(self, durations_s: Floats, exchanges: Exchanges) -> Program:
-        """Return the same tasks with other times, and exchanges with other plans.
-
-        Who waits for whom, and what each task does, is worked out once for both.
-        """
+        """Return the same tasks with other times, and exchanges with other plans: who waits for whom is worked out once."""
         assert self.works is not None
         assert self.missing is not None and self.successors is not None
         assert self.first_successors is not None
@@ -176,7 +173,7 @@ def select_kinds(
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Return what ``timeline.select_compute`` and ``select_communication`` say of tasks of these kinds [tasks].
 
-    ``on_compute_stream``, which tasks are in a compute stream, is only called where there are host tasks.
+    ``on_compute_stream`` is only called where there are host tasks.
     """
     codes, found = pd.factorize(kinds)
     names = [str(name) for name in found]
@@ -216,11 +213,9 @@ def build_program(
     """Check a task graph and turn it into a program.
 
     Raises SimulationError when a task has no duration or size, a rank is not on the platform, a dependency names no
-    task, the members of an exchange do not fit together, or a scale is not positive. ``planner``: turns exchanges into
-    flows or messages; or the exchanges, made already. ``compute_scale``: factor on compute, memcpy and host durations,
-    one or one per rank.
-
-    Whole columns are checked at once; a row is looked at by itself only to say what is wrong with it.
+    task, the members of an exchange do not fit together, or a scale is not positive. ``planner`` may be the exchanges,
+    made already; ``compute_scale`` is on compute, memcpy and host durations, one or one per rank. Columns are checked
+    at once; a row only to say what is wrong with it.
     """
     tasks = graph.tasks
     count = len(tasks)
@@ -257,10 +252,7 @@ def build_program(
 def change_case(
     program: Program, graph: TaskGraph, exchanges: Exchanges, case: Case, ranks: int
 ) -> Program:
-    """Return a graph's program with the times of another case, of which ``exchanges`` are.
-
-    Raises SimulationError when a scale is not positive.
-    """
+    """Return a graph's program with another case's times and its ``exchanges``; SimulationError when a scale is not positive."""
     scales = _spread_scale(case.compute_scale, ranks)
     durations_s = _read_durations(graph.tasks, program.ranks, exchanges) * scales[program.ranks]
     return program.change_times(durations_s, exchanges)

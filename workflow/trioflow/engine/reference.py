@@ -26,18 +26,16 @@ _ALONE = -1
 
 
 def run_reference(program: Program, network: Network) -> Execution:
-    """Execute a program.
+    """Execute a program; SimulationError when tasks wait for each other for ever: names them and their ranks.
 
-    Raises SimulationError when tasks wait for each other for ever: names them and their ranks.
+    A ready task starts at once; an exchange's members start when all are ready and end when its last flow does. Its
+    flows start with it, or, as messages of an algorithm, each when those that it waits for have ended; a join ends at
+    once.
 
-    A task is ready when its predecessors have ended. A ready task starts at once; the members of an exchange start when
-    all of them are ready and end when its last flow does. Its flows start with it, or, where they are messages of an
-    algorithm, each when those that it waits for have ended; a join ends at once.
-
-    Events are ordered by (time, priority, sequence). At one time come first the ends of flows in the order of
-    ``flow_id``, then ends of tasks, then starts of tasks; equal ones in the order in which they were scheduled. Flows
-    that start at one time are numbered in that order, and share links from then on. When and where tasks run does not
-    depend on these ties: a stream's order is fixed by the graph.
+    Events are ordered by (time, priority, sequence). At one time come first the ends of flows by ``flow_id``, then ends
+    of tasks, then starts; equal ones as they were scheduled. Flows that start at one time are numbered in that order,
+    and share links from then on. When and where tasks run does not depend on these ties: a stream's order is fixed by
+    the graph.
     """
     return _Run(program, network).execute()
 

@@ -67,11 +67,9 @@ class Executed:
 
 @dataclass(frozen=True)
 class Result:
-    """What a simulation says.
+    """What a simulation says, its tables made when asked for.
 
-    ``make_timeline``: makes the timeline, of all ranks. ``make_executed``: makes what was executed of it. ``summary``:
-    what it came to. ``traffic``: what crossed the links, with ``record_links``: for ``link_traffic.measure_links`` and
-    ``link_rates``.
+    ``traffic``: what crossed the links, with ``record_links``, for ``link_traffic.measure_links`` and ``link_rates``.
     """
 
     make_timeline: Callable[[], pd.DataFrame]
@@ -81,10 +79,9 @@ class Result:
 
     @cached_property
     def timeline(self) -> pd.DataFrame:
-        """Columns of ``tables.TIMELINE``, one row a task, in the order of ``task_id``.
+        """Columns of ``tables.TIMELINE``, a row a task by ``task_id``; ``stream`` is the one in which it ran.
 
-        ``stream`` is the one in which the task ran. It is made when it is asked for: where identical ranks were
-        executed once, it is longer than what was executed.
+        Made when asked for: where ranks were folded, it is longer than what was executed.
         """
         return self.make_timeline()
 
@@ -105,7 +102,7 @@ Part = tuple[str, int, str]
 
 
 def measure_shares(program: Program, execution: Execution) -> dict[Part, float]:
-    """Return the share of the step that each kind of exchange takes on the rank where it takes most.
+    """Return the share of the step of each kind of exchange on the rank where it takes most.
 
     Raises SimulationError when the cost model states a word that is not one of ``CONFIDENCES``.
     """

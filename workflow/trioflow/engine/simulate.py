@@ -104,19 +104,16 @@ def simulate(
     options: SimulationOptions = DEFAULTS,
     **changes: Any,
 ) -> Result:
-    """Simulate a task graph on a platform.
+    """Simulate a task graph on a platform, with ``collectives`` as measured, else the ring's closed form over its links.
 
     Raises SimulationError when tasks wait for each other for ever, an exchange lacks a member, a task has no duration,
-    or no route joins two ranks; see ``program.build_program``. There is no number then. Raises InputError when the
-    network or the engine is unknown, or the compiled engine was asked for on a network that it does not know; when an
-    algorithm is unknown or does not fit; or when the network cannot record its links.
+    or no route joins two ranks (``program.build_program``); there is no number then. Raises InputError when network,
+    engine or algorithm is unknown or does not fit, the compiled engine does not know the network, or that cannot record
+    its links.
 
-    ``collectives``: measured durations of collectives; the ring closed form over the platform's links without.
-
-    Tasks of one (rank, stream) run in the order of ``task_id``; a collective starts when all members could start and
-    ends for all at once; a message moves when its send and its recv could both start. On a platform with
-    ``communication_on_compute_stream`` collectives queue in the ``compute`` stream of their rank, in the order of
-    ``task_id``.
+    Tasks of one (rank, stream) run in the order of ``task_id``; a collective starts when all members could and ends for
+    all at once; a message moves when send and recv could both start. On a platform with
+    ``communication_on_compute_stream`` collectives queue in the ``compute`` stream of their rank, by ``task_id``.
     """
     return _simulate(graph, platform, collectives, replace(options, **changes), "time_s")
 
@@ -128,14 +125,11 @@ def simulate_interval(
     options: SimulationOptions = DEFAULTS,
     **changes: Any,
 ) -> Result:
-    """Simulate a task graph, and the ends of its 80 % interval beside it.
+    """Simulate a task graph, and the ends of its 80 % interval beside it; arguments and errors as in ``simulate``.
 
-    As in ``simulate``. ``graph.metadata`` holds the interval of the compute times and the least half width of the
-    step's. Links are recorded of the nominal run. Raises SimulationError, InputError as in ``simulate``.
-
-    The low run takes the low ends of compute and of collectives together, the high run the high ends: the errors of
-    compute and communication are taken as fully correlated, which makes the interval wide rather than narrow. Without a
-    measured cost, communication has no interval of its own.
+    ``graph.metadata`` holds the interval of compute times and the least half width of the step's. Links are recorded of
+    the nominal run. Low ends of compute and collectives are taken together, and high ends: fully correlated errors make
+    the interval wide rather than narrow. Without a measured cost, communication has no interval of its own.
     """
     nominal_options = replace(options, **changes)
     low, high = graph.metadata.compute_interval
@@ -172,8 +166,8 @@ def _simulate_ends(
 ) -> tuple[Result, _Times]:  # fmt: skip
     """Simulate a graph, and at the ends of its interval: with other times on the same links, where they are.
 
-    Algorithms may differ at the ends, compute that collectives slow down is another graph, and where links are recorded
-    no ranks are folded: there each end is a simulation of its own.
+    A simulation each where algorithms differ at the ends, collectives slow compute down, or links are recorded
+    (unfolded).
     """
     unrecorded = replace(options, record_links=False)
     algorithms, _ = choose_algorithms(graph.metadata.plan, options.algorithms, options.chunks)
@@ -299,10 +293,8 @@ def _stretch_compute(
 ) -> Result:
     """Return a simulation in which compute takes ``slowdown`` (above 1) as long beside a collective.
 
-    A warning says if the times had not settled.
-
-    Durations are stretched by the overlap of the run before until they agree with their own run, so that every engine
-    and network can be used as it is.
+    Durations are stretched by the overlap of the run before until they agree with their own run, so any engine and
+    network serve; a warning says if they had not settled.
     """
     base_s = graph.tasks["duration_s"].to_numpy(dtype=float)
     compute = ((graph.tasks["kind"] == "compute") & (graph.tasks["stream"] == "compute")).to_numpy()

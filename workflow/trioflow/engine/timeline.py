@@ -1,6 +1,6 @@
 """What a timeline says: who was busy, what communication was exposed, what the step waited for.
 
-Sums run in the order of time, one after the other, so that they have the bits of a plain loop.
+Sums run in the order of time, so that they have the bits of a plain loop.
 """
 
 from __future__ import annotations
@@ -139,10 +139,9 @@ def select_communication(timeline: pd.DataFrame) -> NDArray[np.bool_]:
 
 
 def select_compute(timeline: pd.DataFrame) -> NDArray[np.bool_]:
-    """Return which tasks keep a device [tasks]: compute, memcpy, and host in a compute stream.
+    """Return which tasks keep a device [tasks]: compute, memcpy, and host in a compute stream, which delays its next operator.
 
-    A host task in the compute stream keeps the device from its next operator (on a CPU the two are one); one in a
-    stream of its own does not.
+    On a CPU the two are one; a host task in a stream of its own does not.
     """
     return select_kinds(
         timeline["kind"], lambda: (timeline["stream"] == COMPUTE_STREAM).to_numpy(dtype=bool)
@@ -152,9 +151,9 @@ def select_compute(timeline: pd.DataFrame) -> NDArray[np.bool_]:
 class RankTimes(NamedTuple):
     """What one rank did in a step.
 
-    ``rank``: which one. ``step_time_s``: end of its last task [s]. ``busy_s``, ``compute_s``, ``communication_s``: time
-    with any task of ``select_compute`` and ``select_communication``, with one of the former, and with one of the latter
-    [s]. ``exposed_communication_s``: communication that no compute of this rank hides [s].
+    ``step_time_s``: end of its last task [s]; ``busy_s``, ``compute_s``, ``communication_s``: time with any task of
+    ``select_compute`` and ``select_communication``, with one of the former, of the latter [s];
+    ``exposed_communication_s``: of these what no compute of this rank hides [s].
     """
 
     rank: int
@@ -169,10 +168,9 @@ class RankTimes(NamedTuple):
 class TimelineSummary:
     """What a step came to.
 
-    ``step_time_s``: end of the last task of all: the makespan [s]. ``busy_s``: time in which any rank computes or moves
-    data [s]. ``compute_s``, ``communication_s``, ``exposed_communication_s``: of the busiest rank: the one with the
-    largest ``compute_s``, the lowest among equals [s], so that no network changes which one it is. ``per_rank``: each
-    rank, in order. ``ranks``: how many.
+    ``step_time_s``: the makespan [s]; ``busy_s``: time in which any rank computes or moves data [s]; ``compute_s`` and
+    ``*communication_s``: of the busiest rank, of the largest ``compute_s``, the lowest among equals [s], so that no
+    network changes which one it is.
     """
 
     step_time_s: float
@@ -236,11 +234,11 @@ def summarize_tasks(
 def build_critical_path(
     graph: TaskGraph, timeline: pd.DataFrame, modules: Sequence[str] = ()
 ) -> pd.DataFrame:
-    """Describe the chain of tasks that the step waits for, ``modules`` being those of the trace's operators.
+    """Describe the chain of tasks that the step waits for: ``tables.CRITICAL_PATH``, by time; ``modules`` of the trace's operators.
 
-    Returns columns of ``tables.CRITICAL_PATH``, in the order of time. Raises SimulationError when the timeline is not
-    that of the graph. Walks back from the task that ends last; each task starts when the one before it ends. Of an
-    exchange, the member that was ready last stands for it. Ties go to the lowest ``task_id``.
+    Walked back from the task that ends last; each starts when the one before it ends. Of an exchange the member that
+    was ready last stands for it; ties go to the lowest ``task_id``. Raises SimulationError when the timeline is not the
+    graph's.
     """
     walked = np.array(_walk_back(graph, timeline), dtype=np.int64).reshape(-1, 2)
     tasks, awaited = walked.T
@@ -321,11 +319,7 @@ def _collect_waits(
 
 
 def measure_concurrency(timeline: pd.DataFrame) -> list[float]:
-    """Return for each rank how many of the other ranks compute while it does.
-
-    Returns of each rank in order, the mean over its compute time of the share of other ranks that compute at the same
-    moment: 0 none, 1 all.
-    """
+    """Return by rank the mean over its compute time of the share of other ranks that compute at once: 0 none, 1 all."""
     ranks = sorted(int(rank) for rank in timeline["rank"].unique())
     busy = timeline[select_compute(timeline)]
     compute: list[Intervals] = []

@@ -1,7 +1,6 @@
 """Heaps whose items can be moved, compiled; see ``kernels``.
 
-A heap is a binary one and a queue beside it. What is pushed in order, as all of equal traffic is, goes to the end of
-the queue and leaves at its front.
+A binary heap and a queue beside it: what is pushed in order, as all of equal traffic is, goes through the queue.
 """
 
 from __future__ import annotations

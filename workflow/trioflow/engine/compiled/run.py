@@ -38,8 +38,7 @@ def supports(network: Network) -> bool:
 def run_compiled(program: Program, network: Network) -> Execution:
     """Execute a program; the result equals that of ``run_reference`` bit for bit. The network stays unused.
 
-    Raises SimulationError as ``run_reference``, with the same words. Raises InputError when the network is of another
-    kind, which only the reference drives.
+    Raises SimulationError as ``run_reference``, in the same words; InputError for a network that only that one drives.
     """
     if not isinstance(network, FairShareNetwork | ContentionFreeNetwork) or not supports(network):
         raise InputError(
@@ -111,10 +110,7 @@ LOADED_FROM_EVENTS = 2_000
 
 
 def is_repaid(events: int) -> bool:
-    """Return whether the compiled engine answers sooner than the plain one, start-up included.
-
-    The limits are where the two break even on the machine of ``docs/bench.md``; either engine gives the same bits.
-    """
+    """Return whether the compiled engine answers sooner, start-up included; limits from the machine of ``docs/bench.md``."""
     if KERNELS in _loaded:
         return events >= LOADED_FROM_EVENTS
     if events < UNLOADED_FROM_EVENTS:
@@ -135,11 +131,10 @@ def is_kept() -> bool:
 
 
 def find_cache_folder() -> Path | None:
-    """Return the folder for compiled kernels, or None where there is no home for one.
+    """Return the user's folder for compiled kernels, or None where there is no home for one.
 
-    A folder of the user (``NUMBA_CACHE_DIR``, else ``trioflow`` in ``XDG_CACHE_HOME`` or ``~/.cache``), never of the
-    installation, which may be read-only or shared. Its name holds the digest of the kernels and the versions of numba
-    and Python, so one of another version is never read.
+    ``NUMBA_CACHE_DIR``, else ``trioflow`` in ``XDG_CACHE_HOME`` or ``~/.cache``: an installation may be read-only or
+    shared. Its name holds the digest of the kernels and the versions of numba and Python.
     """
     base = os.environ.get("NUMBA_CACHE_DIR")
     if not base:
@@ -157,8 +152,7 @@ def find_cache_folder() -> Path | None:
 def execute(state: Any) -> None:
     """Run the kernels on a state, compiling them where nothing (readable) was kept.
 
-    A damaged cache shows before the first event. It is removed and made anew, and where that fails too, the kernels are
-    compiled for this process only.
+    A damaged cache shows before the first event: it is made anew, or else kernels are compiled for this process only.
     """
     kernels = _import_kernels()
     kernel = _loaded.get(KERNELS)

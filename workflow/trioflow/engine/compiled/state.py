@@ -24,8 +24,7 @@ def make_state(
 ) -> Any:
     """Lay a program out in the arrays of the layout, with room for ``pieces`` of flows to keep.
 
-    Arrays of what is under way have room for all that could be at once. That memory is only taken where it is touched:
-    places of what has ended are used again.
+    Room for all that could be under way at once; memory is only taken where it is touched, and places are used again.
     """
     exchanges = program.exchanges
     tasks, count = len(program.ranks), len(exchanges.plan_of)

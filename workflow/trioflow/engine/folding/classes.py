@@ -18,11 +18,10 @@ _NONE = -1
 
 
 def find_fold(graph: TaskGraph) -> Fold:
-    """Return the identical ranks of a task graph.
+    """Return the identical ranks of a task graph; CannotFoldError when there are none, or what they do together differs.
 
-    Raises CannotFoldError when no two ranks do the same, or what they do together does not correspond. Ranks are
-    divided by their tasks, in order, and by what their partners in exchanges are, until nothing changes. What they do
-    is compared as hashes first; that the classes found are right is then checked task by task.
+    Ranks are divided by their tasks, in order, and by what their partners in exchanges are, until nothing changes.
+    What they do is compared as hashes first; that the classes found are right is then checked task by task.
     """
     lanes = _Lanes(graph)
     rows = ExchangeRows(graph.tasks)
@@ -43,11 +42,10 @@ def find_fold(graph: TaskGraph) -> Fold:
 
 
 class _Lanes:
-    """Tasks rank by rank.
+    """Tasks rank by rank: ``rank`` (its place among those that have tasks) and ``place`` in it of each task of the graph.
 
-    ``rank`` and ``place`` are of each task in the graph's order: which rank, by its place among those that have tasks,
-    and which of its tasks. ``order`` lists the tasks rank by rank, ``firsts`` where each rank's begin there. ``edges``
-    are the dependencies as rank, place of the one that waits and of the awaited, sorted.
+    ``order`` lists the tasks rank by rank, from each rank's ``firsts``. ``edges`` are the dependencies as rank, place
+    of the one that waits and of the awaited, sorted.
     """
 
     def __init__(self, graph: TaskGraph) -> None:

@@ -89,10 +89,7 @@ class FoldedProgram:
     traffic: FoldedTraffic  # classes of flows and links
 
     def stretch(self, factor: float) -> FoldedProgram:
-        """Return it with communication that takes a factor as long: what is alike stays so.
-
-        Raises SimulationError when the factor is not positive.
-        """
+        """Return it with communication that takes a factor as long: what is alike stays so. SimulationError when not positive."""
         check_scale(factor, "communication_scale")
         if factor == 1:
             return self
@@ -139,8 +136,8 @@ def fold_program(
 ) -> FoldedProgram:
     """Return the quotient of a task graph on a platform: the same for all cases, so alike in each.
 
-    Raises CannotFoldError when that would not be exact: says why. Raises SimulationError as ``build_program``;
-    TooLargeError where classes divide into more than fit into memory.
+    Raises CannotFoldError, which says why that would not be exact, SimulationError as ``build_program``, TooLargeError
+    where classes divide into more than fit into memory.
     """
     if type(network) not in (FairShareNetwork, ContentionFreeNetwork):
         raise CannotFoldError(
@@ -228,10 +225,7 @@ class TooLargeError(SimulationError):
 
 
 def check_expansion(fold: Fold, reason: str, available_bytes: float | None = None) -> None:
-    """Refuse to make the tasks of all ranks where they would not fit into memory.
-
-    Raises TooLargeError, which names ranks, tasks and memory.
-    """
+    """Refuse to make all ranks' tasks where they would not fit into memory; TooLargeError names ranks, tasks and memory."""
     first = fold
     while first.coarser is not None:
         first = first.coarser
@@ -243,10 +237,9 @@ def check_expansion(fold: Fold, reason: str, available_bytes: float | None = Non
 def check_division(
     fold: Fold, of_group: Mapping[int, Ints], reason: str, available_bytes: float | None = None
 ) -> None:
-    """Refuse to divide classes of ranks into so many that they would not fit into memory.
+    """Refuse, with TooLargeError as ``check_expansion``, to divide classes of ranks into more than fit into memory.
 
-    Raises TooLargeError, which names ranks, tasks and memory. Counts the classes that follow from the groups at once;
-    what follows from them can divide further.
+    Counts the classes that follow from the groups at once; what follows from them can divide further.
     """
     classes = fold.class_of
     for number, codes in of_group.items():
@@ -272,9 +265,9 @@ def _check(fold: Fold, ranks: int, tasks: int, reason: str, available_bytes: flo
 
 
 def estimate_bytes(fold: Fold, tasks: int) -> float:
-    """Return the memory that so many tasks take at most while they are made and simulated [bytes].
+    """Return the memory of so many tasks at most while made and simulated, in proportion to the kept ranks' tables [bytes].
 
-    In proportion to the tables of the ranks that are kept. Messages of algorithms and parts of flows come on top.
+    Messages of algorithms and parts of flows come on top.
     """
     kept = fold.graph
     tables_bytes = kept.tasks.memory_usage(deep=True).sum() + kept.dependencies.memory_usage().sum()

@@ -83,8 +83,7 @@ def divide(flow: Ints, link: Ints, flow_kind: Ints, capacities: Floats) -> Cross
 def mix(words: NDArray[np.integer]) -> Words:
     """Scramble whole numbers so that sums of different collections differ.
 
-    References: G. L. Steele, D. Lea, C. H. Flood, Fast Splittable Pseudorandom Number Generators, OOPSLA 2014,
-    doi:10.1145/2660193.2660195.
+    References: G. L. Steele, D. Lea, C. H. Flood, OOPSLA 2014, doi:10.1145/2660193.2660195 (splittable random numbers).
     """
     mixed = words.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

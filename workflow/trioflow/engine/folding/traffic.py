@@ -33,11 +33,7 @@ class CannotFoldError(Exception):
 
 
 class GroupsDifferError(CannotFoldError):
-    """Groups of some families are not done alike.
-
-    ``reason``: how two of them differ. ``of_group``: for each such family, equal numbers for groups that are alike
-    [groups].
-    """
+    """Groups of some families are not done alike; ``of_group`` has equal numbers for those that are [groups]."""
 
     def __init__(self, reason: str, of_group: Mapping[int, Ints]) -> None:
         super().__init__(reason)
