@@ -54,10 +54,9 @@ Row = dict[str, Any]
 
 
 def size_trace(traces: Sequence[Trace], plan: Plan, batch: int) -> Trace:
-    """Return the trace that a plan starts from, its operators as large as one task runs them.
+    """Return the trace that a plan starts from, its operators as large as one task runs them; ``batch`` is of the whole step.
 
-    ``batch``: samples of the whole step. Returns ``flop`` and bytes are those of one micro-batch on one shard. The
-    tensor table is empty where shapes differ from the traced ones.
+    FLOPs and bytes are those of one micro-batch on one shard; no tensors where shapes differ from the traced ones.
     """
     samples = batch / (plan.data * plan.micro_batches)
     trace = choose_reference(traces, samples).trace
@@ -236,10 +235,7 @@ class _Export:
         return {group: number for number, group in enumerate(parts, _FIRST_GROUP)}
 
     def order(self, rank: int) -> list[int]:
-        """Return a rank's tasks so that each follows what it waits for, else by number.
-
-        Raises InputError when tasks wait for one another.
-        """
+        """Return a rank's tasks so that each follows what it waits for, else by number; InputError when they wait in a circle."""
         mine = self._of_rank.get(rank, [])
         needs = {n: set(self._data_deps(n)) for n in mine}
         followers: dict[int, list[int]] = {}

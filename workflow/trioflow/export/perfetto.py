@@ -1,7 +1,4 @@
-"""Timelines as traces that Perfetto opens (https://ui.perfetto.dev, or any copy of it).
-
-The format is Chrome's JSON trace events: the only one that Perfetto reads and people can, too.
-"""
+"""Timelines as traces that Perfetto opens (https://ui.perfetto.dev, or any copy of it): Chrome's JSON trace events."""
 
 from __future__ import annotations
 
@@ -89,10 +86,7 @@ def _cut_rows(count: int) -> Iterator[slice]:
 
 
 def _write_events(path: str | Path, texts: Iterable[bytes]) -> None:
-    """Write events as a trace, atomically; compressed when the name ends in ``.gz``.
-
-    ``texts``: from :func:`join_pieces`.
-    """
+    """Write events, texts of :func:`join_pieces`, as a trace, atomically; compressed when the name ends in ``.gz``."""
     packer = zlib.compressobj(LEVEL, wbits=zlib.MAX_WBITS + _GZIP)
     packed = str(path).endswith(".gz")
     with atomic_path(path) as temporary, temporary.open("wb") as stream:
@@ -210,11 +204,10 @@ def _describe_timeline(timeline: pd.DataFrame, suffix: str) -> Iterator[bytes]:
 
 
 def _assign_lanes(key: Ints, start_ns: Ints, end_ns: Ints) -> Ints:
-    """Return the lane of every task within its stream, from 0.
+    """Return the lane of every task within its stream, ``key``, from 0, by when it runs [tasks] [ns].
 
-    Simulated tasks of one stream never overlap, but measured ones may, and Perfetto drops slices that overlap without
-    one lying inside the other; such a slice moves to the next lane of its stream. ``key``: stream of each task, equal
-    for tasks that share one [tasks]; ``start_ns``, ``end_ns``: when it runs [tasks] [ns].
+    Measured tasks of one stream may overlap, and Perfetto drops slices that do without one lying inside the other: such
+    a slice moves to the next lane.
     """
     lanes = np.zeros(len(key), dtype=np.int64)
     order = np.lexsort((-end_ns, start_ns, key))

@@ -91,10 +91,9 @@ def _summarize_experiment(prediction: Prediction, anchor: SessionAnchor) -> dict
 def write_simulation(
     prediction: Prediction, folder: Path, measured: pd.DataFrame | None = None
 ) -> None:
-    """Write the timeline of a predicted step and what is made of it.
+    """Write the timeline of a predicted step, simulated with ``record_links=True``, and what is made of it.
 
-    ``prediction``: simulated with ``record_links=True``; ``measured``: columns of ``tables.TIMELINE``: shown beside the
-    predicted one in the Perfetto trace.
+    ``measured``: columns of ``tables.TIMELINE``, shown beside the predicted one in the Perfetto trace.
     """
     parts = [prediction.breakdown(by) for by in WAYS]
     for part in parts:
@@ -113,10 +112,9 @@ def write_simulation(
 def write_step(
     prediction: Prediction, path: str | Path, measured: pd.DataFrame | None = None
 ) -> pd.DataFrame:
-    """Write a predicted step as a Perfetto trace, with its critical path, memory and the rates of its links.
+    """Write a predicted step as a Perfetto trace, with its critical path (returned), memory and the rates of its links.
 
-    ``prediction``: simulated without ``record_links=True`` the trace has no rates; ``measured``: as in
-    :func:`write_simulation`. Returns the critical path, columns of ``tables.CRITICAL_PATH``.
+    Without ``record_links=True`` there are no rates; ``measured`` as in :func:`write_simulation`.
     """
     graph, timeline = prediction.task_graph, prediction.timeline
     modules = prediction.step.trace.operators["module"].tolist()
@@ -137,18 +135,14 @@ _HELD_BY_DEVICE = ("compute", "memcpy", "host")
 
 
 def can_count_links(network: str) -> bool:
-    """Return whether a network can be simulated with ``record_links=True``.
-
-    ``network``: as for ``network.networks.find_network``.
-    """
+    """Return whether a network, named as for ``networks.find_network``, can be simulated with ``record_links=True``."""
     return find_network(network) in (FairShareNetwork, ContentionFreeNetwork)
 
 
 def count_link_rates(result: Simulated) -> pd.DataFrame:
-    """Return the rate of every link that bytes moved over, as ``write_perfetto`` takes curves.
+    """Return the rate of every link that bytes moved over [bytes/s], as ``write_perfetto`` takes curves; ``rank`` is null.
 
-    ``result``: simulated with ``record_links=True``. Returns ``rank`` (null: a link is of no rank), ``counter``,
-    ``unit``, ``time_s`` [s] and ``value`` [bytes/s]. Raises InputError when the result holds no traffic.
+    Raises InputError when the result was not simulated with ``record_links=True``.
     """
     rates = link_rates(result)
     return pd.DataFrame({
@@ -163,16 +157,13 @@ def count_link_rates(result: Simulated) -> pd.DataFrame:
 def count_memory(
     curves: Sequence[Mapping[str, Any]], timeline: pd.DataFrame, most_points: int = _MOST_POINTS
 ) -> pd.DataFrame:
-    """Return what every rank holds over time, as ``write_perfetto`` takes curves.
+    """Return what every rank holds over time [bytes], as ``write_perfetto`` takes curves.
 
-    ``curves``: ``metadata.memory_curves`` of the task graph: ``ranks`` that are alike, ``places`` among a rank's tasks,
-    and the ``bytes`` that it holds from there on. ``timeline``: columns of ``tables.TIMELINE``, of the same graph.
-    ``most_points``: points of a rank; of more, neighbours are joined and keep their most.
+    ``curves``: ``metadata.memory_curves`` of the task graph; ``timeline``: ``tables.TIMELINE`` of the same graph. Above
+    ``most_points`` of a rank neighbours are joined and keep their most.
 
-    Returns ``rank``, ``counter``, ``unit``, ``time_s`` [s] and ``value`` [bytes]. Memory is handed out in the order of
-    the program, whenever the device runs (``parallel.memory.profile``). A change is shown when the device begins the
-    task at which it happens; of communication, whose streams run ahead or behind, at the latest begin of computation
-    before it.
+    Memory is handed out in the order of the program (``parallel.memory.profile``): a change is shown when the device
+    begins its task; of communication, whose streams run ahead or behind, at the latest begin of computation before it.
     """
     order = np.argsort(timeline["rank"].to_numpy(np.int64), kind="stable")
     rank = timeline["rank"].to_numpy(np.int64)[order]
