@@ -92,10 +92,7 @@ MOST_USES = 256
 def keep_planner(
     platform: Platform, collectives: CollectiveCost | None, bound: Bound
 ) -> CollectivePlanner:
-    """Return the planner of a platform object: the same one for many simulations, since it only remembers routes.
-
-    Finding them takes longer than simulating a folded graph does.
-    """
+    """Return the planner of a platform object, the same one always: finding routes takes longer than a folded simulation."""
     made_from = (platform, collectives)
 
     def make() -> CollectivePlanner:

@@ -102,7 +102,7 @@ def _find_undisturbed(program: Program) -> Flags:
 
 
 def _classify(plans: list[Plan]) -> Ints:
-    """Return a class for each plan, equal where chains of common links join them; -1 without links. By shapes: one shape, one way."""
+    """Return a class for each plan, equal where chains of common links join them, shape by shape; -1 without links."""
     numbers: dict[FlowShape, int] = {}
     parent: list[int] = []
     owner: dict[int, int] = {}
@@ -259,10 +259,7 @@ class Ran:
 
 
 def run_prepared(ready: Prepared, engine: str, aggregate: bool, case: int = 0) -> Ran:
-    """Run a case of what is ready with the engine of ``SimulationOptions``.
-
-    Raises SimulationError or InputError as the engines.
-    """
+    """Run a case of what is ready with the engine of ``SimulationOptions``; errors as the engines."""
     program, mover, aggregated = ready.programs[case], ready.make_network(), 0
     if aggregate:
         program, aggregated = aggregate_program(program, mover)

@@ -252,7 +252,7 @@ def build_program(
 def change_case(
     program: Program, graph: TaskGraph, exchanges: Exchanges, case: Case, ranks: int
 ) -> Program:
-    """Return a graph's program with another case's times and its ``exchanges``; SimulationError when a scale is not positive."""
+    """Return a graph's program with another case's times and ``exchanges``; SimulationError for a scale not positive."""
     scales = _spread_scale(case.compute_scale, ranks)
     durations_s = _read_durations(graph.tasks, program.ranks, exchanges) * scales[program.ranks]
     return program.change_times(durations_s, exchanges)

@@ -79,10 +79,7 @@ class Result:
 
     @cached_property
     def timeline(self) -> pd.DataFrame:
-        """Columns of ``tables.TIMELINE``, a row a task by ``task_id``; ``stream`` is the one in which it ran.
-
-        Made when asked for: where ranks were folded, it is longer than what was executed.
-        """
+        """Columns of ``tables.TIMELINE`` of all ranks, a row a task by ``task_id``; ``stream`` is the one in which it ran."""
         return self.make_timeline()
 
     @cached_property

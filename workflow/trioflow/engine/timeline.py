@@ -1,7 +1,4 @@
-"""What a timeline says: who was busy, what communication was exposed, what the step waited for.
-
-Sums run in the order of time, so that they have the bits of a plain loop.
-"""
+"""What a timeline says: who was busy, what was exposed, what the step waited for; sums have the bits of a plain loop."""
 
 from __future__ import annotations
 
@@ -139,9 +136,9 @@ def select_communication(timeline: pd.DataFrame) -> NDArray[np.bool_]:
 
 
 def select_compute(timeline: pd.DataFrame) -> NDArray[np.bool_]:
-    """Return which tasks keep a device [tasks]: compute, memcpy, and host in a compute stream, which delays its next operator.
+    """Return which tasks keep a device [tasks]: compute, memcpy, and host in a compute stream.
 
-    On a CPU the two are one; a host task in a stream of its own does not.
+    Such a host task delays the next operator (on a CPU the two are one); one in a stream of its own does not.
     """
     return select_kinds(
         timeline["kind"], lambda: (timeline["stream"] == COMPUTE_STREAM).to_numpy(dtype=bool)
@@ -234,7 +231,7 @@ def summarize_tasks(
 def build_critical_path(
     graph: TaskGraph, timeline: pd.DataFrame, modules: Sequence[str] = ()
 ) -> pd.DataFrame:
-    """Describe the chain of tasks that the step waits for: ``tables.CRITICAL_PATH``, by time; ``modules`` of the trace's operators.
+    """Describe the chain of tasks that the step waits for: ``tables.CRITICAL_PATH``, by time.
 
     Walked back from the task that ends last; each starts when the one before it ends. Of an exchange the member that
     was ready last stands for it; ties go to the lowest ``task_id``. Raises SimulationError when the timeline is not the

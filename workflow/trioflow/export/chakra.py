@@ -54,7 +54,7 @@ Row = dict[str, Any]
 
 
 def size_trace(traces: Sequence[Trace], plan: Plan, batch: int) -> Trace:
-    """Return the trace that a plan starts from, its operators as large as one task runs them; ``batch`` is of the whole step.
+    """Return the trace that a plan starts from, operators as large as a task runs them; ``batch`` is the whole step's.
 
     FLOPs and bytes are those of one micro-batch on one shard; no tensors where shapes differ from the traced ones.
     """

@@ -95,7 +95,7 @@ def _describe_rank(tasks: pd.DataFrame, members: dict[int, list[int]]) -> Iterat
 def _describe_task(
     task: Any, number: int, stream: int, members: dict[int, list[int]], launch: Any
 ) -> Iterator[dict[str, Any]]:
-    """Yield a task's operator, its launch (the host's task right before it; None where it costs nothing), and its device part."""
+    """Yield a task's operator, its launch (the host's task before it, None where that costs nothing), its device part."""
     said = _describe_message(task, members)
     begin, end = (task.start_s, task.start_s) if launch is None else (launch.start_s, launch.end_s)
     thread = {"ph": "X", "pid": int(task.rank), "tid": _HOST_THREAD if launch else 1000 + stream}

@@ -1,7 +1,4 @@
-"""Collectives as flows: what one collective of a group puts on the links.
-
-Undisturbed they take the measured time, or the ring's closed form; traffic that shares their links slows them down.
-"""
+"""Collectives as flows on links, undisturbed as long as measured or the ring's closed form, slowed by traffic beside."""
 
 from __future__ import annotations
 
@@ -196,7 +193,7 @@ class CollectivePlanner:
     def find_time(
         self, collective: str, message_bytes: int, group: tuple[int, ...]
     ) -> tuple[CollectiveTime, float] | None:
-        """Return what the cost says of a group, and the requested bound of it [s]; None without a cost, SimulationError if no time."""
+        """Return what the cost says of a group, and its bound [s]; None without a cost, SimulationError if no time."""
         if self._cost is None:
             return None
         if self._across is not None and self._across.holds(group):
@@ -232,10 +229,7 @@ class CollectivePlanner:
 def _read_measured_time(
     cost: CollectiveCost, bound: Bound, collective: str, message_bytes: int, ranks: int
 ) -> tuple[CollectiveTime, float]:
-    """Return what a cost says of a collective and the requested bound of it [s].
-
-    Raises SimulationError when it is not a time.
-    """
+    """Return what a cost says of a collective and the requested bound of it [s]; SimulationError when it is not a time."""
     if collective == SHIFT and ranks > 1:
         collective, ranks = "send", 2
     measured = cost.time_s(collective, ranks, message_bytes)

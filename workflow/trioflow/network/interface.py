@@ -58,10 +58,7 @@ class Network(Protocol):
         ...
 
     def advance(self, time_s: float) -> list[FlowEnd]:
-        """Move the clock to a time [s] and return the flows that ended until then.
-
-        Ends are ordered by time; ties by ``flow_id``.
-        """
+        """Move the clock to a time [s] and return the flows that ended until then, by time, then ``flow_id``."""
         ...
 
     @property

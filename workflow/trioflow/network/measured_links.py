@@ -91,10 +91,7 @@ def hold_to_links(cost: CollectiveCost, platform: Platform) -> CollectiveCost:
 
 
 def _find_measured_machine(platform: Platform) -> Platform | None:
-    """Return the shipped platform that a platform's measured collectives hold for, of as many ranks.
-
-    That of its own name goes before that of its node's; None where neither ships.
-    """
+    """Return the shipped platform that measured collectives hold for, of as many ranks: its own name's, then its node's."""
     known = list_platforms()
     for name in (platform.name, platform.node_collectives):
         if name in known:

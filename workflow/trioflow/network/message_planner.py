@@ -236,10 +236,7 @@ class MessagePlanner:
 def _fit_messages(
     plain: CollectiveMessages, time_s: float, run_alone: RunAlone
 ) -> tuple[CollectiveMessages, float]:
-    """Make an undisturbed collective last a time, see ``MessagePlanner.build``; returns what it takes alone too [s].
-
-    Raises SimulationError when no factor gives the time.
-    """
+    """Make an undisturbed collective last a time, and return its own [s]; SimulationError when no factor gives that."""
     rate = _find_common_rate(plain)
     widths = _find_widths(plain) if rate is None else np.full(len(plain.latencies_s), rate)
 

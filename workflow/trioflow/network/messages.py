@@ -23,7 +23,7 @@ _ROTATIONS = ("all_reduce", "barrier", "reduce_scatter", "all_gather", "all_to_a
 
 @dataclass(frozen=True, eq=False)
 class MessageTable:
-    """The messages of a pattern, nothing waiting for a later row; a join waits for something, so none is ready at the start."""
+    """The messages of a pattern; nothing waits for a later row, and every join for something."""
 
     pairs: Index  # different (source, target) among the endpoints [pairs, 2]
     # Pair that each message goes between, ``JOIN`` for a row that moves nothing and takes no time

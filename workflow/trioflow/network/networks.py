@@ -74,10 +74,7 @@ NETWORK_GROUP = "trioflow.networks"
 
 
 def find_network(name: str) -> Callable[[Sequence[Link]], Network]:
-    """Return what makes a network, by its name in ``NETWORKS`` or under ``NETWORK_GROUP``.
-
-    Raises InputError when it is unknown, registered by several packages, or cannot be loaded or called.
-    """
+    """Return what makes a network of ``NETWORKS`` or ``NETWORK_GROUP``; InputError when unknown, ambiguous or broken."""
     if name in NETWORKS:
         return NETWORKS[name]
     return load_plugin(NETWORK_GROUP, name, NETWORKS, what="network")

@@ -121,10 +121,7 @@ def _grow(ball: _Ball, other: _Ball, ways: Mapping[str, Sequence[Way]]) -> float
 
 
 class _Ball:
-    """What is known around a node: ``costs``, and the last links of the best ways ``before``.
-
-    Both are exact up to the radius; above it costs may be too high.
-    """
+    """What is known around a node, exact up to the radius: ``costs``, and the last links of the best ways ``before``."""
 
     __slots__ = ("before", "costs", "heap")
 

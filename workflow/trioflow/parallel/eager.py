@@ -20,10 +20,7 @@ ARRIVALS = "arrivals"
 
 
 def release_sends(graph: TaskGraph, largest_bytes: float) -> TaskGraph:
-    """Return a graph, folded as this one, whose messages of at most ``largest_bytes`` are eager.
-
-    Messages that have a duration in place of a size are not.
-    """
+    """Return a graph, folded as this one, whose messages of at most ``largest_bytes`` and of no given duration are eager."""
     if not largest_bytes or "recv" not in graph.kinds:
         return graph
     fold = graph.fold if isinstance(graph, FoldedTaskGraph) else None

@@ -61,7 +61,7 @@ class Grid:
         return np.searchsorted(self.find_representatives(), own).astype(np.int64)
 
     def make_family(self, group: Sequence[int]) -> Family:
-        """Return the groups that stand for one of a representative: along axes on which its ranks share a place, each rank's own."""
+        """Return the groups that stand for a representative's: moved along the axes on which its ranks share a place."""
         ranks = np.array(group, dtype=np.int64)
         moved = [
             axis
@@ -107,10 +107,7 @@ def fold_representatives(graph: TaskGraph, grid: Grid) -> FoldedTaskGraph:
 
 
 def split_fold(fold: Fold, of_rank: Ints, of_group: Mapping[int, Ints]) -> Fold:
-    """Divide classes, as little as possible, so that ranks of a class and groups of a family have equal numbers.
-
-    Ranks whose groups differ get different classes, groups whose members differ different families.
-    """
+    """Divide classes, as little as possible, until ranks of a class and groups of a family have equal numbers."""
     ranks, groups = _divide_classes(fold, of_rank, of_group)
     representatives = np.sort(np.unique(ranks, return_index=True)[1]).astype(np.int64)
     number = np.empty(len(representatives), dtype=np.int64)

@@ -293,10 +293,7 @@ Stages = Sequence[Sequence[str]] | str | None
 
 
 def read_stages(path: str | Path) -> list[list[str]]:
-    """Read the units of each pipeline stage: one line a stage, names with spaces or commas between.
-
-    Raises PlanError when the file cannot be read, a line is empty, or a unit is named twice.
-    """
+    """Read pipeline stages, a line each, spaces or commas between units; PlanError when unreadable, empty or repeated."""
     try:
         lines = read_text(path, PlanError).splitlines()
     except PlanError as error:

@@ -18,7 +18,7 @@ from trioflow.parallel.graph_metadata import UNKNOWN, GraphMetadata
 
 @dataclass
 class TaskGraph:
-    """Tasks, what each waits for, and where the graph comes from; ``group`` is categorical, a text of all ranks stands once."""
+    """Tasks, what each waits for, and where the graph comes from; ``group`` is categorical, so a text stands once."""
 
     # Columns of ``tables.TASKS``; ``task_id`` is the row number. Tasks of one (rank, stream) run in
     # the order of ``task_id``, like kernels in a CUDA stream: a task starts when every task it
@@ -52,7 +52,7 @@ class TaskGraph:
 
 
 def load_task_graph(folder: str | Path) -> TaskGraph:
-    """Read a task graph; TableError when a table is missing or invalid, a dependency names no task, or metadata are not a graph's."""
+    """Read a task graph; TableError when a table or the metadata are not as they must be, or a dependency names no task."""
     tasks = tables.read_table(Path(folder) / "tasks.parquet", "tasks")
     dependencies = tables.read_table(Path(folder) / "dependencies.parquet", "dependencies")
     for column in ("task_id", "depends_on"):
@@ -155,7 +155,7 @@ class TaskGraphBuilder:
         after: Sequence[int | None] = (),
         **fields: Any,
     ) -> int:
-        """Add one task after others (``None`` skipped) and return its ``task_id``; of ``tables.TASKS`` fields left out are null."""
+        """Add one task after others (``None`` skipped) and return its ``task_id``; fields left out are null."""
         task_id = self._count
         self._count += 1
         cells, texts = self._cells, self._texts

@@ -280,8 +280,5 @@ def describe_expected(expected_s: float | None) -> str:
 
 
 def predict_step(step: Step) -> Prediction:
-    """Return the prediction of a step that was put together before.
-
-    Raises SimulationError or InputError as ``engine.simulate.simulate``.
-    """
+    """Return the prediction of a step that was put together before; errors as ``engine.simulate.simulate``."""
     return Prediction(step, step.simulate())

@@ -173,10 +173,7 @@ def time_operators(
     device_name: str,
     options: Options = DEFAULTS,
 ) -> DeviceTimes:
-    """Return traces with a device's times, and the operator model for it.
-
-    Raises InputError or TraceError as ``costmodel.choices.choose_times``.
-    """
+    """Return traces with a device's times, and the operator model for it; errors as ``costmodel.choices.choose_times``."""
     if isinstance(traces, DeviceTimes):
         return traces
     loaded = load_traces(traces, **options.language_step)
@@ -202,10 +199,7 @@ def _open_models(
 
 
 def load_traces(traces: Traces, **step: Any) -> list[Trace]:
-    """Return traces, those given by name loaded; ``step`` is asked of a language model's configuration.
-
-    Raises TraceError as ``trace.store.load_trace``.
-    """
+    """Return traces, loaded by name or, with ``step``, of a language model; TraceError as ``trace.store.load_trace``."""
     if isinstance(traces, DeviceTimes):
         return traces.traces
     several = [traces] if isinstance(traces, str | Path | Trace) else traces

@@ -34,7 +34,7 @@ _WORK = ("compute", "memcpy", "host")
 def build_breakdown(
     graph: TaskGraph, timeline: pd.DataFrame, trace: Trace, by: str, depth: int = DEPTH
 ) -> pd.DataFrame:
-    """Break a simulated step down, ``by`` rank, stage or module: columns of ``tables.BREAKDOWN``, means over ranks that have it.
+    """Break a simulated step down ``by`` rank, stage or module: ``tables.BREAKDOWN``, means over ranks that have it.
 
     Ranks and stages in order, modules by their first operator, ``depth`` parts of the path: 2 for ``h.0``.
     Communication has no module; a rank or stage has the gradients that its operators finish, uncut. Raises InputError
@@ -69,7 +69,7 @@ def build_breakdown(
 def measure_exposed(
     timeline: pd.DataFrame, labels: NDArray[np.str_], like: NDArray[np.int64]
 ) -> tuple[dict[str, float], float, float]:
-    """Return the communication that no compute hides, by label, and the time that a rank idles, without and with host waits [s].
+    """Return the communication that no compute hides, by label, and a rank's idle time, without and with host waits [s].
 
     Means over the ranks. ``labels`` [tasks] are empty for what is not communication; ``like`` is the rank of the
     timeline that each rank does the same as [ranks]. Host waits: what its host was launching meanwhile.

@@ -46,7 +46,7 @@ class Draws:
         return float(self.step_s.mean())
 
     def beats(self, other: Draws) -> float:
-        """Return the share of draws in which this step is faster, ties by halves; InputError for another seed or number of draws."""
+        """Return the share of draws in which this step is faster, ties by halves; InputError when drawn otherwise."""
         if (self.seed, len(self.step_s)) != (other.seed, len(other.step_s)):
             raise InputError("two steps were drawn apart", fix="draw both with one seed, as often")
         difference_s = self.step_s - other.step_s

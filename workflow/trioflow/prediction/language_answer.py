@@ -33,10 +33,7 @@ _MFU_FORMULA = (
 def describe_rates(
     facts: Facts, samples: int, step_time_s: float, ranks: int, device: Device
 ) -> dict[str, Any]:
-    """Return what a step comes to in tokens and model FLOPs; empty for what is not a language model.
-
-    There is no MFU where the device's peak is not known.
-    """
+    """Return a step's tokens and model FLOPs, and the MFU where the device's peak is known; empty for other models."""
     known = read_language_model(facts)
     if known is None or facts.language_model is None or step_time_s <= 0:
         return {}

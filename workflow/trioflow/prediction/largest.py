@@ -95,7 +95,7 @@ def find_largest(
 
 
 def find_most(need: Callable[[int], float], room: float, most: int) -> int:
-    """Return the largest count from 1 to ``most`` that needs no more than the room, 0 where none; ``need`` is nearly a line."""
+    """Return the largest count to ``most`` that needs no more than the room, 0 where none; ``need`` is nearly a line."""
     if need(1) > room:
         return 0
     low, high, guess, tries = 1, most + 1, 2, 0

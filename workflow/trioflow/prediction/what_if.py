@@ -13,7 +13,7 @@ _NAMED = 8
 
 
 def scale_operators(graph: TaskGraph, scales: Sequence[tuple[str, float]]) -> TaskGraph:
-    """Return a task graph whose operators take a factor as long, those that a pattern fits (``aten::mm``, ``mm``, ``*``, ``?``).
+    """Return a task graph whose operators take a factor as long where a pattern fits (``aten::mm``, ``mm``, ``*``, ``?``).
 
     One that several fit takes their product. Raises InputError when none fits, or a factor is not positive.
     """
@@ -41,7 +41,7 @@ def _guess(word: str, names: Sequence[str]) -> str:
 
 
 def list_rank_scales(slow_ranks: Sequence[tuple[int, float]], ranks: int) -> list[float]:
-    """Return each rank's factor on compute [ranks], 1 by default; InputError when there is no such rank or it is not positive."""
+    """Return each rank's factor on compute [ranks], 1 by default; InputError for no such rank or a bad factor."""
     scales = [1.0] * ranks
     for rank, factor in slow_ranks:
         check_factor(factor, f"--slow-rank {rank}")

@@ -22,7 +22,7 @@ _REPORT_EVERY_S = 5.0
 
 
 def simulate_sweep(description: str | Path, digest: str, target: str | Path, size: int = 0) -> None:
-    """Predict the scenarios of one chunk and write them to ``target``, a Parquet file of ``tables.SWEEP_RESULTS``, whole or not.
+    """Predict the scenarios of one chunk into ``target``, a Parquet file of ``tables.SWEEP_RESULTS``, whole or not.
 
     They are numbered from 0 in the chunk's order, so that the file stays right when others come or go. Raises
     TrioflowError when there is no such chunk, a scenario's file is missing or broken, or the table cannot be written.

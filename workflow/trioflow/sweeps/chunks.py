@@ -55,7 +55,7 @@ class Chunk:
 
 
 def choose_size(count: int) -> int:
-    """Return a chunk's scenarios where nobody says: at least `JOBS` jobs of 64 to 8192, doubled so that edits seldom cut anew."""
+    """Return a chunk's default size: at least `JOBS` jobs of 64 to 8192, doubled so that edits seldom cut anew."""
     size = LEAST_CHUNK
     while size * JOBS < count and size < LARGEST_CHUNK:
         size *= 2

@@ -109,7 +109,7 @@ class Outline:
         return self.keep(key, self._time_sharded_update, plan)
 
     def cut(self, stages: int) -> list[int]:
-        """Return where each stage begins among the units, and the last ends; PlanError when the trace does not say where to cut."""
+        """Return where each stage begins among the units, and the last ends; PlanError when nothing says where to cut."""
         if stages == 1:
             return [0, self.units]
         return self.keep(("cut", stages), self._cut, stages)

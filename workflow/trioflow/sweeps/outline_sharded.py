@@ -1,4 +1,4 @@
-"""Outlines of ``fully_shard``: ``parallel.sharded``'s order played with sums, a clock for compute, one for the communicator."""
+"""Outlines of ``fully_shard``: the order of ``programs.sharded`` with sums, clocks for compute and communicator."""
 
 from __future__ import annotations
 

@@ -51,10 +51,7 @@ class _Turn(NamedTuple):
 
 
 def outline_step(outline: Outline, plan: Plan, batch: int) -> Step:
-    """Estimate a plan's step and the memory that it takes at least; not for DataParallel of one process.
-
-    Raises PlanError when the plan fits neither model nor batch.
-    """
+    """Estimate a plan's step and least memory, not of DataParallel; PlanError when it fits neither model nor batch."""
     samples = micro_batch_sizes(plan, batch)[0]
     work = outline.work_of(plan, samples)
     begins = outline.cut(plan.stages)

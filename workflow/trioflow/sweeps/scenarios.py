@@ -14,7 +14,7 @@ Codes = NDArray[np.int32]
 
 
 class Scenarios(Sequence[dict[str, Any]]):
-    """A value for every parameter of each scenario: which of its different ``levels``, ``codes`` say [scenarios, parameters]."""
+    """A value for every parameter of each scenario: which of its ``levels``, ``codes`` say [scenarios, parameters]."""
 
     def __init__(self, levels: Sequence[Sequence[Any]], codes: Codes) -> None:
         self.levels, self.codes = levels, codes

@@ -306,7 +306,7 @@ def own_deviation() -> float:
 
 
 def find_front(rows: Sequence[Mapping[str, float]], columns: Sequence[str]) -> list[int]:
-    """Return the places of the rows that no other beats: as good (as little) in every column, less in one; of equal ones the first."""
+    """Return the places of rows that no other beats: as little in every column, less in one; of equal ones the first."""
     values = [tuple(row[column] for column in columns) for row in rows]
     found: list[int] = []
     for place in sorted(range(len(values)), key=lambda i: (values[i], i)):

@@ -234,7 +234,7 @@ def list_algorithm_words() -> list[str]:
 
 
 def spell_algorithm(word: str) -> str:
-    """Return an algorithm's full name, or ``hierarchical:INNER+OUTER``, from a short or hyphened one; InputError if unknown."""
+    """Return an algorithm's full name, or ``hierarchical:INNER+OUTER``, from a short or hyphened one; InputError if not."""
     kind, colon, pair = word.strip().replace("-", "_").partition(":")
     if kind == HIERARCHICAL and colon and pair.count("+") == 1:
         return f"{HIERARCHICAL}:{'+'.join(_spell(level, word) for level in pair.split('+'))}"
@@ -255,10 +255,7 @@ def _spell(name: str, word: str) -> str:
 
 
 def read_algorithms(text: str) -> Algorithms:
-    """Return the algorithms that a text names: one for all but sends, or ``all_reduce=ring,all_gather=direct``.
-
-    Raises InputError when a collective or an algorithm is unknown, or a collective comes twice.
-    """
+    """Return the algorithms of a text, one for all but sends or ``all_reduce=ring,...``; InputError when unknown or repeated."""
     if "=" not in text:
         return spell_algorithm(text)
     found: dict[str, str] = {}

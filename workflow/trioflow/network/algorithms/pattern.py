@@ -82,7 +82,7 @@ class Schedule:
 
 
 def pack_waits(waiter: Offsets, awaited: Offsets, messages: int) -> tuple[Offsets, Index]:
-    """Turn pairs of a row and an awaited one into compressed rows, sorted, each once: starts [messages + 1], awaited [waits]."""
+    """Turn pairs of a row and an awaited one into sorted compressed rows: starts [messages + 1], awaited [waits]."""
     code = np.sort(waiter * messages + awaited)
     if len(code):
         code = code[np.concatenate(([True], code[1:] != code[:-1]))]

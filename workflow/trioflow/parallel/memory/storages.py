@@ -70,7 +70,7 @@ class StorageTable:
 def build_storage_table(
     trace: Trace, operators: pd.DataFrame, share_of: Callable[[int], float | None]
 ) -> StorageTable:
-    """Return the storages of a trace as one rank holds them; ``share_of`` a parameter's, its gradient's or state's storage, or None.
+    """Return the storages of a trace as one rank holds them; ``share_of`` those of parameters, gradients and state.
 
     What an operator makes shrinks, and grows with the batch, as the bytes that it writes do. A result that autograd
     keeps although the operator does not return it grows if a dimension is a multiple of the batch.
@@ -217,7 +217,7 @@ def _shares(
     uses: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]], storages: list[int],
     share_of: Callable[[int], float | None], sizes: NDArray[np.float64],
 ) -> NDArray[np.float64]:  # fmt: skip
-    """Return the part of each storage that one rank holds: as its operator writes, or reads where that is more than it returns.
+    """Return the part of each storage that a rank holds: as its operator writes, or reads where more than it returns.
 
     So the probabilities that a loss keeps beside the one number that it returns.
     """

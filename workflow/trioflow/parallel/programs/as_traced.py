@@ -42,7 +42,7 @@ class _Rank:
 def build_traced_graph(
     traces: Sequence[Trace], *, ranks: int | None = None, host: Mapping[str, float] | None = None
 ) -> TaskGraph:
-    """Return what every rank does that runs a traced program; one stands for all, or one for each place in a group that sends.
+    """Return what every rank does that runs a traced program: one for all, or for each place in a group that sends.
 
     ``ranks`` may take the place of those of the run where the program does not depend on their number; ``host`` are the
     platform's named costs [s]. Raises TraceError when a trace holds no program, PlanError when the traces do not go
@@ -84,7 +84,7 @@ def _check_given(given: Sequence[_Rank], world: int) -> None:
 
 
 def _tile_groups(given: Sequence[_Rank], world: int, ranks: int) -> dict[tuple[int, ...], _Tiling]:
-    """Return for each traced group those that all ranks are in; PlanError where there are none, or its size counts and changes."""
+    """Return for each traced group those that all ranks are in; PlanError where none, or its size counts and changes."""
     found: dict[tuple[int, ...], _Tiling] = {}
     for one in given:
         for message in one.program.messages.values():
@@ -114,7 +114,7 @@ def _check_resized(message: Message, group: tuple[int, ...], one: _Rank, world: 
 def _assign_ranks(
     given: Sequence[_Rank], tilings: Mapping[tuple[int, ...], _Tiling], world: int, ranks: int
 ) -> tuple[np.ndarray, list[_Rank]]:
-    """Return each rank's class, and the traced rank that each class runs; PlanError when a place of a sending group is missing."""
+    """Return each rank's class, and the traced rank of each; PlanError when a place of a sending group was not traced."""
     own = {one.program.rank: one for one in given} if ranks == world else {}
     sends = sorted(
         {m.members for one in given for m in one.program.messages.values() if m.name in POINT_TO_POINT}

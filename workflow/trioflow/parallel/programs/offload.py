@@ -42,10 +42,7 @@ _UPDATE_RATE = "host_update_bytes_per_s"
 
 
 def read_host_rates(plan: Plan, host: Mapping[str, float]) -> HostRates | None:
-    """Return the host's rates that a plan needs; None where it needs none.
-
-    Raises PlanError when the platform does not give them.
-    """
+    """Return the host's rates that a plan needs, None for none; PlanError when the platform does not give them."""
     if plan.offload == "none":
         return None
     needed = [_LINK_BANDWIDTH, *([_UPDATE_RATE] if plan.offload == "optimizer" else [])]

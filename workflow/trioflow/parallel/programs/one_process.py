@@ -33,10 +33,7 @@ from trioflow.trace.store import Trace
 
 
 def share_host(graph: TaskGraph) -> TaskGraph:
-    """Return a graph whose forward launches of all ranks stand in one queue of the first rank.
-
-    Tasks are numbered anew so that the ranks' launches alternate; unchanged where nothing is launched.
-    """
+    """Return a graph whose ranks' forward launches, where there are any, alternate in one queue of the first rank."""
     tasks = graph.tasks
     launches = ((tasks["stream"] == "host") & (tasks["phase"] == "forward")).to_numpy(dtype=bool)
     if not launches.any():

@@ -140,7 +140,7 @@ def parse_action(text: str) -> Action | None:
 
 
 def read_schedule(path: str | Path, name: str = "") -> Schedule:
-    """Read and check a schedule of ``write_schedule`` or PyTorch; PlanError when it is unreadable, incomplete or cannot finish."""
+    """Read and check a schedule of ``write_schedule`` or PyTorch; PlanError when unreadable, incomplete or stuck."""
     lines = parse_cells(read_text(path, PlanError), path, PlanError)
     rows = tuple(_parse_row(line, rank, path) for rank, (_, line) in enumerate(lines))
     numbers = [a.micro_batch for row in rows for a in leaves(row) if a.micro_batch is not None]
@@ -166,7 +166,7 @@ def _parse_row(line: list[str], rank: int, path: str | Path) -> Row:
 
 
 def write_schedule(schedule: Schedule, path: str | Path) -> None:
-    """Write a schedule, whole or not at all, as PyTorch's ``_load_csv`` reads it: ``compute_comms`` with messages, else ``compute_only``."""
+    """Write a schedule, whole or not, for PyTorch's ``_load_csv``: ``compute_comms`` with messages, else ``compute_only``."""
     with (
         atomic_path(path) as temporary,
         temporary.open("w", newline="", encoding="utf-8") as stream,

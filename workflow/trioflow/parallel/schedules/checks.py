@@ -141,10 +141,7 @@ def _check_messages(schedule: Schedule) -> None:
 
 
 def run_ideally(schedule: Schedule, costs: Mapping[str, float] = _UNIT_COSTS) -> IdealRun:
-    """Run a schedule with equal stages and messages of no time; ``costs`` are slots of F, B, I and W.
-
-    Raises PlanError when ranks wait for each other for ever.
-    """
+    """Run a schedule with equal stages (``costs``: slots of F, B, I, W) and messages of no time; PlanError when stuck."""
     run = _Run(schedule, costs)
     moved = True
     while moved:

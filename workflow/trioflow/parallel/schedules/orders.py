@@ -165,10 +165,7 @@ def _number(tokens: Iterable[tuple[int, str]]) -> list[Action]:
 
 
 def _order_zbv(p: int, m: int, v: int) -> list[Row]:
-    """Fill the bubble on a V: a rank's second stage mirrors its first, so the last meets the loss.
-
-    Slots of micro-batches that are not there to fill the pipeline idle.
-    """
+    """Fill the bubble on a V: a rank's second stage mirrors its first, so the last meets the loss; absent slots idle."""
     enough = max(2 * p - 1, m)
     rows: list[Row] = []
     for rank in range(p):

@@ -27,7 +27,7 @@ WORDS = {TRAIN: "", FORWARD_ONLY: ", forward only", WITHOUT_UPDATE: ", forward a
 
 
 def check_mode(mode: str, plan: Plan) -> None:
-    """Check that a mode is known and goes with a plan. Raises PlanError when it does not."""
+    """Check that a mode is known and goes with a plan; PlanError when not."""
     if mode not in MODES:
         raise PlanError(f"unknown mode {mode!r}", fix=f"use one of {', '.join(MODES)}")
     if mode != TRAIN and plan.replication == "dp":
@@ -72,10 +72,7 @@ def pair_actions(schedule: Schedule) -> Schedule:
 
 
 def lower_schedule(schedule: Schedule) -> Schedule:
-    """Return what PyTorch's pipeline runtime executes for a table of compute actions.
-
-    Raises PlanError when the actions wait for each other in a circle.
-    """
+    """Return what PyTorch's pipeline runtime executes for compute actions; PlanError when these wait in a circle."""
     return add_communication(_add_reduce_grad(_add_unshard_reshard(schedule)))
 
 

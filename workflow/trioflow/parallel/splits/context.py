@@ -51,10 +51,7 @@ RING, ALL_GATHER, ALL_TO_ALL = "ring", "all-gather", "all-to-all"
 
 @remembered
 def find_attentions(trace: Trace) -> dict[int, tuple[list[int], list[tuple[int, ...]], int | None]]:
-    """Return the fused attentions: places of queries, keys, values among an operator's inputs, their shapes, the forward operator.
-
-    Shapes are [samples, heads, tokens, size].
-    """
+    """Return the fused attentions: inputs' places and shapes [samples, heads, tokens, size] of q, k, v; the forward operator."""
     found = {}
     for row in records(trace.operators, *_COLUMNS):
         name, backward = plain_name(str(row["name"]))
@@ -150,7 +147,7 @@ def share_tokens(trace: Trace, degree: int, pipeline: int) -> dict[int, float]:
 
 @remembered
 def split_context(split: TensorSplit, trace: Trace, degree: int, method: str) -> TensorSplit:
-    """Return what one of the ranks that share a sequence does of a tensor-parallel rank's work: its own tokens and positions."""
+    """Return what a rank that shares a sequence does of a tensor-parallel rank's work: its own tokens and positions."""
     if degree == 1:
         return split
     operators = split.operators.copy()

@@ -104,10 +104,7 @@ def leave_experts_whole(trace: Trace) -> Trace:
 
 
 def check_experts(trace: Trace, plan: Plan) -> None:
-    """Check that a plan's ranks can share a model's experts.
-
-    Raises PlanError when the model has none, or they do not divide.
-    """
+    """Check that a plan's ranks can share a model's experts; PlanError when it has none, or they do not divide."""
     if plan.expert == 1:
         return
     counts = sorted({layer.experts for layer in find_expert_layers(trace)})

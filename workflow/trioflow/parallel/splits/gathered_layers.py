@@ -133,7 +133,7 @@ def _choose_split(row: Mapping[str, Any], place: int, looked_up: bool) -> tuple[
 
 
 def gather_rules(trace: Trace) -> dict[str, str]:
-    """Return column or row by split module: a weight's first dimension; the second of an embedding's or of a head that shares it."""
+    """Return column or row by split module: a weight's first dimension, the second of an embedding or a head tied to it."""
     category = trace.tensors["category"].tolist()
     lookups = {
         int(row["op_id"])

@@ -242,7 +242,7 @@ _Sized = Sequence[tuple[int, int]]
 
 
 def coalesce_broadcasts(tensors: _Sized, limit: int = BUFFER_BYTES) -> list[int]:
-    """Return a coalesced broadcast's buffers, one a width of elements, closed at ``limit``; ``tensors``: size, width [bytes]."""
+    """Return a coalesced broadcast's buffers by width of elements, closed at ``limit``; ``tensors``: size, width [bytes]."""
     held: dict[int, int] = {}
     closed = []
     for size, width in tensors:

@@ -56,10 +56,7 @@ def assign_units(trace: Trace) -> NDArray[np.int64]:
 
 
 def balance_stages(times_s: Sequence[float], stages: int) -> list[int]:
-    """Return the units of stages cut so that the longest takes the least time, of equal cuts the earlier boundaries.
-
-    By exact dynamic programming. Raises PlanError when there are fewer units than stages.
-    """
+    """Return the units of stages whose longest takes least, of equal cuts the earliest (exact); PlanError with too few units."""
     count = len(times_s)
     if stages < 1 or count < stages:
         raise PlanError(
@@ -193,7 +190,7 @@ def split_batch(batch: int, micro_batches: int) -> list[int]:
 
 
 def chunk_batch(batch: int, micro_batches: int) -> list[int]:
-    """Return the samples of each micro-batch, as the old ``Pipe`` cuts (``torch.chunk``): the last is smaller, perhaps fewer.
+    """Return the samples of each micro-batch, as the old ``Pipe`` (``torch.chunk``): the last smaller, perhaps fewer.
 
     Raises PlanError when there are fewer samples than micro-batches.
     """

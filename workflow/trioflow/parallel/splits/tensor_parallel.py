@@ -210,7 +210,7 @@ def split_operators(
     trace: Trace, degree: int, *, style: str = "megatron", sequence: bool = False,
     vocabulary: bool = False,
 ) -> TensorSplit:  # fmt: skip
-    """Return the operators of one tensor-parallel rank and its messages, of a trace from `prepare_split` or with its own rules.
+    """Return one tensor-parallel rank's operators and messages, of a trace from `prepare_split` or with own rules.
 
     ``sequence`` cuts by tokens, ``vocabulary`` embedding, head and loss. Raises PlanError when there is no layer to
     split, no tokens to cut, or tokens that do not divide.
@@ -293,10 +293,7 @@ def _cut(cells: dict[str, list[int]], row: dict[str, Any], kind: str, splitter: 
 
 
 def split_for_plan(trace: Trace, plan: Plan) -> TensorSplit:
-    """Return the operators of one rank of a plan, its tokens, layers' shards and experts.
-
-    ``trace`` is from `prepare_split`. Raises PlanError when the model has no layer to split.
-    """
+    """Return a plan's rank's operators, tokens, shards and experts, of `prepare_split`; PlanError with no layer to split."""
     split = split_operators(
         trace, plan.tensor, style=plan.tensor_style, sequence=plan.sequence_parallel,
         vocabulary=plan.vocabulary_parallel and not trace.facts.tensor_split_by_name,

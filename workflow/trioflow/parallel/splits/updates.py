@@ -125,10 +125,7 @@ def list_updates(operators: pd.DataFrame) -> list[int]:
 def share_updates(
     trace: Trace, sizes: Sequence[float], held: Sequence[float], operators: Iterable[int]
 ) -> dict[int, float]:
-    """Return the part of some optimizer operators' work that is done on what a rank holds.
-
-    ``sizes`` and ``held`` are each parameter's size and what the rank holds of it [bytes].
-    """
+    """Return the part of some optimizer operators' work on what a rank holds: ``held`` of parameters' ``sizes`` [bytes]."""
     owners = find_owners(trace).of_operator
     shares: dict[int, float] = {}
     # Many operators update the same parameters; equal sets might add up in another order.

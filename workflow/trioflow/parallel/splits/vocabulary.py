@@ -64,10 +64,7 @@ def list_lengths(trace: Trace) -> frozenset[int]:
 
 
 def check_tokens(trace: Trace, degree: int) -> None:
-    """Check that the tokens of a sample can be shared.
-
-    Raises PlanError when the model looks no tokens up, or their number does not divide.
-    """
+    """Check that the tokens of a sample can be shared; PlanError when none are looked up, or they do not divide."""
     lengths = list_lengths(trace)
     if not lengths:
         raise PlanError(
@@ -165,10 +162,7 @@ def _list_modules(trace: Trace, rows: list[dict[str, Any]], weights: set[int]) -
 
 
 def _find_statistics(forward: list[dict[str, Any]], head: int) -> dict[int, int]:
-    """Return how many all-reduces of one number a token follow each operator of the loss.
-
-    Raises PlanError when no loss of words follows the head.
-    """
+    """Return how many all-reduces of one number a token follow each operator of the loss; PlanError without a loss of words."""
     found: dict[int, int] = {}
     for row in forward:
         if row["op_id"] <= head:
@@ -212,10 +206,7 @@ VOCABULARY: Mapping[str, str] = {
 
 
 def split_like_megatron(trace: Trace, *, vocabulary: bool = True) -> Trace:
-    """Return the trace with the layers that Megatron-LM cuts named in its facts.
-
-    Raises PlanError when no module of the trace is one of the known layers.
-    """
+    """Return the trace with the layers that Megatron-LM cuts named in its facts; PlanError when none is known."""
     found = find_layers(trace)
     if not found:
         raise PlanError(
@@ -251,7 +242,7 @@ def _match(trace: Trace, rules: Mapping[str, str]) -> dict[str, str]:
 
 
 def prepare_split(trace: Trace, plan: Plan) -> Trace:
-    """Return the trace with the module rules of a plan's tensor parallelism, its own by default, else Megatron-LM's by known names.
+    """Return the trace with the module rules of a plan: its own by default, else Megatron-LM's by known names.
 
     Raises PlanError when the model has not what the plan splits.
     """
