@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from trioflow.hardware.platform import load_platform, save_platform
 from trioflow.parallel.eager import release_sends
 from trioflow.parallel.folded import FoldedTaskGraph
 from trioflow.parallel.plan import make_plan
-from trioflow.parallel.task_graph import TaskGraphBuilder
+from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
 from trioflow.prediction.answer import predict_step
 from trioflow.prediction.assembly import build_graph, join_step, load_traces, time_operators
 from trioflow.prediction.options import Options
@@ -43,6 +44,15 @@ def two_ranks(receiver_s: float = 5.0) -> Any:
 @pytest.fixture(scope="module")
 def platform() -> Platform:
     return load_platform("dgx-a100", 8)
+
+
+def test_messages_of_a_given_duration_stay_whatever_the_limit() -> None:
+    graph = two_ranks()
+    given = graph.tasks.assign(message_bytes=pd.array([None] * len(graph.tasks), dtype="Int64"))
+    timed = TaskGraph(given, graph.dependencies, graph.metadata)
+    for largest_bytes in (1e30, math.inf):
+        assert len(release_sends(timed, largest_bytes).tasks) == len(graph.tasks)
+        assert len(release_sends(graph, largest_bytes).tasks) == len(graph.tasks) + 1
 
 
 @pytest.mark.parametrize("engine", ["reference", "compiled"])

@@ -66,7 +66,7 @@ def test_a_memory_of_a_call_ends_with_it_and_is_the_open_one_where_there_is_one(
     [
         (1, 1.0), (1, True), ((1, 2), (2, 1)), ([1], (1,)), ({1: 2}, {1: 3}), ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
         (np.zeros(2), np.zeros(3)), (np.zeros(2), np.zeros(2, dtype=np.int64)), (np.zeros((1, 2)), np.zeros(2)),
-        (frozenset({1}), frozenset({2})), ("1", b"1"), (None, ""), (-0.0, 0),
+        (frozenset({1}), frozenset({2})), ({"a"}, {"a", "str"}), ({1}, {1.0}), ("1", b"1"), (None, ""), (-0.0, 0),
     ],
 )  # fmt: skip
 def test_different_questions_have_answers_of_their_own(one: object, other: object) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from math import prod
 
+import pandas as pd
 import pytest
 from captured import BATCH, TRANSFORMER, with_steady_times
 from same_model import ProportionalModel
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan
-from trioflow.parallel.splits.updates import find_owners, list_updates
+from trioflow.parallel.splits.updates import find_owners, list_updates, scale_work
 
 pytest.importorskip("torch", reason="capture needs torch (extra [capture])")
 
@@ -26,6 +27,15 @@ PLANS = {
     "fsdp": make_plan(data=3, sharding="fsdp"),
     "fsdp and tensor": make_plan(data=2, tensor=2, sharding="fsdp"),
 }
+
+
+def test_a_share_of_an_operator_that_is_not_there_is_refused() -> None:
+    work = ("flop", "read_bytes", "write_bytes")
+    columns = {name: [10, 20, 30] for one in work for name in (one, f"batch_{one}")}
+    operators = pd.DataFrame(columns, index=[5, 6, 7])
+    assert scale_work(operators, {6: 0.5})["flop"].tolist() == [10, 10, 30]
+    with pytest.raises(KeyError, match="99"):
+        scale_work(operators, {99: 0.5})
 
 
 @pytest.fixture(scope="module")

@@ -433,6 +433,12 @@ def test_a_question_whose_process_failed_or_ended_is_answered_by_the_first() -> 
     assert not multiprocessing.active_children()
 
 
+def test_a_daemon_answers_all_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
+    with Ahead(str, [1, 2, 3], 2, worth_s=0.0) as ahead:
+        assert [ahead.take(place) for place in range(3)] == ["1", "2", "3"]
+
+
 @pytest.mark.parametrize(
     ("reasons", "rest"), [(6, "and 1 more reason ("), (7, "and 2 more reasons (")]
 )

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from multiprocessing import get_context
+from multiprocessing import current_process, get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any, Generic, TypeVar
 
@@ -45,7 +45,8 @@ class Ahead(Generic[Question, Answer]):
         worth_s: float = _WORTH_S,
     ) -> None:  # fmt: skip
         self._answer, self._questions, self._worth_s = answer, questions, worth_s
-        self._jobs = jobs if sys.platform == "linux" else 1
+        # A daemon may have no children.
+        self._jobs = jobs if sys.platform == "linux" and not current_process().daemon else 1
         self._next = 0  # first question that nobody looks into
         self._spent_s = 0.0
         self._found: dict[int, Answer] = {}

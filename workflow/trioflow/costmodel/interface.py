@@ -36,7 +36,7 @@ class OperatorModel(Protocol):
     """A fitted model of operator cost; predictions have ``time_s``, ``low_s``, ``high_s`` (80 %) [s], ``extrapolated``.
 
     One whose answer depends on an operator's name, shapes and sizes alone may declare ``by_row =
-    True``: sweeps then ask once for equal operators (:func:`looks_at_rows`).
+    True``: it is then asked once for equal operators, ``distinct.PLACE`` left aside (:func:`looks_at_rows`).
     """
 
     def predict(self, operators: pd.DataFrame) -> pd.DataFrame:

@@ -160,8 +160,7 @@ def _find(name_or_path: str | Path) -> Path:
 
 def _build_links(content: dict[str, Any], ranks: int, path: str | Path) -> tuple[Link, ...]:
     links = build_links(content, ranks, path)
-    given = {number for link in links for number in link[2:]}
-    if all(type(number) is float for number in given):
+    if {type(number) for link in links for number in link[2:]} <= {float}:
         return tuple(links)
     return tuple(Link(*link[:2], *map(float, link[2:])) for link in links)
 

@@ -31,7 +31,7 @@ def release_sends(graph: TaskGraph, largest_bytes: float) -> TaskGraph:
 
 def _release(graph: TaskGraph, largest_bytes: float) -> TaskGraph:
     tasks = graph.tasks
-    sizes = tasks["message_bytes"].to_numpy(dtype=np.float64, na_value=np.inf)
+    sizes = tasks["message_bytes"].to_numpy(dtype=np.float64, na_value=np.nan)
     eager = (tasks["kind"] == "recv").to_numpy(dtype=bool) & (sizes <= largest_bytes)
     # Each arrival stands before its wait.
     place = np.arange(len(tasks)) + np.cumsum(eager)
@@ -40,7 +40,7 @@ def _release(graph: TaskGraph, largest_bytes: float) -> TaskGraph:
     new["task_id"] = pd.array(np.arange(len(new)), dtype="Int64")
     lanes = tasks.loc[eager, ["rank", "stream", "peer"]].astype({"peer": object})
     lane = lanes.groupby(["rank", "stream", "peer"], dropna=False, sort=False).ngroup()
-    number = lane - lane.groupby(lanes["rank"]).transform("min")
+    number = lane.groupby(lanes["rank"]).rank("dense").astype(int) - 1
     names = [f"{ARRIVALS} {n}" if n else ARRIVALS for n in number]
     new.loc[wait - 1, "stream"] = names
     new.loc[wait, "kind"] = "host"

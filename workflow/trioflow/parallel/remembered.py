@@ -106,7 +106,13 @@ def _key_of(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return (type(value).__name__, *_keys_of(value))
     if isinstance(value, set | frozenset):
-        return ("set", frozenset(_keys_of(value)))
+        kind, *mixed = set(map(type, value)) or {int}
+        plain = not mixed and kind in _SCALARS
+        return (
+            ("set", kind.__name__, frozenset(value))
+            if plain
+            else ("set", frozenset(map(_key_of, value)))
+        )
     if isinstance(value, dict):
         return ("dict", tuple(_keys_of(value)), tuple(_keys_of(value.values())))
     return ("object", id(value))

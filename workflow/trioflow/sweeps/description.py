@@ -105,7 +105,8 @@ def load_sweep(path: str | Path) -> Sweep:
     """Read the description of a sweep.
 
     Raises InputError with file, place and likely fix when it cannot be read, a key or value is unknown, a scenario
-    lacks a trace or platform, or there are no scenarios or a million.
+    lacks a trace or platform, or there are no scenarios or more than a
+    million, equal ones counted.
     """
     file = Path(path)
     content = _read_yaml(file)
@@ -170,7 +171,7 @@ def _spell_out(
 def _check_room(room: int, file: Path, place: str) -> None:
     if room < 0:
         raise InputError(
-            f"more than {MOST_SCENARIOS} scenarios", file=file, place=place,
+            f"more than {MOST_SCENARIOS} scenarios, equal ones counted", file=file, place=place,
             fix="combine fewer values",
         )  # fmt: skip
 

@@ -223,9 +223,11 @@ def _cut_updates(
 
 
 def scale_work(operators: pd.DataFrame, shares: Shares) -> pd.DataFrame:
-    """Return a copy of the operators in which some do a share of their work."""
+    """Return a copy of the operators in which some do a share of their work; KeyError for one that is not there."""
     chosen = list(shares)
     rows = operators.index.get_indexer(pd.Index(chosen, dtype="int64"))
+    if (rows < 0).any():
+        raise KeyError(f"no operators {[chosen[i] for i in np.flatnonzero(rows < 0)]}")
     return _scale_rows(operators, rows, np.array([shares[op] for op in chosen], dtype=float))
 
 
@@ -250,13 +252,13 @@ def predict_updates(
     chosen = [list(shares) for shares in parts]
     if not any(chosen):
         return [{} for _ in parts]
-    rows = operators.index.get_indexer(pd.Index([op for ops in chosen for op in ops]))
+    ops = [op for of_part in chosen for op in of_part]
     factors = np.array([share for shares in parts for share in shares.values()], dtype=float)
-    before, after = (f.iloc[rows].reset_index(drop=True) for f in (recorded, operators))
-    after = _scale_rows(after, np.arange(len(rows)), factors)
+    before, after = (f.loc[ops].reset_index(drop=True) for f in (recorded, operators))
+    after = _scale_rows(after, np.arange(len(ops)), factors)
     device_s, _ = predict_operator_times(before, after, model)
     times = iter(device_s.tolist())
-    return [{op: next(times) for op in ops} for ops in chosen]
+    return [{op: next(times) for op in of_part} for of_part in chosen]
 
 
 def place_parameters(
