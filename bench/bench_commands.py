@@ -63,7 +63,7 @@ COLD = (
     Cold(f"{_GPT3} --data-parallel 16", 1.5, headline=True),
     Cold(f"{_GPT3} --data-parallel 64", 2.5),
     Cold(f"{_GPT3} --data-parallel 256", 5.0, 1.0, headline=True),
-    Cold(f"{_GPT3} --data-parallel 2048"),
+    Cold(f"{_GPT3} --data-parallel 1024"),
     Cold("simulate gpt2-b8 --plan ddp --ranks 16384 --platform dgx-h100", 3.0),
     Cold(f"search llama-3.1-8b {_SEARCHED} --ranks 64 --batch 128 --top 3"),
     Cold(f"search llama-3.1-8b {_SEARCHED} --ranks 512 --batch 1024", 15.0),
