@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+import signal
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -38,6 +41,14 @@ PROFILE = (
     "--set-resources", "simulate_sweep:runtime=attempt", "simulate_sweep:mem_mb=2000",
 )  # fmt: skip
 """The profile, with what a SLURM without an accounting database needs besides."""
+
+
+def end_processes(folder: Path) -> None:
+    """End what runs for a folder: SLURM ends a job's script, and may leave the Snakemake that waits for it."""
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            if entry.name.isdigit() and str(folder) in (entry / "cmdline").read_text():
+                os.kill(int(entry.name), signal.SIGKILL)
 
 
 def digest_tables(project: ClusterProject) -> dict[str, str]:
@@ -79,6 +90,7 @@ def test_a_sweep_of_arrays_survives_kills_and_a_hang_and_ends_as_a_local_one(
         told, _ = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
+        end_processes(project.folder)
     assert process.returncode == 0, told
     assert told.count("Trying to restart job") >= 2, told
     assert "SLURM status is: 'TIMEOUT'" in told, told
