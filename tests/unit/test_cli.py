@@ -20,6 +20,7 @@ from trioflow.trace.store import save_trace, shipped_traces
 
 TRACE = "gpt2-tiny-b8"
 PLATFORM = "cpu2-gloo"
+CLONE = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -242,8 +243,9 @@ def test_doctor_says_what_is_here_and_what_is_missing(capsys, monkeypatch, tmp_p
     assert found["trioflow"].startswith(__version__)
     assert found["public data"].endswith("gone: no such folder")
     assert found["kept traces"].endswith("traces, empty") and "none that nvidia-smi" in found["GPU"]
-    packages = f"numpy {np.__version__}, gone missing (pip install '.[report]')"
+    packages = f"numpy {np.__version__}, gone missing (install it: run make in {CLONE}, or pip install '{CLONE}[report]')"
     assert found["packages"] == packages
+    assert found["models"].startswith("torchvision's and transformers' can be captured")
     status, out, _ = run(capsys, "doctor")
     assert status == 0 and {line.split("  ")[0] for line in out.splitlines()} == found.keys()
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'NVIDIA H200, 570.1'\n")

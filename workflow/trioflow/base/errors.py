@@ -14,6 +14,20 @@ class TrioflowError(Exception):
     """Base of every deliberate error: something outside trioflow must change."""
 
 
+def how_to_install(extra: str) -> str:
+    """Return the command that installs what an extra of trioflow needs, from where it runs: no index has trioflow itself."""
+    clone = Path(__file__).parents[3]
+    if (clone / "pyproject.toml").is_file():
+        return f"install it: run make in {clone}, or pip install '{clone}[{extra}]'"
+    from importlib import metadata
+
+    needed = [line.split(";") for line in metadata.requires("trioflow") or []]
+    names = [
+        f"'{name.strip()}'" for name, *when in needed if f'extra == "{extra}"' in "".join(when)
+    ]
+    return f"install it: pip install {' '.join(names)}"
+
+
 class InputError(TrioflowError):
     """A file or an argument that trioflow cannot use.
 

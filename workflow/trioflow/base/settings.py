@@ -116,6 +116,8 @@ FAMILIES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "user": ((), ("image_size", "sequence", "hidden", "layers", "heads", "vocabulary", "causal")),
 }
 """Sizes that a family needs, and those that it can do without; it has no others."""
+INPUT = "input"
+"""Key of a row of a user's own model that is no column: the shape of one sample, such as 3x224x224."""
 LANGUAGE = "language"
 """Family of a model given by its configuration; no table has rows of it."""
 

@@ -8,9 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from trioflow.base.errors import InputError, suggest
+from trioflow.base.errors import InputError, how_to_install, suggest
 from trioflow.base.experiments import Workload, load_workloads
-from trioflow.base.settings import OPTIMIZERS, PRECISIONS
+from trioflow.base.settings import INPUT, OPTIMIZERS, PRECISIONS
 from trioflow.cli.text import add_options
 from trioflow.trace.language.make import CAPTURED_BLOCKS, quieten_profiler
 from trioflow.trace.profile.merge import merge_trace
@@ -30,11 +30,17 @@ _OWN_WORKLOADS = Path("config") / "workloads.tsv"
 
 def choose_workload(options: argparse.Namespace) -> dict[str, Any]:
     """Return the workload's row with the command line's changes; InputError where there is none, or one does not fit."""
-    keys = ("layers", "sequence", "precision", "optimizer")
+    keys = ("layers", "sequence", "vocabulary", "precision", "optimizer")
     changes = {key: getattr(options, key, None) for key in keys}
+    shape = getattr(options, INPUT, None)
     if ":" in options.workload:
         chosen = name_user_model(options.workload, options.batch)
-        return asdict(change_workload(chosen, changes))
+        return asdict(change_workload(chosen, changes)) | ({INPUT: shape} if shape else {})
+    if shape is not None:
+        raise InputError(
+            f"--input {shape} describes a model of yours, and {options.workload} is not module:function",
+            fix="leave it out",
+        )
     if options.workloads == CATALOG.stem:
         tables = [CATALOG]
     else:
@@ -97,7 +103,7 @@ def _run_capture_rank(options: argparse.Namespace) -> None:
         from trioflow.trace.capture.rank_program import capture_rank
     except ImportError as error:
         raise InputError(
-            f"capture needs PyTorch ({error})", fix="install it: pip install 'trioflow[capture]'"
+            f"capture needs PyTorch ({error})", fix=how_to_install("capture")
         ) from None
     trace = capture_rank(
         row, options.batch, world_size=options.world_size, rank=rank, device=options.device,
@@ -123,7 +129,7 @@ def _capture(row: dict[str, Any], options: argparse.Namespace, raw: Path) -> Tra
         from trioflow.trace.capture.workload import capture_workload
     except ImportError as error:
         raise InputError(
-            f"capture needs PyTorch ({error})", fix="install it: pip install 'trioflow[capture]'"
+            f"capture needs PyTorch ({error})", fix=how_to_install("capture")
         ) from None
     capture_workload(row, options.batch, raw, device=options.device)
     return merge_trace(raw)
@@ -137,6 +143,9 @@ def add_capture(parser: argparse.ArgumentParser) -> None:
         ("--batch", (int, "N"), "samples of the step", {"required": True}),
         ("--workloads", "FILE", "table of workloads (default: config/workloads.tsv, then those that ship)"),
         ("--sequence", (int, "N"), "tokens of a sample, instead of the workload's"),
+        ("--vocab", (int, "N"), "distinct tokens, instead of the workload's", {"dest": "vocabulary"}),
+        ("--input", "SHAPE", "one sample of a model of yours that takes a tensor, such as 3x224x224; one that takes tokens: --sequence, "
+         "--vocab"),
         ("--layers", (int, "N"), "depth of the model: two blocks are captured, the last one is repeated"),
         ("--precision", PRECISIONS, "instead of the workload's"),
     ))  # fmt: skip

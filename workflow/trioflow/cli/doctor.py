@@ -8,10 +8,11 @@ import platform
 import re
 import subprocess
 import sys
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 
 from trioflow import __version__
+from trioflow.base.errors import how_to_install
 from trioflow.base.machine_memory import find_available_bytes
 from trioflow.base.provenance import host_environment
 from trioflow.base.units import format_bytes
@@ -35,6 +36,7 @@ def _run_doctor(options: argparse.Namespace) -> None:
         "memory": _describe_memory(),
         "GPU": _describe_gpus(),
         "packages": _list_packages(),
+        "models": _try_models(),
         "public data": _describe_mirror(),
         "kept kernels": _describe_kernels(),
         "kept traces": _describe_traces(),
@@ -81,8 +83,21 @@ def _list_packages() -> str:
         try:
             found.append(f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:
-            found.append(f"{name} missing" + (f" (pip install '.[{extra[1]}]')" if extra else ""))
+            found.append(f"{name} missing" + (f" ({how_to_install(extra[1])})" if extra else ""))
     return ", ".join(found)
+
+
+def _try_models() -> str:
+    """Import what models of torchvision and transformers import, as a capture does."""
+    try:
+        workloads = import_module("trioflow.trace.workloads.torchvision_models")
+        workloads.import_torchvision_models()
+        import_module("transformers.modeling_utils")
+    except Exception as error:
+        return f"cannot be captured ({type(error).__name__}: {error}); {how_to_install('capture')}"
+    missing = workloads.define_missing_operators() is not None
+    detection = ", but those that detect objects: torchvision's compiled operators do not load"
+    return f"torchvision's and transformers' can be captured{detection * missing}"
 
 
 def _describe_mirror() -> str:

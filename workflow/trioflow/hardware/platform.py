@@ -193,7 +193,7 @@ def _build(
         device=device,
         ranks=available if ranks is None else ranks,
         links=links,
-        communication_on_compute_stream=content["communication_on_compute_stream"],
+        communication_on_compute_stream=content.get("communication_on_compute_stream", False),
         host={key: _number(entry) for key, entry in content.get("host", {}).items()},
         collectives=content.get("collectives"),
         sources={**device_sources, **sources},

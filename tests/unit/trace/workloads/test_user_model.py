@@ -88,7 +88,7 @@ def test_an_object_brings_its_own_data_loss_units_and_split(write):
 
 def test_a_function_with_one_argument_receives_the_row(write):
     name = write(OBJECT + "\n\ndef make(row):\n    return Regression(row['hidden'])\n")
-    assert build(f"{name}:make", hidden=7).model[0].out_features == 7
+    assert build(f"{name}:make", hidden=7, input="3").model[0].out_features == 7
 
 
 def test_a_model_alone_is_fed_images_or_tokens_as_the_row_says(write):
@@ -103,10 +103,11 @@ def test_a_model_alone_is_fed_images_or_tokens_as_the_row_says(write):
     """)
     step, changed = run_step(build(f"{name}:tokens", sequence=6, vocabulary=11))
     assert step.inputs.shape == (4, 6) and int(step.inputs.max()) < 11 and all(changed)
-    workload = build(f"{name}:images", image_size=8)
-    workload.model(workload.make_batch(1, 0)[0])
-    step, changed = run_step(workload)
-    assert step.inputs.shape == (4, 3, 8, 8) and all(changed)
+    for said, shape in (({"image_size": 8}, (4, 3, 8, 8)), ({"input": "3x8x6"}, (4, 3, 8, 6))):
+        workload = build(f"{name}:images", **said)
+        workload.model(workload.make_batch(1, 0)[0])
+        step, changed = run_step(workload)
+        assert step.inputs.shape == shape and all(changed)
 
 
 def test_several_inputs_reach_the_model_by_name(write):
@@ -180,13 +181,25 @@ def test_it_is_captured_like_any_other(write, tmp_path):
             "from torch import nn\ndef f(): return nn.Linear(1, 1)",
             ":f",
             {},
-            "does not say what goes",
+            r"returned a bare nn.Module, so the shape .* add --input 3x224x224 \(or --sequence N --vocab N",
         ),
         (
             "from torch import nn\ndef f(): return nn.Linear(1, 1)",
             ":f",
             {"image_size": 4, "sequence": 4, "vocabulary": 4},
-            "does not say what goes",
+            "its input is a tensor or tokens, not both",
+        ),
+        (
+            "from torch import nn\ndef f(): return nn.Linear(1, 1)",
+            ":f",
+            {"input": "3xx4"},
+            "--input 3xx4 is not a shape; write",
+        ),
+        (
+            OBJECT + "\ndef f(): return Regression()",
+            ":f",
+            {"input": "3"},
+            "takes no row, so input 3 would change nothing",
         ),
         (
             "from torch import nn\ndef f(): return nn.Linear(1, 1)",

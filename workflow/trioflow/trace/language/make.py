@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from trioflow.base.errors import InputError, TrioflowError
+from trioflow.base.errors import InputError, TrioflowError, how_to_install
 from trioflow.base.precision_recipes import RECIPES, PrecisionRecipe, choose_recipe
 from trioflow.base.provenance import digest_modules
 from trioflow.base.settings import LANGUAGE
@@ -103,7 +103,7 @@ def _capture(model: LanguageModel, step: LanguageStep) -> Trace:
     except ImportError as error:
         raise InputError(
             f"the trace of a model given by its configuration is made with PyTorch ({error})",
-            fix="install it: pip install 'trioflow[capture]'",
+            fix=how_to_install("capture"),
         ) from None
     captured = (
         model.layers if model.window else min(model.layers, model.dense_layers + CAPTURED_BLOCKS)

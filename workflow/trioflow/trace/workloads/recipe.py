@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -70,14 +70,14 @@ def need_flag(row: Mapping[str, Any], column: str) -> bool:
 
 
 def make_images(
-    batch: int, size: int, classes: int, seed: int, device: str
+    batch: int, shape: Sequence[int], classes: int, seed: int, device: str
 ) -> tuple[Tensor, Tensor]:
-    """Return synthetic images [batch, 3, size, size] and their classes [batch]."""
+    """Return synthetic inputs [batch, *shape], such as images of the shape 3, 224, 224, and their classes [batch]."""
     if torch.device(device).type == "meta":
-        images = torch.empty(batch, 3, size, size, device=device)
+        images = torch.empty(batch, *shape, device=device)
         return images, torch.empty(batch, dtype=torch.long, device=device)
     generator = torch.Generator().manual_seed(seed)
-    images = torch.randn(batch, 3, size, size, generator=generator, device="cpu")
+    images = torch.randn(batch, *shape, generator=generator, device="cpu")
     return images.to(device), _make_labels((batch,), classes, generator, device)
 
 

@@ -1,18 +1,20 @@
 """Convolutional networks of torchvision, and where a pipeline can cut them.
 
 With a CPU-only torch the compiled part of torchvision cannot load, and
-importing it fails because the schemas of two operators are missing. The models
-need neither operator, so their schemas alone are defined, and only then.
+importing it fails because the schemas of two operators are missing. Models that
+detect nothing need neither operator, so their schemas alone are defined, and only then.
 """
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import nn
 
 from trioflow.base.errors import InputError, suggest
@@ -45,7 +47,7 @@ def build_torchvision(row: Mapping[str, Any]) -> Recipe:
     model: nn.Module = models.get_model(chosen, weights=None, num_classes=CLASSES).train()
 
     def make_batch(batch: int, seed: int, device: str) -> tuple[Any, Any]:
-        return make_images(batch, size, CLASSES, seed, device)
+        return make_images(batch, (3, size, size), CLASSES, seed, device)
 
     return Recipe(model, make_batch, mean_cross_entropy, _UNITS[_kind_of(chosen)](model))
 
@@ -98,25 +100,29 @@ def _densenet_units(model: nn.Module) -> dict[str, list[str]]:
 _UNITS = {"resnet": _resnet_units, "vgg": _vgg_units, "densenet": _densenet_units}
 
 
-_KEEP: list[Any] = []
-"""Torch drops a library's definitions when the object that made them is freed."""
+@cache
+def define_missing_operators() -> torch.library.Library | None:
+    """Make torchvision importable where its compiled operators do not load: define what importing it looks up.
+
+    Call it before anything imports torchvision, as most models of transformers do. The library is kept: torch drops the
+    definitions of one that is freed. None where nothing is missing.
+    """
+    package = importlib.util.find_spec("torchvision")
+    if package is None or package.origin is None or hasattr(torch.ops.torchvision, "nms"):
+        return None
+    for compiled in Path(package.origin).parent.glob("_C.*"):
+        try:
+            torch.ops.load_library(compiled)
+        except OSError:
+            continue
+        return None
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for name in ("nms", "qnms"):
+        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    return library
 
 
 def import_torchvision_models() -> ModuleType:
-    """Return ``torchvision.models``, missing schemas defined; ImportError where torch or torchvision is not installed."""
-    import torch
-
-    try:
-        return importlib.import_module("torchvision.models")
-    except RuntimeError as error:
-        if "torchvision::nms" not in str(error):
-            raise
-    library = torch.library.Library("torchvision", "FRAGMENT")
-    _KEEP.append(library)
-    library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    import sys
-
-    for name in [n for n in sys.modules if n.split(".")[0] == "torchvision"]:
-        del sys.modules[name]
+    """Return ``torchvision.models``; ImportError where torchvision is not installed."""
+    define_missing_operators()
     return importlib.import_module("torchvision.models")

@@ -13,7 +13,6 @@ masks); these modules compute the rest anew in every stage.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trioflow.base.errors import InputError
+from trioflow.base.errors import InputError, how_to_install
 from trioflow.base.shipped import read_own_records
 from trioflow.trace.workloads.recipe import (
     Recipe,
@@ -32,7 +31,7 @@ from trioflow.trace.workloads.recipe import (
     need_size,
     read_size,
 )
-from trioflow.trace.workloads.torchvision_models import import_torchvision_models
+from trioflow.trace.workloads.torchvision_models import define_missing_operators
 
 ATTENTION = "trioflow_unmasked_sdpa"
 """Name under which the attention without masks is made known to transformers."""
@@ -186,13 +185,12 @@ def _matches(model: nn.Module, pattern: str) -> bool:
 def _import_transformers(workload: str) -> ModuleType:
     """Import transformers, whose models import torchvision where installed: that has to be importable first."""
     try:
-        if importlib.util.find_spec("torchvision"):
-            import_torchvision_models()
+        define_missing_operators()
         return importlib.import_module("transformers")
     except ImportError as error:
         raise InputError(
             f"workload {workload}: transformers is not installed ({error})",
-            fix="install it: pip install 'trioflow[capture]'",
+            fix=how_to_install("capture"),
         ) from None
 
 

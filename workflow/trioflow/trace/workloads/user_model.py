@@ -9,8 +9,9 @@ The function takes nothing, or one argument: the workload's row as a mapping
   several arguments, a dict named ones. The object may also have ``units``
   (name of a pipeline unit to the paths of the modules that it runs, in order)
   and ``tensor_split`` (module pattern to ``"column"`` or ``"row"``);
-* or the model alone. Then the row describes its input, ``image_size`` for
-  images [batch, 3, size, size] or ``sequence`` and ``vocabulary`` for tokens
+* or the model alone. Then the row describes its input, ``input`` (such as
+  3x224x224) for any tensor [batch, 3, 224, 224], ``image_size`` for images
+  [batch, 3, size, size], or ``sequence`` and ``vocabulary`` for tokens
   [batch, sequence], and the loss is the mean square of the tensor it returns.
 
 The module is looked for where Python looks and in the current folder.
@@ -30,9 +31,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from trioflow.base.errors import InputError
+from trioflow.base.settings import INPUT, NOTHING
 from trioflow.trace.workloads.recipe import Inputs, Recipe, make_images, make_tokens, read_size
+from trioflow.trace.workloads.torchvision_models import define_missing_operators
 
-SIZES = ("image_size", "sequence", "hidden", "layers", "heads", "vocabulary")
+SIZES = (INPUT, "image_size", "sequence", "hidden", "layers", "heads", "vocabulary")
 PARTS = ("model", "make_batch", "loss")
 
 
@@ -68,6 +71,7 @@ def _label(row: Mapping[str, Any]) -> str:
 
 def _make(label: str, row: Mapping[str, Any]) -> tuple[Any, bool]:
     """Return what the user's function returns, and whether it read the row."""
+    define_missing_operators()
     with _current_folder_importable():
         function = _find(label, str(row["model"]))
         takes_row = bool(_parameters(label, function))
@@ -140,22 +144,25 @@ def _reason(error: Exception) -> str:
 def _describe_plain(
     label: str, model: nn.Module, row: Mapping[str, Any], takes_row: bool
 ) -> Recipe:
-    image_size, sequence = read_size(row, "image_size"), read_size(row, "sequence")
+    shape, sequence = _read_shape(row), read_size(row, "sequence")
     vocabulary = read_size(row, "vocabulary")
-    if (image_size is None) == (sequence is None or vocabulary is None):
+    if (shape is None) == (sequence is None or vocabulary is None):
         raise InputError(
-            f"{label} returns a model alone, and the row does not say what goes into it",
-            fix="give image_size, or sequence and vocabulary, or return an object with model, make_batch and loss",
-        )
-    read = ("image_size",) if image_size else ("sequence", "vocabulary")
+            f"{label} returned a bare nn.Module, so "
+            + ("the shape of its input is unknown" if shape is None else "its input is a tensor or tokens, not both"),
+            fix="add --input 3x224x224 (or --sequence N --vocab N; in a table image_size, or sequence and vocabulary), or "
+            "return an object with .model, .make_batch() and .loss()",
+        )  # fmt: skip
+    read = (INPUT, "image_size") if shape else ("sequence", "vocabulary")
     _refuse_unread(label, row, SIZES if takes_row else read)
 
     def make_batch(batch: int, seed: int, device: str) -> tuple[Any, Any]:
-        if image_size:
-            return make_images(batch, image_size, 1, seed, device)
+        if shape:
+            return make_images(batch, shape, 1, seed, device)
         return make_tokens(batch, sequence or 0, vocabulary or 0, seed, device)
 
     def loss(outputs: Any, targets: Any) -> Tensor:
+        outputs = getattr(outputs, "logits", outputs)  # transformers wraps what its models return
         if not isinstance(outputs, Tensor):
             raise InputError(
                 f"{label}: the model returns a {type(outputs).__name__}, not a tensor",
@@ -164,6 +171,20 @@ def _describe_plain(
         return outputs.float().square().mean()
 
     return Recipe(model.train(), make_batch, loss)
+
+
+def _read_shape(row: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """Return the shape of one sample that is a tensor; None where the row gives none, InputError where it is no shape."""
+    text, size = row.get(INPUT), read_size(row, "image_size")
+    if text is None or str(text) == "None":
+        return None if size is None else (3, size, size)
+    parts = str(text).split("x")
+    if not all(part.isdecimal() and int(part) for part in parts):
+        raise InputError(
+            f"workload {row['workload']}: --input {text} is not a shape",
+            fix="write the sizes of one sample, such as 3x224x224",
+        )
+    return tuple(map(int, parts))
 
 
 def _describe_object(label: str, made: Any) -> Recipe:
@@ -225,7 +246,7 @@ def _check_structure(
 def _refuse_unread(label: str, row: Mapping[str, Any], read: tuple[str, ...]) -> None:
     """Refuse sizes that would change nothing."""
     for column in SIZES:
-        if column not in read and read_size(row, column) is not None:
+        if column not in read and str(row.get(column)) not in (*NOTHING, "None"):
             raise InputError(
                 f"{label} takes no row, so {column} {row[column]} would change nothing",
                 fix=f"let the function take the row and read {column}, or do not give it",
