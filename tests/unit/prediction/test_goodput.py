@@ -54,3 +54,9 @@ def test_nothing_lost_where_nothing_fails_or_saving_is_free() -> None:
 def test_numbers_that_are_no_times_are_refused(words: tuple[float, ...], flag: str) -> None:
     with pytest.raises(InputError, match=flag):
         Faults(*words)
+
+
+def test_restarts_cost_time_though_saving_costs_none() -> None:
+    free = Faults(20_000.0, 0.0, restart_s=300.0)
+    interval_s = choose_interval_s(0.0, free.mtbf_s(RANKS))
+    assert measure_goodput(free, interval_s, RANKS) == math.exp(-300.0 / free.mtbf_s(RANKS)) < 1

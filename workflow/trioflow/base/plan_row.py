@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
+from trioflow.base.arguments import settle_fields
+from trioflow.base.errors import PlanError
 from trioflow.base.settings import NAME
 from trioflow.base.units import BYTES_PER_MIB
 
@@ -197,6 +199,9 @@ class Plan:
         " with this one's forward (Megatron-LM's --overlap-moe-expert-parallel-comm, DeepSeek's DualPipe)",
         default=False,
     )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        settle_fields(self, PlanError)
 
     def __repr__(self) -> str:
         usual = {"data": 1, "tensor": 1, "pipeline": 1, "schedule": "none", "micro_batches": 1}

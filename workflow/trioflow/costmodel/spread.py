@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from trioflow.base.arguments import check_argument
 from trioflow.base.errors import InputError, TableError
 from trioflow.base.provenance import PACKAGE
 from trioflow.base.shipped import read_table
@@ -300,6 +301,7 @@ _MOST_DRAWS = 100_000
 
 def check_draws(draws: int, seed: int) -> None:
     """Refuse numbers of draws and seeds that mean nothing: InputError."""
+    draws, seed = check_argument("draws", draws, "int"), check_argument("seed", seed, "int")
     if not 0 <= draws <= _MOST_DRAWS:
         raise InputError(f"{draws} draws", fix=f"give 0 to {_MOST_DRAWS}")
     if seed < 0:

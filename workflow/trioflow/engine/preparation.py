@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -221,29 +222,13 @@ class Prepared:
     def make_timeline(self, graph: TaskGraph, execution: Execution) -> Callable[[], pd.DataFrame]:
         """Return what makes the timeline of all tasks of a graph."""
         if self.folded is None:
-            return lambda: _build_timeline(graph, self.program, execution)
-        fold, program = self.folded.fold, self.program
-
-        def expand() -> pd.DataFrame:
-            check_expansion(fold, "a timeline of them is asked for")
-            row = fold.row_of_task
-            times = (execution.start_s[row], execution.end_s[row])
-            return _assemble(fold.whole, program.streams[row], program.stream_names, *times)
-
-        return expand
+            return partial(_build_timeline, graph, self.program, execution)
+        return partial(_expand_timeline, self.folded.fold, self.program, execution)
 
     def make_executed(self, graph: TaskGraph, execution: Execution) -> Callable[[], Executed]:
         """Return what makes the timeline of the tasks that were executed."""
-
-        def make() -> Executed:
-            if self.folded is None:
-                timeline = _build_timeline(graph, self.program, execution)
-                return Executed(graph, timeline, np.unique(self.program.ranks))
-            fold = self.folded.fold
-            timeline = _build_timeline(fold.graph, self.program, execution)
-            return Executed(fold.graph, timeline, fold.representatives[fold.class_of])
-
-        return make
+        fold = None if self.folded is None else self.folded.fold
+        return partial(_build_executed, fold, self.program, graph, execution)
 
 
 @dataclass(frozen=True, eq=False)
@@ -345,3 +330,21 @@ def _assemble(
     )[tables.TIMELINE.names]
     timeline.attrs = {}
     return timeline
+
+
+def _expand_timeline(fold: Fold, program: Program, execution: Execution) -> pd.DataFrame:
+    """Return the timeline of all ranks, from one rank of each class."""
+    check_expansion(fold, "a timeline of them is asked for")
+    row = fold.row_of_task
+    times = (execution.start_s[row], execution.end_s[row])
+    return _assemble(fold.whole, program.streams[row], program.stream_names, *times)
+
+
+def _build_executed(
+    fold: Fold | None, program: Program, graph: TaskGraph, execution: Execution
+) -> Executed:
+    """Return the timeline of the tasks that were executed."""
+    timeline = _build_timeline(graph if fold is None else fold.graph, program, execution)
+    if fold is None:
+        return Executed(graph, timeline, np.unique(program.ranks))
+    return Executed(fold.graph, timeline, fold.representatives[fold.class_of])

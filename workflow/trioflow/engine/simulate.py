@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from trioflow.base.arguments import settle_fields
 from trioflow.base.errors import InputError, SimulationError
 from trioflow.engine.link_traffic import gather_traffic, keep_pieces
 from trioflow.engine.planning import (
@@ -26,7 +28,7 @@ from trioflow.engine.planning import (
     name_links,
 )
 from trioflow.engine.preparation import Prepared, Ran, prepare, run_prepared
-from trioflow.engine.program import Case
+from trioflow.engine.program import Case, check_scale
 from trioflow.engine.result import Result, Summary, find_confidence, measure_shares, warn_of_parts
 from trioflow.hardware.machine import Platform
 from trioflow.network.algorithms.catalogue import Algorithms
@@ -87,9 +89,15 @@ class SimulationOptions:
     record_links: bool = False
     fold: str | bool = "auto"
 
+    def __post_init__(self) -> None:
+        settle_fields(self)
+        check_scale(self.communication_scale, "communication_scale")
+        if isinstance(self.compute_scale, Real):
+            object.__setattr__(self, "compute_scale", float(self.compute_scale))
+
     def scale_compute(self, factor: float) -> SimulationOptions:
         """Return the same with compute that takes a factor as long."""
-        if isinstance(self.compute_scale, int | float):
+        if isinstance(self.compute_scale, float):
             return replace(self, compute_scale=self.compute_scale * factor)
         return replace(self, compute_scale=[value * factor for value in self.compute_scale])
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from trioflow.base.arguments import check_argument, check_names
 from trioflow.base.errors import PlanError, suggest
 from trioflow.base.experiments import SHARDINGS, Plan, find_plan_problem
 from trioflow.base.input_files import read_text
@@ -61,7 +62,14 @@ def make_plan(
     further columns of ``plans.tsv``: replication, tensor_style, expert, expert_tensor, expert_domain, expert_overlap,
     context, context_method, sequence_parallel, vocabulary_parallel, tensor_overlap, recompute, offload, no_sync.
     """
-    context = other.get("context", 1)
+    check_names(other, Plan.__dataclass_fields__, "column of a plan")
+    data, tensor, pipeline, context, expert, cut = (
+        check_argument(name, value, "int", PlanError)
+        for name, value in (
+            ("data", data), ("tensor", tensor), ("pipeline", pipeline), ("context", other.get("context", 1)),
+            ("expert", other.get("expert", 1)), ("expert_tensor", other.get("expert_tensor", 0)),
+        )
+    )  # fmt: skip
     degrees = {"data": data, "tensor": tensor, "context": context, "pipeline": pipeline}
     if schedule not in ("", "none") and not is_schedule(schedule):
         raise PlanError(
@@ -79,9 +87,8 @@ def make_plan(
         stages_per_rank = sizes.stages
     if sharding not in SHARDINGS:
         raise PlanError(f"unknown sharding {sharding!r}", fix=f"use one of {', '.join(SHARDINGS)}")
-    named = {**degrees, "expert": int(other.get("expert", 1))}
+    named = {**degrees, "expert": expert}
     name = "-".join(f"{key}{degree}" for key, degree in named.items() if degree > 1) or "single"
-    cut = int(other.get("expert_tensor", 0))
     name += f"-etp{cut}" if cut not in (0, tensor) else ""
     plan = Plan(
         plan=name if sharding == "none" else f"{sharding}-{name}", data=data,

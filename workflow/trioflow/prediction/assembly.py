@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from trioflow.base.arguments import check_argument, check_instance, check_names
 from trioflow.base.errors import InputError
 from trioflow.base.experiments import Plan
 from trioflow.base.provenance import read_json
@@ -37,7 +38,7 @@ from trioflow.prediction.beyond_nodes import NodeDoubt, doubt_nodes
 from trioflow.prediction.options import CLOSED_FORM, DEFAULTS, SESSION, Options
 from trioflow.prediction.step import Step
 from trioflow.prediction.what_if import list_rank_scales, scale_operators
-from trioflow.trace.store import Trace, is_model, load_trace
+from trioflow.trace.store import Trace, is_model, load_trace, refuse_step
 
 Traces = str | Path | Trace | DeviceTimes | Sequence[str | Path | Trace]
 """What a prediction starts from: a trace or its name, several of one workload at other batches, or
@@ -64,6 +65,8 @@ def predict(
     ``options``: everything else that is assumed. ``changes``: fields of the options to change, such as
     ``cost_model="a100-pcie-80gb"``.
     """
+    check_instance("options", options, Options)
+    check_names(changes, Options.__dataclass_fields__, "option")
     chosen = replace(options, **changes)
     return predict_step(prepare_step(traces, plan, platform, batch=batch, options=chosen))
 
@@ -77,6 +80,8 @@ def prepare_step(
     options: Options = DEFAULTS,
 ) -> Step:
     """Put a plan's step together, with `predict`'s arguments; TrioflowError when anything of it does not fit."""
+    check_instance("plan", plan, Plan, "make one by trioflow.named_plan or trioflow.make_plan")
+    batch = batch if batch is None else check_argument("batch", batch, "int")
     if not isinstance(platform, Platform):
         platform = load_named_platform(str(platform), plan.ranks)
     if options.as_traced:
@@ -191,18 +196,27 @@ def _open_models(
     if isinstance(traces, Sequence) and not isinstance(traces, str) and len(traces) == 1:
         first = traces[0] if isinstance(traces[0], str | Path) else None
     if first is None or not is_model(first):
-        return traces, batch
+        return load_traces(traces, **options.language_step, fixed=True), batch
     parts = plan.data * plan.pieces
     samples = 1 if batch is None or batch % parts else batch // parts
     trace = load_trace(first, batch=samples, **options.language_step)
     return trace, samples * parts if batch is None else batch
 
 
-def load_traces(traces: Traces, **step: Any) -> list[Trace]:
-    """Return traces, loaded by name or, with ``step``, of a language model; TraceError as ``trace.store.load_trace``."""
+def load_traces(traces: Traces, *, fixed: bool = False, **step: Any) -> list[Trace]:
+    """Return traces, loaded by name or, with ``step``, of a language model.
+
+    ``fixed``: whether a step may not be asked for of traces that are loaded already. Raises TraceError as
+    ``trace.store.load_trace``; InputError when there is no trace.
+    """
     if isinstance(traces, DeviceTimes):
         return traces.traces
     several = [traces] if isinstance(traces, str | Path | Trace) else traces
+    if not several:
+        raise InputError("no traces", fix="give one trace or more")
+    for one in several if fixed else ():
+        if isinstance(one, Trace):
+            refuse_step(step, one.facts.workload)
     return [one if isinstance(one, Trace) else load_trace(one, **step) for one in several]
 
 
@@ -216,6 +230,8 @@ def build_graph(
 ) -> TaskGraph:
     """Return what every rank does in a plan's step; PlanError when the plan does not fit the model or the batch."""
     stages = options.stages
+    if stages is not None and plan.stages == 1:
+        raise InputError("stages of a plan without a pipeline", fix="leave them out")
     if isinstance(stages, str) and stages not in BALANCES:
         stages = read_stages(stages)
     routing = read_routing(options.routing, options.seed)

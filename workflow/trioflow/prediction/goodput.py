@@ -56,7 +56,9 @@ def measure_goodput(faults: Faults, interval_s: float, ranks: int) -> float:
     """Return the share of a run's time that goes into steps whose work is kept."""
     mtbf_s = faults.mtbf_s(ranks)
     work, whole = interval_s / mtbf_s, (interval_s + faults.checkpoint_s) / mtbf_s
+    if not whole:  # saved at no cost after every step: a failure costs its restart alone
+        return math.exp(-faults.restart_s / mtbf_s)
     try:
         return work / (math.exp(faults.restart_s / mtbf_s) * math.expm1(whole))
-    except (OverflowError, ZeroDivisionError):
-        return 0.0 if whole else 1.0
+    except OverflowError:
+        return 0.0

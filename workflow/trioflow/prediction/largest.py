@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from trioflow.base.arguments import check_instance
 from trioflow.base.errors import InputError
 from trioflow.base.experiments import Plan
 from trioflow.base.units import format_apart
@@ -46,6 +47,9 @@ def find_largest(
     many pieces as the plan has, all of one size. Raises InputError when nothing fits; otherwise as
     ``assembly.prepare_step``.
     """
+    if what not in LARGEST:
+        raise InputError(f"the largest {what!r} cannot be found", fix=f"use {' or '.join(LARGEST)}")
+    check_instance("plan", plan, Plan, "make one by trioflow.named_plan or trioflow.make_plan")
     if not isinstance(platform, Platform):
         platform = load_named_platform(str(platform), plan.ranks)
     machine, unit = platform, plan.data * plan.pieces

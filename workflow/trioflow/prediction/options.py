@@ -109,6 +109,7 @@ class Options(SimulationOptions):
     spread: Spread | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.anchor not in ANCHORS:
             raise InputError(f"unknown anchor {self.anchor!r}", fix=f"use {', '.join(ANCHORS)}")
         if self.session is not None and self.anchor != SESSION:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from trioflow.base.ahead import Ahead
+from trioflow.base.arguments import check_argument, check_names
 from trioflow.base.errors import InputError, PlanError
 from trioflow.base.experiments import Plan
 from trioflow.base.units import format_apart
@@ -19,6 +20,7 @@ from trioflow.parallel.splits.routing import BALANCED, read_routing, set_routing
 from trioflow.prediction.assembly import Traces, load_traces
 from trioflow.prediction.beyond_nodes import NodeDoubt, doubt_nodes
 from trioflow.prediction.language_answer import describe_rates, describe_run
+from trioflow.prediction.options import STEP_WORDS
 from trioflow.sweeps.found import Candidate, Found, Simulated, Variants, group_variants, join_found
 from trioflow.sweeps.outline import Outline
 from trioflow.sweeps.outline_step import outline_step
@@ -74,15 +76,21 @@ def search(
     between, are ranked together, each with its ``fusion`` behind a plus sign where it has one of its own:
     ``fsdp2-mixed+compile,megatron-bf16``.
     """
-    counts = [ranks] if isinstance(ranks, int) else sorted(set(ranks))
+    several = ranks if isinstance(ranks, Iterable) else [ranks]
+    counts = sorted({check_argument("ranks", one, "int") for one in several})
+    if not counts or min(counts) < 1:
+        raise InputError(f"ranks={ranks!r}", fix="give one positive number of ranks or more")
+    top, jobs = check_argument("top", top, "int"), check_argument("jobs", jobs, "int")
+    batch = batch if batch is None else check_argument("batch", batch, "int")
+    check_names(step, STEP_WORDS, "option")
     if jobs < 1:
         raise InputError(f"--jobs {jobs} is not positive")
     for flag, value in (("price-per-gpu-hour", price_per_gpu_hour), ("power-w", power_w)):
-        if value is not None and not 0 < value < float("inf"):
+        if value is not None and check_argument(flag, value, "float") <= 0:
             raise InputError(f"--{flag} {value} is not positive")
     spread, recipes = read_routing(routing, seed), _list_recipes(step.pop("precision", None))
     workshop = Workshop({
-        str(recipe): [set_routing(one, spread) for one in load_traces(traces, **_name_step(recipe, step))]
+        str(recipe): [set_routing(one, spread) for one in load_traces(traces, **_name_step(recipe, step), fixed=True)]
         for recipe in recipes
     })  # fmt: skip
     facts = workshop.load_traces(str(recipes[0]))[0].facts

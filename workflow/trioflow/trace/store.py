@@ -78,12 +78,8 @@ def load_trace(folder: str | Path, **step: Any) -> Trace:
         configuration = language_models().find_configuration(folder)
         if configuration is not None:
             return cast("Trace", language_models().trace_of(configuration, step))
-    asked = [name for name, value in step.items() if value is not None]
-    if asked and path.exists():
-        raise TraceError(
-            f"{' and '.join(asked)} of a trace that was captured or imported cannot be chosen",
-            file=folder, fix="leave it out, or name a model, such as llama-3.1-8b",
-        )  # fmt: skip
+    if path.exists():
+        refuse_step(step, str(folder))
     if path.is_file():
         return read_pack(path)
     if not (path / "trace.json").exists():
@@ -102,6 +98,17 @@ def load_trace(folder: str | Path, **step: Any) -> Trace:
         tables.read_table(path / name, name.removesuffix(".parquet")) for name in TABLES
     )
     return _accept_trace(content, operators, tensors, path, lambda name: digest_file(path / name))
+
+
+def refuse_step(step: Mapping[str, Any], file: str) -> None:
+    """Raise TraceError when something of a step is asked for that only a language model's trace is made for."""
+    asked = [name for name, value in step.items() if value is not None]
+    if asked:
+        raise TraceError(
+            f"{' and '.join(asked)} of a trace that was captured or imported cannot be chosen",
+            file=file,
+            fix="leave it out, or name a model, such as llama-3.1-8b",
+        )
 
 
 def pack_trace(trace: str | Path, target: str | Path) -> dict[str, Any]:

@@ -107,7 +107,13 @@ def _read_shares(file: str) -> list[list[float]]:
 
 def set_routing(trace: Trace, routing: Mapping[str, Any] | None) -> Trace:
     """Return a trace whose experts get tokens by a routing of `read_routing`."""
-    return replace(trace, facts=replace(trace.facts, routing=routing)) if routing else trace
+    if not routing:
+        return trace
+    if not find_expert_layers(trace):
+        raise PlanError(
+            f"a routing, and {trace.facts.workload} has no layers of experts", fix="leave it out"
+        )
+    return replace(trace, facts=replace(trace.facts, routing=routing))
 
 
 @remembered

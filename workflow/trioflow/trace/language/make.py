@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Lock
 
 from trioflow.base.errors import InputError, TrioflowError, how_to_install
 from trioflow.base.precision_recipes import RECIPES, PrecisionRecipe, choose_recipe
@@ -26,6 +27,8 @@ CAPTURED_BLOCKS = 2
 kinds take turns."""
 _QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR", "KINETO_LOG_LEVEL": "99"}
 """The profiler's own messages say nothing to who runs the command."""
+_CAPTURES = Lock()
+"""PyTorch's profiler and its modes of dispatch crash where two threads use them at once."""
 ROUTER = "experts: a router's auxiliary loss is left out"
 MODULES = ("trace", "tables", "base/precision_recipes")
 """What a kept trace depends on beside the model, the step and PyTorch."""
@@ -58,11 +61,12 @@ def make_trace(model: LanguageModel, step: LanguageStep) -> Trace:
             fix="leave it out for a mixture of experts",
         )
     path = cache_folder() / f"{_name(model, step)}.trace"
-    with suppress(TrioflowError, OSError):  # one that cannot be read is made again
-        if path.exists():
-            return read_pack(path)
-    trace = _capture(model, step)
-    _keep(trace, path)
+    with _CAPTURES:
+        with suppress(TrioflowError, OSError):  # one that cannot be read is made again
+            if path.exists():
+                return read_pack(path)
+        trace = _capture(model, step)
+        _keep(trace, path)
     return trace
 
 

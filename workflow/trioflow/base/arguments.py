@@ -1,0 +1,68 @@
+"""Arguments from Python: each is checked where it enters, and numpy's numbers become Python's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import fields
+from numbers import Integral, Real
+from typing import Any
+
+from trioflow.base.errors import InputError, suggest
+
+_KINDS = {"int": "a whole number", "float": "a number", "bool": "True or False", "str": "text"}
+"""Types of fields that are checked, by their annotation without ``| None``."""
+
+
+def check_argument(name: str, value: Any, kind: str, error: type[InputError] = InputError) -> Any:
+    """Return a value as Python's own int, float, bool or str (``kind``); the given error when it is none."""
+    if kind == "bool" and type(value).__name__ in ("bool", "bool_"):  # numpy's too
+        return bool(value)
+    if kind == "int" and isinstance(value, Integral) and not isinstance(value, bool):
+        return int(value)
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    if kind == "float" and number and math.isfinite(value):
+        return value if isinstance(value, int | float) else float(value)
+    if kind == "str" and isinstance(value, str):
+        return str(value)
+    raise error(f"{name}={value!r} is not {_KINDS[kind]}", fix=f"give {_KINDS[kind]}")
+
+
+def settle_fields(record: Any, error: type[InputError] = InputError) -> None:
+    """Check the simple fields of a frozen dataclass, and make numpy's numbers Python's.
+
+    A field whose metadata has ``enum`` takes only those words. Raises the given error.
+    """
+    for one in fields(record):
+        kind, _, rest = str(one.type).partition(" | ")
+        value = getattr(record, one.name)
+        if kind not in _KINDS or rest not in ("", "None") or (value is None and rest):
+            continue
+        settled = check_argument(one.name, value, kind, error)
+        if settled is not value:
+            object.__setattr__(record, one.name, settled)
+        words = one.metadata.get("enum")
+        if words and settled not in words:
+            raise error(
+                f"unknown {one.name.replace('_', ' ')} {settled!r}",
+                fix=f"{suggest(settled, words)}use one of {', '.join(words)}",
+            )
+
+
+def check_instance(name: str, value: Any, kind: type, fix: str = "") -> None:
+    """Check that an argument is an object of a class; InputError that names both."""
+    if not isinstance(value, kind):
+        raise InputError(
+            f"{name}={value!r} is not a trioflow.{kind.__name__}",
+            fix=fix or f"give trioflow.{kind.__name__}",
+        )
+
+
+def check_names(changes: Collection[str], known: Collection[str], what: str) -> None:
+    """Check that keyword arguments are known; InputError that names the first unknown one."""
+    for name in changes:
+        if name not in known:
+            raise InputError(
+                f"unknown {what} {name!r}",
+                fix=f"{suggest(name, known)}use one of {', '.join(sorted(known))}",
+            )
