@@ -295,10 +295,10 @@ def test_another_gpu_takes_the_nearest_table_by_the_rule(a100):
 
 def test_the_nearest_table_is_ones_own_then_the_chips():
     tables = ["a100-sxm4-80gb", "h100-sxm", "h200"]
-    assert nearest_table(tables, "h200", "bf16") == "h200"
-    assert nearest_table(tables, "a100-pcie-40gb", "bf16") == "a100-sxm4-80gb"
-    assert nearest_table(tables, "l4", "bf16") == "a100-sxm4-80gb"
-    assert nearest_table([], "l4", "bf16") is None
+    assert nearest_table(tables, load_device("h200"), "bf16") == "h200"
+    assert nearest_table(tables, load_device("a100-pcie-40gb"), "bf16") == "a100-sxm4-80gb"
+    assert nearest_table(tables, load_device("l4"), "bf16") == "a100-sxm4-80gb"
+    assert nearest_table([], load_device("l4"), "bf16") is None
 
 
 def make_convolutions(elem_bytes):

@@ -389,10 +389,7 @@ def test_a_device_comes_from_its_sheet(tmp_path: Path) -> None:
     content = {**describe(), "device": {"sheet": "a40"}}
     platform = load_platform(write(tmp_path, content))
     sheet = load_device("a40")
-    assert platform.device == Device(
-        "NVIDIA A40", "gpu", sheet.usable_memory_bytes, sheet.peak_flop_per_s,
-        sheet.memory_bandwidth_bytes_per_s,
-    )  # fmt: skip
+    assert platform.device == Device.of(sheet) and platform.device.sheet == sheet
     assert platform.sources["device.memory_bytes"] == sheet.sources["usable_memory_bytes"]
     assert "device.sm_count" not in platform.sources
     own = (

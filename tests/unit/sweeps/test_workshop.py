@@ -90,7 +90,8 @@ def test_graphs_and_predictions_are_shared_where_they_are_equal() -> None:
     assert workshop.graphs == 1
     assert rows[0] == rows[2] and rows[1]["step_time_s"] > rows[0]["step_time_s"]
     assert rows[0]["low_s"] is None, "no interval was asked for"
-    model = workshop.time_operators("gpt2-tiny-b8", rows[0]["device_name"]).model
+    device = workshop.load_platform("dgx-a100", 4).device.described
+    model = workshop.time_operators("gpt2-tiny-b8", device).model
     assert isinstance(model, MemoModel)
     answered = model.answered
     predict({**given, "ranks": 8}, workshop)

@@ -32,7 +32,7 @@ from trioflow.cli.network import add_algorithm_arguments, add_network_arguments
 from trioflow.cli.output import add_output_argument, print_warnings, write_output
 from trioflow.cli.text import add_options, format_facts, format_table
 from trioflow.export.step_files import can_count_links, write_step
-from trioflow.hardware.device_sheet import find_sheet
+from trioflow.hardware.machine import Device
 from trioflow.parallel.memory.peak import find_fullest
 from trioflow.prediction.answer import Prediction, describe_expected, describe_memory
 from trioflow.prediction.assembly import predict
@@ -73,7 +73,7 @@ def _run_simulate(options: argparse.Namespace) -> None:
         options, record_links=str(options.timeline or "").endswith(PERFETTO_ENDINGS)
     )
     answer, breakdown = prediction.to_dict(), None
-    answer |= _add_run(answer, options, prediction.step.platform.device.name)
+    answer |= _add_run(answer, options, prediction.step.platform.device)
     if options.by:
         breakdown = prediction.breakdown(options.by, options.depth)
     if options.timeline:
@@ -150,10 +150,10 @@ def _run_largest(options: argparse.Namespace) -> None:
 
 
 def _add_run(
-    answer: Mapping[str, Any], options: argparse.Namespace, device_name: str
+    answer: Mapping[str, Any], options: argparse.Namespace, device: Device
 ) -> dict[str, Any]:
     """Return the run of ``--tokens`` as an entry of the answer; nothing where none is asked for."""
-    power_w = _find_power(device_name) if options.power_w is None else options.power_w
+    power_w = _find_power(device) if options.power_w is None else options.power_w
     faults, hours = None, options.gpu_hours_per_failure
     if hours is not None:
         faults = Faults(hours, options.checkpoint_s, options.restart_s)
@@ -163,9 +163,9 @@ def _add_run(
     return {"run": run} if run else {}
 
 
-def _find_power(device_name: str) -> float | None:
+def _find_power(device: Device) -> float | None:
     """Return what a device's sheet lets it draw [W]; None where none says it."""
-    sheet = find_sheet(device_name)
+    sheet = device.sheet
     return sheet.power_limit_w if sheet and math.isfinite(sheet.power_limit_w) else None
 
 

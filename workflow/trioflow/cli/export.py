@@ -71,7 +71,7 @@ def _run_export_chakra(options: argparse.Namespace) -> None:
     from trioflow.prediction.assembly import build_graph, time_operators
 
     plan, platform, assumed = read_options(options)
-    times = time_operators(options.trace, platform.device.name, assumed)
+    times = time_operators(options.trace, platform.device.described, assumed)
     host = platform.host_of(plan, times.traces[0].facts.recipe.framework)
     graph = build_graph(times, plan, batch=options.batch, host=host, options=assumed)
     resolved = graph.metadata.plan

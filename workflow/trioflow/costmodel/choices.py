@@ -19,6 +19,7 @@ from trioflow.costmodel.operators.methods import UNFITTED
 from trioflow.costmodel.operators.model import load_operator_model
 from trioflow.costmodel.operators.model_file import SHIPPED_MODELS
 from trioflow.costmodel.overrides import load_overrides
+from trioflow.hardware.device_sheet import DeviceSheet, resolve_device
 from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import list_platforms, load_platform
 from trioflow.trace.store import Trace
@@ -85,7 +86,7 @@ def load_collectives(path: Path, method: str | None = None) -> Collectives:
 
 def choose_times(
     traces: Sequence[Trace],
-    device_name: str,
+    device: DeviceSheet | str,
     cost_model: str | Path | None,
     override: str | Path | None,
 ) -> DeviceTimes:
@@ -99,12 +100,12 @@ def choose_times(
     models: dict[str, RowModel]
     named = str(cost_model or "")
     if named in UNFITTED:
-        return lend_recorded_times(traces, named, device_name, overrides)
+        return lend_recorded_times(traces, named, resolve_device(device)[0], overrides)
     if named:
         models = {named: load_operator_model(find_model(named))}
     else:
         models = {path.parent.name: load_operator_model(path) for path in list_models()}
-    return prepare_device_times(traces, device_name, models, overrides=overrides)
+    return prepare_device_times(traces, device, models, overrides=overrides)
 
 
 def list_models() -> list[Path]:

@@ -27,6 +27,7 @@ from trioflow.hardware.device_sheet import (
     find_device,
     find_sheet,
     is_processor,
+    resolve_device,
 )
 from trioflow.trace.facts import UNTIMED, Facts
 from trioflow.trace.store import Trace
@@ -140,14 +141,14 @@ class DeviceTimes:
 
 def prepare_device_times(
     traces: Sequence[Trace],
-    device_name: str,
+    device: DeviceSheet | str,
     models: Mapping[str, RowModel],
     *,
     overrides: Overrides | None = None,
 ) -> DeviceTimes:
     """Bring traces to the device that is asked about, and choose the cost model.
 
-    ``traces``: one workload, all recorded or none. A GPU without a model gets that of the nearest
+    ``traces``: one workload, all recorded or none. ``device``: its sheet, or the name of one without. A GPU without a model gets that of the nearest
     GPU (``nearest_model``), carried over by the new-GPU rule, as recorded times of another GPU are;
     a processor gets another's, with a warning. Times of a processor are not read for a GPU, and
     stay on another processor, with a warning. ``overrides`` need exactly one trace. Raises
@@ -162,31 +163,32 @@ def prepare_device_times(
             name: model.in_steps() if isinstance(model, OperatorCostModel) else model
             for name, model in models.items()
         }
-    on_processor = traces[0].facts.device == "cpu" and find_sheet(device_name) is not None
+    device_name, sheet = resolve_device(device)
+    on_processor = traces[0].facts.device == "cpu" and sheet is not None
     untimed = [on_processor or trace.facts.step_time_source == UNTIMED for trace in traces]
     if any(untimed) and not all(untimed):
         raise InputError(
             "some of the traces hold no times", fix="give traces with times, or without"
         )
     precision = str(traces[0].facts.precision or FALLBACK_PRECISION)
-    _check_scaled(traces[0].facts, device_name)
+    _check_scaled(traces[0].facts, device_name, sheet)
     traced = traces[0].facts.device_name
-    sheets = find_sheet(traced), find_sheet(device_name)
-    same = traced == device_name or (sheets[0] is not None and sheets[0] == sheets[1])
-    carried = not (untimed[0] or same or None in sheets)
+    traced_sheet = find_sheet(traced)
+    same = _is_same(traced, traced_sheet, device_name, sheet)
+    carried = not (untimed[0] or same or None in (sheet, traced_sheet))
     lent = not (untimed[0] or same or carried)
     # Times that stay those of the traced device are rescaled by that device's model.
     on_gpu = not is_processor(device_name) if untimed[0] else traces[0].facts.device == "cuda"
     found = choose_operator_model(
-        models, traced if lent else device_name, precision, on_gpu, find_mask(traces[0])
+        models, traced if lent else device, precision, on_gpu, find_mask(traces[0])
     )
     if untimed[0]:
         _doubt_precision(found, precision)
-        _time(found, traces, device_name, sheets[1], overrides)
+        _time(found, traces, device_name, sheet, overrides)
         return found
     found.traces = list(traces)
-    if carried and sheets[1] is not None:
-        found.traces = [retime_trace(trace, sheets[1]) for trace in traces]
+    if carried and sheet is not None:
+        found.traces = [retime_trace(trace, sheet) for trace in traces]
         found.doubt(_EXTRAPOLATED)
     if lent:
         found.doubt(UNCALIBRATED, _of_another(traced, device_name))
@@ -197,9 +199,8 @@ def prepare_device_times(
     return found
 
 
-def _check_scaled(facts: Facts, device_name: str) -> None:
+def _check_scaled(facts: Facts, device_name: str, sheet: DeviceSheet | None) -> None:
     """Refuse a step in FP8 on what has no tensor cores for it: InputError."""
-    sheet = find_sheet(device_name)
     if facts.recipe.products and not (sheet and sheet.runs_on_tensor_cores("fp8")):
         raise InputError(
             f"--precision {facts.recipe.name}: {device_name} has no tensor cores for FP8",
@@ -271,7 +272,7 @@ def _time(
 
 def choose_operator_model(
     models: Mapping[str, RowModel],
-    device_name: str,
+    device: DeviceSheet | str,
     precision: str,
     on_gpu: bool,
     causal: bool | None = None,
@@ -281,15 +282,14 @@ def choose_operator_model(
     Raises InputError when a GPU has only processors' models. Raises PlatformError when it has
     neither model nor sheet.
     """
-    sheet = find_sheet(device_name)
+    device_name, sheet = resolve_device(device)
     for name, model in models.items():
-        if _is_of(model, device_name, sheet):
+        if _is_same(_device(model), _sheet(model), device_name, sheet):
             own = model if sheet is None else in_precision(model, sheet, precision, causal)
             return DeviceTimes([], own, f"{name} ({_method(own)})")
     if sheet is not None:
         nearest = nearest_model(models, sheet, precision)
         if nearest is not None:
-            source = find_device(_device(models[nearest]))
             # Products on tensor cores come from a table; what is carried over is the rest.
             carried = FALLBACK_PRECISION if sheet.runs_on_tensor_cores(precision) else precision
             derived = derive_operator_model(models[nearest], sheet, precision=carried)
@@ -297,7 +297,7 @@ def choose_operator_model(
             found = DeviceTimes([], model, f"{nearest} ({_method(model)})")
             found.doubt(
                 _EXTRAPOLATED,
-                f"no cost model of {device_name}: that of {source.driver_name} is carried over by the "
+                f"no cost model of {device_name}: that of {derived.source.driver_name} is carried over by the "
                 "rule for new GPUs; a capture on the device itself would replace it",
             )
             return found
@@ -309,7 +309,7 @@ def choose_operator_model(
     if on_gpu:
         find_device(device_name)  # it says what to write down, and where
     # A processor lends its shape to processors; a GPU model is the last resort.
-    alike = [name for name, model in models.items() if find_sheet(_device(model)) is None]
+    alike = [name for name, model in models.items() if _sheet(model) is None]
     name = (alike or list(models))[-1]
     found = DeviceTimes([], models[name], f"{name} ({_method(models[name])}), of another device")
     found.doubt(
@@ -335,7 +335,7 @@ def nearest_model(
 
     Nearest by the logarithms of memory bandwidth and peak rate at the precision.
     """
-    known = {name: find_sheet(_device(model)) for name, model in models.items()}
+    known = {name: _sheet(model) for name, model in models.items()}
 
     def distance(sheet: DeviceSheet) -> tuple[bool, float]:
         ratios = (
@@ -352,10 +352,18 @@ def _device(model: OperatorModel) -> str:
     return str(getattr(model, "device_name", ""))
 
 
+def _sheet(model: OperatorModel) -> DeviceSheet | None:
+    return getattr(model, "sheet", None) or find_sheet(_device(model))
+
+
 def _method(model: OperatorModel) -> str:
     return str(getattr(model, "method", type(model).__name__))
 
 
-def _is_of(model: OperatorModel, device_name: str, sheet: DeviceSheet | None) -> bool:
-    own = _device(model)
-    return own == device_name or (sheet is not None and find_sheet(own) == sheet)
+def _is_same(
+    measured: str, measured_sheet: DeviceSheet | None, device_name: str, sheet: DeviceSheet | None
+) -> bool:
+    """Return whether the device that was measured is the one asked about."""
+    if sheet is not None and measured_sheet is not None:
+        return measured_sheet.is_same_gpu(sheet)
+    return measured in (device_name, *(sheet.driver_names if sheet else ()))

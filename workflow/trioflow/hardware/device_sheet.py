@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from itertools import chain
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,11 +82,16 @@ OWN = Path("config") / "devices"
 """Where a user writes the sheet of a GPU that none ships of: in the folder that trioflow runs in."""
 SCHEMA = PACKAGE / "data" / "device.schema.json"
 
+_ROUNDED = 0.01
+"""Relative difference of numbers that two sheets of one GPU round differently."""
+_UNREAD = (
+    "l2_bytes", "boost_clock_hz", "peak_flop_per_s.fp64", "nvlink.generation", "nvlink.bandwidth_bytes_per_s",
+)  # fmt: skip
+"""Numbers that no prediction reads: no step computes in fp64, and links are the platform's."""
+_WITHOUT_TIME = (*_UNREAD, "memory_bytes", "usable_memory_bytes")
+
 FALLBACK_PRECISION = "fp32"
 """What arithmetic runs in where a device lacks the precision asked for."""
-
-_VECTOR_RATIO = 2.0
-"""Vector units compute halves at most this many times as fast as fp32; faster are tensor cores."""
 
 SUSTAINED_COMPUTE = 1 + (295 / 257 - 1) / (295 / 312)
 """What a sheet without ``sustained_compute`` has, an A100's: 257 of 312 TFLOP/s on random numbers, which draw the
@@ -118,15 +122,38 @@ class DeviceSheet:
     power_limit_w: float
     # Times that computing, at the peak rate, takes in a step of training, of that in a loop of one product.
     sustained_compute: float
-    peak_flop_per_s: Mapping[str, float]  # Peak dense rate for each precision [flop/s]
+    peak_flop_per_s: Mapping[str, float] = field(
+        hash=False
+    )  # Peak dense rate for each precision [flop/s]
     # Precisions whose peak is that of tensor cores; where the sheet leaves them out, those of a
-    # peak above ``_VECTOR_RATIO`` times the fp32 one.
+    # peak above the fp32 one.
     tensor_core_precisions: tuple[str, ...] = ()
     nvlink_generation: int | None = None  # None without NVLink
     # All links, both directions together [bytes/s].
     nvlink_bandwidth_bytes_per_s: float | None = None
-    # Source of every number by its dotted key.
-    sources: Mapping[str, str] = field(default_factory=dict)
+    # The file's content: what a sheet is made of again.
+    content: Mapping[str, Any] = field(default_factory=dict, hash=False, repr=False)
+
+    @cached_property
+    def sources(self) -> Mapping[str, str]:
+        """Source of every number by its dotted key."""
+        return {place: source for place, _, source in _walk_numbers(self.content)}
+
+    @cached_property
+    def numbers(self) -> Mapping[str, float]:
+        """Every number that the file gives, by its dotted key."""
+        return {place: float(value) for place, value, _ in _walk_numbers(self.content)}
+
+    def list_doubts(self) -> list[str]:
+        """Say which numbers of a sheet of one's own have no effect."""
+        unread = [key for key in _UNREAD if key in self.numbers and not self.is_shipped]
+        text = f"no prediction reads {', '.join(unread)} of the device sheet {self.name}: links are the platform's"
+        return [text] if unread else []
+
+    @property
+    def is_shipped(self) -> bool:
+        """Whether it is one of trioflow's own, unchanged."""
+        return self.name in list_devices() and self == _shipped(self.name)
 
     @property
     def driver_name(self) -> str:
@@ -139,6 +166,14 @@ class DeviceSheet:
         own = read_name(self.name)
         said = self.form_factor or own.form_factor
         return DeviceName(own.product, round(self.memory_bytes / 1e9), said)
+
+    def is_same_gpu(self, other: DeviceSheet) -> bool:
+        """Return whether two sheets share a name, and no number that times depend on and both give differs."""
+        names = [{plain_name(n) for n in (one.name, *one.driver_names)} for one in (self, other)]
+        both = [key for key in self.numbers if key in other.numbers and key not in _WITHOUT_TIME]
+        return bool(names[0] & names[1]) and all(
+            math.isclose(self.numbers[key], other.numbers[key], rel_tol=_ROUNDED) for key in both
+        )
 
     def runs_on_tensor_cores(self, precision: str) -> bool:
         """Return whether matrix products of a precision run on tensor cores."""
@@ -154,8 +189,14 @@ def list_devices() -> list[str]:
     return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
 
 
-def load_device(name_or_path: str | Path) -> DeviceSheet:
-    """Read a sheet by the name of a shipped one, or from a file (a path, or a name that ends in ``.yaml``)."""
+def load_device(name_or_path: str | Path | Mapping[str, Any], file: str | Path = "") -> DeviceSheet:
+    """Read a sheet by the name of a shipped one, from a file (a path, or a name that ends in ``.yaml``), or from content.
+
+    ``file``: where content stands.
+    """
+    if isinstance(name_or_path, Mapping):
+        validate_sheet(name_or_path, file)
+        return _build(name_or_path, file)
     text = str(name_or_path)
     if isinstance(name_or_path, Path) or "/" in text or text.endswith((".yaml", ".yml")):
         return _read(Path(name_or_path))
@@ -164,14 +205,21 @@ def load_device(name_or_path: str | Path) -> DeviceSheet:
     return _shipped(text)
 
 
-def find_device(name: str) -> DeviceSheet:
+def resolve_device(device: DeviceSheet | str) -> tuple[str, DeviceSheet | None]:
+    """Return a device's name and its sheet; one that is given by its name alone is looked up."""
+    if isinstance(device, DeviceSheet):
+        return device.driver_name, device
+    return device, find_sheet(device)
+
+
+def find_device(name: str, own: bool = True) -> DeviceSheet:
     """Return the sheet of a device by its driver's name or its own; the user's sheets (``OWN``) come first.
 
     Case, spaces, hyphens and underscores do not matter. A name not listed means the sheet of the
     same product whose memory and form factor it does not contradict. Raises PlatformError, with the
     numbers to write and where, when none or several fit.
     """
-    fitting = _list_fitting(name)
+    fitting = _list_fitting(name, own)
     if len(fitting) == 1:
         return fitting[0]
     if fitting:
@@ -179,32 +227,40 @@ def find_device(name: str) -> DeviceSheet:
             f"{name!r} stands for {' and '.join(sheet.name for sheet in fitting)}",
             fix="give the name with its memory and form factor, as the driver reports it",
         )
-    known = [*_own_sheets(), *map(_shipped, list_devices())]
-    raise _undescribed(name, [sheet.driver_name for sheet in known])
+    known = [path.stem for path in OWN.glob("*.y*ml")]
+    raise _undescribed(name, [*known, *(_shipped(each).driver_name for each in list_devices())])
 
 
-def _list_fitting(name: str) -> list[DeviceSheet]:
+def _list_fitting(name: str, own: bool) -> list[DeviceSheet]:
     """Return the sheet that has a name, or those that it may stand for; only the likely ones are read."""
-    own, wanted, said = _own_sheets(), plain_name(name), read_name(name)
-    likely = (each for each in list_devices() if wanted in _shipped_words(each))
-    for sheet in chain(own, map(_shipped, likely)):
+    wanted, parts = plain_name(name), read_name(name)
+    for sheet in _read_likely([wanted], own):
         if wanted in map(plain_name, (sheet.name, *sheet.driver_names)):
             return [sheet]
-    likely = (e for e in list_devices() if all(w in _shipped_words(e) for w in said.product))
-    sheets = chain(own, map(_shipped, likely)) if said.product else ()
-    return [sheet for sheet in sheets if sheet.parts.fits(said)]
+    sheets = _read_likely(parts.product, own) if parts.product else ()
+    return [sheet for sheet in sheets if sheet.parts.fits(parts)]
 
 
-def find_sheet(device_name: str) -> DeviceSheet | None:
-    """Return the sheet of a device, or None; a processor has none but the user's own."""
-    if is_processor(device_name) and not any(OWN.glob("*.y*ml")):
+def find_sheet(device_name: str, own: bool = True) -> DeviceSheet | None:
+    """Return the sheet of a device, or None; a processor has none but the user's own.
+
+    ``own``: whether the user's sheets (``OWN``) are asked, and first: not for what was measured elsewhere.
+    """
+    if is_processor(device_name) and not (own and any(OWN.glob("*.y*ml"))):
         return None
-    fitting = _list_fitting(device_name)
+    fitting = _list_fitting(device_name, own)
     return fitting[0] if len(fitting) == 1 else None
 
 
-def _own_sheets() -> list[DeviceSheet]:
-    return [_read(path) for path in sorted(OWN.glob("*.y*ml"))]
+def _read_likely(words: Iterable[str], own: bool) -> Iterator[DeviceSheet]:
+    """Yield the sheets whose text holds all words, the user's first: a broken one that names another GPU is not read."""
+    for path in sorted(OWN.glob("*.y*ml")) if own else ():
+        text = plain_name(path.read_text(encoding="utf-8", errors="replace"))
+        if all(word in text for word in words):
+            yield _read(path)
+    for name in list_devices():
+        if all(word in _shipped_words(name) for word in words):
+            yield _shipped(name)
 
 
 def _undescribed(name: str, known: list[str]) -> PlatformError:
@@ -249,7 +305,7 @@ def _validator() -> Draft202012Validator:
     return Draft202012Validator(read_json(SCHEMA))
 
 
-def validate_sheet(content: Any, path: Path) -> None:
+def validate_sheet(content: Any, path: str | Path) -> None:
     """Check a device sheet's content; PlatformError says the shallowest violation of the schema."""
     errors = sorted(
         _validator().iter_errors(content),
@@ -288,12 +344,29 @@ def _walk_numbers(content: Mapping[str, Any], place: str = "") -> Iterator[tuple
             yield from _walk_numbers(entry, f"{place}{key}.")
 
 
-def _build(content: dict[str, Any], path: Path) -> DeviceSheet:
-    values, sources = {}, {}
-    for place, value, source in _walk_numbers(content):
-        values[place], sources[place] = value, source
+def describe_inline(content: Mapping[str, Any], path: str | Path) -> DeviceSheet | None:
+    """Return the sheet of a GPU whose numbers a platform's file gives: those of its name's sheet, but for these.
+
+    None where no sheet fits the name, and memory bandwidth or fp32's peak are not given.
+    """
+    known = find_sheet(content["name"])
+    base: Mapping[str, Any] = {"name": content["name"], "driver_names": [content["name"]]}
+    if known is not None:
+        base = known.content
+    kept = {key: entry for key, entry in content.items() if key not in ("name", "kind")}
+    if known is not None:
+        del kept["memory_bytes"]  # what is free of it, not what the maker says
+    peaks = {**base.get("peak_flop_per_s", {}), **content["peak_flop_per_s"]}
+    merged = {**base, **kept, "peak_flop_per_s": peaks}
+    if FALLBACK_PRECISION not in peaks or "memory_bandwidth_bytes_per_s" not in merged:
+        return None
+    return _build(merged, path)
+
+
+def _build(content: Mapping[str, Any], path: str | Path) -> DeviceSheet:
+    values = {place: value for place, value, _ in _walk_numbers(content)}
     peaks = {name: float(values[f"peak_flop_per_s.{name}"]) for name in content["peak_flop_per_s"]}
-    fast = [n for n, peak in peaks.items() if peak > _VECTOR_RATIO * peaks[FALLBACK_PRECISION]]
+    fast = [n for n, peak in peaks.items() if peak > peaks[FALLBACK_PRECISION]]
     tensor = tuple(content.get("tensor_core_precisions", fast))
     lacking = sorted(set(tensor) - set(peaks))
     if lacking:
@@ -322,5 +395,5 @@ def _build(content: dict[str, Any], path: Path) -> DeviceSheet:
         tensor_core_precisions=tensor,
         nvlink_generation=None if generation is None else int(generation),
         nvlink_bandwidth_bytes_per_s=None if nvlink is None else float(nvlink),
-        sources=sources,
+        content=content,
     )

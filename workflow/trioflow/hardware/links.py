@@ -12,6 +12,7 @@ from trioflow.hardware.machine import (
     EAGER,
     SLOWDOWN,
     TIES,
+    Device,
     Link,
     Platform,
     is_rank_node,
@@ -196,6 +197,7 @@ def describe_platform(platform: Platform, path: str | Path) -> dict[str, Any]:
         return entry if measured else {**entry, "measured": False}
 
     device, slowdown = platform.device, platform.compute_slowdown_during_collective
+    sheet = device.sheet
     described: dict[str, Any] = {
         "name": device.name,
         "kind": device.kind,
@@ -208,6 +210,8 @@ def describe_platform(platform: Platform, path: str | Path) -> dict[str, Any]:
     if device.memory_bandwidth_bytes_per_s is not None:
         key = "memory_bandwidth_bytes_per_s"
         described[key] = number(device.memory_bandwidth_bytes_per_s, f"device.{key}")
+    if sheet is not None and device == Device.of(sheet):
+        described = {"sheet": sheet.name if sheet.is_shipped else dict(sheet.content)}
     links = []
     for link in platform.links:
         entry: dict[str, Any] = {"from": link.source, "to": link.target}

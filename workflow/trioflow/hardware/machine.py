@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from trioflow.base.plan_row import Plan
 from trioflow.base.precision_recipes import NANOTRON
+from trioflow.hardware.device_sheet import DeviceSheet
 
 SLOWDOWN = "compute_slowdown_during_collective"
 EAGER = "eager_send_bytes"
@@ -25,7 +26,7 @@ class Device:
     """The device of every rank.
 
     ``peak_flop_per_s``: dense, by precision [flop/s]; ``memory_bandwidth_bytes_per_s``: None where
-    unknown [bytes/s].
+    unknown [bytes/s]; ``sheet``: the GPU as its maker describes it, None where nobody gave one.
     """
 
     name: str
@@ -33,6 +34,20 @@ class Device:
     memory_bytes: int
     peak_flop_per_s: Mapping[str, float]
     memory_bandwidth_bytes_per_s: float | None = None
+    sheet: DeviceSheet | None = None
+
+    @classmethod
+    def of(cls, sheet: DeviceSheet) -> Device:
+        """Return the GPU of a sheet."""
+        return cls(
+            sheet.driver_name, "gpu", sheet.usable_memory_bytes, dict(sheet.peak_flop_per_s),
+            sheet.memory_bandwidth_bytes_per_s, sheet,
+        )  # fmt: skip
+
+    @property
+    def described(self) -> DeviceSheet | str:
+        """What cost models are chosen by: the sheet, or the name of a device that has none."""
+        return self.sheet or self.name
 
 
 class Link(NamedTuple):

@@ -19,7 +19,7 @@ import yaml
 from trioflow.base.errors import PlatformError, suggest
 from trioflow.base.provenance import PACKAGE, atomic_path, read_json
 from trioflow.base.yaml_files import read_yaml
-from trioflow.hardware.device_sheet import load_device
+from trioflow.hardware.device_sheet import describe_inline, load_device
 from trioflow.hardware.links import (
     build_links,
     describe_platform,
@@ -202,7 +202,10 @@ def _build(
         node_collectives=content.get("node_collectives"),
         between_nodes=content.get("between_nodes"),
         unmeasured=tuple(sorted(unmeasured)),
-        doubts=tuple(list_doubts(content.get("topology", {}), path)),
+        doubts=(
+            *list_doubts(content.get("topology", {}), path),
+            *(device.sheet.list_doubts() if device.sheet else ()),
+        ),
         compute_slowdown_during_collective=_number(content.get(SLOWDOWN, {"value": 1.0})),
         eager_send_bytes=_number(content.get(EAGER, {"value": 0.0})),
         routing=Routing(**content.get("routing", {}), failed=frozenset(list_failed_links(content))),
@@ -220,12 +223,13 @@ def _build_device(content: dict[str, Any], path: str | Path) -> tuple[Device, di
             memory_bytes=int(content["memory_bytes"]["value"]),
             peak_flop_per_s={k: _number(v) for k, v in content["peak_flop_per_s"].items()},
             memory_bandwidth_bytes_per_s=None if bandwidth is None else _number(bandwidth),
+            sheet=describe_inline(content, path) if content["kind"] == "gpu" else None,
         )
         return device, {}
     name = content["sheet"]
-    is_file = name.endswith((".yaml", ".yml"))
+    is_file = isinstance(name, str) and name.endswith((".yaml", ".yml"))
     try:
-        sheet = load_device(Path(path).parent / name if is_file else name)
+        sheet = load_device(Path(path).parent / name if is_file else name, path)
     except PlatformError as error:
         if error.file is not None:
             raise
@@ -238,14 +242,7 @@ def _build_device(content: dict[str, Any], path: str | Path) -> tuple[Device, di
     }
     if "usable_memory_bytes" in sheet.sources:
         sources["device.memory_bytes"] = sheet.sources["usable_memory_bytes"]
-    device = Device(
-        name=sheet.driver_name,
-        kind="gpu",
-        memory_bytes=sheet.usable_memory_bytes,
-        peak_flop_per_s=dict(sheet.peak_flop_per_s),
-        memory_bandwidth_bytes_per_s=sheet.memory_bandwidth_bytes_per_s,
-    )
-    return device, sources
+    return Device.of(sheet), sources
 
 
 def _number(entry: dict[str, Any]) -> float:

@@ -19,6 +19,7 @@ from trioflow.costmodel.choices import (
     load_named_platform,
 )
 from trioflow.costmodel.device_times import DeviceTimes
+from trioflow.hardware.device_sheet import DeviceSheet
 from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import OFFLOAD_RATES, describe_unmeasured, load_platform
 from trioflow.network.collectives import CollectiveCost
@@ -88,7 +89,7 @@ def prepare_step(
         return _prepare_traced(traces, plan, platform, options)
     if not isinstance(traces, DeviceTimes):
         traces, batch = _open_models(traces, plan, batch, options)
-    times = time_operators(traces, platform.device.name, options)
+    times = time_operators(traces, platform.device.described, options)
     host = platform.host_of(plan, times.traces[0].facts.recipe.framework)
     graph = build_graph(times, plan, batch=batch, host=host, options=options)
     return join_step(graph, times, platform, options)
@@ -97,7 +98,7 @@ def prepare_step(
 def _prepare_traced(traces: Traces, plan: Plan, platform: Platform, options: Options) -> Step:
     """Put together what the ranks of a traced run do, on as many ranks as the plan has."""
     loaded = [silence_messages(trace) for trace in load_traces(traces)]
-    times = time_operators(loaded, platform.device.name, options)
+    times = time_operators(loaded, platform.device.described, options)
     graph = build_traced_graph(times.traces, ranks=plan.ranks, host=platform.host)
     return join_step(graph, times, platform, options)
 
@@ -162,7 +163,7 @@ def extrapolate_experiment(
     chosen, machine = Plan(**plan), load_platform(Path(platform))
     stages = read_json(partition_file)["stages"].get(str(chosen.stages))
     options = Options(cost_model=str(operator_model), stages=stages)
-    times = time_operators(list(trace_folders), machine.device.name, options)
+    times = time_operators(list(trace_folders), machine.device.described, options)
     graph = build_graph(
         times, chosen, batch=int(experiment["batch"]), host=machine.host, options=options
     )
@@ -175,14 +176,14 @@ def extrapolate_experiment(
 
 def time_operators(
     traces: Traces,
-    device_name: str,
+    device: DeviceSheet | str,
     options: Options = DEFAULTS,
 ) -> DeviceTimes:
     """Return traces with a device's times, and the operator model for it; errors as ``costmodel.choices.choose_times``."""
     if isinstance(traces, DeviceTimes):
         return traces
     loaded = load_traces(traces, **options.language_step)
-    return choose_times(loaded, device_name, options.cost_model, options.override)
+    return choose_times(loaded, device, options.cost_model, options.override)
 
 
 def _open_models(

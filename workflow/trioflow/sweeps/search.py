@@ -182,7 +182,7 @@ def search_plans(
     watch = watch or (lambda done, all_plans, doing: None)
     with remembering(workshop.memory):
         machine = workshop.load_platform(platform, ranks)
-        times = workshop.time_operators(trace, machine.device.name, cost_model, override)
+        times = workshop.time_operators(trace, machine.device.described, cost_model, override)
         key = [trace, cost_model, override]
         drawn = {"draws": draws, "seed": seed}
         one = _Search(workshop, machine, times, key, batch, top, watch, drawn)

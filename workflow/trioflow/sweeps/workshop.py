@@ -24,6 +24,7 @@ from trioflow.costmodel.device_times import DeviceTimes
 from trioflow.costmodel.distinct import PLACE
 from trioflow.costmodel.interface import OperatorModel, looks_at_rows
 from trioflow.engine.compiled.run import is_repaid
+from trioflow.hardware.device_sheet import DeviceSheet
 from trioflow.hardware.machine import Platform
 from trioflow.network.collectives import CollectiveCost
 from trioflow.network.networks import DEFAULT_NETWORK
@@ -167,7 +168,7 @@ class Workshop:
         self._traces: dict[str, list[Trace]] = {}
         self._platforms: dict[tuple[str, int], Platform] = {}
         self._collectives: dict[int, tuple[Platform, CollectiveCost | None]] = {}
-        self._times: dict[tuple[str, ...], DeviceTimes] = {}
+        self._times: dict[tuple[Any, ...], DeviceTimes] = {}
         self._graphs: OrderedDict[str, TaskGraph] = OrderedDict()
         self._events, self._loaded = 0, False
         self.memory = Memory()
@@ -193,13 +194,13 @@ class Workshop:
         return self._collectives[id(platform)][1]
 
     def time_operators(
-        self, trace: str, device_name: str, cost_model: str = "", override: str = ""
+        self, trace: str, device: DeviceSheet | str, cost_model: str = "", override: str = ""
     ) -> DeviceTimes:
         """Return traces with a device's times and a model that remembers its answers."""
-        key = (trace, device_name, cost_model, override)
+        key = (trace, device, cost_model, override)
         if key not in self._times:
             asked = Options(cost_model=cost_model or None, override=override or None)
-            times = time_operators(self.load_traces(trace), device_name, asked)
+            times = time_operators(self.load_traces(trace), device, asked)
             times.model = MemoModel(times.model)
             self._times[key] = times
         return self._times[key]
@@ -212,7 +213,9 @@ class Workshop:
 
         ``key`` says what ``times`` are of: trace, cost model, override; of the platform the host costs count.
         """
-        described = [*key, platform.device.name, dict(platform.host), asdict(plan), batch]
+        device = platform.device
+        numbers = dict(device.sheet.numbers) if device.sheet else {}
+        described = [*key, device.name, numbers, dict(platform.host), asdict(plan), batch]
         digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
         if digest in self._graphs:
             self._graphs.move_to_end(digest)
@@ -272,7 +275,7 @@ class Workshop:
         """Return what a scenario comes to."""
         platform = self.load_platform(values["platform"], plan.ranks)
         key = [values[name] for name in ("trace", "cost_model", "override")]
-        times = self.time_operators(key[0], platform.device.name, key[1], key[2])
+        times = self.time_operators(key[0], platform.device.described, key[1], key[2])
         digest, graph = self.build_graph(times, key, plan, batch, platform)
         step = self.prepare(
             times, graph, platform, interval=self.interval, network=values["network"],

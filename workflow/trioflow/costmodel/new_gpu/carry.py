@@ -175,7 +175,7 @@ def scale_rows(
     low, high = model.factors(
         rule, [key_of(name, tensor) for name in rows["operator_class"].tolist()]
     )
-    kept = np.asarray(times == 0) | (source.name == target.name)
+    kept = np.asarray(times == 0) | source.is_same_gpu(target)
     if "kept" in rows.columns:
         kept |= rows["kept"].to_numpy(dtype=bool)
     predicted = np.where(kept, times, predicted)
@@ -226,7 +226,7 @@ def retime_trace(
     source = find_device(trace.facts.device_name)
     target = find_device(target) if isinstance(target, str) else target
     _check(trace)
-    if source.name == target.name:
+    if source.is_same_gpu(target):
         return trace
     precision = precision or trace.facts.precision
     if not precision:

@@ -137,6 +137,7 @@ def derive_operator_model(
     ``source``: the base's GPU, its ``device_name`` unless given. ``precision``: of the step's
     matrix products. Raises PlatformError when one has no sheet.
     """
-    source = source if source is not None else str(getattr(base, "device_name", ""))
+    if source is None:
+        source = getattr(base, "sheet", None) or str(getattr(base, "device_name", ""))
     source, target = (find_device(d) if isinstance(d, str) else d for d in (source, target))
     return NewGpuOperatorModel(base, source, target, precision, rule, model or load_new_gpu_model())

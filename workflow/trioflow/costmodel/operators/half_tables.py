@@ -340,16 +340,19 @@ def _read(path: str | Path) -> dict[str, Any]:
     return content
 
 
-def nearest_table(tables: Iterable[str], target: str, precision: str) -> str | None:
+def nearest_table(tables: Iterable[str], target: DeviceSheet, precision: str) -> str | None:
     """Return the device whose table is nearest to a target: itself, its chip, then by rates."""
-    sheet = load_device(target)
 
     def distance(name: str) -> tuple[bool, bool, float]:
         other = load_device(name)
         rates = (
-            other.peak(precision) / sheet.peak(precision),
-            other.memory_bandwidth_bytes_per_s / sheet.memory_bandwidth_bytes_per_s,
+            other.peak(precision) / target.peak(precision),
+            other.memory_bandwidth_bytes_per_s / target.memory_bandwidth_bytes_per_s,
         )
-        return name != target, other.chip != sheet.chip, sum(abs(math.log(r)) for r in rates)
+        return (
+            not other.is_same_gpu(target),
+            other.chip != target.chip,
+            sum(abs(math.log(r)) for r in rates),
+        )
 
     return min(sorted(tables), key=distance, default=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -35,7 +36,7 @@ from trioflow.costmodel.operators.class_curves import (
     fit_class_curves,
     predict_rows,
 )
-from trioflow.costmodel.operators.model_file import read_model, write_model
+from trioflow.costmodel.operators.model_file import SHIPPED_MODELS, read_model, write_model
 from trioflow.costmodel.operators.products import PRODUCTS, read_columns, work_matrix
 from trioflow.costmodel.operators.resizing import bound_times, rescale_rows, resize_rows
 from trioflow.costmodel.operators.rows import (
@@ -45,7 +46,7 @@ from trioflow.costmodel.operators.rows import (
     sized_rows,
     trace_names,
 )
-from trioflow.hardware.device_sheet import find_sheet
+from trioflow.hardware.device_sheet import DeviceSheet, find_sheet
 
 
 def class_errors(held: HeldOut, resized: pd.DataFrame) -> dict[Key, dict[str, float | None]]:
@@ -135,6 +136,14 @@ class OperatorCostModel:
     class_errors: Mapping[Key, Mapping[str, float | None]] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)  # Traces that it was fitted to
     products: bool = False  # With matrix products and kinds (``rows.sized_rows``)
+    shipped: bool = (
+        False  # With trioflow: the device is a shipped sheet's, whatever sheets a user has
+    )
+
+    @cached_property
+    def sheet(self) -> DeviceSheet | None:
+        """The data sheet of the device that it was fitted on; None without one."""
+        return find_sheet(self.device_name, own=not self.shipped)
 
     def predict(self, operators: pd.DataFrame) -> pd.DataFrame:
         """Predict operators from their names, shapes and sizes alone; times are not read.
@@ -209,7 +218,7 @@ class OperatorCostModel:
 
     def _bounded(self, rows: pd.DataFrame, time_s: Floats, outside: Any) -> Floats:
         """Keep times outside the fitted range inside the bounds of the device's sheet, if it has one."""
-        sheet = find_sheet(self.device_name) if outside.any() else None
+        sheet = self.sheet if outside.any() else None
         if sheet is None:
             return time_s
         beyond = rows[outside]
@@ -293,4 +302,5 @@ def fit_operator_model(
 
 def load_operator_model(path: str | Path) -> OperatorCostModel:
     """Read what :meth:`OperatorCostModel.save` wrote; InputError where it is missing, incomplete or another file."""
-    return OperatorCostModel(**read_model(path))
+    shipped = Path(path).resolve().is_relative_to(SHIPPED_MODELS)
+    return OperatorCostModel(**read_model(path), shipped=shipped)

@@ -141,7 +141,7 @@ class PrecisionModel:
         if self.attention is not None:
             parts.append(f"attention of {self.attention_source}")
         if self.convolutions is not None:
-            measured = find_device(self.convolutions.device_name).name
+            measured = find_device(self.convolutions.device_name, own=False).name
             parts.append(f"convolutions by the share of the roofline on {measured}")
         return "; ".join(parts)
 
@@ -230,7 +230,7 @@ class PrecisionModel:
         if self.convolutions is not None and chosen.any():
             model = self.convolutions
             measured = str(class_precision(model, "convolution"))
-            source = Source(find_device(model.device_name), measured, model.row_times)
+            source = Source(find_device(model.device_name, own=False), measured, model.row_times)
             names = zip(rows["operator_class"][chosen], rows["phase"][chosen], strict=True)
             bands = [find_band(model.predict_bands, str(name), str(phase)) for name, phase in names]
             spreads = [self._spread(band.low_log, band.high_log, measured) for band in bands]
@@ -241,9 +241,7 @@ class PrecisionModel:
         """Yield products in FP8, by format, as `_parts`."""
         for kind in SCALED if self.table is not None else ():
             chosen = _find_scaled(rows, kind)
-            name = (
-                nearest_table(shipped_scaled(kind), self.sheet.name, FP8) if chosen.any() else None
-            )
+            name = nearest_table(shipped_scaled(kind), self.sheet, FP8) if chosen.any() else None
             if name is None:
                 continue
             table = shipped_scaled(kind)[name]
@@ -309,8 +307,9 @@ class PrecisionModel:
         inside = single & (flop <= (0.0 if self.table is None else self.table.largest_flop))
         for kind in SCALED if self.table is not None else ():
             tables = shipped_scaled(kind)
-            if self.sheet.name in tables:
-                most = tables[self.sheet.name].largest_flop
+            name = nearest_table(tables, self.sheet, FP8)
+            if name and load_device(name).is_same_gpu(self.sheet):
+                most = tables[name].largest_flop
                 inside |= (rows["operator_class"] == f"gemm/{kind}").to_numpy() & (flop <= most)
         if self.attention is not None:
             forward = self._fused(rows) & (rows["attention_backward"] == 0).to_numpy()
@@ -347,7 +346,7 @@ def in_precision(
     fitted = class_precision(model, "gemm")
     own = _same_rate(fitted, precision) or (fitted is None and precision not in HALF)
     tables = shipped_tensor_products()
-    source = None if own else nearest_table(tables, sheet.name, precision)
+    source = None if own else nearest_table(tables, sheet, precision)
     mine = class_precision(model, "convolution")
     convolutions = None if _same_rate(mine, precision) else measured_convolutions()
     if source is None and convolutions is None:
@@ -355,7 +354,7 @@ def in_precision(
     table = tables[source] if source else None
     rule = load_new_gpu_model()
     attention = shipped_attention() if precision in HALF and source is not None else {}
-    fused = nearest_table(attention, sheet.name, precision)
+    fused = nearest_table(attention, sheet, precision)
     return PrecisionModel(
         model, sheet, precision, source or "", table, convolutions, rule, fused or "",
         attention[fused] if fused else None, causal,
@@ -368,7 +367,7 @@ def measured_convolutions() -> OperatorCostModel | None:
     for path in shipped_operator_models().values():
         model = load_operator_model(path)
         precision = class_precision(model, "convolution")
-        if precision and find_device(model.device_name).runs_on_tensor_cores(precision):
+        if precision and find_device(model.device_name, own=False).runs_on_tensor_cores(precision):
             return model
     return None
 

@@ -138,11 +138,7 @@ class PublishedSource:
         if str(name).endswith((".yaml", ".yml")):
             name = self.table_folder / str(name)
         platform = load_platform(name, row.ranks)
-        sheet = load_device(row.gpu)
-        device = Device(
-            sheet.driver_name, "gpu", sheet.usable_memory_bytes, dict(sheet.peak_flop_per_s),
-            sheet.memory_bandwidth_bytes_per_s,
-        )  # fmt: skip
+        device = Device.of(load_device(row.gpu))
         path = find_collectives(platform)
         return replace(platform, device=device), load_collectives(path) if path else None
 

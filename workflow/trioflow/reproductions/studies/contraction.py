@@ -152,5 +152,4 @@ def load_timed_trace(name: str) -> DeviceTimes:
 
 def load_study_device() -> Device:
     """Return the device of every rank of the studies."""
-    sheet = load_device(_SHEET)
-    return Device(sheet.driver_name, "gpu", sheet.usable_memory_bytes, dict(sheet.peak_flop_per_s))
+    return Device.of(load_device(_SHEET))
