@@ -68,3 +68,21 @@ def test_a_loss_that_works_in_place_holds_the_scores_that_it_works_in(
 def test_what_sequence_parallelism_gathers_lies_in_buffers_that_stay(precision, buffers):
     assert "gathered" not in hold(precision)
     assert hold(precision, 2).get("gathered", 0) == buffers * TOKENS * WORDY.hidden * 2
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fsdp2-mixed", "pure-bf16", "megatron-bf16"])
+def test_a_pipeline_holds_no_more_scores_with_more_micro_batches(precision):
+    times = time_operators(
+        make_trace(WORDY, LanguageStep(**STEP, precision=precision)), "NVIDIA H100 80GB HBM3"
+    )
+
+    def hold_beside_buffers(micro_batches):
+        plan = make_plan(pipeline=2, schedule="1f1b", micro_batches=micro_batches)
+        memory = build_graph(times, plan, batch=STEP["batch"] * micro_batches).metadata.memory
+        # Stages of PyTorch have a buffer for every micro-batch's message; the inputs lie there too.
+        return [
+            entry["peak_bytes"] - sum(entry["categories"].get(k, 0) for k in ("message", "input"))
+            for entry in memory
+        ]
+
+    assert hold_beside_buffers(24) == hold_beside_buffers(6)

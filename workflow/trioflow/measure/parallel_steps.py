@@ -207,12 +207,8 @@ def _make_pipeline_step(
         marks.clear()
         optimizer.zero_grad()
         with workload.precision.arithmetic(), workload.precision.forward(device):
-            if rank == 0:
-                schedule.step(inputs)
-            elif rank == count - 1:
-                schedule.step(target=targets, losses=[])
-            else:
-                schedule.step()
+            ends: dict[str, Any] = {"target": targets, "losses": []} if rank == count - 1 else {}
+            schedule.step(*([inputs] if rank == 0 else []), return_outputs=False, **ends)
         marks.run_marked("optimizer", optimizer.step)
 
     return _MarkedStep(step, marks)

@@ -234,8 +234,9 @@ def _lifetimes_of(
 ) -> Callable[[StorageTable], Lifetimes]:
     """Return what the framework keeps longer than operators do.
 
-    ``torch.distributed.pipelining`` keeps what a stage sent until its backward, and all outputs of the last stage to
-    return them (2.13, ``stage.py``: ``fwd_cache``, ``output_chunks``). Frameworks that keep main gradients
+    ``torch.distributed.pipelining`` keeps what a stage sent until its backward, and an output of the last stage until
+    that ends (2.13, ``stage.py``: ``fwd_cache``); that none is returned (``return_outputs=False``), as by torchtitan,
+    keeps the peak from growing with micro-batches. Frameworks that keep main gradients
     (Megatron-LM, nanotron) drop both, receive into new buffers, and update with one kernel (``FusedAdam``,
     ``torch_adam_is_fused``). What ``fully_shard`` reduces in each micro-step it makes in the weights' format, and casts
     as it copies; what it keeps it has cast before. The distributed optimizer's buffers of gradients are always there,

@@ -50,8 +50,8 @@ class Lifetimes:
     # Storages, as entries of the table, that stay until their stage's backward of the micro-batch
     # begins: what a stage sends on
     until_backward: NDArray[np.int64]
-    # Those that stay until the end of the step: the outputs of the last stage
-    until_end: NDArray[np.int64]
+    # Those that stay until it ends: the outputs of the last stage
+    through_backward: NDArray[np.int64]
     buffered: bool = True  # whether results of other ranks arrive in buffers that are always there
     adds_up: bool = True  # whether gradients of a second micro-batch are added to the first one's
     gradients_stay: bool = False  # whether gradients lie in buffers that are always there
@@ -242,10 +242,10 @@ def _choose_deaths(
 ) -> NDArray[np.int64]:  # fmt: skip
     """Return where each allocation is dropped, the framework's own rules included."""
     death, end = instances.death.copy(), len(tasks)
-    death[np.isin(instances.storage, lifetimes.until_end)] = end
     stage, micro_batch = instances.stage, instances.micro_batch
-    begins = np.maximum(runs.bound_backward(stage, micro_batch, last=False), death)
-    death = np.where(np.isin(instances.storage, lifetimes.until_backward), begins, death)
+    for storages, last in ((lifetimes.until_backward, False), (lifetimes.through_backward, True)):
+        bound = np.maximum(runs.bound_backward(stage, micro_batch, last=last), death)
+        death = np.where(np.isin(instances.storage, storages), bound, death)
     gradient = np.flatnonzero(table.is_gradient[instances.storage])
     if lifetimes.gradients_stay:
         ends = runs.bound_backward(stage[gradient], micro_batch[gradient], last=True)
