@@ -15,6 +15,8 @@ pytest.importorskip("torch", reason="a trace without a device needs torch (extra
 
 WORDY = LanguageModel("wordy", 2, 64, 8, 8, 8, 96, 32768)
 """Its scores are most of what it holds."""
+TALL = LanguageModel("tall", 2, 64, 8, 8, 8, 96, 64)
+"""Its blocks are most of its parameters."""
 STEP = {"sequence": 64, "batch": 2}
 TOKENS = STEP["sequence"] * STEP["batch"]
 SCORES = TOKENS * WORDY.vocabulary
@@ -39,13 +41,49 @@ def test_tensor_parallel_ranks_of_a_language_model_share_its_vocabulary_unasked(
 
 
 @cache
-def hold(precision, tensor=1):
+def hold(precision, tensor=1, data=1, sequence=64):
     """Return what fills rank 0 at its peak."""
-    trace = make_trace(WORDY, LanguageStep(**STEP, precision=precision))
-    split = tensor > 1
-    plan = make_plan(1, tensor, sequence_parallel=split, vocabulary_parallel=split)
+    trace = make_trace(WORDY, LanguageStep(sequence, STEP["batch"], precision))
+    split, sharding = tensor > 1, "distributed" if data > 1 else "none"
+    plan = make_plan(
+        data, tensor, sequence_parallel=split, vocabulary_parallel=split, sharding=sharding
+    )
     times = time_operators(trace, "NVIDIA H100 80GB HBM3")
-    return build_graph(times, plan, batch=STEP["batch"]).metadata.memory[0]["categories"]
+    return build_graph(times, plan, batch=data * STEP["batch"]).metadata.memory[0]["categories"]
+
+
+@pytest.mark.parametrize(
+    ("precision", "whole", "shared"),
+    # Bytes per parameter that replicas hold whole, and that they share.
+    [
+        ("megatron-bf16", 2 + 4, 12), ("megatron-bf16-reduce", 2 + 2, 12), ("megatron-fp16", 2 + 2, 12),
+        # bf16 gradients stay beside those in fp32.
+        ("deepspeed-bf16", 2 + 2 + 4, 12),
+        # FP8 copies lie beside the weights of blocks, or in their place.
+        ("fp8", 2 + 2 * 0.0126 + 4, 12), ("fp8-params", 2 + 4, 12), ("fp8-params-bf16-reduce", 2 + 2, 12),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("data", [1, 4])
+def test_bytes_per_parameter_are_those_of_the_framework(precision, whole, shared, data):
+    held = hold(precision, data=data)
+    stands = sum(held.get(name, 0) for name in ("parameter", "gradient", "optimizer_state"))
+    assert stands / WORDY.parameters == pytest.approx(whole + shared / data, rel=0.001)
+    # The update has a copy of its gradients in fp32 where they are in half precision.
+    if "reduce" in precision:
+        held = hold(precision, data=data, sequence=2)
+        assert held["temporary"] / WORDY.parameters == pytest.approx(4 / data, rel=0.001)
+
+
+def test_weights_in_fp8_are_gathered_as_one_byte():
+    gathered = {}
+    for precision in ("fp8", "fp8-params"):
+        trace = make_trace(TALL, LanguageStep(**STEP, precision=precision))
+        plan = make_plan(2, sharding="distributed")
+        graph = build_graph(time_operators(trace, "NVIDIA H100 80GB HBM3"), plan, batch=4)
+        messages = graph.tasks[(graph.tasks["name"] == "all_gather") & (graph.tasks["rank"] == 0)]
+        gathered[precision] = messages["message_bytes"].sum()
+    blocks = TALL.parameters - 2 * TALL.vocabulary * TALL.hidden
+    assert gathered["fp8"] - gathered["fp8-params"] == pytest.approx(blocks, rel=0.01)
 
 
 @pytest.mark.parametrize(

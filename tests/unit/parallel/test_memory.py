@@ -184,7 +184,6 @@ def test_a_pipeline_holds_its_micro_batches_in_flight_and_no_more():
     assert many[0] - many[1] == pytest.approx(blocks + embedded, rel=1e-3), "one more a rank"
     again = held(8, "activation", "full")
     assert again[1] - again[2] == 4 * sequence * hidden, "of each block its fp32 input is kept"
-    # PyTorch's last stage returns the results of all micro-batches; Megatron's does not.
-    assert many[3] - few[3] == 8 * 2 * sequence * vocabulary
+    assert many[3] == few[3], "nobody asks the last stage to return its results"
     parameters = sum(prod(one["shape"]) for one in trace.facts.parameters)
     assert sum(held(8, "optimizer_state", "full")) == pytest.approx(8 * parameters, rel=1e-6)

@@ -9,9 +9,11 @@ PyTorch ``torch.autocast``; ``torch.distributed.fsdp.MixedPrecisionPolicy`` (``f
 ``reduce_dtype`` fp32, ``fsdp2-bf16-reduce`` bf16 or none, which is the same);
 Transformer Engine's recipes, as Megatron Core runs them, for ``fp8`` and ``fp8-block``;
 Megatron Core, "Distributed Optimizer" (bf16 weights with fp32 gradients: 18
-bytes a parameter, 6 + 12/d distributed; fp16 with fp16 gradients: 20, 4 + 16/d, for which 18 stand here: gradients
-lie in fp32, instead of in fp16 with a copy in fp32 that only the update has; so they do under the ``-bf16-reduce``
-recipes, which are Megatron Core with ``grad_reduce_in_fp32`` false).
+bytes per parameter, 6 + 12/d distributed; half-precision gradients, as of fp16 and the ``-bf16-reduce`` recipes with
+``grad_reduce_in_fp32`` false: 16, 4 + 12/d, and during the update 4 or 4/d more for a copy of them in fp32);
+``fp8_param_gather`` for the ``-params`` recipes (Transformer Engine's FP8 weights, row by row and transposed, and none in
+bf16). DeepSpeed, ``runtime/bf16_optimizer.py``: ``clear_lp_grads`` fills the bf16 gradients with zeros and keeps them
+beside those in fp32, so 8 + 12/d; ``runtime/pipe/engine.py`` sums them once, behind the last backward.
 """
 
 from __future__ import annotations
@@ -21,8 +23,10 @@ from typing import Any
 
 from trioflow.base.errors import InputError
 
-PYTORCH, MEGATRON, NANOTRON = "pytorch", "megatron", "nanotron"
-WORDS = {PYTORCH: "eager PyTorch", MEGATRON: "Megatron-LM", NANOTRON: "nanotron"}
+PYTORCH, MEGATRON, NANOTRON, DEEPSPEED = "pytorch", "megatron", "nanotron", "deepspeed"
+WORDS = {
+    PYTORCH: "eager PyTorch", MEGATRON: "Megatron-LM", NANOTRON: "nanotron", DEEPSPEED: "DeepSpeed"
+}  # fmt: skip
 """Frameworks, and how an answer calls them."""
 
 
@@ -46,17 +50,21 @@ class PrecisionRecipe:
     # gradient only afterwards; 0 where products add to the main gradient themselves (Megatron-LM's
     # gradient accumulation fusion).
     made_bytes: int = 0
+    keeps_made: bool = False  # whether those stay beside the main gradients, as DeepSpeed's do
     shards_main: bool = False
     # What linear layers of blocks compute in where that is not the arithmetic: fp8 (a scale for each
     # tensor, of its own values) or fp8-block (one for 128 values of a row); empty otherwise.
     products: str = ""
+    # Whether weights that are multiplied in FP8 lie there, and are gathered, in FP8 alone.
+    fp8_parameters: bool = False
     # Tensors as large as the scores, in fp32, that the loss has at one time: Megatron-LM's works in the
     # one that the scores are cast to, nanotron's in a second one; 0 where PyTorch's cross-entropy runs.
     loss_copies: int = 0
     # Buffers that are always there for what sequence parallelism gathers: Megatron-LM has one, nanotron
     # one for activations and one for gradients.
     gather_buffers: int = 0
-    # Whose kernels and host code run where nobody says: pytorch (transformers, torchtitan), megatron or nanotron.
+    # Whose kernels and host code run where nobody says: pytorch (transformers, torchtitan), megatron, nanotron or
+    # deepspeed (GPT-NeoX, Megatron-DeepSpeed).
     framework: str = PYTORCH
 
     @property
@@ -79,8 +87,14 @@ class PrecisionRecipe:
         """Whether replicas that share the optimizer's state sum all gradients at once, behind the last backward.
 
         nanotron makes no DDP then (``trainer.py``, ``make_ddp``): one all-reduce of the main gradients, and one
-        all-gather of the weights after the update. Megatron-LM scatters bucket by bucket, beside backward.
+        all-gather of the weights after the update; so does DeepSpeed's bf16 optimizer. Megatron-LM scatters bucket by
+        bucket, beside backward.
         """
+        return self.framework in (NANOTRON, DEEPSPEED)
+
+    @property
+    def copies_gathered(self) -> bool:
+        """Whether weights are copied to be gathered, and copied back (nanotron's ``all_gather_coalesced``)."""
         return self.framework == NANOTRON
 
     @property
@@ -103,12 +117,24 @@ class PrecisionRecipe:
         if self.shards_main and self.reduce_bytes != self.gradient_bytes:
             kept += f" (reduced in {size[self.reduce_bytes].replace('half', self.arithmetic)})"
         linear = "linear layers of blocks in FP8, " * bool(self.products)
+        linear += "their weights too, other " * self.fp8_parameters
+        kept += f" (and {self.arithmetic} ones that backward makes)" * self.keeps_made
         return f"{self.name}: {linear}{weights}, {kept} gradients, {state} optimizer state"
 
 
 _PLAIN = tuple(PrecisionRecipe(name, name) for name in ("fp32", "tf32", "bf16", "fp16"))
 _MAIN: dict[str, Any] = {"parameter_bytes": 2, "main_parameter_bytes": 4, "gather_bytes": 2}
 _MEGATRON: dict[str, Any] = {"loss_copies": 1, "gather_buffers": 1, "framework": MEGATRON, **_MAIN}
+_HALF: dict[str, Any] = {"gradient_bytes": 2, "reduce_bytes": 2, **_MEGATRON}
+_FP8 = tuple(
+    PrecisionRecipe(
+        f"{products}{'-params' * params}{'-bf16-reduce' * half}", "bf16", products=products,
+        fp8_parameters=params, **(_HALF if half else _MEGATRON),
+    )
+    for products in ("fp8", "fp8-block")
+    for params in (False, True)
+    for half in (False, True)
+)  # fmt: skip
 RECIPES = {
     recipe.name: recipe
     for recipe in (
@@ -116,14 +142,14 @@ RECIPES = {
         PrecisionRecipe("fsdp2-mixed", "bf16", shards_main=True, **_MAIN),
         PrecisionRecipe("fsdp2-bf16-reduce", "bf16", reduce_bytes=2, shards_main=True, **_MAIN),
         PrecisionRecipe("megatron-bf16", "bf16", **_MEGATRON),
-        PrecisionRecipe("megatron-bf16-reduce", "bf16", reduce_bytes=2, **_MEGATRON),
-        PrecisionRecipe(
-            "megatron-fp16", "fp16", reduce_bytes=2, **_MEGATRON
-        ),
+        PrecisionRecipe("megatron-bf16-reduce", "bf16", **_HALF),
+        PrecisionRecipe("megatron-fp16", "fp16", **_HALF),
         PrecisionRecipe("megatron-fp16-fp32-reduce", "fp16", **_MEGATRON),
-        PrecisionRecipe("fp8", "bf16", products="fp8", **_MEGATRON),
-        PrecisionRecipe("fp8-bf16-reduce", "bf16", products="fp8", reduce_bytes=2, **_MEGATRON),
-        PrecisionRecipe("fp8-block", "bf16", products="fp8-block", **_MEGATRON),
+        *_FP8,
+        PrecisionRecipe(
+            "deepspeed-bf16", "bf16", made_bytes=2, keeps_made=True, reduce_bytes=2, loss_copies=1,
+            framework=DEEPSPEED, **_MAIN
+        ),
         PrecisionRecipe(
             "nanotron-bf16", "bf16", made_bytes=2, loss_copies=2, gather_buffers=2, framework=NANOTRON, **_MAIN
         ),

@@ -19,7 +19,7 @@ from trioflow.parallel.programs.builder import ProgramBuilder, StageWork
 from trioflow.parallel.remembered import remembered
 from trioflow.parallel.schedules.table import FORWARD_ONLY, TRAIN
 from trioflow.parallel.splits.context import share_tokens
-from trioflow.parallel.splits.parameters import list_parameters
+from trioflow.parallel.splits.parameters import find_scaled, list_parameters
 from trioflow.parallel.splits.pipeline import crossing_storages, loss_operators
 from trioflow.parallel.splits.updates import scale_work, share_storages
 from trioflow.tables import records
@@ -124,14 +124,13 @@ def _take_rank(tasks: pd.DataFrame, of_task: NDArray[np.int64], rank: int) -> pd
 def _size_copies(trace: Trace, program: ProgramBuilder) -> list[tuple[float, frozenset[int]]]:
     """Return what weights multiplied in FP8 lie there a second time, and on which stages [bytes].
 
-    Such a copy and its transposed one are together as large as the weight in bf16; none stays where weights are
-    gathered anew for each unit.
+    Such a copy and its transposed one are together as large as the weight in bf16, in whose place they lie under
+    ``PrecisionRecipe.fp8_parameters``; none stays where weights are gathered anew for each unit.
     """
-    if not trace.facts.recipe.products or program.plan.shards_units:
+    recipe = trace.facts.recipe
+    if recipe.fp8_parameters or program.plan.shards_units:
         return []
-    tensors = trace.tensors
-    twin = (tensors["category"] == "parameter") & (tensors["elem_bytes"] == 1)
-    scaled = set(tensors.loc[twin, "storage_id"])
+    scaled = find_scaled(trace)
     parameters = list_parameters(trace, program.plan.tensor, program.plan.expert_parts)
     placed = program.placed or [frozenset()] * len(parameters)
     return [
@@ -154,7 +153,7 @@ def _list_beside(
     """
     stages = program.schedule.stages_of_rank(rank // (program.plan.replicas * program.plan.tensor))
     works = [program.stages[stage] for stage in stages]
-    gathered = sum(2 * sum(work.gathered_bytes) for work in works if work.reduces_whole)
+    gathered = sum(2 * sum(work.gathered_bytes) for work in works if any(work.gather_copies_s))
     found = {
         "passing_bytes": sum(peak.categories.get(name, 0) for name in PASSING),
         "waiting_bytes": 0, "gathered_bytes": gathered,
@@ -256,14 +255,25 @@ def _lifetimes_of(
         plan.sharding == "distributed" and program.mode == TRAIN
     )
     made = recipe.made_bytes * main / recipe.gradient_bytes
+    stay = made if recipe.keeps_made else 0.0
     if plan.sums_shards:
         made = min(recipe.parameter_bytes / recipe.gradient_bytes, 1.0)
     elif plan.shards_units:
         made = recipe.reduce_bytes / recipe.gradient_bytes
     return lambda table: Lifetimes(
         table.find(sent), table.find(returned), buffered=not drops, adds_up=not plan.sums_shards,
-        gradients_stay=stays, made_share=made, fused_update=main,
+        gradients_stay=stays, made_share=made - stay, made_stays=stay,
+        of_update=table.find(_find_update_results(trace) if main else set()),
     )  # fmt: skip
+
+
+@remembered
+def _find_update_results(trace: Trace) -> set[int]:
+    """Return the storages that the optimizer makes in passing, beside casts: a fused kernel makes none of them."""
+    operators = trace.operators
+    kernels = (operators["phase"] == "optimizer") & (operators["name"] != "aten::to")
+    made = trace.tensors["producer_op_id"].isin(operators.loc[kernels, "op_id"])
+    return set(trace.tensors.loc[made, "storage_id"].tolist())
 
 
 @remembered
@@ -290,7 +300,7 @@ def _held_always(
     sequence parallelism gathers lies in buffers that are never given back (Megatron-LM's ``GlobalMemoryBuffer``,
     nanotron's ``MemoryBuffer``), each as large as the largest that was gathered.
     """
-    main = recipe.keeps_main_gradients
+    main = recipe.keeps_main_gradients and not recipe.keeps_made
     copied = recipe.made_bytes / recipe.gradient_bytes if main else 1.0
     held = {"bucket": 0.0, "message": 0.0, "gathered": 0.0}
     if recipe.gather_buffers and program.plan.tensor > 1:
@@ -305,7 +315,7 @@ def _held_always(
         copies = main and not work.reduces_whole
         if program.plan.replicas > 1 and (copies or not work.gathered_bytes):
             held["bucket"] += copied * sum(b.size_bytes for b in work.buckets)
-        if program.schedule.name in COPIES_EARLY or main:
+        if program.schedule.name in COPIES_EARLY or recipe.keeps_main_gradients:
             continue
         if stage and place[stage - 1] != pipeline:
             held["message"] += sum(program.stages[stage - 1].send_bytes)

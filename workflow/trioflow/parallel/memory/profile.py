@@ -58,8 +58,9 @@ class Lifetimes:
     # What a micro-batch's backward makes of each gradient before it is added to such a buffer, over
     # the buffer's size; it is dropped when backward ends
     made_share: float = 0.0
-    # Whether the optimizer is one kernel, which makes nothing in passing
-    fused_update: bool = False
+    made_stays: float = 0.0  # the same where it lies in buffers of its own, all the time
+    # Storages, as entries of the table, that an optimizer of one kernel does not make
+    of_update: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
 
 @dataclass(frozen=True)
@@ -100,12 +101,12 @@ def profile_rank(
         for index in np.unique(found.storage[stays[found.storage]]):
             grows = table.growing[index]
             size = table.bytes[index] * (1 - grows + grows * sum(factors))
+            size *= 1 + lifetimes.made_stays * table.is_gradient[index]
             levels[CATEGORIES.index(table.category[index]), 0] += size
         passing = _comes_and_goes(found, table, lifetimes)
         if not lifetimes.made_share:
             passing &= ~stays[found.storage]
-        if lifetimes.fused_update:
-            passing &= ~np.isin(found.birth, runs.place[~runs.forward & ~runs.backward])
+        passing &= ~np.isin(found.storage, lifetimes.of_update)
         found = found.choose(passing)
         death = _choose_deaths(found, table, runs, lifetimes, tasks, held)
         made = np.where(table.is_gradient, lifetimes.made_share or 1.0, 1.0)

@@ -159,7 +159,7 @@ class StagedRank(StageActions):
             into_s, back_s = self.work.gather_copies_s
             memory, graph = self.program.memory_of(self.rank), self.program.graph
             # The slices of all replicas one behind another, and what PyTorch gathers for them.
-            copies_bytes = 2 * sum(self.work.gathered_bytes) * self.work.reduces_whole
+            copies_bytes = 2 * sum(self.work.gathered_bytes) * bool(into_s)
             memory.add(graph.next_task, "gathered", copies_bytes)
             if into_s:
                 self.compute("copy into gathered weights", into_s, "memcpy", phase="optimizer")

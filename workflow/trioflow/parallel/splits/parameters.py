@@ -222,8 +222,11 @@ def build_buckets(
 def size_weights(trace: Trace, buckets: Sequence[Bucket]) -> list[int]:
     """Return the weights of each bucket as ranks gather them [bytes]."""
     width = trace.facts.reduced_width
+    halved = find_scaled(trace) if trace.facts.recipe.fp8_parameters else frozenset[int]()
     made = {str(g["name"]): g["size_bytes"] * width for g in trace.facts.gradients}
-    held = {p.name: p.size_bytes for p in list_parameters(trace)}
+    held = {
+        p.name: p.size_bytes / (2 if p.storage_id in halved else 1) for p in list_parameters(trace)
+    }
     return [
         round(
             sum(
@@ -233,6 +236,14 @@ def size_weights(trace: Trace, buckets: Sequence[Bucket]) -> list[int]:
         )
         for bucket in buckets
     ]
+
+
+@remembered
+def find_scaled(trace: Trace) -> frozenset[int]:
+    """Return the storages of weights that products read in FP8."""
+    tensors = trace.tensors
+    twin = (tensors["category"] == "parameter") & (tensors["elem_bytes"] == 1)
+    return frozenset(tensors.loc[twin, "storage_id"].tolist())
 
 
 BUFFER_BYTES = 10 * BYTES_PER_MIB

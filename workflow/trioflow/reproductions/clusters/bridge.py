@@ -47,9 +47,10 @@ DATASET, PLATFORM, SYSTEM = "megatron/rates", "dgx-h100", "DGX-H100"
 RECIPES = Path(__file__).parent.parent.parent / "data" / "bridge_recipes.tsv"
 """What the pages do not say of a row, by the pages' name of its model: from the benchmark's own recipes."""
 _PRECISIONS = {
-    "FP8": "fp8-bf16-reduce", "FP8-CS": "fp8-bf16-reduce", "": "fp8-bf16-reduce", "BF16": "megatron-bf16-reduce",
+    **dict.fromkeys(("FP8", "FP8-CS", ""), "fp8-params-bf16-reduce"), "BF16": "megatron-bf16-reduce",
 }  # fmt: skip
-"""The first release names none, and says of its H100 rows that they run in FP8. All recipes reduce gradients in bf16."""
+"""The first release names none, and says of its H100 rows that they run in FP8. All recipes reduce gradients in bf16,
+those in FP8 hold and gather weights in FP8 (``megatron.bridge``, ``bf16_with_fp8_current_scaling_mixed``)."""
 _NUMBERS = {
     "gpus": "#-GPUs", "batch": "GBS", "micro_batch": "MBS", "sequence": "Sequence Length",
     "fsdp": "FSDP", "tensor": "TP", "pipeline": "PP", "context": "CP", "stages_per_rank": "VP", "expert": "EP",

@@ -6,7 +6,14 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from trioflow.base.errors import InputError
-from trioflow.base.precision_recipes import MEGATRON, NANOTRON, PYTORCH, RECIPES, choose_recipe
+from trioflow.base.precision_recipes import (
+    DEEPSPEED,
+    MEGATRON,
+    NANOTRON,
+    PYTORCH,
+    RECIPES,
+    choose_recipe,
+)
 from trioflow.base.settings import OPTIMIZERS
 from trioflow.trace.facts import Facts
 
@@ -261,7 +268,7 @@ the head's product with the loss besides, a piece at a time. flash-attn: norm an
 loss PyTorch's, as in nanotron. layers: queries, keys and values are one product, gate and up another, and norm,
 rotation and gated activation are one kernel each, as in Megatron Core and Transformer Engine. gradients: products of
 weights' gradients add to the main gradients besides (gradient accumulation fusion)."""
-_OWN_FUSIONS = {PYTORCH: EAGER, MEGATRON: GRADIENTS, NANOTRON: FLASH_ATTN}
+_OWN_FUSIONS = {PYTORCH: EAGER, MEGATRON: GRADIENTS, NANOTRON: FLASH_ATTN, DEEPSPEED: LAYERS}
 
 
 @dataclass(frozen=True)
@@ -270,8 +277,8 @@ class LanguageStep:
 
     ``precision``: a recipe of `trioflow.base.precision_recipes`. ``attention`` (one of
     `ATTENTIONS`) and ``fusion`` (of `FUSIONS`), empty: what the recipe's framework does: cudnn and
-    gradients for Megatron Core's, flash for others, with flash-attn for nanotron's and eager for
-    PyTorch's own. ``cuda_graphs``: whether the host launches a block's forward, and its backward,
+    gradients for Megatron Core's, flash for others, with flash-attn for nanotron's, layers for DeepSpeed's and eager
+    for PyTorch's own. ``cuda_graphs``: whether the host launches a block's forward, and its backward,
     as one CUDA graph each.
     """
 

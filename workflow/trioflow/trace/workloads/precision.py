@@ -50,14 +50,14 @@ def choose_optimizer(name: str, target: str) -> str:
 class MainWeights:
     """An optimizer over fp32 copies of half-precision weights, as Megatron-LM's and nanotron's.
 
-    Backward hands each gradient over in fp32, the copies are updated, and the weights are written
-    from them.
+    Backward hands each gradient over in fp32, or the update casts it, the copies are updated, and the
+    weights are written from them.
     """
 
-    def __init__(self, name: str, parameters: Iterable[nn.Parameter]) -> None:
+    def __init__(self, name: str, parameters: Iterable[nn.Parameter], in_fp32: bool = True) -> None:
         self.parameters = list(parameters)
         for parameter in self.parameters:
-            parameter.grad_dtype = torch.float32
+            parameter.grad_dtype = torch.float32 if in_fp32 else parameter.dtype
         self.main = [nn.Parameter(p.detach().float()) for p in self.parameters]
         self.optimizer = make_optimizer(name, self.main)
 
@@ -68,8 +68,10 @@ class MainWeights:
 
     def step(self) -> None:
         """Update the copies, then the weights from them."""
-        for main, parameter in zip(self.main, self.parameters, strict=True):
-            main.grad = parameter.grad
+        with record_function("Optimizer.step#main gradients"):
+            for main, parameter in zip(self.main, self.parameters, strict=True):
+                kept = parameter.grad
+                main.grad = kept if kept is None or kept.dtype == main.dtype else kept.float()
         self.optimizer.step()
         with torch.no_grad(), record_function("Optimizer.step#main weights"):
             torch._foreach_copy_(self.parameters, self.main)
@@ -132,7 +134,7 @@ class Precision:
     ) -> torch.optim.Optimizer | MainWeights:
         """Return an optimizer over weights, with main weights where the recipe has them."""
         if self.recipe.main_parameter_bytes:
-            return MainWeights(name, parameters)
+            return MainWeights(name, parameters, self.recipe.gradient_bytes == 4)
         return make_optimizer(name, parameters)
 
     def describe(self) -> dict[str, str]:
