@@ -165,9 +165,7 @@ def test_a_stage_has_buffers_for_every_micro_batch(transformer_trace):
 def test_a_pipeline_holds_its_micro_batches_in_flight_and_no_more():
     """Closed forms of 1F1B on a GPT of four blocks under autocast, one block a rank."""
     trace = repeat_layers(load_trace(find_trace("gpt-145b-b1")), 4)
-    sequence, hidden, vocabulary = (
-        int(trace.facts.row[k]) for k in ("sequence", "hidden", "vocabulary")
-    )
+    sequence, hidden = (int(trace.facts.row[k]) for k in ("sequence", "hidden"))
 
     def held(micro_batches, category, recompute):
         plan = make_plan(
