@@ -244,9 +244,9 @@ def _choose_deaths(
     """Return where each allocation is dropped, the framework's own rules included."""
     death, end = instances.death.copy(), len(tasks)
     stage, micro_batch = instances.stage, instances.micro_batch
-    for storages, last in ((lifetimes.until_backward, False), (lifetimes.through_backward, True)):
+    for until, last in ((lifetimes.until_backward, False), (lifetimes.through_backward, True)):
         bound = np.maximum(runs.bound_backward(stage, micro_batch, last=last), death)
-        death = np.where(np.isin(instances.storage, storages), bound, death)
+        death = np.where(np.isin(instances.storage, until), bound, death)
     gradient = np.flatnonzero(table.is_gradient[instances.storage])
     if lifetimes.gradients_stay:
         ends = runs.bound_backward(stage[gradient], micro_batch[gradient], last=True)
