@@ -274,14 +274,6 @@ def _graph_alone(folder):
     return [folder / GRAPH]
 
 
-def _no_shapes(folder):
-    profile, _ = small_step()
-    for one in profile["traceEvents"]:
-        one["args"].pop("Input Dims", None)
-    (folder / PROFILE).write_text(json.dumps(profile))
-    return [folder / PROFILE]
-
-
 def _other(folder):
     (folder / "notes.txt").write_text("no trace\n")
     return [folder / "notes.txt"]
@@ -307,7 +299,6 @@ BAD_FILES = {
     "kineto.json, character": _cut,
     "kineto.json.gz": _cut_packed,
     "an execution trace holds no times": _graph_alone,
-    "the profile holds no shapes": _no_shapes,
     "notes.txt: not a source that trioflow knows": _other,
     "trace.csv, line 2, column stage": _tables,
     "it waits, in a circle, for itself": _chakra,

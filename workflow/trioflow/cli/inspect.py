@@ -26,7 +26,7 @@ from trioflow.trace.language.sizes import (
     LIGER,
     read_language_model,
 )
-from trioflow.trace.store import Trace, find_operators, load_trace, shipped_traces
+from trioflow.trace.store import MOST_UNNAMED, Trace, find_operators, load_trace, shipped_traces
 from trioflow.trace.summary import describe_step, summarise_trace
 
 _FUSED = {
@@ -104,7 +104,7 @@ def run_show(options: argparse.Namespace) -> None:
             ("device", str(answer["device_name"] or "none")),
             ("step", describe_step(answer)),
             ("operators", f"{answer['operators']} operators, {answer['kernels']} device kernels"),
-            ("work", f"{format_count(answer['flop'])}FLOP, parameters {format_bytes(answer['parameter_bytes'])}"),
+            ("work", "not recorded" if trace.unshaped_share >= MOST_UNNAMED else f"{format_count(answer['flop'])}FLOP, parameters {format_bytes(answer['parameter_bytes'])}"),
             ("not joined", str(answer["not_joined"])),
             ("warnings", "; ".join(answer["warnings"] or [])),
         ])

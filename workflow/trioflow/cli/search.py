@@ -116,8 +116,7 @@ def _run_search(options: argparse.Namespace) -> None:
                 "since such runs took much longer than predicted (docs/clusters.md)"
             )
         print(
-            f"\n* a plan to choose from: none shown is as good in {', '.join(words[:-1])} and {words[-1]}, "
-            "and better in one of them"
+            f"\n* a plan to choose from: none shown is as good in {' and '.join(words)}, and better in one of them"
         )
     if answer["first_beats_second"] is not None:
         print(
@@ -169,7 +168,7 @@ def format_ranking(answer: dict[str, Any]) -> str:
             f"{place}{'*' if row['pareto'] else ''}", row["plan_text"] + describe_rest(row),
             *([f"{row['precision']}, {row['fusion']}"] if recipes else []), format_time(row["step_time_s"]), *([format_time(row["expected_s"])] if doubted else []),
             f"{format_time(row['low_s'])} to {format_time(row['high_s'])}",
-            format_bytes(row["peak_memory_bytes"]) + (" (!)" if row["crowded"] else ""),
+            _format_peak(row["peak_memory_bytes"]) + (" (!)" if row["crowded"] else ""),
         ]  # fmt: skip
         cells += [f"{row[name]:.3g}" for name in extra]
         if tokens:
@@ -179,6 +178,10 @@ def format_ranking(answer: dict[str, Any]) -> str:
             cells.append(f"{row['run']['time_s'] / DAY_S:,.1f}")
         rows.append(cells)
     return format_table(head, rows, left=3 if recipes else 2)
+
+
+def _format_peak(peak_bytes: int | None) -> str:
+    return "not estimated" if peak_bytes is None else format_bytes(peak_bytes)
 
 
 def describe_rest(row: dict[str, Any]) -> str:

@@ -146,11 +146,13 @@ def simulate_interval(
     step_time_s = nominal.summary.step_time_s
     # Shared links can turn a faster part into a slower whole; the interval still holds it.
     least = math.exp(graph.metadata.least_half_log)
+    # A call that initialises stays as it was recorded, on the way through every step.
+    fixed_s = min(graph.metadata.first_call_s, step_time_s)
     (low_s, low_wall_s), (high_s, high_wall_s) = at_ends
     summary = replace(
         nominal.summary,
-        low_s=min(low_s, step_time_s / least),
-        high_s=max(high_s, step_time_s * least),
+        low_s=min(low_s + fixed_s * (1 - low), fixed_s + (step_time_s - fixed_s) / least),
+        high_s=max(high_s - fixed_s * (high - 1), fixed_s + (step_time_s - fixed_s) * least),
         simulator_wall_s=nominal.summary.simulator_wall_s + low_wall_s + high_wall_s,
     )
     return replace(nominal, summary=summary)

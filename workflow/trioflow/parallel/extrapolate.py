@@ -27,7 +27,12 @@ from trioflow.costmodel.steps import (
 )
 from trioflow.costmodel.steps import NONE as UNANCHORED
 from trioflow.parallel.graph_metadata import GraphMetadata
-from trioflow.parallel.memory.peak import estimate_memory, find_fullest, take_curves
+from trioflow.parallel.memory.peak import (
+    estimate_memory,
+    find_fullest,
+    recall_memory,
+    take_curves,
+)
 from trioflow.parallel.plan import (
     Stages,
     check_plan,
@@ -186,8 +191,10 @@ def _write_programs(step: _Step, stages: Stages, host: dict[str, float], memory:
     works = StageWorks(trace, plan, model, step.schedule, factors, mode=step.mode)
     builder = _set_up_builder(works, split, cut, reference, times, replicas, host)
     builder.add_ranks()
-    peaks = []
-    if memory:
+    peaks: list[dict[str, Any]] = []
+    if memory and step.mode == TRAIN:
+        peaks = recall_memory(trace, plan, factors)
+    if memory and not peaks and reference.trace.names_results:
         stage_of, _ = stages_of_operators(trace, cut)
         peaks = estimate_memory(trace, split.operators, builder, factors, stage_of)
     return _Written(
@@ -266,6 +273,7 @@ def _describe_graph(step: _Step, written: _Written) -> GraphMetadata:
         compute_interval=interval,
         compute_confidence=confidence,
         least_half_log=_least_half_width(reference, plan, step.sizes, step.anchoring.way),
+        first_call_s=float(reference.trace.facts.first_call_s or 0.0) * len(step.sizes),
         stages=[list(stage) for stage in written.cut],
         peak_memory_bytes=find_fullest(written.peaks)["peak_bytes"] if written.peaks else 0,
         memory_curves=take_curves(written.peaks),

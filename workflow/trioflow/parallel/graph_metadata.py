@@ -30,7 +30,7 @@ class GraphMetadata:
     ``mode`` is of ``schedules.table.MODES``, ``batch`` of the whole step; ``trace_shares`` is the share of the step
     that each traced batch decides, ``traced_phases_s`` traced time by phase at each batch [s], ``baseline_step_time_s``
     the traced step shared out evenly by samples and ranks [s]. ``compute_interval`` holds the factors of an 80 %
-    interval, ``least_half_log`` the step's least half width as a logarithm; ``peak_memory_bytes`` is the fullest
+    interval, ``least_half_log`` the step's least half width as a logarithm, without ``first_call_s`` [s]; ``peak_memory_bytes`` is the fullest
     rank's, ``memory`` and ``memory_curves`` see ``memory.estimate_memory`` and ``take_curves``. ``experiment`` and
     ``operator_times`` (what times rest on) are of an experiment of the workflow.
     """
@@ -49,6 +49,7 @@ class GraphMetadata:
     compute_interval: tuple[float, float] = (1.0, 1.0)
     compute_confidence: str = "measured"
     least_half_log: float = 0.0
+    first_call_s: float = 0.0
     stages: list[list[str]] = field(default_factory=list)
     peak_memory_bytes: int = 0
     memory: list[dict[str, Any]] = field(default_factory=list)

@@ -23,7 +23,7 @@ from trioflow.parallel.splits.expert_layers import check_experts
 from trioflow.parallel.splits.pipeline import BALANCES, chunk_batch, partition, split_batch
 from trioflow.parallel.splits.tensor_split import count_heads
 from trioflow.parallel.splits.vocabulary import find_layers, has_vocabulary
-from trioflow.trace.store import Trace, pipeline_units
+from trioflow.trace.store import MOST_UNNAMED, Trace, pipeline_units
 
 FIRST_BUCKET_BYTES = BYTES_PER_MIB
 BUCKET_BYTES = 25 * BYTES_PER_MIB
@@ -209,7 +209,7 @@ def check_plan(plan: Plan, trace: Trace, batch: int) -> None:
     """Check that a plan can be carried out on a model at a global batch; PlanError names the numbers that do not fit."""
     if found := find_count_problem(plan):
         raise PlanError(f"plan {plan.plan}: {found[1]}", fix=found[2])
-    micro_batch_sizes(plan, batch)
+    check_shapes(plan, trace, micro_batch_sizes(plan, batch))
     megatron = plan.tensor > 1 and plan.tensor_style == "megatron"
     named = trace.facts.tensor_split or find_layers(trace)
     if megatron and not (plan.vocabulary_parallel or named):
@@ -234,6 +234,31 @@ def check_plan(plan: Plan, trace: Trace, batch: int) -> None:
     if plan.stages > max(units, 1):
         raise PlanError(
             f"plan {plan.plan}: {plan.stages} stages, but the model can be cut into {units} pieces at most"
+        )
+
+
+def check_shapes(plan: Plan, trace: Trace, sizes: Sequence[int]) -> None:
+    """Refuse a plan that needs shapes of a trace that holds times alone: PlanError; ``sizes`` of its micro-batches [samples]."""
+    if trace.unshaped_share < MOST_UNNAMED:
+        return
+    traced, changed = trace.facts.batch, sizes[0] if sizes else 0
+    needs = {
+        f"micro-batches of {changed} samples where {traced} were traced": set(sizes) != {traced},
+        "tensor parallelism": plan.tensor > 1,
+        "context parallelism": plan.context > 1,
+        "expert parallelism": plan.expert > 1,
+        "a pipeline": plan.stages > 1,
+        f"sharding ({plan.sharding})": plan.sharding != "none",
+        "DataParallel": plan.replication == "dp",
+        "recomputation": plan.recompute != "none",
+        "offload": plan.offload != "none",
+        "gradient accumulation": plan.accumulate > 1,
+        "replicas, as no gradient's size is known,": plan.data > 1 and not trace.facts.gradients,
+    }
+    if asked := [word for word, needed in needs.items() if needed]:
+        raise PlanError(
+            f"plan {plan.plan}: {asked[0]} cannot be predicted: the trace of {trace.facts.workload} holds times without shapes",
+            fix="profile with record_shapes=True, or ask about the traced batch on one rank, or as traced",
         )
 
 

@@ -100,9 +100,9 @@ class Prediction:
         return self.task_graph.metadata.memory
 
     @property
-    def peak_memory_bytes(self) -> int:
-        """Peak memory of the fullest rank [bytes]."""
-        return self.step.peak_memory_bytes
+    def peak_memory_bytes(self) -> int | None:
+        """Peak memory of the fullest rank [bytes]; None where no memory is estimated."""
+        return self.step.known_peak_bytes
 
     @property
     def fits_memory(self) -> bool | None:
@@ -189,7 +189,7 @@ class Prediction:
             "network": summary.network,
             "cost_model": step.cost_model,
             "confidence": self.confidence,
-            "peak_memory_bytes": None if self.fits_memory is None else self.peak_memory_bytes,
+            "peak_memory_bytes": self.peak_memory_bytes,
             "outside_bytes": None if self.fits_memory is None else step.outside_bytes,
             "memory_bytes": step.platform.device.memory_bytes,
             "fits_memory": self.fits_memory,
@@ -257,7 +257,7 @@ class Prediction:
             ("compute", f"{format_time(self.compute_s)} on the busiest rank"),
             ("communication", f"{format_time(self.communication_s)}, of which"
              f" {format_time(self.exposed_communication_s)} exposed"),
-            ("peak memory", describe_memory(self.peak_memory_bytes, self.step.outside_bytes, self.step.platform.device.memory_bytes, self.fits_memory)),
+            ("peak memory", describe_memory(self.step.peak_memory_bytes, self.step.outside_bytes, self.step.platform.device.memory_bytes, self.fits_memory)),
             ("cost model", self.step.cost_model),
             *(("warning", warning) for warning in self.warnings),
         ]  # fmt: skip

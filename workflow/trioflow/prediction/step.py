@@ -76,6 +76,11 @@ class Step:
         return self.graph.metadata.peak_memory_bytes
 
     @property
+    def known_peak_bytes(self) -> int | None:
+        """The same; None where no memory is estimated [bytes]."""
+        return self.peak_memory_bytes if self.graph.metadata.memory else None
+
+    @property
     def outside_bytes(self) -> int:
         """What a rank's device holds beside the peak: context and communicators [bytes]."""
         return count_plan_outside(self.graph.metadata.plan, self.platform.device.kind)

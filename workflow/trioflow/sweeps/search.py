@@ -15,6 +15,7 @@ from trioflow.costmodel.device_times import DeviceTimes
 from trioflow.engine.result import CONFIDENCES
 from trioflow.hardware.machine import Platform
 from trioflow.parallel.memory.peak import count_plan_outside
+from trioflow.parallel.plan import check_shapes, micro_batch_sizes
 from trioflow.parallel.remembered import remembering
 from trioflow.parallel.splits.routing import BALANCED, read_routing, set_routing
 from trioflow.prediction.assembly import Traces, load_traces
@@ -49,6 +50,7 @@ class _Trial(NamedTuple):
     """What became of a plan that was built: memory [bytes], and its simulation where it has room."""
 
     peak_bytes: int
+    refused: PlanError | None = None
     simulated: Simulated | None = None
     confidence: str = CONFIDENCES[0]
     warnings: Sequence[str] = ()
@@ -220,17 +222,20 @@ class _Search:
         """Return the plans that may fit the memory, the fastest outline first."""
         outline = Outline(self.times, self.machine, self.workshop.load_collectives(self.machine))
         outline.prepare(plans, self.batch)
+        trace = self.times.traces[0]
         candidates: list[Candidate] = []
         for place, plan in enumerate(plans):
             self.watch(place, len(plans), "outlined")
             try:
+                check_shapes(plan, trace, micro_batch_sizes(plan, self.batch))
                 step = outline_step(outline, plan, self.batch)
             except PlanError as error:
                 self.found.fates.refuse(vars(plan), error)
                 continue
             self.found.outlined += 1
             device = self.machine.device
-            if step.least_bytes + count_plan_outside(plan, device.kind) > device.memory_bytes:
+            least_bytes = step.least_bytes + count_plan_outside(plan, device.kind)
+            if trace.names_results and least_bytes > device.memory_bytes:
                 self._drop(plan, step.least_bytes, "at least ")
             else:
                 doubt = self._doubt(plan)
@@ -259,7 +264,9 @@ class _Search:
         self.tried += 1
         found = self.found
         for same in (variants.best, *variants.others):
-            if trial.simulated is None:
+            if trial.refused is not None:
+                found.fates.refuse(vars(same.plan), trial.refused)
+            elif trial.simulated is None:
                 self._drop(same.plan, trial.peak_bytes, "")
             else:
                 found.fates.count(vars(same.plan), "simulated")
@@ -270,11 +277,14 @@ class _Search:
     def try_best(self, variants: Variants) -> _Trial:
         """Simulate the best of some variants in full, if it fits the memory."""
         workshop, plan = self.workshop, variants.best.plan
-        _, graph = workshop.build_graph(
-            self.times, self.key, plan, self.batch, self.machine, keep=False
-        )
+        try:
+            _, graph = workshop.build_graph(
+                self.times, self.key, plan, self.batch, self.machine, keep=False
+            )
+        except PlanError as error:
+            return _Trial(0, error)
         step = workshop.prepare(self.times, graph, self.machine, **self.drawn)
-        if not step.fits_memory:
+        if step.fits_memory is False:
             return _Trial(step.peak_memory_bytes)
         result = workshop.simulate(step)
         highest = graph.metadata.compute_interval[1]
@@ -290,14 +300,14 @@ class _Search:
             "expected_s": ranked_s, "low_s": result.low_s, "high_s": result.high_s,
             "exposed_communication_s": result.exposed_communication_s,
             "micro_batch_samples": self.batch / plan.data / plan.pieces,
-            "peak_memory_bytes": step.peak_memory_bytes, "crowded": bool(step.crowded_bytes), "outlined_s": variants.best.time_s,
+            "peak_memory_bytes": step.known_peak_bytes, "crowded": bool(step.crowded_bytes), "outlined_s": variants.best.time_s,
             "ranks": self.machine.ranks, **variants.compare_buckets(),
             **{name: getattr(plan, name) for name in PLAN_COLUMNS},
             **describe_rates(self.times.traces[0].facts, self.batch, ranked_s, self.machine.ranks, self.machine.device),
         }  # fmt: skip
         weighed = self._weigh(plan, ranked_s, compute_log, rest_log)
         one = Simulated(row, weighed, variants.best, time_s, draws)
-        return _Trial(step.peak_memory_bytes, one, result.confidence, result.warnings)
+        return _Trial(step.peak_memory_bytes, None, one, result.confidence, result.warnings)
 
     def _drop(self, plan: Plan, needed_bytes: int, how: str) -> None:
         needed_bytes += count_plan_outside(plan, self.machine.device.kind)

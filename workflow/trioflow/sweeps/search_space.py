@@ -325,7 +325,8 @@ def add_costs(
     ``cost_per_step`` (of ``price_per_gpu_hour`` [1/h]) and ``energy_j`` [J] (of a device's ``power_w`` [W]), where
     given.
     """
-    columns = ["expected_s", "peak_memory_bytes"]
+    known = all(row["peak_memory_bytes"] is not None for row in rows)
+    columns = ["expected_s", *(["peak_memory_bytes"] if known else [])]
     for row in rows:
         device_s = row["ranks"] * row["expected_s"]
         if price_per_gpu_hour is not None:

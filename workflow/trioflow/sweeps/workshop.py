@@ -288,10 +288,10 @@ class Workshop:
             "device_name": platform.device.name,
             "plan_text": graph.metadata.plan_text,
             "graph": digest,
-            "peak_memory_bytes": peak,
+            "peak_memory_bytes": step.known_peak_bytes,
             "memory_bytes": room,
         }
-        if not step.fits_memory:
+        if step.fits_memory is False:
             reason = f"{needed[0]} do not fit {needed[1]}"
             return described | {"status": OUT_OF_MEMORY, "reason": reason}
         found = self.simulate(step).to_dict()

@@ -86,7 +86,7 @@ def assemble_trace(
     warnings += [uncounted] if uncounted else []
     content = {
         **facts,
-        "gradients": gradients,
+        "gradients": gradients or facts.get("gradients", []),
         "operators": len(rows),
         "backward_operators_joined": int(frame["forward_op_id"].notna().sum()),
         "flop": sum(frame["flop"].tolist()),

@@ -48,9 +48,9 @@ class Facts:
     ``step_times_s``, ``profiled_step_s``, ``profiler_overhead``: steps without the profiler, the
         profiled one [s], and by how much it is longer, relative.
     ``repeats``: how much profiled steps differ from one another; see ``profile.timing.measure_repeats``.
-    ``busy_s``, ``span_s``, ``span_ns``, ``host_only_s``, ``tail_s``: when the device was busy,
-        from first to last kernel (by operator in ns), host time of modules without kernels, host
-        time after the last operator.
+    ``busy_s``, ``span_s``, ``span_ns``, ``host_only_s``, ``tail_s``, ``first_call_s``: when the
+        device was busy, from first to last kernel (by operator in ns), host time of modules without
+        kernels, host time after the last operator, and of one call that takes most of the step.
     ``measured_end_to_end_s``, ``measured_forward_s``, ``measured_backward_s``,
         ``busy_over_measured``, ``timer_floor_s``: the whole model as its source timed it, beside
         operators timed one by one.
@@ -58,6 +58,8 @@ class Facts:
     ``parameters``, ``buffers``, ``units``, ``tensor_split``, ``attention_heads``, ``row``: the
         model: what it holds, between which modules a pipeline cuts it, how tensor parallelism
         does, and the row of the workload's table.
+    ``recorded_memory``: what the device's allocator handed out and reserved at most (``peak_bytes``,
+        ``reserved_bytes``), as the profiler's ``[memory]`` events say.
     ``unjoined``, ``warnings``: what could not be joined, and all that a reader must know; a
         sentence each.
     ``communication``, ``program``: messages of a rank of a parallel run, and what of its operators
@@ -103,6 +105,8 @@ class Facts:
     span_ns: Sequence[int] | None = None
     host_only_s: float | None = None
     tail_s: float | None = None
+    first_call_s: float | None = None
+    recorded_memory: Mapping[str, int] | None = None
     measured_end_to_end_s: float | None = None
     measured_forward_s: float | None = None
     measured_backward_s: float | None = None
@@ -222,7 +226,7 @@ _KINDS = {
     "number": ("joined_share", "seed", "profiler_overhead", "operators", "flop", "device_events"),
     "list of times": ("step_times_s", "span_ns"),
     "mapping of texts": ("tensor_split", "row", "inputs", "digests"),
-    "mapping": ("host", "language_model", "program", "repeats"),
+    "mapping": ("host", "language_model", "program", "recorded_memory", "repeats"),
 }  # fmt: skip
 """What optional facts are, where they are there; what ends in ``_s`` and is not a list is a time."""
 _TESTS: dict[str, Callable[[Any], bool]] = {

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib import import_module
 from math import prod
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from trioflow import tables
 from trioflow.base.errors import TraceError, suggest
@@ -23,6 +26,9 @@ from trioflow.trace.consistency import check_trace
 from trioflow.trace.facts import DIGESTS, Facts, check_facts
 from trioflow.trace.pack import MEMBERS, TABLES, describe_member, open_pack, read_member, write_pack
 
+MOST_UNNAMED = 0.5
+"""Share of the time in operators whose tensors, or whose results, nobody recorded: from there on what needs them is refused."""
+
 
 @dataclass(repr=False)
 class Trace:
@@ -31,6 +37,31 @@ class Trace:
     operators: pd.DataFrame  # columns of ``tables.OPERATORS``, in order of start
     tensors: pd.DataFrame  # columns of ``tables.TENSORS``
     facts: Facts  # what is known of the step beside its tables
+
+    @cached_property
+    def unshaped_share(self) -> float:
+        """Share of the computing time that lies in operators whose tensors nobody recorded."""
+        shaped = [bool(a or b) for a, b in self._list_tensors()]
+        return self._share_of(~np.array(shaped, dtype=bool))
+
+    @cached_property
+    def names_results(self) -> bool:
+        """Whether it is recorded what operators make, and so what a step holds."""
+        makes = [bool(made) for _, made in self._list_tensors()]
+        in_place = self.operators["name"].str.endswith("_").to_numpy(dtype=bool)
+        passes = (self.operators["phase"] != "optimizer").to_numpy(dtype=bool)
+        return self._share_of(~np.array(makes, dtype=bool) & ~in_place, passes) < MOST_UNNAMED
+
+    def _list_tensors(self) -> Iterator[tuple[list[int], list[int]]]:
+        columns = (self.operators[f"{side}_ids"].tolist() for side in ("input", "output"))
+        return zip(*columns, strict=True)
+
+    def _share_of(self, chosen: NDArray[np.bool_], among: NDArray[np.bool_] | bool = True) -> float:
+        """Return the time of some operators over that of all that compute; of an untimed step their numbers."""
+        computes = (self.operators["kind"] == "compute").to_numpy(dtype=bool) & among
+        time_ns = self.operators["device_ns"].to_numpy(dtype=np.float64) * computes
+        time_ns = time_ns if time_ns.any() else computes.astype(np.float64)
+        return float(time_ns[chosen].sum() / max(time_ns.sum(), 1.0))
 
     def __repr__(self) -> str:
         facts, step_s = self.facts, self.facts.step_time_s

@@ -179,17 +179,6 @@ MM = event("aten::mm", "cpu_op", 0, 10)
     ("events", "words"),
     [
         (
-            [event("cudaGraphLaunch", "cuda_runtime", 1, 1, correlation=1)],
-            r"CUDA graphs are replayed.*not in mode reduce-overhead.*--cuda-graph-impl none",
-        ),
-        (
-            [
-                event("cudaLaunchKernel", "cuda_runtime", 1, 1, correlation=1),
-                event("k", "kernel", 2, 1, correlation=1, **{"graph id": 3}),
-            ],
-            "CUDA graphs are replayed",
-        ),
-        (
             [
                 event("cudaLaunchKernel", "cuda_runtime", 1, 1, correlation=1),
                 event("cudaLaunchKernel", "cuda_runtime", 3, 1, correlation=2),

@@ -113,6 +113,23 @@ def estimate_memory(
     return found
 
 
+def recall_memory(trace: Trace, plan: Plan, factors: Sequence[float]) -> list[dict[str, Any]]:
+    """Return the traced step's own peak, as its allocator recorded it, in the form of :func:`estimate_memory`.
+
+    Nothing where it was not recorded, or the plan changes what the only rank holds.
+    """
+    recorded, alike = trace.facts.recorded_memory, plan.ranks == plan.pieces == 1
+    alike &= plan.recompute == plan.offload == "none" and set(factors) == {1.0}
+    if not recorded or not alike:
+        return []
+    size = int(recorded["peak_bytes"])
+    return [{
+        "ranks": [0], "peak_bytes": size, "categories": {"recorded_by_the_allocator": size},
+        "reserved_bytes": int(recorded["reserved_bytes"]), "beside": {},
+        "when": "by the profiler's [memory] events", "curve": {"places": [0], "bytes": [size]},
+    }]  # fmt: skip
+
+
 def _take_rank(tasks: pd.DataFrame, of_task: NDArray[np.int64], rank: int) -> pd.DataFrame:
     """Return a rank's tasks, not copied where they lie in a row."""
     rows = np.flatnonzero(of_task == rank)

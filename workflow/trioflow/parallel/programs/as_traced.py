@@ -338,5 +338,6 @@ def _describe(given: Sequence[_Rank], ranks: int, launch_s: float) -> GraphMetad
         compute_interval=interval,
         compute_confidence="extrapolated" if carried else "measured",
         least_half_log=least_half_width(left, kind, workload, ranks),
+        first_call_s=float(facts.first_call_s or 0.0),
         warnings=mention_launches(facts.warnings, launch_s, facts),
     )

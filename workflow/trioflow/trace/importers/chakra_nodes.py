@@ -18,7 +18,7 @@ from trioflow.base.errors import TraceError
 from trioflow.tables import CATEGORIES
 from trioflow.trace.importers.chakra_messages import NODE_TYPES, read_attributes, read_messages
 from trioflow.trace.profile.execution_trace import UNDEFINED
-from trioflow.trace.profile.profiler_fields import element_bytes
+from trioflow.trace.profile.profiler_fields import element_bytes, element_type
 from trioflow.trace.tensors import TensorRef
 
 OWN = "trioflow."
@@ -155,7 +155,7 @@ def _tensor(value: Any, shape: Any, word: str, argument: int) -> TensorRef:
         raise ValueError(f"{value!r:.60} of shape {shape!r:.40} is not a tensor")
     if max(numbers) > _NEGATIVE - 1 or prod(shape) > _MOST_ELEMENTS:
         raise ValueError(f"{value!r:.60} of shape {shape!r:.40} fits no memory")
-    dtype, size = word[len(_TENSOR) : -1], value[4]
+    dtype, size = element_type(word[len(_TENSOR) : -1]), value[4]
     known = element_bytes(dtype)
     if dtype not in UNDEFINED and known is None:
         raise ValueError(f"unknown element type {dtype!r}")

@@ -10,18 +10,18 @@ import numpy as np
 
 from trioflow.base.errors import TraceError
 from trioflow.base.provenance import digest_file, stamp
-from trioflow.base.units import ns_to_s
+from trioflow.base.units import format_time, ns_to_s
 from trioflow.hardware.device_sheet import is_processor, list_devices, load_device, read_name
 from trioflow.trace.assemble import ObservedOperator, assemble_trace
 from trioflow.trace.consistency import check_trace
 from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.profile.agreement import count_rounds, list_doubts
 from trioflow.trace.profile.columns import ABSENT, Profile
-from trioflow.trace.profile.events import DEVICE, LAUNCHES, busy_ns, check_types
+from trioflow.trace.profile.events import DEVICE, LAUNCHES, Event, busy_ns, check_types
 from trioflow.trace.profile.execution_trace import Links, Node, link_nodes, read_nodes
 from trioflow.trace.profile.kineto import read_profile
 from trioflow.trace.profile.merge import set_times
-from trioflow.trace.profile.messages import describe_program
+from trioflow.trace.profile.messages import describe_program, list_buckets
 from trioflow.trace.profile.observe import Observation, coverage_of, observe_step
 from trioflow.trace.profile.profiler_fields import kineto_words, precision_of, vendors
 from trioflow.trace.profile.steps import (
@@ -29,6 +29,7 @@ from trioflow.trace.profile.steps import (
     WHOLE,
     Span,
     Step,
+    count_graphs,
     find_period_ns,
     find_spans,
     load_step,
@@ -38,6 +39,9 @@ from trioflow.trace.store import Trace
 
 _UNSAID = "unknown"
 _TF32 = "tf32"
+_SHAPELESS = "the profile holds no shapes (record_shapes=True records them): only the recorded step itself can be answered for"
+_HOST_MEMORY = 0
+"""What ``[memory]`` events call a processor's memory."""
 _MOST_STEPS = 30
 """Of more profiled steps, evenly spaced ones are taken."""
 
@@ -48,9 +52,10 @@ def import_kineto(
     """Build a trace from PyTorch's own profile files, plain or gzipped.
 
     Without the ``execution_trace`` of the same run, shapes come from the profile
-    (``record_shapes=True``); results and identities, so bytes written, activations' memory and
-    tensor splits, are then unknown. Raises TraceError when a file is broken, the two do not belong
-    together, or a fact is neither there nor among the options.
+    (``record_shapes=True``; without them the trace has times alone); results and identities, so
+    bytes written, memory and tensor splits, are then unknown, but for the peak that the profiler's
+    ``[memory]`` events show (``profile_memory=True``). Raises TraceError when a file is broken, the
+    two do not belong together, or a fact is neither there nor among the options.
     """
     return import_profile(read_profile(kineto), execution_trace, options)
 
@@ -61,11 +66,13 @@ def import_profile(
     """Build a trace from a profile that was read, as `import_kineto`.
 
     Of several steps the one that the execution trace covers best describes the operators, the last
-    of equals; times are medians over at most `_MOST_STEPS` steps that ran the same operators. A
-    step's duration includes the profiler's own time.
+    of equals; times are medians over at most `_MOST_STEPS` steps that ran the same operators. Steps
+    that launch CUDA graphs are left out unless most do. A step's duration includes the profiler's
+    own time.
     """
     nodes = read_nodes(execution_trace) if execution_trace is not None else None
-    spans = find_spans(profile)
+    every = find_spans(profile)
+    spans, graphs = _leave_graphs(profile, every)
     step, links = _choose_step(profile, spans, nodes)
     _check_tensors(step, links, nodes, profile, execution_trace)
     seen = observe_step(step, links)
@@ -73,9 +80,14 @@ def import_profile(
     sample = spans[:: -(-len(spans) // _MOST_STEPS)]
     times = _find_times(profile, sample, step)
     set_times(seen.operators, times)
-    warnings = _list_warnings(seen, sample, times, nodes is None)
+    first_call = _find_first_call(step, times)
+    shaped = nodes is not None or any("shapes" in e.details for e in step.operators)
+    warnings = [] if shaped else [_SHAPELESS]
+    warnings += [*graphs, *_list_warnings(seen, sample, times, nodes is None, first_call)]
     warnings += list_doubts(step, links, nodes)
-    step_ns, step_time_source = _find_step_time(profile, spans, step, times)
+    following = spans if len(spans) == len(every) else []
+    step_ns, step_time_source = _find_step_time(profile, following, step, times)
+    program = describe_program(profile.header, step, seen.operators)
     facts = {
         **_describe_run(profile, step, seen, options),
         "source": "Kineto" if nodes is None else "Kineto and execution trace",
@@ -89,9 +101,13 @@ def import_profile(
             for p in (profile.path, execution_trace)
             if p is not None
         },
+        "first_call_s": first_call and ns_to_s(first_call.end_ns - first_call.start_ns),
+        "recorded_memory": _find_recorded_memory(profile, step) if nodes is None else None,
         "warnings": warnings,
-        **describe_program(profile.header, step, seen.operators),
+        **program,
     }
+    if not shaped:
+        facts["gradients"] = list_buckets(program, seen.operators)
     trace = assemble_trace(seen.operators, facts, ready=seen.ready)
     check_trace(trace, profile.path if execution_trace is None else execution_trace)
     return trace
@@ -114,6 +130,47 @@ def _describe_run(
         "unjoined": seen.unjoined,
         **coverage_of(step),
     }
+
+
+def _leave_graphs(profile: Profile, spans: list[Span]) -> tuple[list[Span], list[str]]:
+    """Return the steps without CUDA graphs unless they are fewer, and what to say of graphs."""
+    counts = count_graphs(profile, spans)
+    plain = [span for span, count in zip(spans, counts, strict=True) if not count]
+    if len(plain) == len(spans):
+        return spans, []
+    said = f"CUDA graphs are launched {sum(counts)} times in {len(spans) - len(plain)} of {len(spans)} steps"
+    if 2 * len(plain) >= len(spans):
+        return plain, [f"{said}: these steps are left out"]
+    return spans, [f"{said}: each is one operator, and what it holds has no shapes"]
+
+
+def _find_first_call(step: Step, times: StepTimes) -> Event | None:
+    """Return the driver's call that takes most of the only step, as the first one does, which initialises; else None."""
+    waiting = kineto_words("waiting")
+    calls = [
+        e for e in step.root.walk() if e.category in LAUNCHES and not e.name.startswith(waiting)
+    ]
+    longest = max(calls, key=lambda e: e.end_ns - e.start_ns, default=None)
+    if longest is None or times.steps > 1:
+        return None
+    return longest if 2 * (longest.end_ns - longest.start_ns) > times.total_ns else None
+
+
+def _find_recorded_memory(profile: Profile, step: Step) -> dict[str, Any] | None:
+    """Return the most that the device's allocator held in a step [bytes], as the profiler's ``[memory]`` events say."""
+    if not step.on_device:
+        return None
+    events = np.array(profile.memory, dtype=np.int64).reshape(-1, 5)
+    events = events[np.argsort(events[:, 0], kind="stable")]
+    stamps, kinds, numbers, _, _ = events.T
+    events = events[
+        (kinds != _HOST_MEMORY) & (numbers == _device_of(step)) & (stamps < step.root.end_ns)
+    ]
+    before = int(np.searchsorted(events[:, 0], step.root.start_ns))
+    allocated, reserved = events[max(before - 1, 0) :, 3:].T
+    if not len(allocated):
+        return None
+    return {"peak_bytes": int(allocated.max()), "reserved_bytes": int(reserved.max())}
 
 
 def _find_times(profile: Profile, sample: Sequence[Span], step: Step) -> StepTimes:
@@ -162,13 +219,8 @@ def _check_tensors(
     profile: Profile,
     execution_trace: str | Path | None,
 ) -> None:
-    """Refuse files that do not belong together, say nothing of shapes, or mix devices."""
+    """Refuse files that do not belong together, or mix devices."""
     if links is None or nodes is None:
-        if not any("shapes" in e.details for e in step.operators):
-            raise TraceError(
-                "the profile holds no shapes", file=profile.path,
-                fix="profile with record_shapes=True, or give the execution trace too",
-            )  # fmt: skip
         check_types(step.root.walk(), profile.path)
         return
     joined = sum(1 for e in step.operators if id(e) in links)
@@ -260,7 +312,11 @@ def _find_optimizer(step: Step) -> str:
 
 
 def _list_warnings(
-    seen: Observation, spans: Sequence[Span], times: StepTimes, alone: bool
+    seen: Observation,
+    spans: Sequence[Span],
+    times: StepTimes,
+    alone: bool,
+    first_call: Event | None,
 ) -> list[str]:
     """Return what the reader of a prediction must know."""
     said = [*seen.unjoined, *seen.notes]
@@ -268,6 +324,12 @@ def _list_warnings(
         said.append(
             f"{len(spans) - times.steps} of {len(spans)} steps ran other operators, shapes or kernels:"
             " what a step does may depend on its data"
+        )
+    if first_call is not None:
+        call_s = ns_to_s(first_call.end_ns - first_call.start_ns)
+        said.append(
+            f"one call, {first_call.name}, takes {format_time(call_s)} of the step's {format_time(ns_to_s(times.total_ns))}: "
+            "the device's initialisation by the looks of it, which other steps do not have; profile a later step"
         )
     if alone:
         said.append("no execution trace: bytes written and activations' memory are unknown")
@@ -302,16 +364,20 @@ def _name_device(profile: Profile, step: Step, options: ImportOptions) -> str:
     return str(options.need("gpu", profile.path, found))
 
 
+def _device_of(step: Step) -> Any:
+    """Return the number of the device that a step ran on."""
+    return next(k.details.get("device", 0) for ks in step.launched for k in ks)
+
+
 def _listed_name(profile: Profile, step: Step) -> str | None:
     """Return the device's name in the file's header; None where there is none."""
-    number = next(k.details.get("device", 0) for ks in step.launched for k in ks)
     listed = {
         properties.get("id"): properties["name"]
         for properties in profile.header.get(kineto_words("devices")[0]) or []
         if isinstance(properties, dict) and isinstance(properties.get("name"), str)
     }
     names = set(listed.values())
-    return listed.get(number) or (names.pop() if len(names) == 1 else None)
+    return listed.get(_device_of(step)) or (names.pop() if len(names) == 1 else None)
 
 
 def _check_processor(profile: Profile, options: ImportOptions) -> None:

@@ -19,9 +19,10 @@ NUMBERS = ("record_id", "external_id", "sequence_number", "correlation")
 class Profile:
     """The complete events of one Kineto file, as columns of about 64 bytes an event.
 
-    Files of several GB fit in memory: what no reader asks for (Python frames, flow arrows, memory
-    samples) is dropped. ``header``: values beside the events; ``foreign``: events of unknown
-    accelerators, by category.
+    Files of several GB fit in memory: what no reader asks for (Python frames, flow arrows,
+    counters) is dropped. ``header``: values beside the events; ``foreign``: events of unknown
+    accelerators, by category; ``memory``: five numbers of each of the allocators' events: when
+    [ns], kind and number of the device, bytes that are handed out then, and that are reserved.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -31,6 +32,7 @@ class Profile:
         self.categories: list[str] = []
         self.details: list[dict[str, Any]] = []
         self.foreign: dict[str, int] = {}
+        self.memory = array("q")
         self.columns: dict[str, array[int]] = {
             name: array("i" if name in CODES else "q") for name in _COLUMNS
         }

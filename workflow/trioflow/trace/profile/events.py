@@ -14,6 +14,7 @@ from trioflow.base.errors import TraceError
 from trioflow.trace.flops import count_flop
 from trioflow.trace.profile.profiler_fields import (
     element_bytes,
+    element_type,
     kineto_words,
 )
 from trioflow.trace.tensors import TensorRef
@@ -254,7 +255,7 @@ def tensors_of_event(event: Event, numbers: Iterator[int]) -> list[TensorRef]:
     statistics = _STATISTICS.get(event.name, ())
     for argument, (shape, kind) in enumerate(zip(shapes, types, strict=True)):
         members = shape if kind == "TensorList" else [shape]
-        word = kind if kind != "TensorList" else "float"
+        word = element_type(kind) if kind != "TensorList" else "float"
         size = element_bytes(word)
         if size is None:
             continue

@@ -12,7 +12,12 @@ from typing import Any, TypeVar
 from trioflow.base.errors import TraceError
 from trioflow.trace.profile.events import Event
 from trioflow.trace.profile.json_stream import ListStream
-from trioflow.trace.profile.profiler_fields import element_bytes, kineto_words, load_fields
+from trioflow.trace.profile.profiler_fields import (
+    element_bytes,
+    element_type,
+    kineto_words,
+    load_fields,
+)
 from trioflow.trace.tensors import TensorRef
 
 _LIST = "GenericList["
@@ -179,7 +184,7 @@ def _tensor(value: Any, shape: Any, kind: str, argument: int, devices: set[str])
     sizes = tuple(_whole(part) for part in shape)
     if any(part < 0 for part in sizes) or elements < 0:
         raise ValueError(f"negative size in {shape}")
-    dtype = kind[len(_TENSOR) : -1]
+    dtype = element_type(kind[len(_TENSOR) : -1])
     if dtype not in UNDEFINED:
         if element_bytes(dtype) is None:
             raise _UnknownTypeError(repr(dtype))

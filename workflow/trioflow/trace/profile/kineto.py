@@ -47,18 +47,22 @@ def read_profile(path: str | Path) -> Profile:
 
 _IDS = tuple(word for name in NUMBERS for word in id_spellings(name))
 _DETAILS = sorted({word for kept in categories().values() for word, _ in detail_spellings(kept)})
+_HELD = ("device_type", "device_id", "allocated", "reserved")
+_MEMORY = tuple(id_spellings(name)[0] for name in _HELD)
 _Id = Annotated[int, Meta(ge=ABSENT, lt=_LIMIT)]
 _Arguments: Any = defstruct(
     "_Arguments",
     [
         *((f"id_{i}", _Id, field(name=word, default=ABSENT)) for i, word in enumerate(_IDS)),
         *((f"text_{i}", Raw, field(name=word, default=b"")) for i, word in enumerate(_DETAILS)),
+        *((f"memory_{i}", Any, field(name=word, default=None)) for i, word in enumerate(_MEMORY)),
     ],
     gc=False,
 )
 """What is read of an event's ``args``: numbers, and the text of details; ``b""`` where there is none."""
 _NOTHING = _Arguments()
 _numbers_of = attrgetter(*(f"id_{i}" for i in range(len(_IDS))))
+_memory_of = attrgetter(*(f"memory_{i}" for i in range(len(_MEMORY))))
 
 
 class _Event(Struct, gc=False):
@@ -73,11 +77,14 @@ class _Event(Struct, gc=False):
     dur: Any = UNSET
     args: _Arguments | None = None
 
+    @property
+    def scale(self) -> int:
+        """Nanoseconds of the file's unit of time."""
+        return 1 if self.ts.__class__ is int and self.ts > _NANOSECONDS_SINCE_1970 else 1000
+
     def times_ns(self) -> tuple[int, int]:
         """Return start and end [ns]; raises ValueError where no call runs so."""
-        start = self.ts
-        scale = 1 if start.__class__ is int and start > _NANOSECONDS_SINCE_1970 else 1000
-        start_ns, duration_ns = _to_ns(start, scale), _to_ns(self.dur, scale)
+        start_ns, duration_ns = _to_ns(self.ts, self.scale), _to_ns(self.dur, self.scale)
         if duration_ns < 0:
             raise ValueError(f"negative duration {self.dur}")
         if duration_ns > _LONGEST_NS:
@@ -102,7 +109,8 @@ def _convert_event(entry: Any) -> _Event:
         raise TypeError
     event = _Event(**{word: entry[word] for word in _Event.__struct_fields__ if word in entry})
     event.args = None
-    if event.ph == "X" and event.cat in categories():
+    held = event.name in kineto_words("memory")
+    if held or (event.ph == "X" and event.cat in categories()):
         given = entry.get("args") or {}
         if not isinstance(given, dict):
             raise TypeError(f"{given!r:.40} are no arguments")
@@ -115,6 +123,7 @@ def _convert_event(entry: Any) -> _Event:
         for place, word in enumerate(_DETAILS):
             if word in given:
                 found[f"text_{place}"] = json.dumps(given[word]).encode()
+        found |= {f"memory_{i}": given.get(word) for i, word in enumerate(_MEMORY)}
         event.args = _Arguments(**found)
     return event
 
@@ -201,6 +210,7 @@ class _Reader:
             word: _Category(kept, profile.details) for word, kept in categories().items()
         }
         self._foreign = kineto_words("foreign_device")
+        self._memory = kineto_words("memory")
         self._rows = 0
 
     def take(self, entries: Sequence[Any]) -> None:
@@ -215,12 +225,20 @@ class _Reader:
                     cells += own
                     taken.append(event)
                     rows.append(row)
+                elif event.name in self._memory and event.args is not None:
+                    self._take_memory(event)
             except (TypeError, ValueError, OverflowError, RecursionError) as error:
                 raise _odd_event(self._profile.path, row, entry, error) from None
         if taken:
             self._add_times(taken, rows)
             self._add_cells(cells, len(cells) // len(taken))
         self._rows += len(entries)
+
+    def _take_memory(self, event: _Event) -> None:
+        """Add what an allocator holds, where the event says so."""
+        numbers = _memory_of(event.args)
+        if all(number.__class__ is int and 0 <= number < _LIMIT for number in numbers):
+            self._profile.memory.extend((_to_ns(event.ts, event.scale), *numbers))
 
     def _cells_of(self, event: _Event) -> tuple[int, ...]:
         """Return an event's codes, then its ids in all their spellings; empty where nobody reads it."""

@@ -7,19 +7,24 @@ tensors alone say what it sends, and the group is taken to be all ranks.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from trioflow.trace.assemble import ObservedOperator
-from trioflow.trace.profile.events import Event
-from trioflow.trace.profile.profiler_fields import load_fields
-from trioflow.trace.profile.steps import Step
+from trioflow.trace.profile.events import LAUNCHES, Event
+from trioflow.trace.profile.profiler_fields import kineto_words, noted_bytes
+from trioflow.trace.profile.steps import ROUNDING_NS, Step
 from trioflow.trace.program import CALLS
 
 _NOTED = {call.noted: call.collective for call in CALLS.values() if call.noted}
 """Collectives as ``record_param_comms`` names them."""
 _WAIT = "wait"
+_NOTE = "record_param_comms"
+_SUMS = ("all_reduce", "reduce_scatter", "reduce")
+"""Collectives whose results backward leaves to the update, but where the profile shows otherwise."""
 _WHOLE_IS_RESULT = ("all_gather",)
 _WRITTEN = 0
 """The argument that every call of ``c10d`` writes into."""
@@ -33,9 +38,10 @@ def describe_program(
 ) -> dict[str, Any]:
     """Return the facts ``communication`` and ``program``; none where a message is not understood.
 
-    What waits for a message: the first operator that uses the memory it writes, where the execution
-    trace tells; the waits that the profile notes, first come first served; otherwise the update for
-    a message of backward, and the next operator for another.
+    What waits for a message: what ``cuda_sync`` events say; the first operator that uses the memory
+    it writes, where the execution trace tells; the waits that the profile notes, first come first
+    served; otherwise the update for a sum of backward, and the next operator for another. What ran
+    beside a message did not wait for it, nor the message for it (`_Clock`).
     """
     run = header.get("distributedInfo")
     if not isinstance(run, dict) or not {"rank", "world_size"} <= set(run):
@@ -58,8 +64,14 @@ def describe_program(
         messages.append({"op_id": op_id, **found, "asynchronous": True})
     if not messages:
         return {}
-    waits = _find_waits(messages, noted, operators)
-    program = {"rank": rank, "world_size": world, "streams": {}, "waits": waits}
+    clock = _Clock(step, operators)
+    sent = [int(message["op_id"]) for message in messages]
+    begins = {op_id: clock.find_begin(op_id) for op_id in sent}
+    beside = {op_id: before for op_id, (overtakes, before) in begins.items() if overtakes}
+    waits = _find_waits(messages, noted, operators, clock)
+    waits += [[op_id, before] for op_id, before in beside.items() if before is not None]
+    streams = {"1": list(beside)} if beside else {}
+    program = {"rank": rank, "world_size": world, "streams": streams, "waits": sorted(waits)}
     return {"communication": messages, "program": program}
 
 
@@ -73,7 +85,7 @@ def _read_whole(value: Any) -> int | None:
 def _describe_noted(said: dict[str, Any], world: int) -> dict[str, Any] | None:
     """Return the message that ``record_param_comms`` describes; None where it is not understood."""
     name = _NOTED.get(str(said["collective"]))
-    width = load_fields()["noted_element_bytes"].get(str(said.get("element_type")))
+    width = noted_bytes(str(said.get("element_type")))
     side = "elements_out" if name in _WHOLE_IS_RESULT else "elements_in"
     ranks = _read_ranks(said, world)
     if name is None or width is None or not isinstance(said.get(side), int) or ranks is None:
@@ -116,9 +128,105 @@ def _describe_call(event: Event, one: ObservedOperator, world: int) -> dict[str,
     }  # fmt: skip
 
 
+def list_buckets(
+    facts: Mapping[str, Any], operators: Sequence[ObservedOperator]
+) -> list[dict[str, Any]]:
+    """Return as gradients what a program's backward sums and only the update waits for, a bucket of DDP each."""
+    waits = {message: op_id for op_id, message in facts.get("program", {}).get("waits", [])}
+    found: list[dict[str, Any]] = []
+    for message in facts.get("communication", []):
+        op_id = message["op_id"]
+        waiting = waits.get(op_id)
+        computed = (i for i in reversed(range(op_id)) if operators[i].kind != "collective")
+        after = next(computed, None)
+        of_backward = message["name"] == "all_reduce" and operators[op_id].phase == "backward"
+        if of_backward and after is not None and (
+            waiting is None or operators[waiting].phase != "backward"
+        ):  # fmt: skip
+            found.append({
+                "name": f"bucket {len(found)}", "module": "", "size_bytes": message["message_bytes"],
+                "ready_after_op_id": after, "parameter_storage_id": -1 - len(found),
+                "gradient_storage_id": -1,
+            })  # fmt: skip
+    return found
+
+
+class _Clock:
+    """When operators ran on the device, as far as kernels are recorded, and what that says of waits."""
+
+    def __init__(self, step: Step, operators: Sequence[ObservedOperator]) -> None:
+        self._kernels = step.launched
+        limits = [
+            (min(k.start_ns for k in ks), max(k.end_ns for k in ks)) if ks else (0, 0)
+            for ks in step.launched
+        ]
+        self._start_ns, self._end_ns = np.array(limits, dtype=np.int64).reshape(-1, 2).T
+        self._host_ns = np.array([e.start_ns for e in step.operators], dtype=np.int64)
+        self._computes = np.array(
+            [one.kind != "collective" and bool(ks) for one, ks in zip(operators, step.launched, strict=True)]
+        )  # fmt: skip
+        calls = {e.correlation: e for e in step.root.walk() if e.category in LAUNCHES}
+        words = kineto_words("stream_wait")
+        # Within a collective's own call its stream waits for those that compute.
+        calling = tuple(word for word in kineto_words("collective_operator") if word != _NOTE)
+        waits = [
+            e.start_ns for e in calls.values()
+            if e.name.startswith(words) and not any(a.name.startswith(calling) for a in e.ancestors())
+        ]  # fmt: skip
+        self._waits_ns = np.array(sorted(waits), dtype=np.int64)
+        self._synced = [
+            (str(e.details["stream"]), str(e.details["awaited_stream"]), calls[e.correlation], record)
+            for e in step.syncs
+            if (record := calls.get(e.details.get("awaited_record"))) and "stream" in e.details
+        ]  # fmt: skip
+
+    def find_begin(self, message: int) -> tuple[bool, int | None]:
+        """Return whether a message overtook operators launched before it, and the last one that it did not."""
+        began_ns = self._start_ns[message] + ROUNDING_NS
+        before = np.flatnonzero(self._computes[:message])
+        ended = before[self._end_ns[before] <= began_ns]
+        overtakes = bool(self._kernels[message]) and len(ended) < len(before)
+        return overtakes, int(ended[-1]) if len(ended) else None
+
+    def find_synced(self, message: int) -> int | None:
+        """Return the first operator behind a recorded wait for a message; None where none is recorded."""
+        streams = {str(k.details.get("stream")) for k in self._kernels[message]}
+        found = [
+            i
+            for stream, awaited, call, record in self._synced
+            if awaited in streams and record.start_ns >= self._host_ns[message]
+            for i in np.flatnonzero(self._computes & (self._host_ns >= call.start_ns)).tolist()
+            if i > message and any(str(k.details.get("stream")) == stream for k in self._kernels[i])
+        ]
+        return min(found, default=None)
+
+    def find_late(self, message: int, first: int, proven: bool = False) -> int | None:
+        """Return the first operator from some one on that may have waited for a message.
+
+        It began when the message had ended and, where the host's waits are recorded, was launched
+        after one of them. ``proven``: only one that was launched before the end and found the
+        device idle.
+        """
+        if not self._kernels[message]:
+            return None if proven else first
+        end_ns = self._end_ns[message]
+        found = np.flatnonzero(self._computes & (self._start_ns >= end_ns - ROUNDING_NS))
+        found = found[found >= first]
+        waits_ns = self._waits_ns[self._waits_ns >= self._host_ns[message]]
+        behind = found[self._host_ns[found] > waits_ns[0]] if len(waits_ns) else found[:0]
+        found = behind if len(behind) else found
+        if not len(found):
+            return None
+        before = np.flatnonzero(self._computes[: found[0]])
+        idle = not len(before) or self._end_ns[before].max() <= end_ns
+        queued = self._host_ns[found[0]] < end_ns
+        return int(found[0]) if not proven or len(behind) or (idle and queued) else None
+
+
 def _find_waits(
-    messages: Sequence[dict[str, Any]], noted: Sequence[int], operators: Sequence[ObservedOperator]
-) -> list[list[int]]:
+    messages: Sequence[dict[str, Any]], noted: Sequence[int],
+    operators: Sequence[ObservedOperator], clock: _Clock,
+) -> list[list[int]]:  # fmt: skip
     """Return pairs of an operator and the message that it waits for."""
     found: dict[int, int] = {}
     pending: dict[int, int] = {}
@@ -140,11 +248,21 @@ def _find_waits(
         if first is not None:
             open_messages.remove(first)
             found[first] = wait
+    names = {int(message["op_id"]): message["name"] for message in messages}
     for message in open_messages:
-        late = operators[message].phase == "backward"
+        late = operators[message].phase == "backward" and names[message] in _SUMS
         later = range(message + 1, len(operators))
         waiting = (i for i in later if operators[i].kind != "collective")
         first = next((i for i in waiting if not late or operators[i].phase == _OPTIMIZER), None)
+        if late:
+            first = clock.find_late(message, message + 1, proven=True) or first
         if first is not None:
             found[message] = first
-    return sorted([op_id, message] for message, op_id in found.items())
+    for message in sorted(sent):
+        synced = clock.find_synced(message)
+        first = found.pop(message, None)
+        if synced is None and first is not None:
+            synced = clock.find_late(message, first)
+        if synced is not None:
+            found[message] = synced
+    return [[op_id, message] for message, op_id in found.items()]

@@ -136,6 +136,8 @@ def _name(event: Event, kernels: Sequence[Event]) -> str:
     above = next((e for e in event.ancestors() if e.category == "cpu_op"), None)
     if event.category in DEVICE:
         above = None
+    if event.name.startswith(kineto_words("graph_launch")):
+        return f"kernel::{event.name}"
     if above is not None and "::" not in above.name:  # a compiled kernel, such as Triton's
         return f"kernel::{above.name}"
     return f"kernel::{kernels[0].name.partition('<')[0].partition('(')[0].strip()}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -52,9 +53,31 @@ def vendors(what: str) -> Mapping[str, list[str]]:
     return table
 
 
+_CLASS_WORDS = re.compile(r"\b(?:struct|class|enum) ")
+"""What MSVC writes before the name of a class."""
+
+
+@cache
+def _element_types() -> Mapping[str, tuple[int, str]]:
+    """Return size [bytes] and gcc's name of each spelling of an element type."""
+    table: Mapping[str, list[Any]] = load_fields()["element_types"]
+    return {word: (size, words[0]) for size, *words in table.values() for word in words}
+
+
+def element_type(dtype: str) -> str:
+    """Return an element type as gcc names it, whichever compiler's name it has; what is none as it is."""
+    word = _CLASS_WORDS.sub("", dtype)
+    return _element_types().get(word, (0, dtype))[1]
+
+
 def element_bytes(dtype: str) -> int | None:
     """Return the size of an element type as profiles name it [bytes]; None where unknown."""
-    size: int | None = load_fields()["element_bytes"].get(dtype)
+    return _element_types().get(element_type(dtype), (None,))[0]
+
+
+def noted_bytes(name: str) -> int | None:
+    """Return the size of an element type by PyTorch's own name of it [bytes]; None where unknown."""
+    size: int | None = load_fields()["element_types"].get(name, [None])[0]
     return size
 
 

@@ -58,7 +58,7 @@ def find_spans(profile: Profile) -> list[Span]:
     run) is left out.
     """
     annotated = profile.is_category("user_annotation")
-    if not profile.is_category("cpu_op").any():
+    if not _calls(profile).any():
         raise TraceError(
             "the profile holds no operator", file=profile.path,
             fix="profile with ProfilerActivity.CPU among the activities",
@@ -84,7 +84,16 @@ def find_spans(profile: Profile) -> list[Span]:
 
 def _holds_calls(profile: Profile, span: Span) -> bool:
     rows = profile.rows_between(span.start_ns, span.end_ns)
-    return bool(profile.is_category("cpu_op")[rows].any())
+    return bool(_calls(profile)[rows].any())
+
+
+def _calls(profile: Profile) -> NDArray[np.bool_]:
+    """Return which events are operators, or launch CUDA graphs of them."""
+    return profile.is_category("cpu_op") | _launches_graph(profile)
+
+
+def _launches_graph(profile: Profile) -> NDArray[np.bool_]:
+    return profile.is_category(*LAUNCHES) & profile.is_named(*kineto_words("graph_launch"))
 
 
 def find_period_ns(profile: Profile, spans: Sequence[Span]) -> float | None:
@@ -100,6 +109,17 @@ def find_period_ns(profile: Profile, spans: Sequence[Span]) -> float | None:
         if end is not None and later is not None and end > following.start_ns + ROUNDING_NS
     ]
     return float(np.median(apart)) if 2 * len(apart) > len(spans) - 1 > 0 else None
+
+
+def count_graphs(profile: Profile, spans: Sequence[Span]) -> list[int]:
+    """Return how many CUDA graphs each step launches."""
+    limits = [(span.start_ns, span.end_ns) for span in spans]
+    counts: list[int] = (
+        np.diff(np.searchsorted(profile.start_ns[_launches_graph(profile)], limits))
+        .ravel()
+        .tolist()
+    )
+    return counts
 
 
 def _last_kernel_end(profile: Profile, span: Span) -> int | None:
@@ -135,6 +155,8 @@ class Step:
     # Device events after the step whose launch is not in the profile: they may be the step's, or a
     # later one's.
     stray: int = 0
+    # When the device's streams waited for one another, where the profiler records that.
+    syncs: list[Event] = field(default_factory=list)
     # What the communication library reports of its own, on whichever thread.
     messages: list[Event] = field(default_factory=list)
 
@@ -147,8 +169,8 @@ class Step:
 def load_step(profile: Profile, span: Span) -> Step:
     """Return the events of one step, nested and joined to their kernels.
 
-    Raises TraceError when calls of one thread overlap, calls or launches share their number, the
-    device replays a recorded graph, or kernels ran on several devices.
+    A CUDA graph is one operator, of the call that launches it. Raises TraceError when calls of one
+    thread overlap, calls or launches share their number, or kernels ran on several devices.
     """
     rows = profile.rows_between(span.start_ns, span.end_ns)
     during = profile.events(rows[profile.is_category(*HOST)[rows]])
@@ -236,6 +258,8 @@ def _join_device(profile: Profile, span: Span, launches: Sequence[Event], step: 
         sorted({e.correlation for e in launches if e.correlation is not None}), dtype=np.int64
     )
     mine = profile.events(profile.device_rows(numbers))
+    waits = np.isin(profile.column("correlation"), numbers) & profile.is_category("cuda_sync")
+    step.syncs = [e for e in profile.events(waits) if "awaited_stream" in e.details]
     rows = profile.rows_between(span.start_ns, span.end_ns)
     rows = rows[profile.is_category(*DEVICE)[rows]]
     known = profile.launched(LAUNCHES)
@@ -352,20 +376,14 @@ def _check_launches(launches: Sequence[Event], path: Path) -> None:
 def _check_device(
     launches: Sequence[Event], kernels: Sequence[Event], unjoined: Sequence[Event], profile: Profile
 ) -> None:
-    """Refuse what a trace of one device cannot say: replayed graphs, several devices, none at all."""
-    seen = {(k.correlation, k.name, k.start_ns) for k in (*kernels, *unjoined)}
+    """Refuse what a trace of one device cannot say: several devices, none at all."""
+    seen = {
+        (k.correlation, k.name, k.start_ns, k.details.get("stream")) for k in (*kernels, *unjoined)
+    }
     if len(seen) < len(kernels) + len(unjoined):
         raise TraceError(
             "a kernel stands twice under one correlation and time", file=profile.path,
             fix="capture it again",
-        )  # fmt: skip
-    replayed = [e for e in launches if e.name.startswith(kineto_words("graph_launch"))]
-    graphs = [e for e in (*kernels, *unjoined) if e.details.get("graph")]
-    if replayed or graphs:
-        raise TraceError(
-            f"CUDA graphs are replayed ({len(replayed)} launches): operators inside one are not recorded",
-            file=profile.path, place=(replayed or graphs)[0].name,
-            fix="capture without CUDA graphs (torch.compile: not in mode reduce-overhead; Megatron: --cuda-graph-impl none)",
         )  # fmt: skip
     devices = sorted({str(e.details.get("device")) for e in (*kernels, *unjoined)})
     if len(devices) > 1:
