@@ -95,9 +95,8 @@ def _make_data_parallel_step(
     rank = dist.get_rank()
     step = _make_step(workload, model, plan, batch // int(plan["data"]), device, seed + rank)
     if plan.get("sharding", "none") == "zero1":
-        step.optimizer = ZeroRedundancyOptimizer(
-            model.parameters(), optimizer_class=workload.make_optimizer
-        )
+        trained = [p for p in model.parameters() if p.requires_grad]
+        step.optimizer = ZeroRedundancyOptimizer(trained, optimizer_class=workload.make_optimizer)
     return step
 
 

@@ -255,7 +255,7 @@ def split_backward(
         if gradients:
             split.for_weight.append(op_id)
             split.input_share[op_id] = _share_of_input(row, gradients, size)
-    if not split.for_input:
+    if not split.for_input and any(stage_of[row["op_id"]] < stage for row in rows):
         raise PlanError(
             f"the trace does not say what the backward of stage {stage} hands to the stage before",
             fix="capture it again with its tensors, or use a schedule with whole backwards",

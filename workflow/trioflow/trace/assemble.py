@@ -75,7 +75,7 @@ def assemble_trace(
     frame = pd.DataFrame(rows, columns=tables.OPERATORS.names)
     for column in ("batch_dim", "sequence_number", "forward_op_id"):
         frame[column] = frame[column].astype("Int64")
-    known = len(facts.get("parameters", []))
+    known = sum(not entry.get("frozen") for entry in facts.get("parameters", []))
     warnings = list(facts.get("warnings", []))
     learns = any(one.phase == "backward" for one in operators)
     if learns and len(gradients) < known:

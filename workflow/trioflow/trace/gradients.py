@@ -30,7 +30,11 @@ def join_gradients(
     every backward operator. ``index``: place in the model's order, or -1; ``gradient_storage_id``:
     -1 where the operator does not return it.
     """
-    free = {i: (str(p["name"]), tuple(p["shape"])) for i, p in enumerate(parameters)}
+    free = {
+        i: (str(p["name"]), tuple(p["shape"]))
+        for i, p in enumerate(parameters)
+        if not p.get("frozen")
+    }
     taken: set[int] = set()
     entries: list[dict[str, Any]] = []
     for op_id, shape in _candidates(rows, tracker) if ready is None else ready:
@@ -86,6 +90,8 @@ def _find_parameter(
         for i in forward["input_ids"]
         if tracker.category(i) == "parameter" and tracker.tensors[i].storage not in taken
     ]
+    # A frozen weight may be as large as a trained bias: the optimizer updates the one of them.
+    candidates.sort(key=lambda i: not tracker.storages[tracker.tensors[i].storage].updated_in)
     exact = [i for i in candidates if tracker.tensors[i].shape in made]
     chosen = exact or candidates
     return chosen[0] if chosen else None

@@ -149,7 +149,7 @@ class TensorTracker:
         self, ref: TensorRef, use: OperatorTensors, op_id: int, written: frozenset[int]
     ) -> None:
         """Record one input of an operator."""
-        if ref.shape == () and self._identify(ref) not in self._made:
+        if ref.shape == () and not ref.category and self._identify(ref) not in self._made:
             # A number of the calling program, wrapped: its memory is in no operator's result.
             self._live.pop(ref.storage, None)
         index = self._tensor(ref, op_id, None, "")

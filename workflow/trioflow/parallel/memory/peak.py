@@ -21,7 +21,7 @@ from trioflow.parallel.schedules.table import FORWARD_ONLY, TRAIN
 from trioflow.parallel.splits.context import share_tokens
 from trioflow.parallel.splits.parameters import find_scaled, list_parameters
 from trioflow.parallel.splits.pipeline import crossing_storages, loss_operators
-from trioflow.parallel.splits.updates import scale_work, share_storages
+from trioflow.parallel.splits.updates import scale_work, share_storages, weigh_parameters
 from trioflow.tables import records
 from trioflow.trace.store import Trace
 
@@ -139,21 +139,22 @@ def _take_rank(tasks: pd.DataFrame, of_task: NDArray[np.int64], rank: int) -> pd
 
 
 def _size_copies(trace: Trace, program: ProgramBuilder) -> list[tuple[float, frozenset[int]]]:
-    """Return what weights multiplied in FP8 lie there a second time, and on which stages [bytes].
+    """Return the weights that no operator shows: their bytes, and on which stages they lie.
 
-    Such a copy and its transposed one are together as large as the weight in bf16, in whose place they lie under
-    ``PrecisionRecipe.fp8_parameters``; none stays where weights are gathered anew for each unit.
+    Those that the step never reads, and a second time those that are multiplied in FP8: such a copy and its transposed
+    one are together as large as the weight in bf16, in whose place they lie under ``PrecisionRecipe.fp8_parameters``;
+    none stays where weights are gathered anew for each unit.
     """
-    recipe = trace.facts.recipe
-    if recipe.fp8_parameters or program.plan.shards_units:
+    plan, twice = program.plan, not (trace.facts.recipe.fp8_parameters or program.plan.shards_units)
+    scaled = find_scaled(trace) if twice else frozenset()
+    if not scaled and not any("frozen" in entry for entry in trace.facts.parameters or []):
         return []
-    scaled = find_scaled(trace)
-    parameters = list_parameters(trace, program.plan.tensor, program.plan.expert_parts)
+    parameters = list_parameters(trace, plan.tensor, plan.expert_parts)
     placed = program.placed or [frozenset()] * len(parameters)
     return [
-        (float(p.size_bytes), at)
-        for p, at in zip(parameters, placed, strict=True)
-        if p.storage_id in scaled
+        (size if p.unread else float(p.size_bytes), at)
+        for p, at, size in zip(parameters, placed, weigh_parameters(trace, plan), strict=True)
+        if p.unread or p.storage_id in scaled
     ]
 
 

@@ -11,6 +11,7 @@ import pandas as pd
 from trioflow.base.errors import PlanError
 from trioflow.costmodel.features import plain_name
 from trioflow.parallel.remembered import remembered, tensor_bytes
+from trioflow.parallel.splits.tensor_split import list_untrained
 from trioflow.tables import records
 from trioflow.trace.store import Trace
 
@@ -93,7 +94,8 @@ def find_expert_modules(trace: Trace) -> frozenset[str]:
 def leave_experts_whole(trace: Trace) -> Trace:
     """Return a trace whose rules of tensor parallelism leave experts out: each works on a rank's own tokens."""
     experts, rules = find_expert_modules(trace), dict(trace.facts.tensor_split or {})
-    others = [m for g in trace.facts.gradients if (m := str(g["module"])) not in experts]
+    known = (*trace.facts.gradients, *list_untrained(trace))
+    others = [m for g in known if (m := str(g["module"])) not in experts]
     kept: dict[str, str] = {}
     for pattern, kind in rules.items():
         if any(fnmatchcase(module, pattern) for module in experts):  # dense blocks may fit it too

@@ -37,6 +37,7 @@ from trioflow.parallel.splits.tensor_split import (
     find_weight,
     is_lookup,
     list_inputs,
+    list_untrained,
 )
 from trioflow.tables import records
 from trioflow.trace.store import Trace
@@ -144,7 +145,7 @@ def gather_rules(trace: Trace) -> dict[str, str]:
     by_rows = {layer.weight for layer in layers if layer.op_id in lookups}
     kinds = {layer.weight: "row" if layer.weight in by_rows else "column" for layer in layers}
     rules = {layer.module: kinds[layer.weight] for layer in layers}
-    for gradient in trace.facts.gradients:
+    for gradient in (*trace.facts.gradients, *list_untrained(trace)):
         owned = kinds.get(int(gradient.get("parameter_storage_id", -1)))
         if owned:
             rules.setdefault(str(gradient["module"]), owned)

@@ -19,7 +19,7 @@ from trioflow.base.units import BYTES_PER_MIB
 from trioflow.costmodel.features import class_of_name
 from trioflow.parallel.remembered import remembered, tensor_bytes
 from trioflow.parallel.splits.expert_layers import find_expert_modules
-from trioflow.parallel.splits.tensor_split import kind_of_module
+from trioflow.parallel.splits.tensor_split import kind_of_module, list_untrained
 from trioflow.trace.store import Trace
 
 
@@ -34,6 +34,8 @@ class Parameter:
     storage_id: int
     gradient_storage_id: int
     trained: bool  # whether the step makes a gradient of it
+    frozen: bool = False  # whether it asks for no gradient, so that no optimizer has it
+    unread: bool = False  # whether no operator of the step uses it, and so none shows its memory
     # Dimension that FSDP2 cuts: 1 of experts' matrices [experts, inputs, outputs], else 0
     shard_dimension: int = 0
     experts: bool = False  # whether it is of a layer's experts, and no router's or shared one
@@ -62,6 +64,7 @@ def list_parameters(trace: Trace, tensor: int = 1, expert: int = 1) -> list[Para
     trace does not say which parameters there are.
     """
     gradients = {str(g["name"]): g for g in trace.facts.gradients}
+    untrained = {str(entry["name"]): entry for entry in list_untrained(trace)}
     listed = trace.facts.parameters or _shapes_of_gradients(trace)
     if not listed:
         raise PlanError(
@@ -86,14 +89,21 @@ def list_parameters(trace: Trace, tensor: int = 1, expert: int = 1) -> list[Para
             whole = gcd(shape[0], expert)
             shape[0] //= whole
             shape[-1] //= expert // whole
-        gradient = gradients.get(name, {})
+        storage = int({**untrained, **gradients}.get(name, {}).get("parameter_storage_id", -1))
         found.append(
             Parameter(
-                name, tuple(shape), int(entry.get("elem_bytes", 4)),
-                int(gradient.get("parameter_storage_id", -1)),
-                made.get(name, -1), bool(gradient), cut, experts,
+                name,
+                tuple(shape),
+                int(entry.get("elem_bytes", 4)),
+                storage,
+                made.get(name, -1),
+                name in gradients,
+                frozen=bool(entry.get("frozen")),
+                unread="frozen" in entry and storage < 0,
+                shard_dimension=cut,
+                experts=experts,
             )
-        )  # fmt: skip
+        )
     return found
 
 

@@ -106,9 +106,9 @@ def build_units(
         for index, (name, paths) in enumerate(units.items())
         if index in inner
     ]
-    earlier = [owner[p.name] for p in parameters]
+    first = min((owner[p.name] for p in parameters if p.trained), default=len(units))
     made = [
-        replace(unit, in_graph=min(earlier) < index)
+        replace(unit, in_graph=first < index and unit.last_backward >= 0)
         for unit, index in zip(made, inner, strict=True)
     ]
     rest = tuple(p for p in parameters if owner[p.name] not in inner)
@@ -153,7 +153,7 @@ def build_stage_units(
     here = set(np.flatnonzero(stage_of == stage).tolist())
     mine = [unit for unit in inner if unit.first_forward in here]
     if stage:  # what another rank sends has a gradient
-        mine = [replace(unit, in_graph=True) for unit in mine]
+        mine = [replace(unit, in_graph=unit.last_backward >= 0) for unit in mine]
     names = {
         p.name for p, stages in zip(list_parameters(trace, plan.tensor), placed, strict=True)
         if stage in stages or not (stages or stage)
@@ -237,14 +237,17 @@ def _place_unit(
             known.add(op_id)
         elif phase == "backward" and forward_op_id in known:
             backward.append(op_id)
-    if not forward or not backward:
+    if not forward or not (backward or all(p.frozen for p in parameters)):
         raise PlanError(
             f"unit {name} has parameters, but the step runs no operator of it in both directions",
             fix="use a plan without sharding",
         )
-    return ShardedUnit(
-        name, tuple(parameters), forward[0], forward[-1], backward[0], backward[-1], in_graph=True
-    )
+    begin, end = (backward[0], backward[-1]) if backward else _NEVER
+    return ShardedUnit(name, tuple(parameters), forward[0], forward[-1], begin, end, in_graph=True)
+
+
+_NEVER = (-1, -1)
+"""First and last backward operator of a unit that autograd does not come to: all below it is frozen too."""
 
 
 def _in_order(units: list[ShardedUnit]) -> list[ShardedUnit]:
@@ -270,11 +273,10 @@ def _place_root(
     loss = loss_operators(trace)
     of = trace.operators["forward_op_id"]
     behind = [op for op in backward if not pd.isna(of[op]) and int(of[op]) not in loss]
-    if not forward or not behind:
+    if not forward or not (behind or here is not None):
         raise PlanError("the trace has no forward and backward to shard", fix="trace a whole step")
-    return ShardedUnit(
-        "", parameters, forward[0], forward[-1], behind[0], behind[-1], in_graph=False
-    )
+    begin, end = (behind[0], behind[-1]) if behind else _NEVER
+    return ShardedUnit("", parameters, forward[0], forward[-1], begin, end, in_graph=False)
 
 
 @dataclass(frozen=True)
@@ -322,7 +324,8 @@ def partition_optimizer(
     """
     parameters = list_parameters(trace, 1, expert)
     sizes = [prod(p.shape) for p in parameters]
-    mine = range(len(parameters)) if here is None else sorted(here)
+    held = range(len(parameters)) if here is None else sorted(here)
+    mine = [i for i in held if not parameters[i].frozen]
     parts: list[list[list[int]]] = []
     owners: list[set[int]] = [set() for _ in range(ranks)]
     ranks_of: dict[int, range] = {}

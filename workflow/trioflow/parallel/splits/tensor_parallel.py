@@ -42,6 +42,7 @@ from trioflow.parallel.splits.tensor_split import (
     is_lookup,
     is_sharded,
     kind_of_module,
+    list_untrained,
 )
 from trioflow.parallel.splits.updates import scale_work, shard_updates
 from trioflow.parallel.splits.vocabulary import (
@@ -84,9 +85,10 @@ class Splitter:
         self.weights: dict[int, set[tuple[int, ...]]] = {}
         self.shards = {
             int(entry[key])
-            for entry in trace.facts.gradients
+            for entry in (*trace.facts.gradients, *list_untrained(trace))
             if is_sharded(entry, self.rules)
             for key in ("parameter_storage_id", "gradient_storage_id")
+            if key in entry
         } - {-1}
         self.tokens: set[int] = set()
         self.embedded: dict[int, int] = {}

@@ -137,6 +137,51 @@ def is_sharded(gradient: Mapping[str, Any], rules: Mapping[str, str]) -> bool:
     return kind == "column" or (kind == "row" and str(gradient["name"]).endswith("weight"))
 
 
+@remembered
+def list_untrained(trace: Trace) -> list[dict[str, Any]]:
+    """Return the parameters that the step reads and makes no gradient of: entries as those of ``facts.gradients``.
+
+    The tables say which storages are parameters and which module reads them first, the facts which names and shapes
+    there are: a parameter's storage is the one of its shape that its module reads, else a module around it, else any.
+    """
+    gradients = {str(g["name"]) for g in trace.facts.gradients}
+    owned = {int(g.get("parameter_storage_id", -1)) for g in trace.facts.gradients}
+    readers: dict[int, str] = {}
+    places: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+    columns = (trace.tensors[c].tolist() for c in ("storage_id", "category", "module", "shape"))
+    for storage, category, module, shape in zip(*columns, strict=True):
+        if category == "parameter" and storage not in owned:
+            reader = readers.setdefault(storage, str(module))
+            for place in (reader, _ANYWHERE):
+                places.setdefault((place, tuple(int(size) for size in shape)), []).append(storage)
+    found: dict[str, int] = {}
+    free = [p for p in trace.facts.parameters or [] if str(p["name"]) not in gradients]
+    for depth in (1, None):
+        for entry in (e for e in free if str(e["name"]) not in found):
+            parts, shape = str(entry["name"]).split("."), tuple(entry["shape"])
+            around = [".".join(parts[:n]) for n in range(len(parts) - 1, -1, -1)][:depth]
+            known = [entry["storage_id"]] if "storage_id" in entry else []
+            for place in (*around, *([] if depth else [_ANYWHERE])):
+                known += places.get((place, shape), [])
+            storage = next((s for s in known if s in readers), None)
+            if storage is not None:
+                found[str(entry["name"])] = storage
+                del readers[storage]
+    return [
+        {
+            "name": name,
+            "module": name.rpartition(".")[0],
+            "parameter_storage_id": found[name],
+            "size_bytes": prod(entry["shape"]) * int(entry.get("elem_bytes", 4)),
+        }
+        for entry in free
+        if (name := str(entry["name"])) in found
+    ]
+
+
+_ANYWHERE = "*"
+
+
 def is_lookup(row: Mapping[str, Any], category: Sequence[str]) -> bool:
     """Return whether a forward operator looks rows of a parameter up."""
     return class_of_name(str(row["name"])) == "embedding" and any(
@@ -207,10 +252,17 @@ def with_rules(trace: Trace, rules: Mapping[str, str], padded: Mapping[int, floa
         {**g, "size_bytes": round(int(g["size_bytes"]) * padded.get(int(g["parameter_storage_id"]), 1.0))}
         for g in trace.facts.gradients
     ]  # fmt: skip
-    grown = {g["name"]: padded.get(int(g["parameter_storage_id"]), 1.0) for g in gradients}
+    storages = {
+        g["name"]: int(g["parameter_storage_id"]) for g in (*gradients, *list_untrained(trace))
+    }
+    grown = {name: padded[at] for name, at in storages.items() if padded.get(at, 1.0) != 1.0}
     parameters = [
-        {**p, "shape": [round(p["shape"][0] * grown[p["name"]]), *p["shape"][1:]]}
-        if grown.get(p["name"], 1.0) != 1.0
+        {
+            **p,
+            "shape": [round(p["shape"][0] * grown[p["name"]]), *p["shape"][1:]],
+            "storage_id": storages[p["name"]],
+        }
+        if p["name"] in grown
         else p
         for p in trace.facts.parameters or []
     ]

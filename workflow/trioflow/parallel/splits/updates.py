@@ -21,7 +21,7 @@ from trioflow.costmodel.interface import OperatorModel, looks_at_rows
 from trioflow.parallel.reference import WORK, predict_operator_times
 from trioflow.parallel.remembered import remembered
 from trioflow.parallel.splits.parameters import Bucket, Parameter, list_parameters
-from trioflow.parallel.splits.tensor_split import TensorSplit, kind_of_module
+from trioflow.parallel.splits.tensor_split import TensorSplit, kind_of_module, list_untrained
 from trioflow.tables import records
 from trioflow.trace.store import Trace
 
@@ -184,14 +184,15 @@ def share_storages(
         return {}
     whole, mine = list_parameters(trace), list_parameters(trace, plan.tensor, plan.expert_parts)
     updated, main = held_sizes(trace, plan), trace.facts.recipe.main_parameter_bytes
+    weights = weigh_parameters(trace, plan)
     shares: dict[int, float] = {}
     for storage, index in owners.items():
         parameter, size = mine[index], max(whole[index].size_bytes, 1)
         split = parameter.size_bytes / size
         if storage == parameter.storage_id:
-            shares[storage] = updated[index] / size if plan.shards_units else split
-            if plan.shards_units and main:  # what is sharded is the main weight, kept as a state
-                shares[storage] = 0.0
+            # What is sharded of a trained one is the main weight, kept as a state.
+            state = plan.shards_units and main and parameter.trained
+            shares[storage] = 0.0 if state else weights[index] / size
         elif storage == parameter.gradient_storage_id:
             shares[storage] = split
         else:
@@ -201,6 +202,16 @@ def share_storages(
         if places is not None and index not in places:
             shares[storage] = 0.0
     return shares
+
+
+def weigh_parameters(trace: Trace, plan: Plan) -> list[float]:
+    """Return what a rank of its stage holds of each parameter, sharded ones as main weights where a recipe has such [bytes]."""
+    parameters = list_parameters(trace, plan.tensor, plan.expert_parts)
+    if not plan.shards_units:
+        return [float(p.size_bytes) for p in parameters]
+    main = trace.facts.recipe.main_parameter_bytes
+    sizes = zip(parameters, held_sizes(trace, plan), strict=True)
+    return [size * (main or p.elem_bytes) / p.elem_bytes for p, size in sizes]
 
 
 def split_updates(trace: Trace, plan: Plan, split: TensorSplit) -> TensorSplit:
@@ -265,16 +276,32 @@ def place_parameters(
     trace: Trace, stage_of: NDArray[np.int64],
     tied: Mapping[str, Collection[int]],
 ) -> list[frozenset[int]]:  # fmt: skip
-    """Return the stages that update each parameter, none where untrained; several stages hold a copy of ``tied`` ones."""
+    """Return the stages of each parameter: of its update, else of what reads it; none where nothing does.
+
+    Several stages hold a copy of ``tied`` ones.
+    """
     found: dict[str, frozenset[int]] = {}
+    untrained = {int(e["parameter_storage_id"]): str(e["name"]) for e in list_untrained(trace)}
+    if untrained:
+        storage = trace.tensors["storage_id"].tolist()
+        for stage, ids in zip(stage_of.tolist(), trace.operators["input_ids"], strict=True):
+            for name in {untrained[storage[i]] for i in ids if storage[i] in untrained}:
+                found[name] = found.get(name, frozenset()) | {stage}
     for gradient in trace.facts.gradients:
         name = str(gradient["name"])
         made = frozenset([int(stage_of[int(gradient["ready_after_op_id"])])])
         found[name] = frozenset(tied[name]) if name in tied else made
     try:
-        return [found.get(p.name, frozenset()) for p in list_parameters(trace)]
+        parameters = list_parameters(trace)
     except PlanError:
         return []
+    if any(p.unread for p in parameters):
+        stages = dict(zip(trace.operators["module"], stage_of.tolist(), strict=True))
+        for parameter in (p for p in parameters if p.unread):
+            around = [m for m in stages if m and f"{parameter.name}.".startswith(f"{m}.")]
+            if around:
+                found[parameter.name] = frozenset([stages[max(around, key=len)]])
+    return [found.get(p.name, frozenset()) for p in parameters]
 
 
 def spread_updates(

@@ -23,6 +23,7 @@ from trioflow.parallel.splits.tensor_split import (
     find_weight,
     is_lookup,
     kind_of_module,
+    list_untrained,
     with_rules,
 )
 from trioflow.tables import records
@@ -155,7 +156,7 @@ def _list_modules(trace: Trace, rows: list[dict[str, Any]], weights: set[int]) -
     """Return the modules that use the weights, the owner of a tied one included."""
     owners = [
         str(g["module"])
-        for g in trace.facts.gradients
+        for g in (*trace.facts.gradients, *list_untrained(trace))
         if int(g.get("parameter_storage_id", -1)) in weights
     ]
     return tuple(dict.fromkeys([*(str(row["module"]) for row in rows), *owners]))

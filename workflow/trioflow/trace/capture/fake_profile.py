@@ -36,7 +36,7 @@ from torch._subclasses.fake_tensor import (
 from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile, record_function
 from torch.utils._pytree import tree_leaves
 
-from trioflow.trace.capture.workload import module_annotations
+from trioflow.trace.capture.workload import module_annotations, note_parameters
 from trioflow.trace.profile.columns import ABSENT
 from trioflow.trace.profile.events import STEP
 
@@ -141,6 +141,7 @@ def profile_fake_step(
         ):
             mode.calls = []
             with record_function(STEP):
+                note_parameters(model)
                 step()
             calls, mode.calls = mode.calls, None
         profiler.export_chrome_trace(str(events))

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._C._profiler import _RecordFunctionFast
 from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile, record_function
 
 from trioflow.base.errors import InputError
 from trioflow.base.provenance import atomic_path, host_environment, stamp, write_json
 from trioflow.trace.capture.rank_process import exclusive_measurement, keep_freed_memory, pinned_to
 from trioflow.trace.capture.training_step import TrainingStep
-from trioflow.trace.profile.events import MODULE, STEP
+from trioflow.trace.profile.events import MODULE, PARAMETERS, STEP
 from trioflow.trace.workloads.build import Workload, build_workload
 
 _HEADS = ("num_attention_heads", "num_key_value_heads")
@@ -47,6 +48,12 @@ def module_annotations(model: torch.nn.Module) -> Iterator[None]:
                 hooks.callback(module.register_forward_pre_hook(enter(path)).remove)
                 hooks.callback(module.register_forward_hook(leave).remove)
         yield
+
+
+def note_parameters(model: torch.nn.Module) -> None:
+    """Let the profiler see which tensors are parameters: nothing else tells a frozen one from an input."""
+    with _RecordFunctionFast(PARAMETERS, list(model.parameters())):
+        pass
 
 
 def _profile_steps(step: Callable[[], None], steps: int, path: Path, device: str) -> None:
@@ -91,6 +98,7 @@ def _profile_with_tensors(
             ) as profiler,
             record_function(STEP),
         ):
+            note_parameters(model)
             step()
         _export(profiler, folder / "kineto.json.gz")
         _compress(raw, folder / "execution_trace.json.gz")
@@ -119,7 +127,12 @@ def describe_model(workload: Workload) -> dict[str, Any]:
     model = workload.model
     return {
         "parameters": [
-            {"name": n, "shape": list(p.shape), "elem_bytes": p.element_size()}
+            {
+                "name": n,
+                "shape": list(p.shape),
+                "elem_bytes": p.element_size(),
+                "frozen": not p.requires_grad,
+            }
             | _find_shard_dimension(model, n)
             for n, p in model.named_parameters()
         ],

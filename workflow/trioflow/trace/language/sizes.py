@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 from trioflow.base.errors import InputError
@@ -251,6 +253,24 @@ def read_language_model(facts: Facts) -> tuple[LanguageModel, int] | None:
     return LanguageModel(**{name: described[name] for name in names if name in described}), int(
         described["sequence"]
     )
+
+
+def is_frozen(name: str, pattern: str) -> bool:
+    """Return whether a parameter fits a pattern of parameters, or lies in a module that does."""
+    parts = name.split(".")
+    return any(fnmatchcase(".".join(parts[:end]), pattern) for end in range(1, len(parts) + 1))
+
+
+def split_adapters(rules: Mapping[str, str]) -> dict[str, str]:
+    """Return the rules of tensor parallelism of the parts of adapted layers, from those of the layers.
+
+    Of an adapter beside a column split the second product is cut as that, beside a row split the first.
+    """
+    found: dict[str, str] = {}
+    for pattern, kind in rules.items():
+        cut = "lora_B" if kind == "column" else "lora_A"
+        found |= {f"{pattern}.base_layer": kind, f"{pattern}.{cut}.*": kind}
+    return found
 
 
 FLASH, CUDNN = "flash", "cudnn"

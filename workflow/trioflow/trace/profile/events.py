@@ -30,6 +30,8 @@ STEP = "trioflow: step"
 """Annotation that encloses one captured step."""
 MODULE = "module: "
 """Prefix of the annotation that encloses one module's forward."""
+PARAMETERS = "trioflow: parameters"
+"""Call at a captured step's begin whose arguments are the model's parameters, frozen and unused ones too."""
 HOST = ("cpu_op", "user_annotation", "python_function", "cuda_runtime", "cuda_driver")
 """Categories of what runs on a host thread and can enclose one another."""
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")

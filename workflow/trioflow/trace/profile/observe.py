@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
@@ -16,6 +16,7 @@ from trioflow.trace.gradients import ReadyGradient
 from trioflow.trace.profile.events import (
     DEVICE,
     MODULE,
+    PARAMETERS,
     Event,
     busy_ns,
     charge_apart,
@@ -80,6 +81,8 @@ def observe_step(step: Step, links: Links | None) -> Observation:
     what the profile itself holds, which is neither the identity nor the results of a tensor.
     """
     found, numbers = Observation([], []), count(1)
+    noted = (links.get(id(e)) for e in step.root.children if e.name == PARAMETERS) if links else ()
+    parameters = {ref.storage for node in noted if node is not None for ref in node.inputs}
     rows = zip(step.operators, step.launched, step.communicates, strict=True)
     for event, kernels, communicates in rows:
         phase, module = _place_in_model(event)
@@ -93,6 +96,10 @@ def observe_step(step: Step, links: Links | None) -> Observation:
             joined = bool(one.inputs) or {"shapes", "types"} <= set(event.details)
         elif links is not None and joined:
             joined = _describe_tensors(one, event, links)
+            one.inputs = [
+                replace(ref, category="parameter") if ref.storage in parameters else ref
+                for ref in one.inputs
+            ]
         found.without_tensors += not joined
         found.operators.append(one)
     _join_backward(step.operators, found.operators)

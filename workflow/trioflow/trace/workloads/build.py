@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from trioflow.base.errors import InputError
 from trioflow.base.settings import FAMILIES, LANGUAGE
 from trioflow.trace.language.decoder import build_language_model
+from trioflow.trace.workloads.adapters import adapt_model
 from trioflow.trace.workloads.precision import (
     MainWeights,
     Precision,
@@ -243,7 +244,9 @@ def build_workload(row: Mapping[str, Any], seed: int = 0, device: str | None = N
     torch.manual_seed(seed)
     with torch.device(device) if device else nullcontext():
         recipe = _BUILDERS[family](row)
-    precision.cast(recipe.model)
+        precision.cast(recipe.model)
+        half = precision.recipe.casts_model and not precision.recipe.main_parameter_bytes
+        adapt_model(recipe, row, torch.float32 if half else None)
     return Workload(name, row, precision, recipe)
 
 

@@ -55,7 +55,7 @@ class MainWeights:
     """
 
     def __init__(self, name: str, parameters: Iterable[nn.Parameter], in_fp32: bool = True) -> None:
-        self.parameters = list(parameters)
+        self.parameters = [p for p in parameters if p.requires_grad]
         for parameter in self.parameters:
             parameter.grad_dtype = torch.float32 if in_fp32 else parameter.dtype
         self.main = [nn.Parameter(p.detach().float()) for p in self.parameters]
