@@ -46,6 +46,7 @@ TORCH_AT_IMPORT = {
     "trace/capture/workload",
     "trace/language/decoder",
     "trace/language/kernels",
+    "trace/workloads/adapters",
     "trace/workloads/build",
     "trace/workloads/precision",
     "trace/workloads/recipe",

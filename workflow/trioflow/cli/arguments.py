@@ -74,6 +74,12 @@ def add_model_arguments(parser: argparse.ArgumentParser, several: bool = False) 
         "--cuda-graphs", action="store_const", const=True,
         help="the host launches a block's forward, and its backward, as one CUDA graph each",
     )  # fmt: skip
+    add_options(model, (
+        ("--freeze", "PATTERN[,PATTERN...]", "parameters or modules that do not train, such as 'model.embed_tokens' or '*.mlp'"),
+        ("--lora", (int, "R"), "freeze all and train adapters of rank R beside linear layers, as PEFT's LoRA"),
+        ("--lora-targets", "NAME[,NAME...]", "these layers: q,k,v,o,gate,up,down or all-linear (default: PEFT's, q and v)"),
+        ("--lora-dropout", (float, "SHARE"), "what adapters drop of what they read (default: 0)"),
+    ))  # fmt: skip
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:

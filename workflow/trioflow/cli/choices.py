@@ -113,8 +113,8 @@ def _choose_scheduled_plan(options: argparse.Namespace) -> tuple[Plan, Schedule 
 
 
 _FIXED = (
-    "batch", "plan", "micro_batches", "stages_per_rank", "stages", "last_batch", "sequence",
-    "precision", "attention", "fusion", "cuda_graphs", "megatron", "session", *_BESIDE_DEGREES, *_VARIED,
+    "batch", "plan", "micro_batches", "stages_per_rank", "stages", "last_batch", *STEP_WORDS,
+    "megatron", "session", *_BESIDE_DEGREES, *_VARIED,
 )  # fmt: skip
 """Arguments that would change what a traced program does."""
 

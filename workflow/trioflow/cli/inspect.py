@@ -50,6 +50,12 @@ def describe_model(facts: Facts) -> str:
     fused = _FUSED[str(facts.language_model.get("fusion", EAGER))]
     if facts.language_model.get("cuda_graphs"):
         fused += ", a CUDA graph for each block and direction"
+    trained = facts.language_model.get("trained_parameters")
+    if trained is not None:
+        lora = facts.language_model["lora"]
+        fused += (
+            f"; {f'LoRA of rank {lora}: ' if lora else ''}{trained / 1e6:.4g} M parameters train"
+        )
     return f"{language[0].describe()}; sequence {language[1]}, {recipe.describe()}, {attention} attention, {fused}"
 
 

@@ -40,6 +40,17 @@ def describe_rates(
     model, sequence = known
     tokens = samples * sequence
     rate = tokens / step_time_s / ranks
+    flop, formula, trained = (
+        model.flop_per_token(sequence),
+        _MFU_FORMULA,
+        facts.language_model.get("trained_parameters"),
+    )
+    if trained is not None:
+        # Frozen weights have no gradient: 2 FLOPs less each; adapters come on top of the model's own.
+        lora = bool(facts.language_model.get("lora"))
+        share = 0.0 if lora else trained / model.parameters
+        flop -= 2.0 * model.active_parameters * (1 - share) - 6.0 * trained * lora
+        formula = formula.replace("6 x all parameters", "6 x all parameters, 4 x frozen ones")
     found: dict[str, Any] = {
         "sequence": sequence,
         "attention": facts.language_model["attention"],
@@ -47,17 +58,16 @@ def describe_rates(
         "precision": choose_recipe(str(facts.precision_recipe or facts.precision)).name,
         "parameters": model.parameters,
         **({"active_parameters": model.active_parameters} if model.experts else {}),
+        **({} if trained is None else {"trained_parameters": trained}),
         "tokens_per_step": tokens,
         "tokens_per_s": tokens / step_time_s,
         "tokens_per_s_per_gpu": rate,
-        "model_flop_per_s_per_gpu": rate * model.flop_per_token(sequence),
-        "mfu_formula": _MFU_FORMULA
-        if not model.experts
-        else _MFU_FORMULA.replace("all", "active", 1),
+        "model_flop_per_s_per_gpu": rate * flop,
+        "mfu_formula": formula if not model.experts else formula.replace("all", "active", 1),
     }
     peak = device.peak_flop_per_s.get(str(facts.precision))
     if peak:
-        bare = model.flop_per_token(sequence) - 6.0 * model.embedding_parameters
+        bare = flop - 6.0 * model.embedding_parameters
         found["mfu"] = found["model_flop_per_s_per_gpu"] / peak
         found["mfu_without_embeddings"] = rate * bare / peak
     return found

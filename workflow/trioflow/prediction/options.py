@@ -24,7 +24,8 @@ CLOSED_FORM = "closed-form"
 """Collectives by the ring's closed form over the platform's links, whatever was measured."""
 
 
-STEP_WORDS = ("sequence", "precision", "attention", "fusion", "cuda_graphs")
+_TUNING = ("freeze", "lora", "lora_targets", "lora_dropout")
+STEP_WORDS = ("sequence", "precision", "attention", "fusion", "cuda_graphs", *_TUNING)
 """What may be asked of a language model's step."""
 
 
@@ -67,7 +68,7 @@ class Options(SimulationOptions):
         Whether the peaks of memory are worked out too; 0 without.
     sequence : int, optional
         Tokens of a sample, where a language model's name or configuration stands for a trace.
-    precision, attention, fusion, cuda_graphs : optional
+    precision, attention, fusion, cuda_graphs, freeze, lora, lora_targets, lora_dropout : optional
         Of such a model's step: see ``trace.language.sizes.LanguageStep``.
     routing : str
         How a router spreads tokens over experts: balanced, ``power:EXPONENT`` (drawn by the seed), or a file of
@@ -101,6 +102,10 @@ class Options(SimulationOptions):
     attention: str | None = None
     fusion: str | None = None
     cuda_graphs: bool | None = None
+    freeze: str | None = None
+    lora: int | None = None
+    lora_targets: str | None = None
+    lora_dropout: float | None = None
     routing: str = BALANCED
     operator_scales: Sequence[tuple[str, float]] = ()
     slow_ranks: Sequence[tuple[int, float]] = ()

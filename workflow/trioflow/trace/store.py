@@ -98,7 +98,7 @@ def load_trace(folder: str | Path, **step: Any) -> Trace:
 
     ``folder``: a trace; or a language model by its name or its configuration, whose trace is made
     (``trace.language.read.find_configuration``). ``**step``: of such a model alone: ``sequence``
-    [tokens], ``batch`` [samples], ``precision`` (a recipe), ``attention``, ``fusion``, ``cuda_graphs`` and ``optimizer``, as in
+    [tokens], ``batch`` [samples], ``precision`` (a recipe), ``attention``, ``fusion``, ``cuda_graphs``, ``freeze``, ``lora``, ``lora_targets``, ``lora_dropout`` and ``optimizer``, as in
     ``trace.language.sizes.LanguageStep``. Raises TraceError when there is no such trace, a fact is
     missing, the trace contradicts itself, or a pack is damaged. Raises TableError when a table
     breaks its schema. Raises InputError when a configuration is invalid, or something is asked of a

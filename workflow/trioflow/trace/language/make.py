@@ -9,6 +9,7 @@ import re
 from contextlib import suppress
 from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
+from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Lock
@@ -109,14 +110,15 @@ def _capture(model: LanguageModel, step: LanguageStep) -> Trace:
             f"the trace of a model given by its configuration is made with PyTorch ({error})",
             fix=how_to_install("capture"),
         ) from None
-    captured = (
-        model.layers if model.window else min(model.layers, model.dense_layers + CAPTURED_BLOCKS)
-    )
+    captured = min(model.layers, model.dense_layers + CAPTURED_BLOCKS)
+    if model.window or re.search(r"[\d?\[]", step.freeze):  # blocks may differ
+        captured = model.layers
     row = {
         "workload": model.name, "family": LANGUAGE, "model": model.name,
         "layers": captured, "sequence": step.sequence,
         "attention": step.attention, "fusion": step.fusion, "optimizer": step.optimizer, "precision": step.precision,
-        "language_model": json.dumps(asdict(model), sort_keys=True),
+        "language_model": json.dumps(asdict(model), sort_keys=True), "freeze": step.freeze,
+        "lora": step.lora or None, "lora_targets": step.lora_targets, "lora_dropout": step.lora_dropout,
     }  # fmt: skip
     trace = capture_meta(row, step.batch)
     products = choose_recipe(step.precision).products
@@ -131,6 +133,13 @@ def _capture(model: LanguageModel, step: LanguageStep) -> Trace:
         "parameters": model.parameters, "sequence": step.sequence, "attention": step.attention, "fusion": step.fusion,
         "cuda_graphs": step.cuda_graphs,
     }  # fmt: skip
+    if step.freeze or step.lora:
+        trained = [p for p in trace.facts.parameters or [] if not p["frozen"]]
+        described |= {
+            "freeze": step.freeze,
+            "lora": step.lora,
+            "trained_parameters": sum(prod(p["shape"]) for p in trained),
+        }
     facts = replace(trace.facts, language_model=described, source="configuration of a model")
     if model.experts:
         facts = replace(facts, warnings=facts.warn(ROUTER))

@@ -299,7 +299,9 @@ class LanguageStep:
     `ATTENTIONS`) and ``fusion`` (of `FUSIONS`), empty: what the recipe's framework does: cudnn and
     gradients for Megatron Core's, flash for others, with flash-attn for nanotron's, layers for DeepSpeed's and eager
     for PyTorch's own. ``cuda_graphs``: whether the host launches a block's forward, and its backward,
-    as one CUDA graph each.
+    as one CUDA graph each. ``freeze``: patterns of parameters or modules that do not train, with commas.
+    ``lora``: rank of adapters, 0 for none, beside the linear layers ``lora_targets`` (names with commas, or
+    all-linear; PEFT's default if empty), which drop ``lora_dropout`` of what they read; all else is frozen then.
     """
 
     sequence: int
@@ -309,11 +311,19 @@ class LanguageStep:
     fusion: str = ""
     optimizer: str = "adamw-fused"
     cuda_graphs: bool = False
+    freeze: str = ""
+    lora: int = 0
+    lora_targets: str = ""
+    lora_dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("sequence", "batch"):
-            if getattr(self, name) < 1:
-                raise InputError(f"--{name} {getattr(self, name)} is below 1")
+        for name, least in (("sequence", 1), ("batch", 1), ("lora", 0)):
+            if getattr(self, name) < least:
+                raise InputError(f"--{name} {getattr(self, name)} is below {least}")
+        if not 0 <= self.lora_dropout < 1:
+            raise InputError(f"--lora-dropout {self.lora_dropout} is not a share below 1")
+        if not self.lora and (self.lora_targets or self.lora_dropout):
+            raise InputError("--lora-targets or --lora-dropout without --lora", fix="give --lora 8")
         choose_recipe(self.precision)
         for flag, value, words in (
             ("--attention", self.attention, ("", *ATTENTIONS)),

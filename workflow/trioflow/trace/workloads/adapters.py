@@ -24,14 +24,14 @@ from trioflow.trace.workloads.recipe import Recipe, read_size
 
 _TARGETS = (
     "q_proj,v_proj",
-    "qkv_proj",
-    "q_proj,q_b_proj,kv_b_proj",
+    "q_proj,kv_b_proj",
+    "q_b_proj,kv_b_proj",
     "qkv",
     "c_attn",
     "query,value",
     "query_key_value",
 )
-"""PEFT's default targets, the first that a model has: of Llama and its kin, of fused and of latent attention, GPT-2, BERT."""
+"""Targets where none are named, the first that a model has: PEFT's, and alike for latent attention."""
 _FUSED = {"qkv_proj": ("q", "k", "v"), "gate_up_proj": ("gate", "up")}
 """Layers that are one product where a recipe fuses them, and the targets that they stand for."""
 
@@ -105,7 +105,7 @@ def _find_targets(model: nn.Module, words: str, name: str) -> dict[str, nn.Linea
             return found
     known = ", ".join(dict.fromkeys(path.rpartition(".")[2] for path in linear))
     raise InputError(
-        f"{name}: no linear layer is called {' or '.join(sorted(missing)) or 'as PEFT expects'}",
+        f"{name}: no linear layer is called {' or '.join(sorted(missing)) if words else 'as PEFT expects'}",
         fix=f"give lora_targets of {known}, or all-linear",
     )
 
