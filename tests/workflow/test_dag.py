@@ -62,6 +62,8 @@ def test_stages_that_need_no_real_runs_ask_for_none(project: Project) -> None:
 
 def test_when_all_is_made_nothing_is_done(finished: Project) -> None:
     assert "Nothing to be done" in finished.snakemake()
+    said = finished.snakemake("--report", "results/report/snakemake.html")
+    assert "Report created" in said and "Warning" not in said
 
 
 def test_the_validation_is_asked_for_and_needs_the_public_data_of_every_set(

@@ -115,7 +115,9 @@ def test_the_default_profile_limits_measurements_and_mends_killed_runs() -> None
     assert profile["cores"] == 2, "capture and measure take two threads: both"
     for name in ("default", "slurm", "cluster", "kubernetes"):
         text = (ROOT / f"profiles/{name}/config.yaml").read_text()
-        assert {"runtime=10", "mem_mb=2000"} <= set(yaml.safe_load(text)["default-resources"]), name
+        assert {"runtime=10", "mem_mb=2000", "disk_mb=2000"} <= set(
+            yaml.safe_load(text)["default-resources"]
+        ), name
     slurm = yaml.safe_load((ROOT / "profiles/slurm/config.yaml").read_text())
     assert slurm["executor"] == "slurm" and slurm["resources"] == ["measurement=1"]
 
