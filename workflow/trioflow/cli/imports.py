@@ -48,6 +48,12 @@ def add_import(parser: argparse.ArgumentParser) -> None:
     said.add_argument(
         "--repeat-layers", type=int, metavar="N", help="depth of the model, its last block repeated"
     )
+    said.add_argument(
+        "--world-size",
+        type=int,
+        metavar="N",
+        help="ranks of the run that the source is one rank of",
+    )
     said.add_argument("--workload", metavar="NAME", help="name for what was traced")
 
 
@@ -56,6 +62,7 @@ def _run_import(options: argparse.Namespace) -> None:
     given = ImportOptions(
         gpu=options.gpu, batch=options.batch, precision=options.precision,
         optimizer=options.optimizer, repeat_layers=options.repeat_layers, workload=options.workload,
+        world_size=options.world_size,
     )  # fmt: skip
     ranks = find_rank_files(options.sources, options.format)
     if len(ranks) > 1:

@@ -287,7 +287,7 @@ class _Export:
         known = {"workload": metadata.workload, "device_name": metadata.device_name}
         attributes: dict[str, Any] = {
             "version": __version__, "rank": rank, "ranks": self.ranks,
-            "plan": metadata.plan_text or None,
+            "plan": metadata.plan_text or None, "nodes": len(self._of_rank.get(rank, [])),
             **{key: known.get(key) or facts.get(key) for key in _SOURCE_FACTS},
         }  # fmt: skip
         if metadata.batch:

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from trioflow.base.errors import PlanError
+from trioflow.base.errors import PlanError, TraceError
 from trioflow.costmodel.distinct import rescale_distinct
 from trioflow.costmodel.interface import OperatorModel, looks_at_rows
 from trioflow.costmodel.launches import host_times
@@ -88,6 +88,11 @@ def without_communication(trace: Trace) -> Trace:
     communicates = trace.operators["kind"] == "collective"
     if not communicates.any():
         return trace
+    if communicates.all():
+        raise TraceError(
+            f"the trace of {trace.facts.workload} holds messages alone: no plan can be made of it",
+            fix="simulate it with --as-traced",
+        )
     operators = trace.operators.copy()
     operators.loc[communicates, ["device_ns", "cpu_ns"]] = 0
     warning = f"{int(communicates.sum())} communication operators of the traced run are left out"

@@ -3,7 +3,7 @@
 ``communication`` has an entry a message: ``op_id`` of its row; ``name``, a collective, ``send`` or
 ``recv``; ``message_bytes`` as in ``tables.TASKS``; ``dtype``; ``ranks`` of its group, the root first;
 ``group``, the communicator; ``asynchronous``, whether the stream goes on beside it; of a send or
-recv ``peer``. ``program`` has ``rank`` and ``world_size``; ``streams``, the operators of each stream
+recv ``peer`` and, where messages overtake one another, ``tag``. ``program`` has ``rank`` and ``world_size``; ``streams``, the operators of each stream
 but the first by its number; ``waits``, pairs of an operator and an earlier one that it waits for
 beside the order of its stream.
 
@@ -53,6 +53,7 @@ class Message:
     group: str
     asynchronous: bool
     peer: int | None = None
+    tag: int = 0  # sends and receives of one tag meet in order
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -113,4 +114,5 @@ def _read_message(entry: Mapping[str, Any], world_size: int, rank: int) -> Messa
     return Message(
         int(entry["op_id"]), str(entry["name"]), size, ranks, str(entry.get("group", "")),
         bool(entry.get("asynchronous", True)), None if peer is None else int(peer),
+        int(entry.get("tag", 0)),
     )  # fmt: skip

@@ -7,10 +7,13 @@ import json
 import random
 
 import chakra_wire as wire
+import pandas as pd
 import pytest
 from captured import with_steady_times
+from google.protobuf.json_format import MessageToDict
 from same_model import ProportionalModel
 from trioflow.base.errors import InputError, TraceError
+from trioflow.cli.main import main
 from trioflow.export.chakra import size_trace, write_chakra
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan, named_plan
@@ -18,9 +21,11 @@ from trioflow.parallel.splits.pipeline import partition
 from trioflow.parallel.task_graph import TaskGraphBuilder
 from trioflow.trace.importers.chakra import import_chakra, recognise
 from trioflow.trace.importers.chakra_messages import (
+    NODE_TYPES,
     add_attribute,
     new_metadata,
     new_node,
+    read_messages,
     write_messages,
 )
 from trioflow.trace.importers.kineto import import_kineto
@@ -289,6 +294,108 @@ def test_a_generated_graph_is_read_node_by_node(load):
     assert any("grow with the batch" in warning for warning in trace.facts.warnings)
 
 
+def test_a_control_dependency_that_leads_nowhere_is_dropped_and_counted(load):
+    nodes = [make(n, ctrl=[99, n - 1][: n + 1], time=5, is_cpu_op=False) for n in range(3)]
+    trace = load(*nodes)
+    assert len(trace.operators) == 3
+    assert "3 control dependencies on nodes that are not in the file" in trace.facts.warnings[0]
+
+
+@pytest.mark.parametrize("form", ["one after another", "a list", "packed"])
+def test_the_json_form_is_read_as_the_binary_one(form, load, tmp_path):
+    """As ``chakra_jsonizer`` writes it: whole numbers of 64 bits as texts, types by name."""
+    binary = load(*gpu_nodes())
+    texts = []
+    for place, (_, message) in enumerate(read_messages(tmp_path / "x.0.et")):
+        content = MessageToDict(message)
+        if place:
+            content["type"] = next(word for word, n in NODE_TYPES.items() if n == message.type)
+        texts.append(json.dumps(content, indent=2))
+    text = "".join(texts) if form == "one after another" else f"[{','.join(texts)}]"
+    path = tmp_path / "x.0.json"
+    path.write_bytes(gzip.compress(text.encode()) if form == "packed" else text.encode())
+    assert recognise(path)
+    found = import_chakra(path, OPTIONS)
+    pd.testing.assert_frame_equal(found.operators, binary.operators)
+    assert found.facts.communication == binary.facts.communication
+    path.write_text(text[:-3])
+    with pytest.raises(TraceError, match=r"x\.0\.json.*(JSON form|is cut)"):
+        import_chakra(path, OPTIONS)
+    path.write_text('{"workload_graph": []}')
+    with pytest.raises(TraceError, match=r'no message of Chakra.s JSON form.*"workload_graph"'):
+        import_chakra(path, OPTIONS)
+
+
+def ask(*words):
+    assert main([str(word) for word in words]) == 0
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "--data-parallel 2 --tensor-parallel 2 --pipeline-parallel 2 --micro-batches 4 --ranks 8",
+        "--pipeline-parallel 2 --schedule interleaved --micro-batches 4 --stages-per-rank 2 --ranks 2",
+        "--plan fsdp --ranks 4",
+    ],
+)
+def test_trioflow_s_own_export_of_all_ranks_runs_as_it_was_simulated(plan, tmp_path, capsys):
+    """Streams, groups, tags and what waits for what; times are whole microseconds in the files."""
+    asked = ["vgg11-b128" if "tensor" not in plan else "gpt2-tiny-b8", *plan.split()]
+    asked += ["--platform", "dgx-a100"]
+    ask("simulate", *asked, "--json")
+    before = json.loads(capsys.readouterr().out)
+    (tmp_path / "set").mkdir()
+    ask("export", "chakra", *asked, "-o", tmp_path / "set/step")
+    ask("import", tmp_path / "set", "-o", tmp_path / "traces")
+    traces = sorted((tmp_path / "traces").iterdir())
+    capsys.readouterr()
+    ask("simulate", *traces, "--as-traced", "--platform", "dgx-a100", "--json")
+    after = json.loads(capsys.readouterr().out)
+    assert after["ranks"] == before["ranks"]
+    for name in ("step_time_s", "communication_s"):
+        assert after[name] == pytest.approx(before[name], rel=2e-3), name
+
+
+def test_generated_collectives_run_as_traced(tmp_path, capsys):
+    """One node a file, as ASTRA-sim's micro-benchmarks are: among all ranks of the set, or of the group beside it."""
+    said = ["--gpu", "NVIDIA A100-SXM4-80GB", "--batch", "1", "--precision", "fp32", "-o"]
+    (tmp_path / "set").mkdir()
+    for rank in range(8):
+        write_messages(tmp_path / f"set/all_reduce.{rank}.et", [new_metadata(), SUM])
+    ask("import", tmp_path / "set", *said, tmp_path / "ranks")
+    ask("import", tmp_path / "set/all_reduce.0.et", *said, tmp_path / "one")
+    capsys.readouterr()
+    run = ["--as-traced", "--platform", "dgx-a100", "--json"]
+    steps = []
+    for traces in (sorted((tmp_path / "ranks").iterdir()), [tmp_path / "one"]):
+        ask("simulate", *traces, *run)
+        steps.append(json.loads(capsys.readouterr().out))
+    ask(
+        "collective",
+        "all_reduce",
+        "--bytes",
+        1 << 20,
+        "--ranks",
+        8,
+        "--platform",
+        "dgx-a100",
+        "--json",
+    )
+    alone = json.loads(capsys.readouterr().out)
+    assert [one["ranks"] for one in steps] == [8, 8]
+    assert [one["step_time_s"] for one in steps] == pytest.approx([alone["time_s"]] * 2, rel=1e-6)
+    (tmp_path / "set/comm_group.json").write_text('{"1": [0, 2]}')
+    grouped = make(
+        7, "sum", "COMM_COLL_NODE", comm_type=2, comm_size=64, pg_name="1", is_cpu_op=False
+    )
+    write_messages(tmp_path / "set/all_reduce.0.et", [new_metadata(), grouped])
+    (message,) = import_chakra(tmp_path / "set/all_reduce.0.et", OPTIONS).facts.communication
+    assert (message["ranks"], message["message_bytes"]) == ([0, 2], 128)
+    plan = ["--plan", "single", "--ranks", "1", "--platform", "dgx-a100"]
+    assert main(["simulate", str(tmp_path / "one"), *plan]) == 2
+    assert "holds messages alone" in capsys.readouterr().err
+
+
 def test_a_graph_without_times_is_a_trace_without_times(load):
     trace = load(make(0, num_ops=5, is_cpu_op=False), make(1, data=[0], num_ops=5, is_cpu_op=False))
     assert trace.facts.step_time_source == "none" and trace.facts.step_time_s == 0
@@ -349,6 +456,7 @@ def shaped(**sides):
     return node
 
 
+SUM = make(7, "sum", "COMM_COLL_NODE", comm_type=0, comm_size=1 << 20, is_cpu_op=False)
 BAD = {
     "node id 7 occurs twice": [make(7), make(7)],
     "node 7 'work': it depends on node 9, which is not in the file": [make(7, data=[9])],
@@ -371,6 +479,7 @@ BAD = {
     "node 7 'sum': comm_type is 12": [make(7, "sum", "COMM_COLL_NODE", comm_type=12)],
     "node 7 'sum': comm_type is None": [make(7, "sum", "COMM_COLL_NODE")],
     "the file holds no operator": [make(7, kind="METADATA_NODE")],
+    "it holds messages alone, and nothing says how many ranks": [SUM],
     "node 7 'work': its inputs are not a list of tensors": [shaped(values="[[")],
     "'{}' is not a list": [shaped(values="{}")],
     "unknown element type 'floot'": [shaped(types="['Tensor(floot)']")],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from trioflow import predict
@@ -55,6 +56,14 @@ def test_rank_0_runs_forward_then_backward_and_waits_as_simai_does(tmp_path):
     assert trace.facts.step_time_s == pytest.approx(1_026_500e-9)
 
 
+def test_the_number_of_ranks_is_a_flag_where_the_file_leaves_it_out(tmp_path):
+    whole = import_trace([write(tmp_path)], SAID)
+    path = write(tmp_path, HEAD.replace("all_gpus: 8", ""))
+    assert import_trace([path], replace(SAID, world_size=8)).facts.program == whole.facts.program
+    with pytest.raises(TraceError, match="says world size 8, --world-size says 16"):
+        import_trace([write(tmp_path)], replace(SAID, world_size=16))
+
+
 def test_the_program_runs_on_all_ranks_and_on_no_other_gpu(tmp_path, capsys):
     """The step is its compute and the messages that are awaited; a file without work is tied to its GPU."""
     path = write(tmp_path)
@@ -82,7 +91,7 @@ def test_what_the_file_leaves_out_is_said(tmp_path):
 
 @pytest.mark.parametrize(("head", "layers", "count", "words"), [
     (HEAD.replace("HYBRID_TRANSFORMER_FWD_IN_BCKWD", "HYBRID_DLRM"), LAYERS, None, "line 1: the loop is HYBRID_DLRM; give"),
-    (HEAD.replace("all_gpus: 8", ""), LAYERS, None, "line 1: all_gpus is missing"),
+    (HEAD.replace("all_gpus: 8", ""), LAYERS, None, "does not say the world size; give it with --world-size"),
     (HEAD.replace("all_gpus: 8", "all_gpus: 9"), LAYERS, None, "line 1: 9 ranks are no whole number of 2 tensor"),
     (HEAD.replace("all_gpus: 8", f"all_gpus: {1 << 30}"), LAYERS, None, "or more than 131072"),
     (HEAD.replace("ep: 2", "ep: 3"), LAYERS, None, "x 3 expert ranks"),

@@ -92,7 +92,11 @@ def _tile_groups(given: Sequence[_Rank], world: int, ranks: int) -> dict[tuple[i
             if ranks != world:
                 _check_resized(message, group, one, world)
             if group not in found:
-                found[group] = tile_ranks(resize_group(group, world, ranks), ranks, group)
+                every = (
+                    ranks == world == len(given)
+                )  # none stands for another: groups need not lie alike
+                same = resize_group(group, world, ranks)
+                found[group] = _set_apart(group, ranks) if every else tile_ranks(same, ranks, group)
     return found
 
 
@@ -145,6 +149,13 @@ class _Tiling:
     groups: Ints  # ascending within each [groups, members]
     group_of: Ints  # group that each rank is in [ranks]
     place_of: Ints  # and its place there [ranks]
+
+
+def _set_apart(group: Sequence[int], ranks: int) -> _Tiling:
+    """Return a group alone, others in none."""
+    group_of, place_of = np.full(ranks, -1, dtype=np.int64), np.zeros(ranks, dtype=np.int64)
+    group_of[[*group]], place_of[[*group]] = 0, np.arange(len(group))
+    return _Tiling(np.array([group], dtype=np.int64), group_of, place_of)
 
 
 def tile_ranks(group: Sequence[int], ranks: int, traced: Sequence[int]) -> _Tiling:
@@ -279,6 +290,7 @@ class _Writer:
         """Add one message, after what its stream did before and its launch."""
         tiling = self.tilings[message.members]
         own = tiling.groups[tiling.group_of[self.rank]].tolist()
+        first = tuple(tiling.groups[0].tolist())  # one for all groups that lie alike
         waits = [*after, self.launched]
         common = {"phase": phase, "message_bytes": message.message_bytes, "op_id": message.op_id}
         traced = self.program.rank
@@ -286,22 +298,22 @@ class _Writer:
             place = message.members.index(message.peer)
             here = message.members.index(traced)
             ends = (here, place) if message.name == "send" else (place, here)
-            key = (message.members, *ends)
-            number = self._count((*key, message.name))
+            key = (first, *ends)
+            tagged = (message.tag, self._count((*key, message.name, message.tag)))
             groups = tiling.groups[:, list(ends)]
             lane = "send" if message.name == "send" else "receive"
             return self.builder.add(
                 self.rank, lane, message.name, f"{message.name} {phase}", after=waits,
-                peer=own[place], match_id=self.matches.number(key, groups, number), **common,
+                peer=own[place], match_id=self.matches.number(key, groups, tagged), **common,
             )  # fmt: skip
         order = [message.members.index(one) for one in message.ranks]
         if len(own) != len(order):
             order = list(range(len(own)))
-        number = self._count(message.members)
+        number = self._count(first)
         return self.builder.add(
             self.rank, self.lanes[message.group], "collective", message.name, after=waits,
             group=",".join(str(own[place]) for place in order),
-            match_id=self.matches.number((message.members, tuple(order)), tiling.groups[:, order], number),
+            match_id=self.matches.number((first, tuple(order)), tiling.groups[:, order], number),
             **common,
         )  # fmt: skip
 

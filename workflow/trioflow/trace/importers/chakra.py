@@ -1,19 +1,25 @@
 """A trace from one rank's Chakra execution trace, by what the file holds.
 
 PyTorch's converter keeps the host's nested calls with times and kernels; generators, and trioflow,
-a flat graph.
+a flat graph. A set has a file a rank, ``PREFIX.<rank>.et``, and says the ranks of its groups in
+``PREFIX.comm_groups.json`` (trioflow), in what ASTRA-sim takes as its communicator groups
+(``PREFIX.json``, ``comm_group.json``), or in PyTorch's metadata of process groups.
+
+Source: astra-sim/astra-sim, ``Workload.cc`` (which ranks a collective is of), mlcommons/chakra, ``converter``.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import replace
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from trioflow.base.errors import TraceError
-from trioflow.base.provenance import stamp
+from trioflow.base.provenance import read_json, stamp
 from trioflow.base.settings import PRECISIONS
 from trioflow.base.units import ns_to_s, us_to_ns
 from trioflow.tables import PHASES
@@ -23,15 +29,21 @@ from trioflow.trace.facts import UNTIMED
 from trioflow.trace.gradients import ReadyGradient
 from trioflow.trace.importers.chakra_calls import has_calls, read_calls
 from trioflow.trace.importers.chakra_messages import COMM_TYPES, NODE_TYPES, read_messages
-from trioflow.trace.importers.chakra_nodes import OWN, ChakraNode, read_chakra_nodes
+from trioflow.trace.importers.chakra_nodes import OWN, ChakraNode, read_chakra_nodes, read_text
 from trioflow.trace.importers.options import ImportOptions, Reader
+from trioflow.trace.importers.ranks import RankFile, check_ranks
 from trioflow.trace.profile.agreement import list_overlaps
 from trioflow.trace.profile.merge import set_times
+from trioflow.trace.profile.messages import MOST_RANKS, find_waits
 from trioflow.trace.profile.observe import coverage_of, observe_step
 from trioflow.trace.profile.timing import times_of_step
+from trioflow.trace.program import POINT_TO_POINT
 from trioflow.trace.store import Trace
 
-_COMM_NAMES = {number: name for name, number in COMM_TYPES.items()}
+_COMM_NAMES = {n: name.removesuffix("_block") for name, n in COMM_TYPES.items()}
+_FILE = re.compile(r"^(?P<prefix>.+)\.(?P<rank>\d{1,6})\.(et|json|json\.gz)$")
+_GROUP_FILES = ("{prefix}.comm_groups.json", "{prefix}.json", "comm_group.json")
+_COMPUTE = "compute"
 _BACKWARD = ("backward", "Backward")
 _WORK = (
     "flop", "read_bytes", "write_bytes", "batch_flop", "batch_read_bytes", "batch_write_bytes",
@@ -47,10 +59,54 @@ _MODEL_FACTS = (
 )
 
 
+@dataclass(frozen=True)
+class _Run:
+    """The run that a file is one rank of."""
+
+    rank: int
+    ranks: list[int]  # of the run; empty where nothing says how many
+    groups: Mapping[str, list[int]]  # by ``pg_name``
+
+    def ends(self, node: ChakraNode) -> list[int | None]:
+        """Return sender and receiver, by default the file's own rank on its side."""
+        own = "comm_src" if node.kind == "COMM_SEND_NODE" else "comm_dst"
+        said = {word: node.number(word) for word in ("comm_src", "comm_dst")}
+        return [self.rank if one is None and word == own else one for word, one in said.items()]
+
+    def members(self, node: ChakraNode) -> list[int]:
+        """Return the ranks that a message is among; empty where nothing says them."""
+        name, dimensions = node.text("pg_name"), node.attributes.get("involved_dim") or [True]
+        if node.kind != "COMM_COLL_NODE":
+            return self.ranks if {*self.ends(node)} <= {*self.ranks} else []
+        return self.groups.get(name, self.ranks if not name and all(dimensions) else [])
+
+
+def find_chakra_ranks(paths: Sequence[Path]) -> dict[int, RankFile]:
+    """Return each rank's file of a set; empty for one file alone. TraceError where files are of two sets, or some are missing."""
+    files = [file for path in paths for file in (_list_set(path) if path.is_dir() else [path])]
+    if len(files) < 2:
+        return {}
+    named = [(file, _FILE.match(file.name)) for file in files]
+    found: dict[int, RankFile] = {}
+    for file, match in named:
+        if match is None or named[0][1] is None or match["prefix"] != named[0][1]["prefix"]:
+            raise TraceError(
+                f"not a rank of the set that {files[0].name} is of", file=file,
+                fix="give files of one set, PREFIX.<rank>.et",
+            )  # fmt: skip
+        found[int(match["rank"])] = RankFile(file, read=partial(import_chakra, file))
+    check_ranks(found, None, paths[0])
+    return found
+
+
+def _list_set(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.iterdir() if file.suffix == ".et" and file.is_file())
+
+
 def recognise(path: str | Path) -> bool:
-    """Return whether a file begins as a Chakra execution trace does."""
-    if not Path(path).is_file():
-        return False
+    """Return whether a file, or the first .et file of a folder, begins as a Chakra execution trace does."""
+    if Path(path).is_dir():
+        return any(recognise(file) for file in _list_set(Path(path))[:1])
     try:
         messages = read_messages(path)
         next(messages)
@@ -63,16 +119,18 @@ def recognise(path: str | Path) -> bool:
 def import_chakra(path: str | Path, options: ImportOptions) -> Trace:
     """Read one rank's Chakra execution trace, such as ``PREFIX.0.et``; TraceError names the node, or the flag to give.
 
-    ``options``: batch, GPU and precision (files that trioflow wrote hold them). ``communication``:
-    one entry an operator of kind ``collective``, ``comm_size_bytes`` as the file states it (of an
-    all-gather one rank's shard).
+    ``options``: batch, GPU, precision and, where no set or group says it, the number of ranks (files that trioflow
+    wrote hold all). ``communication``: one entry an operator of kind ``collective``, ``comm_size_bytes`` as the file
+    states it (of an all-gather one rank's shard); with the ranks of all, ``program`` says what waits for what.
 
-    Communication takes no device time in the trace. A flat file's nodes follow one another; host
-    nodes (``is_cpu_op``) are host time before the device's next. Without tensors, work in forward
+    Communication takes no device time in the trace. A flat file's compute nodes follow one another, and so do the
+    messages of one group; host nodes (``is_cpu_op``) are host time before the device's next. Without tensors, work in forward
     and backward is taken to grow with the batch.
     """
     path = Path(path)
-    metadata, nodes = read_chakra_nodes(path)
+    if path.is_dir():
+        (path,) = _list_set(path)
+    metadata, nodes, warnings = read_chakra_nodes(path)
     stated = {k.removeprefix(OWN): v for k, v in metadata.items() if k.startswith(OWN)}
     model = _read_model(stated, path)
     facts: dict[str, Any] = {
@@ -92,12 +150,65 @@ def import_chakra(path: str | Path, options: ImportOptions) -> Trace:
             f"unknown precision {facts['precision']!r}", file=path,
             fix=f"use one of {', '.join(PRECISIONS)}",
         )  # fmt: skip
+    run = _read_run(path, stated, nodes, options)
     if has_calls(nodes):
-        trace = _read_calls(path, nodes, facts)
+        trace = _read_calls(path, nodes, facts, run)
     else:
-        trace = _read_flat(path, nodes, facts, str(stated.get("device") or ""))
+        trace = _read_flat(path, nodes, facts, str(stated.get("device") or ""), run)
+    trace.facts = replace(trace.facts, warnings=[*warnings, *trace.facts.warnings])
+    if trace.facts.program is None and not (trace.operators["kind"] != "collective").any():
+        raise TraceError(
+            "it holds messages alone, and nothing says how many ranks, or which, they are among", file=path,
+            fix="give --world-size N, or the whole set of PREFIX.<rank>.et with its comm_groups.json",
+        )  # fmt: skip
     check_trace(trace, path)
     return trace
+
+
+def _read_run(
+    path: Path, stated: Mapping[str, Any], nodes: Sequence[ChakraNode], options: ImportOptions
+) -> _Run:
+    """Return the run that a file is of: as it says itself, else as the files beside it do."""
+    match = _FILE.match(path.name)
+    groups: dict[str, Any] = {}
+    beside = 1
+    if match:
+        names = [_FILE.match(file.name) for file in path.parent.iterdir()]
+        beside = len({one["rank"] for one in names if one and one["prefix"] == match["prefix"]})
+        files = (path.parent / name.format(prefix=match["prefix"]) for name in _GROUP_FILES)
+        groups = next((read_json(file, TraceError) for file in files if file.is_file()), {})
+    for node in nodes:
+        if node.kind == "METADATA_NODE" and "process_group:init" in node.name:
+            try:
+                said = [
+                    group
+                    for text in read_text(node.sides["inputs"][0])
+                    for group in json.loads(text)
+                ]
+                groups |= {str(group["pg_name"]): group["ranks"] for group in said}
+            except (ValueError, TypeError, KeyError) as error:
+                raise TraceError(
+                    f"its process groups cannot be read ({error})", file=path, place=node.place, fix="convert it again"
+                ) from None  # fmt: skip
+    lists = [*groups.values()] if isinstance(groups, dict) else [None]
+    known = [rank for group in lists if isinstance(group, list) for rank in group]
+    if not all(isinstance(group, list) for group in lists) or not all(
+        rank.__class__ is int and 0 <= rank < MOST_RANKS for rank in known
+    ):
+        raise TraceError(
+            "its communicator groups are not lists of ranks by name",
+            file=path,
+            fix='write such as {"1": [0, 1]}',
+        )
+    found = max([beside if beside > 1 else 0, *(rank + 1 for rank in known)])
+    ranks = options.world_size or found
+    if stated.get("ranks"):
+        ranks = int(options.need("world_size", path, stated["ranks"]))
+    own = stated.get("rank", int(match["rank"]) if match else 0)
+    if own.__class__ is not int or ranks >= MOST_RANKS:
+        raise TraceError(f"rank {own!r:.40} of {ranks} ranks", file=path, fix="write the set again")
+    world = list(range(ranks))
+    return _Run(own, world, {name: group or world for name, group in groups.items()})
 
 
 def _text(stated: dict[str, Any], name: str, path: Path) -> str | None:
@@ -136,7 +247,7 @@ def _read_model(stated: dict[str, Any], path: Path) -> dict[str, Any]:
     return {key: model[key] for key in _MODEL_FACTS if key in model}
 
 
-def _read_calls(path: Path, nodes: list[ChakraNode], facts: dict[str, Any]) -> Trace:
+def _read_calls(path: Path, nodes: list[ChakraNode], facts: dict[str, Any], run: _Run) -> Trace:
     """Build a trace from the host's calls and their kernels, as from Kineto's profile."""
     calls = read_calls(nodes)
     step = calls.step
@@ -148,7 +259,8 @@ def _read_calls(path: Path, nodes: list[ChakraNode], facts: dict[str, Any]) -> T
             one.kind = "memcpy"
         for node in calls.messages.get(place, []):
             one.kind, one.device_ns, one.name = "collective", 0, _name_message(node)
-            communication.append(_describe_message(node, place))
+            communication.append(_describe_message(node, place, run, asynchronous=True))
+    waits = find_waits(communication, step, seen.operators)
     warnings = [*seen.unjoined, *seen.notes, *list_overlaps(step.operators)]
     if calls.steps > 1:
         warnings.append(f"the file holds {calls.steps} steps: the last one is read")
@@ -163,7 +275,7 @@ def _read_calls(path: Path, nodes: list[ChakraNode], facts: dict[str, Any]) -> T
             "step_time_s": ns_to_s(times.total_ns),
             "step_time_source": "profiled",
             "tail_s": ns_to_s(times.tail_ns),
-            "communication": communication,
+            **_describe_program(communication, {}, waits, run),
             "operators_without_tensors": seen.without_tensors,
             "warnings": _warn(warnings, communication),
             **coverage_of(step),
@@ -172,22 +284,24 @@ def _read_calls(path: Path, nodes: list[ChakraNode], facts: dict[str, Any]) -> T
     )
 
 
-def _read_flat(path: Path, nodes: list[ChakraNode], facts: dict[str, Any], device: str) -> Trace:
+def _read_flat(
+    path: Path, nodes: list[ChakraNode], facts: dict[str, Any], device: str, run: _Run
+) -> Trace:
     """Build a trace from nodes that follow one another."""
-    nodes = [node for node in nodes if node.kind != "METADATA_NODE"]
-    beside = any(not node.on_cpu for node in nodes)
+    work = [node for node in nodes if node.kind != "METADATA_NODE"]
+    beside = any(not node.on_cpu for node in work)
     operators: list[ObservedOperator] = []
     sources: list[ChakraNode] = []
     communication: list[dict[str, Any]] = []
     host_ns = 0
     own_ids: dict[int, int] = {}
-    for node in nodes:
+    for node in work:
         if node.text(OWN + "kind") == "host" or (beside and node.on_cpu):
             host_ns += us_to_ns(node.duration_us)
             continue
         one = _observe(node, own_ids)
         if one.kind == "collective":
-            communication.append(_describe_message(node, len(operators)))
+            communication.append(_describe_message(node, len(operators), run))
         elif one.phase == "forward" and (own := node.number(OWN + "op_id")) is not None:
             own_ids[own] = len(operators)
         one.cpu_ns, host_ns = one.cpu_ns + host_ns, 0
@@ -212,7 +326,7 @@ def _read_flat(path: Path, nodes: list[ChakraNode], facts: dict[str, Any], devic
             "optimizer": facts["optimizer"] or _find_optimizer(operators),
             "step_time_s": ns_to_s(total_ns),
             "tail_s": ns_to_s(host_ns),
-            "communication": communication,
+            **_describe_program(communication, *_find_order(nodes, sources), run),
             "operators_without_tensors": len(without),
             "warnings": _warn([], communication),
         },
@@ -267,13 +381,69 @@ def _name_message(node: ChakraNode) -> str:
     return _COMM_NAMES[number]
 
 
-def _describe_message(node: ChakraNode, place: int) -> dict[str, Any]:
-    return {
-        "op_id": place,
-        "name": _name_message(node),
-        "comm_size_bytes": node.number("comm_size") or 0,
-        "group": node.text("pg_name"),
-    }
+def _describe_message(
+    node: ChakraNode, place: int, run: _Run, *, asynchronous: bool = False
+) -> dict[str, Any]:
+    """Return an entry of ``communication``; without ``ranks`` where nothing says them."""
+    name, size, ranks = _name_message(node), node.number("comm_size") or 0, run.members(node)
+    entry: dict[str, Any] = {
+        "op_id": place, "name": name, "comm_size_bytes": size, "group": node.text("pg_name"),
+    }  # fmt: skip
+    if ranks:
+        whole = node.number(OWN + "message_bytes") or size * (
+            len(ranks) if name == "all_gather" else 1
+        )
+        entry |= {"ranks": ranks, "message_bytes": whole, "asynchronous": asynchronous}
+    if ranks and name in POINT_TO_POINT:
+        entry["peer"] = run.ends(node)[name == "send"]
+        entry["tag"] = node.number("comm_tag") or 0
+    return entry
+
+
+def _describe_program(
+    communication: list[dict[str, Any]],
+    streams: Mapping[int, list[int]],
+    waits: list[list[int]],
+    run: _Run,
+) -> dict[str, Any]:
+    """Return the facts of a rank's messages, and its program where all of them are understood."""
+    places = {one["op_id"] for one in communication}
+    known = all(run.rank in one.get("ranks", ()) for one in communication)
+    if not communication or not known or len(places) < len(communication):
+        return {"communication": communication}
+    program = {
+        "rank": run.rank, "world_size": len(run.ranks), "streams": {str(n): ids for n, ids in streams.items()},
+        "waits": waits,
+    }  # fmt: skip
+    return {"communication": communication, "program": program}
+
+
+def _find_order(
+    nodes: Sequence[ChakraNode], sources: Sequence[ChakraNode]
+) -> tuple[dict[int, list[int]], list[list[int]]]:
+    """Return the streams of operators that are not in the first one, and what each waits for beside their order.
+
+    What a node that is no operator waits for (the host's, metadata), those wait for that depend on it.
+    """
+    places = {node.node_id: place for place, node in enumerate(sources)}
+    behind: dict[int, dict[int, int]] = {}  # by node: of each stream the last operator
+    numbers, streams, waits = {_COMPUTE: 0}, dict[int, list[int]](), list[list[int]]()
+    for node in nodes:
+        seen: dict[int, int] = {}
+        for other in (*node.ctrl_deps, *node.data_deps):
+            for stream, place in behind[other].items():
+                seen[stream] = max(seen.get(stream, place), place)
+        own = places.get(node.node_id)
+        if own is not None:
+            ends = (node.attributes.get(word) for word in ("pg_name", "comm_src", "comm_dst"))
+            lane = f"{node.kind} {[*ends]}" if node.kind.startswith("COMM_") else _COMPUTE
+            stream = numbers.setdefault(node.text(OWN + "stream") or lane, len(numbers))
+            waits += [[own, place] for number, place in seen.items() if number != stream]
+            seen = {stream: own}
+            if stream:
+                streams.setdefault(stream, []).append(own)
+        behind[node.node_id] = seen
+    return streams, waits
 
 
 def _add_work(trace: Trace, nodes: Sequence[ChakraNode], without: Sequence[int]) -> None:
@@ -309,7 +479,16 @@ def _warn(warnings: list[str], communication: Sequence[dict[str, Any]]) -> list[
         warnings.append(
             f"{len(communication)} operators communicate: the trace is of a parallel run"
         )
+    unknown = [one for one in communication if "ranks" not in one]
+    if unknown:
+        warnings.append(
+            f"{len(unknown)} of them are among ranks that nothing names (such as {unknown[0]['name']}, group"
+            f" {unknown[0]['group'] or 'of all'!r}): it does not run as traced without --world-size and its groups"
+        )
     return warnings
 
 
-READER = Reader(recognise, import_chakra, "a Chakra .et file", repeats=False)
+READER = Reader(
+    recognise, import_chakra, "a Chakra .et file or its JSON form, one or a rank each", repeats=False,
+    find_ranks=find_chakra_ranks,
+)  # fmt: skip

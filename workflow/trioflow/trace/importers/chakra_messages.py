@@ -1,18 +1,23 @@
 """Chakra's messages, built at run time from the tables below, and files of them.
 
 A Chakra file is one ``GlobalMetadata`` and then ``Node`` messages, each behind
-its length as a varint. Field numbers: et_def.proto of mlcommons/chakra at
+its length as a varint; its JSON form, which ``chakra_jsonizer`` writes, has the
+same messages one after another, or as a list, gzipped or not. Field numbers: et_def.proto of mlcommons/chakra at
 21585d8.
 """
 
 from __future__ import annotations
 
+import gzip
+import json
+import re
+import zlib
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, proto
+from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory, proto
 from google.protobuf.message import DecodeError
 
 from trioflow.base.errors import TraceError
@@ -53,6 +58,9 @@ A node's type is an enumeration in Chakra; on the wire that is an int32.
 """
 
 _PACKAGE = "trioflow.chakra"
+_JSON = re.compile(rb'\s*(\[\s*)?\{\s*(\}|"(version|attr|workload_graph)")')
+"""How JSON forms begin; the last word is of a form that older feeders read, and that is not read here."""
+_BETWEEN, _GZIP, _HEAD_BYTES = re.compile(r"[\s,]*"), b"\x1f\x8b", 64
 _LONGEST_VARINT = 10
 _LARGEST_MESSAGE_BYTES = 1 << 26
 """Far above any node, far below what would fill the memory when a length is garbage."""
@@ -150,10 +158,52 @@ def read_messages(path: str | Path) -> Iterator[tuple[str, Any]]:
             size = path.stat().st_size
             if not size:
                 raise TraceError("the file is empty", file=path, fix="write it again")
+            head = stream.read(len(_GZIP))
+            opened: Any = gzip.open if head == _GZIP else open
+            with opened(path, "rb") as text:
+                if _JSON.match(text.read(_HEAD_BYTES)):
+                    text.seek(0)
+                    yield from _read_json(text.read().decode("utf-8"), path)
+                    return
+            stream.seek(0)
             for number, (place, raw) in enumerate(_split(stream, size, path)):
                 yield place, _parse("Node" if number else "GlobalMetadata", raw, path, place)
-    except OSError as error:
-        raise TraceError(f"cannot be read: {error.strerror}", file=path) from None
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        raise TraceError(
+            f"cannot be read: {error}", file=path, fix="write or copy it again"
+        ) from None
+
+
+def _read_json(text: str, path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield the messages of the JSON form; TraceError where it is cut or holds another message."""
+    decoder, number, end = json.JSONDecoder(), 0, len(text.rstrip())
+    begin = text.index("{")
+    is_list = "[" in text[:begin]
+    while begin < end - is_list:
+        place = f"message {number}, character {begin}"
+        try:
+            content, begin = decoder.raw_decode(text, begin)
+            if isinstance(content.get("type"), str):
+                content["type"] = NODE_TYPES[content["type"]]
+            name = "Node" if number else "GlobalMetadata"
+            yield place, json_format.ParseDict(content, _message_class(name)())
+        except (
+            ValueError,
+            KeyError,
+            AttributeError,
+            RecursionError,
+            json_format.ParseError,
+        ) as error:
+            raise TraceError(
+                f"no message of Chakra's JSON form: {error}", file=path, place=place,
+                fix="write or copy the file again, or give the binary file",
+            ) from None  # fmt: skip
+        between = _BETWEEN.match(text, begin)
+        begin, number = (between.end() if between else begin), number + 1
+    if is_list and text[begin:end] != "]":
+        raise TraceError(
+            "the list of messages is cut", file=path, fix="write or copy the file again"
+        )
 
 
 def _split(stream: BinaryIO, size: int, path: Path) -> Iterator[tuple[str, bytes]]:

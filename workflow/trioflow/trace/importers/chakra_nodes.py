@@ -102,7 +102,7 @@ class ChakraNode:
         """Read one side's tensors, those in lists included."""
         categories = self.attributes.get(f"{OWN}{side[:-1]}_categories")
         try:
-            values, shapes, kinds = (_read_text(text) for text in self.sides[side])
+            values, shapes, kinds = (read_text(text) for text in self.sides[side])
             found: list[TensorRef] = []
             for argument, (value, shape, word) in enumerate(
                 zip(values, shapes, kinds, strict=True)
@@ -129,7 +129,7 @@ def _fields(ref: TensorRef) -> tuple[int, int, int, tuple[int, ...], str, int]:
     return ref.tensor, ref.storage, ref.elem_bytes, ref.shape, ref.dtype, ref.argument
 
 
-def _read_text(text: str) -> list[Any]:
+def read_text(text: str) -> list[Any]:
     """Read a list that JSON or Python wrote; nothing for empty text."""
     if not text:
         return []
@@ -166,11 +166,11 @@ def _tensor(value: Any, shape: Any, word: str, argument: int) -> TensorRef:
     return TensorRef(value[0], value[1], size, tuple(shape), dtype, argument)
 
 
-def read_chakra_nodes(path: str | Path) -> tuple[dict[str, Any], list[ChakraNode]]:
-    """Return a file's metadata and its nodes, in order of start as far as dependencies allow.
+def read_chakra_nodes(path: str | Path) -> tuple[dict[str, Any], list[ChakraNode], list[str]]:
+    """Return a file's metadata, its nodes in order of start as far as dependencies allow, and what to warn of.
 
-    Raises TraceError when the file is not a Chakra file, an id occurs twice or is unknown, a type
-    is unknown, a time is negative, or nodes wait for one another.
+    A control dependency on a node that is not in the file is dropped: converters leave out callers. Raises
+    TraceError when the file is not a Chakra file or is cut, an id occurs twice or is unknown, a type is unknown, a time is negative, or nodes wait for one another.
     """
     path = Path(path)
     metadata: dict[str, Any] = {}
@@ -186,8 +186,11 @@ def read_chakra_nodes(path: str | Path) -> tuple[dict[str, Any], list[ChakraNode
                 fix="give every node of the file an id of its own",
             )  # fmt: skip
         nodes[node.node_id] = node
+    dropped = 0
     for node in nodes.values():
-        for other in (*node.ctrl_deps, *node.data_deps):
+        dropped += sum(other not in nodes for other in node.ctrl_deps)
+        node.ctrl_deps = [other for other in node.ctrl_deps if other in nodes]
+        for other in node.data_deps:
             if other not in nodes:
                 raise TraceError(
                     f"it depends on node {other}, which is not in the file",
@@ -196,7 +199,12 @@ def read_chakra_nodes(path: str | Path) -> tuple[dict[str, Any], list[ChakraNode
     _check_span(nodes, path)
     ordered = _order(nodes, path)
     _enclose(ordered, nodes)
-    return metadata, ordered
+    if OWN + "nodes" in metadata and metadata[OWN + "nodes"] != len(nodes):
+        raise TraceError(
+            f"{len(nodes)} nodes of {metadata[OWN + 'nodes']}", file=path, fix="the file is cut: export or copy it again"
+        )  # fmt: skip
+    said = f"{dropped} control dependencies on nodes that are not in the file are dropped: it may be cut"
+    return metadata, ordered, [said] if dropped else []
 
 
 def _take(message: Any, path: Path, place: str) -> ChakraNode:

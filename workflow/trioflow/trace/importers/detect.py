@@ -63,9 +63,13 @@ def import_trace(
 
 
 def find_rank_files(sources: Sequence[str | Path], form: str | None = None) -> dict[int, RankFile]:
-    """Return each rank's files where sources are profiles of several, else nothing; TraceError as `import_trace`."""
+    """Return each rank's files where sources are of several, else nothing; TraceError as `import_trace`."""
     paths = _check_sources(sources)
-    return find_ranks(paths) if (form or detect_format(paths)) == "kineto" else {}
+    form = form or detect_format(paths)
+    if form == "kineto":
+        return find_ranks(paths)
+    find = None if form == "capture" else _list_readers()[form].find_ranks
+    return find(paths) if find else {}
 
 
 def _check_sources(sources: Sequence[str | Path]) -> list[Path]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +10,11 @@ from typing import TYPE_CHECKING
 from trioflow.base.errors import TraceError
 
 if TYPE_CHECKING:
+    from trioflow.trace.importers.ranks import RankFile
     from trioflow.trace.store import Trace
+
+
+_COUNTS = {"batch": "samples", "world_size": "ranks"}
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,7 @@ class ImportOptions:
     optimizer: str | None = None
     repeat_layers: int | None = None  # depth of the model, where the source holds one layer
     workload: str | None = None  # name for what was traced
+    world_size: int | None = None  # ranks of the run that the source is one rank of
 
     def need(self, name: str, source: str | Path, found: str | int | None = None) -> str | int:
         """Return a fact that was given, or else what the source itself says.
@@ -44,9 +49,9 @@ class ImportOptions:
                 f"the source does not say the {name.replace('_', ' ')}",
                 file=source, fix=f"give it with {flag}",
             )  # fmt: skip
-        if name == "batch" and (value.__class__ is not int or value < 1):
+        if name in _COUNTS and (value.__class__ is not int or int(value) < 1):
             raise TraceError(
-                f"{value!r:.40} is not a number of samples", file=source, place="batch",
+                f"{value!r:.40} is not a number of {_COUNTS[name]}", file=source, place=name.replace("_", " "),
                 fix=f"give it with {flag}",
             )  # fmt: skip
         return value
@@ -60,3 +65,5 @@ class Reader:
     read: Callable[[Path, ImportOptions], Trace]
     what: str  # the format in words, for errors
     repeats: bool  # whether it follows ``ImportOptions.repeat_layers``
+    # Each rank's files, where sources are of several; None for a format of one.
+    find_ranks: Callable[[Sequence[Path]], dict[int, RankFile]] | None = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import tempfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -47,11 +47,12 @@ _CYCLE = re.compile(r"^(?P<worker>.+)\.(?P<time>\d{10,})\.pt\.trace\.json(\.gz)?
 
 @dataclass(frozen=True)
 class RankFile:
-    """What was recorded of one rank; ``replaced``: files of earlier cycles of its profiler."""
+    """What was recorded of one rank; ``replaced``: files of earlier cycles of its profiler; ``read``: of another format, what reads it."""
 
     kineto: Path
     execution_trace: Path | None = None
     replaced: tuple[Path, ...] = ()
+    read: Callable[[ImportOptions], Trace] | None = None
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ def find_ranks(paths: Sequence[Path]) -> dict[int, RankFile]:
             )  # fmt: skip
         found[rank] = _choose(found[rank], path, rank) if rank in found else RankFile(path)
     if len(found) > 1:
-        _check_ranks(found, next(iter(worlds), None), paths[0])
+        check_ranks(found, next(iter(worlds), None), paths[0])
     return _add_execution_traces(
         found, [path for path, kind in kinds.items() if kind == EXECUTION_TRACE]
     )
@@ -197,7 +198,7 @@ def _choose(one: RankFile, path: Path, rank: int) -> RankFile:
     return RankFile(new, replaced=(*one.replaced, old))
 
 
-def _check_ranks(found: Mapping[int, RankFile], world: int | None, source: Path) -> None:
+def check_ranks(found: Mapping[int, RankFile], world: int | None, source: Path) -> None:
     """Refuse ranks that are missing: the trace of another would stand for them unasked."""
     expected = range(world if world is not None else max(found) + 1)
     missing = list(islice((rank for rank in expected if rank not in found), _NAMED_MISSING + 1))
@@ -301,6 +302,8 @@ def _count_jobs() -> int:
 
 def _read_rank(files: RankFile, options: ImportOptions) -> tuple[list[str], Trace]:
     """Return the names of a rank's steps, and its trace."""
+    if files.read is not None:
+        return [], files.read(options)
     profile = read_profile(files.kineto)
     steps = [span.name for span in find_spans(profile)]
     trace = import_profile(profile, files.execution_trace, options)
@@ -322,5 +325,5 @@ def _summarise(rank: int, trace: Trace) -> RankTimes:
         rank, float(facts.step_time_s), ns_to_s(int(operators["device_ns"][~communicates].sum())),
         ns_to_s(int(operators["device_ns"][communicates].sum())),
         len(sent) if facts.program is not None or not communicates.any() else None,
-        sum(int(one["message_bytes"]) for one in sent), tuple(facts.warnings),
+        sum(int(one["message_bytes"]) for one in sent if "message_bytes" in one), tuple(facts.warnings),
     )  # fmt: skip

@@ -108,7 +108,7 @@ def recognise(path: str | Path) -> bool:
 def import_simai(path: str | Path, options: ImportOptions) -> Trace:
     """Read a workload file: the program of rank 0, which ``simulate --as-traced`` runs on all ranks.
 
-    ``options``: GPU, batch (samples of a rank) and precision, which the file does not say. Raises TraceError, which
+    ``options``: GPU, batch (samples of a rank), precision, and number of ranks, as far as the file does not say them. Raises TraceError, which
     names the line, when the file is cut or not of this loop, or an option is missing.
     """
     path = Path(path)
@@ -117,7 +117,7 @@ def import_simai(path: str | Path, options: ImportOptions) -> Trace:
         for number, line in enumerate(read_text(path, TraceError).splitlines(), 1)
         if line.strip()
     ]
-    degrees = _read_degrees(lines[0][1] if lines else ["nothing"], path)
+    degrees = _read_degrees(lines[0][1] if lines else ["nothing"], path, options)
     layers = _read_layers(lines, path)
     program = _write_program(layers, _list_groups(degrees, path))
     total_ns = sum(one.device_ns for one in program.operators)
@@ -155,8 +155,8 @@ def import_simai(path: str | Path, options: ImportOptions) -> Trace:
     return trace
 
 
-def _read_degrees(words: Sequence[str], path: Path) -> dict[str, int]:
-    """Return what the first line says, 1 for degrees that it leaves out."""
+def _read_degrees(words: Sequence[str], path: Path, options: ImportOptions) -> dict[str, int]:
+    """Return what the first line says, 1 for degrees that it leaves out; SimAI takes all_gpus as an argument too."""
     if words[0].lstrip("\ufeff") != _LOOP:
         raise TraceError(
             f"the loop is {words[0]:.60}", file=path, place="line 1",
@@ -167,12 +167,12 @@ def _read_degrees(words: Sequence[str], path: Path) -> dict[str, int]:
         for word, value in pairwise(words)
         if word.rstrip(":") in (_TENSOR, *_DEGREES, _RANKS, *_AGAIN, "pp_comm")
     }
-    found = {**dict.fromkeys(_DEGREES, 1), **said}
-    for name in (_TENSOR, _RANKS):
-        if name not in said:
-            raise TraceError(
-                f"{name} is missing", file=path, place="line 1", fix="generate the file again"
-            )
+    ranks = int(options.need("world_size", path, said.get(_RANKS)))
+    found = {**dict.fromkeys(_DEGREES, 1), **said, _RANKS: ranks}
+    if _TENSOR not in said:
+        raise TraceError(
+            f"{_TENSOR} is missing", file=path, place="line 1", fix="generate the file again"
+        )
     if any(said.get(name) for name in _AGAIN):
         raise TraceError(
             "it recomputes layers (checkpoints), which is not read", file=path, place="line 1",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -221,6 +222,16 @@ class _Clock:
         idle = not len(before) or self._end_ns[before].max() <= end_ns
         queued = self._host_ns[found[0]] < end_ns
         return int(found[0]) if not proven or len(behind) or (idle and queued) else None
+
+
+def find_waits(
+    messages: Sequence[dict[str, Any]], step: Step, operators: Sequence[ObservedOperator]
+) -> list[list[int]]:
+    """Return pairs of an operator and the message that it waits for, where no wait is noted and messages have no times."""
+    sent = {int(message["op_id"]) for message in messages}
+    launched = [[] if place in sent else kernels for place, kernels in enumerate(step.launched)]
+    clock = _Clock(replace(step, launched=launched), operators)
+    return sorted(_find_waits(messages, [], operators, clock))
 
 
 def _find_waits(
