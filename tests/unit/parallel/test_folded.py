@@ -16,7 +16,9 @@ from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.folded import FoldedTaskGraph
 from trioflow.parallel.folded_grid import Grid, fold_representatives
 from trioflow.parallel.plan import make_plan
+from trioflow.parallel.programs.builder import ProgramBuilder
 from trioflow.parallel.programs.staged import PartitionedRank, StagedRank
+from trioflow.parallel.splits.parameters import list_parameters
 from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder, load_task_graph
 from trioflow.trace.store import Trace, load_trace
 
@@ -94,6 +96,20 @@ def test_ranks_that_differ_are_all_built(
     graph = extrapolate(trace, make_plan(**degrees), model)
     assert not isinstance(graph, FoldedTaskGraph)
     assert graph.tasks["rank"].nunique() == graph.metadata.plan.ranks
+
+
+@pytest.mark.parametrize("degrees", [{"data": 60}, {"data": 50, "pipeline": 2}], ids=str)
+def test_replicas_that_update_nothing_are_alike(
+    degrees: dict[str, Any], trace: Trace, model: OperatorModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = make_plan(**degrees, sharding="zero1")
+    folded = extrapolate(trace, plan, model, batch=8 * plan.data)
+    assert isinstance(folded, FoldedTaskGraph) and folded.fold is not None
+    assert len(folded.fold.representatives) <= (len(list_parameters(trace)) + 1) * plan.pipeline
+    monkeypatch.setattr(ProgramBuilder, "_count_updaters", lambda _: 0)
+    every = extrapolate(trace, plan, model, batch=8 * plan.data)
+    assert not isinstance(every, FoldedTaskGraph)
+    assert_same(folded, every)
 
 
 def test_what_is_built_does_not_grow_with_the_ranks(trace: Trace, model: OperatorModel) -> None:

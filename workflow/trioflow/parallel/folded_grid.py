@@ -26,6 +26,8 @@ class Grid:
 
     sizes: tuple[int, ...]  # ranks along each axis
     alike: tuple[bool, ...]  # whether ranks that differ along an axis only do the same
+    # Along each axis, places of which the last stands for all behind it; all places differ where there is none
+    places: tuple[int, ...] = ()
 
     @property
     def ranks(self) -> int:
@@ -37,38 +39,36 @@ class Grid:
         """How far apart two ranks are that are next to each other along an axis."""
         return tuple(prod(self.sizes[axis + 1 :]) for axis in range(len(self.sizes)))
 
-    def list_offsets(self, axes: Sequence[int]) -> Ints:
-        """Return how far the ranks along some axes lie from the first of them."""
-        steps = [[i * self.strides[axis] for i in range(self.sizes[axis])] for axis in axes]
-        return np.array([sum(one) for one in product(*steps)], dtype=np.int64)
+    def _first_alike(self, axis: int) -> int:
+        """Return the place along an axis from which on all ranks do the same; the last where all differ."""
+        return 0 if self.alike[axis] else (self.places or self.sizes)[axis] - 1
 
     def find_representatives(self) -> Ints:
         """Return the ranks that stand for all: the first along every axis of alike ranks."""
-        different = [axis for axis, alike in enumerate(self.alike) if not alike]
-        return np.sort(self.list_offsets(different))
+        return np.unique(self._stand_for())
 
     def classify(self) -> Ints:
         """Return the class of each rank: the number of its representative [ranks]."""
-        rank = np.arange(self.ranks)
-        own = sum(
-            (
-                (rank // stride) % size * stride
-                for size, stride, alike in zip(self.sizes, self.strides, self.alike, strict=True)
-                if not alike
-            ),
-            np.zeros_like(rank),
-        )
-        return np.searchsorted(self.find_representatives(), own).astype(np.int64)
+        return np.unique(self._stand_for(), return_inverse=True)[1].astype(np.int64)
+
+    def _stand_for(self) -> Ints:
+        """Return the rank that stands for each rank [ranks]."""
+        rank, own = np.arange(self.ranks), np.zeros(self.ranks, dtype=np.int64)
+        for axis, (size, stride) in enumerate(zip(self.sizes, self.strides, strict=True)):
+            own += np.minimum(rank // stride % size, self._first_alike(axis)) * stride
+        return own
 
     def make_family(self, group: Sequence[int]) -> Family:
         """Return the groups that stand for a representative's: moved along the axes on which its ranks share a place."""
         ranks = np.array(group, dtype=np.int64)
-        moved = [
-            axis
-            for axis, (size, stride) in enumerate(zip(self.sizes, self.strides, strict=True))
-            if self.alike[axis] and len(np.unique(ranks // stride % size)) == 1
-        ]
-        groups = self.list_offsets(moved)[:, None] + ranks
+        steps = []
+        for axis, (size, stride) in enumerate(zip(self.sizes, self.strides, strict=True)):
+            places = np.unique(ranks // stride % size)
+            first = self._first_alike(axis)
+            if len(places) == 1 and places[0] == first:
+                steps.append([i * stride for i in range(size - first)])
+        offsets = np.array([sum(one) for one in product(*steps)], dtype=np.int64)
+        groups = offsets[:, None] + ranks
         group_of = np.full(self.ranks, _NOWHERE, dtype=np.int64)
         inside = np.clip(groups, 0, self.ranks - 1)
         group_of[inside.ravel()] = np.repeat(np.arange(len(groups)), len(ranks))

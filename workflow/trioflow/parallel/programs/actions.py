@@ -152,7 +152,7 @@ class StageActions(RankProgram):
         return self.program.graph.add(
             self.rank, stream, "collective", name,
             after=(self.last, *self.waits), message_bytes=size_bytes, phase=phase,
-            stage=self.stage_field(), group=",".join(map(str, group)),
+            stage=self.stage_field(), group=self.program.name_group(group),
             match_id=self.program.match(*key),
         )  # fmt: skip
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -232,6 +232,7 @@ class ProgramBuilder:
     memory: dict[int, HeldMemory] = field(init=False, default_factory=dict)
     # Task in which DataParallel's first rank launched the loss, once it has
     loss_launched: int | None = field(init=False, default=None)
+    _groups: dict[tuple[int, ...], str] = field(init=False, default_factory=dict)
     _matches: dict[tuple[Any, ...], int] = field(init=False, default_factory=dict)
     _collected: TaskGraph | None = field(init=False, default=None)
 
@@ -241,6 +242,18 @@ class ProgramBuilder:
         self.names = self.operators["name"].tolist()
         self.phases = self.operators["phase"].tolist()
         self.grid = _make_grid(self.plan, self.kind.alike)
+        if len(self.grid.sizes) == 2 and (updaters := self._count_updaters()):
+            self.grid = replace(self.grid, places=(self.plan.pipeline, updaters))
+
+    def _count_updaters(self) -> int:
+        """Return the replicas from whose last one on all update the same of each stage under ZeRO-1, such as nothing."""
+        last = 0
+        for partition, times_s in zip(self.partitions, self.update_s, strict=True):
+            if partition.experts:
+                return self.plan.replicas
+            works = list(zip(partition.parameters, partition.operators, times_s, strict=True))
+            last = max([last, *(n for n, work in enumerate(works) if work != works[-1])])
+        return last + 2 if self.partitions else 0
 
     def rank_of(self, replica: int, pipeline: int, tensor: int) -> int:
         """Return the rank at a place of the plan's grid."""
@@ -256,6 +269,13 @@ class ProgramBuilder:
             return self.factors
         own = self.factors[rank : rank + 1] if rank < len(self.replicas.samples) else [0.0]
         return [*own, self.factors[-1]] if rank == 0 else own
+
+    def name_group(self, ranks: list[int], source: int = 0) -> str:
+        """Return a group as its members' tasks name it, the rank at the place ``source`` first."""
+        key = (source, *ranks)
+        if key not in self._groups:
+            self._groups[key] = ",".join(map(str, ranks[source:] + ranks[:source]))
+        return self._groups[key]
 
     def match(self, *key: Any) -> int:
         """Return the ``match_id`` of one exchange, the same for all who name it."""

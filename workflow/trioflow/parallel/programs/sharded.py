@@ -280,7 +280,7 @@ class UnitRank(StagedRank):
             return after
         task = self.program.graph.add(
             self.rank, stream, "collective", name, after=(after,), message_bytes=size, phase=phase,
-            group=",".join(map(str, group)), match_id=self.repetition.number(group),
+            group=self.program.name_group(group), match_id=self.repetition.number(group),
         )  # fmt: skip
         if not self.sharding.beside:
             self.waits.append(task)

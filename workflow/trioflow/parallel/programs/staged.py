@@ -220,15 +220,13 @@ class PartitionedRank(StagedRank):
         source, broadcasts = self.last, []
         kinds = ((self.data_group, partition.parameters), (self.expert_replicas, partition.experts))
         for ranks, parts in kinds:
-            for owner, parameters in enumerate(parts):
-                group = ranks[owner:] + ranks[:owner]
-                for index, parameter in enumerate(parameters if len(group) > 1 else ()):
-                    broadcasts.append(
-                        self.program.graph.add(
-                            self.rank, "communication", "collective", "broadcast", after=(source,),
-                            message_bytes=parameter.size_bytes, phase="optimizer",
-                            group=",".join(map(str, group)),
-                            match_id=self.program.match("update", *group, len(parts), index),
-                        )
-                    )  # fmt: skip
+            for owner, parameters in enumerate(parts if len(ranks) > 1 else ()):
+                group = self.program.name_group(ranks, owner) if parameters else ""
+                broadcasts += [
+                    self.program.graph.add(
+                        self.rank, "communication", "collective", "broadcast", after=(source,),
+                        message_bytes=parameter.size_bytes, phase="optimizer", group=group,
+                        match_id=self.program.match("update", group, index),
+                    ) for index, parameter in enumerate(parameters)
+                ]  # fmt: skip
         self.waits += broadcasts
