@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
@@ -15,7 +15,6 @@ from typing import Any, cast
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from trioflow import tables
 from trioflow.base.errors import TraceError, suggest
@@ -40,28 +39,23 @@ class Trace:
 
     @cached_property
     def unshaped_share(self) -> float:
-        """Share of the computing time that lies in operators whose tensors nobody recorded."""
-        shaped = [bool(a or b) for a, b in self._list_tensors()]
-        return self._share_of(~np.array(shaped, dtype=bool))
+        """Share of forward's and backward's time in operators whose tensors nobody recorded."""
+        return self._share_without("input_ids", "output_ids")
 
     @cached_property
     def names_results(self) -> bool:
         """Whether it is recorded what operators make, and so what a step holds."""
-        makes = [bool(made) for _, made in self._list_tensors()]
-        in_place = self.operators["name"].str.endswith("_").to_numpy(dtype=bool)
-        passes = (self.operators["phase"] != "optimizer").to_numpy(dtype=bool)
-        return self._share_of(~np.array(makes, dtype=bool) & ~in_place, passes) < MOST_UNNAMED
+        return self._share_without("output_ids") < MOST_UNNAMED
 
-    def _list_tensors(self) -> Iterator[tuple[list[int], list[int]]]:
-        columns = (self.operators[f"{side}_ids"].tolist() for side in ("input", "output"))
-        return zip(*columns, strict=True)
-
-    def _share_of(self, chosen: NDArray[np.bool_], among: NDArray[np.bool_] | bool = True) -> float:
-        """Return the time of some operators over that of all that compute; of an untimed step their numbers."""
-        computes = (self.operators["kind"] == "compute").to_numpy(dtype=bool) & among
-        time_ns = self.operators["device_ns"].to_numpy(dtype=np.float64) * computes
-        time_ns = time_ns if time_ns.any() else computes.astype(np.float64)
-        return float(time_ns[chosen].sum() / max(time_ns.sum(), 1.0))
+    def _share_without(self, *columns: str) -> float:
+        """Return the share of the time, of an untimed step the number, of operators of which all columns are empty."""
+        operators = self.operators
+        passes = (operators["kind"] == "compute") & (operators["phase"] != "optimizer")
+        time_ns = operators["device_ns"].to_numpy(dtype=np.float64) * passes
+        time_ns = time_ns if time_ns.any() else passes.to_numpy(dtype=np.float64)
+        cells = zip(*(operators[name].tolist() for name in columns), strict=True)
+        bare = np.array([not any(map(len, row)) for row in cells], dtype=bool)
+        return float(time_ns[bare].sum() / max(time_ns.sum(), 1.0))
 
     def __repr__(self) -> str:
         facts, step_s = self.facts, self.facts.step_time_s

@@ -103,7 +103,7 @@ ODD = {
     "backwards": ({"dur": -1.5}, "negative duration -1.5"),
     "eleven days": ({"dur": 1e13}, "no call takes 10000000000000.0"),
     "a time of no clock": ({"ts": 1 << 62}, "4611686018427387904 is not a time"),
-    "an id of words": ({"args": {"External id": "7"}}, "'7' is not an id"),
+    "an id of words": ({"args": {"External id": "7"}}, "Expected `int`, got `str`.*External id"),
     "a shape of words": ({"args": {"Input Dims": [["a"]]}}, r"\['a'\] is not a shape"),
     "types without shapes": ({"args": {"Input Dims": [], "Input type": ["float"]}}, "it has the shapes of 0 arguments"),
     "a name of numbers": ({"name": 5}, "5 is not a name"),

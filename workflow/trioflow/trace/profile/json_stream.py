@@ -136,27 +136,11 @@ class ListStream:
     def _decode_each(self) -> list[Any]:
         """Return a few of the next entries, each by itself: what is wrong is told with its place."""
         entries: list[Any] = []
-        decode, text = self._decoder.raw_decode, self._text
-        while len(entries) < _FEW:
-            # The common case, an entry that lies whole in the buffer, without calls.
-            at = self._at
-            while at < len(text) and text[at] in _SPACE_OR_COMMA:
-                at += 1
-            if at < len(text) and text[at] == "{":
-                try:
-                    entry, self._at = decode(text, at)
-                    entries.append(entry)
-                    continue
-                except ValueError:
-                    pass
-            character = self._peek()
-            if character == "]":
-                break
+        while len(entries) < _FEW and (character := self._peek()) != "]":
             if character == ",":
                 self._at += 1
             else:
                 entries.append(self._decode())
-            text = self._text
         return entries
 
     def _peek(self) -> str:
@@ -216,6 +200,3 @@ class ListStream:
 
     def _refuse_constant(self, word: str) -> Any:
         raise self._incomplete(f"{word} is not a number")
-
-
-_SPACE_OR_COMMA = _SPACE + ","

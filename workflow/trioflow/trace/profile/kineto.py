@@ -92,7 +92,7 @@ class _Event(Struct, gc=False):
         return start_ns, start_ns + duration_ns
 
 
-_DECODER = Decoder(list[_Event], float_hook=str)
+_DECODER, _ARGUMENTS = Decoder(list[_Event], float_hook=str), Decoder(_Arguments, float_hook=str)
 
 
 def _decode_events(text: bytes) -> list[_Event] | None:
@@ -104,7 +104,7 @@ def _decode_events(text: bytes) -> list[_Event] | None:
 
 
 def _convert_event(entry: Any) -> _Event:
-    """Return an event of the json module, fractions as text; TypeError or ValueError where a timed event is odd."""
+    """Return an event of the json module, fractions as text; TypeError or MsgspecError where a timed event is odd."""
     if not isinstance(entry, dict):
         raise TypeError
     event = _Event(**{word: entry[word] for word in _Event.__struct_fields__ if word in entry})
@@ -114,17 +114,8 @@ def _convert_event(entry: Any) -> _Event:
         given = entry.get("args") or {}
         if not isinstance(given, dict):
             raise TypeError(f"{given!r:.40} are no arguments")
-        found: dict[str, Any] = {}
-        for name in NUMBERS:
-            words = id_spellings(name)
-            values = (given.get(word) for word in words)
-            number = next((value for value in values if value is not None), None)
-            found[f"id_{_IDS.index(words[0])}"] = _to_id(number)
-        for place, word in enumerate(_DETAILS):
-            if word in given:
-                found[f"text_{place}"] = json.dumps(given[word]).encode()
-        found |= {f"memory_{i}": given.get(word) for i, word in enumerate(_MEMORY)}
-        event.args = _Arguments(**found)
+        known = {word: value for word, value in given.items() if value is not None}
+        event.args = _ARGUMENTS.decode(json.dumps(known))
     return event
 
 
@@ -227,7 +218,7 @@ class _Reader:
                     rows.append(row)
                 elif event.name in self._memory and event.args is not None:
                     self._take_memory(event)
-            except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            except (TypeError, ValueError, MsgspecError, OverflowError, RecursionError) as error:
                 raise _odd_event(self._profile.path, row, entry, error) from None
         if taken:
             self._add_times(taken, rows)
@@ -346,12 +337,3 @@ def _to_ns(stamp: Any, scale: int) -> int:
     if not -_LIMIT < time_ns < _LIMIT:
         raise ValueError(f"{stamp} is not a time")
     return time_ns
-
-
-def _to_id(value: Any) -> int:
-    """Return an id, ABSENT for none."""
-    if value is None:
-        return ABSENT
-    if value.__class__ is not int or not ABSENT <= value < _LIMIT:
-        raise ValueError(f"{value!r:.40} is not an id")
-    return int(value)
