@@ -11,6 +11,7 @@ from trioflow.parallel.plan import make_plan, named_plan
 from trioflow.prediction.assembly import predict
 from trioflow.prediction.largest import find_largest
 from trioflow.sweeps.search import search
+from trioflow.trace.assemble import ObservedOperator, assemble_trace
 from trioflow.trace.importers.kineto import import_kineto
 from trioflow.trace.importers.options import ImportOptions
 
@@ -300,3 +301,18 @@ def test_a_first_call_is_named_and_does_not_widen_the_interval(tmp_path):
     )
     step = predict(trace, named_plan("single", 1), "dgx-h200")
     assert 0.699 < step.low_s < step.step_time_s < step.high_s < step.step_time_s + 2e-3
+
+
+def test_no_source_of_times_alone_has_a_memory(tmp_path):
+    """Readers of XLA's, SimAI's and others' files end in the same traces, which name no tensors."""
+    operators = [
+        ObservedOperator("aten::mm", phase, device_ns=10**6) for phase in ("forward", "backward")
+    ]
+    facts = {
+        "workload": "times", "batch": 64, "device": "cuda", "device_name": H100, "step_time_s": 2e-3,
+        "step_time_source": "busy", "precision": "fp32", "optimizer": "none",
+    }  # fmt: skip
+    alone = predict(assemble_trace(operators, facts, ready=[]), named_plan("single", 1), "dgx-h100")
+    assert alone.fits_memory is alone.peak_memory_bytes is None
+    with pytest.raises(TrioflowError, match="no gradient's size is known"):
+        predict(assemble_trace(operators, facts, ready=[]), named_plan("ddp", 2), "dgx-h100")
