@@ -203,6 +203,9 @@ def read_cells(
     return result
 
 
+_MOST_DIGITS = 19
+
+
 def _parse(text: str, kind: str | list[str], items: str = "") -> Any:
     """Turn a cell into the schema's type; what cannot be turned stays text and is refused later."""
     if kind == "string":
@@ -216,4 +219,5 @@ def _parse(text: str, kind: str | list[str], items: str = "") -> Any:
     if kind == "array":
         return [_parse(part.strip(), items) for part in text.split(",")]
     digits = text.removeprefix("-")
-    return int(text) if digits.isascii() and digits.isdigit() else text
+    short = len(digits) < _MOST_DIGITS  # more than a table can hold
+    return int(text) if short and digits.isascii() and digits.isdigit() else text

@@ -46,6 +46,10 @@ EXAMPLE = """example:
 """
 
 
+_MOST_BYTES = 10**15
+"""Of a rank's buffer: a thousand times more than any memory."""
+
+
 def add_collective(parser: argparse.ArgumentParser) -> None:
     """Add the parser of ``trioflow collective``."""
     parser.set_defaults(run=_run_collective)
@@ -67,8 +71,10 @@ def add_collective(parser: argparse.ArgumentParser) -> None:
 def _run_collective(options: argparse.Namespace) -> None:
     """Predict one collective and print it."""
     size = round(options.bytes) if isfinite(options.bytes) else 0
-    if size < 1 or options.ranks < 2:
-        raise InputError("a collective needs --bytes of 1 or more and --ranks of 2 or more")
+    if not 1 <= size <= _MOST_BYTES or options.ranks < 2:
+        raise InputError(
+            f"a collective needs --bytes of 1 to {_MOST_BYTES:g} and --ranks of 2 or more"
+        )
     if options.collective not in (*COLLECTIVES, SHIFT):
         near = suggest(options.collective, COLLECTIVES)
         raise InputError(

@@ -53,8 +53,10 @@ def add_search(parser: argparse.ArgumentParser) -> None:
 def read_ranks(text: str) -> list[int]:
     """Return the numbers of ranks asked for, each once, ascending; InputError where one is no positive whole number."""
     words = [word.strip() for word in text.split(",")]
-    if not all(word.isascii() and word.isdigit() and int(word) > 0 for word in words):
-        raise InputError(f"--ranks {text}: no numbers of ranks", fix="write for example 16 or 8,16")
+    if not all(w.isascii() and w.isdigit() and len(w) < 10 and int(w) > 0 for w in words):
+        raise InputError(
+            f"--ranks {text:.40}: no numbers of ranks", fix="write for example 16 or 8,16"
+        )
     return sorted({int(word) for word in words})
 
 

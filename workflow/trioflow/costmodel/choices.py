@@ -13,6 +13,7 @@ from trioflow.costmodel.collectives.platform import (
     PlatformCollectives,
     load_platform_collectives,
 )
+from trioflow.costmodel.collectives.published import NODES_FILE
 from trioflow.costmodel.device_times import DeviceTimes, lend_recorded_times, prepare_device_times
 from trioflow.costmodel.interface import RowModel
 from trioflow.costmodel.operators.methods import UNFITTED
@@ -67,6 +68,14 @@ def find_collectives(platform: Platform, named: str | None = None) -> Path | Non
     if platform.node_collectives:
         name = platform.node_collectives
     path = folder / name / "collectives.json"
+    for key, file in (("node_collectives", "collectives.json"), ("between_nodes", NODES_FILE)):
+        word = getattr(platform, key)
+        if word and not (folder / word / file).exists():
+            known = [each.parent.name for each in sorted(folder.glob(f"*/{file}"))]
+            raise PlatformError(
+                f"no measured collectives are called {word!r}", place=key,
+                fix=f"{suggest(word, known)}use one of {', '.join(known)}",
+            )  # fmt: skip
     return path if path.exists() else None
 
 

@@ -16,14 +16,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trioflow.base.errors import PlatformError, suggest
 from trioflow.base.provenance import PACKAGE, read_json
 from trioflow.base.yaml_files import read_yaml
-
-if TYPE_CHECKING:
-    from jsonschema import Draft202012Validator, ValidationError
+from trioflow.hardware.schema import check_schema
 
 TABLE = PACKAGE / "data" / "device_names.json"
 
@@ -82,6 +80,8 @@ OWN = Path("config") / "devices"
 """Where a user writes the sheet of a GPU that none ships of: in the folder that trioflow runs in."""
 SCHEMA = PACKAGE / "data" / "device.schema.json"
 
+_BINARY_GB = 1.1
+"""Bytes that are usable over those that a sheet counts: at most 1024**3 of 1e9, and a rounding."""
 _ROUNDED = 0.01
 """Relative difference of numbers that two sheets of one GPU round differently."""
 _UNREAD = (
@@ -298,42 +298,17 @@ def _read(path: Path) -> DeviceSheet:
     return _build(content, path)
 
 
-@cache
-def _validator() -> Draft202012Validator:
-    from jsonschema import Draft202012Validator
-
-    return Draft202012Validator(read_json(SCHEMA))
-
-
 def validate_sheet(content: Any, path: str | Path) -> None:
-    """Check a device sheet's content; PlatformError says the shallowest violation of the schema."""
-    errors = sorted(
-        _validator().iter_errors(content),
-        key=lambda error: (len(error.absolute_path), str(error.json_path), str(error.validator)),
-    )
-    if errors:
-        place = ".".join(str(part) for part in errors[0].absolute_path)
-        raise PlatformError(_explain(errors[0]), file=path, place=place, fix=_mend(errors[0]))
-
-
-def _explain(error: ValidationError) -> str:
-    instance: Any = error.instance
-    if error.validator == "additionalProperties":
-        known = error.schema["properties"] if isinstance(error.schema, Mapping) else ()
-        return f"unknown key {sorted(set(map(str, instance)) - set(known))[0]!r}"
-    if error.validator == "required" and isinstance(error.validator_value, list):
-        missing = next(key for key in error.validator_value if key not in instance)
-        return f"the key {missing!r} is missing"
-    if error.validator == "type" and not isinstance(instance, dict | list):
-        return f"{instance!r} has the wrong type"
-    return error.message
-
-
-def _mend(error: ValidationError) -> str:
-    schema: Any = error.schema
-    if isinstance(schema, Mapping) and schema.get("required") == ["value", "source"]:
-        return "write {value: the number, source: where it comes from}"
-    return "see workflow/schemas/device.schema.json"
+    """Check a device sheet's content; PlatformError says the shallowest violation, or memory that cannot be used."""
+    check_schema(content, SCHEMA, path)
+    memory, usable = (content.get(key, {}) for key in ("memory_bytes", "usable_memory_bytes"))
+    # Makers count in powers of ten what drivers report in powers of two.
+    most = memory["value"] * _BINARY_GB
+    if usable.get("value", 0) > most:
+        raise PlatformError(
+            f"{usable['value']:g} bytes can be used of {memory['value']:g}", file=path,
+            place="usable_memory_bytes", fix=f"write what the driver reports, {most:g} or less",
+        )  # fmt: skip
 
 
 def _walk_numbers(content: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any, str]]:

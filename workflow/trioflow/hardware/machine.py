@@ -6,10 +6,12 @@ and what the host costs; where each number comes from travels with it in ``sourc
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from trioflow.base.errors import PlatformError
 from trioflow.base.plan_row import Plan
 from trioflow.base.precision_recipes import NANOTRON
 from trioflow.hardware.device_sheet import DeviceSheet
@@ -131,6 +133,26 @@ class Platform:
     routing: Routing = Routing()
     compute_slowdown_during_collective: float = 1.0
     eager_send_bytes: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that no machine has, NaN among them: PlatformError."""
+        device, inf = self.device, math.inf
+        for place, value in (
+            ("device.memory_bytes", device.memory_bytes),
+            ("device.memory_bandwidth_bytes_per_s", device.memory_bandwidth_bytes_per_s or 1.0),
+            *(
+                (f"device.peak_flop_per_s.{key}", peak)
+                for key, peak in device.peak_flop_per_s.items()
+            ),
+        ):
+            if not 0 < value < inf:
+                raise PlatformError(f"{self.name}: {value!r} is not positive", place=place)
+        for link in self.links:
+            if not (link[2] > 0 and 0 <= link[3] < inf):
+                raise PlatformError(
+                    f"{self.name}: {link[2]!r} bytes/s after {link[3]!r} s is no link",
+                    place=f"links.{name_link(link)}", fix="give a positive bandwidth, and a latency of 0 or more",
+                )  # fmt: skip
 
     def __repr__(self) -> str:
         return f"<Platform {self.name}: {self.ranks} x {self.device.name}, {len(self.links)} links>"

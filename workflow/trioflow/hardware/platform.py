@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from trioflow.base.errors import PlatformError, suggest
-from trioflow.base.provenance import PACKAGE, atomic_path, read_json
+from trioflow.base.provenance import PACKAGE, atomic_path
 from trioflow.base.yaml_files import read_yaml
 from trioflow.hardware.device_sheet import describe_inline, load_device
 from trioflow.hardware.links import (
@@ -27,71 +27,16 @@ from trioflow.hardware.links import (
     list_failed_links,
 )
 from trioflow.hardware.machine import EAGER, SLOWDOWN, Device, Link, Platform, Routing, name_link
+from trioflow.hardware.schema import check_schema
 from trioflow.hardware.topologies.nccl_file import list_doubts
 from trioflow.hardware.topologies.wiring import MOST_PARTS
-
-if TYPE_CHECKING:
-    from jsonschema import Draft202012Validator, ValidationError
 
 SCHEMA = PACKAGE / "data" / "platform.schema.json"
 
 
-@cache
-def _validator() -> Draft202012Validator:
-    from jsonschema import Draft202012Validator
-
-    return Draft202012Validator(read_json(SCHEMA))
-
-
 def validate_platform(content: Any, path: str | Path) -> None:
     """Check a platform file's content; PlatformError says the shallowest violation of the schema."""
-    errors = sorted(_validator().iter_errors(content), key=_rank_error)
-    if errors:
-        place = ".".join(str(part) for part in errors[0].absolute_path)
-        problem, fix = _explain_violation(errors[0])
-        raise PlatformError(problem, file=path, place=place, fix=fix)
-
-
-def _rank_error(error: ValidationError) -> tuple[int, str, bool, str]:
-    """Put the shallowest error first, then by key; an unknown key explains a missing one."""
-    path = [str(part) for part in error.absolute_path]
-    word = str(error.validator)
-    return len(path), ".".join(path), word != "additionalProperties", word
-
-
-def _explain_violation(error: ValidationError) -> tuple[str, str]:
-    instance: Any = error.instance
-    value: Any = error.validator_value
-    schema: Any = error.schema
-    if error.validator == "additionalProperties":
-        return _explain_unknown_key(instance, sorted(schema.get("properties", {})))
-    if error.validator == "required":
-        missing = next(key for key in value if key not in instance)
-        return f"the key {missing!r} is missing", f"add {missing!r}"
-    if error.validator == "type" and schema.get("required") == ["value", "source"]:
-        fix = f"write {{value: {instance!r}, source: where the number comes from}}"
-        return f"{instance!r} has no source", fix
-    if error.validator == "type" and value == ["object", "boolean", "string"]:
-        if isinstance(instance, int | float):
-            fix = f"write {{value: {instance!r}, source: where the number comes from}}"
-            return f"{instance!r} has no source", fix
-        return f"{instance!r} is not a parameter", "write a number with its source, or a choice"
-    problem, fix = {
-        "oneOf": ("exactly one of the keys 'links' and 'topology' is due", "keep one of them"),
-        "anyOf": (f"{instance!r} is not a number of ranks", "write a whole number of 1 or more"),
-        "type": (f"{instance!r} is not of the type {value}", f"write a value of type {value}"),
-        "enum": (f"{instance!r} is not possible here", f"choose one of {value}"),
-        "minimum": (f"{instance!r} is too small", f"write {value} or more"),
-        "maximum": (f"{instance!r} is too large", f"write {value} or less"),
-        "pattern": (error.message, "write a name of that form, without spaces"),
-        "exclusiveMinimum": (f"{instance!r} is too small", f"write more than {value}"),
-    }.get(str(error.validator), (error.message, "see workflow/schemas/platform.schema.json"))
-    return problem, fix
-
-
-def _explain_unknown_key(instance: Any, known: list[str]) -> tuple[str, str]:
-    unknown = sorted(str(key) for key in instance if key not in known)[0]
-    return f"unknown key {unknown!r}", f"{suggest(unknown, known)}the keys are {', '.join(known)}"
+    check_schema(content, SCHEMA, path)
 
 
 SHIPPED = PACKAGE / "data" / "platforms"

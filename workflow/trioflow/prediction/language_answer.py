@@ -95,6 +95,9 @@ def describe_run(
     Cost in the currency of ``price_per_gpu_hour`` [1/h], energy by a GPU's ``power_w`` [W]. With ``faults`` time,
     GPU-hours, cost and energy hold what is lost, ``goodput`` what is kept.
     """
+    for flag, number in (("--price-per-gpu-hour", price_per_gpu_hour), ("--power-w", power_w)):
+        if number is not None and not 0 <= number < float("inf"):
+            raise InputError(f"{flag} {number:g}: expected a number that is 0 or more")
     if tokens is None:
         return {}
     if not 0 < tokens < float("inf"):

@@ -214,8 +214,13 @@ def check_facts(facts: Mapping[str, Any], file: str | Path | None = None) -> Non
         _check_list(facts.get(key, []), key, needed, file)
 
 
+_LONGEST_S, _LONGEST_NS, _LARGEST = 1e7, 1e16, 1e30
+"""Four months, in s and ns, and more than any count."""
+
+
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    known = isinstance(value, int | float) and not isinstance(value, bool)
+    return known and abs(value) <= _LARGEST
 
 
 _KINDS = {
@@ -232,9 +237,10 @@ _KINDS = {
 _TESTS: dict[str, Callable[[Any], bool]] = {
     "text": lambda value: isinstance(value, str),
     "number": _is_number,
-    "time": lambda value: _is_number(value) and value >= 0,
+    "time": lambda value: _is_number(value) and 0 <= value <= _LONGEST_S,
     "list of times": lambda value: (
-        isinstance(value, list) and all(_is_number(one) and one >= 0 for one in value)
+        isinstance(value, list)
+        and all(_is_number(one) and 0 <= one <= _LONGEST_NS for one in value)
     ),
     "mapping of texts": lambda value: (
         isinstance(value, dict) and all(isinstance(one, str) for one in value.values())

@@ -61,9 +61,9 @@ class Fields:
         value = self.take(name, default)
         if value is None:
             raise InputError(f"{name} is missing", file=self.file, fix=f"add {name} to it")
-        if isinstance(value, str) and value.isascii() and value.isdecimal():
+        if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 19:
             value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 10**15:
             raise InputError(
                 f"{value!r:.40} is not a whole number from 1 on", file=self.file, place=name
             )

@@ -36,14 +36,17 @@ class Recipe:
     make_unit: Callable[[str], nn.Module] | None = None
 
 
+_MOST_DIGITS = 15
+
+
 def read_size(row: Mapping[str, Any], column: str) -> int | None:
     """Return a size of a row (table, JSON or a trace's text); None where it says nothing, InputError where it is none."""
     cell = row.get(column)
     if cell is None or str(cell) in (*NOTHING, "None"):
         return None
-    if not str(cell).isdecimal() or int(cell) < 1:
+    if not str(cell).isdecimal() or len(str(cell)) > _MOST_DIGITS or int(cell) < 1:
         raise InputError(
-            f"workload {row['workload']}: {column} {cell!r} is not a whole number from 1 on"
+            f"workload {row['workload']}: {column} {cell!r:.40} is not a whole number from 1 on"
         )
     return int(cell)
 
