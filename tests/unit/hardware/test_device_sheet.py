@@ -23,8 +23,8 @@ from trioflow.hardware.device_sheet import (
 from trioflow.hardware.platform import list_platforms, load_platform
 
 FOUR_NUMBERS = """\
-name: rtx-3090
-driver_names: [NVIDIA GeForce RTX 3090]
+name: rtx-3080
+driver_names: [NVIDIA GeForce RTX 3080]
 memory_bytes: {value: 24.0e9, source: the box}
 memory_bandwidth_bytes_per_s: {value: 936.0e9, source: the box}
 peak_flop_per_s:
@@ -35,11 +35,12 @@ tensor_core_precisions: [fp16]
 REPOSITORY = Path(__file__).parents[3]
 DUE = {
     "a40", "a100-pcie-40gb", "a100-pcie-80gb", "a100-sxm4-40gb", "a100-sxm4-80gb", "h100-sxm",
-    "h100-pcie", "h200", "v100-pcie-32gb", "v100-sxm2-32gb", "l4", "b200",
+    "h100-pcie", "h200", "v100-pcie-32gb", "v100-sxm2-32gb", "l4", "b200", "rtx-3090", "rtx-4090",
+    "rtx-5090", "rtx-pro-6000", "rtx-pro-6000-server", "a10g", "gh200", "mi250x", "mi325x", "mi355x", "b300",
 }  # fmt: skip
 LANES = {
     "Volta": 64, "GA100": 64, "GP100": 64, "Turing": 64, "GP104": 128, "GA102": 128,
-    "Ada": 128, "Hopper": 128, "Blackwell": 128, "CDNA3": 128,
+    "Ada": 128, "Hopper": 128, "Blackwell": 128, "CDNA2": 64, "CDNA3": 128, "CDNA4": 128,
 }  # fmt: skip
 """fp32 lanes of a multiprocessor, by chip or architecture; a lane multiplies and adds in a clock."""
 
@@ -114,6 +115,18 @@ def test_platforms_say_the_same_as_their_device_s_sheet() -> None:
         ("NVIDIA H200 141GB HBM3e", "h200"),
         ("GeForce RTX 2080 Ti", "rtx-2080-ti"),
         ("AMD Instinct MI300X", "mi300x"),
+        ("AMD Instinct MI300X VF", "mi300x"),
+        ("MI300X", "mi300x"),
+        ("AMD Instinct MI250X / MI250", "mi250x"),
+        ("NVIDIA GH200 480GB", "gh200"),
+        ("NVIDIA GH200 96GB HBM3", "gh200"),
+        ("NVIDIA Corporation GH200", "gh200"),
+        ("RTX4090", "rtx-4090"),
+        ("NVIDIA GeForce RTX 5090", "rtx-5090"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000-server"),
+        ("NVIDIA RTX PRO 6000", "rtx-pro-6000"),
+        ("NVIDIA B300 SXM6 AC", "b300"),
+        ("NVIDIA A10G", "a10g"),
     ],
 )
 def test_a_driver_s_name_finds_its_sheet(driver_name: str, name: str) -> None:
@@ -148,6 +161,14 @@ def test_listed_names_follow_the_rule_too(sheet: DeviceSheet) -> None:
     assert not any(other.parts.fits(sheet.parts) for other in others)
 
 
+@pytest.mark.parametrize(
+    "name", ["RTX 4090 Laptop GPU", "NVIDIA A100 96GB", "H100 PCIe 40GB", "GH200 144G HBM3e"]
+)
+def test_memory_form_and_product_must_not_contradict(name: str) -> None:
+    with pytest.raises(PlatformError, match="no data sheet describes"):
+        find_device(name)
+
+
 def test_a_name_of_several_boards_is_not_one() -> None:
     with pytest.raises(PlatformError, match="stands for v100-pcie-16gb and v100-pcie-32gb"):
         find_device("Tesla V100")
@@ -158,17 +179,17 @@ def test_an_unknown_gpu_is_asked_for_four_numbers_and_takes_them(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(PlatformError) as caught:
-        find_device("NVIDIA GeForce RTX 3090")
-    for words in ("fp32 and fp16", "bandwidth", "memory [bytes]", "config/devices/rtx-3090.yaml"):
+        find_device("NVIDIA GeForce RTX 3080")
+    for words in ("fp32 and fp16", "bandwidth", "memory [bytes]", "config/devices/rtx-3080.yaml"):
         assert words in str(caught.value)
-    path = tmp_path / "config/devices/rtx-3090.yaml"
+    path = tmp_path / "config/devices/rtx-3080.yaml"
     path.parent.mkdir(parents=True)
     path.write_text(FOUR_NUMBERS)
-    sheet = find_device("NVIDIA GeForce RTX 3090")
-    assert (sheet.name, sheet.memory_bytes) == ("rtx-3090", 24_000_000_000)
+    sheet = find_device("NVIDIA GeForce RTX 3080")
+    assert (sheet.name, sheet.memory_bytes) == ("rtx-3080", 24_000_000_000)
     assert sheet.peak("bf16") == 35.6e12 and sheet.runs_on_tensor_cores("fp16")
     assert not sheet.runs_on_tensor_cores("fp32")
-    assert find_device("GeForce RTX 3090") == sheet, "a name of the same product"
+    assert find_device("GeForce RTX 3080") == sheet, "a name of the same product"
     assert find_device("NVIDIA A40").name == "a40"
 
 
@@ -176,7 +197,7 @@ def test_a_processor_is_known_by_its_name() -> None:
     names = ("AMD EPYC, one core", "Intel(R) Xeon(R) Gold 6248 CPU @ 2.50GHz", "a processor")
     assert all(is_processor(name) for name in names)
     assert not any(is_processor(name) for sheet in sheets() for name in sheet.driver_names)
-    assert not is_processor("NVIDIA GeForce RTX 3090")
+    assert not is_processor("NVIDIA GeForce RTX 3080")
 
 
 def test_what_follows_from_the_numbers() -> None:
@@ -258,7 +279,7 @@ def test_a_users_sheet_of_a_processor_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trioflow.hardware.device_sheet.OWN", tmp_path)
-    text = FOUR_NUMBERS.replace("NVIDIA GeForce RTX 3090", "AMD EPYC")
-    (tmp_path / "epyc.yaml").write_text(text.replace("name: rtx-3090", "name: epyc"))
+    text = FOUR_NUMBERS.replace("NVIDIA GeForce RTX 3080", "AMD EPYC")
+    (tmp_path / "epyc.yaml").write_text(text.replace("name: rtx-3080", "name: epyc"))
     sheet = find_sheet("AMD EPYC")
     assert sheet is not None and sheet.name == "epyc"

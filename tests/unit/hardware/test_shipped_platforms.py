@@ -12,7 +12,10 @@ from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import SHIPPED, list_platforms, load_platform, validate_platform
 from trioflow.network.routing import Router
 
-DGX = {"dgx-a100": (25e9, 20), "dgx-h100": (50e9, 32), "dgx-h200": (50e9, 32)}
+DGX = {
+    "dgx-a100": (25e9, 20), "dgx-h100": (50e9, 32), "dgx-h200": (50e9, 32),
+    "dgx-b200": (50e9, 32), "dgx-b300": (100e9, 32),
+}  # fmt: skip
 """NIC's rate [bytes/s], 200 or 400 Gb/s, and nodes of a scalable unit."""
 LANE_GT_PER_S = {"4.0": 16e9, "5.0": 32e9}
 
@@ -75,7 +78,12 @@ def test_pcie_rates_follow_from_lanes_and_clock() -> None:
     pair = load_platform("a40x2-pcie")
     for link in pair.links:
         assert link.bandwidth_bytes_per_s == pytest.approx(lanes_bytes_per_s("4.0"), rel=1e-3)
-    for name, version in (("dgx-a100", "4.0"), ("dgx-h100", "5.0"), ("dgx-h200", "5.0")):
+    for name, version in (
+        ("dgx-a100", "4.0"),
+        ("dgx-h100", "5.0"),
+        ("dgx-h200", "5.0"),
+        ("dgx-b200", "5.0"),
+    ):
         links = {(x.source, x.target): x for x in load_platform(name, 16).links}
         attach = links["rank3", "node0-nic3"].bandwidth_bytes_per_s
         assert attach == pytest.approx(lanes_bytes_per_s(version), rel=1e-3)

@@ -52,7 +52,7 @@ def plain_name(name: str) -> str:
 
 def read_name(name: str) -> DeviceName:
     """Take a name apart as a driver, a profile or a sheet writes it: ``Tesla V100-DGXS-32GB``."""
-    text = plain_name(name)
+    text = re.sub(r"\b([gr]tx)(\d)", r"\1 \2", plain_name(name))
     for board, words in _table()["boards"].items():
         text = re.sub(rf"\b{re.escape(board)}\b", words, text)
     sizes = _MEMORY.findall(text)
