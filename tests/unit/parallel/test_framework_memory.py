@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
+from trioflow.hardware.platform import load_platform
+from trioflow.parallel.memory.peak import count_plan_outside
 from trioflow.parallel.plan import make_plan, named_plan
-from trioflow.prediction.assembly import build_graph, time_operators
+from trioflow.prediction.assembly import build_graph, prepare_step, time_operators
+from trioflow.prediction.options import Options
 from trioflow.sweeps.search_space import Fates, choose_space, enumerate_plans
 from trioflow.trace.language.make import make_trace
 from trioflow.trace.language.sizes import LanguageModel, LanguageStep
@@ -124,3 +128,37 @@ def test_a_pipeline_holds_no_more_scores_with_more_micro_batches(precision):
         ]
 
     assert hold_beside_buffers(24) == hold_beside_buffers(6)
+
+
+def test_stages_that_do_not_fit_are_balanced_by_layers_and_what_is_reserved_is_bounded():
+    deep = LanguageModel("deep", 8, 64, 8, 8, 8, 96, 8192)
+    trace = make_trace(deep, LanguageStep(512, 16, "megatron-bf16"))
+    plan = make_plan(pipeline=4, schedule="1f1b", micro_batches=4)
+    machine = load_platform("dgx-h100", 4)
+
+    def ask(stages, room_bytes=machine.device.memory_bytes):
+        device = replace(machine.device, memory_bytes=room_bytes + count_plan_outside(plan, "gpu"))
+        options = Options(stages=stages)
+        return prepare_step(trace, plan, replace(machine, device=device), batch=64, options=options)
+
+    by_time, by_layers = (ask(one).peak_memory_bytes for one in ("time", "count"))
+    assert by_time > by_layers
+    assert ask(None).peak_memory_bytes == by_time
+    room_bytes = (by_time + by_layers) // 2
+    crowded = ask(None, room_bytes)
+    assert crowded.fits_memory and crowded.peak_memory_bytes == by_layers
+    assert any("as many layers each" in text for text in crowded.graph.metadata.warnings)
+    assert not ask("time", room_bytes).fits_memory, "what was asked for stays"
+    # The allocator frees what it keeps before it fails, and holds no more than there is.
+    tight = ask("count", by_layers + 1)
+    assert tight.reserved_bytes == by_layers + 1 < tight.wanted_bytes == tight.crowded_bytes
+
+
+def test_unfused_attention_of_megatron_has_a_buffer_of_one_layers_scores():
+    held = {}
+    for attention in ("fused-softmax", "cudnn"):
+        trace = make_trace(TALL, LanguageStep(64, 2, "megatron-bf16", attention))
+        times = time_operators(trace, "NVIDIA H100 80GB HBM3")
+        memory = build_graph(times, make_plan(), batch=2).metadata.memory
+        held[attention] = memory[0]["categories"].get("workspace", 0)
+    assert held == {"fused-softmax": 2 * 2 * TALL.heads * 64 * 64, "cudnn": 0}

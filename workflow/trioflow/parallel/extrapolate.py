@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from trioflow.base.experiments import Plan
 from trioflow.base.precision_recipes import MEGATRON
-from trioflow.base.units import ns_to_s, s_to_ns
+from trioflow.base.units import format_bytes, ns_to_s, s_to_ns
 from trioflow.costmodel.device_times import times_interval
 from trioflow.costmodel.interface import OperatorModel
 from trioflow.costmodel.intervals import combine_intervals
@@ -64,7 +65,7 @@ from trioflow.parallel.remembered import remembered, remembering_within
 from trioflow.parallel.schedules.build import Schedule, plan_schedule
 from trioflow.parallel.schedules.table import FORWARD_ONLY, TRAIN, WORDS, check_mode
 from trioflow.parallel.splits.context import time_rings
-from trioflow.parallel.splits.pipeline import stages_of_operators
+from trioflow.parallel.splits.pipeline import BALANCES, stages_of_operators
 from trioflow.parallel.splits.routing import describe_routing
 from trioflow.parallel.splits.sharding import describe_units, partition_stages
 from trioflow.parallel.splits.tensor_parallel import split_for_plan
@@ -97,6 +98,7 @@ class _Step:
     model: OperatorModel
     anchor: StepAnchor
     anchoring: Anchoring
+    warnings: list[str] = field(default_factory=list)  # what was decided on the way
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +112,11 @@ class _Written:
     times: list[OperatorTimes]  # for each micro-batch
     peaks: list[dict[str, Any]]  # of each rank's memory; none where they were not asked for
     extrapolated: bool  # whether any operator's time is out of the model's range
+
+    @property
+    def peak_bytes(self) -> int:
+        """What the fullest rank holds; 0 where nobody asked [bytes]."""
+        return int(find_fullest(self.peaks)["peak_bytes"]) if self.peaks else 0
 
 
 @remembering_within
@@ -126,6 +133,7 @@ def extrapolate(
     last_batch: bool = False,
     anchoring: Anchoring = Anchoring(),  # noqa: B008
     memory: bool = True,
+    room_bytes: float = math.inf,
 ) -> TaskGraph:
     """Return what every rank does in one training step under a plan.
 
@@ -134,7 +142,8 @@ def extrapolate(
     ``traces``: one step of the whole model on one rank; further ones of the same workload at other batches help where
     micro-batches are smaller. ``batch``: samples of the whole step; by default every data-parallel replica runs the
     (first) trace's. ``host``: the platform's named host costs [s]; see the platform file's ``host``. ``stages``: units
-    of each pipeline stage; or ``count``, for as many layers each; balanced by recorded time by default. ``schedule``:
+    of each pipeline stage; or ``count``, for as many layers each; balanced by recorded time by default, by layers where
+    ``time`` needs more than ``room_bytes``, what a rank's allocator may hold, and ``count`` less. ``schedule``:
     actions of the pipeline's ranks, imported for instance; the plan's own by default. ``mode``: one of
     ``schedules.table.MODES``: the whole step, forward alone, or all but the optimizer. ``last_batch``: whether a batch
     that replicas cannot share evenly is what is left of a data set: ``DistributedSampler`` then repeats samples until
@@ -148,7 +157,15 @@ def extrapolate(
     step = _settle(
         given, fit_framework(plan, given[0]), model, batch, schedule, mode, last_batch, anchoring
     )
-    written = _write_programs(step, stages, dict(host or {}), memory)
+    written = _write_programs(step, stages, dict(host or {}), memory, room_bytes)
+    if stages is None and plan.pipeline > 1 and written.peak_bytes > room_bytes:
+        even = _write_programs(step, BALANCES[1], dict(host or {}), memory, room_bytes)
+        if even.peak_bytes < written.peak_bytes:
+            step.warnings.append(
+                "stages have as many layers each: balanced by time the fullest rank would hold "
+                f"{format_bytes(written.peak_bytes)}, more than its device (--stages time does so)"
+            )
+            written = even
     graph = written.builder.build(_describe_graph(step, written))
     shares = step.plan.replication == "dp" or step.plan.tensor_style == "gather"
     return share_host(graph) if shares else graph
@@ -174,7 +191,9 @@ def _settle(
     )  # fmt: skip
 
 
-def _write_programs(step: _Step, stages: Stages, host: dict[str, float], memory: bool) -> _Written:
+def _write_programs(
+    step: _Step, stages: Stages, host: dict[str, float], memory: bool, room_bytes: float
+) -> _Written:
     """Write what every rank does: split the model, predict its operators, run the schedule."""
     plan, model, reference = step.plan, step.model, step.reference
     trace = prepare_split(reference.trace, plan)
@@ -196,7 +215,7 @@ def _write_programs(step: _Step, stages: Stages, host: dict[str, float], memory:
         peaks = recall_memory(trace, plan, factors)
     if memory and not peaks and reference.trace.names_results:
         stage_of, _ = stages_of_operators(trace, cut)
-        peaks = estimate_memory(trace, split.operators, builder, factors, stage_of)
+        peaks = estimate_memory(trace, split.operators, builder, factors, stage_of, room_bytes)
     return _Written(
         trace=trace, builder=builder, works=works, cut=cut, times=times, peaks=peaks, extrapolated=extrapolated,
     )  # fmt: skip
@@ -256,7 +275,7 @@ def _describe_graph(step: _Step, written: _Written) -> GraphMetadata:
         *describe_anchor(step.anchor),
     ]
     warnings += [*_size_warnings(step.schedule, step.sizes), *_repeat_warnings(step)]
-    warnings += describe_routing(trace, plan)
+    warnings += [*describe_routing(trace, plan), *step.warnings]
     baseline_s = float(first.facts.step_time_s) * share * _part_of_step(first, step.mode)
     return GraphMetadata(
         workload=reference.trace.facts.workload,
@@ -275,7 +294,7 @@ def _describe_graph(step: _Step, written: _Written) -> GraphMetadata:
         least_half_log=_least_half_width(reference, plan, step.sizes, step.anchoring.way),
         first_call_s=float(reference.trace.facts.first_call_s or 0.0) * len(step.sizes),
         stages=[list(stage) for stage in written.cut],
-        peak_memory_bytes=find_fullest(written.peaks)["peak_bytes"] if written.peaks else 0,
+        peak_memory_bytes=written.peak_bytes,
         memory_curves=take_curves(written.peaks),
         memory=written.peaks,
         warnings=warnings,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from trioflow.network.measured_links import hold_to_links
 from trioflow.parallel.eager import release_sends
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.graph_metadata import TimesOrigin
+from trioflow.parallel.memory.peak import count_room
 from trioflow.parallel.plan import read_stages
 from trioflow.parallel.programs.as_traced import build_traced_graph
 from trioflow.parallel.reference import silence_messages
@@ -91,7 +93,8 @@ def prepare_step(
         traces, batch = _open_models(traces, plan, batch, options)
     times = time_operators(traces, platform.device.described, options)
     host = platform.host_of(plan, times.traces[0].facts.recipe.framework)
-    graph = build_graph(times, plan, batch=batch, host=host, options=options)
+    room_bytes = count_room(plan, platform.device)
+    graph = build_graph(times, plan, batch=batch, host=host, options=options, room_bytes=room_bytes)
     return join_step(graph, times, platform, options)
 
 
@@ -228,6 +231,7 @@ def build_graph(
     batch: int | None = None,
     host: Mapping[str, float] | None = None,
     options: Options = DEFAULTS,
+    room_bytes: float = math.inf,
 ) -> TaskGraph:
     """Return what every rank does in a plan's step; PlanError when the plan does not fit the model or the batch."""
     stages = options.stages
@@ -239,7 +243,7 @@ def build_graph(
     return extrapolate(
         [set_routing(trace, routing) for trace in times.traces], plan, times.model, batch=batch, host=host, stages=stages,
         schedule=options.schedule, mode=options.mode, last_batch=options.last_batch,
-        anchoring=options.anchoring, memory=options.memory,
+        anchoring=options.anchoring, memory=options.memory, room_bytes=room_bytes,
     )  # fmt: skip
 
 

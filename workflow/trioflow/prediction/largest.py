@@ -32,6 +32,7 @@ class _Need(NamedTuple):
 
     peak_bytes: int
     reserved_bytes: int
+    wanted_bytes: int
     plan_text: str
 
 
@@ -71,13 +72,15 @@ def find_largest(
                 )
             outside_bytes = step.outside_bytes
             text = step.graph.metadata.plan_text
-            needs[count] = _Need(step.peak_memory_bytes, step.reserved_bytes, text)
+            needs[count] = _Need(
+                step.peak_memory_bytes, step.reserved_bytes, step.wanted_bytes, text
+            )
         return needs[count]
 
     def describe(count: int) -> dict[str, Any] | None:
         if not 1 <= count <= _MOST:
             return None
-        peak_bytes, reserved_bytes, _ = ask(count)
+        peak_bytes, reserved_bytes, *_ = ask(count)
         peaks = {"peak_memory_bytes": peak_bytes, "reserved_bytes": reserved_bytes}
         return {what: count * unit, **peaks}
 
@@ -90,7 +93,7 @@ def find_largest(
             f"no {what} fits: {unit:,} {'tokens' if what == 'sequence' else 'samples a step'} need {needed} of {limit}",
             fix="use more ranks, another plan or --recompute full",
         )  # fmt: skip
-    roomy = find_most(lambda count: ask(count).reserved_bytes + outside_bytes, room, most)
+    roomy = find_most(lambda count: ask(count).wanted_bytes + outside_bytes, room, most)
     return {
         "largest": what, "plan_text": ask(most).plan_text, "memory_bytes": room,
         "outside_bytes": outside_bytes, "fits": describe(most), "next": describe(most + 1),

@@ -105,7 +105,15 @@ class Step:
         Then it gives memory back and asks for it again in every step.
         """
         room = self.platform.device.memory_bytes - self.outside_bytes
-        return self.reserved_bytes if self.fits_memory and self.reserved_bytes > room else 0
+        return self.wanted_bytes if self.fits_memory and self.wanted_bytes > room else 0
+
+    @property
+    def wanted_bytes(self) -> int:
+        """What the fullest rank's allocator would hold on a device with more memory; its peak on a CPU [bytes]."""
+        return (
+            max(entry.get("wanted_bytes", 0) for entry in [*self.graph.metadata.memory, {}])
+            or self.peak_memory_bytes
+        )
 
     def settle(self, anchor: SessionAnchor) -> list[Factors]:
         """Return a session's factors on each rank's phases."""

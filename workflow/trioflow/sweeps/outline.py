@@ -38,7 +38,7 @@ from trioflow.parallel.reference import (
     without_communication,
 )
 from trioflow.parallel.splits.parameters import list_parameters
-from trioflow.parallel.splits.pipeline import assign_units, boundary_bytes, partition
+from trioflow.parallel.splits.pipeline import BALANCES, assign_units, boundary_bytes, partition
 from trioflow.parallel.splits.tensor_parallel import split_for_plan
 from trioflow.parallel.splits.tensor_split import TENSOR, TensorSplit, is_sharded
 from trioflow.parallel.splits.updates import (
@@ -108,14 +108,14 @@ class Outline:
         key = ("update", *style_of(plan), plan.shards)
         return self.keep(key, self._time_sharded_update, plan)
 
-    def cut(self, stages: int) -> list[int]:
+    def cut(self, stages: int, balance: str = BALANCES[0]) -> list[int]:
         """Return where each stage begins among the units, and the last ends; PlanError when nothing says where to cut."""
         if stages == 1:
             return [0, self.units]
-        return self.keep(("cut", stages), self._cut, stages)
+        return self.keep(("cut", stages, balance), self._cut, stages, balance)
 
-    def _cut(self, stages: int) -> list[int]:
-        sizes = [len(stage) for stage in partition(self.traces[0], stages)]
+    def _cut(self, stages: int, balance: str) -> list[int]:
+        sizes = [len(stage) for stage in partition(self.traces[0], stages, balance)]
         return [0, *np.cumsum(sizes).tolist()]
 
     def units_of(self, trace: Trace) -> NDArray[np.int64]:

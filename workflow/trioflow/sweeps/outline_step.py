@@ -22,6 +22,7 @@ from trioflow.parallel.schedules.table import (
     recomputed_pairs,
 )
 from trioflow.parallel.splits.expert_layers import find_expert_modules
+from trioflow.parallel.splits.pipeline import BALANCES
 from trioflow.parallel.splits.sharding import partition_stages
 from trioflow.parallel.splits.updates import place_parameters
 from trioflow.sweeps.outline import Outline, style_of, sum_stages
@@ -71,7 +72,10 @@ def outline_step(outline: Outline, plan: Plan, batch: int) -> Step:
             )
             time_s += update_s
     time_s = max(time_s, _time_host(plan, work, begins, schedule, update_host_s))
-    return Step(time_s, _count_least_bytes(outline, plan, work, begins, schedule))
+    # Where stages of equal time do not fit, those of as many layers are tried.
+    cuts = [begins, outline.cut(plan.stages, BALANCES[1])] if plan.pipeline > 1 else [begins]
+    least = min(_count_least_bytes(outline, plan, work, cut, schedule) for cut in cuts)
+    return Step(time_s, least)
 
 
 def _time_partitioned(

@@ -28,6 +28,7 @@ from trioflow.hardware.device_sheet import DeviceSheet
 from trioflow.hardware.machine import Platform
 from trioflow.network.collectives import CollectiveCost
 from trioflow.network.networks import DEFAULT_NETWORK
+from trioflow.parallel.memory.peak import count_room
 from trioflow.parallel.remembered import Memory, remembering
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.prediction.answer import Prediction, predict_step
@@ -215,14 +216,23 @@ class Workshop:
         """
         device = platform.device
         numbers = dict(device.sheet.numbers) if device.sheet else {}
-        described = [*key, device.name, numbers, dict(platform.host), asdict(plan), batch]
+        described = [
+            *key,
+            device.name,
+            device.memory_bytes,
+            numbers,
+            dict(platform.host),
+            asdict(plan),
+            batch,
+        ]
         digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
         if digest in self._graphs:
             self._graphs.move_to_end(digest)
             return digest, self._graphs[digest]
         with remembering(self.memory):
             host = platform.host_of(plan, times.traces[0].facts.recipe.framework)
-            graph = build_graph(times, plan, batch=batch, host=host)
+            room_bytes = count_room(plan, device)
+            graph = build_graph(times, plan, batch=batch, host=host, room_bytes=room_bytes)
         self.graphs += 1
         if keep:
             self._graphs[digest] = graph

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -11,7 +12,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from trioflow.base.plan_row import Plan
-from trioflow.base.precision_recipes import PrecisionRecipe
+from trioflow.base.precision_recipes import MEGATRON, PrecisionRecipe
+from trioflow.hardware.machine import Device
 from trioflow.parallel.memory.profile import Lifetimes, RankMemory, profile_rank
 from trioflow.parallel.memory.storages import TEMPORARY, StorageTable, build_storage_table
 from trioflow.parallel.programs.actions import COPIES_EARLY
@@ -65,15 +67,21 @@ def count_plan_outside(plan: Plan, kind: str) -> int:
     return count_outside(groups, kind, exchanges=plan.expert > 1)
 
 
+def count_room(plan: Plan, device: Device) -> float:
+    """Return what the allocator of a plan's rank may hold of its device [bytes]."""
+    return device.memory_bytes - count_plan_outside(plan, device.kind)
+
+
 def estimate_memory(
     trace: Trace, operators: pd.DataFrame, program: ProgramBuilder, factors: Sequence[float],
-    stage_of: NDArray[np.int64],
+    stage_of: NDArray[np.int64], room_bytes: float = math.inf,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Return the peak of every rank, ranks that do the same together.
 
     ``categories`` is what fills the peak [bytes], ``when`` the task at which it is reached, in words, ``curve`` the
     ``places`` among a rank's tasks from which on it holds other ``bytes``; of a GPU ``reserved_bytes`` is what its
-    allocator is expected to hold, ``beside`` by what of it (``HELD_BESIDE``). Counted as
+    allocator is expected to hold, ``beside`` by what of it (``HELD_BESIDE``): no more than ``room_bytes``, as it frees
+    what it keeps before it fails; ``wanted_bytes`` is what it would hold with more. Counted as
     ``torch.cuda.max_memory_allocated`` does: no fragmentation, no context, no buffers of the communication library, and
     of workspaces those alone that the trace shows as tensors.
     """
@@ -83,7 +91,7 @@ def estimate_memory(
     lifetimes = _lifetimes_of(trace, program, stage_of)
     classes = program.grid.classify()
     tables: dict[tuple[int, int], StorageTable] = {}
-    copies = _size_copies(trace, program)
+    copies, scores = _size_copies(trace, program), _find_scores(trace)
     spans = any(stage.update_shares for stage in program.stages)
     found = []
     for number, rank in enumerate(program.grid.find_representatives().tolist()):
@@ -98,6 +106,7 @@ def estimate_memory(
         always["parameter"] = sum(
             size for size, at in copies if not at or not at.isdisjoint(stages)
         )
+        always["workspace"] = max(tables[place].bytes[tables[place].find(scores)], default=0.0)
         peak = profile_rank(
             rows, tables[place], program.factors_of(rank) or factors, lifetimes(tables[place]),
             always, program.memory.get(rank),
@@ -107,7 +116,9 @@ def estimate_memory(
         if trace.facts.device != "cpu":
             beside = _list_beside(rows, program, rank, peak)
             more = sum(size * HELD_BESIDE[name] for name, size in beside.items())
-            peak_entry |= {"reserved_bytes": peak.peak_bytes + round(more), "beside": beside}
+            wanted = peak.peak_bytes + round(more)
+            held = min(wanted, max(peak.peak_bytes, room_bytes))
+            peak_entry |= {"reserved_bytes": int(held), "wanted_bytes": wanted, "beside": beside}
         when = _describe_place(rows, peak, modules)
         found.append({**peak_entry, "when": when, "curve": peak.list_changes()})
     return found
@@ -283,6 +294,22 @@ def _lifetimes_of(
         gradients_stay=stays, made_share=made - stay, made_stays=stay,
         of_update=table.find(_find_update_results(trace) if main else set()),
     )  # fmt: skip
+
+
+@remembered
+def _find_scores(trace: Trace) -> set[int]:
+    """Return the scores for which Megatron-LM's own attention has a buffer that stays, as large as a layer's.
+
+    ``core/transformer/dot_product_attention.py`` multiplies into it (``get_global_memory_buffer``); a kernel without
+    scores needs none.
+    """
+    if trace.facts.recipe.framework != MEGATRON:
+        return set()
+    operators = trace.operators
+    softmax = operators["name"].isin(("aten::softmax", "aten::_softmax"))
+    read = operators.loc[softmax & (operators["phase"] == "forward"), "input_ids"]
+    storage = trace.tensors["storage_id"].tolist()
+    return {storage[ids[0]] for ids in read if len(ids)}
 
 
 @remembered
