@@ -131,15 +131,15 @@ def test_a_pipeline_holds_no_more_scores_with_more_micro_batches(precision):
 
 
 def test_stages_that_do_not_fit_are_balanced_by_layers_and_what_is_reserved_is_bounded():
-    deep = LanguageModel("deep", 8, 64, 8, 8, 8, 96, 8192)
-    trace = make_trace(deep, LanguageStep(512, 16, "megatron-bf16"))
+    deep = LanguageModel("deep", 12, 256, 8, 8, 32, 1024, 16384)
+    trace = make_trace(deep, LanguageStep(512, 4, "megatron-bf16"))
     plan = make_plan(pipeline=4, schedule="1f1b", micro_batches=4)
     machine = load_platform("dgx-h100", 4)
 
     def ask(stages, room_bytes=machine.device.memory_bytes):
         device = replace(machine.device, memory_bytes=room_bytes + count_plan_outside(plan, "gpu"))
         options = Options(stages=stages)
-        return prepare_step(trace, plan, replace(machine, device=device), batch=64, options=options)
+        return prepare_step(trace, plan, replace(machine, device=device), batch=16, options=options)
 
     by_time, by_layers = (ask(one).peak_memory_bytes for one in ("time", "count"))
     assert by_time > by_layers
