@@ -13,6 +13,7 @@ from trioflow.parallel.plan import describe_plan, make_plan
 from trioflow.parallel.reference import predict_operator_times, resize_batch
 from trioflow.parallel.splits.expert_layers import find_expert_layers
 from trioflow.parallel.splits.parameters import find_gradients, list_parameters
+from trioflow.parallel.splits.routing import describe_routing, read_routing, set_routing
 from trioflow.parallel.splits.tensor_parallel import split_for_plan
 from trioflow.parallel.splits.tensor_split import (
     EXPERT_DOMAIN,
@@ -291,6 +292,23 @@ def test_tokens_inside_one_domain_reach_each_rank_once(trace):
     sizes = {size for _, size in exchanges_of(split, trace, 0, EXPERT_DOMAIN)}
     assert sizes == {round(ROWS_BYTES / 2 * 4 * (1 - comb(6, 2) / comb(8, 2)))}
     assert not exchanges_of(split, trace, 0, EXPERT_NODES)
+
+
+@pytest.mark.parametrize(("ranks", "reached"), [(2, 1), (4, 1), (8, 2)])
+def test_consecutive_experts_of_a_token_lie_on_few_ranks(trace, ranks, reached):
+    placed = set_routing(trace, read_routing("consecutive"))
+    split = split_of(placed, data=ranks, expert=ranks, expert_domain=8)
+    sizes = {size for _, size in exchanges_of(split, placed, 0, EXPERT_DOMAIN)}
+    assert sizes == {ROWS_BYTES / 2 * reached}
+    plain, other = (split_of(one, data=4, expert=4) for one in (trace, placed))
+    assert plain.exchanges == other.exchanges, "each copy travels by itself, as many as before"
+    assert "equally many" in describe_routing(placed, make_plan(data=4, expert=4))[0]
+
+
+def test_steps_of_experts_are_uncalibrated_and_those_without_are_not(times):
+    assert times.confidence == "uncalibrated"
+    dense = make.make_trace(LanguageModel("dense", 2, 512, 8, 4, 64, 1024, 1024), STEP)
+    assert time_operators(dense, "NVIDIA H100 80GB HBM3").confidence == "extrapolated"
 
 
 def test_a_rank_holds_and_updates_its_own_experts(trace):

@@ -122,7 +122,7 @@ def add_routing_argument(parser: argparse.ArgumentParser | argparse._ArgumentGro
     """Add how a router spreads tokens over experts."""
     parser.add_argument(
         "--routing", metavar="HOW", default=BALANCED,
-        help="how tokens are spread over experts: balanced (default), power:EXPONENT (supposed by --seed), or a file of each expert's share",
+        help="how tokens are spread over experts: balanced (default), consecutive (gates of benchmarks), power:EXPONENT (a bound, drawn by --seed), or a file of each expert's share",
     )  # fmt: skip
 
 

@@ -117,6 +117,8 @@ def times_interval(facts: Facts) -> tuple[float, float]:
 
 
 _EXTRAPOLATED, UNCALIBRATED = "extrapolated", "uncalibrated"
+_GROUPED_SHARE = 0.05
+"""Share of a step's compute from which on grouped products decide the word: as of collectives, a convention."""
 
 
 @dataclass
@@ -268,6 +270,14 @@ def _time(
     ]  # fmt: skip
     found.model_text += ", from shapes alone"
     found.doubt(_EXTRAPOLATED if overrides is None else UNCALIBRATED)
+    operators = found.traces[0].operators
+    grouped = operators["name"].str.contains("grouped_mm")
+    if operators["device_ns"][grouped].sum() > _GROUPED_SHARE * operators["device_ns"].sum():
+        found.doubt(
+            UNCALIBRATED,
+            "grouped matmuls of experts were never measured in training: priced as dense ones, and"
+            " their interval is that of an inference engine's fused kernel",
+        )
 
 
 def choose_operator_model(

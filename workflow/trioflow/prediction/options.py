@@ -71,7 +71,7 @@ class Options(SimulationOptions):
     precision, attention, fusion, cuda_graphs, freeze, lora, lora_targets, lora_dropout : optional
         Of such a model's step: see ``trace.language.sizes.LanguageStep``.
     routing : str
-        How a router spreads tokens over experts: balanced, ``power:EXPONENT`` (drawn by the seed), or a file of
+        How a router spreads tokens over experts: balanced, consecutive, ``power:EXPONENT`` (drawn by the seed), or a file of
         shares; see ``parallel.splits.routing``.
     operator_scales : sequence of (str, float)
         What if operators whose name fits a pattern took a factor as long.

@@ -34,6 +34,7 @@ class ExpertLayer:
     rows_bytes: int
     made_bytes: int
     per_token: float  # copies of a token, one for each of its experts
+    consecutive: bool = False  # whether these are neighbours (``routing.CONSECUTIVE``)
 
     @property
     def inside(self) -> range:
@@ -65,6 +66,7 @@ def find_expert_layers(trace: Trace) -> list[ExpertLayer]:
             frozenset(str(row["module"]) for row in rows),
             size[copied[layer]], size[rows[-1]["output_ids"][0]],
             size[copied[layer]] / _size_source(trace, int(producer[copied[layer]])),
+            "consecutive" in (trace.facts.routing or {}),
         )
         for layer, rows in found.items()
     ]  # fmt: skip

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import comb
+from math import comb, gcd
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -212,6 +212,12 @@ def _make_exchanges(plan: Plan, layer: ExpertLayer, size_bytes: int, copied: str
 def _count_places(layer: ExpertLayer, places: int) -> float:
     """Return how many of some equal parts of the experts a token's own lie in, in the mean of all choices."""
     experts, chosen = layer.experts, round(layer.per_token)
+    if layer.consecutive:
+        firsts = range(0, experts, gcd(experts, chosen))
+        own = [
+            {(first + j) % experts * places // experts for j in range(chosen)} for first in firsts
+        ]
+        return sum(map(len, own)) / len(own)
     missed = comb(experts - experts // places, chosen) / comb(experts, chosen)
     return places * (1 - missed)
 

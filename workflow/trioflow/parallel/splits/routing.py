@@ -6,7 +6,12 @@ time, since every exchange waits for it, and a bound from above for a rank's mem
 
 The power law is that of AIConfigurator's tables of experts (``collector``, ``sample_power_law``): an expert's tokens x
 have the density x ** -exponent between 1 and 0.8 times the tokens of the exchange, are scaled to what all experts get,
-and no expert gets a token twice. Each layer is drawn by itself, by the seed.
+and no expert gets a token twice. Each layer is drawn by itself, by the seed. It describes inference: a router that is
+trained to balance its loads stays near equal ones, so that a step under it is a bound.
+
+Consecutive experts are what gates of benchmarks choose (NeMo Automodel's ``FakeBalancedGate``): token i has those from
+i times its number of experts on. All get equally many, but a token's own lie on one or two ranks, to which it is handed on
+once (``expert_domain``); where each copy travels by itself, as many bytes do.
 """
 
 from __future__ import annotations
@@ -29,7 +34,7 @@ from trioflow.trace.store import Trace
 if TYPE_CHECKING:
     from trioflow.base.experiments import Plan
 
-BALANCED, POWER = "balanced", "power"
+BALANCED, CONSECUTIVE, POWER = "balanced", "consecutive", "power"
 _LEAST, _MOST = 1.0, 0.8
 """Least tokens of an expert under the power law, and most of them over the tokens of an exchange."""
 _Shares = Sequence[Sequence[float]]
@@ -37,7 +42,9 @@ _Shares = Sequence[Sequence[float]]
 
 
 def read_routing(text: str, seed: int = 0) -> Mapping[str, Any] | None:
-    """Return what ``trace.facts.routing`` says of a routing: balanced (None), ``power:EXPONENT``, or a file of shares.
+    """Return what ``trace.facts.routing`` says of a routing.
+
+    It is balanced (None), consecutive, ``power:EXPONENT``, or a file of shares.
 
     The file has a row an expert: its share, or its count of tokens, behind its number, and before both the number of
     the layer of experts where layers differ. Raises InputError when it is none of them, or the file's numbers make no
@@ -45,6 +52,8 @@ def read_routing(text: str, seed: int = 0) -> Mapping[str, Any] | None:
     """
     if text == BALANCED:
         return None
+    if text == CONSECUTIVE:
+        return {"said": "a benchmark's gate, consecutive ones to a token", CONSECUTIVE: True}
     kind, _, exponent = text.partition(":")
     if kind == POWER and not Path(text).exists():
         try:
@@ -66,7 +75,7 @@ def read_routing(text: str, seed: int = 0) -> Mapping[str, Any] | None:
         if Path(text).exists():
             raise
         raise InputError(
-            f"routing {text!r} is no file: {error.problem}", fix="give balanced, power:EXPONENT, or a file of shares"
+            f"routing {text!r} is no file: {error.problem}", fix="give balanced, consecutive, power:EXPONENT, or a file of shares"
         ) from None  # fmt: skip
 
 
@@ -123,7 +132,7 @@ def spread_tokens(trace: Trace, plan: Plan) -> list[NDArray[np.float64]]:
     Raises PlanError when shares are of another number of layers or experts.
     """
     layers, routing = find_expert_layers(trace), trace.facts.routing
-    if not routing or plan.expert == 1:
+    if not routing or CONSECUTIVE in routing or plan.expert == 1:
         return [np.ones(plan.expert)] * len(layers)
     found = []
     for number, layer in enumerate(layers):
@@ -201,6 +210,10 @@ def describe_routing(trace: Trace, plan: Plan) -> list[str]:
         return [
             f"{text}; a rank holds or gathers all, and how they share its tokens changes nothing here"
         ]
+    if CONSECUTIVE in routing:
+        return [f"{text}; every expert gets equally many"]
+    bound = ", a bound: a router that is trained to balance its loads stays near --routing balanced"
+    text += bound * ("exponent" in routing)
     loads = np.array(spread_tokens(trace, plan))
     most, least = loads.max(axis=1), loads.min(axis=1)
     return [
