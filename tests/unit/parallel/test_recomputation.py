@@ -200,3 +200,45 @@ def test_an_attention_in_several_operators_is_found(transformer_trace):
     operators = pd.concat([forward, backward], ignore_index=True)
     found = plan_recomputation(Trace(operators, tensors, few_facts()), "selective")
     assert [(region.operators, region.stops_at) for region in found] == [((1, 2, 3), 4)]
+
+
+@pytest.mark.parametrize(
+    ("recompute", "again"),
+    [
+        ("save:torchtitan", "k o up"), ("save:minimal", ""), ("save:save_qkv_proj", "o gate up"),
+        ("save:save_dot_except_mlp", "gate up"), ("save:save_nothing", "q k v o gate up"),
+        ("save:save_nothing+no-early-stop", "q k v o gate up down"), ("full", "q k v o gate up"),
+        ("full+no-early-stop", "q k v o gate up down"),
+    ],
+)  # fmt: skip
+def test_named_policies_compute_again_what_they_do_not_save(recompute, again):
+    pytest.importorskip("torch", reason="a trace without a device needs torch (extra [capture])")
+    from trioflow.trace.language.make import make_trace
+    from trioflow.trace.language.sizes import LanguageModel, LanguageStep
+
+    model = LanguageModel("blocks", 2, 64, 8, 8, 8, 96, 512)
+    trace = make_trace(model, LanguageStep(32, 1, "fsdp2-mixed"))
+    names, modules = (trace.operators[column].tolist() for column in ("name", "module"))
+    cut = [list(pipeline_units(trace))]
+    for block, region in enumerate(
+        one for one in plan_recomputation(trace, recompute, cut)
+        if ".layers." in modules[one.operators[0]]
+    ):  # fmt: skip
+        ran = [modules[op] for op in region.operators if names[op] == "aten::linear"]
+        place = f"model.layers.{block}."
+        assert all(module.startswith(place) for module in ran)
+        assert [m.rpartition(".")[2].removesuffix("_proj") for m in ran] == again.split()
+        attends = any("attention" in names[op] for op in region.operators)
+        saves = recompute in ("save:torchtitan",)
+        assert attends != saves
+
+
+def test_a_policy_that_nobody_knows_or_that_saves_nothing_is_refused(transformer_trace):
+    for name, words in (
+        ("other", "no such policy; use torchtitan"),
+        ("save_qkv_proj", "nothing that it saves"),
+    ):
+        with pytest.raises(PlanError, match=words):
+            plan_recomputation(
+                transformer_trace, f"save:{name}", [list(pipeline_units(transformer_trace))]
+            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
@@ -55,8 +56,13 @@ _REPLICATIONS = ("ddp", "dp")
 """How replicas keep alike: DistributedDataParallel, or DataParallel of one process."""
 RECOMPUTATIONS = ("none", "full", "selective")
 """What backward runs again instead of keeping it."""
-RECOMPUTED = rf"^({'|'.join(RECOMPUTATIONS)}|(uniform|block):[1-9][0-9]*)$"
-"""Those, or Megatron-LM's two that count blocks."""
+TO_THE_END = "+no-early-stop"
+"""Ends a recomputation that runs each region whole, as PyTorch before 2.1 does."""
+RECOMPUTED = (
+    rf"^(none|({'|'.join(RECOMPUTATIONS[1:])}|(uniform|block):[1-9][0-9]*|save:[a-z0-9_]+)"
+    rf"({re.escape(TO_THE_END)})?)$"
+)
+"""Those, Megatron-LM's two that count blocks, or a policy of ``data/recompute_policies.tsv``."""
 PAIRS = ("none", "interleaved", "dualpipev")
 """Schedules in which a forward and another micro-batch's backward can run together; none is that of one stage."""
 REPEATS = ("gpipe-recompute",)
@@ -139,7 +145,8 @@ class Plan:
     )  # fmt: skip
     recompute: str = declare_cell(
         "activations that backward computes again: none, full (all of each unit), selective (attention's products and"
-        " softmax only), uniform:N (all blocks, N at a time), or block:N (the first N blocks of each stage)",
+        " softmax only), uniform:N (all blocks, N at a time), block:N (the first N blocks of each stage), or save:POLICY (all of"
+        " a block but what a named policy saves); with +no-early-stop regions run to their end",
         pattern=RECOMPUTED, default="none",
     )  # fmt: skip
     offload: str = declare_cell(

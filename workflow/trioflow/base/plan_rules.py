@@ -78,7 +78,7 @@ def find_plan_problem(plan: Plan) -> tuple[str, str, str] | None:
         *_list_style_rules(plan),
         *_list_expert_rules(plan),
         (re.fullmatch(RECOMPUTED, plan.recompute) is None, "recompute", f"unknown recomputation {plan.recompute!r}",
-         f"use {', '.join(RECOMPUTATIONS)}, uniform:N or block:N with a number of blocks"),
+         f"use {', '.join(RECOMPUTATIONS)}, uniform:N or block:N with a number of blocks, or save:POLICY"),
         (plan.recompute != "none" and plan.schedule in REPEATS, "recompute",
          f"{plan.recompute} with {plan.schedule}, which runs forwards again itself", "write none, or gpipe"),
         (plan.offload == "optimizer" and plan.sharding in ("zero1", "distributed"), "offload",

@@ -173,7 +173,8 @@ def _add_styles(degrees: argparse._ArgumentGroup) -> None:
          "messages of tensor parallelism beside products: those of column-split layers' backward, as Megatron-LM "
          "always does, or all of a layer's, piece by piece (--tp-comm-overlap)"),
         ("--recompute", "WHAT", f"activations that backward computes again: {', '.join(RECOMPUTATIONS[1:])}, uniform:N (all blocks, N at a "
-         "time) or block:N (the first N blocks of each stage)"),
+         "time), block:N (the first N blocks of each stage), or save:POLICY (torchtitan, MaxText's minimal, ...: docs/memory.md); with "
+         "+no-early-stop as PyTorch before 2.1"),
         ("--offload", OFFLOADS[1:], "what lies in the host's memory"),
     ))  # fmt: skip
 

@@ -17,14 +17,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trioflow.base.errors import PlanError
+from trioflow.base.plan_row import TO_THE_END
 from trioflow.base.precision_recipes import PYTORCH
+from trioflow.base.provenance import PACKAGE
+from trioflow.base.shipped import read_table
 from trioflow.parallel.remembered import remembered, tensor_bytes
 from trioflow.parallel.splits.pipeline import loss_operators
 from trioflow.tables import records
@@ -34,6 +37,17 @@ _FUSED_ATTENTION = ("aten::scaled_dot_product_attention", "aten::_scaled_dot_pro
 """How the names of operators begin that are an attention's products and softmax in one."""
 PRODUCTS = ("aten::matmul", "aten::bmm", "aten::baddbmm", "aten::einsum")
 _SOFTMAXES = ("aten::softmax", "aten::_softmax", "aten::_safe_softmax")
+
+
+_LINEAR = ("linear", "::mm", "::addmm", "grouped_mm")
+"""How the names of operators end that are a linear layer's product."""
+_LAYERS = {
+    "qkv": ("q_proj", "k_proj", "v_proj", "qkv_proj", "q_a_proj", "q_b_proj", "kv_a_proj", "kv_b_proj"),
+    "out": ("o_proj",), "up": ("gate_proj", "up_proj", "gate_up_proj"), "down": ("down_proj",),
+}  # fmt: skip
+"""Linear layers that a policy's words name, by the last part of their module."""
+POLICIES = {row["policy"]: row for row in read_table(PACKAGE / "data" / "recompute_policies.tsv")}
+"""Named policies of recomputation: what each saves, and where it is written."""
 
 
 _BLOCK = re.compile(r"\.\d+$")
@@ -56,7 +70,9 @@ def plan_recomputation(
     """Return the regions that a step recomputes, in the order of forward.
 
     ``full``: each unit of the model's chain; ``selective``: the products and the softmax of each attention;
-    ``uniform:N``: all blocks, kept at every N-th of a stage; ``block:N``: each of the first N blocks of a stage.
+    ``uniform:N``: all blocks, kept at every N-th of a stage; ``block:N``: each of the first N blocks of a stage;
+    ``save:POLICY``: each block but what a named policy saves (``POLICIES``), as selective activation checkpointing of
+    PyTorch and policies of ``jax.checkpoint`` do: what is saved does not run again.
     ``cut``: the units of each stage; one stage of all without it. Raises PlanError when the trace does not say what the
     model's units are, or shows no attention.
 
@@ -65,14 +81,15 @@ def plan_recomputation(
     """
     if kind == "none":
         return []
-    stops = trace.facts.recipe.framework == PYTORCH
-    word, _, count = kind.partition(":")
+    stops = trace.facts.recipe.framework == PYTORCH and not kind.endswith(TO_THE_END)
+    word, _, count = kind.removesuffix(TO_THE_END).partition(":")
+    policy = count if word == "save" else ""
     if word == "selective":
         regions = _list_attentions(trace)
     elif word == "full" and stops:
         regions = list_units(trace)
     else:
-        word, count = (word, count) if count else ("uniform", "1")
+        word, count = (word, count) if count and not policy else ("uniform", "1")
         regions = _list_blocks(trace, word, int(count), cut or [list(pipeline_units(trace))])
     if not regions:
         what = "an attention" if word == "selective" else "its units"
@@ -82,7 +99,36 @@ def plan_recomputation(
         )
     saved = _find_saved(trace)
     found = [_make_region(region, saved, stops) for region in regions]
+    if policy:
+        kept = _find_kept(trace, policy, regions)
+        found = [replace(r, operators=tuple(sorted({*r.operators} - kept))) for r in found]
     return [region for region in found if region.operators]
+
+
+def _find_kept(trace: Trace, policy: str, blocks: Sequence[Sequence[int]]) -> set[int]:
+    """Return the forward operators whose results a policy saves; PlanError when nobody knows it, or it saves nothing here."""
+    row = POLICIES.get(policy)
+    if row is None:
+        raise PlanError(
+            f"recompute save:{policy}: no such policy", fix=f"use {', '.join(POLICIES)}"
+        )
+    words = row["saves"].split()
+    names = trace.operators["name"].tolist()
+    leaves = [str(module).rpartition(".")[2] for module in trace.operators["module"]]
+    attentions = _list_attentions(trace)
+    ends = {"scores": 0, "context": -1}
+    kept = {part[ends[word]] for part in attentions for word in words if word in ends}
+    chosen = {leaf for word in words for leaf in _LAYERS.get(word, ())}
+    for block in blocks:
+        linear = [op for op in block if names[op].endswith(_LINEAR)]
+        saved = [op for op in linear if "linear" in words or leaves[op] in chosen]
+        kept |= set(saved[:: 2 if row["alternates"] == "yes" else 1])
+    if words and not kept:
+        raise PlanError(
+            f"recompute save:{policy}: the trace of {trace.facts.workload} shows nothing that it saves",
+            fix="use recompute full, or a language model by its name",
+        )
+    return kept
 
 
 @dataclass(frozen=True)

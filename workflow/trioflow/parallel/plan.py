@@ -310,8 +310,11 @@ def _describe_styles(plan: Plan) -> list[str]:
         "messages of tensor parallelism beside products": plan.tensor_overlap == "products",
         "exchanges of experts beside another micro-batch": plan.expert_overlap,
         "embedding and head whole on each rank": plan.plan == "tp-layers",
-        "units recomputed": plan.recompute == "full",
-        "attentions recomputed": plan.recompute == "selective",
+        "units recomputed": plan.recompute.startswith("full"),
+        "attentions recomputed": plan.recompute.startswith("selective"),
+        f"blocks recomputed but what {plan.recompute[5:]} saves": plan.recompute.startswith(
+            "save:"
+        ),
         "optimizer on the host": plan.offload == "optimizer",
         "activations kept on the host": plan.offload == "activations",
     }
