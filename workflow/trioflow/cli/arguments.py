@@ -15,6 +15,7 @@ from trioflow.base.plan_row import (
     TENSOR_STYLES,
 )
 from trioflow.base.precision_recipes import RECIPE_NAMES
+from trioflow.base.settings import OPTIMIZERS
 from trioflow.cli.text import add_options
 from trioflow.costmodel.operators.methods import UNFITTED
 from trioflow.costmodel.steps import TIMER
@@ -23,7 +24,7 @@ from trioflow.parallel.schedules.table import MODES
 from trioflow.parallel.splits.pipeline import BALANCES
 from trioflow.parallel.splits.routing import BALANCED
 from trioflow.prediction.options import ANCHORS, CLOSED_FORM, SESSION
-from trioflow.trace.language.sizes import ATTENTIONS, FUSIONS
+from trioflow.trace.language.sizes import ATTENTIONS, FUSIONS, LOSSES
 
 
 def add_plan_arguments(parser: argparse.ArgumentParser, *, megatron: bool = False) -> None:
@@ -69,6 +70,10 @@ def add_model_arguments(parser: argparse.ArgumentParser, several: bool = False) 
         ("--attention", ATTENTIONS, "attention's kernel; flash and cudnn keep no scores in memory (default: cudnn for Megatron's recipes, else flash)"),
         ("--fusion", FUSIONS, "what runs as one kernel: nothing that PyTorch runs alone (eager), what torch.compile, Liger or flash-attn "
          "fuse, Megatron Core's layers, besides products that add to main gradients (default: as the recipe's framework)"),
+        ("--loss", LOSSES, "cross-entropy: of scores cast to fp32 (eager), one kernel each way (fused), or with the head's product a piece at "
+         "a time (chunked; default: as --fusion fuses it)"),
+        ("--optimizer", OPTIMIZERS, "one kernel for all parameters (-fused, default adamw-fused), a pass for each term over all of them "
+         "(-foreach), or parameter by parameter"),
     ))  # fmt: skip
     model.add_argument(
         "--cuda-graphs", action="store_const", const=True,

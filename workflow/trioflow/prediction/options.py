@@ -25,7 +25,16 @@ CLOSED_FORM = "closed-form"
 
 
 _TUNING = ("freeze", "lora", "lora_targets", "lora_dropout")
-STEP_WORDS = ("sequence", "precision", "attention", "fusion", "cuda_graphs", *_TUNING)
+STEP_WORDS = (
+    "sequence",
+    "precision",
+    "attention",
+    "fusion",
+    "cuda_graphs",
+    "loss",
+    "optimizer",
+    *_TUNING,
+)
 """What may be asked of a language model's step."""
 
 
@@ -68,7 +77,7 @@ class Options(SimulationOptions):
         Whether the peaks of memory are worked out too; 0 without.
     sequence : int, optional
         Tokens of a sample, where a language model's name or configuration stands for a trace.
-    precision, attention, fusion, cuda_graphs, freeze, lora, lora_targets, lora_dropout : optional
+    precision, attention, fusion, cuda_graphs, loss, optimizer, freeze, lora, lora_targets, lora_dropout : optional
         Of such a model's step: see ``trace.language.sizes.LanguageStep``.
     routing : str
         How a router spreads tokens over experts: balanced, consecutive, ``power:EXPONENT`` (drawn by the seed), or a file of
@@ -106,6 +115,8 @@ class Options(SimulationOptions):
     lora: int | None = None
     lora_targets: str | None = None
     lora_dropout: float | None = None
+    loss: str | None = None
+    optimizer: str | None = None
     routing: str = BALANCED
     operator_scales: Sequence[tuple[str, float]] = ()
     slow_ranks: Sequence[tuple[int, float]] = ()

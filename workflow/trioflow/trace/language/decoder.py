@@ -23,10 +23,11 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from trioflow.trace.language.kernels import Kernels, measure_head_loss
-from trioflow.trace.language.sizes import BLOCKS, EAGER, EMBEDDING, HEAD, LIGER, LanguageModel
+from trioflow.trace.language.sizes import BLOCKS, CHUNKED, EAGER, EMBEDDING, HEAD, LanguageModel
 from trioflow.trace.workloads.recipe import Recipe, make_tokens, need_size
 
 _SOFTMAX = "fused-softmax"
+_WORDS = {"attention": "flash", "fusion": EAGER, "loss": EAGER}
 _FUSED: dict[str, Callable[[], Any]] = {
     "flash": nullcontext,
     "cudnn": partial(sdpa_kernel, SDPBackend.CUDNN_ATTENTION),
@@ -324,7 +325,7 @@ class Head(nn.Linear):  # type: ignore[misc]  # mypy does not read torch
 
     def forward(self, x: Tensor, meant: Tensor) -> Tensor:
         """Score each of x [batch, sequence, hidden], or measure the loss of the words meant."""
-        if self.kernels.fusion == LIGER:
+        if self.kernels.loss == CHUNKED:
             return measure_head_loss(x.flatten(0, 1), self.weight, meant.flatten())
         out: Tensor = super().forward(x)
         return out
@@ -364,12 +365,13 @@ def build_language_model(row: Mapping[str, Any]) -> Recipe:
     """Build a decoder from a row of a workload.
 
     ``language_model``: a `LanguageModel`'s fields as JSON; ``sequence`` [tokens], ``attention``,
-    ``fusion``: a `LanguageStep`'s; ``layers``: the depth to build.
+    ``fusion``, ``loss``: a `LanguageStep`'s; ``layers``: the depth to build.
     """
     layers = need_size(row, "layers")
     sizes = LanguageModel(**json.loads(str(row["language_model"])) | {"layers": layers})
     sequence = need_size(row, "sequence")
-    kernels = Kernels(str(row.get("attention") or "flash"), str(row.get("fusion") or EAGER))
+    words = (str(row.get(key) or usual) for key, usual in _WORDS.items())
+    kernels = Kernels(*words)
     embedding = ["model.embed_tokens"]
     if sizes.positions == "learned":
         embedding.append("model.embed_positions")

@@ -21,7 +21,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trioflow.trace.language.sizes import COMPILE, EAGER, GRADIENTS, LAYERS, LIGER, LanguageModel
+from trioflow.trace.language.sizes import (
+    CHUNKED,
+    COMPILE,
+    EAGER,
+    FUSED,
+    GRADIENTS,
+    LAYERS,
+    LIGER,
+    LanguageModel,
+)
 
 _EPSILON = 1e-6
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -34,10 +43,11 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Kernels(NamedTuple):
-    """Words of ``--attention`` and ``--fusion``."""
+    """Words of ``--attention``, ``--fusion`` and ``--loss``."""
 
     attention: str
     fusion: str
+    loss: str
 
     @property
     def fused_layers(self) -> bool:
@@ -67,9 +77,9 @@ class Kernels(NamedTuple):
 
     def measure_loss(self, scores: Tensor, targets: Tensor) -> Tensor:
         """Return the mean cross-entropy of the head's result; in single precision whatever the model's is."""
-        if self.fusion == LIGER:
+        if self.loss == CHUNKED:
             return scores
-        if self.fusion == COMPILE:
+        if self.loss == FUSED:
             return torch.ops.trioflow.cross_entropy(scores.flatten(0, -2), targets.flatten())[0]
         return F.cross_entropy(scores.flatten(0, -2).float(), targets.flatten())
 

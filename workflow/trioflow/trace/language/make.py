@@ -116,7 +116,7 @@ def _capture(model: LanguageModel, step: LanguageStep) -> Trace:
     row = {
         "workload": model.name, "family": LANGUAGE, "model": model.name,
         "layers": captured, "sequence": step.sequence,
-        "attention": step.attention, "fusion": step.fusion, "optimizer": step.optimizer, "precision": step.precision,
+        "attention": step.attention, "fusion": step.fusion, "loss": step.loss, "optimizer": step.optimizer, "precision": step.precision,
         "language_model": json.dumps(asdict(model), sort_keys=True), "freeze": step.freeze,
         "lora": step.lora or None, "lora_targets": step.lora_targets, "lora_dropout": step.lora_dropout,
     }  # fmt: skip
@@ -131,7 +131,7 @@ def _capture(model: LanguageModel, step: LanguageStep) -> Trace:
         trace = repeat_block(trace, last, model.layers - captured + 1)
     described = asdict(model) | {
         "parameters": model.parameters, "sequence": step.sequence, "attention": step.attention, "fusion": step.fusion,
-        "cuda_graphs": step.cuda_graphs,
+        "cuda_graphs": step.cuda_graphs, "loss": step.loss,
     }  # fmt: skip
     if step.freeze or step.lora:
         trained = [p for p in trace.facts.parameters or [] if not p["frozen"]]

@@ -288,6 +288,11 @@ the head's product with the loss besides, a piece at a time. flash-attn: norm an
 loss PyTorch's, as in nanotron. layers: queries, keys and values are one product, gate and up another, and norm,
 rotation and gated activation are one kernel each, as in Megatron Core and Transformer Engine. gradients: products of
 weights' gradients add to the main gradients besides (gradient accumulation fusion)."""
+FUSED, CHUNKED = "fused", "chunked"
+LOSSES = (EAGER, FUSED, CHUNKED)
+"""eager: the loss is computed of scores cast to fp32, which backward holds besides; fused: one kernel each way reads the
+scores and keeps a number per token; chunked: with the head's product, a piece at a time, no scores beyond a piece."""
+_OWN_LOSSES = {COMPILE: FUSED, LIGER: CHUNKED}
 _OWN_FUSIONS = {PYTORCH: EAGER, MEGATRON: GRADIENTS, NANOTRON: FLASH_ATTN, DEEPSPEED: LAYERS}
 
 
@@ -302,6 +307,7 @@ class LanguageStep:
     as one CUDA graph each. ``freeze``: patterns of parameters or modules that do not train, with commas.
     ``lora``: rank of adapters, 0 for none, beside the linear layers ``lora_targets`` (names with commas, or
     all-linear; PEFT's default if empty), which drop ``lora_dropout`` of what they read; all else is frozen then.
+    ``loss``: one of `LOSSES`; empty: what ``fusion`` fuses of it. ``optimizer``: one of `base.settings.OPTIMIZERS`.
     """
 
     sequence: int
@@ -315,6 +321,7 @@ class LanguageStep:
     lora: int = 0
     lora_targets: str = ""
     lora_dropout: float = 0.0
+    loss: str = ""
 
     def __post_init__(self) -> None:
         for name, least in (("sequence", 1), ("batch", 1), ("lora", 0)):
@@ -329,6 +336,7 @@ class LanguageStep:
             ("--attention", self.attention, ("", *ATTENTIONS)),
             ("--fusion", self.fusion, ("", *FUSIONS)),
             ("--optimizer", self.optimizer, OPTIMIZERS),
+            ("--loss", self.loss, ("", *LOSSES)),
         ):
             if value not in words:
                 raise InputError(
@@ -347,8 +355,10 @@ class LanguageStep:
                 f"--fusion {GRADIENTS}: with --precision {self.precision} no product adds to main gradients",
                 fix=f"use --fusion {LAYERS}, or --precision {fusing}",
             )
+        fusion = self.fusion or _OWN_FUSIONS[recipe.framework]
         return replace(
             self,
             attention=self.attention or (CUDNN if recipe.framework == MEGATRON else FLASH),
-            fusion=self.fusion or _OWN_FUSIONS[recipe.framework],
+            fusion=fusion,
+            loss=self.loss or _OWN_LOSSES.get(fusion, EAGER),
         )
