@@ -45,9 +45,9 @@ def test_tensor_parallel_ranks_of_a_language_model_share_its_vocabulary_unasked(
 
 
 @cache
-def hold(precision, tensor=1, data=1, sequence=64):
+def hold(precision, tensor=1, data=1, sequence=64, **step):
     """Return what fills rank 0 at its peak."""
-    trace = make_trace(WORDY, LanguageStep(sequence, STEP["batch"], precision))
+    trace = make_trace(WORDY, LanguageStep(sequence, STEP["batch"], precision, **step))
     split, sharding = tensor > 1, "distributed" if data > 1 else "none"
     plan = make_plan(
         data, tensor, sequence_parallel=split, vocabulary_parallel=split, sharding=sharding
@@ -162,3 +162,19 @@ def test_unfused_attention_of_megatron_has_a_buffer_of_one_layers_scores():
         memory = build_graph(times, make_plan(), batch=2).metadata.memory
         held[attention] = memory[0]["categories"].get("workspace", 0)
     assert held == {"fused-softmax": 2 * 2 * TALL.heads * 64 * 64, "cudnn": 0}
+
+
+@pytest.mark.parametrize(("loss", "bytes_a_score"), [("eager", 4 + 4 + 4), ("fused", 2 + 2)])
+@pytest.mark.parametrize("fusion", ["eager", "compile", "liger"])
+def test_the_loss_is_fused_or_not_whatever_the_layers_are(fusion, loss, bytes_a_score):
+    held = hold("pure-bf16", fusion=fusion, loss=loss)
+    passing = held.get("activation", 0) + held.get("temporary", 0)
+    assert passing == pytest.approx(bytes_a_score * SCORES, rel=0.05)
+
+
+def test_an_optimizer_that_is_not_fused_holds_its_terms():
+    fused, terms = (
+        hold("pure-bf16", sequence=2, optimizer=name) for name in ("adamw-fused", "adamw-foreach")
+    )
+    more = terms["temporary"] - fused.get("temporary", 0)
+    assert more == pytest.approx(2 * WORDY.parameters, rel=0.01)
