@@ -110,10 +110,8 @@ class Step:
     @property
     def wanted_bytes(self) -> int:
         """What the fullest rank's allocator would hold on a device with more memory; its peak on a CPU [bytes]."""
-        return (
-            max(entry.get("wanted_bytes", 0) for entry in [*self.graph.metadata.memory, {}])
-            or self.peak_memory_bytes
-        )
+        wanted = [int(entry.get("wanted_bytes", 0)) for entry in self.graph.metadata.memory]
+        return max([*wanted, self.reserved_bytes])
 
     def settle(self, anchor: SessionAnchor) -> list[Factors]:
         """Return a session's factors on each rank's phases."""

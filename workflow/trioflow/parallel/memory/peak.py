@@ -81,7 +81,7 @@ def estimate_memory(
     ``categories`` is what fills the peak [bytes], ``when`` the task at which it is reached, in words, ``curve`` the
     ``places`` among a rank's tasks from which on it holds other ``bytes``; of a GPU ``reserved_bytes`` is what its
     allocator is expected to hold, ``beside`` by what of it (``HELD_BESIDE``): no more than ``room_bytes``, as it frees
-    what it keeps before it fails; ``wanted_bytes`` is what it would hold with more. Counted as
+    what it keeps before it fails; where it would hold more, ``wanted_bytes`` is that. Counted as
     ``torch.cuda.max_memory_allocated`` does: no fragmentation, no context, no buffers of the communication library, and
     of workspaces those alone that the trace shows as tensors.
     """
@@ -118,7 +118,8 @@ def estimate_memory(
             more = sum(size * HELD_BESIDE[name] for name, size in beside.items())
             wanted = peak.peak_bytes + round(more)
             held = min(wanted, max(peak.peak_bytes, room_bytes))
-            peak_entry |= {"reserved_bytes": int(held), "wanted_bytes": wanted, "beside": beside}
+            peak_entry |= {"reserved_bytes": int(held), "beside": beside}
+            peak_entry |= {"wanted_bytes": wanted} if wanted > held else {}
         when = _describe_place(rows, peak, modules)
         found.append({**peak_entry, "when": when, "curve": peak.list_changes()})
     return found
