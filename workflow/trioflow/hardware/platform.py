@@ -147,10 +147,7 @@ def _build(
         node_collectives=content.get("node_collectives"),
         between_nodes=content.get("between_nodes"),
         unmeasured=tuple(sorted(unmeasured)),
-        doubts=(
-            *list_doubts(content.get("topology", {}), path),
-            *(device.sheet.list_doubts() if device.sheet else ()),
-        ),
+        doubts=tuple(list_doubts(content.get("topology", {}), path)),
         compute_slowdown_during_collective=_number(content.get(SLOWDOWN, {"value": 1.0})),
         eager_send_bytes=_number(content.get(EAGER, {"value": 0.0})),
         routing=Routing(**content.get("routing", {}), failed=frozenset(list_failed_links(content))),

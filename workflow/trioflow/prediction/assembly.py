@@ -19,6 +19,7 @@ from trioflow.costmodel.choices import (
     load_collectives,
     load_named_platform,
 )
+from trioflow.costmodel.collectives.platform import PlatformCollectives
 from trioflow.costmodel.device_times import DeviceTimes
 from trioflow.hardware.device_sheet import DeviceSheet
 from trioflow.hardware.machine import Platform
@@ -265,6 +266,9 @@ def choose_collectives(
     if path is None:
         return None
     found = load_collectives(path, method)
+    if isinstance(found, PlatformCollectives):
+        one_node = platform.ranks if platform.node_collectives else 1
+        found = found.in_nodes_of(platform.ranks_per_node or one_node)
     return hold_to_links(found, platform) if _is_of(found, platform, options) else found
 
 
@@ -297,7 +301,9 @@ def _list_doubts(
     graph: TaskGraph, platform: Platform, collectives: CollectiveCost | None, options: Options
 ) -> list[str]:
     """Return what was never measured of links, collectives and host, where the step needs it."""
-    doubts: list[Any] = list(platform.doubts) if graph.kinds & {"collective", "send"} else []
+    sheet = platform.device.sheet
+    doubts: list[Any] = sheet.list_doubts() if sheet else []
+    doubts += platform.doubts if graph.kinds & {"collective", "send"} else ()
     if graph.kinds & {"collective", "send"} and collectives is None:
         doubts += [
             f"no measured collectives for {platform.name}: ring closed form over its data-sheet links",

@@ -87,6 +87,12 @@ class PlatformCollectives:
             )
         return replace(self, method=method, _grids={})
 
+    def in_nodes_of(self, ranks: int) -> PlatformCollectives:
+        """Return the same measurements inside nodes of at least so many ranks, such as NVL72's."""
+        if ranks <= self.machine.ranks_per_node:
+            return self
+        return replace(self, machine=replace(self.machine, ranks_per_node=ranks), _grids={})
+
     def time_s(
         self, collective: str, ranks: int, message_bytes: float, nodes: int | None = None
     ) -> CollectiveTime:
