@@ -45,11 +45,12 @@ def describe_rates(
         _MFU_FORMULA,
         facts.language_model.get("trained_parameters"),
     )
+    share, adapters = 1.0, 0
     if trained is not None:
-        # Frozen weights have no gradient: 2 FLOPs less each; adapters come on top of the model's own.
-        lora = bool(facts.language_model.get("lora"))
-        share = 0.0 if lora else trained / model.parameters
-        flop -= 2.0 * model.active_parameters * (1 - share) - 6.0 * trained * lora
+        # A frozen weight has no gradient: 2 FLOPs less; adapters come on top of the model's own weights.
+        adapters = trained if facts.language_model.get("lora") else 0
+        share = (trained - adapters) / model.parameters
+        flop += 6.0 * adapters - 2.0 * (1 - share) * model.active_parameters
         formula = formula.replace("6 x all parameters", "6 x all parameters, 4 x frozen ones")
     found: dict[str, Any] = {
         "sequence": sequence,
@@ -67,7 +68,7 @@ def describe_rates(
     }
     peak = device.peak_flop_per_s.get(str(facts.precision))
     if peak:
-        bare = flop - 6.0 * model.embedding_parameters
+        bare = flop - (4.0 + 2.0 * share) * model.embedding_parameters
         found["mfu"] = found["model_flop_per_s_per_gpu"] / peak
         found["mfu_without_embeddings"] = rate * bare / peak
     return found

@@ -9,9 +9,10 @@ import pytest
 from captured import make_once, with_steady_times
 from same_model import ProportionalModel
 from same_step import assert_same_step
+from trioflow import make_plan, predict, search
 from trioflow.base.errors import InputError
 from trioflow.parallel.extrapolate import extrapolate
-from trioflow.parallel.plan import make_plan, named_plan
+from trioflow.parallel.plan import named_plan
 from trioflow.trace.language import make
 from trioflow.trace.language.sizes import LanguageModel, LanguageStep
 
@@ -125,3 +126,23 @@ def test_words_that_fit_nothing_are_refused(words, message):
 def test_latent_attention_has_default_targets():
     trace = make.make_trace(LATENT, LanguageStep(32, 2, "pure-bf16", lora=4))
     assert trace.facts.language_model["trained_parameters"] == 4 * 4 * (40 + 96 + 32 + 4 * 32)
+
+
+def test_predict_and_search_take_the_same_words():
+    words = {"sequence": 64, "precision": "pure-bf16"}
+    peaks, plans, flops, trained = [], [], [], []
+    for more in ({}, {"lora": 8}, {"lora": 8, "lora_targets": "all-linear"}, {"freeze": "*.mlp"}):
+        found = predict(
+            "llama-3.2-1b", make_plan(), "dgx-a100", batch=1, interval=False, **words, **more
+        )
+        answer = found.to_dict()
+        peaks.append(answer["memory"][0]["peak_bytes"])
+        flops.append(answer["model_flop_per_s_per_gpu"] / answer["tokens_per_s_per_gpu"])
+        trained.append(answer.get("trained_parameters", answer["parameters"]))
+        ranking = search("llama-3.2-1b", 1, "dgx-a100", batch=1, **words, **more)["ranking"]
+        plans += [row["peak_memory_bytes"] for row in ranking if row["recompute"] == "none"]
+    assert len(set(peaks)) == 4 and max(peaks) == peaks[0] and min(peaks) == peaks[1]
+    assert plans == peaks
+    whole = trained[0]
+    less = [2 * whole - 6 * trained[1], 2 * whole - 6 * trained[2], 2 * (whole - trained[3])]
+    assert [flops[0] - one for one in flops[1:]] == pytest.approx(less)
