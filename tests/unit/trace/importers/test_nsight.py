@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
@@ -14,6 +15,7 @@ from trioflow.base.errors import TraceError
 from trioflow.cli import main
 from trioflow.trace.importers.detect import detect_format, import_trace
 from trioflow.trace.importers.options import ImportOptions
+from trioflow.trace.store import load_trace
 
 OPTIONS = ImportOptions(precision="fp32", batch=8)
 GPU = "NVIDIA H100 80GB HBM3"
@@ -87,22 +89,24 @@ class Report:
         return path
 
 
-def write_step(report: Report, begin: int, longer: int = 0) -> None:
+def write_step(report: Report, begin: int, longer: int = 0, sequence: int = 4) -> None:
     """One step of a linear layer: forward, loss's copy, backward on its own thread, all-reduce, update."""
     report.range("train step", begin, begin + 400)
     report.range("encoder.layer", begin + 10, begin + 60)
-    report.range(LINEAR, begin + 20, begin + 50)
+    linear, node = (text.replace("seq = 4", f"seq = {sequence}") for text in (LINEAR, NODE))
+    report.range(linear, begin + 20, begin + 50)
     report.launch("sm90_xmma_gemm_f32", begin + 30, begin + 40, begin + 90 + longer)
     report.range("aten::to", begin + 62, begin + 70)
     report.copy(2, 4, begin + 64, begin + 100, begin + 102)
-    report.range(NODE, begin + 110, begin + 160, BACKWARD)
-    report.range("AddmmBackward0, seq = 4", begin + 112, begin + 158, BACKWARD)
+    report.range(node, begin + 110, begin + 160, BACKWARD)
+    report.range(f"AddmmBackward0, seq = {sequence}", begin + 112, begin + 158, BACKWARD)
     report.range(PRODUCT, begin + 120, begin + 150, BACKWARD)
     report.launch("sm90_xmma_gemm_f32", begin + 130, begin + 140, begin + 200, BACKWARD)
     report.range("c10d::allreduce_", begin + 170, begin + 190)
     report.launch("ncclDevKernel_AllReduce_Sum_f32_RING_LL", begin + 175, begin + 210, begin + 290)
     report.range("Optimizer.step#AdamW.step", begin + 300, begin + 380)
-    report.range("aten::_foreach_add_", begin + 310, begin + 330)
+    own = "" if sequence == 4 else f", op_id = {sequence}, sizes = []"
+    report.range(f"aten::_foreach_add_{own}", begin + 310, begin + 330)
     report.launch("multi_tensor_apply_kernel", begin + 315, begin + 320, begin + 340)
 
 
@@ -252,12 +256,89 @@ def test_the_command_imports_and_shows_it(tmp_path, capsys):
     assert "Nsight Systems" in capsys.readouterr().out
 
 
-def test_kernels_of_several_processes_are_refused(tmp_path):
-    report = steps()
-    report.launch("other", 3500, 3510, 3520, process=8 << 24)
-    with pytest.raises(TraceError, match="kernels of 2 processes") as caught:
-        import_trace([report.write(tmp_path / "two.sqlite")], OPTIONS)
-    assert "rank-%q{RANK}" in str(caught.value)
+def test_a_report_of_several_processes_becomes_a_trace_a_process(tmp_path, capsys):
+    """Numbered by the GPUs that they used, the first of which is the second process's here."""
+    one = steps().write(tmp_path / "one.sqlite")
+    both = tmp_path / "both.sqlite"
+    shutil.copy(one, both)
+    with closing(sqlite3.connect(both)) as base:
+        for table in (
+            "NVTX_EVENTS",
+            "CUPTI_ACTIVITY_KIND_RUNTIME",
+            "CUPTI_ACTIVITY_KIND_KERNEL",
+            "CUPTI_ACTIVITY_KIND_MEMCPY",
+        ):
+            columns = [row[1] for row in base.execute(f"PRAGMA table_info({table})")]
+            other = {
+                "globalTid": f"globalTid + {1 << 24}",
+                "globalPid": f"globalPid + {1 << 24}",
+                "correlationId": "correlationId + 100",
+            }
+            words = ", ".join(other.get(column, column) for column in columns)
+            base.execute(f"INSERT INTO {table} SELECT {words} FROM {table}")
+        for kind, more in (("KERNEL", ", end = end + 5000"), ("MEMCPY", "")):
+            base.execute(
+                f"UPDATE CUPTI_ACTIVITY_KIND_{kind} SET deviceId = 1{more} WHERE globalPid = {PROCESS}"
+            )
+        base.commit()
+    with pytest.raises(
+        TraceError, match="kernels of 2 processes or more; import it with trioflow import"
+    ):
+        import_trace([both], OPTIONS)
+    said = ["--precision", "fp32", "--batch", "8", "--gpu", GPU, "-o", str(tmp_path / "ranks")]
+    assert main(["import", str(both), *said]) == 0
+    times = [load_trace(tmp_path / f"ranks/rank-{n}").operators["device_ns"] for n in (0, 1)]
+    assert times[0].tolist() == import_trace([one], OPTIONS).operators["device_ns"].tolist()
+    assert times[1].iloc[0] == times[0].iloc[0] + 5000
+
+
+def answer(path):
+    """Return what an answer is made of, and the warnings; nothing where the file is refused."""
+    try:
+        trace = import_trace([path], replace(OPTIONS, gpu=GPU))
+    except TraceError:
+        return None, set()
+    facts = trace.facts
+    return (trace.operators.to_json(), trace.tensors.to_json(), facts.step_time_s), {
+        *facts.warnings
+    }
+
+
+@pytest.mark.parametrize(
+    "order", ["SNRKM", "SRKMN", "SMKRN", "SKNRM", "by start", "events", "sqlite"]
+)
+def test_an_export_that_is_cut_anywhere_says_so(order, tmp_path):
+    """Its answer is the same, or there is none, or a new warning; each operator's range has a text of its own."""
+    report = Report()
+    for number, longer in enumerate((0, 10, 40)):
+        write_step(report, 1000 * (number + 1), longer, sequence=number)
+    path = report.write(tmp_path / "whole.sqlite")
+    if order == "events":
+        write_events(path, path := tmp_path / "whole.jsonl", apart=True)
+    elif order != "sqlite":
+        write_rows(path, path := tmp_path / "whole.jsonl")
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        place = {"StringIds": "S", "NVTX_EVENTS": "N", "CUPTI_ACTIVITY_KIND_RUNTIME": "R", "CUPTI_ACTIVITY_KIND_KERNEL": "K",
+                 "CUPTI_ACTIVITY_KIND_MEMCPY": "M"}  # fmt: skip
+        rows = [row for row in rows if row["table"] in place]
+        key = (
+            (lambda row: row.get("start", 0))
+            if order == "by start"
+            else (lambda row: order.index(place[row["table"]]))
+        )
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in sorted(rows, key=key)))
+    whole, known = answer(path)
+    content, cut = path.read_bytes(), tmp_path / f"cut{path.suffix}"
+    ends = [place + 1 for place, byte in enumerate(content) if byte == ord("\n")]
+    places = (
+        range(0, len(content), 997)
+        if order == "sqlite"
+        else [*ends[::2], *(e - 9 for e in ends[::7])]
+    )
+    for place in places:
+        cut.write_bytes(content[:place])
+        found, said = answer(cut)
+        assert found in (None, whole) or said - known, place
 
 
 def test_ranges_that_name_no_operator_are_refused_with_the_way_to_record_them(tmp_path):

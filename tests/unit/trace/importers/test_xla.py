@@ -105,6 +105,28 @@ def test_kernels_of_a_gpu_are_joined_by_operation_and_timed_by_the_median_step(t
     assert any(said.startswith("1 operations communicate") for said in facts.warnings)
 
 
+def test_a_profile_that_is_cut_anywhere_says_so(tmp_path):
+    """A list of fewer events that was closed again lacks the empty one that XLA's profiler ends with."""
+    path = write(
+        tmp_path,
+        *(one for n, late in enumerate((9.0, 0.0, 0.0)) for one in on_gpu(1000 * n, n, late)),
+    )
+    content = json.loads(gzip.decompress(path.read_bytes()))
+    known = set(import_trace([path], H100).facts.warnings)
+    for count in range(len(content["traceEvents"])):
+        short = content | {"traceEvents": content["traceEvents"][:count]}
+        path.write_bytes(gzip.compress(json.dumps(short).encode()))
+        try:
+            assert set(import_trace([path], H100).facts.warnings) - known, count
+        except TraceError:
+            continue
+    text = json.dumps(content)
+    for place in range(0, len(text), 50):
+        path.write_bytes(gzip.compress(text[:place].encode()))
+        with pytest.raises(TraceError):
+            import_trace([path], H100)
+
+
 def test_tensorboard_s_folder_of_a_processor_s_run(tmp_path, capsys):
     """A loop counts by its body; what the host does between operations is its own time."""
     write(

@@ -18,9 +18,11 @@ import json
 import re
 import sqlite3
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -34,6 +36,7 @@ from trioflow.base.settings import PRECISIONS
 from trioflow.base.units import BYTES_PER_MIB, NS_PER_US
 from trioflow.trace.importers.kineto import import_kineto
 from trioflow.trace.importers.options import ImportOptions, Reader
+from trioflow.trace.importers.ranks import RankFile
 from trioflow.trace.repeat import repeat_layers
 from trioflow.trace.store import Trace
 
@@ -119,8 +122,37 @@ def _has_lines(path: Path) -> bool:
     return is_text or "Type" in said or isinstance(said.get("table"), str)
 
 
-def import_nsight(path: str | Path, options: ImportOptions) -> Trace:
-    """Read one rank's report.
+def find_nsight_ranks(paths: Sequence[Path]) -> dict[int, RankFile]:
+    """Return the processes of a report that used a GPU, numbered by their GPUs; empty where it is one."""
+    with _read_report(paths[0]) as report:
+        seen = {
+            (int(row["deviceId"]), _split(int(row["globalPid"]))[0])
+            for table in _DEVICE.values() for row in report.rows(table) if read(row, "globalPid") is not None
+        }  # fmt: skip
+    processes = list(dict.fromkeys(process for _, process in sorted(seen)))
+    if len(processes) < 2 or len(paths) > 1:
+        return {}
+    return {
+        rank: RankFile(paths[0], read=partial(import_nsight, paths[0], process=process))
+        for rank, process in enumerate(processes)
+    }
+
+
+@contextmanager
+def _read_report(path: Path) -> Iterator[_Report]:
+    """Open a report; TraceError where its tables are broken."""
+    try:
+        with closing(_open(path)) as base:
+            base.row_factory = sqlite3.Row
+            yield _Report(base, path)
+    except (sqlite3.Error, IndexError, OverflowError, TypeError) as error:
+        raise TraceError(
+            f"the database cannot be read: {error}", file=path, fix="export the report again"
+        ) from None
+
+
+def import_nsight(path: str | Path, options: ImportOptions, process: int | None = None) -> Trace:
+    """Read one rank's report, or one process of it.
 
     ``options``: precision, which no range holds (every tensor is taken to have its type), batch and
     what else lacks. A step is a range ``step``, ``iteration`` or ``ProfilerStep#``; other ranges
@@ -135,21 +167,15 @@ def import_nsight(path: str | Path, options: ImportOptions) -> Trace:
         )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         profile = Path(folder) / f"{path.stem}.json"
-        try:
-            with closing(_open(path)) as base:
-                base.row_factory = sqlite3.Row
-                _write_profile(_Report(base, path), _FLOATS[precision], profile)
-        except (sqlite3.Error, IndexError, OverflowError, TypeError) as error:
-            raise TraceError(
-                f"the database cannot be read: {error}", file=path, fix="export the report again"
-            ) from None
+        with _read_report(path) as report:
+            doubts = _write_profile(report, _FLOATS[precision], profile, process)
         try:
             trace = import_kineto(profile, None, options)
         except TraceError as error:
             raise TraceError(error.problem, file=path, place=error.place, fix=error.fix) from None
     doubt = f"ranges hold no types: every tensor is taken as {precision}, indices and masks too"
     facts = replace(
-        trace.facts, source="Nsight Systems", warnings=[doubt, *trace.facts.warnings],
+        trace.facts, source="Nsight Systems", warnings=[doubt, *doubts, *trace.facts.warnings],
         inputs={file.name: digest_file(file)[:16] for file in _list_files(path)},
     )  # fmt: skip
     return Trace(trace.operators, trace.tensors, facts)
@@ -245,7 +271,7 @@ class _Report:
                     f"the database has no {what} (table {name})", file=path,
                     fix="profile with --trace=cuda,nvtx and export with nsys export --type sqlite",
                 )  # fmt: skip
-        self._names = {int(row["id"]): str(row["value"]) for row in self.rows(_STRINGS)}
+        self.names = {int(row["id"]): str(row["value"]) for row in self.rows(_STRINGS)}
 
     def rows(self, *names: str) -> Iterator[sqlite3.Row]:
         """Yield the rows of the first of these tables that exists."""
@@ -259,8 +285,8 @@ class _Report:
             value = read(row, column)
             if isinstance(value, str) and value:
                 return value
-            if isinstance(value, int) and value in self._names:
-                return self._names[value]
+            if isinstance(value, int) and value in self.names:
+                return self.names[value]
         return ""
 
 
@@ -269,21 +295,41 @@ def read(row: sqlite3.Row, column: str) -> Any:
     return row[column] if column in row.keys() else None  # noqa: SIM118 (a row iterates over values)
 
 
-def _write_profile(report: _Report, word: str, target: Path) -> None:
-    """Write a report's events in the format of PyTorch's profiler."""
+def _write_profile(report: _Report, word: str, target: Path, process: int | None) -> list[str]:
+    """Write a report's events, or one process's, in the format of PyTorch's profiler; return what says that it is cut."""
     devices = [
         {"id": int(read(row, "id") or 0), "name": report.text(row, "name")} for row in report.rows(*_GPUS)
     ]  # fmt: skip
-    events = list(_list_ranges(report, word))
+    ranges = [
+        row
+        for row in report.rows(_NVTX)
+        if row["eventType"] == _PUSH_POP and row["end"] is not None
+    ]
+    last_ns = max((int(row["end"]) for row in ranges), default=0)
+    named = {read(row, "textId") for row in ranges}
+    texts = (_TEXT.match(text) for number, text in report.names.items() if number not in named)
+    unnamed = sum(bool(match and (match["sequence"] or match["sizes"])) for match in texts)
+    late = sum(int(row["start"]) > last_ns for row in report.rows(_RUNTIME))
+    events = list(_list_ranges(report, ranges, word, process))
     if not any(event["cat"] == "cpu_op" for event in events):
         raise TraceError(
             "no NVTX range is an operator's", file=report.path,
             fix="train inside torch.autograd.profiler.emit_nvtx(record_shapes=True) under nsys, "
             "or with nsys profile --pytorch=autograd-shapes-nvtx",
         )  # fmt: skip
-    events += _list_calls(report)
+    events += _list_calls(report, process)
     with target.open("w", encoding="utf-8") as file:
         json.dump({"deviceProperties": devices, "traceEvents": events}, file)
+    starts = sorted(event["ts"] for event in events if event["cat"] == "cpu_op")
+    steps = [event for event in events if event["name"].startswith("ProfilerStep#")]
+    said = {
+        "operators are named by texts, and have no range": unnamed,
+        "calls lie behind the last range": late,
+        "marked steps hold no operator": sum(
+            bisect_left(starts, step["ts"]) == bisect_left(starts, step["ts"] + step["dur"]) for step in steps
+        ),
+    }  # fmt: skip
+    return [f"{count} {what}: the export may be cut short" for what, count in said.items() if count]
 
 
 def _event(
@@ -303,17 +349,16 @@ def _split(number: int) -> tuple[int, int]:
     return number >> _NUMBER_BITS & mask, number & mask
 
 
-def _list_ranges(report: _Report, word: str) -> Iterator[dict[str, Any]]:
+def _list_ranges(
+    report: _Report, ranges: Sequence[sqlite3.Row], word: str, process: int | None
+) -> Iterator[dict[str, Any]]:
     """Yield operators, steps and modules among the ranges that nest."""
     steps = 0
-    ranges = [
-        row
-        for row in report.rows(_NVTX)
-        if row["eventType"] == _PUSH_POP and row["end"] is not None
-    ]
     for row in sorted(ranges, key=lambda row: (row["start"], -row["end"])):
         match = _TEXT.match(text := report.text(row, "text", "textId"))
         name, place = (match["name"] if match else text), _split(int(row["globalTid"]))
+        if process not in (None, place[0]):
+            continue
         if _STEP.match(name):
             steps += 1
             yield _event(row, f"ProfilerStep#{steps}", "user_annotation", place, {})
@@ -337,22 +382,27 @@ def _describe(match: re.Match[str], word: str) -> dict[str, Any]:
     return found | {"Input Dims": sizes, "Input type": [word if shape else "" for shape in sizes]}
 
 
-def _list_calls(report: _Report) -> Iterator[dict[str, Any]]:
-    """Yield calls that launched work, and what ran on the device; TraceError where several processes used it."""
+def _list_calls(report: _Report, process: int | None) -> Iterator[dict[str, Any]]:
+    """Yield calls that launched work, and what ran on the device; TraceError where several processes used it, none chosen."""
     for row in report.rows(_RUNTIME):
         name = re.sub(r"_v\d+$", "", report.text(row, "nameId"))
         category = "cuda_runtime" if name.startswith("cuda") else "cuda_driver"
         place = _split(int(row["globalTid"]))
+        if process not in (None, place[0]):
+            continue
         yield _event(row, name, category, place, {"correlation": row["correlationId"]})
     processes: set[int] = set()
     for category, table in _DEVICE.items():
         for row in report.rows(table):
-            if read(row, "globalPid") is not None:
-                processes.add(_split(int(row["globalPid"]))[0])
+            own = read(row, "globalPid")
+            if process is not None and (own is None or _split(int(own))[0] != process):
+                continue
+            if own is not None:
+                processes.add(_split(int(own))[0])
             if len(processes) > 1:
                 raise TraceError(
                     f"kernels of {len(processes)} processes or more", file=report.path,
-                    fix="export the report of one rank: nsys profile -o rank-%q{RANK} in every process",
+                    fix="import it with trioflow import, which writes a trace a process",
                 )  # fmt: skip
             arguments = {
                 "device": row["deviceId"], "stream": row["streamId"], "correlation": row["correlationId"],
@@ -383,4 +433,5 @@ READER = Reader(
     _import_repeated,
     "Nsight Systems' .sqlite, .jsonl, or its folder of .parquet",
     repeats=True,
+    find_ranks=find_nsight_ranks,
 )

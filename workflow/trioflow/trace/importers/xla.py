@@ -65,6 +65,7 @@ class _File:
     lanes: dict[tuple[Any, Any], str] = field(default_factory=dict)
     events: dict[Any, list[Event]] = field(default_factory=dict)  # by process
     annotations: list[Event] = field(default_factory=list)
+    ended: bool = True
 
     def lane(self, process: Any, name: str) -> list[Event]:
         """Return the events of a device's lanes whose names begin so, in order of start."""
@@ -121,6 +122,7 @@ def import_xla(path: str | Path, options: ImportOptions) -> Trace:
 
 def _read_file(path: Path) -> _File:
     found, seen = _File(path), 0
+    raw: dict[str, Any] = {}
     for place, raw in enumerate(ListStream(path, "traceEvents", "a trace of XLA's profiler")):
         try:
             if raw.get("ph") == "M":
@@ -133,6 +135,7 @@ def _read_file(path: Path) -> _File:
                 f"the event cannot be read: {error}", file=path, place=f"traceEvents[{place}]",
                 fix="record it again",
             ) from None  # fmt: skip
+    found.ended = not raw  # what XLA's profiler writes last is an empty event
     if seen >= _MOST_EVENTS:
         raise TraceError(
             f"it holds {seen} events: the profiler drops what is beyond a million", file=path,
@@ -338,6 +341,8 @@ def _list_warnings(file: _File, on_gpu: bool, step: _Step, idle: float) -> list[
     said = [
         "shapes, bytes and parameters are not in the profile: only the recorded step itself can be answered for"
     ]
+    if not file.ended:
+        said.append("the list of events does not end as the profiler ends it: it may be cut short")
     gpus = sum(_GPU.match(name) is not None for name in file.processes.values())
     if gpus > 1:
         said.append(f"{gpus} GPUs are in the profile: the first one is read")
