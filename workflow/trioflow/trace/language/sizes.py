@@ -10,6 +10,7 @@ from typing import Any
 from trioflow.base.errors import InputError
 from trioflow.base.precision_recipes import (
     DEEPSPEED,
+    DEFAULT_RECIPE,
     MEGATRON,
     NANOTRON,
     PYTORCH,
@@ -312,7 +313,7 @@ class LanguageStep:
 
     sequence: int
     batch: int = 1
-    precision: str = "bf16"
+    precision: str = DEFAULT_RECIPE
     attention: str = ""
     fusion: str = ""
     optimizer: str = "adamw-fused"
@@ -356,9 +357,11 @@ class LanguageStep:
                 fix=f"use --fusion {LAYERS}, or --precision {fusing}",
             )
         fusion = self.fusion or _OWN_FUSIONS[recipe.framework]
+        # No fused kernel of Transformer Engine's takes fp32.
+        fused = CUDNN if recipe.casts_model else ATTENTIONS[-1]
         return replace(
             self,
-            attention=self.attention or (CUDNN if recipe.framework == MEGATRON else FLASH),
+            attention=self.attention or (fused if recipe.framework == MEGATRON else FLASH),
             fusion=fusion,
             loss=self.loss or _OWN_LOSSES.get(fusion, EAGER),
         )
