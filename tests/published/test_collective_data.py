@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from judged import read_or_make
+from refitted import assert_refitted
 from trioflow import tables
 from trioflow.costmodel.collectives.methods import METHODS
 from trioflow.costmodel.collectives.model import wire_factor
@@ -86,23 +87,6 @@ def test_every_file_is_in_the_catalogue() -> None:
         assert catalogue.find_file(table.key).dataset == table.dataset
 
 
-def compare(rebuilt: object, shipped: object, place: str) -> None:
-    if isinstance(shipped, dict):
-        assert isinstance(rebuilt, dict)
-        assert rebuilt.keys() == shipped.keys(), place
-        for key in shipped:
-            compare(rebuilt[key], shipped[key], f"{place}.{key}")
-    elif isinstance(shipped, list):
-        assert isinstance(rebuilt, list)
-        assert len(rebuilt) == len(shipped), place
-        for number, pair in enumerate(zip(rebuilt, shipped, strict=True)):
-            compare(*pair, f"{place}[{number}]")
-    elif isinstance(shipped, float):
-        assert rebuilt == pytest.approx(shipped, rel=1e-9, abs=1e-12), place
-    else:
-        assert rebuilt == shipped, place
-
-
 FITTED_LONG = ("a100x4-nvlink", "a40-nvlink-pairs")
 """Fits that take seconds belong to the slow tier: the other three machines' run the same code."""
 
@@ -115,7 +99,7 @@ def test_rebuilt_models_are_the_shipped_ones(name: str, mirror: Path, tmp_path: 
     fit_published(name, mirror).save(tmp_path / FILE)
     shipped = SHIPPED_MODELS / name / FILE
     assert shipped.stat().st_size < 100_000
-    compare(json.loads((tmp_path / FILE).read_text()), json.loads(shipped.read_text()), name)
+    assert_refitted(json.loads((tmp_path / FILE).read_text()), json.loads(shipped.read_text()))
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from judged import read_or_make
+from refitted import CLOSE
 from trioflow import tables
 from trioflow.costmodel.judging import score_cases
 from trioflow.costmodel.new_gpu.carry import load_new_gpu_model, new_gpu_interval, retime_trace
@@ -141,13 +142,13 @@ def test_the_shipped_rule_is_rebuilt(pairs: PublicPairs) -> None:
     assert set(shipped.exponents) == set(rebuilt.exponents)
     for key, exponents in shipped.exponents.items():
         wanted = rebuilt.exponents[key]
-        assert vars(exponents) == pytest.approx(vars(wanted), rel=1e-9, abs=1e-12), key
+        assert vars(exponents) == pytest.approx(vars(wanted), rel=CLOSE, abs=1e-12), key
     for rule, band in shipped.steps.items():
-        assert vars(band) == pytest.approx(vars(rebuilt.steps[rule]), rel=1e-9)
+        assert vars(band) == pytest.approx(vars(rebuilt.steps[rule]), rel=CLOSE)
     assert shipped.resized is not None and rebuilt.resized is not None
     for name in ("half_log", "distance", "mean_absolute_error"):
         wanted_value = getattr(rebuilt.resized, name)
-        assert getattr(shipped.resized, name) == pytest.approx(wanted_value, rel=1e-9), name
+        assert getattr(shipped.resized, name) == pytest.approx(wanted_value, rel=CLOSE), name
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from judged import read_or_make
+from refitted import assert_refitted
 from trioflow import tables
 from trioflow.base.provenance import read_json
 from trioflow.costmodel.judging import resize, score_cases
@@ -21,7 +22,6 @@ from trioflow.costmodel.operators.published import (
     TEST,
     TRAIN,
     build_operator_models,
-    largest_difference,
     load_benchmarks,
     load_published,
     shipped_operator_models,
@@ -55,10 +55,7 @@ def test_rebuilt_models_are_those_that_ship(mirror, tmp_path):
     shipped = shipped_operator_models()
     assert set(shipped) == DEVICES
     for path in build_operator_models(mirror, tmp_path):
-        difference, place = largest_difference(
-            read_json(shipped[path.parent.name]), read_json(path)
-        )
-        assert difference < 1e-9, f"{path.parent.name}: {place}"
+        assert_refitted(read_json(path), read_json(shipped[path.parent.name]))
 
 
 def test_every_number_has_a_source():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -19,7 +19,7 @@ import pandas as pd
 from trioflow.base.errors import InputError
 from trioflow.base.provenance import PACKAGE, read_json
 from trioflow.costmodel.features import Floats
-from trioflow.costmodel.least_squares import choose_least, solve
+from trioflow.costmodel.least_squares import choose_least
 
 _CONSTANTS = PACKAGE / "data" / "nccl_constants.json"
 _PROTOCOLS = ("ll", "ll128", "simple")
@@ -261,8 +261,9 @@ _PULL = 0.05
 _OUTLIER_LOG = 0.1
 """Residuals beyond this count less than their square (soft L1)."""
 _TOLERANCE = 1e-14
-_POLISHING_STEPS = 400
-DIGITS = 12
+"""Relative change of loss and factors at which the search ends."""
+_DIGITS = 9
+"""Decimal places of a fitted factor's logarithm."""
 _PARTS = 3
 
 
@@ -297,21 +298,6 @@ def _slopes(scales: Floats, choices: Choices) -> Floats:
     for part in range(_PARTS):
         slopes[rows, part * len(_PROTOCOLS) + choices.protocol] = parts[part] / time_s
     return np.concatenate([slopes, _PULL * np.eye(len(scales))])
-
-
-def _polish(
-    scales: Floats, misses: Callable[[Floats], Floats], slopes: Callable[[Floats], Floats]
-) -> Floats:
-    """Go on to where the gradient vanishes, by reweighted least squares, so that other machines find the same factors."""
-    start = scales
-    for _ in range(_POLISHING_STEPS):
-        miss, slope = misses(scales), slopes(scales)
-        root = 1.0 / np.sqrt(np.sqrt(1.0 + (miss / _OUTLIER_LOG) ** 2))
-        step = solve(slope * root[:, None], miss * root)
-        scales = scales - step
-        if np.max(np.abs(step)) < _TOLERANCE:
-            return scales
-    return start  # no minimum within reach: what the solver found stands
 
 
 def choose_rows(
@@ -355,11 +341,17 @@ def calibrate(
         def slopes(scales: Floats, choices: Choices = choices) -> Floats:
             return _slopes(scales, choices)
 
-        start = np.zeros(_PARTS * len(_PROTOCOLS))
-        found = least_squares(misses, start, jac=slopes, loss="soft_l1", f_scale=_OUTLIER_LOG)
-        polished = _polish(np.asarray(found.x, np.float64), misses, slopes)
-        # Factors that no message needs end within rounding of 0, differently on each machine.
-        scales = tuple(round(float(scale), DIGITS) + 0.0 for scale in polished)
+        found = least_squares(
+            misses,
+            np.zeros(_PARTS * len(_PROTOCOLS)),
+            jac=slopes,
+            loss="soft_l1",
+            f_scale=_OUTLIER_LOG,
+            ftol=_TOLERANCE,
+            xtol=_TOLERANCE,
+            gtol=_TOLERANCE,
+        )
+        scales = tuple(round(float(scale), _DIGITS) + 0.0 for scale in found.x)
         costs.append(float(found.cost))
         fitted.append(Calibration(scales, in_switch_scale))
     return fitted[choose_least(costs)]

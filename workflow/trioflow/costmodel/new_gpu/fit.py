@@ -16,7 +16,7 @@ from trioflow.costmodel.intervals import (
     SHORTEST_S,
     student_quantile,
 )
-from trioflow.costmodel.least_squares import minimise_soft, rounded
+from trioflow.costmodel.least_squares import rounded
 from trioflow.costmodel.new_gpu.carry import ASSUMED, NewGpuBand
 from trioflow.costmodel.new_gpu.data import (
     BENCHMARKS,
@@ -53,6 +53,9 @@ _PRIOR_WEIGHT = 0.003
 
 _LOSS_SCALE = 0.05
 """Residuals beyond 5 % count ever less: kernels differ between generations of libraries."""
+
+_TOLERANCE = 1e-10
+"""Relative change of loss and parameters at which the search ends."""
 
 _RATES = ("peak_flop_per_s", "bandwidth_bytes_per_s", "power_per_rate", "quantisation")
 _SIDES = ("source", "target")
@@ -104,6 +107,8 @@ def _is_enough(group: pd.DataFrame) -> bool:
 
 
 def _fit_one(group: pd.DataFrame) -> Exponents:
+    from scipy.optimize import least_squares
+
     flop = group["flop"].to_numpy(np.float64)
     data = (group["read_bytes"] + group["write_bytes"]).to_numpy(np.float64)
     before, after = (_rates(group, side) for side in _SIDES)
@@ -120,16 +125,23 @@ def _fit_one(group: pd.DataFrame) -> Exponents:
         error = np.log((floor + net * new / old) / measured)
         return np.concatenate([weights * error, _PRIOR_WEIGHT * (values - START[free])])
 
-    found = minimise_soft(residuals, START[free], _LOWEST[free], _HIGHEST[free], _LOSS_SCALE)
-    exponents = _exponents(found, free)
+    found = least_squares(
+        residuals,
+        START[free],
+        bounds=(_LOWEST[free], _HIGHEST[free]),
+        loss="soft_l1",
+        f_scale=_LOSS_SCALE,
+        jac="3-point",
+        ftol=_TOLERANCE,
+        xtol=_TOLERANCE,
+        gtol=_TOLERANCE,
+    )
+    exponents = _exponents(found.x, free)
     rooflines = [expected_s(flop, data, rates, exponents)[0] for rates in (before, after)]
     power, saturation, short_s, shape, waves = (
-        rounded(value, DIGITS)
-        for value in (
-            exponents.power, exponents.saturation, exponents.short_s, exponents.shape,
-            exponents.waves,
-        )
-    )  # fmt: skip
+        rounded(getattr(exponents, name), DIGITS)
+        for name in ("power", "saturation", "short_s", "shape", "waves")
+    )
     return Exponents(
         power, saturation, short_s, shape, waves, len(group),
         rounded(float(np.min(rooflines)), DIGITS), rounded(float(np.max(rooflines)), DIGITS),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trioflow.costmodel.features import FEATURES, Floats
-from trioflow.costmodel.least_squares import choose_least, rounded, solve_bounded, solve_nonnegative
+from trioflow.costmodel.least_squares import choose_least, rounded, solve_nonnegative
 from trioflow.costmodel.operators.tile_curve import (
     SHORTEST_S,
     evaluate_overlapped,
@@ -210,6 +210,8 @@ def _roofline(features: Floats, coefficients: Floats) -> Floats:
 
 def _fit_power(sample: Sample) -> Floats:
     """Least squares of the logarithm, every exponent between 0 and 1."""
+    from scipy.optimize import lsq_linear
+
     logs = np.log1p(sample.features[:, :SIZES])
     centre = logs.mean(axis=0)
     target = np.log(np.maximum(sample.time_s, SHORTEST_S))
@@ -220,7 +222,7 @@ def _fit_power(sample: Sample) -> Floats:
             target * np.sqrt(sample.weights),
         )
     low, high = np.r_[-np.inf, np.zeros(SIZES)], np.r_[np.inf, np.full(SIZES, _MAX_POWER)]
-    solution = solve_bounded(columns, target, low, high)
+    solution = lsq_linear(columns, target, bounds=(low, high), method="bvls").x
     exponents = solution[1:]
     constant = float(np.exp(solution[0] - np.sum(centre * exponents)))
     return np.array([constant, *(rounded(exponent) for exponent in exponents)])

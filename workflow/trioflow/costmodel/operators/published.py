@@ -271,25 +271,3 @@ def shipped_operator_models() -> dict[str, Path]:
         if content.get("kind") == KIND and content.get("method") == "shipped":
             found[path.parent.name] = path
     return found
-
-
-def largest_difference(one: Any, other: Any, place: str = "") -> tuple[float, str]:
-    """Return the largest relative difference between two contents of JSON files, and its place.
-
-    Words, missing entries and lengths that differ count as infinitely far apart.
-    """
-    if isinstance(one, dict) and isinstance(other, dict):
-        if set(one) != set(other):
-            return float("inf"), f"{place}: {sorted(set(one) ^ set(other))}"
-        parts = [(f"{place}.{key}", one[key], other[key]) for key in sorted(one)]
-    elif isinstance(one, list) and isinstance(other, list):
-        if len(one) != len(other):
-            return float("inf"), f"{place}: {len(one)} and {len(other)} entries"
-        parts = [(f"{place}[{n}]", a, b) for n, (a, b) in enumerate(zip(one, other, strict=True))]
-    elif isinstance(one, float | int) and isinstance(other, float | int):
-        scale = max(abs(one), abs(other))
-        return (abs(one - other) / scale if scale else 0.0), place
-    else:
-        return (0.0 if one == other else float("inf")), place
-    found = [largest_difference(a, b, where) for where, a, b in parts]
-    return max(found, key=lambda each: each[0], default=(0.0, place))

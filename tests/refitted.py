@@ -1,0 +1,25 @@
+"""Comparing a model that was fitted again with the one that ships."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+CLOSE = 1e-4
+"""Relative difference of fitted numbers: soft losses are flat about their minimum."""
+
+
+def leaves(content: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the places and values of a JSON file's content."""
+    if isinstance(content, dict | list):
+        pairs = content.items() if isinstance(content, dict) else enumerate(content)
+        for key, value in pairs:
+            yield from leaves(value, f"{place}.{key}")
+    else:
+        yield place, content
+
+
+def assert_refitted(rebuilt: Any, shipped: Any, close: float = CLOSE) -> None:
+    assert dict(leaves(rebuilt)) == pytest.approx(dict(leaves(shipped)), rel=close, abs=1e-12)
