@@ -24,10 +24,9 @@ from bench_commands import run_cold
 from bench_sweep import describe_sweep
 from trioflow import tables
 from trioflow.base.provenance import read_json, write_json
-from trioflow.report.wording import write_markdown, write_percent, write_time
+from trioflow.report.pages import write_markdown, write_percent, write_time
 from trioflow.reproductions.readme import publish_block
-from trioflow.sweeps.chunk_job import TABLE, make_frame
-from trioflow.sweeps.chunks import choose_size, cut_chunks
+from trioflow.sweeps.chunks import TABLE, choose_size, cut_chunks, make_frame
 from trioflow.sweeps.description import load_sweep
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 from graphs import make_data_parallel_graph, make_switch
 from rows import Row, time_s
-from trioflow.engine.link_traffic import measure_links
+from trioflow.engine.result import measure_links
 from trioflow.engine.simulate import simulate
 from trioflow.engine.timeline import build_critical_path, summarize_timeline
 from trioflow.export.perfetto import write_perfetto

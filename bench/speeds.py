@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 from trioflow.base.errors import InputError, TableError
 from trioflow.base.provenance import atomic_path
-from trioflow.report.wording import NOTHING, write_markdown, write_time
+from trioflow.report.pages import NOTHING, write_markdown, write_time
 from trioflow.reproductions.readme import Result
 
 COLUMNS = ("what", "value", "unit", "aim", "detail", "peer", "peer_time", "ratio", "headline")

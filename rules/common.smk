@@ -233,7 +233,7 @@ def published_gpu_files(wildcards):
 
 def published_collective_files(wildcards):
     """The public files that hold measured collectives."""
-    from trioflow.costmodel.collectives.tables import PUBLIC_TABLES
+    from trioflow.costmodel.collectives.published import PUBLIC_TABLES
 
     return [f"<results>/data/{table.key}" for table in PUBLIC_TABLES]
 

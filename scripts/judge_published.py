@@ -3,7 +3,7 @@
 from pandas import concat
 from trioflow.base.job_log import log_job
 from trioflow.base.provenance import stamp
-from trioflow.report.causes import CAUSES, explain_cases
+from trioflow.report.attribution import CAUSES, explain_cases
 from trioflow.reproductions.published.judge import ANCHORS, explain_growth, judge_cases, prepare_set
 from trioflow.tables import read_table, write_table
 

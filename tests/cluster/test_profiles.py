@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 from cluster_project import ROOT, ClusterProject
-from trioflow.sweeps.chunk_job import simulate_sweep
-from trioflow.sweeps.chunks import cut_chunks
+from trioflow.sweeps.chunks import cut_chunks, simulate_sweep
 from trioflow.sweeps.description import load_sweep
 from trioflow.sweeps.figures import collect_sweep
 

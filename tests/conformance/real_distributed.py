@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage
 from torch.nn.parallel import DistributedDataParallel
-from trioflow.measure.parallel_steps import SCHEDULES
+from trioflow.measure.worker import SCHEDULES
 from trioflow.trace.capture.training_step import TrainingStep
 from trioflow.trace.workloads.build import Workload
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from real_distributed import make_distributed_step
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
-from trioflow.measure.parallel_steps import make_parallel_step
+from trioflow.measure.worker import make_parallel_step
 from trioflow.trace.workloads.build import build_workload
 
 ELEM_BYTES = {"float": 4, "long int": 8, "int": 4, "unsigned char": 1}

@@ -35,7 +35,7 @@ PLANS = {
 
 def make_step(name: str) -> Callable[[], None]:
     """Return one rank's step of a plan, built with PyTorch's own parallel modules."""
-    from trioflow.measure.parallel_steps import make_parallel_step
+    from trioflow.measure.worker import make_parallel_step
     from trioflow.trace.workloads.build import build_workload
 
     row, plan = PLANS[name]

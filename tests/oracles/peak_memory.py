@@ -222,7 +222,7 @@ def _measure_rank(job: Mapping[str, Any], rank: int) -> int:
 def _make_step(job: Mapping[str, Any], device: Any) -> Any:
     """Return this rank's step, and nothing beside it of the model that it was made from."""
     import torch
-    from trioflow.measure.parallel_steps import make_parallel_step
+    from trioflow.measure.worker import make_parallel_step
     from trioflow.trace.workloads.build import build_workload
 
     workload = build_workload(job["row"])

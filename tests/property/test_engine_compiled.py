@@ -15,11 +15,11 @@ from measured_cost import Cost
 from trioflow.base.errors import SimulationError
 from trioflow.engine.compiled.run import run_compiled
 from trioflow.engine.exchanges import Planner
-from trioflow.engine.link_traffic import LinkTraffic, gather_traffic, keep_pieces, measure_links
 from trioflow.engine.planning import make_run_alone
-from trioflow.engine.preparation import aggregate_program
 from trioflow.engine.program import Execution, build_program
 from trioflow.engine.reference import run_reference
+from trioflow.engine.result import LinkTraffic, gather_traffic, keep_pieces, measure_links
+from trioflow.engine.simulate import aggregate_program
 from trioflow.engine.timeline import (
     LaneIntervals,
     join_lanes,

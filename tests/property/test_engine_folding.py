@@ -13,7 +13,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from measured_cost import Cost
 from trioflow.base.errors import SimulationError
-from trioflow.engine.folding.classes import find_fold
+from trioflow.engine.folding.fold import find_fold
 from trioflow.engine.folding.traffic import CannotFoldError
 from trioflow.engine.simulate import simulate
 from trioflow.hardware.machine import Device, Link, Platform

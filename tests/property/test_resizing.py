@@ -14,8 +14,11 @@ from trioflow.costmodel.choices import list_models
 from trioflow.costmodel.device_times import choose_operator_model
 from trioflow.costmodel.features import FEATURES
 from trioflow.costmodel.operators.curves import FORMS, Curve
-from trioflow.costmodel.operators.model import OperatorCostModel, load_operator_model
-from trioflow.costmodel.operators.model_file import SHIPPED_MODELS
+from trioflow.costmodel.operators.model import (
+    SHIPPED_MODELS,
+    OperatorCostModel,
+    load_operator_model,
+)
 from trioflow.costmodel.operators.resizing import Resizing, rescale_rows
 from trioflow.hardware.device_sheet import load_device
 from trioflow.parallel.reference import resize_batch

@@ -17,7 +17,7 @@ from trioflow import tables
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.memory.peak import HELD_BESIDE
 from trioflow.prediction.assembly import time_operators
-from trioflow.report.wording import NOTHING
+from trioflow.report.pages import NOTHING
 from trioflow.reproductions.clusters.aims import choose_plans, predict_steps, score_ways
 from trioflow.reproductions.clusters.megatron import FOLDER, judge_peaks, read_cases
 from trioflow.reproductions.clusters.memory import DEVICE, judge_memory

@@ -13,9 +13,14 @@ from refitted import assert_refitted
 from trioflow import tables
 from trioflow.costmodel.collectives.methods import METHODS
 from trioflow.costmodel.collectives.model import wire_factor
-from trioflow.costmodel.collectives.published import FILE, PLATFORMS, fit_published
-from trioflow.costmodel.collectives.tables import PUBLIC_TABLES, read_public_samples
-from trioflow.costmodel.operators.model_file import SHIPPED_MODELS
+from trioflow.costmodel.collectives.published import (
+    FILE,
+    PLATFORMS,
+    PUBLIC_TABLES,
+    fit_published,
+    read_public_samples,
+)
+from trioflow.costmodel.operators.model import SHIPPED_MODELS
 from trioflow.datasets.catalogue import load_catalogue
 from trioflow.reproductions.validation.collectives import (
     describe_case,

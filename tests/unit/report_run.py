@@ -10,8 +10,7 @@ import pandas as pd
 from trioflow import tables
 from trioflow.base.provenance import write_json
 from trioflow.costmodel.collectives.model import fit_collective_model
-from trioflow.report.attribution import ATTRIBUTION, PROFILE
-from trioflow.report.causes import CAUSES
+from trioflow.report.attribution import ATTRIBUTION, CAUSES, PROFILE
 
 PLANS = [
     {

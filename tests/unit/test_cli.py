@@ -15,7 +15,7 @@ from trioflow import __version__
 from trioflow.cli import main
 from trioflow.cli.capture import SHIPPED_WORKLOADS
 from trioflow.cli.main import spare_threads
-from trioflow.costmodel.operators.model_file import SHIPPED_MODELS
+from trioflow.costmodel.operators.model import SHIPPED_MODELS
 from trioflow.trace.store import save_trace, shipped_traces
 
 TRACE = "gpt2-tiny-b8"

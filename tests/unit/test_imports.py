@@ -197,7 +197,7 @@ def test_data_of_a_module_lies_at_its_own_place_and_counts_into_its_digest() -> 
     names = {short_name(owner): {path.name for path in files} for owner, files in known.items()}
     assert names["tables/schemas"] == {"schemas.tsv"}
     assert names["report/pages"] == {"pages.css", "pages.js", "site.tsv", "files.tsv"}
-    assert "attribution.rst" in names["report/summary"], "a folder"
+    assert "attribution.rst" in names["report/sections"], "a folder"
 
 
 def test_modules_that_run_as_processes_of_their_own_are_required_too() -> None:

@@ -16,7 +16,7 @@ from trioflow.base.input_files import DEEPEST, LARGEST_JSON_BYTES, parse_cells, 
 from trioflow.base.provenance import atomic_path, read_json
 from trioflow.base.settings import read_cells
 from trioflow.base.yaml_files import LARGEST_BYTES, read_yaml
-from trioflow.costmodel.collectives.tests_log import import_nccl_tests
+from trioflow.costmodel.collectives.published import import_nccl_tests
 from trioflow.costmodel.overrides import load_overrides
 from trioflow.hardware.device_sheet import load_device
 from trioflow.hardware.platform import load_platform

@@ -9,7 +9,7 @@ from trioflow.base.errors import InputError
 from trioflow.report import figures, style
 from trioflow.report.errors import build_error_table
 from trioflow.report.inputs import load_report_inputs
-from trioflow.report.wording import write_time
+from trioflow.report.pages import write_time
 
 SMALL = [("gpt2-tiny", 8, 0.4, 1450, 5_000_000), ("vgg11", 8, 0.3, 140, 28_000_000)]
 

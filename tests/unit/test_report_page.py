@@ -10,10 +10,10 @@ from trioflow import tables
 from trioflow.base.errors import InputError
 from trioflow.report.build import build_report
 from trioflow.report.conformance import read_conformance
-from trioflow.report.html import Cell, Column, escape_text, render_table
 from trioflow.report.inputs import describe_plan_kind, load_report_inputs
+from trioflow.report.pages import Cell, Column, escape_text, render_table
 from trioflow.report.rounds import compare_rounds
-from trioflow.report.summary import CAPTIONS
+from trioflow.report.sections import CAPTIONS
 
 SMALL = [("gpt2-tiny", 8, 0.4, 1450, 5_000_000), ("vgg11", 8, 0.3, 140, 28_000_000)]
 SHOWN = {"gpt2-tiny": ("single", "ddp2", "tp2", "gpipe2-m2"), "vgg11": ("single", "ddp2")}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from project_copy import ROOT, Project
-from trioflow.costmodel.collectives.tables import PUBLIC_TABLES
+from trioflow.costmodel.collectives.published import PUBLIC_TABLES
 from trioflow.datasets.catalogue import load_catalogue
 
 STAGES = {
@@ -103,7 +103,7 @@ AFTER_TRACES = {
         ("workflow/trioflow/trace/profile/merge.py", AFTER_TRACES),
         ("workflow/trioflow/base/errors.py", {"capture": 4, **AFTER_TRACES}),
         ("scripts/report.py", {"report": 1}),
-        ("workflow/trioflow/data/report/summary/attribution.rst", {"report": 1}),
+        ("workflow/trioflow/data/report/sections/attribution.rst", {"report": 1}),
         ("scripts/fit_collectives.py", AFTER_SESSIONS),
     ],
 )

@@ -13,7 +13,7 @@ import pytest
 from captured import make_once
 from project_copy import Project, copy_project
 from test_run import wait_for
-from trioflow.sweeps.chunk_job import simulate_sweep
+from trioflow.sweeps.chunks import simulate_sweep
 from trioflow.sweeps.figures import collect_sweep
 
 SWEEP = """\

@@ -48,7 +48,7 @@ def test_a_whole_campaign_packs_everything_and_leaves_nothing_else(whole):
 
 
 def test_its_sweeps_cover_every_operation_and_ceiling(whole):
-    from trioflow.campaign.sweep_points import OPERATIONS
+    from trioflow.campaign.items import OPERATIONS
 
     sweeps = read_sweeps(whole[0])
     assert set(OPERATIONS) < set(sweeps["operation"])

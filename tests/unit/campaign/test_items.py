@@ -2,8 +2,14 @@ from __future__ import annotations
 
 import pytest
 from trioflow.base.errors import InputError
-from trioflow.campaign.items import batch_ladder, list_items, read_rows
-from trioflow.campaign.sweep_points import OPERATIONS, count_levels, list_points
+from trioflow.campaign.items import (
+    OPERATIONS,
+    batch_ladder,
+    count_levels,
+    list_items,
+    list_points,
+    read_rows,
+)
 
 from .conftest import HUGE, TINY, write_table
 

@@ -8,14 +8,16 @@ from trioflow.campaign.compaction import Content
 from trioflow.campaign.items import Item, Result, State
 from trioflow.campaign.packing import (
     ITEMS_FILE,
+    SWEEPS,
     SWEEPS_FILE,
     Limits,
     load_pack,
     pack_campaign,
     read_items,
+    read_parquet,
     read_sweeps,
+    to_parquet,
 )
-from trioflow.campaign.schemas import SWEEPS, read_parquet, to_parquet
 
 KIB = 1024
 ROW = {

@@ -8,11 +8,14 @@ torch = pytest.importorskip("torch", reason="sweeps need torch (extra [capture])
 
 from trioflow.base.errors import InputError  # noqa: E402
 from trioflow.campaign import operations, sweeps  # noqa: E402
-from trioflow.campaign.ceilings import run_ceiling  # noqa: E402
-from trioflow.campaign.items import CEILINGS  # noqa: E402
+from trioflow.campaign.items import (  # noqa: E402
+    CEILINGS,
+    OPERATIONS,
+    list_points,
+)
+from trioflow.campaign.machine import run_ceiling  # noqa: E402
 from trioflow.campaign.operations import build_case, list_work  # noqa: E402
-from trioflow.campaign.schemas import to_parquet  # noqa: E402
-from trioflow.campaign.sweep_points import OPERATIONS, list_points  # noqa: E402
+from trioflow.campaign.packing import to_parquet  # noqa: E402
 from trioflow.campaign.sweeps import run_sweep  # noqa: E402
 
 ALL = [(name, point) for name in OPERATIONS for point in list_points(name, 0, quick=True)]

@@ -7,8 +7,7 @@ import pytest
 from trioflow.base.errors import InputError
 from trioflow.campaign.compaction import pack_json, pack_raw, read_raw
 from trioflow.campaign.items import Item, Result, State
-from trioflow.campaign.packing import pack_campaign, unpack_campaign
-from trioflow.campaign.schemas import to_parquet
+from trioflow.campaign.packing import pack_campaign, to_parquet, unpack_campaign
 from trioflow.trace.profile.merge import RAW_FILES, merge_trace
 
 

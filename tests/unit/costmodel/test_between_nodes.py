@@ -19,7 +19,7 @@ from trioflow.costmodel.collectives.published import (
     find_between_nodes,
     read_node_bandwidths,
 )
-from trioflow.costmodel.operators.model_file import SHIPPED_MODELS
+from trioflow.costmodel.operators.model import SHIPPED_MODELS
 from trioflow.datasets.catalogue import NODE_BANDWIDTHS, load_catalogue
 from trioflow.hardware.platform import load_platform
 from trioflow.network.across_nodes import NodeGroups

@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from trioflow.base.errors import InputError
-from trioflow.costmodel.collectives.bands import conformal_band
-from trioflow.costmodel.collectives.methods import METHODS
+from trioflow.costmodel.collectives.methods import METHODS, conformal_band
 from trioflow.costmodel.collectives.model import COLLECTIVES, wire_factor
 from trioflow.costmodel.collectives.nccl import (
     NcclMachine,

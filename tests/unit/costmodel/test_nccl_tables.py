@@ -12,16 +12,16 @@ import pytest
 from trioflow.base.errors import InputError, TableError, TrioflowError
 from trioflow.cli.collectives import add_fit_collectives
 from trioflow.costmodel.collectives.platform import load_platform_collectives
-from trioflow.costmodel.collectives.tables import (
+from trioflow.costmodel.collectives.published import (
     COLUMNS,
     PUBLIC_TABLES,
+    import_nccl_tests,
     read_aiconfigurator,
     read_vidur_all_reduce,
     read_vidur_network,
     read_vidur_send,
     read_vtrain,
 )
-from trioflow.costmodel.collectives.tests_log import import_nccl_tests
 
 LOG = """\
 # nThread 1 nGpus 4 minBytes 1024 maxBytes 4194304 step: 16(factor) warmup iters: 5 iters: 20

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 from trioflow.base.errors import InputError
-from trioflow.costmodel.device_times import time_trace
-from trioflow.costmodel.launches import PREDICTED
+from trioflow.costmodel.device_times import PREDICTED, time_trace
 from trioflow.costmodel.operators.device_fit import fit_device_model
 from trioflow.costmodel.operators.methods import ProportionalModel
 from trioflow.costmodel.overrides import load_overrides

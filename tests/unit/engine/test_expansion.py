@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from trioflow.costmodel.operators.model import load_operator_model
-from trioflow.costmodel.operators.model_file import SHIPPED_MODELS
+from trioflow.costmodel.operators.model import SHIPPED_MODELS, load_operator_model
 from trioflow.engine.folding import fold as folding
-from trioflow.engine.folding.classes import find_fold
 from trioflow.engine.folding.fold import (
     TooLargeError,
     check_division,
     check_expansion,
     estimate_bytes,
+    find_fold,
 )
 from trioflow.engine.simulate import simulate
 from trioflow.hardware.platform import load_platform

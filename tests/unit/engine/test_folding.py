@@ -10,11 +10,10 @@ import pytest
 from trioflow.base.errors import InputError, SimulationError
 from trioflow.costmodel.collectives.model import load_collective_model
 from trioflow.costmodel.interface import OperatorModel
-from trioflow.costmodel.operators.model import load_operator_model
-from trioflow.costmodel.operators.model_file import SHIPPED_MODELS
+from trioflow.costmodel.operators.model import SHIPPED_MODELS, load_operator_model
 from trioflow.engine import planning
 from trioflow.engine.folding.fold import fold_program
-from trioflow.engine.folding.links import divide
+from trioflow.engine.folding.traffic import divide
 from trioflow.engine.simulate import SimulationOptions, _simulate, simulate, simulate_interval
 from trioflow.hardware.machine import Device, Platform
 from trioflow.hardware.platform import load_platform

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from trioflow import tables
 from trioflow.base.errors import InputError
-from trioflow.engine.link_traffic import link_rates, measure_links
-from trioflow.engine.result import Result
+from trioflow.engine.result import Result, link_rates, measure_links
 from trioflow.engine.simulate import simulate, simulate_interval
 from trioflow.hardware.machine import Device, Link, Platform
 from trioflow.parallel.task_graph import TaskGraphBuilder

@@ -350,7 +350,7 @@ def test_auto_takes_the_engine_that_answers_first(
 ) -> None:
     asked: list[int] = []
     monkeypatch.setattr(
-        "trioflow.engine.preparation.is_repaid", lambda events: asked.append(events) or repaid
+        "trioflow.engine.simulate.is_repaid", lambda events: asked.append(events) or repaid
     )
     result = simulate(data_parallel(), make_platform(), Cost())
     assert result.summary.engine == chosen
@@ -364,7 +364,7 @@ def test_auto_leaves_other_networks_to_the_reference(monkeypatch: pytest.MonkeyP
     class OwnNetwork(FairShareNetwork):
         """Looks like one that the compiled engine knows, and may do anything."""
 
-    monkeypatch.setattr("trioflow.engine.preparation.is_repaid", lambda events: True)
+    monkeypatch.setattr("trioflow.engine.simulate.is_repaid", lambda events: True)
     monkeypatch.setattr("trioflow.network.networks.NETWORKS", {"own": OwnNetwork})
     result = simulate(data_parallel(), make_platform(), Cost(), network="own")
     assert result.summary.engine == "reference"

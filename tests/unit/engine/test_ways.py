@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 from trioflow.base.errors import InputError, SimulationError
-from trioflow.engine.link_traffic import measure_links
-from trioflow.engine.result import Result
+from trioflow.engine.result import Result, measure_links
 from trioflow.engine.simulate import simulate
 from trioflow.hardware.machine import Device, Link, Platform, Routing
 from trioflow.hardware.topologies.registry import BUILDERS

@@ -10,7 +10,7 @@ import pytest
 from trioflow.base.provenance import PACKAGE
 from trioflow.costmodel.collectives.platform import load_platform_collectives
 from trioflow.costmodel.collectives.published import Limits, find_limits
-from trioflow.engine.link_traffic import measure_links
+from trioflow.engine.result import measure_links
 from trioflow.engine.simulate import simulate, simulate_interval
 from trioflow.hardware.machine import Device, Link, Platform
 from trioflow.hardware.platform import load_platform

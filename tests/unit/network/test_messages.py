@@ -15,10 +15,10 @@ from trioflow.hardware.machine import Device, Link, Platform
 from trioflow.hardware.topologies.registry import BUILDERS
 from trioflow.network.algorithms.catalogue import SUPPORTED
 from trioflow.network.collectives import CollectiveFlows
-from trioflow.network.message_planner import MessagePlanner
-from trioflow.network.messages import (
+from trioflow.network.message_planner import (
     CollectiveMessages,
     MessagePattern,
+    MessagePlanner,
     MessageTable,
     tabulate,
 )  # fmt: skip

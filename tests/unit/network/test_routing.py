@@ -133,7 +133,7 @@ def test_both_kinds_of_search_find_the_same(monkeypatch: pytest.MonkeyPatch) -> 
     pairs = [(f"rank{a}", f"rank{b}") for a in range(0, 36, 5) for b in range(36) if a != b]
     found = []
     for few in (0, 10**9):
-        monkeypatch.setattr("trioflow.network.way_search._FEW", few)
+        monkeypatch.setattr("trioflow.network.routing._FEW", few)
         for ties in ("first", "ecmp"):
             router = Router(links, Routing(ties))
             found.append([router.route(*pair) for pair in pairs])

@@ -10,8 +10,7 @@ import pandas as pd
 import pytest
 from trioflow.base.errors import PlanError
 from trioflow.costmodel.interface import OperatorModel
-from trioflow.costmodel.operators.model import load_operator_model
-from trioflow.costmodel.operators.model_file import SHIPPED_MODELS
+from trioflow.costmodel.operators.model import SHIPPED_MODELS, load_operator_model
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.folded import FoldedTaskGraph
 from trioflow.parallel.folded_grid import Grid, fold_representatives

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from trioflow import load_trace, make_plan, predict
 from trioflow.base.precision_recipes import MEGATRON, NANOTRON
-from trioflow.costmodel.launches import NO_HOST, find_launch_s, host_times
+from trioflow.costmodel.device_times import NO_HOST, find_launch_s, host_times
 from trioflow.hardware.platform import load_platform
 from trioflow.trace.store import Trace
 

@@ -24,8 +24,14 @@ from pathlib import Path
 import pytest
 from trioflow.base.errors import DatasetError, InputError
 from trioflow.datasets.catalogue import DatasetFile
-from trioflow.datasets.download import FIRST_WAIT_S, LONGEST_WAIT_S
-from trioflow.datasets.retrieve import THERE, Retrieval, choose_source, retrieve_file
+from trioflow.datasets.retrieve import (
+    FIRST_WAIT_S,
+    LONGEST_WAIT_S,
+    THERE,
+    Retrieval,
+    choose_source,
+    retrieve_file,
+)
 
 from . import server as on
 

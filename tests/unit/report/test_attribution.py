@@ -27,11 +27,22 @@ from trioflow.prediction.options import Options
 from trioflow.prediction.step import Step
 from trioflow.report.attribution import (
     ATTRIBUTION,
+    CAUSES,
+    COMMUNICATION,
+    COMPUTE,
+    FULL,
+    HOST,
+    OVERLAP,
     REMAINDER,
+    SERIAL,
+    LiveCase,
+    Settings,
     attribute_errors,
     build_attribution,
     explain_live,
+    measure_parts,
     share_change,
+    share_host,
 )
 from trioflow.report.attribution_section import (
     describe_attribution,
@@ -40,16 +51,6 @@ from trioflow.report.attribution_section import (
     render_attribution,
     score_experiments,
     summarise_live_changes,
-)
-from trioflow.report.causes import CAUSES, FULL, SERIAL, Settings
-from trioflow.report.live_case import (
-    COMMUNICATION,
-    COMPUTE,
-    HOST,
-    OVERLAP,
-    LiveCase,
-    measure_parts,
-    share_host,
 )
 from trioflow.trace.store import load_trace, save_trace
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 from trioflow import tables
-from trioflow.report.experiment_section import describe_path, sum_up_modules, sum_up_path
+from trioflow.report.sections import describe_path, sum_up_modules, sum_up_path
 
 
 def make_path(*rows: tuple[int, str, str, str, str, float]) -> pd.DataFrame:

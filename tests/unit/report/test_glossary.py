@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 from trioflow import __version__, tables
 from trioflow.base.provenance import digest_file, stamp, write_json
-from trioflow.report.html import escape_text
 from trioflow.report.inputs import OWN_TABLES
 from trioflow.report.pages import (
     FILES,
@@ -19,6 +18,7 @@ from trioflow.report.pages import (
     UNITS,
     Page,
     Section,
+    escape_text,
     read_record,
     render_files_read,
     render_page,

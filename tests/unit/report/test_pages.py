@@ -6,15 +6,17 @@ import re
 from pathlib import Path
 
 import trioflow
-from trioflow.report.html import Cell, Column, render_table
 from trioflow.report.pages import (
     MADE,
     PAGES,
+    Cell,
+    Column,
     Page,
     Section,
     count_reached,
     read_look,
     render_page,
+    render_table,
     write_page,
 )
 

@@ -24,10 +24,19 @@ from reproductions.published.test_published_page import ANCHOR_ROWS, CAUSE_ROWS
 from reproductions.validation.validation_cases import write_files
 from trioflow import tables
 from trioflow.base.provenance import atomic_path
+from trioflow.report.attribution import CAUSES
 from trioflow.report.build import build_report
-from trioflow.report.causes import CAUSES
-from trioflow.report.html import Cell, Column, render_table
-from trioflow.report.pages import PAGES, Page, Section, list_pages, render_page, write_page
+from trioflow.report.pages import (
+    PAGES,
+    Cell,
+    Column,
+    Page,
+    Section,
+    list_pages,
+    render_page,
+    render_table,
+    write_page,
+)
 from trioflow.report.trace_page import build_trace_page
 from trioflow.reproductions.published.judge import ANCHORS
 from trioflow.reproductions.published.page import build_published_page

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
-from trioflow.sweeps.chunk_job import make_frame
+from trioflow.sweeps.chunks import make_frame
 from trioflow.sweeps.figures import MOST_PANELS, draw_memory, draw_throughput, name_kinds
 from trioflow.sweeps.parameters import fill_values
 

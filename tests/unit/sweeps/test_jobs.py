@@ -11,8 +11,7 @@ import pytest
 from sweep_files import SMALL, write_sweep
 from trioflow import tables
 from trioflow.base.errors import InputError
-from trioflow.sweeps.chunk_job import TABLE, simulate_sweep
-from trioflow.sweeps.chunks import cut_chunks
+from trioflow.sweeps.chunks import TABLE, cut_chunks, simulate_sweep
 from trioflow.sweeps.description import load_sweep
 from trioflow.sweeps.figures import collect_sweep, read_chunk
 

@@ -15,9 +15,8 @@ import torch
 
 from trioflow.base.errors import InputError
 from trioflow.base.units import format_bytes
-from trioflow.campaign.ceilings import run_ceiling
 from trioflow.campaign.items import Item, Result, State
-from trioflow.campaign.machine import describe_machine, read_clocks
+from trioflow.campaign.machine import describe_machine, read_clocks, run_ceiling
 from trioflow.campaign.packing import ITEMS_FILE, Limits, Pack, load_pack, pack_campaign
 from trioflow.campaign.runner import Budget, DeviceLost, Report, Runner, Stopped
 from trioflow.campaign.sweeps import free_memory, run_sweep

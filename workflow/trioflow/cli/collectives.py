@@ -26,14 +26,13 @@ from trioflow.costmodel.collectives.methods import METHODS
 from trioflow.costmodel.collectives.model import COLLECTIVES, SHIFT, wire_factor
 from trioflow.costmodel.collectives.nccl import NcclMachine, load_constants, recognise_device
 from trioflow.costmodel.collectives.platform import PlatformCollectives, fit_platform_collectives
-from trioflow.costmodel.collectives.tests_log import PROGRAMS, import_nccl_tests
+from trioflow.costmodel.collectives.published import PROGRAMS, import_nccl_tests
 from trioflow.engine.result import Result
 from trioflow.engine.simulate import simulate, simulate_interval
 from trioflow.hardware.machine import Platform
 from trioflow.network.across_nodes import measures_a_node
 from trioflow.network.algorithms.catalogue import spell_algorithm
-from trioflow.network.collectives import CollectiveCost, compute_wire_bytes
-from trioflow.network.measured_links import RelinkedCollectives
+from trioflow.network.collectives import CollectiveCost, RelinkedCollectives, compute_wire_bytes
 from trioflow.network.message_planner import WHOLE
 from trioflow.parallel.task_graph import TaskGraphBuilder
 from trioflow.prediction.assembly import choose_collectives, doubt_collectives

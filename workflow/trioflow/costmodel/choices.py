@@ -17,8 +17,7 @@ from trioflow.costmodel.collectives.published import NODES_FILE
 from trioflow.costmodel.device_times import DeviceTimes, lend_recorded_times, prepare_device_times
 from trioflow.costmodel.interface import RowModel
 from trioflow.costmodel.operators.methods import UNFITTED
-from trioflow.costmodel.operators.model import load_operator_model
-from trioflow.costmodel.operators.model_file import SHIPPED_MODELS
+from trioflow.costmodel.operators.model import SHIPPED_MODELS, load_operator_model
 from trioflow.costmodel.overrides import load_overrides
 from trioflow.hardware.device_sheet import DeviceSheet, resolve_device
 from trioflow.hardware.machine import Platform

@@ -1,20 +1,27 @@
-"""Traces and a cost model for the device that is asked about, whatever device was traced."""
+"""Traces and a cost model for the device that is asked about, whatever device was traced.
+
+What launches take the host: recorded, or of a platform, kernel by kernel or a CUDA graph at a time.
+
+Operators that did the same: a model that looks at rows is asked once for all that are equal.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from trioflow.base.errors import InputError
-from trioflow.base.units import s_to_ns
-from trioflow.costmodel.distinct import predict_distinct
-from trioflow.costmodel.interface import OperatorModel, RowModel
+from trioflow.base.precision_recipes import WORDS
+from trioflow.base.units import ns_to_s, s_to_ns
+from trioflow.costmodel.features import Floats
+from trioflow.costmodel.interface import OperatorModel, RowModel, looks_at_rows
 from trioflow.costmodel.intervals import WIDEST_FACTOR, combine_intervals
-from trioflow.costmodel.launches import NO_HOST, PREDICTED
 from trioflow.costmodel.new_gpu.carry import new_gpu_interval, retime_trace
 from trioflow.costmodel.new_gpu.operator_model import derive_operator_model
 from trioflow.costmodel.operators.methods import make_unfitted_model
@@ -29,8 +36,141 @@ from trioflow.hardware.device_sheet import (
     is_processor,
     resolve_device,
 )
+from trioflow.tables import PHASES
 from trioflow.trace.facts import UNTIMED, Facts
-from trioflow.trace.store import Trace
+from trioflow.trace.store import Trace, pipeline_units
+
+PREDICTED = "predicted"
+"""The fact ``step_time_source`` of a trace whose times a model gave."""
+NO_HOST = "; host time is not part of them"
+"""How the warning of such times ends where the platform does not say what a launch takes."""
+
+
+def host_times(trace: Trace, operators: pd.DataFrame, launch_s: float) -> Floats:
+    """Return the host time of some of a trace's operators [s]: recorded, or ``launch_s`` of each predicted one.
+
+    A view has none then: PyTorch's host time of it is a small part of a kernel's. Of a CUDA graph, which a block's
+    forward or backward is (``cuda_graphs`` of the language model), the first one launches all.
+    """
+    if trace.facts.step_time_source == PREDICTED and launch_s:
+        launched = operators["device_ns"].to_numpy() > 0
+        if (trace.facts.language_model or {}).get("cuda_graphs"):
+            launched &= ~_find_replayed(trace, operators, launched)
+        return np.where(launched, launch_s, 0.0)
+    return np.array([ns_to_s(t) for t in operators["cpu_ns"]], dtype=np.float64)
+
+
+def _find_replayed(
+    trace: Trace, operators: pd.DataFrame, launched: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
+    """Return which operators are in a block's CUDA graph, but not the first of it that is ``launched``."""
+    place = {path: n for n, paths in enumerate(pipeline_units(trace).values(), 1) for path in paths}
+    blocks = {n for path, n in place.items() if path.rpartition(".")[2].isdigit()}
+    modules = operators["module"].to_numpy(dtype=str)
+    known = {
+        m: next((n for path, n in place.items() if f"{m}.".startswith(f"{path}.")), 0)
+        for m in set(modules)
+    }
+    block = np.array([known[m] * (known[m] in blocks) for m in modules], dtype=np.int64)
+    runs = np.flatnonzero(launched)
+    code = (
+        block[runs] * len(PHASES)
+        + operators["phase"].map(PHASES.index).to_numpy(dtype=np.int64)[runs]
+    )
+    first = np.diff(code, prepend=-1) != 0
+    replayed = block > 0
+    replayed[runs[first]] = False
+    return replayed
+
+
+def find_launch_s(host: Mapping[str, float], facts: Facts) -> float:
+    """Return what a launch takes the host of a platform where the step's framework runs [s]; 0 where nobody knows.
+
+    ``host``: the platform's named costs; ``launch_s`` is that of every framework without one of its own.
+    """
+    return float(host.get(f"launch_{facts.recipe.framework}_s", host.get("launch_s", 0.0)))
+
+
+def mention_launches(warnings: Sequence[str], launch_s: float, facts: Facts) -> list[str]:
+    """Return warnings that say what a launch was taken to last, in place of saying that none was."""
+    said = (
+        f"; the host takes {launch_s * 1e6:.3g} us for each, that of {WORDS[facts.recipe.framework]}"
+        " (docs/platforms.md says where it was measured)"
+    )
+    return [text.replace(NO_HOST, said) if launch_s else text for text in warnings]
+
+
+PLACE = (
+    "op_id", "module", "start_ns", "cpu_ns", "input_ids", "output_ids", "sequence_number",
+    "forward_op_id",
+)  # fmt: skip
+"""Columns that say where and when an operator ran, and not what it did."""
+_FEW = 64
+"""Operators from which on looking for equal ones takes less than asking for all."""
+
+
+def predict_distinct(model: OperatorModel, operators: pd.DataFrame) -> pd.DataFrame:
+    """Return what ``model.predict`` says of operators."""
+    if not looks_at_rows(model) or len(operators) < _FEW:
+        return model.predict(operators)
+    first, place = find_distinct(operators)
+    return model.predict(operators.iloc[first]).iloc[place].set_axis(operators.index)
+
+
+def rescale_distinct(
+    model: OperatorModel, operators: pd.DataFrame, target: pd.DataFrame
+) -> pd.DataFrame:
+    """Return what ``model.rescale`` says of recorded operators at other sizes."""
+    if not looks_at_rows(model) or len(operators) < _FEW:
+        return model.rescale(operators, target)
+    first, place = find_distinct(operators, target)
+    found = model.rescale(operators.iloc[first], target.iloc[first])
+    return found.iloc[place].set_axis(operators.index)
+
+
+def find_distinct(*frames: pd.DataFrame) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the first of all equal rows, and for each row which of these it equals [operators].
+
+    ``frames``: tables of as many operators; rows are equal where they are in each of them.
+    """
+    numbers = number_rows(*frames)
+    return np.unique(numbers, return_index=True)[1].astype(np.int64), numbers
+
+
+def number_rows(*frames: pd.DataFrame) -> NDArray[np.int64]:
+    """Return a number for each row, equal for rows that say that the same was done, from 0 in their order [operators]."""
+    numbers = np.zeros(len(frames[0]), dtype=np.int64)
+    known: dict[str, Any] = {}
+    for frame in frames:
+        for name in frame.columns:
+            if name in PLACE or (name in known and _columns_equal(known[name], frame[name])):
+                continue
+            known[name] = frame[name]
+            numbers = _join(numbers, _number_cells(frame[name]))
+    return numbers
+
+
+def _join(numbers: NDArray[np.int64], others: NDArray[np.int64]) -> NDArray[np.int64]:
+    both = numbers * (int(others.max(initial=0)) + 1) + others
+    joined: NDArray[np.int64] = pd.factorize(both)[0].astype(np.int64)
+    return joined
+
+
+def _number_cells(column: pd.Series[Any]) -> NDArray[np.int64]:
+    """Return equal numbers for equal cells; lists are compared as text."""
+    cells: Any = column
+    if column.dtype == object:
+        cells = np.array([str(cell) for cell in column.tolist()], dtype=object)
+    numbers: NDArray[np.int64] = pd.factorize(cells, use_na_sentinel=False)[0].astype(np.int64)
+    return numbers
+
+
+def _columns_equal(one: pd.Series[Any], other: pd.Series[Any]) -> bool:
+    """Return whether two columns are plainly equal: lists where they are the same objects."""
+    if one.dtype == object:
+        pairs = zip(one.tolist(), other.tolist(), strict=True)
+        return all(a is b for a, b in pairs)
+    return bool(np.array_equal(one.array, other.array)) if one is not other else True
 
 
 @dataclass(frozen=True)

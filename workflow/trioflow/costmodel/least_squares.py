@@ -15,6 +15,9 @@ _CLEARLY_LESS = 0.999
 """A candidate replaces an earlier, simpler one only when it misses less by more than this: what
 differs by less is decided by the data's noise."""
 
+_SAME = 1 - 1e-9
+"""Cosine of the angle above which two columns say the same."""
+
 DIGITS = 12
 """Significant digits that a fitted number keeps in a file."""
 
@@ -36,13 +39,18 @@ def choose_least(misses: Sequence[float]) -> int:
 def solve_nonnegative(columns: Floats, target: Floats) -> tuple[Floats, float]:
     """Return the non-negative coefficients that miss a target least, and the root of the squares.
 
-    SciPy's active set on the triangle of columns (n, p; p small) and target.
+    SciPy's active set on the triangle of columns (n, p; p small) and target. Of columns that say
+    the same the first one alone takes part.
     """
     from scipy.optimize import nnls
 
-    triangle = np.linalg.qr(np.column_stack([columns, target]), mode="r")
-    solution, residual = nnls(triangle[:, :-1], triangle[:, -1])
-    return np.asarray(solution, np.float64), float(residual)
+    triangle = np.asarray(np.linalg.qr(np.column_stack([columns, target]), mode="r"))
+    table, goal = triangle[:, :-1], triangle[:, -1]
+    sizes = np.linalg.norm(table, axis=0)
+    units = table / np.where(sizes > 0, sizes, 1.0)
+    repeated = np.triu(units.T @ units > _SAME, 1).any(axis=0)
+    solution, residual = nnls(np.where(repeated, 0.0, units), goal)
+    return np.asarray(solution / np.where(sizes > 0, sizes, 1.0), np.float64), float(residual)
 
 
 def solve(columns: Floats, target: Floats) -> Floats:

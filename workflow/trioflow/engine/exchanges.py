@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from trioflow.base.errors import SimulationError
 from trioflow.network.collectives import CollectiveFlows
 from trioflow.network.fair_share import FlowShape
-from trioflow.network.messages import CollectiveMessages, CollectiveRounds
+from trioflow.network.message_planner import CollectiveMessages, CollectiveRounds
 from trioflow.tables import records
 
 

@@ -22,8 +22,7 @@ from trioflow.network.algorithms.catalogue import Algorithms, read_algorithms, s
 from trioflow.network.collectives import Bound, CollectiveCost, CollectivePlanner
 from trioflow.network.fair_share import FairShareNetwork, find_slack
 from trioflow.network.interface import Network
-from trioflow.network.message_planner import Chunks, MessagePlanner, RunAlone
-from trioflow.network.messages import CollectiveMessages
+from trioflow.network.message_planner import Chunks, CollectiveMessages, MessagePlanner, RunAlone
 from trioflow.parallel.folded import Fold
 
 

@@ -17,7 +17,7 @@ from trioflow.engine.program import Execution, Pieces, Program, explain_deadlock
 from trioflow.network.collectives import CollectiveFlows
 from trioflow.network.fair_share import FairShareNetwork, FlowSpec
 from trioflow.network.interface import NEVER_S, Flow, Network
-from trioflow.network.messages import JOIN, CollectiveRounds, MessagePattern
+from trioflow.network.message_planner import JOIN, CollectiveRounds, MessagePattern
 from trioflow.network.networks import ContentionFreeNetwork
 
 _END, _START = 0, 1

@@ -15,7 +15,7 @@ from trioflow import tables
 from trioflow.base.provenance import read_json, write_json
 from trioflow.costmodel.collectives.model import load_collective_model
 from trioflow.costmodel.spread import CAPTURES, pool_captures
-from trioflow.engine.link_traffic import Simulated, link_rates, measure_links
+from trioflow.engine.result import Simulated, link_rates, measure_links
 from trioflow.engine.timeline import build_critical_path
 from trioflow.export.perfetto import write_perfetto
 from trioflow.network.fair_share import FairShareNetwork

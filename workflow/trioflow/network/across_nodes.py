@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from trioflow.costmodel.collectives.model import SHIFT, wire_factor
+from trioflow.costmodel.collectives.model import SHIFT, CollectiveTime, wire_factor
 from trioflow.costmodel.collectives.published import (
     BetweenNodes,
     Limits,
@@ -40,14 +40,11 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class AcrossTime:
-    """Time of a collective over nodes, its interval [s] and how sure it is."""
+class AcrossTime(CollectiveTime):
+    """Time of a collective over nodes, of which a part is latency [s]."""
 
-    time_s: float
-    low_s: float
-    high_s: float
-    latency_s: float
     confidence: str = "uncalibrated"
+    latency_s: float = 0.0
 
     def at_most(self, *parts: AcrossTime) -> AcrossTime:
         """Return this time, or that of some parts one after the other where they take less."""
@@ -58,7 +55,7 @@ class AcrossTime:
             for name in ("time_s", "low_s", "high_s", "latency_s")
         )
         return AcrossTime(
-            time_s, min(low_s, self.low_s), max(high_s, time_s), latency_s, self.confidence
+            time_s, min(low_s, self.low_s), max(high_s, time_s), self.confidence, latency_s
         )
 
 
@@ -278,7 +275,7 @@ def estimate_across(
         latency_s + max(inside_s, wire_s),
         latency_s + max(low_s, wire_s * least),
         steps * max(hop_s, limits.slowest_hop_s) + high_s + wire_s / limits.least_share,
-        latency_s,
+        latency_s=latency_s,
     )
 
 
@@ -362,6 +359,9 @@ class _Steps:
         known = collective == kind and spread.ranks == spread.nodes * per_node
         known = known and spread.nodes <= self._counts(kind)[-1]
         return AcrossTime(
-            time_s, min(max(time.low_s, ends[0] * low), time_s), max(ends[1] * high, time_s),
-            time.latency_s, "interpolated" if known else "extrapolated",
-        )  # fmt: skip
+            time_s,
+            min(max(time.low_s, ends[0] * low), time_s),
+            max(ends[1] * high, time_s),
+            "interpolated" if known else "extrapolated",
+            time.latency_s,
+        )

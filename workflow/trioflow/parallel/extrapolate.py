@@ -12,10 +12,9 @@ import numpy as np
 from trioflow.base.experiments import Plan
 from trioflow.base.precision_recipes import MEGATRON
 from trioflow.base.units import format_bytes, ns_to_s, s_to_ns
-from trioflow.costmodel.device_times import times_interval
+from trioflow.costmodel.device_times import find_launch_s, mention_launches, times_interval
 from trioflow.costmodel.interface import OperatorModel
 from trioflow.costmodel.intervals import combine_intervals
-from trioflow.costmodel.launches import find_launch_s, mention_launches
 from trioflow.costmodel.steps import (
     ALONE,
     BATCH,

@@ -14,9 +14,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from trioflow.base.errors import PlanError, TraceError
-from trioflow.costmodel.distinct import rescale_distinct
+from trioflow.costmodel.device_times import host_times, rescale_distinct
 from trioflow.costmodel.interface import OperatorModel, looks_at_rows
-from trioflow.costmodel.launches import host_times
 from trioflow.parallel.remembered import remembered
 from trioflow.tables import PHASES
 from trioflow.trace.store import Trace

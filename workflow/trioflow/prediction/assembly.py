@@ -24,8 +24,7 @@ from trioflow.costmodel.device_times import DeviceTimes
 from trioflow.hardware.device_sheet import DeviceSheet
 from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import OFFLOAD_RATES, describe_unmeasured, load_platform
-from trioflow.network.collectives import CollectiveCost
-from trioflow.network.measured_links import hold_to_links
+from trioflow.network.collectives import CollectiveCost, hold_to_links
 from trioflow.parallel.eager import release_sends
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.graph_metadata import TimesOrigin

@@ -14,9 +14,17 @@ from matplotlib.patches import Patch
 
 from trioflow.base.errors import InputError
 from trioflow.report import style
-from trioflow.report.attribution import ATTRIBUTION, PROFILE, REMAINDER
-from trioflow.report.causes import SENSITIVITY
-from trioflow.report.html import (
+from trioflow.report.attribution import (
+    ATTRIBUTION,
+    COMMUNICATION,
+    COMPUTE,
+    HOST,
+    OVERLAP,
+    PROFILE,
+    REMAINDER,
+    SENSITIVITY,
+)
+from trioflow.report.pages import (
     Cell,
     count_cell,
     number_cell,
@@ -28,10 +36,10 @@ from trioflow.report.html import (
     render_records,
     signed_cell,
     words,
+    write_percent,
+    write_signed,
 )
-from trioflow.report.live_case import COMMUNICATION, COMPUTE, HOST, OVERLAP
 from trioflow.report.scores import OURS, SCORES, score_model
-from trioflow.report.wording import write_percent, write_signed
 from trioflow.tables import meanings
 
 PARTS = (COMPUTE, COMMUNICATION, OVERLAP, HOST, REMAINDER)

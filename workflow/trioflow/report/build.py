@@ -25,20 +25,27 @@ from trioflow.report.attribution_section import (
 )
 from trioflow.report.conformance import read_conformance, render_conformance
 from trioflow.report.errors import build_error_table, build_metrics_table
-from trioflow.report.experiment_section import render_experiment
-from trioflow.report.html import render_details, render_figure, render_paragraph
 from trioflow.report.inputs import OWN_TABLES, ReportInputs, load_report_inputs
 from trioflow.report.pages import (
     Page,
     Section,
     list_pages,
     provenance_section,
+    render_details,
+    render_figure,
+    render_paragraph,
     render_tables,
     write_page,
+    write_time,
 )
 from trioflow.report.rounds import compare_rounds, render_rounds
-from trioflow.report.summary import CAPTIONS, describe_accuracy, describe_error, describe_own_run
-from trioflow.report.wording import write_time
+from trioflow.report.sections import (
+    CAPTIONS,
+    describe_accuracy,
+    describe_error,
+    describe_own_run,
+    render_experiment,
+)
 
 
 def build_report(

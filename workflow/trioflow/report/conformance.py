@@ -14,8 +14,14 @@ import pandas as pd
 
 from trioflow.base.errors import TableError
 from trioflow.base.provenance import PACKAGE, atomic_path
-from trioflow.report.html import numbers, render_paragraph, render_records, words
-from trioflow.report.wording import count_words, join_words
+from trioflow.report.pages import (
+    count_words,
+    join_words,
+    numbers,
+    render_paragraph,
+    render_records,
+    words,
+)
 
 SHIPPED = PACKAGE / "data" / "conformance.tsv"
 COLUMNS = {

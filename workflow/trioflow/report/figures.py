@@ -16,7 +16,7 @@ from trioflow.base.errors import InputError
 from trioflow.base.units import ns_to_s
 from trioflow.costmodel.collectives.model import CollectiveCostModel
 from trioflow.report import style
-from trioflow.report.wording import write_range, write_signed, write_time
+from trioflow.report.pages import write_range, write_signed, write_time
 
 _INTERVAL_ROOM = 3.0
 """Widest interval that is shown whole, over the largest error or spread beside it."""

@@ -13,8 +13,7 @@ from trioflow import tables
 from trioflow.base.errors import InputError
 from trioflow.base.provenance import digest_file, read_json
 from trioflow.costmodel.collectives.model import CollectiveCostModel, load_collective_model
-from trioflow.report.attribution import ATTRIBUTION
-from trioflow.report.causes import CAUSES
+from trioflow.report.attribution import ATTRIBUTION, CAUSES
 from trioflow.trace.facts import Facts
 
 _TABLE_FILES = {

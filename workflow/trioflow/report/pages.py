@@ -1,15 +1,23 @@
-"""What every page is made of: title, what was run, verdict, an ordered list of sections; all else is the same for all."""
+"""What every page is made of: title, what was run, verdict, an ordered list of sections; all else is the same for all.
+
+The few pieces of HTML that pages are made of: tables, figures, paragraphs, lists.
+
+Numbers and facts as a reader of the report sees them.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -17,16 +25,394 @@ from trioflow import __version__
 from trioflow.base.errors import TrioflowError
 from trioflow.base.provenance import PACKAGE, atomic_path, digest_file, read_json
 from trioflow.base.shipped import read_own_table
-from trioflow.report.html import (
-    Cell,
-    Column,
-    render_definitions,
-    render_details,
-    render_links,
-    render_paragraph,
-    render_table,
+from trioflow.base.units import format_bytes, format_count, format_time
+
+SHARES = ("_error", "_overhead", "_fraction", "_share", "drift", "overhead", "overlap", "share")
+_MINUS = "\u2212"
+NOTHING = "\u2013"
+
+
+def write_time(time_s: float) -> str:
+    """Write a time [s] with three significant digits."""
+    return format_time(time_s).replace(" us", " \u00b5s")
+
+
+def write_percent(share: float | None, digits: int = 1) -> str:
+    """Write a share as a percentage; a missing one as a dash."""
+    if share is None or math.isnan(share):
+        return NOTHING
+    return f"{100 * share:.{digits}f} %"
+
+
+def write_signed_percent(share: float | None, digits: int = 1) -> str:
+    """Write a share as a percentage with its sign, a true minus and no negative zero."""
+    if share is None or math.isnan(share):
+        return NOTHING
+    return f"{write_signed(100 * share, digits)} %"
+
+
+def write_signed(value: float, digits: int = 1) -> str:
+    """Write a number with its sign, a true minus and no negative zero."""
+    text = f"{value:+.{digits}f}"
+    return text.replace("-", _MINUS) if float(text) else f"{0:.{digits}f}"
+
+
+def write_range(low_s: float, high_s: float) -> str:
+    """Write a range of times [s]."""
+    low, high = write_time(low_s), write_time(high_s)
+    unit = high.rpartition(" ")[2]
+    return (
+        f"{low.removesuffix(' ' + unit)} to {high}"
+        if low.endswith(" " + unit)
+        else f"{low} to {high}"
+    )
+
+
+def join_words(words: Iterable[str]) -> str:
+    """Join words as in a sentence: a, b and c."""
+    parts = list(words)
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+
+
+def count_words(count: int, word: str) -> str:
+    """Write a count with its noun in the right number."""
+    return f"{count} {word if count == 1 else word + 's'}"
+
+
+def flatten_facts(facts: Mapping[str, Any], skip: Iterable[str] = ()) -> dict[str, str]:
+    """Turn nested facts into dotted names to text, units read from the names; lists of numbers become their range."""
+    lines: dict[str, str] = {}
+    left_out = set(skip)
+    for key, value in facts.items():
+        if key in left_out:
+            continue
+        if isinstance(value, Mapping):
+            lines.update({f"{key}.{name}": text for name, text in flatten_facts(value).items()})
+        else:
+            lines[key] = _write_fact(key, value)
+    return lines
+
+
+def write_label(name: str) -> str:
+    """Turn the dotted name of a fact into words; its value carries the unit."""
+    for unit in ("_bytes_per_s", "_bytes", "_ns", "_s", "_flop"):
+        name = name.removesuffix(unit)
+    return name.replace(".", ": ").replace("_", " ")
+
+
+def _write_fact(name: str, value: Any) -> str:
+    """Write one fact; its name gives the unit."""
+    if value is None or value in ("", []):
+        return NOTHING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (int, float)):
+        return _write_number(name, value)
+    if not isinstance(value, (list, tuple)):
+        return str(value)
+    return _write_list(name, value)
+
+
+def _write_list(name: str, value: Sequence[Any]) -> str:
+    """Write a list: words one after the other, many numbers as their range."""
+    if any(isinstance(item, bool) or not isinstance(item, (int, float)) for item in value):
+        if len(value) > 1 and len({str(item) for item in value}) == 1:
+            return f"{value[0]} ({len(value)} times)"
+        return ", ".join(str(item) for item in value)
+    if len(value) <= 4:
+        return ", ".join(_write_number(name, item) for item in value)
+    ends = _write_number(name, min(value)), _write_number(name, max(value))
+    return f"{ends[0]} to {ends[1]} ({len(value)} values)"
+
+
+_WRITERS: tuple[tuple[tuple[str, ...], Callable[[float], str]], ...] = (
+    (("bytes_per_s",), lambda value: f"{format_bytes(value)}/s"),
+    (("_s",), write_time),
+    (("_ns",), lambda value: f"{value:.0f} ns"),
+    (("bytes",), format_bytes),
+    (("flop",), lambda value: f"{format_count(value)}flop"),
+    (SHARES, write_percent),
 )
-from trioflow.report.wording import NOTHING, count_words
+"""Endings of names, the first that fits deciding."""
+
+
+def _write_number(name: str, value: float) -> str:
+    """Write a number in the unit that its name says."""
+    if not math.isfinite(value):
+        return str(value)
+    for endings, write in _WRITERS:
+        if name.endswith(endings):
+            return write(value)
+    return str(value) if isinstance(value, int) else f"{value:.4g}"
+
+
+def _write_line(cells: Iterable[Any]) -> str:
+    """Return one line of a Markdown table."""
+    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
+
+
+def write_markdown(
+    headings: Sequence[str], rows: Iterable[Sequence[Any]], left: Sequence[int] = (0,)
+) -> str:
+    """Return a Markdown table; columns that are not ``left`` are set flush right."""
+    rules = ["---" if at in left else "---:" for at in range(len(headings))]
+    return "\n".join(_write_line(cells) for cells in (headings, rules, *rows))
+
+
+@dataclass(frozen=True)
+class Column:
+    """Heading of a table's column."""
+
+    title: str  # plain text
+    detail: str = ""  # smaller second line: the unit, or what stands in brackets
+    meaning: str = ""  # shown when the pointer rests on the heading
+    number: bool = True  # whether the cells are numbers, set flush right
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of a table."""
+
+    text: str  # plain text
+    # What the column is sorted by; the text where left out. Cells with an empty string or a float
+    # that is not a number come last.
+    sort: float | str | None = None
+    detail: str = ""  # smaller second line
+    html: str = ""  # ready HTML that replaces the text
+
+
+_LONG = 36
+"""Characters of a cell that wraps; it never gets narrower than it can be read."""
+_MEDIUM = 20
+"""Characters of a cell that wraps where the table is wider than the page otherwise."""
+
+
+def render_table(
+    columns: Sequence[Column], rows: Iterable[Sequence[Cell]], caption: str = ""
+) -> str:
+    """Return a table that sorts when a heading is pressed and scrolls by itself when too wide."""
+    heads = "".join(
+        f'<th scope="col"{_class(column)}{_title(column.meaning)}><span>{escape(column.title)}</span>'
+        + (f"<small>{escape(column.detail)}</small>" if column.detail else "")
+        + "</th>"
+        for column in columns
+    )
+    lines = []
+    for row in rows:
+        cells = []
+        for number, (column, cell) in enumerate(zip(columns, row, strict=True)):
+            tag = 'th scope="row"' if number == 0 else "td"
+            sort = cell.text if cell.sort is None else cell.sort
+            content = cell.html or escape_text(cell.text)
+            content += f"<small>{escape_text(cell.detail)}</small>" if cell.detail else ""
+            cells.append(
+                f'<{tag}{_class(column, cell)} data-sort="{escape(_sort_key(sort))}">'
+                f"{content}</{tag.split(maxsplit=1)[0]}>"
+            )
+        lines.append(f"<tr>{''.join(cells)}</tr>")
+    head = f"<caption>{escape_text(caption)}</caption>" if caption else ""
+    return (
+        f'<div class="wide"><table class="sortable">{head}<thead><tr>{heads}</tr></thead>\n<tbody>\n'
+        + "\n".join(lines)
+        + "\n</tbody></table></div>"
+    )
+
+
+def render_figure(
+    source: str,
+    caption: str | Sequence[str],
+    alternative: str = "",
+    *,
+    width_px: int | None = None,
+    files: Mapping[str, str] | None = None,
+    noted: bool = False,
+) -> str:
+    """Return a figure; ``source`` and ``files`` (text to address, linked at the end) are relative to the page.
+
+    ``caption``: plain text, or parts, of which the first says what is shown, and is the
+    ``alternative`` by default. ``noted``: parts of the picture say what they are
+    (``style.add_notes``): an object, of which a pointer can ask.
+    """
+    sentences = [caption] if isinstance(caption, str) else list(caption)
+    files = {**(files or {}), **({"the picture alone": source} if noted else {})}
+    links = ", ".join(f'<a href="{escape(to)}">{text}</a>' for text, to in files.items())
+    width = f' style="width: {width_px}px; max-width: 100%"' if width_px else ""
+    words = escape(alternative or sentences[0])
+    shown = (
+        f'<object data="{escape(source)}" type="image/svg+xml" role="img" aria-label="{words}">{words}</object>'
+        if noted
+        else f'<a href="{escape(source)}"><img src="{escape(source)}"{width} alt="{words}"></a>'
+    )
+    return (
+        f'<figure><div class="wide">{shown}</div>'
+        f"<figcaption>{escape_text(' '.join(sentences))}{f' ({links})' if links else ''}"
+        "</figcaption></figure>"
+    )
+
+
+def read_captions(module: str) -> dict[str, tuple[str, ...]]:
+    """Return the captions that a module has in ``data/<module>``, by figure, paragraph by paragraph.
+
+    The first says what the figure shows, the last where it stops being true. Snakemake's own report
+    shows the same files.
+    """
+    return {
+        path.stem: tuple(
+            " ".join(part.split()) for part in path.read_text(encoding="utf-8").split("\n\n")
+        )
+        for path in sorted((PACKAGE / "data" / module).glob("*.rst"))
+    }
+
+
+def render_paragraph(text: str, kind: str = "") -> str:
+    """Return a paragraph of plain text."""
+    attribute = f' class="{escape(kind)}"' if kind else ""
+    return f"<p{attribute}>{escape_text(text)}</p>"
+
+
+def render_list(items: Iterable[str], *, ordered: bool = False, prefix: str = "") -> str:
+    """Return a list of plain text; with a prefix, item n has the address ``prefix-n``."""
+    lines = []
+    for number, item in enumerate(items, 1):
+        address = f' id="{escape(prefix)}-{number}"' if prefix else ""
+        lines.append(f"<li{address}>{escape_text(item)}</li>")
+    tag = "ol" if ordered else "ul"
+    return f'<{tag} class="notes">' + "\n".join(lines) + f"</{tag}>"
+
+
+def render_definitions(entries: Iterable[tuple[str, str]]) -> str:
+    """Return a list of terms and their meanings."""
+    lines = [f"<dt>{escape(term)}</dt><dd>{escape_text(meaning)}</dd>" for term, meaning in entries]
+    return '<dl class="facts">' + "\n".join(lines) + "</dl>"
+
+
+def render_links(entries: Iterable[tuple[str, str]], label: str) -> str:
+    """Return a list of links (address in the page, text)."""
+    lines = [f'<li><a href="#{escape(to)}">{escape(text)}</a></li>' for to, text in entries]
+    return f'<nav aria-label="{escape(label)}"><ol>' + "\n".join(lines) + "</ol></nav>"
+
+
+def escape_text(text: str) -> str:
+    """Escape plain text for HTML, and keep each number on one line with its unit."""
+    return re.sub(r"(?<=\d) (?=(?:%|[nm\u00b5]?s|[kMGT]?B)(?!\w))", "&nbsp;", escape(text))
+
+
+def render_details(title: str, body: str) -> str:
+    """Return ready HTML that stays folded until its title is pressed; nothing for no HTML."""
+    return f"<details><summary>{escape_text(title)}</summary>{body}</details>" if body else ""
+
+
+def _class(column: Column, cell: Cell | None = None) -> str:
+    if column.number:
+        return ' class="number"'
+    letters = 0 if cell is None else len(cell.text)
+    return ' class="long"' if letters > _LONG else ' class="medium"' if letters > _MEDIUM else ""
+
+
+def _title(meaning: str) -> str:
+    return f' title="{escape(meaning)}"' if meaning else ""
+
+
+def _sort_key(value: float | str) -> str:
+    """Return the text that the script sorts by: a number in full, or the words; nothing sorts last."""
+    if isinstance(value, str):
+        return value
+    return "" if math.isnan(value) else repr(float(value))
+
+
+def _cell(write: Callable[[float], str], value: Any, detail: str = "") -> Cell:
+    """Return a number's cell; a dash where there is none."""
+    if value is None or not math.isfinite(value):
+        return Cell(NOTHING, "")
+    return Cell(write(float(value)), float(value), detail)
+
+
+percent_cell = partial(_cell, write_percent)
+signed_cell = partial(_cell, write_signed_percent)
+"""Cells of a share, as a percentage, and with its sign."""
+time_cell = partial(_cell, write_time)
+"""Cell of a time [s]."""
+number_cell, short_cell, plain_cell = (
+    partial(_cell, text.format) for text in ("{:.3f}", "{:.2f}", "{:g}")
+)
+"""Cells of a plain number: with three digits, with two, with as few as it needs."""
+ratio_cell = partial(_cell, "{:.2f} times".format)
+"""Cell of a factor."""
+bandwidth_cell = partial(_cell, lambda rate: f"{rate / 1e9:.3g}")
+"""Cell of a bandwidth [bytes/s], in GB/s."""
+
+
+def oracle_cell(value: Any, detail: str) -> Cell:
+    """Return the cell of an oracle's error; a dash where the oracle is what was measured."""
+    return percent_cell(value or None, detail)
+
+
+def part_cell(part: str) -> Cell:
+    """Return the cell of a place of measurement: the device, below it the dataset."""
+    device, _, dataset = part.partition("; ")
+    return Cell(device, part, dataset)
+
+
+def count_cell(value: Any) -> Cell:
+    """Return the cell of a count."""
+    return Cell(str(int(value)), float(value))
+
+
+def itself(record: Any) -> Any:
+    """Return the record, for a column whose cell is made of several of its values."""
+    return record
+
+
+class Field(NamedTuple):
+    """One column of a table of records: its heading, and how a record becomes its cell."""
+
+    column: Column
+    read: Callable[[Any], Cell]
+
+
+def words(title: str, detail: str, meaning: str, read: str | Callable[[Any], Any]) -> Field:
+    """Return a column of text: a key of the records, or a function of one that returns text or a cell."""
+    column = Column(title, detail, meaning, number=False)
+    return Field(column, lambda row: _as_cell(row[read] if isinstance(read, str) else read(row)))
+
+
+CELLS: Mapping[str, Callable[[Any], Cell]] = {
+    "bandwidth": bandwidth_cell, "count": count_cell, "number": number_cell, "percent": percent_cell, "plain": plain_cell,
+    "ratio": ratio_cell, "short": short_cell, "signed": signed_cell, "time": time_cell,
+}  # fmt: skip
+Kind = str | Callable[[Any], Cell]
+"""How a column's numbers are written: a key of ``CELLS``, or what makes a cell of one."""
+
+
+def numbers(
+    title: str, detail: str, meaning: str, kind: Kind, read: str | Callable[[Any], Any]
+) -> Field:
+    """Return a column of numbers: a key of the records, or a function of one."""
+    cell = CELLS[kind] if isinstance(kind, str) else kind
+    return Field(
+        Column(title, detail, meaning),
+        lambda row: cell(row[read] if isinstance(read, str) else read(row)),
+    )
+
+
+def _as_cell(value: Any) -> Cell:
+    return value if isinstance(value, Cell) else Cell(str(value))
+
+
+def list_numbers(
+    meanings: Mapping[str, str], heads: Iterable[tuple[str, str, Kind, str]]
+) -> list[Field]:
+    """Return columns of numbers: title, detail, kind and key of each; ``meanings``: by key."""
+    return [numbers(title, detail, meanings[key], kind, key) for title, detail, kind, key in heads]
+
+
+def render_records(
+    records: Iterable[Any] | pd.DataFrame, fields: Sequence[Field], caption: str = ""
+) -> str:
+    """Return a table with a row for each record, or each row of a frame."""
+    listed = records.to_dict("records") if isinstance(records, pd.DataFrame) else records
+    rows = [[field.read(record) for field in fields] for record in listed]
+    return render_table([field.column for field in fields], rows, caption)
 
 
 @dataclass(frozen=True)

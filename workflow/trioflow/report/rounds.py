@@ -10,9 +10,16 @@ import pandas as pd
 
 from trioflow.base.errors import InputError
 from trioflow.report.errors import measured_steps
-from trioflow.report.html import numbers, render_paragraph, render_records, words
 from trioflow.report.inputs import ReportInputs
-from trioflow.report.wording import join_words, write_percent, write_signed_percent
+from trioflow.report.pages import (
+    join_words,
+    numbers,
+    render_paragraph,
+    render_records,
+    words,
+    write_percent,
+    write_signed_percent,
+)
 from trioflow.tables import records
 
 QUANTILES = {"low_s": 0.1, "median_s": 0.5, "high_s": 0.9}

@@ -28,7 +28,7 @@ from trioflow.engine.timeline import (
     subtract_intervals,
 )
 from trioflow.report import style
-from trioflow.report.wording import write_time
+from trioflow.report.pages import write_time
 from trioflow.tables import STREAMS
 
 EXPOSED, HIDDEN = "exposed", "hidden"

@@ -10,15 +10,19 @@ import pandas as pd
 
 from trioflow import tables
 from trioflow.base.units import format_bytes, format_count
-from trioflow.report.html import (
+from trioflow.report.pages import (
+    NOTHING,
     Cell,
     Column,
+    Page,
+    Section,
     render_definitions,
     render_list,
     render_table,
+    write_page,
+    write_percent,
+    write_time,
 )
-from trioflow.report.pages import Page, Section, write_page
-from trioflow.report.wording import NOTHING, write_percent, write_time
 from trioflow.trace.facts import STEP_TIME_SOURCES, UNTIMED
 from trioflow.trace.store import load_trace
 from trioflow.trace.summary import SEPARATOR, summarise_trace

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from trioflow.report.html import numbers, render_records
+from trioflow.report.pages import numbers, render_records
 from trioflow.sweeps.search_space import Prediction, probability_faster
 
 _ENDS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)

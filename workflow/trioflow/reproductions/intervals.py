@@ -12,7 +12,7 @@ import pandas as pd
 from trioflow.base.provenance import atomic_path
 from trioflow.costmodel.intervals import COVERAGE, SHORTEST_S
 from trioflow.report.errors import interval_score
-from trioflow.report.wording import NOTHING, write_markdown, write_percent
+from trioflow.report.pages import NOTHING, write_markdown, write_percent
 from trioflow.reproductions.clusters.parts import plain_model
 from trioflow.reproductions.published.cases import describe_set
 from trioflow.reproductions.readme import publish_block

@@ -18,9 +18,7 @@ from trioflow.base.experiments import UNIT_SHARDINGS, Plan
 from trioflow.base.provenance import atomic_path, digest_file
 from trioflow.costmodel.spread import LAGS, PARTS, MeasuredSpread
 from trioflow.report.errors import summarise_errors
-from trioflow.report.scores import ORACLE, OURS, score_published
-from trioflow.report.summary import describe_accuracy, describe_run
-from trioflow.report.wording import (
+from trioflow.report.pages import (
     NOTHING,
     write_markdown,
     write_percent,
@@ -28,6 +26,8 @@ from trioflow.report.wording import (
     write_signed_percent,
     write_time,
 )
+from trioflow.report.scores import ORACLE, OURS, score_published
+from trioflow.report.sections import describe_accuracy, describe_run
 from trioflow.reproductions.clusters.bridge_page import score_rates, write_rates_table
 from trioflow.reproductions.drift.judge import JOINT
 from trioflow.reproductions.drift.page import NAMES, describe_drift, find_error

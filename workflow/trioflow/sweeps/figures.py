@@ -21,8 +21,7 @@ from trioflow import tables
 from trioflow.base.errors import InputError
 from trioflow.base.provenance import stamp
 from trioflow.report import style
-from trioflow.sweeps.chunk_job import TABLE, written
-from trioflow.sweeps.chunks import Chunk, cut_chunks
+from trioflow.sweeps.chunks import TABLE, Chunk, cut_chunks, written
 from trioflow.sweeps.description import load_sweep
 from trioflow.sweeps.workshop import OK, OUT_OF_MEMORY
 

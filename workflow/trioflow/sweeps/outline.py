@@ -20,10 +20,8 @@ from numpy.typing import NDArray
 from trioflow.base.errors import PlanError
 from trioflow.base.experiments import Plan
 from trioflow.base.precision_recipes import PrecisionRecipe
-from trioflow.costmodel.device_times import DeviceTimes
-from trioflow.costmodel.distinct import number_rows
+from trioflow.costmodel.device_times import DeviceTimes, find_launch_s, host_times, number_rows
 from trioflow.costmodel.interface import OperatorModel
-from trioflow.costmodel.launches import find_launch_s, host_times
 from trioflow.hardware.machine import Platform
 from trioflow.network.collectives import CollectiveCost
 from trioflow.parallel.backward import plan_recomputation

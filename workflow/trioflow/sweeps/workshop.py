@@ -20,8 +20,7 @@ from trioflow.base.units import format_apart
 from trioflow.costmodel.choices import (
     load_named_platform,
 )
-from trioflow.costmodel.device_times import DeviceTimes
-from trioflow.costmodel.distinct import PLACE
+from trioflow.costmodel.device_times import PLACE, DeviceTimes
 from trioflow.costmodel.interface import OperatorModel, looks_at_rows
 from trioflow.engine.compiled.run import is_repaid
 from trioflow.hardware.device_sheet import DeviceSheet

@@ -22,7 +22,7 @@ from trioflow.reproductions.distsim.page import CAPTIONS, build_distsim_page
 from trioflow.reproductions.distsim.sections import read_benchmarks
 from trioflow.reproductions.published.baselines import AnalyticalModel
 from trioflow.reproductions.tables import ANALYTICAL
-from trioflow.sweeps.chunk_job import make_frame
+from trioflow.sweeps.chunks import make_frame
 from trioflow.sweeps.parameters import fill_values
 from trioflow.sweeps.workshop import OK, PREDICTED
 

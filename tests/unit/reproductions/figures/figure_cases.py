@@ -9,7 +9,7 @@ import pandas as pd
 from trioflow import tables
 from trioflow.base.experiments import Plan
 from trioflow.reproductions.tables import EVIDENCE
-from trioflow.sweeps.chunk_job import make_frame
+from trioflow.sweeps.chunks import make_frame
 from trioflow.sweeps.parameters import fill_values
 
 PLANS = [

@@ -9,10 +9,10 @@ import pytest
 from test_report_page import Page
 from trioflow import tables
 from trioflow.base.errors import InputError
+from trioflow.report.attribution import CAUSES
 from trioflow.report.attribution_section import draw_tornado, summarise_changes
-from trioflow.report.causes import CAUSES
+from trioflow.report.pages import write_time
 from trioflow.report.style import save_figure
-from trioflow.report.wording import write_time
 from trioflow.reproductions.published.cases import DISCLOSED, list_disclosures
 from trioflow.reproductions.published.judge import ANCHORS, PROPORTIONAL, RESCALED, list_residuals
 from trioflow.reproductions.published.page import build_published_page, draw_cases, read_cases

@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 from trioflow.costmodel.collectives.platform import load_platform_collectives
 from trioflow.costmodel.device_times import DeviceTimes
-from trioflow.costmodel.operators.model import load_operator_model
-from trioflow.costmodel.operators.model_file import SHIPPED_MODELS
+from trioflow.costmodel.operators.model import SHIPPED_MODELS, load_operator_model
 from trioflow.costmodel.operators.published import shipped_operator_models
 from trioflow.hardware.platform import load_platform
-from trioflow.report.causes import CHANGES, ScaledCollectives, Settings, explain_cases
+from trioflow.report.attribution import CHANGES, ScaledCollectives, Settings, explain_cases
 from trioflow.reproductions.published.cases import PublishedRow
 from trioflow.reproductions.published.judge import (
     PROPORTIONAL,

@@ -23,7 +23,7 @@ from trioflow.costmodel.collectives.message_curve import (
 )
 from trioflow.costmodel.features import Floats
 from trioflow.costmodel.least_squares import choose_least
-from trioflow.costmodel.operators.model_file import read_content
+from trioflow.costmodel.operators.model import read_content
 from trioflow.tables import COLLECTIVE_SAMPLES
 
 KIND = "collective_cost_model"

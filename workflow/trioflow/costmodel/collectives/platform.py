@@ -13,14 +13,6 @@ import pandas as pd
 
 from trioflow.base.errors import InputError
 from trioflow.base.provenance import write_json
-from trioflow.costmodel.collectives.bands import (
-    Bands,
-    bands_from_json,
-    bands_to_json,
-    find_band,
-    fit_bands,
-    rank_situation,
-)
 from trioflow.costmodel.collectives.methods import (
     AT,
     METHODS,
@@ -32,21 +24,27 @@ from trioflow.costmodel.collectives.methods import (
     SIZE,
     SIZE_BEYOND,
     AlphaBeta,
+    Bands,
     Measured,
     Method,
     Nccl,
     OneBandwidth,
+    bands_from_json,
+    bands_to_json,
     choose_shape,
+    find_band,
     fit_alpha_beta,
+    fit_bands,
     fit_nccl,
     fit_one_bandwidth,
+    rank_situation,
 )
 from trioflow.costmodel.collectives.model import COLLECTIVES, CollectiveTime
 from trioflow.costmodel.collectives.nccl import Calibration, NcclMachine
 from trioflow.costmodel.collectives.points import Curve, Key, make_curves, median_points, thin
 from trioflow.costmodel.features import Floats
 from trioflow.costmodel.intervals import WIDEST_FACTOR
-from trioflow.costmodel.operators.model_file import read_content
+from trioflow.costmodel.operators.model import read_content
 
 KIND = "platform_collectives"
 FORMAT = 1

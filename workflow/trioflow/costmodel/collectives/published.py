@@ -1,32 +1,513 @@
-"""The collectives that ship: fitted from public tables, and measured over whole nodes of a cluster."""
+"""The collectives that ship: fitted from public tables, and measured over whole nodes of a cluster.
+
+Public measurements of NCCL, each format read into one table of samples.
+
+Every reader returns the columns of ``tables.COLLECTIVE_SAMPLES`` and two more: ``nodes`` (machines
+that the ranks are spread over) and ``dataset`` (name in the catalogue of public data). Message
+sizes follow ``tables.TASKS``: a rank's buffer, the whole result of an all_gather, the whole input
+of a reduce_scatter, which is also what nccl-tests calls size.
+
+A user's own nccl-tests logs (``all_reduce_perf`` and its like), text or JSON, read into samples.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 
-from trioflow import __version__
-from trioflow.base.errors import InputError
+from trioflow import __version__, tables
+from trioflow.base.errors import InputError, TableError
 from trioflow.base.input_files import read_text
 from trioflow.base.provenance import digest_file, read_json, write_json
 from trioflow.base.shipped import read_own_records
+from trioflow.base.units import ms_to_ns, us_to_ns
 from trioflow.costmodel.collectives.model import wire_factor
 from trioflow.costmodel.collectives.nccl import NcclMachine, load_constants
 from trioflow.costmodel.collectives.platform import PlatformCollectives, fit_platform_collectives
-from trioflow.costmodel.collectives.tables import (
-    PUBLIC_TABLES,
-    PublicTable,
-    read_public_samples,
-)
-from trioflow.costmodel.operators.model_file import SHIPPED_MODELS
+from trioflow.costmodel.operators.model import SHIPPED_MODELS
 from trioflow.datasets.catalogue import NODE_BANDWIDTHS, load_catalogue
+
+COLUMNS = (*tables.COLLECTIVE_SAMPLES.names, "nodes", "dataset")
+KEY = ["dataset", "platform", "library", "collective", "ranks", "nodes", "message_bytes"]
+
+_AICONFIGURATOR_NAMES = {
+    "all_reduce": "all_reduce",
+    "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "alltoall": "all_to_all",
+}
+ELEMENT_BYTES = {"half": 2, "int8": 1}
+UNKNOWN_VERSION = "NCCL of unknown version"
+"""Library of tables that do not say."""
+
+_VIDUR_ELEMENT_BYTES = 2
+"""vidur moves activations in half precision."""
+
+
+@dataclass(frozen=True)
+class PublicTable:
+    """One public file and what only its place says."""
+
+    key: str  # ``<owner>+<repository>/<path>``, as in a data mirror
+    dataset: str  # Its name in the catalogue
+    platform: str  # Machine that was measured
+    read: Callable[[Path, str, str], pd.DataFrame]  # Reader of its format
+
+
+def read_aiconfigurator(path: Path, platform: str, dataset: str) -> pd.DataFrame:
+    """Read the ``half`` rows of AIConfigurator's ``.../nccl/<version>/nccl_perf.parquet``.
+
+    ``message_size`` counts elements, ``latency`` is in ms; a key held twice gives two rounds. The
+    version is that of the rows, which can differ from the folder's, which stands in where rows have
+    none. Raises TableError when a column is missing or an operation is unknown.
+    """
+    try:
+        frame = pq.read_table(path).to_pandas()
+    except (pa.ArrowException, OSError) as error:
+        raise TableError(f"not a readable Parquet file ({error})", file=path) from None
+    _require(frame, ("nccl_dtype", "num_gpus", "message_size", "op_name", "latency"), path)
+    frame = frame[frame["nccl_dtype"] == "half"]
+    unknown = sorted(set(frame["op_name"]) - set(_AICONFIGURATOR_NAMES))
+    if unknown:
+        raise TableError(
+            f"unknown operation {unknown[0]!r}", file=path, place="column op_name",
+            fix=f"known are {', '.join(_AICONFIGURATOR_NAMES)}",
+        )  # fmt: skip
+    version = frame["version"] if "version" in frame.columns else path.parent.name
+    return _samples(
+        pd.DataFrame(
+            {
+                "platform": platform,
+                "library": "NCCL " + pd.Series(version, index=frame.index).astype(str),
+                "collective": frame["op_name"].map(_AICONFIGURATOR_NAMES),
+                "ranks": frame["num_gpus"],
+                "message_bytes": frame["message_size"] * ELEMENT_BYTES["half"],
+                "time_ns": frame["latency"].map(ms_to_ns),
+                "nodes": 1,
+                "dataset": dataset,
+            }
+        ),
+        path,
+    )
+
+
+def read_vtrain(path: Path, platform: str, dataset: str) -> pd.DataFrame:
+    """Read vTrain's ``AR_GPU<n>_...`` table of nccl-tests; times in ns, out of place then in place.
+
+    Raises TableError when a column is missing, or the file's name does not give the ranks.
+    """
+    digits = path.name.removeprefix("AR_GPU").partition("_")[0]
+    if not (path.name.startswith("AR_GPU") and digits.isdigit()):
+        raise TableError("the name does not give the ranks", file=path, fix="call it AR_GPU<n>_...")
+    frame = pd.read_csv(path)  # pandas calls the second column of a name <name>.1
+    _require(frame, ("size(B)", "time(ns)", "time(ns).1"), path)
+    rounds = [
+        pd.DataFrame(
+            {
+                "platform": platform,
+                "library": UNKNOWN_VERSION,
+                "collective": "all_reduce",
+                "ranks": int(digits),
+                "message_bytes": frame["size(B)"],
+                "time_ns": frame[name],
+                "nodes": 1,
+                "dataset": dataset,
+            }
+        )
+        for name in ("time(ns)", "time(ns).1")
+    ]
+    return _samples(pd.concat(rounds, ignore_index=True), path)
+
+
+def read_vidur_all_reduce(path: Path, platform: str, dataset: str) -> pd.DataFrame:
+    """Read vidur's all-reduces of activations within a node; see :func:`read_vidur_network`.
+
+    The message is n_embd x num_tokens elements of two bytes; rows without tokens are dropped.
+    """
+    frame = _read_vidur(path, "all_reduce", ("num_workers", "n_embd", "num_tokens"))
+    size = frame["n_embd"] * frame["num_tokens"] * _VIDUR_ELEMENT_BYTES
+    return _vidur_samples(
+        frame, path, platform, dataset, "all_reduce", size, frame["num_workers"], 1
+    )
+
+
+def read_vidur_send(path: Path, platform: str, dataset: str) -> pd.DataFrame:
+    """Read vidur's sends of activations, within or between nodes as the file's name says.
+
+    The message is n_embd x num_tokens elements of two bytes over ``num_tensor_parallel_workers``.
+    Rows of several numbers of workers with one size are rounds of it.
+    """
+    frame = _read_vidur(path, "send_recv", ("n_embd", "num_tokens", "num_tensor_parallel_workers"))
+    size = frame["n_embd"] * frame["num_tokens"] * _VIDUR_ELEMENT_BYTES
+    size = size / frame["num_tensor_parallel_workers"]
+    nodes = 2 if "inter_node" in path.name else 1
+    return _vidur_samples(frame, path, platform, dataset, "send", size, 2, nodes)
+
+
+def read_vidur_network(path: Path, platform: str, dataset: str) -> pd.DataFrame:
+    """Read a ``network`` table of vidur's (sizes in bytes, medians in ms); TableError where a column is missing.
+
+    A group fills ``devices_per_node`` devices of each node.
+    """
+    name = "send_recv" if path.name == "send_recv.csv" else "all_reduce"
+    frame = _read_vidur(path, name, ("num_workers", "size", "devices_per_node"))
+    collective = "send" if name == "send_recv" else name
+    nodes = frame["num_workers"] // frame["devices_per_node"]
+    return _vidur_samples(
+        frame, path, platform, dataset, collective, frame["size"], frame["num_workers"], nodes
+    )
+
+
+def _read_vidur(path: Path, name: str, columns: tuple[str, ...]) -> pd.DataFrame:
+    frame = pd.read_csv(path)
+    _require(frame, (f"time_stats.{name}.median", *columns), path)
+    return frame.rename(columns={f"time_stats.{name}.median": "time_ms"})
+
+
+def _vidur_samples(
+    frame: pd.DataFrame, path: Path, platform: str, dataset: str, collective: str,
+    size: pd.Series, ranks: pd.Series | int, nodes: pd.Series | int,
+) -> pd.DataFrame:  # fmt: skip
+    rows = pd.DataFrame(
+        {
+            "platform": platform,
+            "library": UNKNOWN_VERSION,
+            "collective": collective,
+            "ranks": ranks,
+            "message_bytes": size,
+            "time_ns": frame["time_ms"].map(ms_to_ns),
+            "nodes": nodes,
+            "dataset": dataset,
+        }
+    )
+    return _samples(rows[size > 0], path)
+
+
+def _require(frame: pd.DataFrame, columns: Iterable[str], path: Path) -> None:
+    missing = [name for name in columns if name not in frame.columns]
+    if missing:
+        raise TableError(
+            f"no column {', '.join(missing)}", file=path, fix="retrieve the pinned file again"
+        )
+
+
+def _samples(rows: pd.DataFrame, path: Path) -> pd.DataFrame:
+    """Count the repeats of every key and check that sizes and times are positive."""
+    for name in ("message_bytes", "time_ns"):
+        values = rows[name].to_numpy(np.float64)
+        bad = np.flatnonzero(~(np.isfinite(values) & (values > 0)))
+        if len(bad):
+            raise TableError(
+                f"{values[bad[0]]} is not positive", file=path, place=f"row {bad[0]}, column {name}"
+            )
+    rows = rows.assign(
+        message_bytes=rows["message_bytes"].round().astype(np.int64),
+        time_ns=rows["time_ns"].round().astype(np.int64),
+    )
+    return rows.assign(round=rows.groupby(KEY).cumcount())[list(COLUMNS)].reset_index(drop=True)
+
+
+def _public_tables() -> tuple[PublicTable, ...]:
+    found = []
+    root = "ai-dynamo+aiconfigurator/aic-core/src/aiconfigurator_core/systems/data"
+    versions = {
+        "a100": ["2.27.3"],
+        "h100": ["2.23", "2.27.3", "2.29.2"],
+        "h200": ["2.23", "2.26.2", "2.29.2"],
+    }
+    for gpu, known in versions.items():
+        for version in known:
+            key = f"{root}/{gpu}_sxm/comm/nccl/{version}/nccl_perf.parquet"
+            dataset = f"aiconfigurator/nccl-{gpu}"
+            found.append(PublicTable(key, dataset, f"{gpu}-sxm", read_aiconfigurator))
+    for gpu in ("a100", "v100"):
+        for ranks in range(2, 9):
+            key = f"VIA-Research+vTrain/trace/{gpu}/AR_GPU{ranks}_1M_1024M_LUT"
+            found.append(PublicTable(key, f"vtrain/all-reduce-{gpu}", f"{gpu}-sxm", read_vtrain))
+    root = "microsoft+vidur/data/profiling"
+    for gpu, platform in (("a100", "a100-sxm"), ("a40", "a40-nvlink-pairs")):
+        dataset = f"vidur/profiling-{gpu}"
+        for name, read in (
+            ("all_reduce", read_vidur_all_reduce),
+            ("p2p_intra_node", read_vidur_send),
+            ("p2p_inter_node", read_vidur_send),
+        ):
+            found.append(PublicTable(f"{root}/{gpu}/{name}.csv", dataset, platform, read))
+    for machine, platform, names in (
+        ("a100_dgx", "a100-sxm", ("all_reduce", "send_recv")),
+        ("h100_dgx", "h100-sxm", ("all_reduce", "send_recv")),
+        # send_recv.csv of both pairwise machines is one file, byte for byte, and its 314 GB/s is
+        # more than an A100's links carry: nothing says which machine it is from.
+        ("a100_pairwise_nvlink", "a100-nvlink-pairs", ("all_reduce",)),
+        ("h100_pairwise_nvlink", "h100-nvlink-pairs", ("all_reduce",)),
+        ("a40_pairwise_nvlink", "a40-pairwise-node", ("send_recv",)),
+    ):
+        dataset = f"vidur/network-{machine.partition('_')[0]}"
+        for name in names:
+            key = f"{root}/network/{machine}/{name}.csv"
+            found.append(PublicTable(key, dataset, platform, read_vidur_network))
+    return tuple(found)
+
+
+PUBLIC_TABLES = _public_tables()
+"""Every public table that is used. Not vidur's all_gather: what its sizes mean is not known."""
+
+
+def read_public_samples(
+    folder: str | Path, wanted: Iterable[PublicTable] = PUBLIC_TABLES
+) -> pd.DataFrame:
+    """Read public tables from results/data or a mirror, rounds numbered over all files; TableError where one is damaged."""
+    frames = []
+    for table in wanted:
+        path = Path(folder) / table.key
+        if not path.exists():
+            raise TableError(
+                "no such file", file=path, fix=f"run `trioflow retrieve {table.dataset}`"
+            )
+        frames.append(table.read(path, table.platform, table.dataset))
+    rows = pd.concat(frames, ignore_index=True)
+    return rows.assign(round=rows.groupby(KEY).cumcount())
+
+
+PROGRAMS = {
+    "all_reduce_perf": "all_reduce",
+    "all_gather_perf": "all_gather",
+    "reduce_scatter_perf": "reduce_scatter",
+    "broadcast_perf": "broadcast",
+    "reduce_perf": "reduce",
+    "alltoall_perf": "all_to_all",
+    "scatter_perf": "scatter",
+    "gather_perf": "gather",
+    "sendrecv_perf": "send",
+}
+DATASET = "nccl-tests"
+
+_MPI_PREFIX = re.compile(r"^\[\d+,\d+\]<std(?:out|err)>:\s?")
+_RANK = re.compile(r"^#\s*Rank\s+(\d+)\b.*?\bon\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s*(.*?)\s*$")
+_PROGRAM = re.compile(rf"({'|'.join(sorted(PROGRAMS, key=len, reverse=True))})(?![a-z])")
+"""A program's name, whatever stands around it: ``all_gather_perf_2.log``, ``build/all_gather_perf``."""
+_VERSION = re.compile(r"NCCL version\s+(\d+\.\d+\.\d+)")
+_CODE = re.compile(r"nccl-library=(\d+)")
+_FIRST = ("size", "count", "type")
+_TIME_UNITS = {"(us)": 1.0, "(ns)": 1e-3}
+"""What a time is in microseconds."""
+
+
+@dataclass
+class _Log:
+    """What a log has said so far."""
+
+    path: Path
+    collective: str = ""
+    library: str = ""
+    devices: dict[int, tuple[str, str]] = field(default_factory=dict)
+    header: list[str] = field(default_factory=list)
+    in_us: float = 1.0
+    rows: list[tuple[str, int, int, int, int, float]] = field(default_factory=list)
+    """Collective, ranks, nodes, size [bytes], round, time [us]."""
+    closed: bool = False
+
+
+def import_nccl_tests(
+    paths: Iterable[str | Path], platform: str, ranks: int | None = None,
+    collective: str | None = None, library: str | None = None,
+) -> pd.DataFrame:  # fmt: skip
+    """Read logs of nccl-tests into ``tables.COLUMNS``; the device's name is in ``attrs["device"]``.
+
+    ``ranks``, ``collective`` and ``library`` (``NCCL 2.21.5``) serve logs that lack them.
+    Out-of-place, in-place and repeated times are rounds; messages of no bytes are left out. Source
+    of the formats: NVIDIA/nccl-tests, ``src/common.cu``, ``src/util.cu``. Raises TableError with
+    line and column when a line is cut short, lacks a number or reports wrong results, InputError
+    when a file cannot be read, or lacks measurements, ranks or operation.
+    """
+    logs = [_read(Path(path), ranks, collective) for path in paths]
+    found = [
+        (
+            platform,
+            library or log.library or UNKNOWN_VERSION,
+            name,
+            n,
+            size,
+            us_to_ns(time_us),
+            nodes,
+        )
+        for log in logs
+        for name, n, nodes, size, _, time_us in log.rows
+    ]
+    columns = ["platform", "library", "collective", "ranks", "message_bytes", "time_ns", "nodes"]
+    frame = pd.DataFrame(found, columns=columns).assign(dataset=DATASET)
+    frame["round"] = frame.groupby(["collective", "ranks", "nodes", "message_bytes"]).cumcount()
+    frame = frame[list(COLUMNS)]
+    frame.attrs["device"] = next((d for log in logs for _, d in log.devices.values() if d), "")
+    return frame
+
+
+def _read(path: Path, ranks: int | None, collective: str | None) -> _Log:
+    if collective is not None and collective not in PROGRAMS.values():
+        raise InputError(
+            f"unknown collective {collective!r}", fix=f"use one of {', '.join(PROGRAMS.values())}"
+        )
+    text = read_text(path, broken="replace")
+    log = _Log(path, collective or _program_in(path.name))
+    if text.lstrip().startswith("{"):
+        _take_json(log, text, ranks, bool(collective))
+        return log
+    for number, printed in enumerate(text.splitlines(), 1):
+        line = _MPI_PREFIX.sub("", printed).rstrip()
+        if line.lstrip().startswith("#"):
+            _note(log, line.strip(), bool(collective))
+        elif version := _VERSION.search(line):
+            log.library = f"NCCL {version[1]}"
+        elif log.header and (fields := line.split()) and fields[0].isdigit():
+            _take(log, number, fields, ranks)
+    if not log.rows:
+        raise InputError(
+            "no line of measurements after a header '# size count type ...'", file=path,
+            fix="give the standard output of an nccl-tests program",
+        )  # fmt: skip
+    return log
+
+
+def _program_in(text: str) -> str:
+    match = _PROGRAM.search(text)
+    return PROGRAMS[match[1]] if match else ""
+
+
+def _note(log: _Log, line: str, collective_given: bool) -> None:
+    """Learn from a comment: devices, program, version, header."""
+    if rank := _RANK.match(line):
+        if log.closed:  # the next run of the same log
+            log.devices, log.closed = {}, False
+        log.devices[int(rank[1])] = rank[2], rank[3]
+        return
+    if code := _CODE.search(line):
+        log.library = _spell_version(int(code[1]))
+    if version := _VERSION.search(line):
+        log.library = f"NCCL {version[1]}"
+    if not collective_given and (program := _program_in(line)):
+        log.collective = program
+    words = line.lstrip("#").split()
+    if tuple(words[: len(_FIRST)]) == _FIRST:
+        log.header = words
+    elif log.header and words and words[0] == "(B)":
+        log.in_us = next((f for unit, f in _TIME_UNITS.items() if unit in words), 1.0)
+
+
+def _spell_version(code: int) -> str:
+    """Return a library's name from NCCL's number of its version, 22105 for 2.21.5."""
+    return f"NCCL {code // 10000}.{code // 100 % 100}.{code % 100}"
+
+
+def _count_ranks(log: _Log, place: str, ranks: int | None) -> tuple[int, int]:
+    """Return ranks and nodes of the run; raise InputError where the log leaves operation or ranks open."""
+    if not log.collective:
+        raise InputError(
+            "the log does not name the operation", file=log.path, place=place,
+            fix=f"name the file after its program, or give one of {', '.join(PROGRAMS.values())}",
+        )  # fmt: skip
+    count = len(log.devices) or ranks
+    if not count or count < 2:
+        raise InputError(
+            "one rank exchanges nothing" if count else "the log does not give the number of ranks",
+            file=log.path, place=place,
+            fix="give the number of ranks, 2 or more, and keep the lines '# Rank ...'",
+        )  # fmt: skip
+    return count, max(len({host for host, _ in log.devices.values()}), 1)
+
+
+def _take_json(log: _Log, text: str, ranks: int | None, collective_given: bool) -> None:
+    """Read what ``-J FILE`` of nccl-tests 2.17 and later writes beside its text."""
+    try:
+        content = json.loads(text)
+        results = content["results"]
+        for number, device in enumerate(content.get("config", {}).get("devices", [])):
+            log.devices[number] = str(device["hostname"]), str(device.get("device_info") or "")
+        if code := content.get("nccl_version"):
+            log.library = _spell_version(int(code))
+        if not collective_given and (program := _program_in(str((content.get("args") or [""])[0]))):
+            log.collective = program
+        lines = [
+            (number, float(row["size"]), side, row[side])
+            for number, row in enumerate(results)
+            for side in ("out_of_place", "in_place")
+            if row.get(side)
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TableError(
+            f"no report of nccl-tests: {error}",
+            file=log.path,
+            fix="give what its option -J wrote, whole",
+        ) from None
+    for number, size, side, found in lines:
+        place = f"results[{number}]"
+        count, nodes = _count_ranks(log, place, ranks)
+        if found.get("nwrong"):
+            raise TableError(
+                f"{found['nwrong']:g} wrong results", file=log.path, place=f"{place}, {side}",
+                fix="mend the machine and run it again",
+            )  # fmt: skip
+        time_us = _number(log, place, f"{side} time", str(found.get("time", found.get("cpu_time"))))
+        if size > 0 and time_us > 0:
+            log.rows.append(
+                (log.collective, count, nodes, int(size), int(side == "in_place"), time_us)
+            )
+    if not log.rows:
+        raise InputError("its results hold no measurement", file=log.path, fix="run the test again")
+
+
+def _take(log: _Log, number: int, fields: Sequence[str], ranks: int | None) -> None:
+    log.closed = True
+    count, nodes = _count_ranks(log, f"line {number}", ranks)
+    if len(fields) < len(log.header):
+        raise TableError(
+            f"{len(fields)} values where the header names {len(log.header)} columns", file=log.path,
+            place=f"line {number}", fix="run the test again, or delete the line",
+        )  # fmt: skip
+    size = _number(log, f"line {number}", "size", fields[log.header.index("size")])
+    for repeat, column in enumerate(i for i, word in enumerate(log.header) if word == "time"):
+        side = "in-place" if repeat else "out-of-place"
+        if fields[column] == "N/A":
+            continue
+        time_us = _number(log, f"line {number}", f"{side} time", fields[column]) * log.in_us
+        wrong = next(
+            (i for i in range(column, len(log.header)) if log.header[i] in ("#wrong", "error")),
+            None,
+        )
+        if (
+            wrong is not None
+            and log.header[wrong] == "#wrong"
+            and fields[wrong] not in ("0", "N/A")
+        ):
+            raise TableError(
+                f"{fields[wrong]} wrong results", file=log.path,
+                place=f"line {number}, column {side} #wrong", fix="mend the machine and run it again",
+            )  # fmt: skip
+        if size > 0 and time_us > 0:
+            log.rows.append((log.collective, count, nodes, int(size), repeat, time_us))
+
+
+def _number(log: _Log, place: str, column: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise TableError(
+            f"{text!r} is not a number of 0 or more", file=log.path,
+            place=f"{place}, column {column}", fix="run the test again, or delete the line",
+        )  # fmt: skip
+    return value
+
 
 FILE = "collectives.json"
 

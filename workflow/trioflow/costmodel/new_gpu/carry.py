@@ -20,7 +20,7 @@ from trioflow.costmodel.intervals import ASSUMED_FACTOR, StepBand
 from trioflow.costmodel.new_gpu.data import floor_of, shortest_time_s
 from trioflow.costmodel.new_gpu.rules import Exponents, apply_rule, key_of, size_rows
 from trioflow.costmodel.operators.class_curves import ANY
-from trioflow.costmodel.operators.model_file import read_content
+from trioflow.costmodel.operators.model import read_content
 from trioflow.costmodel.steps import anchor_step
 from trioflow.hardware.device_sheet import DeviceSheet, find_device
 from trioflow.trace.facts import NAMES, UNTIMED, Facts

@@ -25,7 +25,7 @@ from trioflow.base.errors import InputError
 from trioflow.base.provenance import digest_file, read_json
 from trioflow.base.units import us_to_ns
 from trioflow.costmodel.operators.device_fit import DeviceLimits, fit_device_model
-from trioflow.costmodel.operators.model_file import KIND, SHIPPED_MODELS
+from trioflow.costmodel.operators.model import KIND, SHIPPED_MODELS
 from trioflow.datasets.catalogue import MODEL_TABLES, SINGLE_OPERATORS, STEP_TRACES, load_catalogue
 from trioflow.hardware.device_sheet import find_device
 from trioflow.trace.store import Trace

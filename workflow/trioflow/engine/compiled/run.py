@@ -15,15 +15,14 @@ from typing import Any
 import numpy as np
 
 from trioflow.base.errors import InputError, SimulationError
-from trioflow.engine.compiled import layout
-from trioflow.engine.compiled.state import make_state
+from trioflow.engine.compiled.state import EVENTS, PIECES, RESHARED, make_state
 from trioflow.engine.exchanges import Plan
 from trioflow.engine.program import Execution, Pieces, Program, explain_deadlock
 from trioflow.engine.reference import run_reference
 from trioflow.network.collectives import CollectiveFlows
 from trioflow.network.fair_share import FairShareNetwork
 from trioflow.network.interface import NEVER_S, Network
-from trioflow.network.messages import CollectiveRounds
+from trioflow.network.message_planner import CollectiveRounds
 from trioflow.network.networks import ContentionFreeNetwork
 
 _ROOM = 2
@@ -51,9 +50,9 @@ def run_compiled(program: Program, network: Network) -> Execution:
     keep = network.pieces is not None
     state = make_state(program, widths, shared, _ROOM * program.events if keep else 0)
     execute(state)
-    if keep and state.count[layout.PIECES] > len(state.pieces):
+    if keep and state.count[PIECES] > len(state.pieces):
         # How many there are is only known afterwards; the second run is the same as the first.
-        state = make_state(program, widths, shared, int(state.count[layout.PIECES]))
+        state = make_state(program, widths, shared, int(state.count[PIECES]))
         execute(state)
     start_s, end_s = state.tasks["start_s"].copy(), state.tasks["end_s"].copy()
     if (end_s == NEVER_S).any():
@@ -61,9 +60,9 @@ def run_compiled(program: Program, network: Network) -> Execution:
     return Execution(
         start_s,
         end_s,
-        int(state.count[layout.EVENTS]),
+        int(state.count[EVENTS]),
         _name_bytes(network, state.links["moved_bytes"].tolist()),
-        int(state.count[layout.RESHARED]),
+        int(state.count[RESHARED]),
         _read_pieces(state) if keep else None,
     )
 
@@ -81,7 +80,7 @@ def _name_bytes(
 
 def _read_pieces(state: Any) -> Pieces:
     """Return the pieces of flows that were kept."""
-    kept = state.pieces[: state.count[layout.PIECES]]
+    kept = state.pieces[: state.count[PIECES]]
     first, last = state.plans["first_flow"], state.plans["last_flow"]
     plan = np.repeat(np.arange(len(state.plans)), last - first)[kept["flow"]]
     columns = (kept[name].copy() for name in ("begin_s", "end_s", "rate"))
@@ -98,7 +97,7 @@ def _can_end(plan: Plan) -> bool:
 
 
 KERNELS = "trioflow.engine.compiled.kernels"
-_SOURCES = ("kernels.py", "flow_kernels.py", "heap_kernels.py", "layout.py")
+_SOURCES = ("kernels.py", "state.py")
 _loaded: dict[str, Any] = {}
 
 UNLOADED_FROM_EVENTS = 150_000

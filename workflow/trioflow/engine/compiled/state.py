@@ -1,22 +1,135 @@
-"""A program laid out in the arrays that the compiled engine works on."""
+"""A program laid out in the arrays that the compiled engine works on.
+
+What the compiled engine works on: rows of arrays, heaps, and where each counter is.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trioflow.engine.compiled import layout
 from trioflow.engine.exchanges import Plan
 from trioflow.engine.program import Floats, Ints, Program, count_up
 from trioflow.network.collectives import CollectiveFlows
 from trioflow.network.fair_share import FlowShape
 from trioflow.network.interface import NEVER_S
-from trioflow.network.messages import CollectiveMessages, CollectiveRounds, MessagePattern
+from trioflow.network.message_planner import CollectiveMessages, CollectiveRounds, MessagePattern
+
+NOWHERE = -1
+
+EVENTS, SEQUENCE, FLOWS, FRESH_SLOTS, FRESH_NODES, CHANGED, EPOCH, RESHARED = range(8)
+STARTS_HEAD, STARTS_TAIL, ENDS_HEAD, ENDS_TAIL, ARRIVED, FRESH_WAITS, PIECES = range(8, 15)
+COUNTERS = 15
+
+
+def _row(reals: str, whole: str) -> np.dtype[Any]:
+    fields = [(name, np.float64) for name in reals.split()]
+    return np.dtype([*fields, *((name, np.int64) for name in whole.split())])
+
+
+ENTRY = _row("time_s", "tie item")
+"""Item of a heap, ordered by (time, tie)."""
+
+TASK = _row("duration_s start_s end_s", "exchange first_successor last_successor missing")
+
+EXCHANGE = _row("duration_s", "first_member last_member plan absent in_flight waits next_free")
+"""``waits`` is where the counters of its messages begin, while it runs."""
+
+PLAN = _row(
+    "block_bytes",
+    "first_flow last_flow pattern first_round last_round first_crossing last_crossing free_waits",
+)
+"""What an exchange puts on the network: flows; messages of a pattern, between the pairs that the
+flows stand for; or rounds. ``free_waits`` begins the list of ended exchanges whose counters are
+free."""
+
+FLOW = _row("size_bytes latency_s max_rate", "first_hop last_hop")
+"""Flow of a plan, or what messages of a pair have in common; many are made after it."""
+
+PATTERN = _row("", "first_message messages first_successor")
+MESSAGE = np.dtype([(name, np.int32) for name in ("pair", "blocks", "missing", "first_successor")])
+"""Message of a pattern; one more row says where the successors of the last one end."""
+
+ROUND = _row("latency_s moving_s size_bytes", "")
+CROSSING = _row("", "link times")
+"""Link that rounds cross, and how many messages of each."""
+
+ARRIVAL = _row("", "exchange message")
+
+LINK = _row("capacity moved_bytes free share", "first_node crossing rising seen is_changed")
+"""Link; ``first_node`` begins the list of the flows that cross it."""
+
+SLOT = _row(
+    "since_s left_bytes rate size_bytes", "flow_id exchange flow message seen first_node next_free"
+)
+"""Flow on its way; a slot is used again by flows with as many hops."""
+
+NODE = _row("", "slot before after")
+"""Place of a slot in the list of the flows that cross a link."""
+
+PIECE = _row("begin_s end_s rate", "flow_id flow")
+"""Part of a flow's way at one rate; ``flow`` is the row of the plan's flow, which has the route."""
+
+
+COUNT, HEAD, TAIL = range(3)
+IN_QUEUE = -2
+"""Place 0 of a heap's queue, place 1 being -3 and so on; places from 0 on are in its entries."""
+
+
+class Heap(NamedTuple):
+    """Items by (time, tie); ``place`` says where each item is.
+
+    ``entries`` is a binary heap of COUNT items; ``queue``, of a power of two of places, holds others in order, from
+    HEAD to TAIL around its end.
+    """
+
+    entries: Any
+    queue: Any
+    place: Any
+    size: Any
+
+
+class State(NamedTuple):
+    """All of an execution: arrays of the rows above, lists of numbers, and heaps.
+
+    Items of ``running`` and ``ends`` from ``len(tasks)`` on stand for exchanges.
+    """
+
+    shared: bool
+    count: Any
+    tasks: Any
+    successors: Any
+    exchanges: Any
+    members: Any
+    plans: Any
+    patterns: Any
+    messages: Any
+    message_successors: Any
+    waits: Any
+    rounds: Any
+    crossings: Any
+    arrived: Any
+    flows: Any
+    hops: Any
+    links: Any
+    slots: Any
+    free_slots: Any
+    nodes: Any
+    changed_links: Any
+    found_links: Any
+    found_slots: Any
+    frozen_slots: Any
+    starts: Any
+    ends: Any
+    running: Heap
+    waiting: Heap
+    moving: Heap
+    pieces: Any
 
 
 def make_state(
@@ -36,9 +149,9 @@ def make_state(
     runs = np.bincount(exchanges.plan_of[exchanges.plan_of >= 0], minlength=len(exchanges.plans))
     in_all, nodes, joins, waits = (int((runs * each).sum()) for each in traffic.room)
     lengths = traffic.flows["last_hop"] - traffic.flows["first_hop"]
-    return layout.State(
+    return State(
         shared=shared,
-        count=np.zeros(layout.COUNTERS, dtype=np.int64),
+        count=np.zeros(COUNTERS, dtype=np.int64),
         tasks=_lay_out_tasks(program),
         successors=program.successors,
         exchanges=_lay_out_exchanges(program),
@@ -50,13 +163,13 @@ def make_state(
         waits=np.empty(waits, dtype=np.int32),
         rounds=traffic.rounds,
         crossings=traffic.crossings,
-        arrived=np.empty(in_all + joins, dtype=layout.ARRIVAL),
+        arrived=np.empty(in_all + joins, dtype=ARRIVAL),
         flows=traffic.flows,
         hops=traffic.hops,
-        links=_fill(layout.LINK, len(capacities), capacity=capacities, first_node=layout.NOWHERE),
-        slots=np.empty(in_all, dtype=layout.SLOT),
-        free_slots=np.full(int(lengths.max(initial=0)) + 1, layout.NOWHERE, dtype=np.int64),
-        nodes=np.empty(nodes, dtype=layout.NODE),
+        links=_fill(LINK, len(capacities), capacity=capacities, first_node=NOWHERE),
+        slots=np.empty(in_all, dtype=SLOT),
+        free_slots=np.full(int(lengths.max(initial=0)) + 1, NOWHERE, dtype=np.int64),
+        nodes=np.empty(nodes, dtype=NODE),
         changed_links=np.empty(len(capacities), dtype=np.int64),
         found_links=np.empty(len(capacities), dtype=np.int64),
         found_slots=np.empty(in_all, dtype=np.int64),
@@ -66,7 +179,7 @@ def make_state(
         running=_make_heap(items),
         waiting=_make_heap(in_all),
         moving=_make_heap(in_all),
-        pieces=np.empty(pieces, dtype=layout.PIECE),
+        pieces=np.empty(pieces, dtype=PIECE),
     )
 
 
@@ -78,14 +191,14 @@ def _fill(row: np.dtype[Any], count: int, **columns: Any) -> Any:
 
 
 def _make_heap(items: int) -> Any:
-    entries, place = np.empty(items, dtype=layout.ENTRY), np.empty(items, dtype=np.int64)
-    queue = np.empty(1 << max(items - 1, 0).bit_length(), dtype=layout.ENTRY)
-    return layout.Heap(entries, queue, place, np.zeros(3, dtype=np.int64))
+    entries, place = np.empty(items, dtype=ENTRY), np.empty(items, dtype=np.int64)
+    queue = np.empty(1 << max(items - 1, 0).bit_length(), dtype=ENTRY)
+    return Heap(entries, queue, place, np.zeros(3, dtype=np.int64))
 
 
 def _lay_out_tasks(program: Program) -> Any:
     return _fill(
-        layout.TASK,
+        TASK,
         len(program.ranks),
         duration_s=program.durations_s,
         start_s=NEVER_S,
@@ -100,7 +213,7 @@ def _lay_out_tasks(program: Program) -> Any:
 def _lay_out_exchanges(program: Program) -> Any:
     exchanges = program.exchanges
     return _fill(
-        layout.EXCHANGE,
+        EXCHANGE,
         len(exchanges.plan_of),
         duration_s=exchanges.durations_s,
         first_member=exchanges.first_members[:-1],
@@ -131,7 +244,7 @@ class _Traffic:
 
 def _gather_traffic(plans: list[Plan]) -> _Traffic:
     """Lay out plans one after the other; what several have in common, once."""
-    made = _fill(layout.PLAN, len(plans), pattern=layout.NOWHERE, free_waits=layout.NOWHERE)
+    made = _fill(PLAN, len(plans), pattern=NOWHERE, free_waits=NOWHERE)
     flows, hops = _gather_flows(plans, made)
     patterns, messages, successors = _gather_patterns(plans, made)
     rounds, crossings = _gather_rounds(plans, made)
@@ -156,7 +269,7 @@ def _gather_flows(plans: list[Plan], made: Any) -> tuple[Any, Ints]:
     counts = [0 if isinstance(plan, CollectiveRounds) else len(plan.shape.pairs) for plan in plans]
     first_flows = count_up(np.array(counts, dtype=np.int64))
     made["first_flow"], made["last_flow"] = first_flows[:-1], first_flows[1:]
-    flows = np.zeros(int(first_flows[-1]), dtype=layout.FLOW)
+    flows = np.zeros(int(first_flows[-1]), dtype=FLOW)
     begins: dict[FlowShape, int] = {}
     hops: list[Ints] = [np.zeros(0, dtype=np.int64)]
     base = 0
@@ -188,13 +301,13 @@ def _gather_patterns(plans: list[Plan], made: Any) -> tuple[Any, Any, NDArray[np
     waits = np.array([len(table.successors) for table in tables], dtype=np.int64)
     first_messages = count_up(counts + 1)
     patterns = _fill(
-        layout.PATTERN,
+        PATTERN,
         len(tables),
         first_message=first_messages[:-1],
         messages=counts,
         first_successor=count_up(waits)[:-1],
     )
-    messages = np.zeros(int(first_messages[-1]), dtype=layout.MESSAGE)
+    messages = np.zeros(int(first_messages[-1]), dtype=MESSAGE)
     for table, first, last in zip(tables, first_messages[:-1], first_messages[1:], strict=True):
         rows = messages[first : last - 1]
         rows["pair"], rows["blocks"], rows["missing"] = table.pair_of, table.blocks, table.missing
@@ -209,7 +322,7 @@ def _gather_rounds(plans: list[Plan], made: Any) -> tuple[Any, Any]:
               if isinstance(plan, CollectiveRounds)]  # fmt: skip
     places = [place for place, _ in chosen]
     parts: list[Any] = []
-    for name, row in (("round", layout.ROUND), ("crossing", layout.CROSSING)):
+    for name, row in (("round", ROUND), ("crossing", CROSSING)):
         columns = [
             (plan.latencies_s, plan.moving_s, plan.sizes_bytes)
             if name == "round"

@@ -16,10 +16,10 @@ from trioflow.network.algorithms.pattern import (
     Algorithm,
     Pattern,
     Schedule,
+    assemble,
     fill,
     make_messages,
 )
-from trioflow.network.algorithms.waits import assemble
 
 REGISTERED: dict[str, Algorithm] = {
     algorithm.name: algorithm

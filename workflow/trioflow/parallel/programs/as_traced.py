@@ -10,9 +10,14 @@ from numpy.typing import NDArray
 
 from trioflow.base.errors import PlanError
 from trioflow.base.units import ns_to_s
-from trioflow.costmodel.device_times import times_interval
+from trioflow.costmodel.device_times import (
+    PREDICTED,
+    find_launch_s,
+    host_times,
+    mention_launches,
+    times_interval,
+)
 from trioflow.costmodel.intervals import combine_intervals
-from trioflow.costmodel.launches import PREDICTED, find_launch_s, host_times, mention_launches
 from trioflow.costmodel.steps import ALONE, COLLECTIVES, least_half_width
 from trioflow.parallel.extrapolate import phase_times, repeat_interval
 from trioflow.parallel.folded import Family, Fold, FoldedTaskGraph

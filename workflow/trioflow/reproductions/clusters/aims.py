@@ -13,7 +13,7 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.model_selection import KFold
 
 from trioflow.costmodel.intervals import COVERAGE
-from trioflow.report.wording import NOTHING, write_percent
+from trioflow.report.pages import NOTHING, write_percent
 from trioflow.reproductions.chances import measure_miss
 from trioflow.reproductions.clusters.scores import (
     FAILED,

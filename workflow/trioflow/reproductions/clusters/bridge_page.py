@@ -10,10 +10,21 @@ import numpy as np
 import pandas as pd
 
 from trioflow import tables
-from trioflow.report.html import Cell, numbers, percent_cell, render_records, signed_cell, words
-from trioflow.report.pages import Page, Section, write_page
+from trioflow.report.pages import (
+    NOTHING,
+    Cell,
+    Page,
+    Section,
+    numbers,
+    percent_cell,
+    render_records,
+    signed_cell,
+    words,
+    write_markdown,
+    write_page,
+    write_percent,
+)
 from trioflow.report.scores import share_in_order, summarize_errors
-from trioflow.report.wording import NOTHING, write_markdown, write_percent
 from trioflow.reproductions.clusters.parts import plain_model
 from trioflow.reproductions.tables import CLUSTER_RATES
 

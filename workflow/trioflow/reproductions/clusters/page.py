@@ -10,8 +10,11 @@ from pathlib import Path
 import pandas as pd
 
 from trioflow import tables
-from trioflow.report.html import (
+from trioflow.report.pages import (
     Cell,
+    Page,
+    Section,
+    count_reached,
     numbers,
     render_details,
     render_list,
@@ -19,14 +22,9 @@ from trioflow.report.html import (
     render_records,
     signed_cell,
     words,
-)
-from trioflow.report.pages import (
-    Page,
-    Section,
-    count_reached,
     write_page,
+    write_percent,
 )
-from trioflow.report.wording import write_percent
 from trioflow.reproductions.chances import render_chances
 from trioflow.reproductions.clusters.aims import (
     CONSTANT,

@@ -7,17 +7,18 @@ from typing import Any
 import pandas as pd
 
 from trioflow.base.units import BYTES_PER_GIB
-from trioflow.report.html import (
+from trioflow.report.pages import (
     Cell,
+    Section,
+    count_words,
     numbers,
     render_details,
     render_paragraph,
     render_records,
     words,
+    write_percent,
 )
-from trioflow.report.pages import Section
 from trioflow.report.scores import summarize_errors
-from trioflow.report.wording import count_words, write_percent
 
 _AIM = 0.05
 """Median error of the peaks that was aimed at."""

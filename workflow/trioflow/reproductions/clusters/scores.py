@@ -15,8 +15,8 @@ from trioflow.base.provenance import stamp
 from trioflow.costmodel.steps import find_node_residual
 from trioflow.hardware.device_sheet import load_device
 from trioflow.parallel.memory.peak import count_outside
+from trioflow.report.pages import write_percent
 from trioflow.report.scores import share_in_order
-from trioflow.report.wording import write_percent
 from trioflow.reproductions.chances import score_pairs
 from trioflow.reproductions.tables import CLUSTER_MEMORY, CLUSTER_STEPS
 from trioflow.sweeps.search_space import Prediction

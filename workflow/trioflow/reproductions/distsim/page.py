@@ -16,9 +16,15 @@ from trioflow.base.errors import InputError
 from trioflow.base.provenance import read_json
 from trioflow.measure.records import RECORDED_EVENTS, STEP_MARKS
 from trioflow.report import style
-from trioflow.report.html import render_details, render_figure, render_paragraph
-from trioflow.report.pages import Page, Section, write_page
-from trioflow.report.wording import write_percent
+from trioflow.report.pages import (
+    Page,
+    Section,
+    render_details,
+    render_figure,
+    render_paragraph,
+    write_page,
+    write_percent,
+)
 from trioflow.reproductions.distsim import figures, sections
 from trioflow.reproductions.distsim.recorded import compare_events, compare_marks
 from trioflow.reproductions.tables import ACTIVITY, ANALYTICAL, COSTS, TIMESTAMPS

@@ -12,7 +12,8 @@ import pandas as pd
 
 from trioflow.base.errors import TableError
 from trioflow.base.units import ns_to_s
-from trioflow.report.html import (
+from trioflow.report.pages import (
+    NOTHING,
     Cell,
     Column,
     Field,
@@ -26,8 +27,10 @@ from trioflow.report.html import (
     render_records,
     render_table,
     words,
+    write_percent,
+    write_signed_percent,
+    write_time,
 )
-from trioflow.report.wording import NOTHING, write_percent, write_signed_percent, write_time
 from trioflow.reproductions.distsim.closed_forms import compare_throughput, split_step
 from trioflow.reproductions.distsim.figures import (
     ACTIVITY_ERROR,

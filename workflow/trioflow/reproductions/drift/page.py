@@ -11,11 +11,17 @@ import pandas as pd
 
 from trioflow import tables
 from trioflow.base.provenance import stamp
-from trioflow.report.html import numbers, render_details, render_paragraph, render_records, words
-from trioflow.report.pages import Page, Section, write_page
-from trioflow.report.wording import (
+from trioflow.report.pages import (
+    Page,
+    Section,
     count_words,
+    numbers,
+    render_details,
+    render_paragraph,
+    render_records,
+    words,
     write_markdown,
+    write_page,
     write_percent,
     write_signed_percent,
 )

@@ -50,8 +50,7 @@ from trioflow.reproductions.tables import (
     SIMULATOR_TIMES,
     WAFER,
 )
-from trioflow.sweeps.chunk_job import make_frame
-from trioflow.sweeps.chunks import list_chunk_files
+from trioflow.sweeps.chunks import list_chunk_files, make_frame
 from trioflow.sweeps.description import Sweep, load_sweep
 from trioflow.sweeps.parameters import resolve_batch, resolve_plan
 from trioflow.sweeps.workshop import OK, Workshop

@@ -11,8 +11,11 @@ import pandas as pd
 
 from trioflow import tables
 from trioflow.base.errors import InputError
-from trioflow.report.html import (
+from trioflow.report.pages import (
+    NOTHING,
     Cell,
+    Page,
+    Section,
     itself,
     numbers,
     render_definitions,
@@ -20,9 +23,10 @@ from trioflow.report.html import (
     render_figure,
     render_records,
     words,
+    write_page,
+    write_percent,
+    write_time,
 )
-from trioflow.report.pages import Page, Section, write_page
-from trioflow.report.wording import NOTHING, write_percent, write_time
 from trioflow.reproductions.figures import catalogue
 from trioflow.reproductions.figures.build import SCHEMAS
 from trioflow.reproductions.figures.catalogue import PAPER, SOURCE, Figure

@@ -33,7 +33,7 @@ from trioflow.costmodel.steps import (
 from trioflow.hardware.device_sheet import find_device
 from trioflow.parallel.reference import resize_batch
 from trioflow.parallel.schedules.build import is_schedule
-from trioflow.report.causes import CAUSES, GROWTH, Settings
+from trioflow.report.attribution import CAUSES, GROWTH, Settings
 from trioflow.report.scores import list_scaling
 from trioflow.reproductions.published.cases import PublishedRow, load_published_rows, rows_of_set
 from trioflow.reproductions.published.prediction import (

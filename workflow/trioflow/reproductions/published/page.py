@@ -15,22 +15,27 @@ from matplotlib.patches import Patch
 from trioflow import tables
 from trioflow.base.errors import InputError
 from trioflow.report import style
+from trioflow.report.attribution import CAUSES
 from trioflow.report.attribution_section import (
     draw_tornado,
     render_changes,
     render_scores,
     summarise_changes,
 )
-from trioflow.report.causes import CAUSES
-from trioflow.report.html import render_figure, render_list, render_paragraph
 from trioflow.report.pages import (
     Page,
     Section,
     count_reached,
+    render_figure,
+    render_list,
+    render_paragraph,
     write_page,
+    write_percent,
+    write_range,
+    write_signed_percent,
+    write_time,
 )
 from trioflow.report.scores import MODELS, ORACLE, OURS, SCORES, score_published
-from trioflow.report.wording import write_percent, write_range, write_signed_percent, write_time
 from trioflow.reproductions.published import sections
 from trioflow.reproductions.published.cases import (
     PUBLISHED,

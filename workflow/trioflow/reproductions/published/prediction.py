@@ -17,8 +17,7 @@ from trioflow.costmodel.collectives.platform import PlatformCollectives
 from trioflow.costmodel.device_times import DeviceTimes, prepare_device_times
 from trioflow.costmodel.interface import OperatorModel, RowModel
 from trioflow.costmodel.operators.device_fit import DeviceData, fit_device_data
-from trioflow.costmodel.operators.model import load_operator_model
-from trioflow.costmodel.operators.model_file import SHIPPED_MODELS
+from trioflow.costmodel.operators.model import SHIPPED_MODELS, load_operator_model
 from trioflow.costmodel.operators.published import PublishedDevice, load_published
 from trioflow.costmodel.steps import NONE as UNANCHORED
 from trioflow.costmodel.steps import RATIO, anchor_step
@@ -32,7 +31,7 @@ from trioflow.prediction.answer import Prediction, predict_step
 from trioflow.prediction.assembly import predict, prepare_step
 from trioflow.prediction.options import CLOSED_FORM, Options
 from trioflow.prediction.step import Step
-from trioflow.report.causes import ScaledCollectives, Settings
+from trioflow.report.attribution import ScaledCollectives, Settings
 from trioflow.reproductions.published.baselines import (
     AnalyticalModel,
     predict_by_triosim,

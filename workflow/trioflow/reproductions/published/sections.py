@@ -9,30 +9,28 @@ from typing import Any
 import pandas as pd
 
 from trioflow.costmodel.steps import ANCHOR_WAYS
+from trioflow.report.attribution import GROWTH, PART, REPLACED
 from trioflow.report.attribution_section import (
     score_cell,
 )
-from trioflow.report.causes import GROWTH, PART, REPLACED
-from trioflow.report.html import (
+from trioflow.report.pages import (
+    NOTHING,
     Cell,
     Column,
     Field,
+    join_words,
     numbers,
     render_details,
     render_list,
     render_paragraph,
     render_records,
     words,
-)
-from trioflow.report.scores import MODELS, ORACLE, OURS, SCORES, list_scaling
-from trioflow.report.wording import (
-    NOTHING,
-    join_words,
     write_percent,
     write_range,
     write_signed_percent,
     write_time,
 )
+from trioflow.report.scores import MODELS, ORACLE, OURS, SCORES, list_scaling
 from trioflow.reproductions.published.cases import (
     PUBLISHED,
     describe_set,

@@ -33,7 +33,7 @@ from matplotlib.lines import Line2D
 from trioflow import tables
 from trioflow.base.experiments import load_workloads
 from trioflow.report import style
-from trioflow.sweeps.chunk_job import make_frame
+from trioflow.sweeps.chunks import make_frame
 from trioflow.sweeps.parameters import fill_values
 from trioflow.sweeps.workshop import Workshop
 from trioflow.tables import records

@@ -13,17 +13,20 @@ import pyarrow as pa
 from trioflow import tables
 from trioflow.base.errors import InputError
 from trioflow.base.provenance import atomic_path, digest_file
-from trioflow.report.html import (
+from trioflow.report.pages import (
     Cell,
     Column,
+    Page,
+    Section,
+    count_words,
+    join_words,
     read_captions,
     render_details,
     render_figure,
     render_paragraph,
     render_table,
+    write_page,
 )
-from trioflow.report.pages import Page, Section, write_page
-from trioflow.report.wording import count_words, join_words
 from trioflow.reproductions.studies.sections import render_distsim, render_hop, render_wafer
 from trioflow.reproductions.tables import HOP, WAFER
 

@@ -7,18 +7,16 @@ from collections.abc import Iterable, Sequence
 import pandas as pd
 
 from trioflow.network.circuit import CircuitSettings
-from trioflow.report.html import (
+from trioflow.report.pages import (
+    NOTHING,
     Cell,
     Column,
+    count_words,
+    join_words,
     render_definitions,
     render_details,
     render_paragraph,
     render_table,
-)
-from trioflow.report.wording import (
-    NOTHING,
-    count_words,
-    join_words,
     write_percent,
     write_range,
     write_time,

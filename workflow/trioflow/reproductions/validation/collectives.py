@@ -13,12 +13,17 @@ import pandas as pd
 from trioflow import tables
 from trioflow.base.errors import InputError
 from trioflow.base.units import ns_to_s
-from trioflow.costmodel.collectives.bands import size_class
-from trioflow.costmodel.collectives.methods import METHODS, RANKS, RANKS_BEYOND, SIZE, SIZE_BEYOND
+from trioflow.costmodel.collectives.methods import (
+    METHODS,
+    RANKS,
+    RANKS_BEYOND,
+    SIZE,
+    SIZE_BEYOND,
+    size_class,
+)
 from trioflow.costmodel.collectives.platform import PlatformCollectives, fit_platform_collectives
 from trioflow.costmodel.collectives.points import each_curve, halve, median_points
-from trioflow.costmodel.collectives.published import PLATFORMS
-from trioflow.costmodel.collectives.tables import read_public_samples
+from trioflow.costmodel.collectives.published import PLATFORMS, read_public_samples
 
 SET = "collectives"
 QUANTITY = "collective"

@@ -19,8 +19,14 @@ from trioflow.costmodel.features import FEATURES
 from trioflow.costmodel.judging import SCORES, score_cases
 from trioflow.hardware.device_sheet import find_device
 from trioflow.report import style
-from trioflow.report.html import render_figure, render_paragraph
-from trioflow.report.pages import Page, Section, count_reached, write_page
+from trioflow.report.pages import (
+    Page,
+    Section,
+    count_reached,
+    render_figure,
+    render_paragraph,
+    write_page,
+)
 from trioflow.reproductions.tables import read_validation_table, write_validation_table
 from trioflow.reproductions.validation import sections
 from trioflow.reproductions.validation.aims import AIMS, KNOWS_THE_ANSWER, SETS, reach_aims

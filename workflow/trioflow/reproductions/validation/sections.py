@@ -12,7 +12,8 @@ import pandas as pd
 
 from trioflow.base.units import format_bytes
 from trioflow.costmodel.judging import SCORES
-from trioflow.report.html import (
+from trioflow.report.pages import (
+    NOTHING,
     Cell,
     Column,
     Field,
@@ -29,9 +30,6 @@ from trioflow.report.html import (
     render_paragraph,
     render_records,
     words,
-)
-from trioflow.report.wording import (
-    NOTHING,
     write_percent,
     write_range,
     write_signed_percent,

@@ -22,7 +22,7 @@ import pandas as pd
 from trioflow.base.errors import TableError
 from trioflow.base.units import ms_to_s, ns_to_s
 from trioflow.costmodel.collectives.model import count_steps, wire_factor
-from trioflow.costmodel.collectives.tables import PUBLIC_TABLES, PublicTable
+from trioflow.costmodel.collectives.published import PUBLIC_TABLES, PublicTable
 from trioflow.costmodel.features import Floats
 from trioflow.reproductions.tables import CHECKS
 

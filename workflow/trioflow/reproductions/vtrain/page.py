@@ -15,8 +15,11 @@ from trioflow import tables
 from trioflow.base.errors import InputError
 from trioflow.report import style
 from trioflow.report.attribution_section import score_cell
-from trioflow.report.html import (
+from trioflow.report.pages import NOTHING as DASH
+from trioflow.report.pages import (
     Cell,
+    Page,
+    Section,
     numbers,
     render_details,
     render_figure,
@@ -25,11 +28,10 @@ from trioflow.report.html import (
     render_records,
     time_cell,
     words,
+    write_page,
+    write_percent,
 )
-from trioflow.report.pages import Page, Section, write_page
 from trioflow.report.scores import ORACLE, OURS, SCORES, score_published
-from trioflow.report.wording import NOTHING as DASH
-from trioflow.report.wording import write_percent
 from trioflow.reproductions.chances import measure_miss, render_chances
 from trioflow.reproductions.published.cases import PUBLISHED, describe_set
 from trioflow.reproductions.tables import CHECKS, PARAMETERS, TRIALS
