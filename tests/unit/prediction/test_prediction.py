@@ -200,4 +200,4 @@ def test_a_step_without_memory_is_the_same_step():
     assert (bare.step_time_s, bare.low_s, bare.high_s) == (
         whole.step_time_s, whole.low_s, whole.high_s,
     )  # fmt: skip
-    assert whole.memory and bare.memory == [] and bare.peak_memory_bytes == 0
+    assert whole.memory and bare.memory == [] and bare.peak_memory_bytes is None

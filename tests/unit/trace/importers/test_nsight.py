@@ -372,3 +372,12 @@ def test_a_broken_file_and_one_without_precision_name_the_file(tmp_path):
     path.write_bytes(content[:100] + b"\xff" * (len(content) - 100))
     with pytest.raises(TraceError, match=r"a\.sqlite"):
         import_trace([path], OPTIONS)
+
+
+def test_ranges_without_sizes_give_times_alone(tmp_path, monkeypatch):
+    """As ``emit_nvtx`` writes them by default."""
+    for name, text in (("LINEAR", LINEAR), ("PRODUCT", PRODUCT)):
+        monkeypatch.setitem(globals(), name, text.partition(", sizes")[0])
+    trace = import_trace([steps().write(tmp_path / "report.sqlite")], OPTIONS)
+    assert trace.unshaped_share == 1.0 and trace.operators["device_ns"].sum() > 0
+    assert any("holds no shapes" in warning for warning in trace.facts.warnings)

@@ -10,7 +10,6 @@ from typing import Any
 from trioflow.base.errors import InputError
 from trioflow.base.precision_recipes import (
     DEEPSPEED,
-    DEFAULT_RECIPE,
     MEGATRON,
     NANOTRON,
     PYTORCH,
@@ -313,7 +312,7 @@ class LanguageStep:
 
     sequence: int
     batch: int = 1
-    precision: str = DEFAULT_RECIPE
+    precision: str = "bf16"
     attention: str = ""
     fusion: str = ""
     optimizer: str = "adamw-fused"
@@ -357,11 +356,9 @@ class LanguageStep:
                 fix=f"use --fusion {LAYERS}, or --precision {fusing}",
             )
         fusion = self.fusion or _OWN_FUSIONS[recipe.framework]
-        # No fused kernel of Transformer Engine's takes fp32.
-        fused = CUDNN if recipe.casts_model else ATTENTIONS[-1]
         return replace(
             self,
-            attention=self.attention or (fused if recipe.framework == MEGATRON else FLASH),
+            attention=self.attention or (CUDNN if recipe.framework == MEGATRON else FLASH),
             fusion=fusion,
             loss=self.loss or _OWN_LOSSES.get(fusion, EAGER),
         )
