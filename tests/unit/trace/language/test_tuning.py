@@ -13,6 +13,8 @@ from trioflow import make_plan, predict, search
 from trioflow.base.errors import InputError
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import named_plan
+from trioflow.parallel.splits.tensor_split import kind_of_module
+from trioflow.parallel.splits.vocabulary import find_layers
 from trioflow.trace.language import make
 from trioflow.trace.language.sizes import LanguageModel, LanguageStep
 
@@ -108,6 +110,13 @@ def test_every_plan_holds_a_share_of_frozen_weights(plan, words):
             assert before <= after <= before + adapters * ("lora" in words)
         assert other.get("input", 0) <= held.get("input", 0) + 64  # 8 adapters' scales are numbers
         assert other.get("optimizer_state", 0) < held["optimizer_state"]
+
+
+def test_adapted_layers_are_known_by_name_as_their_layers_are():
+    made = make.make_trace(SMALL, replace(STEP, precision="bf16", lora=4))
+    rules = find_layers(made)
+    for module in {p["name"].rpartition(".")[0] for p in made.facts.parameters}:
+        assert kind_of_module(module, rules) == kind_of_module(module, made.facts.tensor_split)
 
 
 @pytest.mark.parametrize(

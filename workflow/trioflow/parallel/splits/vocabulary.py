@@ -27,7 +27,7 @@ from trioflow.parallel.splits.tensor_split import (
     with_rules,
 )
 from trioflow.tables import records
-from trioflow.trace.language.sizes import LIGER
+from trioflow.trace.language.sizes import LIGER, split_adapters
 from trioflow.trace.store import Trace
 
 _COLUMNS = ("op_id", "name", "phase", "module", "input_ids", "input_shapes", "output_shapes")
@@ -225,7 +225,7 @@ def split_like_megatron(trace: Trace, *, vocabulary: bool = True) -> Trace:
 
 def find_layers(trace: Trace) -> dict[str, str]:
     """Return the layers of a trace that Megatron-LM cuts, and how: module pattern to column or row."""
-    return _match(trace, LAYERS)
+    return _match(trace, {**LAYERS, **split_adapters(LAYERS)})
 
 
 def _find_vocabulary_layers(trace: Trace) -> dict[str, str]:

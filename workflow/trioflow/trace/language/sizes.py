@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from fnmatch import fnmatchcase
 from typing import Any
 
 from trioflow.base.errors import InputError
@@ -253,12 +252,6 @@ def read_language_model(facts: Facts) -> tuple[LanguageModel, int] | None:
     return LanguageModel(**{name: described[name] for name in names if name in described}), int(
         described["sequence"]
     )
-
-
-def is_frozen(name: str, pattern: str) -> bool:
-    """Return whether a parameter fits a pattern of parameters, or lies in a module that does."""
-    parts = name.split(".")
-    return any(fnmatchcase(".".join(parts[:end]), pattern) for end in range(1, len(parts) + 1))
 
 
 def split_adapters(rules: Mapping[str, str]) -> dict[str, str]:

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fnmatch import filter as filter_names
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from trioflow.base.errors import InputError
-from trioflow.trace.language.sizes import is_frozen, split_adapters
+from trioflow.trace.language.sizes import split_adapters
 from trioflow.trace.workloads.recipe import Recipe, read_size
 
 _TARGETS = (
@@ -76,7 +77,11 @@ def adapt_model(recipe: Recipe, row: Mapping[str, Any], dtype: torch.dtype | Non
         recipe.tensor_split.clear()
         recipe.tensor_split |= {p: k for p, k in rules.items() if filter_names(layers, p)}
     for pattern in filter(None, str(row.get("freeze") or "").replace(" ", "").split(",")):
-        frozen = [p for path, p in model.named_parameters() if is_frozen(path, pattern)]
+        frozen = [
+            parameter
+            for path, parameter in model.named_parameters()
+            if fnmatchcase(path, pattern) or fnmatchcase(path, f"{pattern}.*")
+        ]
         if not frozen:
             paths = list(dict(model.named_parameters()))
             raise InputError(

@@ -153,29 +153,22 @@ def choose_precision(name: str, workload: str) -> Precision:
 @contextmanager
 def single_precision(kind: str) -> Iterator[None]:
     """Let single precision mean ``"ieee"`` or ``"tf32"`` on a GPU (always ``"ieee"`` on a CPU), then as before."""
-    switches = _switches(kind)
-    before = [getattr(holder, name) for holder, name, _ in switches]
+    backends = torch.backends
+    switches = [
+        *(
+            (holder, kind)
+            for holder in (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)
+        ),
+        *(
+            (holder, "ieee")
+            for holder in (backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn)
+        ),
+    ]
+    before = [holder.fp32_precision for holder, _ in switches]
     try:
-        for holder, name, value in switches:
-            setattr(holder, name, value)
+        for holder, value in switches:
+            holder.fp32_precision = value
         yield
     finally:
-        for (holder, name, _), value in zip(switches, before, strict=True):
-            setattr(holder, name, value)
-
-
-def _switches(kind: str) -> list[tuple[Any, str, Any]]:
-    """Return (object, attribute, value) of every switch that this PyTorch has."""
-    backends = torch.backends
-    # The older booleans cannot be read back once someone has used the newer words (2.9 on).
-    if hasattr(backends.cuda.matmul, "fp32_precision"):
-        on_gpu = (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)
-        on_cpu = (backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn)
-        return [(holder, "fp32_precision", kind) for holder in on_gpu] + [
-            (holder, "fp32_precision", "ieee") for holder in on_cpu
-        ]
-    wanted = kind == "tf32"
-    return [
-        (backends.cuda.matmul, "allow_tf32", wanted),
-        (backends.cudnn, "allow_tf32", wanted),
-    ]
+        for (holder, _), value in zip(switches, before, strict=True):
+            holder.fp32_precision = value
