@@ -16,7 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from trioflow.base.errors import TraceError
 from trioflow.base.provenance import read_json, stamp
@@ -57,6 +59,16 @@ _MODEL_FACTS = (
     "step_time_source",
     "ready",
 )
+
+
+_Ranks = list[Annotated[int, msgspec.Meta(ge=0, lt=MOST_RANKS)]]
+
+
+class _ProcessGroup(msgspec.Struct):
+    """A group of PyTorch's metadata; no ranks for all."""
+
+    pg_name: str
+    ranks: _Ranks
 
 
 @dataclass(frozen=True)
@@ -169,37 +181,24 @@ def _read_run(
     path: Path, stated: Mapping[str, Any], nodes: Sequence[ChakraNode], options: ImportOptions
 ) -> _Run:
     """Return the run that a file is of: as it says itself, else as the files beside it do."""
-    match = _FILE.match(path.name)
-    groups: dict[str, Any] = {}
-    beside = 1
+    match, beside, files = _FILE.match(path.name), 1, list[Path]()
     if match:
         names = [_FILE.match(file.name) for file in path.parent.iterdir()]
         beside = len({one["rank"] for one in names if one and one["prefix"] == match["prefix"]})
-        files = (path.parent / name.format(prefix=match["prefix"]) for name in _GROUP_FILES)
-        groups = next((read_json(file, TraceError) for file in files if file.is_file()), {})
-    for node in nodes:
-        if node.kind == "METADATA_NODE" and "process_group:init" in node.name:
-            try:
-                said = [
-                    group
-                    for text in read_text(node.sides["inputs"][0])
-                    for group in json.loads(text)
-                ]
-                groups |= {str(group["pg_name"]): group["ranks"] for group in said}
-            except (ValueError, TypeError, KeyError) as error:
-                raise TraceError(
-                    f"its process groups cannot be read ({error})", file=path, place=node.place, fix="convert it again"
-                ) from None  # fmt: skip
-    lists = [*groups.values()] if isinstance(groups, dict) else [None]
-    known = [rank for group in lists if isinstance(group, list) for rank in group]
-    if not all(isinstance(group, list) for group in lists) or not all(
-        rank.__class__ is int and 0 <= rank < MOST_RANKS for rank in known
-    ):
+        files = [path.parent / name.format(prefix=match["prefix"]) for name in _GROUP_FILES]
+    try:
+        said: object = next((read_json(file, TraceError) for file in files if file.is_file()), {})
+        groups = msgspec.convert(said, dict[str, _Ranks])
+        for node in nodes:
+            if node.kind == "METADATA_NODE" and "process_group:init" in node.name:
+                for text in read_text(node.sides["inputs"][0]):
+                    made = msgspec.json.decode(text, type=list[_ProcessGroup])
+                    groups |= {one.pg_name: one.ranks for one in made}
+    except (ValueError, TypeError, msgspec.MsgspecError) as error:
         raise TraceError(
-            "its communicator groups are not lists of ranks by name",
-            file=path,
-            fix='write such as {"1": [0, 1]}',
-        )
+            f"its communicator groups cannot be read: {error}", file=path, fix='write such as {"1": [0, 1]}'
+        ) from None  # fmt: skip
+    known = [rank for group in groups.values() for rank in group]
     found = max([beside if beside > 1 else 0, *(rank + 1 for rank in known)])
     ranks = options.world_size or found
     if stated.get("ranks"):
