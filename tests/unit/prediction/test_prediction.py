@@ -201,3 +201,20 @@ def test_a_step_without_memory_is_the_same_step():
         whole.step_time_s, whole.low_s, whole.high_s,
     )  # fmt: skip
     assert whole.memory and bare.memory == [] and bare.peak_memory_bytes is None
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved", "looped-bfs"])
+def test_a_pipeline_of_very_many_micro_batches_follows_from_two_of_fewer(schedule, monkeypatch):
+    plan = make_plan(data=2, pipeline=3, schedule=schedule, micro_batches=24)
+    answers = []
+    for most in (1 << 40, 1):
+        monkeypatch.setattr("trioflow.prediction.step._MOST_OPERATORS", most)
+        answers.append(predict("gpt2-tiny-b8", plan, "dgx-a100", batch=192).to_dict())
+    whole, followed = answers
+    assert any("of 24 micro-batches 9 were simulated" in one for one in followed["warnings"])
+    numbers = [key for key, value in whole.items() if isinstance(value, float)]
+    for key in set(numbers) - {"simulator_wall_s"}:
+        near = 1e-6 if key in ("step_time_s", "low_s", "high_s") else 0.03  # until all have begun
+        assert followed[key] == pytest.approx(whole[key], rel=near), key
+    for key in ("plan_text", "batch", "events", "peak_memory_bytes", "ranks"):
+        assert followed[key] == whole[key], key

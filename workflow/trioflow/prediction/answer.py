@@ -220,7 +220,9 @@ class Prediction:
     def describe_language(self) -> dict[str, Any]:
         """Return tokens/s, MFU and what ranks wait for; nothing of a step that has no tokens."""
         plan = self.task_graph.metadata.plan
-        return self._rates and self._rates | describe_waits(self.simulated.result.executed, plan)
+        if self.step.fewer is not None or not self._rates:  # the timeline is not the whole step's
+            return self._rates
+        return self._rates | describe_waits(self.simulated.result.executed, plan)
 
     @cached_property
     def _rates(self) -> dict[str, Any]:

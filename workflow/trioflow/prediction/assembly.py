@@ -39,7 +39,7 @@ from trioflow.prediction.anchors import read_session
 from trioflow.prediction.answer import Prediction, predict_step
 from trioflow.prediction.beyond_nodes import NodeDoubt, doubt_nodes
 from trioflow.prediction.options import CLOSED_FORM, DEFAULTS, SESSION, Options
-from trioflow.prediction.step import Step
+from trioflow.prediction.step import Step, choose_counts, extend_step
 from trioflow.prediction.what_if import list_rank_scales, scale_operators
 from trioflow.trace.store import Trace, is_model, load_trace, refuse_step
 
@@ -93,9 +93,27 @@ def prepare_step(
         traces, batch = _open_models(traces, plan, batch, options)
     times = time_operators(traces, platform.device.described, options)
     host = platform.host_of(plan, times.traces[0].facts.recipe.framework)
+    batch = times.traces[0].facts.batch * plan.data if batch is None else batch
     room_bytes = count_room(plan, platform.device)
-    graph = build_graph(times, plan, batch=batch, host=host, options=options, room_bytes=room_bytes)
-    return join_step(graph, times, platform, options)
+
+    def put_together(part: Plan, chosen: Options) -> Step:
+        graph = build_graph(
+            times,
+            part,
+            batch=batch * part.micro_batches // plan.micro_batches,
+            host=host,
+            options=chosen,
+            room_bytes=room_bytes,
+        )
+        return join_step(graph, times, platform, options)
+
+    counts = choose_counts(plan, batch, len(times.traces[0].operators), options)
+    if counts is None:
+        return put_together(plan, options)
+    more = put_together(replace(plan, micro_batches=counts[1]), options)
+    same = replace(options, stages=more.graph.metadata.stages)
+    fewer = put_together(replace(plan, micro_batches=counts[0]), same)
+    return extend_step(fewer, more, plan, batch)
 
 
 def _prepare_traced(traces: Traces, plan: Plan, platform: Platform, options: Options) -> Step:

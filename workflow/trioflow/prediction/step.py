@@ -8,10 +8,14 @@ An experiment of the workflow is predicted from the files of its task graph and 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
+from typing import Any, cast
 
 from trioflow.base.errors import TableError
+from trioflow.base.experiments import Plan
+from trioflow.base.plan_row import SCHEDULES
 from trioflow.costmodel.collectives.model import load_collective_model
 from trioflow.engine.result import Result
 from trioflow.engine.simulate import simulate, simulate_interval
@@ -20,7 +24,7 @@ from trioflow.hardware.platform import load_platform
 from trioflow.network.collectives import CollectiveCost
 from trioflow.parallel.eager import release_sends
 from trioflow.parallel.memory.peak import count_plan_outside
-from trioflow.parallel.plan import micro_batch_sizes
+from trioflow.parallel.plan import describe_plan, micro_batch_sizes
 from trioflow.parallel.reference import choose_reference
 from trioflow.parallel.task_graph import TaskGraph, load_task_graph
 from trioflow.prediction.anchors import (
@@ -51,7 +55,8 @@ class Step:
 
     ``graph`` is before a session's ``anchor``; ``collectives`` None for the ring's closed form; ``traces`` with the
     device's times, which rest on ``cost_model`` with ``confidence``; ``doubt`` is what real runs on nodes like this one
-    took beyond their simulation.
+    took beyond their simulation. ``fewer``: the same step with fewer micro-batches, where ``graph`` does not hold all
+    of them: what is asked lies ``beyond`` the two, in differences between them.
     """
 
     graph: TaskGraph
@@ -64,6 +69,8 @@ class Step:
     warnings: tuple[str, ...] = ()
     anchor: SessionAnchor | None = None
     doubt: NodeDoubt | None = None
+    fewer: Step | None = None
+    beyond: float = 0.0
 
     @property
     def trace(self) -> Trace:
@@ -120,6 +127,12 @@ class Step:
 
     def simulate(self) -> Simulated:
         """Simulate the step. Raises SimulationError or InputError as ``engine.simulate.simulate``."""
+        if self.fewer is not None:
+            few, many = self.fewer.simulate(), replace(self, fewer=None).simulate()
+            ends = few.result.summary, many.result.summary
+            took_s = sum(one.simulator_wall_s for one in ends)
+            summary = replace(_extend(*ends, self.beyond), simulator_wall_s=took_s)
+            return replace(many, result=replace(many.result, summary=summary))
         run = simulate_interval if self.options.interval else simulate
         if self.anchor is None:
             result = run(self.graph, self.platform, self.collectives, self.options)
@@ -134,6 +147,65 @@ class Step:
             self.graph, self.platform, self.collectives, self.options, record_links=False
         )
         return Simulated(result, graph, factors, unanchored.summary.step_time_s)
+
+
+_MOST_OPERATORS = 1_500_000
+"""Operators of all micro-batches of a replica up to which all are simulated: some 0.6 GB."""
+_FEWER, _MORE = 2, 3
+"""Micro-batches, in pipeline degrees, of the two steps from which a longer one follows. From twice the degree on, each
+further round of micro-batches takes the same time and memory; where weights' gradients are computed apart, memory
+grows otherwise later on, and all are simulated."""
+
+
+def choose_counts(
+    plan: Plan, batch: int, operators: int, options: Options
+) -> tuple[int, int] | None:
+    """Return two numbers of micro-batches from which a pipeline of very many follows; None where all are simulated."""
+    fewer, more = _FEWER * plan.pipeline, _MORE * plan.pipeline
+    whole = batch % (plan.data * plan.micro_batches) == 0
+    asked = options.draws or options.record_links or options.schedule or options.anchor == SESSION
+    many = plan.micro_batches * operators > _MOST_OPERATORS and plan.micro_batches > 2 * more
+    steady = plan.schedule in SCHEDULES and not SCHEDULES[plan.schedule].splits
+    return (fewer, more) if plan.pipeline > 1 and steady and many and whole and not asked else None
+
+
+def extend_step(fewer: Step, more: Step, plan: Plan, batch: int) -> Step:
+    """Return the step of a plan of very many micro-batches from two of fewer; its task graph is that of ``more``."""
+    few, many = fewer.graph.metadata, more.graph.metadata
+    counts = few.plan.micro_batches, many.plan.micro_batches
+    beyond = (plan.micro_batches - counts[1]) / (counts[1] - counts[0])
+    grown = ("first_call_s", "baseline_step_time_s", "peak_memory_bytes", "memory")
+    text = many.plan_text.replace(describe_plan(many.plan, many.batch), describe_plan(plan, batch))
+    metadata = replace(
+        many, plan=plan, batch=batch, plan_text=text,
+        **{name: _extend(getattr(few, name), getattr(many, name), beyond) for name in grown},
+    )  # fmt: skip
+    graph = copy(more.graph)
+    graph.metadata = metadata
+    warning = (
+        f"of {plan.micro_batches} micro-batches {counts[1]} were simulated: each further round takes as long as the last"
+        f" {counts[1] - counts[0]}, and the timeline ends with these"
+    )
+    return replace(
+        more, graph=graph, warnings=(*more.warnings, warning), fewer=fewer, beyond=beyond
+    )
+
+
+def _extend(one: Any, other: Any, beyond: float) -> Any:
+    """Return what follows behind two results, number by number, at so many of their differences beyond the second."""
+    if isinstance(other, int | float) and not isinstance(other, bool):
+        value = other + beyond * (other - one)
+        return round(value) if isinstance(other, int) else value
+    if is_dataclass(other):
+        names = [cell.name for cell in fields(other)]
+        parts = {name: _extend(getattr(one, name), getattr(other, name), beyond) for name in names}
+        return replace(cast("Any", other), **parts)
+    if isinstance(other, dict) and one.keys() == other.keys():
+        return {name: _extend(one[name], value, beyond) for name, value in other.items()}
+    if isinstance(other, list | tuple) and len(one) == len(other):
+        cells = [_extend(a, b, beyond) for a, b in zip(one, other, strict=True)]
+        return type(other)(*cells) if hasattr(other, "_fields") else type(other)(cells)
+    return other
 
 
 def choose_traced(traces: Sequence[Trace], graph: TaskGraph) -> Trace:
