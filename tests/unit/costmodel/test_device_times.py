@@ -84,11 +84,26 @@ def test_another_gpu_gets_times_by_the_rule_and_the_model_too(a100):
     assert ratio > 1.2, "half the rate, a third of the bandwidth"
     low, high = times_interval(found.traces[0].facts)
     assert low < 0.9 and high > 1.1
-    assert found.confidence == "extrapolated"
+    assert found.confidence == "uncalibrated", "no operator of an A40, or of its chip, was measured"
     assert found.model.device_name == A40
     assert "new GPU: NVIDIA A40 from NVIDIA A100" in found.model_text
     assert any("no cost model of NVIDIA A40" in warning for warning in found.warnings)
     assert any("new GPU" in warning for warning in found.traces[0].facts.warnings)
+
+
+@pytest.mark.parametrize(
+    ("device", "word"),
+    [("NVIDIA H100 PCIe", "extrapolated"), ("NVIDIA B200", "extrapolated"), (A40, "uncalibrated"),
+     ("AMD Instinct MI300X", "uncalibrated"), ("NVIDIA A10", "uncalibrated")],
+)  # fmt: skip
+def test_a_chip_of_which_nothing_was_measured_is_uncalibrated(a100, device, word):
+    """Whether times are predicted or carried over; a trace of the GPU itself is a measurement."""
+    for trace in (make_trace(precision="bf16"), make_trace("none", timed=False)):
+        found = prepare_device_times([trace], device, {"own": a100})
+        assert found.confidence == word
+        assert any("ever measured" in one for one in found.warnings) == (word == "uncalibrated")
+    own = prepare_device_times([make_trace(device, precision="bf16")], device, {"own": a100})
+    assert own.confidence == "extrapolated"
 
 
 def test_a_model_of_the_target_is_preferred(a100):

@@ -24,6 +24,7 @@ from trioflow.costmodel.operators.half_tables import (
     shipped_experts,
     shipped_scaled,
     shipped_tensor_products,
+    sustained_time,
 )
 from trioflow.costmodel.operators.model import load_operator_model
 from trioflow.costmodel.operators.precision import (
@@ -94,7 +95,7 @@ def test_a_table_survives_its_file(tables, tmp_path):
         fit_tensor_products(tmp_path / "nothing")
 
 
-@pytest.mark.parametrize("name", ["a100-sxm4-80gb", "h100-sxm", "h200"])
+@pytest.mark.parametrize("name", sorted(shipped_tensor_products()))
 def test_products_are_monotone_and_at_most_proportional_in_every_size(name):
     table, random = shipped_tensor_products()[name], np.random.default_rng(7)
     sizes = np.exp(random.uniform(np.log(32), np.log(32768), (400, 4))).round()
@@ -119,9 +120,14 @@ def test_products_are_monotone_and_at_most_proportional_in_every_size(name):
             assert (time_s(doubled, gradient) <= 2 * once * (1 + 1e-12)).all()
 
 
-def test_shipped_tables_are_those_of_three_gpus():
+def test_shipped_tables_are_those_of_six_gpus():
     tables = shipped_tensor_products()
-    assert set(tables) == {"a100-sxm4-80gb", "h100-sxm", "h200"}
+    assert set(tables) == {"a100-sxm4-80gb", "h100-sxm", "h200", "b200", "gb200", "l40s"}
+    assert (
+        set(shipped_scaled("fp8"))
+        == set(shipped_scaled("fp8-block"))
+        == set(tables) - {"a100-sxm4-80gb"}
+    )
     for name, table in tables.items():
         peak = load_device(name).peak("bf16")
         rows = pd.DataFrame(
@@ -144,7 +150,8 @@ def test_products_in_half_precision_take_the_tables_time(a100, tables, monkeypat
     row = operators[linear].iloc[0]
     # A linear layer of 2048 tokens, 1024 x 2048.
     data = (row["read_bytes"] + row["write_bytes"]) / BANDWIDTH
-    more = (sheet.sustained_compute - 1) * row["flop"] / sheet.peak("bf16")
+    alone = tables["a100-sxm4-80gb"].compute(sheet.peak("bf16"))
+    more = (sustained_time(sheet, alone) - alone) * row["flop"] / sheet.peak("bf16")
     expected = LAUNCH_S + max(row["flop"] / RATE, data) + more
     assert half.loc[linear, "time_s"].iloc[0] == pytest.approx(expected, rel=0.06)
     thin = make_linear(16, 8192, 8192)  # which waits for memory, whatever the clock
@@ -167,22 +174,58 @@ def make_linear(m, n, k):
     return pd.DataFrame([one])
 
 
-@pytest.mark.parametrize(("device", "name", "sustained"), [
-    ("h100-sxm", "aten::mm", load_device("h100-sxm").sustained_compute),
-    ("a100-sxm4-80gb", "aten::mm", SUSTAINED_COMPUTE), ("h100-sxm", "aten::_scaled_mm", SUSTAINED_COMPUTE),
+@pytest.mark.parametrize(("device", "word"), [
+    ("h100-sxm", "bf16"), ("a100-sxm4-80gb", "bf16"), ("b200", "bf16"), ("h100-sxm", "fp8"), ("b200", "fp8"),
 ])  # fmt: skip
-def test_computing_takes_longer_in_a_step_than_alone(a100, device, name, sustained):
-    """By what the sheet says, and in FP8, which nobody measured, by what a sheet without the line has."""
-    sheet, scaled = load_device(device), "scaled" in name
+def test_computing_takes_longer_in_a_step_than_alone(a100, device, word):
+    """By what its board sustains of the peak, whatever the format; not by less than its table says."""
+    sheet, scaled = load_device(device), word == "fp8"
     made = make_linear(8192, 8192, 8192).assign(
-        name=name, dtype="Float8_e4m3fn" if scaled else "BFloat16"
+        name="aten::_scaled_mm" if scaled else "aten::mm",
+        dtype="Float8_e4m3fn" if scaled else "BFloat16",
     )
     made["input_shapes"] = [[[8192, 8192], [8192, 8192]]]
-    table = shipped_scaled("fp8")[device] if scaled else shipped_tensor_products()[device]
+    half = shipped_tensor_products()[device]
+    table, peak = shipped_scaled("fp8")[device] if scaled else half, sheet.peak(word)
     alone_s = float(table.predict(sized_rows(made, products=True))[0])
-    more_s = (sustained - 1) * made["flop"].iloc[0] / sheet.peak("fp8" if scaled else "bf16")
+    sustained = sustained_time(sheet, half.compute(sheet.peak("bf16")))
+    more_s = max(sustained - table.compute(peak), 0.0) * made["flop"].iloc[0] / peak
     found = in_precision(a100, sheet, "bf16").predict(made)
     assert found["time_s"].iloc[0] == pytest.approx(alone_s + more_s, rel=1e-6)
+
+
+def test_the_power_rule_is_what_two_boards_say_and_holds_for_those_left_out():
+    """A100 and H100 give its two numbers; others, and a board of less power, are predicted."""
+    tables = shipped_tensor_products()
+    for name, measured in (("a100-sxm4-80gb", SUSTAINED_COMPUTE), ("h100-sxm", 1.40)):
+        sheet = load_device(name)
+        alone = tables[name].compute(sheet.peak("bf16"))
+        assert 1 + sustained_time(sheet, alone) - alone == pytest.approx(measured, abs=1e-5)
+        for lines in ({"power_limit_w": math.inf}, {"sustained_compute": SUSTAINED_COMPUTE}):
+            assert sustained_time(replace(sheet, **lines), alone) == pytest.approx(
+                alone + SUSTAINED_COMPUTE - 1
+            )
+    # 500 W boards of the H100 take 1.7 times as long as tables of single operators say, where 700 W take 1.4.
+    weak = replace(sheet, power_limit_w=500.0)
+    assert 1 + sustained_time(weak, alone) - alone == pytest.approx(1.7, abs=0.06)
+    # Products that kept a B200 at its 1,000 W ran at 0.56 of its peak (aiconfigurator/sustained-b200).
+    assert 1 / sustained_time(load_device("b200"), 1.0) == pytest.approx(0.56, rel=0.11)
+    watts = [
+        sustained_time(replace(weak, power_limit_w=w), 1.0) for w in (200, 350, 500, 700, 2000)
+    ]
+    assert watts == sorted(watts, reverse=True) and watts[-1] == pytest.approx(1, abs=0.15)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+def test_a_board_of_less_power_computes_longer_in_every_format(a100, precision):
+    sheet = load_device("h100-sxm")
+    weak = replace(sheet, power_limit_w=350.0)
+    made, times = make_linear(8192, 8192, 8192), []
+    for board in (sheet, weak):
+        derived = derive_operator_model(a100, board, precision="fp32")
+        model = in_precision(derived, board, precision) if precision != "fp32" else derived
+        times.append(model.predict(made)["time_s"].iloc[0])
+    assert times[1] > 1.2 * times[0]
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
@@ -280,7 +323,7 @@ def test_full_precision_and_fitted_half_precision_stay(a100):
 def test_another_gpu_takes_the_nearest_table_by_the_rule(a100):
     derived = derive_operator_model(a100, load_device("a40"), precision="fp32")
     model = in_precision(derived, load_device("a40"), "bf16")
-    assert isinstance(model, PrecisionModel) and model.source == "a100-sxm4-80gb"
+    assert isinstance(model, PrecisionModel) and model.source == "l40s"
     operators = make_step(4096, 8).assign(kind="compute")
     linear = (operators["name"] == "aten::linear").to_numpy()
     here = model.predict(operators)["time_s"][linear].iloc[0]

@@ -67,7 +67,8 @@ def add_model_arguments(parser: argparse.ArgumentParser, several: bool = False) 
         + ("; plans of several are ranked together, each with the fusion behind its plus sign" if several else ""),
     )  # fmt: skip
     add_options(model, (
-        ("--attention", ATTENTIONS, "attention's kernel; flash and cudnn keep no scores in memory (default: cudnn for Megatron's recipes, else flash)"),
+        ("--attention", ATTENTIONS, "attention's kernel: what PyTorch's operator runs (flash: FlashAttention 2, cuDNN's on Blackwell), a version of FlashAttention, cuDNN's, "
+         "or one that keeps the scores (default: cudnn for Megatron's recipes, flash2 for nanotron's, else flash)"),
         ("--fusion", FUSIONS, "what runs as one kernel: nothing that PyTorch runs alone (eager), what torch.compile, Liger or flash-attn "
          "fuse, Megatron Core's layers, besides products that add to main gradients (default: as the recipe's framework)"),
         ("--loss", LOSSES, "cross-entropy: of scores cast to fp32 (eager), one kernel each way (fused), or with the head's product a piece at "
@@ -78,6 +79,10 @@ def add_model_arguments(parser: argparse.ArgumentParser, several: bool = False) 
     model.add_argument(
         "--cuda-graphs", action="store_const", const=True,
         help="the host launches a block's forward, and its backward, as one CUDA graph each",
+    )  # fmt: skip
+    model.add_argument(
+        "--deterministic", action="store_const", const=True,
+        help="attention adds its gradients in a fixed order, which makes its backward slower",
     )  # fmt: skip
     add_options(model, (
         ("--freeze", "PATTERN[,PATTERN...]", "parameters or modules that do not train, such as 'model.embed_tokens' or '*.mlp'"),

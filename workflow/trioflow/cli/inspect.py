@@ -46,7 +46,8 @@ def describe_model(facts: Facts) -> str:
     if language is None or facts.language_model is None:
         return ""
     recipe = choose_recipe(str(facts.precision_recipe or facts.precision))
-    attention = facts.language_model["attention"]
+    attention = "deterministic " * bool(facts.language_model.get("deterministic"))
+    attention += facts.language_model["attention"]
     fused = _FUSED[str(facts.language_model.get("fusion", EAGER))]
     if facts.language_model.get("cuda_graphs"):
         fused += ", a CUDA graph for each block and direction"

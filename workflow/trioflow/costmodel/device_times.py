@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -22,8 +24,10 @@ from trioflow.base.units import ns_to_s, s_to_ns
 from trioflow.costmodel.features import Floats
 from trioflow.costmodel.interface import OperatorModel, RowModel, looks_at_rows
 from trioflow.costmodel.intervals import WIDEST_FACTOR, combine_intervals
-from trioflow.costmodel.new_gpu.carry import new_gpu_interval, retime_trace
+from trioflow.costmodel.new_gpu.carry import load_new_gpu_model, new_gpu_interval, retime_trace
 from trioflow.costmodel.new_gpu.operator_model import derive_operator_model
+from trioflow.costmodel.operators.attention import VERSIONS
+from trioflow.costmodel.operators.half_tables import shipped_attention, shipped_tensor_products
 from trioflow.costmodel.operators.methods import make_unfitted_model
 from trioflow.costmodel.operators.model import OperatorCostModel
 from trioflow.costmodel.operators.precision import class_precision, in_precision
@@ -34,6 +38,7 @@ from trioflow.hardware.device_sheet import (
     find_device,
     find_sheet,
     is_processor,
+    load_device,
     resolve_device,
 )
 from trioflow.tables import PHASES
@@ -269,7 +274,8 @@ class DeviceTimes:
     model: OperatorModel  # Rescales them to other sizes
     model_text: str  # Name and method of the model, and what the times rest on
     # measured, extrapolated (another GPU's trace or no recorded time, with an interval from devices
-    # or workloads left out) or uncalibrated (another processor's, or from elsewhere).
+    # or workloads left out) or uncalibrated (another processor's, from elsewhere, or of a GPU of
+    # whose chip nothing was ever measured).
     confidence: str = "measured"
     warnings: list[str] = field(default_factory=list)  # What the reader must know
 
@@ -322,8 +328,19 @@ def prepare_device_times(
     # Times that stay those of the traced device are rescaled by that device's model.
     on_gpu = not is_processor(device_name) if untimed[0] else traces[0].facts.device == "cuda"
     found = choose_operator_model(
-        models, traced if lent else device, precision, on_gpu, find_mask(traces[0])
+        models,
+        traced if lent else device,
+        precision,
+        on_gpu,
+        find_mask(traces[0]),
+        find_kernel(traces[0]),
     )
+    if sheet is not None and (untimed[0] or carried) and sheet.chip not in measured_chips():
+        found.doubt(
+            UNCALIBRATED,
+            f"no operator of {device_name}, nor of another board of its chip, was ever measured: times rest on its data "
+            "sheet and other GPUs' operators",
+        )
     if untimed[0]:
         _doubt_precision(found, precision)
         _time(found, traces, device_name, sheet, overrides)
@@ -395,7 +412,7 @@ def _time(
     found: DeviceTimes, traces: Sequence[Trace], device_name: str, sheet: DeviceSheet | None,
     overrides: Overrides | None,
 ) -> None:  # fmt: skip
-    if found.confidence == UNCALIBRATED:
+    if sheet is None and found.confidence == UNCALIBRATED:
         raise InputError(
             f"the trace holds no times, and no cost model of {device_name} can predict them",
             fix="choose a platform whose device has one, give one with --cost-model, or capture the "
@@ -426,6 +443,7 @@ def choose_operator_model(
     precision: str,
     on_gpu: bool,
     causal: bool | None = None,
+    kernel: tuple[float, bool] = (0.0, False),
 ) -> DeviceTimes:
     """Return the model of a device, or what comes nearest; without traces yet.
 
@@ -435,7 +453,7 @@ def choose_operator_model(
     device_name, sheet = resolve_device(device)
     for name, model in models.items():
         if _is_same(_device(model), _sheet(model), device_name, sheet):
-            own = model if sheet is None else in_precision(model, sheet, precision, causal)
+            own = model if sheet is None else in_precision(model, sheet, precision, causal, kernel)
             return DeviceTimes([], own, f"{name} ({_method(own)})")
     if sheet is not None:
         nearest = nearest_model(models, sheet, precision)
@@ -443,7 +461,7 @@ def choose_operator_model(
             # Products on tensor cores come from a table; what is carried over is the rest.
             carried = FALLBACK_PRECISION if sheet.runs_on_tensor_cores(precision) else precision
             derived = derive_operator_model(models[nearest], sheet, precision=carried)
-            model = in_precision(derived, sheet, precision, causal)
+            model = in_precision(derived, sheet, precision, causal, kernel)
             found = DeviceTimes([], model, f"{nearest} ({_method(model)})")
             found.doubt(
                 _EXTRAPOLATED,
@@ -468,6 +486,19 @@ def choose_operator_model(
         f"{_device(models[name])}'s; fit one with `trioflow fit`",
     )
     return found
+
+
+@cache
+def measured_chips() -> frozenset[str]:
+    """Return the chips of GPUs of which any operator was measured: what models and rules that ship are fitted to."""
+    tables = (shipped_tensor_products(), shipped_attention(), load_new_gpu_model().facts["devices"])
+    return frozenset(load_device(name).chip for name in chain(*tables))
+
+
+def find_kernel(trace: Trace) -> tuple[float, bool]:
+    """Return the version of attention's kernel that a language model's step names, else 0, and whether it is deterministic."""
+    said = trace.facts.language_model or {}
+    return VERSIONS.get(str(said.get("attention")), 0.0), bool(said.get("deterministic"))
 
 
 def find_mask(trace: Trace) -> bool | None:

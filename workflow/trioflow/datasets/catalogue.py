@@ -36,17 +36,17 @@ SINGLE_PRODUCTS = (
 )  # fmt: skip
 """Datasets of matrix products in half precision that the new-GPU rule is fitted to; one table a GPU."""
 HALF_PRODUCTS = (
-    "aiconfigurator/gemm-a100", "aiconfigurator/linear-h100", "aiconfigurator/gemm-h200",
-)  # fmt: skip
+    "aiconfigurator/gemm-a100",
+    *(f"aiconfigurator/linear-{name}" for name in ("h100", "h200", "b200", "gb200", "l40s")),
+)
 """Datasets of matrix products that steps in half precision are timed with; one table a GPU."""
-HALF_ATTENTION = (
-    "aiconfigurator/attention-a100", "aiconfigurator/attention-h100",
-    "aiconfigurator/attention-h200",
-)  # fmt: skip
+HALF_ATTENTION = tuple(
+    f"aiconfigurator/attention-{name}" for name in ("a100", "h100", "h200", "b200", "gb200", "l40s")
+)
 """Datasets of fused attention in half precision; one table a GPU."""
-HALF_EXPERTS = (
-    "aiconfigurator/experts-a100", "aiconfigurator/experts-h100", "aiconfigurator/experts-h200",
-)  # fmt: skip
+HALF_EXPERTS = tuple(
+    f"aiconfigurator/experts-{name}" for name in ("a100", "h100", "h200", "b200", "gb200", "l40s")
+)
 """Datasets of layers of experts in half precision; one table a GPU."""
 NODE_BANDWIDTHS = ("nanotron/node-bandwidths",)
 """Datasets of collectives over many nodes."""

@@ -94,7 +94,7 @@ FALLBACK_PRECISION = "fp32"
 """What arithmetic runs in where a device lacks the precision asked for."""
 
 SUSTAINED_COMPUTE = 1 + (295 / 257 - 1) / (295 / 312)
-"""What a sheet without ``sustained_compute`` has, an A100's: 257 of 312 TFLOP/s on random numbers, which draw the
+"""An A100's: 257 of 312 TFLOP/s on random numbers, which draw the
 power that training draws, where constant ones reached 295 (H. He, "Strangely, Matrix Multiplications on GPUs Run
 Faster When Given Predictable Data", 2024)."""
 
@@ -120,8 +120,9 @@ class DeviceSheet:
     # Power that the board may draw [W]; infinite where the sheet leaves it out: no peak is out of
     # reach for lack of it.
     power_limit_w: float
-    # Times that computing, at the peak rate, takes in a step of training, of that in a loop of one product.
-    sustained_compute: float
+    # Times that computing, at the peak rate, takes in a step of training, of that in a loop of one product; None where
+    # the sheet leaves it to the rule from power limit and peak.
+    sustained_compute: float | None
     peak_flop_per_s: Mapping[str, float] = field(
         hash=False
     )  # Peak dense rate for each precision [flop/s]
@@ -365,7 +366,7 @@ def _build(content: Mapping[str, Any], path: str | Path) -> DeviceSheet:
         sm_count=int(values.get("sm_count", 1)),
         boost_clock_hz=float(values.get("boost_clock_hz", math.nan)),
         power_limit_w=float(values.get("power_limit_w", math.inf)),
-        sustained_compute=float(values.get("sustained_compute", SUSTAINED_COMPUTE)),
+        sustained_compute=values.get("sustained_compute"),
         peak_flop_per_s=peaks,
         tensor_core_precisions=tensor,
         nvlink_generation=None if generation is None else int(generation),

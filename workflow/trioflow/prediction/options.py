@@ -31,6 +31,7 @@ STEP_WORDS = (
     "attention",
     "fusion",
     "cuda_graphs",
+    "deterministic",
     "loss",
     "optimizer",
     *_TUNING,
@@ -77,7 +78,7 @@ class Options(SimulationOptions):
         Whether the peaks of memory are worked out too; 0 without.
     sequence : int, optional
         Tokens of a sample, where a language model's name or configuration stands for a trace.
-    precision, attention, fusion, cuda_graphs, loss, optimizer, freeze, lora, lora_targets, lora_dropout : optional
+    precision, attention, fusion, cuda_graphs, deterministic, loss, optimizer, freeze, lora, lora_targets, lora_dropout : optional
         Of such a model's step: see ``trace.language.sizes.LanguageStep``.
     routing : str
         How a router spreads tokens over experts: balanced, consecutive, ``power:EXPONENT`` (drawn by the seed), or a file of
@@ -111,6 +112,7 @@ class Options(SimulationOptions):
     attention: str | None = None
     fusion: str | None = None
     cuda_graphs: bool | None = None
+    deterministic: bool | None = None
     freeze: str | None = None
     lora: int | None = None
     lora_targets: str | None = None

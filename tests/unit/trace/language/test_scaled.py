@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 from trioflow.base.errors import InputError
-from trioflow.hardware.device_sheet import SUSTAINED_COMPUTE, load_device
 from trioflow.parallel.plan import make_plan
 from trioflow.prediction.assembly import build_graph, time_operators
 from trioflow.trace.language.make import make_trace
@@ -89,9 +88,8 @@ def test_products_take_less_time_on_an_h100(precision):
         ]
         for rows in (half, fp8)
     )
-    # Twice the peak rate at most, and bf16 at an H100's power limit slows down more than is known of FP8.
-    slower = SUSTAINED_COMPUTE / load_device("h100-sxm").sustained_compute
-    assert 0.5 * slower < after.max() / before.max() < 0.95
+    # Twice the peak rate at most; at its power limit a board sustains the same share of either.
+    assert 0.5 < after.max() / before.max() < 0.95
     heads = [rows.loc[rows["module"] == "lm_head", "device_ns"].sum() for rows in (half, fp8)]
     assert heads[0] == heads[1]
 

@@ -1,8 +1,13 @@
 """Fused attention in half precision: its forward pass by tables, its gradient by published ratios.
 
-The tables are those of causal attention of inference engines (FlashAttention 2 on an A100,
-FlashAttention 3 on Hopper); training in PyTorch runs FlashAttention 2 on both unless an operator's
-name says otherwise.
+The tables are those of causal attention of inference engines: FlashAttention 2 on A100 and L40S, FlashAttention 3
+on Hopper, TensorRT-LLM's kernels on Blackwell. PyTorch's own operators run FlashAttention 2 on Hopper and cuDNN's
+kernel, as fast as the tables', on Blackwell, unless the step or an operator's name says otherwise.
+
+References
+----------
+PyTorch, ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`` (``check_prefer_cudnn_attention``: since 2.13, with a
+cuDNN above 9.15, cuDNN comes first on Hopper too: ``--attention cudnn``); torchtitan, ``models/attention.py``.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from trioflow.base.errors import InputError
@@ -23,24 +29,30 @@ from trioflow.hardware.device_sheet import find_device, load_device
 
 SHAPE = (
     "attention_flop", "attention_queries", "attention_keys", "attention_size", "attention_heads",
-    "attention_groups", "attention_share", "attention_backward", "attention_newest",
+    "attention_groups", "attention_share", "attention_backward", "attention_version",
 )  # fmt: skip
 """Columns: FLOPs of one head of one sample, its queries, keys and size, heads of a sample, keys' heads
 over queries' heads, the share of queries times keys that is computed, whether it is the gradient,
-whether the name says FlashAttention 3. 0 for no attention."""
+a version of ``VERSIONS``. 0 for no attention. Of a deterministic gradient the flag is ``DETERMINISTIC``."""
 
 BLOCK = 128.0
 """Queries that one block of threads takes; the last wave of blocks is as long as a full one."""
 HALF_BYTES = 2
-NEWEST = ("flash_attn_3", "cudnn_attention")
-"""What is in the names of operators that run as fast as FlashAttention 3."""
+VERSIONS = {"flash2": 2.0, "flash3": 3.0, "cudnn": 3.0}
+"""What a step may run, and what stands for it: FlashAttention 2, or a kernel as fast as the tables'; 0 where PyTorch chooses."""
+NAMED = {"flash_attn_3": 3.0, "cudnn_attention": 3.0, "flash_attn::": 2.0}
+"""Versions by what is in the names of operators."""
+DETERMINISTIC = 1.5
+"""Times that the gradient takes in deterministic mode: Megatron-LM's functional tests of 7 B with it and without."""
 BACKWARD_FLOP, BACKWARD_SHARES = 2.5, (0.63, 0.73)
 """Five products against two; shares of the peak that the backward and the forward pass reach on an
 A100 (T. Dao, FlashAttention-2, arXiv 2307.08691, abstract and section 4.1)."""
-NEWER_SPEEDUP = (1.5, 2.0)
-"""FlashAttention 3 over 2, forward, on an H100 (J. Shah et al., arXiv 2407.08608, abstract)."""
-_HOPPER = "GH100"
-"""Chip whose tables are FlashAttention 3's."""
+SPEEDUPS = {"GH100": (1.5, 2.0), "GB100": (1.5, 2.7)}
+"""The tables' kernels over FlashAttention 2, by chip: FlashAttention 3 over 2, forward, on an H100 (J. Shah et al., arXiv
+2407.08608, abstract); on a B200 FlashAttention 4 over Triton's kernel (T. Zadouri et al., arXiv 2603.05451, abstract, from
+memory), which stands for FlashAttention 2 there."""
+_PYTORCH_RUNS_2 = "GH100"
+"""Chip on which PyTorch's own operators run FlashAttention 2 although there is a faster kernel."""
 _LEAST_SEQUENCE = 256
 LARGE_FLOP = 1e9
 """Shorter operators last as long as their launch; what they miss by counts little in a step."""
@@ -56,7 +68,9 @@ class AttentionTable:
     # A launch [s], computing [s/flop], exponentials [s], bytes of queries and results and of keys
     # and values [s/byte], a row of queries [s], a token [s], a key that one block passes [s].
     coefficients: tuple[float, ...]
-    newest: bool  # Whether the table is FlashAttention 3's
+    # Times that FlashAttention 2 takes of the table's kernel, least and most; 1 where it is the table's.
+    version_2: tuple[float, float]
+    pytorch_version: float  # Of ``VERSIONS``: what PyTorch's own operators run
     low_log: float  # 80 % of held-out logarithms of measured over predicted time
     high_log: float
     rows: int  # Shapes that it was fitted to
@@ -78,30 +92,34 @@ class AttentionTable:
         queries, keys, size, of_sample, groups, share = shape[:, 1:7].T
         terms = _terms(heads, queries, keys, size, of_sample, groups, share, self.sm_count)
         terms = terms * np.asarray(self.coefficients)
-        slower = np.ones(len(rows))
-        if self.newest:
-            slower = np.where(shape[:, 8] > 0, 1.0, sum(NEWER_SPEEDUP) / 2)
-        terms[:, 1:3] *= slower[:, None]
-        backward = BACKWARD_FLOP * BACKWARD_SHARES[1] / BACKWARD_SHARES[0]
+        terms[:, 1:3] *= np.where(self._runs_2(rows), sum(self.version_2) / 2, 1.0)[:, None]
+        backward = BACKWARD_FLOP * BACKWARD_SHARES[1] / BACKWARD_SHARES[0] * shape[:, 7]
         return np.asarray(terms.sum(axis=1) * np.where(shape[:, 7] > 0, backward, 1.0), np.float64)
+
+    def _runs_2(self, rows: pd.DataFrame) -> npt.NDArray[np.bool_]:
+        version = rows["attention_version"].to_numpy(np.float64)
+        return np.asarray(
+            np.where(version == 0, self.pytorch_version, version) == VERSIONS["flash2"]
+        )
 
     def spread(self, rows: pd.DataFrame) -> tuple[Floats, Floats]:
         """Return the logarithms of the interval's ends of rows, published ratios included."""
         low, high = np.full(len(rows), self.low_log**2), np.full(len(rows), self.high_log**2)
-        if self.newest:
-            middle = sum(NEWER_SPEEDUP) / 2
-            older = rows["attention_newest"].to_numpy() <= 0
-            low += np.where(older, math.log(NEWER_SPEEDUP[0] / middle) ** 2, 0.0)
-            high += np.where(older, math.log(NEWER_SPEEDUP[1] / middle) ** 2, 0.0)
+        least, most = (math.log(2 * end / sum(self.version_2)) ** 2 for end in self.version_2)
+        older = self._runs_2(rows)
+        low, high = low + least * older, high + most * older
         backward = rows["attention_backward"].to_numpy() > 0
         ratio = math.log(BACKWARD_SHARES[1] / BACKWARD_SHARES[0]) ** 2
         return -np.sqrt(low + ratio * backward), np.sqrt(high + ratio * backward)
 
 
-def attention_columns(operators: pd.DataFrame, causal: bool) -> pd.DataFrame:
+def attention_columns(
+    operators: pd.DataFrame, causal: bool, version: float = 0.0, deterministic: bool = False
+) -> pd.DataFrame:
     """Return the columns ``SHAPE`` of operators, rows numbered from 0; zeros where there is none.
 
-    A causal kernel computes half of queries times keys, where there are as many of both.
+    A causal kernel computes half of queries times keys, where there are as many of both. ``version``: what runs
+    where names do not say so.
     """
     found = np.zeros((len(operators), len(SHAPE)))
     if "input_shapes" in operators.columns:
@@ -109,11 +127,13 @@ def attention_columns(operators: pd.DataFrame, causal: bool) -> pd.DataFrame:
             zip(operators["name"].astype(str), operators["input_shapes"], strict=True)
         ):
             if "attention" in name or "flash_attn" in name:
-                found[row] = _describe(name, given, causal)
+                found[row] = _describe(name, given, causal, version, deterministic)
     return pd.DataFrame(found, columns=list(SHAPE))
 
 
-def _describe(name: str, given: object, causal: bool) -> tuple[float, ...]:
+def _describe(
+    name: str, given: object, causal: bool, version: float, deterministic: bool
+) -> tuple[float, ...]:
     """Return one operator's columns from its name and the shapes of its inputs."""
     if given is None or isinstance(given, float):
         return (0.0,) * len(SHAPE)
@@ -131,7 +151,8 @@ def _describe(name: str, given: object, causal: bool) -> tuple[float, ...]:
     return (
         2.0 * query[place] * key[place] * products * share, float(query[place]), float(key[place]),
         (query[3] + value[3]) / 2, float(query[heads]), key[heads] / max(query[heads], 1), share,
-        float(backward), float(any(word in name for word in NEWEST)),
+        backward * (DETERMINISTIC if deterministic else 1.0),
+        version or next((number for word, number in NAMED.items() if word in name), 0.0),
     )  # fmt: skip
 
 
@@ -157,8 +178,9 @@ def _terms(
 def fit_attention(data_folder: str | Path) -> dict[str, AttentionTable]:
     """Fit the attention of every GPU that has a table, by sheet; InputError where there is none.
 
-    A table of one head size takes the ratio of exponentials to products from the others. Folds
-    leave out a number of heads and a size.
+    A table of one head size takes the ratio of exponentials to products from the others, in proportion to what a
+    multiprocessor multiplies in a clock: its exponentials are as many on all of them. Folds leave out a number of
+    heads and a size.
     """
     tables = {str(table["device"].iloc[0]): table for table in _read_attention(Path(data_folder))}
     if not tables:
@@ -168,11 +190,20 @@ def fit_attention(data_folder: str | Path) -> dict[str, AttentionTable]:
         )  # fmt: skip
     several = {name for name, table in tables.items() if table["size"].nunique() > 1}
     found = {name: _fit_attention_of(name, tables[name], None) for name in sorted(several)}
-    ratios = [table.coefficients[2] / table.coefficients[1] for table in found.values()]
+    ratios = [
+        table.coefficients[2] / table.coefficients[1] / _flop_a_clock(name)
+        for name, table in found.items()
+    ]
     ratio = float(np.mean(ratios)) if ratios else 0.0
     return found | {
-        name: _fit_attention_of(name, tables[name], ratio) for name in sorted(set(tables) - several)
+        name: _fit_attention_of(name, tables[name], ratio * _flop_a_clock(name))
+        for name in sorted(set(tables) - several)
     }
+
+
+def _flop_a_clock(name: str) -> float:
+    sheet = load_device(name)
+    return sheet.peak("bf16") / sheet.sm_count / sheet.boost_clock_hz
 
 
 def _fit_attention_of(name: str, table: pd.DataFrame, ratio: float | None) -> AttentionTable:
@@ -191,7 +222,9 @@ def _fit_attention_of(name: str, table: pd.DataFrame, ratio: float | None) -> At
     low, high = np.quantile(np.log(time_s / held), COVERAGE)
     flop = 2 * batch * heads * sequence**2 * size
     return AttentionTable(
-        tuple(float(value) for value in _solve(terms, time_s, ratio)), sheet.chip == _HOPPER,
+        tuple(float(value) for value in _solve(terms, time_s, ratio)),
+        SPEEDUPS.get(sheet.chip, (1.0, 1.0)),
+        VERSIONS["flash2" if sheet.chip == _PYTORCH_RUNS_2 else "cudnn"],
         min(rounded(low), 0.0), max(rounded(high), 0.0), len(table), float(flop.max()),
         float(np.abs(held / time_s - 1)[flop >= LARGE_FLOP].mean()), sheet.sm_count,
     )  # fmt: skip

@@ -39,6 +39,7 @@ from trioflow.costmodel.operators.half_tables import (
     shipped_experts,
     shipped_scaled,
     shipped_tensor_products,
+    sustained_time,
 )
 from trioflow.costmodel.operators.model import OperatorCostModel, load_operator_model
 from trioflow.costmodel.operators.products import PRODUCT_CLASSES, PRODUCTS
@@ -74,7 +75,9 @@ class Source:
     sheet: DeviceSheet  # GPU that was measured
     precision: str  # What it was measured in
     row_times: RowTimes  # Its times
-    alone: bool = False  # Whether each operator ran alone in a loop, not in a step
+    # What each operator, which ran alone in a loop, takes more in a step: of the time that its computing takes at
+    # the target's peak.
+    more: float = 0.0
 
     def carry(
         self, rows: pd.DataFrame, target: DeviceSheet, precision: str, rule: NewGpuModel
@@ -83,8 +86,7 @@ class Source:
 
         Bytes are the precision's. Beyond a launch a row keeps its share of the roofline, first at
         the other precision, then on the other GPU (``carry.scale_trace``), never above it.
-        Computing alone is slower in a step: ``DeviceSheet.sustained_compute`` (in FP8, unmeasured,
-        that of a sheet without the line).
+        Computing alone is slower in a step, by ``more``.
         """
         element = ELEMENT_BYTES[self.precision] / ELEMENT_BYTES[precision]
         sizes = ["read_bytes", "write_bytes"]
@@ -100,13 +102,9 @@ class Source:
         )
         least = roofline_times(rows, target, precision)
         found = with_times(found, np.maximum(found["time_s"].to_numpy(np.float64), least))
-        if not self.alone:
-            return found
         compute_s = rows["flop"] / target.peak(precision)
         share = np.minimum(compute_s / np.maximum(found["time_s"], NOTHING_S), 1.0)
-        sustained = target.sustained_compute if precision in HALF else SUSTAINED_COMPUTE
-        slower = 1.0 + (sustained - 1.0) * share
-        return with_times(found, (found["time_s"] * slower).to_numpy(np.float64))
+        return with_times(found, (found["time_s"] * (1.0 + self.more * share)).to_numpy(np.float64))
 
 
 @dataclass(frozen=True)
@@ -126,6 +124,8 @@ class PrecisionModel:
     # Its attention; None where the base's own is of this precision.
     attention: AttentionTable | None = None
     causal: bool | None = None  # Whether attention masks what follows; None where nobody says
+    # Version of attention's kernel (``attention.VERSIONS``), 0 where nobody says, and whether it is deterministic.
+    kernel: tuple[float, bool] = (0.0, False)
 
     @property
     def device_name(self) -> str:
@@ -208,18 +208,16 @@ class PrecisionModel:
         yield from self._scaled_parts(rows)
         chosen = self._products(rows)
         if self.table is not None and chosen.any():
-            source = Source(
-                load_device(self.source), _TABLE_PRECISION, self.table.predict, alone=True
-            )
+            source = self._table_source(self.source, self.table)
             ends = self._spread(self.table.low_log, self.table.high_log, _TABLE_PRECISION)
             lows, highs = (np.full(int(chosen.sum()), end) for end in ends)
             _widen_grouped(rows[chosen], self.source, lows, highs)
             yield chosen, self._price(source, rows[chosen], lows, highs)
         chosen = self._fused(rows)
         if self.attention is not None and chosen.any():
-            source = Source(
-                load_device(self.attention_source), _TABLE_PRECISION, self.attention.predict, True
-            )
+            more = self._more(self.table, self.source) if self.table is not None else 0.0
+            sheet = load_device(self.attention_source)
+            source = Source(sheet, _TABLE_PRECISION, self.attention.predict, more)
             masked = rows[chosen].assign(
                 flop=rows["flop"][chosen] * rows["attention_share"][chosen]
             )
@@ -249,8 +247,24 @@ class PrecisionModel:
                 np.full(int(chosen.sum()), end) for end in (table.low_log, table.high_log)
             )
             _widen_grouped(rows[chosen], name, lows, highs)
-            source = Source(load_device(name), FP8, table.predict, alone=True)
+            source = self._table_source(name, table, FP8)
             yield chosen, self._price(source, rows[chosen], lows, highs, FP8)
+
+    def _table_source(
+        self, name: str, table: ProductTable, measured: str = _TABLE_PRECISION
+    ) -> Source:
+        more = self._more(table, name, measured)
+        return Source(load_device(name), measured, table.predict, more)
+
+    def _more(self, table: ProductTable, name: str, measured: str = _TABLE_PRECISION) -> float:
+        """Return how much more computing takes in a step than in a table's loop, at the peak's rate."""
+        alone = table.compute(load_device(name).peak(measured))
+        half = (
+            self.table.compute(load_device(self.source).peak(_TABLE_PRECISION))
+            if self.table
+            else alone
+        )
+        return max(sustained_time(self.sheet, half) - alone, 0.0)
 
     def _price(
         self, source: Source, rows: pd.DataFrame, low_log: Floats, high_log: Floats,
@@ -287,7 +301,7 @@ class PrecisionModel:
         """Return rows with the shapes of fused attention, where a table of it is used."""
         if self.attention is None:
             return rows
-        return rows.join(attention_columns(operators, self.causal is not False))
+        return rows.join(attention_columns(operators, self.causal is not False, *self.kernel))
 
     def _fused(self, rows: pd.DataFrame) -> Flags:
         """Return which rows are fused attention whose shapes are known."""
@@ -333,13 +347,15 @@ def _widen_grouped(rows: pd.DataFrame, source: str, lows: Floats, highs: Floats)
 
 
 def in_precision(
-    model: RowModel, sheet: DeviceSheet, precision: str, causal: bool | None = None
-) -> RowModel:
+    model: RowModel, sheet: DeviceSheet, precision: str, causal: bool | None = None,
+    kernel: tuple[float, bool] = (0.0, False),
+) -> RowModel:  # fmt: skip
     """Return a model for steps of a precision: itself, or with products and convolutions of it.
 
     Classes fitted in the precision (fact ``precisions``) stay as they are, and so does a model of a
     GPU without tensor cores for it. A step that says fp32 is left to the model too: what a library
     calls fp32 convolutions are tf32 where nobody switched that off. ``causal``: None where unknown.
+    ``kernel``: of attention, as of `PrecisionModel`.
     """
     if not sheet.runs_on_tensor_cores(precision) or precision not in ELEMENT_BYTES:
         return model
@@ -357,7 +373,7 @@ def in_precision(
     fused = nearest_table(attention, sheet, precision)
     return PrecisionModel(
         model, sheet, precision, source or "", table, convolutions, rule, fused or "",
-        attention[fused] if fused else None, causal,
+        attention[fused] if fused else None, causal, kernel,
     )  # fmt: skip
 
 

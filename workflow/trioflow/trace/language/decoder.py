@@ -29,7 +29,7 @@ from trioflow.trace.workloads.recipe import Recipe, make_tokens, need_size
 _SOFTMAX = "fused-softmax"
 _WORDS = {"attention": "flash", "fusion": EAGER, "loss": EAGER}
 _FUSED: dict[str, Callable[[], Any]] = {
-    "flash": nullcontext,
+    **dict.fromkeys(("flash", "flash2", "flash3"), nullcontext),
     "cudnn": partial(sdpa_kernel, SDPBackend.CUDNN_ATTENTION),
 }
 

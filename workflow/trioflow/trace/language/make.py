@@ -131,7 +131,7 @@ def _capture(model: LanguageModel, step: LanguageStep) -> Trace:
         trace = repeat_block(trace, last, model.layers - captured + 1)
     described = asdict(model) | {
         "parameters": model.parameters, "sequence": step.sequence, "attention": step.attention, "fusion": step.fusion,
-        "cuda_graphs": step.cuda_graphs, "loss": step.loss,
+        "cuda_graphs": step.cuda_graphs, "loss": step.loss, **({"deterministic": True} if step.deterministic else {}),
     }  # fmt: skip
     if step.freeze or step.lora:
         trained = [p for p in trace.facts.parameters or [] if not p["frozen"]]

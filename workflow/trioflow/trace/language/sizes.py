@@ -266,10 +266,11 @@ def split_adapters(rules: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-FLASH, CUDNN = "flash", "cudnn"
-ATTENTIONS = (FLASH, CUDNN, "fused-softmax", "eager")
-"""flash and cudnn keep no scores; Transformer Engine prefers cuDNN's kernel on Hopper and newer
-(``get_attention_backend``), and it is as fast as flash attention elsewhere; fused-softmax keeps them in half precision, one kernel scaling, masking and normalising
+FLASH, FLASH_2, CUDNN = "flash", "flash2", "cudnn"
+ATTENTIONS = (FLASH, FLASH_2, "flash3", CUDNN, "fused-softmax", "eager")
+"""flash is what PyTorch's own operator runs, FlashAttention 2 up to Hopper and cuDNN's kernel on Blackwell; flash2 and flash3
+are that version everywhere, nanotron's flash-attn is the second. cudnn is what Transformer Engine prefers on Hopper and
+newer (``get_attention_backend``), as fast as flash3, and as flash elsewhere. None of them keeps scores. fused-softmax keeps them in half precision, one kernel scaling, masking and normalising
 them, as Megatron-LM and Transformer Engine do without flash; eager keeps them in fp32, as transformers does."""
 EAGER, COMPILE, LIGER = "eager", "compile", "liger"
 FLASH_ATTN, LAYERS, GRADIENTS = "flash-attn", "layers", "gradients"
@@ -286,6 +287,7 @@ LOSSES = (EAGER, FUSED, CHUNKED)
 """eager: the loss is computed of scores cast to fp32, which backward holds besides; fused: one kernel each way reads the
 scores and keeps a number per token; chunked: with the head's product, a piece at a time, no scores beyond a piece."""
 _OWN_LOSSES = {COMPILE: FUSED, LIGER: CHUNKED}
+_OWN_ATTENTIONS = {PYTORCH: FLASH, MEGATRON: CUDNN, NANOTRON: FLASH_2, DEEPSPEED: FLASH_2}
 _OWN_FUSIONS = {PYTORCH: EAGER, MEGATRON: GRADIENTS, NANOTRON: FLASH_ATTN, DEEPSPEED: LAYERS}
 
 
@@ -295,9 +297,10 @@ class LanguageStep:
 
     ``precision``: a recipe of `trioflow.base.precision_recipes`. ``attention`` (one of
     `ATTENTIONS`) and ``fusion`` (of `FUSIONS`), empty: what the recipe's framework does: cudnn and
-    gradients for Megatron Core's, flash for others, with flash-attn for nanotron's, layers for DeepSpeed's and eager
+    gradients for Megatron Core's, flash2 for nanotron's, with flash-attn, and DeepSpeed's, with layers, flash and eager
     for PyTorch's own. ``cuda_graphs``: whether the host launches a block's forward, and its backward,
-    as one CUDA graph each. ``freeze``: patterns of parameters or modules that do not train, with commas.
+    as one CUDA graph each. ``deterministic``: whether attention adds its gradients in a fixed order.
+    ``freeze``: patterns of parameters or modules that do not train, with commas.
     ``lora``: rank of adapters, 0 for none, beside the linear layers ``lora_targets`` (names with commas, or
     all-linear; PEFT's default if empty), which drop ``lora_dropout`` of what they read; all else is frozen then.
     ``loss``: one of `LOSSES`; empty: what ``fusion`` fuses of it. ``optimizer``: one of `base.settings.OPTIMIZERS`.
@@ -310,6 +313,7 @@ class LanguageStep:
     fusion: str = ""
     optimizer: str = "adamw-fused"
     cuda_graphs: bool = False
+    deterministic: bool = False
     freeze: str = ""
     lora: int = 0
     lora_targets: str = ""
@@ -351,7 +355,7 @@ class LanguageStep:
         fusion = self.fusion or _OWN_FUSIONS[recipe.framework]
         return replace(
             self,
-            attention=self.attention or (CUDNN if recipe.framework == MEGATRON else FLASH),
+            attention=self.attention or _OWN_ATTENTIONS[recipe.framework],
             fusion=fusion,
             loss=self.loss or _OWN_LOSSES.get(fusion, EAGER),
         )
