@@ -204,7 +204,7 @@ def test_models_made_of_recorded_times_alone(a100):
 
 def test_a_gpu_never_gets_a_processors_model(a100):
     cpu = replace(a100, device_name=CPU)
-    unknown = "NVIDIA GeForce RTX 3090"
+    unknown = "NVIDIA GeForce RTX 3070"
     models = {"cpu": cpu, "a": a100}
     for trace, target in (
         (make_trace(unknown), unknown),
@@ -212,7 +212,7 @@ def test_a_gpu_never_gets_a_processors_model(a100):
         (make_trace(unknown), CPU),
         (make_trace("none", timed=False), unknown),
     ):
-        with pytest.raises(PlatformError, match=r"config/devices/rtx-3090\.yaml"):
+        with pytest.raises(PlatformError, match=r"config/devices/rtx-3070\.yaml"):
             prepare_device_times([trace], target, models)
     with pytest.raises(InputError, match="no cost model of a GPU for NVIDIA A40: cpu"):
         prepare_device_times([make_trace()], A40, {"cpu": cpu})

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from same_model import ProportionalModel
 from trioflow.base.errors import PlanError
+from trioflow.base.precision_recipes import choose_recipe
+from trioflow.costmodel.intervals import ASSUMED_FACTOR
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.folded import FoldedTaskGraph
 from trioflow.parallel.plan import check_plan, make_plan
+from trioflow.parallel.programs.blocks import size_attentions
 from trioflow.parallel.programs.staged import StagedRank
 from trioflow.parallel.splits.context import check_context, find_attentions, split_context
 from trioflow.parallel.splits.tensor_parallel import split_for_plan
+from trioflow.parallel.splits.tensor_split import SharedAttention
 from trioflow.parallel.splits.vocabulary import prepare_split
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.trace.store import Trace, load_trace
@@ -140,6 +146,30 @@ def test_attention_lasts_as_long_as_its_blocks(trace):
     # quarters of that.
     first = (times[0][0] - host_s) / 4
     assert times[1] - host_s == pytest.approx(first * np.array([1.0, 0.75, 0.75, 0.75]), rel=1e-3)
+
+
+def test_a_ring_adds_up_by_several_passes_under_pytorch_and_by_one_under_megatron(trace):
+    """Beside a block's own time; in fp32 under PyTorch, in the format of activations under Megatron-LM."""
+    shared = SharedAttention("ring", 4, None, 100.0, 50.0, 50.0)
+    forward, backward = shared, replace(shared, forward=0)
+    added = {}
+    for name in ("bf16", "fsdp2-mixed", "megatron-bf16"):
+        works = size_attentions(
+            {0: forward, 1: backward},
+            [1.0],
+            lambda sizes: [float(s) for s in sizes],
+            choose_recipe(name),
+            {},
+        )
+        added[name] = [works[op].merge_s[0] for op in (0, 1)]
+    assert added["megatron-bf16"] == [100, 200]
+    assert added["bf16"] == added["fsdp2-mixed"] == [100 * 2 * 4, 200 * 2 * 2.5]
+
+
+def test_sequences_that_many_ranks_share_are_as_uncertain_as_what_nobody_measured(trace):
+    halves = [build(trace, context=ranks).metadata.least_half_log for ranks in (2, 4)]
+    assert math.hypot(halves[0], math.log(ASSUMED_FACTOR)) == pytest.approx(halves[1], rel=0.3)
+    assert halves[1] > math.log(1.7), "some ran 1.7 times as long"
 
 
 @pytest.mark.parametrize(

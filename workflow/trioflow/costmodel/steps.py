@@ -173,6 +173,9 @@ BATCH, ALONE, COLLECTIVES, PIPELINE = "batch", "alone", "collectives", "pipeline
 RESIDUAL_WAYS = (BATCH, ALONE, COLLECTIVES, PIPELINE)
 """Ways to leave a recorded step: another batch a rank; no whole step was timed, operators alone;
 ranks that exchange tensors; ranks that wait for each other's micro-batches."""
+CONTEXT = "context"
+"""A way of which no measured step ships, so that ``ASSUMED_FACTOR`` stands: more than two ranks share a sequence.
+Some took 1.7 times as long as predicted."""
 
 FEWEST_WORKLOADS = 2
 """A kind of device with fewer borrows from the others."""

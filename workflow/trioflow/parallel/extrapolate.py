@@ -19,6 +19,7 @@ from trioflow.costmodel.steps import (
     ALONE,
     BATCH,
     COLLECTIVES,
+    CONTEXT,
     PIPELINE,
     Anchoring,
     StepAnchor,
@@ -332,6 +333,7 @@ def _least_half_width(
         BATCH: {reference.batch} != set(sizes),
         COLLECTIVES: plan.replicas > 1 or plan.tensor > 1,
         PIPELINE: plan.pipeline > 1,
+        CONTEXT: plan.context > 2,
     }
     left = [way for way, leaves in ways.items() if leaves]
     alone = way_to_step == UNANCHORED or facts.measured_end_to_end_s is None

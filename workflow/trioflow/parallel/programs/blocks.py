@@ -29,20 +29,30 @@ Copies = Callable[[Sequence[int]], list[float]]
 """Times of copies of some buffers, one by one [bytes] to [s]."""
 
 
+_RING_PASSES = (4.0, 2.5)
+"""Times that PyTorch's ring reads and writes what it adds up after a block, forward and backward: five operators one by one
+on results and weights in fp32 and a copy of them (``_SDPAMerger._merge_one``, ``_partial_update``); sums of three
+gradients, and copies of two, and of keys and values, for the next rank (``_templated_ring_attention_backward``)."""
+
+
 def size_attentions(
     attentions: Mapping[int, SharedAttention], factors: Sequence[float], copies_s: Copies,
     recipe: PrecisionRecipe, first_blocks: Mapping[int, float],
 ) -> dict[int, AttentionWork]:  # fmt: skip
     """Return what each attention of a stage sends and copies in each micro-batch.
 
-    PyTorch's ring adds up, and hands gradients on, in fp32; Megatron-LM's in the format of activations.
+    PyTorch's ring adds up, and hands gradients on, in fp32; Megatron-LM's in the format of activations, by one kernel.
     """
-    wide = 1.0 if recipe.keeps_main_gradients else _FP32_BYTES / _activation_bytes(recipe)
+    eager = not recipe.keeps_main_gradients
+    wide = _FP32_BYTES / _activation_bytes(recipe) if eager else 1.0
     known: dict[SharedAttention, AttentionWork] = {}
     found = {}
     for op, shared in attentions.items():
         if shared not in known:
-            known[shared] = _size(shared, factors, copies_s, wide, first_blocks.get(op, 1.0))
+            passes = _RING_PASSES[int(shared.backward)] if eager else 1.0
+            known[shared] = _size(
+                shared, factors, copies_s, wide, passes, first_blocks.get(op, 1.0)
+            )
         found[op] = known[shared]
     return found
 
@@ -52,8 +62,9 @@ def _activation_bytes(recipe: PrecisionRecipe) -> int:
 
 
 def _size(
-    shared: SharedAttention, factors: Sequence[float], copies_s: Copies, wide: float, first: float
-) -> AttentionWork:
+    shared: SharedAttention, factors: Sequence[float], copies_s: Copies, wide: float, passes: float,
+    first: float,
+) -> AttentionWork:  # fmt: skip
     query, key, value = shared.query_bytes, shared.key_bytes, shared.value_bytes
     before: tuple[float, ...] = ()
     after: tuple[float, ...] = ()
@@ -66,7 +77,8 @@ def _size(
     sizes = [tuple(tuple(round(s * f) for s in part) for part in (before, after)) for f in factors]
     copied = sorted({size for pair in sizes for part in pair for size in part})
     merged = query + (key + value if shared.backward else 0.0)
-    merges = copies_s([round(merged * wide * f) for f in factors]) if shared.method == RING else []
+    added = [round(merged * wide * passes * f) for f in factors]
+    merges = copies_s(added) if shared.method == RING else []
     return AttentionWork(
         shared, first, [pair[0] for pair in sizes], [pair[1] for pair in sizes],
         [round((key + value) * f) for f in factors],
