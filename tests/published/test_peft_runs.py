@@ -35,8 +35,8 @@ def test_peft_s_runs_take_the_memory_and_time_predicted(tmp_path):
     if len(files) < len(RUNS):
         pytest.skip("the public data is not at hand")
     sheet = "l40s" if "l40s" in list_devices() else "l4"  # peaks are the same on any
-    rate = '{value: 1, source: "one GPU sends nothing"}'
-    links = f"builder: switch, bandwidth_bytes_per_s: {rate}, latency_s: {rate}"
+    rate = "{{value: {}, source: one GPU sends nothing}}".format
+    links = f"builder: switch, bandwidth_bytes_per_s: {rate('25.0e9')}, latency_s: {rate('5.0e-6')}"
     platform = tmp_path / "box.yaml"
     platform.write_text(
         f"name: box\ndevice: {{sheet: {sheet}}}\nranks: 1\ntopology: {{{links}}}\n"
