@@ -29,7 +29,7 @@ from trioflow.hardware.platform import load_platform, save_platform
 from trioflow.reproductions.clusters.aims import describe_causes, judge_aims
 from trioflow.reproductions.clusters.beyond import fit_node_residuals
 from trioflow.reproductions.clusters.scores import mark_crowded
-from trioflow.reproductions.drift.jobs import JOBS_FOLDER, fit_jobs
+from trioflow.reproductions.drift.judge import JOBS_FOLDER, fit_jobs
 from trioflow.reproductions.intervals import (
     Lister,
     list_clusters,

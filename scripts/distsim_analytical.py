@@ -1,7 +1,7 @@
 """Predict the experiments by the best rates of operators."""
 
 from trioflow.base.job_log import log_job
-from trioflow.reproductions.distsim.closed_forms import write_analytical
+from trioflow.reproductions.distsim.recorded import write_analytical
 
 with log_job(snakemake.log[0]):
     write_analytical(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trioflow.reproductions.studies.hop_simulation import (
+from trioflow.reproductions.studies.hop import (
     Edge,
     Floats,
     HopRun,

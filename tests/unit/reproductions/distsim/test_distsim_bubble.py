@@ -8,12 +8,12 @@ from trioflow.base.errors import InputError
 from trioflow.engine.simulate import simulate
 from trioflow.hardware.machine import Device, Platform
 from trioflow.hardware.topologies.registry import BUILDERS
-from trioflow.reproductions.distsim.closed_forms import (
+from trioflow.reproductions.distsim.recorded import (
     bubble_throughput,
     compare_throughput,
     split_step,
 )
-from trioflow.reproductions.vtrain.graph import StageTimes, build_step
+from trioflow.reproductions.vtrain.model import StageTimes, build_step
 
 STAGES = 4
 

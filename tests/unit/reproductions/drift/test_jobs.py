@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from trioflow.base.errors import TableError
 from trioflow.costmodel.spread import fit_spread, load_spreads, write_spreads
-from trioflow.reproductions.drift.jobs import JOBS_FOLDER, fit_jobs, read_job
+from trioflow.reproductions.drift.judge import JOBS_FOLDER, fit_jobs, read_job
 
 from .recorded import write_job
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from trioflow import tables
-from trioflow.reproductions.drift.jobs import read_job
 from trioflow.reproductions.drift.judge import (
     JOINT,
     PARTS,
@@ -17,6 +16,7 @@ from trioflow.reproductions.drift.judge import (
     attribute_slowdown,
     draw_steps,
     judge_halves,
+    read_job,
     split_steps,
 )
 from trioflow.reproductions.drift.page import describe_drift, judge_drift

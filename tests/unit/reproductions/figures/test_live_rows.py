@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from trioflow.base.errors import InputError
-from trioflow.reproductions.figures.rows import (
+from trioflow.reproductions.figures.points import (
     count_busy_s,
     list_live_rows,
     read_live_errors,

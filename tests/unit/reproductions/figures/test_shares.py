@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from trioflow.base.errors import InputError
-from trioflow.reproductions.figures.rows import (
+from trioflow.reproductions.figures.points import (
     list_live_shares,
     list_predicted_shares,
     measure_shares,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import trioflow
-from trioflow.reproductions.distsim.closed_forms import bubble_throughput, compare_throughput
+from trioflow.reproductions.distsim.recorded import bubble_throughput, compare_throughput
 from trioflow.reproductions.studies.distsim import (
     BLOCKS,
     PIPELINE,

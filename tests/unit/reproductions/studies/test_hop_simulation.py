@@ -5,12 +5,13 @@ from typing import Any
 import numpy as np
 import pytest
 from trioflow.base.errors import SimulationError
-from trioflow.reproductions.studies.hop import GRAPHS, build_graph
-from trioflow.reproductions.studies.hop_simulation import (
+from trioflow.reproductions.studies.hop import (
+    GRAPHS,
     Edge,
     Floats,
     HopRun,
     HopSettings,
+    build_graph,
     simulate_hop,
 )
 

@@ -10,12 +10,13 @@ from trioflow.report.scores import score_published
 from trioflow.reproductions.chances import measure_miss, render_chances
 from trioflow.reproductions.tables import CHECKS, PARAMETERS, TRIALS
 from trioflow.reproductions.vtrain.data import GROUPS, PLANS, UNCALIBRATED
-from trioflow.reproductions.vtrain.figures import measure_blocks, read_sizes
 from trioflow.reproductions.vtrain.judge import NOTHING, WHOLE, describe_plans, score_plan_chances
 from trioflow.reproductions.vtrain.model import list_parameters
 from trioflow.reproductions.vtrain.page import (
     build_vtrain_page,
     is_composed,
+    measure_blocks,
+    read_sizes,
     render_checks,
     render_summary,
 )

@@ -10,21 +10,19 @@ from trioflow.engine.simulate import simulate
 from trioflow.hardware.machine import Device, Link, Platform, name_rank_node
 from trioflow.parallel.schedules.build import build_schedule
 from trioflow.parallel.schedules.table import BACKWARD, FORWARD
-from trioflow.reproductions.vtrain.graph import (
-    MESSAGE,
-    StageTimes,
-    build_step,
-    formula_of,
-    order_megatron,
-)
 from trioflow.reproductions.vtrain.model import (
     _UPDATE_BYTES,
     FORMS,
+    MESSAGE,
     NAMES,
     Form,
+    StageTimes,
     StepModel,
+    build_step,
+    formula_of,
     list_parameters,
     name_values,
+    order_megatron,
 )
 from trioflow.reproductions.vtrain.work import HALF_BYTES, PARTS
 from vtrain_rows import REDUCES, make_rows

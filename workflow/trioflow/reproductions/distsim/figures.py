@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from trioflow.report import style
-from trioflow.reproductions.distsim.closed_forms import (
+from trioflow.reproductions.distsim.recorded import (
     bubble_throughput,
     compare_throughput,
     split_step,

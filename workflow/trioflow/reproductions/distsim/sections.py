@@ -31,7 +31,6 @@ from trioflow.report.pages import (
     write_signed_percent,
     write_time,
 )
-from trioflow.reproductions.distsim.closed_forms import compare_throughput, split_step
 from trioflow.reproductions.distsim.figures import (
     ACTIVITY_ERROR,
     ANALYTICAL_MEAN,
@@ -39,6 +38,7 @@ from trioflow.reproductions.distsim.figures import (
     STEP_ERROR,
     TIMESTAMP_ERROR,
 )
+from trioflow.reproductions.distsim.recorded import compare_throughput, split_step
 from trioflow.reproductions.tables import ACTIVITY, COSTS, TIMESTAMPS
 from trioflow.tables import meanings
 

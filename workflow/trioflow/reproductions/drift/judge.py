@@ -1,19 +1,280 @@
-"""Judged: what half of a recorded job's steps say of the other half's, and what made its steps slow."""
+"""Judged: what half of a recorded job's steps say of the other half's, and what made its steps slow.
+
+Steps of recorded jobs as one task graph, and what each task took in each step.
+
+A rank's operations follow one another; a send and a recv that start at the same instant are one call and
+run at once. Operations of several ranks end together: between two stages, over the replicas of a stage,
+over the first and last stage (embeddings), and over all ranks (the norm of the gradients). What such an
+exchange takes is counted from when its last member began. All else is idle time of the host, a task of
+its own before each operation; where it ends in every step with the arrival of another rank of the stage
+or of the replica, ranks wait for one another in what was not recorded, and only the rest is the host's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from itertools import combinations
 from math import factorial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from trioflow.costmodel.spread import draw_normals, fit_spread
-from trioflow.engine.program import Floats
-from trioflow.reproductions.drift.jobs import COMPUTE, EXCHANGE, HOST, PASSES, Job
+from trioflow import tables
+from trioflow.base.errors import TableError
+from trioflow.costmodel.spread import MeasuredSpread, draw_normals, fit_spread
+from trioflow.engine.draws import DrawnGraph
+from trioflow.engine.program import Floats, Ints
+from trioflow.parallel.task_graph import TaskGraph
+
+JOBS_FOLDER = "ByteDance-Seed+StragglerAnalysis/data"
+"""Where the jobs lie in results/data."""
+SOURCE = "ByteDance-Seed/StragglerAnalysis at 8efcd7f3, data/{}.parquet, Apache-2.0"
+COMPUTE, EXCHANGE, HOST = "compute", "exchange", "host"
+PASSES = {"forward-compute": "forward", "backward-compute": "backward"}
+_OF_STAGE = ("params-all-gather", "grads-reduce-scatter")
+_OF_ALL = "optimizer-clip-main-grad"
+_OF_EMBEDDINGS = "embedding-grads-all-reduce"
+_COLUMNS = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id")
+_OPERATION = ["rank", "optype", "seq_id"]
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """A recorded job: ``tasks`` of a step (a row each), and ``graph``, who waits for whom.
+
+    ``item_s``: what each item took in each step [items, steps] [s]; ``step_s``: from the first
+    start to the last end [steps] [s]; ``numbers`` of the steps, of which not all were recorded.
+    """
+
+    name: str
+    tasks: pd.DataFrame
+    graph: DrawnGraph
+    item_s: Floats
+    step_s: Floats
+    numbers: Ints
+
+    @property
+    def ranks(self) -> int:
+        """Recorded ranks."""
+        return int(self.tasks["rank"].nunique())
+
+    @property
+    def items(self) -> pd.DataFrame:
+        """The first task of each item, in the items' order."""
+        _, first = np.unique(self.graph.item_of, return_index=True)
+        return self.tasks.iloc[first].reset_index(drop=True)
+
+    def play(self, item_s: Floats) -> Floats:
+        """Return steps whose items take given times [items, steps] [s]: [steps] [s]."""
+        return self.graph.run(np.arange(len(item_s)), item_s).step_s
+
+    def list_passes(self, steps: Any = slice(None)) -> pd.DataFrame:
+        """Return the passes of some steps as ``spread.fit_spread`` takes them."""
+        return self._list(COMPUTE, steps, ["replica", "stage", "rank", "phase", "micro_batch"])
+
+    def list_exchanges(self, steps: Any = slice(None)) -> pd.DataFrame:
+        """Return the exchanges of some steps as ``spread.fit_spread`` takes them."""
+        found = self._list(EXCHANGE, steps, ["rank", "optype", "micro_batch"])
+        names = found["optype"] + found["rank"].astype(str) + "." + found["micro_batch"].astype(str)
+        return found.assign(exchange=names)
+
+    def _list(self, kind: str, steps: Any, columns: list[str]) -> pd.DataFrame:
+        items = self.items
+        chosen = np.flatnonzero(items["kind"] == kind)
+        if kind == COMPUTE:
+            chosen = chosen[items["optype"].iloc[chosen].isin(PASSES).to_numpy()]
+        times_s = self.item_s[chosen][:, steps]
+        numbers = self.numbers[steps]
+        rows = items.iloc[np.repeat(chosen, len(numbers))][columns].reset_index(drop=True)
+        return rows.assign(step=np.tile(numbers, len(chosen)), time_s=times_s.ravel())
+
+
+def read_job(path: str | Path) -> Job:
+    """Read a job of StragglerAnalysis; TableError where a column, a number or a step's operation is missing."""
+    path = Path(path)
+    rows = pd.read_parquet(path)
+    missing = [name for name in _COLUMNS if name not in rows]
+    if missing:
+        raise TableError(f"no column {missing[0]!r}", file=path, fix="retrieve it anew")
+    rows = rows[list(_COLUMNS)].astype({"optype": str, "start_ts": float, "duration": float})
+    rows = rows.sort_values(["step", "rank", "start_ts", "optype", "seq_id"], kind="stable")
+    if not (rows["duration"] >= 0).all() or not np.isfinite(rows["start_ts"]).all():
+        raise TableError("a time is negative or none", file=path, fix="retrieve it anew")
+    steps = rows["step"].nunique()
+    count = len(rows) // steps
+    first = rows.iloc[:count].reset_index(drop=True)
+    # Each operation of a step at the place that it has in the first, whatever starts at one instant.
+    places = pd.MultiIndex.from_frame(first[_OPERATION])
+    asked = pd.MultiIndex.from_frame(rows[_OPERATION])
+    at = np.array(places.get_indexer(asked)) if places.is_unique else np.full(len(rows), -1)
+    order = np.lexsort((at, rows["step"].to_numpy()))
+    if not np.array_equal(at[order], np.tile(np.arange(count), steps)):
+        raise TableError("a step lacks operations that another has", file=path, place="column step")
+    table = rows.iloc[order]
+    starts_s, lasting_s = (
+        table[name].to_numpy().reshape(steps, count).T for name in ("start_ts", "duration")
+    )
+    numbers = table["step"].to_numpy(np.int64)[::count]
+    return _build(path.stem, first, starts_s, starts_s + lasting_s, numbers)
+
+
+def _build(name: str, first: pd.DataFrame, starts_s: Floats, ends_s: Floats, steps: Ints) -> Job:
+    """Build the job from the operations of a step, in order, and their starts and ends in all [operations, steps]."""
+    exchange = _name_exchanges(first)
+    matches, texts = pd.factorize(pd.Series(exchange).where(exchange != "", None))
+    length_s = ends_s - starts_s
+    for one in range(len(texts)):
+        members = matches == one
+        begun_s = starts_s[members].max(axis=0)
+        length_s[members] = np.maximum(ends_s[members].min(axis=0) - begun_s, 0.0)
+        ends_s = np.where(members[:, None], begun_s + length_s[members][0], ends_s)
+    program = _Program()
+    rank, call_s = -1, starts_s[0]
+    for place, row in enumerate(tables.records(first)):
+        same_rank = rank == row["rank"]
+        rank, match = row["rank"], int(matches[place])
+        if same_rank and (starts_s[place] == call_s).all():
+            program.add_beside(row, match, length_s[place], ends_s[place])
+            continue
+        call_s = starts_s[place]
+        program.add_call(row, match, call_s, length_s[place], ends_s[place], same_rank)
+    program.find_unrecorded()
+    return _join(name, program, ends_s.max(axis=0), steps)
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """An operation of a rank, or two that begin together."""
+
+    row: Mapping[str, Any]
+    host: int  # The host's task before it
+    before: list[int]  # What that waits for
+    arrived_s: Floats  # When that had ended [steps]
+    start_s: Floats  # When the call began [steps]
+
+
+_WAITED = 0.1
+"""Share of the host's time that is left at most where it was a wait for other ranks."""
+
+
+class _Program:
+    """Tasks of a step, in the order of each rank, what each took in all steps, and who waits for whom."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.times_s: list[Floats] = []
+        self.pairs: list[tuple[int, int]] = []
+        self._calls: list[_Call] = []
+        self._together: list[int] = []  # What the next call of the rank waits for
+        self._host = -1  # The host's task before them
+        self._until_s: Floats = np.zeros(0)  # When they had all ended [steps]
+
+    def add_call(
+        self, row: Mapping[str, Any], match: int, start_s: Floats, length_s: Floats, end_s: Floats,
+        same_rank: bool,
+    ) -> None:  # fmt: skip
+        """Add an operation, and the host's time from the end of the one before it, or of the step's start."""
+        until_s = self._until_s if same_rank else np.zeros_like(start_s)
+        self._host = self._add(row, HOST, "main", -1, np.maximum(start_s - until_s, 0.0))
+        before = self._together if same_rank else []
+        self.pairs += [(self._host, one) for one in before]
+        self._calls.append(_Call(row, self._host, before, until_s, start_s))
+        kind = COMPUTE if match < 0 else EXCHANGE
+        self._together = [self._add(row, kind, "main", match, length_s)]
+        self._until_s = end_s
+
+    def add_beside(
+        self, row: Mapping[str, Any], match: int, length_s: Floats, end_s: Floats
+    ) -> None:
+        """Add an operation that began with the one before it."""
+        task = self._add(row, COMPUTE if match < 0 else EXCHANGE, "beside", match, length_s)
+        self.pairs.append((task, self._host))
+        self._together.append(task)
+        self._until_s = np.maximum(self._until_s, end_s)
+
+    def find_unrecorded(self) -> None:
+        """Let a rank's host wait for the ranks of its stage or replica where it did so in every step."""
+        for name in ("stage", "dp_rank"):
+            groups: dict[tuple[Any, ...], list[_Call]] = {}
+            for call in self._calls:
+                groups.setdefault(
+                    (call.row["optype"], call.row["seq_id"], call.row[name]), []
+                ).append(call)
+            for calls in groups.values():
+                latest_s = np.max([call.arrived_s for call in calls], axis=0)
+                for call in calls:
+                    left_s, idle_s = call.start_s - latest_s, self.times_s[call.host]
+                    if (left_s >= 0).all() and np.median(left_s) < _WAITED * np.median(idle_s):
+                        self.times_s[call.host] = left_s
+                        self.pairs += [(call.host, one) for other in calls for one in other.before]
+
+    def _add(
+        self, row: Mapping[str, Any], kind: str, stream: str, match: int, time_s: Floats
+    ) -> int:
+        self.times_s.append(time_s)
+        phase = PASSES.get(row["optype"], "")
+        self.rows.append({
+            "rank": row["rank"], "stage": row["stage"], "replica": row["dp_rank"], "kind": kind,
+            "optype": row["optype"], "phase": phase, "micro_batch": row["seq_id"], "stream": stream,
+            "match_id": match,
+        })  # fmt: skip
+        return len(self.rows) - 1
+
+
+def _join(name: str, program: _Program, step_s: Floats, steps: Ints) -> Job:
+    tasks = pd.DataFrame(program.rows)
+    timeline = tasks.assign(start_s=0.0, end_s=1.0)
+    timeline["match_id"] = timeline["match_id"].where(timeline["match_id"] >= 0).astype("Int64")
+    pairs = pd.DataFrame(program.pairs, columns=["task_id", "depends_on"], dtype=np.int64)
+    graph = DrawnGraph(TaskGraph(tasks, pairs), timeline)
+    _, first = np.unique(graph.item_of, return_index=True)
+    return Job(name, tasks, graph, np.array(program.times_s)[first], step_s, steps)
+
+
+def _name_exchanges(rows: pd.DataFrame) -> NDArray[Any]:
+    """Return what tells each operation's exchange from others; empty of operations of one rank."""
+    names = []
+    for row in tables.records(rows):
+        kind, stage, replica, number = (
+            row[name] for name in ("optype", "stage", "dp_rank", "seq_id")
+        )
+        way, _, end = kind.partition("-")
+        if end in ("send", "recv"):
+            # Between a stage and the next: forward from the one, backward from the other.
+            lower = stage - ((way == "forward") == (end == "recv"))
+            names.append(f"{way} {lower} {replica} {number}")
+        elif kind in _OF_STAGE:
+            names.append(f"{kind} {stage}")
+        elif kind == _OF_EMBEDDINGS:
+            names.append(f"{kind} {replica}")
+        else:
+            names.append(kind if kind == _OF_ALL else "")
+    return np.array(names, dtype=object)
+
+
+def fit_jobs(paths: Iterable[str | Path]) -> list[MeasuredSpread]:
+    """Return the spread of recorded jobs, of all their steps."""
+    found = []
+    for path in paths:
+        job = read_job(path)
+        spread, slow = fit_spread(job.list_passes(), job.list_exchanges())
+        found.append(
+            MeasuredSpread(
+                "gpu",
+                job.name,
+                job.ranks,
+                len(job.step_s),
+                len(slow),
+                spread,
+                SOURCE.format(job.name),
+            )
+        )
+    return found
+
 
 DRAWS = 2000
 QUANTILES = (0.1, 0.5, 0.9)

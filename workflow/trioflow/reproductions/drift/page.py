@@ -25,8 +25,13 @@ from trioflow.report.pages import (
     write_percent,
     write_signed_percent,
 )
-from trioflow.reproductions.drift.jobs import read_job
-from trioflow.reproductions.drift.judge import JOINT, QUANTILES, attribute_slowdown, judge_halves
+from trioflow.reproductions.drift.judge import (
+    JOINT,
+    QUANTILES,
+    attribute_slowdown,
+    judge_halves,
+    read_job,
+)
 from trioflow.reproductions.tables import DRIFT_CAUSES, DRIFT_HALVES
 
 _MEDIAN_AIM, _QUANTILE_AIM = 0.03, 0.05

@@ -29,8 +29,7 @@ from trioflow.reproductions.figures.drawings import (
     draw_speeds,
     draw_wafer,
 )
-from trioflow.reproductions.figures.points import save_column_figure
-from trioflow.reproductions.figures.rows import (
+from trioflow.reproductions.figures.points import (
     BUSY,
     STEP,
     list_live_rows,
@@ -40,6 +39,7 @@ from trioflow.reproductions.figures.rows import (
     list_published_rows,
     list_validation_rows,
     read_live_errors,
+    save_column_figure,
     use_busy_time,
 )
 from trioflow.reproductions.tables import (

@@ -18,6 +18,7 @@ from trioflow.reproductions.figures.catalogue import Figure, find_averages
 from trioflow.reproductions.figures.points import (
     DASHES,
     LINE_IN,
+    MEASURED,
     Point,
     align_titles,
     choose_looks,
@@ -30,7 +31,6 @@ from trioflow.reproductions.figures.points import (
     spread_logarithmic,
     spread_symmetric,
 )
-from trioflow.reproductions.figures.rows import MEASURED
 from trioflow.reproductions.studies.hop import SHOWN_BANDWIDTH_BYTES_PER_S, SLOWED
 from trioflow.reproductions.studies.wafer import PAPER_SHARE
 from trioflow.reproductions.tables import EVIDENCE_KINDS, MEASURED_HERE, ONLY_SIMULATED

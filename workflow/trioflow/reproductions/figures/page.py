@@ -31,7 +31,7 @@ from trioflow.reproductions.figures import catalogue
 from trioflow.reproductions.figures.build import SCHEMAS
 from trioflow.reproductions.figures.catalogue import PAPER, SOURCE, Figure
 from trioflow.reproductions.figures.drawings import count_right_pairs, find_mean_errors
-from trioflow.reproductions.figures.rows import MEASURED
+from trioflow.reproductions.figures.points import MEASURED
 from trioflow.reproductions.studies.wafer import PAPER_SHARE
 from trioflow.reproductions.tables import (
     EVIDENCE_KINDS,

@@ -1,14 +1,18 @@
 """Hop on ring-based and double-ring graphs: what backup workers and their kin gain.
 
 The case study of the TrioSim paper, and the rest of Hop's protocol beside it.
+
+Hop: decentralised training whose workers wait for their neighbours only.
 """
 
 from __future__ import annotations
 
+import heapq
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -25,14 +29,234 @@ from trioflow.hardware.machine import Link
 from trioflow.hardware.topologies.grids import build_double_ring, build_ring
 from trioflow.report import style
 from trioflow.reproductions.studies.contraction import list_inputs, load_timed_trace
-from trioflow.reproductions.studies.hop_simulation import (
-    Edge,
-    Floats,
-    HopRun,
-    HopSettings,
-    simulate_hop,
-)
 from trioflow.reproductions.tables import HOP
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Edge = tuple[int, int]
+_ARRIVED, _COMPUTED = 0, 1
+_Phase = Literal["computes", "awaits updates", "awaits tokens", "has finished"]
+
+
+@dataclass(frozen=True)
+class HopSettings:
+    """The rules that all workers follow."""
+
+    # Tokens of a queue at the start; how many iterations a worker may be ahead of one that it sends
+    # to.
+    max_gap: int = 8
+    backup_workers: int = 0  # updates of an iteration that a worker need not wait for
+    staleness: int = 0  # iterations that an update may be old
+    max_jump: int = 1  # iterations that a worker which is behind enters at once; 1 never skips
+    behind: int = 2  # iterations that all neighbours must be ahead before a worker skips
+
+
+@dataclass(frozen=True, eq=False)
+class HopRun:
+    """What came of a run."""
+
+    # Start of each iteration [workers, iterations] [s]; NaN for one that was skipped.
+    start_s: Floats
+    finish_s: Floats  # when each worker had finished the last iteration [workers] [s]
+    computed: Ints  # iterations that each worker computed and did not skip [workers]
+    dropped: int  # updates that arrived too late to be of use
+    largest_gap: int  # most iterations that a worker was ahead of one that it sends to
+    largest_staleness: int  # most iterations that an update was old when a worker relied on it
+
+    @property
+    def time_s(self) -> float:
+        """When the last worker had finished [s]."""
+        return float(self.finish_s.max())
+
+
+def simulate_hop(
+    sending_s: Mapping[Edge, float],
+    compute_s: Floats,
+    settings: HopSettings,
+    *,
+    latency_s: float = 0.0,
+) -> HopRun:
+    """Simulate decentralised training on a graph of workers.
+
+    ``sending_s``: for each edge, the time that an update occupies its link [s]; ``compute_s``:
+    [workers, iterations] [s]; ``latency_s``: from the end of the sending to the arrival [s]. Raises
+    SimulationError when the settings let nobody move or make no sense, a time is negative or no
+    number, or an edge does not join two of the workers.
+
+    A worker computes, sends its update, tagged with the iteration, to every receiver, and waits
+    until all senders but ``backup_workers`` have sent one at most ``staleness`` iterations older
+    than its own (a later one counts too; the common start is that of iteration -1). Then it takes a
+    token from the queue that each receiver keeps for it, and enters the next iteration, which puts
+    a token into every queue of its own.
+
+    Links are independent; on one, updates follow one another. Tokens take no time. A worker whose
+    receivers are all at least ``behind`` iterations ahead enters that of the slowest, at most
+    ``max_jump`` further on, takes the tokens of all and sends nothing for those skipped (never the
+    last); it refreshes its parameters from updates that are there. At one time: arrivals, ends of
+    computation as scheduled, then workers, the lowest number that can move first.
+
+    Source: Q. Luo et al., Hop: Heterogeneity-aware Decentralized Training, ASPLOS 2019,
+    arXiv:1902.01064.
+    """
+    _check(sending_s, compute_s, settings, latency_s)
+    return _Training(sending_s, compute_s, settings, latency_s).run()
+
+
+def _check(
+    sending_s: Mapping[Edge, float], compute_s: Floats, settings: HopSettings, latency_s: float
+) -> None:
+    if compute_s.ndim != 2 or not compute_s.size:
+        raise SimulationError(
+            f"Hop: compute times have the shape {compute_s.shape}; give [workers, iterations]"
+        )
+    workers = len(compute_s)
+    times = [*sending_s.values(), *compute_s.ravel().tolist(), latency_s]
+    for time_s in times:
+        if not 0 <= time_s < math.inf:
+            raise SimulationError(f"Hop: {time_s!r} is not a time")
+    for edge in sending_s:
+        if edge[0] == edge[1] or not all(0 <= worker < workers for worker in edge):
+            raise SimulationError(f"Hop: the edge {edge} does not join two of {workers} workers")
+    limits = (
+        ("max_gap", 1),
+        ("backup_workers", 0),
+        ("staleness", 0),
+        ("max_jump", 1),
+        ("behind", 1),
+    )
+    for name, least in limits:
+        if getattr(settings, name) < least:
+            raise SimulationError(
+                f"Hop: {name} is {getattr(settings, name)}; it must be at least {least}"
+            )
+    senders = [sum(receiver == worker for _, receiver in sending_s) for worker in range(workers)]
+    if settings.backup_workers and settings.backup_workers >= min(senders):
+        raise SimulationError(
+            f"Hop: {settings.backup_workers} backup workers and a worker with {min(senders)} "
+            "senders, who would wait for nobody"
+        )
+
+
+class _Training:
+    """State of one run."""
+
+    def __init__(
+        self,
+        sending_s: Mapping[Edge, float],
+        compute_s: Floats,
+        settings: HopSettings,
+        latency_s: float,
+    ) -> None:
+        self.sending_s, self.latency_s, self.settings = dict(sending_s), latency_s, settings
+        self.compute_s: list[list[float]] = compute_s.tolist()
+        self.workers, self.iterations = compute_s.shape
+        edges = sorted(sending_s)
+        self.receivers = [[b for a, b in edges if a == w] for w in range(self.workers)]
+        self.senders = [[a for a, b in edges if b == w] for w in range(self.workers)]
+        self.entered = [0] * self.workers
+        self.phase: list[_Phase] = ["awaits tokens"] * self.workers
+        # Of each worker's senders, in their order; and where each edge is in there.
+        self.newest = [[-1] * len(senders) for senders in self.senders]
+        self.place = {edge: self.senders[edge[1]].index(edge[0]) for edge in edges}
+        self.outgoing = [[edge for edge in edges if edge[0] == w] for w in range(self.workers)]
+        self.free_s = dict.fromkeys(edges, 0.0)
+        self.start_s = np.full(compute_s.shape, math.nan)
+        self.finish_s = np.full(self.workers, math.nan)
+        self.dropped = self.largest_gap = self.largest_staleness = 0
+        self.heap: list[tuple[float, int, int, Edge, int]] = []
+        self.sequence = 0
+
+    def run(self) -> HopRun:
+        """Run until everyone has finished."""
+        self.move_on(set(range(self.workers)), 0.0)
+        while self.heap:
+            now_s, asking = self.heap[0][0], set()
+            while self.heap and self.heap[0][0] == now_s:
+                _, kind, _, edge, tag = heapq.heappop(self.heap)
+                if kind == _ARRIVED:
+                    self.receive(edge, tag)
+                else:
+                    self.send(edge[0], now_s)
+                asking.add(edge[1])
+            self.move_on(asking, now_s)
+        if np.isnan(self.finish_s).any():
+            waiting = [
+                f"worker {w} {self.phase[w]}" for w in np.flatnonzero(np.isnan(self.finish_s))
+            ]
+            raise SimulationError(f"Hop: deadlock: {', '.join(waiting)}")
+        computed = np.count_nonzero(~np.isnan(self.start_s), axis=1)
+        return HopRun(
+            self.start_s, self.finish_s, computed, self.dropped, self.largest_gap,
+            self.largest_staleness,
+        )  # fmt: skip
+
+    def schedule(self, time_s: float, kind: int, edge: Edge, tag: int) -> None:
+        heapq.heappush(self.heap, (time_s, kind, self.sequence, edge, tag))
+        self.sequence += 1
+
+    def send(self, worker: int, now_s: float) -> None:
+        """End a computation: the update goes out, behind those still on their way."""
+        self.phase[worker] = "awaits updates"
+        tag, free_s = self.entered[worker] - 1, self.free_s
+        for edge in self.outgoing[worker]:
+            sent_s = free_s[edge] = max(now_s, free_s[edge]) + self.sending_s[edge]
+            self.schedule(sent_s + self.latency_s, _ARRIVED, edge, tag)
+
+    def receive(self, edge: Edge, tag: int) -> None:
+        """Keep an update, or drop it when its receiver can no longer use it."""
+        receiver = edge[1]
+        goes_on = self.phase[receiver] in ("awaits tokens", "has finished")
+        oldest = self.entered[receiver] - 1 + goes_on - self.settings.staleness
+        self.dropped += tag < oldest
+        self.newest[receiver][self.place[edge]] = tag
+
+    def move_on(self, asking: set[int], now_s: float) -> None:
+        """Let those go on who may; who enters an iteration gives tokens to others, who ask then."""
+        phase = self.phase
+        while asking:
+            worker = min(asking)
+            asking.remove(worker)
+            if phase[worker] == "awaits updates" and self.has_updates(worker):
+                last = self.entered[worker] == self.iterations
+                phase[worker] = "has finished" if last else "awaits tokens"
+                if last:
+                    self.finish_s[worker] = now_s
+            if phase[worker] == "awaits tokens" and self.enter(worker, now_s):
+                asking.update(self.senders[worker])
+
+    def has_updates(self, worker: int) -> bool:
+        """Return whether enough updates are there that are new enough."""
+        oldest = self.entered[worker] - 1 - self.settings.staleness
+        newest = self.newest[worker]
+        used = [tag for tag in newest if tag >= oldest]
+        if len(used) < len(newest) - self.settings.backup_workers:
+            return False
+        if used:
+            staleness = self.entered[worker] - 1 - min(used)
+            self.largest_staleness = max(self.largest_staleness, staleness)
+        return True
+
+    def enter(self, worker: int, now_s: float) -> bool:
+        """Enter the next iteration, or a later one, when its tokens are there."""
+        entered, settings = self.entered, self.settings
+        mine, jump, least = entered[worker], 1, 0
+        receivers = self.receivers[worker]
+        if receivers:
+            least = min([entered[receiver] for receiver in receivers]) - mine
+        if least >= settings.behind:
+            jump = min(least, settings.max_jump, self.iterations - mine)
+        if receivers and settings.max_gap + least < jump:
+            return False
+        entered[worker] = mine + jump
+        iteration = mine + jump - 1
+        if receivers:
+            self.largest_gap = max(self.largest_gap, jump - least)
+        self.phase[worker] = "computes"
+        self.start_s[worker, iteration] = now_s
+        end_s = now_s + self.compute_s[worker][iteration]
+        self.schedule(end_s, _COMPUTED, (worker, worker), iteration)
+        return True
+
 
 TRACE = "vgg11-b128"
 """VGG-11, batch 128; TrioSim paper, Hop case."""
