@@ -9,7 +9,14 @@ ADAM_STATES = 2
 
 @pytest.mark.parametrize(
     ("name", "bytes_per_parameter"),
-    [("bf16", 16), ("fsdp2-mixed", 18), ("megatron-bf16", 18), ("pure-bf16", 8)],
+    [
+        ("bf16", 16),
+        ("fsdp2-mixed", 18),
+        ("megatron-bf16", 18),
+        ("megatron-fp32", 16),
+        ("megatron-tf32", 16),
+        ("pure-bf16", 8),
+    ],
 )
 def test_bytes_a_parameter_are_the_published_ones(name, bytes_per_parameter):
     # Megatron Core's table: bf16 weights with fp32 gradients 18, all in fp32 16.

@@ -112,7 +112,7 @@ def test_what_sequence_parallelism_gathers_lies_in_buffers_that_stay(precision, 
     assert hold(precision, 2).get("gathered", 0) == buffers * TOKENS * WORDY.hidden * 2
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fsdp2-mixed", "pure-bf16", "megatron-bf16"])
+@pytest.mark.parametrize("precision", ["bf16", "fp32", "pure-bf16", "megatron-bf16"])
 def test_a_pipeline_holds_no_more_scores_with_more_micro_batches(precision):
     times = time_operators(
         make_trace(WORDY, LanguageStep(**STEP, precision=precision)), "NVIDIA H100 80GB HBM3"

@@ -83,6 +83,12 @@ def test_megatron_s_plan_shares_the_vocabulary_where_the_model_has_one(tiny):
         )
         found = fit_framework(plan, Trace(tiny.operators, tiny.tensors, facts))
         assert found.tensor_overlap == overlap, (recipe, name)
+    for overlap in ("none", "backward"):  # who names it is followed
+        plan = make_plan(tensor=2, tensor_overlap=overlap)
+        assert (
+            fit_framework(plan, Trace(tiny.operators, tiny.tensors, facts)).tensor_overlap
+            == overlap
+        )
     # Who asks for it by its column is told that there is none.
     assert fit_framework(
         make_plan(tensor=2, vocabulary_parallel=True), wordless
@@ -124,3 +130,13 @@ def test_every_product_of_a_block_is_cut_by_its_name(model, sizes):
     assert {n for n, found in kinds.items() if found == "row"} == {
         n for n in kinds if n.endswith(ends)
     }
+
+
+def test_a_recipe_of_fully_shard_is_refused_where_nothing_is_sharded(tiny):
+    facts = replace(tiny.facts, precision_recipe="fsdp2-mixed")
+    trace = Trace(tiny.operators, tiny.tensors, facts)
+    for name in ("fsdp", "zero2", "zero3"):
+        check_plan(named_plan(name, 2), trace, 8)
+    for name in ("ddp", "distributed", "tp", "1f1b"):
+        with pytest.raises(PlanError, match="fsdp2-mixed is what fully_shard computes in"):
+            check_plan(named_plan(name, 2), trace, 8)

@@ -148,7 +148,6 @@ def test_what_does_not_go_together_is_refused(degrees, said, trace):
     ("words", "found"),
     [
         ("--tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overlap", "products"),
-        ("--tensor-model-parallel-size 2 --tp-comm-overlap", "backward"),
         ("--tensor-model-parallel-size 2 --sequence-parallel", "backward"),
         ("--bf16", None),
     ],

@@ -50,7 +50,7 @@ UNIT_SHARDINGS = ("zero2", "zero3", "fsdp", "hsdp")
 
 TENSOR_STYLES = ("megatron", "gather")
 """How tensor-parallel ranks share layers; see ``parallel.splits.tensor_parallel``."""
-TENSOR_OVERLAPS = ("none", "backward", "products")
+TENSOR_OVERLAPS = ("auto", "none", "backward", "products")
 """What of tensor-parallel ranks' messages goes beside products; see ``parallel.splits.tensor_messages``."""
 _REPLICATIONS = ("ddp", "dp")
 """How replicas keep alike: DistributedDataParallel, or DataParallel of one process."""
@@ -189,8 +189,8 @@ class Plan:
     )  # fmt: skip
 
     tensor_overlap: str = declare_cell(
-        "messages of tensor-parallel ranks beside products: none, backward (what a column-split layer's backward gathers"
-        " and sums, beside the product that needs neither; Megatron-LM always), or products (those too, and a layer's"
+        "messages of tensor-parallel ranks beside products: auto (backward for Megatron-LM's recipes, else none), none,"
+        " backward (what a column-split layer's backward gathers and sums, beside the product that needs neither), or products (those too, and a layer's"
         " other products are computed piece by piece while the message travels; Megatron-LM's --tp-comm-overlap)",
         enum=list(TENSOR_OVERLAPS), default=TENSOR_OVERLAPS[0],
     )  # fmt: skip

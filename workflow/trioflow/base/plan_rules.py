@@ -94,7 +94,7 @@ def find_plan_problem(plan: Plan) -> tuple[str, str, str] | None:
 def _list_style_rules(plan: Plan) -> list[tuple[bool, str, str, str]]:
     """Return what goes wrong with replication and tensor styles: whether it does, column, problem, fix."""
     copies, gathers = plan.replication == "dp", plan.tensor_style == "gather"
-    overlaps = plan.tensor_overlap != "none"
+    overlaps = plan.tensor_overlap in ("backward", "products")
     other = [
         name for name, held in (
             ("tensor parallelism", plan.tensor > 1), ("a pipeline", plan.pipeline > 1),

@@ -53,7 +53,8 @@ class PrecisionRecipe:
     keeps_made: bool = False  # whether those stay beside the main gradients, as DeepSpeed's do
     shards_main: bool = False
     # What linear layers of blocks compute in where that is not the arithmetic: fp8 (a scale for each
-    # tensor, of its own values) or fp8-block (one for 128 values of a row); empty otherwise.
+    # tensor, of its own values), fp8-delayed (of its values in steps before) or fp8-block (one for 128
+    # values of a row); empty otherwise.
     products: str = ""
     # Whether weights that are multiplied in FP8 lie there, and are gathered, in FP8 alone.
     fp8_parameters: bool = False
@@ -70,7 +71,7 @@ class PrecisionRecipe:
     @property
     def keeps_main_gradients(self) -> bool:
         """Whether gradients lie in buffers that are always there, as Megatron-LM's and nanotron's do."""
-        return bool(self.main_parameter_bytes) and not self.shards_main
+        return self.framework != PYTORCH
 
     @property
     def adds_gradients(self) -> bool:
@@ -131,7 +132,7 @@ _FP8 = tuple(
         f"{products}{'-params' * params}{'-bf16-reduce' * half}", "bf16", products=products,
         fp8_parameters=params, **(_HALF if half else _MEGATRON),
     )
-    for products in ("fp8", "fp8-block")
+    for products in ("fp8", "fp8-delayed", "fp8-block")
     for params in (False, True)
     for half in (False, True)
 )  # fmt: skip
@@ -141,6 +142,7 @@ RECIPES = {
         *_PLAIN,
         PrecisionRecipe("fsdp2-mixed", "bf16", shards_main=True, **_MAIN),
         PrecisionRecipe("fsdp2-bf16-reduce", "bf16", reduce_bytes=2, shards_main=True, **_MAIN),
+        *(PrecisionRecipe(f"{MEGATRON}-{name}", name, gather_buffers=1, framework=MEGATRON) for name in ("fp32", "tf32")),
         PrecisionRecipe("megatron-bf16", "bf16", **_MEGATRON),
         PrecisionRecipe("megatron-bf16-reduce", "bf16", **_HALF),
         PrecisionRecipe("megatron-fp16", "fp16", **_HALF),
@@ -160,6 +162,8 @@ RECIPES = {
     )
 }  # fmt: skip
 """By name; fp32, tf32, bf16 and fp16 keep everything in single precision, the last two compute by autocast."""
+DEFAULT_RECIPE = "megatron-bf16"
+"""Of a language model where nothing is said: people train so, and every plan and mixture of experts runs so."""
 _AUTOCAST = {"autocast": "bf16"}
 """Other words for some of them."""
 RECIPE_NAMES = (*RECIPES, *_AUTOCAST)

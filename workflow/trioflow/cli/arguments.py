@@ -14,7 +14,7 @@ from trioflow.base.plan_row import (
     TENSOR_OVERLAPS,
     TENSOR_STYLES,
 )
-from trioflow.base.precision_recipes import RECIPE_NAMES
+from trioflow.base.precision_recipes import DEFAULT_RECIPE, RECIPE_NAMES
 from trioflow.base.settings import OPTIMIZERS
 from trioflow.cli.text import add_options
 from trioflow.costmodel.operators.methods import UNFITTED
@@ -63,7 +63,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, several: bool = False) 
     model.add_argument("--sequence", type=int, metavar="N", help="tokens of a sample")
     model.add_argument(
         "--precision", metavar="RECIPE[+FUSION][,RECIPE...]" if several else "RECIPE",
-        help=f"what is held and computed in which format: {', '.join(RECIPE_NAMES)} (default: bf16, which is autocast)"
+        help=f"what is held and computed in which format: {', '.join(RECIPE_NAMES)} (default: {DEFAULT_RECIPE})"
         + ("; plans of several are ranked together, each with the fusion behind its plus sign" if several else ""),
     )  # fmt: skip
     add_options(model, (
@@ -180,8 +180,8 @@ def _add_styles(degrees: argparse._ArgumentGroup) -> None:
         ("--sequence-parallel", True, "tensor-parallel ranks share what lies between split layers too"),
         ("--vocabulary-parallel", True, "tensor-parallel ranks share embedding, head and loss by vocabulary"),
         ("--tensor-overlap", TENSOR_OVERLAPS[1:],
-         "messages of tensor parallelism beside products: those of column-split layers' backward, as Megatron-LM "
-         "always does, or all of a layer's, piece by piece (--tp-comm-overlap)"),
+         "messages of tensor parallelism beside products: none, those of column-split layers' backward, as Megatron-LM "
+         "does (default of its recipes), or all of a layer's, piece by piece (--tp-comm-overlap)"),
         ("--recompute", "WHAT", f"activations that backward computes again: {', '.join(RECOMPUTATIONS[1:])}, uniform:N (all blocks, N at a "
          "time), block:N (the first N blocks of each stage), or save:POLICY (torchtitan, MaxText's minimal, ...: docs/memory.md); with "
          "+no-early-stop as PyTorch before 2.1"),

@@ -163,14 +163,15 @@ def fit_framework(plan: Plan, trace: Trace) -> Plan:
     (``LinearWithGradAccumulationAndAsyncCommunication``).
     """
     known = bool(trace.facts.language_model) and plan.plan != LAYERS
+    overlap = "none" if plan.tensor_overlap == "auto" else plan.tensor_overlap
     if plan.tensor == 1 or plan.tensor_style != "megatron" or not (known or plan.plan == MEGATRON):
-        return plan
+        return replace(plan, tensor_overlap=overlap)
     shared = has_vocabulary(trace, plan.tensor)
-    plan = replace(plan, vocabulary_parallel=shared or (known and plan.vocabulary_parallel))
     whole = plan.schedule == "none" or not SCHEDULES.get(plan.schedule, _UNKNOWN).splits
-    if plan.tensor_overlap == "none" and whole and trace.facts.recipe.framework == MEGATRON_LM:
-        plan = replace(plan, tensor_overlap="backward")
-    return plan
+    if plan.tensor_overlap == "auto" and whole and trace.facts.recipe.framework == MEGATRON_LM:
+        overlap = "backward"
+    vocabulary = shared or (known and plan.vocabulary_parallel)
+    return replace(plan, vocabulary_parallel=vocabulary, tensor_overlap=overlap)
 
 
 def micro_batch_sizes(plan: Plan, batch: int) -> list[int]:
@@ -210,6 +211,11 @@ def check_plan(plan: Plan, trace: Trace, batch: int) -> None:
     if found := find_count_problem(plan):
         raise PlanError(f"plan {plan.plan}: {found[1]}", fix=found[2])
     check_shapes(plan, trace, micro_batch_sizes(plan, batch))
+    if trace.facts.recipe.shards_main and not plan.shards_units:
+        raise PlanError(
+            f"plan {plan.plan}: {trace.facts.recipe.name} is what fully_shard computes in, and without it a step is in fp32",
+            fix="use sharding fsdp, or --precision bf16 (autocast), fp32 or megatron-bf16",
+        )
     megatron = plan.tensor > 1 and plan.tensor_style == "megatron"
     named = trace.facts.tensor_split or find_layers(trace)
     if megatron and not (plan.vocabulary_parallel or named):

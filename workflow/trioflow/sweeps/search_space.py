@@ -346,7 +346,7 @@ def mark_front(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
 
 def describe_way(plan: Plan, batch: int, trace: Trace) -> str:
     """Return a plan in words, with what the degrees do not say; not what the trace's framework always does."""
-    bare = replace(plan, vocabulary_parallel=False, tensor_overlap="none")
+    bare = replace(plan, vocabulary_parallel=False, tensor_overlap="auto")
     plan = bare if fit_framework(bare, trace) == plan else plan
     text = describe_plan(plan, batch)
     if plan.recompute != "none" and "recompute" not in text:

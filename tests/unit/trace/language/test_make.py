@@ -427,7 +427,7 @@ def test_liger_has_no_more_scores_than_those_of_a_piece():
 
 @pytest.mark.parametrize(("precision", "fusion"), [
     ("fsdp2-mixed", "eager"), ("bf16", "eager"), ("pure-bf16", "eager"), ("nanotron-bf16", "flash-attn"),
-    ("megatron-bf16", "gradients"), ("fp8", "gradients"),
+    ("megatron-bf16", "gradients"), ("fp8", "gradients"), ("megatron-tf32", "gradients"),
 ])  # fmt: skip
 def test_a_recipe_runs_its_framework_s_kernels(precision, fusion):
     assert LanguageStep(8, 1, precision).settle().fusion == fusion
@@ -435,7 +435,7 @@ def test_a_recipe_runs_its_framework_s_kernels(precision, fusion):
 
 @pytest.mark.parametrize(("arguments", "attention", "fusion"), [
     ({}, "cudnn", ""), ({"no-gradient-accumulation-fusion": True}, "cudnn", "layers"),
-    ({"attention-backend": "flash"}, "flash", ""), ({"bf16": False}, "cudnn", "layers"),
+    ({"attention-backend": "flash"}, "flash", ""), ({"bf16": False}, "eager", ""),
 ])  # fmt: skip
 def test_megatron_says_what_runs_as_one_kernel(arguments, attention, fusion):
     given = {
@@ -478,3 +478,9 @@ def test_experts_in_another_format_than_bf16_are_refused(precision):
         InputError, match=f"--precision {precision}: experts are computed .* in bf16"
     ):
         make.make_trace(EXPERTS, replace(STEP, precision=precision))
+
+
+def test_where_no_recipe_is_named_dense_models_and_experts_have_one_that_runs():
+    for model in (SMALL, EXPERTS):
+        trace = make.make_trace(model, LanguageStep(32, 2))
+        assert trace.facts.recipe.name == "megatron-bf16"

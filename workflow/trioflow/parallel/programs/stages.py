@@ -186,7 +186,7 @@ class StageWorks:
         work.update_shares = {op: share for op, share in shares.items() if share < 1}
 
     def _split_backward(self, work: StageWork, stage_of: NDArray[np.int64], stage: int) -> None:
-        if (overlap := self.plan.tensor_overlap) != "none":
+        if (overlap := self.plan.tensor_overlap) in ("backward", "products"):
             why = "a schedule that runs gradients of inputs and of weights apart is not simulated"
             raise PlanError(f"tensor_overlap {overlap} with {why}", fix="use none, or 1f1b")
         left_out = frozenset(op for tied in self.tied for op in tied.sums)

@@ -143,7 +143,7 @@ class _Layer(NamedTuple):
 
 def overlap_products(split: TensorSplit, trace: Trace, plan: Plan) -> TensorSplit:
     """Return the split with a plan's messages beside products, or as it is where they wait."""
-    if plan.tensor_overlap == "none":
+    if plan.tensor_overlap in ("auto", "none"):
         return split
     head, pieces = find_head(trace), plan.tensor if plan.tensor_overlap == "products" else 1
     moved = replace(

@@ -1,49 +1,62 @@
-"""Language models, and how they are trained, by Megatron-LM's arguments."""
+"""Language models, and how they are trained, by Megatron-LM's arguments.
+
+What each argument is to a prediction stands in a table that ships, and so does what Megatron-LM refuses of them.
+"""
 
 from __future__ import annotations
 
 import re
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from functools import cache
 from typing import Any
 
 from trioflow.base.errors import InputError
 from trioflow.base.precision_recipes import choose_recipe
-from trioflow.trace.language.configuration import Configuration, Fields, note_unknown
-from trioflow.trace.language.sizes import CUDNN, FLASH, LAYERS, LanguageModel
+from trioflow.base.shipped import read_own_table
+from trioflow.trace.language.configuration import Configuration, Fields
+from trioflow.trace.language.sizes import CUDNN, FLASH, FUSED, LAYERS, LanguageModel, LanguageStep
 
 _GPT2_WORDS = 50257
 """Words of the tokenizer that Megatron-LM reads from ``--vocab-file`` and ``--merge-file``."""
 _NORMS = {"LayerNorm": "layer", "RMSNorm": "rms"}
-_POSITIONS = {"learned_absolute": "learned", "rope": "rotary", "none": "none"}
+_POSITIONS = {
+    "learned_absolute": "learned", "rope": "rotary", "yarn": "rotary", "none": "none", "alibi": "none",
+}  # fmt: skip
 _CONTEXT = {"p2p": "ring", "all_gather": "all-gather", "a2a": "all-to-all", "a2a+p2p": "ring"}
 """Of ``--cp-comm-type``; a2a+p2p shares heads within groups, and is taken for a ring of all."""
 _UNFUSED = ("unfused", "local")
-_REFUSED = {
-    "moe-expert-capacity-factor": "experts that drop tokens are not built",
-    "moe-use-upcycling": "experts made of a dense model are not built",
-    "moe-latent-size": "experts of another width than the model's are not built",
-    "encoder-num-layers": "encoders are not built from a configuration",
-    "is-hybrid-model": "hybrid models are not built from a configuration",
-    "hybrid-override-pattern": "hybrid models are not built from a configuration",
-    "experimental-attention-variant": "it is another attention, which is not built",
-    "use-megatron-fsdp": "Megatron-FSDP is not read from a configuration: give --plan fsdp",
-}
+_FP8 = {"delayed": "fp8-delayed", "tensorwise": "fp8", "blockwise": "fp8-block"}
+_OPTIMIZERS = {"adam": "adamw-fused", "sgd": "sgd-foreach"}
 _LAYOUT = "pipeline-model-parallel-layout"
-_FOLLOWED = (
-    "fp8", "recompute", "overlap", "cuda-graph", "enable-cuda-graph", "tp-comm", "fine-grained",
-    "use-megatron-fsdp", "use-torch-fsdp2", "data-parallel-sharding", "attention-output-gate",
-    "moe-shared-expert-overlap", "window",
-    "moe-layer-recompute", "num-distributed-optimizer-instances",
-    "optimizer", "cpu-offload", "offload", "linear", "cross-entropy", "rotary-percent", "apply-query",
-)  # fmt: skip
-"""Arguments that begin so may change work; the others that nobody reads are about data, checkpoints and logs."""
+_LONGEST = 1 << 16
+"""Letters of a pattern of layers, written out."""
+_UNSET = "false|none|0|"
+FOLLOWED, REFUSED, ASSUMED, CONTRADICTED = "followed", "refused", "assumed", "contradicted"
+"""Classes of an argument, beside none, and of several together."""
+_TERM = re.compile(r"(!?)([\w-]+)(?:(!=|[=<>%])(2\*)?([\w.-]+))?")
+"""Of what Megatron-LM refuses: an argument that is set, or its value beside a number, a word or another argument."""
+
+
+@cache
+def known_arguments() -> dict[str, dict[str, str]]:
+    """Return what each argument is to a prediction, by its name or a pattern, names first: rows of ``arguments.tsv``."""
+    return {row["argument"]: row for row in read_own_table("trace/language/megatron/arguments")}
+
+
+def find_argument(name: str) -> dict[str, str] | None:
+    """Return what an argument is; None where nobody knows it."""
+    known = known_arguments()
+    return known.get(name) or next((a for p, a in known.items() if fnmatchcase(name, p)), None)
 
 
 def parse_arguments(text: str, file: str) -> dict[str, Any]:
     """Return the arguments of a command line, as in a shell script, by name without the dashes.
 
-    Raises InputError when the shell could not read it either.
+    Another program than ``pretrain_gpt.py`` stands as ``model-provider``. Raises InputError when the shell could not
+    read it either.
     """
     try:
         words = shlex.split(text.replace("\\\n", " "), comments=True)
@@ -55,69 +68,138 @@ def parse_arguments(text: str, file: str) -> dict[str, Any]:
         if word.startswith("--"):
             name, _, value = word[2:].partition("=")
             found[name] = value or True
+        elif program := re.search(r"(?:^|/|_)(?:pre)?train_(?!gpt)(\w+)\.py$", word):
+            found["model-provider"] = program[1]
         elif name and found[name] is True:
-            found[name] = word.rstrip(")") if word != ")" else True
+            found[name] = (word if "(" in word else word.rstrip(")")) or True
+        elif name and re.fullmatch(r"[\w.:+-]+", word):
+            found[name] = f"{found[name]} {word}"
+        else:
+            name = ""
     return found
 
 
 def read_megatron(arguments: Mapping[str, Any], file: str, name: str) -> Configuration:
     """Return what Megatron-LM's arguments (dashes or not) say; what they leave out has Megatron-LM's defaults.
 
-    Raises InputError when a size is missing or depends on a variable, or an argument makes it a
-    network or a plan that is not built.
+    Raises InputError when a size is missing or depends on a variable, an argument makes it a network, a run or a plan
+    that is not built, or arguments contradict each other.
     """
     plain = {
         str(key).lstrip("-").replace("_", "-"): False if value == "false" else value
         for key, value in arguments.items()
     }
     found = Fields(plain, file)
-    for argument, why in _REFUSED.items():
-        found.refuse((argument,), why)
-    notes: list[str] = []
-    model = _read_model(found, name, notes)
+    notes = _sort_arguments(found)
+    model = _read_model(found, name)
     sequence = found.size("seq-length", model.longest or None)
     backend = str(found.take("attention-backend", "auto"))
-    unfused = backend in _UNFUSED or (
-        found.take("transformer-impl") == "local" and not found.flag("use-flash-attn")
-    )
-    softmax = "eager" if found.flag("no-masked-softmax-fusion") else "fused-softmax"
-    kernel = FLASH if backend == FLASH or found.take("transformer-impl") == "local" else CUDNN
     precision = _find_precision(found)
-    adds = choose_recipe(precision).adds_gradients and not found.flag(
-        "no-gradient-accumulation-fusion"
+    recipe = choose_recipe(precision)
+    unfused = (
+        not recipe.casts_model  # no fused kernel takes fp32
+        or backend in _UNFUSED
+        or (found.take("transformer-impl") == "local" and not found.flag("use-flash-attn"))
     )
+    separate = found.flag("no-masked-softmax-fusion") or not recipe.casts_model
+    softmax = "eager" if separate else "fused-softmax"
+    kernel = FLASH if backend == FLASH or found.take("transformer-impl") == "local" else CUDNN
+    adds = recipe.adds_gradients and not found.flag("no-gradient-accumulation-fusion")
     step = {
         "sequence": sequence, "batch": found.size("micro-batch-size", 1), "precision": precision,
         "attention": softmax if unfused else kernel, "fusion": "" if adds else LAYERS,
     }  # fmt: skip
-    if found.flag("enable-cuda-graph") or str(found.take("cuda-graph-impl", "none")) != "none":
+    graphs = found.flag("enable-cuda-graph") or found.flag("external-cuda-graph")
+    if graphs or str(found.take("cuda-graph-impl", "none")) != "none":
         step["cuda_graphs"] = True
-    degrees = _read_degrees(found, model, file)
-    if found.take("cp-comm-type") == "a2a+p2p" and "context" in degrees:
-        notes.append("--cp-comm-type a2a+p2p is taken for a ring of all ranks of a sequence")
-    if str(found.take("mtp-num-layers", 0)) not in ("0", "False"):
-        notes.append("multi-token prediction (--mtp-num-layers) is not built, and left out")
-    total = found.take("global-batch-size")
-    unread = [n for n in found.list_unknown(frozenset()) if n.startswith(_FOLLOWED)]
+    if (optimizer := found.word("optimizer", _OPTIMIZERS, "adam")) != LanguageStep.optimizer:
+        step["optimizer"] = optimizer
+    fuses_loss = found.flag("cross-entropy-loss-fusion")
+    if fuses_loss and found.take("cross-entropy-fusion-impl") == "te":
+        step["loss"] = FUSED
+    degrees = _read_degrees(found, model)
+    total = "global-batch-size"
+    if schedule := found.take("step-batch-size-schedule"):  # such as 0:96 10B:192
+        total = "step-batch-size-schedule"
+        found.content[total] = str(schedule).partition(":")[2].split(" ")[0]
     return Configuration(
-        model.check(file), step, degrees,
-        global_batch=None if total is None else found.size("global-batch-size"),
+        model.check(file),
+        step,
+        degrees,
+        global_batch=None if found.take(total) is None else found.size(total),
         stages=_cut_stages(found, model.layers, degrees),
-        notes=tuple(notes + note_unknown(unread)),
-    )  # fmt: skip
+        notes=tuple(notes),
+    )
 
 
-def _read_model(found: Fields, name: str, notes: list[str]) -> LanguageModel:
+def _sort_arguments(found: Fields) -> list[str]:
+    """Return a sentence for each thing that is assumed where arguments say otherwise, and one for those unknown.
+
+    Raises InputError for arguments that are refused, alone or together.
+    """
+    values: dict[str, Any] = {
+        name: row["default"] for name, row in known_arguments().items() if row["default"]
+    }
+    values |= {name: value for name, value in found.content.items() if value is not None}
+    assumed: dict[str, list[str]] = {}
+    for name, value in values.items():
+        row = find_argument(name) or {
+            "says": "nobody here knows them, and they may change the work"
+        }
+        shown = str(value) if name in found.content else "left out"
+        if not row["says"] or _spell(value) in (row.get("built") or _UNSET).split("|"):
+            continue
+        if row.get("class") == REFUSED:
+            raise InputError(f"--{name} {shown:.40}: {row['says']}", file=found.file, place=name)
+        argument = f"--{name}" if value is True else f"--{name} {shown:.40}"
+        assumed.setdefault(row["says"], []).append(argument)
+    notes = [f"not followed: {', '.join(names)} ({says})" for says, names in assumed.items()]
+    for row in read_own_table("trace/language/megatron/together"):
+        if all(_holds(term, values) for term in row["when"].split()):
+            if row["class"] != ASSUMED:
+                why = ": Megatron-LM refuses it" if row["class"] == CONTRADICTED else ""
+                raise InputError(row["says"] + why, file=found.file)
+            notes.append(row["says"])
+    return notes
+
+
+def _spell(value: Any) -> str:
+    """Return a value as the tables write it: yes and no in small letters, numbers without a point that says nothing."""
+    text = (" ".join(map(str, value)) if isinstance(value, list) else str(value)).strip("[] ")
+    try:
+        return f"{float(text):g}"
+    except ValueError:
+        return text.lower() if isinstance(value, bool) else text
+
+
+def _holds(term: str, values: Mapping[str, Any]) -> bool:
+    """Return whether a term of several arguments' rows holds for their values, defaults included."""
+    inverted, name, sign, twice, other = _TERM.findall(term)[0]
+    value, against = values.get(name, "none"), values.get(other, other)
+    if not sign:
+        return (_spell(value) in _UNSET.split("|")) == bool(inverted)
+    if "=" in sign:
+        return (_spell(value) == _spell(against)) is not (sign[0] == "!")
+    with suppress(ValueError):
+        left, right = float(value), float(against) * (2 if twice else 1)
+        return bool({"<": left < right, ">": left > right, "%": left % (right or 1)}[sign])
+    return False
+
+
+def _read_model(found: Fields, name: str) -> LanguageModel:
     hidden, heads = found.size("hidden-size"), found.size("num-attention-heads")
     gated, biased = found.flag("swiglu"), not found.flag("disable-bias-linear")
+    usual = hidden * 8 // 3 // 64 * 64 if gated else 4 * hidden
+    gated = found.flag("quick-geglu") or gated
     groups = found.size("num-query-groups", heads)
-    positions = found.word("position-embedding-type", _POSITIONS, "learned_absolute")
+    rotary = found.flag("use-rotary-position-embeddings")
+    positions = "rope" if rotary else "learned_absolute"
+    positions = found.word("position-embedding-type", _POSITIONS, positions)
     longest = found.size("max-position-embeddings", found.size("seq-length", 1))
     norm = found.word("normalization", _NORMS, "LayerNorm")
-    usual = hidden * 8 // 3 // 64 * 64 if gated else 4 * hidden
     activation = "silu" if gated else "squared_relu" if found.flag("squared-relu") else "gelu_tanh"
     layers, width = found.size("num-layers"), found.size("ffn-hidden-size", usual)
-    more = _read_experts(found, layers, width, notes)
+    more = _read_experts(found, layers, width)
     if found.flag("multi-latent-attention"):
         more |= _read_latent(found)
         biased_query = False
@@ -130,7 +212,7 @@ def _read_model(found: Fields, name: str, notes: list[str]) -> LanguageModel:
         hidden=hidden,
         heads=heads,
         kv_heads=groups if found.flag("group-query-attention") else heads,
-        vocabulary=_find_vocabulary(found, notes),
+        vocabulary=_find_vocabulary(found),
         positions=positions,
         longest=longest if positions == "learned" else 0,
         norm=norm,
@@ -147,17 +229,12 @@ def _read_model(found: Fields, name: str, notes: list[str]) -> LanguageModel:
     )
 
 
-def _read_experts(found: Fields, layers: int, width: int, notes: list[str]) -> dict[str, Any]:
+def _read_experts(found: Fields, layers: int, width: int) -> dict[str, Any]:
     """Return the sizes of feed-forward layers: of all blocks, or of experts and of the first blocks without them."""
     if found.take("num-experts") is None:
         return {"feed_forward": width}
     dense = _count_dense(found, layers)
     shared = found.take("moe-shared-expert-intermediate-size")
-    kind = str(found.take("moe-token-dispatcher-type", "allgather"))
-    if kind == "allgather" and found.size("expert-model-parallel-size", 1) > 1:
-        notes.append(
-            "experts' tokens travel in all-to-alls, not in --moe-token-dispatcher-type allgather"
-        )
     return {
         "feed_forward": found.size("moe-ffn-hidden-size", width), "experts": found.size("num-experts"),
         "experts_per_token": found.size("moe-router-topk", 2),
@@ -167,22 +244,38 @@ def _read_experts(found: Fields, layers: int, width: int, notes: list[str]) -> d
 
 
 def _count_dense(found: Fields, layers: int) -> int:
-    """Return how many first blocks have no experts, by a frequency or by a list such as ([0]*3+[1]*12).
+    """Return how many first blocks have no experts, by a frequency or by a pattern such as ([0]*3+[1]*12).
 
-    Raises InputError when they are not the first ones, or the list has another length.
+    Raises InputError when they are not the first ones, or the pattern has another length.
     """
-    said = str(found.take("moe-layer-freq", 1)).replace(" ", "")
-    pieces = re.findall(r"\[([01](?:,[01])*)\](?:\*(\d+))?", said)
-    kinds = [int(k) for one, times in pieces for k in one.split(",") * int(times or 1)]
-    dense = kinds.count(0)
-    plain = "+".join(f"[{one}]" + (f"*{times}" if times else "") for one, times in pieces)
-    listed = plain == said.strip("()") and len(kinds) == layers and not any(kinds[:dense])
-    if said != "1" and not (listed and pieces):
+    pattern = str(found.take("moe-layer-freq", 1)).replace(" ", "")
+    if pattern.isdecimal():
+        kinds = "".join("d" if i % max(int(pattern), 1) else "e" for i in range(layers))
+    else:
+        letters = pattern.translate(str.maketrans("[]", "()"))
+        letters = re.sub(r"(?<=[(,])[01](?=[,)])", lambda m: "de"[int(m[0])], letters)
+        kinds = _repeat(re.sub("[,+]", "", letters))
+    dense = kinds.count("d")
+    if not re.fullmatch("d*e*", kinds) or len(kinds) != layers:
         raise InputError(
-            f"{said!r:.60}: blocks without experts are built as the first ones alone, of {layers}",
+            f"{pattern!r:.60}: blocks without experts are built as the first ones alone, of {layers}",
             file=found.file, place="moe-layer-freq",
         )  # fmt: skip
     return dense
+
+
+def _repeat(text: str) -> str:
+    """Return a pattern of layers in which what stands before ``*N``, a letter or parentheses, is written N times."""
+
+    def write(match: re.Match[str]) -> str:
+        return match[1] * min(int(match[2] or 1), _LONGEST // max(len(match[1]), 1))
+
+    before = ""
+    while text != before:
+        before = text
+        text = re.sub(r"([A-Za-z|])\*(\d{1,6})", write, text)
+        text = re.sub(r"\(([^()*]*)\)(?:\*(\d{1,6}))?", write, text)
+    return text
 
 
 def _read_latent(found: Fields) -> dict[str, Any]:
@@ -196,83 +289,88 @@ def _read_latent(found: Fields) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _find_vocabulary(found: Fields, notes: list[str]) -> int:
+def _find_vocabulary(found: Fields) -> int:
     """Return the rows of the embedding, padded as Megatron-LM pads them."""
     padding = found.size("make-vocab-size-divisible-by", 128)
     padding *= found.size("tensor-model-parallel-size", 1)
-    if found.take("vocab-size") is None:
-        kind = str(found.take("tokenizer-type", "GPT2BPETokenizer"))
-        if kind != "GPT2BPETokenizer":
-            notes.append(
-                f"the words of a {kind} are not in the file: GPT-2's {_GPT2_WORDS} are taken"
-            )
-        words = _GPT2_WORDS
-    else:
-        words = found.size("vocab-size")
-    return -(-words // padding) * padding
+    words = found.size("vocab-size", _GPT2_WORDS)
+    return found.size("padded-vocab-size", -(-words // padding) * padding)
 
 
 def _find_precision(found: Fields) -> str:
+    """Return the precision recipe; InputError where FP8 is computed in another way than is built."""
     if found.flag("fp16"):
         in_fp32 = found.flag("accumulate-allreduce-grads-in-fp32")
         return "megatron-fp16-fp32-reduce" if in_fp32 else "megatron-fp16"
-    in_half = found.flag("grad-reduce-in-bf16")
-    return "megatron-bf16" + "-reduce" * in_half if found.flag("bf16") else "fp32"
+    in_half = "-reduce" * found.flag("grad-reduce-in-bf16")
+    if found.take("fp8-format") is not None:
+        kept = "-params" * found.flag("fp8-param-gather") + (in_half and f"-bf16{in_half}")
+        return found.word("fp8-recipe", _FP8, "delayed") + kept
+    return f"megatron-bf16{in_half}" if found.flag("bf16") else "megatron-fp32"
 
 
-def _read_degrees(found: Fields, model: LanguageModel, file: str) -> dict[str, Any]:
+def _read_degrees(found: Fields, model: LanguageModel) -> dict[str, Any]:
     """Return the columns of a plan that the arguments settle; the data degree is what is left of the ranks."""
-    pipeline = found.size("pipeline-model-parallel-size", 1)
-    degrees: dict[str, Any] = {
-        "tensor": found.size("tensor-model-parallel-size", 1), "pipeline": pipeline,
-    }  # fmt: skip
-    degrees["sequence_parallel"] = degrees["tensor"] > 1 and found.flag("sequence-parallel")
-    degrees["vocabulary_parallel"] = degrees["tensor"] > 1
-    if degrees["tensor"] > 1:
-        overlaps = found.flag("tp-comm-overlap") and degrees["sequence_parallel"]
-        degrees["tensor_overlap"] = "products" if overlaps else "backward"
-    expert = found.size("expert-model-parallel-size", 1)
-    cut = found.size("expert-tensor-parallel-size", degrees["tensor"])
-    if model.experts:
-        degrees |= {"expert": expert} if expert > 1 else {}
-        degrees |= {"expert_tensor": cut} if cut != degrees["tensor"] else {}
-        overlaps = expert > 1 and found.flag("overlap-moe-expert-parallel-comm")
-        degrees |= {"expert_overlap": True} if overlaps else {}
-    context, method = (
-        found.size("context-parallel-size", 1),
-        found.word("cp-comm-type", _CONTEXT, "p2p"),
+    tensor, pipeline, context = (
+        found.size(f"{kind}-parallel-size", 1)
+        for kind in ("tensor-model", "pipeline-model", "context")
     )
-    if context > 1:
-        degrees |= {"context": context, "context_method": method}
-    if pipeline > 1:
-        several = found.size("num-virtual-stages-per-pipeline-rank", 1)
-        if found.take("num-layers-per-virtual-pipeline-stage") is not None:
-            layers = found.size("num-layers-per-virtual-pipeline-stage")
-            if model.layers % (pipeline * layers):
-                raise InputError(
-                    f"{model.layers} layers do not divide into stages of {layers} on {pipeline} ranks",
-                    file=file, place="num-layers-per-virtual-pipeline-stage",
-                )  # fmt: skip
-            several = model.layers // (pipeline * layers)
-        if layout := _read_layout(found):
-            several = len(layout) // pipeline
-        degrees["schedule"] = "interleaved" if several > 1 else "1f1b"
-        degrees["stages_per_rank"] = several
-    if found.flag("use-distributed-optimizer"):
-        degrees["sharding"] = "distributed"
-    recompute = found.take("recompute-granularity")
-    if found.flag("recompute-activations"):  # which Megatron-LM reads as the other argument
-        degrees["recompute"] = "selective"
-    elif recompute is not None:
-        degrees["recompute"] = found.word(
-            "recompute-granularity", {"full": "full", "selective": "selective"}, ""
+    expert = found.size("expert-model-parallel-size", 1)
+    cut = found.size("expert-tensor-parallel-size", tensor)
+    overlap = "products" if found.flag("tp-comm-overlap") else "backward"
+    method = found.word("cp-comm-type", _CONTEXT, "p2p")
+    several = _count_stages(found, model.layers, pipeline) if pipeline > 1 else 1
+    degrees = {
+        "tensor": tensor,
+        "pipeline": pipeline,
+        "sequence_parallel": found.flag("sequence-parallel") and tensor > 1,
+        "vocabulary_parallel": tensor > 1,
+        "tensor_overlap": overlap if tensor > 1 else None,
+        "expert": expert if model.experts and expert > 1 else None,
+        "expert_tensor": cut if model.experts and cut != tensor else None,
+        "expert_overlap": (found.flag("overlap-moe-expert-parallel-comm") and expert > 1) or None,
+        "context": context if context > 1 else None,
+        "context_method": method if context > 1 else None,
+        "schedule": ("interleaved" if several > 1 else "1f1b") if pipeline > 1 else None,
+        "stages_per_rank": several if pipeline > 1 else None,
+        "sharding": "distributed" if found.flag("use-distributed-optimizer") else None,
+        "recompute": _read_recompute(found),
+    }
+    return {name: value for name, value in degrees.items() if value is not None}
+
+
+def _count_stages(found: Fields, layers: int, pipeline: int) -> int:
+    """Return the stages of each rank of a pipeline; InputError where the layers do not divide into them."""
+    if layout := _read_layout(found):
+        return len(layout) // pipeline
+    if found.take("num-layers-per-virtual-pipeline-stage") is None:
+        return found.size("num-virtual-stages-per-pipeline-rank", 1)
+    each = found.size("num-layers-per-virtual-pipeline-stage")
+    if layers % (pipeline * each):
+        raise InputError(
+            f"{layers} layers do not divide into stages of {each} on {pipeline} ranks",
+            file=found.file,
+            place="num-layers-per-virtual-pipeline-stage",
         )
-        method, count = found.take("recompute-method"), found.take("recompute-num-layers")
-        if degrees["recompute"] == "full" and method is not None:
-            word = found.word("recompute-method", {"uniform": "uniform", "block": "block"}, "")
-            blocks = found.size("recompute-num-layers") if count is not None else 1
-            degrees["recompute"] = f"{word}:{blocks}"
-    return degrees
+    return layers // (pipeline * each)
+
+
+def _read_recompute(found: Fields) -> str | None:
+    """Return what backward computes again; None where nothing is said."""
+    words = {word: word for word in ("full", "selective", "uniform", "block")}
+    if found.flag("recompute-activations"):  # which Megatron-LM reads as the other argument
+        return "selective"
+    if found.take("recompute-granularity") is None:
+        return None
+    kind = found.word("recompute-granularity", words, "")
+    method = found.take("recompute-method")
+    if (
+        kind != "full"
+        or method is None
+        or (method, str(found.take("recompute-num-layers"))) == ("block", "0")
+    ):
+        return "none" if (kind, method) == ("full", "block") else kind
+    return f"{found.word('recompute-method', words, '')}:{found.size('recompute-num-layers', 1)}"
 
 
 def _cut_stages(found: Fields, layers: int, degrees: Mapping[str, Any]) -> tuple[int, ...]:
@@ -291,15 +389,13 @@ def _cut_stages(found: Fields, layers: int, degrees: Mapping[str, Any]) -> tuple
         return blocks
     embedding = found.flag("account-for-embedding-in-pipeline-split")
     loss = found.flag("account-for-loss-in-pipeline-split")
-    first, last = (
-        None if found.take(f"decoder-{side}-pipeline-num-layers") is None
-        else found.size(f"decoder-{side}-pipeline-num-layers")
-        for side in ("first", "last")
-    )  # fmt: skip
     if pipeline == 1:
         return ()
-    ends = {0: first, pipeline - 1: last}
-    given_ends = {rank: size for rank, size in ends.items() if size is not None}
+    given_ends = {
+        rank: found.size(f"decoder-{side}-pipeline-num-layers")
+        for rank, side in ((0, "first"), (pipeline - 1, "last"))
+        if found.take(f"decoder-{side}-pipeline-num-layers") is not None
+    }
     others = pipeline - len(given_ends)
     each, rest = divmod(
         layers + embedding + loss - sum(given_ends.values()),
@@ -314,10 +410,8 @@ def _cut_stages(found: Fields, layers: int, degrees: Mapping[str, Any]) -> tuple
             f"{layers} layers cannot be cut into {pipeline} x {several} stages as the arguments say",
             file=found.file, place="pipeline-model-parallel-size",
         )  # fmt: skip
-    of_rank = [
-        given_ends.get(rank, each * (1 if given_ends else several)) for rank in range(pipeline)
-    ]
-    stages = [of_rank[rank] // several for _ in range(several) for rank in range(pipeline)]
+    whole = each * (1 if given_ends else several)
+    stages = [given_ends.get(rank, whole) // several for rank in range(pipeline)] * several
     stages[0] -= embedding
     stages[-1] -= loss
     return tuple(stages)
@@ -332,9 +426,7 @@ def _read_layout(found: Fields) -> list[str]:
     said = found.take(_LAYOUT)
     if said is None:
         return []
-    text = re.sub(r"[\s,]", "", str(said))
-    text = re.sub(r"([EtmL|])\*(\d+)", lambda m: m[1] * int(m[2]), text)
-    text = re.sub(r"\(([^()]*)\)(?:\*(\d+))?", lambda m: m[1] * int(m[2] or 1), text)
+    text = _repeat(re.sub(r"[\s,]", "", str(said)))
     if not re.fullmatch(r"E[tm|]*L", text):
         raise InputError(
             f"{said!r:.60} is no layout from embedding (E) over blocks (t) to loss (L)",

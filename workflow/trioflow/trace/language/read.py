@@ -23,6 +23,8 @@ _HUGGINGFACE = "config.json"
 YAML, TEXT = (".yaml", ".yml"), (".sh", ".txt", ".args")
 _MEGATRON_ARGUMENTS = "MODEL_ARGS"
 """Section of Megatron-LM's ``model_config.yaml``."""
+_LAYERS = {f"{dashes}{name}" for dashes in ("--", "") for name in ("num-layers", "num_layers", "encoder-num-layers", "encoder_num_layers")}  # fmt: skip
+"""Arguments of which Megatron-LM needs one."""
 _FORMATS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _HARMLESS_OF_NANOTRON = HARMLESS | {"is_llama_config", "is_qwen2_config", "rope_interleaved", "rope_seq_len_interpolation_factor"}  # fmt: skip
 """Fields of nanotron's YAML that change nothing here."""
@@ -64,7 +66,7 @@ def read_configuration(path: Path) -> Configuration:
     name = name or path.stem
     if path.suffix in TEXT:
         arguments = parse_arguments(text, file)
-        if "num-layers" not in arguments:
+        if not _LAYERS & set(arguments):
             raise InputError("no command line of Megatron-LM: --num-layers is missing", file=file)
         return read_megatron(arguments, file, name)
     content = (
@@ -72,12 +74,12 @@ def read_configuration(path: Path) -> Configuration:
     )
     if isinstance(content, Mapping):
         arguments = content.get(_MEGATRON_ARGUMENTS, content)
-        if isinstance(arguments, Mapping) and {"--num-layers", "num_layers"} & set(arguments):
+        if "model_type" in content:
+            return read_huggingface(content, file, name)
+        if isinstance(arguments, Mapping) and _LAYERS & set(arguments):
             return read_megatron(arguments, file, name)
         if isinstance(content.get("model"), Mapping) and "model_config" in content["model"]:
             return _read_nanotron(content, file, name)
-        if "model_type" in content:
-            return read_huggingface(content, file, name)
     raise InputError(
         "no configuration of a language model",
         file=file,

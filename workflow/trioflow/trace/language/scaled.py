@@ -30,7 +30,7 @@ from trioflow.trace.store import Trace
 CAST, LARGEST = "trioflow::quantize", "aten::amax"
 PRODUCTS = {"aten::linear": "linear", "aten::mm": "mm", "aten::_grouped_mm": "grouped_mm"}
 _CONVERT, _VIEWS = "aten::to", ("aten::t", "aten::detach", "aten::view", "aten::reshape")
-PREFIXES = {"fp8": "scaled", "fp8-block": "block_scaled"}
+PREFIXES = {"fp8": "scaled", "fp8-delayed": "scaled", "fp8-block": "block_scaled"}
 """How products are called, by what a recipe says of them."""
 _DTYPE, _COPIES = "c10::Float8_e4m3fn", 2
 _Row = dict[str, Any]

@@ -9,6 +9,7 @@ from typing import Any
 from trioflow.base.errors import InputError
 from trioflow.base.precision_recipes import (
     DEEPSPEED,
+    DEFAULT_RECIPE,
     MEGATRON,
     NANOTRON,
     PYTORCH,
@@ -308,7 +309,7 @@ class LanguageStep:
 
     sequence: int
     batch: int = 1
-    precision: str = "bf16"
+    precision: str = DEFAULT_RECIPE
     attention: str = ""
     fusion: str = ""
     optimizer: str = "adamw-fused"
@@ -353,9 +354,11 @@ class LanguageStep:
                 fix=f"use --fusion {LAYERS}, or --precision {fusing}",
             )
         fusion = self.fusion or _OWN_FUSIONS[recipe.framework]
+        # No fused kernel of Transformer Engine's takes fp32.
+        wide = recipe.framework == MEGATRON and not recipe.casts_model
         return replace(
             self,
-            attention=self.attention or _OWN_ATTENTIONS[recipe.framework],
+            attention=self.attention or (EAGER if wide else _OWN_ATTENTIONS[recipe.framework]),
             fusion=fusion,
             loss=self.loss or _OWN_LOSSES.get(fusion, EAGER),
         )
