@@ -451,8 +451,8 @@ def test_exchanges_run_beside_the_other_micro_batch(degrees, trace, times):
 def test_megatron_arguments_say_whether_exchanges_run_beside():
     sizes = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --vocab-size 99 --num-experts 4"
     for words, found in (
-        ("--expert-model-parallel-size 2", None), ("--overlap-moe-expert-parallel-comm", None),
-        ("--expert-model-parallel-size 2 --overlap-moe-expert-parallel-comm", True),
+        ("--expert-model-parallel-size 2", None),
+        ("--expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall --overlap-moe-expert-parallel-comm", True),
     ):  # fmt: skip
         read = read_megatron(parse_arguments(f"{sizes} {words}", "x"), "x", "x")
         assert read.degrees.get("expert_overlap") == found

@@ -178,6 +178,7 @@ def test_latent_attention_and_windows_by_their_config_json(content, name, active
         (DEEPSEEK, {"moe_layer_freq": 2}, "moe_layer_freq 2: blocks without experts among"),
         (DEEPSEEK, {"kv_lora_rank": None}, "kv_lora_rank is missing"),
         (DEEPSEEK, {"first_k_dense_replace": 61}, "61 first blocks without experts, of 61"),
+        (DEEPSEEK, {"first_k_dense_replace": "x"}, "'x' is not a whole number"),
         (DEEPSEEK, {"index_topk": 2048}, "attention that chooses its tokens is not built"),
         (
             GPT_OSS,

@@ -89,14 +89,13 @@ def read_huggingface(content: Mapping[str, Any], file: str, name: str) -> Config
     found.taken |= {*own, *refused}
     notes = note_unknown(found.list_unknown(HARMLESS))
     model = _read_family(found, name, family, notes)
-    quantized = Fields(found.take("quantization_config") or {}, file)
-    if method := quantized.word("quant_method", _QUANTIZED, "none"):
+    quantized = found.take("quantization_config")
+    stated = Fields(quantized if isinstance(quantized, Mapping) else {}, file)
+    if method := stated.word("quant_method", _QUANTIZED, "none"):
         notes.append(f"weights are in the format of --precision, not in {method} as in the file")
-    heads = [str(one) for one in found.take("architectures") or []]
-    if heads and not heads[0].endswith(("ForCausalLM", "LMHeadModel")):
-        notes.append(
-            f"the head scores all words, as a causal language model's, not as {heads[0]}'s"
-        )
+    head = str(found.take("architectures") or "LMHead")
+    if not any(word in head for word in ("ForCausalLM", "LMHead")):
+        notes.append(f"the head scores all words, as a causal language model's, not as {head:.60}")
     left = [f"{n} {v}" for n, v in defaults.items() if n not in given and type(v) is int]
     if left:
         notes.append(f"left out, so as transformers has it for {kind}: {', '.join(left)}")
@@ -141,11 +140,14 @@ def _read_experts(found: Fields, family: Mapping[str, Any]) -> dict[str, Any]:
     if "experts" not in family:
         return {}
     alone = found.take("mlp_only_layers") or []
-    if alone != list(range(len(alone))):
-        found.refuse(
-            ("mlp_only_layers",), "blocks without experts are built as the first ones alone"
+    if not isinstance(alone, list) or alone != list(range(len(alone))):
+        raise InputError(
+            f"mlp_only_layers {alone!r:.40}: blocks without experts are built as the first ones alone",
+            file=found.file,
+            place="mlp_only_layers",
         )
-    first = found.take("first_k_dense_replace") or len(alone)
+    named = found.take("first_k_dense_replace")
+    first = found.size("first_k_dense_replace") if named else len(alone)
     shared = found.size("n_shared_experts") if found.take("n_shared_experts") else 0
     return {
         "experts": found.size(family["experts"]), "experts_per_token": found.size("num_experts_per_tok"),

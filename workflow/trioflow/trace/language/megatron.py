@@ -180,7 +180,7 @@ def _holds(term: str, values: Mapping[str, Any]) -> bool:
         return (_spell(value) in _UNSET.split("|")) == bool(inverted)
     if "=" in sign:
         return (_spell(value) == _spell(against)) is not (sign[0] == "!")
-    with suppress(ValueError):
+    with suppress(ValueError, TypeError):
         left, right = float(value), float(against) * (2 if twice else 1)
         return bool({"<": left < right, ">": left > right, "%": left % (right or 1)}[sign])
     return False

@@ -114,11 +114,10 @@ def _read_nanotron(content: Mapping[str, Any], file: str, name: str) -> Configur
         tied=found.flag("tie_word_embeddings"),
     )
     tokens = Fields(_section(content, "tokens"), file)
-    step: dict[str, Any] = {}
-    if tokens.take("sequence_length"):
-        step["sequence"] = tokens.size("sequence_length")
-    if tokens.take("micro_batch_size"):
-        step["batch"] = tokens.size("micro_batch_size")
+    named = {"sequence": "sequence_length", "batch": "micro_batch_size"}
+    step: dict[str, Any] = {
+        field: tokens.size(name) for field, name in named.items() if tokens.take(name)
+    }
     kind = Fields(section, file).word("dtype", _FORMATS, "bfloat16")
     adds_up = Fields(_section(content, "optimizer"), file).flag("accumulate_grad_in_fp32", True)
     step["precision"] = kind if kind != "bf16" else "nanotron-bf16" if adds_up else "pure-bf16"
@@ -140,20 +139,20 @@ def _read_nanotron_degrees(content: Mapping[str, Any], file: str) -> dict[str, A
     if not section:
         return {}
     said = Fields(section, file)
+    data, tensor, pipeline = (said.size(name, 1) for name in ("dp", "tp", "pp"))
     engine = said.word("pp_engine", {"1f1b": "1f1b", "afab": "gpipe"}, "1f1b")
-    degrees: dict[str, Any] = {
-        "data": said.size("dp", 1), "tensor": said.size("tp", 1), "pipeline": said.size("pp", 1),
-    }  # fmt: skip
-    mode = str(said.take("tp_mode", "REDUCE_SCATTER")).upper()
-    degrees["sequence_parallel"] = degrees["tensor"] > 1 and mode == "REDUCE_SCATTER"
-    degrees["vocabulary_parallel"] = degrees["tensor"] > 1
-    if degrees["pipeline"] > 1:
-        degrees["schedule"] = engine
-    if Fields(_section(content, "optimizer"), file).take("zero_stage", 0) and degrees["data"] > 1:
-        degrees["sharding"] = "distributed"
-    if said.flag("recompute_layer"):
-        degrees["recompute"] = "full"
-    return degrees
+    scatters = str(said.take("tp_mode", "REDUCE_SCATTER")).upper() == "REDUCE_SCATTER"
+    shares = Fields(_section(content, "optimizer"), file).take("zero_stage", 0) and data > 1
+    return {
+        "data": data,
+        "tensor": tensor,
+        "pipeline": pipeline,
+        "sequence_parallel": tensor > 1 and scatters,
+        "vocabulary_parallel": tensor > 1,
+        **({"schedule": engine} if pipeline > 1 else {}),
+        **({"sharding": "distributed"} if shares else {}),
+        **({"recompute": "full"} if said.flag("recompute_layer") else {}),
+    }
 
 
 def trace_of(found: Configuration, asked: Mapping[str, Any]) -> Trace:
