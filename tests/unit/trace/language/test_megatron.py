@@ -113,7 +113,7 @@ def test_another_program_trains_another_network():
         ("--bf16 --cross-entropy-loss-fusion", "--cross-entropy-loss-fusion (the loss casts the scores"),
         ("--bf16 --position-embedding-type alibi --embed-layernorm", "(the embedding is not normalised)"),
         ("--bf16 --cross-entropy-loss-fusion --cross-entropy-fusion-impl te", ""),
-        ("--bf16 --deterministic-mode", "not followed: --deterministic-mode (kernels are the fastest ones)"),
+        ("--bf16 --deterministic-mode", ""),
         ("--bf16 --overlap-grad-reduce false", "--overlap-grad-reduce False (gradients are reduced beside"),
         ("--bf16 --step-batch-size-schedule '0:96 10B:192'", "0:96 10B:192 (a step has its first batch, unless --batch"),
         ("--bf16 --nobody-knows 3", "not followed: --nobody-knows 3 (nobody here"),
@@ -122,6 +122,7 @@ def test_another_program_trains_another_network():
 def test_what_is_harmless_or_easy_is_taken_and_what_is_assumed_is_said(words, notes):
     found = read(words.replace("(", "'(").replace("*1 ", "*1' ") if "freq (" in words else words)
     assert (notes in " ".join(found.notes)) if notes else not found.notes
+    assert found.step.get("deterministic", False) == ("deterministic" in words)
     assert found.degrees.get("recompute", "none") == "none"
     assert found.global_batch == (96 if "schedule" in words else None)
     assert found.model.dense_layers == ("freq" in words)

@@ -295,6 +295,7 @@ def test_megatron_arguments_give_the_model_its_step_and_the_plan(tmp_path):
     assert model.feed_forward == 2048
     assert found.step == {
         "sequence": 1024, "batch": 4, "precision": "megatron-bf16", "attention": "fused-softmax", "fusion": "",
+        "deterministic": True,
     }  # fmt: skip
     assert found.global_batch == 32
     assert found.degrees == {
@@ -304,7 +305,6 @@ def test_megatron_arguments_give_the_model_its_step_and_the_plan(tmp_path):
     }  # fmt: skip
     assert found.notes == (
         "not followed: --overlap-grad-reduce left out (gradients are reduced beside backward)",
-        "not followed: --deterministic-mode (kernels are the fastest ones)",
         "not followed: --unheard-of 3 (nobody here knows them, and they may change the work)",
     )
     other = MEGATRON.replace("--recompute-granularity: selective", "--recompute-activations: true")

@@ -114,6 +114,8 @@ def read_megatron(arguments: Mapping[str, Any], file: str, name: str) -> Configu
         step["cuda_graphs"] = True
     if (optimizer := found.word("optimizer", _OPTIMIZERS, "adam")) != LanguageStep.optimizer:
         step["optimizer"] = optimizer
+    if found.flag("deterministic-mode"):
+        step["deterministic"] = True
     fuses_loss = found.flag("cross-entropy-loss-fusion")
     if fuses_loss and found.take("cross-entropy-fusion-impl") == "te":
         step["loss"] = FUSED
