@@ -123,6 +123,11 @@ def test_tensor_cores_are_known_by_their_rates(tmp_path: Path) -> None:
     own = load_device(sheet)
     assert compute_s(own, "bf16") < min(compute_s(own, "fp32"), compute_s("l4", "bf16"))
     assert compute_s(own, "fp8") < compute_s(own, "bf16")
+    equal = {**peaks, "tf32": peaks["fp32"]}
+    slow = load_device(
+        {**sheet, "peak_flop_per_s": equal, "tensor_core_precisions": ["tf32", "bf16"]}
+    )
+    assert compute_s(slow, "tf32") <= compute_s(slow, "fp32"), "vector units are there too"
     none = load_device({**sheet, "tensor_core_precisions": []})
     assert compute_s(none, "bf16") > compute_s(own, "bf16")
 

@@ -212,7 +212,10 @@ class PrecisionModel:
             ends = self._spread(self.table.low_log, self.table.high_log, _TABLE_PRECISION)
             lows, highs = (np.full(int(chosen.sum()), end) for end in ends)
             _widen_grouped(rows[chosen], self.source, lows, highs)
-            yield chosen, self._price(source, rows[chosen], lows, highs)
+            priced = self._price(source, rows[chosen], lows, highs)
+            if not source.sheet.is_same_gpu(self.sheet):
+                priced = self._bound_by_vector_units(rows[chosen], priced)
+            yield chosen, priced
         chosen = self._fused(rows)
         if self.attention is not None and chosen.any():
             more = self._more(self.table, self.source) if self.table is not None else 0.0
@@ -279,6 +282,14 @@ class PrecisionModel:
         return pd.DataFrame(
             {"time_s": time_s, "low_s": time_s * np.exp(low), "high_s": time_s * np.exp(high)}
         )
+
+    def _bound_by_vector_units(self, rows: pd.DataFrame, priced: pd.DataFrame) -> pd.DataFrame:
+        """Let products of another GPU's table take no longer than this GPU's vector units: tensor cores are beside them."""
+        known = rows["operator_class"].map(base_class).isin(PRODUCT_CLASSES).to_numpy(bool)
+        ratio = self.base.row_times(rows) / np.maximum(
+            priced["time_s"].to_numpy(np.float64), NOTHING_S
+        )
+        return priced.mul(np.where(known, np.minimum(ratio, 1.0), 1.0), axis=0)
 
     def _spread(self, low_log: float, high_log: float, measured: str) -> tuple[float, float]:
         """Return a measured spread, joined with an assumed one where the precision is another."""
