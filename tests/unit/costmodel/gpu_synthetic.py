@@ -86,7 +86,7 @@ def make_gpu_traces() -> list[FakeTrace]:
     return [make_gpu_trace(w, b) for w in (256, 512, 768, 1024) for b in (1, 3, 8)]
 
 
-LAW = Exponents(0.5, 15.0, 2e-5, 0.8, 0.0)
+LAW = Exponents(0.5, 15.0, 2e-5, 0.8)
 LAW_DEVICES = ("a100-pcie-80gb", "v100-pcie-32gb", "h100-sxm", "l4", "t4", "p4")
 
 

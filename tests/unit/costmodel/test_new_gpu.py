@@ -35,7 +35,6 @@ from trioflow.costmodel.new_gpu.rules import (
     Exponents,
     find_exponents,
     reachable_share,
-    wave_quantisation,
 )
 from trioflow.costmodel.operators.model import fit_operator_model
 from trioflow.costmodel.steps import RATIO, TIMER, anchor_step
@@ -108,7 +107,7 @@ def test_the_launch_floor_is_kept() -> None:
 
 
 def test_nothing_is_faster_than_its_roofline() -> None:
-    eager = NewGpuModel({"gemm": Exponents(1.0, 40.0, 1e-8, 1.0, 0.0)}, {}, {})
+    eager = NewGpuModel({"gemm": Exponents(1.0, 40.0, 1e-8, 1.0)}, {}, {})
     n = 8192
     # On the H100 at 95 % of its peak; the A100 has more power for its peak.
     frame = operators(device_ns=[round(2 * n**3 / 67e12 / 0.95 * 1e9), 2_000_000, 1])
@@ -150,24 +149,13 @@ def test_the_traced_gpu_itself_stays_as_it_is() -> None:
 
 def test_there_and_back_is_the_same() -> None:
     """Every rule but the regression inverts."""
-    model = NewGpuModel({"gemm": Exponents(0.5, 15.0, 2e-5, 0.8, 0.2)}, {}, {})
+    model = NewGpuModel({"gemm": Exponents(0.5, 15.0, 2e-5, 0.8)}, {}, {})
     slow = operators(device_ns=[100_000_000, 3_000_000, 1_000])
     for rule in ("bandwidth", "ours"):
         there = scale_trace(slow, A100, A40, rule=rule, precision="fp32", model=model, floor_s=0.0)
         moved = slow.assign(device_ns=(there["time_s"] * 1e9).round().astype("int64"))
         back = scale_trace(moved, A40, A100, rule=rule, precision="fp32", model=model, floor_s=0.0)
         assert back["time_s"].to_numpy() == pytest.approx(slow["device_ns"] * 1e-9, rel=1e-4)
-
-
-def test_waves_by_hand() -> None:
-    def product(batch: int, m: int, n: int) -> list[float]:
-        return [batch, m, n, 64, 1, 0, 0]
-
-    rows = np.array(
-        [product(132, 128, 128), product(133, 128, 128), product(66, 100, 128), [0] * 7]
-    )
-    found = wave_quantisation(rows.astype(np.float64), 132)
-    assert found == pytest.approx([1.0, 2 * 132 / 133, 2.0, 1.0])
 
 
 def test_intervals_are_those_of_the_class_and_wider_for_a_rule_that_misses_more() -> None:
@@ -243,7 +231,7 @@ def test_intervals_come_from_held_out_residuals(law_pairs: pd.DataFrame) -> None
 
 
 def test_classes_that_were_not_fitted_borrow() -> None:
-    gemm, rest = (Exponents(p, 15.0, 1e-6, 0.5, 0.0) for p in (0.5, 0.0))
+    gemm, rest = (Exponents(p, 15.0, 1e-6, 0.5) for p in (0.5, 0.0))
     fitted = {"gemm": gemm, "*": rest}
     assert find_exponents(fitted, "gemm") == (gemm, True)
     assert find_exponents(fitted, "convolution") == (gemm, False)
@@ -256,7 +244,7 @@ def test_a_model_survives_its_file(tmp_path: Any) -> None:
     model = load_new_gpu_model()
     model.save(tmp_path / "model.json")
     assert load_new_gpu_model(tmp_path / "model.json") == model
-    (tmp_path / "bad.json").write_text('{"kind": "new_gpu_model", "format": 2}')
+    (tmp_path / "bad.json").write_text('{"kind": "new_gpu_model", "format": 3}')
     with pytest.raises(InputError, match=r"bad\.json.*incomplete or damaged"):
         load_new_gpu_model(tmp_path / "bad.json")
     (tmp_path / "other.json").write_text('{"kind": "operator_cost_model"}')
@@ -317,7 +305,7 @@ def test_operators_timed_one_by_one_are_anchored_on_a_new_gpu_too() -> None:
 
 
 def test_exponents_are_half_believed_beyond_what_was_fitted() -> None:
-    steep = Exponents(1.0, 15.0, 1e-8, 1.0, 0.0)
+    steep = Exponents(1.0, 15.0, 1e-8, 1.0)
     bounded = dataclasses.replace(steep, least_power=8.0)
     power = np.array([2.0, 8.0, 12.0])
     free, held = (reachable_share(power, law) for law in (steep, bounded))

@@ -80,7 +80,7 @@ def test_an_unknown_gpu_needs_no_name_that_ships() -> None:
 
 
 ASKED = {
-    "memory_bandwidth_bytes_per_s": "bf16", "sm_count": "fp32", "power_limit_w": "fp32",
+    "memory_bandwidth_bytes_per_s": "bf16", "power_limit_w": "fp32",
     "sustained_compute": "bf16",
     **{f"peak_flop_per_s.{name}": name for name in ("fp32", "tf32", "fp16", "bf16", "fp8")},
 }  # fmt: skip
@@ -127,7 +127,7 @@ def test_tensor_cores_are_known_by_their_rates(tmp_path: Path) -> None:
     slow = load_device(
         {**sheet, "peak_flop_per_s": equal, "tensor_core_precisions": ["tf32", "bf16"]}
     )
-    assert compute_s(slow, "tf32") <= compute_s(slow, "fp32"), "vector units are there too"
+    assert compute_s(slow, "tf32") < 1.05 * compute_s(slow, "fp32"), "vector units are there too"
     none = load_device({**sheet, "tensor_core_precisions": []})
     assert compute_s(none, "bf16") > compute_s(own, "bf16")
 

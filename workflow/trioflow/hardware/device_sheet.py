@@ -85,9 +85,10 @@ _BINARY_GB = 1.1
 _ROUNDED = 0.01
 """Relative difference of numbers that two sheets of one GPU round differently."""
 _UNREAD = (
-    "l2_bytes", "boost_clock_hz", "peak_flop_per_s.fp64", "nvlink.generation", "nvlink.bandwidth_bytes_per_s",
+    "l2_bytes", "sm_count", "boost_clock_hz", "peak_flop_per_s.fp64", "nvlink.generation", "nvlink.bandwidth_bytes_per_s",
 )  # fmt: skip
-"""Numbers that no prediction reads: no step computes in fp64, and links are the platform's."""
+"""Numbers that no prediction reads: multiprocessors and clock are in the peak rates, no step computes in fp64, and links
+are the platform's."""
 _WITHOUT_TIME = (*_UNREAD, "memory_bytes", "usable_memory_bytes")
 
 FALLBACK_PRECISION = "fp32"
@@ -148,7 +149,7 @@ class DeviceSheet:
     def list_doubts(self) -> list[str]:
         """Say which numbers of a sheet of one's own have no effect."""
         unread = [key for key in _UNREAD if key in self.numbers and not self.is_shipped]
-        text = f"no prediction reads {', '.join(unread)} of the device sheet {self.name}: links are the platform's"
+        text = f"no prediction reads {', '.join(unread)} of the device sheet {self.name}: peak rates say the rest, and links are the platform's"
         return [text] if unread else []
 
     @property

@@ -26,7 +26,7 @@ from trioflow.hardware.device_sheet import DeviceSheet, find_device
 from trioflow.trace.facts import NAMES, UNTIMED, Facts
 from trioflow.trace.store import Trace
 
-KIND, FORMAT = "new_gpu_model", 2
+KIND, FORMAT = "new_gpu_model", 3
 _WORK = ("flop", "read_bytes", "write_bytes")
 _MOST_UNKNOWN = 0.5
 """Share of the time in operators without work that stays as it was traced; more is refused."""
@@ -141,9 +141,9 @@ def scale_trace(
     collectives keep their time, which no sheet gives; on the traced GPU every time stays, without
     an interval.
 
-    ``ours`` keeps the share of its roofline that an operator reached on the source, but for three
+    ``ours`` keeps the share of its roofline that an operator reached on the source, but for two
     exponents a class: the board's power for its peak rate (few GPUs hold their clock in long
-    products), how short the operator is, and the quantisation of waves. Nothing is faster than its
+    products), and how short the operator is. Nothing is faster than its
     roofline; what the source's cache served is served so again. Raises InputError when rule or
     precision is unknown, TableError when a value is missing or out of range.
     """

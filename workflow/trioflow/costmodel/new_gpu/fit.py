@@ -42,10 +42,10 @@ _MIN_CHIPS = 3
 """A class with fewer pairs of measurements, or on fewer chips, is not fitted: two chips differ in
 everything at once, so that their ratio could be given to any of the exponents."""
 
-# power, log saturation [W/(Tflop/s)], log short [s], shape, waves
-START = np.array([0.3, np.log(15.0), np.log(1e-6), 0.7, 0.1])
-_LOWEST = np.array([0.0, np.log(5.0), np.log(1e-8), 0.2, 0.0])
-_HIGHEST = np.array([1.0, np.log(40.0), np.log(1e-3), 1.0, 1.0])
+# power, log saturation [W/(Tflop/s)], log short [s], shape
+START = np.array([0.3, np.log(15.0), np.log(1e-6), 0.7])
+_LOWEST = np.array([0.0, np.log(5.0), np.log(1e-8), 0.2])
+_HIGHEST = np.array([1.0, np.log(40.0), np.log(1e-3), 1.0])
 DIGITS = 6
 """Significant digits of a fitted exponent."""
 _PRIOR_WEIGHT = 0.003
@@ -57,7 +57,7 @@ _LOSS_SCALE = 0.05
 _TOLERANCE = 1e-10
 """Relative change of loss and parameters at which the search ends."""
 
-_RATES = ("peak_flop_per_s", "bandwidth_bytes_per_s", "power_per_rate", "quantisation")
+_RATES = ("peak_flop_per_s", "bandwidth_bytes_per_s", "power_per_rate")
 _SIDES = ("source", "target")
 Fits = dict[tuple[str, bytes], Exponents]
 """Fits by key and rows (their places among all pairs): what one fold fitted serves the next."""
@@ -116,7 +116,7 @@ def _fit_one(group: pd.DataFrame) -> Exponents:
     floor = np.minimum(group["floor_s"].to_numpy(np.float64), 0.9 * np.minimum(recorded, measured))
     net = recorded - floor
     weights = _weights(group)
-    free = _free_parameters(flop, before, after)
+    free = _free_parameters(flop)
 
     def residuals(values: Floats) -> Floats:
         exponents = _exponents(values, free)
@@ -138,31 +138,29 @@ def _fit_one(group: pd.DataFrame) -> Exponents:
     )
     exponents = _exponents(found.x, free)
     rooflines = [expected_s(flop, data, rates, exponents)[0] for rates in (before, after)]
-    power, saturation, short_s, shape, waves = (
+    power, saturation, short_s, shape = (
         rounded(getattr(exponents, name), DIGITS)
-        for name in ("power", "saturation", "short_s", "shape", "waves")
+        for name in ("power", "saturation", "short_s", "shape")
     )
     return Exponents(
-        power, saturation, short_s, shape, waves, len(group),
+        power, saturation, short_s, shape, len(group),
         rounded(float(np.min(rooflines)), DIGITS), rounded(float(np.max(rooflines)), DIGITS),
         float(min(np.min(rates.power_per_rate) for rates in (before, after))),
     )  # fmt: skip
 
 
-def _free_parameters(flop: Floats, before: Rates, after: Rates) -> Positions:
-    """Return which parameters a class can have: power with arithmetic, waves with tiles."""
+def _free_parameters(flop: Floats) -> Positions:
+    """Return which parameters a class can have: power with arithmetic."""
     computes = bool((flop > 0).any())
-    tiled = bool((before.quantisation != 1).any() or (after.quantisation != 1).any())
-    return np.flatnonzero([computes, computes, True, True, tiled])
+    return np.flatnonzero([computes, computes, True, True])
 
 
 def _exponents(values: Floats, free: Positions) -> Exponents:
     """Return the exponents of the free parameters' values; the others adjust nothing."""
-    full = np.array([CARRY_OVER.power, np.log(CARRY_OVER.saturation), 0.0, 0.0, CARRY_OVER.waves])
+    full = np.array([CARRY_OVER.power, np.log(CARRY_OVER.saturation), 0.0, 0.0])
     full[free] = values
     full[1:3] = np.exp(full[1:3])
-    power, saturation, short_s, shape, waves = full.tolist()
-    return Exponents(power, saturation, short_s, shape, waves)
+    return Exponents(*full.tolist())
 
 
 def _rates(group: pd.DataFrame, side: str) -> Rates:

@@ -16,7 +16,6 @@ from trioflow.costmodel.operators.class_curves import ANY
 from trioflow.costmodel.operators.products import (
     PRODUCTS,
     product_columns,
-    product_sizes,
     read_columns,
 )
 from trioflow.costmodel.operators.rows import recorded_times
@@ -32,9 +31,6 @@ TENSOR = ":tensor"
 _BEYOND = 0.5
 """Share of the logarithm that is believed below the least power per rate that was fitted: half-way
 between following an exponent to where no GPU was and stopping at the last one."""
-
-_WAVE_TILE = 128.0
-"""Rows and columns of the tile that waves are counted in: the commonest of the libraries' kernels."""
 
 SHARPNESS = 4.0
 """How sharply the power-limited rate meets the unlimited one; a smooth corner can be fitted."""
@@ -56,7 +52,6 @@ class Exponents:
     # roofline [s].
     short_s: float
     shape: float  # Exponent of that loss
-    waves: float  # Exponent of the waves' quantisation, 0 to 1
     rows: int = 0  # Pairs of measurements fitted
     low_s: float = 0.0  # Range of the roofline times fitted [s]
     high_s: float = 0.0
@@ -65,7 +60,7 @@ class Exponents:
     least_power: float = 0.0
 
 
-CARRY_OVER = Exponents(0.0, 1.0, SHORTEST_S, 1.0, 0.0)
+CARRY_OVER = Exponents(0.0, 1.0, SHORTEST_S, 1.0)
 """Nothing fitted: the reached share of the roofline stays what it is."""
 
 
@@ -76,7 +71,6 @@ class Rates:
     peak_flop_per_s: Floats  # Peaks of the data sheet
     bandwidth_bytes_per_s: Floats
     power_per_rate: Floats  # Power limit over peak rate [W/(Tflop/s)]
-    quantisation: Floats  # Waves rounded up over waves, 1 where the tiles are unknown
 
 
 def size_rows(operators: pd.DataFrame) -> pd.DataFrame:
@@ -103,24 +97,7 @@ def device_rates(rows: pd.DataFrame, device: DeviceSheet, precision: str) -> Rat
         peak,
         np.full(len(rows), device.memory_bandwidth_bytes_per_s),
         device.power_limit_w / (peak / _WATT_PER_FLOP_UNIT),
-        wave_quantisation(read_columns(rows, PRODUCTS), device.sm_count),
     )
-
-
-def wave_quantisation(products: Floats, sm_count: int) -> Floats:
-    """Return waves rounded up over waves, for each row of products; shape (n, 8) to (n,).
-
-    Fewer tiles than multiprocessors make less than one wave: the rest idles.
-    """
-    sizes = product_sizes(products)
-    batch, rows, columns, count = (sizes[:, :, place] for place in (0, 1, 2, 4))
-    waves = batch * np.ceil(rows / _WAVE_TILE) * np.ceil(columns / _WAVE_TILE) / sm_count
-    rounded = np.divide(np.ceil(waves), waves, out=np.ones_like(waves), where=waves > 0)
-    counted = count.sum(axis=1)
-    mean = np.divide(
-        (rounded * count).sum(axis=1), counted, out=np.ones_like(counted), where=counted > 0
-    )
-    return np.asarray(mean, np.float64)
 
 
 def key_of(operator_class: str, on_tensor_cores: bool) -> str:
@@ -168,12 +145,13 @@ def expected_s(
 ) -> tuple[Floats, Floats]:
     """Return the roofline time, and what of it the class is expected to take [s].
 
-    Roofline x (1 + (short / roofline) ^ shape) x quantisation ^ waves: short operators do not fill
-    a device, and reach less of its roofline.
+    Roofline x (1 + (short / roofline) ^ shape): short operators do not fill a device, and reach less of its roofline.
+    Waves of tiles over the multiprocessors are not counted: they made no held-out error smaller, and more
+    multiprocessors at one peak rate slower.
     """
     roofline = np.maximum(roofline_s(flop, data_bytes, rates, exponents), SHORTEST_S)
     lost = (exponents.short_s / roofline) ** exponents.shape
-    return roofline, roofline * (1.0 + lost) * rates.quantisation**exponents.waves
+    return roofline, roofline * (1.0 + lost)
 
 
 def _apply_ours(
@@ -211,7 +189,6 @@ def _apply_ours(
 def _select(rates: Rates, at: Positions) -> Rates:
     return Rates(
         rates.peak_flop_per_s[at], rates.bandwidth_bytes_per_s[at], rates.power_per_rate[at],
-        rates.quantisation[at],
     )  # fmt: skip
 
 

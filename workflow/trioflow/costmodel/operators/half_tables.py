@@ -54,7 +54,7 @@ GROUPED = "gemm/grouped"
 """Kind of operator that the band belongs to."""
 SCALED = {"fp8": "fp8", "fp8-block": "fp8_block"}
 """What tables call products in FP8, by format: a scale for each tensor, or for 128 values of a row."""
-POWER_RULE = Exponents(power=0.446083965, saturation=2.058899995, short_s=0.0, shape=1.0, waves=0.0)
+POWER_RULE = Exponents(power=0.446083965, saturation=2.058899995, short_s=0.0, shape=1.0)
 """Share of the peak of tensor cores that a board's power sustains in a step, by its power limit over the peak rate in half
 precision [W per Tflop/s]. Two boards give its two numbers: an A100's computing takes 1.156 times as long in a step as in
 the table's loop (``SUSTAINED_COMPUTE``), an H100's 1.40, which of 1.32, 1.40 and 1.48 has the least median and mean error of

@@ -285,11 +285,10 @@ class PrecisionModel:
 
     def _bound_by_vector_units(self, rows: pd.DataFrame, priced: pd.DataFrame) -> pd.DataFrame:
         """Let products of another GPU's table take no longer than this GPU's vector units: tensor cores are beside them."""
-        known = rows["operator_class"].map(base_class).isin(PRODUCT_CLASSES).to_numpy(bool)
         ratio = self.base.row_times(rows) / np.maximum(
             priced["time_s"].to_numpy(np.float64), NOTHING_S
         )
-        return priced.mul(np.where(known, np.minimum(ratio, 1.0), 1.0), axis=0)
+        return priced.mul(np.minimum(ratio, 1.0), axis=0)
 
     def _spread(self, low_log: float, high_log: float, measured: str) -> tuple[float, float]:
         """Return a measured spread, joined with an assumed one where the precision is another."""
