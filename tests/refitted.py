@@ -22,4 +22,7 @@ def leaves(content: Any, place: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def assert_refitted(rebuilt: Any, shipped: Any, close: float = CLOSE) -> None:
-    assert dict(leaves(rebuilt)) == pytest.approx(dict(leaves(shipped)), rel=close, abs=1e-12)
+    fresh, kept = dict(leaves(rebuilt)), dict(leaves(shipped))
+    numbers = {place: value for place, value in kept.items() if isinstance(value, int | float)}
+    assert {p: fresh[p] for p in numbers} == pytest.approx(numbers, rel=close, abs=1e-12)
+    assert fresh == kept | {place: fresh[place] for place in numbers}
