@@ -218,3 +218,15 @@ def test_a_pipeline_of_very_many_micro_batches_follows_from_two_of_fewer(schedul
         assert followed[key] == pytest.approx(whole[key], rel=near), key
     for key in ("plan_text", "batch", "events", "peak_memory_bytes", "ranks"):
         assert followed[key] == whole[key], key
+
+
+@pytest.mark.parametrize("platform", ["dgx-h100", "dgx-a100", "p5-h100"])
+@pytest.mark.parametrize("sharding", ["none", "distributed", "zero2", "fsdp"])
+def test_more_nodes_never_wait_less(sharding, platform):
+    """At equal work per GPU only the optimizer, whose shards shrink, may get shorter."""
+    waits_s = []
+    for ranks in (8, 16, 64, 256):
+        plan = make_plan(data=ranks, sharding=sharding)
+        found = predict("gpt2-b8", plan, platform, interval=False, memory=False)
+        waits_s.append(found.step_time_s - found.compute_s)
+    assert waits_s == sorted(waits_s)
