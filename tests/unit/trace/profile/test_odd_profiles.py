@@ -213,29 +213,12 @@ def test_a_pause_between_steps_is_no_part_of_one(tmp_path):
     assert (facts.step_time_s, facts.step_time_source) == (pytest.approx(300e-6), "busy")
 
 
-def test_old_categories_mark_steps_and_backward_too(tmp_path):
-    """PyTorch 1.8 and 1.9: one category of calls, nodes without their evaluation."""
-    events = []
-    for n in range(2):
-        at = 100 * n
-        events += [
-            event(f"ProfilerStep#{n}", "Operator", at, 95),
-            event("aten::mm", "Operator", at + 5, 10, **{
-                "Input Dims": [[8, 4], [4, 2]], "Input type": ["float", "float"],
-                "Sequence number": n + 1}),
-            event("MmBackward", "Operator", at + 20, 30, 2, **{"Sequence number": n + 1}),
-            event("aten::mm", "Operator", at + 25, 20, 2, **{
-                "Input Dims": [[4, 8], [8, 2]], "Input type": ["float", "float"]}),
-            event("Optimizer.step#SGD.step", "Operator", at + 60, 20),
-            event("aten::add_", "Operator", at + 62, 5, **{
-                "Input Dims": [[4, 2], [4, 2]], "Input type": ["float", "float"]}),
-        ]  # fmt: skip
-    trace = import_kineto(write(tmp_path, events), None, SAID)
-    assert trace.facts.profiled_steps == 2
-    assert trace.facts.optimizer == "sgd"
-    assert trace.operators["phase"].tolist() == ["forward", "backward", "optimizer"]
-    assert trace.operators["forward_op_id"].dropna().tolist() == [0]
-    assert not any("autograd's nodes" in w for w in trace.facts.warnings)
+def test_a_profile_of_pytorch_before_2_is_refused_by_its_categories(tmp_path):
+    old = [event("aten::mm", "Operator", 5, 10), event("gemm", "Kernel", 8, 5, 7)]
+    with pytest.raises(
+        TraceError, match="before 2.0, which files 'aten::mm' under 'Operator'".replace(".", r"\.")
+    ):
+        import_kineto(write(tmp_path, old), None, SAID)
 
 
 def test_steps_that_lost_kernels_tell_no_time_of_them(tmp_path):

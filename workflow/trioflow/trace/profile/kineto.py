@@ -18,9 +18,9 @@ from trioflow.base.errors import TraceError
 from trioflow.trace.profile.columns import ABSENT, CODES, NUMBERS, Profile
 from trioflow.trace.profile.json_stream import ListStream
 from trioflow.trace.profile.profiler_fields import (
+    arguments,
     categories,
-    detail_spellings,
-    id_spellings,
+    details_of,
     kineto_words,
 )
 
@@ -45,24 +45,26 @@ def read_profile(path: str | Path) -> Profile:
     return profile
 
 
-_IDS = tuple(word for name in NUMBERS for word in id_spellings(name))
-_DETAILS = sorted({word for kept in categories().values() for word, _ in detail_spellings(kept)})
-_HELD = ("device_type", "device_id", "allocated", "reserved")
-_MEMORY = tuple(id_spellings(name)[0] for name in _HELD)
+_DETAILS = sorted({name for kept in categories().values() for name in details_of(kept)})
+_MEMORY = ("device_type", "device_id", "allocated", "reserved")
 _Id = Annotated[int, Meta(ge=ABSENT, lt=_LIMIT)]
 _Arguments: Any = defstruct(
     "_Arguments",
     [
-        *((f"id_{i}", _Id, field(name=word, default=ABSENT)) for i, word in enumerate(_IDS)),
-        *((f"text_{i}", Raw, field(name=word, default=b"")) for i, word in enumerate(_DETAILS)),
-        *((f"memory_{i}", Any, field(name=word, default=None)) for i, word in enumerate(_MEMORY)),
+        (name, kind, field(name=arguments()[name], default=default))
+        for names, kind, default in (
+            (NUMBERS, _Id, ABSENT),
+            (_DETAILS, Raw, b""),
+            (_MEMORY, Any, None),
+        )
+        for name in names
     ],
     gc=False,
 )
 """What is read of an event's ``args``: numbers, and the text of details; ``b""`` where there is none."""
 _NOTHING = _Arguments()
-_numbers_of = attrgetter(*(f"id_{i}" for i in range(len(_IDS))))
-_memory_of = attrgetter(*(f"memory_{i}" for i in range(len(_MEMORY))))
+_numbers_of = attrgetter(*NUMBERS)
+_memory_of = attrgetter(*_MEMORY)
 
 
 class _Event(Struct, gc=False):
@@ -161,9 +163,8 @@ class _Category:
         self.kept = kept
         self.codes: dict[str, tuple[int, ...]] = {}
         self._details = details
-        self._spellings = detail_spellings(kept)
-        places = [_DETAILS.index(word) for word, _ in self._spellings]
-        self._texts = attrgetter(*(f"text_{i}" for i in places)) if places else None
+        self._names = details_of(kept)
+        self._texts = attrgetter(*self._names) if self._names else None
         self._numbers: dict[bytes, int] = {}
 
     def number_details(self, arguments: Any) -> int:
@@ -179,7 +180,7 @@ class _Category:
     def _add_details(self, texts: Sequence[bytes]) -> int:
         details = {
             name: value
-            for (_, name), text in zip(self._spellings, texts, strict=True)
+            for name, text in zip(self._names, texts, strict=True)
             if text and (value := json.loads(text, parse_float=str)) is not None
         }
         if not details:
@@ -232,10 +233,10 @@ class _Reader:
             self._profile.memory.extend((_to_ns(event.ts, event.scale), *numbers))
 
     def _cells_of(self, event: _Event) -> tuple[int, ...]:
-        """Return an event's codes, then its ids in all their spellings; empty where nobody reads it."""
+        """Return an event's codes, then its ids; empty where nobody reads it."""
         category = self._known.get(event.cat)
         if category is None:
-            self._note_unread(event.cat)
+            self._note_unread(event)
             return ()
         codes = category.codes.get(event.name)
         if codes is None:
@@ -261,20 +262,18 @@ class _Reader:
             self._profile.columns[name].frombytes(stamps.tobytes())
 
     def _add_cells(self, cells: Sequence[int], width: int) -> None:
-        """Put what `_cells_of` returned into its columns; of an id's spellings the first that is there."""
-        for place, name in enumerate(CODES):
+        """Put what `_cells_of` returned into its columns."""
+        for place, name in enumerate((*CODES, *NUMBERS)):
             self._profile.columns[name].extend(cells[place::width])
-        place = len(CODES)
-        for name in NUMBERS:
-            column, *others = (cells[place + i :: width] for i in range(len(id_spellings(name))))
-            for other in others:
-                pairs = zip(column, other, strict=True)
-                column = [number if number != ABSENT else late for number, late in pairs]
-            self._profile.columns[name].extend(column)
-            place += 1 + len(others)
 
-    def _note_unread(self, word: Any) -> None:
-        """Count the events of devices that trioflow does not read."""
+    def _note_unread(self, event: _Event) -> None:
+        """Count the events of devices that trioflow does not read; refuse the categories of old versions."""
+        word = event.cat
+        if word in kineto_words("category_before_2_0"):
+            raise TraceError(
+                f"the profile is of a PyTorch before 2.0, which files {event.name!r:.60} under {word!r}",
+                file=self._profile.path, fix="profile with PyTorch 2.0 or later",
+            )  # fmt: skip
         if isinstance(word, str) and word.startswith(self._foreign):
             self._profile.foreign[word] = self._profile.foreign.get(word, 0) + 1
 
@@ -284,8 +283,6 @@ class _Reader:
             raise TypeError(f"{name!r:.40} is not a name")
         if category == "python_function" and not name.startswith(kineto_words("module")):
             return ()
-        if category == "cpu_op" and name.startswith(kineto_words("annotation")):
-            category = "user_annotation"  # before PyTorch 1.10 one category held both
         words = self._profile.names, self._profile.categories
         return tuple(map(_number, self._codes, words, (name, category)))
 

@@ -33,17 +33,16 @@ def categories() -> Mapping[str, str]:
 
 
 @cache
-def id_spellings(name: str) -> tuple[str, ...]:
-    """Return the spellings of one of an event's ids."""
-    return tuple(load_fields()["kineto"]["arguments"][name])
+def arguments() -> Mapping[str, str]:
+    """Return what Kineto calls each argument of an event."""
+    table: Mapping[str, str] = load_fields()["kineto"]["arguments"]
+    return table
 
 
 @cache
-def detail_spellings(category: str) -> tuple[tuple[str, str], ...]:
-    """Return what is kept of a category's other arguments: pairs of spelling and name."""
-    kineto = load_fields()["kineto"]
-    kept: list[str] = kineto["details"].get(category, [])
-    return tuple((word, name) for name in kept for word in kineto["arguments"][name])
+def details_of(category: str) -> tuple[str, ...]:
+    """Return the arguments that are kept of a category's events, ids left out."""
+    return tuple(load_fields()["kineto"]["details"].get(category, ()))
 
 
 @cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -187,30 +186,10 @@ def load_step(profile: Profile, span: Span) -> Step:
             event.parent = root
             root.children.append(event)
     root.children.sort(key=lambda e: (e.start_ns, -e.end_ns))
-    if not any(name.startswith(kineto_words("backward")) for name in profile.names):
-        _enclose_nodes(root)
     step = Step(root, outermost_operators(root))
     step.messages = [e for e in during if e.name.startswith(later)]
     _join_device(profile, span, [e for e in host if e.category in LAUNCHES], step)
     return step
-
-
-def _enclose_nodes(root: Event) -> None:
-    """Give autograd's nodes the annotation that PyTorch writes around them from 1.10 on."""
-    for event in list(root.walk()):
-        above = event.parent
-        if above is None or not _NODE.search(event.name):
-            continue
-        outer = Event(
-            f"{kineto_words('backward')[0]}: {event.name}", "user_annotation", event.start_ns,
-            event.end_ns, event.thread, None, event.sequence_number, children=[event], parent=above,
-        )  # fmt: skip
-        above.children[above.children.index(event)] = outer
-        event.parent = outer
-
-
-_NODE = re.compile(r"^torch::autograd::|\wBackward\d*$")
-"""Autograd's nodes, which compute and accumulate gradients."""
 
 
 def _is_span(event: Event, span: Span) -> bool:
