@@ -13,8 +13,7 @@ from rows import Row, time_s
 from trioflow.engine.result import measure_links
 from trioflow.engine.simulate import simulate
 from trioflow.engine.timeline import build_critical_path, summarize_timeline
-from trioflow.export.perfetto import write_perfetto
-from trioflow.export.step_files import count_link_rates, count_memory
+from trioflow.export.step_files import count_link_rates, count_memory, write_perfetto
 from trioflow.tables import write_table
 
 RANKS, OPERATORS, BUCKETS, UPDATES = 128, 3000, 50, 1800

@@ -15,7 +15,7 @@ from trioflow import tables
 from trioflow.engine.result import Result
 from trioflow.engine.simulate import simulate
 from trioflow.engine.timeline import build_critical_path
-from trioflow.export.perfetto import write_perfetto
+from trioflow.export.step_files import write_perfetto
 from trioflow.hardware.machine import Device, Platform
 from trioflow.hardware.topologies.registry import BUILDERS
 from trioflow.network.collectives import CollectivePlanner

@@ -10,7 +10,7 @@ import pytest
 from trioflow.base.errors import InputError
 from trioflow.base.provenance import PACKAGE
 from trioflow.base.settings import check_settings
-from trioflow.cli import inspect
+from trioflow.cli import answer
 from trioflow.cli.main import TRACEBACK, main
 from trioflow.cli.text import escape_control, format_facts, format_table
 from trioflow.hardware.platform import load_platform
@@ -97,7 +97,7 @@ def test_an_unforeseen_error_names_the_users_files(
     def fail(options: object) -> None:
         raise TypeError("unsupported operand\ntype(s)")
 
-    monkeypatch.setattr(inspect, "run_show", fail)
+    monkeypatch.setattr(answer, "run_show", fail)
     said = refuse(capsys, "show", str(tmp_path))
     assert str(tmp_path) in said and "TypeError: unsupported operand\\ntype(s)" in said
     with pytest.raises(TypeError):  # nothing of the user's: the mistake is ours
@@ -113,5 +113,5 @@ def test_memory_that_does_not_suffice_is_a_sentence(
     def fail(options: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(inspect, "run_show", fail)
+    monkeypatch.setattr(answer, "run_show", fail)
     assert "memory does not suffice" in refuse(capsys, "show", "gpt2-tiny-b8")

@@ -36,17 +36,13 @@ ORDER = (
 )
 LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
 TORCH_AT_IMPORT = {
-    "trace/capture/dispatched",
     "trace/capture/fake_profile",
     "trace/capture/meta",
     "trace/capture/rank_program",
     "trace/capture/rank_process",
-    "trace/capture/streams",
     "trace/capture/training_step",
     "trace/capture/workload",
     "trace/language/decoder",
-    "trace/language/kernels",
-    "trace/workloads/adapters",
     "trace/workloads/build",
     "trace/workloads/precision",
     "trace/workloads/recipe",
@@ -155,7 +151,7 @@ def test_an_answer_imports_nothing_that_it_does_not_need() -> None:
     other = {
         place.rpartition(".")[0] for name, (_, place) in COMMANDS.items() if name != "simulate"
     }
-    other -= {"trioflow.cli.inspect"}  # simulate describes a model as show does
+    other -= {"trioflow.cli.answer"}  # simulate describes a model as show does
     assert not loaded & other, "other subcommands"
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from trioflow.base.errors import InputError
+from trioflow.cli.judge import read_logged_steps
 from trioflow.cli.main import main
-from trioflow.cli.mlperf_log import read_logged_steps
 
 ALONE = "gpt2-tiny-b8 --platform cpu2-gloo"
 HEADER = "case\tsimulate\tmeasured_ms\tsource"

@@ -9,8 +9,8 @@ from typing import Any
 import pandas as pd
 import pytest
 from trioflow import tables
-from trioflow.export import perfetto
-from trioflow.export.perfetto import write_perfetto
+from trioflow.export import step_files
+from trioflow.export.step_files import write_perfetto
 
 
 def make_timeline(*rows: dict[str, Any]) -> pd.DataFrame:
@@ -145,7 +145,7 @@ def test_names_with_quotes_and_lines_stay_json(tmp_path: Path) -> None:
 def test_more_events_than_a_piece_of_text_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(perfetto, "CHUNK", 7)
+    monkeypatch.setattr(step_files, "CHUNK", 7)
     rows = [{"start_s": n * 1e-6, "end_s": n * 1e-6, "rank": n % 3, "match_id": n // 3,
              "kind": "collective"} for n in range(60)]  # fmt: skip
     timeline = make_timeline(*rows)

@@ -22,8 +22,8 @@ from trioflow.parallel.schedules.table import TRAIN
 from trioflow.parallel.splits.routing import BALANCED
 from trioflow.prediction.options import STEP_WORDS, Options
 from trioflow.prediction.what_if import check_factor
-from trioflow.trace.language.configuration import Configuration
 from trioflow.trace.language.read import find_configuration
+from trioflow.trace.language.sizes import Configuration
 from trioflow.trace.store import load_trace
 
 Number = TypeVar("Number", int, float)

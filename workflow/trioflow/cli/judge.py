@@ -1,4 +1,11 @@
-"""``trioflow judge``: your own measured steps beside what ``trioflow simulate`` answers for them."""
+"""``trioflow judge``: your own measured steps beside what ``trioflow simulate`` answers for them.
+
+Measured steps out of a log of MLPerf Training: the lines ``:::MLLOG {json}`` that mlperf_logging writes.
+
+What a line means: mlcommons/logging (``time_ms``, ``event_type``, ``key``, ``value``, ``metadata``) and
+NVIDIA/mlperf-common (``tracked_stats``, whose ``throughput`` is samples a second and whose ``train_step_time`` is
+seconds). Other lines of the log are skipped, and so is what a launcher writes before a line.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +13,172 @@ import argparse
 import math
 import shlex
 import statistics
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from trioflow.base.errors import InputError, TableError, TrioflowError
+from trioflow.base.input_files import parse_json, read_text
 from trioflow.base.settings import read_cells
 from trioflow.base.units import format_time, ms_to_s
 from trioflow.cli.answer import add_simulate, predict_options
 from trioflow.cli.choices import apply_configuration
-from trioflow.cli.mlperf_log import LoggedSteps, read_logged_steps
 from trioflow.cli.output import add_output_argument, write_output
 from trioflow.cli.text import format_facts, format_table
+
+_MARK = ":::MLLOG"
+_STATS, _BATCH, _EPOCH_SAMPLES = "tracked_stats", "global_batch_size", "train_samples"
+_STEP, _RATE = "train_step_time", "throughput"
+_SPANS, _PAUSE = ("block", "epoch"), "eval"
+_SAMPLES = "samples_count"
+_FIX = "give a log of mlperf_logging with tracked_stats, or with blocks and their samples_count"
+_APART = 2.0
+"""Two ways to the step that differ by more count different things, such as tokens and samples."""
+_LARGEST = 1e18
+"""No count, time or rate is above it, none but 0 as small as its inverse."""
+_LEAST = 3
+"""Of so many values the first is left out: it holds the warm-up."""
+
+
+@dataclass(frozen=True)
+class LoggedSteps:
+    """Steps that a log holds; times [s]."""
+
+    median_s: float
+    low_s: float  # lower and upper quartile
+    high_s: float
+    values: int  # how many they are of
+    way: str  # the key that they come from
+    batch: int | None  # samples of a step, where the log says it
+
+
+@dataclass(frozen=True)
+class _Line:
+    place: str
+    key: str
+    time_s: float
+    value: Any
+    metadata: dict[str, Any]
+
+
+def read_logged_steps(path: str | Path) -> LoggedSteps:
+    """Return the steps of a log: ``train_step_time``, else the global batch over ``throughput``, else blocks' or epochs'.
+
+    Those without evaluations, over their steps. The first of three or more values is left out.
+    Raises InputError, with file and line, when the log holds none of them or two disagree.
+    """
+    lines = list(_read_lines(path))
+    if not lines:
+        raise InputError(f"no line begins with {_MARK}", file=path, fix=_FIX)
+    batch = _read_whole(lines, _BATCH, path)
+    found = {_STEP: list(_list_stats(lines, _STEP, path))}
+    if batch is not None:
+        found[_RATE] = [batch / rate for rate in _list_stats(lines, _RATE, path)]
+        per_epoch = _read_whole(lines, _EPOCH_SAMPLES, path)
+        found |= {word: list(_list_spans(lines, word, batch, per_epoch)) for word in _SPANS}
+    known = {way: _leave_out_warm_up(values) for way, values in found.items() if values}
+    if not known:
+        missing = "" if batch is not None else f", and no {_BATCH}"
+        raise InputError(
+            f"no {_STEP}, {_RATE}, block or epoch gives a step{missing}", file=path, fix=_FIX
+        )
+    way, values = next(iter(known.items()))
+    middle = statistics.median(values)
+    for other, others in known.items():
+        apart = statistics.median(others) / middle
+        if not 1 / _APART < apart < _APART:
+            raise InputError(
+                f"a step takes {format_time(middle)} by {way} and {format_time(middle * apart)} by {other}",
+                file=path, fix="write the measured step as a number: the log counts other samples or other spans",
+            )  # fmt: skip
+    low_s, _, high_s = statistics.quantiles(values, n=4) if len(values) > 1 else (middle,) * 3
+    return LoggedSteps(middle, low_s, high_s, len(values), way, batch)
+
+
+def _leave_out_warm_up(values: Sequence[float]) -> Sequence[float]:
+    return values[1:] if len(values) >= _LEAST else values
+
+
+def _read_lines(path: str | Path) -> Iterator[_Line]:
+    """Yield the log's lines; raise InputError where one is cut or lacks what every line has."""
+    for number, text in enumerate(read_text(path, broken="replace").splitlines(), 1):
+        _, mark, rest = text.partition(_MARK)
+        if not mark:
+            continue
+        place = f"line {number}"
+        said = parse_json(rest, path, place=place, fix="copy the log again")
+        metadata = said.get("metadata") or {} if isinstance(said, dict) else None
+        if not isinstance(metadata, dict) or not isinstance(said.get("key"), str):
+            raise InputError("it has no key", file=path, place=place, fix="copy the log again")
+        time_ms = said.get("time_ms")
+        if not _is_number(time_ms):
+            raise InputError(
+                f"time_ms is {time_ms!r:.40}", file=path, place=place, fix="copy the log again"
+            )
+        yield _Line(place, said["key"], ms_to_s(time_ms), said.get("value"), metadata)
+
+
+def _is_number(value: Any) -> bool:
+    """Return whether it is a number from which a step can be computed; not NaN."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and (value == 0 or 1 / _LARGEST < abs(value) < _LARGEST)
+
+
+def _read_whole(lines: Sequence[_Line], key: str, path: str | Path) -> int | None:
+    """Return what a key says, once or always the same; None where it does not stand there."""
+    said = {line.value: line.place for line in lines if line.key == key and _is_number(line.value)}
+    if len(said) > 1:
+        raise InputError(
+            f"{key} is {' and '.join(map(str, said))}", file=path, place=list(said.values())[1],
+            fix="give the log of one run",
+        )  # fmt: skip
+    found = next(iter(said), None)
+    return int(found) if found is not None and found >= 1 and found == int(found) else None
+
+
+def _list_stats(lines: Sequence[_Line], word: str, path: str | Path) -> Iterator[float]:
+    for line in lines:
+        if line.key != _STATS or not isinstance(line.value, dict) or word not in line.value:
+            continue
+        value = line.value[word]
+        if not _is_number(value) or value <= 0:
+            raise InputError(
+                f"{word} is {value!r:.40}", file=path, place=line.place,
+                fix="leave the line out, or write the measured step as a number",
+            )  # fmt: skip
+        yield float(value)
+
+
+def _list_spans(
+    lines: Sequence[_Line], word: str, batch: int, per_epoch: int | None
+) -> Iterator[float]:
+    """Yield a step's time in each block or epoch [s], evaluations in it left out; none where it counts no samples."""
+    begun: _Line | None = None
+    paused_s, pause_s = 0.0, None
+    for line in lines:
+        if line.key == f"{word}_start":
+            begun, paused_s = line, 0.0
+        elif line.key == f"{_PAUSE}_start":
+            pause_s = line.time_s
+        elif line.key == f"{_PAUSE}_stop" and pause_s is not None:
+            paused_s, pause_s = paused_s + line.time_s - pause_s, None
+        elif line.key == f"{word}_stop" and begun is not None:
+            steps = _count_samples(word, begun, line, per_epoch) / batch
+            spent_s = line.time_s - begun.time_s - paused_s
+            if steps > 0 and spent_s > 0:
+                yield spent_s / steps
+            begun = None
+
+
+def _count_samples(word: str, begun: _Line, ended: _Line, per_epoch: int | None) -> float:
+    """Return how many samples ran between two lines (``samples_count`` counts from the start); 0 where they do not say it."""
+    counts: list[Any] = [line.metadata.get(_SAMPLES) for line in (begun, ended)]
+    if all(map(_is_number, counts)):
+        return float(counts[1] - counts[0])
+    epochs: Any = 1 if word == "epoch" else begun.metadata.get("epoch_count")
+    return float(epochs * per_epoch) if per_epoch and _is_number(epochs) else 0.0
+
 
 _COLUMNS = ("case", "simulate", "measured_ms", "source")
 

@@ -32,8 +32,8 @@ COMMANDS = {
         "trioflow.cli.answer.add_simulate",
     ),
     "collective": ("predict one collective", "trioflow.cli.collectives.add_collective"),
-    "show": ("what a trace holds: operators by phase and class", "trioflow.cli.inspect.add_show"),
-    "fit": ("fit an operator cost model to traces", "trioflow.cli.inspect.add_fit"),
+    "show": ("what a trace holds: operators by phase and class", "trioflow.cli.answer.add_show"),
+    "fit": ("fit an operator cost model to traces", "trioflow.cli.answer.add_fit"),
     "capture": (
         "capture one training step on this device (needs torch)",
         "trioflow.cli.capture.add_capture",

@@ -1,30 +1,378 @@
-"""A simulated step as files: its timeline, what is made of it, curves over time, and its summary."""
+"""A simulated step as files: its timeline, what is made of it, curves over time, and its summary.
+
+Timelines as traces that Perfetto opens (https://ui.perfetto.dev, or any copy of it): Chrome's JSON trace events.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import json
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from trioflow import tables
-from trioflow.base.provenance import read_json, write_json
+from trioflow.base.provenance import atomic_path, read_json, write_json
+from trioflow.base.units import NS_PER_S, NS_PER_US
 from trioflow.costmodel.collectives.model import load_collective_model
 from trioflow.costmodel.spread import CAPTURES, pool_captures
 from trioflow.engine.result import Simulated, link_rates, measure_links
 from trioflow.engine.timeline import build_critical_path
-from trioflow.export.perfetto import write_perfetto
 from trioflow.network.fair_share import FairShareNetwork
 from trioflow.network.networks import ContentionFreeNetwork, find_network
 from trioflow.prediction.anchors import SessionAnchor
 from trioflow.prediction.answer import Prediction, predict_step
 from trioflow.prediction.breakdown import WAYS
 from trioflow.prediction.step import load_experiment
+from trioflow.tables import STREAMS
 from trioflow.trace.facts import Facts
+
+Ints = NDArray[np.int64]
+Piece: TypeAlias = "str | pa.Array"
+"""A part of every event of a kind: the same text in all, or a column of texts."""
+
+CHUNK = 1 << 17
+"""Events made into text at a time: what they take stays small beside the timeline."""
+LEVEL = 2
+"""Of compression: further levels take longer than all else together and save a fifth."""
+_HEAD, _TAIL = b'{"displayTimeUnit":"ms","traceEvents":[', b"]}\n"
+_GZIP = 16
+"""Added to zlib's window bits it asks for gzip's frame, without a name or a time of day."""
+_FRACTIONS = pa.array([f".{number:03d}" for number in range(NS_PER_US)])
+
+
+def _round_to_ns(times_s: pd.Series[float]) -> Ints:
+    """Return times in whole nanoseconds [s to ns], as ``units.s_to_ns`` does one."""
+    return np.rint(times_s.to_numpy(np.float64) * NS_PER_S).astype(np.int64)
+
+
+def _write_integers(values: Ints) -> pa.Array:
+    """Return whole numbers as text."""
+    return pc.cast(pa.array(values), pa.string())
+
+
+def _write_microseconds(times_ns: Ints) -> pa.Array:
+    """Return times [ns] as text in microseconds, every digit of them."""
+    whole, rest = np.divmod(times_ns, NS_PER_US)
+    return pc.binary_join_element_wise(_write_integers(whole), _FRACTIONS.take(pa.array(rest)), "")
+
+
+def _write_texts(values: Iterable[Any]) -> pa.Array:
+    """Return texts in quotes, as JSON writes them."""
+    codes, found = pd.factorize(pd.Series(values, dtype="str"), use_na_sentinel=False)
+    return pa.array([json.dumps(str(text)) for text in found], pa.string()).take(pa.array(codes))
+
+
+def _write_argument(name: str, values: pd.Series[Any]) -> pa.Array:
+    """Return ``,"name":value`` where there is a value, and nothing elsewhere."""
+    absent = values.isna().to_numpy(dtype=bool)
+    if absent.all():
+        return pa.array([""] * len(values), pa.string())
+    if pd.api.types.is_numeric_dtype(values):
+        text = _write_integers(values.to_numpy(dtype=np.int64, na_value=0))
+    else:
+        text = _write_texts(values)
+        absent = absent | (values == "").to_numpy(dtype=bool, na_value=True)
+    pair = pc.binary_join_element_wise(f',"{name}":', text, "")
+    return pc.if_else(pa.array(absent), "", pair)
+
+
+def _join_pieces(pieces: Sequence[Piece]) -> bytes:
+    """Return events, one after the other, each begun by a comma."""
+    joined = pc.binary_join_element_wise(",{", *pieces, "}", "")
+    if isinstance(joined, pa.ChunkedArray):
+        joined = joined.combine_chunks()
+    offsets = np.frombuffer(joined.buffers()[1], dtype=np.int32)[joined.offset :]
+    begin, end = int(offsets[0]), int(offsets[len(joined)])
+    return joined.buffers()[2][begin:end].to_pybytes() if end > begin else b""
+
+
+def _cut_rows(count: int) -> Iterator[slice]:
+    """Yield the rows of a table piece by piece."""
+    for begin in range(0, count, CHUNK):
+        yield slice(begin, min(begin + CHUNK, count))
+
+
+def _write_events(path: str | Path, texts: Iterable[bytes]) -> None:
+    """Write events, texts of :func:`join_pieces`, as a trace, atomically; compressed when the name ends in ``.gz``."""
+    packer = zlib.compressobj(LEVEL, wbits=zlib.MAX_WBITS + _GZIP)
+    packed = str(path).endswith(".gz")
+    with atomic_path(path) as temporary, temporary.open("wb") as stream:
+        for text in _frame_events(texts):
+            stream.write(packer.compress(text) if packed else text)
+        if packed:
+            stream.write(packer.flush())
+
+
+def _frame_events(texts: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the whole trace: the first event has no comma before it."""
+    yield _HEAD
+    first = True
+    for text in texts:
+        yield text[1:] if first else text
+        first = first and not text
+    yield _TAIL
+
+
+MEASURED = " (measured)"
+PATH_PROCESS, _PATH_THREAD, LINK_PROCESS = "critical path", "what the step waits for", "links"
+"""Processes that are not ranks: what the step waits for, and the rates of the links."""
+
+_ARGUMENTS = ("kind", "phase", "message_bytes", "micro_batch", "stage", "match_id")
+_THREADS_PER_PROCESS = 1000
+_PATH_PID = 1
+_FIRST_PID = 2
+"""Of rank 0; every rank has two numbers, for its prediction and its measurement. Process 0 is the
+idle process to Perfetto."""
+
+
+def write_perfetto(
+    timeline: pd.DataFrame,
+    path: str | Path,
+    measured: pd.DataFrame | None = None,
+    *,
+    counters: pd.DataFrame | None = None,
+    critical_path: pd.DataFrame | None = None,
+) -> None:
+    """Write a timeline, and a measured one beside it, as a Chrome JSON trace.
+
+    ``timeline``: columns of ``tables.TIMELINE``. ``path``: target file; compressed when its name ends in ``.gz``. Equal
+    tables give equal bytes. ``measured``: the same columns (others are ignored); each of its ranks appears below the
+    simulated one as a process of its own, "rank 0 (measured)". ``counters``: curves: ``rank`` (null for a link),
+    ``counter`` (its name), ``unit``, ``time_s`` [s] and ``value``, which holds from then on, to whole units.
+    ``critical_path``: columns of ``tables.CRITICAL_PATH``; shown as a process of its own.
+
+    One process per rank, one thread per stream, one slice per task. Arrows lead from a send to its recv and along the
+    members of a collective in rank order. Perfetto counts in whole nanoseconds, so starts and ends are rounded to them,
+    each for itself: tasks that touch still touch.
+    """
+    _write_events(path, _describe(timeline, measured, counters, critical_path))
+
+
+def _describe(
+    timeline: pd.DataFrame,
+    measured: pd.DataFrame | None,
+    counters: pd.DataFrame | None,
+    critical_path: pd.DataFrame | None,
+) -> Iterator[bytes]:
+    """Yield the text of all events, part by part."""
+    if critical_path is not None and len(critical_path):
+        yield from _describe_path(critical_path)
+    yield from _describe_timeline(timeline, "")
+    if measured is not None:
+        yield from _describe_timeline(measured, MEASURED)
+    if counters is not None and len(counters):
+        last = timeline["rank"].max() if len(timeline) else 0
+        yield from _describe_counters(counters, _FIRST_PID + 2 * (int(last) + 1))
+
+
+@dataclass(frozen=True, eq=False)
+class _Threads:
+    """Threads from top to bottom: rank, stream and lane; process and thread number; place [threads]."""
+
+    keys: Ints
+    pids: Ints
+    tids: Ints
+    index: Ints
+
+
+@dataclass(frozen=True, eq=False)
+class _Slices:
+    """Where the tasks of a timeline stand: process, thread, start and end [tasks] [ns]."""
+
+    pid: Ints
+    tid: Ints
+    start_ns: Ints
+    end_ns: Ints
+
+    def take(self, rows: slice) -> _Slices:
+        """Return those of some rows."""
+        return _Slices(self.pid[rows], self.tid[rows], self.start_ns[rows], self.end_ns[rows])
+
+
+def _describe_timeline(timeline: pd.DataFrame, suffix: str) -> Iterator[bytes]:
+    """Yield the names of processes and threads, then slices, then arrows."""
+    if timeline.empty:
+        return
+    start_ns, end_ns = _round_to_ns(timeline["start_s"]), _round_to_ns(timeline["end_s"])
+    ranks = timeline["rank"].to_numpy(dtype=np.int64)
+    codes, found = pd.factorize(timeline["stream"])
+    streams = [str(name) for name in found]
+    lane = _assign_lanes(ranks * len(streams) + codes, start_ns, end_ns)
+    keys, thread = _find_threads(ranks, codes, lane, streams)
+    pids = _FIRST_PID + 2 * keys[:, 0] + (1 if suffix else 0)
+    index = np.arange(len(keys)) - np.searchsorted(keys[:, 0], keys[:, 0]) + 1
+    # Perfetto calls the thread with its process's number the main thread.
+    tids = pids * max(_THREADS_PER_PROCESS, int(index.max()) + 1) + index
+    yield _name_threads(_Threads(keys, pids, tids, index), streams, suffix)
+    slices = _Slices(pids[thread], tids[thread], start_ns, end_ns)
+    for rows in _cut_rows(len(timeline)):
+        yield _describe_tasks(timeline.iloc[rows], slices.take(rows))
+    yield from _describe_arrows(timeline, slices, suffix)
+
+
+def _assign_lanes(key: Ints, start_ns: Ints, end_ns: Ints) -> Ints:
+    """Return the lane of every task within its stream, ``key``, from 0, by when it runs [tasks] [ns].
+
+    Measured tasks of one stream may overlap, and Perfetto drops slices that do without one lying inside the other: such
+    a slice moves to the next lane.
+    """
+    lanes = np.zeros(len(key), dtype=np.int64)
+    order = np.lexsort((-end_ns, start_ns, key))
+    same = key[order[1:]] == key[order[:-1]]
+    # In the order of starts, where any two overlap, two neighbours do.
+    crowded = np.unique(key[order[1:]][same & (start_ns[order[1:]] < end_ns[order[:-1]])])
+    chosen = order[np.isin(key[order], crowded)]
+    open_ends: dict[int, list[list[int]]] = {}
+    columns = (values[chosen].tolist() for values in (key, start_ns, end_ns))
+    for row, stream, start, end in zip(chosen.tolist(), *columns, strict=True):
+        ends = open_ends.setdefault(stream, [])
+        lane = 0
+        while lane < len(ends) and not _fits(ends[lane], start, end):
+            lane += 1
+        if lane == len(ends):
+            ends.append([])
+        ends[lane].append(end)
+        lanes[row] = lane
+    return lanes
+
+
+def _fits(open_ends: list[int], start_ns: int, end_ns: int) -> bool:
+    """Close the slices of a lane that ended, and say if another fits on or beside the rest."""
+    while open_ends and open_ends[-1] <= start_ns:
+        open_ends.pop()
+    return not open_ends or end_ns <= open_ends[-1]
+
+
+def _find_threads(ranks: Ints, codes: Ints, lane: Ints, streams: list[str]) -> tuple[Ints, Ints]:
+    """Return rank, stream and lane of every thread from top to bottom, and the thread of each task."""
+    order = sorted(range(len(streams)), key=lambda code: _order_stream(streams[code]))
+    lanes = int(lane.max(initial=0)) + 1
+    numbers = (ranks * len(streams) + np.argsort(order)[codes]) * lanes + lane
+    found, row_of = np.unique(numbers, return_inverse=True)
+    above, place = np.divmod(found // lanes, len(streams))
+    keys = np.stack([above, np.array(order)[place], found % lanes], axis=1)
+    return keys, row_of
+
+
+def _order_stream(stream: str) -> tuple[int, str]:
+    known = stream in STREAMS
+    return (STREAMS.index(stream) if known else len(STREAMS), stream)
+
+
+def _name_threads(threads: _Threads, streams: list[str], suffix: str) -> bytes:
+    """Return the names of processes and threads, and their order."""
+    events: list[dict[str, Any]] = []
+    # Perfetto sorts processes by their names, as texts.
+    width = len(str(threads.keys[:, 0].max()))
+    rows = zip(threads.keys.tolist(), threads.pids, threads.tids, threads.index, strict=True)
+    for (rank, code, lane), pid, tid, index in rows:
+        if index == 1:
+            events += _name_process(int(pid), f"rank {rank:0{width}d}{suffix}")
+        name = streams[code] if lane == 0 else f"{streams[code]} {lane + 1}"
+        events += _name_thread(int(pid), int(tid), name, int(index))
+    return _write_names(events)
+
+
+def _name_process(pid: int, name: str) -> list[dict[str, Any]]:
+    return [
+        {"ph": "M", "name": "process_name", "args": {"name": name}, "pid": pid},
+        {"ph": "M", "name": "process_sort_index", "args": {"sort_index": pid}, "pid": pid},
+    ]
+
+
+def _name_thread(pid: int, tid: int, name: str, index: int) -> list[dict[str, Any]]:
+    thread = {"pid": pid, "tid": tid}
+    return [
+        {"ph": "M", "name": "thread_name", "args": {"name": name}, **thread},
+        {"ph": "M", "name": "thread_sort_index", "args": {"sort_index": index}, **thread},
+    ]
+
+
+def _write_names(events: list[dict[str, Any]]) -> bytes:
+    return b"".join(b"," + json.dumps(one, separators=(",", ":")).encode() for one in events)
+
+
+def _describe_tasks(timeline: pd.DataFrame, slices: _Slices) -> bytes:
+    """Return one slice per task, in the order of the timeline's rows."""
+    phases, kinds = timeline["phase"], timeline["kind"]
+    pieces: list[Piece] = [
+        '"ph":"X","name":', _write_texts(timeline["name"]),
+        ',"cat":', _write_texts(phases.where(phases != "", kinds)),
+        ',"pid":', _write_integers(slices.pid), ',"tid":', _write_integers(slices.tid),
+        ',"ts":', _write_microseconds(slices.start_ns),
+        ',"dur":', _write_microseconds(slices.end_ns - slices.start_ns),
+        ',"args":{"task_id":', _write_integers(timeline["task_id"].to_numpy(np.int64)),
+        *(_write_argument(name, timeline[name]) for name in _ARGUMENTS), "}",
+    ]  # fmt: skip
+    return _join_pieces(pieces)
+
+
+def _describe_arrows(timeline: pd.DataFrame, slices: _Slices, suffix: str) -> Iterator[bytes]:
+    """Yield an arrow from each send to its recv, and along each collective's members."""
+    joined = np.flatnonzero(timeline["match_id"].notna().to_numpy(dtype=bool))
+    match = timeline["match_id"].to_numpy(dtype=np.int64, na_value=0)[joined]
+    ranks = timeline["rank"].to_numpy(dtype=np.int64)[joined]
+    receives = (timeline["kind"] == "recv").to_numpy(dtype=bool)[joined]
+    order = np.lexsort((joined, ranks, receives, match))
+    along = match[order[1:]] == match[order[:-1]]
+    tails, heads = joined[order[:-1][along]], joined[order[1:][along]]
+    # In the middle of a slice: at its edge an arrow's end could bind to a neighbour.
+    middle_ns = slices.start_ns + (slices.end_ns - slices.start_ns) // 2
+    for rows in _cut_rows(len(tails)):
+        # Perfetto joins two ends by category, name and a whole number; others it drops.
+        number = _write_integers(np.arange(rows.start, rows.stop))
+        for end, task in (('"ph":"s"', tails[rows]), ('"ph":"f","bp":"e"', heads[rows])):
+            yield _join_pieces([
+                f'{end},"cat":"match","name":"match{suffix}","id":', number,
+                ',"pid":', _write_integers(slices.pid[task]), ',"tid":', _write_integers(slices.tid[task]),
+                ',"ts":', _write_microseconds(middle_ns[task]),
+            ])  # fmt: skip
+
+
+def _describe_path(path: pd.DataFrame) -> Iterator[bytes]:
+    """Yield the critical path as a process of one thread."""
+    tid = _PATH_PID * _THREADS_PER_PROCESS + 1
+    yield _write_names(
+        [*_name_process(_PATH_PID, PATH_PROCESS), *_name_thread(_PATH_PID, tid, _PATH_THREAD, 1)]
+    )
+    names = path["name"].astype("str") + ", rank " + path["rank"].astype("str")
+    start_ns, end_ns = _round_to_ns(path["start_s"]), _round_to_ns(path["end_s"])
+    for rows in _cut_rows(len(path)):
+        part = path.iloc[rows]
+        yield _join_pieces([
+            f'"ph":"X","pid":{_PATH_PID},"tid":{tid},"name":', _write_texts(names.iloc[rows]),
+            ',"cat":', _write_texts(part["phase"].where(part["phase"] != "", part["kind"])),
+            ',"ts":', _write_microseconds(start_ns[rows]),
+            ',"dur":', _write_microseconds(end_ns[rows] - start_ns[rows]),
+            ',"args":{"task_id":', _write_integers(part["task_id"].to_numpy(np.int64)),
+            *(_write_argument(name, part[name]) for name in ("rank", "module", "reason")), "}",
+        ])  # fmt: skip
+
+
+def _describe_counters(counters: pd.DataFrame, link_pid: int) -> Iterator[bytes]:
+    """Yield curves: those of a rank in its process, those of links in one of their own."""
+    of_link = counters["rank"].isna().to_numpy(dtype=bool)
+    ranks = counters["rank"].to_numpy(dtype=np.int64, na_value=0)
+    pids = np.where(of_link, link_pid, _FIRST_PID + 2 * ranks)
+    if of_link.any():
+        yield _write_names(_name_process(link_pid, LINK_PROCESS))
+    time_ns = _round_to_ns(counters["time_s"])
+    values = np.rint(counters["value"].to_numpy(np.float64)).astype(np.int64)
+    for rows in _cut_rows(len(counters)):
+        yield _join_pieces([
+            '"ph":"C","name":', _write_texts(counters["counter"].iloc[rows]),
+            ',"pid":', _write_integers(pids[rows]), ',"ts":', _write_microseconds(time_ns[rows]),
+            ',"args":{', _write_texts(counters["unit"].iloc[rows]), ":", _write_integers(values[rows]), "}",
+        ])  # fmt: skip
+
 
 DRAWS = 200
 """Draws of each experiment."""

@@ -9,8 +9,7 @@ from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import named_plan
 from trioflow.trace.importers.detect import import_trace
 from trioflow.trace.importers.options import ImportOptions
-from trioflow.trace.importers.triosim import import_triosim, recognise
-from trioflow.trace.importers.triosim_autograd import find_arguments
+from trioflow.trace.importers.triosim import find_arguments, import_triosim, recognise
 from trioflow.trace.store import load_trace, save_trace
 from triosim_files import (
     NODE,

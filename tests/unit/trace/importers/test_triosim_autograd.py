@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from trioflow.trace.importers.triosim_autograd import (
+from trioflow.trace.importers.triosim import (
     count_node_flop,
     differentiated,
     is_node,

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import yaml
 from trioflow.base.errors import InputError
-from trioflow.trace.language.configuration import Fields
 from trioflow.trace.language.megatron import (
     ASSUMED,
     FOLLOWED,
@@ -18,6 +17,7 @@ from trioflow.trace.language.megatron import (
     parse_arguments,
     read_megatron,
 )
+from trioflow.trace.language.sizes import Fields
 
 SIZES = (
     "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --vocab-size 99"

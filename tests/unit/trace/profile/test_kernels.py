@@ -9,8 +9,7 @@ from trioflow.costmodel.features import class_of_name
 from trioflow.trace.profile.events import Event, busy_ns, charge_kernels, span_ns
 from trioflow.trace.profile.kineto import read_profile
 from trioflow.trace.profile.observe import observe_step
-from trioflow.trace.profile.steps import find_spans
-from trioflow.trace.profile.timing import times_of_step
+from trioflow.trace.profile.steps import find_spans, times_of_step
 
 
 def kernel(start, end):

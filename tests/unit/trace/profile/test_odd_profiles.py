@@ -7,13 +7,13 @@ import json
 import pytest
 from profiled_events import event, load
 from trioflow.base.errors import TraceError
-from trioflow.cli.inspect import describe_trace
+from trioflow.cli.answer import describe_trace
 from trioflow.trace.importers.kineto import import_kineto
 from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.profile import execution_trace as link
 from trioflow.trace.profile.events import Event, charge_apart, is_communication
 from trioflow.trace.profile.observe import observe_step
-from trioflow.trace.profile.timing import times_of_step
+from trioflow.trace.profile.steps import times_of_step
 
 SAID = ImportOptions(gpu="chip", batch=8, precision="fp32")
 STEP = event("trioflow: step", "user_annotation", 0, 100)

@@ -9,8 +9,7 @@ import json
 import pytest
 from trioflow.base.errors import TraceError
 from trioflow.trace.profile import json_stream, kineto
-from trioflow.trace.profile.columns import CODES, NUMBERS
-from trioflow.trace.profile.kineto import read_profile
+from trioflow.trace.profile.kineto import CODES, NUMBERS, read_profile
 
 EVENT = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 2, "ts": 4743411230850.499,
          "dur": 1.25, "args": {"External id": 7, "Record function id": 3, "Input Dims": [[4, 4], [4, 4]],

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from trioflow.trace.profile.timing import EVENT_NS, StepTimes
+from trioflow.trace.profile.steps import EVENT_NS, StepTimes
 
 
 def step(device, host, tail, events, host_events):

@@ -29,8 +29,8 @@ from trioflow.base.yaml_files import parse_yaml
 from trioflow.parallel.plan import make_plan
 from trioflow.prediction.assembly import build_graph, time_operators
 from trioflow.prediction.options import Options
-from trioflow.trace.language.configuration import Configuration
 from trioflow.trace.language.read import read_configuration, trace_of
+from trioflow.trace.language.sizes import Configuration
 
 DATASET = "megatron/peaks"
 FOLDER = "NVIDIA+Megatron-LM/tests/functional_tests/test_cases"

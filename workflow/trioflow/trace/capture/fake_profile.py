@@ -37,8 +37,8 @@ from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile, re
 from torch.utils._pytree import tree_leaves
 
 from trioflow.trace.capture.workload import module_annotations, note_parameters
-from trioflow.trace.profile.columns import ABSENT
 from trioflow.trace.profile.events import STEP
+from trioflow.trace.profile.kineto import ABSENT
 
 _DEVICE = torch.ops.prim.device.default
 _HAND_OVER = "PythonDispatchMode"

@@ -15,26 +15,32 @@ from trioflow.hardware.device_sheet import is_processor, list_devices, load_devi
 from trioflow.trace.assemble import ObservedOperator, assemble_trace
 from trioflow.trace.consistency import check_trace
 from trioflow.trace.importers.options import ImportOptions
-from trioflow.trace.profile.agreement import count_rounds, list_doubts
-from trioflow.trace.profile.columns import ABSENT, Profile
 from trioflow.trace.profile.events import DEVICE, LAUNCHES, Event, busy_ns, check_types
 from trioflow.trace.profile.execution_trace import Links, Node, link_nodes, read_nodes
-from trioflow.trace.profile.kineto import read_profile
+from trioflow.trace.profile.kineto import ABSENT, Profile, read_profile
 from trioflow.trace.profile.merge import set_times
 from trioflow.trace.profile.messages import describe_program, list_buckets
-from trioflow.trace.profile.observe import Observation, coverage_of, observe_step
+from trioflow.trace.profile.observe import (
+    Observation,
+    count_rounds,
+    coverage_of,
+    list_doubts,
+    observe_step,
+)
 from trioflow.trace.profile.profiler_fields import kineto_words, precision_of, vendors
 from trioflow.trace.profile.steps import (
     BY_OPTIMIZER,
     WHOLE,
     Span,
     Step,
+    StepTimes,
     count_graphs,
     find_period_ns,
     find_spans,
     load_step,
+    median_times,
+    times_of_step,
 )
-from trioflow.trace.profile.timing import StepTimes, median_times, times_of_step
 from trioflow.trace.store import Trace
 
 _UNSAID = "unknown"

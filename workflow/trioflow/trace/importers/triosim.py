@@ -2,30 +2,32 @@
 
 An operator's time is the union of its kernels' intervals: the other column counts gaps in which the
 device waits.
+
+What a TrioSim trace does not spell out: parameters, who differentiates whom, what nodes work on.
+
+Some sources keep a whole node of the backward pass as one operator, named
+after the node: ``autograd::engine::evaluate_function: ConvolutionBackward0``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from trioflow.base.errors import TraceError
 from trioflow.base.provenance import stamp
 from trioflow.base.settings import PRECISIONS
+from trioflow.base.shipped import read_own_table
 from trioflow.base.units import ns_to_s, us_to_ns
 from trioflow.hardware.device_sheet import is_processor
 from trioflow.trace.assemble import ObservedOperator, assemble_trace
 from trioflow.trace.consistency import check_trace
-from trioflow.trace.flops import count_flop
+from trioflow.trace.flops import FORMULAS, Shape, count_flop
 from trioflow.trace.importers.options import ImportOptions, Reader
-from trioflow.trace.importers.triosim_autograd import (
-    NodeTensors,
-    count_node_flop,
-    find_arguments,
-    find_parameters,
-    join_forward,
-)
 from trioflow.trace.importers.triosim_tables import (
     TENSOR_FILE,
     TRACE_FILE,
@@ -36,6 +38,262 @@ from trioflow.trace.importers.triosim_tables import (
 )
 from trioflow.trace.store import Trace
 from trioflow.trace.tensors import MadeInside, TensorRef
+
+_PARAMETER_TYPES = ("weight", "bias")
+"""Beginnings of a parameter's type; only needed where no optimizer says."""
+
+# Lists that an operator over lists may take, the likelier first; others take one or two.
+_LISTS = {"lerp": (2, 3), "addcmul": (3, 4), "addcdiv": (3, 4), "fused_adam": (5, 6)}
+_FUSED_WRITTEN = frozenset({0, 2, 3, 4})
+"""Arguments that a fused Adam writes: parameters and states, not gradients."""
+
+
+def find_arguments(
+    name: str, shapes: Sequence[tuple[int, ...]]
+) -> tuple[list[int], frozenset[int]]:
+    """Return the argument of each input, and those that the operator writes in place.
+
+    The source joins an operator's lists (a tensor a parameter) into one. Lists over the same
+    parameters repeat their shapes; where they cannot (step counts) the lengths decide.
+    """
+    base = name.rpartition("::")[2].strip("_")
+    written = frozenset([0] if name.endswith("_") and not name.endswith("__") else [])
+    if not base.startswith(("foreach_", "fused_")):
+        return list(range(len(shapes))), written
+    fused = base.startswith("fused_")
+    kind = base.rstrip("w") if fused else base.removeprefix("foreach_")
+    for lists in _LISTS.get(kind, (2,)):
+        length, rest = divmod(len(shapes), lists)
+        if length and not rest and all(
+            shapes[k * length : (k + 1) * length] == shapes[:length]
+            for k in range(1, 2 if fused else lists)
+        ):  # fmt: skip
+            return [place // length for place in range(len(shapes))], (
+                _FUSED_WRITTEN if fused else written
+            )
+    return [0] * len(shapes), written
+
+
+def find_parameters(rows: Sequence[OperatorRow]) -> set[int]:
+    """Return the storages that forward reads, the optimizer writes and no operator returns.
+
+    Without an optimizer, those of them that the source calls weight or bias.
+    """
+    read, made, named, updated = set(), set(), set(), set()
+    for one in rows:
+        owned = {t.storage for t in one.inputs if t.defined}
+        made |= {t.storage for t in one.outputs} - owned
+        if one.stage == "forward":
+            read |= owned
+            named |= {
+                t.storage for t in one.inputs if t.defined and t.type.startswith(_PARAMETER_TYPES)
+            }
+        elif one.stage == "optimizer":
+            arguments, written = find_arguments(one.name, [t.shape for t in one.inputs])
+            updated |= {
+                t.storage for t, place in zip(one.inputs, arguments, strict=True) if place in written
+            }  # fmt: skip
+    chosen = updated if any(one.stage == "optimizer" for one in rows) else named
+    return (chosen & read) - made
+
+
+def join_forward(rows: Sequence[OperatorRow], parameters: set[int]) -> list[int | None]:
+    """Return for each operator of the backward pass the forward operator that it differentiates.
+
+    A shared parameter decides, then shared tensors, then shared memory, each among the operators
+    that leave such a node; equal ones are taken from the last to the first, as backward runs.
+    """
+    forward = [place for place, one in enumerate(rows) if one.stage == "forward"]
+    touched = {
+        place: (
+            {t.storage for t in rows[place].inputs} & parameters,
+            {t.id for t in _tensors(rows[place]) if t.defined},
+            {t.storage for t in _tensors(rows[place]) if t.defined},
+        )
+        for place in forward
+    }
+    joined: list[int | None] = []
+    taken: set[tuple[int, str]] = set()
+    returned: set[int] = set()
+    for one in rows:
+        if one.stage != "backward":
+            joined.append(None)
+            continue
+        base = differentiated(one.name)
+        saved = [t for t in one.inputs if t.defined and t.id not in returned]
+        ids, storages = {t.id for t in saved}, {t.storage for t in saved}
+        scores = {
+            place: (
+                len(storages & weights), len(ids & known), len(storages & memory), place,
+            )
+            for place, (weights, known, memory) in touched.items()
+            if (leaves_node(rows[place].name, base) or storages & weights)
+            and (place, base) not in taken
+        }  # fmt: skip
+        if not is_node(one.name):  # a lone operator occurs anywhere: its name alone says nothing
+            scores = {place: score for place, score in scores.items() if any(score[:3])}
+        best = max(scores, key=lambda place: scores[place], default=None)
+        if best is not None and is_node(one.name):
+            taken.add((best, base))
+        joined.append(best)
+        owned = {t.storage for t in one.inputs}
+        returned |= {t.id for t in one.outputs if t.storage not in owned}
+    return joined
+
+
+def _tensors(one: OperatorRow) -> Iterator[TensorRow]:
+    yield from one.inputs
+    yield from one.outputs
+
+
+class NodeTensors:
+    """Completes nodes of the backward pass that the source shows in part, by their first operator's tensors.
+
+    A node returns the gradients of the forward inputs that need one, taken from what comes next
+    where it shows them; a product's reads the gradient of the result and the factors.
+    """
+
+    def __init__(self, rows: Sequence[OperatorRow], parameters: set[int]) -> None:
+        self.rows, self.parameters = rows, parameters
+        self.made_forward = {
+            t.storage for one in rows if one.stage == "forward" for t in one.outputs
+        }
+        self.forward = {t.storage for one in rows if one.stage == "forward" for t in _tensors(one)}
+        self.completed = 0
+        self._invented = 0
+
+    def wants_gradient(self, tensor: TensorRow) -> bool:
+        """Return whether a forward operator's input has a gradient."""
+        known = tensor.storage in self.parameters or tensor.storage in self.made_forward
+        return tensor.defined and known
+
+    def complete(self, joined: Sequence[int | None]) -> None:
+        """Write the tensors of these nodes into their rows."""
+        seen: set[int] = set()
+        gradients: list[TensorRow] = []
+        for place, one in enumerate(self.rows):
+            seen |= {t.id for t in _tensors(one)}
+            target = joined[place]
+            if one.stage == "backward" and target is not None and self._shows_a_view(one, target):
+                following = self.rows[place + 1].inputs if place + 1 < len(self.rows) else []
+                fresh = [t for t in (*one.after, *following) if t.id not in seen]
+                self._complete(one, self.rows[target], gradients, fresh)
+                self.completed += 1
+            if one.stage == "backward":
+                gradients += [t for t in one.outputs if t.defined]
+            seen |= {t.id for t in (*_tensors(one), *one.after)}
+
+    def _shows_a_view(self, one: OperatorRow, target: int) -> bool:
+        """Return whether a node shows nothing but views of its inputs."""
+        owned = {t.storage for t in one.inputs}
+        return (
+            is_node(one.name)
+            and bool(one.outputs and self.rows[target].outputs)
+            and all(t.storage in owned for t in one.outputs)
+        )
+
+    def _complete(
+        self,
+        one: OperatorRow,
+        forward: OperatorRow,
+        gradients: list[TensorRow],
+        fresh: list[TensorRow],
+    ) -> None:
+        result = forward.outputs[0]
+        own = {t.storage for t in one.inputs}
+        shapes = ([t.shape for t in forward.inputs], [t.shape for t in forward.outputs])
+        if count_flop(forward.name, *shapes):
+            arrived = [t for t in gradients if t.elements == result.elements]
+            factors = [t for t in forward.inputs if t.defined and len(t.shape) > 1]
+            one.inputs = [arrived[-1] if arrived else self._invent(result), *factors]
+        one.outputs = []
+        for tensor in forward.inputs:
+            if not self.wants_gradient(tensor):
+                continue
+            taken = own | {t.storage for t in one.outputs}
+            fitting = [
+                t for t in fresh if t.elements == tensor.elements and t.storage not in taken
+                and t.elem_bytes == tensor.elem_bytes
+            ]  # fmt: skip
+            found = self._choose(fitting, tensor.shape) or self._invent(tensor)
+            one.outputs.append(replace(found, shape=tensor.shape, type="output"))
+
+    def _choose(self, fitting: list[TensorRow], shape: tuple[int, ...]) -> TensorRow | None:
+        """Return the likeliest gradient: new memory (forward's may be read again), of that shape."""
+        ranks = [(t.storage in self.forward, t.shape != shape) for t in fitting]
+        return fitting[ranks.index(min(ranks))] if fitting else None
+
+    def _invent(self, like: TensorRow) -> TensorRow:
+        """Return a tensor that the source does not show."""
+        self._invented += 1
+        return replace(like, id=-self._invented, storage=-self._invented, type="grad_output")
+
+
+_NODE = re.compile(r"(?:.*[:\s])?([A-Za-z_]\w*?)Backward\d*")
+_WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+
+
+def _plain(name: str) -> str:
+    """Return a name without underscores and capitals, so that spellings compare."""
+    return name.replace("_", "").lower()
+
+
+def _read_leaves() -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for row in read_own_table("trace/importers/triosim"):
+        for operator in row["operators"].split():
+            found.setdefault(_plain(operator), []).extend(map(_plain, row["leaves"].split()))
+    return found
+
+
+_LEAVES = _read_leaves()
+
+
+def is_node(name: str) -> bool:
+    """Return whether an operator is a whole node of autograd's graph."""
+    return name.startswith("autograd::engine::evaluate_function: ")
+
+
+def differentiated(name: str) -> str:
+    """Return, without namespace, what a node (``...: MaxPool2DWithIndicesBackward0``) or backward operator differentiates."""
+    found = _NODE.fullmatch(name)
+    if found is None:
+        return name.rpartition("::")[2].strip("_").split("_backward")[0]
+    words = _WORDS.split(re.sub(r"(\d)D", r"\1d", found[1]))
+    return "_".join(words).lower()
+
+
+@cache
+def leaves_node(forward: str, base: str) -> bool:
+    """Return whether a forward operator (``aten::cross_entropy_loss``) leaves a node of `base` (``nll_loss``)."""
+    own, wanted = _plain(forward.rpartition("::")[2].partition(".")[0]), _plain(base)
+    return own == wanted or any(
+        wanted.startswith(node[:-1]) if node.endswith("*") else wanted == node
+        for node in _LEAVES.get(own, [])
+    )
+
+
+def count_node_flop(
+    name: str,
+    inputs: Sequence[Shape],
+    outputs: Sequence[Shape],
+    forward_flop: int | None,
+    wanted: int,
+) -> int | None:
+    """Return the operations of a node of the backward pass, or None where no formula applies.
+
+    A gradient that nobody wants has no elements; ``wanted``: factors whose gradient is wanted, each
+    a product as large as the forward one (``forward_flop``), which also stands in where the tensors
+    do not fit.
+    """
+    if not is_node(name):
+        return None
+    base = differentiated(name)
+    for operator in (f"aten::{base}_backward", f"aten::_{base}_backward"):
+        if operator in FORMULAS and (counted := count_flop(operator, inputs, outputs)) is not None:
+            return counted
+    return wanted * forward_flop if forward_flop else None
+
 
 _HALF = {"bf16": "c10::BFloat16", "fp16": "c10::Half"}
 _DTYPES = {0: "undefined", 1: "bool", 2: "c10::Half", 4: "float", 8: "long int", 16: "c10::complex<double>"}  # fmt: skip

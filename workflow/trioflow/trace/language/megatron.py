@@ -16,8 +16,16 @@ from typing import Any
 from trioflow.base.errors import InputError
 from trioflow.base.precision_recipes import choose_recipe
 from trioflow.base.shipped import read_own_table
-from trioflow.trace.language.configuration import Configuration, Fields
-from trioflow.trace.language.sizes import CUDNN, FLASH, FUSED, LAYERS, LanguageModel, LanguageStep
+from trioflow.trace.language.sizes import (
+    CUDNN,
+    FLASH,
+    FUSED,
+    LAYERS,
+    Configuration,
+    Fields,
+    LanguageModel,
+    LanguageStep,
+)
 
 _GPT2_WORDS = 50257
 """Words of the tokenizer that Megatron-LM reads from ``--vocab-file`` and ``--merge-file``."""

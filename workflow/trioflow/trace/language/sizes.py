@@ -1,9 +1,13 @@
-"""A decoder-only language model by its sizes: what decides the work of a training step, and nothing else."""
+"""A decoder-only language model by its sizes: what decides the work of a training step, and nothing else.
+
+What a configuration file says: the model, and where it says so how it is trained.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
+from itertools import accumulate
 from typing import Any
 
 from trioflow.base.errors import InputError
@@ -18,6 +22,121 @@ from trioflow.base.precision_recipes import (
 )
 from trioflow.base.settings import OPTIMIZERS
 from trioflow.trace.facts import Facts
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A model, and what else its configuration settles.
+
+    ``step``: what is said of a ``LanguageStep``; ``degrees``: of a plan's columns, the data degree
+    left out; ``accumulate``: micro-batches, where the file counts them instead of ``global_batch``;
+    ``stages``: blocks of each as the framework cuts them, empty to be balanced; ``notes``: what
+    changes work and is not followed.
+    """
+
+    model: LanguageModel
+    step: Mapping[str, Any] = field(default_factory=dict)
+    degrees: Mapping[str, Any] = field(default_factory=dict)
+    global_batch: int | None = None
+    accumulate: int | None = None
+    stages: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def name_stages(self) -> list[list[str]] | None:
+        """Return the units of each pipeline stage, embedding first, head last; None where trioflow is to balance them."""
+        if not self.stages:
+            return None
+        ends = list(accumulate(self.stages))
+        named = [
+            [f"{BLOCKS}.{i}" for i in range(end - size, end)]
+            for size, end in zip(self.stages, ends, strict=True)
+        ]
+        named[0].insert(0, EMBEDDING)
+        named[-1].append(HEAD)
+        return named
+
+
+class Fields:
+    """The fields of a configuration as a reader takes them; what nobody took is left. ``file``: for messages."""
+
+    def __init__(self, content: Mapping[str, Any], file: str) -> None:
+        self.content, self.file = dict(content), file
+        self.taken: set[str] = set()
+
+    def take(self, name: str, default: Any = None) -> Any:
+        """Return a field's value; the default where it is missing or null."""
+        self.taken.add(name)
+        value = self.content.get(name)
+        return default if value is None else value
+
+    def size(self, name: str, default: int | None = None) -> int:
+        """Return a positive whole number; InputError where it is none, or missing without a default."""
+        value = self.take(name, default)
+        if value is None:
+            raise InputError(f"{name} is missing", file=self.file, fix=f"add {name} to it")
+        if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 19:
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 10**15:
+            raise InputError(
+                f"{value!r:.40} is not a whole number from 1 on", file=self.file, place=name
+            )
+        return int(value)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """Return a yes or no; a bare flag of a command line is a yes."""
+        value = self.take(name, default)
+        if isinstance(value, str):
+            value = {"true": True, "false": False, "": True}.get(value.lower(), value)
+        if not isinstance(value, bool):
+            raise InputError(f"{value!r:.40} is neither true nor false", file=self.file, place=name)
+        return value
+
+    def share(self, name: str, default: float) -> float:
+        """Return a number from 0 to below 1."""
+        value = self.take(name, default)
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = -1.0
+        if not 0.0 <= number < 1.0:
+            raise InputError(
+                f"{value!r:.40} is not a number from 0 to below 1", file=self.file, place=name
+            )
+        return number
+
+    def word(self, name: str, words: Mapping[str, str], default: str) -> str:
+        """Return what a word stands for; InputError where it is not known."""
+        value = str(self.take(name, default))
+        if value not in words:
+            raise InputError(
+                f"{value!r:.40} is not known here", file=self.file, place=name,
+                fix=f"use one of {', '.join(words)}",
+            )  # fmt: skip
+        return words[value]
+
+    def refuse(self, names: tuple[str, ...], why: str) -> None:
+        """Refuse fields that change the network into one that is not built: InputError above 1, or for a word."""
+        for name in names:
+            value = self.take(name)
+            if value is True or value not in (None, False, 0, 1, "0", "1", "false", "", []):
+                raise InputError(f"{name} {value!r:.40}: {why}", file=self.file, place=name)
+
+    def list_unknown(self, harmless: frozenset[str]) -> list[str]:
+        """Return the fields that nobody took and that are not known to leave the work alone."""
+        return [
+            name for name, value in self.content.items()
+            if name not in self.taken and name not in harmless and value not in (None, False)
+        ]  # fmt: skip
+
+
+def note_unknown(names: list[str]) -> list[str]:
+    """Return the sentence about fields that are not followed; nothing where there are none."""
+    if not names:
+        return []
+    return [
+        f"the configuration's {', '.join(sorted(names))} may change the work and are not followed"
+    ]
+
 
 _NORMS = ("rms", "layer", "layer-no-bias")
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "squared_relu")
@@ -201,16 +320,16 @@ class LanguageModel:
         Raises InputError when one is not positive, a word is unknown, or heads do not divide.
         """
         words = {"norm": _NORMS, "activation": ACTIVATIONS, "positions": POSITIONS}
-        for field in fields(self):
-            value: Any = getattr(self, field.name)
-            if field.name in words and value not in words[field.name]:
+        for cell in fields(self):
+            value: Any = getattr(self, cell.name)
+            if cell.name in words and value not in words[cell.name]:
                 raise InputError(
-                    f"{field.name} {value!r} is not one of {', '.join(words[field.name])}",
+                    f"{cell.name} {value!r} is not one of {', '.join(words[cell.name])}",
                     file=place,
                 )
-            least = 0 if field.name in _OPTIONAL else 1
-            if field.type == "int" and value < least:
-                raise InputError(f"{field.name} {value} is below {least}", file=place)
+            least = 0 if cell.name in _OPTIONAL else 1
+            if cell.type == "int" and value < least:
+                raise InputError(f"{cell.name} {value} is below {least}", file=place)
         if self.heads % self.kv_heads:
             raise InputError(
                 f"{self.kv_heads} heads of keys and values do not divide {self.heads} heads",
@@ -249,7 +368,7 @@ def read_language_model(facts: Facts) -> tuple[LanguageModel, int] | None:
     described = facts.language_model
     if not described:
         return None
-    names = [field.name for field in fields(LanguageModel)]
+    names = [cell.name for cell in fields(LanguageModel)]
     return LanguageModel(**{name: described[name] for name in names if name in described}), int(
         described["sequence"]
     )

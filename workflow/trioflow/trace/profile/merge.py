@@ -18,13 +18,19 @@ from trioflow.base.units import ns_to_s
 from trioflow.trace.assemble import ObservedOperator, assemble_trace
 from trioflow.trace.consistency import check_trace
 from trioflow.trace.facts import check_facts
-from trioflow.trace.profile.agreement import list_doubts
 from trioflow.trace.profile.events import RAW_FILES, STEP
 from trioflow.trace.profile.execution_trace import link_nodes, read_nodes
 from trioflow.trace.profile.kineto import read_profile
-from trioflow.trace.profile.observe import coverage_of, observe_step
-from trioflow.trace.profile.steps import Step, find_spans, load_step
-from trioflow.trace.profile.timing import StepTimes, measure_repeats, median_times, times_of_step
+from trioflow.trace.profile.observe import coverage_of, list_doubts, observe_step
+from trioflow.trace.profile.steps import (
+    Step,
+    StepTimes,
+    find_spans,
+    load_step,
+    measure_repeats,
+    median_times,
+    times_of_step,
+)
 from trioflow.trace.store import Trace, save_trace
 
 
