@@ -118,7 +118,7 @@ def main() -> None:
             "cpu", (job["ranks"] // expert, expert), mesh_dim_names=("replica", "expert")
         )
         network = LanguageNetwork(
-            LanguageModel(**job["model"]), job["sequence"], Kernels("flash", False)
+            LanguageModel(**job["model"]), job["sequence"], Kernels("flash", "eager", "eager")
         )
         for parameter in network.parameters():
             torch.nn.init.normal_(parameter, std=0.02)

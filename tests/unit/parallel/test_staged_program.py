@@ -271,8 +271,8 @@ def test_a_trace_without_tensors_cannot_be_split(transformer_trace):
         operators[column] = [[] for _ in range(len(operators))]
     blind = replace(transformer_trace, operators=operators)
     plan = make_plan(pipeline=2, schedule="zero-bubble", micro_batches=2)
-    with pytest.raises(PlanError, match="what the backward of stage 1 hands to the stage before"):
-        extrapolate(blind, plan, MODEL)
+    with pytest.raises(PlanError, match="pipeline cannot be predicted"):
+        extrapolate(blind, plan, MODEL, batch=2 * BATCH)
 
 
 def test_all_reduces_of_inputs_stay_with_i(transformer_trace):
@@ -363,7 +363,7 @@ def test_memory_follows_the_schedule(transformer_trace):
     # All in flight, the whole batch; what passes in backward is a micro-batch's.
     assert peak("gpipe", 2, 8) < peak("gpipe", 2, 2) < 1.2 * peak("gpipe", 2, 8)
     assert peak("1f1b", 2, 8) < peak("1f1b", 2, 4) < peak("gpipe", 2, 8)
-    assert peak("gpipe-recompute", 2, 8) < peak("1f1b", 2, 8)
+    assert peak("gpipe-recompute", 2, 8) < peak("gpipe", 2, 8)
     # Without a recomputation they differ by buffers and returned outputs, which the old Pipe has not.
     assert 0.8 * peak("gpipe", 2, 1) < peak("gpipe-recompute", 2, 1) < peak("gpipe", 2, 1)
     # What a recomputation keeps instead: the stage's input of every other micro-batch.

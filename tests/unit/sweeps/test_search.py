@@ -165,7 +165,7 @@ def test_plans_that_do_not_fit_are_dropped_with_the_reason(
     assert len(found.dropped) == 2
     for entry in found.dropped:
         assert entry["needed_bytes"] > room and "of " in entry["reason"] and entry["plan_text"]
-    nothing = search_plans(workshop, TRACE, str(small_machine(tmp_path, 1e6)), 4, 64, plans=plans)
+    nothing = search_plans(workshop, TRACE, str(small_machine(tmp_path, 2e8)), 4, 64, plans=plans)
     assert nothing.ranking == [] and len(nothing.dropped) == 3
 
 

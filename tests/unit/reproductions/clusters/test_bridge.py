@@ -92,8 +92,8 @@ def test_a_plan_has_the_degrees_that_its_row_says():
         plan_rate(replace(SPLIT, model=name), 2, 64).tensor_overlap
         for name in ("LLAMA3_70B", "Qwen3_235B_a22B (tokendrop)", "Unheard_Of")
     ]
-    assert overlaps == ["products", "backward", "none"]
-    assert plan_rate(SHARDED, 8, 16).tensor_overlap == "none"  # tensors are not cut
+    assert overlaps == ["products", "backward", "auto"]
+    assert plan_rate(SHARDED, 8, 16).tensor_overlap == "auto"  # tensors are not cut
     experts = plan_rate(replace(SPLIT, expert=4), 2, 64)
     assert (experts.expert, experts.expert_cut, experts.replicas_of(True)) == (4, 1, 1)
     handed_on = plan_rate(replace(SPLIT, model="DeepSeekV3 (dropless)", expert=4), 2, 64)
