@@ -7,15 +7,20 @@ import pickle
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import trioflow
 from trioflow import find_largest, make_plan, named_plan, predict, search
 from trioflow.base.provenance import PACKAGE
+from trioflow.network.message_planner import Chunks
 
 TRACE, PLATFORM = "gpt2-tiny-b8", "cpu2-gloo"
 LANGUAGE = ("llama-3.2-1b", "dgx-h100")
+
+
+DEEP = Path(__file__).parent / "trace/language/million_layers.json"
 
 
 def plan() -> trioflow.Plan:
@@ -56,6 +61,10 @@ REFUSED = {
     "sequence as text": lambda: predict(LANGUAGE[0], plan(), LANGUAGE[1], sequence="5"),
     "cuda_graphs as text": lambda: predict(LANGUAGE[0], plan(), LANGUAGE[1], sequence=512, cuda_graphs="no"),
     "price": lambda: search(TRACE, 2, PLATFORM, price_per_gpu_hour=float("nan")),
+    "a million layers": lambda: predict(
+        str(DEEP), plan(), LANGUAGE[1], sequence=128
+    ),
+    "chunks of a byte": lambda: predict("gpt2-b8", plan(), "dgx-h100", algorithms="ring", chunks=Chunks(1, 1.0)),
     "power": lambda: search(TRACE, 2, PLATFORM, power_w=-1.0),
 }  # fmt: skip
 

@@ -271,6 +271,8 @@ class Chunks(NamedTuple):
     largest_bytes: float = math.inf
 
 
+_MOST_CHUNKS = 1 << 16
+"""Pieces of one message; NCCL's own are 128 KiB or more."""
 WHOLE = Chunks()
 """Messages in one piece."""
 
@@ -390,6 +392,12 @@ class MessagePlanner:
         block_bytes = message_bytes / pattern.pieces
         if block_bytes > self._chunks.largest_bytes:
             chunks = pattern.chunks * math.ceil(block_bytes / self._chunks.largest_bytes)
+            if chunks > _MOST_CHUNKS:
+                raise InputError(
+                    f"{collective} of {message_bytes:,.0f} bytes in {chunks:,} chunks of"
+                    f" {self._chunks.largest_bytes:g} bytes",
+                    fix=f"give chunks of at least {math.ceil(block_bytes / _MOST_CHUNKS):,} bytes",
+                )
             pattern = self._find_pattern(collective, name, count, within, switches, chunks)
         if (pattern, group) not in self._shapes:
             nodes = [name_rank_node(rank) for rank in group]

@@ -149,6 +149,10 @@ _OPTIONAL = (
 )  # fmt: skip
 
 
+_MOST_LAYERS = 512
+"""Four times those of the deepest models that are trained."""
+
+
 @dataclass(frozen=True)
 class LanguageModel:
     """A decoder-only transformer, dense or with experts in all blocks but the first ones.
@@ -330,6 +334,10 @@ class LanguageModel:
             least = 0 if cell.name in _OPTIONAL else 1
             if cell.type == "int" and value < least:
                 raise InputError(f"{cell.name} {value} is below {least}", file=place)
+        if self.layers > _MOST_LAYERS:
+            raise InputError(
+                f"{self.layers:,} layers", file=place, fix=f"give {_MOST_LAYERS:,} layers or fewer"
+            )
         if self.heads % self.kv_heads:
             raise InputError(
                 f"{self.kv_heads} heads of keys and values do not divide {self.heads} heads",
