@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 
 from trioflow.hardware.machine import Device, Platform
-from trioflow.hardware.topologies.registry import BUILDERS
+from trioflow.hardware.platform import BUILDERS
 from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
 
 

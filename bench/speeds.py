@@ -10,7 +10,7 @@ import pandas as pd
 from trioflow.base.errors import InputError, TableError
 from trioflow.base.provenance import atomic_path
 from trioflow.report.pages import NOTHING, write_markdown, write_time
-from trioflow.reproductions.readme import Result
+from trioflow.reproductions.intervals import Result
 
 COLUMNS = ("what", "value", "unit", "aim", "detail", "peer", "peer_time", "ratio", "headline")
 _NUMBERS = ("value", "aim", "ratio")

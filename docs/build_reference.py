@@ -18,8 +18,7 @@ import trioflow
 from trioflow import tables
 from trioflow.base import experiments
 from trioflow.engine.simulate import SimulationOptions
-from trioflow.sweeps.description import sweep_schema
-from trioflow.sweeps.parameters import PARAMETERS
+from trioflow.sweeps.description import PARAMETERS, sweep_schema
 
 ROOT = Path(__file__).resolve().parents[1]
 SCHEMAS = Path("workflow/schemas")

@@ -26,22 +26,12 @@ from trioflow.costmodel.steps import (
     write_residuals,
 )
 from trioflow.hardware.platform import load_platform, save_platform
-from trioflow.reproductions.clusters.aims import describe_causes, judge_aims
 from trioflow.reproductions.clusters.beyond import fit_node_residuals
+from trioflow.reproductions.clusters.page import describe_causes, judge_aims
 from trioflow.reproductions.clusters.scores import mark_crowded
 from trioflow.reproductions.drift.judge import JOBS_FOLDER, fit_jobs
 from trioflow.reproductions.intervals import (
     Lister,
-    list_clusters,
-    list_errors,
-    list_published,
-    list_rates,
-    list_validation,
-    publish_intervals,
-    record_intervals,
-)
-from trioflow.reproductions.published.judge import ANCHORS, list_residuals, way_of_plan
-from trioflow.reproductions.readme import (
     Result,
     describe_bridge,
     describe_clusters,
@@ -49,10 +39,18 @@ from trioflow.reproductions.readme import (
     describe_jobs,
     describe_published,
     describe_validation,
+    list_clusters,
+    list_errors,
+    list_published,
+    list_rates,
+    list_validation,
     publish,
+    publish_intervals,
     publish_spreads,
+    record_intervals,
     record_run,
 )
+from trioflow.reproductions.published.judge import ANCHORS, list_residuals, way_of_plan
 from trioflow.reproductions.tables import (
     CLUSTER_MEMORY,
     CLUSTER_RATES,

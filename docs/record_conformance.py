@@ -37,7 +37,7 @@ class Recorder:
 def main() -> int:
     """Write the table; return the status of the tests."""
     import torch
-    from trioflow.report.conformance import write_conformance
+    from trioflow.report.build import write_conformance
 
     os.environ["TRIOFLOW_RECORD_CONFORMANCE"] = "1"
     recorder = Recorder()

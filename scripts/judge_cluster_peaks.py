@@ -2,7 +2,7 @@
 
 from trioflow.base.job_log import log_job
 from trioflow.base.provenance import stamp
-from trioflow.reproductions.clusters.megatron import judge_peaks, read_cases
+from trioflow.reproductions.clusters.bridge import judge_peaks, read_cases
 from trioflow.reproductions.tables import CLUSTER_PEAKS
 from trioflow.tables import write_table
 

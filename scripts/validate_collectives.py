@@ -4,7 +4,7 @@ from pathlib import Path
 
 from trioflow.base.job_log import log_job
 from trioflow.base.provenance import stamp
-from trioflow.reproductions.validation.collectives import validate_collectives
+from trioflow.reproductions.validation.operators import validate_collectives
 from trioflow.tables import write_table
 
 with log_job(snakemake.log[0]):

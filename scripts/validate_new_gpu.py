@@ -4,7 +4,7 @@ from pathlib import Path
 
 from trioflow.base.job_log import log_job
 from trioflow.base.provenance import stamp
-from trioflow.costmodel.new_gpu.public_pairs import PublicPairs
+from trioflow.costmodel.new_gpu.fit import PublicPairs
 from trioflow.reproductions.validation.new_gpu import validate_new_gpu
 from trioflow.tables import write_table
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from trioflow.parallel.plan import describe_plan
-from trioflow.report.conformance import KEY, read_conformance, sum_up_comparisons
+from trioflow.report.build import KEY, read_conformance, sum_up_comparisons
 
 RECORDING = "TRIOFLOW_RECORD_CONFORMANCE"
 """Set by ``docs/record_conformance.py``, which writes the table."""

@@ -24,7 +24,7 @@ from trioflow.base.errors import TrioflowError
 from trioflow.hardware.platform import load_platform
 from trioflow.prediction.assembly import predict, time_operators
 from trioflow.prediction.options import Options
-from trioflow.reproductions.clusters.megatron import CONFIG, DEVICES, GPUS, plan_case
+from trioflow.reproductions.clusters.bridge import CONFIG, DEVICES, GPUS, plan_case
 from trioflow.trace.language.read import trace_of
 
 STEP = "iteration-time"

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trioflow.hardware.topologies.switches import build_switch
+from trioflow.hardware.topologies.nodes import build_switch
 from trioflow.network.circuit import CircuitNetwork, CircuitSettings
 from trioflow.network.interface import NEVER_S, Flow, Network
 from trioflow.network.networks import ContentionFreeNetwork

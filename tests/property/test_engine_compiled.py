@@ -31,7 +31,7 @@ from trioflow.engine.timeline import (
     subtract_lanes,
 )
 from trioflow.hardware.machine import Device, Link, Platform, is_rank_node
-from trioflow.hardware.topologies.registry import BUILDERS
+from trioflow.hardware.platform import BUILDERS
 from trioflow.network.algorithms.catalogue import SUPPORTED
 from trioflow.network.collectives import CollectivePlanner
 from trioflow.network.message_planner import MessagePlanner

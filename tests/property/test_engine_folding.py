@@ -17,8 +17,8 @@ from trioflow.engine.folding.fold import find_fold
 from trioflow.engine.folding.traffic import CannotFoldError
 from trioflow.engine.simulate import simulate
 from trioflow.hardware.machine import Device, Link, Platform
+from trioflow.hardware.platform import BUILDERS
 from trioflow.hardware.topologies.nodes import build_rail_optimised
-from trioflow.hardware.topologies.registry import BUILDERS
 from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "gather")

@@ -17,7 +17,7 @@ from trioflow.engine.simulate import simulate
 from trioflow.engine.timeline import build_critical_path
 from trioflow.export.step_files import write_perfetto
 from trioflow.hardware.machine import Device, Platform
-from trioflow.hardware.topologies.registry import BUILDERS
+from trioflow.hardware.platform import BUILDERS
 from trioflow.network.collectives import CollectivePlanner
 from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
 

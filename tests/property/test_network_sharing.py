@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 from trioflow.hardware.machine import Link, is_rank_node
+from trioflow.hardware.platform import BUILDERS
 from trioflow.hardware.topologies.nodes import build_rail_optimised
-from trioflow.hardware.topologies.registry import BUILDERS
 from trioflow.network.fair_share import FairShareNetwork, compute_max_min_rates, find_slack
 from trioflow.network.interface import NEVER_S, Flow, FlowEnd, Network
 from trioflow.network.networks import ContentionFreeNetwork

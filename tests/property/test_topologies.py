@@ -13,9 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trioflow.base.errors import SimulationError
 from trioflow.hardware.machine import Link, Routing, is_rank_node
-from trioflow.hardware.topologies.nodes import build_node_groups, build_rail_optimised
-from trioflow.hardware.topologies.pcie import build_pcie_sockets
-from trioflow.hardware.topologies.registry import BUILDERS
+from trioflow.hardware.platform import BUILDERS
+from trioflow.hardware.topologies.nodes import (
+    build_node_groups,
+    build_pcie_sockets,
+    build_rail_optimised,
+)
 from trioflow.network.routing import Router
 
 BANDWIDTH, LATENCY_S = 1e9, 1e-6

@@ -18,21 +18,18 @@ from trioflow.hardware.platform import load_platform
 from trioflow.parallel.memory.peak import HELD_BESIDE
 from trioflow.prediction.assembly import time_operators
 from trioflow.report.pages import NOTHING
-from trioflow.reproductions.clusters.aims import choose_plans, predict_steps, score_ways
-from trioflow.reproductions.clusters.megatron import FOLDER, judge_peaks, read_cases
-from trioflow.reproductions.clusters.memory import DEVICE, judge_memory
-from trioflow.reproductions.clusters.nanotron import (
-    Run,
-    cut_stages,
-    find_model,
-    read_runs,
-    trace_run,
+from trioflow.reproductions.clusters.bridge import FOLDER, judge_peaks, read_cases
+from trioflow.reproductions.clusters.page import (
+    build_clusters_page,
+    choose_plans,
+    predict_steps,
+    render_slow,
+    score_ways,
 )
-from trioflow.reproductions.clusters.page import build_clusters_page, render_slow
-from trioflow.reproductions.clusters.parts import PARTS, select_part
 from trioflow.reproductions.clusters.scores import (
     FAILED,
     FITTED,
+    PARTS,
     RAN,
     find_repeated,
     find_slow,
@@ -40,12 +37,20 @@ from trioflow.reproductions.clusters.scores import (
     join_parts,
     score_memory,
     score_steps,
+    select_part,
 )
 from trioflow.reproductions.clusters.steps import (
+    DEVICE,
     PLATFORM,
+    Run,
+    cut_stages,
+    find_model,
+    judge_memory,
     judge_steps,
     predict_run,
+    read_runs,
     simulate_pieces,
+    trace_run,
 )
 from trioflow.reproductions.tables import CLUSTER_MEMORY, CLUSTER_PEAKS, CLUSTER_STEPS
 

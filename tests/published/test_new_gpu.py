@@ -13,7 +13,7 @@ from refitted import CLOSE
 from trioflow import tables
 from trioflow.costmodel.judging import score_cases
 from trioflow.costmodel.new_gpu.carry import load_new_gpu_model, new_gpu_interval, retime_trace
-from trioflow.costmodel.new_gpu.public_pairs import PublicPairs, fit_new_gpu_model
+from trioflow.costmodel.new_gpu.fit import PublicPairs, fit_new_gpu_model
 from trioflow.datasets.catalogue import load_catalogue
 from trioflow.hardware.device_sheet import find_device
 from trioflow.reproductions.validation.new_gpu import (

@@ -15,8 +15,8 @@ from refitted import assert_refitted
 from trioflow import tables
 from trioflow.base.provenance import read_json
 from trioflow.costmodel.judging import resize, score_cases
-from trioflow.costmodel.operators.device_fit import DeviceData, fit_device_data
-from trioflow.costmodel.operators.methods import ProportionalModel
+from trioflow.costmodel.operators.class_curves import sized_rows
+from trioflow.costmodel.operators.methods import DeviceData, ProportionalModel, fit_device_data
 from trioflow.costmodel.operators.model import OperatorCostModel, load_operator_model
 from trioflow.costmodel.operators.published import (
     TEST,
@@ -26,7 +26,6 @@ from trioflow.costmodel.operators.published import (
     load_published,
     shipped_operator_models,
 )
-from trioflow.costmodel.operators.rows import sized_rows
 from trioflow.datasets.catalogue import MODEL_TABLES, load_catalogue
 from trioflow.reproductions.tables import read_validation_table, write_validation_table
 from trioflow.reproductions.validation.operators import diagnose_published, validate_batch_change

@@ -14,9 +14,8 @@ import pytest
 from trioflow import predict
 from trioflow.base.errors import TraceError
 from trioflow.costmodel.features import base_class
-from trioflow.costmodel.operators.class_curves import ANY
+from trioflow.costmodel.operators.class_curves import ANY, load_small_kernels, trace_rows
 from trioflow.costmodel.operators.published import load_published
-from trioflow.costmodel.operators.rows import load_small_kernels, trace_rows
 from trioflow.datasets.catalogue import load_catalogue
 from trioflow.parallel.plan import make_plan, named_plan
 from trioflow.trace.importers.detect import find_rank_files

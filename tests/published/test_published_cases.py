@@ -14,7 +14,6 @@ from trioflow.costmodel.steps import load_band, load_residuals
 from trioflow.datasets.catalogue import MODEL_TABLES, load_catalogue
 from trioflow.parallel.plan import named_plan
 from trioflow.report.scores import list_scaling, score_published
-from trioflow.reproductions.published.baselines import RecordedStep, predict_by_triosim
 from trioflow.reproductions.published.cases import SETS, load_published_rows, rows_of_set
 from trioflow.reproductions.published.judge import (
     ANCHORS,
@@ -26,6 +25,7 @@ from trioflow.reproductions.published.judge import (
     prepare_set,
     read_measured,
 )
+from trioflow.reproductions.published.prediction import RecordedStep, predict_by_triosim
 from trioflow.tables import PUBLISHED_CASES
 from trioflow.trace.importers.triosim_tables import read_triosim
 

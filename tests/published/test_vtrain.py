@@ -16,8 +16,14 @@ from trioflow.reproductions.vtrain.data import (
     read_all_reduces,
     read_iteration_times,
 )
-from trioflow.reproductions.vtrain.fit import leave_out, leave_out_ridge
-from trioflow.reproductions.vtrain.judge import IN_PLACE, LEFT_OUT, number_groups, share_ordered
+from trioflow.reproductions.vtrain.judge import (
+    IN_PLACE,
+    LEFT_OUT,
+    leave_out,
+    leave_out_ridge,
+    number_groups,
+    share_ordered,
+)
 from trioflow.reproductions.vtrain.model import FORMS, StepModel
 
 REACHED = {"vtrain-a100": (0.055, 0.95), "vtrain-a100-plans": (0.055, 0.95)}

@@ -14,8 +14,8 @@ from trioflow.cli import answer
 from trioflow.cli.main import TRACEBACK, main
 from trioflow.cli.text import escape_control, format_facts, format_table
 from trioflow.hardware.platform import load_platform
-from trioflow.hardware.topologies.switches import build_dragonfly, build_fat_tree
-from trioflow.hardware.topologies.wiring import MOST_PARTS
+from trioflow.hardware.topologies.grids import MOST_PARTS
+from trioflow.hardware.topologies.nodes import build_dragonfly, build_fat_tree
 from trioflow.sweeps.description import load_sweep
 from trioflow.trace.store import load_trace, save_trace
 

@@ -20,7 +20,7 @@ from trioflow.costmodel.collectives.published import import_nccl_tests
 from trioflow.costmodel.overrides import load_overrides
 from trioflow.hardware.device_sheet import load_device
 from trioflow.hardware.platform import load_platform
-from trioflow.hardware.topologies.edge_list import read_edge_list
+from trioflow.hardware.topologies.nccl_file import read_edge_list
 from trioflow.parallel.plan import read_stages
 from trioflow.parallel.schedules.build import read_schedule
 from trioflow.sweeps.description import load_sweep

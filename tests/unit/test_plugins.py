@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from same_model import ProportionalModel
 from trioflow.base.errors import InputError, PlanError
-from trioflow.base.plan_rules import find_plan_problem
+from trioflow.base.plan_row import find_plan_problem
 from trioflow.base.plugins import list_plugins
 from trioflow.costmodel.interface import find_operator_model
 from trioflow.network.networks import ContentionFreeNetwork, find_network

@@ -8,8 +8,7 @@ import pytest
 from report_run import PLANS, experiments_of, write_run
 from trioflow import tables
 from trioflow.base.errors import InputError
-from trioflow.report.build import build_report
-from trioflow.report.conformance import read_conformance
+from trioflow.report.build import build_report, read_conformance
 from trioflow.report.inputs import describe_plan_kind, load_report_inputs
 from trioflow.report.pages import Cell, Column, escape_text, render_table
 from trioflow.report.rounds import compare_rounds

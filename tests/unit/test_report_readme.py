@@ -14,7 +14,7 @@ from trioflow.costmodel.judging import score_cases
 from trioflow.costmodel.spread import load_spreads
 from trioflow.report.errors import build_error_table
 from trioflow.report.inputs import load_report_inputs
-from trioflow.reproductions.readme import (
+from trioflow.reproductions.intervals import (
     Result,
     describe_errors,
     describe_validation,

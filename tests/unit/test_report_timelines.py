@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from matplotlib.collections import LineCollection
 from report_run import as_table
 from trioflow.base.errors import InputError
-from trioflow.report.timelines import (
+from trioflow.report.figures import (
     MOST_RANKS,
     PATH_OFFSET,
     build_lanes,

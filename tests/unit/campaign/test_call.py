@@ -227,8 +227,8 @@ def test_what_another_device_or_kind_of_call_finished_is_not_mixed_in(
     change, message, tmp_path, table, capsys
 ):
     from trioflow.campaign.__main__ import main
+    from trioflow.campaign.call import describe_machine
     from trioflow.campaign.items import State
-    from trioflow.campaign.machine import describe_machine
 
     state = State(tmp_path / "out" / "state")
     session = {"machine": describe_machine("cpu"), "quick": True}

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="describing the device needs torch")
 
 from trioflow.base.errors import MeasurementError  # noqa: E402
-from trioflow.campaign import machine  # noqa: E402
+from trioflow.campaign import call  # noqa: E402
 
 
 @pytest.fixture
@@ -19,13 +19,13 @@ def gpu(monkeypatch):
         get_device_name=lambda: "NVIDIA Pretended", get_device_capability=lambda: (9, 0),
         device_count=lambda: 1,
     )  # fmt: skip
-    monkeypatch.setattr(machine.torch, "cuda", cuda)
+    monkeypatch.setattr(call.torch, "cuda", cuda)
     return cuda
 
 
 def test_a_gpu_is_described_by_what_this_torch_knows(gpu, monkeypatch):
-    monkeypatch.setattr(machine, "_driver", lambda: "580.1")
-    facts = machine.describe_machine("cuda")
+    monkeypatch.setattr(call, "_driver", lambda: "580.1")
+    facts = call.describe_machine("cuda")
     assert facts["device_name"] == "NVIDIA Pretended"
     assert facts["sm_count"] == 132
     assert facts["capability"] == "9.0"
@@ -40,7 +40,7 @@ def test_a_device_that_cannot_be_used_is_one_sentence(gpu):
 
     gpu.get_device_properties = refuse
     with pytest.raises(MeasurementError, match="cannot be used: CUDA driver initialization failed"):
-        machine.describe_machine("cuda")
+        call.describe_machine("cuda")
 
 
 def test_nccl_is_read_from_a_tuple_or_a_number(monkeypatch):
@@ -49,19 +49,19 @@ def test_nccl_is_read_from_a_tuple_or_a_number(monkeypatch):
         module.version = lambda answer=answer: answer
         monkeypatch.setattr(torch.cuda, "nccl", module, raising=False)
         monkeypatch.setitem(__import__("sys").modules, "torch.cuda.nccl", module)
-        assert machine._nccl() == text
+        assert call._nccl() == text
 
 
 def test_clocks_are_paired_with_their_names_and_empty_without_the_tool(monkeypatch):
     values = "1980 MHz, 3201 MHz, 1980 MHz, 3201 MHz, 30, 75.1 W, 700.00 W"
-    monkeypatch.setattr(machine, "_query", lambda names: values)
-    clocks = machine.read_clocks("cuda")
+    monkeypatch.setattr(call, "_query", lambda names: values)
+    clocks = call.read_clocks("cuda")
     assert clocks["clocks.sm"] == "1980 MHz"
     assert clocks["power.limit"] == "700.00 W"
-    assert machine.read_clocks("cpu") == {}
+    assert call.read_clocks("cpu") == {}
 
     def missing(names):
         raise FileNotFoundError("nvidia-smi")
 
-    monkeypatch.setattr(machine, "_query", missing)
-    assert machine.read_clocks("cuda") == {}
+    monkeypatch.setattr(call, "_query", missing)
+    assert call.read_clocks("cuda") == {}

@@ -6,8 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="sweeps need torch (extra [capture])")
 
-from trioflow.campaign import stopwatch  # noqa: E402
-from trioflow.campaign.stopwatch import (  # noqa: E402
+from trioflow.campaign import sweeps  # noqa: E402
+from trioflow.campaign.sweeps import (  # noqa: E402
     BATCH,
     REPEATS,
     CudaStopwatch,
@@ -62,7 +62,7 @@ class Device:
 @pytest.fixture
 def device(monkeypatch):
     made = Device()
-    monkeypatch.setattr(stopwatch, "torch", made.torch)
+    monkeypatch.setattr(sweeps, "torch", made.torch)
     return made
 
 
@@ -87,7 +87,7 @@ def test_a_torch_without_the_private_hold_still_measures(device):
 @pytest.mark.parametrize(("cache", "expected"), [(0, 256 << 20), (60 << 20, 120 << 20)])
 def test_the_flush_covers_the_cache_where_its_size_is_known(monkeypatch, cache, expected):
     made = Device(cache)
-    monkeypatch.setattr(stopwatch, "torch", made.torch)
+    monkeypatch.setattr(sweeps, "torch", made.torch)
     CudaStopwatch()
     assert made.made == [expected]
 

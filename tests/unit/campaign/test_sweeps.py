@@ -7,16 +7,19 @@ import pytest
 torch = pytest.importorskip("torch", reason="sweeps need torch (extra [capture])")
 
 from trioflow.base.errors import InputError  # noqa: E402
-from trioflow.campaign import operations, sweeps  # noqa: E402
+from trioflow.campaign import sweeps  # noqa: E402
+from trioflow.campaign.call import run_ceiling  # noqa: E402
 from trioflow.campaign.items import (  # noqa: E402
     CEILINGS,
     OPERATIONS,
     list_points,
 )
-from trioflow.campaign.machine import run_ceiling  # noqa: E402
-from trioflow.campaign.operations import build_case, list_work  # noqa: E402
 from trioflow.campaign.packing import to_parquet  # noqa: E402
-from trioflow.campaign.sweeps import run_sweep  # noqa: E402
+from trioflow.campaign.sweeps import (  # noqa: E402
+    build_case,
+    list_work,
+    run_sweep,
+)
 
 ALL = [(name, point) for name in OPERATIONS for point in list_points(name, 0, quick=True)]
 
@@ -101,7 +104,7 @@ def test_memory_that_runs_out_at_one_point_is_given_back(tmp_path, monkeypatch):
 
 
 def test_tf32_is_switched_for_the_sweep_alone(tmp_path, monkeypatch):
-    from trioflow.campaign.operations import Case
+    from trioflow.campaign.sweeps import Case
 
     seen = []
 
@@ -128,7 +131,7 @@ def test_an_unknown_operation_or_backend_is_refused():
 
 
 def test_a_backend_that_this_torch_lacks_fails_its_points_alone(tmp_path, monkeypatch):
-    monkeypatch.setitem(operations._BACKENDS, "cudnn", "CUDNN_ATTENTION_OF_A_LATER_TORCH")
+    monkeypatch.setitem(sweeps._BACKENDS, "cudnn", "CUDNN_ATTENTION_OF_A_LATER_TORCH")
     (point,) = list_points("attention", 0, quick=True)
     points = [{**point, "backend": "cudnn"}, {**point, "backend": "math"}]
     result = run_sweep("item", "attention", "fp32", points, "cpu", tmp_path, quick=True)

@@ -11,7 +11,7 @@ import pytest
 from trioflow.base.errors import InputError
 from trioflow.costmodel.choices import list_models
 from trioflow.costmodel.device_times import choose_operator_model, find_mask
-from trioflow.costmodel.operators.attention import (
+from trioflow.costmodel.operators.half_tables import (
     BACKWARD_FLOP,
     BACKWARD_SHARES,
     DETERMINISTIC,
@@ -19,8 +19,6 @@ from trioflow.costmodel.operators.attention import (
     VERSIONS,
     attention_columns,
     fit_attention,
-)
-from trioflow.costmodel.operators.half_tables import (
     shipped_attention,
     shipped_tensor_products,
     sustained_time,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from trioflow.base.errors import InputError
+from trioflow.costmodel.operators.class_curves import sized_rows
 from trioflow.costmodel.operators.published import DATASET, load_benchmarks
-from trioflow.costmodel.operators.rows import sized_rows
 
 DEVICE = "Tesla V100-PCIE-32GB"
 CONV = (

@@ -11,11 +11,11 @@ import pandas as pd
 import pytest
 from trioflow import tables
 from trioflow.base.errors import InputError, TableError
-from trioflow.costmodel.collectives.message_curve import left_out_errors
 from trioflow.costmodel.collectives.model import (
     CollectiveCostModel,
     count_steps,
     fit_collective_model,
+    left_out_errors,
     load_collective_model,
     wire_factor,
 )

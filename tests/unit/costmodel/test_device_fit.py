@@ -10,7 +10,7 @@ import pytest
 from trioflow.base.errors import InputError
 from trioflow.costmodel.operators import curves
 from trioflow.costmodel.operators.class_curves import Recipe, fit_class_curves
-from trioflow.costmodel.operators.device_fit import (
+from trioflow.costmodel.operators.methods import (
     DEVICE_METHODS,
     DeviceData,
     fit_device_data,

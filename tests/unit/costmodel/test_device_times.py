@@ -15,7 +15,7 @@ from trioflow.costmodel.device_times import (
     times_interval,
 )
 from trioflow.costmodel.new_gpu.carry import new_gpu_interval
-from trioflow.costmodel.operators.device_fit import fit_device_model
+from trioflow.costmodel.operators.methods import fit_device_model
 from trioflow.costmodel.overrides import load_overrides
 from trioflow.hardware.device_sheet import find_device
 from trioflow.trace.facts import Facts

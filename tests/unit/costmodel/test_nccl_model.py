@@ -10,7 +10,13 @@ import pandas as pd
 import pytest
 from trioflow.base.errors import InputError
 from trioflow.costmodel.collectives.methods import METHODS, conformal_band
-from trioflow.costmodel.collectives.model import COLLECTIVES, wire_factor
+from trioflow.costmodel.collectives.model import (
+    COLLECTIVES,
+    MAX_POINTS,
+    median_points,
+    thin,
+    wire_factor,
+)
 from trioflow.costmodel.collectives.nccl import (
     NcclMachine,
     calibrate,
@@ -25,7 +31,6 @@ from trioflow.costmodel.collectives.platform import (
     fit_platform_collectives,
     load_platform_collectives,
 )
-from trioflow.costmodel.collectives.points import MAX_POINTS, median_points, thin
 
 A100 = NcclMachine("ampere", "nvlink", 240e9)
 NEWEST = load_constants("NCCL 2.30.7")

@@ -14,6 +14,7 @@ from trioflow.base.errors import InputError, PlatformError, TableError, TraceErr
 from trioflow.costmodel.new_gpu.carry import (
     NewGpuBand,
     NewGpuModel,
+    derive_operator_model,
     label_new_gpu,
     load_new_gpu_model,
     new_gpu_interval,
@@ -29,7 +30,6 @@ from trioflow.costmodel.new_gpu.fit import (
     predict_held_out,
     summarise_residuals,
 )
-from trioflow.costmodel.new_gpu.operator_model import derive_operator_model
 from trioflow.costmodel.new_gpu.rules import (
     RULES,
     Exponents,

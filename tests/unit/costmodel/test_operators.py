@@ -11,13 +11,13 @@ import pandas as pd
 import pytest
 from trioflow import tables
 from trioflow.base.errors import InputError, TableError
+from trioflow.costmodel.operators.class_curves import collect_rows, pair_rows
 from trioflow.costmodel.operators.model import (
     METHODS,
     OperatorCostModel,
     fit_operator_model,
     load_operator_model,
 )
-from trioflow.costmodel.operators.rows import collect_rows, pair_rows
 
 from costmodel.synthetic import law_s, make_operators, make_trace, make_traces
 

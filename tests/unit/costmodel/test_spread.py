@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from trioflow.base.errors import InputError, TableError
-from trioflow.costmodel.collectives.message_curve import MessageCurve
+from trioflow.costmodel.collectives.model import MessageCurve
 from trioflow.costmodel.spread import (
     PARTS,
     MeasuredSpread,

@@ -12,9 +12,9 @@ import pytest
 from trioflow.base.errors import InputError
 from trioflow.costmodel.choices import list_models
 from trioflow.costmodel.device_times import choose_operator_model
-from trioflow.costmodel.new_gpu.operator_model import derive_operator_model
+from trioflow.costmodel.new_gpu.carry import derive_operator_model
 from trioflow.costmodel.operators import half_tables
-from trioflow.costmodel.operators.device_fit import fit_device_model
+from trioflow.costmodel.operators.class_curves import sized_rows
 from trioflow.costmodel.operators.half_tables import (
     fit_tensor_products,
     judge_experts,
@@ -26,6 +26,7 @@ from trioflow.costmodel.operators.half_tables import (
     shipped_tensor_products,
     sustained_time,
 )
+from trioflow.costmodel.operators.methods import fit_device_model
 from trioflow.costmodel.operators.model import load_operator_model
 from trioflow.costmodel.operators.precision import (
     PrecisionModel,
@@ -35,7 +36,6 @@ from trioflow.costmodel.operators.precision import (
 )
 from trioflow.costmodel.operators.products import PRODUCTS
 from trioflow.costmodel.operators.resizing import roofline_times
-from trioflow.costmodel.operators.rows import sized_rows
 from trioflow.datasets.catalogue import load_catalogue
 from trioflow.hardware.device_sheet import SUSTAINED_COMPUTE, find_sheet, load_device
 

@@ -6,8 +6,7 @@ import pandas as pd
 import pytest
 from trioflow.base.errors import InputError
 from trioflow.costmodel.device_times import PREDICTED, time_trace
-from trioflow.costmodel.operators.device_fit import fit_device_model
-from trioflow.costmodel.operators.methods import ProportionalModel
+from trioflow.costmodel.operators.methods import ProportionalModel, fit_device_model
 from trioflow.costmodel.overrides import load_overrides
 from trioflow.trace.facts import Facts
 from trioflow.trace.store import Trace

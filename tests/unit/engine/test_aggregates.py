@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from trioflow.base.errors import InputError
 from trioflow.engine.simulate import simulate, simulate_interval
 from trioflow.hardware.machine import Device, Link, Platform
-from trioflow.hardware.topologies.registry import BUILDERS
+from trioflow.hardware.platform import BUILDERS
 from trioflow.network.networks import NETWORKS
 from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
 

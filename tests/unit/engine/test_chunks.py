@@ -12,7 +12,7 @@ from trioflow.base.plan_row import Plan
 from trioflow.engine.result import Result
 from trioflow.engine.simulate import simulate
 from trioflow.hardware.machine import Device, Platform
-from trioflow.hardware.topologies.registry import BUILDERS
+from trioflow.hardware.platform import BUILDERS
 from trioflow.network.algorithms.catalogue import SUPPORTED
 from trioflow.network.message_planner import Chunks
 from trioflow.parallel.graph_metadata import GraphMetadata

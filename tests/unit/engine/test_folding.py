@@ -16,9 +16,8 @@ from trioflow.engine.folding.fold import fold_program
 from trioflow.engine.folding.traffic import divide
 from trioflow.engine.simulate import SimulationOptions, _simulate, simulate, simulate_interval
 from trioflow.hardware.machine import Device, Platform
-from trioflow.hardware.platform import load_platform
+from trioflow.hardware.platform import BUILDERS, load_platform
 from trioflow.hardware.topologies.nodes import build_rail_optimised
-from trioflow.hardware.topologies.registry import BUILDERS
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.folded import FoldedTaskGraph
 from trioflow.parallel.plan import make_plan

@@ -10,7 +10,7 @@ from trioflow import tables
 from trioflow.base.errors import InputError, SimulationError
 from trioflow.engine.simulate import ENGINES, simulate, simulate_interval
 from trioflow.hardware.machine import Device, Platform
-from trioflow.hardware.topologies.registry import BUILDERS
+from trioflow.hardware.platform import BUILDERS
 from trioflow.network.fair_share import FairShareNetwork
 from trioflow.network.networks import NETWORKS
 from trioflow.parallel.graph_metadata import GraphMetadata

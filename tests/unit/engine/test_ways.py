@@ -10,7 +10,7 @@ from trioflow.base.errors import InputError, SimulationError
 from trioflow.engine.result import Result, measure_links
 from trioflow.engine.simulate import simulate
 from trioflow.hardware.machine import Device, Link, Platform, Routing
-from trioflow.hardware.topologies.registry import BUILDERS
+from trioflow.hardware.platform import BUILDERS
 from trioflow.parallel.task_graph import TaskGraphBuilder
 
 BANDWIDTH = 1e9

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from trioflow.base.errors import PlatformError
 from trioflow.hardware.machine import Link
-from trioflow.hardware.topologies.edge_list import build_edge_list, read_edge_list
+from trioflow.hardware.topologies.nccl_file import build_edge_list, read_edge_list
 
 HEADER = "source,target,bandwidth_bytes_per_s,latency_s\n"
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from trioflow.base.units import format_time
 from trioflow.cli.main import build_parser
-from trioflow.hardware.platform import list_platforms, load_platform
-from trioflow.hardware.topologies.registry import BUILDERS, ENTRY_POINTS
+from trioflow.hardware.platform import BUILDERS, ENTRY_POINTS, list_platforms, load_platform
 from trioflow.network.algorithms.catalogue import list_algorithm_words
 
 PAGE = (Path(__file__).parents[3] / "docs" / "platforms.md").read_text()

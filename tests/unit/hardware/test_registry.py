@@ -10,8 +10,7 @@ import pytest
 import yaml
 from trioflow.base.errors import PlatformError
 from trioflow.hardware.machine import Link
-from trioflow.hardware.platform import load_platform
-from trioflow.hardware.topologies.registry import BUILDERS, find_builder
+from trioflow.hardware.platform import BUILDERS, find_builder, load_platform
 
 MODULE = '''
 from trioflow.hardware.machine import Link

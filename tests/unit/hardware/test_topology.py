@@ -11,14 +11,16 @@ import networkx as nx
 import pytest
 from trioflow.base.errors import PlatformError
 from trioflow.hardware.machine import Link, is_rank_node
+from trioflow.hardware.platform import BUILDERS as ALL
 from trioflow.hardware.topologies.grids import build_double_ring
-from trioflow.hardware.topologies.nodes import build_node_groups, build_rail_optimised
-from trioflow.hardware.topologies.pcie import build_pcie_sockets, build_pcie_tree
-from trioflow.hardware.topologies.registry import BUILDERS as ALL
-from trioflow.hardware.topologies.switches import (
+from trioflow.hardware.topologies.nodes import (
     build_dragonfly,
     build_fat_tree,
+    build_node_groups,
     build_nvswitch,
+    build_pcie_sockets,
+    build_pcie_tree,
+    build_rail_optimised,
     build_switch,
 )
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from trioflow.base.errors import SimulationError
 from trioflow.hardware.machine import Link
-from trioflow.hardware.topologies.switches import build_switch
+from trioflow.hardware.topologies.nodes import build_switch
 from trioflow.network.circuit import CircuitNetwork, CircuitSettings
 from trioflow.network.interface import NEVER_S, Flow
 

@@ -12,7 +12,7 @@ from oracles.closed_form import closed_form_s
 from trioflow.base.errors import InputError, SimulationError
 from trioflow.engine.planning import make_run_alone
 from trioflow.hardware.machine import Device, Link, Platform
-from trioflow.hardware.topologies.registry import BUILDERS
+from trioflow.hardware.platform import BUILDERS
 from trioflow.network.algorithms.catalogue import SUPPORTED
 from trioflow.network.collectives import CollectiveFlows
 from trioflow.network.message_planner import (

@@ -8,7 +8,7 @@ import pytest
 from trioflow.base.errors import SimulationError
 from trioflow.costmodel.collectives.model import count_steps
 from trioflow.hardware.machine import Device, Platform
-from trioflow.hardware.topologies.registry import BUILDERS
+from trioflow.hardware.platform import BUILDERS
 from trioflow.network.collectives import (
     COLLECTIVES,
     CollectiveCost,

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from trioflow.base.errors import SimulationError
 from trioflow.hardware.machine import Link, Routing
-from trioflow.hardware.topologies.registry import BUILDERS
+from trioflow.hardware.platform import BUILDERS
 from trioflow.network.routing import Router
 
 

@@ -11,9 +11,13 @@ from trioflow import predict
 from trioflow.base.errors import PlanError
 from trioflow.parallel.plan import describe_plan, make_plan
 from trioflow.parallel.reference import predict_operator_times, resize_batch
-from trioflow.parallel.splits.expert_layers import find_expert_layers
-from trioflow.parallel.splits.parameters import find_gradients, list_parameters
-from trioflow.parallel.splits.routing import describe_routing, read_routing, set_routing
+from trioflow.parallel.splits.pipeline import find_gradients, list_parameters
+from trioflow.parallel.splits.routing import (
+    describe_routing,
+    find_expert_layers,
+    read_routing,
+    set_routing,
+)
 from trioflow.parallel.splits.tensor_parallel import split_for_plan
 from trioflow.parallel.splits.tensor_split import (
     EXPERT_DOMAIN,

@@ -12,12 +12,11 @@ from trioflow.base.errors import PlanError
 from trioflow.costmodel.interface import OperatorModel
 from trioflow.costmodel.operators.model import SHIPPED_MODELS, load_operator_model
 from trioflow.parallel.extrapolate import extrapolate
-from trioflow.parallel.folded import FoldedTaskGraph
-from trioflow.parallel.folded_grid import Grid, fold_representatives
+from trioflow.parallel.folded import FoldedTaskGraph, Grid, fold_representatives
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.programs.builder import ProgramBuilder
 from trioflow.parallel.programs.staged import PartitionedRank, StagedRank
-from trioflow.parallel.splits.parameters import list_parameters
+from trioflow.parallel.splits.pipeline import list_parameters
 from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder, load_task_graph
 from trioflow.trace.store import Trace, load_trace
 

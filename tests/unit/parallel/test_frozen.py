@@ -10,7 +10,7 @@ from same_model import ProportionalModel
 from trioflow.base.errors import InputError
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import NAMED, make_plan, named_plan
-from trioflow.parallel.splits.parameters import list_parameters
+from trioflow.parallel.splits.pipeline import list_parameters
 
 pytest.importorskip("torch", reason="capture needs torch (extra [capture])")
 

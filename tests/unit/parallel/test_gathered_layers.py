@@ -8,8 +8,8 @@ from same_model import ProportionalModel
 from trioflow.base.errors import PlanError
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import named_plan
-from trioflow.parallel.splits.gathered_layers import find_layers, gather_rules
 from trioflow.parallel.splits.tensor_parallel import split_operators
+from trioflow.parallel.splits.vocabulary import find_gathered_layers, gather_rules
 
 MODEL = ProportionalModel()
 
@@ -85,7 +85,7 @@ def test_channels_that_do_not_divide_are_padded(cnn_trace):
 
 def test_grouped_convolutions_are_split_by_inputs_and_summed(captured):
     trace = captured("grouped_model")
-    layers = {layer.module: layer for layer in find_layers(trace)}
+    layers = {layer.module: layer for layer in find_gathered_layers(trace)}
     assert {m: (layer.split, layer.channels) for m, layer in layers.items()} == {
         "0": ("output", 8), "1": ("input", 4), "3": ("input", 1), "5": ("output", 6), "8": ("output", 5),
     }  # fmt: skip
@@ -108,7 +108,7 @@ def test_grouped_convolutions_are_split_by_inputs_and_summed(captured):
 
 def test_a_tied_head_is_split_by_inputs(captured):
     trace = captured("tied_model")
-    layers = {layer.module: layer for layer in find_layers(trace)}
+    layers = {layer.module: layer for layer in find_gathered_layers(trace)}
     assert layers["0"].split == "output" and layers["3.vocabulary"].split == "input"
     logits = BATCH * 8 * 128 * 4
     split = split_operators(trace, 2, style="gather")

@@ -11,8 +11,7 @@ from captured import BATCH
 from same_model import ProportionalModel
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.memory.peak import find_fullest, tabulate_memory
-from trioflow.parallel.memory.profile import HeldMemory, Lifetimes, profile_rank
-from trioflow.parallel.memory.storages import StorageTable
+from trioflow.parallel.memory.profile import HeldMemory, Lifetimes, StorageTable, profile_rank
 from trioflow.parallel.plan import make_plan, named_plan
 from trioflow.prediction.assembly import prepare_step
 from trioflow.trace.repeat import repeat_layers

@@ -13,7 +13,7 @@ from trioflow.engine.simulate import simulate
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan, named_plan
-from trioflow.parallel.programs.offload import plan_activations, size_update
+from trioflow.parallel.programs.actions import plan_activations, size_update
 from trioflow.trace.store import Trace
 
 MODEL = ProportionalModel()

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trioflow.base.errors import PlanError
 from trioflow.base.provenance import read_json
-from trioflow.parallel.splits.parameters import build_buckets
 from trioflow.parallel.splits.pipeline import (
     assign_units,
     balance_stages,
+    build_buckets,
     partition,
     partition_trace,
 )

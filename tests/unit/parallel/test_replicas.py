@@ -10,7 +10,7 @@ from trioflow.engine.simulate import simulate
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import named_plan, replica_sizes
-from trioflow.parallel.splits.parameters import BUFFER_BYTES, coalesce_broadcasts, coalesce_sums
+from trioflow.parallel.splits.pipeline import BUFFER_BYTES, coalesce_broadcasts, coalesce_sums
 from trioflow.trace.store import Trace
 
 MODEL = ProportionalModel()

@@ -5,11 +5,11 @@ import pytest
 from trioflow import predict
 from trioflow.base.errors import InputError, PlanError
 from trioflow.parallel.plan import make_plan
-from trioflow.parallel.splits.expert_layers import find_expert_layers
 from trioflow.parallel.splits.routing import (
     BALANCED,
     describe_routing,
     draw_power_law,
+    find_expert_layers,
     read_routing,
     set_routing,
     spread_tokens,

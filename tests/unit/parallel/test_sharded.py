@@ -16,7 +16,7 @@ from trioflow.base.errors import PlanError, TableError
 from trioflow.base.experiments import SHARDINGS, as_rows, load_plans, row_schema
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import NAMED, describe_plan, make_plan, named_plan
-from trioflow.parallel.splits.parameters import list_parameters
+from trioflow.parallel.splits.pipeline import list_parameters
 from trioflow.parallel.splits.sharding import build_units, partition_optimizer
 from trioflow.tables import records
 from trioflow.trace.store import Trace, pipeline_units

@@ -13,7 +13,7 @@ from same_model import ProportionalModel
 from trioflow.base.errors import PlanError
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan, named_plan
-from trioflow.parallel.splits.parameters import Parameter, find_gradients, list_parameters
+from trioflow.parallel.splits.pipeline import Parameter, find_gradients, list_parameters
 from trioflow.parallel.splits.sharding import (
     build_units,
     describe_units,

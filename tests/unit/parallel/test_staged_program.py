@@ -19,11 +19,11 @@ from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import describe_plan, make_plan, micro_batch_sizes, named_plan
 from trioflow.parallel.programs.staged import StagedRank
 from trioflow.parallel.schedules.build import (
+    ORDERS,
     build_schedule,
     read_schedule,
     write_schedule,
 )
-from trioflow.parallel.schedules.orders import ORDERS
 from trioflow.parallel.schedules.table import leaves
 from trioflow.parallel.splits.pipeline import (
     boundary_bytes,

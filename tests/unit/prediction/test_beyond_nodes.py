@@ -12,8 +12,8 @@ from trioflow.costmodel import steps
 from trioflow.costmodel.choices import load_named_platform
 from trioflow.costmodel.steps import NodeResidual
 from trioflow.parallel.plan import make_plan
+from trioflow.prediction.anchors import doubt_nodes
 from trioflow.prediction.assembly import predict
-from trioflow.prediction.beyond_nodes import doubt_nodes
 from trioflow.sweeps.search import search_plans
 from trioflow.sweeps.workshop import Workshop
 from trioflow.trace.store import load_trace

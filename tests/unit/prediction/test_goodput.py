@@ -7,7 +7,7 @@ import random
 
 import pytest
 from trioflow.base.errors import InputError
-from trioflow.prediction.goodput import Faults, choose_interval_s, measure_goodput
+from trioflow.prediction.language_answer import Faults, choose_interval_s, measure_goodput
 
 RANKS, CHECKPOINT_S = 1024, 60.0
 FAULTS = Faults(20_000.0, CHECKPOINT_S, restart_s=300.0)

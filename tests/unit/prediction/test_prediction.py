@@ -19,7 +19,7 @@ from trioflow.parallel.extrapolate import phase_times
 from trioflow.parallel.plan import make_plan, named_plan
 from trioflow.prediction.assembly import extrapolate_experiment, predict
 from trioflow.prediction.options import CLOSED_FORM, Options
-from trioflow.sweeps.parameters import fill_values
+from trioflow.sweeps.description import fill_values
 from trioflow.sweeps.search import search_plans
 from trioflow.sweeps.workshop import Workshop
 from trioflow.trace.store import find_trace, load_trace

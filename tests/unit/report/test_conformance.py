@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 from trioflow.base.errors import TableError
-from trioflow.report.conformance import (
+from trioflow.report.build import (
     COLUMNS,
     read_conformance,
     render_conformance,

@@ -14,11 +14,11 @@ from trioflow.reproductions.intervals import (
     list_published,
     list_rates,
     list_validation,
+    markers,
     publish_intervals,
     record_intervals,
     score_set,
 )
-from trioflow.reproductions.readme import markers
 from trioflow.reproductions.vtrain.data import GROUPS, PLANS
 
 COLUMNS = ["measured_s", "predicted_s", "low_s", "high_s"]

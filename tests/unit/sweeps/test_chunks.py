@@ -23,8 +23,7 @@ from trioflow.sweeps.chunks import (
     list_chunk_files,
     plan_sweep,
 )
-from trioflow.sweeps.description import Scenarios, Sweep, load_sweep
-from trioflow.sweeps.parameters import PARAMETERS, fill_values
+from trioflow.sweeps.description import PARAMETERS, Scenarios, Sweep, fill_values, load_sweep
 
 GRID: dict[str, Any] = {
     "trace": ["gpt2-tiny-b8", "own"], "platform": ["cpu2-gloo", "dgx-a100", "mine"],

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from sweep_files import SMALL, write_sweep
 from trioflow.base.errors import InputError, PlanError
-from trioflow.sweeps.description import load_sweep
-from trioflow.sweeps.parameters import PARAMETERS, fill_values
+from trioflow.sweeps.description import PARAMETERS, fill_values, load_sweep
 
 ONE = {"trace": "gpt2-tiny-b8", "platform": "cpu2-gloo"}
 

@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 from trioflow.sweeps.chunks import make_frame
+from trioflow.sweeps.description import fill_values
 from trioflow.sweeps.figures import MOST_PANELS, draw_memory, draw_throughput, name_kinds
-from trioflow.sweeps.parameters import fill_values
 
 
 def make_rows(*given: dict[str, object]) -> pd.DataFrame:

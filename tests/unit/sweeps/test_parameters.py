@@ -6,7 +6,7 @@ import pytest
 from trioflow import tables
 from trioflow.base.errors import PlanError
 from trioflow.parallel.plan import BUCKET_BYTES, FIRST_BUCKET_BYTES, make_plan
-from trioflow.sweeps.parameters import PARAMETERS, fill_values, resolve_batch, resolve_plan
+from trioflow.sweeps.description import PARAMETERS, fill_values, resolve_batch, resolve_plan
 
 
 def test_every_parameter_is_a_column_of_its_type() -> None:

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from trioflow.base.ahead import Ahead
 from trioflow.base.errors import InputError
-from trioflow.base.plan_rules import find_plan_problem
+from trioflow.base.plan_row import find_plan_problem
 from trioflow.cli import main
 from trioflow.cli.search import _print_left_out, describe_rest, read_ranks
 from trioflow.hardware.platform import SHIPPED
@@ -22,8 +22,7 @@ from trioflow.parallel.plan import make_plan, vary_plan
 from trioflow.parallel.remembered import Memory, remembering
 from trioflow.prediction.assembly import predict
 from trioflow.sweeps import search
-from trioflow.sweeps.found import Candidate, Variants
-from trioflow.sweeps.search import _simulate_best, search_plans
+from trioflow.sweeps.search import Candidate, Variants, _simulate_best, search_plans
 from trioflow.sweeps.search_space import (
     FATES,
     Fates,

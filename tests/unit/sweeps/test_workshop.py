@@ -15,7 +15,7 @@ from trioflow.cli import main
 from trioflow.costmodel.choices import choose_times
 from trioflow.costmodel.device_times import number_rows, rescale_distinct
 from trioflow.costmodel.steps import AnchoredModel, StepAnchor
-from trioflow.sweeps.parameters import fill_values
+from trioflow.sweeps.description import fill_values
 from trioflow.sweeps.workshop import (
     INFEASIBLE,
     OK,

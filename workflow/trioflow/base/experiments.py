@@ -17,8 +17,8 @@ from trioflow.base.plan_row import (
     UNIT_SHARDINGS,
     Plan,
     declare_cell,
+    find_plan_problem,
 )
-from trioflow.base.plan_rules import find_plan_problem
 from trioflow.base.settings import (
     FAMILIES,
     NAME,

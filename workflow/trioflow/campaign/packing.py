@@ -23,7 +23,7 @@ from trioflow.base.units import BYTES_PER_MIB
 from trioflow.campaign.compaction import Content, restore_file
 from trioflow.campaign.items import Item, Result, State, result_of_row
 from trioflow.tables import open_parquet
-from trioflow.tables.columns import read_schemas
+from trioflow.tables.schemas import read_schemas
 
 SCHEMAS = read_schemas("campaign/packing")
 SWEEPS = SCHEMAS["sweeps"]

@@ -42,8 +42,7 @@ from trioflow.parallel.memory.peak import find_fullest
 from trioflow.prediction.answer import Prediction, describe_expected, describe_memory
 from trioflow.prediction.assembly import predict
 from trioflow.prediction.breakdown import DEPTH, WAYS
-from trioflow.prediction.goodput import Faults
-from trioflow.prediction.language_answer import HOUR_S, describe_run
+from trioflow.prediction.language_answer import HOUR_S, Faults, describe_run
 from trioflow.prediction.largest import LARGEST, find_largest
 from trioflow.prediction.options import STEP_WORDS
 from trioflow.tables import PHASES, records

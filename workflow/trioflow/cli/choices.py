@@ -20,8 +20,7 @@ from trioflow.parallel.programs.as_traced import AS_TRACED
 from trioflow.parallel.schedules.build import Schedule, is_schedule
 from trioflow.parallel.schedules.table import TRAIN
 from trioflow.parallel.splits.routing import BALANCED
-from trioflow.prediction.options import STEP_WORDS, Options
-from trioflow.prediction.what_if import check_factor
+from trioflow.prediction.options import STEP_WORDS, Options, check_factor
 from trioflow.trace.language.read import find_configuration
 from trioflow.trace.language.sizes import Configuration
 from trioflow.trace.store import load_trace

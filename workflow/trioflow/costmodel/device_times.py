@@ -24,10 +24,17 @@ from trioflow.base.units import ns_to_s, s_to_ns
 from trioflow.costmodel.features import Floats
 from trioflow.costmodel.interface import OperatorModel, RowModel, looks_at_rows
 from trioflow.costmodel.intervals import WIDEST_FACTOR, combine_intervals
-from trioflow.costmodel.new_gpu.carry import load_new_gpu_model, new_gpu_interval, retime_trace
-from trioflow.costmodel.new_gpu.operator_model import derive_operator_model
-from trioflow.costmodel.operators.attention import VERSIONS
-from trioflow.costmodel.operators.half_tables import shipped_attention, shipped_tensor_products
+from trioflow.costmodel.new_gpu.carry import (
+    derive_operator_model,
+    load_new_gpu_model,
+    new_gpu_interval,
+    retime_trace,
+)
+from trioflow.costmodel.operators.half_tables import (
+    VERSIONS,
+    shipped_attention,
+    shipped_tensor_products,
+)
 from trioflow.costmodel.operators.methods import make_unfitted_model
 from trioflow.costmodel.operators.model import OperatorCostModel
 from trioflow.costmodel.operators.precision import class_precision, in_precision

@@ -14,14 +14,15 @@ from trioflow.costmodel.features import FEATURES, Floats
 from trioflow.costmodel.least_squares import rounded
 from trioflow.costmodel.operators.class_curves import (
     ANY,
+    IDENTITY,
     ClassCurve,
     Key,
     fit_class_curves,
     lookup_order,
+    pair_rows,
     predict_rows,
     rescale_times,
 )
-from trioflow.costmodel.operators.rows import IDENTITY, pair_rows
 
 COVERAGE = (0.1, 0.9)
 """Quantiles at the ends of an 80 % interval."""

@@ -11,8 +11,8 @@ import pandas as pd
 
 from trioflow import tables
 from trioflow.costmodel.features import FEATURES, Floats
-from trioflow.costmodel.operators.device_fit import DEVICE_METHODS
-from trioflow.costmodel.operators.rows import recorded_times, sized_rows
+from trioflow.costmodel.operators.class_curves import recorded_times, sized_rows
+from trioflow.costmodel.operators.methods import DEVICE_METHODS
 from trioflow.trace.store import Trace
 
 BATCH_CHANGE, LEFT_OUT, OPERATOR_DATA = "batch-change", "leave-workload-out", "operator-data"

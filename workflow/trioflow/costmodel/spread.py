@@ -22,10 +22,10 @@ from trioflow.base.arguments import check_argument
 from trioflow.base.errors import InputError, TableError
 from trioflow.base.provenance import PACKAGE
 from trioflow.base.shipped import read_table
-from trioflow.costmodel.collectives.message_curve import MessageCurve
+from trioflow.costmodel.collectives.model import MessageCurve
 
 _SHIPPED_SPREADS = PACKAGE / "data" / "spread.tsv"
-"""From ``reproductions.drift.jobs.fit_jobs``, over all recorded steps of each public job."""
+"""From ``reproductions.drift.judge.fit_jobs``, over all recorded steps of each public job."""
 _NORMAL_PER_DEVIATION = 1.4826
 """Standard deviation of a normal over its median distance from the median."""
 

@@ -3,33 +3,526 @@
 In a file every number stands beside its source::
 
     memory_bytes: {value: 80.0e9, source: NVIDIA A100 data sheet}
+
+The links of a platform file: listed or built, degraded where it says so, and checked; a platform as such a file.
+
+Builders by name, and the ``topology`` of a platform file turned into links by a builder's signature.
 """
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import math
-from collections.abc import Iterator
+import types
+import typing
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from trioflow.base.errors import PlatformError, suggest
+from trioflow.base.plugins import load_plugin
 from trioflow.base.provenance import PACKAGE, atomic_path
 from trioflow.base.yaml_files import read_yaml
-from trioflow.hardware.device_sheet import describe_inline, load_device
-from trioflow.hardware.links import (
-    build_links,
-    describe_platform,
-    find_link_source,
-    list_failed_links,
+from trioflow.hardware.device_sheet import check_schema, describe_inline, load_device
+from trioflow.hardware.machine import (
+    EAGER,
+    SLOWDOWN,
+    TIES,
+    Device,
+    Link,
+    Platform,
+    Routing,
+    is_rank_node,
+    name_link,
+    name_rank_node,
 )
-from trioflow.hardware.machine import EAGER, SLOWDOWN, Device, Link, Platform, Routing, name_link
-from trioflow.hardware.schema import check_schema
-from trioflow.hardware.topologies.nccl_file import list_doubts
-from trioflow.hardware.topologies.wiring import MOST_PARTS
+from trioflow.hardware.topologies.grids import (
+    MOST_PARTS,
+    NodeBuilder,
+    build_cube_mesh,
+    build_double_ring,
+    build_mesh,
+    build_ring,
+    build_torus,
+    find_nodes,
+    read_rank,
+)
+from trioflow.hardware.topologies.nccl_file import build_edge_list, build_nccl_file, list_doubts
+from trioflow.hardware.topologies.nodes import (
+    build_dragonfly,
+    build_fat_tree,
+    build_fully_connected,
+    build_node_groups,
+    build_nvswitch,
+    build_pcie_sockets,
+    build_pcie_tree,
+    build_rail_optimised,
+    build_switch,
+)
+
+ENTRY_POINTS = "trioflow.topologies"
+"""Group under which a package registers builders: functions of a number of ranks and parameters."""
+
+Builder = Callable[..., list[Link]]
+
+BUILDERS: Mapping[str, Builder] = {
+    "fully_connected": build_fully_connected,
+    "switch": build_switch,
+    "nvswitch": build_nvswitch,
+    "ring": build_ring,
+    "double_ring": build_double_ring,
+    "mesh": build_mesh,
+    "torus": build_torus,
+    "cube_mesh": build_cube_mesh,
+    "pcie_tree": build_pcie_tree,
+    "pcie_sockets": build_pcie_sockets,
+    "fat_tree": build_fat_tree,
+    "dragonfly": build_dragonfly,
+    "node_groups": build_node_groups,
+    "rail_optimised": build_rail_optimised,
+    "edge_list": build_edge_list,
+    "nccl_file": build_nccl_file,
+}
+"""trioflow's own builders by the name that a platform file gives them."""
+
+
+def find_builder(name: str) -> Builder:
+    """Return a builder by its name; trioflow's own come first, so that shipped platforms keep their meaning.
+
+    Raises PlatformError when it is unknown, registered several times, or cannot be loaded or
+    called.
+    """
+    if name in BUILDERS:
+        return BUILDERS[name]
+    return load_plugin(
+        ENTRY_POINTS, name, BUILDERS, what="builder", error=PlatformError, place="builder"
+    )
+
+
+WORDS = ("builder", "source", "measured")
+"""Keys of a topology that are not parameters of its builder."""
+
+
+def build_topology(
+    description: Mapping[str, Any],
+    ranks: int,
+    file: str | Path,
+    *,
+    shared: Mapping[str, Any] | None = None,
+) -> list[Link]:
+    """Build the links that a platform file's ``topology`` describes; paths start at its folder.
+
+    ``description``: a ``builder``'s name and parameters, numbers as ``{value, source}``, choices
+    plain, a network within as a topology of its own. ``shared``: values of the whole platform for
+    builders that take them. Raises PlatformError, with file and key, when one is unknown, missing
+    or of the wrong type, or the builder refuses.
+    """
+    return _choose_topology(description, file, shared=shared or {})(ranks)
+
+
+def _choose_topology(
+    description: Mapping[str, Any],
+    file: str | Path,
+    place: str = "topology",
+    shared: Mapping[str, Any] | None = None,
+) -> NodeBuilder:
+    """Return a builder with its parameters chosen; see ``build_topology``."""
+    try:
+        builder = find_builder(description["builder"])
+    except PlatformError as error:
+        raise PlatformError(
+            error.problem, file=file, place=f"{place}.{error.place}", fix=error.fix
+        ) from None
+    known, hints, free = _read_signature(builder)
+    given = {key: value for key, value in description.items() if key not in WORDS}
+    extra = {key: value for key, value in (shared or {}).items() if key in known}
+    twice = sorted(extra.keys() & given.keys())
+    if twice:
+        raise PlatformError(
+            f"{twice[0]!r} stands beside the topology, too", file=file, place=place,
+            fix="keep one of the two",
+        )  # fmt: skip
+    unknown = sorted(given.keys() - known.keys())
+    if unknown and not free:
+        raise PlatformError(
+            f"the builder {description['builder']!r} takes no {unknown[0]!r}", file=file,
+            place=place, fix=_offer(unknown[0], sorted(known)),
+        )  # fmt: skip
+    for name, parameter in known.items():
+        if parameter.default is inspect.Parameter.empty and name not in {*given, *extra}:
+            raise PlatformError(
+                f"the key {name!r} is missing", file=file, place=place, fix=f"add {name!r}"
+            )
+    values = {
+        key: _convert(value, hints.get(key), file, f"{place}.{key}") for key, value in given.items()
+    }
+    path = next((value for value in values.values() if isinstance(value, Path)), None)
+    if path is not None and "source" not in description:
+        raise PlatformError(
+            f"the numbers in {path.name} have no source", file=file, place=place,
+            fix="add source: where they come from",
+        )  # fmt: skip
+    return partial(_call, builder, {**extra, **values}, file, place)
+
+
+def _read_signature(builder: Builder) -> tuple[dict[str, inspect.Parameter], dict[str, Any], bool]:
+    """Return a builder's parameters but the ranks, their types, and whether it takes any."""
+    try:
+        parameters = list(inspect.signature(builder).parameters.values())
+        hints = typing.get_type_hints(builder)
+    except (NameError, TypeError, ValueError):
+        return {}, {}, True
+    named = [one for one in parameters[1:] if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)]
+    free = any(one.kind is one.VAR_KEYWORD for one in parameters)
+    return {one.name: one for one in named}, hints, free
+
+
+def _convert(value: Any, hint: Any, file: str | Path, place: str) -> Any:
+    """Turn what the file holds into what the builder takes; without a type hint, as it is."""
+    kinds = _read_kinds(hint)
+    if isinstance(value, Mapping) and "builder" in value:
+        if not kinds or Callable in kinds:
+            return _choose_topology(value, file, place)
+        given: Any = f"the topology {value['builder']!r}"
+    elif isinstance(value, Mapping):
+        given = value["value"]
+        if not kinds or float in kinds:
+            return given if not kinds else float(given)
+        if int in kinds and given == int(given):
+            return int(given)
+    else:
+        given = repr(value)
+        if not kinds or type(value) in kinds:
+            return value
+        if isinstance(value, str) and Path in kinds:
+            return Path(file).parent / value
+    due = next(words for kind, words in _DUE.items() if kind in kinds)
+    raise PlatformError(f"{given} is not possible here", file=file, place=place, fix=f"write {due}")
+
+
+_DUE: Mapping[Any, str] = {
+    float: "{value: the number, source: where it comes from}",
+    int: "{value: a whole number, source: where it comes from}",
+    Callable: "a topology: {builder: its name, ...}",
+    bool: "true or false",
+    Path: "the path of a file",
+    str: "a text",
+    object: "what the builder's documentation says",
+}
+"""What to write for a parameter, by its type."""
+
+
+def _read_kinds(hint: Any) -> set[Any]:
+    """Return the kinds of value that a parameter's type allows; none where it has none."""
+    if hint is None or hint is Any:
+        return set()
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return set().union(*map(_read_kinds, typing.get_args(hint)))
+    if hint is type(None):
+        return set()
+    return {typing.get_origin(hint) or hint, object}
+
+
+def _call(
+    builder: Builder, values: Mapping[str, Any], file: str | Path, place: str, ranks: int
+) -> list[Link]:
+    """Run a builder and see to it that an error names the file and that links come out."""
+    try:
+        links = list(builder(ranks, **values))
+    except PlatformError as error:
+        if error.file is not None:
+            raise
+        inner = f"{place}.{error.place}" if error.place else place
+        raise PlatformError(error.problem, file=file, place=inner, fix=error.fix) from None
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        name = getattr(builder, "__name__", "builder")
+        raise PlatformError(
+            f"{name} failed: {type(error).__name__}: {error}", file=file, place=place,
+            fix="check its parameters against its documentation",
+        ) from None  # fmt: skip
+    stray = next((link for link in links if not isinstance(link, Link)), None)
+    if stray is not None:
+        raise PlatformError(
+            f"the builder returned {stray!r}, not a link", file=file, place=f"{place}.builder",
+            fix="let it return hardware.machine.Link",
+        )  # fmt: skip
+    return links
+
+
+def _offer(name: str, known: list[str]) -> str:
+    return f"{suggest(name, known)}it takes {', '.join(known)}"
+
+
+def build_links(content: Mapping[str, Any], ranks: int, file: str | Path) -> list[Link]:
+    """Return the links that a platform file's content, checked against the schema, describes.
+
+    Raises PlatformError when a link cannot be simulated or read two ways, a degraded or failed link
+    does not exist, or bytes cannot get from a rank to another.
+    """
+    if "links" in content:
+        links = [
+            Link(
+                entry["from"],
+                entry["to"],
+                float(entry["bandwidth_bytes_per_s"]["value"]),
+                float(entry["latency_s"]["value"]),
+            )
+            for entry in content["links"]
+        ]
+    else:
+        shared = {
+            key: content[key] for key in ("nodes", "ranks_per_node") if content.get(key) is not None
+        }
+        links = build_topology(content["topology"], ranks, file, shared=shared)
+    _check_ends(links, file, "links." if "links" in content else "topology, link ")
+    links = _degrade_links(links, content.get("degraded", []), file)
+    _check_failed(links, content, file)
+    failed = set(list_failed_links(content))
+    working = [link for link in links if (link.source, link.target) not in failed]
+    _check_ranks(working, ranks, file, "links" if "links" in content else "topology")
+    return links
+
+
+def list_failed_links(content: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the failed links of a platform file's content, as source and target."""
+    found: list[tuple[str, str]] = []
+    for entry in content.get("failed_links", []):
+        found.append((entry["from"], entry["to"]))
+        if entry.get("both_ways", False):
+            found.append((entry["to"], entry["from"]))
+    return found
+
+
+def _check_failed(links: list[Link], content: Mapping[str, Any], file: str | Path) -> None:
+    known = {(link.source, link.target) for link in links}
+    for number, entry in enumerate(content.get("failed_links", [])):
+        for source, target in list_failed_links({"failed_links": [entry]}):
+            if (source, target) not in known:
+                raise PlatformError(
+                    f"no link leads from {source} to {target}", file=file,
+                    place=f"failed_links.{number}", fix=_offer_link(links, source, target),
+                )  # fmt: skip
+
+
+def _degrade_links(
+    links: list[Link], entries: Iterable[Mapping[str, Any]], file: str | Path
+) -> list[Link]:
+    """Return links with those ``degraded`` slower, or gone at ``factor`` 0; PlatformError where one is unknown or twice."""
+    places = {(link.source, link.target): place for place, link in enumerate(links)}
+    changed: dict[int, Link | None] = {}
+    for number, entry in enumerate(entries):
+        ends = [(entry["from"], entry["to"])]
+        if entry.get("both_ways", False):
+            ends.append((entry["to"], entry["from"]))
+        for source, target in ends:
+            where = f"degraded.{number}"
+            if (source, target) not in places:
+                raise PlatformError(
+                    f"no link leads from {source} to {target}", file=file, place=where,
+                    fix=_offer_link(links, source, target),
+                )  # fmt: skip
+            place = places[source, target]
+            if place in changed:
+                raise PlatformError(
+                    f"the link from {source} to {target} is degraded twice", file=file,
+                    place=where, fix="keep one entry, with the factors multiplied",
+                )  # fmt: skip
+            changed[place] = _degrade(links[place], entry)
+    kept = (changed.get(place, link) for place, link in enumerate(links))
+    return [link for link in kept if link is not None]
+
+
+def _degrade(link: Link, entry: Mapping[str, Any]) -> Link | None:
+    factor = float(entry["factor"]["value"])
+    slower = float(entry["latency_factor"]["value"]) if "latency_factor" in entry else 1.0
+    if factor == 0:
+        return None
+    bandwidth_bytes_per_s = link.bandwidth_bytes_per_s * factor
+    return Link(link.source, link.target, bandwidth_bytes_per_s, link.latency_s * slower)
+
+
+def _offer_link(links: list[Link], source: str, target: str) -> str:
+    targets = [link.target for link in links if link.source == source]
+    if targets:
+        close = difflib.get_close_matches(target, targets, n=1, cutoff=0.0)
+        return f"from {source} one leads to {close[0]}"
+    nodes = find_nodes(links)
+    return suggest(source, nodes).rstrip() or f"nodes are {', '.join(nodes[:8])}"
+
+
+def _check_ends(links: list[Link], file: str | Path, place: str) -> None:
+    """Refuse a link that a network could not simulate or would read two ways."""
+    seen: set[tuple[str, str]] = set()
+    for number, link in enumerate(links):
+        ends = (link.source, link.target)
+        problem, fix = "", ""
+        if link.bandwidth_bytes_per_s < 1.0:
+            problem = f"{link.bandwidth_bytes_per_s} bytes/s from {link.source} to {link.target}"
+            fix = "write 1 byte/s or more, or list it under failed_links"
+        elif link.source == link.target:
+            problem, fix = f"joins {link.source} to itself", "leave it out"
+        elif ends in seen:
+            problem = f"a second link from {link.source} to {link.target}"
+            fix = "write one link with the bandwidths added"
+        if problem:
+            raise PlatformError(problem, file=file, place=f"{place}{number}", fix=fix)
+        seen.add(ends)
+    for node in find_nodes(links):
+        rank = read_rank(node)
+        if rank >= 0 and node != name_rank_node(rank):
+            raise PlatformError(
+                f"{node!r} is not the name of a rank", file=file, place=place.partition(",")[0].strip("."),
+                fix=f"write {name_rank_node(rank)}",
+            )  # fmt: skip
+
+
+def _check_ranks(links: list[Link], ranks: int, file: str | Path, place: str) -> None:
+    """Refuse ranks without a link, and such as bytes cannot reach."""
+    if ranks == 1:
+        return
+    names = [name_rank_node(rank) for rank in range(ranks)]
+    nodes = set(find_nodes(links))
+    lonely = next((name for name in names if name not in nodes), None)
+    if lonely:
+        raise PlatformError(
+            f"no link reaches {lonely}", file=file, place=place,
+            fix=f"name the {ranks} ranks rank0 to rank{ranks - 1} and join each of them",
+        )  # fmt: skip
+    onward: dict[str, list[str]] = {}
+    backward: dict[str, list[str]] = {}
+    for link in links:
+        onward.setdefault(link.source, []).append(link.target)
+        backward.setdefault(link.target, []).append(link.source)
+    for graph, words in ((onward, "from rank0 to {}"), (backward, "from {} to rank0")):
+        reached = _reach(graph, names[0])
+        cut_off = next((name for name in names if name not in reached), None)
+        if cut_off:
+            raise PlatformError(
+                f"no route leads {words.format(cut_off)}", file=file, place=place,
+                fix="links are directed: write one each way, or leave fewer of them out",
+            )  # fmt: skip
+
+
+def _reach(graph: Mapping[str, list[str]], start: str) -> set[str]:
+    reached, todo = {start}, [start]
+    while todo:
+        for node in graph.get(todo.pop(), ()):
+            if node not in reached:
+                reached.add(node)
+                todo.append(node)
+    return reached
+
+
+def describe_platform(platform: Platform, path: str | Path) -> dict[str, Any]:
+    """Turn a platform into a file's content; PlatformError where a number has no source."""
+
+    def number(value: float, key: str, found: tuple[str | None, bool] | None = None) -> Any:
+        source, measured = found or _find_source(platform, key)
+        if source is None:
+            raise PlatformError(
+                f"{value!r} has no source", file=path, place=key,
+                fix=f"give the platform sources[{key!r}]",
+            )  # fmt: skip
+        entry = {"value": value, "source": source}
+        return entry if measured else {**entry, "measured": False}
+
+    device, slowdown = platform.device, platform.compute_slowdown_during_collective
+    sheet = device.sheet
+    described: dict[str, Any] = {
+        "name": device.name,
+        "kind": device.kind,
+        "memory_bytes": number(device.memory_bytes, "device.memory_bytes"),
+        "peak_flop_per_s": {
+            precision: number(peak, f"device.peak_flop_per_s.{precision}")
+            for precision, peak in device.peak_flop_per_s.items()
+        },
+    }
+    if device.memory_bandwidth_bytes_per_s is not None:
+        key = "memory_bandwidth_bytes_per_s"
+        described[key] = number(device.memory_bandwidth_bytes_per_s, f"device.{key}")
+    if sheet is not None and device == Device.of(sheet):
+        described = {"sheet": sheet.name if sheet.is_shipped else dict(sheet.content)}
+    links = []
+    for link in platform.links:
+        entry: dict[str, Any] = {"from": link.source, "to": link.target}
+        for key in ("bandwidth_bytes_per_s", "latency_s"):
+            place = f"links.{name_link(link)}.{key}"
+            entry[key] = number(getattr(link, key), place, find_link_source(platform, link, key))
+        links.append(entry)
+    content = {
+        "name": platform.name,
+        "device": described,
+        "ranks": platform.ranks,
+        "ranks_per_node": platform.ranks_per_node,
+        "links": links,
+        "failed_links": [
+            {"from": source, "to": target} for source, target in sorted(platform.routing.failed)
+        ]
+        or None,
+        "routing": _describe_routing(platform),
+        "communication_on_compute_stream": platform.communication_on_compute_stream,
+        SLOWDOWN: number(slowdown, SLOWDOWN) if slowdown != 1 else None,
+        EAGER: number(eager, EAGER) if (eager := platform.eager_send_bytes) else None,
+        "host": {key: number(value, f"host.{key}") for key, value in platform.host.items()},
+        "collectives": platform.collectives,
+        "node_collectives": platform.node_collectives,
+        "between_nodes": platform.between_nodes,
+        "notes": platform.notes,
+    }
+    return {key: value for key, value in content.items() if value not in (None, "", {})}
+
+
+def _describe_routing(platform: Platform) -> dict[str, Any]:
+    """Return how equally good routes are chosen, where that is not the usual way."""
+    routing = platform.routing
+    if (routing.ties, routing.seed) == (TIES[0], 0):
+        return {}
+    return {"ties": routing.ties, "seed": routing.seed}
+
+
+def find_link_source(platform: Platform, link: Link, key: str) -> tuple[str | None, bool]:
+    """Return where a link's ``bandwidth_bytes_per_s`` or ``latency_s`` comes from, and whether it was measured.
+
+    Its own source, else those of the topology's parameters that may be meant.
+    """
+    source, measured = _find_source(platform, f"links.{name_link(link)}.{key}")
+    if source is not None:
+        return source, measured
+    # "bandwidth_bytes_per_s" also ends "bridge_bandwidth_bytes_per_s", of other links.
+    places = sorted(
+        place for place in platform.sources if place.startswith("topology.") and place.endswith(key)
+    )
+    plain = f"topology.{key}"
+    if plain in places and len(places) > 1:
+        at_rank = is_rank_node(link.source) or is_rank_node(link.target)
+        places = [plain] if at_rank else [place for place in places if place != plain]
+    if not places:
+        return _find_source(platform, plain)
+    if len(places) == 1:
+        return _find_source(platform, places[0])
+    listed = "; ".join(f"{place}: {platform.sources[place]}" for place in places)
+    return f"one of {listed}", all(_find_source(platform, place)[1] for place in places)
+
+
+def _find_source(platform: Platform, key: str) -> tuple[str | None, bool]:
+    place = _find_nearest(platform.sources, key)
+    source = None if place is None else platform.sources[place]
+    return source, _find_nearest(platform.unmeasured, key) is None
+
+
+def _find_nearest(known: Container[str], key: str) -> str | None:
+    """Return a dotted key or the nearest key above it that is known."""
+    while key:
+        if key in known:
+            return key
+        key = key.rpartition(".")[0]
+    return None
+
 
 SCHEMA = PACKAGE / "data" / "platform.schema.json"
 

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trioflow.base.units import ns_to_s
-from trioflow.costmodel.collectives.message_curve import LOST_NS
+from trioflow.costmodel.collectives.model import LOST_NS
 from trioflow.trace.workloads.build import Workload
 
 _REPEATS_BELOW_BYTES = ((65_536, 8), (5_000_000, 4), (20_000_000, 2))

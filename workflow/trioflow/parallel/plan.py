@@ -11,16 +11,15 @@ from trioflow.base.arguments import check_argument, check_names
 from trioflow.base.errors import PlanError, suggest
 from trioflow.base.experiments import SHARDINGS, Plan, find_plan_problem
 from trioflow.base.input_files import read_text
-from trioflow.base.plan_row import SCHEDULES, ScheduleSizes
-from trioflow.base.plan_rules import find_count_problem
+from trioflow.base.plan_row import SCHEDULES, ScheduleSizes, find_count_problem
 from trioflow.base.plugins import load_plugin
 from trioflow.base.precision_recipes import MEGATRON as MEGATRON_LM
 from trioflow.base.units import BYTES_PER_MIB
 from trioflow.parallel.schedules.build import build_schedule, is_schedule, read_schedule
 from trioflow.parallel.schedules.table import Schedule
 from trioflow.parallel.splits.context import check_context
-from trioflow.parallel.splits.expert_layers import check_experts
 from trioflow.parallel.splits.pipeline import BALANCES, chunk_batch, partition, split_batch
+from trioflow.parallel.splits.routing import check_experts
 from trioflow.parallel.splits.tensor_split import count_heads
 from trioflow.parallel.splits.vocabulary import find_layers, has_vocabulary
 from trioflow.trace.store import MOST_UNNAMED, Trace, pipeline_units

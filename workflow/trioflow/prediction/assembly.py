@@ -35,12 +35,17 @@ from trioflow.parallel.reference import silence_messages
 from trioflow.parallel.splits.pipeline import BALANCES
 from trioflow.parallel.splits.routing import read_routing, set_routing
 from trioflow.parallel.task_graph import TaskGraph
-from trioflow.prediction.anchors import read_session
+from trioflow.prediction.anchors import NodeDoubt, doubt_nodes, read_session
 from trioflow.prediction.answer import Prediction, predict_step
-from trioflow.prediction.beyond_nodes import NodeDoubt, doubt_nodes
-from trioflow.prediction.options import CLOSED_FORM, DEFAULTS, SESSION, Options
+from trioflow.prediction.options import (
+    CLOSED_FORM,
+    DEFAULTS,
+    SESSION,
+    Options,
+    list_rank_scales,
+    scale_operators,
+)
 from trioflow.prediction.step import Step, choose_counts, extend_step
-from trioflow.prediction.what_if import list_rank_scales, scale_operators
 from trioflow.trace.store import Trace, is_model, load_trace, refuse_step
 
 Traces = str | Path | Trace | DeviceTimes | Sequence[str | Path | Trace]

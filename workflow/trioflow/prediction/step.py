@@ -29,12 +29,12 @@ from trioflow.parallel.reference import choose_reference
 from trioflow.parallel.task_graph import TaskGraph, load_task_graph
 from trioflow.prediction.anchors import (
     Factors,
+    NodeDoubt,
     SessionAnchor,
     apply_factors,
     read_session,
     settle_contention,
 )
-from trioflow.prediction.beyond_nodes import NodeDoubt
 from trioflow.prediction.options import SESSION, Options
 from trioflow.trace.store import Trace, load_trace
 

@@ -1,24 +1,357 @@
-"""80 % intervals of every judged set, beside one interval for all of its cases from the errors of other groups."""
+"""80 % intervals of every judged set, beside one interval for all of its cases from the errors of other groups.
+
+The numbers in README and docs, rewritten from the tables of a run, and from nothing else.
+
+README has lines, each with a link; the page behind the link has the table, between two markers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
-from trioflow.base.provenance import atomic_path
+from trioflow.base.errors import InputError
+from trioflow.base.experiments import UNIT_SHARDINGS, Plan
+from trioflow.base.provenance import atomic_path, digest_file
 from trioflow.costmodel.intervals import COVERAGE, SHORTEST_S
-from trioflow.report.errors import interval_score
-from trioflow.report.pages import NOTHING, write_markdown, write_percent
-from trioflow.reproductions.clusters.parts import plain_model
+from trioflow.costmodel.spread import LAGS, PARTS, MeasuredSpread
+from trioflow.report.errors import interval_score, summarise_errors
+from trioflow.report.pages import (
+    NOTHING,
+    write_markdown,
+    write_percent,
+    write_range,
+    write_signed_percent,
+    write_time,
+)
+from trioflow.report.scores import ORACLE, OURS, score_published
+from trioflow.report.sections import describe_accuracy, describe_run
+from trioflow.reproductions.clusters.bridge_page import score_rates, write_rates_table
+from trioflow.reproductions.clusters.scores import plain_model
+from trioflow.reproductions.drift.judge import JOINT
+from trioflow.reproductions.drift.page import NAMES, describe_drift, find_error
 from trioflow.reproductions.published.cases import describe_set
-from trioflow.reproductions.readme import publish_block
-from trioflow.reproductions.validation.aims import SETS
+from trioflow.reproductions.published.page import read_aim, score_of
+from trioflow.reproductions.validation.aims import SETS, reach_aims
 from trioflow.reproductions.vtrain.data import GROUPS, PLANS
 from trioflow.tables import records
+
+if TYPE_CHECKING:
+    from trioflow.reproductions.clusters.page import Line
+
+
+@dataclass(frozen=True)
+class Result:
+    """What is published about one set of measurements."""
+
+    page: str  # below docs
+    # Of README: (what was judged, what was reached), a line each.
+    lines: Sequence[tuple[str, str]]
+    body: str = ""  # Markdown between the page's markers; empty for a page that has none
+
+
+def publish(root: Path, topic: str, result: Result) -> bool:
+    """Rewrite README's lines ``<!-- topic -->`` and the page's block between :func:`markers`; return whether any changed.
+
+    Raises InputError when a line, a file or a marker is missing, or a marker stands twice or in the
+    wrong order.
+    """
+    page, readme = root / "docs" / result.page, root / "README.md"
+    new_page = _replace_block(page, topic, result.body) if result.body else ""
+    mark = f"<!-- {topic} -->"
+    lines = [f"- [{what}](docs/{result.page}): {reached} {mark}" for what, reached in result.lines]
+    old = _read(readme).splitlines()
+    places = [at for at, line in enumerate(old) if line.endswith(mark)]
+    if not places:
+        raise InputError(
+            f"no line ends with {mark}", file=readme, fix="put the marker where the result is to stand"
+        )  # fmt: skip
+    kept = [line for at, line in enumerate(old) if at <= places[0] or at not in places]
+    kept[places[0] : places[0] + 1] = lines
+    changed = [_write(readme, "\n".join(kept) + "\n")]
+    if new_page:
+        changed.append(_write(page, new_page))
+    return any(changed)
+
+
+def publish_spreads(root: Path, spreads: Iterable[MeasuredSpread]) -> bool:
+    """Rewrite the table of measured spreads in docs/spread.md; return whether it changed. Raises as `publish`."""
+    names = (*PARTS, *LAGS)
+    rows = [
+        (one.device_kind, one.job, one.ranks, one.steps, *(write_percent(getattr(one.spread, name), 2) for name in PARTS),
+         *(f"{getattr(one.spread, name):.2f}" for name in LAGS))
+        for one in spreads
+    ]  # fmt: skip
+    heads = ("device", "job", "ranks", "steps", *(f"`{name}`" for name in names))
+    return publish_block(root, "spread.md", "spread", write_markdown(heads, rows, left=(0, 1)))
+
+
+def publish_block(root: Path, page: str, block: str, body: str) -> bool:
+    """Rewrite a block of a page of docs; return whether it changed. Raises as `publish`."""
+    path = root / "docs" / page
+    return _write(path, _replace_block(path, block, body))
+
+
+def markers(block: str) -> tuple[str, str]:
+    """Return the lines that a block of a page stands between."""
+    return f"<!-- {block}:begin -->", f"<!-- {block}:end -->"
+
+
+def _replace_block(path: Path, block: str, body: str) -> str:
+    """Return a file's text with another body between the markers of a block."""
+    begin, end = markers(block)
+    text = _read(path)
+    for marker in (begin, end):
+        if text.count(marker) != 1:
+            raise InputError(
+                f"the marker {marker} stands there {text.count(marker)} times", file=path,
+                fix="put each marker once, on a line of its own",
+            )  # fmt: skip
+    before, _, rest = text.partition(begin)
+    _, found, after = rest.partition(end)
+    if not found:
+        raise InputError("the end marker stands before the begin marker", file=path)
+    return f"{before}{begin}\n{body}\n{end}{after}"
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open(encoding="utf-8", newline="") as stream:
+            return stream.read()
+    except FileNotFoundError:
+        raise InputError("no such file", file=path) from None
+
+
+def _write(path: Path, text: str) -> bool:
+    if text == _read(path):
+        return False
+    with atomic_path(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="")
+    return True
+
+
+def describe_errors(error_table: pd.DataFrame, runs: pd.DataFrame) -> Result:
+    """Return a run's cases (``tables.ERRORS``) and, for README, how far ``runs`` differ; InputError where there are none."""
+    if error_table.empty:
+        raise InputError("no experiment to publish")
+    means = runs["mean_absolute_error"]
+    reached = (
+        f"{write_percent(means.min())} to {write_percent(means.max())} mean absolute error in "
+        f"{len(means)} full runs: it varies between machines"
+    )
+    whole = runs[runs["bias"].notna()]
+    if len(whole):
+        mean = {name: write(whole[name].mean()) for name, (_, write) in _RUN.items()}
+        reached += (
+            f"; in the last {len(whole)}, on average, bias {mean['bias']}, tensor parallelism off by "
+            f"{mean['tensor_parallel_error']}, FSDP by {mean['fsdp_error']}, inside the 80 % interval {mean['coverage']}"
+        )
+    listed = ", ".join(write_percent(mean) for mean in sorted(means))
+    text = "\n\n".join([
+        f"Mean absolute errors of all full runs so far, on different machines: {listed} (`docs/runs.tsv`). Below, the last.",
+        *([_write_runs(whole)] if len(whole) else []),
+        " ".join(describe_run(error_table)), " ".join(describe_accuracy(error_table)),
+        _write_error_matrix(error_table), _write_error_rows(error_table),
+    ])  # fmt: skip
+    return Result(
+        "errors.md", [(f"{len(error_table)} steps measured on 1 and 2 ranks", reached)], text
+    )
+
+
+_RUN: Mapping[str, tuple[str, Callable[[float], str]]] = {
+    "mean_absolute_error": ("mean absolute error, aim 4 %", write_percent),
+    "bias": ("mean signed error, aim \u00b12 %", write_signed_percent),
+    "tensor_parallel_error": ("tensor parallelism, aim 8 %", write_percent),
+    "fsdp_error": ("FSDP, aim 8 %", write_percent),
+    "coverage": ("inside the 80 % interval", partial(write_percent, digits=0)),
+    "mean_relative_width": ("its mean width", partial(write_percent, digits=0)),
+}
+"""What is kept of a full run, each with its heading and how it is written; errors of some plans are mean absolute ones."""
+
+
+def record_run(
+    path: Path, table: Path, error_table: pd.DataFrame, plans: Mapping[str, Plan]
+) -> pd.DataFrame:
+    """Add a run to the list of full runs at ``path``, unless it is there, and return the list.
+
+    ``run`` is the first digits of the SHA-256 of ``table`` (a number for older runs); what a run
+    lacks is empty.
+    """
+    runs = pd.read_csv(path, sep="\t", dtype={"run": "str"})
+    name = digest_file(table)[:12]
+    if name in set(runs["run"]):
+        return runs
+    found = summarise_errors(error_table)
+    size, row = error_table["relative_error"].abs(), [plans[one] for one in error_table["plan"]]
+    found["tensor_parallel_error"] = size[[one.tensor > 1 for one in row]].mean()
+    found["fsdp_error"] = size[[one.sharding in UNIT_SHARDINGS for one in row]].mean()
+    mine = {"run": name, **{key: round(found[key], 4) for key in ("experiments", *_RUN)}}
+    runs = pd.concat([runs, pd.DataFrame([mine])], ignore_index=True)
+    with atomic_path(path) as temporary:
+        runs.to_csv(temporary, sep="\t", index=False)
+    return runs
+
+
+def _write_runs(runs: pd.DataFrame) -> str:
+    """Return a Markdown table of full runs, and their mean."""
+    mean = runs[list(_RUN)].mean().to_frame().T.assign(run="mean")
+    rows = [
+        [row["run"], *(write(row[key]) for key, (_, write) in _RUN.items())]
+        for row in records(pd.concat([runs, mean]))
+    ]
+    return write_markdown(["run", *(heading for heading, _ in _RUN.values())], rows)
+
+
+def _write_error_rows(errors: pd.DataFrame) -> str:
+    """Return a Markdown table with a row for every experiment."""
+    headings = (
+        "experiment", "plan", "ranks", "batch", "measured (quartiles)", "predicted (80 % interval)",
+        "error", "confidence",
+    )  # fmt: skip
+    rows = [
+        (
+            row["experiment"], row["plan"], row["ranks"], row["batch"],
+            f"{write_time(row['measured_s'])} ({write_range(row['measured_low_s'], row['measured_high_s'])})",
+            f"{write_time(row['simulated_s'])} ({write_range(row['low_s'], row['high_s'])})",
+            write_signed_percent(row["relative_error"]), row["confidence"],
+        )
+        for row in errors.to_dict("records")
+    ]  # fmt: skip
+    return write_markdown(headings, rows, left=(0, 1, 7))
+
+
+def _write_error_matrix(errors: pd.DataFrame) -> str:
+    """Return every signed error: a plan a line, a workload a column, several in order of their batch."""
+    workloads = list(dict.fromkeys(errors["workload"]))
+    rows = []
+    for plan, mine in errors.groupby("plan", sort=False):
+        ordered = mine.sort_values("batch")
+        cells = [
+            ", ".join(ordered.loc[ordered["workload"] == one, "relative_error"].map(write_signed_percent))
+            for one in workloads
+        ]  # fmt: skip
+        mean = write_percent(float(mine["relative_error"].abs().mean()))
+        rows.append([str(plan), *(cell or NOTHING for cell in cells), mean])
+    return write_markdown(["signed error", *workloads, "mean absolute"], rows)
+
+
+def describe_validation(summary: pd.DataFrame) -> Result:
+    """Return what the cost models reached (``SUMMARY``), a row for every aim; InputError where none was judged."""
+    reached = reach_aims(summary)
+    if not reached:
+        raise InputError("no aim was judged", fix="run `snakemake validation`")
+    lead = (
+        "Cost models on public measurements that they never saw; **bold**: aim reached. `snakemake validation` "
+        "makes `report/cost_models.html` with every case and model, and what missed aims are made of."
+    )
+    headings = (
+        "mean absolute error of", "cases", "aim", "trioflow", "best other model", "oracle",
+        "80 % interval covers",
+    )  # fmt: skip
+    rows, headlines = [], []
+    for entry in reached:
+        ours, best = entry.ours, entry.best
+        error = _mark(write_percent(ours["mean_absolute_error"]), entry.reached)
+        if entry.aim.headline:
+            headlines.append(f"{entry.aim.headline} {error}")
+        rows.append((
+            entry.aim.title, ours["cases"], entry.write_limit(), error,
+            f"{write_percent(best['mean_absolute_error'])} ({entry.best_model})" if best else NOTHING,
+            write_percent(ours["oracle_mean_absolute_error"] or None), write_percent(ours["coverage"], 0),
+        ))  # fmt: skip
+    body = f"{lead}\n\n{write_markdown(headings, rows)}"
+    return Result("cost_models.md", [("Cost models on public times", ", ".join(headlines))], body)
+
+
+def describe_published(cases: pd.DataFrame) -> Result:
+    """Return the public steps (``tables.PUBLISHED_CASES``), a row for each set; InputError where there is no case."""
+    if cases.empty:
+        raise InputError("no public case was judged", fix="run `snakemake published`")
+    scores = score_published(cases)
+    lead = (
+        "Mean absolute errors on public measured steps: no case left out, none judged by a fit that saw it; **bold**: aim reached. "
+        "`snakemake published` makes `report/published.html` with every case, baseline and cause."
+    )
+    headings = (
+        "public measurements", "cases", "aim", "error", "scaling error", "best other", "80 % interval covers",
+    )  # fmt: skip
+    rows, lines = [], []
+    for name in dict.fromkeys(scores["set"]):
+        words, ours = describe_set(name), score_of(scores, name, OURS)
+        aim, reached = read_aim(scores, name)
+        error, scaling = (
+            write_percent(ours[key]) for key in ("mean_absolute_error", "scaling_error")
+        )
+        if words.aim is not None:
+            error = _mark(error, reached)
+        else:
+            scaling = _mark(scaling, reached)
+        rows.append((
+            words.title, int(ours["cases"]), aim, error, scaling, _best_other(scores, name),
+            write_percent(ours["coverage"], 0),
+        ))  # fmt: skip
+        text = error if scaling == NOTHING else f"{error}, scaling {scaling}"
+        lines.append((words.title, f"{text} ({int(ours['cases'])} cases)"))
+    return Result("published.md", lines, f"{lead}\n\n{write_markdown(headings, rows)}")
+
+
+def _best_other(scores: pd.DataFrame, name: str) -> str:
+    """Return the smallest error of the others, and whose it is."""
+    others = scores[(scores["set"] == name) & ~scores["model"].isin([OURS, ORACLE])]
+    if others.empty:
+        return NOTHING
+    best = others.sort_values(["mean_absolute_error", "model"]).iloc[0]
+    return f"{write_percent(float(best['mean_absolute_error']))} ({best['model']})"
+
+
+def describe_clusters(lines: Sequence[Line], causes: str) -> Result:
+    """Return nanotron's runs; ``lines``, ``causes``: ``judge_aims`` and ``describe_causes`` of ``clusters.aims``."""
+    headings = ("judged", "cases", "aim", "trioflow", "others")
+    rows = [
+        (line.what, f"{line.cases:,}", line.write_aim(), _write_reached(line), line.write_others())
+        for line in lines
+    ]
+    reached = ", ".join(
+        f"{line.headline} {_write_reached(line)}" for line in lines if line.headline
+    )
+    body = f"{write_markdown(headings, rows)}\n\n{causes}".rstrip()
+    return Result("clusters.md", [("nanotron's 1,728 runs on 8 to 512 H100", reached)], body)
+
+
+def describe_bridge(cases: pd.DataFrame) -> Result:
+    """Return Megatron-Bridge's rates (``reproductions.tables.CLUSTER_RATES``)."""
+    score = score_rates(cases).iloc[0]
+    reached = f"median error {write_percent(score['median_error'])} ({score['predicted']} rows)"
+    what = f"Megatron-Bridge's {len(cases)} rates on 8 to 1,024 H100"
+    return Result("megatron_bridge.md", [(what, reached)], write_rates_table(cases))
+
+
+def describe_jobs(halves: pd.DataFrame, causes: pd.DataFrame) -> Result:
+    """Return recorded jobs (``reproductions.tables.DRIFT_HALVES`` and ``DRIFT_CAUSES``)."""
+    drawn = halves[halves["way"] == JOINT].to_dict("records")
+    worst = {name: max(abs(find_error(row, name)) for row in drawn) for name in NAMES}
+    others = write_percent(max(worst[name] for name in NAMES if name != "50"))
+    reached = (
+        f"median step within {write_percent(worst['50'])}, 10 and 90 % quantiles within {others}"
+    )
+    what = f"Half the steps of {halves['job'].nunique()} recorded jobs from the other half"
+    return Result("spread.md", [(what, reached)], describe_drift(halves, causes))
+
+
+def _write_reached(line: Line) -> str:
+    return _mark(line.write_value(), line.reached)
+
+
+def _mark(text: str, reached: bool | None) -> str:
+    """Return what was reached, in bold where that was the aim."""
+    return f"**{text}**" if reached else text
+
 
 FEWEST = 20
 """Sets of fewer cases say little of a coverage."""

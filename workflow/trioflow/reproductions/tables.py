@@ -12,7 +12,7 @@ from trioflow import tables
 from trioflow.base.provenance import stamp
 from trioflow.costmodel.judging import COUNTS, SCORES
 from trioflow.tables import column
-from trioflow.tables.columns import read_schemas
+from trioflow.tables.schemas import read_schemas
 
 MEASURED_HERE = "measured here"
 MEASURED_PUBLIC = "measured, public"

@@ -21,8 +21,7 @@ import pandas as pd
 from trioflow import tables
 from trioflow.base.errors import InputError
 from trioflow.base.units import format_time
-from trioflow.sweeps.description import Sweep, load_sweep
-from trioflow.sweeps.parameters import PARAMETERS
+from trioflow.sweeps.description import PARAMETERS, Sweep, load_sweep
 from trioflow.sweeps.workshop import OK, Workshop
 from trioflow.trace.pack import MEMBERS
 

@@ -18,7 +18,7 @@ from trioflow.base.units import BYTES_PER_MIB
 from trioflow.costmodel.steps import COLLECTIVES, PIPELINE, load_residuals
 from trioflow.parallel.plan import BUCKET_BYTES, check_plan, describe_plan, fit_framework
 from trioflow.prediction.language_answer import HOUR_S
-from trioflow.sweeps.parameters import fill_values, resolve_plan
+from trioflow.sweeps.description import fill_values, resolve_plan
 from trioflow.trace.facts import Facts
 from trioflow.trace.store import Trace, pipeline_units
 

@@ -40,7 +40,7 @@ from trioflow.prediction.assembly import (
 )
 from trioflow.prediction.options import Options
 from trioflow.prediction.step import Step
-from trioflow.sweeps.parameters import PLAN_COLUMNS, resolve_batch, resolve_plan
+from trioflow.sweeps.description import PLAN_COLUMNS, resolve_batch, resolve_plan
 from trioflow.trace.store import Trace
 
 

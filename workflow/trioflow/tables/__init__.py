@@ -4,19 +4,6 @@ The schema is the contract: each column has its unit and meaning in the field's 
 ``workflow/schemas/*.schema.json`` is generated from it. ``data/tables/schemas.tsv`` holds them.
 """
 
-from trioflow.tables.columns import (
-    CATEGORIES,
-    FLOAT,
-    INT,
-    INTS,
-    PHASES,
-    SHAPES,
-    STREAMS,
-    TASK_KINDS,
-    TEXT,
-    column,
-    meanings,
-)
 from trioflow.tables.files import (
     empty,
     json_schema,
@@ -32,23 +19,34 @@ from trioflow.tables.files import (
 )
 from trioflow.tables.schemas import (
     BREAKDOWN,
+    CATEGORIES,
     COLLECTIVE_SAMPLES,
     CRITICAL_PATH,
     DEPENDENCIES,
     ERRORS,
+    FLOAT,
+    INT,
+    INTS,
     LINKS,
     MEASUREMENTS,
     OPERATOR_FIT,
     OPERATORS,
+    PHASES,
     PUBLISHED_CASES,
     RANK_TIMELINES,
     SCHEMAS,
+    SHAPES,
+    STREAMS,
     SWEEP_RESULTS,
+    TASK_KINDS,
     TASKS,
     TENSORS,
+    TEXT,
     TIMELINE,
     TRACES,
     VALIDATION,
+    column,
+    meanings,
 )
 
 __all__ = [

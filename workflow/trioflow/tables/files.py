@@ -18,8 +18,7 @@ from trioflow.base.input_files import check_file
 from trioflow.base.machine_memory import find_available_bytes
 from trioflow.base.provenance import atomic_path
 from trioflow.base.units import format_bytes, format_count
-from trioflow.tables.columns import CATEGORIES, FLOAT, INT, PHASES, TASK_KINDS
-from trioflow.tables.schemas import SCHEMAS
+from trioflow.tables.schemas import CATEGORIES, FLOAT, INT, PHASES, SCHEMAS, TASK_KINDS
 
 _CHOICES = {"phase": ("", *PHASES), "category": CATEGORIES, "kind": TASK_KINDS}
 _VALUE_BYTES = 40

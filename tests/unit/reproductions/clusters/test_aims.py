@@ -12,13 +12,13 @@ import pytest
 pytest.importorskip("sklearn")
 from trioflow.costmodel.steps import NodeResidual
 from trioflow.reproductions.clusters import scores
-from trioflow.reproductions.clusters.aims import (
+from trioflow.reproductions.clusters.page import (
     Line,
     describe_causes,
     judge_aims,
+    render_aims,
     score_intervals,
 )
-from trioflow.reproductions.clusters.page import render_aims
 from trioflow.reproductions.clusters.scores import (
     FAILED,
     FITTED,
@@ -30,7 +30,7 @@ from trioflow.reproductions.clusters.scores import (
     score_chances,
     score_steps,
 )
-from trioflow.reproductions.readme import describe_clusters
+from trioflow.reproductions.intervals import describe_clusters
 
 GIB = 2**30
 

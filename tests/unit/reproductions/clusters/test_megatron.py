@@ -8,15 +8,15 @@ import pytest
 from trioflow import tables
 from trioflow.base.errors import TableError
 from trioflow.base.units import BYTES_PER_MIB
-from trioflow.reproductions.clusters.megatron import (
+from trioflow.reproductions.clusters.bridge import (
     KEPT,
     PEAK,
     count_workspaces,
     judge_peaks,
     read_cases,
 )
-from trioflow.reproductions.clusters.memory import keep_depth
-from trioflow.reproductions.clusters.peaks import peaks_section, score_peaks
+from trioflow.reproductions.clusters.page import peaks_section, score_peaks
+from trioflow.reproductions.clusters.steps import keep_depth
 from trioflow.reproductions.tables import CLUSTER_PEAKS
 
 pytest.importorskip("torch", reason="a trace without a device needs torch (extra [capture])")

@@ -7,7 +7,7 @@ import pytest
 from trioflow.base.errors import InputError
 from trioflow.engine.simulate import simulate
 from trioflow.hardware.machine import Device, Platform
-from trioflow.hardware.topologies.registry import BUILDERS
+from trioflow.hardware.platform import BUILDERS
 from trioflow.reproductions.distsim.recorded import (
     bubble_throughput,
     compare_throughput,

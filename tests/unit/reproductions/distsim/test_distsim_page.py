@@ -16,14 +16,18 @@ from trioflow.hardware.machine import Device, Link, Platform, name_rank_node
 from trioflow.measure.records import RECORDED_EVENTS, STEP_MARKS
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan
-from trioflow.reproductions.distsim.figures import draw_activity, draw_timestamps
-from trioflow.reproductions.distsim.page import CAPTIONS, build_distsim_page
+from trioflow.reproductions.distsim.page import (
+    CAPTIONS,
+    build_distsim_page,
+    draw_activity,
+    draw_timestamps,
+    read_benchmarks,
+)
 from trioflow.reproductions.distsim.recorded import find_best_rates, predict_by_rates
-from trioflow.reproductions.distsim.sections import read_benchmarks
-from trioflow.reproductions.published.baselines import AnalyticalModel
+from trioflow.reproductions.published.prediction import AnalyticalModel
 from trioflow.reproductions.tables import ANALYTICAL
 from trioflow.sweeps.chunks import make_frame
-from trioflow.sweeps.parameters import fill_values
+from trioflow.sweeps.description import fill_values
 from trioflow.sweeps.workshop import OK, PREDICTED
 
 from reproductions.distsim.distsim_case import STEP_S, make_events, make_marks, make_timeline

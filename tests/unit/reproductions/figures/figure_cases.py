@@ -10,7 +10,7 @@ from trioflow import tables
 from trioflow.base.experiments import Plan
 from trioflow.reproductions.tables import EVIDENCE
 from trioflow.sweeps.chunks import make_frame
-from trioflow.sweeps.parameters import fill_values
+from trioflow.sweeps.description import fill_values
 
 PLANS = [
     Plan("single", 1, 1, 1, "none", 1, 1, 1),

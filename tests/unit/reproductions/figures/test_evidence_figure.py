@@ -7,13 +7,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from trioflow.base.errors import InputError
-from trioflow.reproductions.figures.build import build_figure_data
-from trioflow.reproductions.figures.catalogue import FIGURES
-from trioflow.reproductions.figures.drawings import (
+from trioflow.reproductions.figures.build import (
+    build_figure_data,
     count_right_pairs,
     draw_evidence,
     list_panels,
 )
+from trioflow.reproductions.figures.catalogue import FIGURES
 from trioflow.reproductions.figures.points import COLUMN_IN, SMALLEST_PT
 from trioflow.reproductions.tables import EVIDENCE
 

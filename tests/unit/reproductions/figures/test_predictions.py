@@ -10,7 +10,7 @@ from trioflow.base.errors import InputError
 from trioflow.reproductions.figures.build import predict_scenarios
 from trioflow.reproductions.figures.points import BUSY, list_predicted_rows
 from trioflow.sweeps.chunks import list_sweep_files
-from trioflow.sweeps.parameters import fill_values
+from trioflow.sweeps.description import fill_values
 from trioflow.sweeps.workshop import Workshop
 
 from reproductions.figures.figure_cases import make_sweep, write

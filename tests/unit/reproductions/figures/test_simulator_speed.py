@@ -9,7 +9,7 @@ from trioflow import tables
 from trioflow.base.errors import InputError
 from trioflow.reproductions.figures.build import time_simulations
 from trioflow.reproductions.tables import SIMULATOR_TIMES
-from trioflow.sweeps.parameters import fill_values
+from trioflow.sweeps.description import fill_values
 from trioflow.sweeps.workshop import Workshop
 
 ONE = "description: one\nlist: [{trace: gpt2-tiny-b8, platform: dgx-a100, tensor: %d}]\n"

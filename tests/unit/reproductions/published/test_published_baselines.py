@@ -10,13 +10,13 @@ from trioflow.costmodel.operators.model import load_operator_model
 from trioflow.costmodel.operators.published import shipped_operator_models
 from trioflow.hardware.device_sheet import load_device
 from trioflow.parallel.plan import make_plan, named_plan
-from trioflow.reproductions.published.baselines import (
+from trioflow.reproductions.published.prediction import (
     AnalyticalModel,
     RecordedStep,
+    UpkeepModel,
     predict_by_triosim,
     read_recorded_step,
 )
-from trioflow.reproductions.published.prediction import UpkeepModel
 from trioflow.trace.store import Trace, load_trace
 
 STEP = RecordedStep(

@@ -13,11 +13,15 @@ from trioflow.report.attribution import CAUSES
 from trioflow.report.attribution_section import draw_tornado, summarise_changes
 from trioflow.report.pages import write_time
 from trioflow.report.style import save_figure
+from trioflow.reproductions.intervals import describe_published
 from trioflow.reproductions.published.cases import DISCLOSED, list_disclosures
 from trioflow.reproductions.published.judge import ANCHORS, PROPORTIONAL, RESCALED, list_residuals
-from trioflow.reproductions.published.page import build_published_page, draw_cases, read_cases
-from trioflow.reproductions.published.sections import sum_growth
-from trioflow.reproductions.readme import describe_published
+from trioflow.reproductions.published.page import (
+    build_published_page,
+    draw_cases,
+    read_cases,
+    sum_growth,
+)
 
 from reproductions.published.published_cases import make_case, make_cases
 

@@ -7,7 +7,7 @@ from trioflow.hardware.topologies.grids import build_ring
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.task_graph import TaskGraphBuilder
-from trioflow.reproductions.studies.contraction import (
+from trioflow.reproductions.studies.wafer import (
     contract_graph,
     load_study_device,
     load_timed_trace,

@@ -14,7 +14,7 @@ from trioflow.reproductions.studies.distsim import BEST, WORST, list_degrees
 from trioflow.reproductions.studies.page import CAPTIONS, FIGURES, STUDIES, build_study_page
 from trioflow.reproductions.tables import HOP, WAFER
 from trioflow.sweeps.chunks import make_frame
-from trioflow.sweeps.parameters import fill_values
+from trioflow.sweeps.description import fill_values
 
 MESH_STEP_S, IDEAL_S = 11.0, 1.0
 

@@ -13,11 +13,13 @@ from trioflow.network.collectives import compute_wire_bytes
 from trioflow.parallel.graph_metadata import GraphMetadata
 from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
 from trioflow.reproductions.studies import wafer
-from trioflow.reproductions.studies.contraction import TRACES, load_study_device, load_timed_trace
 from trioflow.reproductions.studies.wafer import (
+    TRACES,
     WaferCase,
     WaferSteps,
     draw_wafer,
+    load_study_device,
+    load_timed_trace,
     place_ranks,
     trace_ring,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from trioflow.base.errors import InputError
-from trioflow.reproductions.validation.collectives import describe_case, parse_case
+from trioflow.reproductions.validation.operators import describe_case, parse_case
 
 
 @pytest.mark.parametrize(

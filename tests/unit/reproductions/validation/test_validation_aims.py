@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from trioflow.costmodel.judging import score_cases
 from trioflow.reproductions.validation.aims import AIMS, SETS, reach_aims
-from trioflow.reproductions.validation.collectives import GROUPS, RANK_CASES
-from trioflow.reproductions.validation.collectives import SET as COLLECTIVES
+from trioflow.reproductions.validation.operators import GROUPS, RANK_CASES
+from trioflow.reproductions.validation.operators import SET as COLLECTIVES
 
 from reproductions.validation.validation_cases import make_cases
 

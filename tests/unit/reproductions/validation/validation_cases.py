@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 from trioflow import tables
 from trioflow.reproductions.tables import CLASSES, OPERATORS, write_validation_table
-from trioflow.reproductions.validation.collectives import describe_case
+from trioflow.reproductions.validation.operators import describe_case
 
 A100, H100 = "NVIDIA A100 80GB PCIe", "NVIDIA H100 80GB HBM3"
 FOUR = "4 ranks from 2 and 8, from 64 KiB"

@@ -6,7 +6,7 @@ import pytest
 from trioflow import tables
 from trioflow.report.scores import score_published
 from trioflow.reproductions.tables import PARAMETERS, TRIALS
-from trioflow.reproductions.vtrain import fit as vtrain_fit
+from trioflow.reproductions.vtrain import judge as vtrain_fit
 from trioflow.reproductions.vtrain.data import GROUPS, PLANS, UNCALIBRATED, check_composition
 from trioflow.reproductions.vtrain.judge import LEFT_OUT, VtrainTables, judge_rows, share_ordered
 from trioflow.reproductions.vtrain.model import FORMS, list_parameters

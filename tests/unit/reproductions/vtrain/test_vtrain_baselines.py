@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from trioflow.reproductions.vtrain.fit import (
+from trioflow.reproductions.vtrain.judge import (
     leave_out_ridge,
     predict_analytically,
     predict_ridge,

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 from trioflow.reproductions.tables import CHECKS
 from trioflow.reproductions.vtrain.data import AllReduceCurves, check_composition
-from trioflow.reproductions.vtrain.fit import list_parameters
+from trioflow.reproductions.vtrain.judge import list_parameters
 from trioflow.reproductions.vtrain.model import FORMS
 from vtrain_rows import REDUCES, make_rows, time_rows
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from trioflow.base.errors import InputError
-from trioflow.reproductions.vtrain import fit as vtrain_fit
-from trioflow.reproductions.vtrain.fit import calibrate, leave_out
+from trioflow.reproductions.vtrain import judge as vtrain_fit
+from trioflow.reproductions.vtrain.judge import calibrate, leave_out
 from trioflow.reproductions.vtrain.model import (
     FORMS,
     NAMES,

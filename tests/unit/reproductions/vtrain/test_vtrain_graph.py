@@ -10,6 +10,7 @@ from trioflow.engine.simulate import simulate
 from trioflow.hardware.machine import Device, Link, Platform, name_rank_node
 from trioflow.parallel.schedules.build import build_schedule
 from trioflow.parallel.schedules.table import BACKWARD, FORWARD
+from trioflow.reproductions.vtrain.data import HALF_BYTES, PARTS
 from trioflow.reproductions.vtrain.model import (
     _UPDATE_BYTES,
     FORMS,
@@ -24,7 +25,6 @@ from trioflow.reproductions.vtrain.model import (
     name_values,
     order_megatron,
 )
-from trioflow.reproductions.vtrain.work import HALF_BYTES, PARTS
 from vtrain_rows import REDUCES, make_rows
 
 STEPS = [(p, m) for p in (1, 2, 4) for m in (1, 2, 4, 8)]

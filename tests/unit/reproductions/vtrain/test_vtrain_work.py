@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 from trioflow.costmodel.operators.half_tables import shipped_tensor_products
-from trioflow.reproductions.vtrain.model import DEVICE
-from trioflow.reproductions.vtrain.work import (
+from trioflow.reproductions.vtrain.data import (
     PARTS,
     VOCABULARY,
     Shape,
@@ -18,6 +17,7 @@ from trioflow.reproductions.vtrain.work import (
     predict_products,
     tabulate_work,
 )
+from trioflow.reproductions.vtrain.model import DEVICE
 from vtrain_rows import make_rows
 
 SHAPE = Shape(hidden=1024, heads=16, sequence=512, tensor=1, micro_batch=2)

@@ -12,7 +12,7 @@ from trioflow.base.precision_recipes import RECIPES
 from trioflow.costmodel.device_times import PREDICTED, host_times
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan
-from trioflow.parallel.splits.parameters import (
+from trioflow.parallel.splits.pipeline import (
     find_gradients,
     list_added_gradients,
     list_parameters,

@@ -14,7 +14,16 @@ import numpy as np
 import pandas as pd
 
 from trioflow.base.errors import InputError
-from trioflow.costmodel.collectives.model import UNCALIBRATED_FACTOR, count_steps, wire_factor
+from trioflow.costmodel.collectives.model import (
+    UNCALIBRATED_FACTOR,
+    Curve,
+    Key,
+    count_steps,
+    each_curve,
+    halve,
+    make_curves,
+    wire_factor,
+)
 from trioflow.costmodel.collectives.nccl import (
     Calibration,
     NcclMachine,
@@ -22,7 +31,6 @@ from trioflow.costmodel.collectives.nccl import (
     choose,
     load_constants,
 )
-from trioflow.costmodel.collectives.points import Curve, Key, each_curve, halve, make_curves
 from trioflow.costmodel.features import Floats
 from trioflow.costmodel.least_squares import choose_least, rounded, solve_nonnegative
 

@@ -39,9 +39,16 @@ from trioflow.costmodel.collectives.methods import (
     fit_one_bandwidth,
     rank_situation,
 )
-from trioflow.costmodel.collectives.model import COLLECTIVES, CollectiveTime
+from trioflow.costmodel.collectives.model import (
+    COLLECTIVES,
+    CollectiveTime,
+    Curve,
+    Key,
+    make_curves,
+    median_points,
+    thin,
+)
 from trioflow.costmodel.collectives.nccl import Calibration, NcclMachine
-from trioflow.costmodel.collectives.points import Curve, Key, make_curves, median_points, thin
 from trioflow.costmodel.features import Floats
 from trioflow.costmodel.intervals import WIDEST_FACTOR
 from trioflow.costmodel.operators.model import read_content

@@ -12,13 +12,12 @@ import pandas as pd
 from trioflow.base.errors import InputError, TableError
 from trioflow.costmodel.features import FEATURES, Floats, base_class, classify, feature_matrix
 from trioflow.costmodel.intervals import SHORTEST_S
-from trioflow.costmodel.operators.class_curves import ANY
+from trioflow.costmodel.operators.class_curves import ANY, recorded_times
 from trioflow.costmodel.operators.products import (
     PRODUCTS,
     product_columns,
     read_columns,
 )
-from trioflow.costmodel.operators.rows import recorded_times
 from trioflow.hardware.device_sheet import FALLBACK_PRECISION, DeviceSheet
 
 RULES = ("bandwidth", "li", "habitat", "ours")

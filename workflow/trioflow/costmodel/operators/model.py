@@ -34,23 +34,21 @@ from trioflow.costmodel.intervals import (
 )
 from trioflow.costmodel.operators.class_curves import (
     ANY,
+    CALLS,
     ClassCurve,
     Key,
     class_positions,
+    collect_rows,
     find_class,
     fit_class_curves,
+    load_small_kernels,
     predict_rows,
+    sized_rows,
+    trace_names,
 )
 from trioflow.costmodel.operators.curves import FORMS, Curve
 from trioflow.costmodel.operators.products import PRODUCTS, read_columns, work_matrix
 from trioflow.costmodel.operators.resizing import bound_times, rescale_rows, resize_rows
-from trioflow.costmodel.operators.rows import (
-    CALLS,
-    collect_rows,
-    load_small_kernels,
-    sized_rows,
-    trace_names,
-)
 from trioflow.hardware.device_sheet import DeviceSheet, find_sheet
 
 SHIPPED_MODELS = PACKAGE / "data" / "cost_models"

@@ -27,13 +27,14 @@ from trioflow.costmodel.new_gpu.carry import (
     load_new_gpu_model,
     scale_rows,
 )
-from trioflow.costmodel.operators.attention import AttentionTable, attention_columns
-from trioflow.costmodel.operators.class_curves import NOTHING_S, Flags
+from trioflow.costmodel.operators.class_curves import NOTHING_S, Flags, sized_rows
 from trioflow.costmodel.operators.half_tables import (
     GROUPED,
     HALF,
     SCALED,
+    AttentionTable,
     ProductTable,
+    attention_columns,
     nearest_table,
     shipped_attention,
     shipped_experts,
@@ -51,7 +52,6 @@ from trioflow.costmodel.operators.resizing import (
     roofline_times,
     with_times,
 )
-from trioflow.costmodel.operators.rows import sized_rows
 from trioflow.hardware.device_sheet import (
     SUSTAINED_COMPUTE,
     DeviceSheet,

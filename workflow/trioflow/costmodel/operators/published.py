@@ -24,7 +24,7 @@ import pandas as pd
 from trioflow.base.errors import InputError
 from trioflow.base.provenance import digest_file, read_json
 from trioflow.base.units import us_to_ns
-from trioflow.costmodel.operators.device_fit import DeviceLimits, fit_device_model
+from trioflow.costmodel.operators.methods import DeviceLimits, fit_device_model
 from trioflow.costmodel.operators.model import KIND, SHIPPED_MODELS
 from trioflow.datasets.catalogue import MODEL_TABLES, SINGLE_OPERATORS, STEP_TRACES, load_catalogue
 from trioflow.hardware.device_sheet import find_device

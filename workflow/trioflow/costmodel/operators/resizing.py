@@ -17,14 +17,19 @@ from trioflow.base.errors import TableError
 from trioflow.costmodel.features import FEATURES, Floats, base_class, feature_matrix
 from trioflow.costmodel.intervals import WIDEST_FACTOR
 from trioflow.costmodel.new_gpu.rules import CARRY_OVER, TENSOR_CLASSES, device_rates, roofline_s
-from trioflow.costmodel.operators.class_curves import NOTHING_S, Flags, Positions
+from trioflow.costmodel.operators.class_curves import (
+    NOTHING_S,
+    Flags,
+    Positions,
+    recorded_times,
+    sized_rows,
+)
 from trioflow.costmodel.operators.products import (
     FLOP_TOLERANCE,
     PRODUCTS,
     read_columns,
     scale_products,
 )
-from trioflow.costmodel.operators.rows import recorded_times, sized_rows
 from trioflow.hardware.device_sheet import FALLBACK_PRECISION, DeviceSheet
 
 RowTimes = Callable[[pd.DataFrame], Floats]

@@ -85,8 +85,7 @@ from trioflow.hardware.machine import Link
 from trioflow.network.fair_share import FairShareNetwork
 from trioflow.network.interface import Network
 from trioflow.network.networks import ContentionFreeNetwork
-from trioflow.parallel.folded import Family, Fold
-from trioflow.parallel.folded_grid import split_fold
+from trioflow.parallel.folded import Family, Fold, split_fold
 from trioflow.parallel.task_graph import TaskGraph
 
 _NONE = -1

@@ -14,15 +14,25 @@ from numpy.typing import NDArray
 from trioflow.base.plan_row import Plan
 from trioflow.base.precision_recipes import MEGATRON, PrecisionRecipe
 from trioflow.hardware.machine import Device
-from trioflow.parallel.memory.profile import Lifetimes, RankMemory, profile_rank
-from trioflow.parallel.memory.storages import TEMPORARY, StorageTable, build_storage_table
+from trioflow.parallel.memory.profile import (
+    TEMPORARY,
+    Lifetimes,
+    RankMemory,
+    StorageTable,
+    build_storage_table,
+    profile_rank,
+)
 from trioflow.parallel.programs.actions import COPIES_EARLY
 from trioflow.parallel.programs.builder import ProgramBuilder, StageWork
 from trioflow.parallel.remembered import remembered
 from trioflow.parallel.schedules.table import FORWARD_ONLY, TRAIN
 from trioflow.parallel.splits.context import share_tokens
-from trioflow.parallel.splits.parameters import find_scaled, list_parameters
-from trioflow.parallel.splits.pipeline import crossing_storages, loss_operators
+from trioflow.parallel.splits.pipeline import (
+    crossing_storages,
+    find_scaled,
+    list_parameters,
+    loss_operators,
+)
 from trioflow.parallel.splits.updates import scale_work, share_storages, weigh_parameters
 from trioflow.tables import records
 from trioflow.trace.store import Trace

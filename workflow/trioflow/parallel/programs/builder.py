@@ -13,14 +13,13 @@ from numpy.typing import NDArray
 
 from trioflow.base.experiments import Plan
 from trioflow.parallel.backward import Recomputation
-from trioflow.parallel.folded_grid import Grid, fold_representatives
+from trioflow.parallel.folded import Grid, fold_representatives
 from trioflow.parallel.graph_metadata import UNKNOWN, GraphMetadata
 from trioflow.parallel.memory.profile import HeldMemory
 from trioflow.parallel.reference import OperatorTimes
 from trioflow.parallel.schedules.build import Schedule, lower_for_execution
 from trioflow.parallel.schedules.table import TRAIN
-from trioflow.parallel.splits.parameters import Bucket
-from trioflow.parallel.splits.pipeline import TiedParameter
+from trioflow.parallel.splits.pipeline import Bucket, TiedParameter
 from trioflow.parallel.splits.sharding import OptimizerPartition, ShardedUnit
 from trioflow.parallel.splits.tensor_split import SharedAttention, StageExchange, TensorSplit
 from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder

@@ -38,7 +38,7 @@ from typing import Any
 from trioflow.base.experiments import Plan
 from trioflow.parallel.programs.builder import UnitWork
 from trioflow.parallel.programs.staged import FINDS_OVERFLOW, StagedRank
-from trioflow.parallel.splits.parameters import list_added_gradients
+from trioflow.parallel.splits.pipeline import list_added_gradients
 from trioflow.parallel.splits.sharding import ShardedUnit
 from trioflow.trace.store import Trace
 

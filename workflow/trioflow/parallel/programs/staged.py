@@ -1,11 +1,34 @@
-"""One rank's step: the actions of its row of the schedule, the gradients' sums, the update."""
+"""One rank's step: the actions of its row of the schedule, the gradients' sums, the update.
+
+A forward and another micro-batch's backward that run together: exchanges of one's tokens beside the other's compute.
+
+As Megatron-LM's combined 1F1B runs them, and DeepSeek's DualPipe: the two take turns at each exchange of experts. So
+while the gradients of one's combined tokens travel, the other computes attention and router; while those of its
+dispatched tokens travel, the first one's experts; and so on, layer by layer, the backward from its last. Each waits for
+its own exchanges alone. Layers without experts run in one turn with the next.
+
+Left out: gradients of weights that are computed behind those of inputs, so that more hides the exchange
+(``--delay-wgrad-compute``), and copies in and out of order, which run with the compute here.
+
+References: Megatron-LM ``megatron/core/models/common/model_chunk_schedule_plan.py``
+(``TransformerLayerSchedulePlan.run``), ``megatron/core/pipeline_parallel/combined_1f1b.py``.
+"""
 
 from __future__ import annotations
 
-from trioflow.parallel.programs.actions import COPIES_EARLY, WAITS_AT_TURNS, StageActions
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trioflow.parallel.programs.actions import (
+    COPIES_EARLY,
+    WAITS_AT_TURNS,
+    StageActions,
+    add_operators,
+)
 from trioflow.parallel.programs.builder import ProgramBuilder
-from trioflow.parallel.programs.pairs import run_together
-from trioflow.parallel.programs.rows import add_operators
 from trioflow.parallel.schedules.table import (
     COMPUTE_KINDS,
     FORWARD_ONLY,
@@ -20,7 +43,61 @@ from trioflow.parallel.schedules.table import (
     Action,
     leaves,
 )
-from trioflow.parallel.splits.parameters import Bucket
+from trioflow.parallel.splits.pipeline import Bucket
+
+
+@dataclass(frozen=True)
+class _Way:
+    """Tasks of one of the two actions, in a row."""
+
+    begin: int
+    end: int
+    turns: list[int]  # behind which tasks the other has its turn: a ``task_id`` each
+    last: int  # of its compute
+    changes: slice  # of what the rank holds
+
+
+def run_together(rank: StagedRank, forward: Action, backward: Action) -> None:
+    """Write two actions of a rank, one behind the other, and then in turns; the backward begins."""
+    graph, memory = rank.program.graph, rank.program.memory_of(rank.rank)
+    mark, before, held = graph.mark(), rank.last, len(memory.changes)
+    ways: list[_Way] = []
+    left: list[int] = []
+    for action in (backward, forward):
+        begin, rank.last, rank.turns, rank.stage = graph.next_task, before, [], action.stage
+        rank.compute_action(action)
+        assert rank.last is not None
+        changes = slice(held, len(memory.changes))
+        ways.append(_Way(begin, graph.next_task, rank.turns, rank.last, changes))
+        # What is left to be waited for at the end of one is nothing for the other.
+        left, rank.waits, held = left + rank.waits, [], len(memory.changes)
+    moved = graph.reorder(mark, _take_turns(ways))
+
+    def find(task: int) -> int:
+        return int(moved[task - mark.tasks]) if task >= mark.tasks else task
+
+    for way in ways:  # what is held from the next task on is held from behind a way's last
+        memory.changes[way.changes] = [
+            (find(task) if task < way.end else find(way.end - 1) + 1, name, size)
+            for task, name, size in memory.changes[way.changes]
+        ]
+    rank.ended = {"backward": find(ways[0].last), "forward": find(ways[1].last)}
+    rank.last = max(rank.ended.values())
+    rank.launched = None if rank.launched is None else find(rank.launched)
+    rank.waits, rank.reduced = [find(task) for task in left], [find(task) for task in rank.reduced]
+
+
+def _take_turns(ways: Sequence[_Way]) -> NDArray[np.int64]:
+    """Return the tasks of both ways in turns."""
+    pieces = []
+    for way in ways:
+        # Exchanges right behind one another are one turn.
+        turns = [task for task in way.turns if task + 1 not in way.turns]
+        pieces.append(np.split(np.arange(way.begin, way.end), [t + 1 - way.begin for t in turns]))
+    count = max(map(len, pieces))
+    found = [part[turn] for turn in range(count) for part in pieces if turn < len(part)]
+    return np.concatenate(found).astype(np.int64)
+
 
 FINDS_OVERFLOW = "aten::_amp_foreach_non_finite_check_and_unscale_"
 """Operator of ``GradScaler`` that unscales gradients and notes whether any is not finite."""

@@ -30,22 +30,20 @@ from trioflow.parallel.schedules.table import (
     leaves,
     recomputed_pairs,
 )
-from trioflow.parallel.splits.expert_layers import find_expert_modules
-from trioflow.parallel.splits.parameters import (
-    Bucket,
-    build_buckets,
-    find_gradients,
-    list_added_gradients,
-    list_buffers,
-    size_weights,
-)
 from trioflow.parallel.splits.pipeline import (
+    Bucket,
     TiedParameter,
     boundary_bytes,
+    build_buckets,
+    find_gradients,
     find_tied,
+    list_added_gradients,
+    list_buffers,
     loss_operators,
+    size_weights,
     stages_of_operators,
 )
+from trioflow.parallel.splits.routing import find_expert_modules
 from trioflow.parallel.splits.sharding import build_stage_units, build_units
 from trioflow.parallel.splits.tensor_split import Exchange, StageExchange, TensorSplit, is_sharded
 from trioflow.parallel.splits.updates import (

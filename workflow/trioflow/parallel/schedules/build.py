@@ -5,12 +5,27 @@ stage, ``(0F1;3B0)OVERLAP_F_B`` runs two actions together, an empty cell idles.
 
 References: PyTorch 2.13 ``torch/distributed/pipelining/schedules.py``: ``_PipelineScheduleRuntime._load_csv`` and
 ``_dump_csv``.
+
+The order of compute actions of each kind of pipeline schedule.
+
+Idle cells (None) stand where PyTorch puts them. Each builder takes the ranks ``p``, the micro-batches ``m`` and the
+stages of a rank ``v``, and returns a row a rank.
+
+References: PyTorch 2.13 ``torch/distributed/pipelining/schedules.py``. Y. Huang et al., GPipe, arXiv 1811.06965; D.
+Narayanan et al., arXiv 2104.04473 (1F1B, interleaved); P. Qi et al., Zero bubble, arXiv 2401.10241; J. Lamy-Poirier,
+Breadth-first pipeline parallelism, arXiv 2211.05953; C. Kim et al., torchgpipe, arXiv 2004.09910 (``Pipe`` and its
+recomputation).
+
+What can be said of a schedule without a model: is it complete, can it finish, what does it idle and hold.
 """
 
 from __future__ import annotations
 
 import csv
 import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -20,26 +35,522 @@ from trioflow.base.input_files import parse_cells, read_text
 from trioflow.base.plan_row import SCHEDULE_GROUP, SCHEDULES
 from trioflow.base.plugins import list_plugins, load_plugin
 from trioflow.base.provenance import atomic_path
-from trioflow.parallel.schedules.checks import check_schedule, count_in_flight, run_ideally
-from trioflow.parallel.schedules.orders import ORDERS
 from trioflow.parallel.schedules.table import (
+    BACKWARD,
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
     COMPUTE_KINDS,
+    FORWARD,
     FORWARD_ONLY,
     MESSAGE_KINDS,
     OVERLAP_F_B,
+    RECV_B,
+    RECV_F,
     REDUCE_GRAD,
+    SEND_B,
+    SEND_F,
     STAGE_KINDS,
     TRAIN,
     Action,
     Row,
     Schedule,
     add_communication,
+    has_inputs,
     keep_forward,
     leaves,
     lower_directly,
     lower_schedule,
     pair_actions,
+    recomputed_pairs,
+    sent_by,
 )
+
+
+def _order_gpipe(p: int, m: int, v: int) -> list[Row]:
+    """Run all forwards, then all backwards, micro-batches in the same order."""
+    return [
+        (
+            *(Action(rank, FORWARD, i) for i in range(m)),
+            *(Action(rank, BACKWARD, i) for i in range(m)),
+        )
+        for rank in range(p)
+    ]
+
+
+def _order_gpipe_recompute(p: int, m: int, v: int) -> list[Row]:
+    """Follow the old ``Pipe`` with ``checkpoint="except_last"``: backwards from the last micro-batch, to which each is tied.
+
+    All but the last one's, whose activations are kept, first run the forward again.
+    """
+    rows: list[Row] = []
+    for rank in range(p):
+        row = [Action(rank, FORWARD, i) for i in range(m)] + [Action(rank, BACKWARD, m - 1)]
+        for i in reversed(range(m - 1)):
+            row += [Action(rank, FORWARD, i), Action(rank, BACKWARD, i)]
+        rows.append(tuple(row))
+    return rows
+
+
+def _order_1f1b(p: int, m: int, v: int) -> list[Row]:
+    """Run as many forwards as ranks are left, then a backward and a forward in turn.
+
+    With fewer micro-batches than ranks no rank gets to take turns: Megatron-LM
+    (``forward_backward_pipelining_without_interleaving``) runs that, PyTorch refuses it.
+    """
+    rows: list[Row] = []
+    for rank in range(p):
+        ahead = min(p - rank, m)
+        row = [Action(rank, FORWARD, i) for i in range(ahead)]
+        for i in range(m):
+            row.append(Action(rank, BACKWARD, i))
+            if i + ahead < m:
+                row.append(Action(rank, FORWARD, i + ahead))
+        rows.append(tuple(row))
+    return rows
+
+
+def _micro_batches_of_a_round(name: str, p: int, m: int) -> int:
+    """Return how many micro-batches a stage takes before the rank's next stage has its turn."""
+    rounds = max(1, m // p)
+    if m % rounds:
+        raise PlanError(
+            f"{name}: {m} micro-batches do not divide into {rounds} rounds on {p} ranks",
+            fix=f"use a multiple of {p} micro-batches",
+        )
+    return m // rounds
+
+
+def _turns(rank: int, p: int, m: int, v: int, size: int, last_first: bool) -> list[tuple[int, int]]:
+    """Return (stage, micro-batch) in the order in which a rank's stages take rounds of ``size``."""
+    result = []
+    for turn in range(m * v):
+        local = turn // size % v
+        stage = (v - 1 - local if last_first else local) * p + rank
+        result.append((stage, turn // (size * v) * size + turn % size))
+    return result
+
+
+def _order_interleaved(p: int, m: int, v: int) -> list[Row]:
+    """Run forwards two hops ahead of the last rank, then forward and backward in turn."""
+    size = _micro_batches_of_a_round("interleaved", p, m)
+    rows: list[Row] = []
+    for rank in range(p):
+        forwards = [Action(s, FORWARD, i) for s, i in _turns(rank, p, m, v, size, False)]
+        backwards = [Action(s, BACKWARD, i) for s, i in _turns(rank, p, m, v, size, True)]
+        ahead = min((v - 1) * size + 2 * (p - 1 - rank), m * v)
+        row: list[Action | None] = [None] * rank + forwards[:ahead]
+        if ahead:  # idle until the first backward has come up from the last rank
+            row += [None] * (v * p + 2 * (p - 1 - rank) - ahead - rank)
+        for forward, backward in zip(forwards[ahead:], backwards, strict=False):
+            row += [forward, backward]
+        for backward in backwards[m * v - ahead :]:
+            row += [None, backward]
+        rows.append(tuple(row))
+    return rows
+
+
+def _order_zero_bubble(p: int, m: int, v: int) -> list[Row]:
+    """Interleave with I and W apart; rank r runs its W r micro-batches later (ZB1P)."""
+    size = _micro_batches_of_a_round("zero-bubble", p, m)
+    rows: list[Row] = []
+    for rank in range(p):
+        forwards = [Action(s, FORWARD, i) for s, i in _turns(rank, p, m, v, size, False)]
+        turns = _turns(rank, p, m, v, size, True)
+        ahead = min((v - 1) * size + p - 1 - rank, m * v)
+        row: list[Action | None] = [None] * rank + forwards[:ahead]
+        if ahead:
+            row += [None] * (p - rank - 1)
+        for turn, (stage, micro_batch) in enumerate(turns):
+            row += forwards[ahead + turn : ahead + turn + 1]
+            row.append(Action(stage, BACKWARD_INPUT, micro_batch))
+            if turn >= rank:
+                row.append(Action(turns[turn - rank][0], BACKWARD_WEIGHT, turns[turn - rank][1]))
+        row += [Action(s, BACKWARD_WEIGHT, i) for s, i in turns[max(m * v - rank, 0) :]]
+        rows.append(tuple(row))
+    return _delay_forwards(rows)
+
+
+def _delay_forwards(rows: list[Row]) -> list[Row]:
+    """Let every forward idle until the stage before it has run in an earlier slot."""
+    done: set[Action] = set()
+    places = [0] * len(rows)
+    result: list[list[Action | None]] = [[] for _ in rows]
+    while any(place < len(row) for place, row in zip(places, rows, strict=True)):
+        now = []
+        for rank, row in enumerate(rows):
+            if places[rank] == len(row):
+                continue
+            action = row[places[rank]]
+            if action and action.kind == FORWARD and action.stage:
+                before = Action(action.stage - 1, FORWARD, action.micro_batch)
+                if before not in done:
+                    result[rank].append(None)
+                    continue
+            places[rank] += 1
+            result[rank].append(action)
+            if action:
+                now.append(action)
+        done.update(now)
+    return [tuple(row) for row in result]
+
+
+def _number(tokens: Iterable[tuple[int, str]]) -> list[Action]:
+    """Give each (stage, kind) its micro-batches in the order in which it occurs."""
+    count: Counter[tuple[int, str]] = Counter()
+    row = []
+    for token in tokens:
+        row.append(Action(*token, count[token]))
+        count[token] += 1
+    return row
+
+
+def _order_zbv(p: int, m: int, v: int) -> list[Row]:
+    """Fill the bubble on a V: a rank's second stage mirrors its first, so the last meets the loss; absent slots idle."""
+    enough = max(2 * p - 1, m)
+    rows: list[Row] = []
+    for rank in range(p):
+        down, up = rank, 2 * p - 1 - rank
+        late = p - rank
+        tokens = [(down, FORWARD)] * (2 * late - 1) + [(up, FORWARD), (down, FORWARD)] * rank
+        tokens += [(up, FORWARD), (up, BACKWARD_INPUT), (up, BACKWARD_WEIGHT)] * late
+        steady = enough - p  # second-stage forwards that are still to come
+        forwards = enough - (2 * p - rank - 1)
+        for turn in range(steady):
+            tokens += [(down, FORWARD)] * (turn < forwards)
+            tokens += [(down, BACKWARD_INPUT), (down, BACKWARD_WEIGHT)]
+            tokens += [(up, FORWARD), (up, BACKWARD_INPUT), (up, BACKWARD_WEIGHT)]
+        tokens += [(down, BACKWARD_INPUT), (up, BACKWARD_INPUT)] * rank
+        tokens += [(down, BACKWARD_INPUT), (down, BACKWARD_WEIGHT)] * late
+        tokens += [(up, BACKWARD_WEIGHT)] * rank + [(down, BACKWARD_WEIGHT)] * rank
+        row = [a if (a.micro_batch or 0) < m else None for a in _number(tokens)]
+        rows.append((*[None] * rank, *row))
+    return rows
+
+
+def _order_looped_bfs(p: int, m: int, v: int) -> list[Row]:
+    """Take all micro-batches through a rank's first stage, then through its next, and back."""
+    rows: list[Row] = []
+    for rank in range(p):
+        stages = range(rank, p * v, p)
+        row: list[Action | None] = [None] * rank
+        row += [Action(stage, FORWARD, i) for stage in stages for i in range(m)]
+        row += [None] * (2 * (p - 1 - rank))
+        row += [
+            Action(stage, BACKWARD, i) for stage in reversed(stages) for i in reversed(range(m))
+        ]
+        rows.append(tuple(row))
+    return rows
+
+
+class _Folded:
+    """A row of DualPipeV in the making: it numbers micro-batches and remembers open W."""
+
+    def __init__(self) -> None:
+        self.row: list[Action | None] = []
+        self.count: Counter[tuple[int, str]] = Counter()
+        self.open: list[Action] = []
+
+    def _next(self, stage: int, kind: str) -> Action:
+        direction = FORWARD if kind == FORWARD else BACKWARD
+        number = self.count[stage, direction]
+        self.count[stage, direction] += 1
+        if kind == BACKWARD_INPUT:
+            self.open.append(Action(stage, BACKWARD_WEIGHT, number))
+        return Action(stage, kind, number)
+
+    def add(self, stage: int, kind: str) -> None:
+        self.row.append(self._next(stage, kind))
+
+    def add_weight(self) -> None:
+        self.row += [self.open.pop(0)] if self.open else []
+
+    def overlap(self, forward: int, backward: int) -> None:
+        parts = (self._next(forward, FORWARD), self._next(backward, BACKWARD))
+        self.row.append(Action(-1, OVERLAP_F_B, None, parts))
+
+
+def _order_dualpipev(p: int, m: int, v: int) -> list[Row]:
+    """Overlap a forward with a backward of the other arm of the V (DeepSeek's DualPipe, folded)."""
+    if m < 2 * p:
+        raise PlanError(
+            f"dualpipev: {m} micro-batches are fewer than the {2 * p} stages",
+            fix=f"use {2 * p} micro-batches or more",
+        )
+    return [_fold_row(rank, p, m) for rank in range(p)]
+
+
+def _fold_row(rank: int, p: int, m: int) -> Row:
+    down, up, late = rank, 2 * p - 1 - rank, p - 1 - rank
+    made = _Folded()
+    for _ in range(2 * late):
+        made.add(down, FORWARD)
+    for _ in range(rank + 1):
+        made.add(down, FORWARD)
+        made.add(up, FORWARD)
+    for _ in range(late):
+        made.add(up, BACKWARD_INPUT)
+        made.add_weight()
+        made.add(up, FORWARD)
+    for turn in range(m - 2 * p + rank + 1):
+        if turn == 0 and late == 0:  # the last rank starts without an overlap
+            made.add(down, FORWARD)
+            made.add(up, BACKWARD)
+        else:
+            made.overlap(down, up)
+        made.overlap(up, down)
+    for _ in range(late):
+        made.add(up, BACKWARD)
+        made.overlap(up, down)
+    # Of the last backwards the second half leaves its W for the end.
+    for turn in range(2 * (rank + 1)):
+        kind = BACKWARD_INPUT if turn >= rank + 1 else BACKWARD
+        made.add(down if turn % 2 else up, kind)
+    for _ in range(late):
+        made.add_weight()
+        made.add(down, BACKWARD_INPUT)
+    for _ in range(rank + 1):
+        made.add_weight()
+    return tuple(made.row)
+
+
+ORDERS = {
+    "gpipe": _order_gpipe, "gpipe-recompute": _order_gpipe_recompute, "1f1b": _order_1f1b,
+    "interleaved": _order_interleaved, "looped-bfs": _order_looped_bfs,
+    "zero-bubble": _order_zero_bubble, "zbv": _order_zbv, "dualpipev": _order_dualpipev,
+}  # fmt: skip
+
+
+_UNIT_COSTS = {FORWARD: 1.0, BACKWARD: 2.0, BACKWARD_INPUT: 1.0, BACKWARD_WEIGHT: 1.0}
+"""Slots of each action of one stage: a backward has twice the work of a forward."""
+
+
+@dataclass(frozen=True)
+class IdealRun:
+    """A schedule run with equal stages and messages that take no time."""
+
+    # When each compute action ends [slots]; of a repeated forward, the last
+    ends: dict[Action, float]
+    makespan: float  # when the last rank is done [slots]
+    busy: tuple[float, ...]  # slots that each rank computes
+
+    @property
+    def idle_share(self) -> float:
+        """Share of all ranks' slots that idle: the bubble."""
+        return 1.0 - sum(self.busy) / (self.makespan * len(self.busy)) if self.makespan else 0.0
+
+
+def check_schedule(schedule: Schedule) -> None:
+    """Check that a schedule is complete, in order, and can finish; PlanError names rank, action and what it lacks.
+
+    Every stage is on one rank; every micro-batch runs forward and backward once through every stage (a forward may be
+    repeated before its backward); both ends of each message are there and agree on the order; no rank waits for ever.
+    """
+    _check_stages(schedule)
+    _check_counts(schedule)
+    _check_messages(schedule)
+    run_ideally(schedule)
+
+
+def _check_stages(schedule: Schedule) -> None:
+    """Check that the stages are numbered without a gap and none is on two ranks."""
+    rank_of_stage: dict[int, int] = {}
+    for rank, row in enumerate(schedule.rows):
+        for action in leaves(row):
+            other = rank_of_stage.setdefault(action.stage, rank)
+            if other != rank:
+                raise PlanError(f"stage {action.stage} is on rank {other} and on rank {rank}")
+            last = schedule.micro_batches - 1
+            if action.micro_batch is not None and not 0 <= action.micro_batch <= last:
+                raise PlanError(
+                    f"rank {rank}: {action} names a micro-batch beyond the last, {last}"
+                )
+    for stage in range(max(rank_of_stage, default=-1) + 1):
+        if stage not in rank_of_stage:
+            raise PlanError(f"stage {stage} is on no rank", fix="number the stages from 0")
+    empty = [r for r in range(schedule.ranks) if r not in rank_of_stage.values()]
+    if empty or not schedule.rows:
+        raise PlanError(f"rank {empty[0] if empty else 0} has no actions")
+
+
+def _check_counts(schedule: Schedule) -> None:
+    """Check that each stage runs each micro-batch forward, then backward, completely."""
+    for rank, row in enumerate(schedule.rows):
+        seen: dict[tuple[int, int | None], list[str]] = defaultdict(list)
+        for action in leaves(row):
+            if action.kind not in COMPUTE_KINDS:
+                continue
+            kinds = seen[action.stage, action.micro_batch]
+            kinds.append(action.kind)
+            if "".join(kinds) not in _ORDERS_OF_ONE:
+                before = ", ".join(kinds[:-1]) or "nothing"
+                raise PlanError(f"rank {rank}: {action} comes after {before} of its micro-batch")
+        for stage in {action.stage for action in leaves(row)}:
+            for micro_batch in range(schedule.micro_batches):
+                kinds = seen[stage, micro_batch]
+                if "".join(kinds) not in _COMPLETE:
+                    raise PlanError(
+                        f"rank {rank}: stage {stage} runs only {', '.join(kinds) or 'nothing'}"
+                        f" of micro-batch {micro_batch}",
+                        fix="give every micro-batch a forward and a backward (B, or I and W)",
+                    )
+
+
+_COMPLETE = ("FB", "FIW", "FFB", "FFIW")
+_ORDERS_OF_ONE = {text[:end] for text in _COMPLETE for end in range(1, 5)}
+
+
+def _check_messages(schedule: Schedule) -> None:
+    """Check that sends and receives pair up, and in one order between any two ranks."""
+    ranks = schedule.rank_of_stage
+    ends: dict[tuple[int, int, str], list[tuple[int, int | None]]] = defaultdict(list)
+    for rank, row in enumerate(schedule.rows):
+        for action in leaves(row):
+            if action.kind not in MESSAGE_KINDS:
+                continue
+            step = {SEND_F: 1, RECV_F: -1, SEND_B: -1, RECV_B: 1}[action.kind]
+            other = ranks.get(action.stage + step)
+            if other is None or other == rank:
+                raise PlanError(f"rank {rank}: {action} has no other rank to talk to")
+            sends = action.kind in (SEND_F, SEND_B)
+            pair = (rank, other) if sends else (other, rank)
+            sender = action.stage if sends else action.stage + step
+            ends[(*pair, "send" if sends else "recv")].append((sender, action.micro_batch))
+    for source, target, _ in list(ends):
+        sent, received = (ends[source, target, end] for end in ("send", "recv"))
+        if sent == received:
+            continue
+        if sorted(map(str, sent)) != sorted(map(str, received)):
+            raise PlanError(
+                f"rank {source} sends {len(sent)} messages to rank {target}, which receives"
+                f" {len(received)} or others",
+                fix="give every send its receive",
+            )
+        place = next(n for n, two in enumerate(zip(sent, received, strict=True)) if len({*two}) > 1)
+        raise PlanError(
+            f"message {place} from rank {source} to rank {target} leaves stage {sent[place][0]} with"
+            f" micro-batch {sent[place][1]}, but {received[place][1]} of stage {received[place][0]}"
+            " is received first",
+            fix="receive in the order of the sends",
+        )
+
+
+def run_ideally(schedule: Schedule, costs: Mapping[str, float] = _UNIT_COSTS) -> IdealRun:
+    """Run a schedule with equal stages (``costs``: slots of F, B, I, W) and messages of no time; PlanError when stuck."""
+    run = _Run(schedule, costs)
+    moved = True
+    while moved:
+        moved = False
+        for rank in range(schedule.ranks):
+            while run.step(rank):
+                moved = True
+    stuck = [rank for rank, row in enumerate(run.rows) if run.places[rank] < len(row)]
+    if stuck:
+        waits = ", ".join(f"rank {r} before {run.rows[r][run.places[r]]}" for r in stuck)
+        raise PlanError(f"deadlock: no rank can go on ({waits})")
+    return IdealRun(run.ends, max(run.clocks, default=0.0), tuple(run.busy))
+
+
+class _Run:
+    def __init__(self, schedule: Schedule, costs: Mapping[str, float]) -> None:
+        self.rows = [[a for a in row if a is not None] for row in schedule.rows]
+        self.costs, self.stages = costs, schedule.stages
+        self.rank_of_stage = schedule.rank_of_stage
+        self.with_messages = any(a.kind in MESSAGE_KINDS for row in self.rows for a in row)
+        self.places = [0] * len(self.rows)
+        self.clocks, self.busy = [0.0] * len(self.rows), [0.0] * len(self.rows)
+        self.done: list[set[Action]] = [set() for _ in self.rows]
+        self.ends: dict[Action, float] = {}
+        self.arrives: dict[Action, float] = {}
+
+    def step(self, rank: int) -> bool:
+        """Take the rank's next action if what it waits for has happened."""
+        if self.places[rank] == len(self.rows[rank]):
+            return False
+        action = self.rows[rank][self.places[rank]]
+        parts = action.parts or (action,)
+        for part in parts:
+            if not self._is_ready(part, rank):
+                return False
+        firsts = [part for part in parts if part not in self.done[rank]]
+        for part in parts:
+            self._take(part, rank)
+        for part in firsts:  # actions that overlap hand over their results together
+            self._deliver(part, rank)
+        self.places[rank] += 1
+        return True
+
+    def _is_ready(self, action: Action, rank: int) -> bool:
+        if action.kind in (SEND_F, SEND_B):
+            kinds = (FORWARD,) if action.kind == SEND_F else (BACKWARD, BACKWARD_INPUT)
+            return any((action.stage, k, action.micro_batch, ()) in self.done[rank] for k in kinds)
+        if action.kind in (FORWARD, BACKWARD, BACKWARD_INPUT) and action not in self.done[rank]:
+            if not has_inputs(action, self.done[rank], self.stages):
+                return False
+            receive = self._receive_of(action)
+            return receive not in self.done[rank] or receive in self.arrives
+        return True
+
+    def _receive_of(self, action: Action) -> Action:
+        kind = RECV_F if action.kind == FORWARD else RECV_B
+        return Action(action.stage, kind, action.micro_batch)
+
+    def _take(self, action: Action, rank: int) -> None:
+        if action.kind in COMPUTE_KINDS:
+            start = self.clocks[rank]
+            if action not in self.done[rank] and action.kind != BACKWARD_WEIGHT:
+                start = max(start, self.arrives.get(self._receive_of(action), 0.0))
+            cost = self.costs[action.kind]
+            self.clocks[rank] = self.ends[action] = start + cost
+            self.busy[rank] += cost
+        self.done[rank].add(action)
+
+    def _deliver(self, action: Action, rank: int) -> None:
+        """Let a message arrive: at its send, or where the table has none after its action."""
+        if action.kind in (SEND_F, SEND_B):
+            step, kind = (1, RECV_F) if action.kind == SEND_F else (-1, RECV_B)
+            receive = Action(action.stage + step, kind, action.micro_batch)
+        else:
+            message = sent_by(action, self.rank_of_stage, self.stages)
+            if message is None or self.with_messages:
+                return
+            receive = message[1]
+            self.done[self.rank_of_stage[receive.stage]].add(receive)
+        self.arrives[receive] = self.clocks[rank]
+
+
+def count_in_flight(schedule: Schedule) -> tuple[int, ...]:
+    """Return each rank's largest number of micro-batches whose activations are held, over all its stages.
+
+    From a forward (of those run again, the second) until its backward, or W, has ended.
+    """
+    return tuple(int(peak) for peak in measure_held(schedule, lambda stage, micro_batch: (1, 0)))
+
+
+def measure_held(
+    schedule: Schedule, size: Callable[[int, int], tuple[float, float]]
+) -> tuple[float, ...]:
+    """Return the most that each rank's activations in flight come to.
+
+    ``size``: (stage, micro-batch) to the size of what forward keeps for backward, and of what a forward that is run
+    again keeps from its first run on: its input.
+    """
+    again = recomputed_pairs(schedule)
+    peaks = []
+    for row in schedule.rows:
+        held: dict[tuple[int, int | None], float] = {}
+        peak = 0.0
+        for action in leaves(row):
+            pair = (action.stage, action.micro_batch)
+            if action.kind == FORWARD and action.micro_batch is not None:
+                full, kept = size(action.stage, action.micro_batch)
+                first_of_two = pair in again and pair not in held
+                held[pair] = kept if first_of_two else full + kept * (pair in again)
+            elif action.kind in (BACKWARD, BACKWARD_WEIGHT):
+                held.pop(pair, None)
+            peak = max(peak, sum(held.values()))
+        peaks.append(peak)
+    return tuple(peaks)
+
 
 __all__ = [
     "Action", "Schedule", "add_communication", "build_schedule", "check_schedule", "count_in_flight",

@@ -26,8 +26,13 @@ from numpy.typing import NDArray
 from trioflow.base.errors import PlanError
 from trioflow.base.experiments import Plan
 from trioflow.parallel.remembered import remembered
-from trioflow.parallel.splits.parameters import Parameter, list_parameters
-from trioflow.parallel.splits.pipeline import assign_units, find_tied, loss_operators
+from trioflow.parallel.splits.pipeline import (
+    Parameter,
+    assign_units,
+    find_tied,
+    list_parameters,
+    loss_operators,
+)
 from trioflow.parallel.splits.updates import find_owners, list_updates, share_updates
 from trioflow.tables import records
 from trioflow.trace.store import Trace, pipeline_units

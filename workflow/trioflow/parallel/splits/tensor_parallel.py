@@ -20,42 +20,448 @@ keeps the first; here it is kept.
 
 References: M. Shoeybi et al., Megatron-LM, arXiv 1909.08053, section 3. V. A. Korthikanti et al., Reducing Activation
 Recomputation, arXiv 2205.05198, section 4. Megatron-LM ``megatron/core/distributed/finalize_model_grads.py``.
+
+Messages of Megatron's tensor parallelism: where each stands beside the operators of one rank, and how large it is.
+
+By default a product waits for what is gathered before it, and what follows for what is summed behind it. Where they
+overlap (``tensor_overlap`` of a plan), two of the products of a column-split layer's backward run in the order of
+Megatron-LM, the input's gradient first: its input is gathered again beside that one, and the gradient is summed beside
+the weight's. With ``products`` each other product of a layer is cut into as many blocks as there are ranks, see
+``programs.blocks``; embedding, head and loss wait as before.
+
+References: Megatron-LM, ``megatron/core/tensor_parallel/layers.py``,
+``LinearWithGradAccumulationAndAsyncCommunication``; Transformer Engine, ``pytorch/module/linear.py`` and ``base.py``
+(``ub_overlap_ag``, ``ub_overlap_rs``, bulk overlaps of the weight's and the input's gradient; gradients are gathered as
+they were cast).
+
+Expert parallelism: consecutive data-parallel ranks share a model's experts and hand each other tokens.
+
+Each rank holds an equal part of the experts of every layer; the router is whole everywhere. Copies of the tokens,
+sorted by expert, travel in one all-to-all (dispatch) to the ranks of their experts and come back in another one
+(combine); backward has one for each. What arrives is sorted by sender: a copy brings it into the order of the experts,
+another one back, unless a rank has one expert only. A small all-to-all of counts goes before dispatch, as the sizes of
+its parts are values: the host waits for it in forward, and launches nothing ahead.
+
+With tensor parallelism each expert's matrices are cut as well, the gather of tokens lies inside; or experts are whole,
+over tensor-parallel ranks too.
+
+DeepEP and HybridEP hand tokens on: each crosses nodes once a node, to the rank at the sender's place there, and goes
+over NVLink once a rank. Both ways are one behind the other here, where their kernels send piece by piece.
+
+References: Megatron-LM ``megatron/core/transformer/moe/token_dispatcher.py`` (``MoEAlltoAllTokenDispatcher``);
+torchtitan ``torchtitan/distributed/expert_parallel.py`` (``ExpertParallel``); Megatron-LM's ``MoEFlexTokenDispatcher``;
+DeepEP ``README.md`` (normal kernels forward from the RDMA to the NVLink domain) and its branch ``hybrid-ep``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import comb, gcd
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from trioflow.base.errors import PlanError
 from trioflow.costmodel.features import class_of_name, plain_name
+from trioflow.parallel.reference import WORK
 from trioflow.parallel.remembered import remembered, tensor_bytes
 from trioflow.parallel.splits.context import split_context
-from trioflow.parallel.splits.expert_layers import find_expert_modules
-from trioflow.parallel.splits.experts import split_experts
-from trioflow.parallel.splits.gathered_layers import split_gathered
-from trioflow.parallel.splits.tensor_messages import Messages, overlap_products
+from trioflow.parallel.splits.pipeline import list_parameters
+from trioflow.parallel.splits.routing import (
+    ExpertLayer,
+    find_expert_layers,
+    find_expert_modules,
+    spread_tokens,
+)
 from trioflow.parallel.splits.tensor_split import (
+    AFTER,
+    BEFORE,
+    EXPERT_DOMAIN,
+    EXPERT_NODES,
+    EXPERT_SLICES,
+    EXPERTS,
+    SUMMED,
+    TENSOR,
+    Exchange,
     TensorSplit,
     is_lookup,
     is_sharded,
     kind_of_module,
     list_untrained,
 )
-from trioflow.parallel.splits.updates import scale_work, shard_updates
+from trioflow.parallel.splits.updates import list_updates, scale_work, shard_updates, share_updates
 from trioflow.parallel.splits.vocabulary import (
     Vocabulary,
     check_tokens,
     find_head,
     find_vocabulary,
+    split_gathered,
 )
 from trioflow.tables import records
 from trioflow.trace.store import Trace
 
 if TYPE_CHECKING:
     from trioflow.base.experiments import Plan
+
+
+_STATISTIC_BYTES = 4
+"""Loss statistics are single-precision numbers, one a token, in any precision of the step."""
+
+
+class Messages:
+    """Places the exchanges of one split while its operators are visited in order."""
+
+    def __init__(self, splitter: Splitter, split: TensorSplit) -> None:
+        self.splitter, self.split = splitter, split
+        self.gathered: dict[tuple[int, str], int] = {}
+        self.group_of: dict[int, Any] = {}
+        self.outputs: dict[int, int] = {}
+        self.sums: dict[Any, tuple[int, list[int]]] = {}
+        self.begun: set[int] = set()
+
+    def place(self, row: dict[str, Any], kind: str) -> None:
+        """Add what goes before and after one operator."""
+        if row["phase"] == "forward":
+            self._place_forward(row, kind)
+        elif row["phase"] == "backward":
+            self._place_backward(row, kind)
+
+    def _place_forward(self, row: dict[str, Any], kind: str) -> None:
+        op_id, splitter = int(row["op_id"]), self.splitter
+        outputs = row["output_ids"][:1]
+        for index in outputs:
+            self.outputs[op_id] = splitter.size[index]
+        if kind in ("row", "vocabulary"):
+            scatters = kind == "row" and splitter.sequence
+            name = "reduce_scatter" if scatters else "all_reduce"
+            for index in outputs:
+                self.split.add(AFTER, op_id, Exchange(name, splitter.size[index]))
+        elif kind in ("column", "exit"):
+            self._gather(row, kind)
+        found = splitter.vocabulary
+        if found is not None and op_id in found.statistics:
+            for _ in range(found.statistics[op_id]):
+                size = _STATISTIC_BYTES * found.tokens
+                self.split.add(AFTER, op_id, Exchange("all_reduce", size))
+
+    def _gather(self, row: dict[str, Any], kind: str) -> None:
+        """Gather what a layer needs whole, once for all layers of a module that read it."""
+        index, op_id = self.splitter.find_gathered(row), int(row["op_id"])
+        if index is None:
+            return
+        key = (self.splitter.storage[index], str(row["module"]).rpartition(".")[0])
+        if key not in self.gathered:
+            self.gathered[key] = op_id
+            self.split.add(BEFORE, op_id, Exchange("all_gather", self.splitter.size[index]))
+        if kind == "column":
+            self.group_of[op_id] = key
+
+    def _place_backward(self, row: dict[str, Any], kind: str) -> None:
+        forward = row["forward_op_id"]
+        if forward is None:
+            return
+        entered = forward in self.splitter.entered.values()
+        if (entered or (kind == "row" and self.splitter.sequence)) and forward not in self.begun:
+            self._gather_gradient(row)
+        if kind == "column":
+            self._sum_later(row)
+
+    def _gather_gradient(self, row: dict[str, Any]) -> None:
+        """Gather the gradient of a layer's result before its backward reads it, as it was cast where that is in FP8."""
+        forward, size = int(row["forward_op_id"]), self.outputs[int(row["forward_op_id"])]
+        if forward in self.splitter.scaled:
+            index = self.splitter.find_gathered(row)
+            if index is None or not row["flop"]:
+                return
+            size = self.splitter.size[index]
+        self.begun.add(forward)
+        self.split.add(BEFORE, int(row["op_id"]), Exchange("all_gather", size))
+
+    def _sum_later(self, row: dict[str, Any]) -> None:
+        """Remember the last operator of a column split's backward, and the gradient to be added up."""
+        splitter, forward = self.splitter, int(row["forward_op_id"])
+        whole = [
+            i for i in row["output_ids"]
+            if splitter.category[i] == "activation" and splitter.storage[i] not in splitter.shards
+            and row["write_bytes"] > 0
+        ]  # fmt: skip
+        key = self.group_of.get(forward, forward)
+        known = self.sums.get(key, (0, []))[1]
+        self.sums[key] = (int(row["op_id"]), known or whole[:1])
+
+    def finish(self) -> None:
+        """Place the sums of backward, and scatter embeddings that are cut right away."""
+        for key, (last, tensors) in self.sums.items():
+            name = "all_reduce" if isinstance(key, int) else "reduce_scatter"
+            for index in tensors:
+                self.split.add(AFTER, last, Exchange(name, self.splitter.size[index]))
+        for op_id in self.splitter.entered.values():
+            if self.splitter.kinds[op_id] == "vocabulary":
+                self.split.after[op_id] = [
+                    Exchange("reduce_scatter", e.size_bytes) for e in self.split.after[op_id]
+                ]
+
+
+class _Layer(NamedTuple):
+    """A linear layer: its product in forward, the two of backward, and all that backward does for it."""
+
+    forward: int
+    of_input: int
+    of_weight: int
+    backward: tuple[int, ...]
+
+
+def overlap_products(split: TensorSplit, trace: Trace, plan: Plan) -> TensorSplit:
+    """Return the split with a plan's messages beside products, or as it is where they wait."""
+    if plan.tensor_overlap in ("auto", "none"):
+        return split
+    head, pieces = find_head(trace), plan.tensor if plan.tensor_overlap == "products" else 1
+    moved = replace(
+        split, before={op: list(held) for op, held in split.before.items()},
+        after={op: list(held) for op, held in split.after.items()}, swapped=dict(split.swapped),
+    )  # fmt: skip
+    for layer in _list_layers(trace):
+        gathered = [one for one in moved.before.get(layer.forward, []) if one.group == TENSOR]
+        sums = [one for op in layer.backward for one in _take(moved.after, op)]
+        for one in sums:
+            moved.add(AFTER, layer.of_input, replace(one, beside=layer.of_weight))
+        of_results = layer.backward if pieces > 1 and layer.forward != head else ()
+        for one in [one for op in of_results for one in _take(moved.before, op)]:
+            moved.add(BEFORE, layer.of_input, replace(one, blocks=pieces))
+        if sums:
+            for one in gathered:
+                moved.add(BEFORE, layer.of_input, replace(one, beside=layer.of_input))
+        if of_results:
+            for one in _take(moved.before, layer.forward):
+                moved.add(BEFORE, layer.forward, replace(one, blocks=pieces))
+            for one in _take(moved.after, layer.forward):
+                moved.add(AFTER, layer.forward, replace(one, blocks=pieces, copied=SUMMED))
+        if layer.of_weight < layer.of_input and (sums or of_results):
+            moved.swapped |= {layer.of_weight: layer.of_input, layer.of_input: layer.of_weight}
+    return moved
+
+
+def _take(found: dict[int, list[Exchange]], op: int) -> list[Exchange]:
+    """Take the messages of tensor parallelism beside an operator away, and return them."""
+    held = found.get(op, [])
+    mine = [one for one in held if one.group == TENSOR]
+    if mine:
+        found[op] = [one for one in held if one.group != TENSOR]
+    return mine
+
+
+def _list_layers(trace: Trace) -> list[_Layer]:
+    """Return the linear layers whose backward is two products; experts' are no such, they compute in groups."""
+    category, experts = trace.tensors["category"].tolist(), find_expert_modules(trace)
+    columns = ("op_id", "phase", "module", "flop", "forward_op_id", "input_ids")
+    backward: dict[int, list[int]] = {}
+    products: dict[int, dict[bool, int]] = {}
+    for row in records(trace.operators, *columns):
+        if row["phase"] != "backward" or row["forward_op_id"] is None or row["module"] in experts:
+            continue
+        forward = int(row["forward_op_id"])
+        backward.setdefault(forward, []).append(int(row["op_id"]))
+        if row["flop"]:
+            reads = any(category[i] == "parameter" for i in row["input_ids"])
+            products.setdefault(forward, {})[reads] = int(row["op_id"])
+    return [
+        _Layer(forward, found[True], found[False], tuple(backward[forward]))
+        for forward, found in products.items() if len(found) == 2
+    ]  # fmt: skip
+
+
+EXCHANGE = "all_to_all"
+_COUNT_BYTES = 8
+
+
+def split_experts(trace: Trace, plan: Plan, split: TensorSplit) -> TensorSplit:
+    """Leave a rank its experts' work, and add the exchanges of tokens to ``split``, of one tensor-parallel rank.
+
+    A rank multiplies as many rows as before, or as many more as the fullest rank of the layer gets (`routing`).
+    """
+    if plan.expert_parts == 1:
+        return split
+    layers = find_expert_layers(trace)
+    found = replace(
+        split, operators=split.operators.copy(),
+        before={op: list(held) for op, held in split.before.items()},
+        after={op: list(held) for op, held in split.after.items()},
+    )  # fmt: skip
+    gradients = _list_backward(trace)
+    of_layer: dict[int, tuple[ExpertLayer, float]] = {}
+    for layer, loads in zip(layers, spread_tokens(trace, plan), strict=True):
+        most = float(loads.max())
+        kept = _share_of_tokens(trace, split, layer.permute)
+        _place_exchanges(found, layer, gradients, plan, kept * most)
+        inside = [op for one in layer.inside for op in (one, *gradients.get(one, ()))]
+        of_layer |= dict.fromkeys(inside, (layer, most))
+        if plan.expert_slices > 1:
+            _gather_rows(found, trace, layer, inside, kept * (plan.expert_slices - 1))
+    _cut_work(found, trace, plan, of_layer)
+    return _cut_expert_updates(found, trace, plan)
+
+
+def _cut_work(
+    split: TensorSplit, trace: Trace, plan: Plan, of_layer: Mapping[int, tuple[ExpertLayer, float]]
+) -> None:
+    """Write the work on a rank's own experts into the operators of layers, with how full the fullest rank is."""
+    cells = {
+        f"{grows}{name}": split.operators[f"{grows}{name}"].tolist()
+        for name in WORK
+        for grows in ("", "batch_")
+    }
+    size, shape = tensor_bytes(trace), trace.tensors["shape"].tolist()
+    for row in records(trace.operators, "op_id", "input_ids", "output_ids"):
+        op_id = int(row["op_id"])
+        if op_id not in of_layer:
+            continue
+        layer, most = of_layer[op_id]
+        for name, ids in (("read_bytes", "input_ids"), ("write_bytes", "output_ids")):
+            weights = [i for i in row[ids] if len(shape[i]) == 3 and shape[i][0] == layer.experts]
+            # What no rule of tensor parallelism cuts is whole.
+            cut = plan.tensor if plan.expert_cut == plan.tensor else 1
+            whole = sum(size[i] for i in weights) // cut
+            kept = _drop_weights(cells, name, op_id, whole, plan.expert_parts)
+            _fill(cells, name, op_id, kept, most)
+        _fill(cells, "flop", op_id, 0, most)
+    for name, values in cells.items():
+        split.operators[name] = pd.Series(
+            values, index=split.operators.index, dtype=split.operators[name].dtype
+        )
+
+
+def _gather_rows(
+    split: TensorSplit, trace: Trace, layer: ExpertLayer, inside: Sequence[int], more: float
+) -> None:
+    """Let operators inside a layer read and write the rows that ranks with slices of the same experts have gathered.
+
+    Rows as wide as the model grow by ``more`` of the traced ones; those as wide as an expert are cut.
+    """
+    size, category = tensor_bytes(trace), trace.tensors["category"].tolist()
+    wide = {layer.rows_bytes, layer.made_bytes}
+    for name, ids in (("read_bytes", "input_ids"), ("write_bytes", "output_ids")):
+        moved = split.operators[name].to_numpy() > 0
+        held = trace.operators[ids]
+        added = [
+            round(more * sum(size[i] for i in held[op] if size[i] in wide and category[i] == "activation"))
+            for op in inside
+        ]  # fmt: skip
+        for column in (name, f"batch_{name}"):
+            split.operators.loc[list(inside), column] += np.where(moved[list(inside)], added, 0)
+
+
+def _drop_weights(
+    cells: Mapping[str, list[int]], name: str, op_id: int, weights: int, ranks: int
+) -> int:
+    """Leave an operator one rank's part of the experts' weights, and return it [bytes]; views move nothing."""
+    total, growing = cells[name][op_id], cells[f"batch_{name}"][op_id]
+    weights = min(weights, total)
+    gone = weights - weights // ranks
+    cells[name][op_id] = total - gone
+    cells[f"batch_{name}"][op_id] = min(growing, total - weights)
+    return weights - gone
+
+
+def _fill(cells: Mapping[str, list[int]], name: str, op_id: int, weights: int, most: float) -> None:
+    """Let all but the weights of an operator's work be as much as the fullest rank's."""
+    if most == 1:
+        return
+    more = round((cells[name][op_id] - weights) * (most - 1))
+    cells[name][op_id] += more
+    cells[f"batch_{name}"][op_id] += more
+
+
+def _cut_expert_updates(split: TensorSplit, trace: Trace, plan: Plan) -> TensorSplit:
+    """Leave a rank the updates of its own experts."""
+    sizes, held = (
+        [float(p.size_bytes) for p in list_parameters(trace, plan.tensor, ranks)]
+        for ranks in (1, plan.expert_parts)
+    )
+    shares = share_updates(trace, sizes, held, list_updates(trace.operators))
+    cut = {op: share for op, share in shares.items() if share < 1}
+    return replace(split, operators=scale_work(split.operators, cut))
+
+
+def _place_exchanges(
+    split: TensorSplit, layer: ExpertLayer, gradients: Mapping[int, Sequence[int]], plan: Plan, share: float
+) -> None:  # fmt: skip
+    """Add a layer's exchanges: behind the copies of tokens and the last product, and in backward."""
+    last = layer.products[-1]
+    counts = Exchange(
+        EXCHANGE, _COUNT_BYTES * layer.experts, growing=0.0, group=EXPERTS, awaited=True
+    )
+    if plan.expert > 1:
+        split.add(AFTER, layer.permute, counts)
+    rows, made = round(layer.rows_bytes * share), round(layer.made_bytes * share)
+    for exchange in _make_exchanges(plan, layer, rows, AFTER):
+        split.add(AFTER, layer.permute, exchange)
+    for exchange in _make_exchanges(plan, layer, made, BEFORE):
+        split.add(AFTER, last, exchange)
+    # Behind what makes the gradient, not before what reads it: whose parameters may be asked for then.
+    if gradients.get(last):
+        for exchange in _make_exchanges(plan, layer, made, AFTER):
+            split.add(AFTER, gradients[last][0] - 1, exchange)
+    if gradients.get(layer.permute):
+        for exchange in _make_exchanges(plan, layer, rows, BEFORE):
+            split.add(BEFORE, gradients[layer.permute][0], exchange)
+
+
+def _make_exchanges(plan: Plan, layer: ExpertLayer, size_bytes: int, copied: str) -> list[Exchange]:
+    """Return the exchanges that take copies of tokens to their experts (copied after them) or back (before).
+
+    Where tokens are handed on, one goes to each domain, then to each rank there that wants it, and is copied for its
+    experts with the traced sorting; back the other way round, summed.
+    """
+    domains, inside = plan.expert_hops
+    token = size_bytes / layer.per_token
+    found = [
+        Exchange(EXCHANGE, round(token * _count_places(layer, places)), group=group)
+        for places, group, ranks in (
+            (domains, EXPERT_NODES, domains), (plan.expert, EXPERT_DOMAIN, inside),
+        )
+        if ranks > 1
+    ]  # fmt: skip
+    if not domains and plan.expert > 1:
+        sorts = plan.expert < layer.experts
+        found = [Exchange(EXCHANGE, size_bytes, copied if sorts else "", group=EXPERTS)]
+    if plan.expert_slices > 1:
+        name = "all_gather" if copied == AFTER else "reduce_scatter"
+        found.append(Exchange(name, size_bytes * plan.expert_slices, group=EXPERT_SLICES))
+    return found if copied == AFTER else found[::-1]
+
+
+def _count_places(layer: ExpertLayer, places: int) -> float:
+    """Return how many of some equal parts of the experts a token's own lie in, in the mean of all choices."""
+    experts, chosen = layer.experts, round(layer.per_token)
+    if layer.consecutive:
+        firsts = range(0, experts, gcd(experts, chosen))
+        own = [
+            {(first + j) % experts * places // experts for j in range(chosen)} for first in firsts
+        ]
+        return sum(map(len, own)) / len(own)
+    missed = comb(experts - experts // places, chosen) / comb(experts, chosen)
+    return places * (1 - missed)
+
+
+def _share_of_tokens(trace: Trace, split: TensorSplit, permute: int) -> float:
+    """Return the part of the tokens that a rank copies: all, or its own of sequence parallelism."""
+    whole, mine = (
+        frame["write_bytes"].iloc[permute] for frame in (trace.operators, split.operators)
+    )
+    return float(mine / whole) if whole else 1.0
+
+
+@remembered
+def _list_backward(trace: Trace) -> dict[int, list[int]]:
+    """Return the backward operators of each forward operator."""
+    found: dict[int, list[int]] = {}
+    for row in records(trace.operators, "op_id", "phase", "forward_op_id"):
+        if row["phase"] == "backward" and row["forward_op_id"] is not None:
+            found.setdefault(int(row["forward_op_id"]), []).append(int(row["op_id"]))
+    return found
+
 
 _WHOLE = ("parameter", "gradient", "buffer")
 """Categories of tensors that do not grow with the tokens."""

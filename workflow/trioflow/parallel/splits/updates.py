@@ -20,7 +20,7 @@ from trioflow.base.experiments import Plan
 from trioflow.costmodel.interface import OperatorModel, looks_at_rows
 from trioflow.parallel.reference import WORK, predict_operator_times
 from trioflow.parallel.remembered import remembered
-from trioflow.parallel.splits.parameters import Bucket, Parameter, list_parameters
+from trioflow.parallel.splits.pipeline import Bucket, Parameter, list_parameters
 from trioflow.parallel.splits.tensor_split import TensorSplit, kind_of_module, list_untrained
 from trioflow.tables import records
 from trioflow.trace.store import Trace

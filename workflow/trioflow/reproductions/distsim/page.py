@@ -1,4 +1,9 @@
-"""The page of DistSim's evaluation, repeated on our own runs."""
+"""The page of DistSim's evaluation, repeated on our own runs.
+
+The sections of the page of DistSim's evaluation, and what profiling, simulating and running cost.
+
+Figures of DistSim's evaluation: its own numbers as dashed lines, everything else ours.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +11,483 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from trioflow import tables
-from trioflow.base.errors import InputError
+from trioflow.base.errors import InputError, TableError
 from trioflow.base.provenance import read_json
+from trioflow.base.units import ns_to_s
 from trioflow.measure.records import RECORDED_EVENTS, STEP_MARKS
 from trioflow.report import style
 from trioflow.report.pages import (
+    NOTHING,
+    Cell,
+    Column,
+    Field,
     Page,
     Section,
+    count_cell,
+    list_numbers,
+    numbers,
+    percent_cell,
     render_details,
     render_figure,
+    render_list,
     render_paragraph,
+    render_records,
+    render_table,
+    words,
     write_page,
     write_percent,
+    write_signed_percent,
+    write_time,
 )
-from trioflow.reproductions.distsim import figures, sections
-from trioflow.reproductions.distsim.recorded import compare_events, compare_marks
+from trioflow.reproductions.distsim.recorded import (
+    bubble_throughput,
+    compare_events,
+    compare_marks,
+    compare_throughput,
+    split_step,
+)
 from trioflow.reproductions.tables import ACTIVITY, ANALYTICAL, COSTS, TIMESTAMPS
+from trioflow.tables import meanings
+
+_DISTSIM_SIMULATE_S, _DISTSIM_PROFILE_S, _DISTSIM_DIRECT_S = 0.14, 49.18, 380.35
+"""DistSim's own: one simulation [s], profiling and running directly [GPU s]."""
+
+
+_PROFILING, _BUILDING = ("capture", "merge"), ("partition", "extrapolate")
+
+
+def read_benchmarks(files: Iterable[str | Path]) -> pd.DataFrame:
+    """Return ``stage``, ``subject`` and ``time_s`` (mean of repeats) [s] of Snakemake's benchmarks.
+
+    ``files``: ``<stage>/<subject>.tsv`` or ``<stage>.tsv``. Raises TableError when one is no
+    benchmark.
+    """
+    rows = []
+    for file in map(Path, files):
+        try:
+            time_s = float(pd.read_csv(file, sep="\t")["s"].mean())
+        except (KeyError, ValueError, OSError) as error:
+            raise TableError(
+                f"no benchmark of Snakemake's ({error})", file=file,
+                fix="run the job again, without deleting results/benchmarks",
+            ) from None  # fmt: skip
+        alone = file.parent.name == "benchmarks"
+        rows.append((file.stem if alone else file.parent.name, "" if alone else file.stem, time_s))
+    return pd.DataFrame(rows, columns=["stage", "subject", "time_s"])
+
+
+def build_costs(
+    benchmarks: pd.DataFrame,
+    experiments: Sequence[Mapping[str, Any]],
+    measurements: Mapping[str, pd.DataFrame],
+    sessions: Mapping[str, Mapping[str, Any]],
+    summaries: Mapping[str, Mapping[str, Any]],
+) -> pd.DataFrame:
+    """Return a row of `COSTS` for every workload.
+
+    Direct running is what was run, every round on all ranks; warm-up, start of processes and
+    single-rank series belong to the session only.
+    """
+    rows = []
+    fits = benchmarks["stage"].str.startswith("fit_") | (benchmarks["stage"] == "describe_machine")
+    fit_s = float(benchmarks.loc[fits, "time_s"].sum()) / len(measurements)
+    for workload, steps in measurements.items():
+        names = [str(row["experiment"]) for row in experiments if row["workload"] == workload]
+        mine = steps[steps["series"] == "distributed"]
+        rounds = mine.groupby(["plan", "batch", "round"])["step_ns"]
+        ranks = int(sessions[workload]["ranks"])
+
+        def sum_jobs(stages: Sequence[str], subjects: Sequence[str]) -> float:
+            of = benchmarks["stage"].isin(stages) & benchmarks["subject"].isin(subjects)
+            return float(benchmarks.loc[of, "time_s"].sum())
+
+        traces = _list_traces(benchmarks, workload)
+        capture_s = sum_jobs(_PROFILING, traces)
+        direct_s = ns_to_s(float((rounds.max() * rounds.size()).sum()))
+        rows.append({
+            "workload": workload, "experiments": len(names), "capture_s": capture_s, "fit_s": fit_s,
+            "extrapolate_s": sum_jobs(_BUILDING, [workload, *names]),
+            "simulate_s": sum_jobs(("simulate",), names),
+            "engine_s": float(sum(summaries[name]["simulator_wall_s"] for name in names)),
+            "steps": int(rounds.ngroups), "direct_s": direct_s,
+            "session_s": ranks * sum_jobs(("measure",), [workload]),
+            "share": capture_s / direct_s if direct_s else np.nan,
+        })  # fmt: skip
+    return pd.DataFrame(rows, columns=COSTS.names)
+
+
+def _list_traces(benchmarks: pd.DataFrame, workload: str) -> list[str]:
+    """Return the subjects that are traces of a workload: its name, ``-b`` and a batch."""
+    subjects = benchmarks.loc[benchmarks["stage"].isin(_PROFILING), "subject"].unique()
+    return [s for s in subjects if s.rpartition("-b")[0] == workload]
+
+
+_OTHER_CASES = "DistSim, other cases"
+_LEAST_WAIT = 0.01
+"""Share of the step from which on a wrong wait is worth a word."""
+_ACTIVITY = meanings(ACTIVITY)
+_TIMESTAMPS = meanings(TIMESTAMPS)
+_COSTS = meanings(COSTS)
+
+
+def _list_timestamp_errors(timestamps: pd.DataFrame) -> pd.Series:
+    """Return each timestamp's error, the larger of its start's and its end's."""
+    return timestamps[["start_error", "end_error"]].max(axis=1)
+
+
+def render_summary(
+    activity: pd.DataFrame, timestamps: pd.DataFrame, analytical: pd.DataFrame
+) -> str:
+    """Return our errors beside DistSim's."""
+    steps = activity.drop_duplicates("experiment")
+    columns = [
+        Column("error", "", "what is compared", number=False),
+        Column("cases", "", "values that are averaged"),
+        Column("median", "ours", "median of the absolute values"),
+        Column("mean", "ours", "mean of the absolute values"),
+        Column("largest", "ours", "largest absolute value"),
+        Column("where", "", "case of the largest", number=False),
+        Column("reference", _OTHER_CASES, "DistSim's own, on 4 to 16 A40: not the same cases"),
+    ]
+    own = activity["experiment"] + ", rank " + activity["rank"].astype(str)
+    errors = _list_timestamp_errors(timestamps)
+    marks = (
+        timestamps["experiment"] + ", rank " + timestamps["rank"].astype(str) + ", "
+        + timestamps["phase"] + " " + timestamps["micro_batch"].astype(str)
+    )  # fmt: skip
+    rows = [
+        _summary("analytical model, step time", analytical["error"].abs(), analytical["experiment"],
+                 f"mean {write_percent(ANALYTICAL_MEAN)}, worst {write_percent(ANALYTICAL_WORST)}"),
+        _summary("step time", steps["step_error"].abs(), steps["experiment"], f"worst {write_percent(STEP_ERROR, 2)}"),
+        _summary("activity of a rank", activity["activity_error"], own, f"worst {write_percent(ACTIVITY_ERROR, 2)}"),
+        _summary("timestamps, medians over rounds", errors, marks, f"worst {write_percent(TIMESTAMP_ERROR, 2)}"),
+        _summary("measured rounds against their own median", activity["rank_spread"], own, NOTHING),
+    ]  # fmt: skip
+    return render_table(columns, rows, "Errors of this run, relative to the measured step")
+
+
+def _summary(name: str, errors: pd.Series, names: pd.Series, reference: str) -> list[Cell]:
+    known = errors.dropna()
+    if known.empty:
+        return [Cell(name), count_cell(0), *[Cell(NOTHING, "")] * 4, Cell(reference)]
+    return [
+        Cell(name), count_cell(len(known)), percent_cell(known.median()), percent_cell(known.mean()),
+        percent_cell(known.max()), Cell(str(names[known.index].iloc[int(known.argmax())])), Cell(reference),
+    ]  # fmt: skip
+
+
+def render_activity(activity: pd.DataFrame) -> str:
+    """Return a row for every rank."""
+
+    def thin_cell(value: float) -> Cell:
+        return Cell(write_percent(value, 4), value)
+
+    heads = (
+        ("measured", "step", "time", "step_s"), ("simulated", "step", "time", "simulated_s"),
+        ("error", "step", "signed", "step_error"), ("activity", "error", "percent", "activity_error"),
+        ("activity", "as profiled", "percent", "profiled_error"), ("spread", "of rounds", "percent", "rank_spread"),
+        ("events", "recorded", "count", "events"), ("matched", "events", "count", "matched"),
+        ("matched", "of their time", "percent", "matched_time"),
+        ("profiler", "slows by", "signed", "profiler_slowdown"), ("marks", "slow by", thin_cell, "mark_slowdown"),
+    )  # fmt: skip
+    fields = [
+        words("experiment", "rank", "experiment and rank", lambda row: Cell(row["experiment"], None, f"rank {row['rank']}")),
+        *list_numbers(_ACTIVITY, heads),
+    ]  # fmt: skip
+    return render_records(activity, fields, "Activity error of every rank")
+
+
+def render_timestamps(timestamps: pd.DataFrame) -> str:
+    """Return, folded, a row for every rank, stage and micro-batch."""
+    fields = [
+        words("experiment", "", "experiment", "experiment"),
+        Field(Column("rank", "stage", "process and pipeline stage"), lambda row: Cell(f"{row['rank']}, {row['stage']}")),
+        words("phase", "", _TIMESTAMPS["phase"], "phase"),
+        numbers("micro-batch", "", _TIMESTAMPS["micro_batch"], "count", "micro_batch"),
+        *(
+            numbers(f"{end}s", of, _TIMESTAMPS[f"{of}_{end}_s"], "time", f"{of}_{end}_s")
+            for end in ("start", "end") for of in ("measured", "simulated")
+        ),
+        *(
+            numbers(end, detail, _TIMESTAMPS[f"{end}_{kind}"], cell, f"{end}_{kind}")
+            for kind, detail, cell in (("bias", "deviation", "signed"), ("error", "median error", "percent"))
+            for end in ("start", "end")
+        ),
+    ]  # fmt: skip
+    rows = timestamps.to_dict("records")
+    table = render_records(rows, fields, "Starts and ends by rank, stage and micro-batch")
+    return render_details(f"All {len(rows)} forwards, backwards and updates", table)
+
+
+def describe_causes(activity: pd.DataFrame, timestamps: pd.DataFrame) -> str:
+    """Return where the largest deviations begin: the mark that adds most, of the worst experiments."""
+    errors = _list_timestamp_errors(timestamps)
+    worst = errors.groupby(timestamps["experiment"]).max().sort_values(ascending=False).index[:5]
+    lines = []
+    for name in worst:
+        mine = timestamps[timestamps["experiment"] == name]
+        added = (mine["end_bias"] - mine["start_bias"]).abs()
+        row = mine.loc[added.idxmax()]
+        wait = _largest_wait(mine)
+        spread = activity.loc[activity["experiment"] == name, "rank_spread"].max()
+        lines.append(
+            f"{name}: up to {write_percent(errors[mine.index].max())}. Most is added within "
+            f"{row['phase']} of micro-batch {row['micro_batch']} on rank {row['rank']} "
+            f"({write_signed_percent(row['end_bias'] - row['start_bias'])} of the step){wait}. "
+            f"Rounds differ among themselves by {write_percent(spread)}."
+        )
+    return "<h3>Where the largest deviations come from</h3>" + render_list(lines)
+
+
+def _largest_wait(mine: pd.DataFrame) -> str:
+    """Say which wait between two parts of a rank differs most from the recorded one; nothing for less than 1 %."""
+    found = []
+    for rank, own in mine.groupby("rank"):
+        rows = own.sort_values("measured_start_s").to_dict("records")
+        for before, after in pairwise(rows):
+            size = after["start_bias"] - before["end_bias"]
+            found.append(
+                (abs(size), size, f"{after['phase']} {after['micro_batch']} on rank {rank}")
+            )
+    away, size, name = max(found, default=(0.0, 0.0, ""))
+    if away < _LEAST_WAIT:
+        return ""
+    return f"; of the waits, the one before {name} differs most ({write_signed_percent(size)})"
+
+
+def render_throughput(rows: pd.DataFrame) -> str:
+    """Return simulated and ideal throughput of every batch."""
+    found = compare_throughput(rows)
+    parts = split_step(found)
+    fields = [
+        numbers("batch", "micro-batches", "samples of the step: one a micro-batch", "count", "batch"),
+        numbers("step", "simulated", "uncalibrated: from shapes alone", "time", "step_time_s"),
+        numbers("throughput", "simulated", "over that of batch 1", "number", "simulated"),
+        numbers("bubble alone", "closed form", "m p / (m + p - 1)", "number", "ideal"),
+        numbers("deviation", "of the simulated", "simulated over closed form less one", "signed", "deviation"),
+        numbers("deviation", "with unequal stages", "simulated over the second closed form less one", "signed",
+                lambda row: row["simulated"] / parts.throughput(int(row["micro_batches"])) - 1.0),
+    ]  # fmt: skip
+    text = render_paragraph(
+        "The closed form: with p equal stages of time t, m micro-batches take (m + p - 1) t, so throughput over that of one is "
+        f"m p / (m + p - 1). Two things move the simulated curve below it. Stages are unequal: every further micro-batch takes as long as "
+        f"the slowest, {write_time(parts.further_s)}, as if there were {parts.stages:.1f} equal ones. And from the second micro-batch on every "
+        "stage adds gradients to those it has before the stage in front can go on, as PyTorch's backward does: on the way through the whole "
+        f"pipeline that takes {write_time(parts.once_s)} once ({write_percent(parts.once_s / parts.first_s)} of the first step), which one "
+        "micro-batch, the norm of the curve, does not pay. The second curve holds both; it is fitted to the first and the "
+        "two largest batches, the others are a check. Absolute times are uncalibrated; the normalised curve depends on them only through these "
+        "two ratios. Megatron-LM's published curve is not in our data and is not drawn."
+    )
+    caption = "GPT 145B, 8M16P1D on 128 GPUs: simulated"
+    return text + render_records(found, fields, caption)
+
+
+def render_costs(costs: pd.DataFrame) -> str:
+    """Return what profiling, simulating and running cost."""
+    heads = {
+        "capture_s": ("profile", "1 rank"), "fit_s": ("fit", "its part"), "extrapolate_s": ("extrapolate", "all jobs"),
+        "simulate_s": ("simulate", "all jobs"), "engine_s": ("simulate", "engine alone"),
+        "direct_s": ("run", "ranks x steps"), "session_s": ("run", "ranks x session"),
+    }  # fmt: skip
+    fields = [
+        words("workload", "experiments", "and how many share its traces", lambda row: Cell(row["workload"], None, row["detail"])),
+        *(numbers(*head, _COSTS[key], "time", key) for key, head in heads.items()),
+        numbers("profile / run", "", _COSTS["share"], "percent", "share"),
+    ]  # fmt: skip
+    counts = costs[["experiments", "steps"]].astype(str)
+    each = costs.assign(
+        detail=counts["experiments"] + " experiments, " + counts["steps"] + " steps"
+    )
+    total = costs.drop(columns="workload").sum().to_dict()
+    own = {"workload": "all", "detail": f"{int(total['experiments'])} experiments"}
+    theirs = {
+        "workload": "DistSim", "detail": _OTHER_CASES, **dict.fromkeys(heads),
+        "capture_s": _DISTSIM_PROFILE_S, "simulate_s": _DISTSIM_SIMULATE_S, "direct_s": _DISTSIM_DIRECT_S,
+        "share": _DISTSIM_PROFILE_S / _DISTSIM_DIRECT_S,
+    }  # fmt: skip
+    rows = [
+        *each.to_dict("records"),
+        {**total, **own, "share": total["capture_s"] / total["direct_s"]},
+        theirs,
+    ]
+    alone = write_time(float(costs["engine_s"].sum() / costs["experiments"].sum()))
+    text = render_paragraph(
+        "Jobs of the workflow are timed by Snakemake from the start of their Python to its end, imports included; one simulation "
+        f"takes {alone} inside the engine. DistSim simulates one case and compares GPU seconds; its run and ours are of different "
+        "models and lengths, so that only the kind of comparison is the same."
+    )
+    return text + render_records(rows, fields, "What it costs")
+
+
+ANALYTICAL_MEAN, ANALYTICAL_WORST = 0.261, 0.404
+"""DistSim's errors of the analytical model, on average and at worst."""
+STEP_ERROR, ACTIVITY_ERROR, TIMESTAMP_ERROR = 0.0351, 0.0419, 0.0171
+"""DistSim's own on 4 to 16 A40: the largest step error, activity error and median timestamp error."""
+COLUMNS = 3
+_PHASES = {"forward": style.SKY, "backward": style.BLUE, "optimizer": style.GREEN}
+_RANKS: dict[str, Any] = {"markersize": 5.5, "linestyle": "none"}
+
+
+def draw_analytical(analytical: pd.DataFrame) -> Figure:
+    """Draw the analytical model's step errors (``ANALYTICAL`` with ``error``), DistSim's mean and worst on both sides."""
+    own = "ours: best rates against measured, gloo"
+    references = [
+        (ANALYTICAL_MEAN, "--", f"mean of DistSim, on other cases ({ANALYTICAL_MEAN:.1%})"),
+        (ANALYTICAL_WORST, ":", f"worst of DistSim, on other cases ({ANALYTICAL_WORST:.1%})"),
+    ]
+    return _draw_errors(analytical["experiment"], analytical["error"], own, references)
+
+
+def draw_step_errors(activity: pd.DataFrame) -> Figure:
+    """Draw every experiment's signed step error (``ACTIVITY``), with DistSim's largest on both sides."""
+    steps = activity.drop_duplicates("experiment")
+    own = "ours: simulated against measured, gloo"
+    references = [(STEP_ERROR, "--", f"largest of DistSim, on other cases ({STEP_ERROR:.2%})")]
+    return _draw_errors(steps["experiment"], steps["step_error"], own, references)
+
+
+def _draw_errors(
+    names: pd.Series, errors: pd.Series, own: str, references: list[tuple[float, str, str]]
+) -> Figure:
+    """Draw a signed error for each name, and references on both sides of zero."""
+    with style.figure_style():
+        figure, axes = _list_axes(names.tolist())
+        for place, error in enumerate((errors * 100).tolist()):
+            axes.plot([0, error], [place, place], color=style.GREY, linewidth=1.2)
+            axes.plot(error, place, "o", color=style.BLUE, markersize=6)
+        axes.axvline(0, color=style.INK, linewidth=0.8)
+        handles = [Line2D([], [], color=style.BLUE, marker="o", **_RANKS, label=own)]
+        for size, line, label in references:
+            for side in (-1, 1):
+                axes.axvline(side * size * 100, color=style.INK, linewidth=1.0, linestyle=line)
+            handles.append(Line2D([], [], color=style.INK, linestyle=line, label=label))
+        axes.set_xlabel("predicted over measured step less one [%]")
+        figure.legend(handles=handles, loc="outside lower center", ncols=2)
+    return figure
+
+
+def draw_activity(activity: pd.DataFrame) -> Figure:
+    """Draw every rank's activity error (``ACTIVITY``), and how much rounds differ among themselves."""
+    names = list(dict.fromkeys(activity["experiment"]))
+    with style.figure_style():
+        figure, axes = _list_axes(names)
+        handles: list[Any] = []
+        for number, (rank, own) in enumerate(activity.groupby("rank")):
+            shift = 0.16 * (2 * number - activity["rank"].nunique() + 1)
+            places = [names.index(name) + shift for name in own["experiment"]]
+            colour, marker = style.SERIES_COLOURS[number % 6], style.MARKERS[number % 8]
+            axes.plot(own["activity_error"] * 100, places, marker, color=colour, **_RANKS)
+            axes.plot(own["rank_spread"] * 100, places, "|", color=colour, markersize=9)
+            handles.append(
+                Line2D([], [], color=colour, marker=marker, **_RANKS, label=f"rank {rank}")
+            )
+        axes.axvline(ACTIVITY_ERROR * 100, color=style.INK, linewidth=1.0, linestyle="--")
+        axes.set_xlim(0, None)
+        axes.set_xlabel("mean deviation of starts and ends of operators [% of the step]")
+        handles += [
+            Line2D([], [], color=style.INK, marker="|", markersize=9, linestyle="none",
+                   label="deviation of measured rounds from their median"),
+            _reference(f"largest of DistSim, on other cases ({ACTIVITY_ERROR:.2%})"),
+        ]  # fmt: skip
+        figure.legend(handles=handles, loc="outside lower center", ncols=2)
+    return figure
+
+
+def draw_timestamps(timestamps: pd.DataFrame) -> Figure:
+    """Draw where in the step every start and end lies, and how far off the simulation is (``TIMESTAMPS``)."""
+    names = list(dict.fromkeys(timestamps["experiment"]))
+    rows = -(-len(names) // COLUMNS)
+    with style.figure_style():
+        figure = style.new_figure(0.9 + 1.45 * rows)
+        grid = figure.subplots(rows, COLUMNS, squeeze=False, sharex=True)
+        panels = grid.ravel()
+        for axes, name in zip(panels, names, strict=False):
+            _draw_panel(axes, timestamps[timestamps["experiment"] == name])
+            axes.set_title(name, fontsize=9)
+        for axes in panels[len(names) :]:
+            axes.set_axis_off()
+        for axes in grid[-1]:
+            axes.set_xlabel("measured instant [%]")
+        figure.supylabel("simulated less measured [% of the step]", fontsize=9.5)
+        ranks = sorted(timestamps["rank"].unique())
+        handles = [
+            *(Line2D([], [], color=c, marker="o", **_RANKS, label=p) for p, c in _PHASES.items()),
+            *(Line2D([], [], color=style.INK, marker=_marker(r), markerfacecolor="none", **_RANKS, label=f"rank {r}")
+              for r in ranks),
+            _reference(f"largest median of DistSim, on other cases ({TIMESTAMP_ERROR:.2%})"),
+        ]  # fmt: skip
+        figure.legend(handles=handles, loc="outside lower center", ncols=3)
+    return figure
+
+
+def _marker(rank: int) -> str:
+    return style.MARKERS[int(rank) % len(style.MARKERS)]
+
+
+def _draw_panel(axes: Any, rows: pd.DataFrame) -> None:
+    """Draw one experiment: starts hollow, ends filled."""
+    step_s = float(rows["measured_end_s"].max())
+    for row in rows.to_dict("records"):
+        colour, marker = _PHASES[str(row["phase"])], _marker(row["rank"])
+        for end, face in (("start", "white"), ("end", colour)):
+            axes.plot(
+                row[f"measured_{end}_s"] / step_s * 100, row[f"{end}_bias"] * 100, marker,
+                color=colour, markerfacecolor=face, markersize=4.5,
+            )  # fmt: skip
+    axes.axhline(0, color=style.INK, linewidth=0.7)
+    for side in (-1, 1):
+        axes.axhline(side * TIMESTAMP_ERROR * 100, color=style.INK, linewidth=0.9, linestyle="--")
+    reach = 1.12 * max(abs(value) for value in axes.get_ylim())  # no marker is cut at the edge
+    axes.set_ylim(-reach, reach)
+
+
+def draw_throughput(rows: pd.DataFrame) -> Figure:
+    """Draw throughput over the batch (``SWEEP_RESULTS``), 1 at one micro-batch, beside the closed forms."""
+    found = compare_throughput(rows)
+    stages = int(rows["pipeline"].iloc[0])
+    counts = range(1, int(found["micro_batches"].max()) + 1)
+    parts = split_step(found)
+    with style.figure_style():
+        figure = style.new_figure(3.8, 6.2)
+        axes = figure.subplots()
+        ideal = [bubble_throughput(m, stages) for m in counts]
+        axes.plot(counts, ideal, color=style.INK, linewidth=1.2, linestyle="--",
+                  label=f"bubble alone: m p / (m + p - 1), p = {stages}")  # fmt: skip
+        unequal = [parts.throughput(m) for m in counts]
+        axes.plot(counts, unequal, color=style.ORANGE, linewidth=1.2, linestyle=":",
+                  label="bubble of unequal stages, gradients added up")  # fmt: skip
+        axes.plot(found["micro_batches"], found["simulated"], "o", color=style.BLUE, markersize=6,
+                  label="simulated from shapes (uncalibrated)")  # fmt: skip
+        axes.set_xlabel("batch: micro-batches of one sample")
+        axes.set_ylabel("throughput over that of batch 1")
+        axes.set_xlim(0, None)
+        axes.set_ylim(0, None)
+        axes.legend(loc="lower right")
+    return figure
+
+
+def _list_axes(names: list[str]) -> tuple[Figure, Any]:
+    """Return a figure with a line for each name, from top to bottom."""
+    figure = style.new_figure(1.2 + 0.27 * len(names), 6.8)
+    axes = figure.subplots()
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    return figure, axes
+
+
+def _reference(label: str) -> Line2D:
+    return Line2D([], [], color=style.INK, linewidth=1.0, linestyle="--", label=label)
+
 
 TITLE = "trioflow: DistSim's evaluation on our own runs"
 FOLDER = "distsim"
@@ -139,7 +599,7 @@ def _compare(
     analytical["error"] = analytical["analytical_s"] / analytical["experiment"].map(measured) - 1.0
     return _DistsimTables(
         pd.concat(timestamps, ignore_index=True), activities,
-        sections.build_costs(sections.read_benchmarks(files["benchmarks"]), rows, steps, sessions, summaries),
+        build_costs(read_benchmarks(files["benchmarks"]), rows, steps, sessions, summaries),
         analytical, tables.read_table(files["throughput"][0], "sweep_results"),
     )  # fmt: skip
 
@@ -147,11 +607,11 @@ def _compare(
 def _draw(found: _DistsimTables, folder: Path, search: Path) -> None:
     """Draw every figure into a folder, and copy the one of the search."""
     drawn = {
-        "distsim03": figures.draw_analytical(found.analytical),
-        "distsim08": figures.draw_step_errors(found.activity),
-        "distsim09": figures.draw_activity(found.activity),
-        "distsim10": figures.draw_timestamps(found.timestamps),
-        "distsim11": figures.draw_throughput(found.throughput),
+        "distsim03": draw_analytical(found.analytical),
+        "distsim08": draw_step_errors(found.activity),
+        "distsim09": draw_activity(found.activity),
+        "distsim10": draw_timestamps(found.timestamps),
+        "distsim11": draw_throughput(found.throughput),
     }
     for name, figure in drawn.items():
         style.save_figure(figure, folder / name)
@@ -167,22 +627,22 @@ def _compose(found: _DistsimTables) -> Page:
         TITLE,
         [
             Section("summary", "Beside DistSim", [
-                render_paragraph(_NUMBERS), sections.render_summary(activity, timestamps, found.analytical),
+                render_paragraph(_NUMBERS), render_summary(activity, timestamps, found.analytical),
             ]),
             Section("analytical", "Analytical model (3)", [_figure("distsim03")]),
             Section("steps", "Step time (8)", [_figure("distsim08")]),
             Section("activity", "Activity of every rank (9)", [
-                _figure("distsim09"), render_details("Activity of every rank, in numbers", sections.render_activity(activity)),
+                _figure("distsim09"), render_details("Activity of every rank, in numbers", render_activity(activity)),
             ]),
             Section("timestamps", "Timestamps by rank, stage and micro-batch (10)", [
-                _figure("distsim10"), sections.describe_causes(activity, timestamps),
-                render_details("Timestamps in numbers", sections.render_timestamps(timestamps)),
+                _figure("distsim10"), describe_causes(activity, timestamps),
+                render_details("Timestamps in numbers", render_timestamps(timestamps)),
             ]),
             Section("throughput", "GPT 145B on 128 GPUs (11)", [
-                _figure("distsim11"), sections.render_throughput(found.throughput),
+                _figure("distsim11"), render_throughput(found.throughput),
             ], folded=True),
             Section("search", "Search for a plan (12)", [_figure("distsim12")], folded=True),
-            Section("costs", "Cost of profiling, simulating and running", [sections.render_costs(found.costs)], folded=True),
+            Section("costs", "Cost of profiling, simulating and running", [render_costs(found.costs)], folded=True),
         ],
         f"{count} experiments on several ranks of this machine, {ranks} ranks in all, none left out: real timelines beside simulated ones, "
         f"from {int(timestamps['rounds'].min())} rounds or more. DistSim's numbers come from other models, GPUs and networks and stand beside ours as reference.",

@@ -32,7 +32,7 @@ from trioflow.hardware.platform import load_platform
 from trioflow.measure.records import MARKED, PROFILED, STEP_MARK
 from trioflow.prediction.assembly import predict
 from trioflow.prediction.options import CLOSED_FORM
-from trioflow.reproductions.published.baselines import AnalyticalModel
+from trioflow.reproductions.published.prediction import AnalyticalModel
 from trioflow.reproductions.tables import ANALYTICAL, TIMESTAMPS
 from trioflow.tables import PHASES
 from trioflow.trace.store import Trace, load_trace

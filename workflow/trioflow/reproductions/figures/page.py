@@ -28,9 +28,8 @@ from trioflow.report.pages import (
     write_time,
 )
 from trioflow.reproductions.figures import catalogue
-from trioflow.reproductions.figures.build import SCHEMAS
+from trioflow.reproductions.figures.build import SCHEMAS, count_right_pairs, find_mean_errors
 from trioflow.reproductions.figures.catalogue import PAPER, SOURCE, Figure
-from trioflow.reproductions.figures.drawings import count_right_pairs, find_mean_errors
 from trioflow.reproductions.figures.points import MEASURED
 from trioflow.reproductions.studies.wafer import PAPER_SHARE
 from trioflow.reproductions.tables import (

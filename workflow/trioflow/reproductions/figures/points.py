@@ -32,7 +32,7 @@ from trioflow.reproductions.figures.catalogue import (
 )
 from trioflow.reproductions.tables import MEASURED_HERE, MEASURED_PUBLIC, ONLY_SIMULATED
 from trioflow.reproductions.validation.aims import SETS
-from trioflow.sweeps.parameters import PLAN_COLUMNS
+from trioflow.sweeps.description import PLAN_COLUMNS
 from trioflow.sweeps.workshop import OK
 from trioflow.tables import records
 

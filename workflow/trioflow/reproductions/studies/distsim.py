@@ -34,7 +34,7 @@ from trioflow import tables
 from trioflow.base.experiments import load_workloads
 from trioflow.report import style
 from trioflow.sweeps.chunks import make_frame
-from trioflow.sweeps.parameters import fill_values
+from trioflow.sweeps.description import fill_values
 from trioflow.sweeps.workshop import Workshop
 from trioflow.tables import records
 from trioflow.trace.repeat import repeat_layers

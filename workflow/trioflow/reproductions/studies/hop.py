@@ -28,7 +28,7 @@ from trioflow.base.units import ns_to_s
 from trioflow.hardware.machine import Link
 from trioflow.hardware.topologies.grids import build_double_ring, build_ring
 from trioflow.report import style
-from trioflow.reproductions.studies.contraction import list_inputs, load_timed_trace
+from trioflow.reproductions.studies.wafer import list_inputs, load_timed_trace
 from trioflow.reproductions.tables import HOP
 
 Floats = NDArray[np.float64]

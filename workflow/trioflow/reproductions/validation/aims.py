@@ -16,8 +16,7 @@ import pandas as pd
 from trioflow.base.shipped import read_own_records
 from trioflow.costmodel.collectives.model import wire_factor
 from trioflow.report.pages import NOTHING, write_percent
-from trioflow.reproductions.validation.collectives import QUANTITY, SET, parse_case
-from trioflow.reproductions.validation.operators import MOST_TRAINED
+from trioflow.reproductions.validation.operators import MOST_TRAINED, QUANTITY, SET, parse_case
 
 SOURCE = "the project, set before the first case was judged"
 

@@ -29,12 +29,13 @@ from trioflow.costmodel.new_gpu.data import (
     pair_rows,
 )
 from trioflow.costmodel.new_gpu.fit import (
+    PublicPairs,
     describe_facts,
     fit_exponents,
+    fit_resizing,
     leave_out,
     summarise_residuals,
 )
-from trioflow.costmodel.new_gpu.public_pairs import PublicPairs, fit_resizing
 from trioflow.costmodel.new_gpu.rules import RULES, Exponents, apply_rule, size_rows
 from trioflow.hardware.device_sheet import DeviceSheet, find_device, load_device
 from trioflow.trace.importers.options import ImportOptions

@@ -1,9 +1,14 @@
-"""The page of cost models and its figures: every model on every measured case, from models that never saw it."""
+"""The page of cost models and its figures: every model on every measured case, from models that never saw it.
+
+The sections of the page of cost models: aims, scores, cases, fits, and what a missed aim is made of.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +20,370 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from trioflow import tables
 from trioflow.base.errors import InputError
+from trioflow.base.units import format_bytes
 from trioflow.costmodel.features import FEATURES
 from trioflow.costmodel.judging import SCORES, score_cases
 from trioflow.hardware.device_sheet import find_device
 from trioflow.report import style
 from trioflow.report.pages import (
+    NOTHING,
+    Cell,
+    Column,
+    Field,
+    Kind,
     Page,
     Section,
     count_reached,
+    escape_text,
+    itself,
+    numbers,
+    oracle_cell,
+    part_cell,
+    percent_cell,
+    render_definitions,
+    render_details,
     render_figure,
+    render_list,
     render_paragraph,
+    render_records,
+    words,
     write_page,
+    write_percent,
+    write_range,
+    write_signed_percent,
+    write_time,
 )
 from trioflow.reproductions.tables import read_validation_table, write_validation_table
-from trioflow.reproductions.validation import sections
-from trioflow.reproductions.validation.aims import AIMS, KNOWS_THE_ANSWER, SETS, reach_aims
+from trioflow.reproductions.validation.aims import (
+    AIMS,
+    ASKED,
+    KNOWS_THE_ANSWER,
+    SETS,
+    SOURCE,
+    ReachedAim,
+    measure_bus_bandwidths,
+    reach_aims,
+    select_cases,
+    split_case,
+    split_error,
+)
+
+WORST = 2
+"""Cases of a missed aim whose operators are shown."""
+
+
+def render_aims(summary: pd.DataFrame, cases: pd.DataFrame) -> str:
+    """Return the table of aims beside what was reached, and the cases asked for by name."""
+    reached = {None: NOTHING, True: "yes", False: "no"}
+
+    def oracle(entry: ReachedAim) -> Cell:
+        there = f"{entry.ours['oracle_cases']}; {write_percent(entry.ours['beside_oracle_error'])}"
+        return oracle_cell(entry.ours["oracle_mean_absolute_error"], there)
+
+    def best_other(entry: ReachedAim) -> Cell:
+        if entry.best is None:
+            return Cell(NOTHING, "")
+        return percent_cell(entry.best["mean_absolute_error"], entry.best_model)
+
+    def ours(title: str, detail: str, key: str, kind: Kind = "percent") -> Field:
+        return numbers(title, detail, SCORES[key], kind, lambda entry: entry.ours[key])
+
+    fields = [
+        words("what is averaged", "what others report", "part of a set, and its quantity",
+              lambda entry: Cell(entry.aim.title, None, entry.aim.others)),
+        ours("cases", "", "cases", "count"),
+        numbers("aim", "mean absolute", f"from {SOURCE}; 'oracle +' comes on top of the oracle's error",
+                lambda entry: Cell(entry.write_limit(), "" if entry.limit is None else entry.limit), itself),
+        ours("trioflow", "mean absolute", "mean_absolute_error"),
+        words("reached", "", "whether the mean absolute error is within the aim", lambda entry: reached[entry.reached]),
+        numbers("best other", "model", "smallest mean absolute error of all other models", best_other, itself),
+        numbers("oracle", "n; trioflow there",
+                f"{SCORES['oracle_mean_absolute_error']}; number of such cases; the model's error on them", oracle, itself),
+        ours("coverage", "aim 80 %", "coverage"), ours("width", "of the interval", "mean_relative_width"),
+    ]  # fmt: skip
+    asked = [text for name, place in ASKED.items() if (text := _describe_case(cases, name, place))]
+    table = render_records(reach_aims(summary), fields, "Aims and what was reached")
+    return table + render_list(asked)
+
+
+def _describe_case(cases: pd.DataFrame, title: str, place: tuple[str, str, str, str]) -> str:
+    """Return one sentence on a case that was asked for; nothing where it was not judged."""
+    name, quantity, group, case = place
+    rows = cases[
+        (cases["set"] == name) & (cases["quantity"] == quantity)
+        & (cases["group"] == group) & (cases["case"] == case)
+    ]  # fmt: skip
+    if rows.empty:
+        return ""
+    found = {
+        str(row["model"]): row["predicted_s"] / row["measured_s"] - 1.0
+        for row in rows.to_dict("records")
+    }
+    ours = SETS[name].ours
+    order = [ours, *sorted(set(found) - {ours})]
+    errors = ", ".join(f"{model} {write_signed_percent(found[model])}" for model in order)
+    return f"{title}: measured {write_time(float(rows['measured_s'].iloc[0]))}; {errors}."
+
+
+def render_misses(summary: pd.DataFrame, cases: pd.DataFrame) -> str:
+    """Return, for every missed aim, the measurements that its error is made of."""
+    parts = []
+    for entry in reach_aims(summary):
+        if entry.reached is not False:
+            continue
+        rows = select_cases(cases, entry.aim)
+        error = write_percent(entry.ours["mean_absolute_error"])
+        title = f"{entry.aim.title}: {error}, aim {entry.write_limit()}"
+        split = split_error(rows)
+        summary_text = render_paragraph(_describe_split(split, entry.ours))
+        worst = rows.loc[rows["error"].abs().sort_values(ascending=False, kind="stable").index]
+        made_of = _render_split(split) + "".join(
+            _render_case_split(split_case(cases, row), row)
+            for row in worst.head(WORST).to_dict("records")
+        )
+        folded = render_details("What the error is made of, and the worst cases", made_of)
+        parts += [f"<h3>{escape_text(title)}</h3>", summary_text, folded]
+    if not parts:
+        return render_paragraph("No aim is missed.")
+    bandwidths = measure_bus_bandwidths(cases)
+    return "".join(parts) + (_render_bandwidths(bandwidths) if len(bandwidths) else "")
+
+
+def _describe_split(split: pd.DataFrame, ours: Mapping[str, Any]) -> str:
+    """Say which part weighs most, and what the oracle makes of it."""
+    error, first = 100 * ours["mean_absolute_error"], split.iloc[0]
+    text = (
+        f"Of these {error:.1f} points, {100 * first['points']:.1f} come from {first['part']} "
+        f"({first['cases']} of {ours['cases']} cases, {write_percent(first['error'])} on average)"
+    )
+    if len(split) > 1:
+        text += f"; all other cases average {write_percent(first['without'])}"
+    if ours["oracle_cases"] == ours["cases"] and ours["oracle_mean_absolute_error"]:
+        beside = float((split["beside_oracle"] * split["cases"]).sum() / split["cases"].sum())
+        oracle = write_percent(ours["oracle_mean_absolute_error"])
+        text += (
+            f". The measured operators themselves miss it by {oracle}; "
+            f"the predicted sum lies {write_percent(beside)} from theirs"
+        )
+    return text + "."
+
+
+def _render_split(split: pd.DataFrame) -> str:
+    fields = [
+        Field(Column("where it was measured", "", "device, and dataset where the source names one", number=False),
+              lambda row: part_cell(row["part"])),
+        numbers("cases", "", SCORES["cases"], "count", "cases"),
+        numbers("error", "mean absolute", SCORES["mean_absolute_error"], "percent", "error"),
+        numbers("bias", "signed mean", SCORES["bias"], "signed", "bias"),
+        numbers("adds", "points of the mean", "its part of the mean over all cases",
+                lambda points: Cell(f"{100 * points:.1f}", points), "points"),
+        numbers("the rest", "mean absolute", "mean absolute error of all other cases", "percent", "without"),
+        Field(Column("oracle", "its cases", f"{SCORES['oracle_mean_absolute_error']}; number of such cases"),
+              lambda row: oracle_cell(row["oracle_error"], str(row["oracle_cases"]))),
+        numbers("against the oracle", "mean absolute",
+                "predicted over the oracle less one: what of the error is the operators'", "percent", "beside_oracle"),
+    ]  # fmt: skip
+    caption = "What the error is made of, by where it was measured"
+    return render_records(split, fields, caption)
+
+
+def _render_case_split(split: pd.DataFrame, row: Mapping[Any, Any]) -> str:
+    if split.empty:
+        return ""
+    fields = [
+        words("class", "", "class and phase of operators", "group"),
+        numbers("measured", "at the target", "sum of the class at the target", "time", "measured_s"),
+        numbers("predicted", "", "the same, predicted", "time", "predicted_s"),
+        numbers("adds", "points", "predicted less measured, over the measured sum of all operators", "signed", "points"),
+        numbers("grew", "measured", "class at the target over the class as recorded at the source", "ratio", "measured_growth"),
+        numbers("grew", "predicted", "the same, predicted", "ratio", "predicted_growth"),
+    ]  # fmt: skip
+    caption = f"{row['device']}, {row['case']}: {write_signed_percent(row['error'])}, by class"
+    return render_records(split, fields, caption)
+
+
+def _render_bandwidths(table: pd.DataFrame) -> str:
+    ranks = [name for name in table.columns if isinstance(name, int)]
+    fields = [
+        words("where it was measured", "", "platform, library and dataset", lambda row: part_cell(row["part"])),
+        words("collective", "", "", "collective"),
+        numbers("message", "", "largest that every number of ranks sent",
+                lambda size: Cell(format_bytes(int(size)), size), "message_bytes"),
+        *(
+            numbers(f"{n} ranks", "GB/s", "bus bandwidth: bytes that each link carries, over the time", "bandwidth",
+                    itemgetter(n))
+            for n in ranks
+        ),
+    ]  # fmt: skip
+    text = (
+        "A number of ranks is predicted from others; where the measured bandwidth jumps from one to the "
+        "next, the others do not predict it."
+    )
+    title = "Bus bandwidth by number of ranks, as measured"
+    caption = "Largest message that every number of ranks sent"
+    return render_details(title, render_paragraph(text) + render_records(table, fields, caption))
+
+
+LISTED = ("operator_sum", "end_to_end")
+"""Quantities whose cases are listed one by one; of others there are too many for a page."""
+
+_WORDS = {"operator_sum": "sum of operators", "end_to_end": "end to end"}
+_SIGNED = ("worst_error", "bias")
+
+
+def render_knowledge() -> str:
+    """Return what judged each set, from what, and what the fit did not see."""
+    entries = []
+    for judged in SETS.values():
+        text = f"{judged.judged} {judged.known} Left out: {judged.left_out} Oracle: {judged.oracle}"
+        entries.append((judged.title, text))
+    note = (
+        "No error on this page comes from a model that saw what it is judged on; choices between forms "
+        "and the spread behind every interval are made once more inside what was left. The models that ship "
+        "are then fitted to everything."
+    )
+    return render_paragraph(note) + render_definitions(entries)
+
+
+def render_scores(summary: pd.DataFrame, name: str) -> str:
+    """Return the scores of every model in every group of a set, folded, classes beside steps apart."""
+    rows = summary[summary["set"] == name]
+    steps = rows[rows["quantity"].isin(LISTED)]
+    others = rows[~rows["quantity"].isin(LISTED)]
+    first, then = (
+        f"Scores of the set {name}",
+        f"Scores of single operators of the set {name}, by class",
+    )
+    if steps.empty:
+        return render_details(first, _render_scores(others, first))
+    return render_details(first, _render_scores(steps, first)) + render_details(
+        then, _render_scores(others, then) if len(others) else ""
+    )
+
+
+def _render_scores(summary: pd.DataFrame, title: str) -> str:
+    def score(head: str, detail: str, key: str) -> Field:
+        cell = "signed" if key in _SIGNED else "percent"
+        return numbers(head, detail, SCORES[key], cell, key)
+
+    fields = [
+        words("group", "quantity", "part of the set that is averaged by itself",
+              lambda row: Cell(row["group"], None, _WORDS.get(row["quantity"], ""))),
+        words("model", "", "model that predicted", "model"),
+        numbers("cases", "", SCORES["cases"], "count", "cases"),
+        score("error", "mean absolute", "mean_absolute_error"),
+        score("median", "absolute", "median_absolute_error"),
+        score("worst", "signed", "worst_error"),
+        score("bias", "signed mean", "bias"),
+        Field(Column("oracle", "its cases", SCORES["oracle_mean_absolute_error"]),
+              lambda row: oracle_cell(row["oracle_mean_absolute_error"], str(row["oracle_cases"]))),
+        score("coverage", "aim 80 %", "coverage"),
+        score("width", "of the interval", "mean_relative_width"),
+        score("score", "of the interval", "interval_score"),
+        score("extrapolated", "share", "extrapolated"),
+    ]  # fmt: skip
+    return render_records(summary, fields, title)
+
+
+def render_cases(cases: pd.DataFrame, name: str) -> str:
+    """Return every single case of a set whose quantity is listed; nothing where there is none."""
+    rows = cases[(cases["set"] == name) & cases["quantity"].isin(LISTED)]
+    rows = rows[~rows["model"].isin(KNOWS_THE_ANSWER)]
+    if rows.empty:
+        return ""
+    ours = SETS[name].ours
+    rivals = sorted(set(rows["model"]) - {ours})
+    key = ["quantity", "group", "case", "device", "source"]
+    errors = rows.assign(error=rows["predicted_s"] / rows["measured_s"] - 1.0)
+    wide = errors.pivot_table(index=key, columns="model", values="error", sort=True)
+    mine = errors[errors["model"] == ours].set_index(key).reindex(wide.index)
+    lines = mine.drop(columns="model").join(wide[rivals].add_prefix(_OF_RIVAL)).reset_index()
+
+    def measured(row: Mapping[Any, Any]) -> Cell:
+        time_s = float(row["measured_s"])
+        oracle = float(row["oracle_s"]) / time_s - 1.0
+        shown = abs(oracle) > 0 and not math.isnan(oracle)
+        return Cell(write_time(time_s), time_s, write_signed_percent(oracle) if shown else "")
+
+    def error(row: Mapping[Any, Any]) -> Cell:
+        ends = write_range(float(row["low_s"]), float(row["high_s"]))
+        return Cell(write_signed_percent(row["error"]), row["error"], ends)
+
+    fields = [
+        words("case", "quantity, group", "what was predicted",
+              lambda row: Cell(row["case"], None, f"{_WORDS[row['quantity']]}, {row['group']}")),
+        words("device", "from", "where it was measured, and what the model was given",
+              lambda row: Cell(row["device"], None, row["source"])),
+        numbers("measured", "oracle's error", "measured time", measured, itself),
+        numbers(ours, "80 % interval", "signed error of what trioflow uses", error, itself),
+        words("inside", "", "whether the measured time lies in the interval",
+              lambda row: "yes" if row["low_s"] <= row["measured_s"] <= row["high_s"] else "no"),
+        *(numbers(model, "", f"signed error of {model}", "signed", _OF_RIVAL + model) for model in rivals),
+    ]  # fmt: skip
+    title = f"Every step of the set {name}, and its phases: {len(lines)} cases"
+    return render_details(title, render_records(lines, fields, title))
+
+
+_OF_RIVAL = "error of "
+"""Before the name of a model: the column of its errors."""
+
+
+def render_spread(cases: pd.DataFrame, name: str) -> str:
+    """Return how the cases that are too many to list are spread; nothing where all are listed."""
+    rows = cases[
+        (cases["set"] == name)
+        & ~cases["quantity"].isin(LISTED)
+        & (cases["model"] == SETS[name].ours)
+    ]
+    if rows.empty:
+        return ""
+    work = rows.assign(
+        error=rows["predicted_s"] / rows["measured_s"] - 1.0,
+        inside=rows["measured_s"].between(rows["low_s"], rows["high_s"]),
+        origin=rows["source"].str.partition("; ")[2],
+    )
+    groups = list(work.groupby(["group", "device", "origin"], sort=True))
+
+    def quantile(title: str, share: float, meaning: str) -> Field:
+        return numbers(
+            title, "signed", meaning, "signed", lambda one: np.quantile(one[1]["error"], share)
+        )
+
+    def worst(one: Any) -> Cell:
+        row = one[1].iloc[int(np.argmax(one[1]["error"].abs().to_numpy()))]
+        return Cell(write_signed_percent(row["error"]), abs(float(row["error"])), str(row["case"]))
+
+    fields = [
+        words("group", "where it was measured", "part of the set that is averaged by itself",
+              lambda one: Cell(one[0][0], None, ", ".join(filter(None, one[0][1:])))),
+        numbers("cases", "", SCORES["cases"], "count", lambda one: len(one[1])),
+        quantile("10 %", 0.1, "a tenth of the errors lie below"),
+        quantile("median", 0.5, "half of the errors lie below"),
+        quantile("90 %", 0.9, "a tenth of the errors lie above"),
+        words("worst", "case", "largest absolute error", worst),
+        numbers("coverage", "aim 80 %", SCORES["coverage"], "percent", lambda one: float(one[1]["inside"].mean())),
+    ]  # fmt: skip
+    caption = f"How the single errors of {SETS[name].ours} are spread: {len(rows)} cases"
+    return render_details(caption, render_records(groups, fields, caption))
+
+
+def render_classes(classes: pd.DataFrame, device: str) -> str:
+    """Return the fit of every class of a GPU's operators."""
+    fields = [
+        words("class", "phase", "class that shares one regression", lambda row: Cell(row["operator_class"], None, row["phase"])),
+        words("driver", "", "size that correlates best with the time",
+              lambda row: row["driver"].replace("_bytes", "").replace("write", "written")),
+        numbers("operators", "n", "operators fitted", "count", "operators"),
+        numbers("R\u00b2", "of the fit", "share of the variance that the fit explains", "number", "r_squared"),
+        numbers("share", "of the time", "share of the fitted time that the class takes", "percent", "time_share"),
+        numbers("sum", "held out", "sum of predicted over sum of measured less one, workload left out", "signed", "held_out_error"),
+        numbers("operators", "held out", "mean absolute error weighted by time, workload left out", "percent", "held_out_absolute_error"),
+    ]  # fmt: skip
+    order = ["time_share", "operator_class", "phase"]
+    mine = classes[classes["device"] == device].sort_values(order, ascending=(False, True, True))
+    caption = f"Classes of operators on {device}"
+    return render_records(mine, fields, caption)
+
 
 TITLE = "trioflow: cost models against measurements"
 _GROUPING = ("set", "quantity", "group", "model")
@@ -130,14 +484,14 @@ def _compose(
     return Page(
         TITLE,
         [
-            Section("aims", "Aims, and what was reached", [sections.render_aims(summary, cases)]),
-            Section("misses", "Where an aim is missed", [sections.render_misses(summary, cases)]),
+            Section("aims", "Aims, and what was reached", [render_aims(summary, cases)]),
+            Section("misses", "Where an aim is missed", [render_misses(summary, cases)]),
             *(
                 Section(name, SETS[name].title, _set_parts(cases, summary, name, places[name]), folded=at > 0)
                 for at, name in enumerate(_sets(summary))
             ),
             Section("classes", "Classes of operators", devices, folded=True),
-            Section("knowledge", "Which data judged which model", [sections.render_knowledge()], folded=True),
+            Section("knowledge", "Which data judged which model", [render_knowledge()], folded=True),
         ],
         _describe(cases, summary),
         verdict=count_reached(entry.reached for entry in reach_aims(summary)),
@@ -158,7 +512,7 @@ def _describe(cases: pd.DataFrame, summary: pd.DataFrame) -> str:
 
 
 def _set_parts(cases: pd.DataFrame, summary: pd.DataFrame, name: str, place: str) -> list[str]:
-    spread = sections.render_spread(cases, name)
+    spread = render_spread(cases, name)
     note = (
         f"The cases of single operators and messages are too many for a page; all of them, of every model, "
         f"lie in validation/{name}.parquet beside the report's folder."
@@ -166,16 +520,16 @@ def _set_parts(cases: pd.DataFrame, summary: pd.DataFrame, name: str, place: str
     return [
         render_paragraph(f"{SETS[name].judged} {SETS[name].known}"),
         render_figure(place, _SET_CAPTION, f"Errors of every model on the set {name}."),
-        sections.render_scores(summary, name),
+        render_scores(summary, name),
         render_paragraph(note) + spread if spread else "",
-        sections.render_cases(cases, name),
+        render_cases(cases, name),
     ]
 
 
 def _device_part(classes: pd.DataFrame, device: str, places: dict[str, str]) -> str:
     place = places[find_device(device).name]
     figure = render_figure(place, _CLASS_CAPTION, f"Fit and residuals of the classes on {device}.")
-    return f"<h3>{escape(device)}</h3>" + figure + sections.render_classes(classes, device)
+    return f"<h3>{escape(device)}</h3>" + figure + render_classes(classes, device)
 
 
 _LEAST_ERROR = 0.002

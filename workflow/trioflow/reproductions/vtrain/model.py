@@ -29,13 +29,13 @@ from trioflow.parallel.programs.staged import StagedRank
 from trioflow.parallel.reference import OperatorTimes
 from trioflow.parallel.schedules.build import Schedule
 from trioflow.parallel.schedules.table import BACKWARD, FORWARD, Action
-from trioflow.parallel.splits.parameters import Bucket
+from trioflow.parallel.splits.pipeline import Bucket
 from trioflow.parallel.splits.tensor_split import TensorSplit
 from trioflow.parallel.task_graph import TaskGraph
-from trioflow.reproductions.vtrain.data import AllReduceCurves
-from trioflow.reproductions.vtrain.work import (
+from trioflow.reproductions.vtrain.data import (
     HALF_BYTES,
     PARTS,
+    AllReduceCurves,
     WorkTable,
     count_parameters,
     index_shapes,

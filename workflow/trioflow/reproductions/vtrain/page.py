@@ -39,9 +39,8 @@ from trioflow.report.scores import ORACLE, OURS, SCORES, score_published
 from trioflow.reproductions.chances import measure_miss, render_chances
 from trioflow.reproductions.published.cases import PUBLISHED, describe_set
 from trioflow.reproductions.tables import CHECKS, PARAMETERS, TRIALS
-from trioflow.reproductions.vtrain.data import EXACT_S, GROUPS, PLANS, UNCALIBRATED
+from trioflow.reproductions.vtrain.data import EXACT_S, GROUPS, PLANS, UNCALIBRATED, VOCABULARY
 from trioflow.reproductions.vtrain.judge import NOTHING, WHOLE, score_plan_chances
-from trioflow.reproductions.vtrain.work import VOCABULARY
 
 DEGREES = ("tensor", "data", "pipeline", "micro_batch")
 _TITLES = {"tensor": "tensor degree", "data": "data degree", "pipeline": "pipeline degree", "micro_batch": "micro-batch"}  # fmt: skip
