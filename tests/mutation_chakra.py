@@ -27,7 +27,7 @@ def _frame(messages: list[bytes]) -> bytes:
 
 @cache
 def _parse(raw: bytes, kind: str) -> Any:
-    from trioflow.trace.importers.chakra_messages import _message_class
+    from trioflow.trace.importers.chakra_nodes import _message_class
 
     return _message_class(kind).FromString(raw)
 

@@ -66,7 +66,7 @@ class Sheet:
             sheet.form = "table"
             sheet.entries = list(csv.reader(io.StringIO(plain.decode(), newline="")))
         elif name.endswith(".et"):
-            from trioflow.trace.importers.chakra_messages import _split  # its framing only
+            from trioflow.trace.importers.chakra_nodes import _split  # its framing only
 
             sheet.entries = [
                 raw for _, raw in _split(io.BytesIO(plain), len(plain), None)  # type: ignore[arg-type]

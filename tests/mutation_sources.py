@@ -135,7 +135,7 @@ def _converted(
     name: str, profile: dict[str, Any], graph: dict[str, Any], options: ImportOptions, gpu: str = ""
 ) -> Source:
     """Return a Chakra file as PyTorch's converter writes it: calls, and the kernels they launch."""
-    from trioflow.trace.importers.chakra_messages import (
+    from trioflow.trace.importers.chakra_nodes import (
         add_attribute,
         new_metadata,
         new_node,

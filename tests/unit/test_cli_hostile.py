@@ -12,7 +12,7 @@ from trioflow.base.provenance import PACKAGE
 from trioflow.base.settings import check_settings
 from trioflow.cli import answer
 from trioflow.cli.main import TRACEBACK, main
-from trioflow.cli.text import escape_control, format_facts, format_table
+from trioflow.cli.output import escape_control, format_facts, format_table
 from trioflow.hardware.platform import load_platform
 from trioflow.hardware.topologies.grids import MOST_PARTS
 from trioflow.hardware.topologies.nodes import build_dragonfly, build_fat_tree

@@ -14,8 +14,7 @@ import pytest
 from trioflow.cli import main
 from trioflow.cli.completion import write_completion
 from trioflow.cli.main import build_parser
-from trioflow.cli.output import WaitSign, group_warnings
-from trioflow.cli.text import PlainStream, format_table
+from trioflow.cli.output import PlainStream, WaitSign, format_table, group_warnings
 
 SHOW = ["show", "gpt2-b8"]
 

@@ -36,7 +36,6 @@ ORDER = (
 )
 LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
 TORCH_AT_IMPORT = {
-    "trace/capture/fake_profile",
     "trace/capture/meta",
     "trace/capture/rank_program",
     "trace/capture/rank_process",
@@ -47,7 +46,6 @@ TORCH_AT_IMPORT = {
     "trace/workloads/precision",
     "trace/workloads/recipe",
     "trace/workloads/torchvision_models",
-    "trace/workloads/transformers_models",
     "trace/workloads/user_model",
 }
 SOURCES = sorted(path for path in PACKAGE.rglob("*.py"))

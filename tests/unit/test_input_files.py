@@ -24,7 +24,7 @@ from trioflow.hardware.topologies.nccl_file import read_edge_list
 from trioflow.parallel.plan import read_stages
 from trioflow.parallel.schedules.build import read_schedule
 from trioflow.sweeps.description import load_sweep
-from trioflow.trace.importers.chakra_messages import read_messages
+from trioflow.trace.importers.chakra_nodes import read_messages
 from trioflow.trace.importers.detect import import_trace
 from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.profile.json_stream import MOST_EXPANSION, ListStream

@@ -14,7 +14,7 @@ from trioflow.parallel.programs.as_traced import (
     tile_ranks,
 )
 from trioflow.trace.assemble import ObservedOperator, assemble_trace
-from trioflow.trace.program import read_program
+from trioflow.trace.facts import read_program
 from trioflow.trace.store import save_trace
 
 WORLD = 8

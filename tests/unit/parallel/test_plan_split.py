@@ -109,7 +109,7 @@ def test_megatron_s_plan_shares_the_vocabulary_where_the_model_has_one(tiny):
 def test_every_product_of_a_block_is_cut_by_its_name(model, sizes):
     torch = pytest.importorskip("torch", reason="the models are PyTorch's")
     pytest.importorskip("transformers", reason="the models come from transformers")
-    from trioflow.trace.workloads.transformers_models import _import_transformers
+    from trioflow.trace.workloads.build import _import_transformers
 
     library = _import_transformers("test")
     kind = getattr(library, model)

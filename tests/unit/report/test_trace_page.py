@@ -8,8 +8,13 @@ from trioflow.base.errors import TraceError
 from trioflow.report.trace_page import build_trace_page
 from trioflow.tables import read_table, records
 from trioflow.trace.facts import UNTIMED
-from trioflow.trace.store import Trace, save_trace
-from trioflow.trace.summary import coverage_of_trace, describe_step, summarise_trace
+from trioflow.trace.store import (
+    Trace,
+    coverage_of_trace,
+    describe_step,
+    save_trace,
+    summarise_trace,
+)
 
 
 def test_the_page_says_where_each_trace_comes_from_and_what_could_not_be_joined(

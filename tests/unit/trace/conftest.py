@@ -9,7 +9,7 @@ import pytest
 def tiny_models(monkeypatch):
     """Published models but for their sizes, so that a step takes milliseconds."""
     pytest.importorskip("transformers", reason="the models come from transformers")
-    from trioflow.trace.workloads.transformers_models import MODELS, Published
+    from trioflow.trace.workloads.build import MODELS, Published
 
     t5 = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_heads": 4, "num_layers": 2}
     bert = {

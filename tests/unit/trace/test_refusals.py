@@ -287,7 +287,7 @@ def _tables(folder):
 
 
 def _chakra(folder):
-    from trioflow.trace.importers.chakra_messages import new_metadata, new_node, write_messages
+    from trioflow.trace.importers.chakra_nodes import new_metadata, new_node, write_messages
 
     waits = new_node(1, "x", "COMP_NODE")
     waits.data_deps.append(1)

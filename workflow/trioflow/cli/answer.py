@@ -19,8 +19,9 @@ from trioflow import tables
 from trioflow.base.errors import InputError
 from trioflow.base.precision_recipes import choose_recipe
 from trioflow.base.units import format_apart, format_bytes, format_count, format_time, ns_to_s
-from trioflow.cli.arguments import (
+from trioflow.cli.choices import (
     add_collectives_argument,
+    add_configuration_argument,
     add_draw_arguments,
     add_fault_arguments,
     add_json_argument,
@@ -28,11 +29,18 @@ from trioflow.cli.arguments import (
     add_plan_arguments,
     add_run_arguments,
     add_what_if_arguments,
+    apply_configuration,
+    read_options,
 )
-from trioflow.cli.choices import add_configuration_argument, apply_configuration, read_options
 from trioflow.cli.network import add_algorithm_arguments, add_network_arguments
-from trioflow.cli.output import add_output_argument, print_warnings, write_output
-from trioflow.cli.text import add_options, format_facts, format_table
+from trioflow.cli.output import (
+    add_options,
+    add_output_argument,
+    format_facts,
+    format_table,
+    print_warnings,
+    write_output,
+)
 from trioflow.costmodel.features import classify
 from trioflow.costmodel.operators.methods import AUTO, METHOD_NAMES, fit_named_model
 from trioflow.costmodel.overrides import write_operator_times
@@ -56,8 +64,15 @@ from trioflow.trace.language.sizes import (
     LIGER,
     read_language_model,
 )
-from trioflow.trace.store import MOST_UNNAMED, Trace, find_operators, load_trace, shipped_traces
-from trioflow.trace.summary import describe_step, summarise_trace
+from trioflow.trace.store import (
+    MOST_UNNAMED,
+    Trace,
+    describe_step,
+    find_operators,
+    load_trace,
+    shipped_traces,
+    summarise_trace,
+)
 
 _FUSED = {
     EAGER: "PyTorch's operators one by one (eager)",

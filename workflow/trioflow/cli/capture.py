@@ -11,12 +11,11 @@ from typing import Any
 from trioflow.base.errors import InputError, how_to_install, suggest
 from trioflow.base.experiments import Workload, load_workloads
 from trioflow.base.settings import INPUT, OPTIMIZERS, PRECISIONS
-from trioflow.cli.text import add_options
+from trioflow.cli.output import add_options
 from trioflow.trace.language.make import CAPTURED_BLOCKS, quieten_profiler
 from trioflow.trace.profile.merge import merge_trace
 from trioflow.trace.repeat import repeat_layers
-from trioflow.trace.store import Trace, save_trace
-from trioflow.trace.summary import describe_step, summarise_trace
+from trioflow.trace.store import Trace, describe_step, save_trace, summarise_trace
 from trioflow.trace.workloads.catalog import (
     CATALOG,
     change_workload,

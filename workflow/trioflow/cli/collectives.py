@@ -19,8 +19,7 @@ from trioflow.cli.network import (
     read_chunks,
     spell_network,
 )
-from trioflow.cli.output import add_output_argument, print_warnings, write_output
-from trioflow.cli.text import add_options
+from trioflow.cli.output import add_options, add_output_argument, print_warnings, write_output
 from trioflow.costmodel.choices import load_named_platform
 from trioflow.costmodel.collectives.methods import METHODS
 from trioflow.costmodel.collectives.model import COLLECTIVES, SHIFT, wire_factor

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trioflow.base.errors import DatasetError
 from trioflow.base.units import format_bytes
-from trioflow.cli.text import add_options, format_table
+from trioflow.cli.output import add_options, format_table
 from trioflow.datasets.catalogue import Catalogue, Dataset, load_catalogue
 from trioflow.datasets.retrieve import choose_source, retrieve_file
 

@@ -8,9 +8,8 @@ from typing import Any
 
 from trioflow.base.errors import InputError, PlanError
 from trioflow.base.plan_row import SCHEDULES
-from trioflow.cli.arguments import add_collectives_argument, add_plan_arguments
-from trioflow.cli.output import print_warnings
-from trioflow.cli.text import add_options
+from trioflow.cli.choices import add_collectives_argument, add_plan_arguments
+from trioflow.cli.output import add_options, print_warnings
 from trioflow.parallel.plan import make_plan
 
 

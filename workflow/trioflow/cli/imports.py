@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from trioflow.base.units import format_bytes, format_time
-from trioflow.cli.output import print_warnings
-from trioflow.cli.text import format_facts, format_table
+from trioflow.cli.output import format_facts, format_table, print_warnings
 from trioflow.trace.importers.detect import FORMATS, find_rank_files, import_trace, list_known
 from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.importers.ranks import RankFile, RankTimes, import_ranks
-from trioflow.trace.store import pack_trace, save_trace
-from trioflow.trace.summary import describe_step, summarise_trace
+from trioflow.trace.store import describe_step, pack_trace, save_trace, summarise_trace
 
 _EPILOG = """sources:
   {known}. Plain or gzipped.

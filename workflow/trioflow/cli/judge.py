@@ -24,8 +24,7 @@ from trioflow.base.settings import read_cells
 from trioflow.base.units import format_time, ms_to_s
 from trioflow.cli.answer import add_simulate, predict_options
 from trioflow.cli.choices import apply_configuration
-from trioflow.cli.output import add_output_argument, write_output
-from trioflow.cli.text import format_facts, format_table
+from trioflow.cli.output import add_output_argument, format_facts, format_table, write_output
 
 _MARK = ":::MLLOG"
 _STATS, _BATCH, _EPOCH_SAMPLES = "tracked_stats", "global_batch_size", "train_samples"

@@ -15,8 +15,7 @@ from typing import NoReturn, TextIO, cast
 
 from trioflow import __version__
 from trioflow.base.errors import TrioflowError, suggest
-from trioflow.cli.output import WaitSign
-from trioflow.cli.text import PlainStream, escape_text
+from trioflow.cli.output import PlainStream, WaitSign, escape_text
 
 TRACEBACK = "TRIOFLOW_TRACEBACK"
 """Variable of the environment that shows where an unforeseen error came from."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from trioflow.base.errors import InputError
 from trioflow.base.experiments import Plan
-from trioflow.cli.text import add_options
+from trioflow.cli.output import add_options
 from trioflow.hardware.machine import TIES, Link, Platform
 from trioflow.network.algorithms.catalogue import list_algorithm_words, read_algorithms
 from trioflow.network.message_planner import Chunks

@@ -11,14 +11,19 @@ from trioflow.base.errors import InputError
 from trioflow.base.plan_row import BUCKETED
 from trioflow.base.units import BYTES_PER_MIB, format_bytes, format_time
 from trioflow.cli.answer import DAY_S
-from trioflow.cli.arguments import (
+from trioflow.cli.choices import (
     add_draw_arguments,
     add_model_arguments,
     add_routing_argument,
     add_run_arguments,
 )
-from trioflow.cli.output import add_output_argument, print_warnings, write_output
-from trioflow.cli.text import add_options, format_table
+from trioflow.cli.output import (
+    add_options,
+    add_output_argument,
+    format_table,
+    print_warnings,
+    write_output,
+)
 from trioflow.parallel.plan import BUCKET_BYTES
 from trioflow.prediction.options import STEP_WORDS
 

@@ -23,7 +23,7 @@ from trioflow.parallel.splits.tensor_parallel import split_for_plan
 from trioflow.parallel.splits.vocabulary import prepare_split
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.tables import records
-from trioflow.trace.importers.chakra_messages import (
+from trioflow.trace.importers.chakra_nodes import (
     COMM_TYPES,
     add_attribute,
     new_metadata,

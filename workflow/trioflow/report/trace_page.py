@@ -24,8 +24,7 @@ from trioflow.report.pages import (
     write_time,
 )
 from trioflow.trace.facts import STEP_TIME_SOURCES, UNTIMED
-from trioflow.trace.store import load_trace
-from trioflow.trace.summary import SEPARATOR, summarise_trace
+from trioflow.trace.store import SEPARATOR, load_trace, summarise_trace
 
 TITLE = "trioflow: traces"
 INTRODUCTION = (

@@ -20,7 +20,7 @@ from trioflow.parallel.plan import make_plan, named_plan
 from trioflow.parallel.splits.pipeline import partition
 from trioflow.parallel.task_graph import TaskGraphBuilder
 from trioflow.trace.importers.chakra import import_chakra, recognise
-from trioflow.trace.importers.chakra_messages import (
+from trioflow.trace.importers.chakra_nodes import (
     NODE_TYPES,
     add_attribute,
     new_metadata,

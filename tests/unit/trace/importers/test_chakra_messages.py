@@ -7,7 +7,7 @@ import tracemalloc
 import chakra_wire as wire
 import pytest
 from trioflow.base.errors import TraceError
-from trioflow.trace.importers.chakra_messages import (
+from trioflow.trace.importers.chakra_nodes import (
     add_attribute,
     new_metadata,
     new_node,

@@ -30,7 +30,7 @@ FIELDS = st.fixed_dictionaries({}, optional={n: st.sampled_from(v) for n, v in S
 def count_theirs(kind, content):
     """Parameters of transformers' own model on the meta device; None where it refuses to make one."""
     import torch
-    from trioflow.trace.workloads.transformers_models import _import_transformers
+    from trioflow.trace.workloads.build import _import_transformers
 
     library = _import_transformers("a model")
     try:

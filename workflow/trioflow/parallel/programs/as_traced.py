@@ -24,7 +24,7 @@ from trioflow.parallel.folded import Family, Fold, FoldedTaskGraph
 from trioflow.parallel.graph_metadata import GraphMetadata
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
-from trioflow.trace.program import POINT_TO_POINT, Message, Program, read_program
+from trioflow.trace.facts import POINT_TO_POINT, Message, Program, read_program
 from trioflow.trace.store import Trace
 
 AS_TRACED = "as-traced"

@@ -51,12 +51,10 @@ from trioflow.base.errors import InputError, TrioflowError
 from trioflow.base.provenance import host_environment, stamp
 from trioflow.base.units import s_to_ns
 from trioflow.trace.assemble import ObservedOperator, assemble_trace
-from trioflow.trace.capture.fake_profile import NotingFakeMode
-from trioflow.trace.capture.meta import DEVICE, TARGETS, fused_attention
+from trioflow.trace.capture.meta import DEVICE, TARGETS, NotingFakeMode, fused_attention
 from trioflow.trace.capture.workload import choose_device, device_name
-from trioflow.trace.facts import UNTIMED, Facts
+from trioflow.trace.facts import CALLS, UNTIMED, Facts
 from trioflow.trace.profile.profiler_fields import precision_of
-from trioflow.trace.program import CALLS
 from trioflow.trace.store import Trace
 from trioflow.trace.tensors import TensorRef
 from trioflow.trace.workloads.user_model import call_user_function

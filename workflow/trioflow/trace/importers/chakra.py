@@ -27,12 +27,18 @@ from trioflow.base.provenance import read_json, stamp
 from trioflow.base.settings import PRECISIONS
 from trioflow.base.units import ns_to_s, us_to_ns
 from trioflow.tables import PHASES
-from trioflow.trace.assemble import ObservedOperator, assemble_trace
+from trioflow.trace.assemble import ObservedOperator, ReadyGradient, assemble_trace
 from trioflow.trace.consistency import check_trace
-from trioflow.trace.facts import UNTIMED
-from trioflow.trace.gradients import ReadyGradient
-from trioflow.trace.importers.chakra_messages import COMM_TYPES, NODE_TYPES, read_messages
-from trioflow.trace.importers.chakra_nodes import OWN, ChakraNode, read_chakra_nodes, read_text
+from trioflow.trace.facts import POINT_TO_POINT, UNTIMED
+from trioflow.trace.importers.chakra_nodes import (
+    COMM_TYPES,
+    NODE_TYPES,
+    OWN,
+    ChakraNode,
+    read_chakra_nodes,
+    read_messages,
+    read_text,
+)
 from trioflow.trace.importers.options import ImportOptions, Reader
 from trioflow.trace.importers.ranks import RankFile, check_ranks
 from trioflow.trace.profile.events import (
@@ -49,7 +55,6 @@ from trioflow.trace.profile.messages import MOST_RANKS, find_waits
 from trioflow.trace.profile.observe import coverage_of, list_overlaps, observe_step
 from trioflow.trace.profile.profiler_fields import kineto_words
 from trioflow.trace.profile.steps import Step, times_of_step
-from trioflow.trace.program import POINT_TO_POINT
 from trioflow.trace.store import Trace
 
 _HOST, _KERNEL, _COPY = "cpu_op", "kernel", "gpu_memcpy"

@@ -23,10 +23,9 @@ from typing import Any
 from trioflow.base.errors import TraceError
 from trioflow.base.provenance import stamp
 from trioflow.base.units import format_time, ms_to_s, ns_to_s
-from trioflow.trace.assemble import ObservedOperator, assemble_trace
+from trioflow.trace.assemble import ObservedOperator, ReadyGradient, assemble_trace
 from trioflow.trace.consistency import check_trace
 from trioflow.trace.flops import count_flop
-from trioflow.trace.gradients import ReadyGradient
 from trioflow.trace.importers.neusight_tables import (
     CONTAINERS,
     CONVERSIONS,

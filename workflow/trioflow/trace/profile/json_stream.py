@@ -24,7 +24,7 @@ _NEAR_END = 24
 _SPACE = " \t\r\n"
 BLOCK = 1 << 17
 """Characters of entries that are decoded at once."""
-_FEW = 16
+_FEW = 256
 """Entries that are kept at a time where each is decoded by itself: garbage collections look at each."""
 _BETWEEN = re.compile(r"\}\s*,\s*\{")
 
@@ -44,7 +44,7 @@ class ListStream:
         self._decode_list: Callable[[bytes], Sequence[Any] | None] | None = None
         self._file: IO[str] | None = None
         self._text, self._at, self._before, self._ended = "", 0, 0, False
-        self._most, self._each_until = 0, 0
+        self._most, self._place = 0, key
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the entries in order."""
@@ -89,7 +89,7 @@ class ListStream:
             if self._peek() == ",":
                 self._at += 1
                 continue
-            key = self._decode()
+            key = self._place = str(self._decode())
             if self._peek() != ":":
                 raise self._incomplete("a key without a value")
             self._at += 1
@@ -102,7 +102,7 @@ class ListStream:
                 found = True
                 yield from self._read_list()
             else:
-                self.header[str(key)] = self._decode()
+                self.header[key] = self._decode()
         self._at += 1
         if not found:
             raise TraceError(
@@ -117,7 +117,7 @@ class ListStream:
 
     def _decode_many(self) -> Sequence[Any] | None:
         """Return the next entries at once; None unless they are a list, and none of them is cut."""
-        if self._decode_list is None or self._before + self._at < self._each_until:
+        if self._decode_list is None:
             return None
         while self._peek() == ",":
             self._at += 1
@@ -130,11 +130,10 @@ class ListStream:
             if entries is not None:
                 self._at = between.end() - 1
                 return entries
-        self._each_until = self._before + self._at + BLOCK
         return None
 
     def _decode_each(self) -> list[Any]:
-        """Return a few of the next entries, each by itself: what is wrong is told with its place."""
+        """Return a few of the next entries, each by itself: what is wrong is told of the one."""
         entries: list[Any] = []
         while len(entries) < _FEW and (character := self._peek()) != "]":
             if character == ",":
@@ -160,13 +159,12 @@ class ListStream:
             try:
                 value, end = self._decoder.raw_decode(self._text, self._at)
             except json.JSONDecodeError as error:
-                place = self._before + error.pos
                 cut = (
                     error.msg.startswith("Unterminated") or error.pos > len(self._text) - _NEAR_END
                 )
                 longest = len(self._text) - self._at > LONGEST
                 if not cut or longest or not self._more():
-                    raise self._incomplete(error.msg, place) from None
+                    raise self._incomplete(error.msg) from None
             except ValueError as error:  # a number of more digits than Python reads
                 raise self._incomplete(str(error).partition(";")[0]) from None
             except RecursionError:
@@ -191,10 +189,9 @@ class ListStream:
         self._text, self._at = self._text[self._at :] + chunk, 0
         return bool(chunk)
 
-    def _incomplete(self, why: str, at: int | None = None) -> TraceError:
-        place = self._before + self._at if at is None else at
+    def _incomplete(self, why: str) -> TraceError:
         return TraceError(
-            f"not a complete JSON file ({why})", file=self.path, place=f"character {place}",
+            f"not a complete JSON file ({why})", file=self.path, place=self._place,
             fix="capture it again",
         )  # fmt: skip
 

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from trioflow.trace.assemble import ObservedOperator
+from trioflow.trace.facts import CALLS
 from trioflow.trace.profile.events import LAUNCHES, Event
 from trioflow.trace.profile.profiler_fields import kineto_words, noted_bytes
 from trioflow.trace.profile.steps import ROUNDING_NS, Step
-from trioflow.trace.program import CALLS
 
 _NOTED = {call.noted: call.collective for call in CALLS.values() if call.noted}
 """Collectives as ``record_param_comms`` names them."""

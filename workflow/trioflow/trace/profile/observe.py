@@ -16,9 +16,8 @@ from itertools import count, pairwise
 from typing import Any
 
 from trioflow.base.units import format_time, ns_to_s
-from trioflow.trace.assemble import ObservedOperator
+from trioflow.trace.assemble import ObservedOperator, ReadyGradient
 from trioflow.trace.flops import count_flop
-from trioflow.trace.gradients import ReadyGradient
 from trioflow.trace.profile.events import (
     DEVICE,
     HOST,
