@@ -141,9 +141,11 @@ def describe_errors(error_table: pd.DataFrame, runs: pd.DataFrame) -> Result:
     if error_table.empty:
         raise InputError("no experiment to publish")
     means = runs["mean_absolute_error"]
+    alone = write_percent(error_table["trace_only_error"].abs().mean())
     reached = (
         f"{write_percent(means.min())} to {write_percent(means.max())} mean absolute error in "
-        f"{len(means)} full runs: it varies between machines"
+        f"{len(means)} full runs, calibrated to single-rank steps of the same session (`simulate` alone: {alone} in the last "
+        "run, more on a busy machine): it varies between machines"
     )
     whole = runs[runs["bias"].notna()]
     if len(whole):
