@@ -168,6 +168,16 @@ def test_plans_that_do_not_fit_are_dropped_with_the_reason(
     assert nothing.ranking == [] and len(nothing.dropped) == 3
 
 
+def test_plans_are_ranked_by_time_or_by_what_they_cost() -> None:
+    asked = {"traces": TRACE, "ranks": [2, 4], "platform": "dgx-a100", "batch": 64, "top": 2}
+    for sort, weighs in (("time", 0), ("cost", 1)):
+        ranking = search.search(**asked, sort=sort)["ranking"]
+        costs = [
+            row["expected_s"] * row["ranks"] ** weighs for row in ranking if not row["crowded"]
+        ]
+        assert costs == sorted(costs) and {row["ranks"] for row in ranking} == {2, 4}
+
+
 def test_a_plan_whose_allocator_runs_out_stands_behind_the_others(
     workshop: Workshop, tmp_path: Path
 ) -> None:

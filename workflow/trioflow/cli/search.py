@@ -25,7 +25,7 @@ from trioflow.cli.output import (
     write_output,
 )
 from trioflow.parallel.plan import BUCKET_BYTES
-from trioflow.prediction.options import STEP_WORDS
+from trioflow.prediction.options import SORTS, STEP_WORDS
 
 _SHOWN_REASONS = 5
 _FATES = ("plans", "refused", "out_of_memory", "slower", "simulated")
@@ -44,6 +44,8 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         ("--batch", (int, "B"), "samples of the whole step (default: the trace's own batch on each of the most ranks)"),
         ("--top", (int, "K"), "plans to simulate in full at least (default: 10); those simulated are all listed: up to three times"
          " as many, or six times where too few leave the allocator room", {"default": 10}),
+        ("--sort", SORTS, "the best first by the time of a step (default), or by GPU time, which is cost, and throughput per GPU",
+         {"default": SORTS[0]}),
         ("--jobs", (int, "N"), "plans simulated at the same time, on Linux (default: the cores, 8 at most); the answer is the same"),
     ))  # fmt: skip
     add_model_arguments(parser, several=True)
@@ -76,7 +78,7 @@ def _find_plans(options: argparse.Namespace) -> dict[str, Any]:
         options.trace, read_ranks(options.ranks), options.platform, batch=options.batch, top=options.top,
         price_per_gpu_hour=options.price_per_gpu_hour, power_w=options.power_w,
         cost_model=options.cost_model, override=options.override, tokens=options.tokens,
-        watch=watch, routing=options.routing, draws=options.draws, seed=options.seed, jobs=jobs,
+        watch=watch, routing=options.routing, sort=options.sort, draws=options.draws, seed=options.seed, jobs=jobs,
         **{name: getattr(options, name) for name in STEP_WORDS},
     )  # fmt: skip
     if watch:
@@ -169,7 +171,9 @@ def format_ranking(answer: dict[str, Any]) -> str:
     rows = []
     tokens = any("tokens_per_s" in row for row in answer["ranking"])
     head += ["micro-batch", "tokens/s/GPU", "MFU"] if tokens else []
-    head += ["run [days]"] if any("run" in row for row in answer["ranking"]) else []
+    runs = [row["run"] for row in answer["ranking"] if "run" in row]
+    head += ["run [days]"] if runs else []
+    head += ["run cost"] if runs and "cost" in runs[0] else []
     for place, row in enumerate(answer["ranking"], 1):
         cells = [
             f"{place}{'*' if row['pareto'] else ''}", row["plan_text"] + describe_rest(row),
@@ -183,6 +187,7 @@ def format_ranking(answer: dict[str, Any]) -> str:
             cells += [f"{row['micro_batch_samples']:g}", f"{row['tokens_per_s_per_gpu']:,.0f}", mfu]
         if "run" in row:
             cells.append(f"{row['run']['time_s'] / DAY_S:,.1f}")
+            cells += [f"{row['run']['cost']:,.0f}"] if "cost" in row["run"] else []
         rows.append(cells)
     return format_table(head, rows, left=3 if recipes else 2)
 

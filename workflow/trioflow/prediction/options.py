@@ -83,6 +83,8 @@ CLOSED_FORM = "closed-form"
 
 
 _TUNING = ("freeze", "lora", "lora_targets", "lora_dropout")
+SORTS = ("time", "cost")
+"""What `search` ranks plans by: the time of a step, or its GPU time, which is cost, and throughput per GPU."""
 STEP_WORDS = (
     "sequence",
     "precision",

@@ -26,7 +26,7 @@ from trioflow.prediction.anchors import NodeDoubt, doubt_nodes
 from trioflow.prediction.assembly import Traces, load_traces
 from trioflow.prediction.drawn import Draws
 from trioflow.prediction.language_answer import describe_rates, describe_run
-from trioflow.prediction.options import STEP_WORDS
+from trioflow.prediction.options import SORTS, STEP_WORDS
 from trioflow.sweeps.description import PLAN_COLUMNS
 from trioflow.sweeps.outline import Outline
 from trioflow.sweeps.outline_step import outline_step
@@ -176,7 +176,7 @@ def search(
     traces: Traces, ranks: int | Sequence[int], platform: str, *, batch: int | None = None, top: int = 10,
     price_per_gpu_hour: float | None = None, power_w: float | None = None,
     cost_model: str | None = None, override: str | None = None, tokens: float | None = None, draws: int = 0, seed: int = 0,
-    routing: str = BALANCED, watch: Watch | None = None, jobs: int = 1, **step: Any,
+    routing: str = BALANCED, sort: str = "time", watch: Watch | None = None, jobs: int = 1, **step: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """Rank the plans of a model: what ``trioflow search --json`` prints.
 
@@ -188,7 +188,7 @@ def search(
     and recipe. ``price_per_gpu_hour``, ``power_w``: price [1/h] and power [W] of a device, to compare cost and energy
     too. ``cost_model``, ``override``: as for ``Options``. ``tokens``: of a whole run, to say what it takes under each
     plan. ``draws``, ``seed``: as for ``Options``: plans stand in the order of the draws' means, compared draw by draw.
-    ``routing``: as for ``Options``; drawn by the seed. ``watch``: called with how many plans are done, of how many, and
+    ``routing``: as for ``Options``; drawn by the seed. ``sort``: one of ``SORTS``. ``watch``: called with how many plans are done, of how many, and
     what is done with them. ``jobs``: processes that simulate plans at the same time (Linux); the answer is the same.
     ``step``: ``STEP_WORDS`` of a language model by name or configuration; several recipes of ``precision``, with commas
     between, are ranked together, each with its ``fusion`` behind a plus sign where it has one of its own:
@@ -201,6 +201,7 @@ def search(
     top, jobs = check_argument("top", top, "int"), check_argument("jobs", jobs, "int")
     batch = batch if batch is None else check_argument("batch", batch, "int")
     check_names(step, STEP_WORDS, "option")
+    check_names([sort], SORTS, "order of plans")
     if jobs < 1:
         raise InputError(f"--jobs {jobs} is not positive")
     for flag, value in (("price-per-gpu-hour", price_per_gpu_hour), ("power-w", power_w)):
@@ -225,7 +226,12 @@ def search(
         for count in counts
     ]  # fmt: skip
     rows = [row for found in all_found for row in found.ranking]
-    ranking = sorted(rows, key=lambda row: (row["crowded"], float(row["expected_s"])))
+    ranking = sorted(
+        rows,
+        key=lambda row: (
+            row["crowded"], float(row["expected_s"]) * (row["ranks"] if sort == SORTS[1] else 1),
+        ),
+    )  # fmt: skip
     columns = add_costs(ranking, price_per_gpu_hour, power_w)
     for row in ranking:
         if run := describe_run(row, tokens, price_per_gpu_hour, power_w):
