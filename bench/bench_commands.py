@@ -53,6 +53,10 @@ class Cold:
 
 _GPT3 = "simulate gpt3-175b --sequence 2048 --tensor-parallel 8 --pipeline-parallel 8 --schedule 1f1b --micro-batches 8 --platform dgx-h100"
 _FSDP = "simulate llama-3.1-8b --sequence 2048 --precision fsdp2-mixed --plan fsdp --batch 512 --platform dgx-h100"
+_DEEP = (
+    "--sequence 2048 --precision megatron-bf16 --pipeline-parallel 5 --stages-per-rank 2 --schedule interleaved"
+    " --micro-batches 2050 --batch 2050 --platform dgx-h100"
+)
 _SEARCHED = "--sequence 8192 --precision megatron-bf16 --platform dgx-h100"
 COLD = (
     Cold(f"show {TRACE}", ANSWER_S),
@@ -65,6 +69,13 @@ COLD = (
     Cold(f"{_GPT3} --data-parallel 256", 5.0, 1.0, headline=True),
     Cold(f"{_GPT3} --data-parallel 1024"),
     Cold("simulate gpt2-b8 --plan ddp --ranks 16384 --platform dgx-h100", 3.0),
+    *(
+        Cold(
+            f"simulate gpt2-b8 --data-parallel 1024 --sharding {sharding} --platform dgx-h100", 4.0
+        )
+        for sharding in ("zero1", "distributed", "zero2", "fsdp", "hsdp --shard 8")
+    ),
+    Cold(f"simulate llama-3.1-8b {_DEEP}", 6.0, 2.0),
     Cold(f"search llama-3.1-8b {_SEARCHED} --ranks 64 --batch 128 --top 3"),
     Cold(f"search llama-3.1-8b {_SEARCHED} --ranks 512 --batch 1024", 15.0),
     Cold(f"search llama-3.1-70b {_SEARCHED} --ranks 64 --batch 128"),

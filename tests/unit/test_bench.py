@@ -187,7 +187,7 @@ def test_every_cold_command_has_a_row_of_time_and_one_of_memory(
     monkeypatch.setattr(bench_commands, "describe_parts", str)
     rows = list(bench_commands.bench_cold())
     assert [row.unit for row in rows] == ["s", "GB"] * len(bench_commands.COLD)
-    assert {row.aim for row in rows} == {None, 0.45, 1.0, 1.5, 2.5, 3.0, 5.0, 15.0}
+    assert {row.aim for row in rows} == {None, 0.45, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 15.0}
     assert [row.aim for row in rows if row.headline] == [0.45, 1.5, 5.0]
 
 
