@@ -67,12 +67,12 @@ def build_breakdown(
 
 
 def measure_exposed(
-    timeline: pd.DataFrame, labels: NDArray[np.str_], like: NDArray[np.int64]
+    timeline: pd.DataFrame, codes: NDArray[np.int64], names: Sequence[str], like: NDArray[np.int64]
 ) -> tuple[dict[str, float], float, float]:
-    """Return the communication that no compute hides, by label, and a rank's idle time, without and with host waits [s].
+    """Return the communication that no compute hides, by name, and a rank's idle time, without and with host waits [s].
 
-    Means over the ranks. ``labels`` [tasks] are empty for what is not communication; ``like`` is the rank of the
-    timeline that each rank does the same as [ranks]. Host waits: what its host was launching meanwhile.
+    Means over the ranks. ``codes`` [tasks] are places in ``names``, negative for what is not communication; ``like`` is
+    the rank of the timeline that each rank does the same as [ranks]. Host waits: what its host was launching meanwhile.
     """
     step_s = float(timeline["end_s"].max()) if len(timeline) else 0.0
     found, rank = np.unique(timeline["rank"].to_numpy(dtype=np.int64), return_inverse=True)
@@ -86,8 +86,8 @@ def measure_exposed(
         return float(values.sum() / len(values))
 
     exposed = {
-        name: measure((labels == name) | (labels == ""), "exposed_communication_s")
-        for name in sorted({*labels.tolist()} - {""})
+        names[code]: measure((codes == code) | (codes < 0), "exposed_communication_s")
+        for code in sorted({*np.unique(codes).tolist()} - {-1}, key=names.__getitem__)
     }
     everything = np.ones(len(timeline), dtype=bool)
     idle_s = measure(everything, "idle_s")

@@ -206,11 +206,13 @@ def describe_waits(executed: Executed, plan: Plan) -> dict[str, Any]:
         return {}
     groups = graph.tasks["group"]
     known = [name_group(str(text), plan) for text in groups.cat.categories]
-    labels = np.array([*known, "pipeline"])[groups.cat.codes]
+    names = list(dict.fromkeys([*known, "pipeline", "expert"]))
+    codes = np.array([names.index(name) for name in [*known, "pipeline"]])[groups.cat.codes]
     if plan.expert > 1:  # all-to-alls of ranks that share sequences are named alike
-        labels = np.where(graph.tasks["name"].to_numpy(dtype=str) == EXCHANGE, "expert", labels)
-    labels = np.where(select_communication(timeline), labels, "")
-    exposed, waiting_s, idle_s = measure_exposed(timeline, labels, executed.like)
+        exchanged = (graph.tasks["name"] == EXCHANGE).to_numpy(dtype=bool)
+        codes = np.where(exchanged, names.index("expert"), codes)
+    codes = np.where(select_communication(timeline), codes, -1)
+    exposed, waiting_s, idle_s = measure_exposed(timeline, codes, names, executed.like)
     step_s = float(timeline["end_s"].max())
     found: dict[str, Any] = {"exposed_by_group_s": exposed}
     if plan.pipeline > 1:
