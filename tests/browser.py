@@ -36,10 +36,15 @@ class Browser:
         self.address = driver
         options = {
             "args": [
-                "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
-                "--no-first-run", f"--user-data-dir={profile}", f"--window-size={width},{height}",
+                "--headless",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--disable-background-networking",
+                "--no-first-run",
+                f"--user-data-dir={profile}",
+                f"--window-size={width},{height}",
             ]
-        }  # fmt: skip
+        }
         wanted = {
             "browserName": "chrome",
             "goog:chromeOptions": options,
@@ -84,9 +89,12 @@ class Browser:
 
     def resize(self, width: int, height: int) -> None:
         self.command(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1,
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
             mobile=False,
-        )  # fmt: skip
+        )
 
     def prefer(self, scheme: str) -> None:
         """Ask pages for light or dark colours."""

@@ -10,15 +10,27 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 TRANSFORMER: dict[str, Any] = {
-    "workload": "test-transformer", "family": "transformer", "model": "gpt2", "hidden": 32,
-    "layers": 2, "heads": 4, "vocabulary": 128, "sequence": 16, "causal": True,
-    "optimizer": "adamw", "precision": "fp32",
-}  # fmt: skip
+    "workload": "test-transformer",
+    "family": "transformer",
+    "model": "gpt2",
+    "hidden": 32,
+    "layers": 2,
+    "heads": 4,
+    "vocabulary": 128,
+    "sequence": 16,
+    "causal": True,
+    "optimizer": "adamw",
+    "precision": "fp32",
+}
 BERT: dict[str, Any] = {**TRANSFORMER, "workload": "test-bert", "model": "bert", "causal": False}
 CNN: dict[str, Any] = {
-    "workload": "test-cnn", "family": "torchvision", "model": "resnet18", "image_size": 32,
-    "optimizer": "sgd", "precision": "fp32",
-}  # fmt: skip
+    "workload": "test-cnn",
+    "family": "torchvision",
+    "model": "resnet18",
+    "image_size": 32,
+    "optimizer": "sgd",
+    "precision": "fp32",
+}
 BATCH = 4
 
 

@@ -12,9 +12,15 @@ from typing import Any
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 VALUES = {
-    3: "double_val", 7: "int32_val", 9: "int64_val", 13: "uint64_val", 27: "bool_val",
-    28: "bool_list", 29: "string_val", 30: "string_list",
-}  # fmt: skip
+    3: "double_val",
+    7: "int32_val",
+    9: "int64_val",
+    13: "uint64_val",
+    27: "bool_val",
+    28: "bool_list",
+    29: "string_val",
+    30: "string_list",
+}
 """Fields of AttributeProto that the tests meet."""
 
 
@@ -90,9 +96,17 @@ def attribute(data: bytes) -> tuple[str, str, Any]:
 def node(data: bytes) -> dict[str, Any]:
     """One Node: id=1, name=2, type=3, ctrl_deps=4, data_deps=5, duration_micros=7, attr=10."""
     found: dict[str, Any] = {
-        "id": 0, "name": "", "ctrl_deps": [], "data_deps": [], "duration": 0, "attr": {}, "kinds": {},
-        "inputs": {}, "outputs": {}, "fields": set(),
-    }  # fmt: skip
+        "id": 0,
+        "name": "",
+        "ctrl_deps": [],
+        "data_deps": [],
+        "duration": 0,
+        "attr": {},
+        "kinds": {},
+        "inputs": {},
+        "outputs": {},
+        "fields": set(),
+    }
     for number, value in fields(data):
         found["fields"].add(number)
         if number == 10:

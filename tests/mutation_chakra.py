@@ -155,8 +155,13 @@ def _attribute(chance: random.Random, message: Any) -> str | None:
     elif action == 2 and one.WhichOneof("value") == "int64_val":
         one.int64_val = chance.choice([-1, 0, one.int64_val // 2, 1 << 62, -(1 << 63)])
     else:
-        words = [("string_val", "z"), ("int64_val", 1 << 62), ("double_val", float("nan")),
-                 ("bool_val", True), ("string_val", "")]  # fmt: skip
+        words = [
+            ("string_val", "z"),
+            ("int64_val", 1 << 62),
+            ("double_val", float("nan")),
+            ("bool_val", True),
+            ("string_val", ""),
+        ]
         setattr(one, *chance.choice(words))
     return f"attribute {note}: {['dropped', 'renamed', 'changed', 'retyped'][action]}"
 

@@ -125,34 +125,66 @@ def _drop_rows(chance: random.Random, folder: Path) -> str:
 
 
 FOLDER: dict[str, Change] = {
-    "times scaled": _table("operators", _scale(("device_ns",), (1000, 100, 0.001, 0), "the step's time")),
-    "work scaled": _table("operators", _scale(("flop", "read_bytes", "write_bytes"), (-1, 1000), "sums, signs and sizes")),
+    "times scaled": _table(
+        "operators", _scale(("device_ns",), (1000, 100, 0.001, 0), "the step's time")
+    ),
+    "work scaled": _table(
+        "operators",
+        _scale(("flop", "read_bytes", "write_bytes"), (-1, 1000), "sums, signs and sizes"),
+    ),
     "elements' size scaled": _table("tensors", _scale(("elem_bytes",), (-1,), "its sign")),
-    "element's size changed": _table("tensors", _cell("elem_bytes", lambda c, f, r: f.at[r, "elem_bytes"] * 2 + 1, "its type")),
+    "element's size changed": _table(
+        "tensors", _cell("elem_bytes", lambda c, f, r: f.at[r, "elem_bytes"] * 2 + 1, "its type")
+    ),
     "ids exchanged": _table("operators", _exchange_ids),
-    "id out of range": _table("operators", _cell("forward_op_id", lambda c, f, r: len(f) + c.randrange(9), "the operators")),
-    "producer out of range": _table("tensors", _cell("producer_op_id", lambda c, f, r: 10**6, "the operators")),
-    "row numbers wrong": _table("operators", _cell("op_id", lambda c, f, r: r + 1, "the rows' count")),
+    "id out of range": _table(
+        "operators",
+        _cell("forward_op_id", lambda c, f, r: len(f) + c.randrange(9), "the operators"),
+    ),
+    "producer out of range": _table(
+        "tensors", _cell("producer_op_id", lambda c, f, r: 10**6, "the operators")
+    ),
+    "row numbers wrong": _table(
+        "operators", _cell("op_id", lambda c, f, r: r + 1, "the rows' count")
+    ),
     "shape changed": _table("tensors", _grow_shape),
-    "phase emptied": _table("operators", _cell("phase", lambda c, f, r: "", "every operator has one")),
+    "phase emptied": _table(
+        "operators", _cell("phase", lambda c, f, r: "", "every operator has one")
+    ),
     "operators removed": _drop_rows,
-    "gradient nowhere": _facts(_gradient("ready_after_op_id", lambda c, f: c.choice((-1, 10**6, f["operators"])))),
+    "gradient nowhere": _facts(
+        _gradient("ready_after_op_id", lambda c, f: c.choice((-1, 10**6, f["operators"])))
+    ),
     "gradient's size": _facts(_gradient("size_bytes", lambda c, f: c.choice((-4, 0, 3)))),
     "gradient twice": _facts(_copy_gradient),
     "batch changed": _facts(_set("batch", (1, 2, 3, 4, 16, 0, -8, 1.5), "the shapes")),
-    "step's time changed": _facts(_set("step_time_s", (0, -1, 1e3, 1e-6, "1"), "the operators' times")),
+    "step's time changed": _facts(
+        _set("step_time_s", (0, -1, 1e3, 1e-6, "1"), "the operators' times")
+    ),
     "counts changed": _facts(_set("operators", (1, 10**6, "x"), "the operators")),
-    "type changed": _facts(lambda c, f: (_set(c.choice(("workload", "step_time_source", "tensor_split", "gradients", "units")), (7, -1, [1], True), "its kind")(c, f))),
+    "type changed": _facts(
+        lambda c, f: _set(
+            c.choice(("workload", "step_time_source", "tensor_split", "gradients", "units")),
+            (7, -1, [1], True),
+            "its kind",
+        )(c, f)
+    ),
     "key twice": _write_key_twice,
     "file cut": _cut,
-}  # fmt: skip
+}
 """Contradictions; every one of them has to be refused, with digests and without."""
 EDITS: dict[str, Change] = {
-    "a time changed": _table("operators", _cell("device_ns", lambda c, f, r: f.at[r, "device_ns"] + 1 + c.randrange(9), "")),
-    "a kind renamed": _table("operators", _cell("kind", lambda c, f, r: "memcpy" if f.at[r, "kind"] == "compute" else "compute", "")),
+    "a time changed": _table(
+        "operators",
+        _cell("device_ns", lambda c, f, r: f.at[r, "device_ns"] + 1 + c.randrange(9), ""),
+    ),
+    "a kind renamed": _table(
+        "operators",
+        _cell("kind", lambda c, f, r: "memcpy" if f.at[r, "kind"] == "compute" else "compute", ""),
+    ),
     "a name changed": _table("operators", _cell("name", lambda c, f, r: f.at[r, "name"] + "x", "")),
     "a fact changed": _facts(_set("seed", (11, 12, 13), "")),
-}  # fmt: skip
+}
 """Possible values in the place of others: taken, and said."""
 
 

@@ -32,9 +32,10 @@ def _borrow(where: str, keys: tuple[str, ...], evidence: str) -> Maker:
             return None
         key = chance.choice(own)
         others = [
-            e[where][key] for e in sheet.entries
+            e[where][key]
+            for e in sheet.entries
             if key in e.get(where, {}) and e[where][key] != entry[where][key]
-        ]  # fmt: skip
+        ]
         if not others:
             return None
         before, entry[where][key] = entry[where][key], chance.choice(others)
@@ -55,11 +56,15 @@ def _borrow(where: str, keys: tuple[str, ...], evidence: str) -> Maker:
 def _move(chance: random.Random, sheet: Sheet, event: dict[str, Any]) -> tuple[str, str] | None:
     """Shift a host call so that it ends after, or begins before, what encloses it."""
     same = [
-        e for e in sheet.entries
-        if e.get("ph") == "X" and e.get("tid") == event["tid"] and e["dur"] > 4
-        and e["ts"] < event["ts"] and event["ts"] + event["dur"] < e["ts"] + e["dur"]
+        e
+        for e in sheet.entries
+        if e.get("ph") == "X"
+        and e.get("tid") == event["tid"]
+        and e["dur"] > 4
+        and e["ts"] < event["ts"]
+        and event["ts"] + event["dur"] < e["ts"] + e["dur"]
         and e.get("cat") != "Trace"
-    ]  # fmt: skip
+    ]
     if not same:
         return None
     above = min(same, key=lambda e: e["dur"])

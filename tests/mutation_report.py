@@ -73,7 +73,7 @@ REASONS = {
     "bytes inserted": "a digit more",
     "encoding": "a character inside a name",
     "entries exchanged": "entries of equal times stand in another order",
-}  # fmt: skip
+}
 """Why a change of this kind can pass without a word."""
 
 

@@ -102,16 +102,26 @@ def _spoil(chance: random.Random, how: str, before: str, column: list[str]) -> s
     found = chance.choice(numbers)
     value = float(found[0])
     after = {
-        "number": lambda: chance.choice([
-            f"-{found[0]}", "-1", str(10**18), str(2**63), str(10**40), "nan", "inf", "1e308",
-            f"{found[0]}.5", f"{found[0]}000",
-        ]),
+        "number": lambda: chance.choice(
+            [
+                f"-{found[0]}",
+                "-1",
+                str(10**18),
+                str(2**63),
+                str(10**40),
+                "nan",
+                "inf",
+                "1e308",
+                f"{found[0]}.5",
+                f"{found[0]}000",
+            ]
+        ),
         "double": lambda: str(int(value * 2) or 1),
         "gone": lambda: "",
         "scale": lambda: str(int(value * factor) if "." not in found[0] else value * factor),
         "device": lambda: "1" if found[0] == "0" else "0",
         "one more": lambda: str(int(value) + 1),
-    }  # fmt: skip
+    }
     factor = chance.choice([0, 0.1, 0.5, 2, 10, 1000])
     return before[: found.start()] + after[how]() + before[found.end() :]
 
@@ -181,10 +191,18 @@ TABLE: dict[str, Maker] = {
     "device changed": _cell("device", ("gpuid",)),
     "phase changed": _cell("word", ("stage",)),
     "other dtype": _cell("dtype", ("dtype",)),
-    "another's id": _cell("other", (
-        "OperatorID", "Operator_input", "Operator_output", "TensorID", "TensorStorgeid",
-        "_input_nodes", "Name",
-    )),
+    "another's id": _cell(
+        "other",
+        (
+            "OperatorID",
+            "Operator_input",
+            "Operator_output",
+            "TensorID",
+            "TensorStorgeid",
+            "_input_nodes",
+            "Name",
+        ),
+    ),
     "row removed": _rows("remove"),
     "row twice": _rows("double"),
     "rows exchanged": _rows("exchange"),
@@ -194,4 +212,4 @@ TABLE: dict[str, Maker] = {
     "column renamed": _columns("rename"),
     "column twice": _columns("double"),
     "titles exchanged": _columns("exchange"),
-}  # fmt: skip
+}

@@ -110,8 +110,16 @@ def totals(trace: Trace) -> dict[str, Any]:
     """Return what a prediction is made from, summed over the trace."""
     operators, tensors = trace.operators, trace.tensors
     found: dict[str, Any] = {"operators": len(operators), "tensors": len(tensors)}
-    for column in ("kernels", "device_ns", "cpu_ns", "flop", "read_bytes", "write_bytes",
-                   "batch_flop", "batch_read_bytes"):  # fmt: skip
+    for column in (
+        "kernels",
+        "device_ns",
+        "cpu_ns",
+        "flop",
+        "read_bytes",
+        "write_bytes",
+        "batch_flop",
+        "batch_read_bytes",
+    ):
         found[column] = sum(map(int, operators[column]))
     parameters = tensors[tensors["category"] == "parameter"]
     found["parameters"] = parameters["storage_id"].nunique()

@@ -19,19 +19,32 @@ REDUCES = AllReduceCurves(
 
 
 def make_rows(
-    hidden: tuple[int, ...] = (512, 2048), layers: tuple[int, ...] = (4, 8),
-    plans: tuple[tuple[int, int, int], ...] = PLANS, micro_batch: tuple[int, ...] = (1, 4),
+    hidden: tuple[int, ...] = (512, 2048),
+    layers: tuple[int, ...] = (4, 8),
+    plans: tuple[tuple[int, int, int], ...] = PLANS,
+    micro_batch: tuple[int, ...] = (1, 4),
     micro_batches: tuple[int, ...] = (2, 4),
-) -> pd.DataFrame:  # fmt: skip
+) -> pd.DataFrame:
     """Return a grid of rows, each a second long."""
     rows = [
         {
-            "gpus": t * d * p, "batch": d * m * size, "micro_batch": size, "hidden": h, "heads": 16,
-            "layers": depth, "sequence": 512, "tensor": t, "data": d, "pipeline": p,
-            "measured_s": 1.0, "micro_batches": m,
+            "gpus": t * d * p,
+            "batch": d * m * size,
+            "micro_batch": size,
+            "hidden": h,
+            "heads": 16,
+            "layers": depth,
+            "sequence": 512,
+            "tensor": t,
+            "data": d,
+            "pipeline": p,
+            "measured_s": 1.0,
+            "micro_batches": m,
         }
-        for h, depth, (t, d, p), size, m in product(hidden, layers, plans, micro_batch, micro_batches)
-    ]  # fmt: skip
+        for h, depth, (t, d, p), size, m in product(
+            hidden, layers, plans, micro_batch, micro_batches
+        )
+    ]
     return pd.DataFrame(rows)
 
 

@@ -24,14 +24,30 @@ from typing import Any
 from cpu_spent import METER
 
 SNAKEMAKE = (
-    "snakemake.cli", "snakemake.report.html_reporter", "snakemake.storage", "snakemake.profiles",
-    "smart_open", "yte", "pandas", "pyarrow.parquet", "jsonschema", "yaml", "scipy.stats",
-)  # fmt: skip
+    "snakemake.cli",
+    "snakemake.report.html_reporter",
+    "snakemake.storage",
+    "snakemake.profiles",
+    "smart_open",
+    "yte",
+    "pandas",
+    "pyarrow.parquet",
+    "jsonschema",
+    "yaml",
+    "scipy.stats",
+)
 TORCH = (
-    "pandas", "pyarrow.parquet", "yaml", "scipy.stats", "torch.profiler",
-    "torch.distributed.pipelining", "torch.distributed.fsdp", "torch.distributed.optim",
-    "torch.distributed.tensor.parallel", "torch._dynamo",
-)  # fmt: skip
+    "pandas",
+    "pyarrow.parquet",
+    "yaml",
+    "scipy.stats",
+    "torch.profiler",
+    "torch.distributed.pipelining",
+    "torch.distributed.fsdp",
+    "torch.distributed.optim",
+    "torch.distributed.tensor.parallel",
+    "torch._dynamo",
+)
 
 
 @dataclass
@@ -88,9 +104,12 @@ class Server:
         """Start ``python WORDS``: a script's path, or ``-m`` and a module, and their arguments."""
         self.started += 1
         order = {
-            "number": self.started, "words": words, "output": str(output), "folder": str(folder),
+            "number": self.started,
+            "words": words,
+            "output": str(output),
+            "folder": str(folder),
             "environment": env,
-        }  # fmt: skip
+        }
         self.order(order)
         return Program(self, self.started, output)
 

@@ -29,8 +29,13 @@ class ClusterProject(Project):
     def snakemake(self, *arguments: str, status: int = 0) -> str:
         """Run Snakemake in a process of its own: executors are found when it is imported."""
         run = subprocess.run(
-            self.command(*arguments), cwd=self.folder, env=self.environment,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=PATIENCE_S,
-        )  # fmt: skip
+            self.command(*arguments),
+            cwd=self.folder,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=PATIENCE_S,
+        )
         assert run.returncode == status, run.stdout
         return run.stdout

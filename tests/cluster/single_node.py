@@ -66,10 +66,15 @@ class SingleNode:
         key.chmod(0o400)
         CONFIGURATION.write_text(self._configuration())
         self.begin(
-            "munged", "--foreground", "--force", f"--key-file={key}", f"--socket={self._socket}",
-            f"--pid-file={self.folder}/munged.pid", f"--log-file={self.folder}/munged.log",
+            "munged",
+            "--foreground",
+            "--force",
+            f"--key-file={key}",
+            f"--socket={self._socket}",
+            f"--pid-file={self.folder}/munged.pid",
+            f"--log-file={self.folder}/munged.log",
             f"--seed-file={self.folder}/munged.seed",
-        )  # fmt: skip
+        )
         wait_until(self._socket.exists, "munged's socket")
         self.start_controller()
         self.begin("slurmd", "-D", "-c")
@@ -136,19 +141,35 @@ class SingleNode:
 
     def _configuration(self) -> str:
         host = socket.gethostname()
-        return "\n".join([
-            "ClusterName=trioflow-test", f"SlurmctldHost={host}(127.0.0.1)",
-            f"SlurmctldPort={free_port()}", f"SlurmdPort={free_port()}",
-            "SlurmUser=root", "SlurmdUser=root",
-            "AuthType=auth/munge", f"AuthInfo=socket={self._socket}",
-            f"StateSaveLocation={self.folder}/state", f"SlurmdSpoolDir={self.folder}/spool",
-            f"SlurmctldPidFile={self.folder}/slurmctld.pid", f"SlurmdPidFile={self.folder}/slurmd.pid",
-            f"SlurmctldLogFile={self.folder}/slurmctld.log", f"SlurmdLogFile={self.folder}/slurmd.log",
-            "ProctrackType=proctrack/linuxproc", "TaskPlugin=task/none",
-            "SelectType=select/cons_tres", "SelectTypeParameters=CR_Core_Memory",
-            "ReturnToService=2", "JobAcctGatherType=jobacct_gather/none",
-            "AccountingStorageType=accounting_storage/none", "MpiDefault=none",
-            "MinJobAge=300", "KillWait=2", "JobRequeue=0",
-            f"NodeName={host} NodeAddr=127.0.0.1 CPUs={self.cores} RealMemory={MEMORY_MB} State=UNKNOWN",
-            f"PartitionName=test Nodes={host} Default=YES MaxTime=INFINITE State=UP", "",
-        ])  # fmt: skip
+        return "\n".join(
+            [
+                "ClusterName=trioflow-test",
+                f"SlurmctldHost={host}(127.0.0.1)",
+                f"SlurmctldPort={free_port()}",
+                f"SlurmdPort={free_port()}",
+                "SlurmUser=root",
+                "SlurmdUser=root",
+                "AuthType=auth/munge",
+                f"AuthInfo=socket={self._socket}",
+                f"StateSaveLocation={self.folder}/state",
+                f"SlurmdSpoolDir={self.folder}/spool",
+                f"SlurmctldPidFile={self.folder}/slurmctld.pid",
+                f"SlurmdPidFile={self.folder}/slurmd.pid",
+                f"SlurmctldLogFile={self.folder}/slurmctld.log",
+                f"SlurmdLogFile={self.folder}/slurmd.log",
+                "ProctrackType=proctrack/linuxproc",
+                "TaskPlugin=task/none",
+                "SelectType=select/cons_tres",
+                "SelectTypeParameters=CR_Core_Memory",
+                "ReturnToService=2",
+                "JobAcctGatherType=jobacct_gather/none",
+                "AccountingStorageType=accounting_storage/none",
+                "MpiDefault=none",
+                "MinJobAge=300",
+                "KillWait=2",
+                "JobRequeue=0",
+                f"NodeName={host} NodeAddr=127.0.0.1 CPUs={self.cores} RealMemory={MEMORY_MB} State=UNKNOWN",
+                f"PartitionName=test Nodes={host} Default=YES MaxTime=INFINITE State=UP",
+                "",
+            ]
+        )

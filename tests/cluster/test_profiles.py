@@ -43,16 +43,18 @@ def grid_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "bin"
     folder.mkdir()
     write_program(
-        folder, "qsub",
+        folder,
+        "qsub",
         '#!/bin/sh\necho "$@" >> "$QUEUE/submitted"\nfor script; do :; done\nid=$(date +%N)\n'
         '(sh "$script" > "$QUEUE/$id.log" 2>&1; echo $? > "$QUEUE/$id") &\necho "$id"\n',
-    )  # fmt: skip
+    )
     write_program(folder, "qstat", '#!/bin/sh\ntest ! -e "$QUEUE/$2"\n')
     write_program(
-        folder, "qacct",
+        folder,
+        "qacct",
         '#!/bin/sh\ntest -e "$QUEUE/$2" || exit 1\necho "failed       0"\n'
         'echo "exit_status  $(cat "$QUEUE/$2")"\n',
-    )  # fmt: skip
+    )
     write_program(folder, "qdel", "#!/bin/sh\n")
     queue = tmp_path / "queue"
     queue.mkdir()

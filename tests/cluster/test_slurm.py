@@ -36,10 +36,19 @@ for name in ("hangs", "killed") if os.path.exists("stuck") and snakemake.resourc
 """
 """Put before the script of a chunk: beside a file ``stuck`` the first two that are tried hang."""
 PROFILE = (
-    "--workflow-profile", "profiles/slurm", "--slurm-status-command", "squeue", "--slurm-no-account",
-    "--slurm-init-seconds-before-status-checks", "2", "--slurm-array-limit", "3",
-    "--set-resources", "simulate_sweep:runtime=attempt", "simulate_sweep:mem_mb=2000",
-)  # fmt: skip
+    "--workflow-profile",
+    "profiles/slurm",
+    "--slurm-status-command",
+    "squeue",
+    "--slurm-no-account",
+    "--slurm-init-seconds-before-status-checks",
+    "2",
+    "--slurm-array-limit",
+    "3",
+    "--set-resources",
+    "simulate_sweep:runtime=attempt",
+    "simulate_sweep:mem_mb=2000",
+)
 """The profile, with what a SLURM without an accounting database needs besides."""
 
 
@@ -76,9 +85,13 @@ def test_a_sweep_of_arrays_survives_kills_and_a_hang_and_ends_as_a_local_one(
 
     (project.folder / "stuck").touch()
     process = subprocess.Popen(
-        project.command(*PROFILE, "--", *TARGETS), cwd=project.folder, env=project.environment,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+        project.command(*PROFILE, "--", *TARGETS),
+        cwd=project.folder,
+        env=project.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     killed = project.folder / "killed"
     wait_until(lambda: killed.exists() and bool(killed.read_text()), "a second chunk that hangs")
     slurm.ask("scancel", "--signal=KILL", "--full", killed.read_text())

@@ -22,9 +22,17 @@ class Comparison:
         self.found: list[dict[str, Any]] = []
 
     def __call__(
-        self, what: str, ours: Any, theirs: Any, *, plan: Any, ranks: int | str, batch: int = 0,
-        row: dict[str, Any] | None = None, against: str = GLOO,
-    ) -> None:  # fmt: skip
+        self,
+        what: str,
+        ours: Any,
+        theirs: Any,
+        *,
+        plan: Any,
+        ranks: int | str,
+        batch: int = 0,
+        row: dict[str, Any] | None = None,
+        against: str = GLOO,
+    ) -> None:
         """Assert that two sequences are equal.
 
         ``plan`` is a plan of a ``batch`` or a text; ``row`` the workload, none
@@ -33,11 +41,15 @@ class Comparison:
         text = plan if isinstance(plan, str) else describe_plan(plan, batch).partition("= ")[2]
         self.found.append(
             {
-                "compared": what, "plan": text, "model": row["model"] if row else "any",
-                "ranks": str(ranks), "against": against, "count": len(theirs),
+                "compared": what,
+                "plan": text,
+                "model": row["model"] if row else "any",
+                "ranks": str(ranks),
+                "against": against,
+                "count": len(theirs),
                 "equal": bool(ours == theirs),
             }
-        )  # fmt: skip
+        )
         assert ours == theirs
 
 

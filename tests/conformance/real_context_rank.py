@@ -21,8 +21,10 @@ from trioflow.trace.workloads import build
 ATTEND = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 DIFFERENTIATE = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 CALLED = {
-    "permute_tensor": "shift", "all_gather_single": "all_gather", "reduce_scatter_single": "reduce_scatter",
-}  # fmt: skip
+    "permute_tensor": "shift",
+    "all_gather_single": "all_gather",
+    "reduce_scatter_single": "reduce_scatter",
+}
 """PyTorch's functions, and what each is called here."""
 
 
@@ -34,9 +36,15 @@ def attend(query, key, value, is_causal, **_):
 def differentiate(query, key, value, out, logsumexp, is_causal, grad_out, **_):
     """Return the gradients of a block."""
     return DIFFERENTIATE(
-        grad_out.contiguous(), query.contiguous(), key.contiguous(), value.contiguous(),
-        out.contiguous(), logsumexp, 0.0, bool(is_causal),
-    )  # fmt: skip
+        grad_out.contiguous(),
+        query.contiguous(),
+        key.contiguous(),
+        value.contiguous(),
+        out.contiguous(),
+        logsumexp,
+        0.0,
+        bool(is_causal),
+    )
 
 
 class Ring(torch.autograd.Function):
@@ -53,9 +61,14 @@ class Ring(torch.autograd.Function):
     @staticmethod
     def backward(context, gradient):
         return _attention._templated_ring_attention_backward(
-            dist.group.WORLD, 2, differentiate, gradient, "grad_out", *context.saved_tensors,
+            dist.group.WORLD,
+            2,
+            differentiate,
+            gradient,
+            "grad_out",
+            *context.saved_tensors,
             is_causal=True,
-        )[:3]  # fmt: skip
+        )[:3]
 
 
 def attend_by_ring(query, key, value, is_causal):

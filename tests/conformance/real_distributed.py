@@ -143,9 +143,14 @@ def _make_staged_step(workload, plan, batch, stages, replicas, slices, pipeline)
     place = pipeline.get_local_rank()
     grads = [s.requires_grad_() if s.is_floating_point() else s for s in shapes]
     stage = PipelineStage(
-        replicas, place, len(stages), DEVICE, group=pipeline.get_group(),
-        input_args=grads[place], output_args=grads[place + 1],
-    )  # fmt: skip
+        replicas,
+        place,
+        len(stages),
+        DEVICE,
+        group=pipeline.get_group(),
+        input_args=grads[place],
+        output_args=grads[place + 1],
+    )
     schedule = SCHEDULES[plan["schedule"]](stage, plan["micro_batches"], loss_fn=workload.loss)
 
     def step() -> None:

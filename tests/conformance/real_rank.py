@@ -49,10 +49,12 @@ def read_messages(events: list[dict]) -> list[tuple[str, int]]:
         # What gloo moves of one rank: its shard of a gather, all of the others' buffers.
         dims = [call["args"]["Input Dims"][1]] if called in MADE_OF else whole
         found = next(
-            event for event in moved
+            event
+            for event in moved
             if event["name"].removeprefix("gloo:").replace("_", "") == name
-            and [s for s in event["args"]["Input Dims"] if s] == [s for s in dims if s]  # [] for one number
-        )  # fmt: skip
+            and [s for s in event["args"]["Input Dims"] if s]
+            == [s for s in dims if s]  # [] for one number
+        )
         moved.remove(found)
         kinds = found["args"]["Input type"]
         shapes = [whole] if called in WHOLE else dims

@@ -19,10 +19,14 @@ from torch.profiler import ProfilerActivity, profile
 from trioflow.trace.workloads.build import build_workload
 
 CLASSES = {
-    "gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B", "interleaved": "ScheduleInterleaved1F1B",
-    "looped-bfs": "ScheduleLoopedBFS", "zero-bubble": "ScheduleInterleavedZeroBubble",
-    "zbv": "ScheduleZBVZeroBubble", "dualpipev": "ScheduleDualPipeV",
-}  # fmt: skip
+    "gpipe": "ScheduleGPipe",
+    "1f1b": "Schedule1F1B",
+    "interleaved": "ScheduleInterleaved1F1B",
+    "looped-bfs": "ScheduleLoopedBFS",
+    "zero-bubble": "ScheduleInterleavedZeroBubble",
+    "zbv": "ScheduleZBVZeroBubble",
+    "dualpipev": "ScheduleDualPipeV",
+}
 ELEM_BYTES = {"float": 4, "long int": 8, "int": 4}
 
 

@@ -32,9 +32,10 @@ from trioflow.trace.workloads.build import build_workload
 
 ELEM_BYTES = {"float": 4, "long int": 8}
 CALLED = {
-    "all_reduce": ("all_reduce", 1), "all_gather_into_tensor": ("all_gather", 2),
+    "all_reduce": ("all_reduce", 1),
+    "all_gather_into_tensor": ("all_gather", 2),
     "reduce_scatter_tensor": ("reduce_scatter", 1),
-}  # fmt: skip
+}
 """Collectives by their call, and how many times its input the whole buffer is, on two ranks."""
 TOKENS, WHOLE = Shard(1), Replicate()
 
@@ -45,10 +46,13 @@ def choose_styles(model, sequence: bool, vocabulary: bool) -> list[dict]:
     Two of one module stand in two dictionaries, to be applied one after the other.
     """
     styles = {
-        "blocks.*.attention.qkv": ColwiseParallel(), "blocks.*.feed_forward.up": ColwiseParallel(),
-        "blocks.*.attention.projection": RowwiseParallel(output_layouts=TOKENS if sequence else WHOLE),
+        "blocks.*.attention.qkv": ColwiseParallel(),
+        "blocks.*.feed_forward.up": ColwiseParallel(),
+        "blocks.*.attention.projection": RowwiseParallel(
+            output_layouts=TOKENS if sequence else WHOLE
+        ),
         "blocks.*.feed_forward.down": RowwiseParallel(output_layouts=TOKENS if sequence else WHOLE),
-    }  # fmt: skip
+    }
     further = {}
     if sequence:
         gather = {"input_layouts": (TOKENS,), "desired_input_layouts": (WHOLE,)}

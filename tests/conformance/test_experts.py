@@ -31,9 +31,12 @@ def real(tmp_path_factory):
     def find(ranks):
         if ranks not in known:
             job = {
-                "model": asdict(MODEL), "sequence": SEQUENCE, "batch": BATCH, "ranks": ranks,
+                "model": asdict(MODEL),
+                "sequence": SEQUENCE,
+                "batch": BATCH,
+                "ranks": ranks,
                 "expert": RUNS[ranks],
-            }  # fmt: skip
+            }
             folder = tmp_path_factory.mktemp(f"experts-{ranks}")
             known[ranks] = run_ranks("real_expert_rank.py", job, folder)
         return known[ranks]

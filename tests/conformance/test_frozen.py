@@ -18,9 +18,11 @@ from trioflow.tables import records
 torch = pytest.importorskip("torch", reason="the real run needs torch (extra [capture])")
 
 FROZEN = {
-    **TRANSFORMER, "workload": "test-frozen", "layers": 5,
+    **TRANSFORMER,
+    "workload": "test-frozen",
+    "layers": 5,
     "freeze": "embedding,blocks.0,blocks.1,blocks.3,blocks.4.norm?",
-}  # fmt: skip
+}
 LORA = {**TRANSFORMER, "workload": "test-lora", "lora": 4, "lora_targets": "qkv,projection,up,down"}
 SUM = replace(make_plan(data=2, sharding="fsdp", accumulate=2), plan="fsdp-sum")
 RUNS = {
@@ -57,9 +59,10 @@ def real(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("name", "plan"), [(name, plan) for name, (_, plans) in RUNS.items() for plan in plans],
+    ("name", "plan"),
+    [(name, plan) for name, (_, plans) in RUNS.items() for plan in plans],
     ids=lambda value: getattr(value, "plan", value),
-)  # fmt: skip
+)
 def test_collectives_are_those_of_the_real_run(name, plan, traces, real, compare):
     graph = extrapolate(traces[name], plan, Same(), batch=BATCH * plan.data)
     row = {"model": f"{TRANSFORMER['model']}, {WORDS[name]}"}
@@ -71,10 +74,18 @@ def test_collectives_are_those_of_the_real_run(name, plan, traces, real, compare
         compare("collectives and bytes", sizes, real(name)[rank][plan.plan]["messages"], **about)
 
 
-@pytest.mark.parametrize(("name", "plan"), [
-    ("frozen", make_plan()), ("frozen", named_plan("fsdp", 2)), ("frozen", named_plan("ddp", 2)),
-    ("lora", make_plan()), ("lora", named_plan("fsdp", 2)), ("lora", named_plan("tp-layers", 2)),
-], ids=lambda value: getattr(value, "plan", value))  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "plan"),
+    [
+        ("frozen", make_plan()),
+        ("frozen", named_plan("fsdp", 2)),
+        ("frozen", named_plan("ddp", 2)),
+        ("lora", make_plan()),
+        ("lora", named_plan("fsdp", 2)),
+        ("lora", named_plan("tp-layers", 2)),
+    ],
+    ids=lambda value: getattr(value, "plan", value),
+)
 def test_predicted_peaks_are_those_of_real_steps(name, plan, traces):
     from oracles.peak_memory import compare_peaks, make_case
 

@@ -19,10 +19,15 @@ DDP = replace(make_plan(data=2), plan="ddp2", first_bucket_bytes=2**20, bucket_b
 TP = replace(make_plan(tensor=2), plan="tp2")
 GPIPE = replace(make_plan(pipeline=2, micro_batches=2), plan="gpipe2")
 CASES = [
-    ("cnn_trace", CNN, DDP), ("transformer_trace", TRANSFORMER, DDP), ("bert_trace", BERT, DDP),
-    ("transformer_trace", TRANSFORMER, TP), ("bert_trace", BERT, TP),
-    ("cnn_trace", CNN, GPIPE), ("transformer_trace", TRANSFORMER, GPIPE), ("bert_trace", BERT, GPIPE),
-]  # fmt: skip
+    ("cnn_trace", CNN, DDP),
+    ("transformer_trace", TRANSFORMER, DDP),
+    ("bert_trace", BERT, DDP),
+    ("transformer_trace", TRANSFORMER, TP),
+    ("bert_trace", BERT, TP),
+    ("cnn_trace", CNN, GPIPE),
+    ("transformer_trace", TRANSFORMER, GPIPE),
+    ("bert_trace", BERT, GPIPE),
+]
 
 
 class Same:
@@ -51,9 +56,12 @@ def run_plans(row, plans, stages, folder: Path, groups: bool = False) -> list[di
     ``plans`` are pairs of a plan and its batch; all take the same number of ranks.
     """
     job = {
-        "row": row, "plans": [(asdict(plan), batch) for plan, batch in plans], "stages": stages,
-        "ranks": plans[0][0].ranks, "groups": groups,
-    }  # fmt: skip
+        "row": row,
+        "plans": [(asdict(plan), batch) for plan, batch in plans],
+        "stages": stages,
+        "ranks": plans[0][0].ranks,
+        "groups": groups,
+    }
     return run_ranks("real_rank.py", job, folder)
 
 

@@ -23,24 +23,34 @@ CASES = [
     pytest.param("transformer_trace", TRANSFORMER, make_plan(), id="transformer-single"),
     pytest.param("transformer_trace", TRANSFORMER, named_plan("fsdp", 2), id="transformer-fsdp"),
     pytest.param(
-        "transformer_trace", TRANSFORMER, replace(make_plan(recompute="full"), plan="full"),
+        "transformer_trace",
+        TRANSFORMER,
+        replace(make_plan(recompute="full"), plan="full"),
         id="transformer-full",
     ),
     *(
         pytest.param(trace, row, plan, id=f"{row['family']}-{plan.plan}", marks=pytest.mark.slow)
         for trace, row in (("cnn_trace", CNN), ("transformer_trace", TRANSFORMER))
         for plan in (
-            named_plan("ddp", 2), named_plan("zero1", 2), named_plan("zero2", 2), SUM,
-            SUM_OF_SHARDS, SUM_OF_WHOLE,
-            named_plan("gpipe", 2, 2), named_plan("1f1b", 2, 2),
+            named_plan("ddp", 2),
+            named_plan("zero1", 2),
+            named_plan("zero2", 2),
+            SUM,
+            SUM_OF_SHARDS,
+            SUM_OF_WHOLE,
+            named_plan("gpipe", 2, 2),
+            named_plan("1f1b", 2, 2),
         )
     ),
     pytest.param("cnn_trace", CNN, named_plan("fsdp", 2), id="cnn-fsdp", marks=pytest.mark.slow),
     pytest.param(
-        "transformer_trace", TRANSFORMER, named_plan("tp-layers", 2), id="transformer-tp",
+        "transformer_trace",
+        TRANSFORMER,
+        named_plan("tp-layers", 2),
+        id="transformer-tp",
         marks=pytest.mark.slow,
     ),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("trace", "row", "plan"), CASES)

@@ -89,10 +89,11 @@ def capture(name: str, rank: int = 0, device: str = "cpu"):
 def list_messages(graph, rank: int) -> list[tuple]:
     tasks = graph.tasks[(graph.tasks["rank"] == rank) & graph.tasks["message_bytes"].notna()]
     return [
-        (t["name"], int(t["message_bytes"]), str(t["group"])) if t["kind"] == "collective"
+        (t["name"], int(t["message_bytes"]), str(t["group"]))
+        if t["kind"] == "collective"
         else (t["kind"], int(t["message_bytes"]), int(t["peer"]))
         for t in tasks.to_dict("records")
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("name", [name for name in PLANS if name != "gpipe"])

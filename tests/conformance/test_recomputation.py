@@ -70,10 +70,12 @@ def run_real(row, kind, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "row", "kind"),
     [
-        ("cnn_trace", CNN, "none"), ("cnn_trace", CNN, "full"), ("transformer_trace", TRANSFORMER, "full"),
+        ("cnn_trace", CNN, "none"),
+        ("cnn_trace", CNN, "full"),
+        ("transformer_trace", TRANSFORMER, "full"),
         ("transformer_trace", TRANSFORMER, "selective"),
     ],
-)  # fmt: skip
+)
 def test_operators_and_their_order_are_the_real_step_s(
     name, row, kind, request, monkeypatch, compare
 ):

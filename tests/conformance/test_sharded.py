@@ -22,38 +22,63 @@ SUM = {"accumulate": 2}
 ONE_BLOCK = [["embedding", "blocks.0"], ["blocks.1", "head"]]
 SMALL = {"first_bucket_bytes": 2**14, "bucket_bytes": 2**14}
 RUNS = {
-    "cnn-2": (CNN, [
-        named_plan("fsdp", 2), named_plan("zero1", 2), make_plan(data=2, **SUM),
-    ]),
-    "transformer-2": (TRANSFORMER, [
-        named_plan("fsdp", 2), named_plan("zero2", 2),
-        replace(make_plan(data=2, sharding="fsdp", **SUM), plan="fsdp-sum"),
-        replace(make_plan(data=2, sharding="fsdp", **SUM, no_sync=True), plan="fsdp-no-sync"),
-    ]),
+    "cnn-2": (
+        CNN,
+        [
+            named_plan("fsdp", 2),
+            named_plan("zero1", 2),
+            make_plan(data=2, **SUM),
+        ],
+    ),
+    "transformer-2": (
+        TRANSFORMER,
+        [
+            named_plan("fsdp", 2),
+            named_plan("zero2", 2),
+            replace(make_plan(data=2, sharding="fsdp", **SUM), plan="fsdp-sum"),
+            replace(make_plan(data=2, sharding="fsdp", **SUM, no_sync=True), plan="fsdp-no-sync"),
+        ],
+    ),
     # Three ranks: rows that do not divide are padded, and the optimizer's parts differ.
     "transformer-3": (TRANSFORMER, [named_plan("fsdp", 3), named_plan("zero1", 3)]),
-    "transformer-4": (TRANSFORMER, [
-        make_plan(data=4, sharding="hsdp", shard=2), make_plan(data=2, tensor=2, sharding="fsdp"),
-    ]),
-    "transformer-pipeline": (TRANSFORMER, [
-        *(
-            replace(make_plan(2, 1, 2, name, 4, sharding=sharding), plan=f"{sharding}-{name}")
-            for sharding in ("fsdp", "zero2") for name in ("gpipe", "1f1b")
-        ),
-    ]),
+    "transformer-4": (
+        TRANSFORMER,
+        [
+            make_plan(data=4, sharding="hsdp", shard=2),
+            make_plan(data=2, tensor=2, sharding="fsdp"),
+        ],
+    ),
+    "transformer-pipeline": (
+        TRANSFORMER,
+        [
+            *(
+                replace(make_plan(2, 1, 2, name, 4, sharding=sharding), plan=f"{sharding}-{name}")
+                for sharding in ("fsdp", "zero2")
+                for name in ("gpipe", "1f1b")
+            ),
+        ],
+    ),
     # Small buckets, so that there are several.
-    "transformer-distributed": (TRANSFORMER, [
-        replace(make_plan(2, 2, sharding="distributed"), **SMALL),
-    ]),
-    "transformer-staged": (TRANSFORMER, [
-        replace(
-            make_plan(2, 1, 2, name, 4, sharding="distributed"), plan=f"distributed-{name}", **SMALL
-        )
-        for name in ("gpipe", "1f1b")
-    ]),
+    "transformer-distributed": (
+        TRANSFORMER,
+        [
+            replace(make_plan(2, 2, sharding="distributed"), **SMALL),
+        ],
+    ),
+    "transformer-staged": (
+        TRANSFORMER,
+        [
+            replace(
+                make_plan(2, 1, 2, name, 4, sharding="distributed"),
+                plan=f"distributed-{name}",
+                **SMALL,
+            )
+            for name in ("gpipe", "1f1b")
+        ],
+    ),
     # A mesh of three dimensions: groups of shards, their replicas, and shards of layers.
     "transformer-8": (TRANSFORMER, [make_plan(data=4, tensor=2, sharding="hsdp", shard=2)]),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -84,10 +109,11 @@ LARGE = ("transformer-4", "transformer-pipeline", "transformer-8")
     ("name", "plan"),
     [
         pytest.param(name, plan, marks=pytest.mark.slow if name in LARGE else ())
-        for name, (_, plans) in RUNS.items() for plan in plans
+        for name, (_, plans) in RUNS.items()
+        for plan in plans
     ],
     ids=lambda value: getattr(value, "plan", value),
-)  # fmt: skip
+)
 def test_collectives_are_those_of_the_real_run(name, plan, real, request, compare):
     trace = request.getfixturevalue("cnn_trace" if name.startswith("cnn") else "transformer_trace")
     stages = ONE_BLOCK if plan.pipeline > 1 else None

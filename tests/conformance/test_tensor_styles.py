@@ -135,8 +135,11 @@ def test_data_parallel_asks_for_what_the_graph_does(
     told = tasks[(tasks["rank"] == 0) & tasks["message_bytes"].notna()]
     generated = list(zip(told["name"], told["message_bytes"].astype(int), strict=True))
     # The first device's own part stays where it is, and C++ cuts broadcasts into buffers.
-    words = {"scatter": ["send inputs", "send output gradients"], "gather": ["recv outputs"],
-             "reduce": ["reduce"]}  # fmt: skip
+    words = {
+        "scatter": ["send inputs", "send output gradients"],
+        "gather": ["recv outputs"],
+        "reduce": ["reduce"],
+    }
     asked = []
     for name, size in model.notes:
         if name in ("scatter", "gather"):
@@ -146,10 +149,15 @@ def test_data_parallel_asks_for_what_the_graph_does(
             asked.append((name, size))
     assert used > 1
     compare(
-        "copies and sums", [m for m in generated if m[0] != "broadcast"], asked,
-        plan=plan, batch=batch, row=row, ranks=devices,
+        "copies and sums",
+        [m for m in generated if m[0] != "broadcast"],
+        asked,
+        plan=plan,
+        batch=batch,
+        row=row,
+        ranks=devices,
         against="DataParallel, on tensors without values",
-    )  # fmt: skip
+    )
     broadcasts = [size for name, size in model.notes if name == "broadcast"]
     assert sum(size for name, size in generated if name == "broadcast") == sum(broadcasts)
     order = [name for name, _ in generated]

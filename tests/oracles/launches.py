@@ -51,9 +51,12 @@ def judge_launches(files: Iterable[str | Path]) -> pd.DataFrame:
             continue
         device = path.stem.rpartition("_")[2]
         row: dict[str, Any] = {
-            "case": path.parent.name, "device": device,
-            "measured_s": float(np.median(logged[len(logged) // _WARM_UP :])), "refused": "", "fitted": False,
-        }  # fmt: skip
+            "case": path.parent.name,
+            "device": device,
+            "measured_s": float(np.median(logged[len(logged) // _WARM_UP :])),
+            "refused": "",
+            "fitted": False,
+        }
         try:
             found, plan, batch = plan_case(path.parent / CONFIG)
             same = (replace(found.model, name=""), *sorted(found.step.items()), found.stages)
@@ -74,11 +77,14 @@ def _simulate(found: Any, plan: Any, batch: int, device: str) -> list[float]:
     options = Options(stages=found.name_stages(), memory=False)
     return [
         predict(
-            times, plan, replace(platform, host={**platform.host, _KEY: launch_s}),
-            batch=batch, options=options,
+            times,
+            plan,
+            replace(platform, host={**platform.host, _KEY: launch_s}),
+            batch=batch,
+            options=options,
         ).step_time_s
         for launch_s in LAUNCHES_S
-    ]  # fmt: skip
+    ]
 
 
 def name_step(launch_s: float) -> str:

@@ -31,8 +31,15 @@ from trioflow.prediction.assembly import build_graph
 from trioflow.trace.store import Trace
 
 COLUMNS = (
-    "workload", "plan", "batch", "rank", "measured_bytes", "predicted_bytes", "relative_error", "when",
-)  # fmt: skip
+    "workload",
+    "plan",
+    "batch",
+    "rank",
+    "measured_bytes",
+    "predicted_bytes",
+    "relative_error",
+    "when",
+)
 WARM_UP = 3
 """Steps before the one that counts: optimizer states are made and DDP's buckets rebuilt."""
 PATIENCE_S = 600
@@ -116,10 +123,18 @@ def compare_peaks(cases: Iterable[MemoryCase], device: str = "cpu") -> pd.DataFr
         predicted = {rank: entry for entry in case.memory for rank in entry["ranks"]}
         for rank, measured in measure_peaks(case, device).items():
             size = int(predicted[rank]["peak_bytes"])
-            rows.append((
-                str(case.row["workload"]), case.plan.plan, case.batch, rank, measured, size,
-                size / measured - 1.0, str(predicted[rank]["when"]),
-            ))  # fmt: skip
+            rows.append(
+                (
+                    str(case.row["workload"]),
+                    case.plan.plan,
+                    case.batch,
+                    rank,
+                    measured,
+                    size,
+                    size / measured - 1.0,
+                    str(predicted[rank]["when"]),
+                )
+            )
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
@@ -138,10 +153,14 @@ def measure_peaks(case: MemoryCase, device: str = "cpu") -> dict[int, int]:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         job = {
-            "row": dict(case.row), "plan": asdict(case.plan), "batch": case.batch, "ranks": case.plan.ranks,
-            "stages": [list(stage) for stage in case.stages], "device": device,
+            "row": dict(case.row),
+            "plan": asdict(case.plan),
+            "batch": case.batch,
+            "ranks": case.plan.ranks,
+            "stages": [list(stage) for stage in case.stages],
+            "device": device,
             "backend": choose_backend(case.plan, device),
-        }  # fmt: skip
+        }
         write_json(folder / "job.json", job)
         environment = {
             **os.environ,

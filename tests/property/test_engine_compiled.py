@@ -43,9 +43,15 @@ KNOWN = ("contention_free", "fair_share")
 """Networks that the compiled engine knows."""
 STREAMS = ("compute", "copy", "communication", "send")
 COLLECTIVES = (
-    "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "scatter",
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "broadcast",
+    "reduce",
+    "all_to_all",
+    "scatter",
     "gather",
-)  # fmt: skip
+)
 
 COMPILED = ("contention_free", "fair_share")
 """Networks that both engines know."""
@@ -90,9 +96,15 @@ def graphs(draw: st.DrawFn) -> TaskGraph:
             name = kind if kind != "timed" else "all_reduce"
             for rank in where:
                 made = 1 + builder.add(
-                    rank, stream, "collective", name, match_id=match, after=after,
-                    group=",".join(map(str, where)), **fields,
-                )  # fmt: skip
+                    rank,
+                    stream,
+                    "collective",
+                    name,
+                    match_id=match,
+                    after=after,
+                    group=",".join(map(str, where)),
+                    **fields,
+                )
     graph = builder.build()
     count = len(graph.tasks)
     order = list(range(count))
@@ -246,9 +258,14 @@ def test_both_engines_say_the_same_of_many_ranks_with_many_flows_under_way() -> 
         name = str(generator.choice(COLLECTIVES))
         for rank in group.tolist():
             builder.add(
-                rank, f"s{generator.integers(6)}", "collective", name, match_id=match,
-                group=",".join(map(str, group)), message_bytes=int(generator.integers(5000)),
-            )  # fmt: skip
+                rank,
+                f"s{generator.integers(6)}",
+                "collective",
+                name,
+                match_id=match,
+                group=",".join(map(str, group)),
+                message_bytes=int(generator.integers(5000)),
+            )
     graph = builder.build()
     sizes_bytes = graph.tasks.groupby("match_id")["message_bytes"].transform("max")
     graph.tasks["message_bytes"] = sizes_bytes

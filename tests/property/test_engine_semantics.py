@@ -39,9 +39,10 @@ steps = st.one_of(
     st.tuples(st.just("message"), st.permutations(range(RANKS)), sizes),
     st.tuples(
         st.sampled_from(COLLECTIVES),
-        st.lists(st.integers(0, RANKS - 1), min_size=1, max_size=RANKS, unique=True), sizes,
+        st.lists(st.integers(0, RANKS - 1), min_size=1, max_size=RANKS, unique=True),
+        sizes,
     ),
-)  # fmt: skip
+)
 
 
 @st.composite
@@ -71,20 +72,30 @@ def build(program: list[tuple[Any, Any, Any, list[int]]], rename: list[int]) -> 
                 "match_id": builder.new_match(),
                 "after": after,
             }
-            made.append([
-                builder.add(source, "send", "send", "send", peer=target, **both),
-                builder.add(target, "receive", "recv", "recv", peer=source, **both),
-            ])  # fmt: skip
+            made.append(
+                [
+                    builder.add(source, "send", "send", "send", peer=target, **both),
+                    builder.add(target, "receive", "recv", "recv", peer=source, **both),
+                ]
+            )
         else:
             group = [rename[rank] for rank in where]
             match = builder.new_match()
-            made.append([
-                builder.add(
-                    rank, "communication", "collective", kind, message_bytes=amount,
-                    match_id=match, group=",".join(map(str, group)), after=after,
-                )
-                for rank in group
-            ])  # fmt: skip
+            made.append(
+                [
+                    builder.add(
+                        rank,
+                        "communication",
+                        "collective",
+                        kind,
+                        message_bytes=amount,
+                        match_id=match,
+                        group=",".join(map(str, group)),
+                        after=after,
+                    )
+                    for rank in group
+                ]
+            )
     return builder.build()
 
 

@@ -17,9 +17,13 @@ from trioflow.trace.store import load_trace
 
 PLATFORM = "dgx-h100"
 PLANS = {
-    "ddp": COLLECTIVES, "fsdp": COLLECTIVES, "zero1": COLLECTIVES, "tp": COLLECTIVES,
-    "gpipe": PIPELINE, "1f1b": PIPELINE,
-}  # fmt: skip
+    "ddp": COLLECTIVES,
+    "fsdp": COLLECTIVES,
+    "zero1": COLLECTIVES,
+    "tp": COLLECTIVES,
+    "gpipe": PIPELINE,
+    "1f1b": PIPELINE,
+}
 
 
 def time_step(trace):
@@ -43,9 +47,10 @@ def half_width(times, plan, batch=None) -> float:
 def typical_error(way: str, kind: str, workload: str) -> float:
     """Return the root mean square residual of a way on a kind of device, other workloads' alone."""
     found = [
-        one.log_error for one in load_residuals()
+        one.log_error
+        for one in load_residuals()
         if (one.way, one.device_kind) == (way, kind) and one.workload != workload
-    ]  # fmt: skip
+    ]
     return float(np.sqrt(np.mean(np.square(found))))
 
 

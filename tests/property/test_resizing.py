@@ -37,7 +37,9 @@ ROUNDING = 1e-3
 
 @pytest.fixture(scope="module")
 def models() -> dict[str, OperatorCostModel]:
-    return {p.parent.name: load_operator_model(p) for p in list_models() if SHIPPED_MODELS in p.parents}  # fmt: skip
+    return {
+        p.parent.name: load_operator_model(p) for p in list_models() if SHIPPED_MODELS in p.parents
+    }
 
 
 @pytest.fixture(scope="module")

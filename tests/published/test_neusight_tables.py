@@ -72,9 +72,10 @@ def test_work_follows_from_the_parameters(traces):
     trace = next(t for p, t in traces.items() if p.stem == "gpt2_large-train-1024-4")
     flop = trace.operators.groupby("phase")["flop"].sum()
     weights = sum(
-        prod(p["shape"]) for p in trace.facts.parameters
+        prod(p["shape"])
+        for p in trace.facts.parameters
         if len(p["shape"]) == 2 and p["name"] != "transformer.wpe.weight"
-    )  # fmt: skip
+    )
     attention = 36 * 2 * 2 * 4 * 1024 * 1024 * 1280
     assert flop["forward"] == 2 * weights * 4 * 1024 + attention
     assert flop["backward"] == 2 * flop["forward"]
@@ -107,9 +108,10 @@ def test_known_disagreements_are_reported_not_tuned(traces):
 
 def test_plans_run(traces):
     trace = next(
-        t for p, t in traces.items()
+        t
+        for p, t in traces.items()
         if "H100" in p.parent.name and p.stem == "gpt2_large-train-1024-4"
-    )  # fmt: skip
+    )
     for way, told in (("none", "busy_s"), ("timer", "measured_end_to_end_s")):
         single = extrapolate(
             trace, named_plan("single", 1), ProportionalModel(), anchoring=Anchoring(way)

@@ -125,9 +125,10 @@ def test_published_parts_do_not_mix(mirror):
 def test_batch_change_on_one_gpu(mirror):
     """The A100's steps at another batch: sums within 3 % on average, fixed rules far behind."""
     rows = read_or_make(
-        "validation/batch-change.parquet", lambda path: tables.read_table(path, "validation"),
+        "validation/batch-change.parquet",
+        lambda path: tables.read_table(path, "validation"),
         lambda: validate_batch_change(mirror, ["recorded", "proportional", "shipped"], [A100]),
-    )  # fmt: skip
+    )
     tables.validate(tables.to_arrow(rows, "validation"), "validation")
     whole = rows[(rows["group"] == "train") & (rows["device"] == A100)]
     scores = score_cases(whole, ["quantity", "model"]).set_index(["quantity", "model"])
@@ -151,10 +152,11 @@ def test_every_class_of_a_gpu_is_diagnosed_by_models_that_did_not_see_it(mirror,
     operators, classes = (
         read_or_make(
             f"validation/diagnostics/{title.split()[1]}.parquet",
-            partial(read_validation_table, name=title), partial(make, place, title),
+            partial(read_validation_table, name=title),
+            partial(make, place, title),
         ).query("device == @A100")
         for place, title in enumerate(("diagnosed operators", "diagnosed classes"))
-    )  # fmt: skip
+    )
     gemm = operators[operators["operator_class"] == "gemm"]
     assert set(gemm["workload"]) == {"bert_large", "gpt2_large", "gpt3_27", "gpt3_xl"}
     assert 0.005 < gemm["relative_error"].abs().median() < 0.1

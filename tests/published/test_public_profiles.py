@@ -115,9 +115,10 @@ def test_a_shared_name_may_be_made_precise_but_not_of_another_vendor():
 def test_an_accelerator_s_run_never_passes_as_a_processor_s(ending, words, gpu):
     with pytest.raises(TraceError, match=words):
         load(
-            "kineto/profiles-many-devices", ending,
+            "kineto/profiles-many-devices",
+            ending,
             ImportOptions(gpu=gpu, batch=32, precision="fp32"),
-        )  # fmt: skip
+        )
 
 
 def test_a_profile_with_metadata_tells_the_messages_of_the_plan():
@@ -160,9 +161,15 @@ def test_rank_0_of_a_recommendation_model_stands_for_eight(dlrm):
     trace = import_kineto(*dlrm, SAID)
     sizes = [(m["name"], m["message_bytes"]) for m in trace.facts.communication]
     assert sizes == [
-        ("all_to_all", 24576), ("all_to_all", 192), ("all_to_all", 1536), ("all_to_all", 13568),
-        ("all_reduce", 1576964), ("all_to_all", 24576), ("all_reduce", 448), ("all_reduce", 907840),
-    ]  # fmt: skip
+        ("all_to_all", 24576),
+        ("all_to_all", 192),
+        ("all_to_all", 1536),
+        ("all_to_all", 13568),
+        ("all_reduce", 1576964),
+        ("all_to_all", 24576),
+        ("all_reduce", 448),
+        ("all_reduce", 907840),
+    ]
     plan = replace(make_plan(data=8), plan="as-traced")
     found = predict(trace, plan, "dgx1-v100", as_traced=True)
     assert found.step_time_s == pytest.approx(12.3e-3, rel=0.02)
@@ -215,8 +222,13 @@ def import_old(folder: Path) -> Trace:
     """Import the profile of PyTorch 1.9 with its categories as version 2 calls them."""
     found = find("kineto/resnet50-v100", "worker0.1623143089861.pt.trace.json.gz")
     profile = json.loads(gzip.decompress(found.read_bytes()))
-    new = {"Operator": "cpu_op", "Runtime": "cuda_runtime", "Kernel": "kernel",
-           "Memcpy": "gpu_memcpy", "Memset": "gpu_memset"}  # fmt: skip
+    new = {
+        "Operator": "cpu_op",
+        "Runtime": "cuda_runtime",
+        "Kernel": "kernel",
+        "Memcpy": "gpu_memcpy",
+        "Memset": "gpu_memset",
+    }
     for event in profile["traceEvents"]:
         marks = event["name"].startswith(("ProfilerStep#", "Optimizer."))
         event["cat"] = "user_annotation" if marks else new.get(event.get("cat"), "")

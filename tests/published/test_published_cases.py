@@ -169,9 +169,10 @@ def test_scaling_to_eight_h100_is_within_its_aim(mirror: Path) -> None:
 @pytest.mark.slow
 def test_the_rebuilt_interval_of_the_anchor_is_the_shipped_one(mirror: Path) -> None:
     anchors = read_or_make(
-        "published/anchors.parquet", lambda path: tables.read_table(path, "anchors", ANCHORS),
+        "published/anchors.parquet",
+        lambda path: tables.read_table(path, "anchors", ANCHORS),
         lambda: judge_anchored_steps(mirror, IMPORTS, TABLE),
-    )  # fmt: skip
+    )
     told = measure_band(anchors)
     assert (told["low"], told["high"]) == pytest.approx(load_band(), rel=1e-9)
     rebuilt = list_residuals(anchors, pd.DataFrame(columns=PUBLISHED_CASES.names))

@@ -20,11 +20,25 @@ FOLDER = "sarchlab+triosim/sample_trace/trace2-h100-bs128"
 # Parameters: torchvision's published counts. Multiply-adds of one image's forward pass: the sum
 # over the layers of published tables, twice that in operations. Times [us]: sums of the columns.
 MODELS = {
-    "vgg13": {"parameters": 133_047_848, "busy_us": 94_038, "span_us": 94_462, "gmac": 11.31,
-              "first": 3 * 64 * 9 * 224 * 224, "rows": 77, "layers": 13},
-    "resnet50": {"parameters": 25_557_032, "busy_us": 70_723, "span_us": 83_309, "gmac": 4.09,
-                 "first": 3 * 64 * 49 * 112 * 112, "rows": 396, "layers": 54},
-}  # fmt: skip
+    "vgg13": {
+        "parameters": 133_047_848,
+        "busy_us": 94_038,
+        "span_us": 94_462,
+        "gmac": 11.31,
+        "first": 3 * 64 * 9 * 224 * 224,
+        "rows": 77,
+        "layers": 13,
+    },
+    "resnet50": {
+        "parameters": 25_557_032,
+        "busy_us": 70_723,
+        "span_us": 83_309,
+        "gmac": 4.09,
+        "first": 3 * 64 * 49 * 112 * 112,
+        "rows": 396,
+        "layers": 54,
+    },
+}
 BATCH = 128
 OPTIONS = ImportOptions(gpu="NVIDIA H100 80GB HBM3", precision="tf32", workload="published")
 
@@ -124,8 +138,13 @@ def test_exported_rows_are_the_published_ones_column_by_column(published, tmp_pa
     assert list(mine[0]) == list(theirs[0])
     assert list(rows_of(tmp_path / "tensor.csv")[0]) == list(rows_of(folder / "tensor.csv")[0])
     for column in (
-        "OperatorName", "Operator_cudatime", "Operator_cudatimenooverlap", "gpuid", "stage", "tpflag",
-    ):  # fmt: skip
+        "OperatorName",
+        "Operator_cudatime",
+        "Operator_cudatimenooverlap",
+        "gpuid",
+        "stage",
+        "tpflag",
+    ):
         assert [row[column] for row in mine] == [row[column] for row in theirs], column
     completed = {n for n, row in enumerate(theirs) if "AddmmBackward0" in row["OperatorName"]}
     for column in ("InputSize", "OutputSize"):

@@ -53,18 +53,24 @@ def judged(mirror: Path, rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
         groups = number_groups(rows, LEFT_OUT[name])
         found = leave_out(model, groups, FORMS[:1])
         return pd.DataFrame(
-            {"predicted_s": found.predicted_s, "low_s": found.low_s, "high_s": found.high_s,
-             "oracle_s": found.anchored_s, "regression_s": leave_out_ridge(rows, groups),
-             "measured_s": rows["measured_s"]}
-        )  # fmt: skip
+            {
+                "predicted_s": found.predicted_s,
+                "low_s": found.low_s,
+                "high_s": found.high_s,
+                "oracle_s": found.anchored_s,
+                "regression_s": leave_out_ridge(rows, groups),
+                "measured_s": rows["measured_s"],
+            }
+        )
 
     return {
         name: read_or_make(
-            f"published/{name}.parquet", lambda path: tables.read_table(path, "published_cases"),
+            f"published/{name}.parquet",
+            lambda path: tables.read_table(path, "published_cases"),
             partial(make, name),
         )
         for name in LEFT_OUT
-    }  # fmt: skip
+    }
 
 
 def test_every_row_is_there_once(rows: pd.DataFrame) -> None:

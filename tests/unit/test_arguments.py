@@ -28,11 +28,19 @@ def plan() -> trioflow.Plan:
 
 
 REFUSED = {
-    "sequence of a loaded trace": lambda: predict(trioflow.load_trace(TRACE), plan(), PLATFORM, sequence=8),
-    "precision of a loaded trace": lambda: predict(trioflow.load_trace(TRACE), plan(), PLATFORM, precision="nonsense"),
-    "precision of a loaded trace in search": lambda: search(trioflow.load_trace(TRACE), 2, PLATFORM, precision="bf16"),
+    "sequence of a loaded trace": lambda: predict(
+        trioflow.load_trace(TRACE), plan(), PLATFORM, sequence=8
+    ),
+    "precision of a loaded trace": lambda: predict(
+        trioflow.load_trace(TRACE), plan(), PLATFORM, precision="nonsense"
+    ),
+    "precision of a loaded trace in search": lambda: search(
+        trioflow.load_trace(TRACE), 2, PLATFORM, precision="bf16"
+    ),
     "sequence of a named trace": lambda: predict(TRACE, plan(), PLATFORM, sequence=8),
-    "largest sequence of a trace": lambda: find_largest(trioflow.load_trace(TRACE), plan(), PLATFORM, "sequence"),
+    "largest sequence of a trace": lambda: find_largest(
+        trioflow.load_trace(TRACE), plan(), PLATFORM, "sequence"
+    ),
     "largest of what": lambda: find_largest(TRACE, plan(), PLATFORM, "batchs"),
     "replication": lambda: make_plan(data=2, replication="ddpp"),
     "sequence_parallel": lambda: make_plan(tensor=2, sequence_parallel="no"),
@@ -54,19 +62,23 @@ REFUSED = {
     "draws as text": lambda: predict(TRACE, plan(), PLATFORM, draws="3"),
     "interval as text": lambda: predict(TRACE, plan(), PLATFORM, interval="no"),
     "communication_scale": lambda: predict(TRACE, plan(), PLATFORM, communication_scale=0),
-    "communication_scale that is none": lambda: predict(TRACE, plan(), PLATFORM, communication_scale=float("nan")),
+    "communication_scale that is none": lambda: predict(
+        TRACE, plan(), PLATFORM, communication_scale=float("nan")
+    ),
     "no compute_scale": lambda: predict(TRACE, plan(), PLATFORM, compute_scale=[]),
     "stages without a pipeline": lambda: predict(TRACE, plan(), PLATFORM, stages="count"),
     "routing without experts": lambda: predict(TRACE, plan(), PLATFORM, routing="power:1"),
     "sequence as text": lambda: predict(LANGUAGE[0], plan(), LANGUAGE[1], sequence="5"),
-    "cuda_graphs as text": lambda: predict(LANGUAGE[0], plan(), LANGUAGE[1], sequence=512, cuda_graphs="no"),
-    "price": lambda: search(TRACE, 2, PLATFORM, price_per_gpu_hour=float("nan")),
-    "a million layers": lambda: predict(
-        str(DEEP), plan(), LANGUAGE[1], sequence=128
+    "cuda_graphs as text": lambda: predict(
+        LANGUAGE[0], plan(), LANGUAGE[1], sequence=512, cuda_graphs="no"
     ),
-    "chunks of a byte": lambda: predict("gpt2-b8", plan(), "dgx-h100", algorithms="ring", chunks=Chunks(1, 1.0)),
+    "price": lambda: search(TRACE, 2, PLATFORM, price_per_gpu_hour=float("nan")),
+    "a million layers": lambda: predict(str(DEEP), plan(), LANGUAGE[1], sequence=128),
+    "chunks of a byte": lambda: predict(
+        "gpt2-b8", plan(), "dgx-h100", algorithms="ring", chunks=Chunks(1, 1.0)
+    ),
     "power": lambda: search(TRACE, 2, PLATFORM, power_w=-1.0),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("call", REFUSED.values(), ids=REFUSED)
@@ -78,9 +90,13 @@ def test_an_argument_that_means_nothing_is_refused(call):
 def test_numbers_of_numpy_are_numbers():
     usual = predict(TRACE, plan(), PLATFORM, batch=32, compute_scale=1.5, communication_scale=0.5)
     given = predict(
-        TRACE, named_plan("ddp", np.int64(2)), PLATFORM, batch=np.int32(32),
-        compute_scale=np.float32(1.5), communication_scale=np.float32(0.5),
-    )  # fmt: skip
+        TRACE,
+        named_plan("ddp", np.int64(2)),
+        PLATFORM,
+        batch=np.int32(32),
+        compute_scale=np.float32(1.5),
+        communication_scale=np.float32(0.5),
+    )
     assert given.step_time_s == usual.step_time_s
     assert repr(make_plan(data=np.int64(2))) == repr(make_plan(data=2))
     ranking = search(TRACE, np.int64(2), PLATFORM, top=np.int64(1))["ranking"]

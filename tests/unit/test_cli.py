@@ -62,9 +62,21 @@ def test_simulate_json_has_the_promised_keys(capsys):
     told = answer(
         capsys, "simulate", TRACE, "--plan", "gpipe", "--ranks", 2, "--platform", PLATFORM
     )
-    keys = {"step_time_s", "low_s", "high_s", "busy_s", "compute_s", "communication_s",
-            "exposed_communication_s", "peak_memory_bytes", "ranks", "events", "simulator_wall_s",
-            "folded", "warnings"}  # fmt: skip
+    keys = {
+        "step_time_s",
+        "low_s",
+        "high_s",
+        "busy_s",
+        "compute_s",
+        "communication_s",
+        "exposed_communication_s",
+        "peak_memory_bytes",
+        "ranks",
+        "events",
+        "simulator_wall_s",
+        "folded",
+        "warnings",
+    }
     assert keys <= set(told)
     assert told["low_s"] <= told["step_time_s"] <= told["high_s"]
     assert told["ranks"] == 2 and told["folded"] is False and told["fits_memory"] is True
@@ -179,8 +191,19 @@ def test_collectives_grow_with_their_bytes(capsys):
     ]
     assert [t["time_s"] for t in times] == sorted(t["time_s"] for t in times)
     assert {t["algorithm"] for t in times} == {"measured curve"}
-    ring = answer(capsys, "collective", "all_reduce", "--bytes", "1e8", "--ranks", 8,
-                  "--platform", "h100x8-nvlink", "--algorithm", "ring")  # fmt: skip
+    ring = answer(
+        capsys,
+        "collective",
+        "all_reduce",
+        "--bytes",
+        "1e8",
+        "--ranks",
+        8,
+        "--platform",
+        "h100x8-nvlink",
+        "--algorithm",
+        "ring",
+    )
     # 14 steps: 7/4 of the bytes over 450 GB/s, and 14 latencies.
     assert ring["bus_bandwidth_bytes_per_s"] < 450e9
     assert ring["time_s"] > 1.75e8 / 450e9
@@ -203,31 +226,80 @@ def test_timelines_are_written_in_the_asked_form(capsys):
         (["simulate", TRACE, "--platform", "cpu2-glo"], "did you mean cpu2-gloo"),
         (["show", "llama-3.1-8"], "did you mean llama-3.1-8b?"),
         (["simualte", TRACE], "no command is called 'simualte'; did you mean simulate?"),
-        (["simulate", TRACE, "--platform", PLATFORM, "--cost-model", "cpu2-glo"], "did you mean cpu2-gloo"),
-        (["collective", "allreduce", "--bytes", "9", "--ranks", "2", "--platform", PLATFORM], "did you mean all_reduce"),
+        (
+            ["simulate", TRACE, "--platform", PLATFORM, "--cost-model", "cpu2-glo"],
+            "did you mean cpu2-gloo",
+        ),
+        (
+            ["collective", "allreduce", "--bytes", "9", "--ranks", "2", "--platform", PLATFORM],
+            "did you mean all_reduce",
+        ),
         (["capture", "resnet81", "--batch", "1", "-o", "out"], "did you mean resnet18"),
         (["simulate", TRACE, "--platform", PLATFORM, "--plan", "ddp"], "needs --ranks"),
-        (["simulate", TRACE, "--platform", PLATFORM, "--plan", "ddp", "--ranks", "2", "--batch", "3"], "does not divide"),
+        (
+            [
+                "simulate",
+                TRACE,
+                "--platform",
+                PLATFORM,
+                "--plan",
+                "ddp",
+                "--ranks",
+                "2",
+                "--batch",
+                "3",
+            ],
+            "does not divide",
+        ),
         (["simulate", TRACE, "--platform", PLATFORM, "--plan", "ddp", "--ranks", "3"], "3 ranks"),
         (["simulate", TRACE, "--platform", PLATFORM, "--ranks", "2"], "without a plan"),
-        (["simulate", TRACE, "--platform", PLATFORM, "--data-parallel", "2", "--ranks", "4"], "is not the product"),
-        (["simulate", TRACE, "--platform", PLATFORM, "--plan", "tp", "--ranks", "2", "--data-parallel", "2"], "both given"),
+        (
+            ["simulate", TRACE, "--platform", PLATFORM, "--data-parallel", "2", "--ranks", "4"],
+            "is not the product",
+        ),
+        (
+            [
+                "simulate",
+                TRACE,
+                "--platform",
+                PLATFORM,
+                "--plan",
+                "tp",
+                "--ranks",
+                "2",
+                "--data-parallel",
+                "2",
+            ],
+            "both given",
+        ),
         (["simulate", TRACE, "--platform", PLATFORM, "--timeline", "t.png"], "unknown ending"),
         (["simulate", TRACE, "--platform", PLATFORM, "--batch", "0"], "batch 0"),
         (["simulate", TRACE, "--platform", "this-machine"], "make reproduce"),
         (["simulate", TRACE, "--platform", "mine.yaml"], "no such file"),
-        (["collective", "all_reduce", "--bytes", "0", "--ranks", "2", "--platform", PLATFORM], "--bytes of 1 to"),
-        (["collective", "all_reduce", "--bytes", "nan", "--ranks", "2", "--platform", PLATFORM], "--bytes of 1 to"),
-        (["simulate", TRACE, "--platform", PLATFORM, "--timeline", "no/where.json"], "no folder no"),
+        (
+            ["collective", "all_reduce", "--bytes", "0", "--ranks", "2", "--platform", PLATFORM],
+            "--bytes of 1 to",
+        ),
+        (
+            ["collective", "all_reduce", "--bytes", "nan", "--ranks", "2", "--platform", PLATFORM],
+            "--bytes of 1 to",
+        ),
+        (
+            ["simulate", TRACE, "--platform", PLATFORM, "--timeline", "no/where.json"],
+            "no folder no",
+        ),
         (["simulate", TRACE, "--platform", "/"], "cannot be read"),
         (["simulate", TRACE, "--platform", PLATFORM, "--cost-model", "/"], "cannot be read"),
-        (["collective", "all_gossip", "--bytes", "9", "--ranks", "2", "--platform", PLATFORM], "all_gossip"),
+        (
+            ["collective", "all_gossip", "--bytes", "9", "--ranks", "2", "--platform", PLATFORM],
+            "all_gossip",
+        ),
         (["show", "nowhere"], "no language model is known by this name"),
         (["import", "nowhere", "-o", "out"], "no such file"),
         (["capture", "gpt9", "--batch", "1", "-o", "out"], "no workload 'gpt9'"),
         (["capture", "resnet18", "--batch", "1", "--sequence", "8", "-o", "out"], "has none"),
     ],
-)  # fmt: skip
+)
 def test_bad_input_is_refused_in_one_sentence(capsys, tmp_path, words, said):
     assert said in refuse(capsys, *words)
     assert list(tmp_path.iterdir()) == []

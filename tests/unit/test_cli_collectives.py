@@ -78,12 +78,17 @@ def test_a_measured_size_is_told_as_measured_with_an_interval(
     sizes = [2**k for k in range(10, 28)]
     rows = [
         (size, round(20_000 + size / 100 * (1 + 0.1 * (k % 2))) + spread_ns * place, place)
-        for k, size in enumerate(sizes) for place in (0, 1)
-    ]  # fmt: skip
+        for k, size in enumerate(sizes)
+        for place in (0, 1)
+    ]
     frame = pd.DataFrame(rows, columns=["message_bytes", "time_ns", "round"]).assign(
-        platform="h100x8-nvlink", library="NCCL 2.29.2", collective="all_reduce", ranks=8, nodes=1,
+        platform="h100x8-nvlink",
+        library="NCCL 2.29.2",
+        collective="all_reduce",
+        ranks=8,
+        nodes=1,
         dataset="a test",
-    )  # fmt: skip
+    )
     machine = NcclMachine("hopper", "nvlink", 370e9, False)
     path = tmp_path / "mine.json"
     fit_platform_collectives(frame, "h100x8-nvlink", "NCCL 2.29.2", machine).save(path)

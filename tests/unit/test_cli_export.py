@@ -31,8 +31,10 @@ def run(*words):
 def test_chakra_files_of_a_plan(tmp_path, capsys):
     run("chakra", TRACE, "--plan", "ddp", "--ranks", 2, "--platform", PLATFORM, "-o", "out/step")
     assert sorted(f.name for f in (tmp_path / "out").iterdir()) == [
-        "step.0.et", "step.1.et", "step.comm_groups.json",
-    ]  # fmt: skip
+        "step.0.et",
+        "step.1.et",
+        "step.comm_groups.json",
+    ]
     out = capsys.readouterr().out
     assert out.startswith("gpt2-tiny: 2 ranks = 2 data, 8 samples a rank")
     trace = load_trace(TRACE)
@@ -58,9 +60,19 @@ def test_chakra_files_without_the_host(tmp_path, capsys):
 
 def test_degrees_and_batch_are_those_of_simulate(tmp_path):
     run(
-        "chakra", TRACE, "--pipeline-parallel", 2, "--micro-batches", 4, "--batch", 16,
-        "--platform", PLATFORM, "-o", "x",
-    )  # fmt: skip
+        "chakra",
+        TRACE,
+        "--pipeline-parallel",
+        2,
+        "--micro-batches",
+        4,
+        "--batch",
+        16,
+        "--platform",
+        PLATFORM,
+        "-o",
+        "x",
+    )
     _, nodes = wire.read(tmp_path / "x.0.et")
     assert sum(n["type"] == 5 for n in nodes) == sum(n["type"] == 6 for n in nodes) == 4
 

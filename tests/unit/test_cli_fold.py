@@ -10,8 +10,16 @@ import pytest
 from trioflow import tables
 from trioflow.cli.main import main
 
-WORDS = ["simulate", "gpt2-tiny-b8", "--data-parallel", "2", "--tensor-parallel", "2",
-         "--platform", "h100x8-nvlink"]  # fmt: skip
+WORDS = [
+    "simulate",
+    "gpt2-tiny-b8",
+    "--data-parallel",
+    "2",
+    "--tensor-parallel",
+    "2",
+    "--platform",
+    "h100x8-nvlink",
+]
 
 
 def ask(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:

@@ -46,9 +46,17 @@ def test_networks_without_end_are_refused_before_they_are_built() -> None:
     with pytest.raises(InputError, match="makes 216000000000 links"):
         build_fat_tree(8, 1e9, 1e-6, arity=6000)
     with pytest.raises(InputError, match="links"):
-        build_dragonfly(8, 1e9, 1e-6, groups=9000, routers_per_group=9000,
-                        local_bandwidth_bytes_per_s=1e9, local_latency_s=1e-6,
-                        global_bandwidth_bytes_per_s=1e9, global_latency_s=1e-6)  # fmt: skip
+        build_dragonfly(
+            8,
+            1e9,
+            1e-6,
+            groups=9000,
+            routers_per_group=9000,
+            local_bandwidth_bytes_per_s=1e9,
+            local_latency_s=1e-6,
+            global_bandwidth_bytes_per_s=1e9,
+            global_latency_s=1e-6,
+        )
 
 
 def test_a_link_on_which_nothing_arrives_is_refused(tmp_path: Path) -> None:

@@ -25,8 +25,9 @@ def test_algorithms_in_chunks_over_any_network(capsys: pytest.CaptureFixture[str
     whole = ask(capsys, *NODE, "--algorithm", "double-tree")
     cut = ask(capsys, *NODE, "--algorithm", "double-tree", "--chunks", "16")
     assert (whole["algorithm"], cut["algorithm"]) == (
-        "double_binary_tree", "double_binary_tree, 16 chunks",
-    )  # fmt: skip
+        "double_binary_tree",
+        "double_binary_tree, 16 chunks",
+    )
     assert cut["time_s"] < whole["time_s"], "its levels work at the same time"
     same = ask(capsys, *NODE, "--algorithm", "double-tree", "--chunk-bytes", "500e3")
     assert same["time_s"] == cut["time_s"], "16 MB in two halves of 16 chunks are 500 kB each"

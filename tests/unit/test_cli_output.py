@@ -82,13 +82,18 @@ def test_parquet_is_refused_on_a_terminal(monkeypatch, capsys):
 
 
 def test_warnings_that_say_the_same_are_one():
-    found = group_warnings([
-        "nobody measured it",
-        "all_gather on 16 ranks: uncalibrated (1.6% of the step)",
-        "reduce_scatter on 16 ranks: uncalibrated (0.9% of the step)",
-        "send on 2 ranks: over links", "broadcast on 2 ranks: over links",
-        "12 operators lie outside", "13 operators lie outside", "nobody measured it",
-    ])  # fmt: skip
+    found = group_warnings(
+        [
+            "nobody measured it",
+            "all_gather on 16 ranks: uncalibrated (1.6% of the step)",
+            "reduce_scatter on 16 ranks: uncalibrated (0.9% of the step)",
+            "send on 2 ranks: over links",
+            "broadcast on 2 ranks: over links",
+            "12 operators lie outside",
+            "13 operators lie outside",
+            "nobody measured it",
+        ]
+    )
     assert found == [
         "nobody measured it",
         "all_gather and reduce_scatter on 16 ranks: uncalibrated (1.6% of the step) (numbers of all_gather)",

@@ -19,8 +19,9 @@ def test_an_exported_schedule_is_simulated(capsys, tmp_path):
     status, out, _ = run(capsys, *words)
     assert status == 0 and out == "1f1b: 2 ranks, 2 stages, 4 micro-batches in mine.csv\n"
     assert (tmp_path / "mine.csv").read_text().split() == [
-        "0F0,0F1,0B0,0F2,0B1,0F3,0B2,0B3", "1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3",
-    ]  # fmt: skip
+        "0F0,0F1,0B0,0F2,0B1,0F3,0B2,0B3",
+        "1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3",
+    ]
     given = answer(capsys, *SIMULATE, "--schedule-file", "mine.csv")
     assert given["plan"] == "mine" and given["ranks"] == 2
     run(capsys, *words[:-1], "lowered.csv", "--messages")
@@ -39,9 +40,15 @@ def test_parts_of_a_step_take_less(capsys):
 def test_stages_are_cut_as_asked(capsys, tmp_path):
     plan = (*SIMULATE, "--plan", "gpipe", "--ranks", 2)
     (tmp_path / "stages").write_text("embedding\nblocks.0 blocks.1 blocks.2 blocks.3 head\n")
-    told = [answer(capsys, *plan, *how) for how in (
-        (), ("--stages", "time"), ("--stages", "count"), ("--stages", "stages"),
-    )]  # fmt: skip
+    told = [
+        answer(capsys, *plan, *how)
+        for how in (
+            (),
+            ("--stages", "time"),
+            ("--stages", "count"),
+            ("--stages", "stages"),
+        )
+    ]
     times = [one["step_time_s"] for one in told]
     assert times[0] == times[1] <= times[2] < times[3]
     assert [one["stages_by"] for one in told] == ["time", "time", "count", "given"]
@@ -86,26 +93,40 @@ def test_a_last_batch_is_filled_up(capsys):
         ((*SIMULATE, "--schedule-file", "s.csv"), "s.csv: no such file"),
         ((*SIMULATE, "--schedule-file", "s.csv", "--plan", "ddp", "--ranks", 2), "both given"),
         ((*SIMULATE, "--schedule-file", "s.csv", "--schedule", "1f1b"), "both given"),
-        ((*SIMULATE, "--schedule-file", "mine.csv", "--ranks", 4), "mine.csv: --ranks 4, but the schedule makes it 2; leave --ranks out"),
+        (
+            (*SIMULATE, "--schedule-file", "mine.csv", "--ranks", 4),
+            "mine.csv: --ranks 4, but the schedule makes it 2; leave --ranks out",
+        ),
         ((*SIMULATE, "--pipeline-parallel", 2, "--stages", "nowhere"), "or time or count"),
         *(
             ((*SIMULATE, *DDP, flag, value), f"{value} is below 1")
             for flag in ("--accumulate", "--micro-batches", "--stages-per-rank", "--shard")
             for value in (0, -1)
         ),
-        *(((*SIMULATE, flag, 0), " 0 is below 1") for flag in (
-            "--data-parallel", "--tensor-parallel", "--pipeline-parallel",
-        )),
+        *(
+            ((*SIMULATE, flag, 0), " 0 is below 1")
+            for flag in (
+                "--data-parallel",
+                "--tensor-parallel",
+                "--pipeline-parallel",
+            )
+        ),
         ((*SIMULATE, "--plan", "gpipe", "--ranks", 2, "--micro-batches", 0), "0 is below 1"),
         ((*SIMULATE, "--plan", "ddp", "--ranks", 2, "--accumulate", 0), "both given"),
         ((*SIMULATE, "--plan", "ddp", "--ranks", 0), "needs --ranks of 2 or more"),
         ((*SIMULATE, *DDP, "--batch", 0), "batch 0 is not positive"),
-        (("simulate", TRACE, "--platform", "dgx-a100", "--tensor-parallel", 3), "use a tensor degree of 2, 4"),
-        (("export", "schedule", "1f1b", "--ranks", 2, "--micro-batches", 0, "-o", "s.csv"), "0 is below 1"),
+        (
+            ("simulate", TRACE, "--platform", "dgx-a100", "--tensor-parallel", 3),
+            "use a tensor degree of 2, 4",
+        ),
+        (
+            ("export", "schedule", "1f1b", "--ranks", 2, "--micro-batches", 0, "-o", "s.csv"),
+            "0 is below 1",
+        ),
         (("export", "schedule", "1f1b", "--ranks", 1, "-o", "s.csv"), "makes no pipeline"),
         (("export", "schedule", "2f2b", "--ranks", 2, "-o", "s.csv"), "unknown schedule '2f2b'"),
     ],
-)  # fmt: skip
+)
 def test_bad_plans_are_refused_in_one_sentence(capsys, tmp_path, words, said):
     (tmp_path / "mine.csv").write_text("0F0,0B0\n1F0,1B0\n")
     assert said in refuse(capsys, *words)

@@ -97,8 +97,10 @@ def test_json_is_refused_in_a_sentence(text: str, tmp_path: Path) -> None:
 DOUBLING = "".join(f"k{n}: &k{n} [*k{n - 1}, *k{n - 1}]\n" for n in range(1, 40))
 BROKEN_YAML = {
     f"k0: &k0 [x]\n{DOUBLING}": "aliases stand for too many values",
-    "a: &a {x: 1}\n" + "".join(
-        f"b{n}: &b{n} {{<<: [{', '.join(['*a' if not n else f'*b{n - 1}'] * 9)}]}}\n" for n in range(9)
+    "a: &a {x: 1}\n"
+    + "".join(
+        f"b{n}: &b{n} {{<<: [{', '.join(['*a' if not n else f'*b{n - 1}'] * 9)}]}}\n"
+        for n in range(9)
     ): "aliases stand for too many values",
     "a: &a [*a]": "an alias lies within what it names",
     "[" * 100_000: "nested too deeply",
@@ -110,7 +112,7 @@ BROKEN_YAML = {
     f"a: {'1' * 5000}": "not readable as YAML",
     "a: !!python/object:os.system x": "not readable as YAML",
     "a: \x00": "not readable as YAML",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("text", BROKEN_YAML, ids=range(len(BROKEN_YAML)))

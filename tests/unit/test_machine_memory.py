@@ -46,9 +46,11 @@ def test_the_machine_and_the_groups_of_version_2_leave_the_least(system: Path) -
 def test_groups_of_version_1_are_heeded(system: Path) -> None:
     write(system, own="5:cpu,cpuacct:/a\n4:memory:/a\n0::/\n")
     write(
-        system / "groups/memory/a", memory__limit_in_bytes="9000000\n",
-        memory__usage_in_bytes="4000000\n", memory__stat="total_inactive_file 500000\n",
-    )  # fmt: skip
+        system / "groups/memory/a",
+        memory__limit_in_bytes="9000000\n",
+        memory__usage_in_bytes="4000000\n",
+        memory__stat="total_inactive_file 500000\n",
+    )
     assert find_available_bytes() == 5_500_000
 
 

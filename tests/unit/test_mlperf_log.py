@@ -19,8 +19,14 @@ HEADER = "case\tsimulate\tmeasured_ms\tsource"
 def line(
     key: str, time_ms: float = 0, value: Any = None, prefix: str = "0: ", **metadata: Any
 ) -> str:
-    said = {"namespace": "", "time_ms": time_ms, "event_type": "POINT_IN_TIME", "key": key, "value": value,
-            "metadata": {"file": "train.py", "lineno": 1, **metadata}}  # fmt: skip
+    said = {
+        "namespace": "",
+        "time_ms": time_ms,
+        "event_type": "POINT_IN_TIME",
+        "key": key,
+        "value": value,
+        "metadata": {"file": "train.py", "lineno": 1, **metadata},
+    }
     return f"{prefix}:::MLLOG {json.dumps(said)}"
 
 
@@ -58,9 +64,11 @@ def test_a_rate_counts_samples_of_the_global_batch(tmp_path: Path) -> None:
 
 def test_blocks_and_epochs_leave_evaluations_out(tmp_path: Path) -> None:
     block = [
-        line("block_start", 0, samples_count=80), line("eval_start", 3000), line("eval_stop", 4000),
+        line("block_start", 0, samples_count=80),
+        line("eval_start", 3000),
+        line("eval_stop", 4000),
         line("block_stop", 6000, samples_count=160),
-    ]  # fmt: skip
+    ]
     found = read_logged_steps(write(tmp_path, BATCH, *block))
     assert (found.median_s, found.values, found.way) == (0.5, 1, "block")
     epochs = [
@@ -75,24 +83,49 @@ def test_blocks_and_epochs_leave_evaluations_out(tmp_path: Path) -> None:
     assert (found.median_s, found.way) == (0.45, "block")
 
 
-@pytest.mark.parametrize(("lines", "words"), [
-    ([], "no line begins with :::MLLOG; give a log of mlperf_logging"),
-    ([line("run_start")], "no train_step_time, throughput, block or epoch gives a step, and no global_batch_size"),
-    ([stats(throughput=3.0)], "and no global_batch_size"),
-    ([BATCH, line("block_start", 0), line("block_stop", 5, samples_count=80)], "block or epoch gives a step;"),
-    ([BATCH, line("global_batch_size", value=16)], "line 3: global_batch_size is 8 and 16; give the log of one run"),
-    ([stats(train_step_time=-1.0)], "line 2: train_step_time is -1.0; leave the line out"),
-    ([stats(train_step_time=10**400)], "line 2: train_step_time is 1000"),
-    ([BATCH, stats(throughput=1e-320)], "line 3: throughput is 1e-320; leave the line out"),
-    ([line("run_start", 10**400)], "line 2: time_ms is 1000"),
-    ([BATCH, line("block_start", 0, samples_count=-1.7e308), line("block_stop", 5, samples_count=1.7e308)],
-     "block or epoch gives a step;"),
-    ([BATCH[:-9]], "line 2: not valid JSON"),
-    (['0: :::MLLOG [1]'], "line 2: it has no key"),
-    ([':::MLLOG {"key": "run_start", "time_ms": "now"}'], "line 2: time_ms is 'now'"),
-    ([BATCH, stats(throughput=16000.0), line("block_start", 0, samples_count=0), line("block_stop", 5000, samples_count=80)],
-     "a step takes 500 us by throughput and 500 ms by block; write the measured step as a number"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ([], "no line begins with :::MLLOG; give a log of mlperf_logging"),
+        (
+            [line("run_start")],
+            "no train_step_time, throughput, block or epoch gives a step, and no global_batch_size",
+        ),
+        ([stats(throughput=3.0)], "and no global_batch_size"),
+        (
+            [BATCH, line("block_start", 0), line("block_stop", 5, samples_count=80)],
+            "block or epoch gives a step;",
+        ),
+        (
+            [BATCH, line("global_batch_size", value=16)],
+            "line 3: global_batch_size is 8 and 16; give the log of one run",
+        ),
+        ([stats(train_step_time=-1.0)], "line 2: train_step_time is -1.0; leave the line out"),
+        ([stats(train_step_time=10**400)], "line 2: train_step_time is 1000"),
+        ([BATCH, stats(throughput=1e-320)], "line 3: throughput is 1e-320; leave the line out"),
+        ([line("run_start", 10**400)], "line 2: time_ms is 1000"),
+        (
+            [
+                BATCH,
+                line("block_start", 0, samples_count=-1.7e308),
+                line("block_stop", 5, samples_count=1.7e308),
+            ],
+            "block or epoch gives a step;",
+        ),
+        ([BATCH[:-9]], "line 2: not valid JSON"),
+        (["0: :::MLLOG [1]"], "line 2: it has no key"),
+        ([':::MLLOG {"key": "run_start", "time_ms": "now"}'], "line 2: time_ms is 'now'"),
+        (
+            [
+                BATCH,
+                stats(throughput=16000.0),
+                line("block_start", 0, samples_count=0),
+                line("block_stop", 5000, samples_count=80),
+            ],
+            "a step takes 500 us by throughput and 500 ms by block; write the measured step as a number",
+        ),
+    ],
+)
 def test_a_log_that_gives_no_step_is_refused(tmp_path: Path, lines: list[str], words: str) -> None:
     path = write(tmp_path, *lines)
     with pytest.raises(InputError, match=re.escape(words)) as caught:

@@ -17,7 +17,10 @@ TOKENS, WORDS = {"sequence_parallel": True}, {"vocabulary_parallel": True}
     [
         ({"data": 2, "tensor": 2, **DP}, "dp with tensor parallelism"),
         ({"data": 2, "pipeline": 2, **DP}, "dp with a pipeline"),
-        ({"data": 2, "sharding": "fsdp", "accumulate": 2, **DP}, "dp with fsdp, accumulated micro-steps"),
+        (
+            {"data": 2, "sharding": "fsdp", "accumulate": 2, **DP},
+            "dp with fsdp, accumulated micro-steps",
+        ),
         (DP, "dp on one rank"),
         ({"data": 2, **GATHER}, "gather without tensor parallelism"),
         ({"tensor": 2, **GATHER, **TOKENS}, "gather with sequence_parallel"),
@@ -27,7 +30,7 @@ TOKENS, WORDS = {"sequence_parallel": True}, {"vocabulary_parallel": True}
         ({"data": 2, **TOKENS}, "sequence_parallel without tensor parallelism"),
         ({"pipeline": 2, **WORDS}, "vocabulary_parallel without tensor parallelism"),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_go_together_is_refused(given, problem):
     with pytest.raises(PlanError, match=problem):
         make_plan(**given)
@@ -46,13 +49,18 @@ def test_what_goes_together_is_told():
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--plan", "dp", "--ranks", "2", "--batch", "7"], "at most 4 samples a rank, DataParallel"),
+        (
+            ["--plan", "dp", "--ranks", "2", "--batch", "7"],
+            "at most 4 samples a rank, DataParallel",
+        ),
         (["--plan", "tp-gather", "--ranks", "2"], "outputs of layers gathered"),
         (["--tensor-parallel", "2", "--tensor-style", "gather"], "outputs of layers gathered"),
-        (["--tensor-parallel", "2", "--sequence-parallel", "--vocabulary-parallel"],
-         "sequence parallel, vocabulary parallel"),
+        (
+            ["--tensor-parallel", "2", "--sequence-parallel", "--vocabulary-parallel"],
+            "sequence parallel, vocabulary parallel",
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_command_line_simulates_them(arguments, told, capsys):
     common = ["simulate", "gpt2-tiny-b8", "--platform", "a100x4-nvlink", "--json"]
     assert main([*common, *arguments]) == 0
@@ -80,10 +88,15 @@ def test_tables_name_the_column_and_measurements_are_refused(tmp_path):
     plans.write_text(f"{header}\treplication\n{row}\tdp\n")
     workloads = tmp_path / "workloads.tsv"
     cells = {
-        "workload": "w", "family": "torchvision", "model": "vgg11", "batches": "2,4", "image_size": "64",
+        "workload": "w",
+        "family": "torchvision",
+        "model": "vgg11",
+        "batches": "2,4",
+        "image_size": "64",
         **dict.fromkeys(["sequence", "hidden", "layers", "heads", "vocabulary", "causal"], "-"),
-        "optimizer": "sgd", "precision": "fp32",
-    }  # fmt: skip
+        "optimizer": "sgd",
+        "precision": "fp32",
+    }
     workloads.write_text("\n".join("\t".join(part) for part in (cells, cells.values())) + "\n")
     experiments = tmp_path / "experiments.tsv"
     experiments.write_text("experiment\tset\tworkload\tplan\tbatch\nx\ts\tw\tp\t8\n")

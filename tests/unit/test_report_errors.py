@@ -17,31 +17,50 @@ MS = 1_000_000
 
 def rows(series, plan, batch, *rounds):
     return [
-        {"workload": "a", "series": series, "plan": plan, "batch": batch, "round": number,
-         "rank": rank, "step_ns": step_ms * MS}
-        for number, steps in enumerate(rounds) for rank, step_ms in enumerate(steps)
-    ]  # fmt: skip
+        {
+            "workload": "a",
+            "series": series,
+            "plan": plan,
+            "batch": batch,
+            "round": number,
+            "rank": rank,
+            "step_ns": step_ms * MS,
+        }
+        for number, steps in enumerate(rounds)
+        for rank, step_ms in enumerate(steps)
+    ]
 
 
 def measurements():
-    return pd.DataFrame([
-        *rows("distributed", "ddp2", 8, (100, 105), (110, 108), (120, 130)),
-        *rows("single", "single", 2, (50,), (60,), (40,), (70,)),
-        # None of these belongs to an experiment; each would change its median.
-        *rows("distributed", "tp2", 8, (999, 999)),
-        *rows("distributed", "ddp2", 4, (999, 999)),
-        *rows("both_busy", "single", 2, (999, 999)),
-    ])  # fmt: skip
+    return pd.DataFrame(
+        [
+            *rows("distributed", "ddp2", 8, (100, 105), (110, 108), (120, 130)),
+            *rows("single", "single", 2, (50,), (60,), (40,), (70,)),
+            # None of these belongs to an experiment; each would change its median.
+            *rows("distributed", "tp2", 8, (999, 999)),
+            *rows("distributed", "ddp2", 4, (999, 999)),
+            *rows("both_busy", "single", 2, (999, 999)),
+        ]
+    )
 
 
 def summary(ranks, step_s, **changes):
     return {
-        "step_time_s": step_s, "low_s": step_s * 0.9, "high_s": step_s * 1.2,
-        "trace_only_step_time_s": step_s / 2, "baseline_step_time_s": step_s * 2,
-        "compute_s": 0.07, "communication_s": 0.03, "exposed_communication_s": 0.02,
-        "confidence": "interpolated", "simulator_wall_s": 0.01, "warnings": [], "ranks": ranks,
-        "compute_scale": 1.1, **changes,
-    }  # fmt: skip
+        "step_time_s": step_s,
+        "low_s": step_s * 0.9,
+        "high_s": step_s * 1.2,
+        "trace_only_step_time_s": step_s / 2,
+        "baseline_step_time_s": step_s * 2,
+        "compute_s": 0.07,
+        "communication_s": 0.03,
+        "exposed_communication_s": 0.02,
+        "confidence": "interpolated",
+        "simulator_wall_s": 0.01,
+        "warnings": [],
+        "ranks": ranks,
+        "compute_scale": 1.1,
+        **changes,
+    }
 
 
 def summaries(**changes):

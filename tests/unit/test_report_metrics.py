@@ -20,9 +20,18 @@ def errors():
             ("a-2", "a", "tp2", 2.0, 1.9, 2.1, 1.6, 1.2, 1.8),
             ("b-1", "b", "ddp2", 4.0, 3.8, 4.2, 4.2, 4.0, 4.4),
         ],
-        columns=["experiment", "workload", "plan", "measured_s", "measured_low_s",
-                 "measured_high_s", "simulated_s", "low_s", "high_s"],
-    )  # fmt: skip
+        columns=[
+            "experiment",
+            "workload",
+            "plan",
+            "measured_s",
+            "measured_low_s",
+            "measured_high_s",
+            "simulated_s",
+            "low_s",
+            "high_s",
+        ],
+    )
     relative = frame["simulated_s"] / frame["measured_s"] - 1
     return frame.assign(
         set="live", relative_error=relative, trace_only_error=-0.5, baseline_error=[1.0, -1.0, 0.25]
@@ -64,8 +73,10 @@ def test_groups_hold_every_experiment_once():
     table = build_metrics_table(errors(), kinds)
     assert table["grouping"].iloc[0] == "all"
     assert table.groupby("grouping")["experiments"].sum().to_dict() == {
-        "all": 3, "plan kind": 3, "workload": 3,
-    }  # fmt: skip
+        "all": 3,
+        "plan kind": 3,
+        "workload": 3,
+    }
     groups = table.set_index("group")
     assert groups.loc["data parallel", "mean_absolute_error"] == pytest.approx(0.075)
     assert groups.loc["b", "worst_experiment"] == "b-1"

@@ -231,10 +231,12 @@ def test_cells_without_a_number_sort_last():
 @pytest.mark.parametrize(
     ("degrees", "kind"),
     [
-        ((1, 1, 1), "one rank"), ((2, 1, 1), "data parallel"), ((1, 1, 2), "pipeline"),
+        ((1, 1, 1), "one rank"),
+        ((2, 1, 1), "data parallel"),
+        ((1, 1, 2), "pipeline"),
         ((2, 2, 1), "data parallel and tensor parallel"),
     ],
-)  # fmt: skip
+)
 def test_plan_kind_names_what_is_split(degrees, kind):
     plan = dict(zip(("data", "tensor", "pipeline"), degrees, strict=True))
     assert describe_plan_kind(plan) == kind

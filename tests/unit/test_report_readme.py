@@ -137,9 +137,12 @@ def test_bias_coverage_and_kinds_of_plans_are_those_of_the_runs_that_have_them(e
         table = tmp_path / str(number)
         table.write_bytes(str(number).encode())
         run = errors.head(4).assign(
-            plan=plans, relative_error=[-0.1 + shift, 0.06 + shift, 0.0, 0.04], measured_s=1.0,
-            low_s=[0.9, 0.9, 0.9, 1.1], high_s=1.2,
-        )  # fmt: skip
+            plan=plans,
+            relative_error=[-0.1 + shift, 0.06 + shift, 0.0, 0.04],
+            measured_s=1.0,
+            low_s=[0.9, 0.9, 0.9, 1.1],
+            high_s=1.2,
+        )
         found = record_run(runs, table, run, rows)
     assert found["bias"].tolist()[1:] == [0.0, 0.01] and np.isnan(found["bias"][0])
     result = describe_errors(run, found)
@@ -180,8 +183,14 @@ def test_each_number_of_readme_stands_on_the_page_behind_its_link():
     text = (ROOT / "README.md").read_text()
     lines = LINE.findall(text)
     assert {topic for *_, topic in lines} == {
-        "errors", "published", "clusters", "bridge", "drift", "validation", "speed",
-    }  # fmt: skip
+        "errors",
+        "published",
+        "clusters",
+        "bridge",
+        "drift",
+        "validation",
+        "speed",
+    }
     assert len(lines) == text.count("<!-- ") and len(text.splitlines()) <= 120
     for _, page, reached, topic in lines:
         shown = (ROOT / "docs" / page).read_text()

@@ -33,15 +33,27 @@ def test_range_writes_a_common_unit_once():
 
 def test_facts_take_their_unit_from_their_name():
     facts = {
-        "environment": {"cpu_count": 2, "pinned": False}, "step_s": 0.25, "size_bytes": 2_000_000,
-        "drift": 0.061, "times_s": [0.1, 0.2, 0.3, 0.4, 0.5], "names": ["a", "b"], "devices": ["x", "x"], "none": None,
+        "environment": {"cpu_count": 2, "pinned": False},
+        "step_s": 0.25,
+        "size_bytes": 2_000_000,
+        "drift": 0.061,
+        "times_s": [0.1, 0.2, 0.3, 0.4, 0.5],
+        "names": ["a", "b"],
+        "devices": ["x", "x"],
+        "none": None,
         "warnings": ["left out"],
-    }  # fmt: skip
+    }
     assert pages.flatten_facts(facts, skip=("warnings",)) == {
-        "environment.cpu_count": "2", "environment.pinned": "no", "step_s": "250 ms",
-        "size_bytes": "2 MB", "drift": "6.1 %", "times_s": "100 ms to 500 ms (5 values)",
-        "names": "a, b", "devices": "x (2 times)", "none": "\u2013",
-    }  # fmt: skip
+        "environment.cpu_count": "2",
+        "environment.pinned": "no",
+        "step_s": "250 ms",
+        "size_bytes": "2 MB",
+        "drift": "6.1 %",
+        "times_s": "100 ms to 500 ms (5 values)",
+        "names": "a, b",
+        "devices": "x (2 times)",
+        "none": "\u2013",
+    }
 
 
 def test_lists_of_words():

@@ -14,9 +14,16 @@ from trioflow.base.units import (
 
 @pytest.mark.parametrize(
     ("time_s", "text"),
-    [(0.0, "0 s"), (1.234, "1.23 s"), (0.99964, "1 s"), (0.0126, "12.6 ms"), (9.9996e-4, "1 ms"),
-     (3e-6, "3 us"), (-0.002, "-2 ms")],
-)  # fmt: skip
+    [
+        (0.0, "0 s"),
+        (1.234, "1.23 s"),
+        (0.99964, "1 s"),
+        (0.0126, "12.6 ms"),
+        (9.9996e-4, "1 ms"),
+        (3e-6, "3 us"),
+        (-0.002, "-2 ms"),
+    ],
+)
 def test_times_are_readable(time_s, text):
     assert format_time(time_s) == text
 

@@ -99,8 +99,12 @@ def test_the_commands_of_a_page_run_one_after_the_other(page: Path, tmp_path: Pa
         paths = [*([] if page.stem in COLD else [warm]), Path(sys.executable).parent]
         path = os.pathsep.join([*map(str, paths), os.environ["PATH"]])
         run = subprocess.run(
-            ["bash", "-c", script], cwd=tmp_path,
+            ["bash", "-c", script],
+            cwd=tmp_path,
             env={**os.environ, "TRIOFLOW": str(ROOT), "PATH": path},
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=PATIENCE_S,
-        )  # fmt: skip
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=PATIENCE_S,
+        )
     assert run.returncode == 0, run.stdout[-4000:]

@@ -19,9 +19,14 @@ from trioflow.tables import read_table
 def run(*words: str | Path, folder: Path, **environment: str) -> str:
     """Run a command and return what it prints; fail with all of it."""
     done = subprocess.run(
-        [str(word) for word in words], cwd=folder, env={**os.environ, **environment},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600,
-    )  # fmt: skip
+        [str(word) for word in words],
+        cwd=folder,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=600,
+    )
     assert done.returncode == 0, done.stdout
     return done.stdout
 

@@ -25,5 +25,8 @@ def test_captures_and_measurements_ask_for_gpus_where_the_settings_say_cuda(
     project.snakemake("results/measurements/cnn/session.json", "--config", f"device={device}")
     asked = {tuple(line.split()) for line in (project.folder / "asked").read_text().splitlines()}
     assert asked == {
-        ("capture", capture, "1"), ("merge", "0", "0"), ("partition", "0", "0"), ("measure", measure, "1"),
-    }  # fmt: skip
+        ("capture", capture, "1"),
+        ("merge", "0", "0"),
+        ("partition", "0", "0"),
+        ("measure", measure, "1"),
+    }

@@ -43,8 +43,10 @@ def test_a_notebook_is_short_and_was_executed_from_its_top_to_its_end(path: Path
     assert [cell["execution_count"] for cell in code] == [*range(1, len(code) + 1)]
     assert not any(output.get("name") == "stderr" for cell in code for output in cell["outputs"])
     assert {output["output_type"] for cell in code for output in cell["outputs"]} <= {
-        "stream", "execute_result", "display_data",
-    }  # fmt: skip
+        "stream",
+        "execute_result",
+        "display_data",
+    }
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -71,8 +73,10 @@ def test_notebooks_say_what_they_say_when_they_are_executed(tmp_path: Path) -> N
         pytest.skip(f"nbclient cannot be installed: {install.stderr.strip()[-200:]}")
     run = subprocess.run(
         [sys.executable, ROOT / "docs/run_notebooks.py", tmp_path / "executed"],
-        env={**os.environ, "PYTHONPATH": str(tools)}, capture_output=True, text=True,
-    )  # fmt: skip
+        env={**os.environ, "PYTHONPATH": str(tools)},
+        capture_output=True,
+        text=True,
+    )
     assert run.returncode == 0, run.stderr[-4000:]
     assert len(NOTEBOOKS) == 3
     for path in NOTEBOOKS:

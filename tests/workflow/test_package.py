@@ -112,14 +112,17 @@ def test_wheel_and_source_archive_can_be_published(wheel: Path, tmp_path: Path) 
     archive = next((source / "dist").glob("*.tar.gz"))
     for words in (["twine", "check", "--strict", wheel, archive], ["check_wheel_contents", wheel]):
         run = subprocess.run(
-            [sys.executable, "-m", *words], env={**os.environ, "PYTHONPATH": str(tools)},
-            capture_output=True, text=True,
-        )  # fmt: skip
+            [sys.executable, "-m", *words],
+            env={**os.environ, "PYTHONPATH": str(tools)},
+            capture_output=True,
+            text=True,
+        )
         assert run.returncode == 0, run.stdout + run.stderr
     again = tmp_path / "again"
     subprocess.run(
-        [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", again, archive], check=True
-    )  # fmt: skip
+        [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", again, archive],
+        check=True,
+    )
     with zipfile.ZipFile(wheel) as one, zipfile.ZipFile(next(again.glob("*.whl"))) as other:
         assert set(one.namelist()) == set(other.namelist())
 
@@ -148,9 +151,12 @@ def test_the_wheel_answers_in_a_clean_environment(
     if found.returncode:
         pytest.skip(f"what the package needs cannot be installed: {found.stderr.strip()[-300:]}")
     run = subprocess.run(
-        [programs / "trioflow", *QUESTION], cwd=tmp_path, capture_output=True, text=True,
+        [programs / "trioflow", *QUESTION],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
         env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
-    )  # fmt: skip
+    )
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout)["step_time_s"] > 0
     assert not list((tmp_path / "clean").glob("lib/*/site-packages/torch*"))

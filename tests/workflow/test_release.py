@@ -58,8 +58,13 @@ def test_a_release_changes_the_version_everywhere_and_nothing_else(project: Path
 
 @pytest.mark.parametrize(
     ("version", "words"),
-    [("0.2", "is no version"), ("v1.0.0", "is no version"), ("0.0.9", "does not come after"), ("", "is no version")],
-)  # fmt: skip
+    [
+        ("0.2", "is no version"),
+        ("v1.0.0", "is no version"),
+        ("0.0.9", "does not come after"),
+        ("", "is no version"),
+    ],
+)
 def test_a_wrong_version_changes_nothing(project: Path, version: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         change_files(project, version, DAY)

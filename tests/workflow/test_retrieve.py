@@ -35,9 +35,13 @@ def write_catalogue(project: Project, url: str) -> None:
         for path, content in CONTENT.items()
     ]
     own = {
-        "about": "made up", "units": "none", "repository": "some/data", "commit": on.COMMIT,
-        "licence": "MIT", "files": files,
-    }  # fmt: skip
+        "about": "made up",
+        "units": "none",
+        "repository": "some/data",
+        "commit": on.COMMIT,
+        "licence": "MIT",
+        "files": files,
+    }
     text = json.dumps({"base_url": url, "datasets": {"own/set": own}})
     (project.folder / CATALOGUE).write_text(text)  # JSON is YAML
     project.append("config/config.yaml", "\ndata:\n  groups: [own]\n")

@@ -69,9 +69,13 @@ def test_a_run_killed_half_way_ends_with_the_same_result(
     """Kill it as hard as can be, lock and half-written outputs left behind."""
     (stand_in.folder / "pause").write_text(paused)
     process = subprocess.Popen(
-        stand_in.command(), cwd=stand_in.folder, env=stand_in.environment,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
+        stand_in.command(),
+        cwd=stand_in.folder,
+        env=stand_in.environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     wait_for(stand_in.folder / "waiting", process)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -99,9 +103,13 @@ def test_a_run_killed_half_way_ends_with_the_same_result(
 def test_unlocking_waits_for_jobs_that_outlived_their_snakemake(stand_in: Project) -> None:
     (stand_in.folder / "pause").write_text("capture")
     process = subprocess.Popen(
-        stand_in.command(), cwd=stand_in.folder, env=stand_in.environment,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
+        stand_in.command(),
+        cwd=stand_in.folder,
+        env=stand_in.environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     wait_for(stand_in.folder / "waiting", process)
     command = [sys.executable, "workflow/unlock_stale.py"]
     busy = subprocess.run(command, cwd=stand_in.folder, capture_output=True, text=True)

@@ -15,9 +15,17 @@ from trioflow import tables
 from trioflow.cli.main import COMMANDS
 
 PAGES = (
-    "index", "tutorial", "questions", "command_reference", "table_reference", "compare_plans",
-    "notebooks/first_prediction", "notebooks/compare_plans", "notebooks/add_a_gpu", "clusters",
-)  # fmt: skip
+    "index",
+    "tutorial",
+    "questions",
+    "command_reference",
+    "table_reference",
+    "compare_plans",
+    "notebooks/first_prediction",
+    "notebooks/compare_plans",
+    "notebooks/add_a_gpu",
+    "clusters",
+)
 """Those that are opened: of each kind."""
 OPEN = """
 document.querySelectorAll("details").forEach(part => { part.open = true; });
@@ -57,8 +65,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder / "site",
     ]
     built = subprocess.run(
-        words, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(folder / "tools")}, capture_output=True, text=True
-    )  # fmt: skip
+        words,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(folder / "tools")},
+        capture_output=True,
+        text=True,
+    )
     assert built.returncode == 0, built.stderr
     return folder / "site"
 

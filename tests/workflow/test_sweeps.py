@@ -84,9 +84,13 @@ def chunk_files(project: Project) -> list[Path]:
 
 def start(project: Project) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        project.command(TABLE, "--cores", "1"), cwd=project.folder, env=project.environment,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
+        project.command(TABLE, "--cores", "1"),
+        cwd=project.folder,
+        env=project.environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
 
 
 def test_each_sweep_is_a_target_and_so_are_all(

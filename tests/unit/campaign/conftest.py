@@ -13,12 +13,35 @@ PATIENCE_S = 600
 """A call that takes longer hangs; how long one takes is up to the machine."""
 CALL = "from trioflow.campaign.__main__ import main\nsys.exit(main(sys.argv[1:]))\n"
 HEADER = [
-    "workload", "family", "model", "batches", "image_size", "sequence", "hidden", "layers", "heads",
-    "vocabulary", "causal", "optimizer", "precision",
-]  # fmt: skip
+    "workload",
+    "family",
+    "model",
+    "batches",
+    "image_size",
+    "sequence",
+    "hidden",
+    "layers",
+    "heads",
+    "vocabulary",
+    "causal",
+    "optimizer",
+    "precision",
+]
 TINY = [
-    "tiny", "transformer", "gpt2", "4,2", "-", "16", "32", "2", "4", "128", "true", "adamw", "fp32",
-]  # fmt: skip
+    "tiny",
+    "transformer",
+    "gpt2",
+    "4,2",
+    "-",
+    "16",
+    "32",
+    "2",
+    "4",
+    "128",
+    "true",
+    "adamw",
+    "fp32",
+]
 HUGE = ["huge", *TINY[1:3], "1", "-", "2048", "262144", "20", "64", "50257", "true", "adam", "bf16"]
 
 

@@ -8,10 +8,14 @@ from hypothesis import strategies as st
 from trioflow.campaign.compaction import decode_column, encode_column, from_columns, to_columns
 
 SCALARS = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.text(max_size=5), st.lists(st.integers(), max_size=3),
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.text(max_size=5),
+    st.lists(st.integers(), max_size=3),
     st.floats(allow_nan=False, allow_infinity=False),
     st.integers(0, 10**9).map(lambda n: n / 1000),
-)  # fmt: skip
+)
 OBJECTS = st.dictionaries(st.sampled_from(["ts", "dur", "name", "tid"]), SCALARS)
 ROWS = st.lists(
     st.one_of(

@@ -15,10 +15,12 @@ def gpu(monkeypatch):
     """A pretended GPU of a torch that does not name the cache and has no NCCL."""
     properties = types.SimpleNamespace(multi_processor_count=132, total_memory=150_000_000_000)
     cuda = types.SimpleNamespace(
-        current_device=lambda: 0, get_device_properties=lambda _: properties,
-        get_device_name=lambda: "NVIDIA Pretended", get_device_capability=lambda: (9, 0),
+        current_device=lambda: 0,
+        get_device_properties=lambda _: properties,
+        get_device_name=lambda: "NVIDIA Pretended",
+        get_device_capability=lambda: (9, 0),
         device_count=lambda: 1,
-    )  # fmt: skip
+    )
     monkeypatch.setattr(call.torch, "cuda", cuda)
     return cuda
 

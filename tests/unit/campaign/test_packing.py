@@ -21,11 +21,23 @@ from trioflow.campaign.packing import (
 
 KIB = 1024
 ROW = {
-    "operation": "gemm", "phase": "forward", "precision": "bf16", "shape": '{"m": 2}', "flop": 16,
-    "read_bytes": 8, "write_bytes": 8, "repeats": 5, "median_ns": 3, "min_ns": 1,
-    "lower_quartile_ns": 2, "upper_quartile_ns": 4, "host_ns": 9, "timer": "cuda_event",
-    "kernel_ns": 2, "kernels": ["a", "b"],
-}  # fmt: skip
+    "operation": "gemm",
+    "phase": "forward",
+    "precision": "bf16",
+    "shape": '{"m": 2}',
+    "flop": 16,
+    "read_bytes": 8,
+    "write_bytes": 8,
+    "repeats": 5,
+    "median_ns": 3,
+    "min_ns": 1,
+    "lower_quartile_ns": 2,
+    "upper_quartile_ns": 4,
+    "host_ns": 9,
+    "timer": "cuda_event",
+    "kernel_ns": 2,
+    "kernels": ["a", "b"],
+}
 
 
 def fill(folder, captures=10, size=10 * KIB, sweeps=3, rows=4):
@@ -112,8 +124,10 @@ def test_packing_again_replaces_and_removes_what_is_no_longer_needed(tmp_path):
     assert (tmp_path / "out" / "captures-3.parquet").exists()
     pack_campaign(items, state, tmp_path / "out")
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
-        "captures-1.parquet", ITEMS_FILE, SWEEPS_FILE,
-    ]  # fmt: skip
+        "captures-1.parquet",
+        ITEMS_FILE,
+        SWEEPS_FILE,
+    ]
 
 
 def test_equal_states_give_equal_bytes(tmp_path):

@@ -10,7 +10,7 @@ from trioflow.campaign.runner import (
     Runner,
     Stopped,
     is_out_of_memory,
-)  # fmt: skip
+)
 
 
 class Clock:
@@ -97,9 +97,13 @@ def test_the_estimate_of_a_workload_follows_its_other_batch(tmp_path):
 def test_memory_that_runs_out_ends_the_ladder_of_its_precisions(tmp_path):
     full = MemoryError("CUDA out of memory. Tried to allocate 2 GiB")
     items = [
-        workload(128), workload(256), workload(32), workload(256, "tf32"), workload(128, "bf16"),
+        workload(128),
+        workload(256),
+        workload(32),
+        workload(256, "tf32"),
+        workload(128, "bf16"),
         workload(256, name="other"),
-    ]  # fmt: skip
+    ]
     setting = Setting(tmp_path, items, seconds=600, takes={"net-b128-fp32": full})
     report = setting.run()
     assert report.out_of_memory == ["net-b128-fp32"]

@@ -46,12 +46,14 @@ class Device:
             return Scratch()
 
         self.cuda = types.SimpleNamespace(
-            Event=Event, synchronize=lambda: self.log.append("wait"), current_device=lambda: 0,
+            Event=Event,
+            synchronize=lambda: self.log.append("wait"),
+            current_device=lambda: 0,
             get_device_properties=lambda _: types.SimpleNamespace(
                 **({"L2_cache_size": cache_bytes} if cache_bytes else {})
             ),
             _sleep=lambda cycles: self.log.append("hold"),
-        )  # fmt: skip
+        )
         self.torch = types.SimpleNamespace(cuda=self.cuda, empty=empty, int8=torch.int8)
 
     def work(self):
@@ -113,6 +115,11 @@ def test_repeats_keep_to_the_budget_between_least_and_most():
 def test_columns_are_quartiles_of_the_repeats():
     columns = Timing([40, 10, 20, 30, 50], 7, "cuda_event").columns()
     assert columns == {
-        "repeats": 5, "median_ns": 30, "min_ns": 10, "lower_quartile_ns": 20,
-        "upper_quartile_ns": 40, "host_ns": 7, "timer": "cuda_event",
-    }  # fmt: skip
+        "repeats": 5,
+        "median_ns": 30,
+        "min_ns": 10,
+        "lower_quartile_ns": 20,
+        "upper_quartile_ns": 40,
+        "host_ns": 7,
+        "timer": "cuda_event",
+    }

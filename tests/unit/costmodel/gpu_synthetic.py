@@ -34,18 +34,41 @@ def make_step(width: int, batch: int, layers: int = 2, factor: float = 1.0) -> p
     q, a = [batch, heads, 256, 64], [batch, heads, 256, 256]
     for layer in range(layers):
         made = [
-            ("aten::linear", "forward", [x, w, [2 * width]], [y], [(1, tokens, 2 * width, width)],
-             {"read": 2 * width * width + 2 * width}),
-            ("aten::matmul", "forward", [q, [batch, heads, 64, 256]], [a],
-             [(batch * heads, 256, 256, 64)], {}),
+            (
+                "aten::linear",
+                "forward",
+                [x, w, [2 * width]],
+                [y],
+                [(1, tokens, 2 * width, width)],
+                {"read": 2 * width * width + 2 * width},
+            ),
+            (
+                "aten::matmul",
+                "forward",
+                [q, [batch, heads, 64, 256]],
+                [a],
+                [(batch * heads, 256, 256, 64)],
+                {},
+            ),
             ("aten::gelu", "forward", [y], [y], [], {}),
             ("aten::gelu_backward", "backward", [y, y], [y], [], {}),
-            ("aten::linear_backward", "backward", [y, x, w], [x, w],
-             [(1, tokens, width, 2 * width), (1, width, 2 * width, tokens)],
-             {"read": 2 * width * width, "write": 2 * width * width}),
-            ("aten::add_", "backward", [w, w], [w], [],
-             {"read": 4 * width * width, "write": 2 * width * width}),
-        ]  # fmt: skip
+            (
+                "aten::linear_backward",
+                "backward",
+                [y, x, w],
+                [x, w],
+                [(1, tokens, width, 2 * width), (1, width, 2 * width, tokens)],
+                {"read": 2 * width * width, "write": 2 * width * width},
+            ),
+            (
+                "aten::add_",
+                "backward",
+                [w, w],
+                [w],
+                [],
+                {"read": 4 * width * width, "write": 2 * width * width},
+            ),
+        ]
         for name, phase, inputs, outputs, products, fixed in made:
             read, write = (sum(math.prod(s) for s in shapes) for shapes in (inputs, outputs))
             flop = sum(2 * math.prod(product) for product in products)
@@ -53,14 +76,21 @@ def make_step(width: int, batch: int, layers: int = 2, factor: float = 1.0) -> p
             time_s = factor * (time_s + sum(product_s(*product) for product in products))
             rows.append(
                 {
-                    "name": name, "phase": phase, "module": f"layers.{layer}", "flop": flop,
-                    "read_bytes": 4 * read, "write_bytes": 4 * write, "batch_flop": flop,
+                    "name": name,
+                    "phase": phase,
+                    "module": f"layers.{layer}",
+                    "flop": flop,
+                    "read_bytes": 4 * read,
+                    "write_bytes": 4 * write,
+                    "batch_flop": flop,
                     "batch_read_bytes": 4 * (read - fixed.get("read", 0)),
                     "batch_write_bytes": 4 * (write - fixed.get("write", 0)),
-                    "input_shapes": inputs, "output_shapes": outputs,
-                    "device_ns": round(time_s * 1e9), "dtype": "float",
+                    "input_shapes": inputs,
+                    "output_shapes": outputs,
+                    "device_ns": round(time_s * 1e9),
+                    "dtype": "float",
                 }
-            )  # fmt: skip
+            )
     frame = pd.DataFrame(rows)
     frame["op_id"] = range(len(frame))
     for name in tables.OPERATORS.names:
@@ -96,12 +126,14 @@ def law_rows(noise: float = 0.0) -> pd.DataFrame:
     sizes = [2**power for power in range(8, 14)] * 3
     frame = pd.DataFrame(
         {
-            "name": "aten::mm", "phase": "forward",
+            "name": "aten::mm",
+            "phase": "forward",
             "flop": [2 * n**3 * (k + 1) for k, n in enumerate(sizes)],
-            "read_bytes": [8 * n * n for n in sizes], "write_bytes": [4 * n * n for n in sizes],
+            "read_bytes": [8 * n * n for n in sizes],
+            "write_bytes": [4 * n * n for n in sizes],
             "device_ns": 1,
         }
-    )  # fmt: skip
+    )
     frames = []
     for name in LAW_DEVICES:
         rows = size_rows(frame)

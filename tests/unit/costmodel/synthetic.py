@@ -42,14 +42,27 @@ def make_operators(
     for phase in ("forward", "backward"):
         for layer, width in enumerate(widths):
             rows += [
-                _row("aten::linear", phase, layer, 2 * batch * width * width,
-                     4 * (batch * width + width * width), 4 * batch * width, []),
+                _row(
+                    "aten::linear",
+                    phase,
+                    layer,
+                    2 * batch * width * width,
+                    4 * (batch * width + width * width),
+                    4 * batch * width,
+                    [],
+                ),
                 _row("aten::add", phase, layer, 0, 8 * batch * width, 4 * batch * width, []),
-                _row("aten::conv2d", phase, layer, 2 * batch * 64 * width * 9 * 16,
-                     4 * (batch * width * 64 + 16 * width * 9), 4 * batch * 16 * 64,
-                     [[batch, width, 8, 8], [16, width, 3, 3]]),
+                _row(
+                    "aten::conv2d",
+                    phase,
+                    layer,
+                    2 * batch * 64 * width * 9 * 16,
+                    4 * (batch * width * 64 + 16 * width * 9),
+                    4 * batch * 16 * 64,
+                    [[batch, width, 8, 8], [16, width, 3, 3]],
+                ),
                 _row("aten::t", phase, layer, 0, 0, 0, []),
-            ]  # fmt: skip
+            ]
     frame = pd.DataFrame(rows)
     times = [
         law_s(row.name, row.flop, row.read_bytes + row.write_bytes)
@@ -71,9 +84,14 @@ def _row(
     name: str, phase: str, layer: int, flop: int, read: int, write: int, shapes: list[list[int]]
 ) -> dict[str, Any]:
     return {
-        "name": name, "phase": phase, "module": f"layers.{layer}", "flop": flop,
-        "read_bytes": read, "write_bytes": write, "input_shapes": shapes,
-    }  # fmt: skip
+        "name": name,
+        "phase": phase,
+        "module": f"layers.{layer}",
+        "flop": flop,
+        "read_bytes": read,
+        "write_bytes": write,
+        "input_shapes": shapes,
+    }
 
 
 def make_trace(

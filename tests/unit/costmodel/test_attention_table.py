@@ -38,11 +38,17 @@ def make_operator(name=FLASH, batch=4, heads=32, groups=8, sequence=4096, size=1
     if "backward" in name:
         inputs, outputs, flop = [query, query, key, key, query], [query, key, key], flop * 5 // 2
     return {
-        "name": name, "phase": "backward" if "backward" in name else "forward", "module": "m",
-        "flop": flop, "read_bytes": 2 * sum(math.prod(shape) for shape in inputs),
-        "write_bytes": 2 * sum(math.prod(shape) for shape in outputs), "input_shapes": inputs,
-        "output_shapes": outputs, "kind": "compute", "device_ns": 0,
-    }  # fmt: skip
+        "name": name,
+        "phase": "backward" if "backward" in name else "forward",
+        "module": "m",
+        "flop": flop,
+        "read_bytes": 2 * sum(math.prod(shape) for shape in inputs),
+        "write_bytes": 2 * sum(math.prod(shape) for shape in outputs),
+        "input_shapes": inputs,
+        "output_shapes": outputs,
+        "kind": "compute",
+        "device_ns": 0,
+    }
 
 
 def make_operators(*rows):
@@ -67,12 +73,24 @@ def test_shapes_are_read_in_either_order_and_from_gradients():
     by_rows = [[2, 512, 8, 64], [2, 512, 4, 64], [2, 512, 4, 64]]
     operators = pd.DataFrame(
         {
-            "name": [FLASH, FLASH + "_backward", "aten::_flash_attention_forward",
-                     "flash_attn::_flash_attn_forward", "aten::mm", FLASH],
-            "input_shapes": [[query, key, key], [query, query, key, key, query], by_rows, by_rows,
-                             [[2, 3], [3, 4]], None],
+            "name": [
+                FLASH,
+                FLASH + "_backward",
+                "aten::_flash_attention_forward",
+                "flash_attn::_flash_attn_forward",
+                "aten::mm",
+                FLASH,
+            ],
+            "input_shapes": [
+                [query, key, key],
+                [query, query, key, key, query],
+                by_rows,
+                by_rows,
+                [[2, 3], [3, 4]],
+                None,
+            ],
         }
-    )  # fmt: skip
+    )
     found = attention_columns(operators, causal=True)
     pairs = 512 * 512 / 2
     assert found["attention_flop"].tolist() == [

@@ -90,8 +90,10 @@ def test_measured_node_counts_are_met_and_left_out_ones_held_by_the_band(collect
         assert found.high_s >= 0.99 * curve.high_s[place]
         assert found.confidence == "interpolated"
         if 1 < place < len(curve.nodes) - 1:
-            kept = [tuple(v for n, v in enumerate(values) if n != place) for values in
-                    (curve.nodes, curve.time_s, curve.low_s, curve.high_s)]  # fmt: skip
+            kept = [
+                tuple(v for n, v in enumerate(values) if n != place)
+                for values in (curve.nodes, curve.time_s, curve.low_s, curve.high_s)
+            ]
             cut = replace(measured, curves={**measured.curves, collective: NodeCurve(*kept)})
             left_out = plan(collective, SIZE, nodes, measured=cut)
             errors.append(abs(left_out.time_s / curve.time_s[place] - 1))

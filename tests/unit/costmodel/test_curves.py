@@ -108,8 +108,10 @@ def test_equal_sizes_do_not_decide_a_shape() -> None:
 
 
 def test_level_is_set_by_the_sum_of_the_class() -> None:
-    entries = [("norm", "forward", size, 1e-9 * size * factor)
-               for size, factor in ((1e3, 1), (1e4, 1), (1e5, 1), (1e8, 3))]  # fmt: skip
+    entries = [
+        ("norm", "forward", size, 1e-9 * size * factor)
+        for size, factor in ((1e3, 1), (1e4, 1), (1e5, 1), (1e8, 3))
+    ]
     rows = make_rows(entries)
     curve = fit_class_curves(rows, "linear")["norm", "forward"].curve
     features = rows[["flop", "read_bytes", "write_bytes"]].to_numpy()
@@ -123,8 +125,11 @@ def test_views_cost_the_same_at_every_size() -> None:
 
 def test_a_class_without_a_curve_takes_the_one_most_alike() -> None:
     sizes = (1e3, 1e4, 1e5, 1e6)
-    rows = [(name, phase, size, 1e-9 * size) for size in sizes
-            for name, phase in (("memory", "forward"), ("gemm", "forward"), ("gemm", "backward"))]  # fmt: skip
+    rows = [
+        (name, phase, size, 1e-9 * size)
+        for size in sizes
+        for name, phase in (("memory", "forward"), ("gemm", "forward"), ("gemm", "backward"))
+    ]
     curves = fit_class_curves(make_rows(rows), "linear")
     for asked, taken in (
         (("memory", "backward"), ("memory", "forward")),
@@ -147,10 +152,14 @@ def test_unchanged_curve_dataclass_predicts_zero_rows() -> None:
 def held(residuals: list[float], operator_class: str = "gemm") -> pd.DataFrame:
     return pd.DataFrame(
         {
-            "workload": "w", "trace": 0, "operator_class": operator_class, "phase": "forward",
-            "time_s": np.exp(residuals) * 1e-3, "held_out_s": 1e-3,
+            "workload": "w",
+            "trace": 0,
+            "operator_class": operator_class,
+            "phase": "forward",
+            "time_s": np.exp(residuals) * 1e-3,
+            "held_out_s": 1e-3,
         }
-    )  # fmt: skip
+    )
 
 
 def test_bands_are_quantiles_around_zero_and_fall_back() -> None:

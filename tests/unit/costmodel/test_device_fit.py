@@ -104,8 +104,14 @@ def test_a_curve_is_fitted_once_to_what_is_the_same_in_all(monkeypatch):
     monkeypatch.setattr(curves, "_kept_curves", {})
     monkeypatch.setitem(curves.FORMS, "linear", replace(linear, fit=fit))
     sizes, times = np.arange(12.0).reshape(4, 3), np.arange(1.0, 5.0)
-    given = [(sizes, times), (sizes + 1, times), (sizes, times * 2), (sizes[::-1], times),
-             (sizes, times, np.arange(1.0, 5.0)), (sizes, times, None, 8.0)]  # fmt: skip
+    given = [
+        (sizes, times),
+        (sizes + 1, times),
+        (sizes, times * 2),
+        (sizes[::-1], times),
+        (sizes, times, np.arange(1.0, 5.0)),
+        (sizes, times, None, 8.0),
+    ]
     first = [curves.fit_curve("linear", *one) for one in given]
     assert [curves.fit_curve("linear", *one) for one in given] == first
     assert len(fitted) == len(given)
@@ -174,9 +180,10 @@ def test_a_left_out_workload_changes_nothing():
     traces = make_gpu_traces()
     spoilt = [
         make_gpu_trace(int(t.facts.workload.split()[1]), t.facts.batch, 9.0)
-        if t.facts.workload == "model 512" else t
+        if t.facts.workload == "model 512"
+        else t
         for t in traces
-    ]  # fmt: skip
+    ]
     operators = make_step(640, 2)
     found = [
         fit_device_data(DeviceData.prepare(each, LIMITS).without("model 512"), "shipped")[0]

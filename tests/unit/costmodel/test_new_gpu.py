@@ -131,10 +131,14 @@ def test_li_scales_slopes_and_keeps_constants() -> None:
     sizes = np.array([1e6, 4e6, 16e6])
     frame = pd.DataFrame(
         {
-            "name": "aten::relu", "phase": "forward", "flop": 0, "read_bytes": sizes,
-            "write_bytes": sizes, "device_ns": (10e3 + 1e-3 * sizes).astype(int),
+            "name": "aten::relu",
+            "phase": "forward",
+            "flop": 0,
+            "read_bytes": sizes,
+            "write_bytes": sizes,
+            "device_ns": (10e3 + 1e-3 * sizes).astype(int),
         }
-    )  # fmt: skip
+    )
     found = scale_trace(frame, H100, A40, rule="li", precision="fp32", model=PLAIN)
     wanted = 10e-6 + 1e-12 * sizes * 3350 / 696
     assert found["time_s"].to_numpy() == pytest.approx(wanted, rel=1e-6)
@@ -257,11 +261,19 @@ def gpu_trace(**facts: Any) -> Trace:
     table = table.assign(start_ns=table["device_ns"].cumsum() - table["device_ns"], kind="compute")
     busy = float(table["device_ns"].sum()) * 1e-9
     told: dict[str, Any] = {
-        "workload": "toy", "batch": 8, "device_name": "NVIDIA H100 80GB HBM3", "device": "cuda",
-        "precision": "tf32", "step_time_s": busy + 1e-4, "step_times_s": [busy, busy + 2e-4],
-        "busy_s": busy, "measured_end_to_end_s": 1.0, "gradients": [], "warnings": ["older"],
+        "workload": "toy",
+        "batch": 8,
+        "device_name": "NVIDIA H100 80GB HBM3",
+        "device": "cuda",
+        "precision": "tf32",
+        "step_time_s": busy + 1e-4,
+        "step_times_s": [busy, busy + 2e-4],
+        "busy_s": busy,
+        "measured_end_to_end_s": 1.0,
+        "gradients": [],
+        "warnings": ["older"],
         **facts,
-    }  # fmt: skip
+    }
     return Trace(table, pd.DataFrame(), Facts(**told))
 
 

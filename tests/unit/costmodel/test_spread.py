@@ -36,9 +36,11 @@ def make_passes(slow: float = 1.0) -> pd.DataFrame:
     )
     keys["rank"] = keys["stage"] * 6 + keys["replica"]
     parts = {
-        "step_log": ["step"], "rank_log": ["rank"], "micro_batch_log": ["step", "replica", "micro_batch"],
+        "step_log": ["step"],
+        "rank_log": ["rank"],
+        "micro_batch_log": ["step", "replica", "micro_batch"],
         "pass_log": list(keys),
-    }  # fmt: skip
+    }
     logs = np.zeros(len(keys))
     for name, columns in parts.items():
         own = keys.groupby(columns).ngroup()
@@ -160,8 +162,12 @@ def test_captures_are_pooled_by_their_medians_and_their_steps_are_a_ranks_own() 
     found = pool_captures(captures, [curve], "cpu", "here")
     assert (found.job, found.ranks, found.steps) == ("3 captures", 1, 21)
     assert found.spread == Spread(
-        rank_log=0.03, pass_log=0.02, operator_log=0.2, rank_autocorrelation=0.1, exchange_log=pytest.approx(0.1, rel=1e-3)
-    )  # fmt: skip
+        rank_log=0.03,
+        pass_log=0.02,
+        operator_log=0.2,
+        rank_autocorrelation=0.1,
+        exchange_log=pytest.approx(0.1, rel=1e-3),
+    )
     with pytest.raises(InputError, match="no captured step"):
         pool_captures([], [curve], "cpu", "here")
     with pytest.raises(InputError, match="repeats"):

@@ -60,8 +60,13 @@ def test_a_recorded_step_has_no_least_width_and_ways_add_up() -> None:
 
 
 def test_residuals_of_the_workload_itself_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, *(off(BATCH, "cpu", name, error) for name, error in
-                       (("a", 0.01), ("b", 0.01), ("the-judged", 0.5))))  # fmt: skip
+    use(
+        monkeypatch,
+        *(
+            off(BATCH, "cpu", name, error)
+            for name, error in (("a", 0.01), ("b", 0.01), ("the-judged", 0.5))
+        ),
+    )
     assert least_half_width([BATCH], "cpu", "the_judged") < 0.02
     assert least_half_width([BATCH], "cpu", "new") > 0.3
     use(monkeypatch, off(BATCH, "cpu", "the-judged", 0.5))
@@ -99,9 +104,13 @@ def test_residuals_over_nodes_are_read_as_written(tmp_path: Path) -> None:
     assert load_node_residuals(path) == load_node_residuals()
     way, logs = "x\t2\t1\t4\t9", "-1,0,1"
     for wrong in (
-        f"{way}\t-1\t0\t0\t0\t0\t{logs}", f"{way}\t1\t0\t0\t1\t0\t{logs}", "x\t2\t1\t4",
-        f"{way}\t1\t0\t0\t-1\t1\t0,-1", f"{way}\t1\t0\t0\t-1\t1\tnone", f"{way}\t1\t0\t0\t-1\t1",
-    ):  # fmt: skip
+        f"{way}\t-1\t0\t0\t0\t0\t{logs}",
+        f"{way}\t1\t0\t0\t1\t0\t{logs}",
+        "x\t2\t1\t4",
+        f"{way}\t1\t0\t0\t-1\t1\t0,-1",
+        f"{way}\t1\t0\t0\t-1\t1\tnone",
+        f"{way}\t1\t0\t0\t-1\t1",
+    ):
         other = tmp_path / "wrong.tsv"
         other.write_text(f"{path.read_text()}{wrong}\n")
         with pytest.raises(TableError, match="is not a residual"):
@@ -113,8 +122,10 @@ def test_a_run_over_nodes_takes_the_class_it_lies_in_without_its_own(
 ) -> None:
     rows = tuple(
         NodeResidual(left_out, tensor_nodes, True, nodes, 9, float(nodes), 0.0, 0.0, -0.1, 0.1)
-        for left_out in ("", "judged-1b") for tensor_nodes in (1, 2, 4) for nodes in (4, 16)
-    )  # fmt: skip
+        for left_out in ("", "judged-1b")
+        for tensor_nodes in (1, 2, 4)
+        for nodes in (4, 16)
+    )
     monkeypatch.setattr(steps, "load_node_residuals", lambda: rows)
     find_node_residual.cache_clear()
     asked = {(2, 4): (2, 4), (3, 5): (4, 16), (8, 64): (4, 16), (1, 2): (1, 4)}

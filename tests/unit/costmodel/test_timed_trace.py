@@ -22,9 +22,14 @@ def model():
 def untimed(width=640, batch=4):
     operators = make_step(width, batch).assign(device_ns=0, cpu_ns=5)
     facts = Facts(
-        workload="new", batch=batch, device="meta", device_name="none",
-        step_time_s=0.0, step_time_source="none", warnings=["first"],
-    )  # fmt: skip
+        workload="new",
+        batch=batch,
+        device="meta",
+        device_name="none",
+        step_time_s=0.0,
+        step_time_source="none",
+        warnings=["first"],
+    )
     return Trace(operators, pd.DataFrame(), facts)
 
 

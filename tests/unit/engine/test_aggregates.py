@@ -41,9 +41,15 @@ def make_graph(steps: Sequence[Step]) -> TaskGraph:
             duration_s = durations_s[rank]
             done = builder.add(rank, "compute", "compute", "op", duration_s=duration_s)
             builder.add(
-                rank, stream, "collective", collective, message_bytes=size, match_id=number,
-                group=",".join(map(str, group)), after=[done],
-            )  # fmt: skip
+                rank,
+                stream,
+                "collective",
+                collective,
+                message_bytes=size,
+                match_id=number,
+                group=",".join(map(str, group)),
+                after=[done],
+            )
     return builder.build()
 
 
@@ -79,9 +85,12 @@ def test_one_event_says_what_all_messages_say(
     drawn: list[Step], builder: str, latency_s: float, network: str, engine: str, scale: float
 ) -> None:
     aggregated = compare(
-        make_graph(drawn), make_platform(builder, latency_s), network=network, engine=engine,
+        make_graph(drawn),
+        make_platform(builder, latency_s),
+        network=network,
+        engine=engine,
         communication_scale=scale,
-    )  # fmt: skip
+    )
     event(f"{aggregated} of {len(drawn)}")
 
 
@@ -119,9 +128,14 @@ def test_other_traffic_on_the_links_forbids_it(other: str) -> None:
         builder = TaskGraphBuilder()
         for rank in ALL:
             builder.add(
-                rank, "communication", "collective", "all_reduce", message_bytes=3000,
-                match_id=0, group="0,1,2,3,4,5",
-            )  # fmt: skip
+                rank,
+                "communication",
+                "collective",
+                "all_reduce",
+                message_bytes=3000,
+                match_id=0,
+                group="0,1,2,3,4,5",
+            )
         for rank, kind, peer in ((0, "send", 1), (1, "recv", 0)):
             builder.add(rank, kind, kind, kind, message_bytes=9000, match_id=1, peer=peer)
         graph = builder.build()

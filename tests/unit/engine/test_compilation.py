@@ -33,8 +33,11 @@ print(
 def run_program(engine: str, **environment: str) -> list[str]:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, engine],
-        env={**os.environ, **environment}, check=True, capture_output=True, text=True,
-    )  # fmt: skip
+        env={**os.environ, **environment},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     return done.stdout.split()
 
 

@@ -39,9 +39,15 @@ def train(ranks: int, platform: Platform, *, copy: int = 0, **options: Any) -> R
     for rank in range(ranks):
         done = builder.add(rank, "compute", "compute", "backward", duration_s=BACKWARD_S)
         builder.add(
-            rank, "communication", "collective", "all_reduce", message_bytes=SIZE, match_id=0,
-            group=",".join(map(str, range(ranks))), after=[done],
-        )  # fmt: skip
+            rank,
+            "communication",
+            "collective",
+            "all_reduce",
+            message_bytes=SIZE,
+            match_id=0,
+            group=",".join(map(str, range(ranks))),
+            after=[done],
+        )
     if copy:
         for rank, kind, peer in ((0, "send", 1), (1, "recv", 0)):
             builder.add(rank, "copy", kind, kind, message_bytes=copy, match_id=1, peer=peer)
@@ -120,9 +126,14 @@ def reduce_pairs(pairs: list[tuple[int, int]], platform: Platform, **options: An
     for match, pair in enumerate(pairs):
         for rank in pair:
             builder.add(
-                rank, "communication", "collective", "all_reduce", message_bytes=SIZE,
-                match_id=match, group=",".join(map(str, pair)),
-            )  # fmt: skip
+                rank,
+                "communication",
+                "collective",
+                "all_reduce",
+                message_bytes=SIZE,
+                match_id=match,
+                group=",".join(map(str, pair)),
+            )
     return simulate(builder.build(), platform, **options)
 
 
@@ -141,8 +152,10 @@ def test_two_measured_all_reduces_at_once_share_the_bridge(
     """
     time_s = 6 * LATENCY_S + slower * 2 * SIZE / B
     options: dict[str, Any] = {
-        "engine": engine, "collectives": Cost(time_s), "algorithms": algorithms,
-    }  # fmt: skip
+        "engine": engine,
+        "collectives": Cost(time_s),
+        "algorithms": algorithms,
+    }
     alone = reduce_pairs([(0, 1)], make_bridge(), **options).summary.step_time_s
     both = reduce_pairs([(0, 1), (2, 3)], make_bridge(), **options).summary.step_time_s
     assert alone == pytest.approx(time_s, rel=1e-12)

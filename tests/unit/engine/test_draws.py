@@ -73,9 +73,14 @@ def test_factors_of_single_items_come_on_top_of_those_of_groups(monkeypatch) -> 
 
 
 def test_who_waits_and_who_is_late() -> None:
-    graph = make_graph([
-        add_task(0, 0, 1), add_task(0, 1, 1.5, 7), add_task(1, 0, 1), add_task(1, 1, 1.5, 7),
-    ])  # fmt: skip
+    graph = make_graph(
+        [
+            add_task(0, 0, 1),
+            add_task(0, 1, 1.5, 7),
+            add_task(1, 0, 1),
+            add_task(1, 1, 1.5, 7),
+        ]
+    )
     groups = np.array([1, 0, 2])[np.argsort([0, 2, 1])]  # two computations, one exchange
     groups = np.zeros(3, dtype=np.int64)
     groups[graph.item_of[0]], groups[graph.item_of[2]] = 1, 2

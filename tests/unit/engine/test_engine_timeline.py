@@ -55,11 +55,17 @@ def late_rank() -> TaskGraphBuilder:
     side = builder.add(0, "copy", "memcpy", "side", duration_s=2.0)
     joined = [
         builder.add(
-            rank, "communication", "collective", "all_reduce", message_bytes=10**9, group="0,1",
-            match_id=0, after=[work[rank], side if rank == 0 else None],
+            rank,
+            "communication",
+            "collective",
+            "all_reduce",
+            message_bytes=10**9,
+            group="0,1",
+            match_id=0,
+            after=[work[rank], side if rank == 0 else None],
         )
         for rank in range(2)
-    ]  # fmt: skip
+    ]
     builder.add(0, "compute", "compute", "end", duration_s=2.0, after=[joined[0]])
     builder.add(1, "compute", "compute", "end", duration_s=0.5, after=[joined[1]])
     return builder

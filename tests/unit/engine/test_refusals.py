@@ -34,8 +34,12 @@ def test_collectives_in_opposite_orders_deadlock() -> None:
         for match in order:
             collective(builder, rank, match)
     text = refuse(builder, "deadlock: 4 tasks of rank 0, 1 wait for each other")
-    for part in ("task 0 'all_reduce' (rank 0, communication)", "its partner",
-                 "task 2 'all_reduce' (rank 1, communication)", "before it in its stream"):  # fmt: skip
+    for part in (
+        "task 0 'all_reduce' (rank 0, communication)",
+        "its partner",
+        "task 2 'all_reduce' (rank 1, communication)",
+        "before it in its stream",
+    ):
         assert part in text
 
 
@@ -103,11 +107,14 @@ def test_collective_joined_twice_by_one_rank() -> None:
     [
         ({"group": "0,1,2"}, "differ in their group"),
         ({"name": "all_gather"}, "differ in their name"),
-        ({"message_bytes": 9}, "the sizes of one all_reduce differ: task 0 .* 8 bytes; task 1 .* 9"),
+        (
+            {"message_bytes": 9},
+            "the sizes of one all_reduce differ: task 0 .* 8 bytes; task 1 .* 9",
+        ),
         ({"match_id": None}, "task 1 'all_reduce' of rank 1 has no match_id"),
         ({"message_bytes": None}, "sizes of one all_reduce differ"),
     ],
-)  # fmt: skip
+)
 def test_members_that_disagree(fields: dict[str, Any], message: str) -> None:
     builder = TaskGraphBuilder()
     collective(builder, 0, 0)
@@ -231,9 +238,7 @@ def test_tasks_out_of_order() -> None:
 
 
 def test_ranks_that_no_route_joins() -> None:
-    one_way = Platform(
-        "one way", PLATFORM.device, 2, (Link("rank0", "rank1", 1e9, 0.0),)
-    )  # fmt: skip
+    one_way = Platform("one way", PLATFORM.device, 2, (Link("rank0", "rank1", 1e9, 0.0),))
     builder = TaskGraphBuilder()
     for rank in range(2):
         collective(builder, rank, 0)

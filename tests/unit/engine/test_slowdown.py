@@ -24,9 +24,15 @@ def build(add):
 
 def collective(builder, rank, match, duration_s, after=()):
     return builder.add(
-        rank, "communication", "collective", "all_reduce", after=after, duration_s=duration_s,
-        group="0,1", match_id=match,
-    )  # fmt: skip
+        rank,
+        "communication",
+        "collective",
+        "all_reduce",
+        after=after,
+        duration_s=duration_s,
+        group="0,1",
+        match_id=match,
+    )
 
 
 def beside(builder):
@@ -73,9 +79,14 @@ def test_overlaps_count_once_and_on_the_own_rank():
         for rank in range(2):
             collective(builder, rank, matches[0], 2.0)
             builder.add(
-                rank, "all_reduce", "collective", "all_reduce", duration_s=3.0, group="0,1",
+                rank,
+                "all_reduce",
+                "collective",
+                "all_reduce",
+                duration_s=3.0,
+                group="0,1",
                 match_id=matches[1],
-            )  # fmt: skip
+            )
         builder.add(0, "compute", "compute", "a", duration_s=10.0)
         builder.add(1, "compute", "compute", "b", duration_s=1.0)
 
@@ -100,10 +111,12 @@ def test_a_stronger_slowdown_never_shortens_a_step():
 
 def test_the_number_comes_from_the_platform_with_its_source(tmp_path):
     path = tmp_path / "mine.yaml"
-    content = yaml.safe_load("name: mine\ndevice: {sheet: a40}\nranks: 2\n"
+    content = yaml.safe_load(
+        "name: mine\ndevice: {sheet: a40}\nranks: 2\n"
         "topology: {builder: switch, bandwidth_bytes_per_s: {value: 1.0e9, source: s}, latency_s: {value: 1.0e-6, source: s}}\n"
         "communication_on_compute_stream: false\n"
-        "compute_slowdown_during_collective: {value: 1.2, source: measured here}\n")  # fmt: skip
+        "compute_slowdown_during_collective: {value: 1.2, source: measured here}\n"
+    )
     path.write_text(yaml.safe_dump(content))
     platform = load_platform(path)
     assert platform.compute_slowdown_during_collective == 1.2

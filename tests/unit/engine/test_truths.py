@@ -61,9 +61,8 @@ def test_flows_that_share_one_link(engine: str, flows: int) -> None:
     size = 10**8
     result = send_all(make_line(2), [(0, 1, k * size) for k in range(1, flows + 1)], engine)
     expected = [
-        LATENCY_S + size / BANDWIDTH * sum(flows - i for i in range(k))
-        for k in range(1, flows + 1)
-    ]  # fmt: skip
+        LATENCY_S + size / BANDWIDTH * sum(flows - i for i in range(k)) for k in range(1, flows + 1)
+    ]
     assert arrivals(result) == pytest.approx(expected, rel=1e-12)
     all_bytes = size * flows * (flows + 1) // 2
     assert result.summary.link_bytes["rank0->rank1"] == all_bytes

@@ -73,8 +73,9 @@ def test_a_failed_link_is_gone_one_way_only(engine: str) -> None:
     assert len(measure_links(result)) == len(platform.links), "it stays in the table"
     back = frozenset({("spine0", "leaf1")})
     assert climb(send_across(make_leaves(Routing(failed=back)), engine)) == {
-        "spine0": 0.0, "spine1": 4e9,
-    }  # fmt: skip
+        "spine0": 0.0,
+        "spine1": 4e9,
+    }
 
 
 @BOTH
@@ -84,9 +85,14 @@ def test_collectives_take_the_same_ways_as_messages(engine: str, algorithms: str
     builder = TaskGraphBuilder()
     for rank in range(8):
         builder.add(
-            rank, "communication", "collective", "all_reduce", message_bytes=8000, match_id=0,
+            rank,
+            "communication",
+            "collective",
+            "all_reduce",
+            message_bytes=8000,
+            match_id=0,
             group="0,1,2,3,4,5,6,7",
-        )  # fmt: skip
+        )
     graph = builder.build()
     failed = frozenset({("leaf0", "spine0"), ("spine0", "leaf0")})
     for routing, spine in ((Routing(), 0), (Routing(failed=failed), 1)):
@@ -104,9 +110,10 @@ def test_a_degraded_link_slows_what_crosses_it(engine: str) -> None:
     links = make_leaves(Routing()).links
     slow = tuple(
         x._replace(bandwidth_bytes_per_s=x.bandwidth_bytes_per_s / 4)
-        if (x.source, x.target) == ("rank2", "leaf0") else x
+        if (x.source, x.target) == ("rank2", "leaf0")
+        else x
         for x in links
-    )  # fmt: skip
+    )
     wide = tuple(
         x._replace(bandwidth_bytes_per_s=4 * BANDWIDTH) if "spine" in x.source + x.target else x
         for x in slow

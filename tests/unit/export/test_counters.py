@@ -29,8 +29,12 @@ def read(found: pd.DataFrame, rank: int) -> list[tuple[float, float]]:
 
 def test_a_change_is_shown_when_the_device_begins_its_task() -> None:
     timeline = make_timeline(
-        (1, "compute", 0.0), (0, "compute", 1.0), (0, "collective", 9.0), (0, "compute", 3.0), (1, "compute", 2.0),
-    )  # fmt: skip
+        (1, "compute", 0.0),
+        (0, "compute", 1.0),
+        (0, "collective", 9.0),
+        (0, "compute", 3.0),
+        (1, "compute", 2.0),
+    )
     curves = [
         {"ranks": [0], "places": [0, 1, 2], "bytes": [10, 20, 5]},
         {"ranks": [1], "places": [0, 1, 7], "bytes": [1, 2, 3]},

@@ -154,20 +154,37 @@ def test_collectives_are_logged_as_nccl_logs_them(
 
 def test_parts_and_sends_are_counted_as_nccl_counts_them(tmp_path: Path) -> None:
     rows = [
-        ("collective", "all_gather", 0, (0, 1)), ("collective", "all_to_all", 1, (0, 1)),
-        ("send", "activation", 2, (0,)), ("recv", "activation", 2, (1,)),
-    ]  # fmt: skip
-    timeline = pd.DataFrame([
-        {"task_id": 10 * place + rank, "rank": rank, "stream": "s", "kind": kind, "name": name, "match_id": match,
-         "message_bytes": 80, "start_s": float(place), "end_s": place + 0.5}
-        for place, (kind, name, match, ranks) in enumerate(rows) for rank in ranks
-    ])  # fmt: skip
+        ("collective", "all_gather", 0, (0, 1)),
+        ("collective", "all_to_all", 1, (0, 1)),
+        ("send", "activation", 2, (0,)),
+        ("recv", "activation", 2, (1,)),
+    ]
+    timeline = pd.DataFrame(
+        [
+            {
+                "task_id": 10 * place + rank,
+                "rank": rank,
+                "stream": "s",
+                "kind": kind,
+                "name": name,
+                "match_id": match,
+                "message_bytes": 80,
+                "start_s": float(place),
+                "end_s": place + 0.5,
+            }
+            for place, (kind, name, match, ranks) in enumerate(rows)
+            for rank in ranks
+        ]
+    )
     files = write_nccl_log(timeline, tmp_path / "logs")
     told = [
-        [(match[4], int(match[5]), int(match[6]), int(match[7])) for line in file.read_text().splitlines()
-         if (match := CALL.fullmatch(line))]
+        [
+            (match[4], int(match[5]), int(match[6]), int(match[7]))
+            for line in file.read_text().splitlines()
+            if (match := CALL.fullmatch(line))
+        ]
         for file in files
-    ]  # fmt: skip
+    ]
     exchanged = [(name, 1, 40, peer) for peer in (0, 1) for name in ("Send", "Recv")]
     assert told == [
         [("AllGather", 0, 40, 0), *exchanged, ("Send", 2, 80, 1)],

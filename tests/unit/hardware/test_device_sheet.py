@@ -34,14 +34,44 @@ tensor_core_precisions: [fp16]
 """
 REPOSITORY = Path(__file__).parents[3]
 DUE = {
-    "a40", "a100-pcie-40gb", "a100-pcie-80gb", "a100-sxm4-40gb", "a100-sxm4-80gb", "h100-sxm",
-    "h100-pcie", "h200", "v100-pcie-32gb", "v100-sxm2-32gb", "l4", "b200", "rtx-3090", "rtx-4090",
-    "rtx-5090", "rtx-pro-6000", "rtx-pro-6000-server", "a10g", "gh200", "mi250x", "mi325x", "mi355x", "b300",
-}  # fmt: skip
+    "a40",
+    "a100-pcie-40gb",
+    "a100-pcie-80gb",
+    "a100-sxm4-40gb",
+    "a100-sxm4-80gb",
+    "h100-sxm",
+    "h100-pcie",
+    "h200",
+    "v100-pcie-32gb",
+    "v100-sxm2-32gb",
+    "l4",
+    "b200",
+    "rtx-3090",
+    "rtx-4090",
+    "rtx-5090",
+    "rtx-pro-6000",
+    "rtx-pro-6000-server",
+    "a10g",
+    "gh200",
+    "mi250x",
+    "mi325x",
+    "mi355x",
+    "b300",
+}
 LANES = {
-    "Volta": 64, "GA100": 64, "GP100": 64, "Turing": 64, "GP104": 128, "GA102": 128,
-    "Ada": 128, "Hopper": 128, "Blackwell": 128, "CDNA2": 64, "CDNA3": 128, "CDNA4": 128,
-}  # fmt: skip
+    "Volta": 64,
+    "GA100": 64,
+    "GP100": 64,
+    "Turing": 64,
+    "GP104": 128,
+    "GA102": 128,
+    "Ada": 128,
+    "Hopper": 128,
+    "Blackwell": 128,
+    "CDNA2": 64,
+    "CDNA3": 128,
+    "CDNA4": 128,
+}
 """fp32 lanes of a multiprocessor, by chip or architecture; a lane multiplies and adds in a clock."""
 
 
@@ -60,9 +90,14 @@ def test_every_number_is_positive_and_has_a_source() -> None:
         content = yaml.safe_load((SHIPPED / f"{name}.yaml").read_text())
         sheet = load_device(name)
         numbers = [
-            sheet.memory_bytes, sheet.memory_bandwidth_bytes_per_s, sheet.l2_bytes, sheet.sm_count,
-            sheet.boost_clock_hz, sheet.power_limit_w, *sheet.peak_flop_per_s.values(),
-        ]  # fmt: skip
+            sheet.memory_bytes,
+            sheet.memory_bandwidth_bytes_per_s,
+            sheet.l2_bytes,
+            sheet.sm_count,
+            sheet.boost_clock_hz,
+            sheet.power_limit_w,
+            *sheet.peak_flop_per_s.values(),
+        ]
         assert all(number > 0 for number in numbers), name
         expected = (
             len(numbers)

@@ -39,8 +39,9 @@ def test_both_ways_doubles_every_row(tmp_path: Path) -> None:
     path = write(tmp_path, HEADER + "rank0,rank1,1e9,1e-6\n")
     one = Link("rank0", "rank1", 1e9, 1e-6)
     assert build_edge_list(2, edges_file=path, both_ways=True) == [
-        one, Link("rank1", "rank0", 1e9, 1e-6),
-    ]  # fmt: skip
+        one,
+        Link("rank1", "rank0", 1e9, 1e-6),
+    ]
     assert build_edge_list(2, edges_file=path) == [one]
 
 
@@ -49,24 +50,40 @@ def test_both_ways_doubles_every_row(tmp_path: Path) -> None:
     [
         ("", "holds no links"),
         (HEADER, "holds no links"),
-        ("source,target,latency_s\na,b,1\n", "line 1: the column 'bandwidth_bytes_per_s' is missing"),
-        ("source,target,bandwidth,latency_s\na,b,1,1\n",
-         "line 1: unknown column 'bandwidth'; did you mean bandwidth_bytes_per_s"),
+        (
+            "source,target,latency_s\na,b,1\n",
+            "line 1: the column 'bandwidth_bytes_per_s' is missing",
+        ),
+        (
+            "source,target,bandwidth,latency_s\na,b,1,1\n",
+            "line 1: unknown column 'bandwidth'; did you mean bandwidth_bytes_per_s",
+        ),
         ("source,source,target,bandwidth_bytes_per_s,latency_s\na,a,b,1,1\n", "stands twice"),
         (HEADER + "rank0,rank1,1e9\n", "line 2: 3 cells and 4 columns"),
-        (HEADER + "\nrank0,rank1,fast,0\n",
-         "line 3, column bandwidth_bytes_per_s: 'fast' is not a number; write a plain number"),
-        (HEADER + "rank0,rank1,0,0\n", "bandwidth_bytes_per_s: 0 is out of range; write more than 0"),
-        (HEADER + "rank0,rank1,1,-1e-6\n", "column latency_s: -1e-6 is out of range; write 0 or more"),
+        (
+            HEADER + "\nrank0,rank1,fast,0\n",
+            "line 3, column bandwidth_bytes_per_s: 'fast' is not a number; write a plain number",
+        ),
+        (
+            HEADER + "rank0,rank1,0,0\n",
+            "bandwidth_bytes_per_s: 0 is out of range; write more than 0",
+        ),
+        (
+            HEADER + "rank0,rank1,1,-1e-6\n",
+            "column latency_s: -1e-6 is out of range; write 0 or more",
+        ),
         (HEADER + "rank0,rank1,inf,0\n", "inf is out of range"),
         (HEADER + "rank0,rank1,1,nan\n", "nan is out of range"),
         (HEADER + ",rank1,1,0\n", "line 2, column source: '' is not the name of a node"),
         (HEADER + "rank0,my switch,1,0\n", "'my switch' is not the name of a node"),
-        (HEADER + "rank0,rank01,1,0\n", "column target: 'rank01' is not the name of a rank; write rank1"),
+        (
+            HEADER + "rank0,rank01,1,0\n",
+            "column target: 'rank01' is not the name of a rank; write rank1",
+        ),
         (HEADER + "rank0,rank0,1,0\n", "line 2: the link joins rank0 to itself"),
         (HEADER + "a,b,1,0\n# x\na,b,2,0\n", "line 4: a second link from a to b, after line 2"),
     ],
-)  # fmt: skip
+)
 def test_errors_name_file_line_and_column(text: str, message: str, tmp_path: Path) -> None:
     path = write(tmp_path, text)
     with pytest.raises(PlatformError) as caught:

@@ -20,14 +20,17 @@ from trioflow.trace.facts import check_facts
 
 SHEET = read_yaml(SHIPPED / "h100-sxm.yaml", PlatformError)
 PLATFORM: dict[str, Any] = {
-    "name": "box", "device": {"sheet": "h100-sxm"}, "ranks": 2,
+    "name": "box",
+    "device": {"sheet": "h100-sxm"},
+    "ranks": 2,
     "topology": {
-        "builder": "switch", "bandwidth_bytes_per_s": {"value": 12e9, "source": "a test"},
+        "builder": "switch",
+        "bandwidth_bytes_per_s": {"value": 12e9, "source": "a test"},
         "latency_s": {"value": 1e-6, "source": "a test"},
     },
     "host": {"launch_s": {"value": 5e-6, "source": "a test"}},
     "communication_on_compute_stream": False,
-}  # fmt: skip
+}
 
 
 def change(content: dict[str, Any], key: str, value: float) -> dict[str, Any]:

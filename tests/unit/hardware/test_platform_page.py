@@ -79,9 +79,16 @@ def test_what_sharing_costs_is_what_the_page_says(
         found = []
         for network in ("contention-free", "fair-share"):
             words = command.replace("shared-bridge.yaml", str(path)).split()
-            options = build_parser().parse_args([
-                *words, "--ranks", ranks, "--network", network, "--json",
-            ])  # fmt: skip
+            options = build_parser().parse_args(
+                [
+                    *words,
+                    "--ranks",
+                    ranks,
+                    "--network",
+                    network,
+                    "--json",
+                ]
+            )
             options.run(options)
             found.append(format_time(json.loads(capsys.readouterr().out)["time_s"]))
         assert found == written

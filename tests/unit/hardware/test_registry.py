@@ -68,9 +68,12 @@ def sourced(value: float) -> dict[str, object]:
 
 def write(folder: Path, **topology: object) -> Path:
     content = {
-        "name": "mine", "device": {"sheet": "a40"}, "ranks": 4, "topology": topology,
+        "name": "mine",
+        "device": {"sheet": "a40"},
+        "ranks": 4,
+        "topology": topology,
         "communication_on_compute_stream": False,
-    }  # fmt: skip
+    }
     path = folder / "mine.yaml"
     path.write_text(yaml.safe_dump(content))
     return path

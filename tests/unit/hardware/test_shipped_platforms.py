@@ -13,9 +13,12 @@ from trioflow.hardware.platform import SHIPPED, list_platforms, load_platform, v
 from trioflow.network.routing import Router
 
 DGX = {
-    "dgx-a100": (25e9, 20), "dgx-h100": (50e9, 32), "dgx-h200": (50e9, 32),
-    "dgx-b200": (50e9, 32), "dgx-b300": (100e9, 32),
-}  # fmt: skip
+    "dgx-a100": (25e9, 20),
+    "dgx-h100": (50e9, 32),
+    "dgx-h200": (50e9, 32),
+    "dgx-b200": (50e9, 32),
+    "dgx-b300": (100e9, 32),
+}
 """NIC's rate [bytes/s], 200 or 400 Gb/s, and nodes of a scalable unit."""
 LANE_GT_PER_S = {"4.0": 16e9, "5.0": 32e9}
 

@@ -31,9 +31,17 @@ def test_short_and_long_names(word: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "word", ["", "rings", "hierarchical:", "hierarchical:ring", "hierarchical:ring+star", "ring:tree",
-             "hierarchical:ring+ring+ring"],
-)  # fmt: skip
+    "word",
+    [
+        "",
+        "rings",
+        "hierarchical:",
+        "hierarchical:ring",
+        "hierarchical:ring+star",
+        "ring:tree",
+        "hierarchical:ring+ring+ring",
+    ],
+)
 def test_other_words_are_refused_with_the_known_ones(word: str) -> None:
     with pytest.raises(InputError, match=r"unknown algorithm .*use one of ring, ring2"):
         spell_algorithm(word)

@@ -56,17 +56,32 @@ def share_nics(platform: Platform, ranks_per_nic: int) -> Platform:
 
 LARGE, SMALL = 2**30, 1024
 CASES = {
-    "nccl-tests-119": ("dgx-a100", "a100x4-nvlink", 24, 2, LARGE, 2 * 23 / 24 * LARGE / 84.8e9,
-                       2 * 23 / 24 * LARGE / 96e9),
-    "nccl-tests-283": ("dgx-h200", "h200x8-nvlink", 1984, 1, LARGE, 2 * LARGE / 300e9,
-                       2 * LARGE / 350e9),
+    "nccl-tests-119": (
+        "dgx-a100",
+        "a100x4-nvlink",
+        24,
+        2,
+        LARGE,
+        2 * 23 / 24 * LARGE / 84.8e9,
+        2 * 23 / 24 * LARGE / 96e9,
+    ),
+    "nccl-tests-283": (
+        "dgx-h200",
+        "h200x8-nvlink",
+        1984,
+        1,
+        LARGE,
+        2 * LARGE / 300e9,
+        2 * LARGE / 350e9,
+    ),
     "nccl-1469": ("dgx-h100", "h100x8-nvlink", 128, 1, SMALL, 77e-6, 62e-6),
-}  # fmt: skip
+}
 """Platform, model, ranks, ranks of a NIC, bytes, slowest and fastest measured time [s]."""
 
 
-@pytest.mark.parametrize(("case", "worst"), [("nccl-tests-119", 0.16), ("nccl-tests-283", 0.26),
-                                             ("nccl-1469", 0.53)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("case", "worst"), [("nccl-tests-119", 0.16), ("nccl-tests-283", 0.26), ("nccl-1469", 0.53)]
+)
 def test_large_clusters_hold_the_interval_and_beat_the_ring(case: str, worst: float) -> None:
     name, model, ranks, ranks_per_nic, size, slowest_s, fastest_s = CASES[case]
     platform, group = share_nics(load_platform(name, ranks), ranks_per_nic), tuple(range(ranks))
@@ -86,10 +101,13 @@ def make_vidur_cluster(model: PlatformCollectives) -> Platform:
     rate = float(np.median(far.message_bytes[large] / far.time_s[large]))
     hop_s = float(far.time_s[0] - near.time_s[0])
     links = tuple(
-        link._replace(latency_s=hop_s / 4, bandwidth_bytes_per_s=min(link.bandwidth_bytes_per_s, rate))
-        if "nic" in link.source + link.target else link
+        link._replace(
+            latency_s=hop_s / 4, bandwidth_bytes_per_s=min(link.bandwidth_bytes_per_s, rate)
+        )
+        if "nic" in link.source + link.target
+        else link
         for link in load_platform("dgx-a100", 16).links
-    )  # fmt: skip
+    )
     return replace(load_platform("dgx-a100", 16), links=links)
 
 

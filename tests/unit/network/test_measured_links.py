@@ -89,9 +89,10 @@ def test_links_between_nodes_leave_what_was_measured_inside_alone() -> None:
     whole = load_platform("dgx-h100", 16)
     slow = tuple(
         link._replace(bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / 2)
-        if "leaf" in link.source + link.target else link
+        if "leaf" in link.source + link.target
+        else link
         for link in whole.links
-    )  # fmt: skip
+    )
     assert slow != whole.links
     assert not isinstance(choose_collectives(replace(whole, links=slow)), RelinkedCollectives)
 

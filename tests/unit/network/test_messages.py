@@ -21,7 +21,7 @@ from trioflow.network.message_planner import (
     MessagePlanner,
     MessageTable,
     tabulate,
-)  # fmt: skip
+)
 
 BANDWIDTH, LATENCY_S = 1e9, 3e-6
 SIZE = 10_000_000
@@ -170,12 +170,19 @@ def test_switches_that_compute_and_nodes_are_found_in_the_platform() -> None:
     nodes = replace(platform, ranks_per_node=2)
     made, run_alone = plan(nodes, "hierarchical:ring+ring", "all_reduce")
     formula_s = closed_form_s(
-        "all_reduce", 4, SIZE, 2 * LATENCY_S, BANDWIDTH, algorithm="hierarchical:ring+ring",
+        "all_reduce",
+        4,
+        SIZE,
+        2 * LATENCY_S,
+        BANDWIDTH,
+        algorithm="hierarchical:ring+ring",
         ranks_per_node=2,
-    )  # fmt: skip
+    )
     assert run_alone(made) == pytest.approx(formula_s, rel=1e-12)
     two = Platform(
-        "two", platform.device, 4,
+        "two",
+        platform.device,
+        4,
         tuple(
             Link(a, b, BANDWIDTH, LATENCY_S)
             for rank in range(4)
@@ -183,7 +190,7 @@ def test_switches_that_compute_and_nodes_are_found_in_the_platform() -> None:
             for a, b in ((f"rank{rank}", node), (node, f"rank{rank}"))
         ),
         ranks_per_node=2,
-    )  # fmt: skip
+    )
     made, _ = plan(two, "hierarchical:in_network+in_network", "all_reduce")
     assert {"leaf0", "leaf1", "spine"} < {node for pair in made.shape.pairs for node in pair}
 

@@ -27,9 +27,12 @@ def make_platform(ranks: int, builder: str = "ring", **extra: float) -> Platform
 
 
 def plan_flows(
-    collective: str, size_bytes: int, group: Sequence[int], platform: Platform,
+    collective: str,
+    size_bytes: int,
+    group: Sequence[int],
+    platform: Platform,
     cost: CollectiveCost | None = None,
-) -> list[FlowSpec]:  # fmt: skip
+) -> list[FlowSpec]:
     return list(CollectivePlanner(platform, cost).build(collective, size_bytes, group).flows)
 
 
@@ -58,11 +61,15 @@ def last_end_s(platform: Platform, flows: Sequence[FlowSpec]) -> float:
     for number, spec in enumerate(flows):
         network.start(
             Flow(
-                number, spec.source, spec.target, spec.size_bytes, spec.latency_s,
+                number,
+                spec.source,
+                spec.target,
+                spec.size_bytes,
+                spec.latency_s,
                 spec.max_rate_bytes_per_s,
             ),
             0.0,
-        )  # fmt: skip
+        )
     end_s = 0.0
     while (time_s := network.next_event_s()) < NEVER_S:
         network.advance(time_s)
@@ -73,10 +80,14 @@ def last_end_s(platform: Platform, flows: Sequence[FlowSpec]) -> float:
 @pytest.mark.parametrize(
     ("collective", "factor", "steps"),
     [
-        ("all_reduce", 2 * 3 / 4, 6), ("all_gather", 3 / 4, 3), ("reduce_scatter", 3 / 4, 3),
-        ("broadcast", 1, 3), ("reduce", 1, 3), ("all_to_all", 3 / 4, 3),
+        ("all_reduce", 2 * 3 / 4, 6),
+        ("all_gather", 3 / 4, 3),
+        ("reduce_scatter", 3 / 4, 3),
+        ("broadcast", 1, 3),
+        ("reduce", 1, 3),
+        ("all_to_all", 3 / 4, 3),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("builder", ["ring", "fully_connected"])
 def test_ring_closed_form(collective: str, factor: float, steps: int, builder: str) -> None:
     size = 8_000_000

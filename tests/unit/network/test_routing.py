@@ -154,9 +154,11 @@ def test_ecmp_spreads_pairs_over_the_cores_and_keeps_each_pair_s_route() -> None
 
     def cores(routes: Router) -> Counter[str]:
         return Counter(
-            links[i].target for pair in pairs for i in routes.route(*pair)
+            links[i].target
+            for pair in pairs
+            for i in routes.route(*pair)
             if links[i].target.startswith("core")
-        )  # fmt: skip
+        )
 
     assert len(cores(first)) == 2, "aggregation10 comes before aggregation8"
     used = cores(spread)

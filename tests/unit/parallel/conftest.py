@@ -11,9 +11,12 @@ from trioflow.trace.profile.merge import merge_trace
 from trioflow.trace.store import Trace
 
 TIED = {
-    "workload": "test-tied", "family": "user", "model": "tied_model:make", "optimizer": "adamw",
+    "workload": "test-tied",
+    "family": "user",
+    "model": "tied_model:make",
+    "optimizer": "adamw",
     "precision": "fp32",
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="session")

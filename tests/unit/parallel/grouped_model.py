@@ -10,10 +10,16 @@ from trioflow.trace.workloads.recipe import Recipe
 def make() -> Recipe:
     """Return a chain of three units."""
     model = nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1, groups=2), nn.BatchNorm2d(8),
-        nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.ReLU(), nn.ConvTranspose2d(8, 6, 3, padding=1),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 5),
-    )  # fmt: skip
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.Conv2d(8, 8, 3, padding=1, groups=2),
+        nn.BatchNorm2d(8),
+        nn.Conv2d(8, 8, 3, padding=1, groups=8),
+        nn.ReLU(),
+        nn.ConvTranspose2d(8, 6, 3, padding=1),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(6, 5),
+    )
 
     def make_batch(samples, seed, device):
         generator = torch.Generator().manual_seed(seed)

@@ -26,17 +26,29 @@ def trace_of(rank=0, messages=(), waits=(), streams=None, phases=None, world=WOR
     sends = {m["op_id"] for m in messages}
     operators = [
         ObservedOperator(
-            "c10d::x" if i in sends else "aten::add", phase, device_ns=0 if i in sends else 1_000_000,
+            "c10d::x" if i in sends else "aten::add",
+            phase,
+            device_ns=0 if i in sends else 1_000_000,
             kind="collective" if i in sends else "compute",
         )
         for i, phase in enumerate(phases)
-    ]  # fmt: skip
+    ]
     facts = {
-        "workload": "program", "batch": 2, "device": "cpu", "device_name": "d", "step_time_s": 6e-3,
-        "precision": "fp32", "optimizer": "sgd",
-        "program": {"rank": rank, "world_size": world, "streams": streams or {}, "waits": list(waits)},
+        "workload": "program",
+        "batch": 2,
+        "device": "cpu",
+        "device_name": "d",
+        "step_time_s": 6e-3,
+        "precision": "fp32",
+        "optimizer": "sgd",
+        "program": {
+            "rank": rank,
+            "world_size": world,
+            "streams": streams or {},
+            "waits": list(waits),
+        },
         "communication": [{"asynchronous": True, "group": "0", **m} for m in messages],
-    }  # fmt: skip
+    }
     return assemble_trace(operators, facts, ready=[])
 
 

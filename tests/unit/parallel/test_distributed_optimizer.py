@@ -197,8 +197,11 @@ def test_one_kernel_updates_where_there_are_main_weights(transformer_trace):
         graph = build(with_recipe(transformer_trace, name), 1, 1, 1, "none")
         rows = [r["phase"] for r in records(graph.tasks)]
         curve = graph.metadata.memory_curves[0]
-        held = [b for at, b in zip(curve["places"], curve["bytes"], strict=True)
-                if at >= rows.index(begin)]  # fmt: skip
+        held = [
+            b
+            for at, b in zip(curve["places"], curve["bytes"], strict=True)
+            if at >= rows.index(begin)
+        ]
         rises[name] = any(later > before for before, later in pairwise(held))
     assert rises == {"fp32": True, "megatron-bf16": False}
 
@@ -221,8 +224,13 @@ def test_a_gpu_s_allocator_holds_more_than_it_hands_out(gpu_trace, transformer_t
     assert "reserved_bytes" not in build(transformer_trace, 2, 1, 1, "none").metadata.memory[0]
     kept = {"tensor_parallel_forward_s": 1e-3}
     for tensor, pipeline, pieces, host in (
-        (1, 1, 2, {}), (2, 1, 1, {}), (2, 1, 2, {}), (2, 1, 3, {}), (2, 2, 2, {}), (2, 2, 2, kept),
-    ):  # fmt: skip
+        (1, 1, 2, {}),
+        (2, 1, 1, {}),
+        (2, 1, 2, {}),
+        (2, 1, 3, {}),
+        (2, 2, 2, {}),
+        (2, 2, 2, kept),
+    ):
         schedule = "1f1b" if pipeline > 1 else ""
         many = {"micro_batches": pieces} if pipeline > 1 else {"accumulate": pieces}
         plan = make_plan(1, tensor, pipeline, schedule, sequence_parallel=tensor > 1, **many)
@@ -233,9 +241,10 @@ def test_a_gpu_s_allocator_holds_more_than_it_hands_out(gpu_trace, transformer_t
         passing = sum(held["categories"].get(name, 0) for name in PASSING)
         assert held["beside"]["passing_bytes"] == passing
         scattered = [
-            r["message_bytes"] for r in records(graph.tasks)
+            r["message_bytes"]
+            for r in records(graph.tasks)
             if (r["rank"], r["name"], r["phase"]) == (0, "reduce_scatter", "forward")
-        ]  # fmt: skip
+        ]
         assert bool(scattered) == (tensor > 1)
         behind = 0 if host else min(pieces, 2)
         assert held["beside"]["waiting_bytes"] == sum(scattered) // pieces // 2 * behind

@@ -91,9 +91,15 @@ def test_larger_messages_and_none_wait(platform: Platform) -> None:
     [
         {"pipeline": 2, "data": 2, "schedule": "1f1b", "micro_batches": 4},
         {"pipeline": 2, "data": 2, "tensor": 2, "schedule": "gpipe", "micro_batches": 4},
-        {"pipeline": 2, "data": 4, "schedule": "interleaved", "micro_batches": 4, "stages_per_rank": 2},
+        {
+            "pipeline": 2,
+            "data": 4,
+            "schedule": "interleaved",
+            "micro_batches": 4,
+            "stages_per_rank": 2,
+        },
     ],
-)  # fmt: skip
+)
 def test_identical_ranks_executed_once_are_all_ranks_executed(
     platform: Platform, plan: dict[str, Any]
 ) -> None:

@@ -135,12 +135,19 @@ def test_ranks_of_a_product_have_matching_groups(transformer_trace):
 
 def test_host_costs_of_the_platform_enter(transformer_trace):
     plain = extrapolate(transformer_trace, make_plan(tensor=2), MODEL)
-    costs = {"tensor_parallel_forward_s": 1.0, "tensor_parallel_backward_s": 10.0,
-             "tensor_parallel_update_s": 100.0}  # fmt: skip
+    costs = {
+        "tensor_parallel_forward_s": 1.0,
+        "tensor_parallel_backward_s": 10.0,
+        "tensor_parallel_update_s": 100.0,
+    }
     costly = extrapolate(transformer_trace, make_plan(tensor=2), MODEL, host=costs)
     added = costly.tasks["duration_s"].sum() - plain.tasks["duration_s"].sum()
-    split_modules = {"blocks.0.attention.qkv", "blocks.0.attention.projection",
-                     "blocks.0.feed_forward.up", "blocks.0.feed_forward.down"}  # fmt: skip
+    split_modules = {
+        "blocks.0.attention.qkv",
+        "blocks.0.attention.projection",
+        "blocks.0.feed_forward.up",
+        "blocks.0.feed_forward.down",
+    }
     modules = split_modules | {m.replace("0", "1", 1) for m in split_modules}
     operators = transformer_trace.operators
     updates = ((operators["phase"] == "optimizer") & operators["module"].isin(modules)).sum()

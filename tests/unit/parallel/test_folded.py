@@ -42,9 +42,12 @@ PLANS: list[tuple[dict[str, Any], int]] = [
 ]
 """Plans, and how many classes of ranks each has."""
 ALL_DIFFERENT: list[dict[str, Any]] = [
-    {}, {"pipeline": 2}, {"data": 3, "sharding": "zero1"}, {"data": 2, "replication": "dp"},
+    {},
+    {"pipeline": 2},
+    {"data": 3, "sharding": "zero1"},
+    {"data": 2, "replication": "dp"},
     {"tensor": 2, "tensor_style": "gather"},
-]  # fmt: skip
+]
 
 
 @pytest.fixture(scope="module")
@@ -150,9 +153,14 @@ def build(ranks: list[int], groups: dict[int, str]) -> TaskGraph:
     builder = TaskGraphBuilder()
     for rank in ranks:
         builder.add(
-            rank, "communication", "collective", "all_reduce", message_bytes=1, match_id=0,
+            rank,
+            "communication",
+            "collective",
+            "all_reduce",
+            message_bytes=1,
+            match_id=0,
             group=groups[rank],
-        )  # fmt: skip
+        )
     return builder.build()
 
 

@@ -40,8 +40,9 @@ def test_tensor_parallel_ranks_of_a_language_model_share_its_vocabulary_unasked(
     assert not build(make_plan(data=2)).plan.vocabulary_parallel
     found = enumerate_plans(trace, 4, 8, choose_space(trace.facts), Fates())
     assert {(plan.tensor > 1, plan.vocabulary_parallel) for plan in found} == {
-        (False, False), (True, True),
-    }  # fmt: skip
+        (False, False),
+        (True, True),
+    }
 
 
 @cache
@@ -60,13 +61,17 @@ def hold(precision, tensor=1, data=1, sequence=64, **step):
     ("precision", "whole", "shared"),
     # Bytes per parameter that replicas hold whole, and that they share.
     [
-        ("megatron-bf16", 2 + 4, 12), ("megatron-bf16-reduce", 2 + 2, 12), ("megatron-fp16", 2 + 2, 12),
+        ("megatron-bf16", 2 + 4, 12),
+        ("megatron-bf16-reduce", 2 + 2, 12),
+        ("megatron-fp16", 2 + 2, 12),
         # bf16 gradients stay beside those in fp32.
         ("deepspeed-bf16", 2 + 2 + 4, 12),
         # FP8 copies lie beside the weights of blocks, or in their place.
-        ("fp8", 2 + 2 * 0.0126 + 4, 12), ("fp8-params", 2 + 4, 12), ("fp8-params-bf16-reduce", 2 + 2, 12),
+        ("fp8", 2 + 2 * 0.0126 + 4, 12),
+        ("fp8-params", 2 + 4, 12),
+        ("fp8-params-bf16-reduce", 2 + 2, 12),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("data", [1, 4])
 def test_bytes_per_parameter_are_those_of_the_framework(precision, whole, shared, data):
     held = hold(precision, data=data)

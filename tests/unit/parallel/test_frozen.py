@@ -22,9 +22,11 @@ OTHERS = [
     make_plan(data=4, sharding="hsdp", shard=2),
     make_plan(data=2, tensor=2, pipeline=2, sharding="fsdp"),
     make_plan(data=2, sharding="fsdp", accumulate=2, no_sync=True),
-    make_plan(context=2), make_plan(recompute="full"), make_plan(pipeline=5, micro_batches=2),
+    make_plan(context=2),
+    make_plan(recompute="full"),
+    make_plan(pipeline=5, micro_batches=2),
     make_plan(pipeline=5, sharding="fsdp", data=2, micro_batches=2),
-]  # fmt: skip
+]
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +42,10 @@ def peaks_of(trace, plan):
 
 
 @pytest.mark.parametrize(
-    "plan", [*(named_plan(n, 1 if n == "single" else 2) for n in NAMED), *OTHERS],
+    "plan",
+    [*(named_plan(n, 1 if n == "single" else 2) for n in NAMED), *OTHERS],
     ids=lambda plan: plan.plan,
-)  # fmt: skip
+)
 def test_frozen_parameters_lie_where_trained_ones_do(plan, traces):
     trained, frozen = (peaks_of(trace, plan) for trace in traces)
     for rank, held in trained.items():
@@ -84,11 +87,15 @@ def test_a_capture_and_its_names_say_what_is_frozen(traces, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("plan", "shares"), [
-        (make_plan(), [1]), (named_plan("fsdp", 2), [0.5, 0.5]), (named_plan("ddp", 2), [1, 1]),
+    ("plan", "shares"),
+    [
+        (make_plan(), [1]),
+        (named_plan("fsdp", 2), [0.5, 0.5]),
+        (named_plan("ddp", 2), [1, 1]),
         (make_plan(pipeline=5, micro_batches=2), [0, 1, 0, 0, 0]),
-    ], ids=lambda value: getattr(value, "plan", ""),
-)  # fmt: skip
+    ],
+    ids=lambda value: getattr(value, "plan", ""),
+)
 def test_parameters_that_no_operator_reads_are_held(plan, shares, traces):
     trace, size = traces[0], 64 * 32 * 4
     unread = {"name": "blocks.1.spare", "shape": [64, 32], "elem_bytes": 4, "frozen": False}

@@ -47,10 +47,12 @@ def test_stages_come_from_a_file(transformer_trace, tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "is empty; write a line a stage"), ("a b\n\nc\n", "line 2: this stage has no units"),
-        ("a b\nc a\n", "line 2: a is on two stages"), ("a a\nb\n", "line 1: a is on two stages"),
+        ("", "is empty; write a line a stage"),
+        ("a b\n\nc\n", "line 2: this stage has no units"),
+        ("a b\nc a\n", "line 2: a is on two stages"),
+        ("a a\nb\n", "line 1: a is on two stages"),
     ],
-)  # fmt: skip
+)
 def test_lists_of_stages_that_make_none_are_refused(text, words, tmp_path):
     (tmp_path / "stages").write_text(text)
     with pytest.raises(PlanError, match=words):

@@ -45,7 +45,7 @@ def test_what_is_written_is_read_again(found, tmp_path):
             for wrong in ([1.1, 0.9], [0.0, 1.0], [1.0], ["a", "b"])
         ],
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_named(found, tmp_path, changes, words):
     graph = TaskGraphBuilder().build()
     told = {**found.to_dict(), **changes}

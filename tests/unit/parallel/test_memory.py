@@ -35,10 +35,13 @@ def small_table():
         makes += [storage in made for storage in used]
         begins.append(len(entries))
     return StorageTable(
-        np.arange(5), np.array(CATEGORIES), np.array(SIZES), np.array([0, 1.0, 1.0, 1.0, 0]),
+        np.arange(5),
+        np.array(CATEGORIES),
+        np.array(SIZES),
+        np.array([0, 1.0, 1.0, 1.0, 0]),
         np.array([False, False, True, True, True]),
         (np.array(begins), np.array(entries), np.array(makes)),
-    )  # fmt: skip
+    )
 
 
 def small_tasks(micro_batches=1, names=None):
@@ -77,9 +80,10 @@ def test_gradients_of_further_micro_batches_are_added_to_the_first_one_s():
 def test_what_runs_again_is_not_kept_in_between():
     tasks = pd.concat([small_tasks()] * 2, ignore_index=True).iloc[[0, 0, 1, 2, 3]]
     tasks = tasks.assign(
-        task_id=np.arange(5), name=["a", "recompute a", "b", "c", "d"],
+        task_id=np.arange(5),
+        name=["a", "recompute a", "b", "c", "d"],
         phase=["forward", "backward", "backward", "backward", "optimizer"],
-    ).reset_index(drop=True)  # fmt: skip
+    ).reset_index(drop=True)
     held = HeldMemory()
     held.add(1, "workspace", 100.0)  # something else is large when the recomputation begins
     held.add(2, "workspace", -100.0)

@@ -49,7 +49,14 @@ def test_the_verdict_counts_it_and_the_answer_shows_it() -> None:
     assert describe_memory(0, 0, 10**9, None) == "not estimated"
 
 
-@pytest.mark.parametrize(("name", "least", "most"), [("h100-sxm", 84.9e9, 85.6e9), ("a100-sxm4-80gb", 84.9e9, 85.3e9),
-                                                     ("t4", 15.6e9, 16e9), ("a40", 47.5e9, 48e9)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [
+        ("h100-sxm", 84.9e9, 85.6e9),
+        ("a100-sxm4-80gb", 84.9e9, 85.3e9),
+        ("t4", 15.6e9, 16e9),
+        ("a40", 47.5e9, 48e9),
+    ],
+)
 def test_what_cards_report_is_what_their_memory_is(name: str, least: float, most: float) -> None:
     assert least < load_device(name).usable_memory_bytes < most

@@ -64,8 +64,9 @@ def test_forward_keeps_nothing_for_backward(transformer_trace):
 def test_a_schedule_keeps_each_forward_once():
     schedule = keep_forward(build_schedule("gpipe-recompute", 2, 3))
     assert [[str(a) for a in row] for row in schedule.rows] == [
-        ["0F0", "0F1", "0F2"], ["1F0", "1F1", "1F2"],
-    ]  # fmt: skip
+        ["0F0", "0F1", "0F2"],
+        ["1F0", "1F1", "1F2"],
+    ]
 
 
 def test_accumulated_micro_steps_run_forward_one_after_the_other(transformer_trace):

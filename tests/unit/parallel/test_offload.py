@@ -17,7 +17,11 @@ from trioflow.parallel.programs.actions import plan_activations, size_update
 from trioflow.trace.store import Trace
 
 MODEL = ProportionalModel()
-HOST = {"host_link_bandwidth_bytes_per_s": 1e9, "host_link_latency_s": 1e-5, "host_update_bytes_per_s": 1e10}  # fmt: skip
+HOST = {
+    "host_link_bandwidth_bytes_per_s": 1e9,
+    "host_link_latency_s": 1e-5,
+    "host_update_bytes_per_s": 1e10,
+}
 PLATFORM = load_platform("dgx-h100", 2)
 
 
@@ -25,9 +29,10 @@ PLATFORM = load_platform("dgx-h100", 2)
 def gpu_trace(transformer_trace):
     """The trace as of a device beside its host."""
     return Trace(
-        transformer_trace.operators, transformer_trace.tensors,
+        transformer_trace.operators,
+        transformer_trace.tensors,
         replace(transformer_trace.facts, device="cuda"),
-    )  # fmt: skip
+    )
 
 
 def graph_of(trace, plan, host=HOST, **options):
@@ -158,11 +163,14 @@ def test_forward_alone_offloads_nothing(gpu_trace):
 @pytest.mark.parametrize(
     ("columns", "words"),
     [
-        ({"pipeline": 2, "offload": "activations"}, "activations in a pipeline of 2 is not simulated"),
+        (
+            {"pipeline": 2, "offload": "activations"},
+            "activations in a pipeline of 2 is not simulated",
+        ),
         ({"recompute": "full", "offload": "activations"}, "with recompute full is not simulated"),
         ({"data": 2, "sharding": "zero1", "offload": "optimizer"}, "optimizer with zero1"),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_go_together_is_refused(columns, words):
     with pytest.raises(PlanError, match=words):
         make_plan(**columns)

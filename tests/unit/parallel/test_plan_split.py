@@ -73,9 +73,11 @@ def test_megatron_s_plan_shares_the_vocabulary_where_the_model_has_one(tiny):
     assert not shares(wordless)
     # Megatron-LM's messages go beside backward's products, whoever asked for its recipe.
     for recipe, name, overlap in (
-        ("megatron-bf16", "none", "backward"), ("nanotron-bf16", "none", "none"),
-        ("megatron-bf16", "1f1b", "backward"), ("megatron-bf16", "zero-bubble", "none"),
-    ):  # fmt: skip
+        ("megatron-bf16", "none", "backward"),
+        ("nanotron-bf16", "none", "none"),
+        ("megatron-bf16", "1f1b", "backward"),
+        ("megatron-bf16", "zero-bubble", "none"),
+    ):
         facts = replace(tiny.facts, precision_recipe=recipe, language_model={"layers": 2})
         stages = 2 if name != "none" else 1
         plan = make_plan(
@@ -98,14 +100,24 @@ def test_megatron_s_plan_shares_the_vocabulary_where_the_model_has_one(tiny):
 @pytest.mark.parametrize(
     ("model", "sizes"),
     [
-        ("Qwen2ForCausalLM", {}), ("MistralForCausalLM", {}), ("LlamaForCausalLM", {}),
+        ("Qwen2ForCausalLM", {}),
+        ("MistralForCausalLM", {}),
+        ("LlamaForCausalLM", {}),
         ("ViTForImageClassification", {}),
-        ("WhisperForConditionalGeneration", {
-            "encoder_layers": 1, "decoder_layers": 1, "d_model": 32, "encoder_ffn_dim": 64,
-            "decoder_ffn_dim": 64, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
-        }),
+        (
+            "WhisperForConditionalGeneration",
+            {
+                "encoder_layers": 1,
+                "decoder_layers": 1,
+                "d_model": 32,
+                "encoder_ffn_dim": 64,
+                "decoder_ffn_dim": 64,
+                "encoder_attention_heads": 2,
+                "decoder_attention_heads": 2,
+            },
+        ),
     ],
-)  # fmt: skip
+)
 def test_every_product_of_a_block_is_cut_by_its_name(model, sizes):
     torch = pytest.importorskip("torch", reason="the models are PyTorch's")
     pytest.importorskip("transformers", reason="the models come from transformers")
@@ -121,9 +133,10 @@ def test_every_product_of_a_block_is_cut_by_its_name(model, sizes):
     trace = SimpleNamespace(operators=pd.DataFrame({"module": list(modules)}))
     rules = find_layers(trace)
     products = {
-        name: module for name, module in modules.items()
+        name: module
+        for name, module in modules.items()
         if isinstance(module, torch.nn.Linear) and any(part.isdigit() for part in name.split("."))
-    }  # fmt: skip
+    }
     kinds = {name: kind_of_module(name, rules) for name in products}
     assert products and set(kinds.values()) == {"column", "row"}, kinds
     ends = ("o_proj", "out_proj", "down_proj", "fc2", "output.dense")

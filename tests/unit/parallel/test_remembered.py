@@ -18,12 +18,19 @@ from trioflow.parallel.task_graph import TaskGraph
 from trioflow.trace.store import load_trace
 
 PLANS = (
-    make_plan(2), vary_plan(make_plan(2), bucket_bytes=1 << 18, first_bucket_bytes=1 << 18),
-    make_plan(1, 2), make_plan(1, 2, sequence_parallel=True), make_plan(1, 2, vocabulary_parallel=True),
-    make_plan(1, 1, 2, "gpipe", 4), make_plan(2, 1, 2, "zero-bubble", 4), make_plan(4, sharding="zero1"),
-    make_plan(4, sharding="fsdp"), make_plan(4, sharding="fsdp", recompute="full"),
-    make_plan(1, 2, 2, "interleaved", 2, recompute="selective"), make_plan(2, accumulate=2),
-)  # fmt: skip
+    make_plan(2),
+    vary_plan(make_plan(2), bucket_bytes=1 << 18, first_bucket_bytes=1 << 18),
+    make_plan(1, 2),
+    make_plan(1, 2, sequence_parallel=True),
+    make_plan(1, 2, vocabulary_parallel=True),
+    make_plan(1, 1, 2, "gpipe", 4),
+    make_plan(2, 1, 2, "zero-bubble", 4),
+    make_plan(4, sharding="zero1"),
+    make_plan(4, sharding="fsdp"),
+    make_plan(4, sharding="fsdp", recompute="full"),
+    make_plan(1, 2, 2, "interleaved", 2, recompute="selective"),
+    make_plan(2, accumulate=2),
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -64,11 +71,23 @@ def test_a_memory_of_a_call_ends_with_it_and_is_the_open_one_where_there_is_one(
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        (1, 1.0), (1, True), ((1, 2), (2, 1)), ([1], (1,)), ({1: 2}, {1: 3}), ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
-        (np.zeros(2), np.zeros(3)), (np.zeros(2), np.zeros(2, dtype=np.int64)), (np.zeros((1, 2)), np.zeros(2)),
-        (frozenset({1}), frozenset({2})), ({"a"}, {"a", "str"}), ({1}, {1.0}), ("1", b"1"), (None, ""), (-0.0, 0),
+        (1, 1.0),
+        (1, True),
+        ((1, 2), (2, 1)),
+        ([1], (1,)),
+        ({1: 2}, {1: 3}),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+        (np.zeros(2), np.zeros(3)),
+        (np.zeros(2), np.zeros(2, dtype=np.int64)),
+        (np.zeros((1, 2)), np.zeros(2)),
+        (frozenset({1}), frozenset({2})),
+        ({"a"}, {"a", "str"}),
+        ({1}, {1.0}),
+        ("1", b"1"),
+        (None, ""),
+        (-0.0, 0),
     ],
-)  # fmt: skip
+)
 def test_different_questions_have_answers_of_their_own(one: object, other: object) -> None:
     with remembering(Memory()):
         assert count(one) is not count(other)

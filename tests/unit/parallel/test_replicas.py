@@ -113,8 +113,12 @@ def test_replicas_are_launched_in_turn_under_the_lock(transformer_trace):
     forward, backward = (host[host["phase"] == phase] for phase in ("forward", "backward"))
     assert set(forward["rank"]) == {0} and set(backward["rank"]) == {0, 1, 2}
     operators = trace.operators
-    model = (operators["phase"] == "forward") & (operators["op_id"] <= operators.loc[
-        (operators["phase"] == "forward") & (operators["module"] != ""), "op_id"].max())  # fmt: skip
+    model = (operators["phase"] == "forward") & (
+        operators["op_id"]
+        <= operators.loc[
+            (operators["phase"] == "forward") & (operators["module"] != ""), "op_id"
+        ].max()
+    )
     loss = (operators["phase"] == "forward") & ~model
     assert len(forward) == 3 * model.sum() + loss.sum()
     result = simulate(graph, load_platform("a100x4-nvlink", 3))

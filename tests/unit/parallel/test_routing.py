@@ -66,7 +66,9 @@ def test_the_power_law_has_the_density_of_the_tables_of_experts(exponent):
         return np.log(size) if exponent == 1 else (size ** (1 - exponent) - 1) / (1 - exponent)
 
     for size in (2, 20, 200, 700):
-        assert np.searchsorted(sizes, size) / len(sizes) == pytest.approx(count(size) / count(800), abs=0.01)  # fmt: skip
+        assert np.searchsorted(sizes, size) / len(sizes) == pytest.approx(
+            count(size) / count(800), abs=0.01
+        )
     assert sizes[-1] == pytest.approx(800, rel=0.2)
 
 

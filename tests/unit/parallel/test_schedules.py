@@ -79,8 +79,18 @@ def test_the_old_pipe_computes_all_but_one_forward_twice():
     p, m = 3, 4
     schedule = build_schedule("gpipe-recompute", p, m)
     assert [str(a) for a in schedule.rows[1]] == [
-        "1F0", "1F1", "1F2", "1F3", "1B3", "1F2", "1B2", "1F1", "1B1", "1F0", "1B0",
-    ]  # fmt: skip
+        "1F0",
+        "1F1",
+        "1F2",
+        "1F3",
+        "1B3",
+        "1F2",
+        "1B2",
+        "1F1",
+        "1B1",
+        "1F0",
+        "1B0",
+    ]
     assert run_ideally(schedule).busy == (m + 2 * m + m - 1,) * p
     assert count_in_flight(schedule) == (1,) * p  # the last micro-batch, or the recomputed one
     assert build_schedule("gpipe-recompute", p, 1).rows == build_schedule("gpipe", p, 1).rows
@@ -94,8 +104,11 @@ def test_the_old_pipe_computes_all_but_one_forward_twice():
 
 
 @given(
-    st.sampled_from(list(SCHEDULES)), st.integers(1, 6), st.integers(1, 12), st.integers(1, 4),
-)  # fmt: skip
+    st.sampled_from(list(SCHEDULES)),
+    st.integers(1, 6),
+    st.integers(1, 12),
+    st.integers(1, 4),
+)
 def test_every_schedule_that_is_built_is_complete_and_ends(name, p, m, v):
     try:
         schedule = build_schedule(name, p, m, v)
@@ -187,18 +200,25 @@ def test_a_schedule_that_leaves_out_stages_is_refused(monkeypatch):
         (["0F0 0B0", "2F0 2B0"], 1, "stage 1 is on no rank"),
         (["0F0 0F1 0B0"], 1, "0F1 names a micro-batch beyond the last, 0"),
         (["0F0 0F1 0B0 0B1", "1F0 1F1 1B1 1B0"], 2, ""),
-        (["0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1"], 2, "deadlock: .*rank 0 before 0B0, rank 1 before 1F1"),
+        (
+            ["0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1"],
+            2,
+            "deadlock: .*rank 0 before 0B0, rank 1 before 1F1",
+        ),
         (["0F0 0SEND_F0 0B0", "1RECV_F0 1F0 1B0"], 1, "deadlock"),
         (["0F0 0SEND_F0 0RECV_B0 0B0", "1RECV_F0 1F0 1B0"], 1, "give every send its receive"),
         (["0F0 0RECV_F0 0B0"], 1, "0RECV_F0 has no other rank"),
         (
-            ["0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0RECV_B1 0B0 0B1",
-             "1RECV_F1 1RECV_F0 1F0 1F1 1B0 1SEND_B0 1B1 1SEND_B1"],
-            2, "message 0 from rank 0 to rank 1 leaves stage 0 with micro-batch 0, but 1",
+            [
+                "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0RECV_B1 0B0 0B1",
+                "1RECV_F1 1RECV_F0 1F0 1F1 1B0 1SEND_B0 1B1 1SEND_B1",
+            ],
+            2,
+            "message 0 from rank 0 to rank 1 leaves stage 0 with micro-batch 0, but 1",
         ),
         (["0F0 0B0", ""], 1, "rank 1 has no actions"),
     ],
-)  # fmt: skip
+)
 def test_schedules_that_cannot_run_are_refused(rows, micro_batches, words):
     schedule = schedule_of(*rows, micro_batches=micro_batches)
     if not words:  # another order of backwards is legal

@@ -83,9 +83,10 @@ def test_backward_gathers_ahead_and_reduces_one_unit_at_a_time(gpu_trace):
     rows = run(extrapolate(gpu_trace, named_plan("fsdp", 2), MODEL))
     units = build_units(gpu_trace)
     ends = {
-        row["op_id"]: row["end"] for row in rows
+        row["op_id"]: row["end"]
+        for row in rows
         if row["op_id"] is not None and row["stream"] == "compute"
-    }  # fmt: skip
+    }
     scatters, copies = named(rows, "reduce_scatter"), named(rows, "copy into reduce-scatter")
     assert [s["message_bytes"] for s in scatters] == [
         unit.reduced_bytes(2) for unit in (units[1], units[0], units[2])
@@ -265,18 +266,26 @@ def test_sharding_saves_memory(transformer_trace):
     [
         ({"data": 2, "sharding": "zero4"}, "unknown sharding 'zero4'; use one of none, zero1"),
         ({"sharding": "fsdp"}, "fsdp on one rank; give a data degree"),
-        ({"data": 2, "pipeline": 2, "sharding": "fsdp", "schedule": "gpipe-recompute"},
-         "fsdp with gpipe-recompute, whose stages are one process's; use gpipe"),
+        (
+            {"data": 2, "pipeline": 2, "sharding": "fsdp", "schedule": "gpipe-recompute"},
+            "fsdp with gpipe-recompute, whose stages are one process's; use gpipe",
+        ),
         ({"data": 4, "sharding": "hsdp"}, "4 data-parallel ranks do not make several groups of 1"),
-        ({"data": 4, "sharding": "hsdp", "shard": 3}, "groups of 3; use a divisor of 4 between 1 and 4"),
+        (
+            {"data": 4, "sharding": "hsdp", "shard": 3},
+            "groups of 3; use a divisor of 4 between 1 and 4",
+        ),
         ({"data": 4, "sharding": "hsdp", "shard": 4}, "several groups of 4"),
         ({"data": 4, "sharding": "fsdp", "shard": 2}, "groups of 2 ranks without hsdp"),
         ({"data": 2, "tensor": 2, "sharding": "zero1"}, "takes no parameters split"),
         ({"pipeline": 2, "accumulate": 2}, "2 accumulated micro-steps in a pipeline"),
         ({"data": 2, "accumulate": 0}, "accumulate 0 is below 1"),
-        ({"data": 2, "accumulate": 2, "no_sync": True}, "no_sync without accumulated micro-steps of sharded"),
+        (
+            {"data": 2, "accumulate": 2, "no_sync": True},
+            "no_sync without accumulated micro-steps of sharded",
+        ),
     ],
-)  # fmt: skip
+)
 def test_shardings_that_cannot_be_are_refused(degrees, words):
     with pytest.raises(PlanError, match=words):
         make_plan(**degrees)

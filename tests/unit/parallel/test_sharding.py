@@ -108,8 +108,11 @@ def test_a_unit_whose_input_has_no_gradient_is_reduced_at_the_end(transformer_tr
     units = [{"name": "nothing", "modules": ["nothing"]}, *transformer_trace.facts.units]
     found = build_units(with_facts(transformer_trace, units=units))
     assert [(u.name, u.in_graph) for u in found] == [
-        ("embedding", False), ("blocks.0", True), ("blocks.1", True), ("", False),
-    ]  # fmt: skip
+        ("embedding", False),
+        ("blocks.0", True),
+        ("blocks.1", True),
+        ("", False),
+    ]
 
 
 def test_parameters_are_found_where_only_gradients_are_told(transformer_trace):
@@ -177,9 +180,7 @@ def test_each_update_is_run_by_the_owner_of_its_parameter(transformer_trace, ran
     assert sorted(op for part in partition.operators for op in part) == sorted(updates)
     assert partition.shared == () and not any(partition.shares)
     storage = transformer_trace.tensors["storage_id"]
-    owner = {
-        p.storage_id: rank for rank, part in enumerate(partition.parameters) for p in part
-    }  # fmt: skip
+    owner = {p.storage_id: rank for rank, part in enumerate(partition.parameters) for p in part}
     for rank, operators in enumerate(partition.operators):
         inputs = transformer_trace.operators.loc[list(operators), "input_ids"]
         met = {owner[s] for ids in inputs for s in storage[ids] if s in owner}

@@ -112,10 +112,17 @@ def test_what_is_exposed_shrinks_to_the_first_or_the_last_piece(scale, trace):
 
 
 @pytest.mark.parametrize("how", ["backward", "products"])
-@pytest.mark.parametrize("degrees", [
-    {}, {"data": 2, "sharding": "distributed"}, {"data": 2, "sharding": "fsdp"},
-    {"pipeline": 2, "schedule": "1f1b", "micro_batches": 4}, {"pipeline": 2, "schedule": "gpipe", "recompute": "full"},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "degrees",
+    [
+        {},
+        {"data": 2, "sharding": "distributed"},
+        {"data": 2, "sharding": "fsdp"},
+        {"pipeline": 2, "schedule": "1f1b", "micro_batches": 4},
+        {"pipeline": 2, "schedule": "gpipe", "recompute": "full"},
+    ],
+    ids=str,
+)
 def test_expands_to_what_building_every_rank_gives(how, degrees, trace, monkeypatch):
     folded = build(trace, how, **degrees)
     assert isinstance(folded, FoldedTaskGraph)

@@ -57,9 +57,12 @@ def build(trace, plan):
     size = -(-len(names) // plan.stages)
     stages = [names[i : i + size] for i in range(0, len(names), size)]
     return extrapolate(
-        trace, plan, ProportionalModel(), batch=BATCH * plan.data,
+        trace,
+        plan,
+        ProportionalModel(),
+        batch=BATCH * plan.data,
         stages=stages if plan.pipeline > 1 else None,
-    )  # fmt: skip
+    )
 
 
 def held(graph, category):
@@ -88,9 +91,10 @@ def test_each_rank_does_the_work_of_its_parameters(name, form, forms):
     plan, trace = PLANS[name], forms[form]
     tasks = build(trace, plan).tasks
     updates = tasks[
-        (tasks["phase"] == "optimizer") & tasks["op_id"].isin(list_updates(trace.operators))
+        (tasks["phase"] == "optimizer")
+        & tasks["op_id"].isin(list_updates(trace.operators))
         & (tasks["kind"] == "compute")
-    ]  # fmt: skip
+    ]
     operators = trace.operators.set_index("op_id")
     host_s = operators["cpu_ns"] / 1e9
     done = updates.assign(work_s=updates["duration_s"] - updates["op_id"].map(host_s))
@@ -99,10 +103,7 @@ def test_each_rank_does_the_work_of_its_parameters(name, form, forms):
     rules, parts = trace.facts.tensor_split, plan.tensor
     # Layers that are split are done once by all tensor ranks, the others once by each.
     whole = sum(prod(p["shape"]) for p in trace.facts.parameters)
-    split = sum(
-        prod(p["shape"]) for p in trace.facts.parameters
-        if is_cut(p["name"], rules)
-    )  # fmt: skip
+    split = sum(prod(p["shape"]) for p in trace.facts.parameters if is_cut(p["name"], rules))
     copies = 1 + (parts - 1) * (1 - split / whole)
     expected = operators["device_ns"] / 1e9 * copies
     # Rows that do not divide are padded, and each operator takes at least what its launch does.

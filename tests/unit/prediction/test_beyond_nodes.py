@@ -27,11 +27,19 @@ def known(monkeypatch: pytest.MonkeyPatch):
     """One residual for each way to lie on nodes."""
     rows = tuple(
         NodeResidual(
-            "", nodes, chained, 2, 9, BLOCK_S * (nodes > 1), NEIGHBOUR_S * chained,
-            STEP_S * (nodes == 1 and not chained), LOW, HIGH,
+            "",
+            nodes,
+            chained,
+            2,
+            9,
+            BLOCK_S * (nodes > 1),
+            NEIGHBOUR_S * chained,
+            STEP_S * (nodes == 1 and not chained),
+            LOW,
+            HIGH,
         )
         for nodes, chained in ((1, True), (2, False), (2, True), (1, False))
-    )  # fmt: skip
+    )
     monkeypatch.setattr(steps, "load_node_residuals", lambda: rows)
     steps.find_node_residual.cache_clear()
     yield rows
@@ -43,20 +51,54 @@ def known(monkeypatch: pytest.MonkeyPatch):
     [
         ("p5-h100", {"data": 64}, None, ""),
         ("p5-h100", {"data": 2, "pipeline": 4}, None, ""),
-        ("p5-h100", {"tensor": 16}, 6 * BLOCK_S, "tensor groups of 16 ranks reach beyond a node of 8"),
+        (
+            "p5-h100",
+            {"tensor": 16},
+            6 * BLOCK_S,
+            "tensor groups of 16 ranks reach beyond a node of 8",
+        ),
         ("p5-h100", {"data": 4, "tensor": 16, "accumulate": 3}, 18 * BLOCK_S, "for each block"),
-        ("p5-h100", {"data": 8, "pipeline": 2, "micro_batches": 4}, 4 * NEIGHBOUR_S, "pipelines over several nodes"),
-        ("p5-h100", {"data": 4, "pipeline": 4, "micro_batches": 4}, 8 * NEIGHBOUR_S, "for each neighbouring stage"),
-        ("p5-h100", {"tensor": 16, "pipeline": 2, "micro_batches": 4}, 24 * BLOCK_S + 4 * NEIGHBOUR_S, "block and"),
-        ("dgx-h100", {"data": 8, "pipeline": 2, "micro_batches": 4}, 0.0, "often took about a second more"),
-        ("dgx-h100", {"tensor": 16, "pipeline": 2, "micro_batches": 4}, 24 * BLOCK_S, "reach beyond a node"),
+        (
+            "p5-h100",
+            {"data": 8, "pipeline": 2, "micro_batches": 4},
+            4 * NEIGHBOUR_S,
+            "pipelines over several nodes",
+        ),
+        (
+            "p5-h100",
+            {"data": 4, "pipeline": 4, "micro_batches": 4},
+            8 * NEIGHBOUR_S,
+            "for each neighbouring stage",
+        ),
+        (
+            "p5-h100",
+            {"tensor": 16, "pipeline": 2, "micro_batches": 4},
+            24 * BLOCK_S + 4 * NEIGHBOUR_S,
+            "block and",
+        ),
+        (
+            "dgx-h100",
+            {"data": 8, "pipeline": 2, "micro_batches": 4},
+            0.0,
+            "often took about a second more",
+        ),
+        (
+            "dgx-h100",
+            {"tensor": 16, "pipeline": 2, "micro_batches": 4},
+            24 * BLOCK_S,
+            "reach beyond a node",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_expected_follows_how_the_plan_lies_on_nodes(
     known, platform: str, degrees: dict[str, int], excess_s: float | None, said: str
 ) -> None:
     schedule = {"schedule": "1f1b"} if "pipeline" in degrees else {}
-    plan, machine, facts = make_plan(**degrees, **schedule), load_named_platform(platform, 64), load_trace(TRACE).facts  # fmt: skip
+    plan, machine, facts = (
+        make_plan(**degrees, **schedule),
+        load_named_platform(platform, 64),
+        load_trace(TRACE).facts,
+    )
     found = doubt_nodes(plan, machine, 6, facts)
     assert (None if found is None else found.excess_s) == excess_s
     assert said in (found.text if found else "")

@@ -25,8 +25,17 @@ def step():
         builder.add(
             rank, "compute", "compute", "mm", phase="backward", op_id=1, duration_s=2.0, **fields
         )
-        builder.add(rank, "communication", "collective", "all_reduce", phase="backward",
-                    message_bytes=100 * (rank + 1), group="0,1", match_id=0, **fields)  # fmt: skip
+        builder.add(
+            rank,
+            "communication",
+            "collective",
+            "all_reduce",
+            phase="backward",
+            message_bytes=100 * (rank + 1),
+            group="0,1",
+            match_id=0,
+            **fields,
+        )
         builder.add(
             rank, "compute", "compute", "add_", phase="optimizer", op_id=2, duration_s=1.0, **fields
         )
@@ -88,8 +97,16 @@ def test_what_hides_communication_of_a_stage_is_all_that_its_rank_computes():
     builder = TaskGraphBuilder()
     for rank in (0, 1):
         for stage in (rank, rank + 2):
-            builder.add(rank, "compute", "compute", "mm", phase="forward", op_id=0, duration_s=1.0,
-                        stage=stage)  # fmt: skip
+            builder.add(
+                rank,
+                "compute",
+                "compute",
+                "mm",
+                phase="forward",
+                op_id=0,
+                duration_s=1.0,
+                stage=stage,
+            )
     builder.add(0, "send", "send", "send", message_bytes=8, match_id=0, peer=1, stage=0)
     builder.add(1, "receive", "recv", "recv", message_bytes=8, match_id=0, peer=0, stage=1)
     graph = builder.build()

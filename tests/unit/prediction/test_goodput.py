@@ -49,8 +49,12 @@ def test_nothing_lost_where_nothing_fails_or_saving_is_free() -> None:
 
 @pytest.mark.parametrize(
     ("words", "flag"),
-    [((0.0, 1.0, 1.0), "gpu-hours"), ((1.0, -1.0, 1.0), "checkpoint"), ((1.0, 1.0, math.inf), "restart")],
-)  # fmt: skip
+    [
+        ((0.0, 1.0, 1.0), "gpu-hours"),
+        ((1.0, -1.0, 1.0), "checkpoint"),
+        ((1.0, 1.0, math.inf), "restart"),
+    ],
+)
 def test_numbers_that_are_no_times_are_refused(words: tuple[float, ...], flag: str) -> None:
     with pytest.raises(InputError, match=flag):
         Faults(*words)

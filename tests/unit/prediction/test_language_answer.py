@@ -15,9 +15,14 @@ from trioflow.trace.language.sizes import read_language_model
 pytest.importorskip("torch", reason="a trace without a device needs torch (extra [capture])")
 
 CONFIG = {
-    "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4,
-    "num_hidden_layers": 4, "num_key_value_heads": 2, "vocab_size": 1024,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 1024,
+}
 PLAN = make_plan(data=2, tensor=2, pipeline=2, schedule="1f1b", micro_batches=4)
 
 
@@ -87,9 +92,14 @@ def test_a_device_that_waits_for_launches_is_no_bubble(prediction):
 
 def test_waits_need_no_table_of_all_ranks(folder, prediction, monkeypatch):
     every = predict(
-        folder, PLAN, "dgx-h100", sequence=128, precision="megatron-bf16", interval=False,
+        folder,
+        PLAN,
+        "dgx-h100",
+        sequence=128,
+        precision="megatron-bf16",
+        interval=False,
         fold=False,
-    )  # fmt: skip
+    )
     assert not every.to_dict()["folded"]
     once = predict(
         folder, PLAN, "dgx-h100", sequence=128, precision="megatron-bf16", interval=False

@@ -19,9 +19,14 @@ from trioflow.prediction.options import Options
 
 TRACE = "gpt2-tiny-b8"
 CONFIG = {
-    "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4,
-    "num_hidden_layers": 2, "num_key_value_heads": 2, "vocab_size": 1024,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": 1024,
+}
 
 
 @pytest.mark.parametrize(

@@ -50,13 +50,16 @@ def test_the_network_is_as_many_times_as_fast(capsys: pytest.CaptureFixture[str]
     ("words", "problem"),
     [
         (["--scale-operator", "Norm", "2"], "did you mean '*norm*', which aten::"),
-        (["--scale-operator", "conv9d", "2"], "no operator of the step has such a name; the step has aten::"),
+        (
+            ["--scale-operator", "conv9d", "2"],
+            "no operator of the step has such a name; the step has aten::",
+        ),
         (["--scale-operator", "mm", "two"], "'two' is not a number"),
         (["--slow-rank", "4", "2"], "the plan has ranks 0 to 3"),
         (["--slow-rank", "1", "0"], "--slow-rank 1: the factor 0 is not positive"),
         (["--scale-network", "nan"], "--scale-network: the factor nan is not positive"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_is_refused(
     words: list[str], problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

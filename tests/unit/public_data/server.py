@@ -109,9 +109,7 @@ def drop_after(size: int, declared: int | None = None) -> Answer:
         left = content[start:]
         length = len(left) if declared is None else declared
         sent = f"bytes {start}-{len(content) - 1}/{len(content)}"
-        handler.send(
-            206 if start else 200, left[:size], Content_Length=length, Content_Range=sent
-        )  # fmt: skip
+        handler.send(206 if start else 200, left[:size], Content_Length=length, Content_Range=sent)
 
     return answer
 

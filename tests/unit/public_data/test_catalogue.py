@@ -92,7 +92,11 @@ def test_a_misspelt_name_gets_the_likely_one(small: Path, name: str, fix: str) -
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("licence: MIT", "license: MIT", ["datasets.one/first", "'license'", "did you mean licence?"]),
+        (
+            "licence: MIT",
+            "license: MIT",
+            ["datasets.one/first", "'license'", "did you mean licence?"],
+        ),
         ("    units: ms\n", "", ["datasets.one/first", "'units' is a required property"]),
         ("bytes: 5", "bytes: -5", ["files.0.bytes", "-5 is below 0"]),
         ("bytes: 5", "bytes: five", ["files.0.bytes", "'five' is not of type integer"]),
@@ -111,7 +115,7 @@ def test_a_misspelt_name_gets_the_likely_one(small: Path, name: str, fix: str) -
         (SMALL, "[]", ["[] is not of type object"]),
         (SMALL, "", ["None is not of type object"]),
     ],
-)  # fmt: skip
+)
 def test_a_broken_catalogue_is_refused_with_its_place(
     small: Path, old: str, new: str, words: list[str]
 ) -> None:

@@ -25,10 +25,16 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def datasets(tmp_path: Path) -> Path:
     lines = [
-        "base_url: http://data.example", "datasets:", "  own/set:", "    about: two small files",
-        "    units: ms", "    repository: some/data", f'    commit: "{on.COMMIT}"', "    licence: MIT",
+        "base_url: http://data.example",
+        "datasets:",
+        "  own/set:",
+        "    about: two small files",
+        "    units: ms",
+        "    repository: some/data",
+        f'    commit: "{on.COMMIT}"',
+        "    licence: MIT",
         "    files:",
-    ]  # fmt: skip
+    ]
     for path, content in CONTENT.items():
         digest = hashlib.sha256(content).hexdigest()
         lines.append(f'      - {{path: {path}, bytes: {len(content)}, sha256: "{digest}"}}')

@@ -223,9 +223,16 @@ def test_a_busy_server_is_asked_again_after_growing_waits(
 def test_a_busy_server_is_given_up_after_the_attempts(target: Path, waits: list[float]) -> None:
     with on.serve_entry(ENTRY, CONTENT, *[on.status(503)] * 9) as served:
         fails(
-            served, target, "503", f"{served.url}/{ENTRY.address}", "4 requests", "https_proxy",
-            "TRIOFLOW_DATA_MIRROR", waits=waits, attempts=4,
-        )  # fmt: skip
+            served,
+            target,
+            "503",
+            f"{served.url}/{ENTRY.address}",
+            "4 requests",
+            "https_proxy",
+            "TRIOFLOW_DATA_MIRROR",
+            waits=waits,
+            attempts=4,
+        )
     assert len(served.asked) == 4 and waits == [1.0, 2.0, 4.0]
     assert list(target.parent.iterdir()) == []
 
@@ -422,12 +429,25 @@ def test_every_sequence_of_mishaps_ends_with_the_right_file_or_none(tmp_path: Pa
             for _ in range(choose.randint(1, 7)):
                 size = choose.randint(0, 5000)
                 served.answers.append(
-                    choose.choice([
-                        on.well, on.ignore_range, on.corrupt, on.drop_after(size), on.status(503), on.close,
-                        on.drop_after(5000, size), on.other_piece, on.instead(content[:size]), on.pointer(content),
-                        on.instead(OTHER[:5000]), on.instead(OTHER), on.status(404), on.status(416),
-                    ])
-                )  # fmt: skip
+                    choose.choice(
+                        [
+                            on.well,
+                            on.ignore_range,
+                            on.corrupt,
+                            on.drop_after(size),
+                            on.status(503),
+                            on.close,
+                            on.drop_after(5000, size),
+                            on.other_piece,
+                            on.instead(content[:size]),
+                            on.pointer(content),
+                            on.instead(OTHER[:5000]),
+                            on.instead(OTHER),
+                            on.status(404),
+                            on.status(416),
+                        ]
+                    )
+                )
             for _ in range(2):
                 try:
                     get(served, target, entry=entry, attempts=4)
@@ -486,8 +506,10 @@ def test_a_mirror_that_is_no_folder_is_refused(tmp_path: Path, target: Path) -> 
 def test_the_environment_chooses_the_source(tmp_path: Path) -> None:
     chosen = choose_source("https://one.example", "https://large.example", {})
     assert (chosen.base_url, chosen.lfs_url, chosen.mirror) == (
-        "https://one.example", "https://large.example", None,
-    )  # fmt: skip
+        "https://one.example",
+        "https://large.example",
+        None,
+    )
     told = {"TRIOFLOW_DATA_URL": "http://two.example:8/x", "TRIOFLOW_DATA_MIRROR": str(tmp_path)}
     chosen = choose_source("https://one.example", "https://large.example", told)
     assert (chosen.base_url, chosen.lfs_url, chosen.mirror) == (

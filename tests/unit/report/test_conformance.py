@@ -20,8 +20,9 @@ def found(count: int, equal: bool = True, ranks: str = "2") -> dict[str, object]
 def test_ranks_of_one_comparison_are_one_row_and_one_difference_spoils_it() -> None:
     rows = sum_up_comparisons([found(3), found(4), found(5, ranks="4"), found(1, False, "4")])
     assert [(row["ranks"], row["count"], row["equal"]) for row in rows] == [
-        ("2", 7, True), ("4", 6, False),
-    ]  # fmt: skip
+        ("2", 7, True),
+        ("4", 6, False),
+    ]
 
 
 def test_what_is_written_is_read_and_shown(tmp_path) -> None:

@@ -11,11 +11,21 @@ def make_path(*rows: tuple[int, str, str, str, str, float]) -> pd.DataFrame:
     found, begin_s = [], 0.0
     total_s = sum(row[-1] for row in rows)
     for number, (rank, kind, name, phase, module, lasts_s) in enumerate(rows):
-        found.append({
-            "task_id": number, "rank": rank, "stream": "compute", "kind": kind, "name": name,
-            "phase": phase, "module": module, "start_s": begin_s, "end_s": begin_s + lasts_s,
-            "reason": "stream", "share": lasts_s / total_s,
-        })  # fmt: skip
+        found.append(
+            {
+                "task_id": number,
+                "rank": rank,
+                "stream": "compute",
+                "kind": kind,
+                "name": name,
+                "phase": phase,
+                "module": module,
+                "start_s": begin_s,
+                "end_s": begin_s + lasts_s,
+                "reason": "stream",
+                "share": lasts_s / total_s,
+            }
+        )
         begin_s += lasts_s
     return pd.DataFrame(found, columns=tables.CRITICAL_PATH.names)
 
@@ -34,9 +44,13 @@ PATH = make_path(
 def test_work_is_summed_by_kind_and_rank_and_communication_without_a_rank() -> None:
     found = tables.records(sum_up_path(PATH))
     assert [(row["work"], row["rank"], row["tasks"]) for row in found] == [
-        ("backward compute", 1, 1), ("all_reduce", None, 2), ("forward compute", 0, 1),
-        ("messages", None, 1), ("backward copies", 1, 1), ("host time", 0, 1),
-    ]  # fmt: skip
+        ("backward compute", 1, 1),
+        ("all_reduce", None, 2),
+        ("forward compute", 0, 1),
+        ("messages", None, 1),
+        ("backward copies", 1, 1),
+        ("host time", 0, 1),
+    ]
     assert found[1]["time_s"] == pytest.approx(3.9) and found[1]["share"] == pytest.approx(
         3.9 / 9.9
     )

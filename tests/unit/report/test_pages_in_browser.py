@@ -300,9 +300,13 @@ def test_the_keyboard_sorts_by_value_and_keeps_missing_ones_last(
             browser.evaluate("document.querySelector('th button').focus()")
             for kind in ("keyDown", "keyUp"):
                 browser.command(
-                    "Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", text="\r",
+                    "Input.dispatchKeyEvent",
+                    type=kind,
+                    key="Enter",
+                    code="Enter",
+                    text="\r",
                     windowsVirtualKeyCode=13,
-                )  # fmt: skip
+                )
             order = browser.evaluate(
                 "Array.from(document.querySelectorAll('tbody tr')).map(row => row.innerText.trim())"
             )

@@ -110,9 +110,11 @@ def test_cost_models_are_judged_by_whole_steps_of_the_model_that_ships() -> None
     cases = make_cases().rename(columns={"group": "device"})
     found = []
     for group, quantity, model in (
-        ("train", "operator_sum", "ours"), ("train forward", "operator_sum", "ours"),
-        ("train", "end_to_end", "ours"), ("train", "operator_sum", "li"),
-    ):  # fmt: skip
+        ("train", "operator_sum", "ours"),
+        ("train forward", "operator_sum", "ours"),
+        ("train", "end_to_end", "ours"),
+        ("train", "operator_sum", "li"),
+    ):
         found.append(cases.assign(set="new-gpu", group=group, quantity=quantity, model=model))
     sets = {name: (aim, len(rows)) for name, aim, rows in list_validation(pd.concat(found))}
     assert sets["cost models: another GPU"] == (0.6, 40)

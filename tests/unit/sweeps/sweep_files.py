@@ -11,11 +11,14 @@ SMALL: dict[str, Any] = {
     "description": "a small sweep",
     "grid": [
         {
-            "trace": "gpt2-tiny-b8", "platform": ["cpu2-gloo", "dgx-a100"], "ranks": [1, 2],
-            "tensor": [1, 2], "communication_scale": [1, 2.0],
+            "trace": "gpt2-tiny-b8",
+            "platform": ["cpu2-gloo", "dgx-a100"],
+            "ranks": [1, 2],
+            "tensor": [1, 2],
+            "communication_scale": [1, 2.0],
         }
     ],
-}  # fmt: skip
+}
 
 
 def write_sweep(folder: Path, content: dict[str, Any] | str = SMALL, name: str = "small") -> Path:

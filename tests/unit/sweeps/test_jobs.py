@@ -119,9 +119,11 @@ def test_a_damaged_chunk_is_named_and_can_be_removed(
     for path, copy in zip(chunks, kept, strict=True):
         copy.write_bytes(path.read_bytes())
     content = {
-        "cut": chunks[1].read_bytes()[:-100], "other": chunks[0].read_bytes(), "empty": b"",
+        "cut": chunks[1].read_bytes()[:-100],
+        "other": chunks[0].read_bytes(),
+        "empty": b"",
         "text": b"half written",
-    }[damage]  # fmt: skip
+    }[damage]
     kept[1].write_bytes(content)
     with pytest.raises(InputError) as caught:
         collect_sweep(file, kept, tmp_path / "results.parquet", tmp_path, 5)

@@ -38,10 +38,12 @@ def test_the_probability_is_what_drawing_the_errors_gives() -> None:
     for _ in range(40_000):
         compute, network = draw(0, 1 / QUANTILE), draw(0, 1 / QUANTILE)
         times = [
-            math.log(p.time_s) + compute * p.compute_log + network * p.communication_log
+            math.log(p.time_s)
+            + compute * p.compute_log
+            + network * p.communication_log
             + draw(0, own_deviation())
             for p in (one, other)
-        ]  # fmt: skip
+        ]
         wins += times[0] < times[1]
     assert wins / 40_000 == pytest.approx(probability_faster(one, other), abs=0.01)
 
@@ -63,9 +65,13 @@ def test_a_plans_own_error_comes_from_measured_plans() -> None:
 
 def test_the_front_holds_what_nothing_beats() -> None:
     rows = [
-        {"a": 1.0, "b": 9.0}, {"a": 2.0, "b": 5.0}, {"a": 2.0, "b": 6.0}, {"a": 3.0, "b": 5.0},
-        {"a": 4.0, "b": 1.0}, {"a": 1.0, "b": 9.0},
-    ]  # fmt: skip
+        {"a": 1.0, "b": 9.0},
+        {"a": 2.0, "b": 5.0},
+        {"a": 2.0, "b": 6.0},
+        {"a": 3.0, "b": 5.0},
+        {"a": 4.0, "b": 1.0},
+        {"a": 1.0, "b": 9.0},
+    ]
     assert find_front(rows, ["a", "b"]) == [0, 1, 4], "of two equal rows the first"
     assert find_front(rows, ["b"]) == [4]
     assert find_front([], ["a"]) == []
@@ -75,6 +81,7 @@ def test_the_front_holds_what_nothing_beats() -> None:
     for place, row in enumerate(many):
         beaten = any(
             all(other[c] <= row[c] for c in "abc") and (other != row or i < place)
-            for i, other in enumerate(many) if i != place
-        )  # fmt: skip
+            for i, other in enumerate(many)
+            if i != place
+        )
         assert (place in front) == (not beaten)

@@ -12,9 +12,14 @@ from trioflow.sweeps.search import search
 from trioflow.sweeps.search_space import Space, choose_space
 
 CONFIG = {
-    "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4,
-    "num_hidden_layers": 2, "num_key_value_heads": 2, "vocab_size": 1024,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": 1024,
+}
 
 
 @pytest.fixture(scope="module")
@@ -81,10 +86,18 @@ def test_recipes_are_ranked_together_and_named(folder, capsys):
 @pytest.mark.slow
 def test_plans_are_ranked_under_a_router_that_does_not_balance(tmp_path):
     sizes = {
-        "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_hidden_layers": 2, "hidden_size": 2048,
-        "num_attention_heads": 16, "num_key_value_heads": 2, "intermediate_size": 4096, "vocab_size": 256,
-        "num_local_experts": 8, "num_experts_per_tok": 2, "max_position_embeddings": 4096,
-    }  # fmt: skip
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "num_hidden_layers": 2,
+        "hidden_size": 2048,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "intermediate_size": 4096,
+        "vocab_size": 256,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "max_position_embeddings": 4096,
+    }
     (tmp_path / "config.json").write_text(json.dumps(sizes))
     asked = {"batch": 8, "top": 30, "sequence": 4096, "precision": "megatron-bf16"}
     even, skewed = (
@@ -102,9 +115,14 @@ def test_plans_are_ranked_under_a_router_that_does_not_balance(tmp_path):
 def test_a_search_tells_how_far_it_is(folder):
     seen = []
     search(
-        str(folder), 2, "dgx-h100", batch=2, top=1, sequence=64,
+        str(folder),
+        2,
+        "dgx-h100",
+        batch=2,
+        top=1,
+        sequence=64,
         watch=lambda done, total, doing: seen.append((done, total, doing)),
-    )  # fmt: skip
+    )
     outlined = [(done, total) for done, total, doing in seen if doing == "outlined"]
     assert [done for done, _ in outlined] == list(range(outlined[0][1]))
     assert any(doing.startswith("tried") for _, _, doing in seen)

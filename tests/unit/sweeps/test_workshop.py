@@ -44,9 +44,12 @@ def predict(given: Mapping[str, Any], workshop: Workshop | None = None) -> dict[
             {"pipeline": 2, "schedule": "1f1b", "micro_batches": 4, "platform": "dgx-a100"},
             ["--pipeline-parallel", "2", "--schedule", "1f1b", "--micro-batches", "4"],
         ),
-        ({"data": 4, "sharding": "fsdp", "platform": "dgx-h100"}, ["--data-parallel", "4", "--sharding", "fsdp"]),
+        (
+            {"data": 4, "sharding": "fsdp", "platform": "dgx-h100"},
+            ["--data-parallel", "4", "--sharding", "fsdp"],
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_scenario_is_what_simulate_says(
     given: dict[str, Any], words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -56,9 +59,20 @@ def test_a_scenario_is_what_simulate_says(
     told = json.loads(capsys.readouterr().out)
     assert row["status"] == OK and row["reason"] == ""
     for name in (
-        "step_time_s", "low_s", "high_s", "busy_s", "compute_s", "exposed_communication_s", "ranks",
-        "batch", "peak_memory_bytes", "confidence", "plan_text", "workload", "events",
-    ):  # fmt: skip
+        "step_time_s",
+        "low_s",
+        "high_s",
+        "busy_s",
+        "compute_s",
+        "exposed_communication_s",
+        "ranks",
+        "batch",
+        "peak_memory_bytes",
+        "confidence",
+        "plan_text",
+        "workload",
+        "events",
+    ):
         assert row[name] == told[name], name
 
 
@@ -185,9 +199,13 @@ def test_frames_that_differ_anywhere_have_different_digests() -> None:
     other = operators.copy()
     other.at[7, "input_shapes"] = [[1]]
     changed = [
-        operators, other, operators.assign(flop=operators["flop"] + 1), operators.iloc[:-1],
-        operators.rename(columns={"flop": "flops"}), operators.set_axis(operators.index + 1),
+        operators,
+        other,
+        operators.assign(flop=operators["flop"] + 1),
+        operators.iloc[:-1],
+        operators.rename(columns={"flop": "flops"}),
+        operators.set_axis(operators.index + 1),
         operators.assign(name=operators["name"].str.upper()),
-    ]  # fmt: skip
+    ]
     assert len({digest_frame(frame) for frame in changed}) == len(changed)
     assert digest_frame(operators.copy()) == digest_frame(operators)

@@ -13,9 +13,12 @@ def tiny_models(monkeypatch):
 
     t5 = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_heads": 4, "num_layers": 2}
     bert = {
-        "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
         "intermediate_size": 64,
-    }  # fmt: skip
+    }
     gpt2 = {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 16}
     tiny = {
         "tiny-t5": Published("t5", t5),

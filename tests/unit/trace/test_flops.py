@@ -30,8 +30,13 @@ from trioflow.trace.flops import count_flop, may_multiply
         # 5 steps of 2 samples, two layers in two directions of 6 units with 4 gates, from 4 inputs
         (
             "aten::lstm",
-            [(5, 2, 4), (4, 2, 6), (4, 2, 6), *2 * [(24, 4), (24, 6), (24,), (24,)],
-             *2 * [(24, 12), (24, 6), (24,), (24,)]],
+            [
+                (5, 2, 4),
+                (4, 2, 6),
+                (4, 2, 6),
+                *2 * [(24, 4), (24, 6), (24,), (24,)],
+                *2 * [(24, 12), (24, 6), (24,), (24,)],
+            ],
             [(5, 2, 12), (4, 2, 6), (4, 2, 6)],
             2 * 5 * 2 * 4 * 6 * 2 * ((4 + 6) + (12 + 6)),
         ),
@@ -45,8 +50,10 @@ from trioflow.trace.flops import count_flop, may_multiply
         ),
         # the states of one layer have two dimensions, as its matrices have
         (
-            "aten::mkldnn_rnn_layer", [(5, 2, 4), (24, 4), (24, 6), (24,), (24,), (2, 6), (2, 6)],
-            [(5, 2, 6)], 2 * 5 * 2 * 24 * (4 + 6),
+            "aten::mkldnn_rnn_layer",
+            [(5, 2, 4), (24, 4), (24, 6), (24,), (24,), (2, 6), (2, 6)],
+            [(5, 2, 6)],
+            2 * 5 * 2 * 24 * (4 + 6),
         ),
         # 12 rows shared out among 3 experts, whose matrices are 5 x 7
         ("aten::_grouped_mm", [(12, 5), (3, 5, 7), (3,)], [(12, 7)], 2 * 12 * 5 * 7),
@@ -69,7 +76,7 @@ from trioflow.trace.flops import count_flop, may_multiply
             2 * 28_800,
         ),
     ],
-)  # fmt: skip
+)
 def test_closed_forms(name, inputs, outputs, flop):
     assert count_flop(name, inputs, outputs) == flop
 
@@ -93,10 +100,20 @@ def test_transposed_convolutions_of_a_profile_alone_count_once():
         shapes = [list(x.shape), list(layer.weight.shape), [8], *[[]] * 6]
         constants = ["", "", "", *map(str, (layer.stride, layer.padding, layer.dilation))]
         constants = [c.replace("(", "[").replace(")", "]") for c in constants]
-        call = Event("aten::convolution", "cpu_op", 0, 1, 1, None, None, details={
-            "shapes": shapes, "types": ["float"] * 3 + ["ScalarList"] * 3 + ["Scalar"] * 3,
-            "values": [*constants, "True", "[0, 0]", str(groups)],
-        })  # fmt: skip
+        call = Event(
+            "aten::convolution",
+            "cpu_op",
+            0,
+            1,
+            1,
+            None,
+            None,
+            details={
+                "shapes": shapes,
+                "types": ["float"] * 3 + ["ScalarList"] * 3 + ["Scalar"] * 3,
+                "values": [*constants, "True", "[0, 0]", str(groups)],
+            },
+        )
         assert count_event_flop(call) == 2 * x.numel() * layer.weight[0].numel()
 
 

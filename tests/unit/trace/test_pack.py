@@ -65,7 +65,10 @@ def test_packing_again_or_a_pack_gives_the_same_bytes(packed: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda m: m.update({"trace.json": m["trace.json"] + b" "}), "trace.json: differs from its digest"),
+        (
+            lambda m: m.update({"trace.json": m["trace.json"] + b" "}),
+            "trace.json: differs from its digest",
+        ),
         (lambda m: m.pop("tensors.parquet"), "tensors.parquet"),
         (lambda m: m.update({"../escape": b""}), "../escape"),
         (lambda m: m.pop(MANIFEST), "pack.json is missing"),
@@ -75,7 +78,7 @@ def test_packing_again_or_a_pack_gives_the_same_bytes(packed: Path, tmp_path: Pa
         (edit_manifest(digest="0"), "digest of all members"),
         (edit_manifest(files={}), "does not list its members"),
     ],
-)  # fmt: skip
+)
 def test_what_was_changed_on_the_way_is_refused(
     packed: Path, change: Callable[[dict[str, bytes]], object], words: str
 ) -> None:

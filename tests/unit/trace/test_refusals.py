@@ -85,9 +85,9 @@ BAD_PROFILES = {
     "[-8, 4] is not a shape": lambda p, g: event(p, "aten::relu")["args"].update(
         {"Input Dims": [[-8, 4]]}
     ),
-    "the shapes of 2 arguments and the types of 1": lambda p, g: event(p, "aten::relu")["args"].update(
-        {"Input Dims": [[8, 4], [8, 4]]}
-    ),
+    "the shapes of 2 arguments and the types of 1": lambda p, g: event(p, "aten::relu")[
+        "args"
+    ].update({"Input Dims": [[8, 4], [8, 4]]}),
     "are not lists of shapes and types": lambda p, g: event(p, "aten::relu")["args"].update(
         {"Input Dims": 7}
     ),
@@ -104,13 +104,13 @@ BAD_PROFILES = {
     "unknown element type 'floot'": lambda p, g: node(g, "aten::relu")["inputs"].update(
         types=["Tensor(floot)"]
     ),
-    "node 13 encloses itself": lambda p, g: node(g, "aten::t").update(
-        ctrl_deps=node(g, "aten::t")["id"] + 1
-    )
-    or node(g, "aten::mm").update(ctrl_deps=node(g, "aten::t")["id"]),
+    "node 13 encloses itself": lambda p, g: (
+        node(g, "aten::t").update(ctrl_deps=node(g, "aten::t")["id"] + 1)
+        or node(g, "aten::mm").update(ctrl_deps=node(g, "aten::t")["id"])
+    ),
     "schema '3.0' is not known": lambda p, g: g.update(schema="3.0"),
     "more than any step": lambda p, g: _enlarge(node(g, "aten::linear")),
-}  # fmt: skip
+}
 
 
 def _enlarge(one):

@@ -23,9 +23,12 @@ def test_what_is_kept_follows_the_batch_wherever_the_result_comes_to_lie(result)
     made = tensor(4, result, BATCH, 4)
     tracker = TensorTracker()
     inside = [
-        MadeInside(scaled, (keys,)), MadeInside(kept), MadeInside(kept, (kept, scaled)),
-        MadeInside(kept, (scaled,)), MadeInside(made, (kept,)),
-    ]  # fmt: skip
+        MadeInside(scaled, (keys,)),
+        MadeInside(kept),
+        MadeInside(kept, (kept, scaled)),
+        MadeInside(kept, (scaled,)),
+        MadeInside(made, (kept,)),
+    ]
     tracker.visit("aten::attention", "forward", [keys], [made], inside)
     weight, gradient = tensor(5, 60, 8, 4), tensor(6, 70, 8, 4)
     backward = tracker.visit("aten::mm", "backward", [kept, made], [gradient], [])

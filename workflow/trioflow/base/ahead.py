@@ -41,9 +41,12 @@ class Ahead(Generic[Question, Answer]):
     """
 
     def __init__(
-        self, answer: Callable[[Question], Answer], questions: Sequence[Question], jobs: int,
+        self,
+        answer: Callable[[Question], Answer],
+        questions: Sequence[Question],
+        jobs: int,
         worth_s: float = _WORTH_S,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._answer, self._questions, self._worth_s = answer, questions, worth_s
         # A daemon may have no children.
         self._jobs = jobs if sys.platform == "linux" and not current_process().daemon else 1

@@ -25,8 +25,11 @@ from trioflow.base.errors import InputError
 
 PYTORCH, MEGATRON, NANOTRON, DEEPSPEED = "pytorch", "megatron", "nanotron", "deepspeed"
 WORDS = {
-    PYTORCH: "eager PyTorch", MEGATRON: "Megatron-LM", NANOTRON: "nanotron", DEEPSPEED: "DeepSpeed"
-}  # fmt: skip
+    PYTORCH: "eager PyTorch",
+    MEGATRON: "Megatron-LM",
+    NANOTRON: "nanotron",
+    DEEPSPEED: "DeepSpeed",
+}
 """Frameworks, and how an answer calls them."""
 
 
@@ -129,38 +132,61 @@ _MEGATRON: dict[str, Any] = {"loss_copies": 1, "gather_buffers": 1, "framework":
 _HALF: dict[str, Any] = {"gradient_bytes": 2, "reduce_bytes": 2, **_MEGATRON}
 _FP8 = tuple(
     PrecisionRecipe(
-        f"{products}{'-params' * params}{'-bf16-reduce' * half}", "bf16", products=products,
-        fp8_parameters=params, **(_HALF if half else _MEGATRON),
+        f"{products}{'-params' * params}{'-bf16-reduce' * half}",
+        "bf16",
+        products=products,
+        fp8_parameters=params,
+        **(_HALF if half else _MEGATRON),
     )
     for products in ("fp8", "fp8-delayed", "fp8-block")
     for params in (False, True)
     for half in (False, True)
-)  # fmt: skip
+)
 RECIPES = {
     recipe.name: recipe
     for recipe in (
         *_PLAIN,
         PrecisionRecipe("fsdp2-mixed", "bf16", shards_main=True, **_MAIN),
         PrecisionRecipe("fsdp2-bf16-reduce", "bf16", reduce_bytes=2, shards_main=True, **_MAIN),
-        *(PrecisionRecipe(f"{MEGATRON}-{name}", name, gather_buffers=1, framework=MEGATRON) for name in ("fp32", "tf32")),
+        *(
+            PrecisionRecipe(f"{MEGATRON}-{name}", name, gather_buffers=1, framework=MEGATRON)
+            for name in ("fp32", "tf32")
+        ),
         PrecisionRecipe("megatron-bf16", "bf16", **_MEGATRON),
         PrecisionRecipe("megatron-bf16-reduce", "bf16", **_HALF),
         PrecisionRecipe("megatron-fp16", "fp16", **_HALF),
         PrecisionRecipe("megatron-fp16-fp32-reduce", "fp16", **_MEGATRON),
         *_FP8,
         PrecisionRecipe(
-            "deepspeed-bf16", "bf16", made_bytes=2, keeps_made=True, reduce_bytes=2, loss_copies=1,
-            framework=DEEPSPEED, **_MAIN
+            "deepspeed-bf16",
+            "bf16",
+            made_bytes=2,
+            keeps_made=True,
+            reduce_bytes=2,
+            loss_copies=1,
+            framework=DEEPSPEED,
+            **_MAIN,
         ),
         PrecisionRecipe(
-            "nanotron-bf16", "bf16", made_bytes=2, loss_copies=2, gather_buffers=2, framework=NANOTRON, **_MAIN
+            "nanotron-bf16",
+            "bf16",
+            made_bytes=2,
+            loss_copies=2,
+            gather_buffers=2,
+            framework=NANOTRON,
+            **_MAIN,
         ),
         PrecisionRecipe(
-            "pure-bf16", "bf16", parameter_bytes=2, gradient_bytes=2, state_bytes=2,
-            gather_bytes=2, reduce_bytes=2,
+            "pure-bf16",
+            "bf16",
+            parameter_bytes=2,
+            gradient_bytes=2,
+            state_bytes=2,
+            gather_bytes=2,
+            reduce_bytes=2,
         ),
     )
-}  # fmt: skip
+}
 """By name; fp32, tf32, bf16 and fp16 keep everything in single precision, the last two compute by autocast."""
 DEFAULT_RECIPE = "megatron-bf16"
 """Of a language model where nothing is said: people train so, and every plan and mixture of experts runs so."""

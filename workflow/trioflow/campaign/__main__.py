@@ -30,9 +30,12 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--minutes", type=float, default=9.0, help="time of this call (default 9)")
     parser.add_argument(
-        "--resume", action="append", default=[], metavar="DIR",
+        "--resume",
+        action="append",
+        default=[],
+        metavar="DIR",
         help="folder of an earlier call's output (its items.parquet is enough); may be repeated",
-    )  # fmt: skip
+    )
     parser.add_argument("--device", default="auto", choices=["auto", "cuda", "cpu"])
     parser.add_argument(
         "--workloads", help="table of workloads (default: the catalogue that ships)"
@@ -127,9 +130,17 @@ def _campaign(options: argparse.Namespace, words: list[str], until_s: float) -> 
     items = list_items(read_rows(options.workloads), device=device, quick=options.quick)
     _choose(items, options.only)
     settings = CallSettings(
-        Path(options.output), device, until_s, options.minutes * 60, options.only, options.state,
-        options.resume, limits, options.quick, options.retry_failed and options.until is None,
-    )  # fmt: skip
+        Path(options.output),
+        device,
+        until_s,
+        options.minutes * 60,
+        options.only,
+        options.state,
+        options.resume,
+        limits,
+        options.quick,
+        options.retry_failed and options.until is None,
+    )
     try:
         return run_call(items, settings)
     except DeviceLost:

@@ -116,12 +116,22 @@ def _differences(values: list[int]) -> list[int]:
 LEVEL = 12
 """Level of zstd: a few per cent larger than the slowest, at a tenth of the time."""
 
-_DROPPED_ARGUMENTS = frozenset({
-    # Estimates that follow from grid, block, registers and the device's properties.
-    "est. achieved occupancy %", "blocks per SM", "warps per SM", "memory bandwidth (GB/s)",
-    # Numbers of the profiler's own.
-    "Ev Idx", "Profiler Event Index", "queued", "context", "cbid", "Python thread",
-})  # fmt: skip
+_DROPPED_ARGUMENTS = frozenset(
+    {
+        # Estimates that follow from grid, block, registers and the device's properties.
+        "est. achieved occupancy %",
+        "blocks per SM",
+        "warps per SM",
+        "memory bandwidth (GB/s)",
+        # Numbers of the profiler's own.
+        "Ev Idx",
+        "Profiler Event Index",
+        "queued",
+        "context",
+        "cbid",
+        "Python thread",
+    }
+)
 """Arguments of profile events that are left out."""
 
 _DROPPED_KEYS = frozenset({"traceName"})

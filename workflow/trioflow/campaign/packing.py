@@ -53,9 +53,12 @@ def to_parquet(
     # Dictionaries and statistics of compressed content would store it twice.
     plain = [f.name for f in schema if f.type != pa.binary()]
     pq.write_table(
-        table, buffer, compression=_leaves(schema, packed), use_dictionary=_leaves_of(schema, plain),
+        table,
+        buffer,
+        compression=_leaves(schema, packed),
+        use_dictionary=_leaves_of(schema, plain),
         write_statistics=False,
-    )  # fmt: skip
+    )
     return buffer.getvalue()
 
 
@@ -86,9 +89,10 @@ def read_parquet(
     found = file.schema_arrow
     if found.names != SCHEMAS[name].names or found.types != SCHEMAS[name].types:
         raise TableError(
-            f"not a table {name} of a campaign of this version", file=path,
+            f"not a table {name} of a campaign of this version",
+            file=path,
             fix="read it with the version that wrote it",
-        )  # fmt: skip
+        )
     try:
         rows: list[dict[str, Any]] = file.read(columns=columns).to_pylist()
     except (pa.ArrowException, OSError) as error:
@@ -270,9 +274,10 @@ def load_pack(folder: str | Path, state: State) -> int:
     folder = Path(folder)
     if not (folder / ITEMS_FILE).exists():
         raise InputError(
-            f"no campaign here: {ITEMS_FILE} is missing", file=folder,
+            f"no campaign here: {ITEMS_FILE} is missing",
+            file=folder,
             fix="give the folder that an earlier call wrote",
-        )  # fmt: skip
+        )
     listed, metadata = read_parquet(folder / ITEMS_FILE, "items")
     shift = len(state.sessions)
     results: dict[str, Result] = {}

@@ -233,8 +233,10 @@ def _request(item: Item) -> dict[str, Any]:
     arguments: Mapping[str, Any] = item.arguments
     if item.kind == "workload":
         return {
-            "workload": _workload(item), "batch": arguments["batch"], "precision": _precision(item),
-        }  # fmt: skip
+            "workload": _workload(item),
+            "batch": arguments["batch"],
+            "precision": _precision(item),
+        }
     return {key: value for key, value in arguments.items() if key != "points"}
 
 

@@ -22,17 +22,25 @@ def add_retrieve(parser: argparse.ArgumentParser) -> None:
     """Add the parser of ``trioflow retrieve``."""
     parser.set_defaults(run=_run_retrieve)
     parser.add_argument(
-        "names", nargs="*", metavar="NAME",
+        "names",
+        nargs="*",
+        metavar="NAME",
         help="dataset, first part of several datasets' names, or <owner>+<repository>/<path>",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "-o", "--output", default=str(FOLDER), metavar="DIR",
+        "-o",
+        "--output",
+        default=str(FOLDER),
+        metavar="DIR",
         help="folder to write into, with a mirror's layout (default: %(default)s)",
-    )  # fmt: skip
-    add_options(parser, (
-        ("--list", True, "list what there is, or what is in NAME, and exit"),
-        ("--datasets", "FILE", "catalogue (default: the one of this checkout)"),
-    ))  # fmt: skip
+    )
+    add_options(
+        parser,
+        (
+            ("--list", True, "list what there is, or what is in NAME, and exit"),
+            ("--datasets", "FILE", "catalogue (default: the one of this checkout)"),
+        ),
+    )
 
 
 def _run_retrieve(options: argparse.Namespace) -> None:

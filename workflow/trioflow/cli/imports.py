@@ -58,10 +58,14 @@ def add_import(parser: argparse.ArgumentParser) -> None:
 def _run_import(options: argparse.Namespace) -> None:
     """Build the trace, write it and say what it holds."""
     given = ImportOptions(
-        gpu=options.gpu, batch=options.batch, precision=options.precision,
-        optimizer=options.optimizer, repeat_layers=options.repeat_layers, workload=options.workload,
+        gpu=options.gpu,
+        batch=options.batch,
+        precision=options.precision,
+        optimizer=options.optimizer,
+        repeat_layers=options.repeat_layers,
+        workload=options.workload,
         world_size=options.world_size,
-    )  # fmt: skip
+    )
     ranks = find_rank_files(options.sources, options.format)
     if len(ranks) > 1:
         _import_ranks(ranks, given, options.output)
@@ -108,9 +112,10 @@ def _format_rank(one: RankTimes) -> tuple[str, ...]:
 
 def _list_spreads(found: list[RankTimes]) -> list[tuple[str, list[float]]]:
     return [
-        ("step", [one.step_s for one in found]), ("compute", [one.compute_s for one in found]),
+        ("step", [one.step_s for one in found]),
+        ("compute", [one.compute_s for one in found]),
         ("communication, waiting included", [one.communication_s for one in found]),
-    ]  # fmt: skip
+    ]
 
 
 def _format_spread(times: list[float]) -> str:

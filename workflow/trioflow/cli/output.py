@@ -53,9 +53,10 @@ def format_table(
     """Return rows as columns, the first ``left`` aligned left; ``drop_empty`` leaves out those with nothing but dashes."""
     lines_of = [list(row) for row in rows]
     kept = [
-        i for i in range(len(head))
+        i
+        for i in range(len(head))
         if not (drop_empty and lines_of and all(row[i] == "-" for row in lines_of))
-    ]  # fmt: skip
+    ]
     left = sum(i < left for i in kept)
     cells = [[escape_text(row[i]) for i in kept] for row in (head, *lines_of)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(kept))]
@@ -86,11 +87,14 @@ def add_options(
     """
     for name, kind, text, *more in rows:
         known = (
-            {"action": "store_true"} if kind is True
-            else {"metavar": kind} if isinstance(kind, str)
-            else {"type": kind[0], "metavar": kind[1]} if isinstance(kind[0], type)
+            {"action": "store_true"}
+            if kind is True
+            else {"metavar": kind}
+            if isinstance(kind, str)
+            else {"type": kind[0], "metavar": kind[1]}
+            if isinstance(kind[0], type)
             else {"choices": kind}
-        )  # fmt: skip
+        )
         parser.add_argument(name, help=text, **known, **(more[0] if more else {}))
 
 
@@ -104,9 +108,12 @@ QUIET_S, _BEAT_S = 2.0, 0.5
 def add_output_argument(parser: argparse.ArgumentParser, rows: str) -> None:
     """Add the forms of output; ``rows``: what the rows of a table are."""
     parser.add_argument(
-        "--output", dest="form", choices=FORMS, default="table",
+        "--output",
+        dest="form",
+        choices=FORMS,
+        default="table",
         help=f"how to print: as text, one JSON object with all there is, or {rows} as CSV or Parquet (default: table)",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--json", dest="form", action="store_const", const="json", help="the same as --output json"
     )

@@ -38,9 +38,10 @@ def _find_platform(name: str) -> str | Path:
     path = MEASURED / "platforms" / f"{THIS_MACHINE}.yaml"
     if not path.exists():
         raise PlatformError(
-            "this machine has not been measured in this folder", file=path,
+            "this machine has not been measured in this folder",
+            file=path,
             fix=f"run `make reproduce`, or use one of {', '.join(list_platforms())}",
-        )  # fmt: skip
+        )
     return path
 
 
@@ -72,9 +73,10 @@ def find_collectives(platform: Platform, named: str | None = None) -> Path | Non
         if word and not (folder / word / file).exists():
             known = [each.parent.name for each in sorted(folder.glob(f"*/{file}"))]
             raise PlatformError(
-                f"no measured collectives are called {word!r}", place=key,
+                f"no measured collectives are called {word!r}",
+                place=key,
                 fix=f"{suggest(word, known)}use one of {', '.join(known)}",
-            )  # fmt: skip
+            )
     return path if path.exists() else None
 
 
@@ -86,9 +88,10 @@ def load_collectives(path: Path, method: str | None = None) -> Collectives:
         return model.using(method) if method else model
     if method not in (None, "measured"):
         raise InputError(
-            "holds measured curves only", file=path,
+            "holds measured curves only",
+            file=path,
             fix=f"leave --algorithm {method} out, or fit a platform with `trioflow fit-collectives`",
-        )  # fmt: skip
+        )
     return load_collective_model(path)
 
 

@@ -154,9 +154,11 @@ def convolution_kind(data: Sequence[int], weight: Sequence[int], result: Sequenc
     if all(size == 1 for size in weight[2:]):
         return "pointwise"
     # Padding changes an output by a few elements; a stride at least halves it.
-    if len(result) == len(data) and any(
-        2 * after <= before + 1 for before, after in zip(data[2:], result[2:], strict=True)
-    ) and any(after > 1 for after in result[2:]):  # fmt: skip
+    if (
+        len(result) == len(data)
+        and any(2 * after <= before + 1 for before, after in zip(data[2:], result[2:], strict=True))
+        and any(after > 1 for after in result[2:])
+    ):
         return "strided"
     return "dense"
 

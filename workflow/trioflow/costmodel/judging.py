@@ -43,10 +43,16 @@ class Case:
         """Return a row; ``predicted`` is time, low and high [s], the latter two perhaps missing."""
         time_s, low_s, high_s = (None if np.isnan(value) else float(value) for value in predicted)
         return {
-            **vars(self), "group": group, "quantity": quantity, "measured_s": measured_s,
-            "predicted_s": time_s, "low_s": low_s, "high_s": high_s, "oracle_s": oracle_s,
+            **vars(self),
+            "group": group,
+            "quantity": quantity,
+            "measured_s": measured_s,
+            "predicted_s": time_s,
+            "low_s": low_s,
+            "high_s": high_s,
+            "oracle_s": oracle_s,
             "extrapolated": extrapolated,
-        }  # fmt: skip
+        }
 
 
 def judge_pair(device: str, model: str, fitted: Any, source: Trace, target: Trace) -> list[Row]:
@@ -257,11 +263,17 @@ def score_cases(
     below, above = np.maximum(low - measured, 0.0), np.maximum(measured - high, 0.0)
     width = (high - low) / measured
     frame = rows[list(by)].assign(
-        cases=1, error=error, absolute=np.abs(error), oracle=np.abs(oracle),
-        judged=np.where(np.isnan(oracle), np.nan, np.abs(error)), intervals=has,
-        inside=inside, width=width, score=width + 2.0 / MISSED * (below + above) / measured,
+        cases=1,
+        error=error,
+        absolute=np.abs(error),
+        oracle=np.abs(oracle),
+        judged=np.where(np.isnan(oracle), np.nan, np.abs(error)),
+        intervals=has,
+        inside=inside,
+        width=width,
+        score=width + 2.0 / MISSED * (below + above) / measured,
         extrapolated=rows["extrapolated"].to_numpy(np.float64),
-    )  # fmt: skip
+    )
     groups = frame.groupby(list(by), sort=True, dropna=False)
     lowest, highest = groups["error"].min(), groups["error"].max()
     found = pd.DataFrame(

@@ -42,11 +42,7 @@ class Override:
     def fits(self, name: str, phase: str, shapes: Shapes) -> bool:
         """Return whether an operator is meant."""
         named = name == self.name or name.rpartition("::")[2] == self.name
-        return (
-            named
-            and self.phase in (None, phase)
-            and self.input_shapes in (None, shapes)
-        )  # fmt: skip
+        return named and self.phase in (None, phase) and self.input_shapes in (None, shapes)
 
     def describe(self) -> str:
         """Return the row in words."""
@@ -112,8 +108,10 @@ def _check_titles(titles: Sequence[str], file: Path) -> None:
     if missing or unknown:
         raise InputError(
             f"column {missing[0]!r} is missing" if missing else f"unknown column {unknown[0]!r}",
-            file=file, place="line 1", fix=f"columns: {', '.join((*_NEEDED, *_OPTIONAL))}",
-        )  # fmt: skip
+            file=file,
+            place="line 1",
+            fix=f"columns: {', '.join((*_NEEDED, *_OPTIONAL))}",
+        )
 
 
 def _read(row: dict[str, str | None], line: int, file: Path) -> Override:
@@ -121,9 +119,11 @@ def _read(row: dict[str, str | None], line: int, file: Path) -> Override:
 
     def wrong(column: str, fix: str) -> InputError:
         return InputError(
-            f"{cells.get(column, '')!r:.60} is wrong", file=file,
-            place=f"line {line}, column {column}", fix=fix,
-        )  # fmt: skip
+            f"{cells.get(column, '')!r:.60} is wrong",
+            file=file,
+            place=f"line {line}, column {column}",
+            fix=fix,
+        )
 
     if None in row or not cells.get("name"):
         raise wrong("name", "give the name of an operator, and one cell a column")

@@ -134,9 +134,12 @@ def pool_captures(
     )
     exchange_log = float(np.linalg.norm(times_s * widths) / np.linalg.norm(times_s) / _NORMAL_80)
     spread = Spread(
-        rank_log=rank_log, pass_log=pass_log, operator_log=operator_log, rank_autocorrelation=lag,
+        rank_log=rank_log,
+        pass_log=pass_log,
+        operator_log=operator_log,
+        rank_autocorrelation=lag,
         exchange_log=exchange_log,
-    )  # fmt: skip
+    )
     return MeasuredSpread(device_kind, f"{len(rows)} {CAPTURES}", 1, steps, 0, spread, source)
 
 
@@ -161,9 +164,11 @@ def load_spreads(path: Path = _SHIPPED_SPREADS) -> tuple[MeasuredSpread, ...]:
             raise TableError(f"{row} is not a spread", file=path, place=f"row {place}") from None
         if not all(0 <= parts[name] < math.inf for name in PARTS):
             raise TableError(
-                "a spread is negative or endless", file=path, place=f"row {place}",
+                "a spread is negative or endless",
+                file=path,
+                place=f"row {place}",
                 fix="write standard deviations of logarithms, 0 or more",
-            )  # fmt: skip
+            )
         if not all(-1 < parts[name] < 1 for name in LAGS):
             raise TableError(
                 "an autocorrelation is not between -1 and 1", file=path, place=f"row {place}"
@@ -227,9 +232,14 @@ def fit_spread(
     step_lag = _find_lag(series["step_log"].unstack().iloc[:, :1], 0.0)
     rank_lag = _find_lag(series["kept"].unstack(), always)
     found = Spread(
-        step_log, rank_log, micro_batch_log, pass_log, _spread_exchanges(exchanges),
-        step_autocorrelation=step_lag, rank_autocorrelation=rank_lag,
-    )  # fmt: skip
+        step_log,
+        rank_log,
+        micro_batch_log,
+        pass_log,
+        _spread_exchanges(exchanges),
+        step_autocorrelation=step_lag,
+        rank_autocorrelation=rank_lag,
+    )
     return found, slow
 
 

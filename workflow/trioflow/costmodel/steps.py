@@ -205,9 +205,13 @@ def load_residuals(path: Path = SHIPPED) -> tuple[StepResidual, ...]:
     for row in read_table(path):
         try:
             one = StepResidual(
-                row["way"], row["device_kind"], row["workload"], row["case"],
-                int(row["ranks"]), float(row["error"]),
-            )  # fmt: skip
+                row["way"],
+                row["device_kind"],
+                row["workload"],
+                row["case"],
+                int(row["ranks"]),
+                float(row["error"]),
+            )
         except (KeyError, TypeError, ValueError):
             raise TableError(f"{row} is not a residual", file=path) from None
         if one.way not in RESIDUAL_WAYS or not -1 < one.error < math.inf:
@@ -297,7 +301,13 @@ def load_node_residuals(path: Path = BEYOND_NODES) -> tuple[NodeResidual, ...]:
     found = []
     for row in read_table(path):
         try:
-            kind = (row["left_out"], int(row["tensor_nodes"]), row["chained"] == "1", int(row["nodes"]), int(row["runs"]))  # fmt: skip
+            kind = (
+                row["left_out"],
+                int(row["tensor_nodes"]),
+                row["chained"] == "1",
+                int(row["nodes"]),
+                int(row["runs"]),
+            )
             block_s, neighbour_s, step_s, low, high = numbers = [
                 float(row[name]) for name in _RESIDUAL_NUMBERS
             ]

@@ -266,9 +266,13 @@ class ExchangeRows:
         return plan_of, firsts.astype(np.int64)
 
     def assemble(
-        self, plans: list[Plan], plan_of: Ints, confidences: list[tuple[str, int, str]],
-        warnings: list[str], scale: float,
-    ) -> Exchanges:  # fmt: skip
+        self,
+        plans: list[Plan],
+        plan_of: Ints,
+        confidences: list[tuple[str, int, str]],
+        warnings: list[str],
+        scale: float,
+    ) -> Exchanges:
         """Return the exchanges of these matches, numbered as the matches are."""
         begin = self.first[:-1]
         of_task = np.full(self.tasks, _NONE, dtype=np.int64)

@@ -127,30 +127,43 @@ def keep_folded(
     slack = getattr(network, "slack", None)
     key = (id(fold), id(platform), type(network), slack, *map(id, planners), *said)
     folded: FoldedProgram = _keep(
-        _kept_folds, MOST_KEPT_FOLDS, key, (fold, platform, *planners),
+        _kept_folds,
+        MOST_KEPT_FOLDS,
+        key,
+        (fold, platform, *planners),
         lambda: fold_program(
-            fold, cases, network, platform.links, ranks=platform.ranks,
+            fold,
+            cases,
+            network,
+            platform.links,
+            ranks=platform.ranks,
             communication_on_compute_stream=platform.communication_on_compute_stream,
         ),
-    )  # fmt: skip
+    )
     return folded
 
 
 def keep_slack(platform: Platform) -> frozenset[int]:
     """Return the links of a platform that hold no flow between ranks back: see `find_slack`."""
     slack: frozenset[int] = _keep(
-        _kept_slack, MOST_KEPT_MESSAGES, (id(platform),), (platform,),
+        _kept_slack,
+        MOST_KEPT_MESSAGES,
+        (id(platform),),
+        (platform,),
         lambda: find_slack(platform.links, is_rank_node),
-    )  # fmt: skip
+    )
     return slack
 
 
 def keep_links(platform: Platform, factor: float) -> Sequence[Link]:
     """Return the links of a platform of which each moves a ``factor``th of the bytes."""
     links: Sequence[Link] = _keep(
-        _kept_links, MOST_KEPT, (id(platform), factor), (platform,),
+        _kept_links,
+        MOST_KEPT,
+        (id(platform), factor),
+        (platform,),
         lambda: narrow_links(platform.links, factor),
-    )  # fmt: skip
+    )
     return links
 
 

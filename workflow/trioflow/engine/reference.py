@@ -148,9 +148,13 @@ class _Run:
             raise SimulationError(explain_deadlock(self.program, end_s))
         work = getattr(self.network, "reshared_flows", 0)
         return Execution(
-            np.array(self.start_s), end_s, self.events, self.network.link_bytes, work,
+            np.array(self.start_s),
+            end_s,
+            self.events,
+            self.network.link_bytes,
+            work,
             self.collect_pieces(),
-        )  # fmt: skip
+        )
 
     def collect_pieces(self) -> Pieces | None:
         """Return the pieces that the network kept of its flows, and whose those are."""
@@ -233,9 +237,13 @@ class _Run:
 
     def start_flow(self, index: int, message: int, pair: int, spec: FlowSpec, now_s: float) -> None:
         flow = Flow(
-            len(self.owners), spec.source, spec.target, spec.size_bytes, spec.latency_s,
+            len(self.owners),
+            spec.source,
+            spec.target,
+            spec.size_bytes,
+            spec.latency_s,
             spec.max_rate_bytes_per_s,
-        )  # fmt: skip
+        )
         self.owners.append((index, message))
         self.pairs.append(pair)
         self.events += 1

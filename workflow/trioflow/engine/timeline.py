@@ -189,9 +189,12 @@ def summarize_timeline(timeline: pd.DataFrame) -> TimelineSummary:
 
 
 def summarize_tasks(
-    rank: NDArray[np.int64], computes: NDArray[np.bool_], communicates: NDArray[np.bool_],
-    start_s: NDArray[np.float64], end_s: NDArray[np.float64],
-) -> TimelineSummary:  # fmt: skip
+    rank: NDArray[np.int64],
+    computes: NDArray[np.bool_],
+    communicates: NDArray[np.bool_],
+    start_s: NDArray[np.float64],
+    end_s: NDArray[np.float64],
+) -> TimelineSummary:
     """Sum up tasks that stand in columns; see :func:`summarize_timeline`."""
     found, lane = (
         np.unique(rank, return_inverse=True) if rank.any() else (rank[:1], np.zeros_like(rank))

@@ -35,9 +35,14 @@ from trioflow.trace.store import Trace
 OWN = "trioflow."
 """Prefix of the attributes that only trioflow reads."""
 OWN_COLUMNS = {
-    "stream": "string_val", "kind": "string_val", "phase": "string_val", "op_id": "int64_val",
-    "micro_batch": "int64_val", "stage": "int64_val", "match_id": "int64_val",
-}  # fmt: skip
+    "stream": "string_val",
+    "kind": "string_val",
+    "phase": "string_val",
+    "op_id": "int64_val",
+    "micro_batch": "int64_val",
+    "stage": "int64_val",
+    "match_id": "int64_val",
+}
 """Columns of the task table that are kept as attributes, and their type."""
 _SOURCE_FACTS = ("workload", "device", "device_name", "precision", "optimizer")
 _MODEL_FACTS = ("units", "tensor_split", "attention_heads", "parameters", "row", "step_time_source")
@@ -151,9 +156,10 @@ def _check_free(prefix: str | Path, files: list[Path], groups_file: Path) -> Non
         number = file.name.removeprefix(stem).removesuffix(".et")
         if file.name == f"{stem}{number}.et" and number.isdigit() and file.name not in known:
             raise InputError(
-                f"this is a file of an export of more than {len(files)} ranks", file=file,
+                f"this is a file of an export of more than {len(files)} ranks",
+                file=file,
                 fix="remove it, or choose another prefix",
-            )  # fmt: skip
+            )
     for file in (*files, groups_file):
         if file.is_dir():
             raise InputError("a folder lies here", file=file, fix="choose another prefix")
@@ -286,10 +292,13 @@ class _Export:
         metadata = self.metadata
         known = {"workload": metadata.workload, "device_name": metadata.device_name}
         attributes: dict[str, Any] = {
-            "version": __version__, "rank": rank, "ranks": self.ranks,
-            "plan": metadata.plan_text or None, "nodes": len(self._of_rank.get(rank, [])),
+            "version": __version__,
+            "rank": rank,
+            "ranks": self.ranks,
+            "plan": metadata.plan_text or None,
+            "nodes": len(self._of_rank.get(rank, [])),
             **{key: known.get(key) or facts.get(key) for key in _SOURCE_FACTS},
-        }  # fmt: skip
+        }
         if metadata.batch:
             attributes["batch"] = metadata.batch // metadata.plan.data
         if self.ranks == 1 and self._tensors:

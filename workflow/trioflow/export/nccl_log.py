@@ -17,9 +17,14 @@ from trioflow.engine.program import COMMUNICATION_KINDS
 from trioflow.export.kineto import find_members, make_folder
 
 _CALLS = {
-    "all_reduce": "AllReduce", "all_gather": "AllGather", "reduce_scatter": "ReduceScatter",
-    "broadcast": "Broadcast", "reduce": "Reduce", "send": "Send", "recv": "Recv",
-}  # fmt: skip
+    "all_reduce": "AllReduce",
+    "all_gather": "AllGather",
+    "reduce_scatter": "ReduceScatter",
+    "broadcast": "Broadcast",
+    "reduce": "Reduce",
+    "send": "Send",
+    "recv": "Recv",
+}
 _EACH = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
 """Collectives whose count is that of one rank's part."""
 _BYTES, _SUM = 1, 0
@@ -61,9 +66,12 @@ def write_nccl_log(
 
 
 def _describe_rank(
-    rank: int, device: int, calls: list[Any], members: dict[int, list[int]],
+    rank: int,
+    device: int,
+    calls: list[Any],
+    members: dict[int, list[int]],
     known: dict[tuple[str, tuple[int, ...]], int],
-) -> Iterator[str]:  # fmt: skip
+) -> Iterator[str]:
     """Yield what a rank logs: the communicators that it is in, then its calls."""
     for (_, group), number in known.items():
         if rank in group:

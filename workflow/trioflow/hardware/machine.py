@@ -42,9 +42,13 @@ class Device:
     def of(cls, sheet: DeviceSheet) -> Device:
         """Return the GPU of a sheet."""
         return cls(
-            sheet.driver_name, "gpu", sheet.usable_memory_bytes, dict(sheet.peak_flop_per_s),
-            sheet.memory_bandwidth_bytes_per_s, sheet,
-        )  # fmt: skip
+            sheet.driver_name,
+            "gpu",
+            sheet.usable_memory_bytes,
+            dict(sheet.peak_flop_per_s),
+            sheet.memory_bandwidth_bytes_per_s,
+            sheet,
+        )
 
     @property
     def described(self) -> DeviceSheet | str:
@@ -151,8 +155,9 @@ class Platform:
             if not (link[2] > 0 and 0 <= link[3] < inf):
                 raise PlatformError(
                     f"{self.name}: {link[2]!r} bytes/s after {link[3]!r} s is no link",
-                    place=f"links.{name_link(link)}", fix="give a positive bandwidth, and a latency of 0 or more",
-                )  # fmt: skip
+                    place=f"links.{name_link(link)}",
+                    fix="give a positive bandwidth, and a latency of 0 or more",
+                )
 
     def __repr__(self) -> str:
         return f"<Platform {self.name}: {self.ranks} x {self.device.name}, {len(self.links)} links>"

@@ -119,26 +119,44 @@ def time_mark() -> float:
     return (time.perf_counter_ns() - start_ns) / _COST_SAMPLES / NS_PER_S
 
 
-STEP_MARKS = pa.schema([
-    column("experiment", TEXT, "experiment whose real step was recorded"),
-    column("recording", TEXT, "marks: nothing else was recorded; profile: a profiler ran as well"),
-    column("round", INT, "round of the recording, from 0"),
-    column("rank", INT, "process"),
-    column("phase", TEXT, "forward, backward or optimizer; empty for the whole step"),
-    column("micro_batch", INT, "micro-batch, from 0"),
-    column("stage", INT, "pipeline stage, from 0"),
-    column("start_ns", INT, "start after the start of the rank that began the round first", "ns"),
-    column("end_ns", INT, "end, counted from the same instant", "ns"),
-])  # fmt: skip
+STEP_MARKS = pa.schema(
+    [
+        column("experiment", TEXT, "experiment whose real step was recorded"),
+        column(
+            "recording", TEXT, "marks: nothing else was recorded; profile: a profiler ran as well"
+        ),
+        column("round", INT, "round of the recording, from 0"),
+        column("rank", INT, "process"),
+        column("phase", TEXT, "forward, backward or optimizer; empty for the whole step"),
+        column("micro_batch", INT, "micro-batch, from 0"),
+        column("stage", INT, "pipeline stage, from 0"),
+        column(
+            "start_ns", INT, "start after the start of the rank that began the round first", "ns"
+        ),
+        column("end_ns", INT, "end, counted from the same instant", "ns"),
+    ]
+)
 
-RECORDED_EVENTS = pa.schema([
-    *(TIMELINE.field(name) for name in ("rank", "stream", "kind", "name", "phase", "micro_batch", "stage")),
-    column("experiment", TEXT, "experiment whose real steps were profiled"),
-    column("occurrence", INT, "which of the events that are equal in all columns before, from 0"),
-    column("start_s", FLOAT, "start after the start of the rank that began first, median over rounds", "s"),
-    column("end_s", FLOAT, "end, counted from the same instant, median over rounds", "s"),
-    column("rounds", INT, "profiled rounds in which it occurred"),
-])  # fmt: skip
+RECORDED_EVENTS = pa.schema(
+    [
+        *(
+            TIMELINE.field(name)
+            for name in ("rank", "stream", "kind", "name", "phase", "micro_batch", "stage")
+        ),
+        column("experiment", TEXT, "experiment whose real steps were profiled"),
+        column(
+            "occurrence", INT, "which of the events that are equal in all columns before, from 0"
+        ),
+        column(
+            "start_s",
+            FLOAT,
+            "start after the start of the rank that began first, median over rounds",
+            "s",
+        ),
+        column("end_s", FLOAT, "end, counted from the same instant, median over rounds", "s"),
+        column("rounds", INT, "profiled rounds in which it occurred"),
+    ]
+)
 
 _EVENT = ["experiment", "rank", "stream", "kind", "name", "phase", "micro_batch", "stage"]
 _ROUND = ["experiment", "recording", "round"]

@@ -207,9 +207,10 @@ def _save(
         steps[tables.MEASUREMENTS.names], "measurements", folder / "measurements.parquet"
     )
     tables.write_table(
-        _reduce_samples(results, job["ranks"], library), "collective_samples",
+        _reduce_samples(results, job["ranks"], library),
+        "collective_samples",
         folder / "collective_samples.parquet",
-    )  # fmt: skip
+    )
     write_json(
         folder / "session.json",
         {
@@ -249,9 +250,10 @@ def _save_records(
     chosen = {name: choose_round(marks, str(name)) for name in found["experiment"].unique()}
     shown = found[found["round"] == found["experiment"].map(chosen)].drop(columns="round")
     for table, frame, schema in (
-        ("rank_timelines", shown, tables.RANK_TIMELINES), ("step_marks", marks, STEP_MARKS),
+        ("rank_timelines", shown, tables.RANK_TIMELINES),
+        ("step_marks", marks, STEP_MARKS),
         ("recorded_events", median_events(found, marks), RECORDED_EVENTS),
-    ):  # fmt: skip
+    ):
         tables.write_table(frame, table, folder / f"{table}.parquet", schema=schema)
 
 

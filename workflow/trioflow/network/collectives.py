@@ -203,9 +203,13 @@ class CollectiveFlows:
     def stretch(self, factor: float) -> CollectiveFlows:
         """Return them slower by a factor; the links are made narrower by it elsewhere."""
         return CollectiveFlows(
-            self.shape, self.sizes_bytes, self.latencies_s * factor,
-            self.max_rates_bytes_per_s / factor, self.confidence, self.warning,
-        )  # fmt: skip
+            self.shape,
+            self.sizes_bytes,
+            self.latencies_s * factor,
+            self.max_rates_bytes_per_s / factor,
+            self.confidence,
+            self.warning,
+        )
 
 
 def compute_wire_bytes(collective: str, message_bytes: float, ranks: int) -> float:

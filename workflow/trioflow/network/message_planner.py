@@ -304,9 +304,10 @@ class MessagePlanner:
             for name in algorithms:
                 if name not in WITH_BARRIER:
                     raise InputError(
-                        f"no collective is called {name!r}", place="algorithms",
+                        f"no collective is called {name!r}",
+                        place="algorithms",
                         fix=f"use some of {', '.join(WITH_BARRIER)}",
-                    )  # fmt: skip
+                    )
         self._platform, self._algorithms, self._run_alone = platform, algorithms, run_alone
         self._chunks = chunks
         self._flows = CollectivePlanner(platform, cost, bound)
@@ -368,9 +369,13 @@ class MessagePlanner:
         latencies_s = np.array(shape.latencies_s)
         pairs = len(shape.pairs)
         plain = CollectiveMessages(
-            pattern, shape, message_bytes / pattern.pieces, latencies_s, np.full(pairs, math.inf),
+            pattern,
+            shape,
+            message_bytes / pattern.pieces,
+            latencies_s,
+            np.full(pairs, math.inf),
             UNCALIBRATED if pairs else "measured",
-        )  # fmt: skip
+        )
         measured_time = self._flows.find_time(collective, message_bytes, group) if pairs else None
         if measured_time is None:
             return plain

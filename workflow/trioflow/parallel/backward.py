@@ -42,9 +42,20 @@ _SOFTMAXES = ("aten::softmax", "aten::_softmax", "aten::_safe_softmax")
 _LINEAR = ("linear", "::mm", "::addmm", "grouped_mm")
 """How the names of operators end that are a linear layer's product."""
 _LAYERS = {
-    "qkv": ("q_proj", "k_proj", "v_proj", "qkv_proj", "q_a_proj", "q_b_proj", "kv_a_proj", "kv_b_proj"),
-    "out": ("o_proj",), "up": ("gate_proj", "up_proj", "gate_up_proj"), "down": ("down_proj",),
-}  # fmt: skip
+    "qkv": (
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "qkv_proj",
+        "q_a_proj",
+        "q_b_proj",
+        "kv_a_proj",
+        "kv_b_proj",
+    ),
+    "out": ("o_proj",),
+    "up": ("gate_proj", "up_proj", "gate_up_proj"),
+    "down": ("down_proj",),
+}
 """Linear layers that a policy's words name, by the last part of their module."""
 POLICIES = {row["policy"]: row for row in read_table(PACKAGE / "data" / "recompute_policies.tsv")}
 """Named policies of recomputation: what each saves, and where it is written."""
@@ -320,17 +331,20 @@ def _share_of_input(row: dict[str, Any], gradients: Sequence[int], size: Sequenc
 
 
 def keep_sums_with_input(
-    split: BackwardSplit, exchanges: dict[int, list[Any]], forward_of: list[int | None],
+    split: BackwardSplit,
+    exchanges: dict[int, list[Any]],
+    forward_of: list[int | None],
     first: bool = False,
-) -> dict[int, list[Any]]:  # fmt: skip
+) -> dict[int, list[Any]]:
     """Move tensor-parallel collectives of gradients that go on from W to I, beside I of the same forward operator."""
     inside, moved = set(split.for_input), {op: list(held) for op, held in exchanges.items()}
     for op_id in split.for_weight:
         if op_id in exchanges and op_id not in inside and inside:
             same = [
-                i for i in split.for_input
+                i
+                for i in split.for_input
                 if (first or i < op_id) and forward_of[i] == forward_of[op_id]
-            ]  # fmt: skip
+            ]
             if same:
                 moved.setdefault(min(same) if first else max(same), []).extend(moved.pop(op_id))
     return moved

@@ -47,9 +47,11 @@ def _release(graph: TaskGraph, largest_bytes: float) -> TaskGraph:
     new.loc[wait, "name"] = [f"wait for {name}" for name in tasks.loc[eager, "name"]]
     new.loc[wait, "duration_s"] = 0.0
     new.loc[wait, ["match_id", "peer", "message_bytes"]] = pd.NA
-    ends = np.vstack([
-        place[graph.dependencies[["task_id", "depends_on"]].to_numpy(dtype=np.int64)],
-        np.column_stack([wait, wait - 1]),
-    ])  # fmt: skip
+    ends = np.vstack(
+        [
+            place[graph.dependencies[["task_id", "depends_on"]].to_numpy(dtype=np.int64)],
+            np.column_stack([wait, wait - 1]),
+        ]
+    )
     ends = ends[np.argsort(ends[:, 0], kind="stable")]
     return TaskGraph(new, pd.DataFrame(ends, columns=["task_id", "depends_on"]), graph.metadata)

@@ -104,9 +104,12 @@ def fold_representatives(graph: TaskGraph, grid: Grid) -> FoldedTaskGraph:
             families.append(grid.make_family(group))
         family_of.append(known[key])
     fold = Fold(
-        graph, grid.classify(), grid.find_representatives(),
-        np.array(family_of, dtype=np.int64), families,
-    )  # fmt: skip
+        graph,
+        grid.classify(),
+        grid.find_representatives(),
+        np.array(family_of, dtype=np.int64),
+        families,
+    )
     problem = fold.find_problem()
     if problem:
         raise PlanError(f"the ranks of the plan cannot be folded: {problem}")

@@ -63,9 +63,10 @@ class GraphMetadata:
         numbers = [value for value in interval if isinstance(value, int | float)]
         if not len(numbers) == len(interval) == 2 or not 0 < interval[0] <= interval[1] < math.inf:
             raise InputError(
-                f"{interval!r} is not an interval of compute factors", place="compute_interval",
+                f"{interval!r} is not an interval of compute factors",
+                place="compute_interval",
                 fix="give a low and a high factor, such as [0.9, 1.1]",
-            )  # fmt: skip
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """Return what JSON holds of it: an experiment's entries only where it is one's."""
@@ -98,9 +99,17 @@ UNKNOWN = GraphMetadata()
 """Of a graph that was put together by hand."""
 _REMAKE = "make the task graph again"
 _IN_JSON: dict[Any, tuple[Any, ...]] = {
-    bool: (bool,), int: (int,), float: (int, float), str: (str,), list: (list,), tuple: (list,),
-    dict: (dict,), Plan: (dict,), str | None: (str,), TimesOrigin | None: (dict,),
-}  # fmt: skip
+    bool: (bool,),
+    int: (int,),
+    float: (int, float),
+    str: (str,),
+    list: (list,),
+    tuple: (list,),
+    dict: (dict,),
+    Plan: (dict,),
+    str | None: (str,),
+    TimesOrigin | None: (dict,),
+}
 """Types of a JSON value by the type of the attribute that it becomes."""
 
 
@@ -121,7 +130,9 @@ def _read_cells(
         value = raw[name]
         if not isinstance(value, expected) or (isinstance(value, bool) and bool not in expected):
             raise TableError(
-                f"{value!r:.60} does not have the type {expected[0].__name__}", file=file, place=f"{place} {name}",
+                f"{value!r:.60} does not have the type {expected[0].__name__}",
+                file=file,
+                place=f"{place} {name}",
                 fix=_REMAKE,
-            )  # fmt: skip
+            )
     return dict(raw)

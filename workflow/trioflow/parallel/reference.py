@@ -173,9 +173,12 @@ def _predict_for(
 
 @remembered
 def _predict_rows(
-    reference: Reference, operators: pd.DataFrame, factor: float, model: OperatorModel,
+    reference: Reference,
+    operators: pd.DataFrame,
+    factor: float,
+    model: OperatorModel,
     phases: Sequence[str] = PHASES,
-) -> tuple[NDArray[np.float64], bool]:  # fmt: skip
+) -> tuple[NDArray[np.float64], bool]:
     """Return the times of the operators of some phases, and whether any is out of the model's range."""
     target, recorded = resize_batch(operators, factor), reference.operators
     if phases != PHASES:

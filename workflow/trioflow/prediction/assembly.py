@@ -154,9 +154,17 @@ def join_step(
     ]
     doubt = _doubt_nodes(graph, platform, times)
     return Step(
-        release_sends(graph, platform.eager_send_bytes), platform, collectives, times.traces, options, times.model_text, times.confidence,
-        (*warnings, *([doubt.text] if doubt else [])), anchor, doubt,
-    )  # fmt: skip
+        release_sends(graph, platform.eager_send_bytes),
+        platform,
+        collectives,
+        times.traces,
+        options,
+        times.model_text,
+        times.confidence,
+        (*warnings, *([doubt.text] if doubt else [])),
+        anchor,
+        doubt,
+    )
 
 
 def _doubt_nodes(graph: TaskGraph, platform: Platform, times: DeviceTimes) -> NodeDoubt | None:
@@ -170,9 +178,10 @@ def _find_session(workload: str) -> Path:
     path = MEASURED / "measurements" / workload / "session.json"
     if not path.exists():
         raise InputError(
-            f"no session of {workload} was measured in this folder", file=path,
+            f"no session of {workload} was measured in this folder",
+            file=path,
             fix="run `make reproduce`, give the session's file, or leave the anchor out",
-        )  # fmt: skip
+        )
     return path
 
 
@@ -264,10 +273,19 @@ def build_graph(
         stages = read_stages(stages)
     routing = read_routing(options.routing, options.seed)
     return extrapolate(
-        [set_routing(trace, routing) for trace in times.traces], plan, times.model, batch=batch, host=host, stages=stages,
-        schedule=options.schedule, mode=options.mode, last_batch=options.last_batch,
-        anchoring=options.anchoring, memory=options.memory, room_bytes=room_bytes,
-    )  # fmt: skip
+        [set_routing(trace, routing) for trace in times.traces],
+        plan,
+        times.model,
+        batch=batch,
+        host=host,
+        stages=stages,
+        schedule=options.schedule,
+        mode=options.mode,
+        last_batch=options.last_batch,
+        anchoring=options.anchoring,
+        memory=options.memory,
+        room_bytes=room_bytes,
+    )
 
 
 def choose_collectives(

@@ -131,10 +131,15 @@ def _measure_rows(
         for name in tables.PHASES
     }
     moved = add_up(frame["message_bytes"].to_numpy(dtype=np.float64, na_value=0.0))
-    return pd.DataFrame({
-        "ranks": members.astype(np.int64), "operators": add_up(operators).astype(np.int64),
-        **times_s, **phases_s, "message_bytes": moved.astype(np.int64) // np.maximum(members, 1),
-    })  # fmt: skip
+    return pd.DataFrame(
+        {
+            "ranks": members.astype(np.int64),
+            "operators": add_up(operators).astype(np.int64),
+            **times_s,
+            **phases_s,
+            "message_bytes": moved.astype(np.int64) // np.maximum(members, 1),
+        }
+    )
 
 
 class _Work(NamedTuple):
@@ -175,9 +180,10 @@ def _measure_lanes(
     )
     busy = merge_lanes(join_lanes(compute, communication))
     for name, intervals in (
-        ("compute_s", compute), ("communication_s", communication),
+        ("compute_s", compute),
+        ("communication_s", communication),
         ("exposed_communication_s", subtract_lanes(communication, hiding)),
-    ):  # fmt: skip
+    ):
         yield name, measure_lanes(intervals, count * ranks)
     yield "idle_s", step_s - measure_lanes(busy, count * ranks)
 

@@ -37,9 +37,14 @@ class _Need(NamedTuple):
 
 
 def find_largest(
-    traces: Traces, plan: Plan, platform: Platform | str | Path, what: str, *,
-    batch: int | None = None, options: Options = DEFAULTS,
-) -> dict[str, Any]:  # fmt: skip
+    traces: Traces,
+    plan: Plan,
+    platform: Platform | str | Path,
+    what: str,
+    *,
+    batch: int | None = None,
+    options: Options = DEFAULTS,
+) -> dict[str, Any]:
     """Return the largest batch or sequence (``what``) of a plan that fits the memory.
 
     Returns ``largest``, ``plan_text``, ``memory_bytes`` and ``outside_bytes`` of a rank; for the largest that ``fits``,
@@ -92,13 +97,17 @@ def find_largest(
         raise InputError(
             f"no {what} fits: {unit:,} {'tokens' if what == 'sequence' else 'samples a step'} need {needed} of {limit}",
             fix="use more ranks, another plan or --recompute full",
-        )  # fmt: skip
+        )
     roomy = find_most(lambda count: ask(count).wanted_bytes + outside_bytes, room, most)
     return {
-        "largest": what, "plan_text": ask(most).plan_text, "memory_bytes": room,
-        "outside_bytes": outside_bytes, "fits": describe(most), "next": describe(most + 1),
+        "largest": what,
+        "plan_text": ask(most).plan_text,
+        "memory_bytes": room,
+        "outside_bytes": outside_bytes,
+        "fits": describe(most),
+        "next": describe(most + 1),
         "roomy": describe(roomy),
-    }  # fmt: skip
+    }
 
 
 def find_most(need: Callable[[int], float], room: float, most: int) -> int:

@@ -177,9 +177,12 @@ def extend_step(fewer: Step, more: Step, plan: Plan, batch: int) -> Step:
     grown = ("first_call_s", "baseline_step_time_s", "peak_memory_bytes", "memory")
     text = many.plan_text.replace(describe_plan(many.plan, many.batch), describe_plan(plan, batch))
     metadata = replace(
-        many, plan=plan, batch=batch, plan_text=text,
+        many,
+        plan=plan,
+        batch=batch,
+        plan_text=text,
         **{name: _extend(getattr(few, name), getattr(many, name), beyond) for name in grown},
-    )  # fmt: skip
+    )
     graph = copy(more.graph)
     graph.metadata = metadata
     warning = (
@@ -231,13 +234,21 @@ def load_experiment(
     times = graph.metadata.operator_times
     if times is None:
         raise TableError(
-            "no key 'operator_times'", file=Path(graph_folder) / "tasks.parquet", place="metadata",
+            "no key 'operator_times'",
+            file=Path(graph_folder) / "tasks.parquet",
+            place="metadata",
             fix="make the task graph with the workflow",
-        )  # fmt: skip
+        )
     anchor = read_session(session, graph.metadata, traces, machine)
     step = Step(
-        release_sends(graph, machine.eager_send_bytes), machine, load_collective_model(collectives), traces,
+        release_sends(graph, machine.eager_send_bytes),
+        machine,
+        load_collective_model(collectives),
+        traces,
         Options(anchor=SESSION, session=session, record_links=True),
-        times.cost_model, times.confidence, tuple(times.warnings), anchor,
-    )  # fmt: skip
+        times.cost_model,
+        times.confidence,
+        tuple(times.warnings),
+        anchor,
+    )
     return step, anchor

@@ -77,10 +77,12 @@ def describe_plan_kind(plan: Mapping[Any, Any]) -> str:
     kinds = [
         kind
         for column, kind in (
-            ("data", "data parallel"), ("tensor", "tensor parallel"), ("pipeline", "pipeline"),
+            ("data", "data parallel"),
+            ("tensor", "tensor parallel"),
+            ("pipeline", "pipeline"),
         )
         if int(plan[column]) > 1
-    ]  # fmt: skip
+    ]
     return " and ".join(kinds) or "one rank"
 
 

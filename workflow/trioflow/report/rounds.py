@@ -37,8 +37,9 @@ def compare_rounds(errors: pd.DataFrame, inputs: ReportInputs) -> pd.DataFrame:
         drawn = inputs.summaries[name].get("drawn")
         if not isinstance(drawn, dict) or not all(key in drawn for key in QUANTILES):
             raise InputError(
-                f"experiment {name!r}: its summary has no draws", fix="simulate it again with this version"
-            )  # fmt: skip
+                f"experiment {name!r}: its summary has no draws",
+                fix="simulate it again with this version",
+            )
         steps_s = measured_steps(inputs.measurements, row, int(row["ranks"]))
         found: dict[str, Any] = {"experiment": name, "rounds": len(steps_s)}
         for key, quantile in QUANTILES.items():
@@ -81,8 +82,14 @@ def render_rounds(rounds: pd.DataFrame) -> str:
             for way in ("measured", "drawn")
         ),
         *(
-            numbers(f"{100 * quantile:.0f} %", "error", "drawn over measured, less 1", "signed", partial(_find_error, key=key))
+            numbers(
+                f"{100 * quantile:.0f} %",
+                "error",
+                "drawn over measured, less 1",
+                "signed",
+                partial(_find_error, key=key),
+            )
             for key, quantile in QUANTILES.items()
         ),
-    ]  # fmt: skip
+    ]
     return render_paragraph(text) + render_records(rows, fields, "Rounds and draws")

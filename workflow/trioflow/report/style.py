@@ -85,9 +85,16 @@ def label_ends(axes: Any, ends: Iterable[tuple[str, float, str]], gap: float = 0
     leader = {"arrowstyle": "-", "linewidth": 0.7, "shrinkA": 0, "shrinkB": 0, "relpos": (0, 0.5)}
     for place, (share, name, colour) in zip(places, found, strict=True):
         axes.annotate(
-            name, (1, share), (1, place), xycoords="axes fraction", textcoords=beside, va="center",
-            fontsize=7.5, arrowprops={**leader, "color": colour}, annotation_clip=False,
-        )  # fmt: skip
+            name,
+            (1, share),
+            (1, place),
+            xycoords="axes fraction",
+            textcoords=beside,
+            va="center",
+            fontsize=7.5,
+            arrowprops={**leader, "color": colour},
+            annotation_clip=False,
+        )
 
 
 Note = tuple[tuple[float, float, float, float], str]

@@ -36,9 +36,14 @@ def score_pairs(questions: Iterable[Sequence[tuple[Prediction, float]]]) -> pd.D
     pairs = pd.DataFrame(found, columns=["stated", "alone", "won"], dtype=np.float64)
     group = pd.cut(pairs["stated"], list(_ENDS), include_lowest=True)
     rows = [
-        {"low": max(ends.left, _ENDS[0]), "high": ends.right, "pairs": len(mine), **mine.mean().to_dict()}
+        {
+            "low": max(ends.left, _ENDS[0]),
+            "high": ends.right,
+            "pairs": len(mine),
+            **mine.mean().to_dict(),
+        }
         for ends, mine in pairs.groupby(group, observed=True)
-    ]  # fmt: skip
+    ]
     return pd.DataFrame(rows, columns=["low", "high", "pairs", "stated", "alone", "won"])
 
 
@@ -53,9 +58,11 @@ def render_chances(groups: pd.DataFrame, of: str) -> str:
         numbers("probability", "from", f"of pairs of {of}", "percent", "low"),
         numbers("probability", "to", "", "percent", "high"),
         numbers("pairs", "", "how many", "count", "pairs"),
-        numbers("stated", "", "mean probability that the plan is the faster one", "percent", "stated"),
+        numbers(
+            "stated", "", "mean probability that the plan is the faster one", "percent", "stated"
+        ),
         numbers("measured", "", "share of the pairs in which it was", "percent", "won"),
-    ]  # fmt: skip
+    ]
     if not groups["alone"].equals(groups["stated"]):
         words = "from the models' errors alone"
         fields.append(numbers("stated", "without runs over nodes", words, "percent", "alone"))

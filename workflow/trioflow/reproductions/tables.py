@@ -35,21 +35,30 @@ DRIFT_HALVES, DRIFT_CAUSES = _TABLES["drift_halves"], _TABLES["drift_causes"]
 ANALYTICAL = _TABLES["analytical"]
 
 _MAY_LACK = {
-    "oracle_mean_absolute_error", "beside_oracle_error", "coverage", "mean_relative_width",
+    "oracle_mean_absolute_error",
+    "beside_oracle_error",
+    "coverage",
+    "mean_relative_width",
     "interval_score",
-}  # fmt: skip
+}
 
-SUMMARY = pa.schema([
-    *(tables.VALIDATION.field(name) for name in ("set", "quantity", "group", "model")),
-    *(
-        column(name, tables.INT if name in COUNTS else tables.FLOAT, text, null=name in _MAY_LACK)
-        for name, text in SCORES.items()
-    ),
-])  # fmt: skip
+SUMMARY = pa.schema(
+    [
+        *(tables.VALIDATION.field(name) for name in ("set", "quantity", "group", "model")),
+        *(
+            column(
+                name, tables.INT if name in COUNTS else tables.FLOAT, text, null=name in _MAY_LACK
+            )
+            for name, text in SCORES.items()
+        ),
+    ]
+)
 
 SCHEMAS: Mapping[str, pa.Schema] = {
-    "summary": SUMMARY, "diagnosed operators": OPERATORS, "diagnosed classes": CLASSES,
-}  # fmt: skip
+    "summary": SUMMARY,
+    "diagnosed operators": OPERATORS,
+    "diagnosed classes": CLASSES,
+}
 
 
 def write_validation_table(

@@ -82,9 +82,10 @@ def written(target: str | Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise InputError(
-            f"cannot be written: {error.strerror or error}", file=target,
+            f"cannot be written: {error.strerror or error}",
+            file=target,
             fix="make room, then start Snakemake again: what is finished is kept",
-        ) from None  # fmt: skip
+        ) from None
 
 
 @cache
@@ -97,16 +98,22 @@ def plan_sweep(description: str, size: int) -> dict[str, list[str]]:
 
 
 SIMULATED_ONLY = (
-    "platform", "network", "compute_scale", "communication_scale", "rank_spread", "seed",
-)  # fmt: skip
+    "platform",
+    "network",
+    "compute_scale",
+    "communication_scale",
+    "rank_spread",
+    "seed",
+)
 """Parameters that leave operators and their sizes alone: scenarios that differ in these only stay together."""
 _PACK_ENDINGS = (".zip", ".trace")
 """What a pack that is not there yet is recognised by."""
 _FIRST = ("trace", "cost_model", "override", "tensor", "samples", "micro_batches", "batch")
 """Parameters that decide the sizes of operators, the most expensive to have again first."""
 _GRAPH = (
-    *_FIRST, *(name for name in PARAMETERS if name not in _FIRST and name not in SIMULATED_ONLY),
-)  # fmt: skip
+    *_FIRST,
+    *(name for name in PARAMETERS if name not in _FIRST and name not in SIMULATED_ONLY),
+)
 """Parameters that decide a graph, the device apart."""
 JOBS, LEAST_CHUNK, LARGEST_CHUNK = 16, 64, 8192
 """Of a sweep whose chunks nobody sized: jobs at least, and scenarios of each; docs/sweeps.md says why."""

@@ -65,11 +65,13 @@ def choose_space(facts: Facts) -> Space:
         return Space()
     eager = facts.language_model["attention"] == "eager"
     return Space(
-        schedules=("1f1b", "interleaved"), shardings=("none", "distributed", "fsdp"),
+        schedules=("1f1b", "interleaved"),
+        shardings=("none", "distributed", "fsdp"),
         recomputations=("none", "selective", "full") if eager else ("none", "full"),
-        sequence_parallel=(True,), buckets_bytes=(BUCKET_BYTES,),
+        sequence_parallel=(True,),
+        buckets_bytes=(BUCKET_BYTES,),
         experts=int(facts.language_model.get("experts", 0)),
-    )  # fmt: skip
+    )
 
 
 FATES = ("refused", "out_of_memory", "slower", "simulated")
@@ -80,9 +82,12 @@ def name_families(values: Mapping[str, Any]) -> list[str]:
     """Return the kinds of plans that one is, by its columns: what replicas share, schedule, and degrees beyond one."""
     shared = {"none": "ddp", "zero3": "fsdp"}.get(values["sharding"], values["sharding"])
     of = {
-        shared: values["data"] > 1, "tensor": values["tensor"] > 1, values["schedule"]: values["pipeline"] > 1,
-        "expert": values["expert"] > 1, f"recompute {values['recompute']}": values["recompute"] != "none",
-    }  # fmt: skip
+        shared: values["data"] > 1,
+        "tensor": values["tensor"] > 1,
+        values["schedule"]: values["pipeline"] > 1,
+        "expert": values["expert"] > 1,
+        f"recompute {values['recompute']}": values["recompute"] != "none",
+    }
     return [name for name, holds in of.items() if holds] or ["one rank"]
 
 
@@ -145,13 +150,16 @@ class Fates:
         names = sorted(self.counts, key=lambda n: places.index(n) if n in places else len(places))
         return [
             {
-                "family": name, "plans": counter.total(), **{fate: counter[fate] for fate in FATES},
+                "family": name,
+                "plans": counter.total(),
+                **{fate: counter[fate] for fate in FATES},
                 "reasons": dict(self.reasons[name].most_common()) if name in self.reasons else {},
-                "nearest": self.nearest.get(name), "fastest_slower_s": self.fastest_s.get(name),
+                "nearest": self.nearest.get(name),
+                "fastest_slower_s": self.fastest_s.get(name),
             }
             for name in names
             for counter in (self.counts[name],)
-        ]  # fmt: skip
+        ]
 
 
 def list_divisors(number: int) -> list[int]:

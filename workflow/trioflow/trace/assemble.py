@@ -264,10 +264,11 @@ def _warn_uncounted(
         return None
     first = sorted(found, key=lambda name: (-found[name][1], name))[:3]
     parts = [
-        f"{name} ({found[name][1] / time_ns:.1%} of the time)" if time_ns
+        f"{name} ({found[name][1] / time_ns:.1%} of the time)"
+        if time_ns
         else f"{name} ({found[name][0]} calls)"
         for name in first
-    ]  # fmt: skip
+    ]
     more = f" and {len(found) - len(first)} more" if len(found) > len(first) else ""
     return f"FLOPs are missing for want of a rule, shapes or constants: {', '.join(parts)}{more}"
 

@@ -112,9 +112,10 @@ def _parts_fit_into_wholes(c: _Columns) -> Found | None:
     for name in ("flop", "read_bytes", "write_bytes"):
         whole, part = c.numbers(name), c.numbers(f"batch_{name}")
         found = _row(
-            part > whole, f"batch_{name}",
+            part > whole,
+            f"batch_{name}",
             lambda row, p=part, w=whole: f"{p[row]} grow with the batch, of {w[row]} in all",  # type: ignore[misc]
-        )  # fmt: skip
+        )
         if found:
             return found
     return None

@@ -114,21 +114,36 @@ _OPERATORS: tuple[tuple[_Formula, str], ...] = (
     (_addmm, "addmm addmm_ baddbmm addbmm addmv"),
     (_grouped, "_grouped_mm _scaled_grouped_mm"),
     (_linear, "linear"),
-    (_convolution, "conv1d conv2d conv3d convolution _convolution convolution_overrideable cudnn_convolution"
-     " cudnn_convolution_relu miopen_convolution mkldnn_convolution _slow_conv2d_forward _conv_depthwise2d"),
-    (_transposed, "conv_transpose1d conv_transpose2d conv_transpose3d cudnn_convolution_transpose"
-     " miopen_convolution_transpose"),
+    (
+        _convolution,
+        "conv1d conv2d conv3d convolution _convolution convolution_overrideable cudnn_convolution"
+        " cudnn_convolution_relu miopen_convolution mkldnn_convolution _slow_conv2d_forward _conv_depthwise2d",
+    ),
+    (
+        _transposed,
+        "conv_transpose1d conv_transpose2d conv_transpose3d cudnn_convolution_transpose"
+        " miopen_convolution_transpose",
+    ),
     (_convolution_backward, "convolution_backward"),
     (_recurrent, "lstm gru rnn_tanh rnn_relu _cudnn_rnn miopen_rnn"),
     (_recurrent_layer, "mkldnn_rnn_layer"),
     (_twice(_recurrent), "_cudnn_rnn_backward miopen_rnn_backward"),
     (_twice(_recurrent_layer), "mkldnn_rnn_layer_backward"),
-    (_attention_of_rows, "_flash_attention_forward _efficient_attention_forward flash_attn::_flash_attn_forward"),
-    (_attention, "scaled_dot_product_attention _scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention"
-     " _scaled_dot_product_cudnn_attention _scaled_dot_product_flash_attention_for_cpu"),
-    (_attention_backward, "_scaled_dot_product_flash_attention_backward _scaled_dot_product_efficient_attention_backward"
-     " _scaled_dot_product_cudnn_attention_backward _scaled_dot_product_flash_attention_for_cpu_backward"),
-)  # fmt: skip
+    (
+        _attention_of_rows,
+        "_flash_attention_forward _efficient_attention_forward flash_attn::_flash_attn_forward",
+    ),
+    (
+        _attention,
+        "scaled_dot_product_attention _scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention"
+        " _scaled_dot_product_cudnn_attention _scaled_dot_product_flash_attention_for_cpu",
+    ),
+    (
+        _attention_backward,
+        "_scaled_dot_product_flash_attention_backward _scaled_dot_product_efficient_attention_backward"
+        " _scaled_dot_product_cudnn_attention_backward _scaled_dot_product_flash_attention_for_cpu_backward",
+    ),
+)
 FORMULAS: dict[str, _Formula] = {
     name if "::" in name else f"aten::{name}": formula
     for formula, names in _OPERATORS

@@ -226,9 +226,12 @@ def read_pack(file: str | Path) -> Trace:
     """Read a trace from a pack; TraceError as `pack.open_pack` or where it contradicts itself, TableError as its tables."""
     members = open_pack(file)
     facts = parse_json(
-        members["trace.json"], file, TraceError, "trace.json",
+        members["trace.json"],
+        file,
+        TraceError,
+        "trace.json",
         "pack the trace again, or copy the file again",
-    )  # fmt: skip
+    )
     operators, tensors = (
         read_member(members[f"{name}.parquet"], name, file) for name in ("operators", "tensors")
     )

@@ -23,10 +23,18 @@ def make_runs() -> pd.DataFrame:
         more_s = BLOCK_S * held * (tensor > 8) + NEIGHBOUR_S * min(stages - 1, 2)
         flat = stages == 1 and tensor <= 8
         simulated_s = 0.01 * held * pieces
-        rows.append({
-            "parameters": size, "nodes": nodes, "tensor": tensor, "stages": stages, "blocks": held,
-            "accumulate": pieces, "predicted_s": simulated_s, "measured_s": simulated_s + pieces * more_s + STEP_S * flat,
-        })  # fmt: skip
+        rows.append(
+            {
+                "parameters": size,
+                "nodes": nodes,
+                "tensor": tensor,
+                "stages": stages,
+                "blocks": held,
+                "accumulate": pieces,
+                "predicted_s": simulated_s,
+                "measured_s": simulated_s + pieces * more_s + STEP_S * flat,
+            }
+        )
     return pd.DataFrame(rows)
 
 
@@ -53,9 +61,12 @@ def test_a_model_s_own_runs_change_nothing_of_what_it_is_predicted_by() -> None:
     slow = runs["parameters"] == 8.86
     slowed = runs.assign(measured_s=runs["measured_s"].where(~slow, 9 * runs["measured_s"]))
     before, after = (
-        {(one.left_out, one.tensor_nodes, one.chained, one.nodes): one for one in fit_node_residuals(found)}
+        {
+            (one.left_out, one.tensor_nodes, one.chained, one.nodes): one
+            for one in fit_node_residuals(found)
+        }
         for found in (runs, slowed)
-    )  # fmt: skip
+    )
     for key, one in before.items():
         assert (one == after[key]) == (key[0] == "nanotron-8.86b")
         if key[0] == "":

@@ -10,11 +10,21 @@ from trioflow.measure.records import MARKED, PROFILED, RECORDED_EVENTS, STEP_MAR
 
 PARTS = {
     # rank: (phase, micro-batch, start, end) [s]
-    0: [("forward", 0, 0.0, 1.0), ("forward", 1, 1.0, 2.0), ("backward", 0, 6.0, 8.0),
-        ("backward", 1, 8.0, 9.0), ("optimizer", 0, 9.0, 10.0)],
-    1: [("forward", 0, 1.5, 2.5), ("forward", 1, 2.5, 3.5), ("backward", 0, 3.5, 5.5),
-        ("backward", 1, 5.5, 7.5), ("optimizer", 0, 7.5, 8.5)],
-}  # fmt: skip
+    0: [
+        ("forward", 0, 0.0, 1.0),
+        ("forward", 1, 1.0, 2.0),
+        ("backward", 0, 6.0, 8.0),
+        ("backward", 1, 8.0, 9.0),
+        ("optimizer", 0, 9.0, 10.0),
+    ],
+    1: [
+        ("forward", 0, 1.5, 2.5),
+        ("forward", 1, 2.5, 3.5),
+        ("backward", 0, 3.5, 5.5),
+        ("backward", 1, 5.5, 7.5),
+        ("optimizer", 0, 7.5, 8.5),
+    ],
+}
 STEP_S = 10.0
 OPERATORS = {
     "forward": ["aten::linear", "aten::gelu", "aten::linear"],

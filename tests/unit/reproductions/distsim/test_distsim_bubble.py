@@ -26,10 +26,15 @@ def simulate_steps(counts, forward_s=(1.0,) * STAGES, update_s=0.0) -> pd.DataFr
         [[f] for f in forward_s], [[2 * f] for f in forward_s], [update_s] * STAGES, [0] * STAGES, 1
     )
     steps = [simulate(build_step(times, m), machine).summary.step_time_s for m in counts]
-    return pd.DataFrame({
-        "micro_batches": counts, "batch": counts, "step_time_s": steps, "pipeline": STAGES,
-        "reason": "",
-    })  # fmt: skip
+    return pd.DataFrame(
+        {
+            "micro_batches": counts,
+            "batch": counts,
+            "step_time_s": steps,
+            "pipeline": STAGES,
+            "reason": "",
+        }
+    )
 
 
 def test_equal_stages_follow_the_bubble_alone() -> None:

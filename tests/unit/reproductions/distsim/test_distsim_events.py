@@ -102,9 +102,15 @@ def test_the_profilers_own_time_is_taken_out() -> None:
 
 @pytest.mark.parametrize(
     ("first", "second", "size"),
-    [([], [], 0), ([1], [], 0), ([1, 2, 3], [1, 2, 3], 3), ([1, 2, 1, 3], [2, 1, 3, 1], 3),
-     ([1, 9, 2, 9, 3, 9], [1, 2, 3], 3), ([1, 2], [2, 1], 1)],
-)  # fmt: skip
+    [
+        ([], [], 0),
+        ([1], [], 0),
+        ([1, 2, 3], [1, 2, 3], 3),
+        ([1, 2, 1, 3], [2, 1, 3, 1], 3),
+        ([1, 9, 2, 9, 3, 9], [1, 2, 3], 3),
+        ([1, 2], [2, 1], 1),
+    ],
+)
 def test_the_longest_common_sequence_rises_and_agrees(first, second, size) -> None:
     pairs = align_sequences(np.array(first, dtype=int), np.array(second, dtype=int))
     assert len(pairs) == size

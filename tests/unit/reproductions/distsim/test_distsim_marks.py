@@ -79,9 +79,13 @@ def test_messages_are_no_part_but_exchanged_gradients_are() -> None:
     timeline = make_timeline()
     alone = timeline[timeline["micro_batch"].fillna(0) == 0]
     reduce = alone.iloc[[0]].assign(
-        rank=1, kind="collective", phase="backward", start_s=5.5, end_s=6.5,
+        rank=1,
+        kind="collective",
+        phase="backward",
+        start_s=5.5,
+        end_s=6.5,
         micro_batch=pd.array([pd.NA], "Int64"),
-    )  # fmt: skip
+    )
     marks = simulate_marks(pd.concat([alone, reduce])).set_index(["rank", "phase", "micro_batch"])
     assert marks.loc[(1, "backward", 0), "end_s"] == 6.5, "the only micro-batch waits for them"
     assert marks.loc[(1, "forward", 0), "start_s"] == 1.5, "the message came before"

@@ -69,10 +69,17 @@ def play_step(rng: np.random.Generator, slow: dict[tuple[int, int], float]) -> l
             for member in members:
                 stage, replica = member
                 kind, number = programs[member].pop(0)
-                rows.append({
-                    "dp_rank": replica, "stage": stage, "rank": stage * REPLICAS + replica, "optype": kind,
-                    "start_ts": start_s[member], "duration": end_s - start_s[member], "seq_id": number,
-                })  # fmt: skip
+                rows.append(
+                    {
+                        "dp_rank": replica,
+                        "stage": stage,
+                        "rank": stage * REPLICAS + replica,
+                        "optype": kind,
+                        "start_ts": start_s[member],
+                        "duration": end_s - start_s[member],
+                        "seq_id": number,
+                    }
+                )
                 now_s[member] = end_s
     return rows
 

@@ -26,7 +26,10 @@ from reproductions.figures.figure_cases import make_evidence
         ({"figure": "fig06", "family": SINGLE, "device": ""}, [0.0110, 0.0325]),
         ({"figure": "fig07", "family": DATA_PARALLEL}, [0.0739]),
         ({"figure": "fig07", "family": DDP}, []),
-        ({"figure": "fig08", "family": DDP, "device": "NVIDIA A100-SXM4-80GB", "ranks": 8}, [0.0273]),
+        (
+            {"figure": "fig08", "family": DDP, "device": "NVIDIA A100-SXM4-80GB", "ranks": 8},
+            [0.0273],
+        ),
         ({"figure": "fig09", "family": TENSOR, "ranks": 2}, [0.0454]),
         ({"figure": "fig10", "family": PIPELINE, "ranks": 2, "micro_batches": 4}, [0.1510]),
         ({"figure": "fig10", "family": PIPELINE, "ranks": 8, "micro_batches": 2}, [0.0658, 0.0896]),
@@ -34,7 +37,7 @@ from reproductions.figures.figure_cases import make_evidence
         ({"figure": "fig11", "family": DDP, "source_gpu": "B", "device": "B"}, [0.0669]),
         ({"figure": "fig12", "family": DDP}, []),
     ],
-)  # fmt: skip
+)
 def test_the_nearest_averages_are_found(told: dict[str, Any], expected: list[float]) -> None:
     assert [one.error for one in find_averages(make_evidence(**told))] == expected
 

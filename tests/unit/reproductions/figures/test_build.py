@@ -95,9 +95,14 @@ def test_an_empty_or_missing_set_is_named_with_its_figure(
 
 
 def test_rivals_are_the_plans_of_one_training() -> None:
-    rows = [make_evidence(case=case, plan=plan, workload=net) for case, plan, net in (
-        ("a", "ddp4", "net"), ("b", "tp4", "net"), ("c", "ddp4", "lone"),
-    )]  # fmt: skip
+    rows = [
+        make_evidence(case=case, plan=plan, workload=net)
+        for case, plan, net in (
+            ("a", "ddp4", "net"),
+            ("b", "tp4", "net"),
+            ("c", "ddp4", "lone"),
+        )
+    ]
     assert [row["case"] for row in keep_rivals(rows)] == ["a", "b"]
     with pytest.raises(InputError, match="under several plans"):
         keep_rivals(rows[2:])

@@ -25,10 +25,16 @@ def test_names_tell_chunks_schedule_and_sharding() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("single", ("single", 0)), ("ddp4", ("DDP", 0)), ("tp4", ("TP", 0)), ("dp2", ("DataParallel", 0)),
-        ("tp-gather4", ("TP", 0)), ("gpipe4-m1", ("PP", 1)), ("1f1b4-m8", ("PP", 8)),
-        ("t2-d2-p2-m8", ("hybrid", 0)), ("anything", ("hybrid", 0)),
+        ("single", ("single", 0)),
+        ("ddp4", ("DDP", 0)),
+        ("tp4", ("TP", 0)),
+        ("dp2", ("DataParallel", 0)),
+        ("tp-gather4", ("TP", 0)),
+        ("gpipe4-m1", ("PP", 1)),
+        ("1f1b4-m8", ("PP", 8)),
+        ("t2-d2-p2-m8", ("hybrid", 0)),
+        ("anything", ("hybrid", 0)),
     ],
-)  # fmt: skip
+)
 def test_a_public_cases_short_plan_is_read(text: str, expected: tuple[str, int]) -> None:
     assert read_short_plan(text) == expected

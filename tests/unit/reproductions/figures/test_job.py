@@ -22,10 +22,24 @@ from reproductions.studies.test_study_page import make_hop, make_wafer
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("figures")
     files = write_files(folder)
-    times = pd.DataFrame([{
-        "trace": "net-b8", "workload": "net", "family": "DDP", "plan": "2 data", "ranks": 2, "events": 100,
-        "repeats": 3, "build_s": 0.1, "wall_s": 0.02, "wall_low_s": 0.01, "wall_high_s": 0.03, "step_s": 1.0,
-    }])  # fmt: skip
+    times = pd.DataFrame(
+        [
+            {
+                "trace": "net-b8",
+                "workload": "net",
+                "family": "DDP",
+                "plan": "2 data",
+                "ranks": 2,
+                "events": 100,
+                "repeats": 3,
+                "build_s": 0.1,
+                "wall_s": 0.02,
+                "wall_low_s": 0.01,
+                "wall_high_s": 0.03,
+                "step_s": 1.0,
+            }
+        ]
+    )
     tables.write_table(times, "times", folder / "times.parquet", schema=SIMULATOR_TIMES)
     tables.write_table(make_wafer(), "study", folder / "wafer.parquet", schema=WAFER)
     hop = make_hop()

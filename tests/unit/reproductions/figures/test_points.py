@@ -43,8 +43,13 @@ def test_every_case_is_drawn_at_its_place_and_a_missing_one_as_a_cross() -> None
     assert count_lines(POINTS) == pytest.approx(1.3 + 1.0)
     words = [str(handle.get_label()) for handle in list_handles(looks, [POINTS])]
     assert words == [
-        "x", "y", "80 % interval", "measured", "paper, other cases", "does not fit, or cannot be done",
-    ]  # fmt: skip
+        "x",
+        "y",
+        "80 % interval",
+        "measured",
+        "paper, other cases",
+        "does not fit, or cannot be done",
+    ]
 
 
 def test_errors_reach_as_far_to_both_sides_and_hold_the_papers_averages() -> None:

@@ -41,8 +41,9 @@ def test_public_cases_are_chosen_by_their_plan(tmp_path: Path) -> None:
     files = write_files(tmp_path)["published"]
     rows = list_published_rows(files, ("DDP", "PP"))
     assert [(row["case"], row["family"], row["micro_batches"]) for row in rows] == [
-        ("public-ddp", "DDP", 0), ("public-pp", "PP", 1),
-    ]  # fmt: skip
+        ("public-ddp", "DDP", 0),
+        ("public-pp", "PP", 1),
+    ]
     assert rows[0]["device"] == "NVIDIA A100-SXM4-80GB"
     assert rows[0]["panel"] == "traced on another GPU"
     assert list_published_rows(files, ("single",))[0]["panel"] == "traced on the same GPU"

@@ -8,11 +8,23 @@ import pandas as pd
 from trioflow import tables
 
 PLAIN: dict[str, Any] = {
-    "set": "h100-4gpu", "workload": "model", "source_gpu": "NVIDIA A40", "platform": "made up",
-    "ranks": 4, "batch": 4, "mode": "whole step", "source": "somewhere.json", "spread": None,
-    "confidence": "interpolated", "oracle_s": None, "triosim_s": None, "analytical_s": None,
-    "regression_s": None, "learned_from": "nothing", "changes": "",
-}  # fmt: skip
+    "set": "h100-4gpu",
+    "workload": "model",
+    "source_gpu": "NVIDIA A40",
+    "platform": "made up",
+    "ranks": 4,
+    "batch": 4,
+    "mode": "whole step",
+    "source": "somewhere.json",
+    "spread": None,
+    "confidence": "interpolated",
+    "oracle_s": None,
+    "triosim_s": None,
+    "analytical_s": None,
+    "regression_s": None,
+    "learned_from": "nothing",
+    "changes": "",
+}
 
 
 def make_case(

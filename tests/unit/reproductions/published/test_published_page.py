@@ -176,9 +176,15 @@ def test_every_score_of_every_set_stands_in_the_summary(built):
     _, scores, text = built
     summary = text.partition('<section id="summary">')[2].partition("</section>")[0]
     keys = (
-        "mean_absolute_error", "median_absolute_error", "worst_error", "bias", "rank_correlation",
-        "coverage", "mean_relative_width", "interval_score",
-    )  # fmt: skip
+        "mean_absolute_error",
+        "median_absolute_error",
+        "worst_error",
+        "bias",
+        "rank_correlation",
+        "coverage",
+        "mean_relative_width",
+        "interval_score",
+    )
     for row in scores[scores["model"] == "trioflow"].to_dict("records"):
         for key in keys:
             value = row[key]

@@ -35,9 +35,20 @@ def make_case(plan: str = "ddp", ranks: int = 4, batch: int = 32, **facts: objec
     }
     trace = Trace(operators, trace.tensors, replace(trace.facts, **(told | facts)))
     row = PublishedRow(
-        "case", "made-up", "gpt2-tiny", ("trace",), "h100x8-nvlink", "h100-sxm", plan, ranks, 0, batch,
-        "whole step", "throughput of nothing", "",
-    )  # fmt: skip
+        "case",
+        "made-up",
+        "gpt2-tiny",
+        ("trace",),
+        "h100x8-nvlink",
+        "h100-sxm",
+        plan,
+        ranks,
+        0,
+        batch,
+        "whole step",
+        "throughput of nothing",
+        "",
+    )
     model = load_operator_model(shipped_operator_models()["h100-sxm"])
     collectives = load_platform_collectives(SHIPPED_MODELS / "h100x8-nvlink/collectives.json")
     times = DeviceTimes([trace], model, "h100-sxm")

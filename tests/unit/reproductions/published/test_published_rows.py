@@ -14,10 +14,20 @@ from trioflow.reproductions.published.judge import read_measured
 ROOT = Path(__file__).resolve().parents[4]
 TABLE = ROOT / "config/published.tsv"
 CELLS = {
-    "case": "one", "set": "some", "workload": "model", "traces": "model-b1,model-b4",
-    "platform": "h100x8-nvlink", "gpu": "h100-sxm", "plan": "ddp", "ranks": "4",
-    "micro_batches": "0", "batch": "8", "mode": "whole step", "measured": "a/b.json", "changes": "-",
-}  # fmt: skip
+    "case": "one",
+    "set": "some",
+    "workload": "model",
+    "traces": "model-b1,model-b4",
+    "platform": "h100x8-nvlink",
+    "gpu": "h100-sxm",
+    "plan": "ddp",
+    "ranks": "4",
+    "micro_batches": "0",
+    "batch": "8",
+    "mode": "whole step",
+    "measured": "a/b.json",
+    "changes": "-",
+}
 
 
 def write_table(folder: Path, **changed: str) -> Path:
@@ -35,13 +45,18 @@ def test_the_project_s_table_names_traces_that_exist_and_plans_that_fit():
     rows = load_published_rows(TABLE)
     imports = load_imports(ROOT / "config/imports.tsv")
     assert {row.set for row in rows.values()} == {
-        "h100-4gpu", "resnet50-h100", "resnet50-a40", "resnet50-a100",
-    }  # fmt: skip
+        "h100-4gpu",
+        "resnet50-h100",
+        "resnet50-a40",
+        "resnet50-a100",
+    }
     assert {name for row in rows.values() for name in row.traces} <= set(imports)
     assert all(row.made_plan.ranks == row.ranks for row in rows.values())
     assert {row.plan_name for row in rows_of_set(rows, "h100-4gpu", TABLE)} == {
-        "ddp4", "tp4", "gpipe4-m1",
-    }  # fmt: skip
+        "ddp4",
+        "tp4",
+        "gpipe4-m1",
+    }
 
 
 def test_a_row_is_read(tmp_path):

@@ -41,12 +41,17 @@ def test_the_machine_says_what_was_assumed() -> None:
 def make_rows() -> pd.DataFrame:
     rows = [
         {
-            "tensor": t, "pipeline": p, "data": d, "communication_scale": scale,
-            "step_time_s": (1 + t + scale * t / p), "low_s": 0.9 * t, "high_s": 9.0 * t,
+            "tensor": t,
+            "pipeline": p,
+            "data": d,
+            "communication_scale": scale,
+            "step_time_s": (1 + t + scale * t / p),
+            "low_s": 0.9 * t,
+            "high_s": 9.0 * t,
         }
         for scale in (1.0, 2.0)
         for t, p, d in list_degrees()
-    ]  # fmt: skip
+    ]
     return pd.DataFrame(rows)
 
 

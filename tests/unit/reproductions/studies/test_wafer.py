@@ -39,9 +39,15 @@ def make_graph(all_reduces: int = 1) -> TaskGraph:
         match = builder.new_match()
         for rank in range(RANKS):
             builder.add(
-                rank, "communication", "collective", "all_reduce", after=[work[rank]],
-                message_bytes=BYTES, group=",".join(map(str, range(RANKS))), match_id=match,
-            )  # fmt: skip
+                rank,
+                "communication",
+                "collective",
+                "all_reduce",
+                after=[work[rank]],
+                message_bytes=BYTES,
+                group=",".join(map(str, range(RANKS))),
+                match_id=match,
+            )
     return builder.build(GraphMetadata(workload="made-up"))
 
 

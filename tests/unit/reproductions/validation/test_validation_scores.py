@@ -8,12 +8,18 @@ from trioflow.costmodel.judging import score_cases
 
 ROWS = pd.DataFrame(
     {
-        "set": "s", "quantity": "q", "device": "d", "model": ["a", "a", "b"],
-        "measured_s": [1.0, 2.0, 1.0], "predicted_s": [1.1, 1.0, 3.0],
-        "low_s": [0.9, 0.5, None], "high_s": [1.2, 1.5, None], "oracle_s": [1.0, 2.2, None],
+        "set": "s",
+        "quantity": "q",
+        "device": "d",
+        "model": ["a", "a", "b"],
+        "measured_s": [1.0, 2.0, 1.0],
+        "predicted_s": [1.1, 1.0, 3.0],
+        "low_s": [0.9, 0.5, None],
+        "high_s": [1.2, 1.5, None],
+        "oracle_s": [1.0, 2.2, None],
         "extrapolated": [0.0, 0.5, 1.0],
     }
-)  # fmt: skip
+)
 
 
 def test_scores_of_hand_worked_cases():

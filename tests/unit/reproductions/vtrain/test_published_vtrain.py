@@ -32,12 +32,20 @@ def make_cases(name: str) -> pd.DataFrame:
         {
             "set": name,
             "workload": "gpt-h" + rows["hidden"].astype(str) + "-l" + rows["layers"].astype(str),
-            "plan": describe_plans(rows), "batch": rows["batch"], "ranks": rows["gpus"],
-            "measured_s": work, "predicted_s": 1.1 * work, "low_s": work, "high_s": 1.2 * work,
-            "oracle_s": 1.01 * work, "triosim_s": np.nan, "analytical_s": 0.5 * work,
-            "regression_s": 1.06 * work, "spread": np.nan,
+            "plan": describe_plans(rows),
+            "batch": rows["batch"],
+            "ranks": rows["gpus"],
+            "measured_s": work,
+            "predicted_s": 1.1 * work,
+            "low_s": work,
+            "high_s": 1.2 * work,
+            "oracle_s": 1.01 * work,
+            "triosim_s": np.nan,
+            "analytical_s": 0.5 * work,
+            "regression_s": 1.06 * work,
+            "spread": np.nan,
         }
-    )  # fmt: skip
+    )
     frame["case"] = frame["workload"] + "-" + frame["plan"] + "-b" + frame["batch"].astype(str)
     texts = [column for column in PUBLISHED_CASES.names if column not in frame]
     return frame.assign(**dict.fromkeys(texts, "x"))[PUBLISHED_CASES.names]
@@ -118,9 +126,17 @@ def test_the_page_holds_figures_scores_and_parameters(tmp_path: Path) -> None:
 
 
 def test_of_two_plans_the_probability_is_the_one_that_search_states() -> None:
-    cases = make_cases(GROUPS).iloc[:4].assign(
-        workload="one", batch=8, ranks=2, predicted_s=[1.0, 1.5, 3.0, 1.0], measured_s=[1.0, 0.9, 2.0, 9.0]
-    )  # fmt: skip
+    cases = (
+        make_cases(GROUPS)
+        .iloc[:4]
+        .assign(
+            workload="one",
+            batch=8,
+            ranks=2,
+            predicted_s=[1.0, 1.5, 3.0, 1.0],
+            measured_s=[1.0, 0.9, 2.0, 9.0],
+        )
+    )
     cases["high_s"] = 1.2 * cases["predicted_s"]
     cases.loc[cases.index[3], "batch"] = 16
     groups = score_plan_chances(cases)

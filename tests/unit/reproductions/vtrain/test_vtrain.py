@@ -49,9 +49,10 @@ def test_what_was_left_out_stands_in_the_row(rows: pd.DataFrame, judged: VtrainT
 
 def test_parameters_of_every_fold_are_listed(judged: VtrainTables) -> None:
     tables.validate(
-        tables.to_arrow(judged.parameters, "parameters", schema=PARAMETERS), "parameters",
+        tables.to_arrow(judged.parameters, "parameters", schema=PARAMETERS),
+        "parameters",
         schema=PARAMETERS,
-    )  # fmt: skip
+    )
     folds = judged.parameters.groupby(["set", "fold"]).size()
     assert (folds == len(START)).all()
     assert len(folds) == 1 + 4 + 3  # a fit on all rows, four models, three plans

@@ -86,11 +86,12 @@ def stage_times(model: StepModel, row: int, values: Mapping[str, float], form: F
             found.append([*ends, *operators, *head][:: 1 if direction == "forward" else -1])
     held = model.parameters[row, :pipeline]
     return StageTimes(
-        times["forward"], times["backward"],
+        times["forward"],
+        times["backward"],
         [_UPDATE_BYTES * count / values["update_rate"] for count in held],
         [int(HALF_BYTES * count) for count in held],
         int(model.work.shapes[shape].activation_bytes),
-    )  # fmt: skip
+    )
 
 
 def test_the_formula_is_the_engine_to_a_billionth() -> None:

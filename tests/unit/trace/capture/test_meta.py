@@ -146,7 +146,13 @@ def test_what_cannot_run_without_values_is_refused(tmp_path, monkeypatch):
         "        return outputs.sum() + targets.sum()\n"
     )
     monkeypatch.chdir(tmp_path)
-    row = {"workload": "picky", "family": "user", "model": "picky:Task", "optimizer": "sgd", "precision": "fp32"}  # fmt: skip
+    row = {
+        "workload": "picky",
+        "family": "user",
+        "model": "picky:Task",
+        "optimizer": "sgd",
+        "precision": "fp32",
+    }
     with pytest.raises(InputError, match=r"picky: .* does not run on tensors without values"):
         capture_meta(row, 4)
 
@@ -172,8 +178,9 @@ def test_a_gpu_updates_lists_of_parameters_and_a_cpu_one_by_one(of_targets):
     assert any(name.startswith("aten::_foreach_") for name in names["cuda"])
     assert not any(name.startswith("aten::_foreach_") for name in names["cpu"])
     assert {t: trace.facts.target for t, trace in of_targets.items()} == {
-        "cuda": "cuda", "cpu": "cpu",
-    }  # fmt: skip
+        "cuda": "cuda",
+        "cpu": "cpu",
+    }
     # What the row insists on stays.
     one = capture_meta({**TRANSFORMER, "optimizer": "adamw-fused"}, BATCH)
     assert "aten::_fused_adamw_" in set(one.operators["name"])

@@ -54,8 +54,9 @@ def test_a_rank_keeps_messages_phases_and_who_waits(steps, capsys):
     trace = load_trace("traced")
     facts, operators = trace.facts, trace.operators
     assert [(m["name"], m["message_bytes"], m["ranks"]) for m in facts.communication] == [
-        ("all_reduce", 128, [0, 1, 2, 3, 4, 5]), ("all_reduce", 16, [0, 1, 2, 3, 4, 5]),
-    ]  # fmt: skip
+        ("all_reduce", 128, [0, 1, 2, 3, 4, 5]),
+        ("all_reduce", 16, [0, 1, 2, 3, 4, 5]),
+    ]
     assert (facts.program["rank"], facts.program["world_size"]) == (2, 6)
     assert facts.optimizer == "sgd"
     assert list(dict.fromkeys(operators["phase"])) == ["forward", "backward", "optimizer"]
@@ -81,13 +82,19 @@ def test_a_step_for_a_gpu_has_no_times_and_updates_lists(steps):
     ("words", "said"),
     [
         (["own_steps:summed", "--rank", "1"], "--rank 1 without --world-size"),
-        (["own_steps:summed", "--world-size", "2", "--rank", "2"], "--rank 2 is not one of 2 ranks"),
+        (
+            ["own_steps:summed", "--world-size", "2", "--rank", "2"],
+            "--rank 2 is not one of 2 ranks",
+        ),
         (["resnet50", "--world-size", "2"], "'resnet50' does not name one"),
         (["own_steps:nothing", "--world-size", "2"], "returns a NoneType, not a step"),
         (["own_steps:fails", "--world-size", "2"], "the step failed (ValueError: no such thing)"),
-        (["own_steps:summed", "--world-size", "2", "--precision", "bf16"], "--precision with --world-size"),
+        (
+            ["own_steps:summed", "--world-size", "2", "--precision", "bf16"],
+            "--precision with --world-size",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_captured_is_refused(words, said, steps, capsys):
     assert capture(*words) == 2
     assert said in capsys.readouterr().err

@@ -18,11 +18,22 @@ from trioflow.trace.importers.chakra_nodes import (
 
 # et_def.proto: field of each kind of value, and the wire type that its type has.
 NUMBERS = {
-    "double": (3, 1.5), "float": (5, 0.25), "int32": (7, 7), "int64": (9, 1 << 40), "uint32": (11, 5),
-    "uint64": (13, 1 << 63), "sint32": (15, -3), "sint64": (17, -(1 << 40)), "fixed32": (19, 9),
-    "fixed64": (21, 11), "sfixed32": (23, 4), "sfixed64": (25, 6), "bool": (27, True),
-    "string": (29, "text"), "bytes": (31, b"raw"),
-}  # fmt: skip
+    "double": (3, 1.5),
+    "float": (5, 0.25),
+    "int32": (7, 7),
+    "int64": (9, 1 << 40),
+    "uint32": (11, 5),
+    "uint64": (13, 1 << 63),
+    "sint32": (15, -3),
+    "sint64": (17, -(1 << 40)),
+    "fixed32": (19, 9),
+    "fixed64": (21, 11),
+    "sfixed32": (23, 4),
+    "sfixed64": (25, 6),
+    "bool": (27, True),
+    "string": (29, "text"),
+    "bytes": (31, b"raw"),
+}
 
 
 def example():

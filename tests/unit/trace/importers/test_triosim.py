@@ -223,37 +223,91 @@ def put(file, text):
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (change("trace.csv", 3, "OperatorID", 1), "trace.csv, line 3, column OperatorID: 1 stands on line 2 too"),
+        (
+            change("trace.csv", 3, "OperatorID", 1),
+            "trace.csv, line 3, column OperatorID: 1 stands on line 2 too",
+        ),
         (change("trace.csv", 3, "OperatorID", "x"), "'x' is not a whole number"),
-        (change("trace.csv", 3, "OperatorName", ""), "line 3, column OperatorName: the name is empty"),
-        (change("trace.csv", 3, "Operator_input", "10"), "column Operator_input: '10' is not a list of whole numbers; write it as"),
-        (change("trace.csv", 3, "Operator_input", "[10; 4]"), "1 sizes found for 2 tensors in Operator_input"),
-        (change("trace.csv", 3, "Operator_input", "[999]"), "line 3, column Operator_input: tensor 999 is not in tensor.csv"),
-        (change("trace.csv", 3, "OutputSize", "[7]"), "column OutputSize: tensor 10 has 1280 elements in tensor.csv, here 7"),
-        (change("trace.csv", 3, "Operator_cudatimenooverlap", -1), "column Operator_cudatimenooverlap: -1.0 is negative"),
+        (
+            change("trace.csv", 3, "OperatorName", ""),
+            "line 3, column OperatorName: the name is empty",
+        ),
+        (
+            change("trace.csv", 3, "Operator_input", "10"),
+            "column Operator_input: '10' is not a list of whole numbers; write it as",
+        ),
+        (
+            change("trace.csv", 3, "Operator_input", "[10; 4]"),
+            "1 sizes found for 2 tensors in Operator_input",
+        ),
+        (
+            change("trace.csv", 3, "Operator_input", "[999]"),
+            "line 3, column Operator_input: tensor 999 is not in tensor.csv",
+        ),
+        (
+            change("trace.csv", 3, "OutputSize", "[7]"),
+            "column OutputSize: tensor 10 has 1280 elements in tensor.csv, here 7",
+        ),
+        (
+            change("trace.csv", 3, "Operator_cudatimenooverlap", -1),
+            "column Operator_cudatimenooverlap: -1.0 is negative",
+        ),
         (change("trace.csv", 3, "Operator_cudatime", "nan"), "'nan' is not a number"),
-        (change("trace.csv", 3, "Operator_cudatime", 1e12), "larger than anything that was measured"),
-        (change("trace.csv", 3, "Operator_cudatime", 2), "5 us without overlap is longer than the 2 us"),
+        (
+            change("trace.csv", 3, "Operator_cudatime", 1e12),
+            "larger than anything that was measured",
+        ),
+        (
+            change("trace.csv", 3, "Operator_cudatime", 2),
+            "5 us without overlap is longer than the 2 us",
+        ),
         (change("trace.csv", 3, "gpuid", 1), "column gpuid: device 1 found in a trace of device 0"),
-        (change("trace.csv", 3, "stage", "update"), "column stage: 'update' is not one of forward, backward, optimizer"),
+        (
+            change("trace.csv", 3, "stage", "update"),
+            "column stage: 'update' is not one of forward, backward, optimizer",
+        ),
         (change("trace.csv", 3, "tpflag", 2), "column tpflag: '2' is neither 0 nor 1"),
-        (change("tensor.csv", 3, "Index", 0), "tensor.csv, line 3, column Index: 0 stands on line 2 too"),
+        (
+            change("tensor.csv", 3, "Index", 0),
+            "tensor.csv, line 3, column Index: 0 stands on line 2 too",
+        ),
         (change("tensor.csv", 3, "TensorShape", "5x3"), "column TensorShape: '5x3' is not a shape"),
         (change("tensor.csv", 3, "TensorNumElement", 134), "134 elements do not fill the shape"),
-        (change("tensor.csv", 3, "TensorNumElement", 1 << 41), "larger than anything that was measured"),
-        (change("tensor.csv", 3, "TensorEachByte", 0), "column TensorEachByte: elements of 0 bytes are of no known type"),
+        (
+            change("tensor.csv", 3, "TensorNumElement", 1 << 41),
+            "larger than anything that was measured",
+        ),
+        (
+            change("tensor.csv", 3, "TensorEachByte", 0),
+            "column TensorEachByte: elements of 0 bytes are of no known type",
+        ),
         (change("tensor.csv", 3, "TensorEachByte", 3), "elements of 3 bytes are of no known type"),
-        (change("tensor.csv", 3, "TensorStorgeid", ""), "column TensorStorgeid: '' is not a whole number"),
+        (
+            change("tensor.csv", 3, "TensorStorgeid", ""),
+            "column TensorStorgeid: '' is not a whole number",
+        ),
         (put("trace.csv", ""), "trace.csv: the file is empty"),
         (put("trace.csv", ",".join(TRACE) + "\n"), "the file has a header and no rows"),
-        (put("trace.csv", "OperatorID,OperatorName\n1,x\n"), "line 1: column Operator_input is missing"),
-        (put("tensor.csv", ",".join([*TENSOR, "TensorStorageid"]) + "\n1"), "are the same; leave one of them out"),
-        (put("tensor.csv", ",".join(TENSOR) + "\n0,4\n"), "line 2: 2 cells found where the header has 8"),
+        (
+            put("trace.csv", "OperatorID,OperatorName\n1,x\n"),
+            "line 1: column Operator_input is missing",
+        ),
+        (
+            put("tensor.csv", ",".join([*TENSOR, "TensorStorageid"]) + "\n1"),
+            "are the same; leave one of them out",
+        ),
+        (
+            put("tensor.csv", ",".join(TENSOR) + "\n0,4\n"),
+            "line 2: 2 cells found where the header has 8",
+        ),
         (put("tensor.csv", ",".join(TENSOR) + '\n0,"4\n'), "line 2: not a comma-separated file"),
         (put("tensor.csv", b"\xff\xfe\x00"), "tensor.csv: not UTF-8"),
-        (lambda folder: (folder / "tensor.csv").unlink(), "small: tensor.csv is missing; give the folder with both"),
+        (
+            lambda folder: (folder / "tensor.csv").unlink(),
+            "small: tensor.csv is missing; give the folder with both",
+        ),
     ],
-)  # fmt: skip
+)
 def test_bad_files_are_refused_with_the_place(folder, spoil, words):
     spoil(folder)
     with pytest.raises(TraceError) as error:
@@ -289,9 +343,14 @@ A, B = (3, 2), (4,)
         ("aten::_foreach_sqrt", [A, B], [0, 0], set()),
         ("aten::_foreach_lerp_", [A, B, A, B], [0, 0, 1, 1], {0}),
         ("aten::_foreach_addcdiv_", [A, B] * 3, [0, 0, 1, 1, 2, 2], {0}),
-        ("aten::_fused_adamw_", [A, B] * 4 + [(), ()], [0, 0, 1, 1, 2, 2, 3, 3, 4, 4], {0, 2, 3, 4}),
+        (
+            "aten::_fused_adamw_",
+            [A, B] * 4 + [(), ()],
+            [0, 0, 1, 1, 2, 2, 3, 3, 4, 4],
+            {0, 2, 3, 4},
+        ),
     ],
-)  # fmt: skip
+)
 def test_lists_are_told_apart_by_their_shapes(name, shapes, arguments, written):
     assert find_arguments(name, shapes) == (arguments, frozenset(written))
 

@@ -43,10 +43,15 @@ def own_cache(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
 
 
-@pytest.mark.parametrize(("precision", "words"), [
-    ("bf16", {"lora": 4, "lora_targets": "q,k,v,o,gate,up,down", "lora_dropout": 0.1}),
-    ("pure-bf16", LORA), ("megatron-bf16", LORA), ("megatron-bf16", {"freeze": "model.embed_tokens,*.mlp"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("precision", "words"),
+    [
+        ("bf16", {"lora": 4, "lora_targets": "q,k,v,o,gate,up,down", "lora_dropout": 0.1}),
+        ("pure-bf16", LORA),
+        ("megatron-bf16", LORA),
+        ("megatron-bf16", {"freeze": "model.embed_tokens,*.mlp"}),
+    ],
+)
 def test_one_block_repeated_is_the_model_captured_whole(precision, words, monkeypatch):
     step = replace(STEP, precision=precision, **words)
     repeated = make.make_trace(SIX, step)
@@ -81,13 +86,24 @@ def test_adapters_have_as_many_parameters_as_peft_s(model, words, count):
     assert len(trace.facts.gradients) == len(trained)
 
 
-@pytest.mark.parametrize("plan", [
-    named_plan("ddp", 2), named_plan("fsdp", 2), named_plan("zero1", 2), named_plan("distributed", 2),
-    make_plan(tensor=2, sequence_parallel=True, vocabulary_parallel=True), make_plan(tensor=2),
-    make_plan(data=2, tensor=2, pipeline=2, micro_batches=2), make_plan(context=2),
-    make_plan(data=2, expert=2), make_plan(data=2, expert=2, sharding="fsdp"),
-    make_plan(pipeline=2, schedule="zero-bubble"), make_plan(data=2, sharding="fsdp", recompute="full"),
-], ids=lambda plan: plan.plan)  # fmt: skip
+@pytest.mark.parametrize(
+    "plan",
+    [
+        named_plan("ddp", 2),
+        named_plan("fsdp", 2),
+        named_plan("zero1", 2),
+        named_plan("distributed", 2),
+        make_plan(tensor=2, sequence_parallel=True, vocabulary_parallel=True),
+        make_plan(tensor=2),
+        make_plan(data=2, tensor=2, pipeline=2, micro_batches=2),
+        make_plan(context=2),
+        make_plan(data=2, expert=2),
+        make_plan(data=2, expert=2, sharding="fsdp"),
+        make_plan(pipeline=2, schedule="zero-bubble"),
+        make_plan(data=2, sharding="fsdp", recompute="full"),
+    ],
+    ids=lambda plan: plan.plan,
+)
 @pytest.mark.parametrize(
     "words", [LORA, {"freeze": "model.embed_tokens,*.mlp*"}], ids=["lora", "freeze"]
 )
@@ -122,11 +138,13 @@ def test_adapted_layers_are_known_by_name_as_their_layers_are():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"lora_targets": "q"}, "without --lora"), ({"lora": -1}, "--lora -1 is below 0"),
+        ({"lora_targets": "q"}, "without --lora"),
+        ({"lora": -1}, "--lora -1 is below 0"),
         ({"lora": 4, "lora_targets": "nothing"}, "no linear layer is called nothing"),
-        ({"lora": 4, "lora_dropout": 1.0}, "not a share below 1"), ({"freeze": "layer.0"}, "fits no parameter"),
+        ({"lora": 4, "lora_dropout": 1.0}, "not a share below 1"),
+        ({"freeze": "layer.0"}, "fits no parameter"),
     ],
-)  # fmt: skip
+)
 def test_words_that_fit_nothing_are_refused(words, message):
     with pytest.raises(InputError, match=message):
         make.make_trace(SMALL, LanguageStep(32, 2, "bf16", **words))

@@ -55,27 +55,32 @@ DOUBTS = {
     "1 kernels after the step have no launch: some may be the step's": lose_launches,
     "1 kernels start before their launch (first: kernel_5)": change("kernel_5", ts=1060),
     "1 kernels of a stream run in another order than they were launched (first: kernel_5)": exchange,
-    "1 kernels start while another one of their stream runs (first: kernel_5)":
-        change("kernel_4", dur=48),
-    "1 operators count as forward although backward began before them (first: aten::mm)":
-        lose_annotation,
+    "1 kernels start while another one of their stream runs (first: kernel_5)": change(
+        "kernel_4", dur=48
+    ),
+    "1 operators count as forward although backward began before them (first: aten::mm)": lose_annotation,
     "1 calls are named after autograd's nodes and run outside its backward pass"
-    " (first: ReluBackward0)":
-        drop("autograd::engine::evaluate_function: ReluBackward0"),
-    "1 operators are annotations in the profile (first: aten::relu)":
-        change("aten::relu", cat="user_annotation"),
-    "operators run while another one does, on a thread of their own (first: aten::mm)":
-        change("aten::mm", tid=2),
-    "1 calls of the profile are not in the execution trace (first: aten::t)":
-        lambda p, g: g.remove(find(g, "aten::t")),
+    " (first: ReluBackward0)": drop("autograd::engine::evaluate_function: ReluBackward0"),
+    "1 operators are annotations in the profile (first: aten::relu)": change(
+        "aten::relu", cat="user_annotation"
+    ),
+    "operators run while another one does, on a thread of their own (first: aten::mm)": change(
+        "aten::mm", tid=2
+    ),
+    "1 calls of the profile are not in the execution trace (first: aten::t)": lambda p, g: g.remove(
+        find(g, "aten::t")
+    ),
     "1 operators of the execution trace are not in the profile (first: aten::t)": drop("aten::t"),
-    "1 calls have other shapes in the profile than in the execution trace (first: aten::relu)":
-        change("aten::relu", args={"Input Dims": [[8, 5]]}),
-    "1 calls have another caller in the profile than in the execution trace (first: aten::t)":
-        lambda p, g: find(g, "aten::t").update(ctrl_deps=10),
-    "1 calls have another sequence number in the execution trace (first: aten::relu)":
-        change("aten::relu", args={"Sequence number": 3}),
-}  # fmt: skip
+    "1 calls have other shapes in the profile than in the execution trace (first: aten::relu)": change(
+        "aten::relu", args={"Input Dims": [[8, 5]]}
+    ),
+    "1 calls have another caller in the profile than in the execution trace (first: aten::t)": lambda p, g: (
+        find(g, "aten::t").update(ctrl_deps=10)
+    ),
+    "1 calls have another sequence number in the execution trace (first: aten::relu)": change(
+        "aten::relu", args={"Sequence number": 3}
+    ),
+}
 
 
 def load(folder, apply):

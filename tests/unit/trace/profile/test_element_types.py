@@ -13,20 +13,31 @@ _LIST = re.search(
 )
 TYPES = re.findall(r"_\((.*?), (\w+)\)", _LIST[1])
 SPELLINGS = {  # gcc, clang on Linux, clang on macOS, MSVC
-    "uint8_t": ("unsigned char",) * 4, "int8_t": ("signed char",) * 4,
+    "uint8_t": ("unsigned char",) * 4,
+    "int8_t": ("signed char",) * 4,
     "int16_t": ("short int", "short", "short", "short"),
     "int64_t": ("long int", "long", "long long", "__int64"),
     "uint16_t": ("short unsigned int", "unsigned short", "unsigned short", "unsigned short"),
     "uint32_t": ("unsigned int",) * 4,
     "uint64_t": ("long unsigned int", "unsigned long", "unsigned long long", "unsigned __int64"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("kind", "name"), TYPES)
 def test_every_element_type_is_known_in_each_compiler_s_spelling(kind, name):
-    dtype = {"Byte": "uint8", "Char": "int8", "Short": "int16", "Int": "int32", "Long": "int64",
-             "Half": "float16", "Float": "float32", "Double": "float64", "ComplexHalf": "complex32",
-             "ComplexFloat": "complex64", "ComplexDouble": "complex128"}.get(name, name.lower())  # fmt: skip
+    dtype = {
+        "Byte": "uint8",
+        "Char": "int8",
+        "Short": "int16",
+        "Int": "int32",
+        "Long": "int64",
+        "Half": "float16",
+        "Float": "float32",
+        "Double": "float64",
+        "ComplexHalf": "complex32",
+        "ComplexFloat": "complex64",
+        "ComplexDouble": "complex128",
+    }.get(name, name.lower())
     size = getattr(torch, dtype).itemsize
     assert noted_bytes(name) == size
     classes = re.sub(r"c10::", "struct c10::", kind)

@@ -165,7 +165,7 @@ def _broken(tmp_path, raw, name, change):
         ("execution_trace.json.gz", lambda c: c["nodes"].append(c["nodes"][3]), ["twice"]),
         ("execution_trace.json.gz", lambda c: c["nodes"][4].pop("inputs"), ["nodes[4]"]),
     ],
-)  # fmt: skip
+)
 def test_a_broken_profile_is_refused_by_name(tmp_path, raw_cnn, name, change, words):
     folder = _broken(tmp_path, raw_cnn, name, change)
     with pytest.raises(TraceError) as error:

@@ -11,9 +11,22 @@ from trioflow.base.errors import TraceError
 from trioflow.trace.profile import json_stream, kineto
 from trioflow.trace.profile.kineto import CODES, NUMBERS, read_profile
 
-EVENT = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 2, "ts": 4743411230850.499,
-         "dur": 1.25, "args": {"External id": 7, "Record function id": 3, "Input Dims": [[4, 4], [4, 4]],
-                               "Input type": ["float", "float"], "Concrete Inputs": ["", "1e-05"]}}  # fmt: skip
+EVENT = {
+    "ph": "X",
+    "cat": "cpu_op",
+    "name": "aten::mm",
+    "pid": 1,
+    "tid": 2,
+    "ts": 4743411230850.499,
+    "dur": 1.25,
+    "args": {
+        "External id": 7,
+        "Record function id": 3,
+        "Input Dims": [[4, 4], [4, 4]],
+        "Input type": ["float", "float"],
+        "Concrete Inputs": ["", "1e-05"],
+    },
+}
 
 
 @pytest.fixture(autouse=True)
@@ -102,10 +115,13 @@ ODD = {
     "a time of no clock": ({"ts": 1 << 62}, "4611686018427387904 is not a time"),
     "an id of words": ({"args": {"External id": "7"}}, "Expected `int`, got `str`.*External id"),
     "a shape of words": ({"args": {"Input Dims": [["a"]]}}, r"\['a'\] is not a shape"),
-    "types without shapes": ({"args": {"Input Dims": [], "Input type": ["float"]}}, "it has the shapes of 0 arguments"),
+    "types without shapes": (
+        {"args": {"Input Dims": [], "Input type": ["float"]}},
+        "it has the shapes of 0 arguments",
+    ),
     "a name of numbers": ({"name": 5}, "5 is not a name"),
     "arguments in a list": ({"args": [1]}, r"\[1\] are no arguments"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("fields", "why"), ODD.values(), ids=ODD)
@@ -148,8 +164,16 @@ def test_entries_need_no_commas_between_them(tmp_path, monkeypatch):
 
 
 def test_details_keep_every_digit(tmp_path):
-    path = write(tmp_path, json.dumps({"traceEvents": events(lambda e: e | {"args": {
-        "Input Dims": [[1]], "Concrete Inputs": [0.1]}})}).replace("0.1]", "0.10000000000000001]"))  # fmt: skip
+    path = write(
+        tmp_path,
+        json.dumps(
+            {
+                "traceEvents": events(
+                    lambda e: e | {"args": {"Input Dims": [[1]], "Concrete Inputs": [0.1]}}
+                )
+            }
+        ).replace("0.1]", "0.10000000000000001]"),
+    )
     _, details, *_ = told(path)
     assert details[30] == {"shapes": [[1]], "values": ["0.10000000000000001"]}
 

@@ -33,9 +33,17 @@ PAPER = [
 ]
 BATCH = 2
 FIRST = {
-    "vgg11", "resnet18", "resnet50", "densenet121", "gpt2", "bert-base", "t5-small", "flan-t5-small",
-    "llama-3-2-1b", "gpt3-175b",
-}  # fmt: skip
+    "vgg11",
+    "resnet18",
+    "resnet50",
+    "densenet121",
+    "gpt2",
+    "bert-base",
+    "t5-small",
+    "flan-t5-small",
+    "llama-3-2-1b",
+    "gpt3-175b",
+}
 """One of each architecture; the others, which are wider or deeper, are counted in the slow tier."""
 
 
@@ -256,9 +264,11 @@ def test_the_tensor_split_holds_all_weights_of_the_blocks(name):
     for pattern in workload.tensor_split:
         assert any(fnmatchcase(path, pattern) for path in modules), pattern
     in_blocks = {
-        path for path, module in modules.items()
-        if type(module).__name__ in ("Linear", "Conv1D") and any(p.isdecimal() for p in path.split("."))
-    }  # fmt: skip
+        path
+        for path, module in modules.items()
+        if type(module).__name__ in ("Linear", "Conv1D")
+        and any(p.isdecimal() for p in path.split("."))
+    }
     assert set(split) == in_blocks
     layers = ROWS[name].layers or SIZES_OF[name][3]
     rows = sum(kind == "row" for kind in split.values())
@@ -314,8 +324,11 @@ def test_changes_on_the_command_line_reach_the_row(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     row = choose("gpt2", sequence=64, layers=2, precision="tf32", optimizer="sgd-fused")
     assert [row[k] for k in ("sequence", "layers", "precision", "optimizer")] == [
-        64, 2, "tf32", "sgd-fused",
-    ]  # fmt: skip
+        64,
+        2,
+        "tf32",
+        "sgd-fused",
+    ]
     assert choose("gpt2")["layers"] is None
 
 

@@ -47,9 +47,14 @@ def write(tmp_path, monkeypatch):
 
 def row_of(target, **changes):
     return {
-        "workload": "mine", "family": "user", "model": target, "optimizer": "sgd",
-        "precision": "fp32", **dict.fromkeys(SIZES), **changes,
-    }  # fmt: skip
+        "workload": "mine",
+        "family": "user",
+        "model": target,
+        "optimizer": "sgd",
+        "precision": "fp32",
+        **dict.fromkeys(SIZES),
+        **changes,
+    }
 
 
 def build(target, **changes):

@@ -136,15 +136,18 @@ def _resize_steps(data_folder: str | Path, pairs: pd.DataFrame, fits: Fits) -> p
             found = derived.rescale(before.operators, resize(before.operators, factor))
             rows.append(
                 {
-                    "device": device.name, "source": name, "chip": target.chip,
-                    "workload": workload, "mode": before.facts.mode,
+                    "device": device.name,
+                    "source": name,
+                    "chip": target.chip,
+                    "workload": workload,
+                    "mode": before.facts.mode,
                     "case": f"{workload} {before.facts.mode} {before.facts.batch} ->"
                     f" {after.facts.batch}",
                     "recorded_s": float(before.operators["device_ns"].sum()) * 1e-9,
                     "held_out_s": float(found["time_s"].sum()),
                     "time_s": float(after.operators["device_ns"].sum()) * 1e-9,
                 }
-            )  # fmt: skip
+            )
     return pd.DataFrame(rows)
 
 
@@ -273,10 +276,15 @@ def _fit_one(group: pd.DataFrame) -> Exponents:
         for name in ("power", "saturation", "short_s", "shape")
     )
     return Exponents(
-        power, saturation, short_s, shape, len(group),
-        rounded(float(np.min(rooflines)), DIGITS), rounded(float(np.max(rooflines)), DIGITS),
+        power,
+        saturation,
+        short_s,
+        shape,
+        len(group),
+        rounded(float(np.min(rooflines)), DIGITS),
+        rounded(float(np.max(rooflines)), DIGITS),
         float(min(np.min(rates.power_per_rate) for rates in (before, after))),
-    )  # fmt: skip
+    )
 
 
 def _free_parameters(flop: Floats) -> Positions:
@@ -326,9 +334,14 @@ def predict_held_out(pairs: pd.DataFrame, rule: str, known: Fits | None = None) 
         for (source, target, _, precision), places in _positions(fold, *by):
             group = fold.iloc[places].reset_index(drop=True)
             predicted[at[places]], _ = apply_rule(
-                rule, group, load_device(source), load_device(target), precision=precision,
-                floor_s=float(group["floor_s"].iloc[0]), fitted=fitted,
-            )  # fmt: skip
+                rule,
+                group,
+                load_device(source),
+                load_device(target),
+                precision=precision,
+                floor_s=float(group["floor_s"].iloc[0]),
+                fitted=fitted,
+            )
     return pairs.assign(held_out_s=np.maximum(predicted, SHORTEST_S))
 
 

@@ -94,10 +94,15 @@ def sized_rows(operators: pd.DataFrame, *, products: bool = False) -> pd.DataFra
     return pd.DataFrame({**columns, "operator_class": classes})
 
 
-_KINDS = {name: re.compile(said) for name, said in (
-    ("norm/batch", "(?i)batch_?norm"), ("gemm/grouped", "grouped_mm"), ("/fp8", "::_?scaled_"),
-    ("/fp8-block", "::_?block_scaled_"),
-)}  # fmt: skip
+_KINDS = {
+    name: re.compile(said)
+    for name, said in (
+        ("norm/batch", "(?i)batch_?norm"),
+        ("gemm/grouped", "grouped_mm"),
+        ("/fp8", "::_?scaled_"),
+        ("/fp8-block", "::_?block_scaled_"),
+    )
+}
 """What the names of some kinds of operators hold."""
 
 

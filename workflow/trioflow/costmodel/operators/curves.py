@@ -25,14 +25,29 @@ from trioflow.costmodel.least_squares import choose_least, rounded, solve_nonneg
 from trioflow.costmodel.operators.products import PRODUCTS, product_sizes
 
 _TILES = np.array(
-    [(256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64), (64, 32), (32, 64), (32, 32)],
+    [
+        (256, 128),
+        (128, 256),
+        (128, 128),
+        (128, 64),
+        (64, 128),
+        (64, 64),
+        (64, 32),
+        (32, 64),
+        (32, 32),
+    ],
     dtype=np.float64,
-)  # fmt: skip
+)
 """Rows and columns of the result that one block of threads computes."""
 
 _TILE_SETS: tuple[tuple[int, ...], ...] = (
-    (2,), (5,), (8,), (0, 1, 2), (2, 3, 4, 5), tuple(range(len(_TILES))),
-)  # fmt: skip
+    (2,),
+    (5,),
+    (8,),
+    (0, 1, 2),
+    (2, 3, 4, 5),
+    tuple(range(len(_TILES))),
+)
 """Positions in ``_TILES`` of the sets among which the fit chooses; a library takes the fastest of it."""
 
 _EDGE_COSTS = (0.0, 8.0, 32.0)

@@ -127,9 +127,11 @@ def read_content(
     if any(content.get(key) != value for key, value in known.items()):
         found = " with ".join(f"{key} {content.get(key)!r}" for key in known)
         raise InputError(
-            f"{found} is not known", file=path, place=next(iter(known)),
+            f"{found} is not known",
+            file=path,
+            place=next(iter(known)),
             fix="fit the model again with this version of trioflow",
-        )  # fmt: skip
+        )
     try:
         return parse(content)
     except (KeyError, TypeError, ValueError, AttributeError) as error:

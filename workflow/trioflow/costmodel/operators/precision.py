@@ -270,9 +270,13 @@ class PrecisionModel:
         return max(sustained_time(self.sheet, half) - alone, 0.0)
 
     def _price(
-        self, source: Source, rows: pd.DataFrame, low_log: Floats, high_log: Floats,
+        self,
+        source: Source,
+        rows: pd.DataFrame,
+        low_log: Floats,
+        high_log: Floats,
         precision: str = "",
-    ) -> pd.DataFrame:  # fmt: skip
+    ) -> pd.DataFrame:
         """Return the times of rows with the interval of the source and of carrying them over."""
         rows, precision = rows.reset_index(drop=True), precision or self.precision
         found = source.carry(rows, self.sheet, precision, self.rule)
@@ -357,9 +361,12 @@ def _widen_grouped(rows: pd.DataFrame, source: str, lows: Floats, highs: Floats)
 
 
 def in_precision(
-    model: RowModel, sheet: DeviceSheet, precision: str, causal: bool | None = None,
+    model: RowModel,
+    sheet: DeviceSheet,
+    precision: str,
+    causal: bool | None = None,
     kernel: tuple[float, bool] = (0.0, False),
-) -> RowModel:  # fmt: skip
+) -> RowModel:
     """Return a model for steps of a precision: itself, or with products and convolutions of it.
 
     Classes fitted in the precision (fact ``precisions``) stay as they are, and so does a model of a
@@ -382,9 +389,18 @@ def in_precision(
     attention = shipped_attention() if precision in HALF and source is not None else {}
     fused = nearest_table(attention, sheet, precision)
     return PrecisionModel(
-        model, sheet, precision, source or "", table, convolutions, rule, fused or "",
-        attention[fused] if fused else None, causal, kernel,
-    )  # fmt: skip
+        model,
+        sheet,
+        precision,
+        source or "",
+        table,
+        convolutions,
+        rule,
+        fused or "",
+        attention[fused] if fused else None,
+        causal,
+        kernel,
+    )
 
 
 @cache

@@ -18,9 +18,15 @@ import pandas as pd
 from trioflow.costmodel.features import FEATURES, Floats, base_class, plain_name, read_shapes
 
 PRODUCTS = (
-    "product_batch", "product_m", "product_n", "product_k",
-    "product_forward", "product_left", "product_right", "product_reuse",
-)  # fmt: skip
+    "product_batch",
+    "product_m",
+    "product_n",
+    "product_k",
+    "product_forward",
+    "product_left",
+    "product_right",
+    "product_reuse",
+)
 """Columns: ``batch`` independent problems (m x k) (k x n), how often each of three is computed (the
 result, the gradient of the left factor, the gradient of the right one), and how often an element of
 the left factor stands in it: once, but for a convolution's overlapping windows. All 0 for no
@@ -36,16 +42,22 @@ FLOP_TOLERANCE = 0.02
 _SHARDS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 32, 64)
 """Parts that one dimension may be cut into while another one grows with the batch."""
 
-_SHARDS_OF_MORE = np.array([
-    (grown, cut, parts)
-    for grown, cut, parts in itertools.product((1, 0, 2, 3), (2, 3, 0, 1), _SHARDS)
-    if grown != cut
-])  # fmt: skip
+_SHARDS_OF_MORE = np.array(
+    [
+        (grown, cut, parts)
+        for grown, cut, parts in itertools.product((1, 0, 2, 3), (2, 3, 0, 1), _SHARDS)
+        if grown != cut
+    ]
+)
 """Dimension that grows, dimension that is cut, and into how many parts."""
-_SHARED_EXPERTS = np.array([
-    (parts, *pair, shards)
-    for parts, pair, shards in itertools.product(_SHARDS, ((1, 2), (1, 3), (3, 1), (3, 2)), _SHARDS)
-])  # fmt: skip
+_SHARED_EXPERTS = np.array(
+    [
+        (parts, *pair, shards)
+        for parts, pair, shards in itertools.product(
+            _SHARDS, ((1, 2), (1, 3), (3, 1), (3, 2)), _SHARDS
+        )
+    ]
+)
 """Parts of the problems, dimension that grows, dimension that is cut, and into how many parts."""
 _MISFIT = 0.002
 """Bytes that a scaled product explains this well [logarithm]: a bias makes less."""

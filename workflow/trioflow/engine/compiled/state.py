@@ -318,8 +318,9 @@ def _gather_patterns(plans: list[Plan], made: Any) -> tuple[Any, Any, NDArray[np
 
 def _gather_rounds(plans: list[Plan], made: Any) -> tuple[Any, Any]:
     """Return the rounds of all plans that have some, and the links that they cross."""
-    chosen = [(place, plan) for place, plan in enumerate(plans)
-              if isinstance(plan, CollectiveRounds)]  # fmt: skip
+    chosen = [
+        (place, plan) for place, plan in enumerate(plans) if isinstance(plan, CollectiveRounds)
+    ]
     places = [place for place, _ in chosen]
     parts: list[Any] = []
     for name, row in (("round", ROUND), ("crossing", CROSSING)):

@@ -214,9 +214,14 @@ class _Joined:
 
 
 def _make_fold(
-    graph: TaskGraph, lanes: _Lanes, rows: ExchangeRows, exchange_of: Ints, classes: Ints,
-    stand_in: Ints, row_of_task: Ints,
-) -> Fold:  # fmt: skip
+    graph: TaskGraph,
+    lanes: _Lanes,
+    rows: ExchangeRows,
+    exchange_of: Ints,
+    classes: Ints,
+    stand_in: Ints,
+    row_of_task: Ints,
+) -> Fold:
     """Keep the tasks of the stand-ins, and collect the groups that stand for one another."""
     kept_ranks = np.zeros(lanes.ranks, dtype=bool)
     kept_ranks[stand_in] = True
@@ -240,9 +245,14 @@ def _make_fold(
     # Whoever changes the tables of the graph later does not change the timeline.
     whole = TaskGraph(graph.tasks.copy(deep=False), graph.dependencies, graph.metadata)
     fold = Fold(
-        TaskGraph(tasks, dependencies, graph.metadata), classes, stand_in, family_of, families,
-        whole, like,
-    )  # fmt: skip
+        TaskGraph(tasks, dependencies, graph.metadata),
+        classes,
+        stand_in,
+        family_of,
+        families,
+        whole,
+        like,
+    )
     problem = fold.find_problem()
     if problem:
         raise CannotFoldError(problem)
@@ -383,9 +393,12 @@ def fold_program(
             fold = split_fold(fold, alike, difference.of_group)
             continue
         program = build_program(
-            fold.graph, exchanges[0], ranks=ranks, compute_scale=cases[0].compute_scale,
+            fold.graph,
+            exchanges[0],
+            ranks=ranks,
+            compute_scale=cases[0].compute_scale,
             communication_on_compute_stream=communication_on_compute_stream,
-        )  # fmt: skip
+        )
         others = zip(exchanges[1:], cases[1:], strict=True)
         changed = [change_case(program, fold.graph, *other, ranks) for other in others]
         return FoldedProgram(fold, [program, *changed], traffic)

@@ -292,9 +292,12 @@ class _Bundle:
 
 
 def fold_plans(
-    asked: Sequence[Asked], families: Sequence[Family], planners: Sequence[Planner],
-    links: Sequence[Link], slack: frozenset[int] = frozenset(),
-) -> FoldedTraffic:  # fmt: skip
+    asked: Sequence[Asked],
+    families: Sequence[Family],
+    planners: Sequence[Planner],
+    links: Sequence[Link],
+    slack: frozenset[int] = frozenset(),
+) -> FoldedTraffic:
     """Plan the exchanges of all groups, and keep one flow of each class.
 
     Raises GroupsDifferError when groups of a family differ in cost or in the links that they cross; CannotFoldError
@@ -366,9 +369,13 @@ class _Differences:
         self._reason = ""
 
     def add(
-        self, family: int, said: Sequence[object], of_group: Ints, collective: str,
+        self,
+        family: int,
+        said: Sequence[object],
+        of_group: Ints,
+        collective: str,
         groups: Sequence[Sequence[int]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Compare what is said of each group: of those of a code, and of which each is."""
         numbers: dict[object, int] = {}
         codes = np.array([numbers.setdefault(one, len(numbers)) for one in said], dtype=np.int64)
@@ -440,9 +447,11 @@ def _make_ways(
 
 
 def _divide(
-    bundles: Sequence[_Bundle], families: Sequence[Family], links: Sequence[Link],
+    bundles: Sequence[_Bundle],
+    families: Sequence[Family],
+    links: Sequence[Link],
     slack: frozenset[int],
-) -> tuple[Crossings, tuple[Ints, Ints]]:  # fmt: skip
+) -> tuple[Crossings, tuple[Ints, Ints]]:
     """Give numbers to the flows of all groups, and find which of them and of the links are alike.
 
     Returned too are flow and link of each crossing of a link that takes no part.

@@ -53,9 +53,10 @@ def check_count(name: str, value: int, least: int = 1) -> None:
     """Raise PlatformError for a parameter that is not a whole number, or is out of range."""
     if value != int(value) or not least <= value <= MOST_PARTS:
         raise PlatformError(
-            f"{value!r} is out of range", place=name,
+            f"{value!r} is out of range",
+            place=name,
             fix=f"write a whole number from {least} to {MOST_PARTS}",
-        )  # fmt: skip
+        )
 
 
 def check_links(name: str, links: int) -> None:
@@ -147,14 +148,23 @@ def _pair(nodes: Sequence[str], chords: bool) -> list[tuple[str, str]]:
 
 
 _CUBE_MESH = {
-    (0, 1): 1, (0, 2): 1, (0, 3): 2, (0, 4): 2,
-    (1, 2): 2, (1, 3): 1, (1, 5): 2,
-    (2, 3): 2, (2, 6): 1,
+    (0, 1): 1,
+    (0, 2): 1,
+    (0, 3): 2,
+    (0, 4): 2,
+    (1, 2): 2,
+    (1, 3): 1,
+    (1, 5): 2,
+    (2, 3): 2,
+    (2, 6): 1,
     (3, 7): 1,
-    (4, 5): 1, (4, 6): 1, (4, 7): 2,
-    (5, 6): 2, (5, 7): 1,
+    (4, 5): 1,
+    (4, 6): 1,
+    (4, 7): 2,
+    (5, 6): 2,
+    (5, 7): 1,
     (6, 7): 2,
-}  # fmt: skip
+}
 """NVLinks between every two GPUs of a DGX-1 with V100: six a GPU, on four neighbours, two of them doubly."""
 
 
@@ -233,8 +243,9 @@ def _pair_neighbours(ranks: int, shape: Sequence[int], *, wrapped: bool) -> list
         depth = f" x {layers} layers" if layers > 1 else ""
         raise PlatformError(
             f"{rows} rows x {columns} columns{depth} make {math.prod(shape)} places for {ranks} ranks",
-            place="rows", fix="choose rows, columns and layers whose product is the ranks",
-        )  # fmt: skip
+            place="rows",
+            fix="choose rows, columns and layers whose product is the ranks",
+        )
     strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
     pairs: dict[tuple[int, int], None] = {}
     for rank, place in enumerate(itertools.product(*map(range, shape))):

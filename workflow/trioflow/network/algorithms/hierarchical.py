@@ -97,9 +97,9 @@ class _Grid(NamedTuple):
         inner_parts, ranks = np.arange(len(self.place_of)), self.nodes * self.places
         batches = []
         for node in range(self.nodes):
-            outer_parts = np.flatnonzero(self.node_of == node) if apart else np.arange(
-                len(self.node_of)
-            )  # fmt: skip
+            outer_parts = (
+                np.flatnonzero(self.node_of == node) if apart else np.arange(len(self.node_of))
+            )
             members = np.append(
                 node * self.places + np.arange(self.places),
                 ranks + node * self.switches + np.arange(self.switches),

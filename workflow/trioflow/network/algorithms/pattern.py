@@ -247,8 +247,9 @@ class Schedule:
     @property
     def nbytes(self) -> int:
         """Memory of all columns [bytes]."""
-        columns = [getattr(part, field.name) for part in (self, self.contents)
-                   for field in fields(part)]  # fmt: skip
+        columns = [
+            getattr(part, field.name) for part in (self, self.contents) for field in fields(part)
+        ]
         return sum(column.nbytes for column in columns if isinstance(column, np.ndarray))
 
 

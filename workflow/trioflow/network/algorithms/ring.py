@@ -102,9 +102,7 @@ def _build_relay(collective: str, members: int, chunks: int) -> Pattern:
     else:
         part = members - distance
         source, step = part + hop, hop
-    messages = make_messages(
-        step, source, (source + 1) % members, part[:, None], chunks=chunks
-    )  # fmt: skip
+    messages = make_messages(step, source, (source + 1) % members, part[:, None], chunks=chunks)
     row = np.arange(len(part))
     before = np.where(hop > 0, row - 1, -1)
     shift = len(part) * np.arange(chunks)[:, None]

@@ -301,9 +301,16 @@ class PartitionedRank(StagedRank):
                 group = self.program.name_group(ranks, owner) if parameters else ""
                 broadcasts += [
                     self.program.graph.add(
-                        self.rank, "communication", "collective", "broadcast", after=(source,),
-                        message_bytes=parameter.size_bytes, phase="optimizer", group=group,
+                        self.rank,
+                        "communication",
+                        "collective",
+                        "broadcast",
+                        after=(source,),
+                        message_bytes=parameter.size_bytes,
+                        phase="optimizer",
+                        group=group,
                         match_id=self.program.match("update", group, index),
-                    ) for index, parameter in enumerate(parameters)
-                ]  # fmt: skip
+                    )
+                    for index, parameter in enumerate(parameters)
+                ]
         self.waits += broadcasts

@@ -326,9 +326,10 @@ class StageWorks:
     def _add_partial(self, work: StageWork, in_stage: set[int], names: frozenset[str]) -> None:
         """Size the sum, over tensor-parallel ranks, of gradients that each has of its own tokens."""
         sizes = [
-            int(g["size_bytes"]) for g in self.trace.facts.gradients
+            int(g["size_bytes"])
+            for g in self.trace.facts.gradients
             if g["name"] in names and int(g["ready_after_op_id"]) in in_stage
-        ]  # fmt: skip
+        ]
         if sizes:
             shards = self.plan.shards if self.plan.shards_units else 1
             work.partial_bytes = sum(sizes) // shards

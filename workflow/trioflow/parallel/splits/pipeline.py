@@ -137,10 +137,11 @@ def find_gradients(trace: Trace) -> dict[str, int]:
             continue
         # Gradients of one operator become ready in the order of its results.
         fitting = [
-            (maker, -storage) for storage, (size, maker) in free.items()
+            (maker, -storage)
+            for storage, (size, maker) in free.items()
             if size in (entry["size_bytes"], entry["size_bytes"] * width)
             and maker <= int(entry["ready_after_op_id"])
-        ]  # fmt: skip
+        ]
         if fitting:
             storage = -max(fitting)[1]
             found[str(entry["name"])] = storage
@@ -155,9 +156,10 @@ def list_added_gradients(trace: Trace) -> frozenset[str]:
         return frozenset()
     names = trace.operators["name"].tolist()
     return frozenset(
-        str(g["name"]) for g in trace.facts.gradients
+        str(g["name"])
+        for g in trace.facts.gradients
         if class_of_name(names[int(g["ready_after_op_id"])]) == "gemm"
-    )  # fmt: skip
+    )
 
 
 def _shapes_of_gradients(trace: Trace) -> list[dict[str, Any]]:

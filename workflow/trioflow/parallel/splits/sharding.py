@@ -97,10 +97,12 @@ def build_units(
     tied = find_tied(trace, assign_units(trace)) if units else []
     shared = {unit for entry in tied for unit in entry.stages}
     inner = [
-        index for index, (name, paths) in enumerate(units.items())
-        if 0 < index < len(units) - 1 and index not in shared
+        index
+        for index, (name, paths) in enumerate(units.items())
+        if 0 < index < len(units) - 1
+        and index not in shared
         and any(owner[p.name] == index and _is_inside(p.name, paths) for p in parameters)
-    ]  # fmt: skip
+    ]
     made = [
         _place_unit(
             trace,
@@ -147,8 +149,12 @@ def _place_experts(
 
 
 def build_stage_units(
-    trace: Trace, plan: Plan, placed: Sequence[frozenset[int]], stage_of: NDArray[np.int64], stage: int
-) -> list[ShardedUnit]:  # fmt: skip
+    trace: Trace,
+    plan: Plan,
+    placed: Sequence[frozenset[int]],
+    stage_of: NDArray[np.int64],
+    stage: int,
+) -> list[ShardedUnit]:
     """Return the units of one pipeline stage, to which ``fully_shard`` is applied by itself.
 
     Inner units stay what they are. The root keeps the rest: of the first and last stage embedding and head, of others
@@ -160,9 +166,10 @@ def build_stage_units(
     if stage:  # what another rank sends has a gradient
         mine = [replace(unit, in_graph=unit.last_backward >= 0) for unit in mine]
     names = {
-        p.name for p, stages in zip(list_parameters(trace, plan.tensor), placed, strict=True)
+        p.name
+        for p, stages in zip(list_parameters(trace, plan.tensor), placed, strict=True)
         if stage in stages or not (stages or stage)
-    }  # fmt: skip
+    }
     rest = tuple(p for p in root.parameters if p.name in names)
     own = _place_root(trace, rest, here)
     return [*mine, replace(own, reduced_width=root.reduced_width, kept_width=root.kept_width)]

@@ -249,9 +249,14 @@ def with_rules(trace: Trace, rules: Mapping[str, str], padded: Mapping[int, floa
     ``padded``: storage of a parameter to how many times its rows grow, so that they divide among the ranks.
     """
     gradients = [
-        {**g, "size_bytes": round(int(g["size_bytes"]) * padded.get(int(g["parameter_storage_id"]), 1.0))}
+        {
+            **g,
+            "size_bytes": round(
+                int(g["size_bytes"]) * padded.get(int(g["parameter_storage_id"]), 1.0)
+            ),
+        }
         for g in trace.facts.gradients
-    ]  # fmt: skip
+    ]
     storages = {
         g["name"]: int(g["parameter_storage_id"]) for g in (*gradients, *list_untrained(trace))
     }

@@ -40,11 +40,12 @@ def _count(cases: pd.DataFrame) -> pd.DataFrame:
     tensor_nodes = np.ceil(cases["tensor"] / GPUS_OF_A_NODE).astype(int)
     chained = cases["stages"] > 1
     counted = cases.assign(
-        tensor_nodes=tensor_nodes, chained=chained,
+        tensor_nodes=tensor_nodes,
+        chained=chained,
         all_blocks=np.where(tensor_nodes > 1, cases["blocks"] * cases["accumulate"], 0),
         neighbours=np.where(chained, np.minimum(cases["stages"] - 1, 2) * cases["accumulate"], 0),
         steps=np.where(chained | (tensor_nodes > 1), 0, 1),
-    )  # fmt: skip
+    )
     beyond: pd.DataFrame = counted[cases["nodes"] > 1]
     return beyond
 
@@ -59,9 +60,16 @@ def _fit_without(runs: pd.DataFrame, left_out: float | None) -> Iterator[NodeRes
         missed = _hold_out(near)
         low, high = np.quantile(missed, COVERAGE)
         yield NodeResidual(
-            name, int(tensor_nodes), bool(chained), int(nodes), len(near), *_fit(near),
-            min(float(low), 0.0), max(float(high), 0.0), tuple(np.quantile(missed, _DECILES).tolist()),
-        )  # fmt: skip
+            name,
+            int(tensor_nodes),
+            bool(chained),
+            int(nodes),
+            len(near),
+            *_fit(near),
+            min(float(low), 0.0),
+            max(float(high), 0.0),
+            tuple(np.quantile(missed, _DECILES).tolist()),
+        )
 
 
 def _take_near(runs: pd.DataFrame, nodes: int) -> pd.DataFrame:

@@ -122,11 +122,14 @@ def _score(name: str, parameters: float, rows: pd.DataFrame) -> dict[str, Any]:
         for column in ("reserved_bytes", "allocated_bytes")
     )
     return {
-        "set": name, "parameters": parameters, "runs": len(rows),
-        "median_error": float(np.median(held)), "error_90": float(np.quantile(held, 0.9)),
+        "set": name,
+        "parameters": parameters,
+        "runs": len(rows),
+        "median_error": float(np.median(held)),
+        "error_90": float(np.quantile(held, 0.9)),
         "allocated_median": float(np.median(given)),
         "refused": int(exceeds_room(rows, "fullest_bytes").sum()),
-    }  # fmt: skip
+    }
 
 
 def score_steps(cases: pd.DataFrame) -> pd.DataFrame:
@@ -172,10 +175,13 @@ def score_group(name: str, rows: pd.DataFrame) -> dict[str, Any]:
     error = np.nan_to_num(np.abs(rows["predicted_s"].to_numpy() / measured - 1), nan=np.inf)
     inside = (rows["low_s"].to_numpy() <= measured) & (measured <= rows["high_s"].to_numpy())
     return {
-        "group": name, "runs": len(rows), "median_error": float(np.median(error)),
+        "group": name,
+        "runs": len(rows),
+        "median_error": float(np.median(error)),
         **{f"within_{most}": float((error <= most / 100).mean()) for most in (10, 20, 50)},
-        "covered": float(inside.mean()), "in_order": share_in_order(rows, ["parameters", "nodes"]),
-    }  # fmt: skip
+        "covered": float(inside.mean()),
+        "in_order": share_in_order(rows, ["parameters", "nodes"]),
+    }
 
 
 def mark_crowded(memory: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:

@@ -85,12 +85,17 @@ def load_averages() -> tuple[_PaperAverage, ...]:
     """Return averages over the paper's own models, on its own machines; none is of a case that is drawn here."""
     return tuple(
         _PaperAverage(
-            row["figure"], row["cases"], float(row["error"]), tuple(row["families"].split()),
-            row["chip"], int(row["ranks"] or 0), int(row["chunks"] or 0),
+            row["figure"],
+            row["cases"],
+            float(row["error"]),
+            tuple(row["families"].split()),
+            row["chip"],
+            int(row["ranks"] or 0),
+            int(row["chunks"] or 0),
             {"yes": True, "no": False}.get(row["carried"]),
         )
         for row in read_own_table("reproductions/figures/catalogue/averages")
-    )  # fmt: skip
+    )
 
 
 def find_averages(row: Mapping[str, Any]) -> list[_PaperAverage]:
@@ -100,9 +105,10 @@ def find_averages(row: Mapping[str, Any]) -> list[_PaperAverage]:
     any average agrees.
     """
     found = [
-        one for one in load_averages()
+        one
+        for one in load_averages()
         if one.figure == row["figure"] and row["family"] in one.families
-    ]  # fmt: skip
+    ]
     # A trace without times belongs to no GPU: it is carried to any.
     carried = row["source_gpu"] != row["device"]
     for agrees in (
@@ -201,9 +207,12 @@ def find_descriptions(name: str, descriptions: dict[str, str]) -> list[str]:
 
 
 def list_inputs(
-    name: str, descriptions: dict[str, str], workloads: Sequence[str], experiments: Sequence[str],
+    name: str,
+    descriptions: dict[str, str],
+    workloads: Sequence[str],
+    experiments: Sequence[str],
     published_sets: Sequence[str],
-) -> dict[str, list[str]]:  # fmt: skip
+) -> dict[str, list[str]]:
     """Return the files a figure (with ``PREFIX`` where public data belong to it) is built from, below results, by kind."""
     figure = find_figure(name)
     found = {"errors": ["report/error.parquet"]} if figure.live else {}

@@ -55,7 +55,7 @@ _WORDS = {
     "80 % interval": "holds the measured value in four of five cases if errors behave as on the data left out of the fits",
     PAPER: f"a mean absolute error reported in {SOURCE}; of its own models and machines",
     "does not fit, or cannot be done": "the plan needs more memory than a device has, or cannot be carried out; the table says why",
-}  # fmt: skip
+}
 _OPEN = 5
 """Figures that are open when the page is; the rest are headings until they are pressed."""
 _PICTURE_WIDTH_PX = 540
@@ -191,15 +191,33 @@ def _render_rows(figure: Figure, rows: pd.DataFrame) -> str:
         return Cell(write_percent(share), share)
 
     fields = [
-        words("case", "", "experiment, public case or trace",
-              lambda row: Cell(row["case"], None, f"batch {row['batch']}" if row["batch"] else "")),
-        words("rests on", "", "three-way label", lambda row: Cell(row["evidence"], None, row["source"])),
-        words("plan", "device", "",
-              lambda row: Cell(f"{row['plan']}, {row['ranks']} ranks", None, row["device"] or "this machine")),
-        numbers("measured", "quantity", "", measured, itself), numbers("predicted", "80 % interval", "", predicted, itself),
+        words(
+            "case",
+            "",
+            "experiment, public case or trace",
+            lambda row: Cell(row["case"], None, f"batch {row['batch']}" if row["batch"] else ""),
+        ),
+        words(
+            "rests on",
+            "",
+            "three-way label",
+            lambda row: Cell(row["evidence"], None, row["source"]),
+        ),
+        words(
+            "plan",
+            "device",
+            "",
+            lambda row: Cell(
+                f"{row['plan']}, {row['ranks']} ranks", None, row["device"] or "this machine"
+            ),
+        ),
+        numbers("measured", "quantity", "", measured, itself),
+        numbers("predicted", "80 % interval", "", predicted, itself),
         numbers("error", "", "predicted over measured less one", error, itself),
-        words("paper", "other cases", "averages drawn beside it", lambda row: row["paper"] or NOTHING),
-    ]  # fmt: skip
+        words(
+            "paper", "other cases", "averages drawn beside it", lambda row: row["paper"] or NOTHING
+        ),
+    ]
     return render_records(records(rows), fields)
 
 

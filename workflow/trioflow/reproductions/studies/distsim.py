@@ -81,10 +81,15 @@ def predict_distsim(scales: tuple[float, ...] = _SCALES) -> pd.DataFrame:
     for scale in scales:
         for tensor, pipeline, data in list_degrees():
             given: dict[str, Any] = {
-                "trace": TRACE, "platform": PLATFORM, "batch": BATCH, "data": data,
-                "tensor": tensor, "pipeline": pipeline, "communication_scale": scale,
+                "trace": TRACE,
+                "platform": PLATFORM,
+                "batch": BATCH,
+                "data": data,
+                "tensor": tensor,
+                "pipeline": pipeline,
+                "communication_scale": scale,
                 "vocabulary_parallel": tensor > 1,
-            }  # fmt: skip
+            }
             if pipeline > 1:
                 given |= {"schedule": "1f1b", "micro_batches": BATCH // data}
             rows.append(workshop.predict(len(rows), fill_values(given)))
@@ -160,9 +165,16 @@ def draw_distsim_search(rows: pd.DataFrame) -> Figure:
             place = names.index(f"{one.tensor}M{one.pipeline}P{one.data}D")
             axes.plot(place, one.measured_per_s, "*", color=style.INK, markersize=11)
         handles.append(
-            Line2D([], [], color=style.INK, marker="*", markersize=10, linestyle="none",
-                   label="measured by DistSim (its best and worst)")
-        )  # fmt: skip
+            Line2D(
+                [],
+                [],
+                color=style.INK,
+                marker="*",
+                markersize=10,
+                linestyle="none",
+                label="measured by DistSim (its best and worst)",
+            )
+        )
         axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
         axes.set_ylabel("steps/s; shade: 80 % interval")
         axes.set_ylim(0, None)
@@ -200,11 +212,17 @@ def predict_throughput(
         workshop = Workshop({BLOCKS.name: [folder]}, interval=False)
         for count in counts:
             given = {
-                "trace": BLOCKS.name, "platform": _GPT_PLATFORM, "batch": count * DATA, "data": DATA,
-                "tensor": tensor, "pipeline": pipeline, "micro_batches": count,
-                "schedule": choose_schedule(count, pipeline), "vocabulary_parallel": True,
+                "trace": BLOCKS.name,
+                "platform": _GPT_PLATFORM,
+                "batch": count * DATA,
+                "data": DATA,
+                "tensor": tensor,
+                "pipeline": pipeline,
+                "micro_batches": count,
+                "schedule": choose_schedule(count, pipeline),
+                "vocabulary_parallel": True,
                 "recompute": "full",
-            }  # fmt: skip
+            }
             rows.append(workshop.predict(len(rows), fill_values(given)))
     return make_frame(rows)
 

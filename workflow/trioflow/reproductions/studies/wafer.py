@@ -257,8 +257,11 @@ def build_case(case: WaferCase) -> TaskGraph:
     """Return what 84 ranks do in a step of a case, contracted."""
     times = load_timed_trace(case.trace)
     plan = make_plan(
-        case.data, case.tensor, case.pipeline, micro_batches=case.micro_batches if case.pipeline > 1 else None
-    )  # fmt: skip
+        case.data,
+        case.tensor,
+        case.pipeline,
+        micro_batches=case.micro_batches if case.pipeline > 1 else None,
+    )
     batch = case.samples_per_replica * case.data
     graph = build_graph(times, plan, batch=batch)
     return contract_graph(graph)
@@ -332,10 +335,16 @@ class WaferSteps:
         self, network: str, variant: str, bandwidth: float, bundle: int, step_s: float
     ) -> dict[str, Any]:
         return {
-            "network": network, "variant": variant, "link_bandwidth_bytes_per_s": bandwidth,
-            "ports_per_circuit": bundle, "step_s": step_s, "ideal_s": self.ideal_s,
-            "network_share": 1 - self.ideal_s / step_s, "established": 0, "torn_down": 0,
-        }  # fmt: skip
+            "network": network,
+            "variant": variant,
+            "link_bandwidth_bytes_per_s": bandwidth,
+            "ports_per_circuit": bundle,
+            "step_s": step_s,
+            "ideal_s": self.ideal_s,
+            "network_share": 1 - self.ideal_s / step_s,
+            "established": 0,
+            "torn_down": 0,
+        }
 
 
 def sweep_case(case: WaferCase) -> list[dict[str, Any]]:
@@ -414,9 +423,16 @@ def _draw_case(axes: Any, case: pd.DataFrame, shown: dict[int, str]) -> None:
     )
     mesh = case[case["sweep"] == "link"]
     sns.lineplot(
-        mesh, x="gb", y="slower", hue="variant", ax=axes, marker="o", markersize=4,
-        palette={name: colour for name, (colour, _) in _MESH.items()}, legend=False,
-    )  # fmt: skip
+        mesh,
+        x="gb",
+        y="slower",
+        hue="variant",
+        ax=axes,
+        marker="o",
+        markersize=4,
+        palette={name: colour for name, (colour, _) in _MESH.items()},
+        legend=False,
+    )
     last = records(mesh.sort_values("gb").groupby("variant").tail(1))
     ends = [(f"mesh, {row['variant']}", row["slower"], _MESH[row["variant"]][0]) for row in last]
     for row in records(case[case["network"] == "circuit"]):

@@ -158,8 +158,11 @@ def _judge_ranks(series: _Series) -> Iterator[pd.DataFrame]:
         (series.samples["nodes"] == 1) & (series.samples["collective"] != "send")
     ]
     measured = set(samples["ranks"])
-    cases = [(a, given, f"{a} ranks from {given[0]} and {given[1]}") for a, given, _ in RANK_CASES
-             if {a, *given} <= measured]  # fmt: skip
+    cases = [
+        (a, given, f"{a} ranks from {given[0]} and {given[1]}")
+        for a, given, _ in RANK_CASES
+        if {a, *given} <= measured
+    ]
     if len(measured) > len({n for a, given, _ in RANK_CASES for n in (a, *given)}):
         inner = sorted(measured)[1:-1]
         cases += [(a, tuple(sorted(measured - {a})), "ranks from all others") for a in inner]
@@ -294,11 +297,14 @@ def _validate_operator_data(
         data = DeviceData.prepare(_part_traces(known, device.name), device.limits)
         facts = list(
             zip(
-                judged["name"], map(describe_sizes, judged["input_shapes"]), judged["source"],
-                sized_rows(judged, products=True)["operator_class"], recorded_times(judged),
+                judged["name"],
+                map(describe_sizes, judged["input_shapes"]),
+                judged["source"],
+                sized_rows(judged, products=True)["operator_class"],
+                recorded_times(judged),
                 strict=True,
             )
-        )  # fmt: skip
+        )
         for model in (name for name in models if name in DEVICE_METHODS):
             fitted, _ = fit_device_data(data, model)
             found = fitted.predict(judged)
@@ -308,10 +314,13 @@ def _validate_operator_data(
                 case = Case(OPERATOR_DATA, model, f"{name} {sizes}", device.name, str(source))
                 rows.append(
                     case.row(
-                        str(group), OPERATOR, float(measured_s), columns[place],
+                        str(group),
+                        OPERATOR,
+                        float(measured_s),
+                        columns[place],
                         extrapolated=float(outside[place]),
                     )
-                )  # fmt: skip
+                )
     return _table(rows)
 
 

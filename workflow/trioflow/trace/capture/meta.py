@@ -387,9 +387,13 @@ def capture_meta(
 
 
 def _profile(
-    row: Mapping[str, Any], batch: int, seed: int, mode: NotingFakeMode,
-    attention: AbstractContextManager[None], folder: Path,
-) -> dict[str, Any]:  # fmt: skip
+    row: Mapping[str, Any],
+    batch: int,
+    seed: int,
+    mode: NotingFakeMode,
+    attention: AbstractContextManager[None],
+    folder: Path,
+) -> dict[str, Any]:
     """Run a step on fake tensors under the profiler; return the facts of its model."""
     workload = build_workload(row, seed, "meta")
     with mode, attention:
@@ -412,9 +416,14 @@ def fused_attention(masks: set[bool]) -> Iterator[None]:
     attention = functional.scaled_dot_product_attention
 
     def fused(
-        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
-        is_causal: bool = False, **named: Any,
-    ) -> Any:  # fmt: skip
+        query: Any,
+        key: Any,
+        value: Any,
+        attn_mask: Any = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        **named: Any,
+    ) -> Any:
         masks.add(bool(is_causal))
         backends = torch.backends.cuda
         chosen = backends.cudnn_sdp_enabled() and not backends.flash_sdp_enabled()
@@ -483,7 +492,15 @@ def _without_times(trace: Trace) -> Trace:
         start_ns=0, device_ns=0, cpu_ns=0, sequence_number=number - number.min()
     )
     facts = replace(
-        trace.facts, source="capture without data", step_time_s=0.0, step_time_source=UNTIMED,
-        step_times_s=[], tail_s=0.0, inputs=None, profiled_step_s=None, profiler_overhead=None, span_s=None,
-    )  # fmt: skip
+        trace.facts,
+        source="capture without data",
+        step_time_s=0.0,
+        step_time_source=UNTIMED,
+        step_times_s=[],
+        tail_s=0.0,
+        inputs=None,
+        profiled_step_s=None,
+        profiler_overhead=None,
+        span_s=None,
+    )
     return Trace(operators, trace.tensors, facts)

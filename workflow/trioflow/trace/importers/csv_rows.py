@@ -83,8 +83,10 @@ def read_rows(
         if len(cells) != width:
             raise TraceError(
                 f"{len(cells)} cells found where the header has {width}",
-                file=path, place=f"line {line}", fix="quote cells that hold commas",
-            )  # fmt: skip
+                file=path,
+                place=f"line {line}",
+                fix="quote cells that hold commas",
+            )
         found = {name: cells[place] for name, place in places.items()}
         rows.append(CsvRow(path, line, found, titles))
     if not rows:
@@ -106,13 +108,17 @@ def _find_columns(
         if len(found) > 1:
             raise TraceError(
                 f"column {titles[found[0]]} and column {titles[found[1]]} are the same",
-                file=path, place="line 1", fix="leave one of them out",
-            )  # fmt: skip
+                file=path,
+                place="line 1",
+                fix="leave one of them out",
+            )
         if found:
             places[name] = found[0]
         elif name not in optional:
             raise TraceError(
-                f"column {next(iter(accepted))} is missing", file=path, place="line 1",
+                f"column {next(iter(accepted))} is missing",
+                file=path,
+                place="line 1",
                 fix="give the file as its tool wrote it",
-            )  # fmt: skip
+            )
     return places

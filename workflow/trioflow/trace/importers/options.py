@@ -41,19 +41,23 @@ class ImportOptions:
         if given is not None and found is not None and str(given) != str(found):
             raise TraceError(
                 f"the source says {name.replace('_', ' ')} {found}, {flag} says {given}",
-                file=source, fix=f"leave {flag} out or correct it",
-            )  # fmt: skip
+                file=source,
+                fix=f"leave {flag} out or correct it",
+            )
         value = given if given is not None else found
         if value is None:
             raise TraceError(
                 f"the source does not say the {name.replace('_', ' ')}",
-                file=source, fix=f"give it with {flag}",
-            )  # fmt: skip
+                file=source,
+                fix=f"give it with {flag}",
+            )
         if name in _COUNTS and (value.__class__ is not int or int(value) < 1):
             raise TraceError(
-                f"{value!r:.40} is not a number of {_COUNTS[name]}", file=source, place=name.replace("_", " "),
+                f"{value!r:.40} is not a number of {_COUNTS[name]}",
+                file=source,
+                place=name.replace("_", " "),
                 fix=f"give it with {flag}",
-            )  # fmt: skip
+            )
         return value
 
 

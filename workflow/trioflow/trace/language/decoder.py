@@ -519,13 +519,17 @@ class LanguageNetwork(nn.Module):  # type: ignore[misc]  # mypy does not read to
 
 
 _SPLIT = {
-    **{f"model.layers.*.self_attn.{part}_proj": "column" for part in ("q", "k", "v", "qkv", "q_b", "kv_b")},
+    **{
+        f"model.layers.*.self_attn.{part}_proj": "column"
+        for part in ("q", "k", "v", "qkv", "q_b", "kv_b")
+    },
     "model.layers.*.self_attn.o_proj": "row",
     **{
         f"model.layers.*.mlp.{shared}{part}_proj": "row" if part == "down" else "column"
-        for shared in ("", "shared.") for part in ("gate", "up", "gate_up", "down")
+        for shared in ("", "shared.")
+        for part in ("gate", "up", "gate_up", "down")
     },
-}  # fmt: skip
+}
 """Megatron's cut."""
 
 

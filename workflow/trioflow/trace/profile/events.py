@@ -234,10 +234,16 @@ def is_host_copy(kernel: Event) -> bool:
 
 
 _WEIGHTS: dict[str, tuple[int, ...]] = {
-    "aten::conv1d": (1, 2), "aten::conv2d": (1, 2), "aten::conv3d": (1, 2),
-    "aten::linear": (1, 2), "aten::embedding": (0,), "aten::layer_norm": (2, 3),
-    "aten::batch_norm": (1, 2), "aten::group_norm": (2, 3), "aten::rms_norm": (2,),
-}  # fmt: skip
+    "aten::conv1d": (1, 2),
+    "aten::conv2d": (1, 2),
+    "aten::conv3d": (1, 2),
+    "aten::linear": (1, 2),
+    "aten::embedding": (0,),
+    "aten::layer_norm": (2, 3),
+    "aten::batch_norm": (1, 2),
+    "aten::group_norm": (2, 3),
+    "aten::rms_norm": (2,),
+}
 """Arguments that hold parameters in PyTorch's own modules."""
 
 _STATISTICS: dict[str, tuple[int, ...]] = {"aten::batch_norm": (3, 4)}
@@ -280,9 +286,10 @@ def check_types(events: Iterable[Event], path: Path) -> None:
             if shape and word not in _NO_TENSOR and element_bytes(word) is None:
                 raise TraceError(
                     f"unknown element type {word!r} of an argument of {event.name}",
-                    file=path, place=f"time {event.start_ns} ns",
+                    file=path,
+                    place=f"time {event.start_ns} ns",
                     fix="check the file; a new type's size goes into profiler_fields.json",
-                )  # fmt: skip
+                )
 
 
 _NO_TENSOR = ("TensorList", "Scalar", "ScalarList", "")
@@ -320,10 +327,13 @@ def _results(event: Event, inputs: list[list[int]]) -> list[list[int]]:
     if after and after[0] is True:  # transposed, then what is added to its result, then groups
         added, groups = after[1:3]
         sizes = [
-            (shape[2 + d] - 1) * stride[d] - 2 * padding[d] + dilation[d] * (weight[2 + d] - 1) + 1
+            (shape[2 + d] - 1) * stride[d]
+            - 2 * padding[d]
+            + dilation[d] * (weight[2 + d] - 1)
+            + 1
             + added[d]
             for d in range(dimensions)
-        ]  # fmt: skip
+        ]
         return [[shape[0], weight[1] * groups, *sizes]]
     sizes = [
         (shape[2 + d] + 2 * padding[d] - dilation[d] * (weight[2 + d] - 1) - 1) // stride[d] + 1

@@ -97,8 +97,9 @@ class ListStream:
                 if self._peek() != "[" or found:
                     raise TraceError(
                         f"the key {self.key} {'occurs twice' if found else 'holds no list'}",
-                        file=self.path, fix=f"give {self.kind}",
-                    )  # fmt: skip
+                        file=self.path,
+                        fix=f"give {self.kind}",
+                    )
                 found = True
                 yield from self._read_list()
             else:
@@ -182,18 +183,21 @@ class ListStream:
         self._ended = not chunk
         if self._before + self._at > self._most:
             raise TraceError(
-                f"unpacks to more than {MOST_EXPANSION} times its size", file=self.path,
+                f"unpacks to more than {MOST_EXPANSION} times its size",
+                file=self.path,
                 fix="check what it is",
-            )  # fmt: skip
+            )
         self._before += self._at
         self._text, self._at = self._text[self._at :] + chunk, 0
         return bool(chunk)
 
     def _incomplete(self, why: str) -> TraceError:
         return TraceError(
-            f"not a complete JSON file ({why})", file=self.path, place=self._place,
+            f"not a complete JSON file ({why})",
+            file=self.path,
+            place=self._place,
             fix="capture it again",
-        )  # fmt: skip
+        )
 
     def _refuse_constant(self, word: str) -> Any:
         raise self._incomplete(f"{word} is not a number")

@@ -119,15 +119,28 @@ class Profile:
         ]
         return [
             Event(
-                self.names[name], self.categories[category], start, end, thread,
-                record, sequence, correlation, external, self.details[details],
+                self.names[name],
+                self.categories[category],
+                start,
+                end,
+                thread,
+                record,
+                sequence,
+                correlation,
+                external,
+                self.details[details],
             )
-            for name, category, start, end, thread, details, record, external, sequence, correlation
-            in zip(
-                cells["name"], cells["category"], cells["start_ns"], cells["end_ns"],
-                cells["thread"], cells["details"], *optional, strict=True,
+            for name, category, start, end, thread, details, record, external, sequence, correlation in zip(
+                cells["name"],
+                cells["category"],
+                cells["start_ns"],
+                cells["end_ns"],
+                cells["thread"],
+                cells["details"],
+                *optional,
+                strict=True,
             )
-        ]  # fmt: skip
+        ]
 
 
 CODES = ("name", "category", "thread", "details")
@@ -382,8 +395,9 @@ class _Reader:
         if word in kineto_words("category_before_2_0"):
             raise TraceError(
                 f"the profile is of a PyTorch before 2.0, which files {event.name!r:.60} under {word!r}",
-                file=self._profile.path, fix="profile with PyTorch 2.0 or later",
-            )  # fmt: skip
+                file=self._profile.path,
+                fix="profile with PyTorch 2.0 or later",
+            )
         if isinstance(word, str) and word.startswith(self._foreign):
             self._profile.foreign[word] = self._profile.foreign.get(word, 0) + 1
 

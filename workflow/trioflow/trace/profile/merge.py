@@ -60,9 +60,11 @@ def merge_trace(folder: str | Path) -> Trace:
     seen = observe_step(step, links)
     _check_optimizer(environment, seen.operators, path)
     warnings = [
-        *environment.get("warnings", []), *seen.unjoined, *seen.notes,
+        *environment.get("warnings", []),
+        *seen.unjoined,
+        *seen.notes,
         *list_doubts(step, links, nodes),
-    ]  # fmt: skip
+    ]
     times = _choose_times(folder, step, warnings)
     clean = times.without_overhead(environment["step_time_s"])
     set_times(seen.operators, clean)
@@ -106,9 +108,11 @@ def _read_environment(file: Path) -> dict[str, Any]:
         )
         if not numbers or not times or not isclose(median(times), environment["step_time_s"]):
             raise TraceError(
-                f"{environment['step_time_s']} s is not the median of step_times_s", file=file,
-                place="step_time_s", fix="capture it again",
-            )  # fmt: skip
+                f"{environment['step_time_s']} s is not the median of step_times_s",
+                file=file,
+                place="step_time_s",
+                fix="capture it again",
+            )
     return environment
 
 
@@ -121,8 +125,9 @@ def _check_optimizer(
         raise TraceError(
             f"the environment names the optimizer {environment.get('optimizer')!r} and the step"
             f" {'shows no update' if said else 'updates parameters'}",
-            file=path, fix="capture it again",
-        )  # fmt: skip
+            file=path,
+            fix="capture it again",
+        )
 
 
 def _measure_repeats(

@@ -72,9 +72,10 @@ def count_rounds(step: Step) -> int:
     if not period:
         return 1
     forward = sorted(
-        e.start_ns for e in step.operators
+        e.start_ns
+        for e in step.operators
         if not any(a.name.startswith(words) for a in e.ancestors())
-    )  # fmt: skip
+    )
     for place in range(period, len(passes), period):
         since, until = passes[place - 1].start_ns, passes[place].start_ns
         if bisect_left(forward, since) == bisect_left(forward, until):
@@ -204,9 +205,10 @@ def _doubt_pair(step: Step, links: Links, nodes: Sequence[Node]) -> list[str]:
     numbers = [n.node_id for n in links.values()]
     first, last = (min(numbers), max(numbers)) if numbers else (0, -1)
     extra = [
-        n.name for n in nodes
+        n.name
+        for n in nodes
         if id(n) not in used and first <= n.node_id <= last and is_operator(n.name)
-    ]  # fmt: skip
+    ]
     shapes, callers, sequences, marked = [], [], [], []
     by_id = {n.node_id: n for n in nodes}
     for event in step.root.walk():

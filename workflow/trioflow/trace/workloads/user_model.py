@@ -95,8 +95,9 @@ def _find(label: str, target: str) -> Callable[..., Any]:
         if not hasattr(found, part):
             raise InputError(
                 f"{label}: {module} has no {path!r}",
-                file=getattr(sys.modules[module], "__file__", None), fix="check the function's name",
-            )  # fmt: skip
+                file=getattr(sys.modules[module], "__file__", None),
+                fix="check the function's name",
+            )
         found = getattr(found, part)
     if not callable(found) or isinstance(found, nn.Module):
         raise InputError(
@@ -113,9 +114,11 @@ def _parameters(label: str, function: Callable[..., Any]) -> list[str]:
     except ValueError:  # some functions written in C do not say
         return []
     needed = [
-        p.name for p in parameters
-        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-    ]  # fmt: skip
+        p.name
+        for p in parameters
+        if p.default is p.empty
+        and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    ]
     if len(needed) > 1 or any(p.kind is p.KEYWORD_ONLY and p.name in needed for p in parameters):
         raise InputError(
             f"{label} needs the arguments {', '.join(needed)}",
@@ -149,10 +152,14 @@ def _describe_plain(
     if (shape is None) == (sequence is None or vocabulary is None):
         raise InputError(
             f"{label} returned a bare nn.Module, so "
-            + ("the shape of its input is unknown" if shape is None else "its input is a tensor or tokens, not both"),
+            + (
+                "the shape of its input is unknown"
+                if shape is None
+                else "its input is a tensor or tokens, not both"
+            ),
             fix="add --input 3x224x224 (or --sequence N --vocab N; in a table image_size, or sequence and vocabulary), or "
             "return an object with .model, .make_batch() and .loss()",
-        )  # fmt: skip
+        )
     read = (INPUT, "image_size") if shape else ("sequence", "vocabulary")
     _refuse_unread(label, row, SIZES if takes_row else read)
 
