@@ -2,7 +2,7 @@
 
 from trioflow.base.job_log import log_job
 from trioflow.base.provenance import stamp
-from trioflow.reproductions.clusters.scores import select_part
+from trioflow.reproductions.clusters.parts import select_part
 from trioflow.reproductions.clusters.steps import judge_memory, read_runs
 from trioflow.reproductions.tables import CLUSTER_MEMORY
 from trioflow.tables import write_table

@@ -3,7 +3,7 @@
 # Inputs:  public data (results/data/); torch, for the models' traces
 # Outputs: results/clusters/memory.parquet, steps.parquet, peaks.parquet; results/report/clusters.html
 
-from trioflow.reproductions.clusters.scores import PARTS
+from trioflow.reproductions.clusters.parts import PARTS
 
 
 rule clusters:

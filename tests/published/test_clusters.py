@@ -26,10 +26,10 @@ from trioflow.reproductions.clusters.page import (
     render_slow,
     score_ways,
 )
+from trioflow.reproductions.clusters.parts import PARTS, select_part
 from trioflow.reproductions.clusters.scores import (
     FAILED,
     FITTED,
-    PARTS,
     RAN,
     find_repeated,
     find_slow,
@@ -37,7 +37,6 @@ from trioflow.reproductions.clusters.scores import (
     join_parts,
     score_memory,
     score_steps,
-    select_part,
 )
 from trioflow.reproductions.clusters.steps import (
     DEVICE,

@@ -296,7 +296,7 @@ def _chakra(folder):
 
 
 BAD_FILES = {
-    "kineto.json, character": _cut,
+    "kineto.json, traceEvents": _cut,
     "kineto.json.gz": _cut_packed,
     "an execution trace holds no times": _graph_alone,
     "notes.txt: not a source that trioflow knows": _other,

@@ -33,7 +33,7 @@ from trioflow.report.pages import (
 from trioflow.report.scores import ORACLE, OURS, score_published
 from trioflow.report.sections import describe_accuracy, describe_run
 from trioflow.reproductions.clusters.bridge_page import score_rates, write_rates_table
-from trioflow.reproductions.clusters.scores import plain_model
+from trioflow.reproductions.clusters.parts import plain_model
 from trioflow.reproductions.drift.judge import JOINT
 from trioflow.reproductions.drift.page import NAMES, describe_drift, find_error
 from trioflow.reproductions.published.cases import describe_set

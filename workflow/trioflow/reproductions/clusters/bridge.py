@@ -50,7 +50,7 @@ from trioflow.base.yaml_files import parse_yaml
 from trioflow.parallel.plan import make_plan
 from trioflow.prediction.assembly import build_graph, predict, time_operators
 from trioflow.prediction.options import Options
-from trioflow.reproductions.clusters.scores import plain_model
+from trioflow.reproductions.clusters.parts import plain_model
 from trioflow.reproductions.tables import CLUSTER_RATES
 from trioflow.trace.language.make import make_trace
 from trioflow.trace.language.read import published_models, read_configuration, trace_of

@@ -25,7 +25,7 @@ from trioflow.report.pages import (
     write_percent,
 )
 from trioflow.report.scores import share_in_order, summarize_errors
-from trioflow.reproductions.clusters.scores import plain_model
+from trioflow.reproductions.clusters.parts import plain_model
 from trioflow.reproductions.tables import CLUSTER_RATES
 
 TITLE = "trioflow: Megatron-Bridge's rates on H100"

@@ -1,14 +1,11 @@
-"""How far predicted peaks of memory and steps are off; without torch, for the page.
-
-Parts of nanotron's runs that are judged by themselves: a model at a tensor degree, which share operators' times.
-"""
+"""How far predicted peaks of memory and steps are off; without torch, for the page."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,39 +20,6 @@ from trioflow.report.scores import share_in_order
 from trioflow.reproductions.chances import score_pairs
 from trioflow.reproductions.tables import CLUSTER_MEMORY, CLUSTER_STEPS
 from trioflow.sweeps.search_space import Prediction
-
-MODELS = (1.34, 3.57, 8.86, 80.0)
-"""Parameters of nanotron's models [1e9]."""
-TENSOR_DEGREES = (1, 2, 4, 8, 16, 32)
-
-
-def name_part(parameters: float, tensor: int) -> str:
-    """Return the part that a run of a model at a tensor degree is in."""
-    return f"{parameters:g}b-tensor{tensor}"
-
-
-PARTS = tuple(name_part(model, tensor) for model in MODELS for tensor in TENSOR_DEGREES)
-
-
-def plain_model(name: str) -> str:
-    """Return a model's name on Megatron-Bridge's pages without what a release says of its routing."""
-    return name.partition(" (")[0]
-
-
-class _Degrees(Protocol):
-    @property
-    def parameters(self) -> float: ...
-    @property
-    def tensor(self) -> int: ...
-
-
-_Run = TypeVar("_Run", bound=_Degrees)
-
-
-def select_part(runs: Iterable[_Run], part: str) -> list[_Run]:
-    """Return the runs of a part, in their order."""
-    return [run for run in runs if name_part(run.parameters, run.tensor) == part]
-
 
 RAN, FITTED, FAILED = "ran", "ran, fitted on", "failed"
 TOO_FEW, TOO_MUCH, OTHER = "too few micro-batches", "out of memory", "other"

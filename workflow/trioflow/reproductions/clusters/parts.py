@@ -1,0 +1,38 @@
+"""Parts of nanotron's runs that are judged by themselves: a model at a tensor degree, which share operators' times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol, TypeVar
+
+MODELS = (1.34, 3.57, 8.86, 80.0)
+"""Parameters of nanotron's models [1e9]."""
+TENSOR_DEGREES = (1, 2, 4, 8, 16, 32)
+
+
+def name_part(parameters: float, tensor: int) -> str:
+    """Return the part that a run of a model at a tensor degree is in."""
+    return f"{parameters:g}b-tensor{tensor}"
+
+
+PARTS = tuple(name_part(model, tensor) for model in MODELS for tensor in TENSOR_DEGREES)
+
+
+def plain_model(name: str) -> str:
+    """Return a model's name on Megatron-Bridge's pages without what a release says of its routing."""
+    return name.partition(" (")[0]
+
+
+class _Degrees(Protocol):
+    @property
+    def parameters(self) -> float: ...
+    @property
+    def tensor(self) -> int: ...
+
+
+_Run = TypeVar("_Run", bound=_Degrees)
+
+
+def select_part(runs: Iterable[_Run], part: str) -> list[_Run]:
+    """Return the runs of a part, in their order."""
+    return [run for run in runs if name_part(run.parameters, run.tensor) == part]
