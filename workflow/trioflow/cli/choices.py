@@ -25,12 +25,17 @@ from trioflow.base.plan_row import (
 )
 from trioflow.base.precision_recipes import DEFAULT_RECIPE, RECIPE_NAMES
 from trioflow.base.settings import OPTIMIZERS
-from trioflow.cli.network import change_platform, set_algorithms, spell_network
+from trioflow.cli.network import (
+    change_platform,
+    list_inter_node,
+    set_algorithms,
+    spell_network,
+)
 from trioflow.cli.output import add_options
-from trioflow.costmodel.choices import load_named_platform
 from trioflow.costmodel.operators.methods import UNFITTED
 from trioflow.costmodel.steps import TIMER
 from trioflow.hardware.machine import Platform
+from trioflow.network.inter_node import open_platform
 from trioflow.network.networks import DEFAULT_NETWORK
 from trioflow.parallel.plan import NAMED, make_plan, named_plan, read_plan, vary_plan
 from trioflow.parallel.programs.as_traced import AS_TRACED
@@ -359,7 +364,8 @@ def read_options(options: argparse.Namespace) -> tuple[Plan, Platform, Options]:
     else:
         chosen, schedule = _choose_scheduled_plan(options)
     plan = set_algorithms(chosen, options)
-    platform = change_platform(load_named_platform(options.platform, plan.ranks), options)
+    measured = list_inter_node(options)
+    platform = change_platform(open_platform(options.platform, plan.ranks, **measured), options)
     assumed = Options(
         network=spell_network(getattr(options, "network", DEFAULT_NETWORK)),
         fold=False if getattr(options, "no_fold", False) else "auto",

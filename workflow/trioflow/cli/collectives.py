@@ -16,11 +16,11 @@ from trioflow.cli.network import (
     add_algorithm_arguments,
     add_network_arguments,
     change_platform,
+    list_inter_node,
     read_chunks,
     spell_network,
 )
 from trioflow.cli.output import add_options, add_output_argument, print_warnings, write_output
-from trioflow.costmodel.choices import load_named_platform
 from trioflow.costmodel.collectives.methods import METHODS
 from trioflow.costmodel.collectives.model import COLLECTIVES, SHIFT, wire_factor
 from trioflow.costmodel.collectives.nccl import NcclMachine, load_constants, recognise_device
@@ -32,6 +32,7 @@ from trioflow.hardware.machine import Platform
 from trioflow.network.across_nodes import measures_a_node
 from trioflow.network.algorithms.catalogue import spell_algorithm
 from trioflow.network.collectives import CollectiveCost, RelinkedCollectives, compute_wire_bytes
+from trioflow.network.inter_node import describe_inter_node, open_platform
 from trioflow.network.message_planner import WHOLE
 from trioflow.parallel.task_graph import TaskGraphBuilder
 from trioflow.prediction.assembly import choose_collectives, doubt_collectives
@@ -79,7 +80,8 @@ def _run_collective(options: argparse.Namespace) -> None:
             f"no collective is called {options.collective!r}",
             fix=f"{near}known are {', '.join(COLLECTIVES)}",
         )
-    platform = change_platform(load_named_platform(options.platform, options.ranks), options)
+    measured = list_inter_node(options)
+    platform = change_platform(open_platform(options.platform, options.ranks, **measured), options)
     if options.algorithm in (None, *METHODS):
         answer = _predict_from_measurements(options, platform, size)
     else:
@@ -186,7 +188,12 @@ def _summarize(
         "network": result.summary.network,
         "bus_bandwidth_bytes_per_s": wire / time_s if time_s else 0.0,
         "confidence": result.summary.confidence,
-        "warnings": [*warnings, *platform.doubts, *result.summary.warnings],
+        "warnings": [
+            *filter(None, [describe_inter_node(platform)]),
+            *warnings,
+            *platform.doubts,
+            *result.summary.warnings,
+        ],
     }
 
 

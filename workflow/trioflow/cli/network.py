@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import math
 from dataclasses import replace
+from typing import Any
 
 from trioflow.base.errors import InputError
 from trioflow.base.experiments import Plan
 from trioflow.cli.output import add_options
 from trioflow.hardware.machine import TIES, Link, Platform
 from trioflow.network.algorithms.catalogue import list_algorithm_words, read_algorithms
+from trioflow.network.inter_node import INTER_NODE, TCP_BYTES_PER_S
 from trioflow.network.message_planner import Chunks
 from trioflow.network.networks import DEFAULT_NETWORK, NETWORKS
 
@@ -21,6 +23,7 @@ def add_network_arguments(parser: argparse.ArgumentParser) -> None:
         "--network", default=DEFAULT_NETWORK, metavar="NAME",
         help=f"{', '.join(NETWORKS)}, or one that a package registers (default: {DEFAULT_NETWORK})",
     )  # fmt: skip
+    add_inter_node_arguments(parser)
     ways = parser.add_argument_group("ways over the network")
     add_options(ways, (
         ("--ties", TIES, "of equally good routes the first takes all, or pairs of ranks share them (default: "
@@ -29,6 +32,24 @@ def add_network_arguments(parser: argparse.ArgumentParser) -> None:
         ("--fail-link", "FROM,TO", "a directed link that no route takes; may come several times", {"action": "append"}),
         ("--degrade-link", "FROM,TO,FACTOR", "a directed link of which so much of the bandwidth is left; may come several times", {"action": "append"}),
     ))  # fmt: skip
+
+
+def add_inter_node_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what a user measured between nodes."""
+    measured = parser.add_argument_group("the network between nodes, as you measured it")
+    add_options(measured, (
+        ("--inter-node-bandwidth", "B", "bus bandwidth of large messages over your nodes, as nccl-tests prints it, all network cards of a node "
+         "together, not per GPU [bytes/s], such as 12.5e9 (12.5 GB/s); all_gather=27e9,all_reduce=52e9 for each collective; or tcp: NCCL "
+         f"fell back to TCP sockets, {TCP_BYTES_PER_S / 1e9:g} GB/s a network card as measured on a cluster (default: what is known of the platform)"),
+        ("--inter-node-latency", (float, "S"), "from a GPU to its counterpart in the next node [s]", {"dest": "inter_node_latency_s"}),
+        ("--inter-node-bytes", (float, "S"), "size of the messages whose bandwidth was measured over as many nodes as the job has [bytes], such as "
+         "256e6: where links are faster, each step of a collective takes the rest, whatever its size"),
+    ))  # fmt: skip
+
+
+def list_inter_node(options: argparse.Namespace) -> dict[str, Any]:
+    """Return what was measured between nodes, for ``network.inter_node.open_platform``."""
+    return {name: getattr(options, name, None) for name in INTER_NODE}
 
 
 def add_algorithm_arguments(parser: argparse.ArgumentParser, more: str = "") -> None:

@@ -17,6 +17,7 @@ from trioflow.cli.choices import (
     add_routing_argument,
     add_run_arguments,
 )
+from trioflow.cli.network import add_inter_node_arguments, list_inter_node
 from trioflow.cli.output import (
     add_options,
     add_output_argument,
@@ -51,6 +52,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser, several=True)
     add_run_arguments(parser)
     add_routing_argument(parser)
+    add_inter_node_arguments(parser)
     add_draw_arguments(parser)
     parser.add_argument("--cost-model", metavar="MODEL", help="as for simulate")
     parser.add_argument("--override", metavar="CSV", help="as for simulate")
@@ -79,7 +81,7 @@ def _find_plans(options: argparse.Namespace) -> dict[str, Any]:
         price_per_gpu_hour=options.price_per_gpu_hour, power_w=options.power_w,
         cost_model=options.cost_model, override=options.override, tokens=options.tokens,
         watch=watch, routing=options.routing, sort=options.sort, draws=options.draws, seed=options.seed, jobs=jobs,
-        **{name: getattr(options, name) for name in STEP_WORDS},
+        **{name: getattr(options, name) for name in STEP_WORDS}, **list_inter_node(options),
     )  # fmt: skip
     if watch:
         watch(1, 1, "")

@@ -90,6 +90,29 @@ class Routing:
     failed: frozenset[tuple[str, str]] = frozenset()
 
 
+ALL = "all"
+"""Collectives that are not named, of `InterNode`."""
+
+
+@dataclass(frozen=True)
+class InterNode:
+    """What a user measured between the nodes of a machine.
+
+    ``bus_bandwidth_bytes_per_s``: as nccl-tests prints it over whole nodes, by collective, or of ``ALL``
+        [bytes/s]; none where only the latency was measured.
+    ``latency_s``: from a GPU to its counterpart in the next node [s]; the links' own where None.
+    ``message_bytes``: of the collectives measured [bytes]; large ones where None.
+    ``source``: where the numbers come from.
+    ``in_links``: whether the platform's links have these numbers.
+    """
+
+    bus_bandwidth_bytes_per_s: Mapping[str, float]
+    latency_s: float | None = None
+    message_bytes: float | None = None
+    source: str = "given"
+    in_links: bool = False
+
+
 @dataclass(frozen=True, repr=False)
 class Platform:
     """A machine: devices, links, host costs, and where the numbers come from.
@@ -110,6 +133,7 @@ class Platform:
         node or its nodes are not known.
     ``node_collectives``: shipped cost model of collectives inside such a node.
     ``between_nodes``: shipped measurements of collectives over several such nodes.
+    ``inter_node``: the network between nodes as a user measured it; see ``network.inter_node``.
     ``unmeasured``: keys, as in ``sources`` and as far-reaching, of the numbers that nobody has
         measured on such a machine: assumed ones and peaks of data sheets.
     ``doubts``: what its files say that nothing here follows.
@@ -132,6 +156,7 @@ class Platform:
     ranks_per_node: int | None = None
     node_collectives: str | None = None
     between_nodes: str | None = None
+    inter_node: InterNode | None = None
     unmeasured: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
     routing: Routing = Routing()

@@ -34,6 +34,7 @@ from trioflow.hardware.machine import (
     SLOWDOWN,
     TIES,
     Device,
+    InterNode,
     Link,
     Platform,
     Routing,
@@ -418,6 +419,10 @@ def _reach(graph: Mapping[str, list[str]], start: str) -> set[str]:
     return reached
 
 
+RATES = "bus_bandwidth_bytes_per_s"
+"""Key of a file's ``inter_node``."""
+
+
 def describe_platform(platform: Platform, path: str | Path) -> dict[str, Any]:
     """Turn a platform into a file's content; PlatformError where a number has no source."""
 
@@ -472,9 +477,31 @@ def describe_platform(platform: Platform, path: str | Path) -> dict[str, Any]:
         "collectives": platform.collectives,
         "node_collectives": platform.node_collectives,
         "between_nodes": platform.between_nodes,
+        "inter_node": _describe_inter_node(platform.inter_node, platform.sources),
         "notes": platform.notes,
     }
     return {key: value for key, value in content.items() if value not in (None, "", {})}
+
+
+def _describe_inter_node(asked: InterNode | None, sources: Mapping[str, str]) -> dict[str, Any]:
+    """Return what was measured between nodes, each number with its source."""
+    if asked is None:
+        return {}
+    content: dict[str, Any] = {RATES: {}}
+    for name, rate in asked.bus_bandwidth_bytes_per_s.items():
+        source = sources.get(f"inter_node.{RATES}.{name}", asked.source)
+        content[RATES][name] = {"value": rate, "source": source}
+    for key in ("latency_s", "message_bytes"):
+        if value := getattr(asked, key):
+            source = sources.get(f"inter_node.{key}", asked.source)
+            content[key] = {"value": value, "source": source}
+    return {key: value for key, value in content.items() if value}
+
+
+def _read_inter_node(content: Mapping[str, Any]) -> InterNode | None:
+    rates = {name: _number(entry) for name, entry in content.get(RATES, {}).items()}
+    others: dict[str, Any] = {key: _number(entry) for key, entry in content.items() if key != RATES}
+    return InterNode(rates, **others) if content else None
 
 
 def _describe_routing(platform: Platform) -> dict[str, Any]:
@@ -639,6 +666,7 @@ def _build(
         ranks_per_node=_read_ranks_per_node(content),
         node_collectives=content.get("node_collectives"),
         between_nodes=content.get("between_nodes"),
+        inter_node=_read_inter_node(content.get("inter_node", {})),
         unmeasured=tuple(sorted(unmeasured)),
         doubts=tuple(list_doubts(content.get("topology", {}), path)),
         compute_slowdown_during_collective=_number(content.get(SLOWDOWN, {"value": 1.0})),

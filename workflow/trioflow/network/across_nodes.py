@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,13 @@ from trioflow.costmodel.collectives.model import SHIFT, CollectiveTime, wire_fac
 from trioflow.costmodel.collectives.published import (
     BetweenNodes,
     Limits,
+    NodeCurve,
     find_between_nodes,
     find_limits,
 )
-from trioflow.hardware.machine import Platform, name_rank_node
+from trioflow.hardware.machine import InterNode, Platform, name_rank_node
 from trioflow.network.fair_share import Floats, FlowShape, Pairs, pair_group
+from trioflow.network.inter_node import find_rate
 from trioflow.network.routing import Router
 
 Ask = Callable[[str, int, int], Any]
@@ -27,6 +29,9 @@ _STRIPED = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce")
 """Collectives whose data all ranks of a node share out when it leaves the node."""
 _MOST_ALIKE, _LEAST_ALIKE = 0.25, 0.75
 """Powers of the size between which what a larger all-reduce loses lies; none was measured."""
+_REPEATED = 1.1
+"""How far a user's bandwidth may be off in his own jobs: 90 % of nanotron's jobs of one count of nodes and one network
+lie within it (all-gather, reduce-scatter, 256 MB)."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +91,18 @@ class NodeGroups:
         assert platform.ranks_per_node is not None
         self._platform, self._per_node = platform, platform.ranks_per_node
         self._cost, self._router = cost, router
-        self._limits = find_limits(cost)
+        self._asked, self._limits = platform.inter_node, find_limits(cost)
         self._measured = find_between_nodes(platform.between_nodes or "")
+        if self._asked is not None:
+            self._measured = _read_as_measured(self._asked, platform)
+            slowest_s = self._limits.slowest_hop_s if self._asked.latency_s is None else 0.0
+            least = (
+                1 / _REPEATED if self._asked.bus_bandwidth_bytes_per_s else self._limits.least_share
+            )
+            self._limits = replace(
+                self._limits, slowest_hop_s=slowest_s, least_share=least,
+                rate_known=bool(self._asked.bus_bandwidth_bytes_per_s),
+            )  # fmt: skip
         self._shares: dict[tuple[int, ...], Shares] = {}
         self._shapes: dict[tuple[object, ...], FlowShape] = {}
         self._plans: dict[tuple[object, ...], AcrossPlan] = {}
@@ -137,15 +152,24 @@ class NodeGroups:
         hop_s = float(np.array(shape.latencies_s)[between].max())
         wire_s = float((sizes_bytes / shape.rates_bytes_per_s)[between].max())
         rate = float(shape.rates_bytes_per_s[between].min())
+        if self._asked is not None and self._limits.rate_known and self._measured is None:
+            # Links have the highest of the rates.
+            rates = self._asked.bus_bandwidth_bytes_per_s
+            wire_s *= max(rates.values()) / find_rate(self._asked, collective)
         key = (collective, message_bytes, spread, hop_s, wire_s, rate)
         if key not in self._times:
             self._times[key] = self._estimate(*key)
         time = self._times[key]
         note = (
+            "as given" if self._asked is not None else
             "which no measurement backs" if self._measured is None else
             f"and as far behind them as was measured on {self._measured.platform}"
         )  # fmt: skip
-        if self._measured is not None and spread.nodes > self._measured.most_nodes:
+        if (
+            self._asked is None
+            and self._measured is not None
+            and spread.nodes > self._measured.most_nodes
+        ):
             note += f" over up to {self._measured.most_nodes} nodes"
         unlike = "" if spread.fewest == spread.fullest else (
             f", {spread.fewest} to {spread.fullest} in each and a ring for each of {spread.fewest}"
@@ -165,7 +189,7 @@ class NodeGroups:
             collective, message_bytes, spread, self._cost.time_s, hop_s, wire_s, self._limits
         )
         if self._measured is None:
-            return time
+            return replace(time, confidence="extrapolated") if self._limits.rate_known else time
         steps_s = _Steps(
             self._measured, self._cost.time_s, hop_s, rate_bytes_per_s, self._limits, self._behind
         )
@@ -177,6 +201,20 @@ class NodeGroups:
             for part in ("reduce_scatter", "all_gather")
         ]
         return time.at_most(*parts)
+
+
+def _read_as_measured(asked: InterNode, platform: Platform) -> BetweenNodes | None:
+    """Return what was measured with messages of one size, over the job's nodes; None of large messages, which links say."""
+    if asked.message_bytes is None or platform.ranks_per_node is None:
+        return None
+    per_node, curves = platform.ranks_per_node, {}
+    nodes = math.ceil(platform.ranks / per_node)
+    for name in _STRIPED[:3]:
+        wire_bytes = asked.message_bytes * wire_factor(name, nodes * per_node)
+        time_s = wire_bytes / find_rate(asked, name)
+        ends = ((one, one) for one in (time_s, time_s / _REPEATED, time_s * _REPEATED))
+        curves[name] = NodeCurve((1, nodes), *ends)
+    return BetweenNodes(platform.name, per_node, asked.message_bytes, curves)
 
 
 Shares = tuple[tuple[int, ...], ...]
@@ -250,7 +288,7 @@ def estimate_across(
 
     Nothing between nodes was measured. Low: the least bytes that need to leave a node, (k - 1) / k of the data instead
     of the ring's (n - 1) / n, full overlap. High: no overlap, the slowest hops and the least share of the bandwidth
-    that the library reckons with.
+    that the library reckons with. Where the rate was measured, it and full overlap are, but for how far repetitions differ.
     """
     fullest = spread.fullest
     striped = collective in _STRIPED
@@ -271,10 +309,16 @@ def estimate_across(
     if collective in ("all_reduce", "reduce_scatter", "all_gather"):
         least = (spread.ranks - spread.fewest) / (spread.ranks - 1)
     latency_s = steps * hop_s
+    longest_s = steps * max(hop_s, limits.slowest_hop_s)
+    high_wire_s = wire_s / limits.least_share
+    if limits.rate_known:
+        least, longest_s = limits.least_share, longest_s + max(high_s, high_wire_s)
+    else:
+        longest_s += high_s + high_wire_s
     return AcrossTime(
         latency_s + max(inside_s, wire_s),
         latency_s + max(low_s, wire_s * least),
-        steps * max(hop_s, limits.slowest_hop_s) + high_s + wire_s / limits.least_share,
+        longest_s,
         latency_s=latency_s,
     )
 

@@ -17,7 +17,6 @@ from trioflow.costmodel.choices import (
     choose_times,
     find_collectives,
     load_collectives,
-    load_named_platform,
 )
 from trioflow.costmodel.collectives.platform import PlatformCollectives
 from trioflow.costmodel.device_times import DeviceTimes
@@ -25,6 +24,7 @@ from trioflow.hardware.device_sheet import DeviceSheet
 from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import OFFLOAD_RATES, describe_unmeasured, load_platform
 from trioflow.network.collectives import CollectiveCost, hold_to_links
+from trioflow.network.inter_node import describe_inter_node, open_platform
 from trioflow.parallel.eager import release_sends
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.graph_metadata import TimesOrigin
@@ -90,8 +90,7 @@ def prepare_step(
     """Put a plan's step together, with `predict`'s arguments; TrioflowError when anything of it does not fit."""
     check_instance("plan", plan, Plan, "make one by trioflow.named_plan or trioflow.make_plan")
     batch = batch if batch is None else check_argument("batch", batch, "int")
-    if not isinstance(platform, Platform):
-        platform = load_named_platform(str(platform), plan.ranks)
+    platform = open_platform(platform, plan.ranks, **options.inter_node)
     if options.as_traced:
         return _prepare_traced(traces, plan, platform, options)
     if not isinstance(traces, DeviceTimes):
@@ -344,6 +343,8 @@ def _list_doubts(
     sheet = platform.device.sheet
     doubts: list[Any] = sheet.list_doubts() if sheet else []
     doubts += platform.doubts if graph.kinds & {"collective", "send"} else ()
+    if graph.kinds & {"collective", "send"}:
+        doubts += [describe_inter_node(platform)]
     if graph.kinds & {"collective", "send"} and collectives is None:
         doubts += [
             f"no measured collectives for {platform.name}: ring closed form over its data-sheet links",

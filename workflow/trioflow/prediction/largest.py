@@ -12,8 +12,8 @@ from trioflow.base.arguments import check_instance
 from trioflow.base.errors import InputError
 from trioflow.base.experiments import Plan
 from trioflow.base.units import format_apart
-from trioflow.costmodel.choices import load_named_platform
 from trioflow.hardware.machine import Platform
+from trioflow.network.inter_node import open_platform
 from trioflow.prediction.assembly import Traces, prepare_step
 from trioflow.prediction.options import DEFAULTS, Options
 
@@ -56,9 +56,8 @@ def find_largest(
     if what not in LARGEST:
         raise InputError(f"the largest {what!r} cannot be found", fix=f"use {' or '.join(LARGEST)}")
     check_instance("plan", plan, Plan, "make one by trioflow.named_plan or trioflow.make_plan")
-    if not isinstance(platform, Platform):
-        platform = load_named_platform(str(platform), plan.ranks)
-    machine, unit = platform, plan.data * plan.pieces
+    machine = open_platform(platform, plan.ranks, **options.inter_node)
+    unit = plan.data * plan.pieces
     if what == "sequence":
         unit = math.lcm(_TOKENS, 2 * plan.context * plan.tensor)
     needs: dict[int, _Need] = {}

@@ -17,6 +17,7 @@ from trioflow.costmodel.spread import Spread, check_draws
 from trioflow.costmodel.steps import NONE, RATIO, TIMER, Anchoring
 from trioflow.engine.simulate import SimulationOptions
 from trioflow.network.collectives import CollectiveCost
+from trioflow.network.inter_node import INTER_NODE, Bandwidth
 from trioflow.parallel.plan import Stages
 from trioflow.parallel.schedules.build import Schedule
 from trioflow.parallel.schedules.table import TRAIN
@@ -143,6 +144,8 @@ class Options(SimulationOptions):
     routing : str
         How a router spreads tokens over experts: balanced, consecutive, ``power:EXPONENT`` (drawn by the seed), or a file of
         shares; see ``parallel.splits.routing``.
+    inter_node_bandwidth, inter_node_latency_s, inter_node_bytes : optional
+        What was measured between nodes, instead of the platform's own: see ``network.inter_node.open_platform``.
     operator_scales : sequence of (str, float)
         What if operators whose name fits a pattern took a factor as long.
     slow_ranks : sequence of (int, float)
@@ -180,6 +183,9 @@ class Options(SimulationOptions):
     loss: str | None = None
     optimizer: str | None = None
     routing: str = BALANCED
+    inter_node_bandwidth: Bandwidth | None = None
+    inter_node_latency_s: float | None = None
+    inter_node_bytes: float | None = None
     operator_scales: Sequence[tuple[str, float]] = ()
     slow_ranks: Sequence[tuple[int, float]] = ()
     draws: int = 0
@@ -204,6 +210,11 @@ class Options(SimulationOptions):
         if self.communication_scale != 1:
             supposed.append(f"messages take {self.communication_scale:.4g} times as long")
         return [f"what if: {one}" for one in supposed]
+
+    @property
+    def inter_node(self) -> dict[str, Any]:
+        """What was measured between nodes, for ``network.inter_node.open_platform``."""
+        return {name: getattr(self, name) for name in INTER_NODE}
 
     @property
     def language_step(self) -> dict[str, Any]:

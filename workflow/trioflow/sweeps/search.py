@@ -18,6 +18,7 @@ from trioflow.base.units import format_apart
 from trioflow.costmodel.device_times import DeviceTimes
 from trioflow.engine.result import CONFIDENCES
 from trioflow.hardware.machine import Platform
+from trioflow.network.inter_node import INTER_NODE
 from trioflow.parallel.memory.peak import count_plan_outside
 from trioflow.parallel.plan import check_shapes, micro_batch_sizes
 from trioflow.parallel.remembered import remembering
@@ -188,7 +189,7 @@ def search(
     and recipe. ``price_per_gpu_hour``, ``power_w``: price [1/h] and power [W] of a device, to compare cost and energy
     too. ``cost_model``, ``override``: as for ``Options``. ``tokens``: of a whole run, to say what it takes under each
     plan. ``draws``, ``seed``: as for ``Options``: plans stand in the order of the draws' means, compared draw by draw.
-    ``routing``: as for ``Options``; drawn by the seed. ``sort``: one of ``SORTS``. ``watch``: called with how many plans are done, of how many, and
+    ``INTER_NODE`` and ``routing``: as for ``Options``; routing is drawn by the seed. ``sort``: one of ``SORTS``. ``watch``: called with how many plans are done, of how many, and
     what is done with them. ``jobs``: processes that simulate plans at the same time (Linux); the answer is the same.
     ``step``: ``STEP_WORDS`` of a language model by name or configuration; several recipes of ``precision``, with commas
     between, are ranked together, each with its ``fusion`` behind a plus sign where it has one of its own:
@@ -200,7 +201,8 @@ def search(
         raise InputError(f"ranks={ranks!r}", fix="give one positive number of ranks or more")
     top, jobs = check_argument("top", top, "int"), check_argument("jobs", jobs, "int")
     batch = batch if batch is None else check_argument("batch", batch, "int")
-    check_names(step, STEP_WORDS, "option")
+    check_names(step, (*STEP_WORDS, *INTER_NODE), "option")
+    inter_node = {name: step.pop(name, None) for name in INTER_NODE}
     check_names([sort], SORTS, "order of plans")
     if jobs < 1:
         raise InputError(f"--jobs {jobs} is not positive")
@@ -211,7 +213,7 @@ def search(
     workshop = Workshop({
         str(recipe): [set_routing(one, spread) for one in load_traces(traces, **_name_step(recipe, step), fixed=True)]
         for recipe in recipes
-    })  # fmt: skip
+    }, inter_node=inter_node)  # fmt: skip
     facts = workshop.load_traces(str(recipes[0]))[0].facts
     batch = facts.batch * max(counts) if batch is None else batch
     all_found = [

@@ -17,15 +17,13 @@ import pandas as pd
 from trioflow.base.errors import InputError, TrioflowError
 from trioflow.base.experiments import Plan
 from trioflow.base.units import format_apart
-from trioflow.costmodel.choices import (
-    load_named_platform,
-)
 from trioflow.costmodel.device_times import PLACE, DeviceTimes
 from trioflow.costmodel.interface import OperatorModel, looks_at_rows
 from trioflow.engine.compiled.run import is_repaid
 from trioflow.hardware.device_sheet import DeviceSheet
 from trioflow.hardware.machine import Platform
 from trioflow.network.collectives import CollectiveCost
+from trioflow.network.inter_node import open_platform
 from trioflow.network.networks import DEFAULT_NETWORK
 from trioflow.parallel.memory.peak import count_room
 from trioflow.parallel.remembered import Memory, remembering
@@ -152,7 +150,7 @@ class Workshop:
     """Traces, platforms, cost models and graphs, each loaded or built once.
 
     A file that cannot be read raises TrioflowError at the first scenario that needs it; a scenario's own fault goes
-    into its row. A name not in ``traces`` or ``platforms`` is a shipped one's or a path; ``graphs`` counts those built.
+    into its row. A name not in ``traces`` or ``platforms`` is a shipped one's or a path; ``graphs`` counts those built; ``inter_node``: as for ``network.inter_node.open_platform``.
     """
 
     def __init__(
@@ -161,9 +159,10 @@ class Workshop:
         platforms: Mapping[str, str] | None = None,
         *,
         interval: bool = True,
+        inter_node: Mapping[str, Any] | None = None,
     ) -> None:
         self.trace_files, self.platform_files = dict(traces or {}), dict(platforms or {})
-        self.interval = interval
+        self.interval, self.inter_node = interval, dict(inter_node or {})
         self.graphs = 0
         self._traces: dict[str, list[Trace]] = {}
         self._platforms: dict[tuple[str, int], Platform] = {}
@@ -183,7 +182,7 @@ class Workshop:
         """Return a platform with a number of ranks."""
         if (name, ranks) not in self._platforms:
             file = self.platform_files.get(name, name)
-            self._platforms[name, ranks] = load_named_platform(file, ranks)
+            self._platforms[name, ranks] = open_platform(file, ranks, **self.inter_node)
         return self._platforms[name, ranks]
 
     def load_collectives(self, platform: Platform) -> CollectiveCost | None:

@@ -735,6 +735,7 @@ class Limits:
     slowest_base_s: float = 0.0
     slowest_hop_s: float = 0.0  # most that a hop takes [s]
     least_share: float = 1.0  # least share of a link's bandwidth that bytes get
+    rate_known: bool = False  # whether that was measured on this cluster
 
 
 def find_limits(cost: object) -> Limits:
