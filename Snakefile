@@ -26,6 +26,7 @@ report: "workflow/report/workflow.rst"
 
 
 include: "rules/common.smk"
+include: "rules/inputs.smk"
 include: "rules/capture.smk"
 include: "rules/merge.smk"
 include: "rules/fit.smk"

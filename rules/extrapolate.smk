@@ -6,9 +6,9 @@
 
 rule extrapolate:
     input:
-        facts=experiment_trace_files("trace.json"),
-        operators=experiment_trace_files("operators.parquet"),
-        tensors=experiment_trace_files("tensors.parquet"),
+        facts=trace_files("trace.json"),
+        operators=trace_files("operators.parquet"),
+        tensors=trace_files("tensors.parquet"),
         operator_model="<results>/cost_models/this-machine/operators.json",
         partition=experiment_partition,
         platform="<results>/platforms/this-machine.yaml",

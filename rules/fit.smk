@@ -113,7 +113,7 @@ rule published_collectives:
 
 rule fit_published_operators:
     input:
-        published_operator_files,
+        public_files("triosim", "neusight"),
     output:
         expand(
             "<results>/cost_models/published/{device}/operators.json",
@@ -140,7 +140,7 @@ rule fit_published_operators:
 
 rule fit_tensor_products:
     input:
-        published_product_files,
+        public_files(*HALF_PRODUCTS, *HALF_ATTENTION, *HALF_EXPERTS),
     output:
         "<results>/cost_models/published/tensor-products/model.json",
     log:
@@ -160,7 +160,7 @@ rule fit_tensor_products:
 
 rule fit_between_nodes:
     input:
-        published_node_files,
+        public_files(*NODE_BANDWIDTHS),
     output:
         "<results>/cost_models/published/p5-h100/between_nodes.json",
     log:

@@ -7,9 +7,9 @@
 
 rule partition:
     input:
-        facts=workload_trace_files("trace.json"),
-        operators=workload_trace_files("operators.parquet"),
-        tensors=workload_trace_files("tensors.parquet"),
+        facts=trace_files("trace.json"),
+        operators=trace_files("operators.parquet"),
+        tensors=trace_files("tensors.parquet"),
     output:
         "<results>/partitions/{workload}.json",
     log:

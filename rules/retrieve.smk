@@ -31,5 +31,5 @@ rule retrieve:
 
 rule data:
     input:
-        data_files,
+        public_files(*config["data"]["groups"]),
     localrule: True

@@ -11,7 +11,7 @@ rule bridge:
 
 rule judge_bridge:
     input:
-        bridge_files,
+        public_files("megatron/rates"),
     output:
         table="<results>/clusters/rates.parquet",
     log:

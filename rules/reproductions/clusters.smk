@@ -14,7 +14,7 @@ rule clusters:
 
 rule judge_clusters:
     input:
-        cluster_files,
+        public_files("nanotron/runs-h100"),
     output:
         table="<results>/clusters/memory/{part}.parquet",
     log:
@@ -37,7 +37,7 @@ rule judge_clusters:
 
 rule judge_cluster_steps:
     input:
-        cluster_files,
+        public_files("nanotron/runs-h100"),
     output:
         table="<results>/clusters/steps/{part}.parquet",
     log:
@@ -81,7 +81,7 @@ rule join_clusters:
 
 rule judge_cluster_peaks:
     input:
-        megatron_files,
+        public_files("megatron/peaks"),
     output:
         table="<results>/clusters/peaks.parquet",
     log:

@@ -10,9 +10,12 @@ include: "bridge.smk"
 include: "vtrain.smk"
 
 
+PUBLISHED_PAGE_SETS = [*PUBLISHED_SETS, *VTRAIN_SETS]
+
+
 rule judge_anchors:
     input:
-        published_operator_files,
+        public_files("triosim", "neusight"),
     output:
         anchors="<results>/published/anchors.parquet",
         band="<results>/cost_models/published/step-anchor/band.json",
@@ -37,7 +40,7 @@ rule judge_anchors:
 
 rule judge_published:
     input:
-        files=published_operator_files,
+        files=public_files("triosim", "neusight"),
         anchors="<results>/published/anchors.parquet",
         table=config["tables"]["published"],
     output:
@@ -97,7 +100,7 @@ rule describe_published:
 
 rule judge_drift:
     input:
-        drift_files,
+        public_files("stragglers/jobs"),
     output:
         halves="<results>/drift/halves.parquet",
         causes="<results>/drift/causes.parquet",

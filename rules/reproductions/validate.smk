@@ -7,7 +7,7 @@
 
 rule validate_operators:
     input:
-        published_operator_files,
+        public_files("triosim", "neusight"),
     output:
         "<results>/validation/{operator_set}.parquet",
     log:
@@ -30,7 +30,7 @@ rule validate_operators:
 
 rule validate_new_gpu:
     input:
-        published_gpu_files,
+        public_files("triosim", "neusight", *SINGLE_PRODUCTS),
     output:
         "<results>/validation/new-gpu.parquet",
     log:
@@ -76,7 +76,7 @@ rule validate_collectives:
 
 rule diagnose_operators:
     input:
-        published_operator_files,
+        public_files("triosim", "neusight"),
     output:
         operators="<results>/validation/diagnostics/operators.parquet",
         classes="<results>/validation/diagnostics/classes.parquet",
@@ -100,7 +100,7 @@ rule diagnose_operators:
 
 rule fit_new_gpu:
     input:
-        published_gpu_files,
+        public_files("triosim", "neusight", *SINGLE_PRODUCTS),
     output:
         "<results>/cost_models/published/new-gpu/model.json",
     log:

@@ -3,10 +3,12 @@
 # Outputs: results/published/vtrain-a100{,-plans,-uncalibrated}.parquet, results/published/vtrain/;
 #          results/report/published_vtrain.html and figures in published_vtrain/
 
+VTRAIN_SETS = ["vtrain-a100", "vtrain-a100-plans", "vtrain-a100-uncalibrated"]
+
 
 rule judge_vtrain:
     input:
-        vtrain_files,
+        public_files("vtrain/iteration-times-a100", "vtrain/all-reduce-a100"),
     output:
         cases=expand("<results>/published/{name}.parquet", name=VTRAIN_SETS),
         parameters="<results>/published/vtrain/parameters.parquet",

@@ -101,7 +101,7 @@ def test_rules_are_read_without_numpy() -> None:
 
 
 def test_rules_name_the_sets_of_vtrains_points_as_the_library_does() -> None:
-    text = (ROOT / "rules/common.smk").read_text().partition("VTRAIN_SETS = ")[2]
+    text = (ROOT / "rules/reproductions/vtrain.smk").read_text().partition("VTRAIN_SETS = ")[2]
     assert ast.literal_eval(text.partition("\n")[0]) == list(SETS)
 
 
