@@ -5,9 +5,12 @@ import json
 
 import pytest
 from few_facts import few_facts
+from trioflow.base.experiments import Plan
 from trioflow.cli.main import main
 from trioflow.cli.output import group_warnings
 from trioflow.cli.search import follow, format_ranking
+from trioflow.prediction.assembly import predict
+from trioflow.sweeps.description import PLAN_COLUMNS
 from trioflow.sweeps.search import search
 from trioflow.sweeps.search_space import Space, choose_space
 
@@ -53,6 +56,18 @@ def test_plans_of_a_language_model_are_ranked_in_tokens(folder, capsys):
         assert row["micro_batch_samples"] * pieces * row["data"] == 8
         assert row["recompute"] in ("none", "full")
         assert row["schedule"] in ("none", "1f1b", "interleaved")
+
+
+def test_every_row_is_what_predict_answers(folder):
+    trace, step = str(folder), {"sequence": 128}
+    rows = search(trace, 4, "dgx-h100", batch=32, top=4, **step)["ranking"]
+    assert len({row["micro_batch_samples"] for row in rows}) > 1
+    for row in rows:
+        plan = Plan(plan="searched", **{name: row[name] for name in PLAN_COLUMNS})
+        answer = predict(trace, plan, "dgx-h100", batch=32, **step).to_dict()
+        same = set(row) & set(answer) - {"plan_text"}
+        assert {"step_time_s", "low_s", "high_s", "peak_memory_bytes"} <= same
+        assert {name: row[name] for name in same} == {name: answer[name] for name in same}
 
 
 def test_recipes_are_ranked_together_and_named(folder, capsys):

@@ -227,15 +227,25 @@ def _open_models(
 
     Without ``batch`` every micro-batch of a language model has one sample.
     """
-    first = traces if isinstance(traces, str | Path) else None
-    if isinstance(traces, Sequence) and not isinstance(traces, str) and len(traces) == 1:
-        first = traces[0] if isinstance(traces[0], str | Path) else None
-    if first is None or not is_model(first):
+    model = find_model(traces)
+    if model is None:
         return load_traces(traces, **options.language_step, fixed=True), batch
+    samples = 1 if batch is None else count_samples(plan, batch)
+    trace = load_trace(model, batch=samples, **options.language_step)
+    return trace, samples * plan.data * plan.pieces if batch is None else batch
+
+
+def find_model(traces: Traces) -> str | Path | None:
+    """Return the language model that traces are to be made of, by name or configuration; None for any others."""
+    if isinstance(traces, Sequence) and not isinstance(traces, str) and len(traces) == 1:
+        traces = traces[0]
+    return traces if isinstance(traces, str | Path) and is_model(traces) else None
+
+
+def count_samples(plan: Plan, batch: int) -> int:
+    """Return for how many samples a language model's trace is made: a micro-batch's, 1 where they are not of one size."""
     parts = plan.data * plan.pieces
-    samples = 1 if batch is None or batch % parts else batch // parts
-    trace = load_trace(first, batch=samples, **options.language_step)
-    return trace, samples * parts if batch is None else batch
+    return 1 if batch % parts else batch // parts
 
 
 def load_traces(traces: Traces, *, fixed: bool = False, **step: Any) -> list[Trace]:

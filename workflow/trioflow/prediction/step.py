@@ -120,6 +120,11 @@ class Step:
         wanted = [int(entry.get("wanted_bytes", 0)) for entry in self.graph.metadata.memory]
         return max([*wanted, self.reserved_bytes])
 
+    def replace_options(self, **changes: Any) -> Step:
+        """Return the same step with some other options of its simulation."""
+        fewer = self.fewer and self.fewer.replace_options(**changes)
+        return replace(self, options=replace(self.options, **changes), fewer=fewer)
+
     def settle(self, anchor: SessionAnchor) -> list[Factors]:
         """Return a session's factors on each rank's phases."""
         unrecorded = replace(self.options, record_links=False)

@@ -22,12 +22,12 @@ from trioflow.network.inter_node import INTER_NODE
 from trioflow.parallel.memory.peak import count_plan_outside
 from trioflow.parallel.plan import check_shapes, micro_batch_sizes
 from trioflow.parallel.remembered import remembering
-from trioflow.parallel.splits.routing import BALANCED, read_routing, set_routing
+from trioflow.parallel.splits.routing import BALANCED, read_routing
 from trioflow.prediction.anchors import NodeDoubt, doubt_nodes
-from trioflow.prediction.assembly import Traces, load_traces
+from trioflow.prediction.assembly import Traces, count_samples, prepare_step
 from trioflow.prediction.drawn import Draws
 from trioflow.prediction.language_answer import describe_rates, describe_run
-from trioflow.prediction.options import SORTS, STEP_WORDS
+from trioflow.prediction.options import SORTS, STEP_WORDS, Options
 from trioflow.sweeps.description import PLAN_COLUMNS
 from trioflow.sweeps.outline import Outline
 from trioflow.sweeps.outline_step import outline_step
@@ -209,11 +209,13 @@ def search(
     for flag, value in (("price-per-gpu-hour", price_per_gpu_hour), ("power-w", power_w)):
         if value is not None and check_argument(flag, value, "float") <= 0:
             raise InputError(f"--{flag} {value} is not positive")
-    spread, recipes = read_routing(routing, seed), _list_recipes(step.pop("precision", None))
-    workshop = Workshop({
-        str(recipe): [set_routing(one, spread) for one in load_traces(traces, **_name_step(recipe, step), fixed=True)]
-        for recipe in recipes
-    }, inter_node=inter_node)  # fmt: skip
+    recipes = _list_recipes(step.pop("precision", None))
+    workshop = Workshop(
+        {str(recipe): traces for recipe in recipes},
+        steps={str(recipe): _name_step(recipe, step) for recipe in recipes},
+        routing=read_routing(routing, seed),
+        inter_node=inter_node,
+    )
     facts = workshop.load_traces(str(recipes[0]))[0].facts
     batch = facts.batch * max(counts) if batch is None else batch
     all_found = [
@@ -308,15 +310,15 @@ def search_plans(
     watch = watch or (lambda done, all_plans, doing: None)
     with remembering(workshop.memory):
         machine = workshop.load_platform(platform, ranks)
-        times = workshop.time_operators(trace, machine.device.described, cost_model, override)
-        key = [trace, cost_model, override]
-        drawn = {"draws": draws, "seed": seed}
-        one = _Search(workshop, machine, times, key, batch, top, watch, drawn)
+        models, drawn = (cost_model, override), Options(draws=draws, seed=seed)
+        one = _Search(workshop, machine, models, trace, batch, top, watch, drawn)
         if plans is None:
             first = workshop.load_traces(trace)[0]
             one.found.left_out = (space or Space()).list_left_out()
             plans = list(enumerate_plans(first, ranks, batch, space or Space(), one.found.fates))
         groups = group_variants(one.outline(plans))
+        for variants in groups[:top]:  # traced once, not by each copy of this process
+            one.time_exactly(variants.best.plan)
         with Ahead(one.try_best, groups, jobs) as ahead:
             one.found.simulated = _simulate_best(
                 groups, top, lambda variants: one.simulate(variants, ahead.take(one.tried))
@@ -331,16 +333,24 @@ class _Search:
     """One search on one number of ranks: what it compares plans by, and what it has found so far."""
 
     def __init__(
-        self, workshop: Workshop, machine: Platform, times: DeviceTimes, key: list[str], batch: int,
-        top: int, watch: Watch, drawn: dict[str, int],
+        self, workshop: Workshop, machine: Platform, models: tuple[str, str], trace: str, batch: int, top: int,
+        watch: Watch, drawn: Options,
     ) -> None:  # fmt: skip
-        self.workshop, self.machine, self.times, self.key = workshop, machine, times, key
+        self.workshop, self.machine, self.models = workshop, machine, models
+        self.trace = trace
+        self.times = times = workshop.time_operators(trace, machine.device.described, *models)
         self.batch, self.watch = batch, watch
         self.most_tried, self.tried = FURTHER * top, 0
-        self.drawn = drawn
+        self.options = replace(drawn, collectives=workshop.load_collectives(machine))
         self.units = len(pipeline_units(times.traces[0]))
         self.found = Found(model_text=times.model_text, confidence=times.confidence)
         self.found.warnings += times.warnings
+
+    def time_exactly(self, plan: Plan) -> DeviceTimes:
+        """Return the times of a trace that ``predict`` starts from; ``times``, which plans are outlined by, are of one batch."""
+        samples = count_samples(plan, self.batch)
+        device = self.machine.device.described
+        return self.workshop.time_operators(self.trace, device, *self.models, samples)
 
     def outline(self, plans: Sequence[Plan]) -> list[Candidate]:
         """Return the plans that may fit the memory, the fastest outline first."""
@@ -402,19 +412,15 @@ class _Search:
         """Simulate the best of some variants in full, if it fits the memory."""
         workshop, plan = self.workshop, variants.best.plan
         try:
-            _, graph = workshop.build_graph(
-                self.times, self.key, plan, self.batch, self.machine, keep=False
-            )
+            times = self.time_exactly(plan)
+            step = prepare_step(times, plan, self.machine, batch=self.batch, options=self.options)
         except PlanError as error:
             return _Trial(0, error)
-        step = workshop.prepare(self.times, graph, self.machine, **self.drawn)
         if step.fits_memory is False:
             return _Trial(step.peak_memory_bytes)
         result = workshop.simulate(step)
-        highest = graph.metadata.compute_interval[1]
-        slower = workshop.prepare(
-            self.times, graph, self.machine, interval=False, compute_scale=highest
-        )
+        highest = step.graph.metadata.compute_interval[1]
+        slower = step.replace_options(interval=False, compute_scale=highest, draws=0)
         time_s, draws = result.expected_s, result.draws
         ranked_s = time_s if draws is None else draws.expected_s
         compute_log = math.log(workshop.simulate(slower).expected_s / time_s)

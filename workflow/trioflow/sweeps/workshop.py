@@ -27,11 +27,15 @@ from trioflow.network.inter_node import open_platform
 from trioflow.network.networks import DEFAULT_NETWORK
 from trioflow.parallel.memory.peak import count_room
 from trioflow.parallel.remembered import Memory, remembering
+from trioflow.parallel.splits.routing import set_routing
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.prediction.answer import Prediction, predict_step
 from trioflow.prediction.assembly import (
+    Traces,
     build_graph,
     choose_collectives,
+    count_samples,
+    find_model,
     join_step,
     load_traces,
     time_operators,
@@ -150,21 +154,26 @@ class Workshop:
     """Traces, platforms, cost models and graphs, each loaded or built once.
 
     A file that cannot be read raises TrioflowError at the first scenario that needs it; a scenario's own fault goes
-    into its row. A name not in ``traces`` or ``platforms`` is a shipped one's or a path; ``graphs`` counts those built; ``inter_node``: as for ``network.inter_node.open_platform``.
+    into its row. A name not in ``traces`` or ``platforms`` is a shipped one's or a path; ``graphs`` counts those built.
+    ``steps``: what is asked of a language model's step, by trace (``STEP_WORDS``); ``routing``: of all traces;
+    ``inter_node``: as for ``network.inter_node.open_platform``.
     """
 
     def __init__(
         self,
-        traces: Mapping[str, Sequence[str | Trace]] | None = None,
+        traces: Mapping[str, Traces] | None = None,
         platforms: Mapping[str, str] | None = None,
         *,
         interval: bool = True,
         inter_node: Mapping[str, Any] | None = None,
+        steps: Mapping[str, Mapping[str, Any]] | None = None,
+        routing: Mapping[str, Any] | None = None,
     ) -> None:
         self.trace_files, self.platform_files = dict(traces or {}), dict(platforms or {})
         self.interval, self.inter_node = interval, dict(inter_node or {})
         self.graphs = 0
-        self._traces: dict[str, list[Trace]] = {}
+        self.steps, self.routing = dict(steps or {}), routing
+        self._traces: dict[tuple[str, int | None], list[Trace]] = {}
         self._platforms: dict[tuple[str, int], Platform] = {}
         self._collectives: dict[int, tuple[Platform, CollectiveCost | None]] = {}
         self._times: dict[tuple[Any, ...], DeviceTimes] = {}
@@ -172,11 +181,16 @@ class Workshop:
         self._events, self._loaded = 0, False
         self.memory = Memory()
 
-    def load_traces(self, name: str) -> list[Trace]:
-        """Return the traces of a name."""
-        if name not in self._traces:
-            self._traces[name] = load_traces(self.trace_files.get(name, [name]))
-        return self._traces[name]
+    def load_traces(self, name: str, samples: int | None = None) -> list[Trace]:
+        """Return the traces of a name; of a language model the one of a micro-batch of ``samples``, by default one."""
+        files = self.trace_files.get(name, name)
+        if samples and (not find_model(files) or samples == self.load_traces(name)[0].facts.batch):
+            samples = None
+        if (name, samples) not in self._traces:
+            step = {**self.steps.get(name, {}), **({"batch": samples} if samples else {})}
+            traces = load_traces(files, fixed=True, **step)
+            self._traces[name, samples] = [set_routing(trace, self.routing) for trace in traces]
+        return self._traces[name, samples]
 
     def load_platform(self, name: str, ranks: int) -> Platform:
         """Return a platform with a number of ranks."""
@@ -193,22 +207,27 @@ class Workshop:
         return self._collectives[id(platform)][1]
 
     def time_operators(
-        self, trace: str, device: DeviceSheet | str, cost_model: str = "", override: str = ""
+        self,
+        trace: str,
+        device: DeviceSheet | str,
+        cost_model: str = "",
+        override: str = "",
+        samples: int | None = None,
     ) -> DeviceTimes:
-        """Return traces with a device's times and a model that remembers its answers."""
-        key = (trace, device, cost_model, override)
+        """Return traces of ``load_traces`` with a device's times and a model that remembers its answers."""
+        traces = self.load_traces(trace, samples)
+        key = (*map(id, traces), device, cost_model, override)
         if key not in self._times:
             asked = Options(cost_model=cost_model or None, override=override or None)
-            times = time_operators(self.load_traces(trace), device, asked)
+            times = time_operators(traces, device, asked)
             times.model = MemoModel(times.model)
             self._times[key] = times
         return self._times[key]
 
     def build_graph(
         self, times: DeviceTimes, key: Sequence[Any], plan: Plan, batch: int, platform: Platform,
-        keep: bool = True,
     ) -> tuple[str, TaskGraph]:  # fmt: skip
-        """Return a plan's graph and the digest of what it was built from; those that may be asked for again are kept.
+        """Return a plan's graph and the digest of what it was built from; the last ones are kept.
 
         ``key`` says what ``times`` are of: trace, cost model, override; of the platform the host costs count.
         """
@@ -232,8 +251,7 @@ class Workshop:
             room_bytes = count_room(plan, device)
             graph = build_graph(times, plan, batch=batch, host=host, room_bytes=room_bytes)
         self.graphs += 1
-        if keep:
-            self._graphs[digest] = graph
+        self._graphs[digest] = graph
         if len(self._graphs) > _MOST_GRAPHS:
             self._graphs.popitem(last=False)
         return digest, graph
@@ -283,7 +301,8 @@ class Workshop:
         """Return what a scenario comes to."""
         platform = self.load_platform(values["platform"], plan.ranks)
         key = [values[name] for name in ("trace", "cost_model", "override")]
-        times = self.time_operators(key[0], platform.device.described, key[1], key[2])
+        samples = count_samples(plan, batch)
+        times = self.time_operators(key[0], platform.device.described, key[1], key[2], samples)
         digest, graph = self.build_graph(times, key, plan, batch, platform)
         step = self.prepare(
             times, graph, platform, interval=self.interval, network=values["network"],
