@@ -1,6 +1,6 @@
 # trioflow: predict the training step of many ranks from an operator trace of one, in seven stages (and their targets):
-# capture (traces), merge (operator_tables), fit (cost_models), measure (partitions, measurements),
-# extrapolate (task_graphs), simulate (timelines), report (all). The rest: studies, sweeps, figures, data in docs/.
+# capture (traces), merge (operator_tables), fit (cost_models), measure (measurements),
+# extrapolate (partitions, task_graphs), simulate (timelines), report (all). The rest: studies, sweeps, figures, data in docs/.
 
 from snakemake.utils import min_version
 from trioflow.base.provenance import read_json
@@ -56,6 +56,7 @@ localrules:
 
 
 rule all:
+    """The reproduction: predictions beside measurements of this machine, its traces, the case studies."""
     default_target: True
     input:
         expand("<results>/report/{page}.html", page=["index", "traces", "studies"]),

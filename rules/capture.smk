@@ -37,5 +37,6 @@ rule capture:
 
 
 rule traces:
+    """Capture every workload on this machine."""
     input:
         expand("<results>/traces/{trace}/environment.json", trace=TRACES),

@@ -1,7 +1,32 @@
-# Purpose: turn one rank's trace into the task graph of all ranks of a plan and batch.
-# Inputs:  the workload's traces, the operator cost model, the stages, the
-#          platform (its host costs), a row of plans.tsv
-# Outputs: results/task_graphs/<experiment>/: tasks.parquet, dependencies.parquet
+# Purpose: cut a workload into pipeline stages, and turn one rank's trace into the task graph of
+#          all ranks of a plan and batch.
+# Inputs:  the workload's traces, the operator cost model, the platform (its host costs), rows of
+#          experiments.tsv and plans.tsv
+# Outputs: results/partitions/<workload>.json; results/task_graphs/<experiment>/: tasks.parquet,
+#          dependencies.parquet
+
+
+rule partition:
+    input:
+        facts=trace_files("trace.json"),
+        operators=trace_files("operators.parquet"),
+        tensors=trace_files("tensors.parquet"),
+    output:
+        "<results>/partitions/{workload}.json",
+    log:
+        "<logs>/partition/{workload}.log",
+    benchmark:
+        "<benchmarks>/partition/{workload}.tsv"
+    conda:
+        "../envs/analysis.yaml"
+    params:
+        library=library_digest("partition"),
+        traces=trace_folders,
+        stages=stages_of_workload,
+    message:
+        "cut {wildcards.workload} into pipeline stages"
+    script:
+        "../scripts/partition.py"
 
 
 rule extrapolate:
@@ -33,7 +58,14 @@ rule extrapolate:
         "../scripts/extrapolate.py"
 
 
+rule partitions:
+    """Cut every workload into pipeline stages."""
+    input:
+        expand("<results>/partitions/{workload}.json", workload=MEASURED),
+
+
 rule task_graphs:
+    """Extrapolate every experiment to the tasks of all ranks."""
     input:
         expand(
             "<results>/task_graphs/{experiment}/tasks.parquet", experiment=EXPERIMENTS

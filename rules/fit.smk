@@ -80,6 +80,7 @@ rule describe_machine:
 
 
 rule cost_models:
+    """Fit operators and collectives, and describe this machine."""
     input:
         "<results>/cost_models/this-machine/operators.json",
         "<results>/cost_models/this-machine/collectives.json",
@@ -107,6 +108,7 @@ rule fit_published_collectives:
 
 
 rule published_collectives:
+    """Fit the collectives of every platform that ships, from public tables."""
     input:
         published_collectives,
 

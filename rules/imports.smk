@@ -50,6 +50,7 @@ rule describe_traces:
 
 
 rule published_traces:
+    """Import the public traces of config/imports.tsv and put them side by side."""
     input:
         "<results>/report/published_traces.html",
     localrule: True

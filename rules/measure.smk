@@ -1,31 +1,8 @@
-# Purpose: the ground truth: cut a workload into pipeline stages and run its experiments for
-#          real, on all ranks, interleaved with the steps and messages they are predicted from.
-# Inputs:  the workload's traces (results/operator_tables/), for stages, batches and step times; rows of
-#          workloads.tsv, plans.tsv and experiments.tsv; the settings under measure
-# Outputs: results/partitions/<workload>.json, results/measurements/<workload>/
-
-
-rule partition:
-    input:
-        facts=trace_files("trace.json"),
-        operators=trace_files("operators.parquet"),
-        tensors=trace_files("tensors.parquet"),
-    output:
-        "<results>/partitions/{workload}.json",
-    log:
-        "<logs>/partition/{workload}.log",
-    benchmark:
-        "<benchmarks>/partition/{workload}.tsv"
-    conda:
-        "../envs/analysis.yaml"
-    params:
-        library=library_digest("partition"),
-        traces=trace_folders,
-        stages=stages_of_workload,
-    message:
-        "cut {wildcards.workload} into pipeline stages"
-    script:
-        "../scripts/partition.py"
+# Purpose: the ground truth: run a workload's experiments for real, on all ranks, interleaved with
+#          the steps and messages they are predicted from.
+# Inputs:  the workload's stages (results/partitions/); rows of workloads.tsv, plans.tsv and
+#          experiments.tsv; the settings under measure
+# Outputs: results/measurements/<workload>/
 
 
 rule measure:
@@ -65,11 +42,7 @@ rule measure:
         "../scripts/measure.py"
 
 
-rule partitions:
-    input:
-        expand("<results>/partitions/{workload}.json", workload=MEASURED),
-
-
 rule measurements:
+    """Run every experiment for real, on all ranks."""
     input:
         expand("<results>/measurements/{workload}/session.json", workload=MEASURED),

@@ -30,5 +30,6 @@ rule merge:
 
 
 rule operator_tables:
+    """Merge every capture into Parquet tables."""
     input:
         expand("<results>/operator_tables/{trace}/trace.json", trace=TRACES),

@@ -30,6 +30,7 @@ rule retrieve:
 
 
 rule data:
+    """Retrieve the public data that the settings name."""
     input:
         public_files(*config["data"]["groups"]),
     localrule: True

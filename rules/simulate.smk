@@ -43,5 +43,6 @@ rule simulate:
 
 
 rule timelines:
+    """Simulate every experiment."""
     input:
         expand("<results>/timelines/{experiment}/summary.json", experiment=EXPERIMENTS),

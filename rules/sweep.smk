@@ -69,6 +69,7 @@ rule collect_sweep:
 
 
 rule sweeps:
+    """Predict every sweep of config/sweeps."""
     input:
         expand("<results>/sweeps/{sweep}/results.parquet", sweep=SWEEPS),
     localrule: True

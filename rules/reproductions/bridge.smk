@@ -4,6 +4,7 @@
 
 
 rule bridge:
+    """Predict Megatron-Bridge's measured rates (minutes)."""
     input:
         "<results>/report/bridge.html",
     localrule: True

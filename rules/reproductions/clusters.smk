@@ -7,6 +7,7 @@ from trioflow.reproductions.clusters.parts import PARTS
 
 
 rule clusters:
+    """Predict nanotron's runs on 8 to 512 H100 and Megatron-LM's peaks (some 20 minutes)."""
     input:
         "<results>/report/clusters.html",
     localrule: True

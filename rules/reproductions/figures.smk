@@ -109,12 +109,14 @@ rule describe_figures:
 
 
 rule figures:
+    """The figures of the TrioSim paper, with measurements of this machine."""
     input:
         "<results>/report/figures.html",
     localrule: True
 
 
 rule published_figures:
+    """The figures of the TrioSim paper, with public measurements."""
     input:
         "<results>/report/published_figures.html",
     localrule: True

@@ -120,6 +120,7 @@ rule judge_drift:
 
 
 rule published:
+    """Predict public measured steps of many GPUs."""
     input:
         "<results>/report/drift.html",
         "<results>/report/published.html",

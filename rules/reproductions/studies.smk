@@ -129,6 +129,7 @@ rule describe_studies:
 
 
 rule studies:
+    """The case studies: photonic wafer, Hop, a search for a plan."""
     input:
         "<results>/report/studies.html",
     localrule: True

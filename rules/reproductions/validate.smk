@@ -152,6 +152,7 @@ rule describe_cost_models:
 
 
 rule validation:
+    """Judge every cost model on public measurements that it never saw."""
     input:
         "<results>/report/cost_models.html",
         "<results>/cost_models/published/new-gpu/model.json",
