@@ -41,22 +41,6 @@ def test_errors_and_intervals_are_those_of_simulate(
     assert summary["bias"] == pytest.approx(second["error"] / 2)
 
 
-def test_the_expected_time_is_judged_where_an_answer_has_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = (
-        "llama-2-7b --sequence 1024 --precision megatron-bf16 --tensor-parallel 16 --batch 8"
-        " --platform p5-h100"
-    )
-    assert main(["simulate", *words.split(), "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    assert answer["expected_s"] != answer["step_time_s"]
-    assert main(["judge", str(write(tmp_path, f"tp16\t{words}\t1000\tme")), "--json"]) == 0
-    row = json.loads(capsys.readouterr().out)["cases"][0]
-    assert row["predicted_s"] == answer["expected_s"]
-    assert row["low_s"] <= row["predicted_s"] <= row["high_s"]
-
-
 def test_a_refused_case_keeps_its_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path, f"seven\t{ALONE} --tensor-parallel 7\t410\tme", f"one\t{ALONE}\t410\tme")
     assert main(["judge", str(path)]) == 0

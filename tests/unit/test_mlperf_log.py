@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from trioflow.base.errors import InputError
-from trioflow.cli.judge import read_logged_steps
 from trioflow.cli.main import main
+from trioflow.measure.run_log import read_logged_steps
 
 ALONE = "gpt2-tiny-b8 --platform cpu2-gloo"
 HEADER = "case\tsimulate\tmeasured_ms\tsource"
@@ -86,7 +86,7 @@ def test_blocks_and_epochs_leave_evaluations_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        ([], "no line begins with :::MLLOG; give a log of mlperf_logging"),
+        ([], "no line tells the time of a step; give a log with Megatron-LM"),
         (
             [line("run_start")],
             "no train_step_time, throughput, block or epoch gives a step, and no global_batch_size",
@@ -161,4 +161,4 @@ def test_a_log_of_another_batch_is_not_judged_against(
     cases.write_text(f"{HEADER}\none\t{ALONE}\tbroken.txt\tme\n")
     (tmp_path / "broken.txt").write_text("nothing")
     assert main(["judge", str(cases)]) == 2
-    assert "broken.txt: no line begins with :::MLLOG" in capsys.readouterr().err
+    assert "broken.txt: no line tells the time of a step" in capsys.readouterr().err

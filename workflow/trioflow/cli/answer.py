@@ -552,10 +552,12 @@ def _check_timeline(path: str | None) -> None:
         )
 
 
-def add_simulate(parser: argparse.ArgumentParser) -> None:
-    """Add the subcommand ``simulate``."""
+def add_simulate(
+    parser: argparse.ArgumentParser, form: str = "--output", *, of_run: bool = False
+) -> None:
+    """Add the subcommand ``simulate``, its form of output under a flag; ``of_run``: the platform may be said elsewhere."""
     parser.set_defaults(run=_run_simulate)
-    add_plan_arguments(parser, megatron=True)
+    add_plan_arguments(parser, megatron=True, of_run=of_run)
     add_configuration_argument(parser)
     add_collectives_argument(parser)
     add_run_arguments(parser)
@@ -575,4 +577,4 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
         ("--breakdown", "OUT", "write that breakdown: .parquet"),
     ))  # fmt: skip
     add_what_if_arguments(parser)
-    add_output_argument(parser, "the answer, or the breakdown of --by,")
+    add_output_argument(parser, "the answer, or the breakdown of --by,", form)

@@ -56,7 +56,9 @@ from trioflow.trace.language.sizes import ATTENTIONS, FUSIONS, LOSSES, Configura
 from trioflow.trace.store import load_trace
 
 
-def add_plan_arguments(parser: argparse.ArgumentParser, *, megatron: bool = False) -> None:
+def add_plan_arguments(
+    parser: argparse.ArgumentParser, *, megatron: bool = False, of_run: bool = False
+) -> None:
     """Add what a task graph is made from; with ``megatron`` its file may stand for a trace."""
     parser.add_argument(
         "trace", metavar="TRACE", nargs="*" if megatron else "+",
@@ -65,7 +67,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser, *, megatron: bool = Fals
     )  # fmt: skip
     add_model_arguments(parser)
     add_options(parser, (
-        ("--platform", "NAME|FILE", "shipped platform, this-machine (after `make reproduce`), or a YAML file", {"required": True}),
+        ("--platform", "NAME|FILE", "shipped platform, this-machine (after `make reproduce`), or a YAML file", {"required": not of_run}),
         ("--batch", (int, "N"), "samples of the whole step, all ranks together"),
         ("--plan", "NAME", f"plan by name, on --ranks ranks: {', '.join(NAMED)}, or one that a package registers"),
         ("--ranks", (int, "N"), "number of ranks"),

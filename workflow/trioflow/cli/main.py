@@ -58,9 +58,13 @@ COMMANDS = {
         "rank the plans of a model on a number of ranks of a platform",
         "trioflow.cli.search.add_search",
     ),
+    "explain": (
+        "say why a measured run was not as predicted, and write the platform that it ran on",
+        "trioflow.cli.explain.add_explain",
+    ),
     "judge": (
-        "your own measured steps beside what simulate answers for them",
-        "trioflow.cli.judge.add_judge",
+        "the first table of explain: your own measured steps beside what simulate answers for them",
+        "trioflow.cli.explain.add_judge",
     ),
     "completion": (
         "what bash and zsh offer when Tab is pressed",

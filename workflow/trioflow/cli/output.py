@@ -105,17 +105,17 @@ QUIET_S, _BEAT_S = 2.0, 0.5
 """How long a command may be silent on a terminal, and how often its sign is drawn again [s]."""
 
 
-def add_output_argument(parser: argparse.ArgumentParser, rows: str) -> None:
-    """Add the forms of output; ``rows``: what the rows of a table are."""
+def add_output_argument(parser: argparse.ArgumentParser, rows: str, flag: str = "--output") -> None:
+    """Add the forms of output under a flag; ``rows``: what the rows of a table are."""
     parser.add_argument(
-        "--output",
+        flag,
         dest="form",
         choices=FORMS,
         default="table",
         help=f"how to print: as text, one JSON object with all there is, or {rows} as CSV or Parquet (default: table)",
     )
     parser.add_argument(
-        "--json", dest="form", action="store_const", const="json", help="the same as --output json"
+        "--json", dest="form", action="store_const", const="json", help=f"the same as {flag} json"
     )
 
 

@@ -31,7 +31,7 @@ THIS_MACHINE = "this-machine"
 Collectives = CollectiveCostModel | PlatformCollectives
 
 
-def _find_platform(name: str) -> str | Path:
+def find_platform(name: str) -> str | Path:
     """Return what ``load_platform`` takes; PlatformError for a ``this-machine`` never measured here."""
     if name != THIS_MACHINE:
         return name
@@ -47,7 +47,7 @@ def _find_platform(name: str) -> str | Path:
 
 def load_named_platform(name: str, ranks: int) -> Platform:
     """Return a platform by name or file; ``this-machine`` is the workflow's own."""
-    return load_platform(_find_platform(name), ranks)
+    return load_platform(find_platform(name), ranks)
 
 
 def find_collectives(platform: Platform, named: str | None = None) -> Path | None:

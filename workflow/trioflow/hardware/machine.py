@@ -140,6 +140,8 @@ class Platform:
     ``routing``: how bytes find their way, and which links have failed.
     ``compute_slowdown_during_collective``: time of compute while its device takes part in a
         collective, over its time alone; 1 where nobody knows better.
+    ``corrections``: what measured runs showed beside all this: factors on times by component
+        (compute, communication, between_nodes), ``between_nodes_step_s`` [s], ``outside_bytes`` [bytes].
     ``eager_send_bytes``: largest message between two ranks that does not wait for its receiver
         [bytes]; see ``parallel.eager``.
     """
@@ -162,6 +164,7 @@ class Platform:
     routing: Routing = Routing()
     compute_slowdown_during_collective: float = 1.0
     eager_send_bytes: float = 0.0
+    corrections: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse numbers that no machine has, NaN among them: PlatformError."""

@@ -474,6 +474,9 @@ def describe_platform(platform: Platform, path: str | Path) -> dict[str, Any]:
         SLOWDOWN: number(slowdown, SLOWDOWN) if slowdown != 1 else None,
         EAGER: number(eager, EAGER) if (eager := platform.eager_send_bytes) else None,
         "host": {key: number(value, f"host.{key}") for key, value in platform.host.items()},
+        "corrections": {
+            key: number(value, f"corrections.{key}") for key, value in platform.corrections.items()
+        },
         "collectives": platform.collectives,
         "node_collectives": platform.node_collectives,
         "between_nodes": platform.between_nodes,
@@ -562,6 +565,8 @@ def validate_platform(content: Any, path: str | Path) -> None:
 SHIPPED = PACKAGE / "data" / "platforms"
 OFFLOAD_RATES = "host.host_"
 """How the keys of rates begin that only plans that offload use."""
+_LONGEST = 256
+"""Characters of a file's name."""
 _NAMED = 3
 """Keys that the sentence on unmeasured numbers names."""
 
@@ -591,11 +596,50 @@ def load_platform(name_or_path: str | Path, ranks: int | None = None) -> Platfor
 def save_platform(platform: Platform, path: str | Path) -> None:
     """Write a platform as a file that ``load_platform`` reads, links one by one; PlatformError where a source lacks."""
     content = describe_platform(platform, path)
-    validate_platform(content, path)
     _build(content, None, path)
+    _write_content(content, path)
+
+
+def _write_content(content: dict[str, Any], path: str | Path) -> None:
+    validate_platform(content, path)
     text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)
     with atomic_path(path) as temporary:
         temporary.write_text(text)
+
+
+def save_corrected(
+    name_or_path: str | Path, corrections: Mapping[str, float], path: str | Path, source: str
+) -> None:
+    """Write a platform's file again, with numbers that runs showed: of ``corrections``, launches and micro-batches as host costs.
+
+    Files that it names are named by their whole path.
+    """
+    origin = _find(name_or_path)
+    content = _name_files(read_yaml(origin, PlatformError), origin.parent)
+    host, own = content.setdefault("host", {}), content.setdefault("corrections", {})
+    for key, value in corrections.items():
+        if key == "launches":
+            launches = {name: one for name, one in host.items() if name.startswith("launch")}
+            host |= {
+                name: {"value": one["value"] * value, "source": f"{source}, {value:.3g} times: {one['source']}"}
+                for name, one in launches.items()
+            }  # fmt: skip
+            continue
+        place = host if key == "micro_batch_s" else own
+        before = place.get(key, {}).get("value", 0.0 if key.endswith(("_s", "_bytes")) else 1.0)
+        after = before + value if key.endswith(("_s", "_bytes")) else before * value
+        place[key] = {"value": after, "source": source}
+    _write_content({key: one for key, one in content.items() if one != {}}, path)
+
+
+def _name_files(content: Any, folder: Path) -> Any:
+    """Return a file's content in which files beside it are named by their whole path."""
+    if isinstance(content, dict):
+        return {key: _name_files(one, folder) for key, one in content.items()}
+    is_file = isinstance(content, str) and len(content) < _LONGEST and "." in content
+    return (
+        str((folder / content).resolve()) if is_file and (folder / content).is_file() else content
+    )
 
 
 def describe_unmeasured(platform: Platform) -> str:
@@ -670,6 +714,7 @@ def _build(
         unmeasured=tuple(sorted(unmeasured)),
         doubts=tuple(list_doubts(content.get("topology", {}), path)),
         compute_slowdown_during_collective=_number(content.get(SLOWDOWN, {"value": 1.0})),
+        corrections={key: _number(one) for key, one in content.get("corrections", {}).items()},
         eager_send_bytes=_number(content.get(EAGER, {"value": 0.0})),
         routing=Routing(**content.get("routing", {}), failed=frozenset(list_failed_links(content))),
     )

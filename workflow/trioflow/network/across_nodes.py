@@ -9,7 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from trioflow.costmodel.collectives.model import SHIFT, CollectiveTime, wire_factor
+from trioflow.costmodel.collectives.model import (
+    SHIFT,
+    CollectiveTime,
+    count_steps,
+    wire_factor,
+)
 from trioflow.costmodel.collectives.published import (
     BetweenNodes,
     Limits,
@@ -62,6 +67,14 @@ class AcrossTime(CollectiveTime):
         return AcrossTime(
             time_s, min(low_s, self.low_s), max(high_s, time_s), self.confidence, latency_s
         )
+
+    def correct(self, factor: float, more_s: float) -> AcrossTime:
+        """Return the time where bytes take a factor as long as predicted, and latency so much longer [s]."""
+        time_s, low_s, high_s = (
+            one + max(one - self.latency_s, 0.0) * (factor - 1) + more_s
+            for one in (self.time_s, self.low_s, self.high_s)
+        )
+        return AcrossTime(time_s, low_s, high_s, self.confidence, self.latency_s + more_s)
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +171,10 @@ class NodeGroups:
             wire_s *= max(rates.values()) / find_rate(self._asked, collective)
         key = (collective, message_bytes, spread, hop_s, wire_s, rate)
         if key not in self._times:
-            self._times[key] = self._estimate(*key)
+            shown = self._platform.corrections
+            steps_s = shown.get("between_nodes_step_s", 0.0) * count_steps(collective, spread.ranks)
+            estimate = self._estimate(*key)
+            self._times[key] = estimate.correct(shown.get("between_nodes", 1.0), steps_s)
         time = self._times[key]
         note = (
             "as given" if self._asked is not None else

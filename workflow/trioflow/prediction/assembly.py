@@ -141,8 +141,10 @@ def join_step(
     if options.anchor == SESSION:
         path = options.session or _find_session(graph.metadata.workload)
         anchor = read_session(path, graph.metadata, times.traces, platform)
-    if options.operator_scales:
-        graph = scale_operators(graph, options.operator_scales)
+    corrections = platform.corrections
+    compute = [("*", corrections["compute"])] if "compute" in corrections else []
+    if options.operator_scales or compute:
+        graph = scale_operators(graph, [*options.operator_scales, *compute])
     if options.slow_ranks:
         scales = list_rank_scales(options.slow_ranks, graph.metadata.ranks)
         options = replace(options, compute_scale=[*scales, *[1.0] * (platform.ranks - len(scales))])
@@ -151,6 +153,8 @@ def join_step(
         *times.warnings,
         *_list_doubts(graph, platform, collectives, options),
     ]
+    slower = options.communication_scale * corrections.get("communication", 1.0)
+    options = replace(options, communication_scale=slower)
     doubt = _doubt_nodes(graph, platform, times)
     return Step(
         release_sends(graph, platform.eager_send_bytes),
@@ -360,6 +364,9 @@ def _list_doubts(
             f"no measured collectives for {platform.name}: ring closed form over its data-sheet links",
             describe_unmeasured(platform),
         ]
+    shown = ", ".join(f"{key} {value:.3g}" for key, value in platform.corrections.items())
+    if shown:
+        doubts.append(f"measured runs corrected {platform.name}: {shown} (docs/judging.md)")
     guessed = [key for key in platform.unmeasured if key.startswith(OFFLOAD_RATES)]
     if graph.metadata.plan.offload != "none" and guessed:
         doubts.append(

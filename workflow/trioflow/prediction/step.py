@@ -90,7 +90,8 @@ class Step:
     @property
     def outside_bytes(self) -> int:
         """What a rank's device holds beside the peak: context and communicators [bytes]."""
-        return count_plan_outside(self.graph.metadata.plan, self.platform.device.kind)
+        counted = count_plan_outside(self.graph.metadata.plan, self.platform.device.kind)
+        return counted + round(self.platform.corrections.get("outside_bytes", 0.0))
 
     @property
     def fits_memory(self) -> bool | None:

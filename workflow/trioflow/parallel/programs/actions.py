@@ -583,6 +583,15 @@ class StageActions(RankProgram):
         cost = self.program.host.get("pipeline_micro_batch_s", 0.0)
         if not self.one_stage and cost:
             self.compute("pipeline: chunk", cost, "host", phase=phase, micro_batch=micro_batch)
+        beyond_s = self.program.host.get("micro_batch_s", 0.0)
+        if beyond_s and phase == "forward":
+            fields: dict[str, Any] = {"phase": phase, "micro_batch": micro_batch}
+            if self.program.times[self.times_of(micro_batch)].separate_host:
+                self.program.graph.add(
+                    self.rank, "host", "host", "micro-batch: engine", duration_s=beyond_s,
+                    stage=self.stage_field(), **fields,
+                )  # fmt: skip
+            self.compute("micro-batch: engine", beyond_s, "host", **fields)
 
     def _run_forward(self, micro_batch: int, again: bool) -> None:
         if not again:
