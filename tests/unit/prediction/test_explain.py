@@ -7,8 +7,9 @@ from functools import partial
 
 import pytest
 from trioflow import Options, load_named_platform, make_plan, predict
+from trioflow.hardware.corrections import Corrections, correct_platform
 from trioflow.parallel.remembered import Memory, remembering
-from trioflow.prediction.explain import Corrections, Measured, correct_platform, explain
+from trioflow.prediction.explain import Measured, explain
 
 
 def step(pieces: int, work_s: float, launches: int, nodes: int, corrections: Corrections) -> float:

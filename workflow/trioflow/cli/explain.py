@@ -24,19 +24,21 @@ from trioflow.cli.output import add_output_argument, format_facts, format_table,
 from trioflow.costmodel.choices import find_platform, load_named_platform
 from trioflow.costmodel.collectives.published import import_nccl_tests
 from trioflow.costmodel.device_times import find_launch_s
+from trioflow.hardware.corrections import (
+    MICRO_BATCH,
+    Corrections,
+    correct_platform,
+    save_corrected,
+)
 from trioflow.hardware.machine import Platform
-from trioflow.hardware.platform import save_corrected
 from trioflow.measure.run_log import LoggedSteps, read_logged_steps
 from trioflow.network.collectives import CollectivePlanner, compute_wire_bytes
 from trioflow.parallel.remembered import Memory, remembering
 from trioflow.prediction.answer import Prediction
 from trioflow.prediction.assembly import choose_collectives, predict
 from trioflow.prediction.explain import (
-    MICRO_BATCH,
-    Corrections,
     Explanation,
     Measured,
-    correct_platform,
     explain,
 )
 from trioflow.trace.facts import UNTIMED

@@ -565,8 +565,6 @@ def validate_platform(content: Any, path: str | Path) -> None:
 SHIPPED = PACKAGE / "data" / "platforms"
 OFFLOAD_RATES = "host.host_"
 """How the keys of rates begin that only plans that offload use."""
-_LONGEST = 256
-"""Characters of a file's name."""
 _NAMED = 3
 """Keys that the sentence on unmeasured numbers names."""
 
@@ -584,7 +582,7 @@ def load_platform(name_or_path: str | Path, ranks: int | None = None) -> Platfor
     topology cannot be built, two links join the same nodes, a failed link does not exist, a rank
     has no link or no route to another, or there are too few devices.
     """
-    path = _find(name_or_path)
+    path = find_file(name_or_path)
     content = read_yaml(path, PlatformError)
     if path.parent != SHIPPED:  # the shipped ones are validated by tests
         validate_platform(content, path)
@@ -597,49 +595,15 @@ def save_platform(platform: Platform, path: str | Path) -> None:
     """Write a platform as a file that ``load_platform`` reads, links one by one; PlatformError where a source lacks."""
     content = describe_platform(platform, path)
     _build(content, None, path)
-    _write_content(content, path)
+    write_content(content, path)
 
 
-def _write_content(content: dict[str, Any], path: str | Path) -> None:
+def write_content(content: dict[str, Any], path: str | Path) -> None:
+    """Write a platform file's content; PlatformError where it breaks the schema."""
     validate_platform(content, path)
     text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)
     with atomic_path(path) as temporary:
         temporary.write_text(text)
-
-
-def save_corrected(
-    name_or_path: str | Path, corrections: Mapping[str, float], path: str | Path, source: str
-) -> None:
-    """Write a platform's file again, with numbers that runs showed: of ``corrections``, launches and micro-batches as host costs.
-
-    Files that it names are named by their whole path.
-    """
-    origin = _find(name_or_path)
-    content = _name_files(read_yaml(origin, PlatformError), origin.parent)
-    host, own = content.setdefault("host", {}), content.setdefault("corrections", {})
-    for key, value in corrections.items():
-        if key == "launches":
-            launches = {name: one for name, one in host.items() if name.startswith("launch")}
-            host |= {
-                name: {"value": one["value"] * value, "source": f"{source}, {value:.3g} times: {one['source']}"}
-                for name, one in launches.items()
-            }  # fmt: skip
-            continue
-        place = host if key == "micro_batch_s" else own
-        before = place.get(key, {}).get("value", 0.0 if key.endswith(("_s", "_bytes")) else 1.0)
-        after = before + value if key.endswith(("_s", "_bytes")) else before * value
-        place[key] = {"value": after, "source": source}
-    _write_content({key: one for key, one in content.items() if one != {}}, path)
-
-
-def _name_files(content: Any, folder: Path) -> Any:
-    """Return a file's content in which files beside it are named by their whole path."""
-    if isinstance(content, dict):
-        return {key: _name_files(one, folder) for key, one in content.items()}
-    is_file = isinstance(content, str) and len(content) < _LONGEST and "." in content
-    return (
-        str((folder / content).resolve()) if is_file and (folder / content).is_file() else content
-    )
 
 
 def describe_unmeasured(platform: Platform) -> str:
@@ -654,7 +618,8 @@ def describe_unmeasured(platform: Platform) -> str:
     )
 
 
-def _find(name_or_path: str | Path) -> Path:
+def find_file(name_or_path: str | Path) -> Path:
+    """Return the file of a platform by name or path; PlatformError where no platform has the name."""
     text = str(name_or_path)
     if isinstance(name_or_path, Path) or "/" in text or text.endswith((".yaml", ".yml")):
         return Path(name_or_path)

@@ -1,6 +1,6 @@
 """What measured steps say of a machine: a few physical numbers, fitted with priors, that explain how predictions missed.
 
-Each measured time is predicted by ``predict`` itself on the platform with other numbers (``correct_platform``). Times of
+Each measured time is predicted by ``predict`` itself on the platform with other numbers (``hardware.corrections``). Times of
 a simulated step are convex and piecewise linear in what its parts take, so a secant for each number stands for the
 simulator between two runs of it; the fit is repeated where the simulated step and the secants disagree at its answer.
 The maximum a posteriori is found by ``scipy.optimize.least_squares`` on logarithms, with a row for each prior. Priors
@@ -12,18 +12,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from scipy.optimize import least_squares
 
 from trioflow.costmodel.features import Floats
-from trioflow.hardware.machine import Platform
-
-Corrections = Mapping[str, float]
-"""Numbers by component: factors on times, seconds where the name ends so."""
-MICRO_BATCH = "micro_batch_s"
+from trioflow.hardware.corrections import MICRO_BATCH, Corrections
 
 
 @dataclass(frozen=True)
@@ -131,26 +127,6 @@ class Explanation:
             effects[one.component.cause] = effects.get(one.component.cause, 0.0) + one.effect
         cause = max(effects, key=lambda name: abs(effects[name]), default="")
         return cause if cause and abs(effects[cause]) > NAMED else ""
-
-
-def correct_platform(platform: Platform, corrections: Corrections) -> Platform:
-    """Return a platform with numbers that measured runs showed, beside or in place of its own."""
-    values = dict(corrections)
-    launches, beyond_s = values.pop("launches", 1.0), values.pop(MICRO_BATCH, 0.0)
-    host = {
-        key: value * launches if key.startswith("launch") else value
-        for key, value in platform.host.items()
-    }
-    if beyond_s:
-        host[MICRO_BATCH] = host.get(MICRO_BATCH, 0.0) + beyond_s
-    own = dict(platform.corrections)
-    own |= {
-        key: value + own.get(key, 0.0)
-        if key.endswith(("_s", "_bytes"))
-        else value * own.get(key, 1.0)
-        for key, value in values.items()
-    }
-    return replace(platform, host=host, corrections=own)
 
 
 def explain(rows: Sequence[Measured]) -> Explanation:
