@@ -4,9 +4,7 @@ In a file every number stands beside its source::
 
     memory_bytes: {value: 80.0e9, source: NVIDIA A100 data sheet}
 
-The links of a platform file: listed or built, degraded where it says so, and checked; a platform as such a file.
-
-Builders by name, and the ``topology`` of a platform file turned into links by a builder's signature.
+Its links are listed, or built by a builder by name and its signature, degraded where it says so, and checked.
 """
 
 from __future__ import annotations
@@ -474,9 +472,7 @@ def describe_platform(platform: Platform, path: str | Path) -> dict[str, Any]:
         SLOWDOWN: number(slowdown, SLOWDOWN) if slowdown != 1 else None,
         EAGER: number(eager, EAGER) if (eager := platform.eager_send_bytes) else None,
         "host": {key: number(value, f"host.{key}") for key, value in platform.host.items()},
-        "corrections": {
-            key: number(value, f"corrections.{key}") for key, value in platform.corrections.items()
-        },
+        "corrections": {k: number(v, f"corrections.{k}") for k, v in platform.corrections.items()},
         "collectives": platform.collectives,
         "node_collectives": platform.node_collectives,
         "between_nodes": platform.between_nodes,
@@ -634,8 +630,6 @@ def find_file(name_or_path: str | Path) -> Path:
 
 def _build_links(content: dict[str, Any], ranks: int, path: str | Path) -> tuple[Link, ...]:
     links = build_links(content, ranks, path)
-    if {type(number) for link in links for number in link[2:]} <= {float}:
-        return tuple(links)
     return tuple(Link(*link[:2], *map(float, link[2:])) for link in links)
 
 
