@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from trioflow.base.errors import PlanError
+from trioflow.costmodel.choices import load_named_platform
 from trioflow.costmodel.interface import OperatorModel
 from trioflow.costmodel.operators.model import SHIPPED_MODELS, load_operator_model
 from trioflow.parallel.extrapolate import extrapolate
@@ -16,8 +17,8 @@ from trioflow.parallel.folded import FoldedTaskGraph, Grid, fold_representatives
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.programs.builder import ProgramBuilder
 from trioflow.parallel.programs.staged import PartitionedRank, StagedRank
-from trioflow.parallel.splits.pipeline import list_parameters
 from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder, load_task_graph
+from trioflow.prediction.assembly import time_operators
 from trioflow.trace.store import Trace, load_trace
 
 PLANS: list[tuple[dict[str, Any], int]] = [
@@ -99,18 +100,28 @@ def test_ranks_that_differ_are_all_built(
     assert graph.tasks["rank"].nunique() == graph.metadata.plan.ranks
 
 
-@pytest.mark.parametrize("degrees", [{"data": 60}, {"data": 50, "pipeline": 2}], ids=str)
-def test_replicas_that_update_nothing_are_alike(
-    degrees: dict[str, Any], trace: Trace, model: OperatorModel, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "name, degrees, classes",
+    [("gpt2-tiny-b8", {"data": 60}, 54), ("gpt2-tiny-b8", {"data": 50, "pipeline": 2}, 78), ("gpt2-b8", {"data": 60}, 10)],
+)  # fmt: skip
+def test_replicas_that_update_as_much_are_alike(
+    name: str, degrees: dict[str, Any], classes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = make_plan(**degrees, sharding="zero1")
+    times = time_operators(name, load_named_platform("dgx-a100", 1).device.described)
+    plan, trace, model = make_plan(**degrees, sharding="zero1"), times.traces, times.model
     folded = extrapolate(trace, plan, model, batch=8 * plan.data)
     assert isinstance(folded, FoldedTaskGraph) and folded.fold is not None
-    assert len(folded.fold.representatives) <= (len(list_parameters(trace)) + 1) * plan.pipeline
-    monkeypatch.setattr(ProgramBuilder, "_count_updaters", lambda _: 0)
+    assert len(folded.fold.representatives) <= classes
+    every_one = lambda self: tuple(range(self.plan.replicas))  # noqa: E731
+    monkeypatch.setattr(ProgramBuilder, "_match_updaters", every_one)
     every = extrapolate(trace, plan, model, batch=8 * plan.data)
     assert not isinstance(every, FoldedTaskGraph)
     assert_same(folded, every)
+    peaks = [
+        {rank: entry["peak_bytes"] for entry in graph.metadata.memory for rank in entry["ranks"]}
+        for graph in (folded, every)
+    ]
+    assert peaks[0] == peaks[1]
 
 
 def test_what_is_built_does_not_grow_with_the_ranks(trace: Trace, model: OperatorModel) -> None:

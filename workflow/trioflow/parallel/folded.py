@@ -33,8 +33,8 @@ class Grid:
 
     sizes: tuple[int, ...]  # ranks along each axis
     alike: tuple[bool, ...]  # whether ranks that differ along an axis only do the same
-    # Along each axis, places of which the last stands for all behind it; all places differ where there is none
-    places: tuple[int, ...] = ()
+    # Along each axis the place that stands for each place, where ``alike`` does not say all
+    stand_ins: tuple[tuple[int, ...], ...] = ()
 
     @property
     def ranks(self) -> int:
@@ -46,9 +46,11 @@ class Grid:
         """How far apart two ranks are that are next to each other along an axis."""
         return tuple(prod(self.sizes[axis + 1 :]) for axis in range(len(self.sizes)))
 
-    def _first_alike(self, axis: int) -> int:
-        """Return the place along an axis from which on all ranks do the same; the last where all differ."""
-        return 0 if self.alike[axis] else (self.places or self.sizes)[axis] - 1
+    def _list_stand_ins(self, axis: int) -> Ints:
+        """Return the place along an axis that stands for each place, the first of those that do the same."""
+        if self.stand_ins:
+            return np.array(self.stand_ins[axis], dtype=np.int64)
+        return np.arange(self.sizes[axis], dtype=np.int64) * (not self.alike[axis])
 
     def find_representatives(self) -> Ints:
         """Return the ranks that stand for all: the first along every axis of alike ranks."""
@@ -62,7 +64,7 @@ class Grid:
         """Return the rank that stands for each rank [ranks]."""
         rank, own = np.arange(self.ranks), np.zeros(self.ranks, dtype=np.int64)
         for axis, (size, stride) in enumerate(zip(self.sizes, self.strides, strict=True)):
-            own += np.minimum(rank // stride % size, self._first_alike(axis)) * stride
+            own += self._list_stand_ins(axis)[rank // stride % size] * stride
         return own
 
     def make_family(self, group: Sequence[int]) -> Family:
@@ -71,9 +73,9 @@ class Grid:
         steps = []
         for axis, (size, stride) in enumerate(zip(self.sizes, self.strides, strict=True)):
             places = np.unique(ranks // stride % size)
-            first = self._first_alike(axis)
-            if len(places) == 1 and places[0] == first:
-                steps.append([i * stride for i in range(size - first)])
+            if len(places) == 1:
+                alike = np.flatnonzero(self._list_stand_ins(axis) == places[0])
+                steps.append(((alike - places[0]) * stride).tolist())
         offsets = np.array([sum(one) for one in product(*steps)], dtype=np.int64)
         groups = offsets[:, None] + ranks
         group_of = np.full(self.ranks, _NOWHERE, dtype=np.int64)

@@ -241,18 +241,20 @@ class ProgramBuilder:
         self.names = self.operators["name"].tolist()
         self.phases = self.operators["phase"].tolist()
         self.grid = _make_grid(self.plan, self.kind.alike)
-        if len(self.grid.sizes) == 2 and (updaters := self._count_updaters()):
-            self.grid = replace(self.grid, places=(self.plan.pipeline, updaters))
+        if len(self.grid.sizes) == 2 and self.partitions:
+            stages = tuple(range(self.plan.pipeline))
+            self.grid = replace(self.grid, stand_ins=(stages, self._match_updaters()))
 
-    def _count_updaters(self) -> int:
-        """Return the replicas from whose last one on all update the same of each stage under ZeRO-1, such as nothing."""
-        last = 0
+    def _match_updaters(self) -> tuple[int, ...]:
+        """Return the first replica that updates as much of each stage under ZeRO-1, by the same operators, as each one does."""
+        works: list[Any] = [[] for _ in range(self.plan.replicas)]
         for partition, times_s in zip(self.partitions, self.update_s, strict=True):
-            if partition.experts:
-                return self.plan.replicas
-            works = list(zip(partition.parameters, partition.operators, times_s, strict=True))
-            last = max([last, *(n for n, work in enumerate(works) if work != works[-1])])
-        return last + 2 if self.partitions else 0
+            for replica, work in enumerate(works):
+                shapes = [(p.shape, p.elem_bytes) for p in partition.parameters[replica]]
+                own = replica if partition.experts else shapes
+                work.append((own, partition.operators[replica], times_s[replica]))
+        firsts: dict[str, int] = {}
+        return tuple(firsts.setdefault(str(work), n) for n, work in enumerate(works))
 
     def rank_of(self, replica: int, pipeline: int, tensor: int) -> int:
         """Return the rank at a place of the plan's grid."""
