@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -242,25 +241,19 @@ class _Export:
 
     def order(self, rank: int) -> list[int]:
         """Return a rank's tasks so that each follows what it waits for, else by number; InputError when they wait in a circle."""
-        mine = self._of_rank.get(rank, [])
-        needs = {n: set(self._data_deps(n)) for n in mine}
-        followers: dict[int, list[int]] = {}
-        for number, others in needs.items():
-            for other in others:
-                followers.setdefault(other, []).append(number)
-        missing = {n: len(others) for n, others in needs.items()}
-        ready = [n for n in mine if not missing[n]]
-        found: list[int] = []
-        while ready:
-            found.append(heapq.heappop(ready))
-            for follower in followers.get(found[-1], ()):
-                missing[follower] -= 1
-                if not missing[follower]:
-                    heapq.heappush(ready, follower)
-        if len(found) < len(mine):
-            stuck = min(set(mine) - set(found))
-            raise InputError(f"{_name_task(self.tasks[stuck])} waits, in a circle, for itself")
-        return found
+        import networkx
+
+        graph = networkx.DiGraph()
+        graph.add_nodes_from(self._of_rank.get(rank, []))
+        for number in [*graph]:
+            graph.add_edges_from((other, number) for other in self._data_deps(number))
+        try:
+            return list(networkx.lexicographical_topological_sort(graph))
+        except networkx.NetworkXUnfeasible:
+            stuck, _ = min(networkx.find_cycle(graph))
+            raise InputError(
+                f"{_name_task(self.tasks[stuck])} waits, in a circle, for itself"
+            ) from None
 
     def _data_deps(self, number: int) -> list[int]:
         """Return all that a task waits for, the task before it in its stream included."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ast
 import gzip
-import heapq
 import json
 import re
 import warnings
@@ -206,9 +205,11 @@ def _read_json(text: str, path: Path) -> Iterator[tuple[str, Any]]:
             json_format.ParseError,
         ) as error:
             raise TraceError(
-                f"no message of Chakra's JSON form: {error}", file=path, place=place,
+                f"no message of Chakra's JSON form: {error}",
+                file=path,
+                place=place,
                 fix="write or copy the file again, or give the binary file",
-            ) from None  # fmt: skip
+            ) from None
         between = _BETWEEN.match(text, begin)
         begin, number = (between.end() if between else begin), number + 1
     if is_list and text[begin:end] != "]":
@@ -373,9 +374,11 @@ class ChakraNode:
                 found = [TensorRef(*_fields(ref), category=word) for ref, word in pairs]
         except (ValueError, TypeError, AttributeError, IndexError) as error:
             raise TraceError(
-                f"its {side} are not a list of tensors ({error})", file=self.file, place=self.place,
+                f"its {side} are not a list of tensors ({error})",
+                file=self.file,
+                place=self.place,
                 fix="write values, shapes and types as PyTorch's execution trace does",
-            ) from None  # fmt: skip
+            ) from None
         return found
 
 
@@ -508,33 +511,23 @@ def _check_span(nodes: Mapping[int, ChakraNode], path: Path) -> None:
 
 def _order(nodes: Mapping[int, ChakraNode], path: Path) -> list[ChakraNode]:
     """Return the nodes so that each follows its dependencies, otherwise by start and id."""
-    followers: dict[int, list[ChakraNode]] = {}
-    missing: dict[int, int] = {}
+    import networkx
+
+    graph = networkx.DiGraph()
+    graph.add_nodes_from(nodes)
     for node in nodes.values():
-        needed = {*node.ctrl_deps, *node.data_deps}
-        missing[node.node_id] = len(needed)
-        for other in needed:
-            followers.setdefault(other, []).append(node)
-    ready = [(n.start_us, n.node_id) for n in nodes.values() if not missing[n.node_id]]
-    heapq.heapify(ready)
-    found: list[ChakraNode] = []
-    while ready:
-        found.append(nodes[heapq.heappop(ready)[1]])
-        for follower in followers.get(found[-1].node_id, ()):
-            missing[follower.node_id] -= 1
-            if not missing[follower.node_id]:
-                heapq.heappush(ready, (follower.start_us, follower.node_id))
-    if len(found) < len(nodes):
-        stuck = {key for key, count in missing.items() if count}
-        at, seen = min(stuck), set[int]()
-        while at not in seen:
-            seen.add(at)
-            at = min(o for o in (*nodes[at].ctrl_deps, *nodes[at].data_deps) if o in stuck)
+        graph.add_edges_from((other, node.node_id) for other in (*node.ctrl_deps, *node.data_deps))
+    sort = networkx.lexicographical_topological_sort
+    try:
+        return [nodes[key] for key in sort(graph, lambda key: (nodes[key].start_us, key))]
+    except networkx.NetworkXUnfeasible:
+        cycle = networkx.find_cycle(graph)
         raise TraceError(
-            "it waits, in a circle, for itself", file=path, place=nodes[at].place,
+            "it waits, in a circle, for itself",
+            file=path,
+            place=nodes[min(cycle)[0]].place,
             fix="break the cycle among ctrl_deps and data_deps",
-        )  # fmt: skip
-    return found
+        ) from None
 
 
 def _enclose(ordered: list[ChakraNode], nodes: Mapping[int, ChakraNode]) -> None:
