@@ -9,12 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from trioflow.base.errors import PlatformError
 from trioflow.base.plan_row import Plan
 from trioflow.base.precision_recipes import NANOTRON
 from trioflow.hardware.device_sheet import DeviceSheet
+
+if TYPE_CHECKING:
+    from networkx import DiGraph
 
 SLOWDOWN = "compute_slowdown_during_collective"
 EAGER = "eager_send_bytes"
@@ -189,6 +192,15 @@ class Platform:
 
     def __repr__(self) -> str:
         return f"<Platform {self.name}: {self.ranks} x {self.device.name}, {len(self.links)} links>"
+
+    def to_networkx(self) -> DiGraph:
+        """Return the machine as a graph: an edge is a link with ``bandwidth_bytes_per_s`` and ``latency_s``."""
+        import networkx
+
+        graph = networkx.DiGraph(name=self.name)
+        for link in self.links:
+            graph.add_edge(*link[:2], bandwidth_bytes_per_s=link[2], latency_s=link[3])
+        return graph
 
     def host_of(self, plan: Plan, framework: str) -> dict[str, float]:
         """Return the host's costs under a plan of a framework (``PrecisionRecipe.framework``).

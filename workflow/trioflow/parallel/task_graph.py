@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 from trioflow import tables
 from trioflow.base.errors import TableError
 from trioflow.parallel.graph_metadata import UNKNOWN, GraphMetadata
+
+if TYPE_CHECKING:
+    from networkx import DiGraph
 
 
 @dataclass
@@ -43,6 +46,21 @@ class TaskGraph:
         meant = (tasks["kind"] == "compute") & tasks["name"].isin(names)
         tasks["duration_s"] = tasks["duration_s"].where(~meant, tasks["duration_s"] * factor)
         return TaskGraph(tasks, self.dependencies, self.metadata)
+
+    def to_networkx(self) -> DiGraph:
+        """Return the tasks as nodes with the columns of their table, and an edge to each task that waits for another.
+
+        The task before it in its stream counts; a message is a task of each rank that takes part, with one ``match_id``.
+        """
+        import networkx
+
+        graph = networkx.DiGraph()
+        graph.add_nodes_from(self.tasks.set_index("task_id", drop=False).to_dict("index").items())
+        before = self.tasks.groupby(["rank", "stream"], observed=True)["task_id"].shift()
+        follows = before.dropna().astype(int)
+        graph.add_edges_from(zip(follows, self.tasks.loc[follows.index, "task_id"], strict=True))
+        graph.add_edges_from(self.dependencies[["depends_on", "task_id"]].itertuples(index=False))
+        return graph
 
     def save(self, folder: str | Path) -> None:
         """Write ``tasks.parquet`` and ``dependencies.parquet`` into a folder."""
