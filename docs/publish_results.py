@@ -22,11 +22,9 @@ from trioflow.costmodel.steps import (
     BATCH,
     StepResidual,
     load_residuals,
-    write_node_residuals,
     write_residuals,
 )
 from trioflow.hardware.platform import load_platform, save_platform
-from trioflow.reproductions.clusters.beyond import fit_node_residuals
 from trioflow.reproductions.clusters.page import describe_causes, judge_aims
 from trioflow.reproductions.clusters.scores import mark_crowded
 from trioflow.reproductions.drift.judge import JOBS_FOLDER, fit_jobs
@@ -110,13 +108,6 @@ def publish_figure() -> None:
     shutil.copyfile(RESULTS / "report" / "figures" / figure.name, figure)
 
 
-def publish_node_residuals() -> None:
-    """Rewrite what runs over nodes took more than simulated, where a run has predicted them."""
-    if (steps := RESULTS / "clusters" / "steps.parquet").is_file():
-        timed = read_table(steps, "cluster_steps", CLUSTER_STEPS)
-        write_node_residuals(fit_node_residuals(timed))
-
-
 def publish_spread() -> None:
     """Rewrite the spreads that ship, and the table of docs.
 
@@ -198,7 +189,6 @@ def main() -> None:
     for topic, result in list_results():
         publish(ROOT, topic, result)
     publish_step_residuals()
-    publish_node_residuals()
     publish_spread()
     publish_intervals_of_sets()
     publish_example()

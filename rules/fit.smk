@@ -164,11 +164,11 @@ rule fit_between_nodes:
     input:
         public_files(*NODE_BANDWIDTHS),
     output:
-        "<results>/cost_models/published/p5-h100/between_nodes.json",
+        "<results>/cost_models/published/{platform}/between_nodes.json",
     log:
-        "<logs>/fit_between_nodes.log",
+        "<logs>/fit_between_nodes/{platform}.log",
     benchmark:
-        "<benchmarks>/fit_between_nodes.tsv"
+        "<benchmarks>/fit_between_nodes/{platform}.tsv"
     conda:
         "../envs/analysis.yaml"
     resources:
@@ -178,6 +178,6 @@ rule fit_between_nodes:
         library=library_digest("fit_between_nodes"),
         data=f"{config['results']}/data",
     message:
-        "read published collectives over many nodes"
+        "read published collectives over many nodes: {wildcards.platform}"
     script:
         "../scripts/fit_between_nodes.py"

@@ -16,13 +16,9 @@ from trioflow.costmodel.steps import (
     COLLECTIVES,
     PIPELINE,
     RESIDUAL_WAYS,
-    NodeResidual,
     StepResidual,
-    find_node_residual,
     least_half_width,
-    load_node_residuals,
     load_residuals,
-    write_node_residuals,
     write_residuals,
 )
 
@@ -96,60 +92,6 @@ def test_residuals_are_read_as_written(tmp_path: Path) -> None:
     wrong.write_text(path.read_text().replace("pipeline\tcuda", "peers\tcuda"))
     with pytest.raises(TableError, match="is not a residual"):
         load_residuals(wrong)
-
-
-def test_residuals_over_nodes_are_read_as_written(tmp_path: Path) -> None:
-    path = tmp_path / "nodes.tsv"
-    write_node_residuals(load_node_residuals(), path)
-    assert load_node_residuals(path) == load_node_residuals()
-    way, logs = "x\t2\t1\t4\t9", "-1,0,1"
-    for wrong in (
-        f"{way}\t-1\t0\t0\t0\t0\t{logs}",
-        f"{way}\t1\t0\t0\t1\t0\t{logs}",
-        "x\t2\t1\t4",
-        f"{way}\t1\t0\t0\t-1\t1\t0,-1",
-        f"{way}\t1\t0\t0\t-1\t1\tnone",
-        f"{way}\t1\t0\t0\t-1\t1",
-    ):
-        other = tmp_path / "wrong.tsv"
-        other.write_text(f"{path.read_text()}{wrong}\n")
-        with pytest.raises(TableError, match="is not a residual"):
-            load_node_residuals(other)
-
-
-def test_a_run_over_nodes_takes_the_class_it_lies_in_without_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    rows = tuple(
-        NodeResidual(left_out, tensor_nodes, True, nodes, 9, float(nodes), 0.0, 0.0, -0.1, 0.1)
-        for left_out in ("", "judged-1b")
-        for tensor_nodes in (1, 2, 4)
-        for nodes in (4, 16)
-    )
-    monkeypatch.setattr(steps, "load_node_residuals", lambda: rows)
-    find_node_residual.cache_clear()
-    asked = {(2, 4): (2, 4), (3, 5): (4, 16), (8, 64): (4, 16), (1, 2): (1, 4)}
-    for (tensor_nodes, nodes), expected in asked.items():
-        found = find_node_residual(tensor_nodes, True, nodes, "other")
-        assert (found.left_out, found.tensor_nodes, found.nodes) == ("", *expected)
-    assert find_node_residual(2, True, 4, "judged_1B").left_out == "judged-1b"
-    assert find_node_residual(2, False, 4, "other") is None
-    find_node_residual.cache_clear()
-
-
-def test_every_way_to_lie_on_nodes_ships_with_each_model_left_out() -> None:
-    ways = {}
-    for one in load_node_residuals():
-        ways.setdefault(one.left_out, set()).add((one.tensor_nodes, one.chained))
-        assert one.runs >= 8 and one.low_log <= 0 <= one.high_log
-        assert (
-            len(one.logs) == 10
-            and one.logs[0] <= one.low_log
-            and one.high_log <= one.logs[-1] + 1e-9
-        )
-        assert (one.block_s == 0 or one.tensor_nodes > 1) and (one.neighbour_s == 0 or one.chained)
-    assert len(ways) == 5 and "" in ways
-    assert all(found == ways[""] for found in ways.values())
 
 
 def test_students_quantiles_are_scipys() -> None:

@@ -48,15 +48,6 @@ def test_the_probability_is_what_drawing_the_errors_gives() -> None:
     assert wins / 40_000 == pytest.approx(probability_faster(one, other), abs=0.01)
 
 
-def test_a_kind_of_plan_that_is_at_times_many_times_slower_is_not_sure() -> None:
-    """Each of the equally likely values counts: three of four leave 1.0 s ahead of 1.5 s, the fourth does not."""
-    slow = Prediction(1.0, 0.0, 0.0, (0.0, 0.0, 0.0, math.log(4.0)))
-    plain = Prediction(1.5, 0.0, 0.0)
-    assert probability_faster(slow, plain) == pytest.approx(0.75, abs=0.001)
-    assert probability_faster(plain, slow) == pytest.approx(0.25, abs=0.001)
-    assert probability_faster(Prediction(1.0, 0.0, 0.0), plain) > 0.99
-
-
 def test_a_plans_own_error_comes_from_measured_plans() -> None:
     rows = [one for one in load_residuals() if one.device_kind == "cpu" and one.ranks > 1]
     assert len(rows) > 15

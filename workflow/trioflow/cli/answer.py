@@ -47,7 +47,7 @@ from trioflow.costmodel.overrides import write_operator_times
 from trioflow.export.step_files import can_count_links, write_step
 from trioflow.hardware.machine import Device
 from trioflow.parallel.memory.peak import find_fullest
-from trioflow.prediction.answer import Prediction, describe_expected, describe_memory
+from trioflow.prediction.answer import Prediction, describe_memory
 from trioflow.prediction.assembly import predict
 from trioflow.prediction.breakdown import DEPTH, WAYS
 from trioflow.prediction.language_answer import HOUR_S, Faults, describe_run
@@ -295,7 +295,7 @@ def _run_simulate(options: argparse.Namespace) -> None:
             ("cost model", answer["cost_model"]),
             ("peak memory", _describe_memory(answer)),
             ("filled by", _describe_filling(answer["memory"])),
-            ("step time", f"{format_time(answer['step_time_s'])}{describe_expected(answer.get('expected_s'))}  "
+            ("step time", f"{format_time(answer['step_time_s'])}  "
              f"({interval}; {answer['confidence']})"),
             ("without session", _describe_unanchored(answer)),
             ("throughput", _describe_throughput(answer)),

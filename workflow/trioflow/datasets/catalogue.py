@@ -48,7 +48,7 @@ HALF_EXPERTS = tuple(
     f"aiconfigurator/experts-{name}" for name in ("a100", "h100", "h200", "b200", "gb200", "l40s")
 )
 """Datasets of layers of experts in half precision; one table a GPU."""
-NODE_BANDWIDTHS = ("nanotron/node-bandwidths",)
+NODE_BANDWIDTHS = ("nanotron/runs-h100",)
 """Datasets of collectives over many nodes."""
 
 

@@ -230,8 +230,7 @@ def _sweep(traffic: LinkTraffic) -> tuple[Ints, Floats, Floats, Ints]:
 class Summary(TimelineSummary):
     """What a simulation came to, and how it was run.
 
-    ``low_s``, ``high_s``: ends of the 80 % interval of the step, of ``simulate_interval`` [s]. ``expected_s``: what the
-    step is expected to take where real runs showed the simulation to miss something [s]; the interval is its own then.
+    ``low_s``, ``high_s``: ends of the 80 % interval of the step, of ``simulate_interval`` [s].
     ``events``: starts and ends of tasks and flows that were executed. ``link_bytes``: what crossed each link, by
     ``source->target`` [bytes]. ``confidence``: the worst of the collectives that take a share of the step, see
     ``certainty``; measured where nothing communicates. ``warnings``: what the reader must know, the graph's first.
@@ -244,7 +243,6 @@ class Summary(TimelineSummary):
 
     low_s: float | None = None
     high_s: float | None = None
-    expected_s: float | None = None
     events: int
     link_bytes: dict[str, float]
     confidence: str

@@ -21,7 +21,7 @@ from trioflow.prediction.language_answer import describe_rates, describe_waits, 
 from trioflow.prediction.step import Simulated, Step
 
 _TIMES = (
-    "step_time_s", "low_s", "high_s", "expected_s", "busy_s", "compute_s", "communication_s",
+    "step_time_s", "low_s", "high_s", "busy_s", "compute_s", "communication_s",
     "exposed_communication_s", "ranks", "events", "simulator_wall_s",
 )  # fmt: skip
 """Of a simulation's summary, what a prediction repeats; the interval only where it was asked for."""
@@ -58,12 +58,6 @@ class Prediction:
         """High end of the 80 % interval [s]; the step itself where no interval was asked for."""
         high_s = self._summary.high_s
         return self.step_time_s if high_s is None else high_s
-
-    @property
-    def expected_s(self) -> float:
-        """What the step is expected to take [s]: as simulated, but where real runs showed that to miss something."""
-        expected_s = self._summary.expected_s
-        return self.step_time_s if expected_s is None else expected_s
 
     @property
     def compute_s(self) -> float:
@@ -196,7 +190,7 @@ class Prediction:
             "memory": self.memory,
             "mode": metadata.mode,
             **self._describe_stages(),
-            "samples_per_s": batch / self.expected_s if self.step_time_s else None,
+            "samples_per_s": batch / self.step_time_s if self.step_time_s else None,
             "folded": summary.folded,
             "unfolded_reason": summary.unfolded_reason,
             "warnings": self.warnings,
@@ -231,7 +225,7 @@ class Prediction:
         if metadata.mode != TRAIN:
             return {}
         return describe_rates(
-            facts, metadata.batch, self.expected_s, self._summary.ranks, self.step.platform.device
+            facts, metadata.batch, self.step_time_s, self._summary.ranks, self.step.platform.device
         )
 
     def __repr__(self) -> str:
@@ -254,7 +248,7 @@ class Prediction:
 
     def _facts(self) -> list[tuple[str, str]]:
         return [
-            ("step time", f"{format_time(self.step_time_s)}{describe_expected(self._summary.expected_s)} (80 % interval"
+            ("step time", f"{format_time(self.step_time_s)} (80 % interval"
              f" {format_time(self.low_s)} to {format_time(self.high_s)}; {self.confidence})"),
             ("compute", f"{format_time(self.compute_s)} on the busiest rank"),
             ("communication", f"{format_time(self.communication_s)}, of which"
@@ -274,11 +268,6 @@ def describe_memory(peak_bytes: int, outside_bytes: int, room_bytes: int, fits: 
     if outside_bytes:
         parts = f"{format_bytes(peak_bytes)}, with context and communicators "
     return f"{parts}{needed} of {room} a rank: {'fits' if fits else 'OUT OF MEMORY'}"
-
-
-def describe_expected(expected_s: float | None) -> str:
-    """Return what stands behind a simulated step; nothing where it is the expected one."""
-    return "" if expected_s is None else f" simulated, {format_time(expected_s)} expected"
 
 
 def predict_step(step: Step) -> Prediction:

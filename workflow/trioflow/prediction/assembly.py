@@ -35,7 +35,7 @@ from trioflow.parallel.reference import silence_messages
 from trioflow.parallel.splits.pipeline import BALANCES
 from trioflow.parallel.splits.routing import read_routing, set_routing
 from trioflow.parallel.task_graph import TaskGraph
-from trioflow.prediction.anchors import NodeDoubt, doubt_nodes, read_session
+from trioflow.prediction.anchors import read_session
 from trioflow.prediction.answer import Prediction, predict_step
 from trioflow.prediction.options import (
     CLOSED_FORM,
@@ -155,7 +155,6 @@ def join_step(
     ]
     slower = options.communication_scale * corrections.get("communication", 1.0)
     options = replace(options, communication_scale=slower)
-    doubt = _doubt_nodes(graph, platform, times)
     return Step(
         release_sends(graph, platform.eager_send_bytes),
         platform,
@@ -164,16 +163,9 @@ def join_step(
         options,
         times.model_text,
         times.confidence,
-        (*warnings, *([doubt.text] if doubt else [])),
+        tuple(warnings),
         anchor,
-        doubt,
     )
-
-
-def _doubt_nodes(graph: TaskGraph, platform: Platform, times: DeviceTimes) -> NodeDoubt | None:
-    plan = graph.metadata.plan
-    blocks = max(map(len, graph.metadata.stages), default=0) * plan.stages_per_rank
-    return doubt_nodes(plan, platform, blocks, times.traces[0].facts)
 
 
 def _find_session(workload: str) -> Path:

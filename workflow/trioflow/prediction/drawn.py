@@ -81,11 +81,9 @@ def draw_step(
     own = _draw_operators(drawn_graph, timeline, seed, spread.operator_log)
     drawn = drawn_graph.run(groups, factors, own)
     steady = drawn_graph.run(np.zeros_like(groups), np.ones((1, 1)))
-    summary = result.summary
-    missed = 1.0 if summary.expected_s is None else summary.expected_s / summary.step_time_s
     degrees = _name_degrees(graph.tasks, timeline, plan)
     return Draws(
-        drawn.step_s * missed, seed, spread, source, _sum_waits((drawn, steady), drawn_graph, degrees),
+        drawn.step_s, seed, spread, source, _sum_waits((drawn, steady), drawn_graph, degrees),
         _sum_late(drawn, degrees, timeline, draws),
     )  # fmt: skip
 

@@ -29,7 +29,6 @@ from trioflow.parallel.reference import choose_reference
 from trioflow.parallel.task_graph import TaskGraph, load_task_graph
 from trioflow.prediction.anchors import (
     Factors,
-    NodeDoubt,
     SessionAnchor,
     apply_factors,
     read_session,
@@ -54,8 +53,7 @@ class Step:
     """One training step of a plan on a platform, ready to be simulated.
 
     ``graph`` is before a session's ``anchor``; ``collectives`` None for the ring's closed form; ``traces`` with the
-    device's times, which rest on ``cost_model`` with ``confidence``; ``doubt`` is what real runs on nodes like this one
-    took beyond their simulation. ``fewer``: the same step with fewer micro-batches, where ``graph`` does not hold all
+    device's times, which rest on ``cost_model`` with ``confidence``. ``fewer``: the same step with fewer micro-batches, where ``graph`` does not hold all
     of them: what is asked lies ``beyond`` the two, in differences between them.
     """
 
@@ -68,7 +66,6 @@ class Step:
     confidence: str
     warnings: tuple[str, ...] = ()
     anchor: SessionAnchor | None = None
-    doubt: NodeDoubt | None = None
     fewer: Step | None = None
     beyond: float = 0.0
 
@@ -142,9 +139,6 @@ class Step:
         run = simulate_interval if self.options.interval else simulate
         if self.anchor is None:
             result = run(self.graph, self.platform, self.collectives, self.options)
-            if self.doubt is not None:
-                least = self.graph.metadata.least_half_log
-                result = replace(result, summary=self.doubt.apply(result.summary, least))
             return Simulated(result, self.graph)
         factors = self.settle(self.anchor)
         graph = apply_factors(self.graph, factors)

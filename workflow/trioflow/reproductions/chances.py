@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -20,20 +19,15 @@ def score_pairs(questions: Iterable[Sequence[tuple[Prediction, float]]]) -> pd.D
     """Return how often the plan that ``search`` expects to be faster was, by the probability it states.
 
     Every two plans of a question (what is predicted, measured step [s]) are a pair. Columns
-    ``low``, ``high`` (ends of the group), ``pairs``, ``stated``, ``won`` (ties by halves),
-    ``alone`` (stated without what runs over nodes took more).
+    ``low``, ``high`` (ends of the group), ``pairs``, ``stated``, ``won`` (ties by halves).
     """
-    found: list[tuple[float, float, float]] = []
+    found: list[tuple[float, float]] = []
     for plans in questions:
         for (one, one_s), (other, other_s) in itertools.combinations(plans, 2):
             chance = probability_faster(one, other)
-            alone = probability_faster(replace(one, beyond=(0.0,)), replace(other, beyond=(0.0,)))
             won = float(one_s < other_s) + float(one_s == other_s) / 2
-            # Of a kind that is often slower the one with the shorter step may be the less likely one.
-            found.append(
-                (chance, alone, won) if chance >= 0.5 else (1 - chance, 1 - alone, 1 - won)
-            )
-    pairs = pd.DataFrame(found, columns=["stated", "alone", "won"], dtype=np.float64)
+            found.append((chance, won) if chance >= 0.5 else (1 - chance, 1 - won))
+    pairs = pd.DataFrame(found, columns=["stated", "won"], dtype=np.float64)
     group = pd.cut(pairs["stated"], list(_ENDS), include_lowest=True)
     rows = [
         {
@@ -44,7 +38,7 @@ def score_pairs(questions: Iterable[Sequence[tuple[Prediction, float]]]) -> pd.D
         }
         for ends, mine in pairs.groupby(group, observed=True)
     ]
-    return pd.DataFrame(rows, columns=["low", "high", "pairs", "stated", "alone", "won"])
+    return pd.DataFrame(rows, columns=["low", "high", "pairs", "stated", "won"])
 
 
 def measure_miss(groups: pd.DataFrame, column: str = "stated") -> float:
@@ -63,7 +57,4 @@ def render_chances(groups: pd.DataFrame, of: str) -> str:
         ),
         numbers("measured", "", "share of the pairs in which it was", "percent", "won"),
     ]
-    if not groups["alone"].equals(groups["stated"]):
-        words = "from the models' errors alone"
-        fields.append(numbers("stated", "without runs over nodes", words, "percent", "alone"))
     return render_records(groups, fields, "Which of two plans is faster")

@@ -34,6 +34,7 @@ from trioflow.report.scores import ORACLE, OURS, score_published
 from trioflow.report.sections import describe_accuracy, describe_run
 from trioflow.reproductions.clusters.bridge_page import score_rates, write_rates_table
 from trioflow.reproductions.clusters.parts import plain_model
+from trioflow.reproductions.clusters.scores import judge_order
 from trioflow.reproductions.drift.judge import JOINT
 from trioflow.reproductions.drift.page import NAMES, describe_drift, find_error
 from trioflow.reproductions.published.cases import describe_set
@@ -323,7 +324,7 @@ def describe_clusters(lines: Sequence[Line], causes: str) -> Result:
         f"{line.headline} {_write_reached(line)}" for line in lines if line.headline
     )
     body = f"{write_markdown(headings, rows)}\n\n{causes}".rstrip()
-    return Result("clusters.md", [("nanotron's 1,728 runs on 8 to 512 H100", reached)], body)
+    return Result("clusters.md", [("nanotron's 1,765 runs on 8 to 512 H100", reached)], body)
 
 
 def describe_bridge(cases: pd.DataFrame) -> Result:
@@ -407,8 +408,8 @@ def list_validation(cases: pd.DataFrame) -> Iterator[tuple[str, float | None, pd
 
 
 def list_clusters(steps: pd.DataFrame) -> Iterator[tuple[str, float | None, pd.DataFrame]]:
-    """Yield the same of nanotron's runs (``tables.CLUSTER_STEPS``), by their expected steps; groups are models."""
-    cases = steps.drop(columns="predicted_s").rename(columns={"expected_s": "predicted_s"})
+    """Yield the same of nanotron's runs (``tables.CLUSTER_STEPS``) but pipelines before their fix; groups are models."""
+    cases = judge_order(steps)
     yield "nanotron's runs on 8 to 512 H100", None, cases.assign(group=cases["parameters"])
 
 

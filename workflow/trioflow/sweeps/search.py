@@ -23,7 +23,6 @@ from trioflow.parallel.memory.peak import count_plan_outside
 from trioflow.parallel.plan import check_shapes, micro_batch_sizes
 from trioflow.parallel.remembered import remembering
 from trioflow.parallel.splits.routing import BALANCED, read_routing
-from trioflow.prediction.anchors import NodeDoubt, doubt_nodes
 from trioflow.prediction.assembly import Traces, count_samples, prepare_step
 from trioflow.prediction.drawn import Draws
 from trioflow.prediction.language_answer import describe_rates, describe_run
@@ -372,25 +371,8 @@ class _Search:
             if trace.names_results and least_bytes > device.memory_bytes:
                 self._drop(plan, step.least_bytes, "at least ")
             else:
-                doubt = self._doubt(plan)
-                time_s = step.time_s + (0.0 if doubt is None else doubt.excess_s)
-                candidates.append(Candidate(time_s, plan, step.least_bytes))
+                candidates.append(Candidate(step.time_s, plan, step.least_bytes))
         return sorted(candidates, key=lambda c: c.time_s)
-
-    def _doubt(self, plan: Plan) -> NodeDoubt | None:
-        """Return what real runs that lay on nodes alike took beyond what is simulated, and so outlined."""
-        blocks = (
-            math.ceil(self.units / (plan.pipeline * plan.stages_per_rank)) * plan.stages_per_rank
-        )
-        return doubt_nodes(plan, self.machine, blocks, self.times.traces[0].facts)
-
-    def _weigh(self, plan: Plan, time_s: float, compute_log: float, rest_log: float) -> Prediction:
-        """Return what a plan is compared by; errors of models are in what real runs of its kind took."""
-        doubt = self._doubt(plan)
-        if doubt is None or doubt.residual is None:
-            return Prediction(time_s, compute_log, rest_log)
-        shared = (0.0, 0.0) if doubt.own else (compute_log, rest_log)
-        return Prediction(time_s, *shared, doubt.residual.logs)
 
     def simulate(self, variants: Variants, trial: _Trial) -> Simulated | None:
         """Keep what simulating the best of some variants told; None where it does not fit the memory."""
@@ -421,9 +403,9 @@ class _Search:
         result = workshop.simulate(step)
         highest = step.graph.metadata.compute_interval[1]
         slower = step.replace_options(interval=False, compute_scale=highest, draws=0)
-        time_s, draws = result.expected_s, result.draws
+        time_s, draws = result.step_time_s, result.draws
         ranked_s = time_s if draws is None else draws.expected_s
-        compute_log = math.log(workshop.simulate(slower).expected_s / time_s)
+        compute_log = math.log(workshop.simulate(slower).step_time_s / time_s)
         rest_log = max(math.log(result.high_s / time_s) - compute_log, 0.0)
         row = {
             "plan_text": describe_way(plan, self.batch, self.times.traces[0]), "step_time_s": result.step_time_s,
@@ -435,7 +417,7 @@ class _Search:
             **{name: getattr(plan, name) for name in PLAN_COLUMNS},
             **describe_rates(self.times.traces[0].facts, self.batch, ranked_s, self.machine.ranks, self.machine.device),
         }  # fmt: skip
-        weighed = self._weigh(plan, ranked_s, compute_log, rest_log)
+        weighed = Prediction(ranked_s, compute_log, rest_log)
         one = Simulated(row, weighed, variants.best, time_s, draws)
         return _Trial(step.peak_memory_bytes, None, one, result.confidence, result.warnings)
 

@@ -269,22 +269,19 @@ class Prediction:
     """A plan's step [s], and how far it moves with what is uncertain.
 
     ``compute_log``, ``communication_log``: logarithm of the step at the high end of compute times, and of communication
-    besides, over the predicted one. ``beyond``: of measured over expected step, equally likely values, where real runs
-    of the plan's kind told (``NodeResidual.logs``).
+    besides, over the predicted one.
     """
 
     time_s: float
     compute_log: float
     communication_log: float
-    beyond: tuple[float, ...] = (0.0,)
 
 
 def probability_faster(one: Prediction, other: Prediction) -> float:
     """Return the probability that the first of two plans of one model on one platform takes less time.
 
     `ASSUMPTION`: errors that both share cancel as far as both steps depend on them alike. A plan's own has the standard
-    deviation `own_deviation`, and what runs over nodes took besides: of some kinds one in ten takes many times as long,
-    so no single deviation serves. Not meant across workloads and platforms.
+    deviation `own_deviation`. Not meant across workloads and platforms.
     """
     shared = (
         (one.compute_log - other.compute_log) ** 2
@@ -292,10 +289,7 @@ def probability_faster(one: Prediction, other: Prediction) -> float:
     ) / QUANTILE**2
     deviation = math.sqrt(shared + 2 * own_deviation() ** 2)
     gap_log = math.log(other.time_s / one.time_s)
-    errors = statistics.NormalDist(0.0, deviation)
-    return statistics.fmean(
-        errors.cdf(gap_log + theirs - mine) for theirs in other.beyond for mine in one.beyond
-    )
+    return statistics.NormalDist(0.0, deviation).cdf(gap_log)
 
 
 @cache

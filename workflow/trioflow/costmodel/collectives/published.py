@@ -613,13 +613,17 @@ def fit_published(name: str, data_folder: str | Path) -> PlatformCollectives:
 
 _NODES_KIND, _NODES_FORMAT = "between_nodes", 1
 NODES_FILE = "between_nodes.json"
-NODES_PLATFORM, _RANKS_PER_NODE, _MESSAGE_BYTES = "p5-h100", 8, 256e6
-"""Of the one published set: nodes of 8 H100 joined by EFA, 256 MB."""
-_DRAWN_NAMES = {
-    "AllReduce": "all_reduce",
-    "AllGather": "all_gather",
-    "ReduceScatter": "reduce_scatter",
+NODES_PLATFORM, SLOW_NODES, _RANKS_PER_NODE, MESSAGE_BYTES = "p5-h100", "p5-h100-slow", 8, 256e6
+"""Of the one published set: nodes of 8 H100 joined by EFA, 256 MB; its jobs ran on two networks."""
+NODE_RATES = {
+    "all_reduce": ("AR Intra-node (GB/s)", "AllReduce (GB/s)"),
+    "all_gather": ("AG Intra-node (GB/s)", "AllGather (GB/s)"),
+    "reduce_scatter": ("RS Intra-node (GB/s)", "ReduceScatter (GB/s)"),
 }
+"""Columns of the published runs: what each job measured inside a node and over all its ranks."""
+_SLOW_STEP_S, _WHOLE_NODE = 25e-6, 100.0
+"""A step of an all-gather's ring takes at most 12 us beyond a node's own time on the fast network, at least 33 on the
+slow one [s]. A node whose all-gathers reach 42 GB/s instead of 150 and more has no NVLink [GB/s]."""
 _GIGA, _US = 1e9, 1e-6
 
 
@@ -658,53 +662,74 @@ class BetweenNodes:
         return min(low, 1.0), max(high, 1.0)
 
 
-def read_node_bandwidths(data_folder: str | Path) -> BetweenNodes:
-    """Read the published bandwidths of collectives over 1 to 64 nodes.
-
-    They are read as bus bandwidths: on one node all-reduce reaches 436 GB/s, that of 8 H100 (NVLink
-    could not carry it as data over time). Raises InputError when the file is missing or lacks one
-    of the three collectives.
-    """
+def read_cluster_runs(data_folder: str | Path) -> pd.DataFrame:
+    """Return nanotron's published runs as they stand; InputError where the file is missing, or lacks a rate."""
     files = load_catalogue().held_files(data_folder, NODE_BANDWIDTHS)
     if not files:
         raise InputError(
-            "no bandwidths of collectives over nodes", file=data_folder,
+            "no runs of nanotron", file=data_folder,
             fix=f"retrieve the datasets {', '.join(NODE_BANDWIDTHS)} first",
         )  # fmt: skip
-    text = read_text(files[0])
-    start = text.find("[{", text.rfind("Plotly.newPlot("))
-    drawn = json.JSONDecoder().raw_decode(text[max(start, 0) :])[0] if start > 0 else []
-    curves = {}
-    # A band, its upper end forwards and its lower end backwards, stands before each line.
-    for band, line in zip(drawn[::2], drawn[1::2], strict=False):
-        if line.get("name") in _DRAWN_NAMES:
-            name, count = _DRAWN_NAMES[line["name"]], len(line["x"])
-            nodes = [2**place for place in line["x"]]
-            upper, lower = band["y"][:count], band["y"][count:][::-1]
-            curves[name] = _curve(name, nodes, line["y"], upper, lower)
-    if set(curves) != set(_DRAWN_NAMES.values()):
-        raise InputError("does not draw the three collectives", file=files[0])
-    return BetweenNodes(NODES_PLATFORM, _RANKS_PER_NODE, _MESSAGE_BYTES, curves)
+    runs = pd.read_csv(files[0])
+    lacking = sorted({"nodes", *sum(NODE_RATES.values(), ())} - set(runs))
+    if lacking:
+        raise InputError(f"no column {lacking[0]!r}", file=files[0], fix="retrieve it again")
+    return runs
 
 
-def _curve(
-    name: str, nodes: list[int], middle: list[float], upper: list[float], lower: list[float]
-) -> NodeCurve:
-    """Return times from bus bandwidths [GB/s]."""
-    wire_bytes = [_MESSAGE_BYTES * wire_factor(name, count * _RANKS_PER_NODE) for count in nodes]
-    times = [
-        tuple(
-            float(f"{size / _GIGA / rate:.6g}")
-            for size, rate in zip(wire_bytes, rates, strict=True)
+def read_node_bandwidths(data_folder: str | Path, name: str) -> BetweenNodes:
+    """Return the collectives of ``NODES_PLATFORM`` or ``SLOW_NODES``: medians, 5 and 95 % of the jobs on that network.
+
+    Rates are bus bandwidths: on one node all-reduce reaches 458 GB/s, that of 8 H100 (NVLink could not carry it as data
+    over time). Jobs without NVLink inside their nodes are left out.
+    """
+    runs = read_cluster_runs(data_folder).dropna(subset=NODE_RATES["all_gather"])
+    networks = [
+        name_network(int(nodes), inside, rate)
+        for nodes, inside, rate in zip(
+            runs["nodes"], *(runs[column] for column in NODE_RATES["all_gather"]), strict=True
         )
-        for rates in (middle, upper, lower)
     ]
-    return NodeCurve(tuple(nodes), *times)
+    wanted = [ONE_NODE, SLOW if name == SLOW_NODES else FAST]
+    chosen = runs[pd.Series(networks, runs.index).isin(wanted)]
+    nodes = np.array(sorted(chosen["nodes"].unique()), np.int64)
+    curves = {}
+    for one, (_, column) in NODE_RATES.items():
+        # The upper end of the rates is the lower end of the times.
+        rates = [[chosen.loc[chosen["nodes"] == count, column].quantile(share) for count in nodes]
+                 for share in (0.5, 0.95, 0.05)]  # fmt: skip
+        times = (_times(one, nodes, np.array(each)) for each in rates)
+        rounded = (tuple(float(f"{time_s:.6g}") for time_s in each) for each in times)
+        curves[one] = NodeCurve(tuple(nodes.tolist()), *rounded)
+    return BetweenNodes(name, _RANKS_PER_NODE, MESSAGE_BYTES, curves)
 
 
-def build_between_nodes(data_folder: str | Path, path: str | Path) -> Path:
-    """Write the file that ships."""
-    found = read_node_bandwidths(data_folder)
+ONE_NODE, FAST, SLOW, NO_NVLINK = "one node", "fast", "slow", "no NVLink"
+"""Networks that a job may have had."""
+
+
+def name_network(nodes: int, inside: float, over_nodes: float) -> str:
+    """Return which network a job had, by its all-gathers [GB/s].
+
+    It shows in what a step of the ring takes beyond a node's own time, which no job has between 12 and 33 us.
+    """
+    if inside < _WHOLE_NODE:
+        return NO_NVLINK
+    if nodes == 1:
+        return ONE_NODE
+    alone_s, time_s = _times("all_gather", np.array([1, nodes]), np.array([inside, over_nodes]))
+    return SLOW if (time_s - alone_s) / (_RANKS_PER_NODE * nodes - 1) > _SLOW_STEP_S else FAST
+
+
+def _times(collective: str, nodes: Any, rates: Any) -> Any:
+    """Return times from bus bandwidths [GB/s]."""
+    factors = np.array([wire_factor(collective, int(count) * _RANKS_PER_NODE) for count in nodes])
+    return MESSAGE_BYTES * factors / _GIGA / rates
+
+
+def build_between_nodes(data_folder: str | Path, path: str | Path, name: str) -> Path:
+    """Write the file that ships of one of the two networks."""
+    found = read_node_bandwidths(data_folder, name)
     write_json(path, {"kind": _NODES_KIND, "format": _NODES_FORMAT, **asdict(found)})
     return Path(path)
 

@@ -39,32 +39,34 @@ from trioflow.report.pages import (
     words,
     write_page,
     write_percent,
+    write_signed_percent,
 )
 from trioflow.report.scores import summarize_errors
 from trioflow.reproductions.chances import measure_miss, render_chances
 from trioflow.reproductions.clusters.scores import (
+    BEFORE,
+    CELL,
     FAILED,
     FAST,
     FITTED,
     GPUS_OF_A_NODE,
     OTHER,
     SEQUENCE,
-    SLOW_S,
     TOO_FEW,
     TOO_MUCH,
     exceeds_room,
     find_repeated,
-    find_slow,
+    judge_order,
     mark_crowded,
     score_chances,
     score_group,
     score_memory,
     score_steps,
+    split_by_nodes,
 )
 from trioflow.reproductions.tables import CLUSTER_MEMORY, CLUSTER_PEAKS, CLUSTER_STEPS
 
-OURS, EXPECTED = "trioflow", "trioflow, expected"
-"""The simulated step, and the one that is expected where other models' runs over nodes took more."""
+OURS = "trioflow"
 CONSTANT, TREES, RULE = "constant MFU", "boosted trees", "rule"
 ONE_FOR_ALL = "one interval for all"
 FOLDS = 10
@@ -84,7 +86,6 @@ def predict_steps(cases: pd.DataFrame) -> dict[str, NDArray[np.float64]]:
     at_peak_s = (cases["measured_s"] * cases["mfu"]).to_numpy(np.float64)
     fitted = cases.loc[cases["set"] == FITTED, "mfu"]
     found = {OURS: cases["predicted_s"].to_numpy(np.float64)}
-    found[EXPECTED] = cases["expected_s"].to_numpy(np.float64)
     if len(fitted):
         found[CONSTANT] = at_peak_s / float(fitted.median())
     if len(cases) >= FOLDS:
@@ -115,23 +116,27 @@ def score_ways(cases: pd.DataFrame, steps: Mapping[str, NDArray[np.float64]]) ->
 
 
 def choose_plans(cases: pd.DataFrame, steps: Mapping[str, NDArray[np.float64]]) -> pd.DataFrame:
-    """Return throughput lost by the plan that each way expects to be fastest, by model and nodes, beside the best measured.
+    """Return throughput lost by the plan that each way expects to be fastest, by model, nodes and network, beside the best.
+
+    A cell is what somebody could choose from: runs of one model on as many nodes of one network, two or more.
 
     The rule takes the smallest tensor, then pipeline degree, then the largest micro-batch; a
     constant MFU expects equal steps, so it loses the mean of the cell.
     """
     rows = []
-    for (parameters, nodes), cell in cases.assign(**steps).groupby(["parameters", "nodes"]):
+    for named, cell in cases.assign(**steps).groupby(CELL):
+        if len(cell) < 2:
+            continue
         best = cell.iloc[int(cell["measured_s"].argmin())]
-        row: dict[str, Any] = {"parameters": parameters, "nodes": nodes, "runs": len(cell)}
+        row: dict[str, Any] = {**dict(zip(CELL, named, strict=True)), "runs": len(cell)}
         row |= _describe_plan("best", best)
-        for way in (way for way in (OURS, EXPECTED, TREES) if way in steps):
+        for way in (way for way in (OURS, TREES) if way in steps):
             known = cell.dropna(subset=way)
-            if way == EXPECTED and "crowded" in known and not known["crowded"].all():
+            if way == OURS and "crowded" in known and not known["crowded"].all():
                 known = known[~known["crowded"]]
             chosen = known.iloc[int(known[way].argmin())] if len(known) else None
             row[way] = 1.0 if chosen is None else 1 - best["measured_s"] / chosen["measured_s"]
-            if way == EXPECTED:
+            if way == OURS:
                 row |= _describe_plan("chosen", chosen)
         order = ["tensor", "pipeline", "micro_batch"]
         first_s = cell.sort_values(order, ascending=[True, True, False])["measured_s"].iloc[0]
@@ -159,7 +164,14 @@ def score_intervals(cases: pd.DataFrame) -> pd.DataFrame:
         naive[:, mine] = simulated[mine] + ends[:, None]
     ways = {"ours": np.array(ours), "naive": naive}
     rows = []
-    for group, chosen in _group_by_nodes(cases).items():
+    groups = {
+        "all runs": cases["nodes"] > 0, f"MFU above {write_percent(FAST, 0)}": cases["mfu"] > FAST,
+        **split_by_nodes(cases),
+    }  # fmt: skip
+    for group, mask in groups.items():
+        chosen = mask.to_numpy()
+        if not chosen.any():
+            continue
         row: dict[str, Any] = {"group": group, "runs": int(chosen.sum())}
         for way, ends in ways.items():
             (low, high), truth = ends[:, chosen], measured[chosen]
@@ -169,18 +181,6 @@ def score_intervals(cases: pd.DataFrame) -> pd.DataFrame:
             row[f"{way}_score"] = float(np.nanmean(high - low + 2 / _LEFT * outside))
         rows.append(row)
     return pd.DataFrame(rows)
-
-
-def _group_by_nodes(cases: pd.DataFrame) -> dict[str, NDArray[np.bool_]]:
-    """Return which runs are of each group; all first, none of them empty."""
-    several, beyond = cases["nodes"] > 1, cases["tensor"] > GPUS_OF_A_NODE
-    chained = several & (cases["pipeline"] > 1) & ~beyond
-    groups = {
-        "all runs": cases["nodes"] > 0, f"MFU above {FAST:.0%}".replace("%", " %"): cases["mfu"] > FAST,
-        "one node": ~several, "replicas over nodes": several & ~chained & ~beyond,
-        "pipelines over nodes": chained, "tensor groups beyond a node": beyond,
-    }  # fmt: skip
-    return {name: chosen.to_numpy() for name, chosen in groups.items() if chosen.any()}
 
 
 _LEFT = 1 - (COVERAGE[1] - COVERAGE[0])
@@ -194,9 +194,6 @@ def _describe_plan(which: str, run: pd.Series | None) -> dict[str, Any]:
     text += f", micro-batch {int(run['micro_batch'])}, ZeRO {int(run['zero'])}"
     tokens = SEQUENCE * run["micro_batch"] * run["accumulate"] * run["data"]
     return {which: text, f"{which}_tokens_per_s": float(tokens / run["measured_s"])}
-
-
-FEW_NODES = 16
 
 
 @dataclass(frozen=True)
@@ -253,64 +250,57 @@ def judge_aims(memory: pd.DataFrame | None, steps: pd.DataFrame) -> list[Line]:
 
 
 def describe_causes(steps: pd.DataFrame) -> str:
-    """Return in words what the runs that missed have in common."""
-    beyond, chains = steps["tensor"] > GPUS_OF_A_NODE, find_slow(steps)
-    slow = chains[chains["slow"]]
-    rest = steps[~beyond & ~steps.index.isin(slow.index)]
-    parts = [steps[beyond], slow, rest]
-    errors = [write_percent(score_group("", rows)["median_error"]) for rows in parts if len(rows)]
-    if len(errors) < len(parts):
-        return ""
-    few, missed = rest[rest["nodes"] <= FEW_NODES], pd.concat(parts[:2])
-    fast = write_percent((missed["predicted_s"] < missed["measured_s"]).mean(), 0)
-    expected = steps.assign(predicted_s=steps["expected_s"])
-    sure = [write_percent(score_group("", expected.loc[rows.index])["median_error"]) for rows in parts[:2]]  # fmt: skip
-    text = (
-        f"What missed, of simulated steps: {len(parts[0])} runs whose tensor groups reach beyond a node (median error {errors[0]}), and {len(slow)} pipelines "
-        f"across nodes that took {float(slow['excess_s'].median()):.1f} s more for each micro-batch than predicted ({errors[1]}), which neither bytes nor degrees "
-        f"explain; {fast} of both are predicted too fast; expected steps miss them by {sure[0]} and {sure[1]}. The other {len(rest)}: {errors[2]}"
-    )  # fmt: skip
-    if few.empty:
-        return f"{text}."
-    error = write_percent(score_group("", few)["median_error"])
-    return f"{text}, of which {len(few)} on up to {FEW_NODES} nodes: {error}."
+    """Return in words how the steps divide: pipelines before their fix, and the others by how they lie on nodes."""
+    before, mended = steps[steps["set"] == BEFORE], judge_order(steps)
+    parts = {f"{BEFORE} (their cause is known, nothing here models it)": before}
+    parts |= {name: mended[chosen] for name, chosen in split_by_nodes(mended).items()}
+    scored = [(name, score_group(name, rows)) for name, rows in parts.items() if len(rows)]
+    texts = [
+        f"{name} {write_percent(score['median_error'])}, bias {write_signed_percent(score['bias'])} ({score['runs']:,} runs)"
+        for name, score in scored
+    ]
+    return f"Median errors: {'; '.join(texts)}."
 
 
 def _judge_steps(cases: pd.DataFrame) -> list[Line]:
+    before, cases = cases[cases["set"] == BEFORE], judge_order(cases)
     ways = predict_steps(cases)
     judged = {way: cases.assign(predicted_s=step_s) for way, step_s in ways.items()}
+    beyond, fast = cases["tensor"] > GPUS_OF_A_NODE, cases["mfu"] > FAST
 
-    def line(what: str, key: str, aim: float | None = None, more: bool = False, least: float = 0.0,
-             nodes: int | None = None, headline: str = "", way: str = OURS) -> Line:  # fmt: skip
-        chosen = (cases["mfu"] > least) & ((cases["nodes"] <= nodes) if nodes else True)
+    def line(what: str, key: str, chosen: pd.Series, aim: float | None = None, more: bool = False,
+             headline: str = "") -> Line:  # fmt: skip
+        if not chosen.any():
+            return Line(what, 0, math.nan)
         found = {way: score_group(way, rows[chosen])[key] for way, rows in judged.items()}
-        ours = found.pop(way)
-        others = {_NAMES[way].get(name, name): value for name, value in found.items()}
-        return Line(what, int(chosen.sum()), ours, aim, more, others=others, headline=headline)
+        ours = found.pop(OURS)
+        return Line(what, int(chosen.sum()), ours, aim, more, others=found, headline=headline)
 
+    every, median = beyond | ~beyond, "median_error"
     cells = choose_plans(cases, ways)
-    losses = {
-        way: float(cells[way].mean()) for way in (OURS, TREES, RULE, CONSTANT) if way in cells
-    }
-    losses = {_NAMES[EXPECTED].get(way, way): loss for way, loss in losses.items()}
+    losses = {way: float(cells[way].mean()) for way in (TREES, RULE, CONSTANT) if way in cells}
+    mfu = f"MFU above {write_percent(FAST, 0)}"
+    asked = [
+        line("step, median error: tensor groups inside a node", median, ~beyond, 0.04,
+             headline="median error of steps with tensor groups inside a node"),
+        line("step, median error: tensor groups beyond a node", median, beyond, 0.10, headline="beyond"),
+        line(f"step, median error: {mfu}", median, fast, 0.15, headline=f"with an {mfu}"),
+        line("step, median error: all of these", median, every),
+        *(line(f"steps within {most} %", f"within_{most}", every) for most in (10, 20, 50)),
+        line("pairs of a model's runs on as many nodes of one network in the measured order", "in_order", every, 0.85, True),
+    ]  # fmt: skip
+    lines = [one for one in asked if one.cases]
+    if len(before):
+        lines.append(
+            Line(f"step, median error: {BEFORE}", len(before), score_group("", before)[median])
+        )
     return [
-        line("step, median error: 1 and 2 nodes", "median_error", 0.10, nodes=2,
-             headline="median error of steps on 1 and 2 nodes"),
-        line(f"step, median error: MFU above {write_percent(FAST, 0)}", "median_error", 0.15, least=FAST,
-             headline=f"with an MFU above {write_percent(FAST, 0)}"),
-        line("step, median error: all", "median_error", headline="of all"),
-        *(line(f"steps within {most} %", f"within_{most}") for most in (10, 20, 50)),
-        line("pairs of a model's runs on as many nodes in the measured order", "in_order", 0.85, more=True,
-             way=EXPECTED),
+        *lines,
         *_judge_intervals(cases),
         *_judge_chances(cases),
-        Line("throughput lost by the plan expected to be fastest, mean of cells", len(cells),
-             float(cells[EXPECTED].mean()), 0.05, others=losses, headline="throughput lost by the plan chosen"),
+        Line("throughput lost by the plan predicted to be fastest, mean of cells", len(cells),
+             float(cells[OURS].mean()), 0.05, others=losses, headline="throughput lost by the plan chosen"),
     ]  # fmt: skip
-
-
-_NAMES = {OURS: {EXPECTED: "expected step"}, EXPECTED: {OURS: "simulated step"}}
-"""What a line calls trioflow's other step."""
 
 
 def _judge_intervals(cases: pd.DataFrame) -> list[Line]:
@@ -332,10 +322,9 @@ def _judge_chances(cases: pd.DataFrame) -> list[Line]:
     lines = []
     for what, rows in (("", groups), (", pairs above 90 %", groups[groups["low"] >= 0.9])):
         if len(rows):
-            off, alone = (measure_miss(rows, name) for name in ("stated", "alone"))
             lines.append(
                 Line(f"probability that a plan is the faster one, stated beside the share of pairs where it was{what}",
-                     int(rows["pairs"].sum()), off, 0.05, others={"without runs over nodes": alone})
+                     int(rows["pairs"].sum()), measure_miss(rows), 0.05)
             )  # fmt: skip
     return lines
 
@@ -451,14 +440,12 @@ _MEDIAN_AIM, _AIM_90 = 0.05, 0.10
 _LOSS_AIM = 0.05
 """Mean loss of throughput that was aimed at."""
 _STEPS = (
-    "Each step as simulate predicts it on p5-h100. Fitted on 1.34 B on 1 and 2 nodes: host time of a launch, and what "
-    "computing takes in a step beside tables of single operators. Collectives over "
-    "several nodes are the same publication's, measured apart from the steps. Expected is the simulated step and what the runs of the three "
-    "other models took more that lie on nodes alike (tensor groups beyond a node, pipelines over nodes, as many nodes); the interval there is "
-    "theirs too. Nothing of a model's own runs enters its expected steps or intervals; users get all four models' runs."
+    "Each step as simulate predicts it on p5-h100 with the collectives that the run's own job measured (256 MB over all its ranks and inside a "
+    "node). Fitted on 1.34 B on 1 and 2 nodes: host time of a launch, and what computing takes in a step beside tables of single operators. "
+    f"{BEFORE[0].upper()}{BEFORE[1:]} are a group of their own: nanotron's engine took a second more for each micro-batch until it was mended."
 )
 _LEAD = (
-    "Steps and memory of language models on 8 to 512 H100, as nanotron ran and published them, beside what trioflow predicts "
+    "Steps and memory of language models on 8 to 512 H100, as nanotron ran them, beside what trioflow predicts "
     "for each run from its configuration alone; none is left out."
 )
 _WORDS = {
@@ -468,7 +455,7 @@ _WORDS = {
 
 
 _IN_ORDER = numbers(
-    "in order", "", "pairs of one model on as many nodes that stand as measured (groups: by the expected step)", "percent", "in_order"
+    "in order", "", "pairs of one model on as many nodes of one network that stand as measured", "percent", "in_order"
 )  # fmt: skip
 
 
@@ -489,7 +476,7 @@ def build_clusters_page(
             render_paragraph(_STEPS), _render_steps(score_steps(timed)),
             render_details("Intervals, and which of two plans is faster", _render_intervals(timed) + render_chances(score_chances(timed), "one model's runs on as many nodes")),
             render_details(
-                "Runs that are slow, crowded or repeated", render_slow(timed) + _render_crowded(timed) + _render_repeated(timed)
+                "Runs that are crowded or repeated", _render_crowded(timed) + _render_repeated(timed)
             ),
         ]),
         Section("choice", "Which plan to take", [_render_choice(timed)]),
@@ -530,9 +517,10 @@ def _render_steps(scores: pd.DataFrame) -> str:
     fields = [
         words("runs of", "", "which", "group"), numbers("runs", "", "how many", "count", "runs"),
         numbers("median error", "absolute", "of the simulated step", "percent", "median_error"),
-        numbers("median error", "expected", "of the expected step", "percent", "expected_error"),
+        numbers("bias", "", "median signed error", "signed", "bias"),
         *(numbers(f"within {most} %", "", "share of the runs", "percent", f"within_{most}") for most in (10, 20, 50)),
         numbers("covered", "", "measured step inside the 80 % interval", "percent", "covered"),
+        numbers("width", "", "of the interval over the measured step, mean", "percent", "width"),
         _IN_ORDER,
     ]  # fmt: skip
     return render_records(scores, fields, "Errors of the steps")
@@ -555,42 +543,6 @@ def _render_intervals(cases: pd.DataFrame) -> str:
     return render_records(score_intervals(cases), fields, "80 % intervals")
 
 
-def render_slow(cases: pd.DataFrame) -> str:
-    """Return what is known of the pipelines that took a second more a micro-batch, and what is not."""
-    rows = find_slow(cases)
-    slow = rows[rows["slow"]]
-    if slow.empty:
-        return ""
-    ends = slow["excess_s"].quantile([0.1, 0.5, 0.9])
-    plans = rows[rows["mixed"]].groupby(
-        ["parameters", "nodes", "data", "tensor", "pipeline", "zero"]
-    )
-    excess = {few: rows["excess_s"].median() for few, rows in slow.groupby(slow["pipeline"] == 2)}
-    models = slow.groupby("parameters")["excess_s"].median()
-    text = (
-        f"Of {len(rows)} runs on several nodes with a pipeline whose stages lie in a node each, {len(slow)} took {ends[0.5]:.2f} s more "
-        f"for each of a replica's micro-batches than predicted (median; {ends[0.1]:.2f} to {ends[0.9]:.2f} s in eight of ten), the others "
-        f"{rows.loc[~rows['slow'], 'excess_s'].median():.2f} s. The excess of the slow ones hardly depends on the model ({models.min():.2f} to "
-        f"{models.max():.2f} s from one to the other) or on the number of stages beyond two ({excess.get(True, 0.0):.2f} s with two, "
-        f"{excess.get(False, 0.0):.2f} s with more); small micro-batches and many nodes make it more frequent (table). Degrees do not say which is slow: "
-        f"{plans.ngroups} plans have runs of both kinds that differ in the micro-batch alone. nanotron sends shapes before each tensor and waits for them "
-        "(p2p.py), which costs every pipeline the same, so it does not tell them apart. Nothing here models it."
-    )  # fmt: skip
-    groups = [
-        {"by": name, "value": value, "runs": len(mine), "slow": mine["slow"].mean(), "more": mine.loc[mine["slow"], "excess_s"].median()}
-        for name in ("nodes", "parameters", "tensor", "pipeline", "micro_batch", "zero")
-        for value, mine in rows.groupby(name)
-    ]  # fmt: skip
-    fields = [
-        words("by", "", "what the runs have in common", "by"), numbers("value", "", "of it", "plain", "value"),
-        numbers("runs", "", "how many", "count", "runs"),
-        numbers("slow", "", f"share that takes more than {SLOW_S:g} s a micro-batch beyond the prediction", "percent", "slow"),
-        numbers("more", "s", "median of the slow ones, for each micro-batch",
-                lambda more_s: Cell("" if pd.isna(more_s) else f"{more_s:.2f}"), "more"),
-    ]  # fmt: skip
-    return render_paragraph(text) + render_records(groups, fields, "Pipelines on several nodes")
-
-
 def _render_repeated(cases: pd.DataFrame) -> str:
     """Return how far runs of one configuration are from each other."""
     found = find_repeated(cases)
@@ -606,12 +558,13 @@ def _render_repeated(cases: pd.DataFrame) -> str:
 
 def _render_choice(cases: pd.DataFrame) -> str:
     """Return errors and choices of trioflow and of ways that simulate nothing."""
+    cases = judge_order(cases)
     steps = predict_steps(cases)
     cells, scores = choose_plans(cases, steps), score_ways(cases, steps)
-    ways = [way for way in (EXPECTED, OURS, TREES, RULE, CONSTANT) if way in cells]
+    ways = [way for way in (OURS, TREES, RULE, CONSTANT) if way in cells]
     mean = ", ".join(f"{way} {write_percent(cells[way].mean())}" for way in ways)
     text = (
-        f"Throughput lost beside the best measured run by taking the plan that is expected to be fastest, in the mean over {len(cells)} cells: "
+        f"Throughput lost beside the best measured run by taking the plan that is predicted to be fastest, in the mean over {len(cells)} cells: "
         f"{mean} (aim {write_percent(_LOSS_AIM, 0)}). The rule takes the smallest tensor, then pipeline degree; a constant MFU any plan. The trees "
         "are fitted on nine tenths of these very runs, the constant MFU on the runs that may be fitted on."
     )  # fmt: skip
@@ -630,10 +583,10 @@ def _render_cells(cells: pd.DataFrame, ways: list[str]) -> str:
     """Return the choice of each model and number of nodes."""
     fields = [
         numbers("parameters", "1e9", "model", "plain", "parameters"),
-        numbers("nodes", "", "of 8 GPUs", "count", "nodes"), numbers("runs", "", "measured plans", "count", "runs"),
+        numbers("nodes", "", "of 8 GPUs", "count", "nodes"), words("network", "", "that the jobs had", "network"), numbers("runs", "", "measured plans", "count", "runs"),
         words("best", "t x p x d", "fastest measured plan: tensor, pipeline, data", "best"),
         numbers("best", "tokens/s", "its throughput, measured", "count", lambda row: round(row["best_tokens_per_s"])),
-        words("chosen", "t x p x d", "plan that is expected to be fastest", "chosen"),
+        words("chosen", "t x p x d", "plan that is predicted to be fastest", "chosen"),
         numbers("chosen", "tokens/s", "its throughput, measured", "count", lambda row: round(row["chosen_tokens_per_s"])),
         *(numbers("loss", way, "of throughput beside the best measured run", "percent", way) for way in ways),
     ]  # fmt: skip
@@ -653,8 +606,7 @@ def render_summary(scores: pd.DataFrame) -> str:
             f"{'reached' if reached else 'missed'}); {row['refused']} are called out of memory although they ran."
         )  # fmt: skip
     lines.append(
-        "The file does not say which of its two columns it shows. Peaks vary between runs that hand out the same tensors, so it is taken for what "
-        "the allocator holds (reserved). One number, the share lost to fragmentation, was fitted, on 1.34 B parameters on 1 and 2 nodes alone; "
+        "What the allocator holds (reserved) is judged. One number, the share lost to fragmentation, was fitted, on 1.34 B parameters on 1 and 2 nodes alone; "
         "that reduce-scatter inputs count where no pipeline cuts the model was found by looking at all runs, so the other errors are not strictly held out."
     )
     return render_list(lines)
@@ -691,13 +643,13 @@ def render_degrees(cases: pd.DataFrame) -> str:
 
 def _render_crowded(cases: pd.DataFrame) -> str:
     """Return what runs took whose predicted allocator holds more than the card has."""
-    rows = cases[cases["crowded"]].dropna(subset="expected_s")
+    rows = cases[cases["crowded"]].dropna(subset="predicted_s")
     if rows.empty:
         return ""
-    factor = (rows["measured_s"] / rows["expected_s"]).quantile([0.1, 0.5, 0.9])
+    factor = (rows["measured_s"] / rows["predicted_s"]).quantile([0.1, 0.5, 0.9])
     text = (
         f"{len(rows)} runs ran although the predicted allocator holds more than the card has: it gives memory back and asks for it again in every "
-        f"step. They took {factor[0.5]:.1f} times the expected step (median; {factor[0.1]:.1f} to {factor[0.9]:.1f} in eight of ten). search puts "
+        f"step. They took {factor[0.5]:.1f} times the predicted step (median; {factor[0.1]:.1f} to {factor[0.9]:.1f} in eight of ten). search puts "
         "such plans behind the others."
     )  # fmt: skip
     return render_paragraph(text)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol, TypeVar
 
-MODELS = (1.34, 3.57, 8.86, 80.0)
+MODELS = (1.34, 3.57, 8.86, 70.6, 78.7, 80.0, 467.0, 469.0)
 """Parameters of nanotron's models [1e9]."""
-TENSOR_DEGREES = (1, 2, 4, 8, 16, 32)
+TENSOR_DEGREES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 def name_part(parameters: float, tensor: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import pandas as pd
 
 from trioflow import tables
 from trioflow.base.provenance import stamp
-from trioflow.costmodel.steps import find_node_residual
 from trioflow.hardware.device_sheet import load_device
 from trioflow.parallel.memory.peak import count_outside
 from trioflow.report.pages import write_percent
@@ -22,6 +20,8 @@ from trioflow.reproductions.tables import CLUSTER_MEMORY, CLUSTER_STEPS
 from trioflow.sweeps.search_space import Prediction
 
 RAN, FITTED, FAILED = "ran", "ran, fitted on", "failed"
+BEFORE = "pipelines before their fix"
+"""Runs of nanotron's pipelines before its engine was mended: reported, neither fitted on nor among the others."""
 TOO_FEW, TOO_MUCH, OTHER = "too few micro-batches", "out of memory", "other"
 """Why a run may have failed: nanotron refuses fewer micro-batches than stages less one."""
 
@@ -97,54 +97,49 @@ def _score(name: str, parameters: float, rows: pd.DataFrame) -> dict[str, Any]:
 
 
 def score_steps(cases: pd.DataFrame) -> pd.DataFrame:
-    """Return `score_group` of simulated steps by set, model and number of nodes; ``in_order`` is of the expected ones.
+    """Return `score_group` of steps by set, network, how the plan lies on nodes, model and number of nodes.
 
     A refused run has no prediction: it is outside of everything.
     """
+    mended = judge_order(cases)
+    groups = [("all runs", cases), (BEFORE, cases[cases["set"] == BEFORE])]
+    groups += [("all others", mended), (FITTED, cases[cases["set"] == FITTED])]
     fast = f"MFU above {write_percent(FAST, 0)}"
-    groups = [("all runs", cases), (fast, cases[cases["mfu"] > FAST])]
-    groups += [(name, cases[cases["set"] == name]) for name in (FITTED, RAN)]
-    few = cases["nodes"] <= 2
-    groups += [("1 and 2 nodes", cases[few])]
-    groups += [("1 and 2 nodes, not fitted on", cases[few & (cases["set"] == RAN)])]
-    groups += [("one stage", cases[cases["pipeline"] == 1])]
-    groups += [("stages, one GPU each", cases[(cases["pipeline"] > 1) & (cases["tensor"] == 1)])]
-    split = (cases["pipeline"] > 1) & (cases["tensor"] > 1)
-    groups += [("stages of several GPUs, 1 node", cases[split & (cases["nodes"] == 1)])]
-    groups += [("stages of several GPUs, more nodes", cases[_is_split_across_nodes(cases)])]
-    groups += [(f"{p:g} B", rows) for p, rows in cases.groupby("parameters")]
-    for nodes in sorted(cases["nodes"].unique().tolist()):
-        word = "node" if nodes == 1 else "nodes"
-        groups.append((f"{nodes} {word}", cases[cases["nodes"] == nodes]))
-    scored = []
-    for name, rows in groups:
-        if len(rows):
-            expected = score_group(name, rows.assign(predicted_s=rows["expected_s"]))
-            of_expected = {
-                "expected_error": expected["median_error"],
-                "in_order": expected["in_order"],
-            }
-            scored.append(score_group(name, rows) | of_expected)
-    return pd.DataFrame(scored)
+    groups += [(fast, mended[mended["mfu"] > FAST])]
+    groups += [(name, mended[chosen]) for name, chosen in split_by_nodes(mended).items()]
+    groups += [(f"network: {name}", rows) for name, rows in mended.groupby("network")]
+    groups += [(f"{p:g} B", rows) for p, rows in mended.groupby("parameters")]
+    groups += [
+        (f"{n} {'node' if n == 1 else 'nodes'}", rows) for n, rows in mended.groupby("nodes")
+    ]
+    return pd.DataFrame([score_group(name, rows) for name, rows in groups if len(rows)])
 
 
-def _is_split_across_nodes(cases: pd.DataFrame) -> pd.Series:
-    """Return which runs have a pipeline whose stages are of several GPUs each, on several nodes."""
-    return (cases["pipeline"] > 1) & (cases["tensor"] > 1) & (cases["nodes"] > 1)
+def split_by_nodes(cases: pd.DataFrame) -> dict[str, pd.Series]:
+    """Return which runs are of each way to lie on nodes."""
+    several, beyond = cases["nodes"] > 1, cases["tensor"] > GPUS_OF_A_NODE
+    chained = several & (cases["pipeline"] > 1) & ~beyond
+    return {
+        "on one node": ~several, "replicas over nodes": several & ~chained & ~beyond,
+        "pipelines over nodes": chained, "tensor groups beyond a node": beyond,
+    }  # fmt: skip
 
 
 def score_group(name: str, rows: pd.DataFrame) -> dict[str, Any]:
     """Return the errors of some runs' ``predicted_s``: a row of :func:`score_steps`."""
     measured = rows["measured_s"].to_numpy()
-    error = np.nan_to_num(np.abs(rows["predicted_s"].to_numpy() / measured - 1), nan=np.inf)
+    signed = rows["predicted_s"].to_numpy(np.float64) / measured - 1
+    error = np.nan_to_num(np.abs(signed), nan=np.inf)
     inside = (rows["low_s"].to_numpy() <= measured) & (measured <= rows["high_s"].to_numpy())
     return {
         "group": name,
         "runs": len(rows),
         "median_error": float(np.median(error)),
         **{f"within_{most}": float((error <= most / 100).mean()) for most in (10, 20, 50)},
+        "bias": float(np.nanmedian(signed)),
         "covered": float(inside.mean()),
-        "in_order": share_in_order(rows, ["parameters", "nodes"]),
+        "width": float(np.nanmean((rows["high_s"] - rows["low_s"]).to_numpy() / measured)),
+        "in_order": share_in_order(rows, CELL),
     }
 
 
@@ -159,40 +154,24 @@ def mark_crowded(memory: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def score_chances(cases: pd.DataFrame) -> pd.DataFrame:
-    """Return `chances.score_pairs` of runs of one model on as many nodes, from what other models' runs took."""
-    questions = []
-    for _, cell in cases.dropna(subset="expected_s").groupby(["parameters", "nodes"]):
-        model, nodes = name_model(float(cell["parameters"].iloc[0])), int(cell["nodes"].iloc[0])
-        runs = []
-        for row in cell.sort_values("expected_s").to_dict("records"):
-            tensor_nodes = math.ceil(row["tensor"] / GPUS_OF_A_NODE)
-            known = (
-                find_node_residual(tensor_nodes, row["stages"] > 1, nodes, model)
-                if nodes > 1
-                else None
-            )
-            logs = (0.0,) if known is None else known.logs
-            runs.append((Prediction(row["expected_s"], 0.0, 0.0, logs), row["measured_s"]))
-        questions.append(runs)
-    return score_pairs(questions)
+    """Return `chances.score_pairs` of runs of one model on as many nodes of one network."""
+    return score_pairs(
+        [
+            (Prediction(row["predicted_s"], 0.0, 0.0), row["measured_s"])
+            for row in cell.sort_values("predicted_s").to_dict("records")
+        ]
+        for _, cell in judge_order(cases).dropna(subset="predicted_s").groupby(CELL)
+    )
 
 
-SLOW_S = 0.5
-"""A micro-batch more than this beyond its prediction is one of the slow kind: few runs lie near it [s]."""
+CELL = ["parameters", "nodes", "network"]
+"""What runs share that somebody would choose among."""
 _PLAN = ["parameters", "nodes", "data", "tensor", "pipeline", "zero"]
 
 
-def find_slow(cases: pd.DataFrame) -> pd.DataFrame:
-    """Return pipelines on several nodes whose stages lie in a node each, and which of them are ``slow``.
-
-    ``excess_s``: of each micro-batch beyond its prediction [s]; ``mixed``: runs alike but for the
-    micro-batch are of both kinds.
-    """
-    inside = (cases["pipeline"] > 1) & (cases["nodes"] > 1) & (cases["tensor"] <= 8)
-    rows = cases[inside].dropna(subset="predicted_s")
-    excess_s = (rows["measured_s"] - rows["predicted_s"]) / rows["accumulate"]
-    rows = rows.assign(excess_s=excess_s, slow=excess_s > SLOW_S)
-    return rows.assign(mixed=rows.groupby(_PLAN)["slow"].transform("nunique") > 1)
+def judge_order(cases: pd.DataFrame) -> pd.DataFrame:
+    """Return the runs whose order and choice are judged: all but pipelines before their fix."""
+    return cases[cases["set"] != BEFORE]
 
 
 def find_repeated(cases: pd.DataFrame) -> pd.DataFrame:

@@ -2,23 +2,21 @@
 
 The memory of nanotron's runs, predicted by what ``simulate`` calls, beside what was measured.
 
-nanotron's 1,728 runs on 8 to 512 H100, and 1,578 that failed: what they ran, and what was measured.
+nanotron's 1,765 runs on 8 to 512 H100, and 2,339 that failed: what they ran, and what was measured.
 
 References
 ----------
-"The Ultra-Scale Playbook" (nanotron), ``assets/data/benchmarks/banner.html``;
-nanotron's ``scripts/scaling_benchmarks.py`` (sizes), ``helpers.py``
+"The Ultra-Scale Playbook" (nanotron), whose sweep Rapid-LLM publishes whole; nanotron's ``scripts/scaling_benchmarks.py`` (sizes), ``helpers.py``
 (``log_throughput``: rank 0 writes ``max_memory_allocated`` and
 ``max_memory_reserved``, in GiB), ``models/base.py`` (layers of a stage).
 """
 
 from __future__ import annotations
 
-import json
 import math
-from base64 import b64decode
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -27,22 +25,34 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from trioflow.base.errors import TableError, TrioflowError
+from trioflow.base.errors import InputError, TrioflowError
 from trioflow.base.experiments import Plan
 from trioflow.base.precision_recipes import NANOTRON
 from trioflow.base.units import BYTES_PER_GIB
+from trioflow.costmodel.collectives.published import (
+    FAST,
+    MESSAGE_BYTES,
+    NO_NVLINK,
+    NODE_RATES,
+    NODES_PLATFORM,
+    SLOW_NODES,
+    name_network,
+    read_cluster_runs,
+)
 from trioflow.costmodel.device_times import DeviceTimes
 from trioflow.costmodel.operators.methods import ProportionalModel
 from trioflow.engine.compiled.run import load_kernels
-from trioflow.hardware.machine import Platform
+from trioflow.hardware.machine import InterNode, Platform
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.remembered import Memory, remembering
 from trioflow.prediction.assembly import build_graph, predict, time_operators
 from trioflow.prediction.options import Options
 from trioflow.reproductions.clusters.scores import (
+    BEFORE,
     FAILED,
     FITTED,
+    GPUS_OF_A_NODE,
     OTHER,
     RAN,
     SEQUENCE,
@@ -58,7 +68,7 @@ from trioflow.trace.language.sizes import LanguageModel, LanguageStep
 from trioflow.trace.store import Trace, pipeline_units
 
 DEVICE = "NVIDIA H100 80GB HBM3"
-PLATFORM = "p5-h100"
+PLATFORM = NODES_PLATFORM
 """Nodes of eight H100 with EFA: what the runs had."""
 
 
@@ -138,7 +148,6 @@ def keep_depth(stages: Sequence[Sequence[str]], pipeline: int) -> list[list[str]
 
 
 def _describe_memory(run: Run, found: dict[str, Any]) -> dict[str, Any]:
-    fitted = is_fitted_on(run.parameters, run.nodes)
     reason = ""
     if not run.ran:
         row = {**found, "data": run.data, "tensor": run.tensor, "pipeline": run.pipeline}
@@ -146,39 +155,33 @@ def _describe_memory(run: Run, found: dict[str, Any]) -> dict[str, Any]:
         reason = TOO_MUCH if full else OTHER
         reason = TOO_FEW if run.accumulate < run.pipeline - 1 else reason
     return {
-        "set": (FITTED if fitted else RAN) if run.ran else FAILED,
-        "parameters": run.parameters, "nodes": run.nodes, "data": run.data, "tensor": run.tensor,
+        "set": run.set, "parameters": run.parameters, "nodes": run.nodes, "data": run.data, "tensor": run.tensor,
         "pipeline": run.pipeline, "zero": run.zero, "micro_batch": run.micro_batch,
         "accumulate": run.accumulate, "measured_bytes": run.measured_bytes, **found,
         "reason": reason,
     }  # fmt: skip
 
 
-DATASET = "nanotron/runs-h100"
-FILE = "vinjn+nanotron-ultrascale-playbook/assets/data/benchmarks/banner.html"
-COLUMNS = (
-    "parameters", "nodes", "micro_batch", "accumulate", "data", "pipeline", "tensor", "zero",
-    "mfu", "tokens_per_s_per_gpu", "tokens_per_s", "memory",
-)  # fmt: skip
-"""Of the file's ``customdata``; the runs have two more, words for the chart."""
 PRECISION = "nanotron-bf16"
-_VOCABULARY = 131072
 _SIZES = {
-    1.34: (16, 2048, 32, 8192), 3.57: (28, 3072, 32, 8192), 8.86: (32, 4096, 32, 14336),
-    80.0: (80, 8192, 64, 28672),
+    2048: (16, 32, 8192), 3072: (28, 32, 8192), 4096: (32, 32, 14336), 8192: (80, 64, 28672),
+    16384: (126, 128, 53248),
 }  # fmt: skip
+"""Layers, heads and feed-forward of nanotron's models, by hidden size."""
 _TIED_BELOW = 10_000
 
 
 @dataclass(frozen=True)
 class Run:
-    """One row of the file: ``parameters`` [1e9] name the model, ``accumulate`` counts a replica's micro-batches.
+    """One row of the file: ``hidden``, ``key_values`` (heads) and ``vocabulary`` name the model.
 
-    What the file does not give (``measured_bytes``; ``measured_step_s``, by its tokens a second) is
-    not a number.
+    ``accumulate`` counts a replica's micro-batches; ``rates``: what the job's collectives reach inside a node and
+    over all its ranks, by operation [GB/s]. What the file does not give is not a number.
     """
 
-    parameters: float
+    hidden: int
+    key_values: int
+    vocabulary: int
     nodes: int
     micro_batch: int
     accumulate: int
@@ -186,51 +189,113 @@ class Run:
     pipeline: int
     tensor: int
     zero: int
+    allocated_bytes: float
     measured_bytes: float
     measured_step_s: float
     mfu: float
-    ran: bool
+    status: str
+    after_fix: bool
+    rates: Mapping[str, tuple[float, float]]
+
+    @property
+    def ran(self) -> bool:
+        """Whether the run came to its end."""
+        return self.status == "Success"
+
+    @property
+    def parameters(self) -> float:
+        """Parameters of the model to three digits [1e9]."""
+        return _count_parameters(self.hidden, self.key_values, self.vocabulary)
+
+    @property
+    def network(self) -> str:
+        """Which network the job had."""
+        return name_network(self.nodes, *self.rates["all_gather"])
+
+    @property
+    def set(self) -> str:
+        """Which set of cases the run is in."""
+        if not self.ran:
+            return FAILED
+        if self.pipeline > 1 and not self.after_fix:
+            return BEFORE
+        return FITTED if is_fitted_on(self.parameters, self.nodes) else RAN
 
 
 def read_runs(data_folder: str | Path) -> list[Run]:
-    """Read all runs, then all that failed; TableError where the file is missing or not the chart that it was."""
-    path = Path(data_folder) / FILE
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise TableError("no such file", file=path, fix=f"retrieve {DATASET}") from None
-    begin = text.find("[", text.find("Plotly.newPlot("))
-    try:
-        ran, failed = json.JSONDecoder().raw_decode(text[begin:])[0][:2]
-        rows = [row[: len(COLUMNS)] for row in ran["customdata"]]
-        packed = failed["customdata"]
-        shape = [int(n) for n in str(packed["shape"]).split(",")]
-        others = np.frombuffer(b64decode(packed["bdata"]), "f8").reshape(shape).tolist()
-    except (ValueError, KeyError, TypeError) as error:
-        raise TableError(f"not the chart of runs: {error}", file=path, fix="retrieve it again") from None  # fmt: skip
-    return [_read_row(row, True) for row in rows] + [_read_row(row, False) for row in others]
+    """Read all runs, those that ran first; InputError where the file is missing or lacks a column."""
+    runs = read_cluster_runs(data_folder)
+    runs = pd.concat([runs[runs["status"] == "Success"], runs[runs["status"] != "Success"]])
+    lacking = sorted(set(_COLUMNS) - set(runs))
+    if lacking:
+        raise InputError(f"no column {lacking[0]!r}", file=data_folder, fix="retrieve it again")
+    return [_read_row(row) for row in runs.to_dict("records")]
 
 
-def _read_row(row: Sequence[float], ran: bool) -> Run:
-    said = dict(zip(COLUMNS, row, strict=True))
-    nodes, micro_batch, pieces, data, pipeline, tensor, zero = (int(n) for n in row[1:8])
-    memory = said["memory"]
-    measured = float("nan") if memory is None else float(memory) * BYTES_PER_GIB
-    tokens = SEQUENCE * micro_batch * pieces * data
-    step_s = tokens / (said["tokens_per_s"] or float("nan"))
+_COLUMNS = (
+    "hidden_size", "num_kv_heads", "vocab_size", "nodes", "mbs", "batch_accum", "dp", "pp", "tp", "zero_stage",
+    "Mem Alloc (GB)", "Mem Res (GB)", "tok/s/gpu", "mfu", "status", "after_pp_fix",
+)  # fmt: skip
+
+
+def _read_row(row: Mapping[Any, Any]) -> Run:
+    hidden = int(row["hidden_size"])
+    # Of runs that failed the heads of keys and values are not known: as many as heads.
+    heads = row["num_kv_heads"] if row["num_kv_heads"] > 0 else _SIZES[hidden][1]
+    vocabulary, nodes, micro_batch, pieces, data, pipeline, tensor, zero = (
+        int(row[name]) for name in _COLUMNS[2:10]
+    )
+    allocated, reserved = (float(row[name]) * BYTES_PER_GIB for name in _COLUMNS[10:12])
+    tokens_per_s = GPUS_OF_A_NODE * nodes * float(row["tok/s/gpu"])
     return Run(
-        float(said["parameters"]), nodes, micro_batch, pieces, data, pipeline, tensor, zero,
-        measured, step_s, said["mfu"] / 100, ran,
+        hidden, int(heads), vocabulary, nodes, micro_batch, pieces, data, pipeline, tensor, zero, allocated, reserved,
+        SEQUENCE * micro_batch * pieces * data / tokens_per_s, float(row["mfu"]) / 100, str(row["status"]),
+        bool(row["after_pp_fix"]),
+        {name: (float(row[inside]), float(row[every])) for name, (inside, every) in NODE_RATES.items()},
     )  # fmt: skip
 
 
 def find_model(run: Run) -> LanguageModel:
     """Return the sizes of a run's model."""
-    layers, hidden, heads, feed_forward = _SIZES[run.parameters]
+    layers, heads, feed_forward = _SIZES[run.hidden]
     return LanguageModel(
-        name_model(run.parameters), layers, hidden, heads, heads, hidden // heads,
-        feed_forward, _VOCABULARY, tied=feed_forward < _TIED_BELOW,
+        name_model(run.parameters), layers, run.hidden, heads, run.key_values, run.hidden // heads,
+        feed_forward, run.vocabulary, tied=feed_forward < _TIED_BELOW,
     )  # fmt: skip
+
+
+@cache
+def _count_parameters(hidden: int, key_values: int, vocabulary: int) -> float:
+    layers, heads, feed_forward = _SIZES[hidden]
+    attention = 2 * hidden**2 * (1 + key_values / heads)
+    tables = vocabulary * hidden * (1 if feed_forward < _TIED_BELOW else 2)
+    total = layers * (attention + 3 * hidden * feed_forward) + tables
+    return float(f"{total / 1e9:.3g}")
+
+
+def join_network(run: Run, platform: Platform) -> Platform:
+    """Return a platform as a run's job measured it: its collectives over all nodes, and links inside a node.
+
+    Some jobs' nodes had no NVLink. A ring's step beyond its bytes takes as long on fewer nodes as on all.
+    """
+    if run.nodes > 1:
+        rates = {name: over_nodes * 1e9 for name, (_, over_nodes) in run.rates.items()}
+        measured = InterNode(rates, None, MESSAGE_BYTES, "the job's own collectives", in_links=True)
+        platform = replace(platform, inter_node=measured)
+    if run.network == NO_NVLINK:
+        share = run.rates["all_gather"][0] / _NVLINK
+        links = [
+            one._replace(bandwidth_bytes_per_s=one.bandwidth_bytes_per_s * share)
+            if "nvswitch" in one.source + one.target
+            else one
+            for one in platform.links
+        ]
+        platform = replace(platform, links=tuple(links))
+    return platform
+
+
+_NVLINK = 263.0
+"""All-gather inside a node that has NVLink, median of the jobs on one node [GB/s]."""
 
 
 def trace_run(run: Run) -> Trace:
@@ -244,10 +309,10 @@ def cut_stages(trace: Trace, run: Run) -> list[list[str]]:
     nanotron's source says "exceed", but where blocks make a share exactly (1.34 B, 2 and 4 stages)
     the runs' memory is that of one block less.
     """
-    layers, hidden, _, feed_forward = _SIZES[run.parameters]
+    layers, _, feed_forward = _SIZES[run.hidden]
     units = list(pipeline_units(trace))
-    block = 4 * hidden**2 + 3 * hidden * feed_forward
-    costs = [0, *[block] * layers, _VOCABULARY * hidden]
+    block = 4 * run.hidden**2 + 3 * run.hidden * feed_forward
+    costs = [0, *[block] * layers, run.vocabulary * run.hidden]
     stages: list[list[str]] = [[] for _ in range(run.pipeline)]
     number = 0
     for unit, sum_so_far in zip(units, accumulate(costs), strict=True):
@@ -280,20 +345,26 @@ def judge_steps(runs: Iterable[Run]) -> pd.DataFrame:
         mine = [place for place, run in ran.items() if run.parameters == parameters]
         # Runs that share routes, then split operators, then micro-batches, one after the other.
         mine.sort(key=lambda place: (ran[place].nodes, ran[place].tensor, ran[place].micro_batch))
-        platforms = {n: load_platform(PLATFORM, 8 * n) for n in {ran[i].nodes for i in mine}}
+        platforms = {
+            key: load_platform(*key) for key in {_name_platform(ran[place]) for place in mine}
+        }
         times = time_operators(trace_run(ran[mine[0]]), DEVICE)
-        known: dict[Run, dict[str, Any]] = {}
         with remembering(Memory()):
             for place in mine:
-                asked = replace(ran[place], measured_bytes=0.0, measured_step_s=0.0, mfu=0.0)
-                if asked not in known:
-                    known[asked] = _predict(asked, times, platforms[asked.nodes])
-                rows[place] = _describe(ran[place]) | known[asked]
+                run = ran[place]
+                own = join_network(run, platforms[_name_platform(run)])
+                rows[place] = _describe(run) | _predict(run, times, own)
     return pd.DataFrame([rows[place] for place in ran], columns=CLUSTER_STEPS.names)
 
 
+def _name_platform(run: Run) -> tuple[str, int]:
+    """Return the platform that a run had, and its ranks; pipelines without NVLink ran among those on the slow network."""
+    fast = run.nodes == 1 or run.network == FAST
+    return PLATFORM if fast else SLOW_NODES, GPUS_OF_A_NODE * run.nodes
+
+
 def _predict(run: Run, times: DeviceTimes, platform: Platform) -> dict[str, Any]:
-    """Return a run's step, the expected one and the ends of its interval [s], or why its plan is refused."""
+    """Return a run's step and the ends of its interval [s], or why its plan is refused."""
     stages = cut_stages(times.traces[0], run)
     found = dict.fromkeys(_TIMES, math.nan)
     refused = ""
@@ -301,23 +372,22 @@ def _predict(run: Run, times: DeviceTimes, platform: Platform) -> dict[str, Any]
         found |= zip(_TIMES, predict_run(run, times, platform).tolist(), strict=True)
     except TrioflowError as error:
         refused = str(error)
-    return {**found, "stages": len(stages), "blocks": max(map(len, stages)), "refused": refused}
+    return {**found, "stages": len(stages), "refused": refused}
 
 
-_TIMES = ("predicted_s", "expected_s", "low_s", "high_s")
+_TIMES = ("predicted_s", "low_s", "high_s")
 
 
 def _describe(run: Run) -> dict[str, Any]:
     return {
-        "set": FITTED if is_fitted_on(run.parameters, run.nodes) else RAN,
-        "parameters": run.parameters, "nodes": run.nodes, "data": run.data, "tensor": run.tensor,
+        "set": run.set, "parameters": run.parameters, "nodes": run.nodes, "data": run.data, "tensor": run.tensor,
         "pipeline": run.pipeline, "zero": run.zero, "micro_batch": run.micro_batch,
-        "accumulate": run.accumulate, "measured_s": run.measured_step_s, "mfu": run.mfu,
+        "accumulate": run.accumulate, "measured_s": run.measured_step_s, "mfu": run.mfu, "network": run.network,
     }  # fmt: skip
 
 
 def predict_run(run: Run, times: DeviceTimes, platform: Platform) -> NDArray[np.float64]:
-    """Return a run's step, the expected one and the ends of its 80 % interval [s].
+    """Return a run's step and the ends of its 80 % interval [s].
 
     In a full pipeline every micro-batch adds the same: of more than two a stage and two, so many
     and two fewer are simulated.
@@ -334,9 +404,9 @@ def predict_run(run: Run, times: DeviceTimes, platform: Platform) -> NDArray[np.
 def simulate_pieces(
     run: Run, times: DeviceTimes, platform: Platform, stages: Sequence[list[str]], pieces: int
 ) -> NDArray[np.float64]:
-    """Return a run's step with so many micro-batches, the expected one and the ends of its interval [s]."""
+    """Return a run's step with so many micro-batches, and the ends of its interval [s]."""
     plan = plan_run(run, len(stages), pieces, run.data)
     options = Options(stages=list(stages) if len(stages) > 1 else None, memory=False)
     batch = run.data * pieces * run.micro_batch
     found = predict(times, plan, platform, batch=batch, options=options)
-    return np.array([found.step_time_s, found.expected_s, found.low_s, found.high_s])
+    return np.array([found.step_time_s, found.low_s, found.high_s])
