@@ -40,7 +40,9 @@ def test_collectives_have_the_bus_bandwidth_that_was_measured(capsys, platform, 
         assert answer["bus_bandwidth_bytes_per_s"] == pytest.approx(rate, rel=0.01)
         assert any("as given" in text for text in answer["warnings"])
         if answer["low_s"] is not None:
-            assert answer["high_s"] / answer["low_s"] < min(1.3, plain["high_s"] / plain["low_s"])
+            assert answer["high_s"] / answer["low_s"] < 1.3
+            if platform != "p5-h100":  # whose own network was measured as well
+                assert answer["high_s"] / answer["low_s"] < plain["high_s"] / plain["low_s"]
 
 
 def test_the_rate_of_one_size_is_a_latency_of_each_step_beyond_the_links(capsys) -> None:
