@@ -171,7 +171,7 @@ def test_the_shipped_catalogue_tells_what_each_dataset_is() -> None:
         for text in (dataset.about, dataset.units, dataset.traps):
             assert "\n" not in text
         assert len(dataset.about.split()) > 5 and dataset.units
-    assert sum(1 for _ in found.files()) == 603
+    assert sum(1 for _ in found.files()) == 602
 
 
 def test_the_page_on_data_names_every_repository_with_its_licence() -> None:
