@@ -88,10 +88,13 @@ def draw_attribution(table: pd.DataFrame, errors: pd.DataFrame) -> Figure:
                 1.28 * reach, float(row), f"{write_signed(float(value))} %", ha="right", va="center",
                 fontweight="bold",
             )  # fmt: skip
-        axes.set_yticks(rows, names)
-        axes.set_ylim(len(names) - 0.4, -0.6)
+        axes.set(
+            yticks=rows,
+            yticklabels=names,
+            ylim=(len(names) - 0.4, -0.6),
+            xlabel="part of the signed error [% of the measured median]",
+        )
         axes.grid(axis="y", visible=False)
-        axes.set_xlabel("part of the signed error [% of the measured median]")
         axes.set_title("signed error", loc="right", fontsize=9.5)
         handles = [
             Patch(facecolor=_COLOURS[part], label=part, edgecolor="white",
@@ -132,10 +135,13 @@ def draw_tornado(table: pd.DataFrame, name: str) -> Figure:
                 )
         left.axvline(0, color=style.INK, linewidth=1)
         left.margins(x=0.28)
-        left.set_yticks(range(len(parameters)), parameters)
-        left.set_ylim(len(parameters) - 0.4, -0.6)
+        left.set(
+            yticks=range(len(parameters)),
+            yticklabels=parameters,
+            ylim=(len(parameters) - 0.4, -0.6),
+            xlabel="mean change of the predicted step [%]",
+        )
         right.set_xlim(left=0)
-        left.set_xlabel("mean change of the predicted step [%]")
         right.set_xlabel("mean absolute error then [%]\n(stroke: unchanged)")
         for axes in (left, right):
             axes.grid(axis="y", visible=False)

@@ -225,8 +225,7 @@ def _collect_lanes(
 
 def _label_time(axes: Any, span_s: float) -> None:
     """Label the time axis that all panels share."""
-    axes.set_xlim(0, span_s * 1.01)
-    axes.set_xlabel("time after the start of the step")
+    axes.set(xlim=(0, span_s * 1.01), xlabel="time after the start of the step")
     style.show_seconds(axes.xaxis)
 
 
@@ -266,8 +265,11 @@ def _draw_rank(axes: Any, lanes: list[_Lane], span_s: float) -> None:
         axes.text(span_s / 2, len(lanes), "no measured timeline", ha="center", va="center")
     else:
         axes.axhline(sources.index("measured") - 0.5, color=style.INK, linewidth=0.8)
-    axes.set_yticks(range(len(lanes)), [f"{lane.source} {lane.stream}" for lane in lanes])
-    axes.set_ylim(max(len(lanes), 2) - 0.5, -0.5)
+    axes.set(
+        yticks=range(len(lanes)),
+        yticklabels=[f"{lane.source} {lane.stream}" for lane in lanes],
+        ylim=(max(len(lanes), 2) - 0.5, -0.5),
+    )
     axes.grid(axis="y", visible=False)
 
 
@@ -363,9 +365,12 @@ def draw_predicted_and_measured(errors: pd.DataFrame) -> Figure:
         left.plot(measured, rows, "s", color=style.INK, markersize=5)
         left.plot(predicted, rows, "o", color=style.BLUE, markersize=5)
         _set_log_seconds(left, np.concatenate([measured, predicted]))
-        left.set_xlabel("step time (logarithmic)")
-        left.set_yticks(rows, [str(name) for name in errors["experiment"]])
-        left.set_ylim(len(errors) - 0.4, -0.6)
+        left.set(
+            xlabel="step time (logarithmic)",
+            yticks=rows,
+            yticklabels=[str(name) for name in errors["experiment"]],
+            ylim=(len(errors) - 0.4, -0.6),
+        )
         _draw_relative(right, errors, rows)
         _shade_groups((left, right), errors["workload"].tolist())
         figure.legend(
@@ -383,8 +388,7 @@ def draw_predicted_and_measured(errors: pd.DataFrame) -> Figure:
 def _set_log_seconds(axes: Any, values: np.ndarray[Any, Any]) -> None:
     """Give an axes a logarithmic x axis [s] around its values, with labels that do not touch."""
     low, high = float(values.min()) * 0.75, float(values.max()) * 1.35
-    axes.set_xscale("log")
-    axes.set_xlim(low, high)
+    axes.set(xscale="log", xlim=(low, high))
     style.spread_ticks(axes.xaxis, low, high)
     style.show_seconds(axes.xaxis)
     axes.grid(axis="y", visible=False)
@@ -415,7 +419,10 @@ def _draw_relative(axes: Any, errors: pd.DataFrame, rows: np.ndarray[Any, Any]) 
         for choose in (min, max)
     )
     room = max(high - low, 10.0)
-    axes.set_xlim(low - 0.05 * room, high + 0.28 * room)
+    axes.set(
+        xlim=(low - 0.05 * room, high + 0.28 * room),
+        xlabel="difference from the measured median [%]",
+    )
     for row, value in zip(rows, relative["simulated_s"], strict=True):
         axes.text(
             high + 0.26 * room, row, f"{write_signed(value)} %", ha="right", va="center",
@@ -428,7 +435,6 @@ def _draw_relative(axes: Any, errors: pd.DataFrame, rows: np.ndarray[Any, Any]) 
             for at, row in zip(rows.tolist(), errors.to_dict("records"), strict=True)
         ],
     )
-    axes.set_xlabel("difference from the measured median [%]")
     axes.set_title("signed error", loc="right", fontsize=9.5)
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", left=False)
@@ -481,11 +487,10 @@ def draw_error_by_plan(errors: pd.DataFrame) -> Figure:
             mean, ax=main, annot=text, fmt="", cmap="vlag", vmin=-limit, vmax=limit, cbar=False,
             linewidths=1.5, linecolor="white", annot_kws={"fontsize": 9.5},
         )  # fmt: skip
-        main.set_facecolor("#EEEEEE")
+        main.set(facecolor="#EEEEEE", xlabel="plan", ylabel="")
         main.grid(visible=False)
         for row, column in np.argwhere(mean.isna().to_numpy()):
             main.text(column + 0.5, row + 0.5, "not run", ha="center", va="center", color="#666666")
-        main.set(xlabel="plan", ylabel="")
         main.tick_params(axis="both", length=0, rotation=0)
         absolute = percent.assign(percent=percent["percent"].abs())
         by_plan = absolute.groupby("plan")["percent"].mean().reindex(plans)
@@ -621,10 +626,13 @@ def draw_operator_fit(fit: pd.DataFrame) -> Figure:
         ]
         bars = left.barh(rows, 100 * shown["time_share"], 0.65, color=style.GREY, linewidth=0)
         left.bar_label(bars, fmt="%.1f", padding=3, fontsize=9)
-        left.set_yticks(rows, names)
-        left.set_ylim(len(shown) - 0.4, -0.6)
-        left.set_xlim(0, 118 * float(shown["time_share"].max()))
-        left.set_xlabel("share of the fitted time [%]")
+        left.set(
+            yticks=rows,
+            yticklabels=names,
+            ylim=(len(shown) - 0.4, -0.6),
+            xlim=(0, 118 * float(shown["time_share"].max())),
+            xlabel="share of the fitted time [%]",
+        )
         absolute = 100 * shown["held_out_absolute_error"].to_numpy(dtype=float)
         signed = 100 * shown["held_out_error"].to_numpy(dtype=float)
         right.barh(rows, absolute, 0.65, color=style.SKY, alpha=0.55, linewidth=0)

@@ -185,9 +185,9 @@ def _make_panels(rows: pd.DataFrame, title: str) -> tuple[Figure, list[tuple[Any
 
 def _set_limits(axes: Any, x: pd.Series[Any], top: float) -> None:
     """Make the horizontal axis logarithmic and start the vertical one at nothing."""
-    axes.set_xscale("log")
-    axes.set_xlim(float(x.min()) / 1.25, float(x.max()) * 1.25)
-    axes.set_ylim(0, top * 1.08)
+    axes.set(
+        xscale="log", xlim=(float(x.min()) / 1.25, float(x.max()) * 1.25), ylim=(0, top * 1.08)
+    )
 
 
 def _tick_ranks(axes: Any, ranks: pd.Series[Any]) -> None:

@@ -392,8 +392,9 @@ def draw_activity(activity: pd.DataFrame) -> Figure:
                 Line2D([], [], color=colour, marker=marker, **_RANKS, label=f"rank {rank}")
             )
         axes.axvline(ACTIVITY_ERROR * 100, color=style.INK, linewidth=1.0, linestyle="--")
-        axes.set_xlim(0, None)
-        axes.set_xlabel("mean deviation of starts and ends of operators [% of the step]")
+        axes.set(
+            xlim=(0, None), xlabel="mean deviation of starts and ends of operators [% of the step]"
+        )
         handles += [
             Line2D([], [], color=style.INK, marker="|", markersize=9, linestyle="none",
                    label="deviation of measured rounds from their median"),
@@ -468,10 +469,12 @@ def draw_throughput(rows: pd.DataFrame) -> Figure:
                   label="bubble of unequal stages, gradients added up")  # fmt: skip
         axes.plot(found["micro_batches"], found["simulated"], "o", color=style.BLUE, markersize=6,
                   label="simulated from shapes (uncalibrated)")  # fmt: skip
-        axes.set_xlabel("batch: micro-batches of one sample")
-        axes.set_ylabel("throughput over that of batch 1")
-        axes.set_xlim(0, None)
-        axes.set_ylim(0, None)
+        axes.set(
+            xlabel="batch: micro-batches of one sample",
+            ylabel="throughput over that of batch 1",
+            xlim=(0, None),
+            ylim=(0, None),
+        )
         axes.legend(loc="lower right")
     return figure
 
@@ -480,8 +483,7 @@ def _list_axes(names: list[str]) -> tuple[Figure, Any]:
     """Return a figure with a line for each name, from top to bottom."""
     figure = style.new_figure(1.2 + 0.27 * len(names), 6.8)
     axes = figure.subplots()
-    axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set(yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.5, -0.5))
     return figure, axes
 
 

@@ -256,9 +256,7 @@ def _draw_bars(axes: Any, rows: list[dict[str, Any]]) -> None:
             )
         ticks.setdefault(row["label"], []).append(place)
     places = [sum(each) / len(each) for each in ticks.values()]
-    axes.set_yticks(places, list(ticks))
-    axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_xlim(0, 100)
+    axes.set(yticks=places, yticklabels=list(ticks), ylim=(len(rows) - 0.4, -0.6), xlim=(0, 100))
     axes.grid(axis="y", visible=False)
 
 

@@ -431,8 +431,7 @@ def draw_points(axes: Any, points: Sequence[Point], looks: Mapping[str, tuple[st
         ticks[label] = top + height / 2
         top += height
         edges.append(top)
-    axes.set_yticks(list(ticks.values()), list(ticks))
-    axes.set_ylim(top, 0.0)
+    axes.set(yticks=list(ticks.values()), yticklabels=list(ticks), ylim=(top, 0.0))
     axes.hlines(
         edges[:-1], 0, 1, transform=axes.get_yaxis_transform(), color="#EEEEEE", linewidth=0.5,
         zorder=0,
@@ -478,8 +477,7 @@ def spread_logarithmic(axes: Any, points: Sequence[Point]) -> None:
         return
     low, high = min(values), max(values)
     margin = max(1.06, (high / low) ** 0.04)
-    axes.set_xscale("log")
-    axes.set_xlim(low / margin, high * margin)
+    axes.set(xscale="log", xlim=(low / margin, high * margin))
     style.spread_ticks(axes.xaxis, low / margin, high * margin, most=4)
 
 

@@ -440,14 +440,17 @@ def _draw_list(rows: pd.DataFrame, name: str) -> Figure:
         for axes in (near, far):
             axes.axvline(0, color=style.INK, linewidth=1, zorder=1)
             axes.grid(axis="y", visible=False)
-        near.set_yticks(places, rows["case"].tolist())
-        near.set_ylim(len(rows) - 0.4, -0.6)
+        near.set(
+            yticks=places,
+            yticklabels=rows["case"].tolist(),
+            ylim=(len(rows) - 0.4, -0.6),
+            xlabel="error [%], with the 80 % interval",
+        )
         notes = [_describe_row(row) for row in tables.records(rows)]
         for axes in (near, far):
             ends = axes.get_xlim()
             lines = [(ends[0], place - 0.45, ends[1], place + 0.45) for place in range(len(rows))]
             style.add_notes(axes, zip(lines, notes, strict=True))
-        near.set_xlabel("error [%], with the 80 % interval")
         far.set_xlabel("error [%], all")
         figure.legend(handles=_legend(drawn, band), loc="outside upper center", ncols=3)
     return figure
@@ -516,12 +519,11 @@ def _draw_scatter(rows: pd.DataFrame) -> Figure:
                 color=_LOOKS[model]["color"],
             )  # fmt: skip
             axes.axhline(0, color=style.INK, linewidth=1, zorder=1)
-            axes.set_xscale("log")
+            axes.set(xscale="log", xlabel="measured")
             style.spread_ticks(axes.xaxis, float(measured.min()), float(measured.max()), most=3)
             style.show_seconds(axes.xaxis)
             mean = float(np.nanmean(np.abs(errors)))
             axes.set_title(f"{model}\n{mean:.1f} % on average", fontsize=9)
-            axes.set_xlabel("measured")
         panels[0].set_ylabel("error [%]")
     return figure
 

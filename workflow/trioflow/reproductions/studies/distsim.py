@@ -176,9 +176,11 @@ def draw_distsim_search(rows: pd.DataFrame) -> Figure:
             )
         )
         axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
-        axes.set_ylabel("steps/s; shade: 80 % interval")
-        axes.set_ylim(0, None)
-        axes.set_xlabel("plan: tensor M, pipeline P, data D")
+        axes.set(
+            ylabel="steps/s; shade: 80 % interval",
+            ylim=(0, None),
+            xlabel="plan: tensor M, pipeline P, data D",
+        )
         axes.legend(handles=handles)
     return figure
 

@@ -465,8 +465,7 @@ def draw_speedups(rows: pd.DataFrame, bandwidth_bytes_per_s: float) -> Figure:
             )  # fmt: skip
             axes.axvline(1, color=style.INK, linewidth=1)
             axes.set_title(title, fontsize=9.5)
-            axes.set_ylabel("")
-            axes.set_xlabel("")
+            axes.set(ylabel="", xlabel="")
             axes.set_xlim(left=min(0.95, part["speedup"].min() - 0.05))
             axes.grid(axis="x", visible=True)
         figure.supxlabel("speed-up over the standard rules, same graph and factors", fontsize=9.5)
@@ -496,13 +495,11 @@ def draw_bandwidths(rows: pd.DataFrame) -> Figure:
                     part, x="gb", y="speedup", hue="variant", style="variant", ax=axes,
                     palette=colours, markers=markers, dashes=False, legend=False, markersize=5,
                 )  # fmt: skip
-                axes.set_xscale("log")
+                axes.set(xscale="log", xlabel="", ylabel="")
                 style.spread_ticks(axes.xaxis, part["gb"].min(), part["gb"].max(), most=4)
                 axes.xaxis.set_major_formatter("{x:g}")
                 axes.set_title(f"{graph}\nslow {slowed}", fontsize=9.5)
                 axes.tick_params(labelbottom=True, labelleft=True)
-                axes.set_xlabel("")
-                axes.set_ylabel("")
         figure.supxlabel("bandwidth of a link that is not slowed [GB/s]", fontsize=9.5)
         figure.supylabel("speed-up over the standard rules", fontsize=9.5)
         handles = [

@@ -446,14 +446,11 @@ def _draw_case(axes: Any, case: pd.DataFrame, shown: dict[int, str]) -> None:
             )
     for row in records(case[case["sweep"] == "paper"]):
         axes.plot(row["gb"], row["slower"], "*", color=style.INK, markersize=11, zorder=5)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
+    axes.set(xscale="log", yscale="log")
     style.spread_ticks(axes.xaxis, mesh["gb"].min(), mesh["gb"].max(), most=6)
     low, high = 0.93, max(2.2, float(case["slower"].max()) * 1.3)
-    axes.set_ylim(low, high)
+    axes.set(ylim=(low, high), xlabel="", ylabel="")
     style.spread_ticks(axes.yaxis, low, high, most=5)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter("{x:g}")
     style.label_ends(axes, ends)
-    axes.set_xlabel("")
-    axes.set_ylabel("")

@@ -561,10 +561,13 @@ def _draw_set(summary: pd.DataFrame, name: str) -> Figure:
         _draw_model(axes, rows, places, ours, marker="o", color=style.BLUE, markersize=8)
         _draw_oracle(axes, rows[rows["model"] == ours], places)
         _draw_aims(axes, name, places)
-        axes.set_yticks(list(places.values()), [_label(key) for key in places])
-        axes.set_ylim(len(places) - 0.4, -0.6)
+        axes.set(
+            yticks=list(places.values()),
+            yticklabels=[_label(key) for key in places],
+            ylim=(len(places) - 0.4, -0.6),
+            xlabel="mean absolute error (logarithmic)",
+        )
         _set_log_errors(axes, predicted["mean_absolute_error"].to_numpy(dtype=float))
-        axes.set_xlabel("mean absolute error (logarithmic)")
         axes.grid(axis="y", visible=False)
         figure.legend(
             handles=_legend(ours, rivals, rows, name), loc="outside upper center", ncols=4
@@ -642,8 +645,7 @@ def _legend(ours: str, rivals: list[str], rows: pd.DataFrame, name: str) -> list
 def _set_log_errors(axes: Any, errors: np.ndarray[Any, Any]) -> None:
     """Give an axes a logarithmic x axis of errors, labelled in per cent."""
     low = max(_LEAST_ERROR, float(errors.min())) * 0.8
-    axes.set_xscale("log")
-    axes.set_xlim(low, max(float(errors.max()), 0.1) * 1.25)
+    axes.set(xscale="log", xlim=(low, max(float(errors.max()), 0.1) * 1.25))
     axes.xaxis.set_major_locator(FixedLocator([tick for tick in _TICKS if tick >= low]))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))

@@ -104,15 +104,18 @@ def draw_predictions(cases: pd.DataFrame) -> Figure:
             scale("log")
             style.spread_ticks(axis, ends[0], ends[1])
             style.show_seconds(axis)
-        left.set_xlabel("time in the file")
-        left.set_ylabel("predicted")
+        left.set(
+            xlabel="time in the file", ylabel="predicted", title="Steps that the fit did not see"
+        )
         left.legend(loc="upper left", markerscale=2, handletextpad=0.1)
-        left.set_title("Steps that the fit did not see")
         right.axhline(0, color=style.GREY, linewidth=1, zorder=1)
-        right.set_xticks(range(len(degrees)), [str(degree) for degree in degrees])
-        right.set_xlabel("tensor degree (stroke: median)")
-        right.set_ylabel("error [%]")
-        right.set_title("Errors by tensor degree")
+        right.set(
+            xticks=range(len(degrees)),
+            xticklabels=[str(degree) for degree in degrees],
+            xlabel="tensor degree (stroke: median)",
+            ylabel="error [%]",
+            title="Errors by tensor degree",
+        )
         right.grid(axis="x", visible=False)
     return figure
 
@@ -134,8 +137,11 @@ def draw_degrees(cases: pd.DataFrame) -> Figure:
                 means = 100 * error.groupby(cases[degree]).mean().reindex(values)
                 places = np.arange(len(values)) + 0.27 * (number - 1)
                 axes.bar(places, means, width=0.25, color=colour, label=model)
-            axes.set_xticks(range(len(values)), [str(value) for value in values])
-            axes.set_xlabel(_TITLES[degree])
+            axes.set(
+                xticks=range(len(values)),
+                xticklabels=[str(value) for value in values],
+                xlabel=_TITLES[degree],
+            )
             axes.grid(axis="x", visible=False)
         panels[0].set_ylabel("mean absolute error [%]")
         handles, labels = panels[0].get_legend_handles_labels()
@@ -187,10 +193,12 @@ def draw_blocks(blocks: pd.DataFrame) -> Figure:
             axes.xaxis.set_major_locator(FixedLocator(sorted(blocks["micro_batch"].unique())))
             axes.xaxis.set_major_formatter(ScalarFormatter())
             axes.xaxis.set_minor_locator(NullLocator())
-            axes.set_ylim(0.0, 1.08 * float(blocks[["file_s", "predicted_s"]].to_numpy().max()))
+            axes.set(
+                ylim=(0.0, 1.08 * float(blocks[["file_s", "predicted_s"]].to_numpy().max())),
+                xlabel="micro-batch [samples]",
+                title=f"hidden size {size}",
+            )
             style.show_seconds(axes.yaxis)
-            axes.set_xlabel("micro-batch [samples]")
-            axes.set_title(f"hidden size {size}")
         panels[0].set_ylabel("a block, one micro-batch")
         panels[0].legend(loc="upper left", handletextpad=0.1)
     return figure
