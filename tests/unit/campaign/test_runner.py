@@ -67,21 +67,19 @@ def test_the_budget_is_never_exceeded_and_shorter_items_fill_it(tmp_path):
 
 def test_items_run_in_order_of_value(tmp_path):
     setting = Setting(tmp_path, [sweep(f"s{n}") for n in range(3)])
-    assert setting.run().done == ["s0", "s1", "s2"] == setting.ran
+    setting.run()
+    assert list(setting.state.results) == ["s0", "s1", "s2"] == setting.ran
 
 
 def test_slow_items_raise_the_estimates_of_their_like_alone(tmp_path):
     items = [sweep("s0"), sweep("s1"), sweep("other", operation="softmax")]
     setting = Setting(tmp_path, items, seconds=50, takes={"s0": 30.0})
-    report = setting.run()
+    assert setting.run() == []
     assert setting.ran == ["s0", "other"], "s1 is now expected to take 30 s of 20 s"
-    assert report.pending == ["s1"]
-    assert report.too_long == []
 
 
 def test_an_item_longer_than_any_call_is_said(tmp_path):
-    report = Setting(tmp_path, [sweep("long", 100.0)], seconds=60).run()
-    assert report.too_long == ["long"]
+    assert Setting(tmp_path, [sweep("long", 100.0)], seconds=60).run() == ["long"]
 
 
 def test_the_estimate_of_a_workload_follows_its_other_batch(tmp_path):
@@ -105,9 +103,9 @@ def test_memory_that_runs_out_ends_the_ladder_of_its_precisions(tmp_path):
         workload(256, name="other"),
     ]
     setting = Setting(tmp_path, items, seconds=600, takes={"net-b128-fp32": full})
-    report = setting.run()
-    assert report.out_of_memory == ["net-b128-fp32"]
+    setting.run()
     result = setting.state.results["net-b128-fp32"]
+    assert result.status == "out_of_memory"
     assert result.facts == {"workload": "net", "batch": 128, "precision": "fp32"}
     assert "Tried to allocate 2 GiB" in result.error
     assert setting.ran == ["net-b128-fp32", "net-b32-fp32", "net-b128-bf16", "other-b256-fp32"]
@@ -134,9 +132,11 @@ def test_out_of_memory_is_told_from_other_errors(error, expected):
 def test_one_failing_item_is_recorded_and_the_rest_goes_on(tmp_path):
     items = [sweep("bad"), sweep("good")]
     setting = Setting(tmp_path, items, takes={"bad": ValueError("no such layer")})
-    report = setting.run()
-    assert report.done == ["good"]
-    assert setting.state.results["bad"].status == "failed"
+    setting.run()
+    assert {n: r.status for n, r in setting.state.results.items()} == {
+        "bad": "failed",
+        "good": "done",
+    }
     assert "ValueError: no such layer" in setting.state.results["bad"].error
     assert "test_runner.py, line" in setting.state.results["bad"].error
     assert any(line.startswith("bad: failed") and "no such layer" in line for line in setting.lines)
@@ -149,8 +149,7 @@ def test_finished_items_are_not_repeated(tmp_path):
     again.run()
     assert again.ran == ["s1", "bad"]
     third = Setting(tmp_path, items)
-    assert third.run().pending == []
-    assert third.ran == []
+    assert third.run() == third.ran == []
 
 
 def test_a_stop_loses_only_the_item_in_flight_and_is_remembered(tmp_path):
@@ -170,23 +169,24 @@ def test_an_item_that_ran_out_of_the_call_gets_a_longer_estimate(tmp_path):
     setting.state.interrupt("s0", 40.0)
     assert setting.runner.estimate(item) == 60.0
     assert 60.0 * SAFETY > 60.0
-    report = setting.run()
-    assert (report.pending, report.too_long) == (["s0"], ["s0"])
+    assert setting.run() == ["s0"]
+    assert not setting.state.results
 
 
 def test_an_item_that_killed_the_process_twice_is_given_up(tmp_path):
     for _ in range(KILLS):
         State(tmp_path).begin("s0")  # and nothing after it: the process is gone
     setting = Setting(tmp_path, [sweep("s0"), sweep("s1")])
-    report = setting.run()
+    setting.run()
     assert setting.ran == ["s1"]
-    assert report.failed == {"s0": "the process died 2 times while it ran"}
+    assert setting.state.results["s0"].error == "the process died 2 times while it ran"
 
 
 def test_an_item_that_killed_the_process_once_is_tried_again(tmp_path):
     State(tmp_path).begin("s0")
     setting = Setting(tmp_path, [sweep("s0")])
-    assert setting.run().done == ["s0"]
+    setting.run()
+    assert setting.ran == ["s0"]
     assert State(tmp_path).interruptions == {}
 
 

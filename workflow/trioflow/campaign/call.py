@@ -31,7 +31,7 @@ from trioflow.base.provenance import host_environment
 from trioflow.base.units import format_bytes, s_to_ns
 from trioflow.campaign.items import Item, Result, State
 from trioflow.campaign.packing import ITEMS_FILE, Limits, Pack, load_pack, pack_campaign
-from trioflow.campaign.runner import Budget, DeviceLost, Report, Runner, Stopped
+from trioflow.campaign.runner import Budget, DeviceLost, Runner, Stopped
 from trioflow.campaign.sweeps import (
     BUDGET_S,
     DTYPES,
@@ -380,10 +380,10 @@ def run_call(items: Sequence[Item], settings: CallSettings) -> int:
         chosen, state, executor, budget, check_device=executor.check_device, notify=_print_line,
         after_item=packer.pack_now_and_then,
     )  # fmt: skip
-    lost, report = False, None
+    lost, too_long = False, list[str]()
     with signals.heeded(budget.left_s()):
         try:
-            report = runner.run()
+            too_long = runner.run()
         except DeviceLost:
             lost = True
         except Stopped:
@@ -391,7 +391,7 @@ def run_call(items: Sequence[Item], settings: CallSettings) -> int:
         signals.muted = True  # nothing may stop the last packing
         _end_session(state, device)
         pack = packer.pack()
-    _summarize(chosen, state, report, pack, output)
+    _summarize(chosen, state, too_long, pack, output)
     if lost:
         raise DeviceLost
     if not pack.left_out:
@@ -465,13 +465,13 @@ def _print_line(line: str) -> None:
 
 
 def _summarize(
-    items: Sequence[Item], state: State, report: Report | None, pack: Pack, output: Path
+    items: Sequence[Item], state: State, too_long: list[str], pack: Pack, output: Path
 ) -> None:
     """Print what is finished, what is left and where it lies."""
     finished = sum(item.name in state.results for item in items)
     sizes = ", ".join(f"{name} {format_bytes(size)}" for name, size in sorted(pack.files.items()))
     print(f"{finished} of {len(items)} items finished; in {output}: {sizes}")
-    for name in report.too_long if report else []:
+    for name in too_long:
         print(f"not in any call this long: {name}; give it more --minutes")
     for name, why in pack.left_out.items():
         print(f"left out of the packed files: {name}: {why}")

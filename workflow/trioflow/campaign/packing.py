@@ -133,7 +133,8 @@ def pack_campaign(
     """
     limits, output, pack = limits or Limits(), Path(output), Pack()
     output.mkdir(parents=True, exist_ok=True)
-    order = _in_order(items, state)
+    listed = [item.name for item in items if item.name in state.results]
+    order = listed + sorted(set(state.results) - set(listed))
     # The table of items is written last but must fit: reserve its size with all notes in it.
     reserve = 2 * len(_items_table(items, state, pack, {})) + _PER_ROW_BYTES * len(order)
     budget = limits.total_bytes - reserve
@@ -173,12 +174,6 @@ def _write(content: Mapping[str, bytes], output: Path) -> None:
     for old in (*output.glob("captures-*.parquet"), output / SWEEPS_FILE):
         if old.name not in content:
             old.unlink(missing_ok=True)
-
-
-def _in_order(items: Sequence[Item], state: State) -> list[str]:
-    """Return finished items in order of value; those that the list no longer has come last."""
-    listed = [item.name for item in items if item.name in state.results]
-    return listed + sorted(set(state.results) - set(listed))
 
 
 def _pack_sweeps(order: Sequence[str], state: State, limit: int, pack: Pack) -> bytes:

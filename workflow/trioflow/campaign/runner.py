@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,19 +51,6 @@ class Budget:
         return self.deadline_s - self.clock()
 
 
-@dataclass
-class Report:
-    """What one call did: names of items by what became of them."""
-
-    done: list[str] = field(default_factory=list)
-    failed: dict[str, str] = field(default_factory=dict)
-    out_of_memory: list[str] = field(default_factory=list)
-    pending: list[str] = field(default_factory=list)
-    """Items that are left for another call."""
-    too_long: list[str] = field(default_factory=list)
-    """Items among them that do not fit into any call this long."""
-
-
 class Runner:
     """Runs items one after another and stores what came of each.
 
@@ -86,28 +73,27 @@ class Runner:
         self.check_device, self.notify, self.after_item = check_device, notify, after_item
         self.known = {item.name: item for item in items}
 
-    def run(self) -> Report:
-        """Do everything that still fits, most valuable first, passing over items that do not.
+    def run(self) -> list[str]:
+        """Do everything that still fits, most valuable first; return the names of what fits into no call this long.
 
         Raises Stopped when a signal ends the call (the item in flight is lost), DeviceLost when the
         device refuses further work.
         """
-        report = Report()
+        too_long = []
         for item in self.items:
             if item.name in self.state.results:
                 continue
             refusal = self._refuse(item)
             if refusal:
-                self._store(item, refusal, report)
+                self._store(item, refusal)
                 continue
             estimate_s = self.estimate(item)
             if estimate_s * SAFETY > self.budget.left_s():
-                report.pending.append(item.name)
                 if estimate_s * SAFETY > self.budget.whole_s:
-                    report.too_long.append(item.name)
+                    too_long.append(item.name)
                 continue
-            self._run_one(item, report)
-        return report
+            self._run_one(item)
+        return too_long
 
     def estimate(self, item: Item) -> float:
         """Return how long an item is expected to take [s]: as the workload's others, or the first guess.
@@ -170,7 +156,7 @@ class Runner:
                 return Result("skipped", words, facts=_request(item))
         return None
 
-    def _run_one(self, item: Item, report: Report) -> None:
+    def _run_one(self, item: Item) -> None:
         """Run one item and store what came of it."""
         start_s = self.budget.clock()
         self.state.begin(item.name)
@@ -184,22 +170,16 @@ class Runner:
             result = _result_of_error(error, item)
             _drop_frames(error)
         result.time_ns = s_to_ns(self.budget.clock() - start_s)
-        self._store(item, result, report)
+        self._store(item, result)
         self.state.end()
         if result.status != "done" and not self.check_device():
             raise DeviceLost
         self.after_item()
 
-    def _store(self, item: Item, result: Result, report: Report) -> None:
+    def _store(self, item: Item, result: Result) -> None:
         result.session = max(len(self.state.sessions) - 1, 0)
         self.state.interruptions.pop(item.name, None)
         self.state.store(item.name, result)
-        if result.status == "done":
-            report.done.append(item.name)
-        elif result.status == "out_of_memory":
-            report.out_of_memory.append(item.name)
-        elif result.status == "failed":
-            report.failed[item.name] = result.error
         remark = result.error or str(result.facts.get("warning", ""))
         words = f": {remark.splitlines()[0]}" if remark else ""
         self.notify(
@@ -212,13 +192,9 @@ def _workload(item: Item) -> Any:
     return item.arguments["row"]["workload"]
 
 
-def _precision(item: Item) -> Any:
-    return item.arguments["row"].get("precision")
-
-
 def _is_mixed(item: Item) -> bool:
     """Return whether activations in a precision take half the memory; those of a kind need the same."""
-    return _precision(item) in _MIXED
+    return item.arguments["row"].get("precision") in _MIXED
 
 
 def _drop_frames(error: BaseException | None) -> None:
@@ -235,7 +211,7 @@ def _request(item: Item) -> dict[str, Any]:
         return {
             "workload": _workload(item),
             "batch": arguments["batch"],
-            "precision": _precision(item),
+            "precision": arguments["row"].get("precision"),
         }
     return {key: value for key, value in arguments.items() if key != "points"}
 

@@ -451,55 +451,44 @@ def run_sweep(
     """  # fmt: skip
     torch.manual_seed(0)
     with arithmetic(precision):
-        return _run_points(item, operation, precision, points, device, folder, quick)
+        dtype = DTYPES[precision]
+        watch, rows, failed = (
+            make_stopwatch(device, quick),
+            list[dict[str, Any]](),
+            list[dict[str, Any]](),
+        )
+        timed: list[tuple[Mapping[str, Any], list[dict[str, Any]]]] = []
+        last: Exception | None = None
+        for point in points:
+            try:
+                found = _time_point(item, operation, precision, point, watch, dtype, device)
+            except Exception as error:
+                if device == "cuda":
+                    torch.cuda.synchronize()  # raises when the device is lost: then the item fails
+                failed.append(
+                    {"point": dict(point), "error": f"{type(error).__name__}: {error}"[:300]}
+                )
+                last = error.with_traceback(None)
+                if is_out_of_memory(error):
+                    free_memory(device)
+                continue
+            rows += found
+            timed.append((point, found))
+        if last is not None and not rows:
+            raise last
+        facts: dict[str, Any] = {"points": len(timed), "failed_points": failed}
+        if device == "cuda":
+            try:
+                _name_kernels(operation, timed, dtype, device, folder)
+            except Exception as error:
+                torch.cuda.synchronize()
+                facts["kernels_missing"] = f"{type(error).__name__}: {error}"[:300]
+        return Result(facts=facts, rows=rows)
 
 
 def arithmetic(precision: str) -> AbstractContextManager[None]:
     """Return the context in which single precision means what a sweep's precision says."""
     return single_precision("tf32" if precision == "tf32" else "ieee")
-
-
-def _run_points(
-    item: str,
-    operation: str,
-    precision: str,
-    points: Iterable[Mapping[str, Any]],
-    device: str,
-    folder: Path,
-    quick: bool,
-) -> Result:
-    """Time the points and name their kernels."""  # fmt: skip
-    dtype = DTYPES[precision]
-    watch, rows, failed = (
-        make_stopwatch(device, quick),
-        list[dict[str, Any]](),
-        list[dict[str, Any]](),
-    )
-    timed: list[tuple[Mapping[str, Any], list[dict[str, Any]]]] = []
-    last: Exception | None = None
-    for point in points:
-        try:
-            found = _time_point(item, operation, precision, point, watch, dtype, device)
-        except Exception as error:
-            if device == "cuda":
-                torch.cuda.synchronize()  # raises when the device is lost: then the item fails
-            failed.append({"point": dict(point), "error": f"{type(error).__name__}: {error}"[:300]})
-            last = error.with_traceback(None)
-            if is_out_of_memory(error):
-                free_memory(device)
-            continue
-        rows += found
-        timed.append((point, found))
-    if last is not None and not rows:
-        raise last
-    facts: dict[str, Any] = {"points": len(timed), "failed_points": failed}
-    if device == "cuda":
-        try:
-            _name_kernels(operation, timed, dtype, device, folder)
-        except Exception as error:
-            torch.cuda.synchronize()
-            facts["kernels_missing"] = f"{type(error).__name__}: {error}"[:300]
-    return Result(facts=facts, rows=rows)
 
 
 def _time_point(

@@ -287,13 +287,14 @@ def _run_simulate(options: argparse.Namespace) -> None:
     facts = prediction.step.traces[0].facts
     interval = f"80 % interval {format_time(answer['low_s'])} to {format_time(answer['high_s'])}"
     print(f"{answer['workload']} on {answer['platform']}: {answer['plan_text']}")
+    names = ("peak_memory_bytes", "outside_bytes", "memory_bytes", "fits_memory")
     print(
         format_facts([
             ("model", describe_model(facts)),
             ("precision", "" if describe_model(facts) else f"{facts.precision or 'not said'}, as traced"),
             ("stages", _describe_stages(answer, options)),
             ("cost model", answer["cost_model"]),
-            ("peak memory", _describe_memory(answer)),
+            ("peak memory", describe_memory(*(answer[name] for name in names))),
             ("filled by", _describe_filling(answer["memory"])),
             ("step time", f"{format_time(answer['step_time_s'])}  "
              f"({interval}; {answer['confidence']})"),
@@ -464,12 +465,6 @@ def _describe_unanchored(answer: dict[str, Any]) -> str:
     if "trace_only_step_time_s" not in answer:
         return ""
     return f"{format_time(answer['trace_only_step_time_s'])}, from the trace alone"
-
-
-def _describe_memory(answer: Mapping[str, Any]) -> str:
-    """Return the peak, the room and whether it fits."""
-    names = ("peak_memory_bytes", "outside_bytes", "memory_bytes", "fits_memory")
-    return describe_memory(*(answer[name] for name in names))
 
 
 def _describe_filling(memory: Sequence[dict[str, Any]]) -> str:

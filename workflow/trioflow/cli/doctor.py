@@ -28,12 +28,13 @@ def add_doctor(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_doctor(options: argparse.Namespace) -> None:
+    free = find_available_bytes()
     facts = {
         "trioflow": f"{__version__}, {Path(__file__).parents[1]}",
         "Python": f"{platform.python_version()}, {sys.executable}",
         "system": platform.platform(),
         "processor": f"{host_environment()['cpu_model']}, {_count_cores()}",
-        "memory": _describe_memory(),
+        "memory": ("unknown" if free is None else f"{format_bytes(free)} free for this process"),
         "GPU": _describe_gpus(),
         "packages": _list_packages(),
         "models": _try_models(),
@@ -50,11 +51,6 @@ def _run_doctor(options: argparse.Namespace) -> None:
 def _count_cores() -> str:
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return f"{os.cpu_count()} cores, {allowed} of them for this process"
-
-
-def _describe_memory() -> str:
-    free = find_available_bytes()
-    return "unknown" if free is None else f"{format_bytes(free)} free for this process"
 
 
 def _describe_gpus() -> str:

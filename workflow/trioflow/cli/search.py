@@ -120,7 +120,13 @@ def _run_search(options: argparse.Namespace) -> None:
     print(f"cost model {answer['cost_model']}; {answer['confidence']}\n")
     if answer["ranking"]:
         print(format_ranking(answer))
-        words = _words(answer["compared_by"])
+        names = {
+            "expected_s": "time",
+            "peak_memory_bytes": "memory",
+            "cost_per_step": "cost",
+            "energy_j": "energy",
+        }
+        words = [names[column] for column in answer["compared_by"]]
         if any(row["crowded"] for row in answer["ranking"]):
             print(
                 "\n(!) fits, but the allocator is expected to hold more than the device has left: behind the others, "
@@ -145,14 +151,6 @@ def _run_search(options: argparse.Namespace) -> None:
     print_warnings(answer["warnings"])
     if not answer["ranking"]:
         raise InputError("no plan fits", fix="use more ranks, a smaller batch or another platform")
-
-
-def _words(columns: list[str]) -> list[str]:
-    names = {
-        "expected_s": "time", "peak_memory_bytes": "memory", "cost_per_step": "cost",
-        "energy_j": "energy",
-    }  # fmt: skip
-    return [names[column] for column in columns]
 
 
 def format_ranking(answer: dict[str, Any]) -> str:

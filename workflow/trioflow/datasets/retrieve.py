@@ -346,7 +346,8 @@ def retrieve_file(
     try:
         with _open_part(goal) as (part, place):
             if _is_right(goal, entry):  # another process was faster
-                _discard(part, place)
+                part.truncate(0)
+                _discard_empty(part, place)
                 return Retrieval(goal, THERE)
             try:
                 origin = _fill(entry, part, source, attempts, timeout_s, sleep)
@@ -477,12 +478,6 @@ def _is_still_at(place: Path, part: BufferedRandom) -> bool:
 
 def _open_without_cutting(path: Path) -> BufferedRandom:
     return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), "r+b")
-
-
-def _discard(part: BufferedRandom, place: Path) -> None:
-    """Remove a partial file that nobody needs any more."""
-    part.truncate(0)
-    _discard_empty(part, place)
 
 
 def _discard_empty(part: BufferedRandom, place: Path) -> None:

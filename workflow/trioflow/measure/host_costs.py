@@ -31,11 +31,6 @@ _REPEATS_BELOW_BYTES = ((65_536, 8), (5_000_000, 4), (20_000_000, 2))
 _SWEPT = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send")
 
 
-def _repeats_of(size_bytes: int) -> int:
-    """Return how many messages of a size are timed together."""
-    return next((count for limit, count in _REPEATS_BELOW_BYTES if size_bytes < limit), 1)
-
-
 def _make_collective(name: str, size_bytes: int, device: torch.device) -> Callable[[], None]:
     """Return a function that runs one collective of a size and waits for it.
 
@@ -89,7 +84,7 @@ def time_collective(name: str, size_bytes: int, device: torch.device) -> int:
     wait.
     """
     run = _make_collective(name, size_bytes, device)
-    count = _repeats_of(size_bytes)
+    count = next((count for limit, count in _REPEATS_BELOW_BYTES if size_bytes < limit), 1)
     if name == "send":
         return _time_repeats(run, count, device) // 2
     compute = _make_compute(_COMPUTE_REPEATS, device)

@@ -43,7 +43,9 @@ def describe_machine(
             host=costs,
             collectives=str(facts[0]["library"]),
             sources={
-                "device.memory_bytes": _memory_source(device),
+                "device.memory_bytes": (
+                    "driver" if device == "cuda" else "operating system, shared evenly by the ranks"
+                ),
                 "links": _SWEEP,
                 "host": "tiny wrapped models of the sessions, median",
             },
@@ -60,10 +62,6 @@ def _median_costs(samples: list[dict[str, float]]) -> dict[str, float]:
         name: statistics.median(sample[name] for sample in samples if name in sample)
         for name in names
     }
-
-
-def _memory_source(device: str) -> str:
-    return "driver" if device == "cuda" else "operating system, shared evenly by the ranks"
 
 
 def _describe_device(facts: dict[str, Any], device: str) -> Device:

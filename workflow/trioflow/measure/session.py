@@ -119,10 +119,6 @@ def _plan_session(
     }
 
 
-def _ranks(plan: Mapping[str, Any]) -> int:
-    return int(plan["data"]) * int(plan["tensor"]) * int(plan["pipeline"])
-
-
 def _check_plans(
     experiments: Sequence[Mapping[str, Any]], plans: Mapping[str, Mapping[str, Any]]
 ) -> int:
@@ -135,7 +131,10 @@ def _check_plans(
             raise MeasurementError(
                 f"{experiment['experiment']}: {' x '.join(degrees)} together is not measured yet"
             )
-        sizes.setdefault(_ranks(plan), str(experiment["experiment"]))
+        sizes.setdefault(
+            (int(plan["data"]) * int(plan["tensor"]) * int(plan["pipeline"])),
+            str(experiment["experiment"]),
+        )
     several = {count: name for count, name in sizes.items() if count > 1}
     if len(several) > 1:
         named = ", ".join(f"{name} on {count}" for count, name in sorted(several.items()))

@@ -323,7 +323,9 @@ def _list_events(
     loaded: ProfiledStep, began_ns: int, experiment: str, rank: int
 ) -> list[dict[str, Any]]:
     """Return one step's events in order of start; the step began then on the profiler's clock."""
-    found = [(e, "compute", "compute") for e in loaded.operators if not _communicates(e)]
+    found = [
+        (e, "compute", "compute") for e in loaded.operators if not e.name.startswith(_COMMUNICATION)
+    ]
     found += [
         (event, "communication", _KINDS.get(event.name.partition(":")[2], "collective"))
         for event in loaded.messages
@@ -347,10 +349,6 @@ def _list_events(
         }
         for number, (event, stream, kind) in enumerate(found)
     ]
-
-
-def _communicates(event: Event) -> bool:
-    return event.name.startswith(_COMMUNICATION)
 
 
 def _phase(event: Event) -> str:

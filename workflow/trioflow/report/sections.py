@@ -380,17 +380,12 @@ LIMITS = (
 )
 
 
-def _list_warnings(errors: pd.DataFrame) -> list[str]:
-    """Return the different warnings of the experiments, in order of appearance."""
+def render_experiments(errors: pd.DataFrame, cancelled: Mapping[str, str]) -> str:
+    """Return the table of all experiments with footnotes; ``cancelled``: parts of errors that are small because they cancel."""
     texts = [
         text for cell in errors["warnings"] for text in str(cell).split(WARNING_SEPARATOR) if text
     ]
-    return list(dict.fromkeys(texts))
-
-
-def render_experiments(errors: pd.DataFrame, cancelled: Mapping[str, str]) -> str:
-    """Return the table of all experiments with footnotes; ``cancelled``: parts of errors that are small because they cancel."""
-    meaning, warnings = tables.meanings(tables.ERRORS), _list_warnings(errors)
+    meaning, warnings = tables.meanings(tables.ERRORS), list(dict.fromkeys(texts))
 
     def name(row: Mapping[Any, Any]) -> Cell:
         text = str(row["experiment"])

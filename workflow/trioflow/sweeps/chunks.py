@@ -8,12 +8,11 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -161,7 +160,8 @@ def cut_chunks(sweep: Sweep, size: int = 0) -> list[Chunk]:
         last = min(first + size, len(order))
         low, high = np.searchsorted(ends, [first + (size + 1) // 2, last])
         for end in ends[low:high]:
-            if _is_cut(scenarios[order[end - 1]]):
+            key = [scenarios[order[end - 1]][name] for name in _GRAPH]
+            if hashlib.sha256(json.dumps(key).encode()).digest()[0] < 32:
                 last = int(end)
                 break
         numbers = tuple(order[first:last].tolist())
@@ -203,12 +203,6 @@ def _list_parts(trace: str) -> list[str]:
     if packed and not Path(trace).is_dir():
         return [trace]
     return [f"{trace}/{name}" for name in MEMBERS]
-
-
-def _is_cut(values: Mapping[str, Any]) -> bool:
-    """Return whether a chunk may end after the scenarios of a graph: after one graph in eight."""
-    key = [values[name] for name in _GRAPH]
-    return hashlib.sha256(json.dumps(key).encode()).digest()[0] < 32
 
 
 def _digest_chunk(sweep: Sweep, numbers: Sequence[int]) -> str:

@@ -111,7 +111,8 @@ def build_costs(
             of = benchmarks["stage"].isin(stages) & benchmarks["subject"].isin(subjects)
             return float(benchmarks.loc[of, "time_s"].sum())
 
-        traces = _list_traces(benchmarks, workload)
+        subjects = benchmarks.loc[benchmarks["stage"].isin(_PROFILING), "subject"].unique()
+        traces = [s for s in subjects if s.rpartition("-b")[0] == workload]
         capture_s = sum_jobs(_PROFILING, traces)
         direct_s = ns_to_s(float((rounds.max() * rounds.size()).sum()))
         rows.append({
@@ -124,12 +125,6 @@ def build_costs(
             "share": capture_s / direct_s if direct_s else np.nan,
         })  # fmt: skip
     return pd.DataFrame(rows, columns=COSTS.names)
-
-
-def _list_traces(benchmarks: pd.DataFrame, workload: str) -> list[str]:
-    """Return the subjects that are traces of a workload: its name, ``-b`` and a batch."""
-    subjects = benchmarks.loc[benchmarks["stage"].isin(_PROFILING), "subject"].unique()
-    return [s for s in subjects if s.rpartition("-b")[0] == workload]
 
 
 _OTHER_CASES = "DistSim, other cases"

@@ -320,7 +320,8 @@ def draw_wafer(figure: Figure, rows: pd.DataFrame) -> Drawing:
 
 def _list_wafer_points(rows: pd.DataFrame) -> list[Point]:
     """Return the dots of the wafer study: mesh and circuits of every case."""
-    middle = _find_middle_bandwidth(rows)
+    swept = sorted(set(rows[rows["sweep"] == "link"]["link_bandwidth_bytes_per_s"]))
+    middle = float(swept[len(swept) // 2])
     mesh_name = f"mesh of {middle / 1e9:g} GB/s a link"
     widest = rows["ports_per_circuit"].max()
     steps = rows.assign(slower=rows["step_s"] / rows["ideal_s"])
@@ -335,12 +336,6 @@ def _list_wafer_points(rows: pd.DataFrame) -> list[Point]:
         for row in records(case[case["ports_per_circuit"] == widest]):
             points.append(Point(label, f"circuits, {row['variant']}", row["slower"]))
     return points
-
-
-def _find_middle_bandwidth(rows: pd.DataFrame) -> float:
-    """Return the middle of the swept bandwidths [bytes/s], at which the dot of the mesh stands."""
-    swept = sorted(set(rows[rows["sweep"] == "link"]["link_bandwidth_bytes_per_s"]))
-    return float(swept[len(swept) // 2])
 
 
 def draw_hop(figure: Figure, rows: pd.DataFrame) -> Drawing:
@@ -427,7 +422,14 @@ def _build_evidence(
         errors = read_live_errors(_take_one(files, "errors"), plans, figure.families)
         live = list_live_rows(errors, LIVE, figure.live_label)
         if figure.busy:
-            live = use_busy_time(live, _read_profiles(files), _read_timelines(files))
+            live = use_busy_time(
+                live,
+                _read_profiles(files),
+                {
+                    Path(file).parent.name: tables.read_table(file, "timeline")
+                    for file in files.get("timelines", [])
+                },
+            )
         rows += live
     if name.startswith(catalogue.PREFIX):
         rows += _list_public(figure, files)
@@ -511,14 +513,6 @@ def _read_profiles(files: Files) -> pd.DataFrame:
     """Return the profiles of real steps, all workloads."""
     frames = [tables.read_table(file, "rank_timelines") for file in files.get("profiles", [])]
     return pd.concat(frames, ignore_index=True) if frames else tables.empty("rank_timelines")
-
-
-def _read_timelines(files: Files) -> dict[str, pd.DataFrame]:
-    """Return the predicted timelines by experiment, which is the name of a file's folder."""
-    return {
-        Path(file).parent.name: tables.read_table(file, "timeline")
-        for file in files.get("timelines", [])
-    }
 
 
 _DRAWERS = {

@@ -350,16 +350,11 @@ def draw_times(
     elif slowed == "GPUs":
         compute = compute * factors[:, np.newaxis]
     elif slowed == "moments":
-        compute = compute * _draw_moments(generator, compute.shape)
+        hit = generator.random(compute.shape) < 1 / compute.shape[0]
+        compute = compute * np.where(hit, generator.uniform(1.0, SLOWEST, compute.shape), 1.0)
     else:
         raise SimulationError(f"Hop: nothing is called {slowed!r}; known are {', '.join(SLOWED)}")
     return {edge: float(time_s) for edge, time_s in sending.items()}, compute
-
-
-def _draw_moments(generator: np.random.Generator, shape: tuple[int, int]) -> NDArray[np.float64]:
-    """Draw a factor for each iteration; most are 1."""
-    hit = generator.random(shape) < 1 / shape[0]
-    return np.where(hit, generator.uniform(1.0, SLOWEST, shape), 1.0)
 
 
 def sweep_hop(

@@ -32,7 +32,7 @@ import pandas as pd
 from trioflow.base.errors import TableError
 from trioflow.base.units import ms_to_s, ns_to_s
 from trioflow.costmodel.collectives.model import count_steps, wire_factor
-from trioflow.costmodel.collectives.published import PUBLIC_TABLES, PublicTable
+from trioflow.costmodel.collectives.published import PUBLIC_TABLES
 from trioflow.costmodel.features import FEATURES, Floats
 from trioflow.costmodel.operators.half_tables import ProductTable
 from trioflow.costmodel.operators.products import PRODUCTS
@@ -333,18 +333,13 @@ class AllReduceCurves:
         return max(1.0, math.log2(ranks) / math.log2(most)) if ranks > most else 1.0
 
 
-def _all_reduce_tables() -> list[PublicTable]:
-    """Return the public tables of the A100's all-reduces, one a number of ranks."""
-    return [table for table in PUBLIC_TABLES if table.dataset == _ALL_REDUCES]
-
-
 def read_all_reduces(data_folder: str | Path, rounds: Iterable[int] = (0, 1)) -> AllReduceCurves:
     """Read the all-reduces measured beside the iteration times, the mean of ``rounds`` (0 out of place, 1 in place).
 
     Raises TableError when a file is missing or breaks its format.
     """
     sizes, times = {}, {}
-    for table in _all_reduce_tables():
+    for table in [table for table in PUBLIC_TABLES if table.dataset == _ALL_REDUCES]:
         path = Path(data_folder) / table.key
         if not path.exists():
             raise TableError("no such file", file=path, fix=f"retrieve {_ALL_REDUCES}")

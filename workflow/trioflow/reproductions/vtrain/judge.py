@@ -320,7 +320,8 @@ def judge_rows(
     """Do the same for rows and all-reduces that were read already."""
     model = StepModel.build(rows, reduces)
     analytical_s = predict_analytically(rows, _DOCUMENTED)
-    cases, parameters = [], _list_fits(model)
+    fit = calibrate(model, np.arange(len(model.rows)))
+    cases, parameters = [], [_parameter_rows(WHOLE, NOTHING, fit.form, fit.values)]
     for name, columns in LEFT_OUT.items():
         judged, numbers = _leave_out(model, columns)
         cases.append(_case_rows(rows, name, judged, leave_out_ridge(rows, numbers), analytical_s))
@@ -411,12 +412,6 @@ def _list_parameters(
         fold = str(folds[numbers == number].iloc[0])
         found.append(_parameter_rows(name, fold, calibration.form, calibration.values))
     return found
-
-
-def _list_fits(model: StepModel) -> list[pd.DataFrame]:
-    """Return the parameters fitted on all rows: for reading, never for judging."""
-    fit = calibrate(model, np.arange(len(model.rows)))
-    return [_parameter_rows(WHOLE, NOTHING, fit.form, fit.values)]
 
 
 def _parameter_rows(name: str, fold: str, form: Form, values: Floats) -> pd.DataFrame:
