@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Protocol
@@ -105,6 +105,7 @@ CAUSES = pa.schema([
 """Rows of ``results/published/<set>-causes.parquet`` and ``results/report/causes.parquet``."""
 
 PART, REPLACED, SENSITIVITY, GROWTH = "part", "replaced", "sensitivity", "growth"
+_MEASURED_ALONE = "measured on one such GPU at the same batch"
 
 
 class _ExplainedStep(Protocol):
@@ -187,35 +188,20 @@ def explain_cases(cases: Sequence[_ExplainedCase], oracles: Sequence[float | Non
     rows = []
     for case, oracle_s in zip(cases, oracles, strict=True):
         predicted = case.predict()
-        head = (case.set_name, case.case_name)
-        rows.append((*head, PART, "compute", "", predicted.compute_s))
-        rows.append(
-            (
-                *head,
-                PART,
-                "communication that no compute hides",
-                "",
-                predicted.exposed_communication_s,
-            )
-        )
-        rest_s = max(
-            predicted.step_time_s - predicted.compute_s - predicted.exposed_communication_s, 0.0
-        )
-        rows.append((*head, PART, "waiting", "", rest_s))
+        compute_s, exposed_s = predicted.compute_s, predicted.exposed_communication_s
+        found = [
+            (PART, "compute", "", compute_s),
+            (PART, "communication that no compute hides", "", exposed_s),
+            (PART, "waiting", "", max(predicted.step_time_s - compute_s - exposed_s, 0.0)),
+        ]
         if oracle_s is not None and not pd.isna(oracle_s):
-            rows.append(
-                (
-                    *head,
-                    REPLACED,
-                    "compute",
-                    "measured on one such GPU at the same batch",
-                    float(oracle_s),
-                )
-            )
-        for change in CHANGES:
-            if not change.needs or case.has(change.needs):
-                time_s = case.predict_changed(change.settings)
-                rows.append((*head, SENSITIVITY, change.parameter, change.setting, time_s))
+            found.append((REPLACED, "compute", _MEASURED_ALONE, float(oracle_s)))
+        found += [
+            (SENSITIVITY, change.parameter, change.setting, case.predict_changed(change.settings))
+            for change in CHANGES
+            if not change.needs or case.has(change.needs)
+        ]
+        rows += [(case.set_name, case.case_name, *row) for row in found]
     return pd.DataFrame(rows, columns=CAUSES.names)
 
 
@@ -546,26 +532,26 @@ def _attribute(
         one_rank = len(case.factors) == 1
         part, words = (COMPUTE, _ONE_RANK) if one_rank else (REMAINDER, _LEFT)
         return [_row(part, predicted_s - measured_s, measured_s, None, words, None)]
-    known: dict[frozenset[str], float] = {}
 
-    def predict(replaced: Collection[str]) -> float:
-        key = frozenset(replaced)
-        if key not in known:
-            known[key] = case.predict_replaced(measured, key) if key else predicted_s
-        return known[key]
+    @cache
+    def predict(replaced: frozenset[str]) -> float:
+        return case.predict_replaced(measured, replaced) if replaced else predicted_s
 
     rows = [
-        _row(model, part_s, measured_s, predict([model]), PROFILE, measured.factor)
+        _row(model, part_s, measured_s, predict(frozenset([model])), PROFILE, measured.factor)
         for model, part_s in share_change(models, predict).items()
     ]
-    left_s = predict(models) - measured_s
+    left_s = predict(frozenset(models)) - measured_s
     return [*rows, _row(REMAINDER, left_s, measured_s, None, _LEFT, measured.factor)]
 
 
 def share_change(
-    models: Sequence[str], predict: Callable[[Collection[str]], float]
+    models: Sequence[str], predict: Callable[[frozenset[str]], float]
 ) -> dict[str, float]:
-    """Return each model's mean contribution to a prediction [s] less the one with all ``models`` replaced."""
+    """Return each model's mean contribution to a prediction [s] less the one with all ``models`` replaced.
+
+    Its Shapley value; ``predict`` is asked for each set of models several times.
+    """
     count = len(models)
     shares = dict.fromkeys(models, 0.0)
     for model in models:
@@ -573,7 +559,8 @@ def share_change(
         for size in range(count):
             weight = 1.0 / (count * math.comb(count - 1, size))
             for before in combinations(others, size):
-                shares[model] += weight * (predict(before) - predict([*before, model]))
+                replaced = frozenset(before)
+                shares[model] += weight * (predict(replaced) - predict(replaced | {model}))
     return shares
 
 

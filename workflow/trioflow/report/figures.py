@@ -91,11 +91,8 @@ def merge_thin_bars(
 def busy_time(start_s: np.ndarray[Any, Any], end_s: np.ndarray[Any, Any]) -> float:
     """Return the length [s] of the union of bars."""
     order = np.argsort(start_s, kind="stable")
-    total, reach = 0.0, -np.inf
-    for start, end in zip(start_s[order].tolist(), end_s[order].tolist(), strict=True):
-        total += max(0.0, end - max(start, reach))
-        reach = max(reach, end)
-    return total
+    reached = np.maximum.accumulate(np.append(-np.inf, end_s[order]))[:-1]
+    return float(np.maximum(end_s[order] - np.maximum(start_s[order], reached), 0.0).sum())
 
 
 def find_compute(timeline: pd.DataFrame) -> dict[int, Intervals]:

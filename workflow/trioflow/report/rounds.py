@@ -41,11 +41,11 @@ def compare_rounds(errors: pd.DataFrame, inputs: ReportInputs) -> pd.DataFrame:
                 fix="simulate it again with this version",
             )
         steps_s = measured_steps(inputs.measurements, row, int(row["ranks"]))
-        found: dict[str, Any] = {"experiment": name, "rounds": len(steps_s)}
-        for key, quantile in QUANTILES.items():
-            found[f"measured_{key}"] = float(np.quantile(steps_s, quantile))
-            found[f"drawn_{key}"] = float(drawn[key])
-        rows.append(found)
+        rows.append({
+            "experiment": name, "rounds": len(steps_s),
+            **{f"measured_{key}": float(np.quantile(steps_s, share)) for key, share in QUANTILES.items()},
+            **{f"drawn_{key}": float(drawn[key]) for key in QUANTILES},
+        })  # fmt: skip
     return pd.DataFrame(rows)
 
 

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import combinations
-from math import factorial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from scipy.stats import ks_2samp
 
 from trioflow import tables
 from trioflow.base.errors import TableError
@@ -29,6 +29,7 @@ from trioflow.costmodel.spread import MeasuredSpread, draw_normals, fit_spread
 from trioflow.engine.draws import DrawnGraph
 from trioflow.engine.program import Floats, Ints
 from trioflow.parallel.task_graph import TaskGraph
+from trioflow.report.attribution import share_change
 
 JOBS_FOLDER = "ByteDance-Seed+StragglerAnalysis/data"
 """Where the jobs lie in results/data."""
@@ -84,9 +85,7 @@ class Job:
 
     def _list(self, kind: str, steps: Any, columns: list[str]) -> pd.DataFrame:
         items = self.items
-        chosen = np.flatnonzero(items["kind"] == kind)
-        if kind == COMPUTE:
-            chosen = chosen[items["optype"].iloc[chosen].isin(PASSES).to_numpy()]
+        chosen = np.flatnonzero(_find_passes(items) if kind == COMPUTE else items["kind"] == kind)
         times_s = self.item_s[chosen][:, steps]
         numbers = self.numbers[steps]
         rows = items.iloc[np.repeat(chosen, len(numbers))][columns].reset_index(drop=True)
@@ -316,7 +315,7 @@ def judge_halves(job: Job, draws: int = DRAWS) -> pd.DataFrame:
                 "job": job.name, "seen": name, "steps": int((~seen).sum()), "way": way,
                 **{f"measured_{q * 100:.0f}_s": m for q, m in zip(QUANTILES, measured, strict=True)},
                 **{f"predicted_{q * 100:.0f}_s": p for q, p in zip(QUANTILES, predicted, strict=True)},
-                "distance": _measure_distance(step_s, job.step_s[~seen]),
+                "distance": float(ks_2samp(step_s, job.step_s[~seen], method="asymp").statistic),
             })  # fmt: skip
     return pd.DataFrame(rows)
 
@@ -352,10 +351,7 @@ def draw_steps(job: Job, seen: NDArray[np.bool_], draws: int, together: bool = F
 
 
 def _find_passes(items: pd.DataFrame) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = (
-        (items["kind"] == COMPUTE) & items["optype"].isin(PASSES)
-    ).to_numpy()
-    return found
+    return np.asarray((items["kind"] == COMPUTE) & items["optype"].isin(PASSES))
 
 
 def _find_medians(job: Job, seen: NDArray[np.bool_]) -> Floats:
@@ -367,13 +363,6 @@ def _find_medians(job: Job, seen: NDArray[np.bool_]) -> Floats:
     return medians_s
 
 
-def _measure_distance(one: Floats, other: Floats) -> float:
-    """Return the greatest difference of two samples' cumulative shares (Kolmogorov and Smirnov)."""
-    at = np.concatenate([one, other])
-    shares = (np.searchsorted(np.sort(each), at, side="right") / len(each) for each in (one, other))
-    return float(np.abs(np.subtract(*shares)).max())
-
-
 def attribute_slowdown(job: Job) -> pd.DataFrame:
     """Return what each part costs over the ideal step: columns of ``tables.DRIFT_CAUSES``.
 
@@ -383,37 +372,22 @@ def attribute_slowdown(job: Job) -> pd.DataFrame:
     mean, over all orders of putting parts right, of what it takes off the median step.
     """
     factors = _list_factors(job)
-    known: dict[frozenset[str], float] = {}
 
+    @cache
     def play(right: frozenset[str]) -> float:
-        if right not in known:
-            item_s = job.item_s.copy()
-            for name in sorted(right):
-                item_s = factors[name](item_s)
-            known[right] = float(np.median(job.play(item_s)))
-        return known[right]
+        item_s = job.item_s.copy()
+        for name in sorted(right):
+            item_s = factors[name](item_s)
+        return float(np.median(job.play(item_s)))
 
     actual_s, ideal_s = play(frozenset()), play(frozenset(PARTS))
     slowdown_s = actual_s - ideal_s
     rows = [
-        {"job": job.name, "part": name, "actual_s": actual_s, "ideal_s": ideal_s,
-         "share": _share(name, play) / slowdown_s,
+        {"job": job.name, "part": name, "actual_s": actual_s, "ideal_s": ideal_s, "share": share_s / slowdown_s,
          "alone": (actual_s - play(frozenset([name]))) / slowdown_s}
-        for name in PARTS
+        for name, share_s in share_change(PARTS, play).items()
     ]  # fmt: skip
     return pd.DataFrame(rows)
-
-
-def _share(name: str, play: Callable[[frozenset[str]], float]) -> float:
-    """Return the Shapley value of putting a part right [s]."""
-    others = [one for one in PARTS if one != name]
-    total = 0.0
-    for size in range(len(PARTS)):
-        weight = factorial(size) * factorial(len(PARTS) - size - 1) / factorial(len(PARTS))
-        for chosen in combinations(others, size):
-            right = frozenset(chosen)
-            total += weight * (play(right) - play(right | {name}))
-    return total
 
 
 def _list_factors(job: Job) -> Mapping[str, Callable[[Floats], Floats]]:
@@ -434,16 +408,12 @@ def _list_factors(job: Job) -> Mapping[str, Callable[[Floats], Floats]]:
         return change
 
     def settle(kind: str) -> Callable[[Floats], Floats]:
-        chosen = items.index[items["kind"] == kind]
-        typical_s = {
-            name: float(np.median(job.item_s[np.asarray(rows)]))
-            for name, rows in items.loc[chosen].groupby("optype").groups.items()
-        }
+        groups = items[items["kind"] == kind].groupby("optype").groups.values()
 
         def change(item_s: Floats) -> Floats:
             changed = item_s.copy()
-            for name, rows in items.loc[chosen].groupby("optype").groups.items():
-                changed[np.asarray(rows)] = typical_s[name]
+            for rows in groups:
+                changed[np.asarray(rows)] = np.median(job.item_s[np.asarray(rows)])
             return changed
 
         return change

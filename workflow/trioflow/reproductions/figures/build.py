@@ -5,6 +5,7 @@ The drawings of all figures: errors and times of predictions, shares of a step, 
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -71,7 +72,7 @@ from trioflow.reproductions.tables import (
     WAFER,
 )
 from trioflow.sweeps.chunks import list_chunk_files, make_frame
-from trioflow.sweeps.description import Sweep, load_sweep, resolve_batch, resolve_plan
+from trioflow.sweeps.description import load_sweep, resolve_batch, resolve_plan
 from trioflow.sweeps.workshop import OK, Workshop
 from trioflow.tables import records
 
@@ -120,26 +121,22 @@ def draw_evidence(figure: Figure, rows: pd.DataFrame) -> Drawing:
 def list_panels(figure: Figure, rows: pd.DataFrame) -> list[_Panel]:
     """Return the panels of a figure: measured ones first, then what was only simulated."""
     measured = any(kind != ONLY_SIMULATED for kind in rows["evidence"])
-    panels = []
-    for kind in EVIDENCE_KINDS:
-        mine = rows[rows["evidence"] == kind]
-        for name in dict.fromkeys(mine["panel"]):
-            panels.append(
-                _make_panel(figure, kind, name, records(mine[mine["panel"] == name]), measured)
-            )
-    return panels
+    by_panel = rows.groupby(["evidence", "panel"], sort=False)
+    return [
+        _make_panel(figure, kind, str(name), records(mine), measured)
+        for kind in EVIDENCE_KINDS
+        for (evidence, name), mine in by_panel
+        if evidence == kind
+    ]
 
 
 def _make_panel(figure: Figure, kind: str, name: str, rows: Rows, measured: bool) -> _Panel:
-    title = f"{kind.upper()} ({name})"
-    quantity = rows[0]["quantity"].partition(",")[0]
+    title, per_sample = f"{kind.upper()} ({name})", figure.form == catalogue.ORDER
     if kind == ONLY_SIMULATED:
-        per_sample = figure.form == catalogue.ORDER
+        quantity = f"predicted {rows[0]['quantity'].partition(',')[0]}{' a sample' * per_sample}"
         points = [_time_point(row, per_sample, papers=not measured) for row in rows]
-        return _Panel(
-            title, f"predicted {quantity}{' a sample' if per_sample else ''}", points, False
-        )
-    if figure.form == catalogue.ORDER:
+        return _Panel(title, quantity, points, False)
+    if per_sample:
         points = [_time_point(row, True, papers=False) for row in rows]
         right, pairs = count_right_pairs(rows)
         title += f"\n{right} of {pairs} pairs of plans in the right order"
@@ -179,11 +176,12 @@ def _error_point(row: dict[str, Any]) -> Point:
 
 def find_mean_errors(rows: Rows) -> dict[str, float]:
     """Return the mean absolute error of each quantity of ``EVIDENCE`` rows with measured times."""
-    errors: dict[str, list[float]] = {}
-    for row in rows:
-        error = abs(row["predicted_s"] / row["measured_s"] - 1)
-        errors.setdefault(row["quantity"].partition(",")[0], []).append(error)
-    return {what: sum(each) / len(each) for what, each in errors.items()}
+    frame = pd.DataFrame(rows)
+    what = frame["quantity"].str.partition(",")[0]
+    errors = (frame["predicted_s"] / frame["measured_s"] - 1).abs().astype(float)
+    return {
+        str(name): float(mean) for name, mean in errors.groupby(what, sort=False).mean().items()
+    }
 
 
 def _describe_coverage(rows: Rows) -> str:
@@ -198,16 +196,15 @@ def _describe_coverage(rows: Rows) -> str:
 def count_right_pairs(rows: Rows) -> tuple[int, int]:
     """Return how many pairs of plans of a workload are predicted in the measured order, and how many there are."""
     times = [
-        (row["label"], row["plan"], row["measured_s"] / (row["batch"] or 1), row["predicted_s"] / (row["batch"] or 1))
+        {**row, **{name: row[name] / (row["batch"] or 1) for name in ("measured_s", "predicted_s")}}
         for row in rows
-    ]  # fmt: skip
-    right = pairs = 0
-    for at, one in enumerate(times):
-        for other in times[at + 1 :]:
-            if one[0] == other[0] and one[1] != other[1]:
-                pairs += 1
-                right += (one[2] < other[2]) == (one[3] < other[3])
-    return right, pairs
+    ]
+    right = [
+        (one["measured_s"] < other["measured_s"]) == (one["predicted_s"] < other["predicted_s"])
+        for one, other in itertools.combinations(times, 2)
+        if one["label"] == other["label"] and one["plan"] != other["plan"]
+    ]
+    return sum(right), len(right)
 
 
 _PARTS = {
@@ -305,14 +302,11 @@ def draw_wafer(figure: Figure, rows: pd.DataFrame) -> Drawing:
         axes.axvline(1 / (1 - PAPER_SHARE), color=style.INK, linestyle=DASHES, linewidth=0.9)
         axes.set_title(f"{ONLY_SIMULATED.upper()} (workload, samples a GPU)")
         axes.set_xlabel("step / step on a network that takes no time", labelpad=1.5)
-        handles = list_handles(looks, [[p for p in points if p.low is None]])
-        handles.append(
-            Line2D([], [], color=style.GREY, alpha=0.6, linewidth=3, label="mesh, links swept")
-        )
-        handles.append(Line2D(
-            [], [], color=style.INK, linestyle=DASHES, linewidth=0.9,
-            label=f"paper: {100 * PAPER_SHARE:.2f} % network",
-        ))  # fmt: skip
+        handles = [
+            *list_handles(looks, [[p for p in points if p.low is None]]),
+            Line2D([], [], color=style.GREY, alpha=0.6, linewidth=3, label="mesh, links swept"),
+            Line2D([], [], color=style.INK, linestyle=DASHES, linewidth=0.9, label=f"paper: {100 * PAPER_SHARE:.2f} % network"),
+        ]  # fmt: skip
         drawing.legend(handles=handles, loc="outside lower left", ncols=2, borderpad=0)
         align_titles(drawing, [axes])
     return drawing
@@ -441,13 +435,11 @@ def _build_evidence(
             label=figure.label,
             series=figure.series,
         )
-    named = [{"figure": figure.name, **row} for row in rows]
     # Beside what was only simulated they are drawn where the figure measures nothing.
-    measured = {row["evidence"] for row in rows} - {ONLY_SIMULATED}
-    drawn = measured or {ONLY_SIMULATED}
+    drawn = {row["evidence"] for row in rows} - {ONLY_SIMULATED} or {ONLY_SIMULATED}
     named = [
         {**row, "paper": describe_averages(row) if row["evidence"] in drawn else ""}
-        for row in named
+        for row in ({"figure": figure.name, **row} for row in rows)
     ]
     return pd.DataFrame(named, columns=EVIDENCE.names)
 
@@ -470,14 +462,11 @@ def _list_public(figure: Figure, files: Files) -> list[dict[str, Any]]:
 
 def keep_rivals(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the cases whose training was measured under several plans; InputError where there is none."""
-    keys = [(row["panel"], row["workload"], row["device"], row["ranks"]) for row in rows]
-    plans: dict[tuple[Any, ...], set[str]] = {}
-    for key, row in zip(keys, rows, strict=True):
-        plans.setdefault(key, set()).add(row["plan"])
+    plans = pd.DataFrame(rows).groupby(["panel", "workload", "device", "ranks"])["plan"]
     found = [
         {**row, "label": row["workload"], "series": _describe_plan(row)}
-        for key, row in zip(keys, rows, strict=True)
-        if len(plans[key]) > 1
+        for row, count in zip(rows, plans.transform("nunique"), strict=True)
+        if count > 1
     ]
     if not found:
         raise InputError("no public training was measured under several plans")
@@ -536,17 +525,12 @@ def make_figure(
 def predict_scenarios(description: str | Path, target: str | Path) -> pd.DataFrame:
     """Predict every scenario of a sweep's description, and write ``tables.SWEEP_RESULTS``; InputError where it is wrong."""
     sweep = load_sweep(description)
-    workshop = _make_workshop(sweep)
+    workshop = Workshop(sweep.traces, sweep.platforms, interval=sweep.interval)
     rows = [workshop.predict(number, values) for number, values in enumerate(sweep.scenarios)]
     frame = make_frame(rows)
     files = list_chunk_files(sweep, range(len(sweep.scenarios)))
     tables.write_table(frame, "sweep_results", target, stamp([description, *files]))
     return frame
-
-
-def _make_workshop(sweep: Sweep) -> Workshop:
-    """Return what predicts the scenarios of a description."""
-    return Workshop(sweep.traces, sweep.platforms, interval=sweep.interval)
 
 
 REPEATS = 5
@@ -561,11 +545,12 @@ def time_simulations(
     In one warm process: starting and loading do not count; extrapolation is timed apart.
     """
     sweep = load_sweep(description)
-    workshop = _make_workshop(sweep)
-    rows = []
-    for values in sweep.scenarios:
-        if workshop.predict(0, values)["status"] == OK:
-            rows.append(_time_scenario(workshop, values, repeats))
+    workshop = Workshop(sweep.traces, sweep.platforms, interval=sweep.interval)
+    rows = [
+        _time_scenario(workshop, values, repeats)
+        for values in sweep.scenarios
+        if workshop.predict(0, values)["status"] == OK
+    ]
     if not rows:
         raise InputError("no scenario has a step to time", file=description, fix="mend it")
     frame = pd.DataFrame(rows, columns=SIMULATOR_TIMES.names)

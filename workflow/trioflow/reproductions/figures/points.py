@@ -22,6 +22,7 @@ from trioflow.base.errors import InputError
 from trioflow.base.experiments import Plan
 from trioflow.base.provenance import atomic_path
 from trioflow.report import style
+from trioflow.report.figures import busy_time
 from trioflow.reproductions.figures.catalogue import (
     PAPER,
     PIPELINE,
@@ -90,16 +91,8 @@ def list_live_rows(
 
 def count_busy_s(tasks: pd.DataFrame) -> float:
     """Return the time in which any rank of a step computes or moves data [s]."""
-    busy = tasks[tasks["kind"] != HOST].sort_values("start_s", kind="stable")
-    return _unite(busy["start_s"].to_numpy(np.float64), busy["end_s"].to_numpy(np.float64))
-
-
-def _unite(starts_s: np.ndarray[Any, Any], ends_s: np.ndarray[Any, Any]) -> float:
-    """Return the length of a union of intervals that are sorted by their starts."""
-    if not len(starts_s):
-        return 0.0
-    reached = np.concatenate([[starts_s[0]], np.maximum.accumulate(ends_s)[:-1]])
-    return float(np.maximum(ends_s - np.maximum(starts_s, reached), 0.0).sum())
+    busy = tasks[tasks["kind"] != HOST]
+    return busy_time(busy["start_s"].to_numpy(np.float64), busy["end_s"].to_numpy(np.float64))
 
 
 def use_busy_time(
@@ -156,14 +149,14 @@ def list_validation_rows(file: str | Path, set_name: str) -> list[dict[str, Any]
 def _describe_validation(row: dict[str, Any]) -> dict[str, Any]:
     same = row["set"] == "batch-change"
     source_gpu = row["device"] if same else row["source"]
-    ways = {"end_to_end": "whole step", "operator_sum": "operator sum"}
+    quantity = {"end_to_end": "whole step", "operator_sum": "operator sum"}[row["quantity"]]
     target = shorten_device(row["device"])
     name = target if same else f"{shorten_device(source_gpu)} to {target}"
     return {
-        "evidence": MEASURED_PUBLIC, "panel": "one GPU", "label": name, "series": ways[row["quantity"]],
+        "evidence": MEASURED_PUBLIC, "panel": "one GPU", "label": name, "series": quantity,
         "case": row["case"], "workload": row["case"].split()[0].split("-")[0].rstrip(","),
         "source_gpu": source_gpu, "device": row["device"], "family": SINGLE, "plan": "single", "ranks": 1,
-        "micro_batches": 0, "batch": 0, "quantity": ways[row["quantity"]],
+        "micro_batches": 0, "batch": 0, "quantity": quantity,
         **{key: row[key] for key in ("measured_s", "predicted_s", "low_s", "high_s")},
         "status": "ok", "reason": "", "confidence": "",
         "source": f"public tables of the set {row['set']} ({row['source']})",
@@ -272,11 +265,12 @@ def list_live_shares(errors: pd.DataFrame, profiles: pd.DataFrame) -> list[dict[
             "evidence": MEASURED_HERE, "panel": "2 ranks and more", "label": f"{row['workload']}, {row['kind']}",
             "case": row["experiment"], "plan": row["plan"],
         }  # fmt: skip
-        compute_s, exposed_s = row["compute_s"], row["exposed_communication_s"]
-        predicted = _divide(compute_s, exposed_s, row["simulated_s"])
+        predicted = _divide(row["compute_s"], row["exposed_communication_s"], row["simulated_s"])
         measured = measure_shares(profile)
-        rows.append({**shared, "origin": MEASURED, **measured, "source": "profile of a real step"})
-        rows.append({**shared, "origin": PREDICTED, **predicted, "source": "error.parquet"})
+        rows += [
+            {**shared, "origin": MEASURED, **measured, "source": "profile of a real step"},
+            {**shared, "origin": PREDICTED, **predicted, "source": "error.parquet"},
+        ]
     return rows
 
 
