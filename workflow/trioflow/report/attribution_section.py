@@ -112,8 +112,7 @@ def draw_tornado(table: pd.DataFrame, name: str) -> Figure:
     ``table``, the widest first: ``parameter``, ``setting``, ``change`` (mean relative), ``error``
     (mean absolute with it), ``base_error`` (without it, on the same cases), ``cases``.
     """
-    if table.empty:
-        raise InputError(f"no sensitivity of the set {name!r} to draw")
+    style.refuse_nothing(table, f"no sensitivity of the set {name!r} to draw")
     parameters = list(dict.fromkeys(table["parameter"]))
     with style.figure_style():
         figure = style.new_figure(1.4 + 0.42 * len(parameters))

@@ -350,8 +350,7 @@ def draw_predicted_and_measured(errors: pd.DataFrame) -> Figure:
     Left, both times [s], logarithmic; right, relative to the measured median [%]: its quartiles,
     the prediction with interval, and the signed error in figures.
     """
-    if errors.empty:
-        raise InputError("no experiment to draw")
+    style.refuse_nothing(errors, "no experiment to draw")
     rows = np.arange(len(errors))
     with style.figure_style():
         figure = style.new_figure(1.35 + 0.29 * len(errors))
@@ -462,8 +461,7 @@ def draw_error_by_plan(errors: pd.DataFrame) -> Figure:
 
     Beside it, the mean absolute error of each row and column.
     """
-    if errors.empty:
-        raise InputError("no experiment to draw")
+    style.refuse_nothing(errors, "no experiment to draw")
     plans, workloads = list(dict.fromkeys(errors["plan"])), list(dict.fromkeys(errors["workload"]))
     percent = errors.assign(percent=100 * errors["relative_error"])
     cells = percent.groupby(["workload", "plan"])["percent"]
@@ -521,8 +519,7 @@ def draw_collective_curve(samples: pd.DataFrame, model: CollectiveCostModel) -> 
     below, residuals [%] of samples and alpha-beta line against the table. Raises InputError when
     there is no sample, or a sampled collective has no curve.
     """
-    if samples.empty:
-        raise InputError("no collective was sampled")
+    style.refuse_nothing(samples, "no collective was sampled")
     groups = list(samples.groupby(["collective", "ranks"], sort=True))
     largest: list[float] = []
     with style.figure_style():
@@ -608,8 +605,7 @@ def draw_operator_fit(fit: pd.DataFrame) -> Figure:
     Left, share of the fitted time [%]; right, error [%] with the workload left out: bias of the
     class's sum (dot) and mean absolute error of its operators (bar).
     """
-    if fit.empty:
-        raise InputError("no operator class was fitted")
+    style.refuse_nothing(fit, "no operator class was fitted")
     shown = fit.sort_values(
         ["time_share", "operator_class", "phase"], ascending=(False, True, True)
     ).head(20)

@@ -12,12 +12,14 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+import pandas as pd
 import seaborn as sns
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FixedLocator, NullLocator
 from matplotlib.transforms import ScaledTranslation
 
+from trioflow.base.errors import InputError
 from trioflow.base.provenance import atomic_path
 
 BLUE, ORANGE, GREEN, VERMILLION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
@@ -65,6 +67,12 @@ def new_figure(height_in: float, width_in: float = WIDTH_IN) -> Figure:
     figure = Figure(figsize=(width_in, height_in), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
+
+
+def refuse_nothing(rows: pd.DataFrame, problem: str) -> None:
+    """Refuse to draw a table without a row: InputError."""
+    if rows.empty:
+        raise InputError(problem)
 
 
 def label_ends(axes: Any, ends: Iterable[tuple[str, float, str]], gap: float = 0.085) -> None:

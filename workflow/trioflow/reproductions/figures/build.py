@@ -93,8 +93,7 @@ class _Panel:
 
 def draw_evidence(figure: Figure, rows: pd.DataFrame) -> Drawing:
     """Draw ``EVIDENCE`` of a figure of the forms errors or order, a panel for each kind; InputError where there is no row."""
-    if rows.empty:
-        raise InputError(f"{figure.name}: no row to draw")
+    style.refuse_nothing(rows, f"{figure.name}: no row to draw")
     panels = list_panels(figure, rows)
     looks = choose_looks([point.series for panel in panels for point in panel.points])
     heights = [LINE_IN * count_lines(panel.points) for panel in panels]

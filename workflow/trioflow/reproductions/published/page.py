@@ -409,8 +409,7 @@ _NEAR = 0.15
 def draw_cases(cases: pd.DataFrame, name: str) -> Figure:
     """Draw everyone's errors on every case of a set (``PUBLISHED_CASES``); InputError where it has none."""
     rows = cases[cases["set"] == name].reset_index(drop=True)
-    if rows.empty:
-        raise InputError(f"no case of the set {name!r} to draw")
+    style.refuse_nothing(rows, f"no case of the set {name!r} to draw")
     return _draw_scatter(rows) if len(rows) > MOST_NAMED else _draw_list(rows, name)
 
 

@@ -545,8 +545,7 @@ _RIVALS = (style.VERMILLION, style.ORANGE, style.GREEN, style.PURPLE, style.SKY)
 def _draw_set(summary: pd.DataFrame, name: str) -> Figure:
     """Draw the mean absolute error of every model in every group of a set (``SUMMARY``); InputError where it has no row."""
     rows = summary[summary["set"] == name]
-    if rows.empty:
-        raise InputError(f"no case of the set {name!r} to draw")
+    style.refuse_nothing(rows, f"no case of the set {name!r} to draw")
     ours = SETS[name].ours
     predicted = rows[~rows["model"].isin(KNOWS_THE_ANSWER)]
     rivals = sorted(set(predicted["model"]) - {ours})
@@ -659,8 +658,7 @@ def _draw_diagnosis(operators: pd.DataFrame, classes: pd.DataFrame, device: str)
     operator.
     """
     mine = operators[operators["device"] == device]
-    if mine.empty:
-        raise InputError(f"no operator of {device!r} to draw")
+    style.refuse_nothing(mine, f"no operator of {device!r} to draw")
     shown = _largest_classes(mine, classes[classes["device"] == device])
     workloads = sorted(set(mine["workload"]))
     looks = {

@@ -21,8 +21,8 @@ rank holds, and the two all-reduces of a block in either direction.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -218,13 +218,8 @@ def predict_products(products: Sequence[tuple[int, int, int, int]], table: Produ
 
 def index_shapes(rows: pd.DataFrame) -> tuple[list[Shape], Any]:
     """Return the distinct shapes of some rows, in order, and which one each row has."""
-    names = [each.name for each in fields(Shape)]
-    assert names == SHAPE
-    distinct = rows[SHAPE].drop_duplicates().sort_values(SHAPE)
-    shapes = [Shape(*(int(v) for v in row)) for row in distinct.itertuples(index=False)]
-    place = {shape: number for number, shape in enumerate(shapes)}
-    found = [place[Shape(*map(int, row))] for row in rows[SHAPE].itertuples(index=False)]
-    return shapes, np.array(found, dtype=np.int64)
+    distinct, place = np.unique(rows[SHAPE].to_numpy(np.int64), axis=0, return_inverse=True)
+    return [Shape(*row) for row in distinct.tolist()], place.reshape(-1)
 
 
 def count_parameters(rows: pd.DataFrame) -> Floats:
@@ -339,7 +334,7 @@ def read_all_reduces(data_folder: str | Path, rounds: Iterable[int] = (0, 1)) ->
     Raises TableError when a file is missing or breaks its format.
     """
     sizes, times = {}, {}
-    for table in [table for table in PUBLIC_TABLES if table.dataset == _ALL_REDUCES]:
+    for table in (table for table in PUBLIC_TABLES if table.dataset == _ALL_REDUCES):
         path = Path(data_folder) / table.key
         if not path.exists():
             raise TableError("no such file", file=path, fix=f"retrieve {_ALL_REDUCES}")
@@ -377,46 +372,31 @@ def check_composition(rows: pd.DataFrame, reduces: AllReduceCurves) -> pd.DataFr
 def _bend_of_micro_batches(rows: pd.DataFrame) -> Any:
     """Return how far times at 3 or 4 numbers of micro-batches lie off the line through two of them [s]."""
     found = []
-    for counts, times in _series(rows, "micro_batches"):
-        if len(counts) < 3:
-            continue
-        slope = (times[1] - times[0]) / (counts[1] - counts[0])
-        line = times[0] + slope * (counts - counts[0])
-        found.append(np.abs(times - line).max())
+    for _, group in rows.sort_values("micro_batches").groupby(_ALL_BUT["micro_batches"]):
+        counts, times = group[["micro_batches", "measured_s"]].to_numpy(np.float64).T
+        if len(counts) > 2:
+            slope = (times[1] - times[0]) / (counts[1] - counts[0])
+            found.append(np.abs(times - times[0] - slope * (counts - counts[0])).max())
     return np.array(found)
 
 
 def _extra_of_replicas(rows: pd.DataFrame) -> pd.DataFrame:
     """Return by how much two replicas take longer than one, of otherwise equal rows."""
     found = rows.pivot_table(index=_ALL_BUT["data"], columns="data", values="measured_s")
-    if not {1, 2} <= set(found.columns):
-        return pd.DataFrame({"extra_s": []})
+    found = found.reindex(columns=[1, 2])
     return (found[2] - found[1]).dropna().rename("extra_s").reset_index()
 
 
 def _spread_of_replicas(rows: pd.DataFrame) -> Any:
     """Return the range of that time over micro-batches, for each model and plan [s]."""
     extra = _extra_of_replicas(rows)
-    if extra.empty:
-        return np.zeros(0)
     spread = extra.groupby(["hidden", "layers", "tensor", "pipeline"])["extra_s"].agg(np.ptp)
     return spread.to_numpy(np.float64)
 
 
 def _distance_to_table(rows: pd.DataFrame, reduces: AllReduceCurves) -> Any:
     """Return how far that time is from the nearest measured all-reduce among two ranks [s]."""
-    extra = _extra_of_replicas(rows)
-    if extra.empty:
-        return np.zeros(0)
-    times = extra["extra_s"].to_numpy(np.float64)
+    times = _extra_of_replicas(rows)["extra_s"].to_numpy(np.float64)
     table = reduces.times_s[2]
     inside = times[times <= table.max()]  # longer ones are beyond the table's largest message
     return np.abs(inside[:, None] - table[None, :]).min(axis=1)
-
-
-def _series(rows: pd.DataFrame, varied: str) -> Iterator[tuple[Any, Any]]:
-    """Yield values and times of rows that differ in one column alone."""
-    keys: Sequence[str] = _ALL_BUT[varied]
-    for _, group in rows.groupby(list(keys)):
-        ordered = group.sort_values(varied)
-        yield ordered[varied].to_numpy(np.float64), ordered["measured_s"].to_numpy(np.float64)

@@ -6,7 +6,7 @@ Predictions of vTrain's rows: ten parameters calibrated on others, a plain regre
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -347,25 +347,28 @@ def _leave_out(model: StepModel, columns: Sequence[str]) -> tuple[Judged, npt.ND
 
 def describe_plans(rows: pd.DataFrame) -> pd.Series:
     """Return every row's plan in short, such as ``t2-d2-p2-m8``."""
-    plans = [
-        f"t{row.tensor}-d{row.data}-p{row.pipeline}-m{row.micro_batches}"
-        for row in rows.itertuples(index=False)
-    ]
-    return pd.Series(plans, index=rows.index)
+    words = {"t": "tensor", "-d": "data", "-p": "pipeline", "-m": "micro_batches"}
+    return _join_columns(rows, words)
 
 
 def _describe_fold(rows: pd.DataFrame, columns: Sequence[str]) -> pd.Series:
     """Return what each row's fold leaves out, such as ``hidden 1024, layers 12``."""
-    texts = [name + " " + rows[name].astype(str) for name in columns]
-    found = texts[0]
-    for text in texts[1:]:
-        found = found + ", " + text
-    return found
+    return _join_columns(
+        rows, {f"{', ' * bool(at)}{name} ": name for at, name in enumerate(columns)}
+    )
+
+
+def _join_columns(rows: pd.DataFrame, columns: Mapping[str, str]) -> pd.Series:
+    """Return every row's values behind the words that stand before them."""
+    text = pd.Series("", index=rows.index)
+    for word, name in columns.items():
+        text = text + word + rows[name].astype(str)
+    return text
 
 
 def _common_columns(rows: pd.DataFrame, name: str, analytical_s: Floats) -> pd.DataFrame:
     """Return the columns that do not depend on who predicts."""
-    workload = "gpt-h" + rows["hidden"].astype(str) + "-l" + rows["layers"].astype(str)
+    workload = _join_columns(rows, {"gpt-h": "hidden", "-l": "layers"})
     plan = describe_plans(rows)
     case = workload + "-b" + rows["batch"].astype(str) + "-" + plan
     return pd.DataFrame(
@@ -407,11 +410,10 @@ def _list_parameters(
     rows: pd.DataFrame, name: str, columns: Sequence[str], numbers: Any, judged: Judged
 ) -> list[pd.DataFrame]:
     folds = _describe_fold(rows, columns)
-    found = []
-    for number, calibration in judged.calibrations.items():
-        fold = str(folds[numbers == number].iloc[0])
-        found.append(_parameter_rows(name, fold, calibration.form, calibration.values))
-    return found
+    return [
+        _parameter_rows(name, str(folds[numbers == number].iloc[0]), one.form, one.values)
+        for number, one in judged.calibrations.items()
+    ]
 
 
 def _parameter_rows(name: str, fold: str, form: Form, values: Floats) -> pd.DataFrame:

@@ -27,8 +27,7 @@ from trioflow.parallel.plan import make_plan
 from trioflow.parallel.programs.builder import ProgramBuilder, StageWork
 from trioflow.parallel.programs.staged import StagedRank
 from trioflow.parallel.reference import OperatorTimes
-from trioflow.parallel.schedules.build import Schedule
-from trioflow.parallel.schedules.table import BACKWARD, FORWARD, Action
+from trioflow.parallel.schedules.build import build_schedule
 from trioflow.parallel.splits.pipeline import Bucket
 from trioflow.parallel.splits.tensor_split import TensorSplit
 from trioflow.parallel.task_graph import TaskGraph
@@ -56,20 +55,6 @@ class StageTimes:
     update_s: Sequence[float]  # of each stage's optimizer [s]
     gradient_bytes: Sequence[int]  # all-reduced by the replicas, one message a stage [bytes]
     send_bytes: int  # from stage to stage for a micro-batch [bytes]
-
-
-def order_megatron(pipeline: int, micro_batches: int) -> Schedule:
-    """Return Megatron-LM's 1F1B, which may have fewer micro-batches than stages (arXiv 2104.04473, section 2.2)."""
-    rows = []
-    for rank in range(pipeline):
-        ahead = min(pipeline - rank, micro_batches)
-        row = [Action(rank, FORWARD, i) for i in range(ahead)]
-        for i in range(micro_batches):
-            row.append(Action(rank, BACKWARD, i))
-            if i + ahead < micro_batches:
-                row.append(Action(rank, FORWARD, i + ahead))
-        rows.append(tuple(row))
-    return Schedule("1f1b", micro_batches, tuple(rows))
 
 
 def build_step(times: StageTimes, micro_batches: int, data: int = 1, tensor: int = 1) -> TaskGraph:
@@ -101,7 +86,7 @@ def build_step(times: StageTimes, micro_batches: int, data: int = 1, tensor: int
         if stage < pipeline - 1:
             work.send_bytes = [times.send_bytes] * micro_batches
         stages.append(work)
-    # PyTorch's 1F1B refuses fewer micro-batches than stages: the schedule is given instead.
+    # PyTorch's 1F1B refuses fewer micro-batches than stages, Megatron-LM's does not: the schedule is given.
     accumulate, pieces = (micro_batches, None) if pipeline == 1 else (1, micro_batches)
     plan = make_plan(data, tensor, pipeline, micro_batches=pieces, accumulate=accumulate)
     device_s = np.array(seconds)
@@ -109,7 +94,7 @@ def build_step(times: StageTimes, micro_batches: int, data: int = 1, tensor: int
     operators = pd.DataFrame(names, columns=["name", "phase"])
     builder = ProgramBuilder(
         plan=plan, kind=StagedRank, operators=operators, times=[each] * micro_batches, stages=stages,
-        schedule=order_megatron(pipeline, micro_batches), split=TensorSplit(operators),
+        schedule=build_schedule("1f1b", pipeline, micro_batches), split=TensorSplit(operators),
         factors=(1.0,) * micro_batches,
     )  # fmt: skip
     builder.add_ranks()
@@ -161,17 +146,13 @@ def _merge_ends(
     tasks = graph.tasks
     matches = tasks["match_id"].astype("Int64").fillna(-1).astype(np.int64).tolist()
     ranks, streams, names = (tasks[name].tolist() for name in ("rank", "stream", "name"))
-    keys: dict[tuple[bool, int], int] = {}
-    node_of: list[int] = []
-    column_of: list[int] = []
-    for task_id, match in enumerate(matches):
-        joined = match >= 0
-        key = (joined, match if joined else task_id)
-        if key not in keys:
-            keys[key] = len(keys)
-            name = MESSAGE if joined else f"{names[task_id]}{ranks[task_id]}"
-            column_of.append(columns.index(name))
-        node_of.append(keys[key])
+    # Both ends of a message have its number, every other task one of its own.
+    keys = [(0, task_id) if match < 0 else (1, match) for task_id, match in enumerate(matches)]
+    node_of = pd.factorize(pd.Series(keys))[0].tolist()
+    column_of = [
+        columns.index(MESSAGE if matches[task_id] >= 0 else f"{names[task_id]}{ranks[task_id]}")
+        for task_id in np.unique(node_of, return_index=True)[1]
+    ]
     waits: list[set[int]] = [set() for _ in column_of]
     previous: dict[tuple[int, str], int] = {}
     for node, rank, stream in zip(node_of, ranks, streams, strict=True):

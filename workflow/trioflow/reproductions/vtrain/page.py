@@ -65,15 +65,9 @@ def read_sizes(cases: pd.DataFrame) -> pd.DataFrame:
     return frame
 
 
-def _refuse_nothing(rows: pd.DataFrame, what: str) -> None:
-    """Refuse a figure of nothing."""
-    if rows.empty:
-        raise InputError(f"no {what} to draw")
-
-
 def draw_predictions(cases: pd.DataFrame) -> Figure:
     """Draw a set's predictions over the file's times, and their errors by tensor degree; InputError where there is no case."""
-    _refuse_nothing(cases, "case")
+    style.refuse_nothing(cases, "no case to draw")
     spread = np.random.default_rng(_SEED)
     degrees = sorted(cases["tensor"].unique())
     with style.figure_style():
@@ -122,7 +116,7 @@ def draw_predictions(cases: pd.DataFrame) -> Figure:
 
 def draw_degrees(cases: pd.DataFrame) -> Figure:
     """Draw the mean absolute error by degree and micro-batch, ours and the regression's; InputError where there is no case."""
-    _refuse_nothing(cases, "case")
+    style.refuse_nothing(cases, "no case to draw")
     shown = {
         "trioflow": ("predicted_s", style.BLUE), "anchored": ("oracle_s", style.SKY),
         "regression": ("regression_s", style.ORANGE),
@@ -175,7 +169,7 @@ def measure_blocks(cases: pd.DataFrame) -> pd.DataFrame:
 
 def draw_blocks(blocks: pd.DataFrame) -> Figure:
     """Draw the time of a block (:func:`measure_blocks`) over the micro-batch; InputError where there is none."""
-    _refuse_nothing(blocks, "block")
+    style.refuse_nothing(blocks, "no block to draw")
     hidden = sorted(blocks["hidden"].unique())
     with style.figure_style():
         figure = style.new_figure(3.5)
