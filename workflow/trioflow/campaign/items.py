@@ -1,6 +1,6 @@
 """What a campaign does, in order of value: ceilings, workloads, sweeps, then the rest; and what is finished.
 
-The sizes that sweeps measure, coarse to fine, stand in ``data/campaign/points.toml``; nothing here needs torch.
+The sizes that sweeps measure, coarse to fine, stand in ``data/campaign/items.toml``; nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Point = dict[str, Any]
 MATRIX_OPERATIONS = ("gemm", "linear", "conv2d", "attention", "bmm")
 """Operations that matrix units run: measured in TF32 too."""
 
-_SWEPT = read_own_records("campaign/points")
+_SWEPT = read_own_records("campaign/items")
 OPERATIONS = tuple(_SWEPT)
 """All operations, most useful first."""
 
