@@ -228,6 +228,7 @@ _SNIFFED = 65_536
 """Characters of a run by which its kind is recognised."""
 _SHOWN_BYTES = 256_000_000
 """Of the all-gather whose bandwidth a sentence gives."""
+_LEAST_S = 1e-9
 _NAMED_BYTES = 0.02
 """Of a device, memory that a sentence is worth."""
 
@@ -451,7 +452,9 @@ def _list_sentences(explanation: Explanation, run: _Run) -> list[str]:
 
 
 def _format_number(name: str, value: float) -> str:
-    return format_time(value) if name.endswith("_s") else f"{value:.3g}"
+    if not name.endswith("_s"):
+        return f"{value:.3g}"
+    return format_time(value) if value > _LEAST_S else "0 s"
 
 
 def _format_explained(row: dict[str, Any]) -> tuple[str, ...]:

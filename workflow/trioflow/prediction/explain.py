@@ -67,7 +67,7 @@ lie at two spreads; of launches, 31 to 75 us for one framework. An engine at fau
 seconds: the heaviest tail."""
 SIGMAS = {"step": 0.06, "compute": 0.08, "communication": 0.3, "collective": 0.15}
 """Standard deviation of the logarithm of measured over predicted by what was measured, where nothing deviates."""
-NAMED = 0.05
+NAMED = 0.1
 """A component is named where it changes some step by more, and its number is further from 1 than its own spread."""
 _WIDEST, _MOST = math.log(100.0), 20.0
 _GRID = np.concatenate([np.linspace(-_WIDEST, 0, 24), np.linspace(0.1, 16, 80)])

@@ -1,0 +1,165 @@
+"""Whether ``trioflow explain`` names the right cause and makes further predictions right: on nanotron's runs.
+
+``python docs/judge_explain.py DATA PAGE [RUNS]`` draws runs (by a seed, of every network and engine), and
+writes the tables of docs/judging.md. What is true is what the sweep's file says: each job measured its own collectives,
+and whether the run came before the fix of nanotron's pipelines. No prior was fitted to any run.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+from trioflow.costmodel.collectives.published import SLOW
+from trioflow.costmodel.device_times import DeviceTimes
+from trioflow.hardware.corrections import Corrections, correct_platform
+from trioflow.hardware.machine import Platform
+from trioflow.hardware.platform import load_platform
+from trioflow.parallel.remembered import Memory, remembering
+from trioflow.prediction.assembly import predict, time_operators
+from trioflow.prediction.explain import Explanation, Measured, explain
+from trioflow.prediction.options import Options
+from trioflow.reproductions.clusters.steps import (
+    DEVICE,
+    Run,
+    cut_stages,
+    plan_run,
+    read_runs,
+    trace_run,
+)
+
+PLATFORM = "p5-h100"
+"""What every run is predicted on: the fast network, a sound engine."""
+SEED = 35
+_GIVEN, _OTHERS = 3, 8
+"""Rows of a cluster that are fitted to, and those that are then predicted."""
+_MISSED = 0.1
+"""A step that is predicted within it needs no cause."""
+
+
+def list_causes(run: Run) -> set[str]:
+    """Return what deviates in a run, by its file: a slow network, an engine that waits."""
+    slow = {"network"} if run.network == SLOW else set()
+    faulty = run.pipeline > 1 and run.nodes > 1 and not run.after_fix
+    return slow | ({"engine"} if faulty else set())
+
+
+def measure_run(run: Run) -> Measured:
+    """Return a run's step and the function that predicts it; pipelines of many micro-batches as ``clusters`` does."""
+    name = f"{run.nodes} nodes DP{run.data} TP{run.tensor} PP{run.pipeline}"
+
+    def ask(corrections: Corrections) -> float:
+        times, machine = _time_operators(run.hidden, run), _load_platform(run.nodes)
+        platform = correct_platform(machine, corrections)
+        stages = cut_stages(times.traces[0], run)
+        most = min(2 * len(stages) + 2, run.accumulate)
+        full_s = _simulate(run, times, platform, stages, most)
+        if most == run.accumulate:
+            return full_s
+        before_s = _simulate(run, times, platform, stages, most - 2)
+        return full_s + (full_s - before_s) / 2 * (run.accumulate - most)
+
+    return Measured(name, run.measured_step_s, ask, pieces=run.accumulate)
+
+
+@cache
+def _load_platform(nodes: int) -> Platform:
+    return load_platform(PLATFORM, 8 * nodes)
+
+
+_TIMES: dict[tuple[int, int, int], DeviceTimes] = {}
+
+
+def _time_operators(hidden: int, run: Run) -> DeviceTimes:
+    key = hidden, run.key_values, run.vocabulary
+    if key not in _TIMES:
+        _TIMES[key] = time_operators(trace_run(run), DEVICE)
+    return _TIMES[key]
+
+
+def _simulate(
+    run: Run, times: DeviceTimes, platform: Platform, stages: Sequence[list[str]], pieces: int
+) -> float:
+    plan = plan_run(run, len(stages), pieces, run.data)
+    options = Options(
+        stages=list(stages) if len(stages) > 1 else None, memory=False, interval=False
+    )
+    batch = run.data * pieces * run.micro_batch
+    return predict(times, plan, platform, batch=batch, options=options).step_time_s
+
+
+def explain_runs(runs: Sequence[Run]) -> Iterator[tuple[Run, Explanation]]:
+    """Yield each run with what its step alone is explained by."""
+    with remembering(Memory()):
+        for run in sorted(runs, key=lambda one: (one.hidden, one.nodes, one.tensor)):
+            yield run, explain([measure_run(run)])
+
+
+def halve_errors(runs: Sequence[Run], draw: random.Random) -> tuple[float, float, str]:
+    """Return the median error of a cluster's other rows, before and after three are given, and the cause named."""
+    rows = [measure_run(run) for run in draw.sample(list(runs), min(_GIVEN + _OTHERS, len(runs)))]
+    with remembering(Memory()):
+        explanation = explain(rows[:_GIVEN])
+        errors = [
+            statistics.median(abs(row.predict(some) / row.measured_s - 1) for row in rows[_GIVEN:])
+            for some in ({}, explanation.corrections)
+        ]
+    return errors[0], errors[1], explanation.cause
+
+
+def _format_causes(found: Sequence[tuple[Run, Explanation]]) -> str:
+    lines = ["| what deviates, by the file | runs | predicted | explained | cause named rightly | of those missed by over 10 % |",
+             "|---|---:|---:|---:|---:|---:|"]  # fmt: skip
+    words = {
+        "": "nothing", "network": "network", "engine": "engine", "engine, network": "both", "all": "all",
+    }  # fmt: skip
+    for causes, name in words.items():
+        rows = [
+            (run, one)
+            for run, one in found
+            if causes in ("all", ", ".join(sorted(list_causes(run))))
+        ]
+        missed = [
+            row for row in rows if abs(row[1].before_s[0] / row[0].measured_step_s - 1) > _MISSED
+        ]
+        if not rows:
+            continue
+        errors = [
+            statistics.median(
+                abs(getattr(one, when)[0] / run.measured_step_s - 1) for run, one in rows
+            )
+            for when in ("before_s", "after_s")
+        ]
+        shares = [f"{sum(map(_is_right, some))} of {len(some)}" for some in (rows, missed)]
+        lines.append(
+            f"| {name} | {len(rows)} | {errors[0]:.1%} off | {errors[1]:.1%} | {shares[0]} | {shares[1]} |"
+        )
+    return "\n".join(lines)
+
+
+def _is_right(row: tuple[Run, Explanation]) -> bool:
+    run, explanation = row
+    causes = list_causes(run)
+    named = {explanation.cause} & {"network", "engine"}
+    return bool(causes & named) if causes else not named
+
+
+def main(data: str, page: str, count: int = 60) -> None:
+    """Draw runs, explain them and write the page's tables."""
+    draw = random.Random(SEED)
+    runs = [run for run in read_runs(data) if run.ran]
+    found = list(explain_runs(draw.sample(runs, count)))
+    tables = [_format_causes(found)]
+    Path(page).write_text(re.sub(
+        r"(<!-- explained:begin -->\n).*?(\n<!-- explained:end -->)",
+        lambda hit: hit[1] + "\n\n".join(tables) + hit[2], Path(page).read_text(), flags=re.DOTALL,
+    ))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:]))
