@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NoReturn
+from zipfile import is_zipfile
 
 import numpy as np
 
@@ -44,7 +45,7 @@ from trioflow.prediction.explain import (
 from trioflow.trace.facts import UNTIMED
 from trioflow.trace.importers.detect import import_trace
 from trioflow.trace.importers.options import ImportOptions
-from trioflow.trace.store import Trace, load_trace
+from trioflow.trace.store import load_trace
 
 _COLUMNS = ("case", "simulate", "measured_ms", "source")
 _TABLE = (
@@ -99,6 +100,8 @@ def _print_judged(
     summary = _summarize(rows)
     if write_output(options.form, {"cases": rows, "summary": summary, **more}, rows):
         return True
+    if not rows:
+        return False
     head = ("case", "measured", "predicted", "error", "80 % interval", "holds it", "confidence")
     print(format_table(head, map(_format_row, rows)))
     print()
@@ -300,7 +303,11 @@ def _read_run(path: str, options: argparse.Namespace) -> _Run:
         return _Run(*_list_collectives(path, options.platform), options.platform, [])
     if kind == "profile":
         return _Run(*_list_profiled(path, options), options.platform, [])
-    cases = _read_cases(path) if kind == "table" else [_read_log(path, options)]
+    if kind == "table":
+        cases = _read_cases(path)
+    else:
+        logged, name = read_logged_steps(path), Path(path).name
+        cases = [_Case(name, path, options, logged.median_s, f"log {name}", logged)]
     answers = [(case, *_judge(case)) for case in cases]
     judged = [row for _, row, _ in answers]
     known = [(case, row, one) for case, row, one in answers if one is not None]
@@ -330,7 +337,7 @@ def _read_run(path: str, options: argparse.Namespace) -> _Run:
 def _recognise(run: str) -> str:
     """Return what a run is: table, nccl, profile or log; InputError where there is no such file."""
     path = Path(run)
-    if path.is_dir() or run.endswith((".tflow", ".zip")):
+    if path.is_dir() or is_zipfile(run):
         return "profile"
     text = read_text(path, broken="replace")[:_SNIFFED]
     if text.startswith(_COLUMNS[0] + "\t"):
@@ -338,11 +345,6 @@ def _recognise(run: str) -> str:
     if "nccl-tests" in text or "out-of-place" in text or '"nccl_version"' in text:
         return "nccl"
     return "profile" if text.lstrip()[:1] == "{" or run.endswith(".gz") else "log"
-
-
-def _read_log(run: str, options: argparse.Namespace) -> _Case:
-    logged = read_logged_steps(run)
-    return _Case(Path(run).name, run, options, logged.median_s, f"log {Path(run).name}", logged)
 
 
 def _predict_times(options: argparse.Namespace, place: int) -> Callable[[Corrections], float]:
@@ -361,7 +363,8 @@ def _predict_times(options: argparse.Namespace, place: int) -> Callable[[Correct
 
 def _list_profiled(run: str, options: argparse.Namespace) -> tuple[list[Measured], Platform]:
     """Return what a profile recorded of a rank: its step, its compute, its collectives."""
-    trace = _open_profile(run)
+    traced = (Path(run) / "trace.json").exists() or is_zipfile(run)
+    trace = load_trace(run) if traced else import_trace([run], ImportOptions())
     apply_configuration(options)
     plan, platform, _ = read_options(options)
     facts, kinds = trace.facts, trace.operators.groupby("kind")["device_ns"].sum()
@@ -376,12 +379,6 @@ def _list_profiled(run: str, options: argparse.Namespace) -> tuple[list[Measured
     if not rows:
         raise InputError("the profile holds no times", file=run, fix="give one of a step that ran")
     return rows, platform
-
-
-def _open_profile(run: str) -> Trace:
-    if (Path(run) / "trace.json").exists() or run.endswith((".tflow", ".zip")):
-        return load_trace(run)
-    return import_trace([run], ImportOptions())
 
 
 def _list_collectives(run: str, name: str) -> tuple[list[Measured], Platform]:
