@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from trioflow.hardware.device_sheet import load_device
 from trioflow.parallel.memory.peak import CONTEXT_BYTES, count_outside, count_plan_outside
+from trioflow.parallel.memory.survival import LIKELY, load_survival
 from trioflow.parallel.plan import make_plan
 from trioflow.prediction.answer import describe_memory
 from trioflow.prediction.assembly import predict
@@ -35,17 +36,24 @@ def test_nanotron_s_fullest_failed_runs_left_room_for_it() -> None:
 def test_the_verdict_counts_it_and_the_answer_shows_it() -> None:
     plan = make_plan(4)
     told = predict("gpt2-tiny-b8", plan, "dgx-a100")
-    needed = told.peak_memory_bytes + count_outside([4])
     assert told.to_dict()["outside_bytes"] == count_outside([4])
     assert told.to_dict()["memory_bytes"] == load_device("a100-sxm4-80gb").usable_memory_bytes
-    platform = told.step.platform
-    for room, fits in ((needed, True), (needed - 1, False)):
+    platform, survival, odds = told.step.platform, load_survival(), []
+    for probability in (0.02, LIKELY - 0.01, LIKELY + 0.01, 0.95):
+        share = survival.find_limit(probability, 1.0)
+        room = round(told.step.needed_bytes / share + count_outside([4]))
         device = replace(platform.device, memory_bytes=room)
         step = replace(told.step, platform=replace(platform, device=device))
-        assert step.fits_memory is fits
-    text = describe_memory(80_000_000_000, 1_000_000_000, 80_990_000_000, False)
-    assert text == "80 GB, with context and communicators 81 GB of 80.99 GB a rank: OUT OF MEMORY"
-    assert describe_memory(10**9, 0, 2 * 10**9, True) == "1 GB of 2 GB a rank: fits"
+        assert step.fit_probability == pytest.approx(probability * (1 - survival.lapse), rel=1e-3)
+        assert step.fits_memory is (probability > LIKELY)
+        odds.append(step.fit_probability)
+    assert odds == sorted(odds)
+    text = describe_memory(80_000_000_000, 1_000_000_000, 80_990_000_000, 0.02)
+    assert text == (
+        "80 GB, with context and communicators 81 GB of 80.99 GB a rank: OUT OF MEMORY, 2 % likely to fit"
+    )
+    assert describe_memory(10**9, 0, 2 * 10**9, 0.97) == "1 GB of 2 GB a rank: 97 % likely to fit"
+    assert describe_memory(0, 0, 1, 1e-9).endswith("less than 1 % likely to fit")
     assert describe_memory(0, 0, 10**9, None) == "not estimated"
 
 

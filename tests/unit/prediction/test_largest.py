@@ -12,6 +12,7 @@ from trioflow.base.errors import InputError
 from trioflow.cli import main
 from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import load_platform
+from trioflow.parallel.memory.survival import DOUBTED, LIKELY
 from trioflow.parallel.plan import make_plan
 from trioflow.prediction.assembly import prepare_step
 from trioflow.prediction.largest import find_largest, find_most
@@ -63,8 +64,10 @@ def test_the_largest_batch_fits_and_the_next_does_not() -> None:
     assert sizes[0] < sizes[1] == sizes[2] - 6 and all(size % 6 == 0 for size in sizes)
     steps = [prepare_step(TRACE, plan, platform, batch=size) for size in sizes]
     assert [step.fits_memory for step in steps] == [True, True, False]
-    assert not steps[0].crowded_bytes and steps[1].crowded_bytes
-    assert prepare_step(TRACE, plan, platform, batch=sizes[0] + 6).crowded_bytes
+    odds = [told[name]["fit_probability"] for name in ("roomy", "fits", "next")]
+    assert odds[0] >= DOUBTED > odds[1] >= LIKELY > odds[2]
+    one_more = prepare_step(TRACE, plan, platform, batch=sizes[0] + 6)
+    assert one_more.fit_probability is not None and one_more.fit_probability < DOUBTED
     assert told["fits"]["peak_memory_bytes"] == steps[1].peak_memory_bytes
     assert told["outside_bytes"] == steps[1].outside_bytes
     with pytest.raises(InputError, match="no batch fits: 6 samples a step need "):
@@ -95,6 +98,6 @@ def test_the_command_prints_it_and_refuses_both(capsys: pytest.CaptureFixture[st
     assert main([*words, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["largest"] == "batch" and told["fits"]["batch"] < told["next"]["batch"]
-    assert told["roomy"] == told["fits"], "a CPU has no allocator that keeps memory free"
+    assert told["roomy"]["batch"] <= told["fits"]["batch"]
     assert main([*words, "--batch", "16"]) == 2
     assert "--batch and --largest batch were both given" in capsys.readouterr().err

@@ -47,6 +47,7 @@ from trioflow.costmodel.overrides import write_operator_times
 from trioflow.export.step_files import can_count_links, write_step
 from trioflow.hardware.machine import Device
 from trioflow.parallel.memory.peak import find_fullest
+from trioflow.parallel.memory.survival import DOUBTED, describe_probability
 from trioflow.prediction.answer import Prediction, describe_memory
 from trioflow.prediction.assembly import predict
 from trioflow.prediction.breakdown import DEPTH, WAYS
@@ -287,7 +288,7 @@ def _run_simulate(options: argparse.Namespace) -> None:
     facts = prediction.step.traces[0].facts
     interval = f"80 % interval {format_time(answer['low_s'])} to {format_time(answer['high_s'])}"
     print(f"{answer['workload']} on {answer['platform']}: {answer['plan_text']}")
-    names = ("peak_memory_bytes", "outside_bytes", "memory_bytes", "fits_memory")
+    names = ("peak_memory_bytes", "outside_bytes", "memory_bytes", "fit_probability")
     print(
         format_facts([
             ("model", describe_model(facts)),
@@ -332,20 +333,20 @@ def _run_largest(options: argparse.Namespace) -> None:
     if write_output(options.form, answer, [answer]):
         return
     print(f"{options.trace[0]} on {platform.name}: {answer['plan_text']}")
-    peak, unit, facts = "peak_memory_bytes", "tokens a sample", []
-    roomy = "largest, with what the allocator keeps free"
-    for head, name, held in (
-        ("largest", "fits", peak),
-        (roomy, "roomy", "reserved_bytes"),
-        ("the next does not fit", "next", peak),
+    unit, facts = "tokens a sample", []
+    for head, name in (
+        ("largest", "fits"),
+        (f"largest that is {DOUBTED:.0%} likely to fit", "roomy"),
+        ("the next does not fit", "next"),
     ):
         if found := answer[name]:
             needed, room = format_apart(
-                found[held] + answer["outside_bytes"], answer["memory_bytes"]
+                found["reserved_bytes"] + answer["outside_bytes"], answer["memory_bytes"]
             )
             if what == "batch":
                 unit = f"samples a step, {found[what] // (plan.data * plan.pieces)} a micro-batch"
-            facts.append((head, f"{found[what]:,} {unit}: {needed} of {room}"))
+            likely = describe_probability(found["fit_probability"])
+            facts.append((head, f"{found[what]:,} {unit}: {needed} of {room}, {likely}"))
     print(format_facts(facts))
 
 

@@ -30,6 +30,10 @@ COMMANDS = {
         "predict the training step of a plan on a platform",
         "trioflow.cli.answer.add_simulate",
     ),
+    "memory": (
+        "what fills a rank's memory, how likely it fits, and what would make it fit",
+        "trioflow.cli.memory.add_memory",
+    ),
     "collective": ("predict one collective", "trioflow.cli.collectives.add_collective"),
     "show": ("what a trace holds: operators by phase and class", "trioflow.cli.answer.add_show"),
     "fit": ("fit an operator cost model to traces", "trioflow.cli.answer.add_fit"),

@@ -25,6 +25,7 @@ from trioflow.cli.output import (
     print_warnings,
     write_output,
 )
+from trioflow.parallel.memory.survival import DOUBTED
 from trioflow.parallel.plan import BUCKET_BYTES
 from trioflow.prediction.options import SORTS, STEP_WORDS
 
@@ -129,8 +130,7 @@ def _run_search(options: argparse.Namespace) -> None:
         words = [names[column] for column in answer["compared_by"]]
         if any(row["crowded"] for row in answer["ranking"]):
             print(
-                "\n(!) fits, but the allocator is expected to hold more than the device has left: behind the others, "
-                "since such runs took much longer than predicted (docs/clusters.md)"
+                f"\n(!) less than {DOUBTED:.0%} likely to fit the memory: behind the others (docs/memory.md)"
             )
         print(
             f"\n* a plan to choose from: none shown is as good in {' and '.join(words)}, and better in one of them"
@@ -164,7 +164,7 @@ def format_ranking(answer: dict[str, Any]) -> str:
         "step",
         *(["expected"] if doubted else []),
         "80 % interval",
-        "memory",
+        "peak, odds",
     ]
     extra = [name for name in ("cost_per_step", "energy_j") if name in answer["compared_by"]]
     head += [{"cost_per_step": "cost/step", "energy_j": "energy [J]"}[name] for name in extra]
@@ -179,7 +179,7 @@ def format_ranking(answer: dict[str, Any]) -> str:
             f"{place}{'*' if row['pareto'] else ''}", row["plan_text"] + describe_rest(row),
             *([f"{row['precision']}, {row['fusion']}"] if recipes else []), format_time(row["step_time_s"]), *([format_time(row["expected_s"])] if doubted else []),
             f"{format_time(row['low_s'])} to {format_time(row['high_s'])}",
-            _format_peak(row["peak_memory_bytes"]) + (" (!)" if row["crowded"] else ""),
+            _format_peak(row) + (" (!)" if row["crowded"] else ""),
         ]  # fmt: skip
         cells += [f"{row[name]:.3g}" for name in extra]
         if tokens:
@@ -192,8 +192,11 @@ def format_ranking(answer: dict[str, Any]) -> str:
     return format_table(head, rows, left=3 if recipes else 2)
 
 
-def _format_peak(peak_bytes: int | None) -> str:
-    return "not estimated" if peak_bytes is None else format_bytes(peak_bytes)
+def _format_peak(row: dict[str, Any]) -> str:
+    """Return a plan's peak and how likely it fits."""
+    if row["peak_memory_bytes"] is None:
+        return "not estimated"
+    return f"{format_bytes(row['peak_memory_bytes'])}, {row['fit_probability']:.0%}"
 
 
 def describe_rest(row: dict[str, Any]) -> str:

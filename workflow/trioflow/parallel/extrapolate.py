@@ -17,7 +17,6 @@ References: PyTorch 2.13
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -44,8 +43,16 @@ from trioflow.costmodel.steps import (
     least_half_width,
 )
 from trioflow.costmodel.steps import NONE as UNANCHORED
+from trioflow.hardware.machine import Device
 from trioflow.parallel.graph_metadata import GraphMetadata
-from trioflow.parallel.memory.peak import estimate_memory, find_fullest, recall_memory, take_curves
+from trioflow.parallel.memory.peak import (
+    count_room,
+    estimate_memory,
+    find_fullest,
+    recall_memory,
+    take_curves,
+)
+from trioflow.parallel.memory.survival import LIKELY, count_needed, load_survival
 from trioflow.parallel.plan import (
     Stages,
     check_plan,
@@ -413,7 +420,7 @@ def extrapolate(
     last_batch: bool = False,
     anchoring: Anchoring = Anchoring(),  # noqa: B008
     memory: bool = True,
-    room_bytes: float = math.inf,
+    device: Device | None = None,
 ) -> TaskGraph:
     """Return what every rank does in one training step under a plan.
 
@@ -423,7 +430,7 @@ def extrapolate(
     micro-batches are smaller. ``batch``: samples of the whole step; by default every data-parallel replica runs the
     (first) trace's. ``host``: the platform's named host costs [s]; see the platform file's ``host``. ``stages``: units
     of each pipeline stage; or ``count``, for as many layers each; balanced by recorded time by default, by layers where
-    ``time`` needs more than ``room_bytes``, what a rank's allocator may hold, and ``count`` less. ``schedule``:
+    ``time`` needs more than a rank's allocator may hold of the ``device``, and ``count`` less. ``schedule``:
     actions of the pipeline's ranks, imported for instance; the plan's own by default. ``mode``: one of
     ``schedules.table.MODES``: the whole step, forward alone, or all but the optimizer. ``last_batch``: whether a batch
     that replicas cannot share evenly is what is left of a data set: ``DistributedSampler`` then repeats samples until
@@ -437,9 +444,10 @@ def extrapolate(
     step = _settle(
         given, fit_framework(plan, given[0]), model, batch, schedule, mode, last_batch, anchoring
     )
-    written = _write_programs(step, stages, dict(host or {}), memory, room_bytes)
-    if stages is None and plan.pipeline > 1 and written.peak_bytes > room_bytes:
-        even = _write_programs(step, BALANCES[1], dict(host or {}), memory, room_bytes)
+    written = _write_programs(step, stages, dict(host or {}), memory, device)
+    limit_bytes = load_survival().find_limit(LIKELY, count_room(plan, device))
+    if stages is None and plan.pipeline > 1 and count_needed(written.peaks) > limit_bytes:
+        even = _write_programs(step, BALANCES[1], dict(host or {}), memory, device)
         if even.peak_bytes < written.peak_bytes:
             step.warnings.append(
                 "stages have as many layers each: balanced by time the fullest rank would hold "
@@ -472,7 +480,7 @@ def _settle(
 
 
 def _write_programs(
-    step: _Step, stages: Stages, host: dict[str, float], memory: bool, room_bytes: float
+    step: _Step, stages: Stages, host: dict[str, float], memory: bool, device: Device | None
 ) -> _Written:
     """Write what every rank does: split the model, predict its operators, run the schedule."""
     plan, model, reference = step.plan, step.model, step.reference
@@ -495,7 +503,7 @@ def _write_programs(
         peaks = recall_memory(trace, plan, factors)
     if memory and not peaks and reference.trace.names_results:
         stage_of, _ = stages_of_operators(trace, cut)
-        peaks = estimate_memory(trace, split.operators, builder, factors, stage_of, room_bytes)
+        peaks = estimate_memory(trace, split.operators, builder, factors, stage_of, device)
     return _Written(
         trace=trace, builder=builder, works=works, cut=cut, times=times, peaks=peaks, extrapolated=extrapolated,
     )  # fmt: skip

@@ -12,6 +12,7 @@ import pandas as pd
 from trioflow import __version__
 from trioflow.base.units import format_apart, format_bytes, format_time
 from trioflow.engine.result import CONFIDENCES, Summary
+from trioflow.parallel.memory.survival import DOUBTED, LIKELY, describe_probability
 from trioflow.parallel.schedules.table import TRAIN
 from trioflow.parallel.splits.pipeline import BALANCES, name_balance
 from trioflow.parallel.task_graph import TaskGraph
@@ -100,8 +101,13 @@ class Prediction:
 
     @property
     def fits_memory(self) -> bool | None:
-        """Whether the fullest rank's peak fits its device; None where no memory is estimated."""
+        """Whether the step more likely fits its devices than not; None where no memory is estimated."""
         return self.step.fits_memory
+
+    @property
+    def fit_probability(self) -> float | None:
+        """Probability that no rank runs out of memory; None where no memory is estimated."""
+        return self.step.fit_probability
 
     @property
     def task_graph(self) -> TaskGraph:
@@ -118,16 +124,12 @@ class Prediction:
         """What the reader must know, each once."""
         warnings = [*self.step.warnings, *self._summary.warnings]
         warnings += doubt_rate(self._rates)
-        if self.fits_memory is False:
+        likely = self.fit_probability
+        if likely is not None and likely < DOUBTED:
             warnings.insert(0, (
-                "out of memory: the step does not fit a rank's device; recompute, offload, shard over more ranks or "
-                "take a smaller micro-batch"
-            ))  # fmt: skip
-        if held := self.step.crowded_bytes:
-            warnings.insert(0, (
-                f"the step fits, but with what it keeps free the allocator is expected to hold {format_bytes(held)}, more than "
-                "context and communicators leave of the device: it gives memory back and asks for it again in every step, and real runs of which that was "
-                "predicted took much longer than predicted (docs/clusters.md); take a smaller micro-batch or recompute"
+                f"{'out of memory' if likely < LIKELY else 'memory'}: the step is {describe_probability(likely)} a rank's device, whose allocator "
+                f"would hold {format_bytes(self.step.wanted_bytes)}; recompute, offload, shard over more ranks or take a smaller micro-batch "
+                "(trioflow memory says which of these suffice)"
             ))  # fmt: skip
         return list(dict.fromkeys(warnings))
 
@@ -187,6 +189,7 @@ class Prediction:
             "outside_bytes": None if self.fits_memory is None else step.outside_bytes,
             "memory_bytes": step.platform.device.memory_bytes,
             "fits_memory": self.fits_memory,
+            "fit_probability": self.fit_probability,
             "memory": self.memory,
             "mode": metadata.mode,
             **self._describe_stages(),
@@ -253,21 +256,24 @@ class Prediction:
             ("compute", f"{format_time(self.compute_s)} on the busiest rank"),
             ("communication", f"{format_time(self.communication_s)}, of which"
              f" {format_time(self.exposed_communication_s)} exposed"),
-            ("peak memory", describe_memory(self.step.peak_memory_bytes, self.step.outside_bytes, self.step.platform.device.memory_bytes, self.fits_memory)),
+            ("peak memory", describe_memory(self.step.peak_memory_bytes, self.step.outside_bytes, self.step.platform.device.memory_bytes, self.fit_probability)),
             ("cost model", self.step.cost_model),
             *(("warning", warning) for warning in self.warnings),
         ]  # fmt: skip
 
 
-def describe_memory(peak_bytes: int, outside_bytes: int, room_bytes: int, fits: bool | None) -> str:
-    """Return the peak, what the device holds beside it, the room and whether it fits."""
-    if fits is None:
+def describe_memory(
+    peak_bytes: int, outside_bytes: int, memory_bytes: int, probability: float | None
+) -> str:
+    """Return the peak, what the device holds beside it, its size and the probability that it suffices."""
+    if probability is None:
         return "not estimated"
-    needed, room = format_apart(peak_bytes + outside_bytes, room_bytes)
+    needed, room = format_apart(peak_bytes + outside_bytes, memory_bytes)
     parts = ""
     if outside_bytes:
         parts = f"{format_bytes(peak_bytes)}, with context and communicators "
-    return f"{parts}{needed} of {room} a rank: {'fits' if fits else 'OUT OF MEMORY'}"
+    verdict = "OUT OF MEMORY, " * (probability < LIKELY) + describe_probability(probability)
+    return f"{parts}{needed} of {room} a rank: {verdict}"
 
 
 def predict_step(step: Step) -> Prediction:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,14 +20,13 @@ from trioflow.costmodel.choices import (
 from trioflow.costmodel.collectives.platform import PlatformCollectives
 from trioflow.costmodel.device_times import DeviceTimes
 from trioflow.hardware.device_sheet import DeviceSheet
-from trioflow.hardware.machine import Platform
+from trioflow.hardware.machine import Device, Platform
 from trioflow.hardware.platform import OFFLOAD_RATES, describe_unmeasured, load_platform
 from trioflow.network.collectives import CollectiveCost, hold_to_links
 from trioflow.network.inter_node import describe_inter_node, open_platform
 from trioflow.parallel.eager import release_sends
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.graph_metadata import TimesOrigin
-from trioflow.parallel.memory.peak import count_room
 from trioflow.parallel.plan import read_stages
 from trioflow.parallel.programs.as_traced import build_traced_graph
 from trioflow.parallel.reference import silence_messages
@@ -98,7 +96,6 @@ def prepare_step(
     times = time_operators(traces, platform.device.described, options)
     host = platform.host_of(plan, times.traces[0].facts.recipe.framework)
     batch = times.traces[0].facts.batch * plan.data if batch is None else batch
-    room_bytes = count_room(plan, platform.device)
 
     def put_together(part: Plan, chosen: Options) -> Step:
         graph = build_graph(
@@ -107,7 +104,7 @@ def prepare_step(
             batch=batch * part.micro_batches // plan.micro_batches,
             host=host,
             options=chosen,
-            room_bytes=room_bytes,
+            device=platform.device,
         )
         return join_step(graph, times, platform, options)
 
@@ -268,7 +265,7 @@ def build_graph(
     batch: int | None = None,
     host: Mapping[str, float] | None = None,
     options: Options = DEFAULTS,
-    room_bytes: float = math.inf,
+    device: Device | None = None,
 ) -> TaskGraph:
     """Return what every rank does in a plan's step; PlanError when the plan does not fit the model or the batch."""
     stages = options.stages
@@ -289,7 +286,7 @@ def build_graph(
         last_batch=options.last_batch,
         anchoring=options.anchoring,
         memory=options.memory,
-        room_bytes=room_bytes,
+        device=device,
     )
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from trioflow.base.arguments import check_instance
 from trioflow.base.errors import InputError
@@ -14,7 +14,9 @@ from trioflow.base.experiments import Plan
 from trioflow.base.units import format_apart
 from trioflow.hardware.machine import Platform
 from trioflow.network.inter_node import open_platform
+from trioflow.parallel.memory.survival import DOUBTED, LIKELY, load_survival
 from trioflow.prediction.assembly import Traces, prepare_step
+from trioflow.prediction.fitting import size_step
 from trioflow.prediction.options import DEFAULTS, Options
 
 LARGEST = ("batch", "sequence")
@@ -25,15 +27,6 @@ _MOST = 1 << 16
 """Most of these steps, and most samples of a micro-batch."""
 _LINES = 6
 """Guesses by a straight line before halves are taken."""
-
-
-class _Need(NamedTuple):
-    """What the fullest rank needs: its peak, what its allocator would hold [bytes], and the plan in words."""
-
-    peak_bytes: int
-    reserved_bytes: int
-    wanted_bytes: int
-    plan_text: str
 
 
 def find_largest(
@@ -47,9 +40,9 @@ def find_largest(
 ) -> dict[str, Any]:
     """Return the largest batch or sequence (``what``) of a plan that fits the memory.
 
-    Returns ``largest``, ``plan_text``, ``memory_bytes`` and ``outside_bytes`` of a rank; for the largest that ``fits``,
-    the ``next`` one that was tried and the largest with which the allocator is not expected to run out (``roomy``, None
-    where there is none) the size, ``peak_memory_bytes`` and ``reserved_bytes``. A batch is of the whole step, in as
+    Returns ``largest``, ``plan_text``, ``memory_bytes`` and ``outside_bytes`` of a rank; for the largest that more likely
+    ``fits`` than not, the ``next`` one and the largest that is ``survival.DOUBTED`` likely to fit (``roomy``, None
+    where there is none) the size, ``peak_memory_bytes``, ``reserved_bytes`` and ``fit_probability``. A batch is of the whole step, in as
     many pieces as the plan has, all of one size. Raises InputError when nothing fits; otherwise as
     ``assembly.prepare_step``.
     """
@@ -60,52 +53,47 @@ def find_largest(
     unit = plan.data * plan.pieces
     if what == "sequence":
         unit = math.lcm(_TOKENS, 2 * plan.context * plan.tensor)
-    needs: dict[int, _Need] = {}
-    outside_bytes = 0
+    needs: dict[int, dict[str, Any]] = {}
 
-    def ask(count: int) -> _Need:
-        nonlocal outside_bytes
+    def ask(count: int) -> dict[str, Any]:
         if count not in needs:
             samples = count * unit if what == "batch" else batch
             asked = replace(options, sequence=count * unit) if what == "sequence" else options
             step = prepare_step(traces, plan, machine, batch=samples, options=asked)
-            if step.fits_memory is None:
+            needs[count] = size_step(step) | {"needed_bytes": step.needed_bytes}
+            if needs[count]["fit_probability"] is None:
                 raise InputError(
                     f"--largest {what}: no memory is estimated of this step",
                     fix="leave it out, or give a trace with tensors",
                 )
-            outside_bytes = step.outside_bytes
-            text = step.graph.metadata.plan_text
-            needs[count] = _Need(
-                step.peak_memory_bytes, step.reserved_bytes, step.wanted_bytes, text
-            )
         return needs[count]
 
     def describe(count: int) -> dict[str, Any] | None:
         if not 1 <= count <= _MOST:
             return None
-        peak_bytes, reserved_bytes, *_ = ask(count)
-        peaks = {"peak_memory_bytes": peak_bytes, "reserved_bytes": reserved_bytes}
-        return {what: count * unit, **peaks}
+        names = ("peak_memory_bytes", "reserved_bytes", "fit_probability")
+        return {what: count * unit, **{name: ask(count)[name] for name in names}}
+
+    def find(probability: float, most: int) -> int:
+        limit_bytes = load_survival().find_limit(probability, room - ask(1)["outside_bytes"])
+        return find_most(lambda count: float(ask(count)["needed_bytes"]), limit_bytes, most)
 
     room = machine.device.memory_bytes
-    least = ask(1).peak_bytes + outside_bytes
-    most = find_most(lambda count: ask(count).peak_bytes + outside_bytes, room, _MOST)
+    most = find(LIKELY, _MOST)
     if not most:
-        needed, limit = format_apart(least, room)
+        needed, limit = format_apart(ask(1)["wanted_bytes"] + ask(1)["outside_bytes"], room)
         raise InputError(
             f"no {what} fits: {unit:,} {'tokens' if what == 'sequence' else 'samples a step'} need {needed} of {limit}",
             fix="use more ranks, another plan or --recompute full",
         )
-    roomy = find_most(lambda count: ask(count).wanted_bytes + outside_bytes, room, most)
     return {
         "largest": what,
-        "plan_text": ask(most).plan_text,
+        "plan_text": ask(most)["plan_text"],
         "memory_bytes": room,
-        "outside_bytes": outside_bytes,
+        "outside_bytes": ask(most)["outside_bytes"],
         "fits": describe(most),
         "next": describe(most + 1),
-        "roomy": describe(roomy),
+        "roomy": describe(find(DOUBTED, most)),
     }
 
 

@@ -24,6 +24,7 @@ from trioflow.hardware.platform import load_platform
 from trioflow.network.collectives import CollectiveCost
 from trioflow.parallel.eager import release_sends
 from trioflow.parallel.memory.peak import count_plan_outside
+from trioflow.parallel.memory.survival import LIKELY, count_needed, count_wanted, load_survival
 from trioflow.parallel.plan import describe_plan, micro_batch_sizes
 from trioflow.parallel.reference import choose_reference
 from trioflow.parallel.task_graph import TaskGraph, load_task_graph
@@ -91,11 +92,21 @@ class Step:
         return counted + round(self.platform.corrections.get("outside_bytes", 0.0))
 
     @property
-    def fits_memory(self) -> bool | None:
-        """Whether the fullest rank's peak and what is outside fit its device; None where no memory is estimated."""
+    def room_bytes(self) -> float:
+        """What a rank's allocator may hold: what context and communicators leave of its device [bytes]."""
+        return self.platform.device.memory_bytes - self.outside_bytes
+
+    @property
+    def fit_probability(self) -> float | None:
+        """Probability that no rank runs out of memory; None where no memory is estimated."""
         if not self.graph.metadata.memory:
             return None
-        return self.peak_memory_bytes + self.outside_bytes <= self.platform.device.memory_bytes
+        return load_survival().find_probability(self.needed_bytes, self.room_bytes)
+
+    @property
+    def fits_memory(self) -> bool | None:
+        """Whether the step more likely fits its devices than not; None where no memory is estimated."""
+        return None if self.fit_probability is None else self.fit_probability >= LIKELY
 
     @property
     def reserved_bytes(self) -> int:
@@ -104,19 +115,14 @@ class Step:
         return max(held, default=0) or self.peak_memory_bytes
 
     @property
-    def crowded_bytes(self) -> int:
-        """What the fullest rank's allocator would hold where that is more than its device has left, else 0 [bytes].
-
-        Then it gives memory back and asks for it again in every step.
-        """
-        room = self.platform.device.memory_bytes - self.outside_bytes
-        return self.wanted_bytes if self.fits_memory and self.wanted_bytes > room else 0
-
-    @property
     def wanted_bytes(self) -> int:
         """What the fullest rank's allocator would hold on a device with more memory; its peak on a CPU [bytes]."""
-        wanted = [int(entry.get("wanted_bytes", 0)) for entry in self.graph.metadata.memory]
-        return max([*wanted, self.reserved_bytes])
+        return max(map(count_wanted, self.graph.metadata.memory), default=0)
+
+    @property
+    def needed_bytes(self) -> float:
+        """What the rank that needs most needs of its device to survive, as ``memory.survival`` counts it [bytes]."""
+        return count_needed(self.graph.metadata.memory)
 
     def replace_options(self, **changes: Any) -> Step:
         """Return the same step with some other options of its simulation."""

@@ -19,7 +19,13 @@ from trioflow.costmodel.device_times import DeviceTimes
 from trioflow.engine.result import CONFIDENCES
 from trioflow.hardware.machine import Platform
 from trioflow.network.inter_node import INTER_NODE
-from trioflow.parallel.memory.peak import count_plan_outside
+from trioflow.parallel.memory.peak import count_plan_outside, count_room
+from trioflow.parallel.memory.survival import (
+    DOUBTED,
+    LIKELY,
+    describe_probability,
+    load_survival,
+)
 from trioflow.parallel.plan import check_shapes, micro_batch_sizes
 from trioflow.parallel.remembered import remembering
 from trioflow.parallel.splits.routing import BALANCED, read_routing
@@ -99,10 +105,10 @@ class Simulated:
 class Found:
     """What a search found.
 
-    ``ranking``: of ``simulated``, the fastest first by ``expected_s`` [s], behind them those whose allocator is
-    expected to run out (``crowded``), each with its best bucket size; ``other_buckets`` lists the others
+    ``ranking``: of ``simulated``, the fastest first by ``expected_s`` [s], behind them those whose memory is less
+    than ``survival.DOUBTED`` to suffice (``crowded``), each with its best bucket size; ``other_buckets`` lists the others
     (``bucket_bytes`` [bytes], ``outlined_s`` [s]), ``alike_buckets`` counts those within a hundredth. ``dropped``:
-    plans that do not fit the memory, with the reason. ``fates``: what became of all plans, by family. ``left_out``:
+    plans that more likely run out of memory than not, with the reason. ``fates``: what became of all plans, by family. ``left_out``:
     kinds of plans not looked at. ``outlined``: plans whose step was outlined. ``outline_error``: least and greatest
     outlined over simulated step, less 1. ``confidence``, ``model_text``: of the operators' times.
     """
@@ -163,9 +169,10 @@ Watch = Callable[[int, int, str], None]
 
 
 class _Trial(NamedTuple):
-    """What became of a plan that was built: memory [bytes], and its simulation where it has room."""
+    """What became of a plan that was built: what its allocator wants [bytes], the odds, its simulation where it fits."""
 
-    peak_bytes: int
+    wanted_bytes: int
+    fit_probability: float | None = None
     refused: PlanError | None = None
     simulated: Simulated | None = None
     confidence: str = CONFIDENCES[0]
@@ -367,9 +374,9 @@ class _Search:
                 continue
             self.found.outlined += 1
             device = self.machine.device
-            least_bytes = step.least_bytes + count_plan_outside(plan, device.kind)
-            if trace.names_results and least_bytes > device.memory_bytes:
-                self._drop(plan, step.least_bytes, "at least ")
+            likely = load_survival().find_probability(step.least_bytes, count_room(plan, device))
+            if trace.names_results and likely < LIKELY:
+                self._drop(plan, step.least_bytes, likely, "at least ")
             else:
                 candidates.append(Candidate(step.time_s, plan, step.least_bytes))
         return sorted(candidates, key=lambda c: c.time_s)
@@ -383,7 +390,7 @@ class _Search:
             if trial.refused is not None:
                 found.fates.refuse(vars(same.plan), trial.refused)
             elif trial.simulated is None:
-                self._drop(same.plan, trial.peak_bytes, "")
+                self._drop(same.plan, trial.wanted_bytes, trial.fit_probability or 0.0)
             else:
                 found.fates.count(vars(same.plan), "simulated")
         found.confidence = max([found.confidence, trial.confidence], key=CONFIDENCES.index)
@@ -397,9 +404,9 @@ class _Search:
             times = self.time_exactly(plan)
             step = prepare_step(times, plan, self.machine, batch=self.batch, options=self.options)
         except PlanError as error:
-            return _Trial(0, error)
+            return _Trial(0, None, error)
         if step.fits_memory is False:
-            return _Trial(step.peak_memory_bytes)
+            return _Trial(step.wanted_bytes, step.fit_probability)
         result = workshop.simulate(step)
         highest = step.graph.metadata.compute_interval[1]
         slower = step.replace_options(interval=False, compute_scale=highest, draws=0)
@@ -407,25 +414,31 @@ class _Search:
         ranked_s = time_s if draws is None else draws.expected_s
         compute_log = math.log(workshop.simulate(slower).step_time_s / time_s)
         rest_log = max(math.log(result.high_s / time_s) - compute_log, 0.0)
+        likely = step.fit_probability
         row = {
             "plan_text": describe_way(plan, self.batch, self.times.traces[0]), "step_time_s": result.step_time_s,
             "expected_s": ranked_s, "low_s": result.low_s, "high_s": result.high_s,
             "exposed_communication_s": result.exposed_communication_s,
             "micro_batch_samples": self.batch / plan.data / plan.pieces,
-            "peak_memory_bytes": step.known_peak_bytes, "crowded": bool(step.crowded_bytes), "outlined_s": variants.best.time_s,
+            "peak_memory_bytes": step.known_peak_bytes, "fit_probability": likely,
+            "crowded": likely is not None and likely < DOUBTED, "outlined_s": variants.best.time_s,
             "ranks": self.machine.ranks, **variants.compare_buckets(),
             **{name: getattr(plan, name) for name in PLAN_COLUMNS},
             **describe_rates(self.times.traces[0].facts, self.batch, ranked_s, self.machine.ranks, self.machine.device),
         }  # fmt: skip
         weighed = Prediction(ranked_s, compute_log, rest_log)
         one = Simulated(row, weighed, variants.best, time_s, draws)
-        return _Trial(step.peak_memory_bytes, None, one, result.confidence, result.warnings)
+        return _Trial(step.wanted_bytes, likely, None, one, result.confidence, result.warnings)
 
-    def _drop(self, plan: Plan, needed_bytes: int, how: str) -> None:
+    def _drop(self, plan: Plan, needed_bytes: int, likely: float, how: str = "") -> None:
         needed_bytes += count_plan_outside(plan, self.machine.device.kind)
         sizes = format_apart(needed_bytes, self.machine.device.memory_bytes)
-        reason = f"needs {how}{' of '.join(sizes)}"
-        entry: dict[str, Any] = {"reason": reason, "needed_bytes": needed_bytes}
+        reason = f"needs {how}{' of '.join(sizes)}, {describe_probability(likely)}"
+        entry: dict[str, Any] = {
+            "reason": reason,
+            "needed_bytes": needed_bytes,
+            "fit_probability": likely,
+        }
         entry["plan_text"] = describe_way(plan, self.batch, self.times.traces[0])
         self.found.dropped.append(entry)
         self.found.fates.drop(vars(plan), entry)

@@ -25,7 +25,6 @@ from trioflow.hardware.machine import Platform
 from trioflow.network.collectives import CollectiveCost
 from trioflow.network.inter_node import open_platform
 from trioflow.network.networks import DEFAULT_NETWORK
-from trioflow.parallel.memory.peak import count_room
 from trioflow.parallel.remembered import Memory, remembering
 from trioflow.parallel.splits.routing import set_routing
 from trioflow.parallel.task_graph import TaskGraph
@@ -248,8 +247,7 @@ class Workshop:
             return digest, self._graphs[digest]
         with remembering(self.memory):
             host = platform.host_of(plan, times.traces[0].facts.recipe.framework)
-            room_bytes = count_room(plan, device)
-            graph = build_graph(times, plan, batch=batch, host=host, room_bytes=room_bytes)
+            graph = build_graph(times, plan, batch=batch, host=host, device=device)
         self.graphs += 1
         self._graphs[digest] = graph
         if len(self._graphs) > _MOST_GRAPHS:
@@ -309,8 +307,7 @@ class Workshop:
             compute_scale=draw_scales(values, plan.ranks),
             communication_scale=values["communication_scale"],
         )  # fmt: skip
-        peak, room = step.peak_memory_bytes, platform.device.memory_bytes
-        needed = format_apart(peak + step.outside_bytes, room)
+        room = platform.device.memory_bytes
         described: dict[str, Any] = {
             "device_name": platform.device.name,
             "plan_text": graph.metadata.plan_text,
@@ -319,6 +316,7 @@ class Workshop:
             "memory_bytes": room,
         }
         if step.fits_memory is False:
+            needed = format_apart(step.wanted_bytes + step.outside_bytes, room)
             reason = f"{needed[0]} do not fit {needed[1]}"
             return described | {"status": OUT_OF_MEMORY, "reason": reason}
         found = self.simulate(step).to_dict()

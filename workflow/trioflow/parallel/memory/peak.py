@@ -56,6 +56,14 @@ _PAIR_BYTES, _GROUP_BYTES = 358_612_992, 411_041_792
 (A100, H100, H200), which call it unofficial, by observation. NVIDIA/nccl issue 964 sees 544 and 688 MB on A100."""
 _EXCHANGE_BYTES = 3.28e9
 """What its first all-to-all adds on 8 H100, a connection to every peer (NVIDIA/nccl issue 1685)."""
+_BLAS_THREADS = 2
+"""Threads with a handle of the matmul library, and so with a workspace: the one of forward and the one of backward."""
+_BLAS_WORKSPACE_BYTES = {
+    **dict.fromkeys(("Pascal", "Volta", "Turing", "Ampere", "Ada", "Blackwell"), 8_519_680),
+    "Hopper": 33_554_432, "CDNA2": 33_554_432, "CDNA3": 134_217_728, "CDNA4": 134_217_728,
+}  # fmt: skip
+"""By architecture: PyTorch's default (``aten/src/ATen/cuda/CublasHandlePool.cpp``), handed out by its allocator. On
+H100, 1,765 runs of nanotron show 62 to 70 MiB of them (docs/memory.md)."""
 COLUMNS = ("rank", "category", "bytes", "peak_bytes", "when", "fits")
 
 
@@ -77,23 +85,31 @@ def count_plan_outside(plan: Plan, kind: str) -> int:
     return count_outside(groups, kind, exchanges=plan.expert > 1)
 
 
-def count_room(plan: Plan, device: Device) -> float:
-    """Return what the allocator of a plan's rank may hold of its device [bytes]."""
+def count_room(plan: Plan, device: Device | None) -> float:
+    """Return what the allocator of a plan's rank may hold of its device [bytes]; without one there is no limit."""
+    if device is None:
+        return math.inf
     return device.memory_bytes - count_plan_outside(plan, device.kind)
+
+
+def count_workspaces(device: Device | None) -> int:
+    """Return what a rank's matmul library keeps, in PyTorch's allocator, for its workspaces [bytes]; 0 where unknown."""
+    sheet = None if device is None else device.sheet
+    return _BLAS_THREADS * _BLAS_WORKSPACE_BYTES.get(sheet.architecture if sheet else "", 0)
 
 
 def estimate_memory(
     trace: Trace, operators: pd.DataFrame, program: ProgramBuilder, factors: Sequence[float],
-    stage_of: NDArray[np.int64], room_bytes: float = math.inf,
+    stage_of: NDArray[np.int64], device: Device | None = None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Return the peak of every rank, ranks that do the same together.
 
     ``categories`` is what fills the peak [bytes], ``when`` the task at which it is reached, in words, ``curve`` the
     ``places`` among a rank's tasks from which on it holds other ``bytes``; of a GPU ``reserved_bytes`` is what its
-    allocator is expected to hold, ``beside`` by what of it (``HELD_BESIDE``): no more than ``room_bytes``, as it frees
-    what it keeps before it fails; where it would hold more, ``wanted_bytes`` is that. Counted as
+    allocator is expected to hold, ``beside`` by what of it (``HELD_BESIDE``): no more than the ``device`` has left, as
+    it frees what it keeps before it fails; where it would hold more, ``wanted_bytes`` is that. Counted as
     ``torch.cuda.max_memory_allocated`` does: no fragmentation, no context, no buffers of the communication library, and
-    of workspaces those alone that the trace shows as tensors.
+    of workspaces those of ``count_workspaces`` and what the trace shows as tensors.
     """
     tasks = program.collect().tasks
     of_task = tasks["rank"].to_numpy(dtype=np.int64)
@@ -102,6 +118,8 @@ def estimate_memory(
     classes = program.grid.classify()
     tables: dict[tuple[int, int], StorageTable] = {}
     copies, scores = _size_copies(trace, program), _find_scores(trace)
+    room_bytes, on_gpu = count_room(program.plan, device), trace.facts.device != "cpu"
+    workspace = count_workspaces(device) * on_gpu
     spans = any(stage.update_shares for stage in program.stages)
     found = []
     for number, rank in enumerate(program.grid.find_representatives().tolist()):
@@ -116,14 +134,16 @@ def estimate_memory(
         always["parameter"] = sum(
             size for size, at in copies if not at or not at.isdisjoint(stages)
         )
-        always["workspace"] = max(tables[place].bytes[tables[place].find(scores)], default=0.0)
+        always["workspace"] = workspace + max(
+            tables[place].bytes[tables[place].find(scores)], default=0.0
+        )
         peak = profile_rank(
             rows, tables[place], program.factors_of(rank) or factors, lifetimes(tables[place]),
             always, program.memory.get(rank),
         )  # fmt: skip
         ranks = np.flatnonzero(classes == number).tolist()
         peak_entry = {"ranks": ranks, "peak_bytes": peak.peak_bytes, "categories": peak.categories}
-        if trace.facts.device != "cpu":
+        if on_gpu:
             beside = _list_beside(rows, program, rank, peak)
             more = sum(size * HELD_BESIDE[name] for name, size in beside.items())
             wanted = peak.peak_bytes + round(more)

@@ -1,0 +1,144 @@
+"""Whether a step fits the memory: what fills it, how likely it suffices, and the smallest changes that make it fit.
+
+Nothing is simulated: memory depends on the order of a rank's program, not on its times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from trioflow.base.errors import TrioflowError
+from trioflow.base.experiments import Plan
+from trioflow.hardware.machine import Platform
+from trioflow.parallel.memory.peak import find_fullest
+from trioflow.parallel.memory.survival import DOUBTED, LIKELY, load_survival
+from trioflow.parallel.plan import vary_plan
+from trioflow.parallel.remembered import Memory, remembering
+from trioflow.prediction.assembly import Traces, prepare_step
+from trioflow.prediction.options import DEFAULTS, Options
+from trioflow.prediction.step import Step
+
+_ENOUGH, _MOST_PAIRS = 3, 4
+"""Single changes that suffice after which no other is tried, and pairs that are tried where none does."""
+_FLAGS = {"data": "data-parallel", "tensor": "tensor-parallel"}
+"""Arguments of the command that are not called as their column of a plan."""
+
+
+def size_step(step: Step) -> dict[str, Any]:
+    """Return what a step's fullest rank holds [bytes] and the probability that it survives; None where unknown."""
+    known = bool(step.graph.metadata.memory)
+    sizes = {
+        "peak_memory_bytes": step.peak_memory_bytes,
+        "reserved_bytes": step.reserved_bytes,
+        "wanted_bytes": step.wanted_bytes,
+        "outside_bytes": step.outside_bytes,
+        "left_bytes": round(
+            load_survival().find_limit(LIKELY, step.room_bytes) - step.needed_bytes
+        ),
+        "fit_probability": step.fit_probability,
+        "fits_memory": step.fits_memory,
+    }
+    plan_text = {"plan_text": step.graph.metadata.plan_text}
+    return plan_text | (sizes if known else dict.fromkeys(sizes))
+
+
+def answer_memory(
+    traces: Traces,
+    plan: Plan,
+    platform: Platform | str | Path,
+    *,
+    batch: int | None = None,
+    options: Options = DEFAULTS,
+) -> dict[str, Any]:
+    """Return the memory of a plan's step, with ``assembly.prepare_step``'s arguments and errors.
+
+    ``memory`` is that of every rank by category, ``fullest_rank`` and ``last_rank`` its entries of the fullest rank
+    and of the last one, whose peak frameworks such as Megatron-LM log; ``left_bytes``: how much more
+    the step may need and still likely fit, negative where it needs less to. ``changes``: where the step is less than ``survival.DOUBTED``
+    likely to fit, plans that change one thing, or two where no single one suffices, each with its own memory.
+    """
+    with remembering(Memory()):
+        step = prepare_step(traces, plan, platform, batch=batch, options=options)
+        metadata, device = step.graph.metadata, step.platform.device
+        last = [entry for entry in metadata.memory if metadata.ranks - 1 in entry["ranks"]]
+        answer = {
+            "workload": step.traces[0].facts.workload,
+            "batch": metadata.batch,
+            "ranks": metadata.ranks,
+            "platform": step.platform.name,
+            "memory_bytes": device.memory_bytes,
+            **size_step(step),
+            "fullest_rank": find_fullest(metadata.memory) if metadata.memory else None,
+            "last_rank": last[0] if last else None,
+            "memory": metadata.memory,
+            "warnings": metadata.warnings,
+            "changes": [],
+        }
+        doubted = step.fit_probability is not None and step.fit_probability < DOUBTED
+        if doubted and not (options.as_traced or options.schedule):
+            answer["changes"] = _try_changes(traces, metadata.plan, step, options)
+    return answer
+
+
+def _try_changes(traces: Traces, plan: Plan, step: Step, options: Options) -> list[dict[str, Any]]:
+    """Return what each change comes to, in order of what it costs; pairs where none suffices."""
+    batch, first = step.graph.metadata.batch, size_step(step)
+    singles = _list_changes(plan, step)
+
+    def evaluate(change: dict[str, Any]) -> dict[str, Any] | None:
+        try:
+            varied = vary_plan(plan, **change)
+            changed = prepare_step(traces, varied, step.platform, batch=batch, options=options)
+        except TrioflowError:  # the plan, the model or the platform does not take it
+            return None
+        return {"flags": _spell(change), **size_step(changed)}
+
+    better: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    for change in singles:
+        row = evaluate(change)
+        if row is not None and row["left_bytes"] > first["left_bytes"]:
+            better.append((change, row))
+        if sum(row["fit_probability"] >= DOUBTED for _, row in better) == _ENOUGH:
+            break
+    rows = [row for _, row in better]
+    if all(row["fit_probability"] < DOUBTED for row in rows):
+        better.sort(key=lambda one: -int(one[1]["left_bytes"]))
+        pairs = [a | b for (a, _), (b, _) in combinations(better, 2) if not a.keys() & b.keys()]
+        rows += [row for pair in pairs[:_MOST_PAIRS] if (row := evaluate(pair)) is not None]
+    return rows
+
+
+def _list_changes(plan: Plan, step: Step) -> Iterator[dict[str, Any]]:
+    """Yield single changes of a plan that save memory, as columns, those first that usually cost the least time."""
+    recipe, batch = step.traces[0].facts.recipe, step.graph.metadata.batch
+    if plan.tensor > 1 and not plan.sequence_parallel:
+        yield {"sequence_parallel": True}
+    if plan.data > 1 and plan.sharding == "none":
+        yield {"sharding": "distributed" if recipe.keeps_main_gradients else "zero1"}
+    if plan.recompute == "none":
+        yield {"recompute": "selective"}
+    pieces = "micro_batches" if plan.pipeline > 1 else "accumulate"
+    if batch % (2 * plan.data * plan.pieces) == 0:
+        yield {pieces: 2 * getattr(plan, pieces)}
+    if plan.data > 1 and not plan.shards_units:
+        yield {"sharding": "fsdp"}
+    if plan.recompute in ("none", "selective"):
+        yield {"recompute": "full"}
+    if plan.data % 2 == 0:
+        halved = {"data": plan.data // 2, "tensor": 2 * plan.tensor}
+        yield halved | {pieces: 2 * getattr(plan, pieces), "sequence_parallel": True}
+    if plan.offload == "none":
+        yield {"offload": "optimizer"}
+        yield {"offload": "activations"}
+
+
+def _spell(change: dict[str, Any]) -> str:
+    """Return a change as flags of the command."""
+    words = []
+    for column, value in change.items():
+        words.append(f"--{_FLAGS.get(column, column).replace('_', '-')}")
+        words += [] if value is True else [str(value)]
+    return " ".join(words)
