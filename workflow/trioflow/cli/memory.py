@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
@@ -65,12 +66,16 @@ def _run_memory(options: argparse.Namespace) -> None:
     answer = answer_memory(options.trace, plan, platform, batch=options.batch, options=assumed)
     if write_output(options.form, answer, answer["memory"]):
         return
-    print(f"{answer['workload']} on {answer['platform']}: {answer['plan_text']}")
+    print(_wrap(f"{answer['workload']} on {answer['platform']}: {answer['plan_text']}"))
     if answer["fit_probability"] is None:
         print("memory: not estimated (the trace does not say what its operators make)")
     else:
         _print_ranks(answer)
         _print_verdict(answer)
+
+
+def _wrap(text: str) -> str:
+    return textwrap.fill(text, _BAR + 4, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def _print_ranks(answer: Mapping[str, Any]) -> None:
@@ -83,7 +88,8 @@ def _print_ranks(answer: Mapping[str, Any]) -> None:
         rank = entry["ranks"][0] if word == "fullest" else answer["ranks"] - 1
         heads.append(f"rank {rank}")
         alike = f", {len(entry['ranks'])} of {answer['ranks']} alike" if answer["ranks"] > 1 else ""
-        print(f"\n{word}: rank {rank}{alike}; at its peak in {entry['when']}")
+        place = f"{word}: rank {rank}{alike}; at its peak in {entry['when']}"
+        print(f"\n{_wrap(place)}")
         print(draw_bar(parts, answer["memory_bytes"]))
     names = list(dict.fromkeys(part for parts in columns for part in parts))
     rows = [
