@@ -25,8 +25,15 @@ from trioflow.costmodel.steps import (
     write_residuals,
 )
 from trioflow.hardware.platform import load_platform, save_platform
+from trioflow.parallel.memory.survival import load_survival
 from trioflow.reproductions.clusters.page import describe_causes, judge_aims
 from trioflow.reproductions.clusters.scores import mark_crowded
+from trioflow.reproductions.clusters.survival import (
+    choose_cases,
+    judge_survival,
+    write_survival,
+    write_survival_tables,
+)
 from trioflow.reproductions.drift.judge import JOBS_FOLDER, fit_jobs
 from trioflow.reproductions.intervals import (
     Lister,
@@ -43,6 +50,7 @@ from trioflow.reproductions.intervals import (
     list_rates,
     list_validation,
     publish,
+    publish_block,
     publish_intervals,
     publish_spreads,
     record_intervals,
@@ -106,6 +114,15 @@ def publish_figure() -> None:
     figure = ROOT / "docs" / "figures" / "predicted_vs_measured.png"
     figure.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(RESULTS / "report" / "figures" / figure.name, figure)
+
+
+def publish_survival() -> None:
+    """Rewrite the odds that ship and the tables of docs/memory.md, where a run has predicted nanotron's memory."""
+    if (memory := RESULTS / "clusters" / "memory.parquet").is_file():
+        cases = choose_cases(read_table(memory, "cluster_memory", CLUSTER_MEMORY))
+        write_survival(cases)
+        load_survival.cache_clear()
+        publish_block(ROOT, "memory.md", "memory", write_survival_tables(judge_survival(cases)))
 
 
 def publish_spread() -> None:
@@ -189,6 +206,7 @@ def main() -> None:
     for topic, result in list_results():
         publish(ROOT, topic, result)
     publish_step_residuals()
+    publish_survival()
     publish_spread()
     publish_intervals_of_sets()
     publish_example()

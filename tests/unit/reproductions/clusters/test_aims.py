@@ -20,10 +20,7 @@ from trioflow.reproductions.clusters.scores import (
     BEFORE,
     FAILED,
     FITTED,
-    OTHER,
     RAN,
-    TOO_FEW,
-    TOO_MUCH,
     mark_crowded,
     score_chances,
     score_steps,
@@ -57,19 +54,20 @@ def make_steps() -> pd.DataFrame:
 
 
 def make_memory() -> pd.DataFrame:
+    """Three runs, one of which no card should hold, two that ran out of memory, and two that failed otherwise."""
     rows = [
-        (RAN, 10, 10.2, 12, ""), (RAN, 10, 12, 90, ""), (FITTED, 20, 20, 30, ""),
-        (FAILED, None, 90, 95, TOO_MUCH), (FAILED, None, 9, 9, TOO_FEW), (FAILED, None, 9, 9, OTHER),
-        (FAILED, None, 90, 99, TOO_MUCH),
+        (RAN, "Success", 10, 10.2, 12), (RAN, "Success", 10, 12, 90), (FITTED, "Success", 20, 20, 30),
+        (FAILED, "OOM", None, 90, 95), (FAILED, "OOM", None, 9, 9), (FAILED, "Other", None, 9, 9),
+        (FAILED, "Other", None, 90, 99),
     ]  # fmt: skip
-    names = ["set", "measured_bytes", "reserved_bytes", "fullest_bytes", "reason"]
+    names = ["set", "status", "measured_bytes", "reserved_bytes", "fullest_bytes"]
     cases = pd.DataFrame(rows, columns=names)
-    for name in names[1:4]:
+    for name in names[2:]:
         cases[name] = cases[name] * GIB
     degrees = {"nodes": 1, "tensor": [1, 2, 4, 1, 2, 4, 8], "data": 1, "pipeline": 1, "zero": 0}
     return cases.assign(
         parameters=1.34, **degrees, micro_batch=1, accumulate=4, allocated_bytes=cases["reserved_bytes"],
-        fullest_reserved_bytes=cases["fullest_bytes"],
+        fullest_reserved_bytes=cases["fullest_bytes"], update_bytes=GIB, measured_update_bytes=1.25 * GIB,
     )  # fmt: skip
 
 
@@ -85,9 +83,10 @@ def test_every_line_counts_all_cases(lines: dict[str, Line]) -> None:
     assert lines["step, median error: all of these"].cases == 6
     assert lines["steps within 10 %"].value == pytest.approx(2 / 6), "a refused run is missed"
     assert lines["measured step inside the 80 % interval"].value == pytest.approx(1 / 6)
-    assert lines["failed runs that memory explains"].value == pytest.approx(0.5)
-    assert lines["runs that ran, called out of memory"].write_value() == "1"
-    assert not lines["runs that ran, called out of memory"].reached
+    ends = lines["runs whose odds say rightly whether they survive, their model left out"]
+    assert ends.cases == 5 and ends.value == pytest.approx(3 / 5) and not ends.reached
+    assert lines["reserved peak, median error"].value == pytest.approx(0.02)
+    assert lines["allocated peak of the update, median error"].value == pytest.approx(0.2)
 
 
 def test_an_aim_may_be_a_least(lines: dict[str, Line]) -> None:

@@ -15,6 +15,9 @@ from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from trioflow.base.provenance import PACKAGE
 from trioflow.base.shipped import read_table
 
@@ -45,10 +48,15 @@ class Survival:
 
     def find_probability(self, needed_bytes: float, room_bytes: float) -> float:
         """Return the probability that a rank that needs so much survives in the room it has [bytes]."""
-        if room_bytes <= 0:
-            return 0.0
-        beyond = math.log(max(needed_bytes, 1.0) / room_bytes) + self.location_log
-        return (1 - self.lapse) / (1 + math.exp(min(beyond / self.scale_log, 700.0)))
+        return float(self.find_probabilities(np.array([needed_bytes]), np.array([room_bytes]))[0])
+
+    def find_probabilities(
+        self, needed_bytes: NDArray[np.float64], room_bytes: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Return the same of many ranks."""
+        beyond = np.log(np.maximum(needed_bytes, 1.0) / np.maximum(room_bytes, 1e-3))
+        exponent = np.clip((beyond + self.location_log) / self.scale_log, -700.0, 700.0)
+        return np.asarray((1 - self.lapse) / (1 + np.exp(exponent)))
 
     def find_limit(self, probability: float, room_bytes: float) -> float:
         """Return the most that a rank may need to survive with a probability, of those that do not lapse [bytes]."""

@@ -23,6 +23,7 @@ from sklearn.model_selection import KFold
 from trioflow import tables
 from trioflow.base.units import BYTES_PER_GIB
 from trioflow.costmodel.intervals import COVERAGE
+from trioflow.parallel.memory.survival import DOUBTED
 from trioflow.report.pages import (
     NOTHING,
     Cell,
@@ -50,19 +51,22 @@ from trioflow.reproductions.clusters.scores import (
     FAST,
     FITTED,
     GPUS_OF_A_NODE,
-    OTHER,
     SEQUENCE,
-    TOO_FEW,
-    TOO_MUCH,
-    exceeds_room,
     find_repeated,
     judge_order,
     mark_crowded,
+    name_model,
     score_chances,
     score_group,
     score_memory,
     score_steps,
     split_by_nodes,
+)
+from trioflow.reproductions.clusters.survival import (
+    choose_cases,
+    judge_survival,
+    score_survival,
+    tabulate_reliability,
 )
 from trioflow.reproductions.tables import CLUSTER_MEMORY, CLUSTER_PEAKS, CLUSTER_STEPS
 
@@ -330,20 +334,15 @@ def _judge_chances(cases: pd.DataFrame) -> list[Line]:
 
 
 def _judge_memory(cases: pd.DataFrame) -> list[Line]:
-    scores = score_memory(cases).iloc[0]
-    ran, failed = cases[cases["set"] != FAILED], cases[cases["set"] == FAILED]
-    false = int(exceeds_room(ran, "fullest_reserved_bytes").sum())
-    shares = failed["reason"].value_counts(normalize=True)
+    held, judged = score_memory(cases).iloc[0], judge_survival(choose_cases(cases))
+    scores, ran = score_survival(judged).iloc[0], int(judged["survived"].sum())
     return [
-        Line("peak memory, median error", len(ran), scores["median_error"], 0.05,
-             headline="median error of peak memory"),
-        Line("peak memory, 90th percentile of the error", len(ran), scores["error_90"], 0.10),
-        Line("runs that ran, called out of memory", len(ran), int(scores["refused"]), 0, counted=True),
-        Line("runs that ran whose predicted allocator holds more than the card has", len(ran), false,
-             counted=True),
-        Line("failed runs that memory explains", len(failed), float(shares.get(TOO_MUCH, 0.0))),
-        Line("failed runs with too few micro-batches for nanotron", len(failed),
-             float(shares.get(TOO_FEW, 0.0))),
+        Line("reserved peak, median error", ran, scores["reserved"], 0.06,
+             headline="median error of reserved memory"),
+        Line("reserved peak, 90th percentile of the error", ran, held["error_90"], 0.10),
+        Line("allocated peak of the update, median error", ran, scores["update"], 0.04),
+        Line("runs whose odds say rightly whether they survive, their model left out", len(judged), scores["accuracy"],
+             0.95, more=True, headline="runs foretold to survive or to run out of memory"),
     ]  # fmt: skip
 
 
@@ -482,7 +481,7 @@ def build_clusters_page(
         Section("choice", "Which plan to take", [_render_choice(timed)]),
         Section("memory", "Memory of the runs", [render_summary(scores), render_scores(scores)]),
         Section("degrees", "Memory by degrees", [render_degrees(cases)], folded=True),
-        Section("failed", "Those that failed", [_render_failed(cases)], folded=True),
+        Section("failed", "Who survives", [_render_survival(cases)]),
         peaks_section(tests),
     ]  # fmt: skip
     schemas = {
@@ -603,7 +602,7 @@ def render_summary(scores: pd.DataFrame) -> str:
         lines.append(
             f"{row['set']} ({row['runs']}): half of the peaks are within {write_percent(row['median_error'])}, nine tenths within "
             f"{write_percent(row['error_90'])} (aims {write_percent(_MEDIAN_AIM, 0)} and {write_percent(_AIM_90, 0)}: "
-            f"{'reached' if reached else 'missed'}); {row['refused']} are called out of memory although they ran."
+            f"{'reached' if reached else 'missed'}); {row['refused']} are called more likely to fail although they ran."
         )  # fmt: skip
     lines.append(
         "What the allocator holds (reserved) is judged. One number, the share lost to fragmentation, was fitted, on 1.34 B parameters on 1 and 2 nodes alone; "
@@ -642,28 +641,34 @@ def render_degrees(cases: pd.DataFrame) -> str:
 
 
 def _render_crowded(cases: pd.DataFrame) -> str:
-    """Return what runs took whose predicted allocator holds more than the card has."""
+    """Return what runs took that were not likely to fit."""
     rows = cases[cases["crowded"]].dropna(subset="predicted_s")
     if rows.empty:
         return ""
     factor = (rows["measured_s"] / rows["predicted_s"]).quantile([0.1, 0.5, 0.9])
     text = (
-        f"{len(rows)} runs ran although the predicted allocator holds more than the card has: it gives memory back and asks for it again in every "
-        f"step. They took {factor[0.5]:.1f} times the predicted step (median; {factor[0.1]:.1f} to {factor[0.9]:.1f} in eight of ten). search puts "
-        "such plans behind the others."
+        f"{len(rows)} runs ran although they were less likely to fit than {write_percent(DOUBTED, 0)}. They took {factor[0.5]:.1f} times the "
+        f"predicted step (median; {factor[0.1]:.1f} to {factor[0.9]:.1f} in eight of ten). search puts such plans behind the others."
     )  # fmt: skip
     return render_paragraph(text)
 
 
-def _render_failed(cases: pd.DataFrame) -> str:
-    """Return what is known of why runs failed."""
-    failed = cases[cases["set"] == FAILED]
-    counts = failed["reason"].value_counts()
-    lines = [
-        f"{TOO_FEW}: {counts.get(TOO_FEW, 0)} (nanotron refuses fewer than stages less one)",
-        f"{TOO_MUCH}: {counts.get(TOO_MUCH, 0)} would hold more than an H100 has",
-        f"{OTHER}: {counts.get(OTHER, 0)} that memory does not explain",
-    ]
-    false = exceeds_room(cases[cases["set"] != FAILED], "fullest_reserved_bytes").sum()
-    text = f"Of {len(failed)} that failed; by the same measure {false} of those that ran would hold too much."
-    return render_paragraph(text) + render_list(lines)
+def _render_survival(cases: pd.DataFrame) -> str:
+    """Return how well the odds foretell how runs ended."""
+    judged = judge_survival(choose_cases(cases))
+    scores = [
+        words("model", "", "which model's runs; all", lambda row: name_model(row["parameters"]) if row["parameters"] else "all"),
+        numbers("succeeded", "", "runs that came to their end", "count", "survived"),
+        numbers("ran out", "", "runs labelled out of memory", "count", "failed"),
+        numbers("odds right", "", "share on the right side of a half", "percent", "accuracy"),
+        numbers("Brier score", "", "mean squared miss of the odds", "plain", lambda row: round(row["brier"], 3)),
+        numbers("reserved", "", "median error of what the allocator holds", "percent", "reserved"),
+        numbers("update", "", "median error of the update's allocated peak", "percent", "update"),
+    ]  # fmt: skip
+    bins = [
+        numbers("runs", "", "how many", "count", "runs"),
+        numbers("odds", "", "their mean odds", "percent", "odds"),
+        numbers("survived", "", "share that came to their end", "percent", "survived"),
+    ]  # fmt: skip
+    table = render_records(tabulate_reliability(judged), bins, "What odds come to")
+    return render_records(score_survival(judged), scores, "Odds of survival") + table

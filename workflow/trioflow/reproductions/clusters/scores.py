@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from trioflow import tables
 from trioflow.base.provenance import stamp
 from trioflow.hardware.device_sheet import load_device
 from trioflow.parallel.memory.peak import count_outside
+from trioflow.parallel.memory.survival import DOUBTED, LIKELY, Survival, load_survival
 from trioflow.report.pages import write_percent
 from trioflow.report.scores import share_in_order
 from trioflow.reproductions.chances import score_pairs
@@ -22,8 +24,8 @@ from trioflow.sweeps.search_space import Prediction
 RAN, FITTED, FAILED = "ran", "ran, fitted on", "failed"
 BEFORE = "pipelines before their fix"
 """Runs of nanotron's pipelines before its engine was mended: reported, neither fitted on nor among the others."""
-TOO_FEW, TOO_MUCH, OTHER = "too few micro-batches", "out of memory", "other"
-"""Why a run may have failed: nanotron refuses fewer micro-batches than stages less one."""
+SUCCEEDED, RAN_OUT = "Success", "OOM"
+"""How a job ended, beside other failures, which memory does not explain."""
 
 CARD = "h100-sxm"
 """Sheet of the runs' GPU."""
@@ -55,19 +57,21 @@ def is_fitted_on(parameters: float, nodes: int) -> bool:
     return parameters == 1.34 and nodes <= 2
 
 
-def exceeds_room(rows: pd.DataFrame, column: str) -> pd.Series:
-    """Return which runs hold more in a column [bytes] than an H100 has beside context and communicators."""
+def find_odds(cases: pd.DataFrame, survival: Survival | None = None) -> NDArray[np.float64]:
+    """Return the probability of each run to survive on an H100, by its fullest rank; by the shipped numbers by default."""
+    known = survival or load_survival()
     card = load_device(CARD).usable_memory_bytes
-    degrees = rows[["data", "tensor", "pipeline"]].itertuples(index=False)
+    degrees = cases[["data", "tensor", "pipeline"]].itertuples(index=False)
     room = np.array([card - count_outside(groups) for groups in degrees], np.float64)
-    return rows[column] > room
+    peak, wanted = (cases[name].to_numpy(np.float64) for name in ("fullest_bytes", "fullest_reserved_bytes"))  # fmt: skip
+    return known.find_probabilities(peak + known.kept_share * (wanted - peak), room)
 
 
 def score_memory(cases: pd.DataFrame) -> pd.DataFrame:
     """Return how far the peaks are off, by set and model (``parameters`` 0 for all).
 
     ``median_error`` and ``error_90`` are of what the allocator holds, ``allocated_median`` of what
-    it hands out; ``refused`` counts runs that ``simulate`` calls out of memory.
+    it hands out; ``refused`` counts runs that ``simulate`` calls more likely to fail than not.
     """
     ran = cases[cases["set"] != FAILED]
     groups = [("all runs", 0.0, ran)]
@@ -92,7 +96,7 @@ def _score(name: str, parameters: float, rows: pd.DataFrame) -> dict[str, Any]:
         "median_error": float(np.median(held)),
         "error_90": float(np.quantile(held, 0.9)),
         "allocated_median": float(np.median(given)),
-        "refused": int(exceeds_room(rows, "fullest_bytes").sum()),
+        "refused": int((find_odds(rows) < LIKELY).sum()),
     }
 
 
@@ -144,13 +148,12 @@ def score_group(name: str, rows: pd.DataFrame) -> dict[str, Any]:
 
 
 def mark_crowded(memory: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
-    """Return the steps of runs with ``crowded``: whether the predicted allocator holds more than an H100 has."""
+    """Return the steps of runs with ``crowded``: whether they are less likely to fit an H100 than `survival.DOUBTED`."""
     key = [*_PLAN, "micro_batch", "accumulate"]
-    held = memory.loc[memory["set"] != FAILED, [*key, "fullest_reserved_bytes"]].drop_duplicates(
-        key
-    )
-    found = steps[key].merge(held, how="left", on=key).fillna({"fullest_reserved_bytes": 0.0})
-    return steps.assign(crowded=exceeds_room(found, "fullest_reserved_bytes").to_numpy())
+    sizes = ["fullest_bytes", "fullest_reserved_bytes"]
+    held = memory.loc[memory["set"] != FAILED, [*key, *sizes]].drop_duplicates(key)
+    found = steps[key].merge(held, how="left", on=key).fillna(dict.fromkeys(sizes, 0.0))
+    return steps.assign(crowded=find_odds(found) < DOUBTED)
 
 
 def score_chances(cases: pd.DataFrame) -> pd.DataFrame:

@@ -44,8 +44,10 @@ from trioflow.costmodel.operators.methods import ProportionalModel
 from trioflow.engine.compiled.run import load_kernels
 from trioflow.hardware.machine import InterNode, Platform
 from trioflow.hardware.platform import load_platform
+from trioflow.parallel.memory.survival import count_wanted
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.remembered import Memory, remembering
+from trioflow.parallel.task_graph import TaskGraph
 from trioflow.prediction.assembly import build_graph, predict, time_operators
 from trioflow.prediction.options import Options
 from trioflow.reproductions.clusters.scores import (
@@ -53,12 +55,8 @@ from trioflow.reproductions.clusters.scores import (
     FAILED,
     FITTED,
     GPUS_OF_A_NODE,
-    OTHER,
     RAN,
     SEQUENCE,
-    TOO_FEW,
-    TOO_MUCH,
-    exceeds_room,
     is_fitted_on,
     name_model,
 )
@@ -72,55 +70,90 @@ PLATFORM = NODES_PLATFORM
 """Nodes of eight H100 with EFA: what the runs had."""
 
 
+HOPELESS = 1.4
+"""A peak so many times the card's memory: a run that needs more still needs no estimate of its own."""
+
+
 def judge_memory(runs: Sequence[Run]) -> pd.DataFrame:
     """Return what was measured and predicted of each run: ``CLUSTER_MEMORY``.
 
     Rank 0 wrote the file: its stage's peak is compared. Under 1F1B further micro-batches than one
     more than the stages change nothing, nor do replicas beyond two without ZeRO: they are not
-    built.
+    built. nanotron's peak of what is handed out is that of the update: it forgets the peak behind the last backward.
     """
-    rows: list[dict[str, Any]] = []
-    for parameters in dict.fromkeys(run.parameters for run in runs):
-        mine = [run for run in runs if run.parameters == parameters]
+    rows: dict[int, dict[str, Any]] = {}
+    models = sorted({(run.hidden, run.key_values, run.vocabulary) for run in runs})
+    for model in models:
+        mine = [
+            i for i, run in enumerate(runs) if (run.hidden, run.key_values, run.vocabulary) == model
+        ]
+        mine.sort(key=lambda i: (runs[i].tensor, runs[i].pipeline, runs[i].data, runs[i].micro_batch, runs[i].accumulate))  # fmt: skip
         with remembering(Memory()):
-            rows += _judge_model(mine)
-    return pd.DataFrame(rows, columns=CLUSTER_MEMORY.names)
+            judged = _judge_model([runs[i] for i in mine])
+        rows |= zip(mine, judged, strict=True)
+    return pd.DataFrame([rows[i] for i in range(len(runs))], columns=CLUSTER_MEMORY.names)
 
 
-def _judge_model(runs: Iterable[Run]) -> list[dict[str, Any]]:
+def _judge_model(runs: Sequence[Run]) -> list[dict[str, Any]]:
     known: dict[tuple[int, ...], dict[str, Any]] = {}
-    rows = []
-    trace = times = None
-    platform = load_platform(PLATFORM, 8)
+    trace, platform, rows = trace_run(runs[0]), load_platform(PLATFORM, 8), []
+    times = replace(time_operators(trace, DEVICE), model=_AnyTime(DEVICE))
+    most_bytes = HOPELESS * platform.device.memory_bytes
     for run in runs:
-        if trace is None:
-            trace = trace_run(run)
-            times = replace(time_operators(trace, DEVICE), model=_AnyTime(DEVICE))
-        assert times is not None
         stages = keep_depth(cut_stages(trace, run), run.pipeline)
         pieces = min(run.accumulate, len(stages) + 1 if len(stages) > 1 else 2)
         data = run.data if run.zero else min(run.data, 2)
-        cut = (len(stages), run.pipeline, run.tensor, run.micro_batch, pieces)
-        key = (*cut, data, run.zero, run.nodes > 1)
+        cut = (len(stages), run.pipeline, run.tensor, data, run.zero, run.nodes > 1)
+        key = (*cut, run.micro_batch, pieces)
         if key not in known:
-            plan = plan_run(run, len(stages), pieces, data)
-            options = Options(stages=stages if len(stages) > 1 else None)
-            costs = platform.host_of(replace(plan, data=run.data), NANOTRON)
-            # Launches change no peak.
-            host = {key: cost for key, cost in costs.items() if key.startswith("tensor_parallel")}
-            batch = data * pieces * run.micro_batch
-            graph = build_graph(times, plan, batch=batch, host=host, options=options)
-            memory = graph.metadata.memory
-            mine = next(entry for entry in memory if 0 in entry["ranks"])
-            known[key] = {
-                "allocated_bytes": mine["peak_bytes"],
-                **mine["beside"],
-                "reserved_bytes": mine["reserved_bytes"],
-                "fullest_bytes": max(entry["peak_bytes"] for entry in memory),
-                "fullest_reserved_bytes": max(entry["reserved_bytes"] for entry in memory),
-            }
-        rows.append(_describe_memory(run, known[key]))
+            for other, found in known.items():
+                if (
+                    other[:6] == cut
+                    and other[6] <= key[6]
+                    and other[7] <= key[7]
+                    and found["fullest_bytes"] > most_bytes
+                ):
+                    known[key] = {**found, "least": True}
+                    break
+            else:
+                plan = plan_run(run, len(stages), pieces, data)
+                options = Options(stages=stages if len(stages) > 1 else None)
+                costs = platform.host_of(replace(plan, data=run.data), NANOTRON)
+                # Launches change no peak.
+                host = {
+                    key: cost for key, cost in costs.items() if key.startswith("tensor_parallel")
+                }
+                batch = data * pieces * run.micro_batch
+                graph = build_graph(
+                    times, plan, batch=batch, host=host, options=options, device=platform.device
+                )
+                known[key] = _size_graph(graph)
+        rows.append({
+            "set": run.set, "parameters": run.parameters, "nodes": run.nodes, "data": run.data, "tensor": run.tensor,
+            "pipeline": run.pipeline, "zero": run.zero, "micro_batch": run.micro_batch, "accumulate": run.accumulate,
+            "status": run.status, "measured_bytes": run.measured_bytes, "measured_update_bytes": run.allocated_bytes,
+            **known[key],
+        })  # fmt: skip
     return rows
+
+
+def _size_graph(graph: TaskGraph) -> dict[str, Any]:
+    """Return what is predicted of rank 0 and of the fullest rank; ``CLUSTER_MEMORY`` says what."""
+    memory, curves = graph.metadata.memory, graph.metadata.memory_curves
+    mine, curve = next(pair for pair in zip(memory, curves, strict=True) if 0 in pair[0]["ranks"])
+    phases = graph.tasks.loc[graph.tasks["rank"] == 0, "phase"].to_numpy()
+    places, held = np.array(curve["places"]), np.array(curve["bytes"])
+    behind = int(np.flatnonzero(phases == "backward")[-1]) + 1
+    first = int(np.searchsorted(places, behind, side="right")) - 1
+    return {
+        "allocated_bytes": mine["peak_bytes"],
+        "update_bytes": int(held[first:].max()),
+        **mine["beside"],
+        "reserved_bytes": count_wanted(mine),
+        "fullest_bytes": max(entry["peak_bytes"] for entry in memory),
+        "fullest_reserved_bytes": max(map(count_wanted, memory)),
+        "least": False,
+    }
 
 
 class _AnyTime(ProportionalModel):
@@ -145,21 +178,6 @@ def keep_depth(stages: Sequence[Sequence[str]], pipeline: int) -> list[list[str]
             break
         deep.insert(several[-1] + 1, [deep[several[-1]].pop()])
     return deep
-
-
-def _describe_memory(run: Run, found: dict[str, Any]) -> dict[str, Any]:
-    reason = ""
-    if not run.ran:
-        row = {**found, "data": run.data, "tensor": run.tensor, "pipeline": run.pipeline}
-        full = bool(exceeds_room(pd.DataFrame([row]), "fullest_reserved_bytes").iloc[0])
-        reason = TOO_MUCH if full else OTHER
-        reason = TOO_FEW if run.accumulate < run.pipeline - 1 else reason
-    return {
-        "set": run.set, "parameters": run.parameters, "nodes": run.nodes, "data": run.data, "tensor": run.tensor,
-        "pipeline": run.pipeline, "zero": run.zero, "micro_batch": run.micro_batch,
-        "accumulate": run.accumulate, "measured_bytes": run.measured_bytes, **found,
-        "reason": reason,
-    }  # fmt: skip
 
 
 PRECISION = "nanotron-bf16"
