@@ -8,12 +8,12 @@ import pytest
 from trioflow.parallel.memory import survival as shipped
 from trioflow.parallel.memory.survival import Survival
 from trioflow.reproductions.clusters import survival
-from trioflow.reproductions.clusters.scores import find_odds
+from trioflow.reproductions.clusters.scores import find_odds, list_needs
 
 TRUE = Survival(0.2, 0.08, 0.4, 0.02)
 
 
-def make_cases(count: int = 3000) -> pd.DataFrame:
+def make_cases(count: int = 2000) -> pd.DataFrame:
     """Runs of two models whose ends are drawn by ``TRUE``."""
     random = np.random.default_rng(1)
     peak = 84e9 * np.exp(random.normal(-0.25, 0.35, count))
@@ -22,7 +22,7 @@ def make_cases(count: int = 3000) -> pd.DataFrame:
         "fullest_bytes": peak, "fullest_reserved_bytes": peak * (1 + random.uniform(0, 0.5, count)),
         "measured_bytes": 10.0, "reserved_bytes": 9.0, "measured_update_bytes": 10.0, "update_bytes": 10.0,
     })  # fmt: skip
-    survived = random.random(count) < find_odds(cases, TRUE)
+    survived = random.random(count) < find_odds(list_needs(cases), TRUE)
     return cases.assign(status=np.where(survived, "Success", "OOM"))
 
 
@@ -48,7 +48,7 @@ def test_each_model_is_judged_by_what_was_fitted_without_it(
     judged = survival.judge_survival(cases)
     without = survival.fit_survival(cases[cases["parameters"] == 8.86])
     own = cases[cases["parameters"] == 1.34]
-    assert judged.loc[own.index, "odds"].to_numpy() == pytest.approx(find_odds(own, without), abs=1e-2)  # fmt: skip
+    assert judged.loc[own.index, "odds"].to_numpy() == pytest.approx(find_odds(list_needs(own), without), abs=1e-2)  # fmt: skip
     scores = survival.score_survival(judged)
     assert scores["survived"].iloc[0] + scores["failed"].iloc[0] == 600
     assert scores["accuracy"].iloc[0] > 0.8 and scores["brier"].iloc[0] < 0.12
@@ -56,5 +56,5 @@ def test_each_model_is_judged_by_what_was_fitted_without_it(
     bins = survival.tabulate_reliability(judged)
     assert bins["runs"].sum() == 600 and (bins["odds"] - bins["survived"]).abs().max() < 0.25
     text = survival.write_survival_tables(judged)
-    assert text.startswith("| model") and "nanotron-1.34b" in text and "| 99% to 100%" in text
+    assert text.startswith("| model") and "nanotron-1.34b" in text and "| 90% to 99%" in text
     shipped.load_survival.cache_clear()

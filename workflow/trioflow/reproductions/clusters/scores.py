@@ -57,13 +57,17 @@ def is_fitted_on(parameters: float, nodes: int) -> bool:
     return parameters == 1.34 and nodes <= 2
 
 
-def find_odds(cases: pd.DataFrame, survival: Survival | None = None) -> NDArray[np.float64]:
-    """Return the probability of each run to survive on an H100, by its fullest rank; by the shipped numbers by default."""
-    known = survival or load_survival()
+def list_needs(cases: pd.DataFrame) -> NDArray[np.float64]:
+    """Return what each run's fullest rank is handed out, what its allocator wants, and the room on an H100 [3, runs] [bytes]."""
     card = load_device(CARD).usable_memory_bytes
     degrees = cases[["data", "tensor", "pipeline"]].itertuples(index=False)
-    room = np.array([card - count_outside(groups) for groups in degrees], np.float64)
-    peak, wanted = (cases[name].to_numpy(np.float64) for name in ("fullest_bytes", "fullest_reserved_bytes"))  # fmt: skip
+    room = [card - count_outside(groups) for groups in degrees]
+    return np.array([cases["fullest_bytes"], cases["fullest_reserved_bytes"], room], np.float64)
+
+
+def find_odds(needs: NDArray[np.float64], survival: Survival | None = None) -> NDArray[np.float64]:
+    """Return the probability of each run to survive (``needs``: `list_needs`), by the shipped numbers by default."""
+    known, (peak, wanted, room) = survival or load_survival(), needs
     return known.find_probabilities(peak + known.kept_share * (wanted - peak), room)
 
 
@@ -96,7 +100,7 @@ def _score(name: str, parameters: float, rows: pd.DataFrame) -> dict[str, Any]:
         "median_error": float(np.median(held)),
         "error_90": float(np.quantile(held, 0.9)),
         "allocated_median": float(np.median(given)),
-        "refused": int((find_odds(rows) < LIKELY).sum()),
+        "refused": int((find_odds(list_needs(rows)) < LIKELY).sum()),
     }
 
 
@@ -153,7 +157,7 @@ def mark_crowded(memory: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     sizes = ["fullest_bytes", "fullest_reserved_bytes"]
     held = memory.loc[memory["set"] != FAILED, [*key, *sizes]].drop_duplicates(key)
     found = steps[key].merge(held, how="left", on=key).fillna(dict.fromkeys(sizes, 0.0))
-    return steps.assign(crowded=find_odds(found) < DOUBTED)
+    return steps.assign(crowded=find_odds(list_needs(found)) < DOUBTED)
 
 
 def score_chances(cases: pd.DataFrame) -> pd.DataFrame:

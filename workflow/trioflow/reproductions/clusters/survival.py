@@ -14,7 +14,13 @@ from numpy.typing import NDArray
 
 from trioflow.parallel.memory.survival import LIKELY, SURVIVAL, Survival, load_survival
 from trioflow.report.pages import NOTHING, write_markdown, write_percent
-from trioflow.reproductions.clusters.scores import RAN_OUT, SUCCEEDED, find_odds, name_model
+from trioflow.reproductions.clusters.scores import (
+    RAN_OUT,
+    SUCCEEDED,
+    find_odds,
+    list_needs,
+    name_model,
+)
 
 BINS = (0.0, 0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99, 1.0)
 """Ends of the reliability table's bins."""
@@ -33,15 +39,17 @@ def fit_survival(cases: pd.DataFrame) -> Survival:
     from scipy.optimize import minimize
     from scipy.special import expit
 
+    needs, survived = list_needs(cases), cases["survived"].to_numpy()
+    least = 1 / (len(cases) + 2)  # what as many runs without a lapse leave open
+
     def read(numbers: NDArray[np.float64]) -> Survival:
         location, scale, kept, lapse = numbers.tolist()
-        return Survival(
-            location, float(np.exp(scale)), min(max(kept, 0.0), 1.0), float(expit(lapse))
-        )
+        most_kept, lapse = min(max(kept, 0.0), 1.0), max(float(expit(lapse)), least)
+        return Survival(location, float(np.exp(scale)), most_kept, lapse)
 
     def miss(numbers: NDArray[np.float64]) -> float:
-        odds = np.clip(find_odds(cases, read(numbers)), 1e-12, 1 - 1e-12)
-        return -float(np.log(np.where(cases["survived"], odds, 1 - odds)).sum())
+        odds = np.clip(find_odds(needs, read(numbers)), 1e-12, 1 - 1e-12)
+        return -float(np.log(np.where(survived, odds, 1 - odds)).sum())
 
     most = {"maxiter": 2000, "maxfev": 2000, "xatol": 1e-5, "fatol": 1e-5}
     found = [
@@ -68,7 +76,9 @@ def judge_survival(cases: pd.DataFrame) -> pd.DataFrame:
     """Return the cases with ``odds``: each model's by the shipped numbers that were fitted without it."""
     odds = pd.Series(np.nan, index=cases.index)
     for parameters, mine in cases.groupby("parameters"):
-        odds[mine.index] = find_odds(mine, load_survival(name_model(float(str(parameters)))))
+        odds[mine.index] = find_odds(
+            list_needs(mine), load_survival(name_model(float(str(parameters))))
+        )
     return cases.assign(odds=odds)
 
 
