@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,6 @@ from trioflow.report.pages import (
     render_list,
     render_paragraph,
     render_records,
-    signed_cell,
     words,
     write_page,
     write_percent,
@@ -47,7 +45,6 @@ from trioflow.reproductions.chances import measure_miss, render_chances
 from trioflow.reproductions.clusters.scores import (
     BEFORE,
     CELL,
-    FAILED,
     FAST,
     FITTED,
     GPUS_OF_A_NODE,
@@ -58,7 +55,6 @@ from trioflow.reproductions.clusters.scores import (
     name_model,
     score_chances,
     score_group,
-    score_memory,
     score_steps,
     split_by_nodes,
 )
@@ -334,12 +330,12 @@ def _judge_chances(cases: pd.DataFrame) -> list[Line]:
 
 
 def _judge_memory(cases: pd.DataFrame) -> list[Line]:
-    held, judged = score_memory(cases).iloc[0], judge_survival(choose_cases(cases))
+    judged = judge_survival(choose_cases(cases))
     scores, ran = score_survival(judged).iloc[0], int(judged["survived"].sum())
     return [
         Line("reserved peak, median error", ran, scores["reserved"], 0.06,
              headline="median error of reserved memory"),
-        Line("reserved peak, 90th percentile of the error", ran, held["error_90"], 0.10),
+        Line("reserved peak, 90th percentile of the error", ran, scores["reserved_90"], 0.10),
         Line("allocated peak of the update, median error", ran, scores["update"], 0.04),
         Line("runs whose odds say rightly whether they survive, their model left out", len(judged), scores["accuracy"],
              0.95, more=True, headline="runs foretold to survive or to run out of memory"),
@@ -434,8 +430,6 @@ def _gib_cell(size_bytes: float) -> Cell:
 
 
 TITLE = "trioflow: nanotron's runs on 8 to 512 H100"
-_MEDIAN_AIM, _AIM_90 = 0.05, 0.10
-"""Median and 90th percentile of the peaks' errors that were aimed at."""
 _LOSS_AIM = 0.05
 """Mean loss of throughput that was aimed at."""
 _STEPS = (
@@ -465,7 +459,6 @@ def build_clusters_page(
     cases = tables.read_table(memory, "cluster_memory", CLUSTER_MEMORY)
     timed = mark_crowded(cases, tables.read_table(steps, "cluster_steps", CLUSTER_STEPS))
     tests = tables.read_table(peaks, "cluster_peaks", CLUSTER_PEAKS)
-    scores = score_memory(cases)
     lines = judge_aims(cases, timed)
     content = [
         Section("aims", "Aims and what was reached", [
@@ -479,9 +472,7 @@ def build_clusters_page(
             ),
         ]),
         Section("choice", "Which plan to take", [_render_choice(timed)]),
-        Section("memory", "Memory of the runs", [render_summary(scores), render_scores(scores)]),
-        Section("degrees", "Memory by degrees", [render_degrees(cases)], folded=True),
-        Section("failed", "Who survives", [_render_survival(cases)]),
+        Section("memory", "Memory of the runs, and who survives", [_render_survival(cases)]),
         peaks_section(tests),
     ]  # fmt: skip
     schemas = {
@@ -593,53 +584,6 @@ def _render_cells(cells: pd.DataFrame, ways: list[str]) -> str:
     return render_details(title, render_records(cells, fields, title))
 
 
-def render_summary(scores: pd.DataFrame) -> str:
-    """Return aims and what was reached, in words."""
-    rows = scores[scores["parameters"] == 0]
-    lines = []
-    for row in rows.to_dict("records"):
-        reached = row["median_error"] <= _MEDIAN_AIM and row["error_90"] <= _AIM_90
-        lines.append(
-            f"{row['set']} ({row['runs']}): half of the peaks are within {write_percent(row['median_error'])}, nine tenths within "
-            f"{write_percent(row['error_90'])} (aims {write_percent(_MEDIAN_AIM, 0)} and {write_percent(_AIM_90, 0)}: "
-            f"{'reached' if reached else 'missed'}); {row['refused']} are called more likely to fail although they ran."
-        )  # fmt: skip
-    lines.append(
-        "What the allocator holds (reserved) is judged. One number, the share lost to fragmentation, was fitted, on 1.34 B parameters on 1 and 2 nodes alone; "
-        "that reduce-scatter inputs count where no pipeline cuts the model was found by looking at all runs, so the other errors are not strictly held out."
-    )
-    return render_list(lines)
-
-
-def render_scores(scores: pd.DataFrame) -> str:
-    """Return the errors by set and model."""
-    fields = [
-        words("set", "", "which runs", "set"),
-        numbers("parameters", "1e9", "model; a dash: all", "plain", lambda row: row["parameters"] or math.nan),
-        numbers("runs", "", "how many", "count", "runs"),
-        numbers("median error", "held", _WORDS["held"], "percent", "median_error"),
-        numbers("90th percentile", "held", _WORDS["held"], "percent", "error_90"),
-        numbers("median error", "handed out", _WORDS["handed out"], "percent", "allocated_median"),
-        numbers("refused", "", "called out of memory although they ran", "count", "refused"),
-    ]  # fmt: skip
-    return render_records(scores, fields, "Errors of the peaks")
-
-
-def render_degrees(cases: pd.DataFrame) -> str:
-    """Return the median signed error by tensor and pipeline degree."""
-    ran = cases[cases["set"] != FAILED]
-    error = ran["reserved_bytes"] / ran["measured_bytes"] - 1
-    found = ran.assign(error=error).groupby(["tensor", "pipeline"])["error"].median().unstack()
-    fields = [numbers("tensor", "", "tensor-parallel degree", "count", "tensor")]
-    fields += [
-        numbers(f"pipeline {degree}", "", "median signed error",
-                lambda error: Cell("") if pd.isna(error) else signed_cell(error), itemgetter(degree))
-        for degree in found.columns.tolist()
-    ]  # fmt: skip
-    rows = found.reset_index().to_dict("records")
-    return render_records(rows, fields, "Median signed error of what is held")
-
-
 def _render_crowded(cases: pd.DataFrame) -> str:
     """Return what runs took that were not likely to fit."""
     rows = cases[cases["crowded"]].dropna(subset="predicted_s")
@@ -663,6 +607,7 @@ def _render_survival(cases: pd.DataFrame) -> str:
         numbers("odds right", "", "share on the right side of a half", "percent", "accuracy"),
         numbers("Brier score", "", "mean squared miss of the odds", "plain", lambda row: round(row["brier"], 3)),
         numbers("reserved", "", "median error of what the allocator holds", "percent", "reserved"),
+        numbers("90th percentile", "", "of that error", "percent", "reserved_90"),
         numbers("update", "", "median error of the update's allocated peak", "percent", "update"),
     ]  # fmt: skip
     bins = [

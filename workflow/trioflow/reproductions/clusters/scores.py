@@ -14,7 +14,7 @@ from trioflow import tables
 from trioflow.base.provenance import stamp
 from trioflow.hardware.device_sheet import load_device
 from trioflow.parallel.memory.peak import count_outside
-from trioflow.parallel.memory.survival import DOUBTED, LIKELY, Survival, load_survival
+from trioflow.parallel.memory.survival import DOUBTED, Survival, load_survival
 from trioflow.report.pages import write_percent
 from trioflow.report.scores import share_in_order
 from trioflow.reproductions.chances import score_pairs
@@ -69,39 +69,6 @@ def find_odds(needs: NDArray[np.float64], survival: Survival | None = None) -> N
     """Return the probability of each run to survive (``needs``: `list_needs`), by the shipped numbers by default."""
     known, (peak, wanted, room) = survival or load_survival(), needs
     return known.find_probabilities(peak + known.kept_share * (wanted - peak), room)
-
-
-def score_memory(cases: pd.DataFrame) -> pd.DataFrame:
-    """Return how far the peaks are off, by set and model (``parameters`` 0 for all).
-
-    ``median_error`` and ``error_90`` are of what the allocator holds, ``allocated_median`` of what
-    it hands out; ``refused`` counts runs that ``simulate`` calls more likely to fail than not.
-    """
-    ran = cases[cases["set"] != FAILED]
-    groups = [("all runs", 0.0, ran)]
-    groups += [(name, 0.0, ran[ran["set"] == name]) for name in (FITTED, RAN)]
-    held = ran[ran["set"] == RAN]
-    for parameters in sorted(held["parameters"].unique().tolist()):
-        groups.append((RAN, parameters, held[held["parameters"] == parameters]))
-    groups = [group for group in groups if len(group[2])]
-    return pd.DataFrame([_score(name, size, rows) for name, size, rows in groups])
-
-
-def _score(name: str, parameters: float, rows: pd.DataFrame) -> dict[str, Any]:
-    measured = rows["measured_bytes"].to_numpy()
-    held, given = (
-        np.abs(rows[column].to_numpy() / measured - 1)
-        for column in ("reserved_bytes", "allocated_bytes")
-    )
-    return {
-        "set": name,
-        "parameters": parameters,
-        "runs": len(rows),
-        "median_error": float(np.median(held)),
-        "error_90": float(np.quantile(held, 0.9)),
-        "allocated_median": float(np.median(given)),
-        "refused": int((find_odds(list_needs(rows)) < LIKELY).sum()),
-    }
 
 
 def score_steps(cases: pd.DataFrame) -> pd.DataFrame:

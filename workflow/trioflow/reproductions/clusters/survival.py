@@ -97,6 +97,7 @@ def _score(parameters: float, rows: pd.DataFrame) -> dict[str, Any]:
         "accuracy": float(((rows["odds"] >= LIKELY) == rows["survived"]).mean()),
         "brier": float((miss**2).mean()),
         **{name: float((ran[one] / ran[other] - 1).abs().median()) for name, (one, other) in pairs.items()},
+        "reserved_90": float((ran["reserved_bytes"] / ran["measured_bytes"] - 1).abs().quantile(0.9)),
     }  # fmt: skip
 
 
