@@ -51,7 +51,7 @@ def fit_survival(cases: pd.DataFrame) -> Survival:
         odds = np.clip(find_odds(needs, read(numbers)), 1e-12, 1 - 1e-12)
         return -float(np.log(np.where(survived, odds, 1 - odds)).sum())
 
-    most = {"maxiter": 2000, "maxfev": 2000, "xatol": 1e-5, "fatol": 1e-5}
+    most: Any = {"maxiter": 2000, "maxfev": 2000, "xatol": 1e-5, "fatol": 1e-5}
     found = [
         minimize(miss, [0.2, -3.0, kept, -5.0], method="Nelder-Mead", options=most)
         for kept in _STARTS
@@ -120,8 +120,11 @@ def write_survival_tables(judged: pd.DataFrame) -> str:
         for row in score_survival(judged).to_dict("records")
     ]  # fmt: skip
     bins = [
-        (f"{BINS[int(place)]:.0%} to {BINS[int(place) + 1]:.0%}", int(row["runs"]), write_percent(row["odds"]), write_percent(row["survived"]))
-        for place, row in tabulate_reliability(judged).iterrows()
+        (
+            f"{BINS[int(row['bin'])]:.0%} to {BINS[int(row['bin']) + 1]:.0%}", int(row["runs"]),
+            write_percent(row["odds"]), write_percent(row["survived"]),
+        )
+        for row in tabulate_reliability(judged).reset_index().to_dict("records")
     ]  # fmt: skip
     reliability = write_markdown(("odds", "runs", "mean odds", "survived"), bins)
     return f"{write_markdown(heads, scores)}\n\n{reliability}"
