@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-
-import pandas as pd
 
 from trioflow.base.provenance import read_json
 from trioflow.costmodel.collectives.model import load_collective_model
@@ -32,8 +31,7 @@ def describe_machine(
     facts = [read_json(session) for session in sessions]
     ranks = max(int(f["ranks"]) for f in facts)
     device = str(facts[0]["device"])
-    medians = pd.DataFrame([f["host_costs"] for f in facts]).median().sort_index()
-    costs = {str(name): float(cost_s) for name, cost_s in medians.items()}
+    costs = _median_costs([f["host_costs"] for f in facts if f["host_costs"]])
     overlap = costs.pop("overlap", 0.0)
     save_platform(
         Platform(
@@ -55,6 +53,15 @@ def describe_machine(
         ),
         path,
     )
+
+
+def _median_costs(samples: list[dict[str, float]]) -> dict[str, float]:
+    """Return the median of each host cost over the sessions that measured it [s]."""
+    names = sorted({name for sample in samples for name in sample})
+    return {
+        name: statistics.median(sample[name] for sample in samples if name in sample)
+        for name in names
+    }
 
 
 def _describe_device(facts: dict[str, Any], device: str) -> Device:

@@ -1,14 +1,17 @@
-"""Collectives over several nodes: measured inside a node, over the platform's links between nodes."""
+"""Collectives over several nodes: measured inside a node, between nodes as networks of such clusters were measured."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from statistics import median
 from typing import Any
 
 import numpy as np
 
+from trioflow.base.shipped import read_own_table
 from trioflow.costmodel.collectives.model import (
     SHIFT,
     CollectiveTime,
@@ -17,10 +20,8 @@ from trioflow.costmodel.collectives.model import (
 )
 from trioflow.costmodel.collectives.published import (
     BetweenNodes,
-    Limits,
     NodeCurve,
     find_between_nodes,
-    find_limits,
 )
 from trioflow.hardware.machine import InterNode, Platform, name_rank_node
 from trioflow.network.fair_share import Floats, FlowShape, Pairs, pair_group
@@ -32,11 +33,60 @@ Ask = Callable[[str, int, int], Any]
 
 _STRIPED = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce")
 """Collectives whose data all ranks of a node share out when it leaves the node."""
-_MOST_ALIKE, _LEAST_ALIKE = 0.25, 0.75
-"""Powers of the size between which what a larger all-reduce loses lies; none was measured."""
+_HANDED_ON = 1.2
+"""Norm by which a ring's hops and its bytes make its time: 1 one after the other, endless the longer one alone."""
+_PIPELINED = 0.7
+"""The same of a tree, whose pieces wait for one another on both ways."""
+_START_S, _INSIDE_HOP_S = 6.6e-6, 3.4e-6
+"""What a collective takes to get going, and a ring's hop over NVLink, as NCCL 2.30.7 reckons with (src/graph/tuning.cc)."""
+_SMALL_BYTES, _SMALL_SHARE = 4e6, 0.25
+"""Messages that NCCL sends with a flag beside every word (LL), and what is left of the links' rate then: all-reduces of
+MareNostrum 5 up to 1 MB, not from 8 MB on."""
+_SLOW_HOP_S, _TREE_HOP = 1e-4, 5.0 / 2.7
+"""A network that takes longer for a hop makes small messages wait, too; and a tree's hop over a ring's of such messages,
+as NCCL reckons with."""
+_FASTER_RING = 0.3
+"""A tree that would have less of the links' rate than this is taken for a ring: on the slower of nanotron's two networks
+an all-reduce takes as long as an all-gather."""
 _REPEATED = 1.1
 """How far a user's bandwidth may be off in his own jobs: 90 % of nanotron's jobs of one count of nodes and one network
 lie within it (all-gather, reduce-scatter, 256 MB)."""
+_UNSEEN = 1.35
+"""How far a cluster may lie beyond those measured: of four, each told from the others, that holds two of three rows."""
+_USUAL_SHARE, _USUAL_TREE_HOP_S = 0.65, 20e-6
+"""Of the networks measured, in the middle."""
+_DOUBLING, _MORE_NODES = 1.1, 1.5
+"""How much further off a time may be for each doubling of the size from the one measured, and of the nodes beyond them."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """What lies between nodes of a cluster: its share of the links' rate, and a hop in rings and in trees [s].
+
+    ``tree_hop_s``: 0 where all-reduces are rings. ``ordinary``: not of TCP sockets, nor of a few of the cards alone.
+    """
+
+    name: str
+    share: float
+    hop_s: float
+    tree_hop_s: float
+    ordinary: bool = True
+
+
+LINKS = Network("links", 1.0, 0.0, 0.0)
+"""Nothing but the platform's links."""
+
+
+@cache
+def load_networks() -> tuple[Network, ...]:
+    """Return the networks of clusters that were measured (``tests/oracles/node_networks.py`` fits them)."""
+    return tuple(
+        Network(
+            row["network"], float(row["share"]), float(row["hop_s"]), float(row["tree_hop_s"]),
+            row["ordinary"] == "yes",
+        )
+        for row in read_own_table("node_networks")
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -55,18 +105,7 @@ class AcrossTime(CollectiveTime):
 
     confidence: str = "uncalibrated"
     latency_s: float = 0.0
-
-    def at_most(self, *parts: AcrossTime) -> AcrossTime:
-        """Return this time, or that of some parts one after the other where they take less."""
-        if sum(part.time_s for part in parts) >= self.time_s:
-            return self
-        time_s, low_s, high_s, latency_s = (
-            sum(getattr(part, name) for part in parts)
-            for name in ("time_s", "low_s", "high_s", "latency_s")
-        )
-        return AcrossTime(
-            time_s, min(low_s, self.low_s), max(high_s, time_s), self.confidence, latency_s
-        )
+    slower: Sequence[float] = ()  # how many times as long on each network that is not ordinary
 
     def correct(self, factor: float, more_s: float) -> AcrossTime:
         """Return the time where bytes take a factor as long as predicted, and latency so much longer [s]."""
@@ -74,7 +113,9 @@ class AcrossTime(CollectiveTime):
             one + max(one - self.latency_s, 0.0) * (factor - 1) + more_s
             for one in (self.time_s, self.low_s, self.high_s)
         )
-        return AcrossTime(time_s, low_s, high_s, self.confidence, self.latency_s + more_s)
+        return replace(
+            self, time_s=time_s, low_s=low_s, high_s=high_s, latency_s=self.latency_s + more_s
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,24 +145,18 @@ class NodeGroups:
         assert platform.ranks_per_node is not None
         self._platform, self._per_node = platform, platform.ranks_per_node
         self._cost, self._router = cost, router
-        self._asked, self._limits = platform.inter_node, find_limits(cost)
+        self._asked = platform.inter_node
         self._measured = find_between_nodes(platform.between_nodes or "")
         if self._asked is not None:
             self._measured = _read_as_measured(self._asked, platform)
-            slowest_s = self._limits.slowest_hop_s if self._asked.latency_s is None else 0.0
-            least = (
-                1 / _REPEATED if self._asked.bus_bandwidth_bytes_per_s else self._limits.least_share
-            )
-            self._limits = replace(
-                self._limits, slowest_hop_s=slowest_s, least_share=least,
-                rate_known=bool(self._asked.bus_bandwidth_bytes_per_s),
-            )  # fmt: skip
+        self._networks = [one for one in load_networks() if one.ordinary]
+        self._slower = [one for one in load_networks() if not one.ordinary]
+        if self._asked is not None and self._measured is None:
+            self._networks = [_ask_of(self._asked, one) for one in self._networks]
         self._shares: dict[tuple[int, ...], Shares] = {}
         self._shapes: dict[tuple[object, ...], FlowShape] = {}
         self._plans: dict[tuple[object, ...], AcrossPlan] = {}
-        # Of groups that lie alike: what they take, and how far they are behind the links.
-        self._times: dict[tuple[object, ...], AcrossTime] = {}
-        self._behind: dict[tuple[object, ...], tuple[list[float], float]] = {}
+        self._times: dict[tuple[object, ...], AcrossTime] = {}  # of groups that lie alike
 
     def holds(self, group: tuple[int, ...]) -> bool:
         """Return whether a group lies on several nodes."""
@@ -147,7 +182,7 @@ class NodeGroups:
         return pair_group(collective, group)
 
     def plan(self, collective: str, message_bytes: int, group: tuple[int, ...]) -> AcrossPlan:
-        """Return one collective of a group that it holds; see ``estimate_across``."""
+        """Return one collective of a group that it holds; see ``take_network``."""
         key = (collective, message_bytes, group)
         if key not in self._plans:
             self._plans[key] = self._make(*key)
@@ -165,10 +200,13 @@ class NodeGroups:
         hop_s = float(np.array(shape.latencies_s)[between].max())
         wire_s = float((sizes_bytes / shape.rates_bytes_per_s)[between].max())
         rate = float(shape.rates_bytes_per_s[between].min())
-        if self._asked is not None and self._limits.rate_known and self._measured is None:
+        if self._asked is not None and self._measured is None:
             # Links have the highest of the rates.
             rates = self._asked.bus_bandwidth_bytes_per_s
-            wire_s *= max(rates.values()) / find_rate(self._asked, collective)
+            if rates:
+                wire_s *= max(rates.values()) / find_rate(self._asked, collective)
+                # Bus bandwidths count a ring's bytes, whatever leaves a node.
+                wire_s /= _least_share(collective, spread) if collective == "all_reduce" else 1.0
         key = (collective, message_bytes, spread, hop_s, wire_s, rate)
         if key not in self._times:
             shown = self._platform.corrections
@@ -178,8 +216,9 @@ class NodeGroups:
         time = self._times[key]
         note = (
             "as given" if self._asked is not None else
-            "which no measurement backs" if self._measured is None else
-            f"and as far behind them as was measured on {self._measured.platform}"
+            f"and as far behind them as was measured on {self._measured.platform}" if self._measured else
+            f"behind them as {len(self._networks)} clusters' networks are; on slower ones (TCP sockets, few of the cards, "
+            f"0.6 ms a hop) it took {min(time.slower):.2g} to {max(time.slower):.2g} times as long: --inter-node-bandwidth tells yours"
         )  # fmt: skip
         if (
             self._asked is None
@@ -201,22 +240,41 @@ class NodeGroups:
         self, collective: str, message_bytes: int, spread: Spread, hop_s: float, wire_s: float,
         rate_bytes_per_s: float,
     ) -> AcrossTime:  # fmt: skip
-        time = estimate_across(
-            collective, message_bytes, spread, self._cost.time_s, hop_s, wire_s, self._limits
+        """Return the time of a collective: of the middle network, and of the fastest and slowest ones.
+
+        What was measured on this cluster is one network, with the spread of its repetitions.
+        """
+        inside = _ask_inside(collective, message_bytes, spread, self._cost.time_s)
+
+        def take(network: Network, end: str = "time_s") -> float:
+            inside_s = float(getattr(inside, end)) if inside else _START_S
+            return take_network(network, collective, message_bytes, spread, inside_s, wire_s, hop_s)
+
+        if self._measured is not None:
+            fit = _Fitted(self._measured, self._cost.time_s, hop_s, rate_bytes_per_s)
+            return fit.time(collective, message_bytes, spread, take)
+        known = self._asked is not None and bool(self._asked.bus_bandwidth_bytes_per_s)
+        margin = _REPEATED if known else _UNSEEN
+        middle_s = median(take(one) for one in self._networks)
+        return AcrossTime(
+            middle_s,
+            min(take(one, "low_s") for one in self._networks) / margin,
+            max(take(one, "high_s") for one in self._networks) * margin,
+            "extrapolated" if known else "uncalibrated",
+            count_hops(collective, spread) * hop_s,
+            [take(one) / middle_s for one in self._slower],
         )
-        if self._measured is None:
-            return replace(time, confidence="extrapolated") if self._limits.rate_known else time
-        steps_s = _Steps(
-            self._measured, self._cost.time_s, hop_s, rate_bytes_per_s, self._limits, self._behind
-        )
-        time = steps_s.lengthen(time, collective, message_bytes, spread)
-        if collective != "all_reduce":
-            return time
-        parts = [
-            self._estimate(part, message_bytes, spread, hop_s, wire_s / 2, rate_bytes_per_s)
-            for part in ("reduce_scatter", "all_gather")
-        ]
-        return time.at_most(*parts)
+
+
+def _ask_of(asked: InterNode, network: Network) -> Network:
+    """Return a network with what the user measured, which the links have."""
+    known = asked.latency_s is not None
+    return Network(
+        network.name,
+        1.0 if asked.bus_bandwidth_bytes_per_s else network.share,
+        0.0 if known else network.hop_s,
+        0.0 if known else network.tree_hop_s,
+    )
 
 
 def _read_as_measured(asked: InterNode, platform: Platform) -> BetweenNodes | None:
@@ -286,142 +344,143 @@ def size_across(collective: str, message_bytes: float, shares: Shares) -> Floats
     return np.concatenate([inside, between])
 
 
-def estimate_across(
-    collective: str,
-    message_bytes: int,
-    spread: Spread,
-    ask: Ask,
-    hop_s: float,
-    wire_s: float,
-    limits: Limits,
-) -> AcrossTime:
-    """Return the time of a collective over several nodes.
-
-    ``hop_s``: latency from a rank to its counterpart in the next node [s]; ``wire_s``: how long the bytes between nodes
-    move [s]. NCCL sends on a piece while the next comes in, so the time is the hops plus the longer of ``wire_s`` and
-    what was measured inside a node for its part of the data. An all-reduce takes a tree's hops, 2 ceil(log2 k) of k
-    nodes; other striped ones a ring's, k - 1; the rest one.
-
-    Nothing between nodes was measured. Low: the least bytes that need to leave a node, (k - 1) / k of the data instead
-    of the ring's (n - 1) / n, full overlap. High: no overlap, the slowest hops and the least share of the bandwidth
-    that the library reckons with. Where the rate was measured, it and full overlap are, but for how far repetitions differ.
-    """
+def _ask_inside(collective: str, message_bytes: float, spread: Spread, ask: Ask) -> Any:
+    """Return what was measured inside a node for its part of a collective; None where nothing stays inside."""
     fullest = spread.fullest
-    striped = collective in _STRIPED
-    inside_bytes = message_bytes if striped else round(message_bytes * fullest / spread.ranks)
-    steps = spread.nodes - 1 if striped else 1
+    if fullest == 1 or collective == "send":
+        return None
+    if collective == SHIFT:
+        return ask("send", 2, round(message_bytes))
+    share = 1.0 if collective in _STRIPED else fullest / spread.ranks
+    return ask(collective, fullest, round(message_bytes * share))
+
+
+def _least_share(collective: str, spread: Spread) -> float:
+    """Return which part of a ring's bytes between nodes need to leave one at least."""
+    if collective not in _STRIPED[:3]:
+        return 1.0
+    return (spread.ranks - spread.fewest) / (spread.ranks - 1)
+
+
+def _count_levels(spread: Spread) -> int:
+    return 2 * math.ceil(math.log2(spread.nodes))
+
+
+def count_hops(collective: str, spread: Spread) -> int:
+    """Return how often data go from a node to another, one time after the other, at best."""
     if collective == "all_reduce":
-        steps = 2 * math.ceil(math.log2(spread.nodes))
-    inside_s, low_s, high_s = limits.base_s, limits.base_s, limits.slowest_base_s
-    if fullest > 1 and collective != "send":
-        asked = (
-            ("send", 2, message_bytes)
-            if collective == SHIFT
-            else (collective, fullest, inside_bytes)
+        return _count_levels(spread)
+    return spread.nodes - 1 if collective in _STRIPED else 1
+
+
+def _norm(one: float, other: float, power: float) -> float:
+    return float((one**power + other**power) ** (1 / power))
+
+
+def take_network(
+    network: Network,
+    collective: str,
+    message_bytes: float,
+    spread: Spread,
+    inside_s: float,
+    wire_s: float,
+    hop_s: float,
+) -> float:
+    """Return the time of a collective over several nodes on a network [s].
+
+    ``inside_s``: what its part inside a node takes; ``wire_s``: the bytes between nodes over the links; ``hop_s``: the
+    links' latency from a rank to its counterpart in the next node [s]. NCCL sends on a piece while the next comes in:
+    the longer part counts, and the hops: of a ring k - 1 between k nodes and the others inside them, of an all-reduce's
+    tree 2 ceil(log2 k), of which (k - 1) / k of the data leave a node instead of the ring's (n - 1) / n. An all-reduce's
+    ring hands on twice as often in as long, as nanotron's jobs show. Small messages have the links' own latency. Grows
+    with bytes and nodes.
+    """
+    striped, reduced = collective in _STRIPED, collective == "all_reduce"
+    hops = spread.nodes - 1 if striped else 1
+    levels, latency_s = _count_levels(spread), count_hops(collective, spread) * hop_s
+    alone_s = max(inside_s, wire_s / network.share)
+    ring_s = hops * network.hop_s
+    if network.hop_s and striped:
+        ring_s += max(spread.ranks - spread.nodes, 0) * _INSIDE_HOP_S
+    time_s = max(_norm(ring_s, alone_s, _HANDED_ON), latency_s + alone_s)
+    if reduced and network.tree_hop_s:
+        tree_s = max(inside_s, wire_s / network.share * _least_share(collective, spread))
+        piped_s = _norm(levels * network.tree_hop_s, tree_s, _PIPELINED)
+        time_s = min(time_s, max(piped_s, latency_s + tree_s))
+    if 0 < network.hop_s < _SLOW_HOP_S and message_bytes <= _SMALL_BYTES:
+        small_s = latency_s * (_TREE_HOP if reduced else 1.0) + max(
+            inside_s, wire_s / network.share / _SMALL_SHARE
         )
-        inside = ask(*asked)
-        inside_s, low_s, high_s = float(inside.time_s), float(inside.low_s), float(inside.high_s)
-    least = 1.0
-    if collective in ("all_reduce", "reduce_scatter", "all_gather"):
-        least = (spread.ranks - spread.fewest) / (spread.ranks - 1)
-    latency_s = steps * hop_s
-    longest_s = steps * max(hop_s, limits.slowest_hop_s)
-    high_wire_s = wire_s / limits.least_share
-    if limits.rate_known:
-        least, longest_s = limits.least_share, longest_s + max(high_s, high_wire_s)
-    else:
-        longest_s += high_s + high_wire_s
-    return AcrossTime(
-        latency_s + max(inside_s, wire_s),
-        latency_s + max(low_s, wire_s * least),
-        longest_s,
-        latency_s=latency_s,
-    )
+        time_s = min(time_s, small_s)
+    return time_s
 
 
 @dataclass(frozen=True)
-class _Steps:
-    """How far collectives fall behind the links between nodes, as measured over whole nodes."""
+class _Fitted:
+    """The network that explains what was measured with messages of one size over whole nodes."""
 
     measured: BetweenNodes
     ask: Ask
     hop_s: float
     rate_bytes_per_s: float
-    limits: Limits
-    known: dict[tuple[object, ...], tuple[list[float], float]]  # what `_compare` has found
 
-    def behind(self, collective: str, nodes: int) -> float:
-        """Return what a ring's step takes beyond the links' time [s]: linear in the measured nodes' logarithms, then constant."""
-        lost_s, _ = self._compare(collective)
-        return float(np.interp(np.log2(nodes), np.log2(self._counts(collective)), lost_s))
+    def find(self, collective: str, place: int) -> Network:
+        """Return the network that takes as long as was measured over the ``place``-th count of nodes.
 
-    def doubt(self, collective: str, nodes: int) -> float:
-        """Return how far off a time beyond the measured nodes may be [log]; 0.0 within them.
-
-        The worst of predicting each measured count from half as many: what a doubling may miss.
+        Gathers tell what a hop takes beyond the usual share of the rate; all-reduces the share that trees have, or,
+        where that would be next to nothing, rings' hops.
         """
-        beyond = math.log2(nodes / self._counts(collective)[-1])
-        return max(beyond, 1.0) * self._compare(collective)[1] if beyond > 0 else 0.0
+        curve = self.measured.curves[collective]
+        nodes, time_s = curve.nodes[place], curve.time_s[place]
+        usual = Network("usual", _USUAL_SHARE, 0.0, _USUAL_TREE_HOP_S)
+        spread, inside_s, wire_s = self._whole(collective, nodes)
+        least = _least_share(collective, spread)
+        if collective == "all_reduce":
+            hops_s = (_count_levels(spread) * usual.tree_hop_s) ** _PIPELINED
+            alone_s = max(time_s**_PIPELINED - hops_s, 0.0) ** (1 / _PIPELINED)
+            share = wire_s * least / alone_s if alone_s else math.inf
+            if share > _FASTER_RING:
+                return replace(usual, share=share, hop_s=math.inf)
+        alone_s = max(inside_s, wire_s / usual.share)
+        if time_s < alone_s:
+            return replace(usual, share=wire_s / time_s, tree_hop_s=0.0)
+        ring_s = (time_s**_HANDED_ON - alone_s**_HANDED_ON) ** (1 / _HANDED_ON)
+        rest_s = ring_s - (spread.ranks - nodes) * _INSIDE_HOP_S
+        return replace(usual, hop_s=max(rest_s, 0.0) / (nodes - 1), tree_hop_s=0.0)
 
-    def _counts(self, collective: str) -> tuple[int, ...]:
-        return self.measured.curves[collective].nodes[1:]
+    def _whole(self, collective: str, nodes: int) -> tuple[Spread, float, float]:
+        per_node, size = self.measured.ranks_per_node, self.measured.message_bytes
+        spread = Spread(nodes, per_node, per_node, nodes * per_node)
+        inside = _ask_inside(collective, size, spread, self.ask)
+        sent_bytes = size * wire_factor(collective, spread.ranks) / per_node
+        return (
+            spread,
+            float(inside.time_s) if inside else _START_S,
+            sent_bytes / self.rate_bytes_per_s,
+        )
 
-    def _compare(self, collective: str) -> tuple[list[float], float]:
-        """Return the loss of a step over each count of nodes [s], and the worst miss [log]."""
-        key = (collective, self.hop_s, self.rate_bytes_per_s)
-        if key not in self.known:
-            curve, per_node = self.measured.curves[collective], self.measured.ranks_per_node
-            lost_s: list[float] = []
-            worst_log = 0.0
-            for count, time_s in zip(curve.nodes[1:], curve.time_s[1:], strict=True):
-                ranks, size = count * per_node, round(self.measured.message_bytes)
-                sent_bytes = size * wire_factor(collective, ranks) / per_node
-                alone_s = estimate_across(
-                    collective, size, Spread(count, per_node, per_node, ranks), self.ask, self.hop_s,
-                    sent_bytes / self.rate_bytes_per_s, self.limits,
-                ).time_s  # fmt: skip
-                if lost_s:
-                    guess_s = alone_s + lost_s[-1] * (ranks - 1)
-                    worst_log = max(worst_log, abs(math.log(time_s / guess_s)))
-                lost_s.append(max(time_s - alone_s, 0.0) / (ranks - 1))
-            self.known[key] = lost_s, worst_log
-        return self.known[key]
-
-    def lengthen(
-        self, time: AcrossTime, collective: str, message_bytes: int, spread: Spread
+    def time(
+        self, collective: str, message_bytes: float, spread: Spread, take: Callable[..., float]
     ) -> AcrossTime:
-        """Return a time with what was measured beyond it.
-
-        An all-gather of 256 MB falls behind by 30 to 47 us for every step of its ring, from 2 to 64 nodes: the loss
-        goes with the group's steps; a message is one. One size was measured. A smaller one loses as much: of nanotron's
-        runs that may be fitted on, the one whose tensor group lies on two nodes and moves 17 MB at a time takes 0.86 of
-        its time so, and 0.58 where the loss goes with the root of the bytes, to which the interval reaches. An
-        all-reduce may take a tree, whose steps grow with the logarithm of the nodes: a smaller one loses by its bytes,
-        up to a ring's in the interval. A larger one loses by the root, but takes no longer than a reduce-scatter and an
-        all-gather (``_estimate``): NCCL takes the faster. The interval has the band of the runs besides, and ``doubt``.
-        """
+        """Return a time, between the measured counts of nodes on a line over their logarithms."""
         kind = collective if collective in self.measured.curves else "all_gather"
-        steps = spread.ranks - 1 if collective in _STRIPED else 1
-        loss_s = self.behind(kind, spread.nodes) * steps
+        counts = self.measured.curves[kind].nodes[1:]
+        place = int(np.searchsorted(counts, spread.nodes))
+        around = sorted({max(place - 1, 0), min(place, len(counts) - 1)})
+        if spread.nodes in counts:
+            around = [place]
+        times_s = [take(self.find(kind, 1 + one)) for one in around]
+        time_s = float(np.interp(np.log2(spread.nodes), np.log2([counts[one] for one in around]), times_s))  # fmt: skip
+        low, high = self.measured.spread(kind, spread.nodes)
         per_node = self.measured.ranks_per_node
         size = message_bytes * per_node / spread.fewest / self.measured.message_bytes
-        larger = smaller = 1.0
-        if collective == "all_reduce":
-            loss_s *= (spread.nodes * per_node - 1) / max(steps, 1)
-            larger, smaller = max(size, 1.0), min(size, 1.0)
-        least = larger**_MOST_ALIKE
-        least *= smaller if collective == "all_reduce" else math.sqrt(min(size, 1.0))
-        ends = [time.time_s + loss_s * share for share in (least, larger**_LEAST_ALIKE)]
-        time_s = time.time_s + loss_s * smaller * math.sqrt(larger)
-        low, high = self.measured.spread(kind, spread.nodes)
-        wider = math.exp(self.doubt(kind, spread.nodes))
-        low, high = low / wider, high * wider
+        beyond = max(math.log2(spread.nodes / counts[-1]), spread.nodes > counts[-1])
+        wider = _DOUBLING ** min(abs(math.log2(size)), 5.0) * _MORE_NODES**beyond  # fmt: skip
+        if count_hops(collective, spread) == 1:  # messages, whatever the nodes
+            hop_s = max(self.find(kind, 1 + one).hop_s for one in range(len(counts)))
+            time_s = take(Network("usual", _USUAL_SHARE, hop_s, 0.0))
         known = collective == kind and spread.ranks == spread.nodes * per_node
-        known = known and spread.nodes <= self._counts(kind)[-1]
-        return AcrossTime(
-            time_s,
-            min(max(time.low_s, ends[0] * low), time_s),
-            max(ends[1] * high, time_s),
-            "interpolated" if known else "extrapolated",
-            time.latency_s,
-        )
+        known = known and spread.nodes <= counts[-1]
+        word = "interpolated" if known else "extrapolated"
+        latency_s = min(count_hops(collective, spread) * self.hop_s, time_s)
+        return AcrossTime(time_s, time_s * low / wider, time_s * high * wider, word, latency_s)

@@ -7,7 +7,7 @@ was measured on other clusters is left out.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,12 +69,11 @@ def _read_rates(bandwidth: Bandwidth | None) -> dict[str, float]:
     """Return bus bandwidths by collective [bytes/s], under ``all`` for all of them; none of TCP's."""
     if bandwidth is None or bandwidth == TCP:
         return {}
-    words = [part.rpartition("=")[::2] for part in str(bandwidth).split(",")]
-    pairs: Iterable[tuple[str, str | float]] = words
-    if isinstance(bandwidth, Mapping):
-        pairs = bandwidth.items()
     rates: dict[str, float] = {}
-    for name, rate in pairs:
+    words = bandwidth
+    if isinstance(bandwidth, Mapping):
+        words = ",".join(f"{name}={rate}" for name, rate in bandwidth.items())
+    for name, _, rate in (part.rpartition("=") for part in str(words).split(",")):
         if name not in ("", ALL, *RELATIVES):
             raise InputError(
                 f"--inter-node-bandwidth: no collective is called {name!r}",
@@ -108,12 +107,12 @@ def _set_links(platform: Platform, per_node: int, asked: InterNode) -> Platform:
     router = Router(platform.links, platform.routing)
     names = [name_rank_node(rank) for rank in range(max(platform.ranks, 2 * per_node))]
     known = {link.source for link in platform.links}
-    rails = sum(name in known for name in names[per_node : 2 * per_node])
-    shape = FlowShape(tuple((names[i], names[per_node + i]) for i in range(rails)), router)
-    alone = FlowShape(shape.pairs[:1], router).rates_bytes_per_s[0]
+    ends = zip(names, names[per_node : 2 * per_node], strict=False)
+    shape = FlowShape(tuple((a, b) for a, b in ends if b in known), router)
     nominal = float(shape.rates_bytes_per_s.min()) * per_node
     rates = dict(asked.bus_bandwidth_bytes_per_s)
     if asked.source == TCP:
+        alone = FlowShape(shape.pairs[:1], router).rates_bytes_per_s[0]
         rates = {ALL: TCP_BYTES_PER_S * nominal / float(alone)}
     inside = {
         link
@@ -123,16 +122,13 @@ def _set_links(platform: Platform, per_node: int, asked: InterNode) -> Platform:
         for link in router.route(names[a], names[b])
     }
     wanted = max([*rates.values(), nominal if asked.message_bytes or not rates else 0.0])
-    route = shape.routes[0]
-    kept_s = sum(platform.links[link].latency_s for link in route if link in inside)
+    kept_s = sum(platform.links[link].latency_s for link in shape.routes[0] if link in inside)
     hop_s = shape.latencies_s[0] - kept_s
-    slower = 1.0
-    if asked.latency_s is not None and hop_s:
-        slower = max(asked.latency_s - kept_s, 0.0) / hop_s
+    wanted_s = hop_s if asked.latency_s is None else max(asked.latency_s - kept_s, 0.0)
     links = tuple(
         link if place in inside else link._replace(
             bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * (wanted / nominal),
-            latency_s=link.latency_s * slower,
+            latency_s=link.latency_s * wanted_s / hop_s if hop_s else 0.0,
         )
         for place, link in enumerate(platform.links)
     )  # fmt: skip

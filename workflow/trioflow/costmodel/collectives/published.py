@@ -749,34 +749,3 @@ def find_between_nodes(name: str) -> BetweenNodes | None:
         str(content["platform"]), int(content["ranks_per_node"]), float(content["message_bytes"]),
         curves,
     )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a communication library reckons with between nodes; nothing where it is unknown."""
-
-    # Least and most that a collective takes to get going [s]
-    base_s: float = 0.0
-    slowest_base_s: float = 0.0
-    slowest_hop_s: float = 0.0  # most that a hop takes [s]
-    least_share: float = 1.0  # least share of a link's bandwidth that bytes get
-    rate_known: bool = False  # whether that was measured on this cluster
-
-
-def find_limits(cost: object) -> Limits:
-    """Return what NCCL of a cost's version reckons with between nodes; nothing is known of other libraries.
-
-    A hop takes 2.7 to 14 us, and the fastest protocol, LL, moves half of a link's bandwidth: every
-    word carries a flag.
-    """
-    library = str(getattr(cost, "library", ""))
-    if not library.startswith("NCCL"):
-        return Limits()
-    constants = load_constants(library)
-    base, hops = constants["base_latency_us"], constants["hop_latency_us"]["network"]
-    return Limits(
-        min(map(float, base["ring"])) * _US,
-        max(map(float, base["ring"])) * _US,
-        max(float(hop) for name in ("ring", "tree") for hop in hops[name]) * _US,
-        float(constants["ring_ll_share"]),
-    )

@@ -44,7 +44,6 @@ from trioflow.trace.importers.neusight_tables import (
     saved_for_backward,
 )
 from trioflow.trace.importers.options import ImportOptions, Reader
-from trioflow.trace.importers.ranks import read_head
 from trioflow.trace.repeat import repeat_block
 from trioflow.trace.store import Trace
 from trioflow.trace.tensors import TensorRef
@@ -193,7 +192,7 @@ class StepBuilder:
 
     def _differentiate(self, run: _Run, arriving: int, results: list[TensorRef]) -> int:
         """Add the gradient of one node."""
-        gradient = replace(run.output, tensor=self._fresh(), storage=arriving)
+        gradient = self._refer(run.output, arriving)
         tensors = len(run.inputs)
         kept = saved_for_backward(run.base, tensors)
         read = [gradient]
@@ -253,7 +252,7 @@ class StepBuilder:
                 name if "::" in name else f"aten::{name}",
                 "forward" if forward is None else "backward",
                 node.module,
-                inputs=[replace(ref, argument=place // length) for place, ref in enumerate(inputs)],
+                inputs=[self._at(ref, place // length) for place, ref in enumerate(inputs)],
                 outputs=outputs,
                 device_ns=device_ns,
                 forward=forward,
@@ -287,6 +286,14 @@ class StepBuilder:
             self._fresh(), self._fresh(), ref.elem_bytes, ref.shape, ref.dtype, 0, category
         )
 
+    def _refer(self, ref: TensorRef, storage: int) -> TensorRef:
+        return TensorRef(self._fresh(), storage, ref.elem_bytes, ref.shape, ref.dtype, 0)
+
+    def _at(self, ref: TensorRef, argument: int) -> TensorRef:
+        return TensorRef(
+            ref.tensor, ref.storage, ref.elem_bytes, ref.shape, ref.dtype, argument, ref.category
+        )
+
     def _tensors(self, node: FxNode) -> list[TensorRef]:
         return [self._values[name] for name in node.inputs if name in self._values]
 
@@ -315,9 +322,14 @@ _POSITIONS = ("n_positions", "max_position_embeddings", "n_ctx")
 def recognise(path: str | Path) -> bool:
     """Return whether a path is one of NeuSight's operator tables."""
     path = Path(path)
-    first = read_head(path).decode("utf-8-sig", "replace").partition("\n")[0]
-    titles = {title.strip() for title in first.split(",")}
-    return path.suffix == ".csv" and {"_input_nodes", "fw_latency", "bw_latency", "Name"} <= titles
+    if path.suffix != ".csv" or not path.is_file():
+        return False
+    try:
+        with path.open(encoding="utf-8-sig") as stream:
+            titles = {title.strip() for title in stream.readline(1 << 16).split(",")}
+    except (OSError, UnicodeDecodeError):
+        return False
+    return {"_input_nodes", "fw_latency", "bw_latency", "Name"} <= titles
 
 
 def import_neusight(csv_path: str | Path, options: ImportOptions) -> Trace:
