@@ -14,12 +14,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from trioflow.costmodel.collectives.published import SLOW
+from trioflow.costmodel.collectives.published import NO_NVLINK, SLOW
 from trioflow.costmodel.device_times import DeviceTimes
 from trioflow.hardware.corrections import Corrections, correct_platform
 from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import load_platform
+from trioflow.parallel.plan import make_plan
 from trioflow.parallel.remembered import Memory, remembering
 from trioflow.prediction.assembly import predict, time_operators
 from trioflow.prediction.explain import Explanation, Measured, explain
@@ -44,7 +46,7 @@ _MISSED = 0.1
 
 def list_causes(run: Run) -> set[str]:
     """Return what deviates in a run, by its file: a slow network, an engine that waits."""
-    slow = {"network"} if run.network == SLOW else set()
+    slow = {"network"} if run.network in (SLOW, NO_NVLINK) else set()
     faulty = run.pipeline > 1 and run.nodes > 1 and not run.after_fix
     return slow | ({"engine"} if faulty else set())
 
@@ -100,16 +102,65 @@ def explain_runs(runs: Sequence[Run]) -> Iterator[tuple[Run, Explanation]]:
             yield run, explain([measure_run(run)])
 
 
-def halve_errors(runs: Sequence[Run], draw: random.Random) -> tuple[float, float, str]:
+def halve_errors(rows: Sequence[Measured]) -> tuple[float, float, str]:
     """Return the median error of a cluster's other rows, before and after three are given, and the cause named."""
-    rows = [measure_run(run) for run in draw.sample(list(runs), min(_GIVEN + _OTHERS, len(runs)))]
     with remembering(Memory()):
         explanation = explain(rows[:_GIVEN])
-        errors = [
+        before, after = (
             statistics.median(abs(row.predict(some) / row.measured_s - 1) for row in rows[_GIVEN:])
             for some in ({}, explanation.corrections)
-        ]
-    return errors[0], errors[1], explanation.cause
+        )
+    return before, after, explanation.cause
+
+
+def list_clusters(runs: Sequence[Run], draw: random.Random) -> Iterator[tuple[str, list[Measured]]]:
+    """Yield the rows of clusters that differ from their description, in the order in which they are given."""
+    for nodes in (16, 32, 64):
+        some = [run for run in runs if run.nodes == nodes and list_causes(run) == {"network"}]
+        rows = draw.sample(some, min(_GIVEN + _OTHERS, len(some)))
+        yield f"nanotron, slow network, {nodes} nodes", list(map(measure_run, rows))
+    some = [run for run in runs if run.nodes >= 8 and list_causes(run) == {"engine"}]
+    rows = draw.sample(some, _GIVEN + _OTHERS)
+    yield "nanotron, pipelines before the fix, fast network", list(map(measure_run, rows))
+    plans = [
+        (16, 1, 1),
+        (32, 4, 2),
+        (64, 1, 4),
+        (16, 2, 2),
+        (32, 1, 1),
+        (64, 2, 1),
+        (64, 8, 4),
+        (16, 4, 1),
+        (32, 2, 4),
+    ]
+    yield (
+        "synthetic: A100 steps on Perlmutter's TCP between nodes",
+        [_synthesise(*plan) for plan in plans],
+    )
+
+
+def _synthesise(ranks: int, tensor: int, pieces: int) -> Measured:
+    """Return a step as predicted with what Perlmutter measured over TCP, and its prediction by nominal links."""
+    plan = make_plan(ranks // tensor, tensor, accumulate=pieces)
+
+    def ask(corrections: Corrections, **network: Any) -> float:
+        platform = correct_platform(load_platform("dgx-a100", ranks), corrections)
+        options = Options(sequence=1024, memory=False, interval=False, **network)
+        batch = 4 * plan.data * pieces
+        return predict("gpt2-large", plan, platform, batch=batch, options=options).step_time_s
+
+    with remembering(Memory()):
+        measured_s = ask({}, inter_node_bandwidth="tcp")
+    return Measured(f"{ranks} ranks TP{tensor}", measured_s, ask, pieces=pieces)
+
+
+def _format_clusters(rows: Sequence[tuple[str, int, float, float, str]]) -> str:
+    head = "| three steps given of | others | their median error before | after | cause named |\n|---|---:|---:|---:|---|"
+    lines = [
+        f"| {name} | {count} | {before:.1%} | {after:.1%} | {cause or 'none'} |"
+        for name, count, before, after, cause in rows
+    ]
+    return "\n".join([head, *lines])
 
 
 def _format_causes(found: Sequence[tuple[Run, Explanation]]) -> str:
@@ -154,7 +205,10 @@ def main(data: str, page: str, count: int = 60) -> None:
     draw = random.Random(SEED)
     runs = [run for run in read_runs(data) if run.ran]
     found = list(explain_runs(draw.sample(runs, count)))
-    tables = [_format_causes(found)]
+    clusters = [
+        (name, len(rows) - _GIVEN, *halve_errors(rows)) for name, rows in list_clusters(runs, draw)
+    ]
+    tables = [_format_causes(found), _format_clusters(clusters)]
     Path(page).write_text(re.sub(
         r"(<!-- explained:begin -->\n).*?(\n<!-- explained:end -->)",
         lambda hit: hit[1] + "\n\n".join(tables) + hit[2], Path(page).read_text(), flags=re.DOTALL,
