@@ -26,6 +26,7 @@ from trioflow.costmodel.choices import find_platform, load_named_platform
 from trioflow.costmodel.collectives.published import import_nccl_tests
 from trioflow.costmodel.device_times import find_launch_s
 from trioflow.hardware.corrections import (
+    EXCHANGE,
     MICRO_BATCH,
     Corrections,
     correct_platform,
@@ -424,6 +425,7 @@ def _list_sentences(explanation: Explanation, run: _Run) -> list[str]:
             "communication": f"messages take {value:.3g} times as long as predicted",
             "between_nodes": f"bytes between nodes take {value:.3g} times as long as predicted",
             "between_nodes_step_s": f"each step of a collective between nodes takes {format_time(value)} longer than predicted",
+            EXCHANGE: f"each exchange of a tensor group takes {format_time(value)} longer for each of its ranks than predicted",
             "launches": f"launches take {format_time(launch_s * value)}, not {format_time(launch_s)}" if launch_s else
             f"launches take {value:.3g} times as long as predicted",
             MICRO_BATCH: f"each micro-batch costs {format_time(value)} more than its work",

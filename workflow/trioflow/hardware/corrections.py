@@ -14,7 +14,8 @@ from trioflow.hardware.platform import find_file, write_content
 
 Corrections = Mapping[str, float]
 """Numbers by component: factors on times, seconds or bytes where the name ends so."""
-MICRO_BATCH = "micro_batch_s"
+MICRO_BATCH, EXCHANGE = "micro_batch_s", "chained_exchange_s"
+"""What is added to the host's costs of the same names [s]."""
 _LONGEST = 256
 """Characters of a file's name."""
 
@@ -22,13 +23,16 @@ _LONGEST = 256
 def correct_platform(platform: Platform, corrections: Corrections) -> Platform:
     """Return a platform with numbers that measured runs showed, beside or in place of its own."""
     values = dict(corrections)
-    launches, beyond_s = values.pop("launches", 1.0), values.pop(MICRO_BATCH, 0.0)
+    launches = values.pop("launches", 1.0)
     host = {
         key: value * launches if key.startswith("launch") else value
         for key, value in platform.host.items()
     }
-    if beyond_s:
-        host[MICRO_BATCH] = host.get(MICRO_BATCH, 0.0) + beyond_s
+    host |= {
+        key: host.get(key, 0.0) + values.pop(key)
+        for key in (MICRO_BATCH, EXCHANGE)
+        if key in values
+    }
     own = dict(platform.corrections)
     own |= {
         key: value + own.get(key, 0.0)
@@ -57,7 +61,7 @@ def save_corrected(
                 for name, one in launches.items()
             }  # fmt: skip
             continue
-        place = host if key == "micro_batch_s" else own
+        place = host if key in (MICRO_BATCH, EXCHANGE) else own
         before = place.get(key, {}).get("value", 0.0 if key.endswith(("_s", "_bytes")) else 1.0)
         after = before + value if key.endswith(("_s", "_bytes")) else before * value
         place[key] = {"value": after, "source": source}

@@ -19,7 +19,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from trioflow.costmodel.features import Floats
-from trioflow.hardware.corrections import MICRO_BATCH, Corrections
+from trioflow.hardware.corrections import EXCHANGE, MICRO_BATCH, Corrections
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,8 @@ class Component:
 
     ``cause``: what deviates where this does. ``spread``, ``tail``: scale and degrees of freedom of the prior of its
     logarithm. ``unit``: 0 for a factor on what is described; of what is described as 0 [s], the log is that of 1 + value /
-    unit. ``probe``: another value at which the step is simulated to learn how far it depends on it.
+    unit. ``known``: a fault that is known to happen, as the middle and the spread of its logarithm and minus twice that of its
+    odds. ``probe``: another value at which the step is simulated to learn how far it depends on it.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Component:
     tail: float
     probe: float
     unit: float = 0.0
+    known: tuple[float, float, float] | None = None
 
     @property
     def plain(self) -> float:
@@ -49,21 +51,25 @@ class Component:
 
     def surprise(self, log: float) -> float:
         """Return the square root of what a logarithm adds to minus twice the prior's, signed."""
-        score = log / self.spread
-        return math.copysign(math.sqrt((self.tail + 1) * math.log1p(score**2 / self.tail)), score)
+        square = (self.tail + 1) * math.log1p((log / self.spread) ** 2 / self.tail)
+        if self.known is not None:
+            middle, spread, odds = self.known
+            square = min(square, odds + ((log - middle) / spread) ** 2)
+        return math.copysign(math.sqrt(square), log)
 
 
 COMPONENTS = (
-    Component("compute", "compute", 0.1, 4, 1.25),
-    Component("communication", "network", 0.2, 4, 1.5),
+    Component("compute", "compute", 0.07, 4, 1.25),
+    Component("communication", "network", 0.15, 4, 1.5),
     Component("between_nodes", "network", 0.6, 4, 3.0),
     Component("between_nodes_step_s", "network", 1.0, 4, 50e-6, 1e-5),
-    Component("launches", "launches", 0.3, 4, 2.0),
+    Component(EXCHANGE, "network", 1.0, 4, 300e-6, 1e-5),
+    Component("launches", "launches", 0.2, 4, 2.0),
     Component(MICRO_BATCH, "engine", 1.2, 1, 0.0, 1e-5),
 )
-"""Spreads: the error of a step's compute and of a node's collectives on the pages of cost models (some 10 and 20 %); of
-networks between nodes a factor of 1.8 either way and 17 us a step, so that public clusters (a fifth of the rate, 75 us)
-lie at two spreads; of launches, 31 to 75 us for one framework. An engine at fault is rare, and may cost anything up to
+"""Spreads: the median error of a step's compute and of a node's collectives on the pages of cost models; of networks
+between nodes a factor of 1.8 either way and 17 us a step, so that public clusters (a fifth of the rate, 75 us) lie at
+two spreads; of launches, what different hosts differ by. An engine at fault is rare, and may cost anything up to
 seconds: the heaviest tail."""
 SIGMAS = {"step": 0.06, "compute": 0.08, "communication": 0.3, "collective": 0.15}
 """Standard deviation of the logarithm of measured over predicted by what was measured, where nothing deviates."""
@@ -129,11 +135,11 @@ class Explanation:
         return cause if cause and abs(effects[cause]) > NAMED else ""
 
 
-def explain(rows: Sequence[Measured]) -> Explanation:
-    """Fit the components to measured times; errors as those of the rows' predictions."""
+def explain(rows: Sequence[Measured], components: Sequence[Component] = COMPONENTS) -> Explanation:
+    """Fit components to measured times; errors as those of the rows' predictions."""
     before = np.array([row.predict({}) for row in rows])
     measured = np.array([row.measured_s for row in rows])
-    secants = {one: _probe(rows, one, before, measured) for one in COMPONENTS}
+    secants = {one: _probe(rows, one, before, measured) for one in components}
     used = [one for one, slopes in secants.items() if np.any(np.abs(slopes) > 0)]
     if not used:
         return Explanation([], before.tolist(), before.tolist())
