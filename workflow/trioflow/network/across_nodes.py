@@ -218,7 +218,7 @@ class NodeGroups:
             "as given" if self._asked is not None else
             f"and as far behind them as was measured on {self._measured.platform}" if self._measured else
             f"behind them as {len(self._networks)} clusters' networks are; on slower ones (TCP sockets, few of the cards, "
-            f"0.6 ms a hop) it took {min(time.slower):.2g} to {max(time.slower):.2g} times as long: --inter-node-bandwidth tells yours"
+            f"0.6 ms a hop) it took up to {max(time.slower):.0f} times as long: --inter-node-bandwidth tells yours"
         )  # fmt: skip
         if (
             self._asked is None
