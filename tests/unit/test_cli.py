@@ -54,7 +54,7 @@ def test_the_quick_start_answers(capsys):
     )
     assert status == 0 and err == ""
     assert out.startswith("gpt2-tiny on cpu2-gloo: 2 ranks = 2 data, 8 samples a rank")
-    for words in ("step time", "80 % interval", "peak memory", "fits", "exposed"):
+    for words in ("step time", "80 % interval", "peak memory", "likely to fit", "exposed"):
         assert words in out
 
 
