@@ -143,7 +143,7 @@ def list_clusters(runs: Sequence[Run], draw: random.Random) -> Iterator[tuple[st
         rows = draw.sample(some, min(_GIVEN + _OTHERS, len(some)))
         yield f"nanotron, slow network, {nodes} nodes", list(map(measure_run, rows))
     some = [run for run in runs if run.nodes >= 8 and list_causes(run) == {"engine"}]
-    rows = draw.sample(some, _GIVEN + _OTHERS)
+    rows = draw.sample(some, min(_GIVEN + _OTHERS, len(some)))
     yield "nanotron, pipelines before the fix, fast network", list(map(measure_run, rows))
     plans = [
         (16, 1, 1),
@@ -152,7 +152,7 @@ def list_clusters(runs: Sequence[Run], draw: random.Random) -> Iterator[tuple[st
         (16, 2, 2),
         (32, 1, 1),
         (64, 2, 1),
-        (64, 8, 4),
+        (64, 4, 4),
         (16, 4, 1),
         (32, 2, 4),
     ]
