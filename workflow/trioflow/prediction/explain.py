@@ -77,7 +77,7 @@ NAMED = 0.1
 """A component is named where it changes some step by more, and its number is further from 1 than its own spread."""
 _WIDEST, _MOST = math.log(100.0), 20.0
 _GRID = np.concatenate([np.linspace(-_WIDEST, 0, 24), np.linspace(0.1, 16, 80)])
-_MOST_ROUNDS, _AGREE = 3, 0.01
+_MOST_ROUNDS, _AGREE, _FURTHER = 3, 0.01, 30.0
 
 
 @dataclass(frozen=True)
@@ -195,8 +195,11 @@ def _probe(
         if not beyond:
             return np.zeros(len(rows))
         probe = max(component.unit, statistics.median(beyond))
-    times = np.array([row.predict({component.name: probe}) for row in rows])
-    return np.asarray((times - before) / (probe - component.plain))
+    for far in (probe, component.plain + _FURTHER * (probe - component.plain)):
+        times = np.array([row.predict({component.name: far}) for row in rows])
+        if np.any(np.abs(times - before) > _AGREE * before):  # else what it changes may be hidden
+            break
+    return np.asarray((times - before) / (far - component.plain))
 
 
 @dataclass(frozen=True)
