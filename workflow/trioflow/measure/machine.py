@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from trioflow.base.provenance import read_json
 from trioflow.costmodel.collectives.model import load_collective_model
@@ -31,7 +32,8 @@ def describe_machine(
     facts = [read_json(session) for session in sessions]
     ranks = max(int(f["ranks"]) for f in facts)
     device = str(facts[0]["device"])
-    costs = _median_costs([f["host_costs"] for f in facts if f["host_costs"]])
+    medians = pd.DataFrame([f["host_costs"] for f in facts]).median().sort_index()
+    costs = {str(name): float(cost_s) for name, cost_s in medians.items()}
     overlap = costs.pop("overlap", 0.0)
     save_platform(
         Platform(
@@ -53,15 +55,6 @@ def describe_machine(
         ),
         path,
     )
-
-
-def _median_costs(samples: list[dict[str, float]]) -> dict[str, float]:
-    """Return the median of each host cost over the sessions that measured it [s]."""
-    names = sorted({name for sample in samples for name in sample})
-    return {
-        name: statistics.median(sample[name] for sample in samples if name in sample)
-        for name in names
-    }
 
 
 def _describe_device(facts: dict[str, Any], device: str) -> Device:

@@ -228,7 +228,10 @@ def _save(
                 batch: _anchors(results, int(batch), float(traced))
                 for batch, traced in facts["traced_steps_s"].items()
             },
-            "host_costs": _median_costs([sample for r in results for sample in r["host"]]),
+            "host_costs": pd.DataFrame([s for r in results for s in r["host"]])
+            .median()
+            .clip(lower=0.0)
+            .to_dict(),
             "host": host_environment(),
             "warnings": sorted({w for r in results for w in r["warnings"]}),
         },
@@ -293,10 +296,3 @@ def _reduce_samples(results: list[dict[str, Any]], ranks: int, library: str) -> 
         frame[column] = frame[column].astype("int64")
     ordered: pd.DataFrame = frame[tables.COLLECTIVE_SAMPLES.names]
     return ordered
-
-
-def _median_costs(samples: list[dict[str, float]]) -> dict[str, float]:
-    """Return the median of each host cost; below zero is noise and counts as none."""
-    names = samples[0] if samples else {}
-    costs = {name: statistics.median(s[name] for s in samples) for name in names}
-    return {name: max(value, 0.0) for name, value in costs.items()}

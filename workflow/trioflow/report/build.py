@@ -74,25 +74,22 @@ KEY = ("compared", "plan", "model", "ranks", "against")
 
 def sum_up_comparisons(found: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Join comparisons (``KEY``, ``count``, ``equal``) of one kind, one for each key, in the order of the keys' texts."""
-    rows: dict[tuple[str, ...], dict[str, Any]] = {}
-    for one in found:
-        key = tuple(str(one[name]) for name in KEY)
-        row = rows.setdefault(key, {**dict(zip(KEY, key, strict=True)), "count": 0, "equal": True})
-        row["count"] += int(one["count"])
-        row["equal"] = row["equal"] and bool(one["equal"])
-    return [rows[key] for key in sorted(rows)]
+    frame = pd.DataFrame([dict(one) for one in found], columns=[*KEY, "count", "equal"]).astype(
+        dict.fromkeys(KEY, "str")
+    )
+    return tables.records(
+        frame.groupby(list(KEY), as_index=False).agg({"count": "sum", "equal": "all"})
+    )
 
 
 def write_conformance(
     found: Iterable[Mapping[str, Any]], torch: str, date: str, path: str | Path = SHIPPED
 ) -> None:
     """Write the table of comparisons, atomically, with the version of PyTorch and the day (year-month-day)."""
-    lines = ["\t".join(COLUMNS)]
-    for row in sum_up_comparisons(found):
-        cells = {**row, "equal": "yes" if row["equal"] else "no", "torch": torch, "date": date}
-        lines.append("\t".join(str(cells[name]) for name in COLUMNS))
+    frame = pd.DataFrame(sum_up_comparisons(found)).assign(torch=torch, date=date)
+    frame["equal"] = frame["equal"].map({True: "yes", False: "no"})
     with atomic_path(path) as temporary:
-        temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        frame.to_csv(temporary, sep="\t", index=False, columns=list(COLUMNS))
 
 
 def read_conformance(path: str | Path = SHIPPED) -> pd.DataFrame:
@@ -202,9 +199,7 @@ def _draw_figures(inputs: ReportInputs, errors: pd.DataFrame, folder: Path) -> d
         "attribution": draw_attribution(inputs.attribution, errors),
         "sensitivity": draw_tornado(summarise_live_changes(errors, inputs.causes), ALL),
     }
-    places = {}
-    for name, figure in drawn.items():
-        places[name] = _save(figure, folder, name)
+    places = {name: _save(figure, folder, name) for name, figure in drawn.items()}
     for row in errors.to_dict("records"):
         experiment = str(row["experiment"])
         measured = inputs.rank_timelines[inputs.rank_timelines["experiment"] == experiment]
@@ -216,8 +211,7 @@ def _draw_figures(inputs: ReportInputs, errors: pd.DataFrame, folder: Path) -> d
             title=f"{experiment}: predicted {write_time(row['simulated_s'])}, "
             f"measured {write_time(row['measured_s'])}",
         )
-        name = f"timelines/{experiment}"
-        places[name] = _save(figure, folder, name)
+        places[f"timelines/{experiment}"] = _save(figure, folder, f"timelines/{experiment}")
     return places
 
 

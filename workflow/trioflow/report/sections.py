@@ -334,10 +334,8 @@ def sum_up_modules(path: pd.DataFrame, depth: int = DEPTH) -> pd.DataFrame:
     What has no module is left out; ``share`` is of the step.
     """
     inside = path[path["module"] != ""]
-    names = [cut_path(name, depth) for name in inside["module"]]
-    return _sum_up(
-        inside.assign(module=pd.Series(names, index=inside.index, dtype="str")), ["module"]
-    )
+    names = inside["module"].map(lambda name: cut_path(name, depth)).astype("str")
+    return _sum_up(inside.assign(module=names), ["module"])
 
 
 def _sum_up(path: pd.DataFrame, keys: list[str]) -> pd.DataFrame:

@@ -11,7 +11,6 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -246,18 +245,14 @@ def describe_causes(activity: pd.DataFrame, timestamps: pd.DataFrame) -> str:
 
 def _largest_wait(mine: pd.DataFrame) -> str:
     """Say which wait between two parts of a rank differs most from the recorded one; nothing for less than 1 %."""
-    found = []
-    for rank, own in mine.groupby("rank"):
-        rows = own.sort_values("measured_start_s").to_dict("records")
-        for before, after in pairwise(rows):
-            size = after["start_bias"] - before["end_bias"]
-            found.append(
-                (abs(size), size, f"{after['phase']} {after['micro_batch']} on rank {rank}")
-            )
-    away, size, name = max(found, default=(0.0, 0.0, ""))
-    if away < _LEAST_WAIT:
+    rows = mine.sort_values(["rank", "measured_start_s"])
+    rows["wait"] = rows["start_bias"] - rows.groupby("rank")["end_bias"].shift()
+    row = rows.iloc[int(rows["wait"].abs().fillna(0.0).argmax())]
+    if not abs(row["wait"]) >= _LEAST_WAIT:
         return ""
-    return f"; of the waits, the one before {name} differs most ({write_signed_percent(size)})"
+    name = f"{row['phase']} {row['micro_batch']} on rank {row['rank']}"
+    size = write_signed_percent(row["wait"])
+    return f"; of the waits, the one before {name} differs most ({size})"
 
 
 def render_throughput(rows: pd.DataFrame) -> str:

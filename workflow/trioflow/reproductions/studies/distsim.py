@@ -110,7 +110,7 @@ def order_plans(rows: pd.DataFrame) -> list[str]:
 
 def compare_distsim(rows: pd.DataFrame) -> list[str]:
     """Say for each speed of the network which plans are first and last, and how far apart."""
-    published = [f"{one.tensor}M{one.pipeline}P{one.data}D" for one in (BEST, WORST)]
+    published = [name_plan(one._asdict()) for one in (BEST, WORST)]
     lines = [
         f"DistSim: best {published[0]}, worst {published[1]}, "
         f"{PREDICTED_RATIO} times predicted, {MEASURED_RATIO} times measured"
@@ -162,7 +162,7 @@ def draw_distsim_search(rows: pd.DataFrame) -> Figure:
             range(len(names)), low, high, color=style.SERIES_COLOURS[0], alpha=0.1, linewidth=0
         )
         for one in (BEST, WORST):
-            place = names.index(f"{one.tensor}M{one.pipeline}P{one.data}D")
+            place = names.index(name_plan(one._asdict()))
             axes.plot(place, one.measured_per_s, "*", color=style.INK, markersize=11)
         handles.append(
             Line2D(

@@ -93,13 +93,12 @@ def _render_paper_cases(rows: pd.DataFrame) -> str:
         ),
         Column("the paper"),
     ]  # fmt: skip
+    meshes = records(rows[rows["sweep"] == "paper"])
     lines = []
     for variant, words in _CIRCUITS.items():
-        cells = [Cell(words)]
-        for mesh in records(rows[rows["sweep"] == "paper"]):
-            shares = _taken_away(_same_case(rows, mesh), mesh["step_s"], variant)
-            cells.append(Cell(_range(shares), min(shares)))
-        lines.append([*cells, Cell("nearly half", "")])
+        shares = [_taken_away(_same_case(rows, one), one["step_s"], variant) for one in meshes]
+        cells = [Cell(_range(each), min(each)) for each in shares]
+        lines.append([Cell(words), *cells, Cell("nearly half", "")])
     caption = "Communication that circuits take away (1 to 8 ports a circuit: least to most)"
     return render_table(columns, lines, caption)
 
@@ -233,15 +232,14 @@ def _render_speedups(rows: pd.DataFrame, graph: str) -> str:
         Column("rule", number=False),
         *(Column(f"slow {name}", "median (least to most)") for name in slowed),
     ]
-    lines = []
-    for variant in dict.fromkeys(chosen["variant"]):
-        cells = [Cell(variant)]
-        for name in slowed:
-            part = chosen[(chosen["variant"] == variant) & (chosen["slowed"] == name)]["speedup"]
-            median = float(part.median())
-            ends = f"({part.min():.2f} to {part.max():.2f})"
-            cells.append(Cell(f"{median:.2f} {ends}", median))
-        lines.append(cells)
+    found = chosen.groupby(["variant", "slowed"])["speedup"].agg(["median", "min", "max"])
+    lines = [
+        [Cell(variant), *(
+            Cell("{median:.2f} ({min:.2f} to {max:.2f})".format(**row), float(row["median"]))
+            for row in (found.loc[(variant, name)] for name in slowed)
+        )]
+        for variant in dict.fromkeys(chosen["variant"])
+    ]  # fmt: skip
     rate = _gb(hop.SHOWN_BANDWIDTH_BYTES_PER_S)
     return render_table(columns, lines, f"Speed-up over the standard rules, {graph} graph, {rate}")
 
@@ -330,15 +328,16 @@ def _render_plans(rows: pd.DataFrame) -> str:
         *(Column(f"communication x {scale:g}", "step; 80 % interval") for scale in scales),
     ]
     first = rows[rows["communication_scale"] == scales[0]]
-    lines = []
-    for name in distsim.order_plans(first):
-        cells = [Cell(name)]
-        for scale in scales:
-            case = records(rows[rows["communication_scale"] == scale])
-            row = next(row for row in case if distsim.name_plan(row) == name)
-            ends = write_range(row["low_s"], row["high_s"])
-            cells.append(Cell(write_time(row["step_time_s"]), row["step_time_s"], ends))
-        lines.append(cells)
+    cells = {
+        (distsim.name_plan(row), row["communication_scale"]): Cell(
+            write_time(row["step_time_s"]), row["step_time_s"], write_range(row["low_s"], row["high_s"])
+        )
+        for row in records(rows)
+    }  # fmt: skip
+    lines = [
+        [Cell(name), *(cells[name, scale] for scale in scales)]
+        for name in distsim.order_plans(first)
+    ]
     return render_details("Every plan's step", render_table(columns, lines))
 
 
@@ -366,10 +365,8 @@ def _first(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _same_case(rows: pd.DataFrame, about: dict[str, object]) -> pd.DataFrame:
-    same = pd.Series(True, index=rows.index)
-    for name in ("workload", "plan", "samples_per_replica"):
-        same &= rows[name] == about[name]
-    return rows[same]
+    keys = ["workload", "plan", "samples_per_replica"]
+    return rows[(rows[keys] == pd.Series(about)[keys]).all(axis=1)]
 
 
 def _name_case(row: dict[str, object]) -> str:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -69,18 +71,11 @@ def contract_graph(graph: TaskGraph) -> TaskGraph:
 def _collect_waits(graph: TaskGraph) -> list[list[int]]:
     """Return what each task waits for, the one before it in its stream included."""
     waits: list[list[int]] = [[] for _ in range(len(graph.tasks))]
-    for task, other in zip(
-        graph.dependencies["task_id"].tolist(),
-        graph.dependencies["depends_on"].tolist(),
-        strict=True,
-    ):
+    for task, other in graph.dependencies[["task_id", "depends_on"]].to_numpy().tolist():
         waits[task].append(other)
-    last: dict[tuple[int, str], int] = {}
-    keys = zip(graph.tasks["rank"].tolist(), graph.tasks["stream"].tolist(), strict=True)
-    for task, key in enumerate(keys):
-        if key in last:
-            waits[task].append(last[key])
-        last[key] = task
+    for tasks in graph.tasks.groupby(["rank", "stream"]).indices.values():
+        for before, task in pairwise(map(int, tasks)):
+            waits[task].append(before)
     return waits
 
 
@@ -90,29 +85,13 @@ def _skip_tasks(
     """Return for each task the last kept task of each stream that it waits for."""
     reached: list[dict[int, int]] = [{} for _ in waits]
     keep, stream_of = kept.tolist(), streams.tolist()
-    for task in _sort_tasks(waits):
+    for task in TopologicalSorter(dict(enumerate(waits))).static_order():
         found = reached[task]
         for other in waits[task]:
             ends = {stream_of[other]: other} if keep[other] else reached[other]
             for stream, end in ends.items():
                 found[stream] = max(found.get(stream, -1), end)
     return reached
-
-
-def _sort_tasks(waits: list[list[int]]) -> list[int]:
-    """Return the tasks so that each comes after all that it waits for."""
-    successors: list[list[int]] = [[] for _ in waits]
-    missing = [len(others) for others in waits]
-    for task, others in enumerate(waits):
-        for other in others:
-            successors[other].append(task)
-    order = [task for task, count in enumerate(missing) if not count]
-    for task in order:
-        for successor in successors[task]:
-            missing[successor] -= 1
-            if not missing[successor]:
-                order.append(successor)
-    return order
 
 
 def _join_computations(

@@ -17,7 +17,7 @@ import re
 import warnings
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from math import prod
 from pathlib import Path
@@ -371,7 +371,7 @@ class ChakraNode:
                 if not isinstance(categories, list) or not set(categories) <= {"", *CATEGORIES}:
                     raise ValueError(f"{categories!r:.60} are not categories")
                 pairs = zip(found, categories, strict=True)
-                found = [TensorRef(*_fields(ref), category=word) for ref, word in pairs]
+                found = [replace(ref, category=word) for ref, word in pairs]
         except (ValueError, TypeError, AttributeError, IndexError) as error:
             raise TraceError(
                 f"its {side} are not a list of tensors ({error})",
@@ -380,10 +380,6 @@ class ChakraNode:
                 fix="write values, shapes and types as PyTorch's execution trace does",
             ) from None
         return found
-
-
-def _fields(ref: TensorRef) -> tuple[int, int, int, tuple[int, ...], str, int]:
-    return ref.tensor, ref.storage, ref.elem_bytes, ref.shape, ref.dtype, ref.argument
 
 
 def read_text(text: str) -> list[Any]:

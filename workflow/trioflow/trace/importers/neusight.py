@@ -44,6 +44,7 @@ from trioflow.trace.importers.neusight_tables import (
     saved_for_backward,
 )
 from trioflow.trace.importers.options import ImportOptions, Reader
+from trioflow.trace.importers.ranks import read_head
 from trioflow.trace.repeat import repeat_block
 from trioflow.trace.store import Trace
 from trioflow.trace.tensors import TensorRef
@@ -192,7 +193,7 @@ class StepBuilder:
 
     def _differentiate(self, run: _Run, arriving: int, results: list[TensorRef]) -> int:
         """Add the gradient of one node."""
-        gradient = self._refer(run.output, arriving)
+        gradient = replace(run.output, tensor=self._fresh(), storage=arriving)
         tensors = len(run.inputs)
         kept = saved_for_backward(run.base, tensors)
         read = [gradient]
@@ -252,7 +253,7 @@ class StepBuilder:
                 name if "::" in name else f"aten::{name}",
                 "forward" if forward is None else "backward",
                 node.module,
-                inputs=[self._at(ref, place // length) for place, ref in enumerate(inputs)],
+                inputs=[replace(ref, argument=place // length) for place, ref in enumerate(inputs)],
                 outputs=outputs,
                 device_ns=device_ns,
                 forward=forward,
@@ -286,14 +287,6 @@ class StepBuilder:
             self._fresh(), self._fresh(), ref.elem_bytes, ref.shape, ref.dtype, 0, category
         )
 
-    def _refer(self, ref: TensorRef, storage: int) -> TensorRef:
-        return TensorRef(self._fresh(), storage, ref.elem_bytes, ref.shape, ref.dtype, 0)
-
-    def _at(self, ref: TensorRef, argument: int) -> TensorRef:
-        return TensorRef(
-            ref.tensor, ref.storage, ref.elem_bytes, ref.shape, ref.dtype, argument, ref.category
-        )
-
     def _tensors(self, node: FxNode) -> list[TensorRef]:
         return [self._values[name] for name in node.inputs if name in self._values]
 
@@ -322,14 +315,9 @@ _POSITIONS = ("n_positions", "max_position_embeddings", "n_ctx")
 def recognise(path: str | Path) -> bool:
     """Return whether a path is one of NeuSight's operator tables."""
     path = Path(path)
-    if path.suffix != ".csv" or not path.is_file():
-        return False
-    try:
-        with path.open(encoding="utf-8-sig") as stream:
-            titles = {title.strip() for title in stream.readline(1 << 16).split(",")}
-    except (OSError, UnicodeDecodeError):
-        return False
-    return {"_input_nodes", "fw_latency", "bw_latency", "Name"} <= titles
+    first = read_head(path).decode("utf-8-sig", "replace").partition("\n")[0]
+    titles = {title.strip() for title in first.split(",")}
+    return path.suffix == ".csv" and {"_input_nodes", "fw_latency", "bw_latency", "Name"} <= titles
 
 
 def import_neusight(csv_path: str | Path, options: ImportOptions) -> Trace:

@@ -36,7 +36,7 @@ from trioflow.base.settings import PRECISIONS
 from trioflow.base.units import BYTES_PER_MIB, NS_PER_US
 from trioflow.trace.importers.kineto import import_kineto
 from trioflow.trace.importers.options import ImportOptions, Reader
-from trioflow.trace.importers.ranks import RankFile
+from trioflow.trace.importers.ranks import RankFile, read_head
 from trioflow.trace.repeat import repeat_layers
 from trioflow.trace.store import Trace
 
@@ -101,11 +101,7 @@ def recognise(path: str | Path) -> bool:
 
 
 def _is_database(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(len(_MAGIC)) == _MAGIC
-    except OSError:
-        return False
+    return read_head(path).startswith(_MAGIC)
 
 
 def _has_lines(path: Path) -> bool:
@@ -213,12 +209,7 @@ def _fill(base: sqlite3.Connection, rows: Iterable[tuple[str, dict[str, Any]]]) 
         if table in _TABLES:
             found.setdefault(table, []).append(row)
     for table, own in found.items():
-        columns = list(dict.fromkeys(column for row in own for column in row))
-        words = ", ".join(f'"{column}"' for column in columns)
-        base.execute(f'CREATE TABLE "{table}" ({words})')
-        marks = ", ".join("?" * len(columns))
-        values = ([row.get(column) for column in columns] for row in own)
-        base.executemany(f'INSERT INTO "{table}" VALUES ({marks})', values)
+        pd.DataFrame(own, dtype=object).to_sql(table, base, index=False)
 
 
 def _read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -26,6 +26,7 @@ from trioflow.base.units import ns_to_s
 from trioflow.trace.assemble import ObservedOperator, assemble_trace
 from trioflow.trace.consistency import check_trace
 from trioflow.trace.importers.options import ImportOptions, Reader
+from trioflow.trace.importers.ranks import read_head
 from trioflow.trace.profile.messages import MOST_RANKS
 from trioflow.trace.store import Trace
 
@@ -40,7 +41,6 @@ _COLLECTIVES = {
 }  # fmt: skip
 _PARTS = ("forward", "input gradient", "weight gradient")
 _WORDS = 12
-_HEAD_BYTES = 4096
 _LONGEST_NS = 10**15
 _MOST_BYTES = 1 << 50
 
@@ -93,14 +93,7 @@ class _Program:
 
 def recognise(path: str | Path) -> bool:
     """Return whether a file begins as a workload of ASTRA-sim 1 or SimAI does."""
-    path = Path(path)
-    if not path.is_file():
-        return False
-    try:
-        with path.open("rb") as file:
-            first, _, second = file.read(_HEAD_BYTES).partition(b"\n")
-    except OSError:
-        return False
+    first, _, second = read_head(Path(path)).partition(b"\n")
     count = second.split(b"\n", 1)[0].strip()
     return first.decode("utf-8", "replace").lstrip("\ufeff").startswith(_LOOPS) and count.isdigit()
 
