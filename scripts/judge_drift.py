@@ -1,7 +1,7 @@
 """Predict recorded steps whose ranks drift apart, and write the page about them."""
 
 from trioflow.base.job_log import log_job
-from trioflow.reproductions.drift.page import judge_drift
+from trioflow.reproductions.drift.judge import judge_drift
 
 with log_job(snakemake.log[0]):
     judge_drift(

@@ -196,7 +196,7 @@ def test_data_of_a_module_lies_at_its_own_place_and_counts_into_its_digest() -> 
 
 def test_modules_that_run_as_processes_of_their_own_are_required_too() -> None:
     found = required_modules(PACKAGE.parents[1] / "scripts/measure.py")
-    assert {"measure/worker", "measure/host_costs", "trace/workloads/build"} <= set(found)
+    assert {"measure/worker", "trace/workloads/build"} <= set(found)
 
 
 def test_a_script_that_needs_nothing_of_the_library_requires_nothing(tmp_path: Path) -> None:

@@ -8,10 +8,9 @@ import pytest
 from report_run import PLANS, experiments_of, write_run
 from trioflow import tables
 from trioflow.base.errors import InputError
-from trioflow.report.build import build_report, read_conformance
+from trioflow.report.build import build_report, compare_rounds, read_conformance
 from trioflow.report.inputs import describe_plan_kind, load_report_inputs
 from trioflow.report.pages import Cell, Column, escape_text, render_table
-from trioflow.report.rounds import compare_rounds
 from trioflow.report.sections import CAPTIONS
 
 SMALL = [("gpt2-tiny", 8, 0.4, 1450, 5_000_000), ("vgg11", 8, 0.3, 140, 28_000_000)]

@@ -7,8 +7,8 @@ from trioflow.trace.profile.merge import RAW_FILES
 
 torch = pytest.importorskip("torch", reason="captures need torch (extra [capture])")
 
-from trioflow.campaign import workload_captures  # noqa: E402
-from trioflow.campaign.workload_captures import count_device_events, run_workload  # noqa: E402
+from trioflow.campaign import call  # noqa: E402
+from trioflow.campaign.call import count_device_events, run_workload  # noqa: E402
 
 
 def test_a_capture_is_packed_with_its_figures(tmp_path):
@@ -24,18 +24,18 @@ def test_a_capture_is_packed_with_its_figures(tmp_path):
 
 def test_on_a_gpu_peak_memory_and_a_profile_without_kernels_are_told(tmp_path, monkeypatch):
     calls = []
-    cuda = workload_captures.torch.cuda
+    cuda = call.torch.cuda
     monkeypatch.setattr(cuda, "reset_peak_memory_stats", lambda: calls.append("reset"))
     monkeypatch.setattr(cuda, "max_memory_allocated", lambda: 100)
     monkeypatch.setattr(cuda, "max_memory_reserved", lambda: 200)
-    monkeypatch.setattr(workload_captures, "_check_weights", lambda row, device: None)
-    real = workload_captures.capture_workload
+    monkeypatch.setattr(call, "_check_weights", lambda row, device: None)
+    real = call.capture_workload
 
     def capture(row, batch, folder, device, **steps):
         assert (device, calls) == ("cuda", ["reset"])
         real(row, batch, folder, device="cpu", **steps)
 
-    monkeypatch.setattr(workload_captures, "capture_workload", capture)
+    monkeypatch.setattr(call, "capture_workload", capture)
     result = run_workload(TRANSFORMER, 2, "cuda", True, tmp_path)
     expected = {"peak_allocated_bytes": 100, "peak_reserved_bytes": 200}
     assert expected.items() <= result.facts.items()
@@ -53,8 +53,8 @@ def test_weights_that_cannot_fit_are_refused_even_where_the_model_cannot_be_desc
     monkeypatch, describable
 ):
     if not describable:
-        monkeypatch.setattr(workload_captures, "build_workload", lambda *_, **__: 1 / 0)
+        monkeypatch.setattr(call, "build_workload", lambda *_, **__: 1 / 0)
     row = {**TRANSFORMER, "hidden": 262_144, "layers": 20}
     with pytest.raises(MemoryError, match=r"weights, gradients and optimizer take .* at least"):
-        workload_captures._check_weights(row, "cpu")
-    workload_captures._check_weights(TRANSFORMER, "cpu")
+        call._check_weights(row, "cpu")
+    call._check_weights(TRANSFORMER, "cpu")

@@ -35,8 +35,7 @@ from trioflow.report.sections import describe_accuracy, describe_run
 from trioflow.reproductions.clusters.bridge_page import score_rates, write_rates_table
 from trioflow.reproductions.clusters.parts import plain_model
 from trioflow.reproductions.clusters.scores import judge_order
-from trioflow.reproductions.drift.judge import JOINT
-from trioflow.reproductions.drift.page import NAMES, describe_drift, find_error
+from trioflow.reproductions.drift.judge import JOINT, NAMES, describe_drift, find_error
 from trioflow.reproductions.published.cases import describe_set
 from trioflow.reproductions.published.page import read_aim, score_of
 from trioflow.reproductions.validation.aims import SETS, reach_aims

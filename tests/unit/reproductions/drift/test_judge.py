@@ -14,12 +14,13 @@ from trioflow.reproductions.drift.judge import (
     STAGES,
     WAYS,
     attribute_slowdown,
+    describe_drift,
     draw_steps,
+    judge_drift,
     judge_halves,
     read_job,
     split_steps,
 )
-from trioflow.reproductions.drift.page import describe_drift, judge_drift
 from trioflow.reproductions.tables import DRIFT_CAUSES, DRIFT_HALVES
 
 from .recorded import write_job
