@@ -59,11 +59,7 @@ def test_few_cases_or_one_group_say_nothing() -> None:
 
 def test_runs_keep_the_sets_of_others_and_the_page_shows_all(tmp_path: Path) -> None:
     live = make_cases().rename(columns={"group": "workload", "predicted_s": "simulated_s"})
-    nanotron = (
-        make_cases()
-        .rename(columns={"group": "parameters", "predicted_s": "expected_s"})
-        .assign(predicted_s=9.0)
-    )
+    nanotron = make_cases().rename(columns={"group": "parameters"}).assign(set="runs")
     rates = 1 / make_cases()[COLUMNS]
     rates.columns = [f"{name}_tokens_per_s" for name in ("measured", "predicted", "high", "low")]
     bridge = rates.assign(model=["Llama3 8B"] * 20 + ["Llama3 70B"] * 20)
