@@ -43,8 +43,7 @@ class _StrictLoader(yaml.SafeLoader):
                 )
             if isinstance(key, str):
                 seen.add(key)
-        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
-        return mapping
+        return super().construct_mapping(node, deep)
 
 
 _StrictLoader.add_implicit_resolver(

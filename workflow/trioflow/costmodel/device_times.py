@@ -164,8 +164,7 @@ def number_rows(*frames: pd.DataFrame) -> NDArray[np.int64]:
 
 def _join(numbers: NDArray[np.int64], others: NDArray[np.int64]) -> NDArray[np.int64]:
     both = numbers * (int(others.max(initial=0)) + 1) + others
-    joined: NDArray[np.int64] = pd.factorize(both)[0].astype(np.int64)
-    return joined
+    return pd.factorize(both)[0].astype(np.int64)
 
 
 def _number_cells(column: pd.Series[Any]) -> NDArray[np.int64]:

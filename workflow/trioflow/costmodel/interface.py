@@ -88,5 +88,4 @@ class OperatorModelFit(Protocol):
 
 def find_operator_model(method: str, known: Iterable[str] = ()) -> OperatorModelFit:
     """Return the fit function registered under a name; InputError where none or several are, or it cannot be loaded."""
-    fit: OperatorModelFit = load_plugin(ENTRY_POINTS, method, known, what="operator model")
-    return fit
+    return load_plugin(ENTRY_POINTS, method, known, what="operator model")

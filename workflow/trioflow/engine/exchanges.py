@@ -318,8 +318,7 @@ class ExchangeRows:
         collective = (self._least(self.kind) == COLLECTIVE) & self._agree(self.kind)
         whole = self._agree(self.name) & self._fit_groups()
         fits = np.where(collective, whole, self._fit_messages())
-        suspects: Flags = ~fits | self._find_odd_sizes()
-        return suspects
+        return ~fits | self._find_odd_sizes()
 
     def find_odd(self) -> Flags:
         """Return which matches do not fit together even where only some of their members are here."""
@@ -329,8 +328,7 @@ class ExchangeRows:
         pairs = (np.diff(self.first) == 2) & (self._least(self.kind) == SEND)
         pairs &= np.maximum.reduceat(self.kind, self.first[:-1]) == RECV
         fits = np.where(collective, self._agree(self.name), pairs)
-        odd: Flags = ~fits | self._find_odd_sizes()
-        return odd
+        return ~fits | self._find_odd_sizes()
 
     def _find_odd_sizes(self) -> Flags:
         """Return which matches have not one size, or not one valid duration for each task [matches]."""

@@ -126,8 +126,7 @@ def _find_undisturbed(program: Program) -> Flags:
     # An exchange has at most one member on a rank, so a lane counts each exchange once.
     np.maximum.at(most, keys // lanes, present)
     in_class = np.bincount(class_of[class_of >= 0], minlength=classes)
-    ordered: Flags = np.append(most == in_class, False)[class_of_plan]
-    return ordered
+    return np.append(most == in_class, False)[class_of_plan]
 
 
 def _classify(plans: list[Plan]) -> Ints:

@@ -185,8 +185,7 @@ def _order_classes(classes: Ints, stand_in: Ints) -> Ints:
     """Give classes numbers in the order of their first ranks."""
     number = np.empty(len(stand_in), dtype=np.int64)
     number[np.argsort(stand_in, kind="stable")] = np.arange(len(stand_in))
-    ordered: Ints = number[classes]
-    return ordered
+    return number[classes]
 
 
 def _check_tasks(lanes: _Lanes, columns: list[Ints], like: Ints, row_of_task: Ints) -> None:

@@ -95,8 +95,7 @@ def mix(words: NDArray[np.integer]) -> Words:
     mixed = words.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    found: Words = mixed ^ (mixed >> np.uint64(31))
-    return found
+    return mixed ^ (mixed >> np.uint64(31))
 
 
 def add_up(owner: Ints, words: Words, owners: int) -> Words:

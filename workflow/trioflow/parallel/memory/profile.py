@@ -410,8 +410,7 @@ class _Runs:
         columns = (self.stage, self.micro_batch, self.place)
         runs, micro_batches, places = (one[self.backward][::step] for one in columns)
         found[runs, micro_batches + 1] = places
-        bounds: NDArray[np.int64] = found[stage, micro_batch + 1]
-        return bounds
+        return found[stage, micro_batch + 1]
 
 
 def _list_runs(tasks: pd.DataFrame) -> _Runs:

@@ -327,10 +327,9 @@ def simulate_marks(timeline: pd.DataFrame) -> pd.DataFrame:
     inside = filled["micro_batch"].notna() & ~filled["kind"].isin(_MESSAGES)
     inside &= filled["phase"].isin(PHASES)
     grouped = filled[inside].groupby(_KEYS, sort=True)
-    found: pd.DataFrame = grouped.agg(
+    return grouped.agg(
         stage=("stage", "min"), start_s=("start_s", "min"), end_s=("end_s", "max")
     ).reset_index()
-    return found
 
 
 def _measure_step(marks: pd.DataFrame) -> float:

@@ -190,8 +190,7 @@ class _HeadLoss(torch.autograd.Function):  # type: ignore[misc]
 def measure_head_loss(x: Tensor, weight: Tensor, meant: Tensor) -> Tensor:
     """Return the mean cross-entropy of tokens x [tokens, hidden], their scores never in memory together."""
     # A trace joins backward to the last call before autograd's node, so that one has to read the weight.
-    loss: Tensor = _HeadLoss.apply(x, weight.flatten(0, 0), meant)
-    return loss
+    return _HeadLoss.apply(x, weight.flatten(0, 0), meant)
 
 
 _SOFTMAX = "fused-softmax"
@@ -272,8 +271,7 @@ class Attention(nn.Module):  # type: ignore[misc]  # mypy does not read torch
             mixed = (
                 mixed.view(batch, sequence, -1, self.sizes.values) * self.sinks[:, None]
             ).flatten(2)
-        out: Tensor = self.o_proj(mixed)
-        return out
+        return self.o_proj(mixed)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         dropped, groups = self.sizes.attention_dropout, self.sizes.heads // self.sizes.kv_heads
@@ -349,8 +347,7 @@ class FeedForward(nn.Module):  # type: ignore[misc]  # mypy does not read torch
 
     def forward(self, x: Tensor) -> Tensor:
         """Transform each position of x [batch, sequence, hidden] alone."""
-        out: Tensor = self.down_proj(_activate(self, x))
-        return out
+        return self.down_proj(_activate(self, x))
 
 
 def _make_feed_forward(
@@ -480,8 +477,7 @@ class Decoder(nn.Module):  # type: ignore[misc]  # mypy does not read torch
         x = _drop(x, self.dropout)
         for layer in self.layers:
             x = layer(x)
-        out: Tensor = self.norm(x)
-        return out
+        return self.norm(x)
 
 
 class Head(nn.Linear):  # type: ignore[misc]  # mypy does not read torch
@@ -495,8 +491,7 @@ class Head(nn.Linear):  # type: ignore[misc]  # mypy does not read torch
         """Score each of x [batch, sequence, hidden], or measure the loss of the words meant."""
         if self.kernels.loss == CHUNKED:
             return measure_head_loss(x.flatten(0, 1), self.weight, meant.flatten())
-        out: Tensor = super().forward(x)
-        return out
+        return super().forward(x)
 
 
 class LanguageNetwork(nn.Module):  # type: ignore[misc]  # mypy does not read torch
@@ -514,8 +509,7 @@ class LanguageNetwork(nn.Module):  # type: ignore[misc]  # mypy does not read to
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Map tokens [batch, sequence] to what the kernels make a loss of."""
-        scores: Tensor = self.lm_head(self.model(tokens), tokens)
-        return scores
+        return self.lm_head(self.model(tokens), tokens)
 
 
 _SPLIT = {

@@ -120,12 +120,11 @@ def find_period_ns(profile: Profile, spans: Sequence[Span]) -> float | None:
 def count_graphs(profile: Profile, spans: Sequence[Span]) -> list[int]:
     """Return how many CUDA graphs each step launches."""
     limits = [(span.start_ns, span.end_ns) for span in spans]
-    counts: list[int] = (
+    return (
         np.diff(np.searchsorted(profile.start_ns[_launches_graph(profile)], limits))
         .ravel()
         .tolist()
     )
-    return counts
 
 
 def _last_kernel_end(profile: Profile, span: Span) -> int | None:

@@ -261,8 +261,7 @@ class _PositionedEmbedding(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Map tokens [batch, sequence] to activations [batch, sequence, hidden]."""
         positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
-        embedded: Tensor = self.dropout(self.token(tokens) + self.position(positions))
-        return embedded
+        return self.dropout(self.token(tokens) + self.position(positions))
 
 
 class LayerBlock(nn.Module):
@@ -280,8 +279,7 @@ class LayerBlock(nn.Module):
             extra["position_embeddings"] = self.rotary(x, position_ids=positions)
         out = self.block(x, **extra)
         # Some versions of transformers return a tuple.
-        result: Tensor = out[0] if isinstance(out, tuple) else out
-        return result
+        return out[0] if isinstance(out, tuple) else out
 
 
 @dataclass(frozen=True)
@@ -466,8 +464,7 @@ class Embedding(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Map tokens [batch, sequence] to activations [batch, sequence, hidden]."""
         positions = torch.arange(tokens.shape[1], device=tokens.device)
-        embedded: Tensor = self.norm(self.token(tokens) + self.position(positions))
-        return embedded
+        return self.norm(self.token(tokens) + self.position(positions))
 
 
 class Attention(nn.Module):
@@ -486,8 +483,7 @@ class Attention(nn.Module):
         fused = self.qkv(x).view(batch, sequence, -1, 3, self.head_size)
         query, key, value = (part.transpose(1, 2) for part in fused.unbind(3))
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
-        out: Tensor = self.projection(mixed.transpose(1, 2).reshape(batch, sequence, -1))
-        return out
+        return self.projection(mixed.transpose(1, 2).reshape(batch, sequence, -1))
 
 
 class FeedForward(nn.Module):
@@ -501,8 +497,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Transform each position of x [batch, sequence, hidden] alone."""
-        out: Tensor = self.down(self.activation(self.up(x)))
-        return out
+        return self.down(self.activation(self.up(x)))
 
 
 class Block(nn.Module):
@@ -522,8 +517,7 @@ class Block(nn.Module):
             x = x + self.attention(self.norm1(x))
             return x + self.feed_forward(self.norm2(x))
         x = self.norm1(x + self.attention(x))
-        out: Tensor = self.norm2(x + self.feed_forward(x))
-        return out
+        return self.norm2(x + self.feed_forward(x))
 
 
 class Head(nn.Module):
@@ -541,8 +535,7 @@ class Head(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map activations [batch, sequence, hidden] to logits [batch, sequence, vocabulary]."""
-        logits: Tensor = self.vocabulary(self.norm(self.transform(x)))
-        return logits
+        return self.vocabulary(self.norm(self.transform(x)))
 
 
 class _Transformer(nn.Module):
@@ -559,8 +552,7 @@ class _Transformer(nn.Module):
         x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x)
-        logits: Tensor = self.head(x)
-        return logits
+        return self.head(x)
 
 
 _TRANSFORMER_SPLIT = {
