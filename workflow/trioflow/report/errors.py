@@ -12,6 +12,7 @@ import pandas as pd
 from trioflow import tables
 from trioflow.base.errors import InputError
 from trioflow.base.units import ns_to_s
+from trioflow.costmodel.judging import score_cases
 from trioflow.engine.result import CONFIDENCES
 
 _EXPERIMENT_COLUMNS = ("experiment", "set", "workload", "plan", "batch")
@@ -229,21 +230,16 @@ def summarise_errors(errors: pd.DataFrame) -> dict[str, Any]:
     """Return the ``METRICS`` of a group of experiments (``tables.ERRORS``); InputError where there is no row."""
     if errors.empty:
         raise InputError("no experiment to average over")
-    signed = errors["relative_error"].to_numpy(dtype=float)
-    measured = errors["measured_s"].to_numpy(dtype=float)
-    low, high = (errors[name].to_numpy(dtype=float) for name in ("low_s", "high_s"))
-    worst = int(np.argmax(np.abs(signed)))
+    cases = errors.assign(
+        predicted_s=errors["simulated_s"], group="", oracle_s=np.nan, extrapolated=np.nan
+    )
+    scores = score_cases(cases, ["group"]).iloc[0]
+    worst = errors.iloc[int(errors["relative_error"].abs().argmax())]
     in_spread = errors["simulated_s"].between(errors["measured_low_s"], errors["measured_high_s"])
     return {
         "experiments": len(errors),
-        "mean_absolute_error": float(np.abs(signed).mean()),
-        "median_absolute_error": float(np.median(np.abs(signed))),
-        "worst_error": float(signed[worst]),
-        "worst_experiment": str(errors["experiment"].iloc[worst]),
-        "bias": float(signed.mean()),
-        "coverage": float(((low <= measured) & (measured <= high)).mean()),
-        "mean_relative_width": float(((high - low) / measured).mean()),
-        "interval_score": float((interval_score(low, high, measured) / measured).mean()),
+        **{name: float(scores[name]) for name in METRICS if name in scores},
+        "worst_experiment": str(worst["experiment"]),
         "within_spread": float(in_spread.mean()),
         "trace_only_mean_absolute_error": float(errors["trace_only_error"].abs().mean()),
         "baseline_mean_absolute_error": float(errors["baseline_error"].abs().mean()),

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from trioflow.base.shipped import read_own_records
@@ -168,21 +167,15 @@ def split_error(rows: pd.DataFrame) -> pd.DataFrame:
 
     ``points`` is what a part adds to the mean over all, ``without`` the mean over the others.
     """
-    total, found = float(rows["error"].abs().sum()), []
-    for part, group in rows.groupby("part", sort=True):
-        mine, rest = float(group["error"].abs().sum()), len(rows) - len(group)
-        found.append(
-            {
-                "part": str(part), "cases": len(group), "error": mine / len(group),
-                "bias": float(group["error"].mean()), "points": mine / len(rows),
-                "without": (total - mine) / rest if rest else np.nan,
-                "oracle_cases": int(group["oracle_error"].count()),
-                "oracle_error": float(group["oracle_error"].abs().mean()),
-                "beside_oracle": float(group["beside_oracle"].abs().mean()),
-            }
-        )  # fmt: skip
-    frame = pd.DataFrame(found).sort_values(["points", "part"], ascending=(False, True))
-    return frame.reset_index(drop=True)
+    sizes = rows[["error", "oracle_error", "beside_oracle"]].abs().assign(bias=rows["error"])
+    groups = sizes.groupby(rows["part"], sort=True)
+    found = groups.mean().assign(cases=groups.size(), oracle_cases=groups["oracle_error"].count())
+    mine, rest = groups["error"].sum(), len(rows) - found["cases"]
+    found["points"] = mine / len(rows)
+    found["without"] = (sizes["error"].sum() - mine) / rest.where(rest > 0)
+    return found.reset_index().sort_values(
+        ["points", "part"], ascending=[False, True], ignore_index=True
+    )
 
 
 def split_case(cases: pd.DataFrame, row: dict[Any, Any]) -> pd.DataFrame:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -102,9 +102,10 @@ def validate_collectives(data_folder: str | Path) -> pd.DataFrame:
     """
     samples = read_public_samples(data_folder)
     parts: list[pd.DataFrame] = []
-    for series in _each_series(samples):
-        parts.extend(_judge_sizes(series))
-        parts.extend(_judge_ranks(series))
+    for key, rows_of in samples.groupby(["dataset", "platform", "library"], sort=True):
+        dataset, platform, library = map(str, cast("tuple[str, ...]", key))
+        series = _Series(dataset, platform, library, rows_of)
+        parts += [*_judge_sizes(series), *_judge_ranks(series)]
     rows: pd.DataFrame = pd.concat(parts, ignore_index=True)[tables.VALIDATION.names]
     return rows
 
@@ -122,12 +123,6 @@ def parse_case(case: str) -> tuple[str, int, int, int]:
         raise InputError(f"{case!r} is not a case of a collective")
     nodes, ranks = found["nodes"] or "1", found["ranks"]
     return found["collective"], int(ranks), int(nodes), int(found["bytes"])
-
-
-def _each_series(samples: pd.DataFrame) -> Iterator[_Series]:
-    for key, rows in samples.groupby(["dataset", "platform", "library"], sort=True):
-        assert isinstance(key, tuple)
-        yield _Series(str(key[0]), str(key[1]), str(key[2]), rows)
 
 
 def _fit(
