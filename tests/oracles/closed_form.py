@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable
 
 from trioflow.base.errors import InputError
+from trioflow.network.algorithms.builders import largest_power
 from trioflow.network.algorithms.catalogue import (
     HIERARCHICAL,
     Levels,
@@ -24,7 +25,6 @@ from trioflow.network.algorithms.catalogue import (
     is_scattered,
     split_levels,
 )
-from trioflow.network.algorithms.halving_doubling import largest_power
 
 from oracles.replay import Wiring
 

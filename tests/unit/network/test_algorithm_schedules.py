@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from trioflow.costmodel.collectives.model import wire_factor
-from trioflow.network.algorithms.catalogue import SUPPORTED, build_schedule
-from trioflow.network.algorithms.pattern import WITH_BARRIER, Schedule, assemble, order_connections
-from trioflow.network.algorithms.ring import build_ring
-from trioflow.network.algorithms.trees import (
+from trioflow.network.algorithms.builders import (
     binary_parents,
+    build_ring,
     count_levels,
     second_binary_parents,
 )
+from trioflow.network.algorithms.catalogue import SUPPORTED, build_schedule
+from trioflow.network.algorithms.pattern import WITH_BARRIER, Schedule, assemble, order_connections
 
 PAIRS = [(name, known) for name, collectives in SUPPORTED.items() for known in collectives]
 

@@ -9,8 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from trioflow.base.errors import InputError, suggest
-from trioflow.network.algorithms import direct, halving_doubling, in_network, ring, trees
-from trioflow.network.algorithms.hierarchical import build_hierarchical
+from trioflow.network.algorithms import builders
 from trioflow.network.algorithms.pattern import (
     WITH_BARRIER,
     Algorithm,
@@ -21,12 +20,8 @@ from trioflow.network.algorithms.pattern import (
     make_messages,
 )
 
-REGISTERED: dict[str, Algorithm] = {
-    algorithm.name: algorithm
-    for module in (ring, trees, halving_doubling, direct, in_network)
-    for algorithm in module.ALGORITHMS
-}
-"""Algorithms by name: a new one is a module with ``ALGORITHMS``, named in the line above."""
+REGISTERED: dict[str, Algorithm] = {one.name: one for one in builders.ALGORITHMS}
+"""Algorithms by name."""
 SUPPORTED = {name: algorithm.collectives for name, algorithm in REGISTERED.items()}
 """Collectives of each algorithm; ``hierarchical`` is made of any two of these."""
 
@@ -149,7 +144,7 @@ def _build_pattern(
     def outer(part: str) -> Pattern:
         return REGISTERED[levels.outer].build(part, ranks // per_node, chunks)
 
-    return build_hierarchical(collective, inner, outer, chunks, is_scattered(levels))
+    return builders.build_hierarchical(collective, inner, outer, chunks, is_scattered(levels))
 
 
 def _parse_levels(name: str, collective: str) -> Levels:
