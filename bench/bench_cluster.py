@@ -25,9 +25,12 @@ from bench_sweep import describe_sweep
 from trioflow import tables
 from trioflow.base.provenance import read_json, write_json
 from trioflow.report.pages import write_markdown, write_percent, write_time
-from trioflow.reproductions.intervals import publish_block
 from trioflow.sweeps.chunks import TABLE, choose_size, cut_chunks, make_frame
 from trioflow.sweeps.description import load_sweep
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "docs"))
+
+from page_numbers import publish_block
 
 ROOT = Path(__file__).resolve().parents[1]
 COSTS = ROOT / "docs" / "sweep_costs.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,10 @@ import pandas as pd
 from trioflow.base.errors import InputError, TableError
 from trioflow.base.provenance import atomic_path
 from trioflow.report.pages import NOTHING, write_markdown, write_time
-from trioflow.reproductions.intervals import Result
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "docs"))
+
+from page_numbers import Result
 
 COLUMNS = ("what", "value", "unit", "aim", "detail", "peer", "peer_time", "ratio", "headline")
 _NUMBERS = ("value", "aim", "ratio")

@@ -14,6 +14,27 @@ from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
+from page_numbers import (
+    Lister,
+    Result,
+    describe_bridge,
+    describe_clusters,
+    describe_errors,
+    describe_jobs,
+    describe_published,
+    describe_validation,
+    list_clusters,
+    list_errors,
+    list_published,
+    list_rates,
+    list_validation,
+    publish,
+    publish_block,
+    publish_intervals,
+    publish_spreads,
+    record_intervals,
+    record_run,
+)
 from trioflow.base.experiments import load_plans
 from trioflow.base.provenance import read_json, write_json
 from trioflow.costmodel.collectives.model import load_collective_model
@@ -35,27 +56,6 @@ from trioflow.reproductions.clusters.survival import (
     write_survival_tables,
 )
 from trioflow.reproductions.drift.judge import JOBS_FOLDER, fit_jobs
-from trioflow.reproductions.intervals import (
-    Lister,
-    Result,
-    describe_bridge,
-    describe_clusters,
-    describe_errors,
-    describe_jobs,
-    describe_published,
-    describe_validation,
-    list_clusters,
-    list_errors,
-    list_published,
-    list_rates,
-    list_validation,
-    publish,
-    publish_block,
-    publish_intervals,
-    publish_spreads,
-    record_intervals,
-    record_run,
-)
 from trioflow.reproductions.published.judge import ANCHORS, list_residuals, way_of_plan
 from trioflow.reproductions.tables import (
     CLUSTER_MEMORY,

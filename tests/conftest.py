@@ -14,7 +14,7 @@ from hypothesis import settings
 for library in ("OMP", "OPENBLAS"):
     os.environ.setdefault(f"{library}_NUM_THREADS", "1")
 
-for folder in ("", "unit/parallel"):
+for folder in ("", "unit/parallel", "../docs"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
 from captured import BERT, CNN, TRANSFORMER, capture_raw, make_once  # noqa: E402

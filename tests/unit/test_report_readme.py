@@ -6,15 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from report_run import PLANS, experiments_of, write_run
-from reproductions.validation.validation_cases import make_cases
-from trioflow.base.errors import InputError
-from trioflow.base.experiments import Plan
-from trioflow.costmodel.judging import score_cases
-from trioflow.costmodel.spread import load_spreads
-from trioflow.report.errors import build_error_table
-from trioflow.report.inputs import load_report_inputs
-from trioflow.reproductions.intervals import (
+from page_numbers import (
     Result,
     describe_errors,
     describe_validation,
@@ -23,6 +15,14 @@ from trioflow.reproductions.intervals import (
     publish_spreads,
     record_run,
 )
+from report_run import PLANS, experiments_of, write_run
+from reproductions.validation.validation_cases import make_cases
+from trioflow.base.errors import InputError
+from trioflow.base.experiments import Plan
+from trioflow.costmodel.judging import score_cases
+from trioflow.costmodel.spread import load_spreads
+from trioflow.report.errors import build_error_table
+from trioflow.report.inputs import load_report_inputs
 
 ROOT = Path(__file__).parents[2]
 ROWS = {row["plan"]: Plan(**row) for row in PLANS}

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from trioflow.reproductions.intervals import (
+from page_numbers import (
     FEWEST,
     list_clusters,
     list_errors,

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 pytest.importorskip("sklearn")
+from page_numbers import describe_clusters
 from trioflow.reproductions.clusters.page import (
     Line,
     describe_causes,
@@ -25,7 +26,6 @@ from trioflow.reproductions.clusters.scores import (
     score_chances,
     score_steps,
 )
-from trioflow.reproductions.intervals import describe_clusters
 
 GIB = 2**30
 

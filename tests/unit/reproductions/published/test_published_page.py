@@ -6,6 +6,7 @@ import re
 
 import pandas as pd
 import pytest
+from page_numbers import describe_published
 from test_report_page import Page
 from trioflow import tables
 from trioflow.base.errors import InputError
@@ -13,7 +14,6 @@ from trioflow.report.attribution import CAUSES
 from trioflow.report.attribution_section import draw_tornado, summarise_changes
 from trioflow.report.pages import write_time
 from trioflow.report.style import save_figure
-from trioflow.reproductions.intervals import describe_published
 from trioflow.reproductions.published.cases import DISCLOSED, list_disclosures
 from trioflow.reproductions.published.judge import ANCHORS, PROPORTIONAL, RESCALED, list_residuals
 from trioflow.reproductions.published.page import (

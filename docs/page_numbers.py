@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-
 from trioflow.base.errors import InputError
 from trioflow.base.experiments import UNIT_SHARDINGS, Plan
 from trioflow.base.provenance import atomic_path, digest_file
