@@ -43,6 +43,7 @@ from trioflow.reproductions.clusters.steps import (
     Run,
     cut_stages,
     find_model,
+    join_network,
     judge_memory,
     judge_steps,
     predict_run,
@@ -209,12 +210,13 @@ def test_what_an_exchange_keeps_the_host_is_told_by_the_runs_that_may_be_fitted_
         and run.micro_batch == 1
     ]  # fmt: skip
     assert len(bound) == 5
-    times, platform = time_operators(trace_run(bound[0]), DEVICE), load_platform("p5-h100", 16)
-    shipped = platform.host["chained_exchange_s"]
-    bare = replace(platform, host={**platform.host, "chained_exchange_s": 0.0})
+    times, platform = time_operators(trace_run(bound[0]), DEVICE), load_platform("p5-h100-slow", 16)
+    shipped = platform.host["exchange_per_rank_s"]
+    bare = replace(platform, host={**platform.host, "exchange_per_rank_s": 0.0})
     needed = []
     for run in bound:
-        kept_s, free_s = (predict_run(run, times, machine)[0] for machine in (platform, bare))
+        own = [join_network(run, machine) for machine in (platform, bare)]
+        kept_s, free_s = (predict_run(run, times, machine)[0] for machine in own)
         needed.append(shipped * (run.measured_step_s - free_s) / (kept_s - free_s))
     assert np.median(needed) == pytest.approx(shipped, rel=0.02)
 

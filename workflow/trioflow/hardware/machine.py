@@ -205,13 +205,13 @@ class Platform:
     def host_of(self, plan: Plan, framework: str) -> dict[str, float]:
         """Return the host's costs under a plan of a framework (``PrecisionRecipe.framework``).
 
-        ``chained_exchange_s`` becomes part of each exchange of a tensor group, once for each of its ranks,
-        where a pipeline of nanotron's reaches over several nodes.
+        ``exchange_per_rank_s`` becomes part of each exchange of a tensor group, once for each of its ranks,
+        where a run of nanotron's lies on several nodes.
         """
         host = dict(self.host)
-        each_s = host.pop("chained_exchange_s", 0.0)
+        each_s = host.pop("exchange_per_rank_s", 0.0)
         over_nodes = plan.ranks > (self.ranks_per_node or plan.ranks)
-        if framework == NANOTRON and over_nodes and plan.pipeline > 1:
+        if framework == NANOTRON and over_nodes:
             for key in ("tensor_parallel_forward_s", "tensor_parallel_backward_s"):
                 host[key] = host.get(key, 0.0) + plan.tensor * each_s
         return host
