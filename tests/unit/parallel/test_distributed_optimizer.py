@@ -255,3 +255,46 @@ def test_an_allocator_keeps_copies_of_what_is_gathered_at_once(gpu_trace):
         held = build(with_recipe(gpu_trace, recipe), 2, 1, 1, "distributed").metadata.memory[0]
         whole = sum(int(g["size_bytes"]) for g in gpu_trace.facts.gradients)
         assert held["beside"]["gathered_bytes"] == copies * whole
+
+
+@pytest.mark.parametrize(("data", "tensor", "pipeline"), DEGREES)
+def test_weights_gathered_during_forward_travel_a_bucket_at_a_time_one_ahead(
+    gpu_trace, data, tensor, pipeline
+):
+    """As Megatron-LM's ``finish_param_sync``: a bucket is waited for where it is read first, and the next one begins."""
+    degrees = (data, tensor, pipeline)
+    built = []
+    for overlap in (False, True):
+        pieces = {"schedule": "1f1b", "micro_batches": 2} if pipeline > 1 else {"accumulate": 2}
+        plan = make_plan(*degrees, **pieces, sharding="distributed", gather_overlap=overlap)
+        plan = replace(plan, first_bucket_bytes=1, bucket_bytes=1)
+        built.append(extrapolate(gpu_trace, plan, MODEL, batch=BATCH * data * 2))
+    behind, ahead = built
+    assert sizes(behind, "all_gather") == sizes(ahead, "all_gather")
+    assert [entry["peak_bytes"] for entry in behind.metadata.memory] == [
+        entry["peak_bytes"] for entry in ahead.metadata.memory
+    ]
+    rows = [row for row in records(ahead.tasks) if row["rank"] == 0]
+    gathers = [row for row in rows if row["name"] == "all_gather" and row["phase"] == "forward"]
+    assert len(gathers) > 2
+    assert {row["micro_batch"] for row in rows if row["task_id"] < gathers[-1]["task_id"] and row["kind"] == "compute"} == {0}  # fmt: skip
+    waits = {}
+    for after, before in ahead.dependencies.itertuples(index=False):
+        waits.setdefault(int(after), set()).add(int(before))
+    ids = [int(row["task_id"]) for row in gathers]
+    readers = [
+        min(task for task, on in waits.items() if one in on and task not in ids) for one in ids
+    ]
+    assert readers[0] > ids[1] and readers == sorted(readers)
+    for following, before, reader in zip(ids[2:], readers, readers[1:], strict=False):
+        assert (
+            before < following < reader or before == reader
+        )  # begins where the one before it is waited for
+
+
+def test_weights_are_gathered_during_forward_by_the_distributed_optimizer_alone(gpu_trace):
+    with pytest.raises(PlanError, match="gather_overlap with sharding fsdp"):
+        make_plan(2, sharding="fsdp", gather_overlap=True)
+    nanotron = with_recipe(gpu_trace, "nanotron-bf16")
+    with pytest.raises(PlanError, match="nanotron gathers all weights at once"):
+        build(nanotron, 2, 1, 1, "distributed", gather_overlap=True)

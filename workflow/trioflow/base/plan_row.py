@@ -212,6 +212,12 @@ class Plan:
         default=False,
     )  # fmt: skip
 
+    gather_overlap: bool = declare_cell(
+        "true: replicas of sharding distributed gather the updated weights during the next step's first forward, a"
+        " bucket at a time and one ahead (Megatron-LM's --overlap-param-gather), instead of behind the update",
+        default=False,
+    )  # fmt: skip
+
     def __post_init__(self) -> None:
         settle_fields(self, PlanError)
 
@@ -334,6 +340,8 @@ def find_plan_problem(plan: Plan) -> tuple[str, str, str] | None:
         (plan.no_sync and not (plan.shards_units and plan.accumulate > 1), "no_sync",
          "no_sync without accumulated micro-steps of sharded parameters",
          "leave it out, or give accumulate above 1 and sharding fsdp, zero2 or hsdp"),
+        (plan.gather_overlap and plan.sharding != "distributed", "gather_overlap",
+         f"gather_overlap with sharding {plan.sharding}", "leave it out, or use sharding distributed"),
         (plan.shard > 1 and not groups, "shard", f"groups of {plan.shard} ranks without hsdp",
          "leave shard out, or use sharding hsdp"),
         (plan.shards_units and plan.schedule in REPEATS, "sharding",

@@ -196,6 +196,7 @@ def _add_degrees(parser: argparse.ArgumentParser) -> None:
         ("--shard", (int, "N"), "ranks of a group of hsdp"),
         ("--accumulate", (int, "N"), "micro-steps whose gradients are added up; DDP's replicas exchange the sum, fsdp's reduce those of each"),
         ("--no-sync", True, "with fsdp and --accumulate: keep gradients whole until the last micro-step (set_requires_gradient_sync(False))"),
+        ("--gather-overlap", True, "with distributed: gather the updated weights during the next step's first forward (--overlap-param-gather)"),
     ))  # fmt: skip
     _add_styles(degrees)
     degrees.add_argument(
@@ -247,7 +248,7 @@ Number = TypeVar("Number", int, float)
 
 FURTHER = (
     "expert", "expert_tensor", "expert_domain", "tensor_style", "sequence_parallel", "vocabulary_parallel", "recompute", "offload",
-    "context_method", "tensor_overlap", "no_sync", "expert_overlap",
+    "context_method", "tensor_overlap", "no_sync", "expert_overlap", "gather_overlap",
 )  # fmt: skip
 """Arguments that are columns of a plan."""
 _VARIED = ("recompute", "offload")
@@ -483,6 +484,8 @@ def _share_ranks(options: argparse.Namespace, found: Configuration) -> None:
     options.data_parallel = data
     if data * context == 1:
         options.sharding = None
+    if options.sharding != "distributed":
+        options.gather_overlap = False
     micro = int(found.step.get("batch", 1))
     if options.batch is None:
         options.batch = found.global_batch or data * micro * (found.accumulate or pipeline)

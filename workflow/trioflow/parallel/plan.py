@@ -58,7 +58,7 @@ def make_plan(
     ``micro_batches``: pieces of a replica's batch; by default as many as ranks of the pipeline, for dualpipev twice.
     ``stages_per_rank``: pipeline stages of a rank; by default two for schedules made for several, otherwise one.
     ``shard``: ranks of one group of ``hsdp``. ``accumulate``: micro-steps whose gradients are added up. ``other``:
-    further columns of ``plans.tsv``: replication, tensor_style, expert, expert_tensor, expert_domain, expert_overlap,
+    further columns of ``plans.tsv``: replication, tensor_style, expert, expert_tensor, expert_domain, expert_overlap, gather_overlap,
     context, context_method, sequence_parallel, vocabulary_parallel, tensor_overlap, recompute, offload, no_sync.
     """
     check_names(other, Plan.__dataclass_fields__, "column of a plan")
@@ -314,6 +314,7 @@ def _describe_styles(plan: Plan) -> list[str]:
         == "backward",
         "messages of tensor parallelism beside products": plan.tensor_overlap == "products",
         "exchanges of experts beside another micro-batch": plan.expert_overlap,
+        "weights gathered during forward": plan.gather_overlap,
         "embedding and head whole on each rank": plan.plan == "tp-layers",
         "units recomputed": plan.recompute.startswith("full"),
         "attentions recomputed": plan.recompute.startswith("selective"),

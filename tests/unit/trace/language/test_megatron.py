@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 import yaml
 from trioflow.base.errors import InputError
+from trioflow.cli.main import main
 from trioflow.trace.language.megatron import (
     ASSUMED,
     FOLLOWED,
@@ -144,6 +146,28 @@ def test_what_is_harmless_or_easy_is_taken_and_what_is_assumed_is_said(words, no
 def test_arguments_that_contradict_each_other_are_refused_as_megatron_refuses_them(words):
     with pytest.raises(InputError, match="Megatron-LM refuses it"):
         read(words)
+
+
+@pytest.mark.parametrize("ranks, overlaps", [(4, True), (1, False)])
+def test_weights_are_gathered_during_forward_where_replicas_share_the_optimizer(
+    ranks, overlaps, tmp_path, capsys
+):
+    words = (
+        f"{SIZES}--bf16 --use-distributed-optimizer --overlap-param-gather --global-batch-size 8"
+    )
+    (tmp_path / "run.sh").write_text(f"python pretrain_gpt.py {words}")
+    command = [
+        "simulate",
+        "--megatron",
+        str(tmp_path / "run.sh"),
+        "--ranks",
+        str(ranks),
+        "--platform",
+        "dgx-h100",
+    ]
+    assert main([*command, "--json"]) == 0
+    text = json.loads(capsys.readouterr().out)["plan_text"]
+    assert ("weights gathered during forward" in text) == overlaps
 
 
 def test_a_padded_vocabulary_and_a_gated_gelu_are_followed():

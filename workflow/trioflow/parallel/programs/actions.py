@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import chain, groupby
 from typing import Any, NamedTuple
 
@@ -607,7 +608,19 @@ class StageActions(RankProgram):
                 self.mover.after_forward(op_id, micro_batch)
 
         operators = self.work.recomputed if again else self.work.forward.tolist()
-        self._run_operators((FORWARD, again), operators, micro_batch, run, self.repeats)
+        ahead = not again and self.gathers_ahead()
+        write = partial(self.gather_ahead, run) if ahead else run
+        self._run_operators(
+            (FORWARD, again), operators, micro_batch, write, self.repeats and not ahead
+        )
+
+    def gathers_ahead(self) -> bool:
+        """Return whether the stage's weights are gathered during the forward that begins."""
+        return False
+
+    def gather_ahead(self, run: Callable[[Sequence[int]], None], op_ids: Sequence[int]) -> None:
+        """Run forward operators, each bucket of weights gathered before its first reader."""
+        run(op_ids)
 
     def _run_operators(
         self, what: tuple[Any, ...], operators: Sequence[int], micro_batch: int,

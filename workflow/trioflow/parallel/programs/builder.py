@@ -181,6 +181,8 @@ class StageWork:
     bucket_return_s: list[float] = field(default_factory=list)
     # Weights of each bucket, which replicas that updated a slice of it gather [bytes]
     gathered_bytes: list[int] = field(default_factory=list)
+    # Buckets by the forward operator that reads a weight of theirs first, in the order of forward
+    first_readers: dict[int, list[int]] = field(default_factory=dict)
     # Time to copy weights into what is gathered, and the gathered ones back, slice by slice [s]
     gather_copies_s: tuple[float, float] = (0.0, 0.0)
     # Broadcasts of buffers before forward [bytes], empty without data parallelism

@@ -16,7 +16,7 @@ References: Megatron-LM ``megatron/core/models/common/model_chunk_schedule_plan.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -144,6 +144,12 @@ class StagedRank(StageActions):
                 if self.work.scale_s:
                     self.compute("gradient scaling", self.work.scale_s, phase="backward")
 
+    def gathers_ahead(self) -> bool:
+        """Return whether the weights of the stage, whose first forward begins, are gathered during it."""
+        first = sum(action.stage == self.stage for action in self.forwards) == 1
+        program = self.program
+        return first and program.plan.gather_overlap and program.mode == TRAIN
+
     def unshard(self) -> None:
         """Gather a stage's parameters, where they are shared."""
 
@@ -216,7 +222,8 @@ class StagedRank(StageActions):
                 self.operator(
                     int(op_id), None, extra_s, device_s=self.work.update_s.get(int(op_id))
                 )
-        self._gather_weights()
+        if not self.program.plan.gather_overlap:
+            self._gather_weights()
 
     def _update_at_once(self) -> None:
         """Add the optimizer's operators of a stage; behind the search for overflow shards may agree."""
@@ -240,14 +247,32 @@ class StagedRank(StageActions):
             memory.add(graph.next_task, "gathered", copies_bytes)
             if into_s:
                 self.compute("copy into gathered weights", into_s, "memcpy", phase="optimizer")
-            for index, size in enumerate(self.work.gathered_bytes):
-                group = self._replicas_of(self.work.buckets[index])
-                key = ("weights", stage, group[0], index)
-                if len(group) > 1:
-                    self.waits.append(self.collective("all_gather", key, size, group, "optimizer"))
+            for index in range(len(self.work.gathered_bytes)):
+                self.waits += self._gather_bucket(index, "optimizer")
             if back_s:
                 self.compute("copy from gathered weights", back_s, "memcpy", phase="optimizer")
             memory.add(graph.next_task, "gathered", -copies_bytes)
+
+    def _gather_bucket(self, index: int, phase: str) -> list[int]:
+        """Gather a bucket's weights from the replicas that updated slices of them; nothing where one holds it alone."""
+        group = self._replicas_of(self.work.buckets[index])
+        key, size = ("weights", self.stage, group[0], index), self.work.gathered_bytes[index]
+        return [self.collective("all_gather", key, size, group, phase)] if len(group) > 1 else []
+
+    def gather_ahead(self, run: Callable[[Sequence[int]], None], op_ids: Sequence[int]) -> None:
+        """Run a stage's first forward; before an operator that is the first to read a bucket's weights they are waited for.
+
+        Then the next bucket's gather begins, as Megatron-LM's ``finish_param_sync`` does.
+        """
+        readers, tasks, begin = self.work.first_readers, list[int](), 0
+        left = [index for op_id in op_ids for index in readers.get(op_id, ())]
+        for place, op_id in enumerate(op_ids):
+            for index in readers.get(op_id, ()):
+                run(op_ids[begin:place])
+                self.waits += tasks or self._gather_bucket(index, "forward")
+                left.remove(index)
+                tasks, begin = self._gather_bucket(left[0], "forward") if left else [], place
+        run(op_ids[begin:])
 
     def _replicas_of(self, bucket: Bucket) -> list[int]:
         """Return the ranks that hold the same parameters as a bucket's."""

@@ -39,6 +39,7 @@ from trioflow.parallel.splits.pipeline import (
     find_tied,
     list_added_gradients,
     list_buffers,
+    list_parameters,
     loss_operators,
     size_weights,
     stages_of_operators,
@@ -246,11 +247,17 @@ class StageWorks:
             work.buckets = self._group_gradients(work, gradients)
             if plan.sharding == "distributed":
                 work.gathered_bytes = size_weights(self.trace, work.buckets)
+                work.first_readers = self._find_first_readers(work.buckets, in_stage)
             elif not recipe.keeps_main_gradients:
                 foresee_copies(self.model, self.trace, work.buckets)
                 work.bucket_copy_s = [self._copy_s(b, "aten::mul") for b in work.buckets]
                 work.bucket_return_s = [self._copy_s(b, "aten::copy_") for b in work.buckets]
             if work.reduces_whole and recipe.copies_gathered:
+                if plan.gather_overlap:
+                    raise PlanError(
+                        f"gather_overlap: {recipe.framework} gathers all weights at once, behind the update",
+                        fix="leave it out, or use a recipe of Megatron-LM",
+                    )
                 # All weights are laid one behind another, filled by PyTorch's ``all_gather``, and copied back,
                 # each replica's slice of each weight by itself (nanotron's ``all_gather_coalesced``).
                 whole, n = sum(work.gathered_bytes), plan.replicas
@@ -306,6 +313,28 @@ class StageWorks:
                 frozenset(made.get(name, -1) for name in bucket.names) for bucket in buckets
             ]
         return buckets
+
+    def _find_first_readers(
+        self, buckets: list[Bucket], in_stage: set[int]
+    ) -> dict[int, list[int]]:
+        """Return the buckets whose weights each forward operator of a stage is the first to read."""
+        bucket_of = {name: index for index, bucket in enumerate(buckets) for name in bucket.names}
+        parameters = (p for p in list_parameters(self.trace) if p.name in bucket_of)
+        left = {p.storage_id: bucket_of[p.name] for p in parameters}
+        storage = self.trace.tensors["storage_id"].tolist()
+        found: dict[int, list[int]] = {}
+        for op_id, ids in zip(
+            *(self.trace.operators[n] for n in ("op_id", "input_ids")), strict=True
+        ):
+            read = (
+                {left[storage[i]] for i in ids if storage[i] in left}
+                if op_id in in_stage
+                else set()
+            )
+            if read:
+                found[int(op_id)] = sorted(read)
+                left = {at: index for at, index in left.items() if index not in read}
+        return found
 
     def _place_exchanges(
         self, found: Mapping[int, Sequence[Exchange]], in_stage: set[int]

@@ -346,6 +346,7 @@ def _read_degrees(found: Fields, model: LanguageModel) -> dict[str, Any]:
         "schedule": ("interleaved" if several > 1 else "1f1b") if pipeline > 1 else None,
         "stages_per_rank": several if pipeline > 1 else None,
         "sharding": "distributed" if found.flag("use-distributed-optimizer") else None,
+        "gather_overlap": found.flag("overlap-param-gather") or None,
         "recompute": _read_recompute(found),
     }
     return {name: value for name, value in degrees.items() if value is not None}
