@@ -198,14 +198,14 @@ def _run(words: list[str], target: Path) -> dict[str, Any]:
     answer: dict[str, Any] = {"status": status}
     if failures:
         answer["error"] = failures[0]
-    text = printed.getvalue()
+    text = printed.getvalue().replace(str(target.parent), "")
     if status:
         return answer
     if text.startswith(("{", "[")):
         return answer | dict(_flatten("", json.loads(text)))
     if "--help" in words:
         return answer | {"options": " ".join(sorted(set(re.findall(r"(?<=\s)--[\w-]+", text))))}
-    text = re.sub(r"(?<= events in )\S+ \w+", "", text.replace(str(target.parent), ""))
+    text = re.sub(r"(?<= events in )\S+ \w+", "", text)
     return answer | dict(_flatten("printed", [float(word) for word in NUMBER.findall(text)]))
 
 
