@@ -48,10 +48,10 @@ from trioflow.costmodel.steps import (
 from trioflow.hardware.platform import load_platform, save_platform
 from trioflow.parallel.memory.survival import load_survival
 from trioflow.reproductions.clusters.page import describe_causes, judge_aims
-from trioflow.reproductions.clusters.scores import mark_crowded
-from trioflow.reproductions.clusters.survival import (
+from trioflow.reproductions.clusters.scores import (
     choose_cases,
     judge_survival,
+    mark_crowded,
     write_survival,
     write_survival_tables,
 )

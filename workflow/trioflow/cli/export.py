@@ -106,7 +106,7 @@ def _run_export_perfetto(options: argparse.Namespace) -> None:
 def _run_export_kineto(options: argparse.Namespace) -> None:
     """Simulate a plan and write every rank as a profile."""
     from trioflow.cli.answer import predict_options
-    from trioflow.export.kineto import write_kineto
+    from trioflow.export.rank_files import write_kineto
 
     prediction = predict_options(options)
     if prediction.step.platform.device.kind == "cpu":
@@ -121,7 +121,7 @@ def _run_export_kineto(options: argparse.Namespace) -> None:
 def _run_export_nccl(options: argparse.Namespace) -> None:
     """Simulate a plan and write every rank's collectives as a log."""
     from trioflow.cli.answer import predict_options
-    from trioflow.export.nccl_log import write_nccl_log
+    from trioflow.export.rank_files import write_nccl_log
 
     prediction = predict_options(options)
     per_node = prediction.step.platform.ranks_per_node

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from trioflow.parallel.memory import survival as shipped
 from trioflow.parallel.memory.survival import Survival
-from trioflow.reproductions.clusters import survival
+from trioflow.reproductions.clusters import scores as survival
 from trioflow.reproductions.clusters.scores import find_odds, list_needs
 
 TRUE = Survival(0.2, 0.08, 0.4, 0.02)

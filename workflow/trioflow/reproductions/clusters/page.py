@@ -49,19 +49,17 @@ from trioflow.reproductions.clusters.scores import (
     FITTED,
     GPUS_OF_A_NODE,
     SEQUENCE,
+    choose_cases,
     find_repeated,
     judge_order,
+    judge_survival,
     mark_crowded,
     name_model,
     score_chances,
     score_group,
     score_steps,
-    split_by_nodes,
-)
-from trioflow.reproductions.clusters.survival import (
-    choose_cases,
-    judge_survival,
     score_survival,
+    split_by_nodes,
     tabulate_reliability,
 )
 from trioflow.reproductions.tables import CLUSTER_MEMORY, CLUSTER_PEAKS, CLUSTER_STEPS

@@ -14,8 +14,7 @@ import pytest
 import trioflow
 from trioflow.base.errors import InputError
 from trioflow.cli import main
-from trioflow.export.kineto import write_kineto
-from trioflow.export.nccl_log import write_nccl_log
+from trioflow.export.rank_files import write_kineto, write_nccl_log
 
 ROOT = Path(__file__).parents[3]
 HTA = """
