@@ -160,7 +160,8 @@ def cut_chunks(sweep: Sweep, size: int = 0) -> list[Chunk]:
         last = min(first + size, len(order))
         low, high = np.searchsorted(ends, [first + (size + 1) // 2, last])
         for end in ends[low:high]:
-            key = [scenarios[order[end - 1]][name] for name in _GRAPH]
+            values = scenarios[order[end - 1]]
+            key = [values[name] for name in _GRAPH]
             if hashlib.sha256(json.dumps(key).encode()).digest()[0] < 32:
                 last = int(end)
                 break
