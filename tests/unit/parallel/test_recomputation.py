@@ -208,7 +208,8 @@ def test_an_attention_in_several_operators_is_found(transformer_trace):
         ("save:torchtitan", "k o up"), ("save:minimal", ""), ("save:save_qkv_proj", "o gate up"),
         ("save:save_dot_except_mlp", "gate up"), ("save:save_nothing", "q k v o gate up"),
         ("save:save_nothing+no-early-stop", "q k v o gate up down"), ("full", "q k v o gate up"),
-        ("full+no-early-stop", "q k v o gate up down"),
+        ("full+no-early-stop", "q k v o gate up down"), ("modules:mlp", "gate up"),
+        ("modules:mlp,core_attn+no-early-stop", "gate up down"),
     ],
 )  # fmt: skip
 def test_named_policies_compute_again_what_they_do_not_save(recompute, again):
@@ -223,13 +224,14 @@ def test_named_policies_compute_again_what_they_do_not_save(recompute, again):
     for block, region in enumerate(
         one for one in plan_recomputation(trace, recompute, cut)
         if ".layers." in modules[one.operators[0]]
+        and not (recompute.startswith("modules") and "attn" in modules[one.operators[0]])
     ):  # fmt: skip
         ran = [modules[op] for op in region.operators if names[op] == "aten::linear"]
         place = f"model.layers.{block}."
         assert all(module.startswith(place) for module in ran)
         assert [m.rpartition(".")[2].removesuffix("_proj") for m in ran] == again.split()
         attends = any("attention" in names[op] for op in region.operators)
-        saves = recompute in ("save:torchtitan",)
+        saves = recompute.startswith(("save:torchtitan", "modules:"))
         assert attends != saves
 
 
@@ -237,8 +239,11 @@ def test_a_policy_that_nobody_knows_or_that_saves_nothing_is_refused(transformer
     for name, words in (
         ("other", "no such policy; use torchtitan"),
         ("save_qkv_proj", "nothing that it saves"),
+        ("moe", "does not show these modules"),
+        ("moe_act", "moe_act is not built; use core_attn, mlp, moe, shared_experts"),
     ):
+        kind = "modules" if name.startswith("moe") else "save"
         with pytest.raises(PlanError, match=words):
             plan_recomputation(
-                transformer_trace, f"save:{name}", [list(pipeline_units(transformer_trace))]
+                transformer_trace, f"{kind}:{name}", [list(pipeline_units(transformer_trace))]
             )

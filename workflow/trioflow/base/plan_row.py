@@ -64,10 +64,10 @@ RECOMPUTATIONS = ("none", "full", "selective")
 TO_THE_END = "+no-early-stop"
 """Ends a recomputation that runs each region whole, as PyTorch before 2.1 does."""
 RECOMPUTED = (
-    rf"^(none|({'|'.join(RECOMPUTATIONS[1:])}|(uniform|block):[1-9][0-9]*|save:[a-z0-9_]+)"
+    rf"^(none|({'|'.join(RECOMPUTATIONS[1:])}|(uniform|block):[1-9][0-9]*|save:[a-z0-9_]+|modules:[a-z_]+(,[a-z_]+)*)"
     rf"({re.escape(TO_THE_END)})?)$"
 )
-"""Those, Megatron-LM's two that count blocks, or a policy of ``data/recompute_policies.tsv``."""
+"""Those, Megatron-LM's two that count blocks, a policy of ``data/recompute_policies.tsv``, or modules of a block (``parallel.backward.MODULES``)."""
 PAIRS = ("none", "interleaved", "dualpipev")
 """Schedules in which a forward and another micro-batch's backward can run together; none is that of one stage."""
 REPEATS = ("gpipe-recompute",)
@@ -150,7 +150,8 @@ class Plan:
     )  # fmt: skip
     recompute: str = declare_cell(
         "activations that backward computes again: none, full (all of each unit), selective (attention's products and"
-        " softmax only), uniform:N (all blocks, N at a time), block:N (the first N blocks of each stage), or save:POLICY (all of"
+        " softmax only), uniform:N (all blocks, N at a time), block:N (the first N blocks of each stage), modules:NAMES (core_attn, mlp, moe,"
+        " shared_experts of each block, commas between; Megatron-LM's --recompute-modules), or save:POLICY (all of"
         " a block but what a named policy saves); with +no-early-stop regions run to their end",
         pattern=RECOMPUTED, default="none",
     )  # fmt: skip
@@ -366,7 +367,7 @@ def find_plan_problem(plan: Plan) -> tuple[str, str, str] | None:
         *_list_style_rules(plan),
         *_list_expert_rules(plan),
         (re.fullmatch(RECOMPUTED, plan.recompute) is None, "recompute", f"unknown recomputation {plan.recompute!r}",
-         f"use {', '.join(RECOMPUTATIONS)}, uniform:N or block:N with a number of blocks, or save:POLICY"),
+         f"use {', '.join(RECOMPUTATIONS)}, uniform:N or block:N with a number of blocks, save:POLICY or modules:NAMES"),
         (plan.recompute != "none" and plan.schedule in REPEATS, "recompute",
          f"{plan.recompute} with {plan.schedule}, which runs forwards again itself", "write none, or gpipe"),
         (plan.offload == "optimizer" and plan.sharding in ("zero1", "distributed"), "offload",

@@ -215,7 +215,7 @@ def _add_styles(degrees: argparse._ArgumentGroup) -> None:
          "messages of tensor parallelism beside products: none, those of column-split layers' backward, as Megatron-LM "
          "does (default of its recipes), or all of a layer's, piece by piece (--tp-comm-overlap)"),
         ("--recompute", "WHAT", f"activations that backward computes again: {', '.join(RECOMPUTATIONS[1:])}, uniform:N (all blocks, N at a "
-         "time), block:N (the first N blocks of each stage), or save:POLICY (torchtitan, MaxText's minimal, ...: docs/memory.md); with "
+         "time), block:N (the first N blocks of each stage), save:POLICY (torchtitan, MaxText's minimal, ...: docs/memory.md), or modules:mlp,core_attn (whole modules of each block); with "
          "+no-early-stop as PyTorch before 2.1"),
         ("--offload", OFFLOADS[1:], "what lies in the host's memory"),
     ))  # fmt: skip

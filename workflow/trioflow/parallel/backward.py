@@ -30,6 +30,7 @@ from trioflow.base.provenance import PACKAGE
 from trioflow.base.shipped import read_table
 from trioflow.parallel.remembered import remembered, tensor_bytes
 from trioflow.parallel.splits.pipeline import loss_operators
+from trioflow.parallel.splits.routing import find_expert_modules
 from trioflow.tables import records
 from trioflow.trace.store import Trace, pipeline_units
 
@@ -61,6 +62,15 @@ POLICIES = {row["policy"]: row for row in read_table(PACKAGE / "data" / "recompu
 """Named policies of recomputation: what each saves, and where it is written."""
 
 
+CORE_ATTENTION = "core_attn"
+MODULES = {
+    CORE_ATTENTION: "",
+    "mlp": r".*\.\d+\.mlp",
+    "moe": r".*\.\d+\.mlp",
+    "shared_experts": r".*\.shared_experts?",
+}
+"""Modules of a block that Megatron-LM's ``recompute_modules`` checkpoints as wholes, by their paths: mlp without experts,
+moe with them (``TransformerConfig``; moe_act, layernorm and mla_up_proj drop their output alone, which is not built)."""
 _BLOCK = re.compile(r"\.\d+$")
 """How the name of a unit ends that is one of a model's repeated blocks."""
 
@@ -83,7 +93,8 @@ def plan_recomputation(
     ``full``: each unit of the model's chain; ``selective``: the products and the softmax of each attention;
     ``uniform:N``: all blocks, kept at every N-th of a stage; ``block:N``: each of the first N blocks of a stage;
     ``save:POLICY``: each block but what a named policy saves (``POLICIES``), as selective activation checkpointing of
-    PyTorch and policies of ``jax.checkpoint`` do: what is saved does not run again.
+    PyTorch and policies of ``jax.checkpoint`` do: what is saved does not run again; ``modules:NAMES``: each of some of
+    a block's ``MODULES``.
     ``cut``: the units of each stage; one stage of all without it. Raises PlanError when the trace does not say what the
     model's units are, or shows no attention.
 
@@ -97,13 +108,15 @@ def plan_recomputation(
     policy = count if word == "save" else ""
     if word == "selective":
         regions = _list_attentions(trace)
+    elif word == "modules":
+        regions = _list_modules(trace, count.split(","))
     elif word == "full" and stops:
         regions = list_units(trace)
     else:
         word, count = (word, count) if count and not policy else ("uniform", "1")
         regions = _list_blocks(trace, word, int(count), cut or [list(pipeline_units(trace))])
     if not regions:
-        what = "an attention" if word == "selective" else "its units"
+        what = {"selective": "an attention", "modules": "these modules"}.get(word, "its units")
         raise PlanError(
             f"recompute {kind}: the trace of {trace.facts.workload} does not show {what}",
             fix="use recompute full" if word == "selective" else "use recompute none",
@@ -226,6 +239,30 @@ def list_units(trace: Trace) -> list[list[int]]:
         if inside:
             regions.append([op for op, _ in forward if inside[0] <= op <= inside[-1]])
     return regions
+
+
+def _list_modules(trace: Trace, words: Sequence[str]) -> list[list[int]]:
+    """Return the forward operators of each of some of a block's modules; of one inside another the outer one's."""
+    if unknown := [word for word in words if word not in MODULES]:
+        raise PlanError(
+            f"recompute modules:{','.join(words)}: {unknown[0]} is not built",
+            fix=f"use {', '.join(MODULES)}",
+        )
+    experts = find_expert_modules(trace)
+    forward = trace.operators[trace.operators["phase"] == "forward"]
+    spans = _list_attentions(trace) if CORE_ATTENTION in words else []
+    for word in set(words) - {CORE_ATTENTION}:
+        inside: dict[str, list[int]] = {}
+        for op_id, module in zip(forward["op_id"], forward["module"], strict=True):
+            if at := re.match(rf"({MODULES[word]})(\.|$)", str(module)):
+                inside.setdefault(at[1], []).append(int(op_id))
+        for path, ops in inside.items():
+            if word == "shared_experts" or any(_is_inside(m, [path]) for m in experts) == (
+                word == "moe"
+            ):
+                spans.append(list(range(ops[0], ops[-1] + 1)))
+    outer = [s for s in spans if not any(o[0] <= s[0] and s[-1] <= o[-1] and o != s for o in spans)]
+    return sorted(outer)
 
 
 def _is_inside(module: str, paths: Sequence[str]) -> bool:

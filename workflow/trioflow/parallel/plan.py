@@ -321,6 +321,9 @@ def _describe_styles(plan: Plan) -> list[str]:
         f"blocks recomputed but what {plan.recompute[5:]} saves": plan.recompute.startswith(
             "save:"
         ),
+        f"{plan.recompute[8:].replace(',', ' and ')} recomputed": plan.recompute.startswith(
+            "modules:"
+        ),
         "optimizer on the host": plan.offload == "optimizer",
         "activations kept on the host": plan.offload == "activations",
     }

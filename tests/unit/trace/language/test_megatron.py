@@ -87,7 +87,7 @@ def test_the_table_says_of_each_class_what_it_has_to():
         ("--bf16 --fp4-format e2m1", "FP4 is not built"),
         ("--optimizer muon", "'muon' is not known here"),
         ("--encoder-num-layers 4 --decoder-num-layers 4", "an encoder-decoder is not built"),
-        ("--recompute-granularity selective --recompute-modules moe_act mlp", "moe_act mlp: recomputing these modules"),
+        ("--recompute-granularity selective --recompute-modules moe_act mlp", "moe_act: recomputing these"),
         ("--window-size 127,0", "attention within a window"),
         ("--step-batch-size-schedule 96", "step-batch-size-schedule: '' is not a whole number"),
         ("--num-tokens-to-generate 30", "generates text"),
@@ -146,6 +146,12 @@ def test_what_is_harmless_or_easy_is_taken_and_what_is_assumed_is_said(words, no
 def test_arguments_that_contradict_each_other_are_refused_as_megatron_refuses_them(words):
     with pytest.raises(InputError, match="Megatron-LM refuses it"):
         read(words)
+
+
+def test_modules_that_are_recomputed_whole_are_followed():
+    words = "--bf16 --recompute-granularity selective --recompute-modules"
+    assert read(f"{words} core_attn").degrees["recompute"] == "selective"
+    assert read(f"{words} mlp core_attn").degrees["recompute"] == "modules:mlp,core_attn"
 
 
 @pytest.mark.parametrize("ranks, overlaps", [(4, True), (1, False)])

@@ -377,6 +377,18 @@ def _read_recompute(found: Fields) -> str | None:
         return None
     kind = found.word("recompute-granularity", words, "")
     method = found.take("recompute-method")
+    modules = str(found.take("recompute-modules") or "core_attn").strip("[]").split()
+    if kind == "selective" and modules != ["core_attn"]:
+        if unknown := [
+            name for name in modules if name not in ("core_attn", "mlp", "moe", "shared_experts")
+        ]:
+            raise InputError(
+                f"{' '.join(unknown)}: recomputing these from their output alone is not built",
+                file=found.file,
+                place="recompute-modules",
+                fix="leave them out: the step then holds more memory and is a little faster",
+            )
+        return f"modules:{','.join(modules)}"
     if (
         kind != "full"
         or method is None
