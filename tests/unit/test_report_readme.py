@@ -136,9 +136,11 @@ def test_bias_coverage_and_kinds_of_plans_are_those_of_the_runs_that_have_them(e
     for number, shift in enumerate((0.0, 0.02)):
         table = tmp_path / str(number)
         table.write_bytes(str(number).encode())
+        relative = [-0.1 + shift, 0.06 + shift, 0.0, 0.04]
         run = errors.head(4).assign(
             plan=plans,
-            relative_error=[-0.1 + shift, 0.06 + shift, 0.0, 0.04],
+            relative_error=relative,
+            simulated_s=[1 + one for one in relative],
             measured_s=1.0,
             low_s=[0.9, 0.9, 0.9, 1.1],
             high_s=1.2,
