@@ -69,7 +69,7 @@ def test_odds_fall_with_need_and_the_bar_ends_at_the_card() -> None:
     odds = [survival.find_probability(need, 100.0) for need in (10, 70, 81.8731, 95, 1000)]
     assert odds == sorted(odds, reverse=True) and odds[0] == pytest.approx(0.99)
     assert odds[2] == pytest.approx(0.495, rel=1e-4) and odds[-1] < 1e-9
-    assert survival.find_probability(1.0, 0.0) == 0
+    assert survival.find_probability(1.0, 0.0) < 1e-9
     entry = {"peak_bytes": 80, "reserved_bytes": 90, "wanted_bytes": 100}
     assert survival.count_needed(entry) == 85
     assert draw_bar({("P", ""): 50, ("A", ""): 25}, 100) == f"[{'P' * 38}{'A' * 19}{'.' * 19}]"

@@ -247,12 +247,13 @@ def _largest_wait(mine: pd.DataFrame) -> str:
     """Say which wait between two parts of a rank differs most from the recorded one; nothing for less than 1 %."""
     rows = mine.sort_values(["rank", "measured_start_s"])
     rows["wait"] = rows["start_bias"] - rows.groupby("rank")["end_bias"].shift()
-    row = rows.iloc[int(rows["wait"].abs().fillna(0.0).argmax())]
-    if not abs(row["wait"]) >= _LEAST_WAIT:
+    size = rows["wait"].abs().fillna(0.0)
+    if size.max() < _LEAST_WAIT:
         return ""
+    row = rows.iloc[int(size.argmax())]
     name = f"{row['phase']} {row['micro_batch']} on rank {row['rank']}"
-    size = write_signed_percent(row["wait"])
-    return f"; of the waits, the one before {name} differs most ({size})"
+    wait = write_signed_percent(row["wait"])
+    return f"; of the waits, the one before {name} differs most ({wait})"
 
 
 def render_throughput(rows: pd.DataFrame) -> str:
