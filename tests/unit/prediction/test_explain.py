@@ -7,7 +7,8 @@ from functools import partial
 
 import pytest
 from trioflow import Options, load_named_platform, make_plan, predict
-from trioflow.hardware.corrections import Corrections, correct_platform
+from trioflow.base.precision_recipes import NANOTRON
+from trioflow.hardware.corrections import EXCHANGE, Corrections, correct_platform
 from trioflow.parallel.remembered import Memory, remembering
 from trioflow.prediction.explain import Measured, explain
 
@@ -100,3 +101,11 @@ def test_corrections_are_added_to_those_that_a_platform_has() -> None:
     assert again.corrections == {"compute": 3.0, "between_nodes_step_s": 1e-5}
     assert again.host["micro_batch_s"] == 0.1
     assert again.host["launch_pytorch_s"] == 3 * platform.host["launch_pytorch_s"]
+
+
+def test_what_an_exchange_takes_reaches_the_hosts_of_nanotrons_runs_over_nodes() -> None:
+    platform, plan = load_named_platform("p5-h100", 16), make_plan(data=2, tensor=8)
+    slower = correct_platform(platform, {EXCHANGE: 300e-6})
+    key = "tensor_parallel_forward_s"
+    before, after = (one.host_of(plan, NANOTRON).get(key, 0.0) for one in (platform, slower))
+    assert after - before == pytest.approx(8 * 300e-6)

@@ -14,7 +14,7 @@ from trioflow.hardware.platform import find_file, write_content
 
 Corrections = Mapping[str, float]
 """Numbers by component: factors on times, seconds or bytes where the name ends so."""
-MICRO_BATCH, EXCHANGE = "micro_batch_s", "chained_exchange_s"
+MICRO_BATCH, EXCHANGE = "micro_batch_s", "exchange_per_rank_s"
 """What is added to the host's costs of the same names [s]."""
 _LONGEST = 256
 """Characters of a file's name."""
