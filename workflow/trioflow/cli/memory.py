@@ -41,9 +41,12 @@ def _split(entry: Mapping[str, Any], outside_bytes: int) -> dict[tuple[str, str]
     """Return what fills a rank's card [bytes] by letter and name."""
     kept = int(entry.get("wanted_bytes", entry.get("reserved_bytes", 0)) or entry["peak_bytes"])
     sizes = {**entry["categories"], "kept": kept - entry["peak_bytes"], "outside": outside_bytes}
-    parts: dict[tuple[str, str], int] = dict.fromkeys((*_PARTS.values(), _REST), 0)
+    names = dict(_PARTS)
+    if "parameter" not in sizes:  # sharded in fp32 beside their moments
+        names["optimizer_state"] = ("O", "weights and optimizer state")
+    parts: dict[tuple[str, str], int] = dict.fromkeys((*names.values(), _REST), 0)
     for name, size in sizes.items():
-        parts[_PARTS.get(name, _REST)] += size
+        parts[names.get(name, _REST)] += size
     return {part: size for part, size in parts.items() if size > 0}
 
 
@@ -74,8 +77,8 @@ def _run_memory(options: argparse.Namespace) -> None:
         _print_verdict(answer)
 
 
-def _wrap(text: str) -> str:
-    return textwrap.fill(text, _BAR + 4, subsequent_indent="  ", break_on_hyphens=False)
+def _wrap(text: str, indent: int = 2) -> str:
+    return textwrap.fill(text, _BAR + 4, subsequent_indent=" " * indent, break_on_hyphens=False)
 
 
 def _print_ranks(answer: Mapping[str, Any]) -> None:
@@ -91,14 +94,12 @@ def _print_ranks(answer: Mapping[str, Any]) -> None:
         place = f"{word}: rank {rank}{alike}; at its peak in {entry['when']}"
         print(f"\n{_wrap(place)}")
         print(draw_bar(parts, answer["memory_bytes"]))
-    names = list(dict.fromkeys(part for parts in columns for part in parts))
     rows = [
         (f"{letter}  {name}", *(format_bytes(parts.get((letter, name), 0)) for parts in columns))
-        for letter, name in names
+        for letter, name in dict.fromkeys(part for parts in columns for part in parts)
     ]
-    rows.append(("allocated peak", *(format_bytes(entry["peak_bytes"]) for entry in shown)))
-    held = [format_bytes(entry.get("reserved_bytes", entry["peak_bytes"])) for entry in shown]
-    rows.append(("reserved peak", *held))
+    for name, key in (("allocated peak", "peak_bytes"), ("reserved peak", "reserved_bytes")):
+        rows.append((name, *(format_bytes(one.get(key, one["peak_bytes"])) for one in shown)))
     print(f"\n{format_table(['', *heads], rows, left=1)}")
 
 
@@ -110,14 +111,13 @@ def _print_verdict(answer: Mapping[str, Any]) -> None:
     print(f"\ncard {format_bytes(answer['memory_bytes'])}: {likely} ({left}; docs/memory.md)")
     if not answer["changes"]:
         return
-    rows = [
-        (
-            "*" * (row["fit_probability"] >= DOUBTED), row["flags"], format_bytes(row["peak_memory_bytes"]),
-            format_bytes(row["wanted_bytes"]), describe_probability(row["fit_probability"]),
+    print(f"\n{'odds':>15}  {'reserved':>9}  change")
+    for row in answer["changes"]:
+        odds = describe_probability(row["fit_probability"]).removesuffix(" likely to fit")
+        mark = "*" if row["fit_probability"] >= DOUBTED else " "
+        print(
+            _wrap(f"{mark} {odds:>13}  {format_bytes(row['wanted_bytes']):>9}  {row['flags']}", 28)
         )
-        for row in answer["changes"]
-    ]  # fmt: skip
-    print(f"\n{format_table(['', 'change', 'allocated', 'reserved', 'odds'], rows, left=2)}")
     enough = any(row["fit_probability"] >= DOUBTED for row in answer["changes"])
     print("* fits" if enough else "none of these makes it fit: use more ranks, or a larger device")
 
