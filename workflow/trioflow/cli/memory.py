@@ -91,8 +91,7 @@ def _print_ranks(answer: Mapping[str, Any]) -> None:
         rank = entry["ranks"][0] if word == "fullest" else answer["ranks"] - 1
         heads.append(f"rank {rank}")
         alike = f", {len(entry['ranks'])} of {answer['ranks']} alike" if answer["ranks"] > 1 else ""
-        place = f"{word}: rank {rank}{alike}; at its peak in {entry['when']}"
-        print(f"\n{_wrap(place)}")
+        print("\n" + _wrap(f"{word}: rank {rank}{alike}; at its peak in {entry['when']}"))
         print(draw_bar(parts, answer["memory_bytes"]))
     rows = [
         (f"{letter}  {name}", *(format_bytes(parts.get((letter, name), 0)) for parts in columns))
@@ -105,8 +104,7 @@ def _print_ranks(answer: Mapping[str, Any]) -> None:
 
 def _print_verdict(answer: Mapping[str, Any]) -> None:
     """Print the odds, what is left, and what the changes come to."""
-    left_bytes = answer["left_bytes"]
-    left = f"{format_bytes(abs(left_bytes))} {'left' if left_bytes >= 0 else 'too much'}"
+    left = f"{format_bytes(abs(answer['left_bytes']))} {'left' if answer['left_bytes'] >= 0 else 'too much'}"
     likely = describe_probability(answer["fit_probability"])
     print(f"\ncard {format_bytes(answer['memory_bytes'])}: {likely} ({left}; docs/memory.md)")
     if not answer["changes"]:

@@ -244,9 +244,9 @@ class _Export:
         import networkx
 
         graph = networkx.DiGraph()
-        graph.add_nodes_from(self._of_rank.get(rank, []))
-        for number in [*graph]:
-            graph.add_edges_from((other, number) for other in self._data_deps(number))
+        numbers = self._of_rank.get(rank, [])
+        graph.add_nodes_from(numbers)
+        graph.add_edges_from((other, one) for one in numbers for other in self._data_deps(one))
         try:
             return list(networkx.lexicographical_topological_sort(graph))
         except networkx.NetworkXUnfeasible:

@@ -194,12 +194,11 @@ class Platform:
         return f"<Platform {self.name}: {self.ranks} x {self.device.name}, {len(self.links)} links>"
 
     def to_networkx(self) -> DiGraph:
-        """Return the machine as a graph: an edge is a link with ``bandwidth_bytes_per_s`` and ``latency_s``."""
+        """Return the machine as a graph: an edge is a link with its fields."""
         import networkx
 
         graph = networkx.DiGraph(name=self.name)
-        for link in self.links:
-            graph.add_edge(*link[:2], bandwidth_bytes_per_s=link[2], latency_s=link[3])
+        graph.add_edges_from((*link[:2], link._asdict()) for link in self.links)
         return graph
 
     def host_of(self, plan: Plan, framework: str) -> dict[str, float]:

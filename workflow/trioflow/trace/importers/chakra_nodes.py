@@ -511,11 +511,16 @@ def _order(nodes: Mapping[int, ChakraNode], path: Path) -> list[ChakraNode]:
 
     graph = networkx.DiGraph()
     graph.add_nodes_from(nodes)
-    for node in nodes.values():
-        graph.add_edges_from((other, node.node_id) for other in (*node.ctrl_deps, *node.data_deps))
-    sort = networkx.lexicographical_topological_sort
+    graph.add_edges_from(
+        (other, node.node_id)
+        for node in nodes.values()
+        for other in (*node.ctrl_deps, *node.data_deps)
+    )
     try:
-        return [nodes[key] for key in sort(graph, lambda key: (nodes[key].start_us, key))]
+        ordered = networkx.lexicographical_topological_sort(
+            graph, lambda key: (nodes[key].start_us, key)
+        )
+        return [nodes[key] for key in ordered]
     except networkx.NetworkXUnfeasible:
         cycle = networkx.find_cycle(graph)
         raise TraceError(
