@@ -37,11 +37,16 @@ include: "rules/report.smk"
 include: "rules/retrieve.smk"
 include: "rules/imports.smk"
 include: "rules/sweep.smk"
-include: "rules/reproductions/studies.smk"
-include: "rules/reproductions/distsim.smk"
-include: "rules/reproductions/validate.smk"
-include: "rules/reproductions/published.smk"
-include: "rules/reproductions/figures.smk"
+
+
+module evaluation:
+    snakefile:
+        "rules/evaluation/Snakefile"
+    config:
+        config
+
+
+use rule * from evaluation
 
 
 localrules:

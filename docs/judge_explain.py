@@ -29,7 +29,7 @@ from trioflow.parallel.remembered import Memory, remembering
 from trioflow.prediction.assembly import predict, time_operators
 from trioflow.prediction.explain import COMPONENTS, Component, Explanation, Measured, explain
 from trioflow.prediction.options import Options
-from trioflow.reproductions.clusters.steps import (
+from trioflow_evaluation.clusters.steps import (
     DEVICE,
     Run,
     cut_stages,

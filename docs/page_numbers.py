@@ -31,18 +31,18 @@ from trioflow.report.pages import (
 )
 from trioflow.report.scores import ORACLE, OURS, score_published
 from trioflow.report.sections import describe_accuracy, describe_run
-from trioflow.reproductions.clusters.bridge_page import score_rates, write_rates_table
-from trioflow.reproductions.clusters.parts import plain_model
-from trioflow.reproductions.clusters.scores import judge_order
-from trioflow.reproductions.drift.judge import JOINT, NAMES, describe_drift, find_error
-from trioflow.reproductions.published.cases import describe_set
-from trioflow.reproductions.published.page import read_aim, score_of
-from trioflow.reproductions.validation.aims import SETS, reach_aims
-from trioflow.reproductions.vtrain.data import GROUPS, PLANS
 from trioflow.tables import records
+from trioflow_evaluation.clusters.bridge_page import score_rates, write_rates_table
+from trioflow_evaluation.clusters.parts import plain_model
+from trioflow_evaluation.clusters.scores import judge_order
+from trioflow_evaluation.drift.judge import JOINT, NAMES, describe_drift, find_error
+from trioflow_evaluation.published.cases import describe_set
+from trioflow_evaluation.published.page import read_aim, score_of
+from trioflow_evaluation.validation.aims import SETS, reach_aims
+from trioflow_evaluation.vtrain.data import GROUPS, PLANS
 
 if TYPE_CHECKING:
-    from trioflow.reproductions.clusters.page import Line
+    from trioflow_evaluation.clusters.page import Line
 
 
 @dataclass(frozen=True)
@@ -326,7 +326,7 @@ def describe_clusters(lines: Sequence[Line], causes: str) -> Result:
 
 
 def describe_bridge(cases: pd.DataFrame) -> Result:
-    """Return Megatron-Bridge's rates (``reproductions.tables.CLUSTER_RATES``)."""
+    """Return Megatron-Bridge's rates (``trioflow_evaluation.tables.CLUSTER_RATES``)."""
     score = score_rates(cases).iloc[0]
     reached = f"median error {write_percent(score['median_error'])} ({score['predicted']} rows)"
     what = f"Megatron-Bridge's {len(cases)} rates on 8 to 1,024 H100"
@@ -334,7 +334,7 @@ def describe_bridge(cases: pd.DataFrame) -> Result:
 
 
 def describe_jobs(halves: pd.DataFrame, causes: pd.DataFrame) -> Result:
-    """Return recorded jobs (``reproductions.tables.DRIFT_HALVES`` and ``DRIFT_CAUSES``)."""
+    """Return recorded jobs (``trioflow_evaluation.tables.DRIFT_HALVES`` and ``DRIFT_CAUSES``)."""
     drawn = halves[halves["way"] == JOINT].to_dict("records")
     worst = {name: max(abs(find_error(row, name)) for row in drawn) for name in NAMES}
     others = write_percent(max(worst[name] for name in NAMES if name != "50"))

@@ -47,17 +47,19 @@ from trioflow.costmodel.steps import (
 )
 from trioflow.hardware.platform import load_platform, save_platform
 from trioflow.parallel.memory.survival import load_survival
-from trioflow.reproductions.clusters.page import describe_causes, judge_aims
-from trioflow.reproductions.clusters.scores import (
+from trioflow.tables import read_table
+from trioflow.trace.facts import Facts
+from trioflow_evaluation.clusters.page import describe_causes, judge_aims
+from trioflow_evaluation.clusters.scores import (
     choose_cases,
     judge_survival,
     mark_crowded,
     write_survival,
     write_survival_tables,
 )
-from trioflow.reproductions.drift.judge import JOBS_FOLDER, fit_jobs
-from trioflow.reproductions.published.judge import ANCHORS, list_residuals, way_of_plan
-from trioflow.reproductions.tables import (
+from trioflow_evaluation.drift.judge import JOBS_FOLDER, fit_jobs
+from trioflow_evaluation.published.judge import ANCHORS, list_residuals, way_of_plan
+from trioflow_evaluation.tables import (
     CLUSTER_MEMORY,
     CLUSTER_RATES,
     CLUSTER_STEPS,
@@ -65,8 +67,6 @@ from trioflow.reproductions.tables import (
     DRIFT_HALVES,
     read_validation_table,
 )
-from trioflow.tables import read_table
-from trioflow.trace.facts import Facts
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "bench"))

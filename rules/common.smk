@@ -2,8 +2,7 @@
 # Inputs:  config/workloads.tsv, config/plans.tsv, config/experiments.tsv, config/imports.tsv
 #          and, only when a job asks for it, workflow/resources/datasets.yaml
 # Outputs: WORKLOADS, PLANS, EXPERIMENTS, IMPORTS (rows by name), TRACES (names of the traces to
-#          capture), VALIDATIONS (sets that judge the cost models), SWEEPS (descriptions by name),
-#          PUBLISHED_SETS (of config/published.tsv)
+#          capture), SWEEPS (descriptions by name)
 # Library modules that need numpy are imported by the look-ups that need them: a run that asks for
 # nothing of theirs starts without.
 
@@ -24,22 +23,18 @@ from trioflow.base.experiments import (
 )
 from trioflow.base.imports import required_modules
 from trioflow.base.provenance import digest_modules
-from trioflow.reproductions.published.cases import list_published_sets
 from trioflow.base.settings import list_descriptions
 
 WORKLOADS = load_workloads(config["tables"]["workloads"])
 PLANS = load_plans(config["tables"]["plans"])
 EXPERIMENTS = load_experiments(config["tables"]["experiments"], WORKLOADS, PLANS)
 PUBLISHED_DEVICES = ["a100-pcie-40gb", "a100-pcie-80gb", "h100-sxm", "v100-pcie-32gb"]
-OPERATOR_SETS = ["batch-change", "leave-workload-out", "operator-data"]
-VALIDATIONS = [*OPERATOR_SETS, "new-gpu", "collectives"]
 CATALOGUE_NAME = "workflow/resources/datasets.yaml"
 CATALOGUE_FILE = workflow.source_path(f"../{CATALOGUE_NAME}")
 IMPORTS = load_imports(config["tables"]["imports"])
 TRACES = [trace for workload in WORKLOADS.values() for trace in workload.traces]
 MEASURED = sorted({row.workload for row in EXPERIMENTS.values()})
 SWEEPS = list_descriptions(config["sweeps"]["folder"])
-PUBLISHED_SETS = list_published_sets(config["tables"]["published"])
 
 
 wildcard_constraints:
@@ -50,9 +45,7 @@ wildcard_constraints:
     imported="[a-z0-9-]+",
     dataset_file=r"[^/]+\+[^/]+/.+",
     traces_page="traces|published_traces",
-    operator_set="|".join(OPERATOR_SETS),
     sweep="[a-z0-9-]+",
-    published_set="|".join(PUBLISHED_SETS),
     platform="[a-z0-9-]+",
     chunk="[0-9a-f]{16}",
 

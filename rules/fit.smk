@@ -3,8 +3,8 @@
 # Inputs:  all traces (results/operator_tables/), all sessions (results/measurements/); results/data/
 # Outputs: results/cost_models/this-machine/: operators.json, operator_fit.parquet,
 #          collectives.json; results/platforms/this-machine.yaml;
-#          results/cost_models/published/<platform>/collectives.json, <device>/operators.json and
-#          tensor-products/model.json
+#          results/cost_models/published/<platform>/collectives.json, <device>/operators.json,
+#          tensor-products/model.json and new-gpu/model.json (what ships is this)
 
 
 rule fit_operators:
@@ -181,3 +181,26 @@ rule fit_between_nodes:
         "read published collectives over many nodes: {wildcards.platform}"
     script:
         "../scripts/fit_between_nodes.py"
+
+
+rule fit_new_gpu:
+    input:
+        public_files("triosim", "neusight", *SINGLE_PRODUCTS),
+    output:
+        "<results>/cost_models/published/new-gpu/model.json",
+    log:
+        "<logs>/fit_new_gpu.log",
+    benchmark:
+        "<benchmarks>/fit_new_gpu.tsv"
+    conda:
+        "../envs/analysis.yaml"
+    resources:
+        mem_mb=4000,
+        runtime=20,
+    params:
+        library=library_digest("fit_new_gpu"),
+        data=f"{config['results']}/data",
+    message:
+        "fit the rule for a new GPU"
+    script:
+        "../scripts/fit_new_gpu.py"

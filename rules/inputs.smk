@@ -131,10 +131,3 @@ def sweep_files(wildcards):
 def chunk_minutes(wildcards, attempt):
     """The time limit of a chunk: an hour, doubled each time that it is sent again."""
     return 60 * 2 ** (attempt - 1)
-
-
-def published_collective_files(wildcards):
-    """The public files that hold measured collectives."""
-    from trioflow.costmodel.collectives.published import PUBLIC_TABLES
-
-    return [f"<results>/data/{table.key}" for table in PUBLIC_TABLES]

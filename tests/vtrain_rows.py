@@ -6,8 +6,8 @@ from itertools import product
 
 import numpy as np
 import pandas as pd
-from trioflow.reproductions.vtrain.data import AllReduceCurves
-from trioflow.reproductions.vtrain.model import Form, StepModel
+from trioflow_evaluation.vtrain.data import AllReduceCurves
+from trioflow_evaluation.vtrain.model import Form, StepModel
 
 PLANS = ((1, 2, 1), (2, 1, 1), (1, 1, 2), (2, 1, 2), (1, 2, 2), (8, 1, 1))
 """Tensor, data and pipeline degrees."""

@@ -24,8 +24,8 @@ from trioflow.base.errors import TrioflowError
 from trioflow.hardware.platform import load_platform
 from trioflow.prediction.assembly import predict, time_operators
 from trioflow.prediction.options import Options
-from trioflow.reproductions.clusters.bridge import CONFIG, DEVICES, GPUS, plan_case
 from trioflow.trace.language.read import trace_of
+from trioflow_evaluation.clusters.bridge import CONFIG, DEVICES, GPUS, plan_case
 
 STEP = "iteration-time"
 LAUNCHES_S = (60e-6, 90e-6, 120e-6, 150e-6, 180e-6)

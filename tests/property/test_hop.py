@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trioflow.reproductions.studies.hop import (
+from trioflow_evaluation.studies.hop import (
     Edge,
     Floats,
     HopRun,

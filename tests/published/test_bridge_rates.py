@@ -6,7 +6,7 @@ import os
 
 import pytest
 from trioflow.datasets.catalogue import load_catalogue
-from trioflow.reproductions.clusters.bridge import DATASET, read_rates
+from trioflow_evaluation.clusters.bridge import DATASET, read_rates
 
 
 def test_every_row_of_h100_is_read() -> None:

@@ -18,15 +18,15 @@ from trioflow.hardware.platform import load_platform
 from trioflow.parallel.memory.peak import HELD_BESIDE
 from trioflow.parallel.memory.survival import LIKELY
 from trioflow.prediction.assembly import time_operators
-from trioflow.reproductions.clusters.bridge import FOLDER, judge_peaks, read_cases
-from trioflow.reproductions.clusters.page import (
+from trioflow_evaluation.clusters.bridge import FOLDER, judge_peaks, read_cases
+from trioflow_evaluation.clusters.page import (
     build_clusters_page,
     choose_plans,
     predict_steps,
     score_ways,
 )
-from trioflow.reproductions.clusters.parts import PARTS, select_part
-from trioflow.reproductions.clusters.scores import (
+from trioflow_evaluation.clusters.parts import PARTS, select_part
+from trioflow_evaluation.clusters.scores import (
     BEFORE,
     FAILED,
     FITTED,
@@ -37,7 +37,7 @@ from trioflow.reproductions.clusters.scores import (
     list_needs,
     score_steps,
 )
-from trioflow.reproductions.clusters.steps import (
+from trioflow_evaluation.clusters.steps import (
     DEVICE,
     PLATFORM,
     Run,
@@ -51,7 +51,7 @@ from trioflow.reproductions.clusters.steps import (
     simulate_pieces,
     trace_run,
 )
-from trioflow.reproductions.tables import CLUSTER_MEMORY, CLUSTER_PEAKS, CLUSTER_STEPS
+from trioflow_evaluation.tables import CLUSTER_MEMORY, CLUSTER_PEAKS, CLUSTER_STEPS
 
 LIMITS = {"median": 0.08, "most": 0.3}
 """Errors of the peaks that the sample must keep."""

@@ -22,7 +22,7 @@ from trioflow.costmodel.collectives.published import (
 )
 from trioflow.costmodel.operators.model import SHIPPED_MODELS
 from trioflow.datasets.catalogue import load_catalogue
-from trioflow.reproductions.validation.operators import (
+from trioflow_evaluation.validation.operators import (
     describe_case,
     parse_case,
     validate_collectives,

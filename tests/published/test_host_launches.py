@@ -16,7 +16,7 @@ from oracles.launches import (
     name_step,
 )
 from trioflow.hardware.platform import load_platform
-from trioflow.reproductions.clusters.bridge import FOLDER
+from trioflow_evaluation.clusters.bridge import FOLDER
 
 PROFILES = {
     "dgx-h100": "AMD-AGI+TraceLens/tests/traces/h100/Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz",

@@ -16,7 +16,9 @@ from trioflow.costmodel.new_gpu.carry import load_new_gpu_model, new_gpu_interva
 from trioflow.costmodel.new_gpu.fit import PublicPairs, fit_new_gpu_model
 from trioflow.datasets.catalogue import load_catalogue
 from trioflow.hardware.device_sheet import find_device
-from trioflow.reproductions.validation.new_gpu import (
+from trioflow.trace.importers.options import ImportOptions
+from trioflow.trace.importers.triosim import import_triosim
+from trioflow_evaluation.validation.new_gpu import (
     OTHER_BATCH,
     OTHER_SOFTWARE,
     RESNET50,
@@ -25,8 +27,6 @@ from trioflow.reproductions.validation.new_gpu import (
     SINGLE,
     validate_new_gpu,
 )
-from trioflow.trace.importers.options import ImportOptions
-from trioflow.trace.importers.triosim import import_triosim
 
 SHEETS = "neusight/device-sheets"
 DIFFER = {

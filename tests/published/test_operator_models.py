@@ -27,8 +27,8 @@ from trioflow.costmodel.operators.published import (
     shipped_operator_models,
 )
 from trioflow.datasets.catalogue import MODEL_TABLES, load_catalogue
-from trioflow.reproductions.tables import read_validation_table, write_validation_table
-from trioflow.reproductions.validation.operators import diagnose_published, validate_batch_change
+from trioflow_evaluation.tables import read_validation_table, write_validation_table
+from trioflow_evaluation.validation.operators import diagnose_published, validate_batch_change
 
 H100, A100 = "NVIDIA H100 80GB HBM3", "NVIDIA A100 80GB PCIe"
 DEVICES = {"a100-pcie-40gb", "a100-pcie-80gb", "h100-sxm", "v100-pcie-32gb"}

@@ -14,8 +14,10 @@ from trioflow.costmodel.steps import load_band, load_residuals
 from trioflow.datasets.catalogue import MODEL_TABLES, load_catalogue
 from trioflow.parallel.plan import named_plan
 from trioflow.report.scores import list_scaling, score_published
-from trioflow.reproductions.published.cases import SETS, load_published_rows, rows_of_set
-from trioflow.reproductions.published.judge import (
+from trioflow.tables import PUBLISHED_CASES
+from trioflow.trace.importers.triosim_tables import read_triosim
+from trioflow_evaluation.published.cases import SETS, load_published_rows, rows_of_set
+from trioflow_evaluation.published.judge import (
     ANCHORS,
     find_band,
     judge_anchored_steps,
@@ -25,9 +27,7 @@ from trioflow.reproductions.published.judge import (
     prepare_set,
     read_measured,
 )
-from trioflow.reproductions.published.prediction import RecordedStep, predict_by_triosim
-from trioflow.tables import PUBLISHED_CASES
-from trioflow.trace.importers.triosim_tables import read_triosim
+from trioflow_evaluation.published.prediction import RecordedStep, predict_by_triosim
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE, IMPORTS = ROOT / "config/published.tsv", ROOT / "config/imports.tsv"

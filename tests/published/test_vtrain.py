@@ -11,12 +11,12 @@ import pandas as pd
 import pytest
 from judged import read_or_make
 from trioflow import tables
-from trioflow.reproductions.vtrain.data import (
+from trioflow_evaluation.vtrain.data import (
     check_composition,
     read_all_reduces,
     read_iteration_times,
 )
-from trioflow.reproductions.vtrain.judge import (
+from trioflow_evaluation.vtrain.judge import (
     IN_PLACE,
     LEFT_OUT,
     leave_out,
@@ -24,7 +24,7 @@ from trioflow.reproductions.vtrain.judge import (
     number_groups,
     share_ordered,
 )
-from trioflow.reproductions.vtrain.model import FORMS, StepModel
+from trioflow_evaluation.vtrain.model import FORMS, StepModel
 
 REACHED = {"vtrain-a100": (0.055, 0.95), "vtrain-a100-plans": (0.055, 0.95)}
 """Mean absolute error and share of pairs in order that each set must keep."""

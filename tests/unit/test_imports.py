@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path
 
 from trioflow.base import provenance
-from trioflow.base.imports import PACKAGE, imported_names, required_modules
-from trioflow.base.provenance import digest_modules
+from trioflow.base.imports import LIBRARIES, imported_names, required_modules
+from trioflow.base.provenance import PACKAGE, digest_modules, find_home
 from trioflow.cli.main import COMMANDS
 
 ORDER = (
@@ -32,7 +32,7 @@ ORDER = (
     ("report",),
     ("sweeps",),
     ("cli", "__main__"),
-    ("reproductions",),
+    ("trioflow_evaluation",),
 )
 LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
 TORCH_AT_IMPORT = {
@@ -48,7 +48,7 @@ TORCH_AT_IMPORT = {
     "trace/workloads/torchvision_models",
     "trace/workloads/user_model",
 }
-SOURCES = sorted(path for path in PACKAGE.rglob("*.py"))
+SOURCES = sorted(path for name in LIBRARIES for path in (PACKAGE.parent / name).rglob("*.py"))
 
 
 @cache
@@ -57,12 +57,13 @@ def parse(path: Path) -> ast.Module:
 
 
 def short_name(path: Path) -> str:
-    return path.relative_to(PACKAGE).with_suffix("").as_posix()
+    library, _, name = path.relative_to(PACKAGE.parent).with_suffix("").as_posix().partition("/")
+    return LIBRARIES[library] + name
 
 
 def room(path: Path) -> str:
-    """The package or top module that a file belongs to."""
-    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+    """The package or top module that a file belongs to; all of the evaluation is one."""
+    return short_name(path).partition("/")[0]
 
 
 def imports_at_import_time(path: Path) -> set[str]:
@@ -94,9 +95,9 @@ def test_imports_go_leftwards_only() -> None:
         # The library's door shows type checkers every room, and opens none by itself.
         typed = set() if here == "__init__" else parsed_names(parse(path), types_only=True)
         for name in imported_names(path) | typed:
-            parts = name.split(".")
-            if parts[0] == "trioflow" and len(parts) > 1 and parts[1] in LEVEL:
-                assert parts[1] in wanted, f"{short_name(path)} imports {name}, to its right"
+            there = name.removeprefix("trioflow.").partition(".")[0]
+            if there in LEVEL:
+                assert there in wanted, f"{short_name(path)} imports {name}, to its right"
 
 
 ASSEMBLY = {"trioflow.parallel.extrapolate.extrapolate", "trioflow.costmodel.choices.choose_times"}
@@ -113,7 +114,7 @@ def test_rules_that_predict_need_neither_pages_nor_the_command() -> None:
     scripts = PACKAGE.parents[1] / "scripts"
     for name in ("extrapolate", "simulate", "simulate_sweep"):
         rooms = {module.partition("/")[0] for module in required_modules(scripts / f"{name}.py")}
-        assert not rooms & {"report", "cli", "reproductions"}, name
+        assert not rooms & {"report", "cli", "trioflow_evaluation"}, name
 
 
 def test_torch_is_imported_by_capture_and_measure_only() -> None:
@@ -154,11 +155,11 @@ def test_an_answer_imports_nothing_that_it_does_not_need() -> None:
 
 
 def test_only_scripts_that_run_models_need_torch() -> None:
-    scripts = sorted((PACKAGE.parents[1] / "scripts").glob("*.py"))
+    scripts = sorted((PACKAGE.parents[1] / "scripts").rglob("*.py"))
     assert scripts
     with_torch = {path for path in SOURCES if "torch" in imports_at_import_time(path)}
     for script in scripts:
-        files = [PACKAGE / f"{module}.py" for module in required_modules(script)]
+        files = [find_home(module) / f"{module}.py" for module in required_modules(script)]
         needs = any(file in with_torch for file in files)
         assert needs <= (
             script.stem
@@ -192,6 +193,7 @@ def test_data_of_a_module_lies_at_its_own_place_and_counts_into_its_digest() -> 
     assert names["tables/schemas"] == {"schemas.tsv"}
     assert names["report/pages"] == {"pages.css", "pages.js", "site.tsv", "files.tsv"}
     assert "attribution.rst" in names["report/sections"], "a folder"
+    assert names["trioflow_evaluation/tables"] == {"tables.tsv"}, "of the package beside it"
 
 
 def test_modules_that_run_as_processes_of_their_own_are_required_too() -> None:
@@ -225,7 +227,9 @@ def parsed_names(tree: ast.AST, *, types_only: bool = False) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             names.add(node.module or "")
             names.update(f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Constant) and re.fullmatch(r"trioflow(\.\w+)+", str(node.value)):
+        elif isinstance(node, ast.Constant) and re.fullmatch(
+            r"trioflow(_evaluation)?(\.\w+)+", str(node.value)
+        ):
             names.add(str(node.value))
     return names
 
@@ -247,7 +251,7 @@ def test_imported_names_hold_the_module_and_what_is_taken_from_it() -> None:
 
 
 MODULES = {
-    "trioflow." + short_name(path).replace("/", "."): short_name(path)
+    ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): short_name(path)
     for path in SOURCES
     if path.name != "__init__.py"
 }

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from evaluation.validation.validation_cases import make_cases
 from page_numbers import (
     Result,
     describe_errors,
@@ -16,7 +17,6 @@ from page_numbers import (
     record_run,
 )
 from report_run import PLANS, experiments_of, write_run
-from reproductions.validation.validation_cases import make_cases
 from trioflow.base.errors import InputError
 from trioflow.base.experiments import Plan
 from trioflow.costmodel.judging import score_cases

@@ -20,7 +20,7 @@ def project(tmp_path: Path) -> Project:
 def copy_stand_in(folder: Path) -> Project:
     """Copy the project with stand-ins for its scripts."""
     project = copy_project(folder)
-    for script in (project.folder / "scripts").glob("*.py"):
+    for script in (project.folder / "scripts").rglob("*.py"):
         script.write_text(STAND_IN)
     return project
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from project_copy import ROOT, Project
 from trioflow.base.settings import list_descriptions
-from trioflow.reproductions.figures.catalogue import FIGURES, list_figures
+from trioflow_evaluation.figures.catalogue import FIGURES, list_figures
 
 NAMES = list_figures(list_descriptions(ROOT / "config/figures"), published=True)
 

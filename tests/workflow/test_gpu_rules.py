@@ -20,7 +20,7 @@ def test_captures_and_measurements_ask_for_gpus_where_the_settings_say_cuda(
     project: Project, device: str, capture: str, measure: str
 ) -> None:
     """A measurement asks for one a rank of its workload's largest plan; nothing runs beside either."""
-    for script in (project.folder / "scripts").glob("*.py"):
+    for script in (project.folder / "scripts").rglob("*.py"):
         script.write_text(ASKED)
     project.snakemake("results/measurements/cnn/session.json", "--config", f"device={device}")
     asked = {tuple(line.split()) for line in (project.folder / "asked").read_text().splitlines()}

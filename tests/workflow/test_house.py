@@ -17,10 +17,10 @@ import trioflow
 import yaml
 from project_copy import ROOT, Project
 from trioflow.base.plan_row import SCHEDULES
-from trioflow.reproductions.vtrain.data import SETS
+from trioflow_evaluation.vtrain.data import SETS
 
-RULE_FILES = sorted((ROOT / "rules").rglob("*.smk"))
-SCRIPTS = sorted((ROOT / "scripts").glob("*.py"))
+RULE_FILES = [*sorted((ROOT / "rules").rglob("*.smk")), ROOT / "rules/evaluation/Snakefile"]
+SCRIPTS = sorted((ROOT / "scripts").rglob("*.py"))
 MEASURING = {"capture", "measure"}
 WITH_TORCH = MEASURING | {
     "judge_clusters",
@@ -55,8 +55,9 @@ def read_pins(name: str = "requirements") -> dict[str, str]:
 @pytest.mark.parametrize("name", RULES)
 def test_a_rule_has_one_name_and_every_declaration(name: str) -> None:
     text = RULES[name]
-    assert f'../scripts/{name}.py"' in text
-    assert f'library_digest("{name}")' in text, "an edit of the library would go unseen"
+    place = re.search(rf'"(?:\.\./)+scripts/(\w+/|){name}\.py"', text)
+    assert place is not None
+    assert f'library_digest("{place[1]}{name}")' in text, "an edit of the library would go unseen"
     assert f'"<logs>/{name}' in text and f'"<benchmarks>/{name}' in text
     environment = "capture" if name in WITH_TORCH else "analysis"
     assert f'../envs/{environment}.yaml"' in text
@@ -101,7 +102,7 @@ def test_rules_are_read_without_numpy() -> None:
 
 
 def test_rules_name_the_sets_of_vtrains_points_as_the_library_does() -> None:
-    text = (ROOT / "rules/reproductions/vtrain.smk").read_text().partition("VTRAIN_SETS = ")[2]
+    text = (ROOT / "rules/evaluation/vtrain.smk").read_text().partition("VTRAIN_SETS = ")[2]
     assert ast.literal_eval(text.partition("\n")[0]) == list(SETS)
 
 
@@ -334,4 +335,4 @@ def test_the_rooms_that_design_draws_exist() -> None:
         assert not missing or room == "`cli`", f"{room} has no place for {missing}"
     drawn = {row.split("|")[1].strip(" `") for row in rows}
     rooms = {file.parent.name for file in (ROOT / "workflow/trioflow").glob("*/__init__.py")}
-    assert rooms - {"reproductions"} == drawn, "its own page draws what judges on others' data"
+    assert rooms == drawn

@@ -45,7 +45,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = folder / "source"
     files = ["pyproject.toml", "README.md", "LICENSE"]
     files += subprocess.run(
-        ["git", "ls-files", "workflow/trioflow"],
+        ["git", "ls-files", "workflow/trioflow", "workflow/trioflow_evaluation"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -68,7 +68,7 @@ def test_the_wheel_holds_the_library_and_its_data_and_nothing_else(wheel: Path) 
     library = ROOT / "workflow"
     wanted = {
         str(path.relative_to(library))
-        for path in (library / "trioflow").rglob("*")
+        for path in library.glob("trioflow*/**/*")
         if path.is_file() and "__pycache__" not in path.parts
     }
     assert held == wanted

@@ -19,9 +19,9 @@ from trioflow.costmodel.operators.methods import (
 )
 from trioflow.costmodel.operators.model import load_operator_model
 from trioflow.costmodel.operators.published import COLUMNS
-from trioflow.reproductions.tables import OPERATORS
-from trioflow.reproductions.validation.operators import diagnose
 from trioflow.tables import to_arrow, validate
+from trioflow_evaluation.tables import OPERATORS
+from trioflow_evaluation.validation.operators import diagnose
 
 from costmodel.gpu_synthetic import LIMITS, make_gpu_trace, make_gpu_traces, make_step
 

@@ -18,10 +18,10 @@ from urllib.parse import unquote, urlsplit
 import pandas as pd
 import pytest
 from browser import Browser, list_faults, list_requests, read_axe, run_driver
+from evaluation.published.published_cases import make_cases
+from evaluation.published.test_published_page import ANCHOR_ROWS, CAUSE_ROWS
+from evaluation.validation.validation_cases import write_files
 from report_run import PLANS, WORKLOADS, experiments_of, write_run
-from reproductions.published.published_cases import make_cases
-from reproductions.published.test_published_page import ANCHOR_ROWS, CAUSE_ROWS
-from reproductions.validation.validation_cases import write_files
 from trioflow import tables
 from trioflow.base.provenance import atomic_path
 from trioflow.report.attribution import CAUSES
@@ -38,10 +38,10 @@ from trioflow.report.pages import (
     write_page,
 )
 from trioflow.report.trace_page import build_trace_page
-from trioflow.reproductions.published.judge import ANCHORS
-from trioflow.reproductions.published.page import build_published_page
-from trioflow.reproductions.validation.page import build_validation_page
 from trioflow.trace.store import save_trace
+from trioflow_evaluation.published.judge import ANCHORS
+from trioflow_evaluation.published.page import build_published_page
+from trioflow_evaluation.validation.page import build_validation_page
 
 pytestmark = [pytest.mark.slow, pytest.mark.pages]
 

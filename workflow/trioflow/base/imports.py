@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-PACKAGE = Path(__file__).parents[1]
-LIBRARY = PACKAGE.name
-_QUOTED = re.compile(rf"""["']({LIBRARY}(?:\.\w+)+)["']""")
+from trioflow.base.provenance import EVALUATION, PACKAGE, find_home
+
+LIBRARIES = {PACKAGE.name: "", EVALUATION: f"{EVALUATION}/"}
+"""Packages that are followed, and what names of their modules begin with."""
+_QUOTED = re.compile(rf"""["']((?:{"|".join(LIBRARIES)})(?:\.\w+)+)["']""")
 _TYPES_ONLY = re.compile(r"^if TYPE_CHECKING:\n(?:(?:[ \t]+[^\n]*)?\n)+", re.MULTILINE)
 _FROM = r"from[ \t]+([\w.]+)[ \t]+import[ \t]+(\([^)]*\)|[^#\n]+)"
 _IMPORT = re.compile(rf"^[ \t]*(?:{_FROM}|import[ \t]+([^#\n]+))", re.MULTILINE)
@@ -29,7 +31,9 @@ def imported_names(file: str | Path) -> set[str]:
     text = Path(file).read_text(encoding="utf-8")
     if "\nif TYPE_CHECKING:\n" in text:
         text = _TYPES_ONLY.sub("", text)
-    quoted = any(f"{mark}{LIBRARY}." in text for mark in "\"'")  # most files have none
+    quoted = any(
+        f"{mark}{one}." in text for mark in "\"'" for one in LIBRARIES
+    )  # most files have none
     names = set(_QUOTED.findall(text)) if quoted else set()
     for module, parts, modules in _IMPORT.findall(text):
         if module:
@@ -62,23 +66,26 @@ def _direct_modules(file: str) -> Iterator[str]:
 
 @cache
 def _modules_of(module: str) -> tuple[str, ...]:
-    return tuple(_direct_modules(f"{PACKAGE}/{module}.py"))
+    return tuple(_direct_modules(f"{find_home(module)}/{module}.py"))
 
 
 @cache
 def _executed(name: str) -> tuple[str, ...]:
     """Return what ``import name`` executes: each package on the way, then the module."""
     library, *parts = name.split(".")
-    if library != LIBRARY:
+    if library not in LIBRARIES:
         return ()
-    held = _library_modules()
-    places = ["/".join(parts[:count]) for count in range(len(parts) + 1)]
-    packages = [f"{place}/__init__".lstrip("/") for place in places]
+    held, first = _library_modules(), LIBRARIES[library]
+    places = [first + "/".join(parts[:count]) for count in range(len(parts) + 1)]
+    packages = [f"{place.rstrip('/')}/__init__".lstrip("/") for place in places]
     return tuple(one for one in (*packages, *places) if one in held)
 
 
 @cache
 def _library_modules() -> frozenset[str]:
     """Return every module of the library, packages as their ``__init__``."""
-    found = PACKAGE.rglob("*.py")
-    return frozenset(path.relative_to(PACKAGE).with_suffix("").as_posix() for path in found)
+    return frozenset(
+        first + path.relative_to(PACKAGE.parent / library).with_suffix("").as_posix()
+        for library, first in LIBRARIES.items()
+        for path in (PACKAGE.parent / library).rglob("*.py")
+    )

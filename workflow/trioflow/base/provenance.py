@@ -18,6 +18,8 @@ from trioflow.base.errors import InputError
 from trioflow.base.input_files import LARGEST_JSON_BYTES, parse_json, read_text
 
 PACKAGE = Path(__file__).parents[1]
+EVALUATION = "trioflow_evaluation"
+"""The package beside trioflow whose modules count into digests by their full places."""
 
 
 def digest_file(path: str | Path) -> str:
@@ -35,8 +37,8 @@ def digest_modules(*packages: str) -> str:
     Snakemake re-runs a rule when its parameters change but does not follow imports; each rule
     therefore carries this digest as a parameter.
 
-    ``packages``: names of packages or modules below ``trioflow`` (``"trace"``, ``"tables"``); what a
-    module holds below ``data`` at its own place (``data/report/pages.css``) counts with it. Line
+    ``packages``: names of packages or modules below ``trioflow`` (``"trace"``, ``"tables"``), or of
+    ``trioflow_evaluation`` with that name before them; what a module holds below ``data`` at its own place (``data/report/pages.css``) counts with it. Line
     endings and nothing else are normalised. Raises FileNotFoundError when a name is neither a
     package nor a module of the library.
     """
@@ -46,16 +48,21 @@ def digest_modules(*packages: str) -> str:
     return digest.hexdigest()[:16]
 
 
+def find_home(name: str) -> Path:
+    """Return the folder that a module's or package's name, as ``digest_modules`` takes it, lies in."""
+    return PACKAGE.parent if name.partition("/")[0] == EVALUATION else PACKAGE
+
+
 @cache
 def _digest_package(name: str) -> bytes:
     """Return the digest of a module's, or of a package's modules', places and texts; rules share most of them."""
-    folder, module = PACKAGE / name, PACKAGE / f"{name}.py"
+    folder, module = find_home(name) / name, find_home(name) / f"{name}.py"
     if not module.is_file() and not folder.is_dir():
         raise FileNotFoundError(f"trioflow has no package or module {name!r}")
     digest = hashlib.sha256()
     modules = [module] if module.is_file() else sorted(folder.rglob("*.py"))
     for file in [*modules, *(own for one in modules for own in _data_of_modules().get(one, ()))]:
-        digest.update(str(file.relative_to(PACKAGE)).encode())
+        digest.update(str(file.relative_to(PACKAGE.parent)).encode())
         digest.update(file.read_bytes().replace(b"\r\n", b"\n"))
     return digest.digest()
 
@@ -64,12 +71,12 @@ def _digest_package(name: str) -> bytes:
 def _data_of_modules() -> dict[Path, list[Path]]:
     """Return what modules hold below ``data``: a file of a module's name, or the files of such a folder."""
     found: dict[Path, list[Path]] = {}
-    data = PACKAGE / "data"
-    for room in (one for one in data.iterdir() if (PACKAGE / one.name / "__init__.py").is_file()):
-        for path in sorted(room.rglob("*.*")):
-            own = (PACKAGE / path.relative_to(data)).with_suffix(".py")
+    for package in (PACKAGE, PACKAGE.parent / EVALUATION):
+        for path in sorted((data := package / "data").rglob("*.*")):
+            own = (package / path.relative_to(data)).with_suffix(".py")
             own = own if own.is_file() else own.parent.with_suffix(".py")
-            found.setdefault(own, []).append(path)
+            if own.is_file():
+                found.setdefault(own, []).append(path)
     return found
 
 

@@ -16,7 +16,7 @@ def read_table(path: Path) -> list[dict[str, str]]:
 
 
 def read_own_table(module: str) -> list[dict[str, str]]:
-    """Return the rows of the table that a module has below ``data``, at its own place."""
+    """Return the rows of the table that a module has below ``data``, at its own place; of another package by its whole path."""
     return read_table(PACKAGE / "data" / f"{module}.tsv")
 
 

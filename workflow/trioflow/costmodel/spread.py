@@ -25,7 +25,7 @@ from trioflow.base.shipped import read_table
 from trioflow.costmodel.collectives.model import MessageCurve
 
 _SHIPPED_SPREADS = PACKAGE / "data" / "spread.tsv"
-"""From ``reproductions.drift.judge.fit_jobs``, over all recorded steps of each public job."""
+"""From ``trioflow_evaluation.drift.judge.fit_jobs``, over all recorded steps of each public job."""
 _NORMAL_PER_DEVIATION = 1.4826
 """Standard deviation of a normal over its median distance from the median."""
 

@@ -43,7 +43,7 @@ goes in a step (`PASSING`), of what waits for the device and of what is gathered
 LEAD = 700
 """How many operators the host is ahead of the device where nothing keeps it. This and the shares of the
 first and the last have the least mean error over 91 runs of nanotron (1.34 B parameters on 1 and 2 nodes;
-``reproductions.clusters``), from which a test rebuilds them; judged on 1,637 others. A stream of CUDA
+``trioflow_evaluation.clusters``), from which a test rebuilds them; judged on 1,637 others. A stream of CUDA
 takes 1,024 launches."""
 PASSING = ("activation", TEMPORARY, "input")
 """Categories that are handed out anew in every micro-batch; the others lie where they were laid once."""

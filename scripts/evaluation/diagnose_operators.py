@@ -1,0 +1,13 @@
+"""Set every class's held-out predictions beside the public measurements of every GPU."""
+
+from pathlib import Path
+
+from trioflow.base.job_log import log_job
+from trioflow_evaluation.tables import write_validation_table
+from trioflow_evaluation.validation.operators import diagnose_published
+
+with log_job(snakemake.log[0]):
+    operators, classes = diagnose_published(Path(snakemake.params.data))
+    found = {"diagnosed operators": operators, "diagnosed classes": classes}
+    for (name, frame), path in zip(found.items(), snakemake.output, strict=True):
+        write_validation_table(frame, name, path, snakemake.input)

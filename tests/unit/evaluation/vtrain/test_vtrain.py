@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from trioflow import tables
+from trioflow.report.scores import score_published
+from trioflow_evaluation.tables import PARAMETERS, TRIALS
+from trioflow_evaluation.vtrain import judge as vtrain_fit
+from trioflow_evaluation.vtrain.data import GROUPS, PLANS, UNCALIBRATED, check_composition
+from trioflow_evaluation.vtrain.judge import LEFT_OUT, VtrainTables, judge_rows, share_ordered
+from trioflow_evaluation.vtrain.model import FORMS, list_parameters
+from vtrain_rows import REDUCES, make_rows, time_rows
+
+START = np.array([parameter.start for parameter in list_parameters()])
+
+
+@pytest.fixture(scope="module")
+def rows() -> pd.DataFrame:
+    plans = ((1, 2, 1), (2, 1, 1), (1, 1, 2))
+    return time_rows(make_rows(plans=plans, micro_batches=(2,)), 1.3 * START, FORMS[0])
+
+
+@pytest.fixture(scope="module")
+def judged(rows: pd.DataFrame) -> VtrainTables:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vtrain_fit, "MOST_ROUNDS", 6)
+        return judge_rows(rows, REDUCES, check_composition(rows, REDUCES), draws=1)
+
+
+def test_every_row_is_in_every_set_and_fits_the_schema(
+    rows: pd.DataFrame, judged: VtrainTables
+) -> None:
+    table = tables.to_arrow(judged.cases, "published_cases")
+    tables.validate(table, "published_cases")
+    for name in (GROUPS, PLANS, UNCALIBRATED):
+        mine = judged.cases[judged.cases["set"] == name]
+        assert len(mine) == len(rows) == mine["case"].nunique()
+        assert mine["measured_s"].to_numpy() == pytest.approx(rows["measured_s"].to_numpy())
+
+
+def test_what_was_left_out_stands_in_the_row(rows: pd.DataFrame, judged: VtrainTables) -> None:
+    for name, columns in LEFT_OUT.items():
+        mine = judged.cases[judged.cases["set"] == name].reset_index(drop=True)
+        for column in columns:
+            named = mine["learned_from"].str.extract(rf"{column} (\d+)")[0].astype(int)
+            assert (named == rows[column]).all()
+
+
+def test_parameters_of_every_fold_are_listed(judged: VtrainTables) -> None:
+    tables.validate(
+        tables.to_arrow(judged.parameters, "parameters", schema=PARAMETERS),
+        "parameters",
+        schema=PARAMETERS,
+    )
+    folds = judged.parameters.groupby(["set", "fold"]).size()
+    assert (folds == len(START)).all()
+    assert len(folds) == 1 + 4 + 3  # a fit on all rows, four models, three plans
+    assert (judged.parameters["value"] >= judged.parameters["low"] * (1 - 1e-9)).all()
+    assert (judged.parameters["value"] <= judged.parameters["high"] * (1 + 1e-9)).all()
+
+
+def test_trials_compare_models_on_the_same_rows(judged: VtrainTables) -> None:
+    assert list(judged.trials.columns) == TRIALS.names
+    tenth = judged.trials[judged.trials["draws"] == 1]
+    assert {"trioflow", "regression", "uncalibrated", "analytical"} <= set(tenth["model"])
+    assert (judged.trials["mean_absolute_error"] >= 0).all()
+
+
+def test_the_order_is_that_of_the_scores(judged: VtrainTables, rows: pd.DataFrame) -> None:
+    scores = score_published(judged.cases).set_index(["set", "model"])
+    mine = judged.cases[judged.cases["set"] == UNCALIBRATED]
+    told = share_ordered(rows, mine["predicted_s"].to_numpy())
+    assert told == pytest.approx(scores.loc[(UNCALIBRATED, "trioflow"), "ordered"], abs=0.05)
+
+
+def test_pairs_share_gpus_batch_and_model_and_lie_apart() -> None:
+    rows = make_rows(hidden=(512,), layers=(4,), plans=((1, 2, 1), (2, 1, 1)), micro_batch=(2,))
+    rows = rows[rows["batch"] == 8].assign(measured_s=[1.0, 2.0])
+    assert share_ordered(rows, np.array([3.0, 4.0])) == 1.0
+    assert share_ordered(rows, np.array([4.0, 3.0])) == 0.0
+    assert np.isnan(share_ordered(rows.assign(measured_s=[1.0, 1.04]), np.array([1.0, 2.0])))
+    assert np.isnan(share_ordered(rows.assign(batch=[8, 9]), np.array([1.0, 2.0])))

@@ -1,1 +1,0 @@
-"""Other papers and public measurements: judged cases, pages, figures and studies; the core never imports it."""

@@ -1,0 +1,415 @@
+"""Megatron-Bridge's measured pre-training rates on H100, beside what trioflow predicts of each row.
+
+Every row of its performance pages that ran on DGX H100 counts, whatever release; a row that is not
+predicted says why. Nothing is fitted to them. What the pages do not say is taken from Megatron's
+own rules: sequence and vocabulary parallel wherever tensors are cut, the distributed optimizer, whole
+experts, embedding and loss counted as a block each where the blocks alone do not divide. Routing is
+forced to be balanced there (``moe_router_force_load_balancing``), so that rows that drop tokens beyond a
+capacity of 1.0, and pad to it, have as many rows an expert as those that drop none.
+
+References
+----------
+Megatron-Bridge, ``docs/performance-summary*.md`` (rows) and ``scripts/performance`` (FP8 stands for a
+scale of each tensor, its own largest value's, and no block is left in bf16;
+``configs/*/*_workload_base_configs.py``: an expert-tensor degree of 1, stages of DeepSeek-V3, dispatchers; ``megatron.bridge``,
+``apply_moe_token_drop``).
+
+Megatron-LM's own functional tests: peaks of memory that its training measured, beside what trioflow predicts.
+
+Each test is a folder with ``model_config.yaml`` (environment and all arguments)
+and the values that its run logged on one node of eight A100 or H100.
+
+References
+----------
+Megatron-LM, ``training_log`` (``mem-max-allocated-bytes`` is the allocator's
+``allocated_bytes.all.peak``, never reset, as the last rank writes it); its test
+recipes (one node of eight GPUs); Transformer Engine's
+``get_cublas_workspace_size_bytes``; PyTorch, ``CUBLAS_WORKSPACE_CONFIG``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from trioflow.base.errors import InputError, TableError, TrioflowError
+from trioflow.base.experiments import Plan
+from trioflow.base.shipped import read_table
+from trioflow.base.units import BYTES_PER_KIB, BYTES_PER_MIB
+from trioflow.base.yaml_files import parse_yaml
+from trioflow.parallel.plan import make_plan
+from trioflow.prediction.assembly import build_graph, predict, time_operators
+from trioflow.prediction.options import Options
+from trioflow.trace.language.make import make_trace
+from trioflow.trace.language.read import published_models, read_configuration, trace_of
+from trioflow.trace.language.sizes import Configuration, LanguageStep
+from trioflow.trace.store import pipeline_units
+
+from trioflow_evaluation.clusters.parts import plain_model
+from trioflow_evaluation.tables import CLUSTER_RATES
+
+LOGGED_PEAKS = "megatron/peaks"
+FOLDER = "NVIDIA+Megatron-LM/tests/functional_tests/test_cases"
+GPUS = 8
+CONFIG = "model_config.yaml"
+PEAK, KEPT = "mem-max-allocated-bytes", "mem-allocated-bytes"
+DEVICES = {"a100": "NVIDIA A100-SXM4-80GB", "h100": "NVIDIA H100 80GB HBM3"}
+"""By the end of a file's name."""
+OTHER_NETWORKS = {
+    "bert": "an encoder with two heads (pretrain_bert.py): not built from a configuration",
+    "t5": "an encoder and a decoder (pretrain_t5.py): not built from a configuration",
+}
+"""Test suites, by the folder of each, whose program trains another network than pretrain_gpt.py."""
+_CUBLAS_HANDLES = 2
+"""The thread that runs forward has one, and the one that runs backward."""
+_TE_WORKSPACE_BYTES = {"a100": 4 * BYTES_PER_MIB, "h100": 32 * BYTES_PER_MIB}
+"""Of Transformer Engine's products."""
+_TE_STREAMS = 4
+"""Streams of its grouped products, each with a workspace (``get_multi_stream_cublas_workspace``)."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run of one test; ``suite`` is gpt, moe, bert or t5, ``kept_bytes`` what lay there between steps, at the end."""
+
+    folder: Path
+    suite: str
+    name: str
+    device: str
+    peak_bytes: float
+    kept_bytes: float
+
+
+def read_cases(files: Iterable[str | Path]) -> list[Case]:
+    """Read ``golden_values_dev_dgx_<device>.json`` beside ``model_config.yaml``; TableError where one is damaged."""
+    found = []
+    for path in sorted(Path(file) for file in files):
+        device = path.stem.rpartition("_")[2]
+        if path.suffix != ".json" or device not in DEVICES:
+            continue
+        try:
+            logged = json.loads(path.read_text(encoding="utf-8"))
+            peak, kept = (_list_numbers(logged[name]["values"]) for name in (PEAK, KEPT))
+            found.append(Case(path.parent, path.parent.parent.name, path.parent.name, device, max(peak), kept[-1]))  # fmt: skip
+        except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+            raise TableError(f"no logged peaks: {error!r}", file=path, fix=f"retrieve {LOGGED_PEAKS} again") from None  # fmt: skip
+    return found
+
+
+def _list_numbers(values: Mapping[str, Any]) -> list[float]:
+    return [float(value) for value in values.values() if value != "nan"]
+
+
+def judge_peaks(cases: Iterable[Case]) -> pd.DataFrame:
+    """Return ``CLUSTER_PEAKS``, a row a case; of a refused one the prediction is missing."""
+    frame = pd.DataFrame([_judge(case) for case in cases])
+    numbers = ["data", "tensor", "pipeline", "workspace_bytes", "predicted_bytes"]
+    return frame.astype(dict.fromkeys(numbers, "Int64"))
+
+
+def _judge(case: Case) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "suite": case.suite, "case": case.name, "device": case.device,
+        "measured_bytes": case.peak_bytes, "kept_bytes": case.kept_bytes,
+        "data": None, "tensor": None, "pipeline": None, "attention": "",
+        "workspace_bytes": None, "predicted_bytes": None, "not_followed": "", "refused": "",
+    }  # fmt: skip
+    try:
+        if case.suite in OTHER_NETWORKS:
+            raise InputError(OTHER_NETWORKS[case.suite])
+        found = _predict_peaks(case.folder / CONFIG)
+    except TrioflowError as error:
+        return {**row, "refused": getattr(error, "problem", str(error))}
+    workspace = count_workspaces(case.folder / CONFIG, case.device)
+    return {**row, **found, "workspace_bytes": workspace, "predicted_bytes": found["predicted_bytes"] + workspace}  # fmt: skip
+
+
+@cache
+def _predict_peaks(file: Path) -> dict[str, Any]:
+    """Return degrees and peak of the last rank, which writes the log, whatever GPU it is; TrioflowError when refused."""
+    found, plan, batch = plan_case(file)
+    times = time_operators(trace_of(found, {}), DEVICES["h100"])
+    graph = build_graph(
+        times, plan, batch=batch,
+        options=Options(stages=found.name_stages()),
+    )  # fmt: skip
+    last = next(entry for entry in graph.metadata.memory if GPUS - 1 in entry["ranks"])
+    return {
+        "data": plan.data, "tensor": plan.tensor, "pipeline": plan.pipeline,
+        "attention": found.step["attention"], "not_followed": "; ".join(found.notes),
+        "predicted_bytes": int(last["peak_bytes"]),
+    }  # fmt: skip
+
+
+def plan_case(file: Path) -> tuple[Configuration, Plan, int]:
+    """Return a test's configuration, its plan on one node and its samples of a step; TrioflowError when refused."""
+    found = read_configuration(file)
+    columns = dict(found.degrees)
+    tensor, pipeline = int(columns.pop("tensor")), int(columns.pop("pipeline"))
+    context = int(columns.get("context", 1))
+    data = GPUS // (tensor * context * pipeline)
+    if not data:
+        raise InputError(
+            f"more than {GPUS} ranks: {tensor} tensor x {context} context x {pipeline} pipeline",
+            file=str(file),
+        )
+    pieces = _count_pieces(found, data, file)
+    columns |= {"pipeline": pipeline, "micro_batches": pieces} if pipeline > 1 else {"accumulate": pieces}  # fmt: skip
+    if data * context == 1:
+        columns.pop("sharding", None)
+    batch = data * pieces * int(found.step["batch"])
+    return found, make_plan(data, tensor, **columns), batch
+
+
+def _count_pieces(found: Configuration, data: int, file: Path) -> int:
+    samples = data * int(found.step["batch"])
+    pieces, rest = divmod(found.global_batch or 0, samples)
+    if rest or not pieces:
+        raise InputError(f"{found.global_batch} samples on {data} replicas", file=str(file))
+    return pieces
+
+
+def count_workspaces(file: Path, device: str) -> int:
+    """Return what libraries keep for their products, in PyTorch's allocator, as a test asks for it [bytes]."""
+    content = parse_yaml(file.read_text(encoding="utf-8"), file)
+    setting = str((content.get("ENV_VARS") or {}).get("CUBLAS_WORKSPACE_CONFIG", ":4096:8"))
+    sizes = [int(n) for n in setting.strip(":").split(":")]
+    cublas = sum(size * count for size, count in zip(sizes[::2], sizes[1::2], strict=True))
+    engine = content["MODEL_ARGS"].get("--transformer-impl", "transformer_engine")
+    fused = _TE_WORKSPACE_BYTES[device] if engine == "transformer_engine" else 0
+    if content["MODEL_ARGS"].get("--moe-grouped-gemm"):
+        fused *= 1 + _TE_STREAMS
+    return _CUBLAS_HANDLES * cublas * BYTES_PER_KIB + fused
+
+
+DATASET, PLATFORM, SYSTEM = "megatron/rates", "dgx-h100", "DGX-H100"
+RECIPES = Path(__file__).parent.parent.parent / "data" / "bridge_recipes.tsv"
+"""What the pages do not say of a row, by the pages' name of its model: from the benchmark's own recipes."""
+_PRECISIONS = {
+    **dict.fromkeys(("FP8", "FP8-CS", ""), "fp8-params-bf16-reduce"), "BF16": "megatron-bf16-reduce",
+}  # fmt: skip
+"""The first release names none, and says of its H100 rows that they run in FP8. All recipes reduce gradients in bf16,
+those in FP8 hold and gather weights in FP8 (``megatron.bridge``, ``bf16_with_fp8_current_scaling_mixed``)."""
+_NUMBERS = {
+    "gpus": "#-GPUs", "batch": "GBS", "micro_batch": "MBS", "sequence": "Sequence Length",
+    "fsdp": "FSDP", "tensor": "TP", "pipeline": "PP", "context": "CP", "stages_per_rank": "VP", "expert": "EP",
+    "measured_tokens_per_s": "Tokens / sec / GPU",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A row of the pages; ``training`` is Pre-Training, SFT or LoRA, ``measured_tokens_per_s`` of one GPU."""
+
+    release: str
+    training: str
+    model: str
+    precision: str
+    gpus: int
+    batch: int
+    micro_batch: int
+    sequence: int
+    fsdp: int
+    tensor: int
+    pipeline: int
+    context: int
+    stages_per_rank: int
+    expert: int
+    measured_tokens_per_s: float
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How Megatron-Bridge's benchmark trains a model on H100, beside what a row says.
+
+    ``network`` is trioflow's name, the others columns of a plan: ``expert_domain`` 8 for DeepEP or
+    HybridEP (``moe_token_dispatcher_type`` flex), ``expert_overlap`` from ``moe_a2a_overlap``.
+    """
+
+    network: str
+    tensor_overlap: str
+    expert_domain: int
+    expert_overlap: bool
+
+
+@cache
+def load_recipes(path: Path = RECIPES) -> dict[str, Recipe]:
+    """Return the recipes, by the pages' name of a model; TableError where a row is incomplete."""
+    found = {}
+    for row in read_table(path):
+        try:
+            found[row["model"]] = Recipe(
+                row["network"], row["tensor_overlap"], int(row["expert_domain"]),
+                bool(int(row["expert_overlap"])),
+            )  # fmt: skip
+        except (KeyError, TypeError, ValueError):
+            raise TableError(f"{row} is not a recipe", file=path) from None
+    return found
+
+
+def read_rates(files: Iterable[str | Path]) -> list[Rate]:
+    """Read the rows of H100 of all pages; TableError where a page has no table of them or a cell is not a number."""
+    found = []
+    for file in files:
+        rows = list(_read_page(Path(file)))
+        if not rows:
+            raise TableError("no table of rates", file=file, fix=f"retrieve {DATASET} again")
+        found += [row for system, row in rows if system == SYSTEM]
+    return found
+
+
+def _read_page(path: Path) -> Iterable[tuple[str, Rate]]:
+    release = kind = model = system = ""
+    names: list[str] = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if line.startswith("## "):
+            release = line.removeprefix("## ").removesuffix(" NeMo Container")
+        elif line.startswith("### "):
+            kind = line.removeprefix("### ").removesuffix(" Performance")
+        elif line.startswith("#### "):
+            word, _, name = line.removeprefix("#### ").partition(": ")
+            model, system = (name, "") if word == "Model" else ("", name)
+        cells = (
+            [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
+        )
+        if len(cells) > 2 and cells[0] in ("System", "Model"):
+            names = cells
+        elif len(cells) == len(names) > 2 and not set(cells[0]) <= {"-", ":"}:
+            said = {"System": system, "Model": model} | dict(zip(names, cells, strict=True))
+            yield said["System"], _read_row(said, release, kind, f"{path}:{number}")
+
+
+def _read_row(said: dict[str, str], release: str, kind: str, place: str) -> Rate:
+    numbers: dict[str, Any] = {}
+    for field, name in _NUMBERS.items():
+        # What stands in brackets was measured another way.
+        text = said.get(name, "").partition("(")[0].partition("[")[0].strip()
+        try:
+            numbers[field] = int(text) if text not in ("", "n/a") else 0
+        except ValueError:
+            raise TableError(f"{text!r:.40} is not a number of {name}", place=place) from None
+    for degree in ("stages_per_rank", "expert"):
+        numbers[degree] = max(numbers[degree], 1)
+    return Rate(
+        release, kind, said["Model"], said.get("Precision", "").partition(" ")[0], **numbers
+    )
+
+
+def judge_rates(rates: Sequence[Rate]) -> pd.DataFrame:
+    """Return ``CLUSTER_RATES`` of each row; rows of several releases that ask for the same are predicted once."""
+    known: dict[Rate, dict[str, Any]] = {}
+    rows = []
+    for rate in rates:
+        recipe = _PRECISIONS[rate.precision]
+        asked = replace(rate, release="", precision=recipe, measured_tokens_per_s=0.0)
+        if asked not in known:
+            known[asked] = _predict(asked)
+        rows.append({**vars(rate), **known[asked]})
+    return pd.DataFrame(rows, columns=CLUSTER_RATES.names)
+
+
+_ENDS = ("predicted_tokens_per_s", "high_tokens_per_s", "low_tokens_per_s")
+
+
+def _predict(rate: Rate) -> dict[str, Any]:
+    """Return, of a row whose ``precision`` is trioflow's, the rate of a GPU [tokens/s] and the ends of its 80 % interval, or why it is not predicted."""
+    try:
+        step_s = predict_step_s(rate)
+    except TrioflowError as error:
+        return {**dict.fromkeys(_ENDS, math.nan), "refused": getattr(error, "problem", str(error))}
+    rates = rate.batch * rate.sequence / rate.gpus / step_s
+    return {**dict(zip(_ENDS, rates.tolist(), strict=True)), "refused": ""}
+
+
+def predict_step_s(rate: Rate) -> NDArray[np.float64]:
+    """Return the step of a row, whose ``precision`` is trioflow's, and the ends of its 80 % interval [s].
+
+    In a full pipeline every round of micro-batches adds the same: of more than three, two and three
+    are simulated. Raises TrioflowError when the model is not built, or the plan is refused.
+    """
+    model = plain_model(rate.model)
+    recipe = load_recipes().get(model)
+    if recipe is None or recipe.network not in published_models():
+        raise InputError(f"{model}: no such network is built")
+    if rate.training == "LoRA":
+        raise InputError("low-rank adapters are trained, and here all weights are")
+    replicas, rest = divmod(rate.gpus, rate.tensor * rate.pipeline * rate.context)
+    pieces, left = divmod(rate.batch, replicas * rate.micro_batch or 1)
+    if rest or left or not pieces:
+        raise InputError(f"{rate.batch} samples on {rate.gpus} GPUs do not divide as the row says")
+    alike, turn = replace(rate, batch=0), rate.pipeline
+    if pieces <= 3 * turn or pieces % turn:
+        return _simulate(alike, replicas, pieces)
+    full, fewer = (_simulate(alike, replicas, rounds * turn) for rounds in (3, 2))
+    return np.asarray(full + (full - fewer) * (pieces / turn - 3), np.float64)
+
+
+@cache
+def _simulate(rate: Rate, replicas: int, pieces: int) -> NDArray[np.float64]:
+    """Return the step of so many micro-batches, and the ends of its interval [s]; ``batch`` is not read."""
+    name = load_recipes()[plain_model(rate.model)].network
+    step = LanguageStep(rate.sequence, rate.micro_batch, rate.precision)
+    times = time_operators(make_trace(published_models()[name], step), DEVICES["h100"])
+    stages = cut_stages(list(pipeline_units(times.traces[0])), rate.pipeline * rate.stages_per_rank)
+    plan, batch = plan_rate(rate, replicas, pieces), replicas * rate.micro_batch * pieces
+    options = Options(stages=stages, memory=False)
+    found = predict(times, plan, PLATFORM, batch=batch, options=options)
+    return np.array([found.step_time_s, found.low_s, found.high_s])
+
+
+def plan_rate(rate: Rate, replicas: int, pieces: int) -> Plan:
+    """Return a row's plan, with so many micro-batches."""
+    several = rate.stages_per_rank > 1
+    columns: dict[str, Any] = {"accumulate": pieces}
+    if rate.pipeline > 1:
+        columns = {
+            "pipeline": rate.pipeline, "micro_batches": pieces,
+            "schedule": "interleaved" if several else "1f1b", "stages_per_rank": rate.stages_per_rank,
+        }  # fmt: skip
+    if replicas > 1:
+        columns["sharding"] = "fsdp" if rate.fsdp else "distributed"
+    if rate.context > 1:
+        columns |= {"context": rate.context, "context_method": "ring"}
+    split, recipe = rate.tensor > 1, load_recipes().get(plain_model(rate.model))
+    if split and recipe:
+        columns["tensor_overlap"] = recipe.tensor_overlap
+    if rate.expert > 1 and recipe:
+        columns["expert_domain"] = recipe.expert_domain
+        # Megatron refuses it in a pipeline of one stage a rank.
+        columns["expert_overlap"] = recipe.expert_overlap and (several or rate.pipeline == 1)
+    return make_plan(
+        replicas, rate.tensor, expert=rate.expert, expert_tensor=int(rate.expert > 1),
+        sequence_parallel=split, vocabulary_parallel=split, **columns,
+    )  # fmt: skip
+
+
+def cut_stages(units: Sequence[str], stages: int) -> list[list[str]] | None:
+    """Return the units of each stage, equally many blocks each; None of one stage.
+
+    Where they do not divide, embedding and loss count as a block each, then the last stages have
+    one less: of DeepSeek-V3 on 32 stages the recipe's own ``Et|(tt|)*30mL``. Raises InputError when
+    there are fewer units than stages.
+    """
+    if stages == 1:
+        return None
+    first, *blocks, last = units
+    whole = len(blocks) % stages == 0
+    counted = blocks if whole else [first, *blocks, last]
+    each, rest = divmod(len(counted), stages)
+    if not each:
+        raise InputError(f"{len(blocks)} blocks are too few for {stages} stages")
+    ends = [0, *accumulate(each + (i < rest) for i in range(stages))]
+    cut = [list(counted[a:b]) for a, b in pairwise(ends)]
+    if whole:
+        cut[0].insert(0, first)
+        cut[-1].append(last)
+    return cut

@@ -1,0 +1,607 @@
+"""The page of nanotron's runs: steps and memory, predicted beside measured, and why others failed.
+
+What was aimed at on nanotron's runs beside what was reached, and by ways that simulate nothing; without torch.
+
+The page's section on Megatron-LM's peaks: how far off, case by case, and which are refused; without torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from sklearn.ensemble import HistGradientBoostingRegressor
+from sklearn.model_selection import KFold
+from trioflow import tables
+from trioflow.base.units import BYTES_PER_GIB
+from trioflow.costmodel.intervals import COVERAGE
+from trioflow.parallel.memory.survival import DOUBTED
+from trioflow.report.pages import (
+    NOTHING,
+    Cell,
+    Page,
+    Section,
+    count_reached,
+    count_words,
+    numbers,
+    render_details,
+    render_list,
+    render_paragraph,
+    render_records,
+    words,
+    write_page,
+    write_percent,
+    write_signed_percent,
+)
+from trioflow.report.scores import summarize_errors
+
+from trioflow_evaluation.chances import measure_miss, render_chances
+from trioflow_evaluation.clusters.scores import (
+    BEFORE,
+    CELL,
+    FAST,
+    FITTED,
+    GPUS_OF_A_NODE,
+    SEQUENCE,
+    choose_cases,
+    find_repeated,
+    judge_order,
+    judge_survival,
+    mark_crowded,
+    name_model,
+    score_chances,
+    score_group,
+    score_steps,
+    score_survival,
+    split_by_nodes,
+    tabulate_reliability,
+)
+from trioflow_evaluation.tables import CLUSTER_MEMORY, CLUSTER_PEAKS, CLUSTER_STEPS
+
+OURS = "trioflow"
+CONSTANT, TREES, RULE = "constant MFU", "boosted trees", "rule"
+ONE_FOR_ALL = "one interval for all"
+FOLDS = 10
+"""Of the rows that the trees are fitted on, all but one."""
+_TOLD = (
+    "parameters", "nodes", "data", "tensor", "pipeline", "zero", "micro_batch", "accumulate",
+)  # fmt: skip
+
+
+def predict_steps(cases: pd.DataFrame) -> dict[str, NDArray[np.float64]]:
+    """Return every run's step by each way [s].
+
+    The constant MFU is the median of the runs that may be fitted on. The trees (scikit-learn's
+    defaults, on the step's logarithm) see nine tenths of all runs, those alike too, which trioflow
+    never does.
+    """
+    at_peak_s = (cases["measured_s"] * cases["mfu"]).to_numpy(np.float64)
+    fitted = cases.loc[cases["set"] == FITTED, "mfu"]
+    found = {OURS: cases["predicted_s"].to_numpy(np.float64)}
+    if len(fitted):
+        found[CONSTANT] = at_peak_s / float(fitted.median())
+    if len(cases) >= FOLDS:
+        features, logs = (
+            np.log2(cases[list(_TOLD)].to_numpy(np.float64) + 1),
+            np.log(cases["measured_s"]),
+        )
+        trees_s = np.empty(len(cases))
+        for known, asked in KFold(FOLDS, shuffle=True, random_state=0).split(features):
+            model = HistGradientBoostingRegressor(random_state=0)
+            model.fit(features[known], logs.to_numpy()[known])
+            trees_s[asked] = np.exp(model.predict(features[asked]))
+        found[TREES] = trees_s
+    return found
+
+
+def score_ways(cases: pd.DataFrame, steps: Mapping[str, NDArray[np.float64]]) -> pd.DataFrame:
+    """Return `scores.score_group` of each way, ``mean_error``, and ``fast_error``, the median above ``scores.FAST``."""
+    rows = []
+    for way, predicted_s in steps.items():
+        judged = cases.assign(predicted_s=predicted_s)
+        error = (judged["predicted_s"] / judged["measured_s"] - 1).abs()
+        fast = error[judged["mfu"] > FAST].fillna(np.inf).median()
+        rows.append(
+            {"way": way, **score_group(way, judged), "mean_error": error.mean(), "fast_error": fast}
+        )
+    return pd.DataFrame(rows)
+
+
+def choose_plans(cases: pd.DataFrame, steps: Mapping[str, NDArray[np.float64]]) -> pd.DataFrame:
+    """Return throughput lost by the plan that each way expects to be fastest, by model, nodes and network, beside the best.
+
+    A cell is what somebody could choose from: runs of one model on as many nodes of one network, two or more.
+
+    The rule takes the smallest tensor, then pipeline degree, then the largest micro-batch; a
+    constant MFU expects equal steps, so it loses the mean of the cell.
+    """
+    rows = []
+    for named, cell in cases.assign(**steps).groupby(CELL):
+        if len(cell) < 2:
+            continue
+        best = cell.iloc[int(cell["measured_s"].argmin())]
+        row: dict[str, Any] = {**dict(zip(CELL, named, strict=True)), "runs": len(cell)}
+        row |= _describe_plan("best", best)
+        for way in (way for way in (OURS, TREES) if way in steps):
+            known = cell.dropna(subset=way)
+            if way == OURS and "crowded" in known and not known["crowded"].all():
+                known = known[~known["crowded"]]
+            chosen = known.iloc[int(known[way].argmin())] if len(known) else None
+            row[way] = 1.0 if chosen is None else 1 - best["measured_s"] / chosen["measured_s"]
+            if way == OURS:
+                row |= _describe_plan("chosen", chosen)
+        order = ["tensor", "pipeline", "micro_batch"]
+        first_s = cell.sort_values(order, ascending=[True, True, False])["measured_s"].iloc[0]
+        row[RULE] = 1 - best["measured_s"] / first_s
+        row[CONSTANT] = float((1 - best["measured_s"] / cell["measured_s"]).mean())
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def score_intervals(cases: pd.DataFrame) -> pd.DataFrame:
+    """Return ``covered``, ``width`` (high over low, median) and ``score`` of 80 % intervals by groups of runs, ours and naive.
+
+    The score is the mean interval score of logarithms (less is better). Naive: the simulated step
+    times the quantiles of measured over simulated of all other models' runs. A refused run lies
+    outside.
+    """
+    measured, simulated, *ours = (
+        np.log(cases[name].to_numpy(np.float64)) for name in ("measured_s", "predicted_s", "low_s", "high_s")
+    )  # fmt: skip
+    naive = np.full((2, len(cases)), np.nan)
+    for model in cases["parameters"].unique():
+        mine = (cases["parameters"] == model).to_numpy()
+        others = ~mine if (~mine).any() else mine
+        ends = np.nanquantile((measured - simulated)[others], COVERAGE)
+        naive[:, mine] = simulated[mine] + ends[:, None]
+    ways = {"ours": np.array(ours), "naive": naive}
+    rows = []
+    groups = {
+        "all runs": cases["nodes"] > 0, f"MFU above {write_percent(FAST, 0)}": cases["mfu"] > FAST,
+        **split_by_nodes(cases),
+    }  # fmt: skip
+    for group, mask in groups.items():
+        chosen = mask.to_numpy()
+        if not chosen.any():
+            continue
+        row: dict[str, Any] = {"group": group, "runs": int(chosen.sum())}
+        for way, ends in ways.items():
+            (low, high), truth = ends[:, chosen], measured[chosen]
+            outside = np.maximum(low - truth, 0) + np.maximum(truth - high, 0)
+            row[f"{way}_covered"] = float((outside == 0).mean())
+            row[f"{way}_width"] = float(np.exp(np.nanmedian(high - low)))
+            row[f"{way}_score"] = float(np.nanmean(high - low + 2 / _LEFT * outside))
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+_LEFT = 1 - (COVERAGE[1] - COVERAGE[0])
+"""Share that an interval is to leave outside."""
+
+
+def _describe_plan(which: str, run: pd.Series | None) -> dict[str, Any]:
+    if run is None:
+        return {which: "all refused", f"{which}_tokens_per_s": 0.0}
+    text = " x ".join(f"{int(run[name])}" for name in ("tensor", "pipeline", "data"))
+    text += f", micro-batch {int(run['micro_batch'])}, ZeRO {int(run['zero'])}"
+    tokens = SEQUENCE * run["micro_batch"] * run["accumulate"] * run["data"]
+    return {which: text, f"{which}_tokens_per_s": float(tokens / run["measured_s"])}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One thing that was judged: ``value`` reached, of 1 (a number of cases where ``counted``, or a ``factor``).
+
+    ``aim`` is the most, or with ``more`` the least; ``headline`` is what README calls it, empty for
+    what stands in docs alone.
+    """
+
+    what: str
+    cases: int
+    value: float
+    aim: float | None = None
+    more: bool = False
+    counted: bool = False
+    factor: bool = False
+    others: Mapping[str, float] | None = None
+    headline: str = ""
+
+    @property
+    def reached(self) -> bool:
+        """Whether there is an aim and it is reached."""
+        if self.aim is None:
+            return False
+        return self.value >= self.aim if self.more else self.value <= self.aim
+
+    def write_value(self) -> str:
+        """Return what was reached in words."""
+        return self._write(self.value)
+
+    def _write(self, value: float) -> str:
+        if self.factor:
+            return f"{value:.1f}"
+        return f"{value:.0f}" if self.counted else write_percent(value)
+
+    def write_aim(self) -> str:
+        """Return the aim in words."""
+        if self.aim is None:
+            return NOTHING
+        if self.counted:
+            return f"{self.aim:.0f}"
+        return f"{'at least ' if self.more else ''}{write_percent(self.aim, 0)}"
+
+    def write_others(self) -> str:
+        """Return what other ways reach in words."""
+        texts = [f"{self._write(value)} ({name})" for name, value in (self.others or {}).items()]
+        return ", ".join(texts) or NOTHING
+
+
+def judge_aims(memory: pd.DataFrame | None, steps: pd.DataFrame) -> list[Line]:
+    """Return what was judged: steps (marked by ``scores.mark_crowded``), the choice of a plan, and memory where it was."""
+    return [*_judge_steps(steps), *([] if memory is None else _judge_memory(memory))]
+
+
+def describe_causes(steps: pd.DataFrame) -> str:
+    """Return in words how the steps divide: pipelines before their fix, and the others by how they lie on nodes."""
+    before, mended = steps[steps["set"] == BEFORE], judge_order(steps)
+    parts = {f"{BEFORE} (their cause is known, nothing here models it)": before}
+    parts |= {name: mended[chosen] for name, chosen in split_by_nodes(mended).items()}
+    scored = [(name, score_group(name, rows)) for name, rows in parts.items() if len(rows)]
+    texts = [
+        f"{name} {write_percent(score['median_error'])}, bias {write_signed_percent(score['bias'])} ({score['runs']:,} runs)"
+        for name, score in scored
+    ]
+    return f"Median errors: {'; '.join(texts)}."
+
+
+def _judge_steps(cases: pd.DataFrame) -> list[Line]:
+    before, cases = cases[cases["set"] == BEFORE], judge_order(cases)
+    ways = predict_steps(cases)
+    judged = {way: cases.assign(predicted_s=step_s) for way, step_s in ways.items()}
+    beyond, fast = cases["tensor"] > GPUS_OF_A_NODE, cases["mfu"] > FAST
+
+    def line(what: str, key: str, chosen: pd.Series, aim: float | None = None, more: bool = False,
+             headline: str = "") -> Line:  # fmt: skip
+        if not chosen.any():
+            return Line(what, 0, math.nan)
+        found = {way: score_group(way, rows[chosen])[key] for way, rows in judged.items()}
+        ours = found.pop(OURS)
+        return Line(what, int(chosen.sum()), ours, aim, more, others=found, headline=headline)
+
+    every, median = beyond | ~beyond, "median_error"
+    cells = choose_plans(cases, ways)
+    losses = {way: float(cells[way].mean()) for way in (TREES, RULE, CONSTANT) if way in cells}
+    mfu = f"MFU above {write_percent(FAST, 0)}"
+    asked = [
+        line("step, median error: tensor groups inside a node", median, ~beyond, 0.04,
+             headline="median error of steps with tensor groups inside a node"),
+        line("step, median error: tensor groups beyond a node", median, beyond, 0.10, headline="beyond"),
+        line(f"step, median error: {mfu}", median, fast, 0.15, headline=f"with an {mfu}"),
+        line("step, median error: all of these", median, every),
+        *(line(f"steps within {most} %", f"within_{most}", every) for most in (10, 20)),
+        line("pairs of a model's runs on as many nodes of one network in the measured order", "in_order", every, 0.85, True),
+    ]  # fmt: skip
+    lines = [one for one in asked if one.cases]
+    if len(before):
+        lines.append(
+            Line(f"step, median error: {BEFORE}", len(before), score_group("", before)[median])
+        )
+    return [
+        *lines,
+        *_judge_intervals(cases),
+        *_judge_chances(cases),
+        Line("throughput lost by the plan predicted to be fastest, mean of cells", len(cells),
+             float(cells[OURS].mean()), 0.05, others=losses, headline="throughput lost by the plan chosen"),
+    ]  # fmt: skip
+
+
+def _judge_intervals(cases: pd.DataFrame) -> list[Line]:
+    row = score_intervals(cases).to_dict("records")[0]
+    covered, wide = ({ONE_FOR_ALL: row[name]} for name in ("naive_covered", "naive_width"))
+    return [
+        Line("measured step inside the 80 % interval", len(cases), row["ours_covered"], 0.75, more=True, others=covered),
+        Line("median width of the interval, high over low end", len(cases), row["ours_width"], factor=True, others=wide),
+    ]  # fmt: skip
+
+
+def _judge_chances(cases: pd.DataFrame) -> list[Line]:
+    """Return how far stated probabilities are from shares of pairs."""
+    groups = score_chances(cases)
+    what = "stated probability that a plan is the faster one, off the share of pairs where it was"
+    return [Line(what, int(groups["pairs"].sum()), measure_miss(groups), 0.05)] if len(groups) else []  # fmt: skip
+
+
+def _judge_memory(cases: pd.DataFrame) -> list[Line]:
+    judged = judge_survival(choose_cases(cases))
+    scores, ran = score_survival(judged).iloc[0], int(judged["survived"].sum())
+    return [
+        Line("reserved peak, median error", ran, scores["reserved"], 0.06,
+             headline="median error of reserved memory"),
+        Line("reserved peak, 90th percentile of the error", ran, scores["reserved_90"], 0.10),
+        Line("allocated peak of the update, median error", ran, scores["update"], 0.04),
+        Line("runs whose odds say rightly whether they survive, their model left out", len(judged), scores["accuracy"],
+             0.95, more=True, headline="runs foretold to survive or to run out of memory"),
+    ]  # fmt: skip
+
+
+_AIM = 0.05
+"""Median error of the peaks that was aimed at."""
+
+
+def score_peaks(cases: pd.DataFrame) -> pd.DataFrame:
+    """Return ``median_error``, ``error_90``, ``most`` (absolute) and ``bias`` (signed median) of peaks, by groups of cases."""
+    predicted = cases[cases["refused"] == ""]
+    groups = [("all that are predicted", predicted)]
+    groups += [(f"attention {kind}", rows) for kind, rows in predicted.groupby("attention")]
+    for degree in sorted(int(n) for n in predicted["pipeline"].unique()):
+        name = f"{degree} stages" if degree > 1 else "one stage"
+        groups.append((name, predicted[predicted["pipeline"] == degree]))
+    groups += [(f"tensor degree {t}", rows) for t, rows in predicted.groupby("tensor")]
+    groups += [(str(device).upper(), rows) for device, rows in predicted.groupby("device")]
+    groups.append(("some arguments not followed", predicted[predicted["not_followed"] != ""]))
+    return pd.DataFrame([_score(name, rows) for name, rows in groups if len(rows)])
+
+
+def _score(name: str, rows: pd.DataFrame) -> dict[str, Any]:
+    return {"group": name, "cases": len(rows), **summarize_errors(_signed_error(rows))}
+
+
+def _signed_error(rows: pd.DataFrame) -> pd.Series:
+    return rows["predicted_bytes"].astype(float) / rows["measured_bytes"] - 1
+
+
+def peaks_section(cases: pd.DataFrame) -> Section:
+    """Return the section on ``CLUSTER_PEAKS``: scores, why cases are refused, each prediction."""
+    scores = score_peaks(cases)
+    predicted = int((cases["refused"] == "").sum())
+    text = (
+        f"Megatron-LM's functional tests log the peak of what the last rank's allocator handed out: {len(cases)} runs on eight A100 or "
+        f"H100, {predicted} of them predicted, with nothing fitted; median error {write_percent(scores['median_error'].iloc[0])} "
+        f"(aim {write_percent(_AIM, 0)}). The prediction is of the same rank, with the workspaces that the test's environment asks for."
+    )
+    return Section(
+        "megatron", "Megatron-LM's peaks",
+        [
+            render_paragraph(text),
+            render_details("Errors by kind of run", _render_scores(scores)), _render_refused(cases), _render_cases(cases),
+        ],
+    )  # fmt: skip
+
+
+def _render_scores(scores: pd.DataFrame) -> str:
+    fields = [
+        words("cases", "", "which", "group"), numbers("number", "", "how many", "count", "cases"),
+        numbers("median error", "absolute", "of the predicted peak", "percent", "median_error"),
+        numbers("90th percentile", "absolute", "of the predicted peak", "percent", "error_90"),
+        numbers("most", "absolute", "largest error", "percent", "most"),
+        numbers("bias", "", "median signed error", "signed", "bias"),
+    ]  # fmt: skip
+    return render_records(scores, fields, "Errors of Megatron-LM's peaks")
+
+
+def _render_refused(cases: pd.DataFrame) -> str:
+    counted = cases.loc[cases["refused"] != "", "refused"].value_counts()
+    fields = [
+        words("refused because of", "", "why", lambda entry: entry[0]),
+        numbers("cases", "", "how many", "count", lambda entry: entry[1]),
+    ]
+    title = f"Cases that are refused: {counted.sum()}"
+    return render_details(title, render_records(counted.items(), fields, title))
+
+
+def _render_cases(cases: pd.DataFrame) -> str:
+    fields = [
+        words("case", "", "the test", "case"), words("GPU", "", "eight of them", lambda row: row["device"].upper()),
+        words("data x tensor x pipeline", "", "degrees", lambda row: f"{row['data']} x {row['tensor']} x {row['pipeline']}"),
+        numbers("measured", "GiB", "peak of the last rank", _gib_cell, "measured_bytes"),
+        numbers("predicted", "GiB", "the same", _gib_cell, "predicted_bytes"),
+        numbers("error", "", "signed", "signed", "error"),
+        words("not followed", "", "arguments that simulate warns of", "not_followed"),
+    ]  # fmt: skip
+    predicted = cases[cases["refused"] == ""]
+    predicted = predicted.assign(error=_signed_error(predicted)).sort_values(
+        "error", key=abs, ascending=False
+    )
+    rows = predicted.to_dict("records")
+    title = f"Every prediction: {count_words(len(rows), 'case')}, the worst first"
+    return render_details(title, render_records(rows, fields, title))
+
+
+def _gib_cell(size_bytes: float) -> Cell:
+    return Cell(f"{size_bytes / BYTES_PER_GIB:.2f}")
+
+
+TITLE = "trioflow: nanotron's runs on 8 to 512 H100"
+_LOSS_AIM = 0.05
+"""Mean loss of throughput that was aimed at."""
+_STEPS = (
+    "Each step as simulate predicts it on p5-h100 with the collectives that the run's own job measured (256 MB over all its ranks and inside a "
+    "node). Fitted on 1.34 B on 1 and 2 nodes: host time of a launch, and what computing takes in a step beside tables of single operators. "
+    f"{BEFORE[0].upper()}{BEFORE[1:]} are a group of their own: nanotron's engine took a second more for each micro-batch until it was mended."
+)
+_LEAD = (
+    "Steps and memory of language models on 8 to 512 H100, as nanotron ran them, beside what trioflow predicts "
+    "for each run from its configuration alone; none is left out."
+)
+_WORDS = {
+    "held": "what the allocator holds: what it hands out, for fragmentation a share of what of it comes and goes in a step, and without a pipeline the inputs of a micro-batch's reduce-scatters",
+    "handed out": "the peak of what the allocator hands out, with nothing fitted",
+}
+
+
+_IN_ORDER = numbers(
+    "in order", "", "pairs of one model on as many nodes of one network that stand as measured", "percent", "in_order"
+)  # fmt: skip
+
+
+def build_clusters_page(
+    memory: str | Path, steps: str | Path, peaks: str | Path, page: str | Path
+) -> None:
+    """Write the page from Parquet files of ``CLUSTER_MEMORY``, ``CLUSTER_STEPS`` and ``CLUSTER_PEAKS``."""
+    cases = tables.read_table(memory, "cluster_memory", CLUSTER_MEMORY)
+    timed = mark_crowded(cases, tables.read_table(steps, "cluster_steps", CLUSTER_STEPS))
+    tests = tables.read_table(peaks, "cluster_peaks", CLUSTER_PEAKS)
+    lines = judge_aims(cases, timed)
+    content = [
+        Section("aims", "Aims and what was reached", [
+            render_aims(lines), render_paragraph(describe_causes(timed)),
+        ]),
+        Section("steps", "Steps", [
+            render_paragraph(_STEPS), _render_steps(score_steps(timed)),
+            render_details("Intervals, and which of two plans is faster", _render_intervals(timed) + render_chances(score_chances(timed), "one model's runs on as many nodes")),
+            render_details(
+                "Runs that are crowded or repeated", _render_crowded(timed) + _render_repeated(timed)
+            ),
+        ]),
+        Section("choice", "Which plan to take", [_render_choice(timed)]),
+        Section("memory", "Memory of the runs, and who survives", [_render_survival(cases)]),
+        peaks_section(tests),
+    ]  # fmt: skip
+    schemas = {
+        "cluster_memory": CLUSTER_MEMORY, "cluster_steps": CLUSTER_STEPS, "cluster_peaks": CLUSTER_PEAKS,
+    }  # fmt: skip
+    found = ", ".join(
+        f"{line.headline} {line.write_value()}"
+        for line in lines
+        if line.headline and line.aim is not None
+    )
+    reached = count_reached(None if line.aim is None else line.reached for line in lines)
+    made_from, files = " from nanotron's own table of runs", [memory, steps, peaks]
+    verdict = f"{reached} {found[:1].upper()}{found[1:]}."
+    write_page(page, Page(TITLE, content, _LEAD, made_from, verdict, _WORDS, schemas, files))
+
+
+def render_aims(lines: Sequence[Line]) -> str:
+    """Return each aim beside what was reached, and what other ways reach."""
+    fields = [
+        words("judged", "", "over all cases, none left out", lambda line: line.what),
+        numbers("cases", "", "how many", "count", lambda line: line.cases),
+        numbers("aim", "", "at most, unless it says otherwise", Cell, lambda line: line.write_aim()),
+        numbers("trioflow", "", "what was reached", lambda line: Cell(line.write_value(), line.value), lambda line: line),
+        words("aim reached", "", "", lambda line: "" if line.aim is None else "yes" if line.reached else "no"),
+        words("other ways", "", "what they reach; the trees saw nine tenths of the runs", lambda line: line.write_others()),
+    ]  # fmt: skip
+    return render_records(lines, fields, "Aims")
+
+
+def _render_steps(scores: pd.DataFrame) -> str:
+    """Return how far the steps are off, by groups of runs."""
+    fields = [
+        words("runs of", "", "which", "group"), numbers("runs", "", "how many", "count", "runs"),
+        numbers("median error", "absolute", "of the simulated step", "percent", "median_error"),
+        numbers("bias", "", "median signed error", "signed", "bias"),
+        *(numbers(f"within {most} %", "", "share of the runs", "percent", f"within_{most}") for most in (10, 20, 50)),
+        numbers("covered", "", "measured step inside the 80 % interval", "percent", "covered"),
+        numbers("width", "", "of the interval over the measured step, mean", "percent", "width"),
+        _IN_ORDER,
+    ]  # fmt: skip
+    return render_records(scores, fields, "Errors of the steps")
+
+
+def _render_intervals(cases: pd.DataFrame) -> str:
+    """Return how well the intervals hold beside one interval for all."""
+    fields = [
+        words("runs of", "", "which", "group"), numbers("runs", "", "how many", "count", "runs"),
+        *(
+            numbers(title, name, meaning, cell, f"{way}_{title}")
+            for way, name in (("ours", "trioflow"), ("naive", ONE_FOR_ALL))
+            for title, meaning, cell in (
+                ("covered", "measured step inside the 80 % interval", "percent"),
+                ("width", "high over low end, median", "short"),
+                ("score", "mean interval score of logarithms, less is better", "short"),
+            )
+        ),
+    ]  # fmt: skip
+    return render_records(score_intervals(cases), fields, "80 % intervals")
+
+
+def _render_repeated(cases: pd.DataFrame) -> str:
+    """Return how far runs of one configuration are from each other."""
+    found = find_repeated(cases)
+    if found.empty:
+        return ""
+    lines = [
+        f"{row['parameters']:g} B on {row['nodes']} nodes, tensor {row['tensor']}, pipeline {row['pipeline']}, data {row['data']}, "
+        f"micro-batch {row['micro_batch']}, ZeRO {row['zero']}: {row['fastest_s']:.2f} to {row['slowest_s']:.2f} s"
+        for row in found.to_dict("records")
+    ]
+    return render_paragraph("Configurations measured more than once:") + render_list(lines)
+
+
+def _render_choice(cases: pd.DataFrame) -> str:
+    """Return errors and choices of trioflow and of ways that simulate nothing."""
+    cases = judge_order(cases)
+    steps = predict_steps(cases)
+    cells, scores = choose_plans(cases, steps), score_ways(cases, steps)
+    ways = [way for way in (OURS, TREES, RULE, CONSTANT) if way in cells]
+    mean = ", ".join(f"{way} {write_percent(cells[way].mean())}" for way in ways)
+    text = (
+        f"Throughput lost beside the best measured run by taking the plan that is predicted to be fastest, in the mean over {len(cells)} cells: "
+        f"{mean} (aim {write_percent(_LOSS_AIM, 0)}). The rule takes the smallest tensor, then pipeline degree; a constant MFU any plan. The trees "
+        "are fitted on nine tenths of these very runs, the constant MFU on the runs that may be fitted on."
+    )  # fmt: skip
+    fields = [
+        words("way", "", "how a step is known", "way"),
+        numbers("median error", "absolute", "of the step", "percent", "median_error"),
+        numbers("median error", "MFU above 10 %", "of the step", "percent", "fast_error"),
+        numbers("mean error", "absolute", "of the step", "percent", "mean_error"),
+        numbers("within 20 %", "", "share of the runs", "percent", "within_20"), _IN_ORDER,
+    ]  # fmt: skip
+    table = render_records(scores, fields, "Ways to know a step")
+    return render_paragraph(text) + table + _render_cells(cells, ways)
+
+
+def _render_cells(cells: pd.DataFrame, ways: list[str]) -> str:
+    """Return the choice of each model and number of nodes."""
+    fields = [
+        numbers("parameters", "1e9", "model", "plain", "parameters"),
+        numbers("nodes", "", "of 8 GPUs", "count", "nodes"), words("network", "", "that the jobs had", "network"), numbers("runs", "", "measured plans", "count", "runs"),
+        words("best", "t x p x d", "fastest measured plan: tensor, pipeline, data", "best"),
+        numbers("best", "tokens/s", "its throughput, measured", "count", lambda row: round(row["best_tokens_per_s"])),
+        words("chosen", "t x p x d", "plan that is predicted to be fastest", "chosen"),
+        numbers("chosen", "tokens/s", "its throughput, measured", "count", lambda row: round(row["chosen_tokens_per_s"])),
+        *(numbers("loss", way, "of throughput beside the best measured run", "percent", way) for way in ways),
+    ]  # fmt: skip
+    title = "The choice for each model and number of nodes"
+    return render_details(title, render_records(cells, fields, title))
+
+
+def _render_crowded(cases: pd.DataFrame) -> str:
+    """Return what runs took that were not likely to fit."""
+    rows = cases[cases["crowded"]].dropna(subset="predicted_s")
+    if rows.empty:
+        return ""
+    factor = (rows["measured_s"] / rows["predicted_s"]).quantile([0.1, 0.5, 0.9])
+    text = (
+        f"{len(rows)} runs ran although they were less likely to fit than {write_percent(DOUBTED, 0)}. They took {factor[0.5]:.1f} times the "
+        f"predicted step (median; {factor[0.1]:.1f} to {factor[0.9]:.1f} in eight of ten). search puts such plans behind the others."
+    )  # fmt: skip
+    return render_paragraph(text)
+
+
+def _render_survival(cases: pd.DataFrame) -> str:
+    """Return how well the odds foretell how runs ended."""
+    judged = judge_survival(choose_cases(cases))
+    scores = [
+        words("model", "", "which model's runs; all", lambda row: name_model(row["parameters"]) if row["parameters"] else "all"),
+        numbers("succeeded", "", "runs that came to their end", "count", "survived"),
+        numbers("ran out", "", "runs labelled out of memory", "count", "failed"),
+        numbers("odds right", "", "share on the right side of a half", "percent", "accuracy"),
+        numbers("Brier score", "", "mean squared miss of the odds", "plain", lambda row: round(row["brier"], 3)),
+        numbers("reserved", "", "median error of what the allocator holds", "percent", "reserved"),
+        numbers("90th percentile", "", "of that error", "percent", "reserved_90"),
+        numbers("update", "", "median error of the update's allocated peak", "percent", "update"),
+    ]  # fmt: skip
+    bins = [
+        numbers("runs", "", "how many", "count", "runs"),
+        numbers("odds", "", "their mean odds", "percent", "odds"),
+        numbers("survived", "", "share that came to their end", "percent", "survived"),
+    ]  # fmt: skip
+    table = render_records(tabulate_reliability(judged), bins, "What odds come to")
+    return render_records(score_survival(judged), scores, "Odds of survival") + table

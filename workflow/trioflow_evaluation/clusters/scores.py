@@ -1,0 +1,264 @@
+"""How far predicted peaks of memory and steps are off, and how likely runs were to survive; without torch, for the page.
+
+Survival: the fit of ``parallel.memory.survival``, and its judgement. Of the cases (``CLUSTER_MEMORY``) that failed the
+ones count that are labelled out of memory; a model's runs are judged by what was fitted to the others'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from trioflow import tables
+from trioflow.base.provenance import stamp
+from trioflow.hardware.device_sheet import load_device
+from trioflow.parallel.memory.peak import count_outside
+from trioflow.parallel.memory.survival import DOUBTED, LIKELY, SURVIVAL, Survival, load_survival
+from trioflow.report.pages import NOTHING, write_markdown, write_percent
+from trioflow.report.scores import share_in_order
+from trioflow.sweeps.search_space import Prediction
+
+from trioflow_evaluation.chances import score_pairs
+from trioflow_evaluation.tables import CLUSTER_MEMORY, CLUSTER_STEPS
+
+RAN, FITTED, FAILED = "ran", "ran, fitted on", "failed"
+BEFORE = "pipelines before their fix"
+"""Runs of nanotron's pipelines before its engine was mended: reported, neither fitted on nor among the others."""
+SUCCEEDED, RAN_OUT = "Success", "OOM"
+"""How a job ended, beside other failures, which memory does not explain."""
+
+CARD = "h100-sxm"
+"""Sheet of the runs' GPU."""
+GPUS_OF_A_NODE = 8
+SEQUENCE = 4096
+"""Tokens of a sample."""
+FAST = 0.1
+"""Model FLOPs utilisation above which a run is one that someone would repeat."""
+
+BINS = (0.0, 0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99, 1.0)
+"""Ends of the reliability table's bins."""
+_STARTS = (0.0, 0.3, 0.6)
+"""Of ``kept_share``, from which the likelihood is maximised."""
+SCHEMAS = {"cluster_memory": CLUSTER_MEMORY, "cluster_steps": CLUSTER_STEPS}
+
+
+def join_parts(paths: Sequence[str | Path], name: str, output: str | Path) -> None:
+    """Write the tables of all parts of the runs as one; ``name`` is one of ``SCHEMAS``."""
+    schema = SCHEMAS[name]
+    parts = [tables.read_table(path, name, schema) for path in paths]
+    cases = pd.concat([part for part in parts if len(part)], ignore_index=True)
+    tables.write_table(cases, name, output, stamp(paths), schema)
+
+
+def name_model(parameters: float) -> str:
+    """Return the workload of a model of so many parameters [1e9]."""
+    return f"nanotron-{parameters:g}b"
+
+
+def is_fitted_on(parameters: float, nodes: int) -> bool:
+    """Return whether runs of a model on so many nodes may be fitted on: 1.34 B on 1 and 2."""
+    return parameters == 1.34 and nodes <= 2
+
+
+def list_needs(cases: pd.DataFrame) -> NDArray[np.float64]:
+    """Return what each run's fullest rank is handed out, what its allocator wants, and the room on an H100 [3, runs] [bytes]."""
+    card = load_device(CARD).usable_memory_bytes
+    degrees = cases[["data", "tensor", "pipeline"]].itertuples(index=False)
+    room = [card - count_outside(groups) for groups in degrees]
+    return np.array([cases["fullest_bytes"], cases["fullest_reserved_bytes"], room], np.float64)
+
+
+def find_odds(needs: NDArray[np.float64], survival: Survival | None = None) -> NDArray[np.float64]:
+    """Return the probability of each run to survive (``needs``: `list_needs`), by the shipped numbers by default."""
+    known, (peak, wanted, room) = survival or load_survival(), needs
+    return known.find_probabilities(peak + known.kept_share * (wanted - peak), room)
+
+
+def score_steps(cases: pd.DataFrame) -> pd.DataFrame:
+    """Return `score_group` of steps by set, network, how the plan lies on nodes, model and number of nodes.
+
+    A refused run has no prediction: it is outside of everything.
+    """
+    mended = judge_order(cases)
+    groups = [("all runs", cases), (BEFORE, cases[cases["set"] == BEFORE])]
+    groups += [("all others", mended), (FITTED, cases[cases["set"] == FITTED])]
+    fast = f"MFU above {write_percent(FAST, 0)}"
+    groups += [(fast, mended[mended["mfu"] > FAST])]
+    groups += [(name, mended[chosen]) for name, chosen in split_by_nodes(mended).items()]
+    groups += [(f"network: {name}", rows) for name, rows in mended.groupby("network")]
+    groups += [(f"{p:g} B", rows) for p, rows in mended.groupby("parameters")]
+    groups += [
+        (f"{n} {'node' if n == 1 else 'nodes'}", rows) for n, rows in mended.groupby("nodes")
+    ]
+    return pd.DataFrame([score_group(name, rows) for name, rows in groups if len(rows)])
+
+
+def split_by_nodes(cases: pd.DataFrame) -> dict[str, pd.Series]:
+    """Return which runs are of each way to lie on nodes."""
+    several, beyond = cases["nodes"] > 1, cases["tensor"] > GPUS_OF_A_NODE
+    chained = several & (cases["pipeline"] > 1) & ~beyond
+    return {
+        "on one node": ~several, "replicas over nodes": several & ~chained & ~beyond,
+        "pipelines over nodes": chained, "tensor groups beyond a node": beyond,
+    }  # fmt: skip
+
+
+def score_group(name: str, rows: pd.DataFrame) -> dict[str, Any]:
+    """Return the errors of some runs' ``predicted_s``: a row of :func:`score_steps`."""
+    measured = rows["measured_s"].to_numpy()
+    signed = rows["predicted_s"] / rows["measured_s"] - 1
+    error = signed.abs().fillna(np.inf)
+    inside = (rows["low_s"].to_numpy() <= measured) & (measured <= rows["high_s"].to_numpy())
+    return {
+        "group": name,
+        "runs": len(rows),
+        "median_error": float(error.median()),
+        **{f"within_{most}": float((error <= most / 100).mean()) for most in (10, 20, 50)},
+        "bias": float(signed.median()),
+        "covered": float(inside.mean()),
+        "width": float(((rows["high_s"] - rows["low_s"]) / measured).mean()),
+        "in_order": share_in_order(rows, CELL),
+    }
+
+
+def mark_crowded(memory: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
+    """Return the steps of runs with ``crowded``: whether they are less likely to fit an H100 than `survival.DOUBTED`."""
+    key = [*_PLAN, "micro_batch", "accumulate"]
+    sizes = ["fullest_bytes", "fullest_reserved_bytes"]
+    held = memory.loc[memory["set"] != FAILED, [*key, *sizes]].drop_duplicates(key)
+    found = steps[key].merge(held, how="left", on=key).fillna(dict.fromkeys(sizes, 0.0))
+    return steps.assign(crowded=find_odds(list_needs(found)) < DOUBTED)
+
+
+def score_chances(cases: pd.DataFrame) -> pd.DataFrame:
+    """Return `chances.score_pairs` of runs of one model on as many nodes of one network."""
+    return score_pairs(
+        [
+            (Prediction(row["predicted_s"], 0.0, 0.0), row["measured_s"])
+            for row in cell.sort_values("predicted_s").to_dict("records")
+        ]
+        for _, cell in judge_order(cases).dropna(subset="predicted_s").groupby(CELL)
+    )
+
+
+CELL = ["parameters", "nodes", "network"]
+"""What runs share that somebody would choose among."""
+_PLAN = ["parameters", "nodes", "data", "tensor", "pipeline", "zero"]
+
+
+def judge_order(cases: pd.DataFrame) -> pd.DataFrame:
+    """Return the runs whose order and choice are judged: all but pipelines before their fix."""
+    return cases[cases["set"] != BEFORE]
+
+
+def find_repeated(cases: pd.DataFrame) -> pd.DataFrame:
+    """Return runs of one configuration that was measured several times: ``fastest_s``, ``slowest_s``."""
+    groups = cases.groupby([*_PLAN, "micro_batch", "accumulate"])["measured_s"]
+    found = groups.agg(runs="size", fastest_s="min", slowest_s="max").reset_index()
+    return found[found["runs"] > 1].reset_index(drop=True)
+
+
+def choose_cases(cases: pd.DataFrame) -> pd.DataFrame:
+    """Return the runs that succeeded or ran out of memory, with ``survived``."""
+    chosen = cases[cases["status"].isin((SUCCEEDED, RAN_OUT))]
+    return chosen.assign(survived=chosen["status"] == SUCCEEDED)
+
+
+def fit_survival(cases: pd.DataFrame) -> Survival:
+    """Return the numbers that make how the cases ended most likely."""
+    from scipy.optimize import minimize
+    from scipy.special import expit
+
+    needs, survived = list_needs(cases), cases["survived"].to_numpy()
+    least = 1 / (len(cases) + 2)  # what as many runs without a lapse leave open
+
+    def read(numbers: NDArray[np.float64]) -> Survival:
+        location, scale, kept, lapse = numbers.tolist()
+        most_kept, lapse = min(max(kept, 0.0), 1.0), max(float(expit(lapse)), least)
+        return Survival(location, float(np.exp(scale)), most_kept, lapse)
+
+    def miss(numbers: NDArray[np.float64]) -> float:
+        odds = np.clip(find_odds(needs, read(numbers)), 1e-12, 1 - 1e-12)
+        return -float(np.log(np.where(survived, odds, 1 - odds)).sum())
+
+    most: Any = {"maxiter": 2000, "maxfev": 2000, "xatol": 1e-5, "fatol": 1e-5}
+    found = [
+        minimize(miss, [0.2, -3.0, kept, -5.0], method="Nelder-Mead", options=most)
+        for kept in _STARTS
+    ]
+    return read(min(found, key=lambda one: float(one.fun)).x)
+
+
+def write_survival(cases: pd.DataFrame) -> None:
+    """Rewrite the numbers that ship: of all cases, and without each model's."""
+    known = SURVIVAL.read_text(encoding="utf-8").splitlines()
+    lines = [line for line in known if line.startswith(("#", "left_out"))]
+    for left_out in (None, *sorted(set(cases["parameters"]))):
+        rest = cases[cases["parameters"] != left_out]
+        numbers = [f"{number:.4g}" for number in vars(fit_survival(rest)).values()]
+        ends = [str(len(rest)), str(int((~rest["survived"]).sum()))]
+        name = "" if left_out is None else name_model(left_out)
+        lines.append("\t".join([name, *ends, *numbers]))
+    SURVIVAL.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def judge_survival(cases: pd.DataFrame) -> pd.DataFrame:
+    """Return the cases with ``odds``: each model's by the shipped numbers that were fitted without it."""
+    odds = pd.Series(np.nan, index=cases.index)
+    for parameters, mine in cases.groupby("parameters"):
+        odds[mine.index] = find_odds(
+            list_needs(mine), load_survival(name_model(float(str(parameters))))
+        )
+    return cases.assign(odds=odds)
+
+
+def score_survival(judged: pd.DataFrame) -> pd.DataFrame:
+    """Return by model (``parameters`` 0: all) how often the odds are right, their Brier score and median errors of sizes."""
+    groups = [(0.0, judged)]
+    groups += [(float(str(size)), rows) for size, rows in judged.groupby("parameters")]
+    return pd.DataFrame([_score_odds(size, rows) for size, rows in groups])
+
+
+def _score_odds(parameters: float, rows: pd.DataFrame) -> dict[str, Any]:
+    ran, miss = rows[rows["survived"]], rows["odds"] - rows["survived"]
+    pairs = {"reserved": ("reserved_bytes", "measured_bytes"), "update": ("update_bytes", "measured_update_bytes")}  # fmt: skip
+    return {
+        "parameters": parameters, "survived": len(ran), "failed": len(rows) - len(ran),
+        "accuracy": float(((rows["odds"] >= LIKELY) == rows["survived"]).mean()),
+        "brier": float((miss**2).mean()),
+        **{name: float((ran[one] / ran[other] - 1).abs().median()) for name, (one, other) in pairs.items()},
+        "reserved_90": float((ran["reserved_bytes"] / ran["measured_bytes"] - 1).abs().quantile(0.9)),
+    }  # fmt: skip
+
+
+def tabulate_reliability(judged: pd.DataFrame) -> pd.DataFrame:
+    """Return for each bin of the odds how many ``runs`` there are, their mean ``odds`` and the share that ``survived``."""
+    bins = pd.cut(judged["odds"], list(BINS), include_lowest=True, labels=False)
+    groups = judged.assign(bin=bins).groupby("bin")
+    return groups.agg(runs=("odds", "size"), odds=("odds", "mean"), survived=("survived", "mean"))
+
+
+def write_survival_tables(judged: pd.DataFrame) -> str:
+    """Return both tables in Markdown: scores by model, and what odds come to."""
+    heads = ("model", "succeeded", "ran out", "odds right", "Brier score", "reserved, median error", "update's peak, median error")  # fmt: skip
+    scores = [
+        (
+            name_model(row["parameters"]) if row["parameters"] else "all", row["survived"], row["failed"],
+            write_percent(row["accuracy"]), f"{row['brier']:.3f}",
+            *(NOTHING if np.isnan(row[name]) else write_percent(row[name]) for name in ("reserved", "update")),
+        )
+        for row in score_survival(judged).to_dict("records")
+    ]  # fmt: skip
+    bins = [
+        (
+            f"{BINS[int(row['bin'])]:.0%} to {BINS[int(row['bin']) + 1]:.0%}", int(row["runs"]),
+            write_percent(row["odds"]), write_percent(row["survived"]),
+        )
+        for row in tabulate_reliability(judged).reset_index().to_dict("records")
+    ]  # fmt: skip
+    reliability = write_markdown(("odds", "runs", "mean odds", "survived"), bins)
+    return f"{write_markdown(heads, scores)}\n\n{reliability}"

@@ -1,0 +1,430 @@
+"""The step times of nanotron's runs, predicted by what ``simulate`` calls, beside what was measured.
+
+The memory of nanotron's runs, predicted by what ``simulate`` calls, beside what was measured.
+
+nanotron's 1,765 runs on 8 to 512 H100, and 2,339 that failed: what they ran, and what was measured.
+
+References
+----------
+"The Ultra-Scale Playbook" (nanotron), whose sweep Rapid-LLM publishes whole; nanotron's ``scripts/scaling_benchmarks.py`` (sizes), ``helpers.py``
+(``log_throughput``: rank 0 writes ``max_memory_allocated`` and
+``max_memory_reserved``, in GiB), ``models/base.py`` (layers of a stage).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from trioflow.base.errors import InputError, TrioflowError
+from trioflow.base.experiments import Plan
+from trioflow.base.precision_recipes import NANOTRON
+from trioflow.base.units import BYTES_PER_GIB
+from trioflow.costmodel.collectives.published import (
+    FAST,
+    MESSAGE_BYTES,
+    NO_NVLINK,
+    NODE_RATES,
+    NODES_PLATFORM,
+    SLOW_NODES,
+    name_network,
+    read_cluster_runs,
+)
+from trioflow.costmodel.device_times import DeviceTimes
+from trioflow.costmodel.operators.methods import ProportionalModel
+from trioflow.engine.compiled.run import load_kernels
+from trioflow.hardware.machine import InterNode, Platform
+from trioflow.hardware.platform import load_platform
+from trioflow.parallel.memory.survival import count_wanted
+from trioflow.parallel.plan import make_plan
+from trioflow.parallel.remembered import Memory, remembering
+from trioflow.parallel.task_graph import TaskGraph
+from trioflow.prediction.assembly import build_graph, predict, time_operators
+from trioflow.prediction.options import Options
+from trioflow.trace.language.make import make_trace
+from trioflow.trace.language.sizes import LanguageModel, LanguageStep
+from trioflow.trace.store import Trace, pipeline_units
+
+from trioflow_evaluation.clusters.scores import (
+    BEFORE,
+    FAILED,
+    FITTED,
+    GPUS_OF_A_NODE,
+    RAN,
+    SEQUENCE,
+    is_fitted_on,
+    name_model,
+)
+from trioflow_evaluation.tables import CLUSTER_MEMORY, CLUSTER_STEPS
+
+DEVICE = "NVIDIA H100 80GB HBM3"
+PLATFORM = NODES_PLATFORM
+"""Nodes of eight H100 with EFA: what the runs had."""
+
+
+HOPELESS = 1.4
+"""A peak so many times the card's memory: a run that needs more still needs no estimate of its own."""
+
+
+def judge_memory(runs: Sequence[Run]) -> pd.DataFrame:
+    """Return what was measured and predicted of each run: ``CLUSTER_MEMORY``.
+
+    Rank 0 wrote the file: its stage's peak is compared. Under 1F1B further micro-batches than one
+    more than the stages change nothing, nor do replicas beyond two without ZeRO: they are not
+    built. nanotron's peak of what is handed out is that of the update: it forgets the peak behind the last backward.
+    """
+    rows: dict[int, dict[str, Any]] = {}
+    models = sorted({(run.hidden, run.key_values, run.vocabulary) for run in runs})
+    for model in models:
+        mine = [
+            i for i, run in enumerate(runs) if (run.hidden, run.key_values, run.vocabulary) == model
+        ]
+        mine.sort(key=lambda i: (runs[i].tensor, runs[i].pipeline, runs[i].data, runs[i].micro_batch, runs[i].accumulate))  # fmt: skip
+        with remembering(Memory()):
+            judged = _judge_model([runs[i] for i in mine])
+        rows |= zip(mine, judged, strict=True)
+    return pd.DataFrame([rows[i] for i in range(len(runs))], columns=CLUSTER_MEMORY.names)
+
+
+def _judge_model(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    known: dict[tuple[int, ...], dict[str, Any]] = {}
+    trace, platform, rows = trace_run(runs[0]), load_platform(PLATFORM, 8), []
+    times = replace(time_operators(trace, DEVICE), model=_AnyTime(DEVICE))
+    most_bytes = HOPELESS * platform.device.memory_bytes
+    for run in runs:
+        stages = keep_depth(cut_stages(trace, run), run.pipeline)
+        pieces = min(run.accumulate, len(stages) + 1 if len(stages) > 1 else 2)
+        data = run.data if run.zero else min(run.data, 2)
+        cut = (len(stages), run.pipeline, run.tensor, data, run.zero, run.nodes > 1)
+        key = (*cut, run.micro_batch, pieces)
+        if key not in known:
+            for other, found in known.items():
+                if (
+                    other[:6] == cut
+                    and other[6] <= key[6]
+                    and other[7] <= key[7]
+                    and found["fullest_bytes"] > most_bytes
+                ):
+                    known[key] = {**found, "least": True}
+                    break
+            else:
+                plan = plan_run(run, len(stages), pieces, data)
+                options = Options(stages=stages if len(stages) > 1 else None)
+                costs = platform.host_of(replace(plan, data=run.data), NANOTRON)
+                # Launches change no peak.
+                host = {
+                    key: cost for key, cost in costs.items() if key.startswith("tensor_parallel")
+                }
+                batch = data * pieces * run.micro_batch
+                graph = build_graph(
+                    times, plan, batch=batch, host=host, options=options, device=platform.device
+                )
+                known[key] = _size_graph(graph)
+        rows.append({
+            "set": run.set, "parameters": run.parameters, "nodes": run.nodes, "data": run.data, "tensor": run.tensor,
+            "pipeline": run.pipeline, "zero": run.zero, "micro_batch": run.micro_batch, "accumulate": run.accumulate,
+            "status": run.status, "measured_bytes": run.measured_bytes, "measured_update_bytes": run.allocated_bytes,
+            **known[key],
+        })  # fmt: skip
+    return rows
+
+
+def _size_graph(graph: TaskGraph) -> dict[str, Any]:
+    """Return what is predicted of rank 0 and of the fullest rank; ``CLUSTER_MEMORY`` says what."""
+    memory, curves = graph.metadata.memory, graph.metadata.memory_curves
+    mine, curve = next(pair for pair in zip(memory, curves, strict=True) if 0 in pair[0]["ranks"])
+    phases = graph.tasks.loc[graph.tasks["rank"] == 0, "phase"].to_numpy()
+    places, held = np.array(curve["places"]), np.array(curve["bytes"])
+    behind = int(np.flatnonzero(phases == "backward")[-1]) + 1
+    first = int(np.searchsorted(places, behind, side="right")) - 1
+    return {
+        "allocated_bytes": mine["peak_bytes"],
+        "update_bytes": int(held[first:].max()),
+        **mine["beside"],
+        "reserved_bytes": count_wanted(mine),
+        "fullest_bytes": max(entry["peak_bytes"] for entry in memory),
+        "fullest_reserved_bytes": max(map(count_wanted, memory)),
+        "least": False,
+    }
+
+
+class _AnyTime(ProportionalModel):
+    """Times that cost little: no peak depends on how long operators take, only on their order."""
+
+    def predict(self, operators: pd.DataFrame) -> pd.DataFrame:
+        """Return a second for each operator."""
+        times = dict.fromkeys(("time_s", "low_s", "high_s"), 1.0)
+        return pd.DataFrame({**times, "extrapolated": False}, index=operators.index)
+
+
+def keep_depth(stages: Sequence[Sequence[str]], pipeline: int) -> list[list[str]]:
+    """Return as many stages as the run has, whatever lies on the last ones.
+
+    Where the head ends nanotron's last but one stage, rank 0 still holds a micro-batch for the last
+    one: such a stage gets the last unit of a later one that has several.
+    """
+    deep = [list(stage) for stage in stages]
+    while len(deep) < pipeline:
+        several = [i for i, stage in enumerate(deep) if i and len(stage) > 1]
+        if not several:
+            break
+        deep.insert(several[-1] + 1, [deep[several[-1]].pop()])
+    return deep
+
+
+PRECISION = "nanotron-bf16"
+_SIZES = {
+    2048: (16, 32, 8192), 3072: (28, 32, 8192), 4096: (32, 32, 14336), 8192: (80, 64, 28672),
+    16384: (126, 128, 53248),
+}  # fmt: skip
+"""Layers, heads and feed-forward of nanotron's models, by hidden size."""
+_TIED_BELOW = 10_000
+
+
+@dataclass(frozen=True)
+class Run:
+    """One row of the file: ``hidden``, ``key_values`` (heads) and ``vocabulary`` name the model.
+
+    ``accumulate`` counts a replica's micro-batches; ``rates``: what the job's collectives reach inside a node and
+    over all its ranks, by operation [GB/s]. What the file does not give is not a number.
+    """
+
+    hidden: int
+    key_values: int
+    vocabulary: int
+    nodes: int
+    micro_batch: int
+    accumulate: int
+    data: int
+    pipeline: int
+    tensor: int
+    zero: int
+    allocated_bytes: float
+    measured_bytes: float
+    measured_step_s: float
+    mfu: float
+    status: str
+    after_fix: bool
+    rates: Mapping[str, tuple[float, float]]
+
+    @property
+    def ran(self) -> bool:
+        """Whether the run came to its end."""
+        return self.status == "Success"
+
+    @property
+    def parameters(self) -> float:
+        """Parameters of the model to three digits [1e9]."""
+        return _count_parameters(self.hidden, self.key_values, self.vocabulary)
+
+    @property
+    def network(self) -> str:
+        """Which network the job had."""
+        return name_network(self.nodes, *self.rates["all_gather"])
+
+    @property
+    def set(self) -> str:
+        """Which set of cases the run is in."""
+        if not self.ran:
+            return FAILED
+        if self.pipeline > 1 and not self.after_fix:
+            return BEFORE
+        return FITTED if is_fitted_on(self.parameters, self.nodes) else RAN
+
+
+def read_runs(data_folder: str | Path) -> list[Run]:
+    """Read all runs, those that ran first; InputError where the file is missing or lacks a column."""
+    runs = read_cluster_runs(data_folder)
+    runs = pd.concat([runs[runs["status"] == "Success"], runs[runs["status"] != "Success"]])
+    lacking = sorted(set(_COLUMNS) - set(runs))
+    if lacking:
+        raise InputError(f"no column {lacking[0]!r}", file=data_folder, fix="retrieve it again")
+    return [_read_row(row) for row in runs.to_dict("records")]
+
+
+_COLUMNS = (
+    "hidden_size", "num_kv_heads", "vocab_size", "nodes", "mbs", "batch_accum", "dp", "pp", "tp", "zero_stage",
+    "Mem Alloc (GB)", "Mem Res (GB)", "tok/s/gpu", "mfu", "status", "after_pp_fix",
+)  # fmt: skip
+
+
+def _read_row(row: Mapping[Any, Any]) -> Run:
+    hidden = int(row["hidden_size"])
+    # Of runs that failed the heads of keys and values are not known: as many as heads.
+    heads = row["num_kv_heads"] if row["num_kv_heads"] > 0 else _SIZES[hidden][1]
+    vocabulary, nodes, micro_batch, pieces, data, pipeline, tensor, zero = (
+        int(row[name]) for name in _COLUMNS[2:10]
+    )
+    allocated, reserved = (float(row[name]) * BYTES_PER_GIB for name in _COLUMNS[10:12])
+    tokens_per_s = GPUS_OF_A_NODE * nodes * float(row["tok/s/gpu"])
+    return Run(
+        hidden, int(heads), vocabulary, nodes, micro_batch, pieces, data, pipeline, tensor, zero, allocated, reserved,
+        SEQUENCE * micro_batch * pieces * data / tokens_per_s, float(row["mfu"]) / 100, str(row["status"]),
+        bool(row["after_pp_fix"]),
+        {name: (float(row[inside]), float(row[every])) for name, (inside, every) in NODE_RATES.items()},
+    )  # fmt: skip
+
+
+def find_model(run: Run) -> LanguageModel:
+    """Return the sizes of a run's model."""
+    layers, heads, feed_forward = _SIZES[run.hidden]
+    return LanguageModel(
+        name_model(run.parameters), layers, run.hidden, heads, run.key_values, run.hidden // heads,
+        feed_forward, run.vocabulary, tied=feed_forward < _TIED_BELOW,
+    )  # fmt: skip
+
+
+@cache
+def _count_parameters(hidden: int, key_values: int, vocabulary: int) -> float:
+    layers, heads, feed_forward = _SIZES[hidden]
+    attention = 2 * hidden**2 * (1 + key_values / heads)
+    tables = vocabulary * hidden * (1 if feed_forward < _TIED_BELOW else 2)
+    total = layers * (attention + 3 * hidden * feed_forward) + tables
+    return float(f"{total / 1e9:.3g}")
+
+
+def join_network(run: Run, platform: Platform) -> Platform:
+    """Return a platform as a run's job measured it: its collectives over all nodes, and links inside a node.
+
+    Some jobs' nodes had no NVLink. A ring's step beyond its bytes takes as long on fewer nodes as on all.
+    """
+    if run.nodes > 1:
+        rates = {name: over_nodes * 1e9 for name, (_, over_nodes) in run.rates.items()}
+        measured = InterNode(rates, None, MESSAGE_BYTES, "the job's own collectives", in_links=True)
+        platform = replace(platform, inter_node=measured)
+    if run.network == NO_NVLINK:
+        share = run.rates["all_gather"][0] / _NVLINK
+        links = [
+            one._replace(bandwidth_bytes_per_s=one.bandwidth_bytes_per_s * share)
+            if "nvswitch" in one.source + one.target
+            else one
+            for one in platform.links
+        ]
+        platform = replace(platform, links=tuple(links))
+    return platform
+
+
+_NVLINK = 263.0
+"""All-gather inside a node that has NVLink, median of the jobs on one node [GB/s]."""
+
+
+def trace_run(run: Run) -> Trace:
+    """Return the trace of a run's model, one sample."""
+    return make_trace(find_model(run), LanguageStep(SEQUENCE, 1, PRECISION))
+
+
+def cut_stages(trace: Trace, run: Run) -> list[list[str]]:
+    """Return the units of each stage that has any: a stage ends once the parameters so far (blocks, head) reach its share.
+
+    nanotron's source says "exceed", but where blocks make a share exactly (1.34 B, 2 and 4 stages)
+    the runs' memory is that of one block less.
+    """
+    layers, _, feed_forward = _SIZES[run.hidden]
+    units = list(pipeline_units(trace))
+    block = 4 * run.hidden**2 + 3 * run.hidden * feed_forward
+    costs = [0, *[block] * layers, run.vocabulary * run.hidden]
+    stages: list[list[str]] = [[] for _ in range(run.pipeline)]
+    number = 0
+    for unit, sum_so_far in zip(units, accumulate(costs), strict=True):
+        stages[number].append(unit)
+        if sum_so_far >= sum(costs) * ((number + 1) / run.pipeline) and number < run.pipeline - 1:
+            number += 1
+    return [stage for stage in stages if stage]
+
+
+def plan_run(run: Run, stages: int, pieces: int, data: int) -> Plan:
+    """Return a run's plan, with some stages, micro-batches and replicas."""
+    columns: Mapping[str, Any] = (
+        {"pipeline": stages, "schedule": "1f1b", "micro_batches": pieces}
+        if stages > 1
+        else {"accumulate": pieces}
+    )
+    split = run.tensor > 1
+    return make_plan(
+        data, run.tensor, sequence_parallel=split, vocabulary_parallel=split,
+        sharding="distributed" if run.zero and data > 1 else "none", **columns,
+    )  # fmt: skip
+
+
+def judge_steps(runs: Iterable[Run]) -> pd.DataFrame:
+    """Return ``CLUSTER_STEPS`` of each run that ran; a refused plan has no prediction, and counts as missed."""
+    load_kernels()
+    rows: dict[int, dict[str, Any]] = {}
+    ran = dict(enumerate(run for run in runs if run.ran))
+    for parameters in dict.fromkeys(run.parameters for run in ran.values()):
+        mine = [place for place, run in ran.items() if run.parameters == parameters]
+        # Runs that share routes, then split operators, then micro-batches, one after the other.
+        mine.sort(key=lambda place: (ran[place].nodes, ran[place].tensor, ran[place].micro_batch))
+        platforms = {
+            key: load_platform(*key) for key in {_name_platform(ran[place]) for place in mine}
+        }
+        times = time_operators(trace_run(ran[mine[0]]), DEVICE)
+        with remembering(Memory()):
+            for place in mine:
+                run = ran[place]
+                own = join_network(run, platforms[_name_platform(run)])
+                rows[place] = _describe(run) | _predict(run, times, own)
+    return pd.DataFrame([rows[place] for place in ran], columns=CLUSTER_STEPS.names)
+
+
+def _name_platform(run: Run) -> tuple[str, int]:
+    """Return the platform that a run had, and its ranks; pipelines without NVLink ran among those on the slow network."""
+    fast = run.nodes == 1 or run.network == FAST
+    return PLATFORM if fast else SLOW_NODES, GPUS_OF_A_NODE * run.nodes
+
+
+def _predict(run: Run, times: DeviceTimes, platform: Platform) -> dict[str, Any]:
+    """Return a run's step and the ends of its interval [s], or why its plan is refused."""
+    stages = cut_stages(times.traces[0], run)
+    found = dict.fromkeys(_TIMES, math.nan)
+    refused = ""
+    try:
+        found |= zip(_TIMES, predict_run(run, times, platform).tolist(), strict=True)
+    except TrioflowError as error:
+        refused = str(error)
+    return {**found, "stages": len(stages), "refused": refused}
+
+
+_TIMES = ("predicted_s", "low_s", "high_s")
+
+
+def _describe(run: Run) -> dict[str, Any]:
+    return {
+        "set": run.set, "parameters": run.parameters, "nodes": run.nodes, "data": run.data, "tensor": run.tensor,
+        "pipeline": run.pipeline, "zero": run.zero, "micro_batch": run.micro_batch,
+        "accumulate": run.accumulate, "measured_s": run.measured_step_s, "mfu": run.mfu, "network": run.network,
+    }  # fmt: skip
+
+
+def predict_run(run: Run, times: DeviceTimes, platform: Platform) -> NDArray[np.float64]:
+    """Return a run's step and the ends of its 80 % interval [s].
+
+    In a full pipeline every micro-batch adds the same: of more than two a stage and two, so many
+    and two fewer are simulated.
+    """
+    stages = cut_stages(times.traces[0], run)
+    most = 2 * len(stages) + 2
+    if run.accumulate <= most:
+        return simulate_pieces(run, times, platform, stages, run.accumulate)
+    full = simulate_pieces(run, times, platform, stages, most)
+    each = (full - simulate_pieces(run, times, platform, stages, most - 2)) / 2
+    return full + each * (run.accumulate - most)
+
+
+def simulate_pieces(
+    run: Run, times: DeviceTimes, platform: Platform, stages: Sequence[list[str]], pieces: int
+) -> NDArray[np.float64]:
+    """Return a run's step with so many micro-batches, and the ends of its interval [s]."""
+    plan = plan_run(run, len(stages), pieces, run.data)
+    options = Options(stages=list(stages) if len(stages) > 1 else None, memory=False)
+    batch = run.data * pieces * run.micro_batch
+    found = predict(times, plan, platform, batch=batch, options=options)
+    return np.array([found.step_time_s, found.low_s, found.high_s])

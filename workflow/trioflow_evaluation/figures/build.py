@@ -1,0 +1,581 @@
+"""The data of a figure, from the tables that its rule names.
+
+The drawings of all figures: errors and times of predictions, shares of a step, the simulator's speed, the case studies.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+from matplotlib.figure import Figure as Drawing
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from trioflow import tables
+from trioflow.base.errors import InputError
+from trioflow.base.provenance import stamp
+from trioflow.prediction.answer import predict_step
+from trioflow.prediction.assembly import build_graph
+from trioflow.report import style
+from trioflow.sweeps.chunks import list_chunk_files, make_frame
+from trioflow.sweeps.description import load_sweep, resolve_batch, resolve_plan
+from trioflow.sweeps.workshop import OK, Workshop
+from trioflow.tables import records
+
+from trioflow_evaluation.figures import catalogue
+from trioflow_evaluation.figures.catalogue import (
+    Figure,
+    describe_averages,
+    find_averages,
+    find_family,
+)
+from trioflow_evaluation.figures.points import (
+    BUSY,
+    DASHES,
+    LINE_IN,
+    MEASURED,
+    STEP,
+    Point,
+    align_titles,
+    choose_looks,
+    column_style,
+    count_lines,
+    draw_points,
+    list_handles,
+    list_live_rows,
+    list_live_shares,
+    list_predicted_rows,
+    list_predicted_shares,
+    list_published_rows,
+    list_validation_rows,
+    mean_absolute,
+    new_column_figure,
+    read_live_errors,
+    save_column_figure,
+    spread_logarithmic,
+    spread_symmetric,
+    use_busy_time,
+)
+from trioflow_evaluation.studies.hop import SHOWN_BANDWIDTH_BYTES_PER_S, SLOWED
+from trioflow_evaluation.studies.wafer import PAPER_SHARE
+from trioflow_evaluation.tables import (
+    EVIDENCE,
+    EVIDENCE_KINDS,
+    HOP,
+    MEASURED_HERE,
+    ONLY_SIMULATED,
+    SHARES,
+    SIMULATOR_TIMES,
+    WAFER,
+)
+
+Rows = Sequence[dict[str, Any]]
+_HEAD_IN = 0.56
+"""Height of a panel's title, ticks and axis label [inch]."""
+
+
+@dataclass(frozen=True)
+class _Panel:
+    """One panel: its title, what its axis says, and its dots."""
+
+    title: str  # what its numbers rest on, and a summary
+    axis: str
+    points: list[Point]
+    errors: bool  # whether the axis holds errors, not times
+
+
+def draw_evidence(figure: Figure, rows: pd.DataFrame) -> Drawing:
+    """Draw ``EVIDENCE`` of a figure of the forms errors or order, a panel for each kind; InputError where there is no row."""
+    style.refuse_nothing(rows, f"{figure.name}: no row to draw")
+    panels = list_panels(figure, rows)
+    looks = choose_looks([point.series for panel in panels for point in panel.points])
+    heights = [LINE_IN * count_lines(panel.points) for panel in panels]
+    with column_style():
+        handles = list_handles(looks, [panel.points for panel in panels])
+        legend_in = 0.15 * -(-len(handles) // 2) + 0.08
+        drawing = new_column_figure(sum(heights) + _HEAD_IN * len(panels) + legend_in)
+        grid = drawing.subplots(len(panels), 1, squeeze=False, height_ratios=heights).ravel()
+        for axes, panel in zip(grid, panels, strict=True):
+            draw_points(axes, panel.points, looks)
+            if panel.errors:
+                spread_symmetric(axes, panel.points)
+            else:
+                spread_logarithmic(axes, panel.points)
+                style.show_seconds(axes.xaxis)
+            axes.set_title(panel.title)
+            axes.set_xlabel(panel.axis, labelpad=1.5)
+        if handles:
+            drawing.legend(handles=handles, loc="outside lower left", ncols=2, borderpad=0)
+        align_titles(drawing, grid)
+    return drawing
+
+
+def list_panels(figure: Figure, rows: pd.DataFrame) -> list[_Panel]:
+    """Return the panels of a figure: measured ones first, then what was only simulated."""
+    measured = any(kind != ONLY_SIMULATED for kind in rows["evidence"])
+    by_panel = rows.groupby(["evidence", "panel"], sort=False)
+    return [
+        _make_panel(figure, kind, str(name), records(mine), measured)
+        for kind in EVIDENCE_KINDS
+        for (evidence, name), mine in by_panel
+        if evidence == kind
+    ]
+
+
+def _make_panel(figure: Figure, kind: str, name: str, rows: Rows, measured: bool) -> _Panel:
+    title, per_sample = f"{kind.upper()} ({name})", figure.form == catalogue.ORDER
+    if kind == ONLY_SIMULATED:
+        quantity = f"predicted {rows[0]['quantity'].partition(',')[0]}{' a sample' * per_sample}"
+        points = [_time_point(row, per_sample, papers=not measured) for row in rows]
+        return _Panel(title, quantity, points, False)
+    if per_sample:
+        points = [_time_point(row, True, papers=False) for row in rows]
+        right, pairs = count_right_pairs(rows)
+        title += f"\n{right} of {pairs} pairs of plans in the right order"
+        return _Panel(title, "time of a sample", points, False)
+    points = [_error_point(row) for row in rows]
+    means = find_mean_errors(rows)
+    if len(means) > 1:
+        parts = ", ".join(f"{what} {100 * mean:.1f} %" for what, mean in means.items())
+        title += f"\nmean |error|: {parts}"
+    else:
+        title += f"\nmean |error| {mean_absolute(points):.1f} %{_describe_coverage(rows)}"
+    return _Panel(title, "error of the prediction [%]", points, True)
+
+
+def _time_point(row: dict[str, Any], per_sample: bool, *, papers: bool) -> Point:
+    """Return a predicted time, of the step or of a sample, with what was measured."""
+    samples = row["batch"] if per_sample and row["batch"] else 1
+    x = _divide(row["predicted_s"], samples)
+    errors = [one.error for one in find_averages(row)] if papers and x is not None else []
+    return Point(
+        row["label"], row["series"], x, _divide(row["low_s"], samples), _divide(row["high_s"], samples),
+        _divide(row["measured_s"], samples),
+        tuple((x * (1 - error), x * (1 + error)) for error in errors if x is not None),
+    )  # fmt: skip
+
+
+def _divide(value: float | None, samples: int) -> float | None:
+    return None if value is None else value / samples
+
+
+def _error_point(row: dict[str, Any]) -> Point:
+    """Return an error [%] with the paper's averages beside it."""
+    papers = tuple((-100 * one.error, 100 * one.error) for one in find_averages(row))
+    error = 100 * (row["predicted_s"] / row["measured_s"] - 1)
+    return Point(row["label"], row["series"], error, papers=papers)
+
+
+def find_mean_errors(rows: Rows) -> dict[str, float]:
+    """Return the mean absolute error of each quantity of ``EVIDENCE`` rows with measured times."""
+    frame = pd.DataFrame(rows)
+    what = frame["quantity"].str.partition(",")[0]
+    errors = (frame["predicted_s"] / frame["measured_s"] - 1).abs().astype(float)
+    return {
+        str(name): float(mean) for name, mean in errors.groupby(what, sort=False).mean().items()
+    }
+
+
+def _describe_coverage(rows: Rows) -> str:
+    """Return how many measured values lie in their intervals."""
+    known = [row for row in rows if row["low_s"] is not None and row["high_s"] is not None]
+    if not known:
+        return ""
+    held = sum(row["low_s"] <= row["measured_s"] <= row["high_s"] for row in known)
+    return f"; 80 % interval holds {held} of {len(known)}"
+
+
+def count_right_pairs(rows: Rows) -> tuple[int, int]:
+    """Return how many pairs of plans of a workload are predicted in the measured order, and how many there are."""
+    times = [
+        {**row, **{name: row[name] / (row["batch"] or 1) for name in ("measured_s", "predicted_s")}}
+        for row in rows
+    ]
+    right = [
+        (one["measured_s"] < other["measured_s"]) == (one["predicted_s"] < other["predicted_s"])
+        for one, other in itertools.combinations(times, 2)
+        if one["label"] == other["label"] and one["plan"] != other["plan"]
+    ]
+    return sum(right), len(right)
+
+
+_PARTS = {
+    "compute_share": ("compute", style.BLUE),
+    "communication_share": ("communication, not hidden", style.ORANGE),
+    "idle_share": ("waiting", "#D9D9D9"),
+}
+
+
+def draw_shares(figure: Figure, rows: pd.DataFrame) -> Drawing:
+    """Draw ``SHARES``, where each step goes: measured bars above the predicted ones of the same case."""
+    kinds = [kind for kind in EVIDENCE_KINDS if (rows["evidence"] == kind).any()]
+    counts = [int((rows["evidence"] == kind).sum()) for kind in kinds]
+    with column_style():
+        # Two bars share a label where one was measured.
+        heights = [
+            (0.1 if kind == MEASURED_HERE else LINE_IN) * count
+            for kind, count in zip(kinds, counts, strict=True)
+        ]
+        drawing = new_column_figure(sum(heights) + 0.4 * len(kinds) + 0.45)
+        grid = drawing.subplots(len(kinds), 1, sharex=True, squeeze=False, height_ratios=heights)
+        for axes, kind in zip(grid.ravel(), kinds, strict=True):
+            _draw_bars(axes, records(rows[rows["evidence"] == kind]))
+            note = ": measured above predicted" if kind == MEASURED_HERE else ""
+            axes.set_title(f"{kind.upper()}{note}")
+        grid[-1][0].set_xlabel("part of the step [%]", labelpad=1.5)
+        handles = [Patch(color=colour, label=name) for name, colour in _PARTS.values()]
+        if MEASURED_HERE in kinds:
+            handles.append(Patch(facecolor="white", edgecolor=style.INK, label="measured"))
+        drawing.legend(handles=handles, loc="outside lower left", ncols=2, borderpad=0)
+        align_titles(drawing, grid.ravel())
+    return drawing
+
+
+def _draw_bars(axes: Any, rows: list[dict[str, Any]]) -> None:
+    ticks: dict[str, list[int]] = {}
+    for place, row in enumerate(rows):
+        left = 0.0
+        for name, (_, colour) in _PARTS.items():
+            width = 100 * row[name]
+            axes.barh(place, width, left=left, height=0.78, color=colour, linewidth=0)
+            left += width
+        if row["origin"] == MEASURED:
+            axes.barh(
+                place, 100, height=0.78, fill=False, edgecolor=style.INK, linewidth=0.7, zorder=3
+            )
+        ticks.setdefault(row["label"], []).append(place)
+    places = [sum(each) / len(each) for each in ticks.values()]
+    axes.set(yticks=places, yticklabels=list(ticks), ylim=(len(rows) - 0.4, -0.6), xlim=(0, 100))
+    axes.grid(axis="y", visible=False)
+
+
+def draw_speeds(figure: Figure, rows: pd.DataFrame) -> Drawing:
+    """Draw the simulator's times: columns of ``trioflow_evaluation.tables.SIMULATOR_TIMES``."""
+    points = [
+        Point(row["trace"], row["family"], row["wall_s"], row["wall_low_s"], row["wall_high_s"])
+        for row in records(rows)
+    ]
+    looks = choose_looks([point.series for point in points])
+    repeats = int(rows["repeats"].max())
+    with column_style():
+        drawing = new_column_figure(LINE_IN * count_lines(points) + 0.95)
+        axes = drawing.subplots()
+        draw_points(axes, points, looks)
+        spread_logarithmic(axes, points)
+        style.show_seconds(axes.xaxis)
+        axes.set_title(
+            f"{MEASURED_HERE.upper()} (the simulator)\nmedian and range of {repeats} runs; {_describe_events(rows)}"
+        )
+        axes.set_xlabel("time to simulate one step", labelpad=1.5)
+        handles = [one for one in list_handles(looks, [points]) if "%" not in str(one.get_label())]
+        drawing.legend(handles=handles, loc="outside lower left", ncols=4, borderpad=0)
+        align_titles(drawing, [axes])
+    return drawing
+
+
+def _describe_events(rows: pd.DataFrame) -> str:
+    rate = float(rows["events"].sum() / rows["wall_s"].sum())
+    return f"{rate / 1e6:.1f} million events/s" if rate >= 1e5 else f"{rate:.0f} events/s"
+
+
+def draw_wafer(figure: Figure, rows: pd.DataFrame) -> Drawing:
+    """Draw the wafer study (``WAFER``), a line a case, in units of the step on a network that takes no time.
+
+    The bar spans the mesh's bandwidths; circuits bundle all ports of the largest bundle.
+    """
+    points = _list_wafer_points(rows)
+    looks = choose_looks([point.series for point in points])
+    with column_style():
+        drawing = new_column_figure(LINE_IN * count_lines(points) + 1.2)
+        axes = drawing.subplots()
+        draw_points(axes, points, looks)
+        spread_logarithmic(axes, [*points, Point("", "", 1 / (1 - PAPER_SHARE))])
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.axvline(1 / (1 - PAPER_SHARE), color=style.INK, linestyle=DASHES, linewidth=0.9)
+        axes.set_title(f"{ONLY_SIMULATED.upper()} (workload, samples a GPU)")
+        axes.set_xlabel("step / step on a network that takes no time", labelpad=1.5)
+        handles = [
+            *list_handles(looks, [[p for p in points if p.low is None]]),
+            Line2D([], [], color=style.GREY, alpha=0.6, linewidth=3, label="mesh, links swept"),
+            Line2D([], [], color=style.INK, linestyle=DASHES, linewidth=0.9, label=f"paper: {100 * PAPER_SHARE:.2f} % network"),
+        ]  # fmt: skip
+        drawing.legend(handles=handles, loc="outside lower left", ncols=2, borderpad=0)
+        align_titles(drawing, [axes])
+    return drawing
+
+
+def _list_wafer_points(rows: pd.DataFrame) -> list[Point]:
+    """Return the dots of the wafer study: mesh and circuits of every case."""
+    swept = sorted(set(rows[rows["sweep"] == "link"]["link_bandwidth_bytes_per_s"]))
+    middle = float(swept[len(swept) // 2])
+    mesh_name = f"mesh of {middle / 1e9:g} GB/s a link"
+    widest = rows["ports_per_circuit"].max()
+    steps = rows.assign(slower=rows["step_s"] / rows["ideal_s"])
+    points = []
+    for keys, case in steps.groupby(["workload", "plan", "samples_per_replica"], sort=False):
+        workload, plan, samples = keys
+        label = f"{workload}, {samples}\n{plan}"
+        mesh = case[case["sweep"] == "link"]
+        dot = float(mesh.loc[mesh["link_bandwidth_bytes_per_s"] == middle, "slower"].min())
+        low, high = float(mesh["slower"].min()), float(mesh["slower"].max())
+        points.append(Point(label, mesh_name, dot, low, high))
+        for row in records(case[case["ports_per_circuit"] == widest]):
+            points.append(Point(label, f"circuits, {row['variant']}", row["slower"]))
+    return points
+
+
+def draw_hop(figure: Figure, rows: pd.DataFrame) -> Drawing:
+    """Draw the speed-up of one backup worker for each draw of slow-downs: columns of ``trioflow_evaluation.tables.HOP``."""
+    chosen = rows[
+        (rows["bandwidth_bytes_per_s"] == SHOWN_BANDWIDTH_BYTES_PER_S)
+        & (rows["backup_workers"] == 1) & (rows["max_jump"] == 1)
+    ]  # fmt: skip
+    chosen = chosen[chosen["max_gap"] == chosen["max_gap"].max()]
+    graphs = list(dict.fromkeys(chosen["graph"]))
+    seeds = sorted(set(chosen["seed"]))
+    with column_style():
+        drawing = new_column_figure(0.78 * len(SLOWED) + 0.6)
+        grid = drawing.subplots(len(SLOWED), 1, sharex=True, squeeze=False).ravel()
+        for axes, slowed in zip(grid, SLOWED, strict=True):
+            part = chosen[chosen["slowed"] == slowed]
+            for at, graph in enumerate(graphs):
+                mine = part[part["graph"] == graph].sort_values("seed")
+                width = 0.8 / len(graphs)
+                places = mine["seed"] + (at - (len(graphs) - 1) / 2) * width
+                axes.bar(
+                    places, mine["speedup"] - 1, width, bottom=1, color=style.SERIES_COLOURS[at]
+                )
+            axes.axhline(1, color=style.INK, linewidth=0.8)
+            top = max(1.1, float(part["speedup"].max()))
+            axes.set_ylim(min(0.97, float(part["speedup"].min())), 1 + 1.12 * (top - 1))
+            axes.set_title(f"slow {slowed}", fontweight="normal", pad=2)
+            axes.grid(axis="x", visible=False)
+        grid[-1].set_xticks(seeds, [str(seed) for seed in seeds])
+        grid[-1].set_xlabel("draw of random slow-downs (seed)", labelpad=1.5)
+        drawing.supylabel("speed-up over no backup worker", fontsize=7.5)
+        drawing.suptitle(
+            f"{ONLY_SIMULATED.upper()} ({8 * SHOWN_BANDWIDTH_BYTES_PER_S / 1e9:.0f} Gb/s)",
+            fontsize=7.5, fontweight="bold", x=0.012, ha="left",
+        )  # fmt: skip
+        handles = [
+            Patch(color=style.SERIES_COLOURS[at], label=graph) for at, graph in enumerate(graphs)
+        ]
+        drawing.legend(handles=handles, loc="outside lower left", ncols=2, borderpad=0)
+    return drawing
+
+
+Files = Mapping[str, Sequence[str]]
+"""Files by the name of the rule's input: errors, profiles, timelines, predictions, validation,
+published, study, times."""
+SCHEMAS: dict[str, pa.Schema] = {
+    catalogue.ERRORS: EVIDENCE, catalogue.ORDER: EVIDENCE, catalogue.SHARES: SHARES,
+    catalogue.SPEED: SIMULATOR_TIMES, catalogue.WAFER: WAFER, catalogue.HOP: HOP,
+}  # fmt: skip
+"""Table of each form of figure."""
+LIVE = "gloo on this CPU"
+
+
+def build_figure_data(
+    name: str, files: Files, plans: Sequence[Mapping[str, Any]] = ()
+) -> pd.DataFrame:
+    """Return what a figure (``catalogue.PREFIX`` before it with public data) draws, columns of ``SCHEMAS`` of its form.
+
+    Raises InputError when it is unknown, or a set that it needs has no row; the sentence names
+    both.
+    """
+    figure = catalogue.find_figure(name)
+    try:
+        if figure.form in (catalogue.ERRORS, catalogue.ORDER):
+            return _build_evidence(figure, name, files, plans)
+        if figure.form == catalogue.SHARES:
+            return _build_shares(figure, files, plans)
+        kind = "times" if figure.form == catalogue.SPEED else "study"
+        frame = tables.read_table(_take_one(files, kind), kind, schema=SCHEMAS[figure.form])
+        if frame.empty:
+            raise InputError("no row", file=_take_one(files, kind), fix="make the table again")
+        return frame
+    except InputError as error:
+        raise type(error)(
+            f"{name}: {error.problem}", file=error.file, place=error.place, fix=error.fix
+        ) from None
+
+
+def _build_evidence(
+    figure: Figure, name: str, files: Files, plans: Sequence[Mapping[str, Any]]
+) -> pd.DataFrame:
+    rows: list[dict[str, Any]] = []
+    if figure.live:
+        errors = read_live_errors(_take_one(files, "errors"), plans, figure.families)
+        live = list_live_rows(errors, LIVE, figure.live_label)
+        if figure.busy:
+            live = use_busy_time(
+                live,
+                _read_profiles(files),
+                {
+                    Path(file).parent.name: tables.read_table(file, "timeline")
+                    for file in files.get("timelines", [])
+                },
+            )
+        rows += live
+    if name.startswith(catalogue.PREFIX):
+        rows += _list_public(figure, files)
+    if figure.scenarios:
+        quantity = BUSY if figure.busy else STEP
+        rows += list_predicted_rows(
+            files.get("predictions", []),
+            quantity=quantity,
+            label=figure.label,
+            series=figure.series,
+        )
+    # Beside what was only simulated they are drawn where the figure measures nothing.
+    drawn = {row["evidence"] for row in rows} - {ONLY_SIMULATED} or {ONLY_SIMULATED}
+    named = [
+        {**row, "paper": describe_averages(row) if row["evidence"] in drawn else ""}
+        for row in ({"figure": figure.name, **row} for row in rows)
+    ]
+    return pd.DataFrame(named, columns=EVIDENCE.names)
+
+
+def _list_public(figure: Figure, files: Files) -> list[dict[str, Any]]:
+    """Return the rows of public measurements."""
+    rows = []
+    for set_name in figure.validation:
+        matching = [f for f in files.get("validation", []) if Path(f).stem == set_name]
+        if not matching:
+            raise InputError(f"the set {set_name} is missing", fix="run `snakemake validation`")
+        rows += list_validation_rows(matching[0], set_name)
+    if figure.published:
+        found = list_published_rows(files.get("published", []), figure.families)
+        if figure.form == catalogue.ORDER:
+            found = keep_rivals(found)
+        rows += found
+    return rows
+
+
+def keep_rivals(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the cases whose training was measured under several plans; InputError where there is none."""
+    plans = pd.DataFrame(rows).groupby(["panel", "workload", "device", "ranks"])["plan"]
+    found = [
+        {**row, "label": row["workload"], "series": _describe_plan(row)}
+        for row, count in zip(rows, plans.transform("nunique"), strict=True)
+        if count > 1
+    ]
+    if not found:
+        raise InputError("no public training was measured under several plans")
+    return found
+
+
+def _describe_plan(row: Mapping[str, Any]) -> str:
+    """Return a public case's kind of plan, as ``catalogue.name_plan`` names a live one's."""
+    chunks = row["micro_batches"]
+    return (
+        f"{row['family']}, {chunks} chunk{'s' if chunks > 1 else ''}" if chunks else row["family"]
+    )
+
+
+def _build_shares(figure: Figure, files: Files, plans: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    errors = read_live_errors(_take_one(files, "errors"), plans, figure.families)
+    rows = list_live_shares(errors, _read_profiles(files))
+    rows += sorted(
+        list_predicted_shares(files.get("predictions", [])), key=lambda row: str(row["case"])
+    )
+    return pd.DataFrame([{"figure": figure.name, **row} for row in rows], columns=SHARES.names)
+
+
+def _take_one(files: Files, kind: str) -> str:
+    """Return the only file of a kind."""
+    found = list(files.get(kind, []))
+    if not found:
+        raise InputError(f"no file of its {kind}", fix="start the figure by its workflow target")
+    return found[0]
+
+
+def _read_profiles(files: Files) -> pd.DataFrame:
+    """Return the profiles of real steps, all workloads."""
+    frames = [tables.read_table(file, "rank_timelines") for file in files.get("profiles", [])]
+    return pd.concat(frames, ignore_index=True) if frames else tables.empty("rank_timelines")
+
+
+_DRAWERS = {
+    catalogue.ERRORS: draw_evidence, catalogue.ORDER: draw_evidence, catalogue.SHARES: draw_shares,
+    catalogue.SPEED: draw_speeds, catalogue.WAFER: draw_wafer, catalogue.HOP: draw_hop,
+}  # fmt: skip
+
+
+def make_figure(
+    name: str, files: Files, plans: Sequence[Mapping[str, Any]], target: str | Path
+) -> None:
+    """Write a figure as PDF, SVG and PNG, and what it draws (``build_figure_data``) as Parquet; ``target`` has no suffix."""
+    figure = catalogue.find_figure(name)
+    rows = build_figure_data(name, files, plans)
+    drawing = _DRAWERS[figure.form](figure, rows)
+    sources = [file for group in files.values() for file in group]
+    tables.write_table(rows, name, f"{target}.parquet", stamp(sources), SCHEMAS[figure.form])
+    save_column_figure(drawing, target)
+
+
+def predict_scenarios(description: str | Path, target: str | Path) -> pd.DataFrame:
+    """Predict every scenario of a sweep's description, and write ``tables.SWEEP_RESULTS``; InputError where it is wrong."""
+    sweep = load_sweep(description)
+    workshop = Workshop(sweep.traces, sweep.platforms, interval=sweep.interval)
+    rows = [workshop.predict(number, values) for number, values in enumerate(sweep.scenarios)]
+    frame = make_frame(rows)
+    files = list_chunk_files(sweep, range(len(sweep.scenarios)))
+    tables.write_table(frame, "sweep_results", target, stamp([description, *files]))
+    return frame
+
+
+REPEATS = 5
+"""Runs whose median is taken; one more goes before them, which loads what is loaded once."""
+
+
+def time_simulations(
+    description: str | Path, target: str | Path, repeats: int = REPEATS
+) -> pd.DataFrame:
+    """Time every scenario of a description that has a step, and write ``SIMULATOR_TIMES``; InputError where none has.
+
+    In one warm process: starting and loading do not count; extrapolation is timed apart.
+    """
+    sweep = load_sweep(description)
+    workshop = Workshop(sweep.traces, sweep.platforms, interval=sweep.interval)
+    rows = [
+        _time_scenario(workshop, values, repeats)
+        for values in sweep.scenarios
+        if workshop.predict(0, values)["status"] == OK
+    ]
+    if not rows:
+        raise InputError("no scenario has a step to time", file=description, fix="mend it")
+    frame = pd.DataFrame(rows, columns=SIMULATOR_TIMES.names)
+    tables.write_table(frame, "simulator times", target, stamp([description]), SIMULATOR_TIMES)
+    return frame
+
+
+def _time_scenario(workshop: Workshop, values: dict[str, Any], repeats: int) -> dict[str, Any]:
+    """Return a row of ``SIMULATOR_TIMES``."""
+    traces = workshop.load_traces(values["trace"])
+    plan = resolve_plan(values)
+    batch = resolve_batch(values, plan, traces[0].facts.batch)
+    platform = workshop.load_platform(values["platform"], plan.ranks)
+    times = workshop.time_operators(values["trace"], platform.device.name)
+    built_s, walls_s = [], []
+    for _ in range(repeats + 1):
+        began_s = time.perf_counter()
+        graph = build_graph(times, plan, batch=batch, host=platform.host)
+        halfway_s = time.perf_counter()
+        prediction = predict_step(workshop.prepare(times, graph, platform, interval=False))
+        walls_s.append(time.perf_counter() - halfway_s)
+        built_s.append(halfway_s - began_s)
+    walls_s = walls_s[1:]
+    return {
+        "trace": values["trace"], "workload": traces[0].facts.workload, "family": find_family(plan),
+        "plan": graph.metadata.plan_text, "ranks": plan.ranks, "events": prediction.events,
+        "repeats": repeats, "build_s": statistics.median(built_s[1:]), "wall_s": statistics.median(walls_s),
+        "wall_low_s": min(walls_s), "wall_high_s": max(walls_s), "step_s": prediction.step_time_s,
+    }  # fmt: skip

@@ -1,0 +1,185 @@
+"""Public measured cases: the rows of ``config/published.tsv``, what their sets aim at, and what others published.
+
+Everything here that is not computed is a fact with its source; nothing else on the page or in the
+README repeats it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+from trioflow.base.errors import PlanError, TableError
+from trioflow.base.plan_row import Plan, declare_cell
+from trioflow.base.settings import read_cells, suggest_name
+from trioflow.base.shipped import read_own_records, read_own_table
+
+from trioflow_evaluation import DATA
+
+_NUMBERS = ("ranks", "micro_batches", "batch")
+_MAY_BE_ZERO = ("micro_batches",)
+
+
+@dataclass(frozen=True)
+class PublishedRow:
+    """One public measured step."""
+
+    case: str = declare_cell("name of the case")
+    set: str = declare_cell("cases that are averaged together")
+    workload: str = declare_cell("model that was trained")
+    traces: tuple[str, ...] = declare_cell(
+        "rows of imports.tsv that the prediction starts from, comma between"
+    )
+    platform: str = declare_cell(
+        "platform that was measured: a shipped one's name, or a file beside this table"
+    )
+    gpu: str = declare_cell("sheet of the measured GPU")
+    plan: str = declare_cell("single, ddp, tp or a pipeline schedule")
+    ranks: int = declare_cell("GPUs")
+    micro_batches: int = declare_cell("pieces that a pipeline cuts a batch into; 0 without one")
+    batch: int = declare_cell("samples of the whole step")
+    mode: str = declare_cell("what the measured time spans")
+    measured: str = declare_cell(
+        "file of the public data that holds the measured time, or 'throughput of' a GPU of the shipped table"
+    )
+    changes: str = declare_cell("what else differs between trace and measurement; - for nothing")
+
+    @property
+    def made_plan(self) -> Plan:
+        """The plan, with the degrees that the ranks make of it."""
+        from trioflow.parallel.plan import (
+            named_plan,  # which imports pandas, only where it is needed
+        )
+
+        return named_plan(self.plan, self.ranks, self.micro_batches or None)
+
+    @property
+    def plan_name(self) -> str:
+        """The plan in short."""
+        if self.plan == "single":
+            return self.plan
+        pieces = f"-m{self.micro_batches}" if self.micro_batches else ""
+        return f"{self.plan}{self.ranks}{pieces}"
+
+
+_COLUMNS = [field.name for field in fields(PublishedRow)]
+
+
+def list_published_sets(path: str | Path) -> list[str]:
+    """Return the sets of ``published.tsv`` in order, without a look at the cases; TableError where it is damaged."""
+    return list(dict.fromkeys(cells["set"] for _, cells in read_cells(path, _COLUMNS, {})))
+
+
+def load_published_rows(path: str | Path) -> dict[str, PublishedRow]:
+    """Read ``published.tsv`` into rows by case; a platform's file is relative to it.
+
+    Raises TableError when it is missing, a column or number is wrong, a name stands twice, or a
+    plan does not fit its ranks.
+    """
+    file = Path(path)
+    rows = [_read_row(cells, file, place) for place, cells in read_cells(file, _COLUMNS, {})]
+    return {row.case: row for row in rows}
+
+
+def _read_row(cells: dict[str, str], file: Path, place: str) -> PublishedRow:
+    numbers = {}
+    for column in _NUMBERS:
+        text = cells[column]
+        least = 0 if column in _MAY_BE_ZERO else 1
+        if not (text.isascii() and text.isdigit() and int(text) >= least):
+            raise TableError(
+                f"{text!r} is not a whole number of {least} or more", file=file,
+                place=f"{place}, column {column}",
+            )  # fmt: skip
+        numbers[column] = int(text)
+    empty = next((c for c, text in cells.items() if text in ("", "-") and c != "changes"), "")
+    if empty:
+        raise TableError("a value is missing", file=file, place=f"{place}, column {empty}")
+    changes = "" if cells["changes"] == "-" else cells["changes"]
+    traces = tuple(name.strip() for name in cells["traces"].split(","))
+    words = {c: cells[c] for c in cells if c not in (*_NUMBERS, "traces", "changes")}
+    row = PublishedRow(**words, **numbers, traces=traces, changes=changes)  # type: ignore[arg-type]
+    try:
+        plan = row.made_plan
+    except PlanError as error:
+        raise TableError(
+            error.problem, file=file, place=f"{place}, column plan", fix=error.fix
+        ) from None
+    if row.batch % (plan.data * plan.pieces):
+        raise TableError(
+            f"{row.batch} samples do not divide into {plan.data * plan.pieces} pieces", file=file,
+            place=f"{place}, column batch",
+        )  # fmt: skip
+    return row
+
+
+def rows_of_set(rows: dict[str, PublishedRow], name: str, path: str | Path) -> list[PublishedRow]:
+    """Return the rows of one set, in the table's order; TableError where there is no such set."""
+    found = [row for row in rows.values() if row.set == name]
+    if not found:
+        known = list(dict.fromkeys(row.set for row in rows.values()))
+        raise TableError(f"no row of the set {name!r}", file=path, fix=suggest_name(name, known))
+    return found
+
+
+SOURCE = "the project, set before the first case was judged"
+
+
+@dataclass(frozen=True)
+class _PublishedSet:
+    """One set of public cases in words."""
+
+    title: str
+    judged: str  # what was measured, and what the prediction starts from
+    limits: str  # how far the comparison goes
+    aim: float | None = None  # largest mean absolute error that reaches the aim
+    scaling_aim: float | None = None  # the same for scaling
+
+
+SETS: Mapping[str, _PublishedSet] = {
+    name: _PublishedSet(**fields)
+    for name, fields in read_own_records(f"{DATA}/published/cases/sets").items()
+}
+"""Sets in the order of the page; a set without words here is shown by its name."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """An average that others published, of other cases."""
+
+    # Who published it and of what.
+    who: str
+    cases: str
+    error: float
+    set: str  # set beside which it stands
+    # First letters of the plans that it is drawn beside; empty for all.
+    plans: tuple[str, ...] = field(default=())
+
+
+PUBLISHED = tuple(
+    Published(row["who"], row["cases"], float(row["error"]), row["set"], tuple((row["plans"] or "").split()))
+    for row in read_own_table(f"{DATA}/published/cases/averages")
+)  # fmt: skip
+"""Averages of the papers. None but vTrain's is of the cases here: they were measured by others, on other machines."""
+
+
+DISCLOSED: tuple[tuple[str, str], ...] = (
+    ("h100-4gpu", "Three choices were made after a first run of the set h100-4gpu had been seen, so that its error is not a blind prediction: "
+     "the timer's floor is taken off each operator (settled on single-GPU steps, see the section on anchors); copies into and out of DDP's "
+     "buckets are priced as single operators; tensor parallelism cuts embedding and head, as Megatron-LM does. The sensitivities of the set "
+     "show what each of them changes."),
+    ("resnet50-", "The interval of a step rescaled to another batch was widened after its coverage of the ResNet-50 sets had been seen, so that "
+     "their coverage is not a blind one. Nothing was fitted to their measured values."),
+)  # fmt: skip
+"""First letters of the sets concerned, and what was chosen with results in sight."""
+
+
+def list_disclosures(names: set[str]) -> list[str]:
+    """Return what was chosen after results of some of these sets were seen."""
+    return [text for start, text in DISCLOSED if any(name.startswith(start) for name in names)]
+
+
+def describe_set(name: str) -> _PublishedSet:
+    """Return a set's words; its bare name where there are none."""
+    return SETS.get(name, _PublishedSet(name, "", ""))

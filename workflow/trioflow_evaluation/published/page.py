@@ -1,0 +1,681 @@
+"""The page of public cases: measured steps of many GPUs beside predictions of them, and its figures.
+
+The sections of the page of public cases: scores, cases, scaling, causes, what others report.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from trioflow import tables
+from trioflow.base.errors import InputError
+from trioflow.costmodel.steps import ANCHOR_WAYS
+from trioflow.report import style
+from trioflow.report.attribution import CAUSES, GROWTH, PART, REPLACED
+from trioflow.report.attribution_section import (
+    draw_tornado,
+    render_changes,
+    render_scores,
+    score_cell,
+    summarise_changes,
+)
+from trioflow.report.pages import (
+    NOTHING,
+    Cell,
+    Column,
+    Field,
+    Page,
+    Section,
+    count_reached,
+    join_words,
+    numbers,
+    render_details,
+    render_figure,
+    render_list,
+    render_paragraph,
+    render_records,
+    words,
+    write_page,
+    write_percent,
+    write_range,
+    write_signed_percent,
+    write_time,
+)
+from trioflow.report.scores import MODELS, ORACLE, OURS, SCORES, list_scaling, score_published
+
+from trioflow_evaluation.published.cases import (
+    PUBLISHED,
+    SETS,
+    SOURCE,
+    describe_set,
+    list_disclosures,
+)
+from trioflow_evaluation.published.judge import ANCHORS, PROPORTIONAL, RESCALED
+
+MOST_NAMED = 40
+"""Cases of a set that are drawn one below the other; of more, predicted is drawn over measured."""
+
+
+_OTHERS = [model for model in MODELS if model not in (OURS, ORACLE)]
+
+
+def score_of(scores: pd.DataFrame, name: str, model: str) -> dict[str, Any]:
+    """Return the scores of one model on one set; nothing where it predicts none of it."""
+    rows = scores[(scores["set"] == name) & (scores["model"] == model)]
+    return {} if rows.empty else {str(k): v for k, v in rows.iloc[0].to_dict().items()}
+
+
+def render_summary(scores: pd.DataFrame) -> str:
+    """Return a row for every set: aims, what was reached, and the rivals."""
+
+    def rival(model: str) -> Field:
+        return numbers(
+            model.replace("public ", ""), "mean absolute", SCORES["mean_absolute_error"], "percent",
+            lambda name: score_of(scores, name, model).get("mean_absolute_error"),
+        )  # fmt: skip
+
+    def ours(title: str, detail: str, key: str) -> Field:
+        return Field(
+            Column(title, detail, SCORES[key]),
+            lambda name: score_cell(key, score_of(scores, name, OURS)[key]),
+        )
+
+    reached = {True: "yes", False: "no", None: NOTHING}
+    fields = [
+        words("set", "", "cases that are averaged together", lambda name: Cell(describe_set(name).title, name, name)),
+        ours("cases", "", "cases"),
+        Field(Column("aim", "", "mean absolute error, or error of scaling, that was aimed at"),
+              lambda name: Cell(read_aim(scores, name)[0])),
+        ours("trioflow", "mean absolute", "mean_absolute_error"),
+        ours("scaling", "mean absolute", "scaling_error"),
+        words("reached", "", "whether the aim was reached", lambda name: reached[read_aim(scores, name)[1]]),
+        *map(rival, _OTHERS),
+        ours("median", "absolute", "median_absolute_error"),
+        ours("worst", "signed", "worst_error"),
+        ours("bias", "signed mean", "bias"),
+        ours("order", "of plans", "ordered"),
+        ours("rank", "correlation", "rank_correlation"),
+        ours("coverage", "aim 80 %", "coverage"),
+        ours("width", "of the interval", "mean_relative_width"),
+        ours("score", "of the interval", "interval_score"),
+    ]  # fmt: skip
+    return render_records(dict.fromkeys(scores["set"]), fields, "Sets, aims and what was reached")
+
+
+def read_aim(scores: pd.DataFrame, name: str) -> tuple[str, bool | None]:
+    """Return a set's aim in words, and whether it was reached; None where there is none."""
+    words, ours = describe_set(name), score_of(scores, name, OURS)
+    if words.aim is not None:
+        return write_percent(words.aim, 0), bool(ours["mean_absolute_error"] <= words.aim)
+    if words.scaling_aim is not None and ours["scaling_cases"]:
+        text = f"scaling {write_percent(words.scaling_aim, 0)}"
+        return text, bool(ours["scaling_error"] <= words.scaling_aim)
+    return NOTHING, None
+
+
+def render_cases(cases: pd.DataFrame, name: str) -> str:
+    """Return the cases of a set; of many those with the largest errors, and where all are."""
+    mine = cases[cases["set"] == name]
+    shown, note = mine, ""
+    if len(mine) > MOST_NAMED:
+        errors = (mine["predicted_s"] / mine["measured_s"] - 1.0).abs()
+        shown = mine.loc[errors.sort_values(ascending=False, kind="stable").index[:MOST_NAMED]]
+        note = render_paragraph(
+            f"The {MOST_NAMED} cases with the largest errors; all {len(mine)} lie in published/{name}.parquet "
+            "beside the report's folder."
+        )
+
+    def error(column: str) -> Callable[[Any], float]:
+        return lambda row: row[column] / row["measured_s"] - 1.0
+
+    def inside(row: Any) -> str:
+        known = pd.notna(row["low_s"]) and pd.notna(row["high_s"])
+        held = row["low_s"] <= row["measured_s"] <= row["high_s"]
+        return ("yes" if held else "no") if known else NOTHING
+
+    def predicted(row: Any) -> Cell:
+        ends = "" if inside(row) == NOTHING else write_range(row["low_s"], row["high_s"])
+        return Cell(write_time(row["predicted_s"]), row["predicted_s"], ends)
+
+    fields = [
+        words("case", "plan, GPUs, batch", "name; plan, GPUs and samples of the whole step", lambda row: Cell(
+            row["case"], None, f"{row['plan']}, {row['ranks']} GPU{'s' if row['ranks'] > 1 else ''}, {row['batch']}")),
+        numbers("measured", "", "measured step", "time", "measured_s"),
+        Field(Column("predicted", "80 % interval", "predicted step and its interval"), predicted),
+        numbers("error", "", "predicted over measured less one", "signed", error("predicted_s")),
+        words("inside", "", "whether the measured step lies in the interval", inside),
+        *(
+            numbers(model, "error", "the same error of others", "signed", error(column))
+            for model, column in MODELS.items() if model != OURS and mine[column].notna().any()
+        ),
+        words("confidence", "", "what the prediction rests on", "confidence"),
+    ]  # fmt: skip
+    where = render_paragraph(
+        f"Measured on {join_words(mine['platform'].unique())}; times of the traces from "
+        f"{join_words(gpu or 'nowhere' for gpu in mine['source_gpu'].unique())}."
+    )
+    table = render_records(shown, fields, f"Cases of the set {name}")
+    return where + note + table + _render_sources(mine)
+
+
+def _render_sources(mine: pd.DataFrame) -> str:
+    """Return, folded, what was learned from what, what else changes, and where the value stands."""
+
+    def cases(names: list[str]) -> str:
+        return ", ".join(names) if len(names) <= 8 else f"{len(names)} cases, {names[0]} first"
+
+    title = "What was learned from what, and what else changes"
+    groups = [
+        (*key, group["case"].tolist())
+        for key, group in mine.groupby(["learned_from", "changes"], sort=False)
+    ]
+    fields = [
+        words(
+            "learned from", "", "what was fitted on what, never the judged row", lambda row: row[0]
+        ),
+        words(
+            "what else changes", "", "between trace and measurement", lambda row: row[1] or NOTHING
+        ),
+        words("cases", "", "cases of which it holds", lambda row: cases(row[2])),
+    ]
+    sources = [
+        f"{source}: {', '.join(group['case'].head(8))}{' and others' if len(group) > 8 else ''}"
+        for source, group in mine.groupby("source", sort=False)
+    ]
+    return render_details(title, render_records(groups, fields, title)) + render_details(
+        "Where the measured values stand", render_list(sources)
+    )
+
+
+def render_scaling(cases: pd.DataFrame, name: str) -> str:
+    """Return how throughput scales with GPUs; nothing where no single GPU was measured."""
+    rows = list_scaling(cases[cases["set"] == name])
+    if rows.empty:
+        return ""
+    fields = [
+        words("case", "", "", "case"),
+        numbers("GPUs", "", "", "count", "ranks"),
+        numbers("measured", "of one GPU's", "throughput of a GPU over that of one GPU alone", "percent", "measured"),
+        numbers("predicted", "of one GPU's", "the same, predicted", "percent", "predicted"),
+        numbers("error", "", "predicted over measured less one", "signed", "error"),
+    ]  # fmt: skip
+    caption = "Scaling, apart from the error of one GPU"
+    return render_records(rows, fields, caption)
+
+
+def render_causes(cases: pd.DataFrame, causes: pd.DataFrame, name: str) -> str:
+    """Return each case's parts, and its error with measured compute in place of predicted."""
+    mine = causes[causes["set"] == name]
+    if mine.empty:
+        return ""
+    parts = mine[mine["role"] == PART].pivot_table(
+        index="case", columns="parameter", values="time_s", sort=False, aggfunc="first"
+    )
+    oracle_s = mine[mine["role"] == REPLACED].set_index("case")["time_s"].to_dict()
+
+    def part(name: str) -> Field:
+        detail = "not hidden" if "hides" in name else "of the step"
+        return numbers(
+            name.replace(" that no compute hides", ""), detail, "mean over ranks, of the predicted step", "percent",
+            lambda row: parts[name].get(row["case"], math.nan) / row["predicted_s"],
+        )  # fmt: skip
+
+    def oracle(row: Any) -> float:
+        return float(oracle_s.get(row["case"], math.nan))
+
+    fields = [
+        words("case", "", "", "case"),
+        *map(part, dict.fromkeys(mine.loc[mine["role"] == PART, "parameter"])),
+        numbers("error", "", "predicted over measured less one", "signed",
+                lambda row: row["predicted_s"] / row["measured_s"] - 1.0),
+        numbers("from compute", "points", "predicted less the step with measured compute, over measured", "signed",
+                lambda row: (row["predicted_s"] - oracle(row)) / row["measured_s"]),
+        numbers("from the rest", "points",
+                "the step with measured compute less measured: communication, overlap, host, other software", "signed",
+                lambda row: (oracle(row) - row["measured_s"]) / row["measured_s"]),
+    ]  # fmt: skip
+    note = (
+        "Where one such GPU was traced, or its whole step measured, at a rank's own batch, measured compute replaces "
+        "predicted compute, and the error splits in two; the rest has no measurement of its own: the sensitivities show it."
+    )
+    rows = cases[cases["set"] == name].to_dict("records")
+    return render_paragraph(note) + render_records(
+        rows, fields, "Parts of the step, and of the error"
+    )
+
+
+def render_papers(scores: pd.DataFrame) -> str:
+    """Return the papers' averages beside the sets; none of them is of the cases here but vTrain's."""
+    fields = [
+        words("who", "", "", lambda paper: paper.who),
+        words("what it is of", "", "", lambda paper: paper.cases),
+        numbers("average", "absolute error", "as published", "percent", lambda paper: paper.error),
+        words("beside the set", "", "", lambda paper: paper.set),
+        numbers("trioflow", "on that set", SCORES["mean_absolute_error"], "percent",
+                lambda paper: score_of(scores, paper.set, OURS)["mean_absolute_error"]),
+    ]  # fmt: skip
+    note = (
+        "Averages as the papers print them, of other models on other machines: a scale to read our errors by, "
+        "no comparison. Only vTrain's is of the very points judged here."
+    )
+    papers = [paper for paper in PUBLISHED if paper.set in set(scores["set"])]
+    return render_paragraph(note) + render_records(
+        papers, fields, "What papers report, of other cases"
+    )
+
+
+def render_anchors(anchors: pd.DataFrame) -> str:
+    """Return the errors of each way to anchor, on single-GPU steps."""
+    if anchors.empty:
+        return ""
+    errors = pd.DataFrame(
+        {way: (anchors[f"{way}_s"] / anchors["measured_s"] - 1.0).abs() for way in ANCHOR_WAYS}
+    ).assign(device=anchors["device"])
+    names = {
+        "timer": "less the timer, at most its floor an operator; then one factor",
+        "ratio": "one factor", "none": "the operators as they are",
+    }  # fmt: skip
+    means = [
+        {"device": device, "steps": len(group), **group[list(ANCHOR_WAYS)].mean()}
+        for device, group in [*errors.groupby("device", sort=True), ("all", errors)]
+    ]
+    fields = [
+        words("GPU", "", "", "device"),
+        numbers("steps", "", "ordered pairs of batches", "count", "steps"),
+        *(numbers(names[way], "mean absolute", "error of the whole step", "percent", way) for way in ANCHOR_WAYS),
+    ]  # fmt: skip
+    best = min(ANCHOR_WAYS, key=means[-1].__getitem__)
+    note = (
+        "Every ordered pair of batches of one model on one GPU, training and inference: the target's measured step from "
+        "the source's operators, rescaled by a model that did not see the workload, and the source's measured step. "
+        f"None of these rows is judged above. The first column is what the predictions above use; best here: {names[best]}. "
+        "Quantiles of its errors on other workloads widen their intervals."
+    )
+    caption = "Ways to bring operators timed alone to their step"
+    return render_paragraph(note) + render_records(means, fields, caption)
+
+
+_MEANINGS = {
+    "growth": "operators as predicted at the measured batch less their recorded times in proportion to the batch",
+    "plan": "what the plan adds to the operators: copies, communication that is not hidden, the host",
+    "rest": "recorded times in proportion to the batch less measured: other software, another optimizer, and how far work at that batch is from proportional",
+}
+"""Parts that an error is the sum of."""
+
+
+def sum_growth(cases: pd.DataFrame, causes: pd.DataFrame, name: str) -> pd.DataFrame:
+    """Return ``growth``, ``plan`` and ``rest`` by case, which sum to its error over the measured step.
+
+    Cases at a recorded batch are left out; ``inside``: whether the interval holds the measured
+    step.
+    """
+    mine = causes[(causes["set"] == name) & (causes["role"] == GROWTH)]
+    rows: dict[str, dict[str, Any]] = {}
+    for case in cases[cases["set"] == name].to_dict("records"):
+        sums = mine[mine["case"] == case["case"]].groupby("setting")["time_s"].sum()
+        if sums.empty:
+            continue
+        measured, predicted = float(case["measured_s"]), float(case["predicted_s"])
+        rows[str(case["case"])] = {
+            "growth": (sums[RESCALED] - sums[PROPORTIONAL]) / measured,
+            "plan": (predicted - sums[RESCALED]) / measured,
+            "rest": (sums[PROPORTIONAL] - measured) / measured,
+            "error": predicted / measured - 1.0,
+            "inside": bool(case["low_s"] <= measured <= case["high_s"]),
+        }
+    return pd.DataFrame.from_dict(
+        rows, orient="index", columns=["growth", "plan", "rest", "error", "inside"]
+    )
+
+
+def render_growth(cases: pd.DataFrame, causes: pd.DataFrame, name: str) -> str:
+    """Return the sums of a set's errors and the classes behind the first; nothing without such cases."""
+    parts = sum_growth(cases, causes, name)
+    if parts.empty:
+        return ""
+    fields = [
+        words("case", "", "", "case"),
+        *(numbers(part, "points", meaning, "signed", part) for part, meaning in _MEANINGS.items()),
+        numbers("error", "their sum", "predicted over measured less one", "signed", "error"),
+        words("inside", "", "whether the measured step lies in the interval", lambda row: "yes" if row["inside"] else "no"),
+    ]  # fmt: skip
+    rows = parts.rename_axis("case").reset_index().to_dict("records")
+    return (
+        "<h3>The error as a sum of parts: another batch, the plan, the rest</h3>"
+        + render_paragraph(_describe_growth(parts))
+        + render_records(rows, fields, "Parts of the error")
+        + _render_classes(cases, causes, name, str(parts.index[0]))
+    )
+
+
+def _describe_growth(parts: pd.DataFrame) -> str:
+    """Say what the parts come to, and what of them the interval knows."""
+    mean = parts[["growth", "plan", "rest", "error"]].mean()
+    held = int(parts["inside"].sum())
+    return (
+        f"No step of the measured batch was traced. Mean over the {len(parts)} cases: growth of the operators with the batch "
+        f"{write_signed_percent(mean['growth'])}, the plan {write_signed_percent(mean['plan'])}, the rest "
+        f"{write_signed_percent(mean['rest'])}; together {write_signed_percent(mean['error'])}. The 80 % interval holds "
+        f"{held} of {len(parts)} ({write_percent(held / len(parts), 0)}): it is as wide as the models of the operators and of the "
+        "collectives missed on workloads left out of their fits. It knows of no rest, for no fit has seen this software, and of growth only what "
+        "other workloads showed. No parameter was fitted on these rows."
+    )
+
+
+def _render_classes(cases: pd.DataFrame, causes: pd.DataFrame, name: str, case: str) -> str:
+    """Return the growth of every class of operators of one case."""
+    row = cases[(cases["set"] == name) & (cases["case"] == case)].iloc[0]
+    chosen = (causes["set"] == name) & (causes["case"] == case) & (causes["role"] == GROWTH)
+    wide = causes[chosen].pivot(index="parameter", columns="setting", values="time_s")
+    wide = wide.sort_values(PROPORTIONAL, ascending=False, kind="stable")
+    wide.loc["sum"] = wide.sum()
+    table = pd.DataFrame(
+        {"class": wide.index, "plain": wide[PROPORTIONAL], "predicted": wide[RESCALED]}
+    )
+    table["growth"] = (table["predicted"] - table["plain"]) / row["measured_s"]
+    table["share"] = table["plain"] / row["measured_s"]
+    table["ratio"] = (table["predicted"] / table["plain"]).where(table["plain"] != 0)
+    fields = [
+        words("operators", "phase and class", "", "class"),
+        numbers("in proportion", "to the batch", "recorded time times the measured over the traced batch", "time", "plain"),
+        numbers("predicted", "", "the same operators rescaled by the model, which never saw the workload", "time", "predicted"),
+        numbers("ratio", "predicted to proportional", "below 1: predicted to grow less than the batch", "number", "ratio"),
+        numbers("growth", "points", _MEANINGS["growth"], "signed", "growth"),
+        numbers("share", "of the step", "of the measured step, in proportion", "percent", "share"),
+    ]  # fmt: skip
+    title = f"Growth of each class of operators: {case}"
+    return render_details(title, render_records(table, fields, title))
+
+
+_LOOKS: dict[str, dict[str, Any]] = {
+    OURS: {"marker": "o", "color": style.BLUE, "markersize": 7, "zorder": 5},
+    ORACLE: {"marker": "|", "color": style.INK, "markersize": 13, "markeredgewidth": 1.6, "zorder": 6},
+    "TrioSim's public rules": {"marker": "^", "color": style.VERMILLION, "markersize": 6, "zorder": 4},
+    "analytical": {"marker": "s", "color": style.ORANGE, "markersize": 5.5, "zorder": 3},
+    "regression": {"marker": "D", "color": style.GREEN, "markersize": 5.5, "zorder": 3},
+}  # fmt: skip
+_NEAR = 0.15
+"""Errors that the left panel shows at least."""
+
+
+def draw_cases(cases: pd.DataFrame, name: str) -> Figure:
+    """Draw everyone's errors on every case of a set (``PUBLISHED_CASES``); InputError where it has none."""
+    rows = cases[cases["set"] == name].reset_index(drop=True)
+    style.refuse_nothing(rows, f"no case of the set {name!r} to draw")
+    return _draw_scatter(rows) if len(rows) > MOST_NAMED else _draw_list(rows, name)
+
+
+def _draw_list(rows: pd.DataFrame, name: str) -> Figure:
+    """Draw a line for each case: near errors with intervals on the left, all of them on the right."""
+    measured = rows["measured_s"].to_numpy(np.float64)
+    places = np.arange(len(rows))
+    with style.figure_style():
+        figure = style.new_figure(1.5 + 0.28 * len(rows))
+        near, far = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
+        drawn = []
+        for model, column in MODELS.items():
+            errors = rows[column].to_numpy(np.float64) / measured - 1.0
+            if not np.isfinite(errors).any():
+                continue
+            drawn.append(model)
+            for axes in (near, far):
+                axes.plot(100 * errors, places, linestyle="none", **_LOOKS[model])
+        low, high = (rows[end].to_numpy(np.float64) / measured - 1.0 for end in ("low_s", "high_s"))
+        near.hlines(
+            places, 100 * low, 100 * high, color=style.BLUE, alpha=0.35, linewidth=5, zorder=2
+        )
+        band = _draw_papers(near, rows, name)
+        ours = rows["predicted_s"].to_numpy(np.float64) / measured - 1.0
+        limit = 100 * min(max(_NEAR, 1.25 * float(np.abs(ours).max())), 0.6)
+        near.set_xlim(-limit, limit)
+        for axes in (near, far):
+            axes.axvline(0, color=style.INK, linewidth=1, zorder=1)
+            axes.grid(axis="y", visible=False)
+        near.set(
+            yticks=places,
+            yticklabels=rows["case"].tolist(),
+            ylim=(len(rows) - 0.4, -0.6),
+            xlabel="error [%], with the 80 % interval",
+        )
+        notes = [_describe_row(row) for row in tables.records(rows)]
+        for axes in (near, far):
+            ends = axes.get_xlim()
+            lines = [(ends[0], place - 0.45, ends[1], place + 0.45) for place in range(len(rows))]
+            style.add_notes(axes, zip(lines, notes, strict=True))
+        far.set_xlabel("error [%], all")
+        figure.legend(handles=_legend(drawn, band), loc="outside upper center", ncols=3)
+    return figure
+
+
+def _describe_row(row: Mapping[str, Any]) -> str:
+    """Say what a case measured, and what everyone predicted for it."""
+    found = [
+        f"{model} {write_time(row[column])} ({write_signed_percent(row[column] / row['measured_s'] - 1.0)})"
+        for model, column in MODELS.items()
+        if row[column] is not None
+    ]
+    interval = ""
+    if row["low_s"] is not None and row["high_s"] is not None:
+        interval = f"; 80 % interval {write_range(row['low_s'], row['high_s'])}"
+    return f"{row['case']}: measured {write_time(row['measured_s'])}; {', '.join(found)}{interval}"
+
+
+def _draw_papers(axes: Any, rows: pd.DataFrame, name: str) -> bool:
+    """Draw what papers report for such plans on other cases; return whether anything was drawn."""
+    found = False
+    for paper in PUBLISHED:
+        if paper.set != name or not paper.plans:
+            continue
+        for place, plan in enumerate(rows["plan"]):
+            if str(plan).startswith(paper.plans):
+                axes.vlines(
+                    [-100 * paper.error, 100 * paper.error], place - 0.36, place + 0.36,
+                    color=style.GREY, linestyle=(0, (2, 1)), linewidth=1.4, zorder=2,
+                )  # fmt: skip
+                found = True
+    return found
+
+
+def _legend(models: list[str], papers: bool) -> list[Any]:
+    words = {ORACLE: "measured compute in place of predicted"}
+    handles: list[Any] = []
+    for model in models:
+        look = {k: v for k, v in _LOOKS[model].items() if k != "zorder"}
+        handles.append(Line2D([], [], linestyle="none", label=words.get(model, model), **look))
+    handles.append(Patch(color=style.BLUE, alpha=0.35, label="80 % interval"))
+    if papers:
+        handles.append(
+            Line2D(
+                [],
+                [],
+                color=style.GREY,
+                linestyle=(0, (2, 1)),
+                label="a paper's average, other cases",
+            )
+        )
+    return handles
+
+
+def _draw_scatter(rows: pd.DataFrame) -> Figure:
+    """Draw predicted over measured for a set of many cases, everyone in a panel of its own."""
+    measured = rows["measured_s"].to_numpy(np.float64)
+    models = [model for model, column in MODELS.items() if rows[column].notna().any()]
+    with style.figure_style():
+        figure = style.new_figure(3.4, style.WIDTH_IN)
+        panels = figure.subplots(1, len(models), sharey=True, squeeze=False)[0]
+        for axes, model in zip(panels, models, strict=True):
+            errors = 100 * (rows[MODELS[model]].to_numpy(np.float64) / measured - 1.0)
+            axes.plot(
+                measured, errors, linestyle="none", marker="o", markersize=2.2, alpha=0.5,
+                color=_LOOKS[model]["color"],
+            )  # fmt: skip
+            axes.axhline(0, color=style.INK, linewidth=1, zorder=1)
+            axes.set(xscale="log", xlabel="measured")
+            style.spread_ticks(axes.xaxis, float(measured.min()), float(measured.max()), most=3)
+            style.show_seconds(axes.xaxis)
+            mean = float(np.nanmean(np.abs(errors)))
+            axes.set_title(f"{model}\n{mean:.1f} % on average", fontsize=9)
+        panels[0].set_ylabel("error [%]")
+    return figure
+
+
+TITLE = "trioflow: public measurements of many GPUs"
+FIGURES = "published"
+"""Folder of the figures beside the page."""
+
+_CASES_CAPTION = (
+    "Errors of every case: a dot for trioflow with its 80 % interval, marks for the others; on the left near zero, "
+    "on the right all of them. Measured: the steps of the source. Dashed strokes are averages that papers report for "
+    "such plans on other cases; intervals are cut at the panel's edge. A row says its numbers to a pointer that rests on it. Limit: a few cases of one source say little about others."
+)
+_POINTS_CAPTION = (
+    "Errors of every case over its measured step, everyone in a panel of their own; the mean absolute error stands above. "
+    "Measured: the steps of the source. Limit: one source's machines and models."
+)
+_TORNADO_CAPTION = (
+    "What a change of one parameter does to the set: left the mean change of the predicted step, right the mean "
+    "absolute error then. Simulated only; averaged over the cases that have the parameter."
+)
+_GLOSSARY = {
+    "error": "predicted over measured less one",
+    "interval": "holds the measured step in 80 % of cases if errors behave as on the data left out of the fits",
+    "oracle": "the prediction with measured compute in place of predicted compute, where it was measured: in a trace at "
+    "a rank's own batch, or as the whole step of one GPU",
+    "TrioSim's public rules": "recorded times in proportion to the batch; all-reduce as bytes over one bandwidth (here the platform's, for a "
+    "large message); data parallelism hides it; tensor parallelism divides products and convolutions; stages of equal operator count. "
+    "The trace is the same as ours, carried over to the judged GPU where it is another. Which operators its transformer traces "
+    "mark for division is not published: products and convolutions that read a parameter, as in its VGG-13 trace",
+    "analytical": "work over peak rate plus bytes over bandwidth for each operator, links at their data-sheet rates",
+    "regression": "a plain regression on other cases of the set, without any simulator",
+    "confidence": "the worst of what operators and collectives rest on: measured, interpolated, extrapolated, uncalibrated",
+}  # fmt: skip
+
+
+def read_cases(files: Iterable[str | Path]) -> pd.DataFrame:
+    """Return the cases of several files, sets in the page's order; InputError where there is none, or one stands twice."""
+    frames = [tables.read_table(file, "published_cases") for file in files]
+    frames = [frame for frame in frames if len(frame)]
+    if not frames:
+        raise InputError("no public case to report", fix="run `snakemake published`")
+    cases = pd.concat(frames, ignore_index=True)
+    twice = cases.duplicated(["set", "case"])
+    if twice.any():
+        row = cases[twice].iloc[0]
+        raise InputError(f"the case {row['case']!r} of the set {row['set']!r} stands twice")
+    order = {name: at for at, name in enumerate([*SETS, *sorted(set(cases["set"]) - set(SETS))])}
+    return cases.sort_values(
+        "set", key=lambda names: names.map(order), kind="stable", ignore_index=True
+    )
+
+
+def build_published_page(
+    case_files: Sequence[str | Path],
+    cause_files: Sequence[str | Path],
+    anchor_file: str | Path,
+    page: str | Path,
+    table: str | Path,
+) -> pd.DataFrame:
+    """Write the page, its figures (``published/<set>`` and ``<set>-sensitivity`` beside it) and all cases as one table.
+
+    Returns the scores of every set and model.
+    """
+    cases = read_cases(case_files)
+    found = [tables.read_table(file, "causes", schema=CAUSES) for file in cause_files]
+    causes = pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=CAUSES.names)
+    anchors = tables.read_table(anchor_file, "anchors", schema=ANCHORS)
+    scores = score_published(cases)
+    places = style.save_figures(Path(page).parent / FIGURES, _draw(cases, causes))
+    files = [*case_files, *cause_files, anchor_file]
+    made = _compose(cases, causes, anchors, scores, places, files)
+    tables.write_table(cases, "published_cases", table, {"files": [str(f) for f in case_files]})
+    write_page(page, made)
+    return scores
+
+
+def _draw(cases: pd.DataFrame, causes: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
+    """Draw the figures of every set, by their names."""
+    for name in dict.fromkeys(cases["set"]):
+        yield name, draw_cases(cases, name)
+        changes = summarise_changes(cases, causes, name)
+        if len(changes):
+            yield f"{name}-sensitivity", draw_tornado(changes, name)
+
+
+def _compose(
+    cases: pd.DataFrame, causes: pd.DataFrame, anchors: pd.DataFrame, scores: pd.DataFrame,
+    places: dict[str, str], files: Sequence[str | Path],
+) -> Page:  # fmt: skip
+    names = list(dict.fromkeys(cases["set"]))
+    chosen = list_disclosures(set(names))
+    words = _GLOSSARY | {name.replace("_", " "): meaning for name, meaning in SCORES.items()}
+    schemas = {"published_cases": tables.PUBLISHED_CASES, "causes": CAUSES, "anchors": ANCHORS}
+    return Page(
+        TITLE,
+        [
+            Section("summary", "Sets, aims and what was reached", [render_summary(scores)]),
+            Section("disclosed", "What was settled after results were seen", [render_list(chosen)] if chosen else []),
+            *(
+                Section(name, describe_set(name).title, _set_parts(cases, causes, scores, name, places), folded=at > 0)
+                for at, name in enumerate(names)
+            ),
+            Section("papers", "What papers report", [render_papers(scores)], folded=True),
+            Section("anchors", "Operators timed alone, and their step", [render_anchors(anchors)], folded=True),
+        ],
+        _describe(cases),
+        verdict=_conclude(scores, names),
+        made_from=f"; aims from {SOURCE}. Every measured value's file stands below its set's cases",
+        words=words, schemas=schemas, files=files,
+    )  # fmt: skip
+
+
+def _conclude(scores: pd.DataFrame, names: Iterable[str]) -> str:
+    """Say how many aims were reached, and how wrong each set that has one is."""
+    aims = {name: read_aim(scores, name) for name in names}
+    errors = [
+        f"{describe_set(name).title} {write_percent(score_of(scores, name, OURS)['mean_absolute_error'])}"
+        for name, (_, reached) in aims.items()
+        if reached is not None
+    ]
+    return (
+        f"{count_reached(reached for _, reached in aims.values())} Mean absolute errors: {'; '.join(errors)}."
+        if errors
+        else ""
+    )
+
+
+def _describe(cases: pd.DataFrame) -> str:
+    values = cases[["source", "workload", "plan", "ranks", "batch", "measured_s"]].drop_duplicates()
+    return (
+        f"{len(cases)} predictions of {len(values)} public measured steps in {cases['set'].nunique()} sets; all that the data "
+        "holds of each set, none left out. Error is predicted over measured less one, as it is: no parameter was fitted on a "
+        "row that it is judged on, and what was learned from what stands beside every set."
+    )
+
+
+def _set_parts(
+    cases: pd.DataFrame, causes: pd.DataFrame, scores: pd.DataFrame, name: str,
+    places: dict[str, str],
+) -> list[str]:  # fmt: skip
+    words = describe_set(name)
+    many = int((cases["set"] == name).sum()) > MOST_NAMED
+    caption = _POINTS_CAPTION if many else _CASES_CAPTION
+    parts = [render_paragraph(text) for text in (words.judged, words.limits) if text]
+    parts.append(render_figure(places[name], caption, f"Errors of the set {name}.", noted=not many))
+    parts += [render_scores(scores, name), render_scaling(cases, name)]
+    parts.append(render_cases(cases, name))
+    parts += ["<h3>What the error is made of</h3>"] if (causes["set"] == name).any() else []
+    parts.append(render_causes(cases, causes, name))
+    parts.append(render_growth(cases, causes, name))
+    if f"{name}-sensitivity" in places:
+        address = places[f"{name}-sensitivity"]
+        parts.append(render_figure(address, _TORNADO_CAPTION, f"Sensitivities of the set {name}."))
+        parts.append(render_changes(summarise_changes(cases, causes, name)))
+    return parts

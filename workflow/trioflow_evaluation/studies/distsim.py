@@ -1,0 +1,235 @@
+"""DistSim's two simulated studies: its search among 15 plans of a 48-layer BERT, and GPT 145B over the batch.
+
+DistSim (CF 2023) publishes of the search the machine (4 nodes of 4 A10), the depth, the global batch,
+the three numbers below and the plan of the best and the worst. What it does not publish is assumed
+here: hidden size 1024 and 16 heads (BERT-Large's), 512 tokens, fp32, Adam; 1F1B with one sample a
+micro-batch; embedding, head and loss shared by vocabulary, as Megatron-LM does; one NIC of 100 Gb/s a
+node. Since nothing is known of its network, communication is taken as fast as assumed and two to four
+times as slow. None of this is fitted.
+
+GPT 145B runs in 8 tensor x 16 pipeline parts on 128 GPUs, from shapes alone; DistSim simulates it
+beside Megatron-LM's published curve. The model's sizes are in the catalogue (arXiv 2104.04473, table
+1). Chosen here: DGX A100 nodes, one sample a micro-batch, the vocabulary shared and activations
+computed again as Megatron-LM does. No time was recorded: all come from the shipped cost model of the
+A100, which was never calibrated on such a step.
+
+References
+----------
+G. Lu et al., DistSim: a performance model of large-scale hybrid distributed DNN training, Computing
+Frontiers 2023.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from trioflow import tables
+from trioflow.base.experiments import load_workloads
+from trioflow.report import style
+from trioflow.sweeps.chunks import make_frame
+from trioflow.sweeps.description import fill_values
+from trioflow.sweeps.workshop import Workshop
+from trioflow.tables import records
+from trioflow.trace.repeat import repeat_layers
+from trioflow.trace.store import Trace, load_trace, save_trace
+from trioflow.trace.workloads.catalog import CATALOG
+
+TRACE, PLATFORM = "bert-48-b4", "a10x16-4nodes"
+RANKS, BATCH = 16, 16
+_SCALES = (1.0, 2.0, 3.0, 4.0)
+"""Communication times over those of the assumed network."""
+
+
+class Published(NamedTuple):
+    """A plan as DistSim gives it: degrees, and steps a second predicted and measured."""
+
+    tensor: int
+    pipeline: int
+    data: int
+    predicted_per_s: float
+    measured_per_s: float
+
+
+BEST = Published(1, 8, 2, 2.94, 2.97)
+WORST = Published(16, 1, 1, 0.398, 0.396)
+PREDICTED_RATIO, MEASURED_RATIO = 7.379, 7.488
+"""DistSim's best over worst plan."""
+
+
+def list_degrees() -> list[tuple[int, int, int]]:
+    """Return the 15 products of tensor, pipeline and data degree, powers of two each."""
+    powers = [1, 2, 4, 8, 16]
+    return [
+        (tensor, pipeline, RANKS // (tensor * pipeline))
+        for tensor in powers
+        for pipeline in powers
+        if tensor * pipeline <= RANKS
+    ]
+
+
+def predict_distsim(scales: tuple[float, ...] = _SCALES) -> pd.DataFrame:
+    """Return the plans' steps: rows of ``tables.SWEEP_RESULTS``, 15 for each speed of the network."""
+    workshop = Workshop()
+    rows: list[dict[str, Any]] = []
+    for scale in scales:
+        for tensor, pipeline, data in list_degrees():
+            given: dict[str, Any] = {
+                "trace": TRACE,
+                "platform": PLATFORM,
+                "batch": BATCH,
+                "data": data,
+                "tensor": tensor,
+                "pipeline": pipeline,
+                "communication_scale": scale,
+                "vocabulary_parallel": tensor > 1,
+            }
+            if pipeline > 1:
+                given |= {"schedule": "1f1b", "micro_batches": BATCH // data}
+            rows.append(workshop.predict(len(rows), fill_values(given)))
+    return make_frame(rows)
+
+
+def name_plan(row: Any) -> str:
+    """Return a plan as DistSim writes it, such as 1M8P2D."""
+    return f"{row['tensor']}M{row['pipeline']}P{row['data']}D"
+
+
+def order_plans(rows: pd.DataFrame) -> list[str]:
+    """Return the names of the plans at one speed of the network, the fastest first; ties as they come."""
+    return [
+        name_plan(row) for row in tables.records(rows.sort_values("step_time_s", kind="stable"))
+    ]
+
+
+def compare_distsim(rows: pd.DataFrame) -> list[str]:
+    """Say for each speed of the network which plans are first and last, and how far apart."""
+    published = [name_plan(one._asdict()) for one in (BEST, WORST)]
+    lines = [
+        f"DistSim: best {published[0]}, worst {published[1]}, "
+        f"{PREDICTED_RATIO} times predicted, {MEASURED_RATIO} times measured"
+    ]
+    for scale, case in rows.groupby("communication_scale"):
+        names = order_plans(case)
+        ratio = case["step_time_s"].max() / case["step_time_s"].min()
+        place = names.index(published[0]) + 1
+        lines.append(
+            f"communication x {scale:g}: best {names[0]}, worst {names[-1]}, {ratio:.3f} times; "
+            f"DistSim's best is number {place} of {len(names)}, its worst number "
+            f"{names.index(published[1]) + 1}; order {' '.join(names)}"
+        )
+    return lines
+
+
+def study_distsim_search(table: str | Path, figure: str | Path) -> None:
+    """Print the order of the plans, write the table (``SWEEP_RESULTS``), and the figure (no suffix) as SVG and PNG."""
+    rows = predict_distsim()
+    print("\n".join(compare_distsim(rows)))
+    tables.write_table(rows, "sweep_results", table, {"study": "DistSim's search"})
+    style.save_figure(draw_distsim_search(rows), figure)
+
+
+def draw_distsim_search(rows: pd.DataFrame) -> Figure:
+    """Draw steps a second of every plan, a line each speed of the network, as the fastest one orders them.
+
+    With its 80 % interval; DistSim's two published plans as stars.
+    """
+    with style.figure_style():
+        figure = style.new_figure(3.6)
+        axes = figure.subplots()
+        cases = [case for _, case in rows.groupby("communication_scale")]
+        ordered = cases[0].sort_values("step_time_s")
+        names = [name_plan(row) for row in records(ordered)]
+        handles = []
+        for case, colour, marker in zip(cases, style.SERIES_COLOURS, style.MARKERS, strict=False):
+            by_name = {name_plan(row): row for row in records(case)}
+            chosen = [by_name[name] for name in names]
+            rates = [1 / row["step_time_s"] for row in chosen]
+            scale = chosen[0]["communication_scale"]
+            label = "network as assumed" if scale == 1 else f"communication x {scale:g}"
+            axes.plot(
+                range(len(names)), rates, color=colour, marker=marker, markersize=4, linewidth=1.2
+            )
+            handles.append(Line2D([], [], color=colour, marker=marker, markersize=4, label=label))
+        low, high = ([1 / row[end] for row in records(ordered)] for end in ("high_s", "low_s"))
+        axes.fill_between(
+            range(len(names)), low, high, color=style.SERIES_COLOURS[0], alpha=0.1, linewidth=0
+        )
+        for one in (BEST, WORST):
+            place = names.index(name_plan(one._asdict()))
+            axes.plot(place, one.measured_per_s, "*", color=style.INK, markersize=11)
+        handles.append(
+            Line2D(
+                [],
+                [],
+                color=style.INK,
+                marker="*",
+                markersize=10,
+                linestyle="none",
+                label="measured by DistSim (its best and worst)",
+            )
+        )
+        axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
+        axes.set(
+            ylabel="steps/s; shade: 80 % interval",
+            ylim=(0, None),
+            xlabel="plan: tensor M, pipeline P, data D",
+        )
+        axes.legend(handles=handles)
+    return figure
+
+
+WORKLOAD, _GPT_PLATFORM = "gpt-145b", "dgx-a100"
+TENSOR, PIPELINE, DATA = 8, 16, 1
+MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
+BLOCKS = Path(__file__).parents[2] / "data" / "traces" / "gpt-145b-b1"
+"""Two blocks: ``trioflow capture gpt-145b --batch 1 --layers 2 --device meta``."""
+
+
+def build_shapes() -> Trace:
+    """Return the whole model's operators without times: the shipped blocks, the last one repeated."""
+    row = load_workloads(CATALOG)[WORKLOAD]
+    assert row.layers is not None, "the catalogue gives the model's depth"
+    return repeat_layers(load_trace(BLOCKS), row.layers)
+
+
+def choose_schedule(micro_batches: int, pipeline: int = PIPELINE) -> str:
+    """Return 1F1B, or GPipe, which takes as long, where PyTorch's 1F1B would have too few micro-batches."""
+    return "1f1b" if micro_batches >= pipeline else "gpipe"
+
+
+def predict_throughput(
+    counts: Sequence[int] = MICRO_BATCHES, tensor: int = TENSOR, pipeline: int = PIPELINE
+) -> pd.DataFrame:
+    """Return the steps of all batches: rows of ``tables.SWEEP_RESULTS``."""
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        save_trace(build_shapes(), folder)
+        workshop = Workshop({BLOCKS.name: [folder]}, interval=False)
+        for count in counts:
+            given = {
+                "trace": BLOCKS.name,
+                "platform": _GPT_PLATFORM,
+                "batch": count * DATA,
+                "data": DATA,
+                "tensor": tensor,
+                "pipeline": pipeline,
+                "micro_batches": count,
+                "schedule": choose_schedule(count, pipeline),
+                "vocabulary_parallel": True,
+                "recompute": "full",
+            }
+            rows.append(workshop.predict(len(rows), fill_values(given)))
+    return make_frame(rows)
+
+
+def write_throughput(table: str | Path) -> None:
+    """Write the steps of all batches as Parquet (``tables.SWEEP_RESULTS``)."""
+    tables.write_table(
+        predict_throughput(), "sweep_results", table, {"study": "DistSim's GPT 145B"}
+    )

@@ -1,0 +1,505 @@
+"""Hop on ring-based and double-ring graphs: what backup workers and their kin gain.
+
+The case study of the TrioSim paper, and the rest of Hop's protocol beside it.
+
+Hop: decentralised training whose workers wait for their neighbours only.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from numpy.typing import NDArray
+from trioflow import tables
+from trioflow.base.errors import SimulationError
+from trioflow.base.provenance import stamp
+from trioflow.base.units import ns_to_s
+from trioflow.hardware.machine import Link
+from trioflow.hardware.topologies.grids import build_double_ring, build_ring
+from trioflow.report import style
+
+from trioflow_evaluation.studies.wafer import list_inputs, load_timed_trace
+from trioflow_evaluation.tables import HOP
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Edge = tuple[int, int]
+_ARRIVED, _COMPUTED = 0, 1
+_Phase = Literal["computes", "awaits updates", "awaits tokens", "has finished"]
+
+
+@dataclass(frozen=True)
+class HopSettings:
+    """The rules that all workers follow."""
+
+    # Tokens of a queue at the start; how many iterations a worker may be ahead of one that it sends
+    # to.
+    max_gap: int = 8
+    backup_workers: int = 0  # updates of an iteration that a worker need not wait for
+    staleness: int = 0  # iterations that an update may be old
+    max_jump: int = 1  # iterations that a worker which is behind enters at once; 1 never skips
+    behind: int = 2  # iterations that all neighbours must be ahead before a worker skips
+
+
+@dataclass(frozen=True, eq=False)
+class HopRun:
+    """What came of a run."""
+
+    # Start of each iteration [workers, iterations] [s]; NaN for one that was skipped.
+    start_s: Floats
+    finish_s: Floats  # when each worker had finished the last iteration [workers] [s]
+    computed: Ints  # iterations that each worker computed and did not skip [workers]
+    dropped: int  # updates that arrived too late to be of use
+    largest_gap: int  # most iterations that a worker was ahead of one that it sends to
+    largest_staleness: int  # most iterations that an update was old when a worker relied on it
+
+    @property
+    def time_s(self) -> float:
+        """When the last worker had finished [s]."""
+        return float(self.finish_s.max())
+
+
+def simulate_hop(
+    sending_s: Mapping[Edge, float],
+    compute_s: Floats,
+    settings: HopSettings,
+    *,
+    latency_s: float = 0.0,
+) -> HopRun:
+    """Simulate decentralised training on a graph of workers.
+
+    ``sending_s``: for each edge, the time that an update occupies its link [s]; ``compute_s``:
+    [workers, iterations] [s]; ``latency_s``: from the end of the sending to the arrival [s]. Raises
+    SimulationError when the settings let nobody move or make no sense, a time is negative or no
+    number, or an edge does not join two of the workers.
+
+    A worker computes, sends its update, tagged with the iteration, to every receiver, and waits
+    until all senders but ``backup_workers`` have sent one at most ``staleness`` iterations older
+    than its own (a later one counts too; the common start is that of iteration -1). Then it takes a
+    token from the queue that each receiver keeps for it, and enters the next iteration, which puts
+    a token into every queue of its own.
+
+    Links are independent; on one, updates follow one another. Tokens take no time. A worker whose
+    receivers are all at least ``behind`` iterations ahead enters that of the slowest, at most
+    ``max_jump`` further on, takes the tokens of all and sends nothing for those skipped (never the
+    last); it refreshes its parameters from updates that are there. At one time: arrivals, ends of
+    computation as scheduled, then workers, the lowest number that can move first.
+
+    Source: Q. Luo et al., Hop: Heterogeneity-aware Decentralized Training, ASPLOS 2019,
+    arXiv:1902.01064.
+    """
+    _check(sending_s, compute_s, settings, latency_s)
+    return _Training(sending_s, compute_s, settings, latency_s).run()
+
+
+def _check(
+    sending_s: Mapping[Edge, float], compute_s: Floats, settings: HopSettings, latency_s: float
+) -> None:
+    if compute_s.ndim != 2 or not compute_s.size:
+        raise SimulationError(
+            f"Hop: compute times have the shape {compute_s.shape}; give [workers, iterations]"
+        )
+    workers = len(compute_s)
+    times = [*sending_s.values(), *compute_s.ravel().tolist(), latency_s]
+    for time_s in times:
+        if not 0 <= time_s < math.inf:
+            raise SimulationError(f"Hop: {time_s!r} is not a time")
+    for edge in sending_s:
+        if edge[0] == edge[1] or not all(0 <= worker < workers for worker in edge):
+            raise SimulationError(f"Hop: the edge {edge} does not join two of {workers} workers")
+    limits = (
+        ("max_gap", 1),
+        ("backup_workers", 0),
+        ("staleness", 0),
+        ("max_jump", 1),
+        ("behind", 1),
+    )
+    for name, least in limits:
+        if getattr(settings, name) < least:
+            raise SimulationError(
+                f"Hop: {name} is {getattr(settings, name)}; it must be at least {least}"
+            )
+    senders = [sum(receiver == worker for _, receiver in sending_s) for worker in range(workers)]
+    if settings.backup_workers and settings.backup_workers >= min(senders):
+        raise SimulationError(
+            f"Hop: {settings.backup_workers} backup workers and a worker with {min(senders)} "
+            "senders, who would wait for nobody"
+        )
+
+
+class _Training:
+    """State of one run."""
+
+    def __init__(
+        self,
+        sending_s: Mapping[Edge, float],
+        compute_s: Floats,
+        settings: HopSettings,
+        latency_s: float,
+    ) -> None:
+        self.sending_s, self.latency_s, self.settings = dict(sending_s), latency_s, settings
+        self.compute_s: list[list[float]] = compute_s.tolist()
+        self.workers, self.iterations = compute_s.shape
+        edges = sorted(sending_s)
+        self.receivers = [[b for a, b in edges if a == w] for w in range(self.workers)]
+        self.senders = [[a for a, b in edges if b == w] for w in range(self.workers)]
+        self.entered = [0] * self.workers
+        self.phase: list[_Phase] = ["awaits tokens"] * self.workers
+        # Of each worker's senders, in their order; and where each edge is in there.
+        self.newest = [[-1] * len(senders) for senders in self.senders]
+        self.place = {edge: self.senders[edge[1]].index(edge[0]) for edge in edges}
+        self.outgoing = [[edge for edge in edges if edge[0] == w] for w in range(self.workers)]
+        self.free_s = dict.fromkeys(edges, 0.0)
+        self.start_s = np.full(compute_s.shape, math.nan)
+        self.finish_s = np.full(self.workers, math.nan)
+        self.dropped = self.largest_gap = self.largest_staleness = 0
+        self.heap: list[tuple[float, int, int, Edge, int]] = []
+        self.sequence = 0
+
+    def run(self) -> HopRun:
+        """Run until everyone has finished."""
+        self.move_on(set(range(self.workers)), 0.0)
+        while self.heap:
+            now_s, asking = self.heap[0][0], set()
+            while self.heap and self.heap[0][0] == now_s:
+                _, kind, _, edge, tag = heapq.heappop(self.heap)
+                if kind == _ARRIVED:
+                    self.receive(edge, tag)
+                else:
+                    self.send(edge[0], now_s)
+                asking.add(edge[1])
+            self.move_on(asking, now_s)
+        if np.isnan(self.finish_s).any():
+            waiting = [
+                f"worker {w} {self.phase[w]}" for w in np.flatnonzero(np.isnan(self.finish_s))
+            ]
+            raise SimulationError(f"Hop: deadlock: {', '.join(waiting)}")
+        computed = np.count_nonzero(~np.isnan(self.start_s), axis=1)
+        return HopRun(
+            self.start_s, self.finish_s, computed, self.dropped, self.largest_gap,
+            self.largest_staleness,
+        )  # fmt: skip
+
+    def schedule(self, time_s: float, kind: int, edge: Edge, tag: int) -> None:
+        heapq.heappush(self.heap, (time_s, kind, self.sequence, edge, tag))
+        self.sequence += 1
+
+    def send(self, worker: int, now_s: float) -> None:
+        """End a computation: the update goes out, behind those still on their way."""
+        self.phase[worker] = "awaits updates"
+        tag, free_s = self.entered[worker] - 1, self.free_s
+        for edge in self.outgoing[worker]:
+            sent_s = free_s[edge] = max(now_s, free_s[edge]) + self.sending_s[edge]
+            self.schedule(sent_s + self.latency_s, _ARRIVED, edge, tag)
+
+    def receive(self, edge: Edge, tag: int) -> None:
+        """Keep an update, or drop it when its receiver can no longer use it."""
+        receiver = edge[1]
+        goes_on = self.phase[receiver] in ("awaits tokens", "has finished")
+        oldest = self.entered[receiver] - 1 + goes_on - self.settings.staleness
+        self.dropped += tag < oldest
+        self.newest[receiver][self.place[edge]] = tag
+
+    def move_on(self, asking: set[int], now_s: float) -> None:
+        """Let those go on who may; who enters an iteration gives tokens to others, who ask then."""
+        phase = self.phase
+        while asking:
+            worker = min(asking)
+            asking.remove(worker)
+            if phase[worker] == "awaits updates" and self.has_updates(worker):
+                last = self.entered[worker] == self.iterations
+                phase[worker] = "has finished" if last else "awaits tokens"
+                if last:
+                    self.finish_s[worker] = now_s
+            if phase[worker] == "awaits tokens" and self.enter(worker, now_s):
+                asking.update(self.senders[worker])
+
+    def has_updates(self, worker: int) -> bool:
+        """Return whether enough updates are there that are new enough."""
+        oldest = self.entered[worker] - 1 - self.settings.staleness
+        newest = self.newest[worker]
+        used = [tag for tag in newest if tag >= oldest]
+        if len(used) < len(newest) - self.settings.backup_workers:
+            return False
+        if used:
+            staleness = self.entered[worker] - 1 - min(used)
+            self.largest_staleness = max(self.largest_staleness, staleness)
+        return True
+
+    def enter(self, worker: int, now_s: float) -> bool:
+        """Enter the next iteration, or a later one, when its tokens are there."""
+        entered, settings = self.entered, self.settings
+        mine, jump, least = entered[worker], 1, 0
+        receivers = self.receivers[worker]
+        if receivers:
+            least = min([entered[receiver] for receiver in receivers]) - mine
+        if least >= settings.behind:
+            jump = min(least, settings.max_jump, self.iterations - mine)
+        if receivers and settings.max_gap + least < jump:
+            return False
+        entered[worker] = mine + jump
+        iteration = mine + jump - 1
+        if receivers:
+            self.largest_gap = max(self.largest_gap, jump - least)
+        self.phase[worker] = "computes"
+        self.start_s[worker, iteration] = now_s
+        end_s = now_s + self.compute_s[worker][iteration]
+        self.schedule(end_s, _COMPUTED, (worker, worker), iteration)
+        return True
+
+
+TRACE = "vgg11-b128"
+"""VGG-11, batch 128; TrioSim paper, Hop case."""
+WORKERS = 8
+_SEEDS = tuple(range(8))
+"""Eight random slow-downs, as in the paper; the draws are ours."""
+SLOWEST = 10.0
+"""A factor is drawn evenly between 1 and this; TrioSim paper, Hop case."""
+ITERATIONS = 100
+LATENCY_S = 5e-6
+"""From the end of a sending to the arrival: assumed, and nothing beside the sendings."""
+_BANDWIDTHS_BYTES_PER_S = (1.25e9, 5e9, 12.5e9, 50e9)
+"""10, 40, 100 and 400 Gb/s; which one the paper took is not known here."""
+SHOWN_BANDWIDTH_BYTES_PER_S = 12.5e9
+GRAPHS = ("ring-based", "double-ring")
+SLOWED = ("sending", "links", "GPUs", "moments")
+"""What a worker's factor slows: all that it sends; its links both ways; its computation; or every
+single computation by a factor of its own with the probability 1 / workers."""
+STANDARD = "standard"
+VARIANTS: Mapping[str, HopSettings] = {
+    STANDARD: HopSettings(),
+    "backup 1": HopSettings(backup_workers=1),
+    "backup 1, gap 2": HopSettings(backup_workers=1, max_gap=2),
+    "staleness 2": HopSettings(staleness=2),
+    "staleness 5": HopSettings(staleness=5),
+    "backup 1, skip": HopSettings(backup_workers=1, max_jump=8),
+    "staleness 5, skip": HopSettings(staleness=5, max_jump=8),
+}
+
+
+@dataclass(frozen=True)
+class HopWork:
+    """What one iteration is, where nothing is slowed."""
+
+    compute_s: float  # computation of an iteration [s]
+    update_bytes: int  # one update: all gradients [bytes]
+    batch: int  # samples of an iteration of one worker
+
+
+def load_work() -> HopWork:
+    """Return the work of an iteration of the traced workload, at predicted times."""
+    timed = load_timed_trace(TRACE).traces[0]
+    update_bytes = sum(int(gradient["size_bytes"]) for gradient in timed.facts.gradients)
+    compute_s = ns_to_s(float(timed.operators["device_ns"].sum()))
+    return HopWork(compute_s, update_bytes, timed.facts.batch)
+
+
+def build_graph(graph: str, workers: int = WORKERS) -> list[Edge]:
+    """Return who sends to whom: ring-based, or two such rings joined worker to worker; SimulationError for other graphs.
+
+    Ring-based: a ring, both ways, and an edge from each worker to the most distant one (TrioSim
+    paper, Hop case).
+    """
+    links: Sequence[Link]
+    if graph == "ring-based":
+        links = build_ring(workers, 1.0, 0.0, chords=True)
+    elif graph == "double-ring":
+        links = build_double_ring(workers, 1.0, 0.0, chords=True)
+    else:
+        raise SimulationError(f"Hop: no graph is called {graph!r}; known are {', '.join(GRAPHS)}")
+    return [(_read_rank(link.source), _read_rank(link.target)) for link in links]
+
+
+def _read_rank(node: str) -> int:
+    return int(node.removeprefix("rank"))
+
+
+def draw_times(
+    work: HopWork,
+    edges: Sequence[Edge],
+    slowed: str,
+    seed: int,
+    *,
+    bandwidth_bytes_per_s: float,
+    workers: int = WORKERS,
+    iterations: int = ITERATIONS,
+) -> tuple[dict[Edge, float], Floats]:
+    """Return the time of an update on each edge and of each computation [workers, iterations] [s], slowed at random.
+
+    Equal seeds give equal factors, whatever graph and bandwidth. Raises SimulationError when
+    nothing is called ``slowed``.
+    """
+    generator = np.random.default_rng(seed)
+    factors = generator.uniform(1.0, SLOWEST, workers)
+    sending = dict.fromkeys(edges, work.update_bytes / bandwidth_bytes_per_s)
+    compute = np.full((workers, iterations), work.compute_s)
+    if slowed == "sending":
+        sending = {edge: time_s * factors[edge[0]] for edge, time_s in sending.items()}
+    elif slowed == "links":
+        sending = {edge: time_s * max(factors[list(edge)]) for edge, time_s in sending.items()}
+    elif slowed == "GPUs":
+        compute = compute * factors[:, np.newaxis]
+    elif slowed == "moments":
+        hit = generator.random(compute.shape) < 1 / compute.shape[0]
+        compute = compute * np.where(hit, generator.uniform(1.0, SLOWEST, compute.shape), 1.0)
+    else:
+        raise SimulationError(f"Hop: nothing is called {slowed!r}; known are {', '.join(SLOWED)}")
+    return {edge: float(time_s) for edge, time_s in sending.items()}, compute
+
+
+def sweep_hop(
+    work: HopWork,
+    bandwidths_bytes_per_s: Sequence[float] = _BANDWIDTHS_BYTES_PER_S,
+    seeds: Sequence[int] = _SEEDS,
+    iterations: int = ITERATIONS,
+) -> pd.DataFrame:
+    """Run every graph, slow-down, seed, bandwidth (of links not slowed [bytes/s]) and variant: ``HOP``."""
+    rows = []
+    for graph in GRAPHS:
+        edges = build_graph(graph)
+        for slowed in SLOWED:
+            for bandwidth in bandwidths_bytes_per_s:
+                for seed in seeds:
+                    times = draw_times(
+                        work, edges, slowed, seed, bandwidth_bytes_per_s=bandwidth,
+                        iterations=iterations,
+                    )  # fmt: skip
+                    about = {
+                        "graph": graph, "slowed": slowed, "seed": seed,
+                        "bandwidth_bytes_per_s": bandwidth,
+                    }  # fmt: skip
+                    rows += [about | row for row in _run_variants(work, *times)]
+    return pd.DataFrame(rows)
+
+
+def _run_variants(
+    work: HopWork, sending_s: Mapping[Edge, float], compute_s: Floats
+) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    standard_s = 0.0
+    for variant, settings in VARIANTS.items():
+        run = simulate_hop(sending_s, compute_s, settings, latency_s=LATENCY_S)
+        standard_s = standard_s or run.time_s
+        rows.append({"variant": variant, **_describe(run, settings, work, standard_s)})
+    return rows
+
+
+def _describe(
+    run: HopRun, settings: HopSettings, work: HopWork, standard_s: float
+) -> dict[str, Any]:
+    iterations = run.start_s.shape[1]
+    computed = int(run.computed.sum())
+    return {
+        "backup_workers": settings.backup_workers,
+        "staleness": settings.staleness,
+        "max_gap": settings.max_gap,
+        "max_jump": settings.max_jump,
+        "iterations": iterations,
+        "time_s": run.time_s,
+        "iteration_s": run.time_s / iterations,
+        "samples_per_s": computed * work.batch / run.time_s,
+        "speedup": standard_s / run.time_s,
+        "computed_share": computed / run.start_s.size,
+        "dropped": run.dropped,
+        "largest_gap": run.largest_gap,
+        "largest_staleness": run.largest_staleness,
+    }
+
+
+def study_hop(table: str | Path, speedup: str | Path, bandwidth: str | Path) -> None:
+    """Run the study and write its table (``HOP``) and its figures (no suffix), each as SVG and PNG."""
+    rows = sweep_hop(load_work())
+    tables.write_table(
+        rows, "hop study", table, stamp(list_inputs([TRACE]), seeds=list(_SEEDS)), HOP
+    )
+    style.save_figure(draw_speedups(rows, SHOWN_BANDWIDTH_BYTES_PER_S), speedup)
+    style.save_figure(draw_bandwidths(rows), bandwidth)
+
+
+_SLOWED = {
+    "sending": "slow sending (a factor a worker)",
+    "links": "slow links, both ways (a factor a worker)",
+    "GPUs": "slow GPUs (a factor a worker)",
+    "moments": "slow moments (a factor an iteration)",
+}
+
+
+def draw_speedups(rows: pd.DataFrame, bandwidth_bytes_per_s: float) -> Figure:
+    """Draw the speed-up of every variant over the standard rules (``HOP``) at one bandwidth.
+
+    A panel for each thing that is slowed: one dot a seed, a line at the median, both graphs beside
+    each other.
+    """
+    shown = rows[rows["bandwidth_bytes_per_s"] == bandwidth_bytes_per_s]
+    shown = shown[shown["variant"] != shown["variant"].iloc[0]]
+    graphs = list(dict.fromkeys(rows["graph"]))
+    palette = dict(zip(graphs, style.SERIES_COLOURS, strict=False))
+    with style.figure_style():
+        figure = style.new_figure(5.6)
+        panels = figure.subplots(2, 2, sharey=True).ravel()
+        for axes, (slowed, title) in zip(panels, _SLOWED.items(), strict=True):
+            part = shown[shown["slowed"] == slowed]
+            common = {
+                "data": part, "x": "speedup", "y": "variant", "hue": "graph", "ax": axes,
+                "palette": palette, "legend": False,
+            }  # fmt: skip
+            sns.stripplot(**common, dodge=True, size=4.5, alpha=0.75, jitter=False)
+            sns.pointplot(
+                **common, dodge=0.4, estimator="median", errorbar=None, linestyle="none",
+                marker="|", markersize=10, markeredgewidth=2.2,
+            )  # fmt: skip
+            axes.axvline(1, color=style.INK, linewidth=1)
+            axes.set_title(title, fontsize=9.5)
+            axes.set(ylabel="", xlabel="")
+            axes.set_xlim(left=min(0.95, part["speedup"].min() - 0.05))
+            axes.grid(axis="x", visible=True)
+        figure.supxlabel("speed-up over the standard rules, same graph and factors", fontsize=9.5)
+        handles = [
+            Line2D([], [], marker="o", linestyle="none", color=colour, label=graph)
+            for graph, colour in palette.items()
+        ]
+        figure.legend(handles=handles, loc="outside upper center", ncols=len(handles))
+    return figure
+
+
+def draw_bandwidths(rows: pd.DataFrame) -> Figure:
+    """Draw the speed-up of every variant (``HOP``) against the bandwidth: medians over seeds, a row of panels a graph."""
+    keys = ["graph", "slowed", "variant", "bandwidth_bytes_per_s"]
+    median = rows.groupby(keys, sort=False)["speedup"].median().reset_index()
+    median["gb"] = median["bandwidth_bytes_per_s"] / 1e9
+    graphs, variants = list(dict.fromkeys(rows["graph"])), list(dict.fromkeys(rows["variant"]))
+    colours = dict(zip(variants, (style.INK, *style.SERIES_COLOURS), strict=False))
+    markers = dict(zip(variants, style.MARKERS, strict=False))
+    with style.figure_style():
+        figure = style.new_figure(5.4)
+        panels = figure.subplots(len(graphs), len(_SLOWED), sharex=True, sharey=True, squeeze=False)
+        for line, graph in zip(panels, graphs, strict=True):
+            for axes, slowed in zip(line, _SLOWED, strict=True):
+                part = median[(median["graph"] == graph) & (median["slowed"] == slowed)]
+                sns.lineplot(
+                    part, x="gb", y="speedup", hue="variant", style="variant", ax=axes,
+                    palette=colours, markers=markers, dashes=False, legend=False, markersize=5,
+                )  # fmt: skip
+                axes.set(xscale="log", xlabel="", ylabel="")
+                style.spread_ticks(axes.xaxis, part["gb"].min(), part["gb"].max(), most=4)
+                axes.xaxis.set_major_formatter("{x:g}")
+                axes.set_title(f"{graph}\nslow {slowed}", fontsize=9.5)
+                axes.tick_params(labelbottom=True, labelleft=True)
+        figure.supxlabel("bandwidth of a link that is not slowed [GB/s]", fontsize=9.5)
+        figure.supylabel("speed-up over the standard rules", fontsize=9.5)
+        handles = [
+            Line2D([], [], color=colours[name], marker=markers[name], markersize=5, label=name)
+            for name in variants
+        ]
+        figure.legend(handles=handles, loc="outside upper center", ncols=4)
+    return figure

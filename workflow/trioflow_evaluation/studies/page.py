@@ -1,0 +1,500 @@
+"""The page of case studies: what the simulator says where nothing was measured.
+
+What the page of case studies says of each: its tables, what was swept, what was assumed.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+import pyarrow as pa
+from trioflow import tables
+from trioflow.base.errors import InputError
+from trioflow.base.provenance import atomic_path, digest_file
+from trioflow.network.circuit import CircuitSettings
+from trioflow.report.pages import (
+    NOTHING,
+    Cell,
+    Column,
+    Page,
+    Section,
+    count_words,
+    join_words,
+    read_captions,
+    render_definitions,
+    render_details,
+    render_figure,
+    render_paragraph,
+    render_table,
+    write_page,
+    write_percent,
+    write_range,
+    write_time,
+)
+from trioflow.tables import records
+
+from trioflow_evaluation import DATA
+from trioflow_evaluation.studies import distsim, hop, wafer
+from trioflow_evaluation.tables import HOP, WAFER
+
+_CIRCUITS = {
+    "later step": "later steps, circuits stay open",
+    "first step": "first step, none is open",
+    "without reuse": "a circuit set up for every all-reduce",
+}
+
+
+def render_wafer(rows: pd.DataFrame) -> tuple[str, str]:
+    """Return question, answer, tables and assumptions of the wafer study (``WAFER``)."""
+    circuit = CircuitSettings()
+    words = (
+        f"{wafer.GPUS} A100-class GPUs in {wafer.ROWS} x {wafer.COLUMNS}, joined by photonic circuits or by an electrical mesh: "
+        "the case study of the TrioSim paper, which reports that the mesh spends "
+        f"{write_percent(wafer.PAPER_SHARE, 2)} of a VGG-19 step in communication and that circuits take nearly half of the "
+        "communication away. The bandwidth of a mesh link was not published: below it is found by bisection, so that the "
+        "mesh has the paper's share, and circuits are compared with it."
+    )
+    body = "".join([
+        _render_paper_cases(rows),
+        render_details("Every case", _render_wafer_cases(rows)),
+        _render_swept([
+            ("workloads and plans", "; ".join(_name_case(row) for row in records(_first(rows)))),
+            ("links of the mesh", _list_rates(rows[rows["sweep"] == "link"])),
+            ("ring on the mesh", "along the mesh (snake), and row by row"),
+            ("ports of a circuit", join_words(map(str, _bundles(rows)))),
+            ("circuits", "; ".join(_CIRCUITS.values())),
+            ("steps simulated", str(len(rows))),
+            ("seeds", "none: nothing is drawn"),
+        ]),
+        _render_assumed([
+            ("from the paper", f"{_gb(wafer.DEVICE_BANDWIDTH_BYTES_PER_S)} a GPU on {wafer.PORTS} ports, "
+             f"{write_time(circuit.establish_s)} to set a circuit up, the least recently used idle circuit torn down when no port is free"),
+            ("assumed", f"{write_time(wafer.LINK_LATENCY_S)} a link, half of what NCCL assumes for an NVLink hop; "
+             "receivers have room for everything; circuits share no wavelengths"),
+            ("predicted", "operator times of an A100 (80 GB, PCIe), from shapes alone, strict fp32"),
+            ("simplified", "an all-reduce is the ring's closed form and holds its circuits until it ends"),
+        ]),
+    ])  # fmt: skip
+    question = "How much of an electrical mesh's communication do photonic circuits take away?"
+    return _render_answer(question, _answer_wafer(rows), words), body
+
+
+def _render_paper_cases(rows: pd.DataFrame) -> str:
+    """Return what circuits take away where the mesh has the paper's share."""
+    columns = [
+        Column("circuits", number=False),
+        *(
+            Column(f"{row['workload']}, {row['samples_per_replica']} samples a GPU",
+                   f"mesh link {_gb(row['link_bandwidth_bytes_per_s'])}, found")
+            for row in records(rows[rows["sweep"] == "paper"])
+        ),
+        Column("the paper"),
+    ]  # fmt: skip
+    meshes = records(rows[rows["sweep"] == "paper"])
+    lines = []
+    for variant, words in _CIRCUITS.items():
+        shares = [_taken_away(_same_case(rows, one), one["step_s"], variant) for one in meshes]
+        cells = [Cell(_range(each), min(each)) for each in shares]
+        lines.append([Cell(words), *cells, Cell("nearly half", "")])
+    caption = "Communication that circuits take away (1 to 8 ports a circuit: least to most)"
+    return render_table(columns, lines, caption)
+
+
+def _answer_wafer(rows: pd.DataFrame) -> str:
+    """Say how much circuits take away, and which closest to half of the mesh's communication."""
+    found = [
+        (share, ports, variant, mesh["samples_per_replica"])
+        for mesh in records(rows[rows["sweep"] == "paper"])
+        for variant in _CIRCUITS
+        for ports, share in zip(
+            _bundles(rows),
+            _taken_away(_same_case(rows, mesh), mesh["step_s"], variant),
+            strict=True,
+        )
+    ]
+    share, ports, variant, samples = min(found, key=lambda one: abs(one[0] - 0.5))
+    return (
+        f"{_range([one[0] for one in found])} of it, by samples a GPU, ports a circuit and whether circuits stay open. "
+        f"Closest to half: {write_percent(share)}, by circuits of {count_words(ports, 'port')}, {_CIRCUITS[variant]}, with "
+        f"{samples} samples a GPU."
+    )
+
+
+def _taken_away(case: pd.DataFrame, mesh_s: float, variant: str) -> list[float]:
+    """Return the shares of the mesh's communication that circuits take away, by ports a circuit."""
+    circuits = case[(case["network"] == "circuit") & (case["variant"] == variant)]
+    circuits = circuits.sort_values("ports_per_circuit")
+    return [
+        1 - (row["step_s"] - row["ideal_s"]) / (mesh_s - row["ideal_s"])
+        for row in records(circuits)
+    ]
+
+
+def _render_wafer_cases(rows: pd.DataFrame) -> str:
+    """Return a row a case: the step on the mesh and on circuits."""
+    rates = sorted(set(rows[rows["sweep"] == "link"]["link_bandwidth_bytes_per_s"]), reverse=True)
+    shown = [rates[-1], rates[len(rates) // 2], rates[0]] if len(rates) > 2 else rates[::-1]
+    columns = [
+        Column("workload", "samples a GPU; plan", number=False),
+        Column("without network", "step"),
+        *(Column(_gb(rate), "mesh") for rate in shown),
+        *(Column(name, "circuits; ports") for name in _CIRCUITS),
+        Column("set up later", "circuits, by ports", "circuits that a later step sets up"),
+    ]
+    lines = []
+    for about in records(_first(rows)):
+        case = _same_case(rows, about)
+        cells = [
+            Cell(about["workload"], None, f"{about['samples_per_replica']}; {about['plan']}"),
+            Cell(write_time(about["ideal_s"]), about["ideal_s"]),
+        ]
+        snake = case[(case["sweep"] == "link") & (case["variant"] == "snake")]
+        for rate in shown:
+            slower = snake[snake["link_bandwidth_bytes_per_s"] == rate]["step_s"] / about["ideal_s"]
+            cells += [_number(float(value)) for value in slower] or [Cell(NOTHING, "")]
+        for variant in _CIRCUITS:
+            circuits = case[(case["network"] == "circuit") & (case["variant"] == variant)]
+            best = circuits.sort_values(["step_s", "ports_per_circuit"]).iloc[0]
+            cells.append(_number(best["step_s"] / best["ideal_s"], str(best["ports_per_circuit"])))
+        later = case[case["variant"] == "later step"].sort_values("ports_per_circuit")
+        counts = [f"{row['established']}" for row in records(later)]
+        lines.append([*cells, Cell(" / ".join(counts), float(later["established"].max()))])
+    caption = (
+        "Every case: steps over those without network; ring along the mesh, best number of ports"
+    )
+    return render_table(columns, lines, caption)
+
+
+def render_hop(rows: pd.DataFrame) -> tuple[str, str]:
+    """Return question, answer, tables and assumptions of the Hop study (``HOP``)."""
+    words = (
+        f"{hop.WORKERS} workers train {hop.TRACE.partition('-')[0].upper()} and exchange updates with their neighbours only. Rules "
+        "say whom a worker waits for: everyone (standard), all but one (backup), updates that may be some iterations old "
+        "(staleness); a worker that is behind may skip iterations. The case study of the TrioSim paper takes backup workers; "
+        "its speed-ups are not at hand, so they are not compared."
+    )
+    work = f"{hop.TRACE}: gradients and predicted compute time of one trace, {hop.ITERATIONS} iterations"
+    body = "".join([
+        render_details(
+            "The speed-ups in numbers", "".join(_render_speedups(rows, graph) for graph in dict.fromkeys(rows["graph"]))
+        ),
+        _render_hop_bandwidths(rows),
+        _render_swept([
+            ("graphs", join_words(dict.fromkeys(rows["graph"]))),
+            ("what is slowed", join_words(dict.fromkeys(rows["slowed"]))),
+            ("rules", "; ".join(dict.fromkeys(rows["variant"]))),
+            ("links", join_words(_gb(rate) for rate in sorted(set(rows["bandwidth_bytes_per_s"])))),
+            ("seeds", join_words(map(str, sorted(set(rows["seed"]))))),
+            ("runs simulated", str(len(rows))),
+        ]),
+        _render_assumed([
+            ("from the paper", f"factors between 1 and {hop.SLOWEST:g}, one a worker; 8 draws (which ones is not known: these are ours)"),
+            ("assumed", f"{write_time(hop.LATENCY_S)} from the end of a sending to its arrival; links are independent of each other, "
+             "tokens travel in no time; moments: each iteration is slowed with the probability 1 / workers"),
+            ("predicted", work),
+            ("not simulated", "what stale, missing or skipped updates cost in accuracy"),
+        ]),
+    ])  # fmt: skip
+    question = "How much faster do workers finish that do not wait for every neighbour?"
+    return _render_answer(question, _answer_hop(rows), words), body
+
+
+def _answer_hop(rows: pd.DataFrame) -> str:
+    """Say which rule gains most for each thing that is slowed, on the first graph."""
+    graph = str(rows["graph"].iloc[0])
+    median = (
+        _shown_speedups(rows, graph).groupby(["slowed", "variant"], sort=False)["speedup"].median()
+    )
+    best = [
+        f"{float(part.max()):.2f} times with slow {slowed} ({part.droplevel('slowed').idxmax()})"
+        for slowed, part in median.groupby(level="slowed", sort=False)
+    ]
+    return f"By the best rule, on the {graph} graph: {join_words(best)}; what that costs in accuracy is not simulated."
+
+
+def _shown_speedups(rows: pd.DataFrame, graph: str) -> pd.DataFrame:
+    """Return the rules on one graph, at the bandwidth that the figure shows."""
+    return rows[
+        (rows["graph"] == graph)
+        & (rows["bandwidth_bytes_per_s"] == hop.SHOWN_BANDWIDTH_BYTES_PER_S)
+        & (rows["variant"] != hop.STANDARD)
+    ]
+
+
+def _render_speedups(rows: pd.DataFrame, graph: str) -> str:
+    """Return the speed-up of every rule on one graph, at the bandwidth that the figure shows."""
+    chosen = _shown_speedups(rows, graph)
+    slowed = list(dict.fromkeys(chosen["slowed"]))
+    columns = [
+        Column("rule", number=False),
+        *(Column(f"slow {name}", "median (least to most)") for name in slowed),
+    ]
+    found = chosen.groupby(["variant", "slowed"])["speedup"].agg(["median", "min", "max"])
+    lines = [
+        [Cell(variant), *(
+            Cell("{median:.2f} ({min:.2f} to {max:.2f})".format(**row), float(row["median"]))
+            for row in (found.loc[(variant, name)] for name in slowed)
+        )]
+        for variant in dict.fromkeys(chosen["variant"])
+    ]  # fmt: skip
+    rate = _gb(hop.SHOWN_BANDWIDTH_BYTES_PER_S)
+    return render_table(columns, lines, f"Speed-up over the standard rules, {graph} graph, {rate}")
+
+
+def _render_hop_bandwidths(rows: pd.DataFrame) -> str:
+    """Return medians at every bandwidth, folded away."""
+    keys = ["graph", "slowed", "variant", "bandwidth_bytes_per_s"]
+    median = rows[rows["variant"] != hop.STANDARD].groupby(keys, sort=False)["speedup"].median()
+    wide = median.unstack("bandwidth_bytes_per_s").sort_index(axis=1)
+    columns = [
+        Column("graph", number=False), Column("slow", number=False), Column("rule", number=False),
+        *(Column(_gb(rate), "median") for rate in sorted(set(rows["bandwidth_bytes_per_s"]))),
+    ]  # fmt: skip
+    lines = [
+        [*(Cell(str(word)) for word in about), *(_number(float(value)) for value in values)]
+        for about, values in zip(wide.index, wide.to_numpy(), strict=True)
+    ]
+    return render_details("Medians at every bandwidth", render_table(columns, lines))
+
+
+def render_distsim(rows: pd.DataFrame) -> tuple[str, str]:
+    """Return question, answer, tables and assumptions of DistSim's search (``SWEEP_RESULTS`` of ``predict_distsim``)."""
+    best, worst = (_name_published(one) for one in (distsim.BEST, distsim.WORST))
+    words = (
+        f"DistSim (CF 2023) searched 15 plans of a 48-layer BERT, global batch {distsim.BATCH}, on 4 nodes of 4 A10. Best "
+        f"{best} with {distsim.BEST.predicted_per_s:g} steps/s predicted and {distsim.BEST.measured_per_s:g} measured; worst {worst} "
+        f"with {distsim.WORST.predicted_per_s:g} and {distsim.WORST.measured_per_s:g}: {distsim.PREDICTED_RATIO:g} times apart as predicted, "
+        f"{distsim.MEASURED_RATIO:g} as measured. A plan is written tensor M, pipeline P, data D."
+    )
+    scales = join_words(f"{scale:g}" for scale in sorted(set(rows["communication_scale"])))
+    body = "".join([
+        _render_orders(rows),
+        _render_plans(rows),
+        _render_swept([
+            ("plans", "every product of tensor, pipeline and data degree, powers of two, on 16 GPUs"),
+            ("communication", f"{scales} times as slow as over the assumed network"),
+            ("steps simulated", str(len(rows))),
+            ("seeds", "none: nothing is drawn"),
+        ]),
+        _render_assumed([
+            ("assumed", "hidden size 1024, 16 heads, 512 tokens, fp32, Adam; 1F1B with one sample a micro-batch; embedding, head "
+             "and loss shared by vocabulary; one NIC of 100 Gb/s a node. None of it was published, none is fitted"),
+            ("predicted", "operator times of an A10, by the rule for new GPUs"),
+        ]),
+    ])  # fmt: skip
+    question = "Does a simulation find the best and the worst plan of DistSim's search?"
+    return _render_answer(question, _answer_distsim(rows), words), body
+
+
+def _answer_distsim(rows: pd.DataFrame) -> str:
+    """Say where DistSim's best and worst plan stand over the network as assumed, and how far apart all are."""
+    case = rows[rows["communication_scale"] == rows["communication_scale"].min()]
+    order = distsim.order_plans(case)
+    best, worst = (order.index(_name_published(one)) + 1 for one in (distsim.BEST, distsim.WORST))
+    ratio = float(case["step_time_s"].max() / case["step_time_s"].min())
+    return (
+        f"Over the network as assumed its best plan is number {best} of {len(order)} and its worst number {worst}; first and "
+        f"last are {ratio:.3g} times apart."
+    )
+
+
+def _render_orders(rows: pd.DataFrame) -> str:
+    """Return which plans are first and last at each speed of the network."""
+    columns = [
+        Column("communication", "times as slow"), Column("best", number=False),
+        Column("worst", number=False), Column("worst over best"),
+        Column("DistSim's best is"), Column("DistSim's worst is"),
+    ]  # fmt: skip
+    lines = []
+    for scale, case in rows.groupby("communication_scale"):
+        order = distsim.order_plans(case)
+        ratio = float(case["step_time_s"].max() / case["step_time_s"].min())
+        places = [order.index(_name_published(one)) + 1 for one in (distsim.BEST, distsim.WORST)]
+        lines.append([
+            Cell(f"{scale:g}", float(str(scale))), Cell(order[0]), Cell(order[-1]), _number(ratio),
+            *(Cell(f"{place} of {len(order)}", float(place)) for place in places),
+        ])  # fmt: skip
+    return render_table(columns, lines, "First and last plan at each speed of the network")
+
+
+def _render_plans(rows: pd.DataFrame) -> str:
+    """Return every plan's step with its interval, folded away."""
+    scales = sorted(set(rows["communication_scale"]))
+    columns = [
+        Column("plan", number=False),
+        *(Column(f"communication x {scale:g}", "step; 80 % interval") for scale in scales),
+    ]
+    first = rows[rows["communication_scale"] == scales[0]]
+    cells = {
+        (distsim.name_plan(row), row["communication_scale"]): Cell(
+            write_time(row["step_time_s"]), row["step_time_s"], write_range(row["low_s"], row["high_s"])
+        )
+        for row in records(rows)
+    }  # fmt: skip
+    lines = [
+        [Cell(name), *(cells[name, scale] for scale in scales)]
+        for name in distsim.order_plans(first)
+    ]
+    return render_details("Every plan's step", render_table(columns, lines))
+
+
+def _name_published(plan: distsim.Published) -> str:
+    return distsim.name_plan(plan._asdict())
+
+
+def _render_answer(question: str, answer: str, words: str) -> str:
+    """Return the opening of a study; ``words``: what the question is about."""
+    opening = render_paragraph(question, "headline") + render_paragraph(answer, "verdict")
+    return opening + render_paragraph(words)
+
+
+def _render_swept(entries: Sequence[tuple[str, str]]) -> str:
+    return render_details("What was swept", render_definitions(entries))
+
+
+def _render_assumed(entries: Sequence[tuple[str, str]]) -> str:
+    return render_details("What was assumed", render_definitions(entries))
+
+
+def _first(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the first row of each case of the wafer."""
+    return rows.drop_duplicates(["workload", "plan", "samples_per_replica"])
+
+
+def _same_case(rows: pd.DataFrame, about: dict[str, object]) -> pd.DataFrame:
+    keys = ["workload", "plan", "samples_per_replica"]
+    return rows[(rows[keys] == pd.Series(about)[keys]).all(axis=1)]
+
+
+def _name_case(row: dict[str, object]) -> str:
+    return f"{row['workload']} as {row['plan']}, {row['samples_per_replica']} samples a replica"
+
+
+def _bundles(rows: pd.DataFrame) -> list[int]:
+    return sorted(set(rows["ports_per_circuit"]) - {0})
+
+
+def _list_rates(rows: pd.DataFrame) -> str:
+    return join_words(_gb(rate) for rate in sorted(set(rows["link_bandwidth_bytes_per_s"])))
+
+
+def _gb(bytes_per_s: float) -> str:
+    return f"{bytes_per_s / 1e9:.3g} GB/s"
+
+
+def _number(value: float, detail: str = "") -> Cell:
+    return Cell(f"{value:.3g}" if value >= 10 else f"{value:.2f}", value, detail)
+
+
+def _range(shares: Iterable[float]) -> str:
+    """Write a range of shares with as many digits as separate them from all."""
+    found = sorted(shares)
+    digits = 2 if found[0] > 0.999 else 1
+    low, high = (write_percent(share, digits) for share in (found[0], found[-1]))
+    return low if low == high else f"{low} to {high}"
+
+
+TITLE = "trioflow: case studies"
+FIGURES = "studies"
+"""Folder of the figures beside the page."""
+CAPTIONS = read_captions(f"{DATA}/studies/page")
+
+
+class _Study(NamedTuple):
+    """A case study: its heading, its table's schema, its figures, and the words before and after them."""
+
+    title: str
+    schema: pa.Schema
+    figures: tuple[str, ...]
+    render: Callable[[pd.DataFrame], tuple[str, str]]
+
+
+STUDIES: Mapping[str, _Study] = {
+    "wafer": _Study("84 GPUs on a photonic wafer", WAFER, ("wafer",), render_wafer),
+    "hop": _Study(
+        "Hop: decentralised training", HOP, ("hop_speedup", "hop_bandwidth"), render_hop
+    ),
+    "distsim_search": _Study(
+        "DistSim's search for a plan", tables.SCHEMAS["sweep_results"], ("distsim_search",), render_distsim
+    ),
+}  # fmt: skip
+"""By the name of the table."""
+
+
+def build_study_page(folder: str | Path, page: str | Path) -> None:
+    """Write the page of all case studies from ``<study>.parquet`` and figures (SVG) in ``folder``, copied beside it.
+
+    Raises InputError when a table is empty, or a figure is missing.
+    """
+    source, target = Path(folder), Path(page)
+    found = {name: _read(source, name) for name in STUDIES}
+    made = _compose(found, source)
+    for study in STUDIES.values():
+        for figure in study.figures:
+            _copy(source / f"{figure}.svg", target.parent / FIGURES / f"{figure}.svg")
+    write_page(target, made)
+
+
+def _read(folder: Path, name: str) -> pd.DataFrame:
+    path = folder / f"{name}.parquet"
+    rows = tables.read_table(path, name, STUDIES[name].schema)
+    if rows.empty:
+        raise InputError("the study has no rows", file=path, fix="run `snakemake studies` again")
+    for figure in STUDIES[name].figures:
+        if not (folder / f"{figure}.svg").is_file():
+            raise InputError(
+                "no such figure", file=folder / f"{figure}.svg", fix="run `snakemake studies` again"
+            )
+    return rows
+
+
+def _copy(source: Path, target: Path) -> None:
+    with atomic_path(target) as temporary:
+        shutil.copyfile(source, temporary)
+
+
+def _compose(found: Mapping[str, pd.DataFrame], folder: Path) -> Page:
+    runs = join_words(
+        f"{count_words(len(rows), 'run')} of {STUDIES[name].title}" for name, rows in found.items()
+    )
+    sections = []
+    for name, study in STUDIES.items():
+        words, body = study.render(found[name])
+        figures = [
+            render_figure(f"{FIGURES}/{figure}.svg", CAPTIONS[figure]) for figure in study.figures
+        ]
+        sections.append(Section(name, study.title, [words, *figures, body]))
+    origin = Section(
+        "provenance", "Where the numbers come from", _list_origins(found, folder), folded=True
+    )
+    return Page(
+        TITLE,
+        [*sections, origin],
+        "Nothing on this page was measured here. Operator times are predicted from shapes, networks and protocols are "
+        f"simulated: {runs}. What papers report is cited as such, and nothing was fitted to it.",
+    )  # fmt: skip
+
+
+def _list_origins(found: Mapping[str, pd.DataFrame], folder: Path) -> list[str]:
+    """Return the tables of the studies and what they rest on, by name and digest."""
+    words = (
+        "Every number above is computed from the tables of the studies, which `snakemake studies` makes from traces and cost "
+        "models that ship with the library."
+    )
+    columns = [
+        Column("file", "", "folder and name", number=False),
+        Column("SHA-256", "first 16 digits", "digest of the content", number=False),
+        Column("read by", number=False),
+    ]
+    lines = []
+    for name, rows in found.items():
+        table = folder / f"{name}.parquet"
+        lines.append([Cell(table.name), Cell(digest_file(table)[:16]), Cell("this page")])
+        for path, digest in sorted(rows.attrs.get("inputs", {}).items()):
+            lines.append([Cell(path), Cell(digest), Cell(name)])
+    files = render_details(f"{len(lines)} files", render_table(columns, lines, "Files read"))
+    return [render_paragraph(words), files]

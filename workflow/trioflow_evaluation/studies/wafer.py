@@ -1,0 +1,435 @@
+"""84 GPUs on a wafer: a photonic circuit network against an electrical mesh.
+
+The case study of the TrioSim paper. What it published is a constant here;
+the bandwidth of the mesh's links it did not publish, so that is swept.
+
+One traced step, and its task graph with fewer tasks: what nothing else waits for in between runs as one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from graphlib import TopologicalSorter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from numpy.typing import NDArray
+from trioflow import tables
+from trioflow.base.errors import PlatformError, SimulationError
+from trioflow.base.provenance import stamp
+from trioflow.costmodel.device_times import DeviceTimes, prepare_device_times
+from trioflow.costmodel.operators.model import load_operator_model
+from trioflow.engine.compiled.run import is_repaid, run_compiled, supports
+from trioflow.engine.program import COMPUTE_STREAM, Program, build_program
+from trioflow.engine.reference import run_reference
+from trioflow.hardware.device_sheet import load_device
+from trioflow.hardware.machine import Device, Link, Platform, name_rank_node
+from trioflow.hardware.topologies.grids import build_mesh
+from trioflow.hardware.topologies.nodes import build_switch
+from trioflow.network.circuit import CircuitNetwork, CircuitSettings
+from trioflow.network.collectives import CollectivePlanner
+from trioflow.network.fair_share import FairShareNetwork
+from trioflow.network.interface import Network
+from trioflow.network.networks import ContentionFreeNetwork
+from trioflow.parallel.plan import make_plan
+from trioflow.parallel.task_graph import TaskGraph
+from trioflow.prediction.assembly import build_graph
+from trioflow.report import style
+from trioflow.tables import records
+from trioflow.trace.store import load_trace
+
+from trioflow_evaluation.tables import WAFER
+
+Ints = NDArray[np.int64]
+
+
+def contract_graph(graph: TaskGraph) -> TaskGraph:
+    """Leave out host tasks without duration and join computations that follow one another.
+
+    The step takes as long on every network, up to rounding: who waits for a task without time or
+    link can wait for the last that it waits for; two computations of a stream become one (by the
+    first's name, no operator) where the second waits for the first alone and nobody else does. Not
+    with ``communication_on_compute_stream``.
+    """
+    waits = _collect_waits(graph)
+    gone = (graph.tasks["kind"] == "host") & (graph.tasks["duration_s"] == 0)
+    kept = ~gone.to_numpy(dtype=bool)
+    streams = pd.factorize(graph.tasks["rank"].astype(str) + "/" + graph.tasks["stream"])[0]
+    reached = _skip_tasks(waits, kept, streams.astype(np.int64))
+    first = _join_computations(graph, reached, kept)
+    return _build(graph, reached, kept, first)
+
+
+def _collect_waits(graph: TaskGraph) -> list[list[int]]:
+    """Return what each task waits for, the one before it in its stream included."""
+    waits: list[list[int]] = [[] for _ in range(len(graph.tasks))]
+    for task, other in graph.dependencies[["task_id", "depends_on"]].to_numpy().tolist():
+        waits[task].append(other)
+    for tasks in graph.tasks.groupby(["rank", "stream"]).indices.values():
+        for before, task in pairwise(map(int, tasks)):
+            waits[task].append(before)
+    return waits
+
+
+def _skip_tasks(
+    waits: list[list[int]], kept: NDArray[np.bool_], streams: Ints
+) -> list[dict[int, int]]:
+    """Return for each task the last kept task of each stream that it waits for."""
+    reached: list[dict[int, int]] = [{} for _ in waits]
+    keep, stream_of = kept.tolist(), streams.tolist()
+    for task in TopologicalSorter(dict(enumerate(waits))).static_order():
+        found = reached[task]
+        for other in waits[task]:
+            ends = {stream_of[other]: other} if keep[other] else reached[other]
+            for stream, end in ends.items():
+                found[stream] = max(found.get(stream, -1), end)
+    return reached
+
+
+def _join_computations(
+    graph: TaskGraph, reached: list[dict[int, int]], kept: NDArray[np.bool_]
+) -> Ints:
+    """Return for each task the first one of the run that it is joined to."""
+    followers = np.zeros(len(kept), dtype=np.int64)
+    for task in np.flatnonzero(kept).tolist():
+        for other in reached[task].values():
+            followers[other] += 1
+    joins = (
+        (graph.tasks["kind"].isin(("compute", "memcpy")))
+        & (graph.tasks["stream"] == COMPUTE_STREAM)
+    ).to_numpy(dtype=bool)
+    ranks, first = graph.tasks["rank"].tolist(), np.arange(len(kept))
+    for task in np.flatnonzero(kept & joins).tolist():
+        other, *more = reached[task].values() or [task]
+        alone = not more and other != task and followers[other] == 1
+        if alone and joins[other] and ranks[other] == ranks[task]:
+            first[task] = first[other]
+    return first
+
+
+def _build(
+    graph: TaskGraph, reached: list[dict[int, int]], kept: NDArray[np.bool_], first: Ints
+) -> TaskGraph:
+    """Put the tasks that are left, and what they wait for, into tables."""
+    heads = np.flatnonzero(kept & (first == np.arange(len(kept))))
+    number = np.full(len(kept), -1, dtype=np.int64)
+    number[heads] = np.arange(len(heads))
+    durations = graph.tasks["duration_s"].to_numpy(dtype=np.float64, na_value=np.nan)
+    total_s = np.zeros(len(kept))
+    np.add.at(total_s, first[kept], durations[kept])
+    tasks = graph.tasks.iloc[heads].reset_index(drop=True)
+    joined = np.bincount(first[kept], minlength=len(kept))[heads] > 1
+    tasks["task_id"] = np.arange(len(heads))
+    tasks["duration_s"] = np.where(joined, total_s[heads], durations[heads])
+    tasks["op_id"] = tasks["op_id"].mask(joined)
+    edges = [
+        (int(number[head]), int(number[first[other]]))
+        for head in heads.tolist()
+        for other in reached[head].values()
+    ]
+    dependencies = pd.DataFrame(edges, columns=["task_id", "depends_on"], dtype="int64")
+    return TaskGraph(tasks, dependencies, graph.metadata)
+
+
+TRACES = Path(__file__).parents[2] / "data" / "traces"
+"""Operators and tensors captured without a device (``trioflow capture --device meta``)."""
+_SHEET = "a100-pcie-80gb"
+"""Device of every study, and name of the cost model that times its operators; both ship."""
+MODEL = Path(__file__).parents[2] / "data" / "cost_models" / _SHEET / "operators.json"
+
+
+def list_inputs(traces: list[str]) -> list[Path]:
+    """Return the files that a study of some traces rests on."""
+    parts = ("operators.parquet", "tensors.parquet", "trace.json")
+    return [MODEL, *(TRACES / trace / part for trace in dict.fromkeys(traces) for part in parts)]
+
+
+def load_timed_trace(name: str) -> DeviceTimes:
+    """Return a trace of the studies with predicted times, and the model that gave them; TraceError where there is none."""
+    model = load_operator_model(MODEL)
+    device_name = load_device(_SHEET).driver_name
+    return prepare_device_times([load_trace(TRACES / name)], device_name, {_SHEET: model})
+
+
+def load_study_device() -> Device:
+    """Return the device of every rank of the studies."""
+    return Device.of(load_device(_SHEET))
+
+
+ROWS, COLUMNS = 7, 12
+"""84 GPUs; TrioSim paper, photonic case."""
+GPUS = ROWS * COLUMNS
+PORTS = CircuitSettings().ports or 0
+DEVICE_BANDWIDTH_BYTES_PER_S = 484e9
+"""All ports of a GPU together; TrioSim paper, photonic case."""
+LINK_LATENCY_S = 0.3e-6
+"""Never measured: half of the 0.6 us that NCCL 2.30.7 assumes for an NVLink hop of its LL ring
+(``src/graph/tuning.cc``), as in the shipped platforms; a circuit crosses two such links."""
+MESH_BANDWIDTHS_BYTES_PER_S = (0.5e9, 1e9, 2e9, 5e9, 10e9, 20e9, 50e9, 121e9, 250e9, 484e9)
+"""121 GB/s: the 484 GB/s of a GPU on the four links of a mesh; 484 GB/s: all of it on each."""
+BUNDLES = (1, 2, 4, 8)
+"""Ports that one circuit bundles; the paper does not say how a ring uses the eight."""
+PAPER_SHARE = 0.9221
+"""Part of the step that is communication: VGG-19 on the electrical mesh, TrioSim paper."""
+_HALVINGS = 60
+
+
+@dataclass(frozen=True)
+class WaferCase:
+    """A workload, a plan and a batch."""
+
+    trace: str  # folder in ``contraction.TRACES``
+    samples_per_replica: int
+    data: int = GPUS
+    tensor: int = 1
+    pipeline: int = 1
+    micro_batches: int = 1
+    paper_share: float | None = None  # share of communication that the paper reports on its mesh
+
+
+CASES = (
+    WaferCase("vgg19-b128", 128, paper_share=PAPER_SHARE),
+    # The paper's batch of 128 in all is not a multiple of 84 ranks; 168 is the nearest from above.
+    WaferCase("vgg19-b128", 2, paper_share=PAPER_SHARE),
+    WaferCase("resnet50-b128", 128),
+    WaferCase("resnet50-b128", 2),
+    WaferCase("gpt2-b8", 8),
+    WaferCase("gpt2-b8", 8, data=21, tensor=4),
+    WaferCase("gpt2-b8", 8, data=21, pipeline=4, micro_batches=4),
+    WaferCase("llama-3-2-1b-b4", 4),
+)
+
+
+def trace_ring(rows: int, columns: int) -> list[int]:
+    """Return the places of a grid in the order of a closed walk over all of them, neighbours beside each other.
+
+    A ring on them uses each link once. Raises PlatformError unless there are 2 rows or more and an
+    even number of columns.
+    """
+    if rows < 2 or columns < 2 or columns % 2:
+        raise PlatformError(
+            f"no ring is known here on {rows} rows x {columns} columns",
+            fix="use 2 rows or more and an even number of columns",
+        )
+    walk = []
+    for column in range(columns):
+        down = list(range(1, rows))
+        walk += [row * columns + column for row in (down if column % 2 == 0 else down[::-1])]
+    return walk + list(range(columns))[::-1]
+
+
+def place_ranks(links: Iterable[Link], places: Sequence[int]) -> list[Link]:
+    """Put rank k at a place [ranks] of a network whose ranks are called by their places."""
+    names = {name_rank_node(place): name_rank_node(rank) for rank, place in enumerate(places)}
+    return [link._replace(source=names[link.source], target=names[link.target]) for link in links]
+
+
+def build_case(case: WaferCase) -> TaskGraph:
+    """Return what 84 ranks do in a step of a case, contracted."""
+    times = load_timed_trace(case.trace)
+    plan = make_plan(
+        case.data,
+        case.tensor,
+        case.pipeline,
+        micro_batches=case.micro_batches if case.pipeline > 1 else None,
+    )
+    batch = case.samples_per_replica * case.data
+    graph = build_graph(times, plan, batch=batch)
+    return contract_graph(graph)
+
+
+class WaferSteps:
+    """Steps of one task graph, what the ranks of a ``rows`` x ``columns`` wafer do, on the networks of the study."""
+
+    def __init__(self, graph: TaskGraph, rows: int = ROWS, columns: int = COLUMNS) -> None:
+        self.graph, self.rows, self.columns = graph, rows, columns
+        self.ranks = rows * columns
+        self._programs: dict[str, Program] = {}
+        free = build_switch(self.ranks, 1.0, 0.0)
+        unlimited = [link._replace(bandwidth_bytes_per_s=math.inf) for link in free]
+        self.ideal_s = self._run("ideal", unlimited, ContentionFreeNetwork(unlimited))
+
+    def run_mesh(self, variant: str, bandwidth_bytes_per_s: float) -> dict[str, Any]:
+        """Return a row of the table: a step on the electrical mesh."""
+        links = build_mesh(
+            self.ranks, bandwidth_bytes_per_s, LINK_LATENCY_S, rows=self.rows, columns=self.columns
+        )
+        places = trace_ring(self.rows, self.columns) if variant == "snake" else range(self.ranks)
+        links = place_ranks(links, list(places))
+        step_s = self._run(f"mesh {variant}", links, FairShareNetwork(links))
+        return self._row("mesh", variant, bandwidth_bytes_per_s, 0, step_s)
+
+    def run_circuits(self, bundle: int) -> list[dict[str, Any]]:
+        """Return rows of the table: the first step on circuits, the one after it, and one without reuse."""
+        bandwidth = DEVICE_BANDWIDTH_BYTES_PER_S / PORTS * bundle
+        links = build_switch(self.ranks, bandwidth, LINK_LATENCY_S)
+        rows: list[dict[str, Any]] = []
+        circuits: tuple[tuple[str, str], ...] = ()
+        for variant in ("first step", "later step", "without reuse"):
+            kept = variant != "without reuse"
+            settings = CircuitSettings(ports=PORTS // bundle, keep_open=kept)
+            network = CircuitNetwork(links, settings, circuits if kept else ())
+            step_s = self._run("circuit", links, network)
+            established = sum(grant.established for grant in network.grants)
+            row = self._row("circuit", variant, bandwidth, bundle, step_s)
+            rows.append(row | {"established": established, "torn_down": network.torn_down})
+            circuits = network.open_circuits
+        return rows
+
+    def find_bandwidth(self, share: float) -> float:
+        """Return the bandwidth at which the network adds a share of the mesh's step [bytes/s]; SimulationError where none does."""
+        low, high = 1e3, 1e15
+        if not self._share(high) < share < self._share(low):
+            raise SimulationError(f"no link bandwidth makes the network {share:.2%} of the step")
+        for _ in range(_HALVINGS):
+            middle = math.sqrt(low * high)
+            low, high = (middle, high) if self._share(middle) > share else (low, middle)
+        return high
+
+    def _share(self, bandwidth_bytes_per_s: float) -> float:
+        return float(self.run_mesh("snake", bandwidth_bytes_per_s)["network_share"])
+
+    def _run(self, key: str, links: Sequence[Link], network: Network) -> float:
+        # Bandwidths are not part of a program, so one serves a whole sweep.
+        if key not in self._programs:
+            platform = Platform("wafer", load_study_device(), self.ranks, tuple(links))
+            self._programs[key] = build_program(
+                self.graph, CollectivePlanner(platform), ranks=self.ranks
+            )
+        program = self._programs[key]
+        # A program runs at many bandwidths, so what loading the compiled engine takes is shared.
+        often = is_repaid(program.events * (len(MESH_BANDWIDTHS_BYTES_PER_S) + _HALVINGS))
+        execute = run_compiled if supports(network) and often else run_reference
+        return float(execute(program, network).end_s.max())
+
+    def _row(
+        self, network: str, variant: str, bandwidth: float, bundle: int, step_s: float
+    ) -> dict[str, Any]:
+        return {
+            "network": network,
+            "variant": variant,
+            "link_bandwidth_bytes_per_s": bandwidth,
+            "ports_per_circuit": bundle,
+            "step_s": step_s,
+            "ideal_s": self.ideal_s,
+            "network_share": 1 - self.ideal_s / step_s,
+            "established": 0,
+            "torn_down": 0,
+        }
+
+
+def sweep_case(case: WaferCase) -> list[dict[str, Any]]:
+    """Return the rows of one case: both networks, every bandwidth and bundle."""
+    steps = WaferSteps(build_case(case))
+    degrees = (("data", case.data), ("tensor", case.tensor), ("pipeline", case.pipeline))
+    about = {
+        "workload": steps.graph.metadata.workload,
+        "plan": " x ".join(f"{degree} {name}" for name, degree in degrees if degree > 1),
+        "batch": case.samples_per_replica * case.data,
+        "samples_per_replica": case.samples_per_replica,
+    }
+    rows = [
+        {"sweep": "link", **steps.run_mesh(variant, bandwidth)}
+        for variant in ("snake", "row-major")
+        for bandwidth in MESH_BANDWIDTHS_BYTES_PER_S
+    ]
+    for bundle in BUNDLES:
+        rows += [{"sweep": "port", **row} for row in steps.run_circuits(bundle)]
+    if case.paper_share is not None:
+        bandwidth = steps.find_bandwidth(case.paper_share)
+        rows.append({"sweep": "paper", **steps.run_mesh("snake", bandwidth)})
+    return [about | row for row in rows]
+
+
+def study_wafer(table: str | Path, figure: str | Path) -> None:
+    """Run the study and write its table (``WAFER``), and its figure (no suffix) as SVG and PNG."""
+    rows = pd.DataFrame([row for case in CASES for row in sweep_case(case)])
+    tables.write_table(
+        rows, "wafer study", table, stamp(list_inputs([case.trace for case in CASES])), WAFER
+    )
+    style.save_figure(draw_wafer(rows), figure)
+
+
+_MESH = {"snake": (style.BLUE, "-"), "row-major": (style.SKY, "-")}
+
+
+_CIRCUIT = {"without reuse": "--", "first step": "-", "later step": ":"}
+
+
+_COLUMNS = 2
+_PAPER = "the paper's share on the mesh"
+
+
+def draw_wafer(rows: pd.DataFrame) -> Figure:
+    """Draw the step on both networks (``WAFER``), a panel a case, over the bandwidth of the mesh's links.
+
+    In units of the step on a network that takes no time; circuits are level lines.
+    """
+    cases = list(rows.groupby(["workload", "plan", "samples_per_replica"], sort=False))
+    lines = -(-len(cases) // _COLUMNS)
+    bundles = sorted(set(rows["ports_per_circuit"]) - {0})
+    shown = {bundles[0]: style.ORANGE, bundles[-1]: style.VERMILLION}
+    with style.figure_style():
+        figure = style.new_figure(0.5 + 2.15 * lines)
+        figure.set_layout_engine("constrained", w_pad=0.12)  # names beside the axes stay whole
+        panels = figure.subplots(lines, _COLUMNS, sharex=True, squeeze=False).ravel()
+        for axes, ((workload, plan, samples), case) in zip(panels, cases, strict=False):
+            _draw_case(axes, case, shown)
+            axes.set_title(f"{workload}, {samples} samples\n{plan}", fontsize=9.5)
+            axes.tick_params(labelbottom=True)
+        for axes in panels[len(cases) :]:
+            axes.set_axis_off()
+        figure.supxlabel("bandwidth of a mesh link, per direction [GB/s]", fontsize=9.5)
+        figure.supylabel("step time / step time without network", fontsize=9.5)
+        star = Line2D(
+            [], [], color=style.INK, marker="*", markersize=10, linestyle="none", label=_PAPER
+        )
+        figure.legend(handles=[star], loc="outside upper center")
+    return figure
+
+
+def _draw_case(axes: Any, case: pd.DataFrame, shown: dict[int, str]) -> None:
+    case = case.assign(
+        slower=case["step_s"] / case["ideal_s"], gb=case["link_bandwidth_bytes_per_s"] / 1e9
+    )
+    mesh = case[case["sweep"] == "link"]
+    sns.lineplot(
+        mesh,
+        x="gb",
+        y="slower",
+        hue="variant",
+        ax=axes,
+        marker="o",
+        markersize=4,
+        palette={name: colour for name, (colour, _) in _MESH.items()},
+        legend=False,
+    )
+    last = records(mesh.sort_values("gb").groupby("variant").tail(1))
+    ends = [(f"mesh, {row['variant']}", row["slower"], _MESH[row["variant"]][0]) for row in last]
+    for row in records(case[case["network"] == "circuit"]):
+        bundle, variant = row["ports_per_circuit"], row["variant"]
+        if bundle in shown and variant in _CIRCUIT:
+            ports = f"{bundle} port{'s' if bundle > 1 else ''}"
+            name = f"{ports}, {variant.replace('without', 'no')}"
+            ends.append((name, row["slower"], shown[bundle]))
+            axes.axhline(
+                row["slower"], color=shown[bundle], linestyle=_CIRCUIT[variant], linewidth=1.6
+            )
+    for row in records(case[case["sweep"] == "paper"]):
+        axes.plot(row["gb"], row["slower"], "*", color=style.INK, markersize=11, zorder=5)
+    axes.set(xscale="log", yscale="log")
+    style.spread_ticks(axes.xaxis, mesh["gb"].min(), mesh["gb"].max(), most=6)
+    low, high = 0.93, max(2.2, float(case["slower"].max()) * 1.3)
+    axes.set(ylim=(low, high), xlabel="", ylabel="")
+    style.spread_ticks(axes.yaxis, low, high, most=5)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:g}")
+    style.label_ends(axes, ends)

@@ -1,0 +1,248 @@
+"""What the validation of the cost models aims at, what was reached, and which measurements make up an error.
+
+Everything here that is not computed is a fact of the project's plan, with its source; nothing else
+on the page or in the README repeats it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+from trioflow.base.shipped import read_own_records
+from trioflow.costmodel.collectives.model import wire_factor
+from trioflow.report.pages import NOTHING, write_percent
+
+from trioflow_evaluation import DATA
+from trioflow_evaluation.validation.operators import MOST_TRAINED, QUANTITY, SET, parse_case
+
+SOURCE = "the project, set before the first case was judged"
+
+
+@dataclass(frozen=True)
+class _JudgedSet:
+    """One set of cases in words."""
+
+    title: str
+    judged: str
+    known: str  # what the model had: the data behind its fit, and what it was given of the case
+    left_out: str  # what the fit did not see
+    ours: str  # the model that ships
+    oracle: str
+
+
+SETS: Mapping[str, _JudgedSet] = {
+    name: _JudgedSet(**{key: text.replace("MOST_TRAINED", str(MOST_TRAINED)) for key, text in words.items()})
+    for name, words in read_own_records(f"{DATA}/validation/aims/sets").items()
+}  # fmt: skip
+
+KNOWS_THE_ANSWER = ("recorded",)
+"""Models that are given measured times of the judged operators: no rivals of a prediction."""
+
+
+@dataclass(frozen=True)
+class Aim:
+    """What was aimed at."""
+
+    # As in ``tables.VALIDATION``.
+    set: str
+    quantity: str
+    title: str
+    groups: tuple[str, ...]  # groups whose cases are averaged together
+    # Largest mean absolute error that reaches it; none where there is no aim.
+    limit: float | None = None
+    over_oracle: bool = False  # whether the limit comes on top of the oracle's error
+    others: str = ""  # what others report for something like it
+    headline: str = ""  # what README calls it; empty for what stands in docs alone
+
+
+AIMS = tuple(
+    Aim(title=title, **fields)
+    for title, fields in read_own_records(f"{DATA}/validation/aims/aims").items()
+)
+"""In the order of the table. Limits and the figures of others: ``SOURCE``."""
+
+ASKED = {
+    "TrioSim's VGG-13 on an H100, 128 to 512 images, busy time": (
+        "batch-change", "operator_sum", "train", "vgg13 train 128 -> 512",
+    ),
+}  # fmt: skip
+"""Single cases that the plan asks for by name: set, quantity, group, case."""
+
+_WEIGHTS = {
+    "mean_absolute_error": "cases", "bias": "cases", "extrapolated": "cases",
+    "oracle_mean_absolute_error": "oracle_cases", "beside_oracle_error": "oracle_cases",
+    "coverage": "intervals", "mean_relative_width": "intervals",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ReachedAim:
+    """What was reached of an aim."""
+
+    aim: Aim
+    # Pooled scores, those of ``judging.SCORES`` that are means or counts: of the model that ships, and of
+    # the other model with the smallest mean absolute error, with that model's name; None without others.
+    ours: Mapping[str, Any]
+    best: Mapping[str, Any] | None
+    best_model: str
+    # What is aimed at, with the oracle's error where it comes on top, and whether it is reached; None
+    # where there is no aim.
+    limit: float | None
+    reached: bool | None
+
+    def write_limit(self) -> str:
+        """Write what the aim asks for; a dash where there is none."""
+        if self.aim.limit is None:
+            return NOTHING
+        if self.aim.over_oracle:
+            return f"oracle + {100 * self.aim.limit:g} points"
+        return write_percent(self.aim.limit, 0)
+
+
+def reach_aims(summary: pd.DataFrame) -> list[ReachedAim]:
+    """Set what was reached (``SUMMARY``) beside every aim that has cases."""
+    found = []
+    for aim in AIMS:
+        rows = summary[
+            (summary["set"] == aim.set)
+            & (summary["quantity"] == aim.quantity)
+            & summary["group"].isin(aim.groups)
+        ]
+        pooled = {str(model): _pool(part) for model, part in rows.groupby("model", sort=True)}
+        ours = pooled.pop(SETS[aim.set].ours, None)
+        if ours is None:
+            continue
+        rivals = {name: entry for name, entry in pooled.items() if name not in KNOWS_THE_ANSWER}
+        best = min(rivals, key=lambda name: rivals[name]["mean_absolute_error"], default="")
+        limit = aim.limit
+        if limit is not None and aim.over_oracle:
+            limit += ours["oracle_mean_absolute_error"] or 0.0
+        reached = None if limit is None else ours["mean_absolute_error"] <= limit
+        found.append(ReachedAim(aim, ours, rivals.get(best), best, limit, reached))
+    return found
+
+
+def _pool(rows: pd.DataFrame) -> dict[str, Any]:
+    """Return the scores of several groups of one model as those of one group."""
+    pooled: dict[str, Any] = {name: int(rows[name].sum()) for name in {*_WEIGHTS.values()}}
+    for name, weight in _WEIGHTS.items():
+        total = pooled[weight]
+        values = rows[name].where(rows[weight] > 0, 0.0).astype(float)
+        pooled[name] = float((values * rows[weight]).sum()) / total if total else None
+    return pooled
+
+
+_FEWEST_RANKS = 3
+"""Numbers of ranks that show whether a bus bandwidth follows them."""
+
+_SHARE = 0.01
+"""Classes of operators that move a case by less than this are not shown."""
+
+
+def select_cases(cases: pd.DataFrame, aim: Aim) -> pd.DataFrame:
+    """Return the cases of an aim as our model predicted them, with signed errors.
+
+    ``oracle_error`` is the oracle's, ``beside_oracle`` predicted over oracle less one, ``part`` the
+    device and, where a source names one, dataset.
+    """
+    rows = cases[
+        (cases["set"] == aim.set)
+        & (cases["model"] == SETS[aim.set].ours)
+        & (cases["quantity"] == aim.quantity)
+        & cases["group"].isin(aim.groups)
+    ].reset_index(drop=True)
+    dataset = rows["source"].str.partition("; ")[2]
+    return rows.assign(
+        error=rows["predicted_s"] / rows["measured_s"] - 1.0,
+        oracle_error=rows["oracle_s"] / rows["measured_s"] - 1.0,
+        beside_oracle=rows["predicted_s"] / rows["oracle_s"] - 1.0,
+        part=rows["device"] + ("; " + dataset).where(dataset != "", ""),
+    )
+
+
+def split_error(rows: pd.DataFrame) -> pd.DataFrame:
+    """Split the mean absolute error of :func:`select_cases` by where measurements come from, the largest part first.
+
+    ``points`` is what a part adds to the mean over all, ``without`` the mean over the others.
+    """
+    sizes = rows[["error", "oracle_error", "beside_oracle"]].abs().assign(bias=rows["error"])
+    groups = sizes.groupby(rows["part"], sort=True)
+    found = groups.mean().assign(cases=groups.size(), oracle_cases=groups["oracle_error"].count())
+    mine, rest = groups["error"].sum(), len(rows) - found["cases"]
+    found["points"] = mine / len(rows)
+    found["without"] = (sizes["error"].sum() - mine) / rest.where(rest > 0)
+    return found.reset_index().sort_values(
+        ["points", "part"], ascending=[False, True], ignore_index=True
+    )
+
+
+def split_case(cases: pd.DataFrame, row: dict[Any, Any]) -> pd.DataFrame:
+    """Split the error of one sum of operators by class; empty where the case has no operators.
+
+    ``points``: predicted less measured, over the measured sum of all; ``measured_growth``,
+    ``predicted_growth``: the class at the target over that recorded at the source, missing where
+    the pair was not judged the other way round.
+    """
+    mine = _operators_of(cases, row, str(row["case"]))
+    if mine.empty:
+        return pd.DataFrame()
+    sums = mine.groupby("group", sort=True)[["measured_s", "predicted_s"]].sum()
+    sums["points"] = (sums["predicted_s"] - sums["measured_s"]) / float(mine["measured_s"].sum())
+    back = _operators_of(cases, row, _turn(str(row["case"])))
+    recorded = back.groupby("group", sort=True)["measured_s"].sum().reindex(sums.index)
+    sums["measured_growth"] = sums["measured_s"] / recorded
+    sums["predicted_growth"] = sums["predicted_s"] / recorded
+    order = sums["points"].abs().sort_values(ascending=False, kind="stable").index
+    ordered = sums.loc[order].reset_index()
+    return ordered[ordered["points"].abs() >= _SHARE].reset_index(drop=True)
+
+
+def _operators_of(cases: pd.DataFrame, row: dict[Any, Any], case: str) -> pd.DataFrame:
+    """Return the single operators of a case, as the row's model predicted them."""
+    found: pd.DataFrame = cases[
+        (cases["set"] == row["set"])
+        & (cases["model"] == row["model"])
+        & (cases["device"] == row["device"])
+        & (cases["quantity"] == "operator")
+        & cases["case"].str.startswith(f"{case}: ")
+    ]
+    return found
+
+
+def _turn(case: str) -> str:
+    """Return the name of a pair the other way round: ``x 8 -> 2`` for ``x 2 -> 8``."""
+    start, _, target = case.partition(" -> ")
+    name, _, source = start.rpartition(" ")
+    return f"{name} {target} -> {source}"
+
+
+def measure_bus_bandwidths(cases: pd.DataFrame) -> pd.DataFrame:
+    """Return the bus bandwidth [bytes/s] of each number of ranks at the largest message that all of them sent, in one node.
+
+    A model that goes by the number of ranks supposes that it follows them smoothly; this is what it
+    was instead.
+    """
+    aim = Aim(SET, QUANTITY, "", tuple(sorted(set(cases.loc[cases["set"] == SET, "group"]))))
+    rows = select_cases(cases, aim)
+    messages = [parse_case(str(case)) for case in rows["case"]]
+    sent = pd.DataFrame(messages, columns=["collective", "ranks", "nodes", "message_bytes"])
+    rows = pd.concat([rows[["part", "measured_s"]], sent], axis=1)
+    rows = rows[(rows["nodes"] == 1) & (rows["collective"] != "send")]
+    keys = ["part", "collective", "message_bytes"]
+    times = rows.groupby([*keys, "ranks"], sort=True)["measured_s"].median().unstack()
+    found = []
+    for (part, collective), group in times.groupby(level=["part", "collective"], sort=True):
+        common = group.dropna(axis="columns", how="all").dropna()
+        if common.shape[1] < _FEWEST_RANKS or common.empty:
+            continue
+        size = float(common.index.get_level_values("message_bytes").max())
+        last = common.xs(size, level="message_bytes").iloc[0]
+        entry: dict[Any, Any] = {"part": part, "collective": collective, "message_bytes": size}
+        for ranks, time_s in zip(last.index.tolist(), last.tolist(), strict=True):
+            entry[int(ranks)] = wire_factor(str(collective), int(ranks)) * size / time_s
+        found.append(entry)
+    names = [*keys, *(int(ranks) for ranks in times.columns.tolist())]
+    return pd.DataFrame(found, columns=names).dropna(axis="columns", how="all")

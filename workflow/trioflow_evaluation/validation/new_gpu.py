@@ -1,0 +1,244 @@
+"""The new-GPU rules judged on every pair of GPUs that public data holds.
+
+Whole models: NeuSight's tables, every two GPUs with the same model, mode,
+sequence and batch, both ways. Besides them, bf16 matrix products on tensor
+cores, and ResNet-50's published throughput. TrioSim's own traces are of one
+GPU: no pair of them exists.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from trioflow import tables
+from trioflow.base.provenance import PACKAGE
+from trioflow.costmodel.new_gpu.carry import NewGpuModel, carry_step, scale_rows, scale_trace
+from trioflow.costmodel.new_gpu.data import (
+    BENCHMARKS,
+    TENSOR_BENCHMARKS,
+    Case,
+    floor_of,
+    pair_rows,
+)
+from trioflow.costmodel.new_gpu.fit import (
+    PublicPairs,
+    describe_facts,
+    fit_exponents,
+    fit_resizing,
+    leave_out,
+    summarise_residuals,
+)
+from trioflow.costmodel.new_gpu.rules import RULES, Exponents, apply_rule, size_rows
+from trioflow.hardware.device_sheet import DeviceSheet, find_device, load_device
+from trioflow.trace.importers.options import ImportOptions
+from trioflow.trace.importers.triosim import import_triosim
+
+SET = "new-gpu"
+THROUGHPUT = PACKAGE / "data" / "resnet50_throughput.tsv"
+RESNET50 = Path("sarchlab+triosim/sample_trace/trace2-h100-bs128/resnet50")
+_RESNET50_DEVICE, _RESNET50_BATCH = "NVIDIA H100 80GB HBM3", 128
+OTHER_SOFTWARE = "resnet50 throughput, other batch and software"
+_TENSOR_PRODUCTS, SINGLE = "bf16 products", "single operators"
+OTHER_BATCH = "another batch of a step recorded on the GPU"
+
+
+@dataclass
+class _Folds:
+    """Rules fitted without a chip and a workload, and their intervals."""
+
+    data: PublicPairs
+    _known: dict[tuple[str, str | None], NewGpuModel] = field(default_factory=dict)
+
+    def model(self, chip: str, workload: str | None) -> NewGpuModel:
+        """Return the rules as known before a chip and a workload were seen, intervals from other chips and workloads."""
+        key = (chip, workload)
+        if key not in self._known:
+            kept = leave_out(self.data.pairs, chip, workload)
+            held = {rule: leave_out(one, chip, workload) for rule, one in self.data.held.items()}
+            exponents = fit_exponents(kept, self.data.fits)
+            self._known[key] = NewGpuModel(
+                exponents, *summarise_residuals(held), describe_facts(kept)
+            )
+        return self._known[key]
+
+
+def validate_new_gpu(data: PublicPairs) -> pd.DataFrame:
+    """Judge every rule on every ordered pair of GPUs: ``tables.VALIDATION``.
+
+    Groups: ``train`` and ``inf`` (operator sums; end to end beside the oracle, the target's
+    measured operators), with ``forward`` and ``backward``; ``single operators`` and ``bf16
+    products``, a row a class; another batch of a step recorded on a GPU without a model (``ours``);
+    ResNet-50's throughput. What is fitted for a row saw neither its target's chip (the A100's
+    boards count as one) nor its workload. A sum's interval is used end to end too.
+    """
+    cases, folds = data.cases, _Folds(data)
+    sized = {id(case): size_rows(case.trace.operators) for case in cases}
+    rows: list[dict[str, Any]] = []
+    for source, target in _case_pairs(cases):
+        model = folds.model(target.device.chip, target.workload)
+        for rule in RULES:
+            rows += _judge_case(source, sized[id(source)], target, rule, model)
+    rows += _judge_single(data.measured, folds)
+    rows += _judge_batches(data.resized)
+    rows += _judge_throughput(Path(data.data_folder), folds)
+    return pd.DataFrame(rows).assign(set=SET).reindex(columns=tables.VALIDATION.names)
+
+
+def _case_pairs(cases: list[Case]) -> Iterator[tuple[Case, Case]]:
+    """Yield the same case on two GPUs of different chips, in both orders."""
+    for source, target in itertools.permutations(cases, 2):
+        if source.name == target.name and source.device.chip != target.device.chip:
+            yield source, target
+
+
+def _judge_case(
+    source: Case, sized: pd.DataFrame, target: Case, rule: str, model: NewGpuModel
+) -> list[dict[str, Any]]:
+    """Return the rows of one case, one pair of GPUs and one rule."""
+    precision = str(source.trace.facts.precision)
+    predicted = scale_rows(
+        sized, source.device, target.device, rule, precision, model, floor_of(source.trace)
+    )
+    there = target.trace.operators
+    interval = model.step_interval(rule)
+    rows = []
+    for phase in ("", "forward", "backward"):
+        chosen = np.ones(len(predicted), dtype=bool)
+        if phase:
+            chosen = (source.trace.operators["phase"] == phase).to_numpy()
+        measured = there if not phase else there[there["phase"] == phase]
+        if not chosen.any():
+            continue
+        rows.append(
+            _row(
+                rule, target.name, f"{target.mode} {phase}".strip(), source.device, target.device,
+                "operator_sum", float(measured["device_ns"].sum()) * 1e-9, predicted[chosen],
+                interval,
+            )
+        )  # fmt: skip
+    total_s = float(there["device_ns"].sum()) * 1e-9
+    whole_s = target.trace.facts.measured_end_to_end_s
+    if whole_s:
+        predicted = carry_step(source.trace, source.device, target.device, rule, precision, model)
+        rows.append(
+            _row(
+                rule, target.name, target.mode, source.device, target.device, "end_to_end",
+                float(whole_s), predicted, interval, oracle_s=total_s,
+            )
+        )  # fmt: skip
+    return rows
+
+
+def _row(
+    rule: str, case: str, group: str, source: DeviceSheet, target: DeviceSheet, quantity: str,
+    measured_s: float, predicted: pd.DataFrame, interval: tuple[float, float],
+    oracle_s: float = float("nan"),
+) -> dict[str, Any]:  # fmt: skip
+    """Return one row of the table from the operators' predictions."""
+    time_s = predicted["time_s"].to_numpy(np.float64)
+    total_s = float(time_s.sum())
+    beyond_s = float(time_s[predicted["extrapolated"].to_numpy(dtype=bool)].sum())
+    return {
+        "model": rule, "case": case, "group": group, "device": target.driver_name,
+        "source": source.driver_name, "quantity": quantity, "measured_s": measured_s,
+        "predicted_s": total_s, "low_s": total_s * interval[0], "high_s": total_s * interval[1],
+        "oracle_s": oracle_s, "extrapolated": beyond_s / total_s if total_s else 0.0,
+    }  # fmt: skip
+
+
+def _judge_single(measured: pd.DataFrame, folds: _Folds) -> list[dict[str, Any]]:
+    """Return sums of each class of single operators over shared sizes: small, older and newer boards too."""
+    rows: list[dict[str, Any]] = []
+    single = measured[measured["workload"].isin((BENCHMARKS, TENSOR_BENCHMARKS))]
+    groups = {BENCHMARKS: (SINGLE, "fp32"), TENSOR_BENCHMARKS: (_TENSOR_PRODUCTS, "bf16")}
+    for (workload, name), mine in single.groupby(["workload", "operator_class"], sort=True):
+        if mine["device"].nunique() < 2:
+            continue
+        group, precision = groups[str(workload)]
+        for (one, other), pair in pair_rows(mine, most=0).groupby(["source", "target"], sort=True):
+            source, target = load_device(str(one)), load_device(str(other))
+            model = folds.model(target.chip, None)
+            for rule in RULES:
+                predicted = _apply(rule, pair, source, target, precision, model.exponents)
+                rows.append(
+                    _row(
+                        rule, f"{len(pair)} x {name}", group, source, target, "operator_sum",
+                        float(pair["target_s"].sum()), predicted, model.step_interval(rule),
+                    )
+                )  # fmt: skip
+    return rows
+
+
+def _judge_batches(resized: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the steps recorded on a GPU without a model, at another batch; intervals come from the other chips'."""
+    rows = []
+    for chip, mine in resized.groupby("chip", sort=True):
+        half = fit_resizing(resized[resized["chip"] != chip])
+        for row in mine.to_dict("records"):
+            predicted_s = float(row["held_out_s"])
+            width = half.half_at(math.log(predicted_s / float(row["recorded_s"])))
+            rows.append(
+                {
+                    "model": RULES[-1], "case": row["case"], "group": OTHER_BATCH,
+                    "device": row["device"], "source": f"itself, and the model of {row['source']}",
+                    "quantity": "operator_sum", "measured_s": float(row["time_s"]),
+                    "predicted_s": predicted_s, "low_s": predicted_s * math.exp(-width),
+                    "high_s": predicted_s * math.exp(width), "extrapolated": 1.0,
+                }
+            )  # fmt: skip
+    return rows
+
+
+def _apply(
+    rule: str, rows: pd.DataFrame, source: DeviceSheet, target: DeviceSheet, precision: str,
+    fitted: Mapping[str, Exponents],
+) -> pd.DataFrame:  # fmt: skip
+    numbered = rows.reset_index(drop=True)
+    time_s, outside = apply_rule(
+        rule, numbered, source, target, precision=precision, floor_s=0.0, fitted=fitted
+    )
+    return pd.DataFrame({"time_s": time_s, "extrapolated": outside})
+
+
+def _judge_throughput(data_folder: Path, folds: _Folds) -> list[dict[str, Any]]:
+    """Return ResNet-50's 128 images from TrioSim's H100 trace beside throughputs published for other GPUs.
+
+    Those had larger batches, other versions of PyTorch and another optimizer: yet the only public
+    step of an A40.
+    """
+    folder = data_folder / RESNET50
+    if not folder.is_dir():
+        return []
+    options = ImportOptions(
+        gpu=_RESNET50_DEVICE, batch=_RESNET50_BATCH, precision="tf32", optimizer="adam"
+    )
+    trace = import_triosim(folder, options)
+    source = find_device(_RESNET50_DEVICE)
+    published = pd.read_csv(THROUGHPUT, sep="\t")
+    rows = []
+    for entry in published[published["gpus"] == 1].itertuples(index=False):
+        target = find_device(str(entry.device))
+        if target.chip == source.chip:
+            continue
+        model = folds.model(target.chip, None)
+        for rule in RULES:
+            predicted = scale_trace(
+                trace.operators, source, target, rule=rule, precision="tf32", model=model,
+                floor_s=floor_of(trace),
+            )  # fmt: skip
+            measured_s = _RESNET50_BATCH / float(entry.images_per_s)  # type: ignore[arg-type]
+            case = f"resnet50, {_RESNET50_BATCH} images (measured at batch {entry.batch_per_gpu})"
+            rows.append(
+                _row(
+                    rule, case, OTHER_SOFTWARE, source, target, "end_to_end", measured_s,
+                    predicted, model.step_interval(rule),
+                )
+            )  # fmt: skip
+    return rows

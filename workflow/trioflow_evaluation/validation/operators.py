@@ -1,0 +1,457 @@
+"""How far the operator models miss published measurements that they never saw.
+
+A judged workload is left out whole: all its batches, training and inference,
+and the single operators of its shapes. What is left fits the model and its
+intervals. When a batch changes, the recorded operators of the source batch are
+what the model is given.
+
+Collectives judged on messages and rank counts that no model saw.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pandas as pd
+from trioflow import tables
+from trioflow.base.errors import InputError
+from trioflow.base.units import ns_to_s
+from trioflow.costmodel.collectives.methods import (
+    METHODS,
+    RANKS,
+    RANKS_BEYOND,
+    SIZE,
+    SIZE_BEYOND,
+    size_class,
+)
+from trioflow.costmodel.collectives.model import each_curve, halve, median_points
+from trioflow.costmodel.collectives.platform import PlatformCollectives, fit_platform_collectives
+from trioflow.costmodel.collectives.published import PLATFORMS, read_public_samples
+from trioflow.costmodel.features import FEATURES, base_class
+from trioflow.costmodel.interface import OperatorModel
+from trioflow.costmodel.judging import (
+    BATCH_CHANGE,
+    LEFT_OUT,
+    OPERATOR,
+    OPERATOR_DATA,
+    Case,
+    Row,
+    describe_sizes,
+    judge_pair,
+    judge_shapes,
+)
+from trioflow.costmodel.operators.class_curves import recorded_times, sized_rows
+from trioflow.costmodel.operators.methods import (
+    DEVICE_METHODS,
+    DeviceData,
+    ProportionalModel,
+    fit_device_data,
+    fit_recorded,
+    fit_with_held_out,
+)
+from trioflow.costmodel.operators.published import TEST, TRAIN, PublishedDevice, load_published
+from trioflow.trace.facts import Facts
+from trioflow.trace.store import Trace
+
+from trioflow_evaluation.tables import CLASSES, OPERATORS
+
+SET = "collectives"
+QUANTITY = "collective"
+_MAX_JUDGED = 64
+"""Sizes of a curve that are judged; dense curves are sampled evenly in the logarithm of the size."""
+RANK_CASES = ((4, (2, 8), RANKS), (8, (2, 4), RANKS_BEYOND))
+"""Ranks asked for, ranks given, and what that is."""
+GROUPS = {
+    "large": "sizes from 64 KiB",
+    "small": "sizes below 64 KiB",
+}
+
+_CASE = re.compile(
+    r"(?P<collective>\w+), (?P<ranks>\d+) ranks(?: of (?P<nodes>\d+) nodes)?, (?P<bytes>\d+) bytes"
+)
+
+
+@dataclass(frozen=True)
+class _Series:
+    """Measurements of one dataset, machine and library: what one model is fitted to."""
+
+    dataset: str
+    platform: str
+    library: str
+    samples: pd.DataFrame
+
+    @property
+    def label(self) -> str:
+        return f"{self.library}, {self.dataset}"
+
+
+def validate_collectives(data_folder: str | Path) -> pd.DataFrame:
+    """Judge every way to predict on every public table (``tables.VALIDATION``).
+
+    Groups: ``sizes ...`` (every other size predicts the rest, both ways round), ``4 ranks from 2
+    and 8 ...``, ``8 ranks from 2 and 4 ...`` and, where more were measured, ``ranks from all others
+    ...``; each from 64 KiB up and below. A message's last repeat is the measured value, the median
+    of the others the oracle.
+    """
+    samples = read_public_samples(data_folder)
+    parts: list[pd.DataFrame] = []
+    for key, rows_of in samples.groupby(["dataset", "platform", "library"], sort=True):
+        dataset, platform, library = map(str, cast("tuple[str, ...]", key))
+        series = _Series(dataset, platform, library, rows_of)
+        parts += [*_judge_sizes(series), *_judge_ranks(series)]
+    rows: pd.DataFrame = pd.concat(parts, ignore_index=True)[tables.VALIDATION.names]
+    return rows
+
+
+def describe_case(collective: str, ranks: int, nodes: int, message_bytes: int) -> str:
+    """Return the name of a message among the cases."""
+    where = "" if nodes == 1 else f" of {nodes} nodes"
+    return f"{collective}, {ranks} ranks{where}, {message_bytes} bytes"
+
+
+def parse_case(case: str) -> tuple[str, int, int, int]:
+    """Return what :func:`describe_case` was given; InputError where the text names no message."""
+    found = _CASE.fullmatch(case)
+    if not found:
+        raise InputError(f"{case!r} is not a case of a collective")
+    nodes, ranks = found["nodes"] or "1", found["ranks"]
+    return found["collective"], int(ranks), int(nodes), int(found["bytes"])
+
+
+def _fit(
+    series: _Series, samples: pd.DataFrame, situations: tuple[str, ...]
+) -> PlatformCollectives:
+    """Fit the series' machine; pairs and clusters are taken for their GPU's usual node."""
+    gpu = series.platform.partition("-")[0]
+    platform = next(p for p in PLATFORMS.values() if p.measured.startswith(gpu))
+    return fit_platform_collectives(
+        samples, series.platform, series.library, platform.machine(), situations=situations
+    )
+
+
+def _judge_sizes(series: _Series) -> Iterator[pd.DataFrame]:
+    """Let both halves of every curve's sizes predict each other."""
+    for kept, left in halve(median_points(series.samples)):
+        if kept.empty or left.empty:
+            continue
+        model = _fit(series, _of_points(series.samples, kept), (SIZE, SIZE_BEYOND))
+        for size, name in GROUPS.items():
+            rows = _sample(left[left["message_bytes"].map(size_class) == size])
+            yield _predict_left_out(series, model, rows, name, "every other size")
+
+
+def _judge_ranks(series: _Series) -> Iterator[pd.DataFrame]:
+    """Predict a number of ranks from others, within a node."""
+    samples = series.samples[
+        (series.samples["nodes"] == 1) & (series.samples["collective"] != "send")
+    ]
+    measured = set(samples["ranks"])
+    cases = [
+        (a, given, f"{a} ranks from {given[0]} and {given[1]}")
+        for a, given, _ in RANK_CASES
+        if {a, *given} <= measured
+    ]
+    if len(measured) > len({n for a, given, _ in RANK_CASES for n in (a, *given)}):
+        inner = sorted(measured)[1:-1]
+        cases += [(a, tuple(sorted(measured - {a})), "ranks from all others") for a in inner]
+    for asked, given, name in cases:
+        model = _fit(series, samples[samples["ranks"].isin(given)], (RANKS, RANKS_BEYOND))
+        left = median_points(samples[samples["ranks"] == asked])
+        for size, part in GROUPS.items():
+            rows = _sample(left[left["message_bytes"].map(size_class) == size])
+            group = f"{name}, {part.removeprefix('sizes ')}"
+            yield _predict_left_out(
+                series, model, rows, group, f"ranks {', '.join(map(str, given))}"
+            )
+
+
+def _of_points(samples: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
+    key = ["collective", "ranks", "nodes", "message_bytes"]
+    return samples.merge(points[key], on=key)
+
+
+def _sample(points: pd.DataFrame) -> pd.DataFrame:
+    """Return at most ``_MAX_JUDGED`` sizes of each curve."""
+    parts = [points[:0]]
+    for _, rows in each_curve(points):
+        sizes = rows["message_bytes"].to_numpy(np.float64)
+        wanted = sizes
+        if len(sizes) > _MAX_JUDGED:
+            wanted = np.geomspace(sizes[0], sizes[-1], _MAX_JUDGED)
+        at = np.unique(np.clip(np.searchsorted(sizes, wanted), 0, len(sizes) - 1))
+        parts.append(rows.iloc[at])
+    return pd.concat(parts)
+
+
+def _predict_left_out(
+    series: _Series, model: PlatformCollectives, rows: pd.DataFrame, group: str, source: str
+) -> pd.DataFrame:
+    """Return the validation rows of some messages, in every way to predict."""
+    key = ["collective", "ranks", "nodes", "message_bytes"]
+    repeats = _of_points(series.samples, rows).groupby(key)["time_ns"].apply(list).to_dict()
+    found = []
+    for method in METHODS:
+        asked = model.using(method)
+        for collective, ranks, nodes, size in rows[key].itertuples(index=False):
+            times = repeats[collective, ranks, nodes, size]
+            answer = asked.time_s(collective, int(ranks), float(size), int(nodes))
+            found.append(
+                {
+                    "set": SET,
+                    "model": method,
+                    "case": describe_case(collective, ranks, nodes, size),
+                    "group": group,
+                    "device": series.platform,
+                    "source": f"{source}; {series.label}",
+                    "quantity": QUANTITY,
+                    "measured_s": ns_to_s(times[-1]),
+                    "predicted_s": answer.time_s,
+                    "low_s": answer.low_s,
+                    "high_s": answer.high_s,
+                    "oracle_s": ns_to_s(float(np.median(times[:-1]))) if times[1:] else None,
+                    "extrapolated": float(answer.confidence in ("extrapolated", "uncalibrated")),
+                }
+            )
+    return pd.DataFrame(found, columns=tables.VALIDATION.names)
+
+
+MODELS = ("recorded", "proportional", *DEVICE_METHODS)
+"""All models by name, in the order of the table."""
+
+MOST_TRAINED = 1000
+"""Single operators of each class that a model of the published split is fitted to."""
+
+PARTS = 5
+"""Parts of the single operators that are left out in turn for intervals."""
+
+
+def validate_batch_change(
+    data_folder: str | Path,
+    models: Sequence[str] = MODELS,
+    devices: Sequence[str] | None = None,
+) -> pd.DataFrame:
+    """Predict every published step from the same model's step at another batch: ``tables.VALIDATION``.
+
+    ``operator_sum``: rescaled operators against those measured at the target; ``operator``: each of
+    them, equal ones added up, by class; ``end_to_end``: the source's measured step times the ratio
+    of operator sums, the oracle being the target's measured operators (they hold no idle time).
+    ``recorded`` cannot change a batch: its rows are that oracle. Sizes at the target follow from
+    the source's table. TrioSim's pair has no end-to-end time.
+    """
+    rows: list[Row] = []
+    for device in load_published(data_folder, devices):
+        judged = _Judged(device)
+        for model in models:
+            for workload, fitted in judged.fit_without(model, _paired(device)):
+                for source, target in _pairs(device, workload):
+                    rows += judge_pair(device.name, model, fitted, source, target)
+    return _table(rows)
+
+
+def _validate_left_out_workloads(
+    data_folder: str | Path,
+    models: Sequence[str] = MODELS,
+    devices: Sequence[str] | None = None,
+) -> pd.DataFrame:
+    """Predict every published step from its shapes alone, by models of the other workloads.
+
+    As :func:`validate_batch_change`; ``recorded`` knows only operators whose shapes another
+    workload has.
+    """
+    rows: list[Row] = []
+    for device in load_published(data_folder, devices):
+        workloads = sorted({trace.facts.workload for trace in device.traces})
+        judged = _Judged(device)
+        for model in (name for name in models if name != "proportional"):
+            for workload, fitted in judged.fit_without(model, workloads):
+                for trace in _of(device, workload):
+                    rows += judge_shapes(device.name, model, fitted, trace)
+    return _table(rows)
+
+
+def _validate_operator_data(
+    data_folder: str | Path,
+    models: Sequence[str] = MODELS,
+    devices: Sequence[str] | None = None,
+) -> pd.DataFrame:
+    """Predict single operators with NeuSight's published split, grouped by class; see :func:`validate_batch_change`.
+
+    Where a class has one part only (products and others on A100 80GB and H100, convolutions), every
+    other row predicts the rest, and the source says so.
+    """
+    rows: list[Row] = []
+    for device in load_published(data_folder, devices):
+        known, judged = _split(device.benchmarks())
+        data = DeviceData.prepare(_part_traces(known, device.name), device.limits)
+        facts = list(
+            zip(
+                judged["name"],
+                map(describe_sizes, judged["input_shapes"]),
+                judged["source"],
+                sized_rows(judged, products=True)["operator_class"],
+                recorded_times(judged),
+                strict=True,
+            )
+        )
+        for model in (name for name in models if name in DEVICE_METHODS):
+            fitted, _ = fit_device_data(data, model)
+            found = fitted.predict(judged)
+            columns = found[["time_s", "low_s", "high_s"]].to_numpy(np.float64)
+            outside = found["extrapolated"].to_numpy(np.float64)
+            for place, (name, sizes, source, group, measured_s) in enumerate(facts):
+                case = Case(OPERATOR_DATA, model, f"{name} {sizes}", device.name, str(source))
+                rows.append(
+                    case.row(
+                        str(group),
+                        OPERATOR,
+                        float(measured_s),
+                        columns[place],
+                        extrapolated=float(outside[place]),
+                    )
+                )
+    return _table(rows)
+
+
+def _table(rows: list[Row]) -> pd.DataFrame:
+    """Return rows in the order of the schema, with missing values as such."""
+    frame = pd.DataFrame(rows, columns=tables.VALIDATION.names)
+    numbers = ["measured_s", "predicted_s", "low_s", "high_s", "oracle_s", "extrapolated"]
+    return frame.astype(dict.fromkeys(numbers, "float64"))
+
+
+def _of(device: PublishedDevice, workload: str) -> list[Trace]:
+    return [trace for trace in device.traces if trace.facts.workload == workload]
+
+
+def _paired(device: PublishedDevice) -> list[str]:
+    """Return the workloads that were measured at two batches, in one mode."""
+    names = sorted({trace.facts.workload for trace in device.traces})
+    return [name for name in names if _pairs(device, name)]
+
+
+def _pairs(device: PublishedDevice, workload: str) -> list[tuple[Trace, Trace]]:
+    """Return every ordered pair of batches of a workload, training and inference apart.
+
+    A raw profile splits a gradient into other operators than the table of the
+    same step: it can be a target, as a sum, and no source.
+    """
+    mine = sorted(_of(device, workload), key=lambda trace: trace.facts.batch)
+    return [
+        (a, b)
+        for a, b in itertools.permutations(mine, 2)
+        if a.facts.mode == b.facts.mode and a.facts.batch != b.facts.batch and _is_table(a)
+    ]
+
+
+def _is_table(trace: Trace) -> bool:
+    return str((trace.facts.source_files or [""])[0]).endswith(".csv")
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """A GPU whose models are judged; its rows are read once for all of them."""
+
+    device: PublishedDevice
+
+    @cached_property
+    def data(self) -> DeviceData:
+        """Everything that was measured on the GPU."""
+        device = self.device
+        return DeviceData.prepare(device.traces, device.limits, device.benchmarks())
+
+    def fit_without(
+        self, model: str, workloads: Sequence[str]
+    ) -> Iterator[tuple[str, OperatorModel | Any]]:
+        """Yield a model for every workload that did not see it."""
+        for workload in workloads:
+            if model == "proportional":
+                yield workload, ProportionalModel(self.device.name)
+            elif model == "recorded":
+                others = [t for t in self.device.traces if t.facts.workload != workload]
+                yield workload, fit_recorded(others)
+            else:
+                fitted, _ = fit_device_data(self.data.without(workload), model)
+                yield workload, fitted
+
+
+def _split(benchmarks: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the rows to fit and those to judge, with what the latter were predicted from."""
+    classes = sized_rows(benchmarks, products=True)["operator_class"].map(base_class)
+    known, judged = [], []
+    for _, group in benchmarks.groupby(classes.to_numpy(), sort=True):
+        train, test = (group[group["part"] == part] for part in (TRAIN, TEST))
+        source = "published training part"
+        if train.empty or test.empty:
+            train, test = group.iloc[::2], group.iloc[1::2]
+            source = "every other row; there is one published part"
+        places = np.linspace(0, len(train) - 1, min(len(train), MOST_TRAINED)).astype(int)
+        known.append(train.iloc[places])
+        judged.append(test.assign(source=source))
+    return tuple(pd.concat(each, ignore_index=True) for each in (known, judged))  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class _Part:
+    operators: pd.DataFrame
+    facts: Facts
+
+
+def _part_traces(known: pd.DataFrame, device: str) -> list[_Part]:
+    """Return single operators as parts that can be left out in turn."""
+    return [
+        _Part(
+            known.iloc[part::PARTS].reset_index(drop=True),
+            Facts(
+                workload=f"part {part}",
+                batch=1,
+                device_name=device,
+                step_time_s=0.0,
+                precision="fp32",
+            ),
+        )
+        for part in range(PARTS)
+    ]
+
+
+SETS: Mapping[str, Callable[..., pd.DataFrame]] = {
+    BATCH_CHANGE: validate_batch_change,
+    LEFT_OUT: _validate_left_out_workloads,
+    OPERATOR_DATA: _validate_operator_data,
+}
+"""What judges each set, by its name."""
+
+
+def diagnose(data: DeviceData, method: str = "shipped") -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return what a device's model misses: ``OPERATORS``, distinct ones of a step, and ``CLASSES``.
+
+    ``recorded_s`` is the mean of equal ones, ``held_out_s`` of a model that did not see the
+    workload. Raises InputError when the method is unknown.
+    """
+    table, held = fit_with_held_out(data, method)
+    keys = ["workload", "mode", "batch", "name", "operator_class", "phase", *FEATURES]
+    groups = held.rows[held.rows["time_s"] > 0].groupby(keys, sort=True)
+    operators = groups[["time_s", "held_out_s"]].mean()
+    operators.insert(0, "occurrences", groups.size())
+    operators = operators.reset_index().rename(columns={"time_s": "recorded_s"})
+    operators["relative_error"] = operators["held_out_s"] / operators["recorded_s"] - 1.0
+    said = {"device": data.device_name, "method": method}
+    return operators.assign(**said)[OPERATORS.names], table.assign(**said)[CLASSES.names]
+
+
+def diagnose_published(
+    data_folder: str | Path, method: str = "shipped", devices: Sequence[str] | None = None
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return what :func:`diagnose` says of every GPU with published operators, or of ``devices`` by drivers' names."""
+    found = [
+        diagnose(DeviceData.prepare(each.traces, each.limits, each.benchmarks()), method)
+        for each in load_published(data_folder, devices)
+    ]
+    operators, classes = zip(*found, strict=True)
+    return pd.concat(operators, ignore_index=True), pd.concat(classes, ignore_index=True)

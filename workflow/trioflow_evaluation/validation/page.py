@@ -1,0 +1,745 @@
+"""The page of cost models and its figures: every model on every measured case, from models that never saw it.
+
+The sections of the page of cost models: aims, scores, cases, fits, and what a missed aim is made of.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from html import escape
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from trioflow import tables
+from trioflow.base.errors import InputError
+from trioflow.base.units import format_bytes
+from trioflow.costmodel.features import FEATURES
+from trioflow.costmodel.judging import SCORES, score_cases
+from trioflow.hardware.device_sheet import find_device
+from trioflow.report import style
+from trioflow.report.pages import (
+    NOTHING,
+    Cell,
+    Column,
+    Field,
+    Kind,
+    Page,
+    Section,
+    count_reached,
+    escape_text,
+    itself,
+    numbers,
+    oracle_cell,
+    part_cell,
+    percent_cell,
+    render_definitions,
+    render_details,
+    render_figure,
+    render_list,
+    render_paragraph,
+    render_records,
+    words,
+    write_page,
+    write_percent,
+    write_range,
+    write_signed_percent,
+    write_time,
+)
+
+from trioflow_evaluation.tables import read_validation_table, write_validation_table
+from trioflow_evaluation.validation.aims import (
+    AIMS,
+    ASKED,
+    KNOWS_THE_ANSWER,
+    SETS,
+    SOURCE,
+    ReachedAim,
+    measure_bus_bandwidths,
+    reach_aims,
+    select_cases,
+    split_case,
+    split_error,
+)
+
+WORST = 2
+"""Cases of a missed aim whose operators are shown."""
+
+
+def render_aims(summary: pd.DataFrame, cases: pd.DataFrame) -> str:
+    """Return the table of aims beside what was reached, and the cases asked for by name."""
+    reached = {None: NOTHING, True: "yes", False: "no"}
+
+    def oracle(entry: ReachedAim) -> Cell:
+        there = f"{entry.ours['oracle_cases']}; {write_percent(entry.ours['beside_oracle_error'])}"
+        return oracle_cell(entry.ours["oracle_mean_absolute_error"], there)
+
+    def best_other(entry: ReachedAim) -> Cell:
+        if entry.best is None:
+            return Cell(NOTHING, "")
+        return percent_cell(entry.best["mean_absolute_error"], entry.best_model)
+
+    def ours(title: str, detail: str, key: str, kind: Kind = "percent") -> Field:
+        return numbers(title, detail, SCORES[key], kind, lambda entry: entry.ours[key])
+
+    fields = [
+        words("what is averaged", "what others report", "part of a set, and its quantity",
+              lambda entry: Cell(entry.aim.title, None, entry.aim.others)),
+        ours("cases", "", "cases", "count"),
+        numbers("aim", "mean absolute", f"from {SOURCE}; 'oracle +' comes on top of the oracle's error",
+                lambda entry: Cell(entry.write_limit(), "" if entry.limit is None else entry.limit), itself),
+        ours("trioflow", "mean absolute", "mean_absolute_error"),
+        words("reached", "", "whether the mean absolute error is within the aim", lambda entry: reached[entry.reached]),
+        numbers("best other", "model", "smallest mean absolute error of all other models", best_other, itself),
+        numbers("oracle", "n; trioflow there",
+                f"{SCORES['oracle_mean_absolute_error']}; number of such cases; the model's error on them", oracle, itself),
+        ours("coverage", "aim 80 %", "coverage"), ours("width", "of the interval", "mean_relative_width"),
+    ]  # fmt: skip
+    asked = [text for name, place in ASKED.items() if (text := _describe_case(cases, name, place))]
+    table = render_records(reach_aims(summary), fields, "Aims and what was reached")
+    return table + render_list(asked)
+
+
+def _describe_case(cases: pd.DataFrame, title: str, place: tuple[str, str, str, str]) -> str:
+    """Return one sentence on a case that was asked for; nothing where it was not judged."""
+    name, quantity, group, case = place
+    rows = cases[
+        (cases["set"] == name) & (cases["quantity"] == quantity)
+        & (cases["group"] == group) & (cases["case"] == case)
+    ]  # fmt: skip
+    if rows.empty:
+        return ""
+    found = {
+        str(row["model"]): row["predicted_s"] / row["measured_s"] - 1.0
+        for row in rows.to_dict("records")
+    }
+    ours = SETS[name].ours
+    order = [ours, *sorted(set(found) - {ours})]
+    errors = ", ".join(f"{model} {write_signed_percent(found[model])}" for model in order)
+    return f"{title}: measured {write_time(float(rows['measured_s'].iloc[0]))}; {errors}."
+
+
+def render_misses(summary: pd.DataFrame, cases: pd.DataFrame) -> str:
+    """Return, for every missed aim, the measurements that its error is made of."""
+    parts = []
+    for entry in reach_aims(summary):
+        if entry.reached is not False:
+            continue
+        rows = select_cases(cases, entry.aim)
+        error = write_percent(entry.ours["mean_absolute_error"])
+        title = f"{entry.aim.title}: {error}, aim {entry.write_limit()}"
+        split = split_error(rows)
+        summary_text = render_paragraph(_describe_split(split, entry.ours))
+        worst = rows.loc[rows["error"].abs().sort_values(ascending=False, kind="stable").index]
+        made_of = _render_split(split) + "".join(
+            _render_case_split(split_case(cases, row), row)
+            for row in worst.head(WORST).to_dict("records")
+        )
+        folded = render_details("What the error is made of, and the worst cases", made_of)
+        parts += [f"<h3>{escape_text(title)}</h3>", summary_text, folded]
+    if not parts:
+        return render_paragraph("No aim is missed.")
+    bandwidths = measure_bus_bandwidths(cases)
+    return "".join(parts) + (_render_bandwidths(bandwidths) if len(bandwidths) else "")
+
+
+def _describe_split(split: pd.DataFrame, ours: Mapping[str, Any]) -> str:
+    """Say which part weighs most, and what the oracle makes of it."""
+    error, first = 100 * ours["mean_absolute_error"], split.iloc[0]
+    text = (
+        f"Of these {error:.1f} points, {100 * first['points']:.1f} come from {first['part']} "
+        f"({first['cases']} of {ours['cases']} cases, {write_percent(first['error'])} on average)"
+    )
+    if len(split) > 1:
+        text += f"; all other cases average {write_percent(first['without'])}"
+    if ours["oracle_cases"] == ours["cases"] and ours["oracle_mean_absolute_error"]:
+        beside = float((split["beside_oracle"] * split["cases"]).sum() / split["cases"].sum())
+        oracle = write_percent(ours["oracle_mean_absolute_error"])
+        text += (
+            f". The measured operators themselves miss it by {oracle}; "
+            f"the predicted sum lies {write_percent(beside)} from theirs"
+        )
+    return text + "."
+
+
+def _render_split(split: pd.DataFrame) -> str:
+    fields = [
+        Field(Column("where it was measured", "", "device, and dataset where the source names one", number=False),
+              lambda row: part_cell(row["part"])),
+        numbers("cases", "", SCORES["cases"], "count", "cases"),
+        numbers("error", "mean absolute", SCORES["mean_absolute_error"], "percent", "error"),
+        numbers("bias", "signed mean", SCORES["bias"], "signed", "bias"),
+        numbers("adds", "points of the mean", "its part of the mean over all cases",
+                lambda points: Cell(f"{100 * points:.1f}", points), "points"),
+        numbers("the rest", "mean absolute", "mean absolute error of all other cases", "percent", "without"),
+        Field(Column("oracle", "its cases", f"{SCORES['oracle_mean_absolute_error']}; number of such cases"),
+              lambda row: oracle_cell(row["oracle_error"], str(row["oracle_cases"]))),
+        numbers("against the oracle", "mean absolute",
+                "predicted over the oracle less one: what of the error is the operators'", "percent", "beside_oracle"),
+    ]  # fmt: skip
+    caption = "What the error is made of, by where it was measured"
+    return render_records(split, fields, caption)
+
+
+def _render_case_split(split: pd.DataFrame, row: Mapping[Any, Any]) -> str:
+    if split.empty:
+        return ""
+    fields = [
+        words("class", "", "class and phase of operators", "group"),
+        numbers("measured", "at the target", "sum of the class at the target", "time", "measured_s"),
+        numbers("predicted", "", "the same, predicted", "time", "predicted_s"),
+        numbers("adds", "points", "predicted less measured, over the measured sum of all operators", "signed", "points"),
+        numbers("grew", "measured", "class at the target over the class as recorded at the source", "ratio", "measured_growth"),
+        numbers("grew", "predicted", "the same, predicted", "ratio", "predicted_growth"),
+    ]  # fmt: skip
+    caption = f"{row['device']}, {row['case']}: {write_signed_percent(row['error'])}, by class"
+    return render_records(split, fields, caption)
+
+
+def _render_bandwidths(table: pd.DataFrame) -> str:
+    ranks = [name for name in table.columns if isinstance(name, int)]
+    fields = [
+        words("where it was measured", "", "platform, library and dataset", lambda row: part_cell(row["part"])),
+        words("collective", "", "", "collective"),
+        numbers("message", "", "largest that every number of ranks sent",
+                lambda size: Cell(format_bytes(int(size)), size), "message_bytes"),
+        *(
+            numbers(f"{n} ranks", "GB/s", "bus bandwidth: bytes that each link carries, over the time", "bandwidth",
+                    itemgetter(n))
+            for n in ranks
+        ),
+    ]  # fmt: skip
+    text = (
+        "A number of ranks is predicted from others; where the measured bandwidth jumps from one to the "
+        "next, the others do not predict it."
+    )
+    title = "Bus bandwidth by number of ranks, as measured"
+    caption = "Largest message that every number of ranks sent"
+    return render_details(title, render_paragraph(text) + render_records(table, fields, caption))
+
+
+LISTED = ("operator_sum", "end_to_end")
+"""Quantities whose cases are listed one by one; of others there are too many for a page."""
+
+_WORDS = {"operator_sum": "sum of operators", "end_to_end": "end to end"}
+_SIGNED = ("worst_error", "bias")
+
+
+def render_knowledge() -> str:
+    """Return what judged each set, from what, and what the fit did not see."""
+    entries = []
+    for judged in SETS.values():
+        text = f"{judged.judged} {judged.known} Left out: {judged.left_out} Oracle: {judged.oracle}"
+        entries.append((judged.title, text))
+    note = (
+        "No error on this page comes from a model that saw what it is judged on; choices between forms "
+        "and the spread behind every interval are made once more inside what was left. The models that ship "
+        "are then fitted to everything."
+    )
+    return render_paragraph(note) + render_definitions(entries)
+
+
+def render_scores(summary: pd.DataFrame, name: str) -> str:
+    """Return the scores of every model in every group of a set, folded, classes beside steps apart."""
+    rows = summary[summary["set"] == name]
+    steps = rows[rows["quantity"].isin(LISTED)]
+    others = rows[~rows["quantity"].isin(LISTED)]
+    first, then = (
+        f"Scores of the set {name}",
+        f"Scores of single operators of the set {name}, by class",
+    )
+    if steps.empty:
+        return render_details(first, _render_scores(others, first))
+    return render_details(first, _render_scores(steps, first)) + render_details(
+        then, _render_scores(others, then) if len(others) else ""
+    )
+
+
+def _render_scores(summary: pd.DataFrame, title: str) -> str:
+    def score(head: str, detail: str, key: str) -> Field:
+        cell = "signed" if key in _SIGNED else "percent"
+        return numbers(head, detail, SCORES[key], cell, key)
+
+    fields = [
+        words("group", "quantity", "part of the set that is averaged by itself",
+              lambda row: Cell(row["group"], None, _WORDS.get(row["quantity"], ""))),
+        words("model", "", "model that predicted", "model"),
+        numbers("cases", "", SCORES["cases"], "count", "cases"),
+        score("error", "mean absolute", "mean_absolute_error"),
+        score("median", "absolute", "median_absolute_error"),
+        score("worst", "signed", "worst_error"),
+        score("bias", "signed mean", "bias"),
+        Field(Column("oracle", "its cases", SCORES["oracle_mean_absolute_error"]),
+              lambda row: oracle_cell(row["oracle_mean_absolute_error"], str(row["oracle_cases"]))),
+        score("coverage", "aim 80 %", "coverage"),
+        score("width", "of the interval", "mean_relative_width"),
+        score("score", "of the interval", "interval_score"),
+        score("extrapolated", "share", "extrapolated"),
+    ]  # fmt: skip
+    return render_records(summary, fields, title)
+
+
+def render_cases(cases: pd.DataFrame, name: str) -> str:
+    """Return every single case of a set whose quantity is listed; nothing where there is none."""
+    rows = cases[(cases["set"] == name) & cases["quantity"].isin(LISTED)]
+    rows = rows[~rows["model"].isin(KNOWS_THE_ANSWER)]
+    if rows.empty:
+        return ""
+    ours = SETS[name].ours
+    rivals = sorted(set(rows["model"]) - {ours})
+    key = ["quantity", "group", "case", "device", "source"]
+    errors = rows.assign(error=rows["predicted_s"] / rows["measured_s"] - 1.0)
+    wide = errors.pivot_table(index=key, columns="model", values="error", sort=True)
+    mine = errors[errors["model"] == ours].set_index(key).reindex(wide.index)
+    lines = mine.drop(columns="model").join(wide[rivals].add_prefix(_OF_RIVAL)).reset_index()
+
+    def measured(row: Mapping[Any, Any]) -> Cell:
+        time_s = float(row["measured_s"])
+        oracle = float(row["oracle_s"]) / time_s - 1.0
+        shown = abs(oracle) > 0 and not math.isnan(oracle)
+        return Cell(write_time(time_s), time_s, write_signed_percent(oracle) if shown else "")
+
+    def error(row: Mapping[Any, Any]) -> Cell:
+        ends = write_range(float(row["low_s"]), float(row["high_s"]))
+        return Cell(write_signed_percent(row["error"]), row["error"], ends)
+
+    fields = [
+        words("case", "quantity, group", "what was predicted",
+              lambda row: Cell(row["case"], None, f"{_WORDS[row['quantity']]}, {row['group']}")),
+        words("device", "from", "where it was measured, and what the model was given",
+              lambda row: Cell(row["device"], None, row["source"])),
+        numbers("measured", "oracle's error", "measured time", measured, itself),
+        numbers(ours, "80 % interval", "signed error of what trioflow uses", error, itself),
+        words("inside", "", "whether the measured time lies in the interval",
+              lambda row: "yes" if row["low_s"] <= row["measured_s"] <= row["high_s"] else "no"),
+        *(numbers(model, "", f"signed error of {model}", "signed", _OF_RIVAL + model) for model in rivals),
+    ]  # fmt: skip
+    title = f"Every step of the set {name}, and its phases: {len(lines)} cases"
+    return render_details(title, render_records(lines, fields, title))
+
+
+_OF_RIVAL = "error of "
+"""Before the name of a model: the column of its errors."""
+
+
+def render_spread(cases: pd.DataFrame, name: str) -> str:
+    """Return how the cases that are too many to list are spread; nothing where all are listed."""
+    rows = cases[
+        (cases["set"] == name)
+        & ~cases["quantity"].isin(LISTED)
+        & (cases["model"] == SETS[name].ours)
+    ]
+    if rows.empty:
+        return ""
+    work = rows.assign(
+        error=rows["predicted_s"] / rows["measured_s"] - 1.0,
+        inside=rows["measured_s"].between(rows["low_s"], rows["high_s"]),
+        origin=rows["source"].str.partition("; ")[2],
+    )
+    groups = list(work.groupby(["group", "device", "origin"], sort=True))
+
+    def quantile(title: str, share: float, meaning: str) -> Field:
+        return numbers(
+            title, "signed", meaning, "signed", lambda one: np.quantile(one[1]["error"], share)
+        )
+
+    def worst(one: Any) -> Cell:
+        row = one[1].iloc[int(np.argmax(one[1]["error"].abs().to_numpy()))]
+        return Cell(write_signed_percent(row["error"]), abs(float(row["error"])), str(row["case"]))
+
+    fields = [
+        words("group", "where it was measured", "part of the set that is averaged by itself",
+              lambda one: Cell(one[0][0], None, ", ".join(filter(None, one[0][1:])))),
+        numbers("cases", "", SCORES["cases"], "count", lambda one: len(one[1])),
+        quantile("10 %", 0.1, "a tenth of the errors lie below"),
+        quantile("median", 0.5, "half of the errors lie below"),
+        quantile("90 %", 0.9, "a tenth of the errors lie above"),
+        words("worst", "case", "largest absolute error", worst),
+        numbers("coverage", "aim 80 %", SCORES["coverage"], "percent", lambda one: float(one[1]["inside"].mean())),
+    ]  # fmt: skip
+    caption = f"How the single errors of {SETS[name].ours} are spread: {len(rows)} cases"
+    return render_details(caption, render_records(groups, fields, caption))
+
+
+def render_classes(classes: pd.DataFrame, device: str) -> str:
+    """Return the fit of every class of a GPU's operators."""
+    fields = [
+        words("class", "phase", "class that shares one regression", lambda row: Cell(row["operator_class"], None, row["phase"])),
+        words("driver", "", "size that correlates best with the time",
+              lambda row: row["driver"].replace("_bytes", "").replace("write", "written")),
+        numbers("operators", "n", "operators fitted", "count", "operators"),
+        numbers("R\u00b2", "of the fit", "share of the variance that the fit explains", "number", "r_squared"),
+        numbers("share", "of the time", "share of the fitted time that the class takes", "percent", "time_share"),
+        numbers("sum", "held out", "sum of predicted over sum of measured less one, workload left out", "signed", "held_out_error"),
+        numbers("operators", "held out", "mean absolute error weighted by time, workload left out", "percent", "held_out_absolute_error"),
+    ]  # fmt: skip
+    order = ["time_share", "operator_class", "phase"]
+    mine = classes[classes["device"] == device].sort_values(order, ascending=(False, True, True))
+    caption = f"Classes of operators on {device}"
+    return render_records(mine, fields, caption)
+
+
+TITLE = "trioflow: cost models against measurements"
+_GROUPING = ("set", "quantity", "group", "model")
+FIGURES = "cost_models"
+"""Folder of the figures beside the page; the report of a run clears ``figures``."""
+
+_SET_CAPTION = (
+    "Mean absolute error of every model in every group of the set. A line joins the best and the worst "
+    "model; the upright stroke is the oracle, the small triangle the aim. Limit: a mean over few cases says "
+    "little about one that is not among them."
+)
+_CLASS_CAPTION = (
+    "The classes of operators that take most of the time, each in two panels. Left, the prediction of a "
+    "model that did not see the workload over the measured time; right, its error over the size that "
+    "drives the class. A point is a distinct operator of a step. Limit: R\u00b2 is that of the fit to all "
+    "workloads; the points are held out."
+)
+
+
+def _read_validation(files: Iterable[str | Path]) -> pd.DataFrame:
+    """Return the cases of several files as one table; InputError where there is none, or a set is unknown."""
+    filled = [frame for file in files if len(frame := tables.read_table(file, "validation"))]
+    if not filled:
+        raise InputError("no validation case to report", fix="run `snakemake validation`")
+    cases = pd.concat(filled, ignore_index=True)
+    unknown = sorted(set(cases["set"]) - set(SETS))
+    if unknown:
+        raise InputError(f"no set of cases is called {unknown[0]!r}", fix=f"use {', '.join(SETS)}")
+    return _drop_repeats(cases)
+
+
+def _drop_repeats(cases: pd.DataFrame) -> pd.DataFrame:
+    """Return the cases without those of a phase that is the whole step: they say the same again."""
+    key = ["set", "model", "case", "device", "source", "quantity", "measured_s", "predicted_s"]
+    whole = cases["group"].str.partition(" ")[0]
+    phases = cases["group"].isin(
+        [f"{mode} {phase}" for mode in set(whole) for phase in tables.PHASES]
+    )
+    steps = cases.loc[~phases, [*key, "group"]].rename(columns={"group": "whole"})
+    marked = cases.assign(whole=whole).merge(
+        steps, on=[*key, "whole"], how="left", indicator="step"
+    )
+    repeats = phases.to_numpy() & (marked["step"] == "both").to_numpy()
+    return cases[~repeats].reset_index(drop=True)
+
+
+def build_validation_page(
+    files: Sequence[str | Path],
+    diagnoses: tuple[str | Path, str | Path],
+    page: str | Path,
+    table: str | Path,
+) -> pd.DataFrame:
+    """Write the page, its figures (in ``cost_models`` beside it, by set and by GPU's sheet) and the table ``SUMMARY``.
+
+    Returns the scores, within a group the best mean absolute error first.
+    """
+    cases = _read_validation(files)
+    operators, classes = (
+        read_validation_table(file, name)
+        for file, name in zip(diagnoses, ("diagnosed operators", "diagnosed classes"), strict=True)
+    )
+    summary = _order(score_cases(cases, _GROUPING))
+    figures = _draw(summary, operators, classes)
+    places = style.save_figures(Path(page).parent / FIGURES, figures)
+    made = _compose(cases, summary, classes, places, [*files, *diagnoses])
+    write_validation_table(summary, "summary", table, [*files, *diagnoses])
+    write_page(page, made)
+    return summary
+
+
+def _order(scores: pd.DataFrame) -> pd.DataFrame:
+    """Return scores of whole steps before those of operators, in a group the best first."""
+    rank = scores["quantity"].map({"operator_sum": 0, "end_to_end": 1}).fillna(2)
+    order = ["set", "rank", "quantity", "group", "mean_absolute_error", "model"]
+    return scores.assign(rank=rank).sort_values(order, ignore_index=True).drop(columns="rank")
+
+
+def _draw(
+    summary: pd.DataFrame, operators: pd.DataFrame, classes: pd.DataFrame
+) -> Iterator[tuple[str, Figure]]:
+    """Draw the figures of every set and of every GPU, by its sheet's name."""
+    for name in _sets(summary):
+        yield name, _draw_set(summary, name)
+    for device in sorted(set(classes["device"])):
+        yield find_device(device).name, _draw_diagnosis(operators, classes, device)
+
+
+def _sets(summary: pd.DataFrame) -> list[str]:
+    present = set(summary["set"])
+    return [name for name in SETS if name in present]
+
+
+def _compose(
+    cases: pd.DataFrame, summary: pd.DataFrame, classes: pd.DataFrame, places: dict[str, str],
+    files: Sequence[str | Path],
+) -> Page:  # fmt: skip
+    devices = [_device_part(classes, device, places) for device in sorted(set(classes["device"]))]
+    return Page(
+        TITLE,
+        [
+            Section("aims", "Aims, and what was reached", [render_aims(summary, cases)]),
+            Section("misses", "Where an aim is missed", [render_misses(summary, cases)]),
+            *(
+                Section(name, SETS[name].title, _set_parts(cases, summary, name, places[name]), folded=at > 0)
+                for at, name in enumerate(_sets(summary))
+            ),
+            Section("classes", "Classes of operators", devices, folded=True),
+            Section("knowledge", "Which data judged which model", [render_knowledge()], folded=True),
+        ],
+        _describe(cases, summary),
+        verdict=count_reached(entry.reached for entry in reach_aims(summary)),
+        words=SCORES,
+        schemas={"validation": tables.VALIDATION},
+        files=files,
+    )  # fmt: skip
+
+
+def _describe(cases: pd.DataFrame, summary: pd.DataFrame) -> str:
+    measured = cases[["set", "quantity", "group", "case", "device", "source"]].drop_duplicates()
+    return (
+        f"{len(cases)} predictions of {len(measured)} measured values by {summary['model'].nunique()} "
+        f"models, in {len(_sets(summary))} sets: every case of the public measurements that each set "
+        "names, none left out, from models that never saw it. Error is predicted over measured less one; "
+        "what trioflow uses and every baseline stand in the same tables."
+    )
+
+
+def _set_parts(cases: pd.DataFrame, summary: pd.DataFrame, name: str, place: str) -> list[str]:
+    spread = render_spread(cases, name)
+    note = (
+        f"The cases of single operators and messages are too many for a page; all of them, of every model, "
+        f"lie in validation/{name}.parquet beside the report's folder."
+    )
+    return [
+        render_paragraph(f"{SETS[name].judged} {SETS[name].known}"),
+        render_figure(place, _SET_CAPTION, f"Errors of every model on the set {name}."),
+        render_scores(summary, name),
+        render_paragraph(note) + spread if spread else "",
+        render_cases(cases, name),
+    ]
+
+
+def _device_part(classes: pd.DataFrame, device: str, places: dict[str, str]) -> str:
+    place = places[find_device(device).name]
+    figure = render_figure(place, _CLASS_CAPTION, f"Fit and residuals of the classes on {device}.")
+    return f"<h3>{escape(device)}</h3>" + figure + render_classes(classes, device)
+
+
+_LEAST_ERROR = 0.002
+"""Errors below this are drawn here: the axis is logarithmic."""
+
+_MOST_CLASSES = 10
+"""Classes of operators drawn of a GPU, those with the largest share of the time first."""
+
+_TICKS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+_RIVALS = (style.VERMILLION, style.ORANGE, style.GREEN, style.PURPLE, style.SKY)
+
+
+def _draw_set(summary: pd.DataFrame, name: str) -> Figure:
+    """Draw the mean absolute error of every model in every group of a set (``SUMMARY``); InputError where it has no row."""
+    rows = summary[summary["set"] == name]
+    style.refuse_nothing(rows, f"no case of the set {name!r} to draw")
+    ours = SETS[name].ours
+    predicted = rows[~rows["model"].isin(KNOWS_THE_ANSWER)]
+    rivals = sorted(set(predicted["model"]) - {ours})
+    places = {key: at for at, key in enumerate(_order_bars(rows))}
+    with style.figure_style():
+        figure = style.new_figure(1.3 + 0.24 * len(places))
+        axes = figure.subplots()
+        _draw_ranges(axes, predicted, places)
+        for at, model in enumerate(rivals):
+            look = {"color": _RIVALS[at % len(_RIVALS)], "markersize": 5.5, "alpha": 0.9}
+            _draw_model(axes, rows, places, model, marker=style.MARKERS[1 + at % 7], **look)
+        _draw_model(axes, rows, places, ours, marker="o", color=style.BLUE, markersize=8)
+        _draw_oracle(axes, rows[rows["model"] == ours], places)
+        _draw_aims(axes, name, places)
+        axes.set(
+            yticks=list(places.values()),
+            yticklabels=[_label(key) for key in places],
+            ylim=(len(places) - 0.4, -0.6),
+            xlabel="mean absolute error (logarithmic)",
+        )
+        _set_log_errors(axes, predicted["mean_absolute_error"].to_numpy(dtype=float))
+        axes.grid(axis="y", visible=False)
+        figure.legend(
+            handles=_legend(ours, rivals, rows, name), loc="outside upper center", ncols=4
+        )
+    return figure
+
+
+def _order_bars(rows: pd.DataFrame) -> list[tuple[str, str]]:
+    """Return quantity and group of every line, whole steps first."""
+    keys = rows[["quantity", "group"]].drop_duplicates().itertuples(index=False)
+    rank = {"operator_sum": 0, "end_to_end": 1}
+    return sorted(
+        ((str(quantity), str(group)) for quantity, group in keys),
+        key=lambda key: (rank.get(key[0], 2), key),
+    )
+
+
+def _label(key: tuple[str, str]) -> str:
+    quantity, group = key
+    words = {"operator_sum": "sum of operators: ", "end_to_end": "end to end: "}
+    return words.get(quantity, "") + group
+
+
+def _draw_ranges(axes: Any, rows: pd.DataFrame, places: dict[tuple[str, str], int]) -> None:
+    """Join the best and the worst model of each line, so that the eye keeps the line."""
+    for key, group in rows.groupby(["quantity", "group"], sort=True):
+        errors = group["mean_absolute_error"].clip(lower=_LEAST_ERROR)
+        at = places[str(key[0]), str(key[1])]
+        axes.hlines(at, errors.min(), errors.max(), color="#CCCCCC", linewidth=1, zorder=1)
+
+
+def _draw_model(
+    axes: Any, rows: pd.DataFrame, places: dict[tuple[str, str], int], model: str, **look: Any
+) -> None:
+    mine = rows[rows["model"] == model]
+    at = [places[str(q), str(g)] for q, g in zip(mine["quantity"], mine["group"], strict=True)]
+    errors = mine["mean_absolute_error"].clip(lower=_LEAST_ERROR)
+    axes.plot(errors, at, linestyle="none", **look)
+
+
+def _draw_oracle(axes: Any, mine: pd.DataFrame, places: dict[tuple[str, str], int]) -> None:
+    """Draw the oracle where it is not part of the measured value itself."""
+    known = mine[mine["oracle_mean_absolute_error"] > _LEAST_ERROR]
+    at = [places[str(q), str(g)] for q, g in zip(known["quantity"], known["group"], strict=True)]
+    errors = known["oracle_mean_absolute_error"]
+    axes.plot(errors, at, linestyle="none", marker="|", markersize=13, color=style.INK)
+
+
+def _draw_aims(axes: Any, name: str, places: dict[tuple[str, str], int]) -> None:
+    """Mark what is aimed at on the lines that an aim is about."""
+    for aim in AIMS:
+        if aim.set != name or aim.limit is None or aim.over_oracle:
+            continue
+        for group in aim.groups:
+            at = places.get((aim.quantity, group))
+            if at is not None:
+                axes.plot(aim.limit, at, marker=8, color=style.INK, markersize=7, linestyle="none")
+
+
+def _legend(ours: str, rivals: list[str], rows: pd.DataFrame, name: str) -> list[Line2D]:
+    def mark(label: str, **look: Any) -> Line2D:
+        return Line2D([], [], linestyle="none", label=label, **look)
+
+    handles = [mark(f"{ours} (what trioflow uses)", marker="o", color=style.BLUE, markersize=8)]
+    for at, model in enumerate(rivals):
+        colour, marker = _RIVALS[at % len(_RIVALS)], style.MARKERS[1 + at % 7]
+        handles.append(mark(model, marker=marker, color=colour))
+    if (rows["oracle_mean_absolute_error"] > _LEAST_ERROR).any():
+        handles.append(mark("oracle", marker="|", color=style.INK, markersize=13))
+    if any(aim.set == name and aim.limit and not aim.over_oracle for aim in AIMS):
+        handles.append(mark("aim", marker=8, color=style.INK))
+    return handles
+
+
+def _set_log_errors(axes: Any, errors: np.ndarray[Any, Any]) -> None:
+    """Give an axes a logarithmic x axis of errors, labelled in per cent."""
+    low = max(_LEAST_ERROR, float(errors.min())) * 0.8
+    axes.set(xscale="log", xlim=(low, max(float(errors.max()), 0.1) * 1.25))
+    axes.xaxis.set_major_locator(FixedLocator([tick for tick in _TICKS if tick >= low]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
+
+
+def _draw_diagnosis(operators: pd.DataFrame, classes: pd.DataFrame, device: str) -> Figure:
+    """Draw what the largest classes of a GPU's operators miss when their workload is left out.
+
+    Two panels a class: held-out over measured time [s], and its relative error [%] over the class's
+    driver; a point is a distinct operator of a step. Raises InputError when the GPU has no
+    operator.
+    """
+    mine = operators[operators["device"] == device]
+    style.refuse_nothing(mine, f"no operator of {device!r} to draw")
+    shown = _largest_classes(mine, classes[classes["device"] == device])
+    workloads = sorted(set(mine["workload"]))
+    looks = {
+        name: (style.SERIES_COLOURS[at % 6], style.MARKERS[at % 8])
+        for at, name in enumerate(workloads)
+    }
+    lines = -(-len(shown) // 2)
+    with style.figure_style():
+        figure = style.new_figure(0.8 + 1.95 * lines)
+        grid = figure.subplots(lines, 4, squeeze=False)
+        for at, row in enumerate(shown.to_dict("records")):
+            panels = grid[at // 2][2 * (at % 2) : 2 * (at % 2) + 2]
+            same = (mine["operator_class"] == row["operator_class"]) & (
+                mine["phase"] == row["phase"]
+            )
+            _draw_class(panels, mine[same], row, looks)
+        for panel in grid.flat[2 * len(shown) :]:
+            panel.axis("off")
+        handles = [
+            Line2D([], [], linestyle="none", marker=marker, color=colour, label=name)
+            for name, (colour, marker) in looks.items()
+        ]
+        figure.legend(handles=handles, loc="outside upper center", ncols=6)
+    return figure
+
+
+def _largest_classes(operators: pd.DataFrame, classes: pd.DataFrame) -> pd.DataFrame:
+    """Return the classes to draw; one whose operators launch nothing has no point."""
+    drawn = set(zip(operators["operator_class"], operators["phase"], strict=True))
+    keys = zip(classes["operator_class"], classes["phase"], strict=True)
+    known = classes[[key in drawn for key in keys]]
+    order = ["time_share", "operator_class", "phase"]
+    return known.sort_values(order, ascending=(False, True, True)).head(_MOST_CLASSES)
+
+
+def _draw_class(
+    panels: Any, rows: pd.DataFrame, row: dict[Any, Any], looks: dict[str, tuple[str, str]]
+) -> None:
+    """Draw one class: fit at the left, residuals by size at the right."""
+    fit, residual = panels
+    driver = str(row["driver"]) if str(row["driver"]) in FEATURES else "read_bytes"
+    for workload, part in rows.groupby("workload", sort=True):
+        colour, marker = looks[str(workload)]
+        look: dict[str, Any] = {
+            "color": colour, "marker": marker, "linestyle": "none", "markersize": 3.2, "alpha": 0.75,
+        }  # fmt: skip
+        fit.plot(part["recorded_s"], part["held_out_s"], **look)
+        sized = part[part[driver] > 0]
+        residual.plot(sized[driver], 100 * sized["relative_error"], **look)
+    both = rows[["recorded_s", "held_out_s"]].to_numpy(dtype=float)
+    ends = float(both.min()) * 0.7, float(both.max()) * 1.4
+    fit.plot(ends, ends, color=style.INK, linewidth=1, zorder=1)
+    fit.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
+    for axis, most in ((fit.xaxis, 2), (fit.yaxis, 3)):
+        style.spread_ticks(axis, *ends, most=most)
+        style.show_seconds(axis)
+    fit.set_title(_describe_class(row), fontsize=9)
+    fit.set_ylabel("held out", fontsize=8.5)
+    fit.set_xlabel("measured", fontsize=8.5)
+    _set_residuals(residual, rows, driver)
+    for panel in panels:
+        panel.tick_params(labelsize=8)
+
+
+def _set_residuals(axes: Any, rows: pd.DataFrame, driver: str) -> None:
+    sizes = rows.loc[rows[driver] > 0, driver]
+    axes.axhline(0, color=style.INK, linewidth=1, zorder=1)
+    axes.set_xscale("log")
+    if len(sizes):
+        ends = float(sizes.min()) * 0.6, float(sizes.max()) * 1.7
+        axes.set_xlim(*ends)
+        style.spread_ticks(axes.xaxis, *ends, most=2)
+    (style.show_flop if driver == "flop" else style.show_bytes)(axes.xaxis)
+    room = max(10.0, 110 * float(rows["relative_error"].abs().max()))
+    axes.set_ylim(-room, room)
+    axes.set_ylabel("error [%]", fontsize=8.5)
+    axes.set_xlabel(
+        {"flop": "work", "read_bytes": "read", "write_bytes": "written"}[driver], fontsize=8.5
+    )
+
+
+def _describe_class(row: dict[Any, Any]) -> str:
+    fit_text = "" if pd.isna(row["r_squared"]) else f", R\u00b2 {row['r_squared']:.3f}"
+    return f"{row['operator_class']}, {row['phase']}\nn {row['operators']}{fit_text}"

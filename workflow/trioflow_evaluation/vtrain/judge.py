@@ -1,0 +1,484 @@
+"""vTrain's 1,440 iteration times beside predictions that never saw them.
+
+Predictions of vTrain's rows: ten parameters calibrated on others, a plain regression, data sheets and shipped models.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from trioflow import tables
+from trioflow.base.provenance import PACKAGE
+from trioflow.costmodel.collectives.platform import PlatformCollectives, load_platform_collectives
+from trioflow.costmodel.collectives.published import FILE as PLATFORM_FILE
+from trioflow.costmodel.features import Floats
+from trioflow.hardware.device_sheet import load_device
+from trioflow.report.scores import share_in_order
+from trioflow.sweeps.search_space import Prediction
+from trioflow.tables import FLOAT
+
+from trioflow_evaluation.chances import score_pairs
+from trioflow_evaluation.tables import PARAMETERS, TRIALS
+from trioflow_evaluation.vtrain.data import (
+    FILE,
+    GROUPS,
+    HALF_BYTES,
+    PARTS,
+    PLANS,
+    UNCALIBRATED,
+    AllReduceCurves,
+    check_composition,
+    count_part,
+    read_all_reduces,
+    read_iteration_times,
+)
+from trioflow_evaluation.vtrain.model import (
+    DEVICE,
+    FORMS,
+    NAMES,
+    Form,
+    StepModel,
+    list_parameters,
+    name_values,
+)
+
+Places = npt.NDArray[np.int64]
+_SOFT = 0.005
+"""Residuals [logarithm] beyond this count in proportion, not squared: few shapes miss by tens of per cent."""
+STEP = 1e-4
+"""Relative change of a parameter in the derivative."""
+MOST_ROUNDS, PRECISION = 60, 1e-6
+"""Where the fit stops: rounds, and relative change of the error or of the parameters' logarithms."""
+_ENDS = (0.1, 0.9)
+"""Of an 80 % interval."""
+FEWEST = 20
+"""Residuals of one tensor-parallel degree that make an interval of its own."""
+_INNER_FOLDS = 3
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was fitted on some rows."""
+
+    values: Floats  # parameters, in the order of ``model.NAMES``
+    form: Form
+    training_error: float  # mean absolute logarithmic error on them
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Predictions of rows that the fit did not see."""
+
+    # Of every row, with an 80 % interval [s].
+    predicted_s: Floats
+    low_s: Floats
+    high_s: Floats
+    # The same, with the blocks' time as the known rows of the same shape give it; missing where no
+    # known row has the shape [s].
+    anchored_s: Floats
+    calibrations: dict[int, Calibration]  # by the group that was left out
+
+
+def calibrate(
+    model: StepModel, known: Places, forms: Sequence[Form] = FORMS, start: Floats | None = None
+) -> Calibration:
+    """Fit the parameters on some rows and keep the form, of as many parameters each, that fits them best."""
+    part = model.select(known)
+    return min((_fit(part, form, start) for form in forms), key=lambda one: one.training_error)
+
+
+def _fit(model: StepModel, form: Form, given: Floats | None) -> Calibration:
+    """Fit by least squares of the logarithms, softened, between the parameters' limits."""
+    from scipy.optimize import least_squares
+
+    parameters = list_parameters()
+    low, high, start = (
+        np.log([getattr(parameter, end) for parameter in parameters])
+        for end in ("low", "high", "start")
+    )
+    measured = np.log(model.rows["measured_s"].to_numpy(np.float64))
+
+    def residuals(logs: Floats) -> Floats:
+        return np.asarray(np.log(model.predict(np.exp(logs), form)) - measured, np.float64)
+
+    def slopes(logs: Floats) -> Floats:
+        moved = np.vstack([logs, logs + STEP * np.eye(len(logs))])
+        times = np.log(model.predict(np.exp(moved), form))
+        return np.asarray((times[1:] - times[:1]).T / STEP, np.float64)
+
+    logs = np.clip(start if given is None else np.log(given), low + STEP, high - STEP)
+    # What no known row depends on stays where it starts.
+    active = np.flatnonzero((slopes(logs) != 0).any(axis=0))
+
+    def fill(some: Floats) -> Floats:
+        whole = logs.copy()
+        whole[active] = some
+        return np.asarray(whole, np.float64)
+
+    def residuals_of(some: Floats) -> Floats:
+        return residuals(fill(some))
+
+    def slopes_of(some: Floats) -> Floats:
+        return slopes(fill(some))[:, active]
+
+    fitted = least_squares(
+        residuals_of, logs[active], slopes_of, bounds=(low[active], high[active]), loss="soft_l1",
+        f_scale=_SOFT, max_nfev=MOST_ROUNDS, ftol=PRECISION, xtol=PRECISION,
+    )  # fmt: skip
+    found = fill(fitted.x)
+    return Calibration(np.exp(found), form, float(np.abs(residuals(found)).mean()))
+
+
+def leave_out(model: StepModel, groups: Places, forms: Sequence[Form] = FORMS) -> Judged:
+    """Predict each group of rows by parameters that were fitted without it.
+
+    The interval is that of residuals which an inner loop left out, of the same tensor degree (or
+    the next lower known); wider where an all-reduce joins more ranks than were measured.
+    """
+    numbers = np.zeros((4, len(groups)))
+    calibrations = {}
+    for group in np.unique(groups):
+        known, left = np.flatnonzero(groups != group), np.flatnonzero(groups == group)
+        found = calibrate(model, known, forms)
+        calibrations[int(group)] = found
+        predicted = model.predict(found.values, found.form)
+        low, high = _interval(model, known, left, groups, found)
+        numbers[:, left] = (
+            predicted[left], predicted[left] * low, predicted[left] * high,
+            predicted[left] * _anchor(model, known, left, predicted),
+        )  # fmt: skip
+    return Judged(numbers[0], numbers[1], numbers[2], numbers[3], calibrations)
+
+
+def _interval(
+    model: StepModel, known: Places, left: Places, groups: Places, fold: Calibration
+) -> tuple[Floats, Floats]:
+    """Return factors on the predictions of left-out rows; inner fits start at the fold's, to be fast."""
+    several = np.unique(groups[known])
+    # One group alone has no groups to leave out: then its rows are.
+    of = np.searchsorted(several, groups[known]) if len(several) > 1 else np.arange(len(known))
+    inner = of % _INNER_FOLDS
+    logs = np.zeros(len(known))
+    for part in np.unique(inner):
+        fitted = calibrate(model, known[inner != part], [fold.form], fold.values)
+        mine = model.select(known[inner == part])
+        measured = mine.rows["measured_s"].to_numpy(np.float64)
+        logs[inner == part] = np.log(measured / mine.predict(fitted.values, fold.form))
+    tensor = model.rows["tensor"].to_numpy(np.int64)
+    ends = np.zeros((2, len(left)))
+    for degree in np.unique(tensor[left]):
+        degrees = [d for d in np.unique(tensor[known]) if d <= degree]
+        alike = tensor[known] == (max(degrees) if degrees else tensor[known].min())
+        residuals = logs[alike] if alike.sum() >= FEWEST else logs
+        ends[:, tensor[left] == degree] = np.quantile(residuals, _ENDS)[:, None]
+    ends *= model.widen[left]
+    return np.exp(np.minimum(ends[0], 0.0)), np.exp(np.maximum(ends[1], 0.0))
+
+
+def _anchor(model: StepModel, known: Places, left: Places, predicted: Floats) -> Floats:
+    """Return known rows' measured over predicted time, the median of those with the same shape."""
+    ratio = model.rows["measured_s"].to_numpy(np.float64)[known] / predicted[known]
+    medians = pd.Series(ratio).groupby(model.shape_of[known]).median()
+    found = pd.Series(model.shape_of[left]).map(medians)
+    return np.asarray(found.to_numpy(np.float64), np.float64)
+
+
+SIZES = ("micro_batch", "micro_batches", "hidden", "layers", "tensor", "data", "pipeline")
+"""What the regression sees."""
+_PENALTY = 0.1
+"""Of the ridge; ten times less or more changes its error on left-out rows little or for the worse."""
+SHIPPED = "a100x4-nvlink"
+"""Shipped collectives of A100s joined by NVLink."""
+NO_TIME_S = 1e-15
+"""Of a time that a model does not know [s]."""
+_FIRST_DOUBLING, _LAST_DOUBLING, _PER_DOUBLING = 14, 34, 4
+
+
+def predict_ridge(rows: pd.DataFrame, known: Places) -> Floats:
+    """Return every row's step [s] by a quadratic ridge regression of logarithms of time on those of the sizes."""
+    logs = np.log2(rows[list(SIZES)].to_numpy(np.float64))
+    middle, spread = logs[known].mean(axis=0), logs[known].std(axis=0)
+    scaled = (logs - middle) / np.where(spread > 0, spread, 1.0)
+    first, second = np.triu_indices(len(SIZES))
+    columns = np.column_stack([np.ones(len(rows)), scaled, scaled[:, first] * scaled[:, second]])
+    mine = columns[known]
+    target = np.log(rows["measured_s"].to_numpy(np.float64)[known])
+    weights = np.linalg.solve(mine.T @ mine + _PENALTY * np.eye(mine.shape[1]), mine.T @ target)
+    return np.asarray(np.exp(columns @ weights), np.float64)
+
+
+def leave_out_ridge(rows: pd.DataFrame, groups: Places) -> Floats:
+    """Return the same for each group of rows, fitted without it [s]."""
+    found = np.zeros(len(rows))
+    for group in np.unique(groups):
+        left = groups == group
+        found[left] = predict_ridge(rows, np.flatnonzero(~left))[left]
+    return found
+
+
+def sample_collectives(platform: PlatformCollectives, ranks: list[int]) -> AllReduceCurves:
+    """Return a fitted platform's all-reduces as curves: many sizes, each as the platform gives it."""
+    doublings = np.arange(_FIRST_DOUBLING * _PER_DOUBLING, _LAST_DOUBLING * _PER_DOUBLING + 1)
+    sizes = 2.0 ** (doublings / _PER_DOUBLING)
+    several = [count for count in ranks if count > 1]
+    times = {
+        n: np.array([platform.time_s("all_reduce", n, size).time_s for size in sizes]) for n in several
+    }  # fmt: skip
+    return AllReduceCurves(dict.fromkeys(several, sizes), times)
+
+
+def predict_uncalibrated(rows: pd.DataFrame, form: Form) -> Floats:
+    """Return every row's step [s] from shipped products and collectives, all else at the memory's peak, the host free."""
+    sheet = load_device(DEVICE)
+    platform = load_platform_collectives(PACKAGE / "data" / "cost_models" / SHIPPED / PLATFORM_FILE)
+    degrees = sorted({*rows["tensor"], *rows["data"]})
+    model = StepModel.build(rows, sample_collectives(platform, [int(d) for d in degrees]))
+    size = float(max(shape.activation_bytes for shape in model.work.shapes))
+    message_rate = size / platform.time_s("send", 2, size).time_s
+    return model.predict(_ideal_values(sheet.memory_bandwidth_bytes_per_s, message_rate), form)
+
+
+def predict_analytically(rows: pd.DataFrame, form: Form) -> Floats:
+    """Return every row's step [s] by FLOPs over peak and bytes (operands too) over bandwidth, NVLink's one direction."""
+    sheet = load_device(DEVICE)
+    memory, peak = sheet.memory_bandwidth_bytes_per_s, sheet.peak("fp16")
+    nvlink = (sheet.nvlink_bandwidth_bytes_per_s or memory) / 2
+    degrees = sorted({int(d) for d in (*rows["tensor"], *rows["data"]) if d > 1})
+    far = 2.0**_LAST_DOUBLING
+    ring = AllReduceCurves(
+        {n: np.array([1.0, far]) for n in degrees},
+        {n: np.array([1.0, far]) * 2 * (n - 1) / n / nvlink for n in degrees},
+    )
+    model = StepModel.build(rows, ring)
+    product_s = np.array(
+        [
+            [
+                sum(
+                    2.0 * b * m * n * k / peak + HALF_BYTES * b * (m * k + k * n + m * n) / memory
+                    for b, m, n, k in count_part(shape, part).products
+                )
+                for part in PARTS
+            ]
+            for shape in model.work.shapes
+        ]
+    )
+    model.work = replace(model.work, product_s=product_s)
+    return model.predict(_ideal_values(memory, nvlink), form)
+
+
+def _ideal_values(memory_rate: float, message_rate: float) -> Floats:
+    """Return parameters of a device that only computes and moves bytes."""
+    known = {
+        "product_time": 1.0, "head_time": 1.0, "memory_rate": memory_rate,
+        "update_rate": memory_rate, "message_rate": message_rate,
+    }  # fmt: skip
+    return np.array([known.get(name, NO_TIME_S) for name in NAMES])
+
+
+LEFT_OUT = {GROUPS: ("hidden", "layers"), PLANS: ("tensor", "data", "pipeline")}
+"""Columns whose every combination is left out in turn."""
+_WHOLE_HIDDEN = ("hidden",)
+"""Left out too, as a harder question that the aims do not ask."""
+IN_PLACE = (1,)
+_DRAWS, _TENTH = 10, 10
+"""Random tenths on which regression and parameters are fitted alike, seeds from 0."""
+CHANGES = "the file's times hold relations that no measurement does: sums of parts timed once, not runs; see the report"
+_DOCUMENTED = Form()
+"""Upstream's sample configuration recomputes activations."""
+WHOLE, NOTHING = "all rows", "nothing"
+"""Name of the fit on all rows, and of what it leaves out."""
+
+
+@dataclass(frozen=True)
+class VtrainTables:
+    """Everything that is written."""
+
+    cases: pd.DataFrame  # columns of ``tables.PUBLISHED_CASES``, three sets of all rows
+    # Columns of ``PARAMETERS``, ``TRIALS`` and ``CHECKS`` of ``trioflow_evaluation.tables``.
+    parameters: pd.DataFrame
+    trials: pd.DataFrame
+    checks: pd.DataFrame
+
+
+def judge_vtrain(data_folder: str | Path) -> VtrainTables:
+    """Predict every row, calibrated on others and uncalibrated, beside what others would predict."""
+    rows, reduces = read_iteration_times(data_folder), read_all_reduces(data_folder)
+    checks = check_composition(rows, read_all_reduces(data_folder, IN_PLACE))
+    return judge_rows(rows, reduces, checks)
+
+
+def judge_rows(
+    rows: pd.DataFrame, reduces: AllReduceCurves, checks: pd.DataFrame, draws: int = _DRAWS
+) -> VtrainTables:
+    """Do the same for rows and all-reduces that were read already."""
+    model = StepModel.build(rows, reduces)
+    analytical_s = predict_analytically(rows, _DOCUMENTED)
+    fit = calibrate(model, np.arange(len(model.rows)))
+    cases, parameters = [], [_parameter_rows(WHOLE, NOTHING, fit.form, fit.values)]
+    for name, columns in LEFT_OUT.items():
+        judged, numbers = _leave_out(model, columns)
+        cases.append(_case_rows(rows, name, judged, leave_out_ridge(rows, numbers), analytical_s))
+        parameters += _list_parameters(rows, name, columns, numbers, judged)
+    cases.append(_uncalibrated_rows(rows, analytical_s))
+    table = pd.concat(cases, ignore_index=True)
+    floats = [f.name for f in tables.PUBLISHED_CASES if f.type == FLOAT]
+    return VtrainTables(
+        table.astype(dict.fromkeys(floats, "float64")), pd.concat(parameters, ignore_index=True),
+        _try_others(model, draws), checks,
+    )  # fmt: skip
+
+
+def number_groups(rows: pd.DataFrame, columns: Sequence[str]) -> npt.NDArray[np.int64]:
+    """Return which combination of some columns each row has."""
+    return np.asarray(rows.groupby(list(columns)).ngroup(), np.int64)
+
+
+def _leave_out(model: StepModel, columns: Sequence[str]) -> tuple[Judged, npt.NDArray[np.int64]]:
+    numbers = number_groups(model.rows, columns)
+    return leave_out(model, numbers), numbers
+
+
+def describe_plans(rows: pd.DataFrame) -> pd.Series:
+    """Return every row's plan in short, such as ``t2-d2-p2-m8``."""
+    words = {"t": "tensor", "-d": "data", "-p": "pipeline", "-m": "micro_batches"}
+    return _join_columns(rows, words)
+
+
+def _describe_fold(rows: pd.DataFrame, columns: Sequence[str]) -> pd.Series:
+    """Return what each row's fold leaves out, such as ``hidden 1024, layers 12``."""
+    return _join_columns(
+        rows, {f"{', ' * bool(at)}{name} ": name for at, name in enumerate(columns)}
+    )
+
+
+def _join_columns(rows: pd.DataFrame, columns: Mapping[str, str]) -> pd.Series:
+    """Return every row's values behind the words that stand before them."""
+    text = pd.Series("", index=rows.index)
+    for word, name in columns.items():
+        text = text + word + rows[name].astype(str)
+    return text
+
+
+def _common_columns(rows: pd.DataFrame, name: str, analytical_s: Floats) -> pd.DataFrame:
+    """Return the columns that do not depend on who predicts."""
+    workload = _join_columns(rows, {"gpt-h": "hidden", "-l": "layers"})
+    plan = describe_plans(rows)
+    case = workload + "-b" + rows["batch"].astype(str) + "-" + plan
+    return pd.DataFrame(
+        {
+            "set": name, "case": case, "workload": workload, "source_gpu": "",
+            "platform": f"a node of A100s, {load_device(DEVICE).name} assumed", "ranks": rows["gpus"],
+            "plan": plan, "batch": rows["batch"], "mode": "a whole step in fp16",
+            "measured_s": rows["measured_s"], "source": FILE, "spread": np.nan,
+            "triosim_s": np.nan, "analytical_s": analytical_s, "changes": CHANGES,
+        }
+    )  # fmt: skip
+
+
+def _case_rows(
+    rows: pd.DataFrame, name: str, judged: Judged, ridge_s: Floats, analytical_s: Floats
+) -> pd.DataFrame:
+    fold = _describe_fold(rows, LEFT_OUT[name])
+    frame: pd.DataFrame = _common_columns(rows, name, analytical_s).assign(
+        predicted_s=judged.predicted_s, low_s=judged.low_s, high_s=judged.high_s,
+        confidence="interpolated" if name == GROUPS else "extrapolated",
+        oracle_s=judged.anchored_s, regression_s=ridge_s,
+        learned_from="10 parameters and the wait's growth fitted on all rows but " + fold
+        + "; all-reduces: the nccl-tests tables beside them; products: shipped table of single ones",
+    )  # fmt: skip
+    return frame.reindex(columns=tables.PUBLISHED_CASES.names)
+
+
+def _uncalibrated_rows(rows: pd.DataFrame, analytical_s: Floats) -> pd.DataFrame:
+    frame: pd.DataFrame = _common_columns(rows, UNCALIBRATED, analytical_s).assign(
+        predicted_s=predict_uncalibrated(rows, _DOCUMENTED), low_s=np.nan, high_s=np.nan,
+        confidence="uncalibrated", oracle_s=np.nan, regression_s=np.nan,
+        learned_from="nothing: shipped table of products, shipped collectives of A100s, memory at its"
+        " data sheet's rate, no host; recomputation as in upstream's sample configuration",
+    )  # fmt: skip
+    return frame.reindex(columns=tables.PUBLISHED_CASES.names)
+
+
+def _list_parameters(
+    rows: pd.DataFrame, name: str, columns: Sequence[str], numbers: Any, judged: Judged
+) -> list[pd.DataFrame]:
+    folds = _describe_fold(rows, columns)
+    return [
+        _parameter_rows(name, str(folds[numbers == number].iloc[0]), one.form, one.values)
+        for number, one in judged.calibrations.items()
+    ]
+
+
+def _parameter_rows(name: str, fold: str, form: Form, values: Floats) -> pd.DataFrame:
+    named = name_values(values)
+    found = [
+        (name, fold, form.name, p.name, named[p.name], p.unit, p.low, p.high, p.meaning)
+        for p in list_parameters()
+    ]
+    return pd.DataFrame(found, columns=PARAMETERS.names)
+
+
+def _try_others(model: StepModel, draws: int) -> pd.DataFrame:
+    """Fit parameters and regression on random tenths, and leave out a whole hidden size."""
+    rows = model.rows
+    measured = rows["measured_s"].to_numpy(np.float64)
+    shuffles = [np.random.default_rng(seed).permutation(len(rows)) for seed in range(draws)]
+    scored: dict[str, list[tuple[float, float, int]]] = {"trioflow": [], "regression": []}
+    for order in shuffles:
+        known, left = np.sort(order[: len(rows) // _TENTH]), np.sort(order[len(rows) // _TENTH :])
+        fitted = calibrate(model, known)
+        for who, times in (
+            ("trioflow", model.predict(fitted.values, fitted.form)),
+            ("regression", predict_ridge(rows, known)),
+        ):
+            scored[who].append((*_score(rows.iloc[left], times[left]), len(left)))
+    trials: list[tuple[Any, ...]] = [
+        ("a random tenth, judged on the rest", who, draws, scores[0][2], *np.mean(scores, axis=0)[:2])
+        for who, scores in scored.items() if scores
+    ]  # fmt: skip
+    judged, numbers = _leave_out(model, _WHOLE_HIDDEN)
+    other = Form(recompute=not _DOCUMENTED.recompute)
+    every = "every row but those of one hidden size, judged on them"
+    for trial, who, times in (
+        (every, "trioflow", judged.predicted_s),
+        (every, "regression", leave_out_ridge(rows, numbers)),
+        ("nothing, without recomputation", "uncalibrated", predict_uncalibrated(rows, other)),
+        ("nothing, without recomputation", "analytical", predict_analytically(rows, other)),
+    ):
+        trials.append((trial, who, 1, len(measured), *_score(rows, times)))
+    return pd.DataFrame(trials, columns=TRIALS.names)
+
+
+def _score(rows: pd.DataFrame, times: Floats) -> tuple[float, float]:
+    """Return the mean absolute error and the share of pairs of plans in the right order."""
+    error = np.abs(times / rows["measured_s"].to_numpy(np.float64) - 1.0).mean()
+    return float(error), share_ordered(rows, times)
+
+
+def score_plan_chances(cases: pd.DataFrame) -> pd.DataFrame:
+    """Return `chances.score_pairs` of one set of ``tables.PUBLISHED_CASES``.
+
+    Plans of one model, batch and number of GPUs are a question. Their intervals are one relative
+    band, whose errors two plans share, so what tells them apart is a plan's own error.
+    """
+    questions = [
+        [
+            (Prediction(row["predicted_s"], math.log(row["high_s"] / row["predicted_s"]), 0.0), row["measured_s"])
+            for row in rows.to_dict("records")
+        ]
+        for _, rows in cases.groupby(["workload", "batch", "ranks"])
+    ]  # fmt: skip
+    return score_pairs(questions)
+
+
+def share_ordered(rows: pd.DataFrame, times: Floats) -> float:
+    """Return the share of pairs in order: of equal GPUs, batch, hidden size and layers, more than 5 % different."""
+    question = ["gpus", "batch", "hidden", "layers"]
+    return share_in_order(rows.assign(predicted_s=times), question, apart=0.05)

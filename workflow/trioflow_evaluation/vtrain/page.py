@@ -1,0 +1,526 @@
+"""The page of vTrain's iteration times: what they are, what was fitted on what, and the errors.
+
+Figures of vTrain's iteration times: predictions over the file's times, errors by degree, times of a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
+from trioflow import tables
+from trioflow.base.errors import InputError
+from trioflow.report import style
+from trioflow.report.attribution_section import score_cell
+from trioflow.report.pages import NOTHING as DASH
+from trioflow.report.pages import (
+    Cell,
+    Page,
+    Section,
+    numbers,
+    render_details,
+    render_figure,
+    render_list,
+    render_paragraph,
+    render_records,
+    time_cell,
+    words,
+    write_page,
+    write_percent,
+)
+from trioflow.report.scores import ORACLE, OURS, SCORES, score_published
+
+from trioflow_evaluation.chances import measure_miss, render_chances
+from trioflow_evaluation.published.cases import PUBLISHED, describe_set
+from trioflow_evaluation.tables import CHECKS, PARAMETERS, TRIALS
+from trioflow_evaluation.vtrain.data import EXACT_S, GROUPS, PLANS, UNCALIBRATED, VOCABULARY
+from trioflow_evaluation.vtrain.judge import NOTHING, WHOLE, score_plan_chances
+
+DEGREES = ("tensor", "data", "pipeline", "micro_batch")
+_TITLES = {"tensor": "tensor degree", "data": "data degree", "pipeline": "pipeline degree", "micro_batch": "micro-batch"}  # fmt: skip
+_SEED = 0
+"""Of the sideways spread of points; it carries no meaning."""
+
+
+def read_sizes(cases: pd.DataFrame) -> pd.DataFrame:
+    """Return vTrain's cases with the numbers that their names hold, and ``error``; InputError for another form."""
+    plans = cases["plan"].str.extract(
+        r"^t(?P<tensor>\d+)-d(?P<data>\d+)-p(?P<pipeline>\d+)-m(?P<micro_batches>\d+)$"
+    )
+    models = cases["workload"].str.extract(r"^gpt-h(?P<hidden>\d+)-l(?P<layers>\d+)$")
+    found = pd.concat([models, plans], axis=1)
+    wrong = found.isna().any(axis=1)
+    if wrong.any():
+        row = cases[wrong].iloc[0]
+        raise InputError(f"{row['workload']} under {row['plan']} is not a case of vTrain's sets")
+    frame = pd.concat([cases, found.astype(np.int64)], axis=1)
+    frame["micro_batch"] = frame["batch"] // (frame["data"] * frame["micro_batches"])
+    frame["error"] = frame["predicted_s"] / frame["measured_s"] - 1.0
+    return frame
+
+
+def draw_predictions(cases: pd.DataFrame) -> Figure:
+    """Draw a set's predictions over the file's times, and their errors by tensor degree; InputError where there is no case."""
+    style.refuse_nothing(cases, "no case to draw")
+    spread = np.random.default_rng(_SEED)
+    degrees = sorted(cases["tensor"].unique())
+    with style.figure_style():
+        figure = style.new_figure(3.7)
+        left, right = figure.subplots(1, 2, width_ratios=(1, 1.15))
+        for number, degree in enumerate(degrees):
+            rows = cases[cases["tensor"] == degree]
+            look: dict[str, Any] = {
+                "color": style.SERIES_COLOURS[number % len(style.SERIES_COLOURS)],
+                "marker": style.MARKERS[number % len(style.MARKERS)], "linestyle": "none", "alpha": 0.55,
+            }  # fmt: skip
+            left.plot(
+                rows["measured_s"],
+                rows["predicted_s"],
+                markersize=3,
+                label=f"tensor {degree}",
+                **look,
+            )
+            aside = number + spread.uniform(-0.3, 0.3, len(rows))
+            right.plot(aside, 100 * rows["error"], markersize=2.6, **look)
+            middle = 100 * float(rows["error"].median())
+            right.hlines(
+                middle, number - 0.38, number + 0.38, color=style.INK, linewidth=1.8, zorder=5
+            )
+        ends = (float(cases["measured_s"].min()), float(cases["measured_s"].max()))
+        left.plot(ends, ends, color=style.INK, linewidth=1, zorder=1)
+        for axis, scale in ((left.xaxis, left.set_xscale), (left.yaxis, left.set_yscale)):
+            scale("log")
+            style.spread_ticks(axis, ends[0], ends[1])
+            style.show_seconds(axis)
+        left.set(
+            xlabel="time in the file", ylabel="predicted", title="Steps that the fit did not see"
+        )
+        left.legend(loc="upper left", markerscale=2, handletextpad=0.1)
+        right.axhline(0, color=style.GREY, linewidth=1, zorder=1)
+        right.set(
+            xticks=range(len(degrees)),
+            xticklabels=[str(degree) for degree in degrees],
+            xlabel="tensor degree (stroke: median)",
+            ylabel="error [%]",
+            title="Errors by tensor degree",
+        )
+        right.grid(axis="x", visible=False)
+    return figure
+
+
+def draw_degrees(cases: pd.DataFrame) -> Figure:
+    """Draw the mean absolute error by degree and micro-batch, ours and the regression's; InputError where there is no case."""
+    style.refuse_nothing(cases, "no case to draw")
+    shown = {
+        "trioflow": ("predicted_s", style.BLUE), "anchored": ("oracle_s", style.SKY),
+        "regression": ("regression_s", style.ORANGE),
+    }  # fmt: skip
+    with style.figure_style():
+        figure = style.new_figure(2.9)
+        panels = figure.subplots(1, len(DEGREES), sharey=True)
+        for axes, degree in zip(panels, DEGREES, strict=True):
+            values = sorted(cases[degree].unique())
+            for number, (model, (column, colour)) in enumerate(shown.items()):
+                error = (cases[column] / cases["measured_s"] - 1.0).abs()
+                means = 100 * error.groupby(cases[degree]).mean().reindex(values)
+                places = np.arange(len(values)) + 0.27 * (number - 1)
+                axes.bar(places, means, width=0.25, color=colour, label=model)
+            axes.set(
+                xticks=range(len(values)),
+                xticklabels=[str(value) for value in values],
+                xlabel=_TITLES[degree],
+            )
+            axes.grid(axis="x", visible=False)
+        panels[0].set_ylabel("mean absolute error [%]")
+        handles, labels = panels[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper center", ncols=3)
+    return figure
+
+
+def measure_blocks(cases: pd.DataFrame) -> pd.DataFrame:
+    """Return what a further block adds to a micro-batch, in the file and predicted [s].
+
+    Between fewest and most layers, without a pipeline, at the most micro-batches and fewest
+    replicas.
+    """
+    alone = cases[cases["pipeline"] == 1]
+    found = []
+    for (hidden, tensor, micro_batch), every in alone.groupby(["hidden", "tensor", "micro_batch"]):
+        few = every[every["data"] == every["data"].min()]
+        group = few[few["micro_batches"] == few["micro_batches"].max()].sort_values("layers")
+        if len(group) < 2:
+            continue
+        first, last = group.iloc[0], group.iloc[-1]
+        blocks = float((last["layers"] - first["layers"]) * first["micro_batches"])
+        found.append(
+            (hidden, tensor, micro_batch, *(
+                float(last[name] - first[name]) / blocks for name in ("measured_s", "predicted_s")
+            ))
+        )  # fmt: skip
+    names = ["hidden", "tensor", "micro_batch", "file_s", "predicted_s"]
+    return pd.DataFrame(found, columns=names)
+
+
+def draw_blocks(blocks: pd.DataFrame) -> Figure:
+    """Draw the time of a block (:func:`measure_blocks`) over the micro-batch; InputError where there is none."""
+    style.refuse_nothing(blocks, "no block to draw")
+    hidden = sorted(blocks["hidden"].unique())
+    with style.figure_style():
+        figure = style.new_figure(3.5)
+        panels = figure.subplots(1, len(hidden), squeeze=False, sharey=True)[0]
+        for axes, size in zip(panels, hidden, strict=True):
+            for number, tensor in enumerate(sorted(blocks["tensor"].unique())):
+                rows = blocks[(blocks["hidden"] == size) & (blocks["tensor"] == tensor)]
+                colour = style.SERIES_COLOURS[number % len(style.SERIES_COLOURS)]
+                axes.plot(
+                    rows["micro_batch"], rows["file_s"], color=colour, linestyle="none",
+                    marker=style.MARKERS[number % len(style.MARKERS)], markersize=6, label=f"tensor {tensor}",
+                )  # fmt: skip
+                axes.plot(rows["micro_batch"], rows["predicted_s"], color=colour, linewidth=1.4)
+            axes.set_xscale("log", base=2)
+            axes.xaxis.set_major_locator(FixedLocator(sorted(blocks["micro_batch"].unique())))
+            axes.xaxis.set_major_formatter(ScalarFormatter())
+            axes.xaxis.set_minor_locator(NullLocator())
+            axes.set(
+                ylim=(0.0, 1.08 * float(blocks[["file_s", "predicted_s"]].to_numpy().max())),
+                xlabel="micro-batch [samples]",
+                title=f"hidden size {size}",
+            )
+            style.show_seconds(axes.yaxis)
+        panels[0].set_ylabel("a block, one micro-batch")
+        panels[0].legend(loc="upper left", handletextpad=0.1)
+    return figure
+
+
+_ORDER_AIM = 0.97
+"""Aim of the project: share of pairs of plans in the right order."""
+SETS = {
+    GROUPS: "whole (hidden size, layers) left out",
+    PLANS: "whole plans (tensor, data, pipeline) left out",
+    UNCALIBRATED: "nothing fitted",
+}
+_SCORES = (
+    "cases", "mean_absolute_error", "median_absolute_error", "worst_error", "bias", "coverage",
+    "mean_relative_width", "interval_score", "pairs", "ordered", "rank_correlation",
+)  # fmt: skip
+_WHO = {OURS: "trioflow", ORACLE: "anchored"}
+
+
+def is_composed(checks: pd.DataFrame) -> bool:
+    """Return whether every relation that no measurement holds was found everywhere."""
+    compared = checks[checks["compared"] > 0]
+    return bool(len(compared) and (compared["exact"] == compared["compared"]).all())
+
+
+def _score(scores: pd.DataFrame, name: str, model: str, key: str) -> float:
+    rows = scores[(scores["set"] == name) & (scores["model"] == model)]
+    return float(rows[key].iloc[0]) if len(rows) else float("nan")
+
+
+def _conclude(scores: pd.DataFrame) -> str:
+    """Say how wrong the predictions are where neither size nor plan was in sight of the fit."""
+    aim = describe_set(GROUPS).aim or 0.0
+    error = _score(scores, GROUPS, OURS, "mean_absolute_error")
+    return (
+        "Ten physical parameters and trioflow's own schedule graphs predict the steps of left-out hidden sizes and depths within "
+        f"{write_percent(error)} on average (aim {write_percent(aim, 0)}: {_reached(error <= aim)}), of left-out plans within "
+        f"{write_percent(_score(scores, PLANS, OURS, 'mean_absolute_error'))}; half of all errors are below "
+        f"{write_percent(_score(scores, GROUPS, OURS, 'median_absolute_error'))}."
+    )
+
+
+def render_summary(scores: pd.DataFrame, checks: pd.DataFrame) -> str:
+    """Return aims and what was reached, in words."""
+    ordered = _score(scores, GROUPS, OURS, "ordered")
+    lines = [
+        f"{write_percent(ordered)} of the pairs of plans more than 5 % apart are in the right order (aim {write_percent(_ORDER_AIM, 0)}: "
+        f"{_reached(ordered >= _ORDER_AIM)}).",
+        "With each block's time taken from other rows of the same shape, which is how trioflow starts from a trace, the error is "
+        f"{write_percent(_score(scores, GROUPS, ORACLE, 'mean_absolute_error'))} and "
+        f"{write_percent(_score(scores, GROUPS, ORACLE, 'ordered'))} of the pairs are in order.",
+        "Nothing fitted: "
+        f"{write_percent(_score(scores, UNCALIBRATED, OURS, 'mean_absolute_error'))}, nearly all too fast: the host's launches, which no shipped model of "
+        "an A100's machine holds, set the pace of small micro-batches.",
+    ]  # fmt: skip
+    if is_composed(checks):
+        own = next(paper for paper in PUBLISHED if paper.set == GROUPS)
+        lines.append(
+            "Upstream names the file ground truth. Its numbers hold what no runs do (next section): they are sums of parts that were timed once. So these are "
+            "errors against a composition of timed parts on A100s, most likely a simulator's own, and not against runs; the published "
+            f"{write_percent(own.error, 2)} of {own.who} is about measured runs, which the file does not show, and cannot be set beside them."
+        )
+    return render_list(lines)
+
+
+def _reached(yes: bool) -> str:
+    return "reached" if yes else "missed"
+
+
+def render_checks(checks: pd.DataFrame) -> str:
+    """Return the relations that were tested."""
+
+    def worst(deviation_s: float) -> Cell:
+        return time_cell(deviation_s) if deviation_s > EXACT_S else Cell("below 1 ns", deviation_s)
+
+    fields = [
+        words("relation", "", "what would hold exactly in a sum of parts", "check"),
+        numbers("compared", "", "sets of rows that could show it", "count", "compared"),
+        numbers("exact", "to a nanosecond", "of them, those in which it holds", "count", "exact"),
+        numbers("worst", "", "largest deviation", worst, "worst_s"),
+    ]
+    text = (
+        "Every run on a real machine differs a little from the last. The relations below hold to the last digit of the file instead, "
+        "so its times were added up from parts, and the gradients' all-reduce was read from the table of nccl-tests (in place) that lies beside it."
+        if is_composed(checks)
+        else "Not every relation of a sum of parts holds in these times."
+    )
+    table = render_records(checks, fields, "Relations between rows")
+    return render_paragraph(text) + table
+
+
+def render_scores(scores: pd.DataFrame) -> str:
+    """Return all scores of everyone on every set."""
+    fields = [
+        words(
+            "set", "", "what was left out of the fit", lambda row: SETS.get(row["set"], row["set"])
+        ),
+        words("model", "", "who predicts", lambda row: _WHO.get(row["model"], row["model"])),
+        *(
+            numbers(key.replace("_", " "), "", SCORES[key], partial(score_cell, key), key)
+            for key in _SCORES
+        ),
+    ]
+    note = render_paragraph(
+        "The regression is a quadratic ridge over logarithms of the sizes, fitted on the same rows as ours. Analytical: FLOPs over peak plus bytes over "
+        "bandwidth. TrioSim's public rules know one degree at a time, no micro-batches in tensor or data parallelism, and start from a trace of one GPU, which "
+        "does not exist here: they say nothing of these rows."
+    )
+    return render_records(scores, fields, "Scores") + note
+
+
+def _render_chances(cases: pd.DataFrame) -> str:
+    """Return how often the plan that is said to be faster is, for both sets that have intervals."""
+    parts = []
+    for name in (GROUPS, PLANS):
+        groups = score_plan_chances(cases[cases["set"] == name])
+        text = (
+            f"{SETS[name][:1].upper()}{SETS[name][1:]}: the probability that search states of two plans is "
+            f"{100 * measure_miss(groups):.1f} points off the share of pairs in which it was right."
+        )
+        parts.append(
+            render_paragraph(text) + render_chances(groups, "one model, batch and number of GPUs")
+        )
+    return render_details("Which of two plans is faster", "".join(parts))
+
+
+def _render_trials(trials: pd.DataFrame) -> str:
+    """Return the comparisons that are not a set of their own."""
+    fields = [
+        words("fitted on", "", "rows that were looked at", "trial"),
+        words("model", "", "who predicts", "model"),
+        numbers("draws", "", "how often, with other rows", "count", "draws"),
+        numbers("cases", "", "rows judged each time", "count", "cases"),
+        numbers("mean absolute error", "", SCORES["mean_absolute_error"], "percent", "mean_absolute_error"),
+        numbers("ordered", "of pairs", SCORES["ordered"], "percent", "ordered"),
+    ]  # fmt: skip
+    return render_records(trials, fields)
+
+
+def render_degrees(cases: pd.DataFrame) -> str:
+    """Return errors and coverage by each degree."""
+    mine = cases[cases["set"] == GROUPS]
+    judged = mine.assign(
+        size=mine["error"].abs(), inside=mine["measured_s"].between(mine["low_s"], mine["high_s"]),
+        width=(mine["high_s"] - mine["low_s"]) / mine["measured_s"], cases=1,
+    )  # fmt: skip
+    means = ["size", "error", "inside", "width"]
+    rows = [
+        {"by": degree.replace("_", " "), "value": value, "cases": len(group), **group[means].mean()}
+        for degree in (*DEGREES, "hidden", "layers")
+        for value, group in judged.groupby(degree)
+    ]
+    fields = [
+        words("by", "", "what the rows share", "by"),
+        numbers("value", "", "", "count", "value"),
+        numbers("cases", "", "", "count", "cases"),
+        numbers("mean absolute error", "", SCORES["mean_absolute_error"], "percent", "size"),
+        numbers("bias", "", SCORES["bias"], "signed", "error"),
+        numbers("coverage", "aim 80 %", SCORES["coverage"], "percent", "inside"),
+        numbers("width", "of the interval", SCORES["mean_relative_width"], "percent", "width"),
+    ]
+    return render_records(rows, fields, f"Errors of the set {GROUPS}")
+
+
+def _render_limits(cases: pd.DataFrame, scores: pd.DataFrame) -> str:
+    """Return the shapes that make the error, and what follows."""
+    mine = cases[cases["set"] == GROUPS]
+    shape = ["hidden", "tensor", "micro_batch"]
+    absolute = mine.assign(part=mine["error"].abs() / len(mine))
+    found = absolute.groupby(shape).agg(
+        cases=("error", "size"), error=("error", "mean"), part=("part", "sum")
+    )
+    found = found.sort_values("part", ascending=False, kind="stable").head(8).reset_index()
+    total = float(absolute["part"].sum())
+    fields = [
+        *(numbers(name.replace("_", "-"), "", "", "count", name) for name in (*shape, "cases")),
+        numbers("mean error", "signed", SCORES["bias"], "signed", "error"),
+        numbers("part", "of all errors", "its share of the mean absolute error", "percent",
+                lambda row: row["part"] / total),
+    ]  # fmt: skip
+    share = float(found["part"].sum()) / total
+    anchored = _score(scores, GROUPS, ORACLE, "mean_absolute_error")
+    parallel = float(absolute.loc[absolute["tensor"] > 1, "part"].sum()) / total
+    text = render_paragraph(
+        f"{len(found)} of {mine.groupby(shape).ngroups} block shapes hold {write_percent(share, 0)} of the error, tensor-parallel ones "
+        f"{write_percent(parallel, 0)}: bound by the host or by waits, where the file's times do not grow with the work. Everything else (schedule, messages, "
+        f"gradients, optimizer, embedding, loss) is right within {write_percent(anchored)} once a block's time is known."
+    )
+    caption = "Shapes with the largest part of the error"
+    return text + render_records(found, fields, caption)
+
+
+def _describe_documented(parameters: pd.DataFrame) -> str:
+    """Say how fast products have to be for blocks that are computed twice."""
+    rows = parameters[(parameters["set"] == WHOLE) & (parameters["name"] == "product_time")]
+    if rows.empty:
+        return ""
+    share = float(rows["low"].iloc[0] / rows["value"].iloc[0])
+    return (
+        "Declared, not fitted: blocks are computed twice, as upstream's sample configuration recomputes activations, "
+        f"although the times would be fitted better without: large products run at {write_percent(share, 0)} of the data sheet's peak then."
+    )
+
+
+def _render_parameters(parameters: pd.DataFrame) -> str:
+    """Return the fitted parameters: over all rows, and their range over the folds."""
+    whole = parameters[parameters["set"] == WHOLE]
+    folds = parameters[parameters["fold"] != NOTHING].groupby("name")["value"].agg(["min", "max"])
+
+    def value(number: float) -> Cell:
+        return Cell(f"{number:.3g}" if np.isfinite(number) else DASH, float(number))
+
+    def end(name: str) -> Callable[[Any], float]:
+        return lambda row: float(folds[name].get(row["name"], np.nan))
+
+    fields = [
+        words("parameter", "", "name", "name"),
+        words("unit", "", "", "unit"),
+        numbers(
+            "all rows", "for reading only", "fitted on every row; judges nothing", value, "value"
+        ),
+        numbers("folds", "lowest", "over the folds of both sets", value, end("min")),
+        numbers("folds", "highest", "over the folds of both sets", value, end("max")),
+        words("limits", "", "of the fit", lambda row: f"{row['low']:.3g} to {row['high']:.3g}"),
+        words("meaning", "", "", "meaning"),
+    ]
+    forms = "; ".join(sorted(parameters.loc[parameters["fold"] != NOTHING, "form"].unique()))
+    facts = [
+        "Fitted: the ten parameters below, on the rows that a fold may see, by softened least squares of the logarithm.",
+        f"Chosen on the same rows, fold by fold: how the wait at an all-reduce grows, in two ways. Chosen: {forms}.",
+        _describe_documented(parameters),
+        "Given: the all-reduces among 2, 4 and 8 A100 (nccl-tests, beside the file), the shipped table of single products (other data), "
+        "the data sheet's limits, trioflow's 1F1B.",
+        f"Settled with all rows in sight: which operators a block, embedding and loss have (attention not fused, a vocabulary of {VOCABULARY}), that the slower of "
+        "host and device sets a part's time and how sharply, that groups of more than 4 cost the host more, that the head's product has a time of its own on one tensor rank, that gradients travel in one message "
+        "after backward, that embedding and head hold a table each, and which two ways there are.",
+        "A parameter that no row of a fold depends on (the larger groups' host time where the plan of 8 tensor ranks is left out) stays where the fit starts.",
+    ]  # fmt: skip
+    table = render_records(whole, fields, "Parameters")
+    return render_list(facts) + table
+
+
+TITLE = "trioflow: vTrain's iteration times on A100s"
+FIGURES = "published_vtrain"
+"""Folder of the figures beside the page."""
+_FIGURE_WORDS = {
+    "predictions": (
+        "Left: predicted over the file's times, each predicted by parameters fitted without its hidden size and depth. Right: "
+        "their errors. A point is a row of the file; sideways spread has no meaning. Limit: 1,440 rows hold 32 different blocks, so "
+        "errors come in clusters.",
+        "Predicted over the file's times and errors by tensor degree.",
+    ),
+    "degrees": (
+        "Mean absolute error by degree and micro-batch, whole (hidden size, layers) left out. Anchored: the same with each "
+        "block's time as other depths give it. Limit: degrees are not crossed evenly (8 GPUs at most).",
+        "Mean absolute error by degree.",
+    ),
+    "blocks": (
+        "What a further block adds to a micro-batch: points from the file (differences between 24 and 12 layers), lines "
+        "predicted by folds that left those depths out. More samples should not take less time, yet points fall with the micro-batch: one profile a "
+        "shape, whose scatter no smooth model follows. This sets the error.",
+        "Time of a block over the micro-batch, file and prediction.",
+    ),
+}  # fmt: skip
+
+
+def build_vtrain_page(
+    case_files: Sequence[str | Path],
+    parameter_file: str | Path,
+    trial_file: str | Path,
+    check_file: str | Path,
+    page: str | Path,
+) -> pd.DataFrame:
+    """Write the page and its figures (in ``published_vtrain`` beside it), and return the scores.
+
+    Raises InputError, nothing written, when one of vTrain's three sets is missing.
+    """
+    cases = pd.concat(
+        [tables.read_table(file, "published_cases") for file in case_files], ignore_index=True
+    )
+    missing = [name for name in SETS if name not in set(cases["set"])]
+    if missing:
+        raise InputError(f"no case of the set {missing[0]!r}", fix="run `snakemake published`")
+    parameters = tables.read_table(parameter_file, "parameters", PARAMETERS)
+    trials = tables.read_table(trial_file, "trials", TRIALS)
+    checks = tables.read_table(check_file, "checks", CHECKS)
+    sized = read_sizes(cases)
+    scores = score_published(cases)
+    figures = _draw(sized[sized["set"] == GROUPS])
+    places = style.save_figures(Path(page).parent / FIGURES, figures)
+    files = [*case_files, parameter_file, trial_file, check_file]
+    write_page(page, _compose(sized, scores, parameters, trials, checks, places, files))
+    return scores
+
+
+def _draw(cases: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
+    """Draw every figure, by its name."""
+    yield "predictions", draw_predictions(cases)
+    yield "degrees", draw_degrees(cases)
+    yield "blocks", draw_blocks(measure_blocks(cases))
+
+
+def _compose(
+    cases: pd.DataFrame, scores: pd.DataFrame, parameters: pd.DataFrame, trials: pd.DataFrame,
+    checks: pd.DataFrame, places: Mapping[str, str], files: Sequence[str | Path],
+) -> Page:  # fmt: skip
+    figures = {name: render_figure(places[name], *_FIGURE_WORDS[name]) for name in places}
+    words = {name.replace("_", " "): text for name, text in SCORES.items()}
+    return Page(
+        TITLE,
+        [
+            Section("summary", "What was reached", [
+                render_summary(scores, checks), figures["predictions"],
+            ]),
+            Section("file", "What the file holds", [render_checks(checks)]),
+            Section("scores", "Scores", [
+                render_scores(scores), _render_chances(cases),
+                render_details("Other questions", _render_trials(trials)),
+            ]),
+            Section("degrees", "Errors by degree", [figures["degrees"], render_degrees(cases)]),
+            Section("limits", "What limits the accuracy", [
+                figures["blocks"], _render_limits(cases, scores),
+            ]),
+            Section("parameters", "What was fitted on what", [_render_parameters(parameters)], folded=True),
+        ],
+        headline=f"{len(cases[cases['set'] == GROUPS])} iteration times of GPT models on A100s, as vTrain's authors published "
+        "them, beside trioflow's predictions.",
+        made_from=f" from {cases['source'].iloc[0]} and the all-reduces beside it",
+        verdict=_conclude(scores),
+        words=words, schemas={"published_cases": tables.PUBLISHED_CASES}, files=files,
+    )  # fmt: skip
