@@ -54,6 +54,7 @@ from trioflow.trace.language.read import published_models, read_configuration, t
 from trioflow.trace.language.sizes import Configuration, LanguageStep
 from trioflow.trace.store import pipeline_units
 
+from trioflow_evaluation import DATA
 from trioflow_evaluation.clusters.parts import plain_model
 from trioflow_evaluation.tables import CLUSTER_RATES
 
@@ -192,7 +193,7 @@ def count_workspaces(file: Path, device: str) -> int:
 
 
 DATASET, PLATFORM, SYSTEM = "megatron/rates", "dgx-h100", "DGX-H100"
-RECIPES = Path(__file__).parent.parent.parent / "data" / "bridge_recipes.tsv"
+RECIPES = DATA / "clusters/bridge.tsv"
 """What the pages do not say of a row, by the pages' name of its model: from the benchmark's own recipes."""
 _PRECISIONS = {
     **dict.fromkeys(("FP8", "FP8-CS", ""), "fp8-params-bf16-reduce"), "BF16": "megatron-bf16-reduce",

@@ -13,7 +13,7 @@ import pandas as pd
 import pyarrow as pa
 from trioflow import tables
 from trioflow.base.errors import InputError, TrioflowError
-from trioflow.base.provenance import PACKAGE, read_json
+from trioflow.base.provenance import read_json
 from trioflow.base.shipped import read_table
 from trioflow.base.units import ms_to_s
 from trioflow.costmodel.features import class_of_name
@@ -36,6 +36,7 @@ from trioflow.report.attribution import CAUSES, GROWTH, Settings
 from trioflow.report.scores import list_scaling
 from trioflow.tables import FLOAT, INT, TEXT, column
 
+from trioflow_evaluation import DATA
 from trioflow_evaluation.published.cases import PublishedRow, load_published_rows, rows_of_set
 from trioflow_evaluation.published.prediction import (
     PreparedCase,
@@ -237,7 +238,7 @@ def describe_learning(case: PreparedCase) -> str:
     return "; ".join(parts)
 
 
-THROUGHPUT = PACKAGE / "data" / "resnet50_throughput.tsv"
+THROUGHPUT = DATA / "resnet50_throughput.tsv"
 """Published throughput; a row a GPU and number of GPUs, each with its source."""
 _THROUGHPUT_WORD = "throughput of "
 

@@ -31,6 +31,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from trioflow import tables
 from trioflow.base.experiments import load_workloads
+from trioflow.base.provenance import PACKAGE
 from trioflow.report import style
 from trioflow.sweeps.chunks import make_frame
 from trioflow.sweeps.description import fill_values
@@ -187,7 +188,7 @@ def draw_distsim_search(rows: pd.DataFrame) -> Figure:
 WORKLOAD, _GPT_PLATFORM = "gpt-145b", "dgx-a100"
 TENSOR, PIPELINE, DATA = 8, 16, 1
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
-BLOCKS = Path(__file__).parents[2] / "data" / "traces" / "gpt-145b-b1"
+BLOCKS = PACKAGE / "data" / "traces" / "gpt-145b-b1"
 """Two blocks: ``trioflow capture gpt-145b --batch 1 --layers 2 --device meta``."""
 
 

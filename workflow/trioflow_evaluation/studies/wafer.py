@@ -24,7 +24,7 @@ from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 from trioflow import tables
 from trioflow.base.errors import PlatformError, SimulationError
-from trioflow.base.provenance import stamp
+from trioflow.base.provenance import PACKAGE, stamp
 from trioflow.costmodel.device_times import DeviceTimes, prepare_device_times
 from trioflow.costmodel.operators.model import load_operator_model
 from trioflow.engine.compiled.run import is_repaid, run_compiled, supports
@@ -139,11 +139,11 @@ def _build(
     return TaskGraph(tasks, dependencies, graph.metadata)
 
 
-TRACES = Path(__file__).parents[2] / "data" / "traces"
+TRACES = PACKAGE / "data" / "traces"
 """Operators and tensors captured without a device (``trioflow capture --device meta``)."""
 _SHEET = "a100-pcie-80gb"
 """Device of every study, and name of the cost model that times its operators; both ship."""
-MODEL = Path(__file__).parents[2] / "data" / "cost_models" / _SHEET / "operators.json"
+MODEL = PACKAGE / "data" / "cost_models" / _SHEET / "operators.json"
 
 
 def list_inputs(traces: list[str]) -> list[Path]:

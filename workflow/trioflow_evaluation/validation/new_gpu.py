@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from trioflow import tables
-from trioflow.base.provenance import PACKAGE
 from trioflow.costmodel.new_gpu.carry import NewGpuModel, carry_step, scale_rows, scale_trace
 from trioflow.costmodel.new_gpu.data import (
     BENCHMARKS,
@@ -40,8 +39,10 @@ from trioflow.hardware.device_sheet import DeviceSheet, find_device, load_device
 from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.importers.triosim import import_triosim
 
+from trioflow_evaluation import DATA
+
 SET = "new-gpu"
-THROUGHPUT = PACKAGE / "data" / "resnet50_throughput.tsv"
+THROUGHPUT = DATA / "resnet50_throughput.tsv"
 RESNET50 = Path("sarchlab+triosim/sample_trace/trace2-h100-bs128/resnet50")
 _RESNET50_DEVICE, _RESNET50_BATCH = "NVIDIA H100 80GB HBM3", 128
 OTHER_SOFTWARE = "resnet50 throughput, other batch and software"
