@@ -1,7 +1,7 @@
 """Build the task graph of all ranks from the trace of one."""
 
 from trioflow.base.job_log import log_job
-from trioflow.prediction.assembly import extrapolate_experiment
+from trioflow.parallel.extrapolate import extrapolate_experiment
 
 with log_job(snakemake.log[0]):
     extrapolate_experiment(

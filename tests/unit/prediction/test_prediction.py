@@ -15,9 +15,9 @@ from trioflow.cli import main
 from trioflow.costmodel.choices import choose_times, load_named_platform
 from trioflow.costmodel.operators.model import SHIPPED_MODELS
 from trioflow.export.step_files import simulate_experiment
-from trioflow.parallel.extrapolate import phase_times
+from trioflow.parallel.extrapolate import extrapolate_experiment, phase_times
 from trioflow.parallel.plan import make_plan, named_plan
-from trioflow.prediction.assembly import extrapolate_experiment, predict
+from trioflow.prediction.assembly import predict
 from trioflow.prediction.options import CLOSED_FORM, Options
 from trioflow.sweeps.description import fill_values
 from trioflow.sweeps.search import search_plans

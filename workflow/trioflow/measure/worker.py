@@ -38,7 +38,6 @@ from trioflow.base.errors import MeasurementError
 from trioflow.base.experiments import UNIT_SHARDINGS
 from trioflow.base.provenance import read_json, write_json
 from trioflow.base.units import ns_to_s
-from trioflow.costmodel.collectives.model import LOST_NS
 from trioflow.measure.records import (
     MARKED,
     PROFILED,
@@ -50,6 +49,7 @@ from trioflow.measure.records import (
     find_marks,
     time_mark,
 )
+from trioflow.tables import LOST_NS
 from trioflow.trace.capture.rank_process import keep_freed_memory, pinned_to
 from trioflow.trace.capture.training_step import TrainingStep, call_model
 from trioflow.trace.capture.workload import device_name

@@ -18,8 +18,9 @@ References: PyTorch 2.13
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,9 @@ import numpy as np
 from trioflow.base.errors import PlanError
 from trioflow.base.experiments import Plan
 from trioflow.base.precision_recipes import MEGATRON
+from trioflow.base.provenance import read_json
 from trioflow.base.units import format_bytes, ns_to_s, s_to_ns
+from trioflow.costmodel.choices import choose_times
 from trioflow.costmodel.device_times import find_launch_s, mention_launches, times_interval
 from trioflow.costmodel.interface import OperatorModel
 from trioflow.costmodel.intervals import combine_intervals
@@ -44,7 +47,8 @@ from trioflow.costmodel.steps import (
 )
 from trioflow.costmodel.steps import NONE as UNANCHORED
 from trioflow.hardware.machine import Device
-from trioflow.parallel.graph_metadata import GraphMetadata
+from trioflow.hardware.platform import load_platform
+from trioflow.parallel.graph_metadata import GraphMetadata, TimesOrigin
 from trioflow.parallel.memory.peak import (
     count_room,
     estimate_memory,
@@ -94,7 +98,7 @@ from trioflow.parallel.splits.vocabulary import prepare_split
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.tables import PHASES, records
 from trioflow.trace.facts import Facts
-from trioflow.trace.store import Trace
+from trioflow.trace.store import Trace, load_trace
 
 
 def share_host(graph: TaskGraph) -> TaskGraph:
@@ -457,6 +461,34 @@ def extrapolate(
     graph = written.builder.build(_describe_graph(step, written))
     shares = step.plan.replication == "dp" or step.plan.tensor_style == "gather"
     return share_host(graph) if shares else graph
+
+
+def extrapolate_experiment(
+    trace_folders: Sequence[str | Path],
+    operator_model: str | Path,
+    partition_file: str | Path,
+    platform: str | Path,
+    experiment: Mapping[str, Any],
+    plan: Mapping[str, Any],
+    folder: str | Path,
+) -> None:
+    """Write the task graph of one experiment into a folder; ``experiment`` and ``plan`` are rows of the tables."""
+    chosen, machine = Plan(**plan), load_platform(Path(platform))
+    traces = [load_trace(trace) for trace in trace_folders]
+    times = choose_times(traces, machine.device.described, operator_model, None)
+    graph = extrapolate(
+        times.traces,
+        chosen,
+        times.model,
+        batch=int(experiment["batch"]),
+        host=machine.host,
+        stages=read_json(partition_file)["stages"].get(str(chosen.stages)),
+    )
+    origin = TimesOrigin(times.model_text, times.confidence, list(times.warnings))
+    graph.metadata = replace(
+        graph.metadata, experiment=str(experiment["experiment"]), operator_times=origin
+    )
+    graph.save(folder)
 
 
 def _settle(

@@ -10,7 +10,6 @@ from typing import Any
 from trioflow.base.arguments import check_argument, check_instance, check_names
 from trioflow.base.errors import InputError
 from trioflow.base.experiments import Plan
-from trioflow.base.provenance import read_json
 from trioflow.costmodel.choices import (
     MEASURED,
     choose_times,
@@ -21,12 +20,11 @@ from trioflow.costmodel.collectives.platform import PlatformCollectives
 from trioflow.costmodel.device_times import DeviceTimes
 from trioflow.hardware.device_sheet import DeviceSheet
 from trioflow.hardware.machine import Device, Platform
-from trioflow.hardware.platform import OFFLOAD_RATES, describe_unmeasured, load_platform
+from trioflow.hardware.platform import OFFLOAD_RATES, describe_unmeasured
 from trioflow.network.collectives import CollectiveCost, hold_to_links
 from trioflow.network.inter_node import describe_inter_node, open_platform
 from trioflow.parallel.eager import release_sends
 from trioflow.parallel.extrapolate import extrapolate
-from trioflow.parallel.graph_metadata import TimesOrigin
 from trioflow.parallel.plan import read_stages
 from trioflow.parallel.programs.as_traced import build_traced_graph
 from trioflow.parallel.reference import silence_messages
@@ -175,30 +173,6 @@ def _find_session(workload: str) -> Path:
             fix="run `make reproduce`, give the session's file, or leave the anchor out",
         )
     return path
-
-
-def extrapolate_experiment(
-    trace_folders: Sequence[str | Path],
-    operator_model: str | Path,
-    partition_file: str | Path,
-    platform: str | Path,
-    experiment: Mapping[str, Any],
-    plan: Mapping[str, Any],
-    folder: str | Path,
-) -> None:
-    """Write the task graph of one experiment into a folder; ``experiment`` and ``plan`` are rows of the tables."""
-    chosen, machine = Plan(**plan), load_platform(Path(platform))
-    stages = read_json(partition_file)["stages"].get(str(chosen.stages))
-    options = Options(cost_model=str(operator_model), stages=stages)
-    times = time_operators(list(trace_folders), machine.device.described, options)
-    graph = build_graph(
-        times, chosen, batch=int(experiment["batch"]), host=machine.host, options=options
-    )
-    origin = TimesOrigin(times.model_text, times.confidence, list(times.warnings))
-    graph.metadata = replace(
-        graph.metadata, experiment=str(experiment["experiment"]), operator_times=origin
-    )
-    graph.save(folder)
 
 
 def time_operators(

@@ -2,7 +2,7 @@
 
 An experiment of the workflow is predicted from the files of its task graph and its session; its number is that of
 ``trioflow simulate --anchor session``. What the operators' times rest on travels in the metadata of the graph, which
-``assembly.extrapolate_experiment`` writes.
+``parallel.extrapolate.extrapolate_experiment`` writes.
 """
 
 from __future__ import annotations

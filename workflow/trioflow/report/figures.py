@@ -34,7 +34,7 @@ from trioflow.engine.timeline import (
 )
 from trioflow.report import style
 from trioflow.report.pages import write_range, write_signed, write_time
-from trioflow.tables import STREAMS
+from trioflow.tables import LOST_NS, STREAMS
 
 EXPOSED, HIDDEN = "exposed", "hidden"
 """Lanes of communication: what no compute of the rank hides, and the rest of it."""
@@ -340,8 +340,6 @@ def _legend(colours: set[str], measured_s: float | None, *, marked: bool = False
 
 _INTERVAL_ROOM = 3.0
 """Widest interval that is shown whole, over the largest error or spread beside it."""
-_LOST_NS = 1
-"""Time [ns] of a sample that the noise around it hid (``measure.worker``)."""
 
 
 def draw_predicted_and_measured(errors: pd.DataFrame) -> Figure:
@@ -533,7 +531,7 @@ def draw_collective_curve(samples: pd.DataFrame, model: CollectiveCostModel) -> 
                 raise InputError(f"{collective} of {ranks} ranks was sampled but not fitted")
             largest.append(_draw_one_collective(panels[:, column], part, model, key))
             panels[0, column].set_title(f"{collective}, {ranks} ranks")
-        found_s = [ns_to_s(int(time_ns)) for time_ns in samples["time_ns"] if time_ns > _LOST_NS]
+        found_s = [ns_to_s(int(time_ns)) for time_ns in samples["time_ns"] if time_ns > LOST_NS]
         if found_s:  # Lost rounds stretch no axis.
             panels[0, 0].set_ylim(min(found_s) / 2, max(found_s) * 2)
             panels[1, 0].set_ylim(max(-110, -1.15 * max(largest)), 1.15 * max(largest))
@@ -578,7 +576,7 @@ def _draw_one_collective(
     }
     dashes = {"color": style.VERMILLION, "linewidth": 1.6}
     above.plot(size, time_s, "o", **dots)
-    found = time_s > ns_to_s(_LOST_NS)
+    found = time_s > ns_to_s(LOST_NS)
     if lost := int(np.count_nonzero(~found)):
         above.text(
             0.97, 0.03, f"{lost} of {len(found)} rounds\nlost in noise", ha="right", fontsize=8,
@@ -595,7 +593,7 @@ def _draw_one_collective(
     below.set_xlabel("message (logarithmic)")
     style.spread_ticks(below.xaxis, ends[0] * 0.99, ends[1] * 1.01, most=4)
     style.show_bytes(below.xaxis)
-    counted = residual[found & (at_samples_s > ns_to_s(_LOST_NS))]
+    counted = residual[found & (at_samples_s > ns_to_s(LOST_NS))]
     return float(np.abs(counted).max(initial=10.0))
 
 

@@ -85,3 +85,6 @@ MEASUREMENTS, COLLECTIVE_SAMPLES = SCHEMAS["measurements"], SCHEMAS["collective_
 OPERATOR_FIT, VALIDATION = SCHEMAS["operator_fit"], SCHEMAS["validation"]
 ERRORS, PUBLISHED_CASES = SCHEMAS["errors"], SCHEMAS["published_cases"]
 SWEEP_RESULTS = SCHEMAS["sweep_results"]
+
+LOST_NS = 1
+"""Stands for a collective's sample that noise made shorter than nothing [ns]: it keeps its place below the median."""

@@ -23,7 +23,7 @@ from trioflow.costmodel.features import Floats
 from trioflow.costmodel.intervals import COVERAGE, WIDEST_FACTOR
 from trioflow.costmodel.least_squares import choose_least, rounded, solve, solve_nonnegative
 from trioflow.costmodel.operators.model import read_content
-from trioflow.tables import COLLECTIVE_SAMPLES
+from trioflow.tables import COLLECTIVE_SAMPLES, LOST_NS
 
 INTERPOLATIONS = ("log", "linear")
 """Straight between the logarithms of size and time, or between size and time themselves."""
@@ -123,10 +123,6 @@ def curve_from_json(content: Mapping[str, Any]) -> MessageCurve:
         beta_s_per_byte=float(content["beta_s_per_byte"]),
         miss_factor=float(content["miss_factor"]),
     )
-
-
-LOST_NS = 1
-"""Stands for a sample that noise made shorter than nothing [ns]: it keeps its place below the median."""
 
 
 def fit_message_curve(sizes_bytes: Floats, times_ns: Floats) -> MessageCurve:
