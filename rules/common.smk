@@ -1,5 +1,5 @@
 # Purpose: the tables that every rule looks things up in, and the look-ups.
-# Inputs:  config/workloads.tsv, config/plans.tsv, config/experiments.tsv, config/imports.tsv
+# Inputs:  rules/packages.yaml, config/workloads.tsv, config/plans.tsv, config/experiments.tsv, config/imports.tsv
 #          and, only when a job asks for it, workflow/resources/datasets.yaml
 # Outputs: WORKLOADS, PLANS, EXPERIMENTS, IMPORTS (rows by name), TRACES (names of the traces to
 #          capture), SWEEPS (descriptions by name)
@@ -21,10 +21,11 @@ from trioflow.base.experiments import (
     load_plans,
     load_workloads,
 )
-from trioflow.base.imports import required_modules
-from trioflow.base.provenance import digest_modules
+from trioflow.base.provenance import digest_modules, list_packages
 from trioflow.base.settings import list_descriptions
+from trioflow.base.yaml_files import read_yaml
 
+PACKAGES = read_yaml(workflow.source_path("packages.yaml"))
 WORKLOADS = load_workloads(config["tables"]["workloads"])
 PLANS = load_plans(config["tables"]["plans"])
 EXPERIMENTS = load_experiments(config["tables"]["experiments"], WORKLOADS, PLANS)
@@ -51,10 +52,8 @@ wildcard_constraints:
 
 
 def library_digest(rule_name):
-    """Digest of every library module that the rule's script imports, directly or not."""
-    return digest_modules(
-        *required_modules(workflow.source_path(f"../scripts/{rule_name}.py"))
-    )
+    """Digest of the library's packages that the rule declares."""
+    return digest_modules(*list_packages(rule_name, PACKAGES))
 
 
 def workload_row(wildcards):

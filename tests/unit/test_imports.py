@@ -10,9 +10,10 @@ import sys
 from functools import cache
 from pathlib import Path
 
+import pytest
 from trioflow.base import provenance
-from trioflow.base.imports import LIBRARIES, imported_names, required_modules
-from trioflow.base.provenance import PACKAGE, digest_modules, find_home
+from trioflow.base.provenance import EVALUATION, PACKAGE, list_modules, list_packages
+from trioflow.base.yaml_files import read_yaml
 from trioflow.cli.main import COMMANDS
 
 ORDER = (
@@ -48,6 +49,10 @@ TORCH_AT_IMPORT = {
     "trace/workloads/torchvision_models",
     "trace/workloads/user_model",
 }
+LIBRARIES = {PACKAGE.name: "", EVALUATION: f"{EVALUATION}/"}
+"""Packages that are followed, and what short names of their modules begin with."""
+SCRIPTS = PACKAGE.parents[1] / "scripts"
+DECLARED = read_yaml(PACKAGE.parents[1] / "rules/packages.yaml")
 SOURCES = sorted(path for name in LIBRARIES for path in (PACKAGE.parent / name).rglob("*.py"))
 
 
@@ -84,6 +89,55 @@ def imports_at_import_time(path: Path) -> set[str]:
     return names
 
 
+def is_for_types_only(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
+@cache
+def imported_names(path: Path, *, types_only: bool = False) -> frozenset[str]:
+    """What a file imports when it runs, functions included, or for its types only: modules, and what is taken from them.
+
+    A string that is a module's name counts too (``python -m trioflow.measure.worker``); what is put together at run
+    time (entry points, ``importlib``) is not seen.
+    """
+    tree, names = parse(path), set[str]()
+    typed = {part for node in ast.walk(tree) if is_for_types_only(node) for part in ast.walk(node)}
+    for node in typed if types_only else set(ast.walk(tree)) - typed:
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            names.add(node.module or "")
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Constant) and re.fullmatch(
+            r"trioflow(_evaluation)?(\.\w+)+", str(node.value)
+        ):
+            names.add(str(node.value))
+    return frozenset(names)
+
+
+@cache
+def files_imported(path: Path) -> frozenset[Path]:
+    """The library's files that a file's imports run, packages on the way among them."""
+    named = (name.split(".") for name in imported_names(path))
+    places = {
+        PACKAGE.parent.joinpath(*parts[: count + 1])
+        for parts in named
+        if parts[0] in LIBRARIES
+        for count in range(len(parts))
+    }
+    files = {file for place in places for file in (place / "__init__.py", place.with_suffix(".py"))}
+    return frozenset(files & set(SOURCES))
+
+
+def required_files(script: Path) -> set[Path]:
+    """The library's files that a script imports, itself or through others."""
+    found, todo = set[Path](), set(files_imported(script))
+    while todo:
+        found |= todo
+        todo = {needed for file in todo for needed in files_imported(file)} - found
+    return found
+
+
 def test_imports_go_leftwards_only() -> None:
     for path in SOURCES:
         here = room(path)
@@ -93,7 +147,7 @@ def test_imports_go_leftwards_only() -> None:
             assert here in LEVEL, f"{here} has no place in the order of packages"
             wanted = {other for other, level in LEVEL.items() if level <= LEVEL[here]}
         # The library's door shows type checkers every room, and opens none by itself.
-        typed = set() if here == "__init__" else parsed_names(parse(path), types_only=True)
+        typed = set() if here == "__init__" else imported_names(path, types_only=True)
         for name in imported_names(path) | typed:
             there = name.removeprefix("trioflow.").partition(".")[0]
             if there in LEVEL:
@@ -101,20 +155,36 @@ def test_imports_go_leftwards_only() -> None:
 
 
 ASSEMBLY = {"trioflow.parallel.extrapolate.extrapolate", "trioflow.costmodel.choices.choose_times"}
-"""What a plan's step is put together from: `prediction.assembly` alone calls it, everybody else `prediction`."""
+"""What a plan's step is put together from: `prediction.assembly` calls it, the extrapolation's own stage, nobody else."""
 
 
 def test_a_step_is_put_together_in_one_place() -> None:
     assembling = {short_name(path) for path in SOURCES if imported_names(path) & ASSEMBLY}
-    assert assembling == {"prediction/assembly"}
+    assert assembling == {"prediction/assembly", "parallel/extrapolate"}
 
 
-def test_rules_that_predict_need_neither_pages_nor_the_command() -> None:
-    """An edit of a page's words runs no simulation again."""
-    scripts = PACKAGE.parents[1] / "scripts"
-    for name in ("extrapolate", "simulate", "simulate_sweep"):
-        rooms = {module.partition("/")[0] for module in required_modules(scripts / f"{name}.py")}
-        assert not rooms & {"report", "cli", "trioflow_evaluation"}, name
+@pytest.mark.parametrize("rule", [name for name in DECLARED if not name.isupper()])
+def test_a_rule_declares_the_packages_that_its_script_imports_and_no_others(rule: str) -> None:
+    """Their digest is what an edit of runs the rule again."""
+    needed = {
+        file
+        for file in required_files(SCRIPTS / f"{rule}.py")
+        if file.name != "__init__.py" or len(parse(file).body) > 1
+    }
+    declared = {name: set(list_modules(name)) for name in list_packages(rule, DECLARED)}
+    missing = needed - set[Path]().union(*declared.values())
+    assert not missing, [short_name(file) for file in missing]
+    assert not [name for name, files in declared.items() if not files & needed], "no longer needed"
+
+
+@pytest.mark.parametrize(
+    ("rule", "others"),
+    [("extrapolate", {"network", "engine", "prediction"}), ("simulate", {"report", "sweeps", "cli"}),
+     ("measure", {"costmodel", "parallel"}), ("capture", {"costmodel", "measure"})],
+)  # fmt: skip
+def test_an_edit_of_a_later_stage_voids_no_earlier_one(rule: str, others: set[str]) -> None:
+    rooms = {name.partition("/")[0] for name in list_packages(rule, DECLARED)}
+    assert not rooms & {*others, "trioflow_evaluation"}
 
 
 def test_torch_is_imported_by_capture_and_measure_only() -> None:
@@ -155,12 +225,9 @@ def test_an_answer_imports_nothing_that_it_does_not_need() -> None:
 
 
 def test_only_scripts_that_run_models_need_torch() -> None:
-    scripts = sorted((PACKAGE.parents[1] / "scripts").rglob("*.py"))
-    assert scripts
     with_torch = {path for path in SOURCES if "torch" in imports_at_import_time(path)}
-    for script in scripts:
-        files = [find_home(module) / f"{module}.py" for module in required_modules(script)]
-        needs = any(file in with_torch for file in files)
+    for script in SCRIPTS.rglob("*.py"):
+        needs = not with_torch.isdisjoint(required_files(script))
         assert needs <= (
             script.stem
             in (
@@ -174,18 +241,6 @@ def test_only_scripts_that_run_models_need_torch() -> None:
         ), script.name
 
 
-def test_required_modules_follow_imports_through_packages_and_functions(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text("def f():\n    from trioflow.parallel import task_graph\nimport os\n")
-    found = required_modules(script)
-    assert {"__init__", "parallel/__init__", "parallel/task_graph"} <= set(found)
-    assert {"tables/files", "base/errors", "base/provenance"} <= set(found), (
-        "imports of imports count"
-    )
-    assert "base/job_log" not in found and "base/imports" not in found
-    assert digest_modules(*found) == digest_modules(*reversed(found))
-
-
 def test_data_of_a_module_lies_at_its_own_place_and_counts_into_its_digest() -> None:
     known = provenance._data_of_modules()
     assert all(owner.is_file() and files for owner, files in known.items()), sorted(known)
@@ -196,58 +251,10 @@ def test_data_of_a_module_lies_at_its_own_place_and_counts_into_its_digest() -> 
     assert names["trioflow_evaluation/tables"] == {"tables.tsv"}, "of the package beside it"
 
 
-def test_modules_that_run_as_processes_of_their_own_are_required_too() -> None:
-    found = required_modules(PACKAGE.parents[1] / "scripts/measure.py")
-    assert {"measure/worker", "trace/workloads/build"} <= set(found)
-
-
-def test_a_script_that_needs_nothing_of_the_library_requires_nothing(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text("import os\nfrom pathlib import Path\nimport trioflowers\n")
-    assert required_modules(script) == []
-
-
 def test_imports_are_absolute() -> None:
     for path in SOURCES:
         for node in ast.walk(parse(path)):
             assert not (isinstance(node, ast.ImportFrom) and node.level), short_name(path)
-
-
-def is_for_types_only(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-
-
-def parsed_names(tree: ast.AST, *, types_only: bool = False) -> set[str]:
-    """What a file imports when it runs, or for its types only, as Python's own parser reads it."""
-    names: set[str] = set()
-    typed = {part for node in ast.walk(tree) if is_for_types_only(node) for part in ast.walk(node)}
-    for node in typed if types_only else set(ast.walk(tree)) - typed:
-        if isinstance(node, ast.Import):
-            names.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            names.add(node.module or "")
-            names.update(f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Constant) and re.fullmatch(
-            r"trioflow(_evaluation)?(\.\w+)+", str(node.value)
-        ):
-            names.add(str(node.value))
-    return names
-
-
-def test_imports_read_line_by_line_are_those_that_the_parser_finds() -> None:
-    scripts = sorted((PACKAGE.parents[1] / "scripts").rglob("*.py"))
-    for path in (*SOURCES, *scripts):
-        assert imported_names(path) == parsed_names(parse(path)), path.name
-
-
-def test_imported_names_hold_the_module_and_what_is_taken_from_it() -> None:
-    names = imported_names(PACKAGE / "parallel" / "task_graph.py")
-    assert {
-        "trioflow",
-        "trioflow.tables",
-        "trioflow.base.errors",
-        "trioflow.base.errors.TableError",
-    } <= names
 
 
 MODULES = {

@@ -98,7 +98,7 @@ AFTER_TRACES = {
         ("workflow/trioflow/report/build.py", {"report": 1}),
         (
             "workflow/trioflow/network/fair_share.py",
-            {"extrapolate": 3, "simulate": 3, "attribute": 1, "report": 1},
+            {"simulate": 3, "attribute": 1, "report": 1},
         ),
         ("workflow/trioflow/trace/profile/merge.py", AFTER_TRACES),
         ("workflow/trioflow/base/errors.py", {"capture": 4, **AFTER_TRACES}),
@@ -116,7 +116,7 @@ def test_an_edit_runs_again_just_what_depends_on_it(
 
 def test_edits_of_what_no_result_depends_on_run_nothing(finished: Project) -> None:
     for edited in (
-        "workflow/trioflow/base/imports.py", "workflow/unlock_stale.py", "envs/requirements.lock",
+        "workflow/trioflow/campaign/items.py", "workflow/unlock_stale.py", "envs/requirements.lock",
         "workflow/report/workflow.rst",
     ):  # fmt: skip
         finished.append(edited, "\n# edited\n")

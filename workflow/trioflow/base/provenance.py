@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -31,16 +31,19 @@ def digest_file(path: str | Path) -> str:
     return digest.hexdigest()
 
 
+def list_packages(rule: str, declared: Mapping[str, str]) -> set[str]:
+    """Return the packages that a rule declares (``rules/packages.yaml``), rows in capitals replaced by what they hold."""
+    words = [word for word in declared[rule].split() if not word.isupper()]
+    rows = [word for word in declared[rule].split() if word.isupper()]
+    return set(words).union(*(list_packages(row, declared) for row in rows))
+
+
 def digest_modules(*packages: str) -> str:
-    """Return one digest of the library modules that a rule depends on.
+    """Return one digest of the packages that a rule declares, for its parameters.
 
-    Snakemake re-runs a rule when its parameters change but does not follow imports; each rule
-    therefore carries this digest as a parameter.
-
-    ``packages``: names of packages or modules below ``trioflow`` (``"trace"``, ``"tables"``), or of
-    ``trioflow_evaluation`` with that name before them; what a module holds below ``data`` at its own place (``data/report/pages.css``) counts with it. Line
-    endings and nothing else are normalised. Raises FileNotFoundError when a name is neither a
-    package nor a module of the library.
+    Snakemake runs a rule again when its parameters change, but does not follow imports. ``packages``: as `list_modules`
+    takes them; what a module holds below ``data`` at its own place (``data/report/pages.css``) counts with it. Line
+    endings and nothing else are normalised.
     """
     digest = hashlib.sha256()
     for name in sorted(packages):
@@ -48,19 +51,26 @@ def digest_modules(*packages: str) -> str:
     return digest.hexdigest()[:16]
 
 
-def find_home(name: str) -> Path:
-    """Return the folder that a module's or package's name, as ``digest_modules`` takes it, lies in."""
-    return PACKAGE.parent if name.partition("/")[0] == EVALUATION else PACKAGE
+def list_modules(package: str) -> list[Path]:
+    """Return a package's modules, those right inside it for ``trace/*``, or the one module of a name.
+
+    Names are places below ``trioflow``, or ``trioflow_evaluation`` with what lies below it. Raises FileNotFoundError
+    when there is no such package or module.
+    """
+    home = PACKAGE.parent if package.partition("/")[0] == EVALUATION else PACKAGE
+    inside = package.endswith("/*")
+    folder = home / package.removesuffix("/*")
+    module = folder.with_suffix(".py")
+    found = [module] if module.is_file() else sorted(folder.glob("*.py" if inside else "**/*.py"))
+    if not found:
+        raise FileNotFoundError(f"trioflow has no package or module {package!r}")
+    return found
 
 
 @cache
 def _digest_package(name: str) -> bytes:
-    """Return the digest of a module's, or of a package's modules', places and texts; rules share most of them."""
-    folder, module = find_home(name) / name, find_home(name) / f"{name}.py"
-    if not module.is_file() and not folder.is_dir():
-        raise FileNotFoundError(f"trioflow has no package or module {name!r}")
-    digest = hashlib.sha256()
-    modules = [module] if module.is_file() else sorted(folder.rglob("*.py"))
+    """Return the digest of a package's modules, their places and texts; rules share most of them."""
+    digest, modules = hashlib.sha256(), list_modules(name)
     for file in [*modules, *(own for one in modules for own in _data_of_modules().get(one, ()))]:
         digest.update(str(file.relative_to(PACKAGE.parent)).encode())
         digest.update(file.read_bytes().replace(b"\r\n", b"\n"))
