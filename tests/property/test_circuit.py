@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from trioflow.hardware.topologies.nodes import build_switch
-from trioflow.network.circuit import CircuitNetwork, CircuitSettings
 from trioflow.network.interface import NEVER_S, Flow, Network
 from trioflow.network.networks import ContentionFreeNetwork
+from trioflow_evaluation.circuit import CircuitNetwork, CircuitSettings
 
 DEVICES = 4
 FABRIC = build_switch(DEVICES, 8.0, 0.0)

@@ -335,7 +335,7 @@ def test_fitted_collective_model_fits_in(tmp_path: Path) -> None:
 
 
 def test_unknown_network_lists_the_known_ones() -> None:
-    with pytest.raises(InputError, match=f"known are {', '.join(sorted(NETWORKS))}"):
+    with pytest.raises(InputError, match=f"known are circuit, {', '.join(sorted(NETWORKS))}"):
         simulate(data_parallel(), make_platform(), network="packets")
 
 

@@ -21,7 +21,7 @@ def add_network_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the network, and what becomes of its links."""
     parser.add_argument(
         "--network", default=DEFAULT_NETWORK, metavar="NAME",
-        help=f"{', '.join(NETWORKS)}, or one that a package registers (default: {DEFAULT_NETWORK})",
+        help=f"{', '.join(NETWORKS)}, or one that a package registers, such as circuit (default: {DEFAULT_NETWORK})",
     )  # fmt: skip
     add_inter_node_arguments(parser)
     ways = parser.add_argument_group("ways over the network")

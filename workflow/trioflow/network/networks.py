@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from trioflow.base.errors import InputError
 from trioflow.base.plugins import load_plugin
 from trioflow.hardware.machine import Link, Routing
-from trioflow.network.circuit import CircuitNetwork
 from trioflow.network.fair_share import FairShareNetwork
 from trioflow.network.interface import (
     NEVER_S,
@@ -65,7 +64,6 @@ class ContentionFreeNetwork(RoutedNetwork):
 NETWORKS: Mapping[str, Callable[[Sequence[Link]], Network]] = {
     "fair_share": FairShareNetwork,
     "contention_free": ContentionFreeNetwork,
-    "circuit": CircuitNetwork,
 }
 """trioflow's own networks by name."""
 DEFAULT_NETWORK = "fair_share"

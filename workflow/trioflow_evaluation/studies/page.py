@@ -15,7 +15,6 @@ import pyarrow as pa
 from trioflow import tables
 from trioflow.base.errors import InputError
 from trioflow.base.provenance import atomic_path, digest_file
-from trioflow.network.circuit import CircuitSettings
 from trioflow.report.pages import (
     NOTHING,
     Cell,
@@ -38,6 +37,7 @@ from trioflow.report.pages import (
 from trioflow.tables import records
 
 from trioflow_evaluation import DATA
+from trioflow_evaluation.circuit import CircuitSettings
 from trioflow_evaluation.studies import distsim, hop, wafer
 from trioflow_evaluation.tables import HOP, WAFER
 

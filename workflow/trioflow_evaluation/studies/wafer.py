@@ -34,7 +34,6 @@ from trioflow.hardware.device_sheet import load_device
 from trioflow.hardware.machine import Device, Link, Platform, name_rank_node
 from trioflow.hardware.topologies.grids import build_mesh
 from trioflow.hardware.topologies.nodes import build_switch
-from trioflow.network.circuit import CircuitNetwork, CircuitSettings
 from trioflow.network.collectives import CollectivePlanner
 from trioflow.network.fair_share import FairShareNetwork
 from trioflow.network.interface import Network
@@ -46,6 +45,7 @@ from trioflow.report import style
 from trioflow.tables import records
 from trioflow.trace.store import load_trace
 
+from trioflow_evaluation.circuit import CircuitNetwork, CircuitSettings
 from trioflow_evaluation.tables import WAFER
 
 Ints = NDArray[np.int64]

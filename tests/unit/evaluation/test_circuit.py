@@ -7,8 +7,8 @@ import pytest
 from trioflow.base.errors import SimulationError
 from trioflow.hardware.machine import Link
 from trioflow.hardware.topologies.nodes import build_switch
-from trioflow.network.circuit import CircuitNetwork, CircuitSettings
 from trioflow.network.interface import NEVER_S, Flow
+from trioflow_evaluation.circuit import CircuitNetwork, CircuitSettings
 
 SETUP_S, LATENCY_S = 2.0, 0.25
 FABRIC = build_switch(5, 100.0, 0.0)
