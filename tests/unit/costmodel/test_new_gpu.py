@@ -31,9 +31,9 @@ from trioflow.costmodel.new_gpu.fit import (
     summarise_residuals,
 )
 from trioflow.costmodel.new_gpu.rules import (
-    RULES,
     Exponents,
     find_exponents,
+    list_rules,
     reachable_share,
 )
 from trioflow.costmodel.operators.model import fit_operator_model
@@ -145,7 +145,7 @@ def test_li_scales_slopes_and_keeps_constants() -> None:
 
 
 def test_the_traced_gpu_itself_stays_as_it_is() -> None:
-    for rule in RULES:
+    for rule in list_rules():
         found = scale_trace(operators(), A100, A100, rule=rule, precision="fp32", model=PLAIN)
         assert list(found["time_s"]) == [20e-3, 2e-3, 40e-3]
         assert (found["low_s"] == found["high_s"]).all() and not found["extrapolated"].any()
@@ -181,7 +181,7 @@ def test_intervals_are_those_of_the_class_and_wider_for_a_rule_that_misses_more(
 
 def test_wrong_arguments_are_named() -> None:
     with pytest.raises(
-        InputError, match="unknown rule for a new GPU 'magic'; use one of bandwidth"
+        InputError, match="no rule for a new GPU is called 'magic'; known are bandwidth"
     ):
         scale_trace(operators(), H100, A40, rule="magic", precision="fp32", model=PLAIN)
     with pytest.raises(InputError, match="unknown precision 'fp5'"):

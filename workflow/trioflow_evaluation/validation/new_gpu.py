@@ -34,7 +34,13 @@ from trioflow.costmodel.new_gpu.fit import (
     leave_out,
     summarise_residuals,
 )
-from trioflow.costmodel.new_gpu.rules import RULES, Exponents, apply_rule, size_rows
+from trioflow.costmodel.new_gpu.rules import (
+    DEFAULT_RULE,
+    Exponents,
+    apply_rule,
+    list_rules,
+    size_rows,
+)
 from trioflow.hardware.device_sheet import DeviceSheet, find_device, load_device
 from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.importers.triosim import import_triosim
@@ -84,7 +90,7 @@ def validate_new_gpu(data: PublicPairs) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     for source, target in _case_pairs(cases):
         model = folds.model(target.device.chip, target.workload)
-        for rule in RULES:
+        for rule in list_rules():
             rows += _judge_case(source, sized[id(source)], target, rule, model)
     rows += _judge_single(data.measured, folds)
     rows += _judge_batches(data.resized)
@@ -166,7 +172,7 @@ def _judge_single(measured: pd.DataFrame, folds: _Folds) -> list[dict[str, Any]]
         for (one, other), pair in pair_rows(mine, most=0).groupby(["source", "target"], sort=True):
             source, target = load_device(str(one)), load_device(str(other))
             model = folds.model(target.chip, None)
-            for rule in RULES:
+            for rule in list_rules():
                 predicted = _apply(rule, pair, source, target, precision, model.exponents)
                 rows.append(
                     _row(
@@ -187,7 +193,7 @@ def _judge_batches(resized: pd.DataFrame) -> list[dict[str, Any]]:
             width = half.half_at(math.log(predicted_s / float(row["recorded_s"])))
             rows.append(
                 {
-                    "model": RULES[-1], "case": row["case"], "group": OTHER_BATCH,
+                    "model": DEFAULT_RULE, "case": row["case"], "group": OTHER_BATCH,
                     "device": row["device"], "source": f"itself, and the model of {row['source']}",
                     "quantity": "operator_sum", "measured_s": float(row["time_s"]),
                     "predicted_s": predicted_s, "low_s": predicted_s * math.exp(-width),
@@ -229,7 +235,7 @@ def _judge_throughput(data_folder: Path, folds: _Folds) -> list[dict[str, Any]]:
         if target.chip == source.chip:
             continue
         model = folds.model(target.chip, None)
-        for rule in RULES:
+        for rule in list_rules():
             predicted = scale_trace(
                 trace.operators, source, target, rule=rule, precision="tf32", model=model,
                 floor_s=floor_of(trace),

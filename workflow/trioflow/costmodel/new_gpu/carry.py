@@ -22,7 +22,7 @@ from trioflow.costmodel.features import Floats
 from trioflow.costmodel.interface import RowModel
 from trioflow.costmodel.intervals import ASSUMED_FACTOR, StepBand, combine_intervals
 from trioflow.costmodel.new_gpu.data import floor_of, shortest_time_s
-from trioflow.costmodel.new_gpu.rules import Exponents, apply_rule, key_of, size_rows
+from trioflow.costmodel.new_gpu.rules import DEFAULT_RULE, Exponents, apply_rule, key_of, size_rows
 from trioflow.costmodel.operators.class_curves import ANY, NOTHING_S
 from trioflow.costmodel.operators.model import read_content
 from trioflow.costmodel.operators.resizing import rescale_rows, resize_rows, with_times
@@ -116,7 +116,6 @@ def _parse(content: dict[str, Any]) -> NewGpuModel:
     )
 
 
-DEFAULT_RULE = "ours"
 COMPUTE = "compute"
 
 _OF_THE_SOURCE = (
@@ -140,7 +139,7 @@ def scale_trace(
 ) -> pd.DataFrame:
     """Predict the operators of a trace on another GPU: times [s] with 80 % of residuals on GPUs left out.
 
-    ``rule``: ``bandwidth`` (ratio of the memories'), ``li``, ``habitat`` or ``ours``. ``precision``
+    ``rule``: one of ``rules.list_rules``. ``precision``
     of products decides between tensor cores and vector units. ``floor_s``: time of an operator that
     does nothing [s], kept on the target; by default the shortest recorded one. Copies and
     collectives keep their time, which no sheet gives; on the traced GPU every time stays, without

@@ -38,7 +38,7 @@ from trioflow.costmodel.new_gpu.data import (
 )
 from trioflow.costmodel.new_gpu.rules import (
     CARRY_OVER,
-    RULES,
+    DEFAULT_RULE,
     TENSOR_CLASSES,
     Exponents,
     Positions,
@@ -47,6 +47,7 @@ from trioflow.costmodel.new_gpu.rules import (
     device_rates,
     expected_s,
     key_of,
+    list_rules,
 )
 from trioflow.costmodel.operators.class_curves import ANY
 from trioflow.costmodel.operators.methods import DeviceData
@@ -81,7 +82,7 @@ class PublicPairs:
     @cached_property
     def held(self) -> Mapping[str, pd.DataFrame]:
         """For each rule all pairs, predicted without their chip and workload."""
-        return {rule: predict_held_out(self.pairs, rule, self.fits) for rule in RULES}
+        return {rule: predict_held_out(self.pairs, rule, self.fits) for rule in list_rules()}
 
     @cached_property
     def resized(self) -> pd.DataFrame:
@@ -327,7 +328,7 @@ def predict_held_out(pairs: pd.DataFrame, rule: str, known: Fits | None = None) 
     """Predict every pair (``held_out_s``) by a rule that saw neither its target's chip nor (but for single ones) its workload."""
     predicted = np.zeros(len(pairs))
     for chip, workload, at in _folds(pairs):
-        ours = rule == RULES[-1]
+        ours = rule == DEFAULT_RULE
         fitted = fit_exponents(leave_out(pairs, chip, workload), known) if ours else {}
         fold = pairs.iloc[at].reset_index(drop=True)
         by = ("source", "target", "case", "precision")

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from trioflow.base.errors import InputError, TableError
+from trioflow.base.errors import TableError
+from trioflow.base.plugins import list_plugins, load_plugin
 from trioflow.costmodel.features import FEATURES, Floats, base_class, classify, feature_matrix
 from trioflow.costmodel.intervals import SHORTEST_S
 from trioflow.costmodel.operators.class_curves import ANY, recorded_times
 from trioflow.costmodel.operators.products import (
     PRODUCTS,
     product_columns,
-    read_columns,
 )
 from trioflow.hardware.device_sheet import FALLBACK_PRECISION, DeviceSheet
-
-RULES = ("bandwidth", "li", "habitat", "ours")
-"""Names of the rules; the last is the one that trioflow uses."""
 
 TENSOR_CLASSES = frozenset({"gemm", "convolution", "convolution_backward", "attention"})
 """Classes whose arithmetic runs on tensor cores where precision and device have them."""
@@ -156,7 +154,7 @@ def expected_s(
 def _apply_ours(
     rows: pd.DataFrame, source: DeviceSheet, target: DeviceSheet, precision: str,
     floor_s: float, fitted: Mapping[str, Exponents],
-) -> tuple[Floats, Floats]:  # fmt: skip
+) -> tuple[Floats, npt.NDArray[np.bool_]]:  # fmt: skip
     """Carry the reached share of the roofline over; times [s], and rows outside the fitted classes or range."""
     times = rows["time_s"].to_numpy(np.float64)
     flop = rows["flop"].to_numpy(np.float64)
@@ -191,92 +189,26 @@ def _select(rates: Rates, at: Positions) -> Rates:
     )  # fmt: skip
 
 
-def _apply_bandwidth(rows: pd.DataFrame, source: DeviceSheet, target: DeviceSheet) -> Floats:
-    """Scale every time with the ratio of the memories' bandwidths [s]."""
-    ratio = source.memory_bandwidth_bytes_per_s / target.memory_bandwidth_bytes_per_s
-    return np.asarray(rows["time_s"].to_numpy(np.float64) * ratio, np.float64)
+DEFAULT_RULE = "ours"
+RULES = {DEFAULT_RULE: _apply_ours}
+RULE_GROUP = "trioflow.new_gpu_rules"
+"""Group under which packages register rules, called as ``apply_rule`` calls them; the validation judges each beside ours."""
 
 
-def _apply_li(rows: pd.DataFrame, source: DeviceSheet, target: DeviceSheet) -> Floats:
-    """Regress every class and phase on the source, and scale the slopes with the bandwidth [s].
-
-    Li's inter-GPU, kernel-wise rule (Y. Li, Y. Sun, A. Jog, "Path Forward Beyond Simulators", MICRO
-    2023) as secondary sources give it: time = a + b x driver, the best correlated of operations,
-    input and output, b in inverse proportion with the bandwidth; a is 0 in a class of one size. The
-    paper's text was not at hand: rule and kernels' classes are unverified.
-    """
-    ratio = source.memory_bandwidth_bytes_per_s / target.memory_bandwidth_bytes_per_s
-    times = rows["time_s"].to_numpy(np.float64)
-    features = read_columns(rows, FEATURES)
-    result = times.copy()
-    for _, group in rows.groupby(["operator_class", "phase"], sort=True):
-        at = group.index.to_numpy()
-        driver = features[at][:, _best_driver(features[at], times[at])]
-        constant, slope = _fit_line(driver, times[at])
-        result[at] = constant + slope * ratio * driver
-    return result
+def list_rules() -> list[str]:
+    """Return the names of trioflow's rule and of those that packages register."""
+    return list_plugins(RULE_GROUP, RULES)
 
 
-def _best_driver(features: Floats, times: Floats) -> int:
-    """Return the column that correlates best with the times; the first largest where none does."""
-    scores = []
-    for column in features.T:
-        varied = column.std() > 0 and times.std() > 0
-        scores.append(float(np.corrcoef(column, times)[0, 1]) if varied else -1.0)
-    if max(scores) <= 0:
-        return int(np.argmax(features.sum(axis=0) > 0))
-    return int(np.argmax(scores))
-
-
-def _fit_line(driver: Floats, times: Floats) -> tuple[float, float]:
-    """Return constant and slope, neither negative, by least squares."""
-    spread = float(((driver - driver.mean()) ** 2).sum())
-    if spread > 0:
-        slope = float(((driver - driver.mean()) * (times - times.mean())).sum()) / spread
-        constant = float(times.mean() - slope * driver.mean())
-        if slope >= 0 and constant >= 0:
-            return constant, slope
-    square = float((driver**2).sum())
-    if square == 0:
-        return float(times.mean()), 0.0
-    return 0.0, float((driver * times).sum()) / square
-
-
-def _apply_habitat(
-    rows: pd.DataFrame, source: DeviceSheet, target: DeviceSheet, precision: str
-) -> Floats:
-    """Scale by Habitat's wave scaling: bandwidth, clock and multiprocessors [s].
-
-    T x (BW ratio)^g x (clock ratio x SM ratio)^(1-g); g is 1 - 0.5 I/R up to the target's ridge
-    point R, 0.5 R/I beyond (I: arithmetic intensity). Its trained networks are not part of it.
-    Source: G. X. Yu et al., "Habitat", USENIX ATC 2021.
-    """
-    data = np.maximum((rows["read_bytes"] + rows["write_bytes"]).to_numpy(np.float64), 1.0)
-    intensity = rows["flop"].to_numpy(np.float64) / data
-    rates = device_rates(rows, target, precision)
-    ridge = rates.peak_flop_per_s / rates.bandwidth_bytes_per_s
-    share = intensity / ridge
-    gamma = np.where(share <= 1.0, 1.0 - 0.5 * share, 0.5 / np.maximum(share, 1.0))
-    bandwidth = source.memory_bandwidth_bytes_per_s / target.memory_bandwidth_bytes_per_s
-    compute = (source.boost_clock_hz / target.boost_clock_hz) * (source.sm_count / target.sm_count)
-    return np.asarray(
-        rows["time_s"].to_numpy(np.float64) * bandwidth**gamma * compute ** (1.0 - gamma),
-        np.float64,
-    )
+@cache
+def find_rule(name: str) -> Callable[..., tuple[Floats, npt.NDArray[np.bool_]]]:
+    """Return a rule of ``RULES`` or ``RULE_GROUP``; InputError when unknown, ambiguous or broken."""
+    return RULES.get(name) or load_plugin(RULE_GROUP, name, RULES, what="rule for a new GPU")
 
 
 def apply_rule(
     rule: str, rows: pd.DataFrame, source: DeviceSheet, target: DeviceSheet, *,
     precision: str, floor_s: float, fitted: Mapping[str, Exponents],
-) -> tuple[Floats, Floats]:  # fmt: skip
-    """Apply a rule of ``RULES``: times [s], and which rows are outside what it was fitted to."""
-    nothing = np.zeros(len(rows), dtype=bool)
-    if rule == "bandwidth":
-        return _apply_bandwidth(rows, source, target), nothing
-    if rule == "li":
-        return _apply_li(rows, source, target), nothing
-    if rule == "habitat":
-        return _apply_habitat(rows, source, target, precision), nothing
-    if rule == "ours":
-        return _apply_ours(rows, source, target, precision, floor_s, fitted)
-    raise InputError(f"unknown rule for a new GPU {rule!r}", fix=f"use one of {', '.join(RULES)}")
+) -> tuple[Floats, npt.NDArray[np.bool_]]:  # fmt: skip
+    """Apply a rule of :func:`list_rules`: times [s], and which rows are outside what it was fitted to."""
+    return find_rule(rule)(rows, source, target, precision, floor_s, fitted)

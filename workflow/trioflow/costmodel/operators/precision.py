@@ -22,11 +22,11 @@ from trioflow.costmodel.features import FEATURES, Floats, base_class
 from trioflow.costmodel.interface import OperatorModel, RowModel
 from trioflow.costmodel.intervals import ASSUMED_FACTOR, combine_intervals, find_band
 from trioflow.costmodel.new_gpu.carry import (
-    DEFAULT_RULE,
     NewGpuModel,
     load_new_gpu_model,
     scale_rows,
 )
+from trioflow.costmodel.new_gpu.rules import DEFAULT_RULE
 from trioflow.costmodel.operators.class_curves import NOTHING_S, Flags, sized_rows
 from trioflow.costmodel.operators.half_tables import (
     GROUPED,
