@@ -3,7 +3,9 @@
 PyTorch has no such optimizer. Here DDP's reducer decides which gradients travel together, in which
 order and when; a communication hook scatters each bucket where DDP would sum it. What Megatron-LM's
 does behind that (``core/optimizer/distrib_optimizer.py``) is written out: each replica updates an
-equal slice of every bucket, wherever parameters begin and end, then the weights of each are gathered.
+equal slice of every bucket, wherever parameters begin and end, then the weights of each are gathered. In groups of replicas
+(its instances) the slices of a bucket are summed among groups too. ``zero1`` is PyTorch's own optimizer beside
+layers that are cut into plain tensors.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.pipelining import PipelineStage
 from torch.nn.parallel import DistributedDataParallel
 from trioflow.measure.worker import SCHEDULES
@@ -79,10 +82,11 @@ def split_layers(workload: Workload, model: torch.nn.Module, group: dist.Process
 
 
 class Slices:
-    """Scatters DDP's buckets among replicas, and gathers the weights that each has updated."""
+    """Scatters DDP's buckets in a group of replicas, and gathers the weights that each has updated."""
 
-    def __init__(self, model: DistributedDataParallel, group: dist.ProcessGroup) -> None:
-        self.group, self.count = group, group.size()
+    def __init__(self, model: DistributedDataParallel, mesh: DeviceMesh) -> None:
+        self.group, self.others = mesh["shard"].get_group(), mesh["replicate"].get_group()
+        self.count = self.group.size()
         self.buckets: dict[int, tuple[list[torch.nn.Parameter], torch.Tensor]] = {}
         model.register_comm_hook(None, self.scatter)
 
@@ -90,6 +94,8 @@ class Slices:
         whole = bucket.buffer()
         mine = torch.empty(whole.numel() // self.count)
         dist.reduce_scatter_tensor(mine, whole, group=self.group)
+        if self.others.size() > 1:
+            dist.all_reduce(mine, group=self.others)
         self.buckets[bucket.index()] = (bucket.parameters(), mine)
         done = torch.futures.Future()  # gloo's own work has none
         done.set_result(whole)
@@ -113,9 +119,11 @@ def make_distributed_step(
     workload: Workload, plan: Mapping[str, Any], batch: int, stages: Sequence[Sequence[str]] | None
 ) -> Any:
     """Return a step of a plan of data x tensor or of data x pipeline."""
-    names = ("pipeline", "data", "tensor")
-    mesh = init_device_mesh("cpu", tuple(int(plan[name]) for name in names), mesh_dim_names=names)
-    group, pipeline = mesh["data"].get_group(), mesh["pipeline"]
+    shard = int(plan["shard"]) if int(plan["shard"]) > 1 else int(plan["data"])
+    sizes = {"pipeline": plan["pipeline"], "replicate": plan["data"] // shard, "shard": shard}
+    sizes["tensor"] = plan["tensor"]
+    mesh = init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    data, pipeline = mesh["replicate", "shard"]._flatten("data"), mesh["pipeline"]
     model = copy.deepcopy(workload.model)
     if plan["pipeline"] > 1:
         assert stages is not None
@@ -123,11 +131,18 @@ def make_distributed_step(
     if plan["tensor"] > 1:
         split_layers(workload, model, mesh["tensor"].get_group())
     replicas = DistributedDataParallel(
-        model, process_group=group, bucket_cap_mb=plan["bucket_bytes"] / 2**20
+        model, process_group=data.get_group(), bucket_cap_mb=plan["bucket_bytes"] / 2**20
     )
-    slices, share = Slices(replicas, group), batch // plan["data"]
+    share = batch // plan["data"]
+    if plan["sharding"] == "zero1":
+        step = TrainingStep(workload, replicas, share, DEVICE, data.get_local_rank())
+        step.optimizer = ZeroRedundancyOptimizer(
+            replicas.parameters(), workload.make_optimizer, process_group=mesh["shard"].get_group()
+        )
+        return step
+    slices = Slices(replicas, mesh)
     if plan["pipeline"] == 1:
-        step = TrainingStep(workload, replicas, share, DEVICE, mesh["data"].get_local_rank())
+        step = TrainingStep(workload, replicas, share, DEVICE, data.get_local_rank())
         step.optimizer.step = slices.update
         return step
     return _make_staged_step(workload, plan, share, stages, replicas, slices, pipeline)

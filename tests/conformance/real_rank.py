@@ -109,7 +109,9 @@ def main() -> None:
     workload = build_workload(job["row"])
     result = {}
     for plan, batch in job["plans"]:
-        if plan["sharding"] == "distributed":
+        if plan["sharding"] == "distributed" or (
+            plan["sharding"] == "zero1" and plan["tensor"] > 1
+        ):
             step = make_distributed_step(workload, plan, batch, job["stages"])
         else:
             step = make_parallel_step(workload, plan, batch, job["stages"], torch.device("cpu"), 0)

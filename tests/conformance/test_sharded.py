@@ -45,6 +45,9 @@ RUNS = {
         TRANSFORMER,
         [
             make_plan(data=4, sharding="hsdp", shard=2),
+            replace(make_plan(data=4, sharding="zero1", shard=2), plan="zero1-groups"),
+            replace(make_plan(data=4, sharding="distributed", shard=2), plan="groups", **SMALL),
+            replace(make_plan(2, 2, sharding="zero1"), plan="zero1-tensor"),
             make_plan(data=2, tensor=2, sharding="fsdp"),
         ],
     ),

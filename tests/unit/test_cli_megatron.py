@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from trioflow.cli.main import main
@@ -52,6 +53,14 @@ def test_megatron_arguments_alone_give_the_step_and_the_plan(file, capsys):
     assert (told["batch"], told["sequence"], told["precision"]) == (16, 64, "megatron-bf16")
     assert told["stages_by"] == "given" and told["stage_units"] == [3, 3]
     assert not any("not followed" in warning for warning in told["warnings"])
+
+
+def test_optimizer_instances_are_groups_of_replicas(file, capsys):
+    Path(file).write_text(f"{ARGUMENTS}  --num-distributed-optimizer-instances: 2\n")
+    told, _ = simulate(capsys, "--megatron", file, "--ranks", "16", "--batch", "16")
+    assert "distributed in groups of 2" in told["plan_text"]
+    assert main(["simulate", "--megatron", file, "--ranks", "12", "--platform", "dgx-h100"]) == 2
+    assert "3 replicas do not make 2 groups" in capsys.readouterr().err
 
 
 def test_arguments_of_the_command_win_over_the_file(file, capsys):

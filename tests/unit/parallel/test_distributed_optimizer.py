@@ -104,8 +104,66 @@ def test_replicas_stay_one_class_whatever_their_number(transformer_trace):
 def test_offload_and_other_shardings_say_what_goes_with_a_pipeline():
     with pytest.raises(PlanError, match="whose ranks share the optimizer themselves"):
         make_plan(2, sharding="distributed", offload="optimizer")
-    with pytest.raises(PlanError, match="use distributed, or fsdp"):
-        make_plan(2, 2, sharding="zero1")
+    with pytest.raises(PlanError, match="with sharding fsdp"):
+        make_plan(8, sharding="fsdp", shard=2)
+    with pytest.raises(PlanError, match="do not make several groups of 3"):
+        make_plan(8, sharding="zero1", shard=3)
+    with pytest.raises(PlanError, match="with experts and tensor parallelism is not simulated"):
+        make_plan(8, 2, sharding="zero1", expert=2, sequence_parallel=True)
+
+
+GRIDS = [(8, 1, 1), (4, 2, 1), (4, 1, 2)]
+
+
+@pytest.mark.parametrize(("data", "tensor", "pipeline"), GRIDS)
+def test_groups_share_the_optimizer_and_sum_their_shards_as_megatron_s_instances_do(
+    gpu_trace, data, tensor, pipeline
+):
+    """Reduce-scatter and all-gather inside a group, all-reduce of a shard among groups, state over the group."""
+    whole, ours = (build(gpu_trace, data, tensor, pipeline, "distributed", shard=n) for n in (1, 2))
+    inside, all_of = "0," + str(tensor), ",".join(str(tensor * d) for d in range(data))
+    among = ",".join(str(tensor * d) for d in range(0, data, 2))
+    for name in ("reduce_scatter", "all_gather"):
+        moved = {
+            (size, all_of): n for (size, group), n in sizes(ours, name).items() if group == inside
+        }
+        assert moved and moved == {k: n for k, n in sizes(whole, name).items() if k[1] == all_of}
+    shards = sum(
+        n * size for (size, group), n in sizes(ours, "all_reduce").items() if group == among
+    )
+    buckets = sum(n * size for (size, _), n in sizes(ours, "reduce_scatter").items())
+    assert shards == buckets // 2
+    pair = build(gpu_trace, 2, tensor, pipeline, "distributed")
+    held, of_pair = (g.metadata.memory[0]["categories"]["optimizer_state"] for g in (ours, pair))
+    assert held == of_pair
+    assert "distributed in groups of 2" in ours.metadata.plan_text
+
+
+def test_zero1_groups_broadcast_inside_a_group_and_ddp_sums_over_all(gpu_trace):
+    graphs = [build(gpu_trace, data, 1, 1, "zero1", shard=n) for data, n in ((8, 2), (2, 1))]
+    grouped, pair = graphs
+    assert sizes(grouped, "broadcast") == sizes(pair, "broadcast")
+    assert {group for _, group in sizes(grouped, "all_reduce")} == {"0,1,2,3,4,5,6,7"}
+    held = [g.metadata.memory[0]["categories"]["optimizer_state"] for g in graphs]
+    assert held[0] == held[1]
+    assert sorted(len(entry["ranks"]) for entry in grouped.metadata.memory) == [4, 4]
+
+
+def test_zero1_beside_tensor_parallelism_is_the_framework_s_own(gpu_trace):
+    """PyTorch's shares the tensors that a tensor-parallel rank has; Megatron-LM, nanotron and DeepSpeed cut slices."""
+    cut, whole = (build(gpu_trace, 2, tensor, 1, "zero1") for tensor in (2, 1))
+    sent, all_sent = (
+        sum(n * size for (size, _), n in sizes(graph, "broadcast").items())
+        for graph in (cut, whole)
+    )
+    assert 0 < sent < all_sent
+    for recipe in ("megatron-bf16", "nanotron-bf16", "deepspeed-bf16"):
+        trace = with_recipe(gpu_trace, recipe)
+        ours, slices = (build(trace, 2, 2, 1, name) for name in ("zero1", "distributed"))
+        assert ours.tasks.equals(slices.tasks)
+        assert ours.metadata.plan_text == slices.metadata.plan_text
+    with pytest.raises(PlanError, match="nanotron shares the optimizer's state among all replicas"):
+        build(with_recipe(gpu_trace, "nanotron-bf16"), 4, 1, 1, "zero1", shard=2)
 
 
 def held_by(trace, recipe, sharding="none", pipeline=1, micro_batches=2):

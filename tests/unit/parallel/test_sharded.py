@@ -276,8 +276,7 @@ def test_sharding_saves_memory(transformer_trace):
             "groups of 3; use a divisor of 4 between 1 and 4",
         ),
         ({"data": 4, "sharding": "hsdp", "shard": 4}, "several groups of 4"),
-        ({"data": 4, "sharding": "fsdp", "shard": 2}, "groups of 2 ranks without hsdp"),
-        ({"data": 2, "tensor": 2, "sharding": "zero1"}, "takes no parameters split"),
+        ({"data": 4, "sharding": "fsdp", "shard": 2}, "groups of 2 ranks with sharding fsdp"),
         ({"pipeline": 2, "accumulate": 2}, "2 accumulated micro-steps in a pipeline"),
         ({"data": 2, "accumulate": 0}, "accumulate 0 is below 1"),
         (

@@ -51,6 +51,8 @@ BUCKETED = ("none", "zero1", "distributed")
 """Those whose gradients travel in buckets."""
 UNIT_SHARDINGS = ("zero2", "zero3", "fsdp", "hsdp")
 """Those that shard parameters unit by unit (FSDP2's ``fully_shard``)."""
+GROUPED = ("zero1", "distributed", "hsdp")
+"""Those of which groups of replicas can each share a whole."""
 
 
 TENSOR_STYLES = ("megatron", "gather")
@@ -119,7 +121,11 @@ class Plan:
         " until backward), hsdp (fully_shard in groups of shard ranks, all-reduce between groups)",
         enum=list(SHARDINGS), default="none",
     )  # fmt: skip
-    shard: int = declare_cell("ranks of one group of hsdp; 1 for the others", minimum=1, default=1)
+    shard: int = declare_cell(
+        "ranks of a group that shares, one group like another: of hsdp, or of zero1 and distributed, where 1 is for all"
+        " replicas (Megatron-LM's --num-distributed-optimizer-instances is replicas over it)",
+        minimum=1, default=1,
+    )  # fmt: skip
     expert: int = declare_cell(
         "expert-parallel degree: consecutive data-parallel ranks that each hold a part of the experts,"
         " and hand each other the tokens (Megatron-LM's and torchtitan's folding)",
@@ -262,7 +268,7 @@ class Plan:
         """Ranks that each hold a part of what is shared; 1 without sharding."""
         if self.sharding == "none":
             return 1
-        return self.shard if self.sharding == "hsdp" else self.replicas
+        return self.shard if self.shard > 1 else self.replicas
 
     @property
     def expert_cut(self) -> int:
@@ -329,7 +335,7 @@ def find_plan_problem(plan: Plan) -> tuple[str, str, str] | None:
     """Return what is wrong, or does not go together, in a plan: column, problem and fix."""
     if found := find_count_problem(plan):
         return found
-    shared, groups = plan.sharding != "none", plan.sharding == "hsdp"
+    shared, groups = plan.sharding != "none", plan.shard > 1 or plan.sharding == "hsdp"
     uneven = groups and (not 1 < plan.shard < plan.replicas or bool(plan.replicas % plan.shard))
     known = plan.schedule in ("none", *SCHEDULES) or plan.schedule in list_plugins(SCHEDULE_GROUP)
     near = "" if known else suggest(plan.schedule, SCHEDULES)
@@ -343,23 +349,22 @@ def find_plan_problem(plan: Plan) -> tuple[str, str, str] | None:
          "leave it out, or give accumulate above 1 and sharding fsdp, zero2 or hsdp"),
         (plan.gather_overlap and plan.sharding != "distributed", "gather_overlap",
          f"gather_overlap with sharding {plan.sharding}", "leave it out, or use sharding distributed"),
-        (plan.shard > 1 and not groups, "shard", f"groups of {plan.shard} ranks without hsdp",
-         "leave shard out, or use sharding hsdp"),
+        (plan.shard > 1 and plan.sharding not in GROUPED, "shard",
+         f"groups of {plan.shard} ranks with sharding {plan.sharding}",
+         f"leave shard out, or use sharding {', '.join(GROUPED)}"),
         (plan.shards_units and plan.schedule in REPEATS, "sharding",
          f"{plan.sharding} with {plan.schedule}, whose stages are one process's", "use gpipe"),
         (shared and plan.replicas == 1, "sharding", f"{plan.sharding} on one rank",
          "give a data degree above 1"),
         (uneven, "shard",
          f"{plan.replicas} data-parallel ranks do not make several groups of {plan.shard}",
-         f"use a divisor of {plan.replicas} between 1 and {plan.replicas}, or sharding fsdp"),
+         f"use a divisor of {plan.replicas} between 1 and {plan.replicas}, or "
+         + ("sharding fsdp" if plan.sharding == "hsdp" else "leave shard out")),
         (groups and bool(plan.shard % plan.context and plan.context % plan.shard), "shard",
          f"groups of {plan.shard} ranks across sequences that {plan.context} share",
          f"use a multiple or a divisor of {plan.context}"),
         (plan.context == 1 and plan.context_method != CONTEXT_METHODS[0], "context_method",
          f"{plan.context_method} without context parallelism", "give a context degree above 1"),
-        (plan.sharding == "zero1" and plan.tensor > 1, "sharding",
-         "ZeroRedundancyOptimizer takes no parameters split by tensor parallelism",
-         "use distributed, or fsdp"),
         (plan.algorithms == "none" and (plan.chunks > 1 or plan.chunk_bytes > 0), "chunks",
          "chunks without an algorithm", "write 1 chunk of 0 bytes, or algorithms ring"),
         (plan.chunks > 1 and plan.chunk_bytes > 0, "chunk_bytes",
@@ -441,9 +446,12 @@ def _list_expert_rules(plan: Plan) -> list[tuple[bool, str, str, str]]:
         (several and bool(plan.replicas * plan.tensor % inside), "expert",
          f"{plan.expert} expert-parallel x {cut} expert-tensor-parallel ranks do not divide the"
          f" {plan.replicas * plan.tensor} ranks of a stage", f"use a divisor of {plan.replicas * plan.tensor // cut}"),
-        (several and plan.sharding == "hsdp" and bool(plan.shard * plan.tensor % inside), "expert",
+        (several and plan.shard > 1 and bool(plan.shard * plan.tensor % inside), "expert",
          f"{plan.expert} expert-parallel ranks do not divide groups of {plan.shard} replicas",
          "use a divisor of shard, times tensor where experts are whole"),
+        (several and plan.sharding == "zero1" and plan.tensor > 1, "sharding",
+         "ZeroRedundancyOptimizer with experts and tensor parallelism is not simulated",
+         "use distributed, or fsdp"),
         (plan.expert_domain > 0 and (plan.expert == 1 or prod(plan.expert_hops) != plan.expert), "expert_domain",
          f"domains of {plan.expert_domain} ranks do not divide {plan.expert} expert-parallel ones",
          f"use a divisor of {plan.expert * cut}, such as the GPUs of a node, or 0"),

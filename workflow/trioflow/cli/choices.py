@@ -193,7 +193,7 @@ def _add_degrees(parser: argparse.ArgumentParser) -> None:
          "GPUs of an NVLink domain: experts' tokens cross nodes once a node and are handed on inside, as DeepEP and HybridEP do"),
         ("--expert-overlap", True, "exchanges of experts' tokens beside another micro-batch's compute (--overlap-moe-expert-parallel-comm, DualPipe)"),
         ("--sharding", SHARDINGS[1:], "what replicas share instead of each holding it: fsdp is FSDP2, hsdp groups of --shard ranks"),
-        ("--shard", (int, "N"), "ranks of a group of hsdp"),
+        ("--shard", (int, "N"), "ranks of a group: of hsdp, or of zero1 and distributed, whose groups are replicas of one another"),
         ("--accumulate", (int, "N"), "micro-steps whose gradients are added up; DDP's replicas exchange the sum, fsdp's reduce those of each"),
         ("--no-sync", True, "with fsdp and --accumulate: keep gradients whole until the last micro-step (set_requires_gradient_sync(False))"),
         ("--gather-overlap", True, "with distributed: gather the updated weights during the next step's first forward (--overlap-param-gather)"),
@@ -486,6 +486,8 @@ def _share_ranks(options: argparse.Namespace, found: Configuration) -> None:
         options.sharding = None
     if options.sharding != "distributed":
         options.gather_overlap = False
+    elif options.shard is None:
+        options.shard = found.count_shard(data * context)
     micro = int(found.step.get("batch", 1))
     if options.batch is None:
         options.batch = found.global_batch or data * micro * (found.accumulate or pipeline)

@@ -357,7 +357,10 @@ def _make_data_parallel_step(
     step = _make_step(workload, model, plan, batch // int(plan["data"]), device, seed + rank)
     if plan.get("sharding", "none") == "zero1":
         trained = [p for p in model.parameters() if p.requires_grad]
-        step.optimizer = ZeroRedundancyOptimizer(trained, optimizer_class=workload.make_optimizer)
+        group = _make_mesh(plan, device)[0]["shard"].get_group()
+        step.optimizer = ZeroRedundancyOptimizer(
+            trained, optimizer_class=workload.make_optimizer, process_group=group
+        )
     return step
 
 
@@ -377,7 +380,7 @@ def _make_sharded_step(
 def _make_mesh(plan: Mapping[str, Any], device: torch.device) -> tuple[DeviceMesh, DeviceMesh]:
     """Return all ranks, the pipeline's stages slowest and shards of layers fastest, and those that share units."""
     data, tensor, pipeline = (int(plan[name]) for name in ("data", "tensor", "pipeline"))
-    shards = int(plan["shard"]) if plan["sharding"] == "hsdp" else data
+    shards = data if int(plan["shard"]) == 1 else int(plan["shard"])
     sizes = {"pipeline": pipeline, "replicate": data // shards, "shard": shards, "tensor": tensor}
     names = tuple(name for name, size in sizes.items() if size > 1 or name == "shard")
     mesh = init_device_mesh(device.type, tuple(sizes[name] for name in names), mesh_dim_names=names)

@@ -154,20 +154,25 @@ def _make_named(
 
 
 def fit_framework(plan: Plan, trace: Trace) -> Plan:
-    """Return a tensor-parallel plan with the vocabulary shared, and messages overlapped, where its framework does so.
+    """Return a plan as its framework runs it: ZeRO-1, the vocabulary of tensor-parallel ranks, messages overlapped.
 
+    Frameworks that keep main gradients (Megatron-LM, nanotron, DeepSpeed) share the optimizer's state in equal slices
+    (``distributed``), whatever the layers are cut by; PyTorch's own ``ZeroRedundancyOptimizer`` by whole tensors.
     Megatron-LM, nanotron and torchtitan share embedding, head and loss of a language model in every tensor-parallel
     plan; only ``tp-layers`` keeps them whole. Of other models the named plan ``tp`` shares a vocabulary if there is
     one. Megatron-LM always sends what a backward sums or gathers beside the product that does not need it
     (``LinearWithGradAccumulationAndAsyncCommunication``).
     """
+    recipe = trace.facts.recipe
+    if plan.sharding == "zero1" and recipe.keeps_main_gradients:
+        plan = replace(plan, sharding="distributed")
     known = bool(trace.facts.language_model) and plan.plan != LAYERS
     overlap = "none" if plan.tensor_overlap == "auto" else plan.tensor_overlap
     if plan.tensor == 1 or plan.tensor_style != "megatron" or not (known or plan.plan == MEGATRON):
         return replace(plan, tensor_overlap=overlap)
     shared = has_vocabulary(trace, plan.tensor)
     whole = plan.schedule == "none" or not SCHEDULES.get(plan.schedule, _UNKNOWN).splits
-    if plan.tensor_overlap == "auto" and whole and trace.facts.recipe.framework == MEGATRON_LM:
+    if plan.tensor_overlap == "auto" and whole and recipe.framework == MEGATRON_LM:
         overlap = "backward"
     vocabulary = shared or (known and plan.vocabulary_parallel)
     return replace(plan, vocabulary_parallel=vocabulary, tensor_overlap=overlap)
@@ -210,9 +215,21 @@ def check_plan(plan: Plan, trace: Trace, batch: int) -> None:
     if found := find_count_problem(plan):
         raise PlanError(f"plan {plan.plan}: {found[1]}", fix=found[2])
     check_shapes(plan, trace, micro_batch_sizes(plan, batch))
-    if trace.facts.recipe.shards_main and not plan.shards_units:
+    recipe = trace.facts.recipe
+    if plan.sharding == "distributed" and recipe.reduces_whole:
+        if plan.gather_overlap:
+            raise PlanError(
+                f"gather_overlap: {recipe.framework} gathers all weights at once, behind the update",
+                fix="leave it out, or use a recipe of Megatron-LM",
+            )
+        if plan.shard > 1:
+            raise PlanError(
+                f"groups of {plan.shard}: {recipe.framework} shares the optimizer's state among all replicas",
+                fix="leave shard out, or use a recipe of Megatron-LM",
+            )
+    if recipe.shards_main and not plan.shards_units:
         raise PlanError(
-            f"plan {plan.plan}: {trace.facts.recipe.name} is what fully_shard computes in, and without it a step is in fp32",
+            f"plan {plan.plan}: {recipe.name} is what fully_shard computes in, and without it a step is in fp32",
             fix="use sharding fsdp, or --precision bf16 (autocast), fp32 or megatron-bf16",
         )
     megatron = plan.tensor > 1 and plan.tensor_style == "megatron"

@@ -309,7 +309,7 @@ def outline_step(outline: Outline, plan: Plan, batch: int) -> Step:
     else:
         time_s = _time_stages(outline, plan, work, begins, schedule)
         if plan.sharding == "zero1":
-            key = ("partition", *style_of(plan), *_schedule_of(plan), plan.replicas, samples)
+            key = ("partition", *style_of(plan), *_schedule_of(plan), plan.shards, samples)
             update_s, update_host_s = outline.keep(
                 key, _time_partitioned, outline, plan, samples, begins, schedule
             )
@@ -380,8 +380,7 @@ def _time_stages(
     ]
     turns = outline.keep(("turns", *_schedule_of(plan)), _order, schedule)
     busy_until, last_backward = _play(schedule.ranks, turns, forward_s, backward_s, send_s)
-    mine = {"zero1": 0.0, "distributed": 1 / plan.data}.get(plan.sharding, 1.0)
-    mine = 1 / plan.shards if sharded else mine
+    mine = 0.0 if plan.sharding == "zero1" else 1 / plan.shards
     update_s = sum_stages(work.update_s * mine, begins)
     if sharded:
         return sharded.first_s + max(

@@ -167,6 +167,8 @@ def plan_case(file: Path) -> tuple[Configuration, Plan, int]:
     columns |= {"pipeline": pipeline, "micro_batches": pieces} if pipeline > 1 else {"accumulate": pieces}  # fmt: skip
     if data * context == 1:
         columns.pop("sharding", None)
+    if "sharding" in columns:
+        columns["shard"] = found.count_shard(data * context)
     batch = data * pieces * int(found.step["batch"])
     return found, make_plan(data, tensor, **columns), batch
 

@@ -125,7 +125,8 @@ def estimate_memory(
     for number, rank in enumerate(program.grid.find_representatives().tolist()):
         pipeline, rest = divmod(rank, program.plan.replicas * program.plan.tensor)
         parts = bool(program.partitions) and bool(program.partitions[pipeline].shared)
-        place = (pipeline if spans or parts else -1, rest // program.plan.tensor if parts else -1)
+        replica = rest // program.plan.tensor % program.plan.shards
+        place = (pipeline if spans or parts else -1, replica if parts else -1)
         if place not in tables:
             tables[place] = _table_of(trace, operators, program, *place)
         rows = _take_rank(tasks, of_task, rank)

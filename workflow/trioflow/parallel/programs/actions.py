@@ -447,6 +447,10 @@ class StageActions(RankProgram):
         plan = program.plan
         self.tensor_group = [program.rank_of(data, pipeline, t) for t in range(plan.tensor)]
         self.data_group = [program.rank_of(d, pipeline, tensor) for d in range(plan.replicas)]
+        # Replicas that share what is sharded next to each other; those of another group hold the same share.
+        first, shards = data - data % plan.shards, plan.shards
+        self.shard_group = self.data_group[first : first + shards]
+        self.shard_replicas = self.data_group[data % shards :: shards]
         first = data - data % plan.context
         self.context_group = [
             program.rank_of(d, pipeline, tensor) for d in range(first, first + plan.context)
@@ -457,6 +461,10 @@ class StageActions(RankProgram):
         begin = self.rank - at % inside + at % plan.expert_cut
         self.expert_group = list(range(begin, begin + inside, plan.expert_cut))
         self.expert_replicas = list(range(first + at % inside, end, inside))
+        # Those of them in this rank's group, and the ranks of other groups that hold the same share.
+        count = plan.shards_of(experts=True)
+        place = self.expert_replicas.index(self.rank)
+        self.expert_shards = self.expert_replicas[place - place % count :][:count]
         domains, hop = plan.expert_hops
         place = self.expert_group.index(self.rank)
         self.exchange_groups = {

@@ -312,7 +312,7 @@ def _make_grid(plan: Plan, alike: tuple[bool, bool, bool, bool]) -> Grid:
     """Return the ranks in a grid along whose axes every group of ranks lies, as Megatron-LM numbers them."""
     stage, of_group, in_group, of_layers = alike
     # Replicas in groups: of shards, or of ranks that share experts.
-    shards = plan.shard if plan.sharding == "hsdp" else plan.replicas
+    shards = plan.shard if plan.shard > 1 else plan.replicas
     places = {1, plan.tensor, plan.tensor * shards, plan.tensor * plan.replicas}
     if plan.context > 1:
         places.add(plan.tensor * plan.context)

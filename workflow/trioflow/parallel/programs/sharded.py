@@ -119,12 +119,6 @@ class UnitRank(StagedRank):
             0  # result of the last all-gather of forward, kept until the next has arrived
         )
         self.scattering = 0  # input of the last reduce-scatter, kept until the next
-        shards = self.sharding.shards
-        first = self.data - self.data % shards
-        self.shard_group = self._ranks(range(first, first + shards))
-        self.replicas = self._ranks(range(self.data % shards, len(self.data_group), shards))
-        groups = [self.program.rank_of(d, self.pipeline, 0) for d in (first, first + shards)]
-        self.expert_shards = [r for r in self.expert_replicas if r in range(*groups)]
         self.inner = [i for places in self.of_stage.values() for i in places[:-1]]
         self.begins = {self.units[i].unit.first_forward: i for i in self.inner}
         self.ends = {self.units[i].unit.last_forward: i for i in self.inner}
@@ -137,13 +131,6 @@ class UnitRank(StagedRank):
     def root(self) -> int:
         """Place of the root of the stage whose action runs."""
         return self.of_stage[self.stage][-1]
-
-    def _shards_of(self, unit: UnitWork) -> list[int]:
-        """Return the ranks that each hold a part of a unit."""
-        return self.expert_shards if unit.unit.experts else self.shard_group
-
-    def _ranks(self, replicas: range) -> list[int]:
-        return [self.program.rank_of(d, self.pipeline, self.tensor) for d in replicas]
 
     def broadcast_buffers(self) -> None:
         """Each rank keeps buffers of its own."""
@@ -305,7 +292,12 @@ class UnitRank(StagedRank):
             self.compute(name, unit.copy_in_s, "memcpy", phase=phase)
             copy = self.last
         self.arriving[index] = self._add_collective(
-            "communication", "all_gather", copy, unit.gathered_bytes, self._shards_of(unit), phase
+            "communication",
+            "all_gather",
+            copy,
+            unit.gathered_bytes,
+            self._shards_of(unit.unit),
+            phase,
         )
 
     def _await(self, index: int, phase: str) -> None:
@@ -359,21 +351,21 @@ class UnitRank(StagedRank):
         self._hold("gradient", 0 if further else unit.kept_bytes)
         scattered = self._add_collective(
             "communication", "reduce_scatter", self.last, unit.reduced_bytes,
-            self._shards_of(unit), "backward",
+            self._shards_of(unit.unit), "backward",
         )  # fmt: skip
         self.reduced = [scattered]
-        if len(self.replicas) > 1:
+        if len(self.shard_replicas) > 1:
             part = unit.reduced_bytes // self.program.plan.shards_of(unit.unit.experts)
             self.reduced.append(
                 self._add_collective(
-                    "all_reduce", "all_reduce", scattered, part, self.replicas, "backward"
+                    "all_reduce", "all_reduce", scattered, part, self.shard_replicas, "backward"
                 )
             )
         if self.host_optimizer:
             self.host_optimizer.send(self.reduced[-1], unit.kept_bytes, frozenset())
             self._hold("gradient", 0 if further else -unit.kept_bytes)
         elif further and self.sharding.beside:
-            stream = "all_reduce" if len(self.replicas) > 1 else "communication"
+            stream = "all_reduce" if len(self.shard_replicas) > 1 else "communication"
             self.reduced.append(
                 self.program.graph.add(
                     self.rank, stream, "compute", _ADDS_UP, after=(self.reduced[-1],),

@@ -44,6 +44,7 @@ from trioflow.parallel.schedules.table import (
     leaves,
 )
 from trioflow.parallel.splits.pipeline import Bucket
+from trioflow.parallel.splits.sharding import ShardedUnit
 
 
 @dataclass(frozen=True)
@@ -179,12 +180,20 @@ class StagedRank(StageActions):
             if self.work.bucket_copy_s:
                 copy_s = self.work.bucket_copy_s[index]
                 self.compute(f"copy into bucket {index}", copy_s, "memcpy", phase="backward")
-            group = self._replicas_of(bucket)
+            group, others = self._replicas_of(bucket), list[int]()
+            if scatters and self.program.plan.shard > 1:
+                group, others = self._shards_of(bucket), self.shard_replicas
             if len(group) > 1:
                 key = ("bucket", self.stage, group[0], index)
                 name = "reduce_scatter" if scatters else "all_reduce"
                 ready = self.collective(name, key, size, group, "backward")
                 self.reduced.append(ready)
+            if (
+                others
+            ):  # right behind the scatter, which it waits for (Megatron-LM's one stream for both)
+                key = ("shard", self.stage, others[0], index)
+                part = size // len(group)
+                self.reduced.append(self.collective("all_reduce", key, part, others, "backward"))
         if self.host_optimizer:
             self.host_optimizer.send(ready, size, self.work.bucket_storages[index])
 
@@ -255,7 +264,7 @@ class StagedRank(StageActions):
 
     def _gather_bucket(self, index: int, phase: str) -> list[int]:
         """Gather a bucket's weights from the replicas that updated slices of them; nothing where one holds it alone."""
-        group = self._replicas_of(self.work.buckets[index])
+        group = self._shards_of(self.work.buckets[index])
         key, size = ("weights", self.stage, group[0], index), self.work.gathered_bytes[index]
         return [self.collective("all_gather", key, size, group, phase)] if len(group) > 1 else []
 
@@ -277,6 +286,10 @@ class StagedRank(StageActions):
     def _replicas_of(self, bucket: Bucket) -> list[int]:
         """Return the ranks that hold the same parameters as a bucket's."""
         return self.expert_replicas if bucket.experts else self.data_group
+
+    def _shards_of(self, part: Bucket | ShardedUnit) -> list[int]:
+        """Return the ranks of one group that each hold, or update, a slice of a bucket or a unit."""
+        return self.expert_shards if part.experts else self.shard_group
 
     def _reduce_partial(self) -> None:
         """Add up the gradients that each tensor-parallel rank has of its own tokens, all at once."""
@@ -311,16 +324,17 @@ class StagedRank(StageActions):
 class PartitionedRank(StagedRank):
     """Writes the tasks of one rank under DDP with ``ZeroRedundancyOptimizer``."""
 
-    alike = (False, False, False, True)
+    alike = (False, True, False, True)
 
     def update(self) -> None:
-        """Update this rank's parameters, then broadcast all of them, owner by owner; experts behind the others."""
+        """Update this rank's parameters, then broadcast all of its group's, owner by owner; experts behind the others."""
         partition = self.program.partitions[self.pipeline]
-        times_s = self.program.update_s[self.pipeline][self.data]
-        for op_id in partition.operators[self.data]:
+        place = self.data % self.program.plan.shards
+        times_s = self.program.update_s[self.pipeline][place]
+        for op_id in partition.operators[place]:
             self.operator(op_id, None, device_s=times_s.get(op_id))
         source, broadcasts = self.last, []
-        kinds = ((self.data_group, partition.parameters), (self.expert_replicas, partition.experts))
+        kinds = ((self.shard_group, partition.parameters), (self.expert_shards, partition.experts))
         for ranks, parts in kinds:
             for owner, parameters in enumerate(parts if len(ranks) > 1 else ()):
                 group = self.program.name_group(ranks, owner) if parameters else ""

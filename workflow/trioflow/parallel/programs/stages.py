@@ -253,11 +253,6 @@ class StageWorks:
                 work.bucket_copy_s = [self._copy_s(b, "aten::mul") for b in work.buckets]
                 work.bucket_return_s = [self._copy_s(b, "aten::copy_") for b in work.buckets]
             if work.reduces_whole and recipe.copies_gathered:
-                if plan.gather_overlap:
-                    raise PlanError(
-                        f"gather_overlap: {recipe.framework} gathers all weights at once, behind the update",
-                        fix="leave it out, or use a recipe of Megatron-LM",
-                    )
                 # All weights are laid one behind another, filled by PyTorch's ``all_gather``, and copied back,
                 # each replica's slice of each weight by itself (nanotron's ``all_gather_coalesced``).
                 whole, n = sum(work.gathered_bytes), plan.replicas

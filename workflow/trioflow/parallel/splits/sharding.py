@@ -326,15 +326,15 @@ def partition_parameters(sizes: Sequence[int], ranks: int) -> list[list[int]]:
 
 @remembered
 def partition_optimizer(
-    trace: Trace, ranks: int, expert: int = 1, here: frozenset[int] | None = None
+    trace: Trace, ranks: int, expert: int = 1, here: frozenset[int] | None = None, tensor: int = 1
 ) -> OptimizerPartition:
     """Return which replica updates which parameters of a trace, and by which operators.
 
-    ``expert``: consecutive replicas that each hold a part of the experts; who holds the same ones shares out those.
+    ``ranks``: those of a group that shares the optimizer; ``tensor``: those that cut layers. ``expert``: consecutive replicas that each hold a part of the experts; who holds the same ones shares out those.
     ``here``: places in ``list_parameters`` of what the ranks' stages hold; all by default. Raises PlanError when the
     trace does not say which parameters there are.
     """
-    parameters = list_parameters(trace, 1, expert)
+    parameters = list_parameters(trace, tensor, expert)
     sizes = [prod(p.shape) for p in parameters]
     held = range(len(parameters)) if here is None else sorted(here)
     mine = [i for i in held if not parameters[i].frozen]
@@ -385,4 +385,6 @@ def partition_stages(
         here = [
             frozenset(i for i, at in enumerate(placed) if not at.isdisjoint(mine)) for mine in held
         ]
-    return [partition_optimizer(trace, plan.replicas, plan.expert, mine) for mine in here]
+    return [
+        partition_optimizer(trace, plan.shards, plan.expert, mine, plan.tensor) for mine in here
+    ]

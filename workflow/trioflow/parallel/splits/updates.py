@@ -163,7 +163,7 @@ def held_sizes(trace: Trace, plan: Plan) -> list[float]:
     parameters = list_parameters(trace, plan.tensor, plan.expert_parts)
     if plan.sharding == "distributed":
         # Buckets are cut into equal slices wherever parameters begin and end.
-        return [p.size_bytes / plan.replicas_of(p.experts) for p in parameters]
+        return [p.size_bytes / plan.shards_of(p.experts) for p in parameters]
     if not plan.shards_units:
         return [float(p.size_bytes) for p in parameters]
     shards = [plan.shards_of(p.experts) for p in parameters]

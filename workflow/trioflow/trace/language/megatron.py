@@ -141,6 +141,7 @@ def read_megatron(arguments: Mapping[str, Any], file: str, name: str) -> Configu
         global_batch=None if found.take(total) is None else found.size(total),
         stages=_cut_stages(found, model.layers, degrees),
         notes=tuple(notes),
+        optimizer_instances=found.size("num-distributed-optimizer-instances", 1),
     )
 
 

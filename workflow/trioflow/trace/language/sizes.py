@@ -31,7 +31,7 @@ class Configuration:
     ``step``: what is said of a ``LanguageStep``; ``degrees``: of a plan's columns, the data degree
     left out; ``accumulate``: micro-batches, where the file counts them instead of ``global_batch``;
     ``stages``: blocks of each as the framework cuts them, empty to be balanced; ``notes``: what
-    changes work and is not followed.
+    changes work and is not followed; ``optimizer_instances``: groups of replicas that each share the optimizer.
     """
 
     model: LanguageModel
@@ -41,6 +41,17 @@ class Configuration:
     accumulate: int | None = None
     stages: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
+    optimizer_instances: int = 1
+
+    def count_shard(self, replicas: int) -> int:
+        """Return the replicas of a group that shares the optimizer, 1 where all do; InputError where none fits."""
+        size, rest = divmod(replicas, self.optimizer_instances)
+        if self.optimizer_instances > 1 and (rest or size < 2):
+            raise InputError(
+                f"{replicas} replicas do not make {self.optimizer_instances} groups that share the optimizer",
+                place="num-distributed-optimizer-instances",
+            )
+        return size if self.optimizer_instances > 1 else 1
 
     def name_stages(self) -> list[list[str]] | None:
         """Return the units of each pipeline stage, embedding first, head last; None where trioflow is to balance them."""
