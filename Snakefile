@@ -1,6 +1,6 @@
 # trioflow: predict the training step of many ranks from an operator trace of one, in seven stages (and their targets):
-# capture (traces), merge (operator_tables), fit (cost_models), measure (measurements),
-# extrapolate (partitions, task_graphs), simulate (timelines), report (all). The rest: studies, sweeps, figures, data in docs/.
+# capture (traces), merge (operator_tables), calibrate (calibrations), fit (cost_models), extrapolate (partitions,
+# task_graphs), simulate (timelines), measure (measurements), report (all). The rest: studies, sweeps, figures, data in docs/.
 
 from snakemake.utils import min_version
 from trioflow.base.provenance import read_json
@@ -30,6 +30,7 @@ include: "rules/inputs.smk"
 include: "rules/capture.smk"
 include: "rules/merge.smk"
 include: "rules/fit.smk"
+include: "rules/calibrate.smk"
 include: "rules/measure.smk"
 include: "rules/extrapolate.smk"
 include: "rules/simulate.smk"
@@ -55,6 +56,7 @@ localrules:
     operator_tables,
     cost_models,
     partitions,
+    calibrations,
     measurements,
     task_graphs,
     timelines,

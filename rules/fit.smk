@@ -1,6 +1,6 @@
 # Purpose: fit what a step is predicted from: operator times, collective times, the machine; and the
 #          collectives of GPU platforms from public measurements (those that ship are these).
-# Inputs:  all traces (results/operator_tables/), all sessions (results/measurements/); results/data/
+# Inputs:  all traces (results/operator_tables/), all sessions (results/calibration/); results/data/
 # Outputs: results/cost_models/this-machine/: operators.json, operator_fit.parquet,
 #          collectives.json; results/platforms/this-machine.yaml;
 #          results/cost_models/published/<platform>/collectives.json, <device>/operators.json,
@@ -38,7 +38,7 @@ rule fit_operators:
 rule fit_collectives:
     input:
         expand(
-            "<results>/measurements/{workload}/collective_samples.parquet",
+            "<results>/calibration/{workload}/collective_samples.parquet",
             workload=MEASURED,
         ),
     output:
@@ -60,7 +60,7 @@ rule fit_collectives:
 rule describe_machine:
     input:
         sessions=expand(
-            "<results>/measurements/{workload}/session.json", workload=MEASURED
+            "<results>/calibration/{workload}/session.json", workload=MEASURED
         ),
         collectives="<results>/cost_models/this-machine/collectives.json",
     output:

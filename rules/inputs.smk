@@ -16,7 +16,7 @@ def plans_of_workload(wildcards):
     return as_rows(PLANS[name] for name in sorted(used))
 
 
-def measure_gpus(wildcards):
+def session_gpus(wildcards):
     """GPUs that the workload's experiments ask for: one a rank of the largest plan."""
     names = {row["plan"] for row in experiments_of_workload(wildcards)}
     return max(PLANS[name].ranks for name in names) * capture_gpus(wildcards)
@@ -45,14 +45,9 @@ def experiment_partition(wildcards):
     return f"<results>/partitions/{EXPERIMENTS[wildcards.experiment].workload}.json"
 
 
-def experiment_session_file(name):
-    """Find a file of the session that measured the experiment."""
-
-    def find(wildcards):
-        workload = EXPERIMENTS[wildcards.experiment].workload
-        return f"<results>/measurements/{workload}/{name}"
-
-    return find
+def experiment_session(wildcards):
+    """The session that the experiment's prediction is calibrated to."""
+    return f"<results>/calibration/{EXPERIMENTS[wildcards.experiment].workload}/session.json"
 
 
 def published_files(wildcards):

@@ -1,43 +1,28 @@
-# Purpose: the ground truth: run a workload's experiments for real, on all ranks, interleaved with
-#          the steps and messages they are predicted from.
-# Inputs:  the workload's stages (results/partitions/); rows of workloads.tsv, plans.tsv and
-#          experiments.tsv; the settings under measure
-# Outputs: results/measurements/<workload>/
+# Purpose: the ground truth, which the report alone reads: the steps of plans that ran for real on all ranks.
+# Inputs:  what calibrate's session recorded (results/sessions/<workload>/)
+# Outputs: results/measurements/<workload>/: measurements, rank_timelines, step_marks and recorded_events.parquet
 
 
 rule measure:
     input:
-        partition="<results>/partitions/{workload}.json",
+        steps="<results>/sessions/{workload}/steps.json",
+        events="<results>/sessions/{workload}/events.parquet",
     output:
         measurements="<results>/measurements/{workload}/measurements.parquet",
-        collective_samples="<results>/measurements/{workload}/collective_samples.parquet",
         rank_timelines="<results>/measurements/{workload}/rank_timelines.parquet",
         step_marks="<results>/measurements/{workload}/step_marks.parquet",
         recorded_events="<results>/measurements/{workload}/recorded_events.parquet",
-        session="<results>/measurements/{workload}/session.json",
     log:
         "<logs>/measure/{workload}.log",
     benchmark:
         "<benchmarks>/measure/{workload}.tsv"
     conda:
-        "../envs/capture.yaml"
-    threads: 2
-    resources:
-        measurement=1,
-        gpu=measure_gpus,
-        mem_mb=8000,
-        runtime=30,
+        "../envs/analysis.yaml"
     params:
         library=library_digest("measure"),
-        folder=subpath(output.session, parent=True),
-        row=workload_row,
-        experiments=experiments_of_workload,
-        plans=plans_of_workload,
-        device=config["device"],
-        seed=config["seed"],
-        settings=config["measure"],
+        folder=subpath(output.measurements, parent=True),
     message:
-        "measure the experiments of {wildcards.workload} on all ranks"
+        "collect the measured steps of {wildcards.workload}"
     script:
         "../scripts/measure.py"
 
@@ -45,4 +30,4 @@ rule measure:
 rule measurements:
     """Run every experiment for real, on all ranks."""
     input:
-        expand("<results>/measurements/{workload}/session.json", workload=MEASURED),
+        expand("<results>/measurements/{workload}/measurements.parquet", workload=MEASURED),

@@ -1,7 +1,7 @@
 # Purpose: put every prediction beside its measurement: error table, what errors are made of, figures, page.
-# Inputs:  results/timelines/, results/measurements/, results/operator_tables/, cost models,
+# Inputs:  results/timelines/, results/measurements/, results/calibration/, results/operator_tables/, cost models,
 #          and results/task_graphs/, simulated again with measured values in place of models
-# Outputs: results/report/: error.parquet, attribution.parquet, causes.parquet, index.html, figures/
+# Outputs: results/report/: error.parquet, attribution.parquet, causes.parquet, index.html, figures/, perfetto/
 
 
 rule attribute:
@@ -19,8 +19,9 @@ rule attribute:
         measurements=expand(
             "<results>/measurements/{workload}/{file}",
             workload=MEASURED,
-            file=["measurements.parquet", "rank_timelines.parquet", "session.json"],
+            file=["measurements.parquet", "rank_timelines.parquet"],
         ),
+        sessions=expand("<results>/calibration/{workload}/session.json", workload=MEASURED),
         platform="<results>/platforms/this-machine.yaml",
         collectives="<results>/cost_models/this-machine/collectives.json",
     output:
@@ -50,12 +51,12 @@ rule report:
         measurements=expand(
             "<results>/measurements/{workload}/{file}",
             workload=MEASURED,
-            file=[
-                "measurements.parquet",
-                "collective_samples.parquet",
-                "rank_timelines.parquet",
-                "session.json",
-            ],
+            file=["measurements.parquet", "rank_timelines.parquet"],
+        ),
+        calibrations=expand(
+            "<results>/calibration/{workload}/{file}",
+            workload=MEASURED,
+            file=["collective_samples.parquet", "session.json"],
         ),
         predictions=expand(
             "<results>/timelines/{experiment}/{file}",
@@ -125,6 +126,9 @@ rule report:
                 "collective_curve",
                 "operator_fit",
             ],
+        ),
+        perfetto=expand(
+            "<results>/report/perfetto/{experiment}.json.gz", experiment=EXPERIMENTS
         ),
         timeline_pictures=expand(
             "<results>/report/figures/timelines/{experiment}.png",

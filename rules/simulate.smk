@@ -1,6 +1,6 @@
 # Purpose: run a task graph through the event engine and the network of the platform.
 # Inputs:  results/task_graphs/<experiment>/, the platform, the collective cost model,
-#          the session that measured the experiment (its anchor and its real timelines),
+#          the session that the prediction is calibrated to,
 #          the workload's traces (modules, shapes, gradients), what repeats in all captures differ by
 # Outputs: results/timelines/<experiment>/: timeline.parquet, summary.json, perfetto.json.gz,
 #          critical_path.parquet, links.parquet, breakdown.parquet
@@ -15,8 +15,7 @@ rule simulate:
         facts=trace_files("trace.json"),
         operators=trace_files("operators.parquet"),
         tensors=trace_files("tensors.parquet"),
-        session=experiment_session_file("session.json"),
-        rank_timelines=experiment_session_file("rank_timelines.parquet"),
+        session=experiment_session,
         captures=expand("<results>/operator_tables/{trace}/trace.json", trace=TRACES),
     output:
         timeline="<results>/timelines/{experiment}/timeline.parquet",

@@ -1,16 +1,7 @@
-"""Run a workload's experiments for real, on all ranks."""
+"""Collect the measured steps of a workload's experiments."""
 
 from trioflow.base.job_log import log_job
-from trioflow.measure.session import measure_workload
+from trioflow.measure.records import measure_plans
 
 with log_job(snakemake.log[0]):
-    measure_workload(
-        snakemake.params.row,
-        snakemake.params.experiments,
-        snakemake.params.plans,
-        snakemake.input.partition,
-        snakemake.params.folder,
-        device=snakemake.params.device,
-        seed=snakemake.params.seed,
-        **snakemake.params.settings,
-    )
+    measure_plans(snakemake.input.steps, snakemake.input.events, snakemake.params.folder)

@@ -9,7 +9,6 @@ with log_job(snakemake.log[0]):
         snakemake.input.platform,
         snakemake.input.collectives,
         snakemake.input.session,
-        snakemake.input.rank_timelines,
         snakemake.params.traces,
         snakemake.input.captures,
         snakemake.params.folder,

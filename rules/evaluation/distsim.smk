@@ -1,6 +1,6 @@
 # Purpose: DistSim's evaluation on our own runs: activity and timestamp errors, a GPT of 145B
 #          parameters over the batch, what it costs; and the counterparts of its figures.
-# Inputs:  results/measurements/, results/timelines/, results/operator_tables/, the benchmarks of the jobs
+# Inputs:  results/measurements/, results/calibration/, results/timelines/, results/operator_tables/, the benchmarks of the jobs
 #          behind them; shipped models for what is only simulated
 # Outputs: results/distsim/: throughput.parquet, analytical.parquet;
 #          results/report/distsim.html, and beside it distsim/: tables, distsim03, 08 to 12 as SVG and PNG
@@ -11,7 +11,7 @@ JOB_BENCHMARKS = [
     *expand("<benchmarks>/capture/{trace}.tsv", trace=TRACES),
     *expand("<benchmarks>/merge/{trace}.tsv", trace=TRACES),
     *expand("<benchmarks>/partition/{workload}.tsv", workload=MEASURED),
-    *expand("<benchmarks>/measure/{workload}.tsv", workload=MEASURED),
+    *expand("<benchmarks>/calibrate/{workload}.tsv", workload=MEASURED),
     *expand("<benchmarks>/extrapolate/{experiment}.tsv", experiment=EXPERIMENTS),
     *expand("<benchmarks>/simulate/{experiment}.tsv", experiment=EXPERIMENTS),
     "<benchmarks>/fit_operators.tsv",
@@ -74,7 +74,7 @@ rule distsim_analytical:
 rule distsim:
     input:
         sessions=expand(
-            "<results>/measurements/{workload}/session.json", workload=MEASURED
+            "<results>/calibration/{workload}/session.json", workload=MEASURED
         ),
         recordings=expand(
             "<results>/measurements/{workload}/{table}.parquet",

@@ -7,6 +7,7 @@ with log_job(snakemake.log[0]):
     build_distsim_page(
         {
             "sessions": snakemake.input.sessions,
+            "recordings": snakemake.input.recordings,
             "timelines": snakemake.input.timelines,
             "benchmarks": snakemake.input.benchmarks,
             "analytical": [snakemake.input.analytical],

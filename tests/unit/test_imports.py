@@ -180,7 +180,7 @@ def test_a_rule_declares_the_packages_that_its_script_imports_and_no_others(rule
 @pytest.mark.parametrize(
     ("rule", "others"),
     [("extrapolate", {"network", "engine", "prediction"}), ("simulate", {"report", "sweeps", "cli"}),
-     ("measure", {"costmodel", "parallel"}), ("capture", {"costmodel", "measure"})],
+     ("calibrate", {"costmodel", "parallel"}), ("capture", {"costmodel", "measure"})],
 )  # fmt: skip
 def test_an_edit_of_a_later_stage_voids_no_earlier_one(rule: str, others: set[str]) -> None:
     rooms = {name.partition("/")[0] for name in list_packages(rule, DECLARED)}
@@ -232,7 +232,7 @@ def test_only_scripts_that_run_models_need_torch() -> None:
             script.stem
             in (
                 "capture",
-                "measure",
+                "calibrate",
                 "judge_clusters",
                 "judge_cluster_steps",
                 "judge_cluster_peaks",

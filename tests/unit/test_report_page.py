@@ -1,5 +1,7 @@
 """The whole report of a small made-up run."""
 
+import gzip
+import json
 import re
 import shutil
 from html.parser import HTMLParser
@@ -135,20 +137,27 @@ def test_warnings_and_units_reach_the_reader(page):
 def test_same_run_gives_the_same_bytes_and_drops_stale_pictures(built, tmp_path):
     folder, files, _ = built
     target = tmp_path / "results" / "report"
-    stale = target / "figures/timelines/gone.svg"
-    stale.parent.mkdir(parents=True)
-    stale.write_text("old")
+    for stale in (target / "figures/timelines/gone.svg", target / "perfetto/gone.json.gz"):
+        stale.parent.mkdir(parents=True)
+        stale.write_text("old")
     build_report(reversed(files), target, EXPERIMENTS, PLANS)
     first = folder / "results/report"
     names = sorted(file.relative_to(first) for file in first.rglob("*") if file.is_file())
     assert names == sorted(file.relative_to(target) for file in target.rglob("*") if file.is_file())
-    assert len(names) == 3 + 2 * (len(CAPTIONS) - 1 + len(EXPERIMENTS))
+    assert len(names) == 3 + 2 * (len(CAPTIONS) - 1) + 3 * len(EXPERIMENTS)
     for name in names:
         content = (first / name).read_bytes()
         assert content == (target / name).read_bytes(), name
         if name.suffix == ".svg":
             assert b"<dc:date>" not in content and b'href="http' not in content, name
     assert [path.name for path in target.parent.iterdir()] == ["report"]
+
+
+def test_measured_ranks_lie_below_predicted_ones_for_perfetto(built):
+    packed = built[0] / "results/report/perfetto/vgg11-ddp2.json.gz"
+    events = json.loads(gzip.decompress(packed.read_bytes()))["traceEvents"]
+    names = {event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert {"rank 0", "rank 0 (measured)", "rank 1 (measured)", "critical path"} <= names
 
 
 def test_failure_leaves_the_old_report(built, tmp_path):

@@ -11,8 +11,8 @@ from trioflow.costmodel.collectives.published import PUBLIC_TABLES
 from trioflow.datasets.catalogue import load_catalogue
 
 STAGES = {
-    "traces", "operator_tables", "cost_models", "partitions", "measurements", "task_graphs",
-    "timelines",
+    "traces", "operator_tables", "calibrations", "cost_models", "partitions", "measurements",
+    "task_graphs", "timelines",
 }  # fmt: skip
 
 
@@ -32,7 +32,7 @@ def test_the_projects_own_tables_give_the_expected_jobs(project: Project) -> Non
     studies = ("wafer_study", "hop_study", "distsim_search_study", "describe_studies")
     assert project.planned() == {
         **dict.fromkeys(studies, 1), "capture": traces, "merge": traces, "fit_operators": 1,
-        "partition": measured, "measure": measured, "fit_collectives": 1, "describe_machine": 1,
+        "partition": measured, "calibrate": measured, "measure": measured, "fit_collectives": 1, "describe_machine": 1,
         "extrapolate": len(experiments), "simulate": len(experiments), "attribute": 1, "report": 1,
         "describe_traces": 1,
     }  # fmt: skip
@@ -56,8 +56,30 @@ def test_every_stage_is_a_target_and_together_they_leave_only_the_pages(
 
 
 def test_stages_that_need_no_real_runs_ask_for_none(project: Project) -> None:
-    assert "measure" not in project.planned("operator_tables", "partitions")
+    assert "calibrate" not in project.planned("operator_tables", "partitions")
     assert "fit_operators" not in project.planned("measurements"), "truth depends on no cost model"
+
+
+def test_nothing_that_is_predicted_rests_on_a_measured_step_of_a_plan(
+    undisturbed: Project,
+) -> None:
+    """The truth, and what it is made of, are read by what comes after the predictions."""
+    lines = undisturbed.snakemake("--detailed-summary").splitlines()
+    rows = [line.split("\t") for line in lines if line.startswith("results/")]
+    rules, inputs = {row[0]: row[2] for row in rows}, {row[0]: row[4].split(",") for row in rows}
+    truth = {
+        path for path in inputs if path.startswith(("results/measurements/", "results/sessions/"))
+    }
+    assert {rules[path] for path in truth} == {"measure", "calibrate"}
+    assert {rules[path] for path, needed in inputs.items() if truth & set(needed)} == {
+        "measure", "attribute", "report",
+    }  # fmt: skip
+    reached, todo = set[str](), {path for path in inputs if path.startswith("results/timelines/")}
+    while todo:
+        reached |= todo
+        todo = {needed for path in todo for needed in inputs.get(path, [])} - reached
+    assert {"simulate", "extrapolate", "calibrate"} <= {rules.get(path) for path in reached}
+    assert not reached & truth
 
 
 def test_when_all_is_made_nothing_is_done(finished: Project) -> None:
@@ -83,12 +105,13 @@ def test_the_validation_is_asked_for_and_needs_the_public_data_of_every_set(
     assert one == {"retrieve": len({t.key for t in PUBLIC_TABLES}), "validate_collectives": 1}
 
 
-AFTER_SESSIONS = {
+AFTER_COLLECTIVES = {
     "fit_collectives": 1, "describe_machine": 1, "extrapolate": 3, "simulate": 3, "attribute": 1,
     "report": 1,
 }  # fmt: skip
+AFTER_SESSIONS = {"measure": 2, **AFTER_COLLECTIVES}
 AFTER_TRACES = {
-    "merge": 4, "describe_traces": 1, "fit_operators": 1, "partition": 2, "measure": 2, "extrapolate": 3, **AFTER_SESSIONS,
+    "merge": 4, "describe_traces": 1, "fit_operators": 1, "partition": 2, "calibrate": 2, "extrapolate": 3, **AFTER_SESSIONS,
 }  # fmt: skip
 
 
@@ -104,7 +127,7 @@ AFTER_TRACES = {
         ("workflow/trioflow/base/errors.py", {"capture": 4, **AFTER_TRACES}),
         ("scripts/report.py", {"report": 1}),
         ("workflow/trioflow/data/report/sections/attribution.rst", {"report": 1}),
-        ("scripts/fit_collectives.py", AFTER_SESSIONS),
+        ("scripts/fit_collectives.py", AFTER_COLLECTIVES),
     ],
 )
 def test_an_edit_runs_again_just_what_depends_on_it(
@@ -133,14 +156,14 @@ def test_a_module_that_a_module_imports_counts_too(finished: Project) -> None:
     ("file", "old", "new", "expected"),
     [
         ("config/config.yaml", "timed_steps: 15", "timed_steps: 17", {"capture": 4, **AFTER_TRACES}),
-        ("config/config.yaml", "rounds: 15", "rounds: 17", {"measure": 2, **AFTER_SESSIONS}),
+        ("config/config.yaml", "rounds: 15", "rounds: 17", {"calibrate": 2, **AFTER_SESSIONS}),
         (
             "config/workloads.tsv", "cnn\ttorchvision\tresnet18\t8,2\t32", "cnn\ttorchvision\tresnet18\t8,2\t64",
-            {"capture": 2, **AFTER_TRACES, "merge": 2, "partition": 1, "measure": 1},
+            {"capture": 2, **AFTER_TRACES, "merge": 2, "partition": 1, "calibrate": 1, "measure": 1},
         ),
         (
             "config/experiments.tsv", "gpt-tp2\tlive\tgpt\ttp2\t4", "gpt-tp2\tlive\tgpt\ttp2\t2",
-            {"measure": 1, **AFTER_SESSIONS},
+            {**AFTER_SESSIONS, "calibrate": 1, "measure": 1},
         ),
     ],
 )  # fmt: skip
@@ -155,7 +178,7 @@ def test_a_new_experiment_leaves_traces_and_other_graphs_alone(finished: Project
     finished.append("config/experiments.tsv", "cnn-gpipe\tlive\tcnn\tgpipe2-m2\t8\n")
     jobs = finished.planned()
     assert "capture" not in jobs and "merge" not in jobs and "fit_operators" not in jobs
-    assert jobs["measure"] == 1, "the session of its workload only"
+    assert jobs["calibrate"] == 1, "the session of its workload only"
     assert jobs["partition"] == 1 and jobs["simulate"] == 4
 
 

@@ -15,18 +15,20 @@ with open("asked", "a") as log:
 '''
 
 
-@pytest.mark.parametrize(("device", "capture", "measure"), [("auto", "0", "0"), ("cuda", "1", "2")])
-def test_captures_and_measurements_ask_for_gpus_where_the_settings_say_cuda(
-    project: Project, device: str, capture: str, measure: str
+@pytest.mark.parametrize(
+    ("device", "capture", "calibrate"), [("auto", "0", "0"), ("cuda", "1", "2")]
+)
+def test_captures_and_sessions_ask_for_gpus_where_the_settings_say_cuda(
+    project: Project, device: str, capture: str, calibrate: str
 ) -> None:
-    """A measurement asks for one a rank of its workload's largest plan; nothing runs beside either."""
+    """A session asks for one a rank of its workload's largest plan; nothing runs beside either."""
     for script in (project.folder / "scripts").rglob("*.py"):
         script.write_text(ASKED)
-    project.snakemake("results/measurements/cnn/session.json", "--config", f"device={device}")
+    project.snakemake("results/calibration/cnn/session.json", "--config", f"device={device}")
     asked = {tuple(line.split()) for line in (project.folder / "asked").read_text().splitlines()}
     assert asked == {
         ("capture", capture, "1"),
         ("merge", "0", "0"),
         ("partition", "0", "0"),
-        ("measure", measure, "1"),
+        ("calibrate", calibrate, "1"),
     }

@@ -21,7 +21,7 @@ from trioflow_evaluation.vtrain.data import SETS
 
 RULE_FILES = [*sorted((ROOT / "rules").rglob("*.smk")), ROOT / "rules/evaluation/Snakefile"]
 SCRIPTS = sorted((ROOT / "scripts").rglob("*.py"))
-MEASURING = {"capture", "measure"}
+MEASURING = {"capture", "calibrate"}
 WITH_TORCH = MEASURING | {
     "judge_clusters",
     "judge_cluster_steps",

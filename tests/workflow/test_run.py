@@ -32,8 +32,8 @@ def test_on_two_cores_nothing_runs_beside_a_measurement_and_a_second_run_does_no
     text = (project.folder / "said").read_text()
     assert "Using workflow specific profile profiles/default" in text
     jobs = project.ran()
-    assert len(jobs) == len(set(jobs)) == 4 + 4 + 1 + 2 + 2 + 1 + 1 + 3 + 3 + 3
-    alone = [job for job in jobs if job[0] in ("capture", "measure")]
+    assert len(jobs) == len(set(jobs)) == 4 + 4 + 1 + 2 + 2 + 2 + 1 + 1 + 3 + 3 + 3
+    alone = [job for job in jobs if job[0] in ("capture", "calibrate")]
     for one in alone:
         for other in jobs:
             assert one == other or not overlap(one, other), f"{one[0]} ran beside {other[0]}"
@@ -43,8 +43,8 @@ def test_on_two_cores_nothing_runs_beside_a_measurement_and_a_second_run_does_no
 
 
 def test_with_cores_to_spare_two_measurements_still_take_turns(stand_in: Project) -> None:
-    stand_in.snakemake("--cores", "8", "traces", "measurements")
-    alone = [job for job in stand_in.ran() if job[0] in ("capture", "measure")]
+    stand_in.snakemake("--cores", "8", "traces", "calibrations")
+    alone = [job for job in stand_in.ran() if job[0] in ("capture", "calibrate")]
     assert len(alone) == 6
     for number, one in enumerate(alone):
         for other in alone[number + 1 :]:

@@ -9,8 +9,8 @@ import pytest
 from captured import BATCH, TRANSFORMER, with_steady_times
 from trioflow.base.errors import MeasurementError
 from trioflow.base.provenance import read_json
-from trioflow.measure.records import RECORDED_EVENTS, STEP_MARKS
-from trioflow.measure.session import measure_workload, sweep_sizes
+from trioflow.measure.records import RECORDED_EVENTS, STEP_MARKS, measure_plans
+from trioflow.measure.session import calibrate_workload, sweep_sizes
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.splits.pipeline import partition_trace
 from trioflow.tables import read_table
@@ -49,10 +49,11 @@ def session(tmp_path_factory, transformer_trace):
     folder = tmp_path_factory.mktemp("session")
     save_trace(with_steady_times(transformer_trace), folder / "trace")
     partition_trace([folder / "trace"], [2], folder / "partition.json")
-    measure_workload(
+    calibrate_workload(
         TRANSFORMER, EXPERIMENTS, [asdict(p) for p in PLANS], folder / "partition.json",
-        folder, device="cpu", warm_up=1, rounds=ROUNDS,
+        folder / "known", folder / "record", device="cpu", warm_up=1, rounds=ROUNDS,
     )  # fmt: skip
+    measure_plans(folder / "record/steps.json", folder / "record/events.parquet", folder)
     return folder
 
 
@@ -68,8 +69,16 @@ def test_every_series_of_every_round_and_rank_is_there(session):
     assert (steps["step_ns"] > 0).all()
 
 
+def test_what_predictions_may_know_holds_no_step_of_a_plan(session):
+    assert {file.name for file in (session / "known").iterdir()} == {
+        "session.json", "collective_samples.parquet",
+    }  # fmt: skip
+    text = (session / "known/session.json").read_text()
+    assert not any(name in text for name in ("step_ns", *(f"t-{plan}" for plan in SEVERAL)))
+
+
 def test_the_sweep_covers_the_model(session, transformer_trace):
-    samples = read_table(session / "collective_samples.parquet", "collective_samples")
+    samples = read_table(session / "known/collective_samples.parquet", "collective_samples")
     assert (samples["ranks"] == 2).all()
     assert set(samples["round"]) == set(range(ROUNDS))
     size = sum(g["size_bytes"] for g in transformer_trace.facts.gradients)
@@ -91,7 +100,7 @@ def test_the_sweep_stops_above_the_gradients():
 
 
 def test_the_anchors_and_host_costs_are_stated(session):
-    facts = read_json(session / "session.json")
+    facts = read_json(session / "known/session.json")
     anchor = facts["anchors"][str(BATCH)]
     assert len(anchor["busy"]) == 2
     for found in (anchor["single"], *anchor["busy"]):
@@ -140,7 +149,7 @@ def test_every_round_has_marks_of_each_micro_batch_on_one_clock(session):
     begins = starts.set_index(["recording", "round", "rank", "micro_batch"])["start_ns"]
     for key in (k for k in ends.index if k[2] == 0):
         assert begins[(*key[:2], 1, key[3])] > ends[key], "a stage waits for the one before it"
-    assert 0 < read_json(session / "session.json")["mark_s"] < 1e-3
+    assert 0 < read_json(session / "known/session.json")["mark_s"] < 1e-3
 
 
 def test_events_of_profiled_rounds_lie_in_their_micro_batches_marks(session):
@@ -168,8 +177,8 @@ def test_events_of_profiled_rounds_lie_in_their_micro_batches_marks(session):
 def test_what_cannot_be_measured_is_refused_at_once(tmp_path, plans, words):
     rows = [{**EXPERIMENTS[0], "experiment": p.plan, "plan": p.plan, "batch": 12} for p in plans]
     with pytest.raises(MeasurementError, match=words):
-        measure_workload(
-            TRANSFORMER, rows, [asdict(p) for p in plans], tmp_path / "none.json", tmp_path,
+        calibrate_workload(
+            TRANSFORMER, rows, [asdict(p) for p in plans], tmp_path / "none.json", tmp_path, tmp_path,
             device="cpu",
         )  # fmt: skip
 
@@ -179,8 +188,8 @@ def test_a_failing_rank_is_an_error_and_leaves_nothing(tmp_path, transformer_tra
     partition_trace([tmp_path / "trace"], [2], tmp_path / "partition.json")
     experiments = [{**EXPERIMENTS[1], "batch": 1}]  # one sample for two replicas
     with pytest.raises(MeasurementError, match=r"rank \d failed"):
-        measure_workload(
+        calibrate_workload(
             TRANSFORMER, experiments, [asdict(p) for p in PLANS], tmp_path / "partition.json",
-            tmp_path / "out", device="cpu", warm_up=1, rounds=1,
+            tmp_path / "out", tmp_path / "out", device="cpu", warm_up=1, rounds=1,
         )  # fmt: skip
     assert not (tmp_path / "out").exists()

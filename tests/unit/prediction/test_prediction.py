@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from trioflow import tables
 from trioflow.base.errors import InputError
 from trioflow.base.provenance import PACKAGE, read_json, write_json
 from trioflow.cli import main
@@ -114,10 +113,8 @@ def measured(tmp_path_factory):
         "workload": "gpt2-tiny", "device_names": [trace.facts.device_name] * 2,
         "anchors": {"8": anchors},
     }  # fmt: skip
-    home = folder / "results" / "measurements" / "gpt2-tiny"
+    home = folder / "results" / "calibration" / "gpt2-tiny"
     write_json(home / "session.json", session)
-    empty = tables.SCHEMAS["rank_timelines"].empty_table().to_pandas()
-    tables.write_table(empty, "rank_timelines", home / "rank_timelines.parquet")
     write_json(folder / "partition.json", {"stages": {}})
     shutil.copytree(find_trace(TRACE), folder / "traced")
     facts = read_json(folder / "traced/trace.json")
@@ -127,14 +124,14 @@ def measured(tmp_path_factory):
 
 def predict_experiment(folder: Path, plan, batch):
     models, platform = SHIPPED_MODELS / PLATFORM, PACKAGE / f"data/platforms/{PLATFORM}.yaml"
-    home = folder / "results" / "measurements" / "gpt2-tiny"
+    home = folder / "results" / "calibration" / "gpt2-tiny"
     extrapolate_experiment(
         [folder / "traced"], models / "operators.json", folder / "partition.json", platform,
         {"experiment": "one", "batch": batch}, asdict(plan), folder / "graph",
     )  # fmt: skip
     simulate_experiment(
         folder / "graph", platform, models / "collectives.json", home / "session.json",
-        home / "rank_timelines.parquet", [folder / "traced"], [folder / "repeated.json"],
+        [folder / "traced"], [folder / "repeated.json"],
         folder / "simulated",
     )  # fmt: skip
     return read_json(folder / "simulated" / "summary.json")
@@ -172,7 +169,7 @@ def test_the_anchor_session_gives_the_number_of_the_report(
     ],
 )
 def test_a_session_of_something_else_is_refused(measured, tmp_path, changes, problem):
-    session = read_json(measured / "results" / "measurements" / "gpt2-tiny" / "session.json")
+    session = read_json(measured / "results" / "calibration" / "gpt2-tiny" / "session.json")
     write_json(tmp_path / "session.json", session | changes)
     asked = Options(anchor="session", session=tmp_path / "session.json")
     with pytest.raises(InputError, match="does not anchor this step: ") as refused:

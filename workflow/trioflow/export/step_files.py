@@ -383,7 +383,6 @@ def simulate_experiment(
     platform: str | Path,
     collectives: str | Path,
     session: str | Path,
-    rank_timelines: str | Path,
     traces: Sequence[str | Path],
     captures: Sequence[str | Path],
     folder: str | Path,
@@ -391,7 +390,7 @@ def simulate_experiment(
     """Simulate an experiment and write its timeline, what is made of it, and its summary.
 
     ``graph_folder``, ``platform``, ``collectives``, ``session``, ``traces``: as for ``experiment.load_experiment``;
-    ``rank_timelines``: measured timelines of the session; ``captures``: ``trace.json`` of all of the run's traces,
+    ``captures``: ``trace.json`` of all of the run's traces,
     whose repeats say how far ranks drift (where none was repeated, the spread of the kind of device does); ``folder``:
     where ``timeline.parquet``, ``critical_path.parquet``, ``links.parquet``, ``breakdown.parquet``,
     ``perfetto.json.gz`` and ``summary.json`` go.
@@ -405,10 +404,7 @@ def simulate_experiment(
     prediction = predict_step(
         replace(step, options=replace(step.options, draws=DRAWS, spread=drift))
     )
-    experiment = step.graph.metadata.experiment
-    measured = tables.read_table(rank_timelines, "rank_timelines")
-    own = measured[measured["experiment"] == experiment]
-    write_simulation(prediction, Path(folder), own.drop(columns="experiment"))
+    write_simulation(prediction, Path(folder))
     write_json(Path(folder) / "summary.json", _summarize_experiment(prediction, anchor))
 
 
@@ -436,17 +432,12 @@ def _summarize_experiment(prediction: Prediction, anchor: SessionAnchor) -> dict
     }
 
 
-def write_simulation(
-    prediction: Prediction, folder: Path, measured: pd.DataFrame | None = None
-) -> None:
-    """Write the timeline of a predicted step, simulated with ``record_links=True``, and what is made of it.
-
-    ``measured``: columns of ``tables.TIMELINE``, shown beside the predicted one in the Perfetto trace.
-    """
+def write_simulation(prediction: Prediction, folder: Path) -> None:
+    """Write the timeline of a predicted step, simulated with ``record_links=True``, and what is made of it."""
     parts = [prediction.breakdown(by) for by in WAYS]
     for part in parts:
         part.attrs = {}
-    path = write_step(prediction, folder / "perfetto.json.gz", measured)
+    path = write_step(prediction, folder / "perfetto.json.gz")
     found = {
         "timeline": prediction.timeline,
         "critical_path": path,
@@ -457,12 +448,10 @@ def write_simulation(
         tables.write_table(frame, name, folder / f"{name}.parquet")
 
 
-def write_step(
-    prediction: Prediction, path: str | Path, measured: pd.DataFrame | None = None
-) -> pd.DataFrame:
+def write_step(prediction: Prediction, path: str | Path) -> pd.DataFrame:
     """Write a predicted step as a Perfetto trace, with its critical path (returned), memory and the rates of its links.
 
-    Without ``record_links=True`` there are no rates; ``measured`` as in :func:`write_simulation`.
+    Without ``record_links=True`` there are no rates.
     """
     graph, timeline = prediction.task_graph, prediction.timeline
     modules = prediction.step.trace.operators["module"].tolist()
@@ -471,7 +460,7 @@ def write_step(
     result = prediction.simulated.result
     if result.traffic is not None:
         counters = pd.concat([counters, count_link_rates(result)], ignore_index=True)
-    write_perfetto(timeline, path, measured, counters=counters, critical_path=waited)
+    write_perfetto(timeline, path, counters=counters, critical_path=waited)
     return waited
 
 

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 import pyarrow as pa
 
+from trioflow import tables
+from trioflow.base.provenance import read_json
 from trioflow.base.units import NS_PER_S, ns_to_s
 from trioflow.tables import FLOAT, INT, PHASES, TEXT, TIMELINE, column
 
@@ -160,6 +163,29 @@ RECORDED_EVENTS = pa.schema(
 
 _EVENT = ["experiment", "rank", "stream", "kind", "name", "phase", "micro_batch", "stage"]
 _ROUND = ["experiment", "recording", "round"]
+
+
+def measure_plans(steps: str | Path, events: str | Path, folder: str | Path) -> None:
+    """Write the measured steps of plans, the truth that the report compares predictions with.
+
+    ``steps``, ``events``: what `session.calibrate_workload` recorded. Writes ``measurements.parquet``,
+    ``rank_timelines.parquet`` (one profiled round), ``step_marks.parquet`` and ``recorded_events.parquet`` (medians of
+    all profiled rounds) into the folder.
+    """
+    recorded, found = read_json(steps), pd.read_parquet(events)
+    marks = relate_marks(pd.DataFrame(recorded["marks"], columns=STEP_MARKS.names))
+    for name in ("message_bytes", "match_id", "micro_batch", "stage"):
+        found[name] = found[name].astype("Int64")
+    chosen = {name: choose_round(marks, str(name)) for name in found["experiment"].unique()}
+    shown = found[found["round"] == found["experiment"].map(chosen)].drop(columns="round")
+    measurements = pd.DataFrame(recorded["steps"])[tables.MEASUREMENTS.names]
+    for table, frame, schema in (
+        ("measurements", measurements, tables.MEASUREMENTS),
+        ("rank_timelines", shown, tables.RANK_TIMELINES),
+        ("step_marks", marks, STEP_MARKS),
+        ("recorded_events", median_events(found, marks), RECORDED_EVENTS),
+    ):
+        tables.write_table(frame, table, Path(folder) / f"{table}.parquet", schema=schema)
 
 
 def relate_marks(marks: pd.DataFrame) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""A measuring session: real single-rank, collective and distributed steps, interleaved."""
+"""A session on this machine: real single-rank, collective and distributed steps, interleaved."""
 
 from __future__ import annotations
 
@@ -19,15 +19,8 @@ import pandas as pd
 from trioflow import tables
 from trioflow.base.errors import MeasurementError
 from trioflow.base.experiments import UNIT_SHARDINGS
-from trioflow.base.provenance import host_environment, read_json, stamp, write_json
+from trioflow.base.provenance import atomic_path, host_environment, read_json, stamp, write_json
 from trioflow.base.units import ns_to_s
-from trioflow.measure.records import (
-    RECORDED_EVENTS,
-    STEP_MARKS,
-    choose_round,
-    median_events,
-    relate_marks,
-)
 from trioflow.trace.capture.rank_process import exclusive_measurement
 
 TIMEOUT_S = 3600.0
@@ -53,25 +46,26 @@ def sweep_sizes(parameter_bytes: int, sharded: bool = False) -> dict[str, list[i
     }
 
 
-def measure_workload(
+def calibrate_workload(
     row: Mapping[str, Any],
     experiments: Sequence[Mapping[str, Any]],
     plans: Iterable[Mapping[str, Any]],
     partition: str | Path,
     folder: str | Path,
+    record: str | Path,
     *,
     device: str = "auto",
     warm_up: int = 2,
     rounds: int = 15,
     seed: int = 0,
 ) -> None:
-    """Measure a workload's experiments for real, in one group of processes.
+    """Run a workload's session on this machine, and keep apart what predictions may know of it.
 
-    Every round runs each traced step on rank 0 alone and on all ranks at once without
-    communication, every experiment, a sweep of collectives, and host costs on tiny models; then
-    some profiled rounds. Writes ``measurements.parquet``, ``collective_samples.parquet``,
-    ``rank_timelines.parquet`` (one profiled round), ``step_marks.parquet``,
-    ``recorded_events.parquet`` (medians of them) and ``session.json``.
+    Every round of one group of processes runs each traced step on rank 0 alone and on all ranks at once without
+    communication, every experiment, a sweep of collectives, and host costs on tiny models; then some profiled rounds.
+    ``folder`` gets what a prediction may know, ``session.json`` (single-rank steps, host costs) and
+    ``collective_samples.parquet``; ``record`` what `records.measure_plans` makes the truth of, ``steps.json`` and
+    ``events.parquet``.
 
     ``partition``: JSON of ``parallel.splits.pipeline.partition_trace``; ``device``: ``cpu`` (gloo),
     ``cuda`` (NCCL) or ``auto``; ``warm_up``: rounds not kept. Raises MeasurementError when a rank
@@ -94,15 +88,23 @@ def measure_workload(
         "seed": seed,
         **_plan_session(ranks, facts, by_name),
     }
-    with exclusive_measurement("measure"), tempfile.TemporaryDirectory() as temporary:
+    with exclusive_measurement("calibrate"), tempfile.TemporaryDirectory() as temporary:
         job["folder"] = temporary
         write_json(Path(temporary) / "job.json", job)
         _run_ranks(ranks, Path(temporary))
         results = [read_json(Path(temporary) / f"result-{r}.json") for r in range(ranks)]
-        found = sorted(Path(temporary).glob("events-*.parquet"))
-        events = [pd.read_parquet(file) for file in found]
-    _save_records(results, events, Path(folder))
+        files = sorted(Path(temporary).glob("events-*.parquet"))
+        events = [pd.read_parquet(file) for file in files]
     _save(job, results, facts, Path(folder))
+    steps = [
+        {**step, "workload": str(row["workload"])} for result in results for step in result["steps"]
+    ]
+    marks = [mark for result in results for mark in result["marks"]]
+    write_json(Path(record) / "steps.json", {"steps": steps, "marks": marks})
+    columns = [*tables.RANK_TIMELINES.names, "round"]
+    found = pd.concat(events) if events else pd.DataFrame(columns=columns)
+    with atomic_path(Path(record) / "events.parquet") as path:
+        found.to_parquet(path)
 
 
 def _plan_session(
@@ -194,17 +196,12 @@ def _run_ranks(ranks: int, folder: Path) -> None:
 def _save(
     job: dict[str, Any], results: list[dict[str, Any]], facts: dict[str, Any], folder: Path
 ) -> None:
-    """Write the tables and the session's facts."""
+    """Write the samples of collectives and the session's facts."""
     import torch
 
     name = str(job["workload"]["workload"])
     backend = "nccl" if job["device"] == "cuda" else "gloo"
     library = f"{backend}, torch {torch.__version__}"
-    steps = pd.DataFrame([s for r in results for s in r["steps"]])
-    steps["workload"] = name
-    tables.write_table(
-        steps[tables.MEASUREMENTS.names], "measurements", folder / "measurements.parquet"
-    )
     tables.write_table(
         _reduce_samples(results, job["ranks"], library),
         "collective_samples",
@@ -236,27 +233,6 @@ def _save(
             "warnings": sorted({w for r in results for w in r["warnings"]}),
         },
     )
-
-
-def _save_records(
-    results: list[dict[str, Any]], events: Sequence[pd.DataFrame], folder: Path
-) -> None:
-    """Write what the recorded rounds did and when."""
-    marks = relate_marks(
-        pd.DataFrame([m for r in results for m in r["marks"]], columns=STEP_MARKS.names)
-    )
-    columns = [*tables.RANK_TIMELINES.names, "round"]
-    found = pd.concat(events) if events else pd.DataFrame(columns=columns)
-    for column in ("message_bytes", "match_id", "micro_batch", "stage"):
-        found[column] = found[column].astype("Int64")
-    chosen = {name: choose_round(marks, str(name)) for name in found["experiment"].unique()}
-    shown = found[found["round"] == found["experiment"].map(chosen)].drop(columns="round")
-    for table, frame, schema in (
-        ("rank_timelines", shown, tables.RANK_TIMELINES),
-        ("step_marks", marks, STEP_MARKS),
-        ("recorded_events", median_events(found, marks), RECORDED_EVENTS),
-    ):
-        tables.write_table(frame, table, folder / f"{table}.parquet", schema=schema)
 
 
 def _anchors(results: list[dict[str, Any]], batch: int, traced_s: float) -> dict[str, Any]:

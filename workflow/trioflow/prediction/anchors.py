@@ -48,7 +48,7 @@ class SessionAnchor:
 def read_session(
     path: str | Path, metadata: GraphMetadata, traces: Sequence[Trace], platform: Platform
 ) -> SessionAnchor:
-    """Return the anchor of a task graph by a ``session.json`` of ``measure.session.measure_workload``.
+    """Return the anchor of a task graph by a ``session.json`` of ``measure.session.calibrate_workload``.
 
     Raises InputError when that measured another workload, device, batches or captures, or fewer ranks.
     """

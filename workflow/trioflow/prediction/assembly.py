@@ -165,7 +165,7 @@ def join_step(
 
 def _find_session(workload: str) -> Path:
     """Return the session that measured a workload in this folder; InputError when there is none."""
-    path = MEASURED / "measurements" / workload / "session.json"
+    path = MEASURED / "calibration" / workload / "session.json"
     if not path.exists():
         raise InputError(
             f"no session of {workload} was measured in this folder",

@@ -22,6 +22,7 @@ import pandas as pd
 from trioflow import tables
 from trioflow.base.errors import InputError, TableError
 from trioflow.base.provenance import PACKAGE, atomic_path, stamp
+from trioflow.export.step_files import write_perfetto
 from trioflow.report import figures, sections, style
 from trioflow.report.attribution_section import (
     ALL,
@@ -282,11 +283,15 @@ def _draw_figures(inputs: ReportInputs, errors: pd.DataFrame, folder: Path) -> d
     for row in errors.to_dict("records"):
         experiment = str(row["experiment"])
         measured = inputs.rank_timelines[inputs.rank_timelines["experiment"] == experiment]
+        measured = measured.drop(columns="experiment")
+        timeline, waited = inputs.timelines[experiment], inputs.critical_paths[experiment]
+        both = folder / "perfetto" / f"{experiment}.json.gz"
+        write_perfetto(timeline, both, measured, critical_path=waited)
         figure = figures.draw_timelines(
-            inputs.timelines[experiment],
-            measured.drop(columns="experiment"),
+            timeline,
+            measured,
             measured_s=float(row["measured_s"]),
-            critical_path=inputs.critical_paths[experiment],
+            critical_path=waited,
             title=f"{experiment}: predicted {write_time(row['simulated_s'])}, "
             f"measured {write_time(row['measured_s'])}",
         )
@@ -307,9 +312,10 @@ def _move(draft: Path, target: Path) -> None:
     for name in [*sorted(new - {page}), page]:
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         (draft / name).replace(target / name)
-    for old in sorted((target / "figures").rglob("*")):
-        if old.is_file() and old.relative_to(target) not in new:
-            old.unlink()
+    for place in ("figures", "perfetto"):
+        for old in sorted((target / place).rglob("*")):
+            if old.is_file() and old.relative_to(target) not in new:
+                old.unlink()
 
 
 TITLE = "trioflow: predicted and measured training steps"
@@ -325,8 +331,8 @@ _PROVENANCE = (
     "rank_timelines.parquet. Beside each predicted timeline lie the tasks of its critical path "
     "(critical_path.parquet), its breakdown by rank, stage and module (breakdown.parquet), bytes and "
     "busy time of every link (links.parquet), and perfetto.json.gz: the same step for the Perfetto "
-    "trace viewer, measured ranks beside predicted ones, with the critical path, the rates of the links and "
-    "each rank's memory over time. The peak of each rank's memory, and what fills it, stand here."
+    "trace viewer, with the critical path, the rates of the links and each rank's memory over time; beside this page "
+    "perfetto/ holds measured ranks below predicted ones. The peak of each rank's memory, and what fills it, stand here."
 )
 
 

@@ -120,7 +120,7 @@ def build_costs(
             "simulate_s": sum_jobs(("simulate",), names),
             "engine_s": float(sum(summaries[name]["simulator_wall_s"] for name in names)),
             "steps": int(rounds.ngroups), "direct_s": direct_s,
-            "session_s": ranks * sum_jobs(("measure",), [workload]),
+            "session_s": ranks * sum_jobs(("calibrate",), [workload]),
             "share": capture_s / direct_s if direct_s else np.nan,
         })  # fmt: skip
     return pd.DataFrame(rows, columns=COSTS.names)
@@ -531,7 +531,7 @@ def build_distsim_page(
 ) -> _DistsimTables:
     """Compare recorded with simulated steps, and write page, figures and tables (in ``distsim`` beside it).
 
-    ``files``: sessions (their tables beside them), timelines (``summary.json`` beside them),
+    ``files``: sessions, recordings (tables of measured steps), timelines (``summary.json`` beside them),
     benchmarks, and one each of analytical, throughput and search. Raises InputError, nothing
     written, when no experiment has several ranks or a recording does not fit its simulation.
     """
@@ -559,8 +559,8 @@ def _compare(
     plans: Mapping[str, Mapping[str, Any]],
 ) -> _DistsimTables:
     """Read everything and compare every experiment of several ranks."""
-    homes = {Path(file).parent.name: Path(file).parent for file in files["sessions"]}
-    sessions = {name: read_json(home / "session.json") for name, home in homes.items()}
+    homes = {Path(file).parent.name: Path(file).parent for file in files["recordings"]}
+    sessions = {Path(file).parent.name: read_json(file) for file in files["sessions"]}
     simulated = {Path(file).parent.name: Path(file).parent for file in files["timelines"]}
     timestamps, activity = [], []
     for workload, home in homes.items():

@@ -43,7 +43,7 @@ EXPERIMENTS = [
 BENCHMARKS = {
     "capture/w-b2": 10.0, "capture/w-large-b2": 1000.0, "merge/w-b2": 2.0, "partition/w": 0.5,
     "extrapolate/x": 1.0, "extrapolate/alone": 1.0, "simulate/x": 3.0, "simulate/alone": 2.0,
-    "measure/w": 100.0, "fit_operators": 4.0, "fit_collectives": 1.0, "describe_machine": 1.0,
+    "calibrate/w": 100.0, "fit_operators": 4.0, "fit_collectives": 1.0, "describe_machine": 1.0,
 }  # fmt: skip
 
 
@@ -82,7 +82,7 @@ def write_run(folder):
     for suffix in (".svg", ".png"):
         search.with_suffix(suffix).write_text("a figure")
     return {
-        "sessions": [home / "session.json"],
+        "sessions": [home / "session.json"], "recordings": [home / "measurements.parquet"],
         "timelines": [folder / f"timelines/{n}/timeline.parquet" for n in ("x", "alone")],
         "benchmarks": sorted((folder / "benchmarks").rglob("*.tsv")),
         "analytical": [folder / "analytical.parquet"],
