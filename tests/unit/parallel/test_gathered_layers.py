@@ -8,8 +8,11 @@ from same_model import ProportionalModel
 from trioflow.base.errors import PlanError
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import named_plan
-from trioflow.parallel.splits.tensor_parallel import split_operators
-from trioflow.parallel.splits.vocabulary import find_gathered_layers, gather_rules
+from trioflow_evaluation.one_process.gathered_layers import (
+    find_gathered_layers,
+    gather_rules,
+    split_gathered,
+)
 
 MODEL = ProportionalModel()
 
@@ -37,7 +40,7 @@ def exchanges(held):
 
 
 def test_every_layer_of_a_cnn_is_gathered_and_scattered(cnn_trace):
-    split = split_operators(cnn_trace, 2, style="gather")
+    split = split_gathered(cnn_trace, 2)
     whole = cnn_trace.operators
     layers = whole["name"].isin(["aten::conv2d", "aten::linear"]) & (whole["phase"] == "forward")
     outputs = whole.loc[layers, "write_bytes"].tolist()
@@ -63,7 +66,7 @@ def test_every_layer_of_a_cnn_is_gathered_and_scattered(cnn_trace):
 
 
 def test_backward_of_a_layer_reads_its_input_whole(cnn_trace):
-    split = split_operators(cnn_trace, 4, style="gather")
+    split = split_gathered(cnn_trace, 4)
     whole = cnn_trace.operators
     row = whole[
         (whole["name"] == "aten::convolution_backward") & (whole["module"] == "layer4.1.conv2")
@@ -76,7 +79,7 @@ def test_backward_of_a_layer_reads_its_input_whole(cnn_trace):
 
 
 def test_channels_that_do_not_divide_are_padded(cnn_trace):
-    split = split_operators(cnn_trace, 3, style="gather")
+    split = split_gathered(cnn_trace, 3)
     last = max(split.after)
     assert cnn_trace.operators.loc[last, "module"] == "fc"
     assert exchanges({last: split.after[last]}) == [("all_gather", BATCH * 3 * 334 * 4)]
@@ -89,7 +92,7 @@ def test_grouped_convolutions_are_split_by_inputs_and_summed(captured):
     assert {m: (layer.split, layer.channels) for m, layer in layers.items()} == {
         "0": ("output", 8), "1": ("input", 4), "3": ("input", 1), "5": ("output", 6), "8": ("output", 5),
     }  # fmt: skip
-    split = split_operators(trace, 2, style="gather")
+    split = split_gathered(trace, 2)
     pixels = BATCH * 64 * 4
     assert exchanges(split.after) == [
         ("all_gather", 8 * pixels), ("all_reduce", 8 * pixels), ("all_reduce", 8 * pixels),
@@ -111,7 +114,7 @@ def test_a_tied_head_is_split_by_inputs(captured):
     layers = {layer.module: layer for layer in find_gathered_layers(trace)}
     assert layers["0"].split == "output" and layers["3.vocabulary"].split == "input"
     logits = BATCH * 8 * 128 * 4
-    split = split_operators(trace, 2, style="gather")
+    split = split_gathered(trace, 2)
     head = layers["3.vocabulary"].op_id
     assert exchanges({head: split.after[head]}) == [("all_reduce", logits)]
     assert ("all_reduce", logits) in exchanges(split.before)
@@ -169,4 +172,4 @@ def test_a_model_without_layers_is_refused(transformer_trace):
     )
     bare = replace(transformer_trace, operators=transformer_trace.operators.assign(name=names))
     with pytest.raises(PlanError, match="no linear, convolution or embedding layer"):
-        split_operators(bare, 2, style="gather")
+        split_gathered(bare, 2)

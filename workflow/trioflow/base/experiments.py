@@ -263,7 +263,7 @@ def _check_plan(
          f"splits transformer blocks, which is measured for the family transformer and not for"
          f" {row.workload}, {workload.family}", "choose another plan or a transformer"),
         (plan.context > 1, "shares sequences, which is not measured yet", "choose a context degree of 1"),
-        (plan.replication == "dp", "copies a model with DataParallel, which is not measured: it needs several GPUs",
+        (plan.replication != "ddp", "copies a model with DataParallel, which is not measured: it needs several GPUs",
          "choose ddp"),
         (plan.tensor_style != "megatron" or plan.sequence_parallel or plan.vocabulary_parallel,
          "splits layers in a way that is not measured yet", "choose megatron without further splits"),

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from trioflow.base.arguments import settle_fields
 from trioflow.base.errors import PlanError, suggest
-from trioflow.base.plugins import list_plugins
+from trioflow.base.plugins import list_plugins, load_plugin
 from trioflow.base.settings import NAME
 from trioflow.base.units import BYTES_PER_MIB
 
@@ -55,12 +55,14 @@ GROUPED = ("zero1", "distributed", "hsdp")
 """Those of which groups of replicas can each share a whole."""
 
 
-TENSOR_STYLES = ("megatron", "gather")
-"""How tensor-parallel ranks share layers; see ``parallel.splits.tensor_parallel``."""
+TENSOR_STYLE = "megatron"
+"""How tensor-parallel ranks share layers, unless a package registers another way; see ``parallel.splits.tensor_parallel``."""
 TENSOR_OVERLAPS = ("auto", "none", "backward", "products")
 """What of tensor-parallel ranks' messages goes beside products; see ``parallel.splits.tensor_parallel``."""
-_REPLICATIONS = ("ddp", "dp")
-"""How replicas keep alike: DistributedDataParallel, or DataParallel of one process."""
+REPLICATION = "ddp"
+"""How replicas keep alike, unless a package registers another way: DistributedDataParallel."""
+RANK_GROUP = "trioflow.rank_programs"
+"""Entry points of other packages' words for replication and tensor styles: subclasses of ``RankProgram``."""
 RECOMPUTATIONS = ("none", "full", "selective")
 """What backward runs again instead of keeping it."""
 TO_THE_END = "+no-early-stop"
@@ -138,13 +140,14 @@ class Plan:
     )  # fmt: skip
     replication: str = declare_cell(
         "how replicas keep alike: ddp (DistributedDataParallel), or dp (DataParallel: one process"
-        " copies the model to every device in each step)",
-        enum=list(_REPLICATIONS), default="ddp",
+        " copies the model to every device in each step), or a word that a package registers",
+        pattern=NAME, default=REPLICATION,
     )  # fmt: skip
     tensor_style: str = declare_cell(
         "how tensor-parallel ranks share layers: megatron (columns, then rows, one all-reduce), or"
-        " gather (every layer's outputs split and gathered, as the library tensor_parallel does)",
-        enum=list(TENSOR_STYLES), default="megatron",
+        " gather (every layer's outputs split and gathered, as the library tensor_parallel does), or a word that a package"
+        " registers",
+        pattern=NAME, default=TENSOR_STYLE,
     )  # fmt: skip
     sequence_parallel: bool = declare_cell(
         "true: tensor-parallel ranks also share what lies between split layers, by tokens",
@@ -339,7 +342,14 @@ def find_plan_problem(plan: Plan) -> tuple[str, str, str] | None:
     uneven = groups and (not 1 < plan.shard < plan.replicas or bool(plan.replicas % plan.shard))
     known = plan.schedule in ("none", *SCHEDULES) or plan.schedule in list_plugins(SCHEDULE_GROUP)
     near = "" if known else suggest(plan.schedule, SCHEDULES)
+    words = {"replication": REPLICATION, "tensor_style": TENSOR_STYLE}
+    unknown = [
+        (name, word) for name, own in words.items()
+        if (word := getattr(plan, name)) != own and word not in list_plugins(RANK_GROUP)
+    ]  # fmt: skip
     rules = [
+        *((True, name, f"unknown {name} {word!r}", f"use one of {', '.join(list_plugins(RANK_GROUP, [words[name]]))}")
+          for name, word in unknown),
         (not known, "schedule", f"unknown schedule {plan.schedule!r}", f"{near}use one of {', '.join(SCHEDULES)}"),
         (plan.accumulate > 1 and plan.pipeline > 1, "accumulate",
          f"{plan.accumulate} accumulated micro-steps in a pipeline",
@@ -482,3 +492,14 @@ def _list_overlap_rules(plan: Plan) -> list[tuple[bool, str, str, str]]:
         (overlaps and plan.shards_units, name, f"expert_overlap with {plan.sharding} is not simulated",
          "use sharding distributed or none"),
     ]  # fmt: skip
+
+
+def find_rank_program(plan: Plan) -> Any:
+    """Return the kind of rank that a package registers for a plan's tensor style or replication; None for trioflow's own.
+
+    Raises PlanError where nobody registers the word, several packages do, or it is broken.
+    """
+    for word, own in ((plan.tensor_style, TENSOR_STYLE), (plan.replication, REPLICATION)):
+        if word != own:
+            return load_plugin(RANK_GROUP, word, [own], what="rank program", error=PlanError)
+    return None

@@ -21,7 +21,6 @@ from trioflow.base.plan_row import (
     SEVERAL_STAGES,
     SHARDINGS,
     TENSOR_OVERLAPS,
-    TENSOR_STYLES,
 )
 from trioflow.base.precision_recipes import DEFAULT_RECIPE, RECIPE_NAMES
 from trioflow.base.settings import OPTIMIZERS
@@ -208,7 +207,7 @@ def _add_degrees(parser: argparse.ArgumentParser) -> None:
 def _add_styles(degrees: argparse._ArgumentGroup) -> None:
     """Add how tensor-parallel ranks share layers, and where activations and the optimizer's state are."""
     add_options(degrees, (
-        ("--tensor-style", TENSOR_STYLES[1:], "how ranks share layers, instead of Megatron's way: gather splits every layer's outputs"),
+        ("--tensor-style", "NAME", "how ranks share layers, instead of Megatron's way: gather splits every layer's outputs"),
         ("--sequence-parallel", True, "tensor-parallel ranks share what lies between split layers too"),
         ("--vocabulary-parallel", True, "tensor-parallel ranks share embedding, head and loss by vocabulary"),
         ("--tensor-overlap", TENSOR_OVERLAPS[1:],

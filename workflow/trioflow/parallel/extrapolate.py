@@ -1,32 +1,16 @@
-"""From the trace of one rank and a plan to the task graph of every rank.
-
-Plans whose ranks are devices of one process: its threads launch work in turn, and copy the model to each.
-
-The first device hands out its inputs, broadcasts parameters and buffers (coalesced), gathers the outputs, computes the
-loss of the whole batch, hands their gradients out, and adds up all gradients (coalesced). It alone runs the optimizer.
-Nothing overlaps: copies and collectives run in the compute streams.
-
-Under the interpreter's lock the forward launches of all devices stand in one queue, the first device's ``host`` stream.
-Backward runs in autograd's own thread of each device, which holds no lock. Broadcasts and sums are NCCL's; without it
-copies from and to the first device. What ``replicate`` costs the interpreter, a walk over all modules, is left out.
-
-References: PyTorch 2.13
-``torch/nn/parallel/{data_parallel,replicate,scatter_gather,parallel_apply,_functions,comm}.py``,
-``torch/csrc/cuda/comm.cpp``, ``torch/csrc/autograd/python_engine.cpp`` (``thread_init`` releases the lock).
-"""
+"""From the trace of one rank and a plan to the task graph of every rank."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from trioflow.base.errors import PlanError
 from trioflow.base.experiments import Plan
+from trioflow.base.plan_row import find_rank_program
 from trioflow.base.precision_recipes import MEGATRON
 from trioflow.base.provenance import read_json
 from trioflow.base.units import format_bytes, ns_to_s, s_to_ns
@@ -64,10 +48,9 @@ from trioflow.parallel.plan import (
     describe_plan,
     fit_framework,
     micro_batch_sizes,
-    replica_sizes,
 )
 from trioflow.parallel.programs.actions import plan_activations, read_host_rates, size_update
-from trioflow.parallel.programs.builder import ProgramBuilder, RankProgram, ReplicaWork
+from trioflow.parallel.programs.builder import ProgramBuilder, RankProgram
 from trioflow.parallel.programs.sharded import UnitRank
 from trioflow.parallel.programs.staged import PartitionedRank, StagedRank
 from trioflow.parallel.programs.stages import StageWorks
@@ -78,295 +61,24 @@ from trioflow.parallel.reference import (
     predict_times,
     without_communication,
 )
-from trioflow.parallel.remembered import remembered, remembering_within, tensor_bytes
+from trioflow.parallel.remembered import remembered, remembering_within
 from trioflow.parallel.schedules.build import Schedule, plan_schedule
 from trioflow.parallel.schedules.table import FORWARD_ONLY, TRAIN, WORDS, check_mode
 from trioflow.parallel.splits.context import time_rings
 from trioflow.parallel.splits.pipeline import (
     BALANCES,
-    coalesce_broadcasts,
-    coalesce_sums,
-    list_parameters,
     stages_of_operators,
 )
 from trioflow.parallel.splits.routing import describe_routing
 from trioflow.parallel.splits.sharding import describe_units, partition_stages
 from trioflow.parallel.splits.tensor_parallel import split_for_plan
-from trioflow.parallel.splits.tensor_split import TensorSplit, find_loss, list_inputs
+from trioflow.parallel.splits.tensor_split import TensorSplit
 from trioflow.parallel.splits.updates import predict_updates, split_updates
 from trioflow.parallel.splits.vocabulary import prepare_split
 from trioflow.parallel.task_graph import TaskGraph
-from trioflow.tables import PHASES, records
+from trioflow.tables import PHASES
 from trioflow.trace.facts import Facts
 from trioflow.trace.store import Trace, load_trace
-
-
-def share_host(graph: TaskGraph) -> TaskGraph:
-    """Return a graph whose ranks' forward launches, where there are any, alternate in one queue of the first rank."""
-    tasks = graph.tasks
-    launches = ((tasks["stream"] == "host") & (tasks["phase"] == "forward")).to_numpy(dtype=bool)
-    if not launches.any():
-        return graph
-    turn = np.zeros(len(tasks), dtype=np.int64)
-    ranks = tasks["rank"].to_numpy(dtype=np.int64)
-    for rank in np.unique(ranks):
-        mine = ranks == rank
-        turn[mine] = np.cumsum(launches[mine])
-    order = np.argsort(turn, kind="stable")
-    number = np.empty_like(order)
-    number[order] = np.arange(len(order))
-    moved = tasks.copy()
-    moved.loc[launches, "rank"] = int(ranks.min())
-    moved = moved.iloc[order].reset_index(drop=True)
-    moved["task_id"] = np.arange(len(moved))
-    moved = moved.astype({"task_id": tasks["task_id"].dtype})
-    dependencies = graph.dependencies.copy()
-    for column in dependencies:
-        dependencies[column] = number[dependencies[column].to_numpy()]
-    return TaskGraph(moved, dependencies, graph.metadata)
-
-
-class _ProcessRank(StagedRank):
-    """Writes the tasks of one device of a process that drives several."""
-
-    alike = (False, False, False, False)
-    repeats = in_rows = False
-
-    def launch_alone(
-        self, op_id: int, micro_batch: int, device_s: float, host_s: float, name: str, phase: str
-    ) -> None:
-        """Add a forward operator whose launch takes its turn, whether or not the host runs ahead."""
-        fields: dict[str, Any] = {"phase": phase, "op_id": op_id, "micro_batch": micro_batch}
-        ahead = self.program.times[0].separate_host
-        self.launched = self.program.graph.add(
-            self.rank, "host", "host", f"launch {name}",
-            after=() if ahead else (self.last, *self.waits), duration_s=host_s, **fields,
-        )  # fmt: skip
-        self.waits.append(self.launched)
-        self.compute(name, device_s, **fields)
-
-    def operator(
-        self, op_id: int, micro_batch: int | None, extra_s: float = 0.0, part: float = 1.0,
-        name: str = "", phase: str = "", device_s: float | None = None,
-    ) -> None:  # fmt: skip
-        """Add one operator; forward ones are launched under the interpreter's lock."""
-        phase = phase or self.program.phases[op_id]
-        if phase != "forward" or micro_batch is None:
-            super().operator(op_id, micro_batch, extra_s, part, name, phase, device_s)
-            return
-        times = self.program.times[self.times_of(micro_batch)]
-        device_s = float(times.device_s[op_id]) * part if device_s is None else device_s
-        host_s = float(times.host_s[op_id]) + extra_s
-        name = name or self.program.names[op_id]
-        self.launch_alone(op_id, micro_batch, device_s, host_s, name, phase)
-
-
-class GatherRank(_ProcessRank):
-    """Writes one device's tasks when every layer's outputs are split and gathered."""
-
-    dispatches = False
-
-    def broadcast_buffers(self) -> None:
-        """Make the parameters that no layer splits whole, after the last step has changed them."""
-        size = self.program.split.gathered_bytes
-        if size:
-            task = self.collective(
-                "all_gather", ("parameters",), size, self.tensor_group, "forward"
-            )
-            self.waits.append(task)
-
-    def _run_forward(self, micro_batch: int, again: bool) -> None:
-        split, factors = self.program.split, self.program.factors
-        for index, size in enumerate(split.input_bytes):
-            key = ("inputs", micro_batch, again, index)
-            task = self.collective(
-                "broadcast", key, round(size * factors[micro_batch]), self.tensor_group, "forward"
-            )
-            self.waits.append(task)
-        super()._run_forward(micro_batch, again)
-
-    def _run(self, op_id: int, *rest: Any, **options: Any) -> None:
-        if not (self.tensor and op_id in self.program.split.first_rank_only):
-            super()._run(op_id, *rest, **options)
-
-    def _run_backward(self, kind: str, micro_batch: int) -> None:
-        super()._run_backward(kind, micro_batch)
-        size = self.program.split.gathered_bytes
-        if size:
-            key = ("gradients", micro_batch)
-            self.waits.append(
-                self.collective("reduce_scatter", key, size, self.tensor_group, "backward")
-            )
-
-
-_OF_REPLICA, _OF_WHOLE = 0, 1
-"""Micro-batches of tasks: a device's own samples, and the whole batch of the loss."""
-
-
-def build_replicas(
-    trace: Trace, samples: Sequence[int], copies_s: Callable[[Sequence[int]], list[float]]
-) -> ReplicaWork:
-    """Return what a step of DataParallel moves; ``copies_s`` predicts copies of some sizes [bytes] on one device [s].
-
-    Raises PlanError when the trace does not say which parameters there are, or shows no output that the loss reads.
-    """
-    parts = [count / trace.facts.batch for count in samples]
-    loss = find_loss(trace)
-    rows = records(trace.operators, "op_id", "phase", "forward_op_id", "input_ids", "output_ids")
-    model = [int(r["op_id"]) for r in rows if r["phase"] == "forward" and r["op_id"] not in loss]
-    everything = sum(size for size, _ in list_inputs(trace, [*model, *loss]).values())
-    inputs = _share_out([size for size, _ in list_inputs(trace, model).values()], parts)
-    outputs = _share_out(list(_find_outputs(trace, rows, loss).values()), parts)
-    parameters = [(p.size_bytes, p.elem_bytes) for p in list_parameters(trace)]
-    buffers = [
-        (prod(b["shape"]) * int(b["elem_bytes"]), int(b["elem_bytes"]))
-        for b in trace.facts.buffers or []
-    ]
-    broadcasts = [*coalesce_broadcasts(parameters), *coalesce_broadcasts(buffers)]
-    sums = coalesce_sums(parameters)
-    return ReplicaWork(
-        tuple(samples), inputs, outputs, tuple(broadcasts), tuple(sums),
-        tuple(copies_s(broadcasts)), tuple(copies_s(sums)),
-        tuple(copies_s([each[0] for each in outputs])), loss,
-        frozenset(
-            int(r["op_id"]) for r in rows if r["phase"] == "backward" and r["forward_op_id"] in loss
-        ),
-        round(everything * parts[0]),
-    )  # fmt: skip
-
-
-def _share_out(sizes: Sequence[int], parts: Sequence[float]) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(round(size * part) for part in parts) for size in sizes)
-
-
-def _find_outputs(trace: Trace, rows: list[dict[str, Any]], loss: frozenset[int]) -> dict[int, int]:
-    """Return what the model makes and the loss reads: storage and size for the traced batch [bytes]."""
-    storage, category = (trace.tensors[c].tolist() for c in ("storage_id", "category"))
-    size = tensor_bytes(trace)
-    made: dict[int, int] = {}
-    read: set[int] = set()
-    for row in rows:
-        if row["phase"] != "forward":
-            continue
-        if row["op_id"] in loss:
-            read |= {storage[i] for i in row["input_ids"]}
-            continue
-        for index in row["output_ids"]:
-            if category[index] in ("activation", "output"):
-                made[storage[index]] = max(size[index], made.get(storage[index], 0))
-    found = {key: held for key, held in made.items() if key in read}
-    if not found:
-        raise PlanError(
-            "the trace shows no output of the model that its loss reads, so none can be gathered",
-            fix="use ddp, or capture the step with its tensors",
-        )
-    return found
-
-
-class ReplicaRank(_ProcessRank):
-    """Writes the tasks of one device under DataParallel; ``data`` is its number."""
-
-    def __init__(self, *place: Any) -> None:
-        super().__init__(*place)
-        work = self.program.replicas
-        assert work is not None
-        self.moved = work
-        self.devices = list(range(len(work.samples)))
-        self.is_first = self.data == 0
-
-    def times_of(self, micro_batch: int | None) -> int:
-        """Return the device's own samples' times, or the whole batch's."""
-        return len(self.program.times) - 1 if micro_batch == _OF_WHOLE else self.data
-
-    def run(self) -> None:
-        """Write the whole step."""
-        if self.data >= len(self.devices):  # fewer samples than devices
-            self.compute("DataParallel: no samples", 0.0, "host")
-            return
-        work, loss = self.work, self.moved.loss
-        self._hold("input", -self.moved.spare_bytes if self.is_first else 0)
-        self._hand_out("inputs", self.moved.inputs, "forward")
-        for index, size in enumerate(self.moved.broadcasts):
-            copy_s = self.moved.broadcast_copies_s[index] if self.is_first else 0.0
-            self._collect("broadcast", index, size, copy_s, "forward")
-        for op_id in work.forward.tolist():
-            if op_id not in loss:
-                self.operator(op_id, _OF_REPLICA)
-        self._gather_outputs()
-        if self.is_first:
-            self._run_loss()
-        self._hand_out("output gradients", self.moved.outputs, "backward")
-        for op_id in work.backward.tolist():
-            if op_id not in self.moved.loss_backward:
-                self.operator(op_id, _OF_REPLICA)
-        for index, size in enumerate(self.moved.sums):
-            self._hold("gathered", size if self.is_first else 0)
-            self._collect("reduce", index, size, self.moved.sum_copies_s[index], "backward")
-        if self.is_first:
-            self._hold("gathered", -sum(self.moved.sums))
-            self.update()
-            if self.program.tail_s:
-                self.compute("host: end of step", self.program.tail_s, "host")
-
-    def _run_loss(self) -> None:
-        """Run the loss of the whole batch, forward and backward; replicas begin theirs then."""
-        for op_id in sorted(self.moved.loss):
-            self.operator(op_id, _OF_WHOLE)
-        for op_id in sorted(self.moved.loss_backward):
-            self.operator(op_id, _OF_WHOLE)
-        self.program.loss_launched = self.launched
-        self._hold("message", -sum(sum(each) for each in self.moved.outputs))
-
-    def _gather_outputs(self) -> None:
-        whole = sum(sum(each) for each in self.moved.outputs)
-        self._hold("message", whole if self.is_first else 0)
-        for index, sizes in enumerate(self.moved.outputs):
-            if self.is_first:
-                copy_s = self.moved.output_copies_s[index]
-                self.compute("copy into gather", copy_s, "memcpy", phase="forward")
-            for device in self.devices[1:]:
-                self._move("outputs", index, device, 0, sizes[device], "forward")
-
-    def _hand_out(self, what: str, tensors: Sequence[Sequence[int]], phase: str) -> None:
-        """Copy each device's part of the first device's tensors to it."""
-        for index, sizes in enumerate(tensors):
-            for device in self.devices[1:]:
-                self._move(what, index, 0, device, sizes[device], phase)
-        if phase == "backward" and not self.is_first and self.program.times[0].separate_host:
-            # A device's backward is not launched before that of the loss.
-            self.program.graph.add(
-                self.rank, "host", "host", "autograd: wait for the loss", phase=phase,
-                after=(self.program.loss_launched,), duration_s=0.0,
-            )  # fmt: skip
-
-    def _move(self, what: str, index: int, source: int, target: int, size: int, phase: str) -> None:
-        """Add this device's end of a copy between two devices, in its compute stream."""
-        if self.data not in (source, target) or not size:
-            return
-        kind, peer = ("send", target) if self.data == source else ("recv", source)
-        self.last = self.program.graph.add(
-            self.rank, "compute", kind, f"{kind} {what}", after=self.waits, message_bytes=size,
-            peer=peer, phase=phase, match_id=self.program.match(what, index, source, target),
-        )  # fmt: skip
-        self.waits = []
-
-    def _collect(self, name: str, index: int, size: int, copy_s: float, phase: str) -> None:
-        """Copy tensors into a buffer and take part in its collective, in the compute stream."""
-        if copy_s:
-            self.compute(f"copy into {name}", copy_s, "memcpy", phase=phase)
-        if len(self.devices) == 1:
-            return
-        self.last = self.program.graph.add(
-            self.rank, "compute", "collective", name, after=self.waits, message_bytes=size,
-            phase=phase, group=",".join(map(str, self.devices)),
-            match_id=self.program.match(name, index),
-        )  # fmt: skip
-        self.waits = []
-
-    def _hold(self, category: str, size_bytes: float) -> None:
-        if size_bytes:
-            memory = self.program.memory_of(self.rank)
-            memory.add(self.program.graph.next_task, category, size_bytes)
 
 
 def holds_host(plan: Plan, framework: str) -> bool:
@@ -458,9 +170,7 @@ def extrapolate(
                 f"{format_bytes(written.peak_bytes)}, more than its device (--stages time does so)"
             )
             written = even
-    graph = written.builder.build(_describe_graph(step, written))
-    shares = step.plan.replication == "dp" or step.plan.tensor_style == "gather"
-    return share_host(graph) if shares else graph
+    return written.builder.kind.complete(written.builder.build(_describe_graph(step, written)))
 
 
 def extrapolate_experiment(
@@ -517,9 +227,8 @@ def _write_programs(
     """Write what every rank does: split the model, predict its operators, run the schedule."""
     plan, model, reference = step.plan, step.model, step.reference
     trace = prepare_split(reference.trace, plan)
-    replicas = replica_sizes(plan, step.batch) if plan.replication == "dp" else []
-    # Of DataParallel, each replica's own samples and the whole batch of the loss.
-    factors = [n / trace.facts.batch for n in ([*replicas, step.batch] if replicas else step.sizes)]
+    kind = _kind_of_rank(plan)
+    factors = [n / trace.facts.batch for n in kind.list_samples(plan, step.batch) or step.sizes]
     whole = split_for_plan(trace, plan)
     split = split_updates(trace, plan, whole)
     launch_s = find_launch_s(host, reference.trace.facts)
@@ -528,7 +237,7 @@ def _write_programs(
     times, split = time_rings(times, reference, split, factors, model)
     cut = choose_stages(trace, plan, stages)
     works = StageWorks(trace, plan, model, step.schedule, factors, mode=step.mode)
-    builder = _set_up_builder(works, split, cut, reference, times, replicas, host)
+    builder = _set_up_builder(works, kind, split, cut, reference, times, host)
     builder.add_ranks()
     peaks: list[dict[str, Any]] = []
     if memory and step.mode == TRAIN:
@@ -542,8 +251,8 @@ def _write_programs(
 
 
 def _set_up_builder(
-    works: StageWorks, split: TensorSplit, cut: list[list[str]], reference: Reference,
-    times: list[OperatorTimes], replicas: list[int], host: dict[str, float],
+    works: StageWorks, kind: type[RankProgram], split: TensorSplit, cut: list[list[str]],
+    reference: Reference, times: list[OperatorTimes], host: dict[str, float],
 ) -> ProgramBuilder:  # fmt: skip
     """Return the builder of the ranks' programs: the stages' work, and what replicas and the host share."""
     trace, plan, model = works.trace, works.plan, works.model
@@ -560,12 +269,12 @@ def _set_up_builder(
         work.update_s = update_s
     moves, updates = plan.offload == "activations", plan.offload == "optimizer"
     return ProgramBuilder(
-        plan=plan, kind=_kind_of_rank(plan), operators=trace.operators, times=times, schedule=works.schedule, stages=stages,
+        plan=plan, kind=kind, operators=trace.operators, times=times, schedule=works.schedule, stages=stages,
         split=split, tail_s=float(trace.facts.tail_s or 0.0) * (works.mode == TRAIN), host=host,
         messages_hold_host=holds_host(plan, trace.facts.recipe.framework),
         mode=works.mode, factors=works.factors, tied=works.tied, placed=works.placed,
         partitions=partitions, update_s=partition_s,
-        replicas=build_replicas(trace, replicas, works.copies_s) if replicas else None,
+        shared=kind.share(trace, works),
         rates=read_host_rates(plan, host),
         offloaded=plan_activations(trace, split.operators) if moves else None,
         update_bytes_per_byte=size_update(trace, 1.0) if updates else 0.0,
@@ -573,10 +282,9 @@ def _set_up_builder(
 
 
 def _kind_of_rank(plan: Plan) -> type[RankProgram]:
-    if plan.tensor_style == "gather":
-        return GatherRank
-    if plan.replication == "dp":
-        return ReplicaRank
+    registered: type[RankProgram] | None = find_rank_program(plan)
+    if registered:
+        return registered
     if plan.shards_units:
         return UnitRank
     return PartitionedRank if plan.sharding == "zero1" else StagedRank

@@ -23,6 +23,7 @@ from trioflow.parallel.splits.pipeline import Bucket, TiedParameter
 from trioflow.parallel.splits.sharding import OptimizerPartition, ShardedUnit
 from trioflow.parallel.splits.tensor_split import SharedAttention, StageExchange, TensorSplit
 from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
+from trioflow.trace.store import Trace
 
 UNITS_ON_DEVICE = 2
 """Units whose activations are on the device at one time."""
@@ -71,29 +72,6 @@ class OffloadedActivations:
     def leaves(self, unit: int) -> bool:
         """Return whether a unit's activations leave the device."""
         return 0 <= unit < len(self.units) - UNITS_ON_DEVICE
-
-
-@dataclass(frozen=True)
-class ReplicaWork:
-    """What one step of DataParallel moves."""
-
-    samples: tuple[int, ...]  # of each device that gets any
-    # Each tensor's part on each device [tensors, devices] [bytes]
-    inputs: tuple[tuple[int, ...], ...]
-    outputs: tuple[tuple[int, ...], ...]
-    # Coalesced buffers, in order [bytes]
-    broadcasts: tuple[int, ...]
-    sums: tuple[int, ...]
-    # Time to copy tensors into each of them [s]
-    broadcast_copies_s: tuple[float, ...]
-    sum_copies_s: tuple[float, ...]
-    # Time to copy the first device's own part of each output [s]
-    output_copies_s: tuple[float, ...]
-    # Operators of the loss, which the first device alone runs
-    loss: frozenset[int]
-    loss_backward: frozenset[int]
-    # Inputs and targets of the first device's own samples, which are views of the whole [bytes]
-    spare_bytes: int
 
 
 @dataclass(frozen=True)
@@ -223,7 +201,7 @@ class ProgramBuilder:
     # of operators [s]
     partitions: Sequence[OptimizerPartition] = ()
     update_s: Sequence[Sequence[dict[int, float]]] = ()
-    replicas: ReplicaWork | None = None  # of DataParallel
+    shared: Any = None  # what the kind's ranks share beside the stages' work
     # Of what lies in the host's memory
     rates: HostRates | None = None
     offloaded: OffloadedActivations | None = None
@@ -231,8 +209,6 @@ class ProgramBuilder:
     # What has been written, and what each rank holds beside its operators' results
     graph: TaskGraphBuilder = field(init=False, default_factory=TaskGraphBuilder)
     memory: dict[int, HeldMemory] = field(init=False, default_factory=dict)
-    # Task in which DataParallel's first rank launched the loss, once it has
-    loss_launched: int | None = field(init=False, default=None)
     _groups: dict[tuple[int, ...], str] = field(init=False, default_factory=dict)
     _matches: dict[tuple[Any, ...], int] = field(init=False, default_factory=dict)
     _collected: TaskGraph | None = field(init=False, default=None)
@@ -268,10 +244,7 @@ class ProgramBuilder:
 
     def factors_of(self, rank: int) -> Sequence[float]:
         """Return the samples, over the traced ones, of each micro-batch that a rank's tasks name."""
-        if self.replicas is None:
-            return self.factors
-        own = self.factors[rank : rank + 1] if rank < len(self.replicas.samples) else [0.0]
-        return [*own, self.factors[-1]] if rank == 0 else own
+        return self.kind.factors_of(self, rank)
 
     def name_group(self, ranks: list[int], source: int = 0) -> str:
         """Return a group as its members' tasks name it, the rank at the place ``source`` first."""
@@ -333,12 +306,45 @@ def _make_grid(plan: Plan, alike: tuple[bool, bool, bool, bool]) -> Grid:
 class RankProgram:
     """Writes one rank's tasks into the builder's graph; each kind of plan has a subclass.
 
+    A package registers one under ``base.plan_row.RANK_GROUP`` for a word of its own of ``replication`` or
+    ``tensor_style``; the functions in front are what it may change beside the rank's tasks.
+
     ``alike``: whether ranks do the same that differ in stage, group of shards, place in it, shard of layers: False
     everywhere here. ``last``, ``launched``: last task of the compute stream and of the host; ``waits``: what the next
     one of the compute stream waits for.
     """
 
     alike: ClassVar[tuple[bool, bool, bool, bool]] = (False, False, False, False)
+
+    @staticmethod
+    def find_rules(trace: Trace) -> dict[str, str]:
+        """Return column or row by each module that ranks of this tensor style share; Megatron-LM's own styles have none here."""
+        return {}
+
+    @staticmethod
+    def split(trace: Trace, degree: int) -> TensorSplit:
+        """Return one rank's operators and messages in this tensor style."""
+        return TensorSplit(trace.operators.copy())
+
+    @staticmethod
+    def list_samples(plan: Plan, batch: int) -> list[int]:
+        """Return the samples of each micro-batch that tasks name, where they are not the schedule's."""
+        return []
+
+    @staticmethod
+    def share(trace: Trace, works: Any) -> Any:
+        """Return what is worked out once for all ranks (``ProgramBuilder.shared``); ``works``: a ``StageWorks``."""
+        return None
+
+    @staticmethod
+    def factors_of(program: ProgramBuilder, rank: int) -> Sequence[float]:
+        """Return the samples, over the traced ones, of each micro-batch that a rank's tasks name."""
+        return program.factors
+
+    @staticmethod
+    def complete(graph: TaskGraph) -> TaskGraph:
+        """Return the graph of all ranks as it is simulated."""
+        return graph
 
     def __init__(self, program: ProgramBuilder, data: int, pipeline: int, tensor: int) -> None:
         self.program = program

@@ -97,14 +97,13 @@ from trioflow.parallel.splits.vocabulary import (
     check_tokens,
     find_head,
     find_vocabulary,
-    split_gathered,
 )
 from trioflow.tables import records
 from trioflow.trace.store import Trace
 
 if TYPE_CHECKING:
     from trioflow.base.experiments import Plan
-
+from trioflow.base.plan_row import TENSOR_STYLE, find_rank_program
 
 _STATISTIC_BYTES = 4
 """Loss statistics are single-precision numbers, one a token, in any precision of the step."""
@@ -615,8 +614,7 @@ class Splitter:
 
 @remembered
 def split_operators(
-    trace: Trace, degree: int, *, style: str = "megatron", sequence: bool = False,
-    vocabulary: bool = False,
+    trace: Trace, degree: int, *, sequence: bool = False, vocabulary: bool = False,
 ) -> TensorSplit:  # fmt: skip
     """Return one tensor-parallel rank's operators and messages, of a trace from `prepare_split` or with own rules.
 
@@ -625,8 +623,6 @@ def split_operators(
     """
     if degree == 1:
         return TensorSplit(trace.operators.copy())
-    if style == "gather":
-        return split_gathered(trace, degree)
     if sequence:
         check_tokens(trace, degree)
     found = find_vocabulary(trace, degree) if vocabulary else None
@@ -702,8 +698,11 @@ def _cut(cells: dict[str, list[int]], row: dict[str, Any], kind: str, splitter: 
 
 def split_for_plan(trace: Trace, plan: Plan) -> TensorSplit:
     """Return a plan's rank's operators, tokens, shards and experts, of `prepare_split`; PlanError with no layer to split."""
+    if plan.tensor > 1 and plan.tensor_style != TENSOR_STYLE:
+        own: TensorSplit = find_rank_program(plan).split(trace, plan.tensor)
+        return own
     split = split_operators(
-        trace, plan.tensor, style=plan.tensor_style, sequence=plan.sequence_parallel,
+        trace, plan.tensor, sequence=plan.sequence_parallel,
         vocabulary=plan.vocabulary_parallel and not trace.facts.tensor_split_by_name,
     )  # fmt: skip
     split = overlap_products(split, trace, plan)

@@ -1,0 +1,264 @@
+"""Tensor parallelism of any layers by their outputs, as the library ``tensor_parallel`` does it.
+
+Every linear, convolution and embedding layer is split by its outputs, which an all-gather makes whole; what lies
+between runs whole on every rank. The gradient of a layer's whole input is one rank's part of a sum: the gather's
+backward, a reduce-scatter, adds up and leaves each rank its outputs' gradient. Grouped convolutions, and a head that
+shares an embedding's weight, are split by inputs and summed by an all-reduce, in backward as well.
+
+Parameters that no layer splits are shared out too: one all-gather a step, one reduce-scatter after backward. One
+process drives all ranks, its first one hands out the inputs in every forward and alone computes the loss.
+
+The library's configurations for some transformers, column and row splits, are Megatron's (``tensor_parallel``); this is
+its default. Linear layers are recognized by their operators: products with a parameter. Release 2.0.0 shares unsplit
+parameters out in its class ``TensorParallel``; its function ``tensor_parallel`` on request.
+
+References: BlackSamorez/tensor_parallel (2023-08): ``config.py`` (default configuration), ``communications.py``
+(AllGather with ReduceScatter as backward), ``sharding.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trioflow.base.errors import PlanError
+from trioflow.costmodel.features import class_of_name
+from trioflow.parallel.reference import WORK
+from trioflow.parallel.remembered import remembered, tensor_bytes
+from trioflow.parallel.splits.pipeline import coalesce_broadcasts
+from trioflow.parallel.splits.tensor_split import (
+    AFTER,
+    BEFORE,
+    Exchange,
+    TensorSplit,
+    cut_row,
+    find_loss,
+    find_weight,
+    is_lookup,
+    list_inputs,
+    list_untrained,
+)
+from trioflow.tables import records
+from trioflow.trace.store import Trace
+
+OUTPUT, _INPUT = "output", "input"
+_LAYERS = ("gemm", "convolution", "embedding")
+
+
+@dataclass(frozen=True)
+class _GatheredLayer:
+    """A layer that is split; gathers pad shards to equal sizes.
+
+    A grouped convolution is split inside each group, so a depthwise one is whole on the first rank; its bias, and that
+    of a head with an embedding's weight, stays whole everywhere.
+    """
+
+    op_id: int  # its forward operator
+    module: str  # its module
+    split: str  # output or input: what its ranks share
+    # Storage and shape of its weight
+    weight: int
+    shape: tuple[int, ...]
+    # Storages of the parameters that are cut, and of all else that it reads
+    parameters: frozenset[int]
+    inputs: frozenset[int]
+    channels: int  # what is shared: channels of its output or its input
+    # Its output for the traced batch [bytes], and the part of it that grows with the batch
+    output_bytes: int
+    growing: float
+
+    def exchange(self, name: str, degree: int) -> Exchange:
+        """Return a collective over its output; gathers and scatters bring it into order."""
+        if name == "all_reduce":
+            return Exchange(name, self.output_bytes, growing=self.growing)
+        padded = round(self.output_bytes * self.part(degree) * degree)
+        copied = AFTER if name == "all_gather" else BEFORE
+        return Exchange(name, padded, copied, growing=self.growing)
+
+    def part(self, degree: int) -> float:
+        """Return the largest rank's part; channels that do not divide make one more of them."""
+        return -(-self.channels // degree) / self.channels
+
+
+def find_gathered_layers(trace: Trace) -> list[_GatheredLayer]:
+    """Return the layers that are split by outputs or by inputs, in the order of forward."""
+    storage, category = (trace.tensors[c].tolist() for c in ("storage_id", "category"))
+    size, loss = tensor_bytes(trace), find_loss(trace)
+    rows = [
+        row for row in records(trace.operators)
+        if row["phase"] == "forward" and row["op_id"] not in loss
+        and class_of_name(str(row["name"])) in _LAYERS and find_weight(row, category) is not None
+    ]  # fmt: skip
+    looked_up = {
+        storage[row["input_ids"][find_weight(row, category) or 0]]
+        for row in rows
+        if is_lookup(row, category)
+    }
+    found = []
+    for row in rows:
+        place = find_weight(row, category)
+        if place is None or not row["output_ids"]:
+            continue
+        weight = storage[row["input_ids"][place]]
+        split, channels = _choose_split(row, place, weight in looked_up)
+        parameters = {storage[i] for i in row["input_ids"] if category[i] == "parameter"}
+        parameters = parameters if split == OUTPUT else {weight}
+        found.append(
+            _GatheredLayer(
+                int(row["op_id"]), str(row["module"]), split, weight,
+                tuple(int(n) for n in row["input_shapes"][place]), frozenset(parameters),
+                frozenset({storage[i] for i in row["input_ids"]} - parameters), channels,
+                size[row["output_ids"][0]],
+                int(row["batch_write_bytes"]) / int(row["write_bytes"]) if row["write_bytes"] else 1.0,
+            )
+        )  # fmt: skip
+    return found
+
+
+def _choose_split(row: Mapping[str, Any], place: int, looked_up: bool) -> tuple[str, int]:
+    """Return whether a layer's outputs or inputs are shared, and how many channels these have."""
+    shapes, output = row["input_shapes"], row["output_shapes"][0]
+    kind = class_of_name(str(row["name"]))
+    if kind == "convolution":
+        data, weight = shapes[place - 1], shapes[place]
+        # A transposed one's weight names its inputs first.
+        transposed = "transpose" in str(row["name"])
+        whole = int(output[1] if transposed else data[1])
+        if weight[1] == whole:
+            return OUTPUT, int(output[1])
+        return _INPUT, int(data[1]) * int(weight[1]) // whole
+    if kind == "gemm" and looked_up:
+        return _INPUT, int(shapes[place][-1])
+    return OUTPUT, int(output[-1])
+
+
+@remembered
+def gather_rules(trace: Trace) -> dict[str, str]:
+    """Return column or row by split module: a weight's first dimension, the second of an embedding or a head tied to it."""
+    category = trace.tensors["category"].tolist()
+    lookups = {
+        int(row["op_id"])
+        for row in records(trace.operators, "op_id", "name", "phase", "input_ids")
+        if row["phase"] == "forward" and is_lookup(row, category)
+    }
+    layers = find_gathered_layers(trace)
+    by_rows = {layer.weight for layer in layers if layer.op_id in lookups}
+    kinds = {layer.weight: "row" if layer.weight in by_rows else "column" for layer in layers}
+    rules = {layer.module: kinds[layer.weight] for layer in layers}
+    for gradient in (*trace.facts.gradients, *list_untrained(trace)):
+        owned = kinds.get(int(gradient.get("parameter_storage_id", -1)))
+        if owned:
+            rules.setdefault(str(gradient["module"]), owned)
+    return rules
+
+
+class _Cutter:
+    """Writes one rank's work into the operators of split layers, and places their exchanges."""
+
+    def __init__(self, trace: Trace, degree: int, layers: list[_GatheredLayer]) -> None:
+        self.degree = degree
+        self.layers = {layer.op_id: layer for layer in layers}
+        self.storage, self.category = (
+            trace.tensors[c].tolist() for c in ("storage_id", "category")
+        )
+        self.size = tensor_bytes(trace)
+        self.shape = [tuple(shape) for shape in trace.tensors["shape"]]
+        self.split = TensorSplit(trace.operators.copy())
+        self.begun: set[int] = set()
+
+    def visit(self, row: dict[str, Any]) -> None:
+        """Take one operator in."""
+        if row["phase"] == "forward" and row["op_id"] in self.layers:
+            self._forward(row, self.layers[row["op_id"]])
+        elif row["phase"] == "backward" and row["forward_op_id"] in self.layers:
+            self._backward(row, self.layers[row["forward_op_id"]])
+
+    def _forward(self, row: dict[str, Any], layer: _GatheredLayer) -> None:
+        part, whole = layer.part(self.degree), layer.split == _INPUT
+        cut_row(self.split.operators, row, part, {
+            "read_bytes": self._share(row["input_ids"], row["read_bytes"], part, layer, cut_data=whole),
+            "write_bytes": 1.0 if whole else part,
+        })  # fmt: skip
+        self.split.add(
+            AFTER, layer.op_id, layer.exchange("all_reduce" if whole else "all_gather", self.degree)
+        )
+
+    def _backward(self, row: dict[str, Any], layer: _GatheredLayer) -> None:
+        if layer.op_id not in self.begun:
+            self.begun.add(layer.op_id)
+            whole = layer.split == _INPUT
+            name = "all_reduce" if whole else "reduce_scatter"
+            self.split.add(BEFORE, int(row["op_id"]), layer.exchange(name, self.degree))
+        part = layer.part(self.degree)
+        makes = [i for i in row["output_ids"] if self._is_gradient(i, layer)]
+        reads = any(self.storage[i] in layer.parameters for i in row["input_ids"])
+        if not makes and not reads:  # sums of what several readers of one tensor found
+            return
+        cut_row(self.split.operators, row, part, {
+            "read_bytes": self._share(row["input_ids"], row["read_bytes"], part, layer, back=True),
+            "write_bytes": self._share(
+                row["output_ids"], row["write_bytes"], part, layer, cut_data=layer.split == _INPUT
+            ),
+        })  # fmt: skip
+
+    def _is_gradient(self, index: int, layer: _GatheredLayer) -> bool:
+        """Return whether a tensor is a parameter's gradient, or a part of a shared weight's."""
+        if self.category[index] == "gradient":
+            return True
+        makes = self.category[index] == "activation" and self.storage[index] not in layer.inputs
+        return makes and self.shape[index] in (layer.shape, layer.shape[::-1])
+
+    def _share(
+        self, indices: list[int], total: int, part: float, layer: _GatheredLayer,
+        cut_data: bool = False, back: bool = False,
+    ) -> float:  # fmt: skip
+        """Return the part of some tensors' bytes that one rank moves.
+
+        Cut are parameters and their gradients, input and its gradient of a layer split by inputs, and the incoming
+        gradient of one split by outputs.
+        """
+        by_input = layer.split == _INPUT
+        moved = whole = 0.0
+        for index in indices:
+            size = self.size[index]
+            cut = cut_data and self.category[index] != "parameter"
+            if self.storage[index] in layer.parameters or self._is_gradient(index, layer):
+                cut = True
+            elif back:
+                cut = (self.storage[index] in layer.inputs) == by_input
+            moved += size * (part if cut else 1.0)
+            whole += size
+        return moved / whole if whole and total else 1.0
+
+
+@remembered
+def split_gathered(trace: Trace, degree: int) -> TensorSplit:
+    """Return one rank's operators when all layers' outputs are split and gathered; PlanError when there is no such layer."""
+    layers = find_gathered_layers(trace)
+    if not layers:
+        raise PlanError(
+            f"tensor degree {degree}: the trace shows no linear, convolution or embedding layer to split",
+            fix="use data or pipeline parallelism, or a trace with its tensors",
+        )
+    cutter = _Cutter(trace, degree, layers)
+    rows = records(trace.operators)
+    for row in rows:
+        cutter.visit(row)
+        if row["phase"] == "optimizer" and any(len(shape) for shape in row["input_shapes"]):
+            part = 1.0 / degree
+            cut_row(cutter.split.operators, row, part, dict.fromkeys(WORK, part))
+    split, loss = cutter.split, find_loss(trace)
+    of_loss = {
+        int(r["op_id"]) for r in rows if r["phase"] == "backward" and r["forward_op_id"] in loss
+    }
+    split.first_rank_only = frozenset(loss | of_loss)
+    model = [int(r["op_id"]) for r in rows if r["phase"] == "forward" and r["op_id"] not in loss]
+    split.input_bytes = tuple(coalesce_broadcasts(list(list_inputs(trace, model).values())))
+    cut = {storage for layer in layers for storage in layer.parameters | layer.inputs}
+    split.gathered_bytes = sum(
+        int(g["size_bytes"])
+        for g in trace.facts.gradients
+        if int(g.get("parameter_storage_id", -1)) not in cut
+    )
+    return split
