@@ -159,6 +159,20 @@ def test_other_striped_collectives_take_the_hops_of_a_ring(
     assert result.step_time_s == pytest.approx(expected_s, rel=1e-12)
 
 
+def test_a_step_of_a_ring_between_nodes_takes_no_less_than_the_platform_says() -> None:
+    """Where bytes take longer, or the group lies in a node, nothing changes."""
+    cluster = make_cluster(4)
+    slow = replace(cluster, corrections={"between_nodes_least_step_s": 50e-6})
+
+    def ask(platform: Platform, collective: str, ranks: int, size: int) -> float:
+        return float(run(collective, list(range(ranks)), size, platform).summary.step_time_s)
+
+    assert ask(slow, "all_gather", 16, 10**6) == pytest.approx(15 * 50e-6)
+    assert ask(slow, "all_reduce", 8, 10**6) == pytest.approx(14 * 50e-6)
+    for collective, ranks, size in (("all_gather", 16, 10**9), ("all_gather", 4, 10**6)):
+        assert ask(slow, collective, ranks, size) == ask(cluster, collective, ranks, size)
+
+
 def test_all_to_all_and_send_leave_each_rank_by_its_own_nic() -> None:
     """Of 100 MB a rank sends 4 / 8 to the other node, whatever the wire inside does."""
     result = run("all_to_all", list(range(8)), 10**8, make_cluster(2)).summary

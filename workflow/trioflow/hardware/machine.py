@@ -144,7 +144,8 @@ class Platform:
     ``compute_slowdown_during_collective``: time of compute while its device takes part in a
         collective, over its time alone; 1 where nobody knows better.
     ``corrections``: what measured runs showed beside all this: factors on times by component
-        (compute, communication, between_nodes), ``between_nodes_step_s`` [s], ``outside_bytes`` [bytes].
+        (compute, communication, between_nodes), what a ring's step between nodes takes longer
+        (``between_nodes_step_s``) and at least (``between_nodes_least_step_s``) [s], ``outside_bytes`` [bytes].
     ``eager_send_bytes``: largest message between two ranks that does not wait for its receiver
         [bytes]; see ``parallel.eager``.
     """

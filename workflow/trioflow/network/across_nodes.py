@@ -209,10 +209,12 @@ class NodeGroups:
                 wire_s /= _least_share(collective, spread) if collective == "all_reduce" else 1.0
         key = (collective, message_bytes, spread, hop_s, wire_s, rate)
         if key not in self._times:
-            shown = self._platform.corrections
-            steps_s = shown.get("between_nodes_step_s", 0.0) * count_steps(collective, spread.ranks)
+            shown, steps = self._platform.corrections, count_steps(collective, spread.ranks)
             estimate = self._estimate(*key)
-            self._times[key] = estimate.correct(shown.get("between_nodes", 1.0), steps_s)
+            least_s = steps * shown.get("between_nodes_least_step_s", 0.0)
+            waits_s = max(least_s - estimate.time_s, 0.0)
+            waits_s += steps * shown.get("between_nodes_step_s", 0.0)
+            self._times[key] = estimate.correct(shown.get("between_nodes", 1.0), waits_s)
         time = self._times[key]
         note = (
             "as given" if self._asked is not None else
