@@ -160,7 +160,7 @@ def test_other_striped_collectives_take_the_hops_of_a_ring(
 
 
 def test_a_step_of_a_ring_between_nodes_takes_no_less_than_the_platform_says() -> None:
-    """Where bytes take longer, or the group lies in a node, nothing changes."""
+    """Where bytes take longer, in a node, and of all-reduces' trees nothing changes."""
     cluster = make_cluster(4)
     slow = replace(cluster, corrections={"between_nodes_least_step_s": 50e-6})
 
@@ -168,8 +168,7 @@ def test_a_step_of_a_ring_between_nodes_takes_no_less_than_the_platform_says() -
         return float(run(collective, list(range(ranks)), size, platform).summary.step_time_s)
 
     assert ask(slow, "all_gather", 16, 10**6) == pytest.approx(15 * 50e-6)
-    assert ask(slow, "all_reduce", 8, 10**6) == pytest.approx(14 * 50e-6)
-    for collective, ranks, size in (("all_gather", 16, 10**9), ("all_gather", 4, 10**6)):
+    for collective, ranks, size in (("all_gather", 16, 10**9), ("all_gather", 4, 10**6), ("all_reduce", 16, 10**6)):  # fmt: skip
         assert ask(slow, collective, ranks, size) == ask(cluster, collective, ranks, size)
 
 

@@ -33,6 +33,8 @@ Ask = Callable[[str, int, int], Any]
 
 _STRIPED = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce")
 """Collectives whose data all ranks of a node share out when it leaves the node."""
+LEAST_STEP = "between_nodes_least_step_s"
+"""What a step of a ring between nodes takes at least while hosts train, of a platform's corrections [s]."""
 _HANDED_ON = 1.2
 """Norm by which a ring's hops and its bytes make its time: 1 one after the other, endless the longer one alone."""
 _PIPELINED = 0.7
@@ -211,7 +213,8 @@ class NodeGroups:
         if key not in self._times:
             shown, steps = self._platform.corrections, count_steps(collective, spread.ranks)
             estimate = self._estimate(*key)
-            least_s = steps * shown.get("between_nodes_least_step_s", 0.0)
+            # Trees of all-reduces have few steps.
+            least_s = steps * shown.get(LEAST_STEP, 0.0) if collective in _STRIPED[1:3] else 0.0
             waits_s = max(least_s - estimate.time_s, 0.0)
             waits_s += steps * shown.get("between_nodes_step_s", 0.0)
             self._times[key] = estimate.correct(shown.get("between_nodes", 1.0), waits_s)
