@@ -63,7 +63,7 @@ localrules:
 
 
 rule all:
-    """The reproduction: predictions beside measurements of this machine, its traces, the case studies."""
+    """The reproduction: predictions beside measurements of this machine, and its traces."""
     default_target: True
     input:
-        expand("<results>/report/{page}.html", page=["index", "traces", "studies"]),
+        expand("<results>/report/{page}.html", page=["index", "traces"]),

@@ -1,8 +1,6 @@
-# Purpose: make traces from public files, and put all traces side by side on a page.
-# Inputs:  rows of imports.tsv and the retrieved files; results/operator_tables/
-# Outputs: results/imported_traces/<trace>/: operators.parquet, tensors.parquet, trace.json;
-#          results/report/traces.html, traces.parquet and the same of the imported ones,
-#          published_traces.html, published_traces.parquet
+# Purpose: make traces from public files.
+# Inputs:  rows of imports.tsv and the retrieved files
+# Outputs: results/imported_traces/<trace>/: operators.parquet, tensors.parquet, trace.json
 
 
 rule import_trace:
@@ -26,27 +24,6 @@ rule import_trace:
         "import {wildcards.imported}"
     script:
         "../scripts/import_trace.py"
-
-
-rule describe_traces:
-    input:
-        facts=page_traces,
-    output:
-        page="<results>/report/{traces_page}.html",
-        table="<results>/report/{traces_page}.parquet",
-    log:
-        "<logs>/describe_traces/{traces_page}.log",
-    benchmark:
-        "<benchmarks>/describe_traces/{traces_page}.tsv"
-    conda:
-        "../envs/analysis.yaml"
-    params:
-        library=library_digest("describe_traces"),
-        traces=trace_folders,
-    message:
-        "put the traces side by side: {wildcards.traces_page}"
-    script:
-        "../scripts/describe_traces.py"
 
 
 rule published_traces:

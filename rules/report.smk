@@ -1,7 +1,9 @@
-# Purpose: put every prediction beside its measurement: error table, what errors are made of, figures, page.
+# Purpose: put every prediction beside its measurement: error table, what errors are made of, figures, page;
+#          and all traces side by side, the imported ones on a page of their own.
 # Inputs:  results/timelines/, results/measurements/, results/calibration/, results/operator_tables/, cost models,
 #          and results/task_graphs/, simulated again with measured values in place of models
-# Outputs: results/report/: error.parquet, attribution.parquet, causes.parquet, index.html, figures/, perfetto/
+# Outputs: results/report/: error.parquet, attribution.parquet, causes.parquet, index.html, figures/, perfetto/;
+#          traces.html, traces.parquet, published_traces.html, published_traces.parquet
 
 
 rule attribute:
@@ -152,3 +154,24 @@ rule report:
         "write the report"
     script:
         "../scripts/report.py"
+
+
+rule describe_traces:
+    input:
+        facts=page_traces,
+    output:
+        page="<results>/report/{traces_page}.html",
+        table="<results>/report/{traces_page}.parquet",
+    log:
+        "<logs>/describe_traces/{traces_page}.log",
+    benchmark:
+        "<benchmarks>/describe_traces/{traces_page}.tsv"
+    conda:
+        "../envs/analysis.yaml"
+    params:
+        library=library_digest("describe_traces"),
+        traces=trace_folders,
+    message:
+        "put the traces side by side: {wildcards.traces_page}"
+    script:
+        "../scripts/describe_traces.py"

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import csv
+import re
+import subprocess
+import sys
+from itertools import pairwise
 from pathlib import Path
 
+import networkx
 import pytest
 from project_copy import ROOT, Project
 from trioflow.costmodel.collectives.published import PUBLIC_TABLES
@@ -28,14 +33,34 @@ def test_the_projects_own_tables_give_the_expected_jobs(project: Project) -> Non
     traces = sum(len(row["batches"].split(",")) for row in read_rows("workloads"))
     experiments = read_rows("experiments")
     measured = len({row["workload"] for row in experiments})
-    project.edit("Snakefile", '"traces"]', '"traces", "studies"]')
-    studies = ("wafer_study", "hop_study", "distsim_search_study", "describe_studies")
     assert project.planned() == {
-        **dict.fromkeys(studies, 1), "capture": traces, "merge": traces, "fit_operators": 1,
+        "capture": traces, "merge": traces, "fit_operators": 1,
         "partition": measured, "calibrate": measured, "measure": measured, "fit_collectives": 1, "describe_machine": 1,
         "extrapolate": len(experiments), "simulate": len(experiments), "attribute": 1, "report": 1,
         "describe_traces": 1,
     }  # fmt: skip
+
+
+def test_the_readme_draws_the_stages_as_snakemake_joins_them() -> None:
+    """A stage is a file of rules; partitions, which two stages share, and what follows anyway are left out."""
+    drawn = re.search(r"```mermaid\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert drawn
+    words = [re.findall(r"\w+", line) for line in drawn[1].splitlines() if "-->" in line]
+    edges = {edge for line in words for edge in pairwise(line)}
+    command = [sys.executable, "-m", "snakemake", "--rulegraph", "mermaid-js"]
+    graph = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    names = dict(re.findall(r"(id\d+)\[(\w+)\]", graph))
+    stages = {
+        rule: path.stem
+        for path in (ROOT / "rules").glob("*.smk")
+        for rule in re.findall(r"^rule (\w+):", path.read_text(), re.MULTILINE)
+    } | {"partition": "partition"}
+    ends = re.findall(r"(id\d+) --> (id\d+)", graph)
+    joined = {(stages[names[a]], stages[names[b]]) for a, b in ends if names[b] != "all"}
+    before = {one for one, other in joined if other == "partition"}
+    joined |= {(a, b) for a in before for one, b in joined if one == "partition"}
+    whole = networkx.DiGraph((a, b) for a, b in joined if a != b and "partition" not in (a, b))
+    assert set(networkx.transitive_reduction(whole).edges) == edges
 
 
 def test_the_catalog_s_entry_plans_the_same_jobs(
