@@ -30,4 +30,6 @@ rule measure:
 rule measurements:
     """Run every experiment for real, on all ranks."""
     input:
-        expand("<results>/measurements/{workload}/measurements.parquet", workload=MEASURED),
+        expand(
+            "<results>/measurements/{workload}/measurements.parquet", workload=MEASURED
+        ),

@@ -23,7 +23,9 @@ rule attribute:
             workload=MEASURED,
             file=["measurements.parquet", "rank_timelines.parquet"],
         ),
-        sessions=expand("<results>/calibration/{workload}/session.json", workload=MEASURED),
+        sessions=expand(
+            "<results>/calibration/{workload}/session.json", workload=MEASURED
+        ),
         platform="<results>/platforms/this-machine.yaml",
         collectives="<results>/cost_models/this-machine/collectives.json",
     output:
