@@ -33,8 +33,6 @@ from trioflow.report.scores import ORACLE, OURS, score_published
 from trioflow.report.sections import describe_accuracy, describe_run
 from trioflow.tables import records
 from trioflow_evaluation.clusters.bridge_page import score_rates, write_rates_table
-from trioflow_evaluation.clusters.parts import plain_model
-from trioflow_evaluation.clusters.scores import judge_order
 from trioflow_evaluation.drift.judge import JOINT, NAMES, describe_drift, find_error
 from trioflow_evaluation.published.cases import describe_set
 from trioflow_evaluation.published.page import read_aim, score_of
@@ -370,20 +368,11 @@ Lister = Callable[[pd.DataFrame], Iterator[tuple[str, float | None, pd.DataFrame
 _ENDS = ["measured_s", "predicted_s", "low_s", "high_s"]
 
 
-def list_errors(errors: pd.DataFrame) -> Iterator[tuple[str, float | None, pd.DataFrame]]:
-    """Yield name, width aimed at, and cases of a live run (``tables.ERRORS``); groups are workloads."""
-    cases = errors.rename(columns={"simulated_s": "predicted_s"}).assign(group=errors["workload"])
-    yield "live steps on 1 and 2 ranks", _RECORDED, cases
-
-
 def list_published(cases: pd.DataFrame) -> Iterator[tuple[str, float | None, pd.DataFrame]]:
-    """Yield the same of ``tables.PUBLISHED_CASES``: steps of GPUs by set, vTrain's by what is left out."""
-    vtrain = cases["case"].str.startswith("gpt-h")
-    steps = cases[~vtrain]
-    yield "public steps on up to eight GPUs", _RECORDED, steps.assign(group=steps["set"])
+    """Yield name, width aimed at, and cases of a table's sets: of ``tables.PUBLISHED_CASES`` vTrain's by what is left out."""
     for name in (GROUPS, PLANS):
         mine = cases[cases["set"] == name]
-        plan = mine["plan"].str.rpartition("-m")[0]
+        plan = mine["plan"].str.replace(r"-m\d+$", "", regex=True)
         yield (
             describe_set(name).title,
             _RECORDED,
@@ -403,20 +392,6 @@ def list_validation(cases: pd.DataFrame) -> Iterator[tuple[str, float | None, pd
             _WIDTH_AIMS.get(name),
             mine.assign(group=mine["device"]),
         )
-
-
-def list_clusters(steps: pd.DataFrame) -> Iterator[tuple[str, float | None, pd.DataFrame]]:
-    """Yield the same of nanotron's runs (``tables.CLUSTER_STEPS``) but pipelines before their fix; groups are models."""
-    cases = judge_order(steps)
-    yield "nanotron's runs on 8 to 512 H100", None, cases.assign(group=cases["parameters"])
-
-
-def list_rates(rates: pd.DataFrame) -> Iterator[tuple[str, float | None, pd.DataFrame]]:
-    """Yield the same of Megatron-Bridge's rates (``tables.CLUSTER_RATES``), as times; groups are models."""
-    ends = (("measured", "measured"), ("predicted", "predicted"), ("low", "high"), ("high", "low"))
-    times = {f"{time}_s": 1.0 / rates[f"{rate}_tokens_per_s"] for time, rate in ends}
-    group = rates["model"].map(plain_model)
-    yield "Megatron-Bridge's rates on 8 to 1,024 H100", None, rates.assign(**times, group=group)
 
 
 def score_set(name: str, aim: float | None, cases: pd.DataFrame) -> dict[str, Any] | None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import judge_intervals
 import pandas as pd
 from page_numbers import (
     Lister,
@@ -23,10 +24,7 @@ from page_numbers import (
     describe_jobs,
     describe_published,
     describe_validation,
-    list_clusters,
-    list_errors,
     list_published,
-    list_rates,
     list_validation,
     publish,
     publish_block,
@@ -148,22 +146,17 @@ def publish_spread() -> None:
 
 
 def publish_intervals_of_sets() -> None:
-    """Rewrite how well intervals hold, of the sets that a run judged."""
-    report, clusters = RESULTS / "report", RESULTS / "clusters"
-    found: dict[Lister, pd.DataFrame] = {
-        list_errors: read_table(report / "error.parquet", "errors")
-    }
+    """Rewrite how well intervals hold, of the sets that a run judged, and how wide those of steps are."""
+    report = RESULTS / "report"
+    found: dict[Lister, pd.DataFrame] = {}
     validated = sorted((RESULTS / "validation").glob("*.parquet"))
     if validated:
         tables = [read_table(path, "validation") for path in validated]
         found[list_validation] = pd.concat([one for one in tables if len(one)], ignore_index=True)
     if (cases := report / "published.parquet").is_file():
         found[list_published] = read_table(cases, "published_cases")
-    if (steps := clusters / "steps.parquet").is_file():
-        found[list_clusters] = read_table(steps, "cluster_steps", CLUSTER_STEPS)
-    if (rates := clusters / "rates.parquet").is_file():
-        found[list_rates] = read_table(rates, "cluster_rates", CLUSTER_RATES)
     publish_intervals(ROOT, record_intervals(ROOT / "docs" / "intervals.tsv", found))
+    judge_intervals.main(results=str(RESULTS))
 
 
 def publish_step_residuals() -> None:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import judge_intervals
 import numpy as np
 import pandas as pd
 import pytest
 from page_numbers import (
     FEWEST,
-    list_clusters,
-    list_errors,
     list_published,
-    list_rates,
     list_validation,
     markers,
     publish_intervals,
     record_intervals,
     score_set,
 )
+from trioflow.costmodel.steps import load_calibration
+from trioflow.engine.result import CONFIDENCES
 from trioflow_evaluation.vtrain.data import GROUPS, PLANS
 
 COLUMNS = ["measured_s", "predicted_s", "low_s", "high_s"]
@@ -58,48 +58,62 @@ def test_few_cases_or_one_group_say_nothing() -> None:
 
 
 def test_runs_keep_the_sets_of_others_and_the_page_shows_all(tmp_path: Path) -> None:
-    live = make_cases().rename(columns={"group": "workload", "predicted_s": "simulated_s"})
-    nanotron = make_cases().rename(columns={"group": "parameters"}).assign(set="runs")
-    rates = 1 / make_cases()[COLUMNS]
-    rates.columns = [f"{name}_tokens_per_s" for name in ("measured", "predicted", "high", "low")]
-    bridge = rates.assign(model=["Llama3 8B"] * 20 + ["Llama3 70B"] * 20)
+    models, plans = make_points()
     path = tmp_path / "intervals.tsv"
-    first = record_intervals(path, {list_errors: live, list_rates: bridge})
-    assert first["inside"].tolist() == [0.25, 0.25] and first["width_aim"].isna().tolist() == [
-        True,
-        False,
-    ]
-    again = record_intervals(path, {list_errors: live.assign(high_s=1.3), list_clusters: nanotron})
-    assert (
-        len(again) == 3 and again.set_index("set")["inside"]["live steps on 1 and 2 ranks"] == 0.75
-    )
+    first = record_intervals(path, {list_published: pd.concat([models, plans])})
+    assert first["inside"].tolist() == [0.25, 0.25]
+    again = record_intervals(path, {list_published: plans.assign(high_s=1.3)})
+    assert sorted(again["inside"]) == [0.25, 0.75]
     page = tmp_path / "docs" / "judging.md"
     page.parent.mkdir()
     page.write_text("\n".join(markers("intervals")))
     assert publish_intervals(tmp_path, again) and not publish_intervals(tmp_path, again)
-    assert "| live steps on 1 and 2 ranks | 40 | 75 % |" in page.read_text()
-    assert page.read_text().count("nanotron") == 1
+    assert page.read_text().count("| 40 | 75 % |") == 1
 
 
-def test_public_steps_are_one_set_and_vtrain_two() -> None:
-    steps = make_cases(24).assign(
-        case="vgg", set=["a"] * 12 + ["b"] * 12, workload="w", plan="ddp4"
-    )
-    models = (
-        make_cases()
-        .assign(case="gpt-h1-l2", set=GROUPS, plan="t2-d1-p1-m4")
-        .rename(columns={"group": "workload"})
-    )
-    plans = make_cases().assign(case="gpt-h1-l2", set=PLANS, workload="w")
-    plans["plan"] = ["t2-d1-p1-m4", "t2-d1-p1-m8"] * 10 + ["t1-d1-p2-m4"] * 20
-    rows = [score_set(*one) for one in list_published(pd.concat([steps, models, plans]))]
-    assert [row and row["cases"] for row in rows] == [24, 40, 40]
-    groups = dict(
-        enumerate(
-            one[2]["group"].nunique() for one in list_published(pd.concat([steps, models, plans]))
-        )
-    )
-    assert groups == {0: 2, 1: 2, 2: 2}, "micro-batches of one plan are one group"
+def make_points() -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Cases of vTrain's points, models left out and plans left out."""
+    cases = make_cases().assign(case="gpt-h1-l2", plan="t2-d1-p1-m4", set=GROUPS)
+    plans = ["t2-d1-p1-m4", "t2-d1-p1-m8"] * 10 + ["t1-d1-p2-m4"] * 20
+    return cases.rename(columns={"group": "workload"}), cases.assign(set=PLANS, workload="w", plan=plans).drop(columns="group")  # fmt: skip
+
+
+def test_micro_batches_of_one_plan_are_one_group() -> None:
+    sets = list(list_published(pd.concat(make_points())))
+    assert [(len(rows), rows["group"].nunique()) for _, _, rows in sets] == [(40, 2), (40, 2)]
+
+
+CASES = judge_intervals.read_cases()
+
+
+def test_shipped_factors_are_those_of_the_judged_steps() -> None:
+    for kind, own in CASES.groupby("kind"):
+        assert load_calibration()[kind][0] == pytest.approx(judge_intervals.find_scale(own), abs=6e-4)  # fmt: skip
+
+
+def test_intervals_hold_steps_of_groups_that_they_were_not_fitted_to() -> None:
+    judged = judge_intervals.leave_out(CASES, "group")
+    for name, own in judged.groupby("set"):
+        if len(own) >= FEWEST:
+            assert 0.75 <= own["inside"].mean() <= 0.9, name
+    kinds = judged.groupby("kind")["width"].mean()
+    assert kinds["one node"] <= 0.3
+    half = judged[(judged["kind"] == "several nodes") & (judged["set"] == judge_intervals.NANOTRON)]
+    assert half["width"].mean() <= 0.4
+
+
+def test_no_case_counts_for_its_own_group() -> None:
+    rows = pd.DataFrame({"measured": [0.1, 0.2, 1.0], "low": -0.1, "high": 0.1, "kind": "k", "group": ["a", "a", "b"]})  # fmt: skip
+    judged = judge_intervals.leave_out(rows, "group")
+    assert judge_intervals.find_scale(rows) == pytest.approx(10.0)
+    assert judged["inside"].tolist() == [1.0, 1.0, 0.0]
+    assert judged["width"].iloc[2] == pytest.approx((np.exp(0.2) - np.exp(-0.2)) / np.exp(1.0))
+
+
+def test_words_of_confidence_are_ordered_by_errors() -> None:
+    errors = np.expm1(-CASES["measured"]).abs().groupby(CASES["confidence"])
+    for found in (errors.median(), errors.mean()):
+        assert found[list(CONFIDENCES)].is_monotonic_increasing
 
 
 def test_cost_models_are_judged_by_whole_steps_of_the_model_that_ships() -> None:

@@ -265,6 +265,23 @@ def _half_of_way(way: str, device_kind: str, workload: str, ranks: int) -> float
     return half * max(1.0, math.log2(ranks) / math.log2(most) if most > 1 else 1.0)
 
 
+CALIBRATION = PACKAGE / "data" / "step_calibration.tsv"
+
+RECORDED, ONE_NODE, NODES, MANY_NODES, TENSOR_OVER_NODES, LONG_CONTEXT = (
+    "recorded", "one node", "several nodes", "hundreds of nodes", "tensor over nodes", "long context",
+)  # fmt: skip
+"""Kinds of steps, as they were judged: a recorded step as it is; ranks of one node, of several, of more than any network was
+measured on; tensor groups that do not fit a node; sequences that more than two ranks share."""
+MOST_NODES = 248
+"""Of the measured networks between nodes (``data/node_networks.tsv``)."""
+
+
+@cache
+def load_calibration(path: Path = CALIBRATION) -> dict[str, tuple[float, str]]:
+    """Return of each kind of step the factor on the logarithms of its interval's ends, and its best word of confidence."""
+    return {row["kind"]: (float(row["scale"]), row["word"]) for row in read_table(path)}
+
+
 def spell_workload(name: str) -> str:
     """Return a workload's name as the residuals spell it."""
     return name.replace("_", "-").lower()

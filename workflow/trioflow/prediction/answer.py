@@ -11,6 +11,7 @@ import pandas as pd
 
 from trioflow import __version__
 from trioflow.base.units import format_apart, format_bytes, format_time
+from trioflow.costmodel.steps import load_calibration
 from trioflow.engine.result import CONFIDENCES, Summary
 from trioflow.parallel.memory.survival import DOUBTED, LIKELY, describe_probability
 from trioflow.parallel.schedules.table import TRAIN
@@ -82,10 +83,10 @@ class Prediction:
 
     @property
     def confidence(self) -> str:
-        """The worst of operators' times, their rescaling and collectives: one of ``CONFIDENCES``."""
+        """The worst of operators' times, their rescaling, collectives and judged steps of its kind: one of ``CONFIDENCES``."""
         words: list[str] = [
             self.task_graph.metadata.compute_confidence, self._summary.confidence,
-            self.step.confidence,
+            self.step.confidence, load_calibration()[self.step.kind][1],
         ]  # fmt: skip
         return max(words, key=CONFIDENCES.index)
 

@@ -17,7 +17,17 @@ from trioflow.base.errors import TableError
 from trioflow.base.experiments import Plan
 from trioflow.base.plan_row import SCHEDULES
 from trioflow.costmodel.collectives.model import load_collective_model
-from trioflow.engine.result import Result
+from trioflow.costmodel.steps import (
+    LONG_CONTEXT,
+    MANY_NODES,
+    MOST_NODES,
+    NODES,
+    ONE_NODE,
+    RECORDED,
+    TENSOR_OVER_NODES,
+    load_calibration,
+)
+from trioflow.engine.result import CONFIDENCES, Result
 from trioflow.engine.simulate import simulate, simulate_interval
 from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import load_platform
@@ -124,6 +134,35 @@ class Step:
         """What the rank that needs most needs of its device to survive, as ``memory.survival`` counts it [bytes]."""
         return count_needed(self.graph.metadata.memory)
 
+    @property
+    def kind(self) -> str:
+        """Which kind of step it is: a row of ``data/step_calibration.tsv``."""
+        metadata, words = (
+            self.graph.metadata,
+            (self.graph.metadata.compute_confidence, self.confidence),
+        )
+        ranks, in_node = metadata.ranks, self.platform.ranks_per_node or metadata.ranks
+        kinds = {
+            RECORDED: ranks == 1 and set(words) == {CONFIDENCES[0]},
+            TENSOR_OVER_NODES: metadata.plan.tensor > in_node,
+            LONG_CONTEXT: metadata.plan.context > 2,
+            MANY_NODES: ranks > MOST_NODES * in_node,
+            NODES: ranks > in_node,
+            ONE_NODE: True,
+        }
+        return next(kind for kind, holds in kinds.items() if holds)
+
+    def _calibrate(self, result: Result) -> Result:
+        """Return a result whose interval is as wide as the errors of judged steps of its kind ask for."""
+        summary, (scale, _) = result.summary, load_calibration()[self.kind]
+        step_s = summary.step_time_s
+        if summary.low_s is None or summary.high_s is None or step_s <= 0:
+            return result
+        low_s, high_s = (
+            step_s * (end / step_s) ** scale for end in (summary.low_s, summary.high_s)
+        )
+        return replace(result, summary=replace(summary, low_s=low_s, high_s=high_s))
+
     def replace_options(self, **changes: Any) -> Step:
         """Return the same step with some other options of its simulation."""
         fewer = self.fewer and self.fewer.replace_options(**changes)
@@ -145,14 +184,14 @@ class Step:
         run = simulate_interval if self.options.interval else simulate
         if self.anchor is None:
             result = run(self.graph, self.platform, self.collectives, self.options)
-            return Simulated(result, self.graph)
+            return Simulated(self._calibrate(result), self.graph)
         factors = self.settle(self.anchor)
         graph = apply_factors(self.graph, factors)
         result = run(graph, self.platform, self.collectives, self.options)
         unanchored = simulate(
             self.graph, self.platform, self.collectives, self.options, record_links=False
         )
-        return Simulated(result, graph, factors, unanchored.summary.step_time_s)
+        return Simulated(self._calibrate(result), graph, factors, unanchored.summary.step_time_s)
 
 
 _MOST_OPERATORS = 1_500_000
