@@ -42,8 +42,7 @@ rule describe_vtrain:
     output:
         page="<results>/report/published_vtrain.html",
         figures=expand(
-            "<results>/report/published_vtrain/{name}.{suffix}",
-            name=["blocks", "degrees", "predictions"],
+            "<results>/report/published_vtrain/predictions.{suffix}",
             suffix=["svg", "png"],
         ),
     log:

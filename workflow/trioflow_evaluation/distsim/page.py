@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from trioflow import tables
 from trioflow.base.errors import InputError, TableError
 from trioflow.base.provenance import read_json
@@ -56,6 +55,7 @@ from trioflow_evaluation.distsim.recorded import (
     compare_throughput,
     split_step,
 )
+from trioflow_evaluation.drawing import draw_lines, draw_panels
 from trioflow_evaluation.tables import ACTIVITY, ANALYTICAL, COSTS, TIMESTAMPS
 
 _DISTSIM_SIMULATE_S, _DISTSIM_PROFILE_S, _DISTSIM_DIRECT_S = 0.14, 49.18, 380.35
@@ -322,125 +322,63 @@ def render_costs(costs: pd.DataFrame) -> str:
 
 ANALYTICAL_MEAN, ANALYTICAL_WORST = 0.261, 0.404
 """DistSim's errors of the analytical model, on average and at worst."""
+_STEP_LABEL = "predicted over measured step less one [%]"
 STEP_ERROR, ACTIVITY_ERROR, TIMESTAMP_ERROR = 0.0351, 0.0419, 0.0171
 """DistSim's own on 4 to 16 A40: the largest step error, activity error and median timestamp error."""
-COLUMNS = 3
-_PHASES = {"forward": style.SKY, "backward": style.BLUE, "optimizer": style.GREEN}
-_RANKS: dict[str, Any] = {"markersize": 5.5, "linestyle": "none"}
 
 
 def draw_analytical(analytical: pd.DataFrame) -> Figure:
     """Draw the analytical model's step errors (``ANALYTICAL`` with ``error``), DistSim's mean and worst on both sides."""
-    own = "ours: best rates against measured, gloo"
+    rows = analytical.assign(error=100 * analytical["error"], who="best rates against measured")
     references = [
-        (ANALYTICAL_MEAN, "--", f"mean of DistSim, on other cases ({ANALYTICAL_MEAN:.1%})"),
-        (ANALYTICAL_WORST, ":", f"worst of DistSim, on other cases ({ANALYTICAL_WORST:.1%})"),
+        (100 * ANALYTICAL_MEAN, f"mean of DistSim, on other cases ({ANALYTICAL_MEAN:.1%})"),
+        (100 * ANALYTICAL_WORST, f"worst of DistSim, on other cases ({ANALYTICAL_WORST:.1%})"),
     ]
-    return _draw_errors(analytical["experiment"], analytical["error"], own, references)
+    return draw_lines(rows, "error", "experiment", "who", _STEP_LABEL, references=references)
 
 
 def draw_step_errors(activity: pd.DataFrame) -> Figure:
     """Draw every experiment's signed step error (``ACTIVITY``), with DistSim's largest on both sides."""
-    steps = activity.drop_duplicates("experiment")
-    own = "ours: simulated against measured, gloo"
-    references = [(STEP_ERROR, "--", f"largest of DistSim, on other cases ({STEP_ERROR:.2%})")]
-    return _draw_errors(steps["experiment"], steps["step_error"], own, references)
-
-
-def _draw_errors(
-    names: pd.Series, errors: pd.Series, own: str, references: list[tuple[float, str, str]]
-) -> Figure:
-    """Draw a signed error for each name, and references on both sides of zero."""
-    with style.figure_style():
-        figure, axes = _list_axes(names.tolist())
-        for place, error in enumerate((errors * 100).tolist()):
-            axes.plot([0, error], [place, place], color=style.GREY, linewidth=1.2)
-            axes.plot(error, place, "o", color=style.BLUE, markersize=6)
-        axes.axvline(0, color=style.INK, linewidth=0.8)
-        handles = [Line2D([], [], color=style.BLUE, marker="o", **_RANKS, label=own)]
-        for size, line, label in references:
-            for side in (-1, 1):
-                axes.axvline(side * size * 100, color=style.INK, linewidth=1.0, linestyle=line)
-            handles.append(Line2D([], [], color=style.INK, linestyle=line, label=label))
-        axes.set_xlabel("predicted over measured step less one [%]")
-        figure.legend(handles=handles, loc="outside lower center", ncols=2)
-    return figure
+    rows = activity.drop_duplicates("experiment")
+    rows = rows.assign(error=100 * rows["step_error"], who="simulated against measured")
+    references = [(100 * STEP_ERROR, f"largest of DistSim, on other cases ({STEP_ERROR:.2%})")]
+    return draw_lines(rows, "error", "experiment", "who", _STEP_LABEL, references=references)
 
 
 def draw_activity(activity: pd.DataFrame) -> Figure:
     """Draw every rank's activity error (``ACTIVITY``), and how much rounds differ among themselves."""
-    names = list(dict.fromkeys(activity["experiment"]))
-    with style.figure_style():
-        figure, axes = _list_axes(names)
-        handles: list[Any] = []
-        for number, (rank, own) in enumerate(activity.groupby("rank")):
-            shift = 0.16 * (2 * number - activity["rank"].nunique() + 1)
-            places = [names.index(name) + shift for name in own["experiment"]]
-            colour, marker = style.SERIES_COLOURS[number % 6], style.MARKERS[number % 8]
-            axes.plot(own["activity_error"] * 100, places, marker, color=colour, **_RANKS)
-            axes.plot(own["rank_spread"] * 100, places, "|", color=colour, markersize=9)
-            handles.append(
-                Line2D([], [], color=colour, marker=marker, **_RANKS, label=f"rank {rank}")
-            )
-        axes.axvline(ACTIVITY_ERROR * 100, color=style.INK, linewidth=1.0, linestyle="--")
-        axes.set(
-            xlim=(0, None), xlabel="mean deviation of starts and ends of operators [% of the step]"
-        )
-        handles += [
-            Line2D([], [], color=style.INK, marker="|", markersize=9, linestyle="none",
-                   label="deviation of measured rounds from their median"),
-            _reference(f"largest of DistSim, on other cases ({ACTIVITY_ERROR:.2%})"),
-        ]  # fmt: skip
-        figure.legend(handles=handles, loc="outside lower center", ncols=2)
-    return figure
+    ranks = "rank " + activity["rank"].astype(str)
+    drawn = pd.concat([
+        activity.assign(error=100 * activity["activity_error"], who=ranks),
+        activity.assign(error=100 * activity["rank_spread"], who=ranks + ": rounds from their median"),
+    ])  # fmt: skip
+    references = [
+        (100 * ACTIVITY_ERROR, f"largest of DistSim, on other cases ({ACTIVITY_ERROR:.2%})")
+    ]
+    label = "mean deviation of starts and ends of operators [% of the step]"
+    return draw_lines(drawn, "error", "experiment", "who", label, references=references)
 
 
 def draw_timestamps(timestamps: pd.DataFrame) -> Figure:
     """Draw where in the step every start and end lies, and how far off the simulation is (``TIMESTAMPS``)."""
-    names = list(dict.fromkeys(timestamps["experiment"]))
-    rows = -(-len(names) // COLUMNS)
-    with style.figure_style():
-        figure = style.new_figure(0.9 + 1.45 * rows)
-        grid = figure.subplots(rows, COLUMNS, squeeze=False, sharex=True)
-        panels = grid.ravel()
-        for axes, name in zip(panels, names, strict=False):
-            _draw_panel(axes, timestamps[timestamps["experiment"] == name])
-            axes.set_title(name, fontsize=9)
-        for axes in panels[len(names) :]:
-            axes.set_axis_off()
-        for axes in grid[-1]:
-            axes.set_xlabel("measured instant [%]")
-        figure.supylabel("simulated less measured [% of the step]", fontsize=9.5)
-        ranks = sorted(timestamps["rank"].unique())
-        handles = [
-            *(Line2D([], [], color=c, marker="o", **_RANKS, label=p) for p, c in _PHASES.items()),
-            *(Line2D([], [], color=style.INK, marker=_marker(r), markerfacecolor="none", **_RANKS, label=f"rank {r}")
-              for r in ranks),
-            _reference(f"largest median of DistSim, on other cases ({TIMESTAMP_ERROR:.2%})"),
-        ]  # fmt: skip
-        figure.legend(handles=handles, loc="outside lower center", ncols=3)
-    return figure
-
-
-def _marker(rank: int) -> str:
-    return style.MARKERS[int(rank) % len(style.MARKERS)]
-
-
-def _draw_panel(axes: Any, rows: pd.DataFrame) -> None:
-    """Draw one experiment: starts hollow, ends filled."""
-    step_s = float(rows["measured_end_s"].max())
-    for row in rows.to_dict("records"):
-        colour, marker = _PHASES[str(row["phase"])], _marker(row["rank"])
-        for end, face in (("start", "white"), ("end", colour)):
-            axes.plot(
-                row[f"measured_{end}_s"] / step_s * 100, row[f"{end}_bias"] * 100, marker,
-                color=colour, markerfacecolor=face, markersize=4.5,
-            )  # fmt: skip
-    axes.axhline(0, color=style.INK, linewidth=0.7)
-    for side in (-1, 1):
-        axes.axhline(side * TIMESTAMP_ERROR * 100, color=style.INK, linewidth=0.9, linestyle="--")
-    reach = 1.12 * max(abs(value) for value in axes.get_ylim())  # no marker is cut at the edge
-    axes.set_ylim(-reach, reach)
+    step_s = timestamps.groupby("experiment")["measured_end_s"].transform("max")
+    drawn = pd.concat([
+        timestamps.assign(
+            instant=100 * timestamps[f"measured_{end}_s"] / step_s, deviation=100 * timestamps[f"{end}_bias"],
+            what=timestamps["phase"] + f" {end}, rank " + timestamps["rank"].astype(str),
+        ) for end in ("start", "end")
+    ])  # fmt: skip
+    references = [
+        (
+            100 * TIMESTAMP_ERROR,
+            f"largest median of DistSim, on other cases ({TIMESTAMP_ERROR:.2%})",
+        )
+    ]
+    labels = ("measured instant [%]", "simulated less measured [% of the step]")
+    return draw_panels(
+        drawn, "instant", "deviation", "what", "experiment", labels,
+        columns=3, seconds=False, references=references,
+    )  # fmt: skip
 
 
 def draw_throughput(rows: pd.DataFrame) -> Figure:
@@ -470,18 +408,6 @@ def draw_throughput(rows: pd.DataFrame) -> Figure:
     return figure
 
 
-def _list_axes(names: list[str]) -> tuple[Figure, Any]:
-    """Return a figure with a line for each name, from top to bottom."""
-    figure = style.new_figure(1.2 + 0.27 * len(names), 6.8)
-    axes = figure.subplots()
-    axes.set(yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.5, -0.5))
-    return figure, axes
-
-
-def _reference(label: str) -> Line2D:
-    return Line2D([], [], color=style.INK, linewidth=1.0, linestyle="--", label=label)
-
-
 TITLE = "trioflow: DistSim's evaluation on our own runs"
 FOLDER = "distsim"
 """Folder of figures and tables beside the page."""
@@ -490,8 +416,8 @@ CAPTIONS = {
     "bytes over the best bandwidth that any long operator of the traces reaches, links as measured. Dashed: DistSim's mean and worst, other cases.",
     "distsim08": "Error of the simulated step. Measured: our steps, gloo on this CPU, 2 ranks. Dashed: DistSim's largest, other cases.",
     "distsim09": "Activity error of every rank: mean deviation of starts and ends of operators and messages. Measured: medians of profiled "
-    "rounds, the profiler's own time taken out. Dashed: DistSim's largest, other cases. Strokes: how far a measured round is from the median of rounds.",
-    "distsim10": "Deviation of every start (hollow) and end (filled) of a forward, backward or update, by rank, over the instant it was "
+    "rounds, the profiler's own time taken out. Dashed: DistSim's largest, other cases. Beside it how far a measured round is from the median of rounds.",
+    "distsim10": "Deviation of every start and end of a forward, backward or update, by rank, over the instant it was "
     "measured at. Measured: medians of rounds with marks alone. Dashed: DistSim's largest median, other cases.",
     "distsim11": "Throughput over the batch, normalised to batch 1: GPT 145B in 8 tensor x 16 pipeline parts on 128 GPUs. Simulated only, "
     "from shapes, uncalibrated. Lines: closed forms. Limit: Megatron-LM's published curve is not in our data.",

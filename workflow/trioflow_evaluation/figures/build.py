@@ -16,7 +16,6 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 from matplotlib.figure import Figure as Drawing
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from trioflow import tables
 from trioflow.base.errors import InputError
@@ -29,6 +28,7 @@ from trioflow.sweeps.description import load_sweep, resolve_batch, resolve_plan
 from trioflow.sweeps.workshop import OK, Workshop
 from trioflow.tables import records
 
+from trioflow_evaluation.drawing import draw_lines
 from trioflow_evaluation.figures import catalogue
 from trioflow_evaluation.figures.catalogue import (
     Figure,
@@ -38,7 +38,6 @@ from trioflow_evaluation.figures.catalogue import (
 )
 from trioflow_evaluation.figures.points import (
     BUSY,
-    DASHES,
     LINE_IN,
     MEASURED,
     STEP,
@@ -63,8 +62,8 @@ from trioflow_evaluation.figures.points import (
     spread_symmetric,
     use_busy_time,
 )
-from trioflow_evaluation.studies.hop import SHOWN_BANDWIDTH_BYTES_PER_S, SLOWED
-from trioflow_evaluation.studies.wafer import PAPER_SHARE
+from trioflow_evaluation.studies import wafer
+from trioflow_evaluation.studies.hop import SHOWN_BANDWIDTH_BYTES_PER_S, draw_speedups
 from trioflow_evaluation.tables import (
     EVIDENCE,
     EVIDENCE_KINDS,
@@ -258,26 +257,9 @@ def _draw_bars(axes: Any, rows: list[dict[str, Any]]) -> None:
 
 def draw_speeds(figure: Figure, rows: pd.DataFrame) -> Drawing:
     """Draw the simulator's times: columns of ``trioflow_evaluation.tables.SIMULATOR_TIMES``."""
-    points = [
-        Point(row["trace"], row["family"], row["wall_s"], row["wall_low_s"], row["wall_high_s"])
-        for row in records(rows)
-    ]
-    looks = choose_looks([point.series for point in points])
-    repeats = int(rows["repeats"].max())
-    with column_style():
-        drawing = new_column_figure(LINE_IN * count_lines(points) + 0.95)
-        axes = drawing.subplots()
-        draw_points(axes, points, looks)
-        spread_logarithmic(axes, points)
-        style.show_seconds(axes.xaxis)
-        axes.set_title(
-            f"{MEASURED_HERE.upper()} (the simulator)\nmedian and range of {repeats} runs; {_describe_events(rows)}"
-        )
-        axes.set_xlabel("time to simulate one step", labelpad=1.5)
-        handles = [one for one in list_handles(looks, [points]) if "%" not in str(one.get_label())]
-        drawing.legend(handles=handles, loc="outside lower left", ncols=4, borderpad=0)
-        align_titles(drawing, [axes])
-    return drawing
+    label = f"time to simulate one step [s], median of {int(rows['repeats'].max())} runs here; {_describe_events(rows)}"
+    ends = ("wall_low_s", "wall_high_s")
+    return draw_lines(rows, "wall_s", "trace", "family", label, interval=ends, log=True)
 
 
 def _describe_events(rows: pd.DataFrame) -> str:
@@ -286,89 +268,17 @@ def _describe_events(rows: pd.DataFrame) -> str:
 
 
 def draw_wafer(figure: Figure, rows: pd.DataFrame) -> Drawing:
-    """Draw the wafer study (``WAFER``), a line a case, in units of the step on a network that takes no time.
-
-    The bar spans the mesh's bandwidths; circuits bundle all ports of the largest bundle.
-    """
-    points = _list_wafer_points(rows)
-    looks = choose_looks([point.series for point in points])
-    with column_style():
-        drawing = new_column_figure(LINE_IN * count_lines(points) + 1.2)
-        axes = drawing.subplots()
-        draw_points(axes, points, looks)
-        spread_logarithmic(axes, [*points, Point("", "", 1 / (1 - PAPER_SHARE))])
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.axvline(1 / (1 - PAPER_SHARE), color=style.INK, linestyle=DASHES, linewidth=0.9)
-        axes.set_title(f"{ONLY_SIMULATED.upper()} (workload, samples a GPU)")
-        axes.set_xlabel("step / step on a network that takes no time", labelpad=1.5)
-        handles = [
-            *list_handles(looks, [[p for p in points if p.low is None]]),
-            Line2D([], [], color=style.GREY, alpha=0.6, linewidth=3, label="mesh, links swept"),
-            Line2D([], [], color=style.INK, linestyle=DASHES, linewidth=0.9, label=f"paper: {100 * PAPER_SHARE:.2f} % network"),
-        ]  # fmt: skip
-        drawing.legend(handles=handles, loc="outside lower left", ncols=2, borderpad=0)
-        align_titles(drawing, [axes])
-    return drawing
-
-
-def _list_wafer_points(rows: pd.DataFrame) -> list[Point]:
-    """Return the dots of the wafer study: mesh and circuits of every case."""
-    swept = sorted(set(rows[rows["sweep"] == "link"]["link_bandwidth_bytes_per_s"]))
-    middle = float(swept[len(swept) // 2])
-    mesh_name = f"mesh of {middle / 1e9:g} GB/s a link"
-    widest = rows["ports_per_circuit"].max()
-    steps = rows.assign(slower=rows["step_s"] / rows["ideal_s"])
-    points = []
-    for keys, case in steps.groupby(["workload", "plan", "samples_per_replica"], sort=False):
-        workload, plan, samples = keys
-        label = f"{workload}, {samples}\n{plan}"
-        mesh = case[case["sweep"] == "link"]
-        dot = float(mesh.loc[mesh["link_bandwidth_bytes_per_s"] == middle, "slower"].min())
-        low, high = float(mesh["slower"].min()), float(mesh["slower"].max())
-        points.append(Point(label, mesh_name, dot, low, high))
-        for row in records(case[case["ports_per_circuit"] == widest]):
-            points.append(Point(label, f"circuits, {row['variant']}", row["slower"]))
-    return points
+    """Draw the wafer study (``WAFER``) as its own page does."""
+    return wafer.draw_wafer(rows)
 
 
 def draw_hop(figure: Figure, rows: pd.DataFrame) -> Drawing:
-    """Draw the speed-up of one backup worker for each draw of slow-downs: columns of ``trioflow_evaluation.tables.HOP``."""
-    chosen = rows[
-        (rows["bandwidth_bytes_per_s"] == SHOWN_BANDWIDTH_BYTES_PER_S)
-        & (rows["backup_workers"] == 1) & (rows["max_jump"] == 1)
-    ]  # fmt: skip
-    chosen = chosen[chosen["max_gap"] == chosen["max_gap"].max()]
-    graphs = list(dict.fromkeys(chosen["graph"]))
-    seeds = sorted(set(chosen["seed"]))
-    with column_style():
-        drawing = new_column_figure(0.78 * len(SLOWED) + 0.6)
-        grid = drawing.subplots(len(SLOWED), 1, sharex=True, squeeze=False).ravel()
-        for axes, slowed in zip(grid, SLOWED, strict=True):
-            part = chosen[chosen["slowed"] == slowed]
-            for at, graph in enumerate(graphs):
-                mine = part[part["graph"] == graph].sort_values("seed")
-                width = 0.8 / len(graphs)
-                places = mine["seed"] + (at - (len(graphs) - 1) / 2) * width
-                axes.bar(
-                    places, mine["speedup"] - 1, width, bottom=1, color=style.SERIES_COLOURS[at]
-                )
-            axes.axhline(1, color=style.INK, linewidth=0.8)
-            top = max(1.1, float(part["speedup"].max()))
-            axes.set_ylim(min(0.97, float(part["speedup"].min())), 1 + 1.12 * (top - 1))
-            axes.set_title(f"slow {slowed}", fontweight="normal", pad=2)
-            axes.grid(axis="x", visible=False)
-        grid[-1].set_xticks(seeds, [str(seed) for seed in seeds])
-        grid[-1].set_xlabel("draw of random slow-downs (seed)", labelpad=1.5)
-        drawing.supylabel("speed-up over no backup worker", fontsize=7.5)
-        drawing.suptitle(
-            f"{ONLY_SIMULATED.upper()} ({8 * SHOWN_BANDWIDTH_BYTES_PER_S / 1e9:.0f} Gb/s)",
-            fontsize=7.5, fontweight="bold", x=0.012, ha="left",
-        )  # fmt: skip
-        handles = [
-            Patch(color=style.SERIES_COLOURS[at], label=graph) for at, graph in enumerate(graphs)
-        ]
-        drawing.legend(handles=handles, loc="outside lower left", ncols=2, borderpad=0)
-    return drawing
+    """Draw the speed-up of one backup worker (``HOP``), a dot for each draw of slow-downs."""
+    standard = rows[rows["variant"] == rows["variant"].iloc[0]]
+    alone = (rows["backup_workers"] == 1) & (rows["max_jump"] == 1)
+    widest = rows["max_gap"] == rows.loc[alone, "max_gap"].max()
+    chosen = pd.concat([standard, rows[alone & widest]])
+    return draw_speedups(chosen, SHOWN_BANDWIDTH_BYTES_PER_S)
 
 
 Files = Mapping[str, Sequence[str]]

@@ -10,11 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 from trioflow import tables
 from trioflow.base.errors import InputError
 from trioflow.costmodel.steps import ANCHOR_WAYS
@@ -51,6 +48,7 @@ from trioflow.report.pages import (
 )
 from trioflow.report.scores import MODELS, ORACLE, OURS, SCORES, list_scaling, score_published
 
+from trioflow_evaluation.drawing import draw_lines, draw_panels
 from trioflow_evaluation.published.cases import (
     PUBLISHED,
     SETS,
@@ -395,64 +393,27 @@ def _render_classes(cases: pd.DataFrame, causes: pd.DataFrame, name: str, case: 
     return render_details(title, render_records(table, fields, title))
 
 
-_LOOKS: dict[str, dict[str, Any]] = {
-    OURS: {"marker": "o", "color": style.BLUE, "markersize": 7, "zorder": 5},
-    ORACLE: {"marker": "|", "color": style.INK, "markersize": 13, "markeredgewidth": 1.6, "zorder": 6},
-    "TrioSim's public rules": {"marker": "^", "color": style.VERMILLION, "markersize": 6, "zorder": 4},
-    "analytical": {"marker": "s", "color": style.ORANGE, "markersize": 5.5, "zorder": 3},
-    "regression": {"marker": "D", "color": style.GREEN, "markersize": 5.5, "zorder": 3},
-}  # fmt: skip
-_NEAR = 0.15
-"""Errors that the left panel shows at least."""
-
-
 def draw_cases(cases: pd.DataFrame, name: str) -> Figure:
-    """Draw everyone's errors on every case of a set (``PUBLISHED_CASES``); InputError where it has none."""
-    rows = cases[cases["set"] == name].reset_index(drop=True)
-    style.refuse_nothing(rows, f"no case of the set {name!r} to draw")
-    return _draw_scatter(rows) if len(rows) > MOST_NAMED else _draw_list(rows, name)
+    """Draw everyone's errors on every case of a set (``PUBLISHED_CASES``): a line for each case, of many cases as points.
 
-
-def _draw_list(rows: pd.DataFrame, name: str) -> Figure:
-    """Draw a line for each case: near errors with intervals on the left, all of them on the right."""
-    measured = rows["measured_s"].to_numpy(np.float64)
-    places = np.arange(len(rows))
-    with style.figure_style():
-        figure = style.new_figure(1.5 + 0.28 * len(rows))
-        near, far = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
-        drawn = []
-        for model, column in MODELS.items():
-            errors = rows[column].to_numpy(np.float64) / measured - 1.0
-            if not np.isfinite(errors).any():
-                continue
-            drawn.append(model)
-            for axes in (near, far):
-                axes.plot(100 * errors, places, linestyle="none", **_LOOKS[model])
-        low, high = (rows[end].to_numpy(np.float64) / measured - 1.0 for end in ("low_s", "high_s"))
-        near.hlines(
-            places, 100 * low, 100 * high, color=style.BLUE, alpha=0.35, linewidth=5, zorder=2
+    Raises InputError where the set has no case.
+    """
+    rows = cases[cases["set"] == name]
+    measured = rows["measured_s"]
+    shown = pd.concat([
+        rows.assign(model=model, error=100 * (rows[column] / measured - 1)) for model, column in MODELS.items()
+    ]).dropna(subset="error")  # fmt: skip
+    if len(rows) > MOST_NAMED:
+        return draw_panels(
+            shown, "measured_s", "error", "model", "model", ("measured", "error [%]")
         )
-        band = _draw_papers(near, rows, name)
-        ours = rows["predicted_s"].to_numpy(np.float64) / measured - 1.0
-        limit = 100 * min(max(_NEAR, 1.25 * float(np.abs(ours).max())), 0.6)
-        near.set_xlim(-limit, limit)
-        for axes in (near, far):
-            axes.axvline(0, color=style.INK, linewidth=1, zorder=1)
-            axes.grid(axis="y", visible=False)
-        near.set(
-            yticks=places,
-            yticklabels=rows["case"].tolist(),
-            ylim=(len(rows) - 0.4, -0.6),
-            xlabel="error [%], with the 80 % interval",
-        )
-        notes = [_describe_row(row) for row in tables.records(rows)]
-        for axes in (near, far):
-            ends = axes.get_xlim()
-            lines = [(ends[0], place - 0.45, ends[1], place + 0.45) for place in range(len(rows))]
-            style.add_notes(axes, zip(lines, notes, strict=True))
-        far.set_xlabel("error [%], all")
-        figure.legend(handles=_legend(drawn, band), loc="outside upper center", ncols=3)
-    return figure
+    drawn = shown.assign(
+        low=100 * (shown["low_s"] / shown["measured_s"] - 1),
+        high=100 * (shown["high_s"] / shown["measured_s"] - 1),
+    )
+    notes = {str(row["case"]): _describe_row(row) for row in tables.records(rows)}
+    label = "error [%], with the 80 % interval"
+    return draw_lines(drawn, "error", "case", "model", label, interval=("low", "high"), notes=notes)
 
 
 def _describe_row(row: Mapping[str, Any]) -> str:
@@ -468,76 +429,16 @@ def _describe_row(row: Mapping[str, Any]) -> str:
     return f"{row['case']}: measured {write_time(row['measured_s'])}; {', '.join(found)}{interval}"
 
 
-def _draw_papers(axes: Any, rows: pd.DataFrame, name: str) -> bool:
-    """Draw what papers report for such plans on other cases; return whether anything was drawn."""
-    found = False
-    for paper in PUBLISHED:
-        if paper.set != name or not paper.plans:
-            continue
-        for place, plan in enumerate(rows["plan"]):
-            if str(plan).startswith(paper.plans):
-                axes.vlines(
-                    [-100 * paper.error, 100 * paper.error], place - 0.36, place + 0.36,
-                    color=style.GREY, linestyle=(0, (2, 1)), linewidth=1.4, zorder=2,
-                )  # fmt: skip
-                found = True
-    return found
-
-
-def _legend(models: list[str], papers: bool) -> list[Any]:
-    words = {ORACLE: "measured compute in place of predicted"}
-    handles: list[Any] = []
-    for model in models:
-        look = {k: v for k, v in _LOOKS[model].items() if k != "zorder"}
-        handles.append(Line2D([], [], linestyle="none", label=words.get(model, model), **look))
-    handles.append(Patch(color=style.BLUE, alpha=0.35, label="80 % interval"))
-    if papers:
-        handles.append(
-            Line2D(
-                [],
-                [],
-                color=style.GREY,
-                linestyle=(0, (2, 1)),
-                label="a paper's average, other cases",
-            )
-        )
-    return handles
-
-
-def _draw_scatter(rows: pd.DataFrame) -> Figure:
-    """Draw predicted over measured for a set of many cases, everyone in a panel of its own."""
-    measured = rows["measured_s"].to_numpy(np.float64)
-    models = [model for model, column in MODELS.items() if rows[column].notna().any()]
-    with style.figure_style():
-        figure = style.new_figure(3.4, style.WIDTH_IN)
-        panels = figure.subplots(1, len(models), sharey=True, squeeze=False)[0]
-        for axes, model in zip(panels, models, strict=True):
-            errors = 100 * (rows[MODELS[model]].to_numpy(np.float64) / measured - 1.0)
-            axes.plot(
-                measured, errors, linestyle="none", marker="o", markersize=2.2, alpha=0.5,
-                color=_LOOKS[model]["color"],
-            )  # fmt: skip
-            axes.axhline(0, color=style.INK, linewidth=1, zorder=1)
-            axes.set(xscale="log", xlabel="measured")
-            style.spread_ticks(axes.xaxis, float(measured.min()), float(measured.max()), most=3)
-            style.show_seconds(axes.xaxis)
-            mean = float(np.nanmean(np.abs(errors)))
-            axes.set_title(f"{model}\n{mean:.1f} % on average", fontsize=9)
-        panels[0].set_ylabel("error [%]")
-    return figure
-
-
 TITLE = "trioflow: public measurements of many GPUs"
 FIGURES = "published"
 """Folder of the figures beside the page."""
 
 _CASES_CAPTION = (
-    "Errors of every case: a dot for trioflow with its 80 % interval, marks for the others; on the left near zero, "
-    "on the right all of them. Measured: the steps of the source. Dashed strokes are averages that papers report for "
-    "such plans on other cases; intervals are cut at the panel's edge. A row says its numbers to a pointer that rests on it. Limit: a few cases of one source say little about others."
+    "Errors of every case: a dot for trioflow with its 80 % interval, marks for the others. Measured: the steps of the "
+    "source. A row says its numbers to a pointer that rests on it. Limit: a few cases of one source say little about others."
 )
 _POINTS_CAPTION = (
-    "Errors of every case over its measured step, everyone in a panel of their own; the mean absolute error stands above. "
+    "Errors of every case over its measured step, everyone in a panel of their own. "
     "Measured: the steps of the source. Limit: one source's machines and models."
 )
 _TORNADO_CAPTION = (

@@ -28,7 +28,6 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from trioflow import tables
 from trioflow.base.experiments import load_workloads
 from trioflow.base.provenance import PACKAGE
@@ -36,10 +35,11 @@ from trioflow.report import style
 from trioflow.sweeps.chunks import make_frame
 from trioflow.sweeps.description import fill_values
 from trioflow.sweeps.workshop import Workshop
-from trioflow.tables import records
 from trioflow.trace.repeat import repeat_layers
 from trioflow.trace.store import Trace, load_trace, save_trace
 from trioflow.trace.workloads.catalog import CATALOG
+
+from trioflow_evaluation.drawing import draw_lines
 
 TRACE, PLATFORM = "bert-48-b4", "a10x16-4nodes"
 RANKS, BATCH = 16, 16
@@ -136,53 +136,27 @@ def study_distsim_search(table: str | Path, figure: str | Path) -> None:
 
 
 def draw_distsim_search(rows: pd.DataFrame) -> Figure:
-    """Draw steps a second of every plan, a line each speed of the network, as the fastest one orders them.
+    """Draw steps a second of every plan at each speed of the network, plans in the order of the fastest one.
 
-    With its 80 % interval; DistSim's two published plans as stars.
+    With its 80 % interval, and DistSim's two published plans as measured.
     """
-    with style.figure_style():
-        figure = style.new_figure(3.6)
-        axes = figure.subplots()
-        cases = [case for _, case in rows.groupby("communication_scale")]
-        ordered = cases[0].sort_values("step_time_s")
-        names = [name_plan(row) for row in records(ordered)]
-        handles = []
-        for case, colour, marker in zip(cases, style.SERIES_COLOURS, style.MARKERS, strict=False):
-            by_name = {name_plan(row): row for row in records(case)}
-            chosen = [by_name[name] for name in names]
-            rates = [1 / row["step_time_s"] for row in chosen]
-            scale = chosen[0]["communication_scale"]
-            label = "network as assumed" if scale == 1 else f"communication x {scale:g}"
-            axes.plot(
-                range(len(names)), rates, color=colour, marker=marker, markersize=4, linewidth=1.2
-            )
-            handles.append(Line2D([], [], color=colour, marker=marker, markersize=4, label=label))
-        low, high = ([1 / row[end] for row in records(ordered)] for end in ("high_s", "low_s"))
-        axes.fill_between(
-            range(len(names)), low, high, color=style.SERIES_COLOURS[0], alpha=0.1, linewidth=0
-        )
-        for one in (BEST, WORST):
-            place = names.index(name_plan(one._asdict()))
-            axes.plot(place, one.measured_per_s, "*", color=style.INK, markersize=11)
-        handles.append(
-            Line2D(
-                [],
-                [],
-                color=style.INK,
-                marker="*",
-                markersize=10,
-                linestyle="none",
-                label="measured by DistSim (its best and worst)",
-            )
-        )
-        axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
-        axes.set(
-            ylabel="steps/s; shade: 80 % interval",
-            ylim=(0, None),
-            xlabel="plan: tensor M, pipeline P, data D",
-        )
-        axes.legend(handles=handles)
-    return figure
+    rates = 1 / rows[["step_time_s", "low_s", "high_s"]]
+    scale = rows["communication_scale"]
+    drawn = rows.assign(
+        plan=[name_plan(row) for row in tables.records(rows)], rate=rates["step_time_s"],
+        low=rates["high_s"], high=rates["low_s"],
+        network=("communication x " + scale.map("{:g}".format)).mask(scale == 1, "network as assumed"),
+    ).sort_values(["communication_scale", "step_time_s"])  # fmt: skip
+    published = [
+        {
+            "plan": name_plan(one._asdict()),
+            "rate": one.measured_per_s,
+            "network": "measured by DistSim",
+        }
+        for one in (BEST, WORST)
+    ]
+    both = pd.concat([drawn, pd.DataFrame(published)])
+    return draw_lines(both, "rate", "plan", "network", "steps/s", interval=("low", "high"))
 
 
 WORKLOAD, _GPT_PLATFORM = "gpt-145b", "dgx-a100"

@@ -16,9 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-import seaborn as sns
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 from trioflow import tables
 from trioflow.base.errors import SimulationError
@@ -28,6 +26,7 @@ from trioflow.hardware.machine import Link
 from trioflow.hardware.topologies.grids import build_double_ring, build_ring
 from trioflow.report import style
 
+from trioflow_evaluation.drawing import draw_lines, draw_panels
 from trioflow_evaluation.studies.wafer import list_inputs, load_timed_trace
 from trioflow_evaluation.tables import HOP
 
@@ -426,80 +425,29 @@ def study_hop(table: str | Path, speedup: str | Path, bandwidth: str | Path) -> 
     style.save_figure(draw_bandwidths(rows), bandwidth)
 
 
-_SLOWED = {
-    "sending": "slow sending (a factor a worker)",
-    "links": "slow links, both ways (a factor a worker)",
-    "GPUs": "slow GPUs (a factor a worker)",
-    "moments": "slow moments (a factor an iteration)",
-}
-
-
 def draw_speedups(rows: pd.DataFrame, bandwidth_bytes_per_s: float) -> Figure:
-    """Draw the speed-up of every variant over the standard rules (``HOP``) at one bandwidth.
-
-    A panel for each thing that is slowed: one dot a seed, a line at the median, both graphs beside
-    each other.
-    """
+    """Draw the speed-up of every variant over the standard rules (``HOP``) at one bandwidth, a dot a seed."""
     shown = rows[rows["bandwidth_bytes_per_s"] == bandwidth_bytes_per_s]
     shown = shown[shown["variant"] != shown["variant"].iloc[0]]
-    graphs = list(dict.fromkeys(rows["graph"]))
-    palette = dict(zip(graphs, style.SERIES_COLOURS, strict=False))
-    with style.figure_style():
-        figure = style.new_figure(5.6)
-        panels = figure.subplots(2, 2, sharey=True).ravel()
-        for axes, (slowed, title) in zip(panels, _SLOWED.items(), strict=True):
-            part = shown[shown["slowed"] == slowed]
-            common = {
-                "data": part, "x": "speedup", "y": "variant", "hue": "graph", "ax": axes,
-                "palette": palette, "legend": False,
-            }  # fmt: skip
-            sns.stripplot(**common, dodge=True, size=4.5, alpha=0.75, jitter=False)
-            sns.pointplot(
-                **common, dodge=0.4, estimator="median", errorbar=None, linestyle="none",
-                marker="|", markersize=10, markeredgewidth=2.2,
-            )  # fmt: skip
-            axes.axvline(1, color=style.INK, linewidth=1)
-            axes.set_title(title, fontsize=9.5)
-            axes.set(ylabel="", xlabel="")
-            axes.set_xlim(left=min(0.95, part["speedup"].min() - 0.05))
-            axes.grid(axis="x", visible=True)
-        figure.supxlabel("speed-up over the standard rules, same graph and factors", fontsize=9.5)
-        handles = [
-            Line2D([], [], marker="o", linestyle="none", color=colour, label=graph)
-            for graph, colour in palette.items()
-        ]
-        figure.legend(handles=handles, loc="outside upper center", ncols=len(handles))
-    return figure
+    lines = "slow " + shown["slowed"] + ": " + shown["variant"]
+    order = shown["slowed"].map({name: at for at, name in enumerate(SLOWED)})
+    drawn = shown.assign(line=lines, order=order).sort_values("order", kind="stable")
+    label = "speed-up over the standard rules, same graph and factors"
+    return draw_lines(drawn, "speedup", "line", "graph", label, middle=1.0)
 
 
 def draw_bandwidths(rows: pd.DataFrame) -> Figure:
-    """Draw the speed-up of every variant (``HOP``) against the bandwidth: medians over seeds, a row of panels a graph."""
+    """Draw the speed-up of every variant (``HOP``) against the bandwidth: medians over seeds, a panel a graph and cause."""
     keys = ["graph", "slowed", "variant", "bandwidth_bytes_per_s"]
     median = rows.groupby(keys, sort=False)["speedup"].median().reset_index()
-    median["gb"] = median["bandwidth_bytes_per_s"] / 1e9
-    graphs, variants = list(dict.fromkeys(rows["graph"])), list(dict.fromkeys(rows["variant"]))
-    colours = dict(zip(variants, (style.INK, *style.SERIES_COLOURS), strict=False))
-    markers = dict(zip(variants, style.MARKERS, strict=False))
-    with style.figure_style():
-        figure = style.new_figure(5.4)
-        panels = figure.subplots(len(graphs), len(_SLOWED), sharex=True, sharey=True, squeeze=False)
-        for line, graph in zip(panels, graphs, strict=True):
-            for axes, slowed in zip(line, _SLOWED, strict=True):
-                part = median[(median["graph"] == graph) & (median["slowed"] == slowed)]
-                sns.lineplot(
-                    part, x="gb", y="speedup", hue="variant", style="variant", ax=axes,
-                    palette=colours, markers=markers, dashes=False, legend=False, markersize=5,
-                )  # fmt: skip
-                axes.set(xscale="log", xlabel="", ylabel="")
-                style.spread_ticks(axes.xaxis, part["gb"].min(), part["gb"].max(), most=4)
-                axes.xaxis.set_major_formatter("{x:g}")
-                axes.set_title(f"{graph}\nslow {slowed}", fontsize=9.5)
-                axes.tick_params(labelbottom=True, labelleft=True)
-        figure.supxlabel("bandwidth of a link that is not slowed [GB/s]", fontsize=9.5)
-        figure.supylabel("speed-up over the standard rules", fontsize=9.5)
-        handles = [
-            Line2D([], [], color=colours[name], marker=markers[name], markersize=5, label=name)
-            for name in variants
-        ]
-        figure.legend(handles=handles, loc="outside upper center", ncols=4)
-    return figure
+    drawn = median.assign(
+        gb=median["bandwidth_bytes_per_s"] / 1e9,
+        panel=median["graph"] + "\nslow " + median["slowed"],
+    )
+    labels = (
+        "bandwidth of a link that is not slowed [GB/s]",
+        "speed-up over the standard rules",
+    )
+    return draw_panels(
+        drawn, "gb", "speedup", "variant", "panel", labels, columns=len(SLOWED), seconds=False, curves=True
+    )  # fmt: skip

@@ -18,9 +18,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import seaborn as sns
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 from trioflow import tables
 from trioflow.base.errors import PlatformError, SimulationError
@@ -42,10 +40,10 @@ from trioflow.parallel.plan import make_plan
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.prediction.assembly import build_graph
 from trioflow.report import style
-from trioflow.tables import records
 from trioflow.trace.store import load_trace
 
 from trioflow_evaluation.circuit import CircuitNetwork, CircuitSettings
+from trioflow_evaluation.drawing import draw_panels
 from trioflow_evaluation.tables import WAFER
 
 Ints = NDArray[np.int64]
@@ -358,78 +356,34 @@ def study_wafer(table: str | Path, figure: str | Path) -> None:
     style.save_figure(draw_wafer(rows), figure)
 
 
-_MESH = {"snake": (style.BLUE, "-"), "row-major": (style.SKY, "-")}
-
-
-_CIRCUIT = {"without reuse": "--", "first step": "-", "later step": ":"}
-
-
-_COLUMNS = 2
-_PAPER = "the paper's share on the mesh"
-
-
 def draw_wafer(rows: pd.DataFrame) -> Figure:
     """Draw the step on both networks (``WAFER``), a panel a case, over the bandwidth of the mesh's links.
 
-    In units of the step on a network that takes no time; circuits are level lines.
+    In units of the step on a network that takes no time; circuits, which have no such bandwidth, are level lines.
     """
-    cases = list(rows.groupby(["workload", "plan", "samples_per_replica"], sort=False))
-    lines = -(-len(cases) // _COLUMNS)
-    bundles = sorted(set(rows["ports_per_circuit"]) - {0})
-    shown = {bundles[0]: style.ORANGE, bundles[-1]: style.VERMILLION}
-    with style.figure_style():
-        figure = style.new_figure(0.5 + 2.15 * lines)
-        figure.set_layout_engine("constrained", w_pad=0.12)  # names beside the axes stay whole
-        panels = figure.subplots(lines, _COLUMNS, sharex=True, squeeze=False).ravel()
-        for axes, ((workload, plan, samples), case) in zip(panels, cases, strict=False):
-            _draw_case(axes, case, shown)
-            axes.set_title(f"{workload}, {samples} samples\n{plan}", fontsize=9.5)
-            axes.tick_params(labelbottom=True)
-        for axes in panels[len(cases) :]:
-            axes.set_axis_off()
-        figure.supxlabel("bandwidth of a mesh link, per direction [GB/s]", fontsize=9.5)
-        figure.supylabel("step time / step time without network", fontsize=9.5)
-        star = Line2D(
-            [], [], color=style.INK, marker="*", markersize=10, linestyle="none", label=_PAPER
-        )
-        figure.legend(handles=[star], loc="outside upper center")
-    return figure
+    ports = rows["ports_per_circuit"].astype(str) + "-port circuits, " + rows["variant"]
+    paper = rows["sweep"] == "paper"
+    drawn = rows.assign(
+        slower=rows["step_s"] / rows["ideal_s"], gb=rows["link_bandwidth_bytes_per_s"] / 1e9,
+        network=ports.mask(rows["network"] == "mesh", "mesh, " + rows["variant"]).mask(paper, _PAPER),
+        panel=rows["workload"] + ", " + rows["samples_per_replica"].astype(str) + " samples\n" + rows["plan"],
+    )  # fmt: skip
+    ends = drawn.loc[drawn["sweep"] == "link", "gb"].agg(["min", "max"])
+    bundles = {
+        0,
+        drawn["ports_per_circuit"].max(),
+        drawn.query("ports_per_circuit > 0")["ports_per_circuit"].min(),
+    }
+    circuits = drawn[(rows["network"] == "circuit") & drawn["ports_per_circuit"].isin(bundles)]
+    level = [circuits.assign(gb=end) for end in ends]
+    labels = (
+        "bandwidth of a mesh link, per direction [GB/s]",
+        "step time / step time without network",
+    )
+    return draw_panels(
+        pd.concat([drawn[rows["network"] == "mesh"], *level]), "gb", "slower", "network", "panel", labels,
+        columns=2, seconds=False, curves=True,
+    )  # fmt: skip
 
 
-def _draw_case(axes: Any, case: pd.DataFrame, shown: dict[int, str]) -> None:
-    case = case.assign(
-        slower=case["step_s"] / case["ideal_s"], gb=case["link_bandwidth_bytes_per_s"] / 1e9
-    )
-    mesh = case[case["sweep"] == "link"]
-    sns.lineplot(
-        mesh,
-        x="gb",
-        y="slower",
-        hue="variant",
-        ax=axes,
-        marker="o",
-        markersize=4,
-        palette={name: colour for name, (colour, _) in _MESH.items()},
-        legend=False,
-    )
-    last = records(mesh.sort_values("gb").groupby("variant").tail(1))
-    ends = [(f"mesh, {row['variant']}", row["slower"], _MESH[row["variant"]][0]) for row in last]
-    for row in records(case[case["network"] == "circuit"]):
-        bundle, variant = row["ports_per_circuit"], row["variant"]
-        if bundle in shown and variant in _CIRCUIT:
-            ports = f"{bundle} port{'s' if bundle > 1 else ''}"
-            name = f"{ports}, {variant.replace('without', 'no')}"
-            ends.append((name, row["slower"], shown[bundle]))
-            axes.axhline(
-                row["slower"], color=shown[bundle], linestyle=_CIRCUIT[variant], linewidth=1.6
-            )
-    for row in records(case[case["sweep"] == "paper"]):
-        axes.plot(row["gb"], row["slower"], "*", color=style.INK, markersize=11, zorder=5)
-    axes.set(xscale="log", yscale="log")
-    style.spread_ticks(axes.xaxis, mesh["gb"].min(), mesh["gb"].max(), most=6)
-    low, high = 0.93, max(2.2, float(case["slower"].max()) * 1.3)
-    axes.set(ylim=(low, high), xlabel="", ylabel="")
-    style.spread_ticks(axes.yaxis, low, high, most=5)
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter("{x:g}")
-    style.label_ends(axes, ends)
+_PAPER = "the paper's share on the mesh"

@@ -15,12 +15,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from trioflow import tables
 from trioflow.base.errors import InputError
 from trioflow.base.units import format_bytes
-from trioflow.costmodel.features import FEATURES
 from trioflow.costmodel.judging import SCORES, score_cases
 from trioflow.hardware.device_sheet import find_device
 from trioflow.report import style
@@ -53,6 +50,7 @@ from trioflow.report.pages import (
     write_time,
 )
 
+from trioflow_evaluation.drawing import draw_lines, draw_panels
 from trioflow_evaluation.tables import read_validation_table, write_validation_table
 from trioflow_evaluation.validation.aims import (
     AIMS,
@@ -386,20 +384,19 @@ def render_classes(classes: pd.DataFrame, device: str) -> str:
 
 
 TITLE = "trioflow: cost models against measurements"
+_LEAST_ERROR = 0.002
+"""Errors below this are drawn here: the axis is logarithmic."""
 _GROUPING = ("set", "quantity", "group", "model")
 FIGURES = "cost_models"
 """Folder of the figures beside the page; the report of a run clears ``figures``."""
 
 _SET_CAPTION = (
-    "Mean absolute error of every model in every group of the set. A line joins the best and the worst "
-    "model; the upright stroke is the oracle, the small triangle the aim. Limit: a mean over few cases says "
-    "little about one that is not among them."
+    "Mean absolute error of every model in every group of the set, with the oracle's and the aim. A line joins "
+    "the best and the worst. Limit: a mean over few cases says little about one that is not among them."
 )
 _CLASS_CAPTION = (
-    "The classes of operators that take most of the time, each in two panels. Left, the prediction of a "
-    "model that did not see the workload over the measured time; right, its error over the size that "
-    "drives the class. A point is a distinct operator of a step. Limit: R\u00b2 is that of the fit to all "
-    "workloads; the points are held out."
+    "The classes of operators that take most of the time: the error of a model that did not see the workload, over "
+    "the measured time. A point is a distinct operator of a step."
 )
 
 
@@ -532,214 +529,43 @@ def _device_part(classes: pd.DataFrame, device: str, places: dict[str, str]) -> 
     return f"<h3>{escape(device)}</h3>" + figure + render_classes(classes, device)
 
 
-_LEAST_ERROR = 0.002
-"""Errors below this are drawn here: the axis is logarithmic."""
-
 _MOST_CLASSES = 10
 """Classes of operators drawn of a GPU, those with the largest share of the time first."""
 
-_TICKS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
-_RIVALS = (style.VERMILLION, style.ORANGE, style.GREEN, style.PURPLE, style.SKY)
-
 
 def _draw_set(summary: pd.DataFrame, name: str) -> Figure:
-    """Draw the mean absolute error of every model in every group of a set (``SUMMARY``); InputError where it has no row."""
-    rows = summary[summary["set"] == name]
-    style.refuse_nothing(rows, f"no case of the set {name!r} to draw")
+    """Draw the mean absolute error of every model in every group of a set (``SUMMARY``), what trioflow uses first."""
     ours = SETS[name].ours
-    predicted = rows[~rows["model"].isin(KNOWS_THE_ANSWER)]
-    rivals = sorted(set(predicted["model"]) - {ours})
-    places = {key: at for at, key in enumerate(_order_bars(rows))}
-    with style.figure_style():
-        figure = style.new_figure(1.3 + 0.24 * len(places))
-        axes = figure.subplots()
-        _draw_ranges(axes, predicted, places)
-        for at, model in enumerate(rivals):
-            look = {"color": _RIVALS[at % len(_RIVALS)], "markersize": 5.5, "alpha": 0.9}
-            _draw_model(axes, rows, places, model, marker=style.MARKERS[1 + at % 7], **look)
-        _draw_model(axes, rows, places, ours, marker="o", color=style.BLUE, markersize=8)
-        _draw_oracle(axes, rows[rows["model"] == ours], places)
-        _draw_aims(axes, name, places)
-        axes.set(
-            yticks=list(places.values()),
-            yticklabels=[_label(key) for key in places],
-            ylim=(len(places) - 0.4, -0.6),
-            xlabel="mean absolute error (logarithmic)",
-        )
-        _set_log_errors(axes, predicted["mean_absolute_error"].to_numpy(dtype=float))
-        axes.grid(axis="y", visible=False)
-        figure.legend(
-            handles=_legend(ours, rivals, rows, name), loc="outside upper center", ncols=4
-        )
-    return figure
-
-
-def _order_bars(rows: pd.DataFrame) -> list[tuple[str, str]]:
-    """Return quantity and group of every line, whole steps first."""
-    keys = rows[["quantity", "group"]].drop_duplicates().itertuples(index=False)
-    rank = {"operator_sum": 0, "end_to_end": 1}
-    return sorted(
-        ((str(quantity), str(group)) for quantity, group in keys),
-        key=lambda key: (rank.get(key[0], 2), key),
-    )
-
-
-def _label(key: tuple[str, str]) -> str:
-    quantity, group = key
     words = {"operator_sum": "sum of operators: ", "end_to_end": "end to end: "}
-    return words.get(quantity, "") + group
-
-
-def _draw_ranges(axes: Any, rows: pd.DataFrame, places: dict[tuple[str, str], int]) -> None:
-    """Join the best and the worst model of each line, so that the eye keeps the line."""
-    for key, group in rows.groupby(["quantity", "group"], sort=True):
-        errors = group["mean_absolute_error"].clip(lower=_LEAST_ERROR)
-        at = places[str(key[0]), str(key[1])]
-        axes.hlines(at, errors.min(), errors.max(), color="#CCCCCC", linewidth=1, zorder=1)
-
-
-def _draw_model(
-    axes: Any, rows: pd.DataFrame, places: dict[tuple[str, str], int], model: str, **look: Any
-) -> None:
-    mine = rows[rows["model"] == model]
-    at = [places[str(q), str(g)] for q, g in zip(mine["quantity"], mine["group"], strict=True)]
-    errors = mine["mean_absolute_error"].clip(lower=_LEAST_ERROR)
-    axes.plot(errors, at, linestyle="none", **look)
-
-
-def _draw_oracle(axes: Any, mine: pd.DataFrame, places: dict[tuple[str, str], int]) -> None:
-    """Draw the oracle where it is not part of the measured value itself."""
-    known = mine[mine["oracle_mean_absolute_error"] > _LEAST_ERROR]
-    at = [places[str(q), str(g)] for q, g in zip(known["quantity"], known["group"], strict=True)]
-    errors = known["oracle_mean_absolute_error"]
-    axes.plot(errors, at, linestyle="none", marker="|", markersize=13, color=style.INK)
-
-
-def _draw_aims(axes: Any, name: str, places: dict[tuple[str, str], int]) -> None:
-    """Mark what is aimed at on the lines that an aim is about."""
-    for aim in AIMS:
-        if aim.set != name or aim.limit is None or aim.over_oracle:
-            continue
-        for group in aim.groups:
-            at = places.get((aim.quantity, group))
-            if at is not None:
-                axes.plot(aim.limit, at, marker=8, color=style.INK, markersize=7, linestyle="none")
-
-
-def _legend(ours: str, rivals: list[str], rows: pd.DataFrame, name: str) -> list[Line2D]:
-    def mark(label: str, **look: Any) -> Line2D:
-        return Line2D([], [], linestyle="none", label=label, **look)
-
-    handles = [mark(f"{ours} (what trioflow uses)", marker="o", color=style.BLUE, markersize=8)]
-    for at, model in enumerate(rivals):
-        colour, marker = _RIVALS[at % len(_RIVALS)], style.MARKERS[1 + at % 7]
-        handles.append(mark(model, marker=marker, color=colour))
-    if (rows["oracle_mean_absolute_error"] > _LEAST_ERROR).any():
-        handles.append(mark("oracle", marker="|", color=style.INK, markersize=13))
-    if any(aim.set == name and aim.limit and not aim.over_oracle for aim in AIMS):
-        handles.append(mark("aim", marker=8, color=style.INK))
-    return handles
-
-
-def _set_log_errors(axes: Any, errors: np.ndarray[Any, Any]) -> None:
-    """Give an axes a logarithmic x axis of errors, labelled in per cent."""
-    low = max(_LEAST_ERROR, float(errors.min())) * 0.8
-    axes.set(xscale="log", xlim=(low, max(float(errors.max()), 0.1) * 1.25))
-    axes.xaxis.set_major_locator(FixedLocator([tick for tick in _TICKS if tick >= low]))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
+    rows = summary[(summary["set"] == name) & ~summary["model"].isin(KNOWS_THE_ANSWER)]
+    rows = rows.assign(
+        line=rows["quantity"].map(words).fillna("") + rows["group"],
+        error=rows["mean_absolute_error"],
+    )
+    mine = rows[rows["model"] == ours]
+    oracle = mine.assign(model="oracle", error=mine["oracle_mean_absolute_error"])
+    aims = [
+        mine[(mine["quantity"] == aim.quantity) & mine["group"].isin(aim.groups)].assign(
+            model="aim", error=aim.limit
+        )
+        for aim in AIMS
+        if aim.set == name and aim.limit is not None and not aim.over_oracle
+    ]
+    drawn = pd.concat([mine, rows[rows["model"] != ours].sort_values("model"), oracle, *aims])
+    percent = drawn.assign(error=100 * drawn["error"].clip(lower=_LEAST_ERROR)).dropna(
+        subset="error"
+    )
+    label = "mean absolute error [%], logarithmic"
+    return draw_lines(percent, "error", "line", "model", label, log=True)
 
 
 def _draw_diagnosis(operators: pd.DataFrame, classes: pd.DataFrame, device: str) -> Figure:
-    """Draw what the largest classes of a GPU's operators miss when their workload is left out.
-
-    Two panels a class: held-out over measured time [s], and its relative error [%] over the class's
-    driver; a point is a distinct operator of a step. Raises InputError when the GPU has no
-    operator.
-    """
-    mine = operators[operators["device"] == device]
-    style.refuse_nothing(mine, f"no operator of {device!r} to draw")
-    shown = _largest_classes(mine, classes[classes["device"] == device])
-    workloads = sorted(set(mine["workload"]))
-    looks = {
-        name: (style.SERIES_COLOURS[at % 6], style.MARKERS[at % 8])
-        for at, name in enumerate(workloads)
-    }
-    lines = -(-len(shown) // 2)
-    with style.figure_style():
-        figure = style.new_figure(0.8 + 1.95 * lines)
-        grid = figure.subplots(lines, 4, squeeze=False)
-        for at, row in enumerate(shown.to_dict("records")):
-            panels = grid[at // 2][2 * (at % 2) : 2 * (at % 2) + 2]
-            same = (mine["operator_class"] == row["operator_class"]) & (
-                mine["phase"] == row["phase"]
-            )
-            _draw_class(panels, mine[same], row, looks)
-        for panel in grid.flat[2 * len(shown) :]:
-            panel.axis("off")
-        handles = [
-            Line2D([], [], linestyle="none", marker=marker, color=colour, label=name)
-            for name, (colour, marker) in looks.items()
-        ]
-        figure.legend(handles=handles, loc="outside upper center", ncols=6)
-    return figure
-
-
-def _largest_classes(operators: pd.DataFrame, classes: pd.DataFrame) -> pd.DataFrame:
-    """Return the classes to draw; one whose operators launch nothing has no point."""
-    drawn = set(zip(operators["operator_class"], operators["phase"], strict=True))
-    keys = zip(classes["operator_class"], classes["phase"], strict=True)
-    known = classes[[key in drawn for key in keys]]
+    """Draw what the largest classes of a GPU's operators miss when their workload is left out, over the measured time."""
     order = ["time_share", "operator_class", "phase"]
-    return known.sort_values(order, ascending=(False, True, True)).head(_MOST_CLASSES)
-
-
-def _draw_class(
-    panels: Any, rows: pd.DataFrame, row: dict[Any, Any], looks: dict[str, tuple[str, str]]
-) -> None:
-    """Draw one class: fit at the left, residuals by size at the right."""
-    fit, residual = panels
-    driver = str(row["driver"]) if str(row["driver"]) in FEATURES else "read_bytes"
-    for workload, part in rows.groupby("workload", sort=True):
-        colour, marker = looks[str(workload)]
-        look: dict[str, Any] = {
-            "color": colour, "marker": marker, "linestyle": "none", "markersize": 3.2, "alpha": 0.75,
-        }  # fmt: skip
-        fit.plot(part["recorded_s"], part["held_out_s"], **look)
-        sized = part[part[driver] > 0]
-        residual.plot(sized[driver], 100 * sized["relative_error"], **look)
-    both = rows[["recorded_s", "held_out_s"]].to_numpy(dtype=float)
-    ends = float(both.min()) * 0.7, float(both.max()) * 1.4
-    fit.plot(ends, ends, color=style.INK, linewidth=1, zorder=1)
-    fit.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
-    for axis, most in ((fit.xaxis, 2), (fit.yaxis, 3)):
-        style.spread_ticks(axis, *ends, most=most)
-        style.show_seconds(axis)
-    fit.set_title(_describe_class(row), fontsize=9)
-    fit.set_ylabel("held out", fontsize=8.5)
-    fit.set_xlabel("measured", fontsize=8.5)
-    _set_residuals(residual, rows, driver)
-    for panel in panels:
-        panel.tick_params(labelsize=8)
-
-
-def _set_residuals(axes: Any, rows: pd.DataFrame, driver: str) -> None:
-    sizes = rows.loc[rows[driver] > 0, driver]
-    axes.axhline(0, color=style.INK, linewidth=1, zorder=1)
-    axes.set_xscale("log")
-    if len(sizes):
-        ends = float(sizes.min()) * 0.6, float(sizes.max()) * 1.7
-        axes.set_xlim(*ends)
-        style.spread_ticks(axes.xaxis, *ends, most=2)
-    (style.show_flop if driver == "flop" else style.show_bytes)(axes.xaxis)
-    room = max(10.0, 110 * float(rows["relative_error"].abs().max()))
-    axes.set_ylim(-room, room)
-    axes.set_ylabel("error [%]", fontsize=8.5)
-    axes.set_xlabel(
-        {"flop": "work", "read_bytes": "read", "write_bytes": "written"}[driver], fontsize=8.5
-    )
-
-
-def _describe_class(row: dict[Any, Any]) -> str:
-    fit_text = "" if pd.isna(row["r_squared"]) else f", R\u00b2 {row['r_squared']:.3f}"
-    return f"{row['operator_class']}, {row['phase']}\nn {row['operators']}{fit_text}"
+    found = classes[classes["device"] == device].sort_values(order, ascending=(False, True, True))
+    rows = found.merge(operators, on=["device", "operator_class", "phase"], sort=False)
+    rows["title"] = rows["operator_class"] + ", " + rows["phase"]
+    largest = rows["title"].unique()[:_MOST_CLASSES]
+    drawn = rows.assign(error=100 * rows["relative_error"])[rows["title"].isin(largest)]
+    labels = ("measured time", "error of what was held out [%]")
+    return draw_panels(drawn, "recorded_s", "error", "workload", "title", labels)

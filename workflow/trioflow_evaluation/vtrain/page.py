@@ -1,11 +1,8 @@
-"""The page of vTrain's iteration times: what they are, what was fitted on what, and the errors.
-
-Figures of vTrain's iteration times: predictions over the file's times, errors by degree, times of a block.
-"""
+"""The page of vTrain's iteration times: what they are, what was fitted on what, and the errors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +10,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 from trioflow import tables
 from trioflow.base.errors import InputError
 from trioflow.report import style
@@ -37,15 +33,13 @@ from trioflow.report.pages import (
 from trioflow.report.scores import ORACLE, OURS, SCORES, score_published
 
 from trioflow_evaluation.chances import measure_miss, render_chances
+from trioflow_evaluation.drawing import draw_panels
 from trioflow_evaluation.published.cases import PUBLISHED, describe_set
 from trioflow_evaluation.tables import CHECKS, PARAMETERS, TRIALS
 from trioflow_evaluation.vtrain.data import EXACT_S, GROUPS, PLANS, UNCALIBRATED, VOCABULARY
 from trioflow_evaluation.vtrain.judge import NOTHING, WHOLE, score_plan_chances
 
 DEGREES = ("tensor", "data", "pipeline", "micro_batch")
-_TITLES = {"tensor": "tensor degree", "data": "data degree", "pipeline": "pipeline degree", "micro_batch": "micro-batch"}  # fmt: skip
-_SEED = 0
-"""Of the sideways spread of points; it carries no meaning."""
 
 
 def read_sizes(cases: pd.DataFrame) -> pd.DataFrame:
@@ -66,136 +60,13 @@ def read_sizes(cases: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw_predictions(cases: pd.DataFrame) -> Figure:
-    """Draw a set's predictions over the file's times, and their errors by tensor degree; InputError where there is no case."""
-    style.refuse_nothing(cases, "no case to draw")
-    spread = np.random.default_rng(_SEED)
-    degrees = sorted(cases["tensor"].unique())
-    with style.figure_style():
-        figure = style.new_figure(3.7)
-        left, right = figure.subplots(1, 2, width_ratios=(1, 1.15))
-        for number, degree in enumerate(degrees):
-            rows = cases[cases["tensor"] == degree]
-            look: dict[str, Any] = {
-                "color": style.SERIES_COLOURS[number % len(style.SERIES_COLOURS)],
-                "marker": style.MARKERS[number % len(style.MARKERS)], "linestyle": "none", "alpha": 0.55,
-            }  # fmt: skip
-            left.plot(
-                rows["measured_s"],
-                rows["predicted_s"],
-                markersize=3,
-                label=f"tensor {degree}",
-                **look,
-            )
-            aside = number + spread.uniform(-0.3, 0.3, len(rows))
-            right.plot(aside, 100 * rows["error"], markersize=2.6, **look)
-            middle = 100 * float(rows["error"].median())
-            right.hlines(
-                middle, number - 0.38, number + 0.38, color=style.INK, linewidth=1.8, zorder=5
-            )
-        ends = (float(cases["measured_s"].min()), float(cases["measured_s"].max()))
-        left.plot(ends, ends, color=style.INK, linewidth=1, zorder=1)
-        for axis, scale in ((left.xaxis, left.set_xscale), (left.yaxis, left.set_yscale)):
-            scale("log")
-            style.spread_ticks(axis, ends[0], ends[1])
-            style.show_seconds(axis)
-        left.set(
-            xlabel="time in the file", ylabel="predicted", title="Steps that the fit did not see"
-        )
-        left.legend(loc="upper left", markerscale=2, handletextpad=0.1)
-        right.axhline(0, color=style.GREY, linewidth=1, zorder=1)
-        right.set(
-            xticks=range(len(degrees)),
-            xticklabels=[str(degree) for degree in degrees],
-            xlabel="tensor degree (stroke: median)",
-            ylabel="error [%]",
-            title="Errors by tensor degree",
-        )
-        right.grid(axis="x", visible=False)
-    return figure
-
-
-def draw_degrees(cases: pd.DataFrame) -> Figure:
-    """Draw the mean absolute error by degree and micro-batch, ours and the regression's; InputError where there is no case."""
-    style.refuse_nothing(cases, "no case to draw")
-    shown = {
-        "trioflow": ("predicted_s", style.BLUE), "anchored": ("oracle_s", style.SKY),
-        "regression": ("regression_s", style.ORANGE),
-    }  # fmt: skip
-    with style.figure_style():
-        figure = style.new_figure(2.9)
-        panels = figure.subplots(1, len(DEGREES), sharey=True)
-        for axes, degree in zip(panels, DEGREES, strict=True):
-            values = sorted(cases[degree].unique())
-            for number, (model, (column, colour)) in enumerate(shown.items()):
-                error = (cases[column] / cases["measured_s"] - 1.0).abs()
-                means = 100 * error.groupby(cases[degree]).mean().reindex(values)
-                places = np.arange(len(values)) + 0.27 * (number - 1)
-                axes.bar(places, means, width=0.25, color=colour, label=model)
-            axes.set(
-                xticks=range(len(values)),
-                xticklabels=[str(value) for value in values],
-                xlabel=_TITLES[degree],
-            )
-            axes.grid(axis="x", visible=False)
-        panels[0].set_ylabel("mean absolute error [%]")
-        handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=3)
-    return figure
-
-
-def measure_blocks(cases: pd.DataFrame) -> pd.DataFrame:
-    """Return what a further block adds to a micro-batch, in the file and predicted [s].
-
-    Between fewest and most layers, without a pipeline, at the most micro-batches and fewest
-    replicas.
-    """
-    alone = cases[cases["pipeline"] == 1]
-    found = []
-    for (hidden, tensor, micro_batch), every in alone.groupby(["hidden", "tensor", "micro_batch"]):
-        few = every[every["data"] == every["data"].min()]
-        group = few[few["micro_batches"] == few["micro_batches"].max()].sort_values("layers")
-        if len(group) < 2:
-            continue
-        first, last = group.iloc[0], group.iloc[-1]
-        blocks = float((last["layers"] - first["layers"]) * first["micro_batches"])
-        found.append(
-            (hidden, tensor, micro_batch, *(
-                float(last[name] - first[name]) / blocks for name in ("measured_s", "predicted_s")
-            ))
-        )  # fmt: skip
-    names = ["hidden", "tensor", "micro_batch", "file_s", "predicted_s"]
-    return pd.DataFrame(found, columns=names)
-
-
-def draw_blocks(blocks: pd.DataFrame) -> Figure:
-    """Draw the time of a block (:func:`measure_blocks`) over the micro-batch; InputError where there is none."""
-    style.refuse_nothing(blocks, "no block to draw")
-    hidden = sorted(blocks["hidden"].unique())
-    with style.figure_style():
-        figure = style.new_figure(3.5)
-        panels = figure.subplots(1, len(hidden), squeeze=False, sharey=True)[0]
-        for axes, size in zip(panels, hidden, strict=True):
-            for number, tensor in enumerate(sorted(blocks["tensor"].unique())):
-                rows = blocks[(blocks["hidden"] == size) & (blocks["tensor"] == tensor)]
-                colour = style.SERIES_COLOURS[number % len(style.SERIES_COLOURS)]
-                axes.plot(
-                    rows["micro_batch"], rows["file_s"], color=colour, linestyle="none",
-                    marker=style.MARKERS[number % len(style.MARKERS)], markersize=6, label=f"tensor {tensor}",
-                )  # fmt: skip
-                axes.plot(rows["micro_batch"], rows["predicted_s"], color=colour, linewidth=1.4)
-            axes.set_xscale("log", base=2)
-            axes.xaxis.set_major_locator(FixedLocator(sorted(blocks["micro_batch"].unique())))
-            axes.xaxis.set_major_formatter(ScalarFormatter())
-            axes.xaxis.set_minor_locator(NullLocator())
-            axes.set(
-                ylim=(0.0, 1.08 * float(blocks[["file_s", "predicted_s"]].to_numpy().max())),
-                xlabel="micro-batch [samples]",
-                title=f"hidden size {size}",
-            )
-            style.show_seconds(axes.yaxis)
-        panels[0].set_ylabel("a block, one micro-batch")
-        panels[0].legend(loc="upper left", handletextpad=0.1)
-    return figure
+    """Draw the errors of a set's predictions over the file's times, a panel for each tensor degree."""
+    drawn = cases.assign(
+        error=100 * cases["error"], panel="tensor degree " + cases["tensor"].astype(str),
+        depth="micro-batch " + cases["micro_batch"].astype(str),
+    ).sort_values(["tensor", "micro_batch"])  # fmt: skip
+    labels = ("time in the file", "error [%]")
+    return draw_panels(drawn, "measured_s", "error", "depth", "panel", labels)
 
 
 _ORDER_AIM = 0.97
@@ -438,25 +309,10 @@ def _render_parameters(parameters: pd.DataFrame) -> str:
 TITLE = "trioflow: vTrain's iteration times on A100s"
 FIGURES = "published_vtrain"
 """Folder of the figures beside the page."""
-_FIGURE_WORDS = {
-    "predictions": (
-        "Left: predicted over the file's times, each predicted by parameters fitted without its hidden size and depth. Right: "
-        "their errors. A point is a row of the file; sideways spread has no meaning. Limit: 1,440 rows hold 32 different blocks, so "
-        "errors come in clusters.",
-        "Predicted over the file's times and errors by tensor degree.",
-    ),
-    "degrees": (
-        "Mean absolute error by degree and micro-batch, whole (hidden size, layers) left out. Anchored: the same with each "
-        "block's time as other depths give it. Limit: degrees are not crossed evenly (8 GPUs at most).",
-        "Mean absolute error by degree.",
-    ),
-    "blocks": (
-        "What a further block adds to a micro-batch: points from the file (differences between 24 and 12 layers), lines "
-        "predicted by folds that left those depths out. More samples should not take less time, yet points fall with the micro-batch: one profile a "
-        "shape, whose scatter no smooth model follows. This sets the error.",
-        "Time of a block over the micro-batch, file and prediction.",
-    ),
-}  # fmt: skip
+_CAPTION = (
+    "Errors over the file's times, each predicted by parameters fitted without its hidden size and depth, by tensor degree and "
+    "micro-batch. A point is a row of the file. Limit: 1,440 rows hold 32 different blocks, so errors come in clusters."
+)
 
 
 def build_vtrain_page(
@@ -466,7 +322,7 @@ def build_vtrain_page(
     check_file: str | Path,
     page: str | Path,
 ) -> pd.DataFrame:
-    """Write the page and its figures (in ``published_vtrain`` beside it), and return the scores.
+    """Write the page and its figure (in ``published_vtrain`` beside it), and return the scores.
 
     Raises InputError, nothing written, when one of vTrain's three sets is missing.
     """
@@ -481,40 +337,32 @@ def build_vtrain_page(
     checks = tables.read_table(check_file, "checks", CHECKS)
     sized = read_sizes(cases)
     scores = score_published(cases)
-    figures = _draw(sized[sized["set"] == GROUPS])
+    figures = [("predictions", draw_predictions(sized[sized["set"] == GROUPS]))]
     places = style.save_figures(Path(page).parent / FIGURES, figures)
     files = [*case_files, parameter_file, trial_file, check_file]
     write_page(page, _compose(sized, scores, parameters, trials, checks, places, files))
     return scores
 
 
-def _draw(cases: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-    """Draw every figure, by its name."""
-    yield "predictions", draw_predictions(cases)
-    yield "degrees", draw_degrees(cases)
-    yield "blocks", draw_blocks(measure_blocks(cases))
-
-
 def _compose(
     cases: pd.DataFrame, scores: pd.DataFrame, parameters: pd.DataFrame, trials: pd.DataFrame,
     checks: pd.DataFrame, places: Mapping[str, str], files: Sequence[str | Path],
 ) -> Page:  # fmt: skip
-    figures = {name: render_figure(places[name], *_FIGURE_WORDS[name]) for name in places}
     words = {name.replace("_", " "): text for name, text in SCORES.items()}
     return Page(
         TITLE,
         [
             Section("summary", "What was reached", [
-                render_summary(scores, checks), figures["predictions"],
+                render_summary(scores, checks), render_figure(places["predictions"], _CAPTION),
             ]),
             Section("file", "What the file holds", [render_checks(checks)]),
             Section("scores", "Scores", [
                 render_scores(scores), _render_chances(cases),
                 render_details("Other questions", _render_trials(trials)),
             ]),
-            Section("degrees", "Errors by degree", [figures["degrees"], render_degrees(cases)]),
+            Section("degrees", "Errors by degree", [render_degrees(cases)]),
             Section("limits", "What limits the accuracy", [
-                figures["blocks"], _render_limits(cases, scores),
+                _render_limits(cases, scores),
             ]),
             Section("parameters", "What was fitted on what", [_render_parameters(parameters)], folded=True),
         ],

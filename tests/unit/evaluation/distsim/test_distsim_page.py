@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-import numpy as np
 import pandas as pd
 import pytest
 from captured import with_steady_times
@@ -156,12 +155,11 @@ def test_figures_show_every_experiment_and_rank(built) -> None:
     found = built[0]
     (axes,) = draw_activity(found.activity).axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["x"]
-    drawn = np.concatenate([line.get_xdata() for line in axes.lines if line.get_marker() in "os"])
-    assert sorted(drawn) == pytest.approx(sorted(found.activity["activity_error"] * 100))
+    drawn = {float(x) for dots in axes.collections for x, _ in dots.get_offsets()}
+    assert {float(error) for error in found.activity["activity_error"] * 100} <= drawn
     panels = [axes for axes in draw_timestamps(found.timestamps).axes if axes.axison]
     assert [axes.get_title(loc="left") for axes in panels] == ["x"]
-    points = sum(line.get_marker() in "os" for line in panels[0].lines)
-    assert points == 2 * len(found.timestamps)
+    assert len(panels[0].collections[0].get_offsets()) == 2 * len(found.timestamps)
 
 
 def test_the_best_rates_are_of_long_operators_and_decide_every_time(transformer_trace) -> None:

@@ -17,7 +17,6 @@ from trioflow_evaluation.vtrain.model import list_parameters
 from trioflow_evaluation.vtrain.page import (
     build_vtrain_page,
     is_composed,
-    measure_blocks,
     read_sizes,
     render_checks,
     render_summary,
@@ -98,19 +97,12 @@ def test_sizes_come_back_from_the_names() -> None:
         read_sizes(make_cases(GROUPS).assign(plan="ddp4"))
 
 
-def test_a_block_is_what_a_further_layer_adds_to_a_micro_batch() -> None:
-    blocks = measure_blocks(read_sizes(make_cases(GROUPS)))
-    row = blocks[(blocks["hidden"] == 2048) & (blocks["micro_batch"] == 2)].iloc[0]
-    assert row["file_s"] == pytest.approx(2 * 2048 / 1e6)
-    assert row["predicted_s"] == pytest.approx(1.1 * 2 * 2048 / 1e6)
-
-
 def test_the_page_holds_figures_scores_and_parameters(tmp_path: Path) -> None:
     *cases, parameters, trials, checks = write_inputs(tmp_path)
     page = tmp_path / "report" / "page.html"
     scores = build_vtrain_page(cases, parameters, trials, checks, page)
     text = page.read_text()
-    for name in ("predictions", "degrees", "blocks"):
+    for name in ("predictions",):
         assert f"published_vtrain/{name}.svg" in text
         assert (page.parent / "published_vtrain" / f"{name}.png").stat().st_size > 1000
     assert all(p.name in text for p in list_parameters())
