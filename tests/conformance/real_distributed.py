@@ -4,7 +4,8 @@ PyTorch has no such optimizer. Here DDP's reducer decides which gradients travel
 order and when; a communication hook scatters each bucket where DDP would sum it. What Megatron-LM's
 does behind that (``core/optimizer/distrib_optimizer.py``) is written out: each replica updates an
 equal slice of every bucket, wherever parameters begin and end, then the weights of each are gathered. In groups of replicas
-(its instances) the slices of a bucket are summed among groups too. ``zero1`` is PyTorch's own optimizer beside
+(its instances) the slices of a bucket are summed among groups too. ``partitioned`` scatters the buckets of each
+micro-step and adds the slices up, as ZeRO-2 does. ``zero1`` is PyTorch's own optimizer beside
 layers that are cut into plain tensors.
 """
 
@@ -22,7 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.pipelining import PipelineStage
 from torch.nn.parallel import DistributedDataParallel
-from trioflow.measure.worker import SCHEDULES
+from trioflow.measure.worker import SCHEDULES, _make_step
 from trioflow.trace.capture.training_step import TrainingStep
 from trioflow.trace.workloads.build import Workload
 
@@ -96,6 +97,11 @@ class Slices:
         dist.reduce_scatter_tensor(mine, whole, group=self.group)
         if self.others.size() > 1:
             dist.all_reduce(mine, group=self.others)
+        _, kept = self.buckets.get(bucket.index(), (None, mine))
+        if (
+            kept is not mine and kept.shape == mine.shape
+        ):  # DDP rebuilds buckets behind its first backward
+            mine += kept
         self.buckets[bucket.index()] = (bucket.parameters(), mine)
         done = torch.futures.Future()  # gloo's own work has none
         done.set_result(whole)
@@ -113,6 +119,7 @@ class Slices:
             parts = whole.split([p.numel() for p in parameters])
             for parameter, part in zip(parameters, parts, strict=True):
                 parameter.detach().copy_(part.view_as(parameter))
+        self.buckets.clear()
 
 
 def make_distributed_step(
@@ -142,7 +149,10 @@ def make_distributed_step(
         return step
     slices = Slices(replicas, mesh)
     if plan["pipeline"] == 1:
-        step = TrainingStep(workload, replicas, share, DEVICE, data.get_local_rank())
+        each = (
+            {**plan, "gradient_sync": "micro-batch"} if plan["sharding"] == "partitioned" else plan
+        )
+        step = _make_step(workload, replicas, each, share, DEVICE, data.get_local_rank())
         step.optimizer.step = slices.update
         return step
     return _make_staged_step(workload, plan, share, stages, replicas, slices, pipeline)

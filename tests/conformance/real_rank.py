@@ -15,6 +15,7 @@ import torch.distributed as dist
 from real_distributed import make_distributed_step
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
+from trioflow.base.plan_row import SLICED
 from trioflow.measure.worker import make_parallel_step
 from trioflow.trace.workloads.build import build_workload
 
@@ -109,9 +110,7 @@ def main() -> None:
     workload = build_workload(job["row"])
     result = {}
     for plan, batch in job["plans"]:
-        if plan["sharding"] == "distributed" or (
-            plan["sharding"] == "zero1" and plan["tensor"] > 1
-        ):
+        if plan["sharding"] in SLICED or (plan["sharding"] == "zero1" and plan["tensor"] > 1):
             step = make_distributed_step(workload, plan, batch, job["stages"])
         else:
             step = make_parallel_step(workload, plan, batch, job["stages"], torch.device("cpu"), 0)

@@ -28,6 +28,11 @@ RUNS = {
             named_plan("fsdp", 2),
             named_plan("zero1", 2),
             make_plan(data=2, **SUM),
+            replace(make_plan(data=2, **SUM, gradient_sync="micro-batch"), plan="ddp-each"),
+            replace(
+                make_plan(2, sharding="zero1", **SUM, gradient_sync="micro-batch"),
+                plan="zero1-each",
+            ),
         ],
     ),
     "transformer-2": (
@@ -36,7 +41,11 @@ RUNS = {
             named_plan("fsdp", 2),
             named_plan("zero2", 2),
             replace(make_plan(data=2, sharding="fsdp", **SUM), plan="fsdp-sum"),
-            replace(make_plan(data=2, sharding="fsdp", **SUM, no_sync=True), plan="fsdp-no-sync"),
+            replace(
+                make_plan(2, sharding="fsdp", **SUM, gradient_sync="step"), plan="fsdp-no-sync"
+            ),
+            # ZeRO-2 in buckets, of each micro-step
+            replace(make_plan(2, sharding="partitioned", **SUM), plan="partitioned", **SMALL),
         ],
     ),
     # Three ranks: rows that do not divide are padded, and the optimizer's parts differ.

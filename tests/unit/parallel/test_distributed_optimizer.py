@@ -162,7 +162,7 @@ def test_zero1_beside_tensor_parallelism_is_the_framework_s_own(gpu_trace):
         ours, slices = (build(trace, 2, 2, 1, name) for name in ("zero1", "distributed"))
         assert ours.tasks.equals(slices.tasks)
         assert ours.metadata.plan_text == slices.metadata.plan_text
-    with pytest.raises(PlanError, match="nanotron shares the optimizer's state among all replicas"):
+    with pytest.raises(PlanError, match="behind the update, from all replicas"):
         build(with_recipe(gpu_trace, "nanotron-bf16"), 4, 1, 1, "zero1", shard=2)
 
 
@@ -356,3 +356,94 @@ def test_weights_are_gathered_during_forward_by_the_distributed_optimizer_alone(
     nanotron = with_recipe(gpu_trace, "nanotron-bf16")
     with pytest.raises(PlanError, match="nanotron gathers all weights at once"):
         build(nanotron, 2, 1, 1, "distributed", gather_overlap=True)
+
+
+def count(graph, *names):
+    """Return how often rank 0 reduces each parameter's gradient in a step: bytes over those of one of each."""
+    return sum(n * size for (size, _), n in sizes(graph, *names).items())
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sharding", "sync", "times"),
+    [
+        ("fp32", "none", "auto", 1), ("fp32", "none", "micro-batch", 3), ("fp32", "zero1", "auto", 1),
+        ("fp32", "zero1", "micro-batch", 3), ("fp32", "fsdp", "auto", 3), ("fp32", "fsdp", "step", 1),
+        ("fp32", "zero2", "auto", 3), ("fp32", "distributed", "auto", 1), ("fp32", "partitioned", "auto", 3),
+        ("megatron-bf16", "zero1", "auto", 1), ("megatron-bf16", "fsdp", "auto", 3), ("nanotron-bf16", "zero1", "auto", 1),
+        ("deepspeed-bf16", "zero1", "auto", 1), ("deepspeed-bf16-reduce", "zero2", "auto", 3),
+        ("colossalai-bf16", "zero1", "auto", 1), ("colossalai-bf16", "zero2", "auto", 3),
+    ],
+)  # fmt: skip
+def test_gradients_are_reduced_as_often_as_the_framework_does(
+    gpu_trace, recipe, sharding, sync, times
+):
+    trace = with_recipe(gpu_trace, recipe)
+    once, several = (
+        build(trace, 2, 1, 1, sharding, pieces, gradient_sync=sync if pieces > 1 else "auto")
+        for pieces in (1, 3)
+    )
+    assert count(several, "reduce_scatter", "all_reduce") == times * count(
+        once, "reduce_scatter", "all_reduce"
+    )
+    assert f"reduced {'once' if times == 1 else 'in each'}" in several.metadata.plan_text
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"sharding": "distributed", "accumulate": 2, "gradient_sync": "micro-batch"}, "reduces once"),
+        ({"sharding": "fsdp", "accumulate": 2, "gradient_sync": "micro-batch", "no_sync": True}, "no_sync"),
+        ({"sharding": "partitioned", "accumulate": 2, "gradient_sync": "step"}, "keeps gradients whole"),
+        ({"sharding": "partitioned", "pipeline": 2}, "partitioned with a pipeline"),
+    ],
+)  # fmt: skip
+def test_gradient_syncs_that_no_framework_has_are_refused(columns, message):
+    with pytest.raises(PlanError, match=message):
+        make_plan(2, **columns)
+
+
+def test_megatron_reduces_at_the_last_micro_step_whatever_is_asked(gpu_trace):
+    with pytest.raises(PlanError, match="Megatron-LM reduces gradients once"):
+        build(with_recipe(gpu_trace, "megatron-bf16"), 2, 1, 1, "none", gradient_sync="micro-batch")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "name", "limit"),
+    [
+        ("deepspeed-bf16-reduce", "all_reduce", 500_000_000 * 2),
+        ("colossalai-bf16", "reduce_scatter", 12 * 2**20 * 2),
+    ],
+)
+def test_zero2_keeps_a_slice_of_gradients_and_gathers_weights_once(gpu_trace, recipe, name, limit):
+    """DeepSpeed sums its buckets over all replicas, ColossalAI scatters them; both reduce bf16 and keep a slice."""
+    trace = with_recipe(gpu_trace, recipe)
+    graphs = {data: build(trace, data, 1, 1, "zero2", 3) for data in (2, 8)}
+    whole = sum(
+        int(g["size_bytes"]) for g in trace.facts.gradients
+    )  # in fp32, as the trace's weights
+    half = whole // 2
+    for graph in graphs.values():
+        assert count(graph, name) == 3 * half and count(graph, "all_gather") == whole
+        rows = [r for r in records(graph.tasks) if r["rank"] == 0 and r["name"] == "all_gather"]
+        assert {r["phase"] for r in rows} == {"optimizer"}
+    held = {data: graph.metadata.memory[0]["categories"] for data, graph in graphs.items()}
+    ends = {data: graph.metadata.memory_curves[0]["bytes"][-1] for data, graph in graphs.items()}
+    kept = {data: ends[data] - held[data]["optimizer_state"] for data in graphs}
+    assert kept[2] - kept[8] == pytest.approx(half * (1 / 2 - 1 / 8), rel=0.01)
+    assert held[2]["bucket"] == (limit - half if name == "all_reduce" else half)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "waits"), [("deepspeed-bf16-reduce", True), ("colossalai-bf16", False)]
+)
+def test_zero2_overlaps_its_buckets_where_the_framework_does(gpu_trace, recipe, waits):
+    plan = replace(make_plan(2, sharding="zero2", accumulate=2), bucket_bytes=2**14)
+    graph = extrapolate(with_recipe(gpu_trace, recipe), plan, MODEL, batch=BATCH * 4)
+    rows = {int(r["task_id"]): r for r in records(graph.tasks) if r["rank"] == 0}
+    reduced = [i for i, r in rows.items() if r["name"] in ("all_reduce", "reduce_scatter")]
+    next_of = {}  # the first compute that waits for each
+    for after, before in sorted(graph.dependencies.itertuples(index=False)):
+        if before in reduced and rows[int(after)]["stream"] == "compute":
+            next_of.setdefault(int(before), int(after))
+    first = next(i for i in rows if i > reduced[0] and rows[i]["stream"] == "compute")
+    assert len(reduced) > 4 and (next_of[reduced[0]] == first) == waits

@@ -368,7 +368,7 @@ def test_plans_with_sharding_have_names_and_say_what_they_do():
     plan = make_plan(data=4, sharding="hsdp", shard=2, accumulate=2)
     assert plan.plan == "hsdp-data4" and plan.shards == 2
     assert describe_plan(plan, 16).endswith(
-        "hsdp in groups of 2, gradients of 2 micro-steps added up as shards"
+        "hsdp in groups of 2, gradients of 2 micro-steps added up as shards, reduced in each"
     )
 
 

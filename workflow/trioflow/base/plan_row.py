@@ -45,16 +45,20 @@ SCHEDULE_GROUP = "trioflow.schedules"
 """Entry points of other packages' schedules; see ``parallel.schedules.build``."""
 MEASURED_SCHEDULES = ("none", "gpipe", "1f1b")
 """Schedules that a measuring session can run."""
-SHARDINGS = ("none", "zero1", "distributed", "zero2", "zero3", "fsdp", "hsdp")
+SHARDINGS = ("none", "zero1", "distributed", "partitioned", "zero2", "zero3", "fsdp", "hsdp")
 """What the replicas of a model share instead of each holding it; see ``parallel.splits.sharding``."""
-BUCKETED = ("none", "zero1", "distributed")
+BUCKETED = ("none", "zero1", "distributed", "partitioned")
 """Those whose gradients travel in buckets."""
+SLICED = ("distributed", "partitioned")
+"""Those whose ranks each update an equal slice of every bucket."""
 UNIT_SHARDINGS = ("zero2", "zero3", "fsdp", "hsdp")
 """Those that shard parameters unit by unit (FSDP2's ``fully_shard``)."""
 GROUPED = ("zero1", "distributed", "hsdp")
 """Those of which groups of replicas can each share a whole."""
 
 
+GRADIENT_SYNCS = ("auto", "step", "micro-batch")
+"""How often replicas reduce accumulated gradients."""
 TENSOR_STYLE = "megatron"
 """How tensor-parallel ranks share layers, unless a package registers another way; see ``parallel.splits.tensor_parallel``."""
 TENSOR_OVERLAPS = ("auto", "none", "backward", "products")
@@ -118,7 +122,8 @@ class Plan:
     sharding: str = declare_cell(
         "what the data-parallel ranks share: none (DDP), zero1 (ZeroRedundancyOptimizer), distributed"
         " (Megatron-LM's distributed optimizer: gradients scattered, an equal slice of each bucket updated,"
-        " weights gathered), fsdp"
+        " weights gathered), partitioned (DeepSpeed's and ColossalAI's ZeRO-2: each micro-step's backward reduces its"
+        " buckets, and a rank keeps and updates its slice of them alone; zero2 with their recipes), fsdp"
         " (fully_shard of each unit; zero3 is the same), zero2 (fully_shard that keeps parameters"
         " until backward), hsdp (fully_shard in groups of shard ranks, all-reduce between groups)",
         enum=list(SHARDINGS), default="none",
@@ -134,10 +139,10 @@ class Plan:
         minimum=1, default=1,
     )  # fmt: skip
     accumulate: int = declare_cell(
-        "micro-steps whose gradients are added up: before DDP's ranks exchange them (no_sync); fully_shard's reduce"
-        " those of each, unless no_sync is true",
-        minimum=1, default=1,
-    )  # fmt: skip
+        "micro-steps whose gradients are added up; gradient_sync says how often replicas reduce them",
+        minimum=1,
+        default=1,
+    )
     replication: str = declare_cell(
         "how replicas keep alike: ddp (DistributedDataParallel), or dp (DataParallel: one process"
         " copies the model to every device in each step), or a word that a package registers",
@@ -210,11 +215,7 @@ class Plan:
         enum=list(TENSOR_OVERLAPS), default=TENSOR_OVERLAPS[0],
     )  # fmt: skip
 
-    no_sync: bool = declare_cell(
-        "true: fully_shard keeps gradients whole until the last accumulated micro-step reduces them"
-        " (set_requires_gradient_sync(False)), for fewer messages and more memory",
-        default=False,
-    )  # fmt: skip
+    no_sync: bool = declare_cell("true: gradient_sync step", default=False)
 
     expert_overlap: bool = declare_cell(
         "true: exchanges of experts' tokens run beside the compute of another micro-batch, whose backward runs together"
@@ -227,6 +228,15 @@ class Plan:
         " bucket at a time and one ahead (Megatron-LM's --overlap-param-gather), instead of behind the update",
         default=False,
     )  # fmt: skip
+
+    gradient_sync: str = declare_cell(
+        "how often replicas reduce the gradients of accumulated micro-steps: auto (what the framework does: once for DDP"
+        " as Hugging Face Accelerate runs it, ZeRO-1, Megatron-LM, nanotron and every pipeline; each micro-step for"
+        " fully_shard, torchtitan and ZeRO-2), step (once, gradients whole until then: no_sync,"
+        " set_requires_gradient_sync(False)), or micro-batch (each: DDP in a plain loop)",
+        enum=list(GRADIENT_SYNCS),
+        default=GRADIENT_SYNCS[0],
+    )
 
     def __post_init__(self) -> None:
         settle_fields(self, PlanError)
@@ -262,9 +272,16 @@ class Plan:
         return self.sharding in UNIT_SHARDINGS
 
     @property
+    def reduces_each(self) -> bool:
+        """Whether each micro-step's backward reduces its gradients; otherwise the last one's does."""
+        by_default = self.shards_units or self.sharding == "partitioned"
+        each = self.gradient_sync == "micro-batch" or (self.gradient_sync == "auto" and by_default)
+        return each and self.pipeline == 1 and not self.no_sync
+
+    @property
     def sums_shards(self) -> bool:
         """Whether each micro-step's gradients are reduced, and only shards of them are kept and added up."""
-        return self.shards_units and self.pipeline == 1 and not self.no_sync
+        return self.reduces_each and (self.shards_units or self.sharding == "partitioned")
 
     @property
     def shards(self) -> int:
@@ -357,6 +374,13 @@ def find_plan_problem(plan: Plan) -> tuple[str, str, str] | None:
         (plan.no_sync and not (plan.shards_units and plan.accumulate > 1), "no_sync",
          "no_sync without accumulated micro-steps of sharded parameters",
          "leave it out, or give accumulate above 1 and sharding fsdp, zero2 or hsdp"),
+        (plan.gradient_sync == "micro-batch" and (plan.no_sync or plan.pipeline > 1 or plan.sharding == "distributed"),
+         "gradient_sync", "gradient_sync micro-batch with "
+         + ("no_sync" if plan.no_sync else "sharding distributed" if plan.pipeline == 1 else "a pipeline")
+         + ", which reduces once", "use auto or step"),
+        (plan.sharding == "partitioned" and (plan.gradient_sync == "step" or plan.pipeline > 1), "sharding",
+         f"partitioned with {'a pipeline' if plan.pipeline > 1 else 'gradient_sync step'}, which keeps gradients whole"
+         " (DeepSpeed and ColossalAI refuse it too)", "use distributed, or fsdp"),
         (plan.gather_overlap and plan.sharding != "distributed", "gather_overlap",
          f"gather_overlap with sharding {plan.sharding}", "leave it out, or use sharding distributed"),
         (plan.shard > 1 and plan.sharding not in GROUPED, "shard",
@@ -385,7 +409,7 @@ def find_plan_problem(plan: Plan) -> tuple[str, str, str] | None:
          f"use {', '.join(RECOMPUTATIONS)}, uniform:N or block:N with a number of blocks, save:POLICY or modules:NAMES"),
         (plan.recompute != "none" and plan.schedule in REPEATS, "recompute",
          f"{plan.recompute} with {plan.schedule}, which runs forwards again itself", "write none, or gpipe"),
-        (plan.offload == "optimizer" and plan.sharding in ("zero1", "distributed"), "offload",
+        (plan.offload == "optimizer" and plan.sharding in ("zero1", *SLICED), "offload",
          f"optimizer with {plan.sharding}, whose ranks share the optimizer themselves", "use fsdp or zero2"),
         (plan.offload == "activations" and plan.pipeline > 1, "offload",
          f"activations in a pipeline of {plan.pipeline} is not simulated", "use recompute instead"),

@@ -14,6 +14,10 @@ bytes per parameter, 6 + 12/d distributed; half-precision gradients, as of fp16 
 ``fp8_param_gather`` for the ``-params`` recipes (Transformer Engine's FP8 weights, row by row and transposed, and none in
 bf16). DeepSpeed, ``runtime/bf16_optimizer.py``: ``clear_lp_grads`` fills the bf16 gradients with zeros and keeps them
 beside those in fp32, so 8 + 12/d; ``runtime/pipe/engine.py`` sums them once, behind the last backward.
+``runtime/zero/stage_1_and_2.py`` (``deepspeed-bf16-reduce``, ``grad_accum_dtype`` left out): bf16 gradients too; ZeRO-2
+copies those of each micro-step into a buffer of 500 million elements, sums it over all replicas, waits for it
+(``overlap_comm`` false) and keeps its slice (``average_tensor``, ``allreduce_and_scatter``). ColossalAI
+``zero/low_level/low_level_optim.py``: buckets of 12 x 2^20 elements, beside backward; stage 1 sums, stage 2 scatters.
 """
 
 from __future__ import annotations
@@ -24,11 +28,13 @@ from typing import Any
 from trioflow.base.errors import InputError
 
 PYTORCH, MEGATRON, NANOTRON, DEEPSPEED = "pytorch", "megatron", "nanotron", "deepspeed"
+COLOSSALAI = "colossalai"
 WORDS = {
     PYTORCH: "eager PyTorch",
     MEGATRON: "Megatron-LM",
     NANOTRON: "nanotron",
     DEEPSPEED: "DeepSpeed",
+    COLOSSALAI: "ColossalAI",
 }
 """Frameworks, and how an answer calls them."""
 
@@ -68,13 +74,18 @@ class PrecisionRecipe:
     # one for activations and one for gradients.
     gather_buffers: int = 0
     # Whose kernels and host code run where nobody says: pytorch (transformers, torchtitan), megatron, nanotron or
-    # deepspeed (GPT-NeoX, Megatron-DeepSpeed).
+    # deepspeed (GPT-NeoX, Megatron-DeepSpeed), colossalai.
     framework: str = PYTORCH
+    # Of a bucket of ZeRO-2 where no plan says another limit; 0 for the plan's
+    bucket_elements: int = 0
+    # Shardings whose replicas sum whole buckets and then take their slices of them
+    sums_whole: tuple[str, ...] = ()
+    waits_for_buckets: bool = False  # whether backward waits for each bucket of ZeRO-2
 
     @property
     def keeps_main_gradients(self) -> bool:
         """Whether gradients lie in buffers that are always there, as Megatron-LM's and nanotron's do."""
-        return self.framework != PYTORCH
+        return self.framework not in (PYTORCH, COLOSSALAI)
 
     @property
     def adds_gradients(self) -> bool:
@@ -104,7 +115,7 @@ class PrecisionRecipe:
     @property
     def bucket_width(self) -> float:
         """Bytes that replicas exchange for each byte of DDP's buckets, which hold gradients as backward makes them."""
-        return self.reduce_bytes / self.made_bytes if self.reduces_whole else 1.0
+        return self.reduce_bytes / self.made_bytes if self.made_bytes else 1.0
 
     def describe(self) -> str:
         """Return the recipe in words."""
@@ -130,6 +141,16 @@ _PLAIN = tuple(PrecisionRecipe(name, name) for name in ("fp32", "tf32", "bf16", 
 _MAIN: dict[str, Any] = {"parameter_bytes": 2, "main_parameter_bytes": 4, "gather_bytes": 2}
 _MEGATRON: dict[str, Any] = {"loss_copies": 1, "gather_buffers": 1, "framework": MEGATRON, **_MAIN}
 _HALF: dict[str, Any] = {"gradient_bytes": 2, "reduce_bytes": 2, **_MEGATRON}
+_DEEPSPEED: dict[str, Any] = {
+    "gradient_bytes": 2,
+    "reduce_bytes": 2,
+    "loss_copies": 1,
+    "framework": DEEPSPEED,
+    "bucket_elements": 500_000_000,
+    "sums_whole": ("distributed", "partitioned"),
+    "waits_for_buckets": True,
+    **_MAIN,
+}
 _FP8 = tuple(
     PrecisionRecipe(
         f"{products}{'-params' * params}{'-bf16-reduce' * half}",
@@ -162,9 +183,17 @@ RECIPES = {
             "bf16",
             made_bytes=2,
             keeps_made=True,
+            **{**_DEEPSPEED, "gradient_bytes": 4},
+        ),
+        PrecisionRecipe("deepspeed-bf16-reduce", "bf16", **_DEEPSPEED),
+        PrecisionRecipe(
+            "colossalai-bf16",
+            "bf16",
+            gradient_bytes=2,
             reduce_bytes=2,
-            loss_copies=1,
-            framework=DEEPSPEED,
+            framework=COLOSSALAI,
+            bucket_elements=12 * 2**20,
+            sums_whole=("distributed",),
             **_MAIN,
         ),
         PrecisionRecipe(
@@ -174,6 +203,7 @@ RECIPES = {
             loss_copies=2,
             gather_buffers=2,
             framework=NANOTRON,
+            sums_whole=("distributed",),
             **_MAIN,
         ),
         PrecisionRecipe(

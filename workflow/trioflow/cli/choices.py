@@ -15,6 +15,7 @@ from trioflow.base.errors import InputError, PlanError
 from trioflow.base.experiments import Plan
 from trioflow.base.plan_row import (
     CONTEXT_METHODS,
+    GRADIENT_SYNCS,
     OFFLOADS,
     RECOMPUTATIONS,
     SCHEDULES,
@@ -193,8 +194,11 @@ def _add_degrees(parser: argparse.ArgumentParser) -> None:
         ("--expert-overlap", True, "exchanges of experts' tokens beside another micro-batch's compute (--overlap-moe-expert-parallel-comm, DualPipe)"),
         ("--sharding", SHARDINGS[1:], "what replicas share instead of each holding it: fsdp is FSDP2, hsdp groups of --shard ranks"),
         ("--shard", (int, "N"), "ranks of a group: of hsdp, or of zero1 and distributed, whose groups are replicas of one another"),
-        ("--accumulate", (int, "N"), "micro-steps whose gradients are added up; DDP's replicas exchange the sum, fsdp's reduce those of each"),
-        ("--no-sync", True, "with fsdp and --accumulate: keep gradients whole until the last micro-step (set_requires_gradient_sync(False))"),
+        ("--accumulate", (int, "N"), "micro-steps whose gradients are added up"),
+        ("--gradient-sync", GRADIENT_SYNCS[1:],
+         "how often replicas reduce them (default: as the framework does): once a step (no_sync, as Accelerate runs DDP, "
+         "Megatron-LM, nanotron, ZeRO-1), or in each micro-batch (fsdp, ZeRO-2, DDP in a plain loop)"),
+        ("--no-sync", True, "with fsdp and --accumulate: --gradient-sync step"),
         ("--gather-overlap", True, "with distributed: gather the updated weights during the next step's first forward (--overlap-param-gather)"),
     ))  # fmt: skip
     _add_styles(degrees)
@@ -247,7 +251,7 @@ Number = TypeVar("Number", int, float)
 
 FURTHER = (
     "expert", "expert_tensor", "expert_domain", "tensor_style", "sequence_parallel", "vocabulary_parallel", "recompute", "offload",
-    "context_method", "tensor_overlap", "no_sync", "expert_overlap", "gather_overlap",
+    "context_method", "tensor_overlap", "no_sync", "expert_overlap", "gather_overlap", "gradient_sync",
 )  # fmt: skip
 """Arguments that are columns of a plan."""
 _VARIED = ("recompute", "offload")

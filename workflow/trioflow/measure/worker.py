@@ -342,7 +342,8 @@ def _make_step(
     micro_steps = int(plan.get("accumulate", 1))
     if micro_steps == 1:
         return TrainingStep(workload, model, batch, device, seed)
-    keeps = bool(plan.get("no_sync", False))
+    by_default = plan.get("sharding", "none") in UNIT_SHARDINGS and not plan.get("no_sync", False)
+    keeps = {"step": True, "micro-batch": False}.get(str(plan.get("gradient_sync")), not by_default)
     return _AccumulatingStep(workload, model, batch, device, seed, micro_steps, keeps)
 
 
@@ -480,8 +481,8 @@ def _make_pipeline_step(
 class _AccumulatingStep(TrainingStep):
     """One step of several forwards and backwards: DDP's last one exchanges gradients, fully_shard's each does.
 
-    ``batch``: of the whole step on this rank, shared by ``micro_steps``; ``keeps``: ``fully_shard``
-    keeps gradients until the last, too.
+    ``batch``: of the whole step on this rank, shared by ``micro_steps``; ``keeps``: whether
+    gradients are kept until the last, whose backward exchanges the sum.
     """
 
     def __init__(
@@ -523,7 +524,7 @@ class _AccumulatingStep(TrainingStep):
         """Let the next backward exchange gradients, or keep them."""
         if isinstance(self.model, FSDPModule):
             self.model.set_requires_gradient_sync(last or not self.keeps)
-        elif isinstance(self.model, DistributedDataParallel) and not last:
+        elif isinstance(self.model, DistributedDataParallel) and self.keeps and not last:
             kept: AbstractContextManager[None] = self.model.no_sync()
             return kept
         return nullcontext()

@@ -270,7 +270,7 @@ def _set_up_builder(
     moves, updates = plan.offload == "activations", plan.offload == "optimizer"
     return ProgramBuilder(
         plan=plan, kind=kind, operators=trace.operators, times=times, schedule=works.schedule, stages=stages,
-        split=split, tail_s=float(trace.facts.tail_s or 0.0) * (works.mode == TRAIN), host=host,
+        split=split, recipe=trace.facts.recipe, tail_s=float(trace.facts.tail_s or 0.0) * (works.mode == TRAIN), host=host,
         messages_hold_host=holds_host(plan, trace.facts.recipe.framework),
         mode=works.mode, factors=works.factors, tied=works.tied, placed=works.placed,
         partitions=partitions, update_s=partition_s,

@@ -11,9 +11,10 @@ from trioflow.base.arguments import check_argument, check_names
 from trioflow.base.errors import PlanError, suggest
 from trioflow.base.experiments import SHARDINGS, Plan, find_plan_problem
 from trioflow.base.input_files import read_text
-from trioflow.base.plan_row import SCHEDULES, ScheduleSizes, find_count_problem
+from trioflow.base.plan_row import SCHEDULES, SLICED, ScheduleSizes, find_count_problem
 from trioflow.base.plugins import load_plugin
 from trioflow.base.precision_recipes import MEGATRON as MEGATRON_LM
+from trioflow.base.precision_recipes import PYTORCH, WORDS
 from trioflow.base.units import BYTES_PER_MIB
 from trioflow.parallel.schedules.build import build_schedule, is_schedule, read_schedule
 from trioflow.parallel.schedules.table import Schedule
@@ -32,7 +33,7 @@ _CHUNKS = ("gpipe-recompute",)
 """Schedules whose framework cuts a batch by ``torch.chunk``."""
 _UNKNOWN = ScheduleSizes(splits=True)
 """What is taken of a schedule that nobody knows."""
-SHARDED = ("fsdp", "zero1", "distributed", "zero2", "zero3")
+SHARDED = ("fsdp", "zero1", "distributed", "partitioned", "zero2", "zero3")
 """Shardings that a number of ranks alone describes."""
 MEGATRON, LAYERS = "tp", "tp-layers"
 TENSOR = (MEGATRON, LAYERS, "tp-gather")
@@ -59,7 +60,7 @@ def make_plan(
     ``stages_per_rank``: pipeline stages of a rank; by default two for schedules made for several, otherwise one.
     ``shard``: ranks of one group of ``hsdp``. ``accumulate``: micro-steps whose gradients are added up. ``other``:
     further columns of ``plans.tsv``: replication, tensor_style, expert, expert_tensor, expert_domain, expert_overlap, gather_overlap,
-    context, context_method, sequence_parallel, vocabulary_parallel, tensor_overlap, recompute, offload, no_sync.
+    context, context_method, sequence_parallel, vocabulary_parallel, tensor_overlap, recompute, offload, no_sync, gradient_sync.
     """
     check_names(other, Plan.__dataclass_fields__, "column of a plan")
     data, tensor, pipeline, context, expert, cut = (
@@ -156,16 +157,24 @@ def _make_named(
 def fit_framework(plan: Plan, trace: Trace) -> Plan:
     """Return a plan as its framework runs it: ZeRO-1, the vocabulary of tensor-parallel ranks, messages overlapped.
 
-    Frameworks that keep main gradients (Megatron-LM, nanotron, DeepSpeed) share the optimizer's state in equal slices
-    (``distributed``), whatever the layers are cut by; PyTorch's own ``ZeroRedundancyOptimizer`` by whole tensors.
+    Megatron-LM, nanotron, DeepSpeed and ColossalAI share the optimizer's state in equal slices (``distributed``), whatever
+    the layers are cut by; PyTorch's own ``ZeroRedundancyOptimizer`` by whole tensors. ZeRO-2 is ``fully_shard`` that
+    keeps parameters but where a framework has one (DeepSpeed, ColossalAI: ``partitioned``).
     Megatron-LM, nanotron and torchtitan share embedding, head and loss of a language model in every tensor-parallel
     plan; only ``tp-layers`` keeps them whole. Of other models the named plan ``tp`` shares a vocabulary if there is
     one. Megatron-LM always sends what a backward sums or gathers beside the product that does not need it
     (``LinearWithGradAccumulationAndAsyncCommunication``).
     """
     recipe = trace.facts.recipe
-    if plan.sharding == "zero1" and recipe.keeps_main_gradients:
-        plan = replace(plan, sharding="distributed")
+    sliced = {
+        "zero1": "distributed",
+        **({"zero2": "partitioned"} if recipe.bucket_elements else {}),
+    }
+    if recipe.framework != PYTORCH and plan.sharding in sliced:
+        plan = replace(plan, sharding=sliced[plan.sharding])
+    if recipe.bucket_elements and plan.sharding in SLICED and plan.bucket_bytes == BUCKET_BYTES:
+        size = recipe.bucket_elements * recipe.reduce_bytes
+        plan = replace(plan, first_bucket_bytes=size, bucket_bytes=size)
     known = bool(trace.facts.language_model) and plan.plan != LAYERS
     overlap = "none" if plan.tensor_overlap == "auto" else plan.tensor_overlap
     if plan.tensor == 1 or plan.tensor_style != "megatron" or not (known or plan.plan == MEGATRON):
@@ -216,17 +225,17 @@ def check_plan(plan: Plan, trace: Trace, batch: int) -> None:
         raise PlanError(f"plan {plan.plan}: {found[1]}", fix=found[2])
     check_shapes(plan, trace, micro_batch_sizes(plan, batch))
     recipe = trace.facts.recipe
-    if plan.sharding == "distributed" and recipe.reduces_whole:
-        if plan.gather_overlap:
-            raise PlanError(
-                f"gather_overlap: {recipe.framework} gathers all weights at once, behind the update",
-                fix="leave it out, or use a recipe of Megatron-LM",
-            )
-        if plan.shard > 1:
-            raise PlanError(
-                f"groups of {plan.shard}: {recipe.framework} shares the optimizer's state among all replicas",
-                fix="leave shard out, or use a recipe of Megatron-LM",
-            )
+    if plan.gradient_sync == "micro-batch" and recipe.framework != PYTORCH and not plan.sums_shards:
+        raise PlanError(
+            f"gradient_sync micro-batch: {WORDS[recipe.framework]} reduces gradients once, at the last micro-step",
+            fix="use auto, or a recipe of PyTorch",
+        )
+    alone = "gather_overlap" if plan.gather_overlap else f"shard {plan.shard}" * (plan.shard > 1)
+    if alone and plan.sharding == "distributed" and recipe.reduces_whole:
+        raise PlanError(
+            f"{alone}: {recipe.framework} gathers all weights at once, behind the update, from all replicas",
+            fix="leave it out, or use a recipe of Megatron-LM",
+        )
     if recipe.shards_main and not plan.shards_units:
         raise PlanError(
             f"plan {plan.plan}: {recipe.name} is what fully_shard computes in, and without it a step is in fp32",
@@ -315,7 +324,8 @@ def describe_plan(plan: Plan, batch: int) -> str:
         text += f", {plan.sharding}{groups}"
     if plan.accumulate > 1:
         text += f", gradients of {plan.accumulate} micro-steps added up"
-        text += " whole" if plan.no_sync else " as shards" if plan.sums_shards else ""
+        text += " as shards" if plan.sums_shards else " whole" if plan.shards_units else ""
+        text += f", reduced {'in each' if plan.reduces_each else 'once'}" * (plan.replicas > 1)
     return text + "".join(f", {words}" for words in _describe_styles(plan))
 
 

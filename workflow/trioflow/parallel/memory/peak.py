@@ -312,10 +312,10 @@ def _lifetimes_of(
         returned = _outputs_of_model(trace)
     plan = program.plan
     main = recipe.keeps_main_gradients and program.mode == TRAIN and plan.offload == "none"
-    stays = (main and not plan.shards_units) or (
+    stays = (main and not (plan.shards_units or plan.sums_shards)) or (
         plan.sharding == "distributed" and program.mode == TRAIN
     )
-    made = recipe.made_bytes * main / recipe.gradient_bytes
+    made = recipe.made_bytes * main / recipe.gradient_bytes * (plan.sharding != "partitioned")
     stay = made if recipe.keeps_made else 0.0
     if plan.sums_shards:
         made = min(recipe.parameter_bytes / recipe.gradient_bytes, 1.0)
@@ -389,7 +389,11 @@ def _held_always(
     pipeline = rank // (program.plan.replicas * program.plan.tensor)
     for stage in program.schedule.stages_of_rank(pipeline):
         work = program.stages[stage]
-        copies = main and not work.reduces_whole
+        copies = main and not work.reduces_whole and not program.plan.sums_shards
+        if program.plan.sums_shards:  # DeepSpeed's buffer is of one size; others copy each bucket
+            fullest = max((bucket.size_bytes for bucket in work.buckets), default=0)
+            rest_bytes = program.plan.bucket_bytes - fullest
+            held["bucket"] += max(rest_bytes, 0) if recipe.waits_for_buckets else fullest
         if program.plan.replicas > 1 and (copies or not work.gathered_bytes):
             held["bucket"] += copied * sum(b.size_bytes for b in work.buckets)
         if program.schedule.name in COPIES_EARLY or recipe.keeps_main_gradients:

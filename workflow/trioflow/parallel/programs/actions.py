@@ -732,8 +732,8 @@ class StageActions(RankProgram):
         self._chunk_overhead("backward", micro_batch)
         makes_gradients = kind != BACKWARD_INPUT
         done = self.backwards[self.stage]
-        last = makes_gradients and done == self.schedule.micro_batches - 1
-        buckets = list(enumerate(work.buckets)) if last else []
+        ends = done == self.schedule.micro_batches - 1 or self.program.plan.reduces_each
+        buckets = list(enumerate(work.buckets)) if makes_gradients and ends else []
         swapped = self.program.split.swapped
 
         def run(places: Sequence[int]) -> None:
@@ -774,6 +774,8 @@ class StageActions(RankProgram):
             of: dict[str, Any] = {"phase": "backward", "micro_batch": micro_batch}
             self.compute("gradient accumulation", work.accumulate_s, **of)
         self.backwards[self.stage] += makes_gradients
+        if ends and work.buckets and done < self.schedule.micro_batches - 1:
+            self.begin_again()
 
     def _prepare_backward(self, op_id: int, micro_batch: int) -> None:
         """Bring back, or compute again, what an operator needs and the device has not kept."""
@@ -793,3 +795,6 @@ class StageActions(RankProgram):
     def reduce_bucket(self, index: int, bucket: Bucket) -> None:
         """Do what is due when all gradients of a bucket are there."""
         raise NotImplementedError
+
+    def begin_again(self) -> None:
+        """Do what is due between a backward that has reduced buckets and another micro-step's forward."""

@@ -12,6 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from trioflow.base.experiments import Plan
+from trioflow.base.precision_recipes import RECIPES, PrecisionRecipe
 from trioflow.parallel.backward import Recomputation
 from trioflow.parallel.folded import Grid, fold_representatives
 from trioflow.parallel.graph_metadata import UNKNOWN, GraphMetadata
@@ -95,7 +96,6 @@ class ShardedWork:
     """What ``fully_shard`` adds to a rank's operators."""
 
     units: list[UnitWork]  # in the order of forward, the root at the end
-    shards: int  # ranks of a group that shares parameters
     reshards: bool  # whether units but the root give their parameters up after forward
     # Whether the device has streams, so that copies and collectives may run beside compute
     beside: bool
@@ -189,6 +189,7 @@ class ProgramBuilder:
     schedule: Schedule  # compute actions of the pipeline's ranks; the builder holds them lowered
     stages: Sequence[StageWork]
     split: TensorSplit  # operators of one tensor-parallel rank and their all-reduces
+    recipe: PrecisionRecipe = RECIPES["fp32"]
     tail_s: float = 0.0  # host time after the last operator [s]
     host: Mapping[str, float] = field(default_factory=dict)  # host costs of the platform [s]
     messages_hold_host: bool = False  # whether the host waits for a stage's messages and its device

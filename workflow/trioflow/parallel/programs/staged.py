@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from trioflow.base.plan_row import SLICED
 from trioflow.parallel.programs.actions import (
     COPIES_EARLY,
     WAITS_AT_TURNS,
@@ -168,42 +169,63 @@ class StagedRank(StageActions):
         for stage in self.stages:
             self.stage = stage
             for index, size in enumerate(self.work.buffer_bytes):
-                key = ("buffers", self.stage, self.tensor, index)
+                key = ("buffers", self.stage, self.tensor, index, self.backwards[stage])
                 task = self.collective("broadcast", key, size, self.data_group, "forward")
                 self.waits.append(task)
 
     def reduce_bucket(self, index: int, bucket: Bucket) -> None:
         """Copy a bucket's gradients in and start its all-reduce; send them to the host if asked to."""
         ready, size = self.last, bucket.size_bytes
-        scatters = self.program.plan.sharding == "distributed" and not self.work.reduces_whole
-        if self.program.plan.replicas > 1:
+        plan, recipe, done = self.program.plan, self.program.recipe, self.backwards[self.stage]
+        scatters = plan.sharding in SLICED and plan.sharding not in recipe.sums_whole
+        if plan.replicas > 1:
             if self.work.bucket_copy_s:
                 copy_s = self.work.bucket_copy_s[index]
                 self.compute(f"copy into bucket {index}", copy_s, "memcpy", phase="backward")
             group, others = self._replicas_of(bucket), list[int]()
-            if scatters and self.program.plan.shard > 1:
+            if scatters and plan.shard > 1:
                 group, others = self._shards_of(bucket), self.shard_replicas
             if len(group) > 1:
-                key = ("bucket", self.stage, group[0], index)
+                key = ("bucket", self.stage, group[0], index, done)
                 name = "reduce_scatter" if scatters else "all_reduce"
                 ready = self.collective(name, key, size, group, "backward")
                 self.reduced.append(ready)
             if (
                 others
             ):  # right behind the scatter, which it waits for (Megatron-LM's one stream for both)
-                key = ("shard", self.stage, others[0], index)
+                key = ("shard", self.stage, others[0], index, done)
                 part = size // len(group)
                 self.reduced.append(self.collective("all_reduce", key, part, others, "backward"))
+        if (
+            plan.sums_shards
+        ):  # each replica keeps its slice, and adds those of further micro-steps to it
+            memory, next_task = self.program.memory_of(self.rank), self.program.graph.next_task
+            memory.dropped.append((next_task, self.work.bucket_storages[index]))
+            kept = (
+                size * recipe.gradient_bytes / recipe.reduce_bytes / plan.shards_of(bucket.experts)
+            )
+            memory.add(next_task, "gradient", 0.0 if done else kept)
+            self.waits += self.reduced[-1:] * recipe.waits_for_buckets
         if self.host_optimizer:
             self.host_optimizer.send(ready, size, self.work.bucket_storages[index])
 
-    def finish(self) -> None:
-        """Wait for buckets and copy back, add up tied gradients, update."""
+    def begin_again(self) -> None:
+        """DDP: wait for the buckets, and send buffers before the next forward, as it does behind each exchange."""
+        self._end_buckets()
+        self.broadcast_buffers()
+
+    def _end_buckets(self) -> None:
+        """Wait for what has been reduced, and copy it back."""
         self.waits += self.reduced
+        self.reduced = []
         for stage in self.stages:
             self.stage = stage
             for index, return_s in enumerate(self.work.bucket_return_s):
                 self.compute(f"copy from bucket {index}", return_s, "memcpy", phase="backward")
+
+    def finish(self) -> None:
+        """Wait for buckets and copy back, add up tied gradients, update."""
+        self._end_buckets()
         self._reduce_partial()
         if self.program.mode != FORWARD_ONLY:
             self._reduce_tied()

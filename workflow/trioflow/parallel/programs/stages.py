@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from trioflow.base.errors import PlanError
 from trioflow.base.experiments import Plan
+from trioflow.base.plan_row import SLICED
 from trioflow.costmodel.interface import OperatorModel
 from trioflow.parallel.backward import (
     Recomputation,
@@ -245,10 +246,12 @@ class StageWorks:
             recipe = self.trace.facts.recipe
             work.reduces_whole = plan.sharding == "distributed" and recipe.reduces_whole
             work.buckets = self._group_gradients(work, gradients)
-            if plan.sharding == "distributed":
+            if plan.sharding in SLICED:
                 work.gathered_bytes = size_weights(self.trace, work.buckets)
                 work.first_readers = self._find_first_readers(work.buckets, in_stage)
-            elif not recipe.keeps_main_gradients:
+            if plan.sharding == "partitioned":
+                work.bucket_copy_s = [self._copy_s(b, "aten::copy_") for b in work.buckets]
+            elif plan.sharding != "distributed" and not recipe.keeps_main_gradients:
                 foresee_copies(self.model, self.trace, work.buckets)
                 work.bucket_copy_s = [self._copy_s(b, "aten::mul") for b in work.buckets]
                 work.bucket_return_s = [self._copy_s(b, "aten::copy_") for b in work.buckets]
@@ -264,7 +267,8 @@ class StageWorks:
         elif plan.offload == "optimizer":
             work.buckets = self._group_gradients(work, gradients)
         added = list_added_gradients(self.trace)
-        sizes = [int(g["size_bytes"]) for g in gradients if g["name"] not in added]
+        shards = plan.shards if plan.sums_shards else 1
+        sizes = [int(g["size_bytes"]) // shards for g in gradients if g["name"] not in added]
         further = self.schedule.micro_batches - 1
         if further:
             # nanotron's ``_accumulate_grad`` is one operator: the trace's cast, and 4 bytes more of each gradient.
@@ -292,17 +296,18 @@ class StageWorks:
                 [g for g in gradients if (g["module"] in of_experts) == experts]
                 for experts in (False, True)
             ]
-        width = self.trace.facts.recipe.bucket_width
+        recipe = self.trace.facts.recipe
+        width = recipe.bucket_width
         limits = [round(limit * width) for limit in (plan.first_bucket_bytes, plan.bucket_bytes)]
         if work.reduces_whole:
             limits = [sum(int(g["size_bytes"]) for g in gradients)] * 2
         buckets = [
             replace(bucket, experts=bool(experts))
             for experts, part in enumerate(parts)
-            for bucket in build_buckets(part, *limits)
+            for bucket in build_buckets(part, limits[0], limits[1], not recipe.bucket_elements)
         ]
         buckets.sort(key=lambda bucket: bucket.ready_after_op_id)
-        if plan.offload == "optimizer":
+        if plan.offload == "optimizer" or plan.sums_shards:
             made = find_gradients(self.trace)
             work.bucket_storages = [
                 frozenset(made.get(name, -1) for name in bucket.names) for bucket in buckets
@@ -371,7 +376,7 @@ class StageWorks:
         costs = cost_units(units, plan, steps, self._elementwise_s, self.trace)
         # A CPU has no streams: PyTorch's are empty there, and every call runs to its end.
         beside = self.trace.facts.device != "cpu"
-        return ShardedWork(costs, plan.shards, plan.sharding != "zero2", beside)
+        return ShardedWork(costs, plan.sharding != "zero2", beside)
 
     def _add_stage_upkeep(self, work: StageWork, sharded: ShardedWork) -> None:
         """Let a stage add whole gradients up, and divide the shards once they are reduced."""

@@ -209,12 +209,15 @@ class Bucket:
 
 
 def build_buckets(
-    gradients: Iterable[Mapping[str, Any]], first_bucket_bytes: int, bucket_bytes: int
+    gradients: Iterable[Mapping[str, Any]],
+    first_bucket_bytes: int,
+    bucket_bytes: int,
+    overshoots: bool = True,
 ) -> list[Bucket]:
     """Group gradients as DDP does from its second iteration on, rebuilt in the order of readiness.
 
     A bucket closes when a gradient brings its size to its limit, so it may overshoot; only the first has the smaller
-    limit. ``gradients``: ``name``, ``size_bytes`` and ``ready_after_op_id`` in this order; PyTorch's own limits are 1
+    limit. One that does not closes before a gradient would bring it above (DeepSpeed, ColossalAI). ``gradients``: ``name``, ``size_bytes`` and ``ready_after_op_id`` in this order; PyTorch's own limits are 1
     MiB and 25 MiB [bytes].
     """
     buckets: list[Bucket] = []
@@ -229,6 +232,9 @@ def build_buckets(
         held.clear()
 
     for gradient in gradients:
+        filled = sum(int(g["size_bytes"]) for g in held)
+        if not overshoots and held and filled + int(gradient["size_bytes"]) > bucket_bytes:
+            close()
         held.append(gradient)
         limit = bucket_bytes if buckets else first_bucket_bytes
         if sum(int(g["size_bytes"]) for g in held) >= limit:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from trioflow.base.errors import PlanError
 from trioflow.base.experiments import Plan
+from trioflow.base.plan_row import SLICED
 from trioflow.costmodel.interface import OperatorModel, looks_at_rows
 from trioflow.parallel.reference import WORK, predict_operator_times
 from trioflow.parallel.remembered import remembered
@@ -161,7 +162,7 @@ def held_sizes(trace: Trace, plan: Plan) -> list[float]:
         # Every parameter is shared by all, those that no layer splits too.
         return [p.size_bytes / plan.tensor for p in list_parameters(trace)]
     parameters = list_parameters(trace, plan.tensor, plan.expert_parts)
-    if plan.sharding == "distributed":
+    if plan.sharding in SLICED:
         # Buckets are cut into equal slices wherever parameters begin and end.
         return [p.size_bytes / plan.shards_of(p.experts) for p in parameters]
     if not plan.shards_units:
@@ -216,7 +217,7 @@ def weigh_parameters(trace: Trace, plan: Plan) -> list[float]:
 
 def split_updates(trace: Trace, plan: Plan, split: TensorSplit) -> TensorSplit:
     """Leave each rank its shards of the optimizer's work, dispatched as PyTorch's sharded tensors are."""
-    if not (plan.shards_units or plan.sharding == "distributed"):
+    if not (plan.shards_units or plan.sharding in SLICED):
         return split
     before = [float(p.size_bytes) for p in list_parameters(trace, plan.tensor, plan.expert_parts)]
     return _cut_updates(trace, split, before, held_sizes(trace, plan), plan.shards_units)

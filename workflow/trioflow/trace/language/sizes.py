@@ -12,6 +12,7 @@ from typing import Any
 
 from trioflow.base.errors import InputError
 from trioflow.base.precision_recipes import (
+    COLOSSALAI,
     DEEPSPEED,
     DEFAULT_RECIPE,
     MEGATRON,
@@ -426,8 +427,20 @@ LOSSES = (EAGER, FUSED, CHUNKED)
 """eager: the loss is computed of scores cast to fp32, which backward holds besides; fused: one kernel each way reads the
 scores and keeps a number per token; chunked: with the head's product, a piece at a time, no scores beyond a piece."""
 _OWN_LOSSES = {COMPILE: FUSED, LIGER: CHUNKED}
-_OWN_ATTENTIONS = {PYTORCH: FLASH, MEGATRON: CUDNN, NANOTRON: FLASH_2, DEEPSPEED: FLASH_2}
-_OWN_FUSIONS = {PYTORCH: EAGER, MEGATRON: GRADIENTS, NANOTRON: FLASH_ATTN, DEEPSPEED: LAYERS}
+_OWN_ATTENTIONS = {
+    PYTORCH: FLASH,
+    MEGATRON: CUDNN,
+    NANOTRON: FLASH_2,
+    DEEPSPEED: FLASH_2,
+    COLOSSALAI: FLASH_2,
+}
+_OWN_FUSIONS = {
+    PYTORCH: EAGER,
+    MEGATRON: GRADIENTS,
+    NANOTRON: FLASH_ATTN,
+    DEEPSPEED: LAYERS,
+    COLOSSALAI: LAYERS,
+}
 
 
 @dataclass(frozen=True)
