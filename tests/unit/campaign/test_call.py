@@ -44,17 +44,15 @@ def test_a_whole_campaign_packs_everything_and_leaves_nothing_else(whole):
         "captures-1.parquet", "items.parquet", "sweeps.parquet",
     ]  # fmt: skip
     assert set(statuses(output).values()) == {"done"}
-    assert "34 of 34 items finished" in said
+    assert "37 of 37 items finished" in said
 
 
 def test_its_sweeps_cover_every_operation_and_ceiling(whole):
     from trioflow.campaign.items import OPERATIONS
 
     sweeps = read_sweeps(whole[0])
-    assert set(OPERATIONS) < set(sweeps["operation"])
-    assert {"device_copy", "matmul_ceiling", "host_to_device", "host_launch"} <= set(
-        sweeps["operation"]
-    )
+    assert set(OPERATIONS) == set(sweeps["operation"])
+    assert {"device_copy", "matmul_ceiling", "host_to_device", "launch"} <= set(sweeps["operation"])
     assert set(sweeps["precision"]) == {"", "fp32", "bf16"}
     assert (sweeps["min_ns"] <= sweeps["median_ns"]).all()
     assert (sweeps["median_ns"] > 0).all()
@@ -91,7 +89,7 @@ def test_a_second_call_repeats_nothing(whole, tmp_path, capsys):
     words = ["--output", str(output), "--minutes", "1", "--device", "cpu", "--quick"]
     assert main([*words, "--workloads", str(table)]) == 0
     said = capsys.readouterr().out
-    assert "34 items, 34 finished before" in said
+    assert "37 items, 37 finished before" in said
     assert ": done in" not in said
     for name in ("captures-1.parquet", "sweeps.parquet"):
         assert (output / name).read_bytes() == (whole[0] / name).read_bytes()
@@ -110,13 +108,13 @@ def test_a_terminated_call_loses_only_what_ran_and_the_next_one_goes_on(table, t
     run = run_campaign("--output", tmp_path / "out", *words, code=TERMINATED)
     assert run.returncode == 128 + 15
     first = finished(tmp_path / "out")
-    assert first == {f"ceiling-{part}" for part in ("copy", "matmul", "host_copies", "launch")}
-    assert "4 of 5 items finished" in run.said
+    assert len(first) == 7 and all(name.startswith("ceiling-") for name in first)
+    assert "7 of 8 items finished" in run.said
     resumed = run_campaign("--output", tmp_path / "next", "--resume", tmp_path / "out", *words)
     assert resumed.returncode == 0, resumed.said
     ran = {line.partition(":")[0] for line in resumed.said.splitlines() if ": done in" in line}
     assert ran == {"tiny-b2-fp32"}
-    assert "5 of 5 items finished" in resumed.said
+    assert "8 of 8 items finished" in resumed.said
     assert first <= set(read_sweeps(tmp_path / "next")["item"]), "what was finished is packed again"
     interrupted = read_items(tmp_path / "out").set_index("item")["interruptions"]
     assert interrupted[interrupted > 0].to_dict() == {"tiny-b2-fp32": 1}
@@ -126,17 +124,17 @@ def test_a_terminated_call_loses_only_what_ran_and_the_next_one_goes_on(table, t
 KILLED = """
 import os
 from trioflow.campaign import call as execute
-real = execute.run_ceiling
-def run(item, part, device, quick):
-    if part == "host_copies":
+real = execute.run_sweep
+def run(item, operation, *rest):
+    if operation == "host_to_device":
         os.kill(os.getpid(), 9)
-    return real(item, part, device, quick)
-execute.run_ceiling = run
+    return real(item, operation, *rest)
+execute.run_sweep = run
 """
 
 
 def test_a_killed_call_leaves_its_finished_items_on_disk(table, tmp_path):
-    from trioflow.campaign.items import State
+    from trioflow.campaign.packing import State
 
     words = [
         "--minutes", "1", "--device", "cpu", "--quick", "--workloads", str(table),
@@ -145,33 +143,34 @@ def test_a_killed_call_leaves_its_finished_items_on_disk(table, tmp_path):
     killed = run_campaign("--output", tmp_path / "out", *words, code=KILLED)
     assert killed.returncode == -9
     assert not (tmp_path / "out" / "items.parquet").exists()
-    assert set(State(tmp_path / "out" / "state").results) == {"ceiling-copy", "ceiling-matmul"}
+    state = State(tmp_path / "out" / "state")
+    assert set(state.results) == {
+        "ceiling-device_copy", "ceiling-device_fill", "ceiling-matmul_ceiling-bf16",
+    }  # fmt: skip
+    assert state.interruptions("ceiling-host_to_device") == 1
     resumed = run_campaign("--output", tmp_path / "next", "--resume", tmp_path / "out", *words)
     assert resumed.returncode == 0, resumed.said
-    assert "4 items, 2 finished before" in resumed.said
-    assert "4 of 4 items finished" in resumed.said
+    assert "7 items, 3 finished before" in resumed.said
+    assert "7 of 7 items finished" in resumed.said
 
 
 ENDLESS = """
 import time
-from trioflow.campaign import items
 from trioflow.campaign import call as execute
-execute.run_ceiling = lambda *_: time.sleep(3600)
-items.ESTIMATES_S["ceiling"] = 0.1
+execute.run_sweep = lambda *_: time.sleep(3600)
 """
 
 
 def test_a_call_ends_in_time_even_inside_an_item(table, tmp_path):
     words = (
         "--output", tmp_path / "out", "--minutes", "0.1", "--device", "cpu", "--quick",
-        "--workloads", table, "--only", "ceiling-copy",
+        "--workloads", table, "--only", "ceiling-device_fill",
     )  # fmt: skip
     run = run_campaign(*words, code=ENDLESS)
     assert run.returncode == 0, run.said
     rows = read_items(tmp_path / "out").set_index("item")
-    assert rows.loc["ceiling-copy", "status"] == "pending"
-    assert rows.loc["ceiling-copy", "interruptions"] == 1
-    assert json.loads(rows.loc["ceiling-copy", "facts"])["ran_s"][0] > 0.1
+    assert rows.loc["ceiling-device_fill", "status"] == "pending"
+    assert rows.loc["ceiling-device_fill", "interruptions"] == 1
 
 
 def test_a_model_too_large_is_recorded_before_it_is_built(tmp_path):
@@ -193,7 +192,7 @@ def test_the_list_names_items_and_times_without_torch(table):
     code = "import sys; sys.modules['torch'] = None; from trioflow.campaign.__main__ import main"
     line = [sys.executable, "-c", f"{code}; main(['--list', '--workloads', {str(table)!r}])"]
     run = subprocess.run(line, capture_output=True, text=True, check=True, cwd=LIBRARY)
-    assert "ceiling-copy" in run.stdout.splitlines()[0]
+    assert "ceiling-device_copy" in run.stdout.splitlines()[0]
     assert "minutes by first guesses" in run.stdout
 
 
@@ -202,6 +201,7 @@ def test_the_list_names_items_and_times_without_torch(table):
     [
         (["--only", "x"], "no output folder"),
         (["--output", "o", "--minutes", "0"], "not positive"),
+        (["--output", "o", "--files", "1"], "items and sweeps take two"),
         (["--list", "--only", "nothing"], "no item has such a name"),
         (["--unpack", "nowhere", "--output", "o"], "no captures"),
         (["--output", "o", "--resume", "nowhere", "--device", "cpu"], "no campaign here"),
@@ -228,7 +228,7 @@ def test_what_another_device_or_kind_of_call_finished_is_not_mixed_in(
 ):
     from trioflow.campaign.__main__ import main
     from trioflow.campaign.call import describe_machine
-    from trioflow.campaign.items import State
+    from trioflow.campaign.packing import State
 
     state = State(tmp_path / "out" / "state")
     session = {"machine": describe_machine("cpu"), "quick": True}
@@ -246,9 +246,8 @@ def test_a_lost_device_starts_the_command_anew_with_the_time_that_is_left(
     import os
 
     from trioflow.campaign import call
-    from trioflow.campaign import call as execute
     from trioflow.campaign.__main__ import main
-    from trioflow.campaign.items import State
+    from trioflow.campaign.packing import State
 
     class Anew(Exception):
         pass
@@ -264,12 +263,12 @@ def test_a_lost_device_starts_the_command_anew_with_the_time_that_is_left(
 
     monkeypatch.setattr(os, "execv", execv)
     monkeypatch.setattr(os, "closerange", lambda low, high: None)
-    monkeypatch.setattr(execute, "run_ceiling", fail)
+    monkeypatch.setattr(call, "run_sweep", fail)
     monkeypatch.setattr(call.Executor, "check_device", lambda self: False)
     words = ["--output", str(tmp_path / "out"), "--device", "cpu", "--quick", "--minutes", "1"]
     with pytest.raises(Anew):
         main([*words, "--workloads", str(table)])
-    assert list(State(tmp_path / "out" / "state").results) == ["ceiling-copy"]
+    assert list(State(tmp_path / "out" / "state").results) == ["ceiling-device_copy"]
     assert started[0][1:4] == ["-m", "trioflow.campaign", "--output"]
     assert started[0][-1].startswith("--until=")
 
@@ -283,7 +282,7 @@ def test_failed_items_are_tried_again_when_asked(table, tmp_path, monkeypatch, c
         "--workloads", str(table), "--only", "ceiling-launch",
     ]  # fmt: skip
     with monkeypatch.context() as patched:
-        patched.setattr(execute, "run_ceiling", lambda *_: 1 / 0)
+        patched.setattr(execute, "run_sweep", lambda *_: 1 / 0)
         assert main(words) == 0
     assert statuses(tmp_path / "out")["ceiling-launch"] == "failed"
     assert main(words) == 0

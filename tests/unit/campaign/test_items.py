@@ -4,8 +4,6 @@ import pytest
 from trioflow.base.errors import InputError
 from trioflow.campaign.items import (
     OPERATIONS,
-    batch_ladder,
-    count_levels,
     list_items,
     list_points,
     read_rows,
@@ -20,8 +18,9 @@ def test_the_order_is_ceilings_then_every_workload_once_then_coarse_sweeps(tmp_p
     items = list_items(rows)
     kinds = [item.kind for item in items]
     first_sweep = kinds.index("sweep")
-    assert set(kinds[:4]) == {"ceiling"}
-    assert [i.name for i in items[4:first_sweep]] == ["tiny-b4-fp32", "other-b4-fp32"]
+    ceilings = kinds.count("ceiling")
+    assert set(kinds[:ceilings]) == {"ceiling"} and items[0].name == "ceiling-device_copy"
+    assert [i.name for i in items[ceilings:first_sweep]] == ["tiny-b4-fp32", "other-b4-fp32"]
     assert [item.position for item in items] == list(range(len(items)))
     assert len({item.name for item in items}) == len(items)
     place = {item.name: item.position for item in items}
@@ -32,9 +31,11 @@ def test_the_order_is_ceilings_then_every_workload_once_then_coarse_sweeps(tmp_p
     assert place["sweep-layer_norm-fp32-0-0"] < place["sweep-gemm-fp32-1-0"], "all coarse first"
 
 
-def test_batches_are_the_rows_own_then_those_of_all_workloads():
-    assert batch_ladder([128, 32]) == [128, 32, 256, 64, 8, 512]
-    assert batch_ladder([4, 1]) == [4, 1, 128, 256, 32, 64, 8, 16]
+def test_batches_are_the_rows_own_then_those_of_all_workloads(tmp_path):
+    items = list_items(read_rows(write_table(tmp_path / "t.tsv", TINY)))
+    own = [i for i in items if i.kind == "workload" and i.name.endswith("fp32")]
+    assert [i.arguments["batch"] for i in own] == [4, 2, 128, 256, 32, 64, 8, 16]
+    assert own[2].estimate_s == 32 * own[0].estimate_s, "of 128 samples instead of 4"
 
 
 def test_every_precision_of_the_brief_is_listed(tmp_path):
@@ -47,7 +48,8 @@ def test_every_precision_of_the_brief_is_listed(tmp_path):
 
 def test_levels_of_a_sweep_do_not_overlap_and_none_is_empty():
     for operation in OPERATIONS:
-        levels = [list_points(operation, n) for n in range(count_levels(operation))]
+        levels = [list_points(operation, n) for n in range(len(OPERATIONS[operation]["levels"]))]
+        assert len(OPERATIONS[operation]["priorities"]) == len(levels)
         points = [str(sorted(p.items())) for level in levels for p in level]
         assert all(levels), operation
         assert len(set(points)) == len(points), operation

@@ -26,7 +26,7 @@ def gpu(monkeypatch):
 
 
 def test_a_gpu_is_described_by_what_this_torch_knows(gpu, monkeypatch):
-    monkeypatch.setattr(call, "_driver", lambda: "580.1")
+    monkeypatch.setattr(call, "_query", lambda *names: "580.1")
     facts = call.describe_machine("cuda")
     assert facts["device_name"] == "NVIDIA Pretended"
     assert facts["sm_count"] == 132
@@ -45,24 +45,15 @@ def test_a_device_that_cannot_be_used_is_one_sentence(gpu):
         call.describe_machine("cuda")
 
 
-def test_nccl_is_read_from_a_tuple_or_a_number(monkeypatch):
-    for answer, text in (((2, 28, 9), "2.28.9"), (21803, "21803")):
-        module = types.ModuleType("torch.cuda.nccl")
-        module.version = lambda answer=answer: answer
-        monkeypatch.setattr(torch.cuda, "nccl", module, raising=False)
-        monkeypatch.setitem(__import__("sys").modules, "torch.cuda.nccl", module)
-        assert call._nccl() == text
-
-
 def test_clocks_are_paired_with_their_names_and_empty_without_the_tool(monkeypatch):
     values = "1980 MHz, 3201 MHz, 1980 MHz, 3201 MHz, 30, 75.1 W, 700.00 W"
-    monkeypatch.setattr(call, "_query", lambda names: values)
+    monkeypatch.setattr(call, "_query", lambda *names: values)
     clocks = call.read_clocks("cuda")
     assert clocks["clocks.sm"] == "1980 MHz"
     assert clocks["power.limit"] == "700.00 W"
     assert call.read_clocks("cpu") == {}
 
-    def missing(names):
+    def missing(*names):
         raise FileNotFoundError("nvidia-smi")
 
     monkeypatch.setattr(call, "_query", missing)

@@ -8,13 +8,8 @@ torch = pytest.importorskip("torch", reason="sweeps need torch (extra [capture])
 
 from trioflow.base.errors import InputError  # noqa: E402
 from trioflow.campaign import sweeps  # noqa: E402
-from trioflow.campaign.call import run_ceiling  # noqa: E402
-from trioflow.campaign.items import (  # noqa: E402
-    CEILINGS,
-    OPERATIONS,
-    list_points,
-)
-from trioflow.campaign.packing import to_parquet  # noqa: E402
+from trioflow.campaign.items import OPERATIONS, list_points  # noqa: E402
+from trioflow.campaign.packing import _write  # noqa: E402
 from trioflow.campaign.sweeps import (  # noqa: E402
     build_case,
     list_work,
@@ -28,12 +23,21 @@ ALL = [(name, point) for name in OPERATIONS for point in list_points(name, 0, qu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_every_operation_runs_in_every_phase(name, point, dtype):
     works = list(list_work(build_case(name, point, dtype, "cpu")))
-    expected = {"gemm": ["forward"], "bmm": ["forward"], "optimizer": ["optimizer"]}
-    assert [w.phase for w in works] == expected.get(name, ["forward", "backward"])
+    alone = {
+        "optimizer": "optimizer",
+        "launch": "launch",
+        "gemm": "forward",
+        "bmm": "forward",
+        "matmul_ceiling": "forward",
+    }
+    alone |= dict.fromkeys(
+        ("device_copy", "device_fill", "host_to_device", "device_to_host"), "copy"
+    )
+    assert [w.phase for w in works] == ([alone[name]] if name in alone else ["forward", "backward"])
     for work in works:
         work.run()
         work.run()
-        assert work.read_bytes > 0
+        assert work.read_bytes > 0 or name == "device_fill"
         assert work.write_bytes > 0
 
 
@@ -64,20 +68,22 @@ def test_bytes_are_those_of_the_tensors():
 
 def test_rows_fit_the_table_and_name_their_size(tmp_path):
     points = list_points("linear", 0, quick=True)
-    result = run_sweep("item", "linear", "bf16", points, "cpu", tmp_path, quick=True)
-    to_parquet(result.rows, "sweeps")
-    assert [row["phase"] for row in result.rows] == ["forward", "backward"]
-    assert json.loads(result.rows[0]["shape"]) == points[0]
-    assert result.rows[0]["precision"] == "bf16"
-    assert result.rows[0]["min_ns"] > 0
-    assert result.facts == {"points": 1, "failed_points": []}
+    rows, facts = run_sweep("item", "linear", "bf16", points, "cpu", tmp_path, quick=True)
+    _write(tmp_path / "s.parquet", "sweeps", rows)
+    assert [row["phase"] for row in rows] == ["forward", "backward"]
+    assert json.loads(rows[0]["shape"]) == points[0]
+    assert rows[0]["precision"] == "bf16"
+    assert rows[0]["min_ns"] > 0
+    assert facts == {"points": 1, "failed_points": []}
 
 
 def test_a_point_that_fails_does_not_end_the_sweep(tmp_path):
     good = {"m": 4, "n": 4, "k": 4}
-    result = run_sweep("item", "gemm", "fp32", [{"m": -1, "n": 4, "k": 4}, good], "cpu", tmp_path)
-    assert len(result.rows) == 1
-    (failed,) = result.facts["failed_points"]
+    rows, facts = run_sweep(
+        "item", "gemm", "fp32", [{"m": -1, "n": 4, "k": 4}, good], "cpu", tmp_path
+    )
+    assert len(rows) == 1
+    (failed,) = facts["failed_points"]
     assert failed["point"]["m"] == -1
     assert "negative" in failed["error"]
 
@@ -98,8 +104,8 @@ def test_memory_that_runs_out_at_one_point_is_given_back(tmp_path, monkeypatch):
     monkeypatch.setattr(sweeps, "build_case", build)
     monkeypatch.setattr(sweeps, "free_memory", freed.append)
     points = [{"m": 1000, "n": 4, "k": 4}, {"m": 4, "n": 4, "k": 4}]
-    result = run_sweep("item", "gemm", "fp32", points, "cpu", tmp_path, quick=True)
-    assert len(result.rows) == 1
+    rows, _ = run_sweep("item", "gemm", "fp32", points, "cpu", tmp_path, quick=True)
+    assert len(rows) == 1
     assert freed == ["cpu"]
 
 
@@ -134,32 +140,17 @@ def test_a_backend_that_this_torch_lacks_fails_its_points_alone(tmp_path, monkey
     monkeypatch.setitem(sweeps._BACKENDS, "cudnn", "CUDNN_ATTENTION_OF_A_LATER_TORCH")
     (point,) = list_points("attention", 0, quick=True)
     points = [{**point, "backend": "cudnn"}, {**point, "backend": "math"}]
-    result = run_sweep("item", "attention", "fp32", points, "cpu", tmp_path, quick=True)
-    assert {json.loads(row["shape"])["backend"] for row in result.rows} == {"math"}
-    assert "no attention backend 'cudnn'" in result.facts["failed_points"][0]["error"]
+    rows, facts = run_sweep("item", "attention", "fp32", points, "cpu", tmp_path, quick=True)
+    assert {json.loads(row["shape"])["backend"] for row in rows} == {"math"}
+    assert "no attention backend 'cudnn'" in facts["failed_points"][0]["error"]
 
 
-@pytest.mark.parametrize("part", CEILINGS)
-def test_every_ceiling_is_measured_and_summed_up(part):
-    result = run_ceiling("ceiling", part, "cpu", quick=True)
-    to_parquet(result.rows, "sweeps")
-    assert {row["item"] for row in result.rows} == {"ceiling"}
-    assert result.facts
-
-
-def test_the_copy_ceiling_counts_bytes_read_and_written():
-    result = run_ceiling("ceiling", "copy", "cpu", quick=True)
-    rates = [
-        2 * json.loads(row["shape"])["size_bytes"] / row["median_ns"] * 1e9
-        for row in result.rows
-        if row["operation"] == "device_copy"
-    ]
-    assert result.facts["device_copy_bytes_per_s"] == pytest.approx(max(rates))
-
-
-def test_the_matmul_ceiling_is_flop_over_time_in_each_precision():
-    result = run_ceiling("ceiling", "matmul", "cpu", quick=True)
-    for precision in ("fp32", "bf16"):
-        rows = [row for row in result.rows if row["precision"] == precision]
-        best = max(row["flop"] / row["median_ns"] * 1e9 for row in rows)
-        assert result.facts["matmul_flop_per_s"][precision] == pytest.approx(best)
+def test_ceilings_count_what_they_move_and_copies_to_the_host_are_timed_by_its_clock(tmp_path):
+    copy, fill, there = (
+        run_sweep("c", name, "", [{"size_bytes": 4096}], "cpu", tmp_path, quick=True)[0][0]
+        for name in ("device_copy", "device_fill", "host_to_device")
+    )
+    assert (copy["read_bytes"], copy["write_bytes"]) == (4096, 4096) == (4096, there["write_bytes"])
+    assert (fill["read_bytes"], fill["write_bytes"]) == (0, 4096)
+    (work,) = list_work(build_case("device_to_host", {"size_bytes": 1}, torch.float32, "cpu"))
+    assert work.on_host

@@ -1,22 +1,27 @@
 from __future__ import annotations
 
+import gzip
+import json
 from dataclasses import replace
 
 import pandas as pd
 import pytest
 from trioflow.base.errors import InputError
-from trioflow.campaign.compaction import pack_json, pack_raw, read_raw
-from trioflow.campaign.items import Item, Result, State
-from trioflow.campaign.packing import pack_campaign, to_parquet, unpack_campaign
+from trioflow.campaign.items import Item
+from trioflow.campaign.packing import Content, Result, State, _write, pack_campaign, unpack_campaign
 from trioflow.trace.profile.merge import RAW_FILES, merge_trace
 
 
 @pytest.mark.parametrize("fixture", ["raw_transformer", "raw_cnn"])
 def test_what_is_unpacked_merges_like_the_original(fixture, request, tmp_path):
     raw = request.getfixturevalue(fixture)
-    files = {name: pack_raw(read_raw(raw / name)) for name in RAW_FILES if (raw / name).exists()}
+    files = {
+        name: Content.of(gzip.decompress(content) if name.endswith(".gz") else content)
+        for name in RAW_FILES
+        if (raw / name).exists() and (content := (raw / name).read_bytes())
+    }
     state = State(tmp_path / "state")
-    state.store("net-b4-fp32", Result(files=files))
+    state.store("net-b4-fp32", Result(), files)
     pack_campaign([Item("net-b4-fp32", "workload", 0, 1.0)], state, tmp_path / "out")
     (folder,) = unpack_campaign(tmp_path / "out", tmp_path / "traces")
     assert folder == tmp_path / "traces" / "net-b4-fp32"
@@ -29,11 +34,42 @@ def test_what_is_unpacked_merges_like_the_original(fixture, request, tmp_path):
     assert packed.facts == replace(original.facts, inputs=packed.facts.inputs)
 
 
+COLUMNS = {
+    "trioflow columns of": "nodes", "rest": {"schema": "1.1.1"},
+    "rows": {"order": [0, 1, 0, 2, 3], "groups": [
+        {"keys": [["id"], ["args", "ts"], ["on"]], "columns": [
+            {"differences": [5, 1]}, {"thousandths": [500, 750]}, {"values": [True, None]}]},
+        {"keys": None, "columns": [{"values": ["odd"]}]},
+        {"keys": None, "columns": [{"differences": [7]}]},
+        {"keys": [["args"]], "columns": [{"values": [{}]}]},
+    ]},
+}  # fmt: skip
+
+
+def test_what_earlier_versions_packed_as_columns_comes_back(tmp_path):
+    Content.of(json.dumps(COLUMNS, separators=(",", ":")).encode()).restore(tmp_path / "x.json")
+    assert json.loads((tmp_path / "x.json").read_text()) == {"schema": "1.1.1", "nodes": [
+        {"id": 5, "args": {"ts": 0.5}, "on": True}, "odd",
+        {"id": 6, "args": {"ts": 1.25}, "on": None}, 7, {"args": {}},
+    ]}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", ["cut", "swap", "size"])
+def test_damaged_content_is_refused(tmp_path, damage):
+    good = Content.of(b'{"nodes": [{"id": 1}]}')
+    bad = {
+        "cut": Content(good.packed[:-6], good.size_bytes),
+        "swap": Content(b"x" * 40, good.size_bytes),
+        "size": Content(good.packed, 3),
+    }[damage]
+    with pytest.raises(InputError, match="damaged content"):
+        bad.restore(tmp_path / "item/file")
+
+
 def test_names_that_leave_the_target_are_refused(tmp_path):
-    content = pack_json({})
+    content = Content.of(b"{}")
     row = {"item": "../evil", "file": "x.json", "size_bytes": content.size_bytes}
-    table = to_parquet([{**row, "content": content.packed}], "files")
-    (tmp_path / "captures-1.parquet").write_bytes(table)
+    _write(tmp_path / "captures-1.parquet", "files", [{**row, "content": content.packed}])
     with pytest.raises(InputError, match="are not file names"):
         unpack_campaign(tmp_path, tmp_path / "target")
     assert not (tmp_path / "evil").exists()

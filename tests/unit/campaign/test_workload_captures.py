@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import gzip
+
 import pytest
 from captured import TRANSFORMER
-from trioflow.campaign.compaction import unpack_content
+from trioflow.base.provenance import read_json
 from trioflow.trace.profile.merge import RAW_FILES
 
 torch = pytest.importorskip("torch", reason="captures need torch (extra [capture])")
@@ -12,14 +14,18 @@ from trioflow.campaign.call import count_device_events, run_workload  # noqa: E4
 
 
 def test_a_capture_is_packed_with_its_figures(tmp_path):
-    result = run_workload(TRANSFORMER, 2, "cpu", True, tmp_path)
-    assert set(result.files) == set(RAW_FILES)
+    result, files = run_workload(TRANSFORMER, 2, "cpu", True, tmp_path / "made")
+    assert set(files) == set(RAW_FILES)
     assert result.facts["batch"] == 2
     assert result.facts["precision"] == "fp32"
     assert result.facts["device_events"] == 0
-    environment = unpack_content(result.files["environment.json"])
-    assert environment["step_time_s"] == result.facts["step_time_s"] > 0
-    assert result.facts["steps"] == 8
+    for name, content in files.items():
+        content.restore(tmp_path / name)
+    assert (
+        read_json(tmp_path / "environment.json")["step_time_s"] == result.facts["step_time_s"] > 0
+    )
+    profile = gzip.decompress((tmp_path / "made/kineto.json.gz").read_bytes())
+    assert gzip.decompress((tmp_path / "kineto.json.gz").read_bytes()) == profile, "byte for byte"
 
 
 def test_on_a_gpu_peak_memory_and_a_profile_without_kernels_are_told(tmp_path, monkeypatch):
@@ -36,16 +42,21 @@ def test_on_a_gpu_peak_memory_and_a_profile_without_kernels_are_told(tmp_path, m
         real(row, batch, folder, device="cpu", **steps)
 
     monkeypatch.setattr(call, "capture_workload", capture)
-    result = run_workload(TRANSFORMER, 2, "cuda", True, tmp_path)
+    result, _ = run_workload(TRANSFORMER, 2, "cuda", True, tmp_path)
     expected = {"peak_allocated_bytes": 100, "peak_reserved_bytes": 200}
     assert expected.items() <= result.facts.items()
-    assert expected.items() <= unpack_content(result.files["environment.json"]).items()
+    assert expected.items() <= read_json(tmp_path / "environment.json").items()
     assert "no kernels" in result.facts["warning"]
 
 
-def test_kernels_copies_and_fills_count_as_device_events():
-    events = [{"cat": c} for c in ("kernel", "gpu_memcpy", "gpu_memset", "cpu_op")] + ["odd"]
-    assert count_device_events({"traceEvents": events}) == 3
+def test_kernels_copies_and_fills_count_as_device_events_as_pytorch_writes_them(tmp_path):
+    with torch.profiler.profile() as profiler:
+        torch.ones(1).add_(1)
+    profiler.export_chrome_trace(str(tmp_path / "p.json"))
+    text = (tmp_path / "p.json").read_text()
+    assert '"cat": "cpu_op"' in text, "how categories are written"
+    made = "".join(f'"cat": "{c}", ' for c in ("kernel", "gpu_memcpy", "gpu_memset", "cpu_op"))
+    assert count_device_events(made.encode()) == 3
 
 
 @pytest.mark.parametrize("describable", [True, False])

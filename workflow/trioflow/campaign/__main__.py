@@ -12,8 +12,8 @@ from pathlib import Path
 
 from trioflow.base.errors import InputError, TrioflowError
 from trioflow.base.units import BYTES_PER_MIB
-from trioflow.campaign.items import Item, list_items, read_rows
-from trioflow.campaign.packing import Limits
+from trioflow.campaign.items import list_items, read_rows
+from trioflow.campaign.packing import Limits, unpack_campaign
 
 _START_S = time.monotonic()
 """The call's time counts from here: importing torch takes some of it."""
@@ -25,39 +25,23 @@ def make_parser() -> argparse.ArgumentParser:
         prog="python -m trioflow.campaign",
         description="Capture all workloads and sweep the operators of the device at hand.",
     )
-    parser.add_argument(
-        "--output", help="folder of the packed Parquet files; a call goes on from it"
-    )
-    parser.add_argument("--minutes", type=float, default=9.0, help="time of this call (default 9)")
-    parser.add_argument(
-        "--resume",
-        action="append",
-        default=[],
-        metavar="DIR",
-        help="folder of an earlier call's output (its items.parquet is enough); may be repeated",
-    )
-    parser.add_argument("--device", default="auto", choices=["auto", "cuda", "cpu"])
-    parser.add_argument(
-        "--workloads", help="table of workloads (default: the catalogue that ships)"
-    )
-    parser.add_argument(
-        "--only", default="*", metavar="PATTERN", help="items to do, such as 'sweep-*'"
-    )
-    parser.add_argument("--quick", action="store_true", help="a few small items, to try it out")
-    parser.add_argument("--retry-failed", action="store_true", help="try failed items again")
-    parser.add_argument(
-        "--state", help="folder of finished items until packed (default: OUTPUT/state)"
-    )
-    parser.add_argument("--list", action="store_true", help="print the items with estimated times")
-    parser.add_argument(
-        "--unpack", metavar="DIR", help="restore DIR's captures below OUTPUT, and stop"
-    )
-    parser.add_argument("--files", type=int, default=8, help="packed files at most (default 8)")
-    parser.add_argument("--file-mib", type=float, default=16, help="size of a packed file at most")
-    parser.add_argument("--total-mib", type=float, default=60, help="size of all together at most")
-    parser.add_argument(
-        "--until", type=float, help=argparse.SUPPRESS
-    )  # set when it starts itself anew
+    add = parser.add_argument
+    add("--output", help="folder of the packed Parquet files; a call goes on from it")
+    add("--minutes", type=float, default=9.0, help="time of this call (default 9)")
+    add("--resume", action="append", default=[], metavar="DIR",
+        help="folder of an earlier call's output (its items.parquet is enough); may be repeated")  # fmt: skip
+    add("--device", default="auto", choices=["auto", "cuda", "cpu"])
+    add("--workloads", help="table of workloads (default: the catalogue that ships)")
+    add("--only", default="*", metavar="PATTERN", help="items to do, such as 'sweep-*'")
+    add("--quick", action="store_true", help="a few small items, to try it out")
+    add("--retry-failed", action="store_true", help="try failed items again")
+    add("--state", help="folder of finished items until packed (default: OUTPUT/state)")
+    add("--list", action="store_true", help="print the items with estimated times")
+    add("--unpack", metavar="DIR", help="restore DIR's captures below OUTPUT, and stop")
+    add("--files", type=int, default=8, help="packed files at most (default 8)")
+    add("--file-mib", type=float, default=16, help="size of a packed file at most")
+    add("--total-mib", type=float, default=60, help="size of all together at most")
+    add("--until", type=float, help=argparse.SUPPRESS)  # set when it starts itself anew
     return parser
 
 
@@ -68,48 +52,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     start_s = _START_S if arguments is None else time.monotonic()
     try:
         if options.list:
-            device = "cpu" if options.device == "cpu" else "cuda"
-            rows = read_rows(options.workloads)
-            return _print_items(
-                _choose(list_items(rows, device=device, quick=options.quick), options.only)
-            )
+            return _print_items(options)
         if not options.output:
             raise InputError("no output folder is given", fix="say --output DIR")
         if options.unpack:
-            return _unpack(options)
-        whole_s = options.minutes * 60
-        if not whole_s > 0:
+            folders = unpack_campaign(options.unpack, options.output)
+            print(f"{len(folders)} captures restored below {options.output}")
+            return 0
+        if not options.minutes > 0:
             raise InputError(f"--minutes {options.minutes} is not positive")
-        return _campaign(options, words, options.until or start_s + whole_s)
+        if options.files < 2:
+            raise InputError(
+                f"--files {options.files}: items and sweeps take two", fix="allow more"
+            )
+        return _campaign(options, words, options.until or start_s + options.minutes * 60)
     except TrioflowError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
 
 
-def _choose(items: Sequence[Item], pattern: str) -> list[Item]:
-    """Return the items whose name fits a pattern, at least one."""
-    chosen = [item for item in items if fnmatch(item.name, pattern)]
-    if not chosen:
-        raise InputError(f"--only {pattern}: no item has such a name", fix="see --list")
-    return chosen
-
-
-def _print_items(items: Sequence[Item]) -> int:
-    total_s = 0.0
+def _print_items(options: argparse.Namespace) -> int:
+    device = "cpu" if options.device == "cpu" else "cuda"
+    listed = list_items(read_rows(options.workloads), device=device, quick=options.quick)
+    items, total_s = [item for item in listed if fnmatch(item.name, options.only)], 0.0
+    if not items:
+        raise InputError(f"--only {options.only}: no item has such a name", fix="see --list")
     for item in items:
         total_s += item.estimate_s
         print(
             f"{item.position:4d}  {item.name:44s} {item.estimate_s:6.1f} s  {total_s / 60:6.1f} min"
         )
     print(f"{len(items)} items, {total_s / 60:.0f} minutes by first guesses, corrected as it goes")
-    return 0
-
-
-def _unpack(options: argparse.Namespace) -> int:
-    from trioflow.campaign.packing import unpack_campaign
-
-    folders = unpack_campaign(options.unpack, options.output)
-    print(f"{len(folders)} captures restored below {options.output}")
     return 0
 
 
@@ -124,25 +97,15 @@ def _campaign(options: argparse.Namespace, words: list[str], until_s: float) -> 
             fix="use a Python that has torch and all that it needs",
         ) from None
     device = choose_device(options.device)
-    limits = Limits(
-        options.files, int(options.file_mib * BYTES_PER_MIB), int(options.total_mib * BYTES_PER_MIB)
-    )
-    items = list_items(read_rows(options.workloads), device=device, quick=options.quick)
-    _choose(items, options.only)
+    sizes = (int(mib * BYTES_PER_MIB) for mib in (options.file_mib, options.total_mib))
     settings = CallSettings(
-        Path(options.output),
-        device,
-        until_s,
-        options.minutes * 60,
-        options.only,
-        options.state,
-        options.resume,
-        limits,
-        options.quick,
+        Path(options.output), device, until_s, options.minutes * 60, options.only, options.state,
+        options.resume, Limits(options.files, *sizes), options.quick,
         options.retry_failed and options.until is None,
-    )
+    )  # fmt: skip
     try:
-        return run_call(items, settings)
+        rows = read_rows(options.workloads)
+        return run_call(list_items(rows, device=device, quick=options.quick), settings)
     except DeviceLost:
         print("the device refuses further work: starting anew", file=sys.stderr, flush=True)
     # Open handles to the driver would keep the lost memory allocated in the new process.

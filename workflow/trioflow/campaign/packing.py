@@ -1,16 +1,20 @@
-"""Packing a campaign into a few Parquet files of limited size, most valuable items first, and the way back.
+"""What a campaign has finished: kept item by item in a folder, packed into a few Parquet files of limited size, and the way back.
 
-The tables that a campaign packs, as ``trioflow.tables``: columns stand in ``data/campaign/packing.tsv``.
+The packed tables' columns stand in ``data/campaign/packing.tsv``; nothing here needs torch.
 """
 
 from __future__ import annotations
 
+import gzip
+import itertools
 import json
 import re
+import shutil
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from io import BytesIO
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pandas as pd
@@ -18,92 +22,203 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trioflow.base.errors import InputError, TableError
-from trioflow.base.provenance import atomic_path
+from trioflow.base.provenance import atomic_path, read_json, write_json
 from trioflow.base.units import BYTES_PER_MIB
-from trioflow.campaign.compaction import Content, restore_file
-from trioflow.campaign.items import Item, Result, State, result_of_row
+from trioflow.campaign.items import Item
 from trioflow.tables import open_parquet
 from trioflow.tables.schemas import read_schemas
 
 SCHEMAS = read_schemas("campaign/packing")
-SWEEPS = SCHEMAS["sweeps"]
-
-
-def to_parquet(
-    rows: Iterable[Mapping[str, Any]], name: str, metadata: Mapping[str, Any] | None = None
-) -> bytes:
-    """Return rows as the bytes of a Parquet file of the schema ``name``; TableError where a row breaks it."""
-    schema, listed = SCHEMAS[name], [dict(row) for row in rows]
-    for number, row in enumerate(listed):
-        if set(row) != set(schema.names):
-            odd = sorted(set(row) ^ set(schema.names))
-            raise TableError(f"table {name}: columns {odd} differ", place=f"row {number}")
-    try:
-        table = pa.Table.from_pylist(listed, schema=schema)
-        table.validate(full=True)
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise TableError(f"table {name}: {error}") from None
-    for column in schema:
-        if not column.nullable and table.column(column.name).null_count:
-            raise TableError(f"table {name}: a value is missing", place=f"column {column.name}")
-    text = json.dumps(dict(metadata or {}), sort_keys=True)
-    table = table.replace_schema_metadata({"trioflow": text})
-    packed = {f.name: "NONE" if f.type == pa.binary() else "ZSTD" for f in schema}
-    buffer = BytesIO()
-    # Dictionaries and statistics of compressed content would store it twice.
-    plain = [f.name for f in schema if f.type != pa.binary()]
-    pq.write_table(
-        table,
-        buffer,
-        compression=_leaves(schema, packed),
-        use_dictionary=_leaves_of(schema, plain),
-        write_statistics=False,
-    )
-    return buffer.getvalue()
-
-
-def _leaves(schema: pa.Schema, packed: Mapping[str, str]) -> dict[str, str]:
-    """Return the compression of each Parquet leaf; lists have their own path."""
-    return {path: packed[path.partition(".")[0]] for path in _leaves_of(schema, schema.names)}
-
-
-def _leaves_of(schema: pa.Schema, names: Iterable[str]) -> list[str]:
-    """Return the leaf paths of some columns as this version of Arrow spells them."""
-    wanted = set(names)
-    empty = BytesIO()
-    pq.write_table(schema.empty_table(), empty)
-    empty.seek(0)
-    leaves = pq.ParquetFile(empty).schema
-    paths = [leaves.column(number).path for number in range(len(leaves))]
-    return [path for path in paths if path.partition(".")[0] in wanted]
-
-
-def read_parquet(
-    path: str | Path, name: str, columns: list[str] | None = None
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return a packed table's rows, of some columns or all, and its metadata.
-
-    Raises TableError when the file is missing, is not Parquet or has another schema.
-    """
-    file = open_parquet(path)
-    found = file.schema_arrow
-    if found.names != SCHEMAS[name].names or found.types != SCHEMAS[name].types:
-        raise TableError(
-            f"not a table {name} of a campaign of this version",
-            file=path,
-            fix="read it with the version that wrote it",
-        )
-    try:
-        rows: list[dict[str, Any]] = file.read(columns=columns).to_pylist()
-    except (pa.ArrowException, OSError) as error:
-        raise TableError(f"not a readable Parquet file ({error})", file=path) from None
-    raw = (found.metadata or {}).get(b"trioflow", b"{}")
-    return rows, dict(json.loads(raw))
-
-
 ITEMS_FILE, SWEEPS_FILE = "items.parquet", "sweeps.parquet"
+LEVEL = 12
+"""Of zstd: a few per cent larger than the slowest, at a tenth of the time."""
+_COLUMNS = "trioflow columns of"
+"""Key of contents that earlier versions packed as columns of differences."""
 _PER_FILE_BYTES, _PER_ROW_BYTES = 8_192, 256
-"""Generous guesses of what Parquet adds to contents; the written size is checked as well."""
+"""Generous guesses of what Parquet adds to contents."""
+_ELSEWHERE = "its content is in an earlier pack"
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True)
+class Content:
+    """A raw file, compressed with zstd."""
+
+    packed: bytes
+    size_bytes: int  # before compression
+
+    @staticmethod
+    def of(raw: bytes) -> Content:
+        """Compress the bytes of a raw file."""
+        codec = pa.Codec("zstd", compression_level=LEVEL)
+        return Content(codec.compress(raw, asbytes=True), len(raw))
+
+    def restore(self, path: Path) -> None:
+        """Write the file, gzipped where its name ends so; InputError where the content is damaged."""
+        try:
+            raw = pa.Codec("zstd").decompress(self.packed, self.size_bytes, asbytes=True)
+            if raw.startswith(f'{{"{_COLUMNS}"'.encode()):
+                raw = _read_columns(json.loads(raw))
+        except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(
+                f"damaged content ({error})", place=f"{path.parent.name}/{path.name}", fix="fetch it again"
+            ) from None  # fmt: skip
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(gzip.compress(raw, 6, mtime=0) if path.suffix == ".gz" else raw)
+
+
+def _read_columns(packed: Mapping[str, Any]) -> bytes:
+    """Return the JSON of a content that holds its long list as columns, by groups of rows with the same keys."""
+    groups = []
+    for group in packed["rows"]["groups"]:
+        columns = [_read_column(column) for column in group["columns"]]
+        rows: list[Any] = [] if group["keys"] is None else [{} for _ in columns[0]]
+        for keys, column in zip(group["keys"] or (), columns, strict=False):
+            for row, value in zip(rows, column, strict=True):
+                (row if len(keys) == 1 else row.setdefault(keys[0], {}))[keys[-1]] = value
+        groups.append(iter(rows or columns[0]))
+    rows = [next(groups[number]) for number in packed["rows"]["order"]]
+    return json.dumps({**packed["rest"], packed[_COLUMNS]: rows}, separators=(",", ":")).encode()
+
+
+def _read_column(column: Mapping[str, list[Any]]) -> list[Any]:
+    if "thousandths" in column:
+        return [whole / 1000 for whole in itertools.accumulate(column["thousandths"])]
+    return list(column.get("values") or itertools.accumulate(column.get("differences", [])))
+
+
+@dataclass
+class Result:
+    """What came of one item."""
+
+    status: str = "done"  # as in the table of items; pending is never stored
+    error: str = ""
+    time_ns: int = 0  # how long the item took [ns]
+    session: int = 0  # call that finished it
+    stored_in: str = ""  # file of an earlier pack, not at hand, that holds its content
+    facts: dict[str, Any] = field(default_factory=dict)  # what else is known of it
+    rows: list[dict[str, Any]] = field(default_factory=list)  # of the sweep table
+
+
+class State:
+    """Finished items and past calls in a folder; what an interrupted call left half-written is no item."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for scratch in self.folder.glob(".scratch-*"):
+            shutil.rmtree(scratch, ignore_errors=True)
+        sessions, begun = self.folder / "sessions.json", self.folder / "begun.txt"
+        self.sessions: list[dict[str, Any]] = read_json(sessions) if sessions.exists() else []
+        self.begun = Counter(begun.read_text().split() if begun.exists() else [])
+        found = sorted(self.folder.glob("items/*/result.json"))
+        self.results = {path.parent.name: Result(**read_json(path)) for path in found}
+
+    def begin(self, name: str) -> None:
+        """Note that a call begins an item: where it never finishes, so many calls ended in it."""
+        self.begun[name] += 1
+        with (self.folder / "begun.txt").open("a") as stream:
+            stream.write(f"{name}\n")
+
+    def interruptions(self, name: str) -> int:
+        """Return how many calls ended while an item that is not finished ran."""
+        return 0 if name in self.results else self.begun[name]
+
+    def write_sessions(self) -> None:
+        """Write the list of calls."""
+        write_json(self.folder / "sessions.json", self.sessions)
+
+    def scratch(self) -> TemporaryDirectory[str]:
+        """Return a folder that is removed afterwards."""
+        return TemporaryDirectory(dir=self.folder, prefix=".scratch-")
+
+    def store(self, name: str, result: Result, files: Mapping[str, Content] | None = None) -> None:
+        """Write a finished item; it appears whole or not at all. Contents stay on disk."""
+        with self.scratch() as folder:
+            whole, target = Path(folder) / name, self.folder / "items" / name
+            write_json(whole / "result.json", asdict(result))
+            for file, content in (files or {}).items():
+                (whole / f"{content.size_bytes}.{file}.zst").write_bytes(content.packed)
+            target.parent.mkdir(exist_ok=True)
+            shutil.rmtree(target, ignore_errors=True)
+            whole.rename(target)
+        self.results[name] = result
+
+    def list_files(self, name: str) -> list[Path]:
+        """Return the packed files of a finished item."""
+        return sorted((self.folder / "items" / name).glob("*.zst"))
+
+    def load_files(self, name: str) -> dict[str, Content]:
+        """Return the contents of a finished item by the names of their files."""
+        found = {}
+        for path in self.list_files(name):
+            size, _, file = path.name.removesuffix(".zst").partition(".")
+            found[file] = Content(path.read_bytes(), int(size))
+        return found
+
+    def discard(self) -> None:
+        """Remove all of it, when all of it is packed; what others put into the folder stays."""
+        shutil.rmtree(self.folder / "items", ignore_errors=True)
+        for name in ("begun.txt", "sessions.json"):
+            (self.folder / name).unlink(missing_ok=True)
+        if not any(self.folder.iterdir()):
+            self.folder.rmdir()
+
+    def forget(self, status: str) -> None:
+        """Forget items of a status, so that they are tried again."""
+        for name in [name for name, result in self.results.items() if result.status == status]:
+            shutil.rmtree(self.folder / "items" / name)
+            del self.results[name], self.begun[name]
+
+    def take_over(self, folder: Path) -> None:
+        """Take over what an earlier call left in a folder, packed or not; items that are here already stay.
+
+        Content whose file is not at hand counts as finished elsewhere. Raises InputError when no call left anything,
+        TableError when files are not a campaign's.
+        """
+        shift, here = len(self.sessions), set(self.results)
+        if (folder / "state").is_dir() and folder / "state" != self.folder:
+            other = State(folder / "state")
+            for name in other.results.keys() - here:
+                other.results[name].session += shift
+                self.store(name, other.results[name], other.load_files(name))
+            self.begun.update(other.begun)
+            self.sessions += other.sessions
+        elif not (folder / ITEMS_FILE).exists():
+            raise InputError(
+                f"no campaign here: {ITEMS_FILE} is missing", file=folder,
+                fix="give the folder that an earlier call wrote",
+            )  # fmt: skip
+        if (folder / ITEMS_FILE).exists():
+            self._take_pack(folder, len(self.sessions))
+
+    def _take_pack(self, folder: Path, shift: int) -> None:
+        """Take over what the packed files in a folder hold."""
+        listed, before = read_items(folder), len(self.results)
+        rows, files = dict[str, list[dict[str, Any]]](), dict[str, dict[str, Content]]()
+        if (folder / SWEEPS_FILE).exists():
+            for row in _read_rows(folder / SWEEPS_FILE, "sweeps"):
+                rows.setdefault(row["item"], []).append(row)
+        for path in sorted(folder.glob("captures-*.parquet")):
+            for row in _read_rows(path, "files"):
+                content = Content(row["content"], row["size_bytes"])
+                files.setdefault(row["item"], {})[row["file"]] = content
+        for cells in listed.to_dict("records"):
+            name = str(cells["item"])
+            if name in self.results:
+                continue
+            if cells["status"] == "pending":
+                self.begun[name] = max(self.begun[name], int(cells["interruptions"]))
+                continue
+            at_hand = name in rows or name in files
+            result = Result(
+                cells["status"], cells["error"], int(cells["time_ns"]), shift + int(cells["session"]),
+                "" if at_hand or not (cells["stored_in"] or cells["note"]) else _ELSEWHERE,
+                json.loads(cells["facts"]), rows.get(name, []),
+            )  # fmt: skip
+            self.store(name, result, files.get(name))
+        if len(self.results) > before or not self.sessions:
+            self.sessions += listed.attrs["sessions"]
 
 
 @dataclass(frozen=True)
@@ -115,203 +230,143 @@ class Limits:
     total_bytes: int = 60 * BYTES_PER_MIB  # size of all together at most [bytes]
 
 
-@dataclass
-class Pack:
-    """What was packed and what not."""
-
-    files: dict[str, int] = field(default_factory=dict)  # size of each written file [bytes]
-    left_out: dict[str, str] = field(default_factory=dict)  # items without their content, and why
-
-
 def pack_campaign(
     items: Sequence[Item], state: State, output: str | Path, limits: Limits | None = None
-) -> Pack:
-    """Write the Parquet files of everything finished so far; InputError where not even the table of items fits.
+) -> dict[str, str]:
+    """Write the Parquet files of everything finished so far; return the items without their content, and why.
 
-    Items, then sweeps, then captures in order of value as long as they fit; what does not is named,
-    and stays in the state.
+    Items, then sweeps, then captures in order of value as long as they fit; the others stay in the state. Raises
+    InputError where not even the table of items fits.
     """
-    limits, output, pack = limits or Limits(), Path(output), Pack()
-    output.mkdir(parents=True, exist_ok=True)
-    listed = [item.name for item in items if item.name in state.results]
-    order = listed + sorted(set(state.results) - set(listed))
-    # The table of items is written last but must fit: reserve its size with all notes in it.
-    reserve = 2 * len(_items_table(items, state, pack, {})) + _PER_ROW_BYTES * len(order)
-    budget = limits.total_bytes - reserve
-    content: dict[str, bytes] = {}
-    stored: dict[str, str] = {}
-    sweeps = _pack_sweeps(order, state, min(limits.file_bytes, budget), pack)
-    if sweeps and limits.files > 1:
-        content[SWEEPS_FILE] = sweeps
-        stored |= {
-            n: SWEEPS_FILE for n in order if state.results[n].rows and n not in pack.left_out
+    limits, output = limits or Limits(), Path(output)
+    order = dict.fromkeys([item.name for item in items if item.name in state.results])
+    order |= dict.fromkeys(sorted(state.results))
+    left_out = dict[str, str]()
+    with TemporaryDirectory() as folder:
+        draft = Path(folder)
+        swept, table = [name for name in order if state.results[name].rows], draft / SWEEPS_FILE
+        while swept:
+            _write(table, "sweeps", [row for name in swept for row in state.results[name].rows])
+            if table.stat().st_size <= min(limits.file_bytes, limits.total_bytes / 2):
+                break
+            swept = swept[: len(swept) * 3 // 4]
+        stored = dict.fromkeys(swept, SWEEPS_FILE)
+        left_out |= {
+            name: "the sweep table would be larger than allowed"
+            for name in order
+            if state.results[name].rows and name not in stored
         }
-    elif sweeps:
-        pack.left_out |= {n: "only one file is allowed" for n in order if state.results[n].rows}
-    bins = _fill_bins(order, state, limits, budget - len(content.get(SWEEPS_FILE, b"")), pack)
-    for number, names in enumerate(bins, start=1):
-        file = f"captures-{number}.parquet"
-        content[file] = to_parquet(_file_rows(names, state), "files")
-        if len(content[file]) > limits.file_bytes:
-            raise InputError(f"{file} would take {len(content[file])} bytes", fix="report this")
-        stored |= dict.fromkeys(names, file)
-    content[ITEMS_FILE] = _items_table(items, state, pack, stored)
-    if len(content[ITEMS_FILE]) > min(limits.file_bytes, limits.total_bytes):
-        raise InputError(
-            f"the table of items alone takes {len(content[ITEMS_FILE])} bytes",
-            fix="allow larger files",
+        # The table of items is written last but must fit: its size with all notes in it is kept free.
+        reserve = 2 * _write_items(draft, items, state, stored, left_out) + _PER_ROW_BYTES * len(
+            order
         )
-    _write(content, output)
-    pack.files = {file: len(data) for file, data in content.items()}
-    return pack
+        taken = reserve + sum(file.stat().st_size for file in draft.glob(SWEEPS_FILE))
+        for number, names in enumerate(_fill_files(order, state, limits, taken, left_out), start=1):
+            file = f"captures-{number}.parquet"
+            rows = [
+                {"item": name, "file": raw, "size_bytes": one.size_bytes, "content": one.packed}
+                for name in names
+                for raw, one in state.load_files(name).items()
+            ]
+            _write(draft / file, "files", rows)
+            stored |= dict.fromkeys(names, file)
+        if _write_items(draft, items, state, stored, left_out) > limits.file_bytes:
+            raise InputError("the table of items alone is too large", fix="allow larger files")
+        # The table of items says where all else lies: it comes last, and what it does not name goes.
+        made = sorted(draft.iterdir(), key=lambda file: file.name == ITEMS_FILE)
+        for new in made:
+            with atomic_path(output / new.name) as path:
+                shutil.copyfile(new, path)
+        for old in {*output.glob("captures-*.parquet"), *output.glob(SWEEPS_FILE)}:
+            if old.name not in {new.name for new in made}:
+                old.unlink()
+    return left_out
 
 
-def _write(content: Mapping[str, bytes], output: Path) -> None:
-    """Replace the packed files; the table of items last, since it says where all else lies."""
-    for file in sorted(content, key=lambda name: name == ITEMS_FILE):
-        with atomic_path(output / file) as temporary:
-            temporary.write_bytes(content[file])
-    for old in (*output.glob("captures-*.parquet"), output / SWEEPS_FILE):
-        if old.name not in content:
-            old.unlink(missing_ok=True)
-
-
-def _pack_sweeps(order: Sequence[str], state: State, limit: int, pack: Pack) -> bytes:
-    """Return the sweep table, without its least valuable items where it is too large."""
-    names = [name for name in order if state.results[name].rows]
-    kept = len(names)
-    while kept:
-        rows = [row for name in names[:kept] for row in state.results[name].rows]
-        table = to_parquet(rows, "sweeps")
-        if len(table) <= limit:
-            break
-        kept = min(kept - 1, int(kept * limit / len(table) * 0.95))
-    why = "the sweep table would be larger than allowed"
-    pack.left_out |= dict.fromkeys(names[kept:], why)
-    return table if kept > 0 else b""
-
-
-def _fill_bins(
-    order: Sequence[str], state: State, limits: Limits, budget: int, pack: Pack
+def _fill_files(
+    order: Iterable[str], state: State, limits: Limits, taken_bytes: int, left_out: dict[str, str]
 ) -> list[list[str]]:
     """Spread captures over files, first fit in order of value."""
-    most, bins, sizes = limits.files - 2, list[list[str]](), list[int]()
+    files, sizes = list[list[str]](), list[int]()
     for name in order:
-        files = state.results[name].files
-        if not files:
+        content = [path.stat().st_size + _PER_ROW_BYTES for path in state.list_files(name)]
+        if not content:
             continue
-        size = state.packed_bytes(name) + _PER_ROW_BYTES * len(files)
+        size = sum(content)
         fits = [n for n, used in enumerate(sizes) if used + size <= limits.file_bytes]
-        opens = not fits and len(bins) < most and size + _PER_FILE_BYTES <= limits.file_bytes
-        if size + (_PER_FILE_BYTES if opens else 0) > budget or not (fits or opens):
-            pack.left_out[name] = (
+        opens = not fits and len(files) < limits.files - 2
+        added = size + (_PER_FILE_BYTES if opens else 0)
+        if not (fits or opens) or added > min(
+            limits.file_bytes, limits.total_bytes - taken_bytes - sum(sizes)
+        ):
+            left_out[name] = (
                 f"its {size} bytes no longer fit into {limits.files} files of at most"
                 f" {limits.file_bytes} bytes, {limits.total_bytes} together"
             )
             continue
         if opens:
-            bins.append([])
+            files.append([])
             sizes.append(_PER_FILE_BYTES)
-            budget -= _PER_FILE_BYTES
-        place = fits[0] if fits else len(bins) - 1
-        bins[place].append(name)
+        place = fits[0] if fits else -1
+        files[place].append(name)
         sizes[place] += size
-        budget -= size
-    return bins
+    return files
 
 
-def _file_rows(names: Sequence[str], state: State) -> list[dict[str, Any]]:
-    return [
-        {"item": n, "file": file, "size_bytes": content.size_bytes, "content": content.packed}
-        for n in names
-        for file, content in state.load_files(n).items()
-    ]
-
-
-def _items_table(
-    items: Sequence[Item], state: State, pack: Pack, stored: Mapping[str, str]
-) -> bytes:
-    """Return the table of all items, done or not, and of the calls so far."""
+def _write_items(
+    folder: Path, items: Sequence[Item], state: State, stored: Mapping[str, str],
+    left_out: Mapping[str, str],
+) -> int:  # fmt: skip
+    """Write the table of all items, done or not, and of the calls so far; return its size [bytes]."""
     known = {item.name: item for item in items}
     names = [*known, *sorted(set(state.results) - set(known))]
     rows = []
     for position, name in enumerate(names):
         result = state.results.get(name)
-        missing = pack.left_out.get(name, "")
-        if result is not None and result.elsewhere:
-            missing = "its content is in an earlier pack"
-        ran_s = state.interruptions.get(name, [])
-        facts = result.facts if result else {"ran_s": ran_s} if ran_s else {}
-        rows.append(
-            {
-                "item": name,
-                "kind": known[name].kind if name in known else "unlisted",
-                "position": known[name].position if name in known else position,
-                "status": result.status if result else "pending",
-                "error": result.error if result else "",
-                "time_ns": result.time_ns if result else 0,
-                "interruptions": len(ran_s),
-                "session": result.session if result else None,
-                "stored_in": stored.get(name, ""),
-                "note": missing,
-                "facts": json.dumps(facts, sort_keys=True),
-            }
-        )
-    return to_parquet(rows, "items", {"sessions": state.sessions})
+        rows.append({
+            "item": name, "position": position,
+            "kind": known[name].kind if name in known else "unlisted",
+            "status": result.status if result else "pending",
+            "error": result.error if result else "", "time_ns": result.time_ns if result else 0,
+            "interruptions": state.interruptions(name), "session": result.session if result else None,
+            "stored_in": stored.get(name, ""),
+            "note": left_out.get(name, "") or (result.stored_in if result else ""),
+            "facts": json.dumps(result.facts if result else {}, sort_keys=True),
+        })  # fmt: skip
+    _write(folder / ITEMS_FILE, "items", rows, {"sessions": state.sessions})
+    return (folder / ITEMS_FILE).stat().st_size
 
 
-def load_pack(folder: str | Path, state: State) -> int:
-    """Take over what the packed files in a folder hold; items already in the state stay.
-
-    Content whose file is not at hand counts as finished elsewhere. Raises InputError when there is
-    no table of items, or files are not a campaign's.
-    """
-    folder = Path(folder)
-    if not (folder / ITEMS_FILE).exists():
-        raise InputError(
-            f"no campaign here: {ITEMS_FILE} is missing",
-            file=folder,
-            fix="give the folder that an earlier call wrote",
-        )
-    listed, metadata = read_parquet(folder / ITEMS_FILE, "items")
-    shift = len(state.sessions)
-    results: dict[str, Result] = {}
-    for row in listed:
-        if row["status"] != "pending" and row["item"] not in state.results:
-            result = result_of_row(row)
-            result.session += shift
-            result.elsewhere = bool(row["stored_in"] or row["note"])
-            results[str(row["item"])] = result
-        elif row["interruptions"] and row["item"] not in state.results:
-            state.interruptions.setdefault(row["item"], json.loads(row["facts"])["ran_s"])
-    state.end()
-    _add_content(folder, results)
-    for name, result in results.items():
-        state.store(name, result)
-    if results or not state.sessions:
-        state.sessions += metadata.get("sessions", [])
-        state.write_sessions()
-    return len(results)
+def _write(
+    path: Path, name: str, rows: list[dict[str, Any]], metadata: Mapping[str, Any] | None = None
+) -> None:
+    """Write rows as a table of the schema ``name``; TableError where one breaks it."""
+    table = pa.Table.from_pylist(rows, schema=SCHEMAS[name])
+    for column in table.schema:
+        if not column.nullable and table.column(column.name).null_count:
+            raise TableError(f"table {name}: a value is missing", place=f"column {column.name}")
+    text = json.dumps(dict(metadata or {}), sort_keys=True)
+    # Dictionaries and statistics of compressed content would store it twice.
+    pq.write_table(
+        table.replace_schema_metadata({"trioflow": text}), path, compression="zstd",
+        use_dictionary=False, write_statistics=False,
+    )  # fmt: skip
 
 
-def _add_content(folder: Path, results: Mapping[str, Result]) -> None:
-    """Add the rows and files that lie beside the table of items."""
-    from trioflow.campaign.compaction import Content
-
-    for path in sorted(folder.glob("captures-*.parquet")):
-        for row in read_parquet(path, "files")[0]:
-            if row["item"] in results:
-                result = results[row["item"]]
-                result.files[row["file"]] = Content(row["content"], row["size_bytes"])
-                result.elsewhere = False
-    if (folder / SWEEPS_FILE).exists():
-        for row in read_parquet(folder / SWEEPS_FILE, "sweeps")[0]:
-            if row["item"] in results:
-                results[row["item"]].rows.append(row)
-                results[row["item"]].elsewhere = False
+def _read_rows(path: Path, name: str) -> list[dict[str, Any]]:
+    """Return a packed table's rows; TableError where the file is no such table."""
+    rows: list[dict[str, Any]] = _read(path, name).to_pylist()
+    return rows
 
 
-_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+def _read(path: Path, name: str) -> pa.Table:
+    table = open_parquet(path).read()
+    if not table.schema.equals(SCHEMAS[name]):
+        raise TableError(
+            f"not a table {name} of a campaign of this version", file=path,
+            fix="read it with the version that wrote it",
+        )  # fmt: skip
+    return table
 
 
 def unpack_campaign(folder: str | Path, target: str | Path) -> list[Path]:
@@ -326,26 +381,25 @@ def unpack_campaign(folder: str | Path, target: str | Path) -> list[Path]:
         )
     folders: dict[Path, None] = {}
     for path in packs:
-        for row, cells in enumerate(read_parquet(path, "files")[0]):
-            names = (cells["item"], cells["file"])
+        for number, row in enumerate(_read_rows(path, "files")):
+            names = (row["item"], row["file"])
             # Names become paths: nothing may leave the target folder.
             if not all(_FILE_NAME.fullmatch(name) for name in names):
-                raise InputError(f"{names} are not file names", file=path, place=f"row {row}")
-            place = Path(target) / cells["item"]
-            restore_file(Content(cells["content"], cells["size_bytes"]), place / cells["file"])
+                raise InputError(f"{names} are not file names", file=path, place=f"row {number}")
+            place = Path(target) / row["item"]
+            Content(row["content"], row["size_bytes"]).restore(place / row["file"])
             folders[place] = None
     return sorted(folders)
 
 
 def read_sweeps(folder: str | Path) -> pd.DataFrame:
-    """Return the sweep table of a campaign; columns as in ``SWEEPS``."""
-    rows, _ = read_parquet(Path(folder) / SWEEPS_FILE, "sweeps")
-    return pd.DataFrame(rows)
+    """Return the sweep table of a campaign."""
+    return pd.DataFrame(_read_rows(Path(folder) / SWEEPS_FILE, "sweeps"))
 
 
 def read_items(folder: str | Path) -> pd.DataFrame:
     """Return the table of items; ``attrs["sessions"]`` says what each call found."""
-    rows, metadata = read_parquet(Path(folder) / ITEMS_FILE, "items")
-    frame = pd.DataFrame(rows)
-    frame.attrs = dict[Any, Any](metadata)
+    table = _read(Path(folder) / ITEMS_FILE, "items")
+    frame = pd.DataFrame(table.to_pylist())
+    frame.attrs = json.loads(table.schema.metadata[b"trioflow"])
     return frame

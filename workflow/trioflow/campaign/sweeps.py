@@ -26,8 +26,6 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from trioflow.base.errors import InputError
 from trioflow.base.units import ns_to_s, s_to_ns, us_to_ns
-from trioflow.campaign.items import Result
-from trioflow.campaign.runner import is_out_of_memory
 from trioflow.trace.profile.events import DEVICE, LAUNCHES
 from trioflow.trace.workloads.precision import single_precision
 
@@ -169,6 +167,7 @@ class Case:
     flop: int | None = None
     phase: str = "forward"
     outputs: list[Tensor] = field(default_factory=list)  # what it writes, where it returns nothing
+    on_host: bool = False  # timed by the host's clock: a copy of pageable memory keeps the host
 
 
 @dataclass
@@ -180,6 +179,7 @@ class Work:
     flop: int | None
     read_bytes: int
     write_bytes: int
+    on_host: bool = False
 
 
 def list_work(case: Case) -> Iterator[Work]:
@@ -190,7 +190,8 @@ def list_work(case: Case) -> Iterator[Work]:
     """
     output = case.run()
     outputs = [output] if isinstance(output, Tensor) else case.outputs
-    yield Work(case.phase, case.run, case.flop, _bytes(case.inputs), _bytes(outputs))
+    read, written = _bytes(case.inputs), _bytes(outputs)
+    yield Work(case.phase, case.run, case.flop, read, written, case.on_host)
     wanted = [t for t in case.inputs if t.requires_grad]
     if not wanted or not isinstance(output, Tensor):
         return
@@ -401,7 +402,42 @@ def _optimizer(p: Point, data: Data) -> Case:
     )
 
 
+def _copy(source: str, target: str) -> Callable[[Point, Data], Case]:
+    """Return what builds a copy between places, ``host`` (pinned or pageable memory) or ``device``."""
+
+    def build(p: Point, data: Data) -> Case:
+        pinned, places = bool(p.get("pinned")), {"host": "cpu", "device": data.device}
+        read, written = (
+            torch.zeros(
+                p["size_bytes"], dtype=torch.uint8, device=places[place],
+                pin_memory=pinned and place == "host",
+            )
+            for place in (source, target)
+        )  # fmt: skip
+        run = lambda: written.copy_(read, non_blocking=pinned)  # noqa: E731
+        return Case(run, [read], phase="copy", on_host=source != target)
+
+    return build
+
+
+def _fill(p: Point, data: Data) -> Case:
+    written = torch.zeros(p["size_bytes"], dtype=torch.uint8, device=data.device)
+    return Case(lambda: written.fill_(1), [], phase="copy")
+
+
+def _launch(p: Point, data: Data) -> Case:
+    one = torch.zeros(1, device=data.device)
+
+    def run() -> None:
+        for _ in range(p["launches"] if p["kernel"] == "add" else 0):
+            one.add_(1)
+
+    return Case(run, [one], phase="launch", outputs=[one])
+
+
 _BUILDERS: dict[str, Callable[[Point, Data], Case]] = {
+    "device_copy": _copy("device", "device"), "device_fill": _fill, "matmul_ceiling": _gemm,
+    "host_to_device": _copy("host", "device"), "device_to_host": _copy("device", "host"), "launch": _launch,
     "gemm": _gemm, "bmm": _bmm, "linear": _linear, "conv2d": _conv2d, "attention": _attention,
     "layer_norm": _layer_norm, "softmax": _softmax, "batch_norm": _batch_norm,
     "elementwise": _elementwise, "reduction": _reduction, "embedding": _embedding,
@@ -411,7 +447,7 @@ _BUILDERS: dict[str, Callable[[Point, Data], Case]] = {
 
 
 DTYPES = {
-    "fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16,
+    "": torch.float32, "fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16,
 }  # fmt: skip
 """Element type of each precision."""
 
@@ -443,12 +479,12 @@ def run_sweep(
     device: str,
     folder: Path,
     quick: bool = False,
-) -> Result:
-    """Time every point of a sweep, forward and backward.
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Time every point of a sweep, forward and backward; return its rows and facts.
 
-    A point that fails (no such kernel, not enough memory) is noted in the
-    result's facts and does not end the sweep; when all fail, the last error does.
-    """  # fmt: skip
+    A point that fails (no such kernel, not enough memory) is noted in the facts and does not end the sweep; when all
+    fail, the last error does.
+    """
     torch.manual_seed(0)
     with arithmetic(precision):
         dtype = DTYPES[precision]
@@ -483,7 +519,7 @@ def run_sweep(
             except Exception as error:
                 torch.cuda.synchronize()
                 facts["kernels_missing"] = f"{type(error).__name__}: {error}"[:300]
-        return Result(facts=facts, rows=rows)
+        return rows, facts
 
 
 def arithmetic(precision: str) -> AbstractContextManager[None]:
@@ -503,7 +539,10 @@ def _time_point(
     """Return a point's rows, one a phase."""  # fmt: skip
     rows = []
     for work in list_work(build_case(operation, point, dtype, device)):
-        columns = watch.measure(work.run).columns()
+        host = HostStopwatch(
+            watch.budget_s, torch.cuda.synchronize if device == "cuda" else lambda: None
+        )
+        columns = (host if work.on_host else watch).measure(work.run).columns()
         rows.append(make_row(item, operation, precision, point, work, columns))
     return rows
 
@@ -581,3 +620,14 @@ def kernels_by_window(
             last = sorted(repeats[-1], key=lambda pair: pair[0])
             found[name] = (round(statistics.median(times)), [str(k["name"]) for _, k in last])
     return found
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that memory ran out, on the device or the host."""
+    # torch.OutOfMemoryError since 2.5, torch.cuda.OutOfMemoryError before; some libraries raise
+    # a plain RuntimeError with these words, and their handles fail to be made in full memory.
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    words = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+    return bool(kinds & {"OutOfMemoryError", "MemoryError"}) or any(
+        word in str(error) for word in words
+    )
