@@ -12,7 +12,6 @@ rule judge_vtrain:
     output:
         cases=expand("<results>/published/{name}.parquet", name=VTRAIN_SETS),
         parameters="<results>/published/vtrain/parameters.parquet",
-        trials="<results>/published/vtrain/trials.parquet",
         checks="<results>/published/vtrain/checks.parquet",
     log:
         "<logs>/judge_vtrain.log",
@@ -37,7 +36,6 @@ rule describe_vtrain:
     input:
         cases=expand("<results>/published/{name}.parquet", name=VTRAIN_SETS),
         parameters="<results>/published/vtrain/parameters.parquet",
-        trials="<results>/published/vtrain/trials.parquet",
         checks="<results>/published/vtrain/checks.parquet",
     output:
         page="<results>/report/published_vtrain.html",

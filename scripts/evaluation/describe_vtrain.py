@@ -7,7 +7,6 @@ with log_job(snakemake.log[0]):
     build_vtrain_page(
         list(snakemake.input.cases),
         snakemake.input.parameters,
-        snakemake.input.trials,
         snakemake.input.checks,
         snakemake.output.page,
     )

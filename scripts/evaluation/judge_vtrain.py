@@ -3,7 +3,7 @@
 from trioflow.base.job_log import log_job
 from trioflow.base.provenance import stamp
 from trioflow.tables import write_table
-from trioflow_evaluation.tables import CHECKS, PARAMETERS, TRIALS
+from trioflow_evaluation.tables import CHECKS, PARAMETERS
 from trioflow_evaluation.vtrain.judge import judge_vtrain
 
 with log_job(snakemake.log[0]):
@@ -13,5 +13,4 @@ with log_job(snakemake.log[0]):
         rows = found.cases[found.cases["set"] == name].reset_index(drop=True)
         write_table(rows, "published_cases", path, facts)
     write_table(found.parameters, "parameters", snakemake.output.parameters, facts, PARAMETERS)
-    write_table(found.trials, "trials", snakemake.output.trials, facts, TRIALS)
     write_table(found.checks, "checks", snakemake.output.checks, facts, CHECKS)

@@ -28,7 +28,6 @@ WAFER, HOP = _TABLES["wafer"], _TABLES["hop"]
 TIMESTAMPS, ACTIVITY = _TABLES["timestamps"], _TABLES["activity"]
 OPERATORS, CLASSES = _TABLES["operators"], _TABLES["classes"]
 PARAMETERS, CHECKS = _TABLES["parameters"], _TABLES["checks"]
-TRIALS = _TABLES["trials"]
 """Comparisons that are not a set of cases of their own."""
 CLUSTER_MEMORY, CLUSTER_STEPS = _TABLES["cluster_memory"], _TABLES["cluster_steps"]
 CLUSTER_PEAKS, CLUSTER_RATES = _TABLES["cluster_peaks"], _TABLES["cluster_rates"]

@@ -12,11 +12,10 @@ from typing import Any
 
 import pandas as pd
 from trioflow.base.shipped import read_own_records
-from trioflow.costmodel.collectives.model import wire_factor
 from trioflow.report.pages import NOTHING, write_percent
 
 from trioflow_evaluation import DATA
-from trioflow_evaluation.validation.operators import MOST_TRAINED, QUANTITY, SET, parse_case
+from trioflow_evaluation.validation.operators import MOST_TRAINED
 
 SOURCE = "the project, set before the first case was judged"
 
@@ -135,9 +134,6 @@ def _pool(rows: pd.DataFrame) -> dict[str, Any]:
     return pooled
 
 
-_FEWEST_RANKS = 3
-"""Numbers of ranks that show whether a bus bandwidth follows them."""
-
 _SHARE = 0.01
 """Classes of operators that move a case by less than this are not shown."""
 
@@ -217,32 +213,3 @@ def _turn(case: str) -> str:
     start, _, target = case.partition(" -> ")
     name, _, source = start.rpartition(" ")
     return f"{name} {target} -> {source}"
-
-
-def measure_bus_bandwidths(cases: pd.DataFrame) -> pd.DataFrame:
-    """Return the bus bandwidth [bytes/s] of each number of ranks at the largest message that all of them sent, in one node.
-
-    A model that goes by the number of ranks supposes that it follows them smoothly; this is what it
-    was instead.
-    """
-    aim = Aim(SET, QUANTITY, "", tuple(sorted(set(cases.loc[cases["set"] == SET, "group"]))))
-    rows = select_cases(cases, aim)
-    messages = [parse_case(str(case)) for case in rows["case"]]
-    sent = pd.DataFrame(messages, columns=["collective", "ranks", "nodes", "message_bytes"])
-    rows = pd.concat([rows[["part", "measured_s"]], sent], axis=1)
-    rows = rows[(rows["nodes"] == 1) & (rows["collective"] != "send")]
-    keys = ["part", "collective", "message_bytes"]
-    times = rows.groupby([*keys, "ranks"], sort=True)["measured_s"].median().unstack()
-    found = []
-    for (part, collective), group in times.groupby(level=["part", "collective"], sort=True):
-        common = group.dropna(axis="columns", how="all").dropna()
-        if common.shape[1] < _FEWEST_RANKS or common.empty:
-            continue
-        size = float(common.index.get_level_values("message_bytes").max())
-        last = common.xs(size, level="message_bytes").iloc[0]
-        entry: dict[Any, Any] = {"part": part, "collective": collective, "message_bytes": size}
-        for ranks, time_s in zip(last.index.tolist(), last.tolist(), strict=True):
-            entry[int(ranks)] = wire_factor(str(collective), int(ranks)) * size / time_s
-        found.append(entry)
-    names = [*keys, *(int(ranks) for ranks in times.columns.tolist())]
-    return pd.DataFrame(found, columns=names).dropna(axis="columns", how="all")

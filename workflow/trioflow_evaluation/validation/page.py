@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ import pandas as pd
 from matplotlib.figure import Figure
 from trioflow import tables
 from trioflow.base.errors import InputError
-from trioflow.base.units import format_bytes
 from trioflow.costmodel.judging import SCORES, score_cases
 from trioflow.hardware.device_sheet import find_device
 from trioflow.report import style
@@ -59,7 +57,6 @@ from trioflow_evaluation.validation.aims import (
     SETS,
     SOURCE,
     ReachedAim,
-    measure_bus_bandwidths,
     reach_aims,
     select_cases,
     split_case,
@@ -143,8 +140,7 @@ def render_misses(summary: pd.DataFrame, cases: pd.DataFrame) -> str:
         parts += [f"<h3>{escape_text(title)}</h3>", summary_text, folded]
     if not parts:
         return render_paragraph("No aim is missed.")
-    bandwidths = measure_bus_bandwidths(cases)
-    return "".join(parts) + (_render_bandwidths(bandwidths) if len(bandwidths) else "")
+    return "".join(parts)
 
 
 def _describe_split(split: pd.DataFrame, ours: Mapping[str, Any]) -> str:
@@ -198,28 +194,6 @@ def _render_case_split(split: pd.DataFrame, row: Mapping[Any, Any]) -> str:
     ]  # fmt: skip
     caption = f"{row['device']}, {row['case']}: {write_signed_percent(row['error'])}, by class"
     return render_records(split, fields, caption)
-
-
-def _render_bandwidths(table: pd.DataFrame) -> str:
-    ranks = [name for name in table.columns if isinstance(name, int)]
-    fields = [
-        words("where it was measured", "", "platform, library and dataset", lambda row: part_cell(row["part"])),
-        words("collective", "", "", "collective"),
-        numbers("message", "", "largest that every number of ranks sent",
-                lambda size: Cell(format_bytes(int(size)), size), "message_bytes"),
-        *(
-            numbers(f"{n} ranks", "GB/s", "bus bandwidth: bytes that each link carries, over the time", "bandwidth",
-                    itemgetter(n))
-            for n in ranks
-        ),
-    ]  # fmt: skip
-    text = (
-        "A number of ranks is predicted from others; where the measured bandwidth jumps from one to the "
-        "next, the others do not predict it."
-    )
-    title = "Bus bandwidth by number of ranks, as measured"
-    caption = "Largest message that every number of ranks sent"
-    return render_details(title, render_paragraph(text) + render_records(table, fields, caption))
 
 
 LISTED = ("operator_sum", "end_to_end")

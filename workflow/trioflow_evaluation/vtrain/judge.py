@@ -25,7 +25,7 @@ from trioflow.sweeps.search_space import Prediction
 from trioflow.tables import FLOAT
 
 from trioflow_evaluation.chances import score_pairs
-from trioflow_evaluation.tables import PARAMETERS, TRIALS
+from trioflow_evaluation.tables import PARAMETERS
 from trioflow_evaluation.vtrain.data import (
     FILE,
     GROUPS,
@@ -284,11 +284,7 @@ def _ideal_values(memory_rate: float, message_rate: float) -> Floats:
 
 LEFT_OUT = {GROUPS: ("hidden", "layers"), PLANS: ("tensor", "data", "pipeline")}
 """Columns whose every combination is left out in turn."""
-_WHOLE_HIDDEN = ("hidden",)
-"""Left out too, as a harder question that the aims do not ask."""
 IN_PLACE = (1,)
-_DRAWS, _TENTH = 10, 10
-"""Random tenths on which regression and parameters are fitted alike, seeds from 0."""
 CHANGES = "the file's times hold relations that no measurement does: sums of parts timed once, not runs; see the report"
 _DOCUMENTED = Form()
 """Upstream's sample configuration recomputes activations."""
@@ -301,9 +297,8 @@ class VtrainTables:
     """Everything that is written."""
 
     cases: pd.DataFrame  # columns of ``tables.PUBLISHED_CASES``, three sets of all rows
-    # Columns of ``PARAMETERS``, ``TRIALS`` and ``CHECKS`` of ``trioflow_evaluation.tables``.
+    # Columns of ``PARAMETERS`` and ``CHECKS`` of ``trioflow_evaluation.tables``.
     parameters: pd.DataFrame
-    trials: pd.DataFrame
     checks: pd.DataFrame
 
 
@@ -314,9 +309,7 @@ def judge_vtrain(data_folder: str | Path) -> VtrainTables:
     return judge_rows(rows, reduces, checks)
 
 
-def judge_rows(
-    rows: pd.DataFrame, reduces: AllReduceCurves, checks: pd.DataFrame, draws: int = _DRAWS
-) -> VtrainTables:
+def judge_rows(rows: pd.DataFrame, reduces: AllReduceCurves, checks: pd.DataFrame) -> VtrainTables:
     """Do the same for rows and all-reduces that were read already."""
     model = StepModel.build(rows, reduces)
     analytical_s = predict_analytically(rows, _DOCUMENTED)
@@ -331,7 +324,7 @@ def judge_rows(
     floats = [f.name for f in tables.PUBLISHED_CASES if f.type == FLOAT]
     return VtrainTables(
         table.astype(dict.fromkeys(floats, "float64")), pd.concat(parameters, ignore_index=True),
-        _try_others(model, draws), checks,
+        checks,
     )  # fmt: skip
 
 
@@ -423,43 +416,6 @@ def _parameter_rows(name: str, fold: str, form: Form, values: Floats) -> pd.Data
         for p in list_parameters()
     ]
     return pd.DataFrame(found, columns=PARAMETERS.names)
-
-
-def _try_others(model: StepModel, draws: int) -> pd.DataFrame:
-    """Fit parameters and regression on random tenths, and leave out a whole hidden size."""
-    rows = model.rows
-    measured = rows["measured_s"].to_numpy(np.float64)
-    shuffles = [np.random.default_rng(seed).permutation(len(rows)) for seed in range(draws)]
-    scored: dict[str, list[tuple[float, float, int]]] = {"trioflow": [], "regression": []}
-    for order in shuffles:
-        known, left = np.sort(order[: len(rows) // _TENTH]), np.sort(order[len(rows) // _TENTH :])
-        fitted = calibrate(model, known)
-        for who, times in (
-            ("trioflow", model.predict(fitted.values, fitted.form)),
-            ("regression", predict_ridge(rows, known)),
-        ):
-            scored[who].append((*_score(rows.iloc[left], times[left]), len(left)))
-    trials: list[tuple[Any, ...]] = [
-        ("a random tenth, judged on the rest", who, draws, scores[0][2], *np.mean(scores, axis=0)[:2])
-        for who, scores in scored.items() if scores
-    ]  # fmt: skip
-    judged, numbers = _leave_out(model, _WHOLE_HIDDEN)
-    other = Form(recompute=not _DOCUMENTED.recompute)
-    every = "every row but those of one hidden size, judged on them"
-    for trial, who, times in (
-        (every, "trioflow", judged.predicted_s),
-        (every, "regression", leave_out_ridge(rows, numbers)),
-        ("nothing, without recomputation", "uncalibrated", predict_uncalibrated(rows, other)),
-        ("nothing, without recomputation", "analytical", predict_analytically(rows, other)),
-    ):
-        trials.append((trial, who, 1, len(measured), *_score(rows, times)))
-    return pd.DataFrame(trials, columns=TRIALS.names)
-
-
-def _score(rows: pd.DataFrame, times: Floats) -> tuple[float, float]:
-    """Return the mean absolute error and the share of pairs of plans in the right order."""
-    error = np.abs(times / rows["measured_s"].to_numpy(np.float64) - 1.0).mean()
-    return float(error), share_ordered(rows, times)
 
 
 def score_plan_chances(cases: pd.DataFrame) -> pd.DataFrame:

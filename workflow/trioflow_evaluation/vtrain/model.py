@@ -223,16 +223,12 @@ with the doublings of the ranks."""
 class Form:
     """How a step is put together beside the parameters."""
 
-    # Whether backward runs each block's forward again. What a framework does is declared, never
-    # fitted: upstream's sample configuration of Megatron-DeepSpeed recomputes activations.
-    recompute: bool = True
     wait: str = WAITS[0]  # one of ``WAITS``; chosen inside a training fold
 
     @property
     def name(self) -> str:
         """In words."""
-        again = "recomputed forward" if self.recompute else "no recomputed forward"
-        return f"{again}, wait by {self.wait}"
+        return f"recomputed forward, wait by {self.wait}"
 
 
 FORMS = tuple(Form(wait=wait) for wait in WAITS)
@@ -305,10 +301,8 @@ class StepModel:
         slower = np.maximum(device_s, host_s)
         other = np.minimum(device_s, host_s) / slower
         parts_s = np.asarray(slower * (1.0 + other**SHARPNESS) ** (1.0 / SHARPNESS))
-        if form.recompute:
-            parts_s[..., PARTS.index("block_backward")] += parts_s[
-                ..., PARTS.index("block_forward")
-            ]
+        # Declared, not fitted: upstream's sample configuration of Megatron-DeepSpeed recomputes activations.
+        parts_s[..., PARTS.index("block_backward")] += parts_s[..., PARTS.index("block_forward")]
         return parts_s
 
     def _stage_columns(self, values: Floats, parts_s: Floats, pipeline: int, at: Any) -> Floats:

@@ -35,7 +35,7 @@ from trioflow.report.scores import ORACLE, OURS, SCORES, score_published
 from trioflow_evaluation.chances import measure_miss, render_chances
 from trioflow_evaluation.drawing import draw_panels
 from trioflow_evaluation.published.cases import PUBLISHED, describe_set
-from trioflow_evaluation.tables import CHECKS, PARAMETERS, TRIALS
+from trioflow_evaluation.tables import CHECKS, PARAMETERS
 from trioflow_evaluation.vtrain.data import EXACT_S, GROUPS, PLANS, UNCALIBRATED, VOCABULARY
 from trioflow_evaluation.vtrain.judge import NOTHING, WHOLE, score_plan_chances
 
@@ -190,19 +190,6 @@ def _render_chances(cases: pd.DataFrame) -> str:
     return render_details("Which of two plans is faster", "".join(parts))
 
 
-def _render_trials(trials: pd.DataFrame) -> str:
-    """Return the comparisons that are not a set of their own."""
-    fields = [
-        words("fitted on", "", "rows that were looked at", "trial"),
-        words("model", "", "who predicts", "model"),
-        numbers("draws", "", "how often, with other rows", "count", "draws"),
-        numbers("cases", "", "rows judged each time", "count", "cases"),
-        numbers("mean absolute error", "", SCORES["mean_absolute_error"], "percent", "mean_absolute_error"),
-        numbers("ordered", "of pairs", SCORES["ordered"], "percent", "ordered"),
-    ]  # fmt: skip
-    return render_records(trials, fields)
-
-
 def render_degrees(cases: pd.DataFrame) -> str:
     """Return errors and coverage by each degree."""
     mine = cases[cases["set"] == GROUPS]
@@ -318,7 +305,6 @@ _CAPTION = (
 def build_vtrain_page(
     case_files: Sequence[str | Path],
     parameter_file: str | Path,
-    trial_file: str | Path,
     check_file: str | Path,
     page: str | Path,
 ) -> pd.DataFrame:
@@ -333,19 +319,18 @@ def build_vtrain_page(
     if missing:
         raise InputError(f"no case of the set {missing[0]!r}", fix="run `snakemake published`")
     parameters = tables.read_table(parameter_file, "parameters", PARAMETERS)
-    trials = tables.read_table(trial_file, "trials", TRIALS)
     checks = tables.read_table(check_file, "checks", CHECKS)
     sized = read_sizes(cases)
     scores = score_published(cases)
     figures = [("predictions", draw_predictions(sized[sized["set"] == GROUPS]))]
     places = style.save_figures(Path(page).parent / FIGURES, figures)
-    files = [*case_files, parameter_file, trial_file, check_file]
-    write_page(page, _compose(sized, scores, parameters, trials, checks, places, files))
+    files = [*case_files, parameter_file, check_file]
+    write_page(page, _compose(sized, scores, parameters, checks, places, files))
     return scores
 
 
 def _compose(
-    cases: pd.DataFrame, scores: pd.DataFrame, parameters: pd.DataFrame, trials: pd.DataFrame,
+    cases: pd.DataFrame, scores: pd.DataFrame, parameters: pd.DataFrame,
     checks: pd.DataFrame, places: Mapping[str, str], files: Sequence[str | Path],
 ) -> Page:  # fmt: skip
     words = {name.replace("_", " "): text for name, text in SCORES.items()}
@@ -358,7 +343,6 @@ def _compose(
             Section("file", "What the file holds", [render_checks(checks)]),
             Section("scores", "Scores", [
                 render_scores(scores), _render_chances(cases),
-                render_details("Other questions", _render_trials(trials)),
             ]),
             Section("degrees", "Errors by degree", [render_degrees(cases)]),
             Section("limits", "What limits the accuracy", [

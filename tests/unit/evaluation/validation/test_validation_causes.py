@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from trioflow_evaluation.validation.aims import (
     AIMS,
-    measure_bus_bandwidths,
     select_cases,
     split_case,
     split_error,
@@ -43,11 +42,3 @@ def test_a_case_without_operators_is_not_split():
     cases = make_cases()
     row = select_cases(cases, SUMS).query("group == 'train'").to_dict("records")[0]
     assert split_case(cases, row).empty
-
-
-def test_bus_bandwidths_are_those_of_the_largest_common_message():
-    table = measure_bus_bandwidths(make_cases())
-    assert len(table) == 1
-    row = table.iloc[0]
-    assert row["part"] == "box; NCCL 2, some/table" and row["message_bytes"] == 1e6
-    assert [row[ranks] for ranks in (2, 4, 8)] == pytest.approx([1e9, 4e9, 2e9])

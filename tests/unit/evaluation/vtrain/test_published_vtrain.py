@@ -10,7 +10,7 @@ from trioflow.report.scores import score_published
 from trioflow.sweeps.search_space import Prediction, probability_faster
 from trioflow.tables import PUBLISHED_CASES, write_table
 from trioflow_evaluation.chances import measure_miss, render_chances
-from trioflow_evaluation.tables import CHECKS, PARAMETERS, TRIALS
+from trioflow_evaluation.tables import CHECKS, PARAMETERS
 from trioflow_evaluation.vtrain.data import GROUPS, PLANS, UNCALIBRATED
 from trioflow_evaluation.vtrain.judge import NOTHING, WHOLE, describe_plans, score_plan_chances
 from trioflow_evaluation.vtrain.model import list_parameters
@@ -66,10 +66,6 @@ def write_inputs(folder: Path) -> list[Path]:
     ]
     tables = {
         "parameters": (pd.DataFrame(rows, columns=PARAMETERS.names), PARAMETERS),
-        "trials": (
-            pd.DataFrame([("a tenth", "trioflow", 2, 9, 0.05, 0.9)], columns=TRIALS.names),
-            TRIALS,
-        ),
         "checks": (make_checks(10), CHECKS),
     }
     for name, (frame, schema) in tables.items():
@@ -98,9 +94,9 @@ def test_sizes_come_back_from_the_names() -> None:
 
 
 def test_the_page_holds_figures_scores_and_parameters(tmp_path: Path) -> None:
-    *cases, parameters, trials, checks = write_inputs(tmp_path)
+    *cases, parameters, checks = write_inputs(tmp_path)
     page = tmp_path / "report" / "page.html"
-    scores = build_vtrain_page(cases, parameters, trials, checks, page)
+    scores = build_vtrain_page(cases, parameters, checks, page)
     text = page.read_text()
     for name in ("predictions",):
         assert f"published_vtrain/{name}.svg" in text
@@ -142,9 +138,9 @@ def test_of_two_plans_the_probability_is_the_one_that_search_states() -> None:
 
 
 def test_a_missing_set_leaves_nothing_behind(tmp_path: Path) -> None:
-    first, _, third, parameters, trials, checks = write_inputs(tmp_path)
+    first, _, third, parameters, checks = write_inputs(tmp_path)
     with pytest.raises(InputError, match=PLANS):
-        build_vtrain_page([first, third], parameters, trials, checks, tmp_path / "page.html")
+        build_vtrain_page([first, third], parameters, checks, tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()
 
 

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from trioflow import tables
 from trioflow.report.scores import score_published
-from trioflow_evaluation.tables import PARAMETERS, TRIALS
+from trioflow_evaluation.tables import PARAMETERS
 from trioflow_evaluation.vtrain import judge as vtrain_fit
 from trioflow_evaluation.vtrain.data import GROUPS, PLANS, UNCALIBRATED, check_composition
 from trioflow_evaluation.vtrain.judge import LEFT_OUT, VtrainTables, judge_rows, share_ordered
@@ -25,7 +25,7 @@ def rows() -> pd.DataFrame:
 def judged(rows: pd.DataFrame) -> VtrainTables:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vtrain_fit, "MOST_ROUNDS", 6)
-        return judge_rows(rows, REDUCES, check_composition(rows, REDUCES), draws=1)
+        return judge_rows(rows, REDUCES, check_composition(rows, REDUCES))
 
 
 def test_every_row_is_in_every_set_and_fits_the_schema(
@@ -58,13 +58,6 @@ def test_parameters_of_every_fold_are_listed(judged: VtrainTables) -> None:
     assert len(folds) == 1 + 4 + 3  # a fit on all rows, four models, three plans
     assert (judged.parameters["value"] >= judged.parameters["low"] * (1 - 1e-9)).all()
     assert (judged.parameters["value"] <= judged.parameters["high"] * (1 + 1e-9)).all()
-
-
-def test_trials_compare_models_on_the_same_rows(judged: VtrainTables) -> None:
-    assert list(judged.trials.columns) == TRIALS.names
-    tenth = judged.trials[judged.trials["draws"] == 1]
-    assert {"trioflow", "regression", "uncalibrated", "analytical"} <= set(tenth["model"])
-    assert (judged.trials["mean_absolute_error"] >= 0).all()
 
 
 def test_the_order_is_that_of_the_scores(judged: VtrainTables, rows: pd.DataFrame) -> None:
