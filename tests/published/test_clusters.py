@@ -264,7 +264,7 @@ def test_scores_count_refused_plans_as_missed() -> None:
     ]  # fmt: skip
     cases = pd.DataFrame(rows)
     found = score_steps(cases).iloc[0]
-    assert found["runs"] == 3 and found["within_10"] == found["covered"] == pytest.approx(1 / 3)
+    assert found["cases"] == 3 and found["within_10"] == found["covered"] == pytest.approx(1 / 3)
     assert found["within_50"] == pytest.approx(1 / 3) and found["in_order"] == 0.0
 
 
@@ -286,7 +286,7 @@ def test_ways_that_simulate_nothing_are_beside_the_prediction(runs: list[Run]) -
     fitted = cases[cases["set"] == FITTED]
     middle = np.median(steps["constant MFU"][fitted.index] / fitted["measured_s"])
     assert middle == pytest.approx(1.0, rel=1e-6)
-    scores = score_ways(cases, steps).set_index("way")
+    scores = score_ways(cases, steps).set_index("group")
     assert scores.loc["boosted trees", "median_error"] < scores.loc["constant MFU", "median_error"]
     assert predict_steps(cases)["boosted trees"].tolist() == steps["boosted trees"].tolist()
     cells = choose_plans(cases, steps)

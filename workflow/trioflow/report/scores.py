@@ -102,15 +102,6 @@ def _count_pairs(cases: pd.DataFrame, column: str) -> tuple[int, int]:
     return int(right), int(wrong)
 
 
-def summarize_errors(error: pd.Series) -> dict[str, float]:
-    """Return what tables say of signed relative errors: median, 90th percentile and largest size, and bias."""
-    size = error.abs()
-    return {
-        "median_error": size.median(), "error_90": size.quantile(0.9), "most": size.max(),
-        "bias": error.median(),
-    }  # fmt: skip
-
-
 def share_in_order(
     cases: pd.DataFrame, of_one: list[str], predicted: str = "predicted_s", apart: float = 0.0
 ) -> float:

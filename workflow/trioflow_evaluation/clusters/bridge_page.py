@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from trioflow import tables
 from trioflow.report.pages import (
@@ -15,17 +13,16 @@ from trioflow.report.pages import (
     Page,
     Section,
     numbers,
-    percent_cell,
     render_records,
-    signed_cell,
     words,
     write_markdown,
     write_page,
     write_percent,
 )
-from trioflow.report.scores import share_in_order, summarize_errors
+from trioflow.report.scores import share_in_order
 
 from trioflow_evaluation.clusters.parts import plain_model
+from trioflow_evaluation.evaluate import evaluate, render_scores
 from trioflow_evaluation.tables import CLUSTER_RATES
 
 TITLE = "trioflow: Megatron-Bridge's rates on H100"
@@ -33,6 +30,7 @@ _LEAD = (
     "Tokens a second of language models on 8 to 1,024 H100, as Megatron-Bridge's own pages report them, beside what "
     "trioflow predicts for each row from its recipe."
 )
+_SHARES = ("median_error", "most", "bias", "covered", "in_order")
 _AIM = 0.15
 """Median error that was aimed at."""
 _KEY = (
@@ -49,17 +47,10 @@ def score_rates(cases: pd.DataFrame) -> pd.DataFrame:
     releases.
     """
     groups = [("all", cases), *cases.groupby(cases["model"].map(plain_model), sort=True)]
-    return pd.DataFrame([_score(str(name), rows) for name, rows in groups])
-
-
-def _score(name: str, rows: pd.DataFrame) -> dict[str, Any]:
-    known = rows[rows["refused"] == ""]
-    measured = known["measured_tokens_per_s"]
-    inside = (measured >= known["low_tokens_per_s"]) & (measured <= known["high_tokens_per_s"])
-    return {
-        "group": name, "rows": len(rows), "predicted": len(known), "covered": inside.mean(),
-        "in_order": _share_in_order(known), **summarize_errors(_signed_error(known)),
-    }  # fmt: skip
+    known = [(str(name), rows[rows["refused"] == ""]) for name, rows in groups]
+    scores = evaluate(known, quantity="{}_tokens_per_s")
+    order = [_share_in_order(rows) for _, rows in known]
+    return scores.assign(cases=[len(rows) for _, rows in groups], in_order=order)
 
 
 def _signed_error(rows: pd.DataFrame) -> pd.Series:
@@ -80,7 +71,7 @@ def build_bridge_page(rates: str | Path, page: str | Path) -> None:
     """Write the page; ``rates``: Parquet file of ``trioflow_evaluation.tables.CLUSTER_RATES``."""
     cases = tables.read_table(rates, "cluster_rates", CLUSTER_RATES)
     content = [
-        Section("scores", "How far off", [_render_scores(score_rates(cases))]),
+        Section("scores", "How far off", [render_scores(score_rates(cases), "Errors of the rates", ("cases", "predicted", *_SHARES), "model")]),
         Section("rows", "Every row", [_render_rows(cases)]),
         Section("refused", "Rows that are not predicted", [_render_refused(cases)]),
     ]  # fmt: skip
@@ -98,24 +89,6 @@ def summarize(cases: pd.DataFrame) -> str:
         f"signed error {write_percent(score['bias'])}; {write_percent(score['covered'])} of the measured rates lie inside the "
         f"80 % interval, {write_percent(score['in_order'])} of a model's pairs are in the measured order."
     )
-
-
-def _render_scores(scores: pd.DataFrame) -> str:
-    fields = [
-        words("model", "", "as the pages call it", "group"), numbers("rows", "", "of the pages", "count", "rows"),
-        numbers("predicted", "", "of them", "count", "predicted"),
-        numbers("median error", "absolute", "of tokens a second", _maybe(percent_cell), "median_error"),
-        numbers("most", "absolute", "largest error", _maybe(percent_cell), "most"),
-        numbers("bias", "", "median signed error", _maybe(signed_cell), "bias"),
-        numbers("covered", "", "measured inside the 80 % interval", _maybe(percent_cell), "covered"),
-        numbers("in order", "", "pairs of what one model was asked", _maybe(percent_cell), "in_order"),
-    ]  # fmt: skip
-    return render_records(scores, fields, "Errors of the rates")
-
-
-def _maybe(cell: Callable[[float], Cell]) -> Callable[[float], Cell]:
-    """Return a cell that is empty where there is no number."""
-    return lambda value: cell(value) if not np.isnan(value) else Cell("")
 
 
 def _render_rows(cases: pd.DataFrame) -> str:
@@ -161,13 +134,12 @@ def write_degrees(row: dict[str, Any]) -> str:
 
 def write_rates_table(cases: pd.DataFrame) -> str:
     """Return the Markdown tables of docs: what was judged, by model, and why other rows were not."""
-    shares = ("median_error", "most", "bias", "covered", "in_order")
     scores = [
         (
             row["group"],
-            row["rows"],
+            row["cases"],
             row["predicted"],
-            *(write_percent(row[name]) for name in shares),
+            *(write_percent(row[name]) for name in _SHARES),
         )
         for row in score_rates(cases).to_dict("records")
     ]

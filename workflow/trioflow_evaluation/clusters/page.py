@@ -39,7 +39,6 @@ from trioflow.report.pages import (
     write_percent,
     write_signed_percent,
 )
-from trioflow.report.scores import summarize_errors
 
 from trioflow_evaluation.chances import measure_miss, render_chances
 from trioflow_evaluation.clusters.scores import (
@@ -56,12 +55,12 @@ from trioflow_evaluation.clusters.scores import (
     mark_crowded,
     name_model,
     score_chances,
-    score_group,
     score_steps,
     score_survival,
     split_by_nodes,
     tabulate_reliability,
 )
+from trioflow_evaluation.evaluate import evaluate, render_scores
 from trioflow_evaluation.tables import CLUSTER_MEMORY, CLUSTER_PEAKS, CLUSTER_STEPS
 
 OURS = "trioflow"
@@ -101,16 +100,10 @@ def predict_steps(cases: pd.DataFrame) -> dict[str, NDArray[np.float64]]:
 
 
 def score_ways(cases: pd.DataFrame, steps: Mapping[str, NDArray[np.float64]]) -> pd.DataFrame:
-    """Return `scores.score_group` of each way, ``mean_error``, and ``fast_error``, the median above ``scores.FAST``."""
-    rows = []
-    for way, predicted_s in steps.items():
-        judged = cases.assign(predicted_s=predicted_s)
-        error = (judged["predicted_s"] / judged["measured_s"] - 1).abs()
-        fast = error[judged["mfu"] > FAST].fillna(np.inf).median()
-        rows.append(
-            {"way": way, **score_group(way, judged), "mean_error": error.mean(), "fast_error": fast}
-        )
-    return pd.DataFrame(rows)
+    """Return `evaluate.evaluate` of each way, with ``fast_error``, the median above ``scores.FAST``."""
+    judged = [(way, cases.assign(predicted_s=predicted_s)) for way, predicted_s in steps.items()]
+    fast = evaluate((way, rows[rows["mfu"] > FAST]) for way, rows in judged)
+    return evaluate(judged, CELL).assign(fast_error=fast["median_error"])
 
 
 def choose_plans(cases: pd.DataFrame, steps: Mapping[str, NDArray[np.float64]]) -> pd.DataFrame:
@@ -252,10 +245,10 @@ def describe_causes(steps: pd.DataFrame) -> str:
     before, mended = steps[steps["set"] == BEFORE], judge_order(steps)
     parts = {f"{BEFORE} (their cause is known, nothing here models it)": before}
     parts |= {name: mended[chosen] for name, chosen in split_by_nodes(mended).items()}
-    scored = [(name, score_group(name, rows)) for name, rows in parts.items() if len(rows)]
+    scores = evaluate((name, rows) for name, rows in parts.items() if len(rows))
     texts = [
-        f"{name} {write_percent(score['median_error'])}, bias {write_signed_percent(score['bias'])} ({score['runs']:,} runs)"
-        for name, score in scored
+        f"{score['group']} {write_percent(score['median_error'])}, bias {write_signed_percent(score['bias'])} ({score['cases']:,} runs)"
+        for score in scores.to_dict("records")
     ]
     return f"Median errors: {'; '.join(texts)}."
 
@@ -270,7 +263,8 @@ def _judge_steps(cases: pd.DataFrame) -> list[Line]:
              headline: str = "") -> Line:  # fmt: skip
         if not chosen.any():
             return Line(what, 0, math.nan)
-        found = {way: score_group(way, rows[chosen])[key] for way, rows in judged.items()}
+        scores = evaluate(((way, rows[chosen]) for way, rows in judged.items()), CELL)
+        found = dict(zip(scores["group"], scores[key], strict=True))
         ours = found.pop(OURS)
         return Line(what, int(chosen.sum()), ours, aim, more, others=found, headline=headline)
 
@@ -290,7 +284,7 @@ def _judge_steps(cases: pd.DataFrame) -> list[Line]:
     lines = [one for one in asked if one.cases]
     if len(before):
         lines.append(
-            Line(f"step, median error: {BEFORE}", len(before), score_group("", before)[median])
+            Line(f"step, median error: {BEFORE}", len(before), evaluate([("", before)])[median][0])
         )
     return [
         *lines,
@@ -345,11 +339,7 @@ def score_peaks(cases: pd.DataFrame) -> pd.DataFrame:
     groups += [(f"tensor degree {t}", rows) for t, rows in predicted.groupby("tensor")]
     groups += [(str(device).upper(), rows) for device, rows in predicted.groupby("device")]
     groups.append(("some arguments not followed", predicted[predicted["not_followed"] != ""]))
-    return pd.DataFrame([_score(name, rows) for name, rows in groups if len(rows)])
-
-
-def _score(name: str, rows: pd.DataFrame) -> dict[str, Any]:
-    return {"group": name, "cases": len(rows), **summarize_errors(_signed_error(rows))}
+    return evaluate(((name, rows) for name, rows in groups if len(rows)), quantity="{}_bytes")
 
 
 def _signed_error(rows: pd.DataFrame) -> pd.Series:
@@ -369,20 +359,9 @@ def peaks_section(cases: pd.DataFrame) -> Section:
         "megatron", "Megatron-LM's peaks",
         [
             render_paragraph(text),
-            render_details("Errors by kind of run", _render_scores(scores)), _render_refused(cases), _render_cases(cases),
+            render_details("Errors by kind of run", render_scores(scores, "Errors of Megatron-LM's peaks", ("cases", "median_error", "error_90", "most", "bias"), "cases")), _render_refused(cases), _render_cases(cases),
         ],
     )  # fmt: skip
-
-
-def _render_scores(scores: pd.DataFrame) -> str:
-    fields = [
-        words("cases", "", "which", "group"), numbers("number", "", "how many", "count", "cases"),
-        numbers("median error", "absolute", "of the predicted peak", "percent", "median_error"),
-        numbers("90th percentile", "absolute", "of the predicted peak", "percent", "error_90"),
-        numbers("most", "absolute", "largest error", "percent", "most"),
-        numbers("bias", "", "median signed error", "signed", "bias"),
-    ]  # fmt: skip
-    return render_records(scores, fields, "Errors of Megatron-LM's peaks")
 
 
 def _render_refused(cases: pd.DataFrame) -> str:
@@ -435,9 +414,17 @@ _WORDS = {
 }
 
 
-_IN_ORDER = numbers(
-    "in order", "", "pairs of one model on as many nodes of one network that stand as measured", "percent", "in_order"
-)  # fmt: skip
+_STEP_SCORES = (
+    "cases",
+    "median_error",
+    "bias",
+    "within_10",
+    "within_20",
+    "within_50",
+    "covered",
+    "width",
+    "in_order",
+)
 
 
 def build_clusters_page(
@@ -453,7 +440,7 @@ def build_clusters_page(
             render_aims(lines), render_paragraph(describe_causes(timed)),
         ]),
         Section("steps", "Steps", [
-            render_paragraph(_STEPS), _render_steps(score_steps(timed)),
+            render_paragraph(_STEPS), render_scores(score_steps(timed), "Errors of the steps", _STEP_SCORES, "runs of"),
             render_details("Intervals, and which of two plans is faster", _render_intervals(timed) + render_chances(score_chances(timed), "one model's runs on as many nodes")),
             render_details(
                 "Runs that are crowded or repeated", _render_crowded(timed) + _render_repeated(timed)
@@ -488,20 +475,6 @@ def render_aims(lines: Sequence[Line]) -> str:
         words("other ways", "", "what they reach; the trees saw nine tenths of the runs", lambda line: line.write_others()),
     ]  # fmt: skip
     return render_records(lines, fields, "Aims")
-
-
-def _render_steps(scores: pd.DataFrame) -> str:
-    """Return how far the steps are off, by groups of runs."""
-    fields = [
-        words("runs of", "", "which", "group"), numbers("runs", "", "how many", "count", "runs"),
-        numbers("median error", "absolute", "of the simulated step", "percent", "median_error"),
-        numbers("bias", "", "median signed error", "signed", "bias"),
-        *(numbers(f"within {most} %", "", "share of the runs", "percent", f"within_{most}") for most in (10, 20, 50)),
-        numbers("covered", "", "measured step inside the 80 % interval", "percent", "covered"),
-        numbers("width", "", "of the interval over the measured step, mean", "percent", "width"),
-        _IN_ORDER,
-    ]  # fmt: skip
-    return render_records(scores, fields, "Errors of the steps")
 
 
 def _render_intervals(cases: pd.DataFrame) -> str:
@@ -546,14 +519,8 @@ def _render_choice(cases: pd.DataFrame) -> str:
         f"{mean} (aim {write_percent(_LOSS_AIM, 0)}). The rule takes the smallest tensor, then pipeline degree; a constant MFU any plan. The trees "
         "are fitted on nine tenths of these very runs, the constant MFU on the runs that may be fitted on."
     )  # fmt: skip
-    fields = [
-        words("way", "", "how a step is known", "way"),
-        numbers("median error", "absolute", "of the step", "percent", "median_error"),
-        numbers("median error", "MFU above 10 %", "of the step", "percent", "fast_error"),
-        numbers("mean error", "absolute", "of the step", "percent", "mean_error"),
-        numbers("within 20 %", "", "share of the runs", "percent", "within_20"), _IN_ORDER,
-    ]  # fmt: skip
-    table = render_records(scores, fields, "Ways to know a step")
+    shown = ("median_error", "fast_error", "mean_error", "within_20", "in_order")
+    table = render_scores(scores, "Ways to know a step", shown, "way")
     return render_paragraph(text) + table + _render_cells(cells, ways)
 
 

@@ -19,10 +19,10 @@ from trioflow.hardware.device_sheet import load_device
 from trioflow.parallel.memory.peak import count_outside
 from trioflow.parallel.memory.survival import DOUBTED, LIKELY, SURVIVAL, Survival, load_survival
 from trioflow.report.pages import NOTHING, write_markdown, write_percent
-from trioflow.report.scores import share_in_order
 from trioflow.sweeps.search_space import Prediction
 
 from trioflow_evaluation.chances import score_pairs
+from trioflow_evaluation.evaluate import evaluate
 from trioflow_evaluation.tables import CLUSTER_MEMORY, CLUSTER_STEPS
 
 RAN, FITTED, FAILED = "ran", "ran, fitted on", "failed"
@@ -79,7 +79,7 @@ def find_odds(needs: NDArray[np.float64], survival: Survival | None = None) -> N
 
 
 def score_steps(cases: pd.DataFrame) -> pd.DataFrame:
-    """Return `score_group` of steps by set, network, how the plan lies on nodes, model and number of nodes.
+    """Return `evaluate.evaluate` of steps by set, network, how the plan lies on nodes, model and number of nodes.
 
     A refused run has no prediction: it is outside of everything.
     """
@@ -94,7 +94,7 @@ def score_steps(cases: pd.DataFrame) -> pd.DataFrame:
     groups += [
         (f"{n} {'node' if n == 1 else 'nodes'}", rows) for n, rows in mended.groupby("nodes")
     ]
-    return pd.DataFrame([score_group(name, rows) for name, rows in groups if len(rows)])
+    return evaluate(((name, rows) for name, rows in groups if len(rows)), CELL)
 
 
 def split_by_nodes(cases: pd.DataFrame) -> dict[str, pd.Series]:
@@ -105,24 +105,6 @@ def split_by_nodes(cases: pd.DataFrame) -> dict[str, pd.Series]:
         "on one node": ~several, "replicas over nodes": several & ~chained & ~beyond,
         "pipelines over nodes": chained, "tensor groups beyond a node": beyond,
     }  # fmt: skip
-
-
-def score_group(name: str, rows: pd.DataFrame) -> dict[str, Any]:
-    """Return the errors of some runs' ``predicted_s``: a row of :func:`score_steps`."""
-    measured = rows["measured_s"].to_numpy()
-    signed = rows["predicted_s"] / rows["measured_s"] - 1
-    error = signed.abs().fillna(np.inf)
-    inside = (rows["low_s"].to_numpy() <= measured) & (measured <= rows["high_s"].to_numpy())
-    return {
-        "group": name,
-        "runs": len(rows),
-        "median_error": float(error.median()),
-        **{f"within_{most}": float((error <= most / 100).mean()) for most in (10, 20, 50)},
-        "bias": float(signed.median()),
-        "covered": float(inside.mean()),
-        "width": float(((rows["high_s"] - rows["low_s"]) / measured).mean()),
-        "in_order": share_in_order(rows, CELL),
-    }
 
 
 def mark_crowded(memory: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:

@@ -350,7 +350,6 @@ def render_growth(cases: pd.DataFrame, causes: pd.DataFrame, name: str) -> str:
         "<h3>The error as a sum of parts: another batch, the plan, the rest</h3>"
         + render_paragraph(_describe_growth(parts))
         + render_records(rows, fields, "Parts of the error")
-        + _render_classes(cases, causes, name, str(parts.index[0]))
     )
 
 
@@ -366,31 +365,6 @@ def _describe_growth(parts: pd.DataFrame) -> str:
         "collectives missed on workloads left out of their fits. It knows of no rest, for no fit has seen this software, and of growth only what "
         "other workloads showed. No parameter was fitted on these rows."
     )
-
-
-def _render_classes(cases: pd.DataFrame, causes: pd.DataFrame, name: str, case: str) -> str:
-    """Return the growth of every class of operators of one case."""
-    row = cases[(cases["set"] == name) & (cases["case"] == case)].iloc[0]
-    chosen = (causes["set"] == name) & (causes["case"] == case) & (causes["role"] == GROWTH)
-    wide = causes[chosen].pivot(index="parameter", columns="setting", values="time_s")
-    wide = wide.sort_values(PROPORTIONAL, ascending=False, kind="stable")
-    wide.loc["sum"] = wide.sum()
-    table = pd.DataFrame(
-        {"class": wide.index, "plain": wide[PROPORTIONAL], "predicted": wide[RESCALED]}
-    )
-    table["growth"] = (table["predicted"] - table["plain"]) / row["measured_s"]
-    table["share"] = table["plain"] / row["measured_s"]
-    table["ratio"] = (table["predicted"] / table["plain"]).where(table["plain"] != 0)
-    fields = [
-        words("operators", "phase and class", "", "class"),
-        numbers("in proportion", "to the batch", "recorded time times the measured over the traced batch", "time", "plain"),
-        numbers("predicted", "", "the same operators rescaled by the model, which never saw the workload", "time", "predicted"),
-        numbers("ratio", "predicted to proportional", "below 1: predicted to grow less than the batch", "number", "ratio"),
-        numbers("growth", "points", _MEANINGS["growth"], "signed", "growth"),
-        numbers("share", "of the step", "of the measured step, in proportion", "percent", "share"),
-    ]  # fmt: skip
-    title = f"Growth of each class of operators: {case}"
-    return render_details(title, render_records(table, fields, title))
 
 
 def draw_cases(cases: pd.DataFrame, name: str) -> Figure:

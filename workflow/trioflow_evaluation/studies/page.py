@@ -14,9 +14,8 @@ import pandas as pd
 import pyarrow as pa
 from trioflow import tables
 from trioflow.base.errors import InputError
-from trioflow.base.provenance import atomic_path, digest_file
+from trioflow.base.provenance import atomic_path
 from trioflow.report.pages import (
-    NOTHING,
     Cell,
     Column,
     Page,
@@ -31,7 +30,6 @@ from trioflow.report.pages import (
     render_table,
     write_page,
     write_percent,
-    write_range,
     write_time,
 )
 from trioflow.tables import records
@@ -60,7 +58,6 @@ def render_wafer(rows: pd.DataFrame) -> tuple[str, str]:
     )
     body = "".join([
         _render_paper_cases(rows),
-        render_details("Every case", _render_wafer_cases(rows)),
         _render_swept([
             ("workloads and plans", "; ".join(_name_case(row) for row in records(_first(rows)))),
             ("links of the mesh", _list_rates(rows[rows["sweep"] == "link"])),
@@ -134,41 +131,6 @@ def _taken_away(case: pd.DataFrame, mesh_s: float, variant: str) -> list[float]:
     ]
 
 
-def _render_wafer_cases(rows: pd.DataFrame) -> str:
-    """Return a row a case: the step on the mesh and on circuits."""
-    rates = sorted(set(rows[rows["sweep"] == "link"]["link_bandwidth_bytes_per_s"]), reverse=True)
-    shown = [rates[-1], rates[len(rates) // 2], rates[0]] if len(rates) > 2 else rates[::-1]
-    columns = [
-        Column("workload", "samples a GPU; plan", number=False),
-        Column("without network", "step"),
-        *(Column(_gb(rate), "mesh") for rate in shown),
-        *(Column(name, "circuits; ports") for name in _CIRCUITS),
-        Column("set up later", "circuits, by ports", "circuits that a later step sets up"),
-    ]
-    lines = []
-    for about in records(_first(rows)):
-        case = _same_case(rows, about)
-        cells = [
-            Cell(about["workload"], None, f"{about['samples_per_replica']}; {about['plan']}"),
-            Cell(write_time(about["ideal_s"]), about["ideal_s"]),
-        ]
-        snake = case[(case["sweep"] == "link") & (case["variant"] == "snake")]
-        for rate in shown:
-            slower = snake[snake["link_bandwidth_bytes_per_s"] == rate]["step_s"] / about["ideal_s"]
-            cells += [_number(float(value)) for value in slower] or [Cell(NOTHING, "")]
-        for variant in _CIRCUITS:
-            circuits = case[(case["network"] == "circuit") & (case["variant"] == variant)]
-            best = circuits.sort_values(["step_s", "ports_per_circuit"]).iloc[0]
-            cells.append(_number(best["step_s"] / best["ideal_s"], str(best["ports_per_circuit"])))
-        later = case[case["variant"] == "later step"].sort_values("ports_per_circuit")
-        counts = [f"{row['established']}" for row in records(later)]
-        lines.append([*cells, Cell(" / ".join(counts), float(later["established"].max()))])
-    caption = (
-        "Every case: steps over those without network; ring along the mesh, best number of ports"
-    )
-    return render_table(columns, lines, caption)
-
-
 def render_hop(rows: pd.DataFrame) -> tuple[str, str]:
     """Return question, answer, tables and assumptions of the Hop study (``HOP``)."""
     words = (
@@ -182,7 +144,6 @@ def render_hop(rows: pd.DataFrame) -> tuple[str, str]:
         render_details(
             "The speed-ups in numbers", "".join(_render_speedups(rows, graph) for graph in dict.fromkeys(rows["graph"]))
         ),
-        _render_hop_bandwidths(rows),
         _render_swept([
             ("graphs", join_words(dict.fromkeys(rows["graph"]))),
             ("what is slowed", join_words(dict.fromkeys(rows["slowed"]))),
@@ -245,22 +206,6 @@ def _render_speedups(rows: pd.DataFrame, graph: str) -> str:
     return render_table(columns, lines, f"Speed-up over the standard rules, {graph} graph, {rate}")
 
 
-def _render_hop_bandwidths(rows: pd.DataFrame) -> str:
-    """Return medians at every bandwidth, folded away."""
-    keys = ["graph", "slowed", "variant", "bandwidth_bytes_per_s"]
-    median = rows[rows["variant"] != hop.STANDARD].groupby(keys, sort=False)["speedup"].median()
-    wide = median.unstack("bandwidth_bytes_per_s").sort_index(axis=1)
-    columns = [
-        Column("graph", number=False), Column("slow", number=False), Column("rule", number=False),
-        *(Column(_gb(rate), "median") for rate in sorted(set(rows["bandwidth_bytes_per_s"]))),
-    ]  # fmt: skip
-    lines = [
-        [*(Cell(str(word)) for word in about), *(_number(float(value)) for value in values)]
-        for about, values in zip(wide.index, wide.to_numpy(), strict=True)
-    ]
-    return render_details("Medians at every bandwidth", render_table(columns, lines))
-
-
 def render_distsim(rows: pd.DataFrame) -> tuple[str, str]:
     """Return question, answer, tables and assumptions of DistSim's search (``SWEEP_RESULTS`` of ``predict_distsim``)."""
     best, worst = (_name_published(one) for one in (distsim.BEST, distsim.WORST))
@@ -273,7 +218,6 @@ def render_distsim(rows: pd.DataFrame) -> tuple[str, str]:
     scales = join_words(f"{scale:g}" for scale in sorted(set(rows["communication_scale"])))
     body = "".join([
         _render_orders(rows),
-        _render_plans(rows),
         _render_swept([
             ("plans", "every product of tensor, pipeline and data degree, powers of two, on 16 GPUs"),
             ("communication", f"{scales} times as slow as over the assumed network"),
@@ -319,27 +263,6 @@ def _render_orders(rows: pd.DataFrame) -> str:
             *(Cell(f"{place} of {len(order)}", float(place)) for place in places),
         ])  # fmt: skip
     return render_table(columns, lines, "First and last plan at each speed of the network")
-
-
-def _render_plans(rows: pd.DataFrame) -> str:
-    """Return every plan's step with its interval, folded away."""
-    scales = sorted(set(rows["communication_scale"]))
-    columns = [
-        Column("plan", number=False),
-        *(Column(f"communication x {scale:g}", "step; 80 % interval") for scale in scales),
-    ]
-    first = rows[rows["communication_scale"] == scales[0]]
-    cells = {
-        (distsim.name_plan(row), row["communication_scale"]): Cell(
-            write_time(row["step_time_s"]), row["step_time_s"], write_range(row["low_s"], row["high_s"])
-        )
-        for row in records(rows)
-    }  # fmt: skip
-    lines = [
-        [Cell(name), *(cells[name, scale] for scale in scales)]
-        for name in distsim.order_plans(first)
-    ]
-    return render_details("Every plan's step", render_table(columns, lines))
 
 
 def _name_published(plan: distsim.Published) -> str:
@@ -468,33 +391,10 @@ def _compose(found: Mapping[str, pd.DataFrame], folder: Path) -> Page:
             render_figure(f"{FIGURES}/{figure}.svg", CAPTIONS[figure]) for figure in study.figures
         ]
         sections.append(Section(name, study.title, [words, *figures, body]))
-    origin = Section(
-        "provenance", "Where the numbers come from", _list_origins(found, folder), folded=True
-    )
     return Page(
         TITLE,
-        [*sections, origin],
+        sections,
         "Nothing on this page was measured here. Operator times are predicted from shapes, networks and protocols are "
         f"simulated: {runs}. What papers report is cited as such, and nothing was fitted to it.",
+        files=[folder / f"{name}.parquet" for name in found],
     )  # fmt: skip
-
-
-def _list_origins(found: Mapping[str, pd.DataFrame], folder: Path) -> list[str]:
-    """Return the tables of the studies and what they rest on, by name and digest."""
-    words = (
-        "Every number above is computed from the tables of the studies, which `snakemake studies` makes from traces and cost "
-        "models that ship with the library."
-    )
-    columns = [
-        Column("file", "", "folder and name", number=False),
-        Column("SHA-256", "first 16 digits", "digest of the content", number=False),
-        Column("read by", number=False),
-    ]
-    lines = []
-    for name, rows in found.items():
-        table = folder / f"{name}.parquet"
-        lines.append([Cell(table.name), Cell(digest_file(table)[:16]), Cell("this page")])
-        for path, digest in sorted(rows.attrs.get("inputs", {}).items()):
-            lines.append([Cell(path), Cell(digest), Cell(name)])
-    files = render_details(f"{len(lines)} files", render_table(columns, lines, "Files read"))
-    return [render_paragraph(words), files]

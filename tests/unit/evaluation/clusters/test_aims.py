@@ -148,7 +148,7 @@ def test_pipelines_before_their_fix_are_reported_and_judged_with_nothing() -> No
 
 
 def test_fitted_runs_stand_apart() -> None:
-    groups = score_steps(make_steps()).set_index("group")["runs"]
+    groups = score_steps(make_steps()).set_index("group")["cases"]
     assert groups[FITTED] == groups["on one node"] == 3 and groups["all others"] == 6
     assert BEFORE not in groups
 

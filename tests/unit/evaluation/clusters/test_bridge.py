@@ -140,7 +140,7 @@ def test_scores_count_every_row_and_pairs_by_what_was_asked(cases, tmp_path):
     assert cases["predicted_tokens_per_s"].tolist()[:2] == pytest.approx([900, 1100])
     scores = score_rates(cases).set_index("group")
     everything = scores.loc["all"]
-    assert (everything["rows"], everything["predicted"]) == (4, 3)
+    assert (everything["cases"], everything["predicted"]) == (4, 3)
     assert everything["median_error"] == pytest.approx(0.1)  # 25, 10 and 10 %
     assert everything["covered"] == pytest.approx(2 / 3)
     # Measured 1,100 in the mean of two releases against 1,000, and predicted 900 against 1,100.
