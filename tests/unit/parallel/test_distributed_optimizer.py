@@ -447,3 +447,42 @@ def test_zero2_overlaps_its_buckets_where_the_framework_does(gpu_trace, recipe, 
             next_of.setdefault(int(before), int(after))
     first = next(i for i in rows if i > reduced[0] and rows[i]["stream"] == "compute")
     assert len(reduced) > 4 and (next_of[reduced[0]] == first) == waits
+
+
+FP32_GRADIENTS = [
+    "fp32",
+    "tf32",
+    "bf16",
+    "fp16",
+    "fsdp2-mixed",
+    "megatron-fp32",
+    "megatron-tf32",
+    "megatron-bf16",
+    "megatron-fp16-fp32-reduce",
+    "nanotron-bf16",
+    "fp8",
+    "fp8-params",
+    "fp8-delayed",
+    "fp8-delayed-params",
+    "fp8-block",
+    "fp8-block-params",
+]
+HALF_REDUCED = {
+    "fsdp2-bf16-reduce": 4,
+    "deepspeed-bf16": 4,
+}  # kept in fp32, reduced in half precision
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_reduces_and_keeps_gradients_in_its_framework_s_formats(gpu_trace, name):
+    """Megatron-LM: fp32 unless --grad-reduce-in-bf16 or fp16; nanotron fp32; DeepSpeed's communication_data_type bf16."""
+    reduced, kept = (4, 4) if name in FP32_GRADIENTS else (2, HALF_REDUCED.get(name, 2))
+    recipe = RECIPES[name]
+    assert (recipe.reduce_bytes, recipe.gradient_bytes) == (reduced, kept)
+    if not recipe.casts_model:
+        return
+    count_of = sum(int(g["size_bytes"]) for g in gpu_trace.facts.gradients) // 4
+    sharding = "fsdp" if recipe.shards_main else "distributed"
+    graph = build(with_recipe(gpu_trace, name), 2, 1, 1, sharding, 1)
+    moved = count(graph, "reduce_scatter", "all_reduce")
+    assert moved == pytest.approx(count_of * reduced, rel=0.02)  # fully_shard pads rows
