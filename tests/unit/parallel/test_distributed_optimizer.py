@@ -366,14 +366,24 @@ def count(graph, *names):
 @pytest.mark.parametrize(
     ("recipe", "sharding", "sync", "times"),
     [
-        ("fp32", "none", "auto", 1), ("fp32", "none", "micro-batch", 3), ("fp32", "zero1", "auto", 1),
-        ("fp32", "zero1", "micro-batch", 3), ("fp32", "fsdp", "auto", 3), ("fp32", "fsdp", "step", 1),
-        ("fp32", "zero2", "auto", 3), ("fp32", "distributed", "auto", 1), ("fp32", "partitioned", "auto", 3),
-        ("megatron-bf16", "zero1", "auto", 1), ("megatron-bf16", "fsdp", "auto", 3), ("nanotron-bf16", "zero1", "auto", 1),
-        ("deepspeed-bf16", "zero1", "auto", 1), ("deepspeed-bf16-reduce", "zero2", "auto", 3),
-        ("colossalai-bf16", "zero1", "auto", 1), ("colossalai-bf16", "zero2", "auto", 3),
+        ("fp32", "none", "auto", 1),
+        ("fp32", "none", "micro-batch", 3),
+        ("fp32", "zero1", "auto", 1),
+        ("fp32", "zero1", "micro-batch", 3),
+        ("fp32", "fsdp", "auto", 3),
+        ("fp32", "fsdp", "step", 1),
+        ("fp32", "zero2", "auto", 3),
+        ("fp32", "distributed", "auto", 1),
+        ("fp32", "partitioned", "auto", 3),
+        ("megatron-bf16", "zero1", "auto", 1),
+        ("megatron-bf16", "fsdp", "auto", 3),
+        ("nanotron-bf16", "zero1", "auto", 1),
+        ("deepspeed-bf16", "zero1", "auto", 1),
+        ("deepspeed-bf16-reduce", "zero2", "auto", 3),
+        ("colossalai-bf16", "zero1", "auto", 1),
+        ("colossalai-bf16", "zero2", "auto", 3),
     ],
-)  # fmt: skip
+)
 def test_gradients_are_reduced_as_often_as_the_framework_does(
     gpu_trace, recipe, sharding, sync, times
 ):
@@ -391,12 +401,21 @@ def test_gradients_are_reduced_as_often_as_the_framework_does(
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"sharding": "distributed", "accumulate": 2, "gradient_sync": "micro-batch"}, "reduces once"),
-        ({"sharding": "fsdp", "accumulate": 2, "gradient_sync": "micro-batch", "no_sync": True}, "no_sync"),
-        ({"sharding": "partitioned", "accumulate": 2, "gradient_sync": "step"}, "keeps gradients whole"),
+        (
+            {"sharding": "distributed", "accumulate": 2, "gradient_sync": "micro-batch"},
+            "reduces once",
+        ),
+        (
+            {"sharding": "fsdp", "accumulate": 2, "gradient_sync": "micro-batch", "no_sync": True},
+            "no_sync",
+        ),
+        (
+            {"sharding": "partitioned", "accumulate": 2, "gradient_sync": "step"},
+            "keeps gradients whole",
+        ),
         ({"sharding": "partitioned", "pipeline": 2}, "partitioned with a pipeline"),
     ],
-)  # fmt: skip
+)
 def test_gradient_syncs_that_no_framework_has_are_refused(columns, message):
     with pytest.raises(PlanError, match=message):
         make_plan(2, **columns)
