@@ -16,7 +16,6 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 from matplotlib.figure import Figure as Drawing
-from matplotlib.patches import Patch
 from trioflow import tables
 from trioflow.base.errors import InputError
 from trioflow.base.provenance import stamp
@@ -41,25 +40,21 @@ from trioflow_evaluation.figures.points import (
     LINE_IN,
     MEASURED,
     STEP,
-    Point,
     align_titles,
-    choose_looks,
     column_style,
-    count_lines,
     draw_points,
-    list_handles,
     list_live_rows,
     list_live_shares,
     list_predicted_rows,
     list_predicted_shares,
     list_published_rows,
     list_validation_rows,
-    mean_absolute,
+    make_points,
+    measure_height,
     new_column_figure,
     read_live_errors,
     save_column_figure,
-    spread_logarithmic,
-    spread_symmetric,
+    spread_places,
     use_busy_time,
 )
 from trioflow_evaluation.studies import wafer
@@ -68,7 +63,6 @@ from trioflow_evaluation.tables import (
     EVIDENCE,
     EVIDENCE_KINDS,
     HOP,
-    MEASURED_HERE,
     ONLY_SIMULATED,
     SHARES,
     SIMULATOR_TIMES,
@@ -86,7 +80,7 @@ class _Panel:
 
     title: str  # what its numbers rest on, and a summary
     axis: str
-    points: list[Point]
+    points: pd.DataFrame  # as ``points.make_points`` returns them
     errors: bool  # whether the axis holds errors, not times
 
 
@@ -94,26 +88,30 @@ def draw_evidence(figure: Figure, rows: pd.DataFrame) -> Drawing:
     """Draw ``EVIDENCE`` of a figure of the forms errors or order, a panel for each kind; InputError where there is no row."""
     style.refuse_nothing(rows, f"{figure.name}: no row to draw")
     panels = list_panels(figure, rows)
-    looks = choose_looks([point.series for panel in panels for point in panel.points])
-    heights = [LINE_IN * count_lines(panel.points) for panel in panels]
+    series = list(dict.fromkeys(name for panel in panels for name in panel.points["series"]))
+    heights = [LINE_IN * measure_height(panel.points) for panel in panels]
     with column_style():
-        handles = list_handles(looks, [panel.points for panel in panels])
-        legend_in = 0.15 * -(-len(handles) // 2) + 0.08
-        drawing = new_column_figure(sum(heights) + _HEAD_IN * len(panels) + legend_in)
+        drawing = new_column_figure(
+            sum(heights) + _HEAD_IN * len(panels) + 0.08 * (len(series) + 6)
+        )
         grid = drawing.subplots(len(panels), 1, squeeze=False, height_ratios=heights).ravel()
         for axes, panel in zip(grid, panels, strict=True):
-            draw_points(axes, panel.points, looks)
-            if panel.errors:
-                spread_symmetric(axes, panel.points)
-            else:
-                spread_logarithmic(axes, panel.points)
-                style.show_seconds(axes.xaxis)
+            draw_points(axes, panel.points, series)
+            spread_places(axes, panel.points, errors=panel.errors)
             axes.set_title(panel.title)
             axes.set_xlabel(panel.axis, labelpad=1.5)
-        if handles:
-            drawing.legend(handles=handles, loc="outside lower left", ncols=2, borderpad=0)
+        _put_legend(drawing)
         align_titles(drawing, grid)
     return drawing
+
+
+def _put_legend(drawing: Drawing) -> None:
+    """Put what the panels hold under them, each once."""
+    found = [axes.get_legend_handles_labels() for axes in reversed(drawing.axes)]
+    entries = {
+        label: handle for pair in found for handle, label in zip(*pair, strict=True) if label
+    }
+    drawing.legend(entries.values(), entries, loc="outside lower left", ncols=2, borderpad=0)
 
 
 def list_panels(figure: Figure, rows: pd.DataFrame) -> list[_Panel]:
@@ -133,43 +131,43 @@ def _make_panel(figure: Figure, kind: str, name: str, rows: Rows, measured: bool
     if kind == ONLY_SIMULATED:
         quantity = f"predicted {rows[0]['quantity'].partition(',')[0]}{' a sample' * per_sample}"
         points = [_time_point(row, per_sample, papers=not measured) for row in rows]
-        return _Panel(title, quantity, points, False)
+        return _Panel(title, quantity, make_points(points), False)
     if per_sample:
         points = [_time_point(row, True, papers=False) for row in rows]
         right, pairs = count_right_pairs(rows)
         title += f"\n{right} of {pairs} pairs of plans in the right order"
-        return _Panel(title, "time of a sample", points, False)
-    points = [_error_point(row) for row in rows]
+        return _Panel(title, "time of a sample", make_points(points), False)
+    made = make_points([_error_point(row) for row in rows])
     means = find_mean_errors(rows)
     if len(means) > 1:
         parts = ", ".join(f"{what} {100 * mean:.1f} %" for what, mean in means.items())
         title += f"\nmean |error|: {parts}"
     else:
-        title += f"\nmean |error| {mean_absolute(points):.1f} %{_describe_coverage(rows)}"
-    return _Panel(title, "error of the prediction [%]", points, True)
+        title += f"\nmean |error| {made['x'].abs().mean():.1f} %{_describe_coverage(rows)}"
+    return _Panel(title, "error of the prediction [%]", made, True)
 
 
-def _time_point(row: dict[str, Any], per_sample: bool, *, papers: bool) -> Point:
+def _time_point(row: dict[str, Any], per_sample: bool, *, papers: bool) -> dict[str, Any]:
     """Return a predicted time, of the step or of a sample, with what was measured."""
     samples = row["batch"] if per_sample and row["batch"] else 1
     x = _divide(row["predicted_s"], samples)
     errors = [one.error for one in find_averages(row)] if papers and x is not None else []
-    return Point(
-        row["label"], row["series"], x, _divide(row["low_s"], samples), _divide(row["high_s"], samples),
-        _divide(row["measured_s"], samples),
-        tuple((x * (1 - error), x * (1 + error)) for error in errors if x is not None),
-    )  # fmt: skip
+    return {
+        "label": row["label"], "series": row["series"], "x": x, "low": _divide(row["low_s"], samples),
+        "high": _divide(row["high_s"], samples), "measured": _divide(row["measured_s"], samples),
+        "papers": tuple((x * (1 - error), x * (1 + error)) for error in errors if x is not None),
+    }  # fmt: skip
 
 
 def _divide(value: float | None, samples: int) -> float | None:
     return None if value is None else value / samples
 
 
-def _error_point(row: dict[str, Any]) -> Point:
+def _error_point(row: dict[str, Any]) -> dict[str, Any]:
     """Return an error [%] with the paper's averages beside it."""
     papers = tuple((-100 * one.error, 100 * one.error) for one in find_averages(row))
     error = 100 * (row["predicted_s"] / row["measured_s"] - 1)
-    return Point(row["label"], row["series"], error, papers=papers)
+    return {"label": row["label"], "series": row["series"], "x": error, "papers": papers}
 
 
 def find_mean_errors(rows: Rows) -> dict[str, float]:
@@ -213,46 +211,33 @@ _PARTS = {
 
 
 def draw_shares(figure: Figure, rows: pd.DataFrame) -> Drawing:
-    """Draw ``SHARES``, where each step goes: measured bars above the predicted ones of the same case."""
+    """Draw ``SHARES``, where each step goes: measured bars, framed, above the predicted ones of the same case."""
     kinds = [kind for kind in EVIDENCE_KINDS if (rows["evidence"] == kind).any()]
-    counts = [int((rows["evidence"] == kind).sum()) for kind in kinds]
+    heights = [LINE_IN * int((rows["evidence"] == kind).sum()) for kind in kinds]
     with column_style():
-        # Two bars share a label where one was measured.
-        heights = [
-            (0.1 if kind == MEASURED_HERE else LINE_IN) * count
-            for kind, count in zip(kinds, counts, strict=True)
-        ]
-        drawing = new_column_figure(sum(heights) + 0.4 * len(kinds) + 0.45)
+        drawing = new_column_figure(sum(heights) + 0.4 * len(kinds) + 0.6)
         grid = drawing.subplots(len(kinds), 1, sharex=True, squeeze=False, height_ratios=heights)
         for axes, kind in zip(grid.ravel(), kinds, strict=True):
-            _draw_bars(axes, records(rows[rows["evidence"] == kind]))
-            note = ": measured above predicted" if kind == MEASURED_HERE else ""
-            axes.set_title(f"{kind.upper()}{note}")
+            part = rows[rows["evidence"] == kind].reset_index(drop=True)
+            measured = part.index[part["origin"] == MEASURED]
+            shares = 100 * part[list(_PARTS)]
+            for name, left in (shares.cumsum(axis=1) - shares).items():
+                label, colour = _PARTS[str(name)]
+                axes.barh(
+                    part.index, shares[name], left=left, height=0.78, color=colour, label=label
+                )
+            frame = {"fill": False, "edgecolor": style.INK, "linewidth": 0.7, "label": MEASURED}
+            axes.barh(measured, 100.0, height=0.78, **frame)
+            names = part["label"].where(~part["label"].duplicated(), "")
+            axes.set(
+                yticks=part.index, yticklabels=names, ylim=(len(part) - 0.4, -0.6), xlim=(0, 100)
+            )
+            axes.grid(axis="y", visible=False)
+            axes.set_title(kind.upper())
         grid[-1][0].set_xlabel("part of the step [%]", labelpad=1.5)
-        handles = [Patch(color=colour, label=name) for name, colour in _PARTS.values()]
-        if MEASURED_HERE in kinds:
-            handles.append(Patch(facecolor="white", edgecolor=style.INK, label="measured"))
-        drawing.legend(handles=handles, loc="outside lower left", ncols=2, borderpad=0)
+        _put_legend(drawing)
         align_titles(drawing, grid.ravel())
     return drawing
-
-
-def _draw_bars(axes: Any, rows: list[dict[str, Any]]) -> None:
-    ticks: dict[str, list[int]] = {}
-    for place, row in enumerate(rows):
-        left = 0.0
-        for name, (_, colour) in _PARTS.items():
-            width = 100 * row[name]
-            axes.barh(place, width, left=left, height=0.78, color=colour, linewidth=0)
-            left += width
-        if row["origin"] == MEASURED:
-            axes.barh(
-                place, 100, height=0.78, fill=False, edgecolor=style.INK, linewidth=0.7, zorder=3
-            )
-        ticks.setdefault(row["label"], []).append(place)
-    places = [sum(each) / len(each) for each in ticks.values()]
-    axes.set(yticks=places, yticklabels=list(ticks), ylim=(len(rows) - 0.4, -0.6), xlim=(0, 100))
-    axes.grid(axis="y", visible=False)
 
 
 def draw_speeds(figure: Figure, rows: pd.DataFrame) -> Drawing:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from trioflow import tables
 from trioflow.base.errors import InputError
 from trioflow.base.experiments import Plan
@@ -375,145 +373,73 @@ DASHES = (0, (3, 1.5))
 _COLOURS = (*style.SERIES_COLOURS, style.INK, style.GREY)
 
 
-@dataclass(frozen=True)
-class Point:
-    """One dot."""
+def make_points(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Return the dots of a panel: ``label`` (its line), ``series`` (its colour), ``x``, a bar's ends ``low`` and ``high``.
 
-    # Its line and its colour.
-    label: str
-    series: str
-    x: float | None  # its place; None for a case that has none
-    # Ends of its bar.
-    low: float | None = None
-    high: float | None = None
-    measured: float | None = None  # place of an empty diamond beside it
-    papers: tuple[tuple[float, float], ...] = field(default=())  # pairs of places of dashed strokes
+    ``measured``: place of an empty diamond; ``papers``: pairs of places of dashed strokes. Places may be missing.
+    """
+    places = ["x", "low", "high", "measured"]
+    points = pd.DataFrame(list(rows), columns=["label", "series", *places, "papers"])
+    return points.astype(dict.fromkeys(places, "float64"))
 
 
-def choose_looks(series: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """Return colour and marker of each series, in the order of their first appearance."""
-    names = list(dict.fromkeys(series))
-    return {
-        name: (_COLOURS[at % len(_COLOURS)], style.MARKERS[at % len(style.MARKERS)])
-        for at, name in enumerate(names)
-    }
+def measure_height(points: pd.DataFrame) -> float:
+    """Return the height of a panel's contents in lines of text: more for many series."""
+    series = points.groupby("label")["series"].nunique()
+    return float(len(series) * max(1.0, 0.6 * series.max() + 0.1))
 
 
-def count_lines(points: Sequence[Point]) -> float:
-    """Return the height of a panel's contents in lines of text."""
-    labels = dict.fromkeys(point.label for point in points)
-    return float(sum(_slots(points, label) for label in labels))
-
-
-def _slots(points: Sequence[Point], label: str) -> float:
-    """Return the lines of text that a label takes: more for many series."""
-    series = {point.series for point in points if point.label == label}
-    return max(1.0, 0.6 * len(series) + 0.1)
-
-
-def draw_points(axes: Any, points: Sequence[Point], looks: Mapping[str, tuple[str, str]]) -> None:
-    """Draw a panel; lines from the top as their labels first appear, ``looks`` from :func:`choose_looks`."""
-    ticks, edges, top = {}, [], 0.0
-    for label in dict.fromkeys(point.label for point in points):
-        height = _slots(points, label)
-        mine = [point for point in points if point.label == label]
-        names = [name for name in looks if name in {point.series for point in mine}]
-        for at, name in enumerate(names):
-            step = height / len(names)
-            for point in (one for one in mine if one.series == name):
-                _draw_point(axes, point, top + (at + 0.5) * step, step, looks[name])
-        ticks[label] = top + height / 2
-        top += height
-        edges.append(top)
-    axes.set(yticks=list(ticks.values()), yticklabels=list(ticks), ylim=(top, 0.0))
-    axes.hlines(
-        edges[:-1], 0, 1, transform=axes.get_yaxis_transform(), color="#EEEEEE", linewidth=0.5,
-        zorder=0,
+def draw_points(axes: Any, points: pd.DataFrame, series: Sequence[str]) -> None:
+    """Draw :func:`make_points`: lines from the top as their labels first appear, colours by the places in ``series``."""
+    labels = points.groupby("label", sort=False)["series"]
+    order = labels.transform(lambda names: pd.factorize(names)[0])
+    lines = list(dict.fromkeys(points["label"]))
+    place = points["label"].map(lines.index) + (order + 0.5) / labels.transform("nunique") - 0.5
+    for name, part in points.assign(place=place).groupby("series", sort=False):
+        at = series.index(str(name))
+        colour, marker = _COLOURS[at % len(_COLOURS)], style.MARKERS[at % len(style.MARKERS)]
+        look: dict[str, Any] = {"color": colour, "linestyle": "none", "markersize": 3.6}
+        bars, gone = part.dropna(subset=["low", "high"]), part[part["x"].isna()]
+        axes.hlines(
+            bars["place"], bars["low"], bars["high"], color=colour, alpha=0.35, linewidth=3.0,
+            label="80 % interval" * bool(len(bars)),
+        )  # fmt: skip
+        axes.plot(part["x"], part["place"], marker=marker, label=name, **look)
+        if len(gone):  # an empty line that is not clipped would take room
+            axes.plot(
+                [0.02] * len(gone), gone["place"], marker="x", clip_on=False,
+                transform=axes.get_yaxis_transform(), label="does not fit, or cannot be done", **look,
+            )  # fmt: skip
+    axes.plot(
+        points["measured"], place, "d", markersize=4.2, markerfacecolor="white", markeredgecolor=style.INK,
+        label="measured" * bool(points["measured"].notna().any()),
     )  # fmt: skip
+    strokes = [
+        (at, pair) for at, pairs in zip(place, points["papers"], strict=True) for pair in pairs
+    ]
+    for at, pair in strokes:
+        axes.vlines(
+            pair, at - 0.4, at + 0.4, color=style.INK, linestyle=DASHES, linewidth=0.9, label=PAPER
+        )
+    axes.set(yticks=range(len(lines)), yticklabels=lines, ylim=(len(lines) - 0.5, -0.5))
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)
 
 
-def _draw_point(
-    axes: Any, point: Point, place: float, height: float, look: tuple[str, str]
-) -> None:
-    colour, marker = look
-    if point.x is None:
-        axes.plot(
-            0.02, place, marker="x", markersize=3.6, markeredgewidth=1.1, color=colour, clip_on=False,
-            transform=axes.get_yaxis_transform(), zorder=4,
-        )  # fmt: skip
+def spread_places(axes: Any, points: pd.DataFrame, *, errors: bool) -> None:
+    """Give every mark room: equally far to both sides of zero where the axis holds ``errors``, else on a logarithmic one."""
+    ends = [place for pairs in points["papers"] for pair in pairs for place in pair]
+    if errors:
+        reach = 1.12 * max([1e-9, *points["x"].abs().dropna(), *map(abs, ends)])
+        axes.set_xlim(-reach, reach)
+        axes.axvline(0.0, color=style.INK, linewidth=0.8, zorder=1)
         return
-    if point.low is not None and point.high is not None:
-        axes.hlines(place, point.low, point.high, color=colour, alpha=0.35, linewidth=3.0, zorder=2)
-    for pair in point.papers:
-        axes.vlines(
-            pair, place - height / 2, place + height / 2, color=style.INK, linestyle=DASHES,
-            linewidth=0.9, zorder=3,
-        )  # fmt: skip
-    axes.plot(point.x, place, marker=marker, markersize=3.6, color=colour, zorder=5)
-    if point.measured is not None:
-        axes.plot(
-            point.measured, place, marker="d", markersize=4.2, markerfacecolor="white",
-            markeredgecolor=style.INK, markeredgewidth=0.8, zorder=6,
-        )  # fmt: skip
-
-
-def spread_logarithmic(axes: Any, points: Sequence[Point]) -> None:
-    """Make the x axis logarithmic, with ticks that stay apart and room for every mark."""
-    values = [
-        value
-        for point in points
-        for value in (point.x, point.low, point.high, point.measured)
-        if value is not None and value > 0
-    ]
-    if not values:
+    values = points[["x", "low", "high", "measured"]].to_numpy(np.float64).ravel()
+    values = values[values > 0]
+    if not len(values):
         return
-    low, high = min(values), max(values)
-    margin = max(1.06, (high / low) ** 0.04)
-    axes.set(xscale="log", xlim=(low / margin, high * margin))
-    style.spread_ticks(axes.xaxis, low / margin, high * margin, most=4)
-
-
-def spread_symmetric(axes: Any, points: Sequence[Point]) -> None:
-    """Make the x axis reach equally far to both sides of zero, and draw zero."""
-    values = [abs(point.x) for point in points if point.x is not None]
-    values += [abs(place) for point in points for pair in point.papers for place in pair]
-    reach = 1.12 * max(values, default=1.0) or 1.0
-    axes.set_xlim(-reach, reach)
-    axes.axvline(0.0, color=style.INK, linewidth=0.8, zorder=1)
-
-
-def list_handles(
-    looks: Mapping[str, tuple[str, str]], groups: Sequence[Sequence[Point]]
-) -> list[Line2D]:
-    """Return the legend of what some panels hold."""
-    points = [point for group in groups for point in group]
-    handles = [
-        Line2D([], [], linestyle="none", marker=marker, markersize=3.6, color=colour, label=name)
-        for name, (colour, marker) in looks.items()
-        if name and len(looks) > 1
-    ]
-    if any(point.low is not None for point in points):
-        bar = Line2D([], [], color=style.GREY, alpha=0.6, linewidth=3.0, label="80 % interval")
-        handles.append(bar)
-    if any(point.measured is not None for point in points):
-        handles.append(Line2D(
-            [], [], linestyle="none", marker="d", markersize=4.2, markerfacecolor="white",
-            markeredgecolor=style.INK, label="measured",
-        ))  # fmt: skip
-    if any(point.papers for point in points):
-        handles.append(
-            Line2D([], [], color=style.INK, linestyle=DASHES, linewidth=0.9, label=PAPER)
-        )
-    if any(point.x is None for point in points):
-        handles.append(Line2D(
-            [], [], linestyle="none", marker="x", markersize=3.6, color=style.GREY,
-            label="does not fit, or cannot be done",
-        ))  # fmt: skip
-    return handles
-
-
-def mean_absolute(points: Sequence[Point]) -> float:
-    """Return the mean distance of dots from zero."""
-    return float(np.mean([abs(point.x) for point in points if point.x is not None]))
+    margin = max(1.06, (values.max() / values.min()) ** 0.04)
+    low, high = float(values.min() / margin), float(values.max() * margin)
+    axes.set(xscale="log", xlim=(low, high))
+    style.spread_ticks(axes.xaxis, low, high, most=4)
+    style.show_seconds(axes.xaxis)

@@ -32,9 +32,9 @@ def test_titles_carry_the_three_marks_measured_first(rows: pd.DataFrame) -> None
     assert first == ["MEASURED HERE", "MEASURED, PUBLIC", "ONLY SIMULATED"]
     assert "mean |error| 20.0 %; 80 % interval holds 1 of 1" in panels[0].title
     assert [panel.errors for panel in panels] == [True, True, False]
-    assert panels[0].points[0].x == pytest.approx(20.0)
-    assert panels[0].points[0].papers == ((pytest.approx(-2.91), pytest.approx(2.91)),)
-    assert panels[2].points[-1].x is None, "what does not fit stays"
+    assert panels[0].points["x"][0] == pytest.approx(20.0)
+    assert panels[0].points["papers"][0] == ((pytest.approx(-2.91), pytest.approx(2.91)),)
+    assert pd.isna(panels[2].points["x"].iloc[-1]), "what does not fit stays"
 
 
 def test_without_a_measurement_the_averages_stand_around_the_predictions() -> None:
@@ -42,7 +42,7 @@ def test_without_a_measurement_the_averages_stand_around_the_predictions() -> No
         figure="fig07", evidence="only simulated", family="DataParallel", measured_s=None
     )
     (panel,) = list_panels(FIGURES["fig07"], pd.DataFrame([row]))
-    ((low, high),) = panel.points[0].papers
+    ((low, high),) = panel.points["papers"][0]
     assert (low, high) == (pytest.approx(1.1 * (1 - 0.0739)), pytest.approx(1.1 * (1 + 0.0739)))
 
 
@@ -79,7 +79,7 @@ def test_rival_plans_are_shown_by_sample_and_their_order_is_counted() -> None:
     assert count_right_pairs(rows) == (1, 3)
     (panel,) = list_panels(FIGURES["fig12"], pd.DataFrame(rows, columns=EVIDENCE.names))
     assert "1 of 3 pairs of plans in the right order" in panel.title
-    assert (panel.points[1].x, panel.points[1].measured) == (pytest.approx(0.275), 0.25)
+    assert tuple(panel.points.loc[1, ["x", "measured"]]) == (pytest.approx(0.275), 0.25)
 
 
 def test_the_title_counts_the_intervals_that_hold() -> None:
