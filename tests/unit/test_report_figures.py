@@ -140,13 +140,3 @@ def test_nothing_to_draw_is_refused(run):
     other = inputs.collective_samples.assign(ranks=4)
     with pytest.raises(InputError, match="of 4 ranks was sampled but not fitted"):
         figures.draw_collective_curve(other, inputs.collectives)
-
-
-def test_names_of_lines_that_end_together_move_apart():
-    axes = style.new_figure(3).subplots()
-    axes.set_ylim(0, 1)
-    style.label_ends(axes, [("b", 0.99, "red"), ("a", 0.98, "blue"), ("c", 0.1, "green")], gap=0.2)
-    places = {text.get_text(): text.get_position()[1] for text in axes.texts}
-    assert places == pytest.approx({"b": 1.0, "a": 0.8, "c": 0.1})
-    ends = {text.get_text(): text.xy[1] for text in axes.texts}
-    assert ends == pytest.approx({"b": 0.99, "a": 0.98, "c": 0.1}), "each is led to its own line"

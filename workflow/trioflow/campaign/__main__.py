@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Sequence
 from fnmatch import fnmatch
-from pathlib import Path
 
 from trioflow.base.errors import InputError, TrioflowError
 from trioflow.base.units import BYTES_PER_MIB
@@ -89,7 +88,7 @@ def _print_items(options: argparse.Namespace) -> int:
 def _campaign(options: argparse.Namespace, words: list[str], until_s: float) -> int:
     """Run the campaign, and start anew in this process's place where the device was lost."""
     try:
-        from trioflow.campaign.call import CallSettings, DeviceLost, run_call
+        from trioflow.campaign.call import DeviceLost, run_call
         from trioflow.trace.capture.workload import choose_device
     except ImportError as error:
         raise InputError(
@@ -98,14 +97,10 @@ def _campaign(options: argparse.Namespace, words: list[str], until_s: float) -> 
         ) from None
     device = choose_device(options.device)
     sizes = (int(mib * BYTES_PER_MIB) for mib in (options.file_mib, options.total_mib))
-    settings = CallSettings(
-        Path(options.output), device, until_s, options.minutes * 60, options.only, options.state,
-        options.resume, Limits(options.files, *sizes), options.quick,
-        options.retry_failed and options.until is None,
-    )  # fmt: skip
+    limits = Limits(options.files, *sizes)
     try:
-        rows = read_rows(options.workloads)
-        return run_call(list_items(rows, device=device, quick=options.quick), settings)
+        items = list_items(read_rows(options.workloads), device=device, quick=options.quick)
+        return run_call(items, options, device, limits, until_s)
     except DeviceLost:
         print("the device refuses further work: starting anew", file=sys.stderr, flush=True)
     # Open handles to the driver would keep the lost memory allocated in the new process.

@@ -13,9 +13,10 @@ import signal
 import subprocess
 import time
 import traceback
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from importlib import metadata
 from pathlib import Path
@@ -61,44 +62,30 @@ class DeviceLost(BaseException):
     """The device refuses all further work in this process; a new process may use it again."""
 
 
-@dataclass(frozen=True)
-class CallSettings:
-    """How one call runs."""
-
-    output: Path  # where the packed files go; those of an earlier call are taken over
-    device: str
-    until_s: float  # when the call must be over, on the monotonic clock [s]
-    whole_s: float
-    only: str = "*"  # pattern of the names of the items to do
-    state_folder: str | None = (
-        None  # of finished items until they are packed; below the output by default
-    )
-    resume: Sequence[str] = ()  # outputs of earlier calls to take over
-    limits: Limits = field(default_factory=Limits)
-    quick: bool = False  # few repeats and small sizes
-    retry_failed: bool = False  # forget failures of earlier calls
-
-
-def run_call(items: Sequence[Item], settings: CallSettings) -> int:
+def run_call(
+    items: Sequence[Item], options: Namespace, device: str, limits: Limits, until_s: float
+) -> int:
     """Do as many items as fit until a time, pack what is finished, and return the exit status (128 and a signal's number).
 
-    Raises InputError when what is to be taken over is no campaign's or another device's, DeviceLost when the device
-    refuses further work.
+    ``options``: of the command (``__main__.make_parser``); ``until_s``: when the call must be over, on the monotonic
+    clock [s]. Raises InputError when what is to be taken over is no campaign's or another device's, DeviceLost when the
+    device refuses further work.
     """
-    output, reserve_s = settings.output, min(_RESERVE_S, _RESERVE_SHARE * settings.whole_s)
-    state = State(settings.state_folder or output / "state")
-    elsewhere = settings.state_folder is not None and (output / "state").is_dir()
+    output, whole_s = Path(options.output), options.minutes * 60
+    reserve_s = min(_RESERVE_S, _RESERVE_SHARE * whole_s)
+    state = State(options.state or output / "state")
+    elsewhere = options.state is not None and (output / "state").is_dir()
     own = [output] if (output / ITEMS_FILE).exists() or elsewhere else []
-    for folder in [*own, *map(Path, settings.resume)]:
+    for folder in [*own, *map(Path, options.resume)]:
         state.take_over(folder)
-    if settings.retry_failed:
+    if options.retry_failed and options.until is None:
         state.forget("failed")
-    _begin_session(state, settings.device, settings.quick)
-    chosen = [item for item in items if fnmatch(item.name, settings.only)]
+    _begin_session(state, device, options.quick)
+    chosen = [item for item in items if fnmatch(item.name, options.only)]
     if not chosen:
-        raise InputError(f"--only {settings.only}: no item has such a name", fix="see --list")
+        raise InputError(f"--only {options.only}: no item has such a name", fix="see --list")
     before = sum(item.name in state.results for item in chosen)
-    budget = Budget(settings.until_s - reserve_s, settings.whole_s - reserve_s)
+    budget = Budget(until_s - reserve_s, whole_s - reserve_s)
     print(
         f"{len(chosen)} items, {before} finished before; {budget.left_s():.0f} s to go", flush=True
     )
@@ -108,21 +95,21 @@ def run_call(items: Sequence[Item], settings: CallSettings) -> int:
     def after_item() -> None:
         nonlocal last_pack_s
         if time.monotonic() - last_pack_s > _PACK_EVERY_S:
-            pack_campaign(items, state, output, settings.limits)
+            pack_campaign(items, state, output, limits)
             last_pack_s = time.monotonic()
 
     try:
         with stopping(budget.left_s()):
-            executor = Executor(settings.device, settings.quick)
+            executor = Executor(device, options.quick)
             too_long = run_items(chosen, state, executor, budget, after_item, executor.check_device)
     except DeviceLost:
         lost = True
     except Stopped as stop:
         number = stop.args[0]
         status = 0 if number == signal.SIGALRM else 128 + number
-    state.sessions[-1]["clocks_after"] = read_clocks(settings.device)
+    state.sessions[-1]["clocks_after"] = read_clocks(device)
     state.write_sessions()
-    left_out = pack_campaign(items, state, output, settings.limits)
+    left_out = pack_campaign(items, state, output, limits)
     _summarize(chosen, state, too_long, left_out, output)
     if lost:
         raise DeviceLost

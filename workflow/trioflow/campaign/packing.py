@@ -286,30 +286,23 @@ def pack_campaign(
 def _fill_files(
     order: Iterable[str], state: State, limits: Limits, taken_bytes: int, left_out: dict[str, str]
 ) -> list[list[str]]:
-    """Spread captures over files, first fit in order of value."""
-    files, sizes = list[list[str]](), list[int]()
+    """Fill captures into files, in order of value; note those that do not fit."""
+    files, used_bytes = list[list[str]](), limits.file_bytes
     for name in order:
-        content = [path.stat().st_size + _PER_ROW_BYTES for path in state.list_files(name)]
-        if not content:
-            continue
-        size = sum(content)
-        fits = [n for n, used in enumerate(sizes) if used + size <= limits.file_bytes]
-        opens = not fits and len(files) < limits.files - 2
-        added = size + (_PER_FILE_BYTES if opens else 0)
-        if not (fits or opens) or added > min(
-            limits.file_bytes, limits.total_bytes - taken_bytes - sum(sizes)
-        ):
+        size = sum(path.stat().st_size + _PER_ROW_BYTES for path in state.list_files(name))
+        opens = used_bytes + size > limits.file_bytes
+        start = _PER_FILE_BYTES if opens else used_bytes
+        taken = taken_bytes + size + (_PER_FILE_BYTES if opens else 0)
+        full = opens and len(files) == limits.files - 2
+        if size and (full or start + size > limits.file_bytes or taken > limits.total_bytes):
             left_out[name] = (
                 f"its {size} bytes no longer fit into {limits.files} files of at most"
                 f" {limits.file_bytes} bytes, {limits.total_bytes} together"
             )
-            continue
-        if opens:
-            files.append([])
-            sizes.append(_PER_FILE_BYTES)
-        place = fits[0] if fits else -1
-        files[place].append(name)
-        sizes[place] += size
+        elif size:
+            files += [[]] if opens else []
+            files[-1].append(name)
+            used_bytes, taken_bytes = start + size, taken
     return files
 
 

@@ -12,7 +12,6 @@ import importlib
 import json
 import statistics
 import time
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -286,12 +285,7 @@ def choose_backend(name: str) -> Callable[[], AbstractContextManager[Any]]:
     backend = getattr(attention.SDPBackend, _BACKENDS[name], None)
     if backend is None:
         raise InputError(f"this torch has no attention backend {name!r}")
-
-    def restrict() -> AbstractContextManager[Any]:
-        context: AbstractContextManager[Any] = attention.sdpa_kernel(backend)
-        return context
-
-    return restrict
+    return lambda: attention.sdpa_kernel(backend)
 
 
 def _attention(p: Point, data: Data) -> Case:
@@ -306,17 +300,6 @@ def _attention(p: Point, data: Data) -> Case:
     # The whole square counts, as in PyTorch's own counter: a causal kernel may do half of it.
     flop = 4 * p["batch"] * p["heads"] * p["sequence"] ** 2 * p["head_width"]
     return Case(run, [q, k, v], flop)
-
-
-def _layer_norm(p: Point, data: Data) -> Case:
-    x = data.floats(p["rows"], p["width"])
-    weight, bias = data.floats(p["width"]), data.floats(p["width"])
-    return Case(lambda: F.layer_norm(x, (p["width"],), weight, bias), [x, weight, bias])
-
-
-def _softmax(p: Point, data: Data) -> Case:
-    x = data.floats(p["rows"], p["width"])
-    return Case(lambda: F.softmax(x, -1), [x])
 
 
 def _batch_norm(p: Point, data: Data) -> Case:
@@ -353,11 +336,6 @@ _REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }  # fmt: skip
 
 
-def _reduction(p: Point, data: Data) -> Case:
-    x = data.floats(p["rows"], p["width"])
-    return Case(lambda: _REDUCTIONS[p["function"]](x), [x])
-
-
 def _embedding(p: Point, data: Data) -> Case:
     tokens = data.indices(p["vocabulary"], p["tokens"])
     table = data.floats(p["vocabulary"], p["width"])
@@ -367,11 +345,6 @@ def _embedding(p: Point, data: Data) -> Case:
 def _cross_entropy(p: Point, data: Data) -> Case:
     x, targets = data.floats(p["rows"], p["classes"]), data.indices(p["classes"], p["rows"])
     return Case(lambda: F.cross_entropy(x, targets), [x, targets])
-
-
-def _max_pool2d(p: Point, data: Data) -> Case:
-    x = data.floats(p["batch"], p["channels"], p["height"], p["width"])
-    return Case(lambda: F.max_pool2d(x, p["kernel"], p["stride"]), [x])
 
 
 def _cat(p: Point, data: Data) -> Case:
@@ -435,13 +408,28 @@ def _launch(p: Point, data: Data) -> Case:
     return Case(run, [one], phase="launch", outputs=[one])
 
 
+def _of(
+    sizes: tuple[tuple[str, ...], ...], function: Callable[..., Tensor]
+) -> Callable[[Point, Data], Case]:
+    """Return what builds a case of a function of the point and of tensors, by the names of their sizes."""
+
+    def build(p: Point, data: Data) -> Case:
+        inputs = [data.floats(*(p[name] for name in names)) for names in sizes]
+        return Case(lambda: function(p, *inputs), inputs)
+
+    return build
+
+
+_ROWS, _IMAGES = ("rows", "width"), ("batch", "channels", "height", "width")
 _BUILDERS: dict[str, Callable[[Point, Data], Case]] = {
     "device_copy": _copy("device", "device"), "device_fill": _fill, "matmul_ceiling": _gemm,
     "host_to_device": _copy("host", "device"), "device_to_host": _copy("device", "host"), "launch": _launch,
     "gemm": _gemm, "bmm": _bmm, "linear": _linear, "conv2d": _conv2d, "attention": _attention,
-    "layer_norm": _layer_norm, "softmax": _softmax, "batch_norm": _batch_norm,
-    "elementwise": _elementwise, "reduction": _reduction, "embedding": _embedding,
-    "cross_entropy": _cross_entropy, "max_pool2d": _max_pool2d, "cat": _cat,
+    "layer_norm": _of((_ROWS, _ROWS[1:], _ROWS[1:]), lambda p, x, w, b: F.layer_norm(x, (p["width"],), w, b)),
+    "softmax": _of((_ROWS,), lambda p, x: F.softmax(x, -1)), "batch_norm": _batch_norm,
+    "elementwise": _elementwise, "reduction": _of((_ROWS,), lambda p, x: _REDUCTIONS[p["function"]](x)),
+    "embedding": _embedding, "cross_entropy": _cross_entropy,
+    "max_pool2d": _of((_IMAGES,), lambda p, x: F.max_pool2d(x, p["kernel"], p["stride"])), "cat": _cat,
     "optimizer": _optimizer,
 }  # fmt: skip
 
@@ -453,22 +441,6 @@ DTYPES = {
 
 PROFILED = 3
 """Profiled repeats of each point."""
-
-
-def make_row(
-    item: str,
-    operation: str,
-    precision: str,
-    point: Mapping[str, Any],
-    work: Work,
-    columns: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Return a row of the sweep table, its kernels not known yet."""  # fmt: skip
-    return {
-        "item": item, "operation": operation, "phase": work.phase, "precision": precision,
-        "shape": json.dumps(dict(point)), "flop": work.flop, "read_bytes": work.read_bytes,
-        "write_bytes": work.write_bytes, **columns, "kernel_ns": None, "kernels": [],
-    }  # fmt: skip
 
 
 def run_sweep(
@@ -536,15 +508,18 @@ def _time_point(
     dtype: torch.dtype,
     device: str,
 ) -> list[dict[str, Any]]:
-    """Return a point's rows, one a phase."""  # fmt: skip
-    rows = []
-    for work in list_work(build_case(operation, point, dtype, device)):
-        host = HostStopwatch(
-            watch.budget_s, torch.cuda.synchronize if device == "cuda" else lambda: None
-        )
-        columns = (host if work.on_host else watch).measure(work.run).columns()
-        rows.append(make_row(item, operation, precision, point, work, columns))
-    return rows
+    """Return a point's rows, one a phase; their kernels are not known yet."""
+    finish = torch.cuda.synchronize if device == "cuda" else lambda: None
+    host = HostStopwatch(watch.budget_s, finish)
+    return [
+        {
+            "item": item, "operation": operation, "phase": work.phase, "precision": precision,
+            "shape": json.dumps(dict(point)), "flop": work.flop, "read_bytes": work.read_bytes,
+            "write_bytes": work.write_bytes, "kernel_ns": None, "kernels": [],
+            **(host if work.on_host else watch).measure(work.run).columns(),
+        }
+        for work in list_work(build_case(operation, point, dtype, device))
+    ]  # fmt: skip
 
 
 def _name_kernels(
@@ -593,33 +568,33 @@ def kernels_by_window(
     the one in which the host launched it, on any thread: host times alone are compared.
     """
     complete = [e for e in events if isinstance(e, Mapping) and e.get("ph") == "X"]
-    spans = sorted(
-        (float(e["ts"]), float(e["ts"]) + float(e["dur"]), str(e["name"]))
-        for e in complete
-        if e.get("cat") == "user_annotation" and e.get("name") in windows
-    )
-    kernels: dict[int, list[Mapping[str, Any]]] = {}
+    complete.sort(key=lambda event: float(event["ts"]))
+    kernels: dict[Any, list[Mapping[str, Any]]] = {}
     for event in complete:
-        correlation = event.get("args", {}).get("correlation")
-        if event.get("cat") in DEVICE and correlation is not None:
-            kernels.setdefault(correlation, []).append(event)
-    starts = [start for start, _, _ in spans]
-    launched: list[list[tuple[float, Mapping[str, Any]]]] = [[] for _ in spans]
-    for event in complete:
-        if event.get("cat") not in LAUNCHES:
-            continue
-        place = bisect_right(starts, float(event["ts"])) - 1
-        if place >= 0 and float(event["ts"]) <= spans[place][1]:
-            for kernel in kernels.get(event.get("args", {}).get("correlation"), []):
-                launched[place].append((float(event["ts"]), kernel))
-    found: dict[str, tuple[int, list[str]]] = {}
-    for name in sorted(windows):
-        repeats = [launched[n] for n, span in enumerate(spans) if span[2] == name and launched[n]]
-        if repeats:
-            times = [sum(us_to_ns(float(k["dur"])) for _, k in repeat) for repeat in repeats]
-            last = sorted(repeats[-1], key=lambda pair: pair[0])
-            found[name] = (round(statistics.median(times)), [str(k["name"]) for _, k in last])
-    return found
+        if event.get("cat") in DEVICE:
+            kernels.setdefault(event.get("args", {}).get("correlation"), []).append(event)
+    launches = [
+        (float(event["ts"]), kernels.get(event["args"].get("correlation"), []))
+        for event in complete
+        if event.get("cat") in LAUNCHES and event.get("args", {}).get("correlation") is not None
+    ]
+    repeats: dict[str, list[list[Mapping[str, Any]]]] = {}
+    for span in complete:
+        if span.get("cat") == "user_annotation" and span["name"] in windows:
+            start, end = float(span["ts"]), float(span["ts"]) + float(span["dur"])
+            if launched := [
+                kernel for at, some in launches if start <= at <= end for kernel in some
+            ]:
+                repeats.setdefault(str(span["name"]), []).append(launched)
+    return {
+        name: (
+            round(
+                statistics.median(sum(us_to_ns(float(k["dur"])) for k in one) for one in several)
+            ),
+            [str(kernel["name"]) for kernel in several[-1]],
+        )
+        for name, several in repeats.items()
+    }
 
 
 def is_out_of_memory(error: BaseException) -> bool:

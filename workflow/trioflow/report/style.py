@@ -17,7 +17,6 @@ import seaborn as sns
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FixedLocator, NullLocator
-from matplotlib.transforms import ScaledTranslation
 
 from trioflow.base.errors import InputError
 from trioflow.base.provenance import atomic_path
@@ -73,36 +72,6 @@ def refuse_nothing(rows: pd.DataFrame, problem: str) -> None:
     """Refuse to draw a table without a row: InputError."""
     if rows.empty:
         raise InputError(problem)
-
-
-def label_ends(axes: Any, ends: Iterable[tuple[str, float, str]], gap: float = 0.085) -> None:
-    """Name lines at their right ends, beside the axes; names of ends that lie close move apart.
-
-    ``ends``: name, value on the y axis, whose limits are set, and colour of each line; ``gap``: of
-    two names, as a share of the axes' height.
-    """
-    to_share = axes.transData + axes.transAxes.inverted()
-    found = sorted((float(to_share.transform((1, y))[1]), name, colour) for name, y, colour in ends)
-    shares = [share for share, _, _ in found]
-    places: list[float] = []
-    for share in shares:
-        places.append(max(share, places[-1] + gap) if places else share)
-    for number in range(len(places)):  # down again, where the last ran over the top
-        places[-1 - number] = min(places[-1 - number], 1.0 - gap * number)
-    beside = axes.transAxes + ScaledTranslation(8 / 72, 0, axes.figure.dpi_scale_trans)
-    leader = {"arrowstyle": "-", "linewidth": 0.7, "shrinkA": 0, "shrinkB": 0, "relpos": (0, 0.5)}
-    for place, (share, name, colour) in zip(places, found, strict=True):
-        axes.annotate(
-            name,
-            (1, share),
-            (1, place),
-            xycoords="axes fraction",
-            textcoords=beside,
-            va="center",
-            fontsize=7.5,
-            arrowprops={**leader, "color": colour},
-            annotation_clip=False,
-        )
 
 
 Note = tuple[tuple[float, float, float, float], str]
@@ -173,11 +142,6 @@ def show_seconds(axis: Any) -> None:
 def show_bytes(axis: Any) -> None:
     """Label the ticks of an axis that holds bytes, with decimal prefixes."""
     axis.set_major_formatter(EngFormatter(unit="B"))
-
-
-def show_flop(axis: Any) -> None:
-    """Label the ticks of an axis that holds floating-point operations, with decimal prefixes."""
-    axis.set_major_formatter(EngFormatter(unit="flop"))
 
 
 def spread_ticks(axis: Any, low: float, high: float, most: int = 5) -> None:
