@@ -27,8 +27,13 @@ def make_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--output", help="folder of the packed Parquet files; a call goes on from it")
     add("--minutes", type=float, default=9.0, help="time of this call (default 9)")
-    add("--resume", action="append", default=[], metavar="DIR",
-        help="folder of an earlier call's output (its items.parquet is enough); may be repeated")  # fmt: skip
+    add(
+        "--resume",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="folder of an earlier call's output (its items.parquet is enough); may be repeated",
+    )
     add("--device", default="auto", choices=["auto", "cuda", "cpu"])
     add("--workloads", help="table of workloads (default: the catalogue that ships)")
     add("--only", default="*", metavar="PATTERN", help="items to do, such as 'sweep-*'")

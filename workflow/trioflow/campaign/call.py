@@ -154,9 +154,13 @@ Execute = Callable[[Item, Path], tuple[Result, Mapping[str, Content]]]
 
 
 def run_items(
-    items: Sequence[Item], state: State, execute: Execute, budget: Budget,
-    after_item: Callable[[], None] = lambda: None, check_device: Callable[[], bool] = lambda: True,
-) -> list[str]:  # fmt: skip
+    items: Sequence[Item],
+    state: State,
+    execute: Execute,
+    budget: Budget,
+    after_item: Callable[[], None] = lambda: None,
+    check_device: Callable[[], bool] = lambda: True,
+) -> list[str]:
     """Do everything that still fits, most valuable first; return the names of what fits into no call this long.
 
     Raises Stopped when the call must end (the item in flight is lost), DeviceLost when the device refuses further work.
@@ -220,12 +224,16 @@ def refuse(item: Item, items: Sequence[Item], state: State) -> Result | None:
             if one.kind == item.kind
         ]
         if (
-            other.group == item.group and mixed in ([True] * 2, [False] * 2)
+            other.group == item.group
+            and mixed in ([True] * 2, [False] * 2)
             and other.arguments["batch"] <= item.arguments["batch"]
             and state.results.get(other.name, _PENDING).status == "out_of_memory"
-        ):  # fmt: skip
-            words = f"batch {other.arguments['batch']} already ran out of memory"
-            return Result("skipped", words, facts=_describe_request(item))
+        ):
+            return Result(
+                "skipped",
+                f"batch {other.arguments['batch']} already ran out of memory",
+                facts=_describe_request(item),
+            )
     return None
 
 
@@ -356,10 +364,11 @@ def _begin_session(state: State, device: str, quick: bool) -> None:
         before, now = session["machine"]["device_name"], machine["device_name"]
         if before != now or session["quick"] != quick:
             raise InputError(
-                f"what is finished comes from {before!r}, this device is {now!r}" if before != now
+                f"what is finished comes from {before!r}, this device is {now!r}"
+                if before != now
                 else "items of --quick have the names of full ones and cannot be mixed with them",
                 fix="start in an empty output folder",
-            )  # fmt: skip
+            )
     state.sessions.append(
         {"machine": machine, "quick": quick, "clocks_before": read_clocks(device)}
     )
@@ -379,42 +388,58 @@ def _summarize(
         f"{file.name} {format_bytes(file.stat().st_size)}"
         for file in sorted(output.glob("*.parquet"))
     )
-    print(f"{finished} of {len(items)} items finished; in {output}: {', '.join(sizes)}")
-    for name in too_long:
-        print(f"not in any call this long: {name}; give it more --minutes")
-    for name, why in left_out.items():
-        print(f"left out of the packed files: {name}: {why}")
+    print(
+        f"{finished} of {len(items)} items finished; in {output}: {', '.join(sizes)}",
+        *(f"not in any call this long: {name}; give it more --minutes" for name in too_long),
+        *(f"left out of the packed files: {name}: {why}" for name, why in left_out.items()),
+        sep="\n",
+    )
     if finished < len(items):
         print("call it again with the same --output, or with --resume, to go on")
 
 
 _PACKAGES = ("torchvision", "transformers", "numpy", "pandas", "pyarrow", "triton")
 _PROPERTIES = {
-    "multi_processor_count": "sm_count", "total_memory": "memory_bytes", "L2_cache_size": "l2_cache_bytes",
-    "max_threads_per_multi_processor": "threads_per_sm", "clock_rate": "clock_khz",
-    "shared_memory_per_multiprocessor": "shared_memory_per_sm_bytes", "warp_size": "warp_size",
-    "regs_per_multiprocessor": "registers_per_sm", "memory_clock_rate": "memory_clock_khz",
+    "multi_processor_count": "sm_count",
+    "total_memory": "memory_bytes",
+    "L2_cache_size": "l2_cache_bytes",
+    "max_threads_per_multi_processor": "threads_per_sm",
+    "clock_rate": "clock_khz",
+    "shared_memory_per_multiprocessor": "shared_memory_per_sm_bytes",
+    "warp_size": "warp_size",
+    "regs_per_multiprocessor": "registers_per_sm",
+    "memory_clock_rate": "memory_clock_khz",
     "memory_bus_width": "memory_bus_bits",
-}  # fmt: skip
+}
 """Torch names some of them from about 2.5 on; before, they are simply not known."""
 _CLOCKS = (
-    "clocks.sm", "clocks.mem", "clocks.max.sm", "clocks.max.mem", "temperature.gpu", "power.draw",
+    "clocks.sm",
+    "clocks.mem",
+    "clocks.max.sm",
+    "clocks.max.mem",
+    "temperature.gpu",
+    "power.draw",
     "power.limit",
-)  # fmt: skip
+)
 
 
 def describe_machine(device: str) -> dict[str, Any]:
     """Return the versions and the device that were found; what cannot be found is None. MeasurementError without a device."""
     facts: dict[str, Any] = {
-        "trioflow": __version__, "python": platform.python_version(), "torch": str(torch.__version__),
+        "trioflow": __version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
         **{package: _try(metadata.version, package) for package in _PACKAGES},
-        "device": device, "host": host_environment(),
+        "device": device,
+        "host": host_environment(),
         "cpu_affinity": _try(lambda: len(os.sched_getaffinity(0))),
-        "allocator": os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF"),
-        "cuda": torch.version.cuda, "cudnn": _try(torch.backends.cudnn.version),
+        "allocator": os.environ.get("PYTORCH_CUDA_ALLOC_CONF")
+        or os.environ.get("PYTORCH_ALLOC_CONF"),
+        "cuda": torch.version.cuda,
+        "cudnn": _try(torch.backends.cudnn.version),
         "nccl": _try(lambda: ".".join(map(str, torch.cuda.nccl.version()))),
         "driver": _try(_query, "driver_version") if device == "cuda" else None,
-    }  # fmt: skip
+    }
     if device != "cuda":
         return {**facts, "device_name": str(facts["host"]["cpu_model"])}
     try:

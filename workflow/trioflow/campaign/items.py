@@ -87,9 +87,11 @@ def _read_cells(row: Mapping[str, str | None], file: Path, place: str) -> dict[s
         raise InputError("the workload has no name", file=file, place=place)
     if ",".join(map(str, batches)) != words.get("batches") or min(batches, default=0) < 1:
         raise InputError(
-            f"{words.get('batches')!r} are not batch sizes", file=file, place=f"{place}, batches",
+            f"{words.get('batches')!r} are not batch sizes",
+            file=file,
+            place=f"{place}, batches",
             fix="give whole numbers with commas between",
-        )  # fmt: skip
+        )
     return {**cells, "batches": tuple(batches)}
 
 
@@ -120,10 +122,13 @@ def _list_captures(
     for b, batch in enumerate(batches):
         for p, precision in enumerate([own] if quick else [own, *others]):
             item = Item(
-                f"{row['workload']}-b{batch}-{precision}", "workload", 0,
-                _WORKLOAD_S * max(1.0, batch / first), str(row["workload"]),
+                f"{row['workload']}-b{batch}-{precision}",
+                "workload",
+                0,
+                _WORKLOAD_S * max(1.0, batch / first),
+                str(row["workload"]),
                 {"row": {**row, "precision": precision}, "batch": batch},
-            )  # fmt: skip
+            )
             yield (WORKLOAD_PRIORITIES[min(b + p, 2)], b + p, p), item
 
 
@@ -141,8 +146,11 @@ def _list_sweeps(device: str, quick: bool) -> Iterator[tuple[tuple[int, ...], It
                     yield (
                         (priority, level, p, o, part),
                         Item(
-                            "-".join([kind, operation, *filter(None, [precision]), *place]), kind, 0,
-                            _POINT_S * 2 * len(some) + 1.0, operation,
+                            "-".join([kind, operation, *filter(None, [precision]), *place]),
+                            kind,
+                            0,
+                            _POINT_S * 2 * len(some) + 1.0,
+                            operation,
                             {"operation": operation, "precision": precision, "points": some},
                         ),
-                    )  # fmt: skip
+                    )

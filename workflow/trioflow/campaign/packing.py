@@ -61,8 +61,10 @@ class Content:
                 raw = _read_columns(json.loads(raw))
         except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(
-                f"damaged content ({error})", place=f"{path.parent.name}/{path.name}", fix="fetch it again"
-            ) from None  # fmt: skip
+                f"damaged content ({error})",
+                place=f"{path.parent.name}/{path.name}",
+                fix="fetch it again",
+            ) from None
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(gzip.compress(raw, 6, mtime=0) if path.suffix == ".gz" else raw)
 
@@ -186,9 +188,10 @@ class State:
             self.sessions += other.sessions
         elif not (folder / ITEMS_FILE).exists():
             raise InputError(
-                f"no campaign here: {ITEMS_FILE} is missing", file=folder,
+                f"no campaign here: {ITEMS_FILE} is missing",
+                file=folder,
                 fix="give the folder that an earlier call wrote",
-            )  # fmt: skip
+            )
         if (folder / ITEMS_FILE).exists():
             self._take_pack(folder, len(self.sessions))
 
@@ -212,10 +215,14 @@ class State:
                 continue
             at_hand = name in rows or name in files
             result = Result(
-                cells["status"], cells["error"], int(cells["time_ns"]), shift + int(cells["session"]),
+                cells["status"],
+                cells["error"],
+                int(cells["time_ns"]),
+                shift + int(cells["session"]),
                 "" if at_hand or not (cells["stored_in"] or cells["note"]) else _ELSEWHERE,
-                json.loads(cells["facts"]), rows.get(name, []),
-            )  # fmt: skip
+                json.loads(cells["facts"]),
+                rows.get(name, []),
+            )
             self.store(name, result, files.get(name))
         if len(self.results) > before or not self.sessions:
             self.sessions += listed.attrs["sessions"]
@@ -307,25 +314,33 @@ def _fill_files(
 
 
 def _write_items(
-    folder: Path, items: Sequence[Item], state: State, stored: Mapping[str, str],
+    folder: Path,
+    items: Sequence[Item],
+    state: State,
+    stored: Mapping[str, str],
     left_out: Mapping[str, str],
-) -> int:  # fmt: skip
+) -> int:
     """Write the table of all items, done or not, and of the calls so far; return its size [bytes]."""
     known = {item.name: item for item in items}
     names = [*known, *sorted(set(state.results) - set(known))]
     rows = []
     for position, name in enumerate(names):
         result = state.results.get(name)
-        rows.append({
-            "item": name, "position": position,
-            "kind": known[name].kind if name in known else "unlisted",
-            "status": result.status if result else "pending",
-            "error": result.error if result else "", "time_ns": result.time_ns if result else 0,
-            "interruptions": state.interruptions(name), "session": result.session if result else None,
-            "stored_in": stored.get(name, ""),
-            "note": left_out.get(name, "") or (result.stored_in if result else ""),
-            "facts": json.dumps(result.facts if result else {}, sort_keys=True),
-        })  # fmt: skip
+        rows.append(
+            {
+                "item": name,
+                "position": position,
+                "kind": known[name].kind if name in known else "unlisted",
+                "status": result.status if result else "pending",
+                "error": result.error if result else "",
+                "time_ns": result.time_ns if result else 0,
+                "interruptions": state.interruptions(name),
+                "session": result.session if result else None,
+                "stored_in": stored.get(name, ""),
+                "note": left_out.get(name, "") or (result.stored_in if result else ""),
+                "facts": json.dumps(result.facts if result else {}, sort_keys=True),
+            }
+        )
     _write(folder / ITEMS_FILE, "items", rows, {"sessions": state.sessions})
     return (folder / ITEMS_FILE).stat().st_size
 
@@ -341,9 +356,12 @@ def _write(
     text = json.dumps(dict(metadata or {}), sort_keys=True)
     # Dictionaries and statistics of compressed content would store it twice.
     pq.write_table(
-        table.replace_schema_metadata({"trioflow": text}), path, compression="zstd",
-        use_dictionary=False, write_statistics=False,
-    )  # fmt: skip
+        table.replace_schema_metadata({"trioflow": text}),
+        path,
+        compression="zstd",
+        use_dictionary=False,
+        write_statistics=False,
+    )
 
 
 def _read_rows(path: Path, name: str) -> list[dict[str, Any]]:
@@ -356,9 +374,10 @@ def _read(path: Path, name: str) -> pa.Table:
     table = open_parquet(path).read()
     if not table.schema.equals(SCHEMAS[name]):
         raise TableError(
-            f"not a table {name} of a campaign of this version", file=path,
+            f"not a table {name} of a campaign of this version",
+            file=path,
             fix="read it with the version that wrote it",
-        )  # fmt: skip
+        )
     return table
 
 

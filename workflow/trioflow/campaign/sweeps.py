@@ -55,10 +55,14 @@ class Timing:
         """Return the timing's columns of the sweep table."""
         low, median, high = statistics.quantiles(self.times_ns, n=4, method="inclusive")
         return {
-            "repeats": len(self.times_ns), "median_ns": round(median),
-            "min_ns": min(self.times_ns), "lower_quartile_ns": round(low),
-            "upper_quartile_ns": round(high), "host_ns": self.host_ns, "timer": self.timer,
-        }  # fmt: skip
+            "repeats": len(self.times_ns),
+            "median_ns": round(median),
+            "min_ns": min(self.times_ns),
+            "lower_quartile_ns": round(low),
+            "upper_quartile_ns": round(high),
+            "host_ns": self.host_ns,
+            "timer": self.timer,
+        }
 
 
 class HostStopwatch:
@@ -146,12 +150,6 @@ def choose_repeats(once_s: float, budget_s: float) -> int:
     return max(least, min(most, int(budget_s / max(once_s, 1e-9))))
 
 
-def make_stopwatch(device: str, quick: bool) -> HostStopwatch | CudaStopwatch:
-    """Return the stopwatch of a device, ``cuda`` or ``cpu``."""
-    budget_s = QUICK_BUDGET_S if quick else BUDGET_S
-    return CudaStopwatch(budget_s) if device == "cuda" else HostStopwatch(budget_s)
-
-
 Point = Mapping[str, Any]
 
 
@@ -200,9 +198,7 @@ def list_work(case: Case) -> Iterator[Work]:
         return torch.autograd.grad(output, wanted, gradient, retain_graph=True)
 
     flop = None if case.flop is None else 2 * case.flop
-    yield Work(
-        "backward", backward, flop, _bytes([gradient, *case.inputs]), _bytes(wanted)
-    )  # fmt: skip
+    yield Work("backward", backward, flop, _bytes([gradient, *case.inputs]), _bytes(wanted))
 
 
 def _bytes(tensors: list[Tensor]) -> int:
@@ -271,9 +267,11 @@ def _conv2d(p: Point, data: Data) -> Case:
 
 
 _BACKENDS = {
-    "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "math": "MATH",
+    "flash": "FLASH_ATTENTION",
+    "efficient": "EFFICIENT_ATTENTION",
+    "math": "MATH",
     "cudnn": "CUDNN_ATTENTION",
-}  # fmt: skip
+}
 
 
 def choose_backend(name: str) -> Callable[[], AbstractContextManager[Any]]:
@@ -314,10 +312,14 @@ def _batch_norm(p: Point, data: Data) -> Case:
 
 
 _UNARY: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": F.relu, "gelu": F.gelu, "tanh": torch.tanh, "silu": F.silu, "copy": torch.clone,
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "tanh": torch.tanh,
+    "silu": F.silu,
+    "copy": torch.clone,
     "dropout": lambda x: F.dropout(x, 0.1, training=True),
     "cast": lambda x: x.to(torch.bfloat16 if x.dtype == torch.float32 else torch.float32),
-}  # fmt: skip
+}
 _BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"add": torch.add, "mul": torch.mul}
 
 
@@ -330,10 +332,13 @@ def _elementwise(p: Point, data: Data) -> Case:
 
 
 _REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "sum": torch.sum, "mean_rows": lambda x: x.mean(1), "sum_rows": lambda x: x.sum(1),
-    "sum_columns": lambda x: x.sum(0), "amax": lambda x: x.amax(1),
+    "sum": torch.sum,
+    "mean_rows": lambda x: x.mean(1),
+    "sum_rows": lambda x: x.sum(1),
+    "sum_columns": lambda x: x.sum(0),
+    "amax": lambda x: x.amax(1),
     "norm": torch.linalg.vector_norm,
-}  # fmt: skip
+}
 
 
 def _embedding(p: Point, data: Data) -> Case:
@@ -382,11 +387,13 @@ def _copy(source: str, target: str) -> Callable[[Point, Data], Case]:
         pinned, places = bool(p.get("pinned")), {"host": "cpu", "device": data.device}
         read, written = (
             torch.zeros(
-                p["size_bytes"], dtype=torch.uint8, device=places[place],
+                p["size_bytes"],
+                dtype=torch.uint8,
+                device=places[place],
                 pin_memory=pinned and place == "host",
             )
             for place in (source, target)
-        )  # fmt: skip
+        )
         run = lambda: written.copy_(read, non_blocking=pinned)  # noqa: E731
         return Case(run, [read], phase="copy", on_host=source != target)
 
@@ -422,21 +429,39 @@ def _of(
 
 _ROWS, _IMAGES = ("rows", "width"), ("batch", "channels", "height", "width")
 _BUILDERS: dict[str, Callable[[Point, Data], Case]] = {
-    "device_copy": _copy("device", "device"), "device_fill": _fill, "matmul_ceiling": _gemm,
-    "host_to_device": _copy("host", "device"), "device_to_host": _copy("device", "host"), "launch": _launch,
-    "gemm": _gemm, "bmm": _bmm, "linear": _linear, "conv2d": _conv2d, "attention": _attention,
-    "layer_norm": _of((_ROWS, _ROWS[1:], _ROWS[1:]), lambda p, x, w, b: F.layer_norm(x, (p["width"],), w, b)),
-    "softmax": _of((_ROWS,), lambda p, x: F.softmax(x, -1)), "batch_norm": _batch_norm,
-    "elementwise": _elementwise, "reduction": _of((_ROWS,), lambda p, x: _REDUCTIONS[p["function"]](x)),
-    "embedding": _embedding, "cross_entropy": _cross_entropy,
-    "max_pool2d": _of((_IMAGES,), lambda p, x: F.max_pool2d(x, p["kernel"], p["stride"])), "cat": _cat,
+    "device_copy": _copy("device", "device"),
+    "device_fill": _fill,
+    "matmul_ceiling": _gemm,
+    "host_to_device": _copy("host", "device"),
+    "device_to_host": _copy("device", "host"),
+    "launch": _launch,
+    "gemm": _gemm,
+    "bmm": _bmm,
+    "linear": _linear,
+    "conv2d": _conv2d,
+    "attention": _attention,
+    "layer_norm": _of(
+        (_ROWS, _ROWS[1:], _ROWS[1:]), lambda p, x, w, b: F.layer_norm(x, (p["width"],), w, b)
+    ),
+    "softmax": _of((_ROWS,), lambda p, x: F.softmax(x, -1)),
+    "batch_norm": _batch_norm,
+    "elementwise": _elementwise,
+    "reduction": _of((_ROWS,), lambda p, x: _REDUCTIONS[p["function"]](x)),
+    "embedding": _embedding,
+    "cross_entropy": _cross_entropy,
+    "max_pool2d": _of((_IMAGES,), lambda p, x: F.max_pool2d(x, p["kernel"], p["stride"])),
+    "cat": _cat,
     "optimizer": _optimizer,
-}  # fmt: skip
+}
 
 
 DTYPES = {
-    "": torch.float32, "fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16,
-}  # fmt: skip
+    "": torch.float32,
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
 """Element type of each precision."""
 
 PROFILED = 3
@@ -458,13 +483,10 @@ def run_sweep(
     fail, the last error does.
     """
     torch.manual_seed(0)
-    with arithmetic(precision):
-        dtype = DTYPES[precision]
-        watch, rows, failed = (
-            make_stopwatch(device, quick),
-            list[dict[str, Any]](),
-            list[dict[str, Any]](),
-        )
+    with single_precision("tf32" if precision == "tf32" else "ieee"):
+        dtype, budget_s = DTYPES[precision], QUICK_BUDGET_S if quick else BUDGET_S
+        watch = CudaStopwatch(budget_s) if device == "cuda" else HostStopwatch(budget_s)
+        rows, failed = list[dict[str, Any]](), list[dict[str, Any]]()
         timed: list[tuple[Mapping[str, Any], list[dict[str, Any]]]] = []
         last: Exception | None = None
         for point in points:
@@ -494,11 +516,6 @@ def run_sweep(
         return rows, facts
 
 
-def arithmetic(precision: str) -> AbstractContextManager[None]:
-    """Return the context in which single precision means what a sweep's precision says."""
-    return single_precision("tf32" if precision == "tf32" else "ieee")
-
-
 def _time_point(
     item: str,
     operation: str,
@@ -513,13 +530,20 @@ def _time_point(
     host = HostStopwatch(watch.budget_s, finish)
     return [
         {
-            "item": item, "operation": operation, "phase": work.phase, "precision": precision,
-            "shape": json.dumps(dict(point)), "flop": work.flop, "read_bytes": work.read_bytes,
-            "write_bytes": work.write_bytes, "kernel_ns": None, "kernels": [],
+            "item": item,
+            "operation": operation,
+            "phase": work.phase,
+            "precision": precision,
+            "shape": json.dumps(dict(point)),
+            "flop": work.flop,
+            "read_bytes": work.read_bytes,
+            "write_bytes": work.write_bytes,
+            "kernel_ns": None,
+            "kernels": [],
             **(host if work.on_host else watch).measure(work.run).columns(),
         }
         for work in list_work(build_case(operation, point, dtype, device))
-    ]  # fmt: skip
+    ]
 
 
 def _name_kernels(
@@ -533,7 +557,7 @@ def _name_kernels(
 
     One profile for all of them, since starting it takes longer than a point;
     times come from events all the same, which the profiler does not stretch.
-    """  # fmt: skip
+    """
     trace, number, targets = folder / "kernels.json", 0, dict[str, dict[str, Any]]()
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
         for point, rows in timed:

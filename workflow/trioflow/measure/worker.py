@@ -633,7 +633,7 @@ class _RankSession:
                     row = {**facts, "round": number, "rank": self.rank, "step_ns": elapsed}
                     self.steps.append({**row, "phases_ns": getattr(step, "phases_ns", {})})
                     if facts["ranks"] > 1:
-                        self._keep_marks(facts, MARKED, number, self._find_marks(step))
+                        self._keep_marks(facts, MARKED, number, find_marks(step, *self.limits_ns))
             if costs:
                 self._sweep(number)
                 self.host.append({**costs.sample(), "overlap": sample_overlap(self.device)})
@@ -711,10 +711,6 @@ class _RankSession:
         self.limits_ns = (start, end)
         return end - start
 
-    def _find_marks(self, step: Step) -> list[Mark]:
-        """Return the marks of the step that was timed last."""
-        return find_marks(step, *self.limits_ns)
-
     def _keep_marks(
         self, facts: dict[str, Any], recording: str, number: int, marks: list[Mark]
     ) -> list[dict[str, Any]]:
@@ -751,7 +747,7 @@ class _RankSession:
                     step()
                     self.limits_ns = (start, time.perf_counter_ns())
                 looks.append(Look(before, start))
-                marks.append(self._find_marks(step))
+                marks.append(find_marks(step, *self.limits_ns))
         path = Path(self.job["folder"]) / f"{facts['experiment']}-{self.rank}.json"
         profiler.export_chrome_trace(str(path))
         timelines = build_rank_timelines(path, facts["experiment"], self.rank, looks)

@@ -15,6 +15,8 @@ from trioflow.trace.workloads.catalog import CATALOG, change_workload
 
 torch = pytest.importorskip("torch", reason="workloads need torch (extra [capture])")
 
+from trioflow.trace.workloads.precision import INITIAL_SCALE  # noqa: E402
+
 ROWS = load_workloads(CATALOG)
 CPU = torch.device("cpu")
 SMALL = {
@@ -110,18 +112,18 @@ def test_fp16_scales_its_loss_and_gives_the_optimizer_unscaled_gradients():
     seen, _ = watch(scaled)
     assert {dtype for dtype, *_ in seen["forward"]} == {torch.float16}
     plain()
-    assert scaled.skipped_updates == 0 and plain.skipped_updates == 0
+    assert scaled.scaler.get_scale() == INITIAL_SCALE and not plain.scaler.is_enabled()
     for ours, theirs in zip(scaled.model.parameters(), plain.model.parameters(), strict=True):
         assert float((ours.grad - theirs.grad).norm()) <= 0.05 * float(theirs.grad.norm()) + 1e-6
 
 
-def test_an_overflow_is_counted():
+def test_an_overflow_skips_the_update_and_halves_the_scale():
     step = step_of(SMALL["transformers"], precision="fp16")
     before = [p.detach().clone() for p in step.model.parameters()]
     keep = step.workload.recipe.loss
     step.workload.recipe.loss = lambda outputs, targets: keep(outputs, targets) * 1e30
     step()
-    assert step.skipped_updates == 1
+    assert step.scaler.get_scale() == INITIAL_SCALE / 2
     assert all(torch.equal(a, b) for a, b in zip(before, step.model.parameters(), strict=True))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +12,6 @@ from torch.profiler import record_function
 
 from trioflow.tables import PHASES
 from trioflow.trace.workloads.build import Workload
-from trioflow.trace.workloads.precision import INITIAL_SCALE
 
 _SCALING = "Optimizer.step#gradient scaling"
 """Annotation of fp16's unscaling and checking; it counts as the optimizer's, as its name says."""
@@ -53,13 +51,6 @@ class TrainingStep:
         """Run the step."""
         with self.workload.precision.arithmetic():
             self._run()
-
-    @property
-    def skipped_updates(self) -> int:
-        """Steps whose fp16 gradients overflowed, so that the optimizer was skipped."""
-        if not self.scaler.is_enabled():
-            return 0
-        return round(math.log2(INITIAL_SCALE / self.scaler.get_scale()))
 
     def _run(self) -> None:
         marks = [time.perf_counter_ns()]
