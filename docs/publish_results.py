@@ -15,6 +15,8 @@ from pathlib import Path
 
 import judge_intervals
 import pandas as pd
+import seaborn
+from matplotlib import pyplot
 from page_numbers import (
     Lister,
     Result,
@@ -33,6 +35,7 @@ from page_numbers import (
     record_intervals,
     record_run,
 )
+from scipy.stats import beta
 from trioflow.base.experiments import load_plans
 from trioflow.base.provenance import read_json, write_json
 from trioflow.costmodel.collectives.model import load_collective_model
@@ -52,8 +55,9 @@ from trioflow_evaluation.clusters.scores import (
     choose_cases,
     judge_survival,
     mark_crowded,
+    tabulate_reliability,
     write_survival,
-    write_survival_tables,
+    write_survival_scores,
 )
 from trioflow_evaluation.drift.judge import JOBS_FOLDER, fit_jobs
 from trioflow_evaluation.published.judge import ANCHORS, list_residuals, way_of_plan
@@ -120,7 +124,33 @@ def publish_survival() -> None:
         cases = choose_cases(read_table(memory, "cluster_memory", CLUSTER_MEMORY))
         write_survival(cases)
         load_survival.cache_clear()
-        publish_block(ROOT, "memory.md", "memory", write_survival_tables(judge_survival(cases)))
+        judged = judge_survival(cases)
+        publish_block(ROOT, "memory.md", "memory", write_survival_scores(judged))
+        draw_reliability(judged, ROOT / "docs" / "figures" / "memory_reliability.png")
+
+
+def draw_reliability(judged: pd.DataFrame, path: Path) -> None:
+    """Draw which share of nanotron's runs survived whose odds were in each bin, with its 90 % interval and their count."""
+    bins = tabulate_reliability(judged)
+    lost, survived = bins["runs"] * (1 - bins["survived"]), bins["runs"] * bins["survived"]
+    ends = beta.ppf([[0.05], [0.95]], survived + 0.5, lost + 0.5)
+    seaborn.set_theme(style="whitegrid")
+    figure, axes = pyplot.subplots(figsize=(5.2, 4.2), layout="constrained")
+    axes.plot([0, 1], [0, 1], color="0.6", linestyle="--", label="odds that come true")
+    axes.vlines(bins["odds"], *ends, color="C0", alpha=0.5, label="90 % interval of so many runs")
+    seaborn.scatterplot(
+        bins, x="odds", y="survived", ax=axes, color="C0", s=60, label="runs, with their number"
+    )
+    for _, row in bins.iterrows():
+        axes.annotate(
+            f"{row['runs']:,.0f}",
+            (row["odds"], row["survived"]),
+            xytext=(6, -12),
+            textcoords="offset points",
+        )
+    axes.set(xlabel="predicted probability to survive", ylabel="share that survived", xlim=(-0.05, 1.12))
+    axes.legend(loc="upper left")
+    figure.savefig(path, dpi=110)
 
 
 def publish_spread() -> None:

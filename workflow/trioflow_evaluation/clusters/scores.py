@@ -224,8 +224,8 @@ def tabulate_reliability(judged: pd.DataFrame) -> pd.DataFrame:
     return groups.agg(runs=("odds", "size"), odds=("odds", "mean"), survived=("survived", "mean"))
 
 
-def write_survival_tables(judged: pd.DataFrame) -> str:
-    """Return both tables in Markdown: scores by model, and what odds come to."""
+def write_survival_scores(judged: pd.DataFrame) -> str:
+    """Return the scores by model in Markdown."""
     heads = ("model", "succeeded", "ran out", "odds right", "Brier score", "reserved, median error", "update's peak, median error")  # fmt: skip
     scores = [
         (
@@ -235,12 +235,4 @@ def write_survival_tables(judged: pd.DataFrame) -> str:
         )
         for row in score_survival(judged).to_dict("records")
     ]  # fmt: skip
-    bins = [
-        (
-            f"{BINS[int(row['bin'])]:.0%} to {BINS[int(row['bin']) + 1]:.0%}", int(row["runs"]),
-            write_percent(row["odds"]), write_percent(row["survived"]),
-        )
-        for row in tabulate_reliability(judged).reset_index().to_dict("records")
-    ]  # fmt: skip
-    reliability = write_markdown(("odds", "runs", "mean odds", "survived"), bins)
-    return f"{write_markdown(heads, scores)}\n\n{reliability}"
+    return write_markdown(heads, scores)
