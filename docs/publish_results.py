@@ -148,7 +148,9 @@ def draw_reliability(judged: pd.DataFrame, path: Path) -> None:
             xytext=(6, -12),
             textcoords="offset points",
         )
-    axes.set(xlabel="predicted probability to survive", ylabel="share that survived", xlim=(-0.05, 1.12))
+    axes.set(
+        xlabel="predicted probability to survive", ylabel="share that survived", xlim=(-0.05, 1.12)
+    )
     axes.legend(loc="upper left")
     figure.savefig(path, dpi=110)
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+import trioflow
 from captured import BATCH
 from same_model import ProportionalModel
 from trioflow.base.errors import PlanError
@@ -348,6 +349,33 @@ def test_weights_gathered_during_forward_travel_a_bucket_at_a_time_one_ahead(
         assert (
             before < following < reader or before == reader
         )  # begins where the one before it is waited for
+
+
+def test_a_rank_of_several_stages_gathers_two_at_first_and_the_others_ahead():
+    """As Megatron-LM's interleaved schedule: the first two with the step, a later one's before its turn."""
+    plan = make_plan(
+        2, 1, 2, schedule="interleaved", stages_per_rank=3, micro_batches=2, sharding="distributed",
+        gather_overlap=True,
+    )  # fmt: skip
+    tasks = trioflow.predict("gpt2-b8", plan, "dgx-h100", batch=16).task_graph.tasks
+    for rank in (0, 2):
+        rows = [row for row in records(tasks) if row["rank"] == rank]
+        begins = {}
+        for place, row in enumerate(rows):
+            if row["name"] == "all_gather" and row["phase"] == "forward":
+                begins.setdefault(row["stage"], place)
+        first = {
+            stage: min(
+                place
+                for place, row in enumerate(rows)
+                if row["stage"] == stage and row["kind"] == "compute"
+            )
+            for stage in begins
+        }
+        order = sorted(begins)
+        assert len(order) == 3
+        assert max(begins[order[0]], begins[order[1]]) < min(first.values())
+        assert first[order[1]] > begins[order[2]] > begins[order[1]]
 
 
 def test_weights_are_gathered_during_forward_by_the_distributed_optimizer_alone(gpu_trace):

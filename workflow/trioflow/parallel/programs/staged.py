@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,7 @@ from trioflow.parallel.programs.actions import (
 from trioflow.parallel.programs.builder import ProgramBuilder
 from trioflow.parallel.schedules.table import (
     COMPUTE_KINDS,
+    FORWARD,
     FORWARD_ONLY,
     RECV_B,
     RECV_F,
@@ -113,6 +115,11 @@ class StagedRank(StageActions):
     def __init__(self, program: ProgramBuilder, data: int, pipeline: int, tensor: int) -> None:
         super().__init__(program, data, pipeline, tensor)
         self.reduced: list[int] = []
+        self.begun: dict[
+            int, dict[int, list[int]]
+        ] = {}  # by stage, gathers of its buckets that run
+        turns = [one.stage for one in leaves(self.schedule.rows[pipeline]) if one.kind == FORWARD]
+        self.first_turns = {stage: turns.index(stage) for stage in dict.fromkeys(turns)}
 
     def run(self) -> None:
         """Write the whole step."""
@@ -151,6 +158,36 @@ class StagedRank(StageActions):
         first = sum(action.stage == self.stage for action in self.forwards) == 1
         program = self.program
         return first and program.plan.gather_overlap and program.mode == TRAIN
+
+    def compute_action(self, action: Action) -> None:
+        """Run one action's operators; before a forward gathers of later stages' weights begin."""
+        if action.kind == FORWARD and action not in self.forwards:
+            self._begin_gathers(len(self.forwards))
+        super().compute_action(action)
+
+    def _begin_gathers(self, turn: int) -> None:
+        """Begin to gather stages ahead of their turn, as Megatron-LM does where a rank has several.
+
+        Those of the first two stages begin with the step; each further one's where the first micro-batch of the stage
+        before comes to the last rank, so that all ranks begin at once (``forward_backward_pipelining_with_interleaving``).
+        """
+        if not self.program.plan.gather_overlap or self.program.mode != TRAIN:
+            return
+        order = [*self.first_turns]
+        due = order[:2] if not turn and len(order) > 1 else []
+        due += [
+            after
+            for before, after in pairwise(order[1:])
+            if self.first_turns[before] == turn + self.pipeline
+        ]
+        here = self.stage
+        for stage in due:
+            self.stage = stage
+            self.begun[stage] = {
+                index: self._gather_bucket(index, "forward")
+                for index in range(len(self.work.gathered_bytes))
+            }
+        self.stage = here
 
     def unshard(self) -> None:
         """Gather a stage's parameters, where they are shared."""
@@ -293,16 +330,18 @@ class StagedRank(StageActions):
     def gather_ahead(self, run: Callable[[Sequence[int]], None], op_ids: Sequence[int]) -> None:
         """Run a stage's first forward; before an operator that is the first to read a bucket's weights they are waited for.
 
-        Then the next bucket's gather begins, as Megatron-LM's ``finish_param_sync`` does.
+        Then the next bucket's gather begins, as Megatron-LM's ``finish_param_sync`` does, where it has not begun.
         """
-        readers, tasks, begin = self.work.first_readers, list[int](), 0
+        readers, begun, begin = self.work.first_readers, self.begun.pop(self.stage, {}), 0
         left = [index for op_id in op_ids for index in readers.get(op_id, ())]
         for place, op_id in enumerate(op_ids):
             for index in readers.get(op_id, ()):
                 run(op_ids[begin:place])
-                self.waits += tasks or self._gather_bucket(index, "forward")
+                self.waits += begun.pop(index, None) or self._gather_bucket(index, "forward")
                 left.remove(index)
-                tasks, begin = self._gather_bucket(left[0], "forward") if left else [], place
+                begin = place
+                if left and left[0] not in begun:
+                    begun[left[0]] = self._gather_bucket(left[0], "forward")
         run(op_ids[begin:])
 
     def _replicas_of(self, bucket: Bucket) -> list[int]:
