@@ -104,9 +104,7 @@ _MLPERF = {
 }
 """By benchmark and round: tokens of a sample, precision, tensor, pipeline and context degree, stages of a rank, samples of
 a micro-batch, as NVIDIA's config_DGXH100_*.sh and config_common.sh of that round say (v3.1 names no stages: v3.0's).
-Parameters are gathered behind the update here, where v3.0's conf/*.yaml and v5.0's exports gather them under the next
-forward: with `gather_overlap` an interleaved pipeline of as few micro-batches as stages comes out longer than without,
-and longer than its compute and exchanges, which no overlap can be."""
+Parameters are gathered under the next forward, as v3.0's conf/*.yaml and v5.0's exports say."""
 _NETWORKS = {"gpt3": "gpt3-175b", "llama31_405b": "llama-3.1-405b"}
 
 
@@ -156,7 +154,7 @@ def predict_submission(network: str, row: tuple[Any, ...], ranks: int, batch: in
         plan: Plan = make_plan(
             data, tensor, pipeline=pipeline, schedule="interleaved", stages_per_rank=stages, sharding="distributed",
             micro_batches=round(some * pipeline), sequence_parallel=True, vocabulary_parallel=True, tensor_overlap="products",
-            **columns,
+            gather_overlap=True, **columns,
         )  # fmt: skip
         whole = data * samples * round(some * pipeline)
         found = predict(times, plan, bridge.PLATFORM, batch=whole, options=Options(stages=cut, memory=False))  # fmt: skip
