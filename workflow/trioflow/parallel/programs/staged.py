@@ -337,7 +337,7 @@ class StagedRank(StageActions):
         for place, op_id in enumerate(op_ids):
             for index in readers.get(op_id, ()):
                 run(op_ids[begin:place])
-                self.waits += begun.pop(index, None) or self._gather_bucket(index, "forward")
+                self.waits += begun.pop(index, []) or self._gather_bucket(index, "forward")
                 left.remove(index)
                 begin = place
                 if left and left[0] not in begun:
