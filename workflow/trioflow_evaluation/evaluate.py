@@ -63,3 +63,18 @@ def render_scores(scores: pd.DataFrame, title: str, shown: Sequence[str], what: 
     fields: list[Field] = [words(what, "", "which", "group")]
     fields += [numbers(*_COLUMNS[key][:3], _COLUMNS[key][3], key) for key in shown]
     return render_records(scores, fields, title)
+
+
+def render_frame(frame: pd.DataFrame, title: str = "") -> str:
+    """Return any table as it stands: numbers as the ends of their columns' names say, headings from these names."""
+
+    def field(name: str) -> Field:
+        heading = name.removesuffix("_s").replace("_", " ")
+        if not pd.api.types.is_numeric_dtype(frame[name]):
+            return words(heading, "", "", name)
+        kinds = {"_s": "time", "share": "percent", "error": "signed"}
+        return numbers(
+            heading, "", "", next((k for e, k in kinds.items() if name.endswith(e)), "short"), name
+        )
+
+    return render_records(frame, [field(str(name)) for name in frame], title)

@@ -31,7 +31,6 @@ from trioflow.report.pages import (
     count_words,
     numbers,
     render_details,
-    render_list,
     render_paragraph,
     render_records,
     words,
@@ -49,7 +48,6 @@ from trioflow_evaluation.clusters.scores import (
     GPUS_OF_A_NODE,
     SEQUENCE,
     choose_cases,
-    find_repeated,
     judge_order,
     judge_survival,
     mark_crowded,
@@ -442,9 +440,7 @@ def build_clusters_page(
         Section("steps", "Steps", [
             render_paragraph(_STEPS), render_scores(score_steps(timed), "Errors of the steps", _STEP_SCORES, "runs of"),
             render_details("Intervals, and which of two plans is faster", _render_intervals(timed) + render_chances(score_chances(timed), "one model's runs on as many nodes")),
-            render_details(
-                "Runs that are crowded or repeated", _render_crowded(timed) + _render_repeated(timed)
-            ),
+            _render_crowded(timed),
         ]),
         Section("choice", "Which plan to take", [_render_choice(timed)]),
         Section("memory", "Memory of the runs, and who survives", [_render_survival(cases)]),
@@ -492,19 +488,6 @@ def _render_intervals(cases: pd.DataFrame) -> str:
         ),
     ]  # fmt: skip
     return render_records(score_intervals(cases), fields, "80 % intervals")
-
-
-def _render_repeated(cases: pd.DataFrame) -> str:
-    """Return how far runs of one configuration are from each other."""
-    found = find_repeated(cases)
-    if found.empty:
-        return ""
-    lines = [
-        f"{row['parameters']:g} B on {row['nodes']} nodes, tensor {row['tensor']}, pipeline {row['pipeline']}, data {row['data']}, "
-        f"micro-batch {row['micro_batch']}, ZeRO {row['zero']}: {row['fastest_s']:.2f} to {row['slowest_s']:.2f} s"
-        for row in found.to_dict("records")
-    ]
-    return render_paragraph("Configurations measured more than once:") + render_list(lines)
 
 
 def _render_choice(cases: pd.DataFrame) -> str:

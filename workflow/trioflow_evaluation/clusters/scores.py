@@ -137,13 +137,6 @@ def judge_order(cases: pd.DataFrame) -> pd.DataFrame:
     return cases[cases["set"] != BEFORE]
 
 
-def find_repeated(cases: pd.DataFrame) -> pd.DataFrame:
-    """Return runs of one configuration that was measured several times: ``fastest_s``, ``slowest_s``."""
-    groups = cases.groupby([*_PLAN, "micro_batch", "accumulate"])["measured_s"]
-    found = groups.agg(runs="size", fastest_s="min", slowest_s="max").reset_index()
-    return found[found["runs"] > 1].reset_index(drop=True)
-
-
 def choose_cases(cases: pd.DataFrame) -> pd.DataFrame:
     """Return the runs that succeeded or ran out of memory, with ``survived``."""
     chosen = cases[cases["status"].isin((SUCCEEDED, RAN_OUT))]

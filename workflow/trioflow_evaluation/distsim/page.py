@@ -127,8 +127,6 @@ def build_costs(
 
 
 _OTHER_CASES = "DistSim, other cases"
-_LEAST_WAIT = 0.01
-"""Share of the step from which on a wrong wait is worth a word."""
 _ACTIVITY = meanings(ACTIVITY)
 _TIMESTAMPS = meanings(TIMESTAMPS)
 _COSTS = meanings(COSTS)
@@ -232,28 +230,14 @@ def describe_causes(activity: pd.DataFrame, timestamps: pd.DataFrame) -> str:
         mine = timestamps[timestamps["experiment"] == name]
         added = (mine["end_bias"] - mine["start_bias"]).abs()
         row = mine.loc[added.idxmax()]
-        wait = _largest_wait(mine)
         spread = activity.loc[activity["experiment"] == name, "rank_spread"].max()
         lines.append(
             f"{name}: up to {write_percent(errors[mine.index].max())}. Most is added within "
             f"{row['phase']} of micro-batch {row['micro_batch']} on rank {row['rank']} "
-            f"({write_signed_percent(row['end_bias'] - row['start_bias'])} of the step){wait}. "
+            f"({write_signed_percent(row['end_bias'] - row['start_bias'])} of the step). "
             f"Rounds differ among themselves by {write_percent(spread)}."
         )
     return "<h3>Where the largest deviations come from</h3>" + render_list(lines)
-
-
-def _largest_wait(mine: pd.DataFrame) -> str:
-    """Say which wait between two parts of a rank differs most from the recorded one; nothing for less than 1 %."""
-    rows = mine.sort_values(["rank", "measured_start_s"])
-    rows["wait"] = rows["start_bias"] - rows.groupby("rank")["end_bias"].shift()
-    size = rows["wait"].abs().fillna(0.0)
-    if size.max() < _LEAST_WAIT:
-        return ""
-    row = rows.iloc[int(size.argmax())]
-    name = f"{row['phase']} {row['micro_batch']} on rank {row['rank']}"
-    wait = write_signed_percent(row["wait"])
-    return f"; of the waits, the one before {name} differs most ({wait})"
 
 
 def render_throughput(rows: pd.DataFrame) -> str:

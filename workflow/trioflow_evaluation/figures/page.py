@@ -3,41 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 from trioflow import tables
 from trioflow.base.errors import InputError
 from trioflow.report.pages import (
-    NOTHING,
-    Cell,
     Page,
     Section,
-    itself,
-    numbers,
     render_definitions,
     render_details,
     render_figure,
-    render_records,
-    words,
     write_page,
-    write_percent,
-    write_time,
 )
-from trioflow.sweeps.workshop import OK
-from trioflow.tables import records
 
+from trioflow_evaluation.evaluate import render_frame
 from trioflow_evaluation.figures import catalogue
-from trioflow_evaluation.figures.build import SCHEMAS, count_right_pairs, find_mean_errors
+from trioflow_evaluation.figures.build import SCHEMAS
 from trioflow_evaluation.figures.catalogue import PAPER, SOURCE, Figure
-from trioflow_evaluation.figures.points import MEASURED
 from trioflow_evaluation.studies.wafer import PAPER_SHARE
 from trioflow_evaluation.tables import (
     EVIDENCE_KINDS,
     MEASURED_HERE,
-    MEASURED_PUBLIC,
     ONLY_SIMULATED,
 )
 
@@ -94,7 +82,12 @@ def _figure_parts(name: str, figure: Figure, rows: pd.DataFrame, address: str) -
             f"{address}/{name}.svg", caption, figure.title, width_px=_PICTURE_WIDTH_PX, files=files
         ),
         render_definitions(_describe_basis(figure, rows)),
-        render_details(f"{len(rows)} rows drawn", _render_rows(figure, rows)),
+        render_details(
+            f"{len(rows)} rows drawn",
+            render_frame(
+                rows.drop(columns=["figure", "panel", "label", "series"], errors="ignore")
+            ),
+        ),
     ]
 
 
@@ -102,60 +95,11 @@ _NO_AVERAGES = "the paper reports no average for this figure, or none is at hand
 
 
 def _describe_basis(figure: Figure, rows: pd.DataFrame) -> list[tuple[str, str]]:
-    """Return the figure's three labels, and the paper's averages, each with what it holds."""
-    if figure.form in (catalogue.WAFER, catalogue.HOP):
-        found = {
-            ONLY_SIMULATED: f"everything: {len(rows)} runs of the study, {_describe_study(figure, rows)}"
-        }
-    elif figure.form == catalogue.SPEED:
-        found = {
-            MEASURED_HERE: f"the simulator's own time on {len(rows)} steps, whose lengths are only simulated"
-        }
-    elif figure.form == catalogue.SHARES:
-        found = _describe_shares(rows)
-    else:
-        found = _describe_evidence(figure, rows)
-    basis = [(kind, found.get(kind, "nothing")) for kind in EVIDENCE_KINDS]
+    """Return the figure's three labels with how many rows each holds, and the paper's averages."""
+    kind = MEASURED_HERE if figure.form == catalogue.SPEED else ONLY_SIMULATED
+    counts = dict(rows["evidence"].value_counts()) if "evidence" in rows else {kind: len(rows)}
+    basis = [(one, f"{counts[one]} rows" if one in counts else "nothing") for one in EVIDENCE_KINDS]
     return [*basis, ("paper, other cases", _describe_paper(figure, rows))]
-
-
-def _describe_study(figure: Figure, rows: pd.DataFrame) -> str:
-    if figure.form == catalogue.WAFER:
-        return f"{rows['workload'].nunique()} workloads on mesh and circuits"
-    return f"{rows['seed'].nunique()} draws of slow-downs on {rows['graph'].nunique()} graphs"
-
-
-def _describe_shares(rows: pd.DataFrame) -> dict[str, str]:
-    measured = int((rows["origin"] == MEASURED).sum())
-    simulated = int((rows["evidence"] == ONLY_SIMULATED).sum())
-    return {
-        MEASURED_HERE: f"profiles of {measured} steps, each above its prediction",
-        ONLY_SIMULATED: f"{simulated} steps",
-    }
-
-
-def _describe_evidence(figure: Figure, rows: pd.DataFrame) -> dict[str, str]:
-    found = {}
-    for kind in (MEASURED_HERE, MEASURED_PUBLIC):
-        mine = records(rows[rows["evidence"] == kind])
-        if not mine:
-            continue
-        worst = max((row["predicted_s"] / row["measured_s"] - 1 for row in mine), key=abs)
-        means = ", ".join(
-            f"{write_percent(mean)} ({what})" for what, mean in find_mean_errors(mine).items()
-        )
-        found[kind] = (
-            f"{len(mine)} predictions of measured times: mean absolute error {means}, "
-            f"worst {write_percent(worst)}"
-        )
-        if figure.form == catalogue.ORDER:
-            right, pairs = count_right_pairs(mine)
-            found[kind] += f"; {right} of {pairs} pairs of plans in the right order"
-    simulated = rows[rows["evidence"] == ONLY_SIMULATED]
-    if len(simulated):
-        without = int((simulated["status"] != OK).sum())
-        found[ONLY_SIMULATED] = f"{len(simulated)} scenarios, {without} of them without a step"
-    return found
 
 
 def _describe_paper(figure: Figure, rows: pd.DataFrame) -> str:
@@ -165,72 +109,3 @@ def _describe_paper(figure: Figure, rows: pd.DataFrame) -> str:
         return _NO_AVERAGES
     words = [part for text in rows["paper"] for part in str(text).split("; ") if part]
     return "; ".join(dict.fromkeys(words)) or _NO_AVERAGES
-
-
-def _render_rows(figure: Figure, rows: pd.DataFrame) -> str:
-    """Return what a figure draws as a table that sorts."""
-    if figure.form not in (catalogue.ERRORS, catalogue.ORDER):
-        return _render_plain(rows)
-
-    def predicted(row: Mapping[str, Any]) -> Cell:
-        ends = ""
-        if row["low_s"] is not None and row["high_s"] is not None:
-            ends = f"{write_time(row['low_s'])} to {write_time(row['high_s'])}"
-        time_s = row["predicted_s"]
-        text = row["status"] if time_s is None else write_time(time_s)
-        return Cell(text, time_s, ends or row["reason"])
-
-    def measured(row: Mapping[str, Any]) -> Cell:
-        time_s = row["measured_s"]
-        return Cell(NOTHING if time_s is None else write_time(time_s), time_s, row["quantity"])
-
-    def error(row: Mapping[str, Any]) -> Cell:
-        if row["measured_s"] is None or row["predicted_s"] is None:
-            return Cell(NOTHING)
-        share = row["predicted_s"] / row["measured_s"] - 1
-        return Cell(write_percent(share), share)
-
-    fields = [
-        words(
-            "case",
-            "",
-            "experiment, public case or trace",
-            lambda row: Cell(row["case"], None, f"batch {row['batch']}" if row["batch"] else ""),
-        ),
-        words(
-            "rests on",
-            "",
-            "three-way label",
-            lambda row: Cell(row["evidence"], None, row["source"]),
-        ),
-        words(
-            "plan",
-            "device",
-            "",
-            lambda row: Cell(
-                f"{row['plan']}, {row['ranks']} ranks", None, row["device"] or "this machine"
-            ),
-        ),
-        numbers("measured", "quantity", "", measured, itself),
-        numbers("predicted", "80 % interval", "", predicted, itself),
-        numbers("error", "", "predicted over measured less one", error, itself),
-        words(
-            "paper", "other cases", "averages drawn beside it", lambda row: row["paper"] or NOTHING
-        ),
-    ]
-    return render_records(records(rows), fields)
-
-
-def _render_plain(rows: pd.DataFrame) -> str:
-    """Return any table: numbers with four digits."""
-
-    def cell(value: Any) -> Cell:
-        return Cell(f"{value:.4g}" if isinstance(value, float) else str(value), value)
-
-    fields = [
-        numbers(str(name).replace("_", " "), "", "", cell, str(name))
-        if pd.api.types.is_numeric_dtype(rows[name])
-        else words(str(name).replace("_", " "), "", "", str(name))
-        for name in rows
-    ]
-    return render_records(records(rows), fields)

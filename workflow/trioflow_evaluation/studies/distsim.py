@@ -108,29 +108,9 @@ def order_plans(rows: pd.DataFrame) -> list[str]:
     ]
 
 
-def compare_distsim(rows: pd.DataFrame) -> list[str]:
-    """Say for each speed of the network which plans are first and last, and how far apart."""
-    published = [name_plan(one._asdict()) for one in (BEST, WORST)]
-    lines = [
-        f"DistSim: best {published[0]}, worst {published[1]}, "
-        f"{PREDICTED_RATIO} times predicted, {MEASURED_RATIO} times measured"
-    ]
-    for scale, case in rows.groupby("communication_scale"):
-        names = order_plans(case)
-        ratio = case["step_time_s"].max() / case["step_time_s"].min()
-        place = names.index(published[0]) + 1
-        lines.append(
-            f"communication x {scale:g}: best {names[0]}, worst {names[-1]}, {ratio:.3f} times; "
-            f"DistSim's best is number {place} of {len(names)}, its worst number "
-            f"{names.index(published[1]) + 1}; order {' '.join(names)}"
-        )
-    return lines
-
-
 def study_distsim_search(table: str | Path, figure: str | Path) -> None:
-    """Print the order of the plans, write the table (``SWEEP_RESULTS``), and the figure (no suffix) as SVG and PNG."""
+    """Write the table (``SWEEP_RESULTS``), and the figure (no suffix) as SVG and PNG."""
     rows = predict_distsim()
-    print("\n".join(compare_distsim(rows)))
     tables.write_table(rows, "sweep_results", table, {"study": "DistSim's search"})
     style.save_figure(draw_distsim_search(rows), figure)
 

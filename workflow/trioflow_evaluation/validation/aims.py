@@ -63,13 +63,6 @@ AIMS = tuple(
 )
 """In the order of the table. Limits and the figures of others: ``SOURCE``."""
 
-ASKED = {
-    "TrioSim's VGG-13 on an H100, 128 to 512 images, busy time": (
-        "batch-change", "operator_sum", "train", "vgg13 train 128 -> 512",
-    ),
-}  # fmt: skip
-"""Single cases that the plan asks for by name: set, quantity, group, case."""
-
 _WEIGHTS = {
     "mean_absolute_error": "cases", "bias": "cases", "extrapolated": "cases",
     "oracle_mean_absolute_error": "oracle_cases", "beside_oracle_error": "oracle_cases",
@@ -134,10 +127,6 @@ def _pool(rows: pd.DataFrame) -> dict[str, Any]:
     return pooled
 
 
-_SHARE = 0.01
-"""Classes of operators that move a case by less than this are not shown."""
-
-
 def select_cases(cases: pd.DataFrame, aim: Aim) -> pd.DataFrame:
     """Return the cases of an aim as our model predicted them, with signed errors.
 
@@ -173,43 +162,3 @@ def split_error(rows: pd.DataFrame) -> pd.DataFrame:
     return found.reset_index().sort_values(
         ["points", "part"], ascending=[False, True], ignore_index=True
     )
-
-
-def split_case(cases: pd.DataFrame, row: dict[Any, Any]) -> pd.DataFrame:
-    """Split the error of one sum of operators by class; empty where the case has no operators.
-
-    ``points``: predicted less measured, over the measured sum of all; ``measured_growth``,
-    ``predicted_growth``: the class at the target over that recorded at the source, missing where
-    the pair was not judged the other way round.
-    """
-    mine = _operators_of(cases, row, str(row["case"]))
-    if mine.empty:
-        return pd.DataFrame()
-    sums = mine.groupby("group", sort=True)[["measured_s", "predicted_s"]].sum()
-    sums["points"] = (sums["predicted_s"] - sums["measured_s"]) / float(mine["measured_s"].sum())
-    back = _operators_of(cases, row, _turn(str(row["case"])))
-    recorded = back.groupby("group", sort=True)["measured_s"].sum().reindex(sums.index)
-    sums["measured_growth"] = sums["measured_s"] / recorded
-    sums["predicted_growth"] = sums["predicted_s"] / recorded
-    order = sums["points"].abs().sort_values(ascending=False, kind="stable").index
-    ordered = sums.loc[order].reset_index()
-    return ordered[ordered["points"].abs() >= _SHARE].reset_index(drop=True)
-
-
-def _operators_of(cases: pd.DataFrame, row: dict[Any, Any], case: str) -> pd.DataFrame:
-    """Return the single operators of a case, as the row's model predicted them."""
-    found: pd.DataFrame = cases[
-        (cases["set"] == row["set"])
-        & (cases["model"] == row["model"])
-        & (cases["device"] == row["device"])
-        & (cases["quantity"] == "operator")
-        & cases["case"].str.startswith(f"{case}: ")
-    ]
-    return found
-
-
-def _turn(case: str) -> str:
-    """Return the name of a pair the other way round: ``x 8 -> 2`` for ``x 2 -> 8``."""
-    start, _, target = case.partition(" -> ")
-    name, _, source = start.rpartition(" ")
-    return f"{name} {target} -> {source}"

@@ -37,7 +37,6 @@ from trioflow.report.pages import (
     render_definitions,
     render_details,
     render_figure,
-    render_list,
     render_paragraph,
     render_records,
     words,
@@ -52,23 +51,18 @@ from trioflow_evaluation.drawing import draw_lines, draw_panels
 from trioflow_evaluation.tables import read_validation_table, write_validation_table
 from trioflow_evaluation.validation.aims import (
     AIMS,
-    ASKED,
     KNOWS_THE_ANSWER,
     SETS,
     SOURCE,
     ReachedAim,
     reach_aims,
     select_cases,
-    split_case,
     split_error,
 )
 
-WORST = 2
-"""Cases of a missed aim whose operators are shown."""
 
-
-def render_aims(summary: pd.DataFrame, cases: pd.DataFrame) -> str:
-    """Return the table of aims beside what was reached, and the cases asked for by name."""
+def render_aims(summary: pd.DataFrame) -> str:
+    """Return the table of aims beside what was reached."""
     reached = {None: NOTHING, True: "yes", False: "no"}
 
     def oracle(entry: ReachedAim) -> Cell:
@@ -96,28 +90,7 @@ def render_aims(summary: pd.DataFrame, cases: pd.DataFrame) -> str:
                 f"{SCORES['oracle_mean_absolute_error']}; number of such cases; the model's error on them", oracle, itself),
         ours("coverage", "aim 80 %", "coverage"), ours("width", "of the interval", "mean_relative_width"),
     ]  # fmt: skip
-    asked = [text for name, place in ASKED.items() if (text := _describe_case(cases, name, place))]
-    table = render_records(reach_aims(summary), fields, "Aims and what was reached")
-    return table + render_list(asked)
-
-
-def _describe_case(cases: pd.DataFrame, title: str, place: tuple[str, str, str, str]) -> str:
-    """Return one sentence on a case that was asked for; nothing where it was not judged."""
-    name, quantity, group, case = place
-    rows = cases[
-        (cases["set"] == name) & (cases["quantity"] == quantity)
-        & (cases["group"] == group) & (cases["case"] == case)
-    ]  # fmt: skip
-    if rows.empty:
-        return ""
-    found = {
-        str(row["model"]): row["predicted_s"] / row["measured_s"] - 1.0
-        for row in rows.to_dict("records")
-    }
-    ours = SETS[name].ours
-    order = [ours, *sorted(set(found) - {ours})]
-    errors = ", ".join(f"{model} {write_signed_percent(found[model])}" for model in order)
-    return f"{title}: measured {write_time(float(rows['measured_s'].iloc[0]))}; {errors}."
+    return render_records(reach_aims(summary), fields, "Aims and what was reached")
 
 
 def render_misses(summary: pd.DataFrame, cases: pd.DataFrame) -> str:
@@ -131,12 +104,7 @@ def render_misses(summary: pd.DataFrame, cases: pd.DataFrame) -> str:
         title = f"{entry.aim.title}: {error}, aim {entry.write_limit()}"
         split = split_error(rows)
         summary_text = render_paragraph(_describe_split(split, entry.ours))
-        worst = rows.loc[rows["error"].abs().sort_values(ascending=False, kind="stable").index]
-        made_of = _render_split(split) + "".join(
-            _render_case_split(split_case(cases, row), row)
-            for row in worst.head(WORST).to_dict("records")
-        )
-        folded = render_details("What the error is made of, and the worst cases", made_of)
+        folded = render_details("What the error is made of", _render_split(split))
         parts += [f"<h3>{escape_text(title)}</h3>", summary_text, folded]
     if not parts:
         return render_paragraph("No aim is missed.")
@@ -178,21 +146,6 @@ def _render_split(split: pd.DataFrame) -> str:
                 "predicted over the oracle less one: what of the error is the operators'", "percent", "beside_oracle"),
     ]  # fmt: skip
     caption = "What the error is made of, by where it was measured"
-    return render_records(split, fields, caption)
-
-
-def _render_case_split(split: pd.DataFrame, row: Mapping[Any, Any]) -> str:
-    if split.empty:
-        return ""
-    fields = [
-        words("class", "", "class and phase of operators", "group"),
-        numbers("measured", "at the target", "sum of the class at the target", "time", "measured_s"),
-        numbers("predicted", "", "the same, predicted", "time", "predicted_s"),
-        numbers("adds", "points", "predicted less measured, over the measured sum of all operators", "signed", "points"),
-        numbers("grew", "measured", "class at the target over the class as recorded at the source", "ratio", "measured_growth"),
-        numbers("grew", "predicted", "the same, predicted", "ratio", "predicted_growth"),
-    ]  # fmt: skip
-    caption = f"{row['device']}, {row['case']}: {write_signed_percent(row['error'])}, by class"
     return render_records(split, fields, caption)
 
 
@@ -455,7 +408,7 @@ def _compose(
     return Page(
         TITLE,
         [
-            Section("aims", "Aims, and what was reached", [render_aims(summary, cases)]),
+            Section("aims", "Aims, and what was reached", [render_aims(summary)]),
             Section("misses", "Where an aim is missed", [render_misses(summary, cases)]),
             *(
                 Section(name, SETS[name].title, _set_parts(cases, summary, name, places[name]), folded=at > 0)

@@ -11,7 +11,6 @@ from trioflow_evaluation.studies.distsim import (
     PLATFORM,
     PREDICTED_RATIO,
     WORST,
-    compare_distsim,
     draw_distsim_search,
     list_degrees,
     name_plan,
@@ -55,16 +54,6 @@ def make_rows() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def test_the_comparison_names_first_last_and_ratio() -> None:
-    rows = make_rows()
-    lines = compare_distsim(rows)
-    assert len(lines) == 3 and "7.379 times predicted, 7.488 times measured" in lines[0]
-    slow = rows[rows["communication_scale"] == 2.0]
-    ratio = slow["step_time_s"].max() / slow["step_time_s"].min()
-    assert lines[2].startswith(f"communication x 2: best 1M16P1D, worst 16M1P1D, {ratio:.3f} times")
-    assert "its worst number 15" in lines[2]
-
-
 def test_the_figure_shows_every_plan_at_every_speed() -> None:
     axes = draw_distsim_search(make_rows()).axes[0]
     dots = [float(x) for one in axes.collections for x, _ in one.get_offsets()]
@@ -78,6 +67,5 @@ def test_with_a_network_half_as_fast_the_last_is_distsims_and_its_best_is_among_
     rows = predict_distsim((2.0,)).sort_values("step_time_s")
     assert rows["status"].tolist() == ["ok"] * 15
     names = [name_plan(row) for _, row in rows.iterrows()]
-    print("\n".join(compare_distsim(rows)))
     assert names[-1] == "16M1P1D" and "1M8P2D" in names[:3]
     assert rows["step_time_s"].max() / rows["step_time_s"].min() > 3
