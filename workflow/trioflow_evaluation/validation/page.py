@@ -11,7 +11,6 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from trioflow import tables
@@ -48,6 +47,8 @@ from trioflow.report.pages import (
 )
 
 from trioflow_evaluation.drawing import draw_lines, draw_panels
+from trioflow_evaluation.evaluate import evaluate
+from trioflow_evaluation.evaluate import render_scores as render_scores_of
 from trioflow_evaluation.tables import read_validation_table, write_validation_table
 from trioflow_evaluation.validation.aims import (
     AIMS,
@@ -262,34 +263,14 @@ def render_spread(cases: pd.DataFrame, name: str) -> str:
     ]
     if rows.empty:
         return ""
-    work = rows.assign(
-        error=rows["predicted_s"] / rows["measured_s"] - 1.0,
-        inside=rows["measured_s"].between(rows["low_s"], rows["high_s"]),
-        origin=rows["source"].str.partition("; ")[2],
-    )
-    groups = list(work.groupby(["group", "device", "origin"], sort=True))
-
-    def quantile(title: str, share: float, meaning: str) -> Field:
-        return numbers(
-            title, "signed", meaning, "signed", lambda one: np.quantile(one[1]["error"], share)
-        )
-
-    def worst(one: Any) -> Cell:
-        row = one[1].iloc[int(np.argmax(one[1]["error"].abs().to_numpy()))]
-        return Cell(write_signed_percent(row["error"]), abs(float(row["error"])), str(row["case"]))
-
-    fields = [
-        words("group", "where it was measured", "part of the set that is averaged by itself",
-              lambda one: Cell(one[0][0], None, ", ".join(filter(None, one[0][1:])))),
-        numbers("cases", "", SCORES["cases"], "count", lambda one: len(one[1])),
-        quantile("10 %", 0.1, "a tenth of the errors lie below"),
-        quantile("median", 0.5, "half of the errors lie below"),
-        quantile("90 %", 0.9, "a tenth of the errors lie above"),
-        words("worst", "case", "largest absolute error", worst),
-        numbers("coverage", "aim 80 %", SCORES["coverage"], "percent", lambda one: float(one[1]["inside"].mean())),
-    ]  # fmt: skip
+    origin = rows["source"].str.partition("; ")[2]
+    groups = [
+        (f"{group} ({', '.join(str(one) for one in where if one)})", part)
+        for (group, *where), part in rows.groupby(["group", "device", origin], sort=True)
+    ]
     caption = f"How the single errors of {SETS[name].ours} are spread: {len(rows)} cases"
-    return render_details(caption, render_records(groups, fields, caption))
+    shown = ("cases", "median_error", "error_90", "most", "bias", "covered")
+    return render_details(caption, render_scores_of(evaluate(groups), caption, shown, "group"))
 
 
 def render_classes(classes: pd.DataFrame, device: str) -> str:

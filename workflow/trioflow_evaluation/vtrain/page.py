@@ -34,6 +34,8 @@ from trioflow.report.scores import ORACLE, OURS, SCORES, score_published
 
 from trioflow_evaluation.chances import measure_miss, render_chances
 from trioflow_evaluation.drawing import draw_panels
+from trioflow_evaluation.evaluate import evaluate
+from trioflow_evaluation.evaluate import render_scores as render_scores_of
 from trioflow_evaluation.published.cases import PUBLISHED, describe_set
 from trioflow_evaluation.tables import CHECKS, PARAMETERS
 from trioflow_evaluation.vtrain.data import EXACT_S, GROUPS, PLANS, UNCALIBRATED, VOCABULARY
@@ -193,26 +195,13 @@ def _render_chances(cases: pd.DataFrame) -> str:
 def render_degrees(cases: pd.DataFrame) -> str:
     """Return errors and coverage by each degree."""
     mine = cases[cases["set"] == GROUPS]
-    judged = mine.assign(
-        size=mine["error"].abs(), inside=mine["measured_s"].between(mine["low_s"], mine["high_s"]),
-        width=(mine["high_s"] - mine["low_s"]) / mine["measured_s"], cases=1,
-    )  # fmt: skip
-    means = ["size", "error", "inside", "width"]
-    rows = [
-        {"by": degree.replace("_", " "), "value": value, "cases": len(group), **group[means].mean()}
+    groups = [
+        (f"{degree.replace('_', ' ')} {value}", rows)
         for degree in (*DEGREES, "hidden", "layers")
-        for value, group in judged.groupby(degree)
+        for value, rows in mine.groupby(degree)
     ]
-    fields = [
-        words("by", "", "what the rows share", "by"),
-        numbers("value", "", "", "count", "value"),
-        numbers("cases", "", "", "count", "cases"),
-        numbers("mean absolute error", "", SCORES["mean_absolute_error"], "percent", "size"),
-        numbers("bias", "", SCORES["bias"], "signed", "error"),
-        numbers("coverage", "aim 80 %", SCORES["coverage"], "percent", "inside"),
-        numbers("width", "of the interval", SCORES["mean_relative_width"], "percent", "width"),
-    ]
-    return render_records(rows, fields, f"Errors of the set {GROUPS}")
+    shown = ("cases", "mean_error", "median_error", "bias", "covered", "width")
+    return render_scores_of(evaluate(groups), f"Errors of the set {GROUPS}", shown, "rows of")
 
 
 def _render_limits(cases: pd.DataFrame, scores: pd.DataFrame) -> str:
