@@ -21,7 +21,7 @@ description: a small sweep
 chunk: 4
 defaults: {platform: dgx-a100}
 grid:
-  - {trace: gpt2-tiny-b8, ranks: [2, 4, 16], tensor: [1, 2]}
+  - {trace: gpt2-tiny-b8, ranks: [2, 8, 16], tensor: [1, 2]}
 list:
   - {trace: gpt2-tiny-b8, data: 2, batch: 100000}
 """
