@@ -37,7 +37,7 @@ from trioflow.parallel.splits.updates import scale_work, share_storages, weigh_p
 from trioflow.tables import records
 from trioflow.trace.store import Trace
 
-HELD_BESIDE = {"passing_bytes": 0.18, "waiting_bytes": 0.9, "gathered_bytes": 0.34}
+HELD_BESIDE = {"passing_bytes": 0.175, "waiting_bytes": 1.0, "gathered_bytes": 0.36}
 """What a GPU's caching allocator holds beyond what it hands out at its peak, as shares of what comes and
 goes in a step (`PASSING`), of what waits for the device and of what is gathered behind the peak."""
 LEAD = 700
