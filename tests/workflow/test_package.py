@@ -110,7 +110,9 @@ def test_wheel_and_source_archive_can_be_published(wheel: Path, tmp_path: Path) 
     source = wheel.parent / "source"
     subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True)
     archive = next((source / "dist").glob("*.tar.gz"))
-    for words in (["twine", "check", "--strict", wheel, archive], ["check_wheel_contents", wheel]):
+    # W009: the evaluation is a package of its own beside the library.
+    checks = ["check_wheel_contents", "--ignore", "W009", wheel]
+    for words in (["twine", "check", "--strict", wheel, archive], checks):
         run = subprocess.run(
             [sys.executable, "-m", *words],
             env={**os.environ, "PYTHONPATH": str(tools)},

@@ -375,8 +375,10 @@ def test_gradients_of_experts_are_summed_by_ranks_that_hold_the_same(trace, shar
     assert by_group.to_dict() == {"1,3": pytest.approx(experts), "0,1,2,3": pytest.approx(others)}
 
 
-def test_optimizers_of_experts_share_them_out_among_ranks_that_hold_the_same(trace, times):
-    """ZeRO-1: one optimizer over all replicas for what is whole, one over those of the same experts for these."""
+def test_optimizers_of_experts_share_them_out_among_ranks_that_hold_the_same():
+    """PyTorch's ZeRO-1: one optimizer over all replicas for what is whole, one over those of the same experts for these."""
+    trace = make.make_trace(MODEL, replace(STEP, precision="pure-bf16"))
+    times = time_operators(trace, "NVIDIA H100 80GB HBM3")
     plan = make_plan(data=4, expert=2, sharding="zero1")
     found = predict(times, plan, "dgx-h100", fold=False)
     tasks = found.task_graph.tasks
