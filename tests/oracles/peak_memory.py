@@ -5,9 +5,11 @@ life of a rank is profiled, from before its weights are made, so that the sum
 is what is there. On a GPU the allocator keeps the peak itself. Started as
 ``python peak_memory.py JOB RANK``, this module is one rank.
 
-Gloo's threads let go of an all-gather's and a reduce-scatter's tensors when
-they get to it, from run to run differently: rank 0 of a plan that shards
-units runs alone instead, against PyTorch's process group that moves nothing.
+The profiler sees what the rank's own thread releases. Whatever one of gloo's
+threads is the last to hold counts as held for ever, from run to run
+differently: rank 0 of a plan that shards units runs alone instead, against
+PyTorch's process group that moves nothing, and ``DistributedDataParallel``
+does not send its initial weights around, in a copy of all of them.
 """
 
 from __future__ import annotations
@@ -240,12 +242,13 @@ def _measure_rank(job: Mapping[str, Any], rank: int) -> int:
 
 def _make_step(job: Mapping[str, Any], device: Any) -> Any:
     """Return this rank's step, and nothing beside it of the model that it was made from."""
-    import torch
+    import torch.nn.parallel.distributed
     from trioflow.measure.worker import make_parallel_step
     from trioflow.trace.workloads.build import build_workload
 
     workload = build_workload(job["row"])
     workload.model.to(device)
+    torch.nn.parallel.distributed._sync_module_states = lambda **_: None
     if job["plan"]["recompute"] != "none":
         _checkpoint(workload, job["plan"])
     step = make_parallel_step(workload, job["plan"], job["batch"], job["stages"] or None, device, 0)
