@@ -7,10 +7,12 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import pytest
 from judged import read_or_make
 from trioflow import tables
+from trioflow.report.scores import share_in_order
 from trioflow_evaluation.vtrain.data import (
     check_composition,
     read_all_reduces,
@@ -22,13 +24,18 @@ from trioflow_evaluation.vtrain.judge import (
     leave_out,
     leave_out_ridge,
     number_groups,
-    share_ordered,
 )
 from trioflow_evaluation.vtrain.model import FORMS, StepModel
 
 REACHED = {"vtrain-a100": (0.055, 0.95), "vtrain-a100-plans": (0.055, 0.95)}
 """Mean absolute error and share of pairs in order that each set must keep."""
 ROWS, PLANS = 1440, 18
+
+
+def share_ordered(rows: pd.DataFrame, times: npt.NDArray[np.float64]) -> float:
+    """Pairs of equal GPUs, batch, hidden size and layers, more than 5 % apart."""
+    question = ["gpus", "batch", "hidden", "layers"]
+    return share_in_order(rows.assign(predicted_s=times), question, apart=0.05)
 
 
 @pytest.fixture(scope="module")

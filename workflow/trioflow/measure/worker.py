@@ -62,8 +62,6 @@ from trioflow.trace.workloads.build import Workload, build_workload
 _REPEATS_BELOW_BYTES = ((65_536, 8), (5_000_000, 4), (20_000_000, 2))
 """Small messages are timed several at a time: a single one is near the clock's noise."""
 
-_SWEPT = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send")
-
 
 def _make_collective(name: str, size_bytes: int, device: torch.device) -> Callable[[], None]:
     """Return a function that runs one collective of a size and waits for it.

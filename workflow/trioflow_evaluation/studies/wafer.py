@@ -2,8 +2,6 @@
 
 The case study of the TrioSim paper. What it published is a constant here;
 the bandwidth of the mesh's links it did not publish, so that is swept.
-
-One traced step, and its task graph with fewer tasks: what nothing else waits for in between runs as one.
 """
 
 from __future__ import annotations
@@ -11,22 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from graphlib import TopologicalSorter
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 from trioflow import tables
 from trioflow.base.errors import PlatformError, SimulationError
 from trioflow.base.provenance import PACKAGE, stamp
 from trioflow.costmodel.device_times import DeviceTimes, prepare_device_times
 from trioflow.costmodel.operators.model import load_operator_model
 from trioflow.engine.compiled.run import is_repaid, run_compiled, supports
-from trioflow.engine.program import COMPUTE_STREAM, Program, build_program
+from trioflow.engine.program import Program, build_program
 from trioflow.engine.reference import run_reference
 from trioflow.hardware.device_sheet import load_device
 from trioflow.hardware.machine import Device, Link, Platform, name_rank_node
@@ -45,97 +39,6 @@ from trioflow.trace.store import load_trace
 from trioflow_evaluation.circuit import CircuitNetwork, CircuitSettings
 from trioflow_evaluation.drawing import draw_panels
 from trioflow_evaluation.tables import WAFER
-
-Ints = NDArray[np.int64]
-
-
-def contract_graph(graph: TaskGraph) -> TaskGraph:
-    """Leave out host tasks without duration and join computations that follow one another.
-
-    The step takes as long on every network, up to rounding: who waits for a task without time or
-    link can wait for the last that it waits for; two computations of a stream become one (by the
-    first's name, no operator) where the second waits for the first alone and nobody else does. Not
-    with ``communication_on_compute_stream``.
-    """
-    waits = _collect_waits(graph)
-    gone = (graph.tasks["kind"] == "host") & (graph.tasks["duration_s"] == 0)
-    kept = ~gone.to_numpy(dtype=bool)
-    streams = pd.factorize(graph.tasks["rank"].astype(str) + "/" + graph.tasks["stream"])[0]
-    reached = _skip_tasks(waits, kept, streams.astype(np.int64))
-    first = _join_computations(graph, reached, kept)
-    return _build(graph, reached, kept, first)
-
-
-def _collect_waits(graph: TaskGraph) -> list[list[int]]:
-    """Return what each task waits for, the one before it in its stream included."""
-    waits: list[list[int]] = [[] for _ in range(len(graph.tasks))]
-    for task, other in graph.dependencies[["task_id", "depends_on"]].to_numpy().tolist():
-        waits[task].append(other)
-    for tasks in graph.tasks.groupby(["rank", "stream"]).indices.values():
-        for before, task in pairwise(map(int, tasks)):
-            waits[task].append(before)
-    return waits
-
-
-def _skip_tasks(
-    waits: list[list[int]], kept: NDArray[np.bool_], streams: Ints
-) -> list[dict[int, int]]:
-    """Return for each task the last kept task of each stream that it waits for."""
-    reached: list[dict[int, int]] = [{} for _ in waits]
-    keep, stream_of = kept.tolist(), streams.tolist()
-    for task in TopologicalSorter(dict(enumerate(waits))).static_order():
-        found = reached[task]
-        for other in waits[task]:
-            ends = {stream_of[other]: other} if keep[other] else reached[other]
-            for stream, end in ends.items():
-                found[stream] = max(found.get(stream, -1), end)
-    return reached
-
-
-def _join_computations(
-    graph: TaskGraph, reached: list[dict[int, int]], kept: NDArray[np.bool_]
-) -> Ints:
-    """Return for each task the first one of the run that it is joined to."""
-    followers = np.zeros(len(kept), dtype=np.int64)
-    for task in np.flatnonzero(kept).tolist():
-        for other in reached[task].values():
-            followers[other] += 1
-    joins = (
-        (graph.tasks["kind"].isin(("compute", "memcpy")))
-        & (graph.tasks["stream"] == COMPUTE_STREAM)
-    ).to_numpy(dtype=bool)
-    ranks, first = graph.tasks["rank"].tolist(), np.arange(len(kept))
-    for task in np.flatnonzero(kept & joins).tolist():
-        other, *more = reached[task].values() or [task]
-        alone = not more and other != task and followers[other] == 1
-        if alone and joins[other] and ranks[other] == ranks[task]:
-            first[task] = first[other]
-    return first
-
-
-def _build(
-    graph: TaskGraph, reached: list[dict[int, int]], kept: NDArray[np.bool_], first: Ints
-) -> TaskGraph:
-    """Put the tasks that are left, and what they wait for, into tables."""
-    heads = np.flatnonzero(kept & (first == np.arange(len(kept))))
-    number = np.full(len(kept), -1, dtype=np.int64)
-    number[heads] = np.arange(len(heads))
-    durations = graph.tasks["duration_s"].to_numpy(dtype=np.float64, na_value=np.nan)
-    total_s = np.zeros(len(kept))
-    np.add.at(total_s, first[kept], durations[kept])
-    tasks = graph.tasks.iloc[heads].reset_index(drop=True)
-    joined = np.bincount(first[kept], minlength=len(kept))[heads] > 1
-    tasks["task_id"] = np.arange(len(heads))
-    tasks["duration_s"] = np.where(joined, total_s[heads], durations[heads])
-    tasks["op_id"] = tasks["op_id"].mask(joined)
-    edges = [
-        (int(number[head]), int(number[first[other]]))
-        for head in heads.tolist()
-        for other in reached[head].values()
-    ]
-    dependencies = pd.DataFrame(edges, columns=["task_id", "depends_on"], dtype="int64")
-    return TaskGraph(tasks, dependencies, graph.metadata)
-
 
 TRACES = PACKAGE / "data" / "traces"
 """Operators and tensors captured without a device (``trioflow capture --device meta``)."""
@@ -184,7 +87,7 @@ _HALVINGS = 60
 class WaferCase:
     """A workload, a plan and a batch."""
 
-    trace: str  # folder in ``contraction.TRACES``
+    trace: str  # folder in ``TRACES``
     samples_per_replica: int
     data: int = GPUS
     tensor: int = 1
@@ -231,7 +134,7 @@ def place_ranks(links: Iterable[Link], places: Sequence[int]) -> list[Link]:
 
 
 def build_case(case: WaferCase) -> TaskGraph:
-    """Return what 84 ranks do in a step of a case, contracted."""
+    """Return what 84 ranks do in a step of a case."""
     times = load_timed_trace(case.trace)
     plan = make_plan(
         case.data,
@@ -240,8 +143,7 @@ def build_case(case: WaferCase) -> TaskGraph:
         micro_batches=case.micro_batches if case.pipeline > 1 else None,
     )
     batch = case.samples_per_replica * case.data
-    graph = build_graph(times, plan, batch=batch)
-    return contract_graph(graph)
+    return build_graph(times, plan, batch=batch)
 
 
 class WaferSteps:

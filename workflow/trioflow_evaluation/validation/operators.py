@@ -11,7 +11,6 @@ Collectives judged on messages and rank counts that no model saw.
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +20,6 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 from trioflow import tables
-from trioflow.base.errors import InputError
 from trioflow.base.units import ns_to_s
 from trioflow.costmodel.collectives.methods import (
     METHODS,
@@ -73,10 +71,6 @@ GROUPS = {
     "small": "sizes below 64 KiB",
 }
 
-_CASE = re.compile(
-    r"(?P<collective>\w+), (?P<ranks>\d+) ranks(?: of (?P<nodes>\d+) nodes)?, (?P<bytes>\d+) bytes"
-)
-
 
 @dataclass(frozen=True)
 class _Series:
@@ -114,15 +108,6 @@ def describe_case(collective: str, ranks: int, nodes: int, message_bytes: int) -
     """Return the name of a message among the cases."""
     where = "" if nodes == 1 else f" of {nodes} nodes"
     return f"{collective}, {ranks} ranks{where}, {message_bytes} bytes"
-
-
-def parse_case(case: str) -> tuple[str, int, int, int]:
-    """Return what :func:`describe_case` was given; InputError where the text names no message."""
-    found = _CASE.fullmatch(case)
-    if not found:
-        raise InputError(f"{case!r} is not a case of a collective")
-    nodes, ranks = found["nodes"] or "1", found["ranks"]
-    return found["collective"], int(ranks), int(nodes), int(found["bytes"])
 
 
 def _fit(

@@ -176,10 +176,9 @@ class WorkTable:
     """The parts of every distinct shape, ready to be timed for many parameters at once."""
 
     shapes: list[Shape]
-    # Shape (shapes, parts); ``product_s`` by the shipped table of single products [s], [flop],
+    # Shape (shapes, parts); ``product_s`` by the shipped table of single products [s],
     # [bytes].
     product_s: Floats
-    product_flop: Floats
     moved_bytes: Floats
     launches: Floats
     all_reduces: Floats
@@ -191,8 +190,7 @@ def tabulate_work(shapes: Sequence[Shape], table: ProductTable) -> WorkTable:
     numbers = [
         np.array([[float(get(work)) for work in row] for row in works])
         for get in (
-            lambda work: predict_products(work.products, table), lambda work: work.flop,
-            lambda work: work.moved_bytes, lambda work: work.launches, lambda work: work.all_reduces,
+            lambda work: predict_products(work.products, table), lambda work: work.moved_bytes, lambda work: work.launches, lambda work: work.all_reduces,
         )
     ]  # fmt: skip
     return WorkTable(list(shapes), *numbers)

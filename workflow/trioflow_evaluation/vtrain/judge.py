@@ -20,7 +20,6 @@ from trioflow.costmodel.collectives.platform import PlatformCollectives, load_pl
 from trioflow.costmodel.collectives.published import FILE as PLATFORM_FILE
 from trioflow.costmodel.features import Floats
 from trioflow.hardware.device_sheet import load_device
-from trioflow.report.scores import share_in_order
 from trioflow.sweeps.search_space import Prediction
 from trioflow.tables import FLOAT
 
@@ -432,9 +431,3 @@ def score_plan_chances(cases: pd.DataFrame) -> pd.DataFrame:
         for _, rows in cases.groupby(["workload", "batch", "ranks"])
     ]  # fmt: skip
     return score_pairs(questions)
-
-
-def share_ordered(rows: pd.DataFrame, times: Floats) -> float:
-    """Return the share of pairs in order: of equal GPUs, batch, hidden size and layers, more than 5 % different."""
-    question = ["gpus", "batch", "hidden", "layers"]
-    return share_in_order(rows.assign(predicted_s=times), question, apart=0.05)

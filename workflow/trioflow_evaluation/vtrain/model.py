@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from graphlib import TopologicalSorter
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,8 @@ import pandas as pd
 from trioflow.base.errors import InputError
 from trioflow.costmodel.features import Floats
 from trioflow.costmodel.operators.half_tables import shipped_tensor_products
+from trioflow.engine.draws import DrawnGraph
+from trioflow.engine.program import Ints
 from trioflow.hardware.device_sheet import DeviceSheet, load_device
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.programs.builder import ProgramBuilder, StageWork
@@ -107,19 +108,13 @@ class StepFormula:
 
     # Names of times: ``forward0``, ``backward0``, ``update0`` and so on by stage, then ``message``.
     columns: tuple[str, ...]
-    # Tasks in an order in which each comes after those that it waits for; both ends of a message
-    # are one.
-    nodes: tuple[tuple[int, tuple[int, ...]], ...]
+    graph: DrawnGraph  # who waits for whom, each task for a second
+    column_of: Ints  # column of each of the graph's items; both ends of a message are one
 
     def evaluate(self, times_s: Floats) -> Floats:
         """Return the length of the step [s], shape (...), from times of shape (columns, ...) [s]."""
-        ends = np.zeros((len(self.nodes), *times_s.shape[1:]))
-        for number, (column, before) in enumerate(self.nodes):
-            end = ends[number]
-            for other in before:
-                np.maximum(end, ends[other], out=end)
-            end += times_s[column]
-        return np.asarray(ends.max(axis=0), np.float64)
+        drawn = self.graph.run(self.column_of, times_s.reshape(len(times_s), -1))
+        return drawn.step_s.reshape(times_s.shape[1:])
 
 
 @cache
@@ -129,41 +124,12 @@ def formula_of(pipeline: int, micro_batches: int) -> StepFormula:
     graph = build_step(StageTimes(ones, ones, [1.0] * pipeline, [0] * pipeline, 1), micro_batches)
     phases = ("forward", "backward", "update")
     columns = (*(f"{phase}{stage}" for stage in range(pipeline) for phase in phases), MESSAGE)
-    node_of, waits, column_of = _merge_ends(graph, columns)
-    order = list(TopologicalSorter(dict(enumerate(waits))).static_order())
-    rank = {node: number for number, node in enumerate(order)}
-    nodes = tuple(
-        (column_of[node], tuple(sorted(rank[other] for other in waits[node]))) for node in order
-    )
-    assert len(nodes) == len(set(node_of))
-    return StepFormula(columns, nodes)
-
-
-def _merge_ends(
-    graph: TaskGraph, columns: Sequence[str]
-) -> tuple[list[int], list[set[int]], list[int]]:
-    """Join both ends of each message; return each task's node, what nodes wait for, their columns."""
     tasks = graph.tasks
-    matches = tasks["match_id"].astype("Int64").fillna(-1).astype(np.int64).tolist()
-    ranks, streams, names = (tasks[name].tolist() for name in ("rank", "stream", "name"))
-    # Both ends of a message have its number, every other task one of its own.
-    keys = [(0, task_id) if match < 0 else (1, match) for task_id, match in enumerate(matches)]
-    node_of = pd.factorize(pd.Series(keys))[0].tolist()
-    column_of = [
-        columns.index(MESSAGE if matches[task_id] >= 0 else f"{names[task_id]}{ranks[task_id]}")
-        for task_id in np.unique(node_of, return_index=True)[1]
-    ]
-    waits: list[set[int]] = [set() for _ in column_of]
-    previous: dict[tuple[int, str], int] = {}
-    for node, rank, stream in zip(node_of, ranks, streams, strict=True):
-        if (rank, stream) in previous:
-            waits[node].add(previous[rank, stream])
-        previous[rank, stream] = node
-    for task_id, other in graph.dependencies.to_numpy(np.int64).tolist():
-        waits[node_of[task_id]].add(node_of[other])
-    for node, others in enumerate(waits):
-        others.discard(node)
-    return node_of, waits, column_of
+    drawn = DrawnGraph(graph, tasks.assign(start_s=0.0, end_s=1.0))
+    names = (tasks["name"] + tasks["rank"].astype(str)).mask(tasks["match_id"].notna(), MESSAGE)
+    column_of = np.zeros(len(drawn.lengths_s), dtype=np.int64)
+    column_of[drawn.item_of] = names.map(columns.index)
+    return StepFormula(columns, drawn, column_of)
 
 
 DEVICE = "a100-sxm4-80gb"

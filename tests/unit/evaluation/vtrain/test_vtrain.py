@@ -4,11 +4,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from trioflow import tables
-from trioflow.report.scores import score_published
 from trioflow_evaluation.tables import PARAMETERS
 from trioflow_evaluation.vtrain import judge as vtrain_fit
 from trioflow_evaluation.vtrain.data import GROUPS, PLANS, UNCALIBRATED, check_composition
-from trioflow_evaluation.vtrain.judge import LEFT_OUT, VtrainTables, judge_rows, share_ordered
+from trioflow_evaluation.vtrain.judge import LEFT_OUT, VtrainTables, judge_rows
 from trioflow_evaluation.vtrain.model import FORMS, list_parameters
 from vtrain_rows import REDUCES, make_rows, time_rows
 
@@ -58,19 +57,3 @@ def test_parameters_of_every_fold_are_listed(judged: VtrainTables) -> None:
     assert len(folds) == 1 + 4 + 3  # a fit on all rows, four models, three plans
     assert (judged.parameters["value"] >= judged.parameters["low"] * (1 - 1e-9)).all()
     assert (judged.parameters["value"] <= judged.parameters["high"] * (1 + 1e-9)).all()
-
-
-def test_the_order_is_that_of_the_scores(judged: VtrainTables, rows: pd.DataFrame) -> None:
-    scores = score_published(judged.cases).set_index(["set", "model"])
-    mine = judged.cases[judged.cases["set"] == UNCALIBRATED]
-    told = share_ordered(rows, mine["predicted_s"].to_numpy())
-    assert told == pytest.approx(scores.loc[(UNCALIBRATED, "trioflow"), "ordered"], abs=0.05)
-
-
-def test_pairs_share_gpus_batch_and_model_and_lie_apart() -> None:
-    rows = make_rows(hidden=(512,), layers=(4,), plans=((1, 2, 1), (2, 1, 1)), micro_batch=(2,))
-    rows = rows[rows["batch"] == 8].assign(measured_s=[1.0, 2.0])
-    assert share_ordered(rows, np.array([3.0, 4.0])) == 1.0
-    assert share_ordered(rows, np.array([4.0, 3.0])) == 0.0
-    assert np.isnan(share_ordered(rows.assign(measured_s=[1.0, 1.04]), np.array([1.0, 2.0])))
-    assert np.isnan(share_ordered(rows.assign(batch=[8, 9]), np.array([1.0, 2.0])))
