@@ -6,17 +6,21 @@ import gc
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
-from multiprocessing import current_process, get_context
-from multiprocessing.connection import Connection, wait
+from multiprocessing import active_children, current_process, get_context, parent_process
 from typing import Any, Generic, TypeVar
 
 _WORTH_S = 0.5
 """Starting copies of the process takes about a tenth of it [s]."""
 _MOST_JOBS = 8
 """Processes at most by default: each may hold a GB."""
+_IN_HAND = 2
+"""Questions that are handed out for each copy, so that none is idle while the next answer is waited for."""
 Question = TypeVar("Question")
 Answer = TypeVar("Answer")
 
@@ -50,87 +54,65 @@ class Ahead(Generic[Question, Answer]):
         self._answer, self._questions, self._worth_s = answer, questions, worth_s
         # A daemon may have no children.
         self._jobs = jobs if sys.platform == "linux" and not current_process().daemon else 1
-        self._next = 0  # first question that nobody looks into
         self._spent_s = 0.0
-        self._found: dict[int, Answer] = {}
-        self._asked: dict[Connection, int | None] = {}  # what each copy looks into
-        self._processes: list[Any] = []
+        self._pool: ProcessPoolExecutor | None = None
+        self._answers: dict[int, Future[Answer]] = {}  # of questions that copies look into
+        self._others = active_children()  # that are no copies
 
     def __enter__(self) -> Ahead[Question, Answer]:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        for process in self._processes:
-            process.terminate()
-        for process in self._processes:
-            process.join()
-        for connection in self._asked:
-            connection.close()
+        if self._pool:
+            for process in {*active_children()} - {*self._others}:
+                process.terminate()
+            self._pool.shutdown(cancel_futures=True)
 
     def take(self, place: int) -> Answer:
         """Return the answer to a question; places must ascend."""
-        if not self._processes:
-            begin_s, self._next = time.perf_counter(), place + 1
-            answer = self._answer(self._questions[place])
-            self._spent_s += time.perf_counter() - begin_s
-            if self._jobs > 1 and self._spent_s >= self._worth_s:
-                self._start()
-            return answer
-        self._hand_out()
-        while place not in self._found and place in self._asked.values():
-            self._await_one()
-            self._hand_out()
-        if place in self._found:
-            return self._found.pop(place)
-        return self._answer(self._questions[place])
+        if self._pool:
+            self._hand_out(place)
+            with suppress(Exception):  # of a copy that failed, or was ended: asked again here
+                return self._answers.pop(place).result()
+            return self._answer(self._questions[place])
+        begin_s = time.perf_counter()
+        answer = self._answer(self._questions[place])
+        self._spent_s += time.perf_counter() - begin_s
+        if self._jobs > 1 and self._spent_s >= self._worth_s:
+            asked = (self._answer, self._questions)
+            self._pool = ProcessPoolExecutor(self._jobs, get_context("fork"), _begin, asked)
+            self._hand_out(place + 1)
+        return answer
 
-    def _start(self) -> None:
-        """Start the copies, each with a connection of its own, and let them look into the next questions."""
-        context = get_context("fork")
-        for _ in range(self._jobs):
-            here, there = context.Pipe()
-            foreign = [*self._asked, here]
-            process = context.Process(target=self._serve, args=(there, foreign), daemon=True)
-            process.start()
-            there.close()
-            self._processes.append(process)
-            self._asked[here] = None
-        self._hand_out()
+    def _hand_out(self, place: int) -> None:
+        """Let the copies look into the next questions, from one on."""
+        assert self._pool is not None
+        last = min(place + _IN_HAND * self._jobs, len(self._questions))
+        with suppress(BrokenProcessPool):
+            for number in range(max([place - 1, *self._answers]) + 1, last):
+                self._answers[number] = self._pool.submit(_serve, number)
 
-    def _hand_out(self) -> None:
-        for connection, place in self._asked.items():
-            if place is None and self._next < len(self._questions):
-                with suppress(OSError):  # a copy that has ended is found out where it is waited for
-                    connection.send(self._next)
-                self._asked[connection] = self._next
-                self._next += 1
 
-    def _await_one(self) -> None:
-        """Take what copies have found; one that failed, or was ended, leaves its question open."""
-        for ready in wait([one for one, place in self._asked.items() if place is not None]):
-            assert isinstance(ready, Connection)
-            place = self._asked[ready]
-            assert place is not None
-            try:
-                found = ready.recv()
-            except (EOFError, OSError):
-                del self._asked[ready]
-                continue
-            self._asked[ready] = None
-            if found:
-                self._found[place] = found[0]
+_asked: tuple[Callable[[Any], Any], Sequence[Any]]
+"""In a copy of the process: what answers, and all questions."""
 
-    def _serve(self, connection: Connection, foreign: Sequence[Connection]) -> None:
-        """Answer what comes, in a copy of the process; nothing stands for what raised something."""
-        for other in foreign:  # else nobody would learn that the first process has ended
-            other.close()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        gc.freeze()
-        with suppress(EOFError, OSError):
-            while True:
-                place = connection.recv()
-                try:
-                    found: tuple[Answer, ...] = (self._answer(self._questions[place]),)
-                except Exception:
-                    found = ()
-                connection.send(found)
+
+def _begin(answer: Callable[[Any], Any], questions: Sequence[Any]) -> None:
+    """Make a copy of the process ready, which ends when the first one has."""
+    global _asked
+    _asked = answer, questions
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_first, daemon=True).start()
+    gc.freeze()
+
+
+def _end_with_first() -> None:
+    first = parent_process()
+    if first is not None:
+        first.join()
+        os._exit(1)
+
+
+def _serve(place: int) -> Any:
+    answer, questions = _asked
+    return answer(questions[place])
