@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from cluster_project import ROOT, ClusterProject
-from trioflow.sweeps.chunks import cut_chunks, simulate_sweep
 from trioflow.sweeps.description import load_sweep
 from trioflow.sweeps.figures import collect_sweep
+from trioflow.sweeps.workshop import cut_chunks, simulate_sweep
 
 pytestmark = pytest.mark.slow
 

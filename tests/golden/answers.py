@@ -31,8 +31,8 @@ import pyarrow.parquet as pq
 import trioflow
 from trioflow.base.errors import TrioflowError
 from trioflow.cli.main import main
-from trioflow.sweeps.chunks import cut_chunks, simulate_sweep
 from trioflow.sweeps.description import load_sweep
+from trioflow.sweeps.workshop import cut_chunks, simulate_sweep
 
 sys.path += [
     str(Path(__file__).parent / folder)

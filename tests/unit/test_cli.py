@@ -13,8 +13,8 @@ import pandas as pd
 import pytest
 from trioflow import __version__
 from trioflow.cli import main
-from trioflow.cli.capture import SHIPPED_WORKLOADS
 from trioflow.cli.main import spare_threads
+from trioflow.cli.traces import SHIPPED_WORKLOADS
 from trioflow.costmodel.operators.model import SHIPPED_MODELS
 from trioflow.trace.store import save_trace, shipped_traces
 

@@ -12,7 +12,7 @@ import time
 import pandas as pd
 import pytest
 from trioflow.cli import main
-from trioflow.cli.completion import write_completion
+from trioflow.cli.installation import write_completion
 from trioflow.cli.main import build_parser
 from trioflow.cli.output import PlainStream, WaitSign, format_table, group_warnings
 

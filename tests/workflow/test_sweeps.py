@@ -13,8 +13,8 @@ import pytest
 from captured import make_once
 from project_copy import Project, copy_project
 from test_run import wait_for
-from trioflow.sweeps.chunks import simulate_sweep
 from trioflow.sweeps.figures import collect_sweep
+from trioflow.sweeps.workshop import simulate_sweep
 
 SWEEP = """\
 description: a small sweep

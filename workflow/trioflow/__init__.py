@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trioflow.parallel.plan import make_plan, named_plan
     from trioflow.prediction.answer import Prediction
     from trioflow.prediction.assembly import predict
-    from trioflow.prediction.largest import find_largest
+    from trioflow.prediction.fitting import find_largest
     from trioflow.prediction.options import Options
     from trioflow.sweeps.search import search
     from trioflow.trace.store import Trace, load_trace
@@ -32,7 +32,7 @@ _HOMES = {
     "Prediction": "prediction.answer",
     "Trace": "trace.store",
     "TrioflowError": "base.errors",
-    "find_largest": "prediction.largest",
+    "find_largest": "prediction.fitting",
     "load_named_platform": "costmodel.choices",
     "load_trace": "trace.store",
     "make_plan": "parallel.plan",

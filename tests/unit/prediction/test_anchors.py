@@ -9,13 +9,13 @@ from trioflow.hardware.machine import Device, Link, Platform
 from trioflow.parallel.graph_metadata import GraphMetadata
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.task_graph import TaskGraphBuilder
-from trioflow.prediction.anchors import (
+from trioflow.prediction.step import (
     SessionAnchor,
     apply_factors,
     choose_anchor,
+    choose_traced,
     settle_contention,
 )
-from trioflow.prediction.step import choose_traced
 from trioflow.trace.store import load_trace
 
 

@@ -15,7 +15,7 @@ from trioflow.hardware.platform import load_platform
 from trioflow.parallel.memory.survival import DOUBTED, LIKELY
 from trioflow.parallel.plan import make_plan
 from trioflow.prediction.assembly import prepare_step
-from trioflow.prediction.largest import find_largest, find_most
+from trioflow.prediction.fitting import find_largest, find_most
 from trioflow.prediction.options import Options
 
 TRACE = "gpt2-tiny-b8"

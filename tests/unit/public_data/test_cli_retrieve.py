@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from trioflow.base.errors import DatasetError
-from trioflow.cli.datasets import add_retrieve
+from trioflow.cli.traces import add_retrieve
 from trioflow.datasets import catalogue
 
 from . import server as on

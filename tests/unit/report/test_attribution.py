@@ -22,9 +22,8 @@ from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.graph_metadata import TimesOrigin
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
-from trioflow.prediction.anchors import SessionAnchor
 from trioflow.prediction.options import Options
-from trioflow.prediction.step import Step
+from trioflow.prediction.step import SessionAnchor, Step
 from trioflow.report.attribution import (
     ATTRIBUTION,
     CAUSES,

@@ -13,7 +13,8 @@ import pytest
 from sweep_files import write_sweep
 from trioflow.base.errors import InputError
 from trioflow.base.settings import list_descriptions
-from trioflow.sweeps.chunks import (
+from trioflow.sweeps.description import PARAMETERS, Scenarios, Sweep, fill_values, load_sweep
+from trioflow.sweeps.workshop import (
     _FIRST,
     JOBS,
     SIMULATED_ONLY,
@@ -23,7 +24,6 @@ from trioflow.sweeps.chunks import (
     list_chunk_files,
     plan_sweep,
 )
-from trioflow.sweeps.description import PARAMETERS, Scenarios, Sweep, fill_values, load_sweep
 
 GRID: dict[str, Any] = {
     "trace": ["gpt2-tiny-b8", "own"], "platform": ["cpu2-gloo", "dgx-a100", "mine"],

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
-from trioflow.sweeps.chunks import make_frame
 from trioflow.sweeps.description import fill_values
 from trioflow.sweeps.figures import MOST_PANELS, draw_memory, draw_throughput, name_kinds
+from trioflow.sweeps.workshop import make_frame
 
 
 def make_rows(*given: dict[str, object]) -> pd.DataFrame:

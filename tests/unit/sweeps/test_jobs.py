@@ -11,9 +11,9 @@ import pytest
 from sweep_files import SMALL, write_sweep
 from trioflow import tables
 from trioflow.base.errors import InputError
-from trioflow.sweeps.chunks import TABLE, cut_chunks, simulate_sweep
 from trioflow.sweeps.description import load_sweep
 from trioflow.sweeps.figures import collect_sweep, read_chunk
+from trioflow.sweeps.workshop import TABLE, cut_chunks, simulate_sweep
 
 FILES = ("results.parquet", "throughput.svg", "throughput.png", "memory.svg", "memory.png")
 

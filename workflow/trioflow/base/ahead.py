@@ -93,14 +93,13 @@ class Ahead(Generic[Question, Answer]):
                 self._answers[number] = self._pool.submit(_serve, number)
 
 
-_asked: tuple[Callable[[Any], Any], Sequence[Any]]
+_asked: list[Any] = []
 """In a copy of the process: what answers, and all questions."""
 
 
 def _begin(answer: Callable[[Any], Any], questions: Sequence[Any]) -> None:
     """Make a copy of the process ready, which ends when the first one has."""
-    global _asked
-    _asked = answer, questions
+    _asked[:] = answer, questions
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_first, daemon=True).start()
     gc.freeze()

@@ -20,19 +20,20 @@ from trioflow.base.errors import InputError
 from trioflow.base.precision_recipes import choose_recipe
 from trioflow.base.units import format_apart, format_bytes, format_count, format_time, ns_to_s
 from trioflow.cli.choices import (
+    add_algorithm_arguments,
     add_collectives_argument,
     add_configuration_argument,
     add_draw_arguments,
     add_fault_arguments,
     add_json_argument,
     add_model_arguments,
+    add_network_arguments,
     add_plan_arguments,
     add_run_arguments,
     add_what_if_arguments,
     apply_configuration,
     read_options,
 )
-from trioflow.cli.network import add_algorithm_arguments, add_network_arguments
 from trioflow.cli.output import (
     add_options,
     add_output_argument,
@@ -51,8 +52,8 @@ from trioflow.parallel.memory.survival import DOUBTED, describe_probability
 from trioflow.prediction.answer import Prediction, describe_memory
 from trioflow.prediction.assembly import predict
 from trioflow.prediction.breakdown import DEPTH, WAYS
+from trioflow.prediction.fitting import LARGEST, find_largest
 from trioflow.prediction.language_answer import HOUR_S, Faults, describe_run
-from trioflow.prediction.largest import LARGEST, find_largest
 from trioflow.prediction.options import STEP_WORDS
 from trioflow.tables import PHASES, records
 from trioflow.trace.facts import Facts

@@ -12,7 +12,7 @@ from trioflow import __version__
 from trioflow.base.errors import InputError, suggest
 from trioflow.base.provenance import digest_file
 from trioflow.base.units import format_bytes, format_time
-from trioflow.cli.network import (
+from trioflow.cli.choices import (
     add_algorithm_arguments,
     add_network_arguments,
     change_platform,

@@ -39,16 +39,16 @@ COMMANDS = {
     "fit": ("fit an operator cost model to traces", "trioflow.cli.answer.add_fit"),
     "capture": (
         "capture one training step on this device (needs torch)",
-        "trioflow.cli.capture.add_capture",
+        "trioflow.cli.traces.add_capture",
     ),
     "import": (
         "make a trace from a profile or another tool's file",
-        "trioflow.cli.imports.add_import",
+        "trioflow.cli.traces.add_import",
     ),
     "export": ("write another tool's format", "trioflow.cli.export.add_export"),
     "retrieve": (
         "retrieve public measured data, from a mirror or its pinned address",
-        "trioflow.cli.datasets.add_retrieve",
+        "trioflow.cli.traces.add_retrieve",
     ),
     "fit-collectives": (
         "fit a platform's collectives to logs of nccl-tests",
@@ -56,7 +56,7 @@ COMMANDS = {
     ),
     "pack": (
         "put a trace into one file, to use it wherever a TRACE is asked for",
-        "trioflow.cli.imports.add_pack",
+        "trioflow.cli.traces.add_pack",
     ),
     "search": (
         "rank the plans of a model on a number of ranks of a platform",
@@ -72,11 +72,11 @@ COMMANDS = {
     ),
     "completion": (
         "what bash and zsh offer when Tab is pressed",
-        "trioflow.cli.completion.add_completion",
+        "trioflow.cli.installation.add_completion",
     ),
     "doctor": (
         "versions, machine and caches, for a report of a problem",
-        "trioflow.cli.doctor.add_doctor",
+        "trioflow.cli.installation.add_doctor",
     ),
 }
 """What each subcommand does and what fills its parser, in the order of the help."""

@@ -13,11 +13,12 @@ from trioflow.base.units import BYTES_PER_MIB, format_bytes, format_time
 from trioflow.cli.answer import DAY_S
 from trioflow.cli.choices import (
     add_draw_arguments,
+    add_inter_node_arguments,
     add_model_arguments,
     add_routing_argument,
     add_run_arguments,
+    list_inter_node,
 )
-from trioflow.cli.network import add_inter_node_arguments, list_inter_node
 from trioflow.cli.output import (
     add_options,
     add_output_argument,

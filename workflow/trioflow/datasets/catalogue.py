@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from trioflow.base.errors import DatasetError
-from trioflow.base.input_files import read_text
+from trioflow.base.input_files import LARGEST_BYTES, parse_yaml, read_text
 from trioflow.base.provenance import PACKAGE, read_json
 from trioflow.base.settings import describe_problem, suggest_name
-from trioflow.base.yaml_files import LARGEST_BYTES, parse_yaml
 
 if TYPE_CHECKING:
     from jsonschema import Draft202012Validator

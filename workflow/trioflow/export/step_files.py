@@ -27,10 +27,9 @@ from trioflow.engine.result import Simulated, link_rates, measure_links
 from trioflow.engine.timeline import build_critical_path
 from trioflow.network.fair_share import FairShareNetwork
 from trioflow.network.networks import ContentionFreeNetwork, find_network
-from trioflow.prediction.anchors import SessionAnchor
 from trioflow.prediction.answer import Prediction, predict_step
 from trioflow.prediction.breakdown import WAYS
-from trioflow.prediction.step import load_experiment
+from trioflow.prediction.step import SessionAnchor, load_experiment
 from trioflow.tables import STREAMS
 from trioflow.trace.facts import Facts
 

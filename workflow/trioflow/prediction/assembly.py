@@ -31,7 +31,6 @@ from trioflow.parallel.reference import silence_messages
 from trioflow.parallel.splits.pipeline import BALANCES
 from trioflow.parallel.splits.routing import read_routing, set_routing
 from trioflow.parallel.task_graph import TaskGraph
-from trioflow.prediction.anchors import read_session
 from trioflow.prediction.answer import Prediction, predict_step
 from trioflow.prediction.options import (
     CLOSED_FORM,
@@ -41,7 +40,7 @@ from trioflow.prediction.options import (
     list_rank_scales,
     scale_operators,
 )
-from trioflow.prediction.step import Step, choose_counts, extend_step
+from trioflow.prediction.step import Step, choose_counts, extend_step, read_session
 from trioflow.trace.store import Trace, is_model, load_trace, refuse_step
 
 Traces = str | Path | Trace | DeviceTimes | Sequence[str | Path | Trace]

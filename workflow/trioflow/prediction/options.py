@@ -117,7 +117,7 @@ class Options(SimulationOptions):
     anchor : {"timer", "ratio", "none", "session"}
         How the trace's operators are brought to a measured step: the first three as in
         ``steps.anchor_step``. session: as timer, and then to the single-rank steps of the
-        session that measured the workload on this machine; see ``anchors.SessionAnchor``.
+        session that measured the workload on this machine; see ``step.SessionAnchor``.
     anchor_band : tuple of float, optional
         80 % interval of a whole step predicted from its operators, relative to the step; the
         shipped one by default.

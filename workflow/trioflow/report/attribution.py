@@ -35,10 +35,9 @@ from trioflow.engine.timeline import (
 )
 from trioflow.hardware.machine import Platform
 from trioflow.parallel.task_graph import TaskGraph
-from trioflow.prediction.anchors import Factors, SessionAnchor, apply_factors
 from trioflow.prediction.answer import Prediction, predict_step
 from trioflow.prediction.options import Options
-from trioflow.prediction.step import Step, load_experiment
+from trioflow.prediction.step import Factors, SessionAnchor, Step, apply_factors, load_experiment
 from trioflow.report.errors import measured_steps
 from trioflow.tables import FLOAT, PHASES, TEXT, column
 

@@ -21,9 +21,8 @@ from trioflow import tables
 from trioflow.base.errors import InputError
 from trioflow.base.provenance import stamp
 from trioflow.report import style
-from trioflow.sweeps.chunks import TABLE, Chunk, cut_chunks, written
 from trioflow.sweeps.description import load_sweep
-from trioflow.sweeps.workshop import OK, OUT_OF_MEMORY
+from trioflow.sweeps.workshop import OK, OUT_OF_MEMORY, TABLE, Chunk, cut_chunks, written
 
 KINDS = {
     "one rank": style.GREY, "data": style.BLUE, "sharded data": style.SKY, "tensor": style.ORANGE,

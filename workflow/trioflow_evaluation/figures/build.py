@@ -22,9 +22,8 @@ from trioflow.base.provenance import stamp
 from trioflow.prediction.answer import predict_step
 from trioflow.prediction.assembly import build_graph
 from trioflow.report import style
-from trioflow.sweeps.chunks import list_chunk_files, make_frame
 from trioflow.sweeps.description import load_sweep, resolve_batch, resolve_plan
-from trioflow.sweeps.workshop import OK, Workshop
+from trioflow.sweeps.workshop import OK, Workshop, list_chunk_files, make_frame
 from trioflow.tables import records
 
 from trioflow_evaluation.drawing import draw_lines

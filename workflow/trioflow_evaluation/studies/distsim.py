@@ -32,9 +32,8 @@ from trioflow import tables
 from trioflow.base.experiments import load_workloads
 from trioflow.base.provenance import PACKAGE
 from trioflow.report import style
-from trioflow.sweeps.chunks import make_frame
 from trioflow.sweeps.description import fill_values
-from trioflow.sweeps.workshop import Workshop
+from trioflow.sweeps.workshop import Workshop, make_frame
 from trioflow.trace.repeat import repeat_layers
 from trioflow.trace.store import Trace, load_trace, save_trace
 from trioflow.trace.workloads.catalog import CATALOG

@@ -15,9 +15,8 @@ from trioflow.hardware.machine import Device, Link, Platform, name_rank_node
 from trioflow.measure.records import RECORDED_EVENTS, STEP_MARKS
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan
-from trioflow.sweeps.chunks import make_frame
 from trioflow.sweeps.description import fill_values
-from trioflow.sweeps.workshop import OK, PREDICTED
+from trioflow.sweeps.workshop import OK, PREDICTED, make_frame
 from trioflow_evaluation.distsim.page import (
     CAPTIONS,
     build_distsim_page,

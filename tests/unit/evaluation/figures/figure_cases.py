@@ -8,8 +8,8 @@ from typing import Any
 import pandas as pd
 from trioflow import tables
 from trioflow.base.experiments import Plan
-from trioflow.sweeps.chunks import make_frame
 from trioflow.sweeps.description import fill_values
+from trioflow.sweeps.workshop import make_frame
 from trioflow_evaluation.tables import EVIDENCE
 
 PLANS = [

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from trioflow import tables
 from trioflow.base.errors import InputError
-from trioflow.sweeps.chunks import list_sweep_files
 from trioflow.sweeps.description import fill_values
-from trioflow.sweeps.workshop import Workshop
+from trioflow.sweeps.workshop import Workshop, list_sweep_files
 from trioflow_evaluation.figures.build import predict_scenarios
 from trioflow_evaluation.figures.points import BUSY, list_predicted_rows
 

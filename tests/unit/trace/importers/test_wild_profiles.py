@@ -9,7 +9,7 @@ from profiled_events import event
 from trioflow.base.errors import InputError, TrioflowError
 from trioflow.parallel.plan import make_plan, named_plan
 from trioflow.prediction.assembly import predict
-from trioflow.prediction.largest import find_largest
+from trioflow.prediction.fitting import find_largest
 from trioflow.sweeps.search import search
 from trioflow.trace.assemble import ObservedOperator, assemble_trace
 from trioflow.trace.importers.kineto import import_kineto

@@ -299,7 +299,7 @@ def test_a_sequence_longer_than_the_positions_is_refused(name):
 
 
 def choose(workload, **changes):
-    from trioflow.cli.capture import choose_workload
+    from trioflow.cli.traces import choose_workload
 
     keys = ("workloads", "sequence", "precision", "optimizer", "layers")
     options = {**dict.fromkeys(keys), "batch": 4, "workload": workload, **changes}
