@@ -5,6 +5,7 @@ Times, ids, launches and shapes agree with one another, as a profiler's do.
 
 from __future__ import annotations
 
+import copy
 import itertools
 from math import prod
 from typing import Any
@@ -126,3 +127,55 @@ def small_step() -> tuple[dict[str, Any], dict[str, Any]]:
     root = _node(0, 0, (0, "[pytorch|profiler|execution_trace|thread]", [], [], 0, None, ""))
     graph = {"schema": "1.1.1-chakra.0.0.4", "pid": 1, "nodes": [root, *nodes]}
     return {**header, "traceEvents": events}, graph
+
+
+_STEPS, _APART_US, _APART_IDS = 3, 2000, 100
+
+
+def parallel_steps() -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the profile of three steps that reduce their gradient beside backward, and a graph.
+
+    The execution trace is of the first step.
+    """
+    profile, graph = small_step()
+    step = [*profile["traceEvents"], *_all_reduce()]
+    graph["nodes"] += [
+        {
+            **copy.deepcopy(graph["nodes"][1]), "id": 70 + place, "name": name, "ctrl_deps": parent,
+            "attrs": [{"name": "rf_id", "type": "", "value": 60 + place},
+                      {"name": "seq_id", "type": "", "value": -1},
+                      {"name": "tid", "type": "", "value": 2},
+                      {"name": "op_schema", "type": "", "value": ""}],
+        }
+        for place, (name, parent) in enumerate((("c10d::allreduce_", 10), ("record_param_comms", 70)))
+    ]  # fmt: skip
+    events = []
+    for number in range(_STEPS):
+        for event in copy.deepcopy(step):
+            event["ts"] += number * _APART_US
+            event["name"] = event["name"].replace("ProfilerStep#1", f"ProfilerStep#{number + 1}")
+            for key in ("External id", "Record function id", "correlation"):
+                if key in event["args"]:
+                    event["args"][key] += number * _APART_IDS
+            events.append(event)
+    profile["deviceProperties"][0]["name"] = "NVIDIA H100 80GB HBM3"
+    return {**profile, "traceEvents": events}, graph
+
+
+def _all_reduce() -> list[dict[str, Any]]:
+    """Return a collective on a thread and a stream of its own, which runs beside a product."""
+    host = {"ph": "X", "pid": 1, "tid": 2}
+    shapes = {"Input Dims": [], "Input type": []}
+    said = {"Collective name": "allreduce", "Group size": 8, "dtype": "Float",
+            "In msg nelems": 24, "Out msg nelems": 24}  # fmt: skip
+    return [
+        {**host, "ts": 1200, "dur": 40, "name": "c10d::allreduce_", "cat": "cpu_op",
+         "args": {"External id": 960, "Record function id": 60, **shapes}},
+        {**host, "ts": 1205, "dur": 30, "name": "record_param_comms", "cat": "cpu_op",
+         "args": {"External id": 961, "Record function id": 61, **shapes, **said}},
+        {**host, "ts": 1210, "dur": 4, "name": "cudaLaunchKernel", "cat": "cuda_runtime",
+         "args": {"correlation": 560, "External id": 961}},
+        {"ph": "X", "pid": 0, "tid": 20, "ts": 1220, "dur": 400, "cat": "kernel",
+         "name": "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+         "args": {"correlation": 560, "External id": 961, "device": 0, "stream": 20, **said}},
+    ]  # fmt: skip

@@ -145,11 +145,11 @@ CONTRADICTIONS: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "a word for a number": (
         edit_facts(lambda f: f.update(tail_s="1")),
-        "tail_s: '1' is not a time",
+        "tail_s: '1' is not a possible value",
     ),
     "a number for a word": (
         edit_facts(lambda f: f.update(precision=16)),
-        "precision: 16 is not a text",
+        "precision: 16 is not a possible value",
     ),
     "no such clock": (
         edit_facts(lambda f: f.update(step_time_source="sun")),
@@ -157,7 +157,7 @@ CONTRADICTIONS: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "a list for a mapping": (
         edit_facts(lambda f: f.update(tensor_split=[1])),
-        "tensor_split: .* is not a mapping of texts",
+        "tensor_split: .* is not a possible value",
     ),
     "a number for the facts": (
         lambda folder: (folder / "trace.json").write_text("7") and None,

@@ -7,7 +7,7 @@ what was joined, and facts.
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from trioflow.base.errors import TraceError
 from trioflow.base.provenance import atomic_path
 from trioflow.tables import records
 from trioflow.trace.facts import UNTIMED
+from trioflow.trace.importers.csv_rows import Column
 from trioflow.trace.importers.triosim_tables import (
     TENSOR_COLUMNS,
     TENSOR_FILE,
@@ -61,13 +62,13 @@ def write_triosim(trace: Trace, folder: str | Path) -> None:
     _write(folder / TRACE_FILE, TRACE_COLUMNS, _operator_lines(trace, rows, tensors))
 
 
-def _write(path: Path, columns: dict[str, tuple[str, ...]], lines: Iterable[Sequence[Any]]) -> None:
+def _write(path: Path, columns: Mapping[str, Column], lines: Iterable[Sequence[Any]]) -> None:
     with (
         atomic_path(path) as temporary,
         temporary.open("w", encoding="utf-8", newline="") as stream,
     ):
         writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow([spellings[0] for spellings in columns.values()])
+        writer.writerow([column.titles[0] for column in columns.values()])
         writer.writerows(lines)
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 
 from trioflow import tables
+from trioflow.trace.consistency import check_trace
 from trioflow.trace.facts import Facts, check_facts
 from trioflow.trace.flops import count_flop, may_multiply
 from trioflow.trace.store import Trace
@@ -203,13 +205,15 @@ def assemble_trace(
     facts: Mapping[str, Any],
     *,
     ready: Sequence[ReadyGradient] | None = None,
+    file: str | Path | None = None,
 ) -> Trace:
     """Build a trace from the outermost operators of one step, in order of start.
 
     ``parameters`` (name, shape, elem_bytes in the model's order) names gradients; ``ready``: these
     in the order in which they become ready; None takes every backward operator of a forward one
-    with parameters. Raises TraceError when a fact that every later stage needs is missing or
-    impossible.
+    with parameters. ``file``: what the operators were read from, for messages: the trace is checked
+    then. Raises TraceError when a fact that every later stage needs is missing or impossible, or the
+    trace contradicts itself.
     """
     check_facts(facts)
     batch, tracker = int(facts["batch"]), TensorTracker()
@@ -243,7 +247,10 @@ def assemble_trace(
         "flop": sum(frame["flop"].tolist()),
         "warnings": warnings,
     }
-    return Trace(frame, tracker.table(_owners(rows, tracker)), Facts.read(content))
+    trace = Trace(frame, tracker.table(_owners(rows, tracker)), Facts.read(content))
+    if file is not None:
+        check_trace(trace, file)
+    return trace
 
 
 def _warn_uncounted(

@@ -7,7 +7,7 @@ that loading stays fast.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain
 from math import prod
@@ -73,63 +73,51 @@ Found = tuple[str, str, str]
 """Where something does not hold (file, place) and what it is."""
 
 
-def _row(wrong: NDArray[np.bool_], column: str, problem: Callable[[int], str]) -> Found | None:
-    """Return the first row of the operators of which something is wrong."""
-    row = int(np.argmax(wrong)) if len(wrong) else 0
-    if not len(wrong) or not wrong[row]:
-        return None
-    return "operators", f"row {row}, column {column}", problem(row)
+def _rows(
+    wrong: NDArray[np.bool_], column: str, problem: Callable[[int], str], table: str = "operators"
+) -> Iterator[Found]:
+    """Yield the rows of a table of which something is wrong."""
+    for row in np.flatnonzero(wrong).tolist():
+        yield table, f"row {row}, column {column}", problem(row)
 
 
-def _phases_are_named(c: _Columns) -> Found | None:
-    return _row(c.phases == "", "phase", lambda row: "the phase is empty")
-
-
-def _counts_agree(c: _Columns) -> Found | None:
-    flop = sum(c.operators["flop"].tolist())  # of Python: a million tokens overflow 64 bits
-    for name, said, found in (
-        ("operators", c.facts.operators, c.count),
-        ("flop", c.facts.flop, flop),
-    ):
-        if isinstance(said, int) and said != found:
-            return "facts", name, f"{said} is said, the operators have {found}"
-    return None
-
-
-def _works_are_possible(c: _Columns) -> Found | None:
+def _check_works(c: _Columns) -> Iterator[Found]:
+    """Check that phases are named, work is possible and adds up, and parts fit into wholes."""
+    yield from _rows(c.phases == "", "phase", lambda row: "the phase is empty")
     for name in ("flop", "read_bytes", "write_bytes", "device_ns", "cpu_ns"):
         numbers = c.operators[name].tolist()  # of Python: their sum cannot overflow
         if (max(numbers, default=0) if name == "flop" else sum(numbers)) >= MOST_WORK:
             row = max(range(len(numbers)), key=numbers.__getitem__)
-            problem = (
-                f"{numbers[row]} of {c.operators['name'].iloc[row]!r:.60} is more than any step"
-            )
-            return "operators", f"row {row}, column {name}", problem
-    return None
-
-
-def _parts_fit_into_wholes(c: _Columns) -> Found | None:
+            what = f"{numbers[row]} of {c.operators['name'].iloc[row]!r:.60}"
+            yield "operators", f"row {row}, column {name}", f"{what} is more than any step"
+    flop = sum(c.operators["flop"].tolist())  # of Python: a million tokens overflow 64 bits
+    counts = (("operators", c.facts.operators, c.count), ("flop", c.facts.flop, flop))
+    for name, said, found in counts:
+        if isinstance(said, int) and said != found:
+            yield "facts", name, f"{said} is said, the operators have {found}"
     for name in ("flop", "read_bytes", "write_bytes"):
         whole, part = c.numbers(name), c.numbers(f"batch_{name}")
-        found = _row(
-            part > whole,
-            f"batch_{name}",
-            lambda row, p=part, w=whole: f"{p[row]} grow with the batch, of {w[row]} in all",  # type: ignore[misc]
-        )
-        if found:
-            return found
-    return None
+        for row in np.flatnonzero(part > whole).tolist():
+            problem = f"{part[row]} grow with the batch, of {whole[row]} in all"
+            yield "operators", f"row {row}, column batch_{name}", problem
 
 
-def _forward_operators_come_before(c: _Columns) -> Found | None:
+def _check_references(c: _Columns) -> Iterator[Found]:
+    """Check that operators come after those that they differentiate, and tensors name operators that are there."""
     forward = c.numbers("forward_op_id")
     outside = (forward < -1) | (forward >= np.arange(c.count))
-    return _row(
+    yield from _rows(
         outside, "forward_op_id", lambda row: f"{forward[row]} is not an operator before it"
     )
+    yield from _check_tensors(c)
+    for name in ("producer_op_id", "last_op_id"):
+        numbers = c.numbers(name, table="tensors")
+        for row in np.flatnonzero((numbers >= c.count) | (numbers < -1)).tolist():
+            problem = f"operator {numbers[row]} does not exist"
+            yield "tensors", f"row {row}, column {name}", problem
 
 
-def _tensors_are_possible(c: _Columns) -> Found | None:
+def _check_tensors(c: _Columns) -> Iterator[Found]:
     """Take a type's size of an element from its first row; an undefined tensor has size 0."""
     sizes: dict[str, int] = {}
     columns = (c.tensors[name].tolist() for name in ("shape", "elem_bytes", "dtype"))
@@ -138,106 +126,80 @@ def _tensors_are_possible(c: _Columns) -> Found | None:
         if size < 0 or size != known:
             problem = f"{size} bytes an element of {kind!r:.40}, and {known} in another row"
             problem = f"{size} is not an element size" if size < 0 else problem
-            return "tensors", f"row {row}, column elem_bytes", problem
+            yield "tensors", f"row {row}, column elem_bytes", problem
         if len(shape) and (min(shape) < 0 or prod(shape) > MOST_ELEMENTS):
-            return "tensors", f"row {row}, column shape", f"{list(shape)!r:.60} is not a shape"
-    return None
+            yield "tensors", f"row {row}, column shape", f"{list(shape)!r:.60} is not a shape"
 
 
-def _tensors_name_operators(c: _Columns) -> Found | None:
-    for name in ("producer_op_id", "last_op_id"):
-        wrong = (found := c.numbers(name, table="tensors")) >= c.count
-        wrong |= found < -1
-        if wrong.any():
-            row = int(np.argmax(wrong))
-            problem = f"operator {found[row]} does not exist"
-            return "tensors", f"row {row}, column {name}", problem
-    return None
-
-
-def _operators_name_tensors(c: _Columns) -> Found | None:
+def _check_shapes(c: _Columns) -> Iterator[Found]:
+    """Compare the shapes that operators recorded with those of the tensors that they name."""
     shapes = [list(shape) for shape in c.tensors["shape"]]
     for side in ("input", "output"):
         ids, recorded = c.operators[f"{side}_ids"], c.operators[f"{side}_shapes"]
         flat = list(chain.from_iterable(ids))
         if flat and not 0 <= min(flat) <= max(flat) < len(shapes):
             row = next(r for r, one in enumerate(ids) if any(not 0 <= i < len(shapes) for i in one))
-            return "operators", f"row {row}, column {side}_ids", "a tensor does not exist"
-        same = list(chain.from_iterable(recorded)) == [shapes[i] for i in flat]
-        if flat and not same:
-            for row, (one, given) in enumerate(zip(ids, recorded, strict=True)):
-                if one and [shapes[i] for i in one] != [list(shape) for shape in given]:
-                    problem = f"{given!r:.60} are not the shapes of these tensors"
-                    return "operators", f"row {row}, column {side}_shapes", problem
-    return None
+            yield "operators", f"row {row}, column {side}_ids", "a tensor does not exist"
+        if not flat or list(chain.from_iterable(recorded)) == [shapes[i] for i in flat]:
+            continue
+        for row, (one, given) in enumerate(zip(ids, recorded, strict=True)):
+            if one and [shapes[i] for i in one] != [list(shape) for shape in given]:
+                problem = f"{given!r:.60} are not the shapes of these tensors"
+                yield "operators", f"row {row}, column {side}_shapes", problem
 
 
-def _sizes_grow_with_the_batch(c: _Columns) -> Found | None:
+def _check_batch(c: _Columns) -> Iterator[Found]:
+    """Look for the batch among the sizes that grow with it, and the inputs', where all growth begins."""
     dims, recorded = c.numbers("batch_dim"), c.operators["output_shapes"].tolist()
     for row in np.flatnonzero(dims >= 0).tolist():
         shapes, dim = recorded[row], int(dims[row])
         if not shapes or dim >= len(shapes[0]) or shapes[0][dim] % c.batch:
             problem = f"dimension {dim} of {shapes!r:.60} is not a multiple of the batch, {c.batch}"
-            return "operators", f"row {row}, column batch_dim", problem
-    return None
-
-
-def _inputs_have_the_batch(c: _Columns) -> Found | None:
-    """Look for the batch among the inputs' sizes, where all growth with it begins."""
+            yield "operators", f"row {row}, column batch_dim", problem
     inputs = c.tensors["shape"][c.tensors["category"] == "input"]
     grows = bool(c.operators["batch_read_bytes"].any())
     if grows and len(inputs) and not any(c.batch in shape for shape in inputs):
-        return "facts", "batch", f"no input of the step has {c.batch} samples"
-    return None
+        yield "facts", "batch", f"no input of the step has {c.batch} samples"
 
 
-def _named_tensors_are_possible(c: _Columns) -> Found | None:
+def _check_parameters(c: _Columns) -> Iterator[Found]:
     for key, entries in (("parameters", c.facts.parameters), ("buffers", c.facts.buffers)):
         for row, one in enumerate(entries or []):
             size, shape = one.get("elem_bytes", 1), one.get("shape", [])
             if not isinstance(size, int) or size < 1:
-                return "facts", f"{key}[{row}].elem_bytes", f"{size!r:.40} is not an element size"
+                yield "facts", f"{key}[{row}].elem_bytes", f"{size!r:.40} is not an element size"
             if not all(isinstance(part, int) and part >= 0 for part in shape):
-                return "facts", f"{key}[{row}].shape", f"{shape!r:.60} is not a shape"
-    return None
+                yield "facts", f"{key}[{row}].shape", f"{shape!r:.60} is not a shape"
 
 
-def _gradients_are_of_the_step(c: _Columns) -> Found | None:
+def _check_gradients(c: _Columns) -> Iterator[Found]:
+    """Check that gradients are of the step, stand once, and are as large as their parameters."""
     for row, one in enumerate(c.gradients):
-        place, ready = f"gradients[{row}]", one["ready_after_op_id"]
+        ready = one["ready_after_op_id"]
         if not 0 <= ready < c.count:
-            problem = f"operator {ready} does not exist"
-            return "facts", f"{place}.ready_after_op_id", problem
+            place = f"gradients[{row}].ready_after_op_id"
+            yield "facts", place, f"operator {ready} does not exist"
         if one["size_bytes"] < 1:
-            return "facts", f"{place}.size_bytes", f"{one['size_bytes']} is not a size"
-    return None
-
-
-def _gradients_stand_once(c: _Columns) -> Found | None:
+            yield "facts", f"gradients[{row}].size_bytes", f"{one['size_bytes']} is not a size"
     for key in ("name", "parameter_storage_id"):
-        known = Counter(one[key] for one in c.gradients if one.get(key) is not None)
-        twice = [value for value, count in known.items() if count > 1]
-        if twice:
-            row = [one.get(key) for one in c.gradients].index(twice[0])
-            return "facts", f"gradients[{row}].{key}", f"{twice[0]!r:.60} stands twice"
-    return None
-
-
-def _gradients_are_as_large_as_parameters(c: _Columns) -> Found | None:
-    shapes: dict[str, int] = {
+        values = [one.get(key) for one in c.gradients]
+        for value, count in Counter(values).items():
+            if count > 1 and value is not None:
+                place = f"gradients[{values.index(value)}].{key}"
+                yield "facts", place, f"{value!r:.60} stands twice"
+    due_bytes: dict[str, int] = {
         one["name"]: prod(one["shape"]) * int(one["elem_bytes"])
         for one in c.facts.parameters or []
         if isinstance(one.get("elem_bytes"), int)
     }
     for row, one in enumerate(c.gradients):
-        due = shapes.get(one["name"])
-        if due is not None and one["size_bytes"] != due:
-            problem = f"{one['size_bytes']} bytes, its parameter has {due}"
-            return "facts", f"gradients[{row}].size_bytes", problem
-    return None
+        size, due = one["size_bytes"], due_bytes.get(one["name"])
+        if due is not None and size != due:
+            place = f"gradients[{row}].size_bytes"
+            yield "facts", place, f"{size} bytes, its parameter has {due}"
 
 
-def _works_fit_to_tensors(c: _Columns) -> Found | None:
+def _check_bytes(c: _Columns) -> Iterator[Found]:
     """Compare an operator's bytes with all that its tensors hold; one in place may write its inputs."""
     sizes, inputs = c.tensor_bytes, c.operators["input_ids"].tolist()
     in_place = [str(name).endswith("_") for name in c.operators["name"]]
@@ -245,50 +207,37 @@ def _works_fit_to_tensors(c: _Columns) -> Found | None:
         moved, ids = c.numbers(name).tolist(), c.operators[side].tolist()
         for row, (said, one) in enumerate(zip(moved, ids, strict=True)):
             writes_more = bool(one) and side == "output_ids" and in_place[row]
-            held = sum(sizes[i] for i in ({*one, *inputs[row]} if writes_more else one))
-            if one and said > held:
-                problem = f"{said}, and its tensors hold {held}"
-                return "operators", f"row {row}, column {name}", problem
-    return None
+            size_bytes = sum(sizes[i] for i in ({*one, *inputs[row]} if writes_more else one))
+            if one and said > size_bytes:
+                problem = f"{said}, and its tensors hold {size_bytes}"
+                yield "operators", f"row {row}, column {name}", problem
 
 
-def _times_fit_into_the_step(c: _Columns) -> Found | None:
+def _check_times(c: _Columns) -> Iterator[Found]:
     """Compare sums: a device computes one instant once, and a CPU's step is nothing but operators."""
     source, step_s = (c.facts.step_time_source or "un-profiled"), c.facts.step_time_s
     if source == "none" or not c.count:
-        return None
+        return
     computes = np.asarray(c.operators["kind"], dtype=str) != "collective"
     device, host = c.numbers("device_ns"), c.numbers("cpu_ns")
     device_s, all_s = float(device[computes].sum()) / 1e9, float((device + host).sum()) / 1e9
-    on_cpu, problem = c.facts.device == "cpu", ""
+    on_cpu, place = c.facts.device == "cpu", "column device_ns"
     most = _MOST_OF_BUSY_STEP if on_cpu else _MOST_OF_STEP
     if not device.any():
-        problem = f"all are 0 in a step of {step_s} s"
-    elif device_s > most * step_s:
+        yield "operators", place, f"all are 0 in a step of {step_s} s"
+    if device_s > most * step_s:
         problem = f"the operators take {device_s:.6g} s, more than the step, {step_s} s"
-    elif all_s * most < step_s and (source == "busy" or (source == "un-profiled" and on_cpu)):
+        yield "operators", place, problem
+    if all_s * most < step_s and (source == "busy" or (source == "un-profiled" and on_cpu)):
         problem = f"the operators take {all_s:.6g} s, and nothing else is in the step, {step_s} s"
-    return ("operators", "column device_ns", problem) if problem else None
+        yield "operators", place, problem
 
 
-CHECKS: tuple[Callable[[_Columns], Found | None], ...] = (
-    _phases_are_named,
-    _works_are_possible,
-    _counts_agree,
-    _parts_fit_into_wholes,
-    _forward_operators_come_before,
-    _tensors_are_possible,
-    _tensors_name_operators,
-    _operators_name_tensors,
-    _sizes_grow_with_the_batch,
-    _inputs_have_the_batch,
-    _named_tensors_are_possible,
-    _gradients_are_of_the_step,
-    _gradients_stand_once,
-    _gradients_are_as_large_as_parameters,
-    _works_fit_to_tensors,
-    _times_fit_into_the_step,
-)
+CHECKS: tuple[Callable[[_Columns], Iterator[Found]], ...] = (
+    _check_works, _check_references, _check_shapes, _check_batch, _check_parameters, _check_gradients,
+    _check_bytes, _check_times,
+)  # fmt: skip
+"""In this order: each relies on what those before it found to hold."""
 
 
 def check_trace(trace: _Trace, file: str | Path) -> None:
@@ -297,8 +246,5 @@ def check_trace(trace: _Trace, file: str | Path) -> None:
     Raises TraceError with ``file``, table (or facts), place and what does not hold.
     """
     columns = _Columns(trace)
-    for check in CHECKS:
-        found = check(columns)
-        if found:
-            member, place, problem = found
-            raise TraceError(problem, file=file, place=f"{member}, {place}", fix=_FIX)
+    for member, place, problem in chain.from_iterable(check(columns) for check in CHECKS):
+        raise TraceError(problem, file=file, place=f"{member}, {place}", fix=_FIX)

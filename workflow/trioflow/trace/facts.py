@@ -18,10 +18,13 @@ PyTorch 2.13 (``torch/csrc/distributed/c10d/Ops.cpp``, ``Functional.cpp``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+from msgspec import Meta, defstruct
 
 from trioflow.base.errors import TraceError
 from trioflow.base.input_files import check_values
@@ -142,7 +145,7 @@ DIGESTS = "digests"
 """Fact with the SHA-256 of both tables and of the other facts as they were saved; no trace in memory has it."""
 
 Entry = Mapping[str, Any]
-"""A gradient, parameter or unit, as ``trace.json`` lists it; `_LISTS` says what each must hold."""
+"""A gradient, parameter or unit, as ``trace.json`` lists it; `_KINDS` says what each must hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,15 +304,16 @@ def check_facts(facts: Mapping[str, Any], file: str | Path | None = None) -> Non
         if name not in facts:
             raise TraceError(f"the fact {name!r} is missing", file=file, fix="capture it again")
     for name, value in facts.items():
-        kind = next((known for known, names in _KINDS.items() if name in names), "")
-        if name.endswith("_s") and not isinstance(value, list):
-            kind = "time"
-        if kind and value is not None and not _TESTS[kind](value):
-            raise TraceError(f"{value!r:.40} is not a {kind}", file=file, place=str(name))
-    batch, step_s = facts["batch"], facts["step_time_s"]
-    if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
-        raise TraceError(f"{batch!r:.40} is not a number of samples", file=file, place="batch")
-    source = facts.get("step_time_source", "un-profiled")
+        kind = _KINDS.get(name, _Time if name.endswith("_s") else object)
+        try:  # a number of numpy's is one of Python's, too
+            msgspec.convert(float(value) if isinstance(value, float) else value, kind)
+        except (msgspec.ValidationError, OverflowError) as error:
+            problem, _, inside = str(error).partition(" - at `$")
+            raise TraceError(
+                f"{value!r:.40} is not a possible value: {problem}",
+                file=file, place=name + inside.rstrip("`"),
+            ) from None  # fmt: skip
+    source, step_s = facts.get("step_time_source", "un-profiled"), facts["step_time_s"]
     if source not in STEP_TIME_SOURCES:
         raise TraceError(
             f"{source!r:.40} is not one of {', '.join(STEP_TIME_SOURCES)}", file=file,
@@ -317,77 +321,39 @@ def check_facts(facts: Mapping[str, Any], file: str | Path | None = None) -> Non
         )  # fmt: skip
     if step_s is None or (step_s == 0) != (source == UNTIMED):
         raise TraceError(f"{step_s!r} is not a step time", file=file, place="step_time_s")
-    for name in ("workload", "device_name"):
-        if facts[name] is None:
-            raise TraceError("None is not a text", file=file, place=name)
-    for key, needed in _LISTS.items():
-        _check_list(facts.get(key, []), key, needed, file)
 
 
-_LONGEST_S, _LONGEST_NS, _LARGEST = 1e7, 1e16, 1e30
-"""Four months, in s and ns, and more than any count."""
+def _entries(**members: Any) -> Any:
+    """Return the type of a list whose entries hold some members, and perhaps others."""
+    return list[defstruct("Entry", [*members.items()])]  # type: ignore[misc]
 
 
-def _is_number(value: Any) -> bool:
-    known = isinstance(value, int | float) and not isinstance(value, bool)
-    return known and abs(value) <= _LARGEST
-
-
-_KINDS = {
-    "text": (
-        "workload", "device_name", "device", "precision", "optimizer", "source", "mode", "model", "torch",
-        "trioflow_version", "step_time_source",
+_Number = Annotated[float, Meta(ge=-1e30, le=1e30)] | None
+"""More than any count."""
+_Time = Annotated[float, Meta(ge=0, le=1e7)] | None
+"""Four months [s]; what ends in ``_s`` is one."""
+_Texts = dict[str, str] | None
+_KINDS: dict[str, Any] = {
+    **dict.fromkeys(("workload", "device_name"), str),
+    "batch": Annotated[int, Meta(ge=1)],
+    **dict.fromkeys(
+        (
+            "device", "precision", "optimizer", "source", "mode", "model", "torch",
+            "trioflow_version", "step_time_source",
+        ),
+        str | None,
     ),
-    "number": ("joined_share", "seed", "profiler_overhead", "operators", "flop", "device_events"),
-    "list of times": ("step_times_s", "span_ns"),
-    "mapping of texts": ("tensor_split", "row", "inputs", "digests"),
-    "mapping": ("host", "language_model", "program", "recorded_memory", "repeats"),
+    **dict.fromkeys(
+        ("joined_share", "seed", "profiler_overhead", "operators", "flop", "device_events"), _Number
+    ),
+    **dict.fromkeys(("step_times_s", "span_ns"), list[Annotated[float, Meta(ge=0, le=1e16)]] | None),
+    **dict.fromkeys(("tensor_split", "row", "inputs", "digests"), _Texts),
+    **dict.fromkeys(("host", "language_model", "program", "recorded_memory", "repeats"), dict | None),
+    "gradients": _entries(name=str, module=str, size_bytes=int, ready_after_op_id=int),
+    "parameters": _entries(name=str, shape=list[int]),
+    "units": _entries(name=str, modules=list[str]),
+    "buffers": _entries(name=str),
+    "repeated": _entries(block=str, copies=int),
+    **dict.fromkeys(("warnings", "unjoined"), list[str]),
 }  # fmt: skip
-"""What optional facts are, where they are there; what ends in ``_s`` and is not a list is a time."""
-_TESTS: dict[str, Callable[[Any], bool]] = {
-    "text": lambda value: isinstance(value, str),
-    "number": _is_number,
-    "time": lambda value: _is_number(value) and 0 <= value <= _LONGEST_S,
-    "list of times": lambda value: (
-        isinstance(value, list)
-        and all(_is_number(one) and 0 <= one <= _LONGEST_NS for one in value)
-    ),
-    "mapping of texts": lambda value: (
-        isinstance(value, dict) and all(isinstance(one, str) for one in value.values())
-    ),
-    "mapping": lambda value: isinstance(value, dict),
-}
-_LISTS: dict[str, dict[str, type]] = {
-    "gradients": {"name": str, "module": str, "size_bytes": int, "ready_after_op_id": int},
-    "parameters": {"name": str, "shape": list},
-    "units": {"name": str, "modules": list},
-    "buffers": {"name": str},
-    "repeated": {"block": str, "copies": int},
-    "warnings": {},
-    "unjoined": {},
-}
-"""Facts that are lists, and what an entry must hold; nothing where it is text."""
-
-
-def _check_list(
-    entries: Any, key: str, needed: Mapping[str, type], file: str | Path | None
-) -> None:
-    """Refuse a list of facts that lacks something or holds another type."""
-    if not isinstance(entries, list):
-        raise TraceError(f"{entries!r:.40} is not a list", file=file, place=key)
-    for row, entry in enumerate(entries):
-        place = f"{key}[{row}]"
-        known = isinstance(entry, dict if needed else str)
-        if not known:
-            raise TraceError(f"{entry!r:.40} is not an entry", file=file, place=place)
-        for name, kind in needed.items():
-            if name not in entry:
-                raise TraceError(f"{name} is missing", file=file, place=place)
-            value = entry[name]
-            member = int if name == "shape" else str
-            if not isinstance(value, kind) or (
-                isinstance(value, list) and not all(isinstance(one, member) for one in value)
-            ):
-                raise TraceError(
-                    f"{value!r:.40} is not a {name}", file=file, place=f"{place}.{name}"
-                )
+"""What facts are, where they are there, and what the entries of lists must hold."""

@@ -119,7 +119,7 @@ def test_a_trace_of_one_sample_grows_too(tmp_path_factory):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"batch": "4"}, "not a number of samples"),
+        ({"batch": "4"}, "batch: '4' is not a possible value"),
         ({"step_time_s": 0}, "not a step time"),
         ({"device_name": None}, "device_name"),
     ],

@@ -24,7 +24,6 @@ import msgspec
 
 from trioflow.base.errors import TraceError
 from trioflow.base.provenance import read_json, stamp
-from trioflow.base.settings import PRECISIONS
 from trioflow.base.units import ns_to_s, us_to_ns
 from trioflow.tables import PHASES
 from trioflow.trace.assemble import ObservedOperator, ReadyGradient, assemble_trace
@@ -293,14 +292,9 @@ def import_chakra(path: str | Path, options: ImportOptions) -> Trace:
         or path.name.partition(".")[0],
         "batch": int(options.need("batch", path, stated.get("batch"))),
         "device_name": str(options.need("gpu", path, stated.get("device_name"))),
-        "precision": str(options.need("precision", path, stated.get("precision"))),
+        "precision": options.need_precision(path, stated.get("precision")),
         "optimizer": options.optimizer or _text(stated, "optimizer", path),
     }
-    if facts["precision"] not in PRECISIONS:
-        raise TraceError(
-            f"unknown precision {facts['precision']!r}", file=path,
-            fix=f"use one of {', '.join(PRECISIONS)}",
-        )  # fmt: skip
     run = _read_run(path, stated, nodes, options)
     if has_calls(nodes):
         trace = _read_calls(path, nodes, facts, run)

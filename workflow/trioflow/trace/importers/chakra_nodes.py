@@ -205,7 +205,7 @@ def _read_json(text: str, path: Path) -> Iterator[tuple[str, Any]]:
             json_format.ParseError,
         ) as error:
             raise TraceError(
-                f"no message of Chakra's JSON form: {error}",
+                f"no message of Chakra's JSON form: {' '.join(str(error).split()):.200}",
                 file=path,
                 place=place,
                 fix="write or copy the file again, or give the binary file",

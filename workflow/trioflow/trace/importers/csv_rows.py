@@ -1,17 +1,49 @@
-"""Rows of a comma-separated file, each with its line, and errors that name both."""
+"""Rows of a comma-separated file, each cell checked and converted, and errors that name its line and column."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from trioflow.base.errors import TraceError
 from trioflow.base.input_files import parse_cells, read_text
 
-_WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
-_NUMBER = re.compile(r"[+-]?[0-9]{1,18}(\.[0-9]{0,30})?([eE][+-]?[0-9]{1,2})?")
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a file, and what its cells are, spaces around them left out."""
+
+    titles: tuple[str, ...]  # its spellings in the header, the one for messages first
+    what: str = "a text"  # what a cell is, in words
+    pattern: str = r"(?s:.+)"  # how a whole cell is written
+    read: Callable[[str], Any] = str  # gives the value; ValueError where there is none
+    fix: str = ""
+    once: bool = False  # whether no two cells may be equal
+    alike: bool = False  # whether all cells must be equal
+    optional: bool = False  # whether the column may be missing
+
+
+def whole(*titles: str, highest: int = 10**15, **options: bool) -> Column:
+    """Return a column of whole numbers from 0 on."""
+    read = partial(_read_up_to, int, highest)
+    return Column(titles, "a whole number from 0 on", r"\+?[0-9]{1,18}", read, **options)  # type: ignore[arg-type]
+
+
+def number(*titles: str, highest: float) -> Column:
+    """Return a column of numbers from 0 on."""
+    pattern = r"\+?[0-9]{1,18}(\.[0-9]{0,30})?([eE][+-]?[0-9]{1,2})?"
+    return Column(titles, "a number from 0 on", pattern, partial(_read_up_to, float, highest))
+
+
+def _read_up_to(kind: Callable[[str], float], highest: float, text: str) -> float:
+    value = kind(text)
+    if value > highest:
+        raise ValueError("larger than anything that was measured")
+    return value
 
 
 @dataclass(frozen=True)
@@ -21,40 +53,13 @@ class CsvRow:
     # file, line: where it starts; lines count from 1.
     file: Path
     line: int
-    cells: Mapping[str, str]  # its cells by our name of the column
     titles: Mapping[str, str]  # the header's spelling of each column
+    cells: dict[str, Any]  # the values by our name of the column
 
     def error(self, column: str, problem: str, fix: str = "") -> TraceError:
         """Return an error that names this row and the title of a column."""
         place = f"line {self.line}, column {self.titles[column]}"
         return TraceError(problem, file=self.file, place=place, fix=fix)
-
-    def whole(self, column: str, highest: int = 10**15) -> int:
-        """Return a whole number from 0 to `highest`; TraceError for anything else."""
-        text = self.cells[column].strip()
-        plain = text.isdigit() and text.isascii() and len(text) < 19  # nearly every cell
-        if plain and (value := int(text)) <= highest:
-            return value
-        if not _WHOLE.fullmatch(text):
-            raise self.error(column, f"{shorten(text)} is not a whole number")
-        value = int(text)
-        self._check(column, value, highest)
-        return value
-
-    def number(self, column: str, highest: float = 1e15) -> float:
-        """Return a number from 0 to `highest`; TraceError for anything else."""
-        text = self.cells[column].strip()
-        if not _NUMBER.fullmatch(text):
-            raise self.error(column, f"{shorten(text)} is not a number")
-        value = float(text)
-        self._check(column, value, highest)
-        return value
-
-    def _check(self, column: str, value: float, highest: float) -> None:
-        if value < 0:
-            raise self.error(column, f"{value} is negative")
-        if value > highest:
-            raise self.error(column, f"{value} is larger than anything that was measured")
 
 
 def shorten(text: str) -> str:
@@ -62,63 +67,68 @@ def shorten(text: str) -> str:
     return repr(text if len(text) <= 60 else f"{text[:57]}...")
 
 
-def read_rows(
-    path: Path, spellings: Mapping[str, Collection[str]], optional: Collection[str] = ()
-) -> list[CsvRow]:
-    """Read a comma-separated UTF-8 file with a header: the cells of some columns.
+def read_rows(path: Path, columns: Mapping[str, Column]) -> list[CsvRow]:
+    """Read a comma-separated UTF-8 file with a header: the values of some columns.
 
-    ``spellings``: each column's in the header, the one for messages first; ``optional``: may be
-    missing. Raises TraceError when the file is unreadable or empty, a column is missing or twice,
-    or a row has more or fewer cells.
+    Raises TraceError when the file is unreadable or empty, a column is missing or twice, a row has
+    more or fewer cells, or a cell is not what its column holds.
     """
     text = read_text(path, TraceError)
-    lines = [(number, cells) for number, cells in parse_cells(text, path, TraceError) if cells]
+    lines = [(line, cells) for line, cells in parse_cells(text, path, TraceError) if cells]
     if not lines:
         raise TraceError("the file is empty", file=path, fix="give the file with its header")
-    places = _find_columns(path, lines[0][1], spellings, optional)
-    width = len(lines[0][1])
-    titles = {name: lines[0][1][place].strip() for name, place in places.items()}
+    header = [title.strip() for title in lines[0][1]]
+    places = _find_columns(path, header, columns)
+    titles = {name: header[place] for name, place in places.items()}
     rows = []
     for line, cells in lines[1:]:
-        if len(cells) != width:
+        if len(cells) != len(header):
             raise TraceError(
-                f"{len(cells)} cells found where the header has {width}",
-                file=path,
-                place=f"line {line}",
-                fix="quote cells that hold commas",
-            )
-        found = {name: cells[place] for name, place in places.items()}
-        rows.append(CsvRow(path, line, found, titles))
+                f"{len(cells)} cells found where the header has {len(header)}", file=path,
+                place=f"line {line}", fix="quote cells that hold commas",
+            )  # fmt: skip
+        rows.append(CsvRow(path, line, titles, {n: cells[p].strip() for n, p in places.items()}))
     if not rows:
         raise TraceError("the file has a header and no rows", file=path)
+    for name in places:
+        _read_column(rows, name, columns[name])
     return rows
 
 
-def _find_columns(
-    path: Path,
-    header: list[str],
-    spellings: Mapping[str, Collection[str]],
-    optional: Collection[str],
-) -> dict[str, int]:
+def _find_columns(path: Path, header: list[str], columns: Mapping[str, Column]) -> dict[str, int]:
     """Return the place of each column, by our name for it."""
-    titles = [title.strip() for title in header]
     places = {}
-    for name, accepted in spellings.items():
-        found = [place for place, title in enumerate(titles) if title in accepted]
+    for name, column in columns.items():
+        found = [place for place, title in enumerate(header) if title in column.titles]
         if len(found) > 1:
             raise TraceError(
-                f"column {titles[found[0]]} and column {titles[found[1]]} are the same",
-                file=path,
-                place="line 1",
-                fix="leave one of them out",
-            )
+                f"column {header[found[0]]} and column {header[found[1]]} are the same", file=path,
+                place="line 1", fix="leave one of them out",
+            )  # fmt: skip
         if found:
             places[name] = found[0]
-        elif name not in optional:
+        elif not column.optional:
             raise TraceError(
-                f"column {next(iter(accepted))} is missing",
-                file=path,
-                place="line 1",
+                f"column {column.titles[0]} is missing", file=path, place="line 1",
                 fix="give the file as its tool wrote it",
-            )
+            )  # fmt: skip
     return places
+
+
+def _read_column(rows: list[CsvRow], name: str, column: Column) -> None:
+    """Put values in the place of a column's cells."""
+    pattern, lines = re.compile(column.pattern, re.ASCII), dict[Any, int]()
+    for row in rows:
+        text = row.cells[name]
+        try:
+            if not pattern.fullmatch(text):
+                raise ValueError(column.fix)
+            value = row.cells[name] = column.read(text)
+        except ValueError as error:
+            problem = f"{shorten(text)} is not {column.what}"
+            raise row.error(name, problem, str(error)) from None
+        if column.once and lines.setdefault(value, row.line) != row.line:
+            raise row.error(name, f"{value} stands on line {lines[value]} too")
+        if column.alike and value != rows[0].cells[name]:
+            first = f"{value} is found in a file of {rows[0].cells[name]}"
+            raise row.error(name, first, "give the rows of one device")

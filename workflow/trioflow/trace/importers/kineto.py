@@ -13,7 +13,6 @@ from trioflow.base.provenance import digest_file, stamp
 from trioflow.base.units import format_time, ns_to_s
 from trioflow.hardware.device_sheet import is_processor, list_devices, load_device, read_name
 from trioflow.trace.assemble import ObservedOperator, assemble_trace
-from trioflow.trace.consistency import check_trace
 from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.profile.events import DEVICE, LAUNCHES, Event, busy_ns, check_types
 from trioflow.trace.profile.execution_trace import Links, Node, link_nodes, read_nodes
@@ -114,9 +113,8 @@ def import_profile(
     }
     if not shaped:
         facts["gradients"] = list_buckets(program, seen.operators)
-    trace = assemble_trace(seen.operators, facts, ready=seen.ready)
-    check_trace(trace, profile.path if execution_trace is None else execution_trace)
-    return trace
+    file = profile.path if execution_trace is None else execution_trace
+    return assemble_trace(seen.operators, facts, ready=seen.ready, file=file)
 
 
 def _describe_run(
@@ -377,13 +375,15 @@ def _device_of(step: Step) -> Any:
 
 def _listed_name(profile: Profile, step: Step) -> str | None:
     """Return the device's name in the file's header; None where there is none."""
-    listed = {
-        properties.get("id"): properties["name"]
-        for properties in profile.header.get(kineto_words("devices")[0]) or []
+    listed = profile.header.get(kineto_words("devices")[0])
+    named = [
+        (properties.get("id"), properties["name"])
+        for properties in (listed if isinstance(listed, list) else [])
         if isinstance(properties, dict) and isinstance(properties.get("name"), str)
-    }
-    names = set(listed.values())
-    return listed.get(_device_of(step)) or (names.pop() if len(names) == 1 else None)
+    ]
+    names = {name for _, name in named}
+    own = [name for number, name in named if number == _device_of(step)]
+    return own[-1] if own else (names.pop() if len(names) == 1 else None)
 
 
 def _check_processor(profile: Profile, options: ImportOptions) -> None:

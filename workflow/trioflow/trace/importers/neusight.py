@@ -24,7 +24,6 @@ from trioflow.base.errors import TraceError
 from trioflow.base.provenance import stamp
 from trioflow.base.units import format_time, ms_to_s, ns_to_s
 from trioflow.trace.assemble import ObservedOperator, ReadyGradient, assemble_trace
-from trioflow.trace.consistency import check_trace
 from trioflow.trace.flops import count_flop
 from trioflow.trace.importers.neusight_tables import (
     CONTAINERS,
@@ -153,7 +152,7 @@ class StepBuilder:
                 "so its parameters are unknown", f"known: {', '.join(MODULES)}",
             )  # fmt: skip
         if known[1] and not inputs:
-            raise node.row.error("_input_nodes", f"module {node.target} reads no tensor")
+            raise node.row.error("inputs", f"module {node.target} reads no tensor")
         shapes = self.shapes_of(node, inputs[0].shape) if known[1] else {}
         own = [
             self._take_parameter(f"{node.target}.{name}", shape, node.dtype)
@@ -370,8 +369,7 @@ def _assemble(path: Path, step: StepBuilder, facts: dict[str, Any]) -> Trace:
         ReadyGradient(place, tuple(step.parameters[name]["shape"]))
         for name, place in step.ready.items()
     )
-    trace = assemble_trace(step.operators, facts, ready=ready)
-    check_trace(trace, path)
+    trace = assemble_trace(step.operators, facts, ready=ready, file=path)
     trace.facts = replace(trace.facts, parameters=parameters)
     return trace
 

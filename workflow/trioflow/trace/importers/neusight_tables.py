@@ -17,16 +17,8 @@ from trioflow.base.errors import TraceError
 from trioflow.base.provenance import read_json
 from trioflow.base.units import ms_to_ns
 from trioflow.trace.consistency import MOST_ELEMENTS
-from trioflow.trace.importers.csv_rows import CsvRow, read_rows, shorten
+from trioflow.trace.importers.csv_rows import Column, CsvRow, number, read_rows
 
-COLUMNS = {
-    name: (name,)
-    for name in (
-        "op", "target", "_input_nodes", "meta", "input_shapes", "fw_latency", "bw_latency",
-        "acc_latency", "output_shape", "dtype", "Name",
-    )
-}  # fmt: skip
-_OPS = ("placeholder", "get_attr", "call_function", "call_method", "call_module", "output")
 DTYPES = {
     "torch.float32": ("float", 4), "torch.float64": ("double", 8), "torch.float16": ("c10::Half", 2),
     "torch.bfloat16": ("c10::BFloat16", 2), "torch.int64": ("long int", 8),
@@ -34,8 +26,7 @@ DTYPES = {
 }  # fmt: skip
 """Element types, ours and their size [bytes]."""
 
-_NODES = re.compile(r"\{(?:\w+: None(?:, \w+: None)*)?\}", re.ASCII)
-_SHAPE = re.compile(r"\((?:\d{1,18},|\d{1,18}(?:, \d{1,18})+)?\)", re.ASCII)
+_OPS = ("placeholder", "get_attr", "call_function", "call_method", "call_module", "output")
 _STACK = re.compile(r"\('([\w.]*)', <class '([\w.]+)'>\)")
 _TARGETS = (
     re.compile(r"<built-in (?:method|function) (\w+)(?: of .*)?>"),
@@ -43,6 +34,42 @@ _TARGETS = (
     re.compile(r"<class '(?:\w+\.)*(\w+)'>"),
 )
 _LONGEST_MS = 1e7
+
+
+def _read_shape(text: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"[0-9]+", text)))
+
+
+def _plain_target(text: str) -> str:
+    """Return a function's name without what Python prints around it."""
+    matches = (pattern.fullmatch(text) for pattern in _TARGETS)
+    return next((match[1] for match in matches if match), text)
+
+
+COLUMNS = {
+    "op": Column(("op",), f"one of {', '.join(_OPS)}", "|".join(_OPS)),
+    "target": Column(("target",), "a target", read=_plain_target),
+    "inputs": Column(
+        ("_input_nodes",), "a list of nodes such as {a: None}", r"\{(?:\w+: None(?:, \w+: None)*)?\}",
+        lambda text: tuple(re.findall(r"(\w+): None", text)),
+    ),
+    "meta": Column(("meta",), pattern="(?s:.*)", read=_STACK.findall),
+    "input_shapes": Column(
+        ("input_shapes",), "a list of shapes such as [[4, 8]]",
+        r"\[\s*(?:\[[\d,\s]*\]\s*(?:,\s*\[[\d,\s]*\]\s*)*)?\]",
+        lambda text: [tuple(shape) for shape in json.loads(text)],
+    ),
+    "output_shape": Column(
+        ("output_shape",), "a shape such as (4, 8)", r"\((?:\d{1,18},|\d{1,18}(?:, \d{1,18})+)?\)",
+        _read_shape,
+    ),
+    "dtype": Column(
+        ("dtype",), f"a known element type: {', '.join(DTYPES)}",
+        "|".join(["", *map(re.escape, DTYPES)]),
+    ),
+    "Name": Column(("Name",), "the name of a node", r"\w+", once=True),
+    **{name: number(name, highest=_LONGEST_MS) for name in ("fw_latency", "bw_latency", "acc_latency")},
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -76,106 +103,46 @@ class FxNode:
         """Whether its result is a tensor that can have a gradient."""
         return self.dtype.startswith(("torch.float", "torch.bfloat"))
 
-    @property
-    def elements(self) -> int:
-        """Elements of the result."""
-        return prod(self.shape)
-
 
 def read_nodes(path: Path) -> list[FxNode]:
     """Read a table; TraceError names file, line and column of the first wrong cell."""
     nodes: dict[str, FxNode] = {}
     for row in read_rows(path, COLUMNS):
-        node = _read_node(row)
-        if node.name in nodes:
-            raise row.error(
-                "Name", f"node {node.name} stands on line {nodes[node.name].row.line} too"
-            )
+        cells = row.cells
+        module, kind = cells["meta"][-1] if cells["meta"] else ("", "")
+        node = nodes[cells["Name"]] = FxNode(
+            row, cells["Name"], cells["op"], cells["target"], module, kind.rpartition(".")[2],
+            cells["inputs"], cells["output_shape"], cells["dtype"],
+            *(ms_to_ns(cells[f"{key}_latency"]) for key in ("fw", "bw", "acc")),
+        )  # fmt: skip
+        if prod(node.shape) > MOST_ELEMENTS:
+            problem = f"{prod(node.shape)} elements are more than any device holds"
+            raise row.error("output_shape", problem)
         _check_inputs(node, nodes)
-        nodes[node.name] = node
     found = list(nodes.values())
     if not any(node.op == "placeholder" and node.is_tensor and node.shape for node in found):
         raise TraceError("no row is a placeholder with a tensor: the model has no input", file=path)
     return found
 
 
-def _read_node(row: CsvRow) -> FxNode:
-    """Check and convert one row."""
-    cells = {name: text.strip() for name, text in row.cells.items()}
-    if cells["op"] not in _OPS:
-        raise row.error("op", f"{shorten(cells['op'])} is not one of {', '.join(_OPS)}")
-    if not re.fullmatch(r"\w+", cells["Name"]):
-        raise row.error("Name", f"{shorten(cells['Name'])} is not the name of a node")
-    if not cells["target"]:
-        raise row.error("target", "the target is empty")
-    if not _NODES.fullmatch(cells["_input_nodes"]):
-        raise row.error(
-            "_input_nodes", f"{shorten(cells['_input_nodes'])} does not list nodes as {{a: None}}"
-        )
-    if not _SHAPE.fullmatch(cells["output_shape"]):
-        raise row.error(
-            "output_shape", f"{shorten(cells['output_shape'])} is not a shape such as (4, 8)"
-        )
-    shape = tuple(int(size) for size in re.findall(r"\d+", cells["output_shape"]))
-    if prod(shape) > MOST_ELEMENTS:
-        raise row.error("output_shape", f"{prod(shape)} elements are more than any device holds")
-    if cells["dtype"] and cells["dtype"] not in DTYPES:
-        raise row.error(
-            "dtype", f"{shorten(cells['dtype'])} is not a known element type",
-            f"known: {', '.join(DTYPES)}",
-        )  # fmt: skip
-    stack = _STACK.findall(cells["meta"])
-    module, kind = stack[-1] if stack else ("", "")
-    times = (ms_to_ns(row.number(f"{key}_latency", _LONGEST_MS)) for key in ("fw", "bw", "acc"))
-    return FxNode(
-        row, cells["Name"], cells["op"], _plain_target(cells["target"]), module,
-        kind.rpartition(".")[2], tuple(re.findall(r"(\w+): None", cells["_input_nodes"])),
-        shape, cells["dtype"], *times,
-    )  # fmt: skip
-
-
-def _plain_target(text: str) -> str:
-    """Return a function's name without what Python prints around it."""
-    for pattern in _TARGETS:
-        if found := pattern.fullmatch(text):
-            return found[1]
-    return text
-
-
-def _check_inputs(node: FxNode, before: dict[str, FxNode]) -> None:
+def _check_inputs(node: FxNode, nodes: dict[str, FxNode]) -> None:
     """Check that a node reads rows above it, in the shapes that they return."""
-    shapes = _read_shapes(node.row)
+    shapes = node.row.cells["input_shapes"]
     if len(shapes) != len(node.inputs):
         raise node.row.error(
             "input_shapes", f"{len(shapes)} shapes found for {len(node.inputs)} input nodes"
         )
     for name, shape in zip(node.inputs, shapes, strict=True):
-        if name not in before:
+        if name not in nodes or name == node.name:
             raise node.row.error(
-                "_input_nodes", f"no row above is node {name}", "keep the rows in the graph's order"
+                "inputs", f"no row above is node {name}", "keep the rows in the graph's order"
             )
-        if before[name].shape != shape:
+        if nodes[name].shape != shape:
             raise node.row.error(
                 "input_shapes",
-                f"node {name} has shape {list(before[name].shape)} on line {before[name].row.line}, "
+                f"node {name} has shape {list(nodes[name].shape)} on line {nodes[name].row.line}, "
                 f"here {list(shape)}",
             )
-
-
-def _read_shapes(row: CsvRow) -> list[tuple[int, ...]]:
-    """Read the shapes of a row's inputs."""
-    text = row.cells["input_shapes"]
-    try:
-        shapes: Any = json.loads(text)
-    except (ValueError, RecursionError):
-        shapes = None
-    whole = isinstance(shapes, list) and all(
-        isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape)
-        for shape in shapes
-    )
-    if not whole:
-        raise row.error("input_shapes", f"{shorten(text)} is not a list of shapes such as [[4, 8]]")
-    return [tuple(shape) for shape in shapes]
 
 
 @dataclass(frozen=True)

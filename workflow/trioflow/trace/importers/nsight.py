@@ -32,7 +32,6 @@ import pandas as pd
 
 from trioflow.base.errors import TraceError
 from trioflow.base.provenance import digest_file
-from trioflow.base.settings import PRECISIONS
 from trioflow.base.units import BYTES_PER_MIB, NS_PER_US
 from trioflow.trace.importers.kineto import import_kineto
 from trioflow.trace.importers.options import ImportOptions, Reader
@@ -78,7 +77,6 @@ _FLOATS = {
     "tf32": "float",
     "bf16": "c10::BFloat16",
     "fp16": "c10::Half",
-    "fp64": "double",
 }
 _FIRST_LINE = 64 * BYTES_PER_MIB
 """Bytes of the first line at most: it may hold the texts of all events."""
@@ -156,11 +154,7 @@ def import_nsight(path: str | Path, options: ImportOptions, process: int | None 
     several processes' kernels or no operator, or as ``import_kineto``.
     """
     path = Path(path)
-    precision = str(options.need("precision", path))
-    if precision not in PRECISIONS:
-        raise TraceError(
-            f"unknown precision {precision!r}", file=path, fix=f"use one of {', '.join(PRECISIONS)}"
-        )  # fmt: skip
+    precision = options.need_precision(path)
     with tempfile.TemporaryDirectory() as folder:
         profile = Path(folder) / f"{path.stem}.json"
         with _read_report(path) as report:

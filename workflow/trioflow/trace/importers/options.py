@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trioflow.base.errors import TraceError
+from trioflow.base.settings import PRECISIONS
 
 if TYPE_CHECKING:
     from trioflow.trace.importers.ranks import RankFile
@@ -59,6 +60,16 @@ class ImportOptions:
                 fix=f"give it with {flag}",
             )
         return value
+
+    def need_precision(self, source: str | Path, found: str | None = None) -> str:
+        """Return the precision as `need` does; TraceError besides where it is none that is predicted."""
+        precision = str(self.need("precision", source, found))
+        if precision not in PRECISIONS:
+            raise TraceError(
+                f"unknown precision {precision!r}", file=source,
+                fix=f"use one of {', '.join(PRECISIONS)}",
+            )  # fmt: skip
+        return precision
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,10 @@ from typing import Any
 
 from trioflow.base.errors import TraceError
 from trioflow.base.provenance import stamp
-from trioflow.base.settings import PRECISIONS
 from trioflow.base.shipped import read_own_table
 from trioflow.base.units import ns_to_s, us_to_ns
 from trioflow.hardware.device_sheet import is_processor
 from trioflow.trace.assemble import ObservedOperator, assemble_trace
-from trioflow.trace.consistency import check_trace
 from trioflow.trace.flops import FORMULAS, Shape, count_flop
 from trioflow.trace.importers.options import ImportOptions, Reader
 from trioflow.trace.importers.triosim_tables import (
@@ -333,9 +331,7 @@ def import_triosim(folder: str | Path, options: ImportOptions) -> Trace:
     for place, one in enumerate(observed):
         one.module = modules[place]
     _keep_saved(rows, joined, observed)
-    trace = assemble_trace(observed, facts)
-    check_trace(trace, folder / TENSOR_FILE)
-    return trace
+    return assemble_trace(observed, facts, file=folder / TENSOR_FILE)
 
 
 def _read_facts(
@@ -344,11 +340,7 @@ def _read_facts(
     """Return the facts of the step; what the files do not say comes from the options."""
     first = next((t for t in rows[0].inputs if t.type == "input" and len(t.shape) == 4), None)
     batch = options.need("batch", folder, first.shape[0] if first else None)
-    precision = str(options.need("precision", folder))
-    if precision not in PRECISIONS:
-        raise TraceError(
-            f"unknown precision {precision!r}", file=folder, fix=f"use one of {', '.join(PRECISIONS)}"
-        )  # fmt: skip
+    precision = options.need_precision(folder)
     halves = any(t.elem_bytes == 2 for one in rows for t in (*one.inputs, *one.outputs))
     if halves != (precision in _HALF):
         raise TraceError(

@@ -17,38 +17,52 @@ from pathlib import Path
 from trioflow.base.errors import TraceError
 from trioflow.tables import PHASES
 from trioflow.trace.consistency import MOST_ELEMENTS
-from trioflow.trace.importers.csv_rows import CsvRow, read_rows, shorten
+from trioflow.trace.importers.csv_rows import Column, CsvRow, number, read_rows, whole
 
 TRACE_FILE, TENSOR_FILE = "trace.csv", "tensor.csv"
 
+_LONGEST_US = 1e9
+_ELEMENT_BYTES = (0, 1, 2, 4, 8, 16)
+
+
+@lru_cache(4096)
+def _read_numbers(text: str) -> tuple[int, ...]:
+    """Return the numbers in a cell such as ``[128, 3]``; a file repeats few of them many times."""
+    return tuple(map(int, re.findall("[0-9]+", text)))
+
+
+def _list(title: str, what: str = "a list of whole numbers", sign: str = ";") -> Column:
+    pattern = rf"\[\s*(?:\d{{1,18}}(?:\s*[{sign}]\s*\d{{1,18}})*)?\s*\]"
+    return Column((title,), f"{what} such as [4{sign[0]} 6{sign[0]} 8]", pattern, _read_numbers)
+
+
 # Each column with its spellings: the published files' own, then the documentation's.
 TRACE_COLUMNS = {
-    "id": ("OperatorID",),
-    "name": ("OperatorName",),
-    "inputs": ("Operator_input",),
-    "outputs": ("Operator_output",),
-    "span": ("Operator_cudatime",),
-    "busy": ("Operator_cudatimenooverlap", "Operator_cudatime_nooverlap"),
-    "input_sizes": ("InputSize",),
-    "output_sizes": ("OutputSize",),
-    "gpu": ("gpuid",),
-    "stage": ("stage",),
-    "split": ("tpflag",),
-}
+    "id": whole("OperatorID", once=True),
+    "name": Column(("OperatorName",), "a name"),
+    "inputs": _list("Operator_input"),
+    "outputs": _list("Operator_output"),
+    "span": number("Operator_cudatime", highest=_LONGEST_US),
+    "busy": number("Operator_cudatimenooverlap", "Operator_cudatime_nooverlap", highest=_LONGEST_US),
+    "input_sizes": _list("InputSize"),
+    "output_sizes": _list("OutputSize"),
+    "gpu": whole("gpuid", alike=True),
+    "stage": Column(("stage",), f"one of {', '.join(PHASES)}", "|".join(PHASES)),
+    "split": Column(("tpflag",), "0 or 1", "0|1", "1".__eq__),
+}  # fmt: skip
 TENSOR_COLUMNS = {
-    "index": ("Index",),
-    "id": ("TensorID",),
-    "shape": ("TensorShape",),
-    "elements": ("TensorNumElement",),
-    "elem_bytes": ("TensorEachByte",),
-    "type": ("TensorType",),
-    "storage": ("TensorStorgeid", "TensorStorageid"),
-    "gpu": ("gpuid",),
-}
-ELEMENT_BYTES = (1, 2, 4, 8, 16)
-_LIST = re.compile(r"\[\s*(?:\d{1,18}(?:\s*;\s*\d{1,18})*)?\s*\]", re.ASCII)
-_SHAPE = re.compile(r"\[\s*(?:\d{1,18}(?:\s*[,;]\s*\d{1,18})*)?\s*\]", re.ASCII)
-_LONGEST_US = 1e9
+    "index": whole("Index", once=True, optional=True),
+    "id": whole("TensorID"),
+    "shape": _list("TensorShape", "a shape", ",;"),
+    "elements": whole("TensorNumElement", highest=MOST_ELEMENTS),
+    "elem_bytes": Column(
+        ("TensorEachByte",), f"the size of an element, {', '.join(map(str, _ELEMENT_BYTES))} bytes",
+        "|".join(map(str, _ELEMENT_BYTES)), int, "only an undefined tensor has 0",
+    ),
+    "type": Column(("TensorType",), pattern="(?s:.*)"),
+    "storage": whole("TensorStorgeid", "TensorStorageid"),
+    "gpu": whole("gpuid", optional=True),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -97,116 +111,46 @@ class OperatorRow:
 
 def read_triosim(folder: Path) -> list[OperatorRow]:
     """Read both tables and give every operator its tensors; TraceError names file, line and column of a wrong cell."""
-    tensors = _read_tensors(folder / TENSOR_FILE)
-    operators = _read_operators(folder / TRACE_FILE)
+    tensors = [_read_tensor(row) for row in read_rows(folder / TENSOR_FILE, TENSOR_COLUMNS)]
+    operators = [_read_operator(row) for row in read_rows(folder / TRACE_FILE, TRACE_COLUMNS)]
     _hand_out(operators, tensors, folder / TENSOR_FILE)
     return operators
 
 
-def _read_operators(path: Path) -> list[OperatorRow]:
-    """Read ``trace.csv``."""
-    operators: list[OperatorRow] = []
-    lines: dict[int, int] = {}
-    device: int | None = None
-    for row in read_rows(path, TRACE_COLUMNS):
-        number = row.whole("id")
-        if number in lines:
-            raise row.error("id", f"{number} stands on line {lines[number]} too")
-        lines[number] = row.line
-        gpu = row.whole("gpu")
-        device = gpu if device is None else device
-        if gpu != device:
-            raise row.error(
-                "gpu", f"device {gpu} found in a trace of device {device}",
-                "give the rows of one device",
-            )  # fmt: skip
-        operators.append(_read_operator(row))
-    return operators
-
-
 def _read_operator(row: CsvRow) -> OperatorRow:
-    """Check and convert one row of ``trace.csv``."""
-    name, stage, split = (row.cells[key].strip() for key in ("name", "stage", "split"))
-    if not name:
-        raise row.error("name", "the name is empty")
-    if stage not in PHASES:
-        raise row.error("stage", f"{shorten(stage)} is not one of {', '.join(PHASES)}")
-    if split not in ("0", "1"):
-        raise row.error("split", f"{shorten(split)} is neither 0 nor 1")
-    busy_us, span_us = (row.number(key, _LONGEST_US) for key in ("busy", "span"))
-    if busy_us > span_us:
+    """Convert one row of ``trace.csv``."""
+    cells = row.cells
+    if cells["busy"] > cells["span"]:
         raise row.error(
             "busy",
-            f"{busy_us:g} us without overlap is longer than the {span_us:g} us from start to end",
+            f"{cells['busy']:g} us without overlap is longer than the {cells['span']:g} us from start to end",
             "exchange the two columns if they are swapped",
         )
     wanted: list[tuple[str, int, int]] = []
     for key, sizes in (("inputs", "input_sizes"), ("outputs", "output_sizes")):
-        ids, elements = _read_list(row, key), _read_list(row, sizes)
+        ids, elements = cells[key], cells[sizes]
         if len(ids) != len(elements):
             raise row.error(
                 sizes,
                 f"{len(elements)} sizes found for {len(ids)} tensors in {row.titles[key]}",
             )
         wanted += [(key, one, size) for one, size in zip(ids, elements, strict=True)]
-    inputs = sum(key == "inputs" for key, _, _ in wanted)
-    return OperatorRow(row, name, stage, split == "1", busy_us, span_us, wanted, inputs)
-
-
-def _read_list(row: CsvRow, key: str) -> list[int]:
-    """Read a list of whole numbers such as ``[4; 6; 8]``."""
-    text = row.cells[key].strip()
-    if not _LIST.fullmatch(text):
-        raise row.error(
-            key, f"{shorten(text)} is not a list of whole numbers",
-            "write it as [4; 6; 8]",
-        )  # fmt: skip
-    return [int(part) for part in text[1:-1].split(";") if part.strip()]
-
-
-def _read_tensors(path: Path) -> list[TensorRow]:
-    """Read ``tensor.csv``."""
-    tensors: list[TensorRow] = []
-    lines: dict[int, int] = {}
-    for row in read_rows(path, TENSOR_COLUMNS, optional=("index", "gpu")):
-        if "index" in row.cells:
-            index = row.whole("index")
-            if index in lines:
-                raise row.error("index", f"{index} stands on line {lines[index]} too")
-            lines[index] = row.line
-        tensors.append(_read_tensor(row))
-    return tensors
+    return OperatorRow(
+        row, cells["name"], cells["stage"], cells["split"], cells["busy"], cells["span"], wanted,
+        len(cells["inputs"]),
+    )  # fmt: skip
 
 
 def _read_tensor(row: CsvRow) -> TensorRow:
-    """Check and convert one row of ``tensor.csv``."""
-    text = row.cells["shape"].strip()
-    shape = _parse_shape(text)
-    if shape is None:
-        raise row.error("shape", f"{shorten(text)} is not a shape", "write it as [128, 3]")
-    elements, elem_bytes = row.whole("elements", MOST_ELEMENTS), row.whole("elem_bytes")
-    if elements or elem_bytes:  # anything but an undefined tensor
-        if elem_bytes not in ELEMENT_BYTES:
-            raise row.error(
-                "elem_bytes", f"elements of {elem_bytes} bytes are of no known type",
-                f"only an undefined tensor has 0; sizes are {', '.join(map(str, ELEMENT_BYTES))}",
-            )  # fmt: skip
-        if prod(shape) != elements:
-            raise row.error(
-                "elements", f"{elements} elements do not fill the shape {shorten(text)}"
-            )
-    elif shape:
-        raise row.error("shape", f"an undefined tensor has the shape {shorten(text)}")
-    kind = row.cells["type"].strip()
-    return TensorRow(row.whole("id"), row.whole("storage"), shape, elem_bytes, kind)
-
-
-@lru_cache(4096)
-def _parse_shape(text: str) -> tuple[int, ...] | None:
-    """Return the sizes in a cell such as ``[128, 3]``; None where it is not a shape."""
-    if not _SHAPE.fullmatch(text):
-        return None
-    return tuple(int(part) for part in re.split("[,;]", text[1:-1]) if part.strip())
+    """Convert one row of ``tensor.csv``; an undefined tensor has no size and no shape."""
+    cells = row.cells
+    shape, elements, elem_bytes = cells["shape"], cells["elements"], cells["elem_bytes"]
+    defined = bool(elements or elem_bytes)
+    if defined and not elem_bytes:
+        raise row.error("elem_bytes", "elements of 0 bytes", "only an undefined tensor has 0")
+    if prod(shape) != elements if defined else shape:
+        raise row.error("elements", f"{elements} elements do not fill the shape {list(shape)}")
+    return TensorRow(cells["id"], cells["storage"], shape, elem_bytes, cells["type"])
 
 
 def _hand_out(operators: Sequence[OperatorRow], tensors: list[TensorRow], path: Path) -> None:

@@ -27,7 +27,6 @@ from trioflow.base.provenance import digest_file, stamp
 from trioflow.base.units import NS_PER_US, ns_to_s
 from trioflow.hardware.device_sheet import find_sheet
 from trioflow.trace.assemble import ObservedOperator, assemble_trace
-from trioflow.trace.consistency import check_trace
 from trioflow.trace.importers.options import ImportOptions, Reader
 from trioflow.trace.importers.ranks import list_files, read_head
 from trioflow.trace.profile.events import Event, charge_apart, is_communication
@@ -281,7 +280,7 @@ def _assemble(file: _File, on_gpu: bool, steps: Sequence[_Step], options: Import
     busy_ns = sum(t for t, sends in zip(times_ns, last.communicates, strict=True) if not sends)
     operators = _list_operators(last, times_ns)
     idle_ns = max(total_ns - sum(times_ns), 0)
-    trace = assemble_trace(
+    return assemble_trace(
         operators,
         {
             "source": "XLA",
@@ -302,9 +301,8 @@ def _assemble(file: _File, on_gpu: bool, steps: Sequence[_Step], options: Import
             "warnings": _list_warnings(file, on_gpu, last, 1 - busy_ns / total_ns),
         },
         ready=[],
+        file=path,
     )  # fmt: skip
-    check_trace(trace, path)
-    return trace
 
 
 def _list_operators(step: _Step, times_ns: Sequence[int]) -> list[ObservedOperator]:

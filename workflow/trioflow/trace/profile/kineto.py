@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Sequence
+from decimal import ROUND_HALF_UP, Decimal
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 from msgspec import UNSET, Meta, MsgspecError, Raw, Struct, defstruct, field
 from msgspec.json import Decoder
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from trioflow.base.errors import TraceError
@@ -202,14 +204,10 @@ class _Event(Struct, gc=False):
     dur: Any = UNSET
     args: _Arguments | None = None
 
-    @property
-    def scale(self) -> int:
-        """Nanoseconds of the file's unit of time."""
-        return 1 if self.ts.__class__ is int and self.ts > _NANOSECONDS_SINCE_1970 else 1000
-
     def times_ns(self) -> tuple[int, int]:
         """Return start and end [ns]; raises ValueError where no call runs so."""
-        start_ns, duration_ns = _to_ns(self.ts, self.scale), _to_ns(self.dur, self.scale)
+        since_1970 = self.ts.__class__ is int and self.ts > _NANOSECONDS_SINCE_1970
+        start_ns, duration_ns = (_to_ns(t, 1 if since_1970 else 1000) for t in (self.ts, self.dur))
         if duration_ns < 0:
             raise ValueError(f"negative duration {self.dur}")
         if duration_ns > _LONGEST_NS:
@@ -217,7 +215,8 @@ class _Event(Struct, gc=False):
         return start_ns, start_ns + duration_ns
 
 
-_DECODER, _ARGUMENTS = Decoder(list[_Event], float_hook=str), Decoder(_Arguments, float_hook=str)
+_DECODER = Decoder(list[_Event], float_hook=str)
+_ARGUMENTS = Decoder(_Arguments, float_hook=str)
 
 
 def _decode_events(text: bytes) -> list[_Event] | None:
@@ -229,19 +228,17 @@ def _decode_events(text: bytes) -> list[_Event] | None:
 
 
 def _convert_event(entry: Any) -> _Event:
-    """Return an event of the json module, fractions as text; TypeError or MsgspecError where a timed event is odd."""
+    """Return an event of the json module; TypeError or MsgspecError where one that is read is odd."""
     if not isinstance(entry, dict):
         raise TypeError
-    event = _Event(**{word: entry[word] for word in _Event.__struct_fields__ if word in entry})
-    event.args = None
-    held = event.name in kineto_words("memory")
-    if held or (event.ph == "X" and event.cat in categories()):
-        given = entry.get("args") or {}
-        if not isinstance(given, dict):
-            raise TypeError(f"{given!r:.40} are no arguments")
-        known = {word: value for word, value in given.items() if value is not None}
-        event.args = _ARGUMENTS.decode(json.dumps(known))
-    return event
+    timed = entry.get("ph") == "X" and entry.get("cat") in categories()
+    is_read = timed or entry.get("name") in kineto_words("memory")
+    given = (entry.get("args") or {}) if is_read else {}
+    if not isinstance(given, dict):
+        raise TypeError(f"{given!r:.40} are no arguments")
+    known = {word: value for word, value in given.items() if value is not None}
+    members = {word: entry[word] for word in _Event.__struct_fields__ if word in entry}
+    return _Event(**members | {"args": _ARGUMENTS.decode(json.dumps(known))})
 
 
 def _odd_event(path: Path, row: int, entry: Any, error: Exception) -> TraceError:
@@ -346,14 +343,16 @@ class _Reader:
                 raise _odd_event(self._profile.path, row, entry, error) from None
         if taken:
             self._add_times(taken, rows)
-            self._add_cells(cells, len(cells) // len(taken))
+        for place, name in enumerate((*CODES, *NUMBERS)):
+            self._profile.columns[name].extend(cells[place :: len(CODES) + len(NUMBERS)])
         self._rows += len(entries)
 
     def _take_memory(self, event: _Event) -> None:
         """Add what an allocator holds, where the event says so."""
         numbers = _memory_of(event.args)
         if all(number.__class__ is int and 0 <= number < _LIMIT for number in numbers):
-            self._profile.memory.extend((_to_ns(event.ts, event.scale), *numbers))
+            start_ns, _ = replace(event, dur=0).times_ns()
+            self._profile.memory.extend((start_ns, *numbers))
 
     def _cells_of(self, event: _Event) -> tuple[int, ...]:
         """Return an event's codes, then its ids; empty where nobody reads it."""
@@ -383,11 +382,6 @@ class _Reader:
             times = np.array(singly, np.int64).T
         for name, stamps in zip(("start_ns", "end_ns"), times, strict=True):
             self._profile.columns[name].frombytes(stamps.tobytes())
-
-    def _add_cells(self, cells: Sequence[int], width: int) -> None:
-        """Put what `_cells_of` returned into its columns."""
-        for place, name in enumerate((*CODES, *NUMBERS)):
-            self._profile.columns[name].extend(cells[place::width])
 
     def _note_unread(self, event: _Event) -> None:
         """Count the events of devices that trioflow does not read; refuse the categories of old versions."""
@@ -442,19 +436,13 @@ def _is_list_of_lists(shape: Any) -> bool:
 
 
 def _to_ns(stamp: Any, scale: int) -> int:
-    """Return a time in nanoseconds, with all digits of its text; ValueError where it is no number or no clock's."""
-    if stamp.__class__ is int:
-        time_ns: int = stamp * scale
-    else:
-        if not isinstance(stamp, str):
-            raise ValueError(f"{stamp!r:.40} is not a time")
-        whole, _, fraction = stamp.partition(".")
-        if fraction.isdigit() and scale == 1000:
-            time_ns = int(whole) * 1000
-            part = int((fraction + "000")[:3]) + (fraction[3:4] >= "5")
-            time_ns += -part if whole.startswith("-") else part
-        else:
-            time_ns = round(float(stamp) * scale)
-    if not -_LIMIT < time_ns < _LIMIT:
-        raise ValueError(f"{stamp} is not a time")
-    return time_ns
+    """Return a time in nanoseconds, with all its digits; ValueError where it is no number or no clock's."""
+    if stamp.__class__ not in (int, str):
+        raise ValueError(f"{stamp!r:.40} is not a time")
+    try:
+        exact = Decimal(stamp) * scale
+        if not -_LIMIT < exact < _LIMIT:
+            raise ValueError
+        return int(exact.to_integral_value(ROUND_HALF_UP))
+    except (ArithmeticError, ValueError):
+        raise ValueError(f"{stamp} is not a time") from None

@@ -16,7 +16,6 @@ from trioflow.base.errors import TraceError
 from trioflow.base.provenance import digest_file, read_json, stamp
 from trioflow.base.units import ns_to_s
 from trioflow.trace.assemble import ObservedOperator, assemble_trace
-from trioflow.trace.consistency import check_trace
 from trioflow.trace.facts import check_facts
 from trioflow.trace.profile.events import RAW_FILES, STEP
 from trioflow.trace.profile.execution_trace import link_nodes, read_nodes
@@ -90,9 +89,8 @@ def merge_trace(folder: str | Path) -> Trace:
         "warnings": warnings,
         **coverage_of(step),
     }
-    trace = assemble_trace(seen.operators, facts, ready=seen.ready)
-    check_trace(trace, folder / "execution_trace.json.gz")
-    return trace
+    file = folder / "execution_trace.json.gz"
+    return assemble_trace(seen.operators, facts, ready=seen.ready, file=file)
 
 
 def _read_environment(file: Path) -> dict[str, Any]:
