@@ -19,7 +19,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from trioflow.costmodel.collectives.published import NO_NVLINK, SLOW
 from trioflow.costmodel.device_times import DeviceTimes
 from trioflow.hardware.corrections import MICRO_BATCH, Corrections, correct_platform
 from trioflow.hardware.machine import Platform
@@ -37,6 +36,7 @@ from trioflow_evaluation.clusters.steps import (
     read_runs,
     trace_run,
 )
+from trioflow_evaluation.fits.collectives import NO_NVLINK, SLOW
 
 PLATFORM = "p5-h100"
 """What every run is predicted on: the fast network, a sound engine."""

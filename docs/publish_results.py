@@ -39,13 +39,8 @@ from scipy.stats import beta
 from trioflow.base.experiments import load_plans
 from trioflow.base.provenance import read_json, write_json
 from trioflow.costmodel.collectives.model import load_collective_model
-from trioflow.costmodel.spread import CAPTURES, load_spreads, pool_captures, write_spreads
-from trioflow.costmodel.steps import (
-    BATCH,
-    StepResidual,
-    load_residuals,
-    write_residuals,
-)
+from trioflow.costmodel.spread import CAPTURES, load_spreads, pool_captures
+from trioflow.costmodel.steps import BATCH, StepResidual, load_residuals
 from trioflow.hardware.platform import load_platform, save_platform
 from trioflow.parallel.memory.survival import load_survival
 from trioflow.tables import read_table
@@ -59,8 +54,13 @@ from trioflow_evaluation.clusters.scores import (
     write_survival,
     write_survival_scores,
 )
-from trioflow_evaluation.drift.judge import JOBS_FOLDER, fit_jobs
-from trioflow_evaluation.published.judge import ANCHORS, list_residuals, way_of_plan
+from trioflow_evaluation.drift.judge import JOBS_FOLDER, fit_jobs, write_spreads
+from trioflow_evaluation.published.judge import (
+    ANCHORS,
+    list_residuals,
+    way_of_plan,
+    write_residuals,
+)
 from trioflow_evaluation.tables import (
     CLUSTER_MEMORY,
     CLUSTER_RATES,

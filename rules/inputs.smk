@@ -52,10 +52,7 @@ def experiment_session(wildcards):
 
 def published_files(wildcards):
     """The public files that the platform's collectives are fitted from."""
-    from trioflow.costmodel.collectives.published import (
-        find_published,
-        published_tables,
-    )
+    from trioflow_evaluation.fits.collectives import find_published, published_tables
 
     tables = published_tables(find_published(wildcards.platform))
     return [f"<results>/data/{table.key}" for table in tables]
@@ -63,7 +60,7 @@ def published_files(wildcards):
 
 def published_collectives(wildcards):
     """The collectives of every platform that ships."""
-    from trioflow.costmodel.collectives.published import PLATFORMS
+    from trioflow_evaluation.fits.collectives import PLATFORMS
 
     return [
         f"<results>/cost_models/published/{platform}/collectives.json"

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from trioflow.base.job_log import log_job
-from trioflow.costmodel.new_gpu.fit import PublicPairs, fit_new_gpu_model
+from trioflow_evaluation.fits.new_gpu import PublicPairs, fit_new_gpu_model
 
 with log_job(snakemake.log[0]):
     model = fit_new_gpu_model(PublicPairs(Path(snakemake.params.data)))

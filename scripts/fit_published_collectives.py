@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from trioflow.base.job_log import log_job
-from trioflow.costmodel.collectives.published import fit_published
+from trioflow_evaluation.fits.collectives import fit_published
 
 with log_job(snakemake.log[0]):
     model = fit_published(snakemake.wildcards.platform, Path(snakemake.params.data))

@@ -71,6 +71,6 @@ def page_figures(wildcards):
 
 def published_collective_files(wildcards):
     """The public files that hold measured collectives."""
-    from trioflow.costmodel.collectives.published import PUBLIC_TABLES
+    from trioflow_evaluation.fits.collectives import PUBLIC_TABLES
 
     return [f"<results>/data/{table.key}" for table in PUBLIC_TABLES]

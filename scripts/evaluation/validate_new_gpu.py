@@ -4,8 +4,8 @@ from pathlib import Path
 
 from trioflow.base.job_log import log_job
 from trioflow.base.provenance import stamp
-from trioflow.costmodel.new_gpu.fit import PublicPairs
 from trioflow.tables import write_table
+from trioflow_evaluation.fits.new_gpu import PublicPairs
 from trioflow_evaluation.validation.new_gpu import validate_new_gpu
 
 with log_job(snakemake.log[0]):

@@ -11,13 +11,13 @@ import pytest
 from judged import read_or_make
 from refitted import CLOSE
 from trioflow import tables
-from trioflow.costmodel.judging import score_cases
 from trioflow.costmodel.new_gpu.carry import load_new_gpu_model, new_gpu_interval, retime_trace
-from trioflow.costmodel.new_gpu.fit import PublicPairs, fit_new_gpu_model
 from trioflow.datasets.catalogue import load_catalogue
 from trioflow.hardware.device_sheet import find_device
+from trioflow.report.scores import score_cases
 from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.importers.triosim import import_triosim
+from trioflow_evaluation.fits.new_gpu import PublicPairs, fit_new_gpu_model
 from trioflow_evaluation.validation.new_gpu import (
     OTHER_BATCH,
     OTHER_SOFTWARE,

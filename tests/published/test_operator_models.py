@@ -14,19 +14,23 @@ from judged import read_or_make
 from refitted import assert_refitted
 from trioflow import tables
 from trioflow.base.provenance import read_json
-from trioflow.costmodel.judging import resize, score_cases
 from trioflow.costmodel.operators.class_curves import sized_rows
 from trioflow.costmodel.operators.methods import DeviceData, ProportionalModel, fit_device_data
-from trioflow.costmodel.operators.model import OperatorCostModel, load_operator_model
-from trioflow.costmodel.operators.published import (
+from trioflow.costmodel.operators.model import (
+    OperatorCostModel,
+    load_operator_model,
+    shipped_operator_models,
+)
+from trioflow.datasets.catalogue import MODEL_TABLES, load_catalogue
+from trioflow.parallel.reference import resize_batch
+from trioflow.report.scores import score_cases
+from trioflow_evaluation.fits.operators import (
     TEST,
     TRAIN,
     build_operator_models,
     load_benchmarks,
     load_published,
-    shipped_operator_models,
 )
-from trioflow.datasets.catalogue import MODEL_TABLES, load_catalogue
 from trioflow_evaluation.tables import read_validation_table, write_validation_table
 from trioflow_evaluation.validation.operators import diagnose_published, validate_batch_change
 
@@ -85,7 +89,7 @@ def test_sizes_at_another_batch_are_those_of_its_table(devices):
             if mode is None or not same or mode != target.facts.mode:
                 continue
             factor = target.facts.batch / source.facts.batch
-            resized = resize(source.operators, factor)[features].to_numpy()
+            resized = resize_batch(source.operators, factor)[features].to_numpy()
             known = target.operators[features].to_numpy()
             assert (resized != known).any(axis=1).mean() < 0.045
             assert np.abs(resized - known).sum(axis=0) == pytest.approx(
@@ -174,7 +178,7 @@ def test_busy_time_of_a_convolutional_network_at_four_times_the_batch(devices):
     )
     measured_s = target.operators["device_ns"].sum() * 1e-9
     assert measured_s == pytest.approx(0.346366)
-    resized = resize(source.operators, 4)
+    resized = resize_batch(source.operators, 4)
     proportional_s = ProportionalModel().rescale(source.operators, resized)["time_s"].sum()
     assert proportional_s / measured_s - 1 == pytest.approx(0.086, abs=0.001)
     data = DeviceData.prepare(device.traces, device.limits, device.benchmarks())

@@ -15,7 +15,6 @@ from trioflow import predict
 from trioflow.base.errors import TraceError
 from trioflow.costmodel.features import base_class
 from trioflow.costmodel.operators.class_curves import ANY, load_small_kernels, trace_rows
-from trioflow.costmodel.operators.published import load_published
 from trioflow.datasets.catalogue import load_catalogue
 from trioflow.parallel.plan import make_plan, named_plan
 from trioflow.trace.importers.detect import find_rank_files
@@ -27,6 +26,7 @@ from trioflow.trace.profile.messages import describe_program
 from trioflow.trace.profile.observe import observe_step
 from trioflow.trace.profile.steps import find_spans, load_step
 from trioflow.trace.store import Trace, load_trace
+from trioflow_evaluation.fits.operators import load_published
 
 SAID = ImportOptions(batch=32, precision="fp32")
 

@@ -9,13 +9,10 @@ import pandas as pd
 import pytest
 from refitted import assert_refitted
 from trioflow.base.provenance import read_json
-from trioflow.costmodel.operators.half_tables import (
-    SHIPPED_FILE,
-    build_tensor_products,
-    sustained_time,
-)
+from trioflow.costmodel.operators.half_tables import SHIPPED_FILE, sustained_time
 from trioflow.datasets.catalogue import HALF_ATTENTION, HALF_EXPERTS, HALF_PRODUCTS, load_catalogue
 from trioflow.hardware.device_sheet import load_device
+from trioflow_evaluation.fits.half_precision import build_tensor_products
 
 
 @pytest.mark.slow

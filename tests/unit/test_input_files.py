@@ -22,7 +22,7 @@ from trioflow.base.input_files import (
 )
 from trioflow.base.provenance import atomic_path, read_json
 from trioflow.base.settings import read_cells
-from trioflow.costmodel.collectives.published import import_nccl_tests
+from trioflow.costmodel.collectives.nccl_tests import import_nccl_tests
 from trioflow.costmodel.overrides import load_overrides
 from trioflow.hardware.device_sheet import load_device
 from trioflow.hardware.platform import load_platform

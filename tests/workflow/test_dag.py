@@ -12,8 +12,8 @@ from pathlib import Path
 import networkx
 import pytest
 from project_copy import ROOT, Project
-from trioflow.costmodel.collectives.published import PUBLIC_TABLES
 from trioflow.datasets.catalogue import load_catalogue
+from trioflow_evaluation.fits.collectives import PUBLIC_TABLES
 
 STAGES = {
     "traces", "operator_tables", "calibrations", "cost_models", "partitions", "measurements",

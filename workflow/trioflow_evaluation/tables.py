@@ -9,7 +9,7 @@ import pandas as pd
 import pyarrow as pa
 from trioflow import tables
 from trioflow.base.provenance import stamp
-from trioflow.costmodel.judging import COUNTS, SCORES
+from trioflow.report.scores import CASE_SCORES, COUNTS
 from trioflow.tables import column
 from trioflow.tables.schemas import read_schemas
 
@@ -49,7 +49,7 @@ SUMMARY = pa.schema(
             column(
                 name, tables.INT if name in COUNTS else tables.FLOAT, text, null=name in _MAY_LACK
             )
-            for name, text in SCORES.items()
+            for name, text in CASE_SCORES.items()
         ),
     ]
 )

@@ -18,7 +18,6 @@ from trioflow.costmodel.operators.half_tables import (
     SHAPE,
     VERSIONS,
     attention_columns,
-    fit_attention,
     shipped_attention,
     shipped_tensor_products,
     sustained_time,
@@ -26,6 +25,7 @@ from trioflow.costmodel.operators.half_tables import (
 from trioflow.costmodel.operators.model import load_operator_model
 from trioflow.hardware.device_sheet import load_device
 from trioflow.trace.store import load_trace
+from trioflow_evaluation.fits.half_precision import fit_attention
 
 FLASH = "aten::_scaled_dot_product_flash_attention"
 BACKWARD_RATIO = BACKWARD_FLOP * BACKWARD_SHARES[1] / BACKWARD_SHARES[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from trioflow.base.errors import InputError
 from trioflow.costmodel.operators.class_curves import sized_rows
-from trioflow.costmodel.operators.published import DATASET, load_benchmarks
+from trioflow_evaluation.fits.operators import DATASET, load_benchmarks
 
 DEVICE = "Tesla V100-PCIE-32GB"
 CONV = (

@@ -11,23 +11,21 @@ from itertools import pairwise
 import pandas as pd
 import pytest
 from trioflow.base.errors import InputError
+from trioflow.costmodel.collectives.between_nodes import NODES_FILE, NodeCurve, find_between_nodes
 from trioflow.costmodel.collectives.platform import load_platform_collectives
-from trioflow.costmodel.collectives.published import (
-    NODE_RATES,
-    NODES_FILE,
-    NODES_PLATFORM,
-    SLOW_NODES,
-    NodeCurve,
-    build_between_nodes,
-    find_between_nodes,
-    name_network,
-    read_node_bandwidths,
-)
 from trioflow.costmodel.operators.model import SHIPPED_MODELS
 from trioflow.datasets.catalogue import NODE_BANDWIDTHS, load_catalogue
 from trioflow.hardware.platform import load_platform
 from trioflow.network.across_nodes import NodeGroups
 from trioflow.network.routing import Router
+from trioflow_evaluation.fits.collectives import (
+    NODE_RATES,
+    NODES_PLATFORM,
+    SLOW_NODES,
+    build_between_nodes,
+    name_network,
+    read_node_bandwidths,
+)
 
 SIZE = 256_000_000
 

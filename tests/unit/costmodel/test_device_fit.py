@@ -18,8 +18,8 @@ from trioflow.costmodel.operators.methods import (
     make_recipe,
 )
 from trioflow.costmodel.operators.model import load_operator_model
-from trioflow.costmodel.operators.published import COLUMNS
 from trioflow.tables import to_arrow, validate
+from trioflow_evaluation.fits.operators import COLUMNS
 from trioflow_evaluation.tables import OPERATORS
 from trioflow_evaluation.validation.operators import diagnose
 
@@ -95,14 +95,14 @@ def test_every_method_is_deterministic_and_survives_its_file(method, tmp_path, m
 
 
 def test_a_curve_is_fitted_once_to_what_is_the_same_in_all(monkeypatch):
-    fitted, linear = [], curves.FORMS["linear"]
+    fitted, linear = [], curves._FITS["linear"]
 
     def fit(sample):
         fitted.append(sample)
-        return linear.fit(sample)
+        return linear(sample)
 
     monkeypatch.setattr(curves, "_kept_curves", {})
-    monkeypatch.setitem(curves.FORMS, "linear", replace(linear, fit=fit))
+    monkeypatch.setitem(curves._FITS, "linear", fit)
     sizes, times = np.arange(12.0).reshape(4, 3), np.arange(1.0, 5.0)
     given = [
         (sizes, times),

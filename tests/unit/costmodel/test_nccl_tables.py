@@ -11,11 +11,10 @@ import pandas as pd
 import pytest
 from trioflow.base.errors import InputError, TableError, TrioflowError
 from trioflow.cli.collectives import add_fit_collectives
+from trioflow.costmodel.collectives.nccl_tests import COLUMNS, import_nccl_tests
 from trioflow.costmodel.collectives.platform import load_platform_collectives
-from trioflow.costmodel.collectives.published import (
-    COLUMNS,
+from trioflow_evaluation.fits.collectives import (
     PUBLIC_TABLES,
-    import_nccl_tests,
     read_aiconfigurator,
     read_vidur_all_reduce,
     read_vidur_network,

@@ -21,15 +21,6 @@ from trioflow.costmodel.new_gpu.carry import (
     retime_trace,
     scale_trace,
 )
-from trioflow.costmodel.new_gpu.data import BENCHMARKS, pair_rows
-from trioflow.costmodel.new_gpu.fit import (
-    Fits,
-    describe_pairs,
-    fit_exponents,
-    leave_out,
-    predict_held_out,
-    summarise_residuals,
-)
 from trioflow.costmodel.new_gpu.rules import (
     Exponents,
     find_exponents,
@@ -41,6 +32,16 @@ from trioflow.costmodel.steps import RATIO, TIMER, anchor_step
 from trioflow.hardware.device_sheet import load_device
 from trioflow.trace.facts import Facts, check_facts
 from trioflow.trace.store import Trace
+from trioflow_evaluation.fits.new_gpu import (
+    BENCHMARKS,
+    Fits,
+    describe_pairs,
+    fit_exponents,
+    leave_out,
+    pair_rows,
+    predict_held_out,
+    summarise_residuals,
+)
 
 from costmodel.gpu_synthetic import law_rows
 from costmodel.synthetic import make_operators

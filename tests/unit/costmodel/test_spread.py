@@ -18,11 +18,10 @@ from trioflow.costmodel.spread import (
     check_draws,
     choose_spread,
     draw_normals,
-    fit_spread,
     load_spreads,
     pool_captures,
-    write_spreads,
 )
+from trioflow_evaluation.drift.judge import fit_spread, write_spreads
 
 TRUE = Spread(0.02, 0.01, 0.03, 0.005, 0.05)
 

@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from trioflow.base.errors import InputError
-from trioflow.costmodel.operators.model import load_operator_model
-from trioflow.costmodel.operators.published import shipped_operator_models
+from trioflow.costmodel.operators.model import load_operator_model, shipped_operator_models
 from trioflow.costmodel.steps import (
     ANCHOR_WAYS,
     SHIPPED_BAND,
@@ -18,12 +17,12 @@ from trioflow.costmodel.steps import (
     StepAnchor,
     anchor_step,
     describe_anchor,
-    judge_anchors,
     load_band,
 )
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import named_plan
 from trioflow.trace.store import Trace, load_trace
+from trioflow_evaluation.published.judge import judge_anchors
 
 
 @pytest.fixture(scope="module")

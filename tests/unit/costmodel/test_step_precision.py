@@ -13,14 +13,10 @@ from trioflow.base.errors import InputError
 from trioflow.costmodel.choices import list_models
 from trioflow.costmodel.device_times import choose_operator_model
 from trioflow.costmodel.new_gpu.carry import derive_operator_model
-from trioflow.costmodel.operators import half_tables
 from trioflow.costmodel.operators.class_curves import sized_rows
 from trioflow.costmodel.operators.half_tables import (
-    fit_tensor_products,
-    judge_experts,
     load_tensor_products,
     nearest_table,
-    save_tensor_products,
     shipped_experts,
     shipped_scaled,
     shipped_tensor_products,
@@ -38,6 +34,12 @@ from trioflow.costmodel.operators.products import PRODUCTS
 from trioflow.costmodel.operators.resizing import roofline_times
 from trioflow.datasets.catalogue import load_catalogue
 from trioflow.hardware.device_sheet import SUSTAINED_COMPUTE, find_sheet, load_device
+from trioflow_evaluation.fits import half_precision
+from trioflow_evaluation.fits.half_precision import (
+    fit_tensor_products,
+    judge_experts,
+    save_tensor_products,
+)
 
 from costmodel.gpu_synthetic import LIMITS, make_gpu_traces, make_step
 
@@ -78,7 +80,7 @@ def a100():
 def test_a_table_is_fitted_and_judged_on_left_out_shapes(tables):
     assert list(tables) == ["a100-sxm4-80gb"]
     table = tables["a100-sxm4-80gb"]
-    assert table.curve.form == half_tables.FORM
+    assert table.curve.form == half_precision.FORM
     assert max(table.held_out_large_error, table.held_out_error) < 0.06
     assert abs(table.held_out_sum_error) < 0.06
     assert table.low_log <= 0 <= table.high_log

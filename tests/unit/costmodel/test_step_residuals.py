@@ -19,8 +19,8 @@ from trioflow.costmodel.steps import (
     StepResidual,
     least_half_width,
     load_residuals,
-    write_residuals,
 )
+from trioflow_evaluation.published.judge import write_residuals
 
 
 def use(monkeypatch: pytest.MonkeyPatch, *rows: StepResidual) -> None:

@@ -24,8 +24,8 @@ from trioflow.cli.output import add_options, add_output_argument, print_warnings
 from trioflow.costmodel.collectives.methods import METHODS
 from trioflow.costmodel.collectives.model import COLLECTIVES, SHIFT, wire_factor
 from trioflow.costmodel.collectives.nccl import NcclMachine, load_constants, recognise_device
+from trioflow.costmodel.collectives.nccl_tests import PROGRAMS, import_nccl_tests
 from trioflow.costmodel.collectives.platform import PlatformCollectives, fit_platform_collectives
-from trioflow.costmodel.collectives.published import PROGRAMS, import_nccl_tests
 from trioflow.engine.result import Result
 from trioflow.engine.simulate import simulate, simulate_interval
 from trioflow.hardware.machine import Platform

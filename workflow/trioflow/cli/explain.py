@@ -23,7 +23,7 @@ from trioflow.cli.answer import add_simulate, predict_options
 from trioflow.cli.choices import apply_configuration, read_options
 from trioflow.cli.output import add_output_argument, format_facts, format_table, write_output
 from trioflow.costmodel.choices import find_platform, load_named_platform
-from trioflow.costmodel.collectives.published import import_nccl_tests
+from trioflow.costmodel.collectives.nccl_tests import import_nccl_tests
 from trioflow.costmodel.device_times import find_launch_s
 from trioflow.hardware.corrections import (
     EXCHANGE,

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from trioflow.base.errors import InputError, PlatformError, suggest
 from trioflow.base.provenance import read_json
+from trioflow.costmodel.collectives.between_nodes import NODES_FILE
 from trioflow.costmodel.collectives.model import CollectiveCostModel, load_collective_model
 from trioflow.costmodel.collectives.platform import (
     KIND,
     PlatformCollectives,
     load_platform_collectives,
 )
-from trioflow.costmodel.collectives.published import NODES_FILE
 from trioflow.costmodel.device_times import DeviceTimes, lend_recorded_times, prepare_device_times
 from trioflow.costmodel.interface import RowModel
 from trioflow.costmodel.operators.methods import UNFITTED

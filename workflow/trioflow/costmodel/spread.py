@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from trioflow.base.arguments import check_argument
@@ -24,10 +23,8 @@ from trioflow.base.provenance import PACKAGE
 from trioflow.base.shipped import read_table
 from trioflow.costmodel.collectives.model import MessageCurve
 
-_SHIPPED_SPREADS = PACKAGE / "data" / "spread.tsv"
+SHIPPED_SPREADS = PACKAGE / "data" / "spread.tsv"
 """From ``trioflow_evaluation.drift.judge.fit_jobs``, over all recorded steps of each public job."""
-_NORMAL_PER_DEVIATION = 1.4826
-"""Standard deviation of a normal over its median distance from the median."""
 
 
 @dataclass(frozen=True)
@@ -146,11 +143,11 @@ def pool_captures(
 _NORMAL_80 = 2.5631
 """Width of the middle 80 % of a normal, in standard deviations."""
 _COUNTS = ("ranks", "steps", "slow_ranks")
-_HEADER = ["device_kind", "job", *_COUNTS, *PARTS, *LAGS, "source"]
+HEADER = ["device_kind", "job", *_COUNTS, *PARTS, *LAGS, "source"]
 
 
 @cache
-def load_spreads(path: Path = _SHIPPED_SPREADS) -> tuple[MeasuredSpread, ...]:
+def load_spreads(path: Path = SHIPPED_SPREADS) -> tuple[MeasuredSpread, ...]:
     """Read spreads of `write_spreads`; TableError where a row is incomplete, a cell wrong, or there is no row."""
     found = []
     for place, row in enumerate(read_table(path), start=1):
@@ -177,116 +174,6 @@ def load_spreads(path: Path = _SHIPPED_SPREADS) -> tuple[MeasuredSpread, ...]:
     if not found:
         raise TableError("no spread", file=path, fix="rebuild it with `make publish`")
     return tuple(found)
-
-
-def write_spreads(rows: Iterable[MeasuredSpread], path: Path = _SHIPPED_SPREADS) -> None:
-    """Write spreads as `load_spreads` reads them."""
-    lines = [
-        "# How much the same work differs: standard deviations of logarithms of times over their medians, of recorded",
-        "# jobs (docs/spread.md says what each part is; rebuilt by make publish). slow_ranks: ranks that a normal spread",
-        "# does not explain, left out of rank_log: such a rank is a scenario (--slow-rank). Autocorrelations are those of",
-        "# one step's factor with the next step's.",
-        "\t".join(_HEADER),
-    ]
-    for one in rows:
-        parts = [f"{getattr(one.spread, name):.4g}" for name in (*PARTS, *LAGS)]
-        counts = [str(number) for number in (one.ranks, one.steps, one.slow_ranks)]
-        lines.append("\t".join([one.device_kind, one.job, *counts, *parts, one.source]))
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-_FEW_DEVIATIONS = 5.0
-"""Robust standard deviations from the other ranks beyond which a rank counts as slow, not as spread."""
-
-
-def fit_spread(
-    passes: pd.DataFrame, exchanges: pd.DataFrame, *, lasting: bool = True
-) -> tuple[Spread, list[int]]:
-    """Return the spread of a recorded job, and the ranks that are slower than it explains.
-
-    ``passes``: step, replica, stage, rank, phase, micro_batch, time_s; ``exchanges``: step,
-    exchange (the same text each step), time_s from when all were ready [s]. ``lasting``: whether
-    what a rank keeps over all steps counts into ``rank_log``. Means over what shares a part
-    estimate it, less the variance over n of parts below.
-    """
-    work = ["rank", "phase"]
-    logs = np.log(passes["time_s"]) - np.log(passes.groupby(work)["time_s"].transform("median"))
-    step = logs.groupby(passes["step"]).transform("mean")
-    own = [passes[name] for name in ("step", "replica", "micro_batch")]
-    micro_batch = (logs - step).groupby(own).transform("mean")
-    kept = (logs - step - micro_batch).groupby([passes["step"], passes["rank"]]).transform("mean")
-    rest = logs - step - micro_batch - kept
-    variance = {name: float(part.var()) for name, part in (("pass", rest), ("kept", kept))}
-    variance["micro_batch"] = float(micro_batch.var()) - variance["pass"] / _count(passes, own)
-    replicas = passes["replica"].nunique() * passes["micro_batch"].nunique()
-    variance["step"] = float(step.var()) - variance["micro_batch"] / replicas
-    lasting_log, slow = _find_lasting(passes)
-    always = lasting_log**2 if lasting else 0.0
-    variance |= {"rank": always + variance["kept"]}
-    step_log, rank_log, micro_batch_log, pass_log = (
-        math.sqrt(max(0.0, variance[name])) for name in ("step", "rank", "micro_batch", "pass")
-    )
-    series = (
-        passes[["step", "rank"]].assign(step_log=step, kept=kept).groupby(["step", "rank"]).first()
-    )
-    step_lag = _find_lag(series["step_log"].unstack().iloc[:, :1], 0.0)
-    rank_lag = _find_lag(series["kept"].unstack(), always)
-    found = Spread(
-        step_log,
-        rank_log,
-        micro_batch_log,
-        pass_log,
-        _spread_exchanges(exchanges),
-        step_autocorrelation=step_lag,
-        rank_autocorrelation=rank_lag,
-    )
-    return found, slow
-
-
-_MOST_LAG = 0.99
-"""A factor that never changed in the recorded steps may yet change."""
-
-
-def _find_lag(series: pd.DataFrame, always: float) -> float:
-    """Return the autocorrelation of factors (logarithms, a row a step) from a step to the next; 0 without any.
-
-    ``always``: variance of what they keep in all steps, which is not in them.
-    """
-    apart = (series - series.mean()).to_numpy()
-    first = np.flatnonzero(np.diff(series.index.to_numpy()) == 1)
-    whole = always + float((apart[first] ** 2 + apart[first + 1] ** 2).sum()) / (
-        2 * apart[first].size or 1
-    )
-    if not len(first) or whole <= 0:
-        return 0.0
-    lag = (always + float((apart[first] * apart[first + 1]).mean())) / whole
-    return min(max(lag, -_MOST_LAG), _MOST_LAG)
-
-
-def _count(passes: pd.DataFrame, keys: Sequence[pd.Series]) -> float:
-    return float(passes.groupby(list(keys)).size().mean())
-
-
-def _find_lasting(passes: pd.DataFrame) -> tuple[float, list[int]]:
-    """Return how far ranks of a stage lie from one another over all steps, and which lie further."""
-    medians = passes.groupby(["rank", "stage", "phase"], as_index=False)["time_s"].median()
-    alike = medians.groupby(["stage", "phase"])["time_s"].transform("median")
-    logs = np.log(medians["time_s"] / alike).groupby(medians["rank"]).mean()
-    deviation = _NORMAL_PER_DEVIATION * float((logs - logs.median()).abs().median())
-    far = logs - logs.median() > _FEW_DEVIATIONS * deviation
-    near = medians[~medians["rank"].isin(logs.index[far])]
-    means = np.log(near["time_s"]).groupby([near["stage"], near["phase"]]).transform("mean")
-    own = (np.log(near["time_s"]) - means).groupby(near["rank"]).mean()
-    free = len(own) - near["stage"].nunique()  # A mean of each stage was taken off.
-    lasting_log = math.sqrt(float((own**2).sum()) / free) if free > 0 else 0.0
-    return lasting_log, sorted(int(rank) for rank in logs.index[far])
-
-
-def _spread_exchanges(exchanges: pd.DataFrame) -> float:
-    """Return the standard deviation of a normal with the exchanges' median distance from their medians."""
-    times_s = exchanges["time_s"].clip(lower=1e-9)
-    logs = np.log(times_s / times_s.groupby(exchanges["exchange"]).transform("median"))
-    return _NORMAL_PER_DEVIATION * float(np.median(np.abs(logs)))
 
 
 def draw_normals(

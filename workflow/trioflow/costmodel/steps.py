@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -155,18 +154,6 @@ class AnchoredModel:
         return frame
 
 
-def judge_anchors(
-    source: Trace, target: Trace, model: OperatorModel, resized: pd.DataFrame
-) -> dict[str, Any]:
-    """Return ``measured_s`` of a target's step and what each of ``ANCHOR_WAYS`` predicts from another batch's operators."""
-    answers: dict[str, Any] = {"measured_s": float(target.facts.measured_end_to_end_s or 0.0)}
-    for way in ANCHOR_WAYS:
-        anchor = anchor_step(source, way)
-        anchored = AnchoredModel(model, anchor).rescale(source.operators, resized)
-        answers[way] = float(anchored["time_s"].sum())
-    return answers
-
-
 SHIPPED = PACKAGE / "data" / "step_residuals.tsv"
 
 BATCH, ALONE, COLLECTIVES, PIPELINE = "batch", "alone", "collectives", "pipeline"
@@ -218,22 +205,6 @@ def load_residuals(path: Path = SHIPPED) -> tuple[StepResidual, ...]:
             raise TableError(f"{row} is not a residual", file=path)
         found.append(one)
     return tuple(found)
-
-
-def write_residuals(residuals: Iterable[StepResidual], path: Path = SHIPPED) -> None:
-    """Write residuals as `load_residuals` reads them, in the order of the ways."""
-    lines = [
-        "# Predicted over measured steps, less 1, by what of them was not recorded (make publish; none left out).",
-        "# cpu: trioflow's own runs over gloo on one machine, those of docs/errors.md. cuda: public measurements;",
-        "# batch and alone from every pair of NeuSight's single-GPU steps, the others from docs of the public page;",
-        "# resnet50 (Lambda's throughputs): n GPUs over one. No operator model saw the workload of its row.",
-        "way\tdevice_kind\tworkload\tcase\tranks\terror",
-    ]
-    for one in sorted(residuals, key=lambda one: RESIDUAL_WAYS.index(one.way)):
-        lines.append(
-            f"{one.way}\t{one.device_kind}\t{one.workload}\t{one.case}\t{one.ranks}\t{one.error:.4f}"
-        )
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def least_half_width(ways: Iterable[str], device_kind: str, workload: str, ranks: int = 1) -> float:

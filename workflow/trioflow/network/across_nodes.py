@@ -12,16 +12,12 @@ from typing import Any
 import numpy as np
 
 from trioflow.base.shipped import read_own_table
+from trioflow.costmodel.collectives.between_nodes import BetweenNodes, NodeCurve, find_between_nodes
 from trioflow.costmodel.collectives.model import (
     SHIFT,
     CollectiveTime,
     count_steps,
     wire_factor,
-)
-from trioflow.costmodel.collectives.published import (
-    BetweenNodes,
-    NodeCurve,
-    find_between_nodes,
 )
 from trioflow.hardware.machine import InterNode, Platform, name_rank_node
 from trioflow.network.fair_share import Floats, FlowShape, Pairs, pair_group

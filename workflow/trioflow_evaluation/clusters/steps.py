@@ -28,16 +28,6 @@ from trioflow.base.errors import InputError, TrioflowError
 from trioflow.base.experiments import Plan
 from trioflow.base.precision_recipes import NANOTRON
 from trioflow.base.units import BYTES_PER_GIB
-from trioflow.costmodel.collectives.published import (
-    FAST,
-    MESSAGE_BYTES,
-    NO_NVLINK,
-    NODE_RATES,
-    NODES_PLATFORM,
-    SLOW_NODES,
-    name_network,
-    read_cluster_runs,
-)
 from trioflow.costmodel.device_times import DeviceTimes
 from trioflow.costmodel.operators.methods import ProportionalModel
 from trioflow.engine.compiled.run import load_kernels
@@ -62,6 +52,16 @@ from trioflow_evaluation.clusters.scores import (
     SEQUENCE,
     is_fitted_on,
     name_model,
+)
+from trioflow_evaluation.fits.collectives import (
+    FAST,
+    MESSAGE_BYTES,
+    NO_NVLINK,
+    NODE_RATES,
+    NODES_PLATFORM,
+    SLOW_NODES,
+    name_network,
+    read_cluster_runs,
 )
 from trioflow_evaluation.tables import CLUSTER_MEMORY, CLUSTER_STEPS
 

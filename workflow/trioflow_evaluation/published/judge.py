@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from trioflow.base.provenance import read_json
 from trioflow.base.shipped import read_table
 from trioflow.base.units import ms_to_s
 from trioflow.costmodel.features import class_of_name
+from trioflow.costmodel.interface import OperatorModel
 from trioflow.costmodel.steps import (
     ALONE,
     ANCHOR_WAYS,
@@ -24,9 +25,12 @@ from trioflow.costmodel.steps import (
     COLLECTIVES,
     NONE,
     PIPELINE,
+    RESIDUAL_WAYS,
+    SHIPPED,
     TIMER,
+    AnchoredModel,
     StepResidual,
-    judge_anchors,
+    anchor_step,
     spell_workload,
 )
 from trioflow.hardware.device_sheet import find_device
@@ -35,6 +39,7 @@ from trioflow.parallel.schedules.build import is_schedule
 from trioflow.report.attribution import CAUSES, GROWTH, Settings
 from trioflow.report.scores import list_scaling
 from trioflow.tables import FLOAT, INT, TEXT, column
+from trioflow.trace.store import Trace
 
 from trioflow_evaluation import DATA
 from trioflow_evaluation.published.cases import PublishedRow, load_published_rows, rows_of_set
@@ -70,7 +75,7 @@ def judge_anchored_steps(
 
     Its operators are rescaled by a model that did not see the workload.
     """
-    from trioflow.costmodel.operators.published import load_published
+    from trioflow_evaluation.fits.operators import load_published
 
     source = PublishedSource.read(data_folder, imports_file, table)
     rows: list[dict[str, Any]] = []
@@ -333,3 +338,31 @@ def _measure_growth(case: PreparedCase) -> pd.DataFrame:
     })  # fmt: skip
     found = frame.groupby("class")[[PROPORTIONAL, RESCALED]].sum()
     return found.sort_values(PROPORTIONAL, ascending=False, kind="stable")
+
+
+def judge_anchors(
+    source: Trace, target: Trace, model: OperatorModel, resized: pd.DataFrame
+) -> dict[str, Any]:
+    """Return ``measured_s`` of a target's step and what each of ``ANCHOR_WAYS`` predicts from another batch's operators."""
+    answers: dict[str, Any] = {"measured_s": float(target.facts.measured_end_to_end_s or 0.0)}
+    for way in ANCHOR_WAYS:
+        anchor = anchor_step(source, way)
+        anchored = AnchoredModel(model, anchor).rescale(source.operators, resized)
+        answers[way] = float(anchored["time_s"].sum())
+    return answers
+
+
+def write_residuals(residuals: Iterable[StepResidual], path: Path = SHIPPED) -> None:
+    """Write residuals as `load_residuals` reads them, in the order of the ways."""
+    lines = [
+        "# Predicted over measured steps, less 1, by what of them was not recorded (make publish; none left out).",
+        "# cpu: trioflow's own runs over gloo on one machine, those of docs/errors.md. cuda: public measurements;",
+        "# batch and alone from every pair of NeuSight's single-GPU steps, the others from docs of the public page;",
+        "# resnet50 (Lambda's throughputs): n GPUs over one. No operator model saw the workload of its row.",
+        "way\tdevice_kind\tworkload\tcase\tranks\terror",
+    ]
+    for one in sorted(residuals, key=lambda one: RESIDUAL_WAYS.index(one.way)):
+        lines.append(
+            f"{one.way}\t{one.device_kind}\t{one.workload}\t{one.case}\t{one.ranks}\t{one.error:.4f}"
+        )
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -33,7 +33,6 @@ from trioflow.costmodel.features import Floats, class_of_name
 from trioflow.costmodel.interface import OperatorModel, RowModel
 from trioflow.costmodel.operators.methods import DeviceData, fit_device_data
 from trioflow.costmodel.operators.model import SHIPPED_MODELS, load_operator_model
-from trioflow.costmodel.operators.published import PublishedDevice, load_published
 from trioflow.costmodel.steps import NONE as UNANCHORED
 from trioflow.costmodel.steps import RATIO, anchor_step
 from trioflow.hardware.device_sheet import DeviceSheet, find_device, load_device
@@ -51,6 +50,7 @@ from trioflow.tables import records
 from trioflow.trace.importers.detect import import_row
 from trioflow.trace.store import Trace, tensor_bytes
 
+from trioflow_evaluation.fits.operators import PublishedDevice, load_published
 from trioflow_evaluation.published.cases import PublishedRow
 
 _DEFAULT_BANDWIDTH_BYTES_PER_S = 65.0e9

@@ -75,7 +75,7 @@ class ReachedAim:
     """What was reached of an aim."""
 
     aim: Aim
-    # Pooled scores, those of ``judging.SCORES`` that are means or counts: of the model that ships, and of
+    # Pooled scores, those of ``CASE_SCORES`` that are means or counts: of the model that ships, and of
     # the other model with the smallest mean absolute error, with that model's name; None without others.
     ours: Mapping[str, Any]
     best: Mapping[str, Any] | None

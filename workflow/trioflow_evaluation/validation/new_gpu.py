@@ -18,21 +18,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from trioflow import tables
-from trioflow.costmodel.new_gpu.carry import NewGpuModel, carry_step, scale_rows, scale_trace
-from trioflow.costmodel.new_gpu.data import (
-    BENCHMARKS,
-    TENSOR_BENCHMARKS,
-    Case,
+from trioflow.costmodel.new_gpu.carry import (
+    NewGpuModel,
+    carry_step,
     floor_of,
-    pair_rows,
-)
-from trioflow.costmodel.new_gpu.fit import (
-    PublicPairs,
-    describe_facts,
-    fit_exponents,
-    fit_resizing,
-    leave_out,
-    summarise_residuals,
+    scale_rows,
+    scale_trace,
 )
 from trioflow.costmodel.new_gpu.rules import (
     DEFAULT_RULE,
@@ -46,6 +37,18 @@ from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.importers.triosim import import_triosim
 
 from trioflow_evaluation import DATA
+from trioflow_evaluation.fits.new_gpu import (
+    BENCHMARKS,
+    TENSOR_BENCHMARKS,
+    Case,
+    PublicPairs,
+    describe_facts,
+    fit_exponents,
+    fit_resizing,
+    leave_out,
+    pair_rows,
+    summarise_residuals,
+)
 
 SET = "new-gpu"
 THROUGHPUT = DATA / "resnet50_throughput.tsv"

@@ -15,7 +15,6 @@ import pandas as pd
 from matplotlib.figure import Figure
 from trioflow import tables
 from trioflow.base.errors import InputError
-from trioflow.costmodel.judging import SCORES, score_cases
 from trioflow.hardware.device_sheet import find_device
 from trioflow.report import style
 from trioflow.report.pages import (
@@ -45,6 +44,7 @@ from trioflow.report.pages import (
     write_signed_percent,
     write_time,
 )
+from trioflow.report.scores import CASE_SCORES, score_cases
 
 from trioflow_evaluation.drawing import draw_lines, draw_panels
 from trioflow_evaluation.evaluate import evaluate
@@ -76,7 +76,7 @@ def render_aims(summary: pd.DataFrame) -> str:
         return percent_cell(entry.best["mean_absolute_error"], entry.best_model)
 
     def ours(title: str, detail: str, key: str, kind: Kind = "percent") -> Field:
-        return numbers(title, detail, SCORES[key], kind, lambda entry: entry.ours[key])
+        return numbers(title, detail, CASE_SCORES[key], kind, lambda entry: entry.ours[key])
 
     fields = [
         words("what is averaged", "what others report", "part of a set, and its quantity",
@@ -88,7 +88,7 @@ def render_aims(summary: pd.DataFrame) -> str:
         words("reached", "", "whether the mean absolute error is within the aim", lambda entry: reached[entry.reached]),
         numbers("best other", "model", "smallest mean absolute error of all other models", best_other, itself),
         numbers("oracle", "n; trioflow there",
-                f"{SCORES['oracle_mean_absolute_error']}; number of such cases; the model's error on them", oracle, itself),
+                f"{CASE_SCORES['oracle_mean_absolute_error']}; number of such cases; the model's error on them", oracle, itself),
         ours("coverage", "aim 80 %", "coverage"), ours("width", "of the interval", "mean_relative_width"),
     ]  # fmt: skip
     return render_records(reach_aims(summary), fields, "Aims and what was reached")
@@ -135,13 +135,13 @@ def _render_split(split: pd.DataFrame) -> str:
     fields = [
         Field(Column("where it was measured", "", "device, and dataset where the source names one", number=False),
               lambda row: part_cell(row["part"])),
-        numbers("cases", "", SCORES["cases"], "count", "cases"),
-        numbers("error", "mean absolute", SCORES["mean_absolute_error"], "percent", "error"),
-        numbers("bias", "signed mean", SCORES["bias"], "signed", "bias"),
+        numbers("cases", "", CASE_SCORES["cases"], "count", "cases"),
+        numbers("error", "mean absolute", CASE_SCORES["mean_absolute_error"], "percent", "error"),
+        numbers("bias", "signed mean", CASE_SCORES["bias"], "signed", "bias"),
         numbers("adds", "points of the mean", "its part of the mean over all cases",
                 lambda points: Cell(f"{100 * points:.1f}", points), "points"),
         numbers("the rest", "mean absolute", "mean absolute error of all other cases", "percent", "without"),
-        Field(Column("oracle", "its cases", f"{SCORES['oracle_mean_absolute_error']}; number of such cases"),
+        Field(Column("oracle", "its cases", f"{CASE_SCORES['oracle_mean_absolute_error']}; number of such cases"),
               lambda row: oracle_cell(row["oracle_error"], str(row["oracle_cases"]))),
         numbers("against the oracle", "mean absolute",
                 "predicted over the oracle less one: what of the error is the operators'", "percent", "beside_oracle"),
@@ -190,18 +190,18 @@ def render_scores(summary: pd.DataFrame, name: str) -> str:
 def _render_scores(summary: pd.DataFrame, title: str) -> str:
     def score(head: str, detail: str, key: str) -> Field:
         cell = "signed" if key in _SIGNED else "percent"
-        return numbers(head, detail, SCORES[key], cell, key)
+        return numbers(head, detail, CASE_SCORES[key], cell, key)
 
     fields = [
         words("group", "quantity", "part of the set that is averaged by itself",
               lambda row: Cell(row["group"], None, _WORDS.get(row["quantity"], ""))),
         words("model", "", "model that predicted", "model"),
-        numbers("cases", "", SCORES["cases"], "count", "cases"),
+        numbers("cases", "", CASE_SCORES["cases"], "count", "cases"),
         score("error", "mean absolute", "mean_absolute_error"),
         score("median", "absolute", "median_absolute_error"),
         score("worst", "signed", "worst_error"),
         score("bias", "signed mean", "bias"),
-        Field(Column("oracle", "its cases", SCORES["oracle_mean_absolute_error"]),
+        Field(Column("oracle", "its cases", CASE_SCORES["oracle_mean_absolute_error"]),
               lambda row: oracle_cell(row["oracle_mean_absolute_error"], str(row["oracle_cases"]))),
         score("coverage", "aim 80 %", "coverage"),
         score("width", "of the interval", "mean_relative_width"),
@@ -400,7 +400,7 @@ def _compose(
         ],
         _describe(cases, summary),
         verdict=count_reached(entry.reached for entry in reach_aims(summary)),
-        words=SCORES,
+        words=CASE_SCORES,
         schemas={"validation": tables.VALIDATION},
         files=files,
     )  # fmt: skip

@@ -31,11 +31,11 @@ import pandas as pd
 from trioflow.base.errors import TableError
 from trioflow.base.units import ms_to_s, ns_to_s
 from trioflow.costmodel.collectives.model import count_steps, wire_factor
-from trioflow.costmodel.collectives.published import PUBLIC_TABLES
 from trioflow.costmodel.features import FEATURES, Floats
 from trioflow.costmodel.operators.half_tables import ProductTable
 from trioflow.costmodel.operators.products import PRODUCTS
 
+from trioflow_evaluation.fits.collectives import PUBLIC_TABLES
 from trioflow_evaluation.tables import CHECKS
 
 PARTS = (

@@ -17,13 +17,13 @@ import pandas as pd
 from trioflow import tables
 from trioflow.base.provenance import PACKAGE
 from trioflow.costmodel.collectives.platform import PlatformCollectives, load_platform_collectives
-from trioflow.costmodel.collectives.published import FILE as PLATFORM_FILE
 from trioflow.costmodel.features import Floats
 from trioflow.hardware.device_sheet import load_device
 from trioflow.sweeps.search_space import Prediction
 from trioflow.tables import FLOAT
 
 from trioflow_evaluation.chances import score_pairs
+from trioflow_evaluation.fits.collectives import FILE as PLATFORM_FILE
 from trioflow_evaluation.tables import PARAMETERS
 from trioflow_evaluation.vtrain.data import (
     FILE,

@@ -10,8 +10,14 @@ import numpy as np
 import pandas as pd
 import pytest
 from trioflow.base.errors import TableError
-from trioflow.costmodel.spread import fit_spread, load_spreads, write_spreads
-from trioflow_evaluation.drift.judge import JOBS_FOLDER, fit_jobs, read_job
+from trioflow.costmodel.spread import load_spreads
+from trioflow_evaluation.drift.judge import (
+    JOBS_FOLDER,
+    fit_jobs,
+    fit_spread,
+    read_job,
+    write_spreads,
+)
 
 from .recorded import write_job
 

@@ -6,8 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from trioflow.base.errors import InputError
-from trioflow.costmodel.operators.model import load_operator_model
-from trioflow.costmodel.operators.published import shipped_operator_models
+from trioflow.costmodel.operators.model import load_operator_model, shipped_operator_models
 from trioflow.hardware.device_sheet import load_device
 from trioflow.parallel.plan import make_plan, named_plan
 from trioflow.trace.store import Trace, load_trace

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from trioflow.costmodel.judging import score_cases
+from trioflow.report.scores import score_cases
 from trioflow_evaluation.validation.aims import AIMS, SETS, reach_aims
 from trioflow_evaluation.validation.operators import GROUPS, RANK_CASES
 from trioflow_evaluation.validation.operators import SET as COLLECTIVES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 import pytest
-from trioflow.costmodel.judging import score_cases
+from trioflow.report.scores import score_cases
 
 ROWS = pd.DataFrame(
     {

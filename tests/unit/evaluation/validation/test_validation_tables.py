@@ -9,7 +9,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from trioflow.base.errors import TableError
-from trioflow.costmodel.judging import SCORES, score_cases
+from trioflow.report.scores import CASE_SCORES, score_cases
 from trioflow_evaluation.tables import (
     SCHEMAS,
     SUMMARY,
@@ -39,7 +39,7 @@ def test_every_column_has_a_meaning() -> None:
     for schema in SCHEMAS.values():
         for field in schema:
             assert field.metadata[b"meaning"], field.name
-    assert SUMMARY.names[-len(SCORES) :] == list(SCORES)
+    assert SUMMARY.names[-len(CASE_SCORES) :] == list(CASE_SCORES)
 
 
 @pytest.mark.parametrize(

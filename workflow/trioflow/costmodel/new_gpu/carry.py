@@ -21,7 +21,6 @@ from trioflow.base.units import s_to_ns
 from trioflow.costmodel.features import Floats
 from trioflow.costmodel.interface import RowModel
 from trioflow.costmodel.intervals import ASSUMED_FACTOR, StepBand, combine_intervals
-from trioflow.costmodel.new_gpu.data import floor_of, shortest_time_s
 from trioflow.costmodel.new_gpu.rules import DEFAULT_RULE, Exponents, apply_rule, key_of, size_rows
 from trioflow.costmodel.operators.class_curves import ANY, NOTHING_S
 from trioflow.costmodel.operators.model import read_content
@@ -114,6 +113,18 @@ def _parse(content: dict[str, Any]) -> NewGpuModel:
         dict(content["facts"]),
         None if content["resized"] is None else StepBand(**content["resized"]),
     )
+
+
+def shortest_time_s(operators: pd.DataFrame) -> float:
+    """Return the shortest recorded time above 0 [s]: what a launch takes whatever it runs."""
+    times = operators.loc[operators["device_ns"] > 0, "device_ns"]
+    return float(times.min()) * 1e-9 if len(times) else 0.0
+
+
+def floor_of(trace: Trace) -> float:
+    """Return the timer's reading where nothing runs, or else the shortest recorded time [s]."""
+    floor_s = trace.facts.timer_floor_s
+    return float(floor_s) if floor_s else shortest_time_s(trace.operators)
 
 
 COMPUTE = "compute"

@@ -13,7 +13,6 @@ FLOPs follows.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -40,7 +39,7 @@ _TILES = np.array(
 )
 """Rows and columns of the result that one block of threads computes."""
 
-_TILE_SETS: tuple[tuple[int, ...], ...] = (
+TILE_SETS: tuple[tuple[int, ...], ...] = (
     (2,),
     (5,),
     (8,),
@@ -66,21 +65,10 @@ _SPLIT_FLOP = 8.0
 _RESIDENT = (1, 2)
 """Blocks of threads that a multiprocessor runs at a time."""
 
-_DEPTHS = (64.0, 128.0, 256.0)
-"""What filling and draining the pipeline of a tile costs, in steps along k [elements]."""
 
-_OVERLAPS = (1, 2, 4)
-"""Norms in which the times of computing and of moving bytes add up: one after the other (1), ever
-better overlapped (2, 4)."""
-
-_NO_TILES = len(_TILE_SETS)
+NO_TILES = len(TILE_SETS)
 """Stands for a tile set where a product's FLOPs count as they are."""
 
-ROUNDS, OUTLIER = 8, 0.15
-"""Of the overlapped fit; a row that misses by more than the second loses weight."""
-
-_EDGES = (16.0, 48.0)
-"""Costs of loading a tile's edges among which the overlapped fit chooses, as ``_EDGE_COSTS``."""
 
 SHORTEST_S = 1e-6
 """Below a microsecond [s] a profiler's clock decides: weights do not grow any further."""
@@ -98,7 +86,7 @@ def fit_tiles(work: Floats, sm_count: float, solve: Solve) -> Floats:
     ASPLOS 2025: time of a tile times waves; here the ragged last wave's utilisation follows from
     counting them.
     """
-    sizes = _sizes(work)
+    sizes = problem_sizes(work)
     data = work[:, 1] + work[:, 2]
     options: list[Option] = []
     fitted: list[Floats] = []
@@ -108,7 +96,7 @@ def fit_tiles(work: Floats, sm_count: float, solve: Solve) -> Floats:
             costs = _tile_costs(sizes, sm_count, edge, resident, max(MOST_SPLITS))
             for splits in MOST_SPLITS:
                 least = np.minimum.reduce(costs[: _SPLITS.index(splits) + 1])
-                for number, tiles in enumerate(_TILE_SETS):
+                for number, tiles in enumerate(TILE_SETS):
                     if edge and len(tiles) == 1:
                         continue  # the same for all products: the slope holds it
                     padded = _padded(least, tiles, sizes, work)
@@ -126,75 +114,20 @@ def evaluate_tiles(work: Floats, coefficients: Floats) -> Floats:
     """Return the time [s] of every row, shape (n, 11) or, without products, (n, 3)."""
     constant, per_flop, per_byte, sm_count, number, edge, splits, resident = coefficients
     data = work[:, 1] + work[:, 2]
-    sizes = _sizes(work)
+    sizes = problem_sizes(work)
     costs = _tile_costs(sizes, sm_count, edge, int(resident), int(splits))
-    padded = _padded(np.minimum.reduce(costs), _TILE_SETS[int(number)], sizes, work)
+    padded = _padded(np.minimum.reduce(costs), TILE_SETS[int(number)], sizes, work)
     return np.asarray(constant + padded * per_flop + data * per_byte, np.float64)
-
-
-def fit_overlapped(work: Floats, sm_count: float, time_s: Floats) -> Floats:
-    """Choose how products fill a device, and fit a time whose compute and memory parts overlap.
-
-    Returns the times of :func:`fit_tiles`; multiprocessors, tile set (``_NO_TILES`` for none), edge
-    cost, depth and norm of the overlap. Every option is monotone in batch, m, n and k and at most
-    doubles with a size. The least mean absolute relative error decides.
-    """
-    sizes = _sizes(work)
-    data = work[:, 1] + work[:, 2]
-    options: list[Floats] = []
-    misses: list[float] = []
-    settings = [(float(_NO_TILES), 0.0)]
-    settings += [
-        (float(n), e) for n in range(len(_TILE_SETS)) if len(_TILE_SETS[n]) > 1 for e in _EDGES
-    ]
-    for number, edge in settings:
-        for depth in _DEPTHS:
-            flop = _filled(sizes, work, sm_count, int(number), edge, depth)
-            for norm in _OVERLAPS:
-                times = _fit_norm(flop, data, time_s, norm)
-                found = np.array([*times, sm_count, number, edge, depth, norm], np.float64)
-                options.append(found)
-                missed = (_join(times, flop, data, norm) - time_s) / np.maximum(time_s, SHORTEST_S)
-                misses.append(float(np.abs(missed).mean()))
-    return options[choose_least(misses)]
 
 
 def evaluate_overlapped(work: Floats, coefficients: Floats) -> Floats:
     """Return the time [s] of every row, as ``evaluate_tiles``."""
     sm_count, number, edge, depth, norm = coefficients[3:]
-    flop = _filled(_sizes(work), work, sm_count, int(number), edge, depth)
-    return _join(coefficients[:3], flop, work[:, 1] + work[:, 2], int(norm))
+    flop = fill_device(problem_sizes(work), work, sm_count, int(number), edge, depth)
+    return join_times(coefficients[:3], flop, work[:, 1] + work[:, 2], int(norm))
 
 
-def _fit_norm(flop: Floats, data: Floats, time_s: Floats, norm: int) -> Floats:
-    """Return constant and slopes: linear in them where the norm's own weights are held."""
-    known_s = np.maximum(time_s, SHORTEST_S)
-    rates = [float(np.max(work / known_s)) for work in (flop, data)]
-    times = np.array([time_s.min() / 2, *(1 / rate if rate else 0.0 for rate in rates)])
-    best, least = times, np.inf
-    for _ in range(ROUNDS):
-        predicted = _join(times, flop, data, norm)
-        relative = (predicted - time_s) / known_s
-        error = float(np.abs(relative).mean())
-        if error < least:
-            best, least = times, error
-        both = np.maximum(predicted - times[0], 1e-30)
-        columns = np.stack(  # transposed: what goes over all rows is next to each other
-            [
-                np.ones(len(flop)),
-                flop * math.prod([times[1] * flop / both] * (norm - 1)),
-                data * math.prod([times[2] * data / both] * (norm - 1)),
-            ]
-        )
-        scale = columns.max(axis=1)
-        scale[scale == 0] = 1.0
-        weights = 1 / (known_s * np.sqrt(1 + (relative / OUTLIER) ** 2))
-        solution, _ = solve_nonnegative((columns / scale[:, None] * weights).T, time_s * weights)
-        times = solution / scale
-    return best
-
-
-def _join(times: Floats, flop: Floats, data: Floats, norm: int) -> Floats:
+def join_times(times: Floats, flop: Floats, data: Floats, norm: int) -> Floats:
     """Return constant and the norm of computing and of moving bytes [s]; roots of roots of 4."""
     compute, memory = times[1] * flop, times[2] * data
     if norm == 1:
@@ -206,16 +139,16 @@ def _join(times: Floats, flop: Floats, data: Floats, norm: int) -> Floats:
     return np.asarray(times[0] + np.sqrt(np.sqrt(fourth)), np.float64)
 
 
-def _filled(
+def fill_device(
     sizes: Floats, work: Floats, sm_count: float, number: int, edge: float, depth: float
 ) -> Floats:
     """Return FLOPs of every row with those that a pipeline's ends and ragged waves waste."""
     batch, m, n, k, count = (sizes[..., place] for place in range(5))
-    if number == _NO_TILES:
+    if number == NO_TILES:
         least = 2 * batch * m * n * (k + depth * (k > 0))
     else:
         least = np.full(m.shape, np.inf)
-        shapes = _TILES[list(_TILE_SETS[number])]
+        shapes = _TILES[list(TILE_SETS[number])]
         loads = 1 + edge * (1 / shapes[:, 0] + 1 / shapes[:, 1])
         for (rows, columns), load in zip(shapes, loads / loads.min(), strict=True):
             tiles = batch * np.ceil(m / rows) * np.ceil(n / columns)
@@ -227,7 +160,7 @@ def _filled(
     return np.asarray(np.where(sizes[:, 0, 0] > 0, total, work[:, 0]), np.float64)
 
 
-def _sizes(work: Floats) -> Floats:
+def problem_sizes(work: Floats) -> Floats:
     """Return the products' sizes; rows that do not give them have none."""
     products = work[:, len(FEATURES) :]
     return product_sizes(products if products.shape[1] else np.zeros((len(work), len(PRODUCTS))))
@@ -334,9 +267,8 @@ class Sample:
 
 @dataclass(frozen=True)
 class Form:
-    """How one form is fitted and evaluated, its coefficients, and how many of them are times."""
+    """How one form is evaluated, its coefficients, and how many of them are times."""
 
-    fit: Callable[[Sample], Floats]
     evaluate: Callable[[Floats, Floats], Floats]
     coefficients: int
     times: int
@@ -358,7 +290,7 @@ def fit_curve(
     curve = _kept_curves.pop(key, None)
     if curve is None:
         sample = Sample(features, time_s, weights, sm_count)
-        curve = Curve(form, tuple(float(value) for value in FORMS[form].fit(sample)))
+        curve = Curve(form, tuple(float(value) for value in _FITS[form](sample)))
         if len(_kept_curves) == _KEPT_CURVES:
             del _kept_curves[next(iter(_kept_curves))]
     _kept_curves[key] = curve
@@ -497,25 +429,33 @@ def _cached(features: Floats, coefficients: Floats) -> Floats:
     return np.asarray(constant + data * slope + np.maximum(data - knee, 0.0) * further, np.float64)
 
 
-def _fit_overlapped(sample: Sample) -> Floats:
-    return fit_overlapped(sample.features, sample.sm_count, sample.time_s)
-
-
 def _fit_tile(sample: Sample) -> Floats:
     return fit_tiles(sample.features, sample.sm_count, sample.solve)
 
 
 FORMS: dict[str, Form] = {
-    "constant": Form(_fit_constant, _constant, 1, 1),
-    "linear": Form(_fit_linear, _linear, 4, 4),
-    "driver": Form(_fit_driver, _linear, 4, 4),
-    "roofline": Form(_fit_roofline, _roofline, 3, 3),
-    "power": Form(_fit_power, _power, 4, 1),
-    "bytes": Form(_fit_bytes, _bytes, 2, 2),
-    "cached": Form(_fit_cached, _cached, 4, 3),
-    "tile": Form(_fit_tile, evaluate_tiles, 8, 3),
-    "overlapped": Form(_fit_overlapped, evaluate_overlapped, 8, 3),
+    "constant": Form(_constant, 1, 1),
+    "linear": Form(_linear, 4, 4),
+    "driver": Form(_linear, 4, 4),
+    "roofline": Form(_roofline, 3, 3),
+    "power": Form(_power, 4, 1),
+    "bytes": Form(_bytes, 2, 2),
+    "cached": Form(_cached, 4, 3),
+    "tile": Form(evaluate_tiles, 8, 3),
+    "overlapped": Form(evaluate_overlapped, 8, 3),
 }
 """constant; constant + slopes; constant + the driver's slope; constant + max(compute, memory); power
 law; constant + bytes; the same with a steeper slope above a cache's size; constant + waves of tiles +
 bytes; constant + waves and bytes that overlap (see ``tile_curve``)."""
+
+_FITS: dict[str, Callable[[Sample], Floats]] = {
+    "constant": _fit_constant,
+    "linear": _fit_linear,
+    "driver": _fit_driver,
+    "roofline": _fit_roofline,
+    "power": _fit_power,
+    "bytes": _fit_bytes,
+    "cached": _fit_cached,
+    "tile": _fit_tile,
+}
+"""Fits by form; ``overlapped`` is that of the tables that ship, fitted by the evaluation."""

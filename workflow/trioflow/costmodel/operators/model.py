@@ -463,3 +463,13 @@ def load_operator_model(path: str | Path) -> OperatorCostModel:
     """Read what :meth:`OperatorCostModel.save` wrote; InputError where it is missing, incomplete or another file."""
     shipped = Path(path).resolve().is_relative_to(SHIPPED_MODELS)
     return OperatorCostModel(**read_model(path), shipped=shipped)
+
+
+def shipped_operator_models() -> dict[str, Path]:
+    """Return the shipped models of GPUs by the name of the device's sheet."""
+    found = {}
+    for path in sorted(SHIPPED_MODELS.glob("*/operators.json")):
+        content = read_json(path)
+        if content.get("kind") == KIND and content.get("method") == "shipped":
+            found[path.parent.name] = path
+    return found

@@ -42,9 +42,12 @@ from trioflow.costmodel.operators.half_tables import (
     shipped_tensor_products,
     sustained_time,
 )
-from trioflow.costmodel.operators.model import OperatorCostModel, load_operator_model
+from trioflow.costmodel.operators.model import (
+    OperatorCostModel,
+    load_operator_model,
+    shipped_operator_models,
+)
 from trioflow.costmodel.operators.products import PRODUCT_CLASSES, PRODUCTS
-from trioflow.costmodel.operators.published import shipped_operator_models
 from trioflow.costmodel.operators.resizing import (
     RowTimes,
     rescale_rows,

@@ -12,11 +12,8 @@ A user's own nccl-tests logs (``all_reduce_perf`` and its like), text or JSON, r
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import cache
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +21,20 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
-
-from trioflow import __version__, tables
+from trioflow import __version__
 from trioflow.base.errors import InputError, TableError
-from trioflow.base.input_files import read_text
-from trioflow.base.provenance import digest_file, read_json, write_json
+from trioflow.base.provenance import digest_file, write_json
 from trioflow.base.shipped import read_own_records
-from trioflow.base.units import ms_to_ns, us_to_ns
+from trioflow.base.units import ms_to_ns
+from trioflow.costmodel.collectives.between_nodes import BetweenNodes, NodeCurve
 from trioflow.costmodel.collectives.model import wire_factor
 from trioflow.costmodel.collectives.nccl import NcclMachine, load_constants
+from trioflow.costmodel.collectives.nccl_tests import COLUMNS, UNKNOWN_VERSION
 from trioflow.costmodel.collectives.platform import PlatformCollectives, fit_platform_collectives
-from trioflow.costmodel.operators.model import SHIPPED_MODELS
 from trioflow.datasets.catalogue import NODE_BANDWIDTHS, load_catalogue
 
-COLUMNS = (*tables.COLLECTIVE_SAMPLES.names, "nodes", "dataset")
+from trioflow_evaluation import DATA
+
 KEY = ["dataset", "platform", "library", "collective", "ranks", "nodes", "message_bytes"]
 
 _AICONFIGURATOR_NAMES = {
@@ -47,8 +44,6 @@ _AICONFIGURATOR_NAMES = {
     "alltoall": "all_to_all",
 }
 ELEMENT_BYTES = {"half": 2, "int8": 1}
-UNKNOWN_VERSION = "NCCL of unknown version"
-"""Library of tables that do not say."""
 
 _VIDUR_ELEMENT_BYTES = 2
 """vidur moves activations in half precision."""
@@ -279,236 +274,6 @@ def read_public_samples(
     return rows.assign(round=rows.groupby(KEY).cumcount())
 
 
-PROGRAMS = {
-    "all_reduce_perf": "all_reduce",
-    "all_gather_perf": "all_gather",
-    "reduce_scatter_perf": "reduce_scatter",
-    "broadcast_perf": "broadcast",
-    "reduce_perf": "reduce",
-    "alltoall_perf": "all_to_all",
-    "scatter_perf": "scatter",
-    "gather_perf": "gather",
-    "sendrecv_perf": "send",
-}
-DATASET = "nccl-tests"
-
-_MPI_PREFIX = re.compile(r"^\[\d+,\d+\]<std(?:out|err)>:\s?")
-_RANK = re.compile(r"^#\s*Rank\s+(\d+)\b.*?\bon\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s*(.*?)\s*$")
-_PROGRAM = re.compile(rf"({'|'.join(sorted(PROGRAMS, key=len, reverse=True))})(?![a-z])")
-"""A program's name, whatever stands around it: ``all_gather_perf_2.log``, ``build/all_gather_perf``."""
-_VERSION = re.compile(r"NCCL version\s+(\d+\.\d+\.\d+)")
-_CODE = re.compile(r"nccl-library=(\d+)")
-_FIRST = ("size", "count", "type")
-_TIME_UNITS = {"(us)": 1.0, "(ns)": 1e-3}
-"""What a time is in microseconds."""
-
-
-@dataclass
-class _Log:
-    """What a log has said so far."""
-
-    path: Path
-    collective: str = ""
-    library: str = ""
-    devices: dict[int, tuple[str, str]] = field(default_factory=dict)
-    header: list[str] = field(default_factory=list)
-    in_us: float = 1.0
-    rows: list[tuple[str, int, int, int, int, float]] = field(default_factory=list)
-    """Collective, ranks, nodes, size [bytes], round, time [us]."""
-    closed: bool = False
-
-
-def import_nccl_tests(
-    paths: Iterable[str | Path], platform: str, ranks: int | None = None,
-    collective: str | None = None, library: str | None = None,
-) -> pd.DataFrame:  # fmt: skip
-    """Read logs of nccl-tests into ``tables.COLUMNS``; the device's name is in ``attrs["device"]``.
-
-    ``ranks``, ``collective`` and ``library`` (``NCCL 2.21.5``) serve logs that lack them.
-    Out-of-place, in-place and repeated times are rounds; messages of no bytes are left out. Source
-    of the formats: NVIDIA/nccl-tests, ``src/common.cu``, ``src/util.cu``. Raises TableError with
-    line and column when a line is cut short, lacks a number or reports wrong results, InputError
-    when a file cannot be read, or lacks measurements, ranks or operation.
-    """
-    logs = [_read(Path(path), ranks, collective) for path in paths]
-    found = [
-        (
-            platform,
-            library or log.library or UNKNOWN_VERSION,
-            name,
-            n,
-            size,
-            us_to_ns(time_us),
-            nodes,
-        )
-        for log in logs
-        for name, n, nodes, size, _, time_us in log.rows
-    ]
-    columns = ["platform", "library", "collective", "ranks", "message_bytes", "time_ns", "nodes"]
-    frame = pd.DataFrame(found, columns=columns).assign(dataset=DATASET)
-    frame["round"] = frame.groupby(["collective", "ranks", "nodes", "message_bytes"]).cumcount()
-    frame = frame[list(COLUMNS)]
-    frame.attrs["device"] = next((d for log in logs for _, d in log.devices.values() if d), "")
-    return frame
-
-
-def _read(path: Path, ranks: int | None, collective: str | None) -> _Log:
-    if collective is not None and collective not in PROGRAMS.values():
-        raise InputError(
-            f"unknown collective {collective!r}", fix=f"use one of {', '.join(PROGRAMS.values())}"
-        )
-    text = read_text(path, broken="replace")
-    log = _Log(path, collective or _program_in(path.name))
-    if text.lstrip().startswith("{"):
-        _take_json(log, text, ranks, bool(collective))
-        return log
-    for number, printed in enumerate(text.splitlines(), 1):
-        line = _MPI_PREFIX.sub("", printed).rstrip()
-        if line.lstrip().startswith("#"):
-            _note(log, line.strip(), bool(collective))
-        elif version := _VERSION.search(line):
-            log.library = f"NCCL {version[1]}"
-        elif log.header and (fields := line.split()) and fields[0].isdigit():
-            _take(log, number, fields, ranks)
-    if not log.rows:
-        raise InputError(
-            "no line of measurements after a header '# size count type ...'", file=path,
-            fix="give the standard output of an nccl-tests program",
-        )  # fmt: skip
-    return log
-
-
-def _program_in(text: str) -> str:
-    match = _PROGRAM.search(text)
-    return PROGRAMS[match[1]] if match else ""
-
-
-def _note(log: _Log, line: str, collective_given: bool) -> None:
-    """Learn from a comment: devices, program, version, header."""
-    if rank := _RANK.match(line):
-        if log.closed:  # the next run of the same log
-            log.devices, log.closed = {}, False
-        log.devices[int(rank[1])] = rank[2], rank[3]
-        return
-    if code := _CODE.search(line):
-        log.library = _spell_version(int(code[1]))
-    if version := _VERSION.search(line):
-        log.library = f"NCCL {version[1]}"
-    if not collective_given and (program := _program_in(line)):
-        log.collective = program
-    words = line.lstrip("#").split()
-    if tuple(words[: len(_FIRST)]) == _FIRST:
-        log.header = words
-    elif log.header and words and words[0] == "(B)":
-        log.in_us = next((f for unit, f in _TIME_UNITS.items() if unit in words), 1.0)
-
-
-def _spell_version(code: int) -> str:
-    """Return a library's name from NCCL's number of its version, 22105 for 2.21.5."""
-    return f"NCCL {code // 10000}.{code // 100 % 100}.{code % 100}"
-
-
-def _count_ranks(log: _Log, place: str, ranks: int | None) -> tuple[int, int]:
-    """Return ranks and nodes of the run; raise InputError where the log leaves operation or ranks open."""
-    if not log.collective:
-        raise InputError(
-            "the log does not name the operation", file=log.path, place=place,
-            fix=f"name the file after its program, or give one of {', '.join(PROGRAMS.values())}",
-        )  # fmt: skip
-    count = len(log.devices) or ranks
-    if not count or count < 2:
-        raise InputError(
-            "one rank exchanges nothing" if count else "the log does not give the number of ranks",
-            file=log.path, place=place,
-            fix="give the number of ranks, 2 or more, and keep the lines '# Rank ...'",
-        )  # fmt: skip
-    return count, max(len({host for host, _ in log.devices.values()}), 1)
-
-
-def _take_json(log: _Log, text: str, ranks: int | None, collective_given: bool) -> None:
-    """Read what ``-J FILE`` of nccl-tests 2.17 and later writes beside its text."""
-    try:
-        content = json.loads(text)
-        results = content["results"]
-        for number, device in enumerate(content.get("config", {}).get("devices", [])):
-            log.devices[number] = str(device["hostname"]), str(device.get("device_info") or "")
-        if code := content.get("nccl_version"):
-            log.library = _spell_version(int(code))
-        if not collective_given and (program := _program_in(str((content.get("args") or [""])[0]))):
-            log.collective = program
-        lines = [
-            (number, float(row["size"]), side, row[side])
-            for number, row in enumerate(results)
-            for side in ("out_of_place", "in_place")
-            if row.get(side)
-        ]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise TableError(
-            f"no report of nccl-tests: {error}",
-            file=log.path,
-            fix="give what its option -J wrote, whole",
-        ) from None
-    for number, size, side, found in lines:
-        place = f"results[{number}]"
-        count, nodes = _count_ranks(log, place, ranks)
-        if found.get("nwrong"):
-            raise TableError(
-                f"{found['nwrong']:g} wrong results", file=log.path, place=f"{place}, {side}",
-                fix="mend the machine and run it again",
-            )  # fmt: skip
-        time_us = _number(log, place, f"{side} time", str(found.get("time", found.get("cpu_time"))))
-        if size > 0 and time_us > 0:
-            log.rows.append(
-                (log.collective, count, nodes, int(size), int(side == "in_place"), time_us)
-            )
-    if not log.rows:
-        raise InputError("its results hold no measurement", file=log.path, fix="run the test again")
-
-
-def _take(log: _Log, number: int, fields: Sequence[str], ranks: int | None) -> None:
-    log.closed = True
-    count, nodes = _count_ranks(log, f"line {number}", ranks)
-    if len(fields) < len(log.header):
-        raise TableError(
-            f"{len(fields)} values where the header names {len(log.header)} columns", file=log.path,
-            place=f"line {number}", fix="run the test again, or delete the line",
-        )  # fmt: skip
-    size = _number(log, f"line {number}", "size", fields[log.header.index("size")])
-    for repeat, column in enumerate(i for i, word in enumerate(log.header) if word == "time"):
-        side = "in-place" if repeat else "out-of-place"
-        if fields[column] == "N/A":
-            continue
-        time_us = _number(log, f"line {number}", f"{side} time", fields[column]) * log.in_us
-        wrong = next(
-            (i for i in range(column, len(log.header)) if log.header[i] in ("#wrong", "error")),
-            None,
-        )
-        if (
-            wrong is not None
-            and log.header[wrong] == "#wrong"
-            and fields[wrong] not in ("0", "N/A")
-        ):
-            raise TableError(
-                f"{fields[wrong]} wrong results", file=log.path,
-                place=f"line {number}, column {side} #wrong", fix="mend the machine and run it again",
-            )  # fmt: skip
-        if size > 0 and time_us > 0:
-            log.rows.append((log.collective, count, nodes, int(size), repeat, time_us))
-
-
-def _number(log: _Log, place: str, column: str, text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise TableError(
-            f"{text!r} is not a number of 0 or more", file=log.path,
-            place=f"{place}, column {column}", fix="run the test again, or delete the line",
-        )  # fmt: skip
-    return value
-
-
 FILE = "collectives.json"
 
 
@@ -553,7 +318,7 @@ def _read_part(fields: Mapping[str, Any]) -> Part:
 
 PLATFORMS: Mapping[str, PublishedPlatform] = {
     name: PublishedPlatform(name, parts=tuple(map(_read_part, fields.pop("parts"))), **fields)
-    for name, fields in read_own_records("costmodel/collectives/published").items()
+    for name, fields in read_own_records(f"{DATA}/fits/collectives").items()
 }
 
 
@@ -612,7 +377,6 @@ def fit_published(name: str, data_folder: str | Path) -> PlatformCollectives:
 
 
 _NODES_KIND, _NODES_FORMAT = "between_nodes", 1
-NODES_FILE = "between_nodes.json"
 NODES_PLATFORM, SLOW_NODES, _RANKS_PER_NODE, MESSAGE_BYTES = "p5-h100", "p5-h100-slow", 8, 256e6
 """Of the one published set: nodes of 8 H100 joined by EFA, 256 MB; its jobs ran on two networks."""
 NODE_RATES = {
@@ -625,41 +389,6 @@ _SLOW_STEP_S, _WHOLE_NODE = 25e-6, 100.0
 """A step of an all-gather's ring takes at most 12 us beyond a node's own time on the fast network, at least 33 on the
 slow one [s]. A node whose all-gathers reach 42 GB/s instead of 150 and more has no NVLink [GB/s]."""
 _GIGA, _US = 1e9, 1e-6
-
-
-@dataclass(frozen=True)
-class NodeCurve:
-    """Times of one collective over whole nodes [s]: median, and 5 and 95 % of the runs."""
-
-    nodes: tuple[int, ...]
-    time_s: tuple[float, ...]
-    low_s: tuple[float, ...]
-    high_s: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class BetweenNodes:
-    """Collectives over whole nodes of a cluster."""
-
-    platform: str
-    ranks_per_node: int  # Of the nodes
-    message_bytes: float  # As in ``tables.TASKS`` [bytes]
-    curves: Mapping[str, NodeCurve]  # By collective
-
-    @property
-    def most_nodes(self) -> int:
-        """Nodes beyond which no collective was measured."""
-        return max(curve.nodes[-1] for curve in self.curves.values())
-
-    def spread(self, collective: str, nodes: int) -> tuple[float, float]:
-        """Return the band over the median, on lines between the logarithms of the nodes measured."""
-        curve = self.curves[collective]
-        places, middle = np.log2(curve.nodes), np.array(curve.time_s)
-        low, high = (
-            float(np.exp(np.interp(np.log2(nodes), places, np.log(np.array(ends) / middle))))
-            for ends in (curve.low_s, curve.high_s)
-        )
-        return min(low, 1.0), max(high, 1.0)
 
 
 def read_cluster_runs(data_folder: str | Path) -> pd.DataFrame:
@@ -732,20 +461,3 @@ def build_between_nodes(data_folder: str | Path, path: str | Path, name: str) ->
     found = read_node_bandwidths(data_folder, name)
     write_json(path, {"kind": _NODES_KIND, "format": _NODES_FORMAT, **asdict(found)})
     return Path(path)
-
-
-@cache
-def find_between_nodes(name: str) -> BetweenNodes | None:
-    """Return what ships of a platform; None where nothing was measured between its nodes."""
-    path = SHIPPED_MODELS / name / NODES_FILE
-    if not path.exists():
-        return None
-    content: dict[str, Any] = read_json(path)
-    curves = {
-        str(key): NodeCurve(**{part: tuple(values) for part, values in entry.items()})
-        for key, entry in content["curves"].items()
-    }
-    return BetweenNodes(
-        str(content["platform"]), int(content["ranks_per_node"]), float(content["message_bytes"]),
-        curves,
-    )  # fmt: skip

@@ -20,12 +20,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-
 from trioflow.base.errors import InputError
-from trioflow.base.provenance import digest_file, read_json
+from trioflow.base.provenance import digest_file
 from trioflow.base.units import us_to_ns
 from trioflow.costmodel.operators.methods import DeviceLimits, fit_device_model
-from trioflow.costmodel.operators.model import KIND, SHIPPED_MODELS
 from trioflow.datasets.catalogue import MODEL_TABLES, SINGLE_OPERATORS, STEP_TRACES, load_catalogue
 from trioflow.hardware.device_sheet import find_device
 from trioflow.trace.store import Trace
@@ -261,13 +259,3 @@ def build_operator_models(data_folder: str | Path, output: str | Path) -> list[P
         replace(model, facts=facts).save(path)
         written.append(path)
     return written
-
-
-def shipped_operator_models() -> dict[str, Path]:
-    """Return the shipped models of GPUs by the name of the device's sheet."""
-    found = {}
-    for path in sorted(SHIPPED_MODELS.glob(f"*/{_MODEL_FILE}")):
-        content = read_json(path)
-        if content.get("kind") == KIND and content.get("method") == "shipped":
-            found[path.parent.name] = path
-    return found

@@ -5,6 +5,7 @@ What public data says of GPUs that nobody saw: every pair of GPUs, read once, an
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,9 +15,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-
+from trioflow.base.errors import InputError
 from trioflow.costmodel.device_times import nearest_model
-from trioflow.costmodel.features import Floats, base_class
+from trioflow.costmodel.features import FEATURES, Floats, base_class
 from trioflow.costmodel.intervals import (
     COVERAGE,
     MIN_RESIDUALS,
@@ -25,16 +26,13 @@ from trioflow.costmodel.intervals import (
     fit_step_band,
     student_quantile,
 )
-from trioflow.costmodel.judging import resize
 from trioflow.costmodel.least_squares import rounded
-from trioflow.costmodel.new_gpu.carry import ASSUMED, NewGpuBand, NewGpuModel, derive_operator_model
-from trioflow.costmodel.new_gpu.data import (
-    BENCHMARKS,
-    TENSOR_BENCHMARKS,
-    Case,
-    load_cases,
-    pair_rows,
-    read_rows,
+from trioflow.costmodel.new_gpu.carry import (
+    ASSUMED,
+    NewGpuBand,
+    NewGpuModel,
+    derive_operator_model,
+    floor_of,
 )
 from trioflow.costmodel.new_gpu.rules import (
     CARRY_OVER,
@@ -48,13 +46,147 @@ from trioflow.costmodel.new_gpu.rules import (
     expected_s,
     key_of,
     list_rules,
+    size_rows,
 )
 from trioflow.costmodel.operators.class_curves import ANY
 from trioflow.costmodel.operators.methods import DeviceData
 from trioflow.costmodel.operators.model import OperatorCostModel
-from trioflow.costmodel.operators.published import PublishedDevice, load_published
-from trioflow.hardware.device_sheet import FALLBACK_PRECISION, find_device, load_device
+from trioflow.costmodel.operators.products import PRODUCTS
+from trioflow.datasets.catalogue import MODEL_TABLES, load_catalogue
+from trioflow.hardware.device_sheet import (
+    FALLBACK_PRECISION,
+    DeviceSheet,
+    find_device,
+    list_devices,
+    load_device,
+)
+from trioflow.parallel.reference import resize_batch
 from trioflow.trace.store import Trace
+
+from trioflow_evaluation.fits.half_precision import read_tensor_products
+from trioflow_evaluation.fits.operators import (
+    TEST,
+    TRAIN,
+    PublishedDevice,
+    benchmark_files,
+    load_benchmarks,
+    load_published,
+)
+
+CONVOLUTION, _CONVOLUTION_FOLDER = "aten::conv2d", "conv"
+
+BENCHMARKS, TENSOR_BENCHMARKS = "single operators", "single products, bf16"
+"""What stands for the workload of operators that were measured one by one."""
+
+MOST_ROWS = 40
+"""Rows kept of a pair of GPUs, a class and a workload, evenly spaced by size."""
+
+ROW = ["operator_class", "phase", *FEATURES, *PRODUCTS]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One table of a whole model on one GPU."""
+
+    workload: str  # Model
+    name: str  # Model, mode, sequence and batch, equal on every GPU
+    mode: str  # ``train`` or ``inf``
+    device: DeviceSheet
+    trace: Trace  # The table, its layer repeated
+
+
+def load_cases(data_folder: str | Path) -> list[Case]:
+    """Read every table of NeuSight's whole models, in order of file names; InputError where there is none."""
+    from trioflow.trace.importers.neusight import import_neusight
+    from trioflow.trace.importers.options import ImportOptions
+
+    cases = []
+    for path in load_catalogue().held_files(data_folder, MODEL_TABLES, ".csv"):
+        trace = import_neusight(path, ImportOptions())
+        device = find_device(trace.facts.device_name)
+        model, mode = str(trace.facts.model), str(trace.facts.mode)
+        cases.append(Case(model, path.stem, mode, device, trace))
+    if not cases:
+        raise InputError(
+            "no operator tables of whole models", file=data_folder,
+            fix=f"retrieve the datasets {', '.join(MODEL_TABLES)} first",
+        )  # fmt: skip
+    return cases
+
+
+def read_rows(data_folder: str | Path, cases: list[Case]) -> pd.DataFrame:
+    """Return measured operators of all GPUs and sources, those of one class and size in a case as their mean.
+
+    Of NeuSight's single operators the test part is read, which covers eight GPUs, and of the
+    training part the convolutions, which it alone has.
+    """
+    frames = [_case_rows(case) for case in cases]
+    for name in list_devices():
+        for found in _benchmark_tables(data_folder, load_device(name).driver_name):
+            frames.append(
+                _collapse(
+                    size_rows(found), device=name, workload=BENCHMARKS, case=BENCHMARKS,
+                    precision="fp32", floor_s=0.0,
+                )
+            )  # fmt: skip
+    products = read_tensor_products(Path(data_folder))
+    frames += [each.assign(workload=TENSOR_BENCHMARKS, case=TENSOR_BENCHMARKS) for each in products]
+    return pd.concat(frames, ignore_index=True)
+
+
+def _benchmark_tables(data_folder: str | Path, driver_name: str) -> list[pd.DataFrame]:
+    """Return the single operators of one GPU: the test part, and convolutions."""
+    tables = [load_benchmarks(data_folder, driver_name, (TEST,))]
+    files = benchmark_files(data_folder, TRAIN, driver_name)
+    if any(_CONVOLUTION_FOLDER in file.parts for file in files):
+        trained = load_benchmarks(data_folder, driver_name, (TRAIN,))
+        tables.append(trained[trained["name"] == CONVOLUTION])
+    return [table for table in tables if len(table)]
+
+
+def _case_rows(case: Case) -> pd.DataFrame:
+    return _collapse(
+        size_rows(case.trace.operators), device=case.device.name, workload=case.workload,
+        case=case.name, precision=str(case.trace.facts.precision), floor_s=floor_of(case.trace),
+    )  # fmt: skip
+
+
+def _collapse(rows: pd.DataFrame, **facts: str | float) -> pd.DataFrame:
+    timed = rows[rows["time_s"] > 0]
+    joined = timed.groupby(ROW, sort=True)["time_s"].agg(["mean", "size"]).reset_index()
+    joined = joined.rename(columns={"mean": "time_s", "size": "count"})
+    return joined.assign(**facts)
+
+
+def pair_rows(rows: pd.DataFrame, most: int = MOST_ROWS) -> pd.DataFrame:
+    """Join the same operator of the same case on two GPUs of different chips, both ways; ``rows``' columns are the source's.
+
+    At most ``most`` (0: all) of a pair, class and workload, evenly spaced by size.
+    """
+    chips = {name: load_device(name).chip for name in sorted(set(rows["device"]))}
+    keyed = rows.assign(key=rows.groupby(["workload", "case", "precision", *ROW]).ngroup())
+    by_device = {str(name): group.set_index("key") for name, group in keyed.groupby("device")}
+    found = []
+    for source, target in itertools.permutations(sorted(by_device), 2):
+        common = by_device[source].index.intersection(by_device[target].index)
+        if chips[source] == chips[target] or not len(common):
+            continue
+        joined = by_device[source].loc[common].rename(columns={"device": "source"})
+        joined = joined.assign(
+            target_s=by_device[target].loc[common, "time_s"], target=target,
+            source_chip=chips[source], target_chip=chips[target],
+        )  # fmt: skip
+        found += [_thin(one, most) for _, one in joined.groupby(["workload", "operator_class"])]
+    if not found:
+        raise InputError("no operator was measured on two GPUs", fix="retrieve more of the data")
+    return pd.concat(found, ignore_index=True)
+
+
+def _thin(group: pd.DataFrame, most: int) -> pd.DataFrame:
+    if not most or len(group) <= most:
+        return group
+    ordered = group.sort_values(["flop", "read_bytes", "write_bytes"], kind="stable")
+    return ordered.iloc[np.linspace(0, len(ordered) - 1, most).astype(int)]
 
 
 @dataclass
@@ -134,7 +266,7 @@ def _resize_steps(data_folder: str | Path, pairs: pd.DataFrame, fits: Fits) -> p
                 models[name, workload], target, precision=FALLBACK_PRECISION, model=rule
             )
             factor = after.facts.batch / before.facts.batch
-            found = derived.rescale(before.operators, resize(before.operators, factor))
+            found = derived.rescale(before.operators, resize_batch(before.operators, factor))
             rows.append(
                 {
                     "device": device.name,
@@ -172,16 +304,21 @@ def _batch_pairs(device: PublishedDevice) -> Iterator[tuple[Trace, Trace]]:
 
 
 _MIN_PAIRS = 12
+
 _MIN_CHIPS = 3
 """A class with fewer pairs of measurements, or on fewer chips, is not fitted: two chips differ in
 everything at once, so that their ratio could be given to any of the exponents."""
 
 # power, log saturation [W/(Tflop/s)], log short [s], shape
 START = np.array([0.3, np.log(15.0), np.log(1e-6), 0.7])
+
 _LOWEST = np.array([0.0, np.log(5.0), np.log(1e-8), 0.2])
+
 _HIGHEST = np.array([1.0, np.log(40.0), np.log(1e-3), 1.0])
+
 DIGITS = 6
 """Significant digits of a fitted exponent."""
+
 _PRIOR_WEIGHT = 0.003
 """Pulls parameters that nothing in the data decides to where they start."""
 
@@ -192,7 +329,9 @@ _TOLERANCE = 1e-10
 """Relative change of loss and parameters at which the search ends."""
 
 _RATES = ("peak_flop_per_s", "bandwidth_bytes_per_s", "power_per_rate")
+
 _SIDES = ("source", "target")
+
 Fits = dict[tuple[str, bytes], Exponents]
 """Fits by key and rows (their places among all pairs): what one fold fitted serves the next."""
 

@@ -1,0 +1,1 @@
+"""Fits of the cost models that ship, from public measurements."""
