@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -15,7 +14,6 @@ from trioflow.measure.records import (
     RECORDED_EVENTS,
     STEP_MARKS,
     Look,
-    Mark,
     StepMarks,
     assign_marks,
     choose_round,
@@ -112,24 +110,19 @@ def test_events_are_medians_on_the_common_clock_and_equal_ones_stay_apart() -> N
     tables.to_arrow(found, "recorded_events", schema=RECORDED_EVENTS)
 
 
-def test_phases_without_marks_follow_each_other_and_own_marks_win() -> None:
-    plain = SimpleNamespace(phases_ns={"forward": 10, "backward": 30, "optimizer": 5})
-    assert find_marks(plain, 100, 150) == [
-        Mark("", 0, 100, 150), Mark("forward", 0, 100, 110), Mark("backward", 0, 110, 140),
-        Mark("optimizer", 0, 140, 145),
-    ]  # fmt: skip
+def test_marks_are_of_what_ran_behind_the_whole_step() -> None:
     marks = StepMarks()
     marked = marks.wrap_chunk("forward", lambda number, *, scale: number * scale)
     assert marked(3, scale=2) == 6
     loss = marks.extend_last(lambda value: value + 1)
-    end_ns = marks.found[0].end_ns
-    assert loss(1) == 2 and marks.found[0].end_ns > end_ns
+    end_ns = marks.marks[0].end_ns
+    assert loss(1) == 2 and marks.marks[0].end_ns > end_ns
     marks.run_marked("optimizer", lambda: None)
-    told = find_marks(SimpleNamespace(marks=marks), 0, 1)
+    told = find_marks(marks, 0, 1)
     assert [mark[:2] for mark in told] == [("", 0), ("forward", 3), ("optimizer", 0)]
     assert told[1].start_ns <= told[1].end_ns <= told[2].start_ns
     marks.clear()
-    assert len(find_marks(SimpleNamespace(marks=marks), 0, 1)) == 1
+    assert len(find_marks(marks, 0, 1)) == 1
     assert time_mark() > 0
 
 

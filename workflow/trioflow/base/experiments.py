@@ -137,11 +137,11 @@ TABLES: dict[str, type[Workload] | type[Plan] | type[Experiment] | type[Import]]
 }  # fmt: skip
 
 
-def row_schema(name: str) -> dict[str, Any]:
-    """Describe a row of the table ``name`` as a JSON schema (2020-12)."""
-    hints = get_type_hints(TABLES[name])
-    properties = {}
-    for column in fields(TABLES[name]):
+def row_schema(name: str, kind: Any = None) -> dict[str, Any]:
+    """Describe a row of the table ``name``, or of another one whose rows are of a ``kind``, as a JSON schema (2020-12)."""
+    kind = kind or TABLES[name]
+    hints, properties = get_type_hints(kind), {}
+    for column in fields(kind):
         properties[column.name] = {**_TYPES[hints[column.name]], **column.metadata}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

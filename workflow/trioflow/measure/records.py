@@ -19,7 +19,7 @@ import pyarrow as pa
 from trioflow import tables
 from trioflow.base.provenance import read_json
 from trioflow.base.units import NS_PER_S, ns_to_s
-from trioflow.tables import FLOAT, INT, PHASES, TEXT, TIMELINE, column
+from trioflow.tables import FLOAT, INT, TEXT, TIMELINE, column
 
 MARKED, PROFILED = "marks", "profile"
 """Recordings: rounds with marks alone, and rounds in which a profiler runs as well."""
@@ -42,11 +42,11 @@ class StepMarks:
     """The marks of the step that runs, in the order in which they end."""
 
     def __init__(self) -> None:
-        self.found: list[Mark] = []
+        self.marks: list[Mark] = []
 
     def clear(self) -> None:
         """Forget the marks of the step before."""
-        self.found.clear()
+        self.marks.clear()
 
     def wrap_chunk(self, phase: str, call: Callable[..., Any]) -> Callable[..., Any]:
         """Return the call with a mark; its first argument is the micro-batch."""
@@ -54,7 +54,7 @@ class StepMarks:
         def marked(micro_batch: int, *arguments: Any, **named: Any) -> Any:
             start_ns = time.perf_counter_ns()
             result = call(micro_batch, *arguments, **named)
-            self.found.append(Mark(phase, micro_batch, start_ns, time.perf_counter_ns()))
+            self.marks.append(Mark(phase, micro_batch, start_ns, time.perf_counter_ns()))
             return result
 
         return marked
@@ -64,8 +64,8 @@ class StepMarks:
 
         def extended(*arguments: Any, **named: Any) -> Any:
             result = call(*arguments, **named)
-            if self.found:
-                self.found[-1] = self.found[-1]._replace(end_ns=time.perf_counter_ns())
+            if self.marks:
+                self.marks[-1] = self.marks[-1]._replace(end_ns=time.perf_counter_ns())
             return result
 
         return extended
@@ -76,21 +76,8 @@ class StepMarks:
 
 
 def find_marks(step: Any, start_ns: int, end_ns: int) -> list[Mark]:
-    """Return the marks of the step that just ran, from its start and end [ns], the one of the whole step first.
-
-    Where it has ``phases_ns`` alone, phases follow each other without a gap from the start on, as
-    ``TrainingStep`` times them.
-    """
-    whole = Mark(STEP_MARK, 0, start_ns, end_ns)
-    marks = getattr(step, "marks", None)
-    if marks is not None:
-        return [whole, *marks.found]
-    found, at = [whole], start_ns
-    for phase in PHASES:
-        spent_ns = int(step.phases_ns[phase])
-        found.append(Mark(phase, 0, at, at + spent_ns))
-        at += spent_ns
-    return found
+    """Return the marks of the step that just ran, from its start and end [ns], the one of the whole step first."""
+    return [Mark(STEP_MARK, 0, start_ns, end_ns), *(Mark(*one) for one in step.marks)]
 
 
 class Look(NamedTuple):

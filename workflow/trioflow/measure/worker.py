@@ -17,7 +17,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ from trioflow.measure.records import (
 )
 from trioflow.tables import LOST_NS
 from trioflow.trace.capture.rank_process import keep_freed_memory, pinned_to
-from trioflow.trace.capture.training_step import TrainingStep, call_model
+from trioflow.trace.capture.training_step import TrainingStep
 from trioflow.trace.capture.workload import device_name
 from trioflow.trace.profile.events import STEP, Event
 from trioflow.trace.profile.kineto import read_profile
@@ -287,11 +287,11 @@ SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 """PyTorch's classes of the schedules that are measured (``experiments.MEASURED_SCHEDULES``)."""
 
 
-class _MarkedStep:
-    """A step that takes marks of its own while it runs."""
+class _PipelineStep:
+    """A rank's step of a pipeline, with the marks that it takes while it runs."""
 
     def __init__(self, run: Step, marks: StepMarks) -> None:
-        self.run, self.marks = run, marks
+        self.run, self.marks = run, marks.marks
 
     def __call__(self) -> None:
         """Run the step."""
@@ -314,66 +314,54 @@ def make_parallel_step(
     """
     sharding = str(plan.get("sharding", "none"))
     degrees = [k for k in ("data", "tensor", "pipeline") if int(plan[k]) > 1]
-    shares = sharding in UNIT_SHARDINGS
-    if shares and degrees in (["data"], ["data", "tensor"]):
-        return _make_sharded_step(workload, plan, batch, device, seed)
-    if len(degrees) > 1 and not (shares and degrees == ["data", "pipeline"]):
+    shares = sharding in UNIT_SHARDINGS and "data" in degrees
+    if len(degrees) > 1 and not (shares and len(degrees) == 2):
         raise MeasurementError(
             f"plan {plan['plan']}: {' x '.join(degrees)} together is not measured yet"
         )
-    if degrees == ["data"]:
-        return _make_data_parallel_step(workload, plan, batch, device, seed)
-    if degrees == ["tensor"]:
-        return _make_tensor_parallel_step(workload, int(plan["tensor"]), batch, device, seed)
     if "pipeline" in degrees:
         if stages is None:
             raise MeasurementError(f"plan {plan['plan']}: the stages of the pipeline are not given")
         return _make_pipeline_step(workload, plan, batch, stages, device, seed)
-    return _make_step(workload, workload.model, plan, batch, device, seed)
-
-
-def _make_step(
-    workload: Workload, model: torch.nn.Module, plan: Mapping[str, Any], batch: int,
-    device: torch.device, seed: int,
-) -> TrainingStep:  # fmt: skip
-    """Return a replica's step; of several micro-steps where the plan adds gradients up."""
-    micro_steps = int(plan.get("accumulate", 1))
-    if micro_steps == 1:
-        return TrainingStep(workload, model, batch, device, seed)
-    by_default = plan.get("sharding", "none") in UNIT_SHARDINGS and not plan.get("no_sync", False)
-    keeps = {"step": True, "micro-batch": False}.get(str(plan.get("gradient_sync")), not by_default)
-    return _AccumulatingStep(workload, model, batch, device, seed, micro_steps, keeps)
-
-
-def _make_data_parallel_step(
-    workload: Workload, plan: Mapping[str, Any], batch: int, device: torch.device, seed: int
-) -> Step:
-    default = int(plan["bucket_bytes"]) == 25 * 2**20 and int(plan["first_bucket_bytes"]) == 2**20
-    # Newer versions keep the small first bucket only when the limit is left alone.
-    limit = {} if default else {"bucket_cap_mb": int(plan["bucket_bytes"]) / 2**20}
-    model = DistributedDataParallel(copy.deepcopy(workload.model), **limit)
-    rank = dist.get_rank()
-    step = _make_step(workload, model, plan, batch // int(plan["data"]), device, seed + rank)
-    if plan.get("sharding", "none") == "zero1":
+    if not degrees:
+        return _make_step(workload, workload.model, plan, batch, device, seed)
+    model, tensor = copy.deepcopy(workload.model), int(plan["tensor"])
+    mesh, sharing = _make_mesh(plan, device)
+    if tensor > 1:
+        _split_layers(workload, model, mesh["tensor"])
+    if shares:
+        _shard_units(model, _choose_units(workload, model), plan, sharing)
+    elif "data" in degrees:
+        model = _replicate(model, plan)
+    replica = dist.get_rank() // tensor
+    step = _make_step(workload, model, plan, batch // int(plan["data"]), device, seed + replica)
+    if sharding == "zero1" and "data" in degrees:
         trained = [p for p in model.parameters() if p.requires_grad]
-        group = _make_mesh(plan, device)[0]["shard"].get_group()
+        group = mesh["shard"].get_group()
         step.optimizer = ZeroRedundancyOptimizer(
             trained, optimizer_class=workload.make_optimizer, process_group=group
         )
     return step
 
 
-def _make_sharded_step(
-    workload: Workload, plan: Mapping[str, Any], batch: int, device: torch.device, seed: int
-) -> Step:
-    data, tensor = int(plan["data"]), int(plan["tensor"])
-    mesh, sharing = _make_mesh(plan, device)
-    model = copy.deepcopy(workload.model)
-    if tensor > 1:
-        _split_layers(workload, model, mesh["tensor"])
-    _shard_units(model, _choose_units(workload, model), plan, sharing)
-    rank = dist.get_rank() // tensor
-    return _make_step(workload, model, plan, batch // data, device, seed + rank)
+def _make_step(
+    workload: Workload, model: torch.nn.Module, plan: Mapping[str, Any], batch: int,
+    device: torch.device, seed: int,
+) -> _ReplicaStep:  # fmt: skip
+    """Return a replica's step; of several micro-steps where the plan adds gradients up."""
+    micro_steps = int(plan.get("accumulate", 1))
+    step = _ReplicaStep(workload, model, batch // micro_steps, device, seed, micro_steps)
+    by_default = plan.get("sharding", "none") in UNIT_SHARDINGS and not plan.get("no_sync", False)
+    keeps = {"step": True, "micro-batch": False}.get(str(plan.get("gradient_sync")), not by_default)
+    step.keeps = keeps
+    return step
+
+
+def _replicate(model: torch.nn.Module, plan: Mapping[str, Any]) -> DistributedDataParallel:
+    default = int(plan["bucket_bytes"]) == 25 * 2**20 and int(plan["first_bucket_bytes"]) == 2**20
+    # Newer versions keep the small first bucket only when the limit is left alone.
+    limit = {} if default else {"bucket_cap_mb": int(plan["bucket_bytes"]) / 2**20}
+    return DistributedDataParallel(model, **limit)
 
 
 def _make_mesh(plan: Mapping[str, Any], device: torch.device) -> tuple[DeviceMesh, DeviceMesh]:
@@ -414,14 +402,6 @@ def _choose_units(workload: Workload, model: torch.nn.Module) -> list[list[torch
         if owned[index] and not owned[index] & others:
             chosen.append([module for module in unit if list(module.parameters())])
     return chosen
-
-
-def _make_tensor_parallel_step(
-    workload: Workload, degree: int, batch: int, device: torch.device, seed: int
-) -> Step:
-    model = copy.deepcopy(workload.model)
-    _split_layers(workload, model, DeviceMesh(device.type, list(range(degree))))
-    return TrainingStep(workload, model, batch, device, seed)
 
 
 def _split_layers(workload: Workload, model: torch.nn.Module, mesh: DeviceMesh) -> None:
@@ -473,59 +453,25 @@ def _make_pipeline_step(
             schedule.step(*([inputs] if rank == 0 else []), return_outputs=False, **ends)
         marks.run_marked("optimizer", optimizer.step)
 
-    return _MarkedStep(step, marks)
+    return _PipelineStep(step, marks)
 
 
-class _AccumulatingStep(TrainingStep):
-    """One step of several forwards and backwards: DDP's last one exchanges gradients, fully_shard's each does.
+class _ReplicaStep(TrainingStep):
+    """A replica's step: of several backwards DDP's last one exchanges gradients, fully_shard's each does.
 
-    ``batch``: of the whole step on this rank, shared by ``micro_steps``; ``keeps``: whether
-    gradients are kept until the last, whose backward exchanges the sum.
+    ``keeps``: whether gradients are kept until the last, whose backward exchanges the sum.
     """
 
-    def __init__(
-        self, workload: Workload, model: torch.nn.Module, batch: int, device: torch.device,
-        seed: int, micro_steps: int, keeps: bool,
-    ) -> None:  # fmt: skip
-        super().__init__(workload, model, batch // micro_steps, device, seed)
-        self.micro_steps, self.keeps = micro_steps, keeps
-        self.marks = StepMarks()
+    keeps = True
 
-    def _run(self) -> None:
-        spans = {"forward": 0, "backward": 0}
-        self.marks.clear()
-        start = time.perf_counter_ns()
-        self.optimizer.zero_grad()
-        for number in range(self.micro_steps):
-            with self._exchange(number == self.micro_steps - 1):
-                with self.workload.precision.forward(self.device):
-                    outputs = call_model(self.model, self.inputs)
-                    loss = self.workload.loss(outputs, self.targets) / self.micro_steps
-                    loss = self.scaler.scale(loss)
-                del outputs
-                middle = time.perf_counter_ns()
-                loss.backward()
-            end = time.perf_counter_ns()
-            spans["forward"] += middle - start
-            spans["backward"] += end - middle
-            self.marks.found.append(Mark("forward", number, start, middle))
-            self.marks.found.append(Mark("backward", number, middle, end))
-            start = end
-        self._update()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        end = time.perf_counter_ns()
-        self.marks.found.append(Mark("optimizer", 0, start, end))
-        self.phases_ns = {**spans, "optimizer": end - start}
-
-    def _exchange(self, last: bool) -> AbstractContextManager[None]:
+    def exchange(self, last: bool) -> AbstractContextManager[None]:
         """Let the next backward exchange gradients, or keep them."""
         if isinstance(self.model, FSDPModule):
             self.model.set_requires_gradient_sync(last or not self.keeps)
         elif isinstance(self.model, DistributedDataParallel) and self.keeps and not last:
             kept: AbstractContextManager[None] = self.model.no_sync()
             return kept
-        return nullcontext()
+        return super().exchange(last)
 
 
 _SPANS = ("gloo:", "nccl:")

@@ -11,39 +11,48 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from trioflow.base.errors import PlanError, TableError
+from trioflow.base.experiments import row_schema
 from trioflow.base.plan_row import Plan, declare_cell
-from trioflow.base.settings import read_cells, suggest_name
+from trioflow.base.settings import NOTHING, read_cells, read_rows, suggest_name
 from trioflow.base.shipped import read_own_records, read_own_table
 
 from trioflow_evaluation import DATA
 
-_NUMBERS = ("ranks", "micro_batches", "batch")
-_MAY_BE_ZERO = ("micro_batches",)
+_SOME = "^(?!-$)."
+"""Of a cell that says something."""
 
 
 @dataclass(frozen=True)
 class PublishedRow:
     """One public measured step."""
 
-    case: str = declare_cell("name of the case")
-    set: str = declare_cell("cases that are averaged together")
-    workload: str = declare_cell("model that was trained")
+    case: str = declare_cell("name of the case", pattern=_SOME)
+    set: str = declare_cell("cases that are averaged together", pattern=_SOME)
+    workload: str = declare_cell("model that was trained", pattern=_SOME)
     traces: tuple[str, ...] = declare_cell(
         "rows of imports.tsv that the prediction starts from, comma between"
     )
     platform: str = declare_cell(
-        "platform that was measured: a shipped one's name, or a file beside this table"
+        "platform that was measured: a shipped one's name, or a file beside this table",
+        pattern=_SOME,
     )
-    gpu: str = declare_cell("sheet of the measured GPU")
-    plan: str = declare_cell("single, ddp, tp or a pipeline schedule")
-    ranks: int = declare_cell("GPUs")
-    micro_batches: int = declare_cell("pieces that a pipeline cuts a batch into; 0 without one")
-    batch: int = declare_cell("samples of the whole step")
-    mode: str = declare_cell("what the measured time spans")
+    gpu: str = declare_cell("sheet of the measured GPU", pattern=_SOME)
+    plan: str = declare_cell("single, ddp, tp or a pipeline schedule", pattern=_SOME)
+    ranks: int = declare_cell("GPUs", minimum=1)
+    micro_batches: int = declare_cell(
+        "pieces that a pipeline cuts a batch into; 0 without one", minimum=0
+    )
+    batch: int = declare_cell("samples of the whole step", minimum=1)
+    mode: str = declare_cell("what the measured time spans", pattern=_SOME)
     measured: str = declare_cell(
-        "file of the public data that holds the measured time, or 'throughput of' a GPU of the shipped table"
+        "file of the public data that holds the measured time, or 'throughput of' a GPU of the shipped table",
+        pattern=_SOME,
     )
     changes: str = declare_cell("what else differs between trace and measurement; - for nothing")
+
+    def __post_init__(self) -> None:
+        if self.changes in NOTHING:
+            object.__setattr__(self, "changes", "")
 
     @property
     def made_plan(self) -> Plan:
@@ -77,41 +86,19 @@ def load_published_rows(path: str | Path) -> dict[str, PublishedRow]:
     Raises TableError when it is missing, a column or number is wrong, a name stands twice, or a
     plan does not fit its ranks.
     """
-    file = Path(path)
-    rows = [_read_row(cells, file, place) for place, cells in read_cells(file, _COLUMNS, {})]
-    return {row.case: row for row in rows}
-
-
-def _read_row(cells: dict[str, str], file: Path, place: str) -> PublishedRow:
-    numbers = {}
-    for column in _NUMBERS:
-        text = cells[column]
-        least = 0 if column in _MAY_BE_ZERO else 1
-        if not (text.isascii() and text.isdigit() and int(text) >= least):
+    rows = read_rows(path, row_schema("published", PublishedRow), PublishedRow)
+    for place, row in rows:
+        column = f"{place}, column plan"
+        try:
+            plan = row.made_plan
+        except PlanError as error:
+            raise TableError(error.problem, file=path, place=column, fix=error.fix) from None
+        if row.batch % (plan.data * plan.pieces):
             raise TableError(
-                f"{text!r} is not a whole number of {least} or more", file=file,
-                place=f"{place}, column {column}",
+                f"{row.batch} samples do not divide into {plan.data * plan.pieces} pieces",
+                file=path, place=f"{place}, column batch",
             )  # fmt: skip
-        numbers[column] = int(text)
-    empty = next((c for c, text in cells.items() if text in ("", "-") and c != "changes"), "")
-    if empty:
-        raise TableError("a value is missing", file=file, place=f"{place}, column {empty}")
-    changes = "" if cells["changes"] == "-" else cells["changes"]
-    traces = tuple(name.strip() for name in cells["traces"].split(","))
-    words = {c: cells[c] for c in cells if c not in (*_NUMBERS, "traces", "changes")}
-    row = PublishedRow(**words, **numbers, traces=traces, changes=changes)  # type: ignore[arg-type]
-    try:
-        plan = row.made_plan
-    except PlanError as error:
-        raise TableError(
-            error.problem, file=file, place=f"{place}, column plan", fix=error.fix
-        ) from None
-    if row.batch % (plan.data * plan.pieces):
-        raise TableError(
-            f"{row.batch} samples do not divide into {plan.data * plan.pieces} pieces", file=file,
-            place=f"{place}, column batch",
-        )  # fmt: skip
-    return row
+    return {row.case: row for _, row in rows}
 
 
 def rows_of_set(rows: dict[str, PublishedRow], name: str, path: str | Path) -> list[PublishedRow]:

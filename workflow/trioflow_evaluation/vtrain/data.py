@@ -22,19 +22,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from trioflow.base.errors import TableError
+from trioflow.base.shipped import read_own_table
 from trioflow.base.units import ms_to_s, ns_to_s
 from trioflow.costmodel.collectives.model import count_steps, wire_factor
 from trioflow.costmodel.features import FEATURES, Floats
 from trioflow.costmodel.operators.half_tables import ProductTable
 from trioflow.costmodel.operators.products import PRODUCTS
 
+from trioflow_evaluation import DATA
 from trioflow_evaluation.fits.collectives import PUBLIC_TABLES
 from trioflow_evaluation.tables import CHECKS
 
@@ -42,37 +44,28 @@ PARTS = (
     "block_forward", "block_backward", "embedding_forward", "embedding_backward",
     "head_forward", "head_backward",
 )  # fmt: skip
-HALF_BYTES, _SINGLE_BYTES, _MASK_BYTES = 2, 4, 1
+HALF_BYTES = 2
 VOCABULARY = 50257
 """Words of GPT-2's tokenizer; the file does not say which one was used."""
 _VOCABULARY_MULTIPLE = 128
 """Megatron-LM fills the vocabulary up to a multiple of this on every tensor-parallel rank."""
 
 
-@dataclass
+_MOVED = tuple(read_own_table(f"{DATA}/vtrain/data/work"))
+"""Element-wise work: of each part how many times over what it reads and writes, in half precision (a mask's byte is half
+an element), by how many kernels."""
+_SUMMED = {"block_forward": 2, "block_backward": 2, "embedding_forward": 1, "head_backward": 1}
+"""All-reduces of the micro-batch's activations among tensor ranks."""
+
+
+@dataclass(frozen=True)
 class _PartWork:
     """One part of a step on one rank."""
 
-    products: list[tuple[int, int, int, int]] = field(default_factory=list)
-    moved_bytes: float = 0.0  # read and written by everything that is not a product [bytes]
-    launches: int = 0  # kernels that the host launches
-    all_reduces: int = 0  # tensor-parallel all-reduces of the micro-batch's activations
-
-    def multiply(self, batch: int, m: int, n: int, k: int, gradients: bool = False) -> None:
-        """Add a product (m x k) (k x n), or the two products of its gradients."""
-        wanted = [(m, k, n), (k, n, m)] if gradients else [(m, n, k)]
-        self.products += [(batch, *sizes) for sizes in wanted]
-        self.launches += len(wanted)
-
-    def move(self, moved_bytes: float, launches: int = 1) -> None:
-        """Add element-wise work over so many bytes in all."""
-        self.moved_bytes += moved_bytes
-        self.launches += launches
-
-    @property
-    def flop(self) -> float:
-        """Of the products [flop]."""
-        return float(sum(2.0 * b * m * n * k for b, m, n, k in self.products))
+    products: list[tuple[int, int, int, int]]  # batch, m, n and k of (m x k) (k x n)
+    moved_bytes: float  # read and written by everything that is not a product [bytes]
+    launches: int  # kernels that the host launches
+    all_reduces: int  # tensor-parallel all-reduces of the micro-batch's activations
 
 
 @dataclass(frozen=True)
@@ -102,73 +95,37 @@ class Shape:
         return -(-VOCABULARY // whole) * _VOCABULARY_MULTIPLE
 
 
-def count_block(shape: Shape, backward: bool = False) -> _PartWork:
-    """Count one block; attention is the unfused one, its softmax and dropout over all pairs of tokens."""
-    work = _PartWork(all_reduces=2 if shape.tensor > 1 else 0)
-    tokens, hidden, part = shape.tokens, shape.hidden, shape.hidden // shape.tensor
-    heads = shape.micro_batch * shape.heads // shape.tensor
-    size, sequence = hidden // shape.heads, shape.sequence
-    for product in (
-        (1, tokens, 3 * part, hidden), (heads, sequence, sequence, size), (heads, sequence, size, sequence),
-        (1, tokens, hidden, part), (1, tokens, 4 * part, hidden), (1, tokens, hidden, 4 * part),
-    ):  # fmt: skip
-        work.multiply(*product, gradients=backward)
-    whole = HALF_BYTES * tokens * hidden  # one activation, held by every rank
-    shard = HALF_BYTES * tokens * part
-    pairs = HALF_BYTES * heads * sequence * sequence
-    mask = _MASK_BYTES / HALF_BYTES
-    if backward:
-        work.move(2 * 3 * whole, 4)  # two normalisations: data, then scale and shift
-        work.move(2 * (3 + mask) * whole, 4)  # dropout behind each residual, and its bias
-        work.move((2 + mask) * pairs + 3 * pairs, 2)  # dropout and softmax of attention
-        work.move(2 * 6 * shard, 6)  # heads put in order again, and biases
-        work.move(3 * 4 * shard, 3)  # activation function and its bias
-        return work
-    work.move(2 * 2 * whole, 2)  # two normalisations
-    work.move(2 * (3 + mask) * whole, 4)  # bias, dropout, residual
-    work.move(2 * pairs, 1)  # scale, mask and softmax
-    work.move((2 + mask) * pairs, 1)  # dropout
-    work.move(2 * 3 * shard + 2 * shard, 4)  # heads put in order, and back
-    work.move(2 * 4 * shard, 1)  # bias and activation function
-    return work
-
-
-def count_embedding(shape: Shape, backward: bool = False) -> _PartWork:
-    """Count the embedding: two look-ups, a sum, dropout; its gradient fills a whole table."""
-    whole = shape.activation_bytes
-    mask = _MASK_BYTES / HALF_BYTES
-    work = _PartWork()
-    if backward:
-        work.move(HALF_BYTES * shape.vocabulary * shape.hidden, 1)
-        work.move((2 + mask) * whole + 2 * 2 * whole, 3)
-        return work
-    work.move(2 * 2 * whole + 3 * whole + (2 + mask) * whole, 4)
-    work.all_reduces = 1 if shape.tensor > 1 else 0
-    return work
-
-
-def count_head(shape: Shape, backward: bool = False) -> _PartWork:
-    """Count the last normalisation, the product with the vocabulary, and the loss in single precision."""
-    whole, words = shape.activation_bytes, float(shape.tokens * shape.vocabulary)
-    work = _PartWork()
-    work.multiply(1, shape.tokens, shape.vocabulary, shape.hidden, gradients=backward)
-    if backward:
-        work.move((_SINGLE_BYTES + HALF_BYTES) * words + _SINGLE_BYTES * words, 8)
-        work.move(3 * whole, 6)
-        work.all_reduces = 1 if shape.tensor > 1 else 0
-        return work
-    work.move(2 * whole, 2)
-    work.move((HALF_BYTES + _SINGLE_BYTES) * words + _SINGLE_BYTES * words, 9)
-    return work
-
-
-COUNTERS = {"block": count_block, "embedding": count_embedding, "head": count_head}
-
-
 def count_part(shape: Shape, part: str) -> _PartWork:
-    """Count one of ``PARTS``."""
+    """Count one of ``PARTS``; attention is the unfused one, its softmax and dropout over all pairs of tokens.
+
+    Backward has two products of gradients for each product.
+    """
     name, _, direction = part.partition("_")
-    return COUNTERS[name](shape, direction == "backward")
+    tokens, hidden, shard = shape.tokens, shape.hidden, shape.hidden // shape.tensor
+    heads, sequence = shape.micro_batch * shape.heads // shape.tensor, shape.sequence
+    size = hidden // shape.heads
+    products = {
+        "block": [
+            (1, tokens, 3 * shard, hidden), (heads, sequence, sequence, size), (heads, sequence, size, sequence),
+            (1, tokens, hidden, shard), (1, tokens, 4 * shard, hidden), (1, tokens, hidden, 4 * shard),
+        ],
+        "head": [(1, tokens, shape.vocabulary, hidden)],
+    }.get(name, [])  # fmt: skip
+    if direction == "backward":
+        products = [
+            gradient for b, m, n, k in products for gradient in ((b, m, k, n), (b, k, n, m))
+        ]
+    elements = {
+        "whole": tokens * hidden, "shard": tokens * shard, "pairs": heads * sequence * sequence,
+        "scores": tokens * shape.vocabulary, "table": shape.vocabulary * hidden,
+    }  # fmt: skip
+    mine = [row for row in _MOVED if row["part"] == part]
+    return _PartWork(
+        products,
+        sum(float(row["times"]) * HALF_BYTES * elements[row["of"]] for row in mine),
+        len(products) + sum(int(row["launches"]) for row in mine),
+        _SUMMED.get(part, 0) if shape.tensor > 1 else 0,
+    )
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,11 @@ import gzip
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch._C._profiler import _RecordFunctionFast
@@ -404,8 +405,7 @@ def _profile(
         return describe_model(workload)
 
 
-@contextmanager
-def fused_attention(masks: set[bool]) -> Iterator[None]:
+def fused_attention(masks: set[bool]) -> AbstractContextManager[Any]:
     """Let PyTorch's attention drop nothing: a CPU has no fused one with dropout, a GPU has.
 
     Values of another size than keys go through cuDNN's kernel, the only fused one of PyTorch that takes them, and so
@@ -432,11 +432,7 @@ def fused_attention(masks: set[bool]) -> Iterator[None]:
             return cudnn(query, key, value, None, query.requires_grad, 0.0, is_causal)[0]
         return attention(query, key, value, attn_mask, 0.0, is_causal, **named)
 
-    functional.scaled_dot_product_attention = fused
-    try:
-        yield
-    finally:
-        functional.scaled_dot_product_attention = attention
+    return mock.patch.object(functional, "scaled_dot_product_attention", fused)
 
 
 def _move_to_fake(model: torch.nn.Module) -> None:
@@ -466,11 +462,8 @@ def _describe(
     row: Mapping[str, Any], batch: int, seed: int, mode: NotingFakeMode
 ) -> dict[str, Any]:
     """Return the facts that do not come from the profile."""
-    warnings = []
-    if mode.values_read:
-        warnings.append(
-            f"the step asked tensors for {mode.values_read} numbers; without computing they are 0"
-        )
+    read = mode.values_read
+    asked = f"the step asked tensors for {read} numbers; without computing they are 0"
     return {
         **stamp(torch=str(torch.__version__), seed=seed),
         "batch": batch,
@@ -481,7 +474,7 @@ def _describe(
         **choose_precision(str(row.get("precision") or "fp32"), str(row["workload"])).describe(),
         "optimizer": str(row["optimizer"]),
         "step_time_s": 1.0,  # merging divides by it
-        "warnings": warnings,
+        "warnings": [asked] if read else [],
     }
 
 

@@ -15,7 +15,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import reduce
 from importlib import import_module
@@ -408,7 +408,6 @@ class StreamLog:
 def _following(owner: type, function: Callable[..., Any]) -> Iterator[None]:
     """Let a method be noted as well as done."""
     name = function.__name__
-    own = vars(owner).get(name)
     done = getattr(owner, name)
 
     def both(one: Any, *args: Any, **named: Any) -> Any:
@@ -418,21 +417,14 @@ def _following(owner: type, function: Callable[..., Any]) -> Iterator[None]:
             setattr(result, _MARK, getattr(noted, _MARK))
         return noted if result is None else result
 
-    setattr(owner, name, both)
-    try:
+    with mock.patch.object(owner, name, both):
         yield
-    finally:
-        if own is None:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, own)
 
 
 import_module("torch.distributed._tools.fake_collectives")  # messages of tensors without data
 _WARM_UP = 2
 _STEPS = 5
 """Steps that are recorded, and as many timed without the recorder, where they take time."""
-_WORDS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def capture_rank(
@@ -496,13 +488,7 @@ def _fake_ranks(rank: int, world_size: int) -> Iterator[None]:
     if dist.is_initialized():
         raise InputError("a process group is set up already", fix="capture in a process of its own")
     words = {"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
-    known = {
-        **{word: str(value) for word, value in words.items()},
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "29500",
-    }
-    before = {word: os.environ.get(word) for word in _WORDS}
-    os.environ.update(known)
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
     replaced = DistributedDataParallel.__init__
 
@@ -517,6 +503,7 @@ def _fake_ranks(rank: int, world_size: int) -> Iterator[None]:
 
     try:
         with (
+            mock.patch.dict(os.environ, {name: str(n) for name, n in words.items()} | address),
             mock.patch.object(PipelineStage, "_warmup_forward_vote", vote),
             mock.patch.object(
                 PipelineStage,
@@ -530,10 +517,6 @@ def _fake_ranks(rank: int, world_size: int) -> Iterator[None]:
             yield
     finally:
         dist.destroy_process_group()
-        for word, value in before.items():
-            os.environ.pop(word, None)
-            if value is not None:
-                os.environ[word] = value
 
 
 def _sum_bucket(
@@ -549,15 +532,11 @@ def _sum_bucket(
 _sum_bucket.__annotations__.clear()  # DDP reads them, and these are text
 
 
-@contextmanager
-def _gpu_optimizers() -> Iterator[None]:
+def _gpu_optimizers() -> AbstractContextManager[Any]:
     """Let optimizers choose as on a GPU: one call over many tensors."""
     module = import_module("torch.optim.optimizer")
-    devices = module._get_foreach_kernels_supported_devices()
-    with mock.patch.object(
-        module, "_get_foreach_kernels_supported_devices", lambda: [*devices, "cpu"]
-    ):
-        yield
+    devices = [*module._get_foreach_kernels_supported_devices(), "cpu"]
+    return mock.patch.object(module, "_get_foreach_kernels_supported_devices", lambda: devices)
 
 
 @contextmanager

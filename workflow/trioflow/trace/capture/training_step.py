@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -29,23 +29,29 @@ def call_model(model: torch.nn.Module, inputs: Any) -> Any:
 class TrainingStep:
     """One training step on synthetic data, of a model or a parallel wrapper of it; capture and measurement run the same.
 
-    ``batch``: samples on this rank; ``phases_ns``: the last step's forward (with loss), backward
-    and optimizer on the host's clock [ns].
+    ``batch``: samples on this rank of each of ``micro_steps``, whose gradients are added up. Of the last step:
+    ``marks``, phase and micro-batch, when each forward (with loss), backward and the optimizer began and ended, and ``phases_ns``, their sums
+    [ns] on the host's clock.
     """
 
     def __init__(
-        self,
-        workload: Workload,
-        model: torch.nn.Module,
-        batch: int,
-        device: torch.device,
-        seed: int,
-    ) -> None:
+        self, workload: Workload, model: torch.nn.Module, batch: int, device: torch.device,
+        seed: int, micro_steps: int = 1,
+    ) -> None:  # fmt: skip
         self.workload, self.model, self.device = workload, model, device
         self.inputs, self.targets = workload.make_batch(batch, seed, str(device))
         self.optimizer = workload.make_optimizer(model.parameters())
         self.scaler = workload.precision.make_scaler(device)
-        self.phases_ns: dict[str, int] = {}
+        self.micro_steps = micro_steps
+        self.marks: list[tuple[str, int, int, int]] = []
+
+    @property
+    def phases_ns(self) -> dict[str, int]:
+        """The last step's phases [ns]."""
+        spans = dict.fromkeys(PHASES if self.marks else (), 0)
+        for phase, _, start_ns, end_ns in self.marks:
+            spans[phase] += end_ns - start_ns
+        return spans
 
     def __call__(self) -> None:
         """Run the step."""
@@ -53,22 +59,32 @@ class TrainingStep:
             self._run()
 
     def _run(self) -> None:
-        marks = [time.perf_counter_ns()]
+        self.marks = []
+        start = time.perf_counter_ns()
         self.optimizer.zero_grad()
-        with self.workload.precision.forward(self.device):
-            outputs = call_model(self.model, self.inputs)
-            loss = self.scaler.scale(self.workload.loss(outputs, self.targets))
-        # Outputs kept any longer would stand beside the gradients.
-        del outputs
-        marks.append(time.perf_counter_ns())
-        loss.backward()
-        marks.append(time.perf_counter_ns())
+        for number in range(self.micro_steps):
+            with self.exchange(number == self.micro_steps - 1):
+                with self.workload.precision.forward(self.device):
+                    outputs = call_model(self.model, self.inputs)
+                    loss = self.workload.loss(outputs, self.targets)
+                    loss = self.scaler.scale(
+                        loss / self.micro_steps if self.micro_steps > 1 else loss
+                    )
+                # Outputs kept any longer would stand beside the gradients.
+                del outputs
+                middle = time.perf_counter_ns()
+                loss.backward()
+            end = time.perf_counter_ns()
+            self.marks += [("forward", number, start, middle), ("backward", number, middle, end)]
+            start = end
         self._update()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        marks.append(time.perf_counter_ns())
-        spans = [after - before for before, after in itertools.pairwise(marks)]
-        self.phases_ns = dict(zip(PHASES, spans, strict=True))
+        self.marks.append(("optimizer", 0, start, time.perf_counter_ns()))
+
+    def exchange(self, last: bool) -> AbstractContextManager[None]:
+        """Return the context of a micro-step; wrappers exchange gradients in it, or keep them until the ``last``."""
+        return nullcontext()
 
     def _update(self) -> None:
         """Run the optimizer; with scaled gradients only if all of them are finite."""

@@ -127,8 +127,6 @@ def read_megatron(arguments: Mapping[str, Any], file: str, name: str) -> Configu
     fuses_loss = found.flag("cross-entropy-loss-fusion")
     if fuses_loss and found.take("cross-entropy-fusion-impl") == "te":
         step["loss"] = FUSED
-    if found.flag("deterministic-mode"):
-        step["deterministic"] = True
     degrees = _read_degrees(found, model)
     total = "global-batch-size"
     if schedule := found.take("step-batch-size-schedule"):  # such as 0:96 10B:192

@@ -28,6 +28,7 @@ masks); these modules compute the rest anew in every stage.
 from __future__ import annotations
 
 import importlib
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -486,22 +487,8 @@ class Attention(nn.Module):
         return self.projection(mixed.transpose(1, 2).reshape(batch, sequence, -1))
 
 
-class FeedForward(nn.Module):
-    """Two linear layers with a GELU between them, four times as wide inside."""
-
-    def __init__(self, sizes: _TransformerSizes) -> None:
-        super().__init__()
-        self.up = nn.Linear(sizes.hidden, 4 * sizes.hidden)
-        self.activation = nn.GELU(approximate="tanh" if sizes.causal else "none")
-        self.down = nn.Linear(4 * sizes.hidden, sizes.hidden)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Transform each position of x [batch, sequence, hidden] alone."""
-        return self.down(self.activation(self.up(x)))
-
-
 class Block(nn.Module):
-    """One layer: normalisation before (GPT-2) or after (BERT) each half."""
+    """One layer: normalisation before (GPT-2) or after (BERT) each half; inside it is four times as wide."""
 
     def __init__(self, sizes: _TransformerSizes) -> None:
         super().__init__()
@@ -509,7 +496,11 @@ class Block(nn.Module):
         self.norm1 = nn.LayerNorm(sizes.hidden)
         self.attention = Attention(sizes)
         self.norm2 = nn.LayerNorm(sizes.hidden)
-        self.feed_forward = FeedForward(sizes)
+        self.feed_forward = _chain_modules(
+            up=nn.Linear(sizes.hidden, 4 * sizes.hidden),
+            activation=nn.GELU(approximate="tanh" if sizes.causal else "none"),
+            down=nn.Linear(4 * sizes.hidden, sizes.hidden),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply attention and feed-forward with residuals to x [batch, sequence, hidden]."""
@@ -520,39 +511,25 @@ class Block(nn.Module):
         return self.norm2(x + self.feed_forward(x))
 
 
-class Head(nn.Module):
-    """Prediction of every token; BERT-like models transform once more before it."""
-
-    def __init__(self, sizes: _TransformerSizes) -> None:
-        super().__init__()
-        self.transform = (
-            nn.Identity()
-            if sizes.causal
-            else nn.Sequential(nn.Linear(sizes.hidden, sizes.hidden), nn.GELU())
-        )
-        self.norm = nn.LayerNorm(sizes.hidden)
-        self.vocabulary = nn.Linear(sizes.hidden, sizes.vocabulary, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map activations [batch, sequence, hidden] to logits [batch, sequence, vocabulary]."""
-        return self.vocabulary(self.norm(self.transform(x)))
+def _chain_modules(**modules: nn.Module) -> nn.Sequential:
+    """Return modules that run one after the other, by their names."""
+    return nn.Sequential(OrderedDict(modules))
 
 
-class _Transformer(nn.Module):
-    """Embedding, blocks, head; the head's weight is not tied to the embedding's."""
-
-    def __init__(self, sizes: _TransformerSizes) -> None:
-        super().__init__()
-        self.embedding = Embedding(sizes)
-        self.blocks = nn.ModuleList(Block(sizes) for _ in range(sizes.layers))
-        self.head = Head(sizes)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Map tokens [batch, sequence] to logits [batch, sequence, vocabulary]."""
-        x = self.embedding(tokens)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
+def _make_transformer(sizes: _TransformerSizes) -> nn.Module:
+    """Return embedding, blocks and head, which BERT-like models transform before; its weight is not the embedding's."""
+    hidden = sizes.hidden
+    transform = (
+        nn.Identity() if sizes.causal else nn.Sequential(nn.Linear(hidden, hidden), nn.GELU())
+    )
+    return _chain_modules(
+        embedding=Embedding(sizes),
+        blocks=nn.Sequential(*(Block(sizes) for _ in range(sizes.layers))),
+        head=_chain_modules(
+            transform=transform, norm=nn.LayerNorm(hidden),
+            vocabulary=nn.Linear(hidden, sizes.vocabulary, bias=False),
+        ),
+    )  # fmt: skip
 
 
 _TRANSFORMER_SPLIT = {
@@ -662,7 +639,7 @@ def _build_transformer(row: Mapping[str, Any]) -> Recipe:
     def make_batch(batch: int, seed: int, device: str) -> tuple[Inputs, Any]:
         return make_tokens(batch, sizes.sequence, sizes.vocabulary, seed, device)
 
-    model = _Transformer(sizes).train()
+    model = _make_transformer(sizes).train()
     return Recipe(model, make_batch, mean_cross_entropy, units, dict(_TRANSFORMER_SPLIT))
 
 
