@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 from dataclasses import replace
 
 import pandas as pd
@@ -32,26 +31,6 @@ def test_what_is_unpacked_merges_like_the_original(fixture, request, tmp_path):
     # The digests are those of smaller files; all else is equal.
     assert packed.facts.inputs.keys() == original.facts.inputs.keys()
     assert packed.facts == replace(original.facts, inputs=packed.facts.inputs)
-
-
-COLUMNS = {
-    "trioflow columns of": "nodes", "rest": {"schema": "1.1.1"},
-    "rows": {"order": [0, 1, 0, 2, 3], "groups": [
-        {"keys": [["id"], ["args", "ts"], ["on"]], "columns": [
-            {"differences": [5, 1]}, {"thousandths": [500, 750]}, {"values": [True, None]}]},
-        {"keys": None, "columns": [{"values": ["odd"]}]},
-        {"keys": None, "columns": [{"differences": [7]}]},
-        {"keys": [["args"]], "columns": [{"values": [{}]}]},
-    ]},
-}  # fmt: skip
-
-
-def test_what_earlier_versions_packed_as_columns_comes_back(tmp_path):
-    Content.of(json.dumps(COLUMNS, separators=(",", ":")).encode()).restore(tmp_path / "x.json")
-    assert json.loads((tmp_path / "x.json").read_text()) == {"schema": "1.1.1", "nodes": [
-        {"id": 5, "args": {"ts": 0.5}, "on": True}, "odd",
-        {"id": 6, "args": {"ts": 1.25}, "on": None}, 7, {"args": {}},
-    ]}  # fmt: skip
 
 
 @pytest.mark.parametrize("damage", ["cut", "swap", "size"])

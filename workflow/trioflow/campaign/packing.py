@@ -6,7 +6,6 @@ The packed tables' columns stand in ``data/campaign/packing.tsv``; nothing here 
 from __future__ import annotations
 
 import gzip
-import itertools
 import json
 import re
 import shutil
@@ -32,8 +31,6 @@ SCHEMAS = read_schemas("campaign/packing")
 ITEMS_FILE, SWEEPS_FILE = "items.parquet", "sweeps.parquet"
 LEVEL = 12
 """Of zstd: a few per cent larger than the slowest, at a tenth of the time."""
-_COLUMNS = "trioflow columns of"
-"""Key of contents that earlier versions packed as columns of differences."""
 _PER_FILE_BYTES, _PER_ROW_BYTES = 8_192, 256
 """Generous guesses of what Parquet adds to contents."""
 _ELSEWHERE = "its content is in an earlier pack"
@@ -57,9 +54,7 @@ class Content:
         """Write the file, gzipped where its name ends so; InputError where the content is damaged."""
         try:
             raw = pa.Codec("zstd").decompress(self.packed, self.size_bytes, asbytes=True)
-            if raw.startswith(f'{{"{_COLUMNS}"'.encode()):
-                raw = _read_columns(json.loads(raw))
-        except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
+        except (pa.ArrowException, OSError) as error:
             raise InputError(
                 f"damaged content ({error})",
                 place=f"{path.parent.name}/{path.name}",
@@ -67,26 +62,6 @@ class Content:
             ) from None
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(gzip.compress(raw, 6, mtime=0) if path.suffix == ".gz" else raw)
-
-
-def _read_columns(packed: Mapping[str, Any]) -> bytes:
-    """Return the JSON of a content that holds its long list as columns, by groups of rows with the same keys."""
-    groups = []
-    for group in packed["rows"]["groups"]:
-        columns = [_read_column(column) for column in group["columns"]]
-        rows: list[Any] = [] if group["keys"] is None else [{} for _ in columns[0]]
-        for keys, column in zip(group["keys"] or (), columns, strict=False):
-            for row, value in zip(rows, column, strict=True):
-                (row if len(keys) == 1 else row.setdefault(keys[0], {}))[keys[-1]] = value
-        groups.append(iter(rows or columns[0]))
-    rows = [next(groups[number]) for number in packed["rows"]["order"]]
-    return json.dumps({**packed["rest"], packed[_COLUMNS]: rows}, separators=(",", ":")).encode()
-
-
-def _read_column(column: Mapping[str, list[Any]]) -> list[Any]:
-    if "thousandths" in column:
-        return [whole / 1000 for whole in itertools.accumulate(column["thousandths"])]
-    return list(column.get("values") or itertools.accumulate(column.get("differences", [])))
 
 
 @dataclass

@@ -78,6 +78,7 @@ def calibrate_workload(
     ranks = _check_plans(experiments, by_name)
     _check_devices(device, ranks)
     facts = read_json(partition)
+    sharded = any(p.get("sharding", "none") in UNIT_SHARDINGS for p in by_name.values())
     job: dict[str, Any] = {
         "workload": dict(row),
         "experiments": [dict(e) for e in experiments],
@@ -86,7 +87,11 @@ def calibrate_workload(
         "warm_up": warm_up,
         "rounds": rounds,
         "seed": seed,
-        **_plan_session(ranks, facts, by_name),
+        "ranks": ranks,
+        "sharded": sharded,
+        "stages": facts["stages"],
+        "traced_batches": [int(b) for b in facts["traced_steps_s"]],
+        "collectives": sweep_sizes(facts["parameter_bytes"], sharded) if ranks > 1 else {},
     }
     with exclusive_measurement("calibrate"), tempfile.TemporaryDirectory() as temporary:
         job["folder"] = temporary
@@ -105,20 +110,6 @@ def calibrate_workload(
     found = pd.concat(events) if events else pd.DataFrame(columns=columns)
     with atomic_path(Path(record) / "events.parquet") as path:
         found.to_parquet(path)
-
-
-def _plan_session(
-    ranks: int, facts: Mapping[str, Any], plans: Mapping[str, Mapping[str, Any]]
-) -> dict[str, Any]:
-    """Return what partition and plans decide of a session: stages, traced batches, sweep."""
-    sharded = any(plan.get("sharding", "none") in UNIT_SHARDINGS for plan in plans.values())
-    return {
-        "sharded": sharded,
-        "ranks": ranks,
-        "stages": facts["stages"],
-        "traced_batches": [int(b) for b in facts["traced_steps_s"]],
-        "collectives": sweep_sizes(facts["parameter_bytes"], sharded) if ranks > 1 else {},
-    }
 
 
 def _check_plans(

@@ -39,15 +39,13 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
     _device_handler,
 )
-from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile, record_function
 from torch.utils._pytree import tree_leaves
 
 from trioflow.base.errors import InputError
 from trioflow.base.provenance import stamp, write_json
 from trioflow.trace.capture.training_step import TrainingStep
-from trioflow.trace.capture.workload import describe_model, module_annotations, note_parameters
+from trioflow.trace.capture.workload import describe_model, profile_with_tensors
 from trioflow.trace.facts import UNTIMED
-from trioflow.trace.profile.events import STEP
 from trioflow.trace.profile.kineto import ABSENT
 from trioflow.trace.profile.merge import merge_trace
 from trioflow.trace.store import Trace
@@ -144,20 +142,9 @@ def profile_fake_step(
     """Profile one step inside a fake mode, and write both files as `trioflow.trace.capture.workload` does."""
     with tempfile.TemporaryDirectory() as temporary:
         nodes, events = Path(temporary) / "nodes.json", Path(temporary) / "events.json"
-        observer = ExecutionTraceObserver().register_callback(str(nodes))
-        with (
-            module_annotations(model),
-            profile(
-                activities=[ProfilerActivity.CPU],
-                record_shapes=True,
-                execution_trace_observer=observer,
-            ) as profiler,
-        ):
-            mode.calls = []
-            with record_function(STEP):
-                note_parameters(model)
-                step()
-            calls, mode.calls = mode.calls, None
+        mode.calls = []
+        profiler = profile_with_tensors(step, model, nodes)
+        calls, mode.calls = mode.calls, None
         profiler.export_chrome_trace(str(events))
         kineto, trace = json.loads(events.read_text()), json.loads(nodes.read_text())
     kineto["traceEvents"] = list(_without_fakes(kineto["traceEvents"]))

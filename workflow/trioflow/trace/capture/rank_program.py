@@ -138,7 +138,7 @@ class ProgramRecorder(TorchDispatchMode):  # type: ignore[misc]  # mypy does not
         one.inputs = [ref for place, value in order for ref in _refer(value, place)]
         outputs = result if isinstance(result, tuple) else (result,)
         one.outputs = [ref for place, value in enumerate(outputs) for ref in _refer(value, place)]
-        one.written = _find_written(schema) if communicates else _written(schema)
+        one.written = _find_written(schema)
         self._join(one)
         place = len(self.operators)
         message = _describe_message(name, given, result) if communicates else None
@@ -226,11 +226,6 @@ class _Places:
         self._updates = False
 
 
-def host_clock() -> float:
-    """Return the host's clock [s]."""
-    return time.perf_counter()
-
-
 def device_clock() -> torch.cuda.Event:
     """Return a mark in the current stream of the GPU, to be read once the step is done."""
     mark = torch.cuda.Event(enable_timing=True)
@@ -255,12 +250,6 @@ def _refer(value: Any, place: int) -> list[TensorRef]:
             storage, shape = one.untyped_storage()._cdata, tuple(map(int, one.shape))
             found.append(TensorRef(id(one), storage, one.element_size(), shape, kind, place))
     return found
-
-
-def _written(schema: Any) -> frozenset[int]:
-    """Return the arguments that a call writes into."""
-    marked = (a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
-    return frozenset(place for place, writes in enumerate(marked) if writes)
 
 
 def _describe_message(name: str, given: dict[str, Any], result: Any) -> dict[str, Any] | None:
@@ -304,11 +293,12 @@ def _describe_message(name: str, given: dict[str, Any], result: Any) -> dict[str
 
 
 def _find_written(schema: Any) -> frozenset[int]:
-    """Return the arguments that a call that communicates writes into."""
+    """Return the arguments that a call writes into; schemas of messages do not say it."""
     space, _, call = schema.name.partition("::")
-    if space != "c10d":
-        return _written(schema)
-    return frozenset() if call in _SILENT else frozenset([0])
+    if space == "c10d":
+        return frozenset(() if call in _SILENT else (0,))
+    marked = (a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
+    return frozenset(place for place, writes in enumerate(marked) if writes)
 
 
 def _find_group(given: dict[str, Any]) -> dist.ProcessGroup:
@@ -474,7 +464,14 @@ def capture_rank(
         **_describe(row, batch, where, times_s, timed),
         **({"target": target} if where == DEVICE or not timed else {}),
         **({"causal_attention": masks == {True}} if masks else {}),
-        **_describe_program(recorder, rank, world_size),
+        "optimizer": recorder.optimizer,
+        "program": {
+            "rank": rank,
+            "world_size": world_size,
+            "streams": recorder.streams.list_streams(),
+            "waits": recorder.streams.list_waits(),
+        },
+        "communication": recorder.messages,
     }
     if timed:
         _set_times(recorder, spans_s, float(facts["step_time_s"]))
@@ -581,19 +578,6 @@ class _TorchWithValues:
         return _keep_values(found) if isinstance(found, BuiltinFunctionType) else found
 
 
-def _describe_program(recorder: ProgramRecorder, rank: int, world_size: int) -> dict[str, Any]:
-    """Return what was recorded of a step while it ran: its optimizer, its streams, its messages."""
-    streams = recorder.streams
-    return {
-        "optimizer": recorder.optimizer,
-        "program": {
-            "rank": rank, "world_size": world_size,
-            "streams": streams.list_streams(), "waits": streams.list_waits(),
-        },
-        "communication": recorder.messages,
-    }  # fmt: skip
-
-
 def _make_step(row: Mapping[str, Any], batch: int) -> Callable[[], Any]:
     """Call the user's function and return the step that it makes."""
     made = call_user_function({**row, "batch": batch})
@@ -610,7 +594,7 @@ def _run(
     step: Callable[[], Any], where: str, timed: bool
 ) -> tuple[ProgramRecorder, list[float], list[list[float]]]:
     """Return a recorded step, and of several the times without recorder and of each operator [s]."""
-    clock = {"cpu": host_clock, "cuda": device_clock}.get(where) if timed else None
+    clock = {"cpu": time.perf_counter, "cuda": device_clock}.get(where) if timed else None
     times_s: list[float] = []
     spans_s: list[list[float]] = []
     for _ in range(_WARM_UP):

@@ -83,25 +83,22 @@ def _compress(plain: Path, path: Path) -> None:
         shutil.copyfileobj(source, packed)
 
 
-def _profile_with_tensors(
-    step: Callable[[], None], model: torch.nn.Module, folder: Path, device: str
-) -> None:
-    """Profile one step with shapes, modules and the execution trace."""
+def profile_with_tensors(
+    step: Callable[[], None], model: torch.nn.Module, nodes: Path, device: str = "cpu"
+) -> Any:
+    """Return the profiler of one step with shapes and modules; its execution trace goes into ``nodes``."""
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device == "cuda" else [])
-    with tempfile.TemporaryDirectory() as temporary:
-        raw = Path(temporary) / "execution_trace.json"
-        observer = ExecutionTraceObserver().register_callback(str(raw))
-        with (
-            module_annotations(model),
-            profile(
-                activities=activities, record_shapes=True, execution_trace_observer=observer
-            ) as profiler,
-            record_function(STEP),
-        ):
-            note_parameters(model)
-            step()
-        _export(profiler, folder / "kineto.json.gz")
-        _compress(raw, folder / "execution_trace.json.gz")
+    observer = ExecutionTraceObserver().register_callback(str(nodes))
+    with (
+        module_annotations(model),
+        profile(
+            activities=activities, record_shapes=True, execution_trace_observer=observer
+        ) as profiler,
+        record_function(STEP),
+    ):
+        note_parameters(model)
+        step()
+    return profiler
 
 
 def choose_device(device: str) -> str:
@@ -195,7 +192,12 @@ def capture_workload(
         _profile_steps(step, 1, folder / "kineto_steps.json.gz", device)  # first use is slow
         _profile_steps(step, profiled_steps, folder / "kineto_steps.json.gz", device)
         times += [_time(step) for _ in range(timed_steps // 2)]
-        _profile_with_tensors(step, workload.model, folder, device)
+        with tempfile.TemporaryDirectory() as temporary:
+            nodes = Path(temporary) / "nodes.json"
+            _export(
+                profile_with_tensors(step, workload.model, nodes, device), folder / "kineto.json.gz"
+            )
+            _compress(nodes, folder / "execution_trace.json.gz")
     facts = {
         "batch": batch,
         "device": device,

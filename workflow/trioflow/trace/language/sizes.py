@@ -346,40 +346,34 @@ class LanguageModel:
             least = 0 if cell.name in _OPTIONAL else 1
             if cell.type == "int" and value < least:
                 raise InputError(f"{cell.name} {value} is below {least}", file=place)
-        if self.layers > _MOST_LAYERS:
-            raise InputError(
-                f"{self.layers:,} layers", file=place, fix=f"give {_MOST_LAYERS:,} layers or fewer"
-            )
-        if self.heads % self.kv_heads:
-            raise InputError(
-                f"{self.kv_heads} heads of keys and values do not divide {self.heads} heads",
-                file=place,
-            )
-        if not min(self.experts, 1) <= self.experts_per_token <= self.experts:
-            raise InputError(
+        sizes = (self.rotary_size, self.value_size)
+        refused = (
+            (self.layers > _MOST_LAYERS, f"{self.layers:,} layers, and {_MOST_LAYERS:,} are the most"),
+            (self.heads % self.kv_heads, f"{self.kv_heads} heads of keys and values do not divide {self.heads} heads"),
+            (
+                not min(self.experts, 1) <= self.experts_per_token <= self.experts,
                 f"{self.experts_per_token} experts a token cannot be chosen of {self.experts}",
-                file=place,
-            )
-        if self.dense_layers and not (
-            self.experts and self.dense_layers < self.layers and self.dense_feed_forward
-        ):
-            raise InputError(
+            ),
+            (
+                self.dense_layers and not (self.experts and self.dense_layers < self.layers and self.dense_feed_forward),
                 f"{self.dense_layers} first blocks without experts, of {self.layers} with {self.experts} experts"
                 f" and a feed-forward layer of {self.dense_feed_forward}",
-                file=place,
-            )
-        sizes = (self.rotary_size, self.value_size)
-        if self.latent and not (0 < self.rotary_size < self.head_size and self.value_size):
-            raise InputError(
+            ),
+            (
+                self.latent and not (0 < self.rotary_size < self.head_size and self.value_size),
                 f"latent attention with rotary_size and value_size {sizes} of {self.head_size}",
-                file=place,
-            )
-        if not self.latent and (self.query_latent or any(sizes)):
-            raise InputError("sizes of latent attention without a latent width", file=place)
-        if (self.positions == "learned") != (self.longest > 0):
-            raise InputError(
-                f"{self.positions} positions with a table of {self.longest}", file=place
-            )
+            ),
+            (
+                not self.latent and (self.query_latent or any(sizes)),
+                "sizes of latent attention without a latent width",
+            ),
+            (
+                (self.positions == "learned") != (self.longest > 0),
+                f"{self.positions} positions with a table of {self.longest}",
+            ),
+        )  # fmt: skip
+        for problem in (text for impossible, text in refused if impossible):
+            raise InputError(problem, file=place)
         return self
 
 

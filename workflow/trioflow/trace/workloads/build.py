@@ -74,14 +74,21 @@ ATTENTION = "trioflow_unmasked_sdpa"
 
 @dataclass(frozen=True)
 class Architecture:
-    """A family of models: its classes in transformers and how Megatron splits it."""
+    """A family of models: its classes in transformers, how Megatron splits it, and the chain of its modules.
+
+    An encoder-decoder is no chain: each decoder block reads the encoder's output.
+    """
 
     config: str
     model: str
     depth: tuple[str, ...]
     tensor_split: Mapping[str, str]
     longest: str = ""
-    encoder_decoder: bool = False
+    # Paths of the embedding's modules, of the blocks, and of the head's modules; of rotary positions.
+    embedding: tuple[str, ...] = ()
+    blocks: str = ""
+    head: tuple[str, ...] = ()
+    rotary: str = ""
 
 
 @dataclass(frozen=True)
@@ -123,18 +130,21 @@ _T5 = {
 }
 
 _ARCHITECTURES = {
-    "gpt2": Architecture("GPT2Config", "GPT2LMHeadModel", ("n_layer",), _GPT2, "n_positions"),
+    "gpt2": Architecture(
+        "GPT2Config", "GPT2LMHeadModel", ("n_layer",), _GPT2, "n_positions",
+        ("transformer.wte", "transformer.wpe", "transformer.drop"), "transformer.h",
+        ("transformer.ln_f", "lm_head"),
+    ),
     "bert": Architecture(
-        "BertConfig", "BertForMaskedLM", ("num_hidden_layers",), _BERT, "max_position_embeddings"
+        "BertConfig", "BertForMaskedLM", ("num_hidden_layers",), _BERT, "max_position_embeddings",
+        ("bert.embeddings",), "bert.encoder.layer", ("cls",),
     ),
     "llama": Architecture(
-        "LlamaConfig", "LlamaForCausalLM", ("num_hidden_layers",), _LLAMA, "max_position_embeddings"
+        "LlamaConfig", "LlamaForCausalLM", ("num_hidden_layers",), _LLAMA, "max_position_embeddings",
+        ("model.embed_tokens", "model.rotary_emb"), "model.layers", ("model.norm", "lm_head"), "model.rotary_emb",
     ),
     # Positions are relative, so there is no longest sequence.
-    "t5": Architecture(
-        "T5Config", "T5ForConditionalGeneration", ("num_layers", "num_decoder_layers"), _T5,
-        encoder_decoder=True,
-    ),
+    "t5": Architecture("T5Config", "T5ForConditionalGeneration", ("num_layers", "num_decoder_layers"), _T5),
 }  # fmt: skip
 
 MODELS = {
@@ -169,7 +179,7 @@ def build_transformers(row: Mapping[str, Any]) -> Recipe:
         # A T5 configuration ties the embeddings whatever it says; FLAN-T5's are not tied.
         config.tie_word_embeddings = published.tied
         model = _instantiate(library, kind.model, config)
-    if kind.encoder_decoder:
+    if not kind.blocks:
         # Untying the head also unties the two halves' tables, which published models share.
         model.set_input_embeddings(model.get_input_embeddings())
     if not published.tied:
@@ -182,15 +192,15 @@ def build_transformers(row: Mapping[str, Any]) -> Recipe:
             fix="use a shorter sequence",
         )
     split = {p: k for p, k in kind.tensor_split.items() if _matches(model, p)}
-    if kind.encoder_decoder:
+    if not kind.blocks:
         batches = _encoder_decoder_batches(sequence, int(config.vocab_size))
         return Recipe(model, batches, mean_cross_entropy, tensor_split=split)
-    stages = STAGES[published.architecture](model)
 
     def make_batch(batch: int, seed: int, device: str) -> tuple[Any, Any]:
         return make_tokens(batch, sequence, int(config.vocab_size), seed, device)
 
-    return Recipe(model, make_batch, mean_cross_entropy, stages.units, split, stages.make_unit)
+    units, make_unit = _cut_chain(model, kind)
+    return Recipe(model, make_batch, mean_cross_entropy, units, split, make_unit)
 
 
 def _encoder_decoder_batches(
@@ -283,63 +293,28 @@ class LayerBlock(nn.Module):
         return out[0] if isinstance(out, tuple) else out
 
 
-@dataclass(frozen=True)
-class Stages:
-    """A chain of units: their modules, and how to build one of them."""
-
-    units: dict[str, list[str]]
-    make_unit: Callable[[str], nn.Module]
-
-
-def _chain(
-    model: nn.Module,
-    embedding: list[str],
-    blocks: str,
-    head: list[str],
-    make_embedding: Callable[[], nn.Module],
-    rotary: str = "",
-) -> Stages:
-    """Describe embedding, blocks and head of a model by the paths of their modules."""
-    paths = [f"{blocks}.{name}" for name, _ in model.get_submodule(blocks).named_children()]
-    units = {"embedding": embedding, **{path: [path] for path in paths}, "head": head}
+def _cut_chain(
+    model: nn.Module, kind: Architecture
+) -> tuple[dict[str, list[str]], Callable[[str], nn.Module]]:
+    """Return the units of a model that is a chain, by the paths of their modules, and what makes one of them."""
+    names = [
+        f"{kind.blocks}.{name}" for name, _ in model.get_submodule(kind.blocks).named_children()
+    ]
+    units = {
+        "embedding": [*kind.embedding],
+        **{name: [name] for name in names},
+        "head": [*kind.head],
+    }
 
     def make_unit(unit: str) -> nn.Module:
+        modules = [model.get_submodule(path) for path in units[unit]]
         if unit == "embedding":
-            return make_embedding()
+            return _PositionedEmbedding(*modules) if len(modules) > 2 else modules[0]
         if unit == "head":
-            return nn.Sequential(*(model.get_submodule(path) for path in head))
-        return LayerBlock(
-            model.get_submodule(unit), model.get_submodule(rotary) if rotary else None
-        )
+            return nn.Sequential(*modules)
+        return LayerBlock(modules[0], model.get_submodule(kind.rotary) if kind.rotary else None)
 
-    return Stages(units, make_unit)
-
-
-def _gpt2(model: nn.Module) -> Stages:
-    paths = [f"transformer.{name}" for name in ("wte", "wpe", "drop")]
-    return _chain(
-        model, paths, "transformer.h", ["transformer.ln_f", "lm_head"],
-        lambda: _PositionedEmbedding(*(model.get_submodule(path) for path in paths)),
-    )  # fmt: skip
-
-
-def _bert(model: nn.Module) -> Stages:
-    path = "bert.embeddings"
-    return _chain(
-        model, [path], "bert.encoder.layer", ["cls"], lambda: model.get_submodule(path)
-    )  # fmt: skip
-
-
-def _llama(model: nn.Module) -> Stages:
-    token, rotary = "model.embed_tokens", "model.rotary_emb"
-    return _chain(
-        model, [token, rotary], "model.layers", ["model.norm", "lm_head"],
-        lambda: model.get_submodule(token), rotary,
-    )  # fmt: skip
-
-
-STAGES: dict[str, Callable[[nn.Module], Stages]] = {"gpt2": _gpt2, "bert": _bert, "llama": _llama}
-"""How to cut a model of each architecture that is a chain."""
+    return units, make_unit
 
 
 _TARGETS = (
