@@ -231,24 +231,6 @@ class Data:
         return torch.randint(limit, shape, device=self.device)
 
 
-def _gemm(p: Point, data: Data) -> Case:
-    a, b = data.floats(p["m"], p["k"], grad=False), data.floats(p["k"], p["n"], grad=False)
-    return Case(lambda: torch.mm(a, b), [a, b], 2 * p["m"] * p["n"] * p["k"])
-
-
-def _bmm(p: Point, data: Data) -> Case:
-    a = data.floats(p["b"], p["m"], p["k"], grad=False)
-    b = data.floats(p["b"], p["k"], p["n"], grad=False)
-    return Case(lambda: torch.bmm(a, b), [a, b], 2 * p["b"] * p["m"] * p["n"] * p["k"])
-
-
-def _linear(p: Point, data: Data) -> Case:
-    x = data.floats(p["tokens"], p["inputs"])
-    weight, bias = data.floats(p["outputs"], p["inputs"]), data.floats(p["outputs"])
-    flop = 2 * p["tokens"] * p["inputs"] * p["outputs"]
-    return Case(lambda: F.linear(x, weight, bias), [x, weight, bias], flop)
-
-
 def _conv2d(p: Point, data: Data) -> Case:
     x = data.floats(p["batch"], p["channels"], p["height"], p["width"], grad=False)
     shape = (p["outputs"], p["channels"] // p["groups"], p["kernel"], p["kernel"])
@@ -341,17 +323,6 @@ _REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def _embedding(p: Point, data: Data) -> Case:
-    tokens = data.indices(p["vocabulary"], p["tokens"])
-    table = data.floats(p["vocabulary"], p["width"])
-    return Case(lambda: F.embedding(tokens, table), [tokens, table])
-
-
-def _cross_entropy(p: Point, data: Data) -> Case:
-    x, targets = data.floats(p["rows"], p["classes"]), data.indices(p["classes"], p["rows"])
-    return Case(lambda: F.cross_entropy(x, targets), [x, targets])
-
-
 def _cat(p: Point, data: Data) -> Case:
     parts = [data.floats(p["elements"]) for _ in range(p["tensors"])]
     return Case(lambda: torch.cat(parts), parts)
@@ -416,28 +387,53 @@ def _launch(p: Point, data: Data) -> Case:
 
 
 def _of(
-    sizes: tuple[tuple[str, ...], ...], function: Callable[..., Tensor]
+    sizes: tuple[tuple[str, ...], ...],
+    function: Callable[..., Tensor],
+    flop: Callable[[Point], int] = lambda p: 0,
+    grad: bool = True,
 ) -> Callable[[Point, Data], Case]:
-    """Return what builds a case of a function of the point and of tensors, by the names of their sizes."""
+    """Return what builds a case of a function of the point and of tensors, by the names of their sizes.
+
+    Whole numbers below a limit have its name, behind ``<``, before those of their sizes. ``flop``: 0 where no formula
+    applies.
+    """
 
     def build(p: Point, data: Data) -> Case:
-        inputs = [data.floats(*(p[name] for name in names)) for names in sizes]
-        return Case(lambda: function(p, *inputs), inputs)
+        inputs = [
+            data.indices(p[names[0][1:]], *(p[name] for name in names[1:]))
+            if names[0].startswith("<")
+            else data.floats(*(p[name] for name in names), grad=grad)
+            for names in sizes
+        ]
+        return Case(lambda: function(p, *inputs), inputs, flop(p) or None)
 
     return build
 
 
 _ROWS, _IMAGES = ("rows", "width"), ("batch", "channels", "height", "width")
+_GEMM = _of(
+    (("m", "k"), ("k", "n")), lambda p, a, b: torch.mm(a, b),
+    lambda p: int(2 * p["m"] * p["n"] * p["k"]), grad=False,
+)  # fmt: skip
 _BUILDERS: dict[str, Callable[[Point, Data], Case]] = {
     "device_copy": _copy("device", "device"),
     "device_fill": _fill,
-    "matmul_ceiling": _gemm,
+    "matmul_ceiling": _GEMM,
     "host_to_device": _copy("host", "device"),
     "device_to_host": _copy("device", "host"),
     "launch": _launch,
-    "gemm": _gemm,
-    "bmm": _bmm,
-    "linear": _linear,
+    "gemm": _GEMM,
+    "bmm": _of(
+        (("b", "m", "k"), ("b", "k", "n")),
+        lambda p, a, b: torch.bmm(a, b),
+        lambda p: int(2 * p["b"] * p["m"] * p["n"] * p["k"]),
+        grad=False,
+    ),
+    "linear": _of(
+        (("tokens", "inputs"), ("outputs", "inputs"), ("outputs",)),
+        lambda p, x, w, b: F.linear(x, w, b),
+        lambda p: int(2 * p["tokens"] * p["inputs"] * p["outputs"]),
+    ),
     "conv2d": _conv2d,
     "attention": _attention,
     "layer_norm": _of(
@@ -447,8 +443,14 @@ _BUILDERS: dict[str, Callable[[Point, Data], Case]] = {
     "batch_norm": _batch_norm,
     "elementwise": _elementwise,
     "reduction": _of((_ROWS,), lambda p, x: _REDUCTIONS[p["function"]](x)),
-    "embedding": _embedding,
-    "cross_entropy": _cross_entropy,
+    "embedding": _of(
+        (("<vocabulary", "tokens"), ("vocabulary", "width")),
+        lambda p, tokens, table: F.embedding(tokens, table),
+    ),
+    "cross_entropy": _of(
+        (("rows", "classes"), ("<classes", "rows")),
+        lambda p, x, targets: F.cross_entropy(x, targets),
+    ),
     "max_pool2d": _of((_IMAGES,), lambda p, x: F.max_pool2d(x, p["kernel"], p["stride"])),
     "cat": _cat,
     "optimizer": _optimizer,

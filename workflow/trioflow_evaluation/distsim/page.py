@@ -311,36 +311,23 @@ STEP_ERROR, ACTIVITY_ERROR, TIMESTAMP_ERROR = 0.0351, 0.0419, 0.0171
 """DistSim's own on 4 to 16 A40: the largest step error, activity error and median timestamp error."""
 
 
-def draw_analytical(analytical: pd.DataFrame) -> Figure:
-    """Draw the analytical model's step errors (``ANALYTICAL`` with ``error``), DistSim's mean and worst on both sides."""
-    rows = analytical.assign(error=100 * analytical["error"], who="best rates against measured")
-    references = [
-        (100 * ANALYTICAL_MEAN, f"mean of DistSim, on other cases ({ANALYTICAL_MEAN:.1%})"),
-        (100 * ANALYTICAL_WORST, f"worst of DistSim, on other cases ({ANALYTICAL_WORST:.1%})"),
+def draw_errors(rows: pd.DataFrame, label: str, **references: float) -> Figure:
+    """Draw signed or absolute errors (``error``) of every experiment by ``who``, DistSim's own on both sides, by what they are."""
+    places = [
+        (100 * error, f"{what} of DistSim, on other cases ({error:.2%})")
+        for what, error in references.items()
     ]
-    return draw_lines(rows, "error", "experiment", "who", _STEP_LABEL, references=references)
+    drawn = rows.assign(error=100 * rows["error"])
+    return draw_lines(drawn, "error", "experiment", "who", label, references=places)
 
 
-def draw_step_errors(activity: pd.DataFrame) -> Figure:
-    """Draw every experiment's signed step error (``ACTIVITY``), with DistSim's largest on both sides."""
-    rows = activity.drop_duplicates("experiment")
-    rows = rows.assign(error=100 * rows["step_error"], who="simulated against measured")
-    references = [(100 * STEP_ERROR, f"largest of DistSim, on other cases ({STEP_ERROR:.2%})")]
-    return draw_lines(rows, "error", "experiment", "who", _STEP_LABEL, references=references)
-
-
-def draw_activity(activity: pd.DataFrame) -> Figure:
-    """Draw every rank's activity error (``ACTIVITY``), and how much rounds differ among themselves."""
+def list_activity(activity: pd.DataFrame) -> pd.DataFrame:
+    """Return every rank's activity error (``ACTIVITY``), and how much rounds differ among themselves."""
     ranks = "rank " + activity["rank"].astype(str)
-    drawn = pd.concat([
-        activity.assign(error=100 * activity["activity_error"], who=ranks),
-        activity.assign(error=100 * activity["rank_spread"], who=ranks + ": rounds from their median"),
+    return pd.concat([
+        activity.assign(error=activity["activity_error"], who=ranks),
+        activity.assign(error=activity["rank_spread"], who=ranks + ": rounds from their median"),
     ])  # fmt: skip
-    references = [
-        (100 * ACTIVITY_ERROR, f"largest of DistSim, on other cases ({ACTIVITY_ERROR:.2%})")
-    ]
-    label = "mean deviation of starts and ends of operators [% of the step]"
-    return draw_lines(drawn, "error", "experiment", "who", label, references=references)
 
 
 def draw_timestamps(timestamps: pd.DataFrame) -> Figure:
@@ -509,10 +496,14 @@ def _compare(
 
 def _draw(found: _DistsimTables, folder: Path, search: Path) -> None:
     """Draw every figure into a folder, and copy the one of the search."""
+    steps = found.activity.drop_duplicates("experiment")
+    steps = steps.assign(error=steps["step_error"], who="simulated against measured")
+    rates = found.analytical.assign(who="best rates against measured")
+    activity = "mean deviation of starts and ends of operators [% of the step]"
     drawn = {
-        "distsim03": draw_analytical(found.analytical),
-        "distsim08": draw_step_errors(found.activity),
-        "distsim09": draw_activity(found.activity),
+        "distsim03": draw_errors(rates, _STEP_LABEL, mean=ANALYTICAL_MEAN, worst=ANALYTICAL_WORST),
+        "distsim08": draw_errors(steps, _STEP_LABEL, largest=STEP_ERROR),
+        "distsim09": draw_errors(list_activity(found.activity), activity, largest=ACTIVITY_ERROR),
         "distsim10": draw_timestamps(found.timestamps),
         "distsim11": draw_throughput(found.throughput),
     }

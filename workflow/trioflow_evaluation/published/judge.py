@@ -193,6 +193,10 @@ def _judge(
     }  # fmt: skip
 
 
+_OF_ONE_GPU = ("workload", "platform", "gpu", "mode", "traces")
+"""What a row shares with that of one of its GPUs, at the same batch a GPU."""
+
+
 def _predict_oracle(
     case: PreparedCase, source: PublishedSource, siblings: Sequence[PreparedCase]
 ) -> float | None:
@@ -213,18 +217,18 @@ def _predict_oracle(
             if (name,) == row.traces:
                 return case.predict().step_time_s
             return prepare_case(row, source, traces=(name,)).predict().step_time_s
-    alone = next((one for one in siblings if _is_alone(one.row, row)), None)
+    alone = next(
+        (
+            one for one in siblings
+            if all(getattr(one.row, key) == getattr(row, key) for key in _OF_ONE_GPU)
+            and one.row.ranks == 1 and one.row.batch * row.ranks == row.batch
+        ),
+        None,
+    )  # fmt: skip
     if alone is None or plan.data == 1:
         return None
     measured_s = read_measured(alone.row, source.data_folder).time_s
     return case.predict_changed(Settings(compute=measured_s / alone.predict().step_time_s))
-
-
-def _is_alone(one: PublishedRow, row: PublishedRow) -> bool:
-    """Return whether a row is one GPU of another, at the same batch a GPU."""
-    keys = ("workload", "platform", "gpu", "mode", "traces")
-    same = all(getattr(one, key) == getattr(row, key) for key in keys)
-    return same and one.ranks == 1 and one.batch * row.ranks == row.batch
 
 
 def describe_learning(case: PreparedCase) -> str:
@@ -280,19 +284,18 @@ def read_measured(row: PublishedRow, data_folder: str | Path) -> Measured:
 
 
 def _read_throughput(device: str, row: PublishedRow) -> Measured:
-    entries = read_table(THROUGHPUT)
-    for entry in entries:
-        if entry["device"] == device and int(entry["gpus"]) == row.ranks:
-            if int(entry["batch_per_gpu"]) * row.ranks != row.batch:
-                raise InputError(
-                    f"{row.case} asks for {row.batch} samples, measured were "
-                    f"{entry['batch_per_gpu']} on each of {row.ranks} GPUs", file=THROUGHPUT,
-                )  # fmt: skip
-            return Measured(row.batch / float(entry["images_per_s"]), entry["source"])
-    known = sorted({entry["device"] for entry in entries})
-    raise InputError(
-        f"no throughput of {row.ranks} x {device!r}", file=THROUGHPUT, fix=f"use {', '.join(known)}"
-    )
+    entries = {(entry["device"], int(entry["gpus"])): entry for entry in read_table(THROUGHPUT)}
+    entry = entries.get((device, row.ranks))
+    if entry is None:
+        known = ", ".join(sorted({name for name, _ in entries}))
+        problem = f"no throughput of {row.ranks} x {device!r}"
+        raise InputError(problem, file=THROUGHPUT, fix=f"use {known}")
+    if int(entry["batch_per_gpu"]) * row.ranks != row.batch:
+        raise InputError(
+            f"{row.case} asks for {row.batch} samples, measured were "
+            f"{entry['batch_per_gpu']} on each of {row.ranks} GPUs", file=THROUGHPUT,
+        )  # fmt: skip
+    return Measured(row.batch / float(entry["images_per_s"]), entry["source"])
 
 
 PROPORTIONAL, RESCALED = "in proportion to the batch", "as predicted"

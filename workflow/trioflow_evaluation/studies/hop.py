@@ -22,7 +22,6 @@ from trioflow import tables
 from trioflow.base.errors import SimulationError
 from trioflow.base.provenance import stamp
 from trioflow.base.units import ns_to_s
-from trioflow.hardware.machine import Link
 from trioflow.hardware.topologies.grids import build_double_ring, build_ring
 from trioflow.report import style
 
@@ -270,7 +269,8 @@ LATENCY_S = 5e-6
 _BANDWIDTHS_BYTES_PER_S = (1.25e9, 5e9, 12.5e9, 50e9)
 """10, 40, 100 and 400 Gb/s; which one the paper took is not known here."""
 SHOWN_BANDWIDTH_BYTES_PER_S = 12.5e9
-GRAPHS = ("ring-based", "double-ring")
+_GRAPHS = {"ring-based": build_ring, "double-ring": build_double_ring}
+GRAPHS = tuple(_GRAPHS)
 SLOWED = ("sending", "links", "GPUs", "moments")
 """What a worker's factor slows: all that it sends; its links both ways; its computation; or every
 single computation by a factor of its own with the probability 1 / workers."""
@@ -309,18 +309,11 @@ def build_graph(graph: str, workers: int = WORKERS) -> list[Edge]:
     Ring-based: a ring, both ways, and an edge from each worker to the most distant one (TrioSim
     paper, Hop case).
     """
-    links: Sequence[Link]
-    if graph == "ring-based":
-        links = build_ring(workers, 1.0, 0.0, chords=True)
-    elif graph == "double-ring":
-        links = build_double_ring(workers, 1.0, 0.0, chords=True)
-    else:
+    builder = _GRAPHS.get(graph)
+    if builder is None:
         raise SimulationError(f"Hop: no graph is called {graph!r}; known are {', '.join(GRAPHS)}")
-    return [(_read_rank(link.source), _read_rank(link.target)) for link in links]
-
-
-def _read_rank(node: str) -> int:
-    return int(node.removeprefix("rank"))
+    ends = ((link.source, link.target) for link in builder(workers, 1.0, 0.0, chords=True))
+    return [(int(a.removeprefix("rank")), int(b.removeprefix("rank"))) for a, b in ends]
 
 
 def draw_times(

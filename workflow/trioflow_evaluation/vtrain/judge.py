@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -315,9 +314,13 @@ def judge_rows(rows: pd.DataFrame, reduces: AllReduceCurves, checks: pd.DataFram
     fit = calibrate(model, np.arange(len(model.rows)))
     cases, parameters = [], [_parameter_rows(WHOLE, NOTHING, fit.form, fit.values)]
     for name, columns in LEFT_OUT.items():
-        judged, numbers = _leave_out(model, columns)
+        numbers, folds = number_groups(rows, columns), _describe_fold(rows, columns)
+        judged = leave_out(model, numbers)
         cases.append(_case_rows(rows, name, judged, leave_out_ridge(rows, numbers), analytical_s))
-        parameters += _list_parameters(rows, name, columns, numbers, judged)
+        parameters += [
+            _parameter_rows(name, str(folds[numbers == number].iloc[0]), one.form, one.values)
+            for number, one in judged.calibrations.items()
+        ]
     cases.append(_uncalibrated_rows(rows, analytical_s))
     table = pd.concat(cases, ignore_index=True)
     floats = [f.name for f in tables.PUBLISHED_CASES if f.type == FLOAT]
@@ -330,11 +333,6 @@ def judge_rows(rows: pd.DataFrame, reduces: AllReduceCurves, checks: pd.DataFram
 def number_groups(rows: pd.DataFrame, columns: Sequence[str]) -> npt.NDArray[np.int64]:
     """Return which combination of some columns each row has."""
     return np.asarray(rows.groupby(list(columns)).ngroup(), np.int64)
-
-
-def _leave_out(model: StepModel, columns: Sequence[str]) -> tuple[Judged, npt.NDArray[np.int64]]:
-    numbers = number_groups(model.rows, columns)
-    return leave_out(model, numbers), numbers
 
 
 def describe_plans(rows: pd.DataFrame) -> pd.Series:
@@ -396,16 +394,6 @@ def _uncalibrated_rows(rows: pd.DataFrame, analytical_s: Floats) -> pd.DataFrame
         " data sheet's rate, no host; recomputation as in upstream's sample configuration",
     )  # fmt: skip
     return frame.reindex(columns=tables.PUBLISHED_CASES.names)
-
-
-def _list_parameters(
-    rows: pd.DataFrame, name: str, columns: Sequence[str], numbers: Any, judged: Judged
-) -> list[pd.DataFrame]:
-    folds = _describe_fold(rows, columns)
-    return [
-        _parameter_rows(name, str(folds[numbers == number].iloc[0]), one.form, one.values)
-        for number, one in judged.calibrations.items()
-    ]
 
 
 def _parameter_rows(name: str, fold: str, form: Form, values: Floats) -> pd.DataFrame:

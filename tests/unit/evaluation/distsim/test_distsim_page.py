@@ -20,8 +20,9 @@ from trioflow.sweeps.workshop import OK, PREDICTED, make_frame
 from trioflow_evaluation.distsim.page import (
     CAPTIONS,
     build_distsim_page,
-    draw_activity,
+    draw_errors,
     draw_timestamps,
+    list_activity,
     read_benchmarks,
 )
 from trioflow_evaluation.distsim.recorded import find_best_rates, predict_by_rates
@@ -152,7 +153,7 @@ def test_a_run_of_single_ranks_or_without_benchmarks_leaves_nothing(tmp_path) ->
 
 def test_figures_show_every_experiment_and_rank(built) -> None:
     found = built[0]
-    (axes,) = draw_activity(found.activity).axes
+    (axes,) = draw_errors(list_activity(found.activity), "error", largest=0.04).axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["x"]
     drawn = {float(x) for dots in axes.collections for x, _ in dots.get_offsets()}
     assert {float(error) for error in found.activity["activity_error"] * 100} <= drawn
