@@ -71,12 +71,18 @@ def calibrate_workload(
     ``cuda`` (NCCL) or ``auto``; ``warm_up``: rounds not kept. Raises MeasurementError when a rank
     fails, there are too few GPUs, or another measurement runs.
     """
+    import torch
+
     from trioflow.trace.capture.workload import choose_device
 
     device = choose_device(device)
     by_name = {str(plan["plan"]): dict(plan) for plan in plans}
     ranks = _check_plans(experiments, by_name)
-    _check_devices(device, ranks)
+    if device == "cuda" and (count := torch.cuda.device_count()) < ranks:
+        raise MeasurementError(
+            f"the experiments need {ranks} GPUs and {count} are present; "
+            "remove the larger plans from experiments.tsv or set device: cpu"
+        )
     facts = read_json(partition)
     sharded = any(p.get("sharding", "none") in UNIT_SHARDINGS for p in by_name.values())
     job: dict[str, Any] = {
@@ -138,18 +144,6 @@ def _check_plans(
     return max(sizes, default=1)
 
 
-def _check_devices(device: str, ranks: int) -> None:
-    if device == "cuda":
-        import torch
-
-        count = torch.cuda.device_count()
-        if count < ranks:
-            raise MeasurementError(
-                f"the experiments need {ranks} GPUs and {count} are present; "
-                "remove the larger plans from experiments.tsv or set device: cpu"
-            )
-
-
 def _run_ranks(ranks: int, folder: Path) -> None:
     """Start one process a rank, wait for all, stop the others when one fails."""
     environment = dict(os.environ)
@@ -167,21 +161,20 @@ def _run_ranks(ranks: int, folder: Path) -> None:
     ]
     deadline = time.monotonic() + TIMEOUT_S
     try:
-        while any(p.poll() is None for p in processes):
-            failed = [r for r, p in enumerate(processes) if p.poll() not in (None, 0)]
+        codes: list[int | None] = [None]
+        while None in codes:
+            time.sleep(0.2)
+            codes = [process.poll() for process in processes]
+            failed = [rank for rank, code in enumerate(codes) if code]
             if failed or time.monotonic() > deadline:
                 what = f"rank {failed[0]} failed" if failed else f"no end after {TIMEOUT_S:.0f} s"
                 raise MeasurementError(f"{what}; its own message stands above")
-            time.sleep(0.2)
     finally:
         for process in processes:
             if process.poll() is None:
                 process.terminate()
         for process in processes:
             process.wait()
-    failed = [r for r, p in enumerate(processes) if p.returncode != 0]
-    if failed:
-        raise MeasurementError(f"rank {failed[0]} failed; its own message stands above")
 
 
 def _save(

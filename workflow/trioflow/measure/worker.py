@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -120,13 +121,8 @@ def time_collective(name: str, size_bytes: int, device: torch.device) -> int:
     if name == "send":
         return _time_repeats(run, count, device) // 2
     compute = _make_compute(_COMPUTE_REPEATS, device)
-
-    def compute_and_run() -> None:
-        compute()
-        run()
-
     alone = _time_repeats(compute, count, device)
-    both = _time_repeats(compute_and_run, count, device)
+    both = _time_repeats(lambda: (compute(), run()), count, device)
     return max(both - alone, LOST_NS)
 
 
@@ -190,7 +186,9 @@ class HostCosts:
         self.sharded = self._shard() if sharded else None
         stage = nn.Sequential(nn.Linear(WIDTH, WIDTH, device=device))
         self.schedule = ScheduleGPipe(
-            PipelineStage(stage, self.rank, self.world, device), MICRO_BATCHES, loss_fn=_mean
+            PipelineStage(stage, self.rank, self.world, device),
+            MICRO_BATCHES,
+            loss_fn=lambda outputs, targets: (outputs - targets).mean(),
         )
         self.optimizers = [
             workload.make_optimizer(m.parameters()) for m in (self.plain, self.split)
@@ -253,16 +251,9 @@ class HostCosts:
         return forward_s, both_s - forward_s
 
     def _pipeline(self) -> None:
-        if self.rank == 0:
-            self.schedule.step(self.inputs)
-        elif self.rank == self.world - 1:
-            self.schedule.step(target=self.inputs, losses=[])
-        else:
-            self.schedule.step()
-
-
-def _mean(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return (outputs - targets).mean()
+        first = (self.inputs,) if self.rank == 0 else ()
+        last = {"target": self.inputs, "losses": []} if self.rank == self.world - 1 else {}
+        self.schedule.step(*first, **({} if first else last))
 
 
 def sample_overlap(device: torch.device, size_bytes: int = 16_000_000) -> float:
@@ -270,15 +261,13 @@ def sample_overlap(device: torch.device, size_bytes: int = 16_000_000) -> float:
     buffer = torch.zeros(size_bytes // 4, device=device)
     compute = _make_compute(_OVERLAPPED_PRODUCTS, device)
 
-    def reduce() -> None:
-        dist.all_reduce(buffer)
-
     def both() -> None:
         work = dist.all_reduce(buffer, async_op=True)
         compute()
         work.wait()
 
-    alone, reduced, together = (_time_repeats(run, 2, device) for run in (compute, reduce, both))
+    runs = (compute, partial(dist.all_reduce, buffer), both)
+    alone, reduced, together = (_time_repeats(run, 2, device) for run in runs)
     return (alone + reduced - together) / max(min(alone, reduced), 1)
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from trioflow.base.errors import InputError, TraceError
 from trioflow.trace.language.megatron import parse_arguments, read_megatron
-from trioflow.trace.language.read import find_configuration, published_models, read_table
+from trioflow.trace.language.read import TABLE, find_configuration, published_models, read_table
 from trioflow.trace.store import load_trace
 
 LLAMA = {
@@ -62,7 +62,7 @@ def write(tmp_path, name, content):
     return path
 
 
-@pytest.mark.parametrize("row", read_table(), ids=lambda row: row["name"])
+@pytest.mark.parametrize("row", read_table(TABLE), ids=lambda row: row["name"])
 def test_models_by_name_have_as_many_parameters_as_published(row):
     model = published_models()[row["name"]]
     within = float(row["published_within"])

@@ -357,7 +357,13 @@ def capture_meta(
         masks: set[bool] = set()
         attention = fused_attention(masks) if target == "cuda" else nullcontext()
         try:
-            model = _profile(chosen, batch, seed, mode, attention, folder)
+            workload = build_workload(chosen, seed, "meta")
+            with mode, attention:
+                _move_to_fake(workload.model)
+                step = TrainingStep(workload, workload.model, batch, _PLACE, seed)
+                step()  # makes the optimizer's states
+                profile_fake_step(step, workload.model, mode, folder)
+                model = describe_model(workload)
         except (
             DataDependentOutputException,
             DynamicOutputShapeException,
@@ -372,24 +378,6 @@ def capture_meta(
         write_json(folder / "environment.json", _describe(row, batch, seed, mode) | model | found)
         trace = merge_trace(folder)
     return _without_times(trace)
-
-
-def _profile(
-    row: Mapping[str, Any],
-    batch: int,
-    seed: int,
-    mode: NotingFakeMode,
-    attention: AbstractContextManager[None],
-    folder: Path,
-) -> dict[str, Any]:
-    """Run a step on fake tensors under the profiler; return the facts of its model."""
-    workload = build_workload(row, seed, "meta")
-    with mode, attention:
-        _move_to_fake(workload.model)
-        step = TrainingStep(workload, workload.model, batch, _PLACE, seed)
-        step()  # makes the optimizer's states
-        profile_fake_step(step, workload.model, mode, folder)
-        return describe_model(workload)
 
 
 def fused_attention(masks: set[bool]) -> AbstractContextManager[Any]:

@@ -130,7 +130,7 @@ def describe_model(workload: Workload) -> dict[str, Any]:
                 "elem_bytes": p.element_size(),
                 "frozen": not p.requires_grad,
             }
-            | _find_shard_dimension(model, n)
+            | ({"shard_dimension": cut} if (cut := _find_shard_dimension(model, n)) else {})
             for n, p in model.named_parameters()
         ],
         "buffers": [
@@ -143,11 +143,9 @@ def describe_model(workload: Workload) -> dict[str, Any]:
     }
 
 
-def _find_shard_dimension(model: torch.nn.Module, name: str) -> dict[str, int]:
-    """Return the dimension that FSDP2 cuts where its module asks for another than the first."""
-    module = model.get_submodule(name.rpartition(".")[0])
-    found = getattr(module, "shard_dimension", 0)
-    return {"shard_dimension": found} if found else {}
+def _find_shard_dimension(model: torch.nn.Module, name: str) -> int:
+    """Return the dimension of a parameter that FSDP2 cuts, 0 unless its module asks for another."""
+    return getattr(model.get_submodule(name.rpartition(".")[0]), "shard_dimension", 0)
 
 
 def _list_heads(model: torch.nn.Module) -> list[int]:
@@ -199,30 +197,23 @@ def capture_workload(
             )
             _compress(nodes, folder / "execution_trace.json.gz")
     facts = {
-        "batch": batch,
-        "device": device,
-        "core": core,
-        "warm_up": warm_up,
-        "step_times_s": times,
-        "warnings": warnings,
-    }
-    write_json(folder / "environment.json", _describe_capture(row, seed, facts) | model_facts)
-
-
-def _describe_capture(row: Mapping[str, Any], seed: int, facts: dict[str, Any]) -> dict[str, Any]:
-    """Return what was captured, where and with what, beside the facts of the run itself."""
-    return {
         **stamp(torch=str(torch.__version__), seed=seed),
-        **facts,
         "workload": str(row["workload"]),
         "row": {key: str(value) for key, value in row.items()},
-        "device_name": device_name(facts["device"]),
+        "batch": batch,
+        "device": device,
+        "device_name": device_name(device),
+        "core": core,
+        "threads": 1,
         "precision": str(row.get("precision", "fp32")),
         "optimizer": str(row["optimizer"]),
-        "threads": 1,
-        "step_time_s": statistics.median(facts["step_times_s"]),
+        "warm_up": warm_up,
+        "step_time_s": statistics.median(times),
+        "step_times_s": times,
         "host": host_environment(),
+        "warnings": warnings,
     }
+    write_json(folder / "environment.json", facts | model_facts)
 
 
 def _time(step: Callable[[], None]) -> float:

@@ -187,12 +187,6 @@ class _HeadLoss(torch.autograd.Function):  # type: ignore[misc]
         return gradient * above, of_weight * above, None
 
 
-def measure_head_loss(x: Tensor, weight: Tensor, meant: Tensor) -> Tensor:
-    """Return the mean cross-entropy of tokens x [tokens, hidden], their scores never in memory together."""
-    # A trace joins backward to the last call before autograd's node, so that one has to read the weight.
-    return _HeadLoss.apply(x, weight.flatten(0, 0), meant)
-
-
 _SOFTMAX = "fused-softmax"
 _WORDS = {"attention": "flash", "fusion": EAGER, "loss": EAGER}
 _FUSED: dict[str, Callable[[], Any]] = {
@@ -490,7 +484,9 @@ class Head(nn.Linear):  # type: ignore[misc]  # mypy does not read torch
     def forward(self, x: Tensor, meant: Tensor) -> Tensor:
         """Score each of x [batch, sequence, hidden], or measure the loss of the words meant."""
         if self.kernels.loss == CHUNKED:
-            return measure_head_loss(x.flatten(0, 1), self.weight, meant.flatten())
+            tokens, words = x.flatten(0, 1), meant.flatten()
+            # A trace joins backward to the last call before autograd's node, so that one has to read the weight.
+            return _HeadLoss.apply(tokens, self.weight.flatten(0, 0), words)
         return super().forward(x)
 
 

@@ -272,7 +272,11 @@ def make_trace(model: LanguageModel, step: LanguageStep) -> Trace:
             if path.exists():
                 return read_pack(path)
         trace = _capture(model, step)
-        _keep(trace, path)
+        # A folder that cannot be written is not an error.
+        with suppress(OSError), TemporaryDirectory() as temporary:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            save_trace(trace, temporary)
+            pack_trace(temporary, path)
     return trace
 
 
@@ -349,11 +353,3 @@ def _capture(model: LanguageModel, step: LanguageStep) -> Trace:
     if model.experts:
         facts = replace(facts, warnings=facts.warn(ROUTER))
     return Trace(trace.operators, trace.tensors, facts)
-
-
-def _keep(trace: Trace, path: Path) -> None:
-    """Write a trace for the next time; a folder that cannot be written is not an error."""
-    with suppress(OSError), TemporaryDirectory() as temporary:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_trace(trace, temporary)
-        pack_trace(temporary, path)

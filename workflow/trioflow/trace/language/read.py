@@ -5,7 +5,6 @@ Language models by transformers' ``config.json``, read as transformers reads it.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import cache
@@ -14,7 +13,7 @@ from typing import Any
 
 from trioflow.base.errors import InputError
 from trioflow.base.input_files import LARGEST_JSON_BYTES, parse_json, parse_yaml, read_text
-from trioflow.base.shipped import read_own_records
+from trioflow.base.shipped import read_own_records, read_table
 from trioflow.trace.language.make import make_trace
 from trioflow.trace.language.megatron import parse_arguments, read_megatron
 from trioflow.trace.language.sizes import (
@@ -245,7 +244,7 @@ def find_configuration(name: str | Path) -> Configuration | None:
 @cache
 def _note_left_out(name: str) -> tuple[str, ...]:
     """Return what a model known by name has and this one has not."""
-    said = next(row["left_out"] for row in read_table() if row["name"] == name)
+    said = next(row["left_out"] for row in read_table(TABLE) if row["name"] == name)
     return (f"{said} is not built, and left out",) if said else ()
 
 
@@ -377,13 +376,7 @@ be from it, where the sizes stand, and what of the model is not built."""
 @cache
 def published_models() -> dict[str, LanguageModel]:
     """Return the models that are known by name."""
-    return {row["name"]: _read_row(row) for row in read_table()}
-
-
-def read_table() -> list[dict[str, str]]:
-    """Return the rows of the table as text."""
-    with TABLE.open(newline="", encoding="utf-8") as stream:
-        return list(csv.DictReader(stream, delimiter="\t"))
+    return {row["name"]: _read_row(row) for row in read_table(TABLE)}
 
 
 def _read_row(row: dict[str, str]) -> LanguageModel:

@@ -191,7 +191,9 @@ def build_transformers(row: Mapping[str, Any]) -> Recipe:
             f"workload {name}: {chosen} reads at most {getattr(config, kind.longest)} tokens, not {sequence}",
             fix="use a shorter sequence",
         )
-    split = {p: k for p, k in kind.tensor_split.items() if _matches(model, p)}
+    # Gated and plain feed-forwards differ.
+    names = [name for name, _ in model.named_modules()]
+    split = {p: k for p, k in kind.tensor_split.items() if filter_names(names, p)}
     if not kind.blocks:
         batches = _encoder_decoder_batches(sequence, int(config.vocab_size))
         return Recipe(model, batches, mean_cross_entropy, tensor_split=split)
@@ -215,15 +217,6 @@ def _encoder_decoder_batches(
         return inputs, targets[:, :sequence].contiguous()
 
     return make_batch
-
-
-def _matches(model: nn.Module, pattern: str) -> bool:
-    """Return whether a pattern names a module; gated and plain feed-forwards differ."""
-    try:
-        model.get_submodule(pattern.replace("*", "0"))
-    except AttributeError:
-        return False
-    return True
 
 
 def _import_transformers(workload: str) -> ModuleType:

@@ -54,10 +54,9 @@ def build_torchvision(row: Mapping[str, Any]) -> Recipe:
 
 def _kind_of(name: str) -> str:
     """Return the architecture of a torchvision model, or nothing."""
-    for prefix in ("resnet", "resnext", "wide_resnet"):
-        if name.startswith(prefix):
-            return "resnet"
-    return next((kind for kind in ("vgg", "densenet") if name.startswith(kind)), "")
+    families = dict.fromkeys(("resnet", "resnext", "wide_resnet"), "resnet")
+    families |= {"vgg": "vgg", "densenet": "densenet"}
+    return next((kind for start, kind in families.items() if name.startswith(start)), "")
 
 
 def _resnet_units(model: nn.Module) -> dict[str, list[str]]:
