@@ -7,6 +7,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import NamedTuple
 
 from trioflow.base.errors import SimulationError
@@ -61,12 +62,8 @@ class _Circuit:
     busy: bool = False
 
 
-@dataclass(eq=False, slots=True)
-class _Request:
-    """A flow that waits for a circuit; the order of arrival is its place in every queue."""
-
-    order: int
-    flow: Flow
+_Request = tuple[int, int, Flow]
+"""A flow that waits for a circuit, behind the order of its arrival (its place in every queue) and its number."""
 
 
 class CircuitNetwork(RoutedNetwork):
@@ -102,7 +99,7 @@ class CircuitNetwork(RoutedNetwork):
         self._reserved: dict[str, dict[int, float]] = {}
         self._leaving: dict[str, dict[int, _Circuit]] = {}
         self._reaching: dict[str, dict[int, _Circuit]] = {}
-        self._arrived = self._numbered = 0
+        self._order, self._numbers = count(), count()
         self.grants: list[_Grant] = []
         """Circuits given to flows so far, in order."""
         self.torn_down = 0
@@ -138,7 +135,7 @@ class CircuitNetwork(RoutedNetwork):
         ends: list[FlowEnd] = []
         while (event_s := self.next_event_s()) <= time_s and event_s < NEVER_S:
             self._now_s = max(self._now_s, event_s)
-            asking: list[tuple[int, _Request]] = []
+            asking: list[_Request] = []
             while self._ends and self._ends[0][0] <= self._now_s:
                 end_s, flow_id = heapq.heappop(self._ends)
                 ends.append(FlowEnd(end_s, self._finish(flow_id, asking)))
@@ -148,18 +145,17 @@ class CircuitNetwork(RoutedNetwork):
         self._now_s = max(self._now_s, time_s)
         return ends
 
-    def _arrive(self, flow: Flow, asking: list[tuple[int, _Request]]) -> None:
+    def _arrive(self, flow: Flow, asking: list[_Request]) -> None:
         """Put a flow in line; one that stays on its device needs no circuit."""
         if flow.source == flow.target:
             self._carry(flow, None, self._now_s, flow.max_rate_bytes_per_s)
             return
-        request = _Request(self._arrived, flow)
-        self._arrived += 1
+        request = (next(self._order), flow.flow_id, flow)
         self._sending.setdefault(flow.source, deque()).append(request)
         self._receiving.setdefault(flow.target, deque()).append(request)
-        heapq.heappush(asking, (request.order, request))
+        heapq.heappush(asking, request)
 
-    def _finish(self, flow_id: int, asking: list[tuple[int, _Request]]) -> Flow:
+    def _finish(self, flow_id: int, asking: list[_Request]) -> Flow:
         """Free what a flow held, and let those ask that may have waited for it."""
         flow, circuit = self._carried.pop(flow_id)
         for index in self._router.route(flow.source, flow.target):
@@ -173,17 +169,17 @@ class CircuitNetwork(RoutedNetwork):
             self._ask_first(flow, asking)
         return flow
 
-    def _ask_first(self, flow: Flow, asking: list[tuple[int, _Request]]) -> None:
+    def _ask_first(self, flow: Flow, asking: list[_Request]) -> None:
         """Let those ask that are first in line where a flow starts and where it ends."""
         for line in (self._sending.get(flow.source), self._receiving.get(flow.target)):
             if line:
-                heapq.heappush(asking, (line[0].order, line[0]))
+                heapq.heappush(asking, line[0])
 
-    def _serve(self, asking: list[tuple[int, _Request]]) -> None:
+    def _serve(self, asking: list[_Request]) -> None:
         """Grant circuits to those that ask, in the order of their arrival."""
         while asking:
-            request = heapq.heappop(asking)[1]
-            flow = request.flow
+            request = heapq.heappop(asking)
+            flow = request[2]
             out, into = self._sending[flow.source], self._receiving[flow.target]
             # A request may ask twice, and is gone from both lines once it was granted.
             first = bool(out) and out[0] is request and into[0] is request
@@ -238,8 +234,7 @@ class CircuitNetwork(RoutedNetwork):
         return limit is None or len(ends.get(device, {})) < limit
 
     def _open(self, source: str, target: str) -> _Circuit:
-        circuit = _Circuit(self._numbered, source, target, self._now_s)
-        self._numbered += 1
+        circuit = _Circuit(next(self._numbers), source, target, self._now_s)
         for ends, device in self._ends_of(source, target):
             ends.setdefault(device, {})[circuit.number] = circuit
         return circuit

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate, pairwise
@@ -99,15 +99,14 @@ def read_cases(files: Iterable[str | Path]) -> list[Case]:
             continue
         try:
             logged = json.loads(path.read_text(encoding="utf-8"))
-            peak, kept = (_list_numbers(logged[name]["values"]) for name in (PEAK, KEPT))
+            peak, kept = (
+                [float(value) for value in logged[name]["values"].values() if value != "nan"]
+                for name in (PEAK, KEPT)
+            )
             found.append(Case(path.parent, path.parent.parent.name, path.parent.name, device, max(peak), kept[-1]))  # fmt: skip
         except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
             raise TableError(f"no logged peaks: {error!r}", file=path, fix=f"retrieve {LOGGED_PEAKS} again") from None  # fmt: skip
     return found
-
-
-def _list_numbers(values: Mapping[str, Any]) -> list[float]:
-    return [float(value) for value in values.values() if value != "nan"]
 
 
 def judge_peaks(cases: Iterable[Case]) -> pd.DataFrame:

@@ -241,14 +241,13 @@ def draw_shares(figure: Figure, rows: pd.DataFrame) -> Drawing:
 
 def draw_speeds(figure: Figure, rows: pd.DataFrame) -> Drawing:
     """Draw the simulator's times: columns of ``trioflow_evaluation.tables.SIMULATOR_TIMES``."""
-    label = f"time to simulate one step [s], median of {int(rows['repeats'].max())} runs here; {_describe_events(rows)}"
+    rate = float(rows["events"].sum() / rows["wall_s"].sum())
+    events = f"{rate / 1e6:.1f} million events/s" if rate >= 1e5 else f"{rate:.0f} events/s"
+    label = (
+        f"time to simulate one step [s], median of {int(rows['repeats'].max())} runs here; {events}"
+    )
     ends = ("wall_low_s", "wall_high_s")
     return draw_lines(rows, "wall_s", "trace", "family", label, interval=ends, log=True)
-
-
-def _describe_events(rows: pd.DataFrame) -> str:
-    rate = float(rows["events"].sum() / rows["wall_s"].sum())
-    return f"{rate / 1e6:.1f} million events/s" if rate >= 1e5 else f"{rate:.0f} events/s"
 
 
 def draw_wafer(figure: Figure, rows: pd.DataFrame) -> Drawing:

@@ -309,18 +309,14 @@ def explain_growth(cases: Sequence[PreparedCase]) -> pd.DataFrame:
     """
     rows = []
     for case in cases:
-        if not _applies(case):
+        plan = case.row.made_plan
+        same = case.rank_batch == case.reference.facts.batch
+        if plan.tensor > 1 or plan.pipeline > 1 or same or case.has("anchor"):
             continue
         for key, times in _measure_growth(case).iterrows():
             head = (case.set_name, case.case_name, GROWTH, str(key))
             rows += [(*head, way, float(times[way])) for way in (PROPORTIONAL, RESCALED)]
     return pd.DataFrame(rows, columns=CAUSES.names)
-
-
-def _applies(case: PreparedCase) -> bool:
-    plan = case.row.made_plan
-    same = case.rank_batch == case.reference.facts.batch
-    return plan.tensor == plan.pipeline == 1 and not same and not case.has("anchor")
 
 
 def _measure_growth(case: PreparedCase) -> pd.DataFrame:

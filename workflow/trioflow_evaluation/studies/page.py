@@ -59,8 +59,11 @@ def render_wafer(rows: pd.DataFrame) -> tuple[str, str]:
     body = "".join([
         _render_paper_cases(rows),
         _render_swept([
-            ("workloads and plans", "; ".join(_name_case(row) for row in records(_first(rows)))),
-            ("links of the mesh", _list_rates(rows[rows["sweep"] == "link"])),
+            ("workloads and plans", "; ".join(
+                "{workload} as {plan}, {samples_per_replica} samples a replica".format(**row)
+                for row in records(rows.drop_duplicates(_CASE))
+            )),
+            ("links of the mesh", join_words(_gb(rate) for rate in sorted(set(rows.loc[rows["sweep"] == "link", "link_bandwidth_bytes_per_s"])))),
             ("ring on the mesh", "along the mesh (snake), and row by row"),
             ("ports of a circuit", join_words(map(str, _bundles(rows)))),
             ("circuits", "; ".join(_CIRCUITS.values())),
@@ -283,26 +286,16 @@ def _render_assumed(entries: Sequence[tuple[str, str]]) -> str:
     return render_details("What was assumed", render_definitions(entries))
 
 
-def _first(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the first row of each case of the wafer."""
-    return rows.drop_duplicates(["workload", "plan", "samples_per_replica"])
+_CASE = ["workload", "plan", "samples_per_replica"]
+"""Columns that name a case of the wafer."""
 
 
 def _same_case(rows: pd.DataFrame, about: dict[str, object]) -> pd.DataFrame:
-    keys = ["workload", "plan", "samples_per_replica"]
-    return rows[(rows[keys] == pd.Series(about)[keys]).all(axis=1)]
-
-
-def _name_case(row: dict[str, object]) -> str:
-    return f"{row['workload']} as {row['plan']}, {row['samples_per_replica']} samples a replica"
+    return rows[(rows[_CASE] == pd.Series(about)[_CASE]).all(axis=1)]
 
 
 def _bundles(rows: pd.DataFrame) -> list[int]:
     return sorted(set(rows["ports_per_circuit"]) - {0})
-
-
-def _list_rates(rows: pd.DataFrame) -> str:
-    return join_words(_gb(rate) for rate in sorted(set(rows["link_bandwidth_bytes_per_s"])))
 
 
 def _gb(bytes_per_s: float) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,6 @@ from trioflow.costmodel.new_gpu.carry import (
 )
 from trioflow.costmodel.new_gpu.rules import (
     DEFAULT_RULE,
-    Exponents,
     apply_rule,
     list_rules,
     size_rows,
@@ -91,7 +89,10 @@ def validate_new_gpu(data: PublicPairs) -> pd.DataFrame:
     cases, folds = data.cases, _Folds(data)
     sized = {id(case): size_rows(case.trace.operators) for case in cases}
     rows: list[dict[str, Any]] = []
-    for source, target in _case_pairs(cases):
+    # The same case on two GPUs of different chips, in both orders.
+    for source, target in itertools.permutations(cases, 2):
+        if source.name != target.name or source.device.chip == target.device.chip:
+            continue
         model = folds.model(target.device.chip, target.workload)
         for rule in list_rules():
             rows += _judge_case(source, sized[id(source)], target, rule, model)
@@ -99,13 +100,6 @@ def validate_new_gpu(data: PublicPairs) -> pd.DataFrame:
     rows += _judge_batches(data.resized)
     rows += _judge_throughput(Path(data.data_folder), folds)
     return pd.DataFrame(rows).assign(set=SET).reindex(columns=tables.VALIDATION.names)
-
-
-def _case_pairs(cases: list[Case]) -> Iterator[tuple[Case, Case]]:
-    """Yield the same case on two GPUs of different chips, in both orders."""
-    for source, target in itertools.permutations(cases, 2):
-        if source.name == target.name and source.device.chip != target.device.chip:
-            yield source, target
 
 
 def _judge_case(
@@ -176,7 +170,11 @@ def _judge_single(measured: pd.DataFrame, folds: _Folds) -> list[dict[str, Any]]
             source, target = load_device(str(one)), load_device(str(other))
             model = folds.model(target.chip, None)
             for rule in list_rules():
-                predicted = _apply(rule, pair, source, target, precision, model.exponents)
+                time_s, outside = apply_rule(
+                    rule, pair.reset_index(drop=True), source, target, precision=precision, floor_s=0.0,
+                    fitted=model.exponents,
+                )  # fmt: skip
+                predicted = pd.DataFrame({"time_s": time_s, "extrapolated": outside})
                 rows.append(
                     _row(
                         rule, f"{len(pair)} x {name}", group, source, target, "operator_sum",
@@ -204,17 +202,6 @@ def _judge_batches(resized: pd.DataFrame) -> list[dict[str, Any]]:
                 }
             )  # fmt: skip
     return rows
-
-
-def _apply(
-    rule: str, rows: pd.DataFrame, source: DeviceSheet, target: DeviceSheet, precision: str,
-    fitted: Mapping[str, Exponents],
-) -> pd.DataFrame:  # fmt: skip
-    numbered = rows.reset_index(drop=True)
-    time_s, outside = apply_rule(
-        rule, numbered, source, target, precision=precision, floor_s=0.0, fitted=fitted
-    )
-    return pd.DataFrame({"time_s": time_s, "extrapolated": outside})
 
 
 def _judge_throughput(data_folder: Path, folds: _Folds) -> list[dict[str, Any]]:

@@ -303,12 +303,6 @@ def validate_collectives(data_folder: str | Path) -> pd.DataFrame:
     return rows
 
 
-def describe_case(collective: str, ranks: int, nodes: int, message_bytes: int) -> str:
-    """Return the name of a message among the cases."""
-    where = "" if nodes == 1 else f" of {nodes} nodes"
-    return f"{collective}, {ranks} ranks{where}, {message_bytes} bytes"
-
-
 def _fit(
     series: _Series, samples: pd.DataFrame, situations: tuple[str, ...]
 ) -> PlatformCollectives:
@@ -386,11 +380,12 @@ def _predict_left_out(
         for collective, ranks, nodes, size in rows[key].itertuples(index=False):
             times = repeats[collective, ranks, nodes, size]
             answer = asked.time_s(collective, int(ranks), float(size), int(nodes))
+            where = "" if nodes == 1 else f" of {nodes} nodes"
             found.append(
                 {
                     "set": SET,
                     "model": method,
-                    "case": describe_case(collective, ranks, nodes, size),
+                    "case": f"{collective}, {ranks} ranks{where}, {size} bytes",
                     "group": group,
                     "device": series.platform,
                     "source": f"{source}; {series.label}",
@@ -432,8 +427,10 @@ def validate_batch_change(
     rows: list[Row] = []
     for device in load_published(data_folder, devices):
         judged = _Judged(device)
+        workloads = sorted({trace.facts.workload for trace in device.traces})
+        paired = [name for name in workloads if _pairs(device, name)]  # at two batches, in one mode
         for model in models:
-            for workload, fitted in judged.fit_without(model, _paired(device)):
+            for workload, fitted in judged.fit_without(model, paired):
                 for source, target in _pairs(device, workload):
                     rows += judge_pair(device.name, model, fitted, source, target)
     return _table(rows)
@@ -514,12 +511,6 @@ def _of(device: PublishedDevice, workload: str) -> list[Trace]:
     return [trace for trace in device.traces if trace.facts.workload == workload]
 
 
-def _paired(device: PublishedDevice) -> list[str]:
-    """Return the workloads that were measured at two batches, in one mode."""
-    names = sorted({trace.facts.workload for trace in device.traces})
-    return [name for name in names if _pairs(device, name)]
-
-
 def _pairs(device: PublishedDevice, workload: str) -> list[tuple[Trace, Trace]]:
     """Return every ordered pair of batches of a workload, training and inference apart.
 
@@ -530,12 +521,10 @@ def _pairs(device: PublishedDevice, workload: str) -> list[tuple[Trace, Trace]]:
     return [
         (a, b)
         for a, b in itertools.permutations(mine, 2)
-        if a.facts.mode == b.facts.mode and a.facts.batch != b.facts.batch and _is_table(a)
+        if a.facts.mode == b.facts.mode
+        and a.facts.batch != b.facts.batch
+        and str((a.facts.source_files or [""])[0]).endswith(".csv")
     ]
-
-
-def _is_table(trace: Trace) -> bool:
-    return str((trace.facts.source_files or [""])[0]).endswith(".csv")
 
 
 @dataclass(frozen=True)

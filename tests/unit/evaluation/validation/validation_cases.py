@@ -7,7 +7,6 @@ from pathlib import Path
 import pandas as pd
 from trioflow import tables
 from trioflow_evaluation.tables import CLASSES, OPERATORS, write_validation_table
-from trioflow_evaluation.validation.operators import describe_case
 
 A100, H100 = "NVIDIA A100 80GB PCIe", "NVIDIA H100 80GB HBM3"
 FOUR = "4 ranks from 2 and 8, from 64 KiB"
@@ -74,7 +73,7 @@ def collectives() -> list[dict]:
                     "measured_s": time_s, "predicted_s": time_s * (1 + factor * error),
                     "low_s": time_s * 0.9, "high_s": time_s * 1.2,
                 }  # fmt: skip
-                case = describe_case("all_reduce", ranks, 1, 10**6)
+                case = f"all_reduce, {ranks} ranks, 1000000 bytes"
                 rows.append(make_case("collectives", model, case, group, 0.0, **told))
     return rows
 
