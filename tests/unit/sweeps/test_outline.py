@@ -9,10 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from oracles.ideal_run import measure_held
 from trioflow.base.experiments import Plan
 from trioflow.parallel.plan import fit_framework, make_plan
 from trioflow.parallel.reference import predict_operator_times, resize_batch
-from trioflow.parallel.schedules.build import build_schedule, measure_held
+from trioflow.parallel.schedules.build import build_schedule
 from trioflow.prediction.assembly import load_traces
 from trioflow.sweeps.outline import MessageTimes, Outline, list_groups
 from trioflow.sweeps.outline_step import _count_held, _list_buckets, _order, _play, outline_step

@@ -24,8 +24,7 @@ from __future__ import annotations
 import csv
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
@@ -61,8 +60,6 @@ from trioflow.parallel.schedules.table import (
     lower_directly,
     lower_schedule,
     pair_actions,
-    recomputed_pairs,
-    sent_by,
 )
 
 
@@ -320,25 +317,6 @@ ORDERS = {
 }  # fmt: skip
 
 
-_UNIT_COSTS = {FORWARD: 1.0, BACKWARD: 2.0, BACKWARD_INPUT: 1.0, BACKWARD_WEIGHT: 1.0}
-"""Slots of each action of one stage: a backward has twice the work of a forward."""
-
-
-@dataclass(frozen=True)
-class IdealRun:
-    """A schedule run with equal stages and messages that take no time."""
-
-    # When each compute action ends [slots]; of a repeated forward, the last
-    ends: dict[Action, float]
-    makespan: float  # when the last rank is done [slots]
-    busy: tuple[float, ...]  # slots that each rank computes
-
-    @property
-    def idle_share(self) -> float:
-        """Share of all ranks' slots that idle: the bubble."""
-        return 1.0 - sum(self.busy) / (self.makespan * len(self.busy)) if self.makespan else 0.0
-
-
 def check_schedule(schedule: Schedule) -> None:
     """Check that a schedule is complete, in order, and can finish; PlanError names rank, action and what it lacks.
 
@@ -348,7 +326,7 @@ def check_schedule(schedule: Schedule) -> None:
     _check_stages(schedule)
     _check_counts(schedule)
     _check_messages(schedule)
-    run_ideally(schedule)
+    _check_progress(schedule)
 
 
 def _check_stages(schedule: Schedule) -> None:
@@ -434,128 +412,42 @@ def _check_messages(schedule: Schedule) -> None:
         )
 
 
-def run_ideally(schedule: Schedule, costs: Mapping[str, float] = _UNIT_COSTS) -> IdealRun:
-    """Run a schedule with equal stages (``costs``: slots of F, B, I, W) and messages of no time; PlanError when stuck."""
-    run = _Run(schedule, costs)
-    moved = True
+def _check_progress(schedule: Schedule) -> None:
+    """Check that no rank waits for ever, with the table's own messages, or those that its actions imply."""
+    has_messages = any(a.kind in MESSAGE_KINDS for row in schedule.rows for a in leaves(row))
+    rows = (schedule if has_messages else add_communication(schedule)).rows
+    done: list[set[Action]] = [set() for _ in rows]
+    sent: set[Action] = set()
+    places, moved = [0] * len(rows), True
     while moved:
         moved = False
-        for rank in range(schedule.ranks):
-            while run.step(rank):
+        for rank, row in enumerate(rows):
+            while places[rank] < len(row):
+                parts = list(leaves(row[places[rank] : places[rank] + 1]))
+                if not all(_is_ready(a, done[rank], sent, schedule.stages) for a in parts):
+                    break
+                done[rank].update(parts)
+                sent.update(a for a in parts if a.kind in (SEND_F, SEND_B))
+                places[rank] += 1
                 moved = True
-    stuck = [rank for rank, row in enumerate(run.rows) if run.places[rank] < len(row)]
+    stuck = [rank for rank, row in enumerate(rows) if places[rank] < len(row)]
     if stuck:
-        waits = ", ".join(f"rank {r} before {run.rows[r][run.places[r]]}" for r in stuck)
+        waits = ", ".join(f"rank {rank} before {rows[rank][places[rank]]}" for rank in stuck)
         raise PlanError(f"deadlock: no rank can go on ({waits})")
-    return IdealRun(run.ends, max(run.clocks, default=0.0), tuple(run.busy))
 
 
-class _Run:
-    def __init__(self, schedule: Schedule, costs: Mapping[str, float]) -> None:
-        self.rows = [[a for a in row if a is not None] for row in schedule.rows]
-        self.costs, self.stages = costs, schedule.stages
-        self.rank_of_stage = schedule.rank_of_stage
-        self.with_messages = any(a.kind in MESSAGE_KINDS for row in self.rows for a in row)
-        self.places = [0] * len(self.rows)
-        self.clocks, self.busy = [0.0] * len(self.rows), [0.0] * len(self.rows)
-        self.done: list[set[Action]] = [set() for _ in self.rows]
-        self.ends: dict[Action, float] = {}
-        self.arrives: dict[Action, float] = {}
-
-    def step(self, rank: int) -> bool:
-        """Take the rank's next action if what it waits for has happened."""
-        if self.places[rank] == len(self.rows[rank]):
-            return False
-        action = self.rows[rank][self.places[rank]]
-        parts = action.parts or (action,)
-        for part in parts:
-            if not self._is_ready(part, rank):
-                return False
-        firsts = [part for part in parts if part not in self.done[rank]]
-        for part in parts:
-            self._take(part, rank)
-        for part in firsts:  # actions that overlap hand over their results together
-            self._deliver(part, rank)
-        self.places[rank] += 1
+def _is_ready(action: Action, done: set[Action], sent: set[Action], stages: int) -> bool:
+    """Return whether a rank that has ``done`` some actions need not wait before another; what was ``sent`` has arrived."""
+    stage, kind, micro_batch, _ = action
+    if kind in (SEND_F, SEND_B):
+        makers = (FORWARD,) if kind == SEND_F else (BACKWARD, BACKWARD_INPUT)
+        return any(Action(stage, maker, micro_batch) in done for maker in makers)
+    if kind not in (FORWARD, BACKWARD, BACKWARD_INPUT) or action in done:
         return True
-
-    def _is_ready(self, action: Action, rank: int) -> bool:
-        if action.kind in (SEND_F, SEND_B):
-            kinds = (FORWARD,) if action.kind == SEND_F else (BACKWARD, BACKWARD_INPUT)
-            return any((action.stage, k, action.micro_batch, ()) in self.done[rank] for k in kinds)
-        if action.kind in (FORWARD, BACKWARD, BACKWARD_INPUT) and action not in self.done[rank]:
-            if not has_inputs(action, self.done[rank], self.stages):
-                return False
-            receive = self._receive_of(action)
-            return receive not in self.done[rank] or receive in self.arrives
-        return True
-
-    def _receive_of(self, action: Action) -> Action:
-        kind = RECV_F if action.kind == FORWARD else RECV_B
-        return Action(action.stage, kind, action.micro_batch)
-
-    def _take(self, action: Action, rank: int) -> None:
-        if action.kind in COMPUTE_KINDS:
-            start = self.clocks[rank]
-            if action not in self.done[rank] and action.kind != BACKWARD_WEIGHT:
-                start = max(start, self.arrives.get(self._receive_of(action), 0.0))
-            cost = self.costs[action.kind]
-            self.clocks[rank] = self.ends[action] = start + cost
-            self.busy[rank] += cost
-        self.done[rank].add(action)
-
-    def _deliver(self, action: Action, rank: int) -> None:
-        """Let a message arrive: at its send, or where the table has none after its action."""
-        if action.kind in (SEND_F, SEND_B):
-            step, kind = (1, RECV_F) if action.kind == SEND_F else (-1, RECV_B)
-            receive = Action(action.stage + step, kind, action.micro_batch)
-        else:
-            message = sent_by(action, self.rank_of_stage, self.stages)
-            if message is None or self.with_messages:
-                return
-            receive = message[1]
-            self.done[self.rank_of_stage[receive.stage]].add(receive)
-        self.arrives[receive] = self.clocks[rank]
-
-
-def count_in_flight(schedule: Schedule) -> tuple[int, ...]:
-    """Return each rank's largest number of micro-batches whose activations are held, over all its stages.
-
-    From a forward (of those run again, the second) until its backward, or W, has ended.
-    """
-    return tuple(int(peak) for peak in measure_held(schedule, lambda stage, micro_batch: (1, 0)))
-
-
-def measure_held(
-    schedule: Schedule, size: Callable[[int, int], tuple[float, float]]
-) -> tuple[float, ...]:
-    """Return the most that each rank's activations in flight come to.
-
-    ``size``: (stage, micro-batch) to the size of what forward keeps for backward, and of what a forward that is run
-    again keeps from its first run on: its input.
-    """
-    again = recomputed_pairs(schedule)
-    peaks = []
-    for row in schedule.rows:
-        held: dict[tuple[int, int | None], float] = {}
-        peak = 0.0
-        for action in leaves(row):
-            pair = (action.stage, action.micro_batch)
-            if action.kind == FORWARD and action.micro_batch is not None:
-                full, kept = size(action.stage, action.micro_batch)
-                first_of_two = pair in again and pair not in held
-                held[pair] = kept if first_of_two else full + kept * (pair in again)
-            elif action.kind in (BACKWARD, BACKWARD_WEIGHT):
-                held.pop(pair, None)
-            peak = max(peak, sum(held.values()))
-        peaks.append(peak)
-    return tuple(peaks)
-
-
-__all__ = [
-    "Action", "Schedule", "add_communication", "build_schedule", "check_schedule", "count_in_flight",
-    "is_schedule", "lower_schedule", "read_schedule", "run_ideally", "write_schedule",
-]  # fmt: skip
+    forward = kind == FORWARD
+    receive = Action(stage, RECV_F if forward else RECV_B, micro_batch)
+    source = Action(stage + (-1 if forward else 1), SEND_F if forward else SEND_B, micro_batch)
+    return has_inputs(action, done, stages) and (receive not in done or source in sent)
 
 
 def is_schedule(name: str) -> bool:
