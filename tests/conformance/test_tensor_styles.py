@@ -15,7 +15,7 @@ from rank_runs import run_ranks
 from test_messages import Same
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan, named_plan
-from trioflow.parallel.splits.pipeline import coalesce_sums
+from trioflow_evaluation.one_process.gathered_layers import coalesce_sums
 
 torch = pytest.importorskip("torch", reason="the real run needs torch (extra [capture])")
 

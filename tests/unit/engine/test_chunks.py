@@ -15,9 +15,8 @@ from trioflow.hardware.machine import Device, Platform
 from trioflow.hardware.platform import BUILDERS
 from trioflow.network.algorithms.catalogue import SUPPORTED
 from trioflow.network.message_planner import Chunks
-from trioflow.parallel.graph_metadata import GraphMetadata
 from trioflow.parallel.plan import make_plan
-from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
+from trioflow.parallel.task_graph import GraphMetadata, TaskGraph, TaskGraphBuilder
 
 BANDWIDTH, LATENCY_S, SIZE = 1e9, 5e-6, 1_200_000
 BOTH = pytest.mark.parametrize("engine", ["reference", "compiled"])

@@ -13,8 +13,7 @@ from trioflow.hardware.machine import Device, Platform
 from trioflow.hardware.platform import BUILDERS
 from trioflow.network.fair_share import FairShareNetwork
 from trioflow.network.networks import NETWORKS
-from trioflow.parallel.graph_metadata import GraphMetadata
-from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
+from trioflow.parallel.task_graph import GraphMetadata, TaskGraph, TaskGraphBuilder
 
 BANDWIDTH, LATENCY_S = 1e9, 1e-6
 

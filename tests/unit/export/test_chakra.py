@@ -21,9 +21,8 @@ from trioflow.engine.simulate import simulate
 from trioflow.export.chakra import leave_host, size_trace, write_chakra
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.extrapolate import extrapolate
-from trioflow.parallel.graph_metadata import GraphMetadata
 from trioflow.parallel.plan import make_plan, named_plan
-from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
+from trioflow.parallel.task_graph import GraphMetadata, TaskGraph, TaskGraphBuilder
 from trioflow.tables import records
 from trioflow.trace.store import Trace
 

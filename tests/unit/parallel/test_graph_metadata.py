@@ -9,9 +9,14 @@ from same_model import ProportionalModel
 from trioflow import tables
 from trioflow.base.errors import InputError
 from trioflow.parallel.extrapolate import extrapolate
-from trioflow.parallel.graph_metadata import UNKNOWN, GraphMetadata, TimesOrigin
 from trioflow.parallel.plan import named_plan
-from trioflow.parallel.task_graph import TaskGraphBuilder, load_task_graph
+from trioflow.parallel.task_graph import (
+    UNKNOWN,
+    GraphMetadata,
+    TaskGraphBuilder,
+    TimesOrigin,
+    load_task_graph,
+)
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,12 @@ from trioflow.engine.simulate import simulate
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import named_plan, replica_sizes
-from trioflow.parallel.splits.pipeline import BUFFER_BYTES, coalesce_broadcasts, coalesce_sums
 from trioflow.trace.store import Trace
+from trioflow_evaluation.one_process.gathered_layers import (
+    BUFFER_BYTES,
+    coalesce_broadcasts,
+    coalesce_sums,
+)
 
 MODEL = ProportionalModel()
 MIB = 2**20

@@ -6,9 +6,8 @@ import pandas as pd
 import pytest
 from trioflow.engine.timeline import measure_concurrency
 from trioflow.hardware.machine import Device, Link, Platform
-from trioflow.parallel.graph_metadata import GraphMetadata
 from trioflow.parallel.plan import make_plan
-from trioflow.parallel.task_graph import TaskGraphBuilder
+from trioflow.parallel.task_graph import GraphMetadata, TaskGraphBuilder
 from trioflow.prediction.step import (
     SessionAnchor,
     apply_factors,

@@ -19,9 +19,8 @@ from trioflow.engine.simulate import simulate
 from trioflow.hardware.machine import Device, Link, Platform
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.extrapolate import extrapolate
-from trioflow.parallel.graph_metadata import TimesOrigin
 from trioflow.parallel.plan import make_plan
-from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
+from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder, TimesOrigin
 from trioflow.prediction.options import Options
 from trioflow.prediction.step import SessionAnchor, Step
 from trioflow.report.attribution import (

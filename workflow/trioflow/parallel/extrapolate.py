@@ -32,7 +32,6 @@ from trioflow.costmodel.steps import (
 from trioflow.costmodel.steps import NONE as UNANCHORED
 from trioflow.hardware.machine import Device
 from trioflow.hardware.platform import load_platform
-from trioflow.parallel.graph_metadata import GraphMetadata, TimesOrigin
 from trioflow.parallel.memory.peak import (
     count_room,
     estimate_memory,
@@ -75,7 +74,7 @@ from trioflow.parallel.splits.tensor_parallel import split_for_plan
 from trioflow.parallel.splits.tensor_split import TensorSplit
 from trioflow.parallel.splits.updates import predict_updates, split_updates
 from trioflow.parallel.splits.vocabulary import prepare_split
-from trioflow.parallel.task_graph import TaskGraph
+from trioflow.parallel.task_graph import GraphMetadata, TaskGraph, TimesOrigin
 from trioflow.tables import PHASES
 from trioflow.trace.facts import Facts
 from trioflow.trace.store import Trace, load_trace

@@ -32,9 +32,9 @@ class Grid:
     """Ranks in a grid, the last axis fastest, and the axes along which all do the same."""
 
     sizes: tuple[int, ...]  # ranks along each axis
-    alike: tuple[bool, ...]  # whether ranks that differ along an axis only do the same
-    # Along each axis the place that stands for each place, where ``alike`` does not say all
-    stand_ins: tuple[tuple[int, ...], ...] = ()
+    # Along each axis the place that stands for each place, the first of those that do the same; or whether all or
+    # none do
+    alike: tuple[bool | tuple[int, ...], ...]
 
     @property
     def ranks(self) -> int:
@@ -47,10 +47,9 @@ class Grid:
         return tuple(prod(self.sizes[axis + 1 :]) for axis in range(len(self.sizes)))
 
     def _list_stand_ins(self, axis: int) -> Ints:
-        """Return the place along an axis that stands for each place, the first of those that do the same."""
-        if self.stand_ins:
-            return np.array(self.stand_ins[axis], dtype=np.int64)
-        return np.arange(self.sizes[axis], dtype=np.int64) * (not self.alike[axis])
+        """Return the place along an axis that stands for each place."""
+        alike, places = self.alike[axis], np.arange(self.sizes[axis], dtype=np.int64)
+        return places * (not alike) if isinstance(alike, bool) else np.array(alike, dtype=np.int64)
 
     def find_representatives(self) -> Ints:
         """Return the ranks that stand for all: the first along every axis of alike ranks."""
@@ -338,15 +337,15 @@ class Fold:
         row = self.row_of_task
         counts = self.task_counts[self.class_of]
         rank = np.repeat(np.arange(self.ranks, dtype=np.int64), counts)
-        place = self._find_places(row, rank)
+        match, family, group = self._find_groups(row, rank)
         tasks = kept.tasks.take(row)
         tasks.index = pd.RangeIndex(len(row))
         columns: dict[str, Any] = {
             "task_id": pd.array(np.arange(len(row)), dtype="Int64"),
             "rank": pd.array(rank, dtype="Int64"),
-            "match_id": _number(place.match * (place.most + 1) + place.group),
-            "group": self._name_groups(row, place),
-            "peer": self._find_peers(row, rank, place),
+            "match_id": _number(match * (int(group.max(initial=0)) + 1) + group),
+            "group": self._name_groups(row, family, group),
+            "peer": self._find_peers(row, rank, family, group),
         }
         firsts = np.cumsum(counts) - counts
         return TaskGraph(
@@ -355,36 +354,34 @@ class Fold:
             kept.metadata,
         )
 
-    def _find_places(self, row: Ints, rank: Ints) -> _Places:
+    def _find_groups(self, row: Ints, rank: Ints) -> tuple[Ints, Ints, Ints]:
         """Return match, family and group of every task of the whole graph, -1 for none."""
-        matches = self.graph.tasks["match_id"].to_numpy(dtype=np.int64, na_value=_NOWHERE)
-        match = matches[row]
+        match = self.graph.tasks["match_id"].to_numpy(dtype=np.int64, na_value=_NOWHERE)[row]
         family = np.append(self.family_of, _NOWHERE)[match]
-        nowhere = np.full(1, _NOWHERE)
-        group_of = np.array([one.group_of for one in self.families] or [nowhere])
+        group_of = np.array([one.group_of for one in self.families] or [np.full(1, _NOWHERE)])
         group = np.where(family >= 0, group_of[family, rank if self.families else 0], _NOWHERE)
-        return _Places(match, family, group, int(group.max(initial=0)))
+        return match, family, group
 
-    def _name_groups(self, row: Ints, place: _Places) -> pd.Categorical:
+    def _name_groups(self, row: Ints, family: Ints, group: Ints) -> pd.Categorical:
         """Return the groups of the tasks that name theirs, as text."""
         named = (self.graph.tasks["group"].notna().to_numpy(dtype=bool))[row]
-        width = place.most + 1
-        codes, found = pd.factorize(np.where(named, place.family * width + place.group, _NOWHERE))
+        width = int(group.max(initial=0)) + 1
+        codes, found = pd.factorize(np.where(named, family * width + group, _NOWHERE))
         kept = found != _NOWHERE
-        numbers = np.cumsum(kept) - 1
         texts = [
             ",".join(map(str, self.families[code // width].groups[code % width].tolist()))
             for code in found[kept].tolist()
         ]
-        renumbered = np.where(kept, numbers, _NOWHERE)[codes] if len(found) else codes
+        numbers = np.where(kept, np.cumsum(kept) - 1, _NOWHERE)
+        renumbered = numbers[codes] if len(found) else codes
         return pd.Categorical.from_codes(renumbered, categories=pd.Index(texts, dtype="str"))
 
-    def _find_peers(self, row: Ints, rank: Ints, place: _Places) -> Any:
+    def _find_peers(self, row: Ints, rank: Ints, family: Ints, group: Ints) -> Any:
         named = self.graph.tasks["peer"].notna().to_numpy(dtype=bool)[row]
         peer = np.zeros(len(row), dtype=np.int64)
-        for number in np.unique(place.family[named]).tolist():
-            mine = named & (place.family == number)
-            ends = self.families[number].groups[place.group[mine]]
+        for number in np.unique(family[named]).tolist():
+            mine = named & (family == number)
+            ends = self.families[number].groups[group[mine]]
             peer[mine] = np.where(ends[:, 0] == rank[mine], ends[:, 1], ends[:, 0])
         return pd.arrays.IntegerArray(peer, ~named)
 
@@ -402,14 +399,7 @@ class Fold:
         return pd.DataFrame(shifted, columns=list(kept.columns))
 
 
-@dataclass(frozen=True, eq=False)
-class _Places:
-    """Match, family and group of every task, and the highest number of a group."""
-
-    match: Ints
-    family: Ints
-    group: Ints
-    most: int
+_TABLES = ("tasks", "dependencies")
 
 
 class FoldedTaskGraph(TaskGraph):
@@ -419,61 +409,37 @@ class FoldedTaskGraph(TaskGraph):
     """
 
     def __init__(self, fold: Fold) -> None:
-        self._fold: Fold | None = fold
-        self._whole: TaskGraph | None = None
+        self.fold: Fold | None = fold  # the identical ranks
         self.metadata = fold.graph.metadata
 
-    @property
-    def fold(self) -> Fold | None:
-        """The identical ranks; None once the tables have been read."""
-        return self._fold
-
-    @property
-    def kinds(self) -> set[str]:
-        """Kinds of task that there are."""
-        return self._expand().kinds if self._fold is None else self._fold.graph.kinds
-
-    @property
-    def compute_names(self) -> list[str]:
-        """Names of the operators that are computed."""
-        return (
-            self._expand().compute_names if self._fold is None else self._fold.graph.compute_names
+    def __getattr__(self, name: str) -> Any:
+        """Expand the graph where one of its tables is read, or changed, for the first time."""
+        if name not in _TABLES or self.fold is None:
+            raise AttributeError(name)
+        whole, self.fold = self.fold.whole, None
+        # Whoever changes these tables leaves the ones of the fold as they are.
+        self.tasks, self.dependencies = (
+            table.copy(deep=False) for table in (whole.tasks, whole.dependencies)
         )
+        return getattr(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _TABLES and self.fold is not None:
+            getattr(self, name)
+        super().__setattr__(name, value)
+
+    @property
+    def kept_tasks(self) -> pd.DataFrame:
+        """Tasks of the ranks that are there, as long as identical ones are kept once."""
+        return self.tasks if self.fold is None else self.fold.graph.tasks
 
     def scale_compute(self, names: Sequence[str], factor: float) -> TaskGraph:
         """Return a graph, folded as this one, whose operators of some names take a factor as long."""
-        if self._fold is None:
-            return self._expand().scale_compute(names, factor)
-        given = self._fold.given and self._fold.given.scale_compute(names, factor)
-        graph = self._fold.graph.scale_compute(names, factor)
-        return FoldedTaskGraph(replace(self._fold, graph=graph, given=given))
-
-    def _expand(self) -> TaskGraph:
-        if self._whole is None:
-            assert self._fold is not None
-            whole, self._fold = self._fold.whole, None
-            # Whoever changes these tables leaves the ones of the fold as they are.
-            tables = whole.tasks.copy(deep=False), whole.dependencies.copy(deep=False)
-            self._whole = TaskGraph(*tables, self.metadata)
-        return self._whole
-
-    @property
-    def tasks(self) -> pd.DataFrame:
-        """Tasks of every rank; see ``TaskGraph``."""
-        return self._expand().tasks
-
-    @tasks.setter
-    def tasks(self, tasks: pd.DataFrame) -> None:
-        self._expand().tasks = tasks
-
-    @property
-    def dependencies(self) -> pd.DataFrame:
-        """What every task waits for; see ``TaskGraph``."""
-        return self._expand().dependencies
-
-    @dependencies.setter
-    def dependencies(self, dependencies: pd.DataFrame) -> None:
-        self._expand().dependencies = dependencies
+        if self.fold is None:
+            return super().scale_compute(names, factor)
+        given = self.fold.given and self.fold.given.scale_compute(names, factor)
+        graph = self.fold.graph.scale_compute(names, factor)
+        return FoldedTaskGraph(replace(self.fold, graph=graph, given=given))
 
 
 def list_runs(firsts: Ints, counts: Ints) -> Ints:

@@ -1,22 +1,150 @@
-"""The task graph: what every rank has to do in one step, in which order."""
+"""The task graph: what every rank has to do in one step, in which order, and where that comes from."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from array import array
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, get_origin, get_type_hints
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from trioflow import tables
-from trioflow.base.errors import TableError
-from trioflow.parallel.graph_metadata import UNKNOWN, GraphMetadata
+from trioflow.base.errors import InputError, TableError
+from trioflow.base.plan_row import Plan
+from trioflow.parallel.plan import make_plan
 
 if TYPE_CHECKING:
     from networkx import DiGraph
+
+
+@dataclass(frozen=True)
+class TimesOrigin:
+    """What the operators' times of an experiment rest on."""
+
+    # As of ``costmodel.choices.DeviceTimes``
+    cost_model: str
+    confidence: str
+    warnings: list[str]  # its warnings
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphMetadata:
+    """Where a task graph comes from; the defaults are those of a graph put together by hand, of which nothing is known.
+
+    ``mode`` is of ``schedules.table.MODES``, ``batch`` of the whole step; ``trace_shares`` is the share of the step
+    that each traced batch decides, ``traced_phases_s`` traced time by phase at each batch [s], ``baseline_step_time_s``
+    the traced step shared out evenly by samples and ranks [s]. ``compute_interval`` holds the factors of an 80 %
+    interval, ``least_half_log`` the step's least half width as a logarithm, without ``first_call_s`` [s]; ``peak_memory_bytes`` is the fullest
+    rank's, ``memory`` and ``memory_curves`` see ``memory.estimate_memory`` and ``take_curves``. ``experiment`` and
+    ``operator_times`` (what times rest on) are of an experiment of the workflow.
+    """
+
+    workload: str = ""
+    device_name: str = ""
+    plan: Plan = field(default_factory=make_plan)
+    plan_text: str = ""
+    mode: str = "train"
+    ranks: int = 1
+    batch: int = 0
+    traced_batches: list[int] = field(default_factory=list)
+    trace_shares: dict[str, float] = field(default_factory=dict)
+    traced_phases_s: dict[str, dict[str, float]] = field(default_factory=dict)
+    baseline_step_time_s: float = 0.0
+    compute_interval: tuple[float, float] = (1.0, 1.0)
+    compute_confidence: str = "measured"
+    least_half_log: float = 0.0
+    first_call_s: float = 0.0
+    stages: list[list[str]] = field(default_factory=list)
+    peak_memory_bytes: int = 0
+    memory: list[dict[str, Any]] = field(default_factory=list)
+    memory_curves: list[dict[str, Any]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    experiment: str | None = None
+    operator_times: TimesOrigin | None = None
+
+    def __post_init__(self) -> None:
+        interval = self.compute_interval
+        numbers = [value for value in interval if isinstance(value, int | float)]
+        if not len(numbers) == len(interval) == 2 or not 0 < interval[0] <= interval[1] < math.inf:
+            raise InputError(
+                f"{interval!r} is not an interval of compute factors",
+                place="compute_interval",
+                fix="give a low and a high factor, such as [0.9, 1.1]",
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what JSON holds of it: an experiment's entries only where it is one's."""
+        found = {cell.name: getattr(self, cell.name) for cell in fields(self)}
+        found |= {"plan": asdict(self.plan), "compute_interval": list(self.compute_interval)}
+        if self.operator_times is not None:
+            found["operator_times"] = asdict(self.operator_times)
+        return {name: value for name, value in found.items() if value is not None}
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any], file: str | Path) -> GraphMetadata:
+        """Return what a file's metadata say; TableError when a key is missing, unknown or of the wrong kind or value."""
+        if not raw:
+            return UNKNOWN
+        found = _read_cells(cls, raw, ("experiment", "operator_times"), file, "metadata")
+        columns = [cell.name for cell in fields(Plan) if cell.default is not MISSING]
+        found["plan"] = Plan(**_read_cells(Plan, found["plan"], columns, file, "metadata plan"))
+        if "operator_times" in found:
+            cells = found["operator_times"]
+            cells = _read_cells(TimesOrigin, cells, (), file, "metadata operator_times")
+            found["operator_times"] = TimesOrigin(**cells)
+        try:
+            return cls(**{**found, "compute_interval": tuple(found["compute_interval"])})
+        except InputError as error:
+            place = f"metadata {error.place}"
+            raise TableError(error.problem, file=file, place=place, fix=_REMAKE) from None
+
+
+UNKNOWN = GraphMetadata()
+"""Of a graph that was put together by hand."""
+_REMAKE = "make the task graph again"
+_IN_JSON: dict[Any, tuple[Any, ...]] = {
+    bool: (bool,),
+    int: (int,),
+    float: (int, float),
+    str: (str,),
+    list: (list,),
+    tuple: (list,),
+    dict: (dict,),
+    Plan: (dict,),
+    str | None: (str,),
+    TimesOrigin | None: (dict,),
+}
+"""Types of a JSON value by the type of the attribute that it becomes."""
+
+
+def _read_cells(
+    kind: type[Any], raw: Mapping[str, Any], optional: Collection[str], file: str | Path, place: str
+) -> dict[str, Any]:
+    """Return the entries of a JSON object that a dataclass is made from, each of its type."""
+    hints = get_type_hints(kind)
+    for key in raw:
+        if key not in hints:
+            raise TableError(f"unknown key {key!r}", file=file, place=place, fix=_REMAKE)
+    for name, hint in hints.items():
+        if name not in raw:
+            if name in optional:
+                continue
+            raise TableError(f"no key {name!r}", file=file, place=place, fix=_REMAKE)
+        expected = _IN_JSON.get(get_origin(hint)) or _IN_JSON[hint]
+        value = raw[name]
+        if not isinstance(value, expected) or (isinstance(value, bool) and bool not in expected):
+            raise TableError(
+                f"{value!r:.60} does not have the type {expected[0].__name__}",
+                file=file,
+                place=f"{place} {name}",
+                fix=_REMAKE,
+            )
+    return dict(raw)
 
 
 @dataclass
@@ -31,14 +159,20 @@ class TaskGraph:
     metadata: GraphMetadata = UNKNOWN
 
     @property
+    def kept_tasks(self) -> pd.DataFrame:
+        """Tasks of the ranks that are there: all, or one of those that are alike."""
+        return self.tasks
+
+    @property
     def kinds(self) -> set[str]:
         """Kinds of task that there are."""
-        return set(self.tasks["kind"].unique())
+        return set(self.kept_tasks["kind"].unique())
 
     @property
     def compute_names(self) -> list[str]:
         """Names of the operators that are computed, in the order in which they come first."""
-        return [str(name) for name in self.tasks["name"][self.tasks["kind"] == "compute"].unique()]
+        tasks = self.kept_tasks
+        return [str(name) for name in tasks["name"][tasks["kind"] == "compute"].unique()]
 
     def scale_compute(self, names: Sequence[str], factor: float) -> TaskGraph:
         """Return a graph whose operators of some names take a factor as long."""
@@ -97,41 +231,22 @@ _IN_ALL = ("rank", "stream", "kind", "name")
 """Columns that every task has something in."""
 
 
-class _Cells:
-    """Numbers collected one by one, or many at a time."""
-
-    __slots__ = ("_count", "_kept", "fresh")
-
-    def __init__(self, kind: type[np.int64 | np.float64]) -> None:
-        self.fresh: list[Any] = []
-        self._kept = np.empty(256, dtype=kind)
-        self._count = 0
-
-    def __len__(self) -> int:
-        return self._count + len(self.fresh)
-
-    def settle(self) -> NDArray[Any]:
-        """Return all, not to be changed."""
-        if self.fresh:
-            fresh, self.fresh[:] = self.fresh.copy(), []
-            self.extend(fresh)
-        return self._kept[: self._count]
-
-    def extend(self, more: Sequence[Any] | NDArray[Any]) -> None:
-        """Add numbers after those that are settled."""
-        end = self._count + len(more)
-        if end > len(self._kept):
-            self._kept = np.resize(self._kept, 2 * end)
-        self._kept[self._count : end] = more
-        self._count = end
-
-
 class Mark(NamedTuple):
     """How many tasks, cells of each column and dependencies a builder had."""
 
     tasks: int
     cells: dict[str, int]
     edges: int
+
+
+def _view(cells: array[Any]) -> NDArray[Any]:
+    """Return an array of numbers as numpy's, on the same memory: while it is there nothing can be added."""
+    return np.frombuffer(cells, dtype=cells.typecode)
+
+
+def _shift(cells: array[Any], by: int) -> array[Any]:
+    """Return whole numbers, all as much larger."""
+    return array("q", (_view(cells) + by).tobytes())
 
 
 class TaskGraphBuilder:
@@ -141,16 +256,15 @@ class TaskGraphBuilder:
         self._count = 0
         # What each column holds, and in which rows where it does not hold something in all.
         kinds = {cell.name: cell.type for cell in tables.TASKS}
-        self._cells = {
-            name: _Cells(np.float64 if kind == tables.FLOAT else np.int64)
-            for name, kind in kinds.items()
+        self._cells: dict[str, array[Any]] = {
+            name: array("d" if kind == tables.FLOAT else "q") for name, kind in kinds.items()
         }
-        self._rows = {name: _Cells(np.int64) for name in kinds if name not in _IN_ALL}
+        self._rows = {name: array("q") for name in kinds if name not in _IN_ALL}
         # Each different text of a column, and the number that stands for it among its cells.
         self._texts: dict[str, dict[str, int]] = {
             name: {} for name, kind in kinds.items() if kind not in (tables.FLOAT, tables.INT)
         }
-        self._edges = _Cells(np.int64)
+        self._edges = array("q")
         self._matches = 0
 
     @property
@@ -177,20 +291,20 @@ class TaskGraphBuilder:
         task_id = self._count
         self._count += 1
         cells, texts = self._cells, self._texts
-        cells["rank"].fresh.append(rank)
+        cells["rank"].append(rank)
         for column, text in (("stream", stream), ("kind", kind), ("name", name)):
             known = texts[column]
-            cells[column].fresh.append(known.setdefault(text, len(known)))
+            cells[column].append(known.setdefault(text, len(known)))
         for column, value in fields.items():
             if value is not None:
-                self._rows[column].fresh.append(task_id)
+                self._rows[column].append(task_id)
                 if column in texts:
                     value = texts[column].setdefault(value, len(texts[column]))  # noqa: PLW2901
-                cells[column].fresh.append(value)
+                cells[column].append(value)
         if after:
             for other in dict.fromkeys(after):
                 if other is not None:
-                    self._edges.fresh += (task_id, other)
+                    self._edges.extend((task_id, other))
         return task_id
 
     def add_rows(self, count: int, waits: Sequence[int], **columns: Any) -> None:
@@ -201,11 +315,11 @@ class TaskGraphBuilder:
             values = value if isinstance(value, list) else [value]
             if (known := self._texts.get(name)) is not None:
                 values = [known.setdefault(text, len(known)) for text in values]
-            self._cells[name].fresh += values if isinstance(value, list) else values * count
+            self._cells[name].extend(values if isinstance(value, list) else values * count)
             if name in self._rows:
-                self._rows[name].fresh += range(self._count, self._count + count)
+                self._rows[name].extend(range(self._count, self._count + count))
         self._count += count
-        self._edges.fresh += waits
+        self._edges.extend(waits)
 
     def mark(self) -> Mark:
         """Return how much has been collected so far."""
@@ -223,16 +337,14 @@ class TaskGraphBuilder:
             which = slice(begin.cells[name], end.cells[name])
             if which.start == which.stop:
                 continue
-            found = cells.settle()[which]
-            if name == "match_id":
-                cells.extend(match_ids)
-            elif name == "micro_batch":
-                cells.extend(np.full(len(found), micro_batch))
-            else:
-                cells.extend(found)
+            again = {
+                "match_id": match_ids,
+                "micro_batch": [micro_batch] * (which.stop - which.start),
+            }
+            cells.extend(again.get(name, cells[which]))
             if name in self._rows:
-                self._rows[name].extend(self._rows[name].settle()[which] + shift)
-        self._edges.extend(self._edges.settle()[begin.edges : end.edges] + shift)
+                self._rows[name].extend(_shift(self._rows[name][which], shift))
+        self._edges.extend(_shift(self._edges[begin.edges : end.edges], shift))
         return shift
 
     def reorder(self, begin: Mark, order: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -241,13 +353,13 @@ class TaskGraphBuilder:
         moved = np.empty_like(order)
         moved[order - first] = np.arange(first, first + len(order))
         for name, cells in self._cells.items():
-            found, place = cells.settle()[begin.cells[name] :], order - first
+            found, place = _view(cells)[begin.cells[name] :], order - first
             if name in self._rows:
-                rows = self._rows[name].settle()[begin.cells[name] :]
+                rows = _view(self._rows[name])[begin.cells[name] :]
                 place = np.argsort(moved[rows - first])
                 rows[:] = moved[rows - first][place]
             found[:] = found[place]
-        edges = self._edges.settle()[begin.edges :].reshape(-1, 2)
+        edges = _view(self._edges)[begin.edges :].reshape(-1, 2)
         inside = edges >= first
         edges[inside] = moved[edges[inside] - first]
         edges[:] = edges[np.argsort(edges[:, 0], kind="stable")]
@@ -260,14 +372,14 @@ class TaskGraphBuilder:
             if field_.name not in columns:
                 columns[field_.name] = self._make_column(field_.name, field_.type)
         tasks = pd.DataFrame(columns, columns=tables.TASKS.names)
-        edges = self._edges.settle().reshape(-1, 2).copy()
+        edges = _view(self._edges).reshape(-1, 2).copy()
         dependencies = pd.DataFrame(edges, columns=tables.DEPENDENCIES.names)
         return TaskGraph(tasks, dependencies, metadata)
 
     def _make_column(self, name: str, kind: Any) -> Any:
         """Return a column of the type that the table asks for."""
-        cells, count = self._cells[name].settle(), self._count
-        row = slice(None) if name in _IN_ALL else self._rows[name].settle()
+        cells, count = _view(self._cells[name]), self._count
+        row = slice(None) if name in _IN_ALL else _view(self._rows[name])
         if kind == tables.FLOAT:
             numbers = np.full(count, np.nan)
             numbers[row] = cells

@@ -36,12 +36,11 @@ from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import load_platform
 from trioflow.network.collectives import CollectiveCost
 from trioflow.parallel.eager import release_sends
-from trioflow.parallel.graph_metadata import GraphMetadata
 from trioflow.parallel.memory.peak import count_plan_outside
 from trioflow.parallel.memory.survival import LIKELY, count_needed, count_wanted, load_survival
 from trioflow.parallel.plan import describe_plan, micro_batch_sizes
 from trioflow.parallel.reference import choose_reference
-from trioflow.parallel.task_graph import TaskGraph, load_task_graph
+from trioflow.parallel.task_graph import GraphMetadata, TaskGraph, load_task_graph
 from trioflow.prediction.options import SESSION, Options
 from trioflow.tables import PHASES
 from trioflow.trace.store import Trace, load_trace

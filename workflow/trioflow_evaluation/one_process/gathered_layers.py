@@ -18,25 +18,25 @@ References: BlackSamorez/tensor_parallel (2023-08): ``config.py`` (default confi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
+import pandas as pd
 from trioflow.base.errors import PlanError
+from trioflow.base.units import BYTES_PER_MIB
 from trioflow.costmodel.features import class_of_name
 from trioflow.parallel.reference import WORK
 from trioflow.parallel.remembered import remembered, tensor_bytes
-from trioflow.parallel.splits.pipeline import coalesce_broadcasts
 from trioflow.parallel.splits.tensor_split import (
     AFTER,
     BEFORE,
     Exchange,
     TensorSplit,
-    cut_row,
     find_loss,
     find_weight,
     is_lookup,
-    list_inputs,
     list_untrained,
 )
 from trioflow.tables import records
@@ -44,6 +44,64 @@ from trioflow.trace.store import Trace
 
 OUTPUT, _INPUT = "output", "input"
 _LAYERS = ("gemm", "convolution", "embedding")
+
+
+BUFFER_BYTES = 10 * BYTES_PER_MIB
+"""Limit of a buffer, as ``torch/csrc/utils/tensor_flatten.cpp`` (``take_tensors``) and ``torch/_utils.py`` have it: ``comm.broadcast_coalesced`` and ``comm.reduce_add_coalesced``."""
+_Sized = Sequence[tuple[int, int]]
+"""Tensors by size and by width of an element [bytes]."""
+
+
+def coalesce_broadcasts(tensors: _Sized, limit: int = BUFFER_BYTES) -> list[int]:
+    """Return a coalesced broadcast's buffers by width of elements, closed at ``limit``; ``tensors``: size, width [bytes]."""
+    held: dict[int, int] = {}
+    closed = []
+    for size, width in tensors:
+        held[width] = held.get(width, 0) + size
+        if held[width] >= limit:
+            closed.append(held[width])
+            held[width] = 0
+    return [*closed, *(size for size in held.values() if size)]
+
+
+def coalesce_sums(tensors: _Sized, limit: int = BUFFER_BYTES) -> list[int]:
+    """Return the buffers of a coalesced sum [bytes]; one closes before a tensor would bring it above ``limit``."""
+    held: dict[int, int] = {}
+    closed = []
+    for size, width in tensors:
+        if held.get(width) and held[width] + size > limit:
+            closed.append(held[width])
+            held[width] = 0
+        held[width] = held.get(width, 0) + size
+    return [*closed, *(size for size in held.values() if size)]
+
+
+def list_inputs(trace: Trace, operators: Sequence[int]) -> dict[int, tuple[int, int]]:
+    """Return the step's inputs that operators read, by storage: size for the traced batch, element width [bytes].
+
+    Only tensors whose first dimension is the batch: what is of one sample is made on every device.
+    """
+    batch, tensors = trace.facts.batch, trace.tensors
+    columns = (tensors[name].tolist() for name in ("storage_id", "category", "shape", "elem_bytes"))
+    storage, category, shape, elem = columns
+    found: dict[int, tuple[int, int]] = {}
+    for ids in trace.operators["input_ids"].iloc[list(operators)]:
+        for index in ids:
+            if category[index] == "input" and list(shape[index][:1]) == [batch]:
+                width = int(elem[index])
+                size = prod(shape[index]) * width
+                found[storage[index]] = max((size, width), found.get(storage[index], (0, width)))
+    return found
+
+
+def cut_row(
+    frame: pd.DataFrame, row: Mapping[str, Any], part: float, shares: Mapping[str, float]
+) -> None:
+    """Write a shard's work into one row of the operators in place: its part of the FLOPs, its shares of the bytes."""
+    for column in WORK:
+        share = part if column == "flop" else shares[column]
+        for name in (column, f"batch_{column}"):
+            frame.at[row["op_id"], name] = round(int(row[name]) * share)
 
 
 @dataclass(frozen=True)

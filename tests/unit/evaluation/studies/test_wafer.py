@@ -10,8 +10,7 @@ from trioflow.engine.simulate import simulate
 from trioflow.hardware.machine import Platform
 from trioflow.hardware.topologies.grids import build_mesh
 from trioflow.network.collectives import compute_wire_bytes
-from trioflow.parallel.graph_metadata import GraphMetadata
-from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
+from trioflow.parallel.task_graph import GraphMetadata, TaskGraph, TaskGraphBuilder
 from trioflow_evaluation.studies import wafer
 from trioflow_evaluation.studies.wafer import (
     TRACES,

@@ -21,9 +21,8 @@ from trioflow.costmodel.intervals import combine_intervals
 from trioflow.costmodel.steps import ALONE, COLLECTIVES, least_half_width
 from trioflow.parallel.extrapolate import phase_times, repeat_interval
 from trioflow.parallel.folded import Family, Fold, FoldedTaskGraph
-from trioflow.parallel.graph_metadata import GraphMetadata
 from trioflow.parallel.plan import make_plan
-from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
+from trioflow.parallel.task_graph import GraphMetadata, TaskGraph, TaskGraphBuilder
 from trioflow.trace.facts import POINT_TO_POINT, Message, Program, read_program
 from trioflow.trace.store import Trace
 

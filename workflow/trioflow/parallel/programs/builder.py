@@ -15,7 +15,6 @@ from trioflow.base.experiments import Plan
 from trioflow.base.precision_recipes import RECIPES, PrecisionRecipe
 from trioflow.parallel.backward import Recomputation
 from trioflow.parallel.folded import Grid, fold_representatives
-from trioflow.parallel.graph_metadata import UNKNOWN, GraphMetadata
 from trioflow.parallel.memory.profile import HeldMemory
 from trioflow.parallel.reference import OperatorTimes
 from trioflow.parallel.schedules.build import Schedule, lower_for_execution
@@ -23,7 +22,7 @@ from trioflow.parallel.schedules.table import TRAIN
 from trioflow.parallel.splits.pipeline import Bucket, TiedParameter
 from trioflow.parallel.splits.sharding import OptimizerPartition, ShardedUnit
 from trioflow.parallel.splits.tensor_split import SharedAttention, StageExchange, TensorSplit
-from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
+from trioflow.parallel.task_graph import UNKNOWN, GraphMetadata, TaskGraph, TaskGraphBuilder
 from trioflow.trace.store import Trace
 
 UNITS_ON_DEVICE = 2
@@ -222,7 +221,7 @@ class ProgramBuilder:
         self.grid = _make_grid(self.plan, self.kind.alike)
         if len(self.grid.sizes) == 2 and self.partitions:
             stages = tuple(range(self.plan.pipeline))
-            self.grid = replace(self.grid, stand_ins=(stages, self._match_updaters()))
+            self.grid = replace(self.grid, alike=(stages, self._match_updaters()))
 
     def _match_updaters(self) -> tuple[int, ...]:
         """Return the first replica that updates as much of each stage under ZeRO-1, by the same operators, as each one does."""

@@ -3,8 +3,7 @@
 The parameters of a model as one rank holds them, and which gradients and buffers travel together.
 
 References: PyTorch 2.13 ``torch/csrc/distributed/c10d/reducer.cpp`` (``compute_bucket_assignment_by_size``,
-``rebuild_buckets``), ``torch/nn/parallel/comm.py``, ``torch/csrc/utils/tensor_flatten.cpp`` (``take_tensors``, which
-broadcasts use), ``torch/_utils.py`` (``_take_tensors``, which sums use).
+``rebuild_buckets``).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 
 from trioflow.base.errors import PlanError
 from trioflow.base.provenance import write_json
-from trioflow.base.units import BYTES_PER_MIB, ns_to_s
+from trioflow.base.units import ns_to_s
 from trioflow.costmodel.features import class_of_name
 from trioflow.parallel.remembered import remembered, tensor_bytes
 from trioflow.parallel.splits.routing import find_expert_modules
@@ -269,36 +268,6 @@ def find_scaled(trace: Trace) -> frozenset[int]:
     tensors = trace.tensors
     twin = (tensors["category"] == "parameter") & (tensors["elem_bytes"] == 1)
     return frozenset(tensors.loc[twin, "storage_id"].tolist())
-
-
-BUFFER_BYTES = 10 * BYTES_PER_MIB
-"""Limit of a buffer: ``comm.broadcast_coalesced`` and ``comm.reduce_add_coalesced``."""
-_Sized = Sequence[tuple[int, int]]
-"""Tensors by size and by width of an element [bytes]."""
-
-
-def coalesce_broadcasts(tensors: _Sized, limit: int = BUFFER_BYTES) -> list[int]:
-    """Return a coalesced broadcast's buffers by width of elements, closed at ``limit``; ``tensors``: size, width [bytes]."""
-    held: dict[int, int] = {}
-    closed = []
-    for size, width in tensors:
-        held[width] = held.get(width, 0) + size
-        if held[width] >= limit:
-            closed.append(held[width])
-            held[width] = 0
-    return [*closed, *(size for size in held.values() if size)]
-
-
-def coalesce_sums(tensors: _Sized, limit: int = BUFFER_BYTES) -> list[int]:
-    """Return the buffers of a coalesced sum [bytes]; one closes before a tensor would bring it above ``limit``."""
-    held: dict[int, int] = {}
-    closed = []
-    for size, width in tensors:
-        if held.get(width) and held[width] + size > limit:
-            closed.append(held[width])
-            held[width] = 0
-        held[width] = held.get(width, 0) + size
-    return [*closed, *(size for size in held.values() if size)]
 
 
 @remembered

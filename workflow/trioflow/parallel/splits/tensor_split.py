@@ -11,7 +11,6 @@ from typing import Any
 import pandas as pd
 
 from trioflow.costmodel.features import class_of_name
-from trioflow.parallel.reference import WORK
 from trioflow.parallel.remembered import remembered
 from trioflow.trace.store import Trace
 
@@ -52,8 +51,7 @@ class Exchange:
 
     def of_stage(self, sizes_bytes: tuple[int, ...], copies_s: tuple[float, ...]) -> StageExchange:
         """Return the exchange as a stage runs it, with sizes and copies of each micro-batch."""
-        kind = (self.copied, self.group, self.awaited, self.beside, self.blocks)
-        return StageExchange(self.collective, sizes_bytes, copies_s, *kind)
+        return StageExchange(**vars(self), sizes_bytes=sizes_bytes, copies_s=copies_s)
 
 
 @dataclass(frozen=True)
@@ -74,19 +72,13 @@ class SharedAttention:
         return self.forward is not None
 
 
-@dataclass(frozen=True)
-class StageExchange:
+@dataclass(frozen=True, kw_only=True)
+class StageExchange(Exchange):
     """An exchange as a stage runs it."""
 
-    collective: str  # as in `Exchange`
     sizes_bytes: tuple[int, ...]  # of each micro-batch [bytes]
     # Time of the copy into another order, of each micro-batch [s]; empty where there is none
     copies_s: tuple[float, ...] = ()
-    copied: str = ""
-    group: str = TENSOR
-    awaited: bool = False
-    beside: int = -1
-    blocks: int = 1
 
 
 @dataclass
@@ -224,24 +216,6 @@ def find_loss(trace: Trace) -> frozenset[int]:
     return frozenset(int(op) for op in found) if last >= 0 else frozenset()
 
 
-def list_inputs(trace: Trace, operators: Sequence[int]) -> dict[int, tuple[int, int]]:
-    """Return the step's inputs that operators read, by storage: size for the traced batch, element width [bytes].
-
-    Only tensors whose first dimension is the batch: what is of one sample is made on every device.
-    """
-    batch, tensors = trace.facts.batch, trace.tensors
-    columns = (tensors[name].tolist() for name in ("storage_id", "category", "shape", "elem_bytes"))
-    storage, category, shape, elem = columns
-    found: dict[int, tuple[int, int]] = {}
-    for ids in trace.operators["input_ids"].iloc[list(operators)]:
-        for index in ids:
-            if category[index] == "input" and list(shape[index][:1]) == [batch]:
-                width = int(elem[index])
-                size = prod(shape[index]) * width
-                found[storage[index]] = max((size, width), found.get(storage[index], (0, width)))
-    return found
-
-
 @remembered
 def with_rules(trace: Trace, rules: Mapping[str, str], padded: Mapping[int, float]) -> Trace:
     """Return a trace whose facts say how its modules are split: pattern to column or row.
@@ -275,13 +249,3 @@ def with_rules(trace: Trace, rules: Mapping[str, str], padded: Mapping[int, floa
     if trace.facts.parameters is not None:
         facts = replace(facts, parameters=parameters)
     return replace(trace, facts=facts)
-
-
-def cut_row(
-    frame: pd.DataFrame, row: Mapping[str, Any], part: float, shares: Mapping[str, float]
-) -> None:
-    """Write a shard's work into one row of the operators in place: its part of the FLOPs, its shares of the bytes."""
-    for column in WORK:
-        share = part if column == "flop" else shares[column]
-        for name in (column, f"batch_{column}"):
-            frame.at[row["op_id"], name] = round(int(row[name]) * share)
