@@ -141,14 +141,14 @@ def _make_named(
         if ranks != 1:
             raise PlanError(f"plan single runs on 1 rank, not {ranks}", fix="leave out --ranks")
         return make_plan()
-    if name in ("dp", "ddp"):
-        return make_plan(data=ranks, replication=name)
-    if name in TENSOR:
-        style = "gather" if name == "tp-gather" else "megatron"
-        shared = name == MEGATRON and ranks > 1
-        return make_plan(tensor=ranks, tensor_style=style, vocabulary_parallel=shared)
-    if name in SHARDED:
-        return make_plan(data=ranks, sharding=name)
+    columns: dict[str, dict[str, Any]] = {
+        "dp": {"data": ranks, "replication": "dp"}, "ddp": {"data": ranks},
+        MEGATRON: {"tensor": ranks, "vocabulary_parallel": ranks > 1}, LAYERS: {"tensor": ranks},
+        "tp-gather": {"tensor": ranks, "tensor_style": "gather"},
+        **{sharding: {"data": ranks, "sharding": sharding} for sharding in SHARDED},
+    }  # fmt: skip
+    if name in columns:
+        return make_plan(**columns[name])
     if is_schedule(name):
         return make_plan(1, 1, ranks, name, micro_batches, stages_per_rank)
     return load_plugin(PLAN_GROUP, name, NAMED, what="plan", error=PlanError)(ranks)

@@ -262,7 +262,7 @@ class ReplicaRank(_ProcessRank):
             self.compute("DataParallel: no samples", 0.0, "host")
             return
         work, loss = self.work, self.moved.loss
-        self._hold("input", -self.moved.spare_bytes if self.is_first else 0)
+        self.hold("input", -self.moved.spare_bytes if self.is_first else 0)
         self._hand_out("inputs", self.moved.inputs, "forward")
         for index, size in enumerate(self.moved.broadcasts):
             copy_s = self.moved.broadcast_copies_s[index] if self.is_first else 0.0
@@ -278,10 +278,10 @@ class ReplicaRank(_ProcessRank):
             if op_id not in self.moved.loss_backward:
                 self.operator(op_id, _OF_REPLICA)
         for index, size in enumerate(self.moved.sums):
-            self._hold("gathered", size if self.is_first else 0)
+            self.hold("gathered", size if self.is_first else 0)
             self._collect("reduce", index, size, self.moved.sum_copies_s[index], "backward")
         if self.is_first:
-            self._hold("gathered", -sum(self.moved.sums))
+            self.hold("gathered", -sum(self.moved.sums))
             self.update()
             if self.program.tail_s:
                 self.compute("host: end of step", self.program.tail_s, "host")
@@ -293,11 +293,11 @@ class ReplicaRank(_ProcessRank):
         for op_id in sorted(self.moved.loss_backward):
             self.operator(op_id, _OF_WHOLE)
         self.moved.loss_launched = self.launched
-        self._hold("message", -sum(sum(each) for each in self.moved.outputs))
+        self.hold("message", -sum(sum(each) for each in self.moved.outputs))
 
     def _gather_outputs(self) -> None:
         whole = sum(sum(each) for each in self.moved.outputs)
-        self._hold("message", whole if self.is_first else 0)
+        self.hold("message", whole if self.is_first else 0)
         for index, sizes in enumerate(self.moved.outputs):
             if self.is_first:
                 copy_s = self.moved.output_copies_s[index]
@@ -340,8 +340,3 @@ class ReplicaRank(_ProcessRank):
             match_id=self.program.match(name, index),
         )  # fmt: skip
         self.waits = []
-
-    def _hold(self, category: str, size_bytes: float) -> None:
-        if size_bytes:
-            memory = self.program.memory_of(self.rank)
-            memory.add(self.program.graph.next_task, category, size_bytes)

@@ -299,10 +299,6 @@ class HeldMemory:
     # From which task on the gradients of some storages are gone
     dropped: list[tuple[int, frozenset[int]]] = field(default_factory=list)
 
-    def add(self, task_id: int, category: str, size_bytes: float) -> None:
-        """Hold so much more, or less, from a task on."""
-        self.changes.append((task_id, category, size_bytes))
-
 
 @dataclass(frozen=True)
 class Lifetimes:

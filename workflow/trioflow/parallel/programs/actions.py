@@ -158,8 +158,7 @@ class Repetition:
         if len(operators) < 2:
             return
         key = (*what, rank.program.factors[micro_batch], self._note())
-        memory = rank.program.memory_of(rank.rank)
-        found = self._recorded.get(key)
+        memory, found = rank.memory, self._recorded.get(key)
         if found is None:
             begin, self.exchanged, held = graph.mark(), [], len(memory.changes)
             before = set(rank.repeated)
@@ -343,9 +342,8 @@ class ActivationMover:
             self.back[key] = self._copy("fetch", "backward", unit, micro_batch, after)
 
     def _hold(self, unit: int, micro_batch: int, sign: int) -> None:
-        rank = self.rank
         size = sign * self.plan.units[unit].scale(self.factors[micro_batch])
-        rank.program.memory_of(rank.rank).add(rank.program.graph.next_task, "activation", size)
+        self.rank.hold("activation", size)
 
     def _copy(
         self, stream: str, phase: str, unit: int, micro_batch: int, after: Sequence[int | None]
@@ -367,15 +365,13 @@ class HostOptimizer:
 
     def send(self, after: int | None, size_bytes: float, storages: frozenset[int]) -> None:
         """Send gradients that are final after a task; the device's are dropped."""
-        rank = self.rank
-        graph, memory = rank.program.graph, rank.program.memory_of(rank.rank)
         self.sent_bytes += size_bytes
-        copy = graph.add(
-            rank.rank, "offload", "memcpy", "offload gradients", after=(after,),
+        copy = self.rank.program.graph.add(
+            self.rank.rank, "offload", "memcpy", "offload gradients", after=(after,),
             duration_s=self.rates.copy_s(size_bytes), phase="backward",
         )  # fmt: skip
         self.copies.append(copy)
-        memory.dropped.append((graph.next_task, storages))
+        self.rank.drop(storages)
 
     def update(self) -> None:
         """Update on the host once all gradients are there, and bring the parameters back."""
@@ -701,9 +697,8 @@ class StageActions(RankProgram):
         copy_s = exchange.copies_s[micro_batch] if exchange.copies_s else 0.0
         of = {"phase": phase, "micro_batch": micro_batch}
         size = exchange.sizes_bytes[micro_batch]
-        memory, graph = self.program.memory_of(self.rank), self.program.graph
         if not of_tensor:  # what leaves and what arrives are two buffers
-            memory.add(graph.next_task, "message", size)
+            self.hold("message", size)
         if copy_s and exchange.copied == BEFORE:
             self.compute(f"copy into {exchange.collective}", copy_s, "memcpy", **of)
         group = self.exchange_groups[exchange.group]
@@ -720,7 +715,7 @@ class StageActions(RankProgram):
         if copy_s and exchange.copied == AFTER:
             self.compute(f"copy out of {exchange.collective}", copy_s, "memcpy", **of)
         if not of_tensor:
-            memory.add(graph.next_task, "message", -size)
+            self.hold("message", -size)
 
     def _run_backward(self, kind: str, micro_batch: int) -> None:
         """Compute, hand over buckets after a stage's last micro-batch, add gradients up."""

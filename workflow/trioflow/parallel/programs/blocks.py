@@ -95,7 +95,7 @@ def attend(
     work = rank.work.attentions[op_id]
     key = ("context", rank.data // work.shared.ranks, rank.tensor, op_id, micro_batch, again)
     if work.shared.method == RING:
-        _Ring(rank, work, key, phase).run(op_id, micro_batch, extra_s, part, name)
+        _run_ring(rank, work, key, op_id, micro_batch, extra_s, part, name, phase)
         return
     names = _NAMES[work.shared.method]
     _exchange(rank, names[0], work.before_bytes[micro_batch], work, (*key, "before"), phase)
@@ -104,7 +104,7 @@ def attend(
     rank.operator(op_id, micro_batch, extra_s, part, name, phase)
     if work.shared.method == ALL_GATHER and work.shared.backward:
         whole = work.keys_bytes[micro_batch] * work.shared.ranks
-        _hold(rank, -whole)
+        rank.hold("message", -whole)
     _exchange(rank, names[1], work.after_bytes[micro_batch], work, (*key, "after"), phase)
 
 
@@ -129,55 +129,48 @@ def _keep_gathered(rank: StageActions, op_id: int, micro_batch: int, again: bool
     if work.shared.backward:
         return
     whole = work.keys_bytes[micro_batch] * work.shared.ranks
-    _hold(rank, whole)
+    rank.hold("message", whole)
     repeated = any(op_id in region.operators for region in rank.work.regions)
     if repeated and not again:
-        _hold(rank, -whole, later=1)
+        rank.hold("message", -whole, later=1)
 
 
-def _hold(rank: StageActions, size_bytes: float, later: int = 0) -> None:
-    memory = rank.program.memory_of(rank.rank)
-    memory.add(rank.program.graph.next_task + later, "message", size_bytes)
+def _run_ring(
+    rank: StageActions, work: AttentionWork, key: tuple[Any, ...], op_id: int, micro_batch: int, extra_s: float,
+    part: float, name: str, phase: str,
+) -> None:  # fmt: skip
+    """Write the blocks of one attention; keys, values and their gradients go round meanwhile."""
+    blocks, name = work.shared.ranks, name or rank.program.names[op_id]
+    keys, gradients = work.keys_bytes[micro_batch], work.gradients_bytes[micro_batch]
+    buffers = 2 * (keys + gradients)  # one arrives while the other is used
+    rank.hold("message", buffers)
+    arriving: list[int] = []
+    returning: list[int] = []
+    for block in range(blocks):
+        rank.waits += arriving
+        last = block == blocks - 1
+        if not last:
+            arriving = [_shift(rank, (*key, "keys", block), keys, phase)]
+        share = work.first_block if not block else (1 - work.first_block) / (blocks - 1)
+        rank.operator(
+            op_id, micro_batch, 0.0 if block else extra_s, part * share,
+            name if last else f"{BLOCK}{name}", phase,
+        )  # fmt: skip
+        if block:
+            rank.waits += returning
+            rank.compute("merge of blocks", work.merge_s[micro_batch], phase=phase)
+        if work.shared.backward:
+            returning = [_shift(rank, (*key, "gradients", block), gradients, phase)]
+    rank.waits += returning
+    rank.hold("message", -buffers)
 
 
-class _Ring:
-    """Writes the blocks of one attention; keys, values and their gradients go round meanwhile."""
-
-    def __init__(
-        self, rank: StageActions, work: AttentionWork, key: tuple[Any, ...], phase: str
-    ) -> None:
-        self.rank, self.work, self.key, self.phase = rank, work, key, phase
-
-    def run(self, op_id: int, micro_batch: int, extra_s: float, part: float, name: str) -> None:
-        """Write the operator of a micro-batch."""
-        rank, work, blocks = self.rank, self.work, self.work.shared.ranks
-        name = name or rank.program.names[op_id]
-        keys, gradients = work.keys_bytes[micro_batch], work.gradients_bytes[micro_batch]
-        buffers = 2 * (keys + gradients)  # one arrives while the other is used
-        _hold(rank, buffers)
-        arriving: int | None = None
-        returning: int | None = None
-        for block in range(blocks):
-            rank.waits += [] if arriving is None else [arriving]
-            last = block == blocks - 1
-            arriving = None if last else self._shift("keys", block, keys)
-            share = work.first_block if not block else (1 - work.first_block) / (blocks - 1)
-            rank.operator(
-                op_id, micro_batch, 0.0 if block else extra_s, part * share,
-                name if last else f"{BLOCK}{name}", self.phase,
-            )  # fmt: skip
-            if block:
-                rank.waits += [] if returning is None else [returning]
-                rank.compute("merge of blocks", work.merge_s[micro_batch], phase=self.phase)
-            if work.shared.backward:
-                returning = self._shift("gradients", block, gradients)
-        rank.waits += [] if returning is None else [returning]
-        _hold(rank, -buffers)
-
-    def _shift(self, what: str, block: int, size: int) -> int:
-        """Hand a buffer on to the next rank; return the task."""
-        rank, key = self.rank, (*self.key, what, block)
-        return rank.collective(SHIFT, key, size, rank.context_group, self.phase, "context")
+def _shift(
+    rank: StageActions, key: tuple[Any, ...], size_bytes: int, phase: str, of: str = "context"
+) -> int:
+    """Hand a buffer on to the next rank of a group; return the task."""
+    group = rank.tensor_group if of == TENSOR else rank.context_group
+    return rank.collective(SHIFT, key, size_bytes, group, phase, of)
 
 
 def multiply(
@@ -197,19 +190,15 @@ def multiply(
         last = block == blocks - 1
         if gathers:
             rank.waits += moving
-            moving = [] if last else [_hand_on(rank, (*key, block), size, phase)]
+            moving = [] if last else [_shift(rank, (*key, block), size, phase, TENSOR)]
         called = name if last else f"{BLOCK}{name}"
         if block:
             rank.compute(called, share_s, **fields)
         else:
             rank.operator(op_id, micro_batch, extra_s, 1.0, called, phase, share_s)
         if not gathers and not last:
-            moving = [_hand_on(rank, (*key, block), size, phase)]
+            moving = [_shift(rank, (*key, block), size, phase, TENSOR)]
     if not gathers:
         rank.waits += moving
         sum_s = exchange.copies_s[micro_batch]
         rank.compute("sum of blocks", sum_s, phase=phase, micro_batch=micro_batch)
-
-
-def _hand_on(rank: StageActions, key: tuple[Any, ...], size_bytes: int, phase: str) -> int:
-    return rank.collective(SHIFT, key, size_bytes, rank.tensor_group, phase, TENSOR)

@@ -238,10 +238,6 @@ class ProgramBuilder:
         """Return the rank at a place of the plan's grid."""
         return (pipeline * self.plan.replicas + replica) * self.plan.tensor + tensor
 
-    def memory_of(self, rank: int) -> HeldMemory:
-        """Return what a rank holds beside its operators' results, to be added to."""
-        return self.memory.setdefault(rank, HeldMemory())
-
     def factors_of(self, rank: int) -> Sequence[float]:
         """Return the samples, over the traced ones, of each micro-batch that a rank's tasks name."""
         return self.kind.factors_of(self, rank)
@@ -353,7 +349,16 @@ class RankProgram:
         self.last: int | None = None
         self.launched: int | None = None
         self.waits: list[int] = []
+        self.memory = program.memory.setdefault(self.rank, HeldMemory())
 
     def run(self) -> None:
         """Write the whole step."""
         raise NotImplementedError
+
+    def hold(self, category: str, size_bytes: float, later: int = 0) -> None:
+        """Hold so much more, or less, from the next task on, or from one that comes ``later`` [bytes]."""
+        self.memory.changes.append((self.program.graph.next_task + later, category, size_bytes))
+
+    def drop(self, gradients: frozenset[int]) -> None:
+        """Drop gradients, named by their storages, before the next task."""
+        self.memory.dropped.append((self.program.graph.next_task, gradients))

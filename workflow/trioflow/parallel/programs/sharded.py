@@ -156,7 +156,7 @@ class UnitRank(StagedRank):
                 self._scatter(index)
         self.waits += self.reduced
         self.reduced = []
-        self._hold("gathered", -self.scattering)
+        self.hold("gathered", -self.scattering)
         self.scattering = 0
 
     def _run_forward(self, micro_batch: int, again: bool) -> None:
@@ -167,7 +167,7 @@ class UnitRank(StagedRank):
         self._await(self.root, "forward")
         super()._run_forward(micro_batch, again)
         self._open_fence()
-        self._hold("gathered", -self.gathering)
+        self.hold("gathered", -self.gathering)
         self.gathering = 0
 
     def _await_stage(self, phase: str) -> None:
@@ -187,7 +187,7 @@ class UnitRank(StagedRank):
             self._reduce(index, self.backwards[self.stage] - 1)
         last = self.backwards[self.stage] == self.schedule.micro_batches
         if last or self.program.plan.sums_shards:  # PyTorch ends each backward that reduces
-            self._hold("gathered", -self.scattering)
+            self.hold("gathered", -self.scattering)
             self.scattering = 0
         if not last and self.program.plan.sums_shards:
             self.waits += self.reduced
@@ -250,13 +250,9 @@ class UnitRank(StagedRank):
         else:
             self.compute("fully_shard: hooks", cost, "host", phase=phase)
 
-    def _hold(self, category: str, size_bytes: float) -> None:
-        memory = self.program.memory_of(self.rank)
-        memory.add(self.program.graph.next_task, category, size_bytes)
-
     def _give_up(self, index: int) -> None:
         if index in self.whole:
-            self._hold("gathered", -self.units[index].gathered_bytes)
+            self.hold("gathered", -self.units[index].gathered_bytes)
         self.whole.discard(index)
 
     def _add_collective(
@@ -279,7 +275,7 @@ class UnitRank(StagedRank):
         if index in self.whole or not unit.gathered_bytes:
             return
         self.whole.add(index)
-        self._hold("gathered", unit.gathered_bytes)
+        self.hold("gathered", unit.gathered_bytes)
         name, fence = "copy into all-gather", self.fence
         self.fence = []
         if self.sharding.beside:
@@ -308,10 +304,10 @@ class UnitRank(StagedRank):
             self._open_fence()
         self.waits.append(self.arriving.pop(index))
         size = self.units[index].gathered_bytes
-        self._hold("gathered", size)
+        self.hold("gathered", size)
         self.compute("copy out of all-gather", self.units[index].copy_out_s, "memcpy", phase=phase)
         # Forward keeps a result until the next one has been copied out, backward drops it at once.
-        self._hold("gathered", -self.gathering if phase == "forward" else -size)
+        self.hold("gathered", -self.gathering if phase == "forward" else -size)
         self.gathering = size if phase == "forward" else self.gathering
         if phase == "forward":
             self.copied_out = self.last
@@ -343,12 +339,12 @@ class UnitRank(StagedRank):
         unit = self.units[index]
         self.waits += self.reduced[:1]
         held = unit.reduced_bytes + further * unit.kept_bytes
-        self._hold("gathered", held - self.scattering)
+        self.hold("gathered", held - self.scattering)
         self.scattering = held
         self.compute("copy into reduce-scatter", unit.reduce_copy_s, "memcpy", phase="backward")
         made = frozenset(p.gradient_storage_id for p in unit.unit.parameters)
-        self.program.memory_of(self.rank).dropped.append((self.program.graph.next_task, made))
-        self._hold("gradient", 0 if further else unit.kept_bytes)
+        self.drop(made)
+        self.hold("gradient", 0 if further else unit.kept_bytes)
         scattered = self._add_collective(
             "communication", "reduce_scatter", self.last, unit.reduced_bytes,
             self._shards_of(unit.unit), "backward",
@@ -363,7 +359,7 @@ class UnitRank(StagedRank):
             )
         if self.host_optimizer:
             self.host_optimizer.send(self.reduced[-1], unit.kept_bytes, frozenset())
-            self._hold("gradient", 0 if further else -unit.kept_bytes)
+            self.hold("gradient", 0 if further else -unit.kept_bytes)
         elif further and self.sharding.beside:
             stream = "all_reduce" if len(self.shard_replicas) > 1 else "communication"
             self.reduced.append(

@@ -63,7 +63,7 @@ class _Way:
 
 def run_together(rank: StagedRank, forward: Action, backward: Action) -> None:
     """Write two actions of a rank, one behind the other, and then in turns; the backward begins."""
-    graph, memory = rank.program.graph, rank.program.memory_of(rank.rank)
+    graph, memory = rank.program.graph, rank.memory
     mark, before, held = graph.mark(), rank.last, len(memory.changes)
     ways: list[_Way] = []
     left: list[int] = []
@@ -236,12 +236,11 @@ class StagedRank(StageActions):
         if (
             plan.sums_shards
         ):  # each replica keeps its slice, and adds those of further micro-steps to it
-            memory, next_task = self.program.memory_of(self.rank), self.program.graph.next_task
-            memory.dropped.append((next_task, self.work.bucket_storages[index]))
+            self.drop(self.work.bucket_storages[index])
             kept = (
                 size * recipe.gradient_bytes / recipe.reduce_bytes / plan.shards_of(bucket.experts)
             )
-            memory.add(next_task, "gradient", 0.0 if done else kept)
+            self.hold("gradient", 0.0 if done else kept)
             self.waits += self.reduced[-1:] * recipe.waits_for_buckets
         if self.host_optimizer:
             self.host_optimizer.send(ready, size, self.work.bucket_storages[index])
@@ -309,17 +308,16 @@ class StagedRank(StageActions):
         for stage in self.stages:
             self.stage = stage
             into_s, back_s = self.work.gather_copies_s
-            memory, graph = self.program.memory_of(self.rank), self.program.graph
             # The slices of all replicas one behind another, and what PyTorch gathers for them.
             copies_bytes = 2 * sum(self.work.gathered_bytes) * bool(into_s)
-            memory.add(graph.next_task, "gathered", copies_bytes)
+            self.hold("gathered", copies_bytes)
             if into_s:
                 self.compute("copy into gathered weights", into_s, "memcpy", phase="optimizer")
             for index in range(len(self.work.gathered_bytes)):
                 self.waits += self._gather_bucket(index, "optimizer")
             if back_s:
                 self.compute("copy from gathered weights", back_s, "memcpy", phase="optimizer")
-            memory.add(graph.next_task, "gathered", -copies_bytes)
+            self.hold("gathered", -copies_bytes)
 
     def _gather_bucket(self, index: int, phase: str) -> list[int]:
         """Gather a bucket's weights from the replicas that updated slices of them; nothing where one holds it alone."""
