@@ -114,7 +114,7 @@ def test_recomputation_takes_time_and_saves_memory(cnn_trace, transformer_trace)
     )
 
 
-@pytest.mark.parametrize("name", [s for s in SCHEDULES if s != "gpipe-recompute"])
+@pytest.mark.parametrize("name", SCHEDULES)
 def test_every_schedule_runs_each_region_again_once_a_micro_batch(name, transformer_trace):
     plan = replace(named_plan(name, 2, 4), recompute="full")
     if plan.stages > 4:

@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from oracles.ideal_run import count_in_flight, run_ideally
 from trioflow.base.errors import PlanError
-from trioflow.base.plan_row import SCHEDULES, ScheduleSizes
+from trioflow.base.plan_row import SCHEDULES, ScheduleTraits
 from trioflow.parallel.schedules import build
 from trioflow.parallel.schedules.build import (
     add_communication,
@@ -176,13 +176,13 @@ def test_shapes_that_a_schedule_does_not_allow_are_refused(call, words):
 
 def test_a_schedule_that_leaves_out_stages_is_refused(monkeypatch):
     """One that never looks at its stages a rank, and is not declared as ``fixed``, runs half the model."""
-    monkeypatch.setitem(SCHEDULES, "half", ScheduleSizes())
+    monkeypatch.setitem(SCHEDULES, "half", ScheduleTraits())
     monkeypatch.setitem(build.ORDERS, "half", build.ORDERS["gpipe"])
     assert build_schedule("half", 2, 4, 1).stages == 2
     words = "'half' made 2 ranks, 2 stages and 4 micro-batches where 2, 4 and 4 were asked for"
     with pytest.raises(PlanError, match=words):
         build_schedule("half", 2, 4, 2)
-    monkeypatch.setitem(SCHEDULES, "half", ScheduleSizes(fixed=True))
+    monkeypatch.setitem(SCHEDULES, "half", ScheduleTraits(fixed=True))
     with pytest.raises(PlanError, match="this schedule has 1"):
         build_schedule("half", 2, 4, 2)
 

@@ -42,7 +42,7 @@ HALVES = [["embedding", "blocks.0"], ["blocks.1", "head"]]
 """Stages of the small transformer that do not depend on its times."""
 SHAPES = {
     **{name: (2, 4, sizes.stages if sizes.fixed else 2) for name, sizes in SCHEDULES.items()},
-    "looped-bfs": (2, 3, 2), "dualpipev": (2, 5, 2),
+    "looped-bfs": (2, 3, 2), "dualpipev": (2, 5, 2), "gpipe-recompute": (2, 4, 1),
 }  # fmt: skip
 """Ranks, micro-batches and stages a rank; odd micro-batches where a schedule takes them."""
 

@@ -17,13 +17,21 @@ from trioflow.base.settings import NAME
 from trioflow.base.units import BYTES_PER_MIB
 
 
-class ScheduleSizes(NamedTuple):
-    """The numbers that a pipeline schedule is made for."""
+class ScheduleTraits(NamedTuple):
+    """What a pipeline schedule is made for, and how the framework that has it runs it."""
 
     stages: int = 1  # of a rank, unless the plan says otherwise
     fixed: bool = False  # whether a rank takes no other number of stages
     micro_batches: int = 1  # for each rank, unless the plan says otherwise
     splits: bool = False  # whether gradients of inputs and of weights are computed apart
+    # When a rank waits for what it has sent: for ``each`` right away (PyTorch's 1F1B runs it together with the next
+    # receive), for all before the ``turn`` from forwards to backwards and before gradients are scaled, or not
+    waits: str = ""
+    pairs: bool = False  # whether a forward and another micro-batch's backward can run together
+    repeats: bool = False  # whether it runs forwards again by itself
+    # Whether its stages are devices of one process: data moves when the sender has it, a batch is cut by
+    # ``torch.chunk``, and one loss of all of it is computed, so that gradients need no scaling
+    one_process: bool = False
 
     @property
     def one_stage(self) -> bool:
@@ -32,17 +40,32 @@ class ScheduleSizes(NamedTuple):
 
 
 SCHEDULES = {
-    "gpipe": ScheduleSizes(fixed=True), "gpipe-recompute": ScheduleSizes(fixed=True),
-    "1f1b": ScheduleSizes(fixed=True), "interleaved": ScheduleSizes(stages=2),
-    "looped-bfs": ScheduleSizes(stages=2), "zero-bubble": ScheduleSizes(splits=True),
-    "zbv": ScheduleSizes(stages=2, fixed=True, splits=True),
-    "dualpipev": ScheduleSizes(stages=2, fixed=True, micro_batches=2, splits=True),
+    "gpipe": ScheduleTraits(fixed=True, waits="turn"), "1f1b": ScheduleTraits(fixed=True, waits="each"),
+    "interleaved": ScheduleTraits(stages=2, pairs=True), "looped-bfs": ScheduleTraits(stages=2),
+    "zero-bubble": ScheduleTraits(splits=True), "zbv": ScheduleTraits(stages=2, fixed=True, splits=True),
+    "dualpipev": ScheduleTraits(stages=2, fixed=True, micro_batches=2, splits=True, pairs=True),
 }  # fmt: skip
 """Pipeline schedules; ``ORDERS`` of ``parallel.schedules.build`` has the function that makes each."""
 SEVERAL_STAGES = ", ".join(name for name, sizes in SCHEDULES.items() if not sizes.one_stage)
 """Names of those whose ranks may have several stages."""
 SCHEDULE_GROUP = "trioflow.schedules"
 """Entry points of other packages' schedules; see ``parallel.schedules.build``."""
+GIVEN = "given"
+"""The schedule of a plan whose actions come from a file."""
+UNKNOWN = ScheduleTraits(splits=True)
+"""What is taken of a schedule that declares nothing."""
+
+
+def find_traits(schedule: str) -> ScheduleTraits:
+    """Return what a schedule declares: a package's function in its attribute ``traits``; ``UNKNOWN`` by default."""
+    if schedule in ("", "none", GIVEN) or schedule in SCHEDULES:
+        return SCHEDULES.get(schedule, UNKNOWN)
+    if schedule not in list_plugins(SCHEDULE_GROUP):
+        return UNKNOWN
+    build = load_plugin(SCHEDULE_GROUP, schedule, SCHEDULES, what="schedule", error=PlanError)
+    return getattr(build, "traits", UNKNOWN)
+
+
 MEASURED_SCHEDULES = ("none", "gpipe", "1f1b")
 """Schedules that a measuring session can run."""
 SHARDINGS = ("none", "zero1", "distributed", "partitioned", "zero2", "zero3", "fsdp", "hsdp")
@@ -76,10 +99,6 @@ RECOMPUTED = (
     rf"({re.escape(TO_THE_END)})?)$"
 )
 """Those, Megatron-LM's two that count blocks, a policy of ``data/recompute_policies.tsv``, or modules of a block (``parallel.backward.MODULES``)."""
-PAIRS = ("none", "interleaved", "dualpipev")
-"""Schedules in which a forward and another micro-batch's backward can run together; none is that of one stage."""
-REPEATS = ("gpipe-recompute",)
-"""Schedules that run forwards again by themselves."""
 CONTEXT_METHODS = ("ring", "all-gather", "all-to-all")
 """How ranks that share a sequence attend to all of it; see ``parallel.splits.context``."""
 DEGREES = ("data", "tensor", "context", "pipeline")
@@ -103,9 +122,9 @@ class Plan:
     tensor: int = declare_cell("tensor-parallel degree: ranks that share every operator", minimum=1)
     pipeline: int = declare_cell("pipeline degree: stages", minimum=1)
     schedule: str = declare_cell(
-        f"pipeline schedule: none, {', '.join(SCHEDULES)}, or one that a package registers;"
-        " gpipe-recompute is the old torch Pipe, which runs every forward"
-        " but the last micro-batch's again; zbv is the V-shaped zero bubble",
+        f"pipeline schedule: none, {', '.join(SCHEDULES)} (zbv is the V-shaped zero bubble), or one that a package"
+        " registers, such as gpipe-recompute, the old torch Pipe, which runs every forward but the last micro-batch's"
+        " again",
         pattern=NAME,
     )
     micro_batches: int = declare_cell("pieces that the pipeline cuts a batch into", minimum=1)
@@ -358,7 +377,7 @@ def find_plan_problem(plan: Plan) -> tuple[str, str, str] | None:
     shared, groups = plan.sharding != "none", plan.shard > 1 or plan.sharding == "hsdp"
     uneven = groups and (not 1 < plan.shard < plan.replicas or bool(plan.replicas % plan.shard))
     known = plan.schedule in ("none", *SCHEDULES) or plan.schedule in list_plugins(SCHEDULE_GROUP)
-    near = "" if known else suggest(plan.schedule, SCHEDULES)
+    near, traits = "" if known else suggest(plan.schedule, SCHEDULES), find_traits(plan.schedule)
     words = {"replication": REPLICATION, "tensor_style": TENSOR_STYLE}
     unknown = [
         (name, word) for name, own in words.items()
@@ -386,7 +405,7 @@ def find_plan_problem(plan: Plan) -> tuple[str, str, str] | None:
         (plan.shard > 1 and plan.sharding not in GROUPED, "shard",
          f"groups of {plan.shard} ranks with sharding {plan.sharding}",
          f"leave shard out, or use sharding {', '.join(GROUPED)}"),
-        (plan.shards_units and plan.schedule in REPEATS, "sharding",
+        (plan.shards_units and traits.one_process, "sharding",
          f"{plan.sharding} with {plan.schedule}, whose stages are one process's", "use gpipe"),
         (shared and plan.replicas == 1, "sharding", f"{plan.sharding} on one rank",
          "give a data degree above 1"),
@@ -407,7 +426,7 @@ def find_plan_problem(plan: Plan) -> tuple[str, str, str] | None:
         *_list_expert_rules(plan),
         (re.fullmatch(RECOMPUTED, plan.recompute) is None, "recompute", f"unknown recomputation {plan.recompute!r}",
          f"use {', '.join(RECOMPUTATIONS)}, uniform:N or block:N with a number of blocks, save:POLICY or modules:NAMES"),
-        (plan.recompute != "none" and plan.schedule in REPEATS, "recompute",
+        (plan.recompute != "none" and traits.repeats, "recompute",
          f"{plan.recompute} with {plan.schedule}, which runs forwards again itself", "write none, or gpipe"),
         (plan.offload == "optimizer" and plan.sharding in ("zero1", *SLICED), "offload",
          f"optimizer with {plan.sharding}, whose ranks share the optimizer themselves", "use fsdp or zero2"),
@@ -507,7 +526,7 @@ def _list_overlap_rules(plan: Plan) -> list[tuple[bool, str, str, str]]:
     return [
         (overlaps and plan.expert == 1, name, "expert_overlap without expert parallelism",
          "give an expert degree above 1"),
-        (overlaps and plan.schedule not in PAIRS, name,
+        (overlaps and plan.schedule != "none" and not find_traits(plan.schedule).pairs, name,
          f"expert_overlap with {plan.schedule}, in which no forward runs together with another micro-batch's backward",
          "use interleaved (Megatron-LM asks for several stages a rank too), dualpipev, or no pipeline"),
         (overlaps and plan.recompute not in ("none", "selective"), name,

@@ -421,12 +421,12 @@ def _repeat_warnings(step: _Step) -> list[str]:
 def _size_warnings(schedule: Schedule, sizes: Sequence[int]) -> list[str]:
     """Warn where PyTorch itself cannot run so few micro-batches, or ones of different sizes."""
     warnings = []
-    if schedule.name == "1f1b" and len(sizes) < schedule.stages:
+    if schedule.traits.waits == "each" and len(sizes) < schedule.stages:
         warnings.append(
             f"{len(sizes)} micro-batches on {schedule.stages} stages under 1f1b: Megatron-LM runs"
             " that, torch.distributed.pipelining (2.13) refuses it"
         )
-    if len(set(sizes)) == 1 or schedule.name == "gpipe-recompute":
+    if len(set(sizes)) == 1 or schedule.traits.one_process:
         return warnings
     return [
         *warnings,

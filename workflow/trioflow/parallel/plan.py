@@ -11,7 +11,7 @@ from trioflow.base.arguments import check_argument, check_names
 from trioflow.base.errors import PlanError, suggest
 from trioflow.base.experiments import SHARDINGS, Plan, find_plan_problem
 from trioflow.base.input_files import read_text
-from trioflow.base.plan_row import SCHEDULES, SLICED, ScheduleSizes, find_count_problem
+from trioflow.base.plan_row import GIVEN, SCHEDULES, SLICED, find_count_problem, find_traits
 from trioflow.base.plugins import load_plugin
 from trioflow.base.precision_recipes import MEGATRON as MEGATRON_LM
 from trioflow.base.precision_recipes import PYTORCH, WORDS
@@ -29,10 +29,6 @@ FIRST_BUCKET_BYTES = BYTES_PER_MIB
 BUCKET_BYTES = 25 * BYTES_PER_MIB
 """PyTorch's own limits (``kDefaultFirstBucketBytes`` and ``bucket_cap_mb``)."""
 
-_CHUNKS = ("gpipe-recompute",)
-"""Schedules whose framework cuts a batch by ``torch.chunk``."""
-_UNKNOWN = ScheduleSizes(splits=True)
-"""What is taken of a schedule that nobody knows."""
 SHARDED = ("fsdp", "zero1", "distributed", "partitioned", "zero2", "zero3")
 """Shardings that a number of ranks alone describes."""
 MEGATRON, LAYERS = "tp", "tp-layers"
@@ -80,7 +76,7 @@ def make_plan(
         schedule = "none"
     elif schedule in ("", "none"):
         schedule = "gpipe"
-    sizes = SCHEDULES.get(schedule, ScheduleSizes())
+    sizes = find_traits(schedule)
     if micro_batches is None:
         micro_batches = pipeline * sizes.micro_batches
     if stages_per_rank is None:
@@ -180,7 +176,7 @@ def fit_framework(plan: Plan, trace: Trace) -> Plan:
     if plan.tensor == 1 or plan.tensor_style != "megatron" or not (known or plan.plan == MEGATRON):
         return replace(plan, tensor_overlap=overlap)
     shared = has_vocabulary(trace, plan.tensor)
-    whole = plan.schedule == "none" or not SCHEDULES.get(plan.schedule, _UNKNOWN).splits
+    whole = plan.schedule == "none" or not find_traits(plan.schedule).splits
     if plan.tensor_overlap == "auto" and whole and recipe.framework == MEGATRON_LM:
         overlap = "backward"
     vocabulary = shared or (known and plan.vocabulary_parallel)
@@ -201,7 +197,7 @@ def micro_batch_sizes(plan: Plan, batch: int) -> list[int]:
             f"plan {plan.plan}: batch {batch} does not divide into {plan.data} replica(s)",
             fix=f"use a multiple of {plan.data}",
         )
-    cut = chunk_batch if plan.schedule in _CHUNKS else split_batch
+    cut = chunk_batch if find_traits(plan.schedule).one_process else split_batch
     try:
         return cut(batch // plan.data, plan.pieces)
     except PlanError as error:
@@ -357,8 +353,6 @@ def _describe_styles(plan: Plan) -> list[str]:
     return [words for words, holds in styles.items() if holds]
 
 
-_GIVEN = "given"
-"""The schedule of a plan whose actions come from a file."""
 Stages = Sequence[Sequence[str]] | str | None
 """Units of each stage; or how to balance them, one of ``pipeline.BALANCES``; None for by time."""
 
@@ -409,7 +403,7 @@ def read_plan(
     path: str | Path, data: int = 1, tensor: int = 1, **other: Any
 ) -> tuple[Plan, Schedule]:
     """Return a schedule from a file and the plan that runs it; PlanError where there is none, or the degrees do not fit."""
-    schedule = read_schedule(path, _GIVEN)
+    schedule = read_schedule(path, GIVEN)
     stages_per_rank, rest = divmod(schedule.stages, schedule.ranks)
     if rest or schedule.ranks < 2:
         raise PlanError(
@@ -421,4 +415,4 @@ def read_plan(
     plan = make_plan(
         data, tensor, schedule.ranks, like, schedule.micro_batches, stages_per_rank, **other
     )
-    return replace(plan, schedule=_GIVEN, plan=Path(path).stem), schedule
+    return replace(plan, schedule=GIVEN, plan=Path(path).stem), schedule

@@ -22,7 +22,6 @@ from trioflow.parallel.memory.profile import (
     build_storage_table,
     profile_rank,
 )
-from trioflow.parallel.programs.actions import COPIES_EARLY
 from trioflow.parallel.programs.builder import ProgramBuilder, StageWork
 from trioflow.parallel.remembered import remembered
 from trioflow.parallel.schedules.table import FORWARD_ONLY, TRAIN
@@ -305,7 +304,7 @@ def _lifetimes_of(
     recipe = trace.facts.recipe
     sent: set[int] = set()
     returned: set[int] = set()
-    drops = program.schedule.name in COPIES_EARLY or recipe.keeps_main_gradients
+    drops = program.schedule.traits.one_process or recipe.keeps_main_gradients
     if program.schedule.stages > 1 and not drops:
         for stage in range(1, program.schedule.stages):
             sent |= set(crossing_storages(trace, stage_of, stage))
@@ -396,7 +395,7 @@ def _held_always(
             held["bucket"] += max(rest_bytes, 0) if recipe.waits_for_buckets else fullest
         if program.plan.replicas > 1 and (copies or not work.gathered_bytes):
             held["bucket"] += copied * sum(b.size_bytes for b in work.buckets)
-        if program.schedule.name in COPIES_EARLY or recipe.keeps_main_gradients:
+        if program.schedule.traits.one_process or recipe.keeps_main_gradients:
             continue
         if stage and place[stage - 1] != pipeline:
             held["message"] += sum(program.stages[stage - 1].send_bytes)

@@ -398,12 +398,6 @@ def make_movers(rank: RankProgram) -> tuple[ActivationMover | None, HostOptimize
     return None, HostOptimizer(rank, rates) if program.mode == TRAIN else None
 
 
-_WAITS_FOR_SENDS = ("1f1b",)
-"""Schedules whose ranks wait for each send: PyTorch's 1F1B runs it together with the next receive."""
-WAITS_AT_TURNS = (*_WAITS_FOR_SENDS, "gpipe")
-"""Schedules whose ranks wait for all sends before the first backward, and before gradients are scaled."""
-COPIES_EARLY = ("gpipe-recompute",)
-"""Schedules in which data moves when the sender has it: the old ``Pipe`` copies on streams of its own."""
 _PHASES = {FORWARD: "forward", RECV_F: "forward", SEND_F: "forward"}
 
 
@@ -535,7 +529,7 @@ class StageActions(RankProgram):
         boundary = action.stage if ahead else action.stage - 1
         peer = self.program.rank_of_stage[action.stage + (1 if ahead else -1)]
         assert action.micro_batch is not None
-        early = kind == "recv" and self.schedule.name in COPIES_EARLY
+        early = kind == "recv" and self.schedule.traits.one_process
         # A gradient comes back as large as the activation that went.
         size = self.program.stages[boundary].send_bytes[action.micro_batch]
         ends = (boundary, direction, action.micro_batch, self.data, self.tensor)
@@ -570,12 +564,12 @@ class StageActions(RankProgram):
             self.waits.append(task)
         if self.program.messages_hold_host:
             self.read_by_host += [one for one in (task, self.last) if one is not None]
-        if self.schedule.name in WAITS_AT_TURNS and action.kind != self.kind_before:
+        if self.schedule.traits.waits and action.kind != self.kind_before:
             self.await_all_sends()
 
     def _await_sends(self, kind: str) -> None:
         """In a run of forwards, or of backwards, a send is waited for after the next of them."""
-        if self.schedule.name in _WAITS_FOR_SENDS:
+        if self.schedule.traits.waits == "each":
             self.await_all_sends()
         self.kind_before = kind
 

@@ -25,8 +25,6 @@ from numpy.typing import NDArray
 
 from trioflow.base.plan_row import SLICED
 from trioflow.parallel.programs.actions import (
-    COPIES_EARLY,
-    WAITS_AT_TURNS,
     StageActions,
     add_operators,
 )
@@ -147,7 +145,7 @@ class StagedRank(StageActions):
             elif action.kind == RESHARD:
                 self.reshard()
             elif action.kind == REDUCE_GRAD:
-                if self.schedule.name in WAITS_AT_TURNS:
+                if self.schedule.traits.waits:
                     self.await_all_sends()
                 self.reduce_stage()
                 if self.work.scale_s:
@@ -265,7 +263,7 @@ class StagedRank(StageActions):
         self._reduce_partial()
         if self.program.mode != FORWARD_ONLY:
             self._reduce_tied()
-        if self.schedule.name not in COPIES_EARLY:
+        if not self.schedule.traits.one_process:
             self.await_all_sends()
         if self.program.mode == TRAIN:
             self.update()

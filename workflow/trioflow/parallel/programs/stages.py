@@ -61,9 +61,6 @@ from trioflow.parallel.splits.updates import (
 from trioflow.tables import PHASES
 from trioflow.trace.store import Trace
 
-_SUMS_LOSS = ("gpipe-recompute",)
-"""Schedules that compute one loss of the whole batch, so that gradients need no scaling."""
-
 
 @dataclass
 class StageWorks:
@@ -275,7 +272,7 @@ class StageWorks:
             reads = 0 if self.trace.facts.recipe.made_bytes else 2
             work.accumulate_s = self._elementwise_s("aten::add_", sizes, reads, further)
             # Accumulated micro-steps divide their losses instead.
-            if self.schedule.name not in _SUMS_LOSS and plan.pipeline > 1:
+            if not self.schedule.traits.one_process and plan.pipeline > 1:
                 sizes = [int(g["size_bytes"]) for g in gradients]
                 work.scale_s = self._elementwise_s("aten::div_", sizes, 1)
 

@@ -13,8 +13,7 @@ stages of a rank ``v``, and returns a row a rank.
 
 References: PyTorch 2.13 ``torch/distributed/pipelining/schedules.py``. Y. Huang et al., GPipe, arXiv 1811.06965; D.
 Narayanan et al., arXiv 2104.04473 (1F1B, interleaved); P. Qi et al., Zero bubble, arXiv 2401.10241; J. Lamy-Poirier,
-Breadth-first pipeline parallelism, arXiv 2211.05953; C. Kim et al., torchgpipe, arXiv 2004.09910 (``Pipe`` and its
-recomputation).
+Breadth-first pipeline parallelism, arXiv 2211.05953.
 
 What can be said of a schedule without a model: is it complete, can it finish, what does it idle and hold.
 """
@@ -72,20 +71,6 @@ def _order_gpipe(p: int, m: int, v: int) -> list[Row]:
         )
         for rank in range(p)
     ]
-
-
-def _order_gpipe_recompute(p: int, m: int, v: int) -> list[Row]:
-    """Follow the old ``Pipe`` with ``checkpoint="except_last"``: backwards from the last micro-batch, to which each is tied.
-
-    All but the last one's, whose activations are kept, first run the forward again.
-    """
-    rows: list[Row] = []
-    for rank in range(p):
-        row = [Action(rank, FORWARD, i) for i in range(m)] + [Action(rank, BACKWARD, m - 1)]
-        for i in reversed(range(m - 1)):
-            row += [Action(rank, FORWARD, i), Action(rank, BACKWARD, i)]
-        rows.append(tuple(row))
-    return rows
 
 
 def _order_1f1b(p: int, m: int, v: int) -> list[Row]:
@@ -311,7 +296,7 @@ def _fold_row(rank: int, p: int, m: int) -> Row:
 
 
 ORDERS = {
-    "gpipe": _order_gpipe, "gpipe-recompute": _order_gpipe_recompute, "1f1b": _order_1f1b,
+    "gpipe": _order_gpipe, "1f1b": _order_1f1b,
     "interleaved": _order_interleaved, "looped-bfs": _order_looped_bfs,
     "zero-bubble": _order_zero_bubble, "zbv": _order_zbv, "dualpipev": _order_dualpipev,
 }  # fmt: skip
@@ -454,7 +439,7 @@ def is_schedule(name: str) -> bool:
     """Return whether a schedule of this name can be built.
 
     Packages register functions of ranks, micro-batches and stages a rank that return a ``Schedule`` of compute actions,
-    under ``trioflow.schedules``.
+    under ``trioflow.schedules``; what such a function has as ``traits`` is what the schedule declares.
     """
     return name in SCHEDULES or name in list_plugins(SCHEDULE_GROUP)
 
@@ -591,9 +576,8 @@ def lower_for_execution(schedule: Schedule) -> Schedule:
         for action in leaves(row)
     ):
         return schedule
-    sizes = SCHEDULES.get(schedule.name)
     pairs = any(cell and cell.parts for row in schedule.rows for cell in row)
-    directly = sizes and sizes.one_stage and not pairs
+    directly = schedule.traits.one_stage and not pairs
     return lower_directly(schedule) if directly else lower_schedule(schedule)
 
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from trioflow.base.errors import PlanError
 from trioflow.base.experiments import Plan
+from trioflow.base.plan_row import ScheduleTraits, find_traits
 
 TRAIN, FORWARD_ONLY, WITHOUT_UPDATE = "train", "forward", "forward-backward"
 MODES = (TRAIN, FORWARD_ONLY, WITHOUT_UPDATE)
@@ -284,6 +285,11 @@ class Schedule:
     def ranks(self) -> int:
         """Ranks of the pipeline."""
         return len(self.rows)
+
+    @cached_property
+    def traits(self) -> ScheduleTraits:
+        """How its framework runs it."""
+        return find_traits(self.name)
 
     @cached_property
     def stages(self) -> int:
