@@ -320,7 +320,7 @@ def test_the_command_ranks_and_says_what_it_assumed(capsys: pytest.CaptureFixtur
     text = capsys.readouterr().out
     assert text.startswith("gpt2-tiny on 2 ranks of cpu2-gloo, 18 samples a step: ")
     assert "log-normal errors" in text and "outlines of the simulated plans were off by" in text
-    assert "plans are refused" in text and "not searched, ask simulate: looped-bfs" in text
+    assert "plans are refused" in text and "looped-bfs, zbv, dualpipev, gpipe-recompute" in text
     assert (
         "* a plan to choose from: none shown is as good in time and memory, and better in" in text
     )

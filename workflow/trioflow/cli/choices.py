@@ -33,8 +33,8 @@ from trioflow.network.message_planner import Chunks
 from trioflow.network.networks import DEFAULT_NETWORK, NETWORKS
 from trioflow.parallel.plan import NAMED, make_plan, named_plan, read_plan, vary_plan
 from trioflow.parallel.programs.as_traced import AS_TRACED
-from trioflow.parallel.schedules.build import Schedule, is_schedule
-from trioflow.parallel.schedules.table import MODES, TRAIN
+from trioflow.parallel.schedules.build import is_schedule
+from trioflow.parallel.schedules.table import MODES, TRAIN, Schedule
 from trioflow.parallel.splits.pipeline import BALANCES
 from trioflow.parallel.splits.routing import BALANCED
 from trioflow.prediction.options import (

@@ -61,8 +61,8 @@ from trioflow.parallel.reference import (
     without_communication,
 )
 from trioflow.parallel.remembered import remembered, remembering_within
-from trioflow.parallel.schedules.build import Schedule, plan_schedule
-from trioflow.parallel.schedules.table import FORWARD_ONLY, TRAIN, WORDS, check_mode
+from trioflow.parallel.schedules.build import plan_schedule
+from trioflow.parallel.schedules.table import FORWARD_ONLY, TRAIN, WORDS, Schedule, check_mode
 from trioflow.parallel.splits.context import time_rings
 from trioflow.parallel.splits.pipeline import (
     BALANCES,

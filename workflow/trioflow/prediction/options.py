@@ -19,8 +19,7 @@ from trioflow.engine.simulate import SimulationOptions
 from trioflow.network.collectives import CollectiveCost
 from trioflow.network.inter_node import INTER_NODE, Bandwidth
 from trioflow.parallel.plan import Stages
-from trioflow.parallel.schedules.build import Schedule
-from trioflow.parallel.schedules.table import TRAIN
+from trioflow.parallel.schedules.table import TRAIN, Schedule
 from trioflow.parallel.splits.routing import BALANCED
 from trioflow.parallel.task_graph import TaskGraph
 

@@ -13,7 +13,14 @@ from typing import Any
 
 from trioflow.base.errors import PlanError
 from trioflow.base.experiments import Plan
-from trioflow.base.plan_row import BUCKETED, RECOMPUTATIONS, SCHEDULES, SHARDINGS
+from trioflow.base.plan_row import (
+    BUCKETED,
+    RECOMPUTATIONS,
+    SCHEDULE_GROUP,
+    SCHEDULES,
+    SHARDINGS,
+)
+from trioflow.base.plugins import list_plugins
 from trioflow.base.units import BYTES_PER_MIB
 from trioflow.costmodel.steps import COLLECTIVES, PIPELINE, load_residuals
 from trioflow.parallel.plan import BUCKET_BYTES, check_plan, describe_plan, fit_framework
@@ -48,7 +55,8 @@ class Space:
     def list_left_out(self) -> list[str]:
         """Return what ``trioflow simulate`` takes and this space leaves out."""
         searched = {*self.schedules, *self.shardings, *self.recomputations, "zero3"}
-        known = (*SCHEDULES, *SHARDINGS, *RECOMPUTATIONS)
+        schedules = (*SCHEDULES, *list_plugins(SCHEDULE_GROUP))
+        known = (*schedules, *SHARDINGS, *RECOMPUTATIONS)
         words = [f"recompute {w}" if w in RECOMPUTATIONS else w for w in known if w not in searched]
         more = f"uneven stages but two a rank, and more than {self.most_stages}"
         return [*words, "context parallelism", "offloading", more]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from trioflow.base.errors import PlanError
 from trioflow.base.plan_row import Plan
 from trioflow.parallel.plan import make_plan
-from trioflow.parallel.schedules.build import Action, Schedule
+from trioflow.parallel.schedules.table import Action, Schedule
 
 
 def make_half_half(ranks: int) -> Plan:

@@ -17,8 +17,8 @@ from trioflow.parallel.backward import Recomputation
 from trioflow.parallel.folded import Grid, fold_representatives
 from trioflow.parallel.memory.profile import HeldMemory
 from trioflow.parallel.reference import OperatorTimes
-from trioflow.parallel.schedules.build import Schedule, lower_for_execution
-from trioflow.parallel.schedules.table import TRAIN
+from trioflow.parallel.schedules.build import lower_for_execution
+from trioflow.parallel.schedules.table import TRAIN, Schedule
 from trioflow.parallel.splits.pipeline import Bucket, TiedParameter
 from trioflow.parallel.splits.sharding import OptimizerPartition, ShardedUnit
 from trioflow.parallel.splits.tensor_split import SharedAttention, StageExchange, TensorSplit

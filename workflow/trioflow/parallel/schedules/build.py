@@ -483,7 +483,7 @@ def _build_registered(name: str, ranks: int, micro_batches: int, stages_per_rank
     if not isinstance(made, Schedule):
         raise PlanError(
             f"the schedule {name!r} returned {type(made).__name__}",
-            fix="return a trioflow.parallel.schedules.build.Schedule",
+            fix="return a trioflow.parallel.schedules.table.Schedule",
         )
     _check_numbers(name, made, ranks, micro_batches, stages_per_rank)
     check_schedule(made)
