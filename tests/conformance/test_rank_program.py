@@ -15,7 +15,7 @@ from test_messages import Same
 from trioflow.base.errors import PlanError
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan, named_plan
-from trioflow.parallel.programs.as_traced import build_traced_graph
+from trioflow.sharded.as_traced import build_traced_graph
 from trioflow.trace.workloads.catalog import name_user_model
 
 torch = pytest.importorskip("torch", reason="a captured rank needs torch (extra [capture])")

@@ -27,6 +27,7 @@ ORDER = (
     ("network",),
     ("engine",),
     ("prediction",),
+    ("sharded",),
     ("export",),
     ("measure",),
     ("campaign",),

@@ -32,7 +32,6 @@ from trioflow.network.inter_node import INTER_NODE, TCP_BYTES_PER_S, open_platfo
 from trioflow.network.message_planner import Chunks
 from trioflow.network.networks import DEFAULT_NETWORK, NETWORKS
 from trioflow.parallel.plan import NAMED, make_plan, named_plan, read_plan, vary_plan
-from trioflow.parallel.programs.as_traced import AS_TRACED
 from trioflow.parallel.schedules.build import is_schedule
 from trioflow.parallel.schedules.table import MODES, TRAIN, Schedule
 from trioflow.parallel.splits.pipeline import BALANCES
@@ -45,6 +44,7 @@ from trioflow.prediction.options import (
     Options,
     check_factor,
 )
+from trioflow.sharded.as_traced import AS_TRACED
 from trioflow.trace.language.read import find_configuration
 from trioflow.trace.language.sizes import ATTENTIONS, FUSIONS, LOSSES, Configuration
 from trioflow.trace.store import load_trace

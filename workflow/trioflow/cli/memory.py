@@ -21,8 +21,8 @@ from trioflow.cli.output import (
     write_output,
 )
 from trioflow.parallel.memory.survival import DOUBTED, describe_probability
-from trioflow.parallel.programs.as_traced import AS_TRACED
 from trioflow.prediction.fitting import answer_memory
+from trioflow.sharded.as_traced import AS_TRACED
 
 _BAR = 76
 """Characters of a bar."""

@@ -10,6 +10,7 @@ from typing import Any
 from trioflow.base.arguments import check_argument, check_instance, check_names
 from trioflow.base.errors import InputError
 from trioflow.base.experiments import Plan
+from trioflow.base.plugins import load_plugin
 from trioflow.costmodel.choices import (
     MEASURED,
     choose_times,
@@ -26,7 +27,6 @@ from trioflow.network.inter_node import describe_inter_node, open_platform
 from trioflow.parallel.eager import release_sends
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import read_stages
-from trioflow.parallel.programs.as_traced import build_traced_graph
 from trioflow.parallel.reference import silence_messages
 from trioflow.parallel.splits.pipeline import BALANCES
 from trioflow.parallel.splits.routing import read_routing, set_routing
@@ -114,11 +114,16 @@ def prepare_step(
     return extend_step(fewer, more, plan, batch)
 
 
+GRAPH_GROUP = "trioflow.graphs"
+"""Entry points of what builds task graphs without a plan: functions of traces, ranks and the platform's host costs."""
+
+
 def _prepare_traced(traces: Traces, plan: Plan, platform: Platform, options: Options) -> Step:
     """Put together what the ranks of a traced run do, on as many ranks as the plan has."""
     loaded = [silence_messages(trace) for trace in load_traces(traces)]
     times = time_operators(loaded, platform.device.described, options)
-    graph = build_traced_graph(times.traces, ranks=plan.ranks, host=platform.host)
+    build = load_plugin(GRAPH_GROUP, "as-traced", what="builder of task graphs")
+    graph = build(times.traces, ranks=plan.ranks, host=platform.host)
     return join_step(graph, times, platform, options)
 
 

@@ -8,7 +8,7 @@ from trioflow.base.errors import PlanError, TraceError
 from trioflow.cli.main import main
 from trioflow.engine.simulate import simulate
 from trioflow.hardware.platform import load_platform
-from trioflow.parallel.programs.as_traced import (
+from trioflow.sharded.as_traced import (
     build_traced_graph,
     resize_group,
     tile_ranks,

@@ -1,0 +1,1 @@
+"""Sharded steps of users, run as they were traced: no plan is made."""
