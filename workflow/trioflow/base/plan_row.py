@@ -107,6 +107,12 @@ OFFLOADS = ("none", "optimizer", "activations")
 """What lies in the host's memory instead of the device's."""
 
 
+def name_flag(column: str) -> str:
+    """Return the command's flag of a column."""
+    parallel = "-parallel" if column in (*DEGREES, "expert", "expert_tensor") else ""
+    return f"--{column.replace('_', '-')}{parallel}"
+
+
 def declare_cell(meaning: str, **limits: Any) -> Any:
     """Declare a column: its meaning and its JSON schema limits; with a default it may be left out."""
     default = {"default": limits["default"]} if "default" in limits else {}

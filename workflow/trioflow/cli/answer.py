@@ -20,25 +20,24 @@ from trioflow.base.errors import InputError
 from trioflow.base.precision_recipes import choose_recipe
 from trioflow.base.units import format_apart, format_bytes, format_count, format_time, ns_to_s
 from trioflow.cli.choices import (
-    add_algorithm_arguments,
-    add_collectives_argument,
-    add_configuration_argument,
-    add_draw_arguments,
-    add_fault_arguments,
-    add_json_argument,
-    add_model_arguments,
-    add_network_arguments,
+    COLLECTIVES,
+    DRAWS,
+    FAULTS,
+    NETWORK,
+    RUN,
+    WHAT_IF,
     add_plan_arguments,
-    add_run_arguments,
-    add_what_if_arguments,
     apply_configuration,
+    list_algorithm_options,
+    list_model_options,
     read_options,
 )
 from trioflow.cli.output import (
-    add_options,
-    add_output_argument,
+    JSON,
+    add_command,
     format_facts,
     format_table,
+    list_forms,
     print_warnings,
     write_output,
 )
@@ -214,32 +213,25 @@ def _optional(value: float | None, form: str) -> str:
 
 def add_show(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand ``show``."""
-    parser.set_defaults(run=run_show)
     parser.epilog = (
         f"Traces that ship: {', '.join(shipped_traces())}. Names of language models: one that is none of them is "
         "answered with all. They are traced on the spot, which takes PyTorch."
     )
-    parser.add_argument(
-        "trace", metavar="TRACE",
-        help="folder or pack of a trace, a shipped one's name, or a language model by name or configuration",
-    )  # fmt: skip
-    add_model_arguments(parser)
-    add_options(parser, (
+    add_command(parser, run_show, {"": (
+        ("trace", "TRACE", "folder or pack of a trace, a shipped one's name, or a language model by name or configuration"),
+    )}, list_model_options(), {"": (
         ("--batch", (int, "N"), "samples of such a model's step"),
         ("--operators", True, "print every distinct operator with its time as CSV, the format of simulate's --override"),
-    ))  # fmt: skip
-    add_output_argument(parser, "the classes of operators")
+    )}, list_forms("the classes of operators"))  # fmt: skip
 
 
 def add_fit(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand ``fit``."""
-    parser.set_defaults(run=_run_fit)
-    add_options(parser, (
+    add_command(parser, _run_fit, {"": (
         ("traces", "TRACE", "folders of traces of one device", {"nargs": "+"}),
         ("--method", "NAME", f"{', '.join(METHOD_NAMES)}, or one that a package registers (default: {AUTO})", {"default": AUTO}),
-    ))  # fmt: skip
-    parser.add_argument("-o", "--output", required=True, metavar="MODEL", help="JSON file to write")
-    add_json_argument(parser)
+        ("-o --output", "MODEL", "JSON file to write", {"required": True}),
+    )}, JSON)  # fmt: skip
 
 
 DAY_S, _MINUTE_S, _JOULES_PER_MWH = 86400.0, 60.0, 3.6e9
@@ -553,25 +545,14 @@ def add_simulate(
     parser: argparse.ArgumentParser, form: str = "--output", *, of_run: bool = False
 ) -> None:
     """Add the subcommand ``simulate``, its form of output under a flag; ``of_run``: the platform may be said elsewhere."""
-    parser.set_defaults(run=_run_simulate)
     add_plan_arguments(parser, megatron=True, of_run=of_run)
-    add_configuration_argument(parser)
-    add_collectives_argument(parser)
-    add_run_arguments(parser)
-    add_fault_arguments(parser)
-    add_draw_arguments(parser)
-    parser.add_argument(
-        "--timeline", metavar="OUT", help="write the timeline: .parquet, or .json[.gz] for Perfetto"
-    )
-    add_network_arguments(parser)
-    add_algorithm_arguments(parser, ", for all or as all_reduce=ring,all_gather=direct")
-    add_options(parser, (
+    add_command(parser, _run_simulate, COLLECTIVES, RUN, FAULTS, DRAWS, {"": (
+        ("--timeline", "OUT", "write the timeline: .parquet, or .json[.gz] for Perfetto"),
+    )}, NETWORK, list_algorithm_options(", for all or as all_reduce=ring,all_gather=direct"), {"": (
         ("--no-fold", True, "simulate every rank, also where ranks do the same and simulating them once is exact"),
         ("--as-traced", True, "run the programs of ranks that the traces hold, as they are: no plan; --ranks where they do not depend on it"),
         ("--largest", LARGEST, "instead of a step's time: the largest batch, or sequence, with which the plan fits the memory"),
         ("--by", WAYS, "break the step down as well"),
         ("--depth", (int, "N"), f"parts of a module's path that --by module distinguishes (default: {DEPTH})", {"default": DEPTH}),
         ("--breakdown", "OUT", "write that breakdown: .parquet"),
-    ))  # fmt: skip
-    add_what_if_arguments(parser)
-    add_output_argument(parser, "the answer, or the breakdown of --by,", form)
+    )}, WHAT_IF, list_forms("the answer, or the breakdown of --by,", form))  # fmt: skip

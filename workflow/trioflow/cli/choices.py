@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 from trioflow.base.errors import InputError, PlanError
 from trioflow.base.experiments import Plan
 from trioflow.base.plan_row import (
     CONTEXT_METHODS,
+    DEGREES,
     GRADIENT_SYNCS,
     OFFLOADS,
     RECOMPUTATIONS,
@@ -20,10 +21,11 @@ from trioflow.base.plan_row import (
     SEVERAL_STAGES,
     SHARDINGS,
     TENSOR_OVERLAPS,
+    name_flag,
 )
 from trioflow.base.precision_recipes import DEFAULT_RECIPE, RECIPE_NAMES
 from trioflow.base.settings import OPTIMIZERS
-from trioflow.cli.output import add_options
+from trioflow.cli.output import Options, add_options
 from trioflow.costmodel.operators.methods import UNFITTED
 from trioflow.costmodel.steps import TIMER
 from trioflow.hardware.machine import TIES, Link, Platform
@@ -41,34 +43,131 @@ from trioflow.prediction.options import (
     CLOSED_FORM,
     SESSION,
     STEP_WORDS,
-    Options,
     check_factor,
 )
+from trioflow.prediction.options import Options as Assumptions
 from trioflow.sharded.as_traced import AS_TRACED
 from trioflow.trace.language.read import find_configuration
 from trioflow.trace.language.sizes import ATTENTIONS, FUSIONS, LOSSES, Configuration
 from trioflow.trace.store import load_trace
 
 
+def list_model_options(several: bool = False) -> Options:
+    """Return what is asked of a language model by its name or configuration, of ``several`` recipes at once."""
+    recipe = "RECIPE[+FUSION][,RECIPE...]" if several else "RECIPE"
+    ranked = "; plans of several are ranked together, each with the fusion behind its plus sign"
+    return {"of a language model given by its name or configuration": (
+        ("--sequence", (int, "N"), "tokens of a sample"),
+        ("--precision", recipe, f"what is held and computed in which format: {', '.join(RECIPE_NAMES)} (default: {DEFAULT_RECIPE})"
+         + ranked * several),
+        ("--attention", ATTENTIONS, "attention's kernel: what PyTorch's operator runs (flash: FlashAttention 2, cuDNN's on Blackwell), a version of FlashAttention, cuDNN's, "
+         "or one that keeps the scores (default: cudnn for Megatron's recipes, flash2 for nanotron's, else flash)"),
+        ("--fusion", FUSIONS, "what runs as one kernel: nothing that PyTorch runs alone (eager), what torch.compile, Liger or flash-attn "
+         "fuse, Megatron Core's layers, besides products that add to main gradients (default: as the recipe's framework)"),
+        ("--loss", LOSSES, "cross-entropy: of scores cast to fp32 (eager), one kernel each way (fused), or with the head's product a piece at "
+         "a time (chunked; default: as --fusion fuses it)"),
+        ("--optimizer", OPTIMIZERS, "one kernel for all parameters (-fused, default adamw-fused), a pass for each term over all of them "
+         "(-foreach), or parameter by parameter"),
+        ("--cuda-graphs", True, "the host launches a block's forward, and its backward, as one CUDA graph each", {"default": None}),
+        ("--deterministic", True, "attention adds its gradients in a fixed order, which makes its backward slower", {"default": None}),
+        ("--freeze", "PATTERN[,PATTERN...]", "parameters or modules that do not train, such as 'model.embed_tokens' or '*.mlp'"),
+        ("--lora", (int, "R"), "freeze all and train adapters of rank R beside linear layers, as PEFT's LoRA"),
+        ("--lora-targets", "NAME[,NAME...]", "these layers: q,k,v,o,gate,up,down or all-linear (default: PEFT's, q and v)"),
+        ("--lora-dropout", (float, "SHARE"), "what adapters drop of what they read (default: 0)"),
+    )}  # fmt: skip
+
+
+RUN: Options = {"": (
+    ("--tokens", (float, "N"), "tokens of a whole run, to say its days, cost and energy"),
+    ("--price-per-gpu-hour", (float, "P"), "price of a GPU, to say what it costs"),
+    ("--power-w", (float, "W"), "power of a GPU while it trains, to say the energy [W] (default of a run: its sheet's limit)"),
+)}  # fmt: skip
+"""What a run of many steps is asked by."""
+FAULTS: Options = {"failures of a run of --tokens": (
+    ("--gpu-hours-per-failure", (float, "H"), "GPU-hours between failures that stop the run, to say what is lost and how often to save"),
+    ("--checkpoint-s", (float, "S"), "time in which the run waits for its state to be saved [s] (default: 0)", {"default": 0.0}),
+    ("--restart-s", (float, "S"), "from a failure to the first step after it [s] (default: 0)", {"default": 0.0}),
+)}  # fmt: skip
+_ROUTING = (
+    "--routing", "HOW", "how tokens are spread over experts: balanced (default), consecutive (gates of benchmarks), power:EXPONENT "
+    "(a bound, drawn by --seed), or a file of each expert's share", {"default": BALANCED},
+)  # fmt: skip
+ROUTING: Options = {"": [_ROUTING]}
+WHAT_IF: Options = {"what if (each factor but the network's is on a time)": (
+    ("--scale-network", (float, "F"), "the network were F times as fast"),
+    ("--scale-operator", None, "operators took F times as long: a name, or a pattern such as '*attention*'; may come several times",
+     {"nargs": 2, "action": "append", "default": [], "metavar": ("NAME", "F")}),
+    ("--slow-rank", None, "a rank computed F times as long; may come several times",
+     {"nargs": 2, "action": "append", "default": [], "metavar": ("RANK", "F")}),
+    _ROUTING,
+)}  # fmt: skip
+DRAWS: Options = {"spread of the step": (
+    ("--draws", (int, "K"), "draw the step K times, each rank, micro-batch and exchange apart, as real ones differ", {"default": 0}),
+    ("--seed", (int, "N"), "numbers to draw by: with the same, plans are compared on the same ranks (default: 0)", {"default": 0}),
+)}  # fmt: skip
+_DEGREES: Options = {"plan by its degrees, instead of --plan": (
+    ("--data-parallel", (int, "D"), "replicas that share the batch", {"dest": "data"}),
+    ("--tensor-parallel", (int, "T"), "ranks that share each layer", {"dest": "tensor"}),
+    ("--context-parallel", (int, "C"), "ranks that share every sequence by its tokens", {"dest": "context"}),
+    ("--context-method", CONTEXT_METHODS,
+     "how they attend to the whole sequence (default: ring): keys and values in a ring, all of them gathered, "
+     "or heads shared instead of tokens (all-to-all)"),
+    ("--pipeline-parallel", (int, "P"), "pipeline stages", {"dest": "pipeline"}),
+    ("--expert-parallel", (int, "E"), "data-parallel ranks that share the experts of a model with several; they are D's, not further ones", {"dest": "expert"}),
+    ("--expert-tensor-parallel", (int, "N"),
+     "ranks that cut each expert's matrices (default: T); below T, experts lie over tensor-parallel ranks too", {"dest": "expert_tensor"}),
+    ("--expert-domain", (int, "N"),
+     "GPUs of an NVLink domain: experts' tokens cross nodes once a node and are handed on inside, as DeepEP and HybridEP do"),
+    ("--expert-overlap", True, "exchanges of experts' tokens beside another micro-batch's compute (--overlap-moe-expert-parallel-comm, DualPipe)"),
+    ("--sharding", SHARDINGS[1:], "what replicas share instead of each holding it: fsdp is FSDP2, hsdp groups of --shard ranks"),
+    ("--shard", (int, "N"), "ranks of a group: of hsdp, or of zero1 and distributed, whose groups are replicas of one another"),
+    ("--accumulate", (int, "N"), "micro-steps whose gradients are added up"),
+    ("--gradient-sync", GRADIENT_SYNCS[1:],
+     "how often replicas reduce them (default: as the framework does): once a step (no_sync, as Accelerate runs DDP, "
+     "Megatron-LM, nanotron, ZeRO-1), or in each micro-batch (fsdp, ZeRO-2, DDP in a plain loop)"),
+    ("--no-sync", True, "with fsdp and --accumulate: --gradient-sync step"),
+    ("--gather-overlap", True, "with distributed: gather the updated weights during the next step's first forward (--overlap-param-gather)"),
+    ("--tensor-style", "NAME", "how ranks share layers, instead of Megatron's way: gather splits every layer's outputs"),
+    ("--sequence-parallel", True, "tensor-parallel ranks share what lies between split layers too"),
+    ("--vocabulary-parallel", True, "tensor-parallel ranks share embedding, head and loss by vocabulary"),
+    ("--tensor-overlap", TENSOR_OVERLAPS[1:],
+     "messages of tensor parallelism beside products: none, those of column-split layers' backward, as Megatron-LM "
+     "does (default of its recipes), or all of a layer's, piece by piece (--tp-comm-overlap)"),
+    ("--recompute", "WHAT", f"activations that backward computes again: {', '.join(RECOMPUTATIONS[1:])}, uniform:N (all blocks, N at a "
+     "time), block:N (the first N blocks of each stage), save:POLICY (torchtitan, MaxText's minimal, ...: docs/memory.md), or modules:mlp,core_attn (whole modules of each block); with "
+     "+no-early-stop as PyTorch before 2.1"),
+    ("--offload", OFFLOADS[1:], "what lies in the host's memory"),
+    ("--schedule", "NAME", f"pipeline schedule: {', '.join(SCHEDULES)}, or one that a package registers (default: gpipe)"),
+)}  # fmt: skip
+NODE = 8
+"""GPUs of the node that is taken where no number of ranks is given."""
+_CONFIGURATION = (
+    "--megatron", "FILE", "Megatron-LM's model_config.yaml or command line (or a nanotron YAML), instead of TRACE: the model and the "
+    f"plan; --ranks GPUs share it (default: {NODE}); other arguments win over the file's",
+)  # fmt: skip
+COLLECTIVES: Options = {"": (
+    ("--collectives", "MODEL", f"fitted collective model, a shipped one by name, or {CLOSED_FORM} (the ring's, over the links)"),
+)}  # fmt: skip
+"""The model of collectives, for commands that simulate."""
+
+
 def add_plan_arguments(
     parser: argparse.ArgumentParser, *, megatron: bool = False, of_run: bool = False
 ) -> None:
-    """Add what a task graph is made from; with ``megatron`` its file may stand for a trace."""
-    parser.add_argument(
-        "trace", metavar="TRACE", nargs="*" if megatron else "+",
-        help="folder or pack of a trace, a shipped one's name, or a language model by its name (llama-3.1-8b) or its "
-        "configuration's file; more of the same workload at other batches make other batches more certain",
-    )  # fmt: skip
-    add_model_arguments(parser)
-    add_options(parser, (
+    """Add what a task graph is made from; with ``megatron`` a framework's configuration may stand for a trace."""
+    add_options(parser, {"": (
+        ("trace", "TRACE", "folder or pack of a trace, a shipped one's name, or a language model by its name (llama-3.1-8b) or its "
+         "configuration's file; more of the same workload at other batches make other batches more certain",
+         {"nargs": "*" if megatron else "+"}),
         ("--platform", "NAME|FILE", "shipped platform, this-machine (after `make reproduce`), or a YAML file", {"required": not of_run}),
         ("--batch", (int, "N"), "samples of the whole step, all ranks together"),
         ("--plan", "NAME", f"plan by name, on --ranks ranks: {', '.join(NAMED)}, or one that a package registers"),
         ("--ranks", (int, "N"), "number of ranks"),
-    ))  # fmt: skip
-    _add_degrees(parser)
-    _add_pipeline(parser)
-    add_options(parser, (
+        ("--micro-batches", (int, "M"), "pieces of a pipelined batch"),
+        ("--stages-per-rank", (int, "V"), f"pipeline stages of each rank, for {SEVERAL_STAGES}"),
+        ("--stages", "HOW|FILE", f"pipeline stages: balanced by {' or '.join(BALANCES)} of layers (default: {BALANCES[0]}), or a file "
+         "with a line of units a stage"),
+        ("--schedule-file", "CSV", "the pipeline's actions as PyTorch writes them, instead of --schedule; see `trioflow export schedule`"),
         ("--mode", MODES, f"what of the step runs (default: {MODES[0]})", {"default": MODES[0]}),
         ("--last-batch", True, "the batch is what is left of a data set: replicas that cannot share it evenly repeat samples"),
         ("--cost-model", "MODEL", "operator model of `trioflow fit`, a shipped one by name, or "
@@ -79,226 +178,46 @@ def add_plan_arguments(
         ("--session", "FILE", "session.json of --anchor session (default: the workload's, measured by `make reproduce` in this folder)"),
         ("--override", "CSV", "operator times from elsewhere, at the trace's sizes: columns name, time_us and, where "
          "needed, phase and input_shapes"),
-    ))  # fmt: skip
-
-
-def add_model_arguments(parser: argparse.ArgumentParser, several: bool = False) -> None:
-    """Add what is asked of a language model by its name or configuration, of ``several`` recipes at once."""
-    model = parser.add_argument_group("of a language model given by its name or configuration")
-    model.add_argument("--sequence", type=int, metavar="N", help="tokens of a sample")
-    model.add_argument(
-        "--precision", metavar="RECIPE[+FUSION][,RECIPE...]" if several else "RECIPE",
-        help=f"what is held and computed in which format: {', '.join(RECIPE_NAMES)} (default: {DEFAULT_RECIPE})"
-        + ("; plans of several are ranked together, each with the fusion behind its plus sign" if several else ""),
-    )  # fmt: skip
-    add_options(model, (
-        ("--attention", ATTENTIONS, "attention's kernel: what PyTorch's operator runs (flash: FlashAttention 2, cuDNN's on Blackwell), a version of FlashAttention, cuDNN's, "
-         "or one that keeps the scores (default: cudnn for Megatron's recipes, flash2 for nanotron's, else flash)"),
-        ("--fusion", FUSIONS, "what runs as one kernel: nothing that PyTorch runs alone (eager), what torch.compile, Liger or flash-attn "
-         "fuse, Megatron Core's layers, besides products that add to main gradients (default: as the recipe's framework)"),
-        ("--loss", LOSSES, "cross-entropy: of scores cast to fp32 (eager), one kernel each way (fused), or with the head's product a piece at "
-         "a time (chunked; default: as --fusion fuses it)"),
-        ("--optimizer", OPTIMIZERS, "one kernel for all parameters (-fused, default adamw-fused), a pass for each term over all of them "
-         "(-foreach), or parameter by parameter"),
-    ))  # fmt: skip
-    model.add_argument(
-        "--cuda-graphs", action="store_const", const=True,
-        help="the host launches a block's forward, and its backward, as one CUDA graph each",
-    )  # fmt: skip
-    model.add_argument(
-        "--deterministic", action="store_const", const=True,
-        help="attention adds its gradients in a fixed order, which makes its backward slower",
-    )  # fmt: skip
-    add_options(model, (
-        ("--freeze", "PATTERN[,PATTERN...]", "parameters or modules that do not train, such as 'model.embed_tokens' or '*.mlp'"),
-        ("--lora", (int, "R"), "freeze all and train adapters of rank R beside linear layers, as PEFT's LoRA"),
-        ("--lora-targets", "NAME[,NAME...]", "these layers: q,k,v,o,gate,up,down or all-linear (default: PEFT's, q and v)"),
-        ("--lora-dropout", (float, "SHARE"), "what adapters drop of what they read (default: 0)"),
-    ))  # fmt: skip
-
-
-def add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what a run of many steps is asked by: tokens, price, power."""
-    add_options(parser, (
-        ("--tokens", (float, "N"), "tokens of a whole run, to say its days, cost and energy"),
-        ("--price-per-gpu-hour", (float, "P"), "price of a GPU, to say what it costs"),
-        ("--power-w", (float, "W"), "power of a GPU while it trains, to say the energy [W] (default of a run: its sheet's limit)"),
-    ))  # fmt: skip
-
-
-def add_fault_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what stops a run of --tokens."""
-    faults = parser.add_argument_group("failures of a run of --tokens")
-    add_options(faults, (
-        ("--gpu-hours-per-failure", (float, "H"), "GPU-hours between failures that stop the run, to say what is lost and how often to save"),
-        ("--checkpoint-s", (float, "S"), "time in which the run waits for its state to be saved [s] (default: 0)", {"default": 0.0}),
-        ("--restart-s", (float, "S"), "from a failure to the first step after it [s] (default: 0)", {"default": 0.0}),
-    ))  # fmt: skip
-
-
-def add_what_if_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what may be faster or slower than predicted."""
-    supposed = parser.add_argument_group("what if (each factor but the network's is on a time)")
-    supposed.add_argument(
-        "--scale-network", type=float, metavar="F", help="the network were F times as fast"
-    )
-    supposed.add_argument(
-        "--scale-operator", nargs=2, action="append", default=[], metavar=("NAME", "F"),
-        help="operators took F times as long: a name, or a pattern such as '*attention*'; may come several times",
-    )  # fmt: skip
-    supposed.add_argument(
-        "--slow-rank", nargs=2, action="append", default=[], metavar=("RANK", "F"),
-        help="a rank computed F times as long; may come several times",
-    )  # fmt: skip
-    add_routing_argument(supposed)
-
-
-def add_routing_argument(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    """Add how a router spreads tokens over experts."""
-    parser.add_argument(
-        "--routing", metavar="HOW", default=BALANCED,
-        help="how tokens are spread over experts: balanced (default), consecutive (gates of benchmarks), power:EXPONENT (a bound, drawn by --seed), or a file of each expert's share",
-    )  # fmt: skip
-
-
-def add_draw_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what asks for the spread of a step."""
-    drawn = parser.add_argument_group("spread of the step")
-    add_options(drawn, (
-        ("--draws", (int, "K"), "draw the step K times, each rank, micro-batch and exchange apart, as real ones differ", {"default": 0}),
-        ("--seed", (int, "N"), "numbers to draw by: with the same, plans are compared on the same ranks (default: 0)", {"default": 0}),
-    ))  # fmt: skip
-
-
-def _add_degrees(parser: argparse.ArgumentParser) -> None:
-    degrees = parser.add_argument_group("plan by its degrees, instead of --plan")
-    add_options(degrees, (
-        ("--data-parallel", (int, "D"), "replicas that share the batch"),
-        ("--tensor-parallel", (int, "T"), "ranks that share each layer"),
-        ("--context-parallel", (int, "C"), "ranks that share every sequence by its tokens"),
-        ("--context-method", CONTEXT_METHODS,
-         "how they attend to the whole sequence (default: ring): keys and values in a ring, all of them gathered, "
-         "or heads shared instead of tokens (all-to-all)"),
-        ("--pipeline-parallel", (int, "P"), "pipeline stages"),
-        ("--expert-parallel", (int, "E"), "data-parallel ranks that share the experts of a model with several; they are D's, not further ones", {"dest": "expert"}),
-        ("--expert-tensor-parallel", (int, "N"),
-         "ranks that cut each expert's matrices (default: T); below T, experts lie over tensor-parallel ranks too", {"dest": "expert_tensor"}),
-        ("--expert-domain", (int, "N"),
-         "GPUs of an NVLink domain: experts' tokens cross nodes once a node and are handed on inside, as DeepEP and HybridEP do"),
-        ("--expert-overlap", True, "exchanges of experts' tokens beside another micro-batch's compute (--overlap-moe-expert-parallel-comm, DualPipe)"),
-        ("--sharding", SHARDINGS[1:], "what replicas share instead of each holding it: fsdp is FSDP2, hsdp groups of --shard ranks"),
-        ("--shard", (int, "N"), "ranks of a group: of hsdp, or of zero1 and distributed, whose groups are replicas of one another"),
-        ("--accumulate", (int, "N"), "micro-steps whose gradients are added up"),
-        ("--gradient-sync", GRADIENT_SYNCS[1:],
-         "how often replicas reduce them (default: as the framework does): once a step (no_sync, as Accelerate runs DDP, "
-         "Megatron-LM, nanotron, ZeRO-1), or in each micro-batch (fsdp, ZeRO-2, DDP in a plain loop)"),
-        ("--no-sync", True, "with fsdp and --accumulate: --gradient-sync step"),
-        ("--gather-overlap", True, "with distributed: gather the updated weights during the next step's first forward (--overlap-param-gather)"),
-    ))  # fmt: skip
-    _add_styles(degrees)
-    degrees.add_argument(
-        "--schedule", metavar="NAME",
-        help=f"pipeline schedule: {', '.join(SCHEDULES)}, or one that a package registers (default: gpipe)",
-    )  # fmt: skip
-
-
-def _add_styles(degrees: argparse._ArgumentGroup) -> None:
-    """Add how tensor-parallel ranks share layers, and where activations and the optimizer's state are."""
-    add_options(degrees, (
-        ("--tensor-style", "NAME", "how ranks share layers, instead of Megatron's way: gather splits every layer's outputs"),
-        ("--sequence-parallel", True, "tensor-parallel ranks share what lies between split layers too"),
-        ("--vocabulary-parallel", True, "tensor-parallel ranks share embedding, head and loss by vocabulary"),
-        ("--tensor-overlap", TENSOR_OVERLAPS[1:],
-         "messages of tensor parallelism beside products: none, those of column-split layers' backward, as Megatron-LM "
-         "does (default of its recipes), or all of a layer's, piece by piece (--tp-comm-overlap)"),
-        ("--recompute", "WHAT", f"activations that backward computes again: {', '.join(RECOMPUTATIONS[1:])}, uniform:N (all blocks, N at a "
-         "time), block:N (the first N blocks of each stage), save:POLICY (torchtitan, MaxText's minimal, ...: docs/memory.md), or modules:mlp,core_attn (whole modules of each block); with "
-         "+no-early-stop as PyTorch before 2.1"),
-        ("--offload", OFFLOADS[1:], "what lies in the host's memory"),
-    ))  # fmt: skip
-
-
-def _add_pipeline(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, (
-        ("--micro-batches", (int, "M"), "pieces of a pipelined batch"),
-        ("--stages-per-rank", (int, "V"), f"pipeline stages of each rank, for {SEVERAL_STAGES}"),
-        ("--stages", "HOW|FILE", f"pipeline stages: balanced by {' or '.join(BALANCES)} of layers (default: {BALANCES[0]}), or a file "
-         "with a line of units a stage"),
-        ("--schedule-file", "CSV", "the pipeline's actions as PyTorch writes them, instead of --schedule; see `trioflow export schedule`"),
-    ))  # fmt: skip
-
-
-def add_collectives_argument(parser: argparse.ArgumentParser) -> None:
-    """Add the model of collectives, for commands that simulate."""
-    parser.add_argument(
-        "--collectives", metavar="MODEL",
-        help=f"fitted collective model, a shipped one by name, or {CLOSED_FORM} (the ring's, over the links)",
-    )  # fmt: skip
-
-
-def add_json_argument(parser: argparse.ArgumentParser) -> None:
-    """Add the option for programs."""
-    parser.add_argument("--json", action="store_true", help="print one JSON object for programs")
+        *([_CONFIGURATION] if megatron else []),
+    )}, list_model_options(), _DEGREES)  # fmt: skip
 
 
 Number = TypeVar("Number", int, float)
 
-FURTHER = (
-    "expert", "expert_tensor", "expert_domain", "tensor_style", "sequence_parallel", "vocabulary_parallel", "recompute", "offload",
-    "context_method", "tensor_overlap", "no_sync", "expert_overlap", "gather_overlap", "gradient_sync",
-)  # fmt: skip
-"""Arguments that are columns of a plan."""
 _VARIED = ("recompute", "offload")
 """Columns that go with named plans too."""
-_BESIDE_DEGREES = (
-    "schedule", "schedule_file", "sharding", "shard", "accumulate",
-    *(name for name in FURTHER if name not in _VARIED),
-)  # fmt: skip
-"""Arguments that a named plan settles."""
+_COLUMNS = [one.name for one in fields(Plan) if one.name not in ("plan", "chunks", "chunk_bytes")]
+"""Arguments that are columns of a plan."""
+
+
+def _list_given(options: argparse.Namespace, names: Iterable[str] = _COLUMNS) -> dict[str, Any]:
+    """Return those arguments that were given: flags that are set, and any value, 0 included."""
+    values = ((name, getattr(options, name, None)) for name in names)
+    return {name: value for name, value in values if value is not None and value is not False}
 
 
 def _choose_plan(options: argparse.Namespace) -> Plan:
     """Return the plan by name or by its degrees; PlanError where both are given, or they do not make the ranks."""
-    degrees = {
-        "data": options.data_parallel,
-        "tensor": options.tensor_parallel,
-        "context": options.context_parallel,
-        "pipeline": options.pipeline_parallel,
-    }
-    given = {name: degree for name, degree in degrees.items() if degree is not None}
-    micro_batches, stages = options.micro_batches, options.stages_per_rank
+    given = _list_given(options)
     if options.plan:
-        if given or any(_is_given(vars(options)[name]) for name in _BESIDE_DEGREES):
+        pieces = [(name, given.pop(name, None)) for name in ("micro_batches", "stages_per_rank")]
+        if given.keys() - set(_VARIED) or options.schedule_file:
             raise PlanError("--plan and degrees were both given", fix="give one of them")
         ranks = int(options.plan == "single") if options.ranks is None else options.ranks
         if ranks < 2 and options.plan != "single":
             raise PlanError(f"--plan {options.plan} needs --ranks of 2 or more")
-        for flag, value in (("--micro-batches", micro_batches), ("--stages-per-rank", stages)):
+        for name, value in pieces:
             if value is not None and not is_schedule(options.plan):
-                raise PlanError(f"{flag} does not apply to plan {options.plan}")
-        varied = {name: vars(options)[name] for name in _VARIED if vars(options)[name]}
-        return vary_plan(named_plan(options.plan, ranks, micro_batches, stages), **varied)
-    plan = make_plan(
-        **given,
-        schedule=options.schedule or "",
-        micro_batches=micro_batches,
-        stages_per_rank=stages,
-        sharding=options.sharding or "none",
-        shard=1 if options.shard is None else options.shard,
-        accumulate=1 if options.accumulate is None else options.accumulate,
-        **{name: vars(options)[name] for name in FURTHER if vars(options)[name]},
-    )
+                raise PlanError(f"{name_flag(name)} does not apply to plan {options.plan}")
+        return vary_plan(named_plan(options.plan, ranks, *(n for _, n in pieces)), **given)
+    plan = make_plan(**given)
     if options.ranks is not None and options.ranks != plan.ranks:
-        if not given:
+        degrees = [f"{given[name]} {name}" for name in DEGREES if name in given]
+        if not degrees:
             raise PlanError(f"--ranks {options.ranks} without a plan", fix="give --plan or degrees")
-        factors = " x ".join(f"{degree} {name}" for name, degree in given.items())
-        raise PlanError(f"--ranks {options.ranks} is not the product {factors} = {plan.ranks}")
+        product = f"{' x '.join(degrees)} = {plan.ranks}"
+        raise PlanError(f"--ranks {options.ranks} is not the product {product}")
     return plan
-
-
-def _is_given(value: object) -> bool:
-    """Return whether an argument was given: a flag that is set, or any value, 0 included."""
-    return value is not None and value is not False
 
 
 def _choose_scheduled_plan(options: argparse.Namespace) -> tuple[Plan, Schedule | None]:
@@ -307,43 +226,34 @@ def _choose_scheduled_plan(options: argparse.Namespace) -> tuple[Plan, Schedule 
         return _choose_plan(options), None
     if options.schedule:
         raise PlanError("--schedule and --schedule-file were both given", fix="give one of them")
-    plan, schedule = read_plan(
-        options.schedule_file,
-        *(1 if n is None else n for n in (options.data_parallel, options.tensor_parallel)),
-        context=1 if options.context_parallel is None else options.context_parallel,
-        **{name: vars(options)[name] for name in FURTHER if vars(options)[name]},
-    )  # fmt: skip
-    for flag, asked, found in (
-        ("--pipeline-parallel", options.pipeline_parallel, plan.pipeline),
-        ("--micro-batches", options.micro_batches, plan.micro_batches),
-        ("--stages-per-rank", options.stages_per_rank, plan.stages_per_rank),
-        ("--ranks", options.ranks, plan.ranks),
-    ):
-        if asked is not None and asked != found:
+    given = _list_given(options)
+    of_file = ("pipeline", "micro_batches", "stages_per_rank")
+    asked = {name: given.pop(name) for name in of_file if name in given}
+    plan, schedule = read_plan(options.schedule_file, **given)
+    for name, value in {**asked, **_list_given(options, ["ranks"])}.items():
+        if value != getattr(plan, name):
+            flag = name_flag(name)
             raise PlanError(
-                f"{flag} {asked}, but the schedule makes it {found}", file=options.schedule_file,
+                f"{flag} {value}, but the schedule makes it {getattr(plan, name)}",
+                file=options.schedule_file,
                 fix=f"leave {flag} out",
-            )  # fmt: skip
+            )
     return plan, schedule
 
 
 _FIXED = (
-    "batch", "plan", "micro_batches", "stages_per_rank", "stages", "last_batch", *STEP_WORDS,
-    "megatron", "session", *_BESIDE_DEGREES, *_VARIED,
+    "batch", "plan", "stages", "last_batch", *STEP_WORDS, "megatron", "session", "schedule_file", *_COLUMNS,
 )  # fmt: skip
 """Arguments that would change what a traced program does."""
 
 
 def _choose_traced_ranks(options: argparse.Namespace) -> Plan:
     """Return a plan of as many ranks as traced programs run on; InputError where an argument would change them."""
-    degrees = [name for name in vars(options) if name.endswith("_parallel")]
-    refused = [
-        name for name in dict.fromkeys([*_FIXED, *degrees]) if _is_given(vars(options)[name])
-    ]
+    refused = [*_list_given(options, _FIXED)]
     refused += ["mode"] * (options.mode != TRAIN) + ["anchor"] * (options.anchor != TIMER)
     if refused:
         raise InputError(
-            f"--{refused[0].replace('_', '-')} with --as-traced: what a traced rank computes and sends stays as it "
+            f"{name_flag(refused[0])} with --as-traced: what a traced rank computes and sends stays as it "
             "was traced; platform, network and cost model can change",
             fix="leave it out, or simulate a plan from the trace of the whole model on one rank",
         )
@@ -356,36 +266,31 @@ def _choose_traced_ranks(options: argparse.Namespace) -> Plan:
     return replace(make_plan(data=ranks), plan=AS_TRACED)
 
 
-def read_options(options: argparse.Namespace) -> tuple[Plan, Platform, Options]:
+_ASSUMED = (
+    "cost_model", "override", "collectives", "anchor", "session", "stages", "mode", "last_batch", "as_traced", "routing",
+    "draws", "seed", *STEP_WORDS,
+)  # fmt: skip
+"""Arguments that are fields of ``Options``."""
+
+
+def read_options(options: argparse.Namespace) -> tuple[Plan, Platform, Assumptions]:
     """Return the plan, the platform and the assumptions of a command line; TrioflowError where anything does not fit."""
-    as_traced = getattr(options, "as_traced", False)
-    if as_traced:
+    assumed = {name: getattr(options, name) for name in _ASSUMED if name in options}
+    if assumed.get("as_traced"):
         chosen, schedule = _choose_traced_ranks(options), None
     else:
         chosen, schedule = _choose_scheduled_plan(options)
     plan = set_algorithms(chosen, options)
     measured = list_inter_node(options)
     platform = change_platform(open_platform(options.platform, plan.ranks, **measured), options)
-    assumed = Options(
-        network=spell_network(getattr(options, "network", DEFAULT_NETWORK)),
-        fold=False if getattr(options, "no_fold", False) else "auto",
-        cost_model=options.cost_model,
-        override=options.override,
-        collectives=getattr(options, "collectives", None),
-        anchor=options.anchor,
-        session=options.session,
-        stages=options.stages,
-        schedule=schedule,
-        mode=options.mode,
-        last_batch=options.last_batch,
-        as_traced=as_traced,
-        **{name: getattr(options, name) for name in STEP_WORDS},
-        routing=getattr(options, "routing", BALANCED),
-        **_read_what_if(options),
-        draws=getattr(options, "draws", 0),
-        seed=getattr(options, "seed", 0),
+    network = spell_network(getattr(options, "network", DEFAULT_NETWORK))
+    fold = False if getattr(options, "no_fold", False) else "auto"
+    supposed = _read_what_if(options)
+    return (
+        plan,
+        platform,
+        Assumptions(network=network, fold=fold, schedule=schedule, **assumed, **supposed),
     )
-    return plan, platform, assumed
 
 
 def _read_what_if(options: argparse.Namespace) -> dict[str, Any]:
@@ -414,19 +319,6 @@ def _read_number(word: str, flag: str, kind: Callable[[str], Number]) -> Number:
         ) from None
 
 
-NODE = 8
-"""GPUs of the node that is taken where no number of ranks is given."""
-
-
-def add_configuration_argument(parser: argparse.ArgumentParser) -> None:
-    """Add the file that gives the model, its step and its plan at once."""
-    parser.add_argument(
-        "--megatron", metavar="FILE",
-        help="Megatron-LM's model_config.yaml or command line (or a nanotron YAML), instead of TRACE: the model and the "
-        f"plan; --ranks GPUs share it (default: {NODE}); other arguments win over the file's",
-    )  # fmt: skip
-
-
 def apply_configuration(options: argparse.Namespace) -> None:
     """Write what a framework's configuration says into a command line, where that says nothing.
 
@@ -447,12 +339,10 @@ def apply_configuration(options: argparse.Namespace) -> None:
     if found is None:
         raise InputError("there is no such configuration", file=options.megatron)
     options.trace = [options.megatron]
-    degrees = dict(found.degrees)
-    for column, value in degrees.items():
-        argument = column if column in vars(options) else f"{column}_parallel"
-        if argument != "data_parallel" and vars(options)[argument] in (None, False):
-            setattr(options, argument, value if value not in ("none", 0) else None)
-    stages = (options.pipeline_parallel or 1) * (options.stages_per_rank or 1)
+    for column, value in found.degrees.items():
+        if column != "data" and vars(options)[column] in (None, False):
+            setattr(options, column, value if value not in ("none", 0) else None)
+    stages = (options.pipeline or 1) * (options.stages_per_rank or 1)
     if options.stages is None and stages == len(found.stages):
         options.stages = found.name_stages()
     _share_ranks(options, found)
@@ -460,10 +350,11 @@ def apply_configuration(options: argparse.Namespace) -> None:
 
 def _share_ranks(options: argparse.Namespace, found: Configuration) -> None:
     """Settle the data degree, the batch and the micro-batches."""
-    tensor, pipeline = options.tensor_parallel or 1, options.pipeline_parallel or 1
-    context = options.context_parallel or 1
+    tensor, pipeline, context = (
+        getattr(options, n) or 1 for n in ("tensor", "pipeline", "context")
+    )
     rest_of = tensor * context * pipeline
-    data = options.data_parallel or found.degrees.get("data")
+    data = options.data or found.degrees.get("data")
     if options.ranks is None:
         options.ranks = rest_of * (data or max(NODE // rest_of, 1))
         if data is None:
@@ -478,7 +369,7 @@ def _share_ranks(options: argparse.Namespace, found: Configuration) -> None:
             f"{f' {context} context x' if context > 1 else ''} {pipeline} pipeline",
             file=options.megatron,
         )
-    options.data_parallel = data
+    options.data = data
     if data * context == 1:
         options.sharding = None
     if options.sharding != "distributed":
@@ -500,34 +391,29 @@ def _share_ranks(options: argparse.Namespace, found: Configuration) -> None:
         options.accumulate = pieces
 
 
-def add_network_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the network, and what becomes of its links."""
-    parser.add_argument(
-        "--network", default=DEFAULT_NETWORK, metavar="NAME",
-        help=f"{', '.join(NETWORKS)}, or one that a package registers, such as circuit (default: {DEFAULT_NETWORK})",
-    )  # fmt: skip
-    add_inter_node_arguments(parser)
-    ways = parser.add_argument_group("ways over the network")
-    add_options(ways, (
+INTER_NODES: Options = {"the network between nodes, as you measured it": (
+    ("--inter-node-bandwidth", "B", "bus bandwidth of large messages over your nodes, as nccl-tests prints it, all network cards of a node "
+     "together, not per GPU [bytes/s], such as 12.5e9 (12.5 GB/s); all_gather=27e9,all_reduce=52e9 for each collective; or tcp: NCCL "
+     f"fell back to TCP sockets, {TCP_BYTES_PER_S / 1e9:g} GB/s a network card as measured on a cluster (default: what is known of the platform)"),
+    ("--inter-node-latency", (float, "S"), "from a GPU to its counterpart in the next node [s]", {"dest": "inter_node_latency_s"}),
+    ("--inter-node-bytes", (float, "S"), "size of the messages whose bandwidth was measured over as many nodes as the job has [bytes], such as "
+     "256e6: where links are faster, each step of a collective takes the rest, whatever its size"),
+)}  # fmt: skip
+NETWORK: Options = {
+    "": (
+        ("--network", "NAME", f"{', '.join(NETWORKS)}, or one that a package registers, such as circuit (default: {DEFAULT_NETWORK})",
+         {"default": DEFAULT_NETWORK}),
+    ),
+    **INTER_NODES,
+    "ways over the network": (
         ("--ties", TIES, "of equally good routes the first takes all, or pairs of ranks share them (default: "
          "what the platform says, else first)"),
         ("--routing-seed", (int, "N"), "another one shares them in another way"),
         ("--fail-link", "FROM,TO", "a directed link that no route takes; may come several times", {"action": "append"}),
         ("--degrade-link", "FROM,TO,FACTOR", "a directed link of which so much of the bandwidth is left; may come several times", {"action": "append"}),
-    ))  # fmt: skip
-
-
-def add_inter_node_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what a user measured between nodes."""
-    measured = parser.add_argument_group("the network between nodes, as you measured it")
-    add_options(measured, (
-        ("--inter-node-bandwidth", "B", "bus bandwidth of large messages over your nodes, as nccl-tests prints it, all network cards of a node "
-         "together, not per GPU [bytes/s], such as 12.5e9 (12.5 GB/s); all_gather=27e9,all_reduce=52e9 for each collective; or tcp: NCCL "
-         f"fell back to TCP sockets, {TCP_BYTES_PER_S / 1e9:g} GB/s a network card as measured on a cluster (default: what is known of the platform)"),
-        ("--inter-node-latency", (float, "S"), "from a GPU to its counterpart in the next node [s]", {"dest": "inter_node_latency_s"}),
-        ("--inter-node-bytes", (float, "S"), "size of the messages whose bandwidth was measured over as many nodes as the job has [bytes], such as "
-         "256e6: where links are faster, each step of a collective takes the rest, whatever its size"),
-    ))  # fmt: skip
+    ),
+}  # fmt: skip
+"""The network, and what becomes of its links."""
 
 
 def list_inter_node(options: argparse.Namespace) -> dict[str, Any]:
@@ -535,14 +421,14 @@ def list_inter_node(options: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(options, name, None) for name in INTER_NODE}
 
 
-def add_algorithm_arguments(parser: argparse.ArgumentParser, more: str = "") -> None:
-    """Add the algorithm of collectives and the chunks of its messages."""
+def list_algorithm_options(more: str = "") -> Options:
+    """Return the algorithm of collectives and the chunks of its messages."""
     words = ", ".join(list_algorithm_words())
-    add_options(parser, (
+    return {"": (
         ("--algorithm", "NAME", f"message by message: {words}, hierarchical:INNER+OUTER{more}"),
         ("--chunks", (int, "N"), "pieces that each of its messages is cut into"),
         ("--chunk-bytes", (float, "B"), "or how large a piece is at most [bytes]"),
-    ))  # fmt: skip
+    )}  # fmt: skip
 
 
 def spell_network(name: str) -> str:

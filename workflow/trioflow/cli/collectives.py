@@ -13,14 +13,14 @@ from trioflow.base.errors import InputError, suggest
 from trioflow.base.provenance import digest_file
 from trioflow.base.units import format_bytes, format_time
 from trioflow.cli.choices import (
-    add_algorithm_arguments,
-    add_network_arguments,
+    NETWORK,
     change_platform,
+    list_algorithm_options,
     list_inter_node,
     read_chunks,
     spell_network,
 )
-from trioflow.cli.output import add_options, add_output_argument, print_warnings, write_output
+from trioflow.cli.output import add_command, list_forms, print_warnings, write_output
 from trioflow.costmodel.collectives.methods import METHODS
 from trioflow.costmodel.collectives.model import COLLECTIVES, SHIFT, wire_factor
 from trioflow.costmodel.collectives.nccl import NcclMachine, load_constants, recognise_device
@@ -51,20 +51,15 @@ _MOST_BYTES = 10**15
 
 def add_collective(parser: argparse.ArgumentParser) -> None:
     """Add the parser of ``trioflow collective``."""
-    parser.set_defaults(run=_run_collective)
-    add_options(parser, (
+    measured = f"; or from the platform's measurements: {', '.join(METHODS)} (default: measured, the ring's closed form where nothing was)"
+    add_command(parser, _run_collective, {"": (
         ("collective", "NAME", "all_reduce, all_gather, broadcast, ..."),
         ("--bytes", (float, "B"), "a rank's buffer [bytes], such as 100e6", {"required": True}),
         ("--ranks", (int, "N"), "ranks of the group", {"required": True}),
         ("--platform", "NAME|FILE", "as for simulate", {"required": True}),
-    ))  # fmt: skip
-    add_algorithm_arguments(
-        parser, f"; or from the platform's measurements: {', '.join(METHODS)} (default: measured, "
-        "the ring's closed form where nothing was)",
-    )  # fmt: skip
-    parser.add_argument("--collectives", metavar="MODEL", help="fitted collective model")
-    add_network_arguments(parser)
-    add_output_argument(parser, "the collective as one row")
+    )}, list_algorithm_options(measured), {"": (
+        ("--collectives", "MODEL", "fitted collective model"),
+    )}, NETWORK, list_forms("the collective as one row"))  # fmt: skip
 
 
 def _run_collective(options: argparse.Namespace) -> None:
@@ -201,22 +196,21 @@ def _summarize(
 
 def add_fit_collectives(parser: argparse.ArgumentParser) -> None:
     """Add the parser of ``trioflow fit-collectives``."""
-    parser.epilog, parser.formatter_class = EXAMPLE, argparse.RawDescriptionHelpFormatter
-    parser.set_defaults(run=_run_fit_collectives)
-    add_options(parser, (
-        ("logs", "LOG", "output of all_reduce_perf and its like", {"nargs": "+"}),
-        ("--platform", "NAME", "name of what was measured", {"required": True}),
-    ))  # fmt: skip
-    parser.add_argument("-o", "--output", required=True, metavar="MODEL", help="JSON file to write")
-    said = parser.add_argument_group("what a log does not say (an error names what is missing)")
-    said.add_argument("--ranks", type=int, metavar="N", help="ranks of the group")
-    said.add_argument("--collective", choices=sorted(PROGRAMS.values()), metavar="OP",
-                      help=f"operation: {', '.join(sorted(PROGRAMS.values()))}")  # fmt: skip
-    add_options(said, (
-        ("--nccl", "VERSION", "version of NCCL, such as 2.21.5"),
-        ("--gpu", "NAME", "the GPU, as its driver names it"),
-        ("--ranks-per-node", (int, "N"), "GPUs of a node (default: 8, or more where a log has more)"),
-    ))  # fmt: skip
+    programs = sorted(PROGRAMS.values())
+    add_command(parser, _run_fit_collectives, {
+        "": (
+            ("logs", "LOG", "output of all_reduce_perf and its like", {"nargs": "+"}),
+            ("--platform", "NAME", "name of what was measured", {"required": True}),
+            ("-o --output", "MODEL", "JSON file to write", {"required": True}),
+        ),
+        "what a log does not say (an error names what is missing)": (
+            ("--ranks", (int, "N"), "ranks of the group"),
+            ("--collective", programs, f"operation: {', '.join(programs)}", {"metavar": "OP"}),
+            ("--nccl", "VERSION", "version of NCCL, such as 2.21.5"),
+            ("--gpu", "NAME", "the GPU, as its driver names it"),
+            ("--ranks-per-node", (int, "N"), "GPUs of a node (default: 8, or more where a log has more)"),
+        ),
+    }, epilog=EXAMPLE)  # fmt: skip
 
 
 def _run_fit_collectives(options: argparse.Namespace) -> None:

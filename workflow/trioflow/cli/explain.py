@@ -21,7 +21,14 @@ from trioflow.base.settings import read_cells
 from trioflow.base.units import format_bytes, format_time, ms_to_s, ns_to_s
 from trioflow.cli.answer import add_simulate, predict_options
 from trioflow.cli.choices import apply_configuration, read_options
-from trioflow.cli.output import add_output_argument, format_facts, format_table, write_output
+from trioflow.cli.output import (
+    add_command,
+    add_options,
+    format_facts,
+    format_table,
+    list_forms,
+    write_output,
+)
 from trioflow.costmodel.choices import find_platform, load_named_platform
 from trioflow.costmodel.collectives.nccl_tests import import_nccl_tests
 from trioflow.costmodel.device_times import find_launch_s
@@ -69,25 +76,19 @@ class _Case:
 
 def add_judge(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand ``judge``: the first table of ``explain`` alone."""
-    parser.set_defaults(run=_run_judge)
-    parser.add_argument("cases", metavar="CASES", help=_TABLE)
-    add_output_argument(parser, "the cases")
+    add_command(parser, _run_judge, {"": [("cases", "CASES", _TABLE)]}, list_forms("the cases"))
 
 
 def add_explain(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand ``explain``, with all that ``simulate`` takes behind the run."""
-    parser.add_argument(
-        "measured", metavar="RUN",
-        help="a log of training (Megatron-LM, torchtitan, nanotron, HF Trainer, MLPerf, lines such as `step 10 ... 0.53 s`), a profile "
-        f"or captured trace, the output of nccl-tests, or a {_TABLE}; behind it, but for a table, its model, plan and platform",
-    )  # fmt: skip
+    add_options(parser, {"": (
+        ("measured", "RUN", "a log of training (Megatron-LM, torchtitan, nanotron, HF Trainer, MLPerf, lines such as `step 10 ... 0.53 s`), a profile "
+         f"or captured trace, the output of nccl-tests, or a {_TABLE}; behind it, but for a table, its model, plan and platform"),
+    )})  # fmt: skip
     add_simulate(parser, "--form", of_run=True)
-    parser.add_argument(
-        "--output",
-        metavar="FILE.yaml",
-        help="platform file to write, for --platform of the next predictions",
-    )
-    parser.set_defaults(run=_run_explain)
+    add_command(parser, _run_explain, {"": (
+        ("--output", "FILE.yaml", "platform file to write, for --platform of the next predictions"),
+    )})  # fmt: skip
 
 
 def _run_judge(options: argparse.Namespace) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 from trioflow.base.errors import InputError, PlanError
 from trioflow.base.plan_row import SCHEDULES
-from trioflow.cli.choices import add_collectives_argument, add_plan_arguments
-from trioflow.cli.output import add_options, print_warnings
+from trioflow.cli.choices import COLLECTIVES, add_plan_arguments
+from trioflow.cli.output import add_command, print_warnings
 from trioflow.parallel.plan import make_plan
 
 
@@ -19,13 +19,14 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     chakra = formats.add_parser(
         "chakra", help="a plan's task graph, a Chakra file a rank (ASTRA-sim and others)"
     )
-    chakra.set_defaults(run=_run_export_chakra)
     add_plan_arguments(chakra)
-    chakra.add_argument(
-        "--device-only", action="store_true",
-        help="without the host's launches, for readers that know no CPU operators (ASTRA-sim)",
-    )  # fmt: skip
-    _add_output(chakra, "PREFIX", "writes PREFIX.<rank>.et and PREFIX.comm_groups.json")
+    device_only = (
+        "--device-only",
+        True,
+        "without the host's launches, for readers that know no CPU operators (ASTRA-sim)",
+    )
+    output = ("PREFIX", "writes PREFIX.<rank>.et and PREFIX.comm_groups.json")
+    add_command(chakra, _run_export_chakra, {"": [device_only, _output(*output)]})
     for name, run, text, output in (
         ("perfetto", _run_export_perfetto, "the simulated timeline, for ui.perfetto.dev",
          ("FILE", "file to write: .json or .json.gz")),
@@ -35,32 +36,26 @@ def add_export(parser: argparse.ArgumentParser) -> None:
          ("DIR", "new folder for rank-0.log and so on")),
     ):  # fmt: skip
         simulated = formats.add_parser(name, help=text)
-        simulated.set_defaults(run=run)
         add_plan_arguments(simulated)
-        add_collectives_argument(simulated)
-        _add_output(simulated, *output)
+        add_command(simulated, run, COLLECTIVES, {"": [_output(*output)]})
     triosim = formats.add_parser("triosim", help="a trace as TrioSim's trace.csv and tensor.csv")
-    triosim.set_defaults(run=_run_export_triosim)
-    triosim.add_argument(
-        "trace", metavar="TRACE", help="folder of a trace, or a shipped one's name"
-    )
-    _add_output(triosim, "DIR", "folder to write")
+    trace = ("trace", "TRACE", "folder of a trace, or a shipped one's name")
+    add_command(triosim, _run_export_triosim, {"": [trace, _output("DIR", "folder to write")]})
     schedule = formats.add_parser(
         "schedule", help="a pipeline schedule's actions, as PyTorch writes and loads them"
     )
-    schedule.set_defaults(run=_run_export_schedule)
-    add_options(schedule, (
+    add_command(schedule, _run_export_schedule, {"": (
         ("name", "NAME", f"{', '.join(SCHEDULES)}, or one that a package registers"),
         ("--ranks", (int, "P"), "pipeline's ranks", {"required": True}),
         ("--micro-batches", (int, "M"), "default: a rank each"),
         ("--stages-per-rank", (int, "V"), "stages of each rank"),
         ("--messages", True, "with sends and receives, as PyTorch adds them (its compute_comms format)"),
-    ))  # fmt: skip
-    _add_output(schedule, "CSV", "file to write; simulate's --schedule-file reads it")
+        _output("CSV", "file to write; simulate's --schedule-file reads it"),
+    )})  # fmt: skip
 
 
-def _add_output(parser: argparse.ArgumentParser, metavar: str, text: str) -> None:
-    parser.add_argument("-o", "--output", required=True, metavar=metavar, help=text)
+def _output(metavar: str, text: str) -> tuple[Any, ...]:
+    return ("-o --output", metavar, text, {"required": True})
 
 
 def _run_export_chakra(options: argparse.Namespace) -> None:

@@ -20,7 +20,7 @@ from trioflow.base.machine_memory import find_available_bytes
 from trioflow.base.precision_recipes import RECIPE_NAMES
 from trioflow.base.provenance import host_environment
 from trioflow.base.units import format_bytes
-from trioflow.cli.output import add_output_argument, write_output
+from trioflow.cli.output import add_command, list_forms, write_output
 from trioflow.hardware.platform import list_platforms
 from trioflow.parallel.plan import NAMED
 from trioflow.trace.store import shipped_traces
@@ -30,8 +30,7 @@ MIRROR = "TRIOFLOW_DATA_MIRROR"
 
 def add_doctor(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's parser."""
-    parser.set_defaults(run=_run_doctor)
-    add_output_argument(parser, "the facts as one row")
+    add_command(parser, _run_doctor, list_forms("the facts as one row"))
 
 
 def _run_doctor(options: argparse.Namespace) -> None:
@@ -154,12 +153,9 @@ complete -o default -F _trioflow trioflow
 
 def add_completion(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand ``completion``."""
-    parser.set_defaults(run=_run_completion)
-    parser.add_argument("shell", choices=SHELLS, help="whose script to print")
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = (
-        "example, a line of ~/.bashrc or ~/.zshrc:\n  source <(trioflow completion bash)\n"
-    )
+    example = "example, a line of ~/.bashrc or ~/.zshrc:\n  source <(trioflow completion bash)\n"
+    shells = ("shell", SHELLS, "whose script to print")
+    add_command(parser, _run_completion, {"": [shells]}, epilog=example)
 
 
 def _run_completion(options: argparse.Namespace) -> None:

@@ -9,15 +9,14 @@ from typing import Any
 
 from trioflow.base.units import format_bytes
 from trioflow.cli.choices import (
-    add_configuration_argument,
     add_plan_arguments,
     apply_configuration,
     read_options,
 )
 from trioflow.cli.output import (
-    add_options,
-    add_output_argument,
+    add_command,
     format_table,
+    list_forms,
     write_output,
 )
 from trioflow.parallel.memory.survival import DOUBTED, describe_probability
@@ -122,10 +121,7 @@ def _print_verdict(answer: Mapping[str, Any]) -> None:
 
 def add_memory(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand ``memory``."""
-    parser.set_defaults(run=_run_memory)
     add_plan_arguments(parser, megatron=True)
-    add_configuration_argument(parser)
-    add_options(parser, (
+    add_command(parser, _run_memory, {"": (
         (f"--{AS_TRACED}", True, "the memory of ranks that the traces hold, as they are"),
-    ))  # fmt: skip
-    add_output_argument(parser, "the ranks' memory")
+    )}, list_forms("the ranks' memory"))  # fmt: skip

@@ -78,24 +78,44 @@ def format_facts(facts: Iterable[tuple[str, str]]) -> str:
     return "\n".join(f"{name.ljust(width)}  {value}" for name, value in pairs)
 
 
-def add_options(
-    parser: argparse.ArgumentParser | argparse._ArgumentGroup, rows: Iterable[tuple[Any, ...]]
-) -> None:
-    """Add arguments from rows: name, what follows it, help and, where needed, more of ``add_argument``.
+Options = Mapping[str, Iterable[tuple[Any, ...]]]
+"""Arguments of a command, by the title of their group, empty for none: rows of name, what follows it, help and, where
+needed, more of ``add_argument``.
 
-    What follows is a text's metavar, a type with its metavar, the choices, or True for nothing.
-    """
-    for name, kind, text, *more in rows:
-        known = (
-            {"action": "store_true"}
-            if kind is True
-            else {"metavar": kind}
-            if isinstance(kind, str)
-            else {"type": kind[0], "metavar": kind[1]}
-            if isinstance(kind[0], type)
-            else {"choices": kind}
-        )
-        parser.add_argument(name, help=text, **known, **(more[0] if more else {}))
+What follows is a text's metavar, a type with its metavar, the choices, True for nothing, or None for what stands behind.
+"""
+
+
+def add_options(parser: argparse.ArgumentParser, *groups: Options) -> None:
+    """Add arguments in their groups."""
+    for title, rows in (pair for group in groups for pair in group.items()):
+        target = parser.add_argument_group(title) if title else parser
+        for name, kind, text, *more in rows:
+            known = (
+                {}
+                if kind is None
+                else {"action": "store_true"}
+                if kind is True
+                else {"metavar": kind}
+                if isinstance(kind, str)
+                else {"type": kind[0], "metavar": kind[1]}
+                if isinstance(kind[0], type)
+                else {"choices": kind}
+            )
+            target.add_argument(*name.split(), help=text, **known, **(more[0] if more else {}))
+
+
+def add_command(
+    parser: argparse.ArgumentParser, run: Callable[[Any], None], *groups: Options, epilog: str = ""
+) -> None:
+    """Fill a subcommand's parser: what runs it, its arguments, and text with lines of its own behind them."""
+    parser.set_defaults(run=run)
+    if epilog:
+        parser.epilog, parser.formatter_class = epilog, argparse.RawDescriptionHelpFormatter
+    add_options(parser, *groups)
+
+
+JSON: Options = {"": [("--json", True, "print one JSON object for programs")]}
 
 
 FORMS = ("table", "json", "csv", "parquet")
@@ -105,18 +125,14 @@ QUIET_S, _BEAT_S = 2.0, 0.5
 """How long a command may be silent on a terminal, and how often its sign is drawn again [s]."""
 
 
-def add_output_argument(parser: argparse.ArgumentParser, rows: str, flag: str = "--output") -> None:
-    """Add the forms of output under a flag; ``rows``: what the rows of a table are."""
-    parser.add_argument(
-        flag,
-        dest="form",
-        choices=FORMS,
-        default="table",
-        help=f"how to print: as text, one JSON object with all there is, or {rows} as CSV or Parquet (default: table)",
-    )
-    parser.add_argument(
-        "--json", dest="form", action="store_const", const="json", help=f"the same as {flag} json"
-    )
+def list_forms(rows: str, flag: str = "--output") -> Options:
+    """Return the forms of output under a flag; ``rows``: what the rows of a table are."""
+    text = f"how to print: as text, one JSON object with all there is, or {rows} as CSV or Parquet (default: table)"
+    json_form = {"dest": "form", "action": "store_const", "const": "json"}
+    return {"": (
+        (flag, FORMS, text, {"dest": "form", "default": "table"}),
+        ("--json", None, f"the same as {flag} json", json_form),
+    )}  # fmt: skip
 
 
 def write_output(form: str, answer: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> bool:

@@ -12,20 +12,14 @@ from trioflow.base.plan_row import BUCKETED
 from trioflow.base.units import BYTES_PER_MIB, format_bytes, format_time
 from trioflow.cli.answer import DAY_S
 from trioflow.cli.choices import (
-    add_draw_arguments,
-    add_inter_node_arguments,
-    add_model_arguments,
-    add_routing_argument,
-    add_run_arguments,
+    DRAWS,
+    INTER_NODES,
+    ROUTING,
+    RUN,
     list_inter_node,
+    list_model_options,
 )
-from trioflow.cli.output import (
-    add_options,
-    add_output_argument,
-    format_table,
-    print_warnings,
-    write_output,
-)
+from trioflow.cli.output import add_command, format_table, list_forms, print_warnings, write_output
 from trioflow.parallel.memory.survival import DOUBTED
 from trioflow.parallel.plan import BUCKET_BYTES
 from trioflow.prediction.options import SORTS, STEP_WORDS
@@ -39,8 +33,7 @@ _BAR, WIDTH = 24, 76
 
 def add_search(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand to the command."""
-    parser.set_defaults(run=_run_search)
-    add_options(parser, (
+    add_command(parser, _run_search, {"": (
         ("trace", "TRACE", "folder or pack of a trace, or a shipped one's name; several of one workload at other batches", {"nargs": "+"}),
         ("--ranks", "N[,N]", "number of ranks, or several to compare", {"required": True}),
         ("--platform", "NAME|FILE", "as for simulate", {"required": True}),
@@ -50,15 +43,10 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         ("--sort", SORTS, "the best first by the time of a step (default), or by GPU time, which is cost, and throughput per GPU",
          {"default": SORTS[0]}),
         ("--jobs", (int, "N"), "plans simulated at the same time, on Linux (default: the cores, 8 at most); the answer is the same"),
-    ))  # fmt: skip
-    add_model_arguments(parser, several=True)
-    add_run_arguments(parser)
-    add_routing_argument(parser)
-    add_inter_node_arguments(parser)
-    add_draw_arguments(parser)
-    parser.add_argument("--cost-model", metavar="MODEL", help="as for simulate")
-    parser.add_argument("--override", metavar="CSV", help="as for simulate")
-    add_output_argument(parser, "the plans shown")
+    )}, list_model_options(several=True), RUN, ROUTING, INTER_NODES, DRAWS, {"": (
+        ("--cost-model", "MODEL", "as for simulate"),
+        ("--override", "CSV", "as for simulate"),
+    )}, list_forms("the plans shown"))  # fmt: skip
 
 
 def read_ranks(text: str) -> list[int]:

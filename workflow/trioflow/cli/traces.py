@@ -15,7 +15,7 @@ from trioflow.base.errors import DatasetError, InputError, how_to_install, sugge
 from trioflow.base.experiments import Workload, load_workloads
 from trioflow.base.settings import INPUT, OPTIMIZERS, PRECISIONS
 from trioflow.base.units import format_bytes, format_time
-from trioflow.cli.output import add_options, format_facts, format_table, print_warnings
+from trioflow.cli.output import JSON, add_command, format_facts, format_table, print_warnings
 from trioflow.datasets.catalogue import Catalogue, Dataset, load_catalogue
 from trioflow.datasets.retrieve import choose_source, retrieve_file
 from trioflow.trace.importers.detect import FORMATS, find_rank_files, import_trace, list_known
@@ -143,10 +143,12 @@ def _capture(row: dict[str, Any], options: argparse.Namespace, raw: Path) -> Tra
     return merge_trace(raw)
 
 
+_FOLDER = ("-o --output", "DIR", "folder of the trace to write", {"required": True})
+
+
 def add_capture(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand ``capture``."""
-    parser.set_defaults(run=_run_capture)
-    add_options(parser, (
+    add_command(parser, _run_capture, {"": (
         ("workload", "WORKLOAD", "by name, such as resnet50 or gpt2, or a function of yours, module:function"),
         ("--batch", (int, "N"), "samples of the step", {"required": True}),
         ("--workloads", "FILE", "table of workloads (default: config/workloads.tsv, then those that ship)"),
@@ -156,12 +158,7 @@ def add_capture(parser: argparse.ArgumentParser) -> None:
          "--vocab"),
         ("--layers", (int, "N"), "depth of the model: two blocks are captured, the last one is repeated"),
         ("--precision", PRECISIONS, "instead of the workload's"),
-    ))  # fmt: skip
-    parser.add_argument(
-        "--optimizer", choices=OPTIMIZERS, metavar="O",
-        help=f"instead of the workload's: {', '.join(OPTIMIZERS)}",
-    )  # fmt: skip
-    add_options(parser, (
+        ("--optimizer", OPTIMIZERS, f"instead of the workload's: {', '.join(OPTIMIZERS)}", {"metavar": "O"}),
         ("--device", ["cpu", "cuda", "meta", "auto"],
          "default: a GPU where present; meta: the operators that --target runs, without their times, for "
          "models that fit no device", {"default": "auto"}),
@@ -170,10 +167,8 @@ def add_capture(parser: argparse.ArgumentParser) -> None:
         ("--world-size", (int, "N"), "run a sharded step of yours as one rank of N under PyTorch's fake process group: module:function "
          "returns the step"),
         ("--rank", (int, "R"), "which rank of N (default: 0)"),
-    ))  # fmt: skip
-    parser.add_argument(
-        "-o", "--output", required=True, metavar="DIR", help="folder of the trace to write"
-    )
+        _FOLDER,
+    )})  # fmt: skip
 
 
 _EPILOG = """sources:
@@ -188,31 +183,22 @@ example:
 def add_import(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's parser."""
     known = textwrap.fill("; ".join(list_known()), 100, subsequent_indent="  ")
-    parser.epilog = _EPILOG.format(known=known)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.set_defaults(run=_run_import)
-    parser.add_argument("sources", metavar="SOURCE", nargs="+", help="file or folder, see below")
-    parser.add_argument(
-        "-o", "--output", required=True, metavar="DIR", help="folder of the trace to write"
-    )
-    parser.add_argument("--format", choices=FORMATS, help="instead of finding it out")
-    said = parser.add_argument_group(
-        "what the source does not say (an error names what is missing)"
-    )
-    said.add_argument("--gpu", metavar="NAME", help="traced device, as its driver names it")
-    said.add_argument("--batch", type=int, metavar="N", help="samples of the traced step")
-    said.add_argument("--precision", choices=["fp32", "tf32", "bf16", "fp16", "fp64"])
-    said.add_argument("--optimizer", metavar="O", help="such as adam; none for no optimizer")
-    said.add_argument(
-        "--repeat-layers", type=int, metavar="N", help="depth of the model, its last block repeated"
-    )
-    said.add_argument(
-        "--world-size",
-        type=int,
-        metavar="N",
-        help="ranks of the run that the source is one rank of",
-    )
-    said.add_argument("--workload", metavar="NAME", help="name for what was traced")
+    add_command(parser, _run_import, {
+        "": (
+            ("sources", "SOURCE", "file or folder, see below", {"nargs": "+"}),
+            _FOLDER,
+            ("--format", FORMATS, "instead of finding it out"),
+        ),
+        "what the source does not say (an error names what is missing)": (
+            ("--gpu", "NAME", "traced device, as its driver names it"),
+            ("--batch", (int, "N"), "samples of the traced step"),
+            ("--precision", ["fp32", "tf32", "bf16", "fp16", "fp64"], None),
+            ("--optimizer", "O", "such as adam; none for no optimizer"),
+            ("--repeat-layers", (int, "N"), "depth of the model, its last block repeated"),
+            ("--world-size", (int, "N"), "ranks of the run that the source is one rank of"),
+            ("--workload", "NAME", "name for what was traced"),
+        ),
+    }, epilog=_EPILOG.format(known=known))  # fmt: skip
 
 
 def _run_import(options: argparse.Namespace) -> None:
@@ -286,10 +272,10 @@ def _format_spread(times: list[float]) -> str:
 
 def add_pack(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand to the command."""
-    parser.set_defaults(run=_run_pack)
-    parser.add_argument("trace", metavar="TRACE", help="folder of a trace, or a shipped one's name")
-    parser.add_argument("-o", "--output", required=True, metavar="FILE", help="file to write")
-    parser.add_argument("--json", action="store_true", help="print one JSON object for programs")
+    add_command(parser, _run_pack, {"": (
+        ("trace", "TRACE", "folder of a trace, or a shipped one's name"),
+        ("-o --output", "FILE", "file to write", {"required": True}),
+    )}, JSON)  # fmt: skip
 
 
 def _run_pack(options: argparse.Namespace) -> None:
@@ -313,27 +299,12 @@ WIDTH = 100
 
 def add_retrieve(parser: argparse.ArgumentParser) -> None:
     """Add the parser of ``trioflow retrieve``."""
-    parser.set_defaults(run=_run_retrieve)
-    parser.add_argument(
-        "names",
-        nargs="*",
-        metavar="NAME",
-        help="dataset, first part of several datasets' names, or <owner>+<repository>/<path>",
-    )
-    parser.add_argument(
-        "-o",
-        "--output",
-        default=str(FOLDER),
-        metavar="DIR",
-        help="folder to write into, with a mirror's layout (default: %(default)s)",
-    )
-    add_options(
-        parser,
-        (
-            ("--list", True, "list what there is, or what is in NAME, and exit"),
-            ("--datasets", "FILE", "catalogue (default: the one of this checkout)"),
-        ),
-    )
+    add_command(parser, _run_retrieve, {"": (
+        ("names", "NAME", "dataset, first part of several datasets' names, or <owner>+<repository>/<path>", {"nargs": "*"}),
+        ("-o --output", "DIR", "folder to write into, with a mirror's layout (default: %(default)s)", {"default": str(FOLDER)}),
+        ("--list", True, "list what there is, or what is in NAME, and exit"),
+        ("--datasets", "FILE", "catalogue (default: the one of this checkout)"),
+    )})  # fmt: skip
 
 
 def _run_retrieve(options: argparse.Namespace) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from trioflow.base.arguments import check_instance
 from trioflow.base.errors import InputError, TrioflowError
 from trioflow.base.experiments import Plan
+from trioflow.base.plan_row import name_flag
 from trioflow.base.units import format_apart
 from trioflow.hardware.machine import Platform
 from trioflow.network.inter_node import open_platform
@@ -28,8 +29,6 @@ from trioflow.prediction.step import Step
 
 _ENOUGH, _MOST_PAIRS = 3, 4
 """Single changes that suffice after which no other is tried, and pairs that are tried where none does."""
-_FLAGS = {"data": "data-parallel", "tensor": "tensor-parallel"}
-"""Arguments of the command that are not called as their column of a plan."""
 
 
 def size_step(step: Step) -> dict[str, Any]:
@@ -144,7 +143,7 @@ def _spell(change: dict[str, Any]) -> str:
     """Return a change as flags of the command."""
     words = []
     for column, value in change.items():
-        words.append(f"--{_FLAGS.get(column, column).replace('_', '-')}")
+        words.append(name_flag(column))
         words += [] if value is True else [str(value)]
     return " ".join(words)
 
