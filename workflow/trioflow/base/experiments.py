@@ -159,26 +159,25 @@ def load_workloads(path: str | Path) -> dict[str, Workload]:
     rows = read_rows(path, row_schema("workloads"), Workload)
     for place, row in rows:
         needed, possible = FAMILIES[row.family]
-        for column in SIZES:
-            value = getattr(row, column)
-            missing = value is None and column in needed
-            if missing or (value is not None and column not in (*needed, *possible)):
-                raise TableError(
-                    f"{'nothing' if missing else repr(value)} found for the family {row.family}",
-                    file=path, place=f"{place}, column {column}",
-                    fix="give the size" if missing else "write -",
-                )  # fmt: skip
-        if row.hidden and row.heads and row.hidden % row.heads:
-            raise TableError(
-                f"{row.heads} heads do not divide hidden {row.hidden}",
-                file=path, place=f"{place}, column heads", fix="use a divisor of hidden",
-            )  # fmt: skip
-        if row.family == "user" and ":" not in row.model:
-            raise TableError(
-                f"{row.model!r} is not module:function",
-                file=path, place=f"{place}, column model", fix="write for example my_models:make_model",
-            )  # fmt: skip
+        sizes = {column: getattr(row, column) for column in SIZES}
+        uneven = bool(row.hidden and row.heads and row.hidden % row.heads)
+        rules = [
+            *((value is None, column, f"nothing found for the family {row.family}", "give the size")
+              for column, value in sizes.items() if column in needed),
+            *((value is not None, column, f"{value!r} found for the family {row.family}", "write -")
+              for column, value in sizes.items() if column not in (*needed, *possible)),
+            (uneven, "heads", f"{row.heads} heads do not divide hidden {row.hidden}", "use a divisor of hidden"),
+            (row.family == "user" and ":" not in row.model, "model", f"{row.model!r} is not module:function",
+             "write for example my_models:make_model"),
+        ]  # fmt: skip
+        _refuse(rules, path, place)
     return _by_name(rows)
+
+
+def _refuse(rules: Iterable[tuple[bool, str, str, str]], file: str | Path, place: str) -> None:
+    """Raise TableError for the first rule that is broken: whether it is, column, problem and fix."""
+    for column, problem, fix in (rule[1:] for rule in rules if rule[0]):
+        raise TableError(problem, file=file, place=f"{place}, column {column}", fix=fix)
 
 
 def load_plans(path: str | Path) -> dict[str, Plan]:
@@ -189,33 +188,23 @@ def load_plans(path: str | Path) -> dict[str, Plan]:
     """
     rows = read_rows(path, row_schema("plans"), Plan)
     for place, row in rows:
-        limits = (row.first_bucket_bytes, row.bucket_bytes)
+        limits, single = (row.first_bucket_bytes, row.bucket_bytes), row.pipeline == 1
         # Given a limit, PyTorch gives the first bucket the same one; only its defaults differ.
-        if limits[0] != limits[1] and limits != (BYTES_PER_MIB, 25 * BYTES_PER_MIB):
-            raise TableError(
-                f"PyTorch cannot have a first bucket of {limits[0]} and others of {limits[1]} bytes",
-                file=path, place=f"{place}, column first_bucket_bytes",
-                fix=f"write the same limit twice, or {BYTES_PER_MIB} and {25 * BYTES_PER_MIB}",
-            )  # fmt: skip
-        if (row.schedule == "none") != (row.pipeline == 1):
-            raise TableError(
-                f"{row.schedule!r} does not go with a pipeline degree of {row.pipeline}",
-                file=path, place=f"{place}, column schedule",
-                fix="write none for one rank and a schedule for more",
-            )  # fmt: skip
-        if row.stages_per_rank > 1 and row.pipeline == 1:
-            raise TableError(
-                f"{row.stages_per_rank} stages a rank without a pipeline",
-                file=path, place=f"{place}, column stages_per_rank", fix="write 1",
-            )  # fmt: skip
-        if row.micro_batches > 1 and row.pipeline == 1:
-            raise TableError(
-                f"{row.micro_batches} micro-batches without a pipeline",
-                file=path, place=f"{place}, column micro_batches", fix="write 1",
-            )  # fmt: skip
-        if found := find_plan_problem(row):
-            column, problem, fix = found
-            raise TableError(problem, file=path, place=f"{place}, column {column}", fix=fix)
+        usual = limits[0] == limits[1] or limits == (BYTES_PER_MIB, 25 * BYTES_PER_MIB)
+        rules = [
+            (not usual, "first_bucket_bytes",
+             f"PyTorch cannot have a first bucket of {limits[0]} and others of {limits[1]} bytes",
+             f"write the same limit twice, or {BYTES_PER_MIB} and {25 * BYTES_PER_MIB}"),
+            ((row.schedule == "none") != single, "schedule",
+             f"{row.schedule!r} does not go with a pipeline degree of {row.pipeline}",
+             "write none for one rank and a schedule for more"),
+            (row.stages_per_rank > 1 and single, "stages_per_rank",
+             f"{row.stages_per_rank} stages a rank without a pipeline", "write 1"),
+            (row.micro_batches > 1 and single, "micro_batches",
+             f"{row.micro_batches} micro-batches without a pipeline", "write 1"),
+        ]  # fmt: skip
+        found = find_plan_problem(row)
+        _refuse([*rules, (found is not None, *(found or ("", "", "")))], path, place)
     return _by_name(rows)
 
 
@@ -230,13 +219,12 @@ def load_experiments(
     """
     rows = read_rows(path, row_schema("experiments"), Experiment)
     for place, row in rows:
-        for column, known in (("workload", workloads), ("plan", plans)):
-            value = getattr(row, column)
-            if value not in known:
-                raise TableError(
-                    f"unknown {column} {value!r}", file=path, place=f"{place}, column {column}",
-                    fix=suggest_name(value, known),
-                )  # fmt: skip
+        named = (("workload", row.workload, workloads), ("plan", row.plan, plans))
+        unknown = (
+            (value not in known, column, f"unknown {column} {value!r}", suggest_name(value, known))
+            for column, value, known in named
+        )
+        _refuse(unknown, path, place)
         _check_plan(row, plans[row.plan], workloads[row.workload], path, place)
     return _by_name(rows)
 
@@ -246,19 +234,8 @@ def _check_plan(
 ) -> None:
     """Refuse an experiment whose plan fits neither its batch nor its workload."""
     pieces = plan.data * plan.pieces
-    if row.batch % pieces:
-        word = "micro-batches" if plan.pipeline > 1 else "micro-steps"
-        raise TableError(
-            f"{row.batch} samples do not divide into {pieces} pieces, {plan.data} replicas"
-            f" times {plan.pieces} {word}, of the plan {row.plan}",
-            file=path, place=f"{place}, column batch", fix=f"use a multiple of {pieces}",
-        )  # fmt: skip
-    if plan.ranks == 1 and row.batch in workload.batches:
-        raise TableError(
-            f"batch {row.batch} of {row.workload} is captured on one rank, so nothing is predicted",
-            file=path, place=f"{place}, column batch", fix="use a batch that is not captured",
-        )  # fmt: skip
-    rules = [
+    word = "micro-batches" if plan.pipeline > 1 else "micro-steps"
+    unmeasured = [
         (plan.tensor > 1 and workload.family != "transformer",
          f"splits transformer blocks, which is measured for the family transformer and not for"
          f" {row.workload}, {workload.family}", "choose another plan or a transformer"),
@@ -273,10 +250,16 @@ def _check_plan(
         (workload.precision == "fp16" and (plan.pipeline > 1 or plan.sharding != "none"),
          "needs scaled gradients (fp16), which is not measured in a pipeline or under a sharding", "choose another plan or bf16"),
     ]  # fmt: skip
-    for problem, fix in (rule[1:] for rule in rules if rule[0]):
-        raise TableError(
-            f"the plan {row.plan} {problem}", file=path, place=f"{place}, column plan", fix=fix
-        )
+    rules = [
+        (row.batch % pieces > 0, "batch",
+         f"{row.batch} samples do not divide into {pieces} pieces, {plan.data} replicas times {plan.pieces} {word}, of the"
+         f" plan {row.plan}", f"use a multiple of {pieces}"),
+        (plan.ranks == 1 and row.batch in workload.batches, "batch",
+         f"batch {row.batch} of {row.workload} is captured on one rank, so nothing is predicted",
+         "use a batch that is not captured"),
+        *((holds, "plan", f"the plan {row.plan} {problem}", fix) for holds, problem, fix in unmeasured),
+    ]  # fmt: skip
+    _refuse(rules, path, place)
 
 
 def load_imports(path: str | Path) -> dict[str, Import]:

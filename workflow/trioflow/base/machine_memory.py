@@ -24,22 +24,15 @@ def find_available_bytes() -> float | None:
     holds the process (version 1 or 2), and of the limit of its address space (``ulimit -v``). Pages
     of files that are no longer used count as left.
     """
-    found = [*_read_machine(), *_read_address_space()]
-    for folder, (limit, used, given_back) in _list_groups():
-        found += _read_group(folder, limit, used, given_back)
-    return min(found, default=None)
-
-
-def _read_machine() -> list[float]:
-    fields = _read_fields(_MEMINFO)
-    return [fields["MemAvailable"] * 1024] if "MemAvailable" in fields else []
-
-
-def _read_address_space() -> list[float]:
+    fields, found = _read_fields(_MEMINFO), []
+    if "MemAvailable" in fields:
+        found.append(fields["MemAvailable"] * 1024)
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if limit == resource.RLIM_INFINITY:
-        return []
-    return [max(limit - _read_fields(_STATUS).get("VmSize", 0.0) * 1024, 0.0)]
+    if limit != resource.RLIM_INFINITY:
+        found.append(max(limit - _read_fields(_STATUS).get("VmSize", 0.0) * 1024, 0.0))
+    for folder, files in _list_groups():
+        found += _read_group(folder, *files)
+    return min(found, default=None)
 
 
 def _list_groups() -> Iterator[tuple[Path, tuple[str, str, str]]]:

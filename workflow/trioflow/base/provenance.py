@@ -24,11 +24,8 @@ EVALUATION = "trioflow_evaluation"
 
 def digest_file(path: str | Path) -> str:
     """Return the SHA-256 of a file as hexadecimal digits."""
-    digest = hashlib.sha256()
     with Path(path).open("rb") as stream:
-        for block in iter(lambda: stream.read(1 << 20), b""):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def list_packages(rule: str, declared: Mapping[str, str]) -> set[str]:
@@ -45,10 +42,8 @@ def digest_modules(*packages: str) -> str:
     takes them; what a module holds below ``data`` at its own place (``data/report/pages.css``) counts with it. Line
     endings and nothing else are normalised.
     """
-    digest = hashlib.sha256()
-    for name in sorted(packages):
-        digest.update(_digest_package(name))
-    return digest.hexdigest()[:16]
+    digests = b"".join(map(_digest_package, sorted(packages)))
+    return hashlib.sha256(digests).hexdigest()[:16]
 
 
 def list_modules(package: str) -> list[Path]:

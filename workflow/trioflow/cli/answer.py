@@ -10,7 +10,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -35,6 +34,7 @@ from trioflow.cli.choices import (
 from trioflow.cli.output import (
     JSON,
     add_command,
+    check_output,
     format_facts,
     format_table,
     list_forms,
@@ -257,8 +257,7 @@ def write_timeline(prediction: Prediction, path: str) -> None:
 def _run_simulate(options: argparse.Namespace) -> None:
     """Predict a step and print it."""
     apply_configuration(options)
-    _check_timeline(options.timeline)
-    _check_breakdown(options)
+    _check_outputs(options)
     if options.largest:
         _run_largest(options)
         return
@@ -479,19 +478,16 @@ def _describe_filling(memory: Sequence[dict[str, Any]]) -> str:
     return f"{', '.join(parts)} ({rank}{fullest['when']})"
 
 
-def _check_breakdown(options: argparse.Namespace) -> None:
-    """Refuse what makes no breakdown, before anything is computed: InputError without ``--by``, ``.parquet`` or folder."""
-    path = options.breakdown
+def _check_outputs(options: argparse.Namespace) -> None:
+    """Refuse files that cannot be written and a breakdown that cannot be made, before anything is computed: InputError."""
     if options.depth < 1:
         raise InputError(f"--depth {options.depth} is not positive")
-    if not path:
-        return
-    if not options.by:
-        raise InputError(f"--breakdown {path} without --by", fix=f"say --by {'|'.join(WAYS)}")
-    if not path.endswith(".parquet"):
-        raise InputError(f"--breakdown {path}: unknown ending", fix="use .parquet")
-    if not Path(path).parent.is_dir():
-        raise InputError(f"--breakdown {path}: no folder {Path(path).parent}", fix="make it first")
+    if options.breakdown and not options.by:
+        raise InputError(
+            f"--breakdown {options.breakdown} without --by", fix=f"say --by {'|'.join(WAYS)}"
+        )
+    check_output("--breakdown", options.breakdown, (".parquet",))
+    check_output("--timeline", options.timeline, (".parquet", *PERFETTO_ENDINGS))
 
 
 def _format_breakdown(breakdown: pd.DataFrame, step_time_s: float) -> str:
@@ -526,19 +522,6 @@ def _format_breakdown(breakdown: pd.DataFrame, step_time_s: float) -> str:
     ]
     columns = [breakdown["by"].iloc[0] if len(breakdown) else "name", *head]
     return format_table(columns, rows, drop_empty=True)
-
-
-def _check_timeline(path: str | None) -> None:
-    """Refuse a path that no timeline can be written to (ending, folder), before anything is computed: InputError."""
-    if path is None:
-        return
-    if not Path(path).parent.is_dir():
-        raise InputError(f"--timeline {path}: no folder {Path(path).parent}", fix="make it first")
-    if not path.endswith((".parquet", *PERFETTO_ENDINGS)):
-        raise InputError(
-            f"--timeline {path}: unknown ending",
-            fix="use .parquet, or .json or .json.gz for Perfetto",
-        )
 
 
 def add_simulate(

@@ -24,6 +24,7 @@ from trioflow.cli.choices import apply_configuration, read_options
 from trioflow.cli.output import (
     add_command,
     add_options,
+    check_output,
     format_facts,
     format_table,
     list_forms,
@@ -255,8 +256,7 @@ class _Run:
 
 def _run_explain(options: argparse.Namespace) -> None:
     """Read the run, predict it, fit, and say what deviates."""
-    if options.output and not options.output.endswith((".yaml", ".yml")):
-        raise InputError(f"--output {options.output} is no platform file", fix="write FILE.yaml")
+    check_output("--output", options.output, (".yaml", ".yml"))
     with remembering(Memory()):
         run = _read_run(options.measured, options)
         explanation = explain(run.rows)

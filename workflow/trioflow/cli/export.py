@@ -9,7 +9,7 @@ from typing import Any
 from trioflow.base.errors import InputError, PlanError
 from trioflow.base.plan_row import SCHEDULES
 from trioflow.cli.choices import COLLECTIVES, add_plan_arguments
-from trioflow.cli.output import add_command, print_warnings
+from trioflow.cli.output import add_command, check_output, print_warnings
 from trioflow.parallel.plan import make_plan
 
 
@@ -86,10 +86,7 @@ def _run_export_perfetto(options: argparse.Namespace) -> None:
     """Simulate a plan and write its timeline."""
     from trioflow.cli.answer import PERFETTO_ENDINGS, predict_options, write_timeline
 
-    if not options.output.endswith(PERFETTO_ENDINGS):
-        raise InputError(
-            f"--output {options.output}: unknown ending", fix="use .json or .json.gz for Perfetto"
-        )
+    check_output("--output", options.output, PERFETTO_ENDINGS)
     prediction = predict_options(options, record_links=True)
     write_timeline(prediction, options.output)
     answer = prediction.to_dict()

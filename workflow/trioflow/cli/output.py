@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TextIO
 
 from trioflow.base.errors import InputError
@@ -164,6 +165,14 @@ def write_output(form: str, answer: Mapping[str, Any], rows: Sequence[Mapping[st
 
 def _is_nested(value: Any) -> bool:
     return isinstance(value, list | tuple | dict)
+
+
+def check_output(flag: str, path: str | None, endings: tuple[str, ...]) -> None:
+    """Refuse a file that cannot be written, where one is asked for; InputError for another ending, or without a folder."""
+    if path and not path.endswith(endings):
+        raise InputError(f"{flag} {path}: unknown ending", fix=f"use {' or '.join(endings)}")
+    if path and not Path(path).parent.is_dir():
+        raise InputError(f"{flag} {path}: no folder {Path(path).parent}", fix="make it first")
 
 
 def print_warnings(warnings: Sequence[str]) -> None:

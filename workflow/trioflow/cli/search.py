@@ -143,42 +143,29 @@ def _run_search(options: argparse.Namespace) -> None:
 
 
 def format_ranking(answer: dict[str, Any]) -> str:
-    """Return the ranking as text."""
-    doubted = any(row["expected_s"] != row["step_time_s"] for row in answer["ranking"])
-    recipes = "precisions" in answer
-    head = [
-        "",
-        "plan",
-        *(["precision, fusion"] if recipes else []),
-        "step",
-        *(["expected"] if doubted else []),
-        "80 % interval",
-        "peak, odds",
-    ]
-    extra = [name for name in ("cost_per_step", "energy_j") if name in answer["compared_by"]]
-    head += [{"cost_per_step": "cost/step", "energy_j": "energy [J]"}[name] for name in extra]
-    rows = []
-    tokens = any("tokens_per_s" in row for row in answer["ranking"])
-    head += ["micro-batch", "tokens/s/GPU", "MFU"] if tokens else []
-    runs = [row["run"] for row in answer["ranking"] if "run" in row]
-    head += ["run [days]"] if runs else []
-    head += ["run cost"] if runs and "cost" in runs[0] else []
-    for place, row in enumerate(answer["ranking"], 1):
-        cells = [
-            f"{place}{'*' if row['pareto'] else ''}", row["plan_text"] + describe_rest(row),
-            *([f"{row['precision']}, {row['fusion']}"] if recipes else []), format_time(row["step_time_s"]), *([format_time(row["expected_s"])] if doubted else []),
-            f"{format_time(row['low_s'])} to {format_time(row['high_s'])}",
-            _format_peak(row) + (" (!)" if row["crowded"] else ""),
-        ]  # fmt: skip
-        cells += [f"{row[name]:.3g}" for name in extra]
-        if tokens:
-            mfu = f"{row['mfu']:.1%}" if "mfu" in row else "-"
-            cells += [f"{row['micro_batch_samples']:g}", f"{row['tokens_per_s_per_gpu']:,.0f}", mfu]
-        if "run" in row:
-            cells.append(f"{row['run']['time_s'] / DAY_S:,.1f}")
-            cells += [f"{row['run']['cost']:,.0f}"] if "cost" in row["run"] else []
-        rows.append(cells)
-    return format_table(head, rows, left=3 if recipes else 2)
+    """Return the ranking as text; columns that no row has are left out."""
+    rows, recipes = answer["ranking"], "precisions" in answer
+    runs = [row["run"] for row in rows if "run" in row]
+    tokens = any("tokens_per_s" in row for row in rows)
+    columns: list[tuple[str, bool, Callable[[int, dict[str, Any]], str]]] = [
+        ("", True, lambda place, row: f"{place}{'*' if row['pareto'] else ''}"),
+        ("plan", True, lambda _, row: row["plan_text"] + describe_rest(row)),
+        ("precision, fusion", recipes, lambda _, row: f"{row['precision']}, {row['fusion']}"),
+        ("step", True, lambda _, row: format_time(row["step_time_s"])),
+        ("expected", any(row["expected_s"] != row["step_time_s"] for row in rows), lambda _, row: format_time(row["expected_s"])),
+        ("80 % interval", True, lambda _, row: f"{format_time(row['low_s'])} to {format_time(row['high_s'])}"),
+        ("peak, odds", True, lambda _, row: _format_peak(row) + (" (!)" if row["crowded"] else "")),
+        ("cost/step", "cost_per_step" in answer["compared_by"], lambda _, row: f"{row['cost_per_step']:.3g}"),
+        ("energy [J]", "energy_j" in answer["compared_by"], lambda _, row: f"{row['energy_j']:.3g}"),
+        ("micro-batch", tokens, lambda _, row: f"{row['micro_batch_samples']:g}"),
+        ("tokens/s/GPU", tokens, lambda _, row: f"{row['tokens_per_s_per_gpu']:,.0f}"),
+        ("MFU", tokens, lambda _, row: f"{row['mfu']:.1%}" if "mfu" in row else "-"),
+        ("run [days]", bool(runs), lambda _, row: f"{row['run']['time_s'] / DAY_S:,.1f}"),
+        ("run cost", any("cost" in run for run in runs), lambda _, row: f"{row['run']['cost']:,.0f}"),
+    ]  # fmt: skip
+    shown = [(head, write) for head, holds, write in columns if holds]
+    cells = [[write(place, row) for _, write in shown] for place, row in enumerate(rows, 1)]
+    return format_table([head for head, _ in shown], cells, left=3 if recipes else 2)
 
 
 def _format_peak(row: dict[str, Any]) -> str:

@@ -7,9 +7,11 @@ import json
 import statistics
 import sys
 import textwrap
+from collections.abc import Callable
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from trioflow.base.errors import DatasetError, InputError, how_to_install, suggest
 from trioflow.base.experiments import Workload, load_workloads
@@ -33,6 +35,7 @@ from trioflow.trace.workloads.catalog import (
 )
 
 SHIPPED_WORKLOADS = Path(__file__).parent.parent / "data" / "workloads.tsv"
+_CAPTURE = "trioflow.trace.capture"
 _OWN_WORKLOADS = Path("config") / "workloads.tsv"
 
 
@@ -107,13 +110,7 @@ def _run_capture_rank(options: argparse.Namespace) -> None:
     row = choose_workload(options)
     rank = options.rank or 0
     print(f"capturing {row['workload']}, rank {rank} of {options.world_size} ...", file=sys.stderr)
-    try:
-        from trioflow.trace.capture.rank_program import capture_rank
-    except ImportError as error:
-        raise InputError(
-            f"capture needs PyTorch ({error})", fix=how_to_install("capture")
-        ) from None
-    trace = capture_rank(
+    trace = _find_capture("rank_program", "capture_rank")(
         row, options.batch, world_size=options.world_size, rank=rank, device=options.device,
         target=options.target,
     )  # fmt: skip
@@ -129,18 +126,21 @@ def _run_capture_rank(options: argparse.Namespace) -> None:
 def _capture(row: dict[str, Any], options: argparse.Namespace, raw: Path) -> Trace:
     """Return the trace of a step that ran, or of one on tensors without data."""
     quieten_profiler()
-    try:
-        if options.device == "meta":
-            from trioflow.trace.capture.meta import capture_meta
+    if options.device == "meta":
+        capture_meta = _find_capture("meta", "capture_meta")
+        return cast("Trace", capture_meta(row, options.batch, target=options.target or "cuda"))
+    _find_capture("workload", "capture_workload")(row, options.batch, raw, device=options.device)
+    return merge_trace(raw)
 
-            return capture_meta(row, options.batch, target=options.target or "cuda")
-        from trioflow.trace.capture.workload import capture_workload
+
+def _find_capture(module: str, function: str) -> Callable[..., Any]:
+    """Return what captures a step; InputError where PyTorch is missing."""
+    try:
+        return cast("Callable[..., Any]", getattr(import_module(f"{_CAPTURE}.{module}"), function))
     except ImportError as error:
         raise InputError(
             f"capture needs PyTorch ({error})", fix=how_to_install("capture")
         ) from None
-    capture_workload(row, options.batch, raw, device=options.device)
-    return merge_trace(raw)
 
 
 _FOLDER = ("-o --output", "DIR", "folder of the trace to write", {"required": True})
