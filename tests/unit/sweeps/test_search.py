@@ -69,16 +69,18 @@ def test_the_space_holds_every_plan_that_goes_together_and_counts_the_others() -
         ("sequence_parallel", {False, True}), ("bucket_bytes", set(Space().buckets_bytes)),
     ):  # fmt: skip
         assert {getattr(plan, column) for plan in plans} == values, column
-    assert sum(fates.reasons[""].values()) > 0
-    assert any("heads cannot be shared by 8" in reason for reason in fates.reasons["tensor"])
-    assert not any(reason.startswith("plan ") for reason in fates.reasons[""])
+    assert sum(fates.list_reasons().values()) > 0
+    assert any("heads cannot be shared by 8" in reason for reason in fates.list_reasons("tensor"))
+    assert not any(reason.startswith("plan ") for reason in fates.list_reasons())
 
 
 def test_a_batch_that_does_not_divide_is_refused_and_counted() -> None:
     fates = Fates()
     plans = list(enumerate_plans(load_trace(TRACE), 4, 6, SMALL, fates))
     assert {plan.data for plan in plans} == {1, 2}
-    assert any("6 does not divide into 4 replica" in reason for reason in fates.reasons["fsdp"])
+    assert any(
+        "6 does not divide into 4 replica" in reason for reason in fates.list_reasons("fsdp")
+    )
 
 
 def test_what_became_of_every_plan_is_counted(workshop: Workshop, tmp_path: Path) -> None:
@@ -86,8 +88,8 @@ def test_what_became_of_every_plan_is_counted(workshop: Workshop, tmp_path: Path
     fates = Fates()
     with remembering(Memory()):
         all_plans = list(enumerate_plans(load_trace(TRACE), 8, 128, Space(), fates))
-    refused = sum(fates.reasons[""].values())
-    assert any("more than 64 micro-batches" in reason for reason in fates.reasons[""])
+    refused = sum(fates.list_reasons().values())
+    assert any("more than 64 micro-batches" in reason for reason in fates.list_reasons())
     machine = str(small_machine(tmp_path, 1.5e9))
     found = search_plans(workshop, TRACE, machine, 8, 128, top=2)
     rows = {row["family"]: row for row in found.fates.list_families()}
@@ -104,7 +106,7 @@ def test_what_became_of_every_plan_is_counted(workshop: Workshop, tmp_path: Path
     ):  # fmt: skip
         carried_out = sum(rows[kind]["plans"] - rows[kind]["refused"] for kind in kinds)
         assert carried_out == len(plans)
-    assert sum(found.fates.reasons[""].values()) == refused
+    assert sum(found.fates.list_reasons().values()) == refused
     assert rows["fsdp"]["out_of_memory"] > 0 and rows["zero1"]["refused"] > 0
     assert {"context parallelism", "hsdp", "zbv"} <= set(found.left_out)
 

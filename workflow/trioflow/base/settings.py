@@ -159,9 +159,11 @@ def read_rows(
 
 
 def read_cells(
-    path: str | Path, columns: list[str], defaults: Mapping[str, str]
+    path: str | Path, columns: list[str], defaults: Mapping[str, str] | None
 ) -> list[tuple[str, dict[str, str]]]:
     """Read a tab-separated file into (place, cells by column) pairs; what is left out has a default.
+
+    Without ``defaults`` any column may be left out, and rows may share a name.
 
     Raises TableError when the file cannot be read, a column is unknown, repeated or missing, a row
     has too many or too few cells, or two rows share a name.
@@ -174,8 +176,8 @@ def read_cells(
                 f"unknown or repeated column {column!r}", file=path, place="row 0 (line 1)",
                 fix=suggest_name(column, columns) if column else "remove the extra tab",
             )  # fmt: skip
-    for column in columns:
-        if column not in (*header, *defaults):
+    for column in columns if defaults is not None else ():
+        if column not in (*header, *(defaults or ())):
             raise TableError(
                 f"column {column!r} is missing", file=path, place="row 0 (line 1)",
                 fix=f"the columns are {', '.join(columns)}, with a tab between",
@@ -191,9 +193,12 @@ def read_cells(
                 f"{len(line)} cells found where {len(header)} are due", file=path, place=place,
                 fix="separate cells with one tab and write - for nothing",
             )  # fmt: skip
-        cells = {**defaults, **{c: cell.strip() for c, cell in zip(header, line, strict=True)}}
-        name = cells[columns[0]]
-        if name in seen:
+        cells = {
+            **(defaults or {}),
+            **{c: cell.strip() for c, cell in zip(header, line, strict=True)},
+        }
+        name = cells.get(columns[0], "")
+        if name in seen and defaults is not None:
             raise TableError(
                 f"{name!r} stands already in {seen[name]}", file=path,
                 place=f"{place}, column {columns[0]}", fix="give each row its own name",

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from trioflow.base.errors import InputError, PlanError
 from trioflow.base.experiments import Plan
-from trioflow.base.input_files import parse_cells, parse_yaml, read_text, read_yaml
-from trioflow.base.settings import NAME, check_settings, suggest_name
+from trioflow.base.input_files import parse_yaml, read_yaml
+from trioflow.base.settings import NAME, NOTHING, check_settings, read_cells, suggest_name
 from trioflow.costmodel.choices import THIS_MACHINE
 from trioflow.hardware.platform import list_platforms
 from trioflow.network.networks import DEFAULT_NETWORK
@@ -481,42 +481,27 @@ def _check_names(
 def _read_table(table: Path, file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the rows of a tab-separated table, each cell checked against its parameter."""
     try:
-        lines = parse_cells(read_text(table), table, delimiter="\t")
+        rows = read_cells(table, list(PARAMETERS), None)
     except InputError as error:
         fix = f"{error.fix}, or mend the key table of {file}".removeprefix(", or ")
         raise InputError(error.problem, file=table, place=error.place, fix=fix) from None
-    header = [cell.strip() for cell in lines[0][1]] if lines else []
-    for column in header:
-        if column not in PARAMETERS or header.count(column) > 1:
-            raise InputError(
-                f"unknown or repeated column {column!r}", file=table, place="line 1",
-                fix=suggest_name(column, PARAMETERS),
-            )  # fmt: skip
     schema = sweep_schema()["properties"]["list"]["items"]
     # What a column's cell says, checked once for all rows in which it stands
-    read: dict[tuple[str, str], dict[str, Any]] = {(name, ""): {} for name in header}
-    for number, line in lines[1:]:
-        cells = [cell.strip() for cell in line]
-        if not any(cells):
-            continue
-        if len(cells) != len(header):
-            raise InputError(
-                f"{len(cells)} cells found where {len(header)} are due", file=table,
-                place=f"line {number}", fix="separate cells with one tab and write - for nothing",
-            )  # fmt: skip
+    read: dict[tuple[str, str], dict[str, Any]] = {}
+    for place, cells in rows:
         given: dict[str, Any] = {}
-        for named in zip(header, cells, strict=True):
+        for named in cells.items():
             if named not in read:
-                read[named] = _check_cell(*named, schema, table, f"line {number}, column ")
+                read[named] = _check_cell(*named, schema, table, f"{place}, column ")
             given |= read[named]
-        yield f"{table}, line {number}", given
+        yield f"{table}, {place}", given
 
 
 def _check_cell(
     name: str, cell: str, schema: Mapping[str, Any], table: Path, place: str
 ) -> dict[str, Any]:
     """Return what a cell gives: its parameter's value, or nothing for -."""
-    if cell == "-":
+    if cell in NOTHING:
         return {}
     given = {name: _parse(cell, PARAMETERS[name]["type"], table, f"{place}{name}")}
     alone = {"type": "object", "properties": {name: schema["properties"][name]}}

@@ -12,6 +12,7 @@ Messages are timed as when all groups of their kind send at once, and nobody els
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -220,42 +221,31 @@ def _rate_of(groups: Sequence[Sequence[int]], sends: bool, planner: CollectivePl
     return float(FlowShape(tuple(pairs), planner.router).rates_bytes_per_s.min())
 
 
+_AXES = {"pipeline": (1, 2, 0), "data": (0, 2, 1), TENSOR: (0, 1, 2)}
+"""Order in which pipeline, data and tensor places are listed, the group's own last."""
+_EXPERT_AXES = {
+    EXPERTS: ((0, 4, 1, 2, 3), 2),
+    EXPERT_DOMAIN: ((0, 4, 1, 2, 3), 1),
+    EXPERT_NODES: ((0, 4, 1, 3, 2), 1),
+    _EXPERT_REPLICAS: ((0, 4, 2, 3, 1), 1),
+    EXPERT_SLICES: ((0, 1, 2, 3, 4), 1),
+}
+"""The same of stages, replicas of experts, domains, experts of a domain and cuts of an expert; how many are the group's."""
+
+
 def list_groups(grid: Grid, axis: str) -> list[list[int]]:
-    """Return the groups of ranks along an axis: tensor fastest, then data, then pipeline."""
-    data, tensor, pipeline, *_ = grid
+    """Return the groups of ranks along an axis: tensor fastest, then data, then pipeline.
 
-    def rank(d: int, t: int, p: int) -> int:
-        return (p * data + d) * tensor + t
-
-    if axis in (EXPERTS, EXPERT_NODES, EXPERT_DOMAIN, EXPERT_SLICES, _EXPERT_REPLICAS):
-        return _list_expert_groups(grid, axis)
-    if axis == TENSOR:
-        places = [(d, p) for p in range(pipeline) for d in range(data)]
-        return [[rank(d, t, p) for t in range(tensor)] for d, p in places]
-    if axis == "data":
-        places = [(t, p) for p in range(pipeline) for t in range(tensor)]
-        return [[rank(d, t, p) for d in range(data)] for t, p in places]
-    places = [(d, t) for d in range(data) for t in range(tensor)]
-    return [[rank(d, t, p) for p in range(pipeline)] for d, t in places]
-
-
-def _list_expert_groups(grid: Grid, axis: str) -> list[list[int]]:
-    """Return the groups of ranks that exchange experts' tokens, or hold the same experts."""
+    Those of experts exchange tokens, or hold the same experts.
+    """
     data, tensor, pipeline, expert, cut, hop = grid
-    whole, inside = data * tensor, expert * cut
-    firsts = [p * whole + c for p in range(pipeline) for c in range(cut)]
-    if axis == EXPERT_SLICES:
-        return [list(range(i, i + cut)) for i in range(0, pipeline * whole, cut)]
-    if axis == _EXPERT_REPLICAS:
-        begins = [first + i for first in firsts for i in range(0, inside, cut)]
-        return [list(range(begin, begin // whole * whole + whole, inside)) for begin in begins]
-    begins = [first + i for first in firsts for i in range(0, whole, inside)]
-    groups = [list(range(begin, begin + inside, cut)) for begin in begins]
-    if axis == EXPERT_NODES:
-        return [group[i::hop] for group in groups for i in range(hop)]
-    if axis == EXPERT_DOMAIN:
-        return [group[i : i + hop] for group in groups for i in range(0, expert, hop)]
-    return groups
+    ranks = np.arange(pipeline * data * tensor)
+    order, own = (_AXES[axis], 1) if axis in _AXES else _EXPERT_AXES[axis]
+    places = (pipeline, data, tensor)
+    if axis in _EXPERT_AXES:
+        places = (pipeline, -1, expert // (hop or expert), hop or expert, cut)
+    groups = ranks.reshape(places).transpose(order)
+    return cast("list[list[int]]", groups.reshape(-1, math.prod(groups.shape[-own:])).tolist())
 
 
 Made = TypeVar("Made")

@@ -155,7 +155,7 @@ def join_found(found: Sequence[Found], recipes: Sequence[str | None]) -> Found:
         warnings=[warning for each in found for warning in each.warnings],
     )
     for each, recipe in zip(found, recipes, strict=True):
-        joined.fates.add(each.fates)
+        joined.fates.noted += each.fates.noted
         for entry in each.dropped:
             entry["precision"] = recipe
     joined.rank()
@@ -267,9 +267,7 @@ def _summarize(
     all_found: Sequence[Found], ranking: list[dict[str, Any]], columns: Sequence[str]
 ) -> dict[str, Any]:
     """Return what was found on each number of ranks as one answer."""
-    fates = Fates()
-    for found in all_found:
-        fates.add(found.fates)
+    fates = Fates([one for found in all_found for one in found.fates.noted])
     first = all_found[0].ranking
     beats = float(first[1]["first_faster_probability"]) if len(first) > 1 else None
     drawn = first[1].get("first_faster_drawn") if len(first) > 1 else None
@@ -288,7 +286,7 @@ def _summarize(
         **({} if drawn is None else {"first_beats_second_drawn": drawn}),
         "assumption": ASSUMPTION,
         "out_of_memory": [entry for found in all_found for entry in found.dropped],
-        "refused": dict(fates.reasons[""].most_common()),
+        "refused": fates.list_reasons(),
         "families": fates.list_families(),
         "not_searched": all_found[0].left_out,
         "warnings": list(dict.fromkeys(w for found in all_found for w in found.warnings)),
@@ -330,7 +328,7 @@ def search_plans(
                 groups, top, lambda variants: one.simulate(variants, ahead.take(one.tried))
             )
         for left in (same for rest in groups[one.tried :] for same in (rest.best, *rest.others)):
-            one.found.fates.leave(vars(left.plan), left.time_s)
+            one.found.fates.note(vars(left.plan), "slower", outlined_s=left.time_s)
         one.found.rank()
     return one.found
 
@@ -392,7 +390,7 @@ class _Search:
             elif trial.simulated is None:
                 self._drop(same.plan, trial.wanted_bytes, trial.fit_probability or 0.0)
             else:
-                found.fates.count(vars(same.plan), "simulated")
+                found.fates.note(vars(same.plan), "simulated")
         found.confidence = max([found.confidence, trial.confidence], key=CONFIDENCES.index)
         found.warnings += trial.warnings
         return trial.simulated
@@ -441,7 +439,7 @@ class _Search:
         }
         entry["plan_text"] = describe_way(plan, self.batch, self.times.traces[0])
         self.found.dropped.append(entry)
-        self.found.fates.drop(vars(plan), entry)
+        self.found.fates.note(vars(plan), "out_of_memory", **entry)
 
 
 def _simulate_best(groups: Sequence[Variants], top: int, run: Any) -> list[Simulated]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -103,71 +103,55 @@ def name_families(values: Mapping[str, Any]) -> list[str]:
 class Fates:
     """What became of the plans that a search looked at, in all and by family.
 
-    ``counts``: plans by family and fate. ``reasons``: those refused, by family and reason; by ``""`` all of them.
-    ``nearest``: of each family, what of the plans that do not fit needs least: ``needed_bytes``, ``reason``.
-    ``fastest_s``: of each family, the least outline of plans that were not simulated [s].
+    ``noted``: of each plan its families, its fate, and what there is to say of it: ``reason`` and ``needed_bytes``, or
+    its outline ``outlined_s`` [s].
     """
 
-    counts: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-    reasons: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-    nearest: dict[str, dict[str, Any]] = field(default_factory=dict)
-    fastest_s: dict[str, float] = field(default_factory=dict)
+    noted: list[tuple[list[str], str, dict[str, Any]]] = field(default_factory=list)
 
-    def count(self, values: Mapping[str, Any], fate: str) -> None:
-        """Count one plan, by its columns."""
-        for name in name_families(values):
-            self.counts[name][fate] += 1
+    def note(self, values: Mapping[str, Any], fate: str, **more: Any) -> None:
+        """Note one plan, by its columns."""
+        self.noted.append((name_families(values), fate, more))
 
     def refuse(self, values: Mapping[str, Any], error: PlanError) -> None:
-        """Count one plan that cannot be carried out, under the error's reason without the plan's name."""
+        """Note one plan that cannot be carried out, under the error's reason without the plan's name."""
         text = error.problem
         if text.startswith("plan ") and ": " in text:
             text = text.partition(": ")[2]
-        self.count(values, "refused")
-        for name in ("", *name_families(values)):
-            self.reasons[name][text] += 1
+        self.note(values, "refused", reason=text)
 
-    def leave(self, values: Mapping[str, Any], outlined_s: float) -> None:
-        """Count one plan that is not simulated since its outline is slower than what was."""
-        self.count(values, "slower")
-        for name in name_families(values):
-            self.fastest_s[name] = min(self.fastest_s.get(name, outlined_s), outlined_s)
-
-    def drop(self, values: Mapping[str, Any], entry: dict[str, Any]) -> None:
-        """Count one plan that does not fit."""
-        self.count(values, "out_of_memory")
-        for name in name_families(values):
-            known = self.nearest.get(name)
-            if known is None or entry["needed_bytes"] < known["needed_bytes"]:
-                self.nearest[name] = entry
-
-    def add(self, other: Fates) -> None:
-        """Add those of a search on another number of ranks."""
-        for mine, theirs in ((self.counts, other.counts), (self.reasons, other.reasons)):
-            for name, counter in theirs.items():
-                mine[name].update(counter)
-        for name, entry in other.nearest.items():
-            known = self.nearest.get(name, entry)
-            self.nearest[name] = min(known, entry, key=lambda one: one["needed_bytes"])
-        for name, time_s in other.fastest_s.items():
-            self.fastest_s[name] = min(self.fastest_s.get(name, time_s), time_s)
+    def list_reasons(self, family: str = "") -> dict[str, int]:
+        """Return how many plans, of a family or of all, were refused for each reason, the most frequent first."""
+        counter = Counter(
+            more["reason"]
+            for names, fate, more in self.noted
+            if fate == "refused" and (not family or family in names)
+        )
+        return dict(counter.most_common())
 
     def list_families(self) -> list[dict[str, Any]]:
-        """Return a row for each family: what replicas share, degrees, schedules, recomputation."""
+        """Return a row for each family: what replicas share, degrees, schedules, recomputation.
+
+        ``nearest``: what of the plans that do not fit needs least; ``fastest_slower_s``: the least outline of plans
+        that were not simulated [s].
+        """
         places = ("one rank", "ddp", *SHARDINGS, "tensor", "expert", *SCHEDULES)
-        names = sorted(self.counts, key=lambda n: places.index(n) if n in places else len(places))
-        return [
-            {
-                "family": name,
-                "plans": counter.total(),
-                **{fate: counter[fate] for fate in FATES},
-                "reasons": dict(self.reasons[name].most_common()) if name in self.reasons else {},
-                "nearest": self.nearest.get(name),
-                "fastest_slower_s": self.fastest_s.get(name),
-            }
-            for name in names
-            for counter in (self.counts[name],)
-        ]
+        of: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+        for names, fate, more in self.noted:
+            for name in names:
+                of.setdefault(name, []).append((fate, more))
+        rows = []
+        for name in sorted(of, key=lambda n: places.index(n) if n in places else len(places)):
+            dropped = [more for fate, more in of[name] if fate == "out_of_memory"]
+            slower_s = (more["outlined_s"] for fate, more in of[name] if fate == "slower")
+            counter = Counter(fate for fate, _ in of[name])
+            rows.append({
+                "family": name, "plans": len(of[name]), **{fate: counter[fate] for fate in FATES},
+                "reasons": self.list_reasons(name),
+                "nearest": min(dropped, key=lambda one: one["needed_bytes"], default=None),
+                "fastest_slower_s": min(slower_s, default=None),
+            })  # fmt: skip
+        return rows
 
 
 def list_divisors(number: int) -> list[int]:
