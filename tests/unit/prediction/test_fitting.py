@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from trioflow.cli import main
-from trioflow.cli.memory import draw_bar
+from trioflow.cli.answer import draw_bar
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.memory.peak import count_workspaces
 from trioflow.parallel.memory.survival import DOUBTED, Survival, load_survival

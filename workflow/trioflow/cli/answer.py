@@ -1,13 +1,11 @@
-"""``trioflow simulate``: a prediction, and what it rests on.
-
-``trioflow show`` and ``trioflow fit``: what a trace holds, and what is learned from several.
-"""
+"""What ``trioflow simulate`` and ``memory`` answer, what ``show`` says of a trace and ``fit`` learns from several."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -48,10 +46,11 @@ from trioflow.export.step_files import can_count_links, write_step
 from trioflow.hardware.machine import Device
 from trioflow.parallel.memory.peak import find_fullest
 from trioflow.parallel.memory.survival import DOUBTED, describe_probability
+from trioflow.sharded.as_traced import AS_TRACED
 from trioflow.prediction.answer import Prediction, describe_memory
 from trioflow.prediction.assembly import predict
 from trioflow.prediction.breakdown import DEPTH, WAYS
-from trioflow.prediction.fitting import LARGEST, find_largest
+from trioflow.prediction.fitting import LARGEST, answer_memory, find_largest
 from trioflow.prediction.language_answer import HOUR_S, Faults, describe_run
 from trioflow.prediction.options import STEP_WORDS
 from trioflow.tables import PHASES, records
@@ -291,9 +290,11 @@ def _run_simulate(options: argparse.Namespace) -> None:
             ("filled by", _describe_filling(answer["memory"])),
             ("step time", f"{format_time(answer['step_time_s'])}  "
              f"({interval}; {answer['confidence']})"),
-            ("without session", _describe_unanchored(answer)),
+            ("without session", f"{format_time(answer['trace_only_step_time_s'])}, from the trace alone"
+             if "trace_only_step_time_s" in answer else ""),
             ("throughput", _describe_throughput(answer)),
-            ("MFU", _describe_utilisation(answer)),
+            ("MFU", f"{answer['mfu']:.1%} ({answer['mfu_without_embeddings']:.1%} without embeddings): "
+             f"{answer['model_flop_per_s_per_gpu'] / 1e12:.0f} model TFLOP/s a GPU" if "mfu" in answer else ""),
             ("MFU counts", answer.get("mfu_formula", "")),
             ("compute", f"{format_time(answer['compute_s'])} on the busiest rank"),
             ("communication", f"{format_time(answer['communication_s'])}, "
@@ -346,7 +347,9 @@ def _add_run(
     answer: Mapping[str, Any], options: argparse.Namespace, device: Device
 ) -> dict[str, Any]:
     """Return the run of ``--tokens`` as an entry of the answer; nothing where none is asked for."""
-    power_w = _find_power(device) if options.power_w is None else options.power_w
+    power_w, sheet = options.power_w, device.sheet
+    if power_w is None and sheet and math.isfinite(sheet.power_limit_w):
+        power_w = sheet.power_limit_w
     faults, hours = None, options.gpu_hours_per_failure
     if hours is not None:
         faults = Faults(hours, options.checkpoint_s, options.restart_s)
@@ -354,12 +357,6 @@ def _add_run(
             raise InputError("--gpu-hours-per-failure of no run", fix="give its --tokens")
     run = describe_run(answer, options.tokens, options.price_per_gpu_hour, power_w, faults)
     return {"run": run} if run else {}
-
-
-def _find_power(device: Device) -> float | None:
-    """Return what a device's sheet lets it draw [W]; None where none says it."""
-    sheet = device.sheet
-    return sheet.power_limit_w if sheet and math.isfinite(sheet.power_limit_w) else None
 
 
 def _describe_throughput(answer: Mapping[str, Any]) -> str:
@@ -370,16 +367,6 @@ def _describe_throughput(answer: Mapping[str, Any]) -> str:
     return (
         f"{answer['tokens_per_s']:,.0f} tokens/s, {answer['tokens_per_s_per_gpu']:,.0f} a GPU "
         f"({answer['tokens_per_step']:,} tokens a step; {text})"
-    )
-
-
-def _describe_utilisation(answer: Mapping[str, Any]) -> str:
-    """Return the share of the peak that model FLOPs reach, and their rate."""
-    if "mfu" not in answer:
-        return ""
-    return (
-        f"{answer['mfu']:.1%} ({answer['mfu_without_embeddings']:.1%} without embeddings): "
-        f"{answer['model_flop_per_s_per_gpu'] / 1e12:.0f} model TFLOP/s a GPU"
     )
 
 
@@ -451,13 +438,6 @@ def _describe_stages(answer: Mapping[str, Any], options: argparse.Namespace) -> 
     chosen = options.plan or options.schedule or options.schedule_file
     default = "" if chosen else "; gpipe without --schedule, where Megatron-LM runs 1f1b"
     return f"{', '.join(map(str, answer['stage_units']))} units, cut {_CUTS[answer['stages_by']]}{default}"
-
-
-def _describe_unanchored(answer: dict[str, Any]) -> str:
-    """Return the step without the session's anchor; empty where there is none."""
-    if "trace_only_step_time_s" not in answer:
-        return ""
-    return f"{format_time(answer['trace_only_step_time_s'])}, from the trace alone"
 
 
 def _describe_filling(memory: Sequence[dict[str, Any]]) -> str:
@@ -539,3 +519,107 @@ def add_simulate(
         ("--depth", (int, "N"), f"parts of a module's path that --by module distinguishes (default: {DEPTH})", {"default": DEPTH}),
         ("--breakdown", "OUT", "write that breakdown: .parquet"),
     )}, WHAT_IF, list_forms("the answer, or the breakdown of --by,", form))  # fmt: skip
+
+
+_BAR = 76
+"""Characters of a bar."""
+_PARTS = {
+    "parameter": ("P", "weights"), "gradient": ("G", "gradients"),
+    "optimizer_state": ("O", "optimizer state"), "activation": ("A", "activations"),
+    "temporary": ("T", "temporary results"), "bucket": ("C", "communication buffers"),
+    "gathered": ("C", "communication buffers"), "message": ("C", "communication buffers"),
+    "kept": ("k", "kept free by the allocator"), "outside": ("x", "outside PyTorch"),
+}  # fmt: skip
+"""Letter and name of each category, those of ``memory.profile`` and what lies beside; others are the last."""
+_REST = ("B", "inputs, buffers, workspaces")
+
+
+def _split(entry: Mapping[str, Any], outside_bytes: int) -> dict[tuple[str, str], int]:
+    """Return what fills a rank's card [bytes] by letter and name."""
+    kept = int(entry.get("wanted_bytes", entry.get("reserved_bytes", 0)) or entry["peak_bytes"])
+    sizes = {**entry["categories"], "kept": kept - entry["peak_bytes"], "outside": outside_bytes}
+    names = dict(_PARTS)
+    if "parameter" not in sizes:  # sharded in fp32 beside their moments
+        names["optimizer_state"] = ("O", "weights and optimizer state")
+    parts: dict[tuple[str, str], int] = dict.fromkeys((*names.values(), _REST), 0)
+    for name, size in sizes.items():
+        parts[names.get(name, _REST)] += size
+    return {part: size for part, size in parts.items() if size > 0}
+
+
+def draw_bar(parts: Mapping[tuple[str, str], int], memory_bytes: int) -> str:
+    """Return a bar of what fills a card, its end marked by a stroke; what lies beyond follows it."""
+    whole = max(memory_bytes, sum(parts.values()))
+    text, so_far = "", 0
+    for (letter, _), size in parts.items():
+        so_far += size
+        text += letter * (round(so_far / whole * _BAR) - len(text))
+    text = text.ljust(_BAR, ".")
+    end = round(memory_bytes / whole * _BAR)
+    return f"[{text[:end]}|{text[end:]}]" if end < _BAR else f"[{text}]"
+
+
+def _run_memory(options: argparse.Namespace) -> None:
+    """Estimate a step's memory and print it."""
+    apply_configuration(options)
+    plan, platform, assumed = read_options(options)
+    answer = answer_memory(options.trace, plan, platform, batch=options.batch, options=assumed)
+    if write_output(options.form, answer, answer["memory"]):
+        return
+    print(_wrap(f"{answer['workload']} on {answer['platform']}: {answer['plan_text']}"))
+    if answer["fit_probability"] is None:
+        print("memory: not estimated (the trace does not say what its operators make)")
+    else:
+        _print_ranks(answer)
+        _print_verdict(answer)
+
+
+def _wrap(text: str, indent: int = 2) -> str:
+    return textwrap.fill(text, _BAR + 4, subsequent_indent=" " * indent, break_on_hyphens=False)
+
+
+def _print_ranks(answer: Mapping[str, Any]) -> None:
+    """Print the bar of the fullest rank and the last, and what each category takes."""
+    fullest, last = answer["fullest_rank"], answer["last_rank"]
+    shown = [fullest] if last is fullest else [fullest, last]
+    columns = [_split(entry, answer["outside_bytes"]) for entry in shown]
+    heads = []
+    for entry, parts, word in zip(shown, columns, ("fullest", "last"), strict=False):
+        rank = entry["ranks"][0] if word == "fullest" else answer["ranks"] - 1
+        heads.append(f"rank {rank}")
+        alike = f", {len(entry['ranks'])} of {answer['ranks']} alike" if answer["ranks"] > 1 else ""
+        print("\n" + _wrap(f"{word}: rank {rank}{alike}; at its peak in {entry['when']}"))
+        print(draw_bar(parts, answer["memory_bytes"]))
+    rows = [
+        (f"{letter}  {name}", *(format_bytes(parts.get((letter, name), 0)) for parts in columns))
+        for letter, name in dict.fromkeys(part for parts in columns for part in parts)
+    ]
+    for name, key in (("allocated peak", "peak_bytes"), ("reserved peak", "reserved_bytes")):
+        rows.append((name, *(format_bytes(one.get(key, one["peak_bytes"])) for one in shown)))
+    print(f"\n{format_table(['', *heads], rows, left=1)}")
+
+
+def _print_verdict(answer: Mapping[str, Any]) -> None:
+    """Print the odds, what is left, and what the changes come to."""
+    left = f"{format_bytes(abs(answer['left_bytes']))} {'left' if answer['left_bytes'] >= 0 else 'too much'}"
+    likely = describe_probability(answer["fit_probability"])
+    print(f"\ncard {format_bytes(answer['memory_bytes'])}: {likely} ({left}; docs/memory.md)")
+    if not answer["changes"]:
+        return
+    print(f"\n{'odds':>15}  {'reserved':>9}  change")
+    for row in answer["changes"]:
+        odds = describe_probability(row["fit_probability"]).removesuffix(" likely to fit")
+        mark = "*" if row["fit_probability"] >= DOUBTED else " "
+        print(
+            _wrap(f"{mark} {odds:>13}  {format_bytes(row['wanted_bytes']):>9}  {row['flags']}", 28)
+        )
+    enough = any(row["fit_probability"] >= DOUBTED for row in answer["changes"])
+    print("* fits" if enough else "none of these makes it fit: use more ranks, or a larger device")
+
+
+def add_memory(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand ``memory``."""
+    add_plan_arguments(parser, megatron=True)
+    add_command(parser, _run_memory, {"": (
+        (f"--{AS_TRACED}", True, "the memory of ranks that the traces hold, as they are"),
+    )}, list_forms("the ranks' memory"))  # fmt: skip

@@ -32,7 +32,7 @@ COMMANDS = {
     ),
     "memory": (
         "what fills a rank's memory, how likely it fits, and what would make it fit",
-        "trioflow.cli.memory.add_memory",
+        "trioflow.cli.answer.add_memory",
     ),
     "collective": ("predict one collective", "trioflow.cli.collectives.add_collective"),
     "show": ("what a trace holds: operators by phase and class", "trioflow.cli.answer.add_show"),

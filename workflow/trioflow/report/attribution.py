@@ -107,22 +107,6 @@ PART, REPLACED, SENSITIVITY, GROWTH = "part", "replaced", "sensitivity", "growth
 _MEASURED_ALONE = "measured on one such GPU at the same batch"
 
 
-class _ExplainedStep(Protocol):
-    """A predicted step, its compute and the communication that no compute hides [s]."""
-
-    @property
-    def step_time_s(self) -> float:
-        """The step [s]."""
-
-    @property
-    def compute_s(self) -> float:
-        """Time in which a rank computes [s]."""
-
-    @property
-    def exposed_communication_s(self) -> float:
-        """Communication that no compute hides [s]."""
-
-
 class _ExplainedCase(Protocol):
     """A case that can be predicted again with something changed."""
 
@@ -137,7 +121,7 @@ class _ExplainedCase(Protocol):
     def has(self, need: str) -> bool:
         """Return whether the case has what a change needs; of what it does not know, nothing."""
 
-    def predict(self) -> _ExplainedStep:
+    def predict(self) -> Prediction:
         """Return the prediction with its parts."""
 
     def predict_changed(self, settings: Settings) -> float:

@@ -241,11 +241,12 @@ def list_groups(grid: Grid, axis: str) -> list[list[int]]:
     data, tensor, pipeline, expert, cut, hop = grid
     ranks = np.arange(pipeline * data * tensor)
     order, own = (_AXES[axis], 1) if axis in _AXES else _EXPERT_AXES[axis]
-    places = (pipeline, data, tensor)
+    places: tuple[int, ...] = (pipeline, data, tensor)
     if axis in _EXPERT_AXES:
         places = (pipeline, -1, expert // (hop or expert), hop or expert, cut)
     groups = ranks.reshape(places).transpose(order)
-    return cast("list[list[int]]", groups.reshape(-1, math.prod(groups.shape[-own:])).tolist())
+    found: list[list[int]] = groups.reshape(-1, math.prod(groups.shape[-own:])).tolist()
+    return found
 
 
 Made = TypeVar("Made")
