@@ -34,11 +34,6 @@ def test_thin_neighbours_merge_and_wide_ones_stay():
     assert bars.tolist() == pytest.approx(np.array([[0, 1], [1, 1], [5, 0.5], [9, 0.05]]))
 
 
-def test_overlapping_bars_merge_whatever_their_width():
-    bars = merge_thin_bars(np.array([0.0, 1.0]), np.array([5.0, 2.0]), 0.1)
-    assert bars.tolist() == [[0.0, 5.0]]
-
-
 spans = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 3)), min_size=1, max_size=60)
 
 

@@ -24,7 +24,6 @@ from trioflow.report.pages import (
     render_page,
     render_tables,
 )
-from trioflow.report.sections import render_glossary
 
 ROOT = Path(__file__).parents[3]
 
@@ -95,9 +94,3 @@ def test_a_file_that_says_nothing_of_itself_is_no_error(tmp_path, content):
     for name in ("a.json", "a.parquet", "a.bin"):
         (tmp_path / name).write_text(content)
         assert read_record(tmp_path / name) == {}
-
-
-def test_the_glossary_defines_the_words_that_reports_use():
-    text = render_glossary()
-    for word in ("anchor", "oracle", "coverage"):
-        assert f"<dt>{word}</dt>" in text

@@ -490,7 +490,12 @@ def _list_style_rules(plan: Plan) -> list[tuple[bool, str, str, str]]:
 
 
 def _list_expert_rules(plan: Plan) -> list[tuple[bool, str, str, str]]:
-    """Return what goes wrong with expert parallelism: whether it does, column, problem, fix."""
+    """Return what goes wrong with expert parallelism: whether it does, column, problem, fix.
+
+    For exchanges beside another micro-batch Megatron Core's ``TransformerConfig`` asks for virtual stages in a pipeline and
+    for no full recomputation.
+    """
+    overlaps, name = plan.expert_overlap, "expert_overlap"
     several, cut, inside = plan.places_experts, plan.expert_cut, plan.expert * plan.expert_cut
     held = "data-parallel" if plan.context == 1 else "data- and context-parallel"
     return [
@@ -517,19 +522,6 @@ def _list_expert_rules(plan: Plan) -> list[tuple[bool, str, str, str]]:
         (several and plan.tensor > 1 and not plan.sequence_parallel, "expert",
          "expert with tensor parallelism, but without sequence parallelism: ranks would exchange each token"
          f" {plan.tensor} times (Megatron-LM refuses it too)", "give sequence_parallel too"),
-        *_list_overlap_rules(plan),
-        (several and plan.offload != "none", "expert", "expert parallelism with offload is not simulated",
-         "leave offload out"),
-    ]  # fmt: skip
-
-
-def _list_overlap_rules(plan: Plan) -> list[tuple[bool, str, str, str]]:
-    """Return what goes wrong with exchanges beside another micro-batch: whether it does, column, problem, fix.
-
-    Megatron Core's ``TransformerConfig`` asks for virtual stages in a pipeline and for no full recomputation.
-    """
-    overlaps, name = plan.expert_overlap, "expert_overlap"
-    return [
         (overlaps and plan.expert == 1, name, "expert_overlap without expert parallelism",
          "give an expert degree above 1"),
         (overlaps and plan.schedule != "none" and not find_traits(plan.schedule).pairs, name,
@@ -540,6 +532,8 @@ def _list_overlap_rules(plan: Plan) -> list[tuple[bool, str, str, str]]:
          "use recompute none or selective"),
         (overlaps and plan.shards_units, name, f"expert_overlap with {plan.sharding} is not simulated",
          "use sharding distributed or none"),
+        (several and plan.offload != "none", "expert", "expert parallelism with offload is not simulated",
+         "leave offload out"),
     ]  # fmt: skip
 
 
