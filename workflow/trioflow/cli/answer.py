@@ -46,13 +46,13 @@ from trioflow.export.step_files import can_count_links, write_step
 from trioflow.hardware.machine import Device
 from trioflow.parallel.memory.peak import find_fullest
 from trioflow.parallel.memory.survival import DOUBTED, describe_probability
-from trioflow.sharded.as_traced import AS_TRACED
 from trioflow.prediction.answer import Prediction, describe_memory
 from trioflow.prediction.assembly import predict
 from trioflow.prediction.breakdown import DEPTH, WAYS
 from trioflow.prediction.fitting import LARGEST, answer_memory, find_largest
 from trioflow.prediction.language_answer import HOUR_S, Faults, describe_run
 from trioflow.prediction.options import STEP_WORDS
+from trioflow.sharded.as_traced import AS_TRACED
 from trioflow.tables import PHASES, records
 from trioflow.trace.facts import Facts
 from trioflow.trace.language.sizes import (
