@@ -203,24 +203,32 @@ def test_what_the_allocator_holds_beside_is_what_meets_the_runs_that_may_be_fitt
 
 
 @pytest.mark.slow
-def test_what_an_exchange_keeps_the_host_is_told_by_the_runs_that_may_be_fitted_on(
-    runs: list[Run],
+@pytest.mark.parametrize(
+    ("key", "tensor"),
+    [("exchange_per_rank_s", (2, 4, 8)), ("exchange_per_rank_beyond_node_s", (16,))],
+)
+def test_what_an_exchange_keeps_the_host_follows_from_the_runs_that_may_be_fitted_on(
+    runs: list[Run], key: str, tensor: tuple[int, ...]
 ) -> None:
-    """Pipelines of 1.34 B on 2 nodes whose host decides: the median of what each would need."""
+    """Slow hosts' runs of 1.34 B whose host decides: pipelines inside a node, groups of 16 on two; the median of what each needs."""
     bound = [
         run for run in runs
-        if run.ran and run.parameters == 1.34 and run.nodes == 2 and run.pipeline > 1 < run.tensor
-        and run.micro_batch == 1
+        if run.set == FITTED and run.network == "slow" and run.tensor in tensor and (
+            run.pipeline > 1 and run.micro_batch == 1 if run.tensor <= 8 else run.micro_batch <= 32
+        )
     ]  # fmt: skip
     assert len(bound) == 5
-    times, platform = time_operators(trace_run(bound[0]), DEVICE), load_platform("p5-h100-slow", 16)
-    shipped = platform.host["exchange_per_rank_s"]
-    bare = replace(platform, host={**platform.host, "exchange_per_rank_s": 0.0})
+    times, platform = (
+        time_operators(trace_run(bound[0]), DEVICE),
+        load_platform("p5-h100-slow", 8 * bound[0].nodes),
+    )
+    shipped = platform.host[key]
+    bare = replace(platform, host={**platform.host, key: 0.0})
     needed = []
     for run in bound:
         own = [join_network(run, machine) for machine in (platform, bare)]
-        kept_s, free_s = (predict_run(run, times, machine)[0] for machine in own)
-        needed.append(shipped * (run.measured_step_s - free_s) / (kept_s - free_s))
+        with_s, without_s = (predict_run(run, times, machine)[0] for machine in own)
+        needed.append(shipped * (run.measured_step_s - without_s) / (with_s - without_s))
     assert np.median(needed) == pytest.approx(shipped, rel=0.02)
 
 

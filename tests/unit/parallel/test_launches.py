@@ -106,15 +106,20 @@ def test_an_exchange_of_a_tensor_group_keeps_the_host_on_several_slow_nodes(trac
     """Once for each rank of the group; one node does not pay it, nor does the fast network."""
     assert "exchange_per_rank_s" not in load_platform("p5-h100", 32).host
     platform = load_platform("p5-h100-slow", 32)
-    each_s = platform.host["exchange_per_rank_s"]
+    inside_s, beyond_s = (
+        platform.host[f"exchange_per_rank{end}_s"] for end in ("", "_beyond_node")
+    )
     key = "tensor_parallel_forward_s"
-    for degrees, count in (
-        ({"data": 2, "tensor": 4, "pipeline": 4}, 4), ({"data": 4, "tensor": 2, "pipeline": 4}, 2),
-        ({"data": 8, "tensor": 4}, 4), ({"tensor": 4, "pipeline": 2}, 0),
-    ):  # fmt: skip
+    for degrees, wanted_s in (
+        ({"data": 2, "tensor": 4, "pipeline": 4}, 4 * inside_s),
+        ({"data": 4, "tensor": 2, "pipeline": 4}, 2 * inside_s),
+        ({"data": 8, "tensor": 4}, 4 * inside_s),
+        ({"data": 2, "tensor": 16}, 16 * (inside_s + beyond_s)),
+        ({"tensor": 4, "pipeline": 2}, 0),
+    ):
         host = platform.host_of(make_plan(**degrees), NANOTRON)
-        assert host.get(key, 0.0) == pytest.approx(count * each_s)
-        assert "exchange_per_rank_s" not in host
+        assert host.get(key, 0.0) == pytest.approx(wanted_s)
+        assert not any(name.startswith("exchange") for name in host)
         assert key not in platform.host_of(make_plan(**degrees), MEGATRON)
     facts = replace(trace.facts, precision_recipe="nanotron-bf16")
     of_nanotron = Trace(trace.operators, trace.tensors, facts)

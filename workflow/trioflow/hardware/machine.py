@@ -206,10 +206,13 @@ class Platform:
         """Return the host's costs under a plan of a framework (``PrecisionRecipe.framework``).
 
         ``exchange_per_rank_s`` becomes part of each exchange of a tensor group, once for each of its ranks,
-        where a run of nanotron's lies on several nodes.
+        where a run of nanotron's lies on several nodes; ``exchange_per_rank_beyond_node_s`` too, where the group does.
         """
         host = dict(self.host)
-        each_s = host.pop("exchange_per_rank_s", 0.0)
+        each_s, beyond_s = (
+            host.pop(f"exchange_per_rank{where}_s", 0.0) for where in ("", "_beyond_node")
+        )
+        each_s += beyond_s if plan.tensor > (self.ranks_per_node or plan.tensor) else 0.0
         over_nodes = plan.ranks > (self.ranks_per_node or plan.ranks)
         if framework == NANOTRON and over_nodes:
             for key in ("tensor_parallel_forward_s", "tensor_parallel_backward_s"):

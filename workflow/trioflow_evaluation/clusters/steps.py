@@ -237,7 +237,7 @@ class Run:
             return FAILED
         if self.pipeline > 1 and not self.after_fix:
             return BEFORE
-        return FITTED if is_fitted_on(self.parameters, self.nodes) else RAN
+        return FITTED if is_fitted_on(self.parameters, self.nodes, self.tensor) else RAN
 
 
 def read_runs(data_folder: str | Path) -> list[Run]:
