@@ -95,7 +95,7 @@ def test_a_misspelt_name_gets_the_likely_one(small: Path, name: str, fix: str) -
         (
             "licence: MIT",
             "license: MIT",
-            ["datasets.one/first", "'license'", "did you mean licence?"],
+            ["datasets.one/first", "one/first.license: unknown key", "did you mean licence?"],
         ),
         ("    units: ms\n", "", ["datasets.one/first", "'units' is a required property"]),
         ("bytes: 5", "bytes: -5", ["files.0.bytes", "-5 is below 0"]),

@@ -29,26 +29,28 @@ def check_settings(
     ``schema``: JSON schema (2020-12), closed; ``file``: for messages. Raises InputError when a key
     is unknown, missing or outside its limits.
     """
-    from jsonschema import Draft202012Validator
-
     filled = _fill(deepcopy(dict(settings)), schema)
     check_values(filled, file)
-    for error in Draft202012Validator(schema).iter_errors(filled):
+    check_schema(filled, schema, file)
+    return filled
+
+
+def check_schema(
+    content: Any, schema: Mapping[str, Any], file: str | Path, kind: type[InputError] = InputError
+) -> None:
+    """Refuse content that breaks its JSON schema (2020-12), in one sentence with the place of what breaks it."""
+    from jsonschema import Draft202012Validator
+
+    errors = Draft202012Validator(schema).iter_errors(content)
+    for error in sorted(errors, key=lambda e: (len(e.absolute_path), str(e.absolute_path))):
         place = ".".join(str(step) for step in error.absolute_path)
         if error.validator == "additionalProperties":
             known = error.schema["properties"]
             unknown = sorted(set(error.instance) - set(known))[0]
             place = f"{place}.{unknown}" if place else str(unknown)
-            raise InputError(
-                "unknown key", file=file, place=place, fix=suggest_name(unknown, known)
-            )
-        raise InputError(
-            describe_problem(error),
-            file=file,
-            place=place,
-            fix=str(error.schema.get("description", "")),
-        )
-    return filled
+            raise kind("unknown key", file=file, place=place, fix=suggest_name(unknown, known))
+        fix = str(error.schema.get("description", ""))
+        raise kind(describe_problem(error), file=file, place=place, fix=fix)
 
 
 def _fill(settings: dict[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,16 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 from trioflow.base.errors import DatasetError
 from trioflow.base.input_files import LARGEST_BYTES, parse_yaml, read_text
 from trioflow.base.provenance import PACKAGE, read_json
-from trioflow.base.settings import describe_problem, suggest_name
-
-if TYPE_CHECKING:
-    from jsonschema import Draft202012Validator
+from trioflow.base.settings import check_schema, suggest_name
 
 CATALOGUE = PACKAGE.parent / "resources" / "datasets.yaml"
 """Where a checkout keeps it; an installed library has none."""
@@ -172,13 +169,6 @@ def _suggest_file(key: str, known: Mapping[str, DatasetFile]) -> str:
     return f"names start with one of {', '.join(repositories)}"
 
 
-@cache
-def _validator() -> Draft202012Validator:
-    from jsonschema import Draft202012Validator
-
-    return Draft202012Validator(read_json(SCHEMA))
-
-
 def load_catalogue(file: str | Path | None = None, name: str = "") -> Catalogue:
     """Read and check a catalogue (``datasets.yaml``), by default the checkout's; ``name``: what messages call it.
 
@@ -203,7 +193,7 @@ def load_catalogue(file: str | Path | None = None, name: str = "") -> Catalogue:
 def _read_catalogue(path: Path, called: Path, _mtime_ns: int, _size: int) -> Catalogue:
     text = read_text(path, DatasetError, LARGEST_BYTES)
     content = parse_yaml(text, called, DatasetError)
-    _validate(content, called)
+    check_schema(content, read_json(SCHEMA), called, DatasetError)
     datasets = {name: _build(name, entry) for name, entry in content["datasets"].items()}
     catalogue = Catalogue(
         datasets, content["base_url"].rstrip("/"), content.get("lfs_url", "").rstrip("/"), called
@@ -218,24 +208,6 @@ def _build(name: str, entry: dict[str, Any]) -> Dataset:
     return Dataset(
         name, entry["about"], entry["units"], entry.get("traps", ""), **common, files=files
     )
-
-
-def _validate(content: Any, path: Path) -> None:
-    """Refuse what breaks the schema, in one sentence."""
-    errors = sorted(
-        _validator().iter_errors(content), key=lambda e: (len(e.absolute_path), str(e.path))
-    )
-    if not errors:
-        return
-    error = errors[0]
-    place = ".".join(str(step) for step in error.absolute_path)
-    if error.validator == "additionalProperties":
-        known = error.schema["properties"]
-        unknown = sorted(set(error.instance) - set(known))[0]
-        fix = suggest_name(str(unknown), known)
-        raise DatasetError(f"unknown key {unknown!r}", file=path, place=place, fix=fix)
-    fix = "" if error.validator == "required" else str(error.schema.get("description", ""))
-    raise DatasetError(describe_problem(error), file=path, place=place, fix=fix)
 
 
 def _check_names(catalogue: Catalogue) -> None:

@@ -24,25 +24,18 @@ from trioflow.parallel.task_graph import TaskGraph
 from trioflow.tables import records
 from trioflow.trace.importers.chakra_nodes import (
     COMM_TYPES,
-    add_attribute,
+    add_attributes,
     new_metadata,
     new_node,
+    sort_by_waiting,
     write_messages,
 )
 from trioflow.trace.store import Trace
 
 OWN = "trioflow."
 """Prefix of the attributes that only trioflow reads."""
-OWN_COLUMNS = {
-    "stream": "string_val",
-    "kind": "string_val",
-    "phase": "string_val",
-    "op_id": "int64_val",
-    "micro_batch": "int64_val",
-    "stage": "int64_val",
-    "match_id": "int64_val",
-}
-"""Columns of the task table that are kept as attributes, and their type."""
+OWN_COLUMNS = ("stream", "kind", "phase", "op_id", "micro_batch", "stage", "match_id")
+"""Columns of the task table that are kept as attributes."""
 _SOURCE_FACTS = ("workload", "device", "device_name", "precision", "optimizer")
 _MODEL_FACTS = ("units", "tensor_split", "attention_heads", "parameters", "row", "step_time_source")
 """Facts of the traced model, true of an export only where one rank runs the whole model."""
@@ -241,19 +234,11 @@ class _Export:
 
     def order(self, rank: int) -> list[int]:
         """Return a rank's tasks so that each follows what it waits for, else by number; InputError when they wait in a circle."""
-        import networkx
-
-        graph = networkx.DiGraph()
-        numbers = self._of_rank.get(rank, [])
-        graph.add_nodes_from(numbers)
-        graph.add_edges_from((other, one) for one in numbers for other in self._data_deps(one))
-        try:
-            return list(networkx.lexicographical_topological_sort(graph))
-        except networkx.NetworkXUnfeasible:
-            stuck, _ = min(networkx.find_cycle(graph))
-            raise InputError(
-                f"{_name_task(self.tasks[stuck])} waits, in a circle, for itself"
-            ) from None
+        waits = {number: self._data_deps(number) for number in self._of_rank.get(rank, [])}
+        ordered, stuck = sort_by_waiting(waits)
+        if stuck is not None:
+            raise InputError(f"{_name_task(self.tasks[stuck])} waits, in a circle, for itself")
+        return ordered
 
     def _data_deps(self, number: int) -> list[int]:
         """Return all that a task waits for, the task before it in its stream included."""
@@ -274,9 +259,7 @@ class _Export:
                 self._add_message(node, task, self._groups_of[number])
             else:
                 self._add_work(node, task, carried_us)
-            for column, kind in OWN_COLUMNS.items():
-                if task[column] is not None:
-                    add_attribute(node, OWN + column, kind, task[column])
+            add_attributes(node, {OWN + column: task[column] for column in OWN_COLUMNS})
             yield node
 
     def _describe(self, rank: int) -> Any:
@@ -302,10 +285,7 @@ class _Export:
                 for g in facts.get("gradients", [])
             ]
             attributes["model"] = json.dumps(kept, sort_keys=True)
-        for key, value in attributes.items():
-            if value is not None:
-                kind = "int64_val" if isinstance(value, int) else "string_val"
-                add_attribute(message, OWN + key, kind, value)
+        add_attributes(message, {OWN + key: value for key, value in attributes.items()})
         return message
 
     def _add_work(self, node: Any, task: Row, carried_us: dict[str, float]) -> None:
@@ -316,21 +296,20 @@ class _Export:
         due_us = carried_us.get(task["stream"], 0.0) + duration_s * _US_PER_S
         node.duration_micros = round(due_us)
         carried_us[task["stream"]] = due_us - node.duration_micros
-        add_attribute(node, "is_cpu_op", "bool_val", task["stream"] == _HOST_STREAM)
+        add_attributes(node, {"is_cpu_op": task["stream"] == _HOST_STREAM})
         if task["kind"] != "compute" or task["op_id"] is None or not self._operators:
             return
         operator = self._operators[task["op_id"]]
-        add_attribute(node, "num_ops", "int64_val", operator["flop"])
+        add_attributes(node, {"num_ops": operator["flop"]})
         moved = operator["read_bytes"] + operator["write_bytes"]
-        add_attribute(node, "tensor_size", "uint64_val", moved)
-        if operator["module"]:
-            add_attribute(node, OWN + "module", "string_val", operator["module"])
-        if operator["forward_op_id"] is not None:
-            add_attribute(node, OWN + "forward_op_id", "int64_val", operator["forward_op_id"])
+        add_attributes(node, {"tensor_size": moved}, "uint64_val")
+        own = {"module": operator["module"] or None, "forward_op_id": operator["forward_op_id"]}
+        add_attributes(node, {OWN + key: value for key, value in own.items()})
         if self._tensors:
             self._add_tensors(node, operator)
-            if self._host_inside:
-                add_attribute(node, OWN + "cpu_ns", "int64_val", operator["cpu_ns"])
+            add_attributes(
+                node, {OWN + "cpu_ns": operator["cpu_ns"] if self._host_inside else None}
+            )
 
     def _add_tensors(self, node: Any, operator: Row) -> None:
         """Add an operator's tensors as PyTorch's execution trace words them."""
@@ -346,35 +325,31 @@ class _Export:
             info.shapes = json.dumps([list(r["shape"]) for r in rows])
             info.types = json.dumps([f"Tensor({r['dtype']})" for r in rows])
             categories = [r["category"] for r in rows]
-            add_attribute(node, f"{OWN}{side}_categories", "string_list", categories)
+            add_attributes(node, {f"{OWN}{side}_categories": categories})
 
     def _add_message(self, node: Any, task: Row, group: tuple[int, ...]) -> None:
         """Add what a collective, a send or a recv moves, and between whom."""
         size = task["message_bytes"]
-        add_attribute(node, "is_cpu_op", "bool_val", False)
+        add_attributes(node, {"is_cpu_op": False})
         if task["kind"] == "collective":
-            if task["name"] not in COMM_TYPES:
-                raise InputError(
-                    f"{_name_task(task)}: Chakra has no collective of this name",
-                    fix="export a plan without it, such as one with --context-method all-gather",
-                )
-            add_attribute(node, "comm_type", "int64_val", COMM_TYPES[task["name"]])
+            add_attributes(node, {"comm_type": COMM_TYPES[task["name"]]})
             if task["name"] == "all_gather":
-                add_attribute(node, OWN + "message_bytes", "int64_val", size)
+                add_attributes(node, {OWN + "message_bytes": size})
                 size = -(-size // len(group))  # Chakra counts one rank's shard
             if group in self.groups:
-                add_attribute(node, "pg_name", "string_val", str(self.groups[group]))
-            elif self.involved_dim:
-                add_attribute(node, "involved_dim", "bool_list", self.involved_dim)
+                add_attributes(node, {"pg_name": str(self.groups[group])})
+            else:
+                add_attributes(node, {"involved_dim": self.involved_dim or None})
         else:
-            ends = (task["rank"], task["peer"])
-            source, target = ends if task["kind"] == "send" else ends[::-1]
+            source, target = task["rank"], task["peer"]
+            if task["kind"] == "recv":
+                source, target = target, source
             tag = self._tags[task["match_id"]]
             if tag > _LARGEST_TAG:
                 raise InputError(f"{_name_task(task)}: more messages than Chakra has tags")
-            for name, value in (("comm_src", source), ("comm_dst", target), ("comm_tag", tag)):
-                add_attribute(node, name, "int32_val", value)
-        add_attribute(node, "comm_size", "int64_val", size)
+            ends = {"comm_src": source, "comm_dst": target, "comm_tag": tag}
+            add_attributes(node, ends, "int32_val")
+        add_attributes(node, {"comm_size": size})
 
 
 def _name_task(task: Row) -> str:

@@ -73,12 +73,10 @@ Found = tuple[str, str, str]
 """Where something does not hold (file, place) and what it is."""
 
 
-def _rows(
-    wrong: NDArray[np.bool_], column: str, problem: Callable[[int], str], table: str = "operators"
-) -> Iterator[Found]:
-    """Yield the rows of a table of which something is wrong."""
+def _rows(wrong: NDArray[np.bool_], column: str, problem: Callable[[int], str]) -> Iterator[Found]:
+    """Yield the rows of the operators of which something is wrong."""
     for row in np.flatnonzero(wrong).tolist():
-        yield table, f"row {row}, column {column}", problem(row)
+        yield "operators", f"row {row}, column {column}", problem(row)
 
 
 def _check_works(c: _Columns) -> Iterator[Found]:

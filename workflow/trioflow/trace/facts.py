@@ -351,7 +351,7 @@ _KINDS: dict[str, Any] = {
     **dict.fromkeys(("host", "language_model", "program", "recorded_memory", "repeats"), dict | None),
     "gradients": _entries(name=str, module=str, size_bytes=int, ready_after_op_id=int),
     "parameters": _entries(name=str, shape=list[int]),
-    "units": _entries(name=str, modules=list[str]),
+    "units": _entries(name=str, modules=Annotated[list[str], Meta(min_length=1)]),
     "buffers": _entries(name=str),
     "repeated": _entries(block=str, copies=int),
     **dict.fromkeys(("warnings", "unjoined"), list[str]),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import pandas as pd
 
@@ -343,17 +343,7 @@ def _grow_step(facts: Facts, added_ns: dict[str, int]) -> Facts:
 T = TypeVar("T")
 
 
-class Places(Protocol):
-    """Where the operators and storages of the captured trace went."""
-
-    def find_op(self, op_id: int, copy: int) -> int:
-        """Return the new number of an operator."""
-
-    def find_storage(self, storage: int, copy: int) -> int:
-        """Return the new number of a storage, or -1."""
-
-
-def _repeat_facts(facts: Facts, name: BlockName, copies: int, places: Places) -> Facts:
+def _repeat_facts(facts: Facts, name: BlockName, copies: int, places: Repetition) -> Facts:
     """Return the facts with the block's part of each repeated; ``places``: where operators and storages went."""
     row = dict(facts.row or {})
     if str(row.get("layers", "")).isdecimal():
@@ -434,7 +424,9 @@ def _repeat_patterns(rules: Mapping[str, str], name: BlockName, copies: int) -> 
     return dict(items)
 
 
-def _repeat_gradients(facts: Facts, name: BlockName, copies: int, places: Places) -> list[Entry]:
+def _repeat_gradients(
+    facts: Facts, name: BlockName, copies: int, places: Repetition
+) -> list[Entry]:
     """Repeat the block's gradients: deepest copy first, as backward makes them ready."""
     gradients = facts.gradients
     known = facts.parameters or []

@@ -100,11 +100,14 @@ def test_an_empty_message_is_not_the_end(tmp_path):
     ("data", "words"),
     [
         (b"", "empty"),
-        (b"\x05ab", "message 0, byte 0: a message of 5 bytes where 2 are left"),
-        (b"\x00\xff", "message 1, byte 1: the file ends inside a message's length"),
-        (b"\xff" * 20, "no message's length"),
+        (b"\x05ab", "message 0, byte 0: this is not a GlobalMetadata message"),
+        (b"\x00\xff", "message 1, byte 1: this is not a Node message"),
+        (b"\xff" * 20, "message 0, byte 0: this is not"),
         (b'{"nodes": [' + b" " * 200, "this is not a GlobalMetadata message"),
-        (b"\x00\x03\x98\x06\x01", "message 1, byte 1: a Node has fields that schema 0.0.4"),
+        (
+            b"\x00\x03\x98\x06\x01",
+            "message 1, byte 1: this is not a Node message: it has fields that schema 0.0.4",
+        ),
         (b"\x00\x03\x12\x01\xff", "message 1, byte 1: this is not a Node message"),
     ],
 )

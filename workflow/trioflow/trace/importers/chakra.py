@@ -281,19 +281,16 @@ def import_chakra(path: str | Path, options: ImportOptions) -> Trace:
     if path.is_dir():
         (path,) = _list_set(path)
     metadata, nodes, warnings = read_chakra_nodes(path)
-    stated = {k.removeprefix(OWN): v for k, v in metadata.items() if k.startswith(OWN)}
-    model = _read_model(stated, path)
+    stated, model = _read_stated(metadata, path)
     facts: dict[str, Any] = {
         "source": "Chakra",
         **stamp([path]),
         **model,
-        "workload": options.workload
-        or _text(stated, "workload", path)
-        or path.name.partition(".")[0],
+        "workload": options.workload or stated.get("workload") or path.name.partition(".")[0],
         "batch": int(options.need("batch", path, stated.get("batch"))),
         "device_name": str(options.need("gpu", path, stated.get("device_name"))),
         "precision": options.need_precision(path, stated.get("precision")),
-        "optimizer": options.optimizer or _text(stated, "optimizer", path),
+        "optimizer": options.optimizer or stated.get("optimizer"),
     }
     run = _read_run(path, stated, nodes, options)
     if has_calls(nodes):
@@ -337,46 +334,32 @@ def _read_run(
     if stated.get("ranks"):
         ranks = int(options.need("world_size", path, stated["ranks"]))
     own = stated.get("rank", int(match["rank"]) if match else 0)
-    if own.__class__ is not int or ranks >= MOST_RANKS:
+    if ranks >= MOST_RANKS:
         raise TraceError(f"rank {own!r:.40} of {ranks} ranks", file=path, fix="write the set again")
     world = list(range(ranks))
     return _Run(own, world, {name: group or world for name, group in groups.items()})
 
 
-def _text(stated: dict[str, Any], name: str, path: Path) -> str | None:
-    """Return a fact that is text, None where the file has none."""
-    value = stated.get(name)
-    if value is not None and not isinstance(value, str):
-        raise TraceError(
-            f"{OWN}{name} is {value!r:.40}", file=path, place="metadata", fix="write it as text"
-        )
-    return value
+_Ready = list[tuple[Annotated[int, msgspec.Meta(ge=0)], tuple[int, ...] | None]]
 
 
-def _read_model(stated: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return the facts of the whole model, which one of trioflow's own files may hold."""
-    if "model" not in stated:
-        return {}
+def _read_stated(metadata: Mapping[str, Any], path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the facts that one of trioflow's own files states, and those of the whole model, if it holds them."""
+    stated = {k.removeprefix(OWN): v for k, v in metadata.items() if k.startswith(OWN)}
+    texts = {name: stated.get(name) for name in ("workload", "optimizer", "model")}
     try:
-        model = json.loads(stated["model"])
-        if not isinstance(model, dict):
-            raise ValueError("not a JSON object")
-        named = [(str(p["name"]), list(p["shape"])) for p in model.get("parameters", [])]
-        numbers = all(size.__class__ is int for _, shape in named for size in shape)
-        if not numbers or not all(u["name"] and u["modules"] for u in model.get("units", [])):
-            raise ValueError("a parameter or a unit is incomplete")
-        model["ready"] = [
-            ReadyGradient(op_id, None if shape is None else tuple(map(int, shape)))
-            for op_id, shape in model.get("ready", [])
-        ]
-        if any(one.op_id.__class__ is not int or one.op_id < 0 for one in model["ready"]):
-            raise ValueError("ready holds no places of operators")
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        text = msgspec.convert(texts, dict[str, str | None])["model"]
+        msgspec.convert(stated.get("rank", 0), int)
+        model = msgspec.convert(json.loads(text or "{}"), dict[str, Any])
+        ready = msgspec.convert(model.get("ready", []), _Ready)
+    except (ValueError, msgspec.MsgspecError) as error:
         raise TraceError(
-            f"{OWN}model is damaged ({error!r:.60})", file=path, place="metadata",
+            f"what trioflow wrote of itself is damaged ({error!s:.100})", file=path, place="metadata",
             fix="export the trace again",
         ) from None  # fmt: skip
-    return {key: model[key] for key in _MODEL_FACTS if key in model}
+    if text is not None:
+        model["ready"] = [ReadyGradient(*one) for one in ready]
+    return stated, {key: model[key] for key in _MODEL_FACTS if key in model}
 
 
 def _read_calls(path: Path, nodes: list[ChakraNode], facts: dict[str, Any], run: _Run) -> Trace:

@@ -12,16 +12,18 @@ from __future__ import annotations
 
 import ast
 import gzip
+import io
 import json
 import re
 import warnings
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from itertools import count
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory, proto
 from google.protobuf.message import DecodeError
@@ -71,7 +73,6 @@ _PACKAGE = "trioflow.chakra"
 _JSON = re.compile(rb'\s*(\[\s*)?\{\s*(\}|"(version|attr|workload_graph)")')
 """How JSON forms begin; the last word is of a form that older feeders read, and that is not read here."""
 _BETWEEN, _GZIP, _HEAD_BYTES = re.compile(r"[\s,]*"), b"\x1f\x8b", 64
-_LONGEST_VARINT = 10
 _LARGEST_MESSAGE_BYTES = 1 << 26
 """Far above any node, far below what would fill the memory when a length is garbage."""
 
@@ -138,6 +139,32 @@ def add_attribute(message: Any, name: str, kind: str, value: Any) -> None:
         setattr(attribute, kind, value)
 
 
+_KINDS = {
+    bool: "bool_val", int: "int64_val", str: "string_val", list: "string_list", tuple: "bool_list",
+}  # fmt: skip
+
+
+def add_attributes(message: Any, values: Mapping[str, Any], kind: str = "") -> None:
+    """Add attributes, but for those that are None; ``kind``: the field of all, by default that of each one's type."""
+    for name, value in values.items():
+        if value is not None:
+            add_attribute(message, name, kind or _KINDS[value.__class__], value)
+
+
+def sort_by_waiting(
+    waits: Mapping[int, Iterable[int]], key: Callable[[int], Any] | None = None
+) -> tuple[list[int], int | None]:
+    """Return numbers so that each follows those that it waits for, otherwise by ``key``; or else one that waits for itself."""
+    import networkx
+
+    graph = networkx.DiGraph(dict.fromkeys(waits, ()))
+    graph.add_edges_from((other, one) for one, others in waits.items() for other in others)
+    try:
+        return list(networkx.lexicographical_topological_sort(graph, key)), None
+    except networkx.NetworkXUnfeasible:
+        return [], min(networkx.find_cycle(graph))[0]
+
+
 def read_attributes(message: Any) -> dict[str, Any]:
     """Return the attributes of a message by name; lists as lists, None for no value."""
     found: dict[str, Any] = {}
@@ -165,19 +192,16 @@ def read_messages(path: str | Path) -> Iterator[tuple[str, Any]]:
     check_file(path, TraceError)
     try:
         with path.open("rb") as stream:
-            size = path.stat().st_size
-            if not size:
-                raise TraceError("the file is empty", file=path, fix="write it again")
             head = stream.read(len(_GZIP))
-            opened: Any = gzip.open if head == _GZIP else open
-            with opened(path, "rb") as text:
-                if _JSON.match(text.read(_HEAD_BYTES)):
-                    text.seek(0)
-                    yield from _read_json(text.read().decode("utf-8"), path)
-                    return
-            stream.seek(0)
-            for number, (place, raw) in enumerate(_split(stream, size, path)):
-                yield place, _parse("Node" if number else "GlobalMetadata", raw, path, place)
+        if not head:
+            raise TraceError("the file is empty", file=path, fix="write it again")
+        opened: Any = gzip.open if head == _GZIP else open
+        with opened(path, "rb") as text:
+            is_json = _JSON.match(text.read(_HEAD_BYTES))
+            text.seek(0)
+            yield from (
+                _read_json(text.read().decode("utf-8"), path) if is_json else _read_binary(path)
+            )
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise TraceError(
             f"cannot be read: {error}", file=path, fix="write or copy it again"
@@ -218,62 +242,38 @@ def _read_json(text: str, path: Path) -> Iterator[tuple[str, Any]]:
         )
 
 
-def _split(stream: BinaryIO, size: int, path: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield each message's bytes and its place."""
-    begin = number = 0
-    while begin < size:
-        place = f"message {number}, byte {begin}"
-        length, width = _read_length(stream, path, place)
-        left = size - begin - width
-        if length > left:
-            raise TraceError(
-                f"a message of {length} bytes where {left} are left", file=path, place=place,
-                fix="write or copy the file again, or give a Chakra execution trace",
-            )  # fmt: skip
-        if length > _LARGEST_MESSAGE_BYTES:
-            raise TraceError(
-                f"a message of {length} bytes is not a Chakra node", file=path, place=place,
-                fix="give a Chakra execution trace",
-            )  # fmt: skip
-        yield place, stream.read(length)
-        begin += width + length
-        number += 1
+class _Messages(io.BufferedReader):
+    """A file of messages, none of which is larger than a node can be."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Return some bytes; ValueError where a length asks for more than any message has."""
+        if size is not None and size > _LARGEST_MESSAGE_BYTES:
+            raise ValueError(f"a message of {size} bytes is not a Chakra node")
+        return super().read(size)
 
 
-def _read_length(stream: BinaryIO, path: Path, place: str) -> tuple[int, int]:
-    """Return a varint and the bytes that it takes."""
-    length = 0
-    for width in range(_LONGEST_VARINT):
-        byte = stream.read(1)
-        if not byte:
-            raise TraceError(
-                "the file ends inside a message's length", file=path, place=place,
-                fix="write or copy the file again",
-            )  # fmt: skip
-        length |= (byte[0] & 0x7F) << (7 * width)
-        if byte[0] < 0x80:
-            return length, width + 1
-    raise TraceError(
-        "no message's length is found here", file=path, place=place,
-        fix="give a Chakra execution trace",
-    )  # fmt: skip
-
-
-def _parse(name: str, raw: bytes, path: Path, place: str) -> Any:
-    message = _message_class(name)()
-    fix = "give a Chakra execution trace"
-    try:
-        message.ParseFromString(raw)
-    except DecodeError:
-        raise TraceError(f"this is not a {name} message", file=path, place=place, fix=fix) from None
-    known_bytes = message.ByteSize()
-    message.DiscardUnknownFields()
-    if message.ByteSize() != known_bytes:
-        raise TraceError(
-            f"a {name} has fields that schema {_SCHEMA_VERSION} does not know",
-            file=path, place=place, fix=fix,
-        )  # fmt: skip
-    return message
+def _read_binary(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield the messages of the binary form; TraceError where it is cut or holds another message."""
+    with _Messages(io.FileIO(path)) as stream:
+        for number in count():
+            name, place = (
+                "Node" if number else "GlobalMetadata",
+                f"message {number}, byte {stream.tell()}",
+            )
+            try:
+                message = proto.parse_length_prefixed(_message_class(name), stream)  # type: ignore[arg-type]
+                if message is None:
+                    return
+                known_bytes = message.ByteSize()
+                message.DiscardUnknownFields()
+                if message.ByteSize() != known_bytes:
+                    raise ValueError(f"it has fields that schema {_SCHEMA_VERSION} does not know")
+            except (DecodeError, ValueError, EOFError, IndexError) as error:
+                raise TraceError(
+                    f"this is not a {name} message: {error}", file=path, place=place,
+                    fix="write or copy the file again, or give a Chakra execution trace",
+                ) from None  # fmt: skip
+            yield place, message
 
 
 OWN = "trioflow."
@@ -507,28 +507,14 @@ def _check_span(nodes: Mapping[int, ChakraNode], path: Path) -> None:
 
 def _order(nodes: Mapping[int, ChakraNode], path: Path) -> list[ChakraNode]:
     """Return the nodes so that each follows its dependencies, otherwise by start and id."""
-    import networkx
-
-    graph = networkx.DiGraph()
-    graph.add_nodes_from(nodes)
-    graph.add_edges_from(
-        (other, node.node_id)
-        for node in nodes.values()
-        for other in (*node.ctrl_deps, *node.data_deps)
-    )
-    try:
-        ordered = networkx.lexicographical_topological_sort(
-            graph, lambda key: (nodes[key].start_us, key)
-        )
-        return [nodes[key] for key in ordered]
-    except networkx.NetworkXUnfeasible:
-        cycle = networkx.find_cycle(graph)
+    waits = {key: (*node.ctrl_deps, *node.data_deps) for key, node in nodes.items()}
+    ordered, stuck = sort_by_waiting(waits, lambda key: (nodes[key].start_us, key))
+    if stuck is not None:
         raise TraceError(
-            "it waits, in a circle, for itself",
-            file=path,
-            place=nodes[min(cycle)[0]].place,
+            "it waits, in a circle, for itself", file=path, place=nodes[stuck].place,
             fix="break the cycle among ctrl_deps and data_deps",
-        ) from None
+        )  # fmt: skip
+    return [nodes[key] for key in ordered]
 
 
 def _enclose(ordered: list[ChakraNode], nodes: Mapping[int, ChakraNode]) -> None:

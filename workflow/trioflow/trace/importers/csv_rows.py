@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -90,8 +90,7 @@ def read_rows(path: Path, columns: Mapping[str, Column]) -> list[CsvRow]:
         rows.append(CsvRow(path, line, titles, {n: cells[p].strip() for n, p in places.items()}))
     if not rows:
         raise TraceError("the file has a header and no rows", file=path)
-    for name in places:
-        _read_column(rows, name, columns[name])
+    check_cells(rows, {name: columns[name] for name in places})
     return rows
 
 
@@ -115,8 +114,13 @@ def _find_columns(path: Path, header: list[str], columns: Mapping[str, Column]) 
     return places
 
 
-def _read_column(rows: list[CsvRow], name: str, column: Column) -> None:
-    """Put values in the place of a column's cells."""
+def check_cells(rows: Sequence[CsvRow], columns: Mapping[str, Column]) -> None:
+    """Put values in the place of the cells of some rows; TraceError where one is not what its column holds."""
+    for name, column in columns.items():
+        _read_column(rows, name, column)
+
+
+def _read_column(rows: Sequence[CsvRow], name: str, column: Column) -> None:
     pattern, lines = re.compile(column.pattern, re.ASCII), dict[Any, int]()
     for row in rows:
         text = row.cells[name]

@@ -24,6 +24,7 @@ from trioflow.base.input_files import read_text
 from trioflow.base.provenance import digest_file, stamp
 from trioflow.base.units import ns_to_s
 from trioflow.trace.assemble import ObservedOperator, assemble_trace
+from trioflow.trace.importers.csv_rows import Column, CsvRow, check_cells, whole
 from trioflow.trace.importers.options import ImportOptions, Reader
 from trioflow.trace.importers.ranks import read_head
 from trioflow.trace.profile.messages import MOST_RANKS
@@ -39,9 +40,26 @@ _COLLECTIVES = {
     "ALLTOALL": "all_to_all",
 }  # fmt: skip
 _PARTS = ("forward", "input gradient", "weight gradient")
-_WORDS = 12
 _LONGEST_NS = 10**15
 _MOST_BYTES = 1 << 50
+_MESSAGE = Column(
+    ("message",), f"NONE or one of {', '.join(_COLLECTIVES)}, with _EP, _DP_EP or nothing",
+    f"NONE|({'|'.join(_COLLECTIVES)})(_EP|_DP_EP)?", lambda text: "" if text == "NONE" else text,
+)  # fmt: skip
+_COLUMNS = {
+    "name": Column(("name",)),
+    "dependency": Column(("dependency",)),
+    **{
+        f"{part}'s {what}": column
+        for part in _PARTS
+        for what, column in (
+            ("time", whole("time", highest=_LONGEST_NS)), ("message", _MESSAGE),
+            ("bytes", whole("bytes", highest=_MOST_BYTES)),
+        )
+    },
+    "what follows a message": whole("after", highest=_LONGEST_NS),
+}  # fmt: skip
+"""The words of a layer."""
 
 
 @dataclass(frozen=True)
@@ -206,31 +224,27 @@ def _read_layers(lines: Sequence[tuple[int, list[str]]], path: Path) -> list[_La
             f"{len(lines) - 2} layers follow, line 2 says {count}", file=path,
             fix="copy or generate the file again: it is cut or was edited",
         )  # fmt: skip
-    return [_read_layer(words, path, number) for number, words in lines[2:]]
-
-
-def _read_layer(words: list[str], path: Path, line: int) -> _Layer:
-    if len(words) != _WORDS:
-        raise TraceError(
-            f"{len(words)} words, a layer has {_WORDS}", file=path, place=f"line {line}",
-            fix="generate the file again",
-        )  # fmt: skip
-    works = []
-    for number, part in enumerate(_PARTS):
-        time, message, size = words[2 + 3 * number : 5 + 3 * number]
-        kind, _, group = message.partition("_")
-        if message != "NONE" and (kind not in _COLLECTIVES or group not in ("", "EP", "DP_EP")):
+    titles = {name: name for name in _COLUMNS}
+    for number, words in lines[2:]:
+        if len(words) != len(_COLUMNS):
             raise TraceError(
-                f"{message!r:.40} is no message that is read", file=path, place=f"line {line}, {part}",
-                fix=f"use NONE or one of {', '.join(_COLLECTIVES)}, with _EP, _DP_EP or nothing",
+                f"{len(words)} words, a layer has {len(_COLUMNS)}", file=path, place=f"line {number}",
+                fix="generate the file again",
             )  # fmt: skip
-        works.append(_Work(
-            _read_number(time, path, line, f"{part}'s time", _LONGEST_NS), "" if message == "NONE" else message,
-            _read_number(size, path, line, f"{part}'s bytes", _MOST_BYTES),
-        ))  # fmt: skip
-    after_ns = _read_number(words[-1], path, line, "what follows a message", _LONGEST_NS)
-    forward, inputs, weights = works
-    return _Layer(words[0], forward, inputs, weights, after_ns)
+    rows = [
+        CsvRow(path, number, titles, dict(zip(titles, words, strict=True)))
+        for number, words in lines[2:]
+    ]
+    check_cells(rows, _COLUMNS)
+    return [_read_layer(row) for row in rows]
+
+
+def _read_layer(row: CsvRow) -> _Layer:
+    works = (
+        _Work(*(row.cells[f"{part}'s {what}"] for what in ("time", "message", "bytes")))
+        for part in _PARTS
+    )
+    return _Layer(row.cells["name"], *works, row.cells["what follows a message"])
 
 
 def _read_number(word: str, path: Path, line: int, what: str, highest: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,7 +23,9 @@ from trioflow.trace.tensors import TensorRef
 
 _LIST = "GenericList["
 _TENSOR = "Tensor("
-_WRITTEN = re.compile(r"\([a-z]+!(?: -> [a-z*|]+)?\)")
+_ALIASES = re.compile(r"\([a-z*](?:\|[a-z])*(!?)(?: -> [a-z*|]+)?\)")
+"""What a signature says of an argument's memory: ``(a)``, or ``(a!)`` where it is written."""
+_LISTS = re.compile(r"\[[^\]]*\]|Dict\([^()]*\)")
 
 
 @dataclass(slots=True)
@@ -52,23 +55,10 @@ def written_arguments(schema: str) -> frozenset[int] | None:
     """Return the places of arguments that a signature, ``aten::add_.Tensor(Tensor(a!) self, ...)``, marks with ``!``."""
     if not schema:
         return None
-    depth, place, begin, found = 0, 0, 0, set()
-    opening = schema.find("(")
-    for at, character in enumerate(schema[opening + 1 :], opening + 1):
-        if character in "([":
-            depth += 1
-        elif character in ")]" and depth:
-            depth -= 1
-        elif character in ",)" and not depth:
-            argument = schema[max(begin, opening + 1) : at]
-            if _WRITTEN.search(argument):
-                found.add(place)
-            if character == ")":
-                break
-            if argument.strip() != "*":
-                place += 1
-            begin = at + 1
-    return frozenset(found)
+    plain = _LISTS.sub("", _ALIASES.sub(lambda match: match[1], schema))
+    arguments = plain.partition("(")[2].partition(")")[0].split(",")
+    places = [argument for argument in arguments if argument.strip() != "*"]
+    return frozenset(place for place, argument in enumerate(places) if "!" in argument)
 
 
 def read_nodes(path: str | Path) -> list[Node]:
@@ -201,19 +191,15 @@ UNDEFINED = ("nullptr (uninitialized)", "undefined", "Undefined", "")
 
 
 def _check_parents(nodes: Mapping[int, Node], path: str | Path) -> None:
-    """Refuse nodes that enclose one another."""
-    safe: set[int] = set()
-    for start in nodes:
-        seen: set[int] = set()
-        at = start
-        while at in nodes and at not in safe and at != nodes[at].parent:  # a root may name itself
-            if at in seen:
-                raise TraceError(
-                    f"node {at} encloses itself", file=path, place="nodes", fix="capture it again"
-                )
-            seen.add(at)
-            at = nodes[at].parent
-        safe |= seen
+    """Refuse nodes that enclose one another; a root may name itself."""
+    above = {key: {node.parent} - {key} for key, node in nodes.items()}
+    try:
+        TopologicalSorter(above).prepare()
+    except CycleError as error:
+        raise TraceError(
+            f"node {error.args[1][0]} encloses itself", file=path, place="nodes",
+            fix="capture it again",
+        ) from None  # fmt: skip
 
 
 T = TypeVar("T")
