@@ -31,7 +31,7 @@ from google.protobuf.message import DecodeError
 from trioflow.base.errors import TraceError
 from trioflow.base.input_files import check_file
 from trioflow.tables import CATEGORIES
-from trioflow.trace.profile.execution_trace import UNDEFINED
+from trioflow.trace.profile.execution_trace import TENSOR, UNDEFINED, list_tensors
 from trioflow.trace.profile.profiler_fields import element_bytes, element_type
 from trioflow.trace.tensors import TensorRef
 
@@ -283,7 +283,6 @@ _TYPE_NAMES = {number: name for name, number in NODE_TYPES.items() if number}
 _NEGATIVE = 1 << 63
 _LONGEST_US = 10**12
 """Eleven days: no node and no step of a training run takes longer."""
-_TENSOR, _LIST = "Tensor(", "GenericList["
 _MOST_ELEMENTS = 1 << 48
 """No memory of one device holds more."""
 _DEEPEST = 400
@@ -357,16 +356,8 @@ class ChakraNode:
         """Read one side's tensors, those in lists included."""
         categories = self.attributes.get(f"{OWN}{side[:-1]}_categories")
         try:
-            values, shapes, kinds = (read_text(text) for text in self.sides[side])
-            found: list[TensorRef] = []
-            for argument, (value, shape, word) in enumerate(
-                zip(values, shapes, kinds, strict=True)
-            ):
-                parts = [(value, shape, word)]
-                if word.startswith(_LIST) and _TENSOR in word:
-                    words = word[len(_LIST) : -1].split(",")
-                    parts = list(zip(value, shape, words, strict=True))
-                found += [_tensor(*part, argument) for part in parts if part[2].startswith(_TENSOR)]
+            columns = (read_text(text) for text in self.sides[side])
+            found = [_tensor(*part) for part in list_tensors(*columns)]
             if categories:
                 if not isinstance(categories, list) or not set(categories) <= {"", *CATEGORIES}:
                     raise ValueError(f"{categories!r:.60} are not categories")
@@ -408,7 +399,7 @@ def _tensor(value: Any, shape: Any, word: str, argument: int) -> TensorRef:
         raise ValueError(f"{value!r:.60} of shape {shape!r:.40} is not a tensor")
     if max(numbers) > _NEGATIVE - 1 or prod(shape) > _MOST_ELEMENTS:
         raise ValueError(f"{value!r:.60} of shape {shape!r:.40} fits no memory")
-    dtype, size = element_type(word[len(_TENSOR) : -1]), value[4]
+    dtype, size = element_type(word[len(TENSOR) : -1]), value[4]
     known = element_bytes(dtype)
     if dtype not in UNDEFINED and known is None:
         raise ValueError(f"unknown element type {dtype!r}")

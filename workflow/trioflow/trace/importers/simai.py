@@ -240,11 +240,11 @@ def _read_layers(lines: Sequence[tuple[int, list[str]]], path: Path) -> list[_La
 
 
 def _read_layer(row: CsvRow) -> _Layer:
-    works = (
+    forward, inputs, weights = (
         _Work(*(row.cells[f"{part}'s {what}"] for what in ("time", "message", "bytes")))
         for part in _PARTS
     )
-    return _Layer(row.cells["name"], *works, row.cells["what follows a message"])
+    return _Layer(row.cells["name"], forward, inputs, weights, row.cells["what follows a message"])
 
 
 def _read_number(word: str, path: Path, line: int, what: str, highest: int) -> int:

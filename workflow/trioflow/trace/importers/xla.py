@@ -29,7 +29,7 @@ from trioflow.hardware.device_sheet import find_sheet
 from trioflow.trace.assemble import ObservedOperator, assemble_trace
 from trioflow.trace.importers.options import ImportOptions, Reader
 from trioflow.trace.importers.ranks import list_files, read_head
-from trioflow.trace.profile.events import Event, charge_apart, is_communication
+from trioflow.trace.profile.events import Event, charge_apart, find_enclosing, is_communication
 from trioflow.trace.profile.json_stream import ListStream
 from trioflow.trace.store import Trace
 
@@ -202,15 +202,8 @@ def _find_operations(file: _File) -> tuple[Any, list[Event]]:
 
 def _without_containers(events: Iterable[Event]) -> list[Event]:
     """Return the operations that enclose no other on their thread, in order of start: a loop is its body."""
-    enclosing: dict[int, list[Event]] = {}
-    containers: set[int] = set()
     ordered = sorted(events, key=lambda e: (e.start_ns, -e.end_ns))
-    for event in ordered:
-        stack = enclosing.setdefault(event.thread, [])
-        while stack and event.start_ns >= stack[-1].end_ns:
-            stack.pop()
-        containers |= {id(stack[-1])} if stack else set()
-        stack.append(event)
+    containers = {id(above) for _, above in find_enclosing(ordered)}
     return [event for event in ordered if id(event) not in containers]
 
 

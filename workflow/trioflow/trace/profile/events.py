@@ -77,22 +77,23 @@ class Event:
             above = above.parent
 
 
-def nest(events: Iterable[Event]) -> list[Event]:
-    """Fill ``children`` by containment in time on each host thread; return the outermost events."""
-    roots: list[Event] = []
+def find_enclosing(events: Iterable[Event]) -> Iterator[tuple[Event, Event | None]]:
+    """Yield each event, by start, with the innermost one of its thread that runs when it begins."""
     open_events: dict[int, list[Event]] = {}
     for event in events:
-        if event.category not in HOST:
-            continue
         stack = open_events.setdefault(event.thread, [])
         while stack and event.start_ns >= stack[-1].end_ns:
             stack.pop()
-        if stack:
-            event.parent = stack[-1]
-            stack[-1].children.append(event)
-        else:
-            roots.append(event)
+        yield event, stack[-1] if stack else None
         stack.append(event)
+
+
+def nest(events: Iterable[Event]) -> list[Event]:
+    """Fill ``children`` by containment in time on each host thread; return the outermost events."""
+    roots: list[Event] = []
+    for event, above in find_enclosing(e for e in events if e.category in HOST):
+        event.parent = above
+        (roots if above is None else above.children).append(event)
     return roots
 
 

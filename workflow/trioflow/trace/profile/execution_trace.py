@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from math import prod
@@ -22,7 +22,7 @@ from trioflow.trace.profile.profiler_fields import (
 from trioflow.trace.tensors import TensorRef
 
 _LIST = "GenericList["
-_TENSOR = "Tensor("
+TENSOR = "Tensor("
 _ALIASES = re.compile(r"\([a-z*](?:\|[a-z])*(!?)(?: -> [a-z*|]+)?\)")
 """What a signature says of an argument's memory: ``(a)``, or ``(a!)`` where it is written."""
 _LISTS = re.compile(r"\[[^\]]*\]|Dict\([^()]*\)")
@@ -156,16 +156,18 @@ def _tensors(raw: Any, side: Mapping[str, Sequence[str]], devices: set[str]) -> 
         for key in side[word]:
             column = column[key]
         columns.append(column)
-    found: list[TensorRef] = []
-    for argument, (value, shape, kind) in enumerate(zip(*columns, strict=True)):
-        if kind.startswith(_TENSOR):
-            found.append(_tensor(value, shape, kind, argument, devices))
-        elif kind.startswith(_LIST) and _TENSOR in kind:
-            kinds = kind[len(_LIST) : -1].split(",")
-            for one, sizes, word in zip(value, shape, kinds, strict=True):
-                if word.startswith(_TENSOR):
-                    found.append(_tensor(one, sizes, word, argument, devices))
-    return found
+    return [_tensor(*part, devices) for part in list_tensors(*columns)]
+
+
+def list_tensors(
+    values: Iterable[Any], shapes: Iterable[Any], kinds: Iterable[str]
+) -> Iterator[tuple[Any, Any, str, int]]:
+    """Yield value, shape, type and argument of the tensors among a node's values, those in lists included."""
+    for argument, (value, shape, kind) in enumerate(zip(values, shapes, kinds, strict=True)):
+        parts = [(value, shape, kind)]
+        if kind.startswith(_LIST) and TENSOR in kind:
+            parts = list(zip(value, shape, kind[len(_LIST) : -1].split(","), strict=True))
+        yield from ((*part, argument) for part in parts if part[2].startswith(TENSOR))
 
 
 def _tensor(value: Any, shape: Any, kind: str, argument: int, devices: set[str]) -> TensorRef:
@@ -174,7 +176,7 @@ def _tensor(value: Any, shape: Any, kind: str, argument: int, devices: set[str])
     sizes = tuple(_whole(part) for part in shape)
     if any(part < 0 for part in sizes) or elements < 0:
         raise ValueError(f"negative size in {shape}")
-    dtype = element_type(kind[len(_TENSOR) : -1])
+    dtype = element_type(kind[len(TENSOR) : -1])
     if dtype not in UNDEFINED:
         if element_bytes(dtype) is None:
             raise _UnknownTypeError(repr(dtype))

@@ -21,7 +21,7 @@ MOST_EXPANSION = 200
 """Characters of a byte of a gzipped file; profiles have some 20, one character again and again 1,000."""
 _NEAR_END = 24
 """A cut word or number shows its error this close to the end of what was read."""
-_SPACE = " \t\r\n"
+_BLANK = re.compile(r"[ \t\r\n]*")
 BLOCK = 1 << 17
 """Characters of entries that are decoded at once."""
 _FEW = 256
@@ -146,12 +146,9 @@ class ListStream:
     def _peek(self) -> str:
         """Return the next character that is not a space; empty at the end of the file."""
         while True:
-            while self._at < len(self._text):
-                if self._text[self._at] not in _SPACE:
-                    return self._text[self._at]
-                self._at += 1
-            if not self._more():
-                return ""
+            self._at = _BLANK.match(self._text, self._at).end()  # type: ignore[union-attr]
+            if self._at < len(self._text) or not self._more():
+                return self._text[self._at : self._at + 1]
 
     def _decode(self) -> Any:
         """Return the next value, reading on until it is whole."""

@@ -26,6 +26,7 @@ from trioflow.trace.profile.events import (
     calls_collective,
     charge_apart,
     communication_streams,
+    find_enclosing,
     index_kernels,
     is_communication,
     is_host_copy,
@@ -181,8 +182,7 @@ def load_step(profile: Profile, span: Span) -> Step:
     during = profile.events(rows[profile.is_category(*HOST)[rows]])
     later = kineto_words("asynchronous")  # these outlast the call that began them
     host = [e for e in during if not e.name.startswith(later)]
-    _check_ids(host, profile.path)
-    _check_nesting(host, profile.path)
+    _check_calls(host, profile.path)
     roots = nest(host)
     root = next((e for e in roots if _is_span(e, span)), None)
     if root is None:
@@ -203,42 +203,37 @@ def _is_span(event: Event, span: Span) -> bool:
     return (event.name, event.start_ns, event.end_ns) == limits
 
 
-def _check_ids(events: Sequence[Event], path: Path) -> None:
-    """Refuse two calls of one number."""
+def _check_calls(events: Sequence[Event], path: Path) -> None:
+    """Refuse two calls of one number, and calls of one thread of which one begins inside another and ends outside it."""
+    calls = [e for e in events if e.category in ("cpu_op", "user_annotation")]
     for word in ("record_id", "external_id"):
-        seen: dict[int, Event] = {}
-        for event in events:
-            number = getattr(event, word)
-            if not number or event.category not in ("cpu_op", "user_annotation"):
-                continue
-            if number in seen:
-                raise TraceError(
-                    f"the {word.replace('_', ' ')} {number} stands on {seen[number].name!r} and"
-                    f" {event.name!r}",
-                    file=path, place=f"time {event.start_ns} ns", fix="capture it again",
-                )  # fmt: skip
-            seen[number] = event
-
-
-def _check_nesting(events: Sequence[Event], path: Path) -> None:
-    """Refuse calls of one thread of which one begins inside another and ends outside it."""
-    open_events: dict[int, list[Event]] = {}
-    for event in events:
-        stack = open_events.setdefault(event.thread, [])
-        while stack and event.start_ns >= stack[-1].end_ns:
-            stack.pop()
-        if stack and event.end_ns > stack[-1].end_ns + ROUNDING_NS:
+        keys = ((getattr(e, word) or None, e) for e in calls)
+        _refuse_twice(keys, word.replace("_", " "), path)
+    for event, above in find_enclosing(events):
+        if above is not None and event.end_ns > above.end_ns + ROUNDING_NS:
             raise TraceError(
-                f"{event.name!r} begins inside {stack[-1].name!r} and ends"
-                f" {event.end_ns - stack[-1].end_ns} ns after it",
+                f"{event.name!r} begins inside {above.name!r} and ends"
+                f" {event.end_ns - above.end_ns} ns after it",
                 file=path, place=f"time {event.start_ns} ns", fix="capture it again",
             )  # fmt: skip
-        stack.append(event)
+
+
+def _refuse_twice(keys: Iterable[tuple[Any, Event]], what: str, path: Path) -> None:
+    """Refuse two events of one key; None for an event without."""
+    seen: dict[Any, Event] = {}
+    for key, event in keys:
+        if key is not None and seen.setdefault(key, event) is not event:
+            raise TraceError(
+                f"{what} {key} stands on {seen[key].name!r} and {event.name!r}",
+                file=path, place=f"time {event.start_ns} ns", fix="capture it again",
+            )  # fmt: skip
 
 
 def _join_device(profile: Profile, span: Span, launches: Sequence[Event], step: Step) -> None:
     """Fill in the step's kernels, by the number of their launch."""
-    _check_launches(launches, profile.path)
+    for category in LAUNCHES:
+        keys = ((e.correlation, e) for e in launches if e.category == category)
+        _refuse_twice(keys, "correlation", profile.path)
     numbers = np.array(
         sorted({e.correlation for e in launches if e.correlation is not None}), dtype=np.int64
     )
@@ -341,21 +336,6 @@ def _add_unjoined(step: Step) -> None:
         kernel.parent = step.operators[place - 1].parent if place else step.root
         step.operators.insert(place, kernel)
         step.launched.insert(place, [kernel])
-
-
-def _check_launches(launches: Sequence[Event], path: Path) -> None:
-    """Refuse two calls of one kind under one number."""
-    seen: dict[tuple[str, int], Event] = {}
-    for event in launches:
-        if event.correlation is None:
-            continue
-        key = (event.category, event.correlation)
-        if key in seen:
-            raise TraceError(
-                f"correlation {event.correlation} stands on {seen[key].name!r} and {event.name!r}",
-                file=path, place=f"time {event.start_ns} ns", fix="capture it again",
-            )  # fmt: skip
-        seen[key] = event
 
 
 def _check_device(
