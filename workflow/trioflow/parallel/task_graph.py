@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -68,9 +68,8 @@ class GraphMetadata:
     operator_times: TimesOrigin | None = None
 
     def __post_init__(self) -> None:
-        interval = self.compute_interval
-        numbers = [value for value in interval if isinstance(value, int | float)]
-        if not len(numbers) == len(interval) == 2 or not 0 < interval[0] <= interval[1] < math.inf:
+        low, high = interval = self.compute_interval
+        if not 0 < low <= high < math.inf:
             raise InputError(
                 f"{interval!r} is not an interval of compute factors",
                 place="compute_interval",
@@ -90,61 +89,30 @@ class GraphMetadata:
         """Return what a file's metadata say; TableError when a key is missing, unknown or of the wrong kind or value."""
         if not raw:
             return UNKNOWN
-        found = _read_cells(cls, raw, ("experiment", "operator_times"), file, "metadata")
-        columns = [cell.name for cell in fields(Plan) if cell.default is not MISSING]
-        found["plan"] = Plan(**_read_cells(Plan, found["plan"], columns, file, "metadata plan"))
-        if "operator_times" in found:
-            cells = found["operator_times"]
-            cells = _read_cells(TimesOrigin, cells, (), file, "metadata operator_times")
-            found["operator_times"] = TimesOrigin(**cells)
+        import msgspec
+
+        for cells, kind, place in (
+            (raw, cls, "metadata"),
+            (raw.get("plan", ()), Plan, "metadata plan"),
+        ):
+            for key in sorted({*cells} - {cell.name for cell in fields(kind)}):
+                raise TableError(f"unknown key {key!r}", file=file, place=place, fix=_REMAKE)
+        for key in sorted({cell.name for cell in fields(cls)} - raw.keys() - _OF_EXPERIMENTS):
+            raise TableError(f"no key {key!r}", file=file, place="metadata", fix=_REMAKE)
         try:
-            return cls(**{**found, "compute_interval": tuple(found["compute_interval"])})
+            return msgspec.convert(raw, cls)
+        except msgspec.ValidationError as error:
+            problem, _, place = str(error).partition(" - at `$.")
+            place = f"metadata {place.rstrip('`')}"
         except InputError as error:
-            place = f"metadata {error.place}"
-            raise TableError(error.problem, file=file, place=place, fix=_REMAKE) from None
+            problem, place = error.problem, f"metadata {error.place}"
+        raise TableError(problem, file=file, place=place, fix=_REMAKE)
 
 
 UNKNOWN = GraphMetadata()
 """Of a graph that was put together by hand."""
 _REMAKE = "make the task graph again"
-_IN_JSON: dict[Any, tuple[Any, ...]] = {
-    bool: (bool,),
-    int: (int,),
-    float: (int, float),
-    str: (str,),
-    list: (list,),
-    tuple: (list,),
-    dict: (dict,),
-    Plan: (dict,),
-    str | None: (str,),
-    TimesOrigin | None: (dict,),
-}
-"""Types of a JSON value by the type of the attribute that it becomes."""
-
-
-def _read_cells(
-    kind: type[Any], raw: Mapping[str, Any], optional: Collection[str], file: str | Path, place: str
-) -> dict[str, Any]:
-    """Return the entries of a JSON object that a dataclass is made from, each of its type."""
-    hints = get_type_hints(kind)
-    for key in raw:
-        if key not in hints:
-            raise TableError(f"unknown key {key!r}", file=file, place=place, fix=_REMAKE)
-    for name, hint in hints.items():
-        if name not in raw:
-            if name in optional:
-                continue
-            raise TableError(f"no key {name!r}", file=file, place=place, fix=_REMAKE)
-        expected = _IN_JSON.get(get_origin(hint)) or _IN_JSON[hint]
-        value = raw[name]
-        if not isinstance(value, expected) or (isinstance(value, bool) and bool not in expected):
-            raise TableError(
-                f"{value!r:.60} does not have the type {expected[0].__name__}",
-                file=file,
-                place=f"{place} {name}",
-                fix=_REMAKE,
-            )
-    return dict(raw)
+_OF_EXPERIMENTS = {"experiment", "operator_times"}
 
 
 @dataclass

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -61,10 +62,10 @@ from trioflow.parallel.splits.tensor_split import (
 )
 from trioflow.parallel.splits.updates import (
     find_owners,
+    place_parameters,
     predict_elementwise,
     share_storages,
     split_updates,
-    spread_updates,
     upkeep_phase,
 )
 from trioflow.parallel.splits.vocabulary import prepare_split
@@ -381,7 +382,7 @@ class Outline:
             trace, reference.operators, find_launch_s(self.platform.host, trace.facts)
         )
         units = self.units_of(trace)
-        operator, unit, share = self.keep(("spread", id(trace)), spread_updates, trace, units)
+        operator, unit, share = self.keep(("spread", id(trace)), _spread_updates, trace, units)
         place = unit * 3 + self._phases_of(trace)[operator]
         device, host = (
             _sum(place, values[operator] * share, self.units * 3).reshape(-1, 3)
@@ -556,3 +557,23 @@ def style_of(plan: Plan) -> tuple[int | str | bool, ...]:
 def _sum(places: NDArray[np.int64], values: Floats, count: int) -> Floats:
     """Return the sum of values at each place."""
     return np.bincount(places, values, count).astype(np.float64)
+
+
+def _spread_updates(
+    trace: Trace, unit_of: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+    """Return the parts of all operators: which operator, in which unit of those it updates, and the part of its work."""
+    parts = {op: {int(unit): 1.0} for op, unit in enumerate(unit_of)}
+    placed = place_parameters(trace, unit_of, {})
+    owners = find_owners(trace).of_operator
+    bytes_of = [p.size_bytes for p in list_parameters(trace)] if owners else []
+    for op, mine in owners.items():
+        sizes = Counter[int]()
+        for index in mine:
+            for unit in placed[index]:
+                sizes[unit] += bytes_of[index]
+        if len(sizes) > 1:
+            parts[op] = {unit: size / sizes.total() for unit, size in sizes.items()}
+    rows = [(op, unit, share) for op, at in parts.items() for unit, share in at.items()]
+    operators, units, shares = zip(*rows, strict=True)
+    return np.array(operators), np.array(units), np.array(shares)

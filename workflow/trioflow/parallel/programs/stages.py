@@ -83,7 +83,7 @@ class StageWorks:
     mode: str = TRAIN
     extrapolated: bool = False
     placed: list[frozenset[int]] = field(default_factory=list)
-    _known: dict[Any, tuple[float, float, float, bool]] = field(default_factory=dict)
+    _known: dict[Any, dict[str, NDArray[Any]]] = field(default_factory=dict)
 
     def build(self, split: TensorSplit, cut: list[list[str]]) -> list[StageWork]:
         """Return the work of each stage, whose units ``cut`` lists."""
@@ -382,34 +382,28 @@ class StageWorks:
         if self.schedule.micro_batches > 1:
             work.scale_s = self._elementwise_s("aten::div_", sizes, 1)
 
-    def _elementwise_s(self, name: str, sizes: Sequence[int], reads: int, times: int = 1) -> float:
-        """Predict one upkeep of gradients, and remember how sure that is."""
+    def _predict(
+        self, name: str, sizes: Sequence[int], reads: int, times: int = 1
+    ) -> NDArray[np.float64]:
+        """Predict an operator over some buffers, one by one, and remember how sure that is."""
         key = (name, tuple(sizes), reads)
         if key not in self._known:  # Layers that are alike have buckets that are.
             phase = upkeep_phase(self.trace)
-            predicted = predict_elementwise(self.model, name, sizes, reads, phase)
-            time_s, low_s, high_s = (predicted[c] for c in ("time_s", "low_s", "high_s"))
-            beyond = bool(predicted["extrapolated"].any())
-            spread_s = (float((time_s - low_s).sum()), float((high_s - time_s).sum()))
-            self._known[key] = (float(time_s.sum()), *spread_s, beyond)
-        upkeep_s, below_s, above_s, beyond = self._known[key]
-        self.spread_s[0] += times * below_s
-        self.spread_s[1] += times * above_s
+            self._known[key] = predict_elementwise(self.model, name, sizes, reads, phase)
+        time_s, low_s, high_s, beyond = self._known[key].values()
+        self.spread_s[0] += times * float((time_s - low_s).sum())
+        self.spread_s[1] += times * float((high_s - time_s).sum())
         self.predicted |= bool(sizes)
-        self.extrapolated |= beyond
-        return upkeep_s
+        self.extrapolated |= bool(beyond.any())
+        return time_s
+
+    def _elementwise_s(self, name: str, sizes: Sequence[int], reads: int, times: int = 1) -> float:
+        """Predict one upkeep of gradients, all buffers together."""
+        return float(self._predict(name, sizes, reads, times).sum())
 
     def copies_s(self, sizes: Sequence[int]) -> list[float]:
-        """Predict the copies of some buffers, one by one, and remember how sure that is."""
-        if not sizes:
-            return []
-        phase = upkeep_phase(self.trace)
-        predicted = predict_elementwise(self.model, "aten::copy_", sizes, 2, phase)
-        self.spread_s[0] += float((predicted["time_s"] - predicted["low_s"]).sum())
-        self.spread_s[1] += float((predicted["high_s"] - predicted["time_s"]).sum())
-        self.predicted = True
-        self.extrapolated |= bool(predicted["extrapolated"].any())
-        return [float(value) for value in predicted["time_s"]]
+        """Predict the copies of some buffers, one by one."""
+        return [float(value) for value in self._predict("aten::copy_", sizes, 2)]
 
     def interval(self, operators_s: float) -> tuple[float, float]:
         """Return what predicted upkeep adds to the interval of a rank's compute, ``operators_s`` a micro-batch."""

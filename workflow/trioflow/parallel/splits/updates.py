@@ -6,7 +6,6 @@ parameters.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -303,26 +302,6 @@ def place_parameters(
             if around:
                 found[parameter.name] = frozenset([stages[max(around, key=len)]])
     return [found.get(p.name, frozenset()) for p in parameters]
-
-
-def spread_updates(
-    trace: Trace, unit_of: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-    """Return the parts of all operators: which operator, in which unit of those it updates, and the part of its work."""
-    parts = {op: {int(unit): 1.0} for op, unit in enumerate(unit_of)}
-    placed = place_parameters(trace, unit_of, {})
-    owners = find_owners(trace).of_operator
-    bytes_of = [p.size_bytes for p in list_parameters(trace)] if owners else []
-    for op, mine in owners.items():
-        sizes = Counter[int]()
-        for index in mine:
-            for unit in placed[index]:
-                sizes[unit] += bytes_of[index]
-        if len(sizes) > 1:
-            parts[op] = {unit: size / sizes.total() for unit, size in sizes.items()}
-    rows = [(op, unit, share) for op, at in parts.items() for unit, share in at.items()]
-    operators, units, shares = zip(*rows, strict=True)
-    return np.array(operators), np.array(units), np.array(shares)
 
 
 def upkeep_phase(trace: Trace) -> str:
