@@ -29,7 +29,7 @@ from trioflow.base.precision_recipes import PYTORCH
 from trioflow.base.provenance import PACKAGE
 from trioflow.base.shipped import read_table
 from trioflow.parallel.remembered import remembered, tensor_bytes
-from trioflow.parallel.splits.pipeline import loss_operators
+from trioflow.parallel.splits.pipeline import is_inside, loss_operators
 from trioflow.parallel.splits.routing import find_expert_modules
 from trioflow.tables import records
 from trioflow.trace.store import Trace, pipeline_units
@@ -235,7 +235,7 @@ def list_units(trace: Trace) -> list[list[int]]:
     ]
     regions = []
     for paths in pipeline_units(trace).values():
-        inside = [op for op, module in forward if _is_inside(module, paths)]
+        inside = [op for op, module in forward if is_inside(module, paths)]
         if inside:
             regions.append([op for op, _ in forward if inside[0] <= op <= inside[-1]])
     return regions
@@ -257,16 +257,12 @@ def _list_modules(trace: Trace, words: Sequence[str]) -> list[list[int]]:
             if at := re.match(rf"({MODULES[word]})(\.|$)", str(module)):
                 inside.setdefault(at[1], []).append(int(op_id))
         for path, ops in inside.items():
-            if word == "shared_experts" or any(_is_inside(m, [path]) for m in experts) == (
+            if word == "shared_experts" or any(is_inside(m, [path]) for m in experts) == (
                 word == "moe"
             ):
                 spans.append(list(range(ops[0], ops[-1] + 1)))
     outer = [s for s in spans if not any(o[0] <= s[0] and s[-1] <= o[-1] and o != s for o in spans)]
     return sorted(outer)
-
-
-def _is_inside(module: str, paths: Sequence[str]) -> bool:
-    return any(module == path or module.startswith(f"{path}.") for path in paths)
 
 
 def _list_attentions(trace: Trace) -> list[list[int]]:

@@ -50,8 +50,7 @@ from trioflow.parallel.plan import (
 )
 from trioflow.parallel.programs.actions import plan_activations, read_host_rates, size_update
 from trioflow.parallel.programs.builder import ProgramBuilder, RankProgram
-from trioflow.parallel.programs.sharded import UnitRank
-from trioflow.parallel.programs.staged import PartitionedRank, StagedRank
+from trioflow.parallel.programs.staged import PartitionedRank, StagedRank, UnitRank
 from trioflow.parallel.programs.stages import StageWorks
 from trioflow.parallel.reference import (
     OperatorTimes,

@@ -22,7 +22,7 @@ from trioflow.parallel.backward import (
 )
 from trioflow.parallel.programs.blocks import size_attentions
 from trioflow.parallel.programs.builder import ShardedWork, StageWork
-from trioflow.parallel.programs.sharded import cost_units
+from trioflow.parallel.programs.staged import cost_units
 from trioflow.parallel.schedules.table import (
     BACKWARD_WEIGHT,
     FORWARD_ONLY,

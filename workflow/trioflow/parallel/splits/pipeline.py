@@ -270,6 +270,11 @@ def find_scaled(trace: Trace) -> frozenset[int]:
     return frozenset(tensors.loc[twin, "storage_id"].tolist())
 
 
+def is_inside(module: str, paths: Sequence[str]) -> bool:
+    """Return whether a module, or a parameter, is one of some paths or inside one."""
+    return any(module == path or module.startswith(f"{path}.") for path in paths)
+
+
 @remembered
 def assign_units(trace: Trace) -> NDArray[np.int64]:
     """Return each operator's unit, as an index; PlanError when the trace does not say where its model can be cut.
@@ -288,7 +293,7 @@ def assign_units(trace: Trace) -> NDArray[np.int64]:
 
     def find(module: str) -> int:
         if module not in found:
-            matches = (i for path, i in paths if module == path or module.startswith(f"{path}."))
+            matches = (i for path, i in paths if is_inside(module, [path]))
             found[module] = next(matches, -1)
         return found[module]
 
@@ -454,10 +459,7 @@ def loss_operators(trace: Trace) -> set[int]:
     """Return the forward operators behind the last module: the loss, which no stage recomputes."""
     paths = [path for modules in pipeline_units(trace).values() for path in modules]
     forward = trace.operators[trace.operators["phase"] == "forward"]
-    inside = [
-        any(module == path or module.startswith(f"{path}.") for path in paths)
-        for module in forward["module"]
-    ]
+    inside = [is_inside(module, paths) for module in forward["module"]]
     last = max((index for index, found in enumerate(inside) if found), default=len(inside) - 1)
     return {int(op) for op in forward["op_id"].to_numpy()[last + 1 :]}
 

@@ -30,6 +30,7 @@ from trioflow.parallel.splits.pipeline import (
     Parameter,
     assign_units,
     find_tied,
+    is_inside,
     list_parameters,
     loss_operators,
 )
@@ -101,7 +102,7 @@ def build_units(
         for index, (name, paths) in enumerate(units.items())
         if 0 < index < len(units) - 1
         and index not in shared
-        and any(owner[p.name] == index and _is_inside(p.name, paths) for p in parameters)
+        and any(owner[p.name] == index and is_inside(p.name, paths) for p in parameters)
     ]
     made = [
         _place_unit(
@@ -195,13 +196,13 @@ def _find_units(trace: Trace) -> dict[str, list[str]]:
         alike = [set(held) for held in inside.values() if any("." in name for name in held)]
         # The first of several often has a parameter more.
         if any(one <= other or other <= one for one, other in pairwise(alike)):
-            blocks += [block for block in inside if not _is_inside(block, blocks)]
+            blocks += [block for block in inside if not is_inside(block, blocks)]
     modules = dict.fromkeys(str(module) for module in trace.operators["module"])
-    if not blocks or not all(any(_is_inside(m, [block]) for m in modules) for block in blocks):
+    if not blocks or not all(any(is_inside(m, [block]) for m in modules) for block in blocks):
         return {}
-    first = next(i for i, name in enumerate(names) if _is_inside(name, blocks))
+    first = next(i for i, name in enumerate(names) if is_inside(name, blocks))
     before, behind = (
-        list(dict.fromkeys(n.rpartition(".")[0] for n in part if not _is_inside(n, blocks)))
+        list(dict.fromkeys(n.rpartition(".")[0] for n in part if not is_inside(n, blocks)))
         for part in (names[:first], names[first:])
     )
     return {"before": before, **{block: [block] for block in blocks}, "behind": behind}
@@ -218,11 +219,7 @@ def describe_units(trace: Trace) -> str:
 
 
 def _find_unit(name: str, units: dict[str, list[str]]) -> int:
-    return next((i for i, paths in enumerate(units.values()) if _is_inside(name, paths)), -1)
-
-
-def _is_inside(path: str, paths: Sequence[str]) -> bool:
-    return any(path == outer or path.startswith(f"{outer}.") for outer in paths)
+    return next((i for i, paths in enumerate(units.values()) if is_inside(name, paths)), -1)
 
 
 @remembered
@@ -239,9 +236,9 @@ def _place_unit(
     trace: Trace, name: str, paths: list[str], parameters: list[Parameter]
 ) -> ShardedUnit:
     """Find a unit's operators: those of its modules that have parameters."""
-    wrapped = [path for path in paths if any(_is_inside(p.name, [path]) for p in parameters)]
+    wrapped = [path for path in paths if any(is_inside(p.name, [path]) for p in parameters)]
     rows, modules = _list_operators(trace)
-    mine = {module for module in modules if _is_inside(module, wrapped)}
+    mine = {module for module in modules if is_inside(module, wrapped)}
     forward, backward, known = [], [], set()
     for op_id, phase, module, forward_op_id in rows:
         if phase == "forward" and module in mine:
