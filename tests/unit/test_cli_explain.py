@@ -98,7 +98,7 @@ def test_nccl_tests_tell_the_network_between_nodes(
     [
         (["{log}"], "the run's machine is missing; add --platform NAME|FILE"),
         (["{table}", *ALONE], "the table's rows hold what was run; leave the rest out"),
-        (["{log}", *ALONE, "--output", "fit.json"], "--output fit.json is no platform file"),
+        (["{log}", *ALONE, "--output", "fit.json"], "--output fit.json: unknown ending"),
         (["{log}", "--platform", "cpu2-gloo"], "no TRACE was given"),
         (["{nothing}", *ALONE], "no such file"),
     ],
