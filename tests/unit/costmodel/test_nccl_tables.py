@@ -15,11 +15,7 @@ from trioflow.costmodel.collectives.nccl_tests import COLUMNS, import_nccl_tests
 from trioflow.costmodel.collectives.platform import load_platform_collectives
 from trioflow_evaluation.fits.collectives import (
     PUBLIC_TABLES,
-    read_aiconfigurator,
-    read_vidur_all_reduce,
-    read_vidur_network,
-    read_vidur_send,
-    read_vtrain,
+    PublicTable,
 )
 
 LOG = """\
@@ -162,6 +158,10 @@ def test_one_command_makes_a_log_a_model(
     assert target.read_bytes() == before
 
 
+def read_public(form: str, path: Path, ranks: str = "2", nodes: str = "1") -> pd.DataFrame:
+    return PublicTable(path.name, "some", "box", form, ranks, nodes).read(path)
+
+
 def write_aiconfigurator(path: Path, **changes: object) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     frame = pd.DataFrame(
@@ -180,7 +180,7 @@ def write_aiconfigurator(path: Path, **changes: object) -> Path:
 
 def test_aiconfigurator_counts_elements_and_repeats_keys(tmp_path: Path) -> None:
     path = write_aiconfigurator(tmp_path / "2.27.3" / "nccl_perf.parquet")
-    frame = read_aiconfigurator(path, "h100-sxm", "some")
+    frame = read_public("aiconfigurator", path)
     assert frame["message_bytes"].tolist() == [1024, 1024, 8192]  # elements of two bytes
     assert frame["round"].tolist() == [0, 1, 0]
     assert frame["time_ns"].tolist() == [15_000, 17_000, 6_000]
@@ -191,9 +191,9 @@ def test_aiconfigurator_counts_elements_and_repeats_keys(tmp_path: Path) -> None
 def test_aiconfigurator_without_a_version_takes_the_folders(tmp_path: Path) -> None:
     path = write_aiconfigurator(tmp_path / "2.23" / "nccl_perf.parquet")
     pd.read_parquet(path).drop(columns="version").to_parquet(path)
-    assert set(read_aiconfigurator(path, "h100-sxm", "some")["library"]) == {"NCCL 2.23"}
-    with pytest.raises(TableError, match="column op_name: unknown operation 'all_fuse'"):
-        read_aiconfigurator(write_aiconfigurator(path, op_name="all_fuse"), "h100-sxm", "some")
+    assert set(read_public("aiconfigurator", path)["library"]) == {"NCCL 2.23"}
+    with pytest.raises(TableError, match="row 0: all_fuse"):
+        read_public("aiconfigurator", write_aiconfigurator(path, op_name="all_fuse"))
 
 
 def test_vtrain_holds_two_times_under_one_name(tmp_path: Path) -> None:
@@ -202,10 +202,11 @@ def test_vtrain_holds_two_times_under_one_name(tmp_path: Path) -> None:
         "size(B),count,type,time(ns),busbw(GB/s),time(ns),busbw(GB/s)\n"
         "1048576,262144,float,63910,21.88,63500,22.02\n"
     )
-    frame = read_vtrain(path, "a100-sxm", "some")
+    frame = read_public("vtrain", path, ranks="3")
     assert frame[["ranks", "round", "time_ns"]].values.tolist() == [[3, 0, 63910], [3, 1, 63500]]
-    with pytest.raises(TableError, match="does not give the ranks"):
-        read_vtrain(path.rename(tmp_path / "table"), "a100-sxm", "some")
+    path.write_text("size(B),time(ns)\n1048576,63910\n")
+    with pytest.raises(TableError, match="no column"):
+        read_public("vtrain", path, ranks="3")
 
 
 def test_vidur_divides_sends_by_the_workers_and_drops_empty_ones(tmp_path: Path) -> None:
@@ -214,7 +215,7 @@ def test_vidur_divides_sends_by_the_workers_and_drops_empty_ones(tmp_path: Path)
         "time_stats.send_recv.median,n_embd,num_tokens,rank,num_tensor_parallel_workers\n"
         "0.08,4096,0,0,1\n0.10,4096,4,0,1\n0.09,4096,8,0,2\n"
     )
-    frame = read_vidur_send(path, "a40", "some")
+    frame = read_public("vidur send", path, nodes="2")
     assert frame["message_bytes"].tolist() == [32768, 32768]
     assert frame["round"].tolist() == [0, 1]
     assert set(frame["nodes"]) == {2}
@@ -222,7 +223,7 @@ def test_vidur_divides_sends_by_the_workers_and_drops_empty_ones(tmp_path: Path)
     reduce.write_text(
         "time_stats.all_reduce.median,rank,num_workers,n_embd,num_tokens\n0.1,0,8,4096,1\n"
     )
-    assert read_vidur_all_reduce(reduce, "a40", "some")["message_bytes"].tolist() == [8192]
+    assert read_public("vidur all_reduce", reduce)["message_bytes"].tolist() == [8192]
 
 
 def test_vidur_networks_tell_nodes_by_devices(tmp_path: Path) -> None:
@@ -230,7 +231,7 @@ def test_vidur_networks_tell_nodes_by_devices(tmp_path: Path) -> None:
     path.write_text(
         "time_stats.all_reduce.median,num_workers,size,devices_per_node\n0.065,16,2048,8\n"
     )
-    row = read_vidur_network(path, "a100-sxm", "some").iloc[0]
+    row = read_public("vidur network all_reduce", path).iloc[0]
     assert (row["ranks"], row["nodes"], row["message_bytes"], row["time_ns"]) == (
         16,
         2,

@@ -2,17 +2,14 @@
 
 Public measurements of NCCL, each format read into one table of samples.
 
-Every reader returns the columns of ``tables.COLLECTIVE_SAMPLES`` and two more: ``nodes`` (machines
-that the ranks are spread over) and ``dataset`` (name in the catalogue of public data). Message
-sizes follow ``tables.TASKS``: a rank's buffer, the whole result of an all_gather, the whole input
-of a reduce_scatter, which is also what nccl-tests calls size.
-
-A user's own nccl-tests logs (``all_reduce_perf`` and its like), text or JSON, read into samples.
+Samples have the columns of ``tables.COLLECTIVE_SAMPLES`` and two more: ``nodes`` (machines that the ranks are spread
+over) and ``dataset`` (name in the catalogue of public data). Message sizes follow ``tables.TASKS``: a rank's buffer, the
+whole result of an all_gather, the whole input of a reduce_scatter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,14 +17,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 from trioflow import __version__
 from trioflow.base.errors import InputError, TableError
 from trioflow.base.provenance import digest_file, write_json
-from trioflow.base.shipped import read_own_records
-from trioflow.base.units import ms_to_ns
+from trioflow.base.shipped import read_own_records, read_own_table
 from trioflow.costmodel.collectives.between_nodes import BetweenNodes, NodeCurve
-from trioflow.costmodel.collectives.model import wire_factor
+from trioflow.costmodel.collectives.model import COLLECTIVES, wire_factor
 from trioflow.costmodel.collectives.nccl import NcclMachine, load_constants
 from trioflow.costmodel.collectives.nccl_tests import COLUMNS, UNKNOWN_VERSION
 from trioflow.costmodel.collectives.platform import PlatformCollectives, fit_platform_collectives
@@ -37,16 +32,10 @@ from trioflow_evaluation import DATA
 
 KEY = ["dataset", "platform", "library", "collective", "ranks", "nodes", "message_bytes"]
 
-_AICONFIGURATOR_NAMES = {
-    "all_reduce": "all_reduce",
-    "all_gather": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "alltoall": "all_to_all",
-}
-ELEMENT_BYTES = {"half": 2, "int8": 1}
 
-_VIDUR_ELEMENT_BYTES = 2
-"""vidur moves activations in half precision."""
+_NAMES = {"alltoall": "all_to_all"}
+"""What tables call a collective otherwise."""
+_FORMATS = read_own_records(f"{DATA}/fits/collective_formats")
 
 
 @dataclass(frozen=True)
@@ -56,206 +45,61 @@ class PublicTable:
     key: str  # ``<owner>+<repository>/<path>``, as in a data mirror
     dataset: str  # Its name in the catalogue
     platform: str  # Machine that was measured
-    read: Callable[[Path, str, str], pd.DataFrame]  # Reader of its format
+    format: str  # Name in ``collective_formats.toml``
+    ranks: str  # Where no column gives them
+    nodes: str
 
+    def read(self, path: Path) -> pd.DataFrame:
+        """Return a file's samples: the columns ``COLUMNS``, repeats of a key as rounds.
 
-def read_aiconfigurator(path: Path, platform: str, dataset: str) -> pd.DataFrame:
-    """Read the ``half`` rows of AIConfigurator's ``.../nccl/<version>/nccl_perf.parquet``.
-
-    ``message_size`` counts elements, ``latency`` is in ms; a key held twice gives two rounds. The
-    version is that of the rows, which can differ from the folder's, which stands in where rows have
-    none. Raises TableError when a column is missing or an operation is unknown.
-    """
-    try:
-        frame = pq.read_table(path).to_pandas()
-    except (pa.ArrowException, OSError) as error:
-        raise TableError(f"not a readable Parquet file ({error})", file=path) from None
-    _require(frame, ("nccl_dtype", "num_gpus", "message_size", "op_name", "latency"), path)
-    frame = frame[frame["nccl_dtype"] == "half"]
-    unknown = sorted(set(frame["op_name"]) - set(_AICONFIGURATOR_NAMES))
-    if unknown:
-        raise TableError(
-            f"unknown operation {unknown[0]!r}", file=path, place="column op_name",
-            fix=f"known are {', '.join(_AICONFIGURATOR_NAMES)}",
-        )  # fmt: skip
-    version = frame["version"] if "version" in frame.columns else path.parent.name
-    return _samples(
-        pd.DataFrame(
-            {
-                "platform": platform,
-                "library": "NCCL " + pd.Series(version, index=frame.index).astype(str),
-                "collective": frame["op_name"].map(_AICONFIGURATOR_NAMES),
-                "ranks": frame["num_gpus"],
-                "message_bytes": frame["message_size"] * ELEMENT_BYTES["half"],
-                "time_ns": frame["latency"].map(ms_to_ns),
-                "nodes": 1,
-                "dataset": dataset,
-            }
-        ),
-        path,
-    )
-
-
-def read_vtrain(path: Path, platform: str, dataset: str) -> pd.DataFrame:
-    """Read vTrain's ``AR_GPU<n>_...`` table of nccl-tests; times in ns, out of place then in place.
-
-    Raises TableError when a column is missing, or the file's name does not give the ranks.
-    """
-    digits = path.name.removeprefix("AR_GPU").partition("_")[0]
-    if not (path.name.startswith("AR_GPU") and digits.isdigit()):
-        raise TableError("the name does not give the ranks", file=path, fix="call it AR_GPU<n>_...")
-    frame = pd.read_csv(path)  # pandas calls the second column of a name <name>.1
-    _require(frame, ("size(B)", "time(ns)", "time(ns).1"), path)
-    rounds = [
-        pd.DataFrame(
-            {
-                "platform": platform,
-                "library": UNKNOWN_VERSION,
-                "collective": "all_reduce",
-                "ranks": int(digits),
-                "message_bytes": frame["size(B)"],
-                "time_ns": frame[name],
-                "nodes": 1,
-                "dataset": dataset,
-            }
-        )
-        for name in ("time(ns)", "time(ns).1")
-    ]
-    return _samples(pd.concat(rounds, ignore_index=True), path)
-
-
-def read_vidur_all_reduce(path: Path, platform: str, dataset: str) -> pd.DataFrame:
-    """Read vidur's all-reduces of activations within a node; see :func:`read_vidur_network`.
-
-    The message is n_embd x num_tokens elements of two bytes; rows without tokens are dropped.
-    """
-    frame = _read_vidur(path, "all_reduce", ("num_workers", "n_embd", "num_tokens"))
-    size = frame["n_embd"] * frame["num_tokens"] * _VIDUR_ELEMENT_BYTES
-    return _vidur_samples(
-        frame, path, platform, dataset, "all_reduce", size, frame["num_workers"], 1
-    )
-
-
-def read_vidur_send(path: Path, platform: str, dataset: str) -> pd.DataFrame:
-    """Read vidur's sends of activations, within or between nodes as the file's name says.
-
-    The message is n_embd x num_tokens elements of two bytes over ``num_tensor_parallel_workers``.
-    Rows of several numbers of workers with one size are rounds of it.
-    """
-    frame = _read_vidur(path, "send_recv", ("n_embd", "num_tokens", "num_tensor_parallel_workers"))
-    size = frame["n_embd"] * frame["num_tokens"] * _VIDUR_ELEMENT_BYTES
-    size = size / frame["num_tensor_parallel_workers"]
-    nodes = 2 if "inter_node" in path.name else 1
-    return _vidur_samples(frame, path, platform, dataset, "send", size, 2, nodes)
-
-
-def read_vidur_network(path: Path, platform: str, dataset: str) -> pd.DataFrame:
-    """Read a ``network`` table of vidur's (sizes in bytes, medians in ms); TableError where a column is missing.
-
-    A group fills ``devices_per_node`` devices of each node.
-    """
-    name = "send_recv" if path.name == "send_recv.csv" else "all_reduce"
-    frame = _read_vidur(path, name, ("num_workers", "size", "devices_per_node"))
-    collective = "send" if name == "send_recv" else name
-    nodes = frame["num_workers"] // frame["devices_per_node"]
-    return _vidur_samples(
-        frame, path, platform, dataset, collective, frame["size"], frame["num_workers"], nodes
-    )
-
-
-def _read_vidur(path: Path, name: str, columns: tuple[str, ...]) -> pd.DataFrame:
-    frame = pd.read_csv(path)
-    _require(frame, (f"time_stats.{name}.median", *columns), path)
-    return frame.rename(columns={f"time_stats.{name}.median": "time_ms"})
-
-
-def _vidur_samples(
-    frame: pd.DataFrame, path: Path, platform: str, dataset: str, collective: str,
-    size: pd.Series, ranks: pd.Series | int, nodes: pd.Series | int,
-) -> pd.DataFrame:  # fmt: skip
-    rows = pd.DataFrame(
-        {
-            "platform": platform,
-            "library": UNKNOWN_VERSION,
-            "collective": collective,
-            "ranks": ranks,
-            "message_bytes": size,
-            "time_ns": frame["time_ms"].map(ms_to_ns),
-            "nodes": nodes,
-            "dataset": dataset,
-        }
-    )
-    return _samples(rows[size > 0], path)
-
-
-def _require(frame: pd.DataFrame, columns: Iterable[str], path: Path) -> None:
-    missing = [name for name in columns if name not in frame.columns]
-    if missing:
-        raise TableError(
-            f"no column {', '.join(missing)}", file=path, fix="retrieve the pinned file again"
-        )
-
-
-def _samples(rows: pd.DataFrame, path: Path) -> pd.DataFrame:
-    """Count the repeats of every key and check that sizes and times are positive."""
-    for name in ("message_bytes", "time_ns"):
-        values = rows[name].to_numpy(np.float64)
-        bad = np.flatnonzero(~(np.isfinite(values) & (values > 0)))
-        if len(bad):
+        Raises TableError when the file is damaged, lacks a column, names an unknown operation, or
+        holds a size or time that is not positive.
+        """
+        form = {"ranks": self.ranks, "nodes": self.nodes, **_FORMATS[self.format]}
+        names = ("collective", "ranks", "nodes", "message_bytes")
+        try:
+            frame = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
+            frame = frame.query(form["rows"], engine="python")
+            parts = [
+                frame[[]].assign(
+                    time_ns=frame.eval(time, engine="python"),
+                    **{name: frame.eval(form[name], engine="python") for name in names},
+                )
+                for time in form["time_ns"]
+            ]
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise TableError(f"not a readable table ({error})", file=path) from None
+        except NameError as error:
             raise TableError(
-                f"{values[bad[0]]} is not positive", file=path, place=f"row {bad[0]}, column {name}"
+                f"no column: {error}", file=path, fix="retrieve the pinned file again"
+            ) from None
+        library: pd.Series | str = UNKNOWN_VERSION
+        if "library" in form:  # the version of the rows can differ from the folder's
+            versions = frame.get(form["library"], pd.Series(path.parent.name, frame.index))
+            library = "NCCL " + versions.astype(str)
+        rows = pd.concat([part.assign(library=library) for part in parts], ignore_index=True)
+        rows = rows.assign(
+            platform=self.platform,
+            dataset=self.dataset,
+            collective=rows["collective"].replace(_NAMES),
+        )
+        wrong = ~rows["collective"].isin(COLLECTIVES) | ~(rows[_POSITIVE] > 0).all(axis=1)
+        if wrong.any():
+            row = rows[wrong].iloc[0]
+            raise TableError(
+                f"{row['collective']} of {row['message_bytes']} bytes in {row['time_ns']} ns",
+                file=path,
+                place=f"row {wrong.idxmax()}",
+                fix="every collective is a known one, every size and time positive: retrieve the pinned file again",
             )
-    rows = rows.assign(
-        message_bytes=rows["message_bytes"].round().astype(np.int64),
-        time_ns=rows["time_ns"].round().astype(np.int64),
-    )
-    return rows.assign(round=rows.groupby(KEY).cumcount())[list(COLUMNS)].reset_index(drop=True)
+        rows = rows.astype(dict.fromkeys(_POSITIVE, "float64")).round(0)
+        rows = rows.astype({name: np.int64 for name in ("ranks", "nodes", *_POSITIVE)})
+        return rows.assign(round=rows.groupby(KEY).cumcount())[list(COLUMNS)]
 
 
-def _public_tables() -> tuple[PublicTable, ...]:
-    found = []
-    root = "ai-dynamo+aiconfigurator/aic-core/src/aiconfigurator_core/systems/data"
-    versions = {
-        "a100": ["2.27.3"],
-        "h100": ["2.23", "2.27.3", "2.29.2"],
-        "h200": ["2.23", "2.26.2", "2.29.2"],
-    }
-    for gpu, known in versions.items():
-        for version in known:
-            key = f"{root}/{gpu}_sxm/comm/nccl/{version}/nccl_perf.parquet"
-            dataset = f"aiconfigurator/nccl-{gpu}"
-            found.append(PublicTable(key, dataset, f"{gpu}-sxm", read_aiconfigurator))
-    for gpu in ("a100", "v100"):
-        for ranks in range(2, 9):
-            key = f"VIA-Research+vTrain/trace/{gpu}/AR_GPU{ranks}_1M_1024M_LUT"
-            found.append(PublicTable(key, f"vtrain/all-reduce-{gpu}", f"{gpu}-sxm", read_vtrain))
-    root = "microsoft+vidur/data/profiling"
-    for gpu, platform in (("a100", "a100-sxm"), ("a40", "a40-nvlink-pairs")):
-        dataset = f"vidur/profiling-{gpu}"
-        for name, read in (
-            ("all_reduce", read_vidur_all_reduce),
-            ("p2p_intra_node", read_vidur_send),
-            ("p2p_inter_node", read_vidur_send),
-        ):
-            found.append(PublicTable(f"{root}/{gpu}/{name}.csv", dataset, platform, read))
-    for machine, platform, names in (
-        ("a100_dgx", "a100-sxm", ("all_reduce", "send_recv")),
-        ("h100_dgx", "h100-sxm", ("all_reduce", "send_recv")),
-        # send_recv.csv of both pairwise machines is one file, byte for byte, and its 314 GB/s is
-        # more than an A100's links carry: nothing says which machine it is from.
-        ("a100_pairwise_nvlink", "a100-nvlink-pairs", ("all_reduce",)),
-        ("h100_pairwise_nvlink", "h100-nvlink-pairs", ("all_reduce",)),
-        ("a40_pairwise_nvlink", "a40-pairwise-node", ("send_recv",)),
-    ):
-        dataset = f"vidur/network-{machine.partition('_')[0]}"
-        for name in names:
-            key = f"{root}/network/{machine}/{name}.csv"
-            found.append(PublicTable(key, dataset, platform, read_vidur_network))
-    return tuple(found)
-
-
-PUBLIC_TABLES = _public_tables()
-"""Every public table that is used. Not vidur's all_gather: what its sizes mean is not known."""
+_POSITIVE = ["message_bytes", "time_ns"]
+PUBLIC_TABLES = tuple(PublicTable(**row) for row in read_own_table(f"{DATA}/fits/public_tables"))
+"""Every public table that is used."""
 
 
 def read_public_samples(
@@ -269,7 +113,7 @@ def read_public_samples(
             raise TableError(
                 "no such file", file=path, fix=f"run `trioflow retrieve {table.dataset}`"
             )
-        frames.append(table.read(path, table.platform, table.dataset))
+        frames.append(table.read(path))
     rows = pd.concat(frames, ignore_index=True)
     return rows.assign(round=rows.groupby(KEY).cumcount())
 

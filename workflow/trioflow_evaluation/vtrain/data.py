@@ -293,7 +293,7 @@ def read_all_reduces(data_folder: str | Path, rounds: Iterable[int] = (0, 1)) ->
         path = Path(data_folder) / table.key
         if not path.exists():
             raise TableError("no such file", file=path, fix=f"retrieve {_ALL_REDUCES}")
-        samples = table.read(path, table.platform, table.dataset)
+        samples = table.read(path)
         samples = samples[samples["round"].isin(list(rounds))]
         points = samples.groupby("message_bytes")["time_ns"].mean()
         ranks = int(samples["ranks"].iloc[0])
