@@ -93,7 +93,7 @@ class PublicTable:
                 fix="every collective is a known one, every size and time positive: retrieve the pinned file again",
             )
         rows = rows.astype(dict.fromkeys(_POSITIVE, "float64")).round(0)
-        rows = rows.astype({name: np.int64 for name in ("ranks", "nodes", *_POSITIVE)})
+        rows = rows.astype(dict.fromkeys(("ranks", "nodes", *_POSITIVE), np.int64))
         return rows.assign(round=rows.groupby(KEY).cumcount())[list(COLUMNS)]
 
 

@@ -198,7 +198,7 @@ _CACHE_BYTES = tuple(float(2**power) for power in range(22, 28))
 """Sizes [bytes] among which a fit looks for the knee of a cache: 4 to 128 MiB."""
 
 _SAME_CORRELATION = 1e-6
-"""Features that _correlate with the time as well as this are equal drivers; the earlier is taken."""
+"""Features that correlate with the time as well as this are equal drivers; the earlier is taken."""
 
 _KEPT_CURVES = 10_000
 """Curves that `fit_curve` keeps; each takes some 300 bytes."""
@@ -307,16 +307,10 @@ def driver_of(features: Floats, time_s: Floats) -> int:
     for column in range(features.shape[1]):
         values = features[:, column]
         if len(values) > 1 and np.ptp(values) > 0 and np.ptp(time_s) > 0:
-            correlation = _correlate(values, time_s)
+            correlation = float(np.corrcoef(values, time_s)[0, 1])
             if correlation > best + _SAME_CORRELATION:
                 best, driver = correlation, column
     return driver
-
-
-def _correlate(first: Floats, second: Floats) -> float:
-    """Return the correlation of two columns that vary."""
-    one, other = first - first.mean(), second - second.mean()
-    return float(np.sum(one * other) / np.sqrt(np.sum(one**2) * np.sum(other**2)))
 
 
 def _with_constant(columns: Floats) -> Floats:
