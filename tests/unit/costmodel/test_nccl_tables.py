@@ -93,7 +93,7 @@ def test_newer_logs_tell_program_and_version_in_comments(tmp_path: Path) -> None
         ("68.80   60.96   91.45      0", "68.80   60.96   91.45      7", "line 17, column out-of-place #wrong: 7"),
         ("92.25      0", "", "line 17: 11 values where the header names 13"),
         ("#  Rank ", "#  rang ", "line 13: the log does not give the number of ranks"),
-        ("#       size", "#       bulk", "no line of measurements"),
+        ("#       size", "#       bulk", "no measurement"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_log_is_named(log: Path, old: str, new: str, words: str) -> None:
@@ -284,10 +284,10 @@ def test_a_json_report_is_read_as_its_text_is(log: Path, tmp_path: Path) -> None
     [
         ({"config": {}}, "results[0]: the log does not give the number of ranks"),
         ({"args": ["perf"]}, "results[0]: the log does not name the operation"),
-        ({"results": [{"size": 8, "in_place": {"time": 1.0, "nwrong": 3.0}}]}, "results[0], in_place: 3 wrong results"),
-        ({"results": [{"size": 8, "in_place": {"time": "nan"}}]}, "results[0], column in_place time: 'nan'"),
+        ({"results": [{"size": 8, "in_place": {"time": 1.0, "nwrong": 3.0}}]}, "results[0], column in-place #wrong: 3"),
+        ({"results": [{"size": 8, "in_place": {"time": "nan"}}]}, "results[0], column in-place time: 'nan'"),
         ({"results": [{"in_place": {"time": 1.0}}]}, "no report of nccl-tests: 'size'"),
-        ({"results": []}, "its results hold no measurement"),
+        ({"results": []}, "no measurement"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_report_is_named(tmp_path: Path, changes: Any, words: str) -> None:

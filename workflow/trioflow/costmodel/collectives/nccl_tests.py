@@ -16,7 +16,7 @@ from pathlib import Path
 import pandas as pd
 
 from trioflow import tables
-from trioflow.base.errors import InputError, TableError
+from trioflow.base.errors import InputError, TableError, TrioflowError
 from trioflow.base.input_files import read_text
 from trioflow.base.units import us_to_ns
 
@@ -61,14 +61,57 @@ class _Log:
     """What a log has said so far."""
 
     path: Path
-    collective: str = ""
+    ranks: int | None  # As given, for a log that names none
+    collective: str
     library: str = ""
     devices: dict[int, tuple[str, str]] = field(default_factory=dict)
     header: list[str] = field(default_factory=list)
     in_us: float = 1.0
-    rows: list[tuple[str, int, int, int, int, float]] = field(default_factory=list)
-    """Collective, ranks, nodes, size [bytes], round, time [us]."""
+    rows: list[tuple[str, int, int, int, float]] = field(default_factory=list)
+    """Collective, ranks, nodes, size [bytes], time [us]."""
     closed: bool = False
+
+    def keep(self, place: str, size: str, times: Iterable[tuple[str, str, str]]) -> None:
+        """Keep what was measured of one size; each time with its side and the number of wrong results.
+
+        Raises InputError where the log leaves operation or ranks open, TableError for what is no number.
+        """
+        self.closed = True
+        if not self.collective:
+            raise InputError(
+                "the log does not name the operation", file=self.path, place=place,
+                fix=f"name the file after its program, or give one of {', '.join(PROGRAMS.values())}",
+            )  # fmt: skip
+        count = len(self.devices) or self.ranks
+        if not count or count < 2:
+            raise InputError(
+                "one rank exchanges nothing" if count else "the log does not give the number of ranks",
+                file=self.path, place=place,
+                fix="give the number of ranks, 2 or more, and keep the lines '# Rank ...'",
+            )  # fmt: skip
+        nodes = max(len({host for host, _ in self.devices.values()}), 1)
+        message_bytes = int(self._number(f"{place}, column size", size))
+        for side, time, wrong in times:
+            time_us = self._number(f"{place}, column {side} time", time) * self.in_us
+            if wrong not in ("0", "0.0", "N/A"):
+                raise TableError(
+                    f"{wrong} wrong results", file=self.path,
+                    place=f"{place}, column {side} #wrong", fix="mend the machine and run it again",
+                )  # fmt: skip
+            if message_bytes > 0 and time_us > 0:
+                self.rows.append((self.collective, count, nodes, message_bytes, time_us))
+
+    def _number(self, place: str, text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1.0
+        if not 0 <= value < float("inf"):
+            raise TableError(
+                f"{text!r} is not a number of 0 or more", file=self.path, place=place,
+                fix="run the test again, or delete the line",
+            )  # fmt: skip
+        return value
 
 
 def import_nccl_tests(
@@ -95,7 +138,7 @@ def import_nccl_tests(
             nodes,
         )
         for log in logs
-        for name, n, nodes, size, _, time_us in log.rows
+        for name, n, nodes, size, time_us in log.rows
     ]
     columns = ["platform", "library", "collective", "ranks", "message_bytes", "time_ns", "nodes"]
     frame = pd.DataFrame(found, columns=columns).assign(dataset=DATASET)
@@ -111,22 +154,22 @@ def _read(path: Path, ranks: int | None, collective: str | None) -> _Log:
             f"unknown collective {collective!r}", fix=f"use one of {', '.join(PROGRAMS.values())}"
         )
     text = read_text(path, broken="replace")
-    log = _Log(path, collective or _program_in(path.name))
+    log = _Log(path, ranks, collective or _program_in(path.name))
     if text.lstrip().startswith("{"):
-        _take_json(log, text, ranks, bool(collective))
-        return log
-    for number, printed in enumerate(text.splitlines(), 1):
-        line = _MPI_PREFIX.sub("", printed).rstrip()
-        if line.lstrip().startswith("#"):
-            _note(log, line.strip(), bool(collective))
-        elif version := _VERSION.search(line):
-            log.library = f"NCCL {version[1]}"
-        elif log.header and (fields := line.split()) and fields[0].isdigit():
-            _take(log, number, fields, ranks)
+        _take_json(log, text, bool(collective))
+    else:
+        for number, printed in enumerate(text.splitlines(), 1):
+            line = _MPI_PREFIX.sub("", printed).strip()
+            if line.startswith("#"):
+                _note(log, line, bool(collective))
+            elif version := _VERSION.search(line):
+                log.library = f"NCCL {version[1]}"
+            elif log.header and (fields := line.split()) and fields[0].isdigit():
+                _take(log, f"line {number}", fields)
     if not log.rows:
         raise InputError(
-            "no line of measurements after a header '# size count type ...'", file=path,
-            fix="give the standard output of an nccl-tests program",
+            "no measurement: neither lines after a header '# size count type ...', nor results",
+            file=path, fix="give the standard output of an nccl-tests program, or what its option -J wrote",
         )  # fmt: skip
     return log
 
@@ -147,8 +190,8 @@ def _note(log: _Log, line: str, collective_given: bool) -> None:
         log.library = _spell_version(int(code[1]))
     if version := _VERSION.search(line):
         log.library = f"NCCL {version[1]}"
-    if not collective_given and (program := _program_in(line)):
-        log.collective = program
+    if not collective_given:
+        log.collective = _program_in(line) or log.collective
     words = line.lstrip("#").split()
     if tuple(words[: len(_FIRST)]) == _FIRST:
         log.header = words
@@ -161,102 +204,50 @@ def _spell_version(code: int) -> str:
     return f"NCCL {code // 10000}.{code // 100 % 100}.{code % 100}"
 
 
-def _count_ranks(log: _Log, place: str, ranks: int | None) -> tuple[int, int]:
-    """Return ranks and nodes of the run; raise InputError where the log leaves operation or ranks open."""
-    if not log.collective:
-        raise InputError(
-            "the log does not name the operation", file=log.path, place=place,
-            fix=f"name the file after its program, or give one of {', '.join(PROGRAMS.values())}",
-        )  # fmt: skip
-    count = len(log.devices) or ranks
-    if not count or count < 2:
-        raise InputError(
-            "one rank exchanges nothing" if count else "the log does not give the number of ranks",
-            file=log.path, place=place,
-            fix="give the number of ranks, 2 or more, and keep the lines '# Rank ...'",
-        )  # fmt: skip
-    return count, max(len({host for host, _ in log.devices.values()}), 1)
-
-
-def _take_json(log: _Log, text: str, ranks: int | None, collective_given: bool) -> None:
+def _take_json(log: _Log, text: str, collective_given: bool) -> None:
     """Read what ``-J FILE`` of nccl-tests 2.17 and later writes beside its text."""
     try:
         content = json.loads(text)
-        results = content["results"]
         for number, device in enumerate(content.get("config", {}).get("devices", [])):
             log.devices[number] = str(device["hostname"]), str(device.get("device_info") or "")
         if code := content.get("nccl_version"):
             log.library = _spell_version(int(code))
-        if not collective_given and (program := _program_in(str((content.get("args") or [""])[0]))):
-            log.collective = program
-        lines = [
-            (number, float(row["size"]), side, row[side])
-            for number, row in enumerate(results)
-            for side in ("out_of_place", "in_place")
-            if row.get(side)
-        ]
+        if not collective_given:
+            log.collective = _program_in(str((content.get("args") or [""])[0])) or log.collective
+        for number, row in enumerate(content["results"]):
+            sides = [
+                (name, str(side.get("time", side.get("cpu_time"))), f"{side.get('nwrong') or 0:g}")
+                for name in ("out-of-place", "in-place")
+                if (side := row.get(name.replace("-", "_")))
+            ]
+            log.keep(f"results[{number}]", str(row["size"]), sides)
+    except TrioflowError:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise TableError(
             f"no report of nccl-tests: {error}",
             file=log.path,
             fix="give what its option -J wrote, whole",
         ) from None
-    for number, size, side, found in lines:
-        place = f"results[{number}]"
-        count, nodes = _count_ranks(log, place, ranks)
-        if found.get("nwrong"):
-            raise TableError(
-                f"{found['nwrong']:g} wrong results", file=log.path, place=f"{place}, {side}",
-                fix="mend the machine and run it again",
-            )  # fmt: skip
-        time_us = _number(log, place, f"{side} time", str(found.get("time", found.get("cpu_time"))))
-        if size > 0 and time_us > 0:
-            log.rows.append(
-                (log.collective, count, nodes, int(size), int(side == "in_place"), time_us)
-            )
-    if not log.rows:
-        raise InputError("its results hold no measurement", file=log.path, fix="run the test again")
 
 
-def _take(log: _Log, number: int, fields: Sequence[str], ranks: int | None) -> None:
-    log.closed = True
-    count, nodes = _count_ranks(log, f"line {number}", ranks)
+def _take(log: _Log, place: str, fields: Sequence[str]) -> None:
+    """Read a line of the table: of each side time, two bandwidths and the number of wrong results."""
+    sides = zip(
+        ("out-of-place", "in-place"),
+        (at for at, word in enumerate(log.header) if word == "time"),
+        strict=False,
+    )
+    named = [
+        (side, dict(zip(log.header[at : at + 4], fields[at : at + 4], strict=False)))
+        for side, at in sides
+    ]
     if len(fields) < len(log.header):
         raise TableError(
             f"{len(fields)} values where the header names {len(log.header)} columns", file=log.path,
-            place=f"line {number}", fix="run the test again, or delete the line",
+            place=place, fix="run the test again, or delete the line",
         )  # fmt: skip
-    size = _number(log, f"line {number}", "size", fields[log.header.index("size")])
-    for repeat, column in enumerate(i for i, word in enumerate(log.header) if word == "time"):
-        side = "in-place" if repeat else "out-of-place"
-        if fields[column] == "N/A":
-            continue
-        time_us = _number(log, f"line {number}", f"{side} time", fields[column]) * log.in_us
-        wrong = next(
-            (i for i in range(column, len(log.header)) if log.header[i] in ("#wrong", "error")),
-            None,
-        )
-        if (
-            wrong is not None
-            and log.header[wrong] == "#wrong"
-            and fields[wrong] not in ("0", "N/A")
-        ):
-            raise TableError(
-                f"{fields[wrong]} wrong results", file=log.path,
-                place=f"line {number}, column {side} #wrong", fix="mend the machine and run it again",
-            )  # fmt: skip
-        if size > 0 and time_us > 0:
-            log.rows.append((log.collective, count, nodes, int(size), repeat, time_us))
-
-
-def _number(log: _Log, place: str, column: str, text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise TableError(
-            f"{text!r} is not a number of 0 or more", file=log.path,
-            place=f"{place}, column {column}", fix="run the test again, or delete the line",
-        )  # fmt: skip
-    return value
+    times = [
+        (side, row["time"], row.get("#wrong", "0")) for side, row in named if row["time"] != "N/A"
+    ]
+    log.keep(place, fields[log.header.index("size")], times)
