@@ -6,7 +6,7 @@ How far predicted collectives miss what they were not fitted to, by how far away
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -369,12 +369,15 @@ def fit_bands(
     residuals, wanted = _Residuals(), set(situations)
     if AT in wanted:
         _leave_repeats(samples, list(names), residuals)
-    if wanted & {SIZE, SIZE_BEYOND}:
-        _leave_sizes(points, fit, residuals)
-    if wanted & {RANKS, RANKS_BEYOND}:
-        _leave_ranks(points, fit, residuals)
-    if OPERATION in wanted:
-        _leave_operations(points, fit, residuals)
+    left_out = [
+        *(_leave_sizes(points) if wanted & {SIZE, SIZE_BEYOND} else ()),
+        *(_leave_ranks(points) if wanted & {RANKS, RANKS_BEYOND} else ()),
+        *(_leave_operations(points) if OPERATION in wanted else ()),
+    ]
+    for kept, asked in left_out:
+        ways = fit(kept) if asked else {}
+        for key, situation, rows, doublings in asked:
+            residuals.predict(ways, key, situation, rows, doublings)
     return {
         name: {
             key: conformal_band(np.array(values))
@@ -402,40 +405,47 @@ def _leave_repeats(samples: pd.DataFrame, names: list[str], residuals: _Residual
                     residuals.note(way, AT, name, rows[at], others[at])
 
 
-def _leave_sizes(points: pd.DataFrame, fit: Fit, residuals: _Residuals) -> None:
+LeftOut = tuple[pd.DataFrame, list[tuple[Key, str, pd.DataFrame, Any]]]
+"""Points that are kept, and those of a key to predict from them: situation, rows, doublings of the distance."""
+
+
+def _leave_sizes(points: pd.DataFrame) -> Iterator[LeftOut]:
     """Let both halves of the sizes predict each other, and all but the largest the largest."""
     for kept, left in halve(points):
-        ways = fit(kept) if len(kept) and len(left) else {}
         spans = {key: rows["message_bytes"].agg(["min", "max"]) for key, rows in each_curve(kept)}
-        for key, rows in each_curve(left):
-            inside = rows[rows["message_bytes"].between(*spans[key])] if key in spans else rows[:0]
-            if len(inside):
-                residuals.predict(ways, key, SIZE, inside)
+        inside = (
+            (key, rows[rows["message_bytes"].between(*spans[key])])
+            for key, rows in each_curve(left)
+            if key in spans
+        )
+        yield kept, [(key, SIZE, rows, 1.0) for key, rows in inside if len(rows)]
     top = points.groupby(["collective", "ranks", "nodes"])["message_bytes"].transform("max")
     far = points["message_bytes"] * 2**_BEYOND_DOUBLINGS > top
-    kept, left = points[~far], points[far]
-    if kept.empty:
-        return
-    ways = fit(kept)
-    ends = {key: float(rows["message_bytes"].max()) for key, rows in each_curve(kept)}
-    for key, rows in each_curve(left):
-        if key in ends:
-            doublings = np.log2(rows["message_bytes"].to_numpy(np.float64) / ends[key])
-            residuals.predict(ways, key, SIZE_BEYOND, rows, np.maximum(doublings, 1.0))
+    ends = {key: float(rows["message_bytes"].max()) for key, rows in each_curve(points[~far])}
+    yield (
+        points[~far],
+        [
+            (
+                key,
+                SIZE_BEYOND,
+                rows,
+                np.maximum(np.log2(rows["message_bytes"].to_numpy(np.float64) / ends[key]), 1.0),
+            )
+            for key, rows in each_curve(points[far])
+            if key in ends
+        ],
+    )
 
 
-def _leave_ranks(points: pd.DataFrame, fit: Fit, residuals: _Residuals) -> None:
+def _leave_ranks(points: pd.DataFrame) -> Iterator[LeftOut]:
     for _, left in points.groupby(["nodes", "ranks"]):
         kept = points.drop(left.index)
-        asked = [
-            (key, rows, known)
-            for key, rows in each_curve(left)
-            if (known := _known_ranks(kept, key))
-        ]
-        ways = fit(kept) if asked else {}
-        for key, rows, known in asked:
-            situation, doublings = rank_situation(key[1], known)
-            residuals.predict(ways, key, situation, rows, max(doublings, 1.0))
+        asked = []
+        for key, rows in each_curve(left):
+            if known := _known_ranks(kept, key):
+                situation, doublings = rank_situation(key[1], known)
+                asked.append((key, situation, rows, max(doublings, 1.0)))
+        yield kept, asked
 
 
 def _known_ranks(points: pd.DataFrame, key: Key) -> list[int]:
@@ -453,15 +463,20 @@ def rank_situation(ranks: int, known: Iterable[int]) -> tuple[str, float]:
     return (AT if ranks in numbers else RANKS), 0.0
 
 
-def _leave_operations(points: pd.DataFrame, fit: Fit, residuals: _Residuals) -> None:
+def _leave_operations(points: pd.DataFrame) -> Iterator[LeftOut]:
     """Leave every operation out; its relatives speak for it."""
-    for collective in sorted(points["collective"].unique()):
-        kept = points[points["collective"] != collective]
-        ways = fit(kept) if len(kept) else {}
-        for key, rows in each_curve(points[points["collective"] == collective]):
-            relatives = set(kept.loc[(kept["nodes"] == 1) == (key[2] == 1), "collective"])
-            if relatives & set(RELATIVES[collective]):
-                residuals.predict(ways, key, OPERATION, rows)
+    for collective, left in points.groupby("collective", sort=True):
+        kept = points.drop(left.index)
+        within = kept["nodes"] == 1
+        yield (
+            kept,
+            [
+                (key, OPERATION, rows, 1.0)
+                for key, rows in each_curve(left)
+                if {*kept.loc[within == (key[2] == 1), "collective"]}
+                & {*RELATIVES[str(collective)]}
+            ],
+        )
 
 
 def find_band(bands: Bands, situation: str, nodes: int, size: float) -> Band:

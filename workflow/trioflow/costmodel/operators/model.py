@@ -58,28 +58,6 @@ FORMAT = 1
 Parsed = TypeVar("Parsed")
 
 
-def write_model(
-    model: OperatorCostModel, path: str | Path, inputs: Iterable[str | Path] = ()
-) -> None:
-    """Write a model with its classes in order, and the stamp of what it was fitted from."""
-    keys = sorted({*model.curves, *model.predict_bands, *model.rescale_bands})
-    write_json(
-        path,
-        {
-            "kind": KIND,
-            "format": FORMAT,
-            "method": model.method,
-            "device_name": model.device_name,
-            "features": list(FEATURES),
-            "classes": [_class_to_json(model, key) for key in keys],
-            "steps": {kind: band.to_json() for kind, band in model.steps.items()},
-            "facts": dict(model.facts),
-            "products": model.products,
-            "provenance": stamp(inputs, device_name=model.device_name, method=model.method),
-        },
-    )
-
-
 def _class_to_json(model: OperatorCostModel, key: Key) -> dict[str, Any]:
     """Return one class and phase; parts that it borrows from a wider class are null."""
     curve = model.curves.get(key)
@@ -107,12 +85,6 @@ def _class_to_json(model: OperatorCostModel, key: Key) -> dict[str, Any]:
     }
 
 
-def read_model(path: str | Path) -> dict[str, Any]:
-    """Return the fields of a model; InputError where the file is missing, incomplete or another."""
-    known = {"format": FORMAT, "features": list(FEATURES)}
-    return read_content(path, KIND, "an operator cost model", known, _fields)
-
-
 def read_content(
     path: str | Path,
     kind: str,
@@ -138,36 +110,6 @@ def read_content(
         raise InputError(
             f"incomplete or damaged ({error!r})", file=path, fix="fit the model again"
         ) from None
-
-
-def _fields(content: Mapping[str, Any]) -> dict[str, Any]:
-    curves: dict[Key, ClassCurve] = {}
-    bands: dict[str, dict[Key, Band]] = {"predict_band": {}, "rescale_band": {}}
-    errors: dict[Key, dict[str, float | None]] = {}
-    for entry in content["classes"]:
-        key = (str(entry["operator_class"]), str(entry["phase"]))
-        if entry["curve"] is not None:
-            curves[key] = _curve(entry["curve"])
-        for name, found in bands.items():
-            if entry[name] is not None:
-                found[key] = _band(entry[name])
-        if entry["held_out"]:
-            errors[key] = {
-                str(k): None if v is None else float(v) for k, v in entry["held_out"].items()
-            }
-    if (ANY, ANY) not in curves:
-        raise ValueError("the curve of all operators is missing")
-    return {
-        "method": str(content["method"]),
-        "device_name": str(content["device_name"]),
-        "curves": curves,
-        "predict_bands": bands["predict_band"],
-        "rescale_bands": bands["rescale_band"],
-        "steps": {kind: _step(content["steps"][kind]) for kind in ("predict", "rescale")},
-        "class_errors": errors,
-        "facts": dict(content["facts"]),
-        "products": bool(content.get("products", False)),
-    }
 
 
 def _curve(entry: Mapping[str, Any]) -> ClassCurve:
@@ -373,7 +315,22 @@ class OperatorCostModel:
 
     def save(self, path: str | Path, inputs: Iterable[str | Path] = ()) -> None:
         """Write JSON, equal bytes for equal models; digests of ``inputs`` are kept."""
-        write_model(self, path, inputs)
+        keys = sorted({*self.curves, *self.predict_bands, *self.rescale_bands})
+        write_json(
+            path,
+            {
+                "kind": KIND,
+                "format": FORMAT,
+                "method": self.method,
+                "device_name": self.device_name,
+                "features": list(FEATURES),
+                "classes": [_class_to_json(self, key) for key in keys],
+                "steps": {kind: band.to_json() for kind, band in self.steps.items()},
+                "facts": dict(self.facts),
+                "products": self.products,
+                "provenance": stamp(inputs, device_name=self.device_name, method=self.method),
+            },
+        )
 
     def _bounded(self, rows: pd.DataFrame, time_s: Floats, outside: Any) -> Floats:
         """Keep times outside the fitted range inside the bounds of the device's sheet, if it has one."""
@@ -461,8 +418,35 @@ def fit_operator_model(
 
 def load_operator_model(path: str | Path) -> OperatorCostModel:
     """Read what :meth:`OperatorCostModel.save` wrote; InputError where it is missing, incomplete or another file."""
-    shipped = Path(path).resolve().is_relative_to(SHIPPED_MODELS)
-    return OperatorCostModel(**read_model(path), shipped=shipped)
+    known = {"format": FORMAT, "features": list(FEATURES)}
+    model = read_content(path, KIND, "an operator cost model", known, _model)
+    return replace(model, shipped=Path(path).resolve().is_relative_to(SHIPPED_MODELS))
+
+
+def _model(content: dict[str, Any]) -> OperatorCostModel:
+    """Return a file's model; of a class, what is null is borrowed from a wider one."""
+    entries = {(str(e["operator_class"]), str(e["phase"])): e for e in content["classes"]}
+    if (ANY, ANY) not in entries or entries[ANY, ANY]["curve"] is None:
+        raise ValueError("the curve of all operators is missing")
+    predict_bands, rescale_bands = (
+        {key: _band(entry[name]) for key, entry in entries.items() if entry[name] is not None}
+        for name in ("predict_band", "rescale_band")
+    )
+    return OperatorCostModel(
+        str(content["method"]),
+        str(content["device_name"]),
+        {key: _curve(e["curve"]) for key, e in entries.items() if e["curve"] is not None},
+        predict_bands,
+        rescale_bands,
+        {kind: _step(content["steps"][kind]) for kind in ("predict", "rescale")},
+        {
+            key: {str(k): None if v is None else float(v) for k, v in entry["held_out"].items()}
+            for key, entry in entries.items()
+            if entry["held_out"]
+        },
+        dict(content["facts"]),
+        bool(content.get("products", False)),
+    )
 
 
 def shipped_operator_models() -> dict[str, Path]:
