@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from trioflow.base.errors import InputError
@@ -66,6 +67,8 @@ ATTENTION = "attention"
 _UNKNOWN_MASK = 2.0
 """Attention of which nobody says whether it is causal is taken to be; without a mask it computes this
 many times as much."""
+_SINGLE, _CONVOLUTION = "products", "convolutions"
+"""With ``SCALED`` and ``ATTENTION``: what prices an operator instead of the base."""
 _CONVOLUTIONS = frozenset({"convolution", "convolution_backward"})
 _TABLE_PRECISION, FP8 = "bf16", "fp8"
 ELEMENT_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, FP8: 1}
@@ -168,8 +171,7 @@ class PrecisionModel:
             resized=self._with_attention(sizing.resized, operators),
         )
         time_s = rescale_rows(sizing, self.row_times, waves=False)
-        known = self._products(sizing.rows) | self._convolutions(sizing.rows)
-        known |= self._fused(sizing.rows)
+        known = np.isin(self._kinds(sizing.rows), (_SINGLE, ATTENTION, _CONVOLUTION))
         outside = self._outside(sizing.resized) & known & ~sizing.unchanged
         inside = found["extrapolated"].to_numpy(bool) & ~known
         return with_times(found, time_s).assign(extrapolated=inside | outside)
@@ -208,53 +210,79 @@ class PrecisionModel:
 
     def _parts(self, rows: pd.DataFrame) -> Iterable[tuple[Flags, pd.DataFrame]]:
         """Yield the rows that are not the base's, with ``time_s``, ``low_s`` and ``high_s`` [s]."""
-        yield from self._scaled_parts(rows)
-        chosen = self._products(rows)
-        if self.table is not None and chosen.any():
-            source = self._table_source(self.source, self.table)
-            ends = self._spread(self.table.low_log, self.table.high_log, _TABLE_PRECISION)
-            lows, highs = (np.full(int(chosen.sum()), end) for end in ends)
-            _widen_grouped(rows[chosen], self.source, lows, highs)
-            priced = self._price(source, rows[chosen], lows, highs)
-            if not source.sheet.is_same_gpu(self.sheet):
-                priced = self._bound_by_vector_units(rows[chosen], priced)
-            yield chosen, priced
-        chosen = self._fused(rows)
-        if self.attention is not None and chosen.any():
-            more = self._more(self.table, self.source) if self.table is not None else 0.0
-            sheet = load_device(self.attention_source)
-            source = Source(sheet, _TABLE_PRECISION, self.attention.predict, more)
-            masked = rows[chosen].assign(
-                flop=rows["flop"][chosen] * rows["attention_share"][chosen]
-            )
-            doubt = math.log(_UNKNOWN_MASK) if self.causal is None else 0.0
-            around = self.attention.spread(masked)
-            yield chosen, self._price(source, masked, around[0], np.hypot(around[1], doubt))
-        chosen = self._convolutions(rows)
-        if self.convolutions is not None and chosen.any():
-            model = self.convolutions
-            measured = str(class_precision(model, "convolution"))
-            source = Source(find_device(model.device_name, own=False), measured, model.row_times)
-            names = zip(rows["operator_class"][chosen], rows["phase"][chosen], strict=True)
-            bands = [find_band(model.predict_bands, str(name), str(phase)) for name, phase in names]
-            spreads = [self._spread(band.low_log, band.high_log, measured) for band in bands]
-            low, high = np.array(spreads).T
-            yield chosen, self._price(source, rows[chosen], low, high)
+        kinds = self._kinds(rows)
+        prices = {ATTENTION: self._price_attention, _CONVOLUTION: self._price_convolutions}
+        for kind in sorted({*kinds} - {""}):
+            chosen = kinds == kind
+            price = prices.get(kind, partial(self._price_products, kind))
+            yield chosen, price(rows[chosen])
 
-    def _scaled_parts(self, rows: pd.DataFrame) -> Iterable[tuple[Flags, pd.DataFrame]]:
-        """Yield products in FP8, by format, as `_parts`."""
-        for kind in SCALED if self.table is not None else ():
-            chosen = _find_scaled(rows, kind)
-            name = nearest_table(shipped_scaled(kind), self.sheet, FP8) if chosen.any() else None
-            if name is None:
-                continue
-            table = shipped_scaled(kind)[name]
-            lows, highs = (
-                np.full(int(chosen.sum()), end) for end in (table.low_log, table.high_log)
-            )
-            _widen_grouped(rows[chosen], name, lows, highs)
-            source = self._table_source(name, table, FP8)
-            yield chosen, self._price(source, rows[chosen], lows, highs, FP8)
+    def _kinds(self, rows: pd.DataFrame) -> npt.NDArray[np.str_]:
+        """Return what prices each row: a format of ``SCALED``, a table of products or attention, convolutions, or nothing.
+
+        Products need known sizes; attention of unknown shapes counts as a product.
+        """
+        bases = rows["operator_class"].map(base_class)
+        computes, sized = rows["flop"] > 0, rows[PRODUCTS[0]] > 0
+        tabled, fused = self.table is not None, computes & False
+        if self.attention is not None and "attention_flop" in rows.columns:
+            fused = computes & (rows["attention_flop"] > 0)
+        formats = [
+            rows["operator_class"].isin([f"gemm/{kind}", f"{GROUPED}/{kind}"]) for kind in SCALED
+        ]
+        products = sized & bases.isin(PRODUCT_CLASSES - _CONVOLUTIONS)
+        convolutions = computes & bases.isin(_CONVOLUTIONS)
+        return np.select(
+            [
+                *(tabled & sized & named for named in formats), fused,
+                tabled & (products | computes & (bases == ATTENTION)),
+                convolutions & (self.convolutions is not None),
+            ],
+            [*SCALED, ATTENTION, _SINGLE, _CONVOLUTION], "",
+        )  # fmt: skip
+
+    def _price_products(self, kind: str, rows: pd.DataFrame) -> pd.DataFrame:
+        """Price products by the table of a format of ``SCALED``, or else of half precision."""
+        assert self.table is not None
+        name, table, measured, precision = self.source, self.table, _TABLE_PRECISION, ""
+        ends = self._spread(table.low_log, table.high_log, measured)
+        if kind in SCALED:
+            tables = shipped_scaled(kind)
+            name = str(nearest_table(tables, self.sheet, FP8))
+            table, measured, precision = tables[name], FP8, FP8
+            ends = table.low_log, table.high_log
+        lows, highs = (np.full(len(rows), end) for end in ends)
+        _widen_grouped(rows, name, lows, highs)
+        source = self._table_source(name, table, measured)
+        priced = self._price(source, rows, lows, highs, precision)
+        if kind in SCALED or source.sheet.is_same_gpu(self.sheet):
+            return priced
+        # No longer than this GPU's vector units take: tensor cores are beside them.
+        ratio = self.base.row_times(rows) / np.maximum(
+            priced["time_s"].to_numpy(np.float64), NOTHING_S
+        )
+        return priced.mul(np.minimum(ratio, 1.0), axis=0)
+
+    def _price_attention(self, rows: pd.DataFrame) -> pd.DataFrame:
+        assert self.attention is not None
+        more = self._more(self.table, self.source) if self.table is not None else 0.0
+        sheet = load_device(self.attention_source)
+        source = Source(sheet, _TABLE_PRECISION, self.attention.predict, more)
+        masked = rows.assign(flop=rows["flop"] * rows["attention_share"])
+        doubt = math.log(_UNKNOWN_MASK) if self.causal is None else 0.0
+        around = self.attention.spread(masked)
+        return self._price(source, masked, around[0], np.hypot(around[1], doubt))
+
+    def _price_convolutions(self, rows: pd.DataFrame) -> pd.DataFrame:
+        model = self.convolutions
+        assert model is not None
+        measured = str(class_precision(model, "convolution"))
+        source = Source(find_device(model.device_name, own=False), measured, model.row_times)
+        names = zip(rows["operator_class"], rows["phase"], strict=True)
+        bands = [find_band(model.predict_bands, str(name), str(phase)) for name, phase in names]
+        spreads = [self._spread(band.low_log, band.high_log, measured) for band in bands]
+        low, high = np.array(spreads).T
+        return self._price(source, rows, low, high)
 
     def _table_source(
         self, name: str, table: ProductTable, measured: str = _TABLE_PRECISION
@@ -290,13 +318,6 @@ class PrecisionModel:
             {"time_s": time_s, "low_s": time_s * np.exp(low), "high_s": time_s * np.exp(high)}
         )
 
-    def _bound_by_vector_units(self, rows: pd.DataFrame, priced: pd.DataFrame) -> pd.DataFrame:
-        """Let products of another GPU's table take no longer than this GPU's vector units: tensor cores are beside them."""
-        ratio = self.base.row_times(rows) / np.maximum(
-            priced["time_s"].to_numpy(np.float64), NOTHING_S
-        )
-        return priced.mul(np.minimum(ratio, 1.0), axis=0)
-
     def _spread(self, low_log: float, high_log: float, measured: str) -> tuple[float, float]:
         """Return a measured spread, joined with an assumed one where the precision is another."""
         if _same_rate(measured, self.precision):
@@ -304,32 +325,11 @@ class PrecisionModel:
         assumed = math.log(ASSUMED_FACTOR)
         return -math.hypot(low_log, assumed), math.hypot(high_log, assumed)
 
-    def _products(self, rows: pd.DataFrame) -> Flags:
-        """Return which rows are products whose sizes are known, or attention whose shapes are not."""
-        bases = rows["operator_class"].map(base_class)
-        known = bases.isin(PRODUCT_CLASSES - _CONVOLUTIONS) & (rows[PRODUCTS[0]] > 0)
-        fused = (bases == ATTENTION) & (rows["flop"] > 0)
-        fused &= ~self._fused(rows)
-        for kind in SCALED:
-            known &= ~_find_scaled(rows, kind)
-        return np.asarray((known | fused) & (self.table is not None), dtype=bool)
-
     def _with_attention(self, rows: pd.DataFrame, operators: pd.DataFrame) -> pd.DataFrame:
         """Return rows with the shapes of fused attention, where a table of it is used."""
         if self.attention is None:
             return rows
         return rows.join(attention_columns(operators, self.causal is not False, *self.kernel))
-
-    def _fused(self, rows: pd.DataFrame) -> Flags:
-        """Return which rows are fused attention whose shapes are known."""
-        if self.attention is None or "attention_flop" not in rows.columns:
-            return np.zeros(len(rows), dtype=bool)
-        return np.asarray((rows["attention_flop"] > 0) & (rows["flop"] > 0), dtype=bool)
-
-    def _convolutions(self, rows: pd.DataFrame) -> Flags:
-        bases = rows["operator_class"].map(base_class)
-        known = bases.isin(_CONVOLUTIONS) & (rows["flop"] > 0)
-        return np.asarray(known & (self.convolutions is not None), dtype=bool)
 
     def _outside(self, rows: pd.DataFrame) -> Flags:
         """Return which products no table holds: batched, convolutions, gradients of attention, the largest."""
@@ -343,15 +343,11 @@ class PrecisionModel:
                 most = tables[name].largest_flop
                 inside |= (rows["operator_class"] == f"gemm/{kind}").to_numpy() & (flop <= most)
         if self.attention is not None:
-            forward = self._fused(rows) & (rows["attention_backward"] == 0).to_numpy()
+            forward = (self._kinds(rows) == ATTENTION) & (
+                rows["attention_backward"] == 0
+            ).to_numpy()
             inside |= forward & (flop <= self.attention.largest_flop)
         return np.asarray(~inside | (not _same_rate(_TABLE_PRECISION, self.precision)), dtype=bool)
-
-
-def _find_scaled(rows: pd.DataFrame, kind: str) -> Flags:
-    """Return which rows are products in a format of FP8, whose sizes are known."""
-    named = rows["operator_class"].isin([f"gemm/{kind}", f"{GROUPED}/{kind}"])
-    return np.asarray(named & (rows[PRODUCTS[0]] > 0), dtype=bool)
 
 
 def _widen_grouped(rows: pd.DataFrame, source: str, lows: Floats, highs: Floats) -> None:
