@@ -61,9 +61,12 @@ class PublicTable:
             frame = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
             frame = frame.query(form["rows"], engine="python")
             parts = [
-                frame[[]].assign(
-                    time_ns=frame.eval(time, engine="python"),
-                    **{name: frame.eval(form[name], engine="python") for name in names},
+                pd.DataFrame(
+                    {
+                        name: frame.eval(text, engine="python")
+                        for name, text in (("time_ns", time), *((one, form[one]) for one in names))
+                    },
+                    index=frame.index,
                 )
                 for time in form["time_ns"]
             ]
