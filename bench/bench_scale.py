@@ -17,9 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from graphs import make_data_parallel_graph, make_switch
-from rows import Row, time_s
-from trioflow.engine.simulate import simulate
+from rows import Row
 from trioflow.hardware.platform import SHIPPED
 
 WORKLOAD, LAYERS, PLATFORM = "gpt3-175b", 96, "dgx-h100"
@@ -29,8 +27,6 @@ DATA = (1, 16, 64, 256)
 AIMED_AT = 16
 """Replicas for which there are aims."""
 BUILD_S, BUILD_GB, SIMULATE_S = 0.5, 2.0, 2.0
-FOLDED_RANKS = (64, 1024, 4096)
-"""Ranks of a graph whose tables alone show that they are alike."""
 ONE_SCALE = """
 import json, resource, sys, time
 from trioflow.engine.simulate import simulate
@@ -89,15 +85,6 @@ def bench_scale() -> Iterator[Row]:
                 Path(folder) / "trace", platform, data, 3 if data == AIMED_AT else 1
             )
             yield from _tell(found, data)
-    for ranks in FOLDED_RANKS:
-        graph, switch = make_data_parallel_graph(ranks, 50, 50, 50 * 10**7, 1), make_switch(ranks)
-
-        def run(graph: Any = graph, switch: Any = switch) -> dict[str, Any]:
-            return simulate(graph, switch, engine="compiled", algorithms="ring", fold=True).summary
-
-        summary = run()
-        what = f"50 layers with a ring all-reduce each on {ranks} ranks, identical ranks found in the tables"
-        yield Row(what, time_s(run, 3), detail=f"{summary.events} events")
 
 
 def _write_wide_platform(path: Path) -> Path:

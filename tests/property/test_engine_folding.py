@@ -12,13 +12,14 @@ from fuzz import count_examples
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from measured_cost import Cost
+from oracles.fold_tables import find_fold, fold_tables
 from trioflow.base.errors import SimulationError
-from trioflow.engine.folding.fold import find_fold
 from trioflow.engine.folding.traffic import CannotFoldError
 from trioflow.engine.simulate import simulate
 from trioflow.hardware.machine import Device, Link, Platform
 from trioflow.hardware.platform import BUILDERS
 from trioflow.hardware.topologies.nodes import build_rail_optimised
+from trioflow.parallel.folded import FoldedTaskGraph
 from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "gather")
@@ -125,10 +126,13 @@ def say(graph: TaskGraph, platform: Platform, **options: Any) -> Any:
 
 def compare(graph: TaskGraph, platform: Platform, **options: Any) -> bool:
     """Check that folding changes no bit, with both engines; tell whether ranks were folded."""
-    whole = say(graph, platform, fold=False, engine="compiled", **options)
-    folded = False
+    try:
+        fold = find_fold(graph)
+    except (CannotFoldError, SimulationError):
+        return False
+    whole, folded = say(fold.whole, platform, engine="compiled", **options), False
     for engine in ("reference", "compiled"):
-        once = say(graph, platform, fold=True, engine=engine, **options)
+        once = say(FoldedTaskGraph(fold), platform, engine=engine, **options)
         if isinstance(whole, str):
             assert once == whole
             continue
@@ -257,22 +261,22 @@ def test_replicas_fold_and_the_reason_is_told_where_they_do_not() -> None:
         ("task", "", "compute", [1.0] * 3, []), ("data", "all_reduce", "communication", [1000], [0]),
     ]  # fmt: skip
     graph, platform = make_graph((1, 4, 1), drawn), make_platform("switch", 4, 0.0)
-    once = simulate(graph, platform, fold=True).summary
+    once = simulate(fold_tables(graph), platform).summary
     assert once.folded and once.unfolded_reason == "" and once.executed_ranks == 1
     # One of four tasks and all-reduces is executed, and one of its four flows.
     assert once.events == 2 * 2 + 2 * 1
-    every = simulate(graph, platform, fold=False).summary
+    every = simulate(fold_tables(graph), platform, fold=False).summary
     assert (every.folded, every.unfolded_reason) == (False, "not asked for")
     assert every.events == 4 * once.events
-    small = simulate(graph, platform).summary
-    assert not small.folded and "small" in small.unfolded_reason
-    slow = simulate(graph, platform, fold=True, compute_scale=[1.0, 1.0, 2.0, 1.0]).summary
+    unknown = simulate(graph, platform).summary
+    assert not unknown.folded and "does not say" in unknown.unfolded_reason
+    slow = simulate(fold_tables(graph), platform, compute_scale=[1.0, 1.0, 2.0, 1.0]).summary
     # The slow rank is a class of its own.
     assert slow.folded and slow.executed_ranks == 2
-    none = simulate(graph, platform, fold=True, compute_scale=[1.0, 1.5, 2.0, 3.0]).summary
+    none = simulate(fold_tables(graph), platform, compute_scale=[1.0, 1.5, 2.0, 3.0]).summary
     assert (none.folded, none.executed_ranks) == (False, 4)
     assert none.unfolded_reason == "no two ranks do the same"
-    kept = simulate(graph, platform, fold=True, record_links=True).summary
+    kept = simulate(fold_tables(graph), platform, record_links=True).summary
     assert kept.unfolded_reason == "what crossed the links was asked for"
 
 
@@ -281,10 +285,10 @@ def test_a_link_that_differs_divides_the_classes(builder: str) -> None:
     """Tensor-parallel pairs, one of them on a slower link: it is a class of its own."""
     drawn: list[Step] = [("tensor", "all_reduce", "communication", [1000], [])]
     graph, platform = make_graph((1, 4, 2), drawn), make_platform(builder, 8, 0.0)
-    assert simulate(graph, platform, fold=True).summary.executed_ranks == 1
+    assert simulate(fold_tables(graph), platform).summary.executed_ranks == 1
     narrow = platform.links[0]._replace(bandwidth_bytes_per_s=10.0)
     slower = replace(platform, links=(narrow, *platform.links[1:]))
-    told = simulate(graph, slower, fold=True).summary
+    told = simulate(fold_tables(graph), slower).summary
     assert told.folded and told.executed_ranks == 2
     assert compare(graph, slower)
 
@@ -292,7 +296,7 @@ def test_a_link_that_differs_divides_the_classes(builder: str) -> None:
 def test_classes_are_divided_until_no_two_ranks_are_alike() -> None:
     drawn: list[Step] = [("tensor", "all_reduce", "communication", [1000], [])]
     graph, platform = make_graph((1, 2, 1), drawn), make_platform("switch", 2, 0.0)
-    assert simulate(graph, platform, fold=True).summary.folded
+    assert simulate(fold_tables(graph), platform).summary.folded
     drawn = [
         ("data", "broadcast", "communication", [1000], []),
         ("task", "", "compute", [1.0] * 3, []),
@@ -302,12 +306,13 @@ def test_classes_are_divided_until_no_two_ranks_are_alike() -> None:
         link._replace(latency_s=0.01 * number)
         for number, link in enumerate(make_platform("switch", 4, 0.0).links)
     )
-    told = simulate(graph, replace(make_platform("switch", 4, 0.0), links=links), fold=True).summary
+    told = simulate(
+        fold_tables(graph), replace(make_platform("switch", 4, 0.0), links=links)
+    ).summary
     assert told.folded and told.executed_ranks == 2
     drawn.append(("tensor", "all_reduce", "copy", [1000], []))
     told = simulate(
-        make_graph((1, 2, 2), drawn),
+        fold_tables(make_graph((1, 2, 2), drawn)),
         replace(make_platform("switch", 4, 0.0), links=links),
-        fold=True,
     ).summary
     assert not told.folded and "otherwise than that of" in told.unfolded_reason

@@ -284,7 +284,7 @@ def read_options(options: argparse.Namespace) -> tuple[Plan, Platform, Assumptio
     measured = list_inter_node(options)
     platform = change_platform(open_platform(options.platform, plan.ranks, **measured), options)
     network = spell_network(getattr(options, "network", DEFAULT_NETWORK))
-    fold = False if getattr(options, "no_fold", False) else "auto"
+    fold = not getattr(options, "no_fold", False)
     supposed = _read_what_if(options)
     return (
         plan,

@@ -26,7 +26,7 @@ from trioflow.base.arguments import settle_fields
 from trioflow.base.errors import InputError, SimulationError
 from trioflow.engine.compiled.run import is_repaid, run_compiled, supports
 from trioflow.engine.exchanges import Plan, make_exchanges
-from trioflow.engine.folding.fold import FoldedProgram, TooLargeError, check_expansion, find_fold
+from trioflow.engine.folding.fold import FoldedProgram, TooLargeError, check_expansion
 from trioflow.engine.folding.traffic import CannotFoldError
 from trioflow.engine.planning import (
     choose_algorithms,
@@ -198,11 +198,8 @@ class _Rates:
         return np.minimum(caps, narrowest)
 
 
-FOLDS = ("auto", True, False)
-"""Whether identical ranks are executed once: where that is exact and pays off, where it is exact,
-or never."""
-_LOOKED_AT_FROM_TASKS = 50_000
-"""From here on looking through a graph's tables for identical ranks costs less than it saves."""
+UNKNOWN_RANKS = "the graph does not say which ranks are identical"
+"""Why all ranks of a graph are simulated that was read from a file, or whose tables were asked for."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -289,28 +286,25 @@ def prepare(
     make_network: Callable[[], Network],
     platform: Platform,
     *,
-    fold: str | bool = "auto",
+    fold: bool = True,
     unfolded_reason: str = "not asked for",
     communication_scale: float = 1.0,
 ) -> Prepared:
     """Make a task graph ready to run, with the times of one or several cases.
 
     Raises SimulationError as ``program.build_program``; TooLargeError where all ranks' tasks do not fit into memory;
-    InputError when ``fold`` is not auto, True or False. For auto, graphs that do not say which ranks are identical must
-    have ``_LOOKED_AT_FROM_TASKS`` tasks; ``unfolded_reason`` says why not, where ``fold`` says no. ``make_network``
-    makes an unused one of all links.
+    ``unfolded_reason`` says why not, where ``fold`` says no. ``make_network`` makes an unused one of all links.
     """
-    if fold not in FOLDS:
-        raise InputError(f"fold is {fold!r}", fix='give "auto", True or False')
     options: dict[str, Any] = {
         "ranks": platform.ranks,
         "communication_on_compute_stream": platform.communication_on_compute_stream,
         "communication_scale": communication_scale,
     }
-    reason = unfolded_reason
-    if fold:
+    known = graph.fold if isinstance(graph, FoldedTaskGraph) else None
+    reason = UNKNOWN_RANKS if fold and known is None else unfolded_reason
+    if fold and known is not None:
         try:
-            known, whole = _find_fold(graph, fold is True), make_network()
+            whole = make_network()
             folded = keep_folded(known, cases, whole, platform).stretch(communication_scale)
             kind = type(whole)
             return Prepared(
@@ -321,8 +315,8 @@ def prepare(
         except (CannotFoldError, SimulationError, InputError) as problem:
             # Where the graph is wrong, the program of all ranks says it best.
             reason = str(problem)
-    if isinstance(graph, FoldedTaskGraph) and graph.fold is not None:
-        check_expansion(graph.fold, reason)
+    if known is not None:
+        check_expansion(known, reason)
     first = cases[0]
     program = build_program(graph, first.planner, compute_scale=first.compute_scale, **options)
     programs = [program]
@@ -330,16 +324,6 @@ def prepare(
         exchanges = make_exchanges(graph.tasks, case.planner, communication_scale)
         programs.append(change_case(program, graph, exchanges, case, platform.ranks))
     return Prepared(programs, make_network, None, reason)
-
-
-def _find_fold(graph: TaskGraph, small_ones: bool) -> Fold:
-    """Return the identical ranks of a graph, those that it was built with or those that it shows."""
-    fold = graph.fold if isinstance(graph, FoldedTaskGraph) else None
-    if fold is not None:
-        return fold
-    if not small_ones and len(graph.tasks) < _LOOKED_AT_FROM_TASKS:
-        raise CannotFoldError("a graph this small is simulated as fast with all its ranks")
-    return find_fold(graph)
 
 
 def _build_timeline(graph: TaskGraph, program: Program, execution: Execution) -> pd.DataFrame:
@@ -411,10 +395,9 @@ class SimulationOptions:
     record_links : bool
         Whether to keep what crossed the links, and when; only of trioflow's
         networks ``fair_share`` and ``contention_free``. No ranks are folded then.
-    fold : {"auto", True, False}
-        Whether identical ranks are executed once, where that changes no bit
-        of the times; see ``folding``. Auto leaves out what does not pay off:
-        see ``preparation.prepare``.
+    fold : bool
+        Whether ranks that the plan makes identical are executed once, where
+        that changes no bit of the times; see ``folding``.
     """
 
     compute_scale: float | Sequence[float] = 1.0
@@ -425,7 +408,7 @@ class SimulationOptions:
     chunks: Chunks | None = None
     aggregate: bool = True
     record_links: bool = False
-    fold: str | bool = "auto"
+    fold: bool = True
 
     def __post_init__(self) -> None:
         settle_fields(self)

@@ -24,7 +24,7 @@ def release_sends(graph: TaskGraph, largest_bytes: float) -> TaskGraph:
     if not largest_bytes or "recv" not in graph.kinds:
         return graph
     fold = graph.fold if isinstance(graph, FoldedTaskGraph) else None
-    if fold is not None and fold.given is None and fold.coarser is None:
+    if fold is not None and fold.coarser is None:
         return FoldedTaskGraph(replace(fold, graph=_release(fold.graph, largest_bytes)))
     return _release(graph, largest_bytes)
 

@@ -126,10 +126,7 @@ def split_fold(fold: Fold, of_rank: Ints, of_group: Mapping[int, Ints]) -> Fold:
     class_of = number[ranks]
     families, first_part = _split_families(fold, groups)
     graph, family_of = _copy_tasks(fold, representatives, groups, first_part)
-    given_rows = None
-    if fold.given is not None and fold.given_rows is not None:
-        given_rows = _move_rows(fold, representatives, class_of)
-    return Fold(graph, class_of, representatives, family_of, families, fold.given, given_rows, fold)
+    return Fold(graph, class_of, representatives, family_of, families, fold)
 
 
 def _divide_classes(
@@ -216,18 +213,6 @@ def _copy_tasks(
     return TaskGraph(tasks, dependencies, kept.metadata), family_of
 
 
-def _move_rows(fold: Fold, representatives: Ints, class_of: Ints) -> Ints:
-    """Return the new rows that the tasks of a given graph are like."""
-    assert fold.given is not None and fold.given_rows is not None
-    rank = fold.given.tasks["rank"].to_numpy(dtype=np.int64)
-    counts = fold.task_counts
-    firsts = np.cumsum(counts) - counts
-    own = counts[fold.class_of[representatives]]
-    moved = np.cumsum(own) - own
-    rows: Ints = fold.given_rows - firsts[fold.class_of[rank]] + moved[class_of[rank]]
-    return rows
-
-
 @dataclass(frozen=True, eq=False)
 class Family:
     """Groups of ranks that stand for one another."""
@@ -254,10 +239,6 @@ class Fold:
     representatives: Ints  # rank that stands for each class [classes], ascending: its lowest
     family_of: Ints  # number, in ``families``, of the groups that do each match [matches]
     families: list[Family]  # groups that stand for one another
-    # The whole graph, where it is there already; else it has the tasks of one rank after the other
-    given: TaskGraph | None = None
-    # Row of ``graph`` that each task of the given graph is like [tasks]
-    given_rows: Ints | None = None
     # What it was divided from; the same whole graph. ``group`` and ``peer`` are those of a
     # representative there.
     coarser: Fold | None = None
@@ -289,15 +270,11 @@ class Fold:
     @cached_property
     def whole(self) -> TaskGraph:
         """The tasks of every rank, not to be changed."""
-        if self.coarser is not None:
-            return self.coarser.whole
-        return self.expand() if self.given is None else self.given
+        return self.expand() if self.coarser is None else self.coarser.whole
 
     @cached_property
     def row_of_task(self) -> Ints:
         """Row of ``graph`` that each task of the whole graph is like [tasks]."""
-        if self.given_rows is not None:
-            return self.given_rows
         firsts = np.cumsum(self.task_counts) - self.task_counts
         return list_runs(firsts[self.class_of], self.task_counts[self.class_of])
 
@@ -437,9 +414,8 @@ class FoldedTaskGraph(TaskGraph):
         """Return a graph, folded as this one, whose operators of some names take a factor as long."""
         if self.fold is None:
             return super().scale_compute(names, factor)
-        given = self.fold.given and self.fold.given.scale_compute(names, factor)
         graph = self.fold.graph.scale_compute(names, factor)
-        return FoldedTaskGraph(replace(self.fold, graph=graph, given=given))
+        return FoldedTaskGraph(replace(self.fold, graph=graph))
 
 
 def list_runs(firsts: Ints, counts: Ints) -> Ints:
