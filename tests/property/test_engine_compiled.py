@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,12 @@ from fuzz import count_examples
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from measured_cost import Cost
+from oracles.plain_engine import PLAIN, run_reference
 from trioflow.base.errors import SimulationError
-from trioflow.engine.compiled.run import run_compiled
+from trioflow.engine.compiled.run import run_program
 from trioflow.engine.exchanges import Planner
 from trioflow.engine.planning import make_run_alone
 from trioflow.engine.program import Execution, build_program
-from trioflow.engine.reference import run_reference
 from trioflow.engine.result import LinkTraffic, gather_traffic, keep_pieces, measure_links
 from trioflow.engine.simulate import aggregate_program
 from trioflow.engine.timeline import (
@@ -118,7 +119,7 @@ def graphs(draw: st.DrawFn) -> TaskGraph:
 
 
 def run_both(graph: TaskGraph, platform: Platform, network: str, **options: Any) -> Execution:
-    """Run a graph on both engines and return what both say, or raise what both raise."""
+    """Run a graph on the kernels, plain and compiled, and on the oracle; return what all say, or raise what all raise."""
     cost, algorithms = options.pop("cost", None), options.pop("algorithms", None)
     aggregate = options.pop("aggregate", False)
     planner: Planner = CollectivePlanner(platform, cost)
@@ -129,24 +130,31 @@ def run_both(graph: TaskGraph, platform: Platform, network: str, **options: Any)
         program, _ = aggregate_program(program, NETWORKS[network](platform.links))
     said: list[Execution | str] = []
     traffic: list[LinkTraffic] = []
-    for run in (run_reference, run_compiled):
-        mover = NETWORKS[network](platform.links)
+    for networks, run in (
+        (PLAIN, run_reference),
+        (NETWORKS, partial(run_program, compiled=True)),
+        (NETWORKS, partial(run_program, compiled=False)),
+    ):
+        mover = networks[network](platform.links)
         keep_pieces(mover)
         try:
             said.append(run(program, mover))
             traffic.append(gather_traffic(program, said[-1], mover))
         except SimulationError as problem:
             said.append(str(problem))
-    plain, compiled = said
-    if isinstance(plain, str) or isinstance(compiled, str):
-        assert plain == compiled
-        raise SimulationError(str(plain))
-    for one, other in ((plain.start_s, compiled.start_s), (plain.end_s, compiled.end_s)):
-        assert one.tobytes() == other.tobytes()
-    assert plain.events == compiled.events == program.events
-    assert plain.link_bytes == compiled.link_bytes
-    assert plain.reshared_flows == compiled.reshared_flows
-    check_traffic(*traffic, shared=network == "fair_share")
+    plain, *others = said
+    if isinstance(plain, str):
+        assert others == [plain, plain]
+        raise SimulationError(plain)
+    for other in others:
+        assert not isinstance(other, str), other
+        assert plain.start_s.tobytes() == other.start_s.tobytes()
+        assert plain.end_s.tobytes() == other.end_s.tobytes()
+        assert plain.events == other.events == program.events
+        assert plain.link_bytes == other.link_bytes
+        assert plain.reshared_flows == other.reshared_flows
+    for one in traffic[1:]:
+        check_traffic(traffic[0], one, shared=network == "fair_share")
     return plain
 
 

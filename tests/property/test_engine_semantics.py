@@ -11,6 +11,7 @@ import pytest
 from fuzz import count_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.plain_engine import list_flows
 from trioflow import tables
 from trioflow.engine.result import Result
 from trioflow.engine.simulate import simulate
@@ -151,7 +152,7 @@ def test_what_is_sent_arrives(program: list[tuple[Any, Any, Any, list[int]]], bu
             name, group = first["name"], [int(rank) for rank in first["group"].split(",")]
         else:
             name, group = "send", [int(rank) for rank in members.sort_values("kind")["rank"]][::-1]
-        for flow in planner.build(name, int(first["message_bytes"]), group).flows:
+        for flow in list_flows(planner.build(name, int(first["message_bytes"]), group)):
             surplus_bytes[flow.source] += flow.size_bytes
             surplus_bytes[flow.target] -= flow.size_bytes
     moved_bytes = dict.fromkeys(nodes, 0.0)

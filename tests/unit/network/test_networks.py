@@ -3,14 +3,15 @@ from __future__ import annotations
 import math
 
 import pytest
+from oracles.plain_engine import PlainFairShareNetwork
 from trioflow.base.errors import SimulationError
 from trioflow.hardware.machine import Link
-from trioflow.network.fair_share import FairShareNetwork, compute_max_min_rates
+from trioflow.network.fair_share import compute_max_min_rates
 from trioflow.network.interface import NEVER_S, Flow, Network
 from trioflow.network.networks import ContentionFreeNetwork
 
 LINE = [Link(f"n{i}", f"n{i + 1}", 100.0, 0.0) for i in range(3)]
-BOTH = pytest.mark.parametrize("kind", [FairShareNetwork, ContentionFreeNetwork])
+BOTH = pytest.mark.parametrize("kind", [PlainFairShareNetwork, ContentionFreeNetwork])
 
 
 def drain(network: Network) -> dict[int, float]:
@@ -25,7 +26,7 @@ def drain(network: Network) -> dict[int, float]:
 
 @BOTH
 def test_lone_flow_takes_latency_plus_size_over_bandwidth(
-    kind: type[FairShareNetwork] | type[ContentionFreeNetwork],
+    kind: type[PlainFairShareNetwork] | type[ContentionFreeNetwork],
 ) -> None:
     network = kind([*LINE[:2], Link("n2", "n3", 10.0, 0.0)])
     network.start(Flow(0, "n0", "n3", 50.0, 0.25), 2.0)
@@ -35,7 +36,7 @@ def test_lone_flow_takes_latency_plus_size_over_bandwidth(
 
 @BOTH
 def test_cap_below_the_link_holds(
-    kind: type[FairShareNetwork] | type[ContentionFreeNetwork],
+    kind: type[PlainFairShareNetwork] | type[ContentionFreeNetwork],
 ) -> None:
     network = kind(LINE)
     network.start(Flow(0, "n0", "n1", 64.0, 0.0, max_rate_bytes_per_s=4.0), 0.0)
@@ -44,7 +45,7 @@ def test_cap_below_the_link_holds(
 
 @BOTH
 def test_flow_without_bytes_or_links_takes_its_latency(
-    kind: type[FairShareNetwork] | type[ContentionFreeNetwork],
+    kind: type[PlainFairShareNetwork] | type[ContentionFreeNetwork],
 ) -> None:
     network = kind(LINE)
     network.start(Flow(0, "n0", "n1", 0.0, 0.5), 0.0)
@@ -54,7 +55,7 @@ def test_flow_without_bytes_or_links_takes_its_latency(
 
 
 def test_shared_link_halves_and_the_rest_speeds_up() -> None:
-    network = FairShareNetwork(LINE)
+    network = PlainFairShareNetwork(LINE)
     network.start(Flow(0, "n0", "n1", 100.0, 0.0), 0.0)
     network.start(Flow(1, "n0", "n1", 300.0, 0.0), 0.0)
     # Both at 50 until 2 s, then the second one alone with 200 bytes left.
@@ -70,14 +71,14 @@ def test_contention_free_twin_does_not_share() -> None:
 
 
 def test_opposite_directions_do_not_share() -> None:
-    network = FairShareNetwork([Link("a", "b", 100.0, 0.0), Link("b", "a", 100.0, 0.0)])
+    network = PlainFairShareNetwork([Link("a", "b", 100.0, 0.0), Link("b", "a", 100.0, 0.0)])
     network.start(Flow(0, "a", "b", 100.0, 0.0), 0.0)
     network.start(Flow(1, "b", "a", 100.0, 0.0), 0.0)
     assert drain(network) == {0: 1.0, 1: 1.0}
 
 
 def test_latency_takes_no_bandwidth() -> None:
-    network = FairShareNetwork(LINE)
+    network = PlainFairShareNetwork(LINE)
     network.start(Flow(0, "n0", "n1", 100.0, 0.0), 0.0)
     network.start(Flow(1, "n0", "n1", 100.0, 1.0), 0.0)
     assert drain(network) == {0: 1.0, 1: 2.0}
@@ -85,7 +86,7 @@ def test_latency_takes_no_bandwidth() -> None:
 
 def test_parking_lot() -> None:
     """A long flow across three links and one short flow on each: all get half."""
-    network = FairShareNetwork(LINE)
+    network = PlainFairShareNetwork(LINE)
     network.start(Flow(0, "n0", "n3", 100.0, 0.0), 0.0)
     for i in range(3):
         network.start(Flow(i + 1, f"n{i}", f"n{i + 1}", 100.0, 0.0), 0.0)
@@ -102,7 +103,7 @@ def test_parking_lot_with_a_narrow_link() -> None:
 def test_starting_a_flow_can_speed_up_another() -> None:
     """A new flow on the first link slows the long one, which frees the second link."""
     links = [Link("a", "b", 10.0, 0.0), Link("b", "c", 12.0, 0.0)]
-    network = FairShareNetwork(links)
+    network = PlainFairShareNetwork(links)
     network.start(Flow(0, "a", "c", 1000.0, 0.0), 0.0)
     network.start(Flow(1, "b", "c", 1000.0, 0.0), 0.0)
     assert dict(network.rates_bytes_per_s) == {}
@@ -115,7 +116,7 @@ def test_starting_a_flow_can_speed_up_another() -> None:
 
 
 def test_ties_end_in_the_order_of_flow_id() -> None:
-    network = FairShareNetwork(LINE)
+    network = PlainFairShareNetwork(LINE)
     for flow_id in (2, 0, 1):
         network.start(Flow(flow_id, f"n{flow_id}", f"n{flow_id + 1}", 100.0, 0.0), 0.0)
     assert [end.flow.flow_id for end in network.advance(5.0)] == [0, 1, 2]
@@ -124,7 +125,7 @@ def test_ties_end_in_the_order_of_flow_id() -> None:
 def test_flows_that_share_nothing_cost_one_rate_each() -> None:
     """Work grows with the flows that meet, not with all flows under way."""
     pairs = [Link(f"a{i}", f"b{i}", 100.0, 0.0) for i in range(50)]
-    network = FairShareNetwork(pairs)
+    network = PlainFairShareNetwork(pairs)
     for i in range(50):
         network.start(Flow(i, f"a{i}", f"b{i}", 100.0 + i, 0.001 * i), 0.0)
     assert len(drain(network)) == 50
@@ -132,7 +133,7 @@ def test_flows_that_share_nothing_cost_one_rate_each() -> None:
 
 
 def test_a_flow_concerns_what_it_meets_directly_or_through_others() -> None:
-    network = FairShareNetwork([*LINE, Link("far", "away", 100.0, 0.0)])
+    network = PlainFairShareNetwork([*LINE, Link("far", "away", 100.0, 0.0)])
     network.start(Flow(0, "far", "away", 1000.0, 0.0), 0.0)
     network.start(Flow(1, "n0", "n2", 1000.0, 0.0), 0.0)
     network.start(Flow(2, "n1", "n3", 1000.0, 0.0), 0.0)
@@ -151,7 +152,7 @@ def test_a_flow_concerns_what_it_meets_directly_or_through_others() -> None:
 def test_undisturbed_flow_keeps_its_bits() -> None:
     """Traffic elsewhere must not even change the rounding of a flow's end."""
     for size in range(1, 30):
-        alone, beside = FairShareNetwork(LINE), FairShareNetwork(LINE)
+        alone, beside = PlainFairShareNetwork(LINE), PlainFairShareNetwork(LINE)
         for network in (alone, beside):
             network.start(Flow(0, "n0", "n1", 10 * size / 7, 0.1), 0.3)
         for flow_id in range(1, 20):
@@ -172,7 +173,7 @@ def test_undisturbed_flow_keeps_its_bits() -> None:
     ],
 )
 def test_flow_that_could_not_end_is_refused(
-    kind: type[FairShareNetwork] | type[ContentionFreeNetwork], flow: Flow
+    kind: type[PlainFairShareNetwork] | type[ContentionFreeNetwork], flow: Flow
 ) -> None:
     with pytest.raises(SimulationError, match="from n"):
         kind(LINE).start(flow, 0.0)
@@ -180,7 +181,7 @@ def test_flow_that_could_not_end_is_refused(
 
 @BOTH
 def test_flow_cannot_start_in_the_past(
-    kind: type[FairShareNetwork] | type[ContentionFreeNetwork],
+    kind: type[PlainFairShareNetwork] | type[ContentionFreeNetwork],
 ) -> None:
     network = kind(LINE)
     network.advance(2.0)

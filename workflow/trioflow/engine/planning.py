@@ -12,17 +12,16 @@ import numpy as np
 import pandas as pd
 
 from trioflow.base.experiments import Plan
-from trioflow.engine.compiled.run import is_repaid, run_compiled
+from trioflow.engine.compiled.run import is_repaid, run_program
 from trioflow.engine.exchanges import Exchanges, Planner
 from trioflow.engine.folding.fold import FoldedProgram, fold_program
 from trioflow.engine.program import Case, Program
-from trioflow.engine.reference import run_reference
 from trioflow.hardware.machine import Link, Platform, is_rank_node, narrow_links
 from trioflow.network.algorithms.catalogue import Algorithms, read_algorithms, spell_algorithm
 from trioflow.network.collectives import Bound, CollectiveCost, CollectivePlanner
 from trioflow.network.fair_share import FairShareNetwork, find_slack
-from trioflow.network.interface import Network
 from trioflow.network.message_planner import Chunks, CollectiveMessages, MessagePlanner, RunAlone
+from trioflow.network.networks import AnyNetwork
 from trioflow.parallel.folded import Fold
 
 
@@ -118,7 +117,7 @@ def name_links(platform: Platform) -> list[tuple[tuple[str, str], str]]:
 
 
 def keep_folded(
-    fold: Fold, cases: Sequence[Case], network: Network, platform: Platform
+    fold: Fold, cases: Sequence[Case], network: AnyNetwork, platform: Platform
 ) -> FoldedProgram:
     """Return the quotient of a graph on a platform, the same however fast its links are; errors as ``fold_program``."""
     scales = [case.compute_scale for case in cases]
@@ -192,8 +191,8 @@ def make_run_alone(platform: Platform) -> RunAlone:
     def run(plan: CollectiveMessages) -> float:
         program = _make_program(plan)
         network = FairShareNetwork(platform.links, platform.routing)
-        execute = run_compiled if is_repaid(program.events) else run_reference
-        return float(execute(program, network).end_s[0])
+        compiled = is_repaid(program.events)
+        return float(run_program(program, network, compiled=compiled).end_s[0])
 
     return run
 

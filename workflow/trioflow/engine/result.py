@@ -19,9 +19,8 @@ from trioflow.engine.program import Execution, Floats, Ints, Program, count_up
 from trioflow.engine.timeline import TimelineSummary
 from trioflow.hardware.machine import Link, name_link
 from trioflow.network.fair_share import FairShareNetwork, FlowShape
-from trioflow.network.interface import Network
 from trioflow.network.message_planner import CollectiveRounds
-from trioflow.network.networks import ContentionFreeNetwork
+from trioflow.network.networks import AnyNetwork, ContentionFreeNetwork
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.tables import LINKS
 
@@ -29,7 +28,7 @@ Columns = tuple[Ints, Floats, Floats, Floats, Ints, Ints]
 """Link, begin, end, rate, flows and order of pieces."""
 
 
-def keep_pieces(network: Network) -> None:
+def keep_pieces(network: AnyNetwork) -> None:
     """Let an unused network keep the pieces of its flows. Raises InputError when it is of a kind that cannot."""
     if not isinstance(network, FairShareNetwork | ContentionFreeNetwork):
         raise InputError(
@@ -39,7 +38,7 @@ def keep_pieces(network: Network) -> None:
     network.pieces = []
 
 
-def gather_traffic(program: Program, execution: Execution, network: Network) -> LinkTraffic:
+def gather_traffic(program: Program, execution: Execution, network: AnyNetwork) -> LinkTraffic:
     """Return what crossed the links of a network, by link, begin and flow in both engines; SimulationError without pieces.
 
     Of collectives that were single events a round's bytes move from its latency's end, on every link in as many flows

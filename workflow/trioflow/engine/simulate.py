@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from trioflow import tables
 from trioflow.base.arguments import settle_fields
 from trioflow.base.errors import InputError, SimulationError
-from trioflow.engine.compiled.run import is_repaid, run_compiled, supports
+from trioflow.engine.compiled.run import is_repaid, run_program, supports
 from trioflow.engine.exchanges import Plan, make_exchanges
 from trioflow.engine.folding.fold import FoldedProgram, TooLargeError, check_expansion
 from trioflow.engine.folding.traffic import CannotFoldError
@@ -47,7 +47,6 @@ from trioflow.engine.program import (
     change_case,
     check_scale,
 )
-from trioflow.engine.reference import run_reference
 from trioflow.engine.result import (
     Executed,
     Result,
@@ -63,14 +62,18 @@ from trioflow.hardware.machine import Link, Platform
 from trioflow.network.algorithms.catalogue import Algorithms
 from trioflow.network.collectives import Bound, CollectiveCost
 from trioflow.network.fair_share import FairShareNetwork, FlowShape, compute_max_min_rates
-from trioflow.network.interface import Network
 from trioflow.network.message_planner import Chunks, CollectiveMessages, CollectiveRounds
-from trioflow.network.networks import DEFAULT_NETWORK, ContentionFreeNetwork, make_network
+from trioflow.network.networks import (
+    DEFAULT_NETWORK,
+    AnyNetwork,
+    ContentionFreeNetwork,
+    make_network,
+)
 from trioflow.parallel.folded import Fold, FoldedTaskGraph
 from trioflow.parallel.task_graph import TaskGraph
 
 
-def aggregate_program(program: Program, network: Network) -> tuple[Program, int]:
+def aggregate_program(program: Program, network: AnyNetwork) -> tuple[Program, int]:
     """Replace collectives of messages by single events where that changes no bit of the result.
 
     Returns the given one where nothing can be replaced; ``aggregated``: exchanges that are one event now. A collective
@@ -208,7 +211,7 @@ class Prepared:
 
     # Of all ranks, or of one of each class, with the times of each case
     programs: list[Program]
-    make_network: Callable[[], Network]  # makes an unused network to run one on
+    make_network: Callable[[], AnyNetwork]  # makes an unused network to run one on
     # The way back to all ranks, where identical ones are executed once
     folded: FoldedProgram | None = None
     unfolded_reason: str = ""  # why all ranks are executed; empty where they are not
@@ -260,7 +263,7 @@ class Ran:
     """What an engine did."""
 
     program: Program  # what was executed
-    network: Network  # what it ran on
+    network: AnyNetwork  # what it ran on
     execution: Execution  # when its tasks ran
     engine: str  # which engine it was
     aggregated: int  # exchanges that were one event; see `aggregate_program`
@@ -276,14 +279,14 @@ def run_prepared(ready: Prepared, engine: str, aggregate: bool, case: int = 0) -
         compiled = supports(mover) and is_repaid(program.events * len(ready.programs))
         engine = "compiled" if compiled else "reference"
     begin_s = time.perf_counter()
-    execution = {"compiled": run_compiled, "reference": run_reference}[engine](program, mover)
+    execution = run_program(program, mover, compiled=engine == "compiled")
     return Ran(program, mover, execution, engine, aggregated, time.perf_counter() - begin_s)
 
 
 def prepare(
     graph: TaskGraph,
     cases: Sequence[Case],
-    make_network: Callable[[], Network],
+    make_network: Callable[[], AnyNetwork],
     platform: Platform,
     *,
     fold: bool = True,
@@ -558,12 +561,12 @@ def _make_ready(
     """Return what an engine is given."""
     algorithms, chunks = choose_algorithms(graph.metadata.plan, options.algorithms, options.chunks)
 
-    def make_mover() -> Network:
+    def make_mover() -> AnyNetwork:
         links = keep_links(platform, options.communication_scale)
         mover = make_network(options.network, links, platform.routing)
         if isinstance(mover, FairShareNetwork) and algorithms is None:
             # Algorithms may let flows start at switches.
-            mover.leave_out(keep_slack(platform))
+            mover.slack = keep_slack(platform)
         if options.record_links:
             keep_pieces(mover)
         return mover

@@ -26,7 +26,7 @@ from trioflow.costmodel.collectives.model import (
 from trioflow.hardware.machine import Platform, name_rank_node
 from trioflow.hardware.platform import list_platforms, load_platform
 from trioflow.network.across_nodes import NodeGroups, measures_a_node
-from trioflow.network.fair_share import FlowShape, FlowSpec, pair_group
+from trioflow.network.fair_share import FlowShape, pair_group
 from trioflow.network.routing import Router
 
 Routes = dict[tuple[int, int], tuple[float, float]]
@@ -187,18 +187,6 @@ class CollectiveFlows:
     def flow_count(self) -> int:
         """How many flows there are."""
         return len(self.sizes_bytes)
-
-    @property
-    def flows(self) -> tuple[FlowSpec, ...]:
-        """The flows one by one."""
-        numbers = (self.sizes_bytes, self.latencies_s, self.max_rates_bytes_per_s)
-        columns = (column.tolist() for column in numbers)
-        return tuple(
-            FlowSpec(source, target, size_bytes, latency_s, rate)
-            for (source, target), size_bytes, latency_s, rate in zip(
-                self.shape.pairs, *columns, strict=True
-            )
-        )
 
     def stretch(self, factor: float) -> CollectiveFlows:
         """Return them slower by a factor; the links are made narrower by it elsewhere."""

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trioflow.hardware.machine import Link, Routing
-from trioflow.network.interface import NEVER_S, Flow, FlowEnd, FlowPiece, RoutedNetwork, check_flow
+from trioflow.network.interface import FlowPiece, RoutedNetwork
 from trioflow.network.routing import Router
 
 
@@ -111,18 +109,6 @@ def find_slack(links: Sequence[Link], is_end: Callable[[str], bool]) -> frozense
     return frozenset(slack)
 
 
-@dataclass(slots=True)
-class _Moving:
-    """A flow whose bytes move: its state at the last change of its rate."""
-
-    flow: Flow
-    route: tuple[int, ...]
-    since_s: float
-    left_bytes: float
-    rate_bytes_per_s: float = 0.0
-    end_s: float = NEVER_S
-
-
 class FairShareNetwork(RoutedNetwork):
     """Moves flows over routed links at max-min fair rates.
 
@@ -134,165 +120,28 @@ class FairShareNetwork(RoutedNetwork):
     shared anew. That is exact, to the last bit: a flow that shares no link, directly or through others, has the same
     rate whether or not the others are there.
 
-    Events at one time: latencies that end first, then the ends of flows, both by ``flow_id``.
+    Events at one time: latencies that end first, then the ends of flows, both by ``flow_id``. The engine's kernels do
+    all this.
     """
 
     def __init__(self, links: Sequence[Link], routing: Routing | None = None) -> None:
         super().__init__(links, routing)
-        self._capacities = self._router.capacities_bytes_per_s
         self.slack: frozenset[int] = frozenset()
         """Links that take no part in sharing: see `find_slack`."""
-        self._waiting: list[tuple[float, int, Flow]] = []
-        self._moving: dict[int, _Moving] = {}
-        self._crossing: defaultdict[int, dict[int, None]] = defaultdict(dict)
-        # Ends as they were when they were computed; one that has changed since is skipped.
-        self._ends: list[tuple[float, int]] = []
-        self._changed_links: dict[int, None] = {}
-        self.reshared_flows = 0
-        """Rates computed so far: the work of sharing, a flow counted each time."""
         self.pieces: list[FlowPiece] | None = None
-        """Pieces of flows on links, where a list is given to collect them."""
+        """Whether pieces of flows on links are kept: where it is a list."""
 
     @property
     def capacities_bytes_per_s(self) -> Sequence[float]:
         """What each link has to share [links] [bytes/s]; infinite where it takes no part."""
-        return self._capacities
-
-    def leave_out(self, slack: frozenset[int]) -> None:
-        """Leave links out of the sharing that flows could never fill: see `find_slack`."""
-        self.slack = slack
-        widths = self._router.capacities_bytes_per_s
-        self._capacities = [
-            math.inf if link in slack else width for link, width in enumerate(widths)
-        ]
-
-    @property
-    def rates_bytes_per_s(self) -> Mapping[int, float]:
-        """Current rate of every flow whose bytes move, by ``flow_id`` [bytes/s]."""
-        self._share()
-        return {key: moving.rate_bytes_per_s for key, moving in self._moving.items()}
-
-    def start(self, flow: Flow, time_s: float) -> None:
-        """Let a flow start; see ``Network.start``."""
-        check_flow(flow, time_s, self._now_s)
-        self._router.route(flow.source, flow.target)
-        heapq.heappush(self._waiting, (time_s + flow.latency_s, flow.flow_id, flow))
-
-    def next_event_s(self) -> float:
-        """Return when a latency or a flow next ends; see ``Network.next_event_s``."""
-        self._share()
-        while self._ends:
-            end_s, key = self._ends[0]
-            if key in self._moving and self._moving[key].end_s == end_s:
-                break
-            heapq.heappop(self._ends)
-        moving_s = self._ends[0][0] if self._ends else NEVER_S
-        return min(moving_s, self._waiting[0][0]) if self._waiting else moving_s
-
-    def advance(self, time_s: float) -> list[FlowEnd]:
-        """Move the clock and return the ended flows; see ``Network.advance``."""
-        ends: list[FlowEnd] = []
-        while (event_s := self.next_event_s()) <= time_s and event_s < NEVER_S:
-            self._now_s = max(self._now_s, event_s)
-            while self._waiting and self._waiting[0][0] <= self._now_s:
-                self._begin(heapq.heappop(self._waiting)[2])
-            while self._ends and self._ends[0][0] <= self._now_s:
-                end_s, key = heapq.heappop(self._ends)
-                if key in self._moving and self._moving[key].end_s == end_s:
-                    ends.append(FlowEnd(self._now_s, self._finish(key)))
-        self._now_s = max(self._now_s, time_s)
-        return ends
-
-    def _begin(self, flow: Flow) -> None:
-        """Let the bytes of a flow move; one without bytes is at its end at once."""
-        route = self._router.route(flow.source, flow.target) if flow.size_bytes else ()
-        moving = _Moving(flow, route, self._now_s, flow.size_bytes)
-        self._moving[flow.flow_id] = moving
-        if flow.size_bytes == 0:
-            moving.end_s = self._now_s
-            heapq.heappush(self._ends, (moving.end_s, flow.flow_id))
-        elif not route:
-            self._set_rate(moving, flow.max_rate_bytes_per_s)
-        for link in route:
-            self._crossing[link][flow.flow_id] = None
-            self._changed_links[link] = None
-
-    def _finish(self, flow_id: int) -> Flow:
-        moving = self._moving.pop(flow_id)
-        self._keep_piece(moving)
-        for link in moving.route:
-            ends = self._router.links[link]
-            self._link_bytes[ends.source, ends.target] += moving.flow.size_bytes
-            del self._crossing[link][flow_id]
-            self._changed_links[link] = None
-        return moving.flow
-
-    def _share(self) -> None:
-        """Compute the rates anew that flows which came or went can change, from now on."""
-        if not self._changed_links:
-            return
-        seen_links: set[int] = set()
-        for link in self._changed_links:
-            if link not in seen_links:
-                self._share_component(self._collect_component(link, seen_links))
-        self._changed_links.clear()
-
-    def _collect_component(self, link: int, seen_links: set[int]) -> Iterable[int]:
-        """Return the flows that share links with those on one link, directly or through others."""
-        found: dict[int, None] = {}
-        todo = [link]
-        seen_links.add(link)
-        while todo:
-            for key in self._crossing[todo.pop()]:
-                if key not in found:
-                    found[key] = None
-                    todo += [one for one in self._moving[key].route if one not in seen_links]
-                    seen_links.update(self._moving[key].route)
-        return found
-
-    def _share_component(self, keys: Iterable[int]) -> None:
-        sharing = [self._moving[key] for key in keys]
-        rates = compute_max_min_rates(
-            [moving.route for moving in sharing],
-            self._capacities,
-            [moving.flow.max_rate_bytes_per_s for moving in sharing],
-        )
-        self.reshared_flows += len(sharing)
-        for moving, rate in zip(sharing, rates, strict=True):
-            # A flow whose rate stays is left alone: its end keeps its exact bits.
-            if rate != moving.rate_bytes_per_s:
-                self._set_rate(moving, rate)
-
-    def _set_rate(self, moving: _Moving, rate_bytes_per_s: float) -> None:
-        """Let a flow go on at another rate from now on."""
-        gone_s = self._now_s - moving.since_s
-        if gone_s > 0:
-            self._keep_piece(moving)
-            moved_bytes = gone_s * moving.rate_bytes_per_s
-            moving.left_bytes = max(0.0, moving.left_bytes - moved_bytes)
-        moving.since_s, moving.rate_bytes_per_s = self._now_s, rate_bytes_per_s
-        moving.end_s = self._now_s + moving.left_bytes / rate_bytes_per_s
-        heapq.heappush(self._ends, (moving.end_s, moving.flow.flow_id))
-
-    def _keep_piece(self, moving: _Moving) -> None:
-        if self.pieces is not None and moving.route and moving.since_s < self._now_s:
-            times_s = (moving.since_s, self._now_s)
-            self.pieces.append(FlowPiece(moving.flow.flow_id, *times_s, moving.rate_bytes_per_s))
+        widths = list(self._router.capacities_bytes_per_s)
+        for link in self.slack:
+            widths[link] = math.inf
+        return widths
 
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class FlowSpec:
-    """A flow that has no identity yet; see ``interface.Flow`` for the fields."""
-
-    source: str
-    target: str
-    size_bytes: float
-    latency_s: float
-    max_rate_bytes_per_s: float = math.inf
 
 
 class FlowShape:

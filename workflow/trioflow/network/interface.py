@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -104,9 +104,3 @@ class RoutedNetwork:
     def link_bytes(self) -> Mapping[tuple[str, str], float]:
         """Bytes that ended flows have moved over each directed link [bytes]."""
         return dict(self._link_bytes)
-
-    def count_bytes(self, link: int, sizes_bytes: Iterable[float]) -> None:
-        """Count bytes that crossed a link in flows which were not moved one by one [bytes]."""
-        ends = (self._router.links[link].source, self._router.links[link].target)
-        for size_bytes in sizes_bytes:
-            self._link_bytes[ends] += size_bytes

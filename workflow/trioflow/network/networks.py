@@ -61,7 +61,9 @@ class ContentionFreeNetwork(RoutedNetwork):
         return ends
 
 
-NETWORKS: Mapping[str, Callable[[Sequence[Link]], Network]] = {
+AnyNetwork = FairShareNetwork | Network
+"""A network that the engine knows, or one that it drives flow by flow."""
+NETWORKS: Mapping[str, Callable[[Sequence[Link]], AnyNetwork]] = {
     "fair_share": FairShareNetwork,
     "contention_free": ContentionFreeNetwork,
 }
@@ -71,14 +73,14 @@ NETWORK_GROUP = "trioflow.networks"
 """Group under which a package registers networks: made from links, they answer as ``Network`` does."""
 
 
-def find_network(name: str) -> Callable[[Sequence[Link]], Network]:
+def find_network(name: str) -> Callable[[Sequence[Link]], AnyNetwork]:
     """Return what makes a network of ``NETWORKS`` or ``NETWORK_GROUP``; InputError when unknown, ambiguous or broken."""
     if name in NETWORKS:
         return NETWORKS[name]
     return load_plugin(NETWORK_GROUP, name, NETWORKS, what="network")
 
 
-def make_network(name: str, links: Sequence[Link], routing: Routing) -> Network:
+def make_network(name: str, links: Sequence[Link], routing: Routing) -> AnyNetwork:
     """Make a network on links.
 
     Raises InputError as :func:`find_network`, and when a network that finds its own way is to follow such a routing.
@@ -91,4 +93,10 @@ def make_network(name: str, links: Sequence[Link], routing: Routing) -> Network:
             f"the network {name} finds its own ways: it knows neither ecmp nor failed links",
             fix="choose the network fair_share or contention_free",
         )
-    return make(links)
+    made = make(links)
+    if not hasattr(made, "advance"):
+        raise InputError(
+            f"the network {name} moves no flows",
+            fix="write its start, next_event_s and advance, as trioflow.network.interface.Network has them",
+        )
+    return made

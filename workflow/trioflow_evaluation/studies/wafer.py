@@ -19,17 +19,15 @@ from trioflow.base.errors import PlatformError, SimulationError
 from trioflow.base.provenance import PACKAGE, stamp
 from trioflow.costmodel.device_times import DeviceTimes, prepare_device_times
 from trioflow.costmodel.operators.model import load_operator_model
-from trioflow.engine.compiled.run import is_repaid, run_compiled, supports
+from trioflow.engine.compiled.run import is_repaid, run_program, supports
 from trioflow.engine.program import Program, build_program
-from trioflow.engine.reference import run_reference
 from trioflow.hardware.device_sheet import load_device
 from trioflow.hardware.machine import Device, Link, Platform, name_rank_node
 from trioflow.hardware.topologies.grids import build_mesh
 from trioflow.hardware.topologies.nodes import build_switch
 from trioflow.network.collectives import CollectivePlanner
 from trioflow.network.fair_share import FairShareNetwork
-from trioflow.network.interface import Network
-from trioflow.network.networks import ContentionFreeNetwork
+from trioflow.network.networks import AnyNetwork, ContentionFreeNetwork
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.prediction.assembly import build_graph
@@ -197,7 +195,7 @@ class WaferSteps:
     def _share(self, bandwidth_bytes_per_s: float) -> float:
         return float(self.run_mesh("snake", bandwidth_bytes_per_s)["network_share"])
 
-    def _run(self, key: str, links: Sequence[Link], network: Network) -> float:
+    def _run(self, key: str, links: Sequence[Link], network: AnyNetwork) -> float:
         # Bandwidths are not part of a program, so one serves a whole sweep.
         if key not in self._programs:
             platform = Platform("wafer", load_study_device(), self.ranks, tuple(links))
@@ -207,8 +205,8 @@ class WaferSteps:
         program = self._programs[key]
         # A program runs at many bandwidths, so what loading the compiled engine takes is shared.
         often = is_repaid(program.events * (len(MESH_BANDWIDTHS_BYTES_PER_S) + _HALVINGS))
-        execute = run_compiled if supports(network) and often else run_reference
-        return float(execute(program, network).end_s.max())
+        compiled = supports(network) and often
+        return float(run_program(program, network, compiled=compiled).end_s.max())
 
     def _row(
         self, network: str, variant: str, bandwidth: float, bundle: int, step_s: float

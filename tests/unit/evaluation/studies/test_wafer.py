@@ -178,18 +178,17 @@ def test_the_figure_has_a_panel_for_every_case(rows: pd.DataFrame) -> None:
 def test_both_engines_give_the_same_step(
     steps: WaferSteps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ran: list[str] = []
-    for name in ("run_compiled", "run_reference"):
-        execute = getattr(wafer, name)
-        monkeypatch.setattr(
-            wafer,
-            name,
-            lambda *given, name=name, execute=execute: ran.append(name) or execute(*given),
-        )
+    ran: list[bool] = []
+    execute = wafer.run_program
+    monkeypatch.setattr(
+        wafer,
+        "run_program",
+        lambda *given, compiled: ran.append(compiled) or execute(*given, compiled=compiled),
+    )
     found = []
     for often in (True, False):
         monkeypatch.setattr(wafer, "is_repaid", lambda _, often=often: often)
         found.append((steps.run_mesh("snake", 1e9), steps.run_circuits(1)))
     assert found[0] == found[1]
-    # Only the plain engine drives circuits.
-    assert ran == ["run_compiled", *["run_reference"] * 7]
+    # Circuits are driven flow by flow, uncompiled.
+    assert ran == [True, *[False] * 7]

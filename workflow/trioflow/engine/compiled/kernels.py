@@ -1,24 +1,25 @@
-"""The event loop, compiled: tasks, exchanges and their messages.
+"""The event loop: tasks, exchanges and their messages, and flows on shared links; compiled by numba, or run as it is.
 
-Line by line what ``reference`` does, on arrays, so that both give the same bits. Importing this module imports numba:
-only ``compiled`` does.
+``run.bind`` compiles these functions, or leaves them plain Python for small programs; both do the same floating-point
+operations in the same order. A network of another package takes the place of ``start_flow``, ``find_network_s`` and
+``advance_network``.
 
-Flows on shared links, compiled: how they start, move, share and end.
+Tasks. A ready task starts at once; an exchange's members start when all are ready and end when its last flow does. Its
+flows start with it, or, as messages of an algorithm, each when those that it waits for have ended; a join ends at once.
+At one time come first the ends of flows by ``flow_id``, then ends of tasks, then starts. When and where tasks run does
+not depend on these ties: a stream's order is fixed by the graph.
 
-Line by line what ``network.fair_share`` and ``network.networks`` do, on arrays, with the same floating-point operations
-in the same order.
+Flows share links in a max-min fair way (``network.fair_share``); rates change only when a flow begins to move bytes or
+ends, and only of flows that share links with it, directly or through others.
 
-Heaps whose items can be moved, compiled; see ``kernels``.
-
-A binary heap and a queue beside it: what is pushed in order, as all of equal traffic is, goes through the queue.
+Heaps, whose items can be moved, are a binary heap and a queue beside it: what is pushed in order, as all of equal
+traffic is, goes through the queue.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
-import numba
 import numpy as np
 
 from trioflow.engine.compiled.state import (
@@ -46,22 +47,9 @@ from trioflow.engine.compiled.state import (
     State,
 )
 
-Kernel = TypeVar("Kernel", bound=Callable[..., Any])
-
 NEVER_S = np.inf
 
-# No fastmath: it would change the order of floating-point operations. Nothing is allocated
-# here, so numba need not count references, which would take nine tenths of the time.
-compile_kernel: Callable[[Kernel], Kernel] = numba.njit(error_model="numpy", _nrt=False)
-"""For what Python calls."""
-# Wrappers for Python around each of these would take half of the time to compile.
-compile_part: Callable[[Kernel], Kernel] = numba.njit(
-    error_model="numpy", _nrt=False, no_cpython_wrapper=True, no_cfunc_wrapper=True
-)
-"""For what only other kernels call."""
 
-
-@compile_part
 def _put(heap: Heap, place: int, time_s: float, tie: int, item: int) -> None:
     entry = heap.entries[place]
     entry.time_s = time_s
@@ -70,13 +58,11 @@ def _put(heap: Heap, place: int, time_s: float, tie: int, item: int) -> None:
     heap.place[item] = place
 
 
-@compile_part
 def _precedes(heap: Heap, place: int, time_s: float, tie: int) -> bool:
     entry = heap.entries[place]
     return bool(entry.time_s < time_s or (entry.time_s == time_s and entry.tie < tie))
 
 
-@compile_part
 def _settle(heap: Heap, place: int, time_s: float, tie: int, item: int) -> None:
     """Put an item where it belongs, beginning at an empty place."""
     while place > 0:
@@ -101,7 +87,6 @@ def _settle(heap: Heap, place: int, time_s: float, tie: int, item: int) -> None:
     _put(heap, place, time_s, tie, item)
 
 
-@compile_part
 def _append(heap: Heap, time_s: float, tie: int, item: int) -> bool:
     """Put an item at the end of the queue, if there is room and it belongs there."""
     head, tail, mask = heap.size[HEAD], heap.size[TAIL], len(heap.queue) - 1
@@ -119,7 +104,6 @@ def _append(heap: Heap, time_s: float, tie: int, item: int) -> bool:
     return True
 
 
-@compile_part
 def _take_from_queue(heap: Heap, place: int) -> None:
     """Empty a place of the queue, whose front is never empty."""
     mask = len(heap.queue) - 1
@@ -128,7 +112,6 @@ def _take_from_queue(heap: Heap, place: int) -> None:
         heap.size[HEAD] += 1
 
 
-@compile_part
 def push(heap: Heap, time_s: float, tie: int, item: int) -> None:
     """Add an item."""
     if not _append(heap, time_s, tie, item):
@@ -136,7 +119,6 @@ def push(heap: Heap, time_s: float, tie: int, item: int) -> None:
         _settle(heap, heap.size[COUNT] - 1, time_s, tie, item)
 
 
-@compile_part
 def move(heap: Heap, time_s: float, tie: int, item: int) -> None:
     """Give an item another time, or add it."""
     place = heap.place[item]
@@ -148,7 +130,6 @@ def move(heap: Heap, time_s: float, tie: int, item: int) -> None:
     push(heap, time_s, tie, item)
 
 
-@compile_part
 def pop(heap: Heap) -> int:
     """Remove the first item and return it."""
     if heap.size[HEAD] < heap.size[TAIL]:
@@ -168,7 +149,6 @@ def pop(heap: Heap) -> int:
     return int(item)
 
 
-@compile_part
 def find_first_s(heap: Heap) -> float:
     """Return the time of the first item, or ``NEVER_S`` where there is none [s]."""
     first_s = NEVER_S
@@ -179,7 +159,6 @@ def find_first_s(heap: Heap) -> float:
     return float(first_s)
 
 
-@compile_part
 def start_flow(
     state: State, exchange: int, flow: int, message: int, size_bytes: float, now_s: float
 ) -> None:
@@ -205,7 +184,6 @@ def start_flow(
         push(state.moving, begin_s + size_bytes / made.max_rate, slot.flow_id, index)
 
 
-@compile_part
 def _take_slot(state: State, hops: int) -> int:
     index = state.free_slots[hops]
     if index != NOWHERE:
@@ -221,7 +199,6 @@ def _take_slot(state: State, hops: int) -> int:
     return int(index)
 
 
-@compile_part
 def note_arrival(state: State, exchange: int, message: int) -> None:
     """Remember that a flow or a join is done; its exchange hears of it when the clock stands."""
     arrival = state.arrived[state.count[ARRIVED]]
@@ -230,7 +207,6 @@ def note_arrival(state: State, exchange: int, message: int) -> None:
     state.count[ARRIVED] += 1
 
 
-@compile_part
 def _mark_changed(state: State, link: int) -> None:
     if not state.links[link].is_changed:
         state.links[link].is_changed = 1
@@ -238,7 +214,6 @@ def _mark_changed(state: State, link: int) -> None:
         state.count[CHANGED] += 1
 
 
-@compile_part
 def _begin_flow(state: State, index: int, now_s: float) -> None:
     """Let the bytes of a flow move; one without bytes is at its end at once."""
     slot = state.slots[index]
@@ -264,7 +239,6 @@ def _begin_flow(state: State, index: int, now_s: float) -> None:
         place += 1
 
 
-@compile_part
 def _finish_flow(state: State, index: int, now_s: float) -> None:
     """Take an ended flow off its links, and note that it has arrived."""
     slot = state.slots[index]
@@ -291,7 +265,6 @@ def _finish_flow(state: State, index: int, now_s: float) -> None:
     note_arrival(state, slot.exchange, slot.message)
 
 
-@compile_part
 def _share(state: State, now_s: float) -> None:
     """Compute the rates anew that flows which came or went can change, from now on."""
     if state.count[CHANGED] == 0:
@@ -309,7 +282,6 @@ def _share(state: State, now_s: float) -> None:
     state.count[CHANGED] = 0
 
 
-@compile_part
 def _share_alone(state: State, link: int, now_s: float) -> bool:
     """Give a flow that has all its links to itself its rate; false where there is another."""
     if state.links[link].crossing != 1:
@@ -329,7 +301,6 @@ def _share_alone(state: State, link: int, now_s: float) -> bool:
     return True
 
 
-@compile_part
 def _collect_component(state: State, link: int) -> tuple[int, int]:
     """Find the flows that share links with those on one link, directly or through others."""
     epoch = state.count[EPOCH]
@@ -357,7 +328,6 @@ def _collect_component(state: State, link: int) -> tuple[int, int]:
     return found_links, found_slots
 
 
-@compile_part
 def _share_component(state: State, alive: int, rising: int, now_s: float) -> None:
     """Fill links step by step, as ``compute_max_min_rates`` does; a flow that has its rate has a negative ``seen``."""
     for place in range(alive):
@@ -383,7 +353,6 @@ def _share_component(state: State, alive: int, rising: int, now_s: float) -> Non
                 state.links[state.hops[hop]].rising -= 1
 
 
-@compile_part
 def _find_level(state: State, alive: int, capped: int) -> tuple[int, int, float]:
     """Return how many links and capped flows still rise, and the rate at which one stops."""
     level, links, flows = np.inf, 0, 0
@@ -403,7 +372,6 @@ def _find_level(state: State, alive: int, capped: int) -> tuple[int, int, float]
     return links, flows, level
 
 
-@compile_part
 def _freeze(state: State, alive: int, capped: int, level: float) -> int:
     """Collect the flows that stop at a rate: on full links, or at their cap; return how many."""
     frozen = 0
@@ -427,7 +395,6 @@ def _freeze(state: State, alive: int, capped: int, level: float) -> int:
     return frozen
 
 
-@compile_part
 def _set_rate(state: State, index: int, rate: float, now_s: float) -> None:
     """Let a flow go on at another rate; one whose rate stays keeps the exact bits of its end."""
     slot = state.slots[index]
@@ -444,7 +411,6 @@ def _set_rate(state: State, index: int, rate: float, now_s: float) -> None:
     move(state.moving, end_s, slot.flow_id, index)
 
 
-@compile_part
 def _keep_piece(state: State, index: int, now_s: float) -> None:
     """Count a flow's time at one rate, and keep it where there is room."""
     slot = state.slots[index]
@@ -461,10 +427,14 @@ def _keep_piece(state: State, index: int, now_s: float) -> None:
             piece.flow = slot.flow
 
 
-@compile_part
+def find_network_s(state: State) -> float:
+    """Return when a latency or a flow next ends, or ``NEVER_S`` [s]."""
+    return min(find_first_s(state.waiting), find_first_s(state.moving))
+
+
 def advance_network(state: State, now_s: float) -> None:
     """Let latencies and flows end until now, and share anew."""
-    while min(find_first_s(state.waiting), find_first_s(state.moving)) <= now_s:
+    while find_network_s(state) <= now_s:
         while find_first_s(state.waiting) <= now_s:
             _begin_flow(state, pop(state.waiting), now_s)
         while find_first_s(state.moving) <= now_s:
@@ -472,7 +442,6 @@ def advance_network(state: State, now_s: float) -> None:
         _share(state, now_s)
 
 
-@compile_part
 def _schedule_end(state: State, time_s: float, now_s: float, item: int) -> None:
     """Let a task or an exchange end; what ends now comes after what was scheduled before."""
     if time_s <= now_s:
@@ -483,7 +452,6 @@ def _schedule_end(state: State, time_s: float, now_s: float, item: int) -> None:
         state.count[SEQUENCE] += 1
 
 
-@compile_part
 def _end_task(state: State, task: int, now_s: float) -> None:
     ended = state.tasks[task]
     ended.end_s = now_s
@@ -497,7 +465,6 @@ def _end_task(state: State, task: int, now_s: float) -> None:
             state.count[STARTS_TAIL] += 1
 
 
-@compile_part
 def _end_item(state: State, item: int, now_s: float) -> None:
     exchange = item - len(state.tasks)
     if exchange < 0:
@@ -509,7 +476,6 @@ def _end_item(state: State, item: int, now_s: float) -> None:
         _end_task(state, state.members[index], now_s)
 
 
-@compile_part
 def _start_task(state: State, task: int, now_s: float) -> None:
     """Start a ready task, or its exchange if it was the last member to be ready."""
     index = state.tasks[task].exchange
@@ -543,7 +509,6 @@ def _start_task(state: State, task: int, now_s: float) -> None:
         _schedule_end(state, now_s + exchange.duration_s, now_s, len(state.tasks) + index)
 
 
-@compile_part
 def _run_rounds(state: State, plan: Any, now_s: float) -> float:
     """Return when the last of undisturbed rounds ends, and count their bytes [s]."""
     end_s = now_s
@@ -564,7 +529,6 @@ def _run_rounds(state: State, plan: Any, now_s: float) -> float:
     return float(end_s)
 
 
-@compile_part
 def _start_messages(state: State, index: int, now_s: float) -> None:
     """Count what each message of an exchange waits for, and start those that wait for nothing."""
     exchange = state.exchanges[index]
@@ -586,7 +550,6 @@ def _start_messages(state: State, index: int, now_s: float) -> None:
             _start_message(state, index, message, now_s)
 
 
-@compile_part
 def _start_message(state: State, index: int, message: int, now_s: float) -> None:
     plan = state.plans[state.exchanges[index].plan]
     made = state.messages[state.patterns[plan.pattern].first_message + message]
@@ -597,7 +560,6 @@ def _start_message(state: State, index: int, message: int, now_s: float) -> None
     start_flow(state, index, plan.first_flow + made.pair, message, size_bytes, now_s)
 
 
-@compile_part
 def _hear_of_arrivals(state: State, now_s: float) -> None:
     """Let messages start that waited for what arrived, and exchanges end with their last one."""
     head = 0
@@ -617,7 +579,6 @@ def _hear_of_arrivals(state: State, now_s: float) -> None:
     state.count[ARRIVED] = 0
 
 
-@compile_part
 def _start_waiting(state: State, index: int, message: int, now_s: float) -> None:
     """Start the messages that waited for one, where they wait for nothing else."""
     exchange = state.exchanges[index]
@@ -632,14 +593,13 @@ def _start_waiting(state: State, index: int, message: int, now_s: float) -> None
             _start_message(state, index, successor, now_s)
 
 
-@compile_part
 def _run_tasks(state: State, now_s: float) -> None:
     """Let tasks end and start until nothing more happens now; ends come first."""
     count = state.count
+    while find_first_s(state.running) <= now_s:
+        _end_item(state, pop(state.running), now_s)
     while True:
-        if find_first_s(state.running) <= now_s:
-            _end_item(state, pop(state.running), now_s)
-        elif count[ENDS_HEAD] < count[ENDS_TAIL]:
+        if count[ENDS_HEAD] < count[ENDS_TAIL]:
             count[ENDS_HEAD] += 1
             _end_item(state, state.ends[count[ENDS_HEAD] - 1], now_s)
         elif count[STARTS_HEAD] < count[STARTS_TAIL]:
@@ -650,7 +610,6 @@ def _run_tasks(state: State, now_s: float) -> None:
     count[ENDS_HEAD] = count[ENDS_TAIL] = count[STARTS_HEAD] = count[STARTS_TAIL] = 0
 
 
-@compile_kernel
 def execute(state: State) -> None:
     """Run to the end; tasks that never do keep ``NEVER_S``."""
     for task in range(len(state.tasks)):
@@ -660,8 +619,8 @@ def execute(state: State) -> None:
     now_s = 0.0
     while now_s < NEVER_S:
         _run_tasks(state, now_s)
-        network_s = min(find_first_s(state.waiting), find_first_s(state.moving))
+        network_s = find_network_s(state)
         now_s = min(find_first_s(state.running), network_s)
-        if now_s < NEVER_S:
+        if network_s <= now_s < NEVER_S:
             advance_network(state, now_s)
             _hear_of_arrivals(state, now_s)

@@ -1,4 +1,4 @@
-"""The compiled engine: the rules of the reference on arrays, and the folder that keeps its kernels."""
+"""The engine: kernels on a program's arrays, compiled by numba or as plain Python, and the folder that keeps them."""
 
 from __future__ import annotations
 
@@ -7,53 +7,61 @@ import math
 import os
 import shutil
 import sys
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import numpy as np
 
 from trioflow.base.errors import InputError, SimulationError
-from trioflow.engine.compiled.state import EVENTS, PIECES, RESHARED, make_state
+from trioflow.engine.compiled import kernels
+from trioflow.engine.compiled.state import (
+    EVENTS,
+    PIECE,
+    PIECES,
+    RESHARED,
+    make_plain,
+    make_state,
+    settle_rows,
+)
 from trioflow.engine.exchanges import Plan
 from trioflow.engine.program import Execution, Pieces, Program, explain_deadlock
-from trioflow.engine.reference import run_reference
 from trioflow.network.collectives import CollectiveFlows
 from trioflow.network.fair_share import FairShareNetwork
-from trioflow.network.interface import NEVER_S, Network
+from trioflow.network.interface import NEVER_S, Flow, check_flow
 from trioflow.network.message_planner import CollectiveRounds
-from trioflow.network.networks import ContentionFreeNetwork
+from trioflow.network.networks import AnyNetwork, ContentionFreeNetwork
 
 _ROOM = 2
 """Pieces of flows for which there is room at first, for every event of a program."""
 
 
-def supports(network: Network) -> bool:
-    """Return whether the compiled engine knows how a network shares its links."""
+def supports(network: AnyNetwork) -> bool:
+    """Return whether the kernels know how a network shares its links; others are driven flow by flow, uncompiled."""
     return type(network) in (FairShareNetwork, ContentionFreeNetwork)
 
 
-def run_compiled(program: Program, network: Network) -> Execution:
-    """Execute a program; the result equals that of ``run_reference`` bit for bit. The network stays unused.
+def run_program(program: Program, network: AnyNetwork, *, compiled: bool) -> Execution:
+    """Execute a program; the same bits compiled or not. A network of trioflow's own stays unused.
 
-    Raises SimulationError as ``run_reference``, in the same words; InputError for a network that only that one drives.
+    Raises SimulationError when tasks wait for each other for ever (names them and their ranks) or a flow could never
+    end; InputError where a network that the kernels do not know is to be compiled.
     """
-    if not isinstance(network, FairShareNetwork | ContentionFreeNetwork) or not supports(network):
+    if compiled and not supports(network):
         raise InputError(
             f"the compiled engine does not know the network {type(network).__name__}",
             fix="choose the engine reference or auto",
         )
-    if not all(_can_end(plan) for plan in program.exchanges.plans):
-        return run_reference(program, network)  # It says which flow has what wrong.
-    shared, widths = isinstance(network, FairShareNetwork), network.capacities_bytes_per_s
-    keep = network.pieces is not None
-    state = make_state(program, widths, shared, _ROOM * program.events if keep else 0)
-    execute(state)
+    for plan in program.exchanges.plans:
+        _check_flows(plan)
+    keep = getattr(network, "pieces", None) is not None
+    state = _execute(program, network, compiled, _ROOM * program.events if keep else 0)
     if keep and state.count[PIECES] > len(state.pieces):
         # How many there are is only known afterwards; the second run is the same as the first.
-        state = make_state(program, widths, shared, int(state.count[PIECES]))
-        execute(state)
+        state = _execute(program, network, compiled, int(state.count[PIECES]))
     start_s, end_s = state.tasks["start_s"].copy(), state.tasks["end_s"].copy()
     if (end_s == NEVER_S).any():
         raise SimulationError(explain_deadlock(program, end_s))
@@ -67,14 +75,93 @@ def run_compiled(program: Program, network: Network) -> Execution:
     )
 
 
-def _name_bytes(
-    network: FairShareNetwork | ContentionFreeNetwork, moved_bytes: list[float]
-) -> dict[tuple[str, str], float]:
+def _execute(program: Program, network: AnyNetwork, compiled: bool, pieces: int) -> Any:
+    """Run a program to its end and return the arrays; tasks that never end keep ``NEVER_S``."""
+    widths: Any = getattr(network, "capacities_bytes_per_s", ())
+    state = make_state(program, widths, type(network) is not ContentionFreeNetwork, pieces)
+    if compiled:
+        execute(state)
+        return state
+    plain = make_plain(state)
+    if supports(network):
+        _bind_plain()(plain)
+        kept = min(plain.count[PIECES], len(state.pieces))
+        settle_rows(plain.pieces[:kept], state.pieces[:kept])
+    else:
+        driver = _Driver(program, network)
+        bind(
+            lambda kernel: kernel,
+            start_flow=driver.start_flow,
+            find_network_s=driver.find_network_s,
+            advance_network=driver.advance_network,
+        )(plain)
+        state = state._replace(pieces=driver.list_pieces())
+        plain.count[PIECES] = len(state.pieces)
+    for name in ("tasks", "links"):
+        settle_rows(getattr(plain, name), getattr(state, name))
+    return state._replace(count=plain.count)
+
+
+def bind(wrap: Callable[[Any], Any], **instead: Callable[..., Any]) -> Any:
+    """Return the kernel ``execute``, it and those that it calls wrapped, and some of them replaced."""
+    scope = dict(vars(kernels))
+    for name, kernel in vars(kernels).items():
+        if isinstance(kernel, FunctionType):
+            scope[name] = wrap(FunctionType(kernel.__code__, scope, name))
+    scope.update(instead)
+    return scope["execute"]
+
+
+@cache
+def _bind_plain() -> Any:
+    return bind(lambda kernel: kernel)
+
+
+class _Driver:
+    """Moves the flows of a program over a network of another package, in place of the kernels' own."""
+
+    def __init__(self, program: Program, network: Any) -> None:
+        self._network = network
+        plans = [p for p in program.exchanges.plans if not isinstance(p, CollectiveRounds)]
+        self._ends = [ends for plan in plans for ends in plan.shape.pairs]
+        self._owners: list[tuple[int, int, int]] = []
+
+    def start_flow(
+        self, state: Any, exchange: int, flow: int, message: int, size_bytes: float, now_s: float
+    ) -> None:
+        """Let a flow start; see ``kernels.start_flow``."""
+        made, number = state.flows[flow], len(self._owners)
+        self._owners.append((exchange, message, flow))
+        state.count[EVENTS] += 1
+        ends = self._ends[flow]
+        self._network.start(Flow(number, *ends, size_bytes, made.latency_s, made.max_rate), now_s)
+
+    def find_network_s(self, _state: Any) -> float:
+        """Return when something next happens on the network [s]."""
+        return float(self._network.next_event_s())
+
+    def advance_network(self, state: Any, now_s: float) -> None:
+        """Let flows end until now."""
+        for end in self._network.advance(now_s):
+            exchange, message, _ = self._owners[end.flow.flow_id]
+            state.count[EVENTS] += 1
+            kernels.note_arrival(state, exchange, message)
+
+    def list_pieces(self) -> Any:
+        """Return the pieces of flows that the network kept, as rows of the kernels."""
+        kept = getattr(self._network, "pieces", None) or ()
+        rows = [(*times, number, self._owners[number][2]) for number, *times in kept]
+        return np.array(rows, dtype=PIECE)
+
+
+def _name_bytes(network: AnyNetwork, moved_bytes: list[float]) -> dict[tuple[str, str], float]:
     """Return what moved over each link by its ends; of links side by side, over the last."""
     ends = network.link_bytes
+    if not supports(network):
+        return dict(ends)
     if len(ends) == len(moved_bytes):  # The usual case: the names are there already.
         return dict(zip(ends, moved_bytes, strict=True))
-    pairs = zip(network.links, moved_bytes, strict=True)
+    pairs = zip(network.links, moved_bytes, strict=True)  # type: ignore[union-attr]
     return {(link.source, link.target): moved for link, moved in pairs}
 
 
@@ -87,25 +174,30 @@ def _read_pieces(state: Any) -> Pieces:
     return Pieces(kept["flow_id"].copy(), plan, kept["flow"] - first[plan], *columns)
 
 
-def _can_end(plan: Plan) -> bool:
-    """Return whether a network would take all flows of a plan; see ``interface.check_flow``."""
+def _check_flows(plan: Plan) -> None:
+    """Refuse a plan with a flow that no network could finish; see ``interface.check_flow``."""
     if isinstance(plan, CollectiveRounds):
-        return True
+        return
     sizes_bytes = plan.sizes_bytes if isinstance(plan, CollectiveFlows) else plan.block_bytes
-    known = [(column >= 0) & (column < math.inf) for column in (sizes_bytes, plan.latencies_s)]
-    return all(np.all(one) for one in (*known, plan.max_rates_bytes_per_s > 0))
+    columns = (sizes_bytes, plan.latencies_s, plan.max_rates_bytes_per_s)
+    finite = [(column >= 0) & (column < math.inf) for column in columns[:2]]
+    if all(np.all(one) for one in (*finite, columns[2] > 0)):
+        return
+    each = np.broadcast_arrays(*columns)
+    for number, (ends, *numbers) in enumerate(zip(plan.shape.pairs, *each, strict=True)):
+        check_flow(Flow(number, *ends, *map(float, numbers)), 0.0, 0.0)
 
 
-KERNELS = "trioflow.engine.compiled.kernels"
+KERNELS = kernels.__name__
 _SOURCES = ("kernels.py", "state.py")
 _loaded: dict[str, Any] = {}
 
-UNLOADED_FROM_EVENTS = 150_000
-"""From here on loading kept kernels (0.1 s) costs less than the plain engine's time."""
-UNCOMPILED_FROM_EVENTS = 4_000_000
+UNLOADED_FROM_EVENTS = 15_000
+"""From here on loading kept kernels (0.1 to 0.2 s) costs less than running them uncompiled."""
+UNCOMPILED_FROM_EVENTS = 600_000
 """From here on even compiling them (5 to 10 s, once) does."""
-LOADED_FROM_EVENTS = 2_000
-"""From here on loaded kernels are faster than the plain engine."""
+LOADED_FROM_EVENTS = 500
+"""From here on loaded kernels are faster."""
 
 
 def is_repaid(events: int) -> bool:
@@ -120,7 +212,7 @@ def is_repaid(events: int) -> bool:
 def load_kernels() -> None:
     """Take the compiled engine from here on, even where one simulation would not repay its start."""
     if KERNELS not in _loaded:
-        _loaded[KERNELS] = _keep(_import_kernels().execute)
+        _loaded[KERNELS] = _keep(_bind_compiled())
 
 
 def is_kept() -> bool:
@@ -153,10 +245,8 @@ def execute(state: Any) -> None:
 
     A damaged cache shows before the first event: it is made anew, or else kernels are compiled for this process only.
     """
-    kernels = _import_kernels()
-    kernel = _loaded.get(KERNELS)
-    if kernel is None:
-        kernel = _loaded[KERNELS] = _keep(kernels.execute)
+    load_kernels()
+    kernel = _loaded[KERNELS]
     try:
         kernel(state)
         return
@@ -166,18 +256,29 @@ def execute(state: Any) -> None:
     folder = find_cache_folder()
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
-    kernel = _loaded[KERNELS] = _keep(kernels.compile_kernel(kernel.py_func))
+    kernel = _loaded[KERNELS] = _keep(_compile(kernel.py_func))
     try:
         kernel(state)
     except Exception:
-        kernel = _loaded[KERNELS] = kernels.compile_kernel(kernel.py_func)
+        kernel = _loaded[KERNELS] = _compile(kernel.py_func)
         kernel(state)
 
 
-def _import_kernels() -> Any:
-    from trioflow.engine.compiled import kernels
+def _bind_compiled() -> Any:
+    return bind(_compile)
 
-    return kernels
+
+def _compile(kernel: FunctionType) -> Any:
+    """Let numba compile a kernel when it is first called."""
+    from numba import njit
+
+    # No fastmath: it would change the order of floating-point operations. Nothing is allocated there, so numba need not
+    # count references, which would take nine tenths of the time. Wrappers for Python take half of the time to compile;
+    # only ``execute`` is called from there.
+    is_part = kernel.__name__ != "execute"
+    return njit(
+        error_model="numpy", _nrt=False, no_cpython_wrapper=is_part, no_cfunc_wrapper=is_part
+    )(kernel)
 
 
 def _keep(kernel: Any) -> Any:

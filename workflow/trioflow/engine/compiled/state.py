@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -130,6 +131,25 @@ class State(NamedTuple):
     waiting: Heap
     moving: Heap
     pieces: Any
+
+
+def make_plain(part: Any) -> Any:
+    """Return a state, or a part of it, on which the kernels run uncompiled: lists, and rows as objects."""
+    if isinstance(part, tuple):
+        return type(part)(*map(make_plain, part))
+    if not isinstance(part, np.ndarray):
+        return part
+    if part.dtype in (ENTRY, ARRIVAL, SLOT, NODE, PIECE):  # written before they are read
+        return [SimpleNamespace() for _ in range(len(part))]
+    names, rows = part.dtype.names, part.tolist()
+    if names is None:
+        return rows
+    return [SimpleNamespace(**dict(zip(names, row, strict=True))) for row in rows]
+
+
+def settle_rows(rows: Any, array: Any) -> None:
+    """Write rows of ``make_plain`` back into their array."""
+    array[:] = [tuple(vars(row).values()) for row in rows]
 
 
 def make_state(

@@ -65,7 +65,6 @@ from trioflow.engine.folding.traffic import (
     FoldedTraffic,
     GroupsDifferError,
     fold_plans,
-    make_folded_network,
 )
 from trioflow.engine.program import (
     Case,
@@ -77,8 +76,7 @@ from trioflow.engine.program import (
 )
 from trioflow.hardware.machine import Link
 from trioflow.network.fair_share import FairShareNetwork
-from trioflow.network.interface import Network
-from trioflow.network.networks import ContentionFreeNetwork
+from trioflow.network.networks import AnyNetwork, ContentionFreeNetwork
 from trioflow.parallel.folded import Fold, split_fold
 
 MOST_SPLITS = 20
@@ -104,11 +102,13 @@ class FoldedProgram:
         ]
         return FoldedProgram(self.fold, programs, self.traffic.narrow(factor))
 
-    def make_network(self, kind: type[Network], make_whole: Callable[[], Network]) -> Network:
+    def make_network(
+        self, kind: type[AnyNetwork], make_whole: Callable[[], AnyNetwork]
+    ) -> AnyNetwork:
         """Return an unused network of the classes of links, of the kind of the whole one."""
-        if self.traffic.routes is None:
+        if self.traffic.crossings is None:
             return make_whole()
-        return make_folded_network(kind, self.traffic.links, self.traffic.routes)
+        return kind(self.traffic.links)  # type: ignore[call-arg]
 
     def spread_bytes(
         self, link_bytes: Mapping[tuple[str, str], float], links: Sequence[Link]
@@ -134,7 +134,7 @@ class FoldedProgram:
 def fold_program(
     fold: Fold,
     cases: Sequence[Case],
-    network: Network,
+    network: AnyNetwork,
     links: Sequence[Link],
     *,
     ranks: int,

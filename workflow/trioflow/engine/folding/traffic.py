@@ -5,7 +5,6 @@ Flows and links that are alike: the coarsest division in which all of a class do
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -17,8 +16,7 @@ from trioflow.engine.exchanges import Planner
 from trioflow.engine.program import Floats, Ints, count_up
 from trioflow.hardware.machine import Link, narrow_links
 from trioflow.network.collectives import CollectiveFlows
-from trioflow.network.fair_share import FairShareNetwork, FlowShape
-from trioflow.network.interface import Network
+from trioflow.network.fair_share import FlowShape
 from trioflow.network.message_planner import CollectiveMessages
 from trioflow.network.routing import Router
 from trioflow.parallel.folded import Family
@@ -144,29 +142,9 @@ class GivenRoutes(Router):
         super().__init__(links)
         self._given = dict(routes)
 
-    def over(self, links: Sequence[Link]) -> GivenRoutes:
-        """Return the same routes over links of other widths."""
-        return GivenRoutes(links, self._given)
-
     def route(self, source: str, target: str) -> tuple[int, ...]:
         """Return the links of a flow."""
         return self._given[source, target]
-
-
-class _Crossing(dict[int, None]):
-    """Flows on a link; one that crosses it several times is taken off once."""
-
-    def __delitem__(self, flow: int) -> None:
-        self.pop(flow, None)
-
-
-def make_folded_network(kind: type[Network], links: Sequence[Link], routes: GivenRoutes) -> Network:
-    """Return a network of trioflow's own on given routes."""
-    network = kind(links)  # type: ignore[call-arg]
-    network._router = routes  # type: ignore[attr-defined]
-    if isinstance(network, FairShareNetwork):
-        network._crossing = defaultdict(_Crossing)
-    return network
 
 
 def name_ends(number: int) -> tuple[str, str]:
@@ -216,19 +194,15 @@ class FoldedTraffic:
 
     plans: list[list[Planned]]  # by each planner, one for each class of exchanges
     links: list[Link]  # one for each class of links
-    # Ways of the classes of flows; None where flows and links are those of the whole system, no two
-    # of them being alike
-    routes: GivenRoutes | None
-    crossings: Crossings | None  # which flows and links are alike; None there too
+    # Which flows and links are alike; None where they are those of the whole system, no two of them
+    # being alike
+    crossings: Crossings | None
     warnings: list[str]  # what the planner warns of, without repeats
     slack: SlackCrossings | None = None  # flows over links that take no part in sharing
 
     def narrow(self, factor: float) -> FoldedTraffic:
         """Return the same over links that are narrower by a factor; plans are stretched elsewhere."""
-        if self.routes is None:
-            return self
-        links = narrow_links(self.links, factor)
-        return replace(self, links=list(links), routes=self.routes.over(links))
+        return replace(self, links=list(narrow_links(self.links, factor)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -341,7 +315,7 @@ def fold_plans(
     if all(bundle.apart and len(bundle.ways.code) == 1 for bundle in bundles.values()):
         # Every flow would be a class of its own.
         whole = _by_planner([plans for plans, _ in chosen], planners)
-        return FoldedTraffic(whole, list(links), None, None, list(warnings))
+        return FoldedTraffic(whole, list(links), None, list(warnings))
     crossings, passing = _divide(list(bundles.values()), families, links, slack)
     router, passed = _make_ways(crossings, passing, links)
     made = {id(bundle): _fold_shape(bundle, crossings, router) for bundle in bundles.values()}
@@ -350,7 +324,7 @@ def fold_plans(
         for plans, bundle in chosen
     ]
     plans_of = _by_planner(folded, planners)
-    return FoldedTraffic(plans_of, list(router.links), router, crossings, list(warnings), passed)
+    return FoldedTraffic(plans_of, list(router.links), crossings, list(warnings), passed)
 
 
 def _by_planner(

@@ -1,31 +1,200 @@
-"""The reference engine: plain Python, one heap, every rule in sight."""
+"""A plain engine and a plain network of shared links, one heap and every rule in sight: what the kernels must equal."""
 
 from __future__ import annotations
 
 import heapq
-from collections import deque
-from collections.abc import Sequence
+import math
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
 from trioflow.base.errors import SimulationError
 from trioflow.engine.exchanges import Plan
 from trioflow.engine.program import Execution, Pieces, Program, explain_deadlock
+from trioflow.hardware.machine import Link, Routing
 from trioflow.network.collectives import CollectiveFlows
-from trioflow.network.fair_share import FairShareNetwork, FlowSpec
-from trioflow.network.interface import NEVER_S, Flow, Network
+from trioflow.network.fair_share import FairShareNetwork, compute_max_min_rates
+from trioflow.network.interface import NEVER_S, Flow, FlowEnd, FlowPiece, check_flow
 from trioflow.network.message_planner import JOIN, CollectiveRounds, MessagePattern
 from trioflow.network.networks import ContentionFreeNetwork
+
+
+@dataclass(frozen=True, slots=True)
+class FlowSpec:
+    """A flow that has no identity yet; see ``interface.Flow`` for the fields."""
+
+    source: str
+    target: str
+    size_bytes: float
+    latency_s: float
+    max_rate_bytes_per_s: float = math.inf
+
+
+def list_flows(plan: CollectiveFlows) -> tuple[FlowSpec, ...]:
+    """Return the flows of a plan one by one."""
+    numbers = (plan.sizes_bytes, plan.latencies_s, plan.max_rates_bytes_per_s)
+    columns = (column.tolist() for column in numbers)
+    return tuple(
+        FlowSpec(source, target, size_bytes, latency_s, rate)
+        for (source, target), size_bytes, latency_s, rate in zip(
+            plan.shape.pairs, *columns, strict=True
+        )
+    )
+
+
+@dataclass(slots=True)
+class _Moving:
+    """A flow whose bytes move: its state at the last change of its rate."""
+
+    flow: Flow
+    route: tuple[int, ...]
+    since_s: float
+    left_bytes: float
+    rate_bytes_per_s: float = 0.0
+    end_s: float = NEVER_S
+
+
+class PlainFairShareNetwork(FairShareNetwork):
+    """Moves flows itself, event by event; rules as in ``FairShareNetwork``."""
+
+    def __init__(self, links: Sequence[Link], routing: Routing | None = None) -> None:
+        super().__init__(links, routing)
+        self._waiting: list[tuple[float, int, Flow]] = []
+        self._moving: dict[int, _Moving] = {}
+        self._crossing: defaultdict[int, dict[int, None]] = defaultdict(dict)
+        # Ends as they were when they were computed; one that has changed since is skipped.
+        self._ends: list[tuple[float, int]] = []
+        self._changed_links: dict[int, None] = {}
+        self.reshared_flows = 0
+        """Rates computed so far: the work of sharing, a flow counted each time."""
+
+    @property
+    def rates_bytes_per_s(self) -> Mapping[int, float]:
+        """Current rate of every flow whose bytes move, by ``flow_id`` [bytes/s]."""
+        self._share()
+        return {key: moving.rate_bytes_per_s for key, moving in self._moving.items()}
+
+    def start(self, flow: Flow, time_s: float) -> None:
+        """Let a flow start; see ``Network.start``."""
+        check_flow(flow, time_s, self._now_s)
+        self._router.route(flow.source, flow.target)
+        heapq.heappush(self._waiting, (time_s + flow.latency_s, flow.flow_id, flow))
+
+    def next_event_s(self) -> float:
+        """Return when a latency or a flow next ends; see ``Network.next_event_s``."""
+        self._share()
+        while self._ends:
+            end_s, key = self._ends[0]
+            if key in self._moving and self._moving[key].end_s == end_s:
+                break
+            heapq.heappop(self._ends)
+        moving_s = self._ends[0][0] if self._ends else NEVER_S
+        return min(moving_s, self._waiting[0][0]) if self._waiting else moving_s
+
+    def advance(self, time_s: float) -> list[FlowEnd]:
+        """Move the clock and return the ended flows; see ``Network.advance``."""
+        ends: list[FlowEnd] = []
+        while (event_s := self.next_event_s()) <= time_s and event_s < NEVER_S:
+            self._now_s = max(self._now_s, event_s)
+            while self._waiting and self._waiting[0][0] <= self._now_s:
+                self._begin(heapq.heappop(self._waiting)[2])
+            while self._ends and self._ends[0][0] <= self._now_s:
+                end_s, key = heapq.heappop(self._ends)
+                if key in self._moving and self._moving[key].end_s == end_s:
+                    ends.append(FlowEnd(self._now_s, self._finish(key)))
+        self._now_s = max(self._now_s, time_s)
+        return ends
+
+    def _begin(self, flow: Flow) -> None:
+        """Let the bytes of a flow move; one without bytes is at its end at once."""
+        route = self._router.route(flow.source, flow.target) if flow.size_bytes else ()
+        moving = _Moving(flow, route, self._now_s, flow.size_bytes)
+        self._moving[flow.flow_id] = moving
+        if flow.size_bytes == 0:
+            moving.end_s = self._now_s
+            heapq.heappush(self._ends, (moving.end_s, flow.flow_id))
+        elif not route:
+            self._set_rate(moving, flow.max_rate_bytes_per_s)
+        for link in route:
+            self._crossing[link][flow.flow_id] = None
+            self._changed_links[link] = None
+
+    def _finish(self, flow_id: int) -> Flow:
+        moving = self._moving.pop(flow_id)
+        self._keep_piece(moving)
+        for link in moving.route:
+            ends = self._router.links[link]
+            self._link_bytes[ends.source, ends.target] += moving.flow.size_bytes
+            del self._crossing[link][flow_id]
+            self._changed_links[link] = None
+        return moving.flow
+
+    def _share(self) -> None:
+        """Compute the rates anew that flows which came or went can change, from now on."""
+        if not self._changed_links:
+            return
+        seen_links: set[int] = set()
+        for link in self._changed_links:
+            if link not in seen_links:
+                self._share_component(self._collect_component(link, seen_links))
+        self._changed_links.clear()
+
+    def _collect_component(self, link: int, seen_links: set[int]) -> Iterable[int]:
+        """Return the flows that share links with those on one link, directly or through others."""
+        found: dict[int, None] = {}
+        todo = [link]
+        seen_links.add(link)
+        while todo:
+            for key in self._crossing[todo.pop()]:
+                if key not in found:
+                    found[key] = None
+                    todo += [one for one in self._moving[key].route if one not in seen_links]
+                    seen_links.update(self._moving[key].route)
+        return found
+
+    def _share_component(self, keys: Iterable[int]) -> None:
+        sharing = [self._moving[key] for key in keys]
+        rates = compute_max_min_rates(
+            [moving.route for moving in sharing],
+            self.capacities_bytes_per_s,
+            [moving.flow.max_rate_bytes_per_s for moving in sharing],
+        )
+        self.reshared_flows += len(sharing)
+        for moving, rate in zip(sharing, rates, strict=True):
+            # A flow whose rate stays is left alone: its end keeps its exact bits.
+            if rate != moving.rate_bytes_per_s:
+                self._set_rate(moving, rate)
+
+    def _set_rate(self, moving: _Moving, rate_bytes_per_s: float) -> None:
+        """Let a flow go on at another rate from now on."""
+        gone_s = self._now_s - moving.since_s
+        if gone_s > 0:
+            self._keep_piece(moving)
+            moved_bytes = gone_s * moving.rate_bytes_per_s
+            moving.left_bytes = max(0.0, moving.left_bytes - moved_bytes)
+        moving.since_s, moving.rate_bytes_per_s = self._now_s, rate_bytes_per_s
+        moving.end_s = self._now_s + moving.left_bytes / rate_bytes_per_s
+        heapq.heappush(self._ends, (moving.end_s, moving.flow.flow_id))
+
+    def _keep_piece(self, moving: _Moving) -> None:
+        if self.pieces is not None and moving.route and moving.since_s < self._now_s:
+            times_s = (moving.since_s, self._now_s)
+            self.pieces.append(FlowPiece(moving.flow.flow_id, *times_s, moving.rate_bytes_per_s))
+
+
+PLAIN = {"fair_share": PlainFairShareNetwork, "contention_free": ContentionFreeNetwork}
+"""Networks that move flows themselves, by name."""
 
 _END, _START = 0, 1
 _ALONE = -1
 """Message of a flow that nothing waits for but its exchange."""
 
 
-def run_reference(program: Program, network: Network) -> Execution:
+def run_reference(program: Program, network: Any) -> Execution:
     """Execute a program; SimulationError when tasks wait for each other for ever: names them and their ranks.
 
     A ready task starts at once; an exchange's members start when all are ready and end when its last flow does. Its
@@ -76,7 +245,7 @@ class _Plans:
 
     def _make(self, plan: Plan) -> _Work:
         if isinstance(plan, CollectiveFlows):
-            return plan.flows
+            return list_flows(plan)
         if isinstance(plan, CollectiveRounds):
             return plan
         if plan.pattern not in self._tables:
@@ -98,7 +267,7 @@ class _Plans:
 class _Run:
     """State of one execution."""
 
-    def __init__(self, program: Program, network: Network) -> None:
+    def __init__(self, program: Program, network: Any) -> None:
         self.program, self.network = program, network
         count = len(program.ranks)
         self.durations_s: list[float] = program.durations_s.tolist()
@@ -211,9 +380,10 @@ class _Run:
             rounds.latencies_s.tolist(), rounds.moving_s.tolist(), strict=True
         ):
             end_s = (end_s + latency_s) + moving_s
-        assert isinstance(self.network, FairShareNetwork | ContentionFreeNetwork)
         for link, times in zip(rounds.links.tolist(), rounds.crossings.tolist(), strict=True):
-            self.network.count_bytes(link, np.repeat(rounds.sizes_bytes, times).tolist())
+            ends = self.network.links[link][:2]
+            for size_bytes in np.repeat(rounds.sizes_bytes, times).tolist():
+                self.network._link_bytes[ends] += size_bytes
         return end_s
 
     def start_messages(self, index: int, messages: _Messages, now_s: float) -> None:
