@@ -394,7 +394,7 @@ class SimulationOptions:
         one, unless given.
     aggregate : bool
         Whether a collective of an algorithm may be one event where that
-        changes no bit of the result; see ``preparation.aggregate_program``.
+        changes no bit of the result; see ``aggregate_program``.
     record_links : bool
         Whether to keep what crossed the links, and when; only of trioflow's
         networks ``fair_share`` and ``contention_free``. No ranks are folded then.

@@ -29,7 +29,7 @@ lowest of them; the flows that stop at it are whole classes. Components of flows
 every link of a class meets the same classes of flows, and flows outside a component do not touch its bits
 (``compute_max_min_rates``). A flow's end comes from the same operations on the same numbers, so it has the same bits;
 an exchange ends with its last flow, and the classes of its flows are those of every exchange of its class. Nothing here
-depends on the order of events at one time, and neither does when tasks run (``engine.reference``). Bytes on links are
+depends on the order of events at one time, and neither does when tasks run (``engine.compiled.kernels``). Bytes on links are
 sums over the same flows, but in another order: they agree to rounding.
 
 Classes that do not fulfil this are divided (``folded_grid.split_fold``): ranks whose speeds, or whose groups' costs or
