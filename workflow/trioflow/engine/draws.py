@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from trioflow.base.errors import InputError, SimulationError
-from trioflow.engine.program import Floats, Ints, count_up
+from trioflow.engine.program import Floats, Ints, collect_waits, count_up, number_lanes
 from trioflow.parallel.folded import list_runs
 from trioflow.parallel.task_graph import TaskGraph
 
@@ -77,7 +77,9 @@ class DrawnGraph:
         )
         self.lengths_s = np.zeros(int(self.item_of.max(initial=-1)) + 1)
         self.lengths_s[self.item_of] = end_s - start_s
-        self._levels = list(_find_levels(self.item_of, *_list_pairs(graph, timeline)))
+        self._levels = list(
+            _find_levels(self.item_of, *collect_waits(graph, number_lanes(timeline)))
+        )
 
     def run(
         self, groups: Ints, factors: Floats, own: Callable[[int], Floats] | None = None
@@ -131,21 +133,6 @@ class DrawnGraph:
         anyone = np.maximum.reduceat(waited_s, level.firsts, axis=0) > 0
         wait_s[level.tasks] += waited_s.sum(axis=1)
         late[level.tasks] += ((waited_s == 0) & np.repeat(anyone, members, axis=0)).sum(axis=1)
-
-
-def _list_pairs(graph: TaskGraph, timeline: pd.DataFrame) -> tuple[Ints, Ints]:
-    """Return pairs of a task and one that it waits for: by the graph, and the one before it in its stream."""
-    waiting, awaited = (
-        graph.dependencies[column].to_numpy(dtype=np.int64) for column in ("task_id", "depends_on")
-    )
-    streams = pd.factorize(timeline["stream"])[0].astype(np.int64)
-    lanes = timeline["rank"].to_numpy(dtype=np.int64) * (int(streams.max(initial=0)) + 1) + streams
-    order = np.argsort(lanes, kind="stable")
-    same = lanes[order[1:]] == lanes[order[:-1]]
-    return (
-        np.concatenate([waiting, order[1:][same]]),
-        np.concatenate([awaited, order[:-1][same]]),
-    )
 
 
 def _find_levels(item_of: Ints, waiting: Ints, awaited: Ints) -> Iterator[_Level]:

@@ -6,7 +6,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import pandas as pd
@@ -23,6 +23,8 @@ from trioflow.network.fair_share import FairShareNetwork, find_slack
 from trioflow.network.message_planner import Chunks, CollectiveMessages, MessagePlanner, RunAlone
 from trioflow.network.networks import AnyNetwork
 from trioflow.parallel.folded import Fold
+
+T = TypeVar("T")
 
 
 def choose_algorithms(
@@ -51,14 +53,12 @@ def make_planner(
     if algorithms is None:
         return keep_planner(platform, collectives, bound)
     spelled = algorithms if isinstance(algorithms, str) else tuple(sorted(algorithms.items()))
-    key = (id(platform), id(collectives), bound, spelled, chunks)
 
     def make() -> Planner:
         run_alone = make_run_alone(platform)
         return MessagePlanner(platform, algorithms, run_alone, collectives, bound, chunks)
 
-    planner: Planner = _keep(_kept_messages, MOST_KEPT_MESSAGES, key, (platform, collectives), make)
-    return planner
+    return _keep("messages", (platform, collectives), (bound, spelled, chunks), make)
 
 
 @dataclass
@@ -70,37 +70,42 @@ class _Kept:
     uses: int = 0
 
 
-_Shelf = OrderedDict[tuple[Any, ...], _Kept]
-_kept: _Shelf = OrderedDict()
-_kept_messages: _Shelf = OrderedDict()
-MOST_KEPT = 12
-"""Planners that are kept: of a few platforms, and of the three ends of an interval."""
-MOST_KEPT_MESSAGES = 3
-"""The same of those that plan messages, whose tables are large: the three ends of an interval."""
-_kept_names: _Shelf = OrderedDict()
-_kept_slack: _Shelf = OrderedDict()
-_kept_links: _Shelf = OrderedDict()
-_kept_folds: _Shelf = OrderedDict()
-MOST_KEPT_FOLDS = 2
-"""The same of folded programs: of one graph on two networks, as scenarios of a sweep follow one another."""
+MOST_KEPT = {"planner": 12, "messages": 3, "names": 3, "slack": 3, "links": 12, "fold": 2}
+"""How many of each kind are kept: planners of a few platforms and of the three ends of an interval; of those that plan
+messages, whose tables are large, the three ends; folded programs of one graph on two networks, as scenarios of a sweep
+follow one another."""
 MOST_USES = 256
 """A planner is made anew after so many simulations, so that what it remembers has an end."""
+_shelves: dict[str, OrderedDict[tuple[Any, ...], _Kept]] = {
+    kind: OrderedDict() for kind in MOST_KEPT
+}
+
+
+def _keep(kind: str, made_from: tuple[Any, ...], key: tuple[Any, ...], make: Callable[[], T]) -> T:
+    """Return what is kept of a kind, of these objects and a key, or a new one, which is kept then."""
+    shelf, key = _shelves[kind], (*map(id, made_from), *key)
+    kept = shelf.get(key)
+    if kept is None or kept.uses >= MOST_USES:
+        # What is kept is held on to, so that nothing else gets its identity.
+        kept = shelf[key] = _Kept(made_from, make())
+    shelf.move_to_end(key)
+    while len(shelf) > MOST_KEPT[kind]:
+        shelf.popitem(last=False)
+    kept.uses += 1
+    return cast(T, kept.made)
 
 
 def keep_planner(
     platform: Platform, collectives: CollectiveCost | None, bound: Bound
 ) -> CollectivePlanner:
     """Return the planner of a platform object, the same one always: finding routes takes longer than a folded simulation."""
-    made_from = (platform, collectives)
 
     def make() -> CollectivePlanner:
         if bound == "time_s":
             return CollectivePlanner(platform, collectives, bound)
         return keep_planner(platform, collectives, "time_s").rebound(bound)
 
-    key = (id(platform), id(collectives), bound)
-    planner: CollectivePlanner = _keep(_kept, MOST_KEPT, key, made_from, make)
-    return planner
+    return _keep("planner", (platform, collectives), (bound,), make)
 
 
 def name_links(platform: Platform) -> list[tuple[tuple[str, str], str]]:
@@ -110,10 +115,7 @@ def name_links(platform: Platform) -> list[tuple[tuple[str, str], str]]:
         ends = sorted({(link.source, link.target) for link in platform.links})
         return [(pair, f"{pair[0]}->{pair[1]}") for pair in ends]
 
-    names: list[tuple[tuple[str, str], str]] = _keep(
-        _kept_names, MOST_KEPT_MESSAGES, (id(platform),), (platform,), make
-    )
-    return names
+    return _keep("names", (platform,), (), make)
 
 
 def keep_folded(
@@ -122,14 +124,10 @@ def keep_folded(
     """Return the quotient of a graph on a platform, the same however fast its links are; errors as ``fold_program``."""
     scales = [case.compute_scale for case in cases]
     said = [one if isinstance(one, int | float) else tuple(one) for one in scales]
-    planners = [case.planner for case in cases]
-    slack = getattr(network, "slack", None)
-    key = (id(fold), id(platform), type(network), slack, *map(id, planners), *said)
-    folded: FoldedProgram = _keep(
-        _kept_folds,
-        MOST_KEPT_FOLDS,
-        key,
-        (fold, platform, *planners),
+    return _keep(
+        "fold",
+        (fold, platform, *(case.planner for case in cases)),
+        (type(network), getattr(network, "slack", None), *said),
         lambda: fold_program(
             fold,
             cases,
@@ -139,50 +137,16 @@ def keep_folded(
             communication_on_compute_stream=platform.communication_on_compute_stream,
         ),
     )
-    return folded
 
 
 def keep_slack(platform: Platform) -> frozenset[int]:
     """Return the links of a platform that hold no flow between ranks back: see `find_slack`."""
-    slack: frozenset[int] = _keep(
-        _kept_slack,
-        MOST_KEPT_MESSAGES,
-        (id(platform),),
-        (platform,),
-        lambda: find_slack(platform.links, is_rank_node),
-    )
-    return slack
+    return _keep("slack", (platform,), (), lambda: find_slack(platform.links, is_rank_node))
 
 
 def keep_links(platform: Platform, factor: float) -> Sequence[Link]:
     """Return the links of a platform of which each moves a ``factor``th of the bytes."""
-    links: Sequence[Link] = _keep(
-        _kept_links,
-        MOST_KEPT,
-        (id(platform), factor),
-        (platform,),
-        lambda: narrow_links(platform.links, factor),
-    )
-    return links
-
-
-def _keep(
-    shelf: _Shelf,
-    most: int,
-    key: tuple[Any, ...],
-    made_from: tuple[Any, ...],
-    make: Callable[[], Any],
-) -> Any:
-    """Return what is kept under a key, or a new one, which is kept then."""
-    kept = shelf.get(key)
-    if kept is None or kept.uses >= MOST_USES:
-        # What is kept is held on to, so that nothing else gets its identity.
-        kept = shelf[key] = _Kept(made_from, make())
-    shelf.move_to_end(key)
-    while len(shelf) > most:
-        shelf.popitem(last=False)
-    kept.uses += 1
-    return kept.made
+    return _keep("links", (platform,), (factor,), lambda: narrow_links(platform.links, factor))
 
 
 def make_run_alone(platform: Platform) -> RunAlone:

@@ -235,7 +235,7 @@ def build_program(
         exchanges = planner
     else:
         exchanges = make_exchanges(tasks, planner, communication_scale)
-    waiting, awaited = _collect_pairs(graph, rank_of * len(stream_names) + streams)
+    waiting, awaited = collect_waits(graph, rank_of * len(stream_names) + streams)
     return Program(
         ranks=rank_of,
         streams=streams,
@@ -306,8 +306,11 @@ def _read_durations(tasks: pd.DataFrame, rank_of: Ints, exchanges: Exchanges) ->
     return np.where(alone, durations_s, 0.0)
 
 
-def _collect_pairs(graph: TaskGraph, lanes: Ints) -> tuple[Ints, Ints]:
-    """Return who waits for whom: by the graph, then for the task before in the same lane."""
+def collect_waits(graph: TaskGraph, lanes: Ints) -> tuple[Ints, Ints]:
+    """Return pairs of a task and one that it waits for: by the graph, then the one before it in its lane.
+
+    ``lanes``: a number for the rank and stream of each task [tasks]. SimulationError when a dependency names no task.
+    """
     count = len(lanes)
     waiting, awaited = (
         graph.dependencies[column].to_numpy(dtype=np.int64) for column in ("task_id", "depends_on")
@@ -323,3 +326,10 @@ def _collect_pairs(graph: TaskGraph, lanes: Ints) -> tuple[Ints, Ints]:
         np.concatenate([waiting, order[1:][same]]),
         np.concatenate([awaited, order[:-1][same]]),
     )
+
+
+def number_lanes(timeline: pd.DataFrame) -> Ints:
+    """Return a number for the rank and stream of each task of a timeline [tasks]."""
+    streams = pd.factorize(timeline["stream"])[0].astype(np.int64)
+    lanes: Ints = timeline["rank"].to_numpy(np.int64) * (int(streams.max(initial=0)) + 1) + streams
+    return lanes

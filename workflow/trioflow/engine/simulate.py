@@ -57,7 +57,13 @@ from trioflow.engine.result import (
     measure_shares,
     warn_of_parts,
 )
-from trioflow.engine.timeline import RankTimes, TimelineSummary, summarize_tasks
+from trioflow.engine.timeline import (
+    LaneIntervals,
+    RankTimes,
+    TimelineSummary,
+    merge_lanes,
+    summarize_tasks,
+)
 from trioflow.hardware.machine import Link, Platform
 from trioflow.network.algorithms.catalogue import Algorithms
 from trioflow.network.collectives import Bound, CollectiveCost
@@ -655,21 +661,11 @@ def measure_overlap(timeline: pd.DataFrame) -> NDArray[np.float64]:
     rank, kind, start_s, end_s = columns
     for one in np.unique(rank[kind == "collective"]):
         mine = rank == one
-        times_s, covered_s = _cover(*(t[mine & (kind == "collective")] for t in (start_s, end_s)))
+        bounds = ((kind == "collective") & mine).nonzero()[0]
+        moving = merge_lanes(LaneIntervals(np.zeros_like(bounds), start_s[bounds], end_s[bounds]))
+        times_s = np.column_stack([moving.start_s, moving.end_s]).ravel()
+        # How much of the time until each of these instants is covered.
+        covered_s = np.repeat(np.append(0.0, np.cumsum(moving.end_s - moving.start_s)), 2)[1:-1]
         inside = (np.interp(t[mine], times_s, covered_s) for t in (end_s, start_s))
-        overlap_s[mine] = np.subtract(*inside)
+        overlap_s[mine] = np.subtract(*inside) if len(times_s) else 0.0
     return overlap_s
-
-
-def _cover(
-    starts_s: NDArray[np.float64], ends_s: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return instants, and how much of the time until each is covered by any of some intervals."""
-    times_s, covered_s, until_s, total_s = [0.0], [0.0], 0.0, 0.0
-    for start_s, end_s in sorted(zip(starts_s.tolist(), ends_s.tolist(), strict=True)):
-        begin_s = max(start_s, until_s)
-        if end_s > begin_s:
-            times_s += [begin_s, end_s]
-            covered_s += [total_s, total_s + end_s - begin_s]
-            total_s, until_s = covered_s[-1], end_s
-    return np.array(times_s), np.array(covered_s)

@@ -13,7 +13,13 @@ from numpy.typing import NDArray
 
 from trioflow import tables
 from trioflow.base.errors import SimulationError
-from trioflow.engine.program import COMMUNICATION_KINDS, COMPUTE_STREAM, select_kinds
+from trioflow.engine.program import (
+    COMMUNICATION_KINDS,
+    COMPUTE_STREAM,
+    collect_waits,
+    number_lanes,
+    select_kinds,
+)
 from trioflow.parallel.task_graph import TaskGraph
 
 Floats = NDArray[np.float64]
@@ -269,7 +275,7 @@ def _walk_back(graph: TaskGraph, timeline: pd.DataFrame) -> list[tuple[int, int]
         return []
     end_s = timeline["end_s"].to_numpy(np.float64)
     exchange = _number_exchanges(timeline)
-    waiting, awaited = _collect_waits(graph, timeline)
+    waiting, awaited = collect_waits(graph, number_lanes(timeline))
     count = len(end_s)
     # Of what an exchange waits for, the latest; then the first task, then the first member.
     latest_s = np.full(count, -np.inf)
@@ -301,21 +307,6 @@ def _number_exchanges(timeline: pd.DataFrame) -> NDArray[np.int64]:
     firsts = np.unique(codes, return_index=True)[1]
     own[joined] = joined[firsts[codes]]
     return own
-
-
-def _collect_waits(
-    graph: TaskGraph, timeline: pd.DataFrame
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return pairs of a task and one that it waits for: by the graph, then in its stream."""
-    edges = graph.dependencies
-    streams = pd.factorize(timeline["stream"])[0].astype(np.int64)
-    lanes = timeline["rank"].to_numpy(np.int64) * (int(streams.max()) + 1) + streams
-    order = np.argsort(lanes, kind="stable")
-    same = lanes[order[1:]] == lanes[order[:-1]]
-    return (
-        np.concatenate([edges["task_id"].to_numpy(np.int64), order[1:][same]]),
-        np.concatenate([edges["depends_on"].to_numpy(np.int64), order[:-1][same]]),
-    )
 
 
 def measure_concurrency(timeline: pd.DataFrame) -> list[float]:

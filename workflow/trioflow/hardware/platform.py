@@ -289,18 +289,19 @@ def build_links(content: Mapping[str, Any], ranks: int, file: str | Path) -> lis
 
 def list_failed_links(content: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the failed links of a platform file's content, as source and target."""
-    found: list[tuple[str, str]] = []
-    for entry in content.get("failed_links", []):
-        found.append((entry["from"], entry["to"]))
-        if entry.get("both_ways", False):
-            found.append((entry["to"], entry["from"]))
-    return found
+    return [ends for entry in content.get("failed_links", []) for ends in _list_ends(entry)]
+
+
+def _list_ends(entry: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return source and target of an entry's link, and of the one back where it stands for both ways."""
+    ends = [(entry["from"], entry["to"]), (entry["to"], entry["from"])]
+    return ends if entry.get("both_ways", False) else ends[:1]
 
 
 def _check_failed(links: list[Link], content: Mapping[str, Any], file: str | Path) -> None:
     known = {(link.source, link.target) for link in links}
     for number, entry in enumerate(content.get("failed_links", [])):
-        for source, target in list_failed_links({"failed_links": [entry]}):
+        for source, target in _list_ends(entry):
             if (source, target) not in known:
                 raise PlatformError(
                     f"no link leads from {source} to {target}", file=file,
@@ -315,10 +316,7 @@ def _degrade_links(
     places = {(link.source, link.target): place for place, link in enumerate(links)}
     changed: dict[int, Link | None] = {}
     for number, entry in enumerate(entries):
-        ends = [(entry["from"], entry["to"])]
-        if entry.get("both_ways", False):
-            ends.append((entry["to"], entry["from"]))
-        for source, target in ends:
+        for source, target in _list_ends(entry):
             where = f"degraded.{number}"
             if (source, target) not in places:
                 raise PlatformError(
@@ -764,12 +762,9 @@ def _explain_degraded(platform: Platform, entries: list[dict[str, Any]]) -> Plat
     """Add what degraded links have to say to their sources."""
     sources, unmeasured = dict(platform.sources), set(platform.unmeasured)
     for entry in entries:
-        ends = [(entry["from"], entry["to"])]
-        if entry.get("both_ways", False):
-            ends.append((entry["to"], entry["from"]))
         factors = {"bandwidth_bytes_per_s": "factor", "latency_s": "latency_factor"}
         gone = entry["factor"]["value"] == 0
-        for source, target in ends if not gone else ():
+        for source, target in _list_ends(entry) if not gone else ():
             link = Link(source, target, 1.0, 0.0)
             for key, factor in factors.items():
                 if factor in entry:

@@ -317,9 +317,9 @@ def build_pcie_sockets(
     ``_Tree``.
     """
     tree = _Tree(ranks, not peer_to_peer, ranks_per_switch, switches_per_bridge, bridges_per_socket)
-    tree.hang_ranks(bandwidth_bytes_per_s, latency_s)
-    tree.hang_switches(switch_bandwidth_bytes_per_s, switch_latency_s)
-    tree.hang_bridges(bridge_bandwidth_bytes_per_s, bridge_latency_s)
+    tree.hang_level("rank", "switch", bandwidth_bytes_per_s, latency_s)
+    tree.hang_level("switch", "bridge", switch_bandwidth_bytes_per_s, switch_latency_s)
+    tree.hang_level("bridge", "socket", bridge_bandwidth_bytes_per_s, bridge_latency_s)
     tree.join_sockets(socket_bandwidth_bytes_per_s, socket_latency_s)
     tree.add_memories(memory_bandwidth_bytes_per_s, memory_latency_s)
     tree.add_nics(nic_bandwidth_bytes_per_s, nic_latency_s)
@@ -346,16 +346,17 @@ class _Tree:
         bridges_per_socket: int,
     ) -> None:  # fmt: skip
         self.links: list[Link] = []
-        self._ranks = name_ranks(ranks)
+        self._names = {"rank": name_ranks(ranks)}
         self._sizes = {
-            "ranks_per_switch": ranks_per_switch, "switches_per_bridge": switches_per_bridge,
-            "bridges_per_socket": bridges_per_socket,
-        }  # fmt: skip
-        counts = [ranks]
-        for name, size in self._sizes.items():
-            check_count(name, size)
-            counts.append(-(-counts[-1] // size))
-        _, self._switches, self._bridges, self._sockets = counts
+            "switch": ranks_per_switch,
+            "bridge": switches_per_bridge,
+            "socket": bridges_per_socket,
+        }
+        keys, count = ("ranks_per_switch", "switches_per_bridge", "bridges_per_socket"), ranks
+        for key, (kind, size) in zip(keys, self._sizes.items(), strict=True):
+            check_count(key, size)
+            count = -(-count // size)
+            self._names[kind] = [f"{kind}{number}" for number in range(count)]
         self._through_memory = through_memory
         self._split = ("switch", "bridge", "socket") if through_memory else ("bridge",)
 
@@ -374,38 +375,23 @@ class _Tree:
             Link(self.down(above), self.down(below), bandwidth_bytes_per_s, latency_s),
         ]
 
-    def hang_ranks(self, bandwidth: float, latency_s: float) -> None:
-        """Join every rank to its switch."""
-        for rank, node in enumerate(self._ranks):
-            switch = f"switch{rank // self._sizes['ranks_per_switch']}"
-            self.hang(node, switch, bandwidth, latency_s)
-
-    def hang_switches(self, bandwidth: float, latency_s: float) -> None:
-        """Join every switch to its host bridge."""
-        for number in range(self._switches):
-            bridge = f"bridge{number // self._sizes['switches_per_bridge']}"
-            self.hang(f"switch{number}", bridge, bandwidth, latency_s)
-
-    def hang_bridges(self, bandwidth: float, latency_s: float) -> None:
-        """Join every host bridge to its socket; peers' bytes turn round inside it."""
-        for number in range(self._bridges):
-            socket = f"socket{number // self._sizes['bridges_per_socket']}"
-            self.hang(f"bridge{number}", socket, bandwidth, latency_s)
-            if not self._through_memory:
-                ends = f"bridge{number}-up", f"bridge{number}-down"
-                self.links.append(Link(*ends, bandwidth, latency_s))
+    def hang_level(self, below: str, above: str, bandwidth: float, latency_s: float) -> None:
+        """Join the nodes of one kind to those of the next one above; peers' bytes turn round inside a host bridge."""
+        for number, node in enumerate(self._names[below]):
+            self.hang(node, f"{above}{number // self._sizes[above]}", bandwidth, latency_s)
+            if below == "bridge" and not self._through_memory:
+                self.links.append(Link(self.up(node), self.down(node), bandwidth, latency_s))
 
     def join_sockets(self, bandwidth: float | None, latency_s: float | None) -> None:
         """Join every two sockets."""
-        sockets = self._sockets
-        if sockets == 1:
+        names = self._names["socket"]
+        if len(names) == 1:
             return
         if bandwidth is None or latency_s is None:
             raise PlatformError(
-                f"{sockets} sockets have no link between them", place="bridges_per_socket",
+                f"{len(names)} sockets have no link between them", place="bridges_per_socket",
                 fix="add socket_bandwidth_bytes_per_s and socket_latency_s",
             )  # fmt: skip
-        names = [f"socket{number}" for number in range(sockets)]
         self.links += join_all(map(self.up, names), bandwidth, latency_s)
         if self._through_memory:
             self.links += join_all(map(self.down, names), bandwidth, latency_s)
@@ -419,9 +405,9 @@ class _Tree:
                     fix="add memory_bandwidth_bytes_per_s and memory_latency_s",
                 )  # fmt: skip
             return
-        for number in range(self._sockets):
+        for number, socket in enumerate(self._names["socket"]):
             # Memory is the root of the tree: what goes up ends there, what goes down starts there.
-            socket, memory = f"socket{number}", f"memory{number}"
+            memory = f"memory{number}"
             self.links += [
                 Link(self.up(socket), memory, bandwidth, latency_s),
                 Link(memory, self.down(socket), bandwidth, latency_s),
@@ -436,8 +422,8 @@ class _Tree:
             )  # fmt: skip
         if bandwidth is None or latency_s is None:
             return
-        for number in range(self._switches):
-            self.hang(f"nic{number}", f"switch{number}", bandwidth, latency_s)
+        for number, switch in enumerate(self._names["switch"]):
+            self.hang(f"nic{number}", switch, bandwidth, latency_s)
 
 
 def build_node_groups(
