@@ -49,6 +49,7 @@ from trioflow.hardware.topologies.grids import (
     build_ring,
     build_torus,
     find_nodes,
+    list_reached,
     read_rank,
 )
 from trioflow.hardware.topologies.nccl_file import build_edge_list, build_nccl_file, list_doubts
@@ -390,29 +391,16 @@ def _check_ranks(links: list[Link], ranks: int, file: str | Path, place: str) ->
             f"no link reaches {lonely}", file=file, place=place,
             fix=f"name the {ranks} ranks rank0 to rank{ranks - 1} and join each of them",
         )  # fmt: skip
-    onward: dict[str, list[str]] = {}
-    backward: dict[str, list[str]] = {}
-    for link in links:
-        onward.setdefault(link.source, []).append(link.target)
-        backward.setdefault(link.target, []).append(link.source)
-    for graph, words in ((onward, "from rank0 to {}"), (backward, "from {} to rank0")):
-        reached = _reach(graph, names[0])
+    forth = [link[:2] for link in links]
+    back = [(target, source) for source, target in forth]
+    for ways, words in ((forth, "from rank0 to {}"), (back, "from {} to rank0")):
+        reached = list_reached(ways, names[0])
         cut_off = next((name for name in names if name not in reached), None)
         if cut_off:
             raise PlatformError(
                 f"no route leads {words.format(cut_off)}", file=file, place=place,
                 fix="links are directed: write one each way, or leave fewer of them out",
             )  # fmt: skip
-
-
-def _reach(graph: Mapping[str, list[str]], start: str) -> set[str]:
-    reached, todo = {start}, [start]
-    while todo:
-        for node in graph.get(todo.pop(), ()):
-            if node not in reached:
-                reached.add(node)
-                todo.append(node)
-    return reached
 
 
 RATES = "bus_bandwidth_bytes_per_s"

@@ -86,6 +86,19 @@ def find_nodes(links: Iterable[Link]) -> list[str]:
     return list(dict.fromkeys(node for link in links for node in (link.source, link.target)))
 
 
+def list_reached(pairs: Iterable[tuple[str, str]], start: str) -> set[str]:
+    """Return the nodes that ways from a node lead to, it among them; ``pairs``: where each way leads from and to."""
+    onward: dict[str, list[str]] = {}
+    for source, target in pairs:
+        onward.setdefault(source, []).append(target)
+    reached, todo = {start}, [start]
+    while todo:
+        new = set(onward.get(todo.pop(), ())) - reached
+        reached |= new
+        todo += new
+    return reached
+
+
 def read_rank(node: str) -> int:
     """Return the rank that a node is; -1 for a node that is not a rank."""
     return int(node.removeprefix("rank")) if is_rank_node(node) else -1

@@ -17,7 +17,14 @@ from xml.etree.ElementTree import Element
 from trioflow.base.errors import PlatformError, suggest
 from trioflow.base.input_files import parse_cells, read_text
 from trioflow.hardware.machine import Link, name_rank_node
-from trioflow.hardware.topologies.grids import check_positive, find_nodes, join, join_all, read_rank
+from trioflow.hardware.topologies.grids import (
+    check_positive,
+    find_nodes,
+    join,
+    join_all,
+    list_reached,
+    read_rank,
+)
 
 COLUMNS = ("source", "target", "bandwidth_bytes_per_s", "latency_s")
 
@@ -83,13 +90,9 @@ def read_edge_list(path: str | Path, *, both_ways: bool = False) -> list[Link]:
 
 def _read_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     """Yield the number of each line that holds a link, and its cells by column."""
-    if not path.exists():
-        raise PlatformError(
-            "no such file", file=path, fix="a path starts at the platform file's folder"
-        )
     kept = [
         (number, line)
-        for number, line in enumerate(read_text(path, PlatformError).splitlines(), 1)
+        for number, line in enumerate(_read_file(path).splitlines(), 1)
         if line.strip() and not line.lstrip().startswith("#")
     ]
     if len(kept) < 2:
@@ -108,6 +111,14 @@ def _read_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
                 fix=f"write {', '.join(header)}",
             )  # fmt: skip
         yield number, {name: cell.strip() for name, cell in zip(header, cells, strict=True)}
+
+
+def _read_file(path: Path) -> str:
+    if not path.exists():
+        raise PlatformError(
+            "no such file", file=path, fix="a path starts at the platform file's folder"
+        )
+    return read_text(path, PlatformError)
 
 
 def _check_header(header: list[str], path: Path, line: int) -> None:
@@ -227,7 +238,8 @@ def build_nccl_file(
         given, what = nvlink_bandwidth_bytes_per_s, "one link, one direction"
         rate = _ask_rate(given, "nvlink", "NVLinks", what, topology_file)
         links += join(one, other, count * rate, nvlink_latency_s)
-    if _joins_all(links, ranks):
+    reached = list_reached((link[:2] for link in links), name_rank_node(0))
+    if reached.issuperset(map(name_rank_node, range(ranks))):
         return links
     below = _list_pcie(root, gpus, pcie_latency_s, topology_file, level in ("LOC", "NVL"))
     links += [link for found in below.values() for link in found]
@@ -263,11 +275,7 @@ def _ask_rate(value: float | None, kind: str, has: str, what: str, path: Path) -
 
 def _parse(path: Path) -> Element:
     """Return the root of the file; what declares entities, which NCCL never writes, is refused."""
-    if not path.exists():
-        raise PlatformError(
-            "no such file", file=path, fix="a path starts at the platform file's folder"
-        )
-    text = read_text(path, PlatformError)
+    text = _read_file(path)
     problem = (
         "it declares a document type"
         if "<!" in re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
@@ -325,19 +333,6 @@ def _count_nvlinks(gpus: dict[str, tuple[str, Element]]) -> Counter[tuple[str, s
     return +pairs
 
 
-def _joins_all(links: list[Link], ranks: int) -> bool:
-    """Whether links lead from the first rank to all others."""
-    beyond: dict[str, list[str]] = {}
-    for link in links:
-        beyond.setdefault(link.source, []).append(link.target)
-    reached, todo = {name_rank_node(0)}, [name_rank_node(0)]
-    while todo:
-        new = set(beyond.get(todo.pop(), ())) - reached
-        reached |= new
-        todo += new
-    return all(name_rank_node(rank) in reached for rank in range(ranks))
-
-
 def _hang(
     above: Element, ends: tuple[str, str], gpus: dict[str, tuple[str, Element]], latency_s: float,
     path: Path, apart: bool,
@@ -362,12 +357,8 @@ def _hang(
 
 def _read_conf(path: Path) -> dict[str, str]:
     """Return the variables of an ``nccl.conf`` and their values."""
-    if not path.exists():
-        raise PlatformError(
-            "no such file", file=path, fix="a path starts at the platform file's folder"
-        )
     found = {}
-    for number, line in enumerate(read_text(path, PlatformError).splitlines(), start=1):
+    for number, line in enumerate(_read_file(path).splitlines(), start=1):
         name, is_given, value = line.partition("=")
         if not line.strip() or line.lstrip().startswith("#"):
             continue
