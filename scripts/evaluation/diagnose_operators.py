@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
+from trioflow import tables
 from trioflow.base.job_log import log_job
-from trioflow_evaluation.tables import write_validation_table
+from trioflow.base.provenance import stamp
+from trioflow_evaluation.tables import SCHEMAS
 from trioflow_evaluation.validation.operators import diagnose_published
 
 with log_job(snakemake.log[0]):
     operators, classes = diagnose_published(Path(snakemake.params.data))
     found = {"diagnosed operators": operators, "diagnosed classes": classes}
     for (name, frame), path in zip(found.items(), snakemake.output, strict=True):
-        write_validation_table(frame, name, path, snakemake.input)
+        tables.write_table(frame, name, path, stamp(snakemake.input), SCHEMAS[name])

@@ -31,7 +31,7 @@ from trioflow_evaluation.fits.operators import (
     load_benchmarks,
     load_published,
 )
-from trioflow_evaluation.tables import read_validation_table, write_validation_table
+from trioflow_evaluation.tables import SCHEMAS
 from trioflow_evaluation.validation.operators import diagnose_published, validate_batch_change
 
 H100, A100 = "NVIDIA H100 80GB HBM3", "NVIDIA A100 80GB PCIe"
@@ -150,13 +150,13 @@ def test_every_class_of_a_gpu_is_diagnosed_by_models_that_did_not_see_it(mirror,
     diagnose = cache(partial(diagnose_published, mirror, devices=[A100]))
 
     def make(place, title):
-        write_validation_table(diagnose()[place], title, tmp_path / title)
-        return read_validation_table(tmp_path / title, title)
+        tables.write_table(diagnose()[place], title, tmp_path / title, schema=SCHEMAS[title])
+        return tables.read_table(tmp_path / title, title, SCHEMAS[title])
 
     operators, classes = (
         read_or_make(
             f"validation/diagnostics/{title.split()[1]}.parquet",
-            partial(read_validation_table, name=title),
+            partial(tables.read_table, name=title, schema=SCHEMAS[title]),
             partial(make, place, title),
         ).query("device == @A100")
         for place, title in enumerate(("diagnosed operators", "diagnosed classes"))

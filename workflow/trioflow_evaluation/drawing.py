@@ -12,6 +12,8 @@ from trioflow.report import style
 
 _FAR = 60.0
 """Errors beyond this would press all others together: half of it is where the axis turns logarithmic [%]."""
+_LEGEND = 112
+"""Letters of a legend's line, those before each name included."""
 Reference = tuple[float, str]
 """Place of a dashed line, drawn on both sides of zero, and what it is."""
 
@@ -35,7 +37,8 @@ def _put_legend(axes: Any, figure: Figure) -> None:
     """Move the legend of a panel over the whole figure."""
     handles, labels = axes.get_legend_handles_labels()
     axes.get_legend().remove()
-    figure.legend(handles, labels, loc="outside upper center", ncols=4)
+    columns = max(1, min(4, _LEGEND // (5 + max(map(len, labels)))))
+    figure.legend(handles, labels, loc="outside upper center", ncols=columns)
 
 
 def _names(rows: pd.DataFrame, hue: str) -> list[str]:

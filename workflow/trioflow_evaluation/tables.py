@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 
-import pandas as pd
 import pyarrow as pa
 from trioflow import tables
-from trioflow.base.provenance import stamp
 from trioflow.report.scores import CASE_SCORES, COUNTS
 from trioflow.tables import column
 from trioflow.tables.schemas import read_schemas
@@ -59,15 +56,4 @@ SCHEMAS: Mapping[str, pa.Schema] = {
     "diagnosed operators": OPERATORS,
     "diagnosed classes": CLASSES,
 }
-
-
-def write_validation_table(
-    frame: pd.DataFrame, name: str, path: str | Path, inputs: Iterable[str | Path] = ()
-) -> None:
-    """Write a table of ``SCHEMAS`` as Parquet, checked and atomically; inputs go into its stamp."""
-    tables.write_table(frame, name, path, stamp(inputs), SCHEMAS[name])
-
-
-def read_validation_table(path: str | Path, name: str) -> pd.DataFrame:
-    """Read a table of ``SCHEMAS``."""
-    return tables.read_table(path, name, SCHEMAS[name])
+"""Of the page of cost models, by the names of its tables."""

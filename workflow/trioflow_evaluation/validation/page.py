@@ -15,6 +15,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from trioflow import tables
 from trioflow.base.errors import InputError
+from trioflow.base.provenance import stamp
 from trioflow.hardware.device_sheet import find_device
 from trioflow.report import style
 from trioflow.report.pages import (
@@ -49,7 +50,7 @@ from trioflow.report.scores import CASE_SCORES, score_cases
 from trioflow_evaluation.drawing import draw_lines, draw_panels
 from trioflow_evaluation.evaluate import evaluate
 from trioflow_evaluation.evaluate import render_scores as render_scores_of
-from trioflow_evaluation.tables import read_validation_table, write_validation_table
+from trioflow_evaluation.tables import SCHEMAS, SUMMARY
 from trioflow_evaluation.validation.aims import (
     AIMS,
     KNOWS_THE_ANSWER,
@@ -347,14 +348,14 @@ def build_validation_page(
     """
     cases = _read_validation(files)
     operators, classes = (
-        read_validation_table(file, name)
+        tables.read_table(file, name, SCHEMAS[name])
         for file, name in zip(diagnoses, ("diagnosed operators", "diagnosed classes"), strict=True)
     )
     summary = _order(score_cases(cases, _GROUPING))
     figures = _draw(summary, operators, classes)
     places = style.save_figures(Path(page).parent / FIGURES, figures)
     made = _compose(cases, summary, classes, places, [*files, *diagnoses])
-    write_validation_table(summary, "summary", table, [*files, *diagnoses])
+    tables.write_table(summary, "summary", table, stamp([*files, *diagnoses]), SUMMARY)
     write_page(page, made)
     return summary
 

@@ -8,7 +8,7 @@ import pytest
 from test_report_page import Page
 from trioflow import tables
 from trioflow.base.errors import InputError, TableError
-from trioflow_evaluation.tables import read_validation_table
+from trioflow_evaluation.tables import SUMMARY
 from trioflow_evaluation.validation.page import build_validation_page
 
 from evaluation.validation.validation_cases import A100, make_cases, write_files
@@ -25,7 +25,7 @@ def built(tmp_path_factory):
 
 def test_the_table_of_scores_is_what_the_page_was_made_from(built):
     folder, summary, _ = built
-    stored = read_validation_table(folder / "report/validation.parquet", "summary")
+    stored = tables.read_table(folder / "report/validation.parquet", "summary", SUMMARY)
     assert stored.equals(summary.astype(stored.dtypes.to_dict()))
     row = summary.set_index(["set", "quantity", "group", "model"]).loc[
         ("batch-change", "operator_sum", "train", "shipped")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 from trioflow import tables
-from trioflow_evaluation.tables import CLASSES, OPERATORS, write_validation_table
+from trioflow_evaluation.tables import CLASSES, OPERATORS, SCHEMAS
 
 A100, H100 = "NVIDIA A100 80GB PCIe", "NVIDIA H100 80GB HBM3"
 FOUR = "4 ranks from 2 and 8, from 64 KiB"
@@ -116,7 +116,7 @@ def write_files(folder: Path) -> tuple[list[Path], tuple[Path, Path]]:
     for frame, path, name in zip(
         make_diagnoses(), paths, ("diagnosed operators", "diagnosed classes"), strict=True
     ):
-        write_validation_table(frame, name, path)
+        tables.write_table(frame, name, path, schema=SCHEMAS[name])
     assert set(make_diagnoses()[0]) == set(OPERATORS.names)
     assert set(make_diagnoses()[1]) == set(CLASSES.names)
     return files, paths
