@@ -31,6 +31,7 @@ from trioflow_evaluation.clusters.scores import (
     FAILED,
     FITTED,
     RAN,
+    RAN_OUT,
     find_odds,
     is_fitted_on,
     join_parts,
@@ -74,7 +75,7 @@ def sample(runs: list[Run]) -> list[Run]:
     """The first run of each tensor and pipeline degree up to 4, and some that failed."""
     small = [r for r in runs if r.parameters == 1.34 and r.tensor <= 4 and r.pipeline <= 4]
     chosen = {(r.tensor, r.pipeline): r for r in reversed(small) if r.ran and r.nodes <= 2}
-    return [*chosen.values(), *[r for r in small if not r.ran][:2]]
+    return [*chosen.values(), *[r for r in small if r.status == RAN_OUT][:2]]
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +90,15 @@ def test_every_run_is_read_and_names_its_ranks(runs: list[Run]) -> None:
     assert all(
         find_model(run).parameters == pytest.approx(run.parameters * 1e9, rel=0.01)
         for run in {(r.hidden, r.key_values, r.vocabulary): r for r in runs}.values()
+    )
+
+
+def test_a_run_that_failed_otherwise_is_not_judged_by_its_memory(runs: list[Run]) -> None:
+    """Eight ask for 256 ranks to share 128 attention heads, which no model takes."""
+    refused = [run for run in runs if run.tensor == 256]
+    assert [run.status for run in refused] == ["Other"] * 8
+    assert (
+        list(judge_memory(refused).columns) == CLUSTER_MEMORY.names and judge_memory(refused).empty
     )
 
 

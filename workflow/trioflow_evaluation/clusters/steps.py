@@ -49,7 +49,9 @@ from trioflow_evaluation.clusters.scores import (
     FITTED,
     GPUS_OF_A_NODE,
     RAN,
+    RAN_OUT,
     SEQUENCE,
+    SUCCEEDED,
     is_fitted_on,
     name_model,
 )
@@ -75,12 +77,14 @@ HOPELESS = 1.4
 
 
 def judge_memory(runs: Sequence[Run]) -> pd.DataFrame:
-    """Return what was measured and predicted of each run: ``CLUSTER_MEMORY``.
+    """Return what was measured and predicted of each run that succeeded or ran out of memory: ``CLUSTER_MEMORY``.
 
+    Other failures, plans that the model does not allow among them, are left out: memory does not explain them.
     Rank 0 wrote the file: its stage's peak is compared. Under 1F1B further micro-batches than one
     more than the stages change nothing, nor do replicas beyond two without ZeRO: they are not
     built. nanotron's peak of what is handed out is that of the update: it forgets the peak behind the last backward.
     """
+    runs = [run for run in runs if run.status in (SUCCEEDED, RAN_OUT)]
     rows: dict[int, dict[str, Any]] = {}
     models = sorted({(run.hidden, run.key_values, run.vocabulary) for run in runs})
     for model in models:
@@ -218,7 +222,7 @@ class Run:
     @property
     def ran(self) -> bool:
         """Whether the run came to its end."""
-        return self.status == "Success"
+        return self.status == SUCCEEDED
 
     @property
     def parameters(self) -> float:
@@ -243,7 +247,7 @@ class Run:
 def read_runs(data_folder: str | Path) -> list[Run]:
     """Read all runs, those that ran first; InputError where the file is missing or lacks a column."""
     runs = read_cluster_runs(data_folder)
-    runs = pd.concat([runs[runs["status"] == "Success"], runs[runs["status"] != "Success"]])
+    runs = pd.concat([runs[runs["status"] == SUCCEEDED], runs[runs["status"] != SUCCEEDED]])
     lacking = sorted(set(_COLUMNS) - set(runs))
     if lacking:
         raise InputError(f"no column {lacking[0]!r}", file=data_folder, fix="retrieve it again")
