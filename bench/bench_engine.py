@@ -123,7 +123,7 @@ def _time_engine(graph: TaskGraph, ranks: int, engine: str) -> tuple[float, floa
     def run() -> None:
         told.append(simulate(graph, platform, engine=engine, fold=False).summary)
 
-    # The plain engine takes seconds, which vary less.
+    # Kernels as plain Python take seconds, which vary less.
     whole_s = time_s(run, 5 if engine == "compiled" else 1)
     loop_s = statistics.median(summary.simulator_wall_s for summary in told[1:] or told)
     return whole_s, loop_s, told[0].events

@@ -23,7 +23,14 @@ from trioflow.parallel.plan import make_plan, vary_plan
 from trioflow.parallel.remembered import Memory, remembering
 from trioflow.prediction.assembly import predict
 from trioflow.sweeps import search
-from trioflow.sweeps.search import Candidate, Variants, _simulate_best, search_plans
+from trioflow.sweeps.search import (
+    Candidate,
+    Found,
+    Variants,
+    _simulate_best,
+    join_found,
+    search_plans,
+)
 from trioflow.sweeps.search_space import (
     FATES,
     Fates,
@@ -464,3 +471,18 @@ def test_reasons_left_out_are_counted(
     left = {"out_of_memory": [], "refused": refused, "families": [], "not_searched": []}
     _print_left_out(left)
     assert rest in capsys.readouterr().out
+
+
+def test_the_nearest_plan_without_room_names_its_recipe():
+    found = [Found(), Found()]
+    for each in found:
+        entry = {
+            "reason": "needs more",
+            "needed_bytes": 2,
+            "fit_probability": 0.0,
+            "plan_text": "x",
+        }
+        each.dropped.append(entry)
+        each.fates.note(vars(make_plan(data=2)), "out_of_memory", **entry)
+    families = join_found(found, ["bf16", "fp8"]).fates.list_families()
+    assert [row["nearest"]["precision"] for row in families if row.get("nearest")] == ["bf16"]

@@ -17,6 +17,8 @@ from typing import Any, cast
 from trioflow import __version__
 from trioflow.base.errors import how_to_install
 from trioflow.base.machine_memory import find_available_bytes
+from trioflow.base.plan_row import SCHEDULE_GROUP
+from trioflow.base.plugins import list_plugins
 from trioflow.base.precision_recipes import RECIPE_NAMES
 from trioflow.base.provenance import host_environment
 from trioflow.base.units import format_bytes
@@ -191,7 +193,11 @@ def write_completion(parser: argparse.ArgumentParser) -> str:
 
 def _list_values(parser: argparse.ArgumentParser) -> Iterator[tuple[list[str], list[str]]]:
     """Yield an option's spellings and the values that it takes, where they can be listed."""
-    known = {"platform": list_platforms(), "plan": sorted(NAMED), "precision": list(RECIPE_NAMES)}
+    known = {
+        "platform": list_platforms(),
+        "plan": list_plugins(SCHEDULE_GROUP, NAMED),
+        "precision": list(RECIPE_NAMES),
+    }
     for action in parser._actions:
         values = list(map(str, action.choices or ())) or known.get(action.dest, [])
         if action.option_strings and values:

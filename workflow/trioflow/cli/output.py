@@ -169,7 +169,7 @@ def _is_nested(value: Any) -> bool:
 
 def check_output(flag: str, path: str | None, endings: tuple[str, ...]) -> None:
     """Refuse a file that cannot be written, where one is asked for; InputError for another ending, or without a folder."""
-    if path and not path.endswith(endings):
+    if path is not None and not path.endswith(endings):
         raise InputError(f"{flag} {path}: unknown ending", fix=f"use {' or '.join(endings)}")
     if path and not Path(path).parent.is_dir():
         raise InputError(f"{flag} {path}: no folder {Path(path).parent}", fix="make it first")

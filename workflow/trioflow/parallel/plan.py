@@ -11,8 +11,15 @@ from trioflow.base.arguments import check_argument, check_names
 from trioflow.base.errors import PlanError, suggest
 from trioflow.base.experiments import SHARDINGS, Plan, find_plan_problem
 from trioflow.base.input_files import read_text
-from trioflow.base.plan_row import GIVEN, SCHEDULES, SLICED, find_count_problem, find_traits
-from trioflow.base.plugins import load_plugin
+from trioflow.base.plan_row import (
+    GIVEN,
+    SCHEDULE_GROUP,
+    SCHEDULES,
+    SLICED,
+    find_count_problem,
+    find_traits,
+)
+from trioflow.base.plugins import list_plugins, load_plugin
 from trioflow.base.precision_recipes import MEGATRON as MEGATRON_LM
 from trioflow.base.precision_recipes import PYTORCH, WORDS
 from trioflow.base.units import BYTES_PER_MIB
@@ -68,9 +75,10 @@ def make_plan(
     )  # fmt: skip
     degrees = {"data": data, "tensor": tensor, "context": context, "pipeline": pipeline}
     if schedule not in ("", "none") and not is_schedule(schedule):
+        names = [*SCHEDULES, *list_plugins(SCHEDULE_GROUP)]
         raise PlanError(
             f"unknown schedule {schedule!r}",
-            fix=f"{suggest(schedule, SCHEDULES)}use one of {', '.join(SCHEDULES)}",
+            fix=f"{suggest(schedule, names)}use one of {', '.join(names)}",
         )
     if pipeline == 1:
         schedule = "none"

@@ -105,7 +105,7 @@ class Simulated:
 class Found:
     """What a search found.
 
-    ``ranking``: of ``simulated``, the fastest first by ``expected_s`` [s], behind them those whose memory is less
+    ``ranking``: of ``simulated``, the fastest first, behind them those whose memory is less
     than ``survival.DOUBTED`` to suffice (``crowded``), each with its best bucket size; ``other_buckets`` lists the others
     (``bucket_bytes`` [bytes], ``outlined_s`` [s]), ``alike_buckets`` counts those within a hundredth. ``dropped``:
     plans that more likely run out of memory than not, with the reason. ``fates``: what became of all plans, by family. ``left_out``:
@@ -156,7 +156,8 @@ def join_found(found: Sequence[Found], recipes: Sequence[str | None]) -> Found:
     )
     for each, recipe in zip(found, recipes, strict=True):
         joined.fates.noted += each.fates.noted
-        for entry in each.dropped:
+        lacking = [more for _, fate, more in each.fates.noted if fate == "out_of_memory"]
+        for entry in (*each.dropped, *lacking):
             entry["precision"] = recipe
     joined.rank()
     return joined

@@ -150,7 +150,6 @@ def _list_columns(operators: pd.DataFrame) -> list[list[Any]]:
 
 
 OK, OUT_OF_MEMORY, INFEASIBLE = "ok", "out of memory", "infeasible"
-STATUSES = (OK, OUT_OF_MEMORY, INFEASIBLE)
 """What becomes of a scenario: a time, a plan that does not fit the device, one that cannot be."""
 _MOST_GRAPHS = 16
 """Graphs that are kept: those of one plan on several devices."""

@@ -304,7 +304,9 @@ def check_facts(facts: Mapping[str, Any], file: str | Path | None = None) -> Non
         if name not in facts:
             raise TraceError(f"the fact {name!r} is missing", file=file, fix="capture it again")
     for name, value in facts.items():
-        kind = _KINDS.get(name, _Time if name.endswith("_s") else object)
+        kind = _KINDS.get(
+            name, _Time if name.endswith("_s") and not isinstance(value, list) else object
+        )
         try:  # a number of numpy's is one of Python's, too
             msgspec.convert(float(value) if isinstance(value, float) else value, kind)
         except (msgspec.ValidationError, OverflowError) as error:

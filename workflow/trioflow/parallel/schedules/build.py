@@ -30,7 +30,7 @@ from pathlib import Path
 from trioflow.base.errors import PlanError
 from trioflow.base.experiments import Plan
 from trioflow.base.input_files import parse_cells, read_text
-from trioflow.base.plan_row import SCHEDULE_GROUP, SCHEDULES
+from trioflow.base.plan_row import SCHEDULE_GROUP, SCHEDULES, find_traits
 from trioflow.base.plugins import list_plugins, load_plugin
 from trioflow.base.provenance import atomic_path
 from trioflow.parallel.schedules.table import (
@@ -455,15 +455,15 @@ def build_schedule(name: str, ranks: int, micro_batches: int, stages_per_rank: i
     for what, number in numbers.items():
         if number < 1:
             raise PlanError(f"{name}: {number} {what} are too few")
-    if name not in SCHEDULES:
-        return _build_registered(name, ranks, micro_batches, stages_per_rank)
-    sizes = SCHEDULES[name]
+    sizes = find_traits(name)
     if sizes.fixed and stages_per_rank != sizes.stages:
         free = ", ".join(other for other, its in SCHEDULES.items() if not its.fixed)
         raise PlanError(
             f"{name}: {stages_per_rank} stages a rank, but this schedule has {sizes.stages}",
             fix=f"use {sizes.stages}, or a schedule of any number: {free}",
         )
+    if name not in SCHEDULES:
+        return _build_registered(name, ranks, micro_batches, stages_per_rank)
     return _order(name, ranks, micro_batches, stages_per_rank)
 
 

@@ -352,7 +352,7 @@ def _read_stated(metadata: Mapping[str, Any], path: Path) -> tuple[dict[str, Any
         msgspec.convert(stated.get("rank", 0), int)
         model = msgspec.convert(json.loads(text or "{}"), dict[str, Any])
         ready = msgspec.convert(model.get("ready", []), _Ready)
-    except (ValueError, msgspec.MsgspecError) as error:
+    except (ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise TraceError(
             f"what trioflow wrote of itself is damaged ({error!s:.100})", file=path, place="metadata",
             fix="export the trace again",

@@ -30,12 +30,12 @@ class Column:
 def whole(*titles: str, highest: int = 10**15, **options: bool) -> Column:
     """Return a column of whole numbers from 0 on."""
     read = partial(_read_up_to, int, highest)
-    return Column(titles, "a whole number from 0 on", r"\+?[0-9]{1,18}", read, **options)  # type: ignore[arg-type]
+    return Column(titles, "a whole number from 0 on", r"\+?[0-9]{1,300}", read, **options)  # type: ignore[arg-type]
 
 
 def number(*titles: str, highest: float) -> Column:
     """Return a column of numbers from 0 on."""
-    pattern = r"\+?[0-9]{1,18}(\.[0-9]{0,30})?([eE][+-]?[0-9]{1,2})?"
+    pattern = r"\+?[0-9]{1,300}(\.[0-9]{0,30})?([eE][+-]?[0-9]{1,2})?"
     return Column(titles, "a number from 0 on", pattern, partial(_read_up_to, float, highest))
 
 
