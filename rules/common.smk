@@ -23,7 +23,7 @@ from trioflow.base.experiments import (
 )
 from trioflow.base.provenance import digest_modules, list_packages
 from trioflow.base.settings import list_descriptions
-from trioflow.base.input_files import read_yaml
+from trioflow.base.yaml_files import read_yaml
 
 PACKAGES = read_yaml(workflow.source_path("packages.yaml"))
 WORKLOADS = load_workloads(config["tables"]["workloads"])

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from trioflow.base import provenance
-from trioflow.base.input_files import read_yaml
 from trioflow.base.provenance import EVALUATION, PACKAGE, list_modules, list_packages
+from trioflow.base.yaml_files import read_yaml
 from trioflow.cli.main import COMMANDS
 
 ORDER = (

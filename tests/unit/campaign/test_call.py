@@ -298,7 +298,7 @@ import sys
 sys.path.insert(0, {str(LIBRARY)!r})
 for name in (
     "jsonschema", "scipy", "yaml", "numba", "seaborn", "matplotlib", "sklearn", "snakemake",
-    "transformers", "google.protobuf", "msgspec",
+    "transformers", "google.protobuf",
 ):
     sys.modules[name] = None
 from trioflow.campaign.__main__ import main

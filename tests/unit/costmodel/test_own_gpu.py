@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from trioflow.base.errors import PlatformError
-from trioflow.base.input_files import read_yaml
+from trioflow.base.yaml_files import read_yaml
 from trioflow.costmodel.device_times import DeviceTimes
 from trioflow.hardware.device_sheet import (
     OWN,

@@ -105,7 +105,7 @@ class Kernel:
         made.append(self)
         self.made, self.failures = made, failures
         self.py_func, self.signatures, self.ran = self, [], 0
-        self._cache = SimpleNamespace()
+        self._cache = SimpleNamespace(save_overload=None)
 
     def enable_caching(self) -> None:
         if self.failures == 3:

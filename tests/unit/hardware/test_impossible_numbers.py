@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from trioflow.base.errors import InputError, PlatformError, TraceError
-from trioflow.base.input_files import read_yaml
+from trioflow.base.yaml_files import read_yaml
 from trioflow.cli.main import main
 from trioflow.costmodel.choices import find_collectives
 from trioflow.hardware.device_sheet import SHIPPED, load_device

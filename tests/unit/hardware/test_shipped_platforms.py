@@ -5,7 +5,7 @@ from __future__ import annotations
 import networkx as nx
 import pytest
 import yaml
-from trioflow.base.input_files import read_yaml
+from trioflow.base.yaml_files import read_yaml
 from trioflow.hardware import device_sheet
 from trioflow.hardware.device_sheet import find_device, validate_sheet
 from trioflow.hardware.machine import Platform

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from trioflow.base.input_files import read_yaml
+from trioflow.base.yaml_files import read_yaml
 from trioflow.costmodel.choices import find_collectives, load_collectives
 from trioflow.costmodel.collectives.model import wire_factor
 from trioflow.hardware.machine import Platform, Routing

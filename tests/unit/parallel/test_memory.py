@@ -85,8 +85,8 @@ def test_what_runs_again_is_not_kept_in_between():
         phase=["forward", "backward", "backward", "backward", "optimizer"],
     ).reset_index(drop=True)
     held = HeldMemory()
-    held.add(1, "workspace", 100.0)  # something else is large when the recomputation begins
-    held.add(2, "workspace", -100.0)
+    # Something else is large when the recomputation begins.
+    held.changes += [(1, "workspace", 100.0), (2, "workspace", -100.0)]
     peak = profile_rank(tasks, small_table(), [1.0], KEPT, {}, held)
     assert (peak.place, peak.categories["activation"]) == (1, 6)  # the second run's alone
 
@@ -96,7 +96,7 @@ def test_the_framework_keeps_what_it_returns_and_drops_what_it_reduced():
     peak = profile_rank(small_tasks(), small_table(), [1.0], returned, {"bucket": 7.0})
     assert peak.categories["activation"] == 6 and peak.categories["bucket"] == 7
     held = HeldMemory(dropped=[(3, frozenset({4}))])
-    held.add(3, "gathered", 1000.0)
+    held.changes.append((3, "gathered", 1000.0))
     peak = profile_rank(small_tasks(), small_table(), [1.0], KEPT, {}, held)
     assert peak.place == 3 and "gradient" not in peak.categories
 

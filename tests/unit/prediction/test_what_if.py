@@ -23,7 +23,7 @@ def test_operators_take_their_factor_whether_ranks_are_folded_or_not() -> None:
     )
     more_s = float(tasks["duration_s"][meant].sum())
     assert more_s > 0
-    for fold in ("auto", False):
+    for fold in (True, False):
         scaled = ask(operator_scales=[("linear", 2.0)], fold=fold)
         assert scaled.compute_s == pytest.approx(plain.compute_s + more_s)
         assert "what if: operators linear take 2 times as long" in scaled.warnings

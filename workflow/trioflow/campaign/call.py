@@ -398,7 +398,7 @@ def _summarize(
         print("call it again with the same --output, or with --resume, to go on")
 
 
-_PACKAGES = ("torchvision", "transformers", "numpy", "pandas", "pyarrow", "triton")
+_PACKAGES = ("torchvision", "transformers", "numpy", "pandas", "pyarrow", "msgspec", "triton")
 _PROPERTIES = {
     "multi_processor_count": "sm_count",
     "total_memory": "memory_bytes",

@@ -10,9 +10,10 @@ from typing import Any
 from urllib.parse import quote
 
 from trioflow.base.errors import DatasetError
-from trioflow.base.input_files import LARGEST_BYTES, parse_yaml, read_text
+from trioflow.base.input_files import read_text
 from trioflow.base.provenance import PACKAGE, read_json
 from trioflow.base.settings import check_schema, suggest_name
+from trioflow.base.yaml_files import LARGEST_BYTES, parse_yaml
 
 CATALOGUE = PACKAGE.parent / "resources" / "datasets.yaml"
 """Where a checkout keeps it; an installed library has none."""

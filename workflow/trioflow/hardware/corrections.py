@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trioflow.base.errors import PlatformError
-from trioflow.base.input_files import read_yaml
+from trioflow.base.yaml_files import read_yaml
 from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import find_file, write_content
 

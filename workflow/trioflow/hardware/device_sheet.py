@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trioflow.base.errors import PlatformError, suggest
-from trioflow.base.input_files import read_yaml
 from trioflow.base.provenance import PACKAGE, read_json
+from trioflow.base.yaml_files import read_yaml
 
 if TYPE_CHECKING:
     from jsonschema import Draft202012Validator, ValidationError

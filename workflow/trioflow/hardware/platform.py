@@ -23,9 +23,9 @@ from typing import Any
 import yaml
 
 from trioflow.base.errors import PlatformError, suggest
-from trioflow.base.input_files import read_yaml
 from trioflow.base.plugins import load_plugin
 from trioflow.base.provenance import PACKAGE, atomic_path
+from trioflow.base.yaml_files import read_yaml
 from trioflow.hardware.device_sheet import check_schema, describe_inline, load_device
 from trioflow.hardware.machine import (
     EAGER,

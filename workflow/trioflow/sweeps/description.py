@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from trioflow.base.errors import InputError, PlanError
 from trioflow.base.experiments import Plan
-from trioflow.base.input_files import parse_yaml, read_yaml
 from trioflow.base.settings import NAME, NOTHING, check_settings, read_cells, suggest_name
+from trioflow.base.yaml_files import parse_yaml, read_yaml
 from trioflow.costmodel.choices import THIS_MACHINE
 from trioflow.hardware.platform import list_platforms
 from trioflow.network.networks import DEFAULT_NETWORK

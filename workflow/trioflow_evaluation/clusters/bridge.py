@@ -43,9 +43,9 @@ import pandas as pd
 from numpy.typing import NDArray
 from trioflow.base.errors import InputError, TableError, TrioflowError
 from trioflow.base.experiments import Plan
-from trioflow.base.input_files import parse_yaml
 from trioflow.base.shipped import read_table
 from trioflow.base.units import BYTES_PER_KIB, BYTES_PER_MIB
+from trioflow.base.yaml_files import parse_yaml
 from trioflow.parallel.plan import make_plan
 from trioflow.prediction.assembly import build_graph, predict, time_operators
 from trioflow.prediction.options import Options

@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
@@ -291,11 +292,18 @@ def _keep(kernel: Any) -> Any:
     try:
         kernel.enable_caching()
         kernel._cache.load_overload = partial(_load_kept, kernel._cache)
+        kernel._cache.save_overload = partial(_save_kept, kernel._cache.save_overload)
     except RuntimeError:
         pass  # No folder can be written: this process compiles for itself.
     finally:
         config.CACHE_DIR = configured
     return kernel
+
+
+def _save_kept(save: Any, signature: Any, kernel: Any) -> None:
+    """Keep a kernel, where the disk has room for it."""
+    with suppress(OSError):
+        save(signature, kernel)
 
 
 def _load_kept(cache: Any, signature: Any, context: Any) -> Any:

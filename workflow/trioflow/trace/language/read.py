@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from trioflow.base.errors import InputError
-from trioflow.base.input_files import LARGEST_JSON_BYTES, parse_json, parse_yaml, read_text
+from trioflow.base.input_files import LARGEST_JSON_BYTES, parse_json, read_text
 from trioflow.base.shipped import read_own_records, read_table
+from trioflow.base.yaml_files import parse_yaml
 from trioflow.trace.language.make import make_trace
 from trioflow.trace.language.megatron import parse_arguments, read_megatron
 from trioflow.trace.language.sizes import (

@@ -343,7 +343,8 @@ def _check_device(
 ) -> None:
     """Refuse what a trace of one device cannot say: several devices, none at all."""
     seen = {
-        (k.correlation, k.name, k.start_ns, k.details.get("stream")) for k in (*kernels, *unjoined)
+        (k.correlation, k.name, k.start_ns, str(k.details.get("stream")))
+        for k in (*kernels, *unjoined)
     }
     if len(seen) < len(kernels) + len(unjoined):
         raise TraceError(
