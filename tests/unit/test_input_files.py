@@ -12,16 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 from trioflow import tables
 from trioflow.base.errors import InputError, TableError
-from trioflow.base.input_files import (
-    DEEPEST,
-    LARGEST_BYTES,
-    LARGEST_JSON_BYTES,
-    parse_cells,
-    read_text,
-    read_yaml,
-)
+from trioflow.base.input_files import DEEPEST, LARGEST_JSON_BYTES, parse_cells, read_text
 from trioflow.base.provenance import atomic_path, read_json
 from trioflow.base.settings import read_cells
+from trioflow.base.yaml_files import LARGEST_BYTES, read_yaml
 from trioflow.costmodel.collectives.nccl_tests import import_nccl_tests
 from trioflow.costmodel.overrides import load_overrides
 from trioflow.hardware.device_sheet import load_device
