@@ -14,6 +14,7 @@ from judged import read_or_make
 from refitted import assert_refitted
 from trioflow import tables
 from trioflow.base.provenance import read_json
+from trioflow.costmodel.features import resize_batch
 from trioflow.costmodel.operators.class_curves import sized_rows
 from trioflow.costmodel.operators.methods import DeviceData, ProportionalModel, fit_device_data
 from trioflow.costmodel.operators.model import (
@@ -22,7 +23,6 @@ from trioflow.costmodel.operators.model import (
     shipped_operator_models,
 )
 from trioflow.datasets.catalogue import MODEL_TABLES, load_catalogue
-from trioflow.parallel.reference import resize_batch
 from trioflow.report.scores import score_cases
 from trioflow_evaluation.fits.operators import (
     TEST,

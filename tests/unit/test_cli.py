@@ -20,6 +20,8 @@ from trioflow.trace.store import save_trace, shipped_traces
 
 TRACE = "gpt2-tiny-b8"
 PLATFORM = "cpu2-gloo"
+STEP = ["simulate", TRACE, "--platform", PLATFORM]
+PIPELINE = [*STEP, "--pipeline-parallel", "2", "--schedule"]
 CLONE = Path(__file__).parents[2]
 
 
@@ -273,35 +275,9 @@ def test_timelines_are_written_in_the_asked_form(capsys):
             "both given",
         ),
         (["simulate", TRACE, "--platform", PLATFORM, "--timeline", "t.png"], "unknown ending"),
-        (["simulate", TRACE, "--platform", PLATFORM, "--timeline", ""], "unknown ending"),
-        (
-            [
-                "simulate",
-                TRACE,
-                "--platform",
-                PLATFORM,
-                "--pipeline-parallel",
-                "2",
-                "--schedule",
-                "gpipe-recomp",
-            ],
-            "did you mean gpipe-recompute?",
-        ),
-        (
-            [
-                "simulate",
-                TRACE,
-                "--platform",
-                PLATFORM,
-                "--pipeline-parallel",
-                "2",
-                "--schedule",
-                "gpipe-recompute",
-                "--stages-per-rank",
-                "2",
-            ],
-            "this schedule has 1",
-        ),
+        ([*STEP, "--timeline", ""], "unknown ending"),
+        ([*PIPELINE, "gpipe-recomp"], "did you mean gpipe-recompute?"),
+        ([*PIPELINE, "gpipe-recompute", "--stages-per-rank", "2"], "this schedule has 1"),
         (["simulate", TRACE, "--platform", PLATFORM, "--batch", "0"], "batch 0"),
         (["simulate", TRACE, "--platform", "this-machine"], "make reproduce"),
         (["simulate", TRACE, "--platform", "mine.yaml"], "no such file"),

@@ -9,8 +9,9 @@ import pandas as pd
 import pytest
 from trioflow import predict
 from trioflow.base.errors import PlanError
+from trioflow.costmodel.features import resize_batch
 from trioflow.parallel.plan import describe_plan, make_plan
-from trioflow.parallel.reference import predict_operator_times, resize_batch
+from trioflow.parallel.reference import predict_operator_times
 from trioflow.parallel.splits.pipeline import find_gradients, list_parameters
 from trioflow.parallel.splits.routing import (
     describe_routing,

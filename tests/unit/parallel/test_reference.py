@@ -6,9 +6,10 @@ import pytest
 from captured import BATCH
 from same_model import ProportionalModel
 from trioflow.base.errors import PlanError
+from trioflow.costmodel.features import resize_batch
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan
-from trioflow.parallel.reference import choose_reference, resize_batch
+from trioflow.parallel.reference import choose_reference
 from trioflow.trace.store import Trace
 
 

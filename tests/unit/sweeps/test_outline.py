@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from oracles.ideal_run import measure_held
 from trioflow.base.experiments import Plan
+from trioflow.costmodel.features import resize_batch
 from trioflow.parallel.plan import fit_framework, make_plan
-from trioflow.parallel.reference import predict_operator_times, resize_batch
+from trioflow.parallel.reference import predict_operator_times
 from trioflow.parallel.schedules.build import build_schedule
 from trioflow.prediction.assembly import load_traces
 from trioflow.sweeps.outline import MessageTimes, Outline, list_groups

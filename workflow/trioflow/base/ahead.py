@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
-from multiprocessing import active_children, current_process, get_context, parent_process
+from multiprocessing import current_process, get_context, parent_process
 from typing import Any, Generic, TypeVar
 
 _WORTH_S = 0.5
@@ -57,14 +57,15 @@ class Ahead(Generic[Question, Answer]):
         self._spent_s = 0.0
         self._pool: ProcessPoolExecutor | None = None
         self._answers: dict[int, Future[Answer]] = {}  # of questions that copies look into
-        self._others = active_children()  # that are no copies
 
     def __enter__(self) -> Ahead[Question, Answer]:
         return self
 
     def __exit__(self, *raised: object) -> None:
         if self._pool:
-            for process in {*active_children()} - {*self._others}:
+            for process in list(
+                self._pool._processes.values()
+            ):  # no other children of this process
                 process.terminate()
             self._pool.shutdown(cancel_futures=True)
 

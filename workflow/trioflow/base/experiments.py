@@ -203,8 +203,9 @@ def load_plans(path: str | Path) -> dict[str, Plan]:
             (row.micro_batches > 1 and single, "micro_batches",
              f"{row.micro_batches} micro-batches without a pipeline", "write 1"),
         ]  # fmt: skip
-        found = find_plan_problem(row)
-        _refuse([*rules, (found is not None, *(found or ("", "", "")))], path, place)
+        if problem := find_plan_problem(row):
+            rules.append((True, *problem))
+        _refuse(rules, path, place)
     return _by_name(rows)
 
 

@@ -50,6 +50,16 @@ _WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z][a-z])")
 _BACKWARD_ENDINGS = ("_backward_data", "_backward", "_backward_overrideable")
 
 
+def resize_batch(operators: pd.DataFrame, factor: float) -> pd.DataFrame:
+    """Return a copy of the operators with the FLOPs and bytes of ``factor`` times the batch; fixed parts stay."""
+    target = operators.copy()
+    for column in FEATURES:
+        growing = operators[f"batch_{column}"]
+        target[column] = (operators[column] - growing + growing * factor).round().astype("int64")
+        target[f"batch_{column}"] = (growing * factor).round().astype("int64")
+    return target
+
+
 @lru_cache(maxsize=4096)
 def class_of_name(name: str) -> str:
     """Return the class that an ATen name alone says, namespace, overload and in-place underscore or not.

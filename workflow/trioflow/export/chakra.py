@@ -17,7 +17,8 @@ from trioflow.base.errors import InputError
 from trioflow.base.experiments import Plan
 from trioflow.base.provenance import atomic_path
 from trioflow.base.units import NS_PER_S, NS_PER_US
-from trioflow.parallel.reference import choose_reference, resize_batch
+from trioflow.costmodel.features import resize_batch
+from trioflow.parallel.reference import choose_reference
 from trioflow.parallel.splits.tensor_parallel import split_for_plan
 from trioflow.parallel.splits.vocabulary import prepare_split
 from trioflow.parallel.task_graph import TaskGraph

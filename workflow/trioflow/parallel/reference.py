@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from trioflow.base.errors import PlanError, TraceError
 from trioflow.costmodel.device_times import host_times, rescale_distinct
+from trioflow.costmodel.features import FEATURES, resize_batch
 from trioflow.costmodel.interface import OperatorModel, looks_at_rows
 from trioflow.parallel.remembered import remembered
 from trioflow.tables import PHASES
@@ -78,9 +79,6 @@ def _check_same(traces: Sequence[Trace]) -> None:
             )
 
 
-WORK = ("flop", "read_bytes", "write_bytes")
-
-
 @remembered
 def without_communication(trace: Trace) -> Trace:
     """Return a trace whose communication takes no time: a plan brings its own, so a parallel run's must not count."""
@@ -102,19 +100,9 @@ def without_communication(trace: Trace) -> Trace:
 def silence_messages(trace: Trace) -> Trace:
     """Return a trace whose rows of communication take no device and do no work."""
     operators = trace.operators.copy()
-    columns = ["device_ns", *WORK, *(f"batch_{name}" for name in WORK)]
+    columns = ["device_ns", *FEATURES, *(f"batch_{name}" for name in FEATURES)]
     operators.loc[operators["kind"] == "collective", columns] = 0
     return Trace(operators, trace.tensors, trace.facts)
-
-
-def resize_batch(operators: pd.DataFrame, factor: float) -> pd.DataFrame:
-    """Return a copy of the operators with the FLOPs and bytes of ``factor`` times the batch."""
-    target = operators.copy()
-    for column in WORK:
-        growing = operators[f"batch_{column}"]
-        target[column] = (operators[column] - growing + growing * factor).round().astype("int64")
-        target[f"batch_{column}"] = (growing * factor).round().astype("int64")
-    return target
 
 
 @dataclass

@@ -27,6 +27,7 @@ from trioflow.base.errors import PlanError
 from trioflow.base.experiments import Plan
 from trioflow.base.precision_recipes import PrecisionRecipe
 from trioflow.costmodel.device_times import DeviceTimes, find_launch_s, host_times, number_rows
+from trioflow.costmodel.features import FEATURES, resize_batch
 from trioflow.costmodel.interface import OperatorModel
 from trioflow.hardware.machine import Platform, name_rank_node
 from trioflow.network.collectives import CollectiveCost, CollectivePlanner
@@ -35,11 +36,9 @@ from trioflow.parallel.backward import plan_recomputation
 from trioflow.parallel.memory.profile import StorageTable, build_storage_table
 from trioflow.parallel.plan import choose_stages, micro_batch_sizes
 from trioflow.parallel.reference import (
-    WORK,
     Reference,
     choose_reference,
     predict_operator_times,
-    resize_batch,
     without_communication,
 )
 from trioflow.parallel.splits.pipeline import (
@@ -429,7 +428,7 @@ class Outline:
             rows = self.keep(("rows", id(operators)), number_rows, operators)
             splits = [self._split(reference.trace, plan).operators for plan in plans]
             target = resize_batch(pd.concat(splits, ignore_index=True), factor)
-            work = target[list(WORK)].to_numpy(dtype=np.int64)
+            work = target[list(FEATURES)].to_numpy(dtype=np.int64)
             keys = np.column_stack([np.tile(rows, len(plans)), work])
             _, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
             of_plan = asked + inverse.reshape(len(plans), -1)

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from trioflow.base.errors import InputError
 from trioflow.costmodel.device_times import nearest_model
-from trioflow.costmodel.features import FEATURES, Floats, base_class
+from trioflow.costmodel.features import FEATURES, Floats, base_class, resize_batch
 from trioflow.costmodel.intervals import (
     COVERAGE,
     MIN_RESIDUALS,
@@ -60,7 +60,6 @@ from trioflow.hardware.device_sheet import (
     list_devices,
     load_device,
 )
-from trioflow.parallel.reference import resize_batch
 from trioflow.trace.store import Trace
 
 from trioflow_evaluation.fits.half_precision import read_tensor_products

@@ -26,8 +26,7 @@ from typing import Any
 import pandas as pd
 from trioflow.base.errors import PlanError
 from trioflow.base.units import BYTES_PER_MIB
-from trioflow.costmodel.features import class_of_name
-from trioflow.parallel.reference import WORK
+from trioflow.costmodel.features import FEATURES, class_of_name
 from trioflow.parallel.remembered import remembered, tensor_bytes
 from trioflow.parallel.splits.tensor_split import (
     AFTER,
@@ -98,7 +97,7 @@ def cut_row(
     frame: pd.DataFrame, row: Mapping[str, Any], part: float, shares: Mapping[str, float]
 ) -> None:
     """Write a shard's work into one row of the operators in place: its part of the FLOPs, its shares of the bytes."""
-    for column in WORK:
+    for column in FEATURES:
         share = part if column == "flop" else shares[column]
         for name in (column, f"batch_{column}"):
             frame.at[row["op_id"], name] = round(int(row[name]) * share)
@@ -305,7 +304,7 @@ def split_gathered(trace: Trace, degree: int) -> TensorSplit:
         cutter.visit(row)
         if row["phase"] == "optimizer" and any(len(shape) for shape in row["input_shapes"]):
             part = 1.0 / degree
-            cut_row(cutter.split.operators, row, part, dict.fromkeys(WORK, part))
+            cut_row(cutter.split.operators, row, part, dict.fromkeys(FEATURES, part))
     split, loss = cutter.split, find_loss(trace)
     of_loss = {
         int(r["op_id"]) for r in rows if r["phase"] == "backward" and r["forward_op_id"] in loss

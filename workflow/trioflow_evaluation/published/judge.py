@@ -16,7 +16,7 @@ from trioflow.base.errors import InputError, TrioflowError
 from trioflow.base.provenance import read_json
 from trioflow.base.shipped import read_table
 from trioflow.base.units import ms_to_s
-from trioflow.costmodel.features import class_of_name
+from trioflow.costmodel.features import class_of_name, resize_batch
 from trioflow.costmodel.interface import OperatorModel
 from trioflow.costmodel.steps import (
     ALONE,
@@ -34,7 +34,6 @@ from trioflow.costmodel.steps import (
     spell_workload,
 )
 from trioflow.hardware.device_sheet import find_device
-from trioflow.parallel.reference import resize_batch
 from trioflow.parallel.schedules.build import is_schedule
 from trioflow.report.attribution import CAUSES, GROWTH, Settings
 from trioflow.report.scores import list_scaling

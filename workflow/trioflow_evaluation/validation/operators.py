@@ -31,7 +31,7 @@ from trioflow.costmodel.collectives.methods import (
 )
 from trioflow.costmodel.collectives.model import each_curve, halve, median_points
 from trioflow.costmodel.collectives.platform import PlatformCollectives, fit_platform_collectives
-from trioflow.costmodel.features import FEATURES, Floats, base_class
+from trioflow.costmodel.features import FEATURES, Floats, base_class, resize_batch
 from trioflow.costmodel.interface import OperatorModel
 from trioflow.costmodel.operators.class_curves import recorded_times, sized_rows
 from trioflow.costmodel.operators.methods import (
@@ -102,7 +102,7 @@ def judge_pair(device: str, model: str, fitted: Any, source: Trace, target: Trac
         case = replace(case, source="operators measured at the target, summed")
         found = None
     else:
-        found = fitted.rescale(source.operators, resize(source.operators, after / before))
+        found = fitted.rescale(source.operators, resize_batch(source.operators, after / before))
     rows = []
     for phase in ("", "forward", "backward"):
         mine, theirs = _phase(source.operators, phase), _phase(target.operators, phase)
@@ -164,16 +164,6 @@ def judge_shapes(device: str, model: str, fitted: Any, trace: Trace) -> list[Row
                 )
             )
     return rows + _operator_rows(case, found, operators, operators)
-
-
-def resize(operators: pd.DataFrame, factor: float) -> pd.DataFrame:
-    """Return a copy with the work of ``factor`` times the batch; fixed parts stay."""
-    target = operators.copy()
-    for name in FEATURES:
-        growing = operators[f"batch_{name}"]
-        target[name] = (operators[name] - growing + growing * factor).round().astype("int64")
-        target[f"batch_{name}"] = (growing * factor).round().astype("int64")
-    return target
 
 
 def _phase(operators: pd.DataFrame, phase: str) -> Any:

@@ -18,7 +18,7 @@ from trioflow.base.errors import InputError, TraceError
 from trioflow.base.provenance import PACKAGE, stamp, write_json
 from trioflow.base.settings import PRECISIONS
 from trioflow.base.units import s_to_ns
-from trioflow.costmodel.features import Floats
+from trioflow.costmodel.features import FEATURES, Floats
 from trioflow.costmodel.interface import RowModel
 from trioflow.costmodel.intervals import ASSUMED_FACTOR, StepBand, combine_intervals
 from trioflow.costmodel.new_gpu.rules import DEFAULT_RULE, Exponents, apply_rule, key_of, size_rows
@@ -31,7 +31,6 @@ from trioflow.trace.facts import NAMES, UNTIMED, Facts
 from trioflow.trace.store import Trace
 
 KIND, FORMAT = "new_gpu_model", 3
-_WORK = ("flop", "read_bytes", "write_bytes")
 _MOST_UNKNOWN = 0.5
 """Share of the time in operators without work that stays as it was traced; more is refused."""
 SHIPPED_FILE = PACKAGE / "data" / "cost_models" / "new-gpu" / "model.json"
@@ -313,7 +312,7 @@ def _check(trace: Trace) -> None:
             fix="start from the trace that was captured",
         )
     times_ns = trace.operators["device_ns"].where(trace.operators["kind"] == "compute", 0)
-    unknown = (trace.operators[list(_WORK)] == 0).all(axis=1)
+    unknown = (trace.operators[list(FEATURES)] == 0).all(axis=1)
     share = float(times_ns[unknown].sum()) / max(float(times_ns.sum()), 1.0)
     if share > _MOST_UNKNOWN:
         raise TraceError(

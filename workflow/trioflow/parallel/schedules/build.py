@@ -1,21 +1,15 @@
-"""Pipeline schedules by name, as PyTorch builds them or a package registers them, and as PyTorch's text.
+"""Pipeline schedules by name, as PyTorch builds them or a package registers them; their checks, and PyTorch's text of them.
 
-One line a rank, one cell an action: ``0F1`` is the forward of micro-batch 1 on stage 0, ``2REDUCE_GRAD`` acts on a
-stage, ``(0F1;3B0)OVERLAP_F_B`` runs two actions together, an empty cell idles.
+A builder takes the ranks ``p``, the micro-batches ``m`` and the stages of a rank ``v``, and returns a row of actions
+for each rank; idle cells (None) stand where PyTorch puts them. Checks need no model: whether a schedule is complete, in
+order, and can finish.
 
-References: PyTorch 2.13 ``torch/distributed/pipelining/schedules.py``: ``_PipelineScheduleRuntime._load_csv`` and
-``_dump_csv``.
+In the text a line is a rank and a cell an action: ``0F1`` is the forward of micro-batch 1 on stage 0, ``2REDUCE_GRAD``
+acts on a stage, ``(0F1;3B0)OVERLAP_F_B`` runs two actions together, an empty cell idles.
 
-The order of compute actions of each kind of pipeline schedule.
-
-Idle cells (None) stand where PyTorch puts them. Each builder takes the ranks ``p``, the micro-batches ``m`` and the
-stages of a rank ``v``, and returns a row a rank.
-
-References: PyTorch 2.13 ``torch/distributed/pipelining/schedules.py``. Y. Huang et al., GPipe, arXiv 1811.06965; D.
-Narayanan et al., arXiv 2104.04473 (1F1B, interleaved); P. Qi et al., Zero bubble, arXiv 2401.10241; J. Lamy-Poirier,
-Breadth-first pipeline parallelism, arXiv 2211.05953.
-
-What can be said of a schedule without a model: is it complete, can it finish, what does it idle and hold.
+References: PyTorch 2.13 ``torch/distributed/pipelining/schedules.py`` (text: ``_PipelineScheduleRuntime._load_csv`` and
+``_dump_csv``). Y. Huang et al., GPipe, arXiv 1811.06965; D. Narayanan et al., arXiv 2104.04473 (1F1B, interleaved); P.
+Qi et al., Zero bubble, arXiv 2401.10241; J. Lamy-Poirier, Breadth-first pipeline parallelism, arXiv 2211.05953.
 """
 
 from __future__ import annotations

@@ -31,9 +31,9 @@ import pandas as pd
 
 from trioflow.base.errors import PlanError
 from trioflow.base.units import ns_to_s
-from trioflow.costmodel.features import plain_name
+from trioflow.costmodel.features import FEATURES, plain_name
 from trioflow.costmodel.interface import OperatorModel
-from trioflow.parallel.reference import WORK, OperatorTimes, Reference
+from trioflow.parallel.reference import OperatorTimes, Reference
 from trioflow.parallel.remembered import remembered, tensor_bytes
 from trioflow.parallel.splits.tensor_split import SharedAttention, TensorSplit
 from trioflow.parallel.splits.vocabulary import list_lengths
@@ -159,7 +159,7 @@ def split_context(split: TensorSplit, trace: Trace, degree: int, method: str) ->
         if any(held[i] for i in ids) and grows[op] else 0
         for op, ids in enumerate(trace.operators["input_ids"])
     ], dtype=float)  # fmt: skip
-    for column in WORK:
+    for column in FEATURES:
         growing = operators[f"batch_{column}"].to_numpy(dtype=float)
         fixed = operators[column].to_numpy(dtype=float) - growing
         spared = np.minimum(tables, fixed) if column == "read_bytes" else 0.0

@@ -64,8 +64,7 @@ import numpy as np
 import pandas as pd
 
 from trioflow.base.errors import PlanError
-from trioflow.costmodel.features import class_of_name, plain_name
-from trioflow.parallel.reference import WORK
+from trioflow.costmodel.features import FEATURES, class_of_name, plain_name
 from trioflow.parallel.remembered import remembered, tensor_bytes
 from trioflow.parallel.splits.context import split_context
 from trioflow.parallel.splits.pipeline import list_parameters
@@ -308,7 +307,7 @@ def _cut_work(
     """Write the work on a rank's own experts into the operators of layers, with how full the fullest rank is."""
     cells = {
         f"{grows}{name}": split.operators[f"{grows}{name}"].tolist()
-        for name in WORK
+        for name in FEATURES
         for grows in ("", "batch_")
     }
     size, shape = tensor_bytes(trace), trace.tensors["shape"].tolist()

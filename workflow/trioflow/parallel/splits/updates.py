@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from trioflow.base.errors import PlanError
 from trioflow.base.experiments import Plan
 from trioflow.base.plan_row import SLICED
+from trioflow.costmodel.features import FEATURES
 from trioflow.costmodel.interface import OperatorModel, looks_at_rows
-from trioflow.parallel.reference import WORK, predict_operator_times
+from trioflow.parallel.reference import predict_operator_times
 from trioflow.parallel.remembered import remembered
 from trioflow.parallel.splits.pipeline import Bucket, Parameter, list_parameters
 from trioflow.parallel.splits.tensor_split import TensorSplit, kind_of_module, list_untrained
@@ -246,7 +247,7 @@ def _scale_rows(
     operators: pd.DataFrame, rows: NDArray[np.intp], factors: NDArray[np.float64]
 ) -> pd.DataFrame:
     scaled: dict[str, Any] = {}
-    for column in (*WORK, *(f"batch_{column}" for column in WORK)):
+    for column in (*FEATURES, *(f"batch_{column}" for column in FEATURES)):
         cells = operators[column].to_numpy(dtype=np.int64)
         part = np.ceil(cells[rows].astype(float) * factors).astype(np.int64)
         cells = cells.copy()
