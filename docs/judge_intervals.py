@@ -49,7 +49,7 @@ CASES = ROOT / "docs" / "interval_cases.tsv"
 COVERAGE = 0.8
 """Share of cases that an interval is to hold."""
 RUNS, SEED = 90, 35
-"""Runs of nanotron that are drawn, of those that ran, without pipelines before their fix."""
+"""Runs of nanotron that are drawn, of those that ran, without pipelines before their fix and runs that were fitted on."""
 LIVE, PUBLIC = "trioflow's own steps on 1 and 2 processors", "public steps on up to eight GPUs"
 BRIDGE, NANOTRON, MLPERF = (
     "Megatron-Bridge, H100",
@@ -83,10 +83,10 @@ def list_rates(data: Path) -> Iterator[Case]:
 
 
 def list_runs(data: Path) -> Iterator[Case]:
-    """Yield some of nanotron's runs, each on its own job's network."""
+    """Yield some of nanotron's runs that nothing was fitted on, each on its own job's network."""
     runs = [run for run in steps.read_runs(data) if run.ran and run.set != steps.BEFORE]
     random.Random(SEED).shuffle(runs)
-    for run in runs[:RUNS]:
+    for run in [run for run in runs if run.set == steps.RAN][:RUNS]:
         platform = steps.join_network(run, steps.load_platform(*steps._name_platform(run)))
         times = time_operators(steps.trace_run(run), steps.DEVICE)
         if found := _follow(steps, partial(steps.predict_run, run, times, platform)):

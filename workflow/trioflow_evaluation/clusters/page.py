@@ -46,6 +46,7 @@ from trioflow_evaluation.clusters.scores import (
     FAST,
     FITTED,
     GPUS_OF_A_NODE,
+    RAN,
     SEQUENCE,
     choose_cases,
     judge_order,
@@ -240,9 +241,9 @@ def judge_aims(memory: pd.DataFrame | None, steps: pd.DataFrame) -> list[Line]:
 
 def describe_causes(steps: pd.DataFrame) -> str:
     """Return in words how the steps divide: pipelines before their fix, and the others by how they lie on nodes."""
-    before, mended = steps[steps["set"] == BEFORE], judge_order(steps)
+    before, judged = steps[steps["set"] == BEFORE], judge_order(steps)
     parts = {f"{BEFORE} (their cause is known, nothing here models it)": before}
-    parts |= {name: mended[chosen] for name, chosen in split_by_nodes(mended).items()}
+    parts |= {name: judged[chosen] for name, chosen in split_by_nodes(judged).items()}
     scores = evaluate((name, rows) for name, rows in parts.items() if len(rows))
     texts = [
         f"{score['group']} {write_percent(score['median_error'])}, bias {write_signed_percent(score['bias'])} ({score['cases']:,} runs)"
@@ -251,9 +252,16 @@ def describe_causes(steps: pd.DataFrame) -> str:
     return f"Median errors: {'; '.join(texts)}."
 
 
-def _judge_steps(cases: pd.DataFrame) -> list[Line]:
-    before, cases = cases[cases["set"] == BEFORE], judge_order(cases)
-    ways = predict_steps(cases)
+def _predict_judged(steps: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, NDArray[np.float64]]]:
+    """Return the runs that are judged, and their steps by each way [s]; the ways learn from those fitted on, too."""
+    after = steps[steps["set"] != BEFORE]
+    judged = (after["set"] == RAN).to_numpy()
+    ways = {way: step_s[judged] for way, step_s in predict_steps(after).items()}
+    return after[judged], ways
+
+
+def _judge_steps(steps: pd.DataFrame) -> list[Line]:
+    cases, ways = _predict_judged(steps)
     judged = {way: cases.assign(predicted_s=step_s) for way, step_s in ways.items()}
     beyond, fast = cases["tensor"] > GPUS_OF_A_NODE, cases["mfu"] > FAST
 
@@ -280,10 +288,11 @@ def _judge_steps(cases: pd.DataFrame) -> list[Line]:
         line("pairs of a model's runs on as many nodes of one network in the measured order", "in_order", every, 0.85, True),
     ]  # fmt: skip
     lines = [one for one in asked if one.cases]
-    if len(before):
-        lines.append(
-            Line(f"step, median error: {BEFORE}", len(before), evaluate([("", before)])[median][0])
-        )
+    apart = {"runs that were fitted on": FITTED, BEFORE: BEFORE}
+    for name, rows in ((name, steps[steps["set"] == kind]) for name, kind in apart.items()):
+        if len(rows):
+            error = evaluate([("", rows)])[median][0]
+            lines.append(Line(f"step, median error: {name}", len(rows), error))
     return [
         *lines,
         *_judge_intervals(cases),
@@ -492,8 +501,7 @@ def _render_intervals(cases: pd.DataFrame) -> str:
 
 def _render_choice(cases: pd.DataFrame) -> str:
     """Return errors and choices of trioflow and of ways that simulate nothing."""
-    cases = judge_order(cases)
-    steps = predict_steps(cases)
+    cases, steps = _predict_judged(cases)
     cells, scores = choose_plans(cases, steps), score_ways(cases, steps)
     ways = [way for way in (OURS, TREES, RULE, CONSTANT) if way in cells]
     mean = ", ".join(f"{way} {write_percent(cells[way].mean())}" for way in ways)

@@ -83,16 +83,16 @@ def score_steps(cases: pd.DataFrame) -> pd.DataFrame:
 
     A refused run has no prediction: it is outside of everything.
     """
-    mended = judge_order(cases)
+    judged = judge_order(cases)
     groups = [("all runs", cases), (BEFORE, cases[cases["set"] == BEFORE])]
-    groups += [("all others", mended), (FITTED, cases[cases["set"] == FITTED])]
+    groups += [("all others", judged), (FITTED, cases[cases["set"] == FITTED])]
     fast = f"MFU above {write_percent(FAST, 0)}"
-    groups += [(fast, mended[mended["mfu"] > FAST])]
-    groups += [(name, mended[chosen]) for name, chosen in split_by_nodes(mended).items()]
-    groups += [(f"network: {name}", rows) for name, rows in mended.groupby("network")]
-    groups += [(f"{p:g} B", rows) for p, rows in mended.groupby("parameters")]
+    groups += [(fast, judged[judged["mfu"] > FAST])]
+    groups += [(name, judged[chosen]) for name, chosen in split_by_nodes(judged).items()]
+    groups += [(f"network: {name}", rows) for name, rows in judged.groupby("network")]
+    groups += [(f"{p:g} B", rows) for p, rows in judged.groupby("parameters")]
     groups += [
-        (f"{n} {'node' if n == 1 else 'nodes'}", rows) for n, rows in mended.groupby("nodes")
+        (f"{n} {'node' if n == 1 else 'nodes'}", rows) for n, rows in judged.groupby("nodes")
     ]
     return evaluate(((name, rows) for name, rows in groups if len(rows)), CELL)
 
@@ -133,8 +133,8 @@ _PLAN = ["parameters", "nodes", "data", "tensor", "pipeline", "zero"]
 
 
 def judge_order(cases: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs whose order and choice are judged: all but pipelines before their fix."""
-    return cases[cases["set"] != BEFORE]
+    """Return the runs that are judged: neither pipelines before their fix nor runs that may be fitted on."""
+    return cases[cases["set"] == RAN]
 
 
 def choose_cases(cases: pd.DataFrame) -> pd.DataFrame:
