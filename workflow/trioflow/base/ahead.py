@@ -20,7 +20,7 @@ _WORTH_S = 0.5
 _MOST_JOBS = 8
 """Processes at most by default: each may hold a GB."""
 _IN_HAND = 2
-"""Questions that are handed out for each copy, so that none is idle while the next answer is waited for."""
+"""Questions handed out per copy, so that no copy is idle while the caller waits for the next answer."""
 Question = TypeVar("Question")
 Answer = TypeVar("Answer")
 
@@ -73,15 +73,17 @@ class Ahead(Generic[Question, Answer]):
         """Return the answer to a question; places must ascend."""
         if self._pool:
             self._hand_out(place)
-            with suppress(Exception):  # of a copy that failed, or was ended: asked again here
+            with suppress(
+                Exception
+            ):  # where a copy failed or was ended, the question is answered here
                 return self._answers.pop(place).result()
             return self._answer(self._questions[place])
         begin_s = time.perf_counter()
         answer = self._answer(self._questions[place])
         self._spent_s += time.perf_counter() - begin_s
         if self._jobs > 1 and self._spent_s >= self._worth_s:
-            asked = (self._answer, self._questions)
-            self._pool = ProcessPoolExecutor(self._jobs, get_context("fork"), _begin, asked)
+            shared = (self._answer, self._questions)
+            self._pool = ProcessPoolExecutor(self._jobs, get_context("fork"), _begin, shared)
             self._hand_out(place + 1)
         return answer
 
@@ -99,7 +101,7 @@ _asked: list[Any] = []
 
 
 def _begin(answer: Callable[[Any], Any], questions: Sequence[Any]) -> None:
-    """Make a copy of the process ready, which ends when the first one has."""
+    """Prepare a copy of the process; it ends when its parent process has ended."""
     _asked[:] = answer, questions
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_first, daemon=True).start()

@@ -175,7 +175,7 @@ def load_workloads(path: str | Path) -> dict[str, Workload]:
 
 
 def _refuse(rules: Iterable[tuple[bool, str, str, str]], file: str | Path, place: str) -> None:
-    """Raise TableError for the first rule that is broken: whether it is, column, problem and fix."""
+    """Raise TableError for the first broken rule; each rule is: whether it is broken, column, problem, fix."""
     for column, problem, fix in (rule[1:] for rule in rules if rule[0]):
         raise TableError(problem, file=file, place=f"{place}, column {column}", fix=fix)
 

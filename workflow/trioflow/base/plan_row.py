@@ -18,14 +18,15 @@ from trioflow.base.units import BYTES_PER_MIB
 
 
 class ScheduleTraits(NamedTuple):
-    """What a pipeline schedule is made for, and how the framework that has it runs it."""
+    """How a pipeline schedule divides the model and the batch, and how its framework runs it."""
 
     stages: int = 1  # of a rank, unless the plan says otherwise
     fixed: bool = False  # whether a rank takes no other number of stages
     micro_batches: int = 1  # for each rank, unless the plan says otherwise
     splits: bool = False  # whether gradients of inputs and of weights are computed apart
-    # When a rank waits for what it has sent: for ``each`` right away (PyTorch's 1F1B runs it together with the next
-    # receive), for all before the ``turn`` from forwards to backwards and before gradients are scaled, or not
+    # When a rank waits until its sends are done: "each", right after every send (PyTorch's 1F1B runs a send together
+    # with the next receive); "turn", for all of them before it turns from forwards to backwards and before gradients
+    # are scaled; "", never
     waits: str = ""
     pairs: bool = False  # whether a forward and another micro-batch's backward can run together
     repeats: bool = False  # whether it runs forwards again by itself
@@ -53,11 +54,11 @@ SCHEDULE_GROUP = "trioflow.schedules"
 GIVEN = "given"
 """The schedule of a plan whose actions come from a file."""
 UNKNOWN = ScheduleTraits(splits=True)
-"""What is taken of a schedule that declares nothing."""
+"""What is assumed of a schedule that declares no traits."""
 
 
 def find_traits(schedule: str) -> ScheduleTraits:
-    """Return what a schedule declares: a package's function in its attribute ``traits``; ``UNKNOWN`` by default."""
+    """Return a schedule's traits: for a package's, its function's attribute ``traits``; ``UNKNOWN`` without one."""
     if schedule in ("", "none", GIVEN) or schedule in SCHEDULES:
         return SCHEDULES.get(schedule, UNKNOWN)
     if schedule not in list_plugins(SCHEDULE_GROUP):
@@ -129,8 +130,8 @@ class Plan:
     pipeline: int = declare_cell("pipeline degree: stages", minimum=1)
     schedule: str = declare_cell(
         f"pipeline schedule: none, {', '.join(SCHEDULES)} (zbv is the V-shaped zero bubble), or one that a package"
-        " registers, such as gpipe-recompute, the old torch Pipe, which runs every forward but the last micro-batch's"
-        " again",
+        " registers, such as gpipe-recompute (the old torch Pipe, which recomputes the forward of every micro-batch but"
+        " the last)",
         pattern=NAME,
     )
     micro_batches: int = declare_cell("pieces that the pipeline cuts a batch into", minimum=1)

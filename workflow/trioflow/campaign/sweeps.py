@@ -392,10 +392,10 @@ def _of(
     flop: Callable[[Point], int] = lambda p: 0,
     grad: bool = True,
 ) -> Callable[[Point, Data], Case]:
-    """Return what builds a case of a function of the point and of tensors, by the names of their sizes.
+    """Return a builder of cases that call ``function`` on the point and on tensors.
 
-    Whole numbers below a limit have its name, behind ``<``, before those of their sizes. ``flop``: 0 where no formula
-    applies.
+    ``sizes``: for each tensor the names of its sizes; a tensor of whole numbers has ``<`` and the name of their upper
+    limit first. ``flop``: 0 where no formula applies.
     """
 
     def build(p: Point, data: Data) -> Case:

@@ -53,7 +53,7 @@ from trioflow.trace.store import load_trace
 
 
 def list_model_options(several: bool = False) -> Options:
-    """Return what is asked of a language model by its name or configuration, of ``several`` recipes at once."""
+    """Return the options of a language model given by name or configuration; ``several``: for a list of recipes."""
     recipe = "RECIPE[+FUSION][,RECIPE...]" if several else "RECIPE"
     ranked = "; plans of several are ranked together, each with the fusion behind its plus sign"
     return {"of a language model given by its name or configuration": (
@@ -82,7 +82,7 @@ RUN: Options = {"": (
     ("--price-per-gpu-hour", (float, "P"), "price of a GPU, to say what it costs"),
     ("--power-w", (float, "W"), "power of a GPU while it trains, to say the energy [W] (default of a run: its sheet's limit)"),
 )}  # fmt: skip
-"""What a run of many steps is asked by."""
+"""Options of a run of many steps."""
 FAULTS: Options = {"failures of a run of --tokens": (
     ("--gpu-hours-per-failure", (float, "H"), "GPU-hours between failures that stop the run, to say what is lost and how often to save"),
     ("--checkpoint-s", (float, "S"), "time in which the run waits for its state to be saved [s] (default: 0)", {"default": 0.0}),
@@ -422,7 +422,7 @@ def list_inter_node(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def list_algorithm_options(more: str = "") -> Options:
-    """Return the algorithm of collectives and the chunks of its messages."""
+    """Return the options for the algorithm of collectives and the chunks of its messages."""
     words = ", ".join(list_algorithm_words())
     return {"": (
         ("--algorithm", "NAME", f"message by message: {words}, hierarchical:INNER+OUTER{more}"),

@@ -80,10 +80,9 @@ def format_facts(facts: Iterable[tuple[str, str]]) -> str:
 
 
 Options = Mapping[str, Iterable[tuple[Any, ...]]]
-"""Arguments of a command, by the title of their group, empty for none: rows of name, what follows it, help and, where
-needed, more of ``add_argument``.
-
-What follows is a text's metavar, a type with its metavar, the choices, True for nothing, or None for what stands behind.
+"""Arguments of a command by the title of their group (empty: no group). A row is: names, value, help and, where needed,
+further keywords of ``add_argument``. The value is a metavar for text, a type and its metavar, the choices, True for a
+flag without a value, or None where the keywords say it.
 """
 
 
@@ -168,11 +167,13 @@ def _is_nested(value: Any) -> bool:
 
 
 def check_output(flag: str, path: str | None, endings: tuple[str, ...]) -> None:
-    """Refuse a file that cannot be written, where one is asked for; InputError for another ending, or without a folder."""
+    """Raise InputError where an output file has an unknown ending or its folder does not exist."""
     if path is not None and not path.endswith(endings):
         raise InputError(f"{flag} {path}: unknown ending", fix=f"use {' or '.join(endings)}")
     if path and not Path(path).parent.is_dir():
-        raise InputError(f"{flag} {path}: no folder {Path(path).parent}", fix="make it first")
+        raise InputError(
+            f"{flag} {path}: no folder {Path(path).parent}", fix="create the folder first"
+        )
 
 
 def print_warnings(warnings: Sequence[str]) -> None:

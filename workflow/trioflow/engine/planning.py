@@ -71,9 +71,10 @@ class _Kept:
 
 
 MOST_KEPT = {"planner": 12, "messages": 3, "names": 3, "slack": 3, "links": 12, "fold": 2}
-"""How many of each kind are kept: planners of a few platforms and of the three ends of an interval; of those that plan
-messages, whose tables are large, the three ends; folded programs of one graph on two networks, as scenarios of a sweep
-follow one another."""
+"""How many of each kind are cached. ``planner``: those of a few platforms, for the three ends of an interval each;
+``messages``: the three ends only, as their tables are large; ``fold``: one graph on two networks, as consecutive
+scenarios of a sweep ask for.
+"""
 MOST_USES = 256
 """A planner is made anew after so many simulations, so that what it remembers has an end."""
 _shelves: dict[str, OrderedDict[tuple[Any, ...], _Kept]] = {
@@ -82,7 +83,7 @@ _shelves: dict[str, OrderedDict[tuple[Any, ...], _Kept]] = {
 
 
 def _keep(kind: str, made_from: tuple[Any, ...], key: tuple[Any, ...], make: Callable[[], T]) -> T:
-    """Return what is kept of a kind, of these objects and a key, or a new one, which is kept then."""
+    """Return the cached object of a kind for ``made_from`` and ``key``; make and cache it where there is none."""
     shelf, key = _shelves[kind], (*map(id, made_from), *key)
     kept = shelf.get(key)
     if kept is None or kept.uses >= MOST_USES:
@@ -123,11 +124,11 @@ def keep_folded(
 ) -> FoldedProgram:
     """Return the quotient of a graph on a platform, the same however fast its links are; errors as ``fold_program``."""
     scales = [case.compute_scale for case in cases]
-    said = [one if isinstance(one, int | float) else tuple(one) for one in scales]
+    scale_keys = [one if isinstance(one, int | float) else tuple(one) for one in scales]
     return _keep(
         "fold",
         (fold, platform, *(case.planner for case in cases)),
-        (type(network), getattr(network, "slack", None), *said),
+        (type(network), getattr(network, "slack", None), *scale_keys),
         lambda: fold_program(
             fold,
             cases,

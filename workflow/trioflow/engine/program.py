@@ -307,7 +307,7 @@ def _read_durations(tasks: pd.DataFrame, rank_of: Ints, exchanges: Exchanges) ->
 
 
 def collect_waits(graph: TaskGraph, lanes: Ints) -> tuple[Ints, Ints]:
-    """Return pairs of a task and one that it waits for: by the graph, then the one before it in its lane.
+    """Return pairs (task, task that it waits for): the graph's dependencies, then the previous task of its lane.
 
     ``lanes``: a number for the rank and stream of each task [tasks]. SimulationError when a dependency names no task.
     """

@@ -208,7 +208,7 @@ class _Rates:
 
 
 UNKNOWN_RANKS = "the graph does not say which ranks are identical"
-"""Why all ranks of a graph are simulated that was read from a file, or whose tables were asked for."""
+"""Why all ranks are simulated of a graph that was read from a file or whose tables were read."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -302,19 +302,20 @@ def prepare(
     """Make a task graph ready to run, with the times of one or several cases.
 
     Raises SimulationError as ``program.build_program``; TooLargeError where all ranks' tasks do not fit into memory;
-    ``unfolded_reason`` says why not, where ``fold`` says no. ``make_network`` makes an unused one of all links.
+    ``unfolded_reason``: why identical ranks are not executed once where ``fold`` is False. ``make_network`` makes a new
+    network of all links.
     """
     options: dict[str, Any] = {
         "ranks": platform.ranks,
         "communication_on_compute_stream": platform.communication_on_compute_stream,
         "communication_scale": communication_scale,
     }
-    known = graph.fold if isinstance(graph, FoldedTaskGraph) else None
-    reason = UNKNOWN_RANKS if fold and known is None else unfolded_reason
-    if fold and known is not None:
+    graph_fold = graph.fold if isinstance(graph, FoldedTaskGraph) else None
+    reason = UNKNOWN_RANKS if fold and graph_fold is None else unfolded_reason
+    if fold and graph_fold is not None:
         try:
             whole = make_network()
-            folded = keep_folded(known, cases, whole, platform).stretch(communication_scale)
+            folded = keep_folded(graph_fold, cases, whole, platform).stretch(communication_scale)
             kind = type(whole)
             return Prepared(
                 folded.programs, lambda: folded.make_network(kind, make_network), folded
@@ -324,8 +325,8 @@ def prepare(
         except (CannotFoldError, SimulationError, InputError) as problem:
             # Where the graph is wrong, the program of all ranks says it best.
             reason = str(problem)
-    if known is not None:
-        check_expansion(known, reason)
+    if graph_fold is not None:
+        check_expansion(graph_fold, reason)
     first = cases[0]
     program = build_program(graph, first.planner, compute_scale=first.compute_scale, **options)
     programs = [program]
@@ -660,12 +661,12 @@ def measure_overlap(timeline: pd.DataFrame) -> NDArray[np.float64]:
     columns = (timeline[name].to_numpy() for name in ("rank", "kind", "start_s", "end_s"))
     rank, kind, start_s, end_s = columns
     for one in np.unique(rank[kind == "collective"]):
-        mine = rank == one
-        bounds = ((kind == "collective") & mine).nonzero()[0]
+        of_rank = rank == one
+        bounds = ((kind == "collective") & of_rank).nonzero()[0]
         moving = merge_lanes(LaneIntervals(np.zeros_like(bounds), start_s[bounds], end_s[bounds]))
         times_s = np.column_stack([moving.start_s, moving.end_s]).ravel()
         # How much of the time until each of these instants is covered.
         covered_s = np.repeat(np.append(0.0, np.cumsum(moving.end_s - moving.start_s)), 2)[1:-1]
-        inside = (np.interp(t[mine], times_s, covered_s) for t in (end_s, start_s))
-        overlap_s[mine] = np.subtract(*inside) if len(times_s) else 0.0
+        inside = (np.interp(t[of_rank], times_s, covered_s) for t in (end_s, start_s))
+        overlap_s[of_rank] = np.subtract(*inside) if len(times_s) else 0.0
     return overlap_s

@@ -205,8 +205,8 @@ class Platform:
     def host_of(self, plan: Plan, framework: str) -> dict[str, float]:
         """Return the host's costs under a plan of a framework (``PrecisionRecipe.framework``).
 
-        ``exchange_per_rank_s`` becomes part of each exchange of a tensor group, once for each of its ranks,
-        where a run of nanotron's lies on several nodes; ``exchange_per_rank_beyond_node_s`` too, where the group does.
+        In a nanotron run on several nodes each exchange of a tensor group takes ``exchange_per_rank_s`` longer per rank
+        of the group, and ``exchange_per_rank_beyond_node_s`` on top where the group itself spans several nodes.
         """
         host = dict(self.host)
         each_s, beyond_s = (

@@ -446,9 +446,9 @@ def _make_pipeline_step(
 
 
 class _ReplicaStep(TrainingStep):
-    """A replica's step: of several backwards DDP's last one exchanges gradients, fully_shard's each does.
+    """A replica's step with gradient accumulation: DDP exchanges gradients in the last backward, fully_shard in each.
 
-    ``keeps``: whether gradients are kept until the last, whose backward exchanges the sum.
+    ``keeps``: whether gradients are kept until the last backward, which then exchanges the sum.
     """
 
     keeps = True

@@ -96,7 +96,7 @@ def make_network(name: str, links: Sequence[Link], routing: Routing) -> AnyNetwo
     made = make(links)
     if not hasattr(made, "advance"):
         raise InputError(
-            f"the network {name} moves no flows",
-            fix="write its start, next_event_s and advance, as trioflow.network.interface.Network has them",
+            f"the network {name} has no method advance",
+            fix="implement start, next_event_s and advance, as in trioflow.network.interface.Network",
         )
     return made

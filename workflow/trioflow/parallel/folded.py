@@ -32,8 +32,8 @@ class Grid:
     """Ranks in a grid, the last axis fastest, and the axes along which all do the same."""
 
     sizes: tuple[int, ...]  # ranks along each axis
-    # Along each axis the place that stands for each place, the first of those that do the same; or whether all or
-    # none do
+    # For each axis: the place that stands for each place (the first of the identical ones), True if all places are
+    # identical, or False if none are
     alike: tuple[bool | tuple[int, ...], ...]
 
     @property
@@ -380,9 +380,10 @@ _TABLES = ("tasks", "dependencies")
 
 
 class FoldedTaskGraph(TaskGraph):
-    """A task graph that keeps identical ranks once and expands when its tables are read; then ``fold`` is None.
+    """A task graph that stores identical ranks once.
 
-    Whoever holds the tables may have changed them.
+    Reading or setting one of its tables expands them to all ranks and sets ``fold`` to None: whoever holds the tables
+    may change them.
     """
 
     def __init__(self, fold: Fold) -> None:
@@ -394,7 +395,7 @@ class FoldedTaskGraph(TaskGraph):
         if name not in _TABLES or self.fold is None:
             raise AttributeError(name)
         whole, self.fold = self.fold.whole, None
-        # Whoever changes these tables leaves the ones of the fold as they are.
+        # Copies, so that changing them does not change the fold's tables.
         self.tasks, self.dependencies = (
             table.copy(deep=False) for table in (whole.tasks, whole.dependencies)
         )
@@ -407,7 +408,7 @@ class FoldedTaskGraph(TaskGraph):
 
     @property
     def kept_tasks(self) -> pd.DataFrame:
-        """Tasks of the ranks that are there, as long as identical ones are kept once."""
+        """Tasks of the stored ranks: while the graph is folded, one rank of each set of identical ranks."""
         return self.tasks if self.fold is None else self.fold.graph.tasks
 
     def scale_compute(self, names: Sequence[str], factor: float) -> TaskGraph:

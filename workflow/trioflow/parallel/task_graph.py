@@ -128,7 +128,7 @@ class TaskGraph:
 
     @property
     def kept_tasks(self) -> pd.DataFrame:
-        """Tasks of the ranks that are there: all, or one of those that are alike."""
+        """Tasks of the stored ranks: all ranks, or one of each set of identical ranks."""
         return self.tasks
 
     @property

@@ -103,8 +103,8 @@ def name_families(values: Mapping[str, Any]) -> list[str]:
 class Fates:
     """What became of the plans that a search looked at, in all and by family.
 
-    ``noted``: of each plan its families, its fate, and what there is to say of it: ``reason`` and ``needed_bytes``, or
-    its outline ``outlined_s`` [s].
+    ``noted``: for each plan its families, its fate and details: ``reason``, ``needed_bytes``, or its outlined step
+    ``outlined_s`` [s].
     """
 
     noted: list[tuple[list[str], str, dict[str, Any]]] = field(default_factory=list)
@@ -132,8 +132,8 @@ class Fates:
     def list_families(self) -> list[dict[str, Any]]:
         """Return a row for each family: what replicas share, degrees, schedules, recomputation.
 
-        ``nearest``: what of the plans that do not fit needs least; ``fastest_slower_s``: the least outline of plans
-        that were not simulated [s].
+        ``nearest``: the plan that needs least memory among those that do not fit; ``fastest_slower_s``: the shortest
+        outlined step of the plans that were not simulated [s].
         """
         places = ("one rank", "ddp", *SHARDINGS, "tensor", "expert", *SCHEDULES)
         of: dict[str, list[tuple[str, dict[str, Any]]]] = {}

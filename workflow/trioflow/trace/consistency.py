@@ -90,9 +90,9 @@ def _check_works(c: _Columns) -> Iterator[Found]:
             yield "operators", f"row {row}, column {name}", f"{what} is more than any step"
     flop = sum(c.operators["flop"].tolist())  # of Python: a million tokens overflow 64 bits
     counts = (("operators", c.facts.operators, c.count), ("flop", c.facts.flop, flop))
-    for name, said, found in counts:
-        if isinstance(said, int) and said != found:
-            yield "facts", name, f"{said} is said, the operators have {found}"
+    for name, stated, counted in counts:
+        if isinstance(stated, int) and stated != counted:
+            yield "facts", name, f"{stated} is stated, but the operators have {counted}"
     for name in ("flop", "read_bytes", "write_bytes"):
         whole, part = c.numbers(name), c.numbers(f"batch_{name}")
         for row in np.flatnonzero(part > whole).tolist():
@@ -203,11 +203,11 @@ def _check_bytes(c: _Columns) -> Iterator[Found]:
     in_place = [str(name).endswith("_") for name in c.operators["name"]]
     for name, side in (("read_bytes", "input_ids"), ("write_bytes", "output_ids")):
         moved, ids = c.numbers(name).tolist(), c.operators[side].tolist()
-        for row, (said, one) in enumerate(zip(moved, ids, strict=True)):
+        for row, (stated_bytes, one) in enumerate(zip(moved, ids, strict=True)):
             writes_more = bool(one) and side == "output_ids" and in_place[row]
             size_bytes = sum(sizes[i] for i in ({*one, *inputs[row]} if writes_more else one))
-            if one and said > size_bytes:
-                problem = f"{said}, and its tensors hold {size_bytes}"
+            if one and stated_bytes > size_bytes:
+                problem = f"{stated_bytes} bytes, but its tensors hold {size_bytes} bytes"
                 yield "operators", f"row {row}, column {name}", problem
 
 

@@ -60,7 +60,7 @@ def name_model(parameters: float) -> str:
 
 
 def is_fitted_on(parameters: float, nodes: int, tensor: int = 1) -> bool:
-    """Return whether runs of a model on so many nodes may be fitted on: 1.34 B on 1 and 2, on 4 in tensor groups beyond a node."""
+    """Return whether fits may use such runs: 1.34 B on 1 and 2 nodes, and on 4 in tensor groups beyond a node."""
     return parameters == 1.34 and nodes <= (4 if tensor > 8 else 2)
 
 

@@ -52,8 +52,9 @@ _VOCABULARY_MULTIPLE = 128
 
 
 _MOVED = tuple(read_own_table(f"{DATA}/vtrain/data/work"))
-"""Element-wise work: of each part how many times over what it reads and writes, in half precision (a mask's byte is half
-an element), by how many kernels."""
+"""Element-wise work of each part: how many elements it reads and writes, as multiples of a tensor (half precision; a
+one-byte mask counts half an element), and how many kernels it takes.
+"""
 _SUMMED = {"block_forward": 2, "block_backward": 2, "embedding_forward": 1, "head_backward": 1}
 """All-reduces of the micro-batch's activations among tensor ranks."""
 
@@ -119,11 +120,11 @@ def count_part(shape: Shape, part: str) -> _PartWork:
         "whole": tokens * hidden, "shard": tokens * shard, "pairs": heads * sequence * sequence,
         "scores": tokens * shape.vocabulary, "table": shape.vocabulary * hidden,
     }  # fmt: skip
-    mine = [row for row in _MOVED if row["part"] == part]
+    part_rows = [row for row in _MOVED if row["part"] == part]
     return _PartWork(
         products,
-        sum(float(row["times"]) * HALF_BYTES * elements[row["of"]] for row in mine),
-        len(products) + sum(int(row["launches"]) for row in mine),
+        sum(float(row["times"]) * HALF_BYTES * elements[row["of"]] for row in part_rows),
+        len(products) + sum(int(row["launches"]) for row in part_rows),
         _SUMMED.get(part, 0) if shape.tensor > 1 else 0,
     )
 

@@ -72,9 +72,9 @@ class _Log:
     closed: bool = False
 
     def keep(self, place: str, size: str, times: Iterable[tuple[str, str, str]]) -> None:
-        """Keep what was measured of one size; each time with its side and the number of wrong results.
+        """Record one message size; ``times``: side (out-of-place or in-place), time and number of wrong results.
 
-        Raises InputError where the log leaves operation or ranks open, TableError for what is no number.
+        Raises InputError where the log names no operation or no number of ranks, TableError for a cell that is no number.
         """
         self.closed = True
         if not self.collective:
@@ -96,7 +96,7 @@ class _Log:
             if wrong not in ("0", "0.0", "N/A"):
                 raise TableError(
                     f"{wrong} wrong results", file=self.path,
-                    place=f"{place}, column {side} #wrong", fix="mend the machine and run it again",
+                    place=f"{place}, column {side} #wrong", fix="fix the machine and run the test again",
                 )  # fmt: skip
             if message_bytes > 0 and time_us > 0:
                 self.rows.append((self.collective, count, nodes, message_bytes, time_us))

@@ -5,15 +5,15 @@ operations in the same order. A network of another package takes the place of ``
 ``advance_network``.
 
 Tasks. A ready task starts at once; an exchange's members start when all are ready and end when its last flow does. Its
-flows start with it, or, as messages of an algorithm, each when those that it waits for have ended; a join ends at once.
-At one time come first the ends of flows by ``flow_id``, then ends of tasks, then starts. When and where tasks run does
-not depend on these ties: a stream's order is fixed by the graph.
+flows start with it or, if they are messages of an algorithm, each when the messages it waits for have ended; a join
+ends at once. Events at the same time run in this order: ends of flows by ``flow_id``, ends of tasks, starts. When and
+where tasks run does not depend on these ties: a stream's order is fixed by the graph.
 
 Flows share links in a max-min fair way (``network.fair_share``); rates change only when a flow begins to move bytes or
 ends, and only of flows that share links with it, directly or through others.
 
-Heaps, whose items can be moved, are a binary heap and a queue beside it: what is pushed in order, as all of equal
-traffic is, goes through the queue.
+A heap here is a binary heap whose items can be moved, with a queue beside it: items pushed in ascending order, as all
+are under equal traffic, go through the queue.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The engine: kernels on a program's arrays, compiled by numba or as plain Python, and the folder that keeps them."""
+"""The engine: kernels on a program's arrays, compiled by numba or as plain Python, and the folder that caches them."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _execute(program: Program, network: AnyNetwork, compiled: bool, pieces: int)
 
 
 def bind(wrap: Callable[[Any], Any], **instead: Callable[..., Any]) -> Any:
-    """Return the kernel ``execute``, it and those that it calls wrapped, and some of them replaced."""
+    """Return the kernel ``execute`` with every kernel wrapped by ``wrap``, or replaced where ``instead`` names it."""
     scope = dict(vars(kernels))
     for name, kernel in vars(kernels).items():
         if isinstance(kernel, FunctionType):
@@ -194,7 +194,7 @@ _SOURCES = ("kernels.py", "state.py")
 _loaded: dict[str, Any] = {}
 
 UNLOADED_FROM_EVENTS = 15_000
-"""From here on loading kept kernels (0.1 to 0.2 s) costs less than running them uncompiled."""
+"""From here on loading cached kernels (0.1 to 0.2 s) costs less than running them uncompiled."""
 UNCOMPILED_FROM_EVENTS = 600_000
 """From here on even compiling them (5 to 10 s, once) does."""
 LOADED_FROM_EVENTS = 500
@@ -301,7 +301,7 @@ def _keep(kernel: Any) -> Any:
 
 
 def _save_kept(save: Any, signature: Any, kernel: Any) -> None:
-    """Keep a kernel, where the disk has room for it."""
+    """Cache a kernel if the disk has room for it."""
     with suppress(OSError):
         save(signature, kernel)
 

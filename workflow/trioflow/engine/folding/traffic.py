@@ -194,8 +194,7 @@ class FoldedTraffic:
 
     plans: list[list[Planned]]  # by each planner, one for each class of exchanges
     links: list[Link]  # one for each class of links
-    # Which flows and links are alike; None where they are those of the whole system, no two of them
-    # being alike
+    # Which flows and links are alike; None where no two are, so that flows and links are those of the whole system
     crossings: Crossings | None
     warnings: list[str]  # what the planner warns of, without repeats
     slack: SlackCrossings | None = None  # flows over links that take no part in sharing

@@ -356,7 +356,7 @@ class RankProgram:
         raise NotImplementedError
 
     def hold(self, category: str, size_bytes: float, later: int = 0) -> None:
-        """Hold so much more, or less, from the next task on, or from one that comes ``later`` [bytes]."""
+        """Hold ``size_bytes`` more (less if negative) from the next task on, or from the one ``later`` tasks after it."""
         self.memory.changes.append((self.program.graph.next_task + later, category, size_bytes))
 
     def drop(self, gradients: frozenset[int]) -> None:

@@ -154,7 +154,7 @@ def add_attributes(message: Any, values: Mapping[str, Any], kind: str = "") -> N
 def sort_by_waiting(
     waits: Mapping[int, Iterable[int]], key: Callable[[int], Any] | None = None
 ) -> tuple[list[int], int | None]:
-    """Return numbers so that each follows those that it waits for, otherwise by ``key``; or else one that waits for itself."""
+    """Return the numbers in dependency order, ties by ``key``, and None; on a cycle an empty list and one of its numbers."""
     import networkx
 
     graph = networkx.DiGraph(dict.fromkeys(waits, ()))

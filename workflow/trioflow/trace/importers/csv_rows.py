@@ -28,21 +28,25 @@ class Column:
 
 
 def whole(*titles: str, highest: int = 10**15, **options: bool) -> Column:
-    """Return a column of whole numbers from 0 on."""
+    """Return a column of whole numbers up to ``highest``."""
     read = partial(_read_up_to, int, highest)
-    return Column(titles, "a whole number from 0 on", r"\+?[0-9]{1,300}", read, **options)  # type: ignore[arg-type]
+    return Column(
+        titles, f"a whole number from 0 to {highest}", r"\+?[0-9]{1,300}", read, **options
+    )  # type: ignore[arg-type]
 
 
 def number(*titles: str, highest: float) -> Column:
-    """Return a column of numbers from 0 on."""
+    """Return a column of numbers up to ``highest``."""
     pattern = r"\+?[0-9]{1,300}(\.[0-9]{0,30})?([eE][+-]?[0-9]{1,2})?"
-    return Column(titles, "a number from 0 on", pattern, partial(_read_up_to, float, highest))
+    return Column(
+        titles, f"a number from 0 to {highest:g}", pattern, partial(_read_up_to, float, highest)
+    )
 
 
 def _read_up_to(kind: Callable[[str], float], highest: float, text: str) -> float:
     value = kind(text)
     if value > highest:
-        raise ValueError("larger than anything that was measured")
+        raise ValueError
     return value
 
 
@@ -134,5 +138,5 @@ def _read_column(rows: Sequence[CsvRow], name: str, column: Column) -> None:
         if column.once and lines.setdefault(value, row.line) != row.line:
             raise row.error(name, f"{value} stands on line {lines[value]} too")
         if column.alike and value != rows[0].cells[name]:
-            first = f"{value} is found in a file of {rows[0].cells[name]}"
+            first = f"{value} in a file whose first row has {rows[0].cells[name]}"
             raise row.error(name, first, "give the rows of one device")
