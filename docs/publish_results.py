@@ -67,7 +67,7 @@ from trioflow_evaluation.tables import (
     CLUSTER_STEPS,
     DRIFT_CAUSES,
     DRIFT_HALVES,
-    read_validation_table,
+    SUMMARY,
 )
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -92,7 +92,7 @@ def list_results() -> Iterator[tuple[str, Result]]:
         describe_errors(errors, record_run(ROOT / "docs" / "runs.tsv", table, errors, plans)),
     )
     if (summary := report / "validation.parquet").is_file():
-        yield "validation", describe_validation(read_validation_table(summary, "summary"))
+        yield "validation", describe_validation(read_table(summary, "summary", SUMMARY))
     if (cases := report / "published.parquet").is_file():
         yield "published", describe_published(read_table(cases, "published_cases"))
     if (steps := clusters / "steps.parquet").is_file():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import importlib.util
 import json
 import re
 import subprocess
@@ -281,3 +283,24 @@ def test_no_circle_of_imports() -> None:
         for name in free:
             del needs[name]
     assert not needs, f"a circle among {', '.join(sorted(needs))}"
+
+
+def test_what_scripts_outside_the_library_import_is_there() -> None:
+    """Some of them (publish, release) run only by hand, where a name that has moved would be found last."""
+    root = PACKAGE.parents[1]
+    files = [
+        path for folder in ("docs", "scripts", "bench") for path in (root / folder).rglob("*.py")
+    ]
+    wanted = {
+        (path.name, node.module, alias.name)
+        for path in files
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] in LIBRARIES
+        for alias in node.names
+    }
+    assert len(wanted) > 100
+    missing = {
+        one for one in wanted
+        if not hasattr(importlib.import_module(one[1]), one[2]) and not importlib.util.find_spec(f"{one[1]}.{one[2]}")
+    }  # fmt: skip
+    assert not missing
