@@ -27,12 +27,11 @@ class Column:
     optional: bool = False  # whether the column may be missing
 
 
-def whole(*titles: str, highest: int = 10**15, **options: bool) -> Column:
-    """Return a column of whole numbers up to ``highest``."""
+def whole(*titles: str, highest: int = 10**15, **options: Any) -> Column:
+    """Return a column of whole numbers up to ``highest``, with further ``options`` of a column."""
+    what = f"a whole number from 0 to {highest}"
     read = partial(_read_up_to, int, highest)
-    return Column(
-        titles, f"a whole number from 0 to {highest}", r"\+?[0-9]{1,300}", read, **options
-    )  # type: ignore[arg-type]
+    return Column(titles, what, r"\+?[0-9]{1,300}", read, **options)
 
 
 def number(*titles: str, highest: float) -> Column:
