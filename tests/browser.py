@@ -1,7 +1,5 @@
 """A real chromium for tests: just enough of the W3C WebDriver protocol."""
 
-from __future__ import annotations
-
 import base64
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Small real captures that several tests read; made once a test session."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Nothing here uses trioflow or protobuf, so that what is written is checked
 against the published numbers and not against itself.
 """
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 from typing import Any

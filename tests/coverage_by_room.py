@@ -1,7 +1,5 @@
 """Print which share of each room's statements ran, of a run of `coverage`: `python tests/coverage_by_room.py .coverage`."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from pathlib import Path

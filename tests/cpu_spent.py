@@ -3,8 +3,6 @@
 CPU seconds and not the clock's: they say the same on a busy machine.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from typing import Any

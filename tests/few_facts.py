@@ -1,7 +1,5 @@
 """Facts of a trace of which a test cares about a few."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from trioflow.trace.facts import Facts

@@ -4,8 +4,6 @@
 ``.ci/run``, more for whoever hunts.
 """
 
-from __future__ import annotations
-
 import os
 
 SHARE = float(os.environ.get("TRIOFLOW_FUZZ", "0.25"))

@@ -4,8 +4,6 @@
 library; ``.ci/run`` has one, so nothing is judged twice.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A profile of any size: one real profiled step, written out again and again at later times."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A cost of collectives as if it had been measured."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

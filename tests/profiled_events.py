@@ -1,7 +1,5 @@
 """Events of a Kineto profile, written by hand."""
 
-from __future__ import annotations
-
 import json
 
 from trioflow.trace.profile.kineto import read_profile

@@ -1,7 +1,5 @@
 """Comparing a model that was fitted again with the one that ships."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Comparing two traces of one step in all but times."""
 
-from __future__ import annotations
-
 from trioflow.tables import records
 from trioflow.trace.store import tensor_bytes
 

@@ -3,8 +3,6 @@
 Times, ids, launches and shapes agree with one another, as a profiler's do.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 from math import prod

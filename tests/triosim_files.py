@@ -1,7 +1,5 @@
 """A small trace in TrioSim's format, written by hand: a convolution and a linear layer, one step."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Small tables like vTrain's for tests: a grid of models and plans, and all-reduces of a straight line."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A copy of the project whose Snakemake knows the executors."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import dataclass

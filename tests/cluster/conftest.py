@@ -1,7 +1,5 @@
 """Snakemake's executors in a folder of their own, and a SLURM of one node."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

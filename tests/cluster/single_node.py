@@ -4,8 +4,6 @@ No systemd, cgroups or database: ``slurmctld``, ``slurmd`` and ``munged`` run as
 the test. The configuration must lie in ``/etc/slurm``: what runs inside a job looks for it there.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """The profiles for clusters: what they plan, and the generic one at work."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

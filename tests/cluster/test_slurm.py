@@ -1,7 +1,5 @@
 """A sweep through a real SLURM, with jobs that hang, a job and the controller killed on the way."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

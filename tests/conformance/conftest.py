@@ -1,7 +1,5 @@
 """What conformance tests compare is noted, and must stand in the table that ships."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from typing import Any

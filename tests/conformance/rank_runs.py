@@ -1,7 +1,5 @@
 """Real ranks over gloo, each a process of its own."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

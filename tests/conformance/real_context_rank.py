@@ -4,8 +4,6 @@ Started as ``python real_context_rank.py JOB RANK``; writes ``found-RANK.json`` 
 ring for attention kernels of GPUs alone: here its own loop runs with the processor's kernel.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -9,8 +9,6 @@ micro-step and adds the slices up, as ZeRO-2 does. ``zero1`` is PyTorch's own op
 layers that are cut into plain tensors.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch

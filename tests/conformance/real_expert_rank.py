@@ -7,8 +7,6 @@ applied to experts and blocks as torchtitan applies it. Routing is forced to be 
 Started as ``python real_expert_rank.py JOB RANK``; writes ``found-RANK.json`` beside the job.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

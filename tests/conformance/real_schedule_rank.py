@@ -4,8 +4,6 @@ Started as ``python real_schedule_rank.py JOB RANK``; writes ``found-RANK.json``
 the messages in order, and the backward operators of each action of PyTorch's pipeline runtime.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

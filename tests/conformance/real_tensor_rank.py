@@ -3,8 +3,6 @@
 Started as ``python real_tensor_rank.py JOB RANK``; writes ``found-RANK.json`` beside the job.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import json

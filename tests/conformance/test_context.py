@@ -3,8 +3,6 @@
 PyTorch has no all-to-all of heads; that follows its paper (arXiv 2309.14509).
 """
 
-from __future__ import annotations
-
 import pytest
 from captured import BATCH, TRANSFORMER
 from rank_runs import run_ranks

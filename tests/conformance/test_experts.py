@@ -1,7 +1,5 @@
 """Expert parallelism: the generated graph's collectives are those of the real run on gloo."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 
 import pytest

@@ -3,8 +3,6 @@
 Below the first trainable block nothing has a gradient; between trainable ones a frozen block has its input's alone.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """fp16: the scaler's operators are in the step, and sharded ranks agree on overflows as PyTorch's do."""
 
-from __future__ import annotations
-
 import pytest
 from captured import BATCH, TRANSFORMER, capture_raw
 from test_messages import Same, run_plans

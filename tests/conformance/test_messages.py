@@ -1,7 +1,5 @@
 """The generated graph's messages are the real run's: number, order, kind and bytes."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 from pathlib import Path
 

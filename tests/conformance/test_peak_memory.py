@@ -1,7 +1,5 @@
 """Predicted peaks of memory are those of real steps, as PyTorch's own allocator counts them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Peaks of real steps: found among allocations, set beside predictions, refused where they fail."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

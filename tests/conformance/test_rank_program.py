@@ -4,8 +4,6 @@ Number, order, kind, bytes and group of the messages of every rank; generated pl
 real ranks over gloo in ``test_messages`` and ``test_sharded``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict, replace
 

@@ -1,7 +1,5 @@
 """Recomputed operators are those that ``torch.utils.checkpoint`` runs, in its order."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Schedule tables are PyTorch's own: action by action, rank by rank, and what it refuses we refuse."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import re

@@ -5,8 +5,6 @@ Number, order, kind, bytes and group of ``fully_shard`` (FSDP2), also in the sta
 accumulated micro-steps, on gloo.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -5,8 +5,6 @@ GPUs: its Python is run here on tensors without values, with its copies and
 collectives noted where it hands them to C++.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

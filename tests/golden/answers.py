@@ -9,8 +9,6 @@ error; no sentence. `test_answers.py` compares them to 1e-9. After a change that
 asks all questions again and writes the lines that differ anew, each with the reason. A minute of one core.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

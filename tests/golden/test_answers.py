@@ -1,7 +1,5 @@
 """Each golden answer is what it was: `answers.py` says how to change one."""
 
-from __future__ import annotations
-
 import pytest
 from answers import QUESTIONS, ask, list_differences, read_expected
 

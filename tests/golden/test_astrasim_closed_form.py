@@ -6,8 +6,6 @@ links. Memory of 1,600 GB/s and an endpoint delay of 10 ns are the only values
 that give all four.
 """
 
-from __future__ import annotations
-
 import pytest
 from oracles.astrasim import (
     LINK_GB_BYTES,

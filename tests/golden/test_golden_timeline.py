@@ -12,8 +12,6 @@ After a deliberate change: ``python tests/golden/test_golden_timeline.py`` write
 read the difference before committing it.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

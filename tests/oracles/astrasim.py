@@ -1,7 +1,5 @@
 """ASTRA-sim's analytical ring all-reduce, in its own units, to compare with."""
 
-from __future__ import annotations
-
 import math
 
 LINK_GB_BYTES = 2**30

@@ -1,7 +1,5 @@
 """Chakra files that trioflow wrote, back as a task graph."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

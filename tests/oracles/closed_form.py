@@ -10,8 +10,6 @@ ports
     Every rank has one link to a switch: one message out and one in at a time.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Ranks that do the same, found from a task graph's tables: folds of graphs that no plan made."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A schedule run with equal stages and messages of no time: what its ranks idle and hold, for closed forms."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 

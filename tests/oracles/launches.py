@@ -9,8 +9,6 @@ References
 Megatron-LM, ``training_log``: ``iteration-time`` is the mean of a logged interval [s], one iteration here.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Iterable, Sequence

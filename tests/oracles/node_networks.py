@@ -12,8 +12,6 @@ links' rate). nanotron's jobs on 2 to 64 nodes of 8 H100, EFA: gkarfakis19/Rapid
 step of an all-gather takes. A cloud's A100, 2 nodes, cards unknown: microsoft/vidur. NVIDIA/nccl-tests issues 119, 283.
 """
 
-from __future__ import annotations
-
 import tarfile
 from pathlib import Path
 from typing import Any

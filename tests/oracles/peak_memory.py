@@ -12,8 +12,6 @@ PyTorch's process group that moves nothing, and ``DistributedDataParallel``
 does not send its initial weights around, in a copy of all of them.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """A plain engine and a plain network of shared links, one heap and every rule in sight: what the kernels must equal."""
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections import defaultdict, deque

@@ -1,7 +1,5 @@
 """Plain twins that check schedules: who ends up with what, and how long it takes."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Sequence
 from typing import Literal

@@ -1,7 +1,5 @@
 """The circuit network on drawn flows: ports, order, conservation, and its contention-free limit."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter

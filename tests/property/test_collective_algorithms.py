@@ -1,7 +1,5 @@
 """Whatever the order of the messages, every rank ends with what the collective promises."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What holds for every measured curve of a collective."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

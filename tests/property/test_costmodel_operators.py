@@ -1,7 +1,5 @@
 """What holds for every fit of operators."""
 
-from __future__ import annotations
-
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path

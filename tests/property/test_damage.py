@@ -1,7 +1,5 @@
 """No damage to a file ends in anything but one sentence or what can be kept; what contradicts the rest is never taken in silence."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

@@ -1,7 +1,5 @@
 """The compiled engine equals the plain one: the same bits, and the same words on deadlocks."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Identical ranks executed once say what all ranks executed say, bit for bit."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """What holds for every simulation, on random programs that cannot deadlock."""
 
-from __future__ import annotations
-
 import tempfile
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Hop on drawn graphs: against a recurrence of its own, and its bounds."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

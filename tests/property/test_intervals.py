@@ -1,7 +1,5 @@
 """No answer that leaves what was recorded is narrower than held-out residuals of its class."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Routes against a list of all paths, on random graphs."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 from trioflow.base.errors import SimulationError

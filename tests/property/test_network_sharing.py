@@ -1,7 +1,5 @@
 """Max-min fairness against its definition and against an independent solver."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

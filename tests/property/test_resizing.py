@@ -1,7 +1,5 @@
 """Times are monotone in the batch and at most in proportion to it: every model, shape and precision."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Topologies and routes against networkx, and against every path there is."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """Megatron-Bridge's own pages: every row of H100 is read, whatever the release's form."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """nanotron's runs: every row is read, and a sample of the peaks is predicted as the page does it."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections import Counter

@@ -1,7 +1,5 @@
 """Public measurements of collectives: the tables as published, the shipped models, the validation."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

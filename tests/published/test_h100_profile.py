@@ -1,7 +1,5 @@
 """The public raw profile of VGG-13 on an H100 (batch 512, PyTorch 2.1), from the data mirror."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

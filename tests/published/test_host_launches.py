@@ -1,7 +1,5 @@
 """What a launch takes each framework's host, as the shipped platforms say it, from the public runs it was read from."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A mirror that holds more than the catalogue names gives the same answers."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """NeuSight's published operator tables on four GPUs, from the data mirror."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

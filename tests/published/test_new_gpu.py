@@ -1,7 +1,5 @@
 """The new-GPU rules on public data: aims, what is left out, and the file that ships."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

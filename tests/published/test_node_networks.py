@@ -1,7 +1,5 @@
 """Networks between nodes that ship are those of the clusters' tables, and tell each cluster from the others."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

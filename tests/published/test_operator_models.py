@@ -1,7 +1,5 @@
 """The operator models that ship: rebuilt from public data, used, and judged on what they never saw."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from functools import cache, partial

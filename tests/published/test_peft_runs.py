@@ -1,7 +1,5 @@
 """PEFT's own fine-tuning runs on one L40S: trained parameters, peaks and times of the methods that adapters are."""
 
-from __future__ import annotations
-
 import json
 import os
 import statistics

@@ -1,7 +1,5 @@
 """Public profiles as people take them, from the data mirror: parallel runs and odd files."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """Public measured steps on the data itself: what the data holds, what TrioSim printed, what is reached."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Products, attention and experts in half precision: the file that ships is what the public tables give."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

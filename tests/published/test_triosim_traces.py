@@ -1,7 +1,5 @@
 """TrioSim's published H100 traces (VGG-13, ResNet-50, batch 128), from the data mirror."""
 
-from __future__ import annotations
-
 import csv
 import os
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """vTrain's 1,440 iteration times: what they are, and errors on rows left out of the fit."""
 
-from __future__ import annotations
-
 import os
 from functools import partial
 from pathlib import Path

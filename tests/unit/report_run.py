@@ -1,7 +1,5 @@
 """A made-up run on disk, shaped like a real one, for the tests of the report."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Arguments of the Python interface: each is checked where it enters, and what has no effect is refused."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import subprocess

@@ -1,7 +1,5 @@
 """The table of speeds: its rows, its page, and that what is shown is what was measured."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The command, as a user types it: answers on stdout, errors in one sentence with status 2."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

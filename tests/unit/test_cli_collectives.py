@@ -1,7 +1,5 @@
 """``trioflow collective`` with the models that ship for GPU platforms."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """``trioflow explain``: logs, tables, profiles and nccl-tests, and the platform file that makes predictions right."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

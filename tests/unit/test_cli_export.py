@@ -1,7 +1,5 @@
 """``trioflow export``, as a user types it."""
 
-from __future__ import annotations
-
 import argparse
 import gzip
 import json

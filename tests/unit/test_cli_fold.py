@@ -1,7 +1,5 @@
 """``trioflow simulate`` executes identical ranks once, unless told not to."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

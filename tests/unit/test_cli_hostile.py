@@ -1,7 +1,5 @@
 """Whatever a user names, the command answers in one sentence, with status 2, in bounded time."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``trioflow import`` as a user types it."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """``trioflow judge``: measured steps beside what ``simulate`` answers, refused ones kept, faults named by cell."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

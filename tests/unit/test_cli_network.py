@@ -1,7 +1,5 @@
 """What the command line says about the network, its links and collectives' algorithms."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

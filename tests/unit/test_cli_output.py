@@ -1,7 +1,5 @@
 """Habits of the command: forms for programs, empty columns, grouped warnings, a sign of work, completion."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Plans from the command line: modes, stages, schedules from files, memory told."""
 
-from __future__ import annotations
-
 import pytest
 from test_cli import PLATFORM, TRACE, answer, refuse, run
 

@@ -1,7 +1,5 @@
 """The tables that a user edits: every mistake is named with its place and its fix."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Files of users: whatever they hold, reading ends in their content or in one sentence, soon."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

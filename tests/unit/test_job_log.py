@@ -1,7 +1,5 @@
 """A job's log holds what the job and its processes print, and how it failed."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How long a module and a function may be."""
 
-from __future__ import annotations
-
 import ast
 from functools import cache
 from pathlib import Path

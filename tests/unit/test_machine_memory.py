@@ -1,7 +1,5 @@
 """What memory is left is the least of what the machine, the groups and the limits leave."""
 
-from __future__ import annotations
-
 import resource
 from pathlib import Path
 

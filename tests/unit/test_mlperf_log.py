@@ -1,7 +1,5 @@
 """Logs of MLPerf Training as measured steps: lines as mlperf_logging writes them, with numbers of our own."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

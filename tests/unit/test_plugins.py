@@ -1,7 +1,5 @@
 """What other packages offer, as an installer leaves it on the path."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Copies of the project, in the states that the tests start from."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

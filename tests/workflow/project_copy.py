@@ -1,7 +1,5 @@
 """A copy of the project to run Snakemake in, with small tables and stand-ins for long jobs."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

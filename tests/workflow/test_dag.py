@@ -1,7 +1,5 @@
 """Which jobs run, and which run again after an edit: asked of Snakemake itself."""
 
-from __future__ import annotations
-
 import csv
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The targets of DistSim's evaluation, asked of Snakemake itself."""
 
-from __future__ import annotations
-
 from project_copy import Project
 
 FIGURES = [f"results/report/distsim/distsim{number:02}.svg" for number in (3, 8, 9, 10, 11, 12)]

@@ -1,7 +1,5 @@
 """Every command of the documents, run as it stands."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

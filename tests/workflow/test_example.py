@@ -1,7 +1,5 @@
 """The example project: copied out, its parts installed, run from a local git address."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Every counterpart of the paper's figures is a target, and asks for public data only where it says so."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from project_copy import ROOT, Project

@@ -1,7 +1,5 @@
 """Rules that need a GPU ask the scheduler for it, and no others do."""
 
-from __future__ import annotations
-
 import pytest
 from project_copy import Project
 

@@ -1,7 +1,5 @@
 """The form of the house: rules, scripts, environments, generated files, Makefile."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import itertools

@@ -1,7 +1,5 @@
 """The notebooks of the documents: whole, and with the outputs of a run."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

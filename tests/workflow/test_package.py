@@ -1,7 +1,5 @@
 """The wheel as somebody else installs it: whole, typed, and without PyTorch."""
 
-from __future__ import annotations
-
 import email
 import json
 import os

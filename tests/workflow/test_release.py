@@ -1,7 +1,5 @@
 """A release names its version in every place at once, and the conda recipe asks for what the package asks for."""
 
-from __future__ import annotations
-
 import datetime
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The rule that retrieves public data, run by Snakemake against a server on this machine."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys

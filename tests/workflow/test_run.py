@@ -1,7 +1,5 @@
 """Real runs of the workflow with stand-ins for the scripts: order, exclusiveness, killing."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """The documents as a site: built strictly, whole, and readable in a real browser without a network."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Sweeps through Snakemake: chunks as jobs, nothing lost and nothing predicted twice."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

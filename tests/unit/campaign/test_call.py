@@ -1,7 +1,5 @@
 """Whole calls of the campaign, in processes of their own, on a CPU."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

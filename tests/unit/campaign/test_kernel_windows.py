@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from trioflow.campaign.sweeps import kernels_by_window
 
 

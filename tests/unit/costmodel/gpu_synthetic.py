@@ -1,7 +1,5 @@
 """Operator tables of a made-up GPU: products in tiles and waves, a launch, bytes."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Synthetic operator tables whose cost follows a known law."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Fused attention in half precision: shapes of operators, the tables' form, the model that uses them."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Models that fit nothing."""
 
-from __future__ import annotations
-
 import pytest
 from trioflow.base.errors import InputError, TableError
 from trioflow.costmodel.interface import OperatorModel

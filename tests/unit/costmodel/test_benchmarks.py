@@ -1,7 +1,5 @@
 """Single operators of NeuSight's layout."""
 
-from __future__ import annotations
-
 import pytest
 from trioflow.base.errors import InputError
 from trioflow.costmodel.operators.class_curves import sized_rows

@@ -1,7 +1,5 @@
 """Collectives measured over whole nodes: the public figure, what ships of it, and the times it gives."""
 
-from __future__ import annotations
-
 import math
 import os
 from dataclasses import replace

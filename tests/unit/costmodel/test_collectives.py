@@ -1,7 +1,5 @@
 """Measured curves of collectives."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

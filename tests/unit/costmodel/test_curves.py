@@ -1,7 +1,5 @@
 """Forms of operator cost and the classes that share them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

@@ -1,7 +1,5 @@
 """Models of one GPU from several sources."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Traces and a model for the device that is asked about, whatever was traced."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Classes and features of operators."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

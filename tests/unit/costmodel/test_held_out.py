@@ -1,7 +1,5 @@
 """Fits that leave whole workloads out: what they miss is what the report shows."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from trioflow.costmodel.intervals import HeldOut, fit_step_band, hold_out

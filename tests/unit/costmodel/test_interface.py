@@ -1,7 +1,5 @@
 """Operator models of other packages."""
 
-from __future__ import annotations
-
 from importlib import metadata
 
 import pytest

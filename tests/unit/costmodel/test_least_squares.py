@@ -1,7 +1,5 @@
 """Least squares of the fits: signs, equal columns, near ties."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from trioflow.costmodel.least_squares import choose_least, rounded, solve_nonnegative

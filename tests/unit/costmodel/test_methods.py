@@ -1,7 +1,5 @@
 """Operator models by name."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """NCCL's formulas by hand, their calibration, and a platform's collectives in every way."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """Public tables and users' logs of NCCL, from small files in each format."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

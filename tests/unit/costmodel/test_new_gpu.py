@@ -1,7 +1,5 @@
 """A GPU predicted from another one: rules by hand, fits of a known law, and what a trace becomes."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from dataclasses import replace

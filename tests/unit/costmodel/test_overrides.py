@@ -1,7 +1,5 @@
 """Operator times from elsewhere."""
 
-from __future__ import annotations
-
 import pandas as pd
 import pytest
 from trioflow.base.errors import InputError

@@ -1,7 +1,5 @@
 """A GPU of one's own: a sheet given by path is as good as one that ships, and each of its numbers counts."""
 
-from __future__ import annotations
-
 import copy
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Matrix products told from shapes, and how they grow."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

@@ -1,7 +1,5 @@
 """The spread of recorded jobs: taken apart, written, read, and what stands in for what nobody measured."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 from pathlib import Path

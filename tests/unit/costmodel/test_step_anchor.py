@@ -1,7 +1,5 @@
 """Operators timed one by one, brought to the measured step that they came from."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

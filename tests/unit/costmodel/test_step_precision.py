@@ -1,7 +1,5 @@
 """Matrix products in half precision: fitted tables, and the model that uses them."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The least width of a step's interval, from steps that were held out."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

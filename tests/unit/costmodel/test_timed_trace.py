@@ -1,7 +1,5 @@
 """Times for a trace that has none."""
 
-from __future__ import annotations
-
 import pandas as pd
 import pytest
 from trioflow.base.errors import InputError

@@ -1,7 +1,5 @@
 """Collectives as single events: only where that is exact, and then bit for bit."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

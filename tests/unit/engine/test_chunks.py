@@ -1,7 +1,5 @@
 """Algorithms in chunks on either engine: what their formulas say, and where chunks pay."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -7,8 +7,6 @@ latency L on the way and C <= n B, a round takes 3 L + (S / n) / (C / n) = 3 L +
 moves S bytes a round, however many GPUs there are.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

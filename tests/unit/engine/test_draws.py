@@ -1,7 +1,5 @@
 """Many draws of one task graph at once: the same steps as simulations of their own."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

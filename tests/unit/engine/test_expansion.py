@@ -1,7 +1,5 @@
 """Tasks that would not fit into memory are refused before they are made."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from trioflow.costmodel.operators.model import SHIPPED_MODELS, load_operator_model

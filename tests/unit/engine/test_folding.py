@@ -1,7 +1,5 @@
 """Folded simulation of real plans, and of what keeps it from being exact."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

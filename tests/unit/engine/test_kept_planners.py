@@ -1,7 +1,5 @@
 """Planners are kept for the next simulation on the same platform object, and no longer."""
 
-from __future__ import annotations
-
 import pytest
 from trioflow.engine import planning
 from trioflow.engine.planning import MOST_KEPT, keep_planner, make_planner

@@ -1,7 +1,5 @@
 """How links were used, worked out by hand, on both engines and in single events."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What cannot be simulated gives an error that names ranks and tasks, and never a number."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

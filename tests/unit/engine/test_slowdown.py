@@ -1,7 +1,5 @@
 """Compute is slowed while its device takes part in a collective, and nothing else is."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

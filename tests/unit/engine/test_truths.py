@@ -1,7 +1,5 @@
 """Times that can be derived by hand, on both engines; every derivation stands with its test."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Ways over the network as a platform chooses them: ties, failed and degraded links, on both engines."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Intervals of all judged sets: beside one interval for all, kept from run to run, and on the page."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import judge_intervals

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 from trioflow.report.scores import CASE_SCORES

@@ -1,7 +1,5 @@
 """Task graphs as Chakra files: read back by hand, and by trioflow, they say the same."""
 
-from __future__ import annotations
-
 import json
 import math
 import tempfile

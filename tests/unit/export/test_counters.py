@@ -1,7 +1,5 @@
 """Curves beside a timeline: what a rank holds, when its device gets there."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

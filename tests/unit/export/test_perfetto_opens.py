@@ -1,7 +1,5 @@
 """The written trace opens in the real Perfetto, and Perfetto counts what the timeline holds."""
 
-from __future__ import annotations
-
 import base64
 import functools
 import http.server

@@ -1,7 +1,5 @@
 """Predicted ranks as profiles: every task is there, and Holistic Trace Analysis itself reads them."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

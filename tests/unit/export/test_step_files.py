@@ -1,7 +1,5 @@
 """What is written of a simulated step."""
 
-from __future__ import annotations
-
 import gzip
 import itertools
 import json

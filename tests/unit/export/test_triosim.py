@@ -1,7 +1,5 @@
 """Traces written as TrioSim's CSV pair: exact headers, whole microseconds, read back alike."""
 
-from __future__ import annotations
-
 import csv
 from dataclasses import replace
 

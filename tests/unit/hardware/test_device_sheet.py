@@ -1,7 +1,5 @@
 """Device sheets: every number has a source, and the numbers agree with each other."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Numbers that cannot be are refused where they enter, and slips of units are asked about."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

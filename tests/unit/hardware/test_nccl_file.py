@@ -1,7 +1,5 @@
 """A node from the file that NCCL_TOPO_DUMP_FILE names."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """docs/platforms.md: its examples load, its tables are complete."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import re

@@ -1,7 +1,5 @@
 """Ways over the links, as a platform file states them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Builders of other packages, found as an installed package offers them."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The machines that ship: what they are made of, and that their numbers agree with each other."""
 
-from __future__ import annotations
-
 import networkx as nx
 import pytest
 import yaml

@@ -1,7 +1,5 @@
 """Every builder: nodes and links as its closed form says, degrees, connection, diameter."""
 
-from __future__ import annotations
-
 import inspect
 from collections import Counter
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Marks and events of made-up rounds: one clock, the right micro-batch, medians."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Step times out of logs of training: a line of each framework as its source writes it, with numbers of our own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A real, short session of two gloo ranks; what it writes, not how long it took."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Collectives over several nodes: how groups lie, what flows where, and the time by hand."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any

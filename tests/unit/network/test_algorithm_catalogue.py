@@ -1,7 +1,5 @@
 """Which algorithm does which collective, and what is refused."""
 
-from __future__ import annotations
-
 import pytest
 from trioflow.base.errors import InputError
 from trioflow.costmodel.collectives.model import COLLECTIVES as MEASURED

@@ -1,7 +1,5 @@
 """Closed forms against the messages themselves, executed one by one."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from functools import partial

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 from trioflow.base.errors import InputError
 from trioflow.network.algorithms.catalogue import (

@@ -1,7 +1,5 @@
 """Shapes of the message tables: waits, steps, bytes, trees, memory."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -7,8 +7,6 @@ whose network nobody describes, as its own sends show them. Sources: NVIDIA/nccl
 all-reduces 62 to 77 us); microsoft/vidur's network tables (A100, two nodes), in the shipped model.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A user's own network between nodes: all that runs over it follows the number, and what stays inside a node does not."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

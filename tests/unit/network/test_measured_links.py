@@ -1,7 +1,5 @@
 """Measured collectives on platforms whose links were edited."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

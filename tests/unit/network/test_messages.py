@@ -1,7 +1,5 @@
 """Collectives message by message: what they take alone, measured or not, and what slows them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace

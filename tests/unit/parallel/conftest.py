@@ -1,7 +1,5 @@
 """Task graphs of one trace share what depends on the trace alone, as those of a search do."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

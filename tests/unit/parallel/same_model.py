@@ -1,7 +1,5 @@
 """A model of operator cost for tests: recorded times, in proportion to the work."""
 
-from __future__ import annotations
-
 import pandas as pd
 
 

@@ -1,7 +1,5 @@
 """Context parallelism: one rank's work, its messages and its memory are a share of a sequence's."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The distributed optimizer: who exchanges, updates and holds what, under any product of degrees."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise

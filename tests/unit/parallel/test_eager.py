@@ -1,7 +1,5 @@
 """Eager sends: messages move once they are sent, in every engine, folded or not, and only those that may."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

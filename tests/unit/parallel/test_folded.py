@@ -1,7 +1,5 @@
 """Identical ranks kept once: what is built, and that it expands to what building all ranks gives."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

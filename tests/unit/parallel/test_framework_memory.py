@@ -1,7 +1,5 @@
 """What Megatron-LM and nanotron hold of a language model's step, beside what PyTorch alone would."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 

@@ -1,7 +1,5 @@
 """Parameters without a gradient are parameters: sharded, cut and placed as trained ones, without gradient and state."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

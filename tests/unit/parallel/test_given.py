@@ -1,7 +1,5 @@
 """Stages and schedules that a user gives."""
 
-from __future__ import annotations
-
 import pytest
 from captured import BATCH
 from same_model import ProportionalModel

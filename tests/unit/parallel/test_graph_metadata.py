@@ -1,7 +1,5 @@
 """What a task graph's file says of where the graph comes from is checked, key by key."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

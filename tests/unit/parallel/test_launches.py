@@ -1,7 +1,5 @@
 """Host time of eager training: what a launch takes where no trace holds host times."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

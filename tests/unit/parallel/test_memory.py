@@ -1,7 +1,5 @@
 """Peak memory: what lives when, what the framework keeps, and which rank holds what."""
 
-from __future__ import annotations
-
 from math import prod
 
 import numpy as np

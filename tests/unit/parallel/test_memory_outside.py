@@ -1,7 +1,5 @@
 """What a device holds that no framework's allocator hands out: context and communicators."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Forward alone, and all but the optimizer: what runs, what is sent, what is held."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

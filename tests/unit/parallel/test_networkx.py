@@ -1,7 +1,5 @@
 """A platform and a task graph as graphs of networkx."""
 
-from __future__ import annotations
-
 import networkx
 import pytest
 from same_model import ProportionalModel

@@ -1,7 +1,5 @@
 """What goes to the host and comes back: when, how much, and what the device saves."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Plans with pipeline schedules, from names, degrees and rows of plans.tsv."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from dataclasses import replace

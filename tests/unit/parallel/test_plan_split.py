@@ -1,7 +1,5 @@
 """What tensor parallelism cuts in traces that name no rules."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Recomputed regions: what they hold, when they run again, and with which plans they go."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pandas as pd

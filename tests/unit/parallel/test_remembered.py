@@ -1,7 +1,5 @@
 """What plans share is made once inside a memory, never mixed up, and never kept outside of one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The graph of sharded data parallelism: what runs where, and what waits for what."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What FSDP2 and ZeRO share: units, shards and their padding, parts of the optimizer."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import prod
 

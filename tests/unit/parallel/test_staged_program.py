@@ -1,7 +1,5 @@
 """The graph of a scheduled pipeline: every rank runs its row, and what it waits for."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Messages of tensor parallelism beside products: who waits for whom, what travels, and what is left exposed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 from captured import BATCH
 from same_model import ProportionalModel

@@ -1,7 +1,5 @@
 """The optimizer is shared out by what each rank owns, whatever form it runs in."""
 
-from __future__ import annotations
-
 from math import prod
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """A small model whose head reads the token embedding's weight; captured by the tests."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from trioflow.trace.workloads.recipe import Recipe

@@ -1,7 +1,5 @@
 """Where a simulated step goes."""
 
-from __future__ import annotations
-
 import pandas as pd
 import pytest
 from few_facts import few_facts

@@ -1,7 +1,5 @@
 """Draws of a predicted step: deterministic, without spread the step itself, and comparable between plans."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

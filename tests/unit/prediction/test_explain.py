@@ -1,7 +1,5 @@
 """What measured steps say of a machine: numbers that were put into it come out again, and the cause is named."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

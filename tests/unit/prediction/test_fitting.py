@@ -1,7 +1,5 @@
 """Whether a step fits: its odds and sizes are simulate's, its changes real plans, and what is unknown stays unknown."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

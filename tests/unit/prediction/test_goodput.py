@@ -1,7 +1,5 @@
 """Goodput of a long run against brute force and against runs drawn failure by failure."""
 
-from __future__ import annotations
-
 import math
 import random
 

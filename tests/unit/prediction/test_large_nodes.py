@@ -1,7 +1,5 @@
 """Nodes of more GPUs than any that was measured: NVL72 takes an eight-GPU node's collectives, and says how far."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The largest batch and sequence that fit: found exactly, in few steps, and told with the next one."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

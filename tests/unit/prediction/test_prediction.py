@@ -1,7 +1,5 @@
 """One way to predict: the command, Python and the workflow's experiments give the same numbers."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import asdict

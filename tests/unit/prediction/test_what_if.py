@@ -1,7 +1,5 @@
 """What a faster network, slower operators and a slow rank make of a step."""
 
-from __future__ import annotations
-
 import pytest
 from trioflow.cli.main import main
 from trioflow.parallel.plan import named_plan

@@ -1,7 +1,5 @@
 """A real HTTP server on this machine that serves files, well or in every wrong way."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import threading

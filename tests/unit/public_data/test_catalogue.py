@@ -1,7 +1,5 @@
 """The catalogue: what it may hold, how it is asked, and that it is what the mirror holds."""
 
-from __future__ import annotations
-
 import csv
 import os
 import re

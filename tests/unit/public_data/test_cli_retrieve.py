@@ -1,7 +1,5 @@
 """``trioflow retrieve``, through its own parser."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Retrieval against a real server that truncates, corrupts, refuses, hangs; and from a mirror."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import hashlib

@@ -1,7 +1,5 @@
 """Errors divided among models: a world in which the truth of every part is known."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import replace

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 from trioflow.base.errors import TableError
 from trioflow.report.build import (

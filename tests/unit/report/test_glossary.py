@@ -1,7 +1,5 @@
 """The glossary, the pages and the files read: taken from what they tell of, so that they cannot drift."""
 
-from __future__ import annotations
-
 import re
 from html import escape
 from pathlib import Path

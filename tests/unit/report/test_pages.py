@@ -1,7 +1,5 @@
 """One way to make a page: its module lists sections, `report.pages` does the rest."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -7,8 +7,6 @@ left some, else small made-up ones. Pictures of them go into ``screenshots``
 below it.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

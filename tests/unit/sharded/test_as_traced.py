@@ -1,7 +1,5 @@
 """Traced programs become task graphs: groups of all ranks, order, waits, and what is refused."""
 
-from __future__ import annotations
-
 import pytest
 from few_facts import few_facts
 from trioflow.base.errors import PlanError, TraceError

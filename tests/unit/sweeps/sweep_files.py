@@ -1,7 +1,5 @@
 """Small sweeps to test with: the shipped trace, the shipped machines."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

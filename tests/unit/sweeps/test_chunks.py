@@ -1,7 +1,5 @@
 """How scenarios become jobs: each once, what shares a graph together, and steady under edits."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import Counter

@@ -1,7 +1,5 @@
 """Descriptions of sweeps: what they spell out, and every mistake named with its place and fix."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

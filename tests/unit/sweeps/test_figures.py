@@ -1,7 +1,5 @@
 """Figures over any sweep: what is drawn is what the table says."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pandas as pd

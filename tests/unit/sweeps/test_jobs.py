@@ -1,7 +1,5 @@
 """The jobs of a sweep: the same table whatever the cut and order, and nothing half-made or damaged in it."""
 
-from __future__ import annotations
-
 import errno
 from pathlib import Path
 

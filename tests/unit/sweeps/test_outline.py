@@ -1,7 +1,5 @@
 """Outlines beside the plans built and simulated in full: close in time, never above in memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache

@@ -1,7 +1,5 @@
 """Parameters: the plans they give, and that the table of results holds every one."""
 
-from __future__ import annotations
-
 import pytest
 from trioflow import tables
 from trioflow.base.errors import PlanError

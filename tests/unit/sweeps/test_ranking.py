@@ -1,7 +1,5 @@
 """Which plan is better and how sure that is."""
 
-from __future__ import annotations
-
 import math
 import random
 

@@ -1,7 +1,5 @@
 """The search for a plan: what it looks at, what it drops and why, and that the order is right."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

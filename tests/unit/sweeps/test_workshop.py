@@ -1,7 +1,5 @@
 """Scenarios predicted as the command line predicts them, with nothing built or loaded twice."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models that several tests of traces build."""
 
-from __future__ import annotations
-
 import pytest
 
 

@@ -1,7 +1,5 @@
 """A trace folder that contradicts itself is refused with the place; one that was edited says so."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Facts of a trace: what is read is written back, and what nobody said is not."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

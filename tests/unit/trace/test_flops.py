@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 from trioflow.trace.flops import count_flop, may_multiply
 

@@ -1,7 +1,5 @@
 """A trace in one file: the same bytes each time, the same trace back, and nothing damaged gets through."""
 
-from __future__ import annotations
-
 import json
 import zipfile
 from collections.abc import Callable

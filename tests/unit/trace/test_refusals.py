@@ -1,7 +1,5 @@
 """What is wrong with a source is refused in one sentence with file, place and fix, and nothing is written."""
 
-from __future__ import annotations
-
 import copy
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Which memory is which: the profiler names freed memory's ids again."""
 
-from __future__ import annotations
-
 import pytest
 from trioflow.trace.tensors import MadeInside, TensorRef, TensorTracker
 

@@ -1,7 +1,5 @@
 """What was aimed at on nanotron's runs: each line counts every case, and README shows the same lines."""
 
-from __future__ import annotations
-
 import html
 import math
 

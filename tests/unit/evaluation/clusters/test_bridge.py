@@ -1,7 +1,5 @@
 """Megatron-Bridge's pages: rows read, plans as the rows say, scores; refused rows keep their reason."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pandas as pd

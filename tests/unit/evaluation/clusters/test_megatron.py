@@ -1,7 +1,5 @@
 """Peaks of Megatron-LM's tests: read, predicted on the rank that logged them, refused with the reason."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

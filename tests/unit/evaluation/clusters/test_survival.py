@@ -1,7 +1,5 @@
 """Odds of survival: the fit finds what made the ends, a model is judged without its own, tables count every case."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

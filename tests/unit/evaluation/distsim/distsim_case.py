@@ -1,7 +1,5 @@
 """A made-up step of two pipeline stages and two micro-batches, simulated and recorded."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """Closed forms of a pipeline's throughput, against the engine and against made-up steps."""
 
-from __future__ import annotations
-
 import pandas as pd
 import pytest
 from trioflow.base.errors import InputError

@@ -1,7 +1,5 @@
 """Activity errors of made-up steps whose deviations are known."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Timestamp errors of made-up steps whose deviations are known."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

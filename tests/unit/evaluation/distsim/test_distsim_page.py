@@ -1,7 +1,5 @@
 """The page of DistSim's evaluation, from a made-up run of one experiment on two ranks."""
 
-from __future__ import annotations
-
 import re
 
 import pandas as pd

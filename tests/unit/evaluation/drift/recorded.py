@@ -1,7 +1,5 @@
 """Steps of a small job, played rank by rank, in the columns of StragglerAnalysis."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Recorded jobs: a task graph that repeats each step, and the spread that ships."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import asdict, replace
 from pathlib import Path

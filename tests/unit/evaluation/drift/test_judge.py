@@ -1,7 +1,5 @@
 """Judged: one half of a recorded job from the other, and what made its steps slow."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Made-up tables behind the figures: four measured steps, public cases, and predictions."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The paper's averages: which of them stands beside which case."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The data of a figure: all of a set, each row with its label, and an error that names what is empty."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

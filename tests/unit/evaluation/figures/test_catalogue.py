@@ -1,7 +1,5 @@
 """What each figure needs, and which of them public data add to."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Figures of predictions: each panel says what it rests on, and shows what its table holds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

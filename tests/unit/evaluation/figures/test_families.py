@@ -1,7 +1,5 @@
 """Plans as the figures tell them apart."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

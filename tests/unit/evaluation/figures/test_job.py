@@ -1,7 +1,5 @@
 """A figure's files: vector and raster pictures and the table, the same on every run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """Rows of runs of this machine, and their busy times."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """Panels of lines and dots."""
 
-from __future__ import annotations
-
 from trioflow_evaluation.figures.points import (
     column_style,
     draw_points,

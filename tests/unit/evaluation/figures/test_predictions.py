@@ -1,7 +1,5 @@
 """Scenarios of a figure: predicted as a sweep's, and told as what was only simulated."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Rows of public measurements."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

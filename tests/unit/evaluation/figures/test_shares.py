@@ -1,7 +1,5 @@
 """Where a step goes: parts that add up, measured above predicted."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Times of the simulator: what is timed is what is predicted."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Made-up public cases: two plans and a scaling, with everyone's predictions."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """Baselines by hand: TrioSim's rules, data sheets."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

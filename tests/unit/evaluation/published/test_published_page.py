@@ -1,7 +1,5 @@
 """The page of public cases, and the README's block, from made-up cases."""
 
-from __future__ import annotations
-
 import re
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """A public case predicted from the shipped trace: what changes move which way, and what is told of it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

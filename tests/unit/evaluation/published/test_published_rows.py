@@ -1,7 +1,5 @@
 """The table of public cases: what it may hold, and what is said of a wrong cell."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Scores of public cases, against numbers worked out by hand."""
 
-from __future__ import annotations
-
 import pandas as pd
 import pytest
 from trioflow.report.scores import APART, list_plan_pairs, list_scaling, score_published

@@ -1,7 +1,5 @@
 """GPT 145B from shapes: the model is whole, its steps are labelled, and the schedule follows the batch."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

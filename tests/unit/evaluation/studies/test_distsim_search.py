@@ -1,7 +1,5 @@
 """DistSim's search for a plan, with what it does not publish assumed: order and ratio."""
 
-from __future__ import annotations
-
 import pandas as pd
 import pytest
 from trioflow.hardware.platform import load_platform

@@ -1,7 +1,5 @@
 """The page of case studies: what it shows is what the tables hold."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Aims beside what was reached."""
 
-from __future__ import annotations
-
 import pytest
 from trioflow.report.scores import score_cases
 from trioflow_evaluation.validation.aims import AIMS, SETS, reach_aims

@@ -1,7 +1,5 @@
 """What a missed aim's error is made of."""
 
-from __future__ import annotations
-
 import pytest
 from trioflow_evaluation.validation.aims import (
     AIMS,

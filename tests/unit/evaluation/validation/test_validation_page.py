@@ -1,7 +1,5 @@
 """The page of cost models, from made-up cases."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Scores of predictions with intervals."""
 
-from __future__ import annotations
-
 import pandas as pd
 import pytest
 from trioflow.report.scores import score_cases

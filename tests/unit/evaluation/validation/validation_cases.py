@@ -1,7 +1,5 @@
 """Made-up cases of the cost models' validation, with errors that can be worked by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

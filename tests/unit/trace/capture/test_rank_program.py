@@ -1,7 +1,5 @@
 """A step of the user's own as one rank of many: what the trace keeps, and what is refused."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """Traces from Chakra files: trioflow's own, those of PyTorch's converter, those of generators, broken ones."""
 
-from __future__ import annotations
-
 import gzip
 import json
 

@@ -1,7 +1,5 @@
 """Chakra's messages on the wire, by the published field numbers; broken files name their place."""
 
-from __future__ import annotations
-
 import tracemalloc
 
 import chakra_wire as wire

@@ -1,7 +1,5 @@
 """Profiles as PyTorch's own tools write them, of several versions, with and without the other file."""
 
-from __future__ import annotations
-
 import copy
 import gzip
 import json

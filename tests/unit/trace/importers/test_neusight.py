@@ -1,7 +1,5 @@
 """NeuSight's operator tables, from one small enough to check by hand."""
 
-from __future__ import annotations
-
 import csv
 import json
 from math import prod

@@ -1,7 +1,5 @@
 """Nsight Systems' databases, written here after the schema that NVIDIA documents."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sqlite3

@@ -1,7 +1,5 @@
 """Folders with the profiles of all ranks of a parallel run, written by hand."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

@@ -1,7 +1,5 @@
 """Workload files of SimAI, written by hand."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """TrioSim's CSV pair, from files small enough to check by hand."""
 
-from __future__ import annotations
-
 import pytest
 from same_model import ProportionalModel
 from trioflow.base.errors import TraceError

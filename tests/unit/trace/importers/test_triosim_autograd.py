@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 from trioflow.trace.importers.triosim import (
     count_node_flop,

@@ -1,7 +1,5 @@
 """Profiles as people take them: without shapes or memory, with overlap, CUDA graphs, a first call that initialises."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

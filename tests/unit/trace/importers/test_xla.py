@@ -1,7 +1,5 @@
 """Profiles of XLA, written by hand as JAX writes them."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

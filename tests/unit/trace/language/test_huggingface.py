@@ -1,7 +1,5 @@
 """A config.json is read as transformers reads it: parameters of random configurations, against its own models."""
 
-from __future__ import annotations
-
 import pytest
 from fuzz import count_examples
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Every argument of Megatron-LM has a class: followed, without effect, assumed otherwise, refused."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Products in FP8 in the trace of a language model: which, what is cast for them, what they read."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

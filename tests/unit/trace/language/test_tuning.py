@@ -1,7 +1,5 @@
 """Frozen parameters and adapters of language models by name: sizes, gradients, plans, words."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import prod
 

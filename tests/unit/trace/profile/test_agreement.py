@@ -1,7 +1,5 @@
 """What two accounts of the same step do not agree on is said, with the number of cases."""
 
-from __future__ import annotations
-
 import copy
 import json
 

@@ -1,7 +1,5 @@
 """A large profile is read within its own size of memory."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

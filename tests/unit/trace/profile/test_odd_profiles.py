@@ -1,7 +1,5 @@
 """Profiles of parallel and asynchronous runs, of other devices, and with marks missing: small ones."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

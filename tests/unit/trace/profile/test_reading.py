@@ -1,7 +1,5 @@
 """Kineto's entries read many at once, and one by one where one of them is odd: the same columns, the same errors."""
 
-from __future__ import annotations
-
 import copy
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Real training steps on the CPU in every precision and with every optimizer, and stages."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 import sys

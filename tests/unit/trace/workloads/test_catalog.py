@@ -3,8 +3,6 @@
 Everything is built on the meta device, so the largest take no memory.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 from dataclasses import asdict

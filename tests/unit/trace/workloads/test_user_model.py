@@ -1,7 +1,5 @@
 """A user's own ``module:function``: what it may return, and how mistakes are said."""
 
-from __future__ import annotations
-
 import textwrap
 import uuid
 
