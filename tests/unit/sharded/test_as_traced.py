@@ -8,11 +8,11 @@ from trioflow.engine.simulate import simulate
 from trioflow.hardware.platform import load_platform
 from trioflow.sharded.as_traced import (
     build_traced_graph,
+    read_program,
     resize_group,
     tile_ranks,
 )
 from trioflow.trace.assemble import ObservedOperator, assemble_trace
-from trioflow.trace.facts import read_program
 from trioflow.trace.store import save_trace
 
 WORLD = 8

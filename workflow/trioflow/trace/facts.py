@@ -52,82 +52,6 @@ CALLS = {
 """Calls of ``torch.distributed`` by name; a functional one's may end in ``_`` as well."""
 
 
-@dataclass(frozen=True)
-class Message:
-    """One message of a rank's program."""
-
-    op_id: int
-    name: str
-    message_bytes: int
-    ranks: tuple[int, ...]
-    group: str
-    asynchronous: bool
-    peer: int | None = None
-    tag: int = 0  # sends and receives of one tag meet in order
-
-    @property
-    def members(self) -> tuple[int, ...]:
-        """Ranks of the group, ascending."""
-        return tuple(sorted(self.ranks))
-
-
-@dataclass(frozen=True)
-class Program:
-    """What a rank sends, and what of its operators waits for what."""
-
-    rank: int
-    world_size: int
-    messages: Mapping[int, Message]  # by the operator
-    streams: Mapping[int, int]  # of operators that are not in the first one
-    waits: Mapping[int, Sequence[int]]  # earlier operators that one waits for
-
-
-def read_program(facts: Facts, operators: int) -> Program:
-    """Return the program that the facts of a trace hold; TraceError where there is none, or it contradicts itself."""
-    known, place = facts.program, "program"
-    if known is None:
-        raise TraceError(
-            f"the trace of {facts.workload} does not hold the messages of a rank of a parallel run",
-            fix="capture it with --world-size, or import a profile whose communication says its group",
-        )
-    try:
-        rank, world_size = int(known["rank"]), int(known["world_size"])
-        place = "communication"
-        messages = [_read_message(entry, world_size, rank) for entry in facts.communication or []]
-        place = "program.streams"
-        streams = {int(i): int(number) for number, ids in known["streams"].items() for i in ids}
-        place = "program.waits"
-        waits: dict[int, list[int]] = {}
-        for op_id, earlier in known["waits"]:
-            if not 0 <= int(earlier) < int(op_id) < operators:
-                raise ValueError(f"operator {op_id} waits for {earlier}")
-            waits.setdefault(int(op_id), []).append(int(earlier))
-        named = [*(m.op_id for m in messages), *streams]
-        if not all(0 <= op_id < operators for op_id in named) or not 0 <= rank < world_size:
-            raise ValueError("it names operators or ranks that are not there")
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        words = f"{error} is missing" if isinstance(error, KeyError) else error
-        raise TraceError(
-            f"{words}", file="trace.json", place=place, fix="capture it again"
-        ) from None
-    return Program(rank, world_size, {m.op_id: m for m in messages}, streams, waits)
-
-
-def _read_message(entry: Mapping[str, Any], world_size: int, rank: int) -> Message:
-    ranks = tuple(int(one) for one in entry["ranks"])
-    peer = entry.get("peer")
-    size = int(entry["message_bytes"])
-    if rank not in ranks or not all(0 <= one < world_size for one in ranks) or size < 0:
-        raise ValueError(f"a message of {size} bytes among the ranks {list(ranks)}")
-    if len(set(ranks)) != len(ranks) or (entry["name"] in POINT_TO_POINT and peer not in ranks):
-        raise ValueError(f"{entry['name']} among the ranks {list(ranks)}, to or from {peer}")
-    return Message(
-        int(entry["op_id"]), str(entry["name"]), size, ranks, str(entry.get("group", "")),
-        bool(entry.get("asynchronous", True)), None if peer is None else int(peer),
-        int(entry.get("tag", 0)),
-    )  # fmt: skip
-
-
 _REQUIRED_FACTS = ("workload", "batch", "device_name", "step_time_s")
 STEP_TIME_SOURCES = {
     "un-profiled": "median of steps that ran without the profiler",
@@ -176,7 +100,7 @@ class Facts:
     ``unjoined``, ``warnings``: what could not be joined, and all that a reader must know; a
         sentence each.
     ``communication``, ``program``: messages of a rank of a parallel run, and what of its operators
-        waits for what: see ``trace.program``.
+        waits for what, as above.
     ``language_model``: sizes of a language model that was built from its configuration.
     ``routing``: how its experts are taken to share tokens where not equally; see ``parallel.splits.routing``.
     ``new_gpu``, ``predicted_times``: interval and origin of times that were carried over from
