@@ -46,4 +46,3 @@ def test_route_is_the_first_of_all_paths(links: list[Link], pairs: list[tuple[st
             assert expected is None
             continue
         assert [source, *(link.target for link in route)] == expected
-        assert router.latency_s(source, target) == sum(link.latency_s for link in route)

@@ -8,6 +8,7 @@ from trioflow.hardware import device_sheet
 from trioflow.hardware.device_sheet import find_device, validate_sheet
 from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import SHIPPED, list_platforms, load_platform, validate_platform
+from trioflow.network.fair_share import FlowShape
 from trioflow.network.routing import Router
 
 DGX = {
@@ -113,8 +114,8 @@ def test_rails_are_taken_and_a_node_is_left_over_them_only() -> None:
     assert route(platform, 1, 9) == ["node0-nic1", "leaf0-1", "node1-nic1", "rank9"]
     other = route(platform, 1, 10)
     assert other == ["node0-nic1", "leaf0-1", "spine0", "leaf0-2", "node1-nic2", "rank10"]
-    latency_s = Router(platform.links).latency_s("rank1", "rank9")
-    assert latency_s == pytest.approx(2.7e-6), "what NCCL assumes for a network hop"
+    shape = FlowShape((("rank1", "rank9"),), Router(platform.links))
+    assert shape.latencies_s == pytest.approx([2.7e-6]), "what NCCL assumes for a network hop"
 
 
 def test_dgx1_reaches_every_gpu_over_at_most_one_other() -> None:
