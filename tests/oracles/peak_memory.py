@@ -250,7 +250,7 @@ def _make_step(job: Mapping[str, Any], device: Any) -> Any:
     if job["plan"]["recompute"] != "none":
         _checkpoint(workload, job["plan"])
     step = make_parallel_step(workload, job["plan"], job["batch"], job["stages"] or None, device, 0)
-    workload.recipe.model = torch.nn.Module()
+    workload.model = torch.nn.Module()
     return step
 
 
@@ -285,7 +285,7 @@ def _checkpoint(workload: Any, plan: Mapping[str, Any]) -> None:
     stages = [workload.make_stage([unit]) for unit in workload.units]
     for stage in stages:
         stage.forward = checkpointed(stage.forward)
-    workload.recipe.model = torch.nn.Sequential(*stages)
+    workload.model = torch.nn.Sequential(*stages)
 
 
 def main() -> None:

@@ -136,10 +136,10 @@ CONTRADICTIONS: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "batch 16": (edit_facts(lambda f: f.update(batch=16)), "not a multiple of the batch, 16"),
     "batch 4": (edit_facts(lambda f: f.update(batch=4)), "no input of the step has 4 samples"),
-    "flop": (edit_table("operators", scale("flop", 2)), "facts, flop: 34091302912 is said"),
+    "flop": (edit_table("operators", scale("flop", 2)), "facts, flop: 34091302912 is stated"),
     "operators gone": (
         edit_table("operators", lambda frame: frame.iloc[:888]),
-        "facts, operators: 889 is said",
+        "facts, operators: 889 is stated",
     ),
     "a word for a number": (
         edit_facts(lambda f: f.update(tail_s="1")),

@@ -15,7 +15,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy as np
 
-from trioflow.trace import store
+from trioflow.trace import consistency
 
 Asked = ParamSpec("Asked")
 Answer = TypeVar("Answer")
@@ -93,8 +93,8 @@ def remembered(function: Callable[Asked, Answer]) -> Callable[Asked, Answer]:
     return ask
 
 
-tensor_bytes = remembered(store.tensor_bytes)
-"""As ``store.tensor_bytes``: the size of every tensor of a trace [bytes]."""
+tensor_bytes = remembered(consistency.tensor_bytes)
+"""As ``consistency.tensor_bytes``: the size of every tensor of a trace [bytes]."""
 
 
 def _key_of(value: Any) -> Any:

@@ -7,8 +7,7 @@ that loading stays fast.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator
 from itertools import chain
 from math import prod
 from pathlib import Path
@@ -19,7 +18,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from trioflow.base.errors import TraceError
-from trioflow.trace.facts import Entry, Facts
+from trioflow.trace.facts import Facts
 
 _MOST_OF_STEP = 2.0
 """Device time of compute over the step's own time; a device computes one instant once."""
@@ -40,6 +39,12 @@ class _Trace(Protocol):
     facts: Facts
 
 
+def tensor_bytes(trace: _Trace) -> list[int]:
+    """Return the size of every tensor of a trace, by ``tensor_id`` [bytes]."""
+    columns = (trace.tensors[name].tolist() for name in ("shape", "elem_bytes"))
+    return [prod(shape) * int(size) for shape, size in zip(*columns, strict=True)]
+
+
 class _Columns:
     """The columns of a trace as the checks take them; each is made once, when asked for."""
 
@@ -51,22 +56,6 @@ class _Columns:
         """Return a whole-numbered column; what is missing as another number."""
         column = getattr(self, table)[name]
         return np.asarray(column.fillna(absent), dtype=np.int64)
-
-    @cached_property
-    def phases(self) -> NDArray[np.str_]:
-        """Each operator's phase."""
-        return np.asarray(self.operators["phase"], dtype=str)
-
-    @cached_property
-    def tensor_bytes(self) -> list[int]:
-        """Each tensor's size [bytes]."""
-        pairs = zip(self.tensors["shape"], self.tensors["elem_bytes"], strict=True)
-        return [prod(shape) * int(size) for shape, size in pairs]
-
-    @cached_property
-    def gradients(self) -> Sequence[Entry]:
-        """The facts of the gradients."""
-        return self.facts.gradients
 
 
 Found = tuple[str, str, str]
@@ -81,7 +70,8 @@ def _rows(wrong: NDArray[np.bool_], column: str, problem: Callable[[int], str]) 
 
 def _check_works(c: _Columns) -> Iterator[Found]:
     """Check that phases are named, work is possible and adds up, and parts fit into wholes."""
-    yield from _rows(c.phases == "", "phase", lambda row: "the phase is empty")
+    phases = np.asarray(c.operators["phase"], dtype=str)
+    yield from _rows(phases == "", "phase", lambda row: "the phase is empty")
     for name in ("flop", "read_bytes", "write_bytes", "device_ns", "cpu_ns"):
         numbers = c.operators[name].tolist()  # of Python: their sum cannot overflow
         if (max(numbers, default=0) if name == "flop" else sum(numbers)) >= MOST_WORK:
@@ -172,7 +162,7 @@ def _check_parameters(c: _Columns) -> Iterator[Found]:
 
 def _check_gradients(c: _Columns) -> Iterator[Found]:
     """Check that gradients are of the step, stand once, and are as large as their parameters."""
-    for row, one in enumerate(c.gradients):
+    for row, one in enumerate(c.facts.gradients):
         ready = one["ready_after_op_id"]
         if not 0 <= ready < c.count:
             place = f"gradients[{row}].ready_after_op_id"
@@ -180,7 +170,7 @@ def _check_gradients(c: _Columns) -> Iterator[Found]:
         if one["size_bytes"] < 1:
             yield "facts", f"gradients[{row}].size_bytes", f"{one['size_bytes']} is not a size"
     for key in ("name", "parameter_storage_id"):
-        values = [one.get(key) for one in c.gradients]
+        values = [one.get(key) for one in c.facts.gradients]
         for value, count in Counter(values).items():
             if count > 1 and value is not None:
                 place = f"gradients[{values.index(value)}].{key}"
@@ -190,7 +180,7 @@ def _check_gradients(c: _Columns) -> Iterator[Found]:
         for one in c.facts.parameters or []
         if isinstance(one.get("elem_bytes"), int)
     }
-    for row, one in enumerate(c.gradients):
+    for row, one in enumerate(c.facts.gradients):
         size, due = one["size_bytes"], due_bytes.get(one["name"])
         if due is not None and size != due:
             place = f"gradients[{row}].size_bytes"
@@ -199,7 +189,7 @@ def _check_gradients(c: _Columns) -> Iterator[Found]:
 
 def _check_bytes(c: _Columns) -> Iterator[Found]:
     """Compare an operator's bytes with all that its tensors hold; one in place may write its inputs."""
-    sizes, inputs = c.tensor_bytes, c.operators["input_ids"].tolist()
+    sizes, inputs = tensor_bytes(c), c.operators["input_ids"].tolist()
     in_place = [str(name).endswith("_") for name in c.operators["name"]]
     for name, side in (("read_bytes", "input_ids"), ("write_bytes", "output_ids")):
         moved, ids = c.numbers(name).tolist(), c.operators[side].tolist()

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
-from math import prod
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -274,17 +273,6 @@ def _accept_trace(
 def _digest_facts(facts: Mapping[str, Any]) -> str:
     """Return the SHA-256 of facts, whatever the form in which they are written."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-
-
-def tensor_bytes(trace: Trace) -> list[int]:
-    """Return the size of every tensor of a trace, by ``tensor_id`` [bytes]."""
-    tensors = trace.tensors
-    return [
-        prod(shape) * elem
-        for shape, elem in zip(
-            tensors["shape"].tolist(), tensors["elem_bytes"].tolist(), strict=True
-        )
-    ]
 
 
 def pipeline_units(trace: Trace) -> dict[str, list[str]]:

@@ -47,8 +47,9 @@ from trioflow.prediction.options import CLOSED_FORM, Options
 from trioflow.prediction.step import Step
 from trioflow.report.attribution import ScaledCollectives, Settings
 from trioflow.tables import records
+from trioflow.trace.consistency import tensor_bytes
 from trioflow.trace.importers.detect import import_row
-from trioflow.trace.store import Trace, tensor_bytes
+from trioflow.trace.store import Trace
 
 from trioflow_evaluation.fits.operators import PublishedDevice, load_published
 from trioflow_evaluation.published.cases import PublishedRow

@@ -481,7 +481,7 @@ BAD = {
     "'{}' is not a list": [shaped(values="{}")],
     "unknown element type 'floot'": [shaped(types="['Tensor(floot)']")],
     "8 bytes for an element of type float": [shaped(values="[[1, 1, 0, 6, 8, '']]")],
-    "of shape [2, -3] is not a tensor": [shaped(shapes="[[2, -3]]")],
+    "of shape [2, -3] fits no memory": [shaped(shapes="[[2, -3]]")],
     "argument 2 is shorter": [shaped(types="[]", shapes="[[1], [2]]", values="[1, 2]")],
 }
 

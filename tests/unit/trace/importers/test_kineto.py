@@ -222,7 +222,7 @@ def _node(content, name):
         (lambda c: _node(c, "aten::conv2d")["inputs"]["types"].__setitem__(0, "Tensor(double)"),
          "4 bytes for an element of type double"),
         (lambda c: _node(c, "aten::conv2d")["inputs"]["shapes"].pop(), "incomplete node"),
-        (lambda c: _node(c, "aten::conv2d")["inputs"]["shapes"].__setitem__(0, [-1, 3]), "negative size"),
+        (lambda c: _node(c, "aten::conv2d")["inputs"]["shapes"].__setitem__(0, [-1, 3]), "fits no memory"),
         (lambda c: c["nodes"].append(dict(c["nodes"][5])), "occurs twice"),
         (lambda c: _node(c, "aten::conv2d").update(ctrl_deps=_node(c, "aten::convolution")["id"]),
          "encloses itself"),

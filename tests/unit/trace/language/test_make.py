@@ -17,11 +17,12 @@ from trioflow.parallel.splits.pipeline import (
 )
 from trioflow.parallel.splits.tensor_parallel import split_operators
 from trioflow.parallel.splits.vocabulary import prepare_split
+from trioflow.trace.consistency import tensor_bytes
 from trioflow.trace.language import make
 from trioflow.trace.language.megatron import read_megatron
 from trioflow.trace.language.read import published_models
 from trioflow.trace.language.sizes import LanguageModel, LanguageStep
-from trioflow.trace.store import Trace, load_trace, tensor_bytes
+from trioflow.trace.store import Trace, load_trace
 
 pytest.importorskip("torch", reason="a trace without a device needs torch (extra [capture])")
 

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from trioflow.base.errors import TableError, TraceError
 from trioflow.tables import read_table, records, write_table
+from trioflow.trace.consistency import tensor_bytes
 from trioflow.trace.profile.merge import merge_trace, merge_trace_folder
 from trioflow.trace.profile.steps import measure_repeats
-from trioflow.trace.store import load_trace, tensor_bytes
+from trioflow.trace.store import load_trace
 
 TRACES = ["transformer_trace", "cnn_trace", "bert_trace"]
 

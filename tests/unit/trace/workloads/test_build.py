@@ -58,13 +58,13 @@ def watch(step):
     module = next(
         m for m in step.model.modules() if isinstance(m, torch.nn.Linear | torch.nn.Conv2d)
     )
-    keep_loss = step.workload.recipe.loss
+    keep_loss = step.workload.loss
 
     def loss(outputs, targets):
         losses.append(keep_loss(outputs, targets))
         return losses[-1]
 
-    step.workload.recipe.loss = loss
+    step.workload.loss = loss
     hooks = [
         module.register_forward_hook(
             lambda _, __, out: seen["forward"].add((out.dtype, *float_formats()))
@@ -76,7 +76,7 @@ def watch(step):
     step()
     for hook in hooks:
         hook.remove()
-    step.workload.recipe.loss = keep_loss
+    step.workload.loss = keep_loss
     return seen, float(losses[0].detach())
 
 
@@ -118,8 +118,8 @@ def test_fp16_scales_its_loss_and_gives_the_optimizer_unscaled_gradients():
 def test_an_overflow_skips_the_update_and_halves_the_scale():
     step = step_of(SMALL["transformers"], precision="fp16")
     before = [p.detach().clone() for p in step.model.parameters()]
-    keep = step.workload.recipe.loss
-    step.workload.recipe.loss = lambda outputs, targets: keep(outputs, targets) * 1e30
+    keep = step.workload.loss
+    step.workload.loss = lambda outputs, targets: keep(outputs, targets) * 1e30
     step()
     assert step.scaler.get_scale() == INITIAL_SCALE / 2
     assert all(torch.equal(a, b) for a, b in zip(before, step.model.parameters(), strict=True))

@@ -46,6 +46,7 @@ from trioflow.base.provenance import stamp, write_json
 from trioflow.trace.capture.training_step import TrainingStep
 from trioflow.trace.capture.workload import describe_model, profile_with_tensors
 from trioflow.trace.facts import UNTIMED
+from trioflow.trace.profile.execution_trace import list_tensors
 from trioflow.trace.profile.kineto import ABSENT
 from trioflow.trace.profile.merge import merge_trace
 from trioflow.trace.store import Trace
@@ -203,15 +204,8 @@ def _nest_alike(events: Iterable[_Json], nodes: list[_Json]) -> None:
 
 def _tensors(side: _Json) -> list[Tensor]:
     """Return the tensors among a node's values, those in lists included, absent ones not."""
-    found: list[Tensor] = []
-    for value, kind in zip(side["values"], side["types"], strict=True):
-        values, kinds = [value], [kind]
-        if kind.startswith("GenericList[Tensor"):
-            values, kinds = value, kind[len("GenericList[") : -1].split(",")
-        for one, word in zip(values, kinds, strict=True):
-            if word.startswith("Tensor(") and not word.startswith(_UNDEFINED):
-                found.append(one)
-    return found
+    parts = list_tensors(side["values"], side["shapes"], side["types"])
+    return [value for value, _, kind, _ in parts if not kind.startswith(_UNDEFINED)]
 
 
 def _attribute(node: _Json, name: str) -> _Json:

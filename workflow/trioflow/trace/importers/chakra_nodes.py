@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import count
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +30,7 @@ from google.protobuf.message import DecodeError
 from trioflow.base.errors import TraceError
 from trioflow.base.input_files import check_file
 from trioflow.tables import CATEGORIES
-from trioflow.trace.profile.execution_trace import TENSOR, UNDEFINED, list_tensors
-from trioflow.trace.profile.profiler_fields import element_bytes, element_type
+from trioflow.trace.profile.execution_trace import UNDEFINED, list_tensors, read_tensor
 from trioflow.trace.tensors import TensorRef
 
 _SCHEMA_VERSION = "0.0.4"
@@ -283,8 +281,6 @@ _TYPE_NAMES = {number: name for name, number in NODE_TYPES.items() if number}
 _NEGATIVE = 1 << 63
 _LONGEST_US = 10**12
 """Eleven days: no node and no step of a training run takes longer."""
-_MOST_ELEMENTS = 1 << 48
-"""No memory of one device holds more."""
 _DEEPEST = 400
 """Calls inside one another; programs nest a few dozen."""
 _BARE = re.compile(r"\b(?:nan|inf)\b")
@@ -357,7 +353,7 @@ class ChakraNode:
         categories = self.attributes.get(f"{OWN}{side[:-1]}_categories")
         try:
             columns = (read_text(text) for text in self.sides[side])
-            found = [_tensor(*part) for part in list_tensors(*columns)]
+            found = [read_tensor(*part, unsized=True) for part in list_tensors(*columns)]
             if categories:
                 if not isinstance(categories, list) or not set(categories) <= {"", *CATEGORIES}:
                     raise ValueError(f"{categories!r:.60} are not categories")
@@ -390,24 +386,6 @@ def read_text(text: str) -> list[Any]:
     if not isinstance(found, list):
         raise ValueError(f"{text!r:.60} is not a list")
     return found
-
-
-def _tensor(value: Any, shape: Any, word: str, argument: int) -> TensorRef:
-    """Return one tensor; its value is [tensor, storage, offset, elements, element bytes, device]."""
-    numbers = [*value[:5], *shape]
-    if len(value) < 5 or any(part.__class__ is not int or part < 0 for part in numbers):
-        raise ValueError(f"{value!r:.60} of shape {shape!r:.40} is not a tensor")
-    if max(numbers) > _NEGATIVE - 1 or prod(shape) > _MOST_ELEMENTS:
-        raise ValueError(f"{value!r:.60} of shape {shape!r:.40} fits no memory")
-    dtype, size = element_type(word[len(TENSOR) : -1]), value[4]
-    known = element_bytes(dtype)
-    if dtype not in UNDEFINED and known is None:
-        raise ValueError(f"unknown element type {dtype!r}")
-    if size and known and size != known:
-        raise ValueError(f"{size} bytes for an element of type {dtype}")
-    if dtype not in UNDEFINED and prod(shape) != value[3]:
-        raise ValueError(f"{value[3]} elements in a tensor of shape {shape}")
-    return TensorRef(value[0], value[1], size, tuple(shape), dtype, argument)
 
 
 def read_chakra_nodes(path: str | Path) -> tuple[dict[str, Any], list[ChakraNode], list[str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from trioflow.trace.profile.observe import (
     list_doubts,
     observe_step,
 )
-from trioflow.trace.profile.profiler_fields import kineto_words, precision_of, vendors
+from trioflow.trace.profile.profiler_fields import kineto_words, load_fields, precision_of
 from trioflow.trace.profile.steps import (
     BY_OPTIMIZER,
     WHOLE,
@@ -43,6 +43,8 @@ from trioflow.trace.profile.steps import (
 from trioflow.trace.store import Trace
 
 _UNSAID = "unknown"
+_VENDORS: Mapping[str, Mapping[str, list[str]]] = load_fields()["vendors"]
+"""By vendor, the words in its devices' names (``device_words``) and the prefixes of its driver's calls (``driver_calls``)."""
 _TF32 = "tf32"
 _SHAPELESS = "the profile holds no shapes (record_shapes=True records them): only the recorded step itself can be answered for"
 _HOST_MEMORY = 0
@@ -429,7 +431,7 @@ def _vendor_of(names: Iterable[str]) -> str | None:
     """Return whose GPUs go by some names; None where no word says."""
     for name in names:
         parts = name.lower().replace("-", " ").replace("_", " ").split()
-        for vendor, words in vendors("device_words").items():
+        for vendor, words in _VENDORS["device_words"].items():
             if any(part.startswith(tuple(words)) for part in parts):
                 return vendor
     return None
@@ -437,6 +439,6 @@ def _vendor_of(names: Iterable[str]) -> str | None:
 
 def _vendor_of_calls(names: Iterable[str]) -> str | None:
     """Return whose driver some calls are of; None where they are of several, or of none known."""
-    prefixes = {v: tuple(words) for v, words in vendors("driver_calls").items()}
+    prefixes = {v: tuple(words) for v, words in _VENDORS["driver_calls"].items()}
     found = {v for name in names for v, words in prefixes.items() if name.startswith(words)}
     return found.pop() if len(found) == 1 else None

@@ -541,10 +541,8 @@ def build_language_model(row: Mapping[str, Any]) -> Recipe:
     units |= {f"{BLOCKS}.{i}": [f"{BLOCKS}.{i}"] for i in range(layers)}
     units[HEAD] = ["model.norm", "lm_head"]
 
-    def make_batch(batch: int, seed: int, device: str) -> tuple[Any, Any]:
-        return make_tokens(batch, sequence, sizes.vocabulary, seed, device)
-
     model = LanguageNetwork(sizes, sequence, kernels).train()
     modules = [name for name, _ in model.named_modules()]
     split = {p: k for p, k in _SPLIT.items() if any(fnmatchcase(name, p) for name in modules)}
+    make_batch = partial(make_tokens, sequence, sizes.vocabulary)
     return Recipe(model, make_batch, kernels.measure_loss, units, split)

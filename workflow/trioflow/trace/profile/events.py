@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -284,7 +284,7 @@ def check_types(events: Iterable[Event], path: Path) -> None:
     for event in events:
         shapes, types = event.details.get("shapes"), event.details.get("types")
         for shape, word in zip(shapes or [], types or [], strict=False):
-            if shape and word not in _NO_TENSOR and element_bytes(word) is None:
+            if shape and word not in UNSIZED and element_bytes(word) is None:
                 raise TraceError(
                     f"unknown element type {word!r} of an argument of {event.name}",
                     file=path,
@@ -293,24 +293,31 @@ def check_types(events: Iterable[Event], path: Path) -> None:
                 )
 
 
-_NO_TENSOR = ("TensorList", "Scalar", "ScalarList", "")
+UNSIZED = ("TensorList", "Scalar", "ScalarList", "")
+"""What the profile gives in place of a single tensor's type."""
 
 
 def _is_shape(sizes: Any) -> bool:
     return isinstance(sizes, list) and all(s.__class__ is int and s >= 0 for s in sizes)
 
 
-def count_event_flop(event: Event) -> int:
-    """Return the FLOPs of the outermost calls that a formula knows, from inputs and constants."""
-    if is_operator(event.name):
-        inputs = [list(ref.shape) for ref in tensors_of_event(event, count())]
-        flop = count_flop(event.name, inputs, _results(event, inputs))
-        if flop is not None:
-            return flop
-    return sum(count_event_flop(child) for child in event.children)
+Shapes = list[Sequence[int]]
 
 
-def _results(event: Event, inputs: list[list[int]]) -> list[list[int]]:
+def sum_flop(event: Event, shapes_of: Callable[[Event], tuple[Shapes, Shapes] | None]) -> int:
+    """Return the FLOPs of the outermost calls that a formula knows; ``shapes_of``: a call's inputs and results, if known."""
+    shapes = shapes_of(event) if is_operator(event.name) else None
+    flop = None if shapes is None else count_flop(event.name, *shapes)
+    return sum(sum_flop(one, shapes_of) for one in event.children) if flop is None else flop
+
+
+def find_shapes(event: Event) -> tuple[Shapes, Shapes]:
+    """Return the shapes of a call's inputs and results as the profile alone gives them."""
+    inputs: Shapes = [list(ref.shape) for ref in tensors_of_event(event, count())]
+    return inputs, _results(event, inputs)
+
+
+def _results(event: Event, inputs: Shapes) -> Shapes:
     """Return the shapes of a convolution's results, which follow from its constants."""
     if "conv" not in event.name or len(inputs) < 2:
         return []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from math import prod
@@ -69,18 +69,17 @@ def read_nodes(path: str | Path) -> list[Node]:
     """
     fields = load_fields()["execution_trace"]
     stream = ListStream(path, fields["nodes"], "an execution trace")
-    read: Callable[[Any], Node] | None = None
+    layout: Mapping[str, Any] = {}
     nodes: dict[int, Node] = {}
     calls: dict[int, int] = {}
     for row, raw in enumerate(stream):
         place = f"nodes[{row}]"
-        if read is None:
-            read = _reader(str(stream.header.get("schema", "")), raw, path)
+        layout = layout or _choose_layout(stream, raw)
         try:
-            node = read(raw)
-        except _UnknownTypeError as error:
+            node = _read_node(raw, layout, fields["attributes"])
+        except UnknownTypeError as error:
             raise TraceError(
-                f"unknown element type {error}", file=path, place=place,
+                str(error), file=path, place=place,
                 fix="check the file; a new type's size goes into profiler_fields.json",
             ) from None  # fmt: skip
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
@@ -99,28 +98,30 @@ def read_nodes(path: str | Path) -> list[Node]:
                 file=path, place=place, fix="capture it again",
             )  # fmt: skip
         nodes[node.node_id] = node
-    if read is None:
-        _reader(str(stream.header.get("schema", "")), None, path)
+    if not layout:
+        _choose_layout(stream, None)
     _check_parents(nodes, path)
     return [nodes[key] for key in sorted(nodes)]
 
 
-class _UnknownTypeError(Exception):
+class UnknownTypeError(ValueError):
     """An element type that the table of fields does not hold."""
 
 
-def _reader(schema: str, first: Any, path: str | Path) -> Callable[[Any], Node]:
-    """Return the function that reads a node of the file's schema."""
-    table = load_fields()["execution_trace"]
-    known = [word for layout in table["layouts"] for word in layout["schemas"]]
-    for layout in table["layouts"]:
-        if schema.startswith(tuple(layout["schemas"])):
-            return lambda raw: _read_node(raw, layout, table["attributes"])
+def _choose_layout(stream: ListStream, first: Any) -> Mapping[str, Any]:
+    """Return where the nodes of the file's schema hold what is read."""
+    schema, layouts = (
+        str(stream.header.get("schema", "")),
+        load_fields()["execution_trace"]["layouts"],
+    )
     if not schema and isinstance(first, dict):  # the schema may stand behind the nodes
-        layout = table["layouts"][0 if "input_shapes" in first else -1]
-        return lambda raw: _read_node(raw, layout, table["attributes"])
+        return layouts[0 if "input_shapes" in first else -1]  # type: ignore[no-any-return]
+    known = {word: layout for layout in layouts for word in layout["schemas"]}
+    for word, layout in known.items():
+        if schema.startswith(word):
+            return layout  # type: ignore[no-any-return]
     raise TraceError(
-        f"schema {schema!r} is not known", file=path, place="schema",
+        f"schema {schema!r} is not known", file=stream.path, place="schema",
         fix=f"use PyTorch with an execution trace of schema {', '.join(known)}",
     )  # fmt: skip
 
@@ -156,7 +157,9 @@ def _tensors(raw: Any, side: Mapping[str, Sequence[str]], devices: set[str]) -> 
         for key in side[word]:
             column = column[key]
         columns.append(column)
-    return [_tensor(*part, devices) for part in list_tensors(*columns)]
+    parts = list(list_tensors(*columns))
+    devices |= {str(value[5]) if len(value) > 5 else "" for value, *_ in parts}
+    return [read_tensor(*part) for part in parts]
 
 
 def list_tensors(
@@ -170,24 +173,31 @@ def list_tensors(
         yield from ((*part, argument) for part in parts if part[2].startswith(TENSOR))
 
 
-def _tensor(value: Any, shape: Any, kind: str, argument: int, devices: set[str]) -> TensorRef:
-    """Return one tensor; its value is [tensor, storage, offset, elements, element bytes, device]."""
-    tensor, storage, _, elements, size = (_whole(part) for part in value[:5])
+def read_tensor(
+    value: Any, shape: Any, kind: str, argument: int, *, unsized: bool = False
+) -> TensorRef:
+    """Return one tensor; its value is [tensor, storage, offset, elements, element bytes, device].
+
+    ``unsized``: whether 0 may stand for the bytes of an element. Raises UnknownTypeError (a ValueError) or ValueError
+    where it is no tensor, or contradicts itself.
+    """
     sizes = tuple(_whole(part) for part in shape)
-    if any(part < 0 for part in sizes) or elements < 0:
-        raise ValueError(f"negative size in {shape}")
+    tensor, storage, _, elements, size = numbers = [_whole(part) for part in value[:5]]
+    if min(*numbers, *sizes) < 0 or max(*numbers, prod(sizes)) > MOST_NUMBER:
+        raise ValueError(f"a tensor of shape {shape!r:.60} fits no memory")
     dtype = element_type(kind[len(TENSOR) : -1])
     if dtype not in UNDEFINED:
         if element_bytes(dtype) is None:
-            raise _UnknownTypeError(repr(dtype))
-        if size != element_bytes(dtype):
+            raise UnknownTypeError(f"unknown element type {dtype!r}")
+        if size != element_bytes(dtype) and (size or not unsized):
             raise ValueError(f"{size} bytes for an element of type {dtype}")
         if elements != prod(sizes):
             raise ValueError(f"{elements} elements in a tensor of shape {list(sizes)}")
-    devices.add(str(value[5]) if len(value) > 5 else "")
     return TensorRef(tensor, storage, size, sizes, dtype, argument)
 
 
+MOST_NUMBER = (1 << 63) - 1
+"""No memory of one device holds more elements, and no tensor has a larger number."""
 UNDEFINED = ("nullptr (uninitialized)", "undefined", "Undefined", "")
 """Types of an argument that may be a tensor and was none."""
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import ROUND_HALF_UP, Decimal
+from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,9 +22,9 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from trioflow.base.errors import TraceError
-from trioflow.trace.profile.events import DEVICE, Event
+from trioflow.trace.profile.events import DEVICE, LAUNCHES, Event
 from trioflow.trace.profile.json_stream import ListStream
-from trioflow.trace.profile.profiler_fields import arguments, categories, details_of, kineto_words
+from trioflow.trace.profile.profiler_fields import categories, kineto_words, load_fields
 
 ABSENT = -1
 """Stands for an id that an event has not."""
@@ -52,8 +53,6 @@ class Profile:
         }
         self._ordered: dict[str, NDArray[Any]] = {}
         self._masks: dict[tuple[str, ...], NDArray[np.bool_]] = {}
-        self._launched: NDArray[np.int64] | None = None
-        self._by_launch: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
 
     def __len__(self) -> int:
         """Return the number of events."""
@@ -95,19 +94,21 @@ class Profile:
         first, last = np.searchsorted(self.start_ns, (start_ns, end_ns))
         return np.arange(first, last)
 
-    def launched(self, categories: tuple[str, ...]) -> NDArray[np.int64]:
-        """Return the numbers of all launches in the file, sorted."""
-        if self._launched is None:
-            self._launched = np.unique(self.column("correlation")[self.is_category(*categories)])
-        return self._launched
+    @cached_property
+    def launched(self) -> NDArray[np.int64]:
+        """The numbers of all launches in the file, sorted."""
+        return np.unique(self.column("correlation")[self.is_category(*LAUNCHES)])
+
+    @cached_property
+    def _by_launch(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The numbers of what ran on the device, sorted, and the rows of each."""
+        rows = np.flatnonzero(self.is_category(*DEVICE))
+        keys = self.column("correlation")[rows]
+        order = np.argsort(keys, kind="stable")
+        return keys[order], rows[order]
 
     def device_rows(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the rows of what some launches started on the device, in order of start."""
-        if self._by_launch is None:
-            rows = np.flatnonzero(self.is_category(*DEVICE))
-            keys = self.column("correlation")[rows]
-            order = np.argsort(keys, kind="stable")
-            self._by_launch = keys[order], rows[order]
         keys, rows = self._by_launch
         first, last = (np.searchsorted(keys, numbers, side=side) for side in ("left", "right"))
         spans = [rows[a:b] for a, b in zip(first, last, strict=True) if b > a]
@@ -170,13 +171,15 @@ def read_profile(path: str | Path) -> Profile:
     return profile
 
 
-_DETAILS = sorted({name for kept in categories().values() for name in details_of(kept)})
+_KEPT: Mapping[str, list[str]] = load_fields()["kineto"]["details"]
+"""Arguments that are kept of each category's events, ids left out."""
+_DETAILS = sorted({name for names in _KEPT.values() for name in names})
 _MEMORY = ("device_type", "device_id", "allocated", "reserved")
 _Id = Annotated[int, Meta(ge=ABSENT, lt=_LIMIT)]
 _Arguments: Any = defstruct(
     "_Arguments",
     [
-        (name, kind, field(name=arguments()[name], default=default))
+        (name, kind, field(name=load_fields()["kineto"]["arguments"][name], default=default))
         for names, kind, default in (
             (NUMBERS, _Id, ABSENT),
             (_DETAILS, Raw, b""),
@@ -283,7 +286,7 @@ class _Category:
         self.kept = kept
         self.codes: dict[str, tuple[int, ...]] = {}
         self._details = details
-        self._names = details_of(kept)
+        self._names = _KEPT.get(kept, ())
         self._texts = attrgetter(*self._names) if self._names else None
         self._numbers: dict[bytes, int] = {}
 

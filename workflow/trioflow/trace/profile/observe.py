@@ -17,20 +17,22 @@ from typing import Any
 
 from trioflow.base.units import format_time, ns_to_s
 from trioflow.trace.assemble import ObservedOperator, ReadyGradient
-from trioflow.trace.flops import count_flop
 from trioflow.trace.profile.events import (
     DEVICE,
     HOST,
     LAUNCHES,
     MODULE,
     PARAMETERS,
+    UNSIZED,
     Event,
+    Shapes,
     busy_ns,
     charge_apart,
-    count_event_flop,
+    find_shapes,
     is_host_copy,
     is_operator,
     span_ns,
+    sum_flop,
     tensors_of_event,
 )
 from trioflow.trace.profile.execution_trace import Links, Node
@@ -38,10 +40,6 @@ from trioflow.trace.profile.kineto import ABSENT
 from trioflow.trace.profile.profiler_fields import kineto_words
 from trioflow.trace.profile.steps import ROUNDING_NS, Step
 from trioflow.trace.tensors import MadeInside
-
-_UNSIZED = ("TensorList", "Scalar", "ScalarList", "")
-"""What the profile gives in place of a single tensor's type."""
-
 
 _NODE = re.compile(r"\wBackward\d*$")
 """Autograd's nodes, and the events that evaluate them."""
@@ -243,9 +241,7 @@ def _same_shapes(event: Event, node: Node) -> bool:
         return True
     if any(word.startswith(("TensorList", "GenericList")) for word in types):
         return True
-    ours = [
-        tuple(shape) for shape, word in zip(shapes, types, strict=False) if word not in _UNSIZED
-    ]
+    ours = [tuple(shape) for shape, word in zip(shapes, types, strict=False) if word not in UNSIZED]
     return ours == [ref.shape for ref in node.inputs if ref.elem_bytes]
 
 
@@ -310,7 +306,7 @@ def observe_step(step: Step, links: Links | None) -> Observation:
         joined = event.category == "cpu_op"
         if links is None and joined:
             one.inputs, one.written = tensors_of_event(event, numbers), None
-            one.flop = count_event_flop(event)
+            one.flop = sum_flop(event, find_shapes)
             joined = bool(one.inputs) or {"shapes", "types"} <= set(event.details)
         elif links is not None and joined:
             joined = _describe_tensors(one, event, links)
@@ -339,19 +335,15 @@ def _describe_tensors(one: ObservedOperator, event: Event, links: Links) -> bool
         if inner is not None
         for ref in inner.outputs
     ]
-    one.flop = _count(event, links)
+
+    def find(call: Event) -> tuple[Shapes, Shapes] | None:
+        known = links.get(id(call))
+        if known is None:
+            return None
+        return ([r.shape for r in known.inputs], [r.shape for r in known.outputs])
+
+    one.flop = sum_flop(event, find)
     return True
-
-
-def _count(event: Event, links: Links) -> int:
-    """Return the FLOPs of the outermost calls that a formula knows."""
-    node = links.get(id(event))
-    if node is not None and is_operator(event.name):
-        shapes = [[ref.shape for ref in side] for side in (node.inputs, node.outputs)]
-        flop = count_flop(event.name, *shapes)
-        if flop is not None:
-            return flop
-    return sum(_count(child, links) for child in event.children)
 
 
 def _name(event: Event, kernels: Sequence[Event]) -> str:

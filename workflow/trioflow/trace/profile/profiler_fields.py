@@ -32,26 +32,6 @@ def categories() -> Mapping[str, str]:
     return {word: category for category, words in table.items() for word in words}
 
 
-@cache
-def arguments() -> Mapping[str, str]:
-    """Return what Kineto calls each argument of an event."""
-    table: Mapping[str, str] = load_fields()["kineto"]["arguments"]
-    return table
-
-
-@cache
-def details_of(category: str) -> tuple[str, ...]:
-    """Return the arguments that are kept of a category's events, ids left out."""
-    return tuple(load_fields()["kineto"]["details"].get(category, ()))
-
-
-@cache
-def vendors(what: str) -> Mapping[str, list[str]]:
-    """Return, by vendor, the words in its devices' names or the prefixes of its driver's calls."""
-    table: Mapping[str, list[str]] = load_fields()["vendors"][what]
-    return table
-
-
 _CLASS_WORDS = re.compile(r"\b(?:struct|class|enum) ")
 """What MSVC writes before the name of a class."""
 

@@ -242,7 +242,7 @@ def _join_device(profile: Profile, span: Span, launches: Sequence[Event], step: 
     step.syncs = [e for e in profile.events(waits) if "awaited_stream" in e.details]
     rows = profile.rows_between(span.start_ns, span.end_ns)
     rows = rows[profile.is_category(*DEVICE)[rows]]
-    known = profile.launched(LAUNCHES)
+    known = profile.launched
     step.unjoined = profile.events(rows[~np.isin(profile.column("correlation")[rows], known)])
     after = profile.is_category(*DEVICE) & (profile.start_ns >= span.end_ns)
     numbers_after = profile.column("correlation")[

@@ -34,6 +34,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from fnmatch import filter as filter_names
 from fnmatch import fnmatchcase
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -53,7 +54,6 @@ from trioflow.trace.workloads.precision import (
     choose_precision,
 )
 from trioflow.trace.workloads.recipe import (
-    Inputs,
     Recipe,
     make_tokens,
     mean_cross_entropy,
@@ -195,28 +195,21 @@ def build_transformers(row: Mapping[str, Any]) -> Recipe:
     names = [name for name, _ in model.named_modules()]
     split = {p: k for p, k in kind.tensor_split.items() if filter_names(names, p)}
     if not kind.blocks:
-        batches = _encoder_decoder_batches(sequence, int(config.vocab_size))
-        return Recipe(model, batches, mean_cross_entropy, tensor_split=split)
-
-    def make_batch(batch: int, seed: int, device: str) -> tuple[Any, Any]:
-        return make_tokens(batch, sequence, int(config.vocab_size), seed, device)
-
+        make_batch = partial(_make_translations, sequence, int(config.vocab_size))
+        return Recipe(model, make_batch, mean_cross_entropy, tensor_split=split)
+    make_batch = partial(make_tokens, sequence, int(config.vocab_size))
     units, make_unit = _cut_chain(model, kind)
     return Recipe(model, make_batch, mean_cross_entropy, units, split, make_unit)
 
 
-def _encoder_decoder_batches(
-    sequence: int, vocabulary: int
-) -> Callable[[int, int, str], tuple[Any, Any]]:
-    """Return what draws tokens to read, tokens already written and tokens to predict."""
-
-    def make_batch(batch: int, seed: int, device: str) -> tuple[Any, Any]:
-        tokens, targets = make_tokens(batch, 2 * sequence, vocabulary, seed, device)
-        read, written = tokens[:, :sequence], tokens[:, sequence:]
-        inputs = {"input_ids": read.contiguous(), "decoder_input_ids": written.contiguous()}
-        return inputs, targets[:, :sequence].contiguous()
-
-    return make_batch
+def _make_translations(
+    sequence: int, vocabulary: int, batch: int, seed: int, device: str = "cpu"
+) -> tuple[Any, Any]:
+    """Return tokens to read and tokens already written, and those to predict."""
+    tokens, targets = make_tokens(2 * sequence, vocabulary, batch, seed, device)
+    read, written = tokens[:, :sequence], tokens[:, sequence:]
+    inputs = {"input_ids": read.contiguous(), "decoder_input_ids": written.contiguous()}
+    return inputs, targets[:, :sequence].contiguous()
 
 
 def _import_transformers(workload: str) -> ModuleType:
@@ -508,45 +501,13 @@ _TRANSFORMER_SPLIT = {
 }
 
 
-@dataclass
-class Workload:
-    """A model with what one training step of it needs."""
+@dataclass(kw_only=True)
+class Workload(Recipe):
+    """A model with what one training step of it needs: what its family made of a row, and the row."""
 
     name: str  # name of the configuration row
     row: Mapping[str, Any]  # the row itself
     precision: Precision  # number formats of the step
-    recipe: Recipe  # what its family made of the row
-
-    @property
-    def model(self) -> nn.Module:
-        """Whole model, in training mode; on the CPU unless it was built elsewhere."""
-        return self.recipe.model
-
-    @property
-    def units(self) -> dict[str, list[str]]:
-        """Consecutive pieces that a pipeline can be cut between, with the modules each runs.
-
-        Words in angle brackets, such as ``"<flatten>"``, are functions between modules. Empty for a
-        model that is not a chain.
-        """
-        return self.recipe.units
-
-    @property
-    def tensor_split(self) -> dict[str, str]:
-        """Module pattern to ``"column"`` or ``"row"``: the Megatron split."""
-        return self.recipe.tensor_split
-
-    def make_batch(self, batch: int, seed: int, device: str = "cpu") -> tuple[Inputs, Any]:
-        """Return synthetic inputs and targets for ``batch`` samples; on ``meta`` shapes only.
-
-        Inputs that are a tuple are the model's arguments, those that are a dict its named ones: see
-        `trioflow.trace.capture.training_step.call_model`.
-        """
-        return self.recipe.make_batch(batch, seed, device)
-
-    def loss(self, outputs: Any, targets: Any) -> Tensor:
-        """Return the loss of outputs against targets, one number."""
-        return self.recipe.loss(outputs, targets)
 
     def make_optimizer(
         self, parameters: Iterable[nn.Parameter]
@@ -558,8 +519,8 @@ class Workload:
         """Return the modules of some consecutive units as one pipeline stage."""
         stage = nn.Sequential()
         for unit in unit_names:
-            if self.recipe.make_unit:
-                stage.add_module(unit.replace(".", "_"), self.recipe.make_unit(unit))
+            if self.make_unit:
+                stage.add_module(unit.replace(".", "_"), self.make_unit(unit))
                 continue
             for path in self.units[unit]:
                 function = FUNCTIONS.get(path)
@@ -588,7 +549,7 @@ def build_workload(row: Mapping[str, Any], seed: int = 0, device: str | None = N
         precision.cast(recipe.model)
         half = precision.recipe.casts_model and not precision.recipe.main_parameter_bytes
         adapt_model(recipe, row, torch.float32 if half else None)
-    return Workload(name, row, precision, recipe)
+    return Workload(**vars(recipe), name=name, row=row, precision=precision)
 
 
 def _build_transformer(row: Mapping[str, Any]) -> Recipe:
@@ -604,9 +565,7 @@ def _build_transformer(row: Mapping[str, Any]) -> Recipe:
     units |= {f"blocks.{i}": [f"blocks.{i}"] for i in range(sizes.layers)}
     units["head"] = ["head"]
 
-    def make_batch(batch: int, seed: int, device: str) -> tuple[Inputs, Any]:
-        return make_tokens(batch, sizes.sequence, sizes.vocabulary, seed, device)
-
+    make_batch = partial(make_tokens, sizes.sequence, sizes.vocabulary)
     model = _make_transformer(sizes).train()
     return Recipe(model, make_batch, mean_cross_entropy, units, dict(_TRANSFORMER_SPLIT))
 

@@ -22,14 +22,15 @@ _WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no"
 class Recipe:
     """A model with its data, its loss and the places where it can be cut."""
 
-    model: nn.Module  # whole model, in training mode
-    # (samples, seed, device) to (inputs, targets).
-    make_batch: Callable[[int, int, str], tuple[Inputs, Any]]
+    model: nn.Module  # whole model, in training mode; on the CPU unless it was built elsewhere
+    # (samples, seed, device, by default cpu) to synthetic (inputs, targets), on ``meta`` shapes only. Inputs that are a tuple are the
+    # model's arguments, those that are a dict its named ones: see ``capture.training_step.call_model``.
+    make_batch: Callable[..., tuple[Inputs, Any]]
     loss: Callable[[Any, Any], Tensor]  # (outputs, targets) to one number
-    # Pipeline units in order, each with the modules that it runs; empty where the model cannot be
-    # cut into a chain.
+    # Pipeline units in order, each with the modules that it runs (``"<flatten>"`` is a function between modules); empty
+    # where the model cannot be cut into a chain.
     units: dict[str, list[str]] = field(default_factory=dict)
-    # Module pattern to ``"column"`` or ``"row"``.
+    # Module pattern to ``"column"`` or ``"row"``: the Megatron split.
     tensor_split: dict[str, str] = field(default_factory=dict)
     # Unit's name to a module that maps the unit before to the unit after; without it a unit runs
     # its modules one after the other.
@@ -73,7 +74,7 @@ def need_flag(row: Mapping[str, Any], column: str) -> bool:
 
 
 def make_images(
-    batch: int, shape: Sequence[int], classes: int, seed: int, device: str
+    shape: Sequence[int], classes: int, batch: int, seed: int, device: str = "cpu"
 ) -> tuple[Tensor, Tensor]:
     """Return synthetic inputs [batch, *shape], such as images of the shape 3, 224, 224, and their classes [batch]."""
     if torch.device(device).type == "meta":
@@ -85,7 +86,7 @@ def make_images(
 
 
 def make_tokens(
-    batch: int, sequence: int, vocabulary: int, seed: int, device: str
+    sequence: int, vocabulary: int, batch: int, seed: int, device: str = "cpu"
 ) -> tuple[Tensor, Tensor]:
     """Return synthetic tokens and the tokens to predict, both [batch, sequence]."""
     generator = torch.Generator().manual_seed(seed)

@@ -45,10 +45,7 @@ def build_torchvision(row: Mapping[str, Any]) -> Recipe:
         )
     size = need_size(row, "image_size")
     model: nn.Module = models.get_model(chosen, weights=None, num_classes=CLASSES).train()
-
-    def make_batch(batch: int, seed: int, device: str) -> tuple[Any, Any]:
-        return make_images(batch, (3, size, size), CLASSES, seed, device)
-
+    make_batch = partial(make_images, (3, size, size), CLASSES)
     return Recipe(model, make_batch, mean_cross_entropy, _UNITS[_kind_of(chosen)](model))
 
 

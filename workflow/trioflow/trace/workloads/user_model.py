@@ -26,6 +26,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -163,10 +164,7 @@ def _describe_plain(
     read = (INPUT, "image_size") if shape else ("sequence", "vocabulary")
     _refuse_unread(label, row, SIZES if takes_row else read)
 
-    def make_batch(batch: int, seed: int, device: str) -> tuple[Any, Any]:
-        if shape:
-            return make_images(batch, shape, 1, seed, device)
-        return make_tokens(batch, sequence or 0, vocabulary or 0, seed, device)
+    tokens = partial(make_tokens, sequence or 0, vocabulary or 0)
 
     def loss(outputs: Any, targets: Any) -> Tensor:
         outputs = getattr(outputs, "logits", outputs)  # transformers wraps what its models return
@@ -177,7 +175,7 @@ def _describe_plain(
             )
         return outputs.float().square().mean()
 
-    return Recipe(model.train(), make_batch, loss)
+    return Recipe(model.train(), partial(make_images, shape, 1) if shape else tokens, loss)
 
 
 def _read_shape(row: Mapping[str, Any]) -> tuple[int, ...] | None:
@@ -215,7 +213,7 @@ def _describe_object(label: str, made: Any) -> Recipe:
     split = {str(k): str(v) for k, v in (getattr(made, "tensor_split", None) or {}).items()}
     _check_structure(label, made.model, units, split)
 
-    def make_batch(batch: int, seed: int, device: str) -> tuple[Inputs, Any]:
+    def make_batch(batch: int, seed: int, device: str = "cpu") -> tuple[Inputs, Any]:
         pair = made.make_batch(batch, seed, device)
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise InputError(
