@@ -1,18 +1,30 @@
+import gzip
 import json
+import types
 
 import pytest
-
-torch = pytest.importorskip("torch", reason="sweeps need torch (extra [capture])")
-
-from trioflow.base.errors import InputError  # noqa: E402
-from trioflow.campaign import sweeps  # noqa: E402
-from trioflow.campaign.items import OPERATIONS, list_points  # noqa: E402
-from trioflow.campaign.packing import _write  # noqa: E402
-from trioflow.campaign.sweeps import (  # noqa: E402
+from captured import TRANSFORMER
+from trioflow.base.errors import InputError
+from trioflow.base.provenance import read_json
+from trioflow.campaign import call, sweeps
+from trioflow.campaign.call import count_device_events, run_workload
+from trioflow.campaign.items import OPERATIONS, list_points
+from trioflow.campaign.packing import _write
+from trioflow.campaign.sweeps import (
+    BATCH,
+    REPEATS,
+    CudaStopwatch,
+    HostStopwatch,
+    Timing,
     build_case,
+    choose_repeats,
     list_work,
     run_sweep,
 )
+from trioflow.trace.profile.merge import RAW_FILES
+
+torch = pytest.importorskip("torch", reason="a campaign needs torch (extra [capture])")
+
 
 ALL = [(name, point) for name in OPERATIONS for point in list_points(name, 0, quick=True)]
 
@@ -152,3 +164,169 @@ def test_ceilings_count_what_they_move_and_copies_to_the_host_are_timed_by_its_c
     assert (fill["read_bytes"], fill["write_bytes"]) == (0, 4096)
     (work,) = list_work(build_case("device_to_host", {"size_bytes": 1}, torch.float32, "cpu"))
     assert work.on_host
+
+
+class Device:
+    """Counts what is queued on a pretended CUDA device; time passes as work is queued."""
+
+    def __init__(self, cache_bytes=0):
+        self.now_ms, self.log, self.made = 0.0, [], []
+        self.cache_bytes = cache_bytes
+        device = self
+
+        class Event:
+            def __init__(self, enable_timing):
+                assert enable_timing
+
+            def record(self):
+                self.at_ms = device.now_ms
+                device.log.append("event")
+
+            def elapsed_time(self, other):
+                return other.at_ms - self.at_ms
+
+        class Scratch:
+            def zero_(self):
+                device.now_ms += 100.0
+                device.log.append("flush")
+
+        def empty(size, dtype, device):
+            self.made.append(size)
+            return Scratch()
+
+        self.cuda = types.SimpleNamespace(
+            Event=Event,
+            synchronize=lambda: self.log.append("wait"),
+            current_device=lambda: 0,
+            get_device_properties=lambda _: types.SimpleNamespace(
+                **({"L2_cache_size": cache_bytes} if cache_bytes else {})
+            ),
+            _sleep=lambda cycles: self.log.append("hold"),
+        )
+        self.torch = types.SimpleNamespace(cuda=self.cuda, empty=empty, int8=torch.int8)
+
+    def work(self):
+        self.now_ms += 0.25
+        self.log.append("work")
+
+
+@pytest.fixture
+def device(monkeypatch):
+    made = Device()
+    monkeypatch.setattr(sweeps, "torch", made.torch)
+    return made
+
+
+def test_events_time_the_work_alone_after_a_flush(device):
+    watch = CudaStopwatch()
+    device.log.clear()
+    timing = watch.measure(device.work)
+    assert set(timing.times_ns) == {250_000}, "neither flush nor hold count"
+    assert timing.timer == "cuda_event"
+    timed = device.log[device.log.index("hold") :]
+    assert timed[:5] == ["hold", "flush", "event", "work", "event"]
+    assert timed.count("flush") == len(timing.times_ns) == REPEATS[1]
+    assert timed.count("hold") == -(-REPEATS[1] // BATCH), "one hold a batch"
+    assert timed[-1] == "wait"
+
+
+def test_a_torch_without_the_private_hold_still_measures(device):
+    del device.cuda._sleep
+    assert set(CudaStopwatch().measure(device.work).times_ns) == {250_000}
+
+
+@pytest.mark.parametrize(("cache", "expected"), [(0, 256 << 20), (60 << 20, 120 << 20)])
+def test_the_flush_covers_the_cache_where_its_size_is_known(monkeypatch, cache, expected):
+    made = Device(cache)
+    monkeypatch.setattr(sweeps, "torch", made.torch)
+    CudaStopwatch()
+    assert made.made == [expected]
+
+
+def test_the_host_stopwatch_waits_for_the_device():
+    calls = []
+    timing = HostStopwatch(0.001, lambda: calls.append("wait")).measure(
+        lambda: calls.append("work")
+    )
+    assert calls[:2] == ["work", "wait"]
+    assert calls.count("work") == calls.count("wait")
+    assert timing.timer == "perf_counter"
+    assert min(timing.times_ns) > 0
+
+
+def test_repeats_keep_to_the_budget_between_least_and_most():
+    assert choose_repeats(1e-6, 0.06) == REPEATS[1]
+    assert choose_repeats(10.0, 0.06) == REPEATS[0]
+    assert choose_repeats(0.006, 0.06) == 10
+    assert choose_repeats(0.0, 0.06) == REPEATS[1]
+
+
+def test_columns_are_quartiles_of_the_repeats():
+    columns = Timing([40, 10, 20, 30, 50], 7, "cuda_event").columns()
+    assert columns == {
+        "repeats": 5,
+        "median_ns": 30,
+        "min_ns": 10,
+        "lower_quartile_ns": 20,
+        "upper_quartile_ns": 40,
+        "host_ns": 7,
+        "timer": "cuda_event",
+    }
+
+
+def test_a_capture_is_packed_with_its_figures(tmp_path):
+    result, files = run_workload(TRANSFORMER, 2, "cpu", True, tmp_path / "made")
+    assert set(files) == set(RAW_FILES)
+    assert result.facts["batch"] == 2
+    assert result.facts["precision"] == "fp32"
+    assert result.facts["device_events"] == 0
+    for name, content in files.items():
+        content.restore(tmp_path / name)
+    assert (
+        read_json(tmp_path / "environment.json")["step_time_s"] == result.facts["step_time_s"] > 0
+    )
+    profile = gzip.decompress((tmp_path / "made/kineto.json.gz").read_bytes())
+    assert gzip.decompress((tmp_path / "kineto.json.gz").read_bytes()) == profile, "byte for byte"
+
+
+def test_on_a_gpu_peak_memory_and_a_profile_without_kernels_are_told(tmp_path, monkeypatch):
+    calls = []
+    cuda = call.torch.cuda
+    monkeypatch.setattr(cuda, "reset_peak_memory_stats", lambda: calls.append("reset"))
+    monkeypatch.setattr(cuda, "max_memory_allocated", lambda: 100)
+    monkeypatch.setattr(cuda, "max_memory_reserved", lambda: 200)
+    monkeypatch.setattr(call, "_check_weights", lambda row, device: None)
+    real = call.capture_workload
+
+    def capture(row, batch, folder, device, **steps):
+        assert (device, calls) == ("cuda", ["reset"])
+        real(row, batch, folder, device="cpu", **steps)
+
+    monkeypatch.setattr(call, "capture_workload", capture)
+    result, _ = run_workload(TRANSFORMER, 2, "cuda", True, tmp_path)
+    expected = {"peak_allocated_bytes": 100, "peak_reserved_bytes": 200}
+    assert expected.items() <= result.facts.items()
+    assert expected.items() <= read_json(tmp_path / "environment.json").items()
+    assert "no kernels" in result.facts["warning"]
+
+
+def test_kernels_copies_and_fills_count_as_device_events_as_pytorch_writes_them(tmp_path):
+    with torch.profiler.profile() as profiler:
+        torch.ones(1).add_(1)
+    profiler.export_chrome_trace(str(tmp_path / "p.json"))
+    text = (tmp_path / "p.json").read_text()
+    assert '"cat": "cpu_op"' in text, "how categories are written"
+    made = "".join(f'"cat": "{c}", ' for c in ("kernel", "gpu_memcpy", "gpu_memset", "cpu_op"))
+    assert count_device_events(made.encode()) == 3
+
+
+@pytest.mark.parametrize("describable", [True, False])
+def test_weights_that_cannot_fit_are_refused_even_where_the_model_cannot_be_described(
+    monkeypatch, describable
+):
+    if not describable:
+        monkeypatch.setattr(call, "build_workload", lambda *_, **__: 1 / 0)
+    row = {**TRANSFORMER, "hidden": 262_144, "layers": 20}
+    with pytest.raises(MemoryError, match=r"weights, gradients and optimizer take .* at least"):
+        call._check_weights(row, "cpu")
+    call._check_weights(TRANSFORMER, "cpu")

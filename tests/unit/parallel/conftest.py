@@ -26,6 +26,6 @@ def tied_trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 
 @pytest.fixture(scope="module", autouse=True)
 def one_memory() -> Iterator[None]:
-    """Let a file's graphs answer from one memory; ``test_remembered`` compares with graphs that have none."""
+    """Let a file's graphs answer from one memory; ``test_folded`` compares with graphs that have none."""
     with remembering(Memory()):
         yield

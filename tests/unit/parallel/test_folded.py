@@ -1,21 +1,45 @@
-"""Identical ranks kept once: what is built, and that it expands to what building all ranks gives."""
+"""Identical ranks kept once: what is built, and that it expands to what building all ranks gives.
 
+What plans share is made once inside a memory, never mixed up, and never kept outside of one.
+
+Stages and schedules that a user gives.
+
+What a task graph's file says of where the graph comes from is checked, key by key.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from trioflow.base.errors import PlanError
-from trioflow.costmodel.choices import load_named_platform
+from captured import BATCH
+from same_model import ProportionalModel
+from trioflow import tables
+from trioflow.base.errors import InputError, PlanError
+from trioflow.base.experiments import Plan
+from trioflow.costmodel.choices import choose_times, load_named_platform
 from trioflow.costmodel.interface import OperatorModel
 from trioflow.costmodel.operators.model import SHIPPED_MODELS, load_operator_model
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.folded import FoldedTaskGraph, Grid, fold_representatives
-from trioflow.parallel.plan import make_plan
+from trioflow.parallel.plan import make_plan, named_plan, read_plan, read_stages, vary_plan
 from trioflow.parallel.programs.builder import ProgramBuilder
 from trioflow.parallel.programs.staged import PartitionedRank, StagedRank
-from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder, load_task_graph
+from trioflow.parallel.remembered import Memory, remembered, remembering, remembering_within
+from trioflow.parallel.schedules.build import build_schedule, lower_schedule, write_schedule
+from trioflow.parallel.splits.pipeline import assign_units, partition
+from trioflow.parallel.task_graph import (
+    UNKNOWN,
+    GraphMetadata,
+    TaskGraph,
+    TaskGraphBuilder,
+    TimesOrigin,
+    load_task_graph,
+)
 from trioflow.prediction.assembly import time_operators
 from trioflow.trace.store import Trace, load_trace
 
@@ -209,3 +233,298 @@ def test_a_group_s_text_stands_once() -> None:
     builder.add(0, "compute", "compute", "op", duration_s=1.0)
     assert builder.build().tasks["group"].isna().all()
     assert np.array_equal(TaskGraphBuilder().build().tasks["task_id"], [])
+
+
+KEPT_PLANS = (
+    make_plan(2),
+    vary_plan(make_plan(2), bucket_bytes=1 << 18, first_bucket_bytes=1 << 18),
+    make_plan(1, 2),
+    make_plan(1, 2, sequence_parallel=True),
+    make_plan(1, 2, vocabulary_parallel=True),
+    make_plan(1, 1, 2, "gpipe", 4),
+    make_plan(2, 1, 2, "zero-bubble", 4),
+    make_plan(4, sharding="zero1"),
+    make_plan(4, sharding="fsdp"),
+    make_plan(4, sharding="fsdp", recompute="full"),
+    make_plan(1, 2, 2, "interleaved", 2, recompute="selective"),
+    make_plan(2, accumulate=2),
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_memory() -> None:
+    """None is open here but those of the tests."""
+
+
+@remembered
+def count(given: object, times: int = 1) -> list[int]:
+    return [id(given), times]
+
+
+def test_nothing_is_kept_outside_of_a_memory() -> None:
+    assert count("a") is not count("a")
+    memory = Memory()
+    with remembering(memory):
+        first = count("a")
+        assert count("a") is first and (memory.asked, memory.made) == (2, 1)
+    assert count("a") is not first
+    with remembering(Memory()):
+        assert count("a") is not first, "another memory knows nothing of it"
+    with remembering(memory):
+        assert count("a") is first
+
+
+def test_a_memory_of_a_call_ends_with_it_and_is_the_open_one_where_there_is_one() -> None:
+    @remembering_within
+    def twice() -> tuple[list[int], list[int]]:
+        return count("a"), count("a")
+
+    first, again = twice()
+    assert first is again and twice()[0] is not first
+    with remembering(Memory()):
+        kept = count("a")
+        assert twice()[0] is kept
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (1, 1.0),
+        (1, True),
+        ((1, 2), (2, 1)),
+        ([1], (1,)),
+        ({1: 2}, {1: 3}),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+        (np.zeros(2), np.zeros(3)),
+        (np.zeros(2), np.zeros(2, dtype=np.int64)),
+        (np.zeros((1, 2)), np.zeros(2)),
+        (frozenset({1}), frozenset({2})),
+        ({"a"}, {"a", "str"}),
+        ({1}, {1.0}),
+        ("1", b"1"),
+        (None, ""),
+        (-0.0, 0),
+    ],
+)
+def test_different_questions_have_answers_of_their_own(one: object, other: object) -> None:
+    with remembering(Memory()):
+        assert count(one) is not count(other)
+        assert count(one) is not count(one, 2)
+        assert count(one, times=2) is not count(one, times=3)
+
+
+def test_equal_values_are_one_question_and_objects_are_themselves() -> None:
+    with remembering(Memory()):
+        assert count({"a": [np.arange(3)]}) is count({"a": [np.arange(3)]})
+        assert count({3, 1}) is count({1, 3})
+        frame = pd.DataFrame({"a": [1]})
+        assert count(frame) is count(frame) and count(frame) is not count(frame.copy())
+
+
+def test_an_object_asked_about_is_kept_so_that_its_identity_stays_its_own() -> None:
+    memory = Memory()
+    with remembering(memory):
+        told = {tuple(count(pd.DataFrame({"a": [n]}))) for n in range(50)}
+    assert len(told) == 50 == memory.made
+
+
+def test_a_memory_is_bounded_and_forgets_what_was_not_asked_for_longest() -> None:
+    memory = Memory(most=2)
+    with remembering(memory):
+        first, _ = count("a"), count("b")
+        assert count("a") is first
+        count("c")
+        assert count("a") is first
+        assert memory.made == 3
+        count("b")
+        assert memory.made == 4, "b was forgotten"
+
+
+def test_errors_are_not_remembered_and_arrays_are_locked() -> None:
+    asked = []
+
+    @remembered
+    def fail(value: int) -> int:
+        asked.append(value)
+        raise ValueError(value)
+
+    with remembering(Memory()):
+        for _ in range(2):
+            with pytest.raises(ValueError, match="7"):
+                fail(7)
+        units = assign_units(load_trace("gpt2-tiny-b8"))
+        with pytest.raises(ValueError, match="read-only"):
+            units[0] = 1
+    assert asked == [7, 7]
+
+
+def same(one: TaskGraph, other: TaskGraph) -> bool:
+    return (
+        one.metadata == other.metadata
+        and one.tasks.equals(other.tasks)
+        and one.dependencies.equals(other.dependencies)
+    )
+
+
+@pytest.fixture(scope="module")
+def build_or_keep() -> Callable[[Plan], TaskGraph]:
+    times = choose_times([load_trace("gpt2-tiny-b8")], "NVIDIA A100-SXM4-80GB", None, None)
+    return lambda plan: extrapolate(times.traces, plan, times.model, batch=32)
+
+
+def test_graphs_are_the_same_with_and_without_a_memory(
+    build_or_keep: Callable[[Plan], TaskGraph],
+) -> None:
+    """In either order of plans, so that none finds what another one spoilt."""
+    alone = [build_or_keep(plan) for plan in KEPT_PLANS]
+    for order in (range(len(KEPT_PLANS)), reversed(range(len(KEPT_PLANS)))):
+        memory = Memory()
+        with remembering(memory):
+            for place in order:
+                assert same(build_or_keep(KEPT_PLANS[place]), alone[place]), KEPT_PLANS[place].plan
+        assert memory.made < memory.asked / 2
+
+
+def test_a_changed_trace_is_another_one() -> None:
+    """A copy with other facts must not be answered from the first one's results."""
+    trace = load_trace("gpt2-tiny-b8")
+    units = trace.facts.units
+    merged = [{"name": "both", "modules": [*units[0]["modules"], *units[1]["modules"]]}, *units[2:]]
+    other = replace(trace, facts=replace(trace.facts, units=merged))
+    with remembering(Memory()):
+        assert assign_units(trace).max() == len(units) - 1
+        assert assign_units(other).max() == len(units) - 2
+        assert partition(trace, 2) != partition(other, 2)
+
+
+MODEL = ProportionalModel()
+
+
+def test_stages_of_equally_many_layers(cnn_trace, transformer_trace):
+    names = [unit["name"] for unit in transformer_trace.facts.units]
+    assert names == ["embedding", "blocks.0", "blocks.1", "head"]
+    assert partition(transformer_trace, 2, "count") == [names[:2], names[2:]]
+    inner = [unit["name"] for unit in cnn_trace.facts.units][1:-1]
+    for count in (2, 4):
+        cut = partition(cnn_trace, count, "count")
+        assert [sum(unit in inner for unit in stage) for stage in cut] == [
+            len(inner) // count
+        ] * count
+    assert partition(cnn_trace, 2, "time") == partition(cnn_trace, 2)
+    with pytest.raises(PlanError, match="unknown balance 'size'; use time or count"):
+        partition(cnn_trace, 2, "size")
+
+
+def test_stages_by_count_are_those_of_the_graph(cnn_trace):
+    plan = make_plan(pipeline=4)
+    graph = extrapolate(cnn_trace, plan, MODEL, batch=BATCH, stages="count")
+    assert graph.metadata.stages == partition(cnn_trace, 4, "count")
+
+
+def test_stages_come_from_a_file(transformer_trace, tmp_path):
+    path = tmp_path / "stages.txt"
+    path.write_text("embedding\nblocks.0, blocks.1,head\n\n")
+    stages = read_stages(path)
+    assert stages == [["embedding"], ["blocks.0", "blocks.1", "head"]]
+    graph = extrapolate(transformer_trace, make_plan(pipeline=2), MODEL, stages=stages)
+    assert graph.metadata.stages == stages
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "is empty; write a line a stage"),
+        ("a b\n\nc\n", "line 2: this stage has no units"),
+        ("a b\nc a\n", "line 2: a is on two stages"),
+        ("a a\nb\n", "line 1: a is on two stages"),
+    ],
+)
+def test_lists_of_stages_that_make_none_are_refused(text, words, tmp_path):
+    (tmp_path / "stages").write_text(text)
+    with pytest.raises(PlanError, match=words):
+        read_stages(tmp_path / "stages")
+
+
+def test_a_missing_list_of_stages_is_refused(tmp_path):
+    with pytest.raises(PlanError, match=r"no list of stages: no such file.*or time or count"):
+        read_stages(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(("name", "stages"), [("1f1b", 1), ("interleaved", 2), ("zbv", 2)])
+@pytest.mark.parametrize("lowered", [False, True])
+def test_a_written_schedule_comes_back_as_a_plan(
+    name, stages, lowered, transformer_trace, tmp_path
+):
+    schedule = build_schedule(name, 2, 4, stages)
+    path = tmp_path / "mine.csv"
+    write_schedule(lower_schedule(schedule) if lowered else schedule, path)
+    plan, found = read_plan(path, data=2)
+    assert (plan.plan, plan.schedule, plan.ranks) == ("mine", "given", 4)
+    assert (plan.micro_batches, plan.stages_per_rank) == (4, stages)
+    graph = extrapolate(transformer_trace, plan, MODEL, batch=16, schedule=found)
+    named = make_plan(data=2, pipeline=2, schedule=name, micro_batches=4, stages_per_rank=stages)
+    like = extrapolate(transformer_trace, named, MODEL, batch=16)
+    mine, theirs = (
+        g.tasks[g.tasks["kind"] == "compute"].drop(columns=["task_id", "group", "match_id"])
+        for g in (graph, like)
+    )
+    assert mine.reset_index(drop=True).equals(theirs.reset_index(drop=True))
+    assert "4 micro-batches (given)" in graph.metadata.plan_text
+
+
+def test_schedules_that_make_no_pipeline_are_refused(tmp_path):
+    path = tmp_path / "one.csv"
+    path.write_text("0F0,0B0\n")
+    with pytest.raises(PlanError, match=r"1 stages on 1 rank\(s\) make no pipeline"):
+        read_plan(path)
+    path.write_text("0F0,1F0,1B0,0B0\n2F0,2B0\n")
+    with pytest.raises(PlanError, match=r"3 stages on 2 rank\(s\)"):
+        read_plan(path)
+
+
+@pytest.fixture(scope="module")
+def found(transformer_trace):
+    return extrapolate(transformer_trace, named_plan("ddp", 2), ProportionalModel()).metadata
+
+
+def test_what_is_written_is_read_again(found, tmp_path):
+    text = json.dumps(found.to_dict(), sort_keys=True)
+    assert GraphMetadata.from_dict(json.loads(text), "x") == found
+    assert "experiment" not in found.to_dict()
+    told = UNKNOWN.to_dict() | {
+        "operator_times": {"cost_model": "c", "confidence": "d", "warnings": []}
+    }
+    assert GraphMetadata.from_dict(told, "x").operator_times == TimesOrigin("c", "d", [])
+    TaskGraphBuilder().build().save(tmp_path)
+    assert load_task_graph(tmp_path).metadata == UNKNOWN == GraphMetadata.from_dict({}, "x")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"ranks": "two"}, "metadata ranks: "),
+        ({"batch": True}, "metadata batch: "),
+        ({"warnings": None}, "metadata warnings: "),
+        ({"step": 1}, "metadata: unknown key 'step'"),
+        ({"plan": {"data": 2}}, "metadata plan: .*`plan`"),
+        ({"operator_times": {"cost_model": "c"}}, "metadata operator_times: .*`confidence`"),
+        *[
+            ({"compute_interval": wrong}, "metadata compute_interval")
+            for wrong in ([1.1, 0.9], [0.0, 1.0], [1.0], ["a", "b"])
+        ],
+    ],
+)
+def test_what_is_wrong_is_named(found, tmp_path, changes, words):
+    graph = TaskGraphBuilder().build()
+    told = {**found.to_dict(), **changes}
+    tables.write_table(graph.tasks, "tasks", tmp_path / "tasks.parquet", told)
+    tables.write_table(graph.dependencies, "dependencies", tmp_path / "dependencies.parquet")
+    with pytest.raises(InputError, match=f"tasks.parquet, .*{words}"):
+        load_task_graph(tmp_path)
+
+
+def test_a_key_that_is_missing_is_named(found):
+    told = found.to_dict()
+    del told["batch"]
+    with pytest.raises(InputError, match="a file, metadata: no key 'batch'; make the task graph"):
+        GraphMetadata.from_dict(told, "a file")

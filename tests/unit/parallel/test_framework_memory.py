@@ -1,13 +1,26 @@
-"""What Megatron-LM and nanotron hold of a language model's step, beside what PyTorch alone would."""
+"""What Megatron-LM and nanotron hold of a language model's step, beside what PyTorch alone would.
+
+Parameters without a gradient are parameters: sharded, cut and placed as trained ones, without gradient and state.
+
+The optimizer is shared out by what each rank owns, whatever form it runs in.
+"""
 
 from dataclasses import replace
 from functools import cache
+from math import prod
 
+import pandas as pd
 import pytest
+from captured import BATCH, TRANSFORMER, capture_raw, with_steady_times
+from same_model import ProportionalModel
+from trioflow.base.errors import InputError
 from trioflow.hardware.platform import load_platform
+from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.memory.peak import count_plan_outside
 from trioflow.parallel.memory.survival import LIKELY, load_survival
-from trioflow.parallel.plan import make_plan, named_plan
+from trioflow.parallel.plan import NAMED, make_plan, named_plan
+from trioflow.parallel.splits.pipeline import list_parameters
+from trioflow.parallel.splits.updates import find_owners, list_updates, scale_work
 from trioflow.prediction.assembly import build_graph, prepare_step, time_operators
 from trioflow.prediction.options import Options
 from trioflow.sweeps.search_space import Fates, choose_space, enumerate_plans
@@ -183,3 +196,225 @@ def test_an_optimizer_that_is_not_fused_holds_its_terms():
     )
     more = terms["temporary"] - fused.get("temporary", 0)
     assert more == pytest.approx(2 * WORDY.parameters, rel=0.01)
+
+
+pytest.importorskip("torch", reason="capture needs torch (extra [capture])")
+
+MODEL = ProportionalModel()
+PLAIN = {**TRANSFORMER, "layers": 5}
+FREEZE = {"freeze": "embedding,blocks.0,blocks.1,blocks.3,blocks.4.norm1.weight"}
+OTHERS = [
+    make_plan(tensor=2, sequence_parallel=True, vocabulary_parallel=True),
+    make_plan(data=4, sharding="hsdp", shard=2),
+    make_plan(data=2, tensor=2, pipeline=2, sharding="fsdp"),
+    make_plan(data=2, sharding="fsdp", accumulate=2, no_sync=True),
+    make_plan(context=2),
+    make_plan(recompute="full"),
+    make_plan(pipeline=5, micro_batches=2),
+    make_plan(pipeline=5, sharding="fsdp", data=2, micro_batches=2),
+]
+
+
+@pytest.fixture(scope="module")
+def traces():
+    from trioflow.trace.capture.meta import capture_meta
+
+    return [with_steady_times(capture_meta(row, BATCH)) for row in (PLAIN, PLAIN | FREEZE)]
+
+
+def peaks_of(trace, plan):
+    graph = extrapolate(trace, plan, MODEL, batch=4 * BATCH * plan.data, stages="count")
+    return {rank: one["categories"] for one in graph.metadata.memory for rank in one["ranks"]}
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [*(named_plan(n, 1 if n == "single" else 2) for n in NAMED), *OTHERS],
+    ids=lambda plan: plan.plan,
+)
+def test_frozen_parameters_lie_where_trained_ones_do(plan, traces):
+    trained, frozen = (peaks_of(trace, plan) for trace in traces)
+    for rank, held in trained.items():
+        assert frozen[rank]["parameter"] == held["parameter"]
+        for category in ("input", "gradient", "optimizer_state"):
+            assert frozen[rank].get(category, 0) <= held.get(category, 0)
+    totals = [
+        sum(held.get("optimizer_state", 0) for held in peaks.values())
+        for peaks in (trained, frozen)
+    ]
+    assert totals[1] < 0.6 * totals[0]
+
+
+def test_a_frozen_layer_has_its_input_s_gradient_alone(traces):
+    products = [
+        trace.operators.query("phase == 'backward' and flop > 0")["module"].value_counts()
+        for trace in traces
+    ]
+    layer = "blocks.{}.feed_forward.up".format
+    assert [[int(p.get(layer(i), 0)) for i in (0, 2, 3)] for p in products] == [
+        [2, 2, 2],
+        [0, 2, 1],
+    ]
+
+
+def test_a_capture_and_its_names_say_what_is_frozen(traces, tmp_path):
+    from trioflow.trace.profile.merge import merge_trace
+
+    real = merge_trace(capture_raw(PLAIN | FREEZE, tmp_path))
+    for trace in (traces[1], real):
+        found = {p.name: p for p in list_parameters(trace)}
+        assert all(p.storage_id >= 0 and p.frozen != p.trained for p in found.values())
+        assert [found[f"blocks.4.norm1.{part}"].frozen for part in ("weight", "bias")] == [
+            True,
+            False,
+        ]
+        assert not any("gradient" in warning for warning in trace.facts.warnings)
+        assert len({p.storage_id for p in found.values()}) == len(found)
+
+
+@pytest.mark.parametrize(
+    ("plan", "shares"),
+    [
+        (make_plan(), [1]),
+        (named_plan("fsdp", 2), [0.5, 0.5]),
+        (named_plan("ddp", 2), [1, 1]),
+        (make_plan(pipeline=5, micro_batches=2), [0, 1, 0, 0, 0]),
+    ],
+    ids=lambda value: getattr(value, "plan", ""),
+)
+def test_parameters_that_no_operator_reads_are_held(plan, shares, traces):
+    trace, size = traces[0], 64 * 32 * 4
+    unread = {"name": "blocks.1.spare", "shape": [64, 32], "elem_bytes": 4, "frozen": False}
+    facts = replace(trace.facts, parameters=[*trace.facts.parameters, unread])
+    before, after = (peaks_of(t, plan) for t in (trace, replace(trace, facts=facts)))
+    more = [after[rank]["parameter"] - before[rank]["parameter"] for rank in range(plan.ranks)]
+    assert more == [round(size * share) for share in shares]
+
+
+def test_what_fits_nothing_or_freezes_all_is_refused():
+    from trioflow.trace.workloads.build import build_workload
+
+    for word, message in (("block.0", "fits no parameter"), ("*", "every parameter is frozen")):
+        with pytest.raises(InputError, match=message):
+            build_workload({**TRANSFORMER, "freeze": word})
+
+
+FORMS = ("adamw", "adamw-foreach", "adamw-fused")
+STATE = "optimizer_state"
+PLANS = {
+    "tensor": make_plan(tensor=2),
+    "pipeline": make_plan(pipeline=2, schedule="1f1b", micro_batches=2),
+    "interleaved": make_plan(
+        pipeline=2, schedule="interleaved", micro_batches=2, stages_per_rank=2
+    ),
+    "both": make_plan(tensor=2, pipeline=2, schedule="1f1b", micro_batches=2),
+    "zero1": make_plan(data=3, sharding="zero1"),
+    "fsdp": make_plan(data=3, sharding="fsdp"),
+    "fsdp and tensor": make_plan(data=2, tensor=2, sharding="fsdp"),
+}
+
+
+def test_a_share_of_an_operator_that_is_not_there_is_refused() -> None:
+    work = ("flop", "read_bytes", "write_bytes")
+    columns = {name: [10, 20, 30] for one in work for name in (one, f"batch_{one}")}
+    operators = pd.DataFrame(columns, index=[5, 6, 7])
+    assert scale_work(operators, {6: 0.5})["flop"].tolist() == [10, 10, 30]
+    with pytest.raises(KeyError, match="99"):
+        scale_work(operators, {99: 0.5})
+
+
+@pytest.fixture(scope="module")
+def forms():
+    """One step with its optimizer as a loop over parameters, over lists of them, and in one call."""
+    from trioflow.trace.capture.meta import capture_meta
+
+    made = {}
+    for form in FORMS:
+        made[form] = with_steady_times(
+            capture_meta({**TRANSFORMER, "optimizer": form}, BATCH, target="cpu")
+        )
+    return made
+
+
+def build(trace, plan):
+    # Four units, two a stage: the loop and the lists are cut in the same place.
+    names = [unit["name"] for unit in trace.facts.units]
+    size = -(-len(names) // plan.stages)
+    stages = [names[i : i + size] for i in range(0, len(names), size)]
+    return extrapolate(
+        trace,
+        plan,
+        ProportionalModel(),
+        batch=BATCH * plan.data,
+        stages=stages if plan.pipeline > 1 else None,
+    )
+
+
+def held(graph, category):
+    """Return what each rank holds of a category [bytes]."""
+    return {
+        rank: entry["categories"].get(category, 0)
+        for entry in graph.metadata.memory
+        for rank in entry["ranks"]
+    }
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_each_rank_holds_the_state_of_its_parameters(name, forms):
+    graphs = {form: build(trace, PLANS[name]) for form, trace in forms.items()}
+    loop = held(graphs["adamw"], STATE)
+    for form in FORMS[1:]:
+        # A loop makes single numbers, such as counts of steps, for every parameter.
+        assert held(graphs[form], STATE) == pytest.approx(loop, rel=0.01), form
+        for category in ("parameter", "gradient"):
+            assert held(graphs[form], category) == held(graphs["adamw"], category), form
+
+
+@pytest.mark.parametrize("name", ["tensor", "pipeline", "interleaved", "both", "zero1", "fsdp"])
+@pytest.mark.parametrize("form", FORMS[1:])
+def test_each_rank_does_the_work_of_its_parameters(name, form, forms):
+    plan, trace = PLANS[name], forms[form]
+    tasks = build(trace, plan).tasks
+    updates = tasks[
+        (tasks["phase"] == "optimizer")
+        & tasks["op_id"].isin(list_updates(trace.operators))
+        & (tasks["kind"] == "compute")
+    ]
+    operators = trace.operators.set_index("op_id")
+    host_s = operators["cpu_ns"] / 1e9
+    done = updates.assign(work_s=updates["duration_s"] - updates["op_id"].map(host_s))
+    by_operator = done.groupby("op_id")["work_s"].sum()
+    assert len(by_operator) == len(list_updates(trace.operators))
+    rules, parts = trace.facts.tensor_split, plan.tensor
+    # Layers that are split are done once by all tensor ranks, the others once by each.
+    whole = sum(prod(p["shape"]) for p in trace.facts.parameters)
+    split = sum(prod(p["shape"]) for p in trace.facts.parameters if is_cut(p["name"], rules))
+    copies = 1 + (parts - 1) * (1 - split / whole)
+    expected = operators["device_ns"] / 1e9 * copies
+    # Rows that do not divide are padded, and each operator takes at least what its launch does.
+    assert by_operator.to_dict() == pytest.approx(expected[by_operator.index].to_dict(), rel=0.05)
+
+
+def is_cut(name, rules):
+    from trioflow.parallel.splits.tensor_split import is_sharded
+
+    module = name.rpartition(".")[0]
+    return is_sharded({"name": name, "module": module}, rules) or (
+        name.endswith("bias")
+        and is_sharded({"name": module + ".weight", "module": module}, rules)
+        and not name.endswith(("projection.bias", "down.bias"))
+    )
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_state_has_its_parameter(form, forms):
+    trace = forms[form]
+    owners = find_owners(trace).of_storage
+    rows = trace.tensors.drop_duplicates("storage_id")
+    states = rows[(rows["category"] == STATE) & rows["shape"].map(len).gt(0)]
+    parameters = trace.facts.parameters
+    assert len(states) >= 2 * len(parameters)
+    for storage, shape in zip(states["storage_id"], states["shape"], strict=True):
+        assert list(shape) == parameters[owners[storage]]["shape"]
+    kept = states[states["producer_op_id"].isna()]
+    assert sorted(owners[s] for s in kept["storage_id"]) == sorted([*range(len(parameters))] * 2)

@@ -1,5 +1,11 @@
-"""Peak memory: what lives when, what the framework keeps, and which rank holds what."""
+"""Peak memory: what lives when, what the framework keeps, and which rank holds what.
 
+What a device holds that no framework's allocator hands out: context and communicators.
+
+What goes to the host and comes back: when, how much, and what the device saves.
+"""
+
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -7,13 +13,26 @@ import pandas as pd
 import pytest
 from captured import BATCH
 from same_model import ProportionalModel
+from trioflow.base.errors import PlanError
+from trioflow.engine.simulate import simulate
+from trioflow.hardware.device_sheet import load_device
+from trioflow.hardware.platform import load_platform
 from trioflow.parallel.extrapolate import extrapolate
-from trioflow.parallel.memory.peak import find_fullest, tabulate_memory
+from trioflow.parallel.memory.peak import (
+    CONTEXT_BYTES,
+    count_outside,
+    count_plan_outside,
+    find_fullest,
+    tabulate_memory,
+)
 from trioflow.parallel.memory.profile import HeldMemory, Lifetimes, StorageTable, profile_rank
+from trioflow.parallel.memory.survival import LIKELY, load_survival
 from trioflow.parallel.plan import make_plan, named_plan
-from trioflow.prediction.assembly import prepare_step
+from trioflow.parallel.programs.actions import plan_activations, size_update
+from trioflow.prediction.answer import describe_memory
+from trioflow.prediction.assembly import predict, prepare_step
 from trioflow.trace.repeat import repeat_layers
-from trioflow.trace.store import find_trace, load_trace
+from trioflow.trace.store import Trace, find_trace, load_trace
 
 MODEL = ProportionalModel()
 
@@ -186,3 +205,233 @@ def test_a_pipeline_holds_its_micro_batches_in_flight_and_no_more():
     assert many[3] == few[3], "nobody asks the last stage to return its results"
     parameters = sum(prod(one["shape"]) for one in trace.facts.parameters)
     assert sum(held(8, "optimizer_state", "full")) == pytest.approx(8 * parameters, rel=1e-6)
+
+
+def test_each_group_has_a_communicator_and_a_processor_none_of_it() -> None:
+    assert count_outside([]) == count_outside([1, 1]) == CONTEXT_BYTES
+    pair, more = (count_outside([size]) - CONTEXT_BYTES for size in (2, 8))
+    assert 0.3e9 < pair < more < 0.5e9 and count_outside([64]) == count_outside([8])
+    assert count_outside([8, 4, 2]) == CONTEXT_BYTES + 2 * more + pair
+    assert count_outside([8], "cpu") == 0 == count_plan_outside(make_plan(4), "cpu")
+    plan = make_plan(8, 4, 2, "1f1b", 4)
+    assert count_plan_outside(plan, "gpu") == count_outside([8, 4, 2])
+    with_experts = count_plan_outside(replace(plan, expert=8), "gpu")
+    assert with_experts - count_outside([8, 4, 2, 8]) > 3e9, (
+        "an all-to-all has a link to every peer"
+    )
+
+
+def test_nanotron_s_fullest_failed_runs_left_room_for_it() -> None:
+    """Of the playbook's failed runs the last logged 77.4 GiB: what a card has less than that is outside."""
+    card = load_device("h100-sxm").usable_memory_bytes
+    assert count_outside([2, 2, 2]) < card - 77.4 * 1024**3 < count_outside([8, 8, 8]) + 0.1e9
+
+
+def test_the_verdict_counts_it_and_the_answer_shows_it() -> None:
+    plan = make_plan(4)
+    told = predict("gpt2-tiny-b8", plan, "dgx-a100")
+    assert told.to_dict()["outside_bytes"] == count_outside([4])
+    assert told.to_dict()["memory_bytes"] == load_device("a100-sxm4-80gb").usable_memory_bytes
+    platform, survival, odds = told.step.platform, load_survival(), []
+    for probability in (0.02, LIKELY - 0.01, LIKELY + 0.01, 0.95):
+        share = survival.find_limit(probability, 1.0)
+        room = round(told.step.needed_bytes / share + count_outside([4]))
+        device = replace(platform.device, memory_bytes=room)
+        step = replace(told.step, platform=replace(platform, device=device))
+        assert step.fit_probability == pytest.approx(probability * (1 - survival.lapse), rel=1e-3)
+        assert step.fits_memory is (probability > LIKELY)
+        odds.append(step.fit_probability)
+    assert odds == sorted(odds)
+    text = describe_memory(80_000_000_000, 1_000_000_000, 80_990_000_000, 0.02)
+    assert text == (
+        "80 GB, with context and communicators 81 GB of 80.99 GB a rank: OUT OF MEMORY, 2 % likely to fit"
+    )
+    assert describe_memory(10**9, 0, 2 * 10**9, 0.97) == "1 GB of 2 GB a rank: 97 % likely to fit"
+    assert describe_memory(0, 0, 1, 1e-9).endswith("less than 1 % likely to fit")
+    assert describe_memory(0, 0, 10**9, None) == "not estimated"
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [
+        ("h100-sxm", 84.9e9, 85.6e9),
+        ("a100-sxm4-80gb", 84.9e9, 85.3e9),
+        ("t4", 15.6e9, 16e9),
+        ("a40", 47.5e9, 48e9),
+    ],
+)
+def test_what_cards_report_is_what_their_memory_is(name: str, least: float, most: float) -> None:
+    assert least < load_device(name).usable_memory_bytes < most
+
+
+HOST = {
+    "host_link_bandwidth_bytes_per_s": 1e9,
+    "host_link_latency_s": 1e-5,
+    "host_update_bytes_per_s": 1e10,
+}
+PLATFORM = load_platform("dgx-h100", 2)
+
+
+@pytest.fixture(scope="module")
+def gpu_trace(transformer_trace):
+    """The trace as of a device beside its host."""
+    return Trace(
+        transformer_trace.operators,
+        transformer_trace.tensors,
+        replace(transformer_trace.facts, device="cuda"),
+    )
+
+
+def graph_of(trace, plan, host=HOST, **options):
+    options = {"batch": BATCH * plan.data, **options}
+    return extrapolate(trace, plan, MODEL, host=host, **options)
+
+
+def timed(graph):
+    timeline = simulate(graph, PLATFORM).timeline
+    return timeline.merge(graph.tasks[["task_id", "op_id"]], on="task_id")
+
+
+@pytest.mark.parametrize("name", ["single", "ddp", "fsdp", "tp", "gpipe"])
+def test_gradients_go_and_parameters_come_back_once(name, gpu_trace):
+    plan = replace(named_plan(name, 1 if name == "single" else 2), offload="optimizer")
+    graph = graph_of(gpu_trace, plan)
+    tasks = graph.tasks
+    assert not ((tasks["phase"] == "optimizer") & tasks["op_id"].notna()).any()
+    gradients = sum(g["size_bytes"] for g in gpu_trace.facts.gradients)
+    shares = {"ddp": 2 * gradients, "single": gradients, "gpipe": gradients}
+    found = {}
+    for words in ("offload gradients", "fetch parameters"):
+        moved = tasks[tasks["name"] == words]
+        found[words] = (moved["duration_s"] - HOST["host_link_latency_s"]).sum() * 1e9
+    assert found["offload gradients"] == pytest.approx(found["fetch parameters"], rel=1e-3)
+    if name in shares:
+        assert found["offload gradients"] == pytest.approx(shares[name], rel=1e-3)
+    else:  # shards: less than all of it on each of two ranks
+        assert gradients <= found["offload gradients"] * 1.001 < 2 * gradients
+    updates = tasks[tasks["name"] == "optimizer on the host"]
+    expected = size_update(gpu_trace, found["fetch parameters"]) / HOST["host_update_bytes_per_s"]
+    assert updates["duration_s"].sum() == pytest.approx(expected, rel=1e-3)
+    assert updates["rank"].tolist() == list(range(plan.ranks))
+
+
+def test_a_fused_update_moves_each_number_once(gpu_trace):
+    # AdamW: weight, gradient and two moments read, weight and moments written; counts of steps beside.
+    assert size_update(gpu_trace, 1000.0) == pytest.approx(7000.0, rel=0.01)
+
+
+def test_gradients_travel_beside_backward_and_before_the_update(gpu_trace):
+    plan = replace(make_plan(), offload="optimizer", bucket_bytes=2**14, first_bucket_bytes=2**14)
+    line = timed(graph_of(gpu_trace, plan)).set_index("name")
+    sent, update = line.loc["offload gradients"], line.loc["optimizer on the host"]
+    backward = line[(line["phase"] == "backward") & (line["stream"] == "compute")]
+    assert len(sent) > 3
+    assert sent["start_s"].min() < backward["end_s"].max()
+    assert sent["end_s"].max() <= update["start_s"] < line.loc["fetch parameters"]["start_s"]
+    assert line["end_s"].max() == line.loc["host: end of step"]["end_s"]
+    assert line.loc["host: end of step"]["start_s"] >= line.loc["fetch parameters"]["end_s"]
+
+
+def test_states_leave_the_device(gpu_trace):
+    for name in ("single", "ddp", "fsdp"):
+        plan = named_plan(name, 1 if name == "single" else 2)
+        plain = graph_of(gpu_trace, plan).metadata
+        offloaded = graph_of(gpu_trace, replace(plan, offload="optimizer")).metadata
+        assert "optimizer_state" in plain.memory[0]["categories"]
+        assert "optimizer_state" not in offloaded.memory[0]["categories"]
+        state = plain.memory[0]["categories"]["optimizer_state"]
+        assert offloaded.peak_memory_bytes <= plain.peak_memory_bytes - 0.9 * state
+
+
+def test_activations_leave_after_their_unit_and_are_back_in_time(gpu_trace):
+    moved = plan_activations(gpu_trace, gpu_trace.operators)
+    units = len(moved.units)
+    assert units == 4 and [moved.leaves(unit) for unit in range(4)] == [True, True, False, False]
+    graph = graph_of(gpu_trace, make_plan(offload="activations"))
+    line = timed(graph)
+    out = line[line["name"] == "offload activations"]
+    back = line[line["name"] == "fetch activations"]
+    assert len(out) == len(back) == 2
+    for number, unit in enumerate(moved.units[:2]):
+        runs = line[(line["stream"] == "compute") & line["op_id"].notna()].set_index("op_id")
+        left, came = out.iloc[number], back.iloc[1 - number]
+        assert left["start_s"] >= runs.loc[unit.ends]["end_s"]
+        behind = moved.units[number + 2]
+        assert runs.loc[behind.begins]["start_s"] >= left["end_s"]
+        needs = [op for op, owner in moved.unit_of.items() if owner == number]
+        assert runs.loc[needs]["start_s"].min() >= came["end_s"]
+        assert came["start_s"] >= left["end_s"]
+        size = unit.scale(1.0)
+        assert left["end_s"] - left["start_s"] == pytest.approx(1e-5 + size / 1e9)
+
+
+def test_activations_on_the_host_do_not_fill_the_device(gpu_trace):
+    batch = 64 * BATCH
+    plain = graph_of(gpu_trace, make_plan(), batch=batch).metadata
+    moved = graph_of(gpu_trace, make_plan(offload="activations"), batch=batch).metadata
+    whole = plan_activations(gpu_trace, gpu_trace.operators).units
+    gone = sum(unit.scale(64.0) for unit in whole[:2])
+    saved = plain.peak_memory_bytes - moved.peak_memory_bytes
+    assert gone / 2 < saved <= gone * 1.001
+
+
+def test_units_of_an_offload_hold_what_backward_reads_once(gpu_trace):
+    tensors = gpu_trace.tensors
+    moved = plan_activations(gpu_trace, gpu_trace.operators)
+    phase = gpu_trace.operators["phase"]
+    made = tensors[tensors["producer_op_id"].notna()]
+    last = made.groupby("storage_id")["last_op_id"].max().astype(int)
+    maker = made.groupby("storage_id")["producer_op_id"].first().astype(int)
+    read = [s for s in last.index if phase[last[s]] == "backward" and phase[maker[s]] == "forward"]
+    size = {
+        int(row.storage_id): int(np.prod(row.shape)) * int(row.elem_bytes)
+        for row in tensors.itertuples()
+        if row.storage_id in read
+    }
+    kept = sum(unit.scale(1.0) for unit in moved.units)
+    # All but the loss' own results, which no unit keeps.
+    assert 0.5 * sum(size.values()) < kept < sum(size.values()) * 1.01
+
+
+def test_micro_steps_move_their_own_activations(gpu_trace):
+    plan = make_plan(data=2, accumulate=3, offload="activations")
+    tasks = graph_of(gpu_trace, plan, batch=6 * BATCH).tasks
+    for words in ("offload activations", "fetch activations"):
+        mine = tasks[(tasks["name"] == words) & (tasks["rank"] == 0)]
+        assert mine["micro_batch"].value_counts().to_dict() == {0: 2, 1: 2, 2: 2}
+
+
+def test_forward_alone_offloads_nothing(gpu_trace):
+    for offload in ("optimizer", "activations"):
+        tasks = graph_of(gpu_trace, make_plan(offload=offload), mode="forward").tasks
+        assert not tasks["stream"].isin(["offload", "fetch"]).any()
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        (
+            {"pipeline": 2, "offload": "activations"},
+            "activations in a pipeline of 2 is not simulated",
+        ),
+        ({"recompute": "full", "offload": "activations"}, "with recompute full is not simulated"),
+        ({"data": 2, "sharding": "zero1", "offload": "optimizer"}, "optimizer with zero1"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(columns, words):
+    with pytest.raises(PlanError, match=words):
+        make_plan(**columns)
+
+
+def test_a_platform_without_rates_is_refused(gpu_trace):
+    with pytest.raises(
+        PlanError, match="offload optimizer needs host_link_bandwidth_bytes_per_s and"
+    ):
+        graph_of(gpu_trace, make_plan(offload="optimizer"), host={})
+    link = {"host_link_bandwidth_bytes_per_s": 1e9}
+    with pytest.raises(
+        PlanError, match="needs host_update_bytes_per_s of the platform's host; add"
+    ):
+        graph_of(gpu_trace, make_plan(offload="optimizer"), host=link)
+    assert len(graph_of(gpu_trace, make_plan(offload="activations"), host=link).tasks)
+    assert {"host_link_bandwidth_bytes_per_s", "host_update_bytes_per_s"} <= set(PLATFORM.host)

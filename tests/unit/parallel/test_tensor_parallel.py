@@ -1,12 +1,30 @@
+"""Messages of tensor parallelism beside products: who waits for whom, what travels, and what is left exposed."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
 import pytest
-from captured import BATCH
+from captured import BATCH, capture_raw
 from same_model import ProportionalModel
 from trioflow.base.errors import PlanError
+from trioflow.engine.simulate import SimulationOptions, simulate
+from trioflow.hardware.platform import load_platform
 from trioflow.parallel.extrapolate import extrapolate
-from trioflow.parallel.plan import make_plan
+from trioflow.parallel.folded import FoldedTaskGraph
+from trioflow.parallel.plan import make_plan, named_plan
+from trioflow.parallel.programs.staged import StagedRank
 from trioflow.parallel.splits.tensor_parallel import split_for_plan, split_operators
 from trioflow.parallel.splits.vocabulary import find_vocabulary, prepare_split
-from trioflow.trace.store import load_trace
+from trioflow.parallel.task_graph import TaskGraph
+from trioflow.trace.language.megatron import parse_arguments, read_megatron
+from trioflow.trace.store import Trace, load_trace
+from trioflow_evaluation.one_process.gathered_layers import (
+    find_gathered_layers,
+    gather_rules,
+    split_gathered,
+)
 
 MODEL = ProportionalModel()
 TOKENS, HIDDEN, WORDS, HEADS, LAYERS = BATCH * 16, 32, 128, 4, 2
@@ -196,3 +214,307 @@ def test_a_gradient_as_large_as_a_weight_is_no_part_of_it() -> None:
     assert sums.groupby("phase").size().to_dict() == {
         "backward": 2 * int(row["layers"]), "forward": 2 * int(row["layers"]),
     }  # fmt: skip
+
+
+SAMPLES, BLOCKS = 8, 4
+LAYER_BYTES = SAMPLES * 128 * 256 * 4
+"""Bytes of what goes in or out of a layer of the trace, all tokens."""
+RANKS = 4
+SPLIT: dict[str, Any] = {"tensor": RANKS, "sequence_parallel": True}
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    """The shipped trace, as if a GPU had run it: the host runs beside the device."""
+    shipped = load_trace("gpt2-tiny-b8")
+    return Trace(shipped.operators, shipped.tensors, replace(shipped.facts, device="cuda"))
+
+
+def build(trace: Trace, how: str, **degrees: Any) -> TaskGraph:
+    plan = make_plan(**{**SPLIT, "tensor_overlap": how, **degrees})
+    return extrapolate(trace, plan, ProportionalModel(), batch=SAMPLES * plan.data)
+
+
+def tasks_of(graph: TaskGraph, stream: str = "tensor") -> pd.DataFrame:
+    tasks = graph.tasks
+    return tasks[(tasks["rank"] == 0) & (tasks["stream"] == stream)]
+
+
+def list_waits(graph: TaskGraph, task: int) -> set[int]:
+    """What a task waits for, directly."""
+    edges = graph.dependencies
+    return set(edges.loc[edges["task_id"] == task, "depends_on"])
+
+
+def test_backward_sums_beside_the_product_that_needs_no_sum(trace):
+    graph, waiting = build(trace, "backward"), build(trace, "none")
+    tasks = graph.tasks.set_index("task_id")
+    ours = tasks_of(graph)
+    sums = ours[(ours["name"] == "reduce_scatter") & (ours["phase"] == "backward")]
+    assert len(sums) == 2 * BLOCKS  # queries, keys and values; the first layer behind them
+    for task in sums["task_id"]:
+        computed = tasks.loc[[t for t in list_waits(graph, task) if tasks.stream[t] == "compute"]]
+        product = computed.iloc[-1]
+        own = tasks_of(graph, "compute")
+        behind = own[own["task_id"] > computed.index[-1]]
+        awaiting = [t for t in behind["task_id"] if task in list_waits(graph, t)]
+        between = behind[behind["task_id"] < awaiting[0]]
+        flops = trace.operators["flop"].iloc[between["op_id"].astype(int)]
+        assert (flops > 0).sum() == 1  # the weight's gradient alone
+        assert trace.operators["flop"].iloc[int(product["op_id"])] > 0
+    # The input is gathered again for the weight's gradient, beside that of the input.
+    gathers = [tasks_of(g, s) for g, s in ((graph, "tensor"), (waiting, "tensor"))]
+    counts = [(frame["name"] == "all_gather").sum() for frame in gathers]
+    assert counts[0] - counts[1] == 2 * BLOCKS
+    assert set(ours["message_bytes"].astype(int)) >= {LAYER_BYTES}
+
+
+def test_pieces_of_a_product_are_a_share_of_it_and_of_its_message(trace):
+    graph, waiting = build(trace, "products"), build(trace, "none")
+    shifts = tasks_of(graph)[lambda frame: frame["name"] == "shift"]
+    # Forward of four linear layers a block, and the input's gradient of two.
+    assert len(shifts) == 6 * BLOCKS * (RANKS - 1)
+    assert set(shifts["message_bytes"].astype(int)) == {LAYER_BYTES // RANKS}
+    ours, theirs = (tasks_of(g, "compute") for g in (graph, waiting))
+    assert (ours["name"] == "sum of blocks").sum() == 2 * BLOCKS
+    ours = ours[ours["op_id"].notna()]
+    times = [frame.groupby("op_id")["duration_s"].sum() for frame in (ours, theirs)]
+    assert np.allclose(times[0], times[1][times[0].index])
+    launches = [len(tasks_of(g, "host")) for g in (graph, waiting)]
+    assert launches[0] == launches[1]  # one launch for all pieces
+
+
+@pytest.mark.parametrize("scale", [200.0, 4000.0])
+def test_what_is_exposed_shrinks_to_the_first_or_the_last_piece(scale, trace):
+    """Of n pieces a rank multiplies one while none travels, and the others as fast as they come."""
+    platform, options = load_platform("h100x8-nvlink"), SimulationOptions(communication_scale=scale)
+    graphs = [build(trace, how) for how in ("none", "backward", "products")]
+    runs = [simulate(graph, platform, options=options) for graph in graphs]
+    times = [run.summary.step_time_s for run in runs]
+    # Where messages are short, adding up pieces costs more than they do; where they are long, gathering again does.
+    assert times[1] < times[0] if scale < 1000 else times[2] < times[1]
+    timeline = runs[2].timeline.assign(op_id=graphs[2].tasks["op_id"])
+    rows = timeline[timeline["rank"] == 0]
+    shift_s = (rows["end_s"] - rows["start_s"])[rows["name"] == "shift"].median()
+    product = trace.operators[
+        (trace.operators["flop"] > 0) & trace.operators["module"].str.endswith("qkv")
+    ]
+    op_id = int(product["op_id"].iloc[0])
+    blocks = rows[(rows["stream"] == "compute") & (rows["op_id"] == op_id)]
+    block_s = float((blocks["end_s"] - blocks["start_s"]).median())
+    assert len(blocks) == RANKS
+    taken_s = blocks["end_s"].max() - blocks["start_s"].min()
+    assert taken_s == pytest.approx((RANKS - 1) * max(shift_s, block_s) + block_s, rel=1e-6)
+
+
+@pytest.mark.parametrize("how", ["backward", "products"])
+@pytest.mark.parametrize(
+    "degrees",
+    [
+        {},
+        {"data": 2, "sharding": "distributed"},
+        {"data": 2, "sharding": "fsdp"},
+        {"pipeline": 2, "schedule": "1f1b", "micro_batches": 4},
+        {"pipeline": 2, "schedule": "gpipe", "recompute": "full"},
+    ],
+    ids=str,
+)
+def test_expands_to_what_building_every_rank_gives(how, degrees, trace, monkeypatch):
+    folded = build(trace, how, **degrees)
+    assert isinstance(folded, FoldedTaskGraph)
+    monkeypatch.setattr(folded.__class__, "alike", (False,) * 4, raising=False)
+    monkeypatch.setattr(StagedRank, "alike", (False,) * 4)
+    whole = build(trace, how, **degrees)
+    columns = ["rank", "stream", "kind", "name", "duration_s", "message_bytes"]
+    assert folded.tasks[columns].equals(whole.tasks[columns])
+    members = whole.tasks[whole.tasks["kind"] == "collective"].groupby("match_id")["rank"].count()
+    groups = whole.tasks.dropna(subset="match_id").groupby("match_id")["group"].first()
+    named = {match: str(text).count(",") + 1 for match, text in groups.items() if text}
+    assert all(members[match] == count for match, count in named.items() if match in members)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "said"),
+    [
+        ({"tensor": 1, "sequence_parallel": False}, "without tensor parallelism"),
+        ({"sequence_parallel": False}, "without sequence parallelism"),
+        ({"tensor_style": "gather", "sequence_parallel": False}, "all wait"),
+        ({"pipeline": 2, "schedule": "zero-bubble", "micro_batches": 4}, "apart is not simulated"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(degrees, said, trace):
+    with pytest.raises(PlanError, match=said):
+        build(trace, "products", **degrees)
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("--tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overlap", "products"),
+        ("--tensor-model-parallel-size 2 --sequence-parallel", "backward"),
+        ("--bf16", None),
+    ],
+)
+def test_megatron_overlaps_what_its_arguments_say(words, found):
+    sizes = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --max-position-embeddings 64 --seq-length 64"
+    read = read_megatron(parse_arguments(f"{sizes} {words}", "run.sh"), "run.sh", "small")
+    assert read.degrees.get("tensor_overlap") == found
+    assert not any("tp-comm-overlap" in note for note in read.notes)
+
+
+@pytest.fixture(scope="module")
+def captured(tmp_path_factory):
+    """Traces of small models, captured once each."""
+    from trioflow.trace.profile.merge import merge_trace
+
+    pytest.importorskip("torch", reason="capture needs torch (extra [capture])")
+    known = {}
+
+    def find(model):
+        if model not in known:
+            row = {"workload": f"test-{model}", "family": "user", "model": f"{model}:make",
+                   "optimizer": "sgd", "precision": "fp32"}  # fmt: skip
+            known[model] = merge_trace(capture_raw(row, tmp_path_factory.mktemp(model)))
+        return known[model]
+
+    return find
+
+
+def exchanges(held):
+    return [(e.collective, e.size_bytes) for _, found in sorted(held.items()) for e in found]
+
+
+def test_every_layer_of_a_cnn_is_gathered_and_scattered(cnn_trace):
+    split = split_gathered(cnn_trace, 2)
+    whole = cnn_trace.operators
+    layers = whole["name"].isin(["aten::conv2d", "aten::linear"]) & (whole["phase"] == "forward")
+    outputs = whole.loc[layers, "write_bytes"].tolist()
+    assert len(outputs) == 21
+    assert exchanges(split.after) == [("all_gather", size) for size in outputs]
+    # Backward comes the other way, except for the two branches of a block.
+    assert sorted(exchanges(split.before)) == sorted(("reduce_scatter", size) for size in outputs)
+    assert all(e.copied for held in split.after.values() for e in held)
+    assert (split.operators.loc[layers, "flop"] * 2 == whole.loc[layers, "flop"]).all()
+    assert (
+        split.operators.loc[layers, "write_bytes"] * 2 == whole.loc[layers, "write_bytes"]
+    ).all()
+    norms = whole["name"].str.contains("batch_norm") & (whole["phase"] != "optimizer")
+    for column in ("read_bytes", "write_bytes"):
+        assert (split.operators.loc[norms, column] == whole.loc[norms, column]).all()
+    norm_bytes = sum(
+        g["size_bytes"]
+        for g in cnn_trace.facts.gradients
+        if "bn" in g["name"] or "downsample.1" in g["name"]
+    )
+    assert split.gathered_bytes == norm_bytes
+    assert split.input_bytes == (BATCH * 3 * 32 * 32 * 4,)
+
+
+def test_backward_of_a_layer_reads_its_input_whole(cnn_trace):
+    split = split_gathered(cnn_trace, 4)
+    whole = cnn_trace.operators
+    row = whole[
+        (whole["name"] == "aten::convolution_backward") & (whole["module"] == "layer4.1.conv2")
+    ]
+    shard = split.operators.loc[row.index[0]]
+    activation, weight = BATCH * 512 * 4, 512 * 512 * 9 * 4
+    assert shard["read_bytes"] == activation // 4 + activation + weight // 4
+    assert shard["write_bytes"] == activation + weight // 4
+    assert shard["flop"] * 4 == row["flop"].iloc[0]
+
+
+def test_channels_that_do_not_divide_are_padded(cnn_trace):
+    split = split_gathered(cnn_trace, 3)
+    last = max(split.after)
+    assert cnn_trace.operators.loc[last, "module"] == "fc"
+    assert exchanges({last: split.after[last]}) == [("all_gather", BATCH * 3 * 334 * 4)]
+    assert split.operators.loc[last, "write_bytes"] == BATCH * 334 * 4
+
+
+def test_grouped_convolutions_are_split_by_inputs_and_summed(captured):
+    trace = captured("grouped_model")
+    layers = {layer.module: layer for layer in find_gathered_layers(trace)}
+    assert {m: (layer.split, layer.channels) for m, layer in layers.items()} == {
+        "0": ("output", 8), "1": ("input", 4), "3": ("input", 1), "5": ("output", 6), "8": ("output", 5),
+    }  # fmt: skip
+    split = split_gathered(trace, 2)
+    pixels = BATCH * 64 * 4
+    assert exchanges(split.after) == [
+        ("all_gather", 8 * pixels), ("all_reduce", 8 * pixels), ("all_reduce", 8 * pixels),
+        ("all_gather", 6 * pixels), ("all_gather", BATCH * 6 * 4),
+    ]  # fmt: skip
+    assert exchanges(split.before) == [
+        ("reduce_scatter", BATCH * 6 * 4), ("reduce_scatter", 6 * pixels),
+        ("all_reduce", 8 * pixels), ("all_reduce", 8 * pixels), ("reduce_scatter", 8 * pixels),
+    ]  # fmt: skip
+    grouped, depthwise = (split.operators.loc[layers[m].op_id] for m in ("1", "3"))
+    assert grouped["write_bytes"] == 8 * pixels  # a partial sum
+    assert grouped["read_bytes"] == 4 * pixels + 8 * 2 * 9 * 4 + 8 * 4
+    whole = trace.operators.loc[layers["3"].op_id]
+    assert depthwise["flop"] == whole["flop"] and depthwise["read_bytes"] == whole["read_bytes"]
+
+
+def test_a_tied_head_is_split_by_inputs(captured):
+    trace = captured("tied_model")
+    layers = {layer.module: layer for layer in find_gathered_layers(trace)}
+    assert layers["0"].split == "output" and layers["3.vocabulary"].split == "input"
+    logits = BATCH * 8 * 128 * 4
+    split = split_gathered(trace, 2)
+    head = layers["3.vocabulary"].op_id
+    assert exchanges({head: split.after[head]}) == [("all_reduce", logits)]
+    assert ("all_reduce", logits) in exchanges(split.before)
+    assert gather_rules(trace)["0"] == gather_rules(trace)["3.vocabulary"] == "row"
+    # Products of backward are halves, of the shared weight's gradient too.
+    back = (trace.operators["phase"] == "backward") & (trace.operators["flop"] > 0)
+    assert (split.operators.loc[back, "flop"] * 2 == trace.operators.loc[back, "flop"]).all()
+
+
+def test_only_the_first_rank_computes_the_loss(transformer_trace):
+    graph = extrapolate(transformer_trace, named_plan("tp-gather", 2), MODEL)
+    assert graph.metadata.plan_text.endswith("outputs of layers gathered")
+    tasks = graph.tasks
+    loss = tasks[tasks["name"].str.contains("cross_entropy|nll_loss|log_softmax")]
+    assert set(loss["rank"]) == {0} and len(loss) >= 3
+    updates = tasks[(tasks["phase"] == "optimizer") & (tasks["kind"] == "compute")]
+    assert updates.groupby("rank").size().nunique() == 1
+    starts = tasks[(tasks["rank"] == 1) & tasks["message_bytes"].notna()]
+    assert starts["name"].tolist()[:2] == ["all_gather", "broadcast"]
+    assert starts["name"].tolist()[-1] == "reduce_scatter"
+    copies = tasks[(tasks["rank"] == 0) & (tasks["kind"] == "memcpy")]
+    assert set(copies["name"]) == {"copy out of all_gather", "copy into reduce_scatter"}
+    # Each copy reads and writes its whole buffer once, the target read as well.
+    first = copies[copies["name"] == "copy out of all_gather"]["duration_s"].iloc[0]
+    assert first == pytest.approx(3 * BATCH * 16 * 32 * 4 / MODEL.bytes_per_s)
+
+
+def test_a_table_of_positions_does_not_grow_with_the_batch(transformer_trace):
+    def gathered(batch):
+        graph = extrapolate(transformer_trace, named_plan("tp-gather", 2), MODEL, batch=batch)
+        tasks = graph.tasks[(graph.tasks["rank"] == 0) & (graph.tasks["name"] == "all_gather")]
+        return tasks["message_bytes"].tolist()
+
+    one, two = gathered(BATCH), gathered(2 * BATCH)
+    assert [b / a for a, b in zip(one, two, strict=True)] == [1, 2, 1, *[2] * (len(one) - 3)]
+
+
+def test_forward_launches_of_one_process_take_turns(transformer_trace):
+    steady = replace(transformer_trace, facts=replace(transformer_trace.facts, device="cuda"))
+    graph = extrapolate(steady, named_plan("tp-gather", 3), MODEL)
+    host = graph.tasks[(graph.tasks["stream"] == "host")]
+    forward = host[host["phase"] == "forward"]
+    assert set(forward["rank"]) == {0}
+    of = graph.dependencies.merge(forward[["task_id"]], left_on="depends_on", right_on="task_id")
+    of = of.sort_values(["depends_on", "task_id_x"])
+    launched = graph.tasks.set_index("task_id").loc[of["task_id_x"], "rank"].tolist()
+    assert launched[:6] == [0, 1, 2, 0, 1, 2]
+    assert forward["task_id"].is_monotonic_increasing
+    assert set(host[host["phase"] == "backward"]["rank"]) == {0, 1, 2}
+
+
+def test_a_model_without_layers_is_refused(transformer_trace):
+    names = transformer_trace.operators["name"].replace(
+        {"aten::linear": "aten::add", "aten::embedding": "aten::add"}
+    )
+    bare = replace(transformer_trace, operators=transformer_trace.operators.assign(name=names))
+    with pytest.raises(PlanError, match="no linear, convolution or embedding layer"):
+        split_gathered(bare, 2)

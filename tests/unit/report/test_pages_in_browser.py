@@ -17,7 +17,7 @@ import pandas as pd
 import pytest
 from browser import Browser, list_faults, list_requests, read_axe, run_driver
 from evaluation.published.published_cases import make_cases
-from evaluation.published.test_published_page import ANCHOR_ROWS, CAUSE_ROWS
+from evaluation.published.test_published import ANCHOR_ROWS, CAUSE_ROWS
 from evaluation.validation.validation_cases import write_files
 from report_run import PLANS, WORKLOADS, experiments_of, write_run
 from trioflow import tables

@@ -1,13 +1,25 @@
-"""Kineto's entries read many at once, and one by one where one of them is odd: the same columns, the same errors."""
+"""Kineto's entries read many at once, and one by one where one of them is odd: the same columns, the same errors.
+
+Every element type of PyTorch, as gcc, clang with libc++ and MSVC spell it in a profile.
+
+What two accounts of the same step do not agree on is said, with the number of cases.
+"""
 
 import copy
 import gzip
 import json
+import re
+from pathlib import Path
 
 import pytest
+import torch
+from small_step import small_step
 from trioflow.base.errors import TraceError
+from trioflow.trace.importers.detect import import_trace
+from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.profile import json_stream, kineto
 from trioflow.trace.profile.kineto import CODES, NUMBERS, read_profile
+from trioflow.trace.profile.profiler_fields import element_bytes, element_type, noted_bytes
 
 EVENT = {
     "ph": "X",
@@ -181,3 +193,141 @@ def test_a_packed_file_is_the_same(tmp_path):
     packed = tmp_path / "kineto.json.gz"
     packed.write_bytes(gzip.compress(path.read_bytes()))
     assert told(path) == told(packed)
+
+
+_HEADER = Path(torch.__file__).parent / "include/torch/headeronly/core/ScalarType.h"
+_LIST = re.search(
+    r"define AT_FORALL_SCALAR_TYPES_WITH_COMPLEX_AND_QINTS\(_\)(.*?)\n\n", _HEADER.read_text(), re.S
+)
+TYPES = re.findall(r"_\((.*?), (\w+)\)", _LIST[1])
+SPELLINGS = {  # gcc, clang on Linux, clang on macOS, MSVC
+    "uint8_t": ("unsigned char",) * 4,
+    "int8_t": ("signed char",) * 4,
+    "int16_t": ("short int", "short", "short", "short"),
+    "int64_t": ("long int", "long", "long long", "__int64"),
+    "uint16_t": ("short unsigned int", "unsigned short", "unsigned short", "unsigned short"),
+    "uint32_t": ("unsigned int",) * 4,
+    "uint64_t": ("long unsigned int", "unsigned long", "unsigned long long", "unsigned __int64"),
+}
+
+
+@pytest.mark.parametrize(("kind", "name"), TYPES)
+def test_every_element_type_is_known_in_each_compiler_s_spelling(kind, name):
+    dtype = {
+        "Byte": "uint8",
+        "Char": "int8",
+        "Short": "int16",
+        "Int": "int32",
+        "Long": "int64",
+        "Half": "float16",
+        "Float": "float32",
+        "Double": "float64",
+        "ComplexHalf": "complex32",
+        "ComplexFloat": "complex64",
+        "ComplexDouble": "complex128",
+    }.get(name, name.lower())
+    size = getattr(torch, dtype).itemsize
+    assert noted_bytes(name) == size
+    classes = re.sub(r"c10::", "struct c10::", kind)
+    spellings = SPELLINGS.get(kind, (kind, kind, kind, classes))
+    assert {element_type(one) for one in spellings} == {spellings[0]}
+    assert {element_bytes(one) for one in spellings} == {size}
+
+
+def test_the_sweep_has_every_type_and_unknown_ones_stay_unknown():
+    assert len(TYPES) >= 46
+    assert element_bytes("float9") is None and noted_bytes("Float9") is None
+    assert element_type("TensorList") == "TensorList"
+
+
+SAID = ImportOptions(batch=8, precision="fp32")
+
+
+def find(events, name, category=None):
+    return next(e for e in events if e["name"] == name and category in (None, e.get("cat")))
+
+
+def drop(name, category=None):
+    return lambda p, g: p.remove(find(p, name, category))
+
+
+def change(name, category=None, args=None, **values):
+    def apply(profile, graph):
+        one = find(profile, name, category)
+        one.update(values)
+        one["args"].update(args or {})
+
+    return apply
+
+
+def exchange(profile, graph):
+    """Let two kernels of a stream have each other's launch."""
+    one, other = (find(profile, name) for name in ("kernel_4", "kernel_5"))
+    pair = one["args"]["correlation"], other["args"]["correlation"]
+    other["args"]["correlation"], one["args"]["correlation"] = pair
+
+
+def lose_launches(profile, graph):
+    """Keep the kernels of a call without its launch, and one after the step."""
+    launches = [e for e in profile if e["name"] == "cudaLaunchKernel"]
+    profile.remove(launches[0])
+    profile.remove(launches[-1])
+
+
+def lose_annotation(profile, graph):
+    for name in ("autograd::engine::evaluate_function: MmBackward0", "MmBackward0"):
+        profile.remove(find(profile, name))
+
+
+DOUBTS = {
+    "1 launches have no kernel in the profile (first: cudaLaunchKernel)": drop("kernel_5"),
+    "1 kernels have no launch and go to the call that they name (first: kernel_4)": lose_launches,
+    "1 kernels after the step have no launch: some may be the step's": lose_launches,
+    "1 kernels start before their launch (first: kernel_5)": change("kernel_5", ts=1060),
+    "1 kernels of a stream run in another order than they were launched (first: kernel_5)": exchange,
+    "1 kernels start while another one of their stream runs (first: kernel_5)": change(
+        "kernel_4", dur=48
+    ),
+    "1 operators count as forward although backward began before them (first: aten::mm)": lose_annotation,
+    "1 calls are named after autograd's nodes and run outside its backward pass"
+    " (first: ReluBackward0)": drop("autograd::engine::evaluate_function: ReluBackward0"),
+    "1 operators are annotations in the profile (first: aten::relu)": change(
+        "aten::relu", cat="user_annotation"
+    ),
+    "operators run while another one does, on a thread of their own (first: aten::mm)": change(
+        "aten::mm", tid=2
+    ),
+    "1 calls of the profile are not in the execution trace (first: aten::t)": lambda p, g: g.remove(
+        find(g, "aten::t")
+    ),
+    "1 operators of the execution trace are not in the profile (first: aten::t)": drop("aten::t"),
+    "1 calls have other shapes in the profile than in the execution trace (first: aten::relu)": change(
+        "aten::relu", args={"Input Dims": [[8, 5]]}
+    ),
+    "1 calls have another caller in the profile than in the execution trace (first: aten::t)": lambda p, g: (
+        find(g, "aten::t").update(ctrl_deps=10)
+    ),
+    "1 calls have another sequence number in the execution trace (first: aten::relu)": change(
+        "aten::relu", args={"Sequence number": 3}
+    ),
+}
+
+
+def load(folder, apply):
+    profile, graph = copy.deepcopy(small_step())
+    apply(profile["traceEvents"], graph["nodes"])
+    files = [folder / "kineto.json", folder / "execution_trace.json"]
+    for path, content in zip(files, (profile, graph), strict=True):
+        path.write_text(json.dumps(content))
+    return import_trace(files, SAID)
+
+
+@pytest.mark.parametrize("words", DOUBTS)
+def test_what_does_not_agree_is_said(tmp_path, words):
+    warnings = load(tmp_path, DOUBTS[words]).facts.warnings
+    assert any(warning.endswith(words) for warning in warnings), warnings
+
+
+def test_files_that_agree_raise_no_doubt(tmp_path, cnn_trace, transformer_trace):
+    assert load(tmp_path, lambda p, g: None).facts.warnings == []
+    assert cnn_trace.facts.warnings == transformer_trace.facts.warnings == []

@@ -1,15 +1,87 @@
-"""The page of cost models, from made-up cases."""
+"""Aims beside what was reached.
+
+What a missed aim's error is made of.
+
+The page of cost models, from made-up cases.
+
+Scores of predictions with intervals.
+"""
 
 import re
 
+import pandas as pd
 import pytest
 from test_report_page import Page
 from trioflow import tables
 from trioflow.base.errors import InputError, TableError
+from trioflow.report.scores import score_cases
 from trioflow_evaluation.tables import SUMMARY
+from trioflow_evaluation.validation.aims import AIMS, SETS, reach_aims, select_cases, split_error
+from trioflow_evaluation.validation.operators import GROUPS, RANK_CASES
+from trioflow_evaluation.validation.operators import SET as COLLECTIVES
 from trioflow_evaluation.validation.page import build_validation_page
 
-from evaluation.validation.validation_cases import A100, make_cases, write_files
+from evaluation.validation.validation_cases import A100, H100, make_cases, write_files
+
+
+@pytest.fixture(scope="module")
+def reached():
+    cases = make_cases()
+    cases = cases[cases["group"] != "inf forward"]
+    entries = reach_aims(score_cases(cases, ["set", "quantity", "group", "model"]))
+    return {entry.aim.title: entry for entry in entries}
+
+
+def test_groups_of_an_aim_are_pooled_case_by_case(reached):
+    ours = reached["another batch, sum of operators"].ours
+    assert ours["cases"] == 3
+    assert ours["mean_absolute_error"] == pytest.approx((0.02 + 0.01 + 0.12) / 3)
+    assert ours["bias"] == pytest.approx((0.02 - 0.01 + 0.12) / 3)
+    assert ours["coverage"] == pytest.approx(1.0)
+    assert ours["mean_relative_width"] == pytest.approx((0.12 + 0.09 + 0.22) / 3)
+    assert not reached["another batch, sum of operators"].reached
+    assert reached["another batch, training, sum of operators"].reached
+    assert reached["another batch, training, sum of operators"].ours["cases"] == 2
+
+
+def test_a_limit_over_the_oracle_moves_with_it(reached):
+    entry = reached["another batch, end to end"]
+    assert entry.limit == pytest.approx(0.04 + 0.02)
+    assert entry.reached
+
+
+def test_what_is_given_the_answer_is_no_rival(reached):
+    """The oracle's 4 % are better than the 5 % of both models."""
+    assert reached["another batch, end to end"].best_model == "proportional"
+
+
+def test_what_was_not_judged_is_not_told(reached):
+    assert not any("GPU" in title for title in reached)
+    assert reached["collectives, 4 ranks from 2 and 8"].ours["cases"] == 1
+
+
+def test_aims_name_groups_that_the_sets_have():
+    named = {group for aim in AIMS if aim.set == COLLECTIVES for group in aim.groups}
+    ranks = {f"{asked} ranks from {a} and {b}" for asked, (a, b), _ in RANK_CASES}
+    known = {*GROUPS.values()} | {
+        f"{name}, {part.removeprefix('sizes ')}" for name in ranks for part in GROUPS.values()
+    }
+    assert named <= known
+    assert {aim.set for aim in AIMS} <= set(SETS)
+
+
+SUMS = next(aim for aim in AIMS if aim.title == "another batch, sum of operators")
+
+
+def test_the_parts_of_an_error_add_up_to_it():
+    rows = select_cases(make_cases(), SUMS)
+    split = split_error(rows)
+    assert list(split["part"]) == [H100, A100]
+    assert split["points"].sum() == pytest.approx(rows["error"].abs().mean()) == pytest.approx(0.05)
+    first = split.iloc[0]
+    assert first["points"] == pytest.approx(0.04)
+    assert first["without"] == pytest.approx(0.015)
+    assert first["oracle_error"] == 0 and first["beside_oracle"] == pytest.approx(0.12)
 
 
 @pytest.fixture(scope="module")
@@ -118,3 +190,41 @@ def test_unknown_sets_no_cases_and_foreign_tables_leave_nothing(tmp_path):
     with pytest.raises(TableError, match="diagnosed operators table of this version"):
         build_validation_page(files[1:], diagnoses[::-1], page, table)
     assert not (tmp_path / "report").exists()
+
+
+ROWS = pd.DataFrame(
+    {
+        "set": "s",
+        "quantity": "q",
+        "device": "d",
+        "model": ["a", "a", "b"],
+        "measured_s": [1.0, 2.0, 1.0],
+        "predicted_s": [1.1, 1.0, 3.0],
+        "low_s": [0.9, 0.5, None],
+        "high_s": [1.2, 1.5, None],
+        "oracle_s": [1.0, 2.2, None],
+        "extrapolated": [0.0, 0.5, 1.0],
+    }
+)
+
+
+def test_scores_of_hand_worked_cases():
+    found = score_cases(ROWS).set_index("model")
+    a = found.loc["a"]
+    assert a["bias"] == pytest.approx((0.1 - 0.5) / 2)
+    assert a["mean_absolute_error"] == pytest.approx(0.3)
+    assert a["worst_error"] == pytest.approx(-0.5)
+    assert a["oracle_mean_absolute_error"] == pytest.approx(0.05)
+    assert (a["oracle_cases"], a["beside_oracle_error"]) == (2, pytest.approx(0.3))
+    assert a["extrapolated"] == pytest.approx(0.25)
+    assert a["coverage"] == pytest.approx(0.5)
+    assert a["mean_relative_width"] == pytest.approx((0.3 + 0.5) / 2)
+    assert a["interval_score"] == pytest.approx((0.3 + 0.5 + 10 * 0.5 / 2) / 2)
+
+
+def test_models_without_intervals_have_no_coverage():
+    b = score_cases(ROWS).set_index("model").loc["b"]
+    assert (b["cases"], b["intervals"]) == (1, 0)
+    assert pd.isna(b["coverage"])
+    assert b["oracle_cases"] == 0 and pd.isna(b["beside_oracle_error"])
+    assert b["mean_absolute_error"] == pytest.approx(2.0)

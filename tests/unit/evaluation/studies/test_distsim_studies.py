@@ -1,18 +1,34 @@
-"""DistSim's search for a plan, with what it does not publish assumed: order and ratio."""
+"""DistSim's search for a plan, with what it does not publish assumed: order and ratio.
+
+GPT 145B from shapes: the model is whole, its steps are labelled, and the schedule follows the batch.
+"""
+
+import csv
+from pathlib import Path
 
 import pandas as pd
 import pytest
+import trioflow
 from trioflow.hardware.platform import load_platform
+from trioflow.trace.store import load_trace
+from trioflow_evaluation.distsim.recorded import bubble_throughput, compare_throughput
 from trioflow_evaluation.studies.distsim import (
     BEST,
+    BLOCKS,
     MEASURED_RATIO,
+    PIPELINE,
     PLATFORM,
     PREDICTED_RATIO,
+    TENSOR,
+    WORKLOAD,
     WORST,
+    build_shapes,
+    choose_schedule,
     draw_distsim_search,
     list_degrees,
     name_plan,
     predict_distsim,
+    predict_throughput,
 )
 
 
@@ -67,3 +83,35 @@ def test_with_a_network_half_as_fast_the_last_is_distsims_and_its_best_is_among_
     names = [name_plan(row) for _, row in rows.iterrows()]
     assert names[-1] == "16M1P1D" and "1M8P2D" in names[:3]
     assert rows["step_time_s"].max() / rows["step_time_s"].min() > 3
+
+
+FACTS = Path(trioflow.__file__).parent / "data/model_facts.tsv"
+
+
+def test_the_model_has_as_many_parameters_as_its_paper_says() -> None:
+    with FACTS.open() as stream:
+        rows = {row["workload"]: row for row in csv.DictReader(stream, delimiter="\t")}
+    trace = build_shapes()
+    elements = (
+        sum(g["size_bytes"] for g in trace.facts.gradients) / 4
+    )  # weights and gradients stay in fp32
+    assert elements == pytest.approx(float(rows[WORKLOAD]["parameters"]), rel=0.01)
+    blocks = load_trace(BLOCKS)
+    assert len(blocks.operators) < len(trace.operators) / 10
+    assert (trace.operators["device_ns"] == 0).all(), "nothing was timed"
+
+
+@pytest.mark.parametrize(("count", "name"), [(1, "gpipe"), (15, "gpipe"), (16, "1f1b")])
+def test_pytorchs_1f1b_needs_as_many_micro_batches_as_stages(count: int, name: str) -> None:
+    assert choose_schedule(count, 16) == name
+
+
+def test_steps_are_extrapolated_and_close_to_the_bubble() -> None:
+    """All-reduces inside a node are measured; sends between nodes are not, and take little time."""
+    rows = predict_throughput((1, 4))
+    assert rows["status"].tolist() == ["ok", "ok"] and set(rows["confidence"]) == {"extrapolated"}
+    assert (rows["tensor"] * rows["pipeline"] * rows["data"] == 128).all()
+    assert (TENSOR, PIPELINE) == (8, 16)
+    found = compare_throughput(rows)
+    assert found["simulated"].iloc[1] == pytest.approx(bubble_throughput(4, 16), rel=0.15)
+    assert isinstance(found, pd.DataFrame) and found["deviation"].iloc[0] == 0
