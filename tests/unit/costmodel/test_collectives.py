@@ -1,14 +1,24 @@
-"""Measured curves of collectives."""
+"""Measured curves of collectives.
+
+Collectives measured over whole nodes: the public figure, what ships of it, and the times it gives.
+
+Forms of operator cost and the classes that share them.
+"""
 
 import json
 import math
+import os
 from dataclasses import replace
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from trioflow import tables
 from trioflow.base.errors import InputError, TableError
+from trioflow.costmodel.collectives.between_nodes import NODES_FILE, NodeCurve, find_between_nodes
 from trioflow.costmodel.collectives.model import (
     CollectiveCostModel,
     count_steps,
@@ -17,7 +27,37 @@ from trioflow.costmodel.collectives.model import (
     load_collective_model,
     wire_factor,
 )
-from trioflow.costmodel.intervals import WIDEST_FACTOR
+from trioflow.costmodel.collectives.platform import load_platform_collectives
+from trioflow.costmodel.intervals import (
+    ASSUMED_FACTOR,
+    LEFT_OUT_OPERATORS,
+    NEAREST_DISTANCE,
+    WIDEST_FACTOR,
+    Band,
+    find_band,
+    fit_bands,
+    fit_step_band,
+)
+from trioflow.costmodel.operators.class_curves import (
+    ANY,
+    find_class,
+    fit_class_curves,
+    lookup_order,
+)
+from trioflow.costmodel.operators.curves import FORMS, Curve, driver_of, fit_curve
+from trioflow.costmodel.operators.model import SHIPPED_MODELS
+from trioflow.datasets.catalogue import NODE_BANDWIDTHS, load_catalogue
+from trioflow.hardware.platform import load_platform
+from trioflow.network.across_nodes import NodeGroups
+from trioflow.network.routing import Router
+from trioflow_evaluation.fits.collectives import (
+    NODE_RATES,
+    NODES_PLATFORM,
+    SLOW_NODES,
+    build_between_nodes,
+    name_network,
+    read_node_bandwidths,
+)
 
 # Medians of a gloo all_reduce over two ranks, with the knee that one line misses (FACTS 13).
 GLOO_NS = {1024: 340_000, 1 << 20: 1_600_000, 25 << 20: 29_000_000, 100 << 20: 115_000_000}
@@ -271,3 +311,347 @@ def test_damaged_files_are_named(model: CollectiveCostModel, tmp_path: Path) -> 
     path.write_text(json.dumps(content))
     with pytest.raises(InputError, match="curves"):
         load_collective_model(path)
+
+
+SIZE = 256_000_000
+
+
+@pytest.mark.parametrize("name", [NODES_PLATFORM, SLOW_NODES])
+def test_what_ships_is_what_the_jobs_measured(name, tmp_path):
+    mirror = os.environ.get("TRIOFLOW_DATA_MIRROR")
+    if not mirror or not load_catalogue().held_files(mirror, NODE_BANDWIDTHS):
+        pytest.skip("the public runs are not at hand")
+    built = build_between_nodes(mirror, tmp_path / NODES_FILE, name)
+    assert built.read_bytes() == (SHIPPED_MODELS / name / NODES_FILE).read_bytes()
+
+
+def test_jobs_are_told_apart_by_what_a_step_of_their_rings_takes(tmp_path):
+    """Two jobs on the fast network, one on the slow one, one without NVLink, one on a node."""
+    file = tmp_path / load_catalogue().select_files(NODE_BANDWIDTHS)[0].key
+    file.parent.mkdir(parents=True)
+    with pytest.raises(InputError, match="no runs of nanotron"):
+        read_node_bandwidths(tmp_path, NODES_PLATFORM)
+    jobs = [(1, 250.0), (16, 120.0), (16, 130.0), (16, 27.0), (16, 20.0)]
+    table = pd.DataFrame(jobs, columns=["nodes", "AllGather (GB/s)"])
+    for names in NODE_RATES.values():
+        table[names[1]] = table["AllGather (GB/s)"]
+        table[names[0]] = [250.0, 250.0, 250.0, 250.0, 42.0]
+    table.to_csv(file, index=False)
+    wire_bytes = 256e6 * 127 / 128
+    for name, rate in ((NODES_PLATFORM, 125e9), (SLOW_NODES, 27e9)):
+        found = read_node_bandwidths(tmp_path, name)
+        assert found.curves["all_gather"].nodes == (1, 16)
+        assert found.curves["all_gather"].time_s[1] == pytest.approx(wire_bytes / rate, rel=1e-5)
+        assert found.curves["all_reduce"].time_s[1] == pytest.approx(
+            2 * wire_bytes / rate, rel=1e-5
+        )
+    assert [name_network(nodes, 42.0 if rate == 20 else 250.0, rate) for nodes, rate in jobs] == [
+        "one node", "fast", "fast", "slow", "no NVLink",
+    ]  # fmt: skip
+    table.drop(columns="AllReduce (GB/s)").to_csv(file, index=False)
+    with pytest.raises(InputError, match="no column 'AllReduce"):
+        read_node_bandwidths(tmp_path, NODES_PLATFORM)
+
+
+@cache
+def load_cluster(name=SLOW_NODES):
+    platform = load_platform(name, 512)
+    path = SHIPPED_MODELS / str(platform.node_collectives) / "collectives.json"
+    return platform, load_platform_collectives(path), Router(platform.links)
+
+
+def plan(collective, size, nodes, per_node=8, measured=None):
+    groups = NodeGroups(*load_cluster())
+    if measured is not None:
+        groups._measured = measured
+    group = tuple(8 * node + place for node in range(nodes) for place in range(per_node))
+    assert groups.holds(group)
+    return groups.plan(collective, size, group).time
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter"])
+def test_measured_node_counts_are_met_and_left_out_ones_held_by_the_band(collective):
+    measured = find_between_nodes(SLOW_NODES)
+    curve = measured.curves[collective]
+    errors = []
+    for place, nodes in enumerate(curve.nodes[1:], start=1):
+        found = plan(collective, SIZE, nodes)
+        assert found.time_s == pytest.approx(curve.time_s[place], rel=1e-6)
+        assert found.low_s <= 1.01 * curve.low_s[place] or collective == "all_reduce"
+        assert found.high_s >= 0.99 * curve.high_s[place]
+        assert found.confidence == "interpolated"
+        if 1 < place < len(curve.nodes) - 1:
+            kept = [
+                tuple(v for n, v in enumerate(values) if n != place)
+                for values in (curve.nodes, curve.time_s, curve.low_s, curve.high_s)
+            ]
+            cut = replace(measured, curves={**measured.curves, collective: NodeCurve(*kept)})
+            left_out = plan(collective, SIZE, nodes, measured=cut)
+            errors.append(abs(left_out.time_s / curve.time_s[place] - 1))
+            assert left_out.low_s <= curve.time_s[place] <= left_out.high_s
+    assert sum(errors) / len(errors) < 0.2
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "all_to_all", "broadcast"])
+def test_times_grow_with_size_nodes_and_ranks_sharing_a_card(collective):
+    for nodes, per_node in ((2, 1), (4, 8), (64, 2)):
+        times = [plan(collective, size, nodes, per_node) for size in (1000, 10**6, SIZE, 10**9)]
+        assert all(a.time_s < b.time_s for a, b in pairwise(times))
+        assert all(one.low_s <= one.time_s <= one.high_s for one in times)
+        more = plan(collective, SIZE, min(2 * nodes, 64), per_node)
+        assert more.time_s >= times[2].time_s
+    assert plan(collective, SIZE, 8, 4).confidence == "extrapolated"
+
+
+def test_what_was_measured_with_one_size_is_a_network_for_all() -> None:
+    """A gather's hops cost as much whatever they carry; a tree's all-reduce grows with its bytes."""
+    assert 0.4 < plan("all_gather", 17 * 10**6, 2).time_s / plan("all_gather", SIZE, 2).time_s < 0.7
+    assert plan("all_gather", 5 * 10**6, 64).time_s > 0.8 * plan("all_gather", SIZE, 64).time_s
+    measured = find_between_nodes(NODES_PLATFORM)
+    for time_s, least, most in ((3e-3, 0.0, 0.25), (10e-3, 0.85, 1.0)):  # a tree's, a ring's
+        curve = NodeCurve((1, 16), *((1e-3, time_s) for _ in range(3)))
+        cut = replace(measured, curves={**measured.curves, "all_reduce": curve})
+        whole, part = (plan("all_reduce", size, 16, measured=cut) for size in (SIZE, SIZE // 16))
+        assert whole.time_s == pytest.approx(time_s) and least < part.time_s / time_s < most
+    small = plan("all_gather", SIZE // 16, 8)
+    assert small.high_s / small.low_s > plan("all_gather", SIZE, 8).high_s / plan("all_gather", SIZE, 8).low_s  # fmt: skip
+
+
+@pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter"])
+def test_the_fast_network_is_met_but_for_what_its_nodes_gather_faster_than_a_measured_one(
+    collective,
+):
+    """In a loop of collectives, as they were measured, while nobody trains."""
+    platform, *others = load_cluster(NODES_PLATFORM)
+    groups = NodeGroups(replace(platform, corrections={}), *others)
+    curve = find_between_nodes(NODES_PLATFORM).curves[collective]
+    for nodes, time_s in zip(curve.nodes[1:], curve.time_s[1:], strict=True):
+        group = tuple(range(8 * nodes))
+        assert groups.holds(group)
+        assert groups.plan(collective, SIZE, group).time.time_s == pytest.approx(time_s, rel=0.16)
+
+
+def test_a_message_between_nodes_takes_a_step_more_than_the_links():
+    groups = NodeGroups(*load_cluster())
+    groups.holds((0, 8))
+    time = groups.plan("send", 10**8, (0, 8)).time
+    assert 10**8 / 50e9 + 20e-6 < time.time_s < 2 * 10**8 / 50e9
+    assert "as was measured on p5-h100-slow" in groups.plan("send", 10**8, (0, 8)).warning
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter"])
+def test_more_nodes_than_were_measured_are_extrapolated_and_wider_than_held_out_ones(collective):
+    """Each measured count is told from half as many nodes; the worst miss of those is what a doubling may cost."""
+    measured = find_between_nodes(SLOW_NODES)
+    curve, missed = measured.curves[collective], []
+    for last in range(2, len(curve.nodes)):
+        kept = NodeCurve(
+            *(v[:last] for v in (curve.nodes, curve.time_s, curve.low_s, curve.high_s))
+        )
+        cut = replace(measured, curves={**measured.curves, collective: kept})
+        found = plan(collective, SIZE, curve.nodes[last], measured=cut)
+        assert found.confidence == "extrapolated"
+        missed.append(abs(math.log(curve.time_s[last] / found.time_s)))
+    most = curve.nodes[-1]
+    inside = plan(collective, SIZE, most)
+    assert inside.confidence == "interpolated" and max(missed) > 0.05
+    for nodes in (most + 1, 2 * most, 4 * most):
+        group = tuple(range(8 * nodes))
+        platform = load_platform(SLOW_NODES, 8 * nodes)
+        beyond = NodeGroups(platform, load_cluster()[1], Router(platform.links)).plan(
+            collective, SIZE, group
+        )
+        assert (
+            beyond.time.confidence == "extrapolated"
+            and f"over up to {most} nodes" in beyond.warning
+        )
+        doublings = max(math.log2(nodes / most), 1)
+        assert math.log(beyond.time.high_s / beyond.time.time_s) >= 0.99 * doublings * max(missed)
+        assert beyond.time.high_s / beyond.time.time_s > inside.high_s / inside.time_s
+
+
+def test_clusters_that_nobody_measured_stay_with_their_links():
+    assert find_between_nodes("dgx-h100") is None and find_between_nodes("") is None
+
+
+RANDOM = np.random.default_rng(5)
+SIZES = np.exp(RANDOM.uniform(5, 20, size=(60, 3)))
+
+
+def make_rows(entries: list[tuple[str, str, float, float]]) -> pd.DataFrame:
+    """Rows of (class, phase, bytes, seconds)."""
+    frame = pd.DataFrame(entries, columns=["operator_class", "phase", "read_bytes", "time_s"])
+    return frame.assign(flop=0.0, write_bytes=0.0)
+
+
+def test_linear_recovers_slopes_and_never_goes_negative() -> None:
+    times = 3e-6 + SIZES @ np.array([1e-12, 2e-10, 5e-10])
+    curve = fit_curve("linear", SIZES, times)
+    assert curve.coefficients == pytest.approx([3e-6, 1e-12, 2e-10, 5e-10], rel=1e-6)
+    falling = fit_curve("linear", SIZES, 1e-3 / SIZES[:, 0])
+    assert min(falling.coefficients) >= 0
+
+
+def test_roofline_takes_the_larger_of_compute_and_memory() -> None:
+    data = SIZES[:, 1] + SIZES[:, 2]
+    times = 5e-6 + np.maximum(SIZES[:, 0] * 2e-11, data * 1e-10)
+    curve = fit_curve("roofline", SIZES, times)
+    assert curve.predict(SIZES) == pytest.approx(times, rel=1e-6)
+    summed = fit_curve("linear", SIZES, times)
+    assert np.abs(summed.predict(SIZES) / times - 1).max() > 0.05
+
+
+def test_power_recovers_exponents() -> None:
+    times = 1e-3 * (1 + SIZES[:, 0]) ** 0.3 * (1 + SIZES[:, 1]) ** 0.2
+    curve = fit_curve("power", SIZES, times)
+    assert curve.coefficients == pytest.approx([1e-3, 0.3, 0.2, 0.0], abs=1e-6)
+
+
+def test_driver_uses_one_feature_only() -> None:
+    times = 1e-6 + SIZES[:, 2] * 1e-9 + SIZES[:, 0] * 1e-13
+    assert driver_of(SIZES, times) == 2
+    curve = fit_curve("driver", SIZES, times)
+    assert curve.coefficients[1] == curve.coefficients[2] == 0.0
+    assert curve.coefficients[3] == pytest.approx(1e-9, rel=0.01)
+
+
+def test_driver_of_equal_or_constant_features_is_the_first() -> None:
+    same = np.column_stack([SIZES[:, 0]] * 3)
+    assert driver_of(same, SIZES[:, 0]) == 0
+    assert driver_of(np.ones((5, 3)), np.arange(5.0)) == 0
+
+
+@pytest.mark.parametrize("form", sorted({*FORMS} - {"overlapped"}))
+def test_scaling_a_curve_scales_every_time(form: str) -> None:
+    curve = fit_curve(form, SIZES, 1e-6 + SIZES[:, 1] * 1e-9)
+    assert curve.scaled(2.5).predict(SIZES) == pytest.approx(2.5 * curve.predict(SIZES))
+
+
+def test_lookup_goes_from_narrow_to_wide() -> None:
+    assert list(lookup_order("convolution/dense", "forward")) == [
+        ("convolution/dense", "forward"),
+        ("convolution", "forward"),
+        (ANY, "forward"),
+        (ANY, ANY),
+    ]
+    assert next(lookup_order("gemm", "backward")) == ("gemm", "backward")
+
+
+def test_rare_class_borrows_the_shape_and_keeps_its_level() -> None:
+    common = [("gemm", "forward", size, 1e-5 + 1e-9 * size) for size in (1e3, 1e4, 1e5, 1e6)]
+    curves = fit_class_curves(make_rows([*common, ("norm", "forward", 1e5, 1e-3)]), "linear")
+    rare = curves["norm", "forward"]
+    assert (rare.shape_of, rare.rows) == ("* forward", 1)
+    sizes = np.array([[0.0, 1e5, 0.0], [0.0, 2e5, 0.0]])
+    at_size, at_double = rare.curve.predict(sizes)
+    assert at_size == pytest.approx(1e-3)
+    assert 1e-3 < at_double < 2e-3
+
+
+def test_equal_sizes_do_not_decide_a_shape() -> None:
+    common = [("gemm", "forward", size, 1e-9 * size) for size in (1e3, 1e4, 1e5, 1e6)]
+    same = [("norm", "forward", 1e5, 2e-4)] * 10
+    curves = fit_class_curves(make_rows(common + same), "linear")
+    assert curves["norm", "forward"].shape_of == "* forward"
+    grown = curves["norm", "forward"].curve.predict(np.array([[0.0, 1e5, 0.0], [0.0, 1e6, 0.0]]))
+    assert grown[1] > 2 * grown[0]
+
+
+def test_level_is_set_by_the_sum_of_the_class() -> None:
+    entries = [
+        ("norm", "forward", size, 1e-9 * size * factor)
+        for size, factor in ((1e3, 1), (1e4, 1), (1e5, 1), (1e8, 3))
+    ]
+    rows = make_rows(entries)
+    curve = fit_class_curves(rows, "linear")["norm", "forward"].curve
+    features = rows[["flop", "read_bytes", "write_bytes"]].to_numpy()
+    assert curve.predict(features).sum() == pytest.approx(rows["time_s"].sum())
+
+
+def test_views_cost_the_same_at_every_size() -> None:
+    rows = make_rows([("view", "forward", size, 1e-6) for size in (0.0, 10.0, 1e6, 1e7, 1e8)])
+    assert fit_class_curves(rows, "linear")["view", "forward"].curve.form == "constant"
+
+
+def test_a_class_without_a_curve_takes_the_one_most_alike() -> None:
+    sizes = (1e3, 1e4, 1e5, 1e6)
+    rows = [
+        (name, phase, size, 1e-9 * size)
+        for size in sizes
+        for name, phase in (("memory", "forward"), ("gemm", "forward"), ("gemm", "backward"))
+    ]
+    curves = fit_class_curves(make_rows(rows), "linear")
+    for asked, taken in (
+        (("memory", "backward"), ("memory", "forward")),
+        (("reshape", "backward"), ("memory", "forward")),
+        (("convolution_backward/dense", "backward"), ("gemm", "backward")),
+        (("norm", "backward"), (ANY, "backward")),
+    ):
+        assert find_class(curves, *asked)[0] == taken
+
+
+def test_find_class_needs_the_widest_curve() -> None:
+    with pytest.raises(InputError, match="no curve for gemm in forward"):
+        find_class({}, "gemm", "forward")
+
+
+def test_unchanged_curve_dataclass_predicts_zero_rows() -> None:
+    assert Curve("linear", (1.0, 0.0, 0.0, 0.0)).predict(np.zeros((0, 3))).shape == (0,)
+
+
+def held(residuals: list[float], operator_class: str = "gemm") -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "workload": "w",
+            "trace": 0,
+            "operator_class": operator_class,
+            "phase": "forward",
+            "time_s": np.exp(residuals) * 1e-3,
+            "held_out_s": 1e-3,
+        }
+    )
+
+
+def test_bands_are_quantiles_around_zero_and_fall_back() -> None:
+    residuals = list(np.linspace(-0.5, 0.3, 81))
+    bands = fit_bands(held(residuals), "whole workloads left out")
+    band = find_band(bands, "gemm", "forward")
+    assert (band.low_log, band.high_log) == pytest.approx((-0.42, 0.22))
+    assert find_band(bands, "unheard/of", "forward") == bands[ANY, "forward"]
+    doubled = find_band(fit_bands(held(residuals), LEFT_OUT_OPERATORS), "gemm", "forward")
+    assert (doubled.low_log, doubled.high_log) == pytest.approx((-0.84, 0.44))
+    always_late = fit_bands(held([0.2] * 20), "whole workloads left out")
+    assert find_band(always_late, "gemm", "forward").low_log == 0.0
+
+
+def test_few_residuals_take_the_wider_band_and_none_an_assumed_one() -> None:
+    few = pd.concat([held([1.0, -1.0], "norm"), held([0.0] * 40)])
+    bands = fit_bands(few, "whole workloads left out")
+    assert ("norm", "forward") not in bands
+    assert find_band(bands, "norm", "forward") == bands[ANY, "forward"]
+    assumed = find_band({}, "gemm", "forward")
+    assert np.exp(assumed.high_log) == pytest.approx(ASSUMED_FACTOR)
+    assert assumed.residuals == 0
+
+
+def test_step_band_weighs_workloads_and_not_their_captures() -> None:
+    frames = []
+    for workload, trace, error in (("a", 0, 0.1), ("a", 1, 0.1), ("a", 2, 0.1), ("b", 3, 0.3)):
+        frames.append(held([error]).assign(workload=workload, trace=trace))
+    band = fit_step_band(pd.concat(frames), ["trace"], "whole workloads left out")
+    # Student's 90 % quantile with two degrees of freedom is 1.8856.
+    assert band.half_log == pytest.approx(1.8856 * np.sqrt((0.1**2 + 0.3**2) / 2), rel=1e-4)
+    assert (band.workloads, band.steps) == (2, 4)
+    nothing = fit_step_band(held([]), ["trace"], "whole workloads left out")
+    assert (nothing.workloads, nothing.mean_absolute_error) == (0, None)
+    assert nothing.basis.startswith("assumed")
+
+
+def test_band_grows_with_the_distance_and_ends_somewhere() -> None:
+    band = Band(-0.1, 0.2, 10, distance=np.log(4))
+    low, high = band.factors(np.log([1.0, 2.0, 4.0, 16.0]))
+    assert np.log(low) == pytest.approx([0.0, -0.05, -0.1, -0.2])
+    assert np.log(high) == pytest.approx([0.0, 0.1, 0.2, 0.4])
+    near = Band(-0.1, 0.2, 10, distance=0.001)
+    assert near.factors(np.array([NEAREST_DISTANCE]))[1] == pytest.approx(np.exp(0.2))
+    assert near.factors(np.array([1e6]))[1] == pytest.approx(WIDEST_FACTOR)

@@ -1,22 +1,58 @@
-"""The cost model of operators."""
+"""The cost model of operators.
+
+Classes and features of operators.
+
+Matrix products told from shapes, and how they grow.
+
+Operator models by name.
+
+Models that fit nothing.
+
+Operator models of other packages.
+
+Least squares of the fits: signs, equal columns, near ties.
+"""
 
 import json
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 from trioflow import tables
-from trioflow.base.errors import InputError, TableError
+from trioflow.base import plugins
+from trioflow.base.errors import InputError, PlatformError, TableError
+from trioflow.costmodel.features import (
+    base_class,
+    class_of_name,
+    classify,
+    convolution_kind,
+    feature_matrix,
+)
+from trioflow.costmodel.interface import ENTRY_POINTS, OperatorModel, TraceLike, find_operator_model
+from trioflow.costmodel.least_squares import choose_least, rounded, solve_nonnegative
+from trioflow.costmodel.operators import products
 from trioflow.costmodel.operators.class_curves import collect_rows, pair_rows
+from trioflow.costmodel.operators.methods import (
+    METHOD_NAMES,
+    ProportionalModel,
+    RecordedModel,
+    batch_ratio,
+    fit_named_model,
+    fit_recorded,
+    make_unfitted_model,
+)
 from trioflow.costmodel.operators.model import (
     METHODS,
     OperatorCostModel,
     fit_operator_model,
     load_operator_model,
 )
+from trioflow.costmodel.operators.products import PRODUCTS, product_columns, scale_products
 
+from costmodel.gpu_synthetic import make_gpu_trace, make_gpu_traces, make_step
 from costmodel.synthetic import law_s, make_operators, make_trace, make_traces
 
 SIZES = ["flop", "read_bytes", "write_bytes"]
@@ -331,3 +367,387 @@ def test_captures_with_other_operators_pair_by_identity() -> None:
     assert found.steps["rescale"].steps == 6
     low, high = found.step_interval("rescale")
     assert np.log(high / low) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("aten::mm", "gemm"),
+        ("aten::addmm", "gemm"),
+        ("aten::linear", "gemm"),
+        ("aten::conv2d", "convolution"),
+        ("aten::_slow_conv2d_forward", "convolution"),
+        ("aten::convolution_backward", "convolution_backward"),
+        ("aten::_slow_conv2d_backward", "convolution_backward"),
+        ("aten::scaled_dot_product_attention", "attention"),
+        ("aten::_scaled_dot_product_flash_attention_for_cpu_backward", "attention"),
+        ("aten::native_batch_norm_backward", "norm"),
+        ("aten::layer_norm", "norm"),
+        ("aten::_softmax_backward_data", "softmax"),
+        ("aten::nll_loss_forward", "loss"),
+        ("aten::cross_entropy_loss", "loss"),
+        ("aten::add_", "elementwise"),
+        ("aten::add.Tensor", "elementwise"),
+        ("aten::__and__", "elementwise"),
+        ("aten::threshold_backward", "elementwise"),
+        ("aten::sum", "reduction"),
+        ("aten::max_pool2d_with_indices_backward", "pooling"),
+        ("aten::_adaptive_avg_pool2d_backward", "pooling"),
+        ("aten::embedding_dense_backward", "embedding"),
+        ("aten::copy_", "memory"),
+        ("aten::zero_", "memory"),
+        ("aten::cat", "memory"),
+        ("aten::select_backward", "memory"),
+        ("aten::_unsafe_view", "reshape"),
+        ("aten::reshape", "reshape"),
+        ("aten::t", "view"),
+        ("aten::detach_", "view"),
+        ("aten::view", "view"),
+        ("aten::_foreach_addcdiv_", "optimizer"),
+        ("aten::_fused_adamw_", "optimizer"),
+        ("library::something_new", "other"),
+        ("", "other"),
+    ],
+)
+def test_class_follows_from_name(name: str, expected: str) -> None:
+    assert class_of_name(name) == expected
+
+
+@pytest.mark.parametrize(
+    ("data", "weight", "result", "expected"),
+    [
+        ([8, 64, 16, 16], [128, 64, 3, 3], [8, 128, 16, 16], "dense"),
+        ([8, 64, 16, 16], [128, 64, 3, 3], [8, 128, 14, 14], "dense"),
+        ([8, 64, 16, 16], [128, 64, 3, 3], [8, 128, 8, 8], "strided"),
+        ([8, 64, 15, 15], [128, 64, 3, 3], [8, 128, 8, 8], "strided"),
+        ([8, 64, 16, 16], [128, 64, 1, 1], [8, 128, 16, 16], "pointwise"),
+        ([8, 64, 16, 16], [64, 1, 3, 3], [8, 64, 16, 16], "grouped"),
+        ([8, 3, 32, 32], [64, 3, 7, 7], [8, 64, 16, 16], "small_channels"),
+        ([8, 64, 16, 16], [128, 64, 3, 3], [], "dense"),
+    ],
+)
+def test_convolution_kinds(
+    data: list[int], weight: list[int], result: list[int], expected: str
+) -> None:
+    assert convolution_kind(data, weight, result) == expected
+
+
+def test_convolutions_are_told_apart_by_shape() -> None:
+    operators = pd.DataFrame(
+        {
+            "name": ["aten::conv2d", "aten::conv2d", "aten::convolution_backward", "aten::conv2d"],
+            "input_shapes": [
+                [[8, 64, 16, 16], [64, 64, 1, 1]],
+                [[8, 64, 16, 16], [64, 64, 3, 3]],
+                [[8, 64, 16, 16], [8, 64, 16, 16], [64, 64, 1, 1]],
+                [],
+            ],
+            "output_shapes": [[[8, 64, 16, 16]], [[8, 64, 16, 16]], [[8, 64, 16, 16]], []],
+        },
+        index=[4, 2, 9, 7],
+    )
+    found = classify(operators)
+    assert list(found.index) == [4, 2, 9, 7]
+    assert list(found) == [
+        "convolution/pointwise",
+        "convolution/dense",
+        "convolution_backward/pointwise",
+        "convolution",
+    ]
+    assert [base_class(c) for c in found][:2] == ["convolution", "convolution"]
+
+
+def test_classify_needs_names() -> None:
+    with pytest.raises(TableError, match="column name"):
+        classify(pd.DataFrame({"flop": [1]}))
+
+
+def test_feature_matrix_keeps_order_and_names_the_bad_row() -> None:
+    operators = pd.DataFrame({"write_bytes": [3, 6], "flop": [1, 4], "read_bytes": [2, 5]})
+    assert np.array_equal(feature_matrix(operators), [[1, 2, 3], [4, 5, 6]])
+    operators.loc[1, "read_bytes"] = -1
+    with pytest.raises(TableError, match="row 1, column read_bytes"):
+        feature_matrix(operators)
+    with pytest.raises(TableError, match="no column flop"):
+        feature_matrix(operators.drop(columns="flop"))
+
+
+def test_feature_matrix_reads_missing_values_as_an_error() -> None:
+    operators = pd.DataFrame(
+        {"flop": pd.array([1, None], dtype="Int64"), "read_bytes": [1, 2], "write_bytes": [1, 2]}
+    )
+    with pytest.raises(TableError, match="row 1, column flop"):
+        feature_matrix(operators)
+
+
+def describe(name, inputs, outputs, flop):
+    frame = pd.DataFrame(
+        {"name": [name], "flop": [flop], "input_shapes": [inputs], "output_shapes": [outputs]}
+    )
+    return tuple(product_columns(frame, list(classify(frame)))[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "outputs", "expected"),
+    [
+        ("aten::linear", [[2, 8, 16], [32, 16], [32]], [[2, 8, 32]], (1, 16, 32, 16, 1, 0, 0)),
+        ("aten::addmm", [[32], [16, 8], [8, 32]], [[16, 32]], (1, 16, 32, 8, 1, 0, 0)),
+        ("aten::mm", [[16, 8], [8, 32]], [[16, 32]], (1, 16, 32, 8, 1, 0, 0)),
+        ("aten::matmul", [[2, 3, 8, 4], [2, 3, 4, 6]], [[2, 3, 8, 6]], (6, 8, 6, 4, 1, 0, 0)),
+        (
+            "aten::linear_backward",
+            [[2, 8, 32], [2, 8, 16], [32, 16]],
+            [[2, 8, 16], [32, 16]],
+            (1, 16, 32, 16, 0, 1, 1),
+        ),
+        (
+            "autograd::engine::evaluate_function: AddmmBackward0",
+            [[128, 10], [128, 64], [10, 64]],
+            [[128, 64], [10, 64]],
+            (1, 128, 10, 64, 0, 1, 1),
+        ),
+        (
+            "aten::matmul_backward",
+            [[6, 8, 6], [6, 8, 4], [6, 4, 6]],
+            [[6, 8, 4]],
+            (6, 8, 6, 4, 0, 1, 0),
+        ),
+        (
+            "aten::conv2d",
+            [[4, 8, 10, 10], [16, 8, 3, 3]],
+            [[4, 16, 8, 8]],
+            (1, 256, 16, 72, 1, 0, 0),
+        ),
+        (
+            "aten::conv2d",
+            [[4, 8, 10, 10], [16, 4, 3, 3]],
+            [[4, 16, 8, 8]],
+            (2, 256, 8, 36, 1, 0, 0),
+        ),
+        (
+            "aten::convolution_backward",
+            [[4, 16, 8, 8], [4, 8, 10, 10], [16, 8, 3, 3]],
+            [[4, 8, 10, 10], [16, 8, 3, 3]],
+            (1, 256, 16, 72, 0, 1, 1),
+        ),
+        (
+            "aten::convolution_backward",
+            [[4, 16, 8, 8], [4, 8, 10, 10], [16, 8, 3, 3]],
+            [[16, 8, 3, 3]],
+            (1, 256, 16, 72, 0, 0, 1),
+        ),
+        # Sixty-four rows of four groups; the gradients of rows and of weights are grouped products too.
+        ("aten::_grouped_mm", [[64, 8], [4, 8, 32], [4]], [[64, 32]], (4, 16, 32, 8, 1, 0, 0)),
+        ("aten::_grouped_mm", [[64, 32], [4, 32, 8], [4]], [[64, 8]], (4, 16, 8, 32, 1, 0, 0)),
+        ("aten::_grouped_mm", [[8, 64], [64, 32], [4]], [[4, 8, 32]], (4, 8, 32, 16, 1, 0, 0)),
+        ("aten::_grouped_mm", [[4, 8, 16], [16, 64], [4]], [[8, 64]], (4, 8, 16, 16, 1, 0, 0)),
+    ],
+)
+def test_products_are_told_from_shapes(name, inputs, outputs, expected):
+    flop = 2 * np.prod(expected[:4]) * sum(expected[4:])
+    found = describe(name, inputs, outputs, flop)
+    assert found[:7] == expected
+    windows = expected[1] * expected[3] * expected[0] / 3200
+    assert found[7] == pytest.approx(windows if "conv" in name else 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "outputs", "flop"),
+    [
+        ("aten::add", [[4, 4], [4, 4]], [[4, 4]], 16),
+        ("aten::linear", [[2, 8, 16], [32, 17]], [[2, 8, 32]], 16384),
+        ("aten::linear", [[2, 8, 16], [32, 16]], [[2, 8, 32]], 99),
+        ("aten::linear", [], [], 16384),
+    ],
+)
+def test_shapes_that_do_not_explain_the_work_are_no_product(name, inputs, outputs, flop):
+    assert describe(name, inputs, outputs, flop) == (0,) * len(PRODUCTS)
+
+
+def test_a_batch_scales_the_dimension_that_carries_it():
+    before, after = make_step(512, 2), make_step(512, 7)
+    features = ["flop", "read_bytes", "write_bytes"]
+    known, expected = (product_columns(f, list(classify(f))) for f in (before, after))
+    scaled = scale_products(
+        known, before[features].to_numpy(float), after[features].to_numpy(float)
+    )
+    assert (expected[:, 0] > 0).sum() == 6
+    np.testing.assert_array_equal(scaled, expected)
+
+
+def test_equal_layers_are_looked_at_once(monkeypatch):
+    asked = []
+    whole = products._scale_one
+    monkeypatch.setattr(products, "_scale_one", lambda *row: asked.append(row) or whole(*row))
+    before, after = make_step(512, 2), make_step(512, 7)
+    features = ["flop", "read_bytes", "write_bytes"]
+    known = product_columns(before, list(classify(before)))
+    sizes = before[features].to_numpy(float), after[features].to_numpy(float)
+    once = scale_products(known, *sizes)
+    count = len(asked)
+    layers = scale_products(np.tile(known, (80, 1)), *(np.tile(size, (80, 1)) for size in sizes))
+    assert len(asked) == 2 * count
+    np.testing.assert_array_equal(layers, np.tile(once, (80, 1)))
+
+
+def test_a_batch_of_convolutions_lengthens_m():
+    def features(batch):
+        data, weight, result = batch * 512 * 196, 512 * 512 * 9, batch * 512 * 196
+        flop = 2 * 2 * batch * 196 * 512 * 512 * 9
+        return np.array([[flop, 4.0 * (result + data + weight), 4.0 * (data + weight)]])
+
+    reuse = 9.0
+    product = np.array([[1.0, 128 * 196, 512, 4608, 0, 1, 1, reuse]])
+    scaled = scale_products(product, features(128), features(512))
+    assert scaled[0, :4].tolist() == [1, 512 * 196, 512, 4608]
+
+
+def test_a_shard_scales_its_own_dimension():
+    product = np.array([[1.0, 512, 1024, 256, 1, 0, 0, 1]])
+
+    def features(m, n, k):
+        return np.array([[2.0 * m * n * k, 4.0 * (m * k + k * n), 4.0 * m * n]])
+
+    whole = features(512, 1024, 256)
+    column = scale_products(product, whole, features(512, 256, 256))
+    assert column[0, :4].tolist() == [1, 512, 256, 256]
+    row = scale_products(product, whole, features(512, 1024, 64))
+    assert row[0, :4].tolist() == [1, 512, 1024, 64]
+    both = scale_products(product, whole, features(1536, 256, 256))
+    assert both[0, :4].tolist() == [1, 1536, 256, 256]
+
+
+SHEETED = "NVIDIA A100 80GB PCIe"
+
+
+def on_a_gpu():
+    return [
+        replace(trace, facts=replace(trace.facts, device_name=SHEETED))
+        for trace in make_gpu_traces()
+    ]
+
+
+@pytest.mark.parametrize("method", METHOD_NAMES)
+def test_every_name_fits(method):
+    model, table = fit_named_model(on_a_gpu(), method)
+    assert model.device_name == SHEETED and len(table)
+    assert model.method == ("regression" if method == "auto" else method)
+
+
+def test_a_processor_is_fitted_by_regression():
+    traces = make_gpu_traces()
+    assert fit_named_model(traces)[0] == fit_operator_model(traces, method="regression")[0]
+    with pytest.raises(PlatformError, match="made-up GPU"):
+        fit_named_model(traces, "tile")
+
+
+def test_unknown_names_are_told_the_known_ones():
+    with pytest.raises(InputError, match=r"tilt.*tile"):
+        fit_named_model(on_a_gpu(), "tilt")
+    with pytest.raises(InputError, match="no trace"):
+        fit_named_model([], "tile")
+    with pytest.raises(InputError, match="recorded, proportional"):
+        make_unfitted_model("linear", on_a_gpu())
+
+
+def test_recorded_times_alone_make_a_model():
+    traces = on_a_gpu()
+    assert isinstance(make_unfitted_model("recorded", traces), RecordedModel)
+    assert make_unfitted_model("proportional", traces) == ProportionalModel(SHEETED)
+
+
+def test_proportional_scales_fixed_operators_too():
+    before, after = make_step(256, 2), make_step(256, 6)
+    assert batch_ratio(before, after) == 3
+    found = ProportionalModel().rescale(before, after)
+    assert found["time_s"].to_numpy() == pytest.approx(3e-9 * before["device_ns"].to_numpy())
+    assert isinstance(ProportionalModel(), OperatorModel)
+    with pytest.raises(InputError, match="recorded"):
+        ProportionalModel().predict(before)
+    with pytest.raises(TableError, match="batch_flop"):
+        ProportionalModel().rescale(before.drop(columns="batch_flop"), after)
+
+
+def test_proportional_keeps_the_time_of_the_same_batch():
+    before = make_step(256, 2)
+    found = ProportionalModel().rescale(before, before)
+    assert found["time_s"].to_numpy() == pytest.approx(1e-9 * before["device_ns"].to_numpy())
+    assert not found["extrapolated"].any()
+
+
+def test_recorded_knows_the_same_shapes_only(tmp_path):
+    model = fit_recorded([make_gpu_trace(256, 2), make_gpu_trace(256, 2, 3.0)])
+    same = make_step(256, 2)
+    found = model.predict(same)
+    assert found["time_s"].to_numpy() == pytest.approx(
+        2e-9 * same["device_ns"].to_numpy(), rel=1e-3
+    )
+    assert (found["low_s"] == found["high_s"]).all()
+    with pytest.raises(InputError, match="aten::linear was never recorded"):
+        model.predict(make_step(256, 4))
+    with pytest.raises(InputError, match="10 operators change their size"):
+        model.rescale(same, make_step(256, 4))
+    assert model.rescale(same, same)["time_s"].sum() == pytest.approx(
+        same["device_ns"].sum() * 1e-9
+    )
+    with pytest.raises(InputError, match="no file"):
+        model.save(tmp_path / "model.json")
+
+
+def fit_like_ours(traces):  # type: ignore[no-untyped-def]
+    return fit_operator_model(traces, method="li")
+
+
+def register(monkeypatch: pytest.MonkeyPatch, *values: str) -> None:
+    found = [metadata.EntryPoint("mine", value, ENTRY_POINTS) for value in values]
+
+    def entry_points(**wanted: str) -> metadata.EntryPoints:
+        assert wanted["group"] == ENTRY_POINTS
+        return metadata.EntryPoints(found).select(**wanted)
+
+    monkeypatch.setattr(plugins, "entry_points", entry_points)
+
+
+def test_registered_model_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    register(monkeypatch, f"{__name__}:fit_like_ours")
+    assert find_operator_model("mine") is not None
+    model, table = fit_operator_model(make_traces(), method="mine")
+    assert isinstance(model, OperatorModel)
+    assert model.method == "li"  # type: ignore[attr-defined]
+    assert len(table)
+
+
+def test_unknown_name_lists_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    register(monkeypatch, f"{__name__}:fit_like_ours")
+    with pytest.raises(InputError, match="'yours'; known are mine, regression"):
+        find_operator_model("yours", ["regression"])
+
+
+def test_broken_and_double_registrations_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    register(monkeypatch, "no_such_module:fit")
+    with pytest.raises(InputError, match="no_such_module:fit"):
+        find_operator_model("mine")
+    register(monkeypatch, f"{__name__}:fit_like_ours", "no_such_module:fit")
+    with pytest.raises(InputError, match="registered 2 times"):
+        find_operator_model("mine")
+
+
+def test_what_a_trace_must_have() -> None:
+    assert isinstance(make_traces()[0], TraceLike)
+
+
+def test_coefficients_are_not_negative_and_columns_of_nothing_stay_out() -> None:
+    column = np.array([1.0, 2.0, 4.0])
+    columns = np.column_stack([np.zeros(3), column, column])
+    solution, residual = solve_nonnegative(columns, 3 * column)
+    assert (solution >= 0).all() and solution[0] == 0
+    assert solution.sum() == pytest.approx(3) and residual == pytest.approx(0, abs=1e-12)
+    solution, residual = solve_nonnegative(columns, -column)
+    assert (solution == 0).all() and residual == pytest.approx(np.linalg.norm(column))
+
+
+def test_near_ties_go_to_the_earlier() -> None:
+    assert choose_least([1.0, 0.9995]) == 0
+    assert choose_least([1.0, 0.9]) == 1
+    assert choose_least([1.0, 0.9, 0.8999]) == 1
+    assert rounded(1 / 3, 3) == 0.333

@@ -1,4 +1,9 @@
-"""Matrix products in half precision: fitted tables, and the model that uses them."""
+"""Matrix products in half precision: fitted tables, and the model that uses them.
+
+Operators timed one by one, brought to the measured step that they came from.
+
+Times for a trace that has none.
+"""
 
 import json
 import math
@@ -9,7 +14,7 @@ import pandas as pd
 import pytest
 from trioflow.base.errors import InputError
 from trioflow.costmodel.choices import list_models
-from trioflow.costmodel.device_times import choose_operator_model
+from trioflow.costmodel.device_times import PREDICTED, choose_operator_model, time_trace
 from trioflow.costmodel.new_gpu.carry import derive_operator_model
 from trioflow.costmodel.operators.class_curves import sized_rows
 from trioflow.costmodel.operators.half_tables import (
@@ -20,8 +25,8 @@ from trioflow.costmodel.operators.half_tables import (
     shipped_tensor_products,
     sustained_time,
 )
-from trioflow.costmodel.operators.methods import fit_device_model
-from trioflow.costmodel.operators.model import load_operator_model
+from trioflow.costmodel.operators.methods import ProportionalModel, fit_device_model
+from trioflow.costmodel.operators.model import load_operator_model, shipped_operator_models
 from trioflow.costmodel.operators.precision import (
     PrecisionModel,
     class_precision,
@@ -30,16 +35,32 @@ from trioflow.costmodel.operators.precision import (
 )
 from trioflow.costmodel.operators.products import PRODUCTS
 from trioflow.costmodel.operators.resizing import roofline_times
+from trioflow.costmodel.overrides import load_overrides
+from trioflow.costmodel.steps import (
+    ANCHOR_WAYS,
+    SHIPPED_BAND,
+    AnchoredModel,
+    Anchoring,
+    StepAnchor,
+    anchor_step,
+    describe_anchor,
+    load_band,
+)
 from trioflow.datasets.catalogue import load_catalogue
 from trioflow.hardware.device_sheet import SUSTAINED_COMPUTE, find_sheet, load_device
+from trioflow.parallel.extrapolate import extrapolate
+from trioflow.parallel.plan import named_plan
+from trioflow.trace.facts import Facts
+from trioflow.trace.store import Trace, load_trace
 from trioflow_evaluation.fits import half_precision
 from trioflow_evaluation.fits.half_precision import (
     fit_tensor_products,
     judge_experts,
     save_tensor_products,
 )
+from trioflow_evaluation.published.judge import judge_anchors
 
-from costmodel.gpu_synthetic import LIMITS, make_gpu_traces, make_step
+from costmodel.gpu_synthetic import DEVICE, LIMITS, make_gpu_traces, make_step
 
 RATE, BANDWIDTH, LAUNCH_S = 250e12, 1.5e12, 3e-6
 A100 = "NVIDIA A100 80GB PCIe"
@@ -442,3 +463,152 @@ def test_extrapolated_sizes_stay_inside_the_sheets_bounds():
 
 def shipped():
     return {path.parent.name: load_operator_model(path) for path in list_models()}
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return load_trace("gpt2-tiny-b8")
+
+
+def with_step(trace: Trace, step_s: float, floor_s: float) -> Trace:
+    facts = replace(trace.facts, measured_end_to_end_s=step_s, timer_floor_s=floor_s)
+    return Trace(trace.operators, trace.tensors, facts)
+
+
+def test_the_timer_is_spread_over_operators_up_to_its_floor(tiny):
+    time_s = tiny.operators["device_ns"].to_numpy() * 1e-9
+    timed = int((time_s > 0).sum())
+    excess = 0.25 * float(time_s[time_s > 0].min()) * timed
+    anchor = anchor_step(with_step(tiny, time_s.sum() - excess, 1.0))
+    assert anchor.timer_s == pytest.approx(excess / timed)
+    assert anchor.scale == pytest.approx(1.0)
+    floor = excess / timed / 4
+    limited = anchor_step(with_step(tiny, time_s.sum() - excess, floor))
+    assert limited.timer_s == floor
+    left = np.maximum(time_s - floor, 0).sum()
+    assert limited.scale * left == pytest.approx(time_s.sum() - excess)
+    assert limited.scale < 1
+
+
+def test_a_step_longer_than_its_operators_is_one_factor(tiny):
+    total = float(tiny.operators["device_ns"].sum()) * 1e-9
+    assert anchor_step(with_step(tiny, 2 * total, 1e-6)) == StepAnchor(0.0, pytest.approx(2.0))
+    assert anchor_step(with_step(tiny, total / 2, 1e-6), "ratio").timer_s == 0
+    assert anchor_step(with_step(tiny, total / 2, 1e-6), "none") == StepAnchor()
+    assert anchor_step(tiny) == StepAnchor()
+    with pytest.raises(InputError, match="unknown anchor"):
+        anchor_step(tiny, "guess")
+
+
+def test_an_anchored_model_takes_the_timer_off_after_rescaling(tiny):
+    base = load_operator_model(shipped_operator_models()["h100-sxm"])
+    model = AnchoredModel(base, StepAnchor(2e-6, 1.5))
+    operators = tiny.operators
+    for told, alone in (
+        (model.rescale(operators, operators), base.rescale(operators, operators)),
+        (model.predict(operators), base.predict(operators)),
+    ):
+        for column in ("time_s", "low_s", "high_s"):
+            wanted = 1.5 * np.maximum(alone[column].to_numpy() - 2e-6, 0)
+            assert told[column].to_numpy() == pytest.approx(wanted)
+        assert told["extrapolated"].equals(alone["extrapolated"])
+
+
+def test_every_way_to_anchor_tells_its_own_step_but_none(tiny):
+    total = float(tiny.operators["device_ns"].sum()) * 1e-9
+    trace = with_step(tiny, 0.9 * total, 1e-6)
+    base = load_operator_model(shipped_operator_models()["h100-sxm"])
+    told = judge_anchors(trace, trace, base, trace.operators)
+    assert told["timer"] == pytest.approx(told["measured_s"])
+    assert told["ratio"] == pytest.approx(told["measured_s"])
+    assert told["none"] == pytest.approx(total)
+
+
+def test_a_step_is_extrapolated_within_its_anchor_and_says_so(tiny):
+    total = float(tiny.operators["device_ns"].sum()) * 1e-9
+    trace = with_step(tiny, 0.8 * total, 1e-6)
+    base = load_operator_model(shipped_operator_models()["h100-sxm"])
+    plan = named_plan("single", 1)
+    compute_s = {}
+    for way in ANCHOR_WAYS:
+        graph = extrapolate(trace, plan, base, anchoring=Anchoring(way))
+        told = graph.tasks
+        compute_s[way] = float(told.loc[told["kind"] == "compute", "duration_s"].sum())
+        assert any("--anchor" in text for text in graph.metadata.warnings) == (way != "none")
+        low, high = graph.metadata.compute_interval
+        assert (low < 0.95 and high > 1.05) == (way != "none")
+    gone_s = compute_s["none"] - np.array([compute_s["timer"], compute_s["ratio"]])
+    assert gone_s == pytest.approx(0.2 * total, rel=1e-3)
+
+
+def test_a_trace_without_such_a_step_stays_as_it_is(tiny):
+    base = load_operator_model(shipped_operator_models()["h100-sxm"])
+    model, anchor = Anchoring().change(tiny, base)
+    assert model is base
+    assert anchor == StepAnchor()
+    assert describe_anchor(anchor) == []
+    assert Anchoring().interval(anchor) == (1.0, 1.0)
+    assert Anchoring(band=(0.9, 1.2)).interval(anchor) == (0.9, 1.2)
+
+
+def test_the_shipped_interval_says_what_it_was_measured_on():
+    low, high = load_band()
+    assert 0.8 < low < 1 < high < 1.2
+    told = json.loads(SHIPPED_BAND.read_text())
+    assert told["steps"] >= 8
+    assert told["provenance"]["inputs"]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return fit_device_model(make_gpu_traces(), LIMITS, method="tile")[0]
+
+
+def untimed(width=640, batch=4):
+    operators = make_step(width, batch).assign(device_ns=0, cpu_ns=5)
+    facts = Facts(
+        workload="new",
+        batch=batch,
+        device="meta",
+        device_name="none",
+        step_time_s=0.0,
+        step_time_source="none",
+        warnings=["first"],
+    )
+    return Trace(operators, pd.DataFrame(), facts)
+
+
+def test_times_come_with_an_interval_and_a_label(model):
+    trace = untimed()
+    timed = time_trace(trace, model)
+    real_s = make_step(640, 4)["device_ns"].sum() * 1e-9
+    assert timed.trace.facts.step_time_s == pytest.approx(real_s, rel=0.05)
+    assert timed.low_s < timed.trace.facts.step_time_s < timed.high_s
+    facts = timed.trace.facts
+    assert (facts.step_time_source, facts.device_name) == (PREDICTED, DEVICE)
+    assert facts.warnings[0] == "first"
+    assert "all are predicted" in facts.warnings[1]
+    assert (timed.trace.operators["cpu_ns"] == 0).all()
+    starts = timed.trace.operators["start_ns"] + timed.trace.operators["device_ns"]
+    assert (starts.iloc[:-1].to_numpy() == timed.trace.operators["start_ns"].iloc[1:]).all()
+    assert (trace.operators["device_ns"] == 0).all(), "the given trace stays"
+
+
+def test_sizes_outside_the_fit_are_said(model):
+    assert ", 0% of them outside" in time_trace(untimed(), model).trace.facts.warnings[1]
+    assert (
+        ", 0% of them outside" not in time_trace(untimed(4096, 32), model).trace.facts.warnings[1]
+    )
+
+
+def test_given_times_win(model, tmp_path):
+    path = tmp_path / "times.csv"
+    path.write_text("name,time_us\ngelu,1000\n")
+    timed = time_trace(untimed(), model, overrides=load_overrides(path))
+    chosen = timed.trace.operators["name"] == "aten::gelu"
+    assert set(timed.trace.operators.loc[chosen, "device_ns"]) == {1_000_000}
+
+
+def test_a_proportion_needs_recorded_times():
+    with pytest.raises(InputError, match="recorded"):
+        time_trace(untimed(), ProportionalModel())

@@ -3,7 +3,7 @@
 Baselines of public cases: TrioSim's public rules and an analytical model.
 
 What its public code (commit 3fb3c06) printed for its VGG-13 trace (held in
-``tests/published/test_triosim_rules.py``): times and tensors are proportional to the batch,
+``tests/published/test_triosim_traces.py``): times and tensors are proportional to the batch,
 parameters too; a replica's optimizer never waits for communication; any all-reduce takes its bytes
 over one bandwidth. Pipelines of several micro-batches, which that code lets a device run at once,
 are left out.
