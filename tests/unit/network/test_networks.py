@@ -22,73 +22,43 @@ def drain(network: Network) -> dict[int, float]:
     return ends
 
 
-@BOTH
-def test_lone_flow_takes_latency_plus_size_over_bandwidth(
-    kind: type[PlainFairShareNetwork] | type[ContentionFreeNetwork],
-) -> None:
-    network = kind([*LINE[:2], Link("n2", "n3", 10.0, 0.0)])
-    network.start(Flow(0, "n0", "n3", 50.0, 0.25), 2.0)
-    assert drain(network) == {0: 2.0 + 0.25 + 50.0 / 10.0}
-    assert network.link_bytes[("n0", "n1")] == network.link_bytes[("n2", "n3")] == 50.0
-
-
-@BOTH
-def test_cap_below_the_link_holds(
-    kind: type[PlainFairShareNetwork] | type[ContentionFreeNetwork],
-) -> None:
-    network = kind(LINE)
-    network.start(Flow(0, "n0", "n1", 64.0, 0.0, max_rate_bytes_per_s=4.0), 0.0)
-    assert drain(network) == {0: 16.0}
-
-
-@BOTH
-def test_flow_without_bytes_or_links_takes_its_latency(
-    kind: type[PlainFairShareNetwork] | type[ContentionFreeNetwork],
-) -> None:
-    network = kind(LINE)
-    network.start(Flow(0, "n0", "n1", 0.0, 0.5), 0.0)
-    network.start(Flow(1, "n0", "n0", 1e9, 0.25), 0.0)
-    network.start(Flow(2, "n0", "n1", 0.0, 0.0), 0.0)
-    assert drain(network) == {2: 0.0, 1: 0.25, 0: 0.5}
-
-
-def test_shared_link_halves_and_the_rest_speeds_up() -> None:
-    network = PlainFairShareNetwork(LINE)
-    network.start(Flow(0, "n0", "n1", 100.0, 0.0), 0.0)
-    network.start(Flow(1, "n0", "n1", 300.0, 0.0), 0.0)
+FAIR, FREE = [PlainFairShareNetwork], [ContentionFreeNetwork]
+ENDS: dict[str, tuple[list[type[Network]], list[Flow], dict[int, float]]] = {
+    "alone: latency, and size over the narrowest link": (FAIR + FREE, [Flow(0, "n0", "slow", 50.0, 0.25)], {0: 0.25 + 50.0 / 10.0}),
+    "a cap below the link": (FAIR + FREE, [Flow(0, "n0", "n1", 64.0, 0.0, max_rate_bytes_per_s=4.0)], {0: 16.0}),
+    "without bytes or links: latency": (
+        FAIR + FREE, [Flow(0, "n0", "n1", 0.0, 0.5), Flow(1, "n0", "n0", 1e9, 0.25), Flow(2, "n0", "n1", 0.0, 0.0)],
+        {2: 0.0, 1: 0.25, 0: 0.5},
+    ),
     # Both at 50 until 2 s, then the second one alone with 200 bytes left.
-    assert drain(network) == {0: 2.0, 1: 4.0}
-    assert network.link_bytes[("n0", "n1")] == 400.0
+    "half of a shared link each, then all": (FAIR, [Flow(0, "n0", "n1", 100.0, 0.0), Flow(1, "n0", "n1", 300.0, 0.0)], {0: 2.0, 1: 4.0}),
+    "free of each other": (FREE, [Flow(0, "n0", "n1", 100.0, 0.0), Flow(1, "n0", "n1", 300.0, 0.0)], {0: 1.0, 1: 3.0}),
+    "opposite directions": (FAIR, [Flow(0, "n0", "n1", 100.0, 0.0), Flow(1, "n1", "n0", 100.0, 0.0)], {0: 1.0, 1: 1.0}),
+    "latency takes no bandwidth": (FAIR, [Flow(0, "n0", "n1", 100.0, 0.0), Flow(1, "n0", "n1", 100.0, 1.0)], {0: 1.0, 1: 2.0}),
+    "a long flow across three links and a short one on each": (
+        FAIR, [Flow(3, "n0", "n3", 100.0, 0.0), *(Flow(i, f"n{i}", f"n{i + 1}", 100.0, 0.0) for i in range(3))],
+        dict.fromkeys(range(4), 2.0),
+    ),
+}  # fmt: skip
 
 
-def test_contention_free_twin_does_not_share() -> None:
-    network = ContentionFreeNetwork(LINE)
-    network.start(Flow(0, "n0", "n1", 100.0, 0.0), 0.0)
-    network.start(Flow(1, "n0", "n1", 300.0, 0.0), 0.0)
-    assert drain(network) == {0: 1.0, 1: 3.0}
-
-
-def test_opposite_directions_do_not_share() -> None:
-    network = PlainFairShareNetwork([Link("a", "b", 100.0, 0.0), Link("b", "a", 100.0, 0.0)])
-    network.start(Flow(0, "a", "b", 100.0, 0.0), 0.0)
-    network.start(Flow(1, "b", "a", 100.0, 0.0), 0.0)
-    assert drain(network) == {0: 1.0, 1: 1.0}
-
-
-def test_latency_takes_no_bandwidth() -> None:
-    network = PlainFairShareNetwork(LINE)
-    network.start(Flow(0, "n0", "n1", 100.0, 0.0), 0.0)
-    network.start(Flow(1, "n0", "n1", 100.0, 1.0), 0.0)
-    assert drain(network) == {0: 1.0, 1: 2.0}
-
-
-def test_parking_lot() -> None:
-    """A long flow across three links and one short flow on each: all get half."""
-    network = PlainFairShareNetwork(LINE)
-    network.start(Flow(0, "n0", "n3", 100.0, 0.0), 0.0)
-    for i in range(3):
-        network.start(Flow(i + 1, f"n{i}", f"n{i + 1}", 100.0, 0.0), 0.0)
-    assert drain(network) == {0: 2.0, 1: 2.0, 2: 2.0, 3: 2.0}
+@pytest.mark.parametrize(
+    ("kind", "flows", "ends"),
+    [(kind, flows, ends) for kinds, flows, ends in ENDS.values() for kind in kinds],
+)
+def test_flows_end_when_their_bytes_are_there(
+    kind: type[PlainFairShareNetwork] | type[ContentionFreeNetwork],
+    flows: list[Flow],
+    ends: dict[int, float],
+) -> None:
+    back, slow = Link("n1", "n0", 100.0, 0.0), Link("n3", "slow", 10.0, 0.0)
+    network = kind([*LINE, back, slow])
+    for flow in flows:
+        network.start(flow, 0.0)
+    assert drain(network) == ends
+    place = ["n0", "n1", "n2", "n3", "slow"].index
+    over_links = (f.size_bytes * abs(place(f.target) - place(f.source)) for f in flows)
+    assert sum(network.link_bytes.values()) == sum(over_links)
 
 
 def test_parking_lot_with_a_narrow_link() -> None:
