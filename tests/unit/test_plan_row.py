@@ -7,6 +7,7 @@ from trioflow.cli.main import main
 from trioflow.parallel.plan import describe_plan, make_plan, named_plan
 
 DP, GATHER = {"replication": "dp"}, {"tensor_style": "gather"}
+PAIRED = {"data": 4, "expert": 4, "expert_overlap": True}
 TOKENS, WORDS = {"sequence_parallel": True}, {"vocabulary_parallel": True}
 
 
@@ -27,6 +28,103 @@ TOKENS, WORDS = {"sequence_parallel": True}, {"vocabulary_parallel": True}
         ({"tensor": 2, "pipeline": 2, **GATHER}, "gather with a pipeline"),
         ({"data": 2, **TOKENS}, "sequence_parallel without tensor parallelism"),
         ({"pipeline": 2, **WORDS}, "vocabulary_parallel without tensor parallelism"),
+        ({"context_method": "all-to-all"}, "without context parallelism"),
+        ({"context": 2, "data": 2, "replication": "dp"}, "context parallelism"),
+        ({"context": 2, "tensor": 2, "tensor_style": "gather"}, "gather with context"),
+        ({"context": 4, "data": 3, "sharding": "hsdp", "shard": 6}, "sequences that 4 share"),
+        (
+            {"pipeline": 2, "offload": "activations"},
+            "activations in a pipeline of 2 is not simulated",
+        ),
+        ({"recompute": "full", "offload": "activations"}, "with recompute full is not simulated"),
+        ({"data": 2, "sharding": "zero1", "offload": "optimizer"}, "optimizer with zero1"),
+        ({"data": 2, "sharding": "zero4"}, "unknown sharding 'zero4'; use one of none, zero1"),
+        ({"sharding": "fsdp"}, "fsdp on one rank; give a data degree"),
+        (
+            {"data": 2, "pipeline": 2, "sharding": "fsdp", "schedule": "gpipe-recompute"},
+            "fsdp with gpipe-recompute, whose stages are one process's; use gpipe",
+        ),
+        ({"data": 4, "sharding": "hsdp"}, "4 data-parallel ranks do not make several groups of 1"),
+        (
+            {"data": 4, "sharding": "hsdp", "shard": 3},
+            "groups of 3; use a divisor of 4 between 1 and 4",
+        ),
+        ({"data": 4, "sharding": "hsdp", "shard": 4}, "several groups of 4"),
+        ({"data": 4, "sharding": "fsdp", "shard": 2}, "groups of 2 ranks with sharding fsdp"),
+        ({"pipeline": 2, "accumulate": 2}, "2 accumulated micro-steps in a pipeline"),
+        ({"data": 2, "accumulate": 0}, "accumulate 0 is below 1"),
+        (
+            {"data": 2, "accumulate": 2, "no_sync": True},
+            "no_sync without accumulated micro-steps of sharded",
+        ),
+        ({"data": 6, "expert": 4}, "4 expert-parallel ranks do not divide 6 data-parallel ones"),
+        ({"data": 4, "expert": 2, "tensor": 2}, "without sequence parallelism"),
+        ({"data": 4, "tensor": 2, "expert_tensor": 1}, "without sequence parallelism"),
+        ({"data": 4, "expert": 2, "tensor": 4, "expert_tensor": 3}, "cut among 3 ranks beside 4"),
+        (
+            {"data": 2, "expert": 8, "tensor": 2, "expert_tensor": 1, "sequence_parallel": True},
+            "8 expert-parallel x 1 expert-tensor-parallel ranks do not divide the 4 ranks of a stage",
+        ),
+        ({"data": 6, "expert": 6, "expert_domain": 4}, "domains of 4 ranks do not divide 6"),
+        ({"data": 6, "expert_domain": 4}, "domains of 4 ranks do not divide 1"),
+        ({"data": 4, "expert_overlap": True}, "expert_overlap without expert parallelism"),
+        (
+            {**PAIRED, "pipeline": 2, "schedule": "1f1b"},
+            "expert_overlap with 1f1b, in which no forward",
+        ),
+        ({**PAIRED, "recompute": "full"}, "recompute full, which runs exchanges again"),
+        ({**PAIRED, "sharding": "fsdp"}, "expert_overlap with fsdp is not simulated"),
+        ({"data": 8, "expert": 4, "sharding": "hsdp", "shard": 2}, "do not divide groups of 2"),
+        (
+            {"data": 2, "sharding": "distributed", "accumulate": 2, "gradient_sync": "micro-batch"},
+            "reduces once",
+        ),
+        (
+            {
+                "data": 2,
+                "sharding": "fsdp",
+                "accumulate": 2,
+                "gradient_sync": "micro-batch",
+                "no_sync": True,
+            },
+            "no_sync",
+        ),
+        (
+            {"data": 2, "sharding": "partitioned", "accumulate": 2, "gradient_sync": "step"},
+            "keeps gradients whole",
+        ),
+        ({"data": 2, "sharding": "partitioned", "pipeline": 2}, "partitioned with a pipeline"),
+        (
+            {"data": 2, "sharding": "distributed", "offload": "optimizer"},
+            "whose ranks share the optimizer themselves",
+        ),
+        ({"data": 8, "sharding": "fsdp", "shard": 2}, "with sharding fsdp"),
+        ({"data": 8, "sharding": "zero1", "shard": 3}, "do not make several groups of 3"),
+        (
+            {"data": 8, "tensor": 2, "sharding": "zero1", "expert": 2, **TOKENS},
+            "with experts and tensor parallelism is not simulated",
+        ),
+        (
+            {"data": 2, "sharding": "fsdp", "gather_overlap": True},
+            "gather_overlap with sharding fsdp",
+        ),
+        (
+            {"pipeline": 2, "schedule": "gpipe-recompute", "recompute": "full"},
+            "runs forwards again itself; write none",
+        ),
+        ({"micro_batches": 4}, "without a pipeline"),
+        ({"data": 0}, "data degree 0"),
+        (
+            {"pipeline": 4, "schedule": "dualpipev", "micro_batches": 2},
+            "2 micro-batches are fewer than",
+        ),
+        ({"pipeline": 2, "schedule": "fifo"}, "unknown schedule 'fifo'; .*use one of gpipe"),
+        ({"pipeline": 2, "stages_per_rank": 2}, "gpipe: 2 stages a rank"),
+        ({"stages_per_rank": 2}, "2 stages a rank without a pipeline"),
+        *(
+            ({"recompute": kind}, "unknown recomputation.*block:N")
+            for kind in ("block", "block:0", "uniform:x", "some")
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(given, problem):

@@ -100,17 +100,6 @@ def test_replicas_stay_one_class_whatever_their_number(transformer_trace):
     assert [len(entry["ranks"]) for entry in graph.metadata.memory] == [64]
 
 
-def test_offload_and_other_shardings_say_what_goes_with_a_pipeline():
-    with pytest.raises(PlanError, match="whose ranks share the optimizer themselves"):
-        make_plan(2, sharding="distributed", offload="optimizer")
-    with pytest.raises(PlanError, match="with sharding fsdp"):
-        make_plan(8, sharding="fsdp", shard=2)
-    with pytest.raises(PlanError, match="do not make several groups of 3"):
-        make_plan(8, sharding="zero1", shard=3)
-    with pytest.raises(PlanError, match="with experts and tensor parallelism is not simulated"):
-        make_plan(8, 2, sharding="zero1", expert=2, sequence_parallel=True)
-
-
 GRIDS = [(8, 1, 1), (4, 2, 1), (4, 1, 2)]
 
 
@@ -377,8 +366,6 @@ def test_a_rank_of_several_stages_gathers_two_at_first_and_the_others_ahead():
 
 
 def test_weights_are_gathered_during_forward_by_the_distributed_optimizer_alone(gpu_trace):
-    with pytest.raises(PlanError, match="gather_overlap with sharding fsdp"):
-        make_plan(2, sharding="fsdp", gather_overlap=True)
     nanotron = with_recipe(gpu_trace, "nanotron-bf16")
     with pytest.raises(PlanError, match="nanotron gathers all weights at once"):
         build(nanotron, 2, 1, 1, "distributed", gather_overlap=True)
@@ -422,29 +409,6 @@ def test_gradients_are_reduced_as_often_as_the_framework_does(
         once, "reduce_scatter", "all_reduce"
     )
     assert f"reduced {'once' if times == 1 else 'in each'}" in several.metadata.plan_text
-
-
-@pytest.mark.parametrize(
-    ("columns", "message"),
-    [
-        (
-            {"sharding": "distributed", "accumulate": 2, "gradient_sync": "micro-batch"},
-            "reduces once",
-        ),
-        (
-            {"sharding": "fsdp", "accumulate": 2, "gradient_sync": "micro-batch", "no_sync": True},
-            "no_sync",
-        ),
-        (
-            {"sharding": "partitioned", "accumulate": 2, "gradient_sync": "step"},
-            "keeps gradients whole",
-        ),
-        ({"sharding": "partitioned", "pipeline": 2}, "partitioned with a pipeline"),
-    ],
-)
-def test_gradient_syncs_that_no_framework_has_are_refused(columns, message):
-    with pytest.raises(PlanError, match=message):
-        make_plan(2, **columns)
 
 
 def test_megatron_reduces_at_the_last_micro_step_whatever_is_asked(gpu_trace):

@@ -89,34 +89,6 @@ def test_the_plan_says_what_its_data_ranks_share():
     assert (whole.replicas_of(True), whole.replicas_of(False)) == (1, 8)
 
 
-@pytest.mark.parametrize(
-    ("degrees", "words"),
-    [
-        ({"data": 6, "expert": 4}, "4 expert-parallel ranks do not divide 6 data-parallel ones"),
-        ({"data": 4, "expert": 2, "tensor": 2}, "without sequence parallelism"),
-        ({"data": 4, "tensor": 2, "expert_tensor": 1}, "without sequence parallelism"),
-        ({"data": 4, "expert": 2, "tensor": 4, "expert_tensor": 3}, "cut among 3 ranks beside 4"),
-        (
-            {"data": 2, "expert": 8, "tensor": 2, "expert_tensor": 1, "sequence_parallel": True},
-            "8 expert-parallel x 1 expert-tensor-parallel ranks do not divide the 4 ranks of a stage",
-        ),
-        ({"data": 6, "expert": 6, "expert_domain": 4}, "domains of 4 ranks do not divide 6"),
-        ({"data": 6, "expert_domain": 4}, "domains of 4 ranks do not divide 1"),
-        ({"data": 4, "expert_overlap": True}, "expert_overlap without expert parallelism"),
-        (
-            {**PAIRED, "pipeline": 2, "schedule": "1f1b"},
-            "expert_overlap with 1f1b, in which no forward",
-        ),
-        ({**PAIRED, "recompute": "full"}, "recompute full, which runs exchanges again"),
-        ({**PAIRED, "sharding": "fsdp"}, "expert_overlap with fsdp is not simulated"),
-        ({"data": 8, "expert": 4, "sharding": "hsdp", "shard": 2}, "do not divide groups of 2"),
-    ],
-)
-def test_plans_that_do_not_go_together_are_refused(degrees, words):
-    with pytest.raises(PlanError, match=words):
-        make_plan(**degrees)
-
-
 def test_experts_that_cannot_be_shared_are_refused(transformer_trace, times):
     with pytest.raises(PlanError, match="8 experts cannot be shared by 3") as error:
         predict(times, make_plan(data=3, expert=3), "dgx-h100")

@@ -258,10 +258,6 @@ def test_plan_names_and_descriptions():
         named_plan("zero9", 2)
     with pytest.raises(PlanError, match="not 2"):
         named_plan("single", 2)
-    with pytest.raises(PlanError, match="without a pipeline"):
-        make_plan(micro_batches=4)
-    with pytest.raises(PlanError, match="data degree 0"):
-        make_plan(data=0)
 
 
 def test_memory_grows_with_the_batch_and_shrinks_with_stages(cnn_trace):

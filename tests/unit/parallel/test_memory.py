@@ -407,22 +407,6 @@ def test_forward_alone_offloads_nothing(gpu_trace):
         assert not tasks["stream"].isin(["offload", "fetch"]).any()
 
 
-@pytest.mark.parametrize(
-    ("columns", "words"),
-    [
-        (
-            {"pipeline": 2, "offload": "activations"},
-            "activations in a pipeline of 2 is not simulated",
-        ),
-        ({"recompute": "full", "offload": "activations"}, "with recompute full is not simulated"),
-        ({"data": 2, "sharding": "zero1", "offload": "optimizer"}, "optimizer with zero1"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(columns, words):
-    with pytest.raises(PlanError, match=words):
-        make_plan(**columns)
-
-
 def test_a_platform_without_rates_is_refused(gpu_trace):
     with pytest.raises(
         PlanError, match="offload optimizer needs host_link_bandwidth_bytes_per_s and"

@@ -279,35 +279,6 @@ def test_sharding_saves_memory(transformer_trace):
     assert peaks["fsdp"] < peak(named_plan("fsdp", 2))
 
 
-@pytest.mark.parametrize(
-    ("degrees", "words"),
-    [
-        ({"data": 2, "sharding": "zero4"}, "unknown sharding 'zero4'; use one of none, zero1"),
-        ({"sharding": "fsdp"}, "fsdp on one rank; give a data degree"),
-        (
-            {"data": 2, "pipeline": 2, "sharding": "fsdp", "schedule": "gpipe-recompute"},
-            "fsdp with gpipe-recompute, whose stages are one process's; use gpipe",
-        ),
-        ({"data": 4, "sharding": "hsdp"}, "4 data-parallel ranks do not make several groups of 1"),
-        (
-            {"data": 4, "sharding": "hsdp", "shard": 3},
-            "groups of 3; use a divisor of 4 between 1 and 4",
-        ),
-        ({"data": 4, "sharding": "hsdp", "shard": 4}, "several groups of 4"),
-        ({"data": 4, "sharding": "fsdp", "shard": 2}, "groups of 2 ranks with sharding fsdp"),
-        ({"pipeline": 2, "accumulate": 2}, "2 accumulated micro-steps in a pipeline"),
-        ({"data": 2, "accumulate": 0}, "accumulate 0 is below 1"),
-        (
-            {"data": 2, "accumulate": 2, "no_sync": True},
-            "no_sync without accumulated micro-steps of sharded",
-        ),
-    ],
-)
-def test_shardings_that_cannot_be_are_refused(degrees, words):
-    with pytest.raises(PlanError, match=words):
-        make_plan(**degrees)
-
-
 STAGED = {"data": 2, "pipeline": 2, "micro_batches": 4}
 ONE_BLOCK = [["embedding", "blocks.0"], ["blocks.1", "head"]]
 
