@@ -23,12 +23,10 @@ class TraceLike(Protocol):
     @property
     def operators(self) -> pd.DataFrame:
         """Columns of ``tables.OPERATORS``."""
-        ...
 
     @property
     def facts(self) -> Facts:
         """What is known of the step: its workload, batch and device at least."""
-        ...
 
 
 @runtime_checkable
@@ -41,25 +39,20 @@ class OperatorModel(Protocol):
 
     def predict(self, operators: pd.DataFrame) -> pd.DataFrame:
         """Predict operators from their names and sizes alone."""
-        ...
 
     def rescale(self, operators: pd.DataFrame, target: pd.DataFrame) -> pd.DataFrame:
         """Predict recorded operators at other sizes; unchanged sizes keep the recorded time."""
-        ...
 
     def step_interval(
         self, kind: str = "rescale", distance: float | None = None
     ) -> tuple[float, float]:
         """Return the 80 % interval of a step's compute over its prediction; it may widen with the log ``distance``."""
-        ...
 
     def step_interval_basis(self, kind: str = "rescale") -> str:
         """Say in words what the step interval was estimated from."""
-        ...
 
     def save(self, path: str | Path, inputs: Iterable[str | Path] = ()) -> None:
         """Write the model as JSON."""
-        ...
 
 
 @runtime_checkable
@@ -70,7 +63,6 @@ class RowModel(OperatorModel, Protocol):
 
     def row_times(self, rows: pd.DataFrame) -> Floats:
         """Predict the time [s] of rows as ``rows.sized_rows`` returns them."""
-        ...
 
 
 def looks_at_rows(model: OperatorModel) -> bool:
@@ -83,7 +75,6 @@ class OperatorModelFit(Protocol):
 
     def __call__(self, traces: Sequence[TraceLike]) -> tuple[OperatorModel, pd.DataFrame]:
         """Fit traces; return the model and a table of ``tables.OPERATOR_FIT``."""
-        ...
 
 
 def find_operator_model(method: str, known: Iterable[str] = ()) -> OperatorModelFit:

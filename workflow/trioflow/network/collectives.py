@@ -168,7 +168,6 @@ class CollectiveCost(Protocol):
 
     def time_s(self, collective: str, ranks: int, message_bytes: int) -> CollectiveTime:
         """Return the duration of a collective that nothing disturbs."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)

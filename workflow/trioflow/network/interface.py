@@ -51,20 +51,16 @@ class Network(Protocol):
 
     def start(self, flow: Flow, time_s: float) -> None:
         """Let a flow start, not in the past [s]; SimulationError when no route joins its ends or numbers make no sense."""
-        ...
 
     def next_event_s(self) -> float:
         """Return when a flow next ends or, a latency being over, rates change [s]; ``NEVER_S`` when nothing flows."""
-        ...
 
     def advance(self, time_s: float) -> list[FlowEnd]:
         """Move the clock to a time [s] and return the flows that ended until then, by time, then ``flow_id``."""
-        ...
 
     @property
     def link_bytes(self) -> Mapping[tuple[str, str], float]:
         """Bytes that ended flows have moved over each directed link [bytes]."""
-        ...
 
 
 def check_flow(flow: Flow, start_s: float, now_s: float) -> None:

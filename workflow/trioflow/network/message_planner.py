@@ -277,11 +277,11 @@ WHOLE = Chunks()
 """Messages in one piece."""
 
 
-class MessagePlanner:
+class MessagePlanner(CollectivePlanner):
     """Turns collectives into messages, remembering what it has made; InputError for unknown collectives or odd chunks.
 
     ``algorithms``: of each collective, as for ``catalogue.choose_algorithm``, or one for all but sends; what is left
-    out remains flows of ``CollectivePlanner``. ``run_alone``: runs a collective by itself; measured_time where no
+    out remains flows as of ``CollectivePlanner``. ``run_alone``: runs a collective by itself; measured_time where no
     formula says how long it takes. ``chunks``: pieces of each message; with a size, as many as keep each block, as one
     piece of the algorithm has it, at or below it.
     """
@@ -308,15 +308,12 @@ class MessagePlanner:
                         place="algorithms",
                         fix=f"use some of {', '.join(WITH_BARRIER)}",
                     )
-        self._platform, self._algorithms, self._run_alone = platform, algorithms, run_alone
-        self._chunks = chunks
-        self._flows = CollectivePlanner(platform, cost, bound)
+        super().__init__(platform, cost, bound)
+        self._algorithms, self._run_alone, self._chunks = algorithms, run_alone, chunks
         self._patterns: dict[tuple[object, ...], MessagePattern] = {}
-        self._shapes: dict[tuple[object, ...], FlowShape] = {}
-        self._known: dict[tuple[object, ...], CollectiveMessages] = {}
 
-    def build(
-        self, collective: str, message_bytes: int, group: Sequence[int]
+    def _build(  # type: ignore[override]
+        self, collective: str, message_bytes: int, group: tuple[int, ...]
     ) -> CollectiveMessages | CollectiveFlows:
         """Return one collective.
 
@@ -331,38 +328,7 @@ class MessagePlanner:
         """
         algorithm = self._choose(collective)
         if algorithm is None:
-            return self._flows.build(collective, message_bytes, group)
-        key = (collective, int(message_bytes), tuple(group))
-        if key not in self._known:
-            self._known[key] = self._build(*key, algorithm)
-        return self._known[key]
-
-    @property
-    def ranks_per_node(self) -> int | None:
-        """Ranks of a node of the platform; None where it has no nodes."""
-        return self._platform.ranks_per_node
-
-    def kind(self, collective: str, message_bytes: int) -> object:
-        """Return what collectives share whose shapes are the same in any group."""
-        if self._choose(collective) is None:
-            return self._flows.kind(collective, message_bytes)
-        return collective, message_bytes
-
-    def shape(self, collective: str, message_bytes: int, group: tuple[int, ...]) -> FlowShape:
-        """Return between whom a collective runs and over which links."""
-        algorithm = self._choose(collective)
-        if algorithm is None:
-            return self._flows.shape(collective, message_bytes, group)
-        return self._find_shape(collective, message_bytes, group, algorithm)[1]
-
-    def _choose(self, collective: str) -> str | None:
-        if isinstance(self._algorithms, str):
-            return None if collective in ("send", SHIFT) else self._algorithms
-        return self._algorithms.get(collective)
-
-    def _build(
-        self, collective: str, message_bytes: int, group: tuple[int, ...], algorithm: str
-    ) -> CollectiveMessages:
+            return super()._build(collective, message_bytes, group)
         if len(set(group)) != len(group) or (collective == "send" and len(group) != 2):
             raise SimulationError(f"{collective}: the group {list(group)} does not fit it")
         pattern, shape = self._find_shape(collective, message_bytes, group, algorithm)
@@ -376,13 +342,31 @@ class MessagePlanner:
             np.full(pairs, math.inf),
             UNCALIBRATED if pairs else "measured",
         )
-        measured_time = self._flows.find_time(collective, message_bytes, group) if pairs else None
+        measured_time = self.find_time(collective, message_bytes, group) if pairs else None
         if measured_time is None:
             return plain
         measured, time_s = measured_time
         fitted, alone_s = _fit_messages(plain, time_s, self._run_alone)
         warning = warn_of_speed(collective, len(group), alone_s, time_s, self._platform)
         return replace(fitted, confidence=measured.confidence, warning=warning)
+
+    def kind(self, collective: str, message_bytes: int) -> object:
+        """Return what collectives share whose shapes are the same in any group."""
+        if self._choose(collective) is None:
+            return super().kind(collective, message_bytes)
+        return collective, message_bytes
+
+    def shape(self, collective: str, message_bytes: int, group: tuple[int, ...]) -> FlowShape:
+        """Return between whom a collective runs and over which links."""
+        algorithm = self._choose(collective)
+        if algorithm is None:
+            return super().shape(collective, message_bytes, group)
+        return self._find_shape(collective, message_bytes, group, algorithm)[1]
+
+    def _choose(self, collective: str) -> str | None:
+        if isinstance(self._algorithms, str):
+            return None if collective in ("send", SHIFT) else self._algorithms
+        return self._algorithms.get(collective)
 
     def _find_shape(
         self, collective: str, message_bytes: int, group: tuple[int, ...], algorithm: str
@@ -408,7 +392,7 @@ class MessagePlanner:
             nodes = [name_rank_node(rank) for rank in group]
             nodes += self._find_switches(name, nodes, per_node, switches)
             pairs = tuple((nodes[source], nodes[target]) for source, target in pattern.pairs)
-            self._shapes[pattern, group] = FlowShape(pairs, self._flows.router)
+            self._shapes[pattern, group] = FlowShape(pairs, self.router)
         return pattern, self._shapes[pattern, group]
 
     def _find_pattern(

@@ -66,7 +66,6 @@ class Method(Protocol):
 
     def predict(self, key: Key, sizes: Floats) -> Floats:
         """Return the times [s] of messages of some sizes [bytes]."""
-        ...
 
 
 def _find_relative(collective: str, nodes: int, known: Mapping[Key, Any]) -> str:

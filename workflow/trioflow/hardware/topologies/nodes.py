@@ -31,7 +31,6 @@ from trioflow.hardware.topologies.grids import (
     check_links,
     check_positive,
     find_nodes,
-    join,
     join_all,
     join_pairs,
     name_ranks,
@@ -47,13 +46,8 @@ def build_fully_connected(ranks: int, bandwidth_bytes_per_s: float, latency_s: f
 
     Nodes: n. Links: n (n - 1). Diameter: 1.
     """
-    nodes = name_ranks(ranks)
-    return [
-        Link(source, target, bandwidth_bytes_per_s, latency_s)
-        for source in nodes
-        for target in nodes
-        if source != target
-    ]
+    ends = itertools.permutations(name_ranks(ranks), 2)
+    return [Link(source, target, bandwidth_bytes_per_s, latency_s) for source, target in ends]
 
 
 def build_switch(ranks: int, bandwidth_bytes_per_s: float, latency_s: float) -> list[Link]:
@@ -64,10 +58,8 @@ def build_switch(ranks: int, bandwidth_bytes_per_s: float, latency_s: float) -> 
 
     Nodes: n + 1. Links: 2 n. Diameter: 2.
     """
-    links = []
-    for rank in range(ranks):
-        links += join(name_rank_node(rank), "switch", bandwidth_bytes_per_s, latency_s)
-    return links
+    ends = ((name_rank_node(rank), "switch") for rank in range(ranks))
+    return join_pairs(ends, bandwidth_bytes_per_s, latency_s)
 
 
 def build_nvswitch(
@@ -99,11 +91,12 @@ def build_nvswitch(
     for name, value in (("planes", planes), ("ranks_per_board", size)):
         check_count(name, value)
     boards = -(-ranks // size)
-    links = []
-    for rank, node in enumerate(nodes):
-        for plane in range(planes):
-            switch = f"nvswitch{rank // size * planes + plane}"
-            links += join(node, switch, bandwidth_bytes_per_s / planes, latency_s)
+    ends = (
+        (node, f"nvswitch{rank // size * planes + plane}")
+        for rank, node in enumerate(nodes)
+        for plane in range(planes)
+    )
+    links = join_pairs(ends, bandwidth_bytes_per_s / planes, latency_s)
     if boards == 1:
         return links
     return links + _join_boards(boards, planes, trunk_bandwidth_bytes_per_s, trunk_latency_s)
@@ -159,9 +152,7 @@ def build_fat_tree(
             fix="write an even number whose cube is at least four times the ranks",
         )  # fmt: skip
     check_links("arity", arity**3)
-    links = []
-    for rank, node in enumerate(nodes):
-        links += join(node, f"edge{rank // (arity // 2)}", bandwidth_bytes_per_s, latency_s)
+    links = _hang(nodes, "edge", arity // 2, bandwidth_bytes_per_s, latency_s)
     for pod in range(arity):
         links += _join_pod(pod, arity // 2, bandwidth_bytes_per_s / oversubscription, latency_s)
     return links
@@ -171,11 +162,9 @@ def _join_pod(pod: int, half: int, bandwidth: float, latency_s: float) -> list[L
     """Join the edge and aggregation switches of a pod of a fat tree, and these to the cores."""
     edges = [f"edge{pod * half + place}" for place in range(half)]
     aggregations = [f"aggregation{pod * half + place}" for place in range(half)]
-    links = join_pairs(itertools.product(edges, aggregations), bandwidth, latency_s)
-    for place, aggregation in enumerate(aggregations):
-        for core in range(place * half, (place + 1) * half):
-            links += join(aggregation, f"core{core}", bandwidth, latency_s)
-    return links
+    cores = ((aggregations[core // half], f"core{core}") for core in range(half * half))
+    ends = itertools.chain(itertools.product(edges, aggregations), cores)
+    return join_pairs(ends, bandwidth, latency_s)
 
 
 def build_dragonfly(
@@ -209,9 +198,7 @@ def build_dragonfly(
     check_count("routers_per_group", routers_per_group)
     size = _size_router(ranks, groups * routers_per_group, ranks_per_router)
     check_links("groups", groups * routers_per_group * routers_per_group + groups**2)
-    links = []
-    for rank, node in enumerate(nodes):
-        links += join(node, f"router{rank // size}", bandwidth_bytes_per_s, latency_s)
+    links = _hang(nodes, "router", size, bandwidth_bytes_per_s, latency_s)
     for group in range(groups):
         first = group * routers_per_group
         names = [f"router{number}" for number in range(first, first + routers_per_group)]
@@ -243,10 +230,9 @@ def _join_groups(
         ahead = (other - group) % groups
         return f"router{group * routers_per_group + (ahead - 1) // ports}"
 
-    links = []
-    for one, other in itertools.combinations(range(groups), 2):
-        links += join(name_gate(one, other), name_gate(other, one), bandwidth, latency_s)
-    return links
+    pairs = itertools.combinations(range(groups), 2)
+    ends = ((name_gate(one, other), name_gate(other, one)) for one, other in pairs)
+    return join_pairs(ends, bandwidth, latency_s)
 
 
 def build_pcie_tree(
@@ -268,15 +254,21 @@ def build_pcie_tree(
     and 2 b where b > 1. Diameter: 2, or 4 with several bridges.
     """
     check_count("ranks_per_bridge", ranks_per_bridge)
-    links = []
-    for rank in range(ranks):
-        bridge = f"bridge{rank // ranks_per_bridge}"
-        links += join(name_rank_node(rank), bridge, bandwidth_bytes_per_s, latency_s)
+    names = [name_rank_node(rank) for rank in range(ranks)]
+    links = _hang(names, "bridge", ranks_per_bridge, bandwidth_bytes_per_s, latency_s)
     bridges = -(-ranks // ranks_per_bridge)
     if bridges > 1:
-        for number in range(bridges):
-            links += join(f"bridge{number}", "host", bridge_bandwidth_bytes_per_s, bridge_latency_s)
+        ends = ((f"bridge{number}", "host") for number in range(bridges))
+        links += join_pairs(ends, bridge_bandwidth_bytes_per_s, bridge_latency_s)
     return links
+
+
+def _hang(
+    nodes: Sequence[str], above: str, size: int, bandwidth: float, latency_s: float
+) -> list[Link]:
+    """Join nodes to those of a kind above them, so many below each, in order."""
+    ends = ((node, f"{above}{number // size}") for number, node in enumerate(nodes))
+    return join_pairs(ends, bandwidth, latency_s)
 
 
 def build_pcie_sockets(
@@ -520,25 +512,26 @@ def build_rail_optimised(
 
 def _join_leaves(sizes: Sequence[int], unit: int, bandwidth: float, latency_s: float) -> list[Link]:
     """Join the NICs of equal place in the nodes of a unit to one leaf switch."""
-    links = []
-    for node, size in enumerate(sizes):
-        for rail in range(size):
-            ends = f"node{node}-nic{rail}", f"leaf{node // unit}-{rail}"
-            links += join(*ends, bandwidth, latency_s)
-    return links
+    ends = (
+        (f"node{node}-nic{rail}", f"leaf{node // unit}-{rail}")
+        for node, size in enumerate(sizes)
+        for rail in range(size)
+    )
+    return join_pairs(ends, bandwidth, latency_s)
 
 
 def _join_spines(
     sizes: Sequence[int], unit: int, spines: int, bandwidth: float, latency_s: float
 ) -> list[Link]:
     """Join every leaf switch to all spines."""
-    links = []
-    for block in range(-(-len(sizes) // unit)):
+    ends = (
+        (f"leaf{block}-{rail}", f"spine{spine}")
+        for block in range(-(-len(sizes) // unit))
         # A last unit of one partly filled node has as many leaves as it has ranks.
-        for rail in range(max(sizes[block * unit : (block + 1) * unit])):
-            for spine in range(spines):
-                links += join(f"leaf{block}-{rail}", f"spine{spine}", bandwidth, latency_s)
-    return links
+        for rail in range(max(sizes[block * unit : (block + 1) * unit]))
+        for spine in range(spines)
+    )
+    return join_pairs(ends, bandwidth, latency_s)
 
 
 def _build_insides(
@@ -571,11 +564,12 @@ def _attach(
             "nothing joins a rank to its node's NIC", place="between",
             fix="add attach_bandwidth_bytes_per_s and attach_latency_s",
         )  # fmt: skip
-    links = []
-    for node, size in enumerate(sizes):
-        for place, rank in enumerate(name_ranks(size, node * ranks_per_node)):
-            links += join(rank, f"node{node}-nic{place % nics}", bandwidth, latency_s)
-    return links
+    ends = (
+        (rank, f"node{node}-nic{place % nics}")
+        for node, size in enumerate(sizes)
+        for place, rank in enumerate(name_ranks(size, node * ranks_per_node))
+    )
+    return join_pairs(ends, bandwidth, latency_s)
 
 
 def _find_nics(links: list[Link]) -> int:
