@@ -101,9 +101,9 @@ def test_every_number_is_positive_and_has_a_source() -> None:
         numbers = [
             sheet.memory_bytes,
             sheet.memory_bandwidth_bytes_per_s,
-            sheet.l2_bytes,
+            sheet.numbers["l2_bytes"],
             sheet.sm_count,
-            sheet.boost_clock_hz,
+            sheet.numbers["boost_clock_hz"],
             sheet.power_limit_w,
             *sheet.peak_flop_per_s.values(),
         ]
@@ -123,7 +123,7 @@ def test_the_fp32_peak_is_lanes_times_clock(sheet: DeviceSheet) -> None:
     """SMs x lanes x 2 flop x boost clock is the sheet's rate within 1.5 %."""
     lanes = LANES.get(sheet.chip) or LANES.get(sheet.architecture, 0)
     assert lanes, f"add {sheet.architecture} to LANES: the fp32 lanes of one of its multiprocessors"
-    derived = sheet.sm_count * lanes * 2 * sheet.boost_clock_hz
+    derived = sheet.sm_count * lanes * 2 * sheet.numbers["boost_clock_hz"]
     assert sheet.peak_flop_per_s["fp32"] == pytest.approx(derived, rel=0.015)
 
 

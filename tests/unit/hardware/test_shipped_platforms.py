@@ -68,7 +68,7 @@ def test_nvlink_adds_up_to_the_device_s_sheet(name: str) -> None:
     platform = load_platform(name, 8 if load_platform(name, 2).ranks_per_node else None)
     sheet = find_device(platform.device.name)
     leaving = sum(x.bandwidth_bytes_per_s for x in platform.links if x.source == "rank0")
-    assert sheet.nvlink_bandwidth_bytes_per_s == 2 * leaving
+    assert sheet.numbers["nvlink.bandwidth_bytes_per_s"] == 2 * leaving
 
 
 def lanes_bytes_per_s(version: str) -> float:

@@ -208,9 +208,7 @@ class DeviceSheet:
     memory_bytes: int  # Memory, by the data sheet [bytes]
     usable_memory_bytes: int  # What the driver reports of it [bytes]
     memory_bandwidth_bytes_per_s: float  # Peak bandwidth of the memory [bytes/s]
-    l2_bytes: int  # Level-2 cache [bytes]; 0 where the sheet leaves it out
     sm_count: int  # Streaming multiprocessors; 1 where the sheet leaves them out: no waves
-    boost_clock_hz: float  # Highest clock [Hz]; not a number where the sheet leaves it out
     # Power that the board may draw [W]; infinite where the sheet leaves it out: no peak is out of
     # reach for lack of it.
     power_limit_w: float
@@ -223,9 +221,6 @@ class DeviceSheet:
     # Precisions whose peak is that of tensor cores; where the sheet leaves them out, those of a
     # peak above the fp32 one.
     tensor_core_precisions: tuple[str, ...] = ()
-    nvlink_generation: int | None = None  # None without NVLink
-    # All links, both directions together [bytes/s].
-    nvlink_bandwidth_bytes_per_s: float | None = None
     # The file's content: what a sheet is made of again.
     content: Mapping[str, Any] = field(default_factory=dict, hash=False, repr=False)
 
@@ -236,7 +231,7 @@ class DeviceSheet:
 
     @cached_property
     def numbers(self) -> Mapping[str, float]:
-        """Every number that the file gives, by its dotted key."""
+        """Every number that the file gives, by its dotted key, such as ``boost_clock_hz`` or ``nvlink.bandwidth_bytes_per_s``."""
         return {place: float(value) for place, value, _ in _walk_numbers(self.content)}
 
     def list_doubts(self) -> list[str]:
@@ -444,8 +439,6 @@ def _build(content: Mapping[str, Any], path: str | Path) -> DeviceSheet:
             f"tensor cores of {lacking[0]} have no peak", file=path,
             place="tensor_core_precisions", fix=f"add peak_flop_per_s.{lacking[0]}",
         )  # fmt: skip
-    generation = values.get("nvlink.generation")
-    nvlink = values.get("nvlink.bandwidth_bytes_per_s")
     return DeviceSheet(
         name=content["name"],
         title=content.get("title", content["name"]),
@@ -456,14 +449,10 @@ def _build(content: Mapping[str, Any], path: str | Path) -> DeviceSheet:
         memory_bytes=int(values["memory_bytes"]),
         usable_memory_bytes=int(values.get("usable_memory_bytes", values["memory_bytes"])),
         memory_bandwidth_bytes_per_s=float(values["memory_bandwidth_bytes_per_s"]),
-        l2_bytes=int(values.get("l2_bytes", 0)),
         sm_count=int(values.get("sm_count", 1)),
-        boost_clock_hz=float(values.get("boost_clock_hz", math.nan)),
         power_limit_w=float(values.get("power_limit_w", math.inf)),
         sustained_compute=values.get("sustained_compute"),
         peak_flop_per_s=peaks,
         tensor_core_precisions=tensor,
-        nvlink_generation=None if generation is None else int(generation),
-        nvlink_bandwidth_bytes_per_s=None if nvlink is None else float(nvlink),
         content=content,
     )

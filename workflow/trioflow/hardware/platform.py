@@ -14,7 +14,7 @@ import inspect
 import math
 import types
 import typing
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -280,10 +280,9 @@ def build_links(content: Mapping[str, Any], ranks: int, file: str | Path) -> lis
         }
         links = build_topology(content["topology"], ranks, file, shared=shared)
     _check_ends(links, file, "links." if "links" in content else "topology, link ")
-    links = _degrade_links(links, content.get("degraded", []), file)
-    _check_failed(links, content, file)
-    failed = set(list_failed_links(content))
-    working = [link for link in links if (link.source, link.target) not in failed]
+    links = _degrade_links(links, content, file)
+    failed = {place for place, *_ in _find_listed(links, content, "failed_links", file)}
+    working = [link for place, link in enumerate(links) if place not in failed]
     _check_ranks(working, ranks, file, "links" if "links" in content else "topology")
     return links
 
@@ -299,49 +298,40 @@ def _list_ends(entry: Mapping[str, Any]) -> list[tuple[str, str]]:
     return ends if entry.get("both_ways", False) else ends[:1]
 
 
-def _check_failed(links: list[Link], content: Mapping[str, Any], file: str | Path) -> None:
-    known = {(link.source, link.target) for link in links}
-    for number, entry in enumerate(content.get("failed_links", [])):
-        for source, target in _list_ends(entry):
-            if (source, target) not in known:
-                raise PlatformError(
-                    f"no link leads from {source} to {target}", file=file,
-                    place=f"failed_links.{number}", fix=_offer_link(links, source, target),
-                )  # fmt: skip
+def _find_listed(
+    links: list[Link], content: Mapping[str, Any], key: str, file: str | Path
+) -> Iterator[tuple[int, Mapping[str, Any], str]]:
+    """Yield the place of each link that a platform file lists under a key, its entry and where that stands.
 
-
-def _degrade_links(
-    links: list[Link], entries: Iterable[Mapping[str, Any]], file: str | Path
-) -> list[Link]:
-    """Return links with those ``degraded`` slower, or gone at ``factor`` 0; PlatformError where one is unknown or twice."""
+    Raises PlatformError where a link does not exist.
+    """
     places = {(link.source, link.target): place for place, link in enumerate(links)}
-    changed: dict[int, Link | None] = {}
-    for number, entry in enumerate(entries):
+    for number, entry in enumerate(content.get(key, [])):
         for source, target in _list_ends(entry):
-            where = f"degraded.{number}"
             if (source, target) not in places:
                 raise PlatformError(
-                    f"no link leads from {source} to {target}", file=file, place=where,
-                    fix=_offer_link(links, source, target),
+                    f"no link leads from {source} to {target}", file=file,
+                    place=f"{key}.{number}", fix=_offer_link(links, source, target),
                 )  # fmt: skip
-            place = places[source, target]
-            if place in changed:
-                raise PlatformError(
-                    f"the link from {source} to {target} is degraded twice", file=file,
-                    place=where, fix="keep one entry, with the factors multiplied",
-                )  # fmt: skip
-            changed[place] = _degrade(links[place], entry)
-    kept = (changed.get(place, link) for place, link in enumerate(links))
-    return [link for link in kept if link is not None]
+            yield places[source, target], entry, f"{key}.{number}"
 
 
-def _degrade(link: Link, entry: Mapping[str, Any]) -> Link | None:
-    factor = float(entry["factor"]["value"])
-    slower = float(entry["latency_factor"]["value"]) if "latency_factor" in entry else 1.0
-    if factor == 0:
-        return None
-    bandwidth_bytes_per_s = link.bandwidth_bytes_per_s * factor
-    return Link(link.source, link.target, bandwidth_bytes_per_s, link.latency_s * slower)
+def _degrade_links(links: list[Link], content: Mapping[str, Any], file: str | Path) -> list[Link]:
+    """Return links with those ``degraded`` slower, or gone at ``factor`` 0; PlatformError where one is unknown or twice."""
+    changed: dict[int, Link] = {}
+    for place, entry, where in _find_listed(links, content, "degraded", file):
+        link = links[place]
+        if place in changed:
+            raise PlatformError(
+                f"the link from {link.source} to {link.target} is degraded twice", file=file,
+                place=where, fix="keep one entry, with the factors multiplied",
+            )  # fmt: skip
+        factors = _number(entry["factor"]), _number(entry.get("latency_factor", {"value": 1.0}))
+        changed[place] = Link(
+            *link[:2], *(one * by for one, by in zip(link[2:], factors, strict=True))
+        )
+    kept = [changed.get(place, link) for place, link in enumerate(links)]
+    return [link for link in kept if link.bandwidth_bytes_per_s > 0]
 
 
 def _offer_link(links: list[Link], source: str, target: str) -> str:
@@ -698,7 +688,7 @@ def _build_device(content: dict[str, Any], path: str | Path) -> tuple[Device, di
     return Device.of(sheet), sources
 
 
-def _number(entry: dict[str, Any]) -> float:
+def _number(entry: Mapping[str, Any]) -> float:
     return float(entry["value"])
 
 

@@ -126,7 +126,7 @@ def fit_attention(data_folder: str | Path) -> dict[str, AttentionTable]:
 
 def _flop_a_clock(name: str) -> float:
     sheet = load_device(name)
-    return sheet.peak("bf16") / sheet.sm_count / sheet.boost_clock_hz
+    return sheet.peak("bf16") / sheet.sm_count / sheet.numbers["boost_clock_hz"]
 
 
 def _fit_attention_of(name: str, table: pd.DataFrame, ratio: float | None) -> AttentionTable:

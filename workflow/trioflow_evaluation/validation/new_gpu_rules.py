@@ -86,6 +86,7 @@ def apply_habitat(
     share = intensity / ridge
     gamma = np.where(share <= 1.0, 1.0 - 0.5 * share, 0.5 / np.maximum(share, 1.0))
     bandwidth = source.memory_bandwidth_bytes_per_s / target.memory_bandwidth_bytes_per_s
-    compute = (source.boost_clock_hz / target.boost_clock_hz) * (source.sm_count / target.sm_count)
+    clocks = [sheet.numbers.get("boost_clock_hz", np.nan) for sheet in (source, target)]
+    compute = (clocks[0] / clocks[1]) * (source.sm_count / target.sm_count)
     times = rows["time_s"].to_numpy(np.float64) * bandwidth**gamma * compute ** (1.0 - gamma)
     return times, np.zeros(len(rows), dtype=bool)

@@ -247,7 +247,7 @@ def predict_analytically(rows: pd.DataFrame, form: Form) -> Floats:
     """Return every row's step [s] by FLOPs over peak and bytes (operands too) over bandwidth, NVLink's one direction."""
     sheet = load_device(DEVICE)
     memory, peak = sheet.memory_bandwidth_bytes_per_s, sheet.peak("fp16")
-    nvlink = (sheet.nvlink_bandwidth_bytes_per_s or memory) / 2
+    nvlink = sheet.numbers.get("nvlink.bandwidth_bytes_per_s", memory) / 2
     degrees = sorted({int(d) for d in (*rows["tensor"], *rows["data"]) if d > 1})
     far = 2.0**_LAST_DOUBLING
     ring = AllReduceCurves(
