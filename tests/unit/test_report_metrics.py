@@ -3,7 +3,6 @@
 The error table against values worked out by hand, and its refusals.
 """
 
-import numpy as np
 import pandas as pd
 import pytest
 from trioflow import tables
@@ -12,7 +11,6 @@ from trioflow.report.errors import (
     METRICS,
     build_error_table,
     build_metrics_table,
-    interval_score,
     summarise_errors,
 )
 
@@ -62,17 +60,6 @@ def test_summary_in_closed_form():
     assert found["baseline_mean_absolute_error"] == pytest.approx(0.75)
 
 
-def test_interval_score_is_proper():
-    # The expected score of a standard normal is smallest at its own central quantiles.
-    draws = np.random.default_rng(1).normal(size=40_000)
-
-    def score(half):
-        return interval_score(np.full_like(draws, -half), np.full_like(draws, half), draws).mean()
-
-    own = score(1.2816)
-    assert own < score(1.0) and own < score(1.6)
-
-
 def test_groups_hold_every_experiment_once():
     kinds = {"ddp2": "data parallel", "tp2": "tensor parallel"}
     table = build_metrics_table(errors(), kinds)
@@ -94,8 +81,6 @@ def test_refusals():
         summarise_errors(errors().head(0))
     with pytest.raises(InputError, match="no plan named 'tp2'"):
         build_metrics_table(errors(), {"ddp2": "data parallel"})
-    with pytest.raises(InputError, match="cannot cover"):
-        interval_score(np.zeros(1), np.ones(1), np.ones(1), coverage=1.0)
 
 
 EXPERIMENTS = pd.DataFrame(

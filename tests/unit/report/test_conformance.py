@@ -1,7 +1,4 @@
-import pytest
-from trioflow.base.errors import TableError
 from trioflow.report.build import (
-    COLUMNS,
     read_conformance,
     render_conformance,
     sum_up_comparisons,
@@ -31,23 +28,6 @@ def test_what_is_written_is_read_and_shown(tmp_path) -> None:
     text = render_conformance(frame)
     assert "1 of 2 comparisons with the real PyTorch (2.13.0, 2026-11-22)" in text
     assert "over 5 messages" in text and text.count("<tr>") == 3
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("a\tb\n", "its columns are not"),
-        ("", "its columns are not"),
-        ("\t".join(COLUMNS) + "\n" + "\t".join(["x"] * 5 + ["0", "yes", "2", "d"]), "column count"),
-        ("\t".join(COLUMNS) + "\n" + "\t".join(["x"] * 5 + ["1", "so", "2", "d"]), "column equal"),
-    ],
-)
-def test_a_table_of_another_kind_is_refused(text: str, told: str, tmp_path) -> None:
-    (tmp_path / "t.tsv").write_text(text)
-    with pytest.raises(TableError, match=told):
-        read_conformance(tmp_path / "t.tsv")
-    with pytest.raises(TableError, match="no such file"):
-        read_conformance(tmp_path / "none.tsv")
 
 
 def test_the_shipped_table_is_green() -> None:

@@ -1,4 +1,3 @@
-import io
 import json
 
 import pytest
@@ -6,7 +5,7 @@ from few_facts import few_facts
 from trioflow.base.experiments import Plan
 from trioflow.cli.main import main
 from trioflow.cli.output import group_warnings
-from trioflow.cli.search import follow, format_ranking
+from trioflow.cli.search import format_ranking
 from trioflow.prediction.assembly import predict
 from trioflow.sweeps.description import PLAN_COLUMNS
 from trioflow.sweeps.search import search
@@ -139,21 +138,6 @@ def test_a_search_tells_how_far_it_is(folder):
     outlined = [(done, total) for done, total, doing in seen if doing == "outlined"]
     assert [done for done, _ in outlined] == list(range(outlined[0][1]))
     assert any(doing.startswith("tried") for _, _, doing in seen)
-
-
-def test_a_bar_is_drawn_on_a_terminal_only():
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    assert follow(io.StringIO()) is None
-    terminal = Terminal()
-    draw = follow(terminal)
-    for done in range(100):
-        draw(done, 100, "outlined")
-    assert terminal.getvalue().count("\r") <= 2 * 25
-    draw(1, 1, "")
-    assert terminal.getvalue().endswith(" \r")
 
 
 def test_warnings_that_differ_in_their_numbers_are_one():

@@ -110,31 +110,32 @@ def check_values(
     value: Any, file: str | Path, kind: type[InputError] = InputError, place: str = ""
 ) -> None:
     """Refuse a value that lies too deep, or with a number that is not finite, whose place InputError names."""
-    level = [value]
+    level: list[tuple[str, Any]] = [("", value)]
     for _ in range(DEEPEST):
         if not level:
             return
         level = [
-            inner
-            for one in level
-            for inner in _members(one)
+            (f"{where}.{step}", inner)
+            for where, one in level
+            for step, inner in _members(one)
             if isinstance(inner, dict | list | float)
         ]
-        if not all(isfinite(one) for one in level if isinstance(one, float)):
-            break
-    found = _find_number(value)
-    if found is None:
-        raise too_deep(file, place, kind)
-    where = ".".join(str(step) for step in found[0])
-    raise kind(
-        f"{found[1]!r} is not finite", file=file, place=", ".join(filter(None, (place, where))),
-        fix="write a number",
-    )  # fmt: skip
+        for where, one in level:
+            if isinstance(one, float) and not isfinite(one):
+                raise kind(
+                    f"{one!r} is not finite", file=file, fix="write a number",
+                    place=", ".join(filter(None, (place, where[1:]))),
+                )  # fmt: skip
+    raise too_deep(file, place, kind)
 
 
-def _members(value: Any) -> Iterable[Any]:
-    """Return what lies directly inside a list or an object."""
-    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+def _members(value: Any) -> Iterable[tuple[Any, Any]]:
+    """Return what lies directly inside a list or an object, with its place there."""
+    return (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value if isinstance(value, list) else ())
+    )
 
 
 def _take_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -144,17 +145,6 @@ def _take_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
         raise ValueError(f"the key {twice!r:.60} is written twice")
     return found
-
-
-def _find_number(value: Any) -> tuple[list[Any], float] | None:
-    """Return the way to the first number that is infinite or undefined, and the number."""
-    if isinstance(value, float):
-        return None if isfinite(value) else ([], value)
-    pairs = value.items() if isinstance(value, dict) else enumerate(_members(value))
-    for step, inner in pairs:
-        if found := _find_number(inner):
-            return [step, *found[0]], found[1]
-    return None
 
 
 def parse_cells(

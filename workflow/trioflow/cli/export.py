@@ -8,9 +8,16 @@ from typing import Any
 
 from trioflow.base.errors import InputError, PlanError
 from trioflow.base.plan_row import SCHEDULES
-from trioflow.cli.choices import COLLECTIVES, add_plan_arguments
+from trioflow.cli.answer import PERFETTO_ENDINGS, predict_options, write_timeline
+from trioflow.cli.choices import COLLECTIVES, add_plan_arguments, read_options
 from trioflow.cli.output import add_command, check_output, print_warnings
+from trioflow.export.chakra import leave_host, size_trace, write_chakra
+from trioflow.export.rank_files import write_kineto, write_nccl_log
+from trioflow.export.triosim import write_triosim
 from trioflow.parallel.plan import make_plan
+from trioflow.parallel.schedules.build import lower_for_execution, plan_schedule, write_schedule
+from trioflow.prediction.assembly import build_graph, time_operators
+from trioflow.trace.store import load_trace
 
 
 def add_export(parser: argparse.ArgumentParser) -> None:
@@ -60,10 +67,6 @@ def _output(metavar: str, text: str) -> tuple[Any, ...]:
 
 def _run_export_chakra(options: argparse.Namespace) -> None:
     """Build a plan's task graph and write it for every rank."""
-    from trioflow.cli.choices import read_options
-    from trioflow.export.chakra import leave_host, size_trace, write_chakra
-    from trioflow.prediction.assembly import build_graph, time_operators
-
     plan, platform, assumed = read_options(options)
     times = time_operators(options.trace, platform.device.described, assumed)
     host = platform.host_of(plan, times.traces[0].facts.recipe.framework)
@@ -84,8 +87,6 @@ def _run_export_chakra(options: argparse.Namespace) -> None:
 
 def _run_export_perfetto(options: argparse.Namespace) -> None:
     """Simulate a plan and write its timeline."""
-    from trioflow.cli.answer import PERFETTO_ENDINGS, predict_options, write_timeline
-
     check_output("--output", options.output, PERFETTO_ENDINGS)
     prediction = predict_options(options, record_links=True)
     write_timeline(prediction, options.output)
@@ -97,9 +98,6 @@ def _run_export_perfetto(options: argparse.Namespace) -> None:
 
 def _run_export_kineto(options: argparse.Namespace) -> None:
     """Simulate a plan and write every rank as a profile."""
-    from trioflow.cli.answer import predict_options
-    from trioflow.export.rank_files import write_kineto
-
     prediction = predict_options(options)
     if prediction.step.platform.device.kind == "cpu":
         raise InputError(
@@ -112,9 +110,6 @@ def _run_export_kineto(options: argparse.Namespace) -> None:
 
 def _run_export_nccl(options: argparse.Namespace) -> None:
     """Simulate a plan and write every rank's collectives as a log."""
-    from trioflow.cli.answer import predict_options
-    from trioflow.export.rank_files import write_nccl_log
-
     prediction = predict_options(options)
     per_node = prediction.step.platform.ranks_per_node
     _print_ranks(
@@ -130,9 +125,6 @@ def _print_ranks(answer: dict[str, Any], files: list[Path]) -> None:
 
 def _run_export_triosim(options: argparse.Namespace) -> None:
     """Write a trace in TrioSim's format."""
-    from trioflow.export.triosim import write_triosim
-    from trioflow.trace.store import load_trace
-
     trace = load_trace(options.trace)
     write_triosim(trace, Path(options.output))
     print(f"{len(trace.operators)} operators of {trace.facts.workload} in {options.output}")
@@ -140,8 +132,6 @@ def _run_export_triosim(options: argparse.Namespace) -> None:
 
 def _run_export_schedule(options: argparse.Namespace) -> None:
     """Write a schedule's actions, one line a rank."""
-    from trioflow.parallel.schedules.build import lower_for_execution, plan_schedule, write_schedule
-
     plan = make_plan(
         pipeline=options.ranks, schedule=options.name, micro_batches=options.micro_batches,
         stages_per_rank=options.stages_per_rank,

@@ -138,8 +138,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Control characters in names of files and of what they hold never reach the terminal.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
-    # Bare: the sign goes back to the start of its line. A search draws a bar of its own.
-    sign = WaitSign(None if words[:1] == ["search"] else sys.__stderr__, " ".join(words[:1]))
+    # Bare: the sign goes back to the start of its line.
+    sign = WaitSign(sys.__stderr__, " ".join(words[:1]))
     with (
         redirect_stdout(cast("TextIO", PlainStream(sys.stdout, sign.stop))),
         redirect_stderr(cast("TextIO", PlainStream(sys.stderr, sign.stop))),
@@ -149,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _refuse(
                 f"no command is called {words[0]!r}; {suggest(words[0], COMMANDS)}known are {', '.join(COMMANDS)}"
             )
-        return _run(build_parser(words).parse_args(words))
+        return _run(build_parser(words).parse_args(words, argparse.Namespace(sign=sign)))
 
 
 def _run(options: argparse.Namespace) -> int:

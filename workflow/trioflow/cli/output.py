@@ -206,13 +206,13 @@ def _join(group: Sequence[str]) -> str:
 
 
 class WaitSign:
-    """Tells a terminal that a command is at work, once it was silent for two seconds."""
+    """Tells a terminal that a command is at work, once it was silent for two seconds; ``text``: how far it is."""
 
     def __init__(self, stream: TextIO | None, name: str) -> None:
         """``stream``: the error stream, bare, since the sign goes back to the start of its line."""
         self._stream = stream if stream is not None and stream.isatty() else None
         self._name, self._begin, self._done = name, time.monotonic(), threading.Event()
-        self._width = 0
+        self._width, self.text = 0, ""
         if self._stream:
             self._thread = threading.Thread(target=self._run, daemon=True)
             self._thread.start()
@@ -221,7 +221,7 @@ class WaitSign:
         if self._done.wait(QUIET_S):
             return
         while True:
-            self._draw(f"{self._name}: {time.monotonic() - self._begin:.0f} s")
+            self._draw(f"{self._name}: {time.monotonic() - self._begin:.0f} s{self.text}")
             if self._done.wait(_BEAT_S):
                 return
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
-from typing import Any, TextIO
+from typing import Any
 
+from trioflow.base.ahead import count_jobs
 from trioflow.base.errors import InputError
 from trioflow.base.plan_row import BUCKETED
 from trioflow.base.units import BYTES_PER_MIB, format_bytes, format_time
@@ -23,12 +23,13 @@ from trioflow.cli.output import add_command, format_table, list_forms, print_war
 from trioflow.parallel.memory.survival import DOUBTED
 from trioflow.parallel.plan import BUCKET_BYTES
 from trioflow.prediction.options import SORTS, STEP_WORDS
+from trioflow.sweeps.search import search
 
 _SHOWN_REASONS = 5
 _FATES = ("plans", "refused", "out_of_memory", "slower", "simulated")
 """Of a kind of plan: how many there are, and what became of them."""
-_BAR, WIDTH = 24, 76
-"""Characters of a progress bar, and of its line."""
+_BAR = 24
+"""Characters of a progress bar."""
 
 
 def add_search(parser: argparse.ArgumentParser) -> None:
@@ -61,40 +62,20 @@ def read_ranks(text: str) -> list[int]:
 
 def _find_plans(options: argparse.Namespace) -> dict[str, Any]:
     """Return the answer of ``trioflow search``."""
-    from trioflow.base.ahead import count_jobs
-    from trioflow.sweeps.search import search
+
+    def watch(done: int, total: int, doing: str) -> None:
+        part = _BAR * done // max(total, 1)
+        bar = "#" * part + "." * (_BAR - part)
+        options.sign.text = f", {bar} {done} of {total} plans {doing}"
 
     jobs = count_jobs() if options.jobs is None else options.jobs
-    watch = follow(sys.__stderr__)  # bare: a bar goes back to the start of its line
-    answer = search(
+    return search(
         options.trace, read_ranks(options.ranks), options.platform, batch=options.batch, top=options.top,
         price_per_gpu_hour=options.price_per_gpu_hour, power_w=options.power_w,
         cost_model=options.cost_model, override=options.override, tokens=options.tokens,
         watch=watch, routing=options.routing, sort=options.sort, draws=options.draws, seed=options.seed, jobs=jobs,
         **{name: getattr(options, name) for name in STEP_WORDS}, **list_inter_node(options),
     )  # fmt: skip
-    if watch:
-        watch(1, 1, "")
-    return answer
-
-
-def follow(stream: TextIO | None) -> Callable[[int, int, str], None] | None:
-    """Return what draws a progress bar on a terminal, wiped off at the end; None where there is no terminal."""
-    if stream is None or not stream.isatty():
-        return None
-    drawn = (-1, "")
-
-    def draw(done: int, total: int, doing: str) -> None:
-        nonlocal drawn
-        part = _BAR * done // max(total, 1)
-        if (part, doing) == drawn:
-            return
-        drawn = (part, doing)
-        bar = f"{'#' * part}{'.' * (_BAR - part)} {done} of {total} plans {doing}"
-        stream.write(f"\r{bar if done < total else '':<{WIDTH}}\r")
-        stream.flush()
-
-    return draw
 
 
 def _run_search(options: argparse.Namespace) -> None:

@@ -20,8 +20,9 @@ import numpy as np
 import pandas as pd
 
 from trioflow import tables
-from trioflow.base.errors import InputError, TableError
+from trioflow.base.errors import InputError
 from trioflow.base.provenance import PACKAGE, atomic_path, stamp
+from trioflow.base.shipped import read_table
 from trioflow.export.step_files import write_perfetto
 from trioflow.report import figures, sections, style
 from trioflow.report.attribution_section import (
@@ -172,30 +173,9 @@ def write_conformance(
         frame.to_csv(temporary, sep="\t", index=False, columns=list(COLUMNS))
 
 
-def read_conformance(path: str | Path = SHIPPED) -> pd.DataFrame:
-    """Read the table of comparisons; TableError where it is missing, or a column or cell is wrong."""
-    try:
-        frame = pd.read_csv(path, sep="\t", dtype="str", keep_default_na=False)
-    except FileNotFoundError:
-        raise TableError("no such file", file=path) from None
-    except pd.errors.EmptyDataError:
-        frame = pd.DataFrame()
-    if list(frame.columns) != list(COLUMNS):
-        raise TableError(
-            f"its columns are not {', '.join(COLUMNS)}", file=path,
-            fix="write it again with docs/record_conformance.py",
-        )  # fmt: skip
-    for column, fits in (
-        ("count", frame["count"].str.fullmatch("[1-9][0-9]*")),
-        ("equal", frame["equal"].isin(["yes", "no"])),
-    ):
-        if not fits.all():
-            row = int((~fits).to_numpy().argmax())
-            raise TableError(
-                f"{frame[column].iloc[row]!r} is not a value of that column", file=path,
-                place=f"row {row}, column {column}",
-            )  # fmt: skip
-    return frame.assign(count=frame["count"].astype("int64"))
+def read_conformance(path: Path = SHIPPED) -> pd.DataFrame:
+    """Read a table of comparisons, as `write_conformance` writes it."""
+    return pd.DataFrame(read_table(path), columns=list(COLUMNS)).astype({"count": "int64"})
 
 
 def render_conformance(frame: pd.DataFrame) -> str:

@@ -207,25 +207,6 @@ METRICS: dict[str, str] = {
 }
 
 
-def interval_score(
-    low: np.ndarray[Any, Any],
-    high: np.ndarray[Any, Any],
-    value: np.ndarray[Any, Any],
-    coverage: float = INTERVAL_COVERAGE,
-) -> np.ndarray[Any, Any]:
-    """Score central prediction intervals, in the input's unit: width plus a penalty for each miss; smaller is better.
-
-    ``coverage``: share that they are meant to hold, between 0 and 1, else InputError. Sources: R.
-    L. Winkler, JASA 67 (1972); T. Gneiting and A. E. Raftery, "Strictly proper scoring rules,
-    prediction, and estimation", JASA 102 (2007), section 6.2.
-    """
-    if not 0 < coverage < 1:
-        raise InputError(f"an interval cannot cover a share of {coverage}")
-    miss = np.maximum(low - value, 0) + np.maximum(value - high, 0)
-    score: np.ndarray[Any, Any] = (high - low) + 2 / (1 - coverage) * miss
-    return score
-
-
 def summarise_errors(errors: pd.DataFrame) -> dict[str, Any]:
     """Return the ``METRICS`` of a group of experiments (``tables.ERRORS``); InputError where there is no row."""
     if errors.empty:
