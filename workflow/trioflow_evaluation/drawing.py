@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -14,6 +15,8 @@ _FAR = 60.0
 """Errors beyond this would press all others together: half of it is where the axis turns logarithmic [%]."""
 _LEGEND = 112
 """Letters of a legend's line, those before each name included."""
+_TITLES = 100
+"""Letters of the titles of panels that stand beside one another."""
 Reference = tuple[float, str]
 """Place of a dashed line, drawn on both sides of zero, and what it is."""
 
@@ -76,6 +79,7 @@ def draw_lines(
         axes.set(xlabel=label, ylabel="", ylim=(len(lines) - 0.4, -0.6))
         if log:
             axes.set_xscale("log")
+            style.spread_ticks(axes.xaxis, *axes.get_xlim(), most=6)
             axes.xaxis.set_major_formatter("{x:g}")
         else:
             axes.axvline(middle, color=style.INK, linewidth=1, zorder=0)
@@ -126,7 +130,8 @@ def draw_panels(
                 axes.set_yscale("log")
                 axes.yaxis.set_major_formatter("{x:g}")
             axes.set(xlabel="", ylabel="")
-            axes.set_title(title, fontsize=9)
+            wrapped = textwrap.fill(title, _TITLES // grid.shape[1], break_long_words=False)
+            axes.set_title(wrapped, fontsize=9)
         figure.supxlabel(labels[0], fontsize=9.5)
         figure.supylabel(labels[1], fontsize=9.5)
         _put_legend(grid[0, 0], figure)

@@ -522,6 +522,7 @@ def test_a_json_report_is_read_as_its_text_is(log: Path, tmp_path: Path) -> None
         ({"results": [{"size": 8, "in_place": {"time": "nan"}}]}, "results[0], column in-place time: 'nan'"),
         ({"results": [{"in_place": {"time": 1.0}}]}, "no report of nccl-tests: 'size'"),
         ({"results": []}, "no measurement"),
+        ({"results": None}, "no measurement"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_report_is_named(tmp_path: Path, changes: Any, words: str) -> None:

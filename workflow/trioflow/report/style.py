@@ -145,12 +145,13 @@ def show_bytes(axis: Any) -> None:
 
 
 def spread_ticks(axis: Any, low: float, high: float, most: int = 5) -> None:
-    """Put 1-2-5 ticks on a logarithmic axis, at most ``most`` of them, so that labels never touch."""
+    """Put 1-2-5 ticks on a logarithmic axis, at most ``most`` of them and none nearer than then, so that labels never touch."""
     decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
     for steps in ((1, 2, 5), (1, 3), (1,)):
         ticks = [step * 10.0**d for d in decades for step in steps]
         ticks = [tick for tick in ticks if low <= tick <= high]
-        if len(ticks) <= most:
+        apart = np.diff(np.log(ticks)) * (most + 1)
+        if len(ticks) <= most and (apart >= math.log(high / low)).all():
             break
     ticks = ticks[:: math.ceil(len(ticks) / most) or 1]
     axis.set_major_locator(FixedLocator(ticks))

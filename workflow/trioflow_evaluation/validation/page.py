@@ -477,4 +477,4 @@ def _draw_diagnosis(operators: pd.DataFrame, classes: pd.DataFrame, device: str)
     largest = rows["title"].unique()[:_MOST_CLASSES]
     drawn = rows.assign(error=100 * rows["relative_error"])[rows["title"].isin(largest)]
     labels = ("measured time", "error of what was held out [%]")
-    return draw_panels(drawn, "recorded_s", "error", "workload", "title", labels)
+    return draw_panels(drawn, "recorded_s", "error", "workload", "title", labels, columns=3)

@@ -214,7 +214,7 @@ def _take_json(log: _Log, text: str, collective_given: bool) -> None:
             log.library = _spell_version(int(code))
         if not collective_given:
             log.collective = _program_in(str((content.get("args") or [""])[0])) or log.collective
-        for number, row in enumerate(content["results"]):
+        for number, row in enumerate(content.get("results") or []):
             sides = [
                 (name, str(side.get("time", side.get("cpu_time"))), f"{side.get('nwrong') or 0:g}")
                 for name in ("out-of-place", "in-place")
