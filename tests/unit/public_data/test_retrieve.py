@@ -15,6 +15,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -118,40 +119,75 @@ def test_an_empty_file_needs_no_request(target: Path) -> None:
     assert target.read_bytes() == b"" and not served.asked
 
 
-def test_a_truncated_answer_is_resumed_where_it_ended(target: Path, waits: list[float]) -> None:
-    with on.serve_entry(ENTRY, CONTENT, on.drop_after(70_000), on.drop_after(50_000)) as served:
-        get(served, target, waits)
-    assert served.ranges == ["", "bytes=70000-", "bytes=120000-"]
-    assert target.read_bytes() == CONTENT
-    assert waits == [FIRST_WAIT_S, 2 * FIRST_WAIT_S], "waits grow"
+@dataclass
+class Story:
+    """What a server answers in turn, and how retrieving from it ends."""
+
+    answers: list[on.Answer]
+    ranges: list[str]
+    """What was asked for, in turn."""
+    waits: list[float]
+    words: list[str] = field(default_factory=list)
+    """Of the refusal; none where the file arrives."""
+    kept: bytes = b""
+    """What a refusal leaves of the file."""
+    options: dict[str, float] = field(default_factory=dict)
 
 
-def test_what_arrived_before_giving_up_is_kept_and_resumed_by_the_next_call(target: Path) -> None:
-    with on.serve_entry(ENTRY, CONTENT, on.drop_after(70_000), on.status(503)) as served:
-        fails(served, target, "503", "70000 of 200000 bytes are kept", attempts=2)
-        assert part_of(target).read_bytes() == CONTENT[:70_000]
-        get(served, target)
-    assert served.ranges == ["", "bytes=70000-", "bytes=70000-"]
-    assert target.read_bytes() == CONTENT and not part_of(target).exists()
+HALF, WRONG = (
+    on.drop_after(70_000),
+    ["something else than was pinned", ENTRY.sha256[:12], ENTRY.key, "TRIOFLOW_DATA_MIRROR"],
+)
+GIVEN_UP = ["503", ENTRY.address, "4 requests", "https_proxy", "TRIOFLOW_DATA_MIRROR"]
+LOGIN = on.instead(b"<html>please log in</html>", Content_Type="text/html; charset=utf-8")
+REST = "bytes=70000-"
+STORIES = {
+    "truncated twice: resumed, waits grow": Story(
+        [HALF, on.drop_after(50_000)], ["", REST, "bytes=120000-"], [FIRST_WAIT_S, 2 * FIRST_WAIT_S]),
+    "ranges are ignored: read from the start": Story([HALF, on.ignore_range], ["", REST], [1.0]),
+    # A wrong join would cost the second chance.
+    "another piece: asked from the start": Story([HALF, on.other_piece, on.corrupt], ["", REST, "", ""], [1.0]),
+    "corrupted: once more": Story([on.corrupt], ["", ""], []),
+    "closed without an answer": Story([on.close, on.close], [""] * 3, [1.0, 2.0]),
+    "silent: what came before counts": Story([on.say_nothing, on.hang_after(70_000)], ["", "", REST], [1.0, 2.0], options={"timeout_s": 0.2}),
+    "silent for good": Story([on.say_nothing] * 2, ["", ""], [1.0], ["no answer within 0.1 s"], options={"attempts": 2, "timeout_s": 0.1}),
+    **{f"busy with {code}": Story([on.status(code)] * 3, [""] * 4, [1.0, 2.0, 4.0]) for code in (408, 429, 500, 502, 503, 504)},
+    "busy for good": Story([on.status(503)] * 9, [""] * 4, [1.0, 2.0, 4.0], GIVEN_UP, options={"attempts": 4}),
+    "waits are limited": Story(
+        [on.status(503)] * 9, [""] * 10, [min(2.0**n, LONGEST_WAIT_S) for n in range(9)], options={"attempts": 10}),
+    "a long pause is asked for: not pressed": Story([on.status(429, Retry_After=3600)], [""], [], ["429", "asks to wait 3600 s"]),
+    **{
+        f"refused with {code}": Story([on.status(code)], [""], [], [ENTRY.key, *words])
+        for code, *words in (
+            (404, "does not exist (404)", "TRIOFLOW_DATA_URL", "TRIOFLOW_DATA_MIRROR"), (410, "does not exist (410)"),
+            (403, "answers 403"), (401, "answers 401"), (407, "proxy", "login"),
+        )
+    },
+    "refused half-way: kept": Story([HALF, on.status(404)], ["", REST], [1.0], ["404"], CONTENT[:70_000]),
+    "wrong content": Story([on.corrupt, on.corrupt], ["", ""], [], WRONG),
+    "wrong content behind a half": Story([HALF, on.corrupt, on.corrupt], ["", REST, ""], [1.0], WRONG),
+    "another content": Story([on.instead(OTHER)] * 2, ["", ""], [], WRONG),
+    "longer content": Story([on.instead(OTHER + b"more")] * 2, ["", ""], [], WRONG),
+    "a login page": Story([LOGIN, LOGIN], ["", ""], [1.0], ["web page", "login"], options={"attempts": 2}),
+    "a length too small: the rest is asked for": Story([on.drop_after(len(CONTENT), 50_000)], ["", "bytes=50000-"], [1.0]),
+    "a length too large: complete before the answer is": Story([on.drop_after(len(CONTENT), 400_000)], [""], []),
+}  # fmt: skip
 
 
-def test_a_server_that_ignores_ranges_is_read_from_the_start(target: Path) -> None:
-    with on.serve_entry(ENTRY, CONTENT, on.drop_after(70_000), on.ignore_range) as served:
-        get(served, target)
-    assert served.ranges == ["", "bytes=70000-"]
-    assert target.read_bytes() == CONTENT
-
-
-def test_a_server_that_sends_another_piece_is_asked_from_the_start(
-    target: Path, waits: list[float]
+@pytest.mark.parametrize("name", STORIES)
+def test_a_server_s_mishaps_end_with_the_file_or_one_sentence(
+    target: Path, waits: list[float], name: str
 ) -> None:
-    answers = [on.drop_after(70_000), on.other_piece, on.corrupt]
-    with on.serve_entry(ENTRY, CONTENT, *answers) as served:
-        get(served, target, waits)
-    assert served.ranges == ["", "bytes=70000-", "", ""], (
-        "a wrong join would cost the second chance"
-    )
-    assert target.read_bytes() == CONTENT and waits == [FIRST_WAIT_S]
+    story = STORIES[name]
+    with on.serve_entry(ENTRY, CONTENT, *story.answers) as served:
+        if story.words:
+            fails(served, target, *story.words, waits=waits, **story.options)
+        else:
+            get(served, target, waits, **story.options)
+    assert (served.ranges, waits) == (story.ranges, story.waits)
+    left = {path.name: path.read_bytes() for path in target.parent.iterdir()}
+    kept = {part_of(target).name: story.kept} if story.kept else {}
+    assert left == (kept if story.words else {target.name: CONTENT})
 
 
 @pytest.mark.parametrize(
@@ -175,6 +211,15 @@ def test_a_part_left_by_an_earlier_run_is_used_if_it_is_right(
     assert target.read_bytes() == CONTENT and not part_of(target).exists()
 
 
+def test_what_arrived_before_giving_up_is_kept_and_resumed_by_the_next_call(target: Path) -> None:
+    with on.serve_entry(ENTRY, CONTENT, on.drop_after(70_000), on.status(503)) as served:
+        fails(served, target, "503", "70000 of 200000 bytes are kept", attempts=2)
+        assert part_of(target).read_bytes() == CONTENT[:70_000]
+        get(served, target)
+    assert served.ranges == ["", "bytes=70000-", "bytes=70000-"]
+    assert target.read_bytes() == CONTENT and not part_of(target).exists()
+
+
 def test_a_part_longer_than_the_servers_file_is_dropped(target: Path) -> None:
     """The server's file is another, shorter one: its end answers 416."""
     target.parent.mkdir(parents=True)
@@ -183,62 +228,6 @@ def test_a_part_longer_than_the_servers_file_is_dropped(target: Path) -> None:
     with on.serve_entry(ENTRY, short) as served:
         fails(served, target, "ended after 1000 of 200000 bytes", attempts=2)
     assert served.ranges == [f"bytes={len(CONTENT) - 10}-", ""]
-
-
-def test_a_corrupted_answer_is_fetched_once_more(target: Path) -> None:
-    with on.serve_entry(ENTRY, CONTENT, on.corrupt) as served:
-        get(served, target)
-    assert served.ranges == ["", ""] and target.read_bytes() == CONTENT
-
-
-@pytest.mark.parametrize(
-    ("answers", "requests"),
-    [
-        ([on.corrupt, on.corrupt], 2),
-        ([on.drop_after(70_000), on.corrupt, on.corrupt], 3),
-        ([on.instead(OTHER)] * 2, 2),
-        ([on.instead(OTHER + b"more")] * 2, 2),
-    ],
-)
-def test_wrong_content_never_lands_and_is_not_kept(
-    target: Path, answers: list[on.Answer], requests: int
-) -> None:
-    with on.serve_entry(ENTRY, CONTENT, *answers) as served:
-        text = fails(served, target, "something else than was pinned", ENTRY.sha256[:12], ENTRY.key)
-    assert len(served.asked) == requests and "TRIOFLOW_DATA_MIRROR" in text
-    assert list(target.parent.iterdir()) == []
-
-
-@pytest.mark.parametrize("code", [408, 429, 500, 502, 503, 504])
-def test_a_busy_server_is_asked_again_after_growing_waits(
-    target: Path, waits: list[float], code: int
-) -> None:
-    with on.serve_entry(ENTRY, CONTENT, *[on.status(code)] * 3) as served:
-        get(served, target, waits)
-    assert target.read_bytes() == CONTENT and waits == [1.0, 2.0, 4.0]
-
-
-def test_a_busy_server_is_given_up_after_the_attempts(target: Path, waits: list[float]) -> None:
-    with on.serve_entry(ENTRY, CONTENT, *[on.status(503)] * 9) as served:
-        fails(
-            served,
-            target,
-            "503",
-            f"{served.url}/{ENTRY.address}",
-            "4 requests",
-            "https_proxy",
-            "TRIOFLOW_DATA_MIRROR",
-            waits=waits,
-            attempts=4,
-        )
-    assert len(served.asked) == 4 and waits == [1.0, 2.0, 4.0]
-    assert list(target.parent.iterdir()) == []
-
-
-def test_waits_are_limited(target: Path, waits: list[float]) -> None:
-    with on.serve_entry(ENTRY, CONTENT, *[on.status(503)] * 9) as served:
-        get(served, target, waits, attempts=10)
-    assert max(waits) == LONGEST_WAIT_S and waits == sorted(waits) and len(waits) == 9
 
 
 def test_a_server_says_how_long_to_wait(target: Path, waits: list[float]) -> None:
@@ -253,55 +242,6 @@ def test_a_server_says_how_long_to_wait(target: Path, waits: list[float]) -> Non
         get(served, target, waits)
     assert waits[0] == 7 and 20 < waits[1] <= 30 and waits[2:] == [4.0]
     assert len(served.asked) == 5
-
-
-def test_a_server_that_wants_a_long_pause_is_not_pressed(target: Path, waits: list[float]) -> None:
-    with on.serve_entry(ENTRY, CONTENT, on.status(429, Retry_After=3600)) as served:
-        fails(served, target, "429", "asks to wait 3600 s", waits=waits)
-    assert len(served.asked) == 1 and waits == []
-
-
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [
-        (404, ["does not exist (404)", "TRIOFLOW_DATA_URL", "TRIOFLOW_DATA_MIRROR"]),
-        (410, ["does not exist (410)"]),
-        (403, ["answers 403"]),
-        (401, ["answers 401"]),
-        (407, ["proxy", "login"]),
-    ],
-)
-def test_a_refusal_ends_it_at_once(
-    target: Path, waits: list[float], code: int, words: list[str]
-) -> None:
-    with on.serve_entry(ENTRY, CONTENT, on.status(code)) as served:
-        fails(served, target, ENTRY.key, *words, waits=waits)
-    assert len(served.asked) == 1 and waits == []
-    assert list(target.parent.iterdir()) == []
-
-
-def test_a_refusal_keeps_what_had_arrived(target: Path) -> None:
-    with on.serve_entry(ENTRY, CONTENT, on.drop_after(70_000), on.status(404)) as served:
-        fails(served, target, "404")
-    assert part_of(target).read_bytes() == CONTENT[:70_000]
-
-
-def test_a_server_that_falls_silent_is_left_and_resumed(target: Path, waits: list[float]) -> None:
-    with on.serve_entry(ENTRY, CONTENT, on.say_nothing, on.hang_after(70_000)) as served:
-        get(served, target, waits, timeout_s=0.2)
-    assert served.ranges == ["", "", "bytes=70000-"], "what came before the silence counts"
-    assert target.read_bytes() == CONTENT and waits == [1.0, 2.0]
-
-
-def test_a_server_that_stays_silent_is_named(target: Path) -> None:
-    with on.serve_entry(ENTRY, CONTENT, *[on.say_nothing] * 2) as served:
-        fails(served, target, "no answer within 0.1 s", attempts=2, timeout_s=0.1)
-
-
-def test_a_closed_connection_is_tried_again(target: Path) -> None:
-    with on.serve_entry(ENTRY, CONTENT, on.close, on.close) as served:
-        get(served, target)
-    assert target.read_bytes() == CONTENT and len(served.asked) == 3
 
 
 def test_nothing_listens_there(target: Path, waits: list[float]) -> None:
@@ -344,15 +284,6 @@ def test_an_address_that_is_none(target: Path, url: str) -> None:
     fails(on.Served({}, url=url), target, "is not a URL", "TRIOFLOW_DATA_URL")
 
 
-@pytest.mark.parametrize("declared", [50_000, 400_000])
-def test_a_wrong_content_length_does_no_harm(target: Path, declared: int) -> None:
-    """Too small: the rest is asked for. Too large: the file is complete before the answer is."""
-    with on.serve_entry(ENTRY, CONTENT, on.drop_after(len(CONTENT), declared)) as served:
-        get(served, target)
-    assert target.read_bytes() == CONTENT
-    assert served.ranges == (["", "bytes=50000-"] if declared < len(CONTENT) else [""])
-
-
 def test_a_redirect_is_followed_with_its_range(target: Path) -> None:
     with (
         on.serve(content={"/there": CONTENT}) as second,
@@ -369,13 +300,6 @@ def test_a_redirect_in_circles_ends(target: Path) -> None:
         served.answers += [on.redirect(f"{served.url}/{ENTRY.address}")] * 50
         fails(served, target, "302", "circles")
     assert len(served.asked) < 20
-
-
-def test_a_login_page_in_place_of_the_file_is_told_and_not_kept(target: Path) -> None:
-    page = on.instead(b"<html>please log in</html>", Content_Type="text/html; charset=utf-8")
-    with on.serve_entry(ENTRY, CONTENT, page, page) as served:
-        fails(served, target, "web page", "login", attempts=2)
-    assert list(target.parent.iterdir()) == []
 
 
 def test_a_proxy_is_used(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
