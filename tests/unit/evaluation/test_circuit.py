@@ -27,38 +27,37 @@ def drain(network: CircuitNetwork) -> dict[int, float]:
     return ends
 
 
-def test_a_circuit_is_set_up_once_and_used_again() -> None:
-    network = make()
-    network.start(flow(0, 0, 1), 0.0)
-    network.start(flow(1, 0, 1), 10.0)
-    assert drain(network) == {0: SETUP_S + LATENCY_S + 0.5, 1: 10.0 + LATENCY_S + 0.5}
-    assert [grant.established for grant in network.grants] == [True, False]
-    assert network.open_circuits == (("rank0", "rank1"),)
+EACH_S = SETUP_S + LATENCY_S + 0.5
+"""A flow of 50 bytes on a circuit of its own."""
+RUNS: dict[str, tuple[dict[str, Any], list[tuple[Flow, float]], dict[int, float], int, int]] = {
+    "set up once and used again": ({}, [(flow(0, 0, 1), 0.0), (flow(1, 0, 1), 10.0)], {0: EACH_S, 1: 10.75}, 1, 0),
+    "anew for every flow": (
+        {"keep_open": False}, [(flow(0, 0, 1), 0.0), (flow(1, 0, 1), 10.0)], {0: EACH_S, 1: 10 + EACH_S}, 2, 2,
+    ),
+    # One port: every circuit replaces the one before.
+    "in the order of arrival": (
+        {}, [(flow(n, 0, target), 0.0) for n, target in enumerate((1, 2, 1))], {n: (n + 1) * EACH_S for n in range(3)}, 3, 2,
+    ),
+    "a receiver's only port": ({}, [(flow(n, n, 2), 0.0) for n in (0, 1)], {0: EACH_S, 1: 2 * EACH_S}, 2, 1),
+    "room at the receiver": (
+        {"ports": 4, "receive_buffer_bytes": 80.0}, [(flow(n, n, 2), 0.0) for n in (0, 1)], {0: EACH_S, 1: 2 * EACH_S}, 2, 0,
+    ),
+    "larger than the buffer: alone": ({"ports": 4, "receive_buffer_bytes": 10.0}, [(flow(0, 0, 2), 0.0)], {0: EACH_S}, 1, 0),
+    "what stays on a device": ({}, [(flow(0, 0, 0), 1.0)], {0: 1.0 + LATENCY_S}, 0, 0),
+}  # fmt: skip
+"""Settings, flows with their times, when each ends, circuits that were set up, and torn down."""
 
 
-def test_without_keep_open_every_flow_waits_for_a_new_circuit() -> None:
-    network = make(keep_open=False)
-    network.start(flow(0, 0, 1), 0.0)
-    network.start(flow(1, 0, 1), 10.0)
-    assert drain(network)[1] == 10.0 + SETUP_S + LATENCY_S + 0.5
-    assert network.open_circuits == () and network.torn_down == 2
-
-
-def test_flows_queue_for_the_only_port_in_the_order_of_arrival() -> None:
-    network = make()
-    for number, target in ((0, 1), (1, 2), (2, 1)):
-        network.start(flow(number, 0, target), 0.0)
-    each = SETUP_S + LATENCY_S + 0.5
-    assert drain(network) == {0: each, 1: 2 * each, 2: 3 * each}
-    assert network.torn_down == 2, "one port: every circuit replaces the one before"
-
-
-def test_a_receiver_has_a_limited_number_of_ports_too() -> None:
-    network = make()
-    network.start(flow(0, 0, 2), 0.0)
-    network.start(flow(1, 1, 2), 0.0)
-    each = SETUP_S + LATENCY_S + 0.5
-    assert drain(network) == {0: each, 1: 2 * each}
+@pytest.mark.parametrize("name", RUNS)
+def test_flows_wait_for_circuits_ports_and_room(name: str) -> None:
+    settings, flows, ends, made, torn_down = RUNS[name]
+    network = make(**settings)
+    for one, time_s in flows:
+        network.start(one, time_s)
+    assert drain(network) == ends
+    assert sum(grant.established for grant in network.grants) == made
+    assert network.torn_down == torn_down
+    assert len(network.open_circuits) == made - torn_down
 
 
 def test_nobody_overtakes_at_a_device_even_on_an_open_circuit() -> None:
@@ -84,20 +83,6 @@ def test_the_least_recently_used_idle_circuit_gives_way() -> None:
     assert network.torn_down == 1
 
 
-def test_bytes_wait_for_room_at_the_receiver() -> None:
-    network = make(ports=4, receive_buffer_bytes=80.0)
-    network.start(flow(0, 0, 2), 0.0)
-    network.start(flow(1, 1, 2), 0.0)
-    each = SETUP_S + LATENCY_S + 0.5
-    assert drain(network) == {0: each, 1: 2 * each}
-
-
-def test_a_message_larger_than_the_buffer_goes_alone() -> None:
-    network = make(ports=4, receive_buffer_bytes=10.0)
-    network.start(flow(0, 0, 2), 0.0)
-    assert drain(network) == {0: SETUP_S + LATENCY_S + 0.5}
-
-
 def test_circuits_that_are_open_at_the_start_need_no_set_up() -> None:
     network = CircuitNetwork(FABRIC, CircuitSettings(SETUP_S, 1), [("rank0", "rank1")])
     network.start(flow(0, 0, 1), 0.0)
@@ -115,13 +100,6 @@ def test_a_circuit_runs_at_its_narrowest_link_or_the_flows_cap() -> None:
     network.start(Flow(1, "rank0", "rank1", 20.0, 0.0, max_rate_bytes_per_s=2.0), 0.0)
     assert drain(network) == {0: 4.0, 1: 10.0}
     assert network.link_bytes == {("rank0", "hub"): 40.0, ("hub", "rank1"): 40.0}
-
-
-def test_what_stays_on_a_device_needs_no_circuit() -> None:
-    network = make()
-    network.start(flow(0, 0, 0), 1.0)
-    assert drain(network) == {0: 1.0 + LATENCY_S}
-    assert network.grants == []
 
 
 @pytest.mark.parametrize(
