@@ -148,59 +148,6 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
         load_platform(tmp_path / "nowhere.yaml")
 
 
-def set_key(content: dict[str, Any], place: str, value: object) -> None:
-    *path, last = place.split(".")
-    for part in path:
-        content = content[int(part) if isinstance(content, list) else part]
-    content[last] = value
-
-
-@pytest.mark.parametrize(
-    ("place", "value", "message"),
-    [
-        ("rank", 2, r"unknown key 'rank'; did you mean ranks\? the keys are"),
-        (
-            "device.kind",
-            "tpu",
-            r"device\.kind: 'tpu' is not possible here; choose one of \['cpu', 'gpu'\]",
-        ),
-        ("device.memory_bytes", 1e9, r"device\.memory_bytes: 1000000000\.0 has no source; write"),
-        ("device.memory_bytes", {"value": 1}, "device.memory_bytes: the key 'source' is missing"),
-        ("links.0.latency_s", sourced(-1), r"links\.0\.latency_s\.value: -1 is too small"),
-        ("links.0.bandwidth_bytes_per_s", sourced(0), r"bandwidth_bytes_per_s\.value: 0 is too"),
-        ("links.0.bandwidth_bytes_per_s", sourced(float("nan")), "nan is not finite"),
-        ("links.0.to", "rank0", r"links\.0: joins rank0 to itself"),
-        ("links.1", None, r"links\.1: None is not of the type object"),
-        ("ranks", 3, r"no link reaches rank2; name the 3 ranks rank0 to rank2"),
-        ("ranks", 0, r"ranks: 0 is not a number of ranks"),
-        ("topology", {}, "exactly one of the keys 'links' and 'topology' is due"),
-        ("host", {"Cost": sourced(1)}, "host: unknown key 'Cost'"),
-        ("host", {"pipeline_microbatch_s": sourced(1)}, "did you mean pipeline_micro_batch_s"),
-        ("communication_on_compute_stream", "yes", "'yes' is not of the type boolean"),
-    ],
-)
-def test_errors_name_file_key_value_and_fix(
-    place: str, value: object, message: str, tmp_path: Path
-) -> None:
-    content = describe()
-    if place == "links.1":
-        content["links"][1] = value
-    else:
-        set_key(content, place, value)
-    path = write(tmp_path, content)
-    with pytest.raises(PlatformError, match=message) as caught:
-        load_platform(path)
-    assert str(path) in str(caught.value)
-    assert ";" in str(caught.value), "a fix is due"
-
-
-def test_second_link_between_the_same_nodes_is_refused(tmp_path: Path) -> None:
-    content = describe()
-    content["links"].append(content["links"][0])
-    with pytest.raises(PlatformError, match=r"links\.2: a second link from rank0 to rank1"):
-        load_platform(write(tmp_path, content))
-
-
 def with_topology(**topology: object) -> dict[str, Any]:
     content = describe()
     del content["links"]
@@ -212,53 +159,85 @@ LINK = {"bandwidth_bytes_per_s": sourced(1e9), "latency_s": sourced(0.0)}
 NVSWITCH = {"builder": "nvswitch", **LINK}
 
 
-def test_only_the_tree_takes_bridges(tmp_path: Path) -> None:
-    content = with_topology(builder="switch", **LINK, ranks_per_bridge=sourced(2))
-    with pytest.raises(PlatformError, match="'switch' takes no 'ranks_per_bridge'; it takes"):
-        load_platform(write(tmp_path, content))
-    content["topology"]["builder"] = "pcie_tree"
-    with pytest.raises(PlatformError, match="the key 'bridge_bandwidth_bytes_per_s' is missing"):
-        load_platform(write(tmp_path, content))
+def change(place: str, value: object) -> dict[str, Any]:
+    """Return the content of a valid file with another value at a place."""
+    content = inner = describe()
+    *path, last = place.split(".")
+    for part in path:
+        inner = inner[int(part) if isinstance(inner, list) else part]
+    inner[int(last) if isinstance(inner, list) else last] = value
+    return content
 
 
-@pytest.mark.parametrize(
-    ("topology", "message"),
-    [
-        ({"builder": "ring", **LINK, "latency_s": sourced(-1)},
-         r"topology\.latency_s\.value: -1 is too small"),
-        ({"builder": "ring", **LINK, "bandwidth_bytes_per_s": 5},
-         r"topology\.bandwidth_bytes_per_s: 5 has no source"),
-        ({"builder": "ring", **LINK, "latency_s": sourced(float("inf"))}, "inf is not finite"),
-        ({"builder": "rings", **LINK}, r"topology\.builder: no builder is called 'rings'"),
-        ({**LINK}, "topology: the key 'builder' is missing"),
-        ({"builder": "mesh", **LINK, "rows": sourced(2), "columns": sourced(2)},
-         r"topology\.rows: 2 rows x 2 columns make 4 places for 2 ranks"),
-        ({"builder": "mesh", **LINK, "rows": sourced(1.5), "columns": sourced(2)},
-         r"topology\.rows: 1\.5 is not possible here"),
-        ({"builder": "ring", **LINK, "chords": sourced(1)},
-         r"topology\.chords: 1 is not possible here; write true or false"),
-        ({"builder": "edge_list", "edges_file": "x.csv"}, "x.csv have no source; add source"),
-        ({"builder": "edge_list", "edges_file": "x.csv", "source": "s"}, r"x\.csv: no such file"),
-        ({"builder": "node_groups", "ranks_per_node": sourced(1), "inside": NVSWITCH},
-         "topology: the key 'between' is missing"),
-        ({"builder": "node_groups", "ranks_per_node": sourced(1), "between": NVSWITCH,
-          "inside": {"builder": "ring", **LINK, "chord": True}},
-         r"topology\.inside: the builder 'ring' takes no 'chord'; did you mean chords"),
-        ({"builder": "node_groups", "ranks_per_node": sourced(1), "inside": NVSWITCH,
+def degrade(**entry: object) -> dict[str, Any]:
+    content = with_topology(builder="switch", **LINK)
+    content["topology"]["latency_s"] = {**sourced(1e-6), "measured": False}
+    return {**content, "ranks": 3, "degraded": [{"from": "rank1", "to": "switch", **entry}]}
+
+
+REFUSED = [
+    (change("rank", 2), r"unknown key 'rank'; did you mean ranks\? the keys are"),
+    (change("device.kind", "tpu"), r"device\.kind: 'tpu' is not possible here; choose one of \['cpu', 'gpu'\]"),
+    (change("device.memory_bytes", 1e9), r"device\.memory_bytes: 1000000000\.0 has no source; write"),
+    (change("device.memory_bytes", {"value": 1}), "device.memory_bytes: the key 'source' is missing"),
+    (change("links.0.latency_s", sourced(-1)), r"links\.0\.latency_s\.value: -1 is too small"),
+    (change("links.0.bandwidth_bytes_per_s", sourced(0)), r"bandwidth_bytes_per_s\.value: 0 is too"),
+    (change("links.0.bandwidth_bytes_per_s", sourced(float("nan"))), "nan is not finite"),
+    (change("links.0.to", "rank0"), r"links\.0: joins rank0 to itself"),
+    (change("links.1", None), r"links\.1: None is not of the type object"),
+    (change("ranks", 3), r"no link reaches rank2; name the 3 ranks rank0 to rank2"),
+    (change("ranks", 0), r"ranks: 0 is not a number of ranks"),
+    (change("topology", {}), "exactly one of the keys 'links' and 'topology' is due"),
+    (change("host", {"Cost": sourced(1)}), "host: unknown key 'Cost'"),
+    (change("host", {"pipeline_microbatch_s": sourced(1)}), "did you mean pipeline_micro_batch_s"),
+    (change("communication_on_compute_stream", "yes"), "'yes' is not of the type boolean"),
+    (with_topology(**{"builder": "ring", **LINK, "latency_s": sourced(-1)}), r"topology\.latency_s\.value: -1 is too small"),
+    (with_topology(**{"builder": "ring", **LINK, "bandwidth_bytes_per_s": 5}), r"topology\.bandwidth_bytes_per_s: 5 has no source"),
+    (with_topology(**{"builder": "ring", **LINK, "latency_s": sourced(float("inf"))}), "inf is not finite"),
+    (with_topology(**{"builder": "rings", **LINK}), r"topology\.builder: no builder is called 'rings'"),
+    (with_topology(**{**LINK}), "topology: the key 'builder' is missing"),
+    (with_topology(**{"builder": "mesh", **LINK, "rows": sourced(2), "columns": sourced(2)}), r"topology\.rows: 2 rows x 2 columns make 4 places for 2 ranks"),
+    (with_topology(**{"builder": "mesh", **LINK, "rows": sourced(1.5), "columns": sourced(2)}), r"topology\.rows: 1\.5 is not possible here"),
+    (with_topology(**{"builder": "ring", **LINK, "chords": sourced(1)}), r"topology\.chords: 1 is not possible here; write true or false"),
+    (with_topology(**{"builder": "edge_list", "edges_file": "x.csv"}), "x.csv have no source; add source"),
+    (with_topology(**{"builder": "edge_list", "edges_file": "x.csv", "source": "s"}), r"x\.csv: no such file"),
+    (with_topology(**{"builder": "node_groups", "ranks_per_node": sourced(1), "inside": NVSWITCH}), "topology: the key 'between' is missing"),
+    (with_topology(**{"builder": "node_groups", "ranks_per_node": sourced(1), "between": NVSWITCH,
+          "inside": {"builder": "ring", **LINK, "chord": True}}), r"topology\.inside: the builder 'ring' takes no 'chord'; did you mean chords"),
+    (with_topology(**{"builder": "node_groups", "ranks_per_node": sourced(1), "inside": NVSWITCH,
           "between": {"builder": "cube_mesh", **LINK}, "attach_latency_s": sourced(0),
-          "attach_bandwidth_bytes_per_s": sourced(1e9)},
-         r"topology\.between\.ranks: a cube mesh has 8 ranks, not 2"),
-        ({"builder": "node_groups", "ranks_per_node": sourced(1), "inside": sourced(1),
-          "between": NVSWITCH}, r"topology\.inside: 1 is not possible here; write a topology"),
-    ],
-)  # fmt: skip
-def test_topologies_that_cannot_be_built_name_the_key(
-    topology: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    path = write(tmp_path, with_topology(**topology))
+          "attach_bandwidth_bytes_per_s": sourced(1e9)}), r"topology\.between\.ranks: a cube mesh has 8 ranks, not 2"),
+    (with_topology(**{"builder": "node_groups", "ranks_per_node": sourced(1), "inside": sourced(1),
+          "between": NVSWITCH}), r"topology\.inside: 1 is not possible here; write a topology"),
+    (degrade(**{"factor": sourced(1.5)}), r"degraded\.0\.factor\.value: 1\.5 is too large; write 1 or"),
+    (degrade(**{"factor": 0.5}), r"degraded\.0\.factor: 0\.5 has no source"),
+    (degrade(), r"degraded\.0: the key 'factor' is missing"),
+    (degrade(**{"factor": sourced(1), "to": "switches"}), r"degraded\.0: no link leads from rank1 to switches; from rank1 one leads to switch"),
+    (degrade(**{"factor": sourced(1), "from": "rank11"}), "no link leads from rank11.*did you mean rank1"),
+    ("a: [", "not readable as YAML"),
+    ("name: a\nname: b\n", "the key 'name' is written twice"),
+    (change("links", [*describe()["links"], describe()["links"][0]]), r"links\.2: a second link from rank0 to rank1"),
+    (change("links.0.to", "rank01"), "links: 'rank01' is not the name of a rank; write rank1"),
+    (change("links", describe()["links"][:1]), "links: no route leads from rank1 to rank0"),
+    (with_topology(builder="switch", **LINK, ranks_per_bridge=sourced(2)), "'switch' takes no 'ranks_per_bridge'; it takes"),
+    (with_topology(builder="pcie_tree", **LINK, ranks_per_bridge=sourced(2)), "the key 'bridge_bandwidth_bytes_per_s' is missing"),
+    (degrade(factor=sourced(0), both_ways=True), "topology: no link reaches rank1"),
+    (degrade(factor=sourced(0)), "topology: no route leads from rank1 to rank0"),
+    ({**degrade(), "degraded": degrade(factor=sourced(0.5))["degraded"] * 2}, r"degraded\.1: .*degraded twice"),
+    (change("device", {"sheet": "a41"}), r"two\.yaml, device\.sheet: no device sheet.*mean a40"),
+    (change("device", {"sheet": "other/a40.yaml"}), r"other/a40\.yaml: no such file"),
+    (change("device", {"sheet": "other/a40.yaml", "name": "chip"}), r"device: unknown key 'name'; the keys are sheet"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("content", "message"), REFUSED)
+def test_errors_name_file_key_value_and_fix(content: object, message: str, tmp_path: Path) -> None:
+    path = write(tmp_path, content)
     with pytest.raises(PlatformError, match=message) as caught:
         load_platform(path)
-    assert str(tmp_path) in str(caught.value) and caught.value.fix
+    assert str(tmp_path) in str(caught.value)
+    told = ";" in str(caught.value) and caught.value.fix
+    assert told or isinstance(content, str) or "a40" in message, "a fix is due"
 
 
 def test_nodes_and_their_ranks_stand_beside_a_topology(tmp_path: Path) -> None:
@@ -321,12 +300,6 @@ def test_what_was_never_measured_is_said(tmp_path: Path) -> None:
     assert load_platform(tmp_path / "saved.yaml").unmeasured == platform.unmeasured
 
 
-def degrade(**entry: object) -> dict[str, Any]:
-    content = with_topology(builder="switch", **LINK)
-    content["topology"]["latency_s"] = {**sourced(1e-6), "measured": False}
-    return {**content, "ranks": 3, "degraded": [{"from": "rank1", "to": "switch", **entry}]}
-
-
 def test_degraded_links_keep_their_place_and_tell_their_source(tmp_path: Path) -> None:
     whole = load_platform(write(tmp_path, {**degrade(), "degraded": []}))
     content = degrade(factor=sourced(0.25), latency_factor=sourced(3), both_ways=True)
@@ -349,38 +322,13 @@ def test_degraded_links_keep_their_place_and_tell_their_source(tmp_path: Path) -
 
 
 def test_a_failed_link_is_gone_and_must_leave_a_way(tmp_path: Path) -> None:
-    content = degrade(factor=sourced(0), both_ways=True)
-    with pytest.raises(PlatformError, match="topology: no link reaches rank1"):
-        load_platform(write(tmp_path, content))
     content = degrade(factor=sourced(0))
-    with pytest.raises(PlatformError, match="topology: no route leads from rank1 to rank0"):
-        load_platform(write(tmp_path, content))
     content["topology"]["builder"] = "ring"
     content["degraded"][0]["to"] = "rank2"
     assert len(load_platform(write(tmp_path, content)).links) == 5
     content["degraded"].append({"from": "rank0", "to": "rank2", "factor": sourced(0)})
     with pytest.raises(PlatformError, match="no route leads from rank0 to rank2"):
         load_platform(write(tmp_path, content))
-
-
-@pytest.mark.parametrize(
-    ("entry", "message"),
-    [
-        ({"factor": sourced(1.5)}, r"degraded\.0\.factor\.value: 1\.5 is too large; write 1 or"),
-        ({"factor": 0.5}, r"degraded\.0\.factor: 0\.5 has no source"),
-        ({}, r"degraded\.0: the key 'factor' is missing"),
-        ({"factor": sourced(1), "to": "switches"},
-         r"degraded\.0: no link leads from rank1 to switches; from rank1 one leads to switch"),
-        ({"factor": sourced(1), "from": "rank11"}, "no link leads from rank11.*did you mean rank1"),
-    ],
-)  # fmt: skip
-def test_degraded_links_are_checked(entry: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(PlatformError, match=message):
-        load_platform(write(tmp_path, degrade(**entry)))
-    twice = degrade(factor=sourced(0.5))
-    twice["degraded"] *= 2
-    with pytest.raises(PlatformError, match=r"degraded\.1: .*degraded twice"):
-        load_platform(write(tmp_path, twice))
 
 
 def test_a_device_comes_from_its_sheet(tmp_path: Path) -> None:
@@ -403,44 +351,10 @@ def test_a_device_comes_from_its_sheet(tmp_path: Path) -> None:
     assert load_platform(tmp_path / "saved.yaml").device == platform.device
 
 
-def test_sheets_that_are_not_there_are_named(tmp_path: Path) -> None:
-    content = {**describe(), "device": {"sheet": "a41"}}
-    with pytest.raises(PlatformError, match=r"two\.yaml, device\.sheet: no device sheet.*mean a40"):
-        load_platform(write(tmp_path, content))
-    content["device"]["sheet"] = "other/a40.yaml"
-    with pytest.raises(PlatformError, match=r"other/a40\.yaml: no such file"):
-        load_platform(write(tmp_path, content))
-    content["device"]["name"] = "chip"
-    with pytest.raises(PlatformError, match=r"device: unknown key 'name'; the keys are sheet"):
-        load_platform(write(tmp_path, content))
-
-
-def test_misnamed_ranks_and_one_way_streets_are_refused(tmp_path: Path) -> None:
-    content = describe()
-    content["links"][0]["to"] = "rank01"
-    with pytest.raises(
-        PlatformError, match="links: 'rank01' is not the name of a rank; write rank1"
-    ):
-        load_platform(write(tmp_path, content))
-    content = describe()
-    del content["links"][1]
-    with pytest.raises(PlatformError, match="links: no route leads from rank1 to rank0"):
-        load_platform(write(tmp_path, content))
-
-
 @pytest.mark.parametrize("ranks", [0, 9])
 def test_ranks_beyond_the_machine_are_refused(ranks: int) -> None:
     with pytest.raises(PlatformError, match=f"{ranks} ranks were asked for"):
         load_platform("h100x8-nvlink", ranks=ranks)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [("a: [", "not readable as YAML"), ("name: a\nname: b\n", "the key 'name' is written twice")],
-)
-def test_broken_yaml_is_refused(text: str, message: str, tmp_path: Path) -> None:
-    with pytest.raises(PlatformError, match=message):
-        load_platform(write(tmp_path, text))
 
 
 def test_schema_of_the_workflow_is_the_package_s_own() -> None:
