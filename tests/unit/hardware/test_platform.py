@@ -8,7 +8,7 @@ import yaml
 from trioflow.base import provenance
 from trioflow.base.errors import PlatformError
 from trioflow.hardware.device_sheet import SHIPPED, load_device
-from trioflow.hardware.machine import Device, Link, Platform
+from trioflow.hardware.machine import Device, Link, Platform, Routing
 from trioflow.hardware.platform import (
     describe_unmeasured,
     list_platforms,
@@ -159,6 +159,11 @@ LINK = {"bandwidth_bytes_per_s": sourced(1e9), "latency_s": sourced(0.0)}
 NVSWITCH = {"builder": "nvswitch", **LINK}
 
 
+def ring(**more: Any) -> dict[str, Any]:
+    """Return the content of a valid file: four ranks in a ring, both ways."""
+    return {**with_topology(builder="ring", **LINK), "ranks": 4, **more}
+
+
 def change(place: str, value: object) -> dict[str, Any]:
     """Return the content of a valid file with another value at a place."""
     content = inner = describe()
@@ -227,6 +232,12 @@ REFUSED = [
     (change("device", {"sheet": "a41"}), r"two\.yaml, device\.sheet: no device sheet.*mean a40"),
     (change("device", {"sheet": "other/a40.yaml"}), r"other/a40\.yaml: no such file"),
     (change("device", {"sheet": "other/a40.yaml", "name": "chip"}), r"device: unknown key 'name'; the keys are sheet"),
+    (ring(routing={"ties": "random"}), r"routing\.ties: 'random' is not possible here; choose one"),
+    (ring(routing={"seed": 1}), "routing: the key 'ties' is missing"),
+    (ring(routing={"ties": "ecmp", "seed": -1}), r"routing\.seed: -1 is too small"),
+    (ring(failed_links=[{"from": "rank0", "to": "rank2"}]), r"failed_links\.0: no link leads from rank0 to rank2; from rank0 one leads to"),
+    (ring(failed_links=[{"from": "rank0", "to": "rank1", "both_ways": True}, {"from": "rank1", "to": "rank2"}]),
+     "no route leads from rank1 to rank0"),
 ]  # fmt: skip
 
 
@@ -238,6 +249,22 @@ def test_errors_name_file_key_value_and_fix(content: object, message: str, tmp_p
     assert str(tmp_path) in str(caught.value)
     told = ";" in str(caught.value) and caught.value.fix
     assert told or isinstance(content, str) or "a40" in message, "a fix is due"
+
+
+def test_ties_seed_and_failed_links_are_read_and_saved(tmp_path: Path) -> None:
+    content = ring(
+        routing={"ties": "ecmp", "seed": 3},
+        failed_links=[{"from": "rank0", "to": "rank1", "both_ways": True}],
+    )
+    platform = load_platform(write(tmp_path, content))
+    failed = frozenset({("rank0", "rank1"), ("rank1", "rank0")})
+    assert platform.routing == Routing("ecmp", 3, failed)
+    assert len(platform.links) == 8, "failed links stay links"
+    save_platform(platform, tmp_path / "saved.yaml")
+    again = load_platform(tmp_path / "saved.yaml")
+    assert (again.routing, again.links) == (platform.routing, platform.links)
+    plain = load_platform(write(tmp_path, ring()))
+    assert plain.routing == Routing("first", 0, frozenset()), "the first route takes all"
 
 
 def test_nodes_and_their_ranks_stand_beside_a_topology(tmp_path: Path) -> None:
