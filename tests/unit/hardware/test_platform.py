@@ -384,29 +384,22 @@ def test_ranks_beyond_the_machine_are_refused(ranks: int) -> None:
         load_platform("h100x8-nvlink", ranks=ranks)
 
 
-def test_schema_of_the_workflow_is_the_package_s_own() -> None:
-    package = provenance.PACKAGE / "data" / "platform.schema.json"
-    workflow = REPOSITORY / "workflow" / "schemas" / "platform.schema.json"
-    assert package.read_bytes() == workflow.read_bytes()
-
-
-def test_schema_is_closed_everywhere() -> None:
-    schema = json.loads((provenance.PACKAGE / "data" / "platform.schema.json").read_text())
-    todo, objects = [schema], 0
-    while todo:
-        node = todo.pop()
-        if isinstance(node, dict):
-            if node.get("type") == "object":
-                objects += 1
-                assert "additionalProperties" in node
-            todo += node.values()
-        elif isinstance(node, list):
-            todo += node
-    assert objects == 19
-
-
 def test_as_much_of_a_shipped_platform_has_the_same_links() -> None:
     """Those of a thousand nodes are built once, whoever asks."""
     one, same = load_platform("dgx-h100", 24), load_platform("dgx-h100", 24)
     assert one.links is same.links
     assert len(load_platform("dgx-h100", 32).links) > len(one.links)
+
+
+@pytest.mark.parametrize(("name", "objects"), [("platform", 19), ("device", 5), ("datasets", 4)])
+def test_the_workflow_has_the_package_s_schemas_and_they_are_closed(
+    name: str, objects: int
+) -> None:
+    text = (provenance.PACKAGE / f"data/{name}.schema.json").read_text()
+    assert text == (REPOSITORY / f"workflow/schemas/{name}.schema.json").read_text()
+    todo, found = [json.loads(text)], []
+    while todo:
+        node = todo.pop()
+        found += [node] if isinstance(node, dict) and node.get("type") == "object" else []
+        todo += node.values() if isinstance(node, dict) else node if isinstance(node, list) else []
+    assert len(found) == objects and all("additionalProperties" in node for node in found)

@@ -10,7 +10,7 @@ import pytest
 from trioflow.base import provenance
 from trioflow.base.errors import DatasetError
 from trioflow.datasets import catalogue as module
-from trioflow.datasets.catalogue import CATALOGUE, SCHEMA, load_catalogue
+from trioflow.datasets.catalogue import CATALOGUE, load_catalogue
 
 REPOSITORY = Path(__file__).parents[3]
 SHA = "ab" * 32
@@ -156,10 +156,6 @@ def test_an_edited_catalogue_is_read_again(small: Path) -> None:
     load_catalogue(small)
     small.write_text(SMALL.replace("bytes: 5", "bytes: 50"))
     assert load_catalogue(small).find_file("some+data/a/b.csv").bytes == 50
-
-
-def test_the_schema_in_the_workflow_is_the_packages(small: Path) -> None:
-    assert (REPOSITORY / "workflow/schemas/datasets.schema.json").read_text() == SCHEMA.read_text()
 
 
 def test_the_shipped_catalogue_tells_what_each_dataset_is() -> None:
