@@ -4,12 +4,10 @@ import argparse
 import gzip
 import json
 
-import chakra_wire as wire
 import pytest
 from oracles.chakra_reader import read_chakra_graph
 from trioflow.base.errors import InputError, PlanError, TrioflowError
 from trioflow.cli.export import add_export
-from trioflow.trace.store import load_trace
 
 TRACE, PLATFORM = "gpt2-tiny-b8", "cpu2-gloo"
 
@@ -26,26 +24,6 @@ def run(*words):
     options.run(options)
 
 
-def test_chakra_files_of_a_plan(tmp_path, capsys):
-    run("chakra", TRACE, "--plan", "ddp", "--ranks", 2, "--platform", PLATFORM, "-o", "out/step")
-    assert sorted(f.name for f in (tmp_path / "out").iterdir()) == [
-        "step.0.et",
-        "step.1.et",
-        "step.comm_groups.json",
-    ]
-    out = capsys.readouterr().out
-    assert out.startswith("gpt2-tiny: 2 ranks = 2 data, 8 samples a rank")
-    trace = load_trace(TRACE)
-    metadata, nodes = wire.read(tmp_path / "out" / "step.1.et")
-    assert metadata["trioflow.batch"] == 8 and metadata["trioflow.ranks"] == 2
-    assert metadata["trioflow.device_name"] == trace.facts.device_name
-    assert sum(n["attr"].get("num_ops", 0) for n in nodes) == trace.operators["flop"].sum()
-    reduced = sum(n["attr"]["comm_size"] for n in nodes if n["attr"].get("comm_type") == 0)
-    assert reduced == sum(g["size_bytes"] for g in trace.facts.gradients)
-    graph = read_chakra_graph("out/step")
-    assert f"{len(graph.tasks)} nodes in out/step.0.et to step.1.et" in out
-
-
 def test_chakra_files_without_the_host(tmp_path, capsys):
     words = ("chakra", "gpt2-b8", "--plan", "ddp", "--ranks", 2, "--platform", "dgx-h100")
     run(*words, "-o", "all/step")
@@ -54,25 +32,6 @@ def test_chakra_files_without_the_host(tmp_path, capsys):
     both = [read_chakra_graph(f"{folder}/step").tasks for folder in ("all", "device")]
     names = [tasks["name"][tasks["stream"] != "host"].tolist() for tasks in both]
     assert names[0] == names[1] and len(both[0]) > len(both[1]) == len(names[1])
-
-
-def test_degrees_and_batch_are_those_of_simulate(tmp_path):
-    run(
-        "chakra",
-        TRACE,
-        "--pipeline-parallel",
-        2,
-        "--micro-batches",
-        4,
-        "--batch",
-        16,
-        "--platform",
-        PLATFORM,
-        "-o",
-        "x",
-    )
-    _, nodes = wire.read(tmp_path / "x.0.et")
-    assert sum(n["type"] == 5 for n in nodes) == sum(n["type"] == 6 for n in nodes) == 4
 
 
 def test_perfetto_is_simulates_timeline(tmp_path, capsys):
@@ -104,9 +63,3 @@ def test_bad_words_are_refused_and_nothing_is_left(words, error, tmp_path):
         run(*words)
     assert "\n" not in str(raised.value)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_trace_is_exported_as_triosim_wants_it(tmp_path):
-    pytest.importorskip("trioflow.export.triosim")
-    run("triosim", TRACE, "-o", "out")
-    assert (tmp_path / "out" / "trace.csv").exists() and (tmp_path / "out" / "tensor.csv").exists()

@@ -27,14 +27,6 @@ def test_an_exported_schedule_is_simulated(capsys, tmp_path):
     assert answer(capsys, *SIMULATE, "--schedule-file", "lowered.csv")["ranks"] == 2
 
 
-def test_parts_of_a_step_take_less(capsys):
-    modes = ("train", "forward-backward", "forward")
-    told = [answer(capsys, *SIMULATE, "--mode", mode) for mode in modes]
-    assert [t["mode"] for t in told] == list(modes)
-    for figure in ("step_time_s", "peak_memory_bytes"):
-        assert told[0][figure] > told[1][figure] > told[2][figure] > 0
-
-
 def test_stages_are_cut_as_asked(capsys, tmp_path):
     plan = (*SIMULATE, "--plan", "gpipe", "--ranks", 2)
     (tmp_path / "stages").write_text("embedding\nblocks.0 blocks.1 blocks.2 blocks.3 head\n")
@@ -71,18 +63,12 @@ def test_memory_is_told_with_what_fills_it(capsys):
     assert "activation" in filled and "optimizer state" in filled and "(backward" in filled
 
 
-def test_named_plans_recompute_too(capsys):
-    plan = (*SIMULATE, "--plan", "ddp", "--ranks", 2)
-    plain, again = answer(capsys, *plan), answer(capsys, *plan, "--recompute", "full")
-    assert again["step_time_s"] > plain["step_time_s"]
-    assert again["peak_memory_bytes"] < plain["peak_memory_bytes"]
-    assert again["plan_text"].endswith("units recomputed")
-
-
-def test_a_last_batch_is_filled_up(capsys):
-    plan = (*SIMULATE, "--plan", "ddp", "--ranks", 2, "--batch", 9)
-    assert "does not divide" in refuse(capsys, *plan)
-    assert "repeats 1" in " ".join(answer(capsys, *plan, "--last-batch")["warnings"])
+def test_no_table_of_all_ranks_is_made_for_the_figures(capsys, monkeypatch):
+    monkeypatch.setattr("trioflow.parallel.folded.Fold.expand", None)
+    words = ("simulate", TRACE, "--data-parallel", 2, "--tensor-parallel", 2)
+    words += ("--platform", "h100x8-nvlink")
+    assert answer(capsys, *words)["folded"]
+    assert "(identical ranks simulated once)" in run(capsys, *words)[1]
 
 
 @pytest.mark.parametrize(
@@ -113,6 +99,7 @@ def test_a_last_batch_is_filled_up(capsys):
         ((*SIMULATE, "--plan", "ddp", "--ranks", 2, "--accumulate", 0), "both given"),
         ((*SIMULATE, "--plan", "ddp", "--ranks", 0), "needs --ranks of 2 or more"),
         ((*SIMULATE, *DDP, "--batch", 0), "batch 0 is not positive"),
+        ((*SIMULATE, "--plan", "ddp", "--ranks", 2, "--batch", 9), "does not divide"),
         (
             ("simulate", TRACE, "--platform", "dgx-a100", "--tensor-parallel", 3),
             "use a tensor degree of 2, 4",
