@@ -10,7 +10,6 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import judge_intervals
@@ -38,10 +37,11 @@ from page_numbers import (
 from scipy.stats import beta
 from trioflow.base.experiments import load_plans
 from trioflow.base.provenance import read_json, write_json
+from trioflow.base.yaml_files import read_yaml
 from trioflow.costmodel.collectives.model import load_collective_model
 from trioflow.costmodel.spread import CAPTURES, load_spreads, pool_captures
 from trioflow.costmodel.steps import BATCH, StepResidual, load_residuals
-from trioflow.hardware.platform import load_platform, save_platform
+from trioflow.hardware.platform import write_content
 from trioflow.parallel.memory.survival import load_survival
 from trioflow.tables import read_table
 from trioflow.trace.facts import Facts
@@ -220,8 +220,8 @@ def publish_example() -> None:
     models.mkdir(parents=True, exist_ok=True)
     for name in ("operators.json", "collectives.json"):
         shutil.copyfile(RESULTS / "cost_models" / "this-machine" / name, models / name)
-    machine = load_platform(RESULTS / "platforms" / "this-machine.yaml")
-    save_platform(replace(machine, name=NAME), DATA / "platforms" / f"{NAME}.yaml")
+    machine = read_yaml(RESULTS / "platforms" / "this-machine.yaml")
+    write_content({**machine, "name": NAME}, DATA / "platforms" / f"{NAME}.yaml")
     shutil.copyfile(ROOT / "config" / "workloads.tsv", DATA / "workloads.tsv")
 
 

@@ -41,7 +41,7 @@ from trioflow.hardware.device_sheet import (
     load_device,
 )
 from trioflow.hardware.machine import Device
-from trioflow.hardware.platform import load_platform, save_platform
+from trioflow.hardware.platform import load_platform
 from trioflow.prediction.assembly import time_operators
 from trioflow.trace.facts import Facts, check_facts
 from trioflow.trace.language.make import make_trace
@@ -443,8 +443,6 @@ def test_a_sheet_by_path_is_the_shipped_one(name: str, tmp_path: Path) -> None:
     (tmp_path / "box.yaml").write_text(BOX.replace("SHEET", "own.yaml"))
     platform = load_platform(tmp_path / "box.yaml")
     assert compute_s(platform.device.described, precision) == compute_s(name, precision)
-    save_platform(platform, tmp_path / "saved.yaml")
-    assert load_platform(tmp_path / "saved.yaml").device == platform.device
 
 
 def test_an_unknown_gpu_needs_no_name_that_ships() -> None:

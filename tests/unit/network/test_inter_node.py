@@ -8,7 +8,7 @@ import yaml
 from trioflow.base.errors import InputError
 from trioflow.cli.main import main
 from trioflow.costmodel.collectives.model import wire_factor
-from trioflow.hardware.platform import SHIPPED, load_platform, save_platform
+from trioflow.hardware.platform import SHIPPED, load_platform
 from trioflow.network.inter_node import TCP_BYTES_PER_S, open_platform
 from trioflow.parallel.plan import named_plan
 from trioflow.prediction.assembly import predict
@@ -84,11 +84,9 @@ def test_steps_plans_and_files_follow_it(tmp_path: Path, capsys, monkeypatch) ->
         "bus_bandwidth_bytes_per_s": {"all": {"value": 1e9, "source": "nccl-tests"}},
         "latency_s": {"value": 1e-4, "source": "nccl-tests"},
     }
-    path, saved = tmp_path / "own.yaml", tmp_path / "saved.yaml"
+    path = tmp_path / "own.yaml"
     path.write_text(yaml.safe_dump(content))
-    save_platform(open_platform(path, 16), saved)
-    for platform in (path, saved):
-        assert predict("gpt2-tiny-b8", plan, platform).step_time_s == found.step_time_s
+    assert predict("gpt2-tiny-b8", plan, path).step_time_s == found.step_time_s
     words = ["--inter-node-bandwidth", "1e9", "--inter-node-latency", "1e-4", "--json"]
     main(["simulate", "gpt2-tiny-b8", "--plan", "ddp", "--ranks", "16", "--platform", "p5-h100", *words])  # fmt: skip
     assert json.loads(capsys.readouterr().out)["step_time_s"] == found.step_time_s
@@ -98,7 +96,7 @@ def test_steps_plans_and_files_follow_it(tmp_path: Path, capsys, monkeypatch) ->
         main(["search", "gpt2-tiny-b8", "--ranks", "16", "--platform", "p5-h100", *words])
     assert searched == {"inter_node_bandwidth": "1e9", "inter_node_latency_s": 1e-4, "inter_node_bytes": None}  # fmt: skip
     platform = Workshop(inter_node=asked).load_platform("p5-h100", 16)
-    assert platform.links == load_platform(saved).links
+    assert platform.links == open_platform(path, 16).links
     alone = named_plan("ddp", 8)
     inside, same = (predict("gpt2-tiny-b8", alone, "p5-h100", **more) for more in (asked, {}))
     assert inside.to_dict()["step_time_s"] == same.to_dict()["step_time_s"]

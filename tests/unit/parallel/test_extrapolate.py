@@ -11,7 +11,6 @@ Host time of eager training: what a launch takes where no trace holds host times
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import networkx
@@ -30,7 +29,7 @@ from trioflow.costmodel.intervals import combine_intervals
 from trioflow.engine.simulate import simulate
 from trioflow.engine.timeline import build_critical_path
 from trioflow.hardware.machine import Platform
-from trioflow.hardware.platform import load_platform, save_platform
+from trioflow.hardware.platform import load_platform
 from trioflow.parallel.eager import release_sends
 from trioflow.parallel.extrapolate import extrapolate, repeat_interval
 from trioflow.parallel.folded import FoldedTaskGraph
@@ -584,13 +583,6 @@ def test_identical_ranks_executed_once_are_all_ranks_executed(
     pd.testing.assert_frame_equal(folded.timeline, whole.timeline)
     rendezvous = simulate(build_graph(times, made, batch=64), platform)
     assert whole.summary.step_time_s <= rendezvous.summary.step_time_s * (1 + 1e-9)
-
-
-def test_a_platform_file_keeps_the_size(platform: Platform, tmp_path: Path) -> None:
-    sources = {**platform.sources, "eager_send_bytes": "assumed"}
-    save_platform(replace(platform, eager_send_bytes=4e6, sources=sources), tmp_path / "own.yaml")
-    assert load_platform(tmp_path / "own.yaml").eager_send_bytes == 4e6
-    assert platform.eager_send_bytes == 0
 
 
 def test_the_platform_says_which_messages_are_eager(platform: Platform) -> None:

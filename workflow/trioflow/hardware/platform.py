@@ -14,8 +14,7 @@ import inspect
 import math
 import types
 import typing
-from collections.abc import Callable, Container, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -30,14 +29,11 @@ from trioflow.hardware.device_sheet import check_schema, describe_inline, load_d
 from trioflow.hardware.machine import (
     EAGER,
     SLOWDOWN,
-    TIES,
     Device,
     InterNode,
     Link,
     Platform,
     Routing,
-    is_rank_node,
-    name_link,
     name_rank_node,
 )
 from trioflow.hardware.topologies.grids import (
@@ -397,133 +393,10 @@ RATES = "bus_bandwidth_bytes_per_s"
 """Key of a file's ``inter_node``."""
 
 
-def describe_platform(platform: Platform, path: str | Path) -> dict[str, Any]:
-    """Turn a platform into a file's content; PlatformError where a number has no source."""
-
-    def number(value: float, key: str, found: tuple[str | None, bool] | None = None) -> Any:
-        source, measured = found or _find_source(platform, key)
-        if source is None:
-            raise PlatformError(
-                f"{value!r} has no source", file=path, place=key,
-                fix=f"give the platform sources[{key!r}]",
-            )  # fmt: skip
-        entry = {"value": value, "source": source}
-        return entry if measured else {**entry, "measured": False}
-
-    device, slowdown = platform.device, platform.compute_slowdown_during_collective
-    sheet = device.sheet
-    described: dict[str, Any] = {
-        "name": device.name,
-        "kind": device.kind,
-        "memory_bytes": number(device.memory_bytes, "device.memory_bytes"),
-        "peak_flop_per_s": {
-            precision: number(peak, f"device.peak_flop_per_s.{precision}")
-            for precision, peak in device.peak_flop_per_s.items()
-        },
-    }
-    if device.memory_bandwidth_bytes_per_s is not None:
-        key = "memory_bandwidth_bytes_per_s"
-        described[key] = number(device.memory_bandwidth_bytes_per_s, f"device.{key}")
-    if sheet is not None and device == Device.of(sheet):
-        described = {"sheet": sheet.name if sheet.is_shipped else dict(sheet.content)}
-    links = []
-    for link in platform.links:
-        entry: dict[str, Any] = {"from": link.source, "to": link.target}
-        for key in ("bandwidth_bytes_per_s", "latency_s"):
-            place = f"links.{name_link(link)}.{key}"
-            entry[key] = number(getattr(link, key), place, find_link_source(platform, link, key))
-        links.append(entry)
-    content = {
-        "name": platform.name,
-        "device": described,
-        "ranks": platform.ranks,
-        "ranks_per_node": platform.ranks_per_node,
-        "links": links,
-        "failed_links": [
-            {"from": source, "to": target} for source, target in sorted(platform.routing.failed)
-        ]
-        or None,
-        "routing": _describe_routing(platform),
-        "communication_on_compute_stream": platform.communication_on_compute_stream,
-        SLOWDOWN: number(slowdown, SLOWDOWN) if slowdown != 1 else None,
-        EAGER: number(eager, EAGER) if (eager := platform.eager_send_bytes) else None,
-        "host": {key: number(value, f"host.{key}") for key, value in platform.host.items()},
-        "corrections": {k: number(v, f"corrections.{k}") for k, v in platform.corrections.items()},
-        "collectives": platform.collectives,
-        "node_collectives": platform.node_collectives,
-        "between_nodes": platform.between_nodes,
-        "inter_node": _describe_inter_node(platform.inter_node, platform.sources),
-        "notes": platform.notes,
-    }
-    return {key: value for key, value in content.items() if value not in (None, "", {})}
-
-
-def _describe_inter_node(asked: InterNode | None, sources: Mapping[str, str]) -> dict[str, Any]:
-    """Return what was measured between nodes, each number with its source."""
-    if asked is None:
-        return {}
-    content: dict[str, Any] = {RATES: {}}
-    for name, rate in asked.bus_bandwidth_bytes_per_s.items():
-        source = sources.get(f"inter_node.{RATES}.{name}", asked.source)
-        content[RATES][name] = {"value": rate, "source": source}
-    for key in ("latency_s", "message_bytes"):
-        if value := getattr(asked, key):
-            source = sources.get(f"inter_node.{key}", asked.source)
-            content[key] = {"value": value, "source": source}
-    return {key: value for key, value in content.items() if value}
-
-
 def _read_inter_node(content: Mapping[str, Any]) -> InterNode | None:
     rates = {name: _number(entry) for name, entry in content.get(RATES, {}).items()}
     others: dict[str, Any] = {key: _number(entry) for key, entry in content.items() if key != RATES}
     return InterNode(rates, **others) if content else None
-
-
-def _describe_routing(platform: Platform) -> dict[str, Any]:
-    """Return how equally good routes are chosen, where that is not the usual way."""
-    routing = platform.routing
-    if (routing.ties, routing.seed) == (TIES[0], 0):
-        return {}
-    return {"ties": routing.ties, "seed": routing.seed}
-
-
-def find_link_source(platform: Platform, link: Link, key: str) -> tuple[str | None, bool]:
-    """Return where a link's ``bandwidth_bytes_per_s`` or ``latency_s`` comes from, and whether it was measured.
-
-    Its own source, else those of the topology's parameters that may be meant.
-    """
-    source, measured = _find_source(platform, f"links.{name_link(link)}.{key}")
-    if source is not None:
-        return source, measured
-    # "bandwidth_bytes_per_s" also ends "bridge_bandwidth_bytes_per_s", of other links.
-    places = sorted(
-        place for place in platform.sources if place.startswith("topology.") and place.endswith(key)
-    )
-    plain = f"topology.{key}"
-    if plain in places and len(places) > 1:
-        at_rank = is_rank_node(link.source) or is_rank_node(link.target)
-        places = [plain] if at_rank else [place for place in places if place != plain]
-    if not places:
-        return _find_source(platform, plain)
-    if len(places) == 1:
-        return _find_source(platform, places[0])
-    listed = "; ".join(f"{place}: {platform.sources[place]}" for place in places)
-    return f"one of {listed}", all(_find_source(platform, place)[1] for place in places)
-
-
-def _find_source(platform: Platform, key: str) -> tuple[str | None, bool]:
-    place = _find_nearest(platform.sources, key)
-    source = None if place is None else platform.sources[place]
-    return source, _find_nearest(platform.unmeasured, key) is None
-
-
-def _find_nearest(known: Container[str], key: str) -> str | None:
-    """Return a dotted key or the nearest key above it that is known."""
-    while key:
-        if key in known:
-            return key
-        key = key.rpartition(".")[0]
-    return None
 
 
 SCHEMA = PACKAGE / "data" / "platform.schema.json"
@@ -563,15 +436,8 @@ def load_platform(name_or_path: str | Path, ranks: int | None = None) -> Platfor
     return _build(content, ranks, path, links)
 
 
-def save_platform(platform: Platform, path: str | Path) -> None:
-    """Write a platform as a file that ``load_platform`` reads, links one by one; PlatformError where a source lacks."""
-    content = describe_platform(platform, path)
-    _build(content, None, path)
-    write_content(content, path)
-
-
 def write_content(content: dict[str, Any], path: str | Path) -> None:
-    """Write a platform file's content; PlatformError where it breaks the schema."""
+    """Write a platform file's content, which ``load_platform`` reads; PlatformError where it breaks the schema."""
     validate_platform(content, path)
     text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)
     with atomic_path(path) as temporary:
@@ -632,7 +498,7 @@ def _build(
     unmeasured = [place for place, entry in numbers.items() if not entry.get("measured", True)]
     if links is None:
         links = _build_links(content, available, path)
-    platform = Platform(
+    return Platform(
         name=content["name"],
         device=device,
         ranks=available if ranks is None else ranks,
@@ -653,7 +519,6 @@ def _build(
         eager_send_bytes=_number(content.get(EAGER, {"value": 0.0})),
         routing=Routing(**content.get("routing", {}), failed=frozenset(list_failed_links(content))),
     )
-    return _explain_degraded(platform, content.get("degraded", []))
 
 
 def _build_device(content: dict[str, Any], path: str | Path) -> tuple[Device, dict[str, str]]:
@@ -734,25 +599,6 @@ def _read_ranks_per_node(content: dict[str, Any]) -> int | None:
     ):
         found = inner["value"]
     return None if found is None else int(found)
-
-
-def _explain_degraded(platform: Platform, entries: list[dict[str, Any]]) -> Platform:
-    """Add what degraded links have to say to their sources."""
-    sources, unmeasured = dict(platform.sources), set(platform.unmeasured)
-    for entry in entries:
-        factors = {"bandwidth_bytes_per_s": "factor", "latency_s": "latency_factor"}
-        gone = entry["factor"]["value"] == 0
-        for source, target in _list_ends(entry) if not gone else ():
-            link = Link(source, target, 1.0, 0.0)
-            for key, factor in factors.items():
-                if factor in entry:
-                    known, measured = find_link_source(platform, link, key)
-                    place = f"links.{name_link(link)}.{key}"
-                    change = f"times {entry[factor]['value']}: {entry[factor]['source']}"
-                    sources[place] = f"{known}; {change}"
-                    if not (measured and entry[factor].get("measured", True)):
-                        unmeasured.add(place)
-    return replace(platform, sources=sources, unmeasured=tuple(sorted(unmeasured)))
 
 
 def _walk_numbers(content: Any, place: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
