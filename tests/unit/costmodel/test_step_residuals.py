@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 from scipy.special import stdtrit
-from trioflow.base.errors import TableError
 from trioflow.costmodel import steps
 from trioflow.costmodel.intervals import ASSUMED_FACTOR, COVERAGE, student_quantile
 from trioflow.costmodel.steps import (
@@ -38,10 +37,11 @@ def off(way: str, kind: str, workload: str, error: float, ranks: int = 2) -> Ste
 
 
 def test_every_way_has_residuals_of_several_workloads_with_their_provenance() -> None:
+    assert {one.way for one in load_residuals()} == set(RESIDUAL_WAYS)
     for way in RESIDUAL_WAYS:
         rows = [one for one in load_residuals() if one.way == way]
         assert len({one.workload for one in rows}) >= 3
-        assert all(one.case for one in rows)
+        assert all(one.case and -1 < one.error < math.inf for one in rows)
         assert all(0 < least_half_width([way], kind, "new", 2) < 0.5 for kind in ("cpu", "cuda"))
 
 
@@ -86,10 +86,6 @@ def test_residuals_are_read_as_written(tmp_path: Path) -> None:
     path = tmp_path / "residuals.tsv"
     write_residuals(load_residuals(), path)
     assert load_residuals(path) == load_residuals()
-    wrong = tmp_path / "wrong.tsv"
-    wrong.write_text(path.read_text().replace("pipeline\tcuda", "peers\tcuda"))
-    with pytest.raises(TableError, match="is not a residual"):
-        load_residuals(wrong)
 
 
 def test_students_quantiles_are_scipys() -> None:

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import chain
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -135,7 +134,8 @@ def rescale_distinct(
     """Return what ``model.rescale`` says of recorded operators at other sizes."""
     if not looks_at_rows(model) or len(operators) < _FEW:
         return model.rescale(operators, target)
-    first, place = find_distinct(operators, target)
+    # Sizes alone make the target another one: its names and shapes are the recorded operators'.
+    first, place = find_distinct(operators, target.select_dtypes("number"))
     found = model.rescale(operators.iloc[first], target.iloc[first])
     return found.iloc[place].set_axis(operators.index)
 
@@ -150,38 +150,19 @@ def find_distinct(*frames: pd.DataFrame) -> tuple[NDArray[np.int64], NDArray[np.
 
 
 def number_rows(*frames: pd.DataFrame) -> NDArray[np.int64]:
-    """Return a number for each row, equal for rows that say that the same was done, from 0 in their order [operators]."""
-    numbers = np.zeros(len(frames[0]), dtype=np.int64)
-    known: dict[str, Any] = {}
-    for frame in frames:
-        for name in frame.columns:
-            if name in PLACE or (name in known and _columns_equal(known[name], frame[name])):
-                continue
-            known[name] = frame[name]
-            numbers = _join(numbers, _number_cells(frame[name]))
-    return numbers
+    """Return a number for each row, equal for rows that say that the same was done, from 0 in their order [operators].
 
-
-def _join(numbers: NDArray[np.int64], others: NDArray[np.int64]) -> NDArray[np.int64]:
-    both = numbers * (int(others.max(initial=0)) + 1) + others
-    return pd.factorize(both)[0].astype(np.int64)
-
-
-def _number_cells(column: pd.Series[Any]) -> NDArray[np.int64]:
-    """Return equal numbers for equal cells; lists are compared as text."""
-    cells: Any = column
-    if column.dtype == object:
-        cells = np.array([str(cell) for cell in column.tolist()], dtype=object)
-    numbers: NDArray[np.int64] = pd.factorize(cells, use_na_sentinel=False)[0].astype(np.int64)
-    return numbers
-
-
-def _columns_equal(one: pd.Series[Any], other: pd.Series[Any]) -> bool:
-    """Return whether two columns are plainly equal: lists where they are the same objects."""
-    if one.dtype == object:
-        pairs = zip(one.tolist(), other.tolist(), strict=True)
-        return all(a is b for a, b in pairs)
-    return bool(np.array_equal(one.array, other.array)) if one is not other else True
+    Lists are compared as text.
+    """
+    columns = [
+        column.map(str) if column.dtype == object else column
+        for frame in frames
+        for name, column in frame.items()
+        if name not in PLACE
+    ]
+    numbers = list(range(len(columns)))
+    rows = pd.concat(columns, axis=1, keys=numbers).groupby(numbers, sort=False, dropna=False)
+    return rows.ngroup().to_numpy().astype(np.int64)
 
 
 @dataclass(frozen=True)
