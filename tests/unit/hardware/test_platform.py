@@ -218,7 +218,7 @@ def test_errors_name_file_key_value_and_fix(content: object, message: str, tmp_p
     assert told or isinstance(content, str) or "a40" in message, "a fix is due"
 
 
-def test_ties_seed_and_failed_links_are_read_and_saved(tmp_path: Path) -> None:
+def test_ties_seed_and_failed_links_are_read(tmp_path: Path) -> None:
     content = ring(
         routing={"ties": "ecmp", "seed": 3},
         failed_links=[{"from": "rank0", "to": "rank1", "both_ways": True}],
