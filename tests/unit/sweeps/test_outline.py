@@ -16,7 +16,7 @@ from trioflow.parallel.schedules.build import build_schedule
 from trioflow.prediction.assembly import load_traces
 from trioflow.sweeps.outline import MessageTimes, Outline, list_groups
 from trioflow.sweeps.outline_step import _count_held, _list_buckets, _order, _play, outline_step
-from trioflow.sweeps.workshop import MemoModel, Workshop
+from trioflow.sweeps.workshop import Workshop
 
 TRACE = "gpt2-tiny-b8"
 PLANS = [
@@ -105,13 +105,11 @@ def test_equal_operators_are_asked_for_once_and_get_the_models_own_times(
     workshop: Workshop, outline_on: Callable[[str, int], Outline]
 ) -> None:
     outline = outline_on("dgx-h100", 2)
-    model = outline.model
-    assert isinstance(model, MemoModel)
     outline.prepare([make_plan(2), make_plan(1, 2), make_plan(2, accumulate=4)], 16)
     operators = outline.traces[0].operators
     for samples in (8, 2):
         target = resize_batch(operators, samples / 8)
-        expected, _ = predict_operator_times(operators, target, model.model)
+        expected, _ = predict_operator_times(operators, target, outline.model)
         np.testing.assert_array_equal(outline._device_s(make_plan(2), samples), expected)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(outline, "_predict", None)

@@ -5,12 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 from trioflow.base.errors import PlatformError, TraceError
 from trioflow.cli import main
-from trioflow.costmodel.choices import choose_times
 from trioflow.costmodel.device_times import number_rows, rescale_distinct
 from trioflow.costmodel.steps import AnchoredModel, StepAnchor
 from trioflow.sweeps.description import fill_values
@@ -18,9 +16,7 @@ from trioflow.sweeps.workshop import (
     INFEASIBLE,
     OK,
     OUT_OF_MEMORY,
-    MemoModel,
     Workshop,
-    digest_frame,
     draw_scales,
 )
 from trioflow.trace.store import load_trace
@@ -102,15 +98,8 @@ def test_graphs_and_predictions_are_shared_where_they_are_equal() -> None:
     assert workshop.graphs == 1
     assert rows[0] == rows[2] and rows[1]["step_time_s"] > rows[0]["step_time_s"]
     assert rows[0]["low_s"] is None, "no interval was asked for"
-    device = workshop.load_platform("dgx-a100", 4).device.described
-    model = workshop.time_operators("gpt2-tiny-b8", device).model
-    assert isinstance(model, MemoModel)
-    answered = model.answered
     predict({**given, "ranks": 8}, workshop)
     assert workshop.graphs == 2
-    assert model.answered == answered, "other ranks ask nothing that was not asked before"
-    predict({**given, "samples": 4}, workshop)
-    assert model.answered > answered
 
 
 def test_rows_do_not_depend_on_what_came_before() -> None:
@@ -136,74 +125,25 @@ def test_ranks_draw_their_factors_from_the_seed() -> None:
     assert times[0] == times[1] and len(set(times)) == 3
 
 
-@pytest.mark.parametrize(
-    ("trace", "device"), [(TRACE, "AMD EPYC, one core"), ("resnet50-b128", "NVIDIA H100 80GB HBM3")]
-)
-def test_a_remembered_model_answers_as_the_model_does(trace: str, device: str) -> None:
-    times = choose_times([load_trace(trace)], device, None, None)
-    memo, operators = MemoModel(times.model), times.traces[0].operators
-    target = operators.assign(flop=operators["flop"] * 2)
-    for _ in range(2):
-        for own, model in (
-            (memo.predict(target), times.model.predict(target)),
-            (memo.rescale(operators, target), times.model.rescale(operators, target)),
-        ):
-            pd.testing.assert_frame_equal(own, model)
-    assert (memo.asked, memo.answered) == (4, 2)
-    assert memo.step_interval("rescale", 0.7) == times.model.step_interval("rescale", 0.7)
-
-
 class Foreign:
     """A model that declares nothing, and may look at a frame as a whole."""
 
     def __init__(self) -> None:
         self.rows: list[int] = []
 
-    def predict(self, operators: pd.DataFrame) -> pd.DataFrame:
+    def rescale(self, operators: pd.DataFrame, target: pd.DataFrame) -> pd.DataFrame:
         self.rows.append(len(operators))
         return pd.DataFrame({"time_s": 1.0 / len(operators)}, index=operators.index)
 
-    def rescale(self, operators: pd.DataFrame, target: pd.DataFrame) -> pd.DataFrame:
-        return self.predict(target)
+
+class Own(Foreign):
+    by_row = True
 
 
 def test_equal_rows_are_asked_for_once_where_a_model_declares_that_it_looks_at_rows() -> None:
     operators = load_trace("gpt2-b8").operators
-    foreign = Foreign()
-    memo = MemoModel(foreign)  # type: ignore[arg-type]
-    memo.predict(operators)
-    memo.rescale(operators, operators.assign(flop=0))
-    assert foreign.rows == [len(operators)] * 2
-
-    assert not AnchoredModel(foreign, StepAnchor(0.0, 1.0)).by_row  # type: ignore[arg-type]
-
-    class Own(Foreign):
-        by_row = True
-
-    own = Own()
-    assert AnchoredModel(own, StepAnchor(0.0, 1.0)).by_row  # type: ignore[arg-type]
-    memo = MemoModel(own)  # type: ignore[arg-type]
-    memo.predict(operators.iloc[:100])
-    memo.predict(operators)
-    rescale_distinct(memo, operators, operators.assign(flop=0))
-    assert len(own.rows) == 3 and max(own.rows) < 500, "blocks repeat"
-    assert sum(own.rows[:2]) == len(np.unique(number_rows(operators)))
-    memo.predict(operators.iloc[5:100])
-    assert len(own.rows) == 3, "every row of it was asked for before"
-
-
-def test_frames_that_differ_anywhere_have_different_digests() -> None:
-    operators = load_trace("gpt2-tiny-b8").operators
-    other = operators.copy()
-    other.at[7, "input_shapes"] = [[1]]
-    changed = [
-        operators,
-        other,
-        operators.assign(flop=operators["flop"] + 1),
-        operators.iloc[:-1],
-        operators.rename(columns={"flop": "flops"}),
-        operators.set_axis(operators.index + 1),
-        operators.assign(name=operators["name"].str.upper()),
-    ]
-    assert len({digest_frame(frame) for frame in changed}) == len(changed)
-    assert digest_frame(operators.copy()) == digest_frame(operators)
+    for model, rows in ((Foreign(), len(operators)), (Own(), len(set(number_rows(operators))))):
+        rescale_distinct(model, operators, operators.assign(flop=0))  # type: ignore[arg-type]
+        assert model.rows == [rows]
+        declares = AnchoredModel(model, StepAnchor(0.0, 1.0)).by_row  # type: ignore[arg-type]
+        assert declares == isinstance(model, Own)

@@ -28,7 +28,6 @@ from trioflow.base.experiments import Plan
 from trioflow.base.precision_recipes import PrecisionRecipe
 from trioflow.costmodel.device_times import DeviceTimes, find_launch_s, host_times, number_rows
 from trioflow.costmodel.features import FEATURES, resize_batch
-from trioflow.costmodel.interface import OperatorModel
 from trioflow.hardware.machine import Platform, name_rank_node
 from trioflow.network.collectives import CollectiveCost, CollectivePlanner
 from trioflow.network.fair_share import FlowShape
@@ -68,7 +67,6 @@ from trioflow.parallel.splits.updates import (
     upkeep_phase,
 )
 from trioflow.parallel.splits.vocabulary import prepare_split
-from trioflow.sweeps.workshop import MemoModel
 from trioflow.trace.store import Trace, pipeline_units
 
 Floats = NDArray[np.float64]
@@ -439,7 +437,7 @@ class Outline:
             asked += len(first)
         device_s, _ = predict_operator_times(
             pd.concat(recorded, ignore_index=True), pd.concat(targets, ignore_index=True),
-            self._asked_model,
+            self.model,
         )  # fmt: skip
         self._kept |= {key: device_s[place] for key, place in places}
 
@@ -530,16 +528,11 @@ class Outline:
         split = split_updates(self.prepared(trace, plan), plan, self._split(trace, plan))
         mine = np.flatnonzero(trace.operators["phase"].to_numpy() == "optimizer")
         recorded, target = trace.operators.iloc[mine], split.operators.iloc[mine]
-        device_s, _ = predict_operator_times(recorded, target, self._asked_model)
+        device_s, _ = predict_operator_times(recorded, target, self.model)
         host_s = host_times(trace, recorded, find_launch_s(self.platform.host, trace.facts)).sum()
         total_s = float(device_s.sum())
         beside = trace.facts.device == "cuda"
         return float(total_s if beside else total_s + host_s)
-
-    @property
-    def _asked_model(self) -> OperatorModel:
-        """The model itself where one remembers its answers: for questions that are new."""
-        return self.model.model if isinstance(self.model, MemoModel) else self.model
 
 
 def sum_stages(values: Floats, begins: Sequence[int]) -> list[float]:

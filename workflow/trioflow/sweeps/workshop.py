@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import pickle
 import time
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -21,8 +20,7 @@ from trioflow import tables
 from trioflow.base.errors import InputError, TrioflowError
 from trioflow.base.experiments import Plan
 from trioflow.base.units import format_apart, format_time
-from trioflow.costmodel.device_times import PLACE, DeviceTimes
-from trioflow.costmodel.interface import OperatorModel, looks_at_rows
+from trioflow.costmodel.device_times import DeviceTimes
 from trioflow.engine.compiled.run import is_repaid
 from trioflow.hardware.device_sheet import DeviceSheet
 from trioflow.hardware.machine import Platform
@@ -55,99 +53,6 @@ from trioflow.sweeps.description import (
 )
 from trioflow.trace.pack import MEMBERS
 from trioflow.trace.store import Trace
-
-
-class MemoModel:
-    """Remembers the predictions of another model; equal questions get the same answer, which callers must not write into.
-
-    Plans that share micro-batch and tensor degree ask the same, and most of building a graph is prediction. A digest of
-    every column tells questions apart, so nothing that a model may read is left out. One that looks at each row by
-    itself (``interface.looks_at_rows``), so not at ``distinct.PLACE``, is asked once for equal rows at whatever sizes
-    before; any other gets whole frames. ``answered`` of ``asked`` had to be.
-    """
-
-    def __init__(self, model: OperatorModel) -> None:
-        self.model = model
-        self.asked = self.answered = 0
-        self.by_row = looks_at_rows(model)
-        self._predicted: dict[bytes, pd.DataFrame] = {}
-        self._rows: dict[Hashable, tuple[Any, ...]] = {}
-        self._answer = pd.DataFrame()
-
-    def predict(self, operators: pd.DataFrame) -> pd.DataFrame:
-        """Predict operators from their names and sizes alone."""
-        key = digest_frame(operators)
-        self.asked += 1
-        if key not in self._predicted:
-            predict = self._predict_rows if self.by_row and len(operators) else self._predict
-            self._predicted[key] = predict(operators)
-        return self._predicted[key]
-
-    def rescale(self, operators: pd.DataFrame, target: pd.DataFrame) -> pd.DataFrame:
-        """Predict recorded operators at other sizes."""
-        key = digest_frame(operators) + digest_frame(target)
-        self.asked += 1
-        if key not in self._predicted:
-            self.answered += 1
-            self._predicted[key] = self.model.rescale(operators, target)
-        return self._predicted[key]
-
-    def step_interval(
-        self, kind: str = "rescale", distance: float | None = None
-    ) -> tuple[float, float]:
-        """Return the model's own interval."""
-        return self.model.step_interval(kind, distance)
-
-    def step_interval_basis(self, kind: str = "rescale") -> str:
-        """Say what the model's interval was estimated from."""
-        return self.model.step_interval_basis(kind)
-
-    def save(self, path: str | Path, inputs: Iterable[str | Path] = ()) -> None:
-        """Write the model itself."""
-        self.model.save(path, inputs)
-
-    def _predict(self, operators: pd.DataFrame) -> pd.DataFrame:
-        self.answered += 1
-        return self.model.predict(operators)
-
-    def _predict_rows(self, operators: pd.DataFrame) -> pd.DataFrame:
-        """Ask for those rows alone that were never asked for."""
-        keys = list(zip(*_list_columns(operators), strict=True))
-        places = {key: place for place, key in enumerate(keys) if key not in self._rows}
-        if places:
-            found = self._predict(operators.iloc[list(places.values())])
-            self._answer = found.iloc[:0]
-            values = found.itertuples(index=False, name=None)
-            self._rows.update(zip(places, values, strict=True))
-        rows = [self._rows[key] for key in keys]
-        answer = pd.DataFrame(rows, columns=self._answer.columns, index=operators.index)
-        return answer.astype(self._answer.dtypes.to_dict())
-
-
-def digest_frame(frame: pd.DataFrame) -> bytes:
-    """Return a digest of a frame's index, column names and values."""
-    digest = hashlib.sha256()
-    for name in frame.columns:
-        column = frame[name]
-        digest.update(f"{name} {column.dtype} {len(column)};".encode())
-        if column.dtype.kind in "iufb":
-            digest.update(column.to_numpy().tobytes())
-        else:
-            digest.update(pickle.dumps(column.tolist(), protocol=5))
-    digest.update(pickle.dumps(frame.index.tolist(), protocol=5))
-    return digest.digest()
-
-
-def _list_columns(operators: pd.DataFrame) -> list[list[Any]]:
-    """Return the columns that say what operators do, lists as text so that they can be compared."""
-    columns = []
-    for name in operators.columns:
-        if name not in PLACE:
-            column = operators[name]
-            values = column.tolist()
-            columns.append(values if column.dtype.kind in "iufb" else [str(v) for v in values])
-    return columns
-
 
 OK, OUT_OF_MEMORY, INFEASIBLE = "ok", "out of memory", "infeasible"
 """What becomes of a scenario: a time, a plan that does not fit the device, one that cannot be."""
@@ -224,14 +129,12 @@ class Workshop:
         override: str = "",
         samples: int | None = None,
     ) -> DeviceTimes:
-        """Return traces of ``load_traces`` with a device's times and a model that remembers its answers."""
+        """Return traces of ``load_traces`` with a device's times, and the model of its operators."""
         traces = self.load_traces(trace, samples)
         key = (*map(id, traces), device, cost_model, override)
         if key not in self._times:
             asked = Options(cost_model=cost_model or None, override=override or None)
-            times = time_operators(traces, device, asked)
-            times.model = MemoModel(times.model)
-            self._times[key] = times
+            self._times[key] = time_operators(traces, device, asked)
         return self._times[key]
 
     def build_graph(
