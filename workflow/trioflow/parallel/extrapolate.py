@@ -227,11 +227,9 @@ def _write_programs(
     trace = prepare_split(reference.trace, plan)
     kind = _kind_of_rank(plan)
     factors = [n / trace.facts.batch for n in kind.list_samples(plan, step.batch) or step.sizes]
-    whole = split_for_plan(trace, plan)
-    split = split_updates(trace, plan, whole)
+    split = split_updates(trace, plan, split_for_plan(trace, plan))
     launch_s = find_launch_s(host, reference.trace.facts)
-    operators = (whole.operators, split.operators)
-    times, extrapolated = predict_times(reference, operators, factors, model, launch_s)
+    times, extrapolated = predict_times(reference, split.operators, factors, model, launch_s)
     times, split = time_rings(times, reference, split, factors, model)
     cut = choose_stages(trace, plan, stages)
     works = StageWorks(trace, plan, model, step.schedule, factors, mode=step.mode)

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from trioflow.base.errors import PlanError, TraceError
 from trioflow.costmodel.device_times import host_times, rescale_distinct
 from trioflow.costmodel.features import FEATURES, resize_batch
-from trioflow.costmodel.interface import OperatorModel, looks_at_rows
+from trioflow.costmodel.interface import OperatorModel
 from trioflow.parallel.remembered import remembered
-from trioflow.tables import PHASES
 from trioflow.trace.store import Trace
 
 
@@ -117,25 +116,19 @@ class OperatorTimes:
 
 def predict_times(
     reference: Reference,
-    operators: tuple[pd.DataFrame, pd.DataFrame],
+    operators: pd.DataFrame,
     factors: Sequence[float],
     model: OperatorModel,
     launch_s: float,
 ) -> tuple[list[OperatorTimes], bool]:
-    """Return the operators' times for each micro-batch, and whether any is out of the model's range.
-
-    ``operators`` are those of a rank before replicas share out the optimizer's work, and after.
-    """
-    found = {
-        f: _predict_for(reference, *operators, f, model, launch_s) for f in dict.fromkeys(factors)
-    }
+    """Return the times of a rank's operators for each micro-batch, and whether any is out of the model's range."""
+    found = {f: _predict_for(reference, operators, f, model, launch_s) for f in set(factors)}
     return [found[factor][0] for factor in factors], any(beyond for _, beyond in found.values())
 
 
 @remembered
 def _predict_for(
     reference: Reference,
-    whole: pd.DataFrame,
     operators: pd.DataFrame,
     factor: float,
     model: OperatorModel,
@@ -143,36 +136,9 @@ def _predict_for(
 ) -> tuple[OperatorTimes, bool]:
     """Return the operators' times for one micro-batch, and whether any is out of the model's range."""
     host_s = host_times(reference.trace, reference.operators, launch_s)
-    if operators is whole or not looks_at_rows(model):
-        device_s, beyond = _predict_rows(reference, operators, factor, model)
-    else:
-        # Whatever the replicas, forward and backward are the same.
-        device_s = np.empty(len(operators))
-        updates = (operators["phase"] == "optimizer").to_numpy(dtype=bool)
-        device_s[~updates], beyond = _predict_rows(
-            reference, whole, factor, model, ("forward", "backward")
-        )
-        device_s[updates], beyond_too = _predict_rows(
-            reference, operators, factor, model, ("optimizer",)
-        )
-        beyond |= beyond_too
+    target = resize_batch(operators, factor)
+    device_s, beyond = predict_operator_times(reference.operators, target, model)
     return OperatorTimes(device_s, host_s, reference.trace.facts.device == "cuda"), beyond
-
-
-@remembered
-def _predict_rows(
-    reference: Reference,
-    operators: pd.DataFrame,
-    factor: float,
-    model: OperatorModel,
-    phases: Sequence[str] = PHASES,
-) -> tuple[NDArray[np.float64], bool]:
-    """Return the times of the operators of some phases, and whether any is out of the model's range."""
-    target, recorded = resize_batch(operators, factor), reference.operators
-    if phases != PHASES:
-        chosen = operators["phase"].isin(phases).to_numpy(dtype=bool)
-        target, recorded = target[chosen], recorded[chosen]
-    return predict_operator_times(recorded, target, model)
 
 
 def predict_operator_times(

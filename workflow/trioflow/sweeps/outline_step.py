@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 
 from trioflow.base.experiments import Plan
-from trioflow.costmodel.interface import looks_at_rows
 from trioflow.parallel.extrapolate import holds_host
 from trioflow.parallel.plan import micro_batch_sizes
 from trioflow.parallel.programs.staged import cost_units
@@ -225,14 +224,10 @@ def _list_parts(
 def _list_shards(outline: Outline, plan: Plan) -> tuple[dict[str, Shard], dict[int, Shard]]:
     """Return what each inner unit takes, by its name, and what the root takes of each of the model's units."""
     trace = outline.prepared(outline.traces[0], plan)
-    known: dict[tuple[str, tuple[int, ...], int], float] = {}
 
     def elementwise_s(name: str, sizes: Sequence[int], reads: int) -> float:
-        key = (name, tuple(sizes), reads)
-        if key not in known:
-            found = predict_elementwise(outline.model, name, sizes, reads, upkeep_phase(trace))
-            known[key] = float(found["time_s"].sum())
-        return known[key]
+        found = predict_elementwise(outline.model, name, sizes, reads, upkeep_phase(trace))
+        return float(found["time_s"].sum())
 
     *inner, root = build_units(trace, plan.tensor, plan.expert_parts, plan.places_experts)
     at: dict[int, list[Parameter]] = {}
@@ -244,16 +239,6 @@ def _list_shards(outline: Outline, plan: Plan) -> tuple[dict[str, Shard], dict[i
     for parameter in root.parameters:
         at.setdefault(unit_of[parameter.name], []).append(parameter)
     units = [*inner, *(replace(root, parameters=tuple(held)) for held in at.values())]
-    if looks_at_rows(outline.model):  # asked for all sizes at once, it remembers each
-        asked: dict[tuple[str, int], list[int]] = {}
-
-        def note(name: str, sizes: Sequence[int], reads: int) -> float:
-            asked.setdefault((name, reads), []).extend(sizes)
-            return 0.0
-
-        cost_units(units, plan, plan.pieces, note, trace)
-        for (name, reads), sizes in asked.items():
-            elementwise_s(name, sizes, reads)
     works = cost_units(units, plan, plan.pieces, elementwise_s, trace)
     shards = [
         Shard(

@@ -45,16 +45,13 @@ def size_attentions(
     """
     eager = not recipe.keeps_main_gradients
     wide = _FP32_BYTES / _activation_bytes(recipe) if eager else 1.0
-    known: dict[SharedAttention, AttentionWork] = {}
-    found = {}
-    for op, shared in attentions.items():
-        if shared not in known:
-            passes = _RING_PASSES[int(shared.backward)] if eager else 1.0
-            known[shared] = _size(
-                shared, factors, copies_s, wide, passes, first_blocks.get(op, 1.0)
-            )
-        found[op] = known[shared]
-    return found
+    return {
+        op: _size(
+            shared, factors, copies_s, wide,
+            _RING_PASSES[int(shared.backward)] if eager else 1.0, first_blocks.get(op, 1.0),
+        )
+        for op, shared in attentions.items()
+    }  # fmt: skip
 
 
 def _activation_bytes(recipe: PrecisionRecipe) -> int:

@@ -50,7 +50,6 @@ from trioflow.parallel.splits.sharding import build_stage_units, build_units
 from trioflow.parallel.splits.tensor_split import Exchange, StageExchange, TensorSplit, is_sharded
 from trioflow.parallel.splits.updates import (
     find_owners,
-    foresee_copies,
     held_sizes,
     list_updates,
     place_parameters,
@@ -83,7 +82,6 @@ class StageWorks:
     mode: str = TRAIN
     extrapolated: bool = False
     placed: list[frozenset[int]] = field(default_factory=list)
-    _known: dict[Any, dict[str, NDArray[Any]]] = field(default_factory=dict)
 
     def build(self, split: TensorSplit, cut: list[list[str]]) -> list[StageWork]:
         """Return the work of each stage, whose units ``cut`` lists."""
@@ -169,12 +167,8 @@ class StageWorks:
         sizes = held_sizes(self.trace, self.plan)
         mine = [n * (stage in at) for n, at in zip(sizes, self.placed, strict=True)]
         owners, here = find_owners(self.trace).of_operator, set(work.optimizer.tolist())
-        places: dict[frozenset[int], frozenset[int]] = {}
         for op_id, parameters in owners.items():
-            if parameters not in places:
-                found = (self.placed[index] for index in parameters)
-                places[parameters] = frozenset().union(*found)
-            stages = places[parameters]
+            stages = frozenset[int]().union(*(self.placed[index] for index in parameters))
             if len(stages) > 1:
                 (here.add if stage in stages else here.discard)(op_id)
         work.optimizer = np.array(sorted(here), dtype=np.int64)
@@ -249,7 +243,6 @@ class StageWorks:
             if plan.sharding == "partitioned":
                 work.bucket_copy_s = [self._copy_s(b, "aten::copy_") for b in work.buckets]
             elif plan.sharding != "distributed" and not recipe.keeps_main_gradients:
-                foresee_copies(self.model, self.trace, work.buckets)
                 work.bucket_copy_s = [self._copy_s(b, "aten::mul") for b in work.buckets]
                 work.bucket_return_s = [self._copy_s(b, "aten::copy_") for b in work.buckets]
             if work.reduces_whole and recipe.copies_gathered:
@@ -337,16 +330,13 @@ class StageWorks:
         self, found: Mapping[int, Sequence[Exchange]], in_stage: set[int]
     ) -> dict[int, list[StageExchange]]:
         """Return a stage's collectives beside operators with sizes and copies of each micro-batch."""
-        mine = {op: exchanges for op, exchanges in found.items() if op in in_stage}
-        copied = [e for held in mine.values() for e in held if e.copied]
-        sizes = [exchange.copy_bytes(factor) for exchange in copied for factor in self.factors]
-        copies = dict(zip(sizes, self.copies_s(sizes), strict=True))
         placed: dict[int, list[StageExchange]] = {}
-        for op, exchanges in mine.items():
-            for exchange in exchanges:
-                each = tuple(exchange.scale(factor) for factor in self.factors)
-                copied_s = (copies[exchange.copy_bytes(f)] for f in self.factors if exchange.copied)
-                placed.setdefault(op, []).append(exchange.of_stage(each, tuple(copied_s)))
+        for op, exchanges in found.items():
+            for exchange in exchanges if op in in_stage else ():
+                sizes = tuple(exchange.scale(factor) for factor in self.factors)
+                copied = [exchange.copy_bytes(f) for f in self.factors if exchange.copied]
+                one = exchange.of_stage(sizes, tuple(self.copies_s(copied)))
+                placed.setdefault(op, []).append(one)
         return placed
 
     def _add_partial(self, work: StageWork, in_stage: set[int], names: frozenset[str]) -> None:
@@ -386,11 +376,9 @@ class StageWorks:
         self, name: str, sizes: Sequence[int], reads: int, times: int = 1
     ) -> NDArray[np.float64]:
         """Predict an operator over some buffers, one by one, and remember how sure that is."""
-        key = (name, tuple(sizes), reads)
-        if key not in self._known:  # Layers that are alike have buckets that are.
-            phase = upkeep_phase(self.trace)
-            self._known[key] = predict_elementwise(self.model, name, sizes, reads, phase)
-        time_s, low_s, high_s, beyond = self._known[key].values()
+        phase = upkeep_phase(self.trace)
+        found = predict_elementwise(self.model, name, sizes, reads, phase)
+        time_s, low_s, high_s, beyond = found.values()
         self.spread_s[0] += times * float((time_s - low_s).sum())
         self.spread_s[1] += times * float((high_s - time_s).sum())
         self.predicted |= bool(sizes)

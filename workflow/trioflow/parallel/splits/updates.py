@@ -18,15 +18,14 @@ from trioflow.base.errors import PlanError
 from trioflow.base.experiments import Plan
 from trioflow.base.plan_row import SLICED
 from trioflow.costmodel.features import FEATURES
-from trioflow.costmodel.interface import OperatorModel, looks_at_rows
+from trioflow.costmodel.interface import OperatorModel
 from trioflow.parallel.reference import predict_operator_times
 from trioflow.parallel.remembered import remembered
-from trioflow.parallel.splits.pipeline import Bucket, Parameter, list_parameters
+from trioflow.parallel.splits.pipeline import Parameter, list_parameters
 from trioflow.parallel.splits.tensor_split import TensorSplit, kind_of_module, list_untrained
 from trioflow.tables import records
 from trioflow.trace.store import Trace
 
-_NO_PARAMETERS: frozenset[int] = frozenset()
 Shares = Mapping[int, float]
 """Optimizer operator to the part of its work that a rank does."""
 
@@ -129,16 +128,10 @@ def share_updates(
     """Return the part of some optimizer operators' work on what a rank holds: ``held`` of parameters' ``sizes`` [bytes]."""
     owners = find_owners(trace).of_operator
     shares: dict[int, float] = {}
-    # Many operators update the same parameters; equal sets might add up in another order.
-    known: dict[int, float | None] = {}
     for op_id in operators:
-        mine = owners.get(op_id, _NO_PARAMETERS)
-        if id(mine) not in known:
-            whole = sum(sizes[i] for i in mine)
-            known[id(mine)] = sum(held[i] for i in mine) / whole if whole else None
-        share = known[id(mine)]
-        if share is not None:
-            shares[op_id] = share
+        mine = owners.get(op_id, ())
+        if whole := sum(sizes[i] for i in mine):
+            shares[op_id] = sum(held[i] for i in mine) / whole
     return shares
 
 
@@ -313,43 +306,24 @@ def upkeep_phase(trace: Trace) -> str:
 _PREDICTED = ("time_s", "low_s", "high_s", "extrapolated")
 
 
+@remembered
 def predict_elementwise(
     model: OperatorModel, name: str, sizes: Sequence[int], reads: int, phase: str = "optimizer"
 ) -> dict[str, NDArray[Any]]:
     """Predict one element-wise operator over tensors of some sizes [bytes]: columns of `OperatorModel`.
 
     On a CPU the optimizer's class predicts what happens to gradients. On a GPU that class holds calls over lists of
-    tensors, some 30 us each, which no copy is: there the phase is forward. A model that looks at each row by itself is
-    asked once a size.
+    tensors, some 30 us each, which no copy is: there the phase is forward.
     """
-    by_row = looks_at_rows(model)
-    known = _known_sizes(model, name, reads, phase, None if by_row else tuple(sizes))
-    new = [size for size in (dict.fromkeys(sizes) if by_row else sizes) if size not in known]
-    if new:
-        rows = pd.DataFrame(
-            {
-                "name": name, "phase": phase, "module": "", "flop": 0, "kernels": 0,
-                "read_bytes": [reads * size for size in new], "write_bytes": new,
-                "input_shapes": [[[size // 4]] * reads for size in new],
-                "output_shapes": [[[size // 4]] for size in new], "dtype": "float",
-            }
-        )  # fmt: skip
-        found = model.predict(rows)
-        known.update(
-            zip(new, zip(*(found[c].tolist() for c in _PREDICTED), strict=True), strict=True)
-        )
-    return {c: np.array([known[size][i] for size in sizes]) for i, c in enumerate(_PREDICTED)}
-
-
-def foresee_copies(model: OperatorModel, trace: Trace, buckets: Iterable[Bucket]) -> None:
-    """Ask at once for copies into and out of buckets that are asked for one by one then; the answers are the same."""
-    if looks_at_rows(model):
-        sizes = [size for bucket in buckets for size in bucket.sizes_bytes]
-        for name in ("aten::mul", "aten::copy_"):
-            predict_elementwise(model, name, sizes, 2, upkeep_phase(trace))
-
-
-@remembered
-def _known_sizes(*asked: Any) -> dict[int, tuple[float, float, float, bool]]:
-    """Return what a model has predicted of some operator so far, by size: it grows."""
-    return {}
+    if not sizes:
+        return {column: np.zeros(0) for column in _PREDICTED}
+    rows = pd.DataFrame(
+        {
+            "name": name, "phase": phase, "module": "", "flop": 0, "kernels": 0,
+            "read_bytes": [reads * size for size in sizes], "write_bytes": sizes,
+            "input_shapes": [[[size // 4]] * reads for size in sizes],
+            "output_shapes": [[[size // 4]] for size in sizes], "dtype": "float",
+        }
+    )  # fmt: skip
+    found = model.predict(rows)
+    return {column: found[column].to_numpy() for column in _PREDICTED}
