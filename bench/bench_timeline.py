@@ -10,10 +10,9 @@ from typing import Any
 import pandas as pd
 from graphs import make_data_parallel_graph, make_switch
 from rows import Row, time_s
-from trioflow.engine.result import measure_links
 from trioflow.engine.simulate import simulate
-from trioflow.engine.timeline import build_critical_path, summarize_timeline
 from trioflow.export.step_files import count_link_rates, count_memory, write_perfetto
+from trioflow.export.step_tables import build_critical_path, measure_links
 from trioflow.tables import write_table
 
 RANKS, OPERATORS, BUCKETS, UPDATES = 128, 3000, 50, 1800
@@ -44,7 +43,6 @@ def bench_timeline() -> Iterator[Row]:
         yield Row(f"write the timeline of {size} as Parquet", write_s)
     path_s = time_s(lambda: build_critical_path(graph, timeline), 3)
     yield Row(f"find the critical path of {size}", path_s, detail=f"{len(path)} tasks long")
-    yield Row(f"sum up the timeline of {size}", time_s(lambda: summarize_timeline(timeline), 3))
     links_s = time_s(lambda: measure_links(result), 3)
     yield Row(f"measure the links of {size}", links_s)
 

@@ -17,18 +17,16 @@ from trioflow.engine.compiled.run import run_program
 from trioflow.engine.exchanges import Planner
 from trioflow.engine.planning import make_run_alone
 from trioflow.engine.program import Execution, build_program
-from trioflow.engine.result import LinkTraffic, gather_traffic, keep_pieces, measure_links
+from trioflow.engine.result import LinkTraffic, gather_traffic, keep_pieces
 from trioflow.engine.simulate import aggregate_program
 from trioflow.engine.timeline import (
     LaneIntervals,
     join_lanes,
-    measure_intervals,
     measure_lanes,
-    merge_intervals,
     merge_lanes,
-    subtract_intervals,
     subtract_lanes,
 )
+from trioflow.export.step_tables import measure_links
 from trioflow.hardware.machine import Device, Link, Platform, is_rank_node
 from trioflow.hardware.platform import BUILDERS
 from trioflow.network.algorithms.catalogue import SUPPORTED
@@ -36,6 +34,7 @@ from trioflow.network.collectives import CollectivePlanner
 from trioflow.network.message_planner import MessagePlanner
 from trioflow.network.networks import NETWORKS
 from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
+from trioflow.report.intervals import measure_intervals, merge_intervals, subtract_intervals
 
 RANKS = 5
 KNOWN = ("contention_free", "fair_share")

@@ -12,19 +12,14 @@ from trioflow.base.errors import InputError, SimulationError
 from trioflow.engine import planning
 from trioflow.engine.planning import MOST_KEPT, keep_planner, make_planner
 from trioflow.engine.simulate import ENGINES, simulate, simulate_interval
-from trioflow.engine.timeline import (
-    build_critical_path,
-    measure_intervals,
-    merge_intervals,
-    subtract_intervals,
-    summarize_timeline,
-)
+from trioflow.export.step_tables import build_critical_path
 from trioflow.hardware.machine import Device, Platform
 from trioflow.hardware.platform import BUILDERS, load_platform
 from trioflow.hardware.topologies.grids import build_ring
 from trioflow.network.message_planner import WHOLE, Chunks
 from trioflow.network.networks import NETWORKS
 from trioflow.parallel.task_graph import GraphMetadata, TaskGraph, TaskGraphBuilder
+from trioflow.report.intervals import measure_intervals, merge_intervals, subtract_intervals
 
 BANDWIDTH, LATENCY_S = 1e9, 1e-6
 
@@ -495,7 +490,7 @@ def test_critical_path_of_nothing_and_of_another_graph() -> None:
 
 
 def test_summary_is_of_the_busiest_rank() -> None:
-    summary = summarize_timeline(simulate(late_rank().build(), PLATFORM).timeline)
+    summary = simulate(late_rank().build(), PLATFORM).summary
     zero, one = summary.per_rank
     assert (zero.busy_s, zero.compute_s, zero.exposed_communication_s) == (5.0, 4.0, 1.0)
     assert (one.busy_s, one.compute_s, one.exposed_communication_s) == (4.5, 3.5, 1.0)
@@ -515,7 +510,7 @@ def test_the_busiest_rank_computes_most_however_slow_the_network() -> None:
     graph = builder.build()
     for rate in (1e8, 1e9, 1e10):
         platform = replace(PLATFORM, links=tuple(build_ring(2, rate, 0.0)))
-        summary = summarize_timeline(simulate(graph, platform).timeline)
+        summary = simulate(graph, platform).summary
         assert (summary.compute_s, summary.communication_s) == (3.0, 1e9 / rate)
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from trioflow.base.provenance import PACKAGE
 from trioflow.costmodel.collectives.platform import load_platform_collectives
-from trioflow.engine.result import measure_links
 from trioflow.engine.simulate import simulate, simulate_interval
+from trioflow.export.step_tables import measure_links
 from trioflow.hardware.machine import Device, Link, Platform
 from trioflow.hardware.platform import load_platform
 from trioflow.network.across_nodes import (

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 from trioflow.base.errors import InputError, SimulationError
 from trioflow.engine.program import Execution, Floats, Ints, Program, count_up
 from trioflow.engine.timeline import TimelineSummary
-from trioflow.hardware.machine import Link, name_link
+from trioflow.hardware.machine import Link
 from trioflow.network.fair_share import FairShareNetwork, FlowShape
 from trioflow.network.message_planner import CollectiveRounds
 from trioflow.network.networks import AnyNetwork, ContentionFreeNetwork
 from trioflow.parallel.task_graph import TaskGraph
-from trioflow.tables import LINKS
 
 Columns = tuple[Ints, Floats, Floats, Floats, Ints, Ints]
 """Link, begin, end, rate, flows and order of pieces."""
@@ -117,10 +116,6 @@ def _expand_rounds(program: Program, execution: Execution) -> list[Columns]:
     return found
 
 
-_FRACTION_BITS = 52
-"""Rates are added up as whole numbers of this fraction of a link's bandwidth, so sums are exact."""
-
-
 @dataclass(frozen=True, eq=False)
 class LinkTraffic:
     """What crossed the links, in pieces: flows that move at one rate over one link."""
@@ -134,95 +129,6 @@ class LinkTraffic:
     end_s: Floats
     rate_bytes_per_s: Floats  # rate of each of its flows [pieces] [bytes/s]
     flows: Ints  # how many flows the piece stands for [pieces]
-
-
-class Simulated(Protocol):
-    """A result of a simulation, such as ``engine.simulate.Result``."""
-
-    @property
-    def traffic(self) -> LinkTraffic | None:
-        """What crossed the links; None where it was not recorded."""
-        ...
-
-
-def measure_links(result: Simulated) -> pd.DataFrame:
-    """Return how every link was used: ``tables.LINKS``, in the platform's order, of a result with ``record_links=True``.
-
-    Busy while bytes move, not while a latency passes; utilisation is of what could have moved in the whole step. Where
-    a measured collective is faster than the links allow, its bytes are too few (see ``CollectivePlanner.build``).
-    Raises InputError when the result holds no traffic.
-    """
-    traffic = _read_traffic(result)
-    link, time_s, rates, flows = _sweep(traffic)
-    count = len(traffic.links)
-    widths = np.array([one.bandwidth_bytes_per_s for one in traffic.links], dtype=np.float64)
-    peak_flows, peak_rates, busy_s = np.zeros(count, np.int64), np.zeros(count), np.zeros(count)
-    np.maximum.at(peak_flows, link, flows)
-    np.maximum.at(peak_rates, link, rates)
-    # The last instant of a link leaves no flow on it, so no time between two links is counted.
-    lasting_s = np.append(np.diff(time_s), 0.0) * (flows > 0)
-    np.add.at(busy_s, link, lasting_s)
-    possible_bytes = widths * traffic.step_time_s
-    used = np.divide(
-        traffic.link_bytes, possible_bytes, out=np.zeros(count), where=possible_bytes > 0
-    )
-    table = pd.DataFrame({
-        "link": pd.Series([name_link(one) for one in traffic.links], dtype="str"),
-        "bytes": traffic.link_bytes,
-        "busy_s": busy_s,
-        "utilisation": used,
-        "peak_flows": peak_flows,
-        "peak_utilisation": peak_rates / widths,
-        "bandwidth_bytes_per_s": widths,
-    })  # fmt: skip
-    ordered: pd.DataFrame = table[LINKS.names]
-    return ordered
-
-
-def link_rates(result: Simulated) -> pd.DataFrame:
-    """Return how fast bytes moved over every link at every time, of a result with ``record_links=True``.
-
-    ``link`` (text), ``time_s`` [s], ``rate_bytes_per_s`` [bytes/s] and ``flows``: a row for each instant at which
-    either changes, by link and time, which holds until the next; outside nothing moves. Raises InputError when the
-    result holds no traffic.
-    """
-    traffic = _read_traffic(result)
-    link, time_s, rates, flows = _sweep(traffic)
-    names = pd.array([name_link(one) for one in traffic.links], dtype="str")
-    return pd.DataFrame({
-        "link": pd.Series(names.take(link), dtype="str"),
-        "time_s": time_s, "rate_bytes_per_s": rates, "flows": flows,
-    })  # fmt: skip
-
-
-def _read_traffic(result: Simulated) -> LinkTraffic:
-    if result.traffic is None:
-        raise InputError(
-            "the simulation did not keep what crossed the links",
-            fix="simulate with record_links=True",
-        )
-    return result.traffic
-
-
-def _sweep(traffic: LinkTraffic) -> tuple[Ints, Floats, Floats, Ints]:
-    """Return each change of a link: its number, when, and the rate and flows from then on."""
-    widths = np.array([one.bandwidth_bytes_per_s for one in traffic.links], dtype=np.float64)
-    exponents = np.frexp(widths)[1] - _FRACTION_BITS
-    parts = np.rint(np.ldexp(traffic.rate_bytes_per_s, -exponents[traffic.link])).astype(np.int64)
-    link = np.concatenate([traffic.link, traffic.link])
-    time_s = np.concatenate([traffic.begin_s, traffic.end_s])
-    changes = np.concatenate([parts * traffic.flows, -parts * traffic.flows])
-    counts = np.concatenate([traffic.flows, -traffic.flows])
-    order = np.lexsort((time_s, link))
-    link, time_s = link[order], time_s[order]
-    # All that happens to a link at one time is one change.
-    last = np.append((np.diff(link) != 0) | (np.diff(time_s) != 0), True)[: len(link)]
-    rates, flows = np.cumsum(changes[order])[last], np.cumsum(counts[order])[last]
-    link, time_s = link[last], time_s[last]
-    # Sums end at zero on every link, so the one before a link's first change is zero too.
-    moves = (np.diff(rates, prepend=0) != 0) | (np.diff(flows, prepend=0) != 0)
-    link, time_s, rates, flows = link[moves], time_s[moves], rates[moves], flows[moves]
-    return link, time_s, np.ldexp(rates.astype(np.float64), exponents[link]), flows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,7 +180,7 @@ class Executed:
 class Result:
     """What a simulation says, its tables made when asked for.
 
-    ``traffic``: what crossed the links, with ``record_links``, for ``link_traffic.measure_links`` and ``link_rates``.
+    ``traffic``: what crossed the links, with ``record_links``, for ``export.step_tables.measure_links`` and ``link_rates``.
     """
 
     make_timeline: Callable[[], pd.DataFrame]

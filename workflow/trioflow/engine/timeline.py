@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import starmap
 from typing import NamedTuple
 
@@ -11,16 +10,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from trioflow import tables
-from trioflow.base.errors import SimulationError
 from trioflow.engine.program import (
     COMMUNICATION_KINDS,
     COMPUTE_STREAM,
-    collect_waits,
-    number_lanes,
     select_kinds,
 )
-from trioflow.parallel.task_graph import TaskGraph
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -97,45 +91,6 @@ def measure_lanes(intervals: LaneIntervals, lanes: int) -> Floats:
     return totals_s.astype(np.float64)  # Integers where there are no intervals.
 
 
-Intervals = list[tuple[float, float]]
-
-
-def merge_intervals(intervals: Iterable[tuple[float, float]]) -> Intervals:
-    """Return the union of intervals [s] as ascending ones that do not touch; empty ones vanish."""
-    merged: Intervals = []
-    for start_s, end_s in sorted(intervals):
-        if end_s <= start_s:
-            continue
-        if merged and start_s <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], end_s))
-        else:
-            merged.append((start_s, end_s))
-    return merged
-
-
-def subtract_intervals(minuend: Intervals, subtrahend: Intervals) -> Intervals:
-    """Return the parts of merged intervals that other merged intervals do not cover [s]."""
-    rest: Intervals = []
-    first = 0
-    for start_s, end_s in minuend:
-        while first < len(subtrahend) and subtrahend[first][1] <= start_s:
-            first += 1
-        open_s, position = start_s, first
-        while position < len(subtrahend) and subtrahend[position][0] < end_s:
-            if subtrahend[position][0] > open_s:
-                rest.append((open_s, subtrahend[position][0]))
-            open_s = subtrahend[position][1]
-            position += 1
-        if open_s < end_s:
-            rest.append((open_s, end_s))
-    return rest
-
-
-def measure_intervals(intervals: Intervals) -> float:
-    """Return the total length of merged intervals [s]."""
-    return sum((end_s - start_s for start_s, end_s in intervals), 0.0)
-
-
 def select_communication(timeline: pd.DataFrame) -> NDArray[np.bool_]:
     """Return which tasks move data [tasks]: collectives, sends and receives, both ends ready."""
     return timeline["kind"].isin(COMMUNICATION_KINDS).to_numpy(dtype=bool)
@@ -185,15 +140,6 @@ class TimelineSummary:
     ranks: int
 
 
-def summarize_timeline(timeline: pd.DataFrame) -> TimelineSummary:
-    """Sum up a timeline."""
-    rank = timeline["rank"].to_numpy(dtype=np.int64)
-    times_s = [timeline[name].to_numpy(np.float64) for name in ("start_s", "end_s")]
-    return summarize_tasks(
-        rank, select_compute(timeline), select_communication(timeline), times_s[0], times_s[1]
-    )
-
-
 def summarize_tasks(
     rank: NDArray[np.int64],
     computes: NDArray[np.bool_],
@@ -201,7 +147,7 @@ def summarize_tasks(
     start_s: NDArray[np.float64],
     end_s: NDArray[np.float64],
 ) -> TimelineSummary:
-    """Sum up tasks that stand in columns; see :func:`summarize_timeline`."""
+    """Sum up tasks that stand in columns: of ranks, which compute and which move data, start and end [tasks] [s]."""
     found, lane = (
         np.unique(rank, return_inverse=True) if rank.any() else (rank[:1], np.zeros_like(rank))
     )
@@ -237,92 +183,15 @@ def summarize_tasks(
     )
 
 
-def build_critical_path(
-    graph: TaskGraph, timeline: pd.DataFrame, modules: Sequence[str] = ()
-) -> pd.DataFrame:
-    """Describe the chain of tasks that the step waits for: ``tables.CRITICAL_PATH``, by time.
-
-    Walked back from the task that ends last; each starts when the one before it ends. Of an exchange the member that
-    was ready last stands for it; ties go to the lowest ``task_id``. Raises SimulationError when the timeline is not the
-    graph's.
-    """
-    walked = np.array(_walk_back(graph, timeline), dtype=np.int64).reshape(-1, 2)
-    tasks, awaited = walked.T
-    rows = timeline.take(tasks).reset_index(drop=True)
-    before = timeline.take(np.maximum(awaited, 0))
-    same = np.ones(len(tasks), dtype=bool)
-    for column in ("rank", "stream"):
-        same &= rows[column].to_numpy() == before[column].to_numpy()
-    step_s = float(timeline["end_s"].max()) if len(timeline) else 0.0
-    operators = graph.tasks["op_id"].to_numpy(dtype=np.int64, na_value=-1)[tasks]
-    known = (operators >= 0) & (operators < len(modules))
-    names = np.array([*modules, ""], dtype=object)
-    path: pd.DataFrame = rows.assign(
-        module=names[np.where(known, operators, len(modules))],
-        waited_for=pd.array(awaited, dtype="Int64"),
-        reason=np.where(awaited < 0, "start", np.where(same, "stream", "dependency")),
-        share=(rows["end_s"] - rows["start_s"]) / (step_s or 1.0),
-    )
-    path["waited_for"] = path["waited_for"].where(awaited >= 0)
-    return path.reindex(columns=tables.CRITICAL_PATH.names)
-
-
-def _walk_back(graph: TaskGraph, timeline: pd.DataFrame) -> list[tuple[int, int]]:
-    """Return the tasks of the critical path, each with the task that it waited for or -1."""
-    if not np.array_equal(timeline["task_id"].to_numpy(), graph.tasks["task_id"].to_numpy()):
-        raise SimulationError("the timeline and the task graph have different tasks")
-    if timeline.empty:
-        return []
-    end_s = timeline["end_s"].to_numpy(np.float64)
-    exchange = _number_exchanges(timeline)
-    waiting, awaited = collect_waits(graph, number_lanes(timeline))
-    count = len(end_s)
-    # Of what an exchange waits for, the latest; then the first task, then the first member.
-    latest_s = np.full(count, -np.inf)
-    np.maximum.at(latest_s, exchange[waiting], end_s[awaited])
-    kept = end_s[awaited] == latest_s[exchange[waiting]]
-    waiting, awaited = waiting[kept], awaited[kept]
-    before = np.full(count, count)
-    np.minimum.at(before, exchange[waiting], awaited)
-    kept = awaited == before[exchange[waiting]]
-    member = np.full(count, count)
-    np.minimum.at(member, exchange[waiting[kept]], waiting[kept])
-    path: list[tuple[int, int]] = []
-    task = int(np.argmax(end_s))
-    while True:
-        joined = exchange[task]
-        if before[joined] == count:
-            path.append((task, -1))
-            return path[::-1]
-        path.append((int(member[joined]), int(before[joined])))
-        task = before[joined]
-
-
-def _number_exchanges(timeline: pd.DataFrame) -> NDArray[np.int64]:
-    """Return the first task of each task's exchange, or the task itself [tasks]."""
-    own = np.arange(len(timeline), dtype=np.int64)
-    matches = timeline["match_id"]
-    joined = np.flatnonzero(matches.notna().to_numpy(dtype=bool))
-    codes = pd.factorize(matches.to_numpy(dtype=np.int64, na_value=-1)[joined])[0]
-    firsts = np.unique(codes, return_index=True)[1]
-    own[joined] = joined[firsts[codes]]
-    return own
-
-
 def measure_concurrency(timeline: pd.DataFrame) -> list[float]:
     """Return by rank the mean over its compute time of the share of other ranks that compute at once: 0 none, 1 all."""
-    ranks = sorted(int(rank) for rank in timeline["rank"].unique())
-    busy = timeline[select_compute(timeline)]
-    compute: list[Intervals] = []
-    for rank in ranks:
-        rows = busy[busy["rank"] == rank]
-        compute.append(
-            merge_intervals(zip(rows["start_s"].tolist(), rows["end_s"].tolist(), strict=True))
-        )
-    shares = []
-    for own in compute:
-        total = measure_intervals(own)
-        others = [other for other in compute if other is not own]
-        shared = sum(total - measure_intervals(subtract_intervals(own, other)) for other in others)
-        shares.append(shared / (total * len(others)) if total and others else 0.0)
-    return shares
+    found, rank = np.unique(timeline["rank"].to_numpy(np.int64), return_inverse=True)
+    start_s, end_s = (timeline[name].to_numpy(np.float64) for name in ("start_s", "end_s"))
+    compute = merge_lanes(_take(LaneIntervals(rank, start_s, end_s), select_compute(timeline)))
+    ranks, total_s = len(found), measure_lanes(compute, len(found))
+    shared_s = np.zeros(ranks)
+    for away in range(1, ranks):  # beside each rank's compute that of the rank so many places on
+        other = replace(compute, lane=(compute.lane - away) % ranks)
+        shared_s += total_s - measure_lanes(subtract_lanes(compute, other), ranks)
+    possible_s = total_s * (ranks - 1)
+    return list(np.divide(shared_s, possible_s, out=np.zeros(ranks), where=possible_s > 0))

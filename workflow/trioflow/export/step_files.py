@@ -23,8 +23,8 @@ from trioflow.base.provenance import atomic_path, read_json, write_json
 from trioflow.base.units import NS_PER_S, NS_PER_US
 from trioflow.costmodel.collectives.model import load_collective_model
 from trioflow.costmodel.spread import CAPTURES, pool_captures
-from trioflow.engine.result import Simulated, link_rates, measure_links
-from trioflow.engine.timeline import build_critical_path
+from trioflow.engine.result import Result
+from trioflow.export.step_tables import build_critical_path, link_rates, measure_links
 from trioflow.network.fair_share import FairShareNetwork
 from trioflow.network.networks import ContentionFreeNetwork, find_network
 from trioflow.prediction.answer import Prediction, predict_step
@@ -475,7 +475,7 @@ def can_count_links(network: str) -> bool:
     return find_network(network) in (FairShareNetwork, ContentionFreeNetwork)
 
 
-def count_link_rates(result: Simulated) -> pd.DataFrame:
+def count_link_rates(result: Result) -> pd.DataFrame:
     """Return the rate of every link that bytes moved over [bytes/s], as ``write_perfetto`` takes curves; ``rank`` is null.
 
     Raises InputError when the result was not simulated with ``record_links=True``.

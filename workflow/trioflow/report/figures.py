@@ -3,7 +3,7 @@
 Predicted and measured timelines of each rank, one under the other on one time axis.
 
 Communication has two lanes in both: what compute of the rank hides, and what it
-does not, by the rule of ``engine.timeline.summarize_timeline``.
+does not, by the rule of ``engine.timeline.summarize_tasks``.
 """
 
 from __future__ import annotations
@@ -25,14 +25,9 @@ from trioflow.base.errors import InputError
 from trioflow.base.units import format_bytes, ns_to_s
 from trioflow.costmodel.collectives.model import CollectiveCostModel
 from trioflow.engine.program import COMMUNICATION_KINDS
-from trioflow.engine.timeline import (
-    Intervals,
-    merge_intervals,
-    select_communication,
-    select_compute,
-    subtract_intervals,
-)
+from trioflow.engine.timeline import select_communication, select_compute
 from trioflow.report import style
+from trioflow.report.intervals import Intervals, merge_intervals, subtract_intervals
 from trioflow.report.pages import write_range, write_signed, write_time
 from trioflow.tables import LOST_NS, STREAMS
 
