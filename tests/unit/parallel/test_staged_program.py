@@ -644,7 +644,7 @@ def test_a_schedule_that_leaves_out_stages_is_refused(monkeypatch):
         (
             ["0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1"],
             2,
-            "cannot go on: rank 0 before 0B0, rank 1 before 1F1",
+            "no rank can go on .rank 0 before 0B0, rank 1 before 1F1",
         ),
         (["0F0 0SEND_F0 0B0", "1RECV_F0 1F0 1B0"], 1, "deadlock"),
         (["0F0 0SEND_F0 0RECV_B0 0B0", "1RECV_F0 1F0 1B0"], 1, "give every send its receive"),

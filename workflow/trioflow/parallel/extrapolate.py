@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from trioflow.base.experiments import Plan
-from trioflow.base.plan_row import find_rank_program
+from trioflow.base.plan_row import find_rank_program, find_traits
 from trioflow.base.precision_recipes import MEGATRON
 from trioflow.base.provenance import read_json
 from trioflow.base.units import format_bytes, ns_to_s, s_to_ns
@@ -81,7 +81,7 @@ from trioflow.trace.store import Trace, load_trace
 
 def holds_host(plan: Plan, framework: str) -> bool:
     """Return whether the host waits for its device behind each message (Megatron Core, ``batch_p2p_sync``)."""
-    return framework == MEGATRON and plan.schedule == "1f1b"
+    return framework == MEGATRON and find_traits(plan.schedule).waits == "each"
 
 
 @dataclass(frozen=True, kw_only=True)

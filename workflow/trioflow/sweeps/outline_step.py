@@ -21,10 +21,13 @@ from trioflow.parallel.schedules.table import (
     BACKWARD,
     BACKWARD_INPUT,
     BACKWARD_WEIGHT,
+    COMPUTE_KINDS,
     FORWARD,
+    Action,
     Schedule,
     leaves,
     recomputed_pairs,
+    take_turns,
 )
 from trioflow.parallel.splits.pipeline import BALANCES, Parameter, list_parameters
 from trioflow.parallel.splits.routing import find_expert_modules
@@ -274,7 +277,6 @@ class _Turn(NamedTuple):
     rank: int
     stage: int
     kind: str
-    micro_batch: int
     source: int
     ships: bool
 
@@ -481,36 +483,26 @@ def _schedule_of(plan: Plan) -> tuple[str, int, int, int]:
 
 
 def _order(schedule: Schedule) -> tuple[_Turn, ...]:
-    """Return the actions of a schedule in an order in which each finds what it waits for."""
-    rows = [list(leaves(row)) for row in schedule.rows]
-    rank_of = schedule.rank_of_stage
-    places = [0] * len(rows)
-    found: dict[tuple[str, int, int], int] = {}
+    """Return the compute actions of a schedule in an order in which each finds what it waits for."""
+    rows = [[a for a in leaves(row) if a.kind in COMPUTE_KINDS] for row in schedule.rows]
+    rank_of, last = schedule.rank_of_stage, schedule.stages - 1
+    found: dict[tuple[str, int, int | None] | None, int] = {None: -1}
     turns: list[_Turn] = []
-    stages = schedule.stages
-    moved = True
-    while moved:
-        moved = False
-        for rank, row in enumerate(rows):
-            while places[rank] < len(row):
-                action = row[places[rank]]
-                stage, micro_batch = action.stage, action.micro_batch or 0
-                needed: tuple[str, int, int] | None = None
-                if action.kind == FORWARD and stage:
-                    needed = (FORWARD, stage - 1, micro_batch)
-                elif action.kind in (BACKWARD, BACKWARD_INPUT) and stage < stages - 1:
-                    needed = (BACKWARD, stage + 1, micro_batch)
-                if action.kind in (FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT):
-                    if needed is not None and needed not in found:
-                        break
-                    source = -1 if needed is None else found[needed]
-                    ships = needed is not None and rank_of[needed[1]] != rank
-                    key = (FORWARD if action.kind == FORWARD else BACKWARD, stage, micro_batch)
-                    if action.kind != BACKWARD_WEIGHT:
-                        found.setdefault(key, len(turns))
-                    turns.append(_Turn(rank, stage, action.kind, micro_batch, source, ships))
-                places[rank] += 1
-                moved = True
+
+    def find_needed(action: Action) -> tuple[str, int, int | None] | None:
+        if action.kind == FORWARD and action.stage:
+            return FORWARD, action.stage - 1, action.micro_batch
+        if action.kind in (BACKWARD, BACKWARD_INPUT) and action.stage < last:
+            return BACKWARD, action.stage + 1, action.micro_batch
+        return None
+
+    for rank, action in take_turns(rows, lambda _, one: find_needed(one) in found):
+        needed = find_needed(action)
+        ships = needed is not None and rank_of[needed[1]] != rank
+        if action.kind != BACKWARD_WEIGHT:
+            kind = FORWARD if action.kind == FORWARD else BACKWARD
+            found.setdefault((kind, action.stage, action.micro_batch), len(turns))
+        turns.append(_Turn(rank, action.stage, action.kind, found[needed], ships))
     return tuple(turns)
 
 

@@ -53,6 +53,7 @@ from trioflow.parallel.schedules.table import (
     lower_directly,
     lower_schedule,
     pair_actions,
+    take_turns,
 )
 
 
@@ -397,22 +398,13 @@ def _check_progress(schedule: Schedule) -> None:
     rows = (schedule if has_messages else add_communication(schedule)).rows
     done: list[set[Action]] = [set() for _ in rows]
     sent: set[Action] = set()
-    places, moved = [0] * len(rows), True
-    while moved:
-        moved = False
-        for rank, row in enumerate(rows):
-            while places[rank] < len(row):
-                parts = list(leaves(row[places[rank] : places[rank] + 1]))
-                if not all(_is_ready(a, done[rank], sent, schedule.stages) for a in parts):
-                    break
-                done[rank].update(parts)
-                sent.update(a for a in parts if a.kind in (SEND_F, SEND_B))
-                places[rank] += 1
-                moved = True
-    stuck = [rank for rank, row in enumerate(rows) if places[rank] < len(row)]
-    if stuck:
-        waits = ", ".join(f"rank {rank} before {rows[rank][places[rank]]}" for rank in stuck)
-        raise PlanError(f"deadlock: no rank can go on ({waits})")
+
+    def is_ready(rank: int, cell: Action | None) -> bool:
+        return all(_is_ready(a, done[rank], sent, schedule.stages) for a in leaves((cell,)))
+
+    for rank, cell in take_turns(rows, is_ready):
+        done[rank].update(leaves((cell,)))
+        sent.update(a for a in leaves((cell,)) if a.kind in (SEND_F, SEND_B))
 
 
 def _is_ready(action: Action, done: set[Action], sent: set[Action], stages: int) -> bool:
@@ -570,8 +562,7 @@ def lower_for_execution(schedule: Schedule) -> Schedule:
         for action in leaves(row)
     ):
         return schedule
-    pairs = any(cell and cell.parts for row in schedule.rows for cell in row)
-    directly = schedule.traits.one_stage and not pairs
+    directly = schedule.traits.one_stage and not schedule.runs_pairs
     return lower_directly(schedule) if directly else lower_schedule(schedule)
 
 
@@ -589,7 +580,7 @@ def plan_schedule(
         # One rank that accumulates runs forward and backward in turn, as 1F1B of one stage does.
         name = plan.schedule if plan.pipeline > 1 else "1f1b"
         built = build_schedule(name, plan.pipeline, count, plan.stages_per_rank)
-        if plan.expert_overlap and plan.schedule != "dualpipev":  # which runs them in pairs anyway
+        if plan.expert_overlap and not built.runs_pairs:
             built = pair_actions(built)
         return keep_forward(built) if mode == FORWARD_ONLY else built
     check_schedule(given)

@@ -7,10 +7,10 @@ References: PyTorch 2.13 ``torch/distributed/pipelining/schedules.py``: ``_Compu
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from trioflow.base.errors import PlanError
 from trioflow.base.experiments import Plan
@@ -166,41 +166,53 @@ def has_inputs(action: Action, done: Container[object], stages: int) -> bool:
     return any((*source, micro_batch, ()) in done for source in sources)
 
 
+def take_turns(
+    rows: Sequence[Sequence[Any]], is_ready: Callable[[int, Any], bool]
+) -> Iterator[tuple[int, Any]]:
+    """Yield rank and cell where ranks take one cell each, in turn, as soon as it is ready; PlanError where none can go on.
+
+    ``is_ready`` says of a rank's next cell whether it waits for none of those that were not yielded yet.
+    """
+    places = [0] * len(rows)
+    left = [rank for rank, row in enumerate(rows) if row]
+    while left:
+        moved = False
+        for rank in list(left):
+            cell = rows[rank][places[rank]]
+            if not is_ready(rank, cell):
+                continue
+            moved = True
+            places[rank] += 1
+            if places[rank] == len(rows[rank]):
+                left.remove(rank)
+            yield rank, cell
+        if not moved:
+            stuck = ", ".join(f"rank {rank} before {rows[rank][places[rank]]}" for rank in left)
+            raise PlanError(f"deadlock: no rank can go on ({stuck})")
+
+
 def add_communication(schedule: Schedule) -> Schedule:
     """Insert the sends and receives between stages on different ranks; PlanError when no rank can go on.
 
-    Ranks take one action each, in turn, when its input is there; its send follows at once, and the receive is put at
-    the end of what the other rank has taken. So both ends see all messages in one order, which cannot hang. A
-    recomputed forward sends nothing.
+    Ranks take turns; an action's send follows at once, and the receive is put at the end of what the other rank has
+    taken. So both ends see all messages in one order, which cannot hang. A recomputed forward sends nothing.
     """
     stages, rank_of_stage = schedule.stages, schedule.rank_of_stage
     result: list[list[Action | None]] = [[] for _ in schedule.rows]
     done: list[set[Action]] = [set() for _ in schedule.rows]
-    places = [0] * schedule.ranks
-    open_ranks = [rank for rank, row in enumerate(schedule.rows) if row]
-    while open_ranks:
-        moved = False
-        for rank in list(open_ranks):
-            action = schedule.rows[rank][places[rank]]
-            parts = _parts(action)
-            if not all(has_inputs(part, done[rank], stages) for part in parts):
-                continue
-            moved = True
-            places[rank] += 1
-            if places[rank] == len(schedule.rows[rank]):
-                open_ranks.remove(rank)
-            if action is not None:
-                result[rank].append(action)
-            for part in parts:
-                message = None if part in done[rank] else sent_by(part, rank_of_stage, stages)
-                done[rank].add(part)
-                if message:
-                    for end in message:
-                        result[rank_of_stage[end.stage]].append(end)
-                        done[rank_of_stage[end.stage]].add(end)
-        if not moved:
-            stuck = ", ".join(f"rank {r} before {schedule.rows[r][places[r]]}" for r in open_ranks)
-            raise PlanError(f"schedule {schedule.name or 'given'} cannot go on: {stuck}")
+
+    def is_ready(rank: int, cell: Action | None) -> bool:
+        return all(has_inputs(part, done[rank], stages) for part in _parts(cell))
+
+    for rank, cell in take_turns(schedule.rows, is_ready):
+        if cell is not None:
+            result[rank].append(cell)
+        for part in _parts(cell):
+            message = None if part in done[rank] else sent_by(part, rank_of_stage, stages)
+            done[rank].add(part)
+            for end in message or ():
+                result[rank_of_stage[end.stage]].append(end)
+                done[rank_of_stage[end.stage]].add(end)
     return replace(schedule, rows=tuple(tuple(row) for row in result))
 
 
@@ -290,6 +302,11 @@ class Schedule:
     def traits(self) -> ScheduleTraits:
         """How its framework runs it."""
         return find_traits(self.name)
+
+    @property
+    def runs_pairs(self) -> bool:
+        """Whether any cell runs two actions together."""
+        return any(cell and cell.parts for row in self.rows for cell in row)
 
     @cached_property
     def stages(self) -> int:
