@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import wraps
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -253,6 +254,27 @@ _PHASE_NUMBERS = {"forward": 0, "backward": 1, "optimizer": 2}
 _DISPATCHES = tuple(f"tensor_parallel_{phase}_s" for phase in ("forward", "backward", "update"))
 
 
+def style_of(plan: Plan) -> tuple[int | str | bool, ...]:
+    """Return what decides the operators of one rank's layers and experts, and the messages beside them."""
+    shared = (plan.tensor_overlap, plan.sequence_parallel, plan.vocabulary_parallel)
+    return plan.tensor, plan.tensor_style, *shared, plan.expert, plan.expert_cut, plan.expert_domain
+
+
+def _kept(
+    key: Callable[..., tuple[Any, ...]],
+) -> Callable[[Callable[..., Made]], Callable[..., Made]]:
+    """Let a method of an outline work each result out once, for what ``key`` says of its arguments."""
+
+    def decorate(make: Callable[..., Made]) -> Callable[..., Made]:
+        @wraps(make)
+        def ask(self: Outline, *given: Any) -> Made:
+            return self.keep((make.__name__, *key(*given)), make, self, *given)
+
+        return ask
+
+    return decorate
+
+
 class Outline:
     """Sums of a model's work on one platform (with the ranks of the plans), each made once; ``times`` of the device."""
 
@@ -276,31 +298,10 @@ class Outline:
             self._kept[key] = make(*arguments)
         return cast(Made, self._kept[key])
 
-    def work_of(self, plan: Plan, samples: int) -> UnitWork:
-        """Return the work of one micro-batch of some samples."""
-        key = ("work", *style_of(plan), plan.data, plan.pipeline, plan.recompute, samples)
-        return self.keep(key, self._sum_work, plan, samples)
-
-    def state_of(self, plan: Plan) -> UnitState:
-        """Return what a rank keeps whatever the batch."""
-        return self.keep(("state", *style_of(plan)), self._sum_state, plan)
-
-    def upkeep_of(self, plan: Plan) -> UnitUpkeep:
-        """Return what gradients take beside the operators that make them."""
-        return self.keep(("upkeep", *style_of(plan)), self._sum_upkeep, plan)
-
-    def sharded_update_s(self, plan: Plan) -> float:
-        """Return the optimizer's time on one rank's shards of the whole model [s]."""
-        key = ("update", *style_of(plan), plan.shards)
-        return self.keep(key, self._time_sharded_update, plan)
-
     def cut(self, stages: int, balance: str = BALANCES[0]) -> list[int]:
         """Return where each stage begins among the units, and the last ends; PlanError when nothing says where to cut."""
         if stages == 1:
             return [0, self.units]
-        return self.keep(("cut", stages, balance), self._cut, stages, balance)
-
-    def _cut(self, stages: int, balance: str) -> list[int]:
         sizes = [len(stage) for stage in partition(self.traces[0], stages, balance)]
         return [0, *np.cumsum(sizes).tolist()]
 
@@ -310,16 +311,17 @@ class Outline:
             return np.zeros(len(trace.operators), dtype=np.int64)
         return self.keep(("units", id(trace)), assign_units, trace)
 
+    @_kept(lambda trace, plan: (id(trace), *style_of(plan)))
     def _split(self, trace: Trace, plan: Plan) -> TensorSplit:
-        key = ("split", id(trace), *style_of(plan))
-        return self.keep(key, lambda: split_for_plan(self.prepared(trace, plan), plan))
+        return split_for_plan(self.prepared(trace, plan), plan)
 
     def prepared(self, trace: Trace, plan: Plan) -> Trace:
         """Return a trace with the rules by which a plan cuts its layers."""
         return self.keep(("prepared", id(trace), *style_of(plan)), prepare_split, trace, plan)
 
-    def _sum_work(self, plan: Plan, samples: int) -> UnitWork:
-        """Return the work with exchanges, where the plan's groups lie, and with what is computed again."""
+    @_kept(lambda plan, n: (*style_of(plan), plan.data, plan.pipeline, plan.recompute, n))
+    def work_of(self, plan: Plan, samples: int) -> UnitWork:
+        """Return the work of one micro-batch of some samples: with exchanges, and what is computed again."""
         done = self.work_of_operators(plan, samples)
         split, unit_of = self._split(done.trace, plan), self.units_of(done.trace)
         again = self._list_recomputed(done.trace, plan)
@@ -348,29 +350,21 @@ class Outline:
             self._list_sends(done.trace) * done.factor,
         )  # fmt: skip
 
-    def work_of_operators(self, plan: Plan, samples: int) -> OperatorWork:
-        """Return the work of a rank's operators at a micro-batch of some samples."""
-        key = ("operators", *style_of(plan), samples)
-        return self.keep(key, self._sum_operators, plan, samples)
-
+    @_kept(lambda trace: (id(trace),))
     def _phases_of(self, trace: Trace) -> NDArray[np.int64]:
-        def make() -> NDArray[np.int64]:
-            numbers = [_PHASE_NUMBERS[str(phase)] for phase in trace.operators["phase"]]
-            return np.array(numbers, dtype=np.int64)
+        numbers = [_PHASE_NUMBERS[str(phase)] for phase in trace.operators["phase"]]
+        return np.array(numbers, dtype=np.int64)
 
-        return self.keep(("phases", id(trace)), make)
-
+    @_kept(lambda trace, plan: (id(trace), plan.recompute, plan.stages))
     def _list_recomputed(self, trace: Trace, plan: Plan) -> NDArray[np.int64]:
         """Return the forward operators that backward runs again."""
+        cut = choose_stages(trace, plan, None) if ":" in plan.recompute else []
+        regions = plan_recomputation(trace, plan.recompute, cut)
+        return np.array([op for region in regions for op in region.operators], dtype=np.int64)
 
-        def make() -> NDArray[np.int64]:
-            cut = choose_stages(trace, plan, None) if ":" in plan.recompute else []
-            regions = plan_recomputation(trace, plan.recompute, cut)
-            return np.array([op for region in regions for op in region.operators], dtype=np.int64)
-
-        return self.keep(("recomputed", id(trace), plan.recompute, plan.stages), make)
-
-    def _sum_operators(self, plan: Plan, samples: int) -> OperatorWork:
+    @_kept(lambda plan, samples: (*style_of(plan), samples))
+    def work_of_operators(self, plan: Plan, samples: int) -> OperatorWork:
+        """Return the work of a rank's operators at a micro-batch of some samples."""
         reference = self._reference(samples)
         trace = reference.trace
         factor = samples / trace.facts.batch
@@ -448,34 +442,28 @@ class Outline:
             self._predict({samples: [plan]})
         return cast(Floats, self._kept[key])
 
+    @_kept(lambda trace: (id(trace),))
     def _list_sends(self, trace: Trace) -> Floats:
         """Return what the traced batch sends from each unit to the next [units] [bytes]."""
+        unit_of = self.units_of(trace)
+        sizes = [boundary_bytes(trace, unit_of, cut) for cut in range(1, self.units)]
+        return np.array([*sizes, 0.0])
 
-        def make() -> Floats:
-            unit_of = self.units_of(trace)
-            sizes = [boundary_bytes(trace, unit_of, cut) for cut in range(1, self.units)]
-            return np.array([*sizes, 0.0])
-
-        return self.keep(("sends", id(trace)), make)
-
+    @_kept(lambda trace, plan, split: (id(trace), *style_of(plan)))
     def _table(self, trace: Trace, plan: Plan, split: TensorSplit) -> _Allocations:
         """Return a rank's allocations, the first operator that uses each, and whether backward needs it."""
-
-        def make() -> _Allocations:
-            # Of one tensor-parallel rank: what replicas share is taken from the sums.
-            shares = share_storages(self.prepared(trace, plan), replace(plan, sharding="none"))
-            table = build_storage_table(trace, split.operators, shares.get)
-            begins, storages, _ = table.uses
-            counts = np.diff(begins)
-            user = np.repeat(np.arange(len(counts)), counts)
-            first, last = (np.zeros(len(table.bytes), dtype=np.int64) for _ in range(2))
-            # Written backwards, so that the first user stands; forwards, so that the last one does.
-            first[storages[::-1]] = user[::-1]
-            last[storages] = user
-            outlives = self._phases_of(trace)[last] == _PHASE_NUMBERS["backward"]
-            return table, first, table.made & (table.category == "activation") & outlives
-
-        return self.keep(("table", id(trace), *style_of(plan)), make)
+        # Of one tensor-parallel rank: what replicas share is taken from the sums.
+        shares = share_storages(self.prepared(trace, plan), replace(plan, sharding="none"))
+        table = build_storage_table(trace, split.operators, shares.get)
+        begins, storages, _ = table.uses
+        counts = np.diff(begins)
+        user = np.repeat(np.arange(len(counts)), counts)
+        first, last = (np.zeros(len(table.bytes), dtype=np.int64) for _ in range(2))
+        # Written backwards, so that the first user stands; forwards, so that the last one does.
+        first[storages[::-1]] = user[::-1]
+        last[storages] = user
+        outlives = self._phases_of(trace)[last] == _PHASE_NUMBERS["backward"]
+        return table, first, table.made & (table.category == "activation") & outlives
 
     def _sum_activations(
         self, trace: Trace, plan: Plan, split: TensorSplit, factor: float, again: NDArray[np.int64]
@@ -486,7 +474,9 @@ class Outline:
         sizes = table.bytes * (1 - table.growing + table.growing * factor)
         return _sum(unit[kept], sizes[kept], self.units)
 
-    def _sum_state(self, plan: Plan) -> UnitState:
+    @_kept(style_of)
+    def state_of(self, plan: Plan) -> UnitState:
+        """Return what a rank keeps whatever the batch."""
         trace = self.traces[0]
         table, first, _ = self._table(trace, plan, self._split(trace, plan))
         unit = self.units_of(trace)[first]
@@ -505,7 +495,9 @@ class Outline:
         ]
         return UnitState(*sums)
 
-    def _sum_upkeep(self, plan: Plan) -> UnitUpkeep:
+    @_kept(style_of)
+    def upkeep_of(self, plan: Plan) -> UnitUpkeep:
+        """Return what gradients take beside the operators that make them."""
         trace = self.traces[0]
         gradients = trace.facts.gradients
         rules = dict(trace.facts.tensor_split or {})
@@ -523,7 +515,9 @@ class Outline:
         adds = make("aten::add_", 0 if trace.facts.recipe.made_bytes else 2)
         return UnitUpkeep(make("aten::mul"), make("aten::copy_"), adds)
 
-    def _time_sharded_update(self, plan: Plan) -> float:
+    @_kept(lambda plan: (*style_of(plan), plan.shards))
+    def sharded_update_s(self, plan: Plan) -> float:
+        """Return the optimizer's time on one rank's shards of the whole model [s]."""
         trace = self.traces[0]
         split = split_updates(self.prepared(trace, plan), plan, self._split(trace, plan))
         mine = np.flatnonzero(trace.operators["phase"].to_numpy() == "optimizer")
@@ -538,12 +532,6 @@ class Outline:
 def sum_stages(values: Floats, begins: Sequence[int]) -> list[float]:
     """Return the sum over the units of each stage."""
     return [float(values[a:b].sum()) for a, b in itertools.pairwise(begins)]
-
-
-def style_of(plan: Plan) -> tuple[int | str | bool, ...]:
-    """Return what decides the operators of one rank's layers and experts, and the messages beside them."""
-    shared = (plan.tensor_overlap, plan.sequence_parallel, plan.vocabulary_parallel)
-    return plan.tensor, plan.tensor_style, *shared, plan.expert, plan.expert_cut, plan.expert_domain
 
 
 def _sum(places: NDArray[np.int64], values: Floats, count: int) -> Floats:
