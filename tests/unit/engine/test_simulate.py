@@ -1,7 +1,6 @@
 """Planners are kept for the next simulation on the same platform object, and no longer."""
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -143,70 +142,6 @@ def test_sends_keep_their_streams_on_such_a_platform() -> None:
     assert result.summary.warnings == ["send on 2 ranks: its time is uncalibrated, not measured"]
 
 
-def test_two_messages_share_a_link_only_in_the_shared_network() -> None:
-    builder = TaskGraphBuilder()
-    for stream in ("send", "send 2"):
-        match = builder.new_match()
-        builder.add(0, stream, "send", "send", message_bytes=10**9, peer=1, match_id=match)
-        builder.add(1, stream, "recv", "recv", message_bytes=10**9, peer=0, match_id=match)
-    graph, platform = builder.build(), make_platform()
-    assert simulate(graph, platform).summary.step_time_s == LATENCY_S + 2.0
-    free = simulate(graph, platform, network="contention_free").summary
-    assert free.step_time_s == LATENCY_S + 1.0
-    assert free.network == "contention_free"
-
-
-@pytest.mark.parametrize("builder", ["ring", "switch", "fully_connected"])
-@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
-def test_ring_all_reduce_closed_form(builder: str, ranks: int) -> None:
-    graph = TaskGraphBuilder()
-    size = 12_000_000
-    add_exchange(graph, "all_reduce", list(range(ranks)), size, {})
-    result = simulate(graph.build(), make_platform(ranks, builder))
-    hop_s = LATENCY_S * (2 if builder == "switch" else 1)
-    expected_s = 2 * (ranks - 1) * hop_s + 2 * (ranks - 1) / ranks * size / BANDWIDTH
-    assert result.summary.step_time_s == pytest.approx(expected_s, rel=1e-12)
-
-
-@pytest.mark.parametrize(("stages", "micro_batches"), [(1, 3), (2, 1), (2, 4), (4, 4), (4, 16)])
-@pytest.mark.parametrize("engine", ["reference", "compiled"])
-def test_gpipe_bubble(stages: int, micro_batches: int, engine: str) -> None:
-    """Equal stages and free messages: (m + p - 1) times forward and backward of one."""
-    forward_s, backward_s = 1.0, 2.0
-    builder = TaskGraphBuilder()
-    edge: dict[tuple[str, int, int], int] = {}
-
-    def run_stage(stage: int, phase: str, duration_s: float, step: int) -> None:
-        for micro in range(micro_batches):
-            before, after = stage - step, stage + step
-            arrived = None
-            if 0 <= before < stages:
-                arrived = builder.add(
-                    stage, "receive", "recv", "recv", message_bytes=0, peer=before,
-                    match_id=edge.setdefault((phase, min(stage, before), micro), len(edge)),
-                )  # fmt: skip
-            done = builder.add(
-                stage, "compute", "compute", phase, phase=phase, duration_s=duration_s,
-                after=[arrived], micro_batch=micro, stage=stage,
-            )  # fmt: skip
-            if 0 <= after < stages:
-                builder.add(
-                    stage, "send", "send", "send", message_bytes=0, peer=after, after=[done],
-                    match_id=edge.setdefault((phase, min(stage, after), micro), len(edge)),
-                )  # fmt: skip
-
-    for stage in range(stages):
-        run_stage(stage, "forward", forward_s, 1)
-        run_stage(stage, "backward", backward_s, -1)
-    platform = make_platform(stages)
-    links = tuple(link._replace(latency_s=0.0) for link in platform.links)
-    summary = simulate(builder.build(), replace(platform, links=links), engine=engine).summary
-    ideal_s = (micro_batches + stages - 1) * (forward_s + backward_s)
-    assert summary.step_time_s == ideal_s
-    bubble = 1 - summary.compute_s / summary.step_time_s
-    assert bubble == pytest.approx((stages - 1) / (micro_batches + stages - 1))
-
-
 def test_scales() -> None:
     platform = make_platform()
     result = simulate(
@@ -264,18 +199,6 @@ def test_empty_graph() -> None:
     tables.validate(tables.to_arrow(result.timeline, "timeline"), "timeline")
 
 
-def test_timeline_obeys_its_schema_and_survives_the_disk(tmp_path: Path) -> None:
-    graph = data_parallel()
-    graph.save(tmp_path / "graph")
-    from trioflow.parallel.task_graph import load_task_graph
-
-    loaded = load_task_graph(tmp_path / "graph")
-    direct, reread = (simulate(g, make_platform(), Cost()).timeline for g in (graph, loaded))
-    tables.write_table(direct, "timeline", tmp_path / "direct.parquet")
-    tables.write_table(reread, "timeline", tmp_path / "reread.parquet")
-    assert (tmp_path / "direct.parquet").read_bytes() == (tmp_path / "reread.parquet").read_bytes()
-
-
 def test_interval() -> None:
     graph = data_parallel()
     graph.metadata = GraphMetadata(compute_interval=(0.5, 2.0))
@@ -322,31 +245,16 @@ def test_a_part_that_takes_little_of_the_step_is_named_but_decides_no_confidence
     assert ("too little to decide" in warning) == (word == "measured")
 
 
-def test_fitted_collective_model_fits_in(tmp_path: Path) -> None:
-    """The model of costmodel.collectives.model, not a stand-in: a measured size takes its median."""
-    from trioflow.costmodel.collectives.model import fit_collective_model
-
-    samples = pd.DataFrame([
-        {"platform": "p", "library": "l", "collective": "all_reduce", "ranks": 2,
-         "message_bytes": size, "round": 0, "time_ns": time_ns}
-        for size, time_ns in ((1000, 100_000), (1_000_000, 2_000_000))
-    ])  # fmt: skip
-    model = fit_collective_model(samples)
-    builder = TaskGraphBuilder()
-    add_exchange(builder, "all_reduce", [0, 1], 1_000_000, {})
-    summary = simulate(builder.build(), make_platform(), model).summary
-    assert summary.step_time_s == pytest.approx(0.002, rel=1e-12)
-    assert summary.confidence == "measured"
-
-
-def test_unknown_network_lists_the_known_ones() -> None:
-    with pytest.raises(InputError, match=f"known are circuit, {', '.join(sorted(NETWORKS))}"):
-        simulate(data_parallel(), make_platform(), network="packets")
-
-
-def test_unknown_engine_lists_the_known_ones() -> None:
-    with pytest.raises(InputError, match=f"choose one of {', '.join(ENGINES)}"):
-        simulate(data_parallel(), make_platform(), engine="warp")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"network": "packets"}, f"known are circuit, {', '.join(sorted(NETWORKS))}"),
+        ({"engine": "warp"}, f"choose one of {', '.join(ENGINES)}"),
+    ],
+)
+def test_unknown_words_list_the_known_ones(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        simulate(data_parallel(), make_platform(), **options)
 
 
 @pytest.mark.parametrize(("repaid", "chosen"), [(True, "compiled"), (False, "reference")])
@@ -443,17 +351,6 @@ def late_rank() -> TaskGraphBuilder:
     builder.add(0, "compute", "compute", "end", duration_s=2.0, after=[joined[0]])
     builder.add(1, "compute", "compute", "end", duration_s=0.5, after=[joined[1]])
     return builder
-
-
-def test_critical_path_goes_through_the_late_rank() -> None:
-    graph = late_rank().build()
-    timeline = simulate(graph, PLATFORM).timeline
-    path = build_critical_path(graph, timeline)["task_id"].tolist()
-    assert path == [1, 4, 5], "work of rank 1, its all-reduce, end of rank 0"
-    rows = timeline.loc[path]
-    assert rows["start_s"].iloc[0] == 0.0
-    assert rows["end_s"].tolist()[:-1] == rows["start_s"].tolist()[1:]
-    assert rows["end_s"].iloc[-1] == timeline["end_s"].max() == 6.0
 
 
 def test_critical_path_says_what_each_task_waited_for() -> None:

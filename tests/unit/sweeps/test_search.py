@@ -189,16 +189,6 @@ def test_plans_that_do_not_fit_are_dropped_with_the_reason(
     assert nothing.ranking == [] and len(nothing.dropped) == 3
 
 
-def test_plans_are_ranked_by_time_or_by_what_they_cost() -> None:
-    asked = {"traces": TRACE, "ranks": [2, 4], "platform": "dgx-a100", "batch": 64, "top": 2}
-    for sort, weighs in (("time", 0), ("cost", 1)):
-        ranking = search.search(**asked, sort=sort)["ranking"]
-        costs = [
-            row["expected_s"] * row["ranks"] ** weighs for row in ranking if not row["crowded"]
-        ]
-        assert costs == sorted(costs) and {row["ranks"] for row in ranking} == {2, 4}
-
-
 def test_a_plan_that_may_not_fit_stands_behind_the_others(
     workshop: Workshop, tmp_path: Path
 ) -> None:
@@ -354,29 +344,6 @@ def test_the_command_ranks_and_says_what_it_assumed(capsys: pytest.CaptureFixtur
     assert told["ranking"][0]["pareto"] and 0.5 <= told["first_beats_second"] <= 1
     assert told["plans"] + sum(told["refused"].values()) > 50
     assert sum(row["simulated"] for row in told["families"]) > 0 and "hsdp" in told["not_searched"]
-
-
-def test_several_numbers_of_ranks_are_compared_by_cost(capsys: pytest.CaptureFixture[str]) -> None:
-    words = [
-        "search",
-        TRACE,
-        "--ranks",
-        "1,2",
-        "--platform",
-        "cpu2-gloo",
-        "--batch",
-        "16",
-        "--top",
-        "1",
-    ]
-    assert main([*words, "--price-per-gpu-hour", "3.6", "--power-w", "10", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert {row["ranks"] for row in told["ranking"]} == {1, 2}
-    assert told["compared_by"] == ["expected_s", "peak_memory_bytes", "cost_per_step", "energy_j"]
-    for row in told["ranking"]:
-        assert row["cost_per_step"] == pytest.approx(row["ranks"] * row["step_time_s"] / 1000)
-        assert row["energy_j"] == pytest.approx(row["ranks"] * row["step_time_s"] * 10)
-    assert told["first_beats_second"] is None
 
 
 @pytest.mark.parametrize(

@@ -30,31 +30,6 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_plans_of_a_language_model_are_ranked_in_tokens(folder, capsys):
-    words = [
-        "--ranks",
-        "4",
-        "--batch",
-        "8",
-        "--platform",
-        "dgx-h100",
-        "--top",
-        "2",
-        "--tokens",
-        "1e9",
-    ]
-    words += ["--sequence", "128", "--precision", "megatron-bf16", "--json"]
-    assert main(["search", str(folder), *words]) == 0
-    told = json.loads(capsys.readouterr().out)
-    for row in told["ranking"]:
-        assert row["tokens_per_s"] == pytest.approx(8 * 128 / row["step_time_s"])
-        assert row["run"]["time_s"] == pytest.approx(1e9 / row["tokens_per_s"])
-        pieces = row["micro_batches"] if row["pipeline"] > 1 else row["accumulate"]
-        assert row["micro_batch_samples"] * pieces * row["data"] == 8
-        assert row["recompute"] in ("none", "full")
-        assert row["schedule"] in ("none", "1f1b", "interleaved")
-
-
 def test_every_row_is_what_predict_answers(folder):
     trace, step = str(folder), {"sequence": 128}
     rows = search(trace, 4, "dgx-h100", batch=32, top=4, **step)["ranking"]
