@@ -3,6 +3,7 @@
 import copy
 import gzip
 import json
+import os
 import shutil
 from dataclasses import replace
 
@@ -15,7 +16,7 @@ from trioflow.base.errors import TableError, TraceError, TrioflowError
 from trioflow.cli import main
 from trioflow.trace.importers.detect import import_trace
 from trioflow.trace.importers.options import ImportOptions
-from trioflow.trace.profile.merge import merge_trace
+from trioflow.trace.profile.merge import merge_trace_folder
 from trioflow.trace.store import Trace, save_trace
 
 SAID = ImportOptions(batch=8, precision="fp32")
@@ -185,31 +186,35 @@ def test_a_batch_that_no_input_has_is_warned_of(load):
 # The folder that a capture fills
 
 
-def _environment(**changes):
-    def change(folder):
-        path = folder / "environment.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+def _packed(name, change):
+    """Rewrite one packed file of a capture's folder."""
 
-    return change
-
-
-def _kineto(change):
     def apply(folder):
-        path = folder / "kineto.json.gz"
-        content = json.loads(gzip.decompress(path.read_bytes()))
-        change(content["traceEvents"])
-        path.write_bytes(gzip.compress(json.dumps(content).encode(), 1))
+        content = json.loads(gzip.decompress((folder / name).read_bytes()))
+        change(content)
+        (folder / name).write_bytes(gzip.compress(json.dumps(content).encode(), 1))
 
     return apply
 
 
+def _environment(**changes):
+    def change(folder):
+        path = folder / "environment.json"
+        content = json.loads(path.read_text()) | changes
+        path.write_text(json.dumps({k: v for k, v in content.items() if v is not None}))
+
+    return change
+
+
 def _without(words):
-    def change(events):
-        events[:] = [e for e in events if not str(e.get("name")).startswith(words)]
+    def change(profile):
+        named = (e for e in profile["traceEvents"] if not str(e.get("name")).startswith(words))
+        profile["traceEvents"] = list(named)
 
-    return _kineto(change)
+    return _packed(KINETO, change)
 
 
+KINETO, EXECUTION = "kineto.json.gz", "execution_trace.json.gz"
 BAD_CAPTURES = {
     "step_time_s: 99.0 s is not the median of step_times_s": _environment(step_time_s=99.0),
     "seed: nan is not finite": _environment(seed=float("nan")),
@@ -220,6 +225,17 @@ BAD_CAPTURES = {
     "shows no update": _without("Optimizer.step"),
     "and the step updates parameters": _environment(optimizer="none"),
     "the annotation 'trioflow: step' is missing": _without("trioflow: step"),
+    "batch: '4' is not a possible value": _environment(batch="4"),
+    "not a step time": _environment(step_time_s=0),
+    "device_name": _environment(device_name=None),
+    f"{KINETO}: the key traceEvents is missing": _packed(KINETO, lambda c: c.pop("traceEvents")),
+    "holds no operator": _packed(KINETO, lambda c: c.update(traceEvents=[])),
+    "traceEvents[9]": _packed(KINETO, lambda c: c["traceEvents"][9].pop("dur")),
+    "negative": _packed(KINETO, lambda c: c["traceEvents"][9].update(dur=-1)),
+    "schema '0.9'": _packed(EXECUTION, lambda c: c.update(schema="0.9")),
+    "occurs twice": _packed(EXECUTION, lambda c: c["nodes"].append(c["nodes"][3])),
+    "nodes[4]": _packed(EXECUTION, lambda c: c["nodes"][4].pop("inputs")),
+    "not a complete JSON": lambda folder: os.truncate(folder / KINETO, 1000),
 }
 
 
@@ -228,8 +244,9 @@ def test_a_damaged_capture_is_refused(tmp_path, raw_cnn, words):
     folder = shutil.copytree(raw_cnn, tmp_path / "raw")
     BAD_CAPTURES[words](folder)
     with pytest.raises(TraceError) as error:
-        merge_trace(folder)
+        merge_trace_folder(folder, tmp_path / "out")
     assert words in str(error.value) and str(folder) in str(error.value)
+    assert not (tmp_path / "out").exists()
 
 
 # Writing
