@@ -64,7 +64,7 @@ def test_a_row_behind_a_wider_one_is_never_taken(tmp_path):
         ("name,time_us\nlinear,-1\n", "column time_us"),
         ("name,time_us\nlinear,nan\n", "column time_us"),
         ("name,time_us\n,1\n", "column name"),
-        ("name,time_us\nlinear,1,2\n", "column name"),
+        ("name,time_us\nlinear,1,2\n", "line 2: 3 cells and 2 columns"),
         ("name,phase,time_us\nlinear,sideways,1\n", "column phase"),
         ('name,input_shapes,time_us\nlinear,"[8, x]",1\n', "column input_shapes"),
         ("name,time_us\n", "no row"),

@@ -437,7 +437,8 @@ def test_both_ways_doubles_every_row(tmp_path: Path) -> None:
             "line 1: unknown column 'bandwidth'; did you mean bandwidth_bytes_per_s",
         ),
         ("source,source,target,bandwidth_bytes_per_s,latency_s\na,a,b,1,1\n", "stands twice"),
-        (HEADER + "rank0,rank1,1e9\n", "line 2: 3 cells and 4 columns"),
+        (HEADER + "rank0,rank1,1e9,0,0\n", "line 2: 5 cells and 4 columns"),
+        (HEADER + "rank0,rank1,1e9\n", "line 2, column latency_s: '' is not a number"),
         (
             HEADER + "\nrank0,rank1,fast,0\n",
             "line 3, column bandwidth_bytes_per_s: 'fast' is not a number; write a plain number",

@@ -10,13 +10,14 @@ import csv
 import json
 import stat
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from trioflow.base.errors import InputError
+from trioflow.base.errors import InputError, suggest
 from trioflow.base.units import format_bytes
 
 _LARGEST_TEXT_BYTES = 1 << 28
@@ -171,6 +172,41 @@ def parse_cells(
 
 
 _TABLES = {",": "comma-separated"}
+
+
+def read_rows(
+    text: str,
+    file: str | Path,
+    needed: Sequence[str],
+    optional: Sequence[str] = (),
+    kind: type[InputError] = InputError,
+    delimiter: str = ",",
+) -> list[tuple[int, dict[str, str]]]:
+    """Return the rows of a table of text by the names of its first line, each with its line's number.
+
+    Empty lines and spaces around cells do not count; cells left out at the end are empty. Raises InputError where a
+    column is unknown, missing or there twice, or a row has more cells.
+    """
+    parsed = parse_cells(text, file, kind, delimiter)
+    lines = [(number, [cell.strip() for cell in cells]) for number, cells in parsed if cells]
+    start, names = lines[0] if lines else (1, [])
+    known = (*needed, *optional)
+    unknown = [name for name in names if name not in known]
+    problems = [f"unknown column {name!r}" for name in unknown]
+    problems += [f"the column {name!r} is missing" for name in needed if name not in names]
+    problems += [f"the column {name!r} stands twice" for name in names if names.count(name) > 1]
+    if problems:
+        meant = suggest(unknown[0], known) if unknown else ""
+        raise kind(
+            problems[0], file=file, place=f"line {start}", fix=f"{meant}the columns are {', '.join(known)}"
+        )  # fmt: skip
+    for number, cells in lines[1:]:
+        if len(cells) > len(names):
+            raise kind(
+                f"{len(cells)} cells and {len(names)} columns", file=file, place=f"line {number}",
+                fix=f"write {', '.join(names)}",
+            )  # fmt: skip
+    return [(number, dict(zip_longest(names, cells, fillvalue=""))) for number, cells in lines[1:]]
 
 
 @contextmanager

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from trioflow.base.errors import InputError
-from trioflow.base.input_files import parse_cells, read_text
+from trioflow.base.input_files import read_rows, read_text
 from trioflow.base.units import s_to_ns
 from trioflow.costmodel.features import Floats
 from trioflow.tables import PHASES
@@ -83,40 +81,14 @@ class Overrides:
 def load_overrides(path: str | Path) -> Overrides:
     """Read a file of operator times; InputError names file, line and column of what is wrong."""
     file = Path(path)
-    lines = [(number, cells) for number, cells in parse_cells(read_text(file), file) if cells]
-    titles = [title.strip() for title in lines[0][1]] if lines else []
-    _check_titles(titles, file)
-    rows = tuple(
-        _read(dict(zip_longest(titles, cells)), number, file) for number, cells in lines[1:]
-    )
+    table = read_rows(read_text(file), file, _NEEDED, _OPTIONAL)
+    rows = tuple(_read(row, line, file) for line, row in table)
     if not rows:
         raise InputError("no row of times", file=file, fix="give at least one operator")
     return Overrides(rows, file)
 
 
-def _check_titles(titles: Sequence[str], file: Path) -> None:
-    missing = [name for name in _NEEDED if name not in titles]
-    unknown = [name for name in titles if name not in (*_NEEDED, *_OPTIONAL)]
-    twice = [name for name in titles if titles.count(name) > 1]
-    if twice:
-        raise InputError(
-            f"column {twice[0]!r} is written twice",
-            file=file,
-            place="line 1",
-            fix="keep one of them",
-        )
-    if missing or unknown:
-        raise InputError(
-            f"column {missing[0]!r} is missing" if missing else f"unknown column {unknown[0]!r}",
-            file=file,
-            place="line 1",
-            fix=f"columns: {', '.join((*_NEEDED, *_OPTIONAL))}",
-        )
-
-
-def _read(row: dict[str, str | None], line: int, file: Path) -> Override:
-    cells = {key: (value or "").strip() for key, value in row.items() if isinstance(value, str)}
-
+def _read(cells: dict[str, str], line: int, file: Path) -> Override:
     def wrong(column: str, fix: str) -> InputError:
         return InputError(
             f"{cells.get(column, '')!r:.60} is wrong",
@@ -125,10 +97,10 @@ def _read(row: dict[str, str | None], line: int, file: Path) -> Override:
             fix=fix,
         )
 
-    if None in row or not cells.get("name"):
-        raise wrong("name", "give the name of an operator, and one cell a column")
+    if not cells["name"]:
+        raise wrong("name", "give the name of an operator")
     try:
-        time_us = float(cells.get("time_us", ""))
+        time_us = float(cells["time_us"])
     except ValueError:
         time_us = math.nan
     if not 0 <= time_us < math.inf:

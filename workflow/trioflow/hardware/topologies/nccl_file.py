@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
 from trioflow.base.errors import PlatformError, suggest
-from trioflow.base.input_files import parse_cells, read_text
+from trioflow.base.input_files import read_rows, read_text
 from trioflow.hardware.machine import Link, name_rank_node
 from trioflow.hardware.topologies.grids import (
     check_positive,
@@ -69,7 +69,16 @@ def read_edge_list(path: str | Path, *, both_ways: bool = False) -> list[Link]:
     path = Path(path)
     links: list[Link] = []
     lines: dict[tuple[str, str], int] = {}
-    for line, row in _read_rows(path):
+    # Lines that are left out keep their numbers.
+    kept = ["" if one.lstrip()[:1] in ("", "#") else one for one in _read_file(path).splitlines()]
+    written = list(filter(None, kept))
+    if len(written) < 2:
+        raise PlatformError(
+            "holds no links", file=path, fix=f"write a line {','.join(COLUMNS)} and one a link"
+        )
+    delimiter = "\t" if "\t" in written[0] else ","
+    rows = read_rows("\n".join(kept), path, COLUMNS, (), PlatformError, delimiter)
+    for line, row in rows:
         source, target = (_read_node(row[name], path, line, name) for name in COLUMNS[:2])
         bandwidth, latency_s = (_read_number(row[name], path, line, name) for name in COLUMNS[2:])
         ends = [(source, target), (target, source)] if both_ways else [(source, target)]
@@ -88,54 +97,12 @@ def read_edge_list(path: str | Path, *, both_ways: bool = False) -> list[Link]:
     return links
 
 
-def _read_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yield the number of each line that holds a link, and its cells by column."""
-    kept = [
-        (number, line)
-        for number, line in enumerate(_read_file(path).splitlines(), 1)
-        if line.strip() and not line.lstrip().startswith("#")
-    ]
-    if len(kept) < 2:
-        raise PlatformError(
-            "holds no links", file=path, fix=f"write a line {','.join(COLUMNS)} and one a link"
-        )
-    delimiter = "\t" if "\t" in kept[0][1] else ","
-    text = "\n".join(line for _, line in kept)
-    rows = [cells for _, cells in parse_cells(text, path, PlatformError, delimiter)]
-    header = [cell.strip() for cell in rows[0]]
-    _check_header(header, path, kept[0][0])
-    for (number, _), cells in zip(kept[1:], rows[1:], strict=False):
-        if len(cells) != len(header):
-            raise PlatformError(
-                f"{len(cells)} cells and {len(header)} columns", file=path, place=f"line {number}",
-                fix=f"write {', '.join(header)}",
-            )  # fmt: skip
-        yield number, {name: cell.strip() for name, cell in zip(header, cells, strict=True)}
-
-
 def _read_file(path: Path) -> str:
     if not path.exists():
         raise PlatformError(
             "no such file", file=path, fix="a path starts at the platform file's folder"
         )
     return read_text(path, PlatformError)
-
-
-def _check_header(header: list[str], path: Path, line: int) -> None:
-    place = f"line {line}"
-    unknown = [name for name in header if name not in COLUMNS]
-    missing = [name for name in COLUMNS if name not in header]
-    if unknown:
-        raise PlatformError(
-            f"unknown column {unknown[0]!r}", file=path, place=place,
-            fix=f"{suggest(unknown[0], missing)}the columns are {', '.join(COLUMNS)}",
-        )  # fmt: skip
-    if missing:
-        raise PlatformError(
-            f"the column {missing[0]!r} is missing", file=path, place=place, fix="add it"
-        )
-    if len(set(header)) != len(header):
-        raise PlatformError("a column stands twice", file=path, place=place, fix="keep one")
 
 
 def _read_node(text: str, path: Path, line: int, column: str) -> str:
