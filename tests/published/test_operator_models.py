@@ -28,6 +28,7 @@ from trioflow_evaluation.fits.operators import (
     build_operator_models,
     load_benchmarks,
     load_published,
+    without_workload,
 )
 from trioflow_evaluation.tables import SCHEMAS
 from trioflow_evaluation.validation.operators import diagnose_published, validate_batch_change
@@ -180,7 +181,7 @@ def test_busy_time_of_a_convolutional_network_at_four_times_the_batch(devices):
     proportional_s = ProportionalModel().rescale(source.operators, resized)["time_s"].sum()
     assert proportional_s / measured_s - 1 == pytest.approx(0.086, abs=0.001)
     data = DeviceData.prepare(device.traces, device.limits, device.benchmarks())
-    curves = data.without("vgg13").fit("shipped")
+    curves = without_workload(data, "vgg13").fit("shipped")
     model = OperatorCostModel("shipped", device.name, curves, {}, {}, {}, products=True)
     found_s = model.rescale(source.operators, resized)["time_s"].sum()
     assert abs(found_s / measured_s - 1) < 0.03
@@ -197,7 +198,9 @@ def test_judged_rows_are_not_needed_by_the_model_that_judges_them(devices):
         spoilt.append(type(trace)(operators, trace.tensors, trace.facts))
     models = [
         fit_device_data(
-            DeviceData.prepare(traces, device.limits, device.benchmarks()).without("bert_large"),
+            without_workload(
+                DeviceData.prepare(traces, device.limits, device.benchmarks()), "bert_large"
+            ),
             "shipped",
         )[0]
         for traces in (device.traces, spoilt)

@@ -17,7 +17,7 @@ from trioflow.costmodel.operators.methods import (
 )
 from trioflow.costmodel.operators.model import load_operator_model
 from trioflow.tables import to_arrow, validate
-from trioflow_evaluation.fits.operators import COLUMNS
+from trioflow_evaluation.fits.operators import COLUMNS, without_workload
 from trioflow_evaluation.tables import OPERATORS
 from trioflow_evaluation.validation.operators import diagnose
 
@@ -165,9 +165,9 @@ def test_single_operators_shape_a_curve_and_leave_its_level():
 def test_left_out_workloads_take_the_single_operators_of_their_shapes_along():
     benchmarks = make_step(512, 2, layers=1)[list(COLUMNS)]
     rows = DeviceData.prepare([make_gpu_trace(w, 2) for w in (256, 512, 768)], LIMITS, benchmarks)
-    without = rows.without("model 512")
+    without = without_workload(rows, "model 512")
     assert without.alone.empty
-    assert len(rows.without("model 256").alone) == len(benchmarks)
+    assert len(without_workload(rows, "model 256").alone) == len(benchmarks)
     assert set(without.rows["workload"]) == {"model 256", "model 768"}
     assert (without.unique["row"].to_numpy() < len(without.rows)).all()
     kept = without.rows.loc[without.unique["row"].to_numpy(), "time_s"].to_numpy()
@@ -184,7 +184,9 @@ def test_a_left_out_workload_changes_nothing():
     ]
     operators = make_step(640, 2)
     found = [
-        fit_device_data(DeviceData.prepare(each, LIMITS).without("model 512"), "shipped")[0]
+        fit_device_data(without_workload(DeviceData.prepare(each, LIMITS), "model 512"), "shipped")[
+            0
+        ]
         for each in (traces, spoilt)
     ]
     pd.testing.assert_frame_equal(*(model.predict(operators) for model in found))

@@ -70,6 +70,7 @@ from trioflow_evaluation.fits.operators import (
     benchmark_files,
     load_benchmarks,
     load_published,
+    without_workload,
 )
 
 CONVOLUTION, _CONVOLUTION_FOLDER = "aten::conv2d", "conv"
@@ -255,7 +256,7 @@ def _resize_steps(data_folder: str | Path, pairs: pd.DataFrame, fits: Fits) -> p
                 alone = source.benchmarks()
                 known[name] = DeviceData.prepare(source.traces, source.limits, alone)
             if (name, workload) not in models:
-                curves = known[name].without(workload).fit("shipped")
+                curves = without_workload(known[name], workload).fit("shipped")
                 models[name, workload] = OperatorCostModel(
                     "shipped", name, curves, {}, {}, {}, products=True
                 )

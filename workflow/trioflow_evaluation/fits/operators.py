@@ -23,7 +23,12 @@ import pandas as pd
 from trioflow.base.errors import InputError
 from trioflow.base.provenance import digest_file
 from trioflow.base.units import us_to_ns
-from trioflow.costmodel.operators.methods import DeviceLimits, fit_device_model
+from trioflow.costmodel.operators.methods import (
+    DeviceData,
+    DeviceLimits,
+    drop_equal,
+    fit_device_model,
+)
 from trioflow.datasets.catalogue import MODEL_TABLES, SINGLE_OPERATORS, STEP_TRACES, load_catalogue
 from trioflow.hardware.device_sheet import find_device
 from trioflow.trace.store import Trace
@@ -72,6 +77,21 @@ def load_benchmarks(
         return pd.DataFrame({name: [] for name in (*COLUMNS, "part")})
     joined = pd.concat(frames, ignore_index=True)
     return joined.assign(op_id=range(len(joined)))[[*COLUMNS, "part"]]
+
+
+def without_workload(data: DeviceData, workload: str) -> DeviceData:
+    """Return a device's data without a workload and without the single operators of its shapes."""
+    out = (data.rows["workload"] == workload).to_numpy()
+    new = np.cumsum(~out) - 1  # places of the rows that stay
+    unique = data.unique[(data.unique["workload"] != workload).to_numpy()]
+    return replace(
+        data,
+        rows=data.rows[~out].reset_index(drop=True),
+        unique=unique.assign(row=new[unique["row"]]),
+        stands_in=new[data.stands_in[~out]],
+        pairs=new[data.pairs[~out[data.pairs].any(axis=1)]],
+        alone=drop_equal(data.alone, data.rows[out]),
+    )
 
 
 def _read(file: Path, device: str) -> pd.DataFrame:

@@ -51,7 +51,7 @@ from trioflow.trace.consistency import tensor_bytes
 from trioflow.trace.importers.detect import import_row
 from trioflow.trace.store import Trace
 
-from trioflow_evaluation.fits.operators import PublishedDevice, load_published
+from trioflow_evaluation.fits.operators import PublishedDevice, load_published, without_workload
 from trioflow_evaluation.published.cases import PublishedRow
 
 _DEFAULT_BANDWIDTH_BYTES_PER_S = 65.0e9
@@ -261,7 +261,9 @@ class PublishedSource:
             )
         data, key = self._fit_data[device_name], (device_name, workload)
         if key not in self._fitted:
-            self._fitted[key], _ = fit_device_data(data.without(workload), _SHIPPED_METHOD)
+            self._fitted[key], _ = fit_device_data(
+                without_workload(data, workload), _SHIPPED_METHOD
+            )
         return self._fitted[key]
 
     @cached_property

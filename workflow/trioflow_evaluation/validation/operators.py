@@ -38,15 +38,22 @@ from trioflow.costmodel.operators.methods import (
     DEVICE_METHODS,
     DeviceData,
     ProportionalModel,
+    fit_and_hold_out,
     fit_device_data,
     fit_recorded,
-    fit_with_held_out,
 )
+from trioflow.costmodel.operators.model import fit_table
 from trioflow.trace.facts import Facts
 from trioflow.trace.store import Trace
 
 from trioflow_evaluation.fits.collectives import PLATFORMS, read_public_samples
-from trioflow_evaluation.fits.operators import TEST, TRAIN, PublishedDevice, load_published
+from trioflow_evaluation.fits.operators import (
+    TEST,
+    TRAIN,
+    PublishedDevice,
+    load_published,
+    without_workload,
+)
 from trioflow_evaluation.tables import CLASSES, OPERATORS
 
 BATCH_CHANGE, LEFT_OUT, OPERATOR_DATA = "batch-change", "leave-workload-out", "operator-data"
@@ -540,7 +547,7 @@ class _Judged:
                 others = [t for t in self.device.traces if t.facts.workload != workload]
                 yield workload, fit_recorded(others)
             else:
-                fitted, _ = fit_device_data(self.data.without(workload), model)
+                fitted, _ = fit_device_data(without_workload(self.data, workload), model)
                 yield workload, fitted
 
 
@@ -597,7 +604,8 @@ def diagnose(data: DeviceData, method: str = "shipped") -> tuple[pd.DataFrame, p
     ``recorded_s`` is the mean of equal ones, ``held_out_s`` of a model that did not see the
     workload. Raises InputError when the method is unknown.
     """
-    table, held = fit_with_held_out(data, method)
+    curves, held = fit_and_hold_out(data, method)
+    table = fit_table(curves, held)
     keys = ["workload", "mode", "batch", "name", "operator_class", "phase", *FEATURES]
     groups = held.rows[held.rows["time_s"] > 0].groupby(keys, sort=True)
     operators = groups[["time_s", "held_out_s"]].mean()

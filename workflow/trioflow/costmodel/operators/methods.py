@@ -9,7 +9,7 @@ each class by leaving whole workloads out once more, inside the rows that it is 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -124,7 +124,7 @@ def fit_device_model(
 
 def fit_device_data(data: DeviceData, method: str) -> tuple[OperatorCostModel, pd.DataFrame]:
     """Fit a model to prepared data; see :func:`fit_device_model`."""
-    curves, held = _fit_and_hold_out(data, method)
+    curves, held = fit_and_hold_out(data, method)
     resized = held.pairs[~held.pairs["unchanged"].astype(bool)]
     limits = data.limits
     model = OperatorCostModel(
@@ -150,13 +150,8 @@ def fit_device_data(data: DeviceData, method: str) -> tuple[OperatorCostModel, p
     return model, fit_table(curves, held)
 
 
-def fit_with_held_out(data: DeviceData, method: str) -> tuple[pd.DataFrame, HeldOut]:
-    """Return the table of ``tables.OPERATOR_FIT`` and every row as predicted without its workload."""
-    curves, held = _fit_and_hold_out(data, method)
-    return fit_table(curves, held), held
-
-
-def _fit_and_hold_out(data: DeviceData, method: str) -> tuple[Mapping[Key, ClassCurve], HeldOut]:
+def fit_and_hold_out(data: DeviceData, method: str) -> tuple[Mapping[Key, ClassCurve], HeldOut]:
+    """Return the curves of a method, and every row as predicted without its workload."""
     if method not in DEVICE_METHODS:
         raise InputError(
             f"no operator model is called {method!r}", fix=f"use one of {', '.join(DEVICE_METHODS)}"
@@ -203,25 +198,11 @@ class DeviceData:
         alone = _benchmark_rows(benchmarks)
         return cls(rows, unique, stands_in, pairs, alone, limits, device, facts)
 
-    def without(self, workload: str) -> DeviceData:
-        """Return the data without a workload and without the single operators of its shapes."""
-        out = (self.rows["workload"] == workload).to_numpy()
-        new = np.cumsum(~out) - 1  # places of the rows that stay
-        unique = self.unique[(self.unique["workload"] != workload).to_numpy()]
-        return replace(
-            self,
-            rows=self.rows[~out].reset_index(drop=True),
-            unique=unique.assign(row=new[unique["row"]]),
-            stands_in=new[self.stands_in[~out]],
-            pairs=new[self.pairs[~out[self.pairs].any(axis=1)]],
-            alone=_drop_equal(self.alone, self.rows[out]),
-        )
-
     def fit(
         self, method: str, known: pd.DataFrame | None = None, judged: pd.DataFrame | None = None
     ) -> Mapping[Key, ClassCurve]:
         """Fit curves to some of ``rows``; single operators of the shapes of ``judged`` are left out."""
-        alone = self.alone if judged is None else _drop_equal(self.alone, judged)
+        alone = self.alone if judged is None else drop_equal(self.alone, judged)
         rows = self.unique
         if known is not None:
             kept = np.unique(self.stands_in[known.index.to_numpy()])
@@ -278,7 +259,7 @@ def _benchmark_rows(benchmarks: pd.DataFrame | None) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-def _drop_equal(alone: pd.DataFrame, judged: pd.DataFrame) -> pd.DataFrame:
+def drop_equal(alone: pd.DataFrame, judged: pd.DataFrame) -> pd.DataFrame:
     """Return the single operators whose class and sizes none of the judged rows has."""
     if alone.empty:
         return alone
