@@ -215,6 +215,16 @@ def test_computing_takes_longer_in_a_step_than_alone(a100, device, word):
     assert found["time_s"].iloc[0] == pytest.approx(alone_s + more_s, rel=1e-6)
 
 
+def test_rescaled_products_in_fp8_are_inside_what_their_table_holds(a100):
+    """As predicted ones are: the base, fitted to smaller products in another precision, has no say."""
+    made = make_linear(4096, 4096, 4096).assign(name="aten::_scaled_mm", device_ns=200_000)
+    made["input_shapes"] = [[[4096, 4096], [4096, 4096]]]
+    sizes = {name: made[name] * 2 for name in ("flop", "read_bytes", "write_bytes")}
+    model = in_precision(a100, load_device("h100-sxm"), "bf16")
+    assert not model.predict(made)["extrapolated"].any()
+    assert not model.rescale(made, made.assign(**sizes))["extrapolated"].any()
+
+
 def test_the_power_rule_is_what_two_boards_say_and_holds_for_those_left_out():
     """A100 and H100 give its two numbers; others, and a board of less power, are predicted."""
     tables = shipped_tensor_products()

@@ -171,7 +171,7 @@ class PrecisionModel:
             resized=self._with_attention(sizing.resized, operators),
         )
         time_s = rescale_rows(sizing, self.row_times, waves=False)
-        known = np.isin(self._kinds(sizing.rows), (_SINGLE, ATTENTION, _CONVOLUTION))
+        known = self._kinds(sizing.rows) != ""
         outside = self._outside(sizing.resized) & known & ~sizing.unchanged
         inside = found["extrapolated"].to_numpy(bool) & ~known
         return with_times(found, time_s).assign(extrapolated=inside | outside)
