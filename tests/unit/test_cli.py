@@ -1,18 +1,36 @@
-"""The command, as a user types it: answers on stdout, errors in one sentence with status 2."""
+"""The command, as a user types it: answers on stdout, errors in one sentence with status 2.
 
+Plans from the command line: modes, stages, schedules from files, memory told.
+
+``trioflow export``, as a user types it.
+
+What the command line says about the network, its links and collectives' algorithms.
+
+``trioflow collective`` with the models that ship for GPU platforms.
+"""
+
+import argparse
+import gzip
 import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from oracles.chakra_reader import read_chakra_graph
 from trioflow import __version__
-from trioflow.cli import main
-from trioflow.cli.main import spare_threads
+from trioflow.base.errors import InputError, PlanError, TrioflowError
+from trioflow.cli.export import add_export
+from trioflow.cli.main import build_parser, main, spare_threads
 from trioflow.cli.traces import SHIPPED_WORKLOADS
+from trioflow.costmodel.collectives.methods import METHODS
+from trioflow.costmodel.collectives.model import COLLECTIVES
+from trioflow.costmodel.collectives.nccl import NcclMachine
+from trioflow.costmodel.collectives.platform import fit_platform_collectives
 from trioflow.costmodel.operators.model import SHIPPED_MODELS
 from trioflow.trace.store import save_trace, shipped_traces
 
@@ -364,3 +382,349 @@ def test_numpy_s_matrix_library_starts_no_threads_but_for_a_step_that_is_capture
 ):
     spare_threads(words, given)
     assert given.get("OPENBLAS_NUM_THREADS") == threads
+
+
+DDP = ("--data-parallel", 2)
+SIMULATE = ("simulate", TRACE, "--platform", PLATFORM)
+
+
+def test_an_exported_schedule_is_simulated(capsys, tmp_path):
+    words = ("export", "schedule", "1f1b", "--ranks", 2, "--micro-batches", 4, "-o", "mine.csv")
+    status, out, _ = run(capsys, *words)
+    assert status == 0 and out == "1f1b: 2 ranks, 2 stages, 4 micro-batches in mine.csv\n"
+    assert (tmp_path / "mine.csv").read_text().split() == [
+        "0F0,0F1,0B0,0F2,0B1,0F3,0B2,0B3",
+        "1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3",
+    ]
+    given = answer(capsys, *SIMULATE, "--schedule-file", "mine.csv")
+    assert given["plan"] == "mine" and given["ranks"] == 2
+    run(capsys, *words[:-1], "lowered.csv", "--messages")
+    assert "1RECV_F0" in (tmp_path / "lowered.csv").read_text()
+    assert answer(capsys, *SIMULATE, "--schedule-file", "lowered.csv")["ranks"] == 2
+
+
+def test_stages_are_cut_as_asked(capsys, tmp_path):
+    plan = (*SIMULATE, "--plan", "gpipe", "--ranks", 2)
+    (tmp_path / "stages").write_text("embedding\nblocks.0 blocks.1 blocks.2 blocks.3 head\n")
+    told = [
+        answer(capsys, *plan, *how)
+        for how in (
+            (),
+            ("--stages", "time"),
+            ("--stages", "count"),
+            ("--stages", "stages"),
+        )
+    ]
+    times = [one["step_time_s"] for one in told]
+    assert times[0] == times[1] <= times[2] < times[3]
+    assert [one["stages_by"] for one in told] == ["time", "time", "count", "given"]
+    assert told[2]["stage_units"] == [3, 3] and told[3]["stage_units"] == [1, 5]
+    assert "stage_units" not in answer(capsys, *SIMULATE, "--plan", "ddp", "--ranks", 2)
+
+
+def test_a_schedule_that_nobody_chose_is_named(capsys):
+    words = (*SIMULATE, "--pipeline-parallel", 2, "--micro-batches", 2)
+    for chosen, said in (([], True), (["--schedule", "1f1b"], False)):
+        _, text, _ = run(capsys, *words, *chosen)
+        assert "units, cut by the trace's times" in text
+        assert ("gpipe without --schedule, where Megatron-LM runs 1f1b" in text) == said
+
+
+def test_memory_is_told_with_what_fills_it(capsys):
+    told = answer(capsys, *SIMULATE, "--plan", "gpipe", "--ranks", 2)
+    assert [entry["ranks"] for entry in told["memory"]] == [[0], [1]]
+    assert max(entry["peak_bytes"] for entry in told["memory"]) == told["peak_memory_bytes"]
+    _, out, _ = run(capsys, *SIMULATE)
+    filled = next(line for line in out.splitlines() if line.startswith("filled by"))
+    assert "activation" in filled and "optimizer state" in filled and "(backward" in filled
+
+
+def test_no_table_of_all_ranks_is_made_for_the_figures(capsys, monkeypatch):
+    monkeypatch.setattr("trioflow.parallel.folded.Fold.expand", None)
+    words = ("simulate", TRACE, "--data-parallel", 2, "--tensor-parallel", 2)
+    words += ("--platform", "h100x8-nvlink")
+    assert answer(capsys, *words)["folded"]
+    assert "(identical ranks simulated once)" in run(capsys, *words)[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((*SIMULATE, "--schedule-file", "s.csv"), "s.csv: no such file"),
+        ((*SIMULATE, "--schedule-file", "s.csv", "--plan", "ddp", "--ranks", 2), "both given"),
+        ((*SIMULATE, "--schedule-file", "s.csv", "--schedule", "1f1b"), "both given"),
+        (
+            (*SIMULATE, "--schedule-file", "mine.csv", "--ranks", 4),
+            "mine.csv: --ranks 4, but the schedule makes it 2; leave --ranks out",
+        ),
+        ((*SIMULATE, "--pipeline-parallel", 2, "--stages", "nowhere"), "or time or count"),
+        *(
+            ((*SIMULATE, *DDP, flag, value), f"{value} is below 1")
+            for flag in ("--accumulate", "--micro-batches", "--stages-per-rank", "--shard")
+            for value in (0, -1)
+        ),
+        *(
+            ((*SIMULATE, flag, 0), " 0 is below 1")
+            for flag in (
+                "--data-parallel",
+                "--tensor-parallel",
+                "--pipeline-parallel",
+            )
+        ),
+        ((*SIMULATE, "--plan", "gpipe", "--ranks", 2, "--micro-batches", 0), "0 is below 1"),
+        ((*SIMULATE, "--plan", "ddp", "--ranks", 2, "--accumulate", 0), "both given"),
+        ((*SIMULATE, "--plan", "ddp", "--ranks", 0), "needs --ranks of 2 or more"),
+        ((*SIMULATE, *DDP, "--batch", 0), "batch 0 is not positive"),
+        ((*SIMULATE, "--plan", "ddp", "--ranks", 2, "--batch", 9), "does not divide"),
+        (
+            ("simulate", TRACE, "--platform", "dgx-a100", "--tensor-parallel", 3),
+            "use a tensor degree of 2, 4",
+        ),
+        (
+            ("export", "schedule", "1f1b", "--ranks", 2, "--micro-batches", 0, "-o", "s.csv"),
+            "0 is below 1",
+        ),
+        (("export", "schedule", "1f1b", "--ranks", 1, "-o", "s.csv"), "makes no pipeline"),
+        (("export", "schedule", "2f2b", "--ranks", 2, "-o", "s.csv"), "unknown schedule '2f2b'"),
+    ],
+)
+def test_bad_plans_are_refused_in_one_sentence(capsys, tmp_path, words, said):
+    (tmp_path / "mine.csv").write_text("0F0,0B0\n1F0,1B0\n")
+    assert said in refuse(capsys, *words)
+    assert not (tmp_path / "s.csv").exists()
+
+
+def export(*words):
+    parser = argparse.ArgumentParser()
+    add_export(parser)
+    options = parser.parse_args([*map(str, words)])
+    options.run(options)
+
+
+def test_chakra_files_without_the_host(tmp_path, capsys):
+    words = ("chakra", "gpt2-b8", "--plan", "ddp", "--ranks", 2, "--platform", "dgx-h100")
+    export(*words, "-o", "all/step")
+    export(*words, "--device-only", "-o", "device/step")
+    assert "the host is left out: a step that its launches hold back" in capsys.readouterr().err
+    both = [read_chakra_graph(f"{folder}/step").tasks for folder in ("all", "device")]
+    names = [tasks["name"][tasks["stream"] != "host"].tolist() for tasks in both]
+    assert names[0] == names[1] and len(both[0]) > len(both[1]) == len(names[1])
+
+
+def test_perfetto_is_simulates_timeline(tmp_path, capsys):
+    words = (TRACE, "--plan", "tp", "--ranks", 2, "--platform", PLATFORM)
+    export("perfetto", *words, "-o", "x.json.gz")
+    content = json.loads(gzip.decompress((tmp_path / "x.json.gz").read_bytes()))
+    events = content["traceEvents"]
+    process = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert sorted(process.values()) == ["critical path", "links", "rank 0", "rank 1"]
+    slices = [e for e in events if e["ph"] == "X" and process[e["pid"]] != "critical path"]
+    assert f"{len(slices)} tasks in x.json.gz" in capsys.readouterr().out
+    from trioflow.cli.main import main
+
+    assert main(["simulate", *map(str, words), "--timeline", "y.json.gz"]) == 0
+    assert (tmp_path / "y.json.gz").read_bytes() == (tmp_path / "x.json.gz").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (("perfetto", TRACE, "--platform", PLATFORM, "-o", "x.txt"), InputError),
+        (("chakra", TRACE, "--platform", PLATFORM, "-o", "x/"), InputError),
+        (("chakra", TRACE, "--plan", "ddp", "--platform", PLATFORM, "-o", "x"), PlanError),
+        (("chakra", "none", "--platform", PLATFORM, "-o", "x"), TrioflowError),
+    ],
+)
+def test_bad_words_are_refused_and_nothing_is_left(words, error, tmp_path):
+    with pytest.raises(error) as raised:
+        export(*words)
+    assert "\n" not in str(raised.value)
+    assert not list(tmp_path.iterdir())
+
+
+BASE = ["collective", "all_reduce", "--bytes", "16e6"]
+DGX = [*BASE, "--ranks", "16", "--platform", "dgx-h100"]
+NODE = [*BASE, "--ranks", "8", "--platform", "h100x8-nvlink"]
+
+
+def ask_network(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    options = build_parser().parse_args([*words, "--json"])
+    options.run(options)
+    told: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return told
+
+
+def test_algorithms_in_chunks_over_any_network(capsys: pytest.CaptureFixture[str]) -> None:
+    whole = ask_network(capsys, *NODE, "--algorithm", "double-tree")
+    cut = ask_network(capsys, *NODE, "--algorithm", "double-tree", "--chunks", "16")
+    assert (whole["algorithm"], cut["algorithm"]) == (
+        "double_binary_tree",
+        "double_binary_tree, 16 chunks",
+    )
+    assert cut["time_s"] < whole["time_s"], "its levels work at the same time"
+    same = ask_network(capsys, *NODE, "--algorithm", "double-tree", "--chunk-bytes", "500e3")
+    assert same["time_s"] == cut["time_s"], "16 MB in two halves of 16 chunks are 500 kB each"
+    free = ask_network(
+        capsys,
+        *NODE,
+        "--algorithm",
+        "double-tree",
+        "--chunks",
+        "16",
+        "--network",
+        "contention-free",
+    )
+    assert free["network"] == "contention_free" and free["time_s"] < cut["time_s"]
+    assert whole["confidence"] == cut["confidence"] == "uncalibrated"
+
+
+def test_a_failed_or_degraded_link_changes_the_time(capsys: pytest.CaptureFixture[str]) -> None:
+    ring = [*DGX, "--algorithm", "ring"]
+    whole = ask_network(capsys, *ring)["time_s"]
+    slow = ask_network(capsys, *ring, "--degrade-link", "rank7,node0-nic7,0.5")["time_s"]
+    assert whole < slow < 2 * whole
+    with pytest.raises(
+        InputError, match=r"no link leads from rank7 to nic7; from rank7 links lead"
+    ):
+        ask_network(capsys, *ring, "--fail-link", "rank7,nic7")
+    # Rank 7's NIC is cut off: its bytes cross the node to another rank's, and share that.
+    around = ask_network(capsys, *ring, "--fail-link", "rank7,node0-nic7")["time_s"]
+    assert around > whole
+
+
+def test_measured_times_on_changed_links_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    links = ["--degrade-link", "rank0,switch,0.9"]
+    told = ask_network(capsys, *NODE, *links)
+    assert any("no measurement backs" in warning for warning in told["warnings"])
+    assert not any(
+        "no measurement backs" in warning for warning in ask_network(capsys, *NODE)["warnings"]
+    )
+    by_links = ask_network(capsys, *NODE, *links, "--algorithm", "ring")
+    assert not any("no measurement backs" in warning for warning in by_links["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--algorithm", "spiral"], "unknown algorithm 'spiral'; use one of ring, ring2"),
+        (["--algorithm", "rign"], "unknown algorithm 'rign'; did you mean ring"),
+        (
+            ["--collectives", "h100x8-nvlin"],
+            "no collective model is called .* did you mean h100x8-nvlink",
+        ),
+        (["--chunks", "4"], "chunks without an algorithm"),
+        (["--algorithm", "measured", "--chunks", "4"], "measured has no messages to cut"),
+        (["--algorithm", "ring", "--chunks", "0"], "--chunks 0 is not positive"),
+        (["--algorithm", "ring", "--chunk-bytes", "0.5"], "less than a byte"),
+        (["--algorithm", "ring", "--chunks", "2", "--chunk-bytes", "5"], "both given"),
+        (["--algorithm", "in-network", "--collectives", "h200x8-nvlink"], "give one of them"),
+        (["--routing-seed", "3"], "the first route takes all; say --ties ecmp"),
+        (["--fail-link", "rank0"], "'rank0' names no link; write --fail-link FROM,TO"),
+        (["--degrade-link", "rank0,switch,half"], "'half' is not a share of a bandwidth"),
+        (["--degrade-link", "rank0,switch,0"], "--fail-link takes a link away"),
+        (["--fail-link", "gpu0,switch"], "no link leads from gpu0 to switch; nodes are"),
+        (["--network", "token-ring"], "no network is called 'token-ring'"),
+    ],
+)
+def test_misfits_are_refused_in_a_sentence(
+    capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        ask_network(capsys, *NODE, *words)
+
+
+def test_simulate_takes_algorithms_for_all_or_each(capsys: pytest.CaptureFixture[str]) -> None:
+    base = ["simulate", "gpt2-tiny-b8", "--plan", "fsdp", "--ranks", "4", "--platform", "dgx-a100"]
+    plain = ask_network(capsys, *base)
+    words = ["--algorithm", "all_gather=direct,reduce_scatter=halving-doubling"]
+    told = ask_network(capsys, *base, *words, "--chunks", "2")
+    assert told["plan"] == plain["plan"] == "fsdp"
+    # Both are as fast as the platform's measurements say, and take other messages for it.
+    assert told["events"] > plain["events"]
+    assert told["step_time_s"] == pytest.approx(plain["step_time_s"], rel=1e-3)
+    with pytest.raises(InputError, match="binary_tree does not do all_gather"):
+        ask_network(capsys, *base, "--algorithm", "tree")
+    with pytest.raises(InputError, match="chunks without an algorithm"):
+        ask_network(capsys, *base, "--chunks", "2")
+
+
+def ask_collective(capsys: pytest.CaptureFixture[str], **options: object) -> dict[str, Any]:
+    chosen: dict[str, object] = {"bytes": 25e6, "ranks": 8, "platform": "h100x8-nvlink"} | options
+    words = ["collective", str(chosen.pop("collective", "all_reduce")), "--json"]
+    for name, value in chosen.items():
+        words += [f"--{name.replace('_', '-')}", str(value)]
+    parsed = build_parser().parse_args(words)
+    parsed.run(parsed)
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_bucket_of_ddp_on_eight_h100(capsys: pytest.CaptureFixture[str]) -> None:
+    told = ask_collective(capsys)
+    # The published table has 122 us at 16 MiB and 200 us at 32 MiB.
+    assert 122e-6 < told["time_s"] < 200e-6
+    assert told["low_s"] < told["time_s"] < told["high_s"]
+    assert told["confidence"] == "interpolated"
+    assert told["algorithm"] == "measured, NCCL 2.29.2 on h100x8-nvlink"
+
+
+def test_every_algorithm_answers_for_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    names = (*METHODS, "ring")
+    times = {name: ask_collective(capsys, algorithm=name)["time_s"] for name in names}
+    assert len(set(times.values())) == len(names)
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_every_operation_has_a_time(capsys: pytest.CaptureFixture[str], collective: str) -> None:
+    ranks = 2 if collective == "send" else 4
+    told = ask_collective(capsys, collective=collective, ranks=ranks, platform="a100x4-nvlink")
+    derived = collective in ("broadcast", "reduce", "scatter", "gather")
+    assert (told["confidence"] == "uncalibrated") == derived
+    assert 0 < told["low_s"] < told["time_s"] < told["high_s"]
+
+
+def test_a_shipped_model_is_found_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    told = ask_collective(capsys, collectives="h200x8-nvlink")
+    assert told["algorithm"].endswith("on h200x8-nvlink")
+
+
+def test_pcie_pairs_have_no_public_measurement(capsys: pytest.CaptureFixture[str]) -> None:
+    told = ask_collective(capsys, platform="a40x2-pcie", ranks=2)
+    assert (told["algorithm"], told["confidence"], told["low_s"]) == ("ring", "uncalibrated", None)
+    with pytest.raises(InputError, match="a40x2-pcie has no measured collectives"):
+        ask_collective(capsys, platform="a40x2-pcie", ranks=2, algorithm="nccl")
+
+
+def test_measured_curves_alone_cannot_be_asked_otherwise(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert ask_collective(capsys, platform="cpu2-gloo", ranks=2)["algorithm"] == "measured curve"
+    with pytest.raises(InputError, match="holds measured curves only"):
+        ask_collective(capsys, platform="cpu2-gloo", ranks=2, algorithm="nccl")
+
+
+@pytest.mark.parametrize("spread_ns", [0, 40])
+def test_a_measured_size_is_told_as_measured_with_an_interval(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, spread_ns: int
+) -> None:
+    """Whether repeats of a message differ or not: a table often holds one number twice."""
+    sizes = [2**k for k in range(10, 28)]
+    rows = [
+        (size, round(20_000 + size / 100 * (1 + 0.1 * (k % 2))) + spread_ns * place, place)
+        for k, size in enumerate(sizes)
+        for place in (0, 1)
+    ]
+    frame = pd.DataFrame(rows, columns=["message_bytes", "time_ns", "round"]).assign(
+        platform="h100x8-nvlink",
+        library="NCCL 2.29.2",
+        collective="all_reduce",
+        ranks=8,
+        nodes=1,
+        dataset="a test",
+    )
+    machine = NcclMachine("hopper", "nvlink", 370e9, False)
+    path = tmp_path / "mine.json"
+    fit_platform_collectives(frame, "h100x8-nvlink", "NCCL 2.29.2", machine).save(path)
+    told = ask_collective(capsys, collectives=path, bytes=2**20)
+    assert told["algorithm"] == "measured, NCCL 2.29.2 on h100x8-nvlink"
+    assert told["confidence"] == "measured" and told["warnings"] == []
+    assert told["low_s"] < told["time_s"] < told["high_s"]

@@ -83,15 +83,6 @@ BROKEN_JSON = {
 }
 
 
-@pytest.mark.parametrize("text", BROKEN_JSON, ids=BROKEN_JSON.values())
-def test_json_is_refused_in_a_sentence(text: str, tmp_path: Path) -> None:
-    path = tmp_path / "some.json"
-    path.write_text(text, errors="surrogateescape")
-    with pytest.raises(InputError, match=BROKEN_JSON[text]) as error:
-        read_json(path)
-    assert "some.json" in str(error.value) and "\n" not in str(error.value)
-
-
 DOUBLING = "".join(f"k{n}: &k{n} [*k{n - 1}, *k{n - 1}]\n" for n in range(1, 40))
 BROKEN_YAML = {
     f"k0: &k0 [x]\n{DOUBLING}": "aliases stand for too many values",
@@ -113,13 +104,21 @@ BROKEN_YAML = {
 }
 
 
-@pytest.mark.parametrize("text", BROKEN_YAML, ids=range(len(BROKEN_YAML)))
-def test_yaml_is_refused_in_a_sentence(text: str, tmp_path: Path) -> None:
-    path = tmp_path / "some.yaml"
-    path.write_text(text)
-    with pytest.raises(InputError, match=BROKEN_YAML[text]) as error:
-        read_yaml(path)
-    assert "some.yaml" in str(error.value) and "\n" not in str(error.value)
+BROKEN = [
+    *((read_json, "some.json", text, words) for text, words in BROKEN_JSON.items()),
+    *((read_yaml, "some.yaml", text, words) for text, words in BROKEN_YAML.items()),
+]
+
+
+@pytest.mark.parametrize(("read", "name", "text", "words"), BROKEN, ids=range(len(BROKEN)))
+def test_what_a_file_must_not_hold_is_refused_in_a_sentence(
+    read: Callable[[Path], Any], name: str, text: str, words: str, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    path.write_text(text, errors="surrogateescape")
+    with pytest.raises(InputError, match=words) as error:
+        read(path)
+    assert name in str(error.value) and "\n" not in str(error.value)
 
 
 def test_yaml_keeps_what_people_use(tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
 """Planners are kept for the next simulation on the same platform object, and no longer."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 import pytest
+from measured_cost import Measured
 from oracles.plain_engine import PlainFairShareNetwork
 from trioflow import tables
 from trioflow.base.errors import InputError, SimulationError
@@ -26,14 +27,6 @@ BANDWIDTH, LATENCY_S = 1e9, 1e-6
 def make_platform(ranks: int = 2, builder: str = "ring", **fields: Any) -> Platform:
     links = BUILDERS[builder](ranks, BANDWIDTH, LATENCY_S)
     return Platform(builder, Device("chip", "gpu", 10**9, {}), ranks, tuple(links), **fields)
-
-
-@dataclass
-class Measured:
-    time_s: float
-    low_s: float
-    high_s: float
-    confidence: str = "measured"
 
 
 class Cost:

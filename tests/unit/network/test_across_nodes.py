@@ -1,10 +1,11 @@
 """Collectives over several nodes: how groups lie, what flows where, and the time by hand."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
+from measured_cost import Measured
 from trioflow.base.provenance import PACKAGE
 from trioflow.costmodel.collectives.platform import load_platform_collectives
 from trioflow.engine.simulate import simulate, simulate_interval
@@ -28,14 +29,6 @@ from trioflow.parallel.task_graph import TaskGraphBuilder
 
 INSIDE, NIC, HOP_S = 100e9, 10e9, 4e-6
 NODE_S = {"all_reduce": 2e-3, "all_gather": 1e-3, "reduce_scatter": 1e-3, "broadcast": 5e-4}
-
-
-@dataclass
-class Measured:
-    time_s: float
-    low_s: float
-    high_s: float
-    confidence: str = "measured"
 
 
 class NodeCost:

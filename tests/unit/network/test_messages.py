@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+from measured_cost import Measured
 from oracles.closed_form import closed_form_s
 from trioflow.base.errors import InputError, SimulationError
 from trioflow.engine.planning import make_run_alone
@@ -41,19 +42,11 @@ TREE = {"bridge_bandwidth_bytes_per_s": 4e8, "bridge_latency_s": 1e-6, "ranks_pe
 
 
 @dataclass
-class Measured:
-    time_s: float
-    low_s: float = 0.0
-    high_s: float = 0.0
-    confidence: str = "interpolated"
-
-
-@dataclass
 class Cost:
     seconds: float
 
     def time_s(self, collective: str, ranks: int, message_bytes: int) -> Measured:
-        return Measured(self.seconds)
+        return Measured(self.seconds, confidence="interpolated")
 
 
 def plan(

@@ -1,8 +1,8 @@
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import pytest
+from measured_cost import Measured
 from oracles.plain_engine import FlowSpec, PlainFairShareNetwork, list_flows
 from trioflow.base.errors import SimulationError
 from trioflow.costmodel.collectives.model import count_steps
@@ -34,19 +34,11 @@ def plan_flows(
     return list(list_flows(CollectivePlanner(platform, cost).build(collective, size_bytes, group)))
 
 
-@dataclass
-class Measured:
-    time_s: float
-    low_s: float = 0.0
-    high_s: float = 0.0
-    confidence: str = "interpolated"
-
-
 class ConstantCost:
     """Says the same about every collective, and remembers who asked."""
 
     def __init__(self, time_s: float) -> None:
-        self.measured = Measured(time_s, time_s / 2, time_s * 2)
+        self.measured = Measured(time_s, time_s / 2, time_s * 2, "interpolated")
         self.asked: list[tuple[str, int, int]] = []
 
     def time_s(self, collective: str, ranks: int, message_bytes: int) -> Measured:
