@@ -15,7 +15,10 @@ with log_job(snakemake.log[0]):
         snakemake.input.table, anchors,
     )  # fmt: skip
     cases = judge_cases(source, prepared)
-    told = explain_cases(prepared, cases["oracle_s"].tolist())
+    told = explain_cases(
+        (case.row.set, case.row.case, case, oracle_s)
+        for case, oracle_s in zip(prepared, cases["oracle_s"].tolist(), strict=True)
+    )
     causes = concat([told, explain_growth(prepared)], ignore_index=True)
     facts = stamp([snakemake.input.table, *snakemake.input.files])
     write_table(cases, "published_cases", snakemake.output.cases, facts)

@@ -57,7 +57,6 @@ def test_files_inherit_what_their_dataset_says(small: Path) -> None:
     entry = found.find_file("some+data/c d.csv")
     assert (entry.dataset, entry.licence, entry.bytes) == ("one/second", "Apache-2.0", 6)
     assert entry.address == f"some/data/{'23' * 20}/c%20d.csv"
-    assert module.DatasetFile(**entry.as_row()) == entry
 
 
 def test_files_are_selected_by_dataset_by_family_and_by_name(small: Path) -> None:

@@ -15,7 +15,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -488,7 +488,7 @@ print(retrieve_file(entry, sys.argv[1], base_url=sys.argv[2], sleep=lambda _: No
 
 
 def start_process(served: on.Served, target: Path) -> subprocess.Popen[str]:
-    facts = json.dumps(ENTRY.as_row())
+    facts = json.dumps(asdict(ENTRY))
     command = [sys.executable, "-c", RETRIEVE, str(target), served.url, facts]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "ready\n"

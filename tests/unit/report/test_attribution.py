@@ -99,12 +99,12 @@ def make_graph(plan: str, compute: float = 1.0, host: float = 1.0) -> TaskGraph:
     return builder.build()
 
 
-def make_case(plan: str, machine: Platform = MACHINE, name: str = "made-up") -> LiveCase:
+def make_case(plan: str, machine: Platform = MACHINE) -> LiveCase:
     graph = make_graph(plan)
     ranks = int(graph.tasks["rank"].nunique())
     anchor = SessionAnchor(ONES, [ONES] * ranks)
     step = Step(graph, machine, Straight(), [], Options(interval=False), "made up", "measured")  # type: ignore[arg-type]
-    return LiveCase(name, step, anchor, anchor.busy, share_host(graph, np.zeros(0)))
+    return LiveCase(step, anchor, anchor.busy, share_host(graph, np.zeros(0)))
 
 
 def record(graph: TaskGraph, machine: Platform, communication: float = 1.0, speed: float = 1.0):
@@ -221,7 +221,7 @@ def test_ranks_that_were_far_faster_together_than_alone_give_no_negative_times()
 
 
 def test_only_what_an_experiment_has_is_changed():
-    told = explain_live({"a": make_case("blocking", name="a"), "b": make_case("single", name="b")})
+    told = explain_live({"a": make_case("blocking"), "b": make_case("single")})
     changed = told[told["role"] == "sensitivity"].groupby("case")["parameter"].agg(set)
     assert (
         "latency of collectives" in changed["a"]

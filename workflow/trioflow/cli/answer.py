@@ -111,21 +111,19 @@ def describe_trace(trace: Trace) -> dict[str, Any]:
     operators.loc[operators["kind"] == "collective", "operator_class"] = "communication"
     device_s = ns_to_s(float(operators["device_ns"].sum()))
     rows: list[dict[str, Any]] = []
-    for phase in PHASES:
-        own = operators[operators["phase"] == phase]
-        for name, group in own.groupby("operator_class", sort=True):
-            time_s = ns_to_s(float(group["device_ns"].sum()))
-            rows.append(
-                {
-                    "phase": phase,
-                    "operator_class": str(name),
-                    "operators": len(group),
-                    "device_time_s": time_s,
-                    "share": time_s / device_s if device_s else 0.0,
-                    "flop": sum(group["flop"].tolist()),
-                    "bytes": int((group["read_bytes"] + group["write_bytes"]).sum()),
-                }
-            )
+    for (phase, name), group in operators.groupby(["phase", "operator_class"], sort=True):
+        time_s = ns_to_s(float(group["device_ns"].sum()))
+        rows.append(
+            {
+                "phase": phase,
+                "operator_class": str(name),
+                "operators": len(group),
+                "device_time_s": time_s,
+                "share": time_s / device_s if device_s else 0.0,
+                "flop": sum(group["flop"].tolist()),
+                "bytes": int((group["read_bytes"] + group["write_bytes"]).sum()),
+            }
+        )
     rows.sort(key=lambda row: (PHASES.index(row["phase"]), -row["device_time_s"]))
     facts = trace.facts
     kept = ("device_name", "torch", "warnings", "unjoined", "language_model", "precision_recipe")

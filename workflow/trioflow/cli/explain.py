@@ -65,10 +65,9 @@ _TABLE = (
 
 @dataclass(frozen=True)
 class _Case:
-    """A measured step: its name, place in the file and time [s], and what ``simulate`` is asked."""
+    """A measured step: its name and time [s], and what ``simulate`` is asked."""
 
     name: str
-    place: str
     options: argparse.Namespace
     measured_s: float
     source: str
@@ -146,7 +145,7 @@ def _read_cases(path: str) -> list[_Case]:
             refuse("measured_ms", why, fix)
         if cells["source"] in ("", "-"):
             refuse("source", "it is empty", "say who measured it, how, and on what")
-        cases.append(_Case(cells["case"], place, asked, measured_s, cells["source"], logged))
+        cases.append(_Case(cells["case"], asked, measured_s, cells["source"], logged))
     if not cases:
         raise TableError("no case stands in it", file=path, fix="give a row for each measured step")
     return cases
@@ -309,7 +308,7 @@ def _read_run(path: str, options: argparse.Namespace) -> _Run:
         cases = _read_cases(path)
     else:
         logged, name = read_logged_steps(path), Path(path).name
-        cases = [_Case(name, path, options, logged.median_s, f"log {name}", logged)]
+        cases = [_Case(name, options, logged.median_s, f"log {name}", logged)]
     answers = [(case, *_judge(case)) for case in cases]
     judged = [row for _, row, _ in answers]
     known = [(case, row, one) for case, row, one in answers if one is not None]

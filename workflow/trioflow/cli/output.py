@@ -149,8 +149,8 @@ def write_output(form: str, answer: Mapping[str, Any], rows: Sequence[Mapping[st
     import pandas as pd
 
     frame = pd.DataFrame(rows)
-    nested = [name for name in frame if frame[name].map(_is_nested).any()]
-    frame = frame.drop(columns=nested)
+    nested = frame.map(lambda cell: isinstance(cell, list | tuple | dict)).any()
+    frame = frame.loc[:, ~nested]
     if form == "csv":
         print(frame.to_csv(index=False), end="")
         return True
@@ -160,10 +160,6 @@ def write_output(form: str, answer: Mapping[str, Any], rows: Sequence[Mapping[st
         )
     frame.to_parquet(sys.stdout.buffer, index=False)
     return True
-
-
-def _is_nested(value: Any) -> bool:
-    return isinstance(value, list | tuple | dict)
 
 
 def check_output(flag: str, path: str | None, endings: tuple[str, ...]) -> None:

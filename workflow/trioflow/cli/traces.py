@@ -18,7 +18,7 @@ from trioflow.base.experiments import Workload, load_workloads
 from trioflow.base.settings import INPUT, OPTIMIZERS, PRECISIONS
 from trioflow.base.units import format_bytes, format_time
 from trioflow.cli.output import JSON, add_command, format_facts, format_table, print_warnings
-from trioflow.datasets.catalogue import Catalogue, Dataset, load_catalogue
+from trioflow.datasets.catalogue import Catalogue, load_catalogue
 from trioflow.datasets.retrieve import choose_source, retrieve_file
 from trioflow.trace.importers.detect import FORMATS, find_rank_files, import_trace, list_known
 from trioflow.trace.importers.options import ImportOptions
@@ -238,7 +238,18 @@ def _import_ranks(ranks: dict[int, RankFile], given: ImportOptions, folder: str)
     head = ("rank", "step", "compute", "communication", "messages", "bytes")
     print(format_table(head, map(_format_rank, found)))
     print()
-    print(format_facts([(name, _format_spread(times)) for name, times in _list_spreads(found)]))
+    print(
+        format_facts(
+            [
+                ("step", _format_spread([one.step_s for one in found])),
+                ("compute", _format_spread([one.compute_s for one in found])),
+                (
+                    "communication, waiting included",
+                    _format_spread([one.communication_s for one in found]),
+                ),
+            ]
+        )
+    )
     print_warnings([f"rank {one.rank}: {warning}" for one in found for warning in one.warnings])
     traced = all(one.messages is not None for one in found)
     following = (
@@ -254,14 +265,6 @@ def _format_rank(one: RankTimes) -> tuple[str, ...]:
     unknown = one.messages is None
     sent = ("not said", "-") if unknown else (str(one.messages), format_bytes(one.message_bytes))
     return (str(one.rank), *times, *sent)
-
-
-def _list_spreads(found: list[RankTimes]) -> list[tuple[str, list[float]]]:
-    return [
-        ("step", [one.step_s for one in found]),
-        ("compute", [one.compute_s for one in found]),
-        ("communication, waiting included", [one.communication_s for one in found]),
-    ]
 
 
 def _format_spread(times: list[float]) -> str:
@@ -328,7 +331,13 @@ def _print_list(catalogue: Catalogue, names: list[str]) -> None:
     """Print all datasets as a table, or all of some: their facts and files."""
     if not names:
         rows = [
-            (d.name, str(len(d.files)), format_bytes(_size_bytes(d)), d.licence, d.repository)
+            (
+                d.name,
+                str(len(d.files)),
+                format_bytes(sum(file.bytes for file in d.files)),
+                d.licence,
+                d.repository,
+            )
             for d in catalogue.datasets.values()
         ]
         print(format_table(("dataset", "files", "size", "licence", "repository"), rows))
@@ -346,14 +355,10 @@ def _print_list(catalogue: Catalogue, names: list[str]) -> None:
             ("source", f"{dataset.repository} at {dataset.commit}, {dataset.licence}"),
         ):
             if text:
-                print(_indent(f"{title}: {text}"))
+                print(
+                    textwrap.fill(
+                        f"{title}: {text}", WIDTH, initial_indent="  ", subsequent_indent="    "
+                    )
+                )
         for entry in files:
             print(f"  {entry.key}  {format_bytes(entry.bytes)}")
-
-
-def _size_bytes(dataset: Dataset) -> int:
-    return sum(entry.bytes for entry in dataset.files)
-
-
-def _indent(text: str) -> str:
-    return textwrap.fill(text, WIDTH, initial_indent="  ", subsequent_indent="    ")

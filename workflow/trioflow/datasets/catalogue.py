@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -70,10 +70,6 @@ class DatasetFile:
     def address(self) -> str:
         """The part of the file's URL after the base address, quoted."""
         return quote(f"{self.repository}/{self.commit}/{self.path}")
-
-    def as_row(self) -> dict[str, Any]:
-        """Return the entry as a dictionary of plain values."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

@@ -110,14 +110,6 @@ _MEASURED_ALONE = "measured on one such GPU at the same batch"
 class _ExplainedCase(Protocol):
     """A case that can be predicted again with something changed."""
 
-    @property
-    def set_name(self) -> str:
-        """Set of the case."""
-
-    @property
-    def case_name(self) -> str:
-        """Name of the case."""
-
     def has(self, need: str) -> bool:
         """Return whether the case has what a change needs; of what it does not know, nothing."""
 
@@ -166,10 +158,12 @@ CHANGES: tuple[Change, ...] = (
 """In the order of the table. The sizes of the steps are conventions, equal for all sets."""
 
 
-def explain_cases(cases: Sequence[_ExplainedCase], oracles: Sequence[float | None]) -> pd.DataFrame:
-    """Return parts, replacements and sensitivities (``CAUSES``) of one set's cases; ``oracles``: with measured compute [s]."""
+def explain_cases(
+    cases: Iterable[tuple[str, str, _ExplainedCase, float | None]],
+) -> pd.DataFrame:
+    """Return parts, replacements and sensitivities (``CAUSES``) of cases: set, name, case, the step with measured compute [s]."""
     rows = []
-    for case, oracle_s in zip(cases, oracles, strict=True):
+    for set_name, name, case, oracle_s in cases:
         predicted = case.predict()
         compute_s, exposed_s = predicted.compute_s, predicted.exposed_communication_s
         found = [
@@ -184,7 +178,7 @@ def explain_cases(cases: Sequence[_ExplainedCase], oracles: Sequence[float | Non
             for change in CHANGES
             if not change.needs or case.has(change.needs)
         ]
-        rows += [(case.set_name, case.case_name, *row) for row in found]
+        rows += [(set_name, name, *row) for row in found]
     return pd.DataFrame(rows, columns=CAUSES.names)
 
 
@@ -201,7 +195,6 @@ _FREE = 1e-9
 class LiveCase:
     """One experiment: its task graph as extrapolated, the machine and the session's anchor."""
 
-    name: str  # the experiment
     step: Step  # on the measured machine, without the anchor and without an interval
     anchor: SessionAnchor  # of the session that measured the experiment
     factors: list[Factors]  # the anchor's factors on each rank's phases, as the prediction has them
@@ -219,25 +212,12 @@ class LiveCase:
         if step.trace.facts.device == "cuda":
             host_s = np.zeros_like(host_s)  # there the host has tasks of its own
         plain = replace(step, anchor=None, options=Options(interval=False))
-        return cls(
-            str(step.graph.metadata.experiment), plain, anchor, factors,
-            share_host(step.graph, host_s),
-        )  # fmt: skip
+        return cls(plain, anchor, factors, share_host(step.graph, host_s))
 
     @property
     def graph(self) -> TaskGraph:
         """The task graph before the anchor."""
         return self.step.graph
-
-    @property
-    def set_name(self) -> str:
-        """Set of the experiment; all of one run are explained together."""
-        return "live"
-
-    @property
-    def case_name(self) -> str:
-        """Name of the experiment."""
-        return self.name
 
     @cached_property
     def anchored(self) -> TaskGraph:
@@ -559,7 +539,7 @@ def _row(
 
 def explain_live(cases: Mapping[str, LiveCase]) -> pd.DataFrame:
     """Return parts and sensitivities of every experiment: ``causes.CAUSES``."""
-    return explain_cases(list(cases.values()), [None] * len(cases))
+    return explain_cases(("live", name, case, None) for name, case in cases.items())
 
 
 def _find(places: Mapping[tuple[str, str], Path], file: str, folder: str) -> Path:

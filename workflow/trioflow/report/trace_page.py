@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ from trioflow.base.units import format_bytes, format_count
 from trioflow.report.pages import (
     NOTHING,
     Cell,
-    Column,
     Page,
     Section,
+    itself,
+    numbers,
     render_definitions,
     render_list,
-    render_table,
+    render_records,
+    words,
     write_page,
     write_percent,
     write_time,
@@ -57,15 +60,23 @@ def build_trace_page(
 def _compose_trace_page(frame: pd.DataFrame, files: Sequence[Path] = ()) -> Page:
     """Return the page of some rows of ``tables.TRACES``, read from some files."""
     meaning = tables.meanings(tables.TRACES)
-    columns = [
-        Column("trace", "source; precision, optimizer", meaning["source"], number=False),
-        Column("device", "", meaning["device"], number=False),
-        Column("batch", "samples", meaning["batch"]),
-        Column("operators", "by phase", "operators of forward, backward and optimizer"),
-        *(Column(head, note, meaning[name]) for name, (head, note, _) in _WORDS.items()),
-        Column("not joined", "", meaning["not_joined"], number=False),
+    fields = [
+        words("trace", "source; precision, optimizer", meaning["source"], _name_trace),
+        words("device", "", meaning["device"], lambda row: row["device"] or NOTHING),
+        numbers("batch", "samples", meaning["batch"], "count", "batch"),
+        numbers(
+            "operators",
+            "by phase",
+            "operators of forward, backward and optimizer",
+            _count_operators,
+            itself,
+        ),
+        *(
+            numbers(head, note, meaning[name], partial(_show, name, write), itself)
+            for name, (head, note, write) in _WORDS.items()
+        ),
+        words("not joined", "", meaning["not_joined"], lambda row: row["not_joined"] or "nothing"),
     ]
-    rows = [_render_row(row) for row in tables.records(frame)]
     warnings = [
         f"{row['trace']}: {text}"
         for row in tables.records(frame, "trace", "warnings")
@@ -77,7 +88,7 @@ def _compose_trace_page(frame: pd.DataFrame, files: Sequence[Path] = ()) -> Page
     return Page(
         TITLE,
         [
-            Section("traces", "Traces", [render_table(columns, rows, "Traces")]),
+            Section("traces", "Traces", [render_records(tables.records(frame), fields, "Traces")]),
             Section("step-times", "What the step time is", [render_definitions(sources)]),
             Section(
                 "warnings", "What the traces warn of", [render_list(warnings)] if warnings else []
@@ -89,28 +100,27 @@ def _compose_trace_page(frame: pd.DataFrame, files: Sequence[Path] = ()) -> Page
     )
 
 
-def _render_row(row: dict[str, Any]) -> list[Cell]:
-    """Return the cells of one trace; what it does not have is a dash."""
+def _name_trace(row: dict[str, Any]) -> Cell:
+    settings = ", ".join(filter(None, (row["precision"], row["optimizer"])))
+    return Cell(row["trace"], None, "; ".join(filter(None, (row["source"], settings))))
+
+
+def _count_operators(row: dict[str, Any]) -> Cell:
     counts = [int(row[f"{phase}_operators"]) for phase in tables.PHASES]
-    settings = ", ".join(filter(None, (str(row["precision"]), str(row["optimizer"]))))
-    cells = [
-        Cell(str(row["trace"]), None, "; ".join(filter(None, (str(row["source"]), settings)))),
-        Cell(str(row["device"]) or NOTHING),
-        Cell(str(row["batch"]), float(row["batch"])),
-        Cell(str(sum(counts)), float(sum(counts)), " + ".join(map(str, counts))),
-    ]
-    details = {
-        "step_time_s": str(row["step_time_source"]),
+    return Cell(str(sum(counts)), float(sum(counts)), " + ".join(map(str, counts)))
+
+
+def _show(name: str, write: Callable[[Any], str], row: dict[str, Any]) -> Cell:
+    """Return a number of a trace; what it does not have is a dash."""
+    detail = {
+        "step_time_s": row["step_time_source"],
         "device_s": "" if row["coverage"] is None else write_percent(row["coverage"]),
         "read_bytes": format_bytes(row["write_bytes"]),
-    }
-    timed = row["step_time_source"] != UNTIMED
-    for name, (_, _, write) in _WORDS.items():
-        value, detail = row[name], details.get(name, "")
-        # A source without kernels counts none; a trace without times has them all at zero.
-        known = value is not None and (value or name not in ("kernels", "step_time_s", "device_s"))
-        known = known and (timed or not name.endswith("_s"))
-        cells.append(
-            Cell(write(value), float(value), detail) if known else Cell(NOTHING, "", detail)
-        )
-    return [*cells, Cell(str(row["not_joined"]) or "nothing")]
+    }.get(name, "")
+    # A source without kernels counts none; a trace without times has them all at zero.
+    known = row[name] or (
+        row[name] is not None and name not in ("kernels", "step_time_s", "device_s")
+    )
+    if not known or (name.endswith("_s") and row["step_time_source"] == UNTIMED):
+        return Cell(NOTHING, "", detail)
+    return Cell(write(row[name]), float(row[name]), detail)

@@ -47,10 +47,6 @@ class Lists:
             if (name := self.owner(ids, place)) is not None
         }
 
-    def tensors_of(self, chosen: Callable[[str], bool]) -> set[int]:
-        """Return the tensors of some parameters."""
-        return {index for index, name in self.owners().items() if chosen(name)}
-
 
 def resolve_lists(trace: Trace, rows: list[Row]) -> tuple[dict[int, Lists], dict[int, str]]:
     """Return what each operator over lists works on, by ``op_id``, and the parameter of each listed ``tensor_id``.
@@ -316,7 +312,8 @@ class _Storages:
         listed = {
             self.storage[i]
             for lists in block.lists.values()
-            for i in lists.tensors_of(block.name.holds)
+            for i, name in lists.owners().items()
+            if block.name.holds(name)
         }
         block.own = made | found | (listed - outside)
         block.forward_chain = self._chain(block.forward, "forward")

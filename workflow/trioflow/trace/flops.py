@@ -20,14 +20,6 @@ def _matmul(left: Shape, right: Shape) -> int:
     return 2 * prod(left) * (right[-1] if len(right) > 1 else 1)
 
 
-def _mm(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
-    return _matmul(inputs[0], inputs[1])
-
-
-def _addmm(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
-    return _matmul(inputs[1], inputs[2])
-
-
 def _linear(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
     return 2 * prod(inputs[0]) * inputs[1][0]
 
@@ -110,8 +102,8 @@ def _attention_backward(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> in
 
 
 _OPERATORS: tuple[tuple[_Formula, str], ...] = (
-    (_mm, "mm bmm matmul mv _scaled_mm _int_mm"),
-    (_addmm, "addmm addmm_ baddbmm addbmm addmv"),
+    (lambda inputs, _: _matmul(inputs[0], inputs[1]), "mm bmm matmul mv _scaled_mm _int_mm"),
+    (lambda inputs, _: _matmul(inputs[1], inputs[2]), "addmm addmm_ baddbmm addbmm addmv"),
     (_grouped, "_grouped_mm _scaled_grouped_mm"),
     (_linear, "linear"),
     (

@@ -313,7 +313,7 @@ def explain_growth(cases: Sequence[PreparedCase]) -> pd.DataFrame:
         if plan.tensor > 1 or plan.pipeline > 1 or same or case.has("anchor"):
             continue
         for key, times in _measure_growth(case).iterrows():
-            head = (case.set_name, case.case_name, GROWTH, str(key))
+            head = (case.row.set, case.row.case, GROWTH, str(key))
             rows += [(*head, way, float(times[way])) for way in (PROPORTIONAL, RESCALED)]
     return pd.DataFrame(rows, columns=CAUSES.names)
 

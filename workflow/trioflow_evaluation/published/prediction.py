@@ -358,16 +358,6 @@ class PreparedCase:
         """The trace that the prediction starts from."""
         return choose_reference(self.times.traces, self.rank_batch).trace
 
-    @property
-    def set_name(self) -> str:
-        """Set of the row."""
-        return self.row.set
-
-    @property
-    def case_name(self) -> str:
-        """Name of the row."""
-        return self.row.case
-
     def has(self, need: str) -> bool:
         """Return whether the case has what a change needs; see ``causes.Change``."""
         plan = self.row.made_plan

@@ -123,14 +123,14 @@ def test_times_carried_over_from_another_gpu_have_no_step_to_anchor(replicas):
 
 
 def test_causes_are_parts_replacements_and_what_a_case_has(replicas):
-    told = explain_cases([replicas], [0.5])
+    told = explain_cases([("four", "case", replicas, 0.5)])
     parts = told[told["role"] == "part"]["time_s"].sum()
     assert parts == pytest.approx(replicas.predict().step_time_s)
     assert told[told["role"] == "replaced"]["time_s"].tolist() == [0.5]
     changed = told[told["role"] == "sensitivity"]["parameter"]
     assert "copies of gradients" in set(changed)
     assert "cut of embedding and head" not in set(changed)
-    alone = explain_cases([make_case("single", 1, 8)], [None])
+    alone = explain_cases([("four", "case", make_case("single", 1, 8), None)])
     changed = set(alone[alone["role"] == "sensitivity"]["parameter"])
     assert changed == {"compute time", "anchor at the step of one GPU"}
     assert {c.parameter for c in CHANGES} > changed

@@ -212,7 +212,9 @@ def _read_model(found: Fields, name: str) -> LanguageModel:
     layers, width = found.size("num-layers"), found.size("ffn-hidden-size", usual)
     more = _read_experts(found, layers, width)
     if found.flag("multi-latent-attention"):
-        more |= _read_latent(found)
+        sizes = ("qk-head-dim", "qk-pos-emb-head-dim", "v-head-dim", "kv-lora-rank", "q-lora-rank")
+        more |= found.read_latent(*sizes)
+        found.taken.add("kv-channels")
         biased_query = False
     else:
         more["head_size"] = found.size("kv-channels", max(hidden // heads, 1))
@@ -287,17 +289,6 @@ def _repeat(text: str) -> str:
         text = re.sub(r"([A-Za-z|])\*(\d{1,6})", write, text)
         text = re.sub(r"\(([^()*]*)\)(?:\*(\d{1,6}))?", write, text)
     return text
-
-
-def _read_latent(found: Fields) -> dict[str, Any]:
-    """Return the sizes of multi-latent attention, which the arguments have to say."""
-    rotated = found.size("qk-pos-emb-head-dim")
-    found.taken.add("kv-channels")
-    return {
-        "head_size": found.size("qk-head-dim") + rotated, "rotary_size": rotated,
-        "value_size": found.size("v-head-dim"), "latent": found.size("kv-lora-rank"),
-        "query_latent": found.size("q-lora-rank") if found.take("q-lora-rank") else 0,
-    }  # fmt: skip
 
 
 def _find_vocabulary(found: Fields) -> int:

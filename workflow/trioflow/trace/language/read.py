@@ -135,7 +135,14 @@ def _read_family(
         built["feed_forward_bias"] = found.flag("mlp_bias")
     more = _read_window(found, family, layers, notes) | _read_experts(found, family)
     if "kv_lora_rank" in family:
-        more |= _read_latent(found)
+        sizes = (
+            "qk_nope_head_dim",
+            "qk_rope_head_dim",
+            "v_head_dim",
+            "kv_lora_rank",
+            "q_lora_rank",
+        )
+        more |= found.read_latent(*sizes)
     values: dict[str, Any] = {
         "layers": layers, "hidden": hidden, "heads": heads,
         "kv_heads": found.size("num_key_value_heads", heads) if grouped else heads,
@@ -168,16 +175,6 @@ def _read_experts(found: Fields, family: Mapping[str, Any]) -> dict[str, Any]:
         "experts": found.size(family["experts"]), "experts_per_token": found.size("num_experts_per_tok"),
         "shared_feed_forward": shared * found.size(family["width"]), "dense_layers": first,
         "dense_feed_forward": found.size("intermediate_size") if first else 0,
-    }  # fmt: skip
-
-
-def _read_latent(found: Fields) -> dict[str, Any]:
-    """Return the sizes of latent attention."""
-    rotated = found.size("qk_rope_head_dim")
-    return {
-        "head_size": found.size("qk_nope_head_dim") + rotated, "rotary_size": rotated,
-        "value_size": found.size("v_head_dim"), "latent": found.size("kv_lora_rank"),
-        "query_latent": found.size("q_lora_rank") if found.take("q_lora_rank") else 0,
     }  # fmt: skip
 
 

@@ -126,6 +126,19 @@ class Fields:
             )  # fmt: skip
         return words[value]
 
+    def read_latent(
+        self, plain: str, rotary: str, value: str, latent: str, query_latent: str
+    ) -> dict[str, int]:
+        """Return the sizes of latent attention, all but the queries' needed; the names are those of its fields."""
+        rotated = self.size(rotary)
+        return {
+            "head_size": self.size(plain) + rotated,
+            "rotary_size": rotated,
+            "value_size": self.size(value),
+            "latent": self.size(latent),
+            "query_latent": self.size(query_latent) if self.take(query_latent) else 0,
+        }
+
     def refuse(self, names: tuple[str, ...], why: str) -> None:
         """Refuse fields that change the network into one that is not built: InputError above 1, or for a word."""
         for name in names:
