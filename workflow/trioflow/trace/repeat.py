@@ -9,7 +9,7 @@ The operator and tensor tables of a model in which one block occurs several time
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 import pandas as pd
@@ -280,13 +280,14 @@ def repeat_layers(trace: Trace, layers: int) -> Trace:
     (encoder, decoder) as deep as the row's layers. Raises TraceError when there is no such block or
     blocks differ, nothing says which stack counts, or fewer layers are asked for than captured.
     """
-    for stack in find_layers(trace):
-        if layers < stack.count:
+    for names, repeated in find_layers(trace):
+        if layers < len(names):
+            ends = " to ".join(dict.fromkeys((names[0].path, names[-1].path)))
             raise TraceError(
-                f"{layers} layers: the trace holds {stack.count} already ({stack.text})",
-                fix=f"ask for at least {stack.count}, or capture fewer",
+                f"{layers} layers: the trace holds {len(names)} already ({ends})",
+                fix=f"ask for at least {len(names)}, or capture fewer",
             )
-        trace = repeat_block(trace, stack.repeated, layers - stack.count + 1)
+        trace = repeat_block(trace, repeated, layers - len(names) + 1)
     row = trace.facts.row or {}
     if "layers" in row:  # two stacks counted it twice
         facts = replace(trace.facts, row={**row, "layers": str(layers)})
@@ -457,27 +458,10 @@ def _repeat_gradients(
     return sorted(result, key=lambda entry: int(entry["ready_after_op_id"]))
 
 
-@dataclass(frozen=True)
-class _Stack:
-    """Blocks that follow one another."""
-
-    names: tuple[BlockName, ...]  # the blocks in order
-    repeated: str  # path of the one whose copies stand for further layers
-
-    @property
-    def count(self) -> int:
-        """Number of blocks."""
-        return len(self.names)
-
-    @property
-    def text(self) -> str:
-        """First and last block, for messages."""
-        return " to ".join(dict.fromkeys((self.names[0].path, self.names[-1].path)))
-
-
-def find_layers(trace: Trace) -> list[_Stack]:
+def find_layers(trace: Trace) -> list[tuple[list[BlockName], str]]:
     """Return the stacks of blocks that a model's number of layers counts: the only one, or those of the row's depth.
 
+    Of each its blocks in order, and the path of the one whose copies stand for further layers.
     Raises TraceError when there is none, nothing says which, or a stack's blocks differ so that
     none stands for the others.
     """
@@ -498,7 +482,7 @@ def find_layers(trace: Trace) -> list[_Stack]:
             )
         stacks = counted
     rows = records(trace.operators)
-    return [_Stack(tuple(names), _choose(rows, names).path) for names in stacks]
+    return [(names, _choose(rows, names).path) for names in stacks]
 
 
 def _find_stacks(trace: Trace) -> list[list[BlockName]]:

@@ -428,14 +428,11 @@ def _check_shapes(details: dict[str, Any]) -> None:
     if not all(isinstance(word, str) for word in types):
         raise ValueError(f"{types!r:.40} are not types")
     for shape in shapes:
-        for sizes in shape if _is_list_of_lists(shape) else [shape]:
+        several = isinstance(shape, list) and bool(shape) and isinstance(shape[0], list)
+        for sizes in shape if several else [shape]:
             whole = isinstance(sizes, list) and all(s.__class__ is int and s >= 0 for s in sizes)
             if not whole:
                 raise ValueError(f"{sizes!r:.40} is not a shape")
-
-
-def _is_list_of_lists(shape: Any) -> bool:
-    return isinstance(shape, list) and bool(shape) and isinstance(shape[0], list)
 
 
 def _to_ns(stamp: Any, scale: int) -> int:

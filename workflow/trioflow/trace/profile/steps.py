@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,8 @@ def find_spans(profile: Profile) -> list[Span]:
     run) is left out.
     """
     annotated = profile.is_category("user_annotation")
-    if not _calls(profile).any():
+    calls = profile.is_category("cpu_op") | _launches_graph(profile)
+    if not calls.any():
         raise TraceError(
             "the profile holds no operator", file=profile.path,
             fix="profile with ProfilerActivity.CPU among the activities",
@@ -74,7 +75,8 @@ def find_spans(profile: Profile) -> list[Span]:
         found = profile.events(annotated & profile.is_named(word))
         if found:
             spans = [Span(e.name, e.start_ns, e.end_ns) for e in found]
-            return [span for span in spans if _holds_calls(profile, span)] or spans
+            held = (calls[profile.rows_between(span.start_ns, span.end_ns)] for span in spans)
+            return [span for span, mine in zip(spans, held, strict=True) if mine.any()] or spans
     host = profile.is_category(*HOST)
     start_ns, end_ns = int(profile.start_ns[host].min()), int(profile.end_ns[host].max())
     ends = [
@@ -87,16 +89,6 @@ def find_spans(profile: Profile) -> list[Span]:
         Span(f"{BY_OPTIMIZER} {number}", before, after)
         for number, (before, after) in enumerate(pairwise(ends), 2)
     ]
-
-
-def _holds_calls(profile: Profile, span: Span) -> bool:
-    rows = profile.rows_between(span.start_ns, span.end_ns)
-    return bool(_calls(profile)[rows].any())
-
-
-def _calls(profile: Profile) -> NDArray[np.bool_]:
-    """Return which events are operators, or launch CUDA graphs of them."""
-    return profile.is_category("cpu_op") | _launches_graph(profile)
 
 
 def _launches_graph(profile: Profile) -> NDArray[np.bool_]:
@@ -184,7 +176,7 @@ def load_step(profile: Profile, span: Span) -> Step:
     host = [e for e in during if not e.name.startswith(later)]
     _check_calls(host, profile.path)
     roots = nest(host)
-    root = next((e for e in roots if _is_span(e, span)), None)
+    root = next((e for e in roots if (e.name, e.start_ns, e.end_ns) == astuple(span)), None)
     if root is None:
         root = Event(STEP, "user_annotation", span.start_ns, span.end_ns, ABSENT, None, None)
     for event in roots:
@@ -196,11 +188,6 @@ def load_step(profile: Profile, span: Span) -> Step:
     step.messages = [e for e in during if e.name.startswith(later)]
     _join_device(profile, span, [e for e in host if e.category in LAUNCHES], step)
     return step
-
-
-def _is_span(event: Event, span: Span) -> bool:
-    limits = (span.name, span.start_ns, span.end_ns)
-    return (event.name, event.start_ns, event.end_ns) == limits
 
 
 def _check_calls(events: Sequence[Event], path: Path) -> None:
