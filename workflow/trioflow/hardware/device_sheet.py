@@ -291,7 +291,11 @@ def load_device(name_or_path: str | Path | Mapping[str, Any], file: str | Path =
     if isinstance(name_or_path, Path) or "/" in text or text.endswith((".yaml", ".yml")):
         return _read(Path(name_or_path))
     if text not in list_devices():
-        raise _unknown(text, list_devices())
+        raise PlatformError(
+            f"no device sheet is called {text!r}",
+            fix=f"{suggest(text, list_devices())}known are {', '.join(list_devices())}; a sheet of your own is given by "
+            "its path",
+        )
     return _shipped(text)
 
 
@@ -318,7 +322,13 @@ def find_device(name: str, own: bool = True) -> DeviceSheet:
             fix="give the name with its memory and form factor, as the driver reports it",
         )
     known = [path.stem for path in OWN.glob("*.y*ml")]
-    raise _undescribed(name, [*known, *(_shipped(each).driver_name for each in list_devices())])
+    known += [_shipped(each).driver_name for each in list_devices()]
+    file = OWN / f"{'-'.join(read_name(name).product) or 'my-gpu'}.yaml"
+    raise PlatformError(
+        f"no data sheet describes {name!r}",
+        fix=f"{suggest(name, known)}write its peak rates in fp32 and fp16 [flop/s], its memory bandwidth [bytes/s] and its "
+        f"memory [bytes] into {file}, as docs/add_your_own.md shows",
+    )
 
 
 def _list_fitting(name: str, own: bool) -> list[DeviceSheet]:
@@ -351,23 +361,6 @@ def _read_likely(words: Iterable[str], own: bool) -> Iterator[DeviceSheet]:
     for name in list_devices():
         if all(word in _shipped_words(name) for word in words):
             yield _shipped(name)
-
-
-def _undescribed(name: str, known: list[str]) -> PlatformError:
-    """Ask for the four numbers that bound a GPU."""
-    file = OWN / f"{'-'.join(read_name(name).product) or 'my-gpu'}.yaml"
-    return PlatformError(
-        f"no data sheet describes {name!r}",
-        fix=f"{suggest(name, known)}write its peak rates in fp32 and fp16 [flop/s], its memory bandwidth [bytes/s] and its "
-        f"memory [bytes] into {file}, as docs/add_your_own.md shows",
-    )
-
-
-def _unknown(name: str, known: list[str]) -> PlatformError:
-    return PlatformError(
-        f"no device sheet is called {name!r}",
-        fix=f"{suggest(name, known)}known are {', '.join(known)}; a sheet of your own is given by its path",
-    )
 
 
 @cache

@@ -147,7 +147,7 @@ def _choose_topology(
     if unknown and not free:
         raise PlatformError(
             f"the builder {description['builder']!r} takes no {unknown[0]!r}", file=file,
-            place=place, fix=_offer(unknown[0], sorted(known)),
+            place=place, fix=f"{suggest(unknown[0], known)}it takes {', '.join(sorted(known))}",
         )  # fmt: skip
     for name, parameter in known.items():
         if parameter.default is inspect.Parameter.empty and name not in {*given, *extra}:
@@ -248,10 +248,6 @@ def _call(
             fix="let it return hardware.machine.Link",
         )  # fmt: skip
     return links
-
-
-def _offer(name: str, known: list[str]) -> str:
-    return f"{suggest(name, known)}it takes {', '.join(known)}"
 
 
 def build_links(content: Mapping[str, Any], ranks: int, file: str | Path) -> list[Link]:

@@ -570,9 +570,8 @@ def _model_from_json(content: dict[str, Any]) -> CollectiveCostModel:
             (str(entry["collective"]), int(entry["ranks"])): curve_from_json(entry)
             for entry in content["curves"]
         },
-        comparison=_optional_numbers(content["comparison"]),
+        comparison={
+            str(name): None if error is None else float(error)
+            for name, error in content["comparison"].items()
+        },
     )
-
-
-def _optional_numbers(content: Mapping[str, Any]) -> dict[str, float | None]:
-    return {str(k): None if v is None else float(v) for k, v in content.items()}

@@ -191,24 +191,23 @@ class PlatformCollectives:
                     {"collective": k[0], "place": k[1], **asdict(v)}
                     for k, v in sorted(measured.form.calibrations.items())
                 ],
-                "curves": [_curve_to_json(k, c) for k, c in sorted(self.curves.items())],
+                "curves": [
+                    {
+                        "collective": key[0],
+                        "ranks": key[1],
+                        "nodes": key[2],
+                        "library": curve.library,
+                        "dataset": curve.dataset,
+                        "samples": curve.samples,
+                        "message_bytes": curve.message_bytes.tolist(),
+                        "time_s": curve.time_s.tolist(),
+                    }
+                    for key, curve in sorted(self.curves.items())
+                ],
                 "bands": {name: bands_to_json(self.bands[name]) for name in sorted(self.bands)},
                 "provenance": dict(self.provenance),
             },
         )
-
-
-def _curve_to_json(key: Key, curve: Curve) -> dict[str, Any]:
-    return {
-        "collective": key[0],
-        "ranks": key[1],
-        "nodes": key[2],
-        "library": curve.library,
-        "dataset": curve.dataset,
-        "samples": curve.samples,
-        "message_bytes": curve.message_bytes.tolist(),
-        "time_s": curve.time_s.tolist(),
-    }
 
 
 def _fit_ways(points: pd.DataFrame, machine: NcclMachine, library: str) -> dict[str, Method]:

@@ -106,21 +106,18 @@ def key_of(operator_class: str, on_tensor_cores: bool) -> str:
 def find_exponents(fitted: Mapping[str, Exponents], key: str) -> tuple[Exponents, bool]:
     """Return the exponents of a key, and whether they are its own.
 
-    A class that was never fitted takes those of all classes off the tensor cores; on them, those of
-    matrix products, or else nothing is adjusted.
+    A class that was never fitted takes those of all classes off the tensor cores (arithmetic of products those of matrix
+    products first); on them, those of matrix products, or else nothing is adjusted.
     """
     if key in fitted:
         return fitted[key], True
-    lenders = (f"gemm{TENSOR}",) if key.endswith(TENSOR) else (_lender(key), ANY)
+    lenders = ("gemm", ANY) if key in TENSOR_CLASSES else (ANY,)
+    if key.endswith(TENSOR):
+        lenders = (f"gemm{TENSOR}",)
     for lender in lenders:
         if lender in fitted:
             return fitted[lender], False
     return CARRY_OVER, False
-
-
-def _lender(key: str) -> str:
-    """Return the class that stands in for arithmetic that was not fitted."""
-    return "gemm" if key in TENSOR_CLASSES else ANY
 
 
 def roofline_s(flop: Floats, data_bytes: Floats, rates: Rates, exponents: Exponents) -> Floats:

@@ -253,7 +253,8 @@ class PrecisionModel:
             ends = table.low_log, table.high_log
         lows, highs = (np.full(len(rows), end) for end in ends)
         _widen_grouped(rows, name, lows, highs)
-        source = self._table_source(name, table, measured)
+        more = self._more(table, name, measured)
+        source = Source(load_device(name), measured, table.predict, more)
         priced = self._price(source, rows, lows, highs, precision)
         if kind in SCALED or source.sheet.is_same_gpu(self.sheet):
             return priced
@@ -283,12 +284,6 @@ class PrecisionModel:
         spreads = [self._spread(band.low_log, band.high_log, measured) for band in bands]
         low, high = np.array(spreads).T
         return self._price(source, rows, low, high)
-
-    def _table_source(
-        self, name: str, table: ProductTable, measured: str = _TABLE_PRECISION
-    ) -> Source:
-        more = self._more(table, name, measured)
-        return Source(load_device(name), measured, table.predict, more)
 
     def _more(self, table: ProductTable, name: str, measured: str = _TABLE_PRECISION) -> float:
         """Return how much more computing takes in a step than in a table's loop, at the peak's rate."""

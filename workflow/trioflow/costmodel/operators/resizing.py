@@ -79,7 +79,8 @@ def rescale_rows(resizing: Resizing, row_times: RowTimes, *, waves: bool = True)
     between the smallest and largest ratio; one without work before gets the difference added.
     """
     before, after = (read_columns(frame, FEATURES) for frame in (resizing.rows, resizing.resized))
-    low, high = _ratios(before, after)
+    ratio = np.divide(after, before, out=np.ones_like(after), where=before > 0)
+    low, high = ratio.min(axis=1), ratio.max(axis=1)
     known = ~resizing.unchanged & (before > 0).any(axis=1)
     mixed = known & ((low < 1) == (high > 1))
     change = np.ones(len(before))
@@ -100,12 +101,6 @@ def rescale_rows(resizing: Resizing, row_times: RowTimes, *, waves: bool = True)
         old, new = (row_times(frame) for frame in _both(resizing, at))
         time_s[at] += np.maximum(new - old, 0.0)
     return np.asarray(time_s, np.float64)
-
-
-def _ratios(before: Floats, after: Floats) -> tuple[Floats, Floats]:
-    """Return the smallest and the largest ratio of the sizes that a row has."""
-    ratio = np.divide(after, before, out=np.ones_like(after), where=before > 0)
-    return ratio.min(axis=1), ratio.max(axis=1)
 
 
 def _both(resizing: Resizing, at: Positions) -> list[pd.DataFrame]:

@@ -32,11 +32,6 @@ from trioflow.network.algorithms.pattern import (
 Members = NDArray[np.int64]
 
 
-def _chain_parents(members: int) -> Members:
-    """Return the parents of a chain 0, 1, 2, ... [members]; the root's is -1."""
-    return np.arange(members) - 1
-
-
 def binomial_parents(members: int) -> Members:
     """Return the parents of a binomial tree [members]: a rank without its lowest set bit."""
     rank = np.arange(members)
@@ -122,7 +117,7 @@ def build_tree(
 
 def _build_chain(collective: str, members: int, chunks: int) -> Pattern:
     """Return a collective along a chain, as NCCL's trees have within a node."""
-    return build_tree(collective, _chain_parents(members), chunks)
+    return build_tree(collective, np.arange(members) - 1, chunks)
 
 
 def _build_binary_tree(collective: str, members: int, chunks: int) -> Pattern:

@@ -6,7 +6,7 @@ From a pattern to a schedule: what each message waits for, found from what it ca
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -243,14 +243,6 @@ class Schedule:
     def ranks(self) -> int:
         """Members that are ranks; they come first in ``endpoints``."""
         return sum(not isinstance(end, str) for end in self.endpoints)
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of all columns [bytes]."""
-        columns = [
-            getattr(part, field.name) for part in (self, self.contents) for field in fields(part)
-        ]
-        return sum(column.nbytes for column in columns if isinstance(column, np.ndarray))
 
 
 def pack_waits(waiter: Offsets, awaited: Offsets, messages: int) -> tuple[Offsets, Index]:
