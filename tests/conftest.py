@@ -22,6 +22,7 @@ from cpu_spent import (  # noqa: E402, F401
     pytest_terminal_summary,
 )
 from fuzz import count_examples  # noqa: E402
+from mirror import find_mirror  # noqa: E402
 from warm_start import close_servers  # noqa: E402
 
 # Deterministic, and without a clock: a busy machine is not a failure.
@@ -61,6 +62,12 @@ def _end_warm_processes():
 def _make_raw(row, tmp_path_factory):
     pytest.importorskip("torch", reason="capture needs torch (extra [capture])")
     return make_once(tmp_path_factory, row["workload"], lambda folder: capture_raw(row, folder))
+
+
+@pytest.fixture(scope="session")
+def mirror():
+    """Folder of the public data."""
+    return find_mirror()
 
 
 @pytest.fixture(scope="session")

@@ -1,17 +1,11 @@
 """Megatron-Bridge's own pages: every row of H100 is read, whatever the release's form."""
 
-import os
-
-import pytest
-from trioflow.datasets.catalogue import load_catalogue
+from mirror import find_public
 from trioflow_evaluation.clusters.bridge import DATASET, read_rates
 
 
 def test_every_row_of_h100_is_read() -> None:
-    told = os.environ.get("TRIOFLOW_DATA_MIRROR")
-    files = load_catalogue().held_files(told, [DATASET]) if told else []
-    if len(files) < 2:
-        pytest.skip("the public data is not at hand")
+    files = find_public([DATASET], least=2)
     counted, within = 0, False
     for file in files:
         for line in file.read_text().splitlines():

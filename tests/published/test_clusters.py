@@ -5,7 +5,6 @@ PEFT's own fine-tuning runs on one L40S: trained parameters, peaks and times of 
 
 import itertools
 import json
-import os
 import statistics
 from collections import Counter
 from dataclasses import replace
@@ -14,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from mirror import find_public
 from trioflow import make_plan, predict, tables
-from trioflow.datasets.catalogue import load_catalogue
 from trioflow.hardware.device_sheet import list_devices
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.memory.peak import HELD_BESIDE
@@ -68,11 +67,8 @@ STEP_LIMIT = 0.1
 
 
 @pytest.fixture(scope="module")
-def runs() -> list[Run]:
-    told = os.environ.get("TRIOFLOW_DATA_MIRROR")
-    if not told:
-        pytest.skip("TRIOFLOW_DATA_MIRROR names no mirror of the public data")
-    return read_runs(Path(told))
+def runs(mirror: Path) -> list[Run]:
+    return read_runs(mirror)
 
 
 @pytest.fixture(scope="module")
@@ -157,17 +153,14 @@ def test_sampled_peaks_keep_their_limits(cases) -> None:
 
 
 @pytest.fixture(scope="module")
-def peaks():
+def peaks(mirror):
     """Megatron-LM's tests: one stage, stages, several a rank, each with another attention or sharding."""
-    told = os.environ.get("TRIOFLOW_DATA_MIRROR")
-    if not told:
-        pytest.skip("TRIOFLOW_DATA_MIRROR names no mirror of the public data")
     chosen = (
         "gpt/gpt3_mcore_te_tp1_pp1_dist_optimizer_no_mmap_bin_files", "gpt/gpt3_mcore_te_tp2_pp2",
         "gpt/gpt3_mcore_te_tp1_pp4_vp1_uneven_pipeline", "gpt/gpt3_mcore_te_tp1_pp4_vp1_resume_torch_dist",
         "moe/gpt3_mcore_te_tp2_pp1_te_8experts_etp1_ep4", "bert/bert_mcore_tp2_pp2",
     )  # fmt: skip
-    files = [file for name in chosen for file in (Path(told) / FOLDER / name).glob("*.json")]
+    files = [file for name in chosen for file in (mirror / FOLDER / name).glob("*.json")]
     return judge_peaks(read_cases(files))
 
 
@@ -354,10 +347,7 @@ LONGEST, MEAN = 768, 210
 
 @pytest.mark.slow
 def test_peft_s_runs_take_the_memory_and_time_predicted(tmp_path):
-    folder = os.environ.get("TRIOFLOW_DATA_MIRROR")
-    files = load_catalogue().held_files(folder, ["peft/runs"]) if folder else []
-    if len(files) < len(RUNS):
-        pytest.skip("the public data is not at hand")
+    files = find_public(["peft/runs"], least=len(RUNS))
     sheet = "l40s" if "l40s" in list_devices() else "l4"  # peaks are the same on any
     rate = "{{value: {}, source: one GPU sends nothing}}".format
     links = f"builder: switch, bandwidth_bytes_per_s: {rate('25.0e9')}, latency_s: {rate('5.0e-6')}"

@@ -1,7 +1,6 @@
 """Public measurements of collectives: the tables as published, the shipped models, the validation."""
 
 import json
-import os
 from pathlib import Path
 
 import pandas as pd
@@ -33,14 +32,6 @@ OTHERS = {
     ("a100-sxm", "all_gather", 8): 205, ("a100-sxm", "reduce_scatter", 2): 167,
     ("h100-sxm", "all_gather", 8): 335, ("h100-sxm", "reduce_scatter", 4): 310,
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def mirror() -> Path:
-    folder = os.environ.get("TRIOFLOW_DATA_MIRROR")
-    if not folder:
-        pytest.skip("TRIOFLOW_DATA_MIRROR is not set: the public data is not at hand")
-    return Path(folder)
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,5 @@
 """The public raw profile of VGG-13 on an H100 (batch 512, PyTorch 2.1), from the data mirror."""
 
-import os
-from pathlib import Path
-
 import pytest
 from trioflow.base.errors import TraceError
 from trioflow.trace.importers.kineto import import_kineto
@@ -19,11 +16,8 @@ VGG13 = (64, 64, "M", 128, 128, "M", 256, 256, "M", 512, 512, "M", 512, 512, "M"
 
 
 @pytest.fixture(scope="module")
-def files():
-    mirror = os.environ.get("TRIOFLOW_DATA_MIRROR")
-    if not mirror:
-        pytest.skip("TRIOFLOW_DATA_MIRROR is not set: the public data is not at hand")
-    paths = [Path(mirror) / FOLDER / name for name in (PROFILE, GRAPH)]
+def files(mirror):
+    paths = [mirror / FOLDER / name for name in (PROFILE, GRAPH)]
     for path in paths:
         if not path.exists():
             pytest.skip(f"the mirror lacks {path.name}")

@@ -1,6 +1,5 @@
 """What a launch takes each framework's host, as the shipped platforms say it, from the public runs it was read from."""
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -20,14 +19,6 @@ PROFILES = {
     "dgx-h100": "AMD-AGI+TraceLens/tests/traces/h100/Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz",
     "dgx-a100": "facebookresearch+HolisticTraceAnalysis/tests/data/trace_diff/control/control.json.gz",
 }
-
-
-@pytest.fixture(scope="module")
-def mirror() -> Path:
-    folder = os.environ.get("TRIOFLOW_DATA_MIRROR")
-    if not folder:
-        pytest.skip("needs the public data")
-    return Path(folder)
 
 
 @pytest.mark.parametrize("name", PROFILES)

@@ -1,6 +1,5 @@
 """A mirror that holds more than the catalogue names gives the same answers."""
 
-import os
 from pathlib import Path
 
 import pandas as pd
@@ -22,12 +21,9 @@ def link(source: Path, target: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def folders(mirror: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Return a small mirror, and one that has another file of the same shape beside each."""
-    told = os.environ.get("TRIOFLOW_DATA_MIRROR")
-    if not told:
-        pytest.skip("TRIOFLOW_DATA_MIRROR is not set: the public data is not at hand")
-    mirror, catalogue = Path(told), load_catalogue()
+    catalogue = load_catalogue()
     files = [
         *(f for e in (".csv", ".json") for f in catalogue.held_files(mirror, MODELS, BATCH + e)),
         *catalogue.held_files(mirror, [STEP, RAW, *SINGLE_PRODUCTS]),

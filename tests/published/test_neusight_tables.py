@@ -2,13 +2,13 @@
 
 import csv
 import json
-import os
 from math import prod
 
 import pytest
+from mirror import find_public
 from same_model import ProportionalModel
 from trioflow.costmodel.steps import Anchoring
-from trioflow.datasets.catalogue import MODEL_TABLES, load_catalogue
+from trioflow.datasets.catalogue import MODEL_TABLES
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import named_plan
 from trioflow.trace.importers.neusight import import_neusight, recognise
@@ -22,12 +22,7 @@ PARAMETERS = {"gpt2_large": 774_030_080, "bert_large-train": 336_226_108 - 30_52
 
 @pytest.fixture(scope="module")
 def traces():
-    mirror = os.environ.get("TRIOFLOW_DATA_MIRROR")
-    if not mirror:
-        pytest.skip("TRIOFLOW_DATA_MIRROR is not set: the public data is not at hand")
-    files = load_catalogue().held_files(mirror, MODEL_TABLES, ".csv")
-    if not files:
-        pytest.skip(f"the mirror lacks {MODEL_TABLES}")
+    files = find_public(MODEL_TABLES, ".csv")
     return {file: import_neusight(file, ImportOptions()) for file in files}
 
 

@@ -1,12 +1,12 @@
 """The new-GPU rules on public data: aims, what is left out, and the file that ships."""
 
 import json
-import os
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from judged import read_or_make
+from mirror import find_public
 from refitted import CLOSE
 from trioflow import tables
 from trioflow.costmodel.new_gpu.carry import load_new_gpu_model, new_gpu_interval, retime_trace
@@ -38,13 +38,9 @@ AIM_TRAIN = 0.08
 
 
 @pytest.fixture(scope="module")
-def mirror() -> Path:
-    told = os.environ.get("TRIOFLOW_DATA_MIRROR")
-    if not told:
-        pytest.skip("TRIOFLOW_DATA_MIRROR is not set: the public data is not at hand")
-    if not load_catalogue().held_files(told, [SHEETS]):
-        pytest.skip(f"the mirror lacks {SHEETS}")
-    return Path(told)
+def mirror(mirror: Path) -> Path:
+    find_public([SHEETS])
+    return mirror
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """The operator models that ship: rebuilt from public data, used, and judged on what they never saw."""
 
 import itertools
-import os
 from functools import cache, partial
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from judged import read_or_make
+from mirror import find_public
 from refitted import assert_refitted
 from trioflow import tables
 from trioflow.base.provenance import read_json
@@ -20,7 +20,7 @@ from trioflow.costmodel.operators.model import (
     load_operator_model,
     shipped_operator_models,
 )
-from trioflow.datasets.catalogue import MODEL_TABLES, load_catalogue
+from trioflow.datasets.catalogue import MODEL_TABLES
 from trioflow.report.scores import score_cases
 from trioflow_evaluation.fits.operators import (
     TEST,
@@ -38,13 +38,9 @@ DEVICES = {"a100-pcie-40gb", "a100-pcie-80gb", "h100-sxm", "v100-pcie-32gb"}
 
 
 @pytest.fixture(scope="module")
-def mirror():
-    folder = os.environ.get("TRIOFLOW_DATA_MIRROR")
-    if not folder:
-        pytest.skip("TRIOFLOW_DATA_MIRROR is not set: the public data is not at hand")
-    if not load_catalogue().held_files(folder, MODEL_TABLES):
-        pytest.skip(f"the mirror lacks {MODEL_TABLES}")
-    return Path(folder)
+def mirror(mirror: Path) -> Path:
+    find_public(MODEL_TABLES)
+    return mirror
 
 
 @pytest.fixture(scope="module")

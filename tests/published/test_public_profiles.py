@@ -2,18 +2,17 @@
 
 import gzip
 import json
-import os
 import tarfile
 from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from mirror import find_mirror, find_public
 from trioflow import predict
 from trioflow.base.errors import TraceError
 from trioflow.costmodel.features import base_class
 from trioflow.costmodel.operators.class_curves import ANY, load_small_kernels, trace_rows
-from trioflow.datasets.catalogue import load_catalogue
 from trioflow.parallel.plan import make_plan, named_plan
 from trioflow.trace.importers.detect import find_rank_files
 from trioflow.trace.importers.kineto import import_kineto
@@ -29,19 +28,8 @@ from trioflow_evaluation.fits.operators import load_published
 SAID = ImportOptions(batch=32, precision="fp32")
 
 
-def find(dataset: str, ending: str) -> Path:
-    """Return a catalogued file of the mirror."""
-    mirror = os.environ.get("TRIOFLOW_DATA_MIRROR")
-    if not mirror:
-        pytest.skip("TRIOFLOW_DATA_MIRROR is not set: the public data is not at hand")
-    found = load_catalogue().held_files(mirror, [dataset], ending)
-    if not found:
-        pytest.skip(f"the mirror lacks {dataset} {ending}")
-    return found[0]
-
-
 def load(dataset: str, ending: str, options: ImportOptions = SAID):
-    return import_kineto(find(dataset, ending), None, options)
+    return import_kineto(find_public([dataset], ending)[0], None, options)
 
 
 def kind_ms(trace) -> dict[str, float]:
@@ -94,7 +82,9 @@ def test_a_step_that_was_begun_and_not_run_is_skipped_and_rocm_counts_processors
 
 
 def test_a_shared_name_may_be_made_precise_but_not_of_another_vendor():
-    path = find("kineto/profiles-many-devices", "mi250_minitoy_train_ROCm6_2_kineto.json.gz")
+    path = find_public(
+        ["kineto/profiles-many-devices"], "mi250_minitoy_train_ROCm6_2_kineto.json.gz"
+    )[0]
     named = ImportOptions(gpu="AMD Instinct MI250X", batch=32, precision="fp32")
     assert import_kineto(path, None, named).facts.device_name == "AMD Instinct MI250X"
     for other in ("NVIDIA A100-SXM4-40GB", "AMD EPYC 7763"):
@@ -121,7 +111,7 @@ def test_an_accelerator_s_run_never_passes_as_a_processor_s(ending, words, gpu):
 
 def test_a_profile_with_metadata_tells_the_messages_of_the_plan():
     """ResNet-50 under DistributedDataParallel on 2 A100: buffers and buckets, in order and to the byte."""
-    profile = read_profile(find("kineto/profiles-many-devices", "nccl_data.json.gz"))
+    profile = read_profile(find_public(["kineto/profiles-many-devices"], "nccl_data.json.gz")[0])
     step = load_step(profile, find_spans(profile)[1])
     facts = describe_program(profile.header, step, observe_step(step, None).operators)
     tasks = predict(
@@ -140,7 +130,7 @@ def dlrm(tmp_path_factory):
     """Return the two files of rank 0."""
     folder = tmp_path_factory.mktemp("dlrm")
     for ending in ("dlrm_kineto.tar.gz", "dlrm_pytorch_et.tar.gz"):
-        with tarfile.open(find("kineto/dlrm-8-v100", ending)) as archive:
+        with tarfile.open(find_public(["kineto/dlrm-8-v100"], ending)[0]) as archive:
             names = [n for n in archive.getnames() if "worker0_" in n or n.endswith("_0.json")]
             archive.extractall(folder, names, filter="data")
     return next(folder.glob("*/worker0_*")), folder / "dlrm_pytorch_et" / "dlrm_eg_0.json"
@@ -180,7 +170,7 @@ def test_rank_0_of_a_recommendation_model_stands_for_eight(dlrm):
 def test_a_folder_of_eight_ranks_becomes_eight_programs(tmp_path):
     """DLRM on 8 V100: all ranks compute alike, and differ by how long they wait."""
     for ending in ("dlrm_kineto.tar.gz", "dlrm_pytorch_et.tar.gz"):
-        with tarfile.open(find("kineto/dlrm-8-v100", ending)) as archive:
+        with tarfile.open(find_public(["kineto/dlrm-8-v100"], ending)[0]) as archive:
             archive.extractall(tmp_path, filter="data")
     sources = [tmp_path / name for name in ("dlrm_kineto", "dlrm_pytorch_et")]
     times = import_ranks(find_rank_files(sources), SAID, tmp_path / "dlrm")
@@ -219,7 +209,7 @@ def measure_small_kernels(traces: list[Trace]) -> dict[str, float]:
 
 def import_old(folder: Path) -> Trace:
     """Import the profile of PyTorch 1.9 with its categories as version 2 calls them."""
-    found = find("kineto/resnet50-v100", "worker0.1623143089861.pt.trace.json.gz")
+    found = find_public(["kineto/resnet50-v100"], "worker0.1623143089861.pt.trace.json.gz")[0]
     profile = json.loads(gzip.decompress(found.read_bytes()))
     new = {
         "Operator": "cpu_op",
@@ -243,7 +233,7 @@ def test_small_kernels_that_ship_are_those_of_the_profiles(dlrm, tmp_path):
         import_old(tmp_path),
         import_kineto(*dlrm, SAID),
     ]
-    triosim = load_published(os.environ["TRIOFLOW_DATA_MIRROR"], ["NVIDIA H100 80GB HBM3"])[0]
+    triosim = load_published(find_mirror(), ["NVIDIA H100 80GB HBM3"])[0]
     profiles += [trace for trace in triosim.traces if trace.facts.timer_floor_s is None]
     measured = measure_small_kernels(profiles)
     assert measured == pytest.approx(dict(load_small_kernels()))

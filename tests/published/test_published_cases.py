@@ -1,12 +1,12 @@
 """Public measured steps on the data itself: what the data holds, what TrioSim printed, what is reached."""
 
-import os
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 from judged import read_or_make
+from mirror import find_public
 from trioflow import tables
 from trioflow.costmodel.steps import load_band, load_residuals
 from trioflow.datasets.catalogue import MODEL_TABLES, load_catalogue
@@ -50,13 +50,9 @@ PRINTED_OTHERWISE_MS = {
 
 
 @pytest.fixture(scope="module")
-def mirror() -> Path:
-    told = os.environ.get("TRIOFLOW_DATA_MIRROR")
-    if not told:
-        pytest.skip("TRIOFLOW_DATA_MIRROR is not set: the public data is not at hand")
-    if not load_catalogue().held_files(told, MODEL_TABLES):
-        pytest.skip(f"the mirror lacks {MODEL_TABLES}")
-    return Path(told)
+def mirror(mirror: Path) -> Path:
+    find_public(MODEL_TABLES)
+    return mirror
 
 
 @pytest.fixture(scope="module")

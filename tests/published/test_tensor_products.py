@@ -1,27 +1,23 @@
 """Products, attention and experts in half precision: the file that ships is what the public tables give."""
 
-import os
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from mirror import find_mirror, find_public
 from refitted import assert_refitted
 from trioflow.base.provenance import read_json
 from trioflow.costmodel.operators.half_tables import SHIPPED_FILE, sustained_time
-from trioflow.datasets.catalogue import HALF_ATTENTION, HALF_EXPERTS, HALF_PRODUCTS, load_catalogue
+from trioflow.datasets.catalogue import HALF_ATTENTION, HALF_EXPERTS, HALF_PRODUCTS
 from trioflow.hardware.device_sheet import load_device
 from trioflow_evaluation.fits.half_precision import build_tensor_products
 
 
 @pytest.mark.slow
 def test_what_ships_is_rebuilt(tmp_path: Path) -> None:
-    told = os.environ.get("TRIOFLOW_DATA_MIRROR")
-    if not told:
-        pytest.skip("TRIOFLOW_DATA_MIRROR is not set: the public data is not at hand")
     for names in (HALF_PRODUCTS, HALF_ATTENTION, HALF_EXPERTS):
-        if len(load_catalogue().held_files(told, names)) < len(names):
-            pytest.skip(f"the mirror lacks one of {names}")
-    rebuilt = read_json(build_tensor_products(told, tmp_path / "model.json"))
+        find_public(names, least=len(names))
+    rebuilt = read_json(build_tensor_products(find_mirror(), tmp_path / "model.json"))
     assert_refitted(rebuilt, read_json(SHIPPED_FILE))
     # The H100's FP8 jumps between sizes; GB200 and L40S do so in all formats.
     aims = {"tables": 0.13, "attention": 0.093, "fp8": 0.145, "fp8-block": 0.175}
@@ -37,12 +33,7 @@ def test_what_ships_is_rebuilt(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_board_of_1000_w_sustains_what_the_power_rule_says() -> None:
     """Nothing was fitted to it: large products that kept a B200 at its limit, by the power that it drew."""
-    files = load_catalogue().held_files(
-        os.environ.get("TRIOFLOW_DATA_MIRROR", ""), ["aiconfigurator/sustained-b200"]
-    )
-    if not files:
-        pytest.skip("the public data is not at hand")
-    rows = pd.read_parquet(files[0])
+    rows = pd.read_parquet(find_public(["aiconfigurator/sustained-b200"])[0])
     sheet, flop = load_device("b200"), 2 * rows["m"] * rows["n"] * rows["k"]
     limited = (rows["gemm_dtype"] == "bfloat16") & (rows["power"] > 0.95 * rows["power_limit"])
     limited &= (flop > 1e11) & (rows[["m", "n", "k"]].min(axis=1) >= 1024)

@@ -1,10 +1,8 @@
 """TrioSim's published H100 traces (VGG-13, ResNet-50, batch 128), from the data mirror."""
 
 import csv
-import os
 from dataclasses import replace
 from math import prod
-from pathlib import Path
 
 import pytest
 from same_model import ProportionalModel
@@ -42,11 +40,8 @@ OPTIONS = ImportOptions(gpu="NVIDIA H100 80GB HBM3", precision="tf32", workload=
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def published(request):
-    mirror = os.environ.get("TRIOFLOW_DATA_MIRROR")
-    if not mirror:
-        pytest.skip("TRIOFLOW_DATA_MIRROR is not set: the public data is not at hand")
-    folder = Path(mirror) / FOLDER / request.param
+def published(request, mirror):
+    folder = mirror / FOLDER / request.param
     if not folder.exists():
         pytest.skip(f"the mirror lacks {FOLDER}/{request.param}")
     return folder, import_triosim(folder, OPTIONS), MODELS[request.param]

@@ -1,6 +1,5 @@
 """vTrain's 1,440 iteration times: what they are, and errors on rows left out of the fit."""
 
-import os
 from functools import partial
 from pathlib import Path
 
@@ -34,14 +33,6 @@ def share_ordered(rows: pd.DataFrame, times: npt.NDArray[np.float64]) -> float:
     """Pairs of equal GPUs, batch, hidden size and layers, more than 5 % apart."""
     question = ["gpus", "batch", "hidden", "layers"]
     return share_in_order(rows.assign(predicted_s=times), question, apart=0.05)
-
-
-@pytest.fixture(scope="module")
-def mirror() -> Path:
-    told = os.environ.get("TRIOFLOW_DATA_MIRROR")
-    if not told:
-        pytest.skip("TRIOFLOW_DATA_MIRROR names no mirror of the public data")
-    return Path(told)
 
 
 @pytest.fixture(scope="module")

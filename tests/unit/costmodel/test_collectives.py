@@ -7,7 +7,6 @@ Forms of operator cost and the classes that share them.
 
 import json
 import math
-import os
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -16,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from mirror import find_public
 from trioflow import tables
 from trioflow.base.errors import InputError, TableError
 from trioflow.costmodel.collectives.between_nodes import NODES_FILE, NodeCurve, find_between_nodes
@@ -317,10 +317,8 @@ SIZE = 256_000_000
 
 
 @pytest.mark.parametrize("name", [NODES_PLATFORM, SLOW_NODES])
-def test_what_ships_is_what_the_jobs_measured(name, tmp_path):
-    mirror = os.environ.get("TRIOFLOW_DATA_MIRROR")
-    if not mirror or not load_catalogue().held_files(mirror, NODE_BANDWIDTHS):
-        pytest.skip("the public runs are not at hand")
+def test_what_ships_is_what_the_jobs_measured(name, mirror, tmp_path):
+    find_public(NODE_BANDWIDTHS)
     built = build_between_nodes(mirror, tmp_path / NODES_FILE, name)
     assert built.read_bytes() == (SHIPPED_MODELS / name / NODES_FILE).read_bytes()
 

@@ -1,7 +1,6 @@
 """The catalogue: what it may hold, how it is asked, and that it is what the mirror holds."""
 
 import csv
-import os
 import re
 from collections import Counter
 from pathlib import Path
@@ -174,14 +173,6 @@ def test_the_page_on_data_names_every_repository_with_its_licence() -> None:
     families = {name.partition("/")[0] for name in load_catalogue().datasets}
     for word in [*families, "TRIOFLOW_DATA_MIRROR", "TRIOFLOW_DATA_URL", "https_proxy"]:
         assert f"`{word}`" in page
-
-
-@pytest.fixture
-def mirror() -> Path:
-    named = os.environ.get("TRIOFLOW_DATA_MIRROR")
-    if not named:
-        pytest.skip("TRIOFLOW_DATA_MIRROR is not set: the public data is not at hand")
-    return Path(named)
 
 
 def test_every_entry_is_what_the_mirror_holds(mirror: Path) -> None:

@@ -3,7 +3,6 @@
 Judged: one half of a recorded job from the other, and what made its steps slow.
 """
 
-import os
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -75,13 +74,10 @@ def test_a_damaged_job_is_refused_by_its_file(tmp_path: Path, damage: str) -> No
         read_job(path)
 
 
-def test_the_spread_that_ships_is_that_of_the_public_jobs(tmp_path: Path) -> None:
-    mirror = os.environ.get("TRIOFLOW_DATA_MIRROR")
-    if not mirror:
-        pytest.skip("TRIOFLOW_DATA_MIRROR is not set: the public data is not at hand")
+def test_the_spread_that_ships_is_that_of_the_public_jobs(mirror: Path, tmp_path: Path) -> None:
     known = [one for one in load_spreads() if one.device_kind == "gpu"]
     write_spreads(
-        fit_jobs(Path(mirror) / JOBS_FOLDER / f"{one.job}.parquet" for one in known),
+        fit_jobs(mirror / JOBS_FOLDER / f"{one.job}.parquet" for one in known),
         tmp_path / "spread.tsv",
     )
     for one, found in zip(known, load_spreads(tmp_path / "spread.tsv"), strict=True):
