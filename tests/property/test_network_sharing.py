@@ -1,4 +1,7 @@
-"""Max-min fairness against its definition and against an independent solver."""
+"""Max-min fairness against its definition and against an independent solver.
+
+Routes against a list of all paths, on random graphs.
+"""
 
 import math
 from collections.abc import Sequence
@@ -10,12 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles.plain_engine import PlainFairShareNetwork
 from scipy.optimize import linprog
+from trioflow.base.errors import SimulationError
 from trioflow.hardware.machine import Link, is_rank_node
 from trioflow.hardware.platform import BUILDERS
 from trioflow.hardware.topologies.nodes import build_rail_optimised
 from trioflow.network.fair_share import compute_max_min_rates, find_slack
 from trioflow.network.interface import NEVER_S, Flow, FlowEnd, Network
 from trioflow.network.networks import ContentionFreeNetwork
+from trioflow.network.routing import Router
 
 RELATIVE = 1e-9
 
@@ -335,3 +340,45 @@ def test_leaving_slack_links_out_changes_no_rate(
     assert told.keys() == known.keys()
     for number, rate in known.items():
         assert told[number] == pytest.approx(rate, rel=RELATIVE)
+
+
+PLACES = ("d", "a", "c", "e", "b", "f")
+
+
+@st.composite
+def networks(draw: st.DrawFn) -> list[Link]:
+    """Draw few or many links whose latencies are often equal, and sums of them exact."""
+    pairs = [(a, b) for a in PLACES for b in PLACES if a != b]
+    chosen = draw(st.lists(st.sampled_from(pairs), unique=True, max_size=len(pairs)))
+    return [Link(a, b, 1.0, draw(st.sampled_from([0.0, 0.5, 1.0, 1.0]))) for a, b in chosen]
+
+
+def find_best_path(links: list[Link], source: str, target: str) -> list[str] | None:
+    """Follow every path without a circle and take the first by latency, hops and names."""
+    found = []
+    todo: list[tuple[float, list[str]]] = [(0.0, [source])]
+    while todo:
+        latency_s, names = todo.pop()
+        if names[-1] == target:
+            found.append((latency_s, len(names), names))
+            continue
+        todo += [
+            (latency_s + link.latency_s, [*names, link.target])
+            for link in links
+            if link.source == names[-1] and link.target not in names
+        ]
+    return min(found)[2] if found else None
+
+
+@given(networks(), st.permutations([(a, b) for a in PLACES for b in PLACES]))
+def test_route_is_the_first_of_all_paths(links: list[Link], pairs: list[tuple[str, str]]) -> None:
+    """Whatever was asked before: a search is taken up again where it stopped."""
+    router = Router(links)
+    for source, target in pairs[:12]:
+        expected = find_best_path(links, source, target)
+        try:
+            route = [links[index] for index in router.route(source, target)]
+        except SimulationError:
+            assert expected is None
+            continue
+        assert [source, *(link.target for link in route)] == expected

@@ -1,14 +1,29 @@
+"""Curves beside a timeline: what a rank holds, when its device gets there.
+
+What is written of a simulated step.
+"""
+
 import gzip
 import itertools
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
+from same_model import ProportionalModel
 from trioflow import tables
+from trioflow.costmodel.device_times import DeviceTimes
+from trioflow.engine.simulate import simulate
 from trioflow.export import step_files
-from trioflow.export.step_files import write_perfetto
+from trioflow.export.step_files import count_memory, write_perfetto, write_simulation
+from trioflow.hardware.machine import Device, Link, Platform
+from trioflow.hardware.platform import load_platform
+from trioflow.parallel.extrapolate import extrapolate
+from trioflow.parallel.plan import make_plan
+from trioflow.prediction.assembly import predict
+from trioflow.trace.store import load_trace
 
 
 def make_timeline(*rows: dict[str, Any]) -> pd.DataFrame:
@@ -196,3 +211,119 @@ def test_same_bytes_again_and_compressed_equals_plain(tmp_path: Path) -> None:
 def test_empty_timeline(tmp_path: Path) -> None:
     write_perfetto(tables.empty("timeline"), tmp_path / "t.json")
     assert read(tmp_path / "t.json") == []
+
+
+def make_counted(*rows: tuple[int, str, float]) -> pd.DataFrame:
+    """Return tasks by rank, kind and start."""
+    return pd.DataFrame(rows, columns=["rank", "kind", "start_s"])
+
+
+def read_counters(found: pd.DataFrame, rank: int) -> list[tuple[float, float]]:
+    own = found[found["rank"] == rank]
+    assert set(own["counter"]) <= {"memory"} and set(own["unit"]) <= {"bytes"}
+    return list(zip(own["time_s"], own["value"], strict=True))
+
+
+def test_a_change_is_shown_when_the_device_begins_its_task() -> None:
+    timeline = make_counted(
+        (1, "compute", 0.0),
+        (0, "compute", 1.0),
+        (0, "collective", 9.0),
+        (0, "compute", 3.0),
+        (1, "compute", 2.0),
+    )
+    curves = [
+        {"ranks": [0], "places": [0, 1, 2], "bytes": [10, 20, 5]},
+        {"ranks": [1], "places": [0, 1, 7], "bytes": [1, 2, 3]},
+    ]
+    found = count_memory(curves, timeline)
+    # A collective that ends late does not hold back what computation does meanwhile.
+    assert read_counters(found, 0) == [(1.0, 10.0), (1.0, 20.0), (3.0, 5.0)]
+    assert read_counters(found, 1) == [(0.0, 1.0), (2.0, 2.0)], "there is no eighth task"
+    assert count_memory([], timeline).empty
+
+
+def test_long_curves_keep_the_most_of_each_stretch_and_the_end() -> None:
+    held = np.random.default_rng(0).integers(1, 10**6, 997)
+    timeline = make_counted(*((0, "compute", float(n)) for n in range(997)))
+    curve = {"ranks": [0], "places": list(range(997)), "bytes": held.tolist()}
+    found = count_memory([curve], timeline, most_points=50)
+    assert len(found) == 50
+    assert found["value"].max() == held.max() and found["value"].iloc[-1] == held[-1]
+    times_s = found["time_s"].tolist()
+    for begin, end, value in zip(times_s, [*times_s[1:], 997.0], found["value"], strict=True):
+        assert value == held[int(begin) : int(end)].max()
+
+
+@pytest.mark.parametrize(
+    "degrees", [{"data": 2}, {"pipeline": 2, "schedule": "1f1b"}, {"data": 2, "sharding": "fsdp"}]
+)
+def test_the_top_of_each_curve_is_the_peak_of_its_rank(degrees: dict[str, Any]) -> None:
+    graph = extrapolate(load_trace("gpt2-tiny-b8"), make_plan(**degrees), ProportionalModel())
+    result = simulate(graph, load_platform("h100x8-nvlink", 2))
+    found = count_memory(graph.metadata.memory_curves, result.timeline)
+    for entry in graph.metadata.memory:
+        assert "curve" not in entry
+        for rank in entry["ranks"]:
+            own = found[found["rank"] == rank]
+            assert own["value"].max() == pytest.approx(
+                entry["peak_bytes"], abs=len(entry["categories"])
+            )
+            assert own["time_s"].is_monotonic_increasing
+            assert own["time_s"].max() <= result.summary.step_time_s
+
+
+LINKS = (Link("rank0", "rank1", 1e9, 0.0), Link("rank1", "rank0", 1e9, 0.0))
+PLATFORM = Platform("two", Device("d", "cpu", 10**9, {}), 2, LINKS)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    trace, plan = load_trace("gpt2-tiny-b8"), make_plan(data=2)
+    times = DeviceTimes([trace], ProportionalModel(), "proportional")
+    prediction = predict(times, plan, PLATFORM, record_links=True)
+    folder = tmp_path_factory.mktemp("simulated")
+    write_simulation(prediction, folder)
+    names = ("timeline", "critical_path", "links", "breakdown")
+    frames = {name: tables.read_table(folder / f"{name}.parquet", name) for name in names}
+    return trace, prediction.task_graph, prediction.simulated.result, folder, frames
+
+
+def test_what_is_made_of_a_step_adds_up_to_it(written):
+    trace, _, result, _, frames = written
+    step_s = result.summary.step_time_s
+    path = frames["critical_path"]
+    assert path["share"].sum() == pytest.approx(1.0)
+    assert path["end_s"].iloc[-1] == step_s and path["start_s"].iloc[0] == 0.0
+    assert set(path["module"]) <= {*trace.operators["module"], ""} and (path["module"] != "").any()
+    moved = dict(zip(frames["links"]["link"], frames["links"]["bytes"], strict=True))
+    assert moved == pytest.approx(result.summary.link_bytes) and min(moved.values()) > 0
+    breakdown = frames["breakdown"]
+    assert breakdown["by"].unique().tolist() == ["rank", "stage", "module"]
+    gradient_bytes = sum(entry["size_bytes"] for entry in trace.facts.gradients)
+    for by, ranks in (("rank", 2), ("stage", 1), ("module", 1)):
+        assert (
+            breakdown.loc[breakdown["by"] == by, "gradient_bytes"].sum() == ranks * gradient_bytes
+        )
+    for row, told in zip(tables.records(breakdown), result.summary.per_rank, strict=False):
+        for name in ("compute_s", "communication_s", "exposed_communication_s"):
+            assert row[name] == pytest.approx(getattr(told, name))
+        assert row["idle_s"] == pytest.approx(step_s - told.busy_s)
+
+
+def test_the_perfetto_trace_holds_tasks_path_memory_and_rates(written):
+    _, graph, result, folder, frames = written
+    events = json.loads(gzip.decompress((folder / "perfetto.json.gz").read_bytes()))["traceEvents"]
+    slices = [event for event in events if event["ph"] == "X"]
+    assert len(slices) == len(graph.tasks) + len(frames["critical_path"])
+    curves = [event for event in events if event["ph"] == "C"]
+    assert {event["name"] for event in curves} == {"memory", *result.summary.link_bytes}
+    held = [event["args"]["bytes"] for event in curves if event["name"] == "memory"]
+    assert max(held) == graph.metadata.memory[0]["peak_bytes"]
+    ranks = {event["pid"] for event in curves if event["name"] == "memory"}
+    assert ranks < {event["pid"] for event in slices} and len(ranks) == 2
+    # The area under a link's curve is what it moved.
+    for link, moved in result.summary.link_bytes.items():
+        own = [(e["ts"] / 1e6, e["args"]["bytes/s"]) for e in curves if e["name"] == link]
+        area = sum(rate * (after - begin) for (begin, rate), (after, _) in itertools.pairwise(own))
+        assert area == pytest.approx(moved, rel=1e-3)
