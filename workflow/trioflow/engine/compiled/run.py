@@ -193,8 +193,8 @@ KERNELS = kernels.__name__
 _SOURCES = ("kernels.py", "state.py")
 _loaded: dict[str, Any] = {}
 
-UNLOADED_FROM_EVENTS = 15_000
-"""From here on loading cached kernels (0.1 to 0.2 s) costs less than running them uncompiled."""
+UNLOADED_FROM_EVENTS = 40_000
+"""From here on loading cached kernels (0.2 to 0.3 s) costs less than running them uncompiled (5 us an event)."""
 UNCOMPILED_FROM_EVENTS = 600_000
 """From here on even compiling them (5 to 10 s, once) does."""
 LOADED_FROM_EVENTS = 500
