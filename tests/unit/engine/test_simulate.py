@@ -9,8 +9,7 @@ from measured_cost import Measured
 from oracles.plain_engine import PlainFairShareNetwork
 from trioflow import tables
 from trioflow.base.errors import InputError, SimulationError
-from trioflow.engine import planning
-from trioflow.engine.planning import MOST_KEPT, keep_planner, make_planner
+from trioflow.engine.planning import MESSAGES, PLANNERS, keep_planner, make_planner
 from trioflow.engine.simulate import ENGINES, simulate, simulate_interval
 from trioflow.export.step_tables import build_critical_path
 from trioflow.hardware.machine import Device, Platform
@@ -422,19 +421,19 @@ def test_one_platform_has_one_planner_for_each_end_of_an_interval(platform: Plat
 
 def test_what_is_kept_has_an_end(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
     first = keep_planner(platform, None, "time_s")
-    for _ in range(MOST_KEPT["planner"]):
+    for _ in range(PLANNERS.most):
         keep_planner(load_platform("a100x4-nvlink", 2), None, "time_s")
-    assert len(planning._shelves["planner"]) == MOST_KEPT["planner"]
+    assert len(PLANNERS._kept) == PLANNERS.most
     assert keep_planner(platform, None, "time_s") is not first, "it was the longest unused"
-    monkeypatch.setattr(planning, "MOST_USES", 3)
+    monkeypatch.setattr(PLANNERS, "uses", 3)
     used = [keep_planner(platform, None, "high_s") for _ in range(4)]
     assert used[0] is used[2] and used[3] is not used[0]
 
 
 def test_a_platform_that_is_gone_leaves_its_identity_to_nobody(platform: Platform) -> None:
     keep_planner(platform, None, "time_s")
-    for (identity, _, _), kept in planning._shelves["planner"].items():
-        assert id(kept.made_from[0]) == identity
+    for (_, (_, identity), *_), known in PLANNERS._kept.items():
+        assert id(known.made_of[0]) == identity
 
 
 def test_those_that_plan_messages_are_kept_for_the_same_question_only(platform: Platform) -> None:
@@ -446,5 +445,5 @@ def test_those_that_plan_messages_are_kept_for_the_same_question_only(platform: 
         make_planner(platform, None, "low_s", "ring", WHOLE),
     ]
     assert first not in others and len(set(map(id, others))) == 3
-    assert len(planning._shelves["messages"]) == MOST_KEPT["messages"]
+    assert len(MESSAGES._kept) == MESSAGES.most
     assert make_planner(platform, None, "time_s", "ring", WHOLE) is not first

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -23,6 +21,7 @@ from trioflow.network.fair_share import FairShareNetwork, find_slack
 from trioflow.network.message_planner import Chunks, CollectiveMessages, MessagePlanner, RunAlone
 from trioflow.network.networks import AnyNetwork
 from trioflow.parallel.folded import Fold
+from trioflow.parallel.remembered import Memory, kept
 
 T = TypeVar("T")
 
@@ -52,102 +51,67 @@ def make_planner(
     """Return what turns collectives into messages, or flows without an algorithm; InputError as ``MessagePlanner``."""
     if algorithms is None:
         return keep_planner(platform, collectives, bound)
-    spelled = algorithms if isinstance(algorithms, str) else tuple(sorted(algorithms.items()))
-
-    def make() -> Planner:
-        run_alone = make_run_alone(platform)
-        return MessagePlanner(platform, algorithms, run_alone, collectives, bound, chunks)
-
-    return _keep("messages", (platform, collectives), (bound, spelled, chunks), make)
+    return _keep_messages(platform, collectives, bound, algorithms, chunks)
 
 
-@dataclass
-class _Kept:
-    """A planner or the like, what it was made from, and how often it has been used."""
-
-    made_from: tuple[Any, ...]
-    made: Any
-    uses: int = 0
-
-
-MOST_KEPT = {"planner": 12, "messages": 3, "names": 3, "slack": 3, "links": 12, "fold": 2}
-"""How many of each kind are cached. ``planner``: those of a few platforms, for the three ends of an interval each;
-``messages``: the three ends only, as their tables are large; ``fold``: one graph on two networks, as consecutive
-scenarios of a sweep ask for.
-"""
 MOST_USES = 256
 """A planner is made anew after so many simulations, so that what it remembers has an end."""
-_shelves: dict[str, OrderedDict[tuple[Any, ...], _Kept]] = {
-    kind: OrderedDict() for kind in MOST_KEPT
-}
+PLANNERS, MESSAGES = Memory(12, MOST_USES), Memory(3, MOST_USES)
+"""Planners of a few platforms, for the three ends of an interval each; of messages the three ends only: their tables are large."""
 
 
-def _keep(kind: str, made_from: tuple[Any, ...], key: tuple[Any, ...], make: Callable[[], T]) -> T:
-    """Return the cached object of a kind for ``made_from`` and ``key``; make and cache it where there is none."""
-    shelf, key = _shelves[kind], (*map(id, made_from), *key)
-    kept = shelf.get(key)
-    if kept is None or kept.uses >= MOST_USES:
-        # What is kept is held on to, so that nothing else gets its identity.
-        kept = shelf[key] = _Kept(made_from, make())
-    shelf.move_to_end(key)
-    while len(shelf) > MOST_KEPT[kind]:
-        shelf.popitem(last=False)
-    kept.uses += 1
-    return cast(T, kept.made)
+@kept(MESSAGES)
+def _keep_messages(
+    platform: Platform, collectives: CollectiveCost | None, bound: Bound, algorithms: Algorithms, chunks: Chunks,
+) -> Planner:  # fmt: skip
+    run_alone = make_run_alone(platform)
+    return MessagePlanner(platform, algorithms, run_alone, collectives, bound, chunks)
 
 
+@kept(PLANNERS)
 def keep_planner(
     platform: Platform, collectives: CollectiveCost | None, bound: Bound
 ) -> CollectivePlanner:
     """Return the planner of a platform object, the same one always: finding routes takes longer than a folded simulation."""
-
-    def make() -> CollectivePlanner:
-        if bound == "time_s":
-            return CollectivePlanner(platform, collectives, bound)
-        return keep_planner(platform, collectives, "time_s").rebound(bound)
-
-    return _keep("planner", (platform, collectives), (bound,), make)
+    if bound == "time_s":
+        return CollectivePlanner(platform, collectives, bound)
+    return keep_planner(platform, collectives, "time_s").rebound(bound)
 
 
+@kept(Memory(3))
 def name_links(platform: Platform) -> list[tuple[tuple[str, str], str]]:
     """Return the ends of a platform's links in their order, and how a summary calls each link."""
-
-    def make() -> list[tuple[tuple[str, str], str]]:
-        ends = sorted({(link.source, link.target) for link in platform.links})
-        return [(pair, f"{pair[0]}->{pair[1]}") for pair in ends]
-
-    return _keep("names", (platform,), (), make)
+    ends = sorted({(link.source, link.target) for link in platform.links})
+    return [(pair, f"{pair[0]}->{pair[1]}") for pair in ends]
 
 
 def keep_folded(
     fold: Fold, cases: Sequence[Case], network: AnyNetwork, platform: Platform
 ) -> FoldedProgram:
     """Return the quotient of a graph on a platform, the same however fast its links are; errors as ``fold_program``."""
-    scales = [case.compute_scale for case in cases]
-    scale_keys = [one if isinstance(one, int | float) else tuple(one) for one in scales]
-    return _keep(
-        "fold",
-        (fold, platform, *(case.planner for case in cases)),
-        (type(network), getattr(network, "slack", None), *scale_keys),
-        lambda: fold_program(
-            fold,
-            cases,
-            network,
-            platform.links,
-            ranks=platform.ranks,
-            communication_on_compute_stream=platform.communication_on_compute_stream,
-        ),
-    )
+    slack: frozenset[int] = getattr(network, "slack", frozenset())
+    of_cases = [(case.planner, case.compute_scale) for case in cases]
+    return _keep_folded(fold, of_cases, type(network), slack, platform)
 
 
+@kept(Memory(2))  # one graph on two networks, as consecutive scenarios of a sweep ask for
+def _keep_folded(
+    fold: Fold, cases: Sequence[tuple[Any, ...]], network: type[AnyNetwork], slack: frozenset[int],
+    platform: Platform,
+) -> FoldedProgram:  # fmt: skip
+    return fold_program(fold, [Case(*one) for one in cases], network, slack, platform)
+
+
+@kept(Memory(3))
 def keep_slack(platform: Platform) -> frozenset[int]:
     """Return the links of a platform that hold no flow between ranks back: see `find_slack`."""
-    return _keep("slack", (platform,), (), lambda: find_slack(platform.links, is_rank_node))
+    return find_slack(platform.links, is_rank_node)
 
 
+@kept(Memory(12))
 def keep_links(platform: Platform, factor: float) -> Sequence[Link]:
     """Return the links of a platform of which each moves a ``factor``th of the bytes."""
-    return _keep("links", (platform,), (factor,), lambda: narrow_links(platform.links, factor))
+    return narrow_links(platform.links, factor)
 
 
 def make_run_alone(platform: Platform) -> RunAlone:

@@ -6,10 +6,11 @@ between two calls.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -24,6 +25,15 @@ _MOST_RESULTS = 2000
 _SCALARS = (bool, int, float, str, bytes, type(None))
 
 
+@dataclass
+class _Known:
+    """A result, what it was made of, and how often it was asked for."""
+
+    result: Any
+    made_of: tuple[Any, ...]  # held on to, so that nothing else gets an identity of it
+    uses: int = 0
+
+
 class Memory:
     """Results of functions that always answer the same; ``made`` counts those of ``asked`` that had to be answered anew.
 
@@ -31,10 +41,10 @@ class Memory:
     and kept so that no other can be taken for them. None may be changed any more; arrays are locked.
     """
 
-    def __init__(self, most: int = _MOST_RESULTS) -> None:
-        self.most = most
+    def __init__(self, most: int = _MOST_RESULTS, uses: float = math.inf) -> None:
+        self.most, self.uses = most, uses
         self.asked = self.made = 0
-        self._kept: OrderedDict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = OrderedDict()
+        self._kept: dict[tuple[Any, ...], _Known] = {}
 
     def recall(
         self, function: Callable[..., Any], given: tuple[Any, ...], named: Mapping[str, Any]
@@ -42,16 +52,16 @@ class Memory:
         """Return what a function answers, from the memory where it was asked before."""
         self.asked += 1
         key = (function, *map(_key_of, given), *(_key_of(pair) for pair in named.items()))
-        if key in self._kept:
-            self._kept.move_to_end(key)
-            return self._kept[key][0]
-        self.made += 1
-        result = function(*given, **named)
-        _lock(result)
-        self._kept[key] = (result, (*given, *named.values()))
+        known = self._kept.pop(key, None)
+        if known is None or known.uses >= self.uses:
+            self.made += 1
+            known = _Known(function(*given, **named), (*given, *named.values()))
+            _lock(known.result)
+        known.uses += 1
+        self._kept[key] = known
         if len(self._kept) > self.most:
-            self._kept.popitem(last=False)
-        return result
+            del self._kept[next(iter(self._kept))]
+        return known.result
 
 
 _ACTIVE: ContextVar[Memory | None] = ContextVar("trioflow_memory", default=None)
@@ -80,17 +90,34 @@ def remembering_within(function: Callable[Asked, Answer]) -> Callable[Asked, Ans
     return ask
 
 
+def _answering(
+    find: Callable[[], Memory | None],
+) -> Callable[[Callable[Asked, Answer]], Callable[Asked, Answer]]:
+    """Return what lets a function of its arguments alone answer from the memory that there is when it is called."""
+
+    def decorate(function: Callable[Asked, Answer]) -> Callable[Asked, Answer]:
+        @wraps(function)
+        def ask(*given: Asked.args, **named: Asked.kwargs) -> Answer:
+            memory = find()
+            if memory is None:
+                return function(*given, **named)
+            return cast(Answer, memory.recall(function, given, named))
+
+        return ask
+
+    return decorate
+
+
 def remembered(function: Callable[Asked, Answer]) -> Callable[Asked, Answer]:
     """Let a function of its arguments alone answer from the open memory; callers must not change what it returns."""
+    return _answering(_ACTIVE.get)(function)
 
-    @wraps(function)
-    def ask(*given: Asked.args, **named: Asked.kwargs) -> Answer:
-        memory = _ACTIVE.get()
-        if memory is None:
-            return function(*given, **named)
-        return cast(Answer, memory.recall(function, given, named))
 
-    return ask
+def kept(
+    memory: Memory,
+) -> Callable[[Callable[Asked, Answer]], Callable[Asked, Answer]]:
+    """Let a function of its arguments alone answer from a memory of its own, as long as the process runs."""
+    return _answering(lambda: memory)
 
 
 tensor_bytes = remembered(consistency.tensor_bytes)

@@ -74,7 +74,7 @@ from trioflow.engine.program import (
     change_case,
     check_scale,
 )
-from trioflow.hardware.machine import Link
+from trioflow.hardware.machine import Link, Platform
 from trioflow.network.fair_share import FairShareNetwork
 from trioflow.network.networks import AnyNetwork, ContentionFreeNetwork
 from trioflow.parallel.folded import Fold, split_fold
@@ -134,33 +134,32 @@ class FoldedProgram:
 def fold_program(
     fold: Fold,
     cases: Sequence[Case],
-    network: AnyNetwork,
-    links: Sequence[Link],
-    *,
-    ranks: int,
-    communication_on_compute_stream: bool = False,
+    network: type[AnyNetwork],
+    slack: frozenset[int],
+    platform: Platform,
 ) -> FoldedProgram:
     """Return the quotient of a task graph on a platform: the same for all cases, so alike in each.
+
+    ``network``: how flows share links; ``slack``: links that take no part in sharing.
 
     Raises CannotFoldError, which says why that would not be exact, SimulationError as ``build_program``, TooLargeError
     where classes divide into more than fit into memory.
     """
-    if type(network) not in (FairShareNetwork, ContentionFreeNetwork):
+    if network not in (FairShareNetwork, ContentionFreeNetwork):
         raise CannotFoldError(
-            f"the network {type(network).__name__} is not known to treat like flows alike"
+            f"the network {network.__name__} is not known to treat like flows alike"
         )
-    if fold.ranks > ranks:
+    if fold.ranks > platform.ranks:
         raise CannotFoldError("the platform has too few ranks")
     for case in cases:
         fold = _split_speeds(fold, case.compute_scale)
     planners = [case.planner for case in cases]
-    slack = network.slack if isinstance(network, FairShareNetwork) else frozenset()
     reason = "no two ranks do the same"
     for _ in range(MOST_SPLITS):
         if len(fold.representatives) == fold.ranks:
             raise CannotFoldError(reason)
         try:
-            exchanges, traffic = _fold_exchanges(fold, planners, links, slack)
+            exchanges, traffic = _fold_exchanges(fold, planners, platform.links, slack)
         except GroupsDifferError as difference:
             reason = str(difference)
             check_division(fold, difference.of_group, reason)
@@ -170,12 +169,12 @@ def fold_program(
         program = build_program(
             fold.graph,
             exchanges[0],
-            ranks=ranks,
+            ranks=platform.ranks,
             compute_scale=cases[0].compute_scale,
-            communication_on_compute_stream=communication_on_compute_stream,
+            communication_on_compute_stream=platform.communication_on_compute_stream,
         )
         others = zip(exchanges[1:], cases[1:], strict=True)
-        changed = [change_case(program, fold.graph, *other, ranks) for other in others]
+        changed = [change_case(program, fold.graph, *other, platform.ranks) for other in others]
         return FoldedProgram(fold, [program, *changed], traffic)
     raise CannotFoldError(reason)
 
