@@ -269,13 +269,6 @@ def test_inputs_follow_from_what_a_figure_compares() -> None:
     assert public["predictions"][1] == "figures/predictions/published-fig11.parquet"
 
 
-def test_what_is_missing_is_named() -> None:
-    with pytest.raises(InputError, match="no figure 'fig99'"):
-        find_figure("fig99")
-    with pytest.raises(InputError, match=r"fig08 has no description fig08\.yaml"):
-        list_inputs("fig08", {}, [], [], [])
-
-
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
     files = write_files(tmp_path_factory.mktemp("figures"))
@@ -355,11 +348,6 @@ def test_different_quantities_are_not_averaged_together() -> None:
     ]
     (panel,) = list_panels(FIGURES["fig06"], pd.DataFrame(rows))
     assert "mean |error|: whole step 20.0 %, sum of operators 2.0 %" in panel.title
-
-
-def test_no_row_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="fig08: no row to draw"):
-        draw_evidence(FIGURES["fig08"], pd.DataFrame(columns=EVIDENCE.names))
 
 
 def test_the_kind_follows_from_the_degrees_and_not_from_the_name() -> None:
@@ -455,12 +443,6 @@ def test_the_same_tables_give_the_same_bytes(made: Path) -> None:
 def test_the_table_says_which_files_it_was_made_from(made: Path) -> None:
     told = str(pq.read_metadata(made / "drawn" / "fig08.parquet").metadata)
     assert "error.parquet" in told and "net.parquet" in told
-
-
-def test_nothing_is_written_where_a_set_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="fig08: no file of its errors"):
-        make_figure("fig08", {}, make_plans(), tmp_path / "fig08")
-    assert not list(tmp_path.iterdir())
 
 
 def test_the_page_shows_every_figure_with_its_three_labels(made: Path) -> None:
@@ -630,12 +612,6 @@ def test_busy_times_keep_the_interval_in_proportion(tmp_path: Path) -> None:
     assert row["quantity"] == "busy time"
 
 
-def test_no_scenario_is_an_error(tmp_path: Path) -> None:
-    file = write(make_sweep()[:0], "sweep_results", tmp_path / "empty.parquet")
-    with pytest.raises(InputError, match=r"no predicted scenario in .*empty\.parquet"):
-        list_predicted_rows([file])
-
-
 def test_whole_training_steps_of_the_shipped_model_are_taken(tmp_path: Path) -> None:
     file = write(make_validation("batch-change", "shipped"), "validation", tmp_path / "one.parquet")
     rows = list_validation_rows(file, "batch-change")
@@ -650,12 +626,6 @@ def test_another_gpu_is_told_with_where_it_comes_from(tmp_path: Path) -> None:
     file = write(make_validation("new-gpu", "ours"), "validation", tmp_path / "one.parquet")
     row = list_validation_rows(file, "new-gpu")[0]
     assert row["label"] == "H100 to A100 PCIe" and row["source_gpu"] != row["device"]
-
-
-def test_a_set_without_such_a_case_is_named(tmp_path: Path) -> None:
-    file = write(make_validation("new-gpu", "nobody"), "validation", tmp_path / "one.parquet")
-    with pytest.raises(InputError, match="no whole training step in the set new-gpu"):
-        list_validation_rows(file, "new-gpu")
 
 
 def test_public_cases_are_chosen_by_their_plan(tmp_path: Path) -> None:
@@ -743,3 +713,20 @@ def test_nothing_to_time_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no scenario has a step to time"):
         time_simulations(description, tmp_path / "times.parquet")
     assert not (tmp_path / "times.parquet").exists()
+
+
+def test_what_is_missing_is_named_and_nothing_is_written(tmp_path: Path) -> None:
+    none = pd.DataFrame(columns=EVIDENCE.names)
+    empty = write(make_sweep()[:0], "sweep_results", tmp_path / "empty.parquet")
+    nobody = write(make_validation("new-gpu", "nobody"), "validation", tmp_path / "one.parquet")
+    for words, ask, told in (
+        ("no figure 'fig99'", find_figure, ("fig99",)),
+        (r"fig08 has no description fig08\.yaml", list_inputs, ("fig08", {}, [], [], [])),
+        ("fig08: no row to draw", draw_evidence, (FIGURES["fig08"], none)),
+        ("fig08: no file of its errors", make_figure, ("fig08", {}, make_plans(), tmp_path / "fig08")),
+        (r"no predicted scenario in .*empty\.parquet", list_predicted_rows, ([empty],)),
+        ("no whole training step in the set new-gpu", list_validation_rows, (nobody, "new-gpu")),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=words):
+            ask(*told)
+    assert len(list(tmp_path.iterdir())) == 2
