@@ -345,7 +345,9 @@ def _certainty(step: _Step, written: _Written) -> tuple[tuple[float, float], str
     )
     beyond = written.extrapolated or works.extrapolated or carried
     beyond |= {step.reference.batch} != set(step.sizes)
-    return interval, _confidence(rescaled or works.predicted or carried, beyond)
+    if not (rescaled or works.predicted or carried):
+        return interval, "measured"
+    return interval, "extrapolated" if beyond else "interpolated"
 
 
 def _least_half_width(
@@ -398,12 +400,6 @@ def repeat_interval(facts: Facts) -> tuple[float, float]:
         return (1.0, 1.0)
     low, middle, high = np.quantile(times, [0.1, 0.5, 0.9])
     return (float(low / middle), float(high / middle))
-
-
-def _confidence(rescaled: bool, extrapolated: bool) -> str:
-    if not rescaled:
-        return "measured"
-    return "extrapolated" if extrapolated else "interpolated"
 
 
 def _repeat_warnings(step: _Step) -> list[str]:

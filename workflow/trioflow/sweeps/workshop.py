@@ -89,12 +89,10 @@ class Workshop:
         self.graphs = 0
         self.steps, self.routing = dict(steps or {}), routing
         self._traces: dict[tuple[str, int | None], list[Trace]] = {}
-        self._platforms: dict[tuple[str, int], Platform] = {}
-        self._collectives: dict[int, tuple[Platform, CollectiveCost | None]] = {}
         self._times: dict[tuple[Any, ...], DeviceTimes] = {}
         self._graphs: OrderedDict[str, TaskGraph] = OrderedDict()
         self._events, self._loaded = 0, False
-        self.memory = Memory()
+        self.memory, self._machines = Memory(), Memory()
 
     def load_traces(self, name: str, samples: int | None = None) -> list[Trace]:
         """Return the traces of a name; of a language model the one of a micro-batch of ``samples``, by default one."""
@@ -109,17 +107,14 @@ class Workshop:
 
     def load_platform(self, name: str, ranks: int) -> Platform:
         """Return a platform with a number of ranks."""
-        if (name, ranks) not in self._platforms:
-            file = self.platform_files.get(name, name)
-            self._platforms[name, ranks] = open_platform(file, ranks, **self.inter_node)
-        return self._platforms[name, ranks]
+        file = self.platform_files.get(name, name)
+        platform: Platform = self._machines.recall(open_platform, (file, ranks), self.inter_node)
+        return platform
 
     def load_collectives(self, platform: Platform) -> CollectiveCost | None:
         """Return a platform's measured collectives, or None where there are none."""
-        if id(platform) not in self._collectives:
-            # The platform is kept with it, so that no other gets its identity.
-            self._collectives[id(platform)] = platform, choose_collectives(platform)
-        return self._collectives[id(platform)][1]
+        found: CollectiveCost | None = self._machines.recall(choose_collectives, (platform,), {})
+        return found
 
     def time_operators(
         self,
