@@ -87,7 +87,7 @@ def list_runs(data: Path) -> Iterator[Case]:
     runs = [run for run in steps.read_runs(data) if run.ran and run.set != steps.BEFORE]
     random.Random(SEED).shuffle(runs)
     for run in [run for run in runs if run.set == steps.RAN][:RUNS]:
-        platform = steps.join_network(run, steps.load_platform(*steps._name_platform(run)))
+        platform = steps.load_own_platform(run)
         times = time_operators(steps.trace_run(run), steps.DEVICE)
         if found := _follow(steps, partial(steps.predict_run, run, times, platform)):
             degrees = f"DP{run.data} TP{run.tensor} PP{run.pipeline}"

@@ -99,22 +99,23 @@ def judge_memory(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def _judge_model(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    known: dict[tuple[int, ...], dict[str, Any]] = {}
-    trace, platform, rows = trace_run(runs[0]), load_platform(PLATFORM, 8), []
+    known: dict[tuple[Any, ...], dict[str, Any]] = {}
+    trace, rows = trace_run(runs[0]), []
     times = replace(time_operators(trace, DEVICE), model=_AnyTime(DEVICE))
-    most_bytes = HOPELESS * platform.device.memory_bytes
     for run in runs:
         stages = keep_depth(cut_stages(trace, run), run.pipeline)
         pieces = min(run.accumulate, len(stages) + 1 if len(stages) > 1 else 2)
         data = run.data if run.zero else min(run.data, 2)
-        cut = (len(stages), run.pipeline, run.tensor, data, run.zero, run.nodes > 1)
+        platform = _load_nodes(name_platform(run), 1)
+        most_bytes = HOPELESS * platform.device.memory_bytes
+        cut = (len(stages), run.pipeline, run.tensor, data, run.zero, run.nodes > 1, platform.name)
         key = (*cut, run.micro_batch, pieces)
         if key not in known:
             for other, found in known.items():
                 if (
-                    other[:6] == cut
-                    and other[6] <= key[6]
-                    and other[7] <= key[7]
+                    other[:-2] == cut
+                    and other[-2] <= key[-2]
+                    and other[-1] <= key[-1]
                     and found["fullest_bytes"] > most_bytes
                 ):
                     known[key] = {**found, "least": True}
@@ -367,22 +368,27 @@ def judge_steps(runs: Iterable[Run]) -> pd.DataFrame:
         mine = [place for place, run in ran.items() if run.parameters == parameters]
         # Runs that share routes, then split operators, then micro-batches, one after the other.
         mine.sort(key=lambda place: (ran[place].nodes, ran[place].tensor, ran[place].micro_batch))
-        platforms = {
-            key: load_platform(*key) for key in {_name_platform(ran[place]) for place in mine}
-        }
         times = time_operators(trace_run(ran[mine[0]]), DEVICE)
         with remembering(Memory()):
             for place in mine:
                 run = ran[place]
-                own = join_network(run, platforms[_name_platform(run)])
-                rows[place] = _describe(run) | _predict(run, times, own)
+                rows[place] = _describe(run) | _predict(run, times, load_own_platform(run))
     return pd.DataFrame([rows[place] for place in ran], columns=CLUSTER_STEPS.names)
 
 
-def _name_platform(run: Run) -> tuple[str, int]:
-    """Return the platform that a run had, and its ranks; pipelines without NVLink ran among those on the slow network."""
-    fast = run.nodes == 1 or run.network == FAST
-    return PLATFORM if fast else SLOW_NODES, GPUS_OF_A_NODE * run.nodes
+def name_platform(run: Run) -> str:
+    """Return the platform that a run had: pipelines without NVLink ran among those on the slow network; fast where none was measured."""
+    return PLATFORM if run.nodes == 1 or run.network == FAST else SLOW_NODES
+
+
+def load_own_platform(run: Run) -> Platform:
+    """Return the platform that a run had, as its job measured it."""
+    return join_network(run, _load_nodes(name_platform(run), run.nodes))
+
+
+@cache
+def _load_nodes(name: str, nodes: int) -> Platform:
+    return load_platform(name, GPUS_OF_A_NODE * nodes)
 
 
 def _predict(run: Run, times: DeviceTimes, platform: Platform) -> dict[str, Any]:
@@ -408,8 +414,10 @@ def _describe(run: Run) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def predict_run(run: Run, times: DeviceTimes, platform: Platform) -> NDArray[np.float64]:
-    """Return a run's step and the ends of its 80 % interval [s].
+def predict_run(
+    run: Run, times: DeviceTimes, platform: Platform, interval: bool = True
+) -> NDArray[np.float64]:
+    """Return a run's step and the ends of its 80 % interval [s]; without ``interval`` they are the step.
 
     In a full pipeline every micro-batch adds the same: of more than two a stage and two, so many
     and two fewer are simulated.
@@ -417,18 +425,20 @@ def predict_run(run: Run, times: DeviceTimes, platform: Platform) -> NDArray[np.
     stages = cut_stages(times.traces[0], run)
     most = 2 * len(stages) + 2
     if run.accumulate <= most:
-        return simulate_pieces(run, times, platform, stages, run.accumulate)
-    full = simulate_pieces(run, times, platform, stages, most)
-    each = (full - simulate_pieces(run, times, platform, stages, most - 2)) / 2
+        return simulate_pieces(run, times, platform, stages, run.accumulate, interval)
+    full = simulate_pieces(run, times, platform, stages, most, interval)
+    each = (full - simulate_pieces(run, times, platform, stages, most - 2, interval)) / 2
     return full + each * (run.accumulate - most)
 
 
 def simulate_pieces(
-    run: Run, times: DeviceTimes, platform: Platform, stages: Sequence[list[str]], pieces: int
-) -> NDArray[np.float64]:
+    run: Run, times: DeviceTimes, platform: Platform, stages: Sequence[list[str]], pieces: int, interval: bool = True,
+) -> NDArray[np.float64]:  # fmt: skip
     """Return a run's step with so many micro-batches, and the ends of its interval [s]."""
     plan = plan_run(run, len(stages), pieces, run.data)
-    options = Options(stages=list(stages) if len(stages) > 1 else None, memory=False)
+    options = Options(
+        stages=list(stages) if len(stages) > 1 else None, memory=False, interval=interval
+    )
     batch = run.data * pieces * run.micro_batch
     found = predict(times, plan, platform, batch=batch, options=options)
     return np.array([found.step_time_s, found.low_s, found.high_s])
