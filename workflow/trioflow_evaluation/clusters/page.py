@@ -320,7 +320,8 @@ def _judge_chances(cases: pd.DataFrame) -> list[Line]:
 
 def _judge_memory(cases: pd.DataFrame) -> list[Line]:
     judged = judge_survival(choose_cases(cases))
-    scores, ran = score_survival(judged).iloc[0], int(judged["survived"].sum())
+    scores = score_survival(judged).iloc[0]
+    ran = int(scores["sized"])
     return [
         Line("reserved peak, median error", ran, scores["reserved"], 0.06,
              headline="median error of reserved memory"),

@@ -192,21 +192,30 @@ def judge_survival(cases: pd.DataFrame) -> pd.DataFrame:
 
 
 def score_survival(judged: pd.DataFrame) -> pd.DataFrame:
-    """Return by model (``parameters`` 0: all) how often the odds are right, their Brier score and median errors of sizes."""
-    groups = [(0.0, judged)]
-    groups += [(float(str(size)), rows) for size, rows in judged.groupby("parameters")]
-    return pd.DataFrame([_score_odds(size, rows) for size, rows in groups])
+    """Return by ``group`` (all, models, runs by themselves) how often the odds are right, their Brier score and median errors of sizes.
+
+    Sizes of all and of the models are judged on the runs that nothing was fitted on, without pipelines before their fix.
+    """
+    groups = {"all": judged}
+    groups |= {name_model(float(str(size))): rows for size, rows in judged.groupby("parameters")}
+    scores = [_score_odds(name, rows, rows["set"] == RAN) for name, rows in groups.items()]
+    for name in (FITTED, BEFORE):
+        if len(rows := judged[judged["set"] == name]):
+            scores.append(_score_odds(name, rows, rows["set"] == name))
+    return pd.DataFrame(scores)
 
 
-def _score_odds(parameters: float, rows: pd.DataFrame) -> dict[str, Any]:
-    ran, miss = rows[rows["survived"]], rows["odds"] - rows["survived"]
+def _score_odds(name: str, rows: pd.DataFrame, is_sized: pd.Series) -> dict[str, Any]:
+    sized, miss = rows[rows["survived"] & is_sized], rows["odds"] - rows["survived"]
     pairs = {"reserved": ("reserved_bytes", "measured_bytes"), "update": ("update_bytes", "measured_update_bytes")}  # fmt: skip
+    # As plain floats: no model's median is NaN where none of its runs survived.
+    off = {name: (sized[one].astype(float) / sized[other].astype(float) - 1).abs() for name, (one, other) in pairs.items()}  # fmt: skip
+    survived = int(rows["survived"].sum())
     return {
-        "parameters": parameters, "survived": len(ran), "failed": len(rows) - len(ran),
+        "group": name, "survived": survived, "failed": len(rows) - survived, "sized": len(sized),
         "accuracy": float(((rows["odds"] >= LIKELY) == rows["survived"]).mean()),
-        "brier": float((miss**2).mean()),
-        **{name: float((ran[one] / ran[other] - 1).abs().median()) for name, (one, other) in pairs.items()},
-        "reserved_90": float((ran["reserved_bytes"] / ran["measured_bytes"] - 1).abs().quantile(0.9)),
+        "brier": float((miss**2).mean()), **{name: float(one.median()) for name, one in off.items()},
+        "reserved_90": float(off["reserved"].quantile(0.9)),
     }  # fmt: skip
 
 
@@ -219,11 +228,11 @@ def tabulate_reliability(judged: pd.DataFrame) -> pd.DataFrame:
 
 def write_survival_scores(judged: pd.DataFrame) -> str:
     """Return the scores by model in Markdown."""
-    heads = ("model", "succeeded", "ran out", "odds right", "Brier score", "reserved, median error", "update's peak, median error")  # fmt: skip
+    heads = ("model", "succeeded", "ran out", "odds right", "Brier score", "sizes judged", "reserved, median error", "update's peak, median error")  # fmt: skip
     scores = [
         (
-            name_model(row["parameters"]) if row["parameters"] else "all", row["survived"], row["failed"],
-            write_percent(row["accuracy"]), f"{row['brier']:.3f}",
+            row["group"], row["survived"], row["failed"], write_percent(row["accuracy"]), f"{row['brier']:.3f}",
+            row["sized"],
             *(NOTHING if np.isnan(row[name]) else write_percent(row[name]) for name in ("reserved", "update")),
         )
         for row in score_survival(judged).to_dict("records")

@@ -206,6 +206,7 @@ def make_cases(count: int = 2000) -> pd.DataFrame:
         "parameters": np.where(np.arange(count) % 2, 1.34, 8.86), "data": 2, "tensor": 2, "pipeline": 1,
         "fullest_bytes": peak, "fullest_reserved_bytes": peak * (1 + random.uniform(0, 0.5, count)),
         "measured_bytes": 10.0, "reserved_bytes": 9.0, "measured_update_bytes": 10.0, "update_bytes": 10.0,
+        "set": survival.RAN,
     })  # fmt: skip
     survived = random.random(count) < find_odds(list_needs(cases), TRUE)
     return cases.assign(status=np.where(survived, "Success", "OOM"))
@@ -238,6 +239,12 @@ def test_each_model_is_judged_by_what_was_fitted_without_it(
     assert scores["survived"].iloc[0] + scores["failed"].iloc[0] == 600
     assert scores["accuracy"].iloc[0] > 0.8 and scores["brier"].iloc[0] < 0.12
     assert scores["reserved"].tolist() == pytest.approx([0.1] * 3) and scores["update"].eq(0).all()
+    # Pipelines before their fix have a row of their own, and their sizes are in no other.
+    apart = judged.assign(set=np.where(judged["parameters"] == 1.34, survival.BEFORE, survival.RAN))
+    groups = survival.score_survival(apart).set_index("group")
+    sized, ran = groups["sized"], groups["survived"]
+    assert sized[survival.BEFORE] == ran["nanotron-1.34b"] and sized["nanotron-1.34b"] == 0
+    assert sized["all"] == sized["nanotron-8.86b"] == ran["nanotron-8.86b"]
     bins = survival.tabulate_reliability(judged)
     assert bins["runs"].sum() == 600 and (bins["odds"] - bins["survived"]).abs().max() < 0.25
     text = survival.write_survival_scores(judged)
