@@ -6,8 +6,6 @@ this directory; jobs that outlived their Snakemake are waited for, because two
 measurements at a time would disturb one another.
 """
 
-from __future__ import annotations
-
 import shutil
 import sys
 import time

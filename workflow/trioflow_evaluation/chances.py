@@ -1,7 +1,5 @@
 """How often the plan that is said to be faster was: stated probabilities beside shares of measured pairs."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Sequence
 

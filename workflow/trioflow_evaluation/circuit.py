@@ -1,7 +1,5 @@
 """A circuit-switched photonic network: light paths are set up, used and torn down."""
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections import deque

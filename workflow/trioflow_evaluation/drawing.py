@@ -1,7 +1,5 @@
 """Statistical figures of every page: dots on a line for each case, and dots in a panel for each group, by seaborn."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterable, Mapping
 from typing import Any

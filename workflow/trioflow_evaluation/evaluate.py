@@ -1,7 +1,5 @@
 """One evaluation of predictions for every judged set: errors, intervals and order, by groups of cases."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tables of the evaluation, as ``trioflow.tables``: columns stand in ``data/tables.tsv``."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """Arguments from Python: each is checked where it enters, and numpy's numbers become Python's."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection
 from dataclasses import fields

@@ -4,8 +4,6 @@ Every message is one sentence that names the file and the place and says what
 to do; the command prints it on standard error and exits with status 2.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

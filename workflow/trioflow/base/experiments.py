@@ -3,8 +3,6 @@
 Every column has a type, a meaning and limits in its field's metadata; ``workflow/schemas`` comes from them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path

@@ -4,8 +4,6 @@ Whatever a file holds, reading it takes bounded time and memory, and ends in
 its content or in one sentence.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import stat

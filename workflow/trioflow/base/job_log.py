@@ -1,7 +1,5 @@
 """A log file that catches everything a job prints, child processes included."""
 
-from __future__ import annotations
-
 import os
 import sys
 import traceback

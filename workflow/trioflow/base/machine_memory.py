@@ -1,7 +1,5 @@
 """How much memory this process may still take: what the machine, its groups and its limits leave."""
 
-from __future__ import annotations
-
 import resource
 from collections.abc import Iterator
 from pathlib import Path

@@ -3,8 +3,6 @@
 What is wrong, or does not go together, in a row of ``plans.tsv``.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field, fields
 from math import prod

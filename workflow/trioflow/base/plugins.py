@@ -1,7 +1,5 @@
 """What other packages offer under a name: found through entry points, refused in one sentence."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from importlib.metadata import entry_points
 from typing import Any

@@ -20,8 +20,6 @@ copies those of each micro-step into a buffer of 500 million elements, sums it o
 ``zero/low_level/low_level_optim.py``: buckets of 12 x 2^20 elements, beside backward; stage 1 sums, stage 2 scatters.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

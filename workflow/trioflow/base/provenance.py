@@ -1,7 +1,5 @@
 """Stamps that say what an output was made from."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

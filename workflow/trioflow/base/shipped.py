@@ -1,7 +1,5 @@
 """Tables and records that ship with the library."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from typing import Any

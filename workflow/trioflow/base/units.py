@@ -4,8 +4,6 @@ Measured time is stored as integer nanoseconds and computed with as float
 seconds; sizes are bytes and prefixes are decimal. No other module converts.
 """
 
-from __future__ import annotations
-
 NS_PER_S = 1_000_000_000
 _NS_PER_MS = 1_000_000
 NS_PER_US = 1_000

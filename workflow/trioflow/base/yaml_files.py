@@ -1,7 +1,5 @@
 """YAML as people write it: numbers without a point, keys that stand once, and no bombs."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

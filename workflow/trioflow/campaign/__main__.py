@@ -1,7 +1,5 @@
 """``python -m trioflow.campaign``: run, list or unpack a capture campaign."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -4,8 +4,6 @@ Workloads are captured as the rule capture does, operators timed by ``campaign.s
 is recorded and does not end the call.
 """
 
-from __future__ import annotations
-
 import gzip
 import os
 import platform

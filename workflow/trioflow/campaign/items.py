@@ -3,8 +3,6 @@
 Operations, their sizes and priorities stand in ``data/campaign/items.toml``; nothing here needs torch.
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace

@@ -5,8 +5,6 @@ Timing one piece of work: with events on a CUDA device, with the clock on a CPU.
 The operations that sweeps time, built for a size and an element type.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import json

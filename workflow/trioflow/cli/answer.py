@@ -1,7 +1,5 @@
 """What ``trioflow simulate`` and ``memory`` answer, what ``show`` says of a trace and ``fit`` learns from several."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -1,7 +1,5 @@
 """What a command line asks for: plan (or a framework's own configuration), platform, network, and assumptions."""
 
-from __future__ import annotations
-
 import argparse
 import math
 import sys

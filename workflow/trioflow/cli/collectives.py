@@ -1,7 +1,5 @@
 """``trioflow collective``: one collective; ``trioflow fit-collectives``: a platform's from logs."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import replace
 from math import isfinite

@@ -1,7 +1,5 @@
 """``trioflow explain RUN``: what measured steps, a profile or collectives say of a machine; ``judge``, its table alone."""
 
-from __future__ import annotations
-
 import argparse
 import math
 import shlex

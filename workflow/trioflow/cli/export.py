@@ -1,7 +1,5 @@
 """``trioflow export``: task graphs, timelines and traces in other tools' formats."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from typing import Any

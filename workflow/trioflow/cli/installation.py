@@ -1,7 +1,5 @@
 """``trioflow doctor``, what a report of a problem needs to say of an installation; ``completion``, what its shell offers."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import platform

@@ -1,7 +1,5 @@
 """Arguments of the command, and errors turned into one sentence and exit status 2."""
 
-from __future__ import annotations
-
 import argparse
 import atexit
 import gc

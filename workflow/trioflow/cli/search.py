@@ -1,7 +1,5 @@
 """``trioflow search``: which plan to choose for a model, a number of ranks and a platform."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Where traces and data come from: ``trioflow capture``, ``import``, ``pack`` and ``retrieve``."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

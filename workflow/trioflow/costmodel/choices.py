@@ -1,7 +1,5 @@
 """What a question leaves open: which platform a name means, and which cost models serve it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 

@@ -5,8 +5,6 @@ What launches take the host: recorded, or of a platform, kernel by kernel or a C
 Operators that did the same: a model that looks at rows is asked once for all that are equal.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """What a model of operator cost must offer, and how models of other packages are found."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import ClassVar, Protocol, runtime_checkable

@@ -1,7 +1,5 @@
 """How far predictions miss what they were not fitted to, and the intervals that follow."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass

@@ -3,8 +3,6 @@
 SciPy is imported by the fits alone: a prediction reads fitted models and imports none of it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -5,8 +5,6 @@ A CSV file of at most four columns: ``name`` (of the operator, with or without n
 512]]``. An operator takes the first row that fits it.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ what a micro-batch of a replica keeps on all its stages in both passes (its samp
 shorter), and what is new in each pass of a rank. Of exchanges it is their length once all are ready.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields

@@ -5,8 +5,6 @@ holds what the timer shows where nothing runs. The single-GPU step's measured ti
 that is left to take off.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The catalogue of public data: ``datasets.yaml``, read and checked."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache

@@ -3,8 +3,6 @@
 One file over HTTP: resumed where possible, retried where sensible, verified always.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import hashlib

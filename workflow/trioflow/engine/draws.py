@@ -4,8 +4,6 @@ Each task and exchange of a simulated step is multiplied, in each draw, by a fac
 once. Links are not shared anew: flows take from one another what they did in that step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 

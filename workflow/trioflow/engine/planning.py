@@ -1,7 +1,5 @@
 """What turns a graph's collectives into flows or messages: its plan's word, or the caller's; and one by itself."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """What a timeline says: who was busy, what was exposed, what the step waited for; sums have the bits of a plain loop."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from itertools import starmap
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Task graphs as Chakra execution traces: one file a rank, as ASTRA-sim and others replay them."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Sequence

@@ -4,8 +4,6 @@ Readers of profiles are Holistic Trace Analysis above all; of logs those that re
 NCCL_DEBUG_SUBSYS=INIT,COLL`` prints.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections import Counter

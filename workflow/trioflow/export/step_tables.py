@@ -1,7 +1,5 @@
 """Tables of a simulated step: the chain of tasks that it waits for, and how its links were used."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@ What the format cannot hold is lost: fractions of a microsecond, host time, modu
 what was joined, and facts.
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod

@@ -1,7 +1,5 @@
 """What measured runs showed of a platform beside its own numbers: the platform with it, and its file."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

@@ -7,8 +7,6 @@ In a file every number stands beside its source::
 Its links are listed, or built by a builder by name and its signature, degraded where it says so, and checked.
 """
 
-from __future__ import annotations
-
 import difflib
 import inspect
 import math

@@ -1,7 +1,5 @@
 """The platform file of the machine that the sessions ran on."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable
 from pathlib import Path

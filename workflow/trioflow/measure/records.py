@@ -6,8 +6,6 @@ recorded in a few rounds of their own. All ranks of a machine share one monotoni
 tables count from the start of the rank that started the round first.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path

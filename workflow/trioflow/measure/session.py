@@ -1,7 +1,5 @@
 """A session on this machine: real single-rank, collective and distributed steps, interleaved."""
 
-from __future__ import annotations
-
 import os
 import socket
 import statistics

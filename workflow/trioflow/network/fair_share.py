@@ -1,7 +1,5 @@
 """A network whose links are shared in a max-min fair way, and flows that share them from one time on."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence

@@ -4,8 +4,6 @@ Links between nodes get the measured rate, so that collectives, messages and wha
 was measured on other clusters is left out.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace

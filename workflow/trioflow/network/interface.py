@@ -1,7 +1,5 @@
 """What a network is to the engine: flows go in, the ends of flows come out."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

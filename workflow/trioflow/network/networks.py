@@ -1,7 +1,5 @@
 """Networks by name, trioflow's own and those of other packages; the plain one, where every flow has its route to itself."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Mapping, Sequence
 

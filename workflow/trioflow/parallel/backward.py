@@ -13,8 +13,6 @@ References: PyTorch 2.13 ``torch/utils/checkpoint.py``: ``_checkpoint_without_re
 and W: ``torch/distributed/pipelining/_backward.py``, ``stage.py`` (the first stage does all of it in W).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

@@ -5,8 +5,6 @@ receiver's memory. A receive becomes an arrival, matched with the send, beside i
 of no length. A sender is busy until its message has arrived; arrivals from one sender keep their order.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

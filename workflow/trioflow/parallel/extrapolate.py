@@ -1,7 +1,5 @@
 """From the trace of one rank and a plan to the task graph of every rank."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

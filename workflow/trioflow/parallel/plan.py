@@ -1,7 +1,5 @@
 """Plans: named ones, those with given stages or schedule, checks against a model and a batch, a description."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

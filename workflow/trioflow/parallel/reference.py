@@ -4,8 +4,6 @@ Parameters, gradients, optimizer state and the operators on them never scale wit
 operator table keeps the two parts apart.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

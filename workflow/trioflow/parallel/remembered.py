@@ -4,8 +4,6 @@ For anybody else `extrapolate` opens a memory that ends with it (``remembering_w
 between two calls.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The prediction of a step: its time with an interval, its parts, its memory, and what it rests on."""
 
-from __future__ import annotations
-
 import html
 from dataclasses import dataclass
 from functools import cached_property

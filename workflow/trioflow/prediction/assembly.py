@@ -1,7 +1,5 @@
 """How a plan's step is put together, once for all: times of operators, task graph, collectives, warnings."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -8,8 +8,6 @@ have heavy tails (Student's t), so that one number takes what one number explain
 Jacobian at the answer (Laplace's approximation).
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Sequence

@@ -3,8 +3,6 @@
 Nothing is simulated: memory depends on the order of a rank's program, not on its times.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace

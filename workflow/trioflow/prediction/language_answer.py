@@ -7,8 +7,6 @@ Failures come at random (exponentially), also while state is saved or read back;
 an interval in closed form).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

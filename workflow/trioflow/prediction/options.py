@@ -3,8 +3,6 @@
 What would a step take if operators, ranks or the network were faster or slower than predicted.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

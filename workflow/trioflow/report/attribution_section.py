@@ -1,7 +1,5 @@
 """What the errors are made of, and what moves the predictions: the section and its stacked figure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -8,8 +8,6 @@ each test refuses to pass when it does not hold what it compares.
 Measured rounds of each experiment beside the steps drawn for it: quantiles, and how far apart both lie.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial

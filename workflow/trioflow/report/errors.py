@@ -1,7 +1,5 @@
 """The error of every experiment, none left out, and what groups of them have in common."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

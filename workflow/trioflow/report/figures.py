@@ -6,8 +6,6 @@ Communication has two lanes in both: what compute of the rank hides, and what it
 does not, by the rule of ``engine.timeline.summarize_tasks``.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass

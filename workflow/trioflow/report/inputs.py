@@ -1,7 +1,5 @@
 """What the report reads: every file of a run, found by its name and place."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Unions, differences and lengths of a rank's intervals of time, as lists of their ends."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 Intervals = list[tuple[float, float]]

@@ -5,8 +5,6 @@ The few pieces of HTML that pages are made of: tables, figures, paragraphs, list
 Numbers and facts as a reader of the report sees them.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

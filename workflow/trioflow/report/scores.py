@@ -1,7 +1,5 @@
 """Scores of public cases: errors, intervals, order of plans, scaling; for us and for others."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

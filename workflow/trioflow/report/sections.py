@@ -5,8 +5,6 @@ What a run found, in a few sentences, and the words under its figures.
 One experiment on the report's page: its timeline, what the step waits for, where its time goes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from html import escape

@@ -1,7 +1,5 @@
 """One look for all figures: palette, sizes, and files that are the same on every run."""
 
-from __future__ import annotations
-
 import math
 import tempfile
 from collections.abc import Iterable, Iterator

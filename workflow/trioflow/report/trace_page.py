@@ -1,7 +1,5 @@
 """The page of traces: for each its source, its size, and what could not be joined."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path

@@ -3,8 +3,6 @@
 Outlines of ``fully_shard``: the order of ``programs.staged`` with sums, clocks for compute and communicator.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 What a search for plans found: those tried together, those simulated, in order, and what became of the others.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace

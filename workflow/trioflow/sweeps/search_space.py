@@ -1,7 +1,5 @@
 """The plans that a search looks at, and which of them is better."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import Counter

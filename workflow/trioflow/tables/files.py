@@ -1,7 +1,5 @@
 """Tables on disk: read, written and checked by their schemas."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from itertools import repeat

@@ -3,8 +3,6 @@
 What a column is: its type, meaning and unit; words that columns are restricted to; tables of columns.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import get_type_hints

@@ -3,8 +3,6 @@
 Which parameter each gradient belongs to, and in which order gradients become ready.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod

@@ -4,8 +4,6 @@ Each check names what must hold and finds the first row where it does not, over 
 that loading stays fast.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import chain

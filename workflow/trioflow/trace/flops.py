@@ -3,8 +3,6 @@
 As PyTorch's ``torch.utils.flop_counter``: only matrix products, convolutions and attention count.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Sequence
 from math import prod

@@ -1,7 +1,5 @@
 """A trace in one file: its tables and facts with their digests, to carry from one site to another."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -6,8 +6,6 @@ as in G. Lu et al., "DistSim", CF 2023.
 The operator and tensor tables of a model in which one block occurs several times.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar

@@ -27,8 +27,6 @@ recipes (one node of eight GPUs); Transformer Engine's
 ``get_cublas_workspace_size_bytes``; PyTorch, ``CUBLAS_WORKSPACE_CONFIG``.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Sequence

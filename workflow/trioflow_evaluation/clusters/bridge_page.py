@@ -1,7 +1,5 @@
 """The page of Megatron-Bridge's rates on H100: each row predicted beside measured, or why not; without torch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -5,8 +5,6 @@ What was aimed at on nanotron's runs beside what was reached, and by ways that s
 The page's section on Megatron-LM's peaks: how far off, case by case, and which are refused; without torch.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

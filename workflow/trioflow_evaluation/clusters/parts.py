@@ -1,7 +1,5 @@
 """Parts of nanotron's runs that are judged by themselves: a model at a tensor degree, which share operators' times."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Protocol, TypeVar
 

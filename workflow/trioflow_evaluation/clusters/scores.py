@@ -4,8 +4,6 @@ Survival: the fit of ``parallel.memory.survival``, and its judgement. Of the cas
 ones count that are labelled out of memory; a model's runs are judged by what was fitted to the others'.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

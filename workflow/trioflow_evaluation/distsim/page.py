@@ -5,8 +5,6 @@ The sections of the page of DistSim's evaluation, and what profiling, simulating
 Figures of DistSim's evaluation: its own numbers as dashed lines, everything else ours.
 """
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence

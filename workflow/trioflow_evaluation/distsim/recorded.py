@@ -11,8 +11,6 @@ A CPU core has no data sheet: the best that any long operator reaches stands for
 favours the model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -10,8 +10,6 @@ its own before each operation; where it ends in every step with the arrival of a
 or of the replica, ranks wait for one another in what was not recorded, and only the rest is the host's.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass

@@ -3,8 +3,6 @@
 The drawings of all figures: errors and times of predictions, shares of a step, the simulator's speed, the case studies.
 """
 
-from __future__ import annotations
-
 import itertools
 import statistics
 import time

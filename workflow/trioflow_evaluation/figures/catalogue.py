@@ -1,7 +1,5 @@
 """The counterparts of the TrioSim paper's figures: what each shows, what it needs, and the paper's averages beside it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

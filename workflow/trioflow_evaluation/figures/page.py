@@ -1,7 +1,5 @@
 """The page of the figures: each with what was measured, what was only simulated, and the paper's averages."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

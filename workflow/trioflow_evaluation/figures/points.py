@@ -3,8 +3,6 @@
 Rows of the figures: runs of this machine, public cases, predictions that nobody measured.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path

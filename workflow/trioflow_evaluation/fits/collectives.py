@@ -7,8 +7,6 @@ over) and ``dataset`` (name in the catalogue of public data). Message sizes foll
 whole result of an all_gather, the whole input of a reduce_scatter.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The fit of the tables of half precision that ship: single products, layers of experts, fused attention."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace

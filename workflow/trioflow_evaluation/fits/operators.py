@@ -9,8 +9,6 @@ Source: S. Lee et al., NeuSight, ASPLOS 2025; https://github.com/sitar-lab/NeuSi
 ``scripts/asplos/data/dataset``.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Sequence

@@ -16,8 +16,6 @@ References: BlackSamorez/tensor_parallel (2023-08): ``config.py`` (default confi
 (AllGather with ReduceScatter as backward), ``sharding.py``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod

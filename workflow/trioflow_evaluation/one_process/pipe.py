@@ -3,8 +3,6 @@
 References: Y. Huang et al., GPipe, arXiv 1811.06965; C. Kim et al., torchgpipe, arXiv 2004.09910.
 """
 
-from __future__ import annotations
-
 from trioflow.base.plan_row import ScheduleTraits
 from trioflow.parallel.schedules.table import BACKWARD, FORWARD, Action, Row, Schedule
 

@@ -13,8 +13,6 @@ References: PyTorch 2.13
 ``torch/csrc/cuda/comm.cpp``, ``torch/csrc/autograd/python_engine.cpp`` (``thread_init`` releases the lock).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod

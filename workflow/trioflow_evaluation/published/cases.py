@@ -4,8 +4,6 @@ Everything here that is not computed is a fact with its source; nothing else on 
 README repeats it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path

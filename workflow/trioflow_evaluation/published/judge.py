@@ -1,7 +1,5 @@
 """Public measured steps beside predictions of them, and beside what others would predict."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 The sections of the page of public cases: scores, cases, scaling, causes, what others report.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path

@@ -19,8 +19,6 @@ G. Lu et al., DistSim: a performance model of large-scale hybrid distributed DNN
 Frontiers 2023.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@ The case study of the TrioSim paper, and the rest of Hop's protocol beside it.
 Hop: decentralised training whose workers wait for their neighbours only.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections.abc import Mapping, Sequence

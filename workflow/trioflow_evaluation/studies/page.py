@@ -3,8 +3,6 @@
 What the page of case studies says of each: its tables, what was swept, what was assumed.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ The case study of the TrioSim paper. What it published is a constant here;
 the bandwidth of the mesh's links it did not publish, so that is swept.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Everything here that is not computed is a fact of the project's plan, with its s
 on the page or in the README repeats it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

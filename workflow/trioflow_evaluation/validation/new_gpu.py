@@ -6,8 +6,6 @@ cores, and ResNet-50's published throughput. TrioSim's own traces are of one
 GPU: no pair of them exists.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Each takes operators (``costmodel.new_gpu.rules.size_rows``), the two devices' s
 times [s] and which rows are outside what it was fitted to: none, as nothing is.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 import pandas as pd

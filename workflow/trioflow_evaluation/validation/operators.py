@@ -8,8 +8,6 @@ what the model is given.
 Collectives judged on messages and rank counts that no model saw.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 The sections of the page of cost models: aims, scores, cases, fits, and what a missed aim is made of.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape

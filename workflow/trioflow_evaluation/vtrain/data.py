@@ -18,8 +18,6 @@ M. Shoeybi et al., Megatron-LM, arXiv 1909.08053: what each tensor-parallel
 rank holds, and the two all-reduces of a block in either direction.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

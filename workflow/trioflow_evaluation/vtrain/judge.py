@@ -3,8 +3,6 @@
 Predictions of vTrain's rows: ten parameters calibrated on others, a plain regression, data sheets and shipped models.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

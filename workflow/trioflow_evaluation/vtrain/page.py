@@ -1,7 +1,5 @@
 """The page of vTrain's iteration times: what they are, what was fitted on what, and the errors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path

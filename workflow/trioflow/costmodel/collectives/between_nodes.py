@@ -1,7 +1,5 @@
 """Collectives measured over whole nodes of a cluster, and the files of them that ship."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache

@@ -3,8 +3,6 @@
 How far predicted collectives miss what they were not fitted to, by how far away they are.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass

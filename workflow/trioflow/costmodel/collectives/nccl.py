@@ -4,8 +4,6 @@ The constants are those of a version of NCCL (``data/nccl_constants.json``). NCC
 choose, not to predict: a few factors scale them to what was measured and leave the choice alone.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Mapping

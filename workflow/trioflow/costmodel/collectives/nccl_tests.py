@@ -5,8 +5,6 @@ over) and ``dataset`` (name in the catalogue of public data). Message sizes foll
 whole result of an all_gather, the whole input of a reduce_scatter, which is also what nccl-tests calls size.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Sequence

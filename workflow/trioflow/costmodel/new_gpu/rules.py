@@ -1,7 +1,5 @@
 """Rules that carry an operator's time from one GPU to another by their data sheets."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache

@@ -5,8 +5,6 @@ convolutions were measured on tensor cores; both keep the share of the roofline 
 there. Everything else goes by its bytes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ A gradient is described by its forward product, and by which of the three produc
 it computes.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -16,8 +16,6 @@ A heap here is a binary heap whose items can be moved, with a queue beside it: i
 are under equal traffic, go through the queue.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The engine: kernels on a program's arrays, compiled by numba or as plain Python, and the folder that caches them."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import os

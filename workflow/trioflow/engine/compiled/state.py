@@ -3,8 +3,6 @@
 What the compiled engine works on: rows of arrays, heaps, and where each counter is.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

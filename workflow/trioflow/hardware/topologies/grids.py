@@ -3,8 +3,6 @@
 What every builder of a topology is made with: pairs of links, checks, names.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence

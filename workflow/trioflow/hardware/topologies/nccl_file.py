@@ -3,8 +3,6 @@
 Networks from a file: one link a row.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

@@ -16,8 +16,6 @@ doi:10.1145/1402958.1402967. Dragonfly: J. Kim, W. J. Dally, S. Scott, D. Abts, 
 Dragonfly Topology, ISCA 2008, doi:10.1109/ISCA.2008.19.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Which algorithm carries out which collective, how people write it, and the one way to build its messages."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Peak memory of each rank: when it is reached, what fills it, and whether it fits."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence

@@ -7,8 +7,6 @@ fail whatever they need. All four numbers come from runs that succeeded or ran o
 (``data/memory_survival.tsv``).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields

@@ -1,7 +1,5 @@
 """What each pipeline stage has to do, from the trace: operators, messages, buckets, upkeep of gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any

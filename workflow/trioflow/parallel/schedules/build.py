@@ -12,8 +12,6 @@ References: PyTorch 2.13 ``torch/distributed/pipelining/schedules.py`` (text: ``
 Qi et al., Zero bubble, arXiv 2401.10241; J. Lamy-Poirier, Breadth-first pipeline parallelism, arXiv 2211.05953.
 """
 
-from __future__ import annotations
-
 import csv
 import re
 from collections import Counter, defaultdict

@@ -10,8 +10,6 @@ References: PyTorch 2.13 ``torch/distributed/fsdp/_fully_shard``,
 ``torch/distributed/optim/zero_redundancy_optimizer.py`` (``_partition_parameters``, ``_broadcast_params_from_rank``).
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence

@@ -4,8 +4,6 @@ Whether a loop or one operator over all (``foreach``, ``fused``), a rank does th
 parameters.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -4,8 +4,6 @@ References: M. Shoeybi et al., "Megatron-LM", arXiv 1909.08053, section 3: colum
 feed-forward layers; token embedding and head by vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase

@@ -17,8 +17,6 @@ Uses names that PyTorch keeps to itself (``FakeTensorMode``,
 ``_RecordFunctionFast``); checked with PyTorch 2.13 against captures on a CPU.
 """
 
-from __future__ import annotations
-
 import copy
 import gzip
 import json

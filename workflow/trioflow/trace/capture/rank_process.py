@@ -1,7 +1,5 @@
 """The process that is measured: alone on its machine, one thread on a core of its own, memory that stays mapped."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import tempfile

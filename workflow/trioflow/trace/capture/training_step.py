@@ -1,7 +1,5 @@
 """The training step that is captured on one rank and measured on many."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext

@@ -1,7 +1,5 @@
 """Capturing one training step on the device at hand: profiles, step times, environment."""
 
-from __future__ import annotations
-
 import gzip
 import shutil
 import statistics

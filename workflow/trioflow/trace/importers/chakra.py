@@ -10,8 +10,6 @@ Source: astra-sim/astra-sim, ``Workload.cc`` (which ranks a collective is of), m
 Chakra files that PyTorch's converter wrote: the same events as in Kineto's profile, so they are read as one.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Rows of a comma-separated file, each cell checked and converted, and errors that name its line and column."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

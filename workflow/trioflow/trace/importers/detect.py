@@ -1,7 +1,5 @@
 """Telling what a source of traces is, and importing it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A trace from a profile that somebody else took: Kineto, with or without the execution trace."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any

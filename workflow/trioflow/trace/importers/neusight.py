@@ -12,8 +12,6 @@ From the nodes of a torch.fx graph to a step's operators: forward in its order, 
 The table says how long a gradient takes; what it reads and returns follows from the operator.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

@@ -3,8 +3,6 @@
 All of it is about PyTorch's functions and modules, nothing about a model.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass

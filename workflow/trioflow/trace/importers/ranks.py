@@ -5,8 +5,6 @@ handler for TensorBoard writes them: ``WORKER.TIME.pt.trace.json`` in a run's fo
 ``plugins/profile/RUN``.
 """
 
-from __future__ import annotations
-
 import re
 import tempfile
 import zlib

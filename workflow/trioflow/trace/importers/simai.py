@@ -11,8 +11,6 @@ Source: aliyun/SimAI, ``Workload.cc`` (order, columns, whose group a message is 
 aliyun/aicb, ``SimAI_training_workload_generator.py`` (sizes).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise

@@ -9,8 +9,6 @@ Some sources keep a whole node of the backward pass as one operator, named
 after the node: ``autograd::engine::evaluate_function: ConvolutionBackward0``.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -4,8 +4,6 @@
 out: one row a use.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_left
 from collections.abc import Sequence

@@ -9,8 +9,6 @@ Source: openxla/xprof, ``trace_events_to_json`` and ``xplane_schema`` (names of 
 JAX 0.10 wrote on a processor. The form of a GPU's file is taken from the source, not from a file.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence

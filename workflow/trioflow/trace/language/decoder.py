@@ -17,8 +17,6 @@ transformers, ``models/llama/modeling_llama.py`` (``LlamaRMSNorm``, ``apply_rota
 head's products with the loss, a piece of the tokens at a time.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Mapping

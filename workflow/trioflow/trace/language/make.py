@@ -16,8 +16,6 @@ Transformer Engine, ``Float8CurrentScaling`` (a pass for the largest value, then
 pass); Megatron-Bridge's performance guide (the linear layers of blocks alone run in FP8).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -3,8 +3,6 @@
 What each argument is to a prediction stands in a table that ships, and so does what Megatron-LM refuses of them.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Mapping

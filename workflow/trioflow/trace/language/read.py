@@ -3,8 +3,6 @@
 Language models by transformers' ``config.json``, read as transformers reads it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import cache

@@ -1,7 +1,5 @@
 """PyTorch's execution trace: operators with their tensors, read and joined to Kineto's events of the same calls."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Reading one long list out of a JSON file of any size, entry by entry."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

@@ -3,8 +3,6 @@
 The events of a Kineto profile as columns; events are built for a window of it.
 """
 
-from __future__ import annotations
-
 import json
 from array import array
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ An operator is an outermost ATen (or library) one; on a CPU its device time is i
 children's self time, the host's before it (interpreter, autograd engine) kept apart.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from math import isclose
 from pathlib import Path

@@ -4,8 +4,6 @@ PyTorch notes each collective with its size and group (``record_param_comms``); 
 tensors alone say what it sends, and the group is taken to be all ranks.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -6,8 +6,6 @@ The same call stands on host and device, in one file and the other: where accoun
 was lost. Each doubt is a sentence with the number of cases and the first of them.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_left
 from collections.abc import Hashable, Iterable, Mapping, Sequence

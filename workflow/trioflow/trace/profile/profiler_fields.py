@@ -1,7 +1,5 @@
 """What PyTorch's versions call the fields of their profiles: ``data/profiler_fields.json``, where new ones go."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -25,8 +25,6 @@ A whole model hands more than activations from block to block (positions,
 masks); these modules compute the rest anew in every stage.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping

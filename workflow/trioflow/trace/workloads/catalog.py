@@ -1,7 +1,5 @@
 """Workloads by name: the table that ships, spellings, changes, functions of the user's own; without torch."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import replace

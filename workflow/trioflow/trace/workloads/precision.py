@@ -12,8 +12,6 @@ many tensors, on a CPU a loop over parameters); ``adamw-foreach`` and
 ``adamw-fused`` insist on one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What every kind of workload hands to the door: a `Recipe` of model, data and loss."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias

@@ -5,8 +5,6 @@ importing it fails because the schemas of two operators are missing. Models that
 detect nothing need neither operator, so their schemas alone are defined, and only then.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable, Mapping
 from functools import cache, partial

@@ -17,8 +17,6 @@ The function takes nothing, or one argument: the workload's row as a mapping
 The module is looked for where Python looks and in the current folder.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import os
