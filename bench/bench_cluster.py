@@ -69,14 +69,26 @@ def describe(costs: Costs) -> str:
         for size in (choose_size(SCENARIOS), 1000, 100):
             chunks = math.ceil(SCENARIOS / size)
             walls = [costs.predict_wall_s(each_s, size, cores) for cores in (2, NODES, 32 * NODES)]
-            rows.append((
-                write_time(each_s), size, chunks, math.ceil(chunks / ARRAY),
-                write_percent(costs.share_lost(each_s, size)), *map(_write_wall, walls),
-            ))  # fmt: skip
+            rows.append(
+                (
+                    write_time(each_s),
+                    size,
+                    chunks,
+                    math.ceil(chunks / ARRAY),
+                    write_percent(costs.share_lost(each_s, size)),
+                    *map(_write_wall, walls),
+                )
+            )
     heads = (
-        "a scenario", "chunk", "chunks", "submissions", "lost", "2 cores", f"{NODES} nodes, a core each",
+        "a scenario",
+        "chunk",
+        "chunks",
+        "submissions",
+        "lost",
+        "2 cores",
+        f"{NODES} nodes, a core each",
         f"{NODES} nodes, 32 cores each",
-    )  # fmt: skip
+    )
     said = (
         f"Measured: Snakemake's start and plan take {write_time(costs.plan_s)} of CPU time, a chunk's job on SLURM "
         f"{write_time(costs.chunk_s)} beside its scenarios, a scenario of the [page of speeds'](bench.md) sweep "
@@ -94,9 +106,13 @@ def _write_wall(seconds: float) -> str:
 def describe_many(count: int) -> dict[str, Any]:
     """Return a description of so many scenarios: eight graphs, under drawn speeds of ranks."""
     grid = {
-        "trace": "gpt2-tiny-b8", "platform": "dgx-a100", "ranks": [2, 4, 8, 16], "tensor": [1, 2],
-        "rank_spread": 0.1, "seed": list(range(math.ceil(count / 8))),
-    }  # fmt: skip
+        "trace": "gpt2-tiny-b8",
+        "platform": "dgx-a100",
+        "ranks": [2, 4, 8, 16],
+        "tensor": [1, 2],
+        "rank_spread": 0.1,
+        "seed": list(range(math.ceil(count / 8))),
+    }
     return {"description": "many", "interval": False, "grid": grid}
 
 
@@ -106,14 +122,25 @@ def make_chunks(file: Path, folder: Path) -> list[Path]:
     for chunk in cut_chunks(sweep):
         rows = [
             {
-                "scenario": place, **sweep.scenarios[number], "workload": "gpt2", "status": "ok",
-                "reason": "", "data": 1, "batch": 8, "samples": 8, "plan_text": "2 ranks = 2 data",
-                "graph": f"{number % 8:016x}", "device_name": "a100", "confidence": "measured",
-                "step_time_s": 1.0 + number / 7e5, "samples_per_s": 8 / (1.0 + number / 7e5),
-                "peak_memory_bytes": 10**9 + number, "memory_bytes": 4 * 10**10,
+                "scenario": place,
+                **sweep.scenarios[number],
+                "workload": "gpt2",
+                "status": "ok",
+                "reason": "",
+                "data": 1,
+                "batch": 8,
+                "samples": 8,
+                "plan_text": "2 ranks = 2 data",
+                "graph": f"{number % 8:016x}",
+                "device_name": "a100",
+                "confidence": "measured",
+                "step_time_s": 1.0 + number / 7e5,
+                "samples_per_s": 8 / (1.0 + number / 7e5),
+                "peak_memory_bytes": 10**9 + number,
+                "memory_bytes": 4 * 10**10,
             }
             for place, number in enumerate(chunk.numbers)
-        ]  # fmt: skip
+        ]
         paths.append(folder / f"{chunk.digest}.parquet")
         tables.write_table(make_frame(rows), TABLE, paths[-1], {"chunk": chunk.digest})
     return paths
@@ -130,9 +157,20 @@ def measure(folder: Path) -> Costs:
 
     def time_snakemake(*words: str) -> float:
         command = [
-            sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--directory",
-            str(folder), "--cores", "1", "--nolock", "--quiet", "all", *words,
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "snakemake",
+            "--snakefile",
+            str(ROOT / "Snakefile"),
+            "--directory",
+            str(folder),
+            "--cores",
+            "1",
+            "--nolock",
+            "--quiet",
+            "all",
+            *words,
+        ]
         return run_cold(command)[0]
 
     def run_alone(sweep: str) -> tuple[str, ...]:
@@ -146,9 +184,11 @@ def measure(folder: Path) -> Costs:
     thousand_s = time_snakemake(*run_alone("speed")) - job_s
     paths = make_chunks(sweeps / "many.yaml", folder)
     arguments: Sequence[Any] = (
-        str(sweeps / "many.yaml"), [str(path) for path in paths], str(folder / "out/results.parquet"),
+        str(sweeps / "many.yaml"),
+        [str(path) for path in paths],
+        str(folder / "out/results.parquet"),
         str(folder / "out"),
-    )  # fmt: skip
+    )
     call = "import json, sys; from trioflow.sweeps.figures import collect_sweep; collect_sweep(*json.load(open(sys.argv[1])))"
     (folder / "arguments.json").write_text(json.dumps(arguments))
     collect_s, collect_gb = run_cold([sys.executable, "-c", call, str(folder / "arguments.json")])
@@ -162,7 +202,5 @@ def publish_costs(root: Path = ROOT) -> bool:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as name:
-        write_json(
-            COSTS, {key: round(value, 4) for key, value in asdict(measure(Path(name))).items()}
-        )
+        write_json(COSTS, {key: round(value, 4) for key, value in asdict(measure(Path(name))).items()})
     publish_costs()

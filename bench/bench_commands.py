@@ -70,9 +70,7 @@ COLD = (
     Cold(f"{_GPT3} --data-parallel 1024"),
     Cold("simulate gpt2-b8 --plan ddp --ranks 16384 --platform dgx-h100", 3.0),
     *(
-        Cold(
-            f"simulate gpt2-b8 --data-parallel 1024 --sharding {sharding} --platform dgx-h100", 4.0
-        )
+        Cold(f"simulate gpt2-b8 --data-parallel 1024 --sharding {sharding} --platform dgx-h100", 4.0)
         for sharding in ("zero1", "distributed", "zero2", "fsdp", "hsdp --shard 8")
     ),
     Cold(f"simulate llama-3.1-8b {_DEEP}", 6.0, 2.0),
@@ -90,9 +88,12 @@ def bench_cold() -> Iterator[Row]:
         what = f"`trioflow {cold.words}`"
         missed = cold.aim_s is not None and spent_s > cold.aim_s
         yield Row(
-            f"{what}, CPU time from cold", spent_s, aim=cold.aim_s, headline=cold.headline,
+            f"{what}, CPU time from cold",
+            spent_s,
+            aim=cold.aim_s,
+            headline=cold.headline,
             detail=describe_parts(cold.words) if missed else "",
-        )  # fmt: skip
+        )
         yield Row(f"{what}, peak memory from cold", peak_gb, unit="GB", aim=cold.aim_gb)
 
 
@@ -104,9 +105,7 @@ def run_cold(command: Sequence[str]) -> tuple[float, float]:
     RuntimeError
         When the command fails.
     """
-    told = subprocess.run(
-        [sys.executable, "-c", _WEIGH, *command], stdout=subprocess.PIPE, cwd="/", check=False
-    )
+    told = subprocess.run([sys.executable, "-c", _WEIGH, *command], stdout=subprocess.PIPE, cwd="/", check=False)
     status, spent_s, kilobytes = map(float, told.stdout.split())
     if status:
         raise RuntimeError(f"{' '.join(command)} ended with status {status:g}")

@@ -7,15 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bench_commands import PLATFORM, TRACE
-from graphs import (
-    RESNET50,
-    VGG13,
-    Model,
-    make_data_parallel_graph,
-    make_model_graph,
-    make_random_messages,
-    make_switch,
-)
+from graphs import RESNET50, VGG13, Model, make_data_parallel_graph, make_model_graph, make_random_messages, make_switch
 from peers import ASTRASIM_LAYERS, ASTRASIM_RING, TRIOSIM_RESNET50, TRIOSIM_VGG13
 from rows import Peer, Row, time_s
 from trioflow.costmodel.collectives.model import load_collective_model
@@ -94,14 +86,23 @@ def bench_messages() -> Iterator[Row]:
     for ranks in (64, 256, 1024):
         aims = (1.0, 0.01) if ranks == 1024 else (None, None)
         yield from _time_both(
-            "one ring all-reduce", make_data_parallel_graph(ranks, 1, 1, RING_BYTES, 1), ranks, aims,
-            ASTRASIM_RING[ranks], ranks == 1024,
-        )  # fmt: skip
+            "one ring all-reduce",
+            make_data_parallel_graph(ranks, 1, 1, RING_BYTES, 1),
+            ranks,
+            aims,
+            ASTRASIM_RING[ranks],
+            ranks == 1024,
+        )
     for ranks, aims in ((64, (None, None)), (256, (3.0, 0.1)), (1024, (None, 0.5))):
         yield from _time_both(
-            f"{LAYERS} layers with a ring all-reduce each", _make_layers(ranks), ranks, aims,
-            ASTRASIM_LAYERS[ranks], ranks == 256, every_message=ranks < 1024,
-        )  # fmt: skip
+            f"{LAYERS} layers with a ring all-reduce each",
+            _make_layers(ranks),
+            ranks,
+            aims,
+            ASTRASIM_LAYERS[ranks],
+            ranks == 256,
+            every_message=ranks < 1024,
+        )
 
 
 def _bench_model(model: Model, ranks: int, aims: Aims, peer: Peer) -> Iterator[Row]:
@@ -130,9 +131,8 @@ def _time_engine(graph: TaskGraph, ranks: int, engine: str) -> tuple[float, floa
 
 
 def _time_both(
-    what: str, graph: TaskGraph, ranks: int, aims: Aims, peer: Peer,
-    headline: bool, every_message: bool = True,
-) -> Iterator[Row]:  # fmt: skip
+    what: str, graph: TaskGraph, ranks: int, aims: Aims, peer: Peer, headline: bool, every_message: bool = True
+) -> Iterator[Row]:
     """Yield the row message by message, where that is wanted, and the one with single events."""
     platform = make_switch(ranks)
     for aggregate, aim in zip((False, True), aims, strict=True):
@@ -141,21 +141,12 @@ def _time_both(
 
         def run(aggregate: bool = aggregate) -> dict[str, Any]:
             return simulate(
-                graph, platform, engine="compiled", algorithms="ring",
-                aggregate=aggregate, fold=False,
-            ).summary  # fmt: skip
+                graph, platform, engine="compiled", algorithms="ring", aggregate=aggregate, fold=False
+            ).summary
 
         whole_s, summary = time_s(run, 3), run()
         loop_s, events = summary.simulator_wall_s, summary.events
         told = f"{events} events in {loop_s:.3f} s"
         told += "" if aggregate else f", {events / loop_s / 1e6:.1f} M events/s"
         how = f"{summary.aggregated} single events" if aggregate else "every message"
-        yield Row(
-            f"{what} on {ranks} ranks, {how}",
-            whole_s,
-            "s",
-            aim,
-            told,
-            peer,
-            headline and not aggregate,
-        )
+        yield Row(f"{what} on {ranks} ranks, {how}", whole_s, "s", aim, told, peer, headline and not aggregate)

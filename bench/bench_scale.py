@@ -81,9 +81,7 @@ def bench_scale() -> Iterator[Row]:
         for data in DATA:
             platform = PLATFORM if data <= AIMED_AT else str(wide)
             # Without an aim one run shows the growth.
-            found = measure_scale(
-                Path(folder) / "trace", platform, data, 3 if data == AIMED_AT else 1
-            )
+            found = measure_scale(Path(folder) / "trace", platform, data, 3 if data == AIMED_AT else 1)
             yield from _tell(found, data)
 
 
@@ -132,17 +130,16 @@ def _tell(found: dict[str, Any], data: int) -> Iterator[Row]:
     plan = f"{TENSOR} tensor x {PIPELINE} pipeline x {found['ranks'] // TENSOR // PIPELINE} data"
     what = f"GPT-3 175B on {found['ranks']} ranks of {machine} ({plan})"
     kept = f"{found['kept']} of {found['tasks']} tasks kept"
-    yield Row(
-        f"build the task graph of {what}", found["build_s"], aim=BUILD_S if aimed_at else None,
-        detail=kept,
-    )  # fmt: skip
+    yield Row(f"build the task graph of {what}", found["build_s"], aim=BUILD_S if aimed_at else None, detail=kept)
     aim = f", aim {BUILD_GB:g} GB" if aimed_at else ""
     grown = f"{found['before_gb']:.2f} GB before it was built{aim}"
     yield Row(f"peak memory when it is built, {what}", found["built_gb"], "GB", detail=grown)
     told = f"{found['events']} events in {found['loop_s']:.3f} s"
     told += f", {found['executed']} ranks executed" if found["folded"] else f", {found['reason']}"
     yield Row(
-        f"simulate {what}", found["simulate_s"], aim=SIMULATE_S if aimed_at else None,
+        f"simulate {what}",
+        found["simulate_s"],
+        aim=SIMULATE_S if aimed_at else None,
         detail=f"{told}; peak {found['peak_gb']:.2f} GB",
-    )  # fmt: skip
+    )
     yield Row(f"make the platform, {machine}, {found['ranks']} ranks", found["machine_s"])

@@ -25,10 +25,23 @@ LARGE_BYTES = 1_000_000_000
 READ_MB_PER_S, READ_GB = 120.0, 0.5
 REPRODUCE_MIN = 20.0
 REPRODUCE_CLOCKS = (
-    "capture/*", "merge/*", "fit_operators", "partition/*", "measure/*", "describe_machine",
-    "fit_collectives", "extrapolate/*", "simulate/*", "report", "describe_traces/traces",
-    "attribute", "wafer_study", "hop_study", "distsim_search_study", "describe_studies",
-)  # fmt: skip
+    "capture/*",
+    "merge/*",
+    "fit_operators",
+    "partition/*",
+    "measure/*",
+    "describe_machine",
+    "fit_collectives",
+    "extrapolate/*",
+    "simulate/*",
+    "report",
+    "describe_traces/traces",
+    "attribute",
+    "wafer_study",
+    "hop_study",
+    "distsim_search_study",
+    "describe_studies",
+)
 """Where the rules that `make reproduce` runs leave their clocks."""
 
 
@@ -47,9 +60,7 @@ def bench_results() -> Iterator[Row]:
         yield Row(f"fit the operator model to {len(traces)} traces", fit_s)
     clocks = [sorted((results / "benchmarks").glob(f"{rule}.tsv")) for rule in REPRODUCE_CLOCKS]
     if all(clocks):
-        total_s = sum(
-            float(pd.read_csv(path, sep="\t")["s"].sum()) for paths in clocks for path in paths
-        )
+        total_s = sum(float(pd.read_csv(path, sep="\t")["s"].sum()) for paths in clocks for path in paths)
         what = "`make reproduce`, sum of its jobs, on 2 cores"
         yield Row(what, total_s / 60, "min", REPRODUCE_MIN)
 
@@ -70,7 +81,5 @@ def bench_profiles() -> Iterator[Row]:
             command = [sys.executable, "-m", "trioflow", "import", str(path), *said]
             spent_s, peak_gb = run_cold([*command, f"{folder}/trace{how}"])
             what = f"import a Kineto trace of {size_mb:.0f} MB, {steps} steps{how}"
-            yield Row(
-                f"{what}, per CPU second from cold", size_mb / spent_s, "MB/s", READ_MB_PER_S, f"{spent_s:.1f} s",
-            )  # fmt: skip
+            yield Row(f"{what}, per CPU second from cold", size_mb / spent_s, "MB/s", READ_MB_PER_S, f"{spent_s:.1f} s")
             yield Row(f"{what}, peak memory from cold", peak_gb, "GB", READ_GB)

@@ -42,10 +42,12 @@ def describe_sweep() -> dict[str, Any]:
     ranks = [2, 4, 8, 16, 32, 48, 64]
     buckets = [5 * MIB, 25 * MIB, 100 * MIB]
     common = {
-        "platform": "dgx-a100", "ranks": ranks, "bucket_bytes": buckets,
+        "platform": "dgx-a100",
+        "ranks": ranks,
+        "bucket_bytes": buckets,
         "network": ["fair_share", "contention_free"],
         "communication_scale": [0.5, 1.0, 2.0, 4.0],
-    }  # fmt: skip
+    }
     pipelines = {"pipeline": [2, 4], "schedule": ["gpipe", "1f1b"]}
     resnet50 = {"trace": "resnet50-b128", "samples": [32, 64, 128]}
     gpt2 = {"trace": "gpt2-b8", "tensor": [1, 2, 4], "samples": [4, 8, 16]}
@@ -78,10 +80,22 @@ def run_sweep(folder: Path) -> float:
     description.parent.mkdir()
     description.write_text(yaml.safe_dump(describe_sweep()))
     command = [
-        sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--directory",
-        str(folder), "--cores", str(CORES), "--scheduler", "greedy", "--quiet", "reason", "--",
+        sys.executable,
+        "-m",
+        "snakemake",
+        "--snakefile",
+        str(ROOT / "Snakefile"),
+        "--directory",
+        str(folder),
+        "--cores",
+        str(CORES),
+        "--scheduler",
+        "greedy",
+        "--quiet",
+        "reason",
+        "--",
         "results/sweeps/bench/results.parquet",
-    ]  # fmt: skip
+    ]
     begin_s = time.perf_counter()
     subprocess.run(command, check=True, cwd=folder)
     return time.perf_counter() - begin_s
@@ -100,9 +114,13 @@ def bench_sweep() -> Iterator[Row]:
     told = rows["status"].value_counts().to_dict()
     detail = ", ".join(f"{count} {status}" for status, count in sorted(told.items()))
     yield Row(
-        f"sweep of {len(rows)} scenarios, {graphs} graphs, {CORES} cores", wall_s, "s",
-        len(rows) / SCENARIOS_PER_S / CORES, detail=detail, headline=True,
-    )  # fmt: skip
+        f"sweep of {len(rows)} scenarios, {graphs} graphs, {CORES} cores",
+        wall_s,
+        "s",
+        len(rows) / SCENARIOS_PER_S / CORES,
+        detail=detail,
+        headline=True,
+    )
 
 
 def bench_search() -> Iterator[Row]:
@@ -112,10 +130,12 @@ def bench_search() -> Iterator[Row]:
     search_plans(Workshop(), **SEARCHED)
     wall_s = time.perf_counter() - begin_s
     yield Row(
-        f"search of {found.outlined} plans of GPT-2 on {SEARCHED['ranks']} ranks", wall_s, "s",
+        f"search of {found.outlined} plans of GPT-2 on {SEARCHED['ranks']} ranks",
+        wall_s,
+        "s",
         found.outlined / PLANS_PER_S,
         detail=f"{len(found.ranking)} simulated in full",
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

@@ -31,9 +31,7 @@ def bench_timeline() -> Iterator[Row]:
     size = f"{len(timeline)} tasks on {RANKS} ranks"
     with tempfile.TemporaryDirectory() as folder:
         trace, table = Path(folder) / "t.json.gz", Path(folder) / "t.parquet"
-        whole_s = time_s(
-            lambda: write_perfetto(timeline, trace, counters=curves, critical_path=path), 3
-        )
+        whole_s = time_s(lambda: write_perfetto(timeline, trace, counters=curves, critical_path=path), 3)
         told = (
             f"{trace.stat().st_size / 1e6:.0f} MB, with arrows, critical path, {len(rates)} rates of links and "
             f"{len(memory)} points of memory"

@@ -44,9 +44,7 @@ VGG13 = Model("VGG-13", 34, 26, 4 * 133_047_848, 5)
 
 def make_model_graph(model: Model, ranks: int) -> TaskGraph:
     """Make a step of data-parallel training as large as a model's."""
-    return make_data_parallel_graph(
-        ranks, model.operators, model.buckets, model.gradient_bytes, model.parameters
-    )
+    return make_data_parallel_graph(ranks, model.operators, model.buckets, model.gradient_bytes, model.parameters)
 
 
 def make_data_parallel_graph(
@@ -76,22 +74,24 @@ def make_data_parallel_graph(
             builder.add(rank, "compute", "compute", "op", phase="forward", duration_s=duration_s)
         reduced = []
         for number, duration_s in enumerate(reversed(durations_s)):
-            done = builder.add(
-                rank, "compute", "compute", "op", phase="backward", duration_s=2 * duration_s
-            )
+            done = builder.add(rank, "compute", "compute", "op", phase="backward", duration_s=2 * duration_s)
             bucket = len(reduced)
             if (number + 1) * buckets >= (bucket + 1) * operators:
                 reduced.append(
                     builder.add(
-                        rank, "communication", "collective", "all_reduce", phase="backward",
-                        message_bytes=gradient_bytes // buckets, match_id=bucket, group=group,
+                        rank,
+                        "communication",
+                        "collective",
+                        "all_reduce",
+                        phase="backward",
+                        message_bytes=gradient_bytes // buckets,
+                        match_id=bucket,
+                        group=group,
                         after=[done],
                     )
-                )  # fmt: skip
+                )
         for _ in range(optimizer_tasks):
-            builder.add(
-                rank, "compute", "compute", "op", phase="optimizer", duration_s=1e-5, after=reduced
-            )
+            builder.add(rank, "compute", "compute", "op", phase="optimizer", duration_s=1e-5, after=reduced)
     return builder.build()
 
 
@@ -102,10 +102,7 @@ def make_random_messages(ranks: int) -> TaskGraph:
     for source in range(ranks):
         for target in range(ranks):
             if source != target:
-                fields = {
-                    "message_bytes": generator.randrange(10**6),
-                    "match_id": builder.new_match(),
-                }
+                fields = {"message_bytes": generator.randrange(10**6), "match_id": builder.new_match()}
                 builder.add(source, f"send {target}", "send", "send", peer=target, **fields)
                 builder.add(target, f"receive {source}", "recv", "recv", peer=source, **fields)
     return builder.build()

@@ -15,10 +15,7 @@ from trioflow.base.provenance import atomic_path, host_environment
 def list_sections(speeds: pd.DataFrame) -> list[str]:
     """Return the lines of two sections: what stands by itself, and what others were timed at too."""
     beside = speeds["peer"] != ""
-    parts = (
-        ("Answers, graphs, files", speeds[~beside]),
-        ("Beside other simulators", speeds[beside]),
-    )
+    parts = (("Answers, graphs, files", speeds[~beside]), ("Beside other simulators", speeds[beside]))
     found = [(head, rows) for head, rows in parts if len(rows)]
     return [line for head, rows in found for line in (f"## {head}", "", write_speed_rows(rows), "")]
 

@@ -12,15 +12,11 @@ SOURCE = (
     "Times of other simulators were measured once, on another machine of two cores, in CPU seconds; "
     "the ratios say how many times as long they took as trioflow's wall time here."
 )
-TRIOSIM_RESNET50 = {
-    ranks: Peer("TrioSim", taken_s) for ranks, taken_s in ((16, 5.2), (32, 28.5), (64, 254.0))
-}
+TRIOSIM_RESNET50 = {ranks: Peer("TrioSim", taken_s) for ranks, taken_s in ((16, 5.2), (32, 28.5), (64, 254.0))}
 """DDP of ResNet-50, by GPUs."""
 TRIOSIM_VGG13 = {64: Peer("TrioSim", 8.4)}
 """DDP of VGG-13, by GPUs."""
-ASTRASIM_RING = {
-    ranks: Peer("ASTRA-sim", taken_s) for ranks, taken_s in ((64, 0.04), (256, 0.41), (1024, 8.2))
-}
+ASTRASIM_RING = {ranks: Peer("ASTRA-sim", taken_s) for ranks, taken_s in ((64, 0.04), (256, 0.41), (1024, 8.2))}
 """One ring all-reduce, by ranks."""
 ASTRASIM_LAYERS = {
     64: Peer("ASTRA-sim", 1.06),

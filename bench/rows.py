@@ -67,11 +67,16 @@ class Row:
         """Return the row as plain columns."""
         peer = self.peer or Peer("", 0.0)
         return {
-            "what": self.what, "value": self.value, "unit": self.unit, "aim": self.aim,
-            "detail": self.detail, "peer": peer.name,
+            "what": self.what,
+            "value": self.value,
+            "unit": self.unit,
+            "aim": self.aim,
+            "detail": self.detail,
+            "peer": peer.name,
             "peer_time": peer.text or (f"{peer.least_s:g} s" if self.peer else ""),
-            "ratio": self.ratio, "headline": self.headline,
-        }  # fmt: skip
+            "ratio": self.ratio,
+            "headline": self.headline,
+        }
 
 
 def time_s(run: Callable[[], object], repeats: int = 5, *, warm_up: bool = True) -> float:

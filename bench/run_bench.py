@@ -25,11 +25,18 @@ from rows import Row, list_rows
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 GROUPS: dict[str, Callable[[], Iterable[Row]]] = {
-    "cold": bench_cold, "first-answer": bench_first_answer,
-    "extrapolation": bench_extrapolation, "engines": bench_engines, "messages": bench_messages,
-    "scale": bench_scale, "timeline": bench_timeline, "profiles": bench_profiles,
-    "results": bench_results, "search": bench_search, "sweep": bench_sweep,
-}  # fmt: skip
+    "cold": bench_cold,
+    "first-answer": bench_first_answer,
+    "extrapolation": bench_extrapolation,
+    "engines": bench_engines,
+    "messages": bench_messages,
+    "scale": bench_scale,
+    "timeline": bench_timeline,
+    "profiles": bench_profiles,
+    "results": bench_results,
+    "search": bench_search,
+    "sweep": bench_sweep,
+}
 
 
 def main(chosen: list[str]) -> int:

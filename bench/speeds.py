@@ -59,9 +59,8 @@ def read_speeds(path: str | Path) -> pd.DataFrame:
         if wrong.any():
             row = int(wrong.to_numpy().argmax())
             raise TableError(
-                f"{frame[name].iloc[row]!r} is not a number", file=path,
-                place=f"row {row}, column {name}", fix=fix,
-            )  # fmt: skip
+                f"{frame[name].iloc[row]!r} is not a number", file=path, place=f"row {row}, column {name}", fix=fix
+            )
         frame[name] = numbers
     return frame.assign(headline=frame["headline"] == "yes")
 

@@ -19,11 +19,18 @@ from types import FrameType
 EVERY_S = 0.002
 OURS = "/workflow/trioflow/"
 PARTS = (
-    ("trace/", "trace"), ("costmodel/collectives/", "collectives"), ("costmodel/", "operator times"),
-    ("parallel/memory/", "memory"), ("parallel/splits/", "splits"), ("parallel/", "task graph"),
-    ("hardware/", "platform"), ("network/", "routes"), ("engine/folding/", "folding"),
-    ("engine/", "simulation"), ("sweeps/", "outlines"),
-)  # fmt: skip
+    ("trace/", "trace"),
+    ("costmodel/collectives/", "collectives"),
+    ("costmodel/", "operator times"),
+    ("parallel/memory/", "memory"),
+    ("parallel/splits/", "splits"),
+    ("parallel/", "task graph"),
+    ("hardware/", "platform"),
+    ("network/", "routes"),
+    ("engine/folding/", "folding"),
+    ("engine/", "simulation"),
+    ("sweeps/", "outlines"),
+)
 IMPORTS, OTHER = "imports", "answer and the rest"
 PASSED = ("base/", "tables/", "parallel/remembered.py")
 """What works for whoever called it."""

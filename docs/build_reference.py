@@ -51,15 +51,7 @@ def build_files() -> dict[Path, str]:
     lines = [INTRODUCTION.rstrip("\n"), *_settings_rows(settings)]
     for name in experiments.TABLES:
         schema = experiments.row_schema(name)
-        lines += [
-            "",
-            f"## {name}.tsv",
-            "",
-            _summary(name),
-            "",
-            "| Column | Type | Meaning |",
-            "|---|---|---|",
-        ]
+        lines += ["", f"## {name}.tsv", "", _summary(name), "", "| Column | Type | Meaning |", "|---|---|---|"]
         for column, entry in schema["properties"].items():
             lines.append(f"| `{column}` | {_type(entry)} | {entry['description']} |")
     lines += _sweep_lines()
@@ -89,26 +81,14 @@ def _python_lines() -> Iterator[str]:
         thing = getattr(trioflow, name)
         call = f"{name}{_parameters(thing)}" if inspect.isfunction(thing) else name
         yield f"| `{call}` | {_first_line(thing)} |"
-    yield from (
-        "",
-        "## Fields of `Options`",
-        "",
-        "| Field | Type | Default | Meaning |",
-        "|---|---|---|---|",
-    )
+    yield from ("", "## Fields of `Options`", "", "| Field | Type | Default | Meaning |", "|---|---|---|---|")
     for owner in (SimulationOptions, trioflow.Options):
         for names, kind, text in ENTRY.findall(f"{inspect.getdoc(owner)}\n"):
             meaning = " ".join(text.split()).replace("``", "`")
             for name in names.split(", "):
                 default = getattr(trioflow.Options(), name)
                 yield f"| `{name}` | {kind} | `{default!r}` | {meaning} |"
-    yield from (
-        "",
-        "## Attributes and methods of `Prediction`",
-        "",
-        "| Name | What it is |",
-        "|---|---|",
-    )
+    yield from ("", "## Attributes and methods of `Prediction`", "", "| Name | What it is |", "|---|---|")
     for name, member in vars(trioflow.Prediction).items():
         if not name.startswith("_") and isinstance(member, property):
             yield f"| `{name}` | {_first_line(member)} |"

@@ -26,23 +26,9 @@ from trioflow.hardware.platform import load_platform
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.remembered import Memory, remembering
 from trioflow.prediction.assembly import predict, time_operators
-from trioflow.prediction.explain import (
-    COMPONENTS,
-    NAMED,
-    Component,
-    Explanation,
-    Measured,
-    explain,
-)
+from trioflow.prediction.explain import COMPONENTS, NAMED, Component, Explanation, Measured, explain
 from trioflow.prediction.options import Options
-from trioflow_evaluation.clusters.steps import (
-    DEVICE,
-    Run,
-    load_own_platform,
-    predict_run,
-    read_runs,
-    trace_run,
-)
+from trioflow_evaluation.clusters.steps import DEVICE, Run, load_own_platform, predict_run, read_runs, trace_run
 from trioflow_evaluation.fits.collectives import NO_NVLINK, SLOW
 
 PLATFORM = "p5-h100"
@@ -84,11 +70,7 @@ def name_group(run: Run, before_s: float) -> str:
     own_s = predict_run(run, _time_operators(run), load_own_platform(run), interval=False)[0]
     if run.pipeline > 1 and run.measured_step_s - own_s > _WAITS_S * run.accumulate:
         return _MISMARKED
-    return (
-        "network"
-        if abs(own_s / before_s - 1) > NAMED
-        else "network, which changes the step by less than 10 %"
-    )
+    return "network" if abs(own_s / before_s - 1) > NAMED else "network, which changes the step by less than 10 %"
 
 
 def measure_run(run: Run) -> Measured:
@@ -117,9 +99,7 @@ def _time_operators(run: Run) -> DeviceTimes:
     return _TIMES[key]
 
 
-def explain_runs(
-    runs: Sequence[Run], components: Sequence[Component]
-) -> Iterator[tuple[Run, Explanation]]:
+def explain_runs(runs: Sequence[Run], components: Sequence[Component]) -> Iterator[tuple[Run, Explanation]]:
     """Yield each run with what its step alone is explained by."""
     with remembering(Memory()):
         for run in sorted(runs, key=lambda one: (one.hidden, one.nodes, one.tensor)):
@@ -160,21 +140,8 @@ def list_clusters(runs: Sequence[Run], draw: random.Random) -> Iterator[tuple[st
     some = [run for run in runs if run.nodes == 16 and "engine" in list_causes(run)]
     rows = draw.sample(some, min(_GIVEN + _OTHERS, len(some)))
     yield "nanotron, pipelines before the fix, 16 nodes", list(map(measure_run, rows))
-    plans = [
-        (16, 1, 1),
-        (32, 4, 2),
-        (64, 1, 4),
-        (16, 2, 2),
-        (32, 1, 1),
-        (64, 2, 1),
-        (64, 4, 4),
-        (16, 4, 1),
-        (32, 2, 4),
-    ]
-    yield (
-        "synthetic: A100 steps on Perlmutter's TCP between nodes",
-        [_synthesise(*plan) for plan in plans],
-    )
+    plans = [(16, 1, 1), (32, 4, 2), (64, 1, 4), (16, 2, 2), (32, 1, 1), (64, 2, 1), (64, 4, 4), (16, 4, 1), (32, 2, 4)]
+    yield ("synthetic: A100 steps on Perlmutter's TCP between nodes", [_synthesise(*plan) for plan in plans])
 
 
 def _synthesise(ranks: int, tensor: int, pieces: int) -> Measured:
@@ -193,7 +160,9 @@ def _synthesise(ranks: int, tensor: int, pieces: int) -> Measured:
 
 
 def _format_clusters(rows: Sequence[tuple[str, int, float, float, str]]) -> str:
-    head = "| three steps given of | others | their median error before | after | cause named |\n|---|---:|---:|---:|---|"
+    head = (
+        "| three steps given of | others | their median error before | after | cause named |\n|---|---:|---:|---:|---|"
+    )
     lines = [
         f"| {name} | {count} | {before:.1%} | {after:.1%} | {cause or 'none'} |"
         for name, count, before, after, cause in rows
@@ -203,8 +172,10 @@ def _format_clusters(rows: Sequence[tuple[str, int, float, float, str]]) -> str:
 
 def _format_causes(found: Sequence[tuple[Run, Explanation]]) -> str:
     """Return a table with a row for each group and one for all of them; runs that the file marks wrongly stand behind it."""
-    lines = ["| what deviates, by the file | runs | predicted | explained | cause named rightly |",
-             "|---|---:|---:|---:|---:|"]  # fmt: skip
+    lines = [
+        "| what deviates, by the file | runs | predicted | explained | cause named rightly |",
+        "|---|---:|---:|---:|---:|",
+    ]
     groups = [name_group(run, one.before_s[0]) for run, one in found]
     for name in (*_GROUPS, "all of these", _MISMARKED):
         some = [
@@ -215,15 +186,11 @@ def _format_causes(found: Sequence[tuple[Run, Explanation]]) -> str:
         if not some:
             continue
         before, after = (
-            statistics.median(
-                abs(getattr(one, when)[0] / run.measured_step_s - 1) for run, one, _ in some
-            )
+            statistics.median(abs(getattr(one, when)[0] / run.measured_step_s - 1) for run, one, _ in some)
             for when in ("before_s", "after_s")
         )
         right = sum(_is_right(one.cause, causes) for _, one, causes in some)
-        lines.append(
-            f"| {name} | {len(some)} | {before:.1%} off | {after:.1%} | {right} of {len(some)} |"
-        )
+        lines.append(f"| {name} | {len(some)} | {before:.1%} off | {after:.1%} | {right} of {len(some)} |")
     return "\n".join(lines)
 
 
@@ -246,15 +213,16 @@ def main(data: str, page: str, count: int = 60) -> None:
         times = f"{run.measured_step_s:.3g} {one.before_s[0]:.3g} {one.after_s[0]:.3g} s"
         group = name_group(run, one.before_s[0])
         print(measure_run(run).name, times, f"{group}:", one.cause or "none named", flush=True)
-    clusters = [
-        (name, len(rows) - _GIVEN, *halve_errors(rows))
-        for name, rows in list_clusters(others, draw)
-    ]
+    clusters = [(name, len(rows) - _GIVEN, *halve_errors(rows)) for name, rows in list_clusters(others, draw)]
     tables = [_format_causes(found), _format_clusters(clusters)]
-    Path(page).write_text(re.sub(
-        r"(<!-- explained:begin -->\n).*?(\n<!-- explained:end -->)",
-        lambda hit: hit[1] + "\n\n".join(tables) + hit[2], Path(page).read_text(), flags=re.DOTALL,
-    ))  # fmt: skip
+    Path(page).write_text(
+        re.sub(
+            r"(<!-- explained:begin -->\n).*?(\n<!-- explained:end -->)",
+            lambda hit: hit[1] + "\n\n".join(tables) + hit[2],
+            Path(page).read_text(),
+            flags=re.DOTALL,
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -51,22 +51,22 @@ COVERAGE = 0.8
 RUNS, SEED = 90, 35
 """Runs of nanotron that are drawn, of those that ran, without pipelines before their fix and runs that were fitted on."""
 LIVE, PUBLIC = "trioflow's own steps on 1 and 2 processors", "public steps on up to eight GPUs"
-BRIDGE, NANOTRON, MLPERF = (
-    "Megatron-Bridge, H100",
-    "nanotron, H100, bf16",
-    "MLPerf Training, H100, FP8",
-)
+BRIDGE, NANOTRON, MLPERF = ("Megatron-Bridge, H100", "nanotron, H100, bf16", "MLPerf Training, H100, FP8")
 Case = dict[str, Any]
 
 
-def describe_case(name: str, group: str, case: str, measured_s: float, ends: Any, kind: str, word: str) -> Case:  # fmt: skip
+def describe_case(name: str, group: str, case: str, measured_s: float, ends: Any, kind: str, word: str) -> Case:
     """Return a case; ``ends`` are the step and the ends of its interval before the factor [s]."""
     step_s, low_s, high_s = ends
     logs = zip(("low", "high", "measured"), (low_s, high_s, measured_s), strict=True)
     return {
-        "set": name, "group": group, "case": case, "kind": kind, "confidence": word,
+        "set": name,
+        "group": group,
+        "case": case,
+        "kind": kind,
+        "confidence": word,
         **{end: round(math.log(time_s / step_s), 4) for end, time_s in logs},
-    }  # fmt: skip
+    }
 
 
 def list_rates(data: Path) -> Iterator[Case]:
@@ -128,10 +128,10 @@ def list_submissions(data: Path) -> Iterator[Case]:
 
 def read_submission(log: Path) -> tuple[int, float]:
     """Return the samples of a step and its median time [s]; of gpt3 the log counts tokens, 2,048 a sample."""
-    lines = [json.loads(line.partition(":::MLLOG")[2]) for line in log.read_text().splitlines() if ":::MLLOG" in line]  # fmt: skip
+    lines = [json.loads(line.partition(":::MLLOG")[2]) for line in log.read_text().splitlines() if ":::MLLOG" in line]
     batch = next(one["value"] for one in lines if one["key"] == "global_batch_size")
     stats = [one["value"] for one in lines if one["key"] == "tracked_stats"]
-    times_s = [value for one in stats for name, value in one.items() if name.startswith("train_step_tim")]  # fmt: skip
+    times_s = [value for one in stats for name, value in one.items() if name.startswith("train_step_tim")]
     begun: dict[str, Any] = {}
     for one in [] if times_s else lines:
         if one["key"] == "block_stop":
@@ -144,7 +144,9 @@ def read_submission(log: Path) -> tuple[int, float]:
 def predict_submission(network: str, row: tuple[Any, ...], ranks: int, batch: int) -> Any:
     """Return the step and the ends of its interval [s]: two and three rounds of micro-batches, and what follows of them."""
     sequence, precision, tensor, pipeline, context, stages, samples = row
-    times = time_operators(make_trace(published_models()[network], LanguageStep(sequence, samples, precision)), steps.DEVICE)  # fmt: skip
+    times = time_operators(
+        make_trace(published_models()[network], LanguageStep(sequence, samples, precision)), steps.DEVICE
+    )
     cut = bridge.cut_stages(list(pipeline_units(times.traces[0])), pipeline * stages)
     data = ranks // (tensor * pipeline * context)
     rounds = batch / (data * samples * pipeline)
@@ -152,12 +154,21 @@ def predict_submission(network: str, row: tuple[Any, ...], ranks: int, batch: in
     def simulate(some: float) -> Any:
         columns = {"context": context, "context_method": "ring"} if context > 1 else {}
         plan: Plan = make_plan(
-            data, tensor, pipeline=pipeline, schedule="interleaved", stages_per_rank=stages, sharding="distributed",
-            micro_batches=round(some * pipeline), sequence_parallel=True, vocabulary_parallel=True, tensor_overlap="products",
-            gather_overlap=True, **columns,
-        )  # fmt: skip
+            data,
+            tensor,
+            pipeline=pipeline,
+            schedule="interleaved",
+            stages_per_rank=stages,
+            sharding="distributed",
+            micro_batches=round(some * pipeline),
+            sequence_parallel=True,
+            vocabulary_parallel=True,
+            tensor_overlap="products",
+            gather_overlap=True,
+            **columns,
+        )
         whole = data * samples * round(some * pipeline)
-        found = predict(times, plan, bridge.PLATFORM, batch=whole, options=Options(stages=cut, memory=False))  # fmt: skip
+        found = predict(times, plan, bridge.PLATFORM, batch=whole, options=Options(stages=cut, memory=False))
         return np.array([found.step_time_s, found.low_s, found.high_s])
 
     if rounds <= 3:
@@ -195,12 +206,16 @@ def list_results(results: Path) -> Iterator[Case]:
     for name, table, group in ((LIVE, "error", "workload"), (PUBLIC, "published", "set")):
         if not (report / f"{table}.parquet").is_file():
             continue
-        rows = pd.read_parquet(report / f"{table}.parquet").rename(columns={"simulated_s": "predicted_s", "experiment": "case"})  # fmt: skip
+        rows = pd.read_parquet(report / f"{table}.parquet").rename(
+            columns={"simulated_s": "predicted_s", "experiment": "case"}
+        )
         for row in rows[~rows["case"].str.startswith("gpt-h")].to_dict("records"):
-            kind = RECORDED if row["confidence"] == CONFIDENCES[0] and row["ranks"] == 1 else ONE_NODE  # fmt: skip
+            kind = RECORDED if row["confidence"] == CONFIDENCES[0] and row["ranks"] == 1 else ONE_NODE
             step_s, scale = row["predicted_s"], load_calibration()[kind][0]
             ends = [step_s * (row[end] / step_s) ** (1 / scale) for end in ("low_s", "high_s")]
-            yield describe_case(name, row[group], row["case"], row["measured_s"], [step_s, *ends], kind, row["confidence"])  # fmt: skip
+            yield describe_case(
+                name, row[group], row["case"], row["measured_s"], [step_s, *ends], kind, row["confidence"]
+            )
 
 
 def find_scale(cases: pd.DataFrame) -> float:
@@ -239,13 +254,35 @@ def write_calibration(cases: pd.DataFrame) -> None:
 def write_tables(cases: pd.DataFrame) -> str:
     """Return the tables of docs/judging.md."""
     judged = leave_out(cases, "group").assign(far=leave_out(cases, "set")["inside"])
-    heads = ("", "cases", "groups", "inside, aim 75 to 90 %", "its set left out", "mean width", "median error", "mean error")  # fmt: skip
+    heads = (
+        "",
+        "cases",
+        "groups",
+        "inside, aim 75 to 90 %",
+        "its set left out",
+        "mean width",
+        "median error",
+        "mean error",
+    )
     tables = []
-    for title, by in (("judged set", ["set"]), ("set and kind", ["set", "kind"]), ("word of confidence", ["confidence"])):  # fmt: skip
+    for title, by in (
+        ("judged set", ["set"]),
+        ("set and kind", ["set", "kind"]),
+        ("word of confidence", ["confidence"]),
+    ):
         rows = []
         for key, own in judged.groupby(by):
-            shares = (own["inside"].mean(), own["far"].mean(), own["width"].mean(), own["error"].median(), own["error"].mean())  # fmt: skip
-            cells = [write_percent(None if math.isnan(one) else one, 0 if place < 3 else 1) for place, one in enumerate(shares)]  # fmt: skip
+            shares = (
+                own["inside"].mean(),
+                own["far"].mean(),
+                own["width"].mean(),
+                own["error"].median(),
+                own["error"].mean(),
+            )
+            cells = [
+                write_percent(None if math.isnan(one) else one, 0 if place < 3 else 1)
+                for place, one in enumerate(shares)
+            ]
             rows.append((", ".join(key), f"{len(own)}", f"{own['group'].nunique()}", *cells))
         if by == ["confidence"]:
             rows.sort(key=lambda row: CONFIDENCES.index(row[0]))
@@ -261,11 +298,11 @@ def read_cases() -> pd.DataFrame:
 def main(data: str = "", results: str = "") -> None:
     """Predict the cases that were asked for anew, fit, and write."""
     cases = read_cases()
-    new = [one for lister in (list_rates, list_runs, list_submissions) if data for one in lister(Path(data))]  # fmt: skip
+    new = [one for lister in (list_rates, list_runs, list_submissions) if data for one in lister(Path(data))]
     new += list_results(Path(results)) if results else ()
     if new:
         kept = cases[~cases["set"].isin({one["set"] for one in new})]
-        cases = pd.concat([kept, pd.DataFrame(new)], ignore_index=True).sort_values(["set", "group", "case"])  # fmt: skip
+        cases = pd.concat([kept, pd.DataFrame(new)], ignore_index=True).sort_values(["set", "group", "case"])
         with atomic_path(CASES) as temporary:
             cases.to_csv(temporary, sep="\t", index=False)
     write_calibration(cases)

@@ -21,14 +21,7 @@ from trioflow.base.provenance import atomic_path, digest_file
 from trioflow.costmodel.intervals import COVERAGE, SHORTEST_S
 from trioflow.costmodel.spread import LAGS, PARTS, MeasuredSpread
 from trioflow.report.errors import INTERVAL_COVERAGE, summarise_errors
-from trioflow.report.pages import (
-    NOTHING,
-    write_markdown,
-    write_percent,
-    write_range,
-    write_signed_percent,
-    write_time,
-)
+from trioflow.report.pages import NOTHING, write_markdown, write_percent, write_range, write_signed_percent, write_time
 from trioflow.report.scores import ORACLE, OURS, score_published
 from trioflow.report.sections import describe_accuracy, describe_run
 from trioflow.tables import records
@@ -66,9 +59,7 @@ def publish(root: Path, topic: str, result: Result) -> bool:
     old = _read(readme).splitlines()
     places = [at for at, line in enumerate(old) if line.endswith(mark)]
     if not places:
-        raise InputError(
-            f"no line ends with {mark}", file=readme, fix="put the marker where the result is to stand"
-        )  # fmt: skip
+        raise InputError(f"no line ends with {mark}", file=readme, fix="put the marker where the result is to stand")
     kept = [line for at, line in enumerate(old) if at <= places[0] or at not in places]
     kept[places[0] : places[0] + 1] = lines
     changed = [_write(readme, "\n".join(kept) + "\n")]
@@ -81,10 +72,16 @@ def publish_spreads(root: Path, spreads: Iterable[MeasuredSpread]) -> bool:
     """Rewrite the table of measured spreads in docs/spread.md; return whether it changed. Raises as `publish`."""
     names = (*PARTS, *LAGS)
     rows = [
-        (one.device_kind, one.job, one.ranks, one.steps, *(write_percent(getattr(one.spread, name), 2) for name in PARTS),
-         *(f"{getattr(one.spread, name):.2f}" for name in LAGS))
+        (
+            one.device_kind,
+            one.job,
+            one.ranks,
+            one.steps,
+            *(write_percent(getattr(one.spread, name), 2) for name in PARTS),
+            *(f"{getattr(one.spread, name):.2f}" for name in LAGS),
+        )
         for one in spreads
-    ]  # fmt: skip
+    ]
     heads = ("device", "job", "ranks", "steps", *(f"`{name}`" for name in names))
     return publish_block(root, "spread.md", "spread", write_markdown(heads, rows, left=(0, 1)))
 
@@ -107,9 +104,10 @@ def _replace_block(path: Path, block: str, body: str) -> str:
     for marker in (begin, end):
         if text.count(marker) != 1:
             raise InputError(
-                f"the marker {marker} stands there {text.count(marker)} times", file=path,
+                f"the marker {marker} stands there {text.count(marker)} times",
+                file=path,
                 fix="put each marker once, on a line of its own",
-            )  # fmt: skip
+            )
     before, _, rest = text.partition(begin)
     _, found, after = rest.partition(end)
     if not found:
@@ -152,15 +150,17 @@ def describe_errors(error_table: pd.DataFrame, runs: pd.DataFrame) -> Result:
             f"{mean['tensor_parallel_error']}, FSDP by {mean['fsdp_error']}, inside the 80 % interval {mean['coverage']}"
         )
     listed = ", ".join(write_percent(mean) for mean in sorted(means))
-    text = "\n\n".join([
-        f"Mean absolute errors of all full runs so far, on different machines: {listed} (`docs/runs.tsv`). Below, the last.",
-        *([_write_runs(whole)] if len(whole) else []),
-        " ".join(describe_run(error_table)), " ".join(describe_accuracy(error_table)),
-        _write_error_matrix(error_table), _write_error_rows(error_table),
-    ])  # fmt: skip
-    return Result(
-        "errors.md", [(f"{len(error_table)} steps measured on 1 and 2 ranks", reached)], text
+    text = "\n\n".join(
+        [
+            f"Mean absolute errors of all full runs so far, on different machines: {listed} (`docs/runs.tsv`). Below, the last.",
+            *([_write_runs(whole)] if len(whole) else []),
+            " ".join(describe_run(error_table)),
+            " ".join(describe_accuracy(error_table)),
+            _write_error_matrix(error_table),
+            _write_error_rows(error_table),
+        ]
     )
+    return Result("errors.md", [(f"{len(error_table)} steps measured on 1 and 2 ranks", reached)], text)
 
 
 _RUN: Mapping[str, tuple[str, Callable[[float], str]]] = {
@@ -174,9 +174,7 @@ _RUN: Mapping[str, tuple[str, Callable[[float], str]]] = {
 """What is kept of a full run, each with its heading and how it is written; errors of some plans are mean absolute ones."""
 
 
-def record_run(
-    path: Path, table: Path, error_table: pd.DataFrame, plans: Mapping[str, Plan]
-) -> pd.DataFrame:
+def record_run(path: Path, table: Path, error_table: pd.DataFrame, plans: Mapping[str, Plan]) -> pd.DataFrame:
     """Add a run to the list of full runs at ``path``, unless it is there, and return the list.
 
     ``run`` is the first digits of the SHA-256 of ``table`` (a number for older runs); what a run
@@ -201,8 +199,7 @@ def _write_runs(runs: pd.DataFrame) -> str:
     """Return a Markdown table of full runs, and their mean."""
     mean = runs[list(_RUN)].mean().to_frame().T.assign(run="mean")
     rows = [
-        [row["run"], *(write(row[key]) for key, (_, write) in _RUN.items())]
-        for row in records(pd.concat([runs, mean]))
+        [row["run"], *(write(row[key]) for key, (_, write) in _RUN.items())] for row in records(pd.concat([runs, mean]))
     ]
     return write_markdown(["run", *(heading for heading, _ in _RUN.values())], rows)
 
@@ -210,18 +207,28 @@ def _write_runs(runs: pd.DataFrame) -> str:
 def _write_error_rows(errors: pd.DataFrame) -> str:
     """Return a Markdown table with a row for every experiment."""
     headings = (
-        "experiment", "plan", "ranks", "batch", "measured (quartiles)", "predicted (80 % interval)",
-        "error", "confidence",
-    )  # fmt: skip
+        "experiment",
+        "plan",
+        "ranks",
+        "batch",
+        "measured (quartiles)",
+        "predicted (80 % interval)",
+        "error",
+        "confidence",
+    )
     rows = [
         (
-            row["experiment"], row["plan"], row["ranks"], row["batch"],
+            row["experiment"],
+            row["plan"],
+            row["ranks"],
+            row["batch"],
             f"{write_time(row['measured_s'])} ({write_range(row['measured_low_s'], row['measured_high_s'])})",
             f"{write_time(row['simulated_s'])} ({write_range(row['low_s'], row['high_s'])})",
-            write_signed_percent(row["relative_error"]), row["confidence"],
+            write_signed_percent(row["relative_error"]),
+            row["confidence"],
         )
         for row in errors.to_dict("records")
-    ]  # fmt: skip
+    ]
     return write_markdown(headings, rows, left=(0, 1, 7))
 
 
@@ -234,7 +241,7 @@ def _write_error_matrix(errors: pd.DataFrame) -> str:
         cells = [
             ", ".join(ordered.loc[ordered["workload"] == one, "relative_error"].map(write_signed_percent))
             for one in workloads
-        ]  # fmt: skip
+        ]
         mean = write_percent(float(mine["relative_error"].abs().mean()))
         rows.append([str(plan), *(cell or NOTHING for cell in cells), mean])
     return write_markdown(["signed error", *workloads, "mean absolute"], rows)
@@ -250,20 +257,31 @@ def describe_validation(summary: pd.DataFrame) -> Result:
         "makes `report/cost_models.html` with every case and model, and what missed aims are made of."
     )
     headings = (
-        "mean absolute error of", "cases", "aim", "trioflow", "best other model", "oracle",
+        "mean absolute error of",
+        "cases",
+        "aim",
+        "trioflow",
+        "best other model",
+        "oracle",
         "80 % interval covers",
-    )  # fmt: skip
+    )
     rows, headlines = [], []
     for entry in reached:
         ours, best = entry.ours, entry.best
         error = _mark(write_percent(ours["mean_absolute_error"]), entry.reached)
         if entry.aim.headline:
             headlines.append(f"{entry.aim.headline} {error}")
-        rows.append((
-            entry.aim.title, ours["cases"], entry.write_limit(), error,
-            f"{write_percent(best['mean_absolute_error'])} ({entry.best_model})" if best else NOTHING,
-            write_percent(ours["oracle_mean_absolute_error"] or None), write_percent(ours["coverage"], 0),
-        ))  # fmt: skip
+        rows.append(
+            (
+                entry.aim.title,
+                ours["cases"],
+                entry.write_limit(),
+                error,
+                f"{write_percent(best['mean_absolute_error'])} ({entry.best_model})" if best else NOTHING,
+                write_percent(ours["oracle_mean_absolute_error"] or None),
+                write_percent(ours["coverage"], 0),
+            )
+        )
     body = f"{lead}\n\n{write_markdown(headings, rows)}"
     return Result("cost_models.md", [("Cost models on public times", ", ".join(headlines))], body)
 
@@ -277,24 +295,27 @@ def describe_published(cases: pd.DataFrame) -> Result:
         "Mean absolute errors on public measured steps: no case left out, none judged by a fit that saw it; **bold**: aim reached. "
         "`snakemake published` makes `report/published.html` with every case, baseline and cause."
     )
-    headings = (
-        "public measurements", "cases", "aim", "error", "scaling error", "best other", "80 % interval covers",
-    )  # fmt: skip
+    headings = ("public measurements", "cases", "aim", "error", "scaling error", "best other", "80 % interval covers")
     rows, lines = [], []
     for name in dict.fromkeys(scores["set"]):
         words, ours = describe_set(name), score_of(scores, name, OURS)
         aim, reached = read_aim(scores, name)
-        error, scaling = (
-            write_percent(ours[key]) for key in ("mean_absolute_error", "scaling_error")
-        )
+        error, scaling = (write_percent(ours[key]) for key in ("mean_absolute_error", "scaling_error"))
         if words.aim is not None:
             error = _mark(error, reached)
         else:
             scaling = _mark(scaling, reached)
-        rows.append((
-            words.title, int(ours["cases"]), aim, error, scaling, _best_other(scores, name),
-            write_percent(ours["coverage"], 0),
-        ))  # fmt: skip
+        rows.append(
+            (
+                words.title,
+                int(ours["cases"]),
+                aim,
+                error,
+                scaling,
+                _best_other(scores, name),
+                write_percent(ours["coverage"], 0),
+            )
+        )
         text = error if scaling == NOTHING else f"{error}, scaling {scaling}"
         lines.append((words.title, f"{text} ({int(ours['cases'])} cases)"))
     return Result("published.md", lines, f"{lead}\n\n{write_markdown(headings, rows)}")
@@ -313,12 +334,9 @@ def describe_clusters(lines: Sequence[Line], causes: str) -> Result:
     """Return nanotron's runs; ``lines``, ``causes``: ``judge_aims`` and ``describe_causes`` of ``clusters.aims``."""
     headings = ("judged", "cases", "aim", "trioflow", "others")
     rows = [
-        (line.what, f"{line.cases:,}", line.write_aim(), _write_reached(line), line.write_others())
-        for line in lines
+        (line.what, f"{line.cases:,}", line.write_aim(), _write_reached(line), line.write_others()) for line in lines
     ]
-    reached = ", ".join(
-        f"{line.headline} {_write_reached(line)}" for line in lines if line.headline
-    )
+    reached = ", ".join(f"{line.headline} {_write_reached(line)}" for line in lines if line.headline)
     body = f"{write_markdown(headings, rows)}\n\n{causes}".rstrip()
     return Result("clusters.md", [("nanotron's 1,765 runs on 8 to 512 H100", reached)], body)
 
@@ -336,9 +354,7 @@ def describe_jobs(halves: pd.DataFrame, causes: pd.DataFrame) -> Result:
     drawn = halves[halves["way"] == JOINT].to_dict("records")
     worst = {name: max(abs(find_error(row, name)) for row in drawn) for name in NAMES}
     others = write_percent(max(worst[name] for name in NAMES if name != "50"))
-    reached = (
-        f"median step within {write_percent(worst['50'])}, 10 and 90 % quantiles within {others}"
-    )
+    reached = f"median step within {write_percent(worst['50'])}, 10 and 90 % quantiles within {others}"
     what = f"Half the steps of {halves['job'].nunique()} recorded jobs from the other half"
     return Result("spread.md", [(what, reached)], describe_drift(halves, causes))
 
@@ -357,11 +373,7 @@ FEWEST = 20
 _RECORDED, _NEW_GPU = 0.25, 0.60
 """Mean widths that were aimed at: shapes and devices that were recorded, and GPUs that were not."""
 _WIDTH_AIMS = {"batch-change": _RECORDED, "new-gpu": _NEW_GPU}
-_STEPS = {
-    "batch-change": "operator_sum",
-    "new-gpu": "operator_sum",
-    "leave-workload-out": "operator_sum",
-}
+_STEPS = {"batch-change": "operator_sum", "new-gpu": "operator_sum", "leave-workload-out": "operator_sum"}
 """Quantities of the sets whose cases are whole steps; of the other sets there is one."""
 Lister = Callable[[pd.DataFrame], Iterator[tuple[str, float | None, pd.DataFrame]]]
 """Yields name, width aimed at, and cases of a table's sets."""
@@ -373,11 +385,7 @@ def list_published(cases: pd.DataFrame) -> Iterator[tuple[str, float | None, pd.
     for name in (GROUPS, PLANS):
         mine = cases[cases["set"] == name]
         plan = mine["plan"].str.replace(r"-m\d+$", "", regex=True)
-        yield (
-            describe_set(name).title,
-            _RECORDED,
-            mine.assign(group=mine["workload"] if name == GROUPS else plan),
-        )
+        yield (describe_set(name).title, _RECORDED, mine.assign(group=mine["workload"] if name == GROUPS else plan))
 
 
 def list_validation(cases: pd.DataFrame) -> Iterator[tuple[str, float | None, pd.DataFrame]]:
@@ -412,18 +420,14 @@ def score_set(name: str, aim: float | None, cases: pd.DataFrame) -> dict[str, An
             naive.loc[mine, end] = known.loc[mine, "predicted_s"] * ratio[~mine].quantile(quantile)
     row: dict[str, Any] = {"set": name, "cases": len(known), "width_aim": aim}
     for before, frame in (("", known), ("naive_", naive)):
-        measured_s, low_s, high_s = (
-            frame[end].to_numpy(np.float64) for end in ("measured_s", "low_s", "high_s")
-        )
-        low, high, value = (
-            np.log(np.maximum(one, SHORTEST_S)) for one in (low_s, high_s, measured_s)
-        )
+        measured_s, low_s, high_s = (frame[end].to_numpy(np.float64) for end in ("measured_s", "low_s", "high_s"))
+        low, high, value = (np.log(np.maximum(one, SHORTEST_S)) for one in (low_s, high_s, measured_s))
         miss = np.maximum(low - value, 0) + np.maximum(value - high, 0)
         found = {
             "inside": ((low_s <= measured_s) & (measured_s <= high_s)).mean(),
             "width": ((high_s - low_s) / measured_s).mean(),
             "score": (high - low + 2 / (1 - INTERVAL_COVERAGE) * miss).mean(),
-        }  # fmt: skip
+        }
         row |= {before + name: round(float(value), 4) for name, value in found.items()}
     return row
 
@@ -443,15 +447,28 @@ def record_intervals(path: Path, found: Mapping[Lister, pd.DataFrame]) -> pd.Dat
 def publish_intervals(root: Path, intervals: pd.DataFrame) -> bool:
     """Rewrite the table of docs/judging.md; return whether it changed. Raises as ``readme.publish``."""
     heads = (
-        "judged set", "cases", "inside, aim 75 to 90 %", "mean width", "aim", "score",
-        "one interval for all: inside", "mean width", "score",
-    )  # fmt: skip
+        "judged set",
+        "cases",
+        "inside, aim 75 to 90 %",
+        "mean width",
+        "aim",
+        "score",
+        "one interval for all: inside",
+        "mean width",
+        "score",
+    )
     rows = [
         (
-            row["set"], f"{row['cases']:,}", write_percent(row["inside"], 0), write_percent(row["width"], 0),
-            NOTHING if row["width_aim"] is None else write_percent(row["width_aim"], 0), f"{row['score']:.2f}",
-            write_percent(row["naive_inside"], 0), write_percent(row["naive_width"], 0), f"{row['naive_score']:.2f}",
+            row["set"],
+            f"{row['cases']:,}",
+            write_percent(row["inside"], 0),
+            write_percent(row["width"], 0),
+            NOTHING if row["width_aim"] is None else write_percent(row["width_aim"], 0),
+            f"{row['score']:.2f}",
+            write_percent(row["naive_inside"], 0),
+            write_percent(row["naive_width"], 0),
+            f"{row['naive_score']:.2f}",
         )
         for row in records(intervals)
-    ]  # fmt: skip
+    ]
     return publish_block(root, "judging.md", "intervals", write_markdown(heads, rows))

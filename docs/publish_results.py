@@ -55,20 +55,8 @@ from trioflow_evaluation.clusters.scores import (
     write_survival_scores,
 )
 from trioflow_evaluation.drift.judge import JOBS_FOLDER, fit_jobs, write_spreads
-from trioflow_evaluation.published.judge import (
-    ANCHORS,
-    list_residuals,
-    way_of_plan,
-    write_residuals,
-)
-from trioflow_evaluation.tables import (
-    CLUSTER_MEMORY,
-    CLUSTER_RATES,
-    CLUSTER_STEPS,
-    DRIFT_CAUSES,
-    DRIFT_HALVES,
-    SUMMARY,
-)
+from trioflow_evaluation.published.judge import ANCHORS, list_residuals, way_of_plan, write_residuals
+from trioflow_evaluation.tables import CLUSTER_MEMORY, CLUSTER_RATES, CLUSTER_STEPS, DRIFT_CAUSES, DRIFT_HALVES, SUMMARY
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "bench"))
@@ -87,10 +75,7 @@ def list_results() -> Iterator[tuple[str, Result]]:
     table = report / "error.parquet"
     errors = read_table(table, "errors")
     plans = load_plans(ROOT / "config" / "plans.tsv")
-    yield (
-        "errors",
-        describe_errors(errors, record_run(ROOT / "docs" / "runs.tsv", table, errors, plans)),
-    )
+    yield ("errors", describe_errors(errors, record_run(ROOT / "docs" / "runs.tsv", table, errors, plans)))
     if (summary := report / "validation.parquet").is_file():
         yield "validation", describe_validation(read_table(summary, "summary", SUMMARY))
     if (cases := report / "published.parquet").is_file():
@@ -138,19 +123,12 @@ def draw_reliability(judged: pd.DataFrame, path: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(5.2, 4.2), layout="constrained")
     axes.plot([0, 1], [0, 1], color="0.6", linestyle="--", label="odds that come true")
     axes.vlines(bins["odds"], *ends, color="C0", alpha=0.5, label="90 % interval of so many runs")
-    seaborn.scatterplot(
-        bins, x="odds", y="survived", ax=axes, color="C0", s=60, label="runs, with their number"
-    )
+    seaborn.scatterplot(bins, x="odds", y="survived", ax=axes, color="C0", s=60, label="runs, with their number")
     for _, row in bins.iterrows():
         axes.annotate(
-            f"{row['runs']:,.0f}",
-            (row["odds"], row["survived"]),
-            xytext=(6, -12),
-            textcoords="offset points",
+            f"{row['runs']:,.0f}", (row["odds"], row["survived"]), xytext=(6, -12), textcoords="offset points"
         )
-    axes.set(
-        xlabel="predicted probability to survive", ylabel="share that survived", xlim=(-0.05, 1.12)
-    )
+    axes.set(xlabel="predicted probability to survive", ylabel="share that survived", xlim=(-0.05, 1.12))
     axes.legend(loc="upper left")
     figure.savefig(path, dpi=110)
 
@@ -165,7 +143,9 @@ def publish_spread() -> None:
     traces = [Facts.read(read_json(path), path) for path in paths]
     repeats = [one.repeats for one in traces if one.repeats]
     model = load_collective_model(RESULTS / "cost_models" / "this-machine" / "collectives.json")
-    source = f"repeats of captured steps, {traces[0].device_name}; rounds of collectives, {model.library} (make reproduce)"
+    source = (
+        f"repeats of captured steps, {traces[0].device_name}; rounds of collectives, {model.library} (make reproduce)"
+    )
     kind = "gpu" if traces[0].device == "cuda" else "cpu"
     known = load_spreads()
     own = [one for one in known if one.job.endswith(CAPTURES)]
@@ -196,11 +176,15 @@ def publish_step_residuals() -> None:
     errors = read_table(RESULTS / "report" / "error.parquet", "errors")
     own = [
         StepResidual(
-            BATCH if row["ranks"] == 1 else way_of_plan(row["plan"]), "cpu", row["workload"],
-            row["experiment"], int(row["ranks"]), row["relative_error"],
+            BATCH if row["ranks"] == 1 else way_of_plan(row["plan"]),
+            "cpu",
+            row["workload"],
+            row["experiment"],
+            int(row["ranks"]),
+            row["relative_error"],
         )
         for row in errors.to_dict("records")
-    ]  # fmt: skip
+    ]
     cases, anchors = RESULTS / "report" / "published.parquet", RESULTS / "published/anchors.parquet"
     public = [one for one in load_residuals() if one.device_kind == "cuda"]
     if cases.is_file() and anchors.is_file():

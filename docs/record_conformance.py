@@ -42,10 +42,7 @@ def main() -> int:
     os.environ["TRIOFLOW_RECORD_CONFORMANCE"] = "1"
     recorder = Recorder()
     status = int(
-        pytest.main(
-            ["-q", "-p", "no:xdist", "-o", "addopts=", str(ROOT / "tests" / "conformance")],
-            plugins=[recorder],
-        )
+        pytest.main(["-q", "-p", "no:xdist", "-o", "addopts=", str(ROOT / "tests" / "conformance")], plugins=[recorder])
     )
     if not recorder.found:
         print("nothing was compared; the table stays as it was", file=sys.stderr)

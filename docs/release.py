@@ -34,9 +34,7 @@ def change_files(root: Path, version: str, day: datetime.date) -> dict[Path, str
     first = last == version == open_section[1]  # what was never released keeps its number
     if not first and _order(version) <= _order(last):
         raise ValueError(f"{version} does not come after {last}")
-    following = ".".join(
-        [*version.split(".")[:-1], str(int(version.rsplit(".", maxsplit=1)[-1]) + 1)]
-    )
+    following = ".".join([*version.split(".")[:-1], str(int(version.rsplit(".", maxsplit=1)[-1]) + 1)])
     heading = f"## {following}, unreleased\n\n## {version}, {day.isoformat()}"
     return {
         library: _replace(library, r'^__version__ = ".*"$', f'__version__ = "{version}"'),
@@ -45,7 +43,7 @@ def change_files(root: Path, version: str, day: datetime.date) -> dict[Path, str
             root / "envs/conda/meta.yaml", r'^{% set version = ".*" %}$', f'{{% set version = "{version}" %}}'
         ),
         root / "CHANGELOG.md": changelog.replace(open_section[0], heading, 1),
-    }  # fmt: skip
+    }
 
 
 def _order(version: str) -> tuple[int, ...]:
@@ -70,21 +68,15 @@ def _cite(file: Path, version: str, day: datetime.date) -> str:
     """Return the citation with version and day of release."""
     text = _replace(file, r"^version: .*$", f"version: {version}")
     text = re.sub(r"^date-released: .*\n", "", text, flags=re.MULTILINE)
-    return text.replace(
-        f"version: {version}\n", f"version: {version}\ndate-released: {day.isoformat()}\n"
-    )
+    return text.replace(f"version: {version}\n", f"version: {version}\ndate-released: {day.isoformat()}\n")
 
 
 if __name__ == "__main__":
     try:
-        written = change_files(
-            ROOT, sys.argv[1] if len(sys.argv) > 1 else "", datetime.date.today()
-        )
+        written = change_files(ROOT, sys.argv[1] if len(sys.argv) > 1 else "", datetime.date.today())
     except ValueError as error:
         sys.exit(f"release: {error}")
     for path, text in written.items():
         path.write_text(text, encoding="utf-8")
         print(path.relative_to(ROOT))
-    print(
-        f"next: make test, then git commit -am 'trioflow {sys.argv[1]}' and git tag v{sys.argv[1]}"
-    )
+    print(f"next: make test, then git commit -am 'trioflow {sys.argv[1]}' and git tag v{sys.argv[1]}")

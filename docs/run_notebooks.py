@@ -29,10 +29,14 @@ def run_notebook(source: Path, target: Path) -> None:
         place = Path(folder) / "place"
         place.mkdir()
         NotebookClient(
-            notebook, timeout=PATIENCE_S, kernel_name="python3", record_timing=False,
-            coalesce_streams=True, resources={"metadata": {"path": str(place)}},
+            notebook,
+            timeout=PATIENCE_S,
+            kernel_name="python3",
+            record_timing=False,
+            coalesce_streams=True,
+            resources={"metadata": {"path": str(place)}},
             config=Config(KernelManager={"transport": "ipc", "ip": f"{folder}/kernel"}),
-        ).execute()  # fmt: skip
+        ).execute()
     notebook.metadata["language_info"] = {"name": "python"}
     nbformat.write(notebook, target)
 

@@ -65,18 +65,14 @@ def list_titles(nav: Any) -> dict[str, str]:
     if isinstance(nav, dict):
         own = {to: title for title, to in nav.items() if isinstance(to, str)}
         return own | {k: v for to in nav.values() for k, v in list_titles(to).items()}
-    return (
-        {k: v for one in nav for k, v in list_titles(one).items()} if isinstance(nav, list) else {}
-    )
+    return {k: v for one in nav for k, v in list_titles(one).items()} if isinstance(nav, list) else {}
 
 
 def on_page_markdown(markdown: str, config: Any, **_: Any) -> str:
     """Lead links to notebooks, and to what lies outside docs/, to their pages of the site, by their titles."""
     titles = list_titles(config["nav"])
     titles |= {source: titles[name] for source, name in ELSEWHERE.items() if name in titles}
-    markdown = re.sub(
-        r"\[(?:docs/)?([\w/]+\.md)\](?=\()", lambda m: f"[{titles.get(m[1], m[1])}]", markdown
-    )
+    markdown = re.sub(r"\[(?:docs/)?([\w/]+\.md)\](?=\()", lambda m: f"[{titles.get(m[1], m[1])}]", markdown)
     for source, name in ELSEWHERE.items():
         markdown = markdown.replace(f"](../{source}", f"]({name}")
     return re.sub(r"\]\(([\w/]+)\.ipynb\)", r"](\1.md)", markdown)
@@ -99,9 +95,7 @@ def describe_notebook(path: Path) -> Iterator[str]:
                 name = html.escape(cell["metadata"]["figure"])
                 yield f'<img alt="{name}" src="data:image/png;base64,{data["image/png"].strip()}">'
             elif "text/html" in data:
-                table = re.sub(
-                    r"<style.*?</style>|\n\s*| border=.1.", "", data["text/html"], flags=re.DOTALL
-                )
+                table = re.sub(r"<style.*?</style>|\n\s*| border=.1.", "", data["text/html"], flags=re.DOTALL)
                 table = re.sub("<td>([^<]{20,})</td>", r'<td class="long">\1</td>', table)
                 yield f'<div class="output">{fold_warnings(table)}</div>'
             else:
@@ -146,11 +140,6 @@ def describe_tables() -> Iterator[str]:
         yield "| Column | Type | Unit | Meaning |\n|---|---|---|---|"
         for field in schema:
             facts = {key.decode(): value.decode() for key, value in (field.metadata or {}).items()}
-            cells = (
-                f"`{field.name}`",
-                str(field.type),
-                facts.get("unit", ""),
-                facts.get("meaning", ""),
-            )
+            cells = (f"`{field.name}`", str(field.type), facts.get("unit", ""), facts.get("meaning", ""))
             yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
         yield ""

@@ -5,8 +5,5 @@ from trioflow.report.attribution import build_attribution
 
 with log_job(snakemake.log[0]):
     build_attribution(
-        snakemake.params.experiments,
-        list(snakemake.input),
-        snakemake.output.attribution,
-        snakemake.output.causes,
+        snakemake.params.experiments, list(snakemake.input), snakemake.output.attribution, snakemake.output.causes
     )

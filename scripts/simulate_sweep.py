@@ -7,8 +7,5 @@ from trioflow.sweeps.workshop import simulate_sweep
 
 with log_job(snakemake.log[0]):
     simulate_sweep(
-        snakemake.params.description,
-        snakemake.wildcards.chunk,
-        Path(snakemake.output[0]),
-        size=snakemake.params.size,
+        snakemake.params.description, snakemake.wildcards.chunk, Path(snakemake.output[0]), size=snakemake.params.size
     )

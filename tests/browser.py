@@ -54,9 +54,7 @@ class Browser:
 
     def call(self, method: str, path: str, content: dict[str, Any] | None = None) -> Any:
         data = None if content is None else json.dumps(content).encode()
-        request = urllib.request.Request(
-            f"{self.address}/{path}".removesuffix("/."), data, method=method
-        )
+        request = urllib.request.Request(f"{self.address}/{path}".removesuffix("/."), data, method=method)
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
             with opener.open(request, timeout=WAIT_S + 10) as answer:
@@ -87,11 +85,7 @@ class Browser:
 
     def resize(self, width: int, height: int) -> None:
         self.command(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=height,
-            deviceScaleFactor=1,
-            mobile=False,
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
         )
 
     def prefer(self, scheme: str) -> None:
@@ -102,9 +96,7 @@ class Browser:
     def picture(self, width: int, height: int) -> bytes:
         """Return a PNG of the page from its top."""
         clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
-        found = self.command(
-            "Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip
-        )
+        found = self.command("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
         return base64.b64decode(found["data"])
 
     def wait_for(self, expression: str) -> None:
@@ -127,9 +119,7 @@ def run_driver(log: Path) -> Iterator[str]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     process = subprocess.Popen(
-        ["chromedriver", f"--port={port}", f"--log-path={log}"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        ["chromedriver", f"--port={port}", f"--log-path={log}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
         for _ in range(100):
@@ -147,9 +137,7 @@ def run_driver(log: Path) -> Iterator[str]:
 def read_axe(folder: Path) -> str:
     """Return axe-core, out of a package that carries it, installed into a folder; skip where it cannot be."""
     words = ["--quiet", "--no-deps", "--target", str(folder), "--requirement", "envs/browser.lock"]
-    run = subprocess.run(
-        [sys.executable, "-m", "pip", "install", *words], cwd=ROOT, capture_output=True, text=True
-    )
+    run = subprocess.run([sys.executable, "-m", "pip", "install", *words], cwd=ROOT, capture_output=True, text=True)
     if run.returncode:
         pytest.skip(f"axe-core cannot be installed: {run.stderr.strip()[-200:]}")
     return (folder / "axe_playwright_python/axe.min.js").read_text(encoding="utf-8")
@@ -171,6 +159,5 @@ def list_requests(browser: Browser) -> list[str]:
     return [
         str(event["params"]["request"]["url"])
         for event in events
-        if event["method"] == "Network.requestWillBeSent"
-        and not event["params"]["documentURL"].startswith("chrome:")
+        if event["method"] == "Network.requestWillBeSent" and not event["params"]["documentURL"].startswith("chrome:")
     ]

@@ -62,6 +62,4 @@ def with_steady_times(trace: Any) -> Any:
     work = trace.operators["flop"] // 10 + trace.operators["read_bytes"] // 10
     steady = trace.operators.assign(device_ns=2_000 + work, cpu_ns=1_000)
     step_s = float((steady["device_ns"] + steady["cpu_ns"]).sum()) / 1e9
-    return replace(
-        trace, operators=steady, facts=replace(trace.facts, step_time_s=step_s, tail_s=0.0)
-    )
+    return replace(trace, operators=steady, facts=replace(trace.facts, step_time_s=step_s, tail_s=0.0))

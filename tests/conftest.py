@@ -16,19 +16,13 @@ for folder in ("", "unit/parallel", "../docs"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
 from captured import BERT, CNN, TRANSFORMER, capture_raw, make_once  # noqa: E402
-from cpu_spent import (  # noqa: E402, F401
-    pytest_runtest_logstart,
-    pytest_runtest_makereport,
-    pytest_terminal_summary,
-)
+from cpu_spent import pytest_runtest_logstart, pytest_runtest_makereport, pytest_terminal_summary  # noqa: E402, F401
 from fuzz import count_examples  # noqa: E402
 from mirror import find_mirror  # noqa: E402
 from warm_start import close_servers  # noqa: E402
 
 # Deterministic, and without a clock: a busy machine is not a failure.
-settings.register_profile(
-    "trioflow", deadline=None, derandomize=True, max_examples=count_examples()
-)
+settings.register_profile("trioflow", deadline=None, derandomize=True, max_examples=count_examples())
 settings.load_profile("trioflow")
 
 

@@ -19,9 +19,7 @@ def write_large_profile(source: str | Path, target: str | Path, size_bytes: int)
     annotation = next(e for e in events if e["name"] == "trioflow: step")
     first = min(float(e["ts"]) for e in events)
     period = round(max(float(e["ts"]) + float(e["dur"]) for e in events) - first) + 10
-    span = 1 + max(
-        e["args"][k] for e in events for k in _NUMBERS if isinstance(e["args"].get(k), int)
-    )
+    span = 1 + max(e["args"][k] for e in events for k in _NUMBERS if isinstance(e["args"].get(k), int))
     template, numbers = _make_template(events, annotation, first, period, span)
     written, step = 0, 0
     with Path(target).open("w", encoding="utf-8") as file:
@@ -54,8 +52,7 @@ def _make_template(
                 row[key] = "ProfilerStep#" + place(0, 1)
             elif key == "args":
                 row[key] = {
-                    k: place(v, span) if k in _NUMBERS and isinstance(v, int) and v > 0 else v
-                    for k, v in value.items()
+                    k: place(v, span) if k in _NUMBERS and isinstance(v, int) and v > 0 else v for k, v in value.items()
                 }
         lines.append(json.dumps(row))
     text = ",\n".join(lines).replace("%", "%%")

@@ -8,15 +8,7 @@ from trioflow.trace.profile.steps import find_spans, load_step
 
 def event(name, category, ts, dur, tid=1, **arguments):
     """Return one complete event; times in us."""
-    return {
-        "ph": "X",
-        "name": name,
-        "cat": category,
-        "ts": ts,
-        "dur": dur,
-        "tid": tid,
-        "args": arguments,
-    }
+    return {"ph": "X", "name": name, "cat": category, "ts": ts, "dur": dur, "tid": tid, "args": arguments}
 
 
 def load(tmp_path, events, number=0):

@@ -13,9 +13,7 @@ def assert_same_step(made, captured):
         assert len(ours) == len(theirs)
         for column in ours.columns.difference([*TIMES, "storage_id", "sequence_number"]):
             differs = [
-                (i, a, b)
-                for i, (a, b) in enumerate(zip(ours[column], theirs[column], strict=True))
-                if str(a) != str(b)
+                (i, a, b) for i, (a, b) in enumerate(zip(ours[column], theirs[column], strict=True)) if str(a) != str(b)
             ]
             assert not differs, (column, differs[:3])
     for table, column in (("tensors", "storage_id"), ("operators", "sequence_number")):

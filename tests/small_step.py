@@ -28,15 +28,7 @@ CALLS: list[tuple[int, str, list[Tensor], list[Tensor], int, int | None, str]] =
     (1, "autograd::engine::evaluate_function: MmBackward0", [], [], 0, 4, ""),
     (2, "MmBackward0", [CLIPPED], [GRADIENT], 0, 4, ""),
     (3, "aten::mm", [(13, (4, 8)), X], [GRADIENT], 45, None, ""),
-    (
-        1,
-        "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad",
-        [],
-        [],
-        0,
-        None,
-        "",
-    ),
+    (1, "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", [], [], 0, None, ""),
     (2, "torch::autograd::AccumulateGrad", [GRADIENT], [], 0, None, ""),
     (3, "aten::detach", [GRADIENT], [(14, (4, 6))], 0, None, "(a)"),
     (1, "Optimizer.step#SGD.step", [], [], 0, None, ""),
@@ -54,19 +46,21 @@ def _node(number: int, parent: int, call: Any) -> dict[str, Any]:
     _, name, inputs, outputs, _, sequence, mark = call
     operator = name.startswith("aten::")
     schema = f"{name}(Tensor{mark} self, Tensor other) -> Tensor" if operator else ""
-    attributes = {"rf_id": number, "seq_id": -1 if sequence is None else sequence, "tid": 1,
-                  "op_schema": schema}  # fmt: skip
+    attributes = {"rf_id": number, "seq_id": -1 if sequence is None else sequence, "tid": 1, "op_schema": schema}
     return {
-        "id": number + 10, "name": name, "ctrl_deps": parent + 10,
+        "id": number + 10,
+        "name": name,
+        "ctrl_deps": parent + 10,
         **{
             side: {
-                "values": [_value(t) for t in tensors], "shapes": [list(t[1]) for t in tensors],
+                "values": [_value(t) for t in tensors],
+                "shapes": [list(t[1]) for t in tensors],
                 "types": ["Tensor(float)"] * len(tensors),
             }
             for side, tensors in (("inputs", inputs), ("outputs", outputs))
         },
         "attrs": [{"name": k, "type": "", "value": v} for k, v in attributes.items()],
-    }  # fmt: skip
+    }
 
 
 def _begin_and_end() -> list[tuple[int, int]]:
@@ -99,10 +93,7 @@ def small_step() -> tuple[dict[str, Any], dict[str, Any]]:
         annotation &= not name.endswith("Backward0")
         args: dict[str, Any] = {"External id": number + 900, "Record function id": number}
         if not annotation:
-            args |= {
-                "Input Dims": [list(t[1]) for t in inputs],
-                "Input type": ["float"] * len(inputs),
-            }
+            args |= {"Input Dims": [list(t[1]) for t in inputs], "Input type": ["float"] * len(inputs)}
         if sequence is not None:
             args["Sequence number"] = sequence
         host = {"ph": "X", "pid": 1, "tid": 1, "ts": begin, "dur": end - begin, "name": name}
@@ -110,16 +101,28 @@ def small_step() -> tuple[dict[str, Any], dict[str, Any]]:
         if kernel_us:
             number_of_launch = next(correlations)
             ready = max(ready, begin + 45)
-            events.append({
-                **host, "ts": begin + 2, "dur": 4, "name": "cudaLaunchKernel", "cat": "cuda_runtime",
-                "args": {"correlation": number_of_launch, "External id": number + 900},
-            })  # fmt: skip
-            events.append({
-                "ph": "X", "pid": 0, "tid": 7, "ts": ready, "dur": kernel_us, "cat": "kernel",
-                "name": f"kernel_{number}",
-                "args": {"correlation": number_of_launch, "External id": number + 900, "device": 0,
-                         "stream": 7},
-            })  # fmt: skip
+            events.append(
+                {
+                    **host,
+                    "ts": begin + 2,
+                    "dur": 4,
+                    "name": "cudaLaunchKernel",
+                    "cat": "cuda_runtime",
+                    "args": {"correlation": number_of_launch, "External id": number + 900},
+                }
+            )
+            events.append(
+                {
+                    "ph": "X",
+                    "pid": 0,
+                    "tid": 7,
+                    "ts": ready,
+                    "dur": kernel_us,
+                    "cat": "kernel",
+                    "name": f"kernel_{number}",
+                    "args": {"correlation": number_of_launch, "External id": number + 900, "device": 0, "stream": 7},
+                }
+            )
             ready += kernel_us + 4
     header = {"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "a GPU"}]}
     root = _node(0, 0, (0, "[pytorch|profiler|execution_trace|thread]", [], [], 0, None, ""))
@@ -139,14 +142,19 @@ def parallel_steps() -> tuple[dict[str, Any], dict[str, Any]]:
     step = [*profile["traceEvents"], *_all_reduce()]
     graph["nodes"] += [
         {
-            **copy.deepcopy(graph["nodes"][1]), "id": 70 + place, "name": name, "ctrl_deps": parent,
-            "attrs": [{"name": "rf_id", "type": "", "value": 60 + place},
-                      {"name": "seq_id", "type": "", "value": -1},
-                      {"name": "tid", "type": "", "value": 2},
-                      {"name": "op_schema", "type": "", "value": ""}],
+            **copy.deepcopy(graph["nodes"][1]),
+            "id": 70 + place,
+            "name": name,
+            "ctrl_deps": parent,
+            "attrs": [
+                {"name": "rf_id", "type": "", "value": 60 + place},
+                {"name": "seq_id", "type": "", "value": -1},
+                {"name": "tid", "type": "", "value": 2},
+                {"name": "op_schema", "type": "", "value": ""},
+            ],
         }
         for place, (name, parent) in enumerate((("c10d::allreduce_", 10), ("record_param_comms", 70)))
-    ]  # fmt: skip
+    ]
     events = []
     for number in range(_STEPS):
         for event in copy.deepcopy(step):
@@ -164,16 +172,46 @@ def _all_reduce() -> list[dict[str, Any]]:
     """Return a collective on a thread and a stream of its own, which runs beside a product."""
     host = {"ph": "X", "pid": 1, "tid": 2}
     shapes = {"Input Dims": [], "Input type": []}
-    said = {"Collective name": "allreduce", "Group size": 8, "dtype": "Float",
-            "In msg nelems": 24, "Out msg nelems": 24}  # fmt: skip
+    said = {
+        "Collective name": "allreduce",
+        "Group size": 8,
+        "dtype": "Float",
+        "In msg nelems": 24,
+        "Out msg nelems": 24,
+    }
     return [
-        {**host, "ts": 1200, "dur": 40, "name": "c10d::allreduce_", "cat": "cpu_op",
-         "args": {"External id": 960, "Record function id": 60, **shapes}},
-        {**host, "ts": 1205, "dur": 30, "name": "record_param_comms", "cat": "cpu_op",
-         "args": {"External id": 961, "Record function id": 61, **shapes, **said}},
-        {**host, "ts": 1210, "dur": 4, "name": "cudaLaunchKernel", "cat": "cuda_runtime",
-         "args": {"correlation": 560, "External id": 961}},
-        {"ph": "X", "pid": 0, "tid": 20, "ts": 1220, "dur": 400, "cat": "kernel",
-         "name": "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
-         "args": {"correlation": 560, "External id": 961, "device": 0, "stream": 20, **said}},
-    ]  # fmt: skip
+        {
+            **host,
+            "ts": 1200,
+            "dur": 40,
+            "name": "c10d::allreduce_",
+            "cat": "cpu_op",
+            "args": {"External id": 960, "Record function id": 60, **shapes},
+        },
+        {
+            **host,
+            "ts": 1205,
+            "dur": 30,
+            "name": "record_param_comms",
+            "cat": "cpu_op",
+            "args": {"External id": 961, "Record function id": 61, **shapes, **said},
+        },
+        {
+            **host,
+            "ts": 1210,
+            "dur": 4,
+            "name": "cudaLaunchKernel",
+            "cat": "cuda_runtime",
+            "args": {"correlation": 560, "External id": 961},
+        },
+        {
+            "ph": "X",
+            "pid": 0,
+            "tid": 20,
+            "ts": 1220,
+            "dur": 400,
+            "cat": "kernel",
+            "name": "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+            "args": {"correlation": 560, "External id": 961, "device": 0, "stream": 20, **said},
+        },
+    ]

@@ -94,9 +94,7 @@ def trace_rows(steps: list[Step] = STEPS) -> list[list[object]]:
     for number, (name, inputs, outputs, times, phase, split) in enumerate(steps, start=1):
         if times:
             sizes = [text([elements(i) for i in ids]) for ids in (inputs, outputs)]
-            rows.append(
-                [number, name, text(inputs), text(outputs), *times, *sizes, 0, phase, split]
-            )
+            rows.append([number, name, text(inputs), text(outputs), *times, *sizes, 0, phase, split])
     return rows
 
 

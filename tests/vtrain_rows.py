@@ -10,8 +10,7 @@ from trioflow_evaluation.vtrain.model import Form, StepModel
 PLANS = ((1, 2, 1), (2, 1, 1), (1, 1, 2), (2, 1, 2), (1, 2, 2), (8, 1, 1))
 """Tensor, data and pipeline degrees."""
 REDUCES = AllReduceCurves(
-    {n: np.array([1e5, 1e10]) for n in (2, 4, 8)},
-    {n: np.array([5e-5, 0.05 * n]) for n in (2, 4, 8)},
+    {n: np.array([1e5, 1e10]) for n in (2, 4, 8)}, {n: np.array([5e-5, 0.05 * n]) for n in (2, 4, 8)}
 )
 """Measured all-reduces of nowhere."""
 
@@ -39,9 +38,7 @@ def make_rows(
             "measured_s": 1.0,
             "micro_batches": m,
         }
-        for h, depth, (t, d, p), size, m in product(
-            hidden, layers, plans, micro_batch, micro_batches
-        )
+        for h, depth, (t, d, p), size, m in product(hidden, layers, plans, micro_batch, micro_batches)
     ]
     return pd.DataFrame(rows)
 

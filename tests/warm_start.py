@@ -190,9 +190,7 @@ def serve(modules: list[str]) -> None:
             *orders, unread = (unread + received).split(b"\n")
             for order in map(json.loads, orders):
                 if "words" not in order:
-                    for process in (
-                        p for number, p in running.values() if number == order["number"]
-                    ):
+                    for process in (p for number, p in running.values() if number == order["number"]):
                         os.kill(process, 15)
                     continue
                 process = os.fork()

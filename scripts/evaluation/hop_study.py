@@ -4,8 +4,4 @@ from trioflow.base.job_log import log_job
 from trioflow_evaluation.studies.hop import study_hop
 
 with log_job(snakemake.log[0]):
-    study_hop(
-        snakemake.output.table,
-        snakemake.params.speedup,
-        snakemake.params.bandwidth,
-    )
+    study_hop(snakemake.output.table, snakemake.params.speedup, snakemake.params.bandwidth)

@@ -11,9 +11,8 @@ with log_job(snakemake.log[0]):
     files = snakemake.params.tables
     anchors = read_table(snakemake.input.anchors, "anchors", ANCHORS)
     source, prepared = prepare_set(
-        snakemake.wildcards.published_set, snakemake.params.data, files["imports"],
-        snakemake.input.table, anchors,
-    )  # fmt: skip
+        snakemake.wildcards.published_set, snakemake.params.data, files["imports"], snakemake.input.table, anchors
+    )
     cases = judge_cases(source, prepared)
     told = explain_cases(
         (case.row.set, case.row.case, case, oracle_s)

@@ -14,17 +14,8 @@ from single_node import SingleNode, find_obstacle
 def executors(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the pinned executors; they do not enter the environment of the other tests."""
     folder = tmp_path_factory.mktemp("executors")
-    words = [
-        "--quiet",
-        "--no-deps",
-        "--target",
-        str(folder),
-        "--requirement",
-        "envs/executors.lock",
-    ]
-    run = subprocess.run(
-        [sys.executable, "-m", "pip", "install", *words], cwd=ROOT, capture_output=True, text=True
-    )
+    words = ["--quiet", "--no-deps", "--target", str(folder), "--requirement", "envs/executors.lock"]
+    run = subprocess.run([sys.executable, "-m", "pip", "install", *words], cwd=ROOT, capture_output=True, text=True)
     if run.returncode:
         pytest.skip(f"the executors cannot be installed here: {run.stderr.strip()[-200:]}")
     return folder

@@ -90,9 +90,7 @@ class SingleNode:
         written is lost to any SLURM, jobs included.
         """
         state, now_s = self.folder / "state" / "job_state", time.time()
-        wait_until(
-            lambda: state.exists() and state.stat().st_mtime > now_s, "the controller's state"
-        )
+        wait_until(lambda: state.exists() and state.stat().st_mtime > now_s, "the controller's state")
         self.processes["slurmctld"].kill()
         self.processes.pop("slurmctld").wait()
 
@@ -121,9 +119,7 @@ class SingleNode:
 
     def ask(self, *command: str) -> str:
         """Return what one of SLURM's commands prints."""
-        return subprocess.run(
-            command, check=True, capture_output=True, text=True, timeout=PATIENCE_S
-        ).stdout
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE_S).stdout
 
     def running_jobs(self) -> list[str]:
         """Return the ids of the jobs that run."""

@@ -20,13 +20,9 @@ grid: {trace: gpt2-tiny-b8, platform: dgx-a100, data: [1, 2, 4], tensor: [1, 2]}
 
 
 @pytest.mark.parametrize("profile", ["slurm", "kubernetes", "cluster"])
-def test_a_profile_plans_the_same_jobs_as_a_local_run(
-    project: ClusterProject, profile: str
-) -> None:
+def test_a_profile_plans_the_same_jobs_as_a_local_run(project: ClusterProject, profile: str) -> None:
     words = ("published_traces", "validation")
-    assert project.planned("--workflow-profile", f"profiles/{profile}", "--", *words) == (
-        project.planned("--", *words)
-    )
+    assert project.planned("--workflow-profile", f"profiles/{profile}", "--", *words) == (project.planned("--", *words))
 
 
 def write_program(folder: Path, name: str, text: str) -> None:
@@ -50,8 +46,7 @@ def grid_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_program(
         folder,
         "qacct",
-        '#!/bin/sh\ntest -e "$QUEUE/$2" || exit 1\necho "failed       0"\n'
-        'echo "exit_status  $(cat "$QUEUE/$2")"\n',
+        '#!/bin/sh\ntest -e "$QUEUE/$2" || exit 1\necho "failed       0"\necho "exit_status  $(cat "$QUEUE/$2")"\n',
     )
     write_program(folder, "qdel", "#!/bin/sh\n")
     queue = tmp_path / "queue"
@@ -61,12 +56,8 @@ def grid_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return queue
 
 
-@pytest.mark.parametrize(
-    ("code", "told"), [("0", "success"), ("1", "failed"), ("", "running"), ("137", "failed")]
-)
-def test_the_queue_and_its_accounting_tell_what_became_of_a_job(
-    grid_engine: Path, code: str, told: str
-) -> None:
+@pytest.mark.parametrize(("code", "told"), [("0", "success"), ("1", "failed"), ("", "running"), ("137", "failed")])
+def test_the_queue_and_its_accounting_tell_what_became_of_a_job(grid_engine: Path, code: str, told: str) -> None:
     if code:
         (grid_engine / "77").write_text(code)
     status = ROOT / "profiles/cluster/status.py"

@@ -18,9 +18,7 @@ def run_ranks(script: str, job: dict[str, Any], folder: Path) -> list[Any]:
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo")}
     words = [str(Path(__file__).with_name(script)), str(path)]
     ranks = [
-        warm_server(TORCH).start(
-            [*words, str(rank)], folder / f"said-{rank}", Path.cwd(), environment
-        )
+        warm_server(TORCH).start([*words, str(rank)], folder / f"said-{rank}", Path.cwd(), environment)
         for rank in range(job["ranks"])
     ]
     ends = [rank.finish(PATIENCE_S) for rank in ranks]

@@ -18,11 +18,7 @@ from trioflow.trace.workloads import build
 
 ATTEND = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 DIFFERENTIATE = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-CALLED = {
-    "permute_tensor": "shift",
-    "all_gather_single": "all_gather",
-    "reduce_scatter_single": "reduce_scatter",
-}
+CALLED = {"permute_tensor": "shift", "all_gather_single": "all_gather", "reduce_scatter_single": "reduce_scatter"}
 """PyTorch's functions, and what each is called here."""
 
 
@@ -59,13 +55,7 @@ class Ring(torch.autograd.Function):
     @staticmethod
     def backward(context, gradient):
         return _attention._templated_ring_attention_backward(
-            dist.group.WORLD,
-            2,
-            differentiate,
-            gradient,
-            "grad_out",
-            *context.saved_tensors,
-            is_causal=True,
+            dist.group.WORLD, 2, differentiate, gradient, "grad_out", *context.saved_tensors, is_causal=True
         )[:3]
 
 

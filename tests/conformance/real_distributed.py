@@ -73,9 +73,7 @@ def split_layers(workload: Workload, model: torch.nn.Module, group: dist.Process
                 piece = getattr(module, part).detach().chunk(count, dim)[place].clone()
                 setattr(module, part, torch.nn.Parameter(piece))
             if kind == "column":
-                module.register_forward_pre_hook(
-                    lambda _, given: (ToColumns.apply(given[0], group),)
-                )
+                module.register_forward_pre_hook(lambda _, given: (ToColumns.apply(given[0], group),))
             else:
                 module.forward = partial(by_rows, module)
 
@@ -96,9 +94,7 @@ class Slices:
         if self.others.size() > 1:
             dist.all_reduce(mine, group=self.others)
         _, kept = self.buckets.get(bucket.index(), (None, mine))
-        if (
-            kept is not mine and kept.shape == mine.shape
-        ):  # DDP rebuilds buckets behind its first backward
+        if kept is not mine and kept.shape == mine.shape:  # DDP rebuilds buckets behind its first backward
             mine += kept
         self.buckets[bucket.index()] = (bucket.parameters(), mine)
         done = torch.futures.Future()  # gloo's own work has none
@@ -147,9 +143,7 @@ def make_distributed_step(
         return step
     slices = Slices(replicas, mesh)
     if plan["pipeline"] == 1:
-        each = (
-            {**plan, "gradient_sync": "micro-batch"} if plan["sharding"] == "partitioned" else plan
-        )
+        each = {**plan, "gradient_sync": "micro-batch"} if plan["sharding"] == "partitioned" else plan
         step = _make_step(workload, replicas, each, share, DEVICE, data.get_local_rank())
         step.optimizer.step = slices.update
         return step

@@ -112,12 +112,8 @@ def main() -> None:
     torch.manual_seed(0)
     result = {}
     for expert in job["expert"]:
-        mesh = init_device_mesh(
-            "cpu", (job["ranks"] // expert, expert), mesh_dim_names=("replica", "expert")
-        )
-        network = LanguageNetwork(
-            LanguageModel(**job["model"]), job["sequence"], Kernels("flash", "eager", "eager")
-        )
+        mesh = init_device_mesh("cpu", (job["ranks"] // expert, expert), mesh_dim_names=("replica", "expert"))
+        network = LanguageNetwork(LanguageModel(**job["model"]), job["sequence"], Kernels("flash", "eager", "eager"))
         for parameter in network.parameters():
             torch.nn.init.normal_(parameter, std=0.02)
         model = network.bfloat16()

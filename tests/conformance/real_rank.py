@@ -51,16 +51,12 @@ def read_messages(events: list[dict]) -> list[tuple[str, int]]:
             event
             for event in moved
             if event["name"].removeprefix("gloo:").replace("_", "") == name
-            and [s for s in event["args"]["Input Dims"] if s]
-            == [s for s in dims if s]  # [] for one number
+            and [s for s in event["args"]["Input Dims"] if s] == [s for s in dims if s]  # [] for one number
         )
         moved.remove(found)
         kinds = found["args"]["Input type"]
         shapes = [whole] if called in WHOLE else dims
-        size = sum(
-            ELEM_BYTES[kind] * torch.Size(shape).numel()
-            for shape, kind in zip(shapes, kinds, strict=True)
-        )
+        size = sum(ELEM_BYTES[kind] * torch.Size(shape).numel() for shape, kind in zip(shapes, kinds, strict=True))
         messages.append((CALLED.get(called, found["name"].removeprefix("gloo:")), size))
     assert not moved, f"messages that nobody asked for: {moved}"
     return messages

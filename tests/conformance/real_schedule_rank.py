@@ -37,9 +37,7 @@ def main() -> None:
     workload = build_workload(job["row"])
     inputs, targets = workload.make_batch(job["batch"], 0, "cpu")
     stages = [
-        PipelineStage(
-            workload.make_stage(job["stages"][s]), s, len(job["stages"]), torch.device("cpu")
-        )
+        PipelineStage(workload.make_stage(job["stages"][s]), s, len(job["stages"]), torch.device("cpu"))
         for s in job["stages_of_rank"][rank]
     ]
     kind = getattr(schedules, CLASSES[job["schedule"]])

@@ -46,39 +46,26 @@ def choose_styles(model, sequence: bool, vocabulary: bool) -> list[dict]:
     styles = {
         "blocks.*.attention.qkv": ColwiseParallel(),
         "blocks.*.feed_forward.up": ColwiseParallel(),
-        "blocks.*.attention.projection": RowwiseParallel(
-            output_layouts=TOKENS if sequence else WHOLE
-        ),
+        "blocks.*.attention.projection": RowwiseParallel(output_layouts=TOKENS if sequence else WHOLE),
         "blocks.*.feed_forward.down": RowwiseParallel(output_layouts=TOKENS if sequence else WHOLE),
     }
     further = {}
     if sequence:
         gather = {"input_layouts": (TOKENS,), "desired_input_layouts": (WHOLE,)}
-        styles |= {
-            f"blocks.*.{part}": PrepareModuleInput(**gather)
-            for part in ("attention", "feed_forward")
-        }
-        norms = [
-            name for name, module in model.named_modules() if isinstance(module, torch.nn.LayerNorm)
-        ]
+        styles |= {f"blocks.*.{part}": PrepareModuleInput(**gather) for part in ("attention", "feed_forward")}
+        norms = [name for name, module in model.named_modules() if isinstance(module, torch.nn.LayerNorm)]
         norms += [name for name, _ in model.named_modules() if name == "head.transform.0"]
         styles |= {name: SequenceParallel(use_local_output=True) for name in norms}
         if "embedding.norm" in norms:  # what comes after the sums of embeddings is cut
             further["embedding.norm"] = styles.pop("embedding.norm")
-            styles["embedding.norm"] = PrepareModuleInput(
-                input_layouts=(WHOLE,), desired_input_layouts=(TOKENS,)
-            )
+            styles["embedding.norm"] = PrepareModuleInput(input_layouts=(WHOLE,), desired_input_layouts=(TOKENS,))
         else:
-            styles["embedding"] = PrepareModuleOutput(
-                output_layouts=WHOLE, desired_output_layouts=TOKENS
-            )
+            styles["embedding"] = PrepareModuleOutput(output_layouts=WHOLE, desired_output_layouts=TOKENS)
         styles["head.vocabulary"] = PrepareModuleInput(**gather, use_local_output=True)
     if vocabulary:
         styles["embedding.token"] = RowwiseParallel(input_layouts=WHOLE)
         styles["head.vocabulary"] = ColwiseParallel(
-            input_layouts=TOKENS if sequence else WHOLE,
-            output_layouts=Shard(-1),
-            use_local_output=False,
+            input_layouts=TOKENS if sequence else WHOLE, output_layouts=Shard(-1), use_local_output=False
         )
     return [styles, further]
 
@@ -88,11 +75,7 @@ def read_messages(events: list[dict], inside: tuple[float, float]) -> list[tuple
     found = []
     for event in sorted(events, key=lambda e: e["ts"]):
         called = CALLED.get(event["name"].removeprefix("_c10d_functional::"))
-        if (
-            called
-            and "_c10d_functional::" in event["name"]
-            and inside[0] <= event["ts"] < inside[1]
-        ):
+        if called and "_c10d_functional::" in event["name"] and inside[0] <= event["ts"] < inside[1]:
             shape, kind = event["args"]["Input Dims"][0], event["args"]["Input type"][0]
             found.append((called[0], prod(shape) * ELEM_BYTES[kind] * called[1]))
     return found
@@ -115,10 +98,7 @@ def record_step(step: TrainingStep, around, raw: Path) -> dict[str, list]:
     profiler.export_chrome_trace(str(raw))
     events = [e for e in json.loads(raw.read_text())["traceEvents"] if e.get("ph") == "X"]
     begin = next(e["ts"] for e in events if e["name"] == "the optimizer")
-    return {
-        "model": read_messages(events, (0.0, begin)),
-        "optimizer": read_messages(events, (begin, float("inf"))),
-    }
+    return {"model": read_messages(events, (0.0, begin)), "optimizer": read_messages(events, (begin, float("inf")))}
 
 
 def main() -> None:

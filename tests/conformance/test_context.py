@@ -21,9 +21,7 @@ def real(tmp_path_factory):
     def find(ranks):
         if ranks not in known:
             job = {"row": TRANSFORMER, "batch": BATCH, "ranks": ranks}
-            known[ranks] = run_ranks(
-                "real_context_rank.py", job, tmp_path_factory.mktemp("context")
-            )
+            known[ranks] = run_ranks("real_context_rank.py", job, tmp_path_factory.mktemp("context"))
         return known[ranks]
 
     return find
@@ -38,9 +36,6 @@ def test_messages_are_those_of_the_real_run(method, ranks, real, transformer_tra
     for rank, found in enumerate(real(ranks)):
         tasks = graph.tasks[(graph.tasks["rank"] == rank) & (graph.tasks["stream"] == "context")]
         columns = (tasks[name] for name in ("name", "message_bytes", "group"))
-        sent = [
-            [name, size, [int(r) for r in group.split(",")]]
-            for name, size, group in zip(*columns, strict=True)
-        ]
+        sent = [[name, size, [int(r) for r in group.split(",")]] for name, size, group in zip(*columns, strict=True)]
         assert sent, "the graph sends nothing"
         compare("messages of attention and groups", sent, found[method], **about)

@@ -14,9 +14,7 @@ from trioflow.trace.language.sizes import LanguageModel, LanguageStep
 
 torch = pytest.importorskip("torch", reason="the real run needs torch (extra [capture])")
 
-MODEL = LanguageModel(
-    "experts", 2, 32, 4, 2, 8, 48, 64, experts=4, experts_per_token=2, shared_feed_forward=32
-)
+MODEL = LanguageModel("experts", 2, 32, 4, 2, 8, 48, 64, experts=4, experts_per_token=2, shared_feed_forward=32)
 SEQUENCE, BATCH = 16, 2
 RUNS = {2: [2], 4: [2, 4]}
 
@@ -28,13 +26,7 @@ def real(tmp_path_factory):
 
     def find(ranks):
         if ranks not in known:
-            job = {
-                "model": asdict(MODEL),
-                "sequence": SEQUENCE,
-                "batch": BATCH,
-                "ranks": ranks,
-                "expert": RUNS[ranks],
-            }
+            job = {"model": asdict(MODEL), "sequence": SEQUENCE, "batch": BATCH, "ranks": ranks, "expert": RUNS[ranks]}
             folder = tmp_path_factory.mktemp(f"experts-{ranks}")
             known[ranks] = run_ranks("real_expert_rank.py", job, folder)
         return known[ranks]
@@ -50,9 +42,7 @@ def trace(tmp_path_factory):
     return with_steady_times(replace(made, facts=replace(made.facts, device="cpu")))
 
 
-@pytest.mark.parametrize(
-    ("ranks", "expert"), [(ranks, e) for ranks, found in RUNS.items() for e in found]
-)
+@pytest.mark.parametrize(("ranks", "expert"), [(ranks, e) for ranks, found in RUNS.items() for e in found])
 def test_collectives_are_those_of_the_real_run(trace, ranks, expert, real, compare):
     plan = make_plan(data=ranks, expert=expert, sharding="fsdp")
     graph = extrapolate(trace, plan, Same(), batch=BATCH * ranks)

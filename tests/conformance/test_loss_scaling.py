@@ -37,8 +37,6 @@ def test_collectives_are_those_of_the_real_run(trace, tmp_path, compare):
             tasks = records(graph.tasks[graph.tasks["rank"] == rank])
             asked = [[t["name"], t["message_bytes"]] for t in tasks if t["kind"] == "collective"]
             found = real[rank][plan.plan]["messages"]
-            compare(
-                "messages", asked, found, plan=f"{plan.plan} in fp16", row=HALF, ranks=plan.ranks
-            )
+            compare("messages", asked, found, plan=f"{plan.plan} in fp16", row=HALF, ranks=plan.ranks)
             flags[plan.plan] = asked.count(["all_reduce", FLAG_BYTES])
     assert flags == {"ddp": 0, "fsdp": 1}

@@ -34,15 +34,12 @@ class Same:
     def predict(self, operators):
         zero = [0.0] * len(operators)
         return pd.DataFrame(
-            {"time_s": zero, "low_s": zero, "high_s": zero, "extrapolated": False},
-            index=operators.index,
+            {"time_s": zero, "low_s": zero, "high_s": zero, "extrapolated": False}, index=operators.index
         )
 
     def rescale(self, operators, target):
         time_s = operators["device_ns"].astype(float) / 1e9
-        return pd.DataFrame(
-            {"time_s": time_s, "low_s": time_s, "high_s": time_s, "extrapolated": False}
-        )
+        return pd.DataFrame({"time_s": time_s, "low_s": time_s, "high_s": time_s, "extrapolated": False})
 
     def step_interval(self, kind="rescale", distance=None):
         return (1.0, 1.0)
@@ -71,18 +68,14 @@ def real(tmp_path_factory, request):
     def find(name, row, plan):
         if name not in known:
             plans = [(one, BATCH * one.data) for trace, _, one in CASES if trace == name]
-            stages = extrapolate(
-                request.getfixturevalue(name), GPIPE, Same(), batch=BATCH
-            ).metadata.stages
+            stages = extrapolate(request.getfixturevalue(name), GPIPE, Same(), batch=BATCH).metadata.stages
             known[name] = run_plans(row, plans, stages, tmp_path_factory.mktemp(name))
         return [[tuple(m) for m in rank[plan.plan]["messages"]] for rank in known[name]]
 
     return find
 
 
-@pytest.mark.parametrize(
-    ("trace", "row", "plan"), CASES, ids=lambda value: getattr(value, "plan", "")
-)
+@pytest.mark.parametrize(("trace", "row", "plan"), CASES, ids=lambda value: getattr(value, "plan", ""))
 def test_messages_are_those_of_the_real_run(trace, row, plan, real, request, compare):
     batch = BATCH * plan.data
     graph = extrapolate(request.getfixturevalue(trace), plan, Same(), batch=batch)

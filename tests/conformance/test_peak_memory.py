@@ -13,18 +13,13 @@ LIMIT = 0.1
 """Of the measured peak. Convolutions' own workspaces, which no trace shows, are the largest part."""
 SUM = make_plan(data=2, accumulate=2)
 SUM_OF_SHARDS = make_plan(data=2, sharding="fsdp", accumulate=2)
-SUM_OF_WHOLE = replace(
-    make_plan(data=2, sharding="fsdp", accumulate=2, no_sync=True), plan="no-sync"
-)
+SUM_OF_WHOLE = replace(make_plan(data=2, sharding="fsdp", accumulate=2, no_sync=True), plan="no-sync")
 CASES = [
     pytest.param("cnn_trace", CNN, make_plan(), id="cnn-single"),
     pytest.param("transformer_trace", TRANSFORMER, make_plan(), id="transformer-single"),
     pytest.param("transformer_trace", TRANSFORMER, named_plan("fsdp", 2), id="transformer-fsdp"),
     pytest.param(
-        "transformer_trace",
-        TRANSFORMER,
-        replace(make_plan(recompute="full"), plan="full"),
-        id="transformer-full",
+        "transformer_trace", TRANSFORMER, replace(make_plan(recompute="full"), plan="full"), id="transformer-full"
     ),
     *(
         pytest.param(trace, row, plan, id=f"{row['family']}-{plan.plan}", marks=pytest.mark.slow)
@@ -42,11 +37,7 @@ CASES = [
     ),
     pytest.param("cnn_trace", CNN, named_plan("fsdp", 2), id="cnn-fsdp", marks=pytest.mark.slow),
     pytest.param(
-        "transformer_trace",
-        TRANSFORMER,
-        named_plan("tp-layers", 2),
-        id="transformer-tp",
-        marks=pytest.mark.slow,
+        "transformer_trace", TRANSFORMER, named_plan("tp-layers", 2), id="transformer-tp", marks=pytest.mark.slow
     ),
 ]
 

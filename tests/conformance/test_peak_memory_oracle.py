@@ -9,14 +9,7 @@ from trioflow.parallel.plan import make_plan, named_plan
 torch = pytest.importorskip("torch", reason="measuring needs torch (extra [capture])")
 
 from oracles import peak_memory  # noqa: E402
-from oracles.peak_memory import (  # noqa: E402
-    COLUMNS,
-    MemoryCase,
-    choose_backend,
-    compare_peaks,
-    find_peak,
-    measure_peaks,
-)
+from oracles.peak_memory import COLUMNS, MemoryCase, choose_backend, compare_peaks, find_peak, measure_peaks  # noqa: E402
 from trioflow.base.errors import MeasurementError  # noqa: E402
 
 
@@ -50,7 +43,5 @@ def test_sharded_units_are_measured_without_gloo_s_threads():
 
 def test_a_plan_that_cannot_be_run_is_refused_with_the_reason():
     plan = replace(named_plan("tp", 2), recompute="full")
-    with pytest.raises(
-        MeasurementError, match=r"plan tp: rank 0 failed: .*split modules is not meas"
-    ):
+    with pytest.raises(MeasurementError, match=r"plan tp: rank 0 failed: .*split modules is not meas"):
         measure_peaks(MemoryCase(TRANSFORMER, plan, 4, [], []))

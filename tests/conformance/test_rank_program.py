@@ -39,9 +39,7 @@ def make_step(name: str) -> Callable[[], None]:
     row, plan = PLANS[name]
     if plan.pipeline > 1:
         return make_staged_step(row, plan)
-    return make_parallel_step(
-        build_workload(row), asdict(plan), BATCH * plan.data, None, torch.device("cpu"), 0
-    )
+    return make_parallel_step(build_workload(row), asdict(plan), BATCH * plan.data, None, torch.device("cpu"), 0)
 
 
 def make_staged_step(row, plan) -> Callable[[], None]:
@@ -52,15 +50,11 @@ def make_staged_step(row, plan) -> Callable[[], None]:
 
     workload, rank = build_workload(row), dist.get_rank()
     inputs, targets = workload.make_batch(BATCH, 0)
-    hidden = torch.randn(
-        BATCH // plan.micro_batches, row["sequence"], row["hidden"], requires_grad=True
-    )
+    hidden = torch.randn(BATCH // plan.micro_batches, row["sequence"], row["hidden"], requires_grad=True)
     module = workload.make_stage(STAGES[rank])
     first = inputs[: BATCH // plan.micro_batches] if rank == 0 else hidden
     result = hidden if rank == 0 else module(hidden).detach()
-    stage = PipelineStage(
-        module, rank, 2, torch.device("cpu"), input_args=first, output_args=result
-    )
+    stage = PipelineStage(module, rank, 2, torch.device("cpu"), input_args=first, output_args=result)
     schedule = ScheduleGPipe(stage, plan.micro_batches, loss_fn=workload.loss)
     optimizer = workload.make_optimizer(module.parameters())
 
@@ -107,8 +101,7 @@ def test_messages_are_those_of_the_generated_plan(name, request):
 def test_a_rank_without_data_sends_the_same():
     kept = ("name", "message_bytes", "ranks", "asynchronous")
     with_data, without = (
-        [[m[key] for key in kept] for m in capture("hsdp", 3, device).facts.communication]
-        for device in ("cpu", "meta")
+        [[m[key] for key in kept] for m in capture("hsdp", 3, device).facts.communication] for device in ("cpu", "meta")
     )
     assert with_data == without != []
 
@@ -120,10 +113,7 @@ def test_stages_of_a_pipeline_send_what_the_plan_says(transformer_trace):
     traced = build_traced_graph([first, capture("gpipe", 1)])
     for rank in range(2):
         for kind in ("send", "recv"):
-            ours, theirs = (
-                [m for m in list_messages(graph, rank) if m[0] == kind]
-                for graph in (traced, generated)
-            )
+            ours, theirs = ([m for m in list_messages(graph, rank) if m[0] == kind] for graph in (traced, generated))
             assert ours == theirs != []
     with pytest.raises(PlanError, match=r"give traces of the ranks 1 as well"):
         build_traced_graph([first])

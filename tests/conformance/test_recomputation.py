@@ -58,9 +58,7 @@ def run_real(row, kind, monkeypatch):
     model = wrap_units(workload) if kind == "full" else workload.model
     if kind == "selective":
         attend = torch.nn.functional.scaled_dot_product_attention
-        monkeypatch.setattr(
-            torch.nn.functional, "scaled_dot_product_attention", checkpointed(attend)
-        )
+        monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", checkpointed(attend))
     step = TrainingStep(workload, model, BATCH, torch.device("cpu"), 0)
     return list_operators(step)
 
@@ -74,9 +72,7 @@ def run_real(row, kind, monkeypatch):
         ("transformer_trace", TRANSFORMER, "selective"),
     ],
 )
-def test_operators_and_their_order_are_the_real_step_s(
-    name, row, kind, request, monkeypatch, compare
-):
+def test_operators_and_their_order_are_the_real_step_s(name, row, kind, request, monkeypatch, compare):
     trace = request.getfixturevalue(name)
     plan = replace(make_plan(), recompute=kind)
     tasks = extrapolate(trace, plan, Same(), batch=BATCH).tasks

@@ -29,10 +29,12 @@ torch = pytest.importorskip("torch", reason="the real tables need torch (extra [
 real = pytest.importorskip("torch.distributed.pipelining.schedules")
 
 LOOPED = {
-    "interleaved": real.ScheduleInterleaved1F1B, "looped-bfs": real.ScheduleLoopedBFS,
-    "zero-bubble": real.ScheduleInterleavedZeroBubble, "zbv": real.ScheduleZBVZeroBubble,
+    "interleaved": real.ScheduleInterleaved1F1B,
+    "looped-bfs": real.ScheduleLoopedBFS,
+    "zero-bubble": real.ScheduleInterleavedZeroBubble,
+    "zbv": real.ScheduleZBVZeroBubble,
     "dualpipev": real.ScheduleDualPipeV,
-}  # fmt: skip
+}
 MODEL = ProportionalModel()
 RANKS, MICRO_BATCHES, STAGES = range(2, 9), range(1, 17), range(1, 5)
 REFUSALS = (ValueError, AssertionError)
@@ -47,10 +49,7 @@ def _quiet():
 def make_real(kind, p, m, v):
     """Return PyTorch's schedule, made on rank 0 of ``p`` with stages that do nothing."""
     stages = [
-        SimpleNamespace(
-            num_stages=p * v, group_size=p, group_rank=0, stage_index=i * p, submod=None
-        )
-        for i in range(v)
+        SimpleNamespace(num_stages=p * v, group_size=p, group_rank=0, stage_index=i * p, submod=None) for i in range(v)
     ]
     return LOOPED[kind](stages, m)
 
@@ -69,9 +68,8 @@ def is_refused(make, *shape):
 
 
 @pytest.mark.parametrize(
-    "kind",
-    [pytest.param(k, marks=pytest.mark.slow if k in ("zero-bubble", "looped-bfs") else ()) for k in LOOPED],
-)  # fmt: skip
+    "kind", [pytest.param(k, marks=pytest.mark.slow if k in ("zero-bubble", "looped-bfs") else ()) for k in LOOPED]
+)
 def test_looped_tables_are_those_of_pytorch(kind, compare):
     about = {"plan": kind, "ranks": "2 to 8", "against": "its classes"}
     accepted = refused = 0
@@ -90,7 +88,7 @@ def test_looped_tables_are_those_of_pytorch(kind, compare):
             for what, row, real_row in (
                 ("schedule, compute", ours.rows[rank], theirs.pipeline_order[rank]),
                 ("schedule with messages", lowered.rows[rank], theirs.pipeline_order_with_comms[rank]),
-            ):  # fmt: skip
+            ):
                 compare(what, texts(row), texts(real_row), **about)
         assert ours.rank_of_stage == theirs.stage_index_to_group_rank
         check_schedule(ours)
@@ -98,11 +96,16 @@ def test_looped_tables_are_those_of_pytorch(kind, compare):
         accepted += 1
     few = sum(m < 2 * p for p, m in itertools.product(RANKS, MICRO_BATCHES))
     uneven = sum(m % max(1, m // p) > 0 for p, m in itertools.product(RANKS, MICRO_BATCHES))
-    assert refused == {
-        "interleaved": uneven * len(STAGES), "zero-bubble": uneven * len(STAGES), "looped-bfs": 0,
-        "zbv": len(RANKS) * len(MICRO_BATCHES) * (len(STAGES) - 1),
-        "dualpipev": len(RANKS) * len(MICRO_BATCHES) * (len(STAGES) - 1) + few,
-    }[kind]  # fmt: skip
+    assert (
+        refused
+        == {
+            "interleaved": uneven * len(STAGES),
+            "zero-bubble": uneven * len(STAGES),
+            "looped-bfs": 0,
+            "zbv": len(RANKS) * len(MICRO_BATCHES) * (len(STAGES) - 1),
+            "dualpipev": len(RANKS) * len(MICRO_BATCHES) * (len(STAGES) - 1) + few,
+        }[kind]
+    )
     assert accepted + refused == len(RANKS) * len(MICRO_BATCHES) * len(STAGES)
 
 
@@ -156,9 +159,7 @@ def record_single(kind, rank, p, m):
     return stage
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"), [("gpipe", real.ScheduleGPipe), ("1f1b", real.Schedule1F1B)]
-)
+@pytest.mark.parametrize(("name", "kind"), [("gpipe", real.ScheduleGPipe), ("1f1b", real.Schedule1F1B)])
 def test_single_stage_tables_are_what_pytorch_calls(name, kind, compare):
     about = {"plan": name, "ranks": "2 to 8", "against": "its classes"}
     refused = 0
@@ -189,14 +190,9 @@ def test_single_stage_tables_are_what_pytorch_calls(name, kind, compare):
 def test_messages_of_single_stage_tables_are_those_of_the_runtime():
     for name, p, m in (("gpipe", 3, 5), ("1f1b", 2, 4), ("1f1b", 4, 7), ("1f1b", 8, 16)):
         ours = build_schedule(name, p, m)
-        rows = {
-            rank: [real._Action.from_str(cell) for cell in texts(row)]
-            for rank, row in enumerate(ours.rows)
-        }
+        rows = {rank: [real._Action.from_str(cell) for cell in texts(row)] for rank, row in enumerate(ours.rows)}
         theirs = real._add_send_recv(rows, stage_to_rank=lambda s: s, num_stages=p)
-        assert [texts(row) for row in add_communication(ours).rows] == [
-            texts(theirs[rank]) for rank in range(p)
-        ]
+        assert [texts(row) for row in add_communication(ours).rows] == [texts(theirs[rank]) for rank in range(p)]
 
 
 @pytest.mark.parametrize("kind", LOOPED)
@@ -225,9 +221,7 @@ def test_pytorch_accepts_the_table_with_recomputation(tmp_path):
     stage = SimpleNamespace(num_stages=2, group_size=2, group_rank=0, stage_index=0, submod=None)
     schedule = real.PipelineScheduleMulti([stage], 3)
     schedule._load_csv(str(tmp_path / "pipe.csv"))
-    assert texts(schedule.pipeline_order[1]) == [
-        "1F0", "1F1", "1F2", "1B2", "1F1", "1B1", "1F0", "1B0",
-    ]  # fmt: skip
+    assert texts(schedule.pipeline_order[1]) == ["1F0", "1F1", "1F2", "1B2", "1F1", "1B1", "1F0", "1B0"]
 
 
 def test_micro_batches_that_do_not_divide_are_cut_as_pytorch_cuts_them():
@@ -248,24 +242,30 @@ def run_real(row, name, p, v, m, batch, cut, folder):
     """Run a schedule on ``p`` gloo ranks; return what each recorded."""
     schedule = build_schedule(name, p, m, v)
     job = {
-        "row": row, "schedule": name, "ranks": p, "micro_batches": m, "batch": batch,
-        "stages": cut, "stages_of_rank": [schedule.stages_of_rank(rank) for rank in range(p)],
-    }  # fmt: skip
+        "row": row,
+        "schedule": name,
+        "ranks": p,
+        "micro_batches": m,
+        "batch": batch,
+        "stages": cut,
+        "stages_of_rank": [schedule.stages_of_rank(rank) for rank in range(p)],
+    }
     return run_ranks("real_schedule_rank.py", job, folder)
 
 
 @pytest.mark.parametrize(
     ("trace", "row", "name", "v", "m"),
     [
-        ("cnn_trace", CNN, "1f1b", 1, 4), ("transformer_trace", TRANSFORMER, "1f1b", 1, 4),
-        ("cnn_trace", CNN, "interleaved", 2, 4), ("transformer_trace", TRANSFORMER, "interleaved", 2, 2),
-        ("cnn_trace", CNN, "zero-bubble", 1, 2), ("transformer_trace", TRANSFORMER, "zbv", 2, 4),
+        ("cnn_trace", CNN, "1f1b", 1, 4),
+        ("transformer_trace", TRANSFORMER, "1f1b", 1, 4),
+        ("cnn_trace", CNN, "interleaved", 2, 4),
+        ("transformer_trace", TRANSFORMER, "interleaved", 2, 2),
+        ("cnn_trace", CNN, "zero-bubble", 1, 2),
+        ("transformer_trace", TRANSFORMER, "zbv", 2, 4),
         ("transformer_trace", TRANSFORMER, "dualpipev", 2, 5),
     ],
-)  # fmt: skip
-def test_real_ranks_send_and_compute_what_the_graph_says(
-    trace, row, name, v, m, tmp_path, request, compare
-):
+)
+def test_real_ranks_send_and_compute_what_the_graph_says(trace, row, name, v, m, tmp_path, request, compare):
     trace, p = request.getfixturevalue(trace), 2
     batch = 4 * m
     plan = make_plan(pipeline=p, schedule=name, micro_batches=m, stages_per_rank=v)
@@ -309,9 +309,7 @@ def check_operators(trace, cut, actions):
 
 def is_work(name):
     """Tell the operators that compute a gradient from views, sums and what they are made of."""
-    return name == "aten::mm" or (
-        name.endswith("_backward") and name not in ("aten::embedding_dense_backward",)
-    )
+    return name == "aten::mm" or (name.endswith("_backward") and name not in ("aten::embedding_dense_backward",))
 
 
 def test_pytorch_stops_at_micro_batches_of_different_sizes(transformer_trace, tmp_path):

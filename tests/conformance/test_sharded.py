@@ -27,10 +27,7 @@ RUNS = {
             named_plan("zero1", 2),
             make_plan(data=2, **SUM),
             replace(make_plan(data=2, **SUM, gradient_sync="micro-batch"), plan="ddp-each"),
-            replace(
-                make_plan(2, sharding="zero1", **SUM, gradient_sync="micro-batch"),
-                plan="zero1-each",
-            ),
+            replace(make_plan(2, sharding="zero1", **SUM, gradient_sync="micro-batch"), plan="zero1-each"),
         ],
     ),
     "transformer-2": (
@@ -39,9 +36,7 @@ RUNS = {
             named_plan("fsdp", 2),
             named_plan("zero2", 2),
             replace(make_plan(data=2, sharding="fsdp", **SUM), plan="fsdp-sum"),
-            replace(
-                make_plan(2, sharding="fsdp", **SUM, gradient_sync="step"), plan="fsdp-no-sync"
-            ),
+            replace(make_plan(2, sharding="fsdp", **SUM, gradient_sync="step"), plan="fsdp-no-sync"),
             # ZeRO-2 in buckets, of each micro-step
             replace(make_plan(2, sharding="partitioned", **SUM), plan="partitioned", **SMALL),
         ],
@@ -65,24 +60,15 @@ RUNS = {
                 replace(make_plan(2, 1, 2, name, 4, sharding=sharding), plan=f"{sharding}-{name}")
                 for sharding in ("fsdp", "zero2")
                 for name in ("gpipe", "1f1b")
-            ),
+            )
         ],
     ),
     # Small buckets, so that there are several.
-    "transformer-distributed": (
-        TRANSFORMER,
-        [
-            replace(make_plan(2, 2, sharding="distributed"), **SMALL),
-        ],
-    ),
+    "transformer-distributed": (TRANSFORMER, [replace(make_plan(2, 2, sharding="distributed"), **SMALL)]),
     "transformer-staged": (
         TRANSFORMER,
         [
-            replace(
-                make_plan(2, 1, 2, name, 4, sharding="distributed"),
-                plan=f"distributed-{name}",
-                **SMALL,
-            )
+            replace(make_plan(2, 1, 2, name, 4, sharding="distributed"), plan=f"distributed-{name}", **SMALL)
             for name in ("gpipe", "1f1b")
         ],
     ),

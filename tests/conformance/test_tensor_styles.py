@@ -76,12 +76,7 @@ class Noted(torch.nn.DataParallel):
 
     def __init__(self, module, devices, monkeypatch):
         torch.nn.Module.__init__(self)
-        self.module, self.device_ids, self.output_device, self.dim = (
-            module,
-            list(range(devices)),
-            0,
-            0,
-        )
+        self.module, self.device_ids, self.output_device, self.dim = (module, list(range(devices)), 0, 0)
         self.src_device_obj = torch.device("meta")
         self.notes = []
         comm = torch.nn.parallel.comm
@@ -114,9 +109,7 @@ class Noted(torch.nn.DataParallel):
     ("row", "trace", "devices", "batch"),
     [(CNN, "cnn_trace", 2, 8), (CNN, "cnn_trace", 3, 8), (TRANSFORMER, "transformer_trace", 4, 6)],
 )
-def test_data_parallel_asks_for_what_the_graph_does(
-    row, trace, devices, batch, monkeypatch, request, compare
-):
+def test_data_parallel_asks_for_what_the_graph_does(row, trace, devices, batch, monkeypatch, request, compare):
     from trioflow.trace.workloads.build import build_workload
 
     workload = build_workload(row, device="meta")
@@ -133,11 +126,7 @@ def test_data_parallel_asks_for_what_the_graph_does(
     told = tasks[(tasks["rank"] == 0) & tasks["message_bytes"].notna()]
     generated = list(zip(told["name"], told["message_bytes"].astype(int), strict=True))
     # The first device's own part stays where it is, and C++ cuts broadcasts into buffers.
-    words = {
-        "scatter": ["send inputs", "send output gradients"],
-        "gather": ["recv outputs"],
-        "reduce": ["reduce"],
-    }
+    words = {"scatter": ["send inputs", "send output gradients"], "gather": ["recv outputs"], "reduce": ["reduce"]}
     asked = []
     for name, size in model.notes:
         if name in ("scatter", "gather"):
@@ -162,10 +151,7 @@ def test_data_parallel_asks_for_what_the_graph_does(
     begin, end = order.index("broadcast"), len(order) - order[::-1].index("broadcast")
     assert order[:begin] == ["send inputs"] * (used - 1)
     assert set(order[begin:end]) == {"broadcast"}
-    assert [n for n, _ in model.notes][: 1 + len(broadcasts)] == [
-        "scatter",
-        *["broadcast"] * len(broadcasts),
-    ]
+    assert [n for n, _ in model.notes][: 1 + len(broadcasts)] == ["scatter", *["broadcast"] * len(broadcasts)]
 
 
 @pytest.mark.parametrize("limit", [64, 100, 1000])

@@ -32,13 +32,8 @@ from trioflow.cli.main import main
 from trioflow.sweeps.description import load_sweep
 from trioflow.sweeps.workshop import cut_chunks, simulate_sweep
 
-sys.path += [
-    str(Path(__file__).parent / folder)
-    for folder in ("..", "../unit/parallel", "../unit/trace/importers")
-]
-QUESTIONS, EXPECTED = (
-    Path(__file__).with_name(name) for name in ("questions.txt", "expected.jsonl")
-)
+sys.path += [str(Path(__file__).parent / folder) for folder in ("..", "../unit/parallel", "../unit/trace/importers")]
+QUESTIONS, EXPECTED = (Path(__file__).with_name(name) for name in ("questions.txt", "expected.jsonl"))
 LIBRARY = Path(trioflow.__file__).parent
 TOLERANCE = 1e-9
 MOST = 8
@@ -96,9 +91,7 @@ def _write_inputs(folder: Path) -> None:
         fields = f"{SIZES.get(builder, '')} bandwidth_bytes_per_s: 5.0e9, latency_s: 5.0e-6"
         sourced = re.sub(r"(\w+): ([\w.-]+)", r"\1: {value: \2, source: golden}", fields)
         links = f"ranks: 8\ntopology: {{builder: {builder}, {sourced}}}\ncommunication_on_compute_stream: "
-        (folder / f"{builder.upper()}.yaml").write_text(
-            f"name: {builder}\ndevice: {{sheet: a40}}\n{links}false\n"
-        )
+        (folder / f"{builder.upper()}.yaml").write_text(f"name: {builder}\ndevice: {{sheet: a40}}\n{links}false\n")
         if builder == "switch":  # the shipped CPU with its host's costs, and more of them
             gloo = (LIBRARY / "data/platforms/cpu2-gloo.yaml").read_text()
             text = re.sub("^ranks: 2$.*^host:", f"{links}true\nhost:", gloo, flags=re.M | re.S)
@@ -184,11 +177,7 @@ def _run(words: list[str], target: Path) -> dict[str, Any]:
         failures.append(type(sys.exc_info()[1]).__name__)
         return 2
 
-    with (
-        redirect_stdout(printed),
-        redirect_stderr(StringIO()),
-        patch.dict(main.__globals__, {"_refuse": refuse}),
-    ):
+    with redirect_stdout(printed), redirect_stderr(StringIO()), patch.dict(main.__globals__, {"_refuse": refuse}):
         try:
             status = main(words)
         except SystemExit as ended:
@@ -249,14 +238,7 @@ def _flatten(path: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _sum_columns(path, pd.DataFrame(value))
         else:
             numbers = [_number(one) for one in value]
-            yield (
-                path,
-                [
-                    len(value),
-                    math.fsum(numbers),
-                    math.fsum(i * n for i, n in enumerate(numbers, 1)),
-                ],
-            )
+            yield (path, [len(value), math.fsum(numbers), math.fsum(i * n for i, n in enumerate(numbers, 1))])
     elif hasattr(value, "item"):
         yield from _flatten(path, value.item())
     elif value is None or isinstance(value, bool | int | float):

@@ -7,11 +7,7 @@ that give all four.
 """
 
 import pytest
-from oracles.astrasim import (
-    LINK_GB_BYTES,
-    compute_link_ns,
-    compute_ring_all_reduce_ns,
-)
+from oracles.astrasim import LINK_GB_BYTES, compute_link_ns, compute_ring_all_reduce_ns
 from oracles.closed_form import closed_form_s
 from oracles.replay import execute_schedule
 from trioflow.network.algorithms.catalogue import build_schedule
@@ -23,9 +19,7 @@ PRINTED_NS = {4: 2_937_661, 8: 3_430_822, 64: 3_915_712, 1024: 4_950_307}
 
 @pytest.mark.parametrize(("ranks", "printed_ns"), PRINTED_NS.items())
 def test_the_formula_gives_what_astra_sim_printed(ranks: int, printed_ns: int) -> None:
-    found_ns = compute_ring_all_reduce_ns(
-        ranks, MESSAGE_BYTES, LINK_GB_PER_S, LATENCY_NS, MEMORY_GB_PER_S, ENDPOINT_NS
-    )
+    found_ns = compute_ring_all_reduce_ns(ranks, MESSAGE_BYTES, LINK_GB_PER_S, LATENCY_NS, MEMORY_GB_PER_S, ENDPOINT_NS)
     assert found_ns == printed_ns
 
 
@@ -35,10 +29,7 @@ def test_no_other_memory_and_endpoint_fit_all_four() -> None:
         for memory in range(1500, 1701)
         for endpoint in range(31)
         if all(
-            compute_ring_all_reduce_ns(
-                ranks, MESSAGE_BYTES, LINK_GB_PER_S, LATENCY_NS, memory, endpoint
-            )
-            == printed_ns
+            compute_ring_all_reduce_ns(ranks, MESSAGE_BYTES, LINK_GB_PER_S, LATENCY_NS, memory, endpoint) == printed_ns
             for ranks, printed_ns in PRINTED_NS.items()
         )
     ]
@@ -51,8 +42,7 @@ def test_our_messages_with_its_link_times_give_its_network_share(ranks: int) -> 
     part_bytes = MESSAGE_BYTES // ranks
     schedule = build_schedule("all_reduce", ranks, part_bytes * ranks, algorithm="ring")
     network_ns = execute_schedule(
-        schedule,
-        lambda source, target, size: compute_link_ns(size, LINK_GB_PER_S, LATENCY_NS),
+        schedule, lambda source, target, size: compute_link_ns(size, LINK_GB_PER_S, LATENCY_NS)
     )
     memory_ns = 3 * (ranks - 1) * int(part_bytes / MEMORY_GB_PER_S)
     assert network_ns + memory_ns + ENDPOINT_NS * (2 * ranks - 1) == PRINTED_NS[ranks]
@@ -63,11 +53,6 @@ def test_our_formula_differs_from_its_links_by_the_fractions_it_drops(ranks: int
     part_bytes = MESSAGE_BYTES // ranks
     theirs_ns = 2 * (ranks - 1) * compute_link_ns(part_bytes, LINK_GB_PER_S, LATENCY_NS)
     ours_s = closed_form_s(
-        "all_reduce",
-        ranks,
-        part_bytes * ranks,
-        LATENCY_NS * 1e-9,
-        LINK_GB_PER_S * LINK_GB_BYTES,
-        algorithm="ring",
+        "all_reduce", ranks, part_bytes * ranks, LATENCY_NS * 1e-9, LINK_GB_PER_S * LINK_GB_BYTES, algorithm="ring"
     )
     assert 0 <= ours_s * 1e9 - theirs_ns < 2 * (ranks - 1)

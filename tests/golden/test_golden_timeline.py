@@ -27,39 +27,37 @@ MS, MB = 1e-3, 10**6
 
 def simulate_small_step(engine: str = "reference") -> Result:
     builder = TaskGraphBuilder()
-    platform = Platform(
-        "pair", Device("chip", "gpu", 10**9, {}), 2, tuple(build_ring(2, MB / MS, 0.0))
-    )
+    platform = Platform("pair", Device("chip", "gpu", 10**9, {}), 2, tuple(build_ring(2, MB / MS, 0.0)))
     launch = builder.add(0, "host", "host", "launch", phase="forward", duration_s=0.5 * MS)
     ends = []
     for micro in range(2):
         fields = {"phase": "forward", "micro_batch": micro}
         match = builder.new_match()
         work = builder.add(
-            0, "compute", "compute", "aten::mm", duration_s=MS if micro else 0.5 * MS, stage=0,
-            after=[launch], **fields,
-        )  # fmt: skip
+            0, "compute", "compute", "aten::mm", duration_s=MS if micro else 0.5 * MS, stage=0, after=[launch], **fields
+        )
         builder.add(
-            0, "send", "send", "send forward", message_bytes=2 * MB, peer=1, match_id=match,
-            after=[work], **fields,
-        )  # fmt: skip
+            0, "send", "send", "send forward", message_bytes=2 * MB, peer=1, match_id=match, after=[work], **fields
+        )
         arrived = builder.add(
-            1, "receive", "recv", "recv forward", message_bytes=2 * MB, peer=0, match_id=match,
-            **fields,
-        )  # fmt: skip
+            1, "receive", "recv", "recv forward", message_bytes=2 * MB, peer=0, match_id=match, **fields
+        )
         ends.append(
-            builder.add(
-                1, "compute", "compute", "aten::mm", duration_s=3 * MS, stage=1, after=[arrived],
-                **fields,
-            )
-        )  # fmt: skip
+            builder.add(1, "compute", "compute", "aten::mm", duration_s=3 * MS, stage=1, after=[arrived], **fields)
+        )
     for name, size, after in (("broadcast", 3 * MB, [work]), ("all_reduce", 4 * MB, [])):
         match = builder.new_match()
         for rank in range(2):
             builder.add(
-                rank, "communication", "collective", name, message_bytes=size, group="0,1",
-                match_id=match, after=[*after, *(ends if name == "all_reduce" and rank else [])],
-            )  # fmt: skip
+                rank,
+                "communication",
+                "collective",
+                name,
+                message_bytes=size,
+                group="0,1",
+                match_id=match,
+                after=[*after, *(ends if name == "all_reduce" and rank else [])],
+            )
     builder.add(0, "copy", "memcpy", "copy", phase="backward", duration_s=MS / 7)
     return simulate(builder.build(), platform, engine=engine)
 
@@ -78,15 +76,16 @@ def test_timeline_is_the_golden_one(engine: str) -> None:
 def test_golden_times_are_those_of_the_story() -> None:
     timeline = simulate_small_step().timeline
     ms = {
-        (str(name), int(rank), None if micro is None else int(micro)): (
-            round(start_s / MS, 9), round(end_s / MS, 9),
-        )
+        (str(name), int(rank), None if micro is None else int(micro)): (round(start_s / MS, 9), round(end_s / MS, 9))
         for name, rank, micro, start_s, end_s in zip(
-            timeline["name"], timeline["rank"],
+            timeline["name"],
+            timeline["rank"],
             timeline["micro_batch"].astype(object).where(timeline["micro_batch"].notna(), None),
-            timeline["start_s"], timeline["end_s"], strict=True,
+            timeline["start_s"],
+            timeline["end_s"],
+            strict=True,
         )
-    }  # fmt: skip
+    }
     assert ms["launch", 0, None] == (0, 0.5)
     assert ms["aten::mm", 0, 0] == (0.5, 1)
     assert ms["aten::mm", 0, 1] == (1, 2)

@@ -47,11 +47,7 @@ def compute_ring_all_reduce_ns(
     part_bytes = message_bytes // ranks
     link_ns = compute_link_ns(part_bytes, link_gb_per_s, link_latency_ns)
     memory_ns = math.floor(part_bytes / (memory_gb_per_s * MEMORY_GB_BYTES) * 1e9)
-    return (
-        2 * (ranks - 1) * link_ns
-        + 3 * (ranks - 1) * memory_ns
-        + endpoint_delay_ns * (2 * ranks - 1)
-    )
+    return 2 * (ranks - 1) * link_ns + 3 * (ranks - 1) * memory_ns + endpoint_delay_ns * (2 * ranks - 1)
 
 
 def compute_link_ns(size_bytes: float, link_gb_per_s: float, link_latency_ns: float) -> int:

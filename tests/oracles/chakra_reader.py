@@ -43,9 +43,7 @@ def read_chakra_graph(prefix: str | Path) -> TaskGraph:
                 rows.append(_read_task(message, told, rank, ranks, groups))
             except (KeyError, TypeError, ValueError) as error:
                 raise TraceError(
-                    f"node {message.id} is not one of trioflow's ({error!r})",
-                    file=path,
-                    place=place,
+                    f"node {message.id} is not one of trioflow's ({error!r})", file=path, place=place
                 ) from None
             before = set(message.ctrl_deps)
             edges += [(message.id, other) for other in message.data_deps if other not in before]
@@ -60,9 +58,7 @@ def read_chakra_graph(prefix: str | Path) -> TaskGraph:
     return TaskGraph(tasks, pd.DataFrame(sorted(edges), columns=columns, dtype="int64"))
 
 
-def _read_task(
-    node: Any, told: dict[str, Any], rank: int, ranks: int, groups: dict[str, list[int]]
-) -> dict[str, Any]:
+def _read_task(node: Any, told: dict[str, Any], rank: int, ranks: int, groups: dict[str, list[int]]) -> dict[str, Any]:
     """Return a row of the task table."""
     row: dict[str, Any] = {"task_id": node.id, "rank": rank, "name": node.name}
     row |= {column: told.get(OWN + column) for column in OWN_COLUMNS}

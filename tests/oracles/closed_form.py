@@ -73,9 +73,7 @@ def closed_form_s(
     tau = _make_tau(latency_s, bandwidth_bytes_per_s)
     outer_tau = _make_tau(
         latency_s if outer_latency_s is None else outer_latency_s,
-        bandwidth_bytes_per_s
-        if outer_bandwidth_bytes_per_s is None
-        else outer_bandwidth_bytes_per_s,
+        bandwidth_bytes_per_s if outer_bandwidth_bytes_per_s is None else outer_bandwidth_bytes_per_s,
     )
     levels = split_levels(name)
     if levels is None:
@@ -85,19 +83,11 @@ def closed_form_s(
     if pieces != 1 or wiring != "links":
         raise _refuse(name, collective, pieces, wiring)
     per_node = int(ranks_per_node or 1)
-    return _sum_phases(
-        levels, collective, per_node, ranks // per_node, message_bytes, tau, outer_tau
-    )
+    return _sum_phases(levels, collective, per_node, ranks // per_node, message_bytes, tau, outer_tau)
 
 
 def _sum_phases(
-    levels: Levels,
-    collective: str,
-    per_node: int,
-    nodes: int,
-    size: float,
-    tau: Tau,
-    outer_tau: Tau,
+    levels: Levels, collective: str, per_node: int, nodes: int, size: float, tau: Tau, outer_tau: Tau
 ) -> float:
     """Return the time of a hierarchy: the sum of its phases, one chunk, each its part of the data.
 
@@ -123,26 +113,18 @@ def _make_tau(latency_s: float, bandwidth_bytes_per_s: float) -> Tau:
     return lambda size_bytes: latency_s + size_bytes / bandwidth_bytes_per_s
 
 
-def _list_phases(
-    collective: str, per_node: int, nodes: int, scattered: bool
-) -> list[tuple[bool, str, float]]:
+def _list_phases(collective: str, per_node: int, nodes: int, scattered: bool) -> list[tuple[bool, str, float]]:
     """Return the phases of a hierarchy: within a node or not, collective, share of the data."""
     if collective in ("all_reduce", "barrier"):
         if scattered:
-            return [
-                (True, "reduce_scatter", 1.0),
-                (False, "all_reduce", 1 / per_node),
-                (True, "all_gather", 1.0),
-            ]
+            return [(True, "reduce_scatter", 1.0), (False, "all_reduce", 1 / per_node), (True, "all_gather", 1.0)]
         return [(True, "reduce", 1.0), (False, "all_reduce", 1.0), (True, "broadcast", 1.0)]
     inside = 1 / nodes if collective in ("scatter", "gather") else 1.0
     across = 1 / per_node if collective in ("reduce_scatter", "all_gather") else 1.0
     return [(True, collective, inside), (False, collective, across)]
 
 
-def _time(
-    name: str, collective: str, ranks: int, size: float, chunks: int, tau: Tau, wiring: Wiring
-) -> float:
+def _time(name: str, collective: str, ranks: int, size: float, chunks: int, tau: Tau, wiring: Wiring) -> float:
     if ranks == 1:
         return 0.0
     found = _FORMULAS[name](collective, ranks, size, chunks, tau, wiring)
@@ -179,9 +161,7 @@ def _ring(collective: str, n: int, size: float, c: int, tau: Tau, wiring: Wiring
     return phases * (n - 1) * c * tau(size / (n * c))
 
 
-def _bidirectional_ring(
-    collective: str, n: int, size: float, c: int, tau: Tau, wiring: Wiring
-) -> float | None:
+def _bidirectional_ring(collective: str, n: int, size: float, c: int, tau: Tau, wiring: Wiring) -> float | None:
     """Two rings with half of the data each on links of their own; one ring for two ranks."""
     if n == 2:
         return _ring(collective, n, size, c, tau, wiring)
@@ -211,16 +191,12 @@ def _chain(collective: str, n: int, size: float, c: int, tau: Tau, wiring: Wirin
     return _tree(n - 1, collective, size, c, tau)
 
 
-def _binary_tree(
-    collective: str, n: int, size: float, c: int, tau: Tau, wiring: Wiring
-) -> float | None:
+def _binary_tree(collective: str, n: int, size: float, c: int, tau: Tau, wiring: Wiring) -> float | None:
     """NCCL's binary tree is ceil(log2 n) deep."""
     return None if wiring == "ports" else _tree((n - 1).bit_length(), collective, size, c, tau)
 
 
-def _double_binary_tree(
-    collective: str, n: int, size: float, c: int, tau: Tau, wiring: Wiring
-) -> float | None:
+def _double_binary_tree(collective: str, n: int, size: float, c: int, tau: Tau, wiring: Wiring) -> float | None:
     """Each tree moves S / 2; a common root adds a level above trees of n - 1 ranks.
 
     About n / 2 pairs of neighbours are joined by both trees. The formula gives
@@ -233,9 +209,7 @@ def _double_binary_tree(
     return _tree(depth, collective, size / 2, c, tau)
 
 
-def _halving_doubling(
-    collective: str, n: int, size: float, c: int, tau: Tau, wiring: Wiring
-) -> float | None:
+def _halving_doubling(collective: str, n: int, size: float, c: int, tau: Tau, wiring: Wiring) -> float | None:
     """Exchanges of 1, 2, 4, ... parts with one partner at a time.
 
     all_gather, reduce_scatter and barrier: see ``_circulate``. all_reduce
@@ -277,9 +251,7 @@ def _circulate(n: int, part: float, tau: Tau, wiring: Wiring) -> float:
     return max(full_steps_s(steps), full_steps_s((n - below - 1).bit_length()) + last_s)
 
 
-def _binomial(
-    collective: str, n: int, size: float, c: int, tau: Tau, wiring: Wiring
-) -> float | None:
+def _binomial(collective: str, n: int, size: float, c: int, tau: Tau, wiring: Wiring) -> float | None:
     """Binomial trees. broadcast, reduce: whole vectors; scatter, gather: parts of subtrees.
 
     On links a rank is as deep as it has bits set: rank 2^h - 1 is the deepest,
@@ -322,9 +294,7 @@ def _direct(collective: str, n: int, size: float, c: int, tau: Tau, wiring: Wiri
     return phases * rounds * c * tau(size / c if whole else size / (n * c))
 
 
-def _in_network(
-    collective: str, n: int, size: float, c: int, tau: Tau, wiring: Wiring
-) -> float | None:
+def _in_network(collective: str, n: int, size: float, c: int, tau: Tau, wiring: Wiring) -> float | None:
     """Up and down are a pipeline of two: c messages of the longer kind and one of the other.
 
     Both hold S / c, but reduce_scatter brings up all parts but one and takes

@@ -79,8 +79,7 @@ class _Lanes:
 def _read_columns(tasks: pd.DataFrame, rows: ExchangeRows, exchange_of: Ints) -> list[Ints]:
     """Return what a task does as whole numbers, column by column [tasks]."""
     codes = [
-        pd.factorize(tasks[name], use_na_sentinel=False)[0].astype(np.int64)
-        for name in ("stream", "kind", "name")
+        pd.factorize(tasks[name], use_na_sentinel=False)[0].astype(np.int64) for name in ("stream", "kind", "name")
     ]
     durations_s = tasks["duration_s"].to_numpy(np.float64, na_value=np.nan)
     sizes = tasks["message_bytes"].to_numpy(np.int64, na_value=_NONE)
@@ -165,12 +164,8 @@ def _make_fold(
     )
     ends = graph.dependencies.to_numpy(dtype=np.int64)
     own = number[ends]
-    dependencies = pd.DataFrame(
-        own[own[:, 0] >= 0], columns=list(graph.dependencies.columns), dtype="int64"
-    )
-    fold = Fold(
-        TaskGraph(tasks, dependencies, graph.metadata), classes, stand_in, family_of, families
-    )
+    dependencies = pd.DataFrame(own[own[:, 0] >= 0], columns=list(graph.dependencies.columns), dtype="int64")
+    fold = Fold(TaskGraph(tasks, dependencies, graph.metadata), classes, stand_in, family_of, families)
     problem = fold.find_problem()
     if problem:
         raise CannotFoldError(problem)

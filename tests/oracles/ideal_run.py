@@ -21,7 +21,7 @@ from trioflow.parallel.schedules.table import (
     leaves,
     recomputed_pairs,
     sent_by,
-)  # fmt: skip
+)
 
 _UNIT_COSTS = {FORWARD: 1.0, BACKWARD: 2.0, BACKWARD_INPUT: 1.0, BACKWARD_WEIGHT: 1.0}
 """Slots of each action of one stage: a backward has twice the work of a forward."""
@@ -134,9 +134,7 @@ def count_in_flight(schedule: Schedule) -> tuple[int, ...]:
     return tuple(int(peak) for peak in measure_held(schedule, lambda stage, micro_batch: (1, 0)))
 
 
-def measure_held(
-    schedule: Schedule, size: Callable[[int, int], tuple[float, float]]
-) -> tuple[float, ...]:
+def measure_held(schedule: Schedule, size: Callable[[int, int], tuple[float, float]]) -> tuple[float, ...]:
     """Return the most that each rank's activations in flight come to.
 
     ``size``: (stage, micro-batch) to the size of what forward keeps for backward, and of what a forward that is run

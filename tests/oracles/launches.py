@@ -75,11 +75,7 @@ def _simulate(found: Any, plan: Any, batch: int, device: str) -> list[float]:
     options = Options(stages=found.name_stages(), memory=False)
     return [
         predict(
-            times,
-            plan,
-            replace(platform, host={**platform.host, _KEY: launch_s}),
-            batch=batch,
-            options=options,
+            times, plan, replace(platform, host={**platform.host, _KEY: launch_s}), batch=batch, options=options
         ).step_time_s
         for launch_s in LAUNCHES_S
     ]

@@ -39,11 +39,7 @@ INSIDE = {
 USUAL = Network("usual", 0.8, 40e-6, 20e-6, True)
 LINKS_HOP_S = 2.7e-6
 _SLOW_STEP_S, _PULL, _NVLINK = 25e-6, 0.03, 100.0
-_RATES = {
-    "all_reduce": "AllReduce (GB/s)",
-    "all_gather": "AllGather (GB/s)",
-    "reduce_scatter": "ReduceScatter (GB/s)",
-}
+_RATES = {"all_reduce": "AllReduce (GB/s)", "all_gather": "AllGather (GB/s)", "reduce_scatter": "ReduceScatter (GB/s)"}
 _LARGE = 2**30
 _THREADS = [
     ("nccl-tests-119", "all_reduce", _LARGE, 3, 8, 2 * 23 / 24 * _LARGE / 90e9, 12.5e9),
@@ -69,13 +65,11 @@ def read_clusters(mirror: str | Path) -> pd.DataFrame:
     }
     asked = [
         inside[INSIDE.get(r.cluster, "a100x4-nvlink")].time_s(r.collective, r.per_node, int(r.bytes), 1).time_s
-        if r.per_node > 1 and r.collective != "send" else 0.0
-        for r in table.itertuples()
-    ]  # fmt: skip
-    wire = [
-        r.bytes * wire_factor(r.collective, r.nodes * r.per_node) / r.per_node / r.rate
+        if r.per_node > 1 and r.collective != "send"
+        else 0.0
         for r in table.itertuples()
     ]
+    wire = [r.bytes * wire_factor(r.collective, r.nodes * r.per_node) / r.per_node / r.rate for r in table.itertuples()]
     return table.assign(inside_s=asked, wire_s=wire)
 
 
@@ -110,7 +104,7 @@ def _read_marenostrum(data: Path) -> list[tuple[Any, ...]]:
                     times = [float(line) for line in read(name)[1:] if line.strip().isdigit()]
                     taken.setdefault(int(name.split("_")[0]), []).append(float(np.median(times)))
         for size, times in sorted(taken.items()):
-            rows.append(("marenostrum5", "all_reduce", size, ranks // 4, 4, min(times) * 1e-9, 25e9))  # fmt: skip
+            rows.append(("marenostrum5", "all_reduce", size, ranks // 4, 4, min(times) * 1e-9, 25e9))
     return rows
 
 
@@ -133,14 +127,20 @@ def _read_jobs(data: Path) -> list[tuple[Any, ...]]:
 
 def take(table: pd.DataFrame, network: Network) -> np.ndarray:
     """Return the times of a table's rows on a network [rows] [s]."""
-    return np.array([
-        take_network(
-            network, r.collective, r.bytes,
-            Spread(r.nodes, r.per_node, r.per_node, r.nodes * r.per_node),
-            r.inside_s, r.wire_s, LINKS_HOP_S,
-        )
-        for r in table.itertuples()
-    ])  # fmt: skip
+    return np.array(
+        [
+            take_network(
+                network,
+                r.collective,
+                r.bytes,
+                Spread(r.nodes, r.per_node, r.per_node, r.nodes * r.per_node),
+                r.inside_s,
+                r.wire_s,
+                LINKS_HOP_S,
+            )
+            for r in table.itertuples()
+        ]
+    )
 
 
 def fit_network(table: pd.DataFrame, name: str) -> Network:
@@ -158,8 +158,9 @@ def fit_network(table: pd.DataFrame, name: str) -> Network:
     starts = [usual + np.array(more) for more in ((0, 0, 0), (0, 2.5, 0), (-2, 0, 0), (-1, 2, 2))]
     found = [
         (least_squares(miss, start, args=(tree,), loss="soft_l1", f_scale=0.1), tree)
-        for start in starts for tree in ((True, False) if rows["nodes"].nunique() > 2 else (True,))
-    ]  # fmt: skip
+        for start in starts
+        for tree in ((True, False) if rows["nodes"].nunique() > 2 else (True,))
+    ]
     best, tree = min(found, key=lambda one: float(one[0].cost))
     share, hop_s, tree_hop_s = np.exp(best.x)
     return Network(name, float(share), float(hop_s), float(tree_hop_s) if tree else 0.0, True)

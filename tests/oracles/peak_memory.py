@@ -30,16 +30,7 @@ from trioflow.costmodel.interface import OperatorModel
 from trioflow.prediction.assembly import build_graph
 from trioflow.trace.store import Trace
 
-COLUMNS = (
-    "workload",
-    "plan",
-    "batch",
-    "rank",
-    "measured_bytes",
-    "predicted_bytes",
-    "relative_error",
-    "when",
-)
+COLUMNS = ("workload", "plan", "batch", "rank", "measured_bytes", "predicted_bytes", "relative_error", "when")
 WARM_UP = 3
 """Steps before the one that counts: optimizer states are made and DDP's buckets rebuilt."""
 PATIENCE_S = 600
@@ -74,9 +65,7 @@ class MemoryCase:
     memory: Sequence[Mapping[str, Any]]
 
 
-def make_case(
-    trace: Trace, plan: Plan, model: OperatorModel, batch: int | None = None
-) -> MemoryCase:
+def make_case(trace: Trace, plan: Plan, model: OperatorModel, batch: int | None = None) -> MemoryCase:
     """Return a captured workload's plan as a case, its memory predicted.
 
     Parameters
@@ -162,25 +151,17 @@ def measure_peaks(case: MemoryCase, device: str = "cpu") -> dict[int, int]:
             "backend": choose_backend(case.plan, device),
         }
         write_json(folder / "job.json", job)
-        environment = {
-            **os.environ,
-            "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
-        }
+        environment = {**os.environ, "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo")}
         words = [str(Path(__file__)), str(folder / "job.json")]
         running = [
-            warm_server(TORCH).start(
-                [*words, str(rank)], folder / f"said-{rank}", Path.cwd(), environment
-            )
+            warm_server(TORCH).start([*words, str(rank)], folder / f"said-{rank}", Path.cwd(), environment)
             for rank in range(1 if job["backend"] == FAKE else case.plan.ranks)
         ]
         for rank, (status, said) in enumerate([one.finish(PATIENCE_S) for one in running]):
             if status:
                 last = (said.strip().splitlines() or ["it said nothing"])[-1]
                 raise MeasurementError(f"plan {case.plan.plan}: rank {rank} failed: {last}")
-        return {
-            rank: int(read_json(folder / f"peak-{rank}.json")["peak_bytes"])
-            for rank in range(len(running))
-        }
+        return {rank: int(read_json(folder / f"peak-{rank}.json")["peak_bytes"]) for rank in range(len(running))}
 
 
 def choose_backend(plan: Plan, device: str) -> str:
@@ -204,11 +185,7 @@ def find_peak(changes: Sequence[tuple[int, int]], start_ns: int, end_ns: int) ->
     """
     ordered = sorted(changes, key=lambda change: change[0])
     levels = accumulate(size for _, size in ordered)
-    inside = [
-        level
-        for (when, _), level in zip(ordered, levels, strict=True)
-        if start_ns <= when <= end_ns
-    ]
+    inside = [level for (when, _), level in zip(ordered, levels, strict=True) if start_ns <= when <= end_ns]
     return max(inside, default=sum(size for when, size in ordered if when < start_ns))
 
 
@@ -268,9 +245,7 @@ def _checkpoint(workload: Any, plan: Mapping[str, Any]) -> None:
     def checkpointed(function: Any) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
             # Without random numbers, whose states would be the only difference.
-            return checkpoint(
-                function, *args, use_reentrant=False, preserve_rng_state=False, **kwargs
-            )
+            return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
         return run
 
@@ -279,9 +254,7 @@ def _checkpoint(workload: Any, plan: Mapping[str, Any]) -> None:
         torch.nn.functional.scaled_dot_product_attention = checkpointed(attend)
         return
     if int(plan["tensor"]) * int(plan["pipeline"]) > 1 or plan["sharding"] in UNIT_SHARDINGS:
-        raise MeasurementError(
-            f"plan {plan['plan']}: recompute full beside sharded or split modules is not measured"
-        )
+        raise MeasurementError(f"plan {plan['plan']}: recompute full beside sharded or split modules is not measured")
     stages = [workload.make_stage([unit]) for unit in workload.units]
     for stage in stages:
         stage.forward = checkpointed(stage.forward)

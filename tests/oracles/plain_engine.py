@@ -38,9 +38,7 @@ def list_flows(plan: CollectiveFlows) -> tuple[FlowSpec, ...]:
     columns = (column.tolist() for column in numbers)
     return tuple(
         FlowSpec(source, target, size_bytes, latency_s, rate)
-        for (source, target), size_bytes, latency_s, rate in zip(
-            plan.shape.pairs, *columns, strict=True
-        )
+        for (source, target), size_bytes, latency_s, rate in zip(plan.shape.pairs, *columns, strict=True)
     )
 
 
@@ -315,12 +313,7 @@ class _Run:
             raise SimulationError(explain_deadlock(self.program, end_s))
         work = getattr(self.network, "reshared_flows", 0)
         return Execution(
-            np.array(self.start_s),
-            end_s,
-            self.events,
-            self.network.link_bytes,
-            work,
-            self.collect_pieces(),
+            np.array(self.start_s), end_s, self.events, self.network.link_bytes, work, self.collect_pieces()
         )
 
     def collect_pieces(self) -> Pieces | None:
@@ -374,9 +367,7 @@ class _Run:
     def run_rounds(self, rounds: CollectiveRounds, now_s: float) -> float:
         """Return when the last of undisturbed rounds ends, and count their bytes [s]."""
         end_s = now_s
-        for latency_s, moving_s in zip(
-            rounds.latencies_s.tolist(), rounds.moving_s.tolist(), strict=True
-        ):
+        for latency_s, moving_s in zip(rounds.latencies_s.tolist(), rounds.moving_s.tolist(), strict=True):
             end_s = (end_s + latency_s) + moving_s
         for link, times in zip(rounds.links.tolist(), rounds.crossings.tolist(), strict=True):
             ends = self.network.links[link][:2]
@@ -397,20 +388,12 @@ class _Run:
         if pair == JOIN:
             self.arrived.append((index, message))
         else:
-            spec = replace(
-                messages.pairs[pair],
-                size_bytes=messages.table.blocks[message] * messages.block_bytes,
-            )
+            spec = replace(messages.pairs[pair], size_bytes=messages.table.blocks[message] * messages.block_bytes)
             self.start_flow(index, message, pair, spec, now_s)
 
     def start_flow(self, index: int, message: int, pair: int, spec: FlowSpec, now_s: float) -> None:
         flow = Flow(
-            len(self.owners),
-            spec.source,
-            spec.target,
-            spec.size_bytes,
-            spec.latency_s,
-            spec.max_rate_bytes_per_s,
+            len(self.owners), spec.source, spec.target, spec.size_bytes, spec.latency_s, spec.max_rate_bytes_per_s
         )
         self.owners.append((index, message))
         self.pairs.append(pair)

@@ -129,9 +129,7 @@ def _check_blocks(schedule: Schedule) -> None:
 
 
 def execute_schedule(
-    schedule: Schedule,
-    duration_s: Callable[[int, int, float], float],
-    wiring: Wiring = "links",
+    schedule: Schedule, duration_s: Callable[[int, int, float], float], wiring: Wiring = "links"
 ) -> float:
     """Return when the last message arrives, each link or port carrying one at a time [s].
 
@@ -221,9 +219,7 @@ def _read(schedule: Schedule, holdings: list[Holding], row: int) -> list[tuple[i
     return [(block, holdings[source][block]) for block in _blocks(schedule, row)]
 
 
-def _write(
-    schedule: Schedule, holdings: list[Holding], row: int, carried: list[tuple[int, int]]
-) -> None:
+def _write(schedule: Schedule, holdings: list[Holding], row: int, carried: list[tuple[int, int]]) -> None:
     target = holdings[int(schedule.target[row])]
     for block, arrives in carried:
         held = target.get(block, 0) if schedule.contents.reduces[row] else 0

@@ -32,9 +32,7 @@ def timed_flows(draw: st.DrawFn) -> list[Timed]:
         ends = f"rank{draw(devices)}", f"rank{draw(devices)}"
         size, latency = draw(st.integers(0, 40)), draw(st.integers(0, 3)) / 4
         cap = draw(st.sampled_from([math.inf, 2.0]))
-        found.append(
-            (float(draw(st.integers(0, 6))), Flow(number, *ends, float(size), latency, cap))
-        )
+        found.append((float(draw(st.integers(0, 6))), Flow(number, *ends, float(size), latency, cap)))
     return draw(st.permutations(found))
 
 
@@ -80,8 +78,7 @@ def test_every_flow_ends_once_its_bytes_are_counted_and_ports_suffice(
         crossing = [
             flow.size_bytes
             for _, flow in flows
-            if flow.source != flow.target
-            and link in ((flow.source, "switch"), ("switch", flow.target))
+            if flow.source != flow.target and link in ((flow.source, "switch"), ("switch", flow.target))
         ]
         assert moved == sum(crossing)
     for time_s, flow in flows:
@@ -92,15 +89,11 @@ def test_every_flow_ends_once_its_bytes_are_counted_and_ports_suffice(
 
 
 @given(timed_flows(), circuit_settings)
-def test_who_comes_first_at_a_device_gets_a_circuit_first(
-    flows: list[Timed], chosen: CircuitSettings
-) -> None:
+def test_who_comes_first_at_a_device_gets_a_circuit_first(flows: list[Timed], chosen: CircuitSettings) -> None:
     network = CircuitNetwork(FABRIC, chosen)
     drain(network, flows)
     order = {grant.flow_id: place for place, grant in enumerate(network.grants)}
-    arrivals = sorted(
-        (time_s, flow.flow_id, flow) for time_s, flow in flows if flow.flow_id in order
-    )
+    arrivals = sorted((time_s, flow.flow_id, flow) for time_s, flow in flows if flow.flow_id in order)
     assert len(arrivals) == len(order)
     for (_, one, first), (_, other, second) in itertools.combinations(arrivals, 2):
         if first.source == second.source or first.target == second.target:
@@ -118,9 +111,7 @@ def test_without_set_up_and_with_all_ports_it_is_the_contention_free_network(
 
 
 @given(timed_flows(), circuit_settings, st.randoms())
-def test_the_order_of_starting_calls_says_nothing(
-    flows: list[Timed], chosen: CircuitSettings, random: object
-) -> None:
+def test_the_order_of_starting_calls_says_nothing(flows: list[Timed], chosen: CircuitSettings, random: object) -> None:
     one, other = CircuitNetwork(FABRIC, chosen), CircuitNetwork(FABRIC, chosen)
     shuffled = list(flows)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
@@ -130,22 +121,10 @@ def test_the_order_of_starting_calls_says_nothing(
 
 @given(timed_flows(), circuit_settings)
 def test_powers_of_two_scale_exactly(flows: list[Timed], chosen: CircuitSettings) -> None:
-    scaled = CircuitSettings(
-        4 * chosen.establish_s, chosen.ports, chosen.receive_buffer_bytes, chosen.keep_open
-    )
+    scaled = CircuitSettings(4 * chosen.establish_s, chosen.ports, chosen.receive_buffer_bytes, chosen.keep_open)
     slow = build_switch(DEVICES, 2.0, 0.0)
     slower = [
-        (
-            4 * time_s,
-            Flow(
-                f.flow_id,
-                f.source,
-                f.target,
-                f.size_bytes,
-                4 * f.latency_s,
-                f.max_rate_bytes_per_s / 4,
-            ),
-        )
+        (4 * time_s, Flow(f.flow_id, f.source, f.target, f.size_bytes, 4 * f.latency_s, f.max_rate_bytes_per_s / 4))
         for time_s, f in flows
     ]
     ends = drain(CircuitNetwork(FABRIC, chosen), flows)
@@ -175,9 +154,7 @@ def cases(draw: st.DrawFn, most_jump: int = 6) -> Case:
     times = st.integers(0, 40).map(lambda value: value / 4)
     sending = {edge: draw(times) for edge in sorted(edges)}
     compute = np.array(draw(st.lists(times, min_size=workers, max_size=workers)))[:, np.newaxis]
-    factors = draw(
-        st.lists(st.integers(1, 4), min_size=workers * iterations, max_size=workers * iterations)
-    )
+    factors = draw(st.lists(st.integers(1, 4), min_size=workers * iterations, max_size=workers * iterations))
     fewest = min(sum(b == w for _, b in edges) for w in range(workers))
     chosen = HopSettings(
         max_gap=draw(st.integers(1, 5)),
@@ -209,9 +186,7 @@ def solve_by_recurrence(case: Case) -> tuple[Floats, Floats]:
         for worker in range(workers):
             old = k - rules.staleness
             found = sorted(
-                times[old] if old >= 0 else 0.0
-                for (_, receiver), times in arrivals.items()
-                if receiver == worker
+                times[old] if old >= 0 else 0.0 for (_, receiver), times in arrivals.items() if receiver == worker
             )
             needed = found[: len(found) - rules.backup_workers]
             starts[worker, k + 1] = max([starts[worker, k] + case.compute_s[worker, k], *needed])

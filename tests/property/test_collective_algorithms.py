@@ -9,13 +9,7 @@ import pytest
 from fuzz import count_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles.replay import (
-    Pick,
-    Wiring,
-    check_promise,
-    execute_schedule,
-    replay_schedule,
-)
+from oracles.replay import Pick, Wiring, check_promise, execute_schedule, replay_schedule
 from trioflow.base.errors import SimulationError
 from trioflow.network.algorithms.catalogue import SUPPORTED, build_schedule, count_switches
 from trioflow.network.algorithms.pattern import Schedule, order_connections, pack_waits
@@ -30,9 +24,7 @@ NESTED = [
 ]
 
 
-def build(
-    algorithm: str, collective: str, ranks: int, chunks: int, per_node: int | None = None
-) -> Schedule:
+def build(algorithm: str, collective: str, ranks: int, chunks: int, per_node: int | None = None) -> Schedule:
     switches = [f"s{i}" for i in range(count_switches(collective, algorithm, ranks, per_node))]
     return build_schedule(
         collective,
@@ -66,17 +58,13 @@ def at_random(seed: int) -> Pick:
 
 @settings(max_examples=count_examples(300))
 @given(st.one_of(flat_schedules(), nested_schedules()), st.integers(0, 2**32), st.booleans())
-def test_any_order_that_respects_the_waits_keeps_the_promise(
-    schedule: Schedule, seed: int, ordered: bool
-) -> None:
+def test_any_order_that_respects_the_waits_keeps_the_promise(schedule: Schedule, seed: int, ordered: bool) -> None:
     run = order_connections(schedule) if ordered else schedule
     check_promise(schedule, replay_schedule(run, at_random(seed)))
 
 
 @pytest.mark.parametrize(("algorithm", "collective"), FLAT)
-def test_first_come_last_come_and_random_orders_of_every_pair(
-    algorithm: str, collective: str
-) -> None:
+def test_first_come_last_come_and_random_orders_of_every_pair(algorithm: str, collective: str) -> None:
     for ranks in (2,) if collective == "send" else (2, 3, 4, 5, 6, 8):
         schedule = build(algorithm, collective, ranks, 2)
         for pick in (lambda rows: 0, lambda rows: len(rows) - 1, at_random(ranks)):
@@ -93,9 +81,7 @@ def test_every_hierarchy_keeps_the_promise(collective: str) -> None:
 def drop_wait(schedule: Schedule, place: int) -> Schedule:
     rows = np.repeat(np.arange(len(schedule)), np.diff(schedule.after_first))
     keep = np.arange(len(rows)) != place
-    first, after = pack_waits(
-        rows[keep].astype(np.int64), schedule.after[keep].astype(np.int64), len(schedule)
-    )
+    first, after = pack_waits(rows[keep].astype(np.int64), schedule.after[keep].astype(np.int64), len(schedule))
     return replace(schedule, after_first=first, after=after)
 
 
@@ -171,10 +157,7 @@ def test_a_contribution_that_is_added_twice_and_a_ring_of_waits_are_found() -> N
 def test_blocks_that_do_not_make_up_the_message_are_found() -> None:
     schedule = build("ring", "all_gather", 4, 1)
     holdings = replay_schedule(schedule, lambda rows: 0)
-    for broken in (
-        replace(schedule, message_bytes=999.0),
-        replace(schedule, collective="all_reduce"),
-    ):
+    for broken in (replace(schedule, message_bytes=999.0), replace(schedule, collective="all_reduce")):
         with pytest.raises(SimulationError, match="blocks"):
             check_promise(broken, holdings)
 

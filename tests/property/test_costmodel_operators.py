@@ -18,18 +18,9 @@ from fuzz import count_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trioflow import tables
-from trioflow.costmodel.collectives.model import (
-    COLLECTIVES,
-    CollectiveCostModel,
-    fit_collective_model,
-)
+from trioflow.costmodel.collectives.model import COLLECTIVES, CollectiveCostModel, fit_collective_model
 from trioflow.costmodel.operators import curves
-from trioflow.costmodel.operators.model import (
-    METHODS,
-    OperatorCostModel,
-    fit_operator_model,
-    load_operator_model,
-)
+from trioflow.costmodel.operators.model import METHODS, OperatorCostModel, fit_operator_model, load_operator_model
 from trioflow.trace.facts import Facts
 
 SIZES = ["flop", "read_bytes", "write_bytes"]
@@ -37,9 +28,7 @@ SIZE = st.one_of(st.just(0), st.integers(0, 10**4), st.integers(0, 10**13))
 NAMES = st.sampled_from(["aten::mm", "aten::add", "aten::t", "aten::sum", "aten::conv2d", "x::y"])
 ROW = st.tuples(NAMES, st.sampled_from(tables.PHASES), SIZE, SIZE, SIZE, st.integers(0, 10**10))
 ROWS = st.lists(ROW, min_size=1, max_size=12)
-TRACES = st.lists(
-    st.tuples(st.sampled_from("abc"), st.sampled_from([1, 4, 16]), ROWS), min_size=1, max_size=5
-)
+TRACES = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from([1, 4, 16]), ROWS), min_size=1, max_size=5)
 METHOD = st.sampled_from(sorted(METHODS))
 
 
@@ -56,8 +45,7 @@ def make_operators(rows: list[tuple[Any, ...]]) -> pd.DataFrame:
 
 def fit(traces: list[tuple[str, int, Any]], method: str) -> tuple[OperatorCostModel, pd.DataFrame]:
     model, table = fit_operator_model(
-        [FakeTrace(make_operators(rows), few_facts(workload=w, batch=b)) for w, b, rows in traces],
-        method=method,
+        [FakeTrace(make_operators(rows), few_facts(workload=w, batch=b)) for w, b, rows in traces], method=method
     )
     assert isinstance(model, OperatorCostModel)
     return model, table
@@ -88,14 +76,9 @@ def test_more_work_never_takes_less_time(
     traces: list[tuple[str, int, Any]], method: str, row: tuple[Any, ...], factors: list[int]
 ) -> None:
     model, _ = fit(traces, method)
-    growing = make_operators(
-        [(*row[:2], *(size * f for size in row[2:5]), row[5]) for f in sorted(factors)]
-    )
+    growing = make_operators([(*row[:2], *(size * f for size in row[2:5]), row[5]) for f in sorted(factors)])
     recorded = make_operators([row] * len(factors))
-    for times in (
-        model.predict(growing)["time_s"].to_numpy(),
-        model.rescale(recorded, growing)["time_s"].to_numpy(),
-    ):
+    for times in (model.predict(growing)["time_s"].to_numpy(), model.rescale(recorded, growing)["time_s"].to_numpy()):
         assert (np.diff(times) >= -1e-9 * times[1:]).all()
 
 
@@ -134,9 +117,7 @@ def test_equal_input_gives_equal_bytes_and_loading_changes_nothing(
 MESSAGES = st.integers(0, 1 << 34)
 CURVES = st.dictionaries(
     st.tuples(st.sampled_from(COLLECTIVES), st.integers(2, 16)),
-    st.dictionaries(
-        MESSAGES, st.lists(st.integers(1, 10**11), min_size=1, max_size=4), min_size=1, max_size=6
-    ),
+    st.dictionaries(MESSAGES, st.lists(st.integers(1, 10**11), min_size=1, max_size=4), min_size=1, max_size=6),
     min_size=1,
     max_size=3,
 )
@@ -167,9 +148,7 @@ def test_times_are_positive_and_inside_their_interval(
 
 @given(CURVES, QUESTIONS, st.lists(MESSAGES, min_size=2, max_size=8))
 def test_a_larger_message_never_takes_less_time(
-    curves: dict[tuple[str, int], dict[int, list[int]]],
-    question: tuple[str, int],
-    sizes: list[int],
+    curves: dict[tuple[str, int], dict[int, list[int]]], question: tuple[str, int], sizes: list[int]
 ) -> None:
     model = fit_curves(curves)
     times = [model.time_s(*question, size).time_s for size in sorted(sizes)]
@@ -177,9 +156,7 @@ def test_a_larger_message_never_takes_less_time(
 
 
 @given(CURVES)
-def test_ascending_medians_are_returned_exactly(
-    curves: dict[tuple[str, int], dict[int, list[int]]],
-) -> None:
+def test_ascending_medians_are_returned_exactly(curves: dict[tuple[str, int], dict[int, list[int]]]) -> None:
     model = fit_curves(curves)
     for key, curve in model.curves.items():
         if all(a <= b for a, b in zip(curve.median_s, curve.median_s[1:], strict=False)):

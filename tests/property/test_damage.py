@@ -27,13 +27,7 @@ from trioflow.export.chakra import size_trace, write_chakra
 from trioflow.hardware.platform import SHIPPED, load_platform
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan
-from trioflow.trace.importers.chakra_nodes import (
-    add_attribute,
-    new_metadata,
-    new_node,
-    read_messages,
-    write_messages,
-)
+from trioflow.trace.importers.chakra_nodes import add_attribute, new_metadata, new_node, read_messages, write_messages
 from trioflow.trace.importers.detect import import_trace
 from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.store import Trace, load_trace, pack_trace, read_pack, save_trace
@@ -46,9 +40,28 @@ attention -1 900 ALLREDUCE 4096 700 NONE 0 500 ALLGATHER 2048 100
 mlp -1 800 NONE 0 600 ALLREDUCE 4096 400 ALLREDUCE 1024 100
 """
 WORSE = (
-    "text", "", 7, 1.5, None, True, [], {}, [[1, 2]], {"a": 1}, "12 ", -1, 0, 1 << 63, 10**40,
-    float("nan"), "nan", "Tensor(floot)", "Tensor(double)", "1e3", "٣",
-)  # fmt: skip
+    "text",
+    "",
+    7,
+    1.5,
+    None,
+    True,
+    [],
+    {},
+    [[1, 2]],
+    {"a": 1},
+    "12 ",
+    -1,
+    0,
+    1 << 63,
+    10**40,
+    float("nan"),
+    "nan",
+    "Tensor(floot)",
+    "Tensor(double)",
+    "1e3",
+    "٣",
+)
 """Values that cannot be, or are unlikely to be, where another one stood."""
 
 Document = Any
@@ -111,9 +124,7 @@ def write_files(files: dict[str, Document], folder: Path) -> list[Path]:
 
 def make_sources() -> dict[str, dict[str, Document]]:
     """Return small sources, each of some files."""
-    pair, parallel = (
-        dict(zip((PROFILE, GRAPH), made, strict=True)) for made in (small_step(), parallel_steps())
-    )
+    pair, parallel = (dict(zip((PROFILE, GRAPH), made, strict=True)) for made in (small_step(), parallel_steps()))
     pair[PROFILE]["deviceProperties"][0]["name"] = OPTIONS.gpu
     tables = {
         "trace.csv": [triosim_files.TRACE, *triosim_files.trace_rows()],
@@ -183,15 +194,25 @@ def damage_bytes(content: bytes) -> SearchStrategy[bytes]:
     place = st.integers(0, len(content) - 1)
     flip = lambda p, bit: content[:p] + bytes([content[p] ^ 1 << bit]) + content[p + 1 :]  # noqa: E731
     packed = gzip.compress(content)
-    others = [b"", b"{}", b"[]", b"\0" * 64, b"null", content * 2, packed, packed[:-9],
-              b"\xef\xbb\xbf" + content, content.replace(b"\n", b"\r\n")]  # fmt: skip
+    others = [
+        b"",
+        b"{}",
+        b"[]",
+        b"\0" * 64,
+        b"null",
+        content * 2,
+        packed,
+        packed[:-9],
+        b"\xef\xbb\xbf" + content,
+        content.replace(b"\n", b"\r\n"),
+    ]
     return st.one_of(
         place.map(lambda p: content[:p]),
         st.builds(flip, place, st.integers(0, 7)),
         st.builds(lambda p, n: content[:p] + content[p + n :], place, st.integers(1, 60)),
         st.builds(lambda p, b: content[:p] + b + content[p:], place, st.binary(min_size=1, max_size=40)),
         st.sampled_from(others),
-    )  # fmt: skip
+    )
 
 
 def check_documents(files: dict[str, Document], full: int, folder: Path) -> None:
@@ -238,8 +259,10 @@ def test_a_file_of_damaged_bytes_is_refused_or_a_trace_that_can_be_kept(source, 
 
 
 def test_a_damaged_capture_is_refused_or_a_trace_that_can_be_kept(raw_cnn, tmp_path):
-    files = {path.name: gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-             for path in raw_cnn.iterdir()}  # fmt: skip
+    files = {
+        path.name: gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        for path in raw_cnn.iterdir()
+    }
     folder = tmp_path / "raw"
 
     @settings(max_examples=count_examples(24))
@@ -269,13 +292,13 @@ def add_up(trace: Trace) -> dict[str, Any]:
         **{name: int(operators[name].sum()) for name in names},
         **Counter(operators["phase"]),
         "collectives_ns": (int(moves.sum()), int(operators["device_ns"][moves].sum())),
-        "parameters": len(facts.gradients), "step_s": facts.step_time_s, "device": facts.device_name,
-    }  # fmt: skip
+        "parameters": len(facts.gradients),
+        "step_s": facts.step_time_s,
+        "device": facts.device_name,
+    }
 
 
-def assert_not_silent(
-    source: str, changed: dict[str, Document], note: object, folder: Path
-) -> None:
+def assert_not_silent(source: str, changed: dict[str, Document], note: object, folder: Path) -> None:
     """Fail where changed files give other sums and no warning that was not there before."""
     before, after = load_damaged(SOURCES[source], folder), load_damaged(changed, folder)
     if after is not None and add_up(after) != add_up(before):
@@ -354,10 +377,7 @@ def _keep(words: tuple[str, ...], key: str = "name") -> Callable[[Event], Event 
 
 
 WHOLE_RUNS: dict[str, Callable[[Event], Event | None]] = {
-    **{
-        f"communication renamed, {depth}": lambda e, depth=depth: _rename_communication(e, depth)
-        for depth in range(3)
-    },
+    **{f"communication renamed, {depth}": lambda e, depth=depth: _rename_communication(e, depth) for depth in range(3)},
     "device events removed": _keep(("kernel", "gpu_"), "cat"),
     "kernels and launches removed": _keep(("kernel", "cuda_"), "cat"),
     "steps' annotations removed": _keep(("ProfilerStep#",)),
@@ -372,7 +392,7 @@ WHOLE_RUNS: dict[str, Callable[[Event], Event | None]] = {
     "kernels launched before the profile": lambda e: (
         {**e, "args": e["args"] | {"correlation": 1}} if e["name"] == "kernel_4" else e
     ),
-}  # fmt: skip
+}
 """What another setting, version or rank would have written of every event of a run; None leaves one out."""
 
 
@@ -386,8 +406,7 @@ def test_a_run_that_was_recorded_otherwise_is_refused_or_said(source, kind, tmp_
 
 
 @pytest.mark.parametrize(
-    ("name", "read"),
-    [("whole.zip", read_pack), ("cpu2-gloo.yaml", load_platform), ("plans.tsv", load_plans)],
+    ("name", "read"), [("whole.zip", read_pack), ("cpu2-gloo.yaml", load_platform), ("plans.tsv", load_plans)]
 )
 def test_an_own_file_of_damaged_bytes_is_refused_or_read(name, read, tmp_path):
     pack_trace("gpt2-tiny-b8", tmp_path / "whole.zip")

@@ -19,13 +19,7 @@ from trioflow.engine.planning import make_run_alone
 from trioflow.engine.program import Execution, build_program
 from trioflow.engine.result import LinkTraffic, gather_traffic, keep_pieces
 from trioflow.engine.simulate import aggregate_program
-from trioflow.engine.timeline import (
-    LaneIntervals,
-    join_lanes,
-    measure_lanes,
-    merge_lanes,
-    subtract_lanes,
-)
+from trioflow.engine.timeline import LaneIntervals, join_lanes, measure_lanes, merge_lanes, subtract_lanes
 from trioflow.export.step_tables import measure_links
 from trioflow.hardware.machine import Device, Link, Platform, is_rank_node
 from trioflow.hardware.platform import BUILDERS
@@ -40,16 +34,7 @@ RANKS = 5
 KNOWN = ("contention_free", "fair_share")
 """Networks that the compiled engine knows."""
 STREAMS = ("compute", "copy", "communication", "send")
-COLLECTIVES = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "broadcast",
-    "reduce",
-    "all_to_all",
-    "scatter",
-    "gather",
-)
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "scatter", "gather")
 
 COMPILED = ("contention_free", "fair_share")
 """Networks that both engines know."""
@@ -57,9 +42,7 @@ COMPILED = ("contention_free", "fair_share")
 
 def make_platform(builder: str, latency_s: float) -> Platform:
     tree = {"ranks_per_bridge": 2, "bridge_bandwidth_bytes_per_s": 700.0, "bridge_latency_s": 0.0}
-    links: list[Link] = list(
-        BUILDERS[builder](RANKS, 1000.0, latency_s, **(tree if builder == "pcie_tree" else {}))
-    )
+    links: list[Link] = list(BUILDERS[builder](RANKS, 1000.0, latency_s, **(tree if builder == "pcie_tree" else {})))
     return Platform(builder, Device("chip", "gpu", 10**9, {}), RANKS, tuple(links))
 
 
@@ -193,12 +176,7 @@ def check_traffic(plain: LinkTraffic, compiled: LinkTraffic, *, shared: bool) ->
     st.sampled_from([1.0, 0.7]),
 )
 def test_both_engines_say_the_same(
-    graph: TaskGraph,
-    builder: str,
-    latency_s: float,
-    network: str,
-    cost: Cost | None,
-    scale: float,
+    graph: TaskGraph, builder: str, latency_s: float, network: str, cost: Cost | None, scale: float
 ) -> None:
     platform = make_platform(builder, latency_s)
     try:
@@ -293,9 +271,7 @@ lanes_of_intervals = st.lists(st.tuples(st.integers(0, 2), times, times), max_si
 
 def to_lanes(rows: list[tuple[int, float, float]]) -> LaneIntervals:
     columns = list(zip(*rows, strict=True)) or [(), (), ()]
-    return LaneIntervals(
-        np.array(columns[0], dtype=np.int64), *(np.array(one, dtype=float) for one in columns[1:])
-    )
+    return LaneIntervals(np.array(columns[0], dtype=np.int64), *(np.array(one, dtype=float) for one in columns[1:]))
 
 
 @given(lanes_of_intervals, lanes_of_intervals)
@@ -303,11 +279,7 @@ def test_intervals_of_lanes_equal_those_of_lists(
     ones: list[tuple[int, float, float]], others: list[tuple[int, float, float]]
 ) -> None:
     one, other = merge_lanes(to_lanes(ones)), merge_lanes(to_lanes(others))
-    found = {
-        "one": one,
-        "rest": subtract_lanes(one, other),
-        "both": merge_lanes(join_lanes(one, other)),
-    }
+    found = {"one": one, "rest": subtract_lanes(one, other), "both": merge_lanes(join_lanes(one, other))}
     for lane in range(3):
         merged = merge_intervals((a, b) for at, a, b in ones if at == lane)
         taken = merge_intervals((a, b) for at, a, b in others if at == lane)

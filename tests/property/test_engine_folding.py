@@ -31,11 +31,17 @@ def make_links(builder: str, ranks: int, latency_s: float) -> Sequence[Link]:
         # Units have two sets of leaves, whose uplinks are as wide as all that leads to them.
         units = builder == "units"
         return build_rail_optimised(
-            ranks, ranks_per_node=2, inside=lambda n: BUILDERS["switch"](n, 1000.0, latency_s),
-            attach_bandwidth_bytes_per_s=500.0, attach_latency_s=latency_s,
-            nic_bandwidth_bytes_per_s=300.0, nic_latency_s=latency_s, spine_latency_s=latency_s,
-            oversubscription=1.0 if units else 3.0, nodes_per_leaf=2 if units else None,
-        )  # fmt: skip
+            ranks,
+            ranks_per_node=2,
+            inside=lambda n: BUILDERS["switch"](n, 1000.0, latency_s),
+            attach_bandwidth_bytes_per_s=500.0,
+            attach_latency_s=latency_s,
+            nic_bandwidth_bytes_per_s=300.0,
+            nic_latency_s=latency_s,
+            spine_latency_s=latency_s,
+            oversubscription=1.0 if units else 3.0,
+            nodes_per_leaf=2 if units else None,
+        )
     more: dict[str, Any] = {}
     if builder == "pcie_tree":
         more = {"ranks_per_bridge": 2, "bridge_bandwidth_bytes_per_s": 700.0}
@@ -66,9 +72,7 @@ def make_graph(grid: tuple[int, int, int], steps: Sequence[Step]) -> TaskGraph:
                     waits = [made[i] for i in after if i < len(made)]
                     if kind == "task":
                         fields = {"duration_s": amount[stage]}
-                        made.append(
-                            builder.add(rank, stream, "compute", "op", after=waits, **fields)
-                        )
+                        made.append(builder.add(rank, stream, "compute", "op", after=waits, **fields))
                     elif kind == "message":
                         for end in (0, 1):
                             if stage + 1 - end >= stages or stage - end < 0:
@@ -79,10 +83,16 @@ def make_graph(grid: tuple[int, int, int], steps: Sequence[Step]) -> TaskGraph:
                             match = ((number * stages + low) * replicas + replica) * shards + shard
                             made.append(
                                 builder.add(
-                                    rank, f"{stream} {way} {low}", way, way, peer=peer, after=waits,
-                                    message_bytes=abs(amount[0]), match_id=10**6 + match,
+                                    rank,
+                                    f"{stream} {way} {low}",
+                                    way,
+                                    way,
+                                    peer=peer,
+                                    after=waits,
+                                    message_bytes=abs(amount[0]),
+                                    match_id=10**6 + match,
                                 )
-                            )  # fmt: skip
+                            )
                     else:
                         whole = [
                             [rank_of(stage, replica, i) for i in range(shards)],
@@ -92,11 +102,16 @@ def make_graph(grid: tuple[int, int, int], steps: Sequence[Step]) -> TaskGraph:
                         ][("tensor", "data", "all", "pipeline").index(kind)]
                         made.append(
                             builder.add(
-                                rank, stream, "collective", name, after=waits,
-                                message_bytes=abs(amount[0]), group=",".join(map(str, whole)),
+                                rank,
+                                stream,
+                                "collective",
+                                name,
+                                after=waits,
+                                message_bytes=abs(amount[0]),
+                                group=",".join(map(str, whole)),
                                 match_id=(number * 10 + len(kind)) * 100 + whole[0],
                             )
-                        )  # fmt: skip
+                        )
     return builder.build()
 
 
@@ -105,14 +120,15 @@ sizes = st.sampled_from([0, 1000, 1000, 777, -4001, -555])
 after = st.lists(st.integers(0, 6), max_size=2)
 streams = st.sampled_from(STREAMS)
 steps = st.one_of(
-    st.tuples(
-        st.just("task"), st.just(""), streams, st.lists(durations, min_size=3, max_size=3), after
-    ),
+    st.tuples(st.just("task"), st.just(""), streams, st.lists(durations, min_size=3, max_size=3), after),
     st.tuples(
         st.sampled_from(["message", "tensor", "data", "all", "pipeline"]),
-        st.sampled_from(COLLECTIVES), streams, st.lists(sizes, min_size=1, max_size=1), after,
+        st.sampled_from(COLLECTIVES),
+        streams,
+        st.lists(sizes, min_size=1, max_size=1),
+        after,
     ),
-)  # fmt: skip
+)
 
 
 def say(graph: TaskGraph, platform: Platform, **options: Any) -> Any:
@@ -141,18 +157,22 @@ def compare(graph: TaskGraph, platform: Platform, **options: Any) -> bool:
         assert moved.keys() == known.keys()
         np.testing.assert_allclose(list(moved.values()), list(known.values()), rtol=1e-12)
         apart = (
-            "events", "aggregated", "engine", "folded", "unfolded_reason", "executed_ranks",
-            "simulator_wall_s", "link_bytes",
-        )  # fmt: skip
+            "events",
+            "aggregated",
+            "engine",
+            "folded",
+            "unfolded_reason",
+            "executed_ranks",
+            "simulator_wall_s",
+            "link_bytes",
+        )
         ours, theirs = vars(once.summary), vars(whole.summary)
         for key in theirs.keys() - set(apart):
             assert ours[key] == theirs[key], key
     return folded
 
 
-builders = st.sampled_from(
-    ["ring", "switch", "fully_connected", "pcie_tree", "rails", "torus", "units"]
-)
+builders = st.sampled_from(["ring", "switch", "fully_connected", "pcie_tree", "rails", "torus", "units"])
 
 
 @settings(max_examples=count_examples(120))
@@ -180,9 +200,13 @@ def test_folding_changes_no_bit(
     ranks = grid[0] * grid[1] * grid[2]
     chosen = None if algorithm is None else {"all_reduce": algorithm, "all_gather": algorithm}
     folded = compare(
-        make_graph(grid, drawn), make_platform(builder, ranks, latency_s), collectives=cost,
-        network=network, communication_scale=scale, algorithms=chosen,
-    )  # fmt: skip
+        make_graph(grid, drawn),
+        make_platform(builder, ranks, latency_s),
+        collectives=cost,
+        network=network,
+        communication_scale=scale,
+        algorithms=chosen,
+    )
     event("folded" if folded else "not folded")
 
 
@@ -229,9 +253,7 @@ def test_a_broken_symmetry_changes_no_bit_either(
 
 @settings(max_examples=count_examples(60))
 @given(st.sampled_from(GRIDS), st.lists(steps, min_size=1, max_size=6), st.randoms())
-def test_ranks_in_any_order_are_found_alike(
-    grid: tuple[int, int, int], drawn: list[Step], random: Any
-) -> None:
+def test_ranks_in_any_order_are_found_alike(grid: tuple[int, int, int], drawn: list[Step], random: Any) -> None:
     """Which ranks are alike does not depend on their numbers."""
     ranks = grid[0] * grid[1] * grid[2]
     graph = make_graph(grid, drawn)
@@ -255,9 +277,7 @@ def test_ranks_in_any_order_are_found_alike(
 
 
 def test_replicas_fold_and_the_reason_is_told_where_they_do_not() -> None:
-    drawn: list[Step] = [
-        ("task", "", "compute", [1.0] * 3, []), ("data", "all_reduce", "communication", [1000], [0]),
-    ]  # fmt: skip
+    drawn: list[Step] = [("task", "", "compute", [1.0] * 3, []), ("data", "all_reduce", "communication", [1000], [0])]
     graph, platform = make_graph((1, 4, 1), drawn), make_platform("switch", 4, 0.0)
     once = simulate(fold_tables(graph), platform).summary
     assert once.folded and once.unfolded_reason == "" and once.executed_ranks == 1
@@ -295,22 +315,15 @@ def test_classes_are_divided_until_no_two_ranks_are_alike() -> None:
     drawn: list[Step] = [("tensor", "all_reduce", "communication", [1000], [])]
     graph, platform = make_graph((1, 2, 1), drawn), make_platform("switch", 2, 0.0)
     assert simulate(fold_tables(graph), platform).summary.folded
-    drawn = [
-        ("data", "broadcast", "communication", [1000], []),
-        ("task", "", "compute", [1.0] * 3, []),
-    ]
+    drawn = [("data", "broadcast", "communication", [1000], []), ("task", "", "compute", [1.0] * 3, [])]
     graph = make_graph((1, 2, 2), drawn)
     links = tuple(
-        link._replace(latency_s=0.01 * number)
-        for number, link in enumerate(make_platform("switch", 4, 0.0).links)
+        link._replace(latency_s=0.01 * number) for number, link in enumerate(make_platform("switch", 4, 0.0).links)
     )
-    told = simulate(
-        fold_tables(graph), replace(make_platform("switch", 4, 0.0), links=links)
-    ).summary
+    told = simulate(fold_tables(graph), replace(make_platform("switch", 4, 0.0), links=links)).summary
     assert told.folded and told.executed_ranks == 2
     drawn.append(("tensor", "all_reduce", "copy", [1000], []))
     told = simulate(
-        fold_tables(make_graph((1, 2, 2), drawn)),
-        replace(make_platform("switch", 4, 0.0), links=links),
+        fold_tables(make_graph((1, 2, 2), drawn)), replace(make_platform("switch", 4, 0.0), links=links)
     ).summary
     assert not told.folded and "otherwise than that of" in told.unfolded_reason

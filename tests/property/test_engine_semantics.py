@@ -66,11 +66,7 @@ def build(program: list[tuple[Any, Any, Any, list[int]]], rename: list[int]) -> 
             made.append([builder.add(rename[where], kind, task_kind, kind, **fields)])
         elif kind == "message":
             source, target = (rename[rank] for rank in where[:2])
-            both: dict[str, Any] = {
-                "message_bytes": amount,
-                "match_id": builder.new_match(),
-                "after": after,
-            }
+            both: dict[str, Any] = {"message_bytes": amount, "match_id": builder.new_match(), "after": after}
             made.append(
                 [
                     builder.add(source, "send", "send", "send", peer=target, **both),
@@ -162,9 +158,7 @@ def test_what_is_sent_arrives(program: list[tuple[Any, Any, Any, list[int]]], bu
 
 
 @given(programs(), BUILDER_NAMES)
-def test_every_task_starts_as_soon_as_it_can(
-    program: list[tuple[Any, Any, Any, list[int]]], builder: str
-) -> None:
+def test_every_task_starts_as_soon_as_it_can(program: list[tuple[Any, Any, Any, list[int]]], builder: str) -> None:
     """The critical path has no gap: each of its tasks starts when the one before it ends."""
     graph = build(program, IDENTITY)
     timeline = simulate(graph, make_platform(builder)).timeline
@@ -175,9 +169,7 @@ def test_every_task_starts_as_soon_as_it_can(
 
 
 @given(programs(), BUILDER_NAMES)
-def test_sharing_never_makes_a_step_shorter(
-    program: list[tuple[Any, Any, Any, list[int]]], builder: str
-) -> None:
+def test_sharing_never_makes_a_step_shorter(program: list[tuple[Any, Any, Any, list[int]]], builder: str) -> None:
     graph, platform = build(program, IDENTITY), make_platform(builder)
     shared = simulate(graph, platform).timeline["end_s"]
     free = simulate(graph, platform, network="contention_free").timeline["end_s"]
@@ -209,9 +201,7 @@ def test_scaling_by_powers_of_two_is_exact(
 
 @settings(max_examples=count_examples(25))
 @given(programs(), BUILDER_NAMES)
-def test_same_input_same_bytes(
-    program: list[tuple[Any, Any, Any, list[int]]], builder: str
-) -> None:
+def test_same_input_same_bytes(program: list[tuple[Any, Any, Any, list[int]]], builder: str) -> None:
     graph, platform = build(program, IDENTITY), make_platform(builder)
     with tempfile.TemporaryDirectory() as folder:
         written = []
@@ -221,7 +211,5 @@ def test_same_input_same_bytes(
             tables.write_table(result.timeline, "timeline", path)
             write_perfetto(result.timeline, path.with_suffix(".json.gz"))
             trace = path.with_suffix(".json.gz").read_bytes()
-            written.append(
-                (path.read_bytes(), trace, repr(replace(result.summary, simulator_wall_s=0.0)))
-            )
+            written.append((path.read_bytes(), trace, repr(replace(result.summary, simulator_wall_s=0.0))))
     assert written[0] == written[1]

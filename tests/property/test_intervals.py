@@ -35,9 +35,7 @@ def time_step(trace):
 def half_width(times, plan, batch=None) -> float:
     """Return the smaller half of a step's interval, as a logarithm."""
     platform = load_named_platform(PLATFORM, plan.ranks)
-    told = simulate_interval(
-        extrapolate(times.traces, plan, times.model, batch=batch), platform
-    ).summary
+    told = simulate_interval(extrapolate(times.traces, plan, times.model, batch=batch), platform).summary
     step_s = told.step_time_s
     return min(math.log(step_s / told.low_s), math.log(told.high_s / step_s))
 

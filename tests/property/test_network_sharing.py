@@ -38,9 +38,7 @@ rates = st.integers(1, 1000).map(float)
 @st.composite
 def sharings(draw: st.DrawFn) -> Sharing:
     links = draw(st.integers(1, 5))
-    routes = draw(
-        st.lists(st.lists(st.integers(0, links - 1), min_size=1, unique=True), min_size=1, max_size=6)
-    )  # fmt: skip
+    routes = draw(st.lists(st.lists(st.integers(0, links - 1), min_size=1, unique=True), min_size=1, max_size=6))
     caps = st.one_of(st.just(math.inf), rates)
     return Sharing(
         routes,
@@ -80,9 +78,7 @@ def test_no_link_over_capacity_and_every_flow_has_its_bottleneck(sharing: Sharin
 def solve_by_linear_programs(sharing: Sharing) -> list[float]:
     """Raise the smallest rate as far as possible, fix who cannot go on, and repeat."""
     count = len(sharing.routes)
-    crossing = np.array(
-        [[float(link in route) for route in sharing.routes] for link in range(len(sharing.capacities))]
-    )  # fmt: skip
+    crossing = np.array([[float(link in route) for route in sharing.routes] for link in range(len(sharing.capacities))])
     fixed: dict[int, float] = {}
 
     def solve(target: np.ndarray, floor: float | None) -> float:
@@ -94,10 +90,11 @@ def solve_by_linear_programs(sharing: Sharing) -> list[float]:
             row[flow], row[count] = -1.0, 1.0
             upper, limits = np.vstack([upper, row]), [*limits, 0.0]
         bounds: list[tuple[float, float | None]] = [
-            (fixed[flow], fixed[flow]) if flow in fixed
+            (fixed[flow], fixed[flow])
+            if flow in fixed
             else (0.0, None if math.isinf(sharing.max_rates[flow]) else sharing.max_rates[flow])
             for flow in range(count)
-        ]  # fmt: skip
+        ]
         level = (0.0, None) if floor is None else (floor, floor)
         answer = linprog(-target, A_ub=upper, b_ub=limits, bounds=[*bounds, level], method="highs")
         assert answer.status == 0, answer.message
@@ -131,14 +128,10 @@ def make_sharing(seed: int) -> Sharing:
     ]
     caps = generator.integers(1, 1000, size=flows).astype(float)
     caps[generator.random(flows) < 0.6] = math.inf
-    return Sharing(
-        routes, generator.choice([100.0, 400.0, 777.0], size=links).tolist(), caps.tolist()
-    )
+    return Sharing(routes, generator.choice([100.0, 400.0, 777.0], size=links).tolist(), caps.tolist())
 
 
-@pytest.mark.parametrize(
-    "seeds", [range(100), pytest.param(range(100, 1000), marks=pytest.mark.slow)], ids=len
-)
+@pytest.mark.parametrize("seeds", [range(100), pytest.param(range(100, 1000), marks=pytest.mark.slow)], ids=len)
 def test_rates_equal_those_of_a_linear_programming_solver(seeds: range) -> None:
     for seed in seeds:
         sharing = make_sharing(seed)
@@ -166,9 +159,7 @@ NODES = 4
 def traffic(draw: st.DrawFn) -> tuple[list[Link], list[tuple[float, Flow]]]:
     """Draw a ring of links of any width, and flows at any time."""
     latencies = st.integers(0, 8).map(lambda k: k / 8)
-    links = [
-        Link(f"n{i}", f"n{(i + 1) % NODES}", draw(rates), draw(latencies)) for i in range(NODES)
-    ]
+    links = [Link(f"n{i}", f"n{(i + 1) % NODES}", draw(rates), draw(latencies)) for i in range(NODES)]
     flows = []
     for flow_id in range(draw(st.integers(1, 8))):
         flow = Flow(
@@ -198,9 +189,7 @@ def play(network: Network, flows: list[tuple[float, Flow]]) -> list[FlowEnd]:
 
 
 @given(traffic())
-def test_flows_end_once_never_early_and_within_the_links(
-    case: tuple[list[Link], list[tuple[float, Flow]]],
-) -> None:
+def test_flows_end_once_never_early_and_within_the_links(case: tuple[list[Link], list[tuple[float, Flow]]]) -> None:
     links, flows = case
     network, twin = PlainFairShareNetwork(links), ContentionFreeNetwork(links)
     shared, free = play(network, flows), play(twin, flows)
@@ -227,9 +216,7 @@ class SharingAllAnew(PlainFairShareNetwork):
 
 
 @given(traffic())
-def test_sharing_only_what_is_concerned_changes_no_bit(
-    case: tuple[list[Link], list[tuple[float, Flow]]],
-) -> None:
+def test_sharing_only_what_is_concerned_changes_no_bit(case: tuple[list[Link], list[tuple[float, Flow]]]) -> None:
     links, flows = case
     few, all_ = PlainFairShareNetwork(links), SharingAllAnew(links)
     assert play(few, flows) == play(all_, flows)
@@ -237,9 +224,7 @@ def test_sharing_only_what_is_concerned_changes_no_bit(
 
 
 @given(traffic())
-def test_no_link_is_over_capacity_at_any_time(
-    case: tuple[list[Link], list[tuple[float, Flow]]],
-) -> None:
+def test_no_link_is_over_capacity_at_any_time(case: tuple[list[Link], list[tuple[float, Flow]]]) -> None:
     links, flows = case
     network = PlainFairShareNetwork(links)
     for start_s, flow in flows:
@@ -258,43 +243,37 @@ def test_no_link_is_over_capacity_at_any_time(
 
 
 @given(traffic(), st.integers(-20, 20))
-def test_times_scale_exactly_by_powers_of_two(
-    case: tuple[list[Link], list[tuple[float, Flow]]], exponent: int
-) -> None:
+def test_times_scale_exactly_by_powers_of_two(case: tuple[list[Link], list[tuple[float, Flow]]], exponent: int) -> None:
     links, flows = case
     factor = 2.0**exponent
-    slow_links = [
-        Link(e.source, e.target, e.bandwidth_bytes_per_s / factor, e.latency_s * factor)
-        for e in links
-    ]
+    slow_links = [Link(e.source, e.target, e.bandwidth_bytes_per_s / factor, e.latency_s * factor) for e in links]
     slow_flows = [
         (
             start_s * factor,
-            Flow(
-                f.flow_id, f.source, f.target, f.size_bytes, f.latency_s * factor,
-                f.max_rate_bytes_per_s / factor,
-            ),
+            Flow(f.flow_id, f.source, f.target, f.size_bytes, f.latency_s * factor, f.max_rate_bytes_per_s / factor),
         )
         for start_s, f in flows
-    ]  # fmt: skip
-    before = [
-        (end.time_s * factor, end.flow.flow_id) for end in play(PlainFairShareNetwork(links), flows)
     ]
-    after = [
-        (end.time_s, end.flow.flow_id)
-        for end in play(PlainFairShareNetwork(slow_links), slow_flows)
-    ]
+    before = [(end.time_s * factor, end.flow.flow_id) for end in play(PlainFairShareNetwork(links), flows)]
+    after = [(end.time_s, end.flow.flow_id) for end in play(PlainFairShareNetwork(slow_links), slow_flows)]
     assert before == after
 
 
 def make_fabric(wide: float, spines: int = 1) -> list[Link]:
     """Three units of two nodes of two ranks; ``wide`` is what leaves have upwards over what leads to them."""
     return build_rail_optimised(
-        12, ranks_per_node=2, inside=lambda n: BUILDERS["switch"](n, 1000.0, 0.0),
-        attach_bandwidth_bytes_per_s=500.0, attach_latency_s=0.5, nic_bandwidth_bytes_per_s=300.0,
-        nic_latency_s=0.5, spine_latency_s=0.25, spines=spines, oversubscription=1 / wide,
+        12,
+        ranks_per_node=2,
+        inside=lambda n: BUILDERS["switch"](n, 1000.0, 0.0),
+        attach_bandwidth_bytes_per_s=500.0,
+        attach_latency_s=0.5,
+        nic_bandwidth_bytes_per_s=300.0,
+        nic_latency_s=0.5,
+        spine_latency_s=0.25,
+        spines=spines,
+        oversubscription=1 / wide,
         nodes_per_leaf=2,
-    )  # fmt: skip
+    )
 
 
 def name_slack(links: Sequence[Link]) -> set[tuple[str, str]]:
@@ -323,9 +302,7 @@ def test_links_in_a_row_are_not_all_left_out() -> None:
     st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), min_size=1, max_size=40),
     st.lists(st.one_of(st.just(math.inf), rates), min_size=40, max_size=40),
 )
-def test_leaving_slack_links_out_changes_no_rate(
-    pairs: list[tuple[int, int]], caps: list[float]
-) -> None:
+def test_leaving_slack_links_out_changes_no_rate(pairs: list[tuple[int, int]], caps: list[float]) -> None:
     links = make_fabric(1.0)
     shared, without = PlainFairShareNetwork(links), PlainFairShareNetwork(links)
     without.slack = find_slack(links, is_rank_node)

@@ -12,11 +12,7 @@ from trioflow.costmodel.choices import list_models
 from trioflow.costmodel.device_times import choose_operator_model
 from trioflow.costmodel.features import FEATURES, resize_batch
 from trioflow.costmodel.operators.curves import FORMS, Curve
-from trioflow.costmodel.operators.model import (
-    SHIPPED_MODELS,
-    OperatorCostModel,
-    load_operator_model,
-)
+from trioflow.costmodel.operators.model import SHIPPED_MODELS, OperatorCostModel, load_operator_model
 from trioflow.costmodel.operators.resizing import Resizing, rescale_rows
 from trioflow.hardware.device_sheet import load_device
 from trioflow.trace.store import load_trace
@@ -34,9 +30,7 @@ ROUNDING = 1e-3
 
 @pytest.fixture(scope="module")
 def models() -> dict[str, OperatorCostModel]:
-    return {
-        p.parent.name: load_operator_model(p) for p in list_models() if SHIPPED_MODELS in p.parents
-    }
+    return {p.parent.name: load_operator_model(p) for p in list_models() if SHIPPED_MODELS in p.parents}
 
 
 @pytest.fixture(scope="module")
@@ -64,17 +58,14 @@ def check(times: dict[float, np.typing.NDArray[np.float64]], what: str) -> None:
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_times_follow_the_batch(
-    precision: str, models: dict[str, OperatorCostModel], operators: pd.DataFrame
-) -> None:
+def test_times_follow_the_batch(precision: str, models: dict[str, OperatorCostModel], operators: pd.DataFrame) -> None:
     recorded = operators.assign(device_ns=100_000)
     names = [str(model.device_name) for model in models.values()]
     devices = [*names, *(load_device(name).driver_name for name in DERIVED)]
     for device in devices[PRECISIONS.index(precision) % STRIDE :: STRIDE]:
         model = choose_operator_model(models, device, precision, on_gpu=True).model
         times = {
-            batch: model.rescale(recorded, resize_batch(recorded, batch))["time_s"].to_numpy()
-            for batch in BATCHES
+            batch: model.rescale(recorded, resize_batch(recorded, batch))["time_s"].to_numpy() for batch in BATCHES
         }
         assert times[1] == pytest.approx(1e-4)
         check(times, f"{device} in {precision}")
@@ -97,9 +88,7 @@ def test_whatever_the_curve_doubling_stays_between_one_and_two(
 
     def at(batch: float) -> float:
         frames = [
-            pd.DataFrame([first + growing * b], columns=list(FEATURES)).assign(
-                operator_class="memory", phase="forward"
-            )
+            pd.DataFrame([first + growing * b], columns=list(FEATURES)).assign(operator_class="memory", phase="forward")
             for b in (1.0, batch)
         ]
         same = np.array([batch == 1.0 or not growing.any()])

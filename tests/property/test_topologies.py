@@ -12,11 +12,7 @@ from hypothesis import strategies as st
 from trioflow.base.errors import SimulationError
 from trioflow.hardware.machine import Link, Routing, is_rank_node
 from trioflow.hardware.platform import BUILDERS
-from trioflow.hardware.topologies.nodes import (
-    build_node_groups,
-    build_pcie_sockets,
-    build_rail_optimised,
-)
+from trioflow.hardware.topologies.nodes import build_node_groups, build_pcie_sockets, build_rail_optimised
 from trioflow.network.routing import Router
 
 BANDWIDTH, LATENCY_S = 1e9, 1e-6
@@ -45,8 +41,7 @@ def check(links: list[Link], ranks: int, nodes: int, count: int) -> nx.DiGraph:
 
 
 def diameter(graph: nx.DiGraph) -> int:
-    return max((max(lengths.values()) for _, lengths in nx.all_pairs_shortest_path_length(graph)),
-               default=0)  # fmt: skip
+    return max((max(lengths.values()) for _, lengths in nx.all_pairs_shortest_path_length(graph)), default=0)
 
 
 @given(st.integers(1, 40), st.booleans())
@@ -79,9 +74,14 @@ def test_meshes_and_tori(rows: int, columns: int, layers: int) -> None:
 def test_nvswitch_nodes(ranks: int, planes: int, per_board: int) -> None:
     boards = -(-ranks // per_board)
     links = BUILDERS["nvswitch"](
-        ranks, BANDWIDTH, LATENCY_S, planes=planes, ranks_per_board=per_board,
-        trunk_bandwidth_bytes_per_s=BANDWIDTH, trunk_latency_s=LATENCY_S,
-    )  # fmt: skip
+        ranks,
+        BANDWIDTH,
+        LATENCY_S,
+        planes=planes,
+        ranks_per_board=per_board,
+        trunk_bandwidth_bytes_per_s=BANDWIDTH,
+        trunk_latency_s=LATENCY_S,
+    )
     count = 2 * ranks * planes + planes * boards * (boards - 1)
     check(links, ranks, ranks + planes * boards, count)
 
@@ -98,15 +98,14 @@ def describe_sockets(draw: Any) -> dict[str, Any]:
 
 
 @given(st.data(), st.integers(1, 12), st.booleans(), st.booleans(), st.booleans())
-def test_trees_with_sockets(
-    data: st.DataObject, ranks: int, peers: bool, memory: bool, nic: bool
-) -> None:
+def test_trees_with_sockets(data: st.DataObject, ranks: int, peers: bool, memory: bool, nic: bool) -> None:
     shape = describe_sockets(data.draw)
     memory = memory or not peers
     kept = {
-        key: value for key, value in shape.items()
+        key: value
+        for key, value in shape.items()
         if (memory or not key.startswith("memory")) and (nic or not key.startswith("nic"))
-    }  # fmt: skip
+    }
     links = build_pcie_sockets(ranks, BANDWIDTH, LATENCY_S, **kept, peer_to_peer=peers)
     w = -(-ranks // shape["ranks_per_switch"])
     b = -(-w // shape["switches_per_bridge"])
@@ -145,10 +144,16 @@ def test_fat_trees(ranks: int, half: int) -> None:
 def test_dragonflies(groups: int, routers: int, per_router: int) -> None:
     ranks = groups * routers * per_router
     links = BUILDERS["dragonfly"](
-        ranks, BANDWIDTH, LATENCY_S, groups=groups, routers_per_group=routers,
-        local_bandwidth_bytes_per_s=BANDWIDTH, local_latency_s=LATENCY_S,
-        global_bandwidth_bytes_per_s=BANDWIDTH, global_latency_s=LATENCY_S,
-    )  # fmt: skip
+        ranks,
+        BANDWIDTH,
+        LATENCY_S,
+        groups=groups,
+        routers_per_group=routers,
+        local_bandwidth_bytes_per_s=BANDWIDTH,
+        local_latency_s=LATENCY_S,
+        global_bandwidth_bytes_per_s=BANDWIDTH,
+        global_latency_s=LATENCY_S,
+    )
     count = 2 * ranks + groups * routers * (routers - 1) + groups * (groups - 1)
     graph = check(links, ranks, ranks + groups * routers, count)
     assert diameter(graph) <= 5
@@ -158,21 +163,23 @@ def test_dragonflies(groups: int, routers: int, per_router: int) -> None:
             assert degree <= per_router + routers - 1 + ports
 
 
-@given(
-    st.integers(1, 26), st.integers(1, 8), st.integers(1, 3), st.integers(1, 4), st.integers(1, 3)
-)
-def test_machines_of_several_nodes(
-    ranks: int, per_node: int, spines: int, unit: int, nics: int
-) -> None:
+@given(st.integers(1, 26), st.integers(1, 8), st.integers(1, 3), st.integers(1, 4), st.integers(1, 3))
+def test_machines_of_several_nodes(ranks: int, per_node: int, spines: int, unit: int, nics: int) -> None:
     def inside(count: int) -> list[Link]:
         return BUILDERS["nvswitch"](count, BANDWIDTH, LATENCY_S)
 
     attach = {"attach_bandwidth_bytes_per_s": BANDWIDTH, "attach_latency_s": LATENCY_S}
     rails = build_rail_optimised(
-        ranks, ranks_per_node=per_node, inside=inside, spines=spines, nodes_per_leaf=unit,
-        nic_bandwidth_bytes_per_s=BANDWIDTH, nic_latency_s=LATENCY_S, spine_latency_s=LATENCY_S,
+        ranks,
+        ranks_per_node=per_node,
+        inside=inside,
+        spines=spines,
+        nodes_per_leaf=unit,
+        nic_bandwidth_bytes_per_s=BANDWIDTH,
+        nic_latency_s=LATENCY_S,
+        spine_latency_s=LATENCY_S,
         **attach,
-    )  # fmt: skip
+    )
     groups = build_node_groups(
         ranks, ranks_per_node=per_node, inside=inside, between=inside, nics_per_node=nics, **attach
     )
@@ -185,12 +192,7 @@ def test_machines_of_several_nodes(
         leaves = per_node * -(-count // unit)
         nodes = count * (per_node + 1) + ranks + leaves + spines
         check(rails, ranks, nodes, 2 * ranks + 4 * ranks + 2 * leaves * spines)
-        check(
-            groups,
-            ranks,
-            count * (per_node + 1 + nics) + nics,
-            2 * ranks + 2 * ranks + nics * 2 * count,
-        )
+        check(groups, ranks, count * (per_node + 1 + nics) + nics, 2 * ranks + 2 * ranks + nics * 2 * count)
     for links in (rails, groups):
         reached = nx.descendants(graph_of(links), "rank0")
         assert {f"rank{rank}" for rank in range(1, ranks)} <= reached

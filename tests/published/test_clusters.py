@@ -21,12 +21,7 @@ from trioflow.parallel.memory.peak import HELD_BESIDE
 from trioflow.parallel.memory.survival import LIKELY
 from trioflow.prediction.assembly import time_operators
 from trioflow_evaluation.clusters.bridge import FOLDER, judge_peaks, read_cases
-from trioflow_evaluation.clusters.page import (
-    build_clusters_page,
-    choose_plans,
-    predict_steps,
-    score_ways,
-)
+from trioflow_evaluation.clusters.page import build_clusters_page, choose_plans, predict_steps, score_ways
 from trioflow_evaluation.clusters.parts import PARTS, select_part
 from trioflow_evaluation.clusters.scores import (
     BEFORE,
@@ -98,9 +93,7 @@ def test_a_run_that_failed_otherwise_is_not_judged_by_its_memory(runs: list[Run]
     """Eight ask for 256 ranks to share 128 attention heads, which no model takes."""
     refused = [run for run in runs if run.tensor == 256]
     assert [run.status for run in refused] == ["Other"] * 8
-    assert (
-        list(judge_memory(refused).columns) == CLUSTER_MEMORY.names and judge_memory(refused).empty
-    )
+    assert list(judge_memory(refused).columns) == CLUSTER_MEMORY.names and judge_memory(refused).empty
 
 
 def test_every_run_is_in_one_part(runs: list[Run]) -> None:
@@ -121,10 +114,14 @@ def test_parts_are_joined_with_the_empty_ones(steps, tmp_path: Path) -> None:
 def test_the_host_s_time_of_p5_is_that_of_the_runs_that_wait_for_it(runs: list[Run]) -> None:
     """Fitted where fitting is allowed: 1.34 B on 1 and 2 nodes, one sample over 4 and 8 GPUs."""
     bound = [
-        run for run in runs
-        if run.ran and run.parameters == 1.34 and run.nodes <= 2 and run.tensor in (4, 8)
+        run
+        for run in runs
+        if run.ran
+        and run.parameters == 1.34
+        and run.nodes <= 2
+        and run.tensor in (4, 8)
         and run.pipeline == run.micro_batch == 1
-    ]  # fmt: skip
+    ]
     assert len(bound) == 7
     piece_s = np.median([run.measured_step_s / run.accumulate for run in bound])
     operators = trace_run(bound[0]).operators
@@ -156,10 +153,13 @@ def test_sampled_peaks_keep_their_limits(cases) -> None:
 def peaks(mirror):
     """Megatron-LM's tests: one stage, stages, several a rank, each with another attention or sharding."""
     chosen = (
-        "gpt/gpt3_mcore_te_tp1_pp1_dist_optimizer_no_mmap_bin_files", "gpt/gpt3_mcore_te_tp2_pp2",
-        "gpt/gpt3_mcore_te_tp1_pp4_vp1_uneven_pipeline", "gpt/gpt3_mcore_te_tp1_pp4_vp1_resume_torch_dist",
-        "moe/gpt3_mcore_te_tp2_pp1_te_8experts_etp1_ep4", "bert/bert_mcore_tp2_pp2",
-    )  # fmt: skip
+        "gpt/gpt3_mcore_te_tp1_pp1_dist_optimizer_no_mmap_bin_files",
+        "gpt/gpt3_mcore_te_tp2_pp2",
+        "gpt/gpt3_mcore_te_tp1_pp4_vp1_uneven_pipeline",
+        "gpt/gpt3_mcore_te_tp1_pp4_vp1_resume_torch_dist",
+        "moe/gpt3_mcore_te_tp2_pp1_te_8experts_etp1_ep4",
+        "bert/bert_mcore_tp2_pp2",
+    )
     files = [file for name in chosen for file in (mirror / FOLDER / name).glob("*.json")]
     return judge_peaks(read_cases(files))
 
@@ -188,9 +188,7 @@ def test_the_page_tells_errors_and_why_runs_failed(cases, steps, peaks, tmp_path
 
 
 @pytest.mark.slow
-def test_what_the_allocator_holds_beside_is_what_meets_the_runs_that_may_be_fitted_on_best(
-    runs: list[Run],
-) -> None:
+def test_what_the_allocator_holds_beside_is_what_meets_the_runs_that_may_be_fitted_on_best(runs: list[Run]) -> None:
     """Each share by itself: a tenth more or less takes less than 3 % off the mean error over the 91 runs.
 
     They were fitted before workspaces of the matmul library counted, which lie in the peak now.
@@ -204,33 +202,29 @@ def test_what_the_allocator_holds_beside_is_what_meets_the_runs_that_may_be_fitt
         held = cases["allocated_bytes"] + sum(cases[name] * part for name, part in shares.items())
         return float(np.abs(held / cases["measured_bytes"] - 1).mean())
 
-    assert miss() == pytest.approx(
-        np.abs(cases["reserved_bytes"] / cases["measured_bytes"] - 1).mean()
-    )
+    assert miss() == pytest.approx(np.abs(cases["reserved_bytes"] / cases["measured_bytes"] - 1).mean())
     for name, share in HELD_BESIDE.items():
         assert miss() <= 1.03 * min(miss(**{name: share * factor}) for factor in (0.9, 1.1))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("key", "tensor"),
-    [("exchange_per_rank_s", (2, 4, 8)), ("exchange_per_rank_beyond_node_s", (16,))],
+    ("key", "tensor"), [("exchange_per_rank_s", (2, 4, 8)), ("exchange_per_rank_beyond_node_s", (16,))]
 )
 def test_what_an_exchange_keeps_the_host_follows_from_the_runs_that_may_be_fitted_on(
     runs: list[Run], key: str, tensor: tuple[int, ...]
 ) -> None:
     """Slow hosts' runs of 1.34 B whose host decides: pipelines inside a node, groups of 16 on two; the median of what each needs."""
     bound = [
-        run for run in runs
-        if run.set == FITTED and run.network == "slow" and run.tensor in tensor and (
-            run.pipeline > 1 and run.micro_batch == 1 if run.tensor <= 8 else run.micro_batch <= 32
-        )
-    ]  # fmt: skip
+        run
+        for run in runs
+        if run.set == FITTED
+        and run.network == "slow"
+        and run.tensor in tensor
+        and (run.pipeline > 1 and run.micro_batch == 1 if run.tensor <= 8 else run.micro_batch <= 32)
+    ]
     assert len(bound) == 5
-    times, platform = (
-        time_operators(trace_run(bound[0]), DEVICE),
-        load_platform("p5-h100-slow", 8 * bound[0].nodes),
-    )
+    times, platform = (time_operators(trace_run(bound[0]), DEVICE), load_platform("p5-h100-slow", 8 * bound[0].nodes))
     shipped = platform.host[key]
     bare = replace(platform, host={**platform.host, key: 0.0})
     needed = []
@@ -245,10 +239,15 @@ def test_what_an_exchange_keeps_the_host_follows_from_the_runs_that_may_be_fitte
 def steps(runs: list[Run]):
     """Runs of the smallest model on 1 and 2 nodes: one stage, or stages of one GPU."""
     chosen = {
-        (r.tensor, r.pipeline): r for r in runs
-        if r.ran and r.parameters == 1.34 and r.nodes <= 2 and r.accumulate > 6
-        and (r.tensor == 1 or r.pipeline == 1) and r.tensor * r.pipeline <= 4
-    }  # fmt: skip
+        (r.tensor, r.pipeline): r
+        for r in runs
+        if r.ran
+        and r.parameters == 1.34
+        and r.nodes <= 2
+        and r.accumulate > 6
+        and (r.tensor == 1 or r.pipeline == 1)
+        and r.tensor * r.pipeline <= 4
+    }
     return judge_steps(chosen.values())
 
 
@@ -264,10 +263,7 @@ def test_sampled_steps_keep_their_limits(steps) -> None:
 
 def test_micro_batches_beyond_a_full_pipeline_add_equal_times(runs: list[Run]) -> None:
     """What is not simulated is extrapolated: beside the whole step it is off by rounding."""
-    run = next(
-        r for r in runs
-        if r.ran and r.parameters == 1.34 and r.nodes == 1 and r.tensor == 2 and r.pipeline == 2
-    )  # fmt: skip
+    run = next(r for r in runs if r.ran and r.parameters == 1.34 and r.nodes == 1 and r.tensor == 2 and r.pipeline == 2)
     run = replace(run, accumulate=10, measured_step_s=1.0)
     platform = load_platform(PLATFORM, 8)
     times = time_operators(trace_run(run), platform.device.name)
@@ -278,10 +274,22 @@ def test_micro_batches_beyond_a_full_pipeline_add_equal_times(runs: list[Run]) -
 
 def test_scores_count_refused_plans_as_missed() -> None:
     rows = [
-        {"set": RAN, "parameters": 1.34, "nodes": 1, "tensor": t, "pipeline": 1, "micro_batch": 1,
-         "measured_s": m, "mfu": 0.3, "predicted_s": p, "network": "one node", "low_s": p * 0.9, "high_s": p * 1.1}
+        {
+            "set": RAN,
+            "parameters": 1.34,
+            "nodes": 1,
+            "tensor": t,
+            "pipeline": 1,
+            "micro_batch": 1,
+            "measured_s": m,
+            "mfu": 0.3,
+            "predicted_s": p,
+            "network": "one node",
+            "low_s": p * 0.9,
+            "high_s": p * 1.1,
+        }
         for t, m, p in ((1, 1.0, 1.04), (2, 2.0, 0.9), (4, 3.0, float("nan")))
-    ]  # fmt: skip
+    ]
     cases = pd.DataFrame(rows)
     found = score_steps(cases).iloc[0]
     assert found["cases"] == 3 and found["within_10"] == found["covered"] == pytest.approx(1 / 3)
@@ -292,10 +300,16 @@ def make_cases(runs: list[Run]) -> pd.DataFrame:
     """All runs, with predictions of 0.4 MFU and 0.1 s that nothing was simulated for."""
     ran = [run for run in runs if run.ran]
     rows = [
-        {**vars(r), "set": r.set, "network": r.network, "parameters": r.parameters,
-         "predicted_s": r.measured_step_s * r.mfu / 0.4 + 0.1, "measured_s": r.measured_step_s}
+        {
+            **vars(r),
+            "set": r.set,
+            "network": r.network,
+            "parameters": r.parameters,
+            "predicted_s": r.measured_step_s * r.mfu / 0.4 + 0.1,
+            "measured_s": r.measured_step_s,
+        }
         for r in ran
-    ]  # fmt: skip
+    ]
     return pd.DataFrame(rows).assign(low_s=0.0, high_s=0.0)
 
 
@@ -318,9 +332,19 @@ def test_ways_that_simulate_nothing_are_beside_the_prediction(runs: list[Run]) -
 
 def test_plans_without_any_prediction_lose_all() -> None:
     cases = pd.DataFrame(
-        {"parameters": 1.34, "nodes": 1, "tensor": [1, 2], "pipeline": 1, "data": [8, 4], "zero": 0,
-         "micro_batch": 1, "accumulate": 4, "network": "one node", "measured_s": [1.0, 2.0]}
-    )  # fmt: skip
+        {
+            "parameters": 1.34,
+            "nodes": 1,
+            "tensor": [1, 2],
+            "pipeline": 1,
+            "data": [8, 4],
+            "zero": 0,
+            "micro_batch": 1,
+            "accumulate": 4,
+            "network": "one node",
+            "measured_s": [1.0, 2.0],
+        }
+    )
     cell = choose_plans(cases, {"trioflow": np.array([np.nan, 0.9])}).iloc[0]
     assert (cell["trioflow"], cell["rule"], cell["constant MFU"]) == (0.5, 0.0, 0.25)
     assert cell["best"] == "1 x 1 x 8, micro-batch 1, ZeRO 0"
@@ -361,18 +385,13 @@ def test_peft_s_runs_take_the_memory_and_time_predicted(tmp_path):
         run, words = json.loads(file.read_text())["train_info"], RUNS[file.stem]
         asked = {"batch": 4, "precision": "pure-bf16", "interval": False, **words}
         longest, mean = (
-            predict("llama-3.2-3b", make_plan(), platform, sequence=n, **asked).to_dict()
-            for n in (LONGEST, MEAN)
+            predict("llama-3.2-3b", make_plan(), platform, sequence=n, **asked).to_dict() for n in (LONGEST, MEAN)
         )
         if words:
             assert longest["trained_parameters"] == run["num_trainable_params"]
-        step_s = (
-            statistics.median(m["train time"] for m in run["metrics"] if "train time" in m) / 250
-        )
+        step_s = statistics.median(m["train time"] for m in run["metrics"] if "train time" in m) / 250
         assert longest["fit_probability"] > 0.9, "it ran on that card"
-        peaks.append(
-            abs(longest["memory"][0]["reserved_bytes"] / run["accelerator_memory_max"] - 1)
-        )
+        peaks.append(abs(longest["memory"][0]["reserved_bytes"] / run["accelerator_memory_max"] - 1))
         times.append(abs(mean["step_time_s"] / step_s - 1))
     assert statistics.median(peaks) < 0.08 and max(peaks) < 0.12
     if sheet == "l40s":

@@ -6,12 +6,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("torch")
-from oracles.launches import (
-    fit_launch_s,
-    judge_launches,
-    measure_launch_s,
-    name_step,
-)
+from oracles.launches import fit_launch_s, judge_launches, measure_launch_s, name_step
 from trioflow.hardware.platform import load_platform
 from trioflow_evaluation.clusters.bridge import FOLDER
 

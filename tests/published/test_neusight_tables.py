@@ -87,10 +87,7 @@ def test_without_the_timers_floor_sums_meet_what_was_measured(traces):
 
 
 def test_known_disagreements_are_reported_not_tuned(traces):
-    off = {
-        (path.parent.name, path.stem): trace.facts.busy_over_measured - 1
-        for path, trace in traces.items()
-    }
+    off = {(path.parent.name, path.stem): trace.facts.busy_over_measured - 1 for path, trace in traces.items()}
     assert off["NVIDIA_A100_80GB_PCIe", "gpt3_27-train-2048-1"] == pytest.approx(-0.174, abs=0.002)
     forty = "NVIDIA_A100-PCIE-40GB"
     assert off[forty, "bert_large-inf-512-8"] == pytest.approx(0.515, abs=0.002)
@@ -100,15 +97,9 @@ def test_known_disagreements_are_reported_not_tuned(traces):
 
 
 def test_plans_run(traces):
-    trace = next(
-        t
-        for p, t in traces.items()
-        if "H100" in p.parent.name and p.stem == "gpt2_large-train-1024-4"
-    )
+    trace = next(t for p, t in traces.items() if "H100" in p.parent.name and p.stem == "gpt2_large-train-1024-4")
     for way, told in (("none", "busy_s"), ("timer", "measured_end_to_end_s")):
-        single = extrapolate(
-            trace, named_plan("single", 1), ProportionalModel(), anchoring=Anchoring(way)
-        ).tasks
+        single = extrapolate(trace, named_plan("single", 1), ProportionalModel(), anchoring=Anchoring(way)).tasks
         compute = single[single["kind"] == "compute"]["duration_s"].sum()
         assert compute == pytest.approx(getattr(trace.facts, told), rel=1e-12)
     ddp = extrapolate(trace, named_plan("ddp", 4), ProportionalModel(), batch=4).tasks

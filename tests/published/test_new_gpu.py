@@ -28,11 +28,16 @@ from trioflow_evaluation.validation.new_gpu import (
 
 SHEETS = "neusight/device-sheets"
 DIFFER = {
-    ("NVIDIA H100 80GB HBM3", "Mem_Bw"), ("NVIDIA L4", "Num_Sm"), ("NVIDIA L4", "SingleFLOPs"),
-    ("Tesla P100-PCIE-16GB", "Freq"), ("Tesla P4", "Num_Sm"), ("Tesla P4", "Freq"),
-    ("Tesla P4", "SingleFLOPs"), ("Tesla T4", "Dev_Mem"),
+    ("NVIDIA H100 80GB HBM3", "Mem_Bw"),
+    ("NVIDIA L4", "Num_Sm"),
+    ("NVIDIA L4", "SingleFLOPs"),
+    ("Tesla P100-PCIE-16GB", "Freq"),
+    ("Tesla P4", "Num_Sm"),
+    ("Tesla P4", "Freq"),
+    ("Tesla P4", "SingleFLOPs"),
+    ("Tesla T4", "Dev_Mem"),
     ("Tesla P100-PCIE-16GB", "SingleFLOPs"),
-}  # fmt: skip
+}
 """Where NeuSight's sheet differs by more than 1 %; the sheet's source says why."""
 AIM_TRAIN = 0.08
 
@@ -51,9 +56,10 @@ def pairs(mirror: Path) -> PublicPairs:
 @pytest.fixture(scope="module")
 def judged(pairs: PublicPairs) -> pd.DataFrame:
     return read_or_make(
-        "validation/new-gpu.parquet", lambda path: tables.read_table(path, "validation"),
+        "validation/new-gpu.parquet",
+        lambda path: tables.read_table(path, "validation"),
         lambda: validate_new_gpu(pairs),
-    )  # fmt: skip
+    )
 
 
 def test_sheets_agree_with_neusight_s_or_say_why(mirror: Path) -> None:
@@ -87,8 +93,10 @@ def test_every_pair_is_judged_by_every_rule(judged: pd.DataFrame) -> None:
     assert len(sums[sums["group"] == "train"]) == 24
     assert len(sums[sums["group"] == "inf"]) == 40
     assert set(sums.loc[sums["group"] == "train", "device"]) == {
-        "NVIDIA A100 80GB PCIe", "NVIDIA H100 80GB HBM3", "Tesla V100-PCIE-32GB",
-    }  # fmt: skip
+        "NVIDIA A100 80GB PCIe",
+        "NVIDIA H100 80GB HBM3",
+        "Tesla V100-PCIE-32GB",
+    }
     whole = judged[(judged["quantity"] == "end_to_end") & judged["group"].isin(["train", "inf"])]
     assert len(whole) == 4 * 64 and whole["oracle_s"].notna().all()
 
@@ -111,9 +119,7 @@ def test_our_rule_reaches_the_aim_and_beats_the_others(judged: pd.DataFrame) -> 
 @pytest.mark.slow
 def test_an_a40_is_predicted_from_an_h100_s_trace(mirror: Path, judged: pd.DataFrame) -> None:
     """No operator of an A40 is public; the one published step lies in the interval."""
-    options = ImportOptions(
-        gpu="NVIDIA H100 80GB HBM3", precision="tf32", optimizer="adam", batch=128
-    )
+    options = ImportOptions(gpu="NVIDIA H100 80GB HBM3", precision="tf32", optimizer="adam", batch=128)
     moved = retime_trace(import_triosim(mirror / RESNET50, options), "NVIDIA A40")
     low, high = new_gpu_interval(moved.facts)
     step_s = moved.facts.step_time_s
@@ -128,9 +134,8 @@ def test_an_a40_is_predicted_from_an_h100_s_trace(mirror: Path, judged: pd.DataF
 @pytest.mark.slow
 def test_the_shipped_rule_is_rebuilt(pairs: PublicPairs) -> None:
     rebuilt = read_or_make(
-        "cost_models/published/new-gpu/model.json", load_new_gpu_model,
-        lambda: fit_new_gpu_model(pairs),
-    )  # fmt: skip
+        "cost_models/published/new-gpu/model.json", load_new_gpu_model, lambda: fit_new_gpu_model(pairs)
+    )
     shipped = load_new_gpu_model()
     assert shipped.facts == rebuilt.facts
     assert set(shipped.exponents) == set(rebuilt.exponents)
@@ -152,7 +157,5 @@ def test_gpus_without_whole_models_and_other_batches_are_judged_too(judged: pd.D
     assert {"NVIDIA L4", "Tesla T4", "Tesla P4", "Tesla P100-PCIE-16GB"} < set(single["device"])
     batches = ours[ours["group"] == OTHER_BATCH]
     assert len(batches) == 30 and batches["device"].nunique() == 4
-    inside = (batches["low_s"] <= batches["measured_s"]) & (
-        batches["measured_s"] <= batches["high_s"]
-    )
+    inside = (batches["low_s"] <= batches["measured_s"]) & (batches["measured_s"] <= batches["high_s"])
     assert inside.mean() >= 0.8

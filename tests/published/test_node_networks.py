@@ -10,8 +10,7 @@ from trioflow.network.across_nodes import LINKS, load_networks
 
 MIRROR = Path(os.environ.get("TRIOFLOW_DATA_MIRROR", "nowhere"))
 pytestmark = pytest.mark.skipif(
-    not all((MIRROR / folder).is_dir() for folder in FOLDERS.values()),
-    reason="the clusters' tables are not at hand",
+    not all((MIRROR / folder).is_dir() for folder in FOLDERS.values()), reason="the clusters' tables are not at hand"
 )
 
 
@@ -28,9 +27,7 @@ def test_networks_that_ship_are_fitted_to_the_clusters_tables_and_tell_the_other
         others = [one for one in networks.values() if one.ordinary and one.name != name]
         middle = np.median([take(rows, one) for one in others], axis=0)
         ways = {"own": own, "others": middle, "links": take(rows, LINKS)}
-        missed[name] = {
-            way: float(np.median(abs(times / rows["time_s"] - 1))) for way, times in ways.items()
-        }
+        missed[name] = {way: float(np.median(abs(times / rows["time_s"] - 1))) for way, times in ways.items()}
     assert all(one["own"] < 0.13 for name, one in missed.items() if name != "cloud-a100")
     for name in ("marenostrum5", "p5-fast"):
         assert missed[name]["others"] < 0.25 < 0.5 * missed[name]["links"] + 0.2

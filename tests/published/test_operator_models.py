@@ -15,11 +15,7 @@ from trioflow.base.provenance import read_json
 from trioflow.costmodel.features import resize_batch
 from trioflow.costmodel.operators.class_curves import sized_rows
 from trioflow.costmodel.operators.methods import DeviceData, ProportionalModel, fit_device_data
-from trioflow.costmodel.operators.model import (
-    OperatorCostModel,
-    load_operator_model,
-    shipped_operator_models,
-)
+from trioflow.costmodel.operators.model import OperatorCostModel, load_operator_model, shipped_operator_models
 from trioflow.datasets.catalogue import MODEL_TABLES
 from trioflow.report.scores import score_cases
 from trioflow_evaluation.fits.operators import (
@@ -87,9 +83,7 @@ def test_sizes_at_another_batch_are_those_of_its_table(devices):
             resized = resize_batch(source.operators, factor)[features].to_numpy()
             known = target.operators[features].to_numpy()
             assert (resized != known).any(axis=1).mean() < 0.045
-            assert np.abs(resized - known).sum(axis=0) == pytest.approx(
-                np.zeros(3), abs=1e-3 * known.sum(axis=0).max()
-            )
+            assert np.abs(resized - known).sum(axis=0) == pytest.approx(np.zeros(3), abs=1e-3 * known.sum(axis=0).max())
             assert (resized[:, 0] == known[:, 0]).mean() > 0.97
             checked += 1
     assert checked == 30
@@ -168,8 +162,7 @@ def test_busy_time_of_a_convolutional_network_at_four_times_the_batch(devices):
     """TrioSim's VGG-13, from batch 128 to the raw profile's 512, by models that saw neither."""
     device = devices[H100]
     source, target = (
-        next(t for t in device.traces if t.facts.workload == "vgg13" and t.facts.batch == b)
-        for b in (128, 512)
+        next(t for t in device.traces if t.facts.workload == "vgg13" and t.facts.batch == b) for b in (128, 512)
     )
     measured_s = target.operators["device_ns"].sum() * 1e-9
     assert measured_s == pytest.approx(0.346366)
@@ -194,10 +187,7 @@ def test_judged_rows_are_not_needed_by_the_model_that_judges_them(devices):
         spoilt.append(type(trace)(operators, trace.tensors, trace.facts))
     models = [
         fit_device_data(
-            without_workload(
-                DeviceData.prepare(traces, device.limits, device.benchmarks()), "bert_large"
-            ),
-            "shipped",
+            without_workload(DeviceData.prepare(traces, device.limits, device.benchmarks()), "bert_large"), "shipped"
         )[0]
         for traces in (device.traces, spoilt)
     ]

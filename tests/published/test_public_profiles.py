@@ -48,10 +48,7 @@ def test_compute_under_an_all_reduce_is_kept_and_the_device_sets_the_step_time()
     assert facts.step_time_source == "device period"
     assert facts.step_time_s == pytest.approx(18.77e-3, abs=1e-5)
     assert facts.profiled_step_s == pytest.approx(15.95e-3, abs=1e-5)
-    assert any(
-        w.startswith("4 operators communicate") and "of it beside compute" in w
-        for w in facts.warnings
-    )
+    assert any(w.startswith("4 operators communicate") and "of it beside compute" in w for w in facts.warnings)
 
 
 def test_a_recommendation_model_keeps_its_compute():
@@ -62,9 +59,7 @@ def test_a_recommendation_model_keeps_its_compute():
 
 
 def test_kernels_launched_before_the_profile_began_are_the_step_before_s():
-    trace = load(
-        "kineto/profiles", "Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz", ImportOptions(batch=16)
-    )
+    trace = load("kineto/profiles", "Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz", ImportOptions(batch=16))
     assert sum(kind_ms(trace).values()) == pytest.approx(31.9, abs=0.01)
     assert trace.operators["kernels"].sum() == 1198
     assert trace.facts.warnings[0].startswith("501 device events (13.4 ms) were launched before")
@@ -82,9 +77,7 @@ def test_a_step_that_was_begun_and_not_run_is_skipped_and_rocm_counts_processors
 
 
 def test_a_shared_name_may_be_made_precise_but_not_of_another_vendor():
-    path = find_public(
-        ["kineto/profiles-many-devices"], "mi250_minitoy_train_ROCm6_2_kineto.json.gz"
-    )[0]
+    path = find_public(["kineto/profiles-many-devices"], "mi250_minitoy_train_ROCm6_2_kineto.json.gz")[0]
     named = ImportOptions(gpu="AMD Instinct MI250X", batch=32, precision="fp32")
     assert import_kineto(path, None, named).facts.device_name == "AMD Instinct MI250X"
     for other in ("NVIDIA A100-SXM4-40GB", "AMD EPYC 7763"):
@@ -102,11 +95,7 @@ def test_a_shared_name_may_be_made_precise_but_not_of_another_vendor():
 @pytest.mark.parametrize("gpu", [None, "NVIDIA A100-SXM4-40GB", "AMD EPYC 7763"])
 def test_an_accelerator_s_run_never_passes_as_a_processor_s(ending, words, gpu):
     with pytest.raises(TraceError, match=words):
-        load(
-            "kineto/profiles-many-devices",
-            ending,
-            ImportOptions(gpu=gpu, batch=32, precision="fp32"),
-        )
+        load("kineto/profiles-many-devices", ending, ImportOptions(gpu=gpu, batch=32, precision="fp32"))
 
 
 def test_a_profile_with_metadata_tells_the_messages_of_the_plan():
@@ -114,9 +103,7 @@ def test_a_profile_with_metadata_tells_the_messages_of_the_plan():
     profile = read_profile(find_public(["kineto/profiles-many-devices"], "nccl_data.json.gz")[0])
     step = load_step(profile, find_spans(profile)[1])
     facts = describe_program(profile.header, step, observe_step(step, None).operators)
-    tasks = predict(
-        "resnet50-b128", named_plan("ddp", 2), "dgx-a100", interval=False
-    ).task_graph.tasks
+    tasks = predict("resnet50-b128", named_plan("ddp", 2), "dgx-a100", interval=False).task_graph.tasks
     mine = tasks[(tasks["rank"] == 0) & (tasks["kind"] == "collective")]
     planned = list(zip(mine["name"], mine["message_bytes"], strict=True))
     assert [(m["name"], m["message_bytes"]) for m in facts["communication"]] == planned
@@ -180,9 +167,7 @@ def test_a_folder_of_eight_ranks_becomes_eight_programs(tmp_path):
     assert steps_ms == [12.5, 13.0, 13.1, 14.5, 17.8, 18.0, 19.3, 19.9]
     assert all(1.0e-3 < one.compute_s < 1.2e-3 < one.communication_s for one in times)
     traces = [load_trace(tmp_path / "dlrm" / f"rank-{rank}") for rank in range(8)]
-    found = predict(
-        traces, replace(make_plan(data=8), plan="as-traced"), "dgx1-v100", as_traced=True
-    )
+    found = predict(traces, replace(make_plan(data=8), plan="as-traced"), "dgx1-v100", as_traced=True)
     assert found.step_time_s == pytest.approx(13.5e-3, rel=0.02)
 
 
@@ -202,9 +187,7 @@ def measure_small_kernels(traces: list[Trace]) -> dict[str, float]:
         small = rows[(rows["time_s"] > 0) & (data > 0) & (data < SMALL_BYTES)]
         medians.append(small.groupby(small["operator_class"].map(base_class))["time_s"].median())
     found = pd.concat(medians).groupby(level=0).median()
-    return {str(name): float(time_s) for name, time_s in found.items()} | {
-        ANY: float(found.median())
-    }
+    return {str(name): float(time_s) for name, time_s in found.items()} | {ANY: float(found.median())}
 
 
 def import_old(folder: Path) -> Trace:

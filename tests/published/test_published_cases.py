@@ -121,9 +121,7 @@ def test_the_aim_on_four_gpus_is_reached(four_gpus: pd.DataFrame) -> None:
     assert scores.loc["trioflow", "mean_absolute_error"] < SETS["h100-4gpu"].aim
     assert scores.loc["trioflow", "ordered"] == 1.0
     for rival in ("TrioSim's public rules", "analytical"):
-        assert (
-            scores.loc[rival, "mean_absolute_error"] > scores.loc["trioflow", "mean_absolute_error"]
-        )
+        assert scores.loc[rival, "mean_absolute_error"] > scores.loc["trioflow", "mean_absolute_error"]
 
 
 def test_a_trace_at_the_rank_s_batch_is_its_own_oracle(four_gpus: pd.DataFrame) -> None:
@@ -151,9 +149,7 @@ def test_scaling_to_eight_h100_is_within_its_aim(mirror: Path) -> None:
     assert told["error"].abs().mean() < SETS["resnet50-h100"].scaling_aim
     assert find_band(nothing, "resnet50") == (1.0, 1.0)
     beyond = cases["measured_s"] / cases["high_s"]
-    assert beyond.max() < 1.02, (
-        "a batch five times the traced one, and ranks that were not recorded"
-    )
+    assert beyond.max() < 1.02, "a batch five times the traced one, and ranks that were not recorded"
     several = cases[cases["ranks"] > 1]
     assert cases["oracle_s"].isna().tolist() == [True, False, False, False]
     # With one GPU's measured step for compute, what is left is what scaling misses.
@@ -173,6 +169,4 @@ def test_the_rebuilt_interval_of_the_anchor_is_the_shipped_one(mirror: Path) -> 
     assert (told["low"], told["high"]) == pytest.approx(load_band(), rel=1e-9)
     rebuilt = list_residuals(anchors, pd.DataFrame(columns=PUBLISHED_CASES.names))
     shipped = [one for one in load_residuals() if one.device_kind == "cuda" and one.ranks == 1]
-    assert sorted(one.error for one in rebuilt) == pytest.approx(
-        sorted(one.error for one in shipped), abs=1e-3
-    )
+    assert sorted(one.error for one in rebuilt) == pytest.approx(sorted(one.error for one in shipped), abs=1e-3)

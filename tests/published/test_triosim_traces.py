@@ -71,15 +71,10 @@ def test_times_sizes_and_batch_are_those_of_the_source(published):
 def test_every_tensor_has_the_elements_that_the_operator_table_says(published):
     folder, trace, _ = published
     completed = 0
-    for row, source in zip(
-        trace.operators.itertuples(), rows_of(folder / "trace.csv"), strict=True
-    ):
+    for row, source in zip(trace.operators.itertuples(), rows_of(folder / "trace.csv"), strict=True):
         listed = [int(n) for n in source["InputSize"].strip("[]").split(";") if n]
         tensors = trace.tensors.loc[row.input_ids]
-        found = [
-            prod(s) if e else 0
-            for s, e in zip(tensors["shape"], tensors["elem_bytes"], strict=True)
-        ]
+        found = [prod(s) if e else 0 for s, e in zip(tensors["shape"], tensors["elem_bytes"], strict=True)]
         completed += found != listed
     assert completed == sum(one.endswith(": AddmmBackward0") for one in trace.operators["name"]), (
         "only nodes that show a view of their weight are completed"
@@ -130,14 +125,7 @@ def test_exported_rows_are_the_published_ones_column_by_column(published, tmp_pa
     mine, theirs = rows_of(tmp_path / "trace.csv"), rows_of(folder / "trace.csv")
     assert list(mine[0]) == list(theirs[0])
     assert list(rows_of(tmp_path / "tensor.csv")[0]) == list(rows_of(folder / "tensor.csv")[0])
-    for column in (
-        "OperatorName",
-        "Operator_cudatime",
-        "Operator_cudatimenooverlap",
-        "gpuid",
-        "stage",
-        "tpflag",
-    ):
+    for column in ("OperatorName", "Operator_cudatime", "Operator_cudatimenooverlap", "gpuid", "stage", "tpflag"):
         assert [row[column] for row in mine] == [row[column] for row in theirs], column
     completed = {n for n, row in enumerate(theirs) if "AddmmBackward0" in row["OperatorName"]}
     for column in ("InputSize", "OutputSize"):

@@ -10,18 +10,8 @@ import pytest
 from judged import read_or_make
 from trioflow import tables
 from trioflow.report.scores import share_in_order
-from trioflow_evaluation.vtrain.data import (
-    check_composition,
-    read_all_reduces,
-    read_iteration_times,
-)
-from trioflow_evaluation.vtrain.judge import (
-    IN_PLACE,
-    LEFT_OUT,
-    leave_out,
-    leave_out_ridge,
-    number_groups,
-)
+from trioflow_evaluation.vtrain.data import check_composition, read_all_reduces, read_iteration_times
+from trioflow_evaluation.vtrain.judge import IN_PLACE, LEFT_OUT, leave_out, leave_out_ridge, number_groups
 from trioflow_evaluation.vtrain.model import FORMS, StepModel
 
 REACHED = {"vtrain-a100": (0.055, 0.95), "vtrain-a100-plans": (0.055, 0.95)}
@@ -61,9 +51,7 @@ def judged(mirror: Path, rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
     return {
         name: read_or_make(
-            f"published/{name}.parquet",
-            lambda path: tables.read_table(path, "published_cases"),
-            partial(make, name),
+            f"published/{name}.parquet", lambda path: tables.read_table(path, "published_cases"), partial(make, name)
         )
         for name in LEFT_OUT
     }
@@ -83,9 +71,7 @@ def test_the_times_are_sums_of_parts(mirror: Path, rows: pd.DataFrame) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REACHED)
-def test_left_out_rows_keep_their_limits(
-    name: str, rows: pd.DataFrame, judged: dict[str, pd.DataFrame]
-) -> None:
+def test_left_out_rows_keep_their_limits(name: str, rows: pd.DataFrame, judged: dict[str, pd.DataFrame]) -> None:
     found, measured = judged[name], rows["measured_s"]
     assert found["measured_s"].tolist() == measured.tolist()
     error = np.abs(found["predicted_s"] / measured - 1).mean()
@@ -97,9 +83,7 @@ def test_left_out_rows_keep_their_limits(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REACHED)
-def test_a_regression_on_the_same_rows_is_worse(
-    name: str, rows: pd.DataFrame, judged: dict[str, pd.DataFrame]
-) -> None:
+def test_a_regression_on_the_same_rows_is_worse(name: str, rows: pd.DataFrame, judged: dict[str, pd.DataFrame]) -> None:
     ours, plain = (judged[name][column].to_numpy() for column in ("predicted_s", "regression_s"))
     measured = rows["measured_s"].to_numpy()
     assert np.abs(ours / measured - 1).mean() < 0.95 * np.abs(plain / measured - 1).mean()
@@ -107,9 +91,7 @@ def test_a_regression_on_the_same_rows_is_worse(
 
 
 @pytest.mark.slow
-def test_known_blocks_leave_the_rest_right(
-    rows: pd.DataFrame, judged: dict[str, pd.DataFrame]
-) -> None:
+def test_known_blocks_leave_the_rest_right(rows: pd.DataFrame, judged: dict[str, pd.DataFrame]) -> None:
     known = judged["vtrain-a100"]["oracle_s"].to_numpy()
     assert np.isfinite(known).all()
     assert np.abs(known / rows["measured_s"] - 1).mean() < 0.012

@@ -12,8 +12,14 @@ from trioflow.report.attribution import ATTRIBUTION, CAUSES, PROFILE
 
 PLANS = [
     {
-        "plan": plan, "data": data, "tensor": tensor, "pipeline": pipeline, "schedule": schedule,
-        "micro_batches": micro, "first_bucket_bytes": 1_048_576, "bucket_bytes": 26_214_400,
+        "plan": plan,
+        "data": data,
+        "tensor": tensor,
+        "pipeline": pipeline,
+        "schedule": schedule,
+        "micro_batches": micro,
+        "first_bucket_bytes": 1_048_576,
+        "bucket_bytes": 26_214_400,
     }
     for plan, data, tensor, pipeline, schedule, micro in (
         ("single", 1, 1, 1, "none", 1),
@@ -22,7 +28,7 @@ PLANS = [
         ("gpipe2-m2", 1, 1, 2, "gpipe", 2),
         ("gpipe2-m4", 1, 1, 2, "gpipe", 4),
     )
-]  # fmt: skip
+]
 WORKLOADS = [
     # workload, batch, single-rank step [s], operators, parameters
     ("resnet18", 16, 0.181, 640, 11_689_512),
@@ -32,9 +38,12 @@ WORKLOADS = [
 ]
 FACTORS = {"single": 0.55, "ddp2": 1.28, "tp2": 0.71, "gpipe2-m2": 0.74, "gpipe2-m4": 0.66}
 ENVIRONMENT = {
-    "system": "Linux", "machine": "x86_64", "cpu_model": "Example CPU at 2.10GHz",
-    "cpu_count": 2, "python": "3.11.4",
-}  # fmt: skip
+    "system": "Linux",
+    "machine": "x86_64",
+    "cpu_model": "Example CPU at 2.10GHz",
+    "cpu_count": 2,
+    "python": "3.11.4",
+}
 
 
 def experiments_of(workloads: list[Any]) -> list[dict[str, Any]]:
@@ -45,8 +54,7 @@ def experiments_of(workloads: list[Any]) -> list[dict[str, Any]]:
                 continue
             size = batch // 2 if plan == "single" else batch * 2 if plan == "ddp2" else batch
             name = f"{workload}-batch{size}" if plan == "single" else f"{workload}-{plan}"
-            rows.append({"experiment": name, "set": "live", "workload": workload, "plan": plan,
-                         "batch": size})  # fmt: skip
+            rows.append({"experiment": name, "set": "live", "workload": workload, "plan": plan, "batch": size})
     return rows
 
 
@@ -58,11 +66,20 @@ def timeline_rows(
     def add(rank, stream, kind, name, phase, start, end, size=None, match=None):
         rows.append(
             {
-                "task_id": len(rows), "rank": rank, "stream": stream, "kind": kind, "name": name,
-                "phase": phase, "start_s": start, "end_s": end, "message_bytes": size,
-                "match_id": match, "micro_batch": None, "stage": None,
+                "task_id": len(rows),
+                "rank": rank,
+                "stream": stream,
+                "kind": kind,
+                "name": name,
+                "phase": phase,
+                "start_s": start,
+                "end_s": end,
+                "message_bytes": size,
+                "match_id": match,
+                "micro_batch": None,
+                "stage": None,
             }
-        )  # fmt: skip
+        )
 
     buckets = 6 if plan == "ddp2" else 0
     share = {"dd": 0.72, "tp": 0.8, "gp": 0.62, "si": 0.97}[plan[:2]]
@@ -77,20 +94,37 @@ def timeline_rows(
             add(rank, "compute", "compute", "aten::addmm", phase, cursor, cursor + length)
             cursor += length
             if plan == "tp2" and number % max(operators // 16, 1) == 0:
-                add(rank, "communication", "collective", "all_reduce", phase, cursor,
-                    cursor + 0.006 * step_s, 2_097_152, number)  # fmt: skip
+                add(
+                    rank,
+                    "communication",
+                    "collective",
+                    "all_reduce",
+                    phase,
+                    cursor,
+                    cursor + 0.006 * step_s,
+                    2_097_152,
+                    number,
+                )
                 cursor += 0.006 * step_s
             cursor += gap * rng.uniform(0.5, 1.5)
         for bucket in range(buckets):
             start = (0.5 + 0.07 * bucket) * step_s
-            add(rank, "communication", "collective", "all_reduce", "backward", start,
-                start + 0.06 * step_s, 26_214_400, bucket)  # fmt: skip
+            add(
+                rank,
+                "communication",
+                "collective",
+                "all_reduce",
+                "backward",
+                start,
+                start + 0.06 * step_s,
+                26_214_400,
+                bucket,
+            )
         if plan.startswith("gpipe"):
             kind, stream = ("send", "send") if rank == 0 else ("recv", "receive")
             for micro in range(4):
                 start = (0.08 + 0.08 * micro) * step_s
-                add(rank, stream, kind, kind, "forward", start, start + 0.012 * step_s, 802_816,
-                    micro)  # fmt: skip
+                add(rank, stream, kind, kind, "forward", start, start + 0.012 * step_s, 802_816, micro)
     return rows
 
 
@@ -137,20 +171,31 @@ def write_causes(results, experiments):
         if row["plan"] == "single":
             sizes = {"compute": 0.05}
         parts += [
-            {"experiment": name, "part": part, "signed_time": 0.3 * size, "error": size,
-             "alone_s": 0.3 if part != "remainder" else None, "measured_by": PROFILE,
-             "profile_factor": None if row["plan"] == "single" else 0.98}
+            {
+                "experiment": name,
+                "part": part,
+                "signed_time": 0.3 * size,
+                "error": size,
+                "alone_s": 0.3 if part != "remainder" else None,
+                "measured_by": PROFILE,
+                "profile_factor": None if row["plan"] == "single" else 0.98,
+            }
             for part, size in sizes.items()
-        ]  # fmt: skip
+        ]
         causes += [
-            {"set": "live", "case": name, "role": "sensitivity", "parameter": "compute time",
-             "setting": f"x {factor}", "time_s": 0.3 * factor}
+            {
+                "set": "live",
+                "case": name,
+                "role": "sensitivity",
+                "parameter": "compute time",
+                "setting": f"x {factor}",
+                "time_s": 0.3 * factor,
+            }
             for factor in (0.9, 1.1)
-        ]  # fmt: skip
+        ]
     tables.write_table(
-        pd.DataFrame(parts, columns=ATTRIBUTION.names), "attribution",
-        home / "attribution.parquet", schema=ATTRIBUTION,
-    )  # fmt: skip
+        pd.DataFrame(parts, columns=ATTRIBUTION.names), "attribution", home / "attribution.parquet", schema=ATTRIBUTION
+    )
     tables.write_table(pd.DataFrame(causes), "causes", home / "causes.parquet", schema=CAUSES)
     return [home / "attribution.parquet", home / "causes.parquet"]
 
@@ -164,8 +209,17 @@ def write_measurements(results, workload, batch, step_s, experiments, operators,
             drift = 1 + 0.06 * np.sin(number / 2) + rng.normal(0, 0.02)
             for rank in range(ranks):
                 step_ns = round(base_s * drift * (1 + rng.normal(0, 0.004)) * 1e9)
-                rows.append({"workload": workload, "series": series, "plan": plan, "batch": size,
-                             "round": number, "rank": rank, "step_ns": step_ns})  # fmt: skip
+                rows.append(
+                    {
+                        "workload": workload,
+                        "series": series,
+                        "plan": plan,
+                        "batch": size,
+                        "round": number,
+                        "rank": rank,
+                        "step_ns": step_ns,
+                    }
+                )
 
     add("single", "single", batch, 1, step_s)
     add("both_busy", "single", batch, 2, step_s * 1.1)
@@ -178,61 +232,82 @@ def write_measurements(results, workload, batch, step_s, experiments, operators,
             continue  # a session profiles only steps of several ranks
         for event in timeline_rows(true_s * 1.04, ranks, row["plan"], operators, rng):
             profile.append({"experiment": row["experiment"], **event})
-    tables.write_table(
-        as_table(rows, "measurements"), "measurements", home / "measurements.parquet"
-    )
-    tables.write_table(
-        as_table(profile, "rank_timelines"), "rank_timelines", home / "rank_timelines.parquet"
-    )
+    tables.write_table(as_table(rows, "measurements"), "measurements", home / "measurements.parquet")
+    tables.write_table(as_table(profile, "rank_timelines"), "rank_timelines", home / "rank_timelines.parquet")
     samples = []
     for collective, factor in (("all_reduce", 1.0), ("all_gather", 0.6), ("send", 0.4)):
         for size in (1024, 16_384, 262_144, 1_048_576, 4_194_304, 26_214_400):
             for number in range(8):
                 time_s = factor * (3.2e-4 + size * (0.7e-9 if size < 2e6 else 1.1e-9))
                 time_ns = round(time_s * rng.lognormal(0, 0.09) * 1e9)
-                samples.append({"platform": "this-machine", "library": "gloo, torch 2.13.0+cpu",
-                                "collective": collective, "ranks": 2, "message_bytes": size,
-                                "round": number, "time_ns": time_ns})  # fmt: skip
+                samples.append(
+                    {
+                        "platform": "this-machine",
+                        "library": "gloo, torch 2.13.0+cpu",
+                        "collective": collective,
+                        "ranks": 2,
+                        "message_bytes": size,
+                        "round": number,
+                        "time_ns": time_ns,
+                    }
+                )
     tables.write_table(
-        as_table(samples, "collective_samples"), "collective_samples",
-        home / "collective_samples.parquet",
-    )  # fmt: skip
-    write_json(home / "session.json", {
-        "trioflow_version": "0.1.0", "torch": "2.13.0+cpu", "seed": 0, "workload": workload,
-        "library": "gloo, torch 2.13.0+cpu", "device": "cpu", "ranks": 2, "rounds": 12, "memory_bytes": 8_000_000_000,
-        "device_names": ["Example CPU, one core"] * 2, "cores": [0, 1],
-        "stages": {"2": [0, 1, 1]},
-        "anchors": {str(batch): {
-            "traced_step_s": step_s, "single": phases(step_s * 1.02),
-            "busy": [phases(step_s * 1.1), phases(step_s * 1.12)],
-        }},
-        "host_costs": {"data_parallel_step_s": 3.1e-4, "overlap": 0.03}, "host": ENVIRONMENT,
-        "warnings": ["could not pin the process to core 1: not permitted"]
-        if workload == "vgg11" else [],
-    })  # fmt: skip
+        as_table(samples, "collective_samples"), "collective_samples", home / "collective_samples.parquet"
+    )
+    write_json(
+        home / "session.json",
+        {
+            "trioflow_version": "0.1.0",
+            "torch": "2.13.0+cpu",
+            "seed": 0,
+            "workload": workload,
+            "library": "gloo, torch 2.13.0+cpu",
+            "device": "cpu",
+            "ranks": 2,
+            "rounds": 12,
+            "memory_bytes": 8_000_000_000,
+            "device_names": ["Example CPU, one core"] * 2,
+            "cores": [0, 1],
+            "stages": {"2": [0, 1, 1]},
+            "anchors": {
+                str(batch): {
+                    "traced_step_s": step_s,
+                    "single": phases(step_s * 1.02),
+                    "busy": [phases(step_s * 1.1), phases(step_s * 1.12)],
+                }
+            },
+            "host_costs": {"data_parallel_step_s": 3.1e-4, "overlap": 0.03},
+            "host": ENVIRONMENT,
+            "warnings": ["could not pin the process to core 1: not permitted"] if workload == "vgg11" else [],
+        },
+    )
     names = ("measurements", "rank_timelines", "collective_samples")
     return [*(home / f"{name}.parquet" for name in names), home / "session.json"]
 
 
 def phases(step_s):
-    return {
-        "step": step_s,
-        "forward": 0.3 * step_s,
-        "backward": 0.6 * step_s,
-        "optimizer": 0.1 * step_s,
-    }
+    return {"step": step_s, "forward": 0.3 * step_s, "backward": 0.6 * step_s, "optimizer": 0.1 * step_s}
 
 
 def write_trace(results, workload, batch, step_s, operators, parameters, rng):
     path = results / "operator_tables" / f"{workload}-b{batch}" / "trace.json"
-    write_json(path, {
-        "workload": workload, "batch": batch, "step_time_s": step_s,
-        "step_times_s": [step_s * (1 + rng.normal(0, 0.02)) for _ in range(7)],
-        "profiled_step_s": step_s * 1.09, "profiler_overhead": 0.09,
-        "device_name": "Example CPU at 2.10GHz, 1 thread", "torch": "2.13.0",
-        "parameters": [{"name": "all", "shape": [parameters], "elem_bytes": 4}], "flop": parameters * 6 * batch * 40, "operators": operators,
-        "warnings": [],
-    })  # fmt: skip
+    write_json(
+        path,
+        {
+            "workload": workload,
+            "batch": batch,
+            "step_time_s": step_s,
+            "step_times_s": [step_s * (1 + rng.normal(0, 0.02)) for _ in range(7)],
+            "profiled_step_s": step_s * 1.09,
+            "profiler_overhead": 0.09,
+            "device_name": "Example CPU at 2.10GHz, 1 thread",
+            "torch": "2.13.0",
+            "parameters": [{"name": "all", "shape": [parameters], "elem_bytes": 4}],
+            "flop": parameters * 6 * batch * 40,
+            "operators": operators,
+            "warnings": [],
+        },
+    )
     return [path]
 
 
@@ -248,20 +323,34 @@ def write_simulation(results, row, step_s, operators, rng):
     )
     write_made(home, path, ranks, guess_s)
     exposed_s = 0.0 if ranks == 1 else guess_s * 0.12
-    write_json(home / "summary.json", {
-        "step_time_s": guess_s, "low_s": guess_s * 0.9, "high_s": guess_s * 1.11,
-        "trace_only_step_time_s": guess_s * 0.9, "baseline_step_time_s": step_s / ranks,
-        "compute_s": guess_s * 0.8, "communication_s": exposed_s * 1.5,
-        "exposed_communication_s": exposed_s, "simulator_wall_s": 0.031,
-        "confidence": "extrapolated" if row["plan"] == "tp2" else "interpolated",
-        "warnings": ["4 of 1180 operators lie outside the fitted range"]
-        if row["plan"] == "tp2" else [], "ranks": ranks, "compute_scale": 1.08,
-        "drawn": {"low_s": guess_s * 0.98, "median_s": guess_s * 1.01, "high_s": guess_s * 1.05},
-        "memory_bytes": 8_000_000_000, "memory": [
-            {"ranks": list(range(ranks)), "peak_bytes": 800_000_000, "when": "backward of h: aten::mm",
-             "categories": {"activation": 600_000_000, "optimizer_state": 200_000_000}},
-        ],
-    })  # fmt: skip
+    write_json(
+        home / "summary.json",
+        {
+            "step_time_s": guess_s,
+            "low_s": guess_s * 0.9,
+            "high_s": guess_s * 1.11,
+            "trace_only_step_time_s": guess_s * 0.9,
+            "baseline_step_time_s": step_s / ranks,
+            "compute_s": guess_s * 0.8,
+            "communication_s": exposed_s * 1.5,
+            "exposed_communication_s": exposed_s,
+            "simulator_wall_s": 0.031,
+            "confidence": "extrapolated" if row["plan"] == "tp2" else "interpolated",
+            "warnings": ["4 of 1180 operators lie outside the fitted range"] if row["plan"] == "tp2" else [],
+            "ranks": ranks,
+            "compute_scale": 1.08,
+            "drawn": {"low_s": guess_s * 0.98, "median_s": guess_s * 1.01, "high_s": guess_s * 1.05},
+            "memory_bytes": 8_000_000_000,
+            "memory": [
+                {
+                    "ranks": list(range(ranks)),
+                    "peak_bytes": 800_000_000,
+                    "when": "backward of h: aten::mm",
+                    "categories": {"activation": 600_000_000, "optimizer_state": 200_000_000},
+                }
+            ],
+        },
+    )
     made = ("timeline", "critical_path", "breakdown", "links")
     return [*(home / f"{name}.parquet" for name in made), home / "summary.json"]
 
@@ -272,36 +361,68 @@ def write_made(home, path, ranks, step_s):
     tables.write_table(path, "critical_path", home / "critical_path.parquet")
     half = {"compute_s": step_s / 2, "forward_s": step_s / 2, "backward_s": 0.0, "optimizer_s": 0.0}
     breakdown = [
-        {"by": by, "name": name, "ranks": 1, "operators": 3, **half, "gradient_bytes": 4096,
-         **({"output_shapes": [[8, 4]]} if by == "module" else {"idle_s": step_s / 2})}
-        for by, name in (*(("rank", str(rank)) for rank in range(ranks)), ("stage", "0"),
-                         ("module", "blocks.0"), ("module", ""))
-    ]  # fmt: skip
+        {
+            "by": by,
+            "name": name,
+            "ranks": 1,
+            "operators": 3,
+            **half,
+            "gradient_bytes": 4096,
+            **({"output_shapes": [[8, 4]]} if by == "module" else {"idle_s": step_s / 2}),
+        }
+        for by, name in (
+            *(("rank", str(rank)) for rank in range(ranks)),
+            ("stage", "0"),
+            ("module", "blocks.0"),
+            ("module", ""),
+        )
+    ]
     tables.write_table(as_table(breakdown, "breakdown"), "breakdown", home / "breakdown.parquet")
     links = [
-        {"link": link, "bytes": 1e6 * (ranks - 1), "busy_s": 0.1 * step_s, "utilisation": 0.05,
-         "peak_flows": ranks - 1, "peak_utilisation": 0.5, "bandwidth_bytes_per_s": 3e9}
+        {
+            "link": link,
+            "bytes": 1e6 * (ranks - 1),
+            "busy_s": 0.1 * step_s,
+            "utilisation": 0.05,
+            "peak_flows": ranks - 1,
+            "peak_utilisation": 0.5,
+            "bandwidth_bytes_per_s": 3e9,
+        }
         for link in ("rank0->rank1", "rank1->rank0")
-    ]  # fmt: skip
+    ]
     tables.write_table(as_table(links, "links"), "links", home / "links.parquet")
 
 
 def write_cost_models(results, rng):
     home = results / "cost_models" / "this-machine"
-    classes = [("convolution", "forward", "flop"), ("convolution", "backward", "flop"),
-               ("matrix product", "forward", "flop"), ("matrix product", "backward", "flop"),
-               ("normalisation", "forward", "read_bytes"), ("element-wise", "forward", "write_bytes"),
-               ("element-wise", "backward", "write_bytes"), ("pooling", "forward", "read_bytes"),
-               ("softmax", "forward", "write_bytes"), ("embedding", "backward", "write_bytes"),
-               ("optimizer", "optimizer", "read_bytes"), ("view", "forward", "read_bytes")]  # fmt: skip
+    classes = [
+        ("convolution", "forward", "flop"),
+        ("convolution", "backward", "flop"),
+        ("matrix product", "forward", "flop"),
+        ("matrix product", "backward", "flop"),
+        ("normalisation", "forward", "read_bytes"),
+        ("element-wise", "forward", "write_bytes"),
+        ("element-wise", "backward", "write_bytes"),
+        ("pooling", "forward", "read_bytes"),
+        ("softmax", "forward", "write_bytes"),
+        ("embedding", "backward", "write_bytes"),
+        ("optimizer", "optimizer", "read_bytes"),
+        ("view", "forward", "read_bytes"),
+    ]
     share = np.sort(rng.dirichlet(np.full(len(classes), 0.6)))[::-1]
     rows = [
-        {"operator_class": name, "phase": phase, "driver": driver,
-         "operators": int(rng.integers(8, 900)), "r_squared": float(rng.uniform(0.8, 1)),
-         "time_share": float(share[i]), "held_out_error": float(rng.normal(0, 0.12)),
-         "held_out_absolute_error": float(rng.uniform(0.05, 0.4))}
+        {
+            "operator_class": name,
+            "phase": phase,
+            "driver": driver,
+            "operators": int(rng.integers(8, 900)),
+            "r_squared": float(rng.uniform(0.8, 1)),
+            "time_share": float(share[i]),
+            "held_out_error": float(rng.normal(0, 0.12)),
+            "held_out_absolute_error": float(rng.uniform(0.05, 0.4)),
+        }
         for i, (name, phase, driver) in enumerate(classes)
-    ]  # fmt: skip
+    ]
     rows[-1].update(r_squared=None, held_out_error=None, held_out_absolute_error=None)
     path = home / "operator_fit.parquet"
     tables.write_table(as_table(rows, "operator_fit"), "operator_fit", path)

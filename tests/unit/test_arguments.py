@@ -26,19 +26,11 @@ def plan() -> trioflow.Plan:
 
 
 REFUSED = {
-    "sequence of a loaded trace": lambda: predict(
-        trioflow.load_trace(TRACE), plan(), PLATFORM, sequence=8
-    ),
-    "precision of a loaded trace": lambda: predict(
-        trioflow.load_trace(TRACE), plan(), PLATFORM, precision="nonsense"
-    ),
-    "precision of a loaded trace in search": lambda: search(
-        trioflow.load_trace(TRACE), 2, PLATFORM, precision="bf16"
-    ),
+    "sequence of a loaded trace": lambda: predict(trioflow.load_trace(TRACE), plan(), PLATFORM, sequence=8),
+    "precision of a loaded trace": lambda: predict(trioflow.load_trace(TRACE), plan(), PLATFORM, precision="nonsense"),
+    "precision of a loaded trace in search": lambda: search(trioflow.load_trace(TRACE), 2, PLATFORM, precision="bf16"),
     "sequence of a named trace": lambda: predict(TRACE, plan(), PLATFORM, sequence=8),
-    "largest sequence of a trace": lambda: find_largest(
-        trioflow.load_trace(TRACE), plan(), PLATFORM, "sequence"
-    ),
+    "largest sequence of a trace": lambda: find_largest(trioflow.load_trace(TRACE), plan(), PLATFORM, "sequence"),
     "largest of what": lambda: find_largest(TRACE, plan(), PLATFORM, "batchs"),
     "replication": lambda: make_plan(data=2, replication="ddpp"),
     "sequence_parallel": lambda: make_plan(tensor=2, sequence_parallel="no"),
@@ -60,21 +52,15 @@ REFUSED = {
     "draws as text": lambda: predict(TRACE, plan(), PLATFORM, draws="3"),
     "interval as text": lambda: predict(TRACE, plan(), PLATFORM, interval="no"),
     "communication_scale": lambda: predict(TRACE, plan(), PLATFORM, communication_scale=0),
-    "communication_scale that is none": lambda: predict(
-        TRACE, plan(), PLATFORM, communication_scale=float("nan")
-    ),
+    "communication_scale that is none": lambda: predict(TRACE, plan(), PLATFORM, communication_scale=float("nan")),
     "no compute_scale": lambda: predict(TRACE, plan(), PLATFORM, compute_scale=[]),
     "stages without a pipeline": lambda: predict(TRACE, plan(), PLATFORM, stages="count"),
     "routing without experts": lambda: predict(TRACE, plan(), PLATFORM, routing="power:1"),
     "sequence as text": lambda: predict(LANGUAGE[0], plan(), LANGUAGE[1], sequence="5"),
-    "cuda_graphs as text": lambda: predict(
-        LANGUAGE[0], plan(), LANGUAGE[1], sequence=512, cuda_graphs="no"
-    ),
+    "cuda_graphs as text": lambda: predict(LANGUAGE[0], plan(), LANGUAGE[1], sequence=512, cuda_graphs="no"),
     "price": lambda: search(TRACE, 2, PLATFORM, price_per_gpu_hour=float("nan")),
     "a million layers": lambda: predict(str(DEEP), plan(), LANGUAGE[1], sequence=128),
-    "chunks of a byte": lambda: predict(
-        "gpt2-b8", plan(), "dgx-h100", algorithms="ring", chunks=Chunks(1, 1.0)
-    ),
+    "chunks of a byte": lambda: predict("gpt2-b8", plan(), "dgx-h100", algorithms="ring", chunks=Chunks(1, 1.0)),
     "power": lambda: search(TRACE, 2, PLATFORM, power_w=-1.0),
 }
 
@@ -104,10 +90,7 @@ def test_numbers_of_numpy_are_numbers():
 def test_a_prediction_returns_from_a_pool():
     # Folded, so that the timeline of all ranks is made from one rank of each class.
     pipeline = make_plan(data=64, pipeline=2, schedule="1f1b", micro_batches=4)
-    for one in (
-        predict(TRACE, plan(), PLATFORM, draws=2),
-        predict("gpt2-b8", pipeline, "dgx-h100"),
-    ):
+    for one in (predict(TRACE, plan(), PLATFORM, draws=2), predict("gpt2-b8", pipeline, "dgx-h100")):
         same = pickle.loads(pickle.dumps(one))
         assert same.to_dict() == one.to_dict() and str(same) == str(one)
         assert same.timeline.equals(one.timeline)
@@ -124,7 +107,5 @@ def test_threads_predict_models_that_nobody_traced_yet(tmp_path):
         "[one.start() for one in threads]; [one.join() for one in threads]"
     )
     environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent), "XDG_CACHE_HOME": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.split() == ["True", "True"], done.stderr

@@ -43,8 +43,9 @@ def test_a_row_compares_with_the_least_that_a_peer_took():
 def test_the_page_shows_every_row_and_says_whose_times_it_cites(tmp_path):
     rows = [
         Row("first", 0.25, aim=0.5, detail="7 events", headline=True),
-        Row("rate", 2.5, "M events/s", 3.0), Row("long", 12.0, "min", 20.0),
-    ]  # fmt: skip
+        Row("rate", 2.5, "M events/s", 3.0),
+        Row("long", 12.0, "min", 20.0),
+    ]
     write_page(rows, tmp_path)
     text = (tmp_path / "bench.md").read_text()
     assert "| first | **250 ms** (7 events) | 500 ms |" in text
@@ -78,11 +79,7 @@ WANTED = {
     "50 layers with a ring all-reduce each on 64 ranks, every message": (None, "ASTRA-sim", 1.06),
     "50 layers with a ring all-reduce each on 256 ranks, every message": (3.0, "ASTRA-sim", 18.0),
     "50 layers with a ring all-reduce each on 256 ranks, 1 single events": (0.1, "ASTRA-sim", 18.0),
-    "50 layers with a ring all-reduce each on 1024 ranks, 1 single events": (
-        0.5,
-        "ASTRA-sim",
-        280.0,
-    ),
+    "50 layers with a ring all-reduce each on 1024 ranks, 1 single events": (0.5, "ASTRA-sim", 280.0),
 }
 """Rows with their aim [s] and what another simulator took [s]."""
 
@@ -94,19 +91,12 @@ def run_idle(run: Callable[[], Any], *_: object, **__: object) -> float:
 
 def test_every_aim_and_every_other_simulator_has_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is simulated: the rows alone are looked at."""
-    for name in (
-        "make_model_graph",
-        "make_data_parallel_graph",
-        "make_switch",
-        "make_random_messages",
-    ):
+    for name in ("make_model_graph", "make_data_parallel_graph", "make_switch", "make_random_messages"):
         monkeypatch.setattr(bench_engine, name, lambda *_: None)
     monkeypatch.setattr(bench_engine, "simulate", lambda *_, **__: SimpleNamespace(**EVENTS))
     monkeypatch.setattr(bench_engine, "time_s", run_idle)
     rows = {row.what: row for row in bench_engine.bench_messages()}
-    found = {
-        what: (row.aim, row.peer.name, row.peer.least_s) for what, row in rows.items() if row.peer
-    }
+    found = {what: (row.aim, row.peer.name, row.peer.least_s) for what, row in rows.items() if row.peer}
     assert {what: found.get(what) for what in WANTED} == WANTED
     rates = [row for row in bench_engine.bench_engines() if row.aim]
     assert [(row.aim, row.unit, row.headline) for row in rates] == [(3.0, "M events/s", True)]
@@ -133,9 +123,7 @@ def test_every_aim_and_every_other_simulator_has_its_row(monkeypatch: pytest.Mon
     ]
     assert {row.aim for row in scale if "simulate GPT-3 175B on 1024 ranks" in row.what} == {2.0}
     assert any("on 16384 ranks" in row.what for row in scale), "growth is shown up to there"
-    tasks = bench_timeline.RANKS * (
-        2 * bench_timeline.OPERATORS + bench_timeline.BUCKETS + bench_timeline.UPDATES
-    )
+    tasks = bench_timeline.RANKS * (2 * bench_timeline.OPERATORS + bench_timeline.BUCKETS + bench_timeline.UPDATES)
     assert tasks >= 1e6 and bench_timeline.PERFETTO_S == 10.0
     headlines = [row.what for row in (*rows.values(), *rates, *scale) if row.headline]
     assert len(headlines) <= 4, "with the commands and the sweep at most 8"
@@ -165,9 +153,7 @@ def test_a_cold_command_tells_its_own_time_and_memory() -> None:
         bench_commands.run_cold([sys.executable, "-c", "raise SystemExit(3)"])
 
 
-def test_a_command_that_misses_its_aim_says_where_its_time_goes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_command_that_misses_its_aim_says_where_its_time_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "imports" in where.describe_parts("show gpt2-tiny-b8")
     slow = bench_commands.Cold("show gpt2-tiny-b8", 1.0)
     monkeypatch.setattr(bench_commands, "COLD", (slow, slow))
@@ -178,9 +164,7 @@ def test_a_command_that_misses_its_aim_says_where_its_time_goes(
     assert told == ["", "", "parts of show gpt2-tiny-b8", ""]
 
 
-def test_every_cold_command_has_a_row_of_time_and_one_of_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_every_cold_command_has_a_row_of_time_and_one_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_commands, "run_cold", lambda command: (2.0, 0.5))
     monkeypatch.setattr(bench_commands, "describe_parts", str)
     rows = list(bench_commands.bench_cold())
@@ -192,12 +176,8 @@ def test_every_cold_command_has_a_row_of_time_and_one_of_memory(
 def test_groups_run_alone_by_name_and_all_of_them_write_the_page(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert {"cold", "first-answer", "messages", "scale", "timeline", "search", "sweep"} <= set(
-        run_bench.GROUPS
-    )
-    groups = {
-        name: lambda name=name: iter([Row(f"row of {name}", 0.5)]) for name in run_bench.GROUPS
-    }
+    assert {"cold", "first-answer", "messages", "scale", "timeline", "search", "sweep"} <= set(run_bench.GROUPS)
+    groups = {name: lambda name=name: iter([Row(f"row of {name}", 0.5)]) for name in run_bench.GROUPS}
     monkeypatch.setattr(run_bench, "GROUPS", groups)
     monkeypatch.setattr(run_bench, "DOCS", tmp_path)
     assert run_bench.main(["sweep"]) == 0
@@ -218,40 +198,59 @@ def test_the_pages_show_what_was_measured():
     headlines = speeds[speeds["headline"]]
     assert 0 < len(headlines) <= 8
     (told,) = describe_speeds(speeds).lines
-    assert (
-        f"- [{told[0]}](docs/bench.md): {told[1]} <!-- speed -->"
-        in (ROOT / "README.md").read_text()
-    ), "run `make publish`"
+    assert f"- [{told[0]}](docs/bench.md): {told[1]} <!-- speed -->" in (ROOT / "README.md").read_text(), (
+        "run `make publish`"
+    )
 
 
 def speed(**fields):
-    row = {"what": "answer", "value": 1.5, "unit": "s", "aim": 2.0, "detail": "many | events",
-           "peer": "", "peer_time": "", "ratio": None, "headline": True}  # fmt: skip
+    row = {
+        "what": "answer",
+        "value": 1.5,
+        "unit": "s",
+        "aim": 2.0,
+        "detail": "many | events",
+        "peer": "",
+        "peer_time": "",
+        "ratio": None,
+        "headline": True,
+    }
     return {**row, **fields}
 
 
 def test_rows_of_speeds_have_aims_and_peers_and_readme_their_range(tmp_path):
     table = tmp_path / "bench.tsv"
     rows = [
-        speed(), speed(what="slow", value=2.5), speed(what="hidden", ratio=9e9, headline=False),
+        speed(),
+        speed(what="slow", value=2.5),
+        speed(what="hidden", ratio=9e9, headline=False),
         speed(what="rate", unit="M events/s", value=3.25, aim=3.0),
         speed(what="low rate", unit="M events/s", value=2.5, aim=3.0),
         speed(what="peer", value=0.004, aim=None, peer="Other", peer_time="18 to 29 s", ratio=4500.0),
         speed(what="near", value=9.0, aim=None, peer="Other", peer_time="18 s", ratio=2.0),
-    ]  # fmt: skip
+    ]
     write_speeds(rows, table)
     lines = write_speed_rows(read_speeds(table)).splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
     nobody = "\u2013"
     assert cells[1] == ["slow", "2.5 s (many \\| events)", "2 s", nobody]
     assert [row[1].partition(" (")[0] for row in cells] == [
-        "**1.5 s**", "2.5 s", "**1.5 s**", "**3.25 M events/s**", "2.5 M events/s", "4 ms", "9 s",
-    ]  # fmt: skip
+        "**1.5 s**",
+        "2.5 s",
+        "**1.5 s**",
+        "**3.25 M events/s**",
+        "2.5 M events/s",
+        "4 ms",
+        "9 s",
+    ]
     assert cells[5][2:] == [nobody, "Other 18 to 29 s: 4500"]
     told = describe_speeds(read_speeds(table))
     assert told.page == "bench.md" and told.lines == [
-        ("Speeds", "**3.25 M events/s** on one core, 2.5 M events/s on one core, other simulators took 2 to 4500 times as long")
-    ]  # fmt: skip
+        (
+            "Speeds",
+            "**3.25 M events/s** on one core, 2.5 M events/s on one core, other simulators took 2 to 4500 times as long",
+        )
+    ]
     write_speeds([speed(headline=False)], table)
     with pytest.raises(InputError, match="no speed is a headline"):
         describe_speeds(read_speeds(table))
@@ -265,7 +264,7 @@ def test_rows_of_speeds_have_aims_and_peers_and_readme_their_range(tmp_path):
         ("\t".join(COLUMNS) + "\nx\tsoon\ts\t\t\t\t\t\t\n", "row 0, column value: 'soon' is not a number"),
         ("\t".join(COLUMNS) + "\nx\t\ts\t\t\t\t\t\t\n", "'' is not a number"),
     ],
-)  # fmt: skip
+)
 def test_a_table_of_speeds_of_another_kind_is_refused(text, told, tmp_path):
     (tmp_path / "t.tsv").write_text(text)
     with pytest.raises(TableError, match=told):

@@ -67,9 +67,7 @@ def refuse(capsys, *words):
 
 def test_the_quick_start_answers(capsys):
     assert TRACE in shipped_traces()
-    status, out, err = run(
-        capsys, "simulate", TRACE, "--plan", "ddp", "--ranks", "2", "--platform", PLATFORM
-    )
+    status, out, err = run(capsys, "simulate", TRACE, "--plan", "ddp", "--ranks", "2", "--platform", PLATFORM)
     assert status == 0 and err == ""
     assert out.startswith("gpt2-tiny on cpu2-gloo: 2 ranks = 2 data, 8 samples a rank")
     for words in ("step time", "80 % interval", "peak memory", "likely to fit", "exposed"):
@@ -86,12 +84,8 @@ def test_single_rank_at_the_traced_batch_is_the_recorded_step(capsys):
 
 def test_degrees_and_names_give_the_same_plan(capsys):
     for name, words in (("tp-layers", ()), ("tp", ("--vocabulary-parallel",))):
-        named = answer(
-            capsys, "simulate", TRACE, "--plan", name, "--ranks", 2, "--platform", PLATFORM
-        )
-        degrees = answer(
-            capsys, "simulate", TRACE, "--tensor-parallel", 2, *words, "--platform", PLATFORM
-        )
+        named = answer(capsys, "simulate", TRACE, "--plan", name, "--ranks", 2, "--platform", PLATFORM)
+        degrees = answer(capsys, "simulate", TRACE, "--tensor-parallel", 2, *words, "--platform", PLATFORM)
         assert named["step_time_s"] == degrees["step_time_s"]
         told = {"tp": "vocabulary parallel", "tp-layers": "embedding and head whole on each rank"}
         assert named["plan_text"].endswith(told[name])
@@ -105,9 +99,7 @@ def test_a_larger_batch_takes_longer_but_not_in_proportion(capsys):
 
 
 def test_a_trace_of_another_device_is_priced_by_the_gpu_s_model(capsys):
-    told = answer(
-        capsys, "simulate", TRACE, "--plan", "ddp", "--ranks", 2, "--platform", "a40x2-pcie"
-    )
+    told = answer(capsys, "simulate", TRACE, "--plan", "ddp", "--ranks", 2, "--platform", "a40x2-pcie")
     assert told["step_time_s"] < 0.1
     assert any("those of a processor" in warning for warning in told["warnings"])
     assert any("no measured collectives" in warning for warning in told["warnings"])
@@ -143,17 +135,7 @@ def test_given_operator_times_replace_recorded_ones(capsys):
 def test_fit_writes_a_model_that_simulate_takes(capsys, tmp_path):
     status, out, _ = run(capsys, "fit", TRACE, "-o", "model.json")
     assert status == 0 and "held-out" in out
-    told = answer(
-        capsys,
-        "simulate",
-        TRACE,
-        "--batch",
-        4,
-        "--platform",
-        PLATFORM,
-        "--cost-model",
-        "model.json",
-    )
+    told = answer(capsys, "simulate", TRACE, "--batch", 4, "--platform", PLATFORM, "--cost-model", "model.json")
     assert told["cost_model"].startswith("model.json")
 
 
@@ -176,10 +158,7 @@ def test_timelines_are_written_in_the_asked_form(capsys):
         (["simulate", TRACE, "--platform", "cpu2-glo"], "did you mean cpu2-gloo"),
         (["show", "llama-3.1-8"], "did you mean llama-3.1-8b?"),
         (["simualte", TRACE], "no command is called 'simualte'; did you mean simulate?"),
-        (
-            ["simulate", TRACE, "--platform", PLATFORM, "--cost-model", "cpu2-glo"],
-            "did you mean cpu2-gloo",
-        ),
+        (["simulate", TRACE, "--platform", PLATFORM, "--cost-model", "cpu2-glo"], "did you mean cpu2-gloo"),
         (
             ["collective", "allreduce", "--bytes", "9", "--ranks", "2", "--platform", PLATFORM],
             "did you mean all_reduce",
@@ -187,39 +166,14 @@ def test_timelines_are_written_in_the_asked_form(capsys):
         (["capture", "resnet81", "--batch", "1", "-o", "out"], "did you mean resnet18"),
         (["simulate", TRACE, "--platform", PLATFORM, "--plan", "ddp"], "needs --ranks"),
         (
-            [
-                "simulate",
-                TRACE,
-                "--platform",
-                PLATFORM,
-                "--plan",
-                "ddp",
-                "--ranks",
-                "2",
-                "--batch",
-                "3",
-            ],
+            ["simulate", TRACE, "--platform", PLATFORM, "--plan", "ddp", "--ranks", "2", "--batch", "3"],
             "does not divide",
         ),
         (["simulate", TRACE, "--platform", PLATFORM, "--plan", "ddp", "--ranks", "3"], "3 ranks"),
         (["simulate", TRACE, "--platform", PLATFORM, "--ranks", "2"], "without a plan"),
+        (["simulate", TRACE, "--platform", PLATFORM, "--data-parallel", "2", "--ranks", "4"], "is not the product"),
         (
-            ["simulate", TRACE, "--platform", PLATFORM, "--data-parallel", "2", "--ranks", "4"],
-            "is not the product",
-        ),
-        (
-            [
-                "simulate",
-                TRACE,
-                "--platform",
-                PLATFORM,
-                "--plan",
-                "tp",
-                "--ranks",
-                "2",
-                "--data-parallel",
-                "2",
-            ],
+            ["simulate", TRACE, "--platform", PLATFORM, "--plan", "tp", "--ranks", "2", "--data-parallel", "2"],
             "both given",
         ),
         (["simulate", TRACE, "--platform", PLATFORM, "--timeline", "t.png"], "unknown ending"),
@@ -229,24 +183,12 @@ def test_timelines_are_written_in_the_asked_form(capsys):
         (["simulate", TRACE, "--platform", PLATFORM, "--batch", "0"], "batch 0"),
         (["simulate", TRACE, "--platform", "this-machine"], "make reproduce"),
         (["simulate", TRACE, "--platform", "mine.yaml"], "no such file"),
-        (
-            ["collective", "all_reduce", "--bytes", "0", "--ranks", "2", "--platform", PLATFORM],
-            "--bytes of 1 to",
-        ),
-        (
-            ["collective", "all_reduce", "--bytes", "nan", "--ranks", "2", "--platform", PLATFORM],
-            "--bytes of 1 to",
-        ),
-        (
-            ["simulate", TRACE, "--platform", PLATFORM, "--timeline", "no/where.json"],
-            "no folder no",
-        ),
+        (["collective", "all_reduce", "--bytes", "0", "--ranks", "2", "--platform", PLATFORM], "--bytes of 1 to"),
+        (["collective", "all_reduce", "--bytes", "nan", "--ranks", "2", "--platform", PLATFORM], "--bytes of 1 to"),
+        (["simulate", TRACE, "--platform", PLATFORM, "--timeline", "no/where.json"], "no folder no"),
         (["simulate", TRACE, "--platform", "/"], "cannot be read"),
         (["simulate", TRACE, "--platform", PLATFORM, "--cost-model", "/"], "cannot be read"),
-        (
-            ["collective", "all_gossip", "--bytes", "9", "--ranks", "2", "--platform", PLATFORM],
-            "all_gossip",
-        ),
+        (["collective", "all_gossip", "--bytes", "9", "--ranks", "2", "--platform", PLATFORM], "all_gossip"),
         (["show", "nowhere"], "no language model is known by this name"),
         (["import", "nowhere", "-o", "out"], "no such file"),
         (["capture", "gpt9", "--batch", "1", "-o", "out"], "no workload 'gpt9'"),
@@ -268,7 +210,9 @@ def test_doctor_says_what_is_here_and_what_is_missing(capsys, monkeypatch, tmp_p
     assert found["trioflow"].startswith(__version__)
     assert found["public data"].endswith("gone: no such folder")
     assert found["kept traces"].endswith("traces, empty") and "none that nvidia-smi" in found["GPU"]
-    packages = f"numpy {np.__version__}, gone missing (install it: run make in {CLONE}, or pip install '{CLONE}[report]')"
+    packages = (
+        f"numpy {np.__version__}, gone missing (install it: run make in {CLONE}, or pip install '{CLONE}[report]')"
+    )
     assert found["packages"] == packages
     assert found["models"].startswith("torchvision's and transformers' can be captured")
     status, out, _ = run(capsys, "doctor")
@@ -293,9 +237,7 @@ def test_import_makes_what_capture_made(capsys, raw_transformer):
 @pytest.mark.slow
 def test_capture_from_the_command_line(capsys):
     pytest.importorskip("torch")
-    status, out, _ = run(
-        capsys, "capture", "gpt2-tiny", "--batch", "1", "--sequence", "16", "-o", "mine"
-    )
+    status, out, _ = run(capsys, "capture", "gpt2-tiny", "--batch", "1", "--sequence", "16", "-o", "mine")
     assert status == 0 and "next: trioflow show mine" in out
     assert answer(capsys, "show", "mine")["batch"] == 1
 
@@ -336,18 +278,7 @@ def test_the_step_is_broken_down(capsys):
 
 def test_communication_of_the_busiest_rank_and_of_all_are_told_apart(capsys):
     """A late rank hides its messages behind its work; the others wait for them, which is no part of its time."""
-    words = (
-        "simulate",
-        "llama-3.2-1b",
-        "--sequence",
-        512,
-        "--plan",
-        "zero1",
-        "--ranks",
-        4,
-        "--platform",
-        "dgx-h100",
-    )
+    words = ("simulate", "llama-3.2-1b", "--sequence", 512, "--plan", "zero1", "--ranks", 4, "--platform", "dgx-h100")
     main([str(word) for word in (*words, "--slow-rank", 3, 2)])
     printed = capsys.readouterr().out
     assert " exposed, on that rank\n" in printed and ", on average over the ranks\n" in printed
@@ -361,9 +292,7 @@ def test_program_leaves_at_once_with_its_status_and_all_that_it_said(words, stat
         "class Kept:\n    def __del__(self): print('taken apart')\n"
         f"kept = Kept()\natexit.register(print, 'asked at exit')\nsys.argv[1:] = {words.split()}\nrun()\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == status
     assert done.stdout.endswith("asked at exit\n")
     assert len(done.stdout) > 500 if status == 0 else "nowhere" in done.stderr
@@ -371,15 +300,9 @@ def test_program_leaves_at_once_with_its_status_and_all_that_it_said(words, stat
 
 @pytest.mark.parametrize(
     ("words", "given", "threads"),
-    [
-        (["show", "x"], {}, "1"),
-        (["show"], {"OPENBLAS_NUM_THREADS": "3"}, "3"),
-        (["capture"], {}, None),
-    ],
+    [(["show", "x"], {}, "1"), (["show"], {"OPENBLAS_NUM_THREADS": "3"}, "3"), (["capture"], {}, None)],
 )
-def test_numpy_s_matrix_library_starts_no_threads_but_for_a_step_that_is_captured(
-    words, given, threads
-):
+def test_numpy_s_matrix_library_starts_no_threads_but_for_a_step_that_is_captured(words, given, threads):
     spare_threads(words, given)
     assert given.get("OPENBLAS_NUM_THREADS") == threads
 
@@ -407,13 +330,7 @@ def test_stages_are_cut_as_asked(capsys, tmp_path):
     plan = (*SIMULATE, "--plan", "gpipe", "--ranks", 2)
     (tmp_path / "stages").write_text("embedding\nblocks.0 blocks.1 blocks.2 blocks.3 head\n")
     told = [
-        answer(capsys, *plan, *how)
-        for how in (
-            (),
-            ("--stages", "time"),
-            ("--stages", "count"),
-            ("--stages", "stages"),
-        )
+        answer(capsys, *plan, *how) for how in ((), ("--stages", "time"), ("--stages", "count"), ("--stages", "stages"))
     ]
     times = [one["step_time_s"] for one in told]
     assert times[0] == times[1] <= times[2] < times[3]
@@ -465,25 +382,15 @@ def test_no_table_of_all_ranks_is_made_for_the_figures(capsys, monkeypatch):
         ),
         *(
             ((*SIMULATE, flag, 0), " 0 is below 1")
-            for flag in (
-                "--data-parallel",
-                "--tensor-parallel",
-                "--pipeline-parallel",
-            )
+            for flag in ("--data-parallel", "--tensor-parallel", "--pipeline-parallel")
         ),
         ((*SIMULATE, "--plan", "gpipe", "--ranks", 2, "--micro-batches", 0), "0 is below 1"),
         ((*SIMULATE, "--plan", "ddp", "--ranks", 2, "--accumulate", 0), "both given"),
         ((*SIMULATE, "--plan", "ddp", "--ranks", 0), "needs --ranks of 2 or more"),
         ((*SIMULATE, *DDP, "--batch", 0), "batch 0 is not positive"),
         ((*SIMULATE, "--plan", "ddp", "--ranks", 2, "--batch", 9), "does not divide"),
-        (
-            ("simulate", TRACE, "--platform", "dgx-a100", "--tensor-parallel", 3),
-            "use a tensor degree of 2, 4",
-        ),
-        (
-            ("export", "schedule", "1f1b", "--ranks", 2, "--micro-batches", 0, "-o", "s.csv"),
-            "0 is below 1",
-        ),
+        (("simulate", TRACE, "--platform", "dgx-a100", "--tensor-parallel", 3), "use a tensor degree of 2, 4"),
+        (("export", "schedule", "1f1b", "--ranks", 2, "--micro-batches", 0, "-o", "s.csv"), "0 is below 1"),
         (("export", "schedule", "1f1b", "--ranks", 1, "-o", "s.csv"), "makes no pipeline"),
         (("export", "schedule", "2f2b", "--ranks", 2, "-o", "s.csv"), "unknown schedule '2f2b'"),
     ],
@@ -557,23 +464,11 @@ def ask_network(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, An
 def test_algorithms_in_chunks_over_any_network(capsys: pytest.CaptureFixture[str]) -> None:
     whole = ask_network(capsys, *NODE, "--algorithm", "double-tree")
     cut = ask_network(capsys, *NODE, "--algorithm", "double-tree", "--chunks", "16")
-    assert (whole["algorithm"], cut["algorithm"]) == (
-        "double_binary_tree",
-        "double_binary_tree, 16 chunks",
-    )
+    assert (whole["algorithm"], cut["algorithm"]) == ("double_binary_tree", "double_binary_tree, 16 chunks")
     assert cut["time_s"] < whole["time_s"], "its levels work at the same time"
     same = ask_network(capsys, *NODE, "--algorithm", "double-tree", "--chunk-bytes", "500e3")
     assert same["time_s"] == cut["time_s"], "16 MB in two halves of 16 chunks are 500 kB each"
-    free = ask_network(
-        capsys,
-        *NODE,
-        "--algorithm",
-        "double-tree",
-        "--chunks",
-        "16",
-        "--network",
-        "contention-free",
-    )
+    free = ask_network(capsys, *NODE, "--algorithm", "double-tree", "--chunks", "16", "--network", "contention-free")
     assert free["network"] == "contention_free" and free["time_s"] < cut["time_s"]
     assert whole["confidence"] == cut["confidence"] == "uncalibrated"
 
@@ -583,9 +478,7 @@ def test_a_failed_or_degraded_link_changes_the_time(capsys: pytest.CaptureFixtur
     whole = ask_network(capsys, *ring)["time_s"]
     slow = ask_network(capsys, *ring, "--degrade-link", "rank7,node0-nic7,0.5")["time_s"]
     assert whole < slow < 2 * whole
-    with pytest.raises(
-        InputError, match=r"no link leads from rank7 to nic7; from rank7 links lead"
-    ):
+    with pytest.raises(InputError, match=r"no link leads from rank7 to nic7; from rank7 links lead"):
         ask_network(capsys, *ring, "--fail-link", "rank7,nic7")
     # Rank 7's NIC is cut off: its bytes cross the node to another rank's, and share that.
     around = ask_network(capsys, *ring, "--fail-link", "rank7,node0-nic7")["time_s"]
@@ -596,9 +489,7 @@ def test_measured_times_on_changed_links_are_told(capsys: pytest.CaptureFixture[
     links = ["--degrade-link", "rank0,switch,0.9"]
     told = ask_network(capsys, *NODE, *links)
     assert any("no measurement backs" in warning for warning in told["warnings"])
-    assert not any(
-        "no measurement backs" in warning for warning in ask_network(capsys, *NODE)["warnings"]
-    )
+    assert not any("no measurement backs" in warning for warning in ask_network(capsys, *NODE)["warnings"])
     by_links = ask_network(capsys, *NODE, *links, "--algorithm", "ring")
     assert not any("no measurement backs" in warning for warning in by_links["warnings"])
 
@@ -608,10 +499,7 @@ def test_measured_times_on_changed_links_are_told(capsys: pytest.CaptureFixture[
     [
         (["--algorithm", "spiral"], "unknown algorithm 'spiral'; use one of ring, ring2"),
         (["--algorithm", "rign"], "unknown algorithm 'rign'; did you mean ring"),
-        (
-            ["--collectives", "h100x8-nvlin"],
-            "no collective model is called .* did you mean h100x8-nvlink",
-        ),
+        (["--collectives", "h100x8-nvlin"], "no collective model is called .* did you mean h100x8-nvlink"),
         (["--chunks", "4"], "chunks without an algorithm"),
         (["--algorithm", "measured", "--chunks", "4"], "measured has no messages to cut"),
         (["--algorithm", "ring", "--chunks", "0"], "--chunks 0 is not positive"),
@@ -626,9 +514,7 @@ def test_measured_times_on_changed_links_are_told(capsys: pytest.CaptureFixture[
         (["--network", "token-ring"], "no network is called 'token-ring'"),
     ],
 )
-def test_misfits_are_refused_in_a_sentence(
-    capsys: pytest.CaptureFixture[str], words: list[str], message: str
-) -> None:
+def test_misfits_are_refused_in_a_sentence(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
     with pytest.raises(InputError, match=message):
         ask_network(capsys, *NODE, *words)
 
@@ -694,9 +580,7 @@ def test_pcie_pairs_have_no_public_measurement(capsys: pytest.CaptureFixture[str
         ask_collective(capsys, platform="a40x2-pcie", ranks=2, algorithm="nccl")
 
 
-def test_measured_curves_alone_cannot_be_asked_otherwise(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_measured_curves_alone_cannot_be_asked_otherwise(capsys: pytest.CaptureFixture[str]) -> None:
     assert ask_collective(capsys, platform="cpu2-gloo", ranks=2)["algorithm"] == "measured curve"
     with pytest.raises(InputError, match="holds measured curves only"):
         ask_collective(capsys, platform="cpu2-gloo", ranks=2, algorithm="nccl")
@@ -714,12 +598,7 @@ def test_a_measured_size_is_told_as_measured_with_an_interval(
         for place in (0, 1)
     ]
     frame = pd.DataFrame(rows, columns=["message_bytes", "time_ns", "round"]).assign(
-        platform="h100x8-nvlink",
-        library="NCCL 2.29.2",
-        collective="all_reduce",
-        ranks=8,
-        nodes=1,
-        dataset="a test",
+        platform="h100x8-nvlink", library="NCCL 2.29.2", collective="all_reduce", ranks=8, nodes=1, dataset="a test"
     )
     machine = NcclMachine("hopper", "nvlink", 370e9, False)
     path = tmp_path / "mine.json"

@@ -20,9 +20,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
-def test_a_log_makes_the_platform_of_the_next_prediction(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_log_makes_the_platform_of_the_next_prediction(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = run(capsys, "simulate", *TWO)["step_time_s"]
     (tmp_path / "run.log").write_text(f"step 1: {before * 3} s\n" * 5)
     platform = tmp_path / "fitted.yaml"
@@ -44,22 +42,17 @@ def test_a_table_is_judged_and_explained_and_judge_is_its_first_half(
 ) -> None:
     times = [run(capsys, "simulate", *words)["step_time_s"] * 1e3 for words in (ALONE, TWO)]
     path = tmp_path / "cases.tsv"
-    rows = [f"{n}\t{' '.join(w)}\t{t}\tme" for n, (w, t) in enumerate(zip((ALONE, TWO), times, strict=True))]  # fmt: skip
+    rows = [f"{n}\t{' '.join(w)}\t{t}\tme" for n, (w, t) in enumerate(zip((ALONE, TWO), times, strict=True))]
     path.write_text("\n".join(["case\tsimulate\tmeasured_ms\tsource", *rows]) + "\n")
     judged, explained = run(capsys, "judge", str(path)), run(capsys, "explain", str(path))
     assert {key: explained[key] for key in judged} == judged
     assert explained["cause"] == ""
-    assert explained["sentences"] == [
-        "nothing deviates by more than the predictions themselves are known to miss"
-    ]
+    assert explained["sentences"] == ["nothing deviates by more than the predictions themselves are known to miss"]
 
 
 def test_a_profile_tells_compute_from_the_step(capsys: pytest.CaptureFixture[str]) -> None:
     answer = run(capsys, "explain", str(find_trace("gpt2-tiny-b8")), *ALONE)
-    assert [row["row"] for row in answer["explained"]] == [
-        "step of the profile",
-        "compute of the profile",
-    ]
+    assert [row["row"] for row in answer["explained"]] == ["step of the profile", "compute of the profile"]
     assert answer["cause"] == ""
 
 
@@ -73,17 +66,14 @@ NCCL = """# nThread 1 nGpus 8 minBytes 1048576 maxBytes 268435456
 """
 
 
-def test_nccl_tests_tell_the_network_between_nodes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nccl_tests_tell_the_network_between_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sizes, rows = [2**power for power in (20, 24, 28)], []
     for size in sizes:
         words = ("all_gather", "--bytes", str(size), "--ranks", "16", "--platform", "dgx-h100")
         time_us = run(capsys, "collective", *words)["time_s"] * 5e6
         rows.append(f"{size} {size // 4} float none -1 {time_us:.1f} 1 1 0 {time_us:.1f} 1 1 0")
     devices = "\n".join(
-        f"#  Rank {n:2d} Group  0 Pid 1 on node{n // 8} device  {n % 8} [0x18] NVIDIA H100 80GB HBM3"
-        for n in range(16)
+        f"#  Rank {n:2d} Group  0 Pid 1 on node{n // 8} device  {n % 8} [0x18] NVIDIA H100 80GB HBM3" for n in range(16)
     )
     path = tmp_path / "all_gather_perf.log"
     path.write_text(NCCL.format(devices=devices, rows="\n".join(rows)))
@@ -124,9 +114,7 @@ def write(folder: Path, *rows: str) -> Path:
     return path
 
 
-def test_errors_and_intervals_are_those_of_simulate(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_errors_and_intervals_are_those_of_simulate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", *DDP.split(), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     inside, outside = answer["step_time_s"] * 1e3, answer["high_s"] * 2e3
@@ -148,18 +136,13 @@ def test_errors_and_intervals_are_those_of_simulate(
 
 
 def test_a_refused_case_keeps_its_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write(
-        tmp_path, f"seven\t{ONE_RANK} --tensor-parallel 7\t410\tme", f"one\t{ONE_RANK}\t410\tme"
-    )
+    path = write(tmp_path, f"seven\t{ONE_RANK} --tensor-parallel 7\t410\tme", f"one\t{ONE_RANK}\t410\tme")
     assert main(["judge", str(path)]) == 0
     out = capsys.readouterr().out
     assert "2, 1 of them refused" in out
     assert "refused seven: " in out
     assert "7 ranks were asked for" in out
-    assert (
-        main(["judge", str(write(tmp_path, f"seven\t{ONE_RANK} --tensor-parallel 7\t410\tme"))])
-        == 0
-    )
+    assert main(["judge", str(write(tmp_path, f"seven\t{ONE_RANK} --tensor-parallel 7\t410\tme"))]) == 0
     assert "1, 1 of them refused" in capsys.readouterr().out
 
 
@@ -186,8 +169,6 @@ def test_a_wrong_cell_is_named_before_anything_is_predicted(
     assert f"{path}, row 2 (line 3), {problem}" in output.err
 
 
-def test_a_file_without_a_case_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_without_a_case_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["judge", str(write(tmp_path))]) == 2
     assert "no case stands in it; give a row for each measured step" in capsys.readouterr().err

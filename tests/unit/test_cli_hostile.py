@@ -26,9 +26,7 @@ def refuse(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return printed.err
 
 
-def test_a_million_ranks_are_refused_before_they_are_made(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_million_ranks_are_refused_before_they_are_made(capsys: pytest.CaptureFixture[str]) -> None:
     for words in (
         ("simulate", "gpt2-tiny-b8", "--plan", "ddp"),
         ("search", "gpt2-tiny-b8"),
@@ -60,9 +58,7 @@ def test_networks_without_end_are_refused_before_they_are_built() -> None:
 def test_a_link_on_which_nothing_arrives_is_refused(tmp_path: Path) -> None:
     source = PACKAGE / "data/platforms/cpu2-gloo.yaml"
     text = source.read_text()
-    value = (
-        text.split("bandwidth_bytes_per_s", 1)[1].split("value: ", 1)[1].split(",")[0].split()[0]
-    )
+    value = text.split("bandwidth_bytes_per_s", 1)[1].split("value: ", 1)[1].split(",")[0].split()[0]
     path = tmp_path / "slow.yaml"
     path.write_text(text.replace(f"value: {value}", "value: 1.0e-300"))
     with pytest.raises(InputError, match=r"1e-300"):
@@ -71,18 +67,14 @@ def test_a_link_on_which_nothing_arrives_is_refused(tmp_path: Path) -> None:
 
 def test_numbers_that_are_none_are_refused_when_a_sweep_is_read(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
-    path.write_text(
-        "description: x\nlist: [{trace: gpt2-tiny-b8, platform: cpu2-gloo, compute_scale: .nan}]\n"
-    )
+    path.write_text("description: x\nlist: [{trace: gpt2-tiny-b8, platform: cpu2-gloo, compute_scale: .nan}]\n")
     with pytest.raises(InputError, match=r"list\.0\.compute_scale: nan is not finite"):
         load_sweep(path)
     with pytest.raises(InputError, match=r"a: inf is not finite"):
         check_settings({"a": float("inf")}, {"properties": {"a": {"type": "number"}}}, "c.yaml")
 
 
-def test_control_characters_are_spelled_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_control_characters_are_spelled_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = load_trace("gpt2-tiny-b8")
     trace.facts = replace(trace.facts, workload="mine\x1b[2J\x9b31m\u202egnp.exe\nok")
     save_trace(trace, tmp_path / "trace")

@@ -43,9 +43,7 @@ def simulate(capsys, *words):
 def test_megatron_arguments_alone_give_the_step_and_the_plan(file, capsys):
     told, said = simulate(capsys, "--megatron", file)
     assert "does not say how many GPUs run it: 8" in said
-    assert told["plan_text"].startswith(
-        "8 ranks = 2 data x 2 tensor x 2 pipeline, 8 samples a replica in 4"
-    )
+    assert told["plan_text"].startswith("8 ranks = 2 data x 2 tensor x 2 pipeline, 8 samples a replica in 4")
     for word in ("1f1b", "distributed", "sequence parallel", "vocabulary parallel"):
         assert word in told["plan_text"]
     assert (told["batch"], told["sequence"], told["precision"]) == (16, 64, "megatron-bf16")

@@ -58,10 +58,7 @@ def test_a_step_is_one_row_and_its_breakdown_one_a_rank(capsys):
 
 @pytest.mark.parametrize(
     ("words", "column"),
-    [
-        ("collective all_reduce --bytes 25e6 --ranks 4 --platform dgx-h100", "time_s"),
-        ("doctor", "Python"),
-    ],
+    [("collective all_reduce --bytes 25e6 --ranks 4 --platform dgx-h100", "time_s"), ("doctor", "Python")],
 )
 def test_one_answer_is_one_row_of_every_form(capsysbinary, words, column):
     forms = {}

@@ -64,12 +64,7 @@ def test_experiments_on_one_rank_run_at_batches_that_no_trace_has() -> None:
 @pytest.mark.parametrize(
     ("table", "old", "new", "words"),
     [
-        (
-            "experiments",
-            "\tddp2\t",
-            "\tdpd2\t",
-            ["row 3 (line 4)", "column plan", "'dpd2'", "ddp2?"],
-        ),
+        ("experiments", "\tddp2\t", "\tdpd2\t", ["row 3 (line 4)", "column plan", "'dpd2'", "ddp2?"]),
         ("experiments", "\tresnet18\t", "\tresnet\t", ["row 1", "column workload", "resnet18?"]),
         ("experiments", "\tddp2\t32", "\tddp2\t31", ["column batch", "31", "multiple of 2"]),
         ("experiments", "\tgpipe2-m4\t16", "\tgpipe2-m4\t6", ["column batch", "multiple of 4"]),
@@ -109,10 +104,7 @@ def test_a_mistake_is_refused_with_place_value_and_fix(
         assert word in str(caught.value)
 
 
-HEADER = (
-    "workload family model batches image_size sequence hidden layers heads vocabulary causal"
-    " optimizer precision"
-)
+HEADER = "workload family model batches image_size sequence hidden layers heads vocabulary causal optimizer precision"
 
 
 @pytest.mark.parametrize(
@@ -146,9 +138,7 @@ def test_sizes_that_a_family_can_do_without_may_be_left_out(tmp_path: Path, row:
         ("a user a:b 8 - - - - - - - sgd fp8", ["column precision", "fp32, tf32, bf16, fp16"]),
     ],
 )
-def test_a_row_that_its_family_does_not_understand_is_refused(
-    tmp_path: Path, row: str, words: list[str]
-) -> None:
+def test_a_row_that_its_family_does_not_understand_is_refused(tmp_path: Path, row: str, words: list[str]) -> None:
     path = tmp_path / "workloads.tsv"
     path.write_text(f"{HEADER}\n{row}\n".replace(" ", "\t"))
     with pytest.raises(TableError) as caught:
@@ -159,9 +149,7 @@ def test_a_row_that_its_family_does_not_understand_is_refused(
 
 def test_scaled_gradients_are_refused_in_a_pipeline(tmp_path: Path) -> None:
     edited(tmp_path, "workloads", "true\tadamw\tfp32", "true\tadamw\tfp16")
-    with pytest.raises(
-        TableError, match="gradients \\(fp16\\), which is not measured in a pipeline"
-    ):
+    with pytest.raises(TableError, match="gradients \\(fp16\\), which is not measured in a pipeline"):
         load_all(tmp_path)
 
 

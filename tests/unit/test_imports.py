@@ -111,9 +111,7 @@ def imported_names(path: Path, *, types_only: bool = False) -> frozenset[str]:
         elif isinstance(node, ast.ImportFrom):
             names.add(node.module or "")
             names.update(f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Constant) and re.fullmatch(
-            r"trioflow(_evaluation)?(\.\w+)+", str(node.value)
-        ):
+        elif isinstance(node, ast.Constant) and re.fullmatch(r"trioflow(_evaluation)?(\.\w+)+", str(node.value)):
             names.add(str(node.value))
     return frozenset(names)
 
@@ -182,9 +180,13 @@ def test_a_rule_declares_the_packages_that_its_script_imports_and_no_others(rule
 
 @pytest.mark.parametrize(
     ("rule", "others"),
-    [("extrapolate", {"network", "engine", "prediction"}), ("simulate", {"report", "sweeps", "cli"}),
-     ("calibrate", {"costmodel", "parallel"}), ("capture", {"costmodel", "measure"})],
-)  # fmt: skip
+    [
+        ("extrapolate", {"network", "engine", "prediction"}),
+        ("simulate", {"report", "sweeps", "cli"}),
+        ("calibrate", {"costmodel", "parallel"}),
+        ("capture", {"costmodel", "measure"}),
+    ],
+)
 def test_an_edit_of_a_later_stage_voids_no_earlier_one(rule: str, others: set[str]) -> None:
     rooms = {name.partition("/")[0] for name in list_packages(rule, DECLARED)}
     assert not rooms & {*others, "trioflow_evaluation"}
@@ -209,20 +211,9 @@ def test_an_answer_imports_nothing_that_it_does_not_need() -> None:
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(json.loads(run.stdout.splitlines()[-1]))
     assert "trioflow.prediction.assembly" in loaded
-    libraries = {
-        "torch",
-        "torchvision",
-        "seaborn",
-        "matplotlib",
-        "scipy",
-        "numba",
-        "networkx",
-        "jsonschema",
-    }
+    libraries = {"torch", "torchvision", "seaborn", "matplotlib", "scipy", "numba", "networkx", "jsonschema"}
     assert not {name.partition(".")[0] for name in loaded} & libraries
-    other = {
-        place.rpartition(".")[0] for name, (_, place) in COMMANDS.items() if name != "simulate"
-    }
+    other = {place.rpartition(".")[0] for name, (_, place) in COMMANDS.items() if name != "simulate"}
     other -= {"trioflow.cli.answer"}  # simulate describes a model as show does
     assert not loaded & other, "other subcommands"
 
@@ -233,14 +224,7 @@ def test_only_scripts_that_run_models_need_torch() -> None:
         needs = not with_torch.isdisjoint(required_files(script))
         assert needs <= (
             script.stem
-            in (
-                "capture",
-                "calibrate",
-                "judge_clusters",
-                "judge_cluster_steps",
-                "judge_cluster_peaks",
-                "judge_bridge",
-            )
+            in ("capture", "calibrate", "judge_clusters", "judge_cluster_steps", "judge_cluster_peaks", "judge_bridge")
         ), script.name
 
 
@@ -270,9 +254,7 @@ MODULES = {
 def modules_imported(path: Path) -> set[str]:
     """The library's modules that a file imports anywhere, functions included, types alone not."""
     return {
-        known
-        for name in imported_names(path)
-        if (known := MODULES.get(name) or MODULES.get(name.rpartition(".")[0]))
+        known for name in imported_names(path) if (known := MODULES.get(name) or MODULES.get(name.rpartition(".")[0]))
     } - {short_name(path)}
 
 
@@ -288,9 +270,7 @@ def test_no_circle_of_imports() -> None:
 def test_what_scripts_outside_the_library_import_is_there() -> None:
     """Some of them (publish, release) run only by hand, where a name that has moved would be found last."""
     root = PACKAGE.parents[1]
-    files = [
-        path for folder in ("docs", "scripts", "bench") for path in (root / folder).rglob("*.py")
-    ]
+    files = [path for folder in ("docs", "scripts", "bench") for path in (root / folder).rglob("*.py")]
     wanted = {
         (path.name, node.module, alias.name)
         for path in files
@@ -300,7 +280,8 @@ def test_what_scripts_outside_the_library_import_is_there() -> None:
     }
     assert len(wanted) > 100
     missing = {
-        one for one in wanted
+        one
+        for one in wanted
         if not hasattr(importlib.import_module(one[1]), one[2]) and not importlib.util.find_spec(f"{one[1]}.{one[2]}")
-    }  # fmt: skip
+    }
     assert not missing

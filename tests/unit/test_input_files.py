@@ -88,8 +88,7 @@ BROKEN_YAML = {
     f"k0: &k0 [x]\n{DOUBLING}": "aliases stand for too many values",
     "a: &a {x: 1}\n"
     + "".join(
-        f"b{n}: &b{n} {{<<: [{', '.join(['*a' if not n else f'*b{n - 1}'] * 9)}]}}\n"
-        for n in range(9)
+        f"b{n}: &b{n} {{<<: [{', '.join(['*a' if not n else f'*b{n - 1}'] * 9)}]}}\n" for n in range(9)
     ): "aliases stand for too many values",
     "a: &a [*a]": "an alias lies within what it names",
     "[" * 100_000: "nested too deeply",
@@ -140,15 +139,11 @@ def test_a_table_that_unpacks_to_more_than_the_memory_is_refused(
     path = tmp_path / "many.parquet"
     pq.write_table(pa.table({"op_id": pa.array(range(1000), pa.int64())}), path)
     monkeypatch.setattr(tables.files, "find_available_bytes", lambda: 20_000)
-    with pytest.raises(
-        TableError, match=r"many\.parquet: its 1 k values take some .* 20 kB are free"
-    ):
+    with pytest.raises(TableError, match=r"many\.parquet: its 1 k values take some .* 20 kB are free"):
         tables.read_table(path, "operators")
 
 
-def test_a_profile_that_unpacks_without_end_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_profile_that_unpacks_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import gzip
 
     from trioflow.trace.profile import json_stream

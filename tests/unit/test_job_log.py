@@ -34,9 +34,7 @@ def test_everything_printed_lands_in_the_log_in_order(tmp_path: Path) -> None:
 
 def test_a_deliberate_error_is_one_sentence_in_the_log_and_on_the_terminal(tmp_path: Path) -> None:
     log = tmp_path / "job.log"
-    result = run(
-        log, "raise TableError('it is bent', file='t.tsv', place='row 3', fix='straighten it')"
-    )
+    result = run(log, "raise TableError('it is bent', file='t.tsv', place='row 3', fix='straighten it')")
     sentence = "TableError: t.tsv, row 3: it is bent; straighten it\n"
     assert result.returncode == 1
     assert result.stderr == sentence

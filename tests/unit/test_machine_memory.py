@@ -52,9 +52,7 @@ def test_groups_of_version_1_are_heeded(system: Path) -> None:
     assert find_available_bytes() == 5_500_000
 
 
-def test_the_shells_limit_of_the_address_space_is_heeded(
-    system: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_shells_limit_of_the_address_space_is_heeded(system: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (3_000_000, 3_000_000))
     write(system, status="Name:\tpython\nVmSize:\t    2000 kB\n")
     assert find_available_bytes() == 3_000_000 - 2000 * 1024

@@ -14,9 +14,7 @@ ALONE = "gpt2-tiny-b8 --platform cpu2-gloo"
 HEADER = "case\tsimulate\tmeasured_ms\tsource"
 
 
-def line(
-    key: str, time_ms: float = 0, value: Any = None, prefix: str = "0: ", **metadata: Any
-) -> str:
+def line(key: str, time_ms: float = 0, value: Any = None, prefix: str = "0: ", **metadata: Any) -> str:
     said = {
         "namespace": "",
         "time_ms": time_ms,
@@ -44,19 +42,12 @@ BATCH = line("global_batch_size", value=8)
 def test_step_times_are_taken_as_they_stand_without_the_first(tmp_path: Path) -> None:
     times = [9.0, 0.5, 0.4, 0.6, 0.45]
     found = read_logged_steps(write(tmp_path, *(stats(train_step_time=t, loss=3.0) for t in times)))
-    assert (found.median_s, found.values, found.way, found.batch) == (
-        0.475,
-        4,
-        "train_step_time",
-        None,
-    )
+    assert (found.median_s, found.values, found.way, found.batch) == (0.475, 4, "train_step_time", None)
     assert 0.4 <= found.low_s < found.median_s < found.high_s <= 0.6
 
 
 def test_a_rate_counts_samples_of_the_global_batch(tmp_path: Path) -> None:
-    found = read_logged_steps(
-        write(tmp_path, BATCH, stats(throughput=16.0), stats(throughput=20.0))
-    )
+    found = read_logged_steps(write(tmp_path, BATCH, stats(throughput=16.0), stats(throughput=20.0)))
     assert (found.median_s, found.values, found.way, found.batch) == (0.45, 2, "throughput", 8)
 
 
@@ -85,15 +76,9 @@ def test_blocks_and_epochs_leave_evaluations_out(tmp_path: Path) -> None:
     ("lines", "words"),
     [
         ([], "no line tells the time of a step; give a log with Megatron-LM"),
-        (
-            [line("run_start")],
-            "no train_step_time, throughput, block or epoch gives a step, and no global_batch_size",
-        ),
+        ([line("run_start")], "no train_step_time, throughput, block or epoch gives a step, and no global_batch_size"),
         ([stats(throughput=3.0)], "and no global_batch_size"),
-        (
-            [BATCH, line("block_start", 0), line("block_stop", 5, samples_count=80)],
-            "block or epoch gives a step;",
-        ),
+        ([BATCH, line("block_start", 0), line("block_stop", 5, samples_count=80)], "block or epoch gives a step;"),
         (
             [BATCH, line("global_batch_size", value=16)],
             "line 3: global_batch_size is 8 and 16; give the log of one run",
@@ -103,11 +88,7 @@ def test_blocks_and_epochs_leave_evaluations_out(tmp_path: Path) -> None:
         ([BATCH, stats(throughput=1e-320)], "line 3: throughput is 1e-320; leave the line out"),
         ([line("run_start", 10**400)], "line 2: time_ms is 1000"),
         (
-            [
-                BATCH,
-                line("block_start", 0, samples_count=-1.7e308),
-                line("block_stop", 5, samples_count=1.7e308),
-            ],
+            [BATCH, line("block_start", 0, samples_count=-1.7e308), line("block_stop", 5, samples_count=1.7e308)],
             "block or epoch gives a step;",
         ),
         ([BATCH[:-9]], "line 2: not valid JSON"),
@@ -131,26 +112,19 @@ def test_a_log_that_gives_no_step_is_refused(tmp_path: Path, lines: list[str], w
     assert str(caught.value).startswith(str(path))
 
 
-def test_judge_takes_a_log_beside_its_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_judge_takes_a_log_beside_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path, BATCH, *(stats(train_step_time=t) for t in (9.0, 0.4, 0.42, 0.44)))
     cases = tmp_path / "cases.tsv"
     cases.write_text(f"{HEADER}\none\t{ALONE}\tresult_0.txt\tme\n")
     assert main(["judge", str(cases)]) == 0
-    assert (
-        "measured one: median of 3 by train_step_time, quartiles 400 ms to 440 ms"
-        in capsys.readouterr().out
-    )
+    assert "measured one: median of 3 by train_step_time, quartiles 400 ms to 440 ms" in capsys.readouterr().out
     assert main(["judge", str(cases), "--json"]) == 0
     row = json.loads(capsys.readouterr().out)["cases"][0]
     assert row["measured_s"] == 0.42 and row["measured_steps"]["values"] == 3
     assert row["error"] == pytest.approx(row["predicted_s"] / 0.42 - 1)
 
 
-def test_a_log_of_another_batch_is_not_judged_against(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_log_of_another_batch_is_not_judged_against(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path, line("global_batch_size", value=16), stats(train_step_time=0.4))
     cases = tmp_path / "cases.tsv"
     cases.write_text(f"{HEADER}\none\t{ALONE}\tresult_0.txt\tme\n")

@@ -16,10 +16,7 @@ TOKENS, WORDS = {"sequence_parallel": True}, {"vocabulary_parallel": True}
     [
         ({"data": 2, "tensor": 2, **DP}, "dp with tensor parallelism"),
         ({"data": 2, "pipeline": 2, **DP}, "dp with a pipeline"),
-        (
-            {"data": 2, "sharding": "fsdp", "accumulate": 2, **DP},
-            "dp with fsdp, accumulated micro-steps",
-        ),
+        ({"data": 2, "sharding": "fsdp", "accumulate": 2, **DP}, "dp with fsdp, accumulated micro-steps"),
         (DP, "dp on one rank"),
         ({"data": 2, **GATHER}, "gather without tensor parallelism"),
         ({"tensor": 2, **GATHER, **TOKENS}, "gather with sequence_parallel"),
@@ -32,10 +29,7 @@ TOKENS, WORDS = {"sequence_parallel": True}, {"vocabulary_parallel": True}
         ({"context": 2, "data": 2, "replication": "dp"}, "context parallelism"),
         ({"context": 2, "tensor": 2, "tensor_style": "gather"}, "gather with context"),
         ({"context": 4, "data": 3, "sharding": "hsdp", "shard": 6}, "sequences that 4 share"),
-        (
-            {"pipeline": 2, "offload": "activations"},
-            "activations in a pipeline of 2 is not simulated",
-        ),
+        ({"pipeline": 2, "offload": "activations"}, "activations in a pipeline of 2 is not simulated"),
         ({"recompute": "full", "offload": "activations"}, "with recompute full is not simulated"),
         ({"data": 2, "sharding": "zero1", "offload": "optimizer"}, "optimizer with zero1"),
         ({"data": 2, "sharding": "zero4"}, "unknown sharding 'zero4'; use one of none, zero1"),
@@ -45,18 +39,12 @@ TOKENS, WORDS = {"sequence_parallel": True}, {"vocabulary_parallel": True}
             "fsdp with gpipe-recompute, whose stages are one process's; use gpipe",
         ),
         ({"data": 4, "sharding": "hsdp"}, "4 data-parallel ranks do not make several groups of 1"),
-        (
-            {"data": 4, "sharding": "hsdp", "shard": 3},
-            "groups of 3; use a divisor of 4 between 1 and 4",
-        ),
+        ({"data": 4, "sharding": "hsdp", "shard": 3}, "groups of 3; use a divisor of 4 between 1 and 4"),
         ({"data": 4, "sharding": "hsdp", "shard": 4}, "several groups of 4"),
         ({"data": 4, "sharding": "fsdp", "shard": 2}, "groups of 2 ranks with sharding fsdp"),
         ({"pipeline": 2, "accumulate": 2}, "2 accumulated micro-steps in a pipeline"),
         ({"data": 2, "accumulate": 0}, "accumulate 0 is below 1"),
-        (
-            {"data": 2, "accumulate": 2, "no_sync": True},
-            "no_sync without accumulated micro-steps of sharded",
-        ),
+        ({"data": 2, "accumulate": 2, "no_sync": True}, "no_sync without accumulated micro-steps of sharded"),
         ({"data": 6, "expert": 4}, "4 expert-parallel ranks do not divide 6 data-parallel ones"),
         ({"data": 4, "expert": 2, "tensor": 2}, "without sequence parallelism"),
         ({"data": 4, "tensor": 2, "expert_tensor": 1}, "without sequence parallelism"),
@@ -68,56 +56,26 @@ TOKENS, WORDS = {"sequence_parallel": True}, {"vocabulary_parallel": True}
         ({"data": 6, "expert": 6, "expert_domain": 4}, "domains of 4 ranks do not divide 6"),
         ({"data": 6, "expert_domain": 4}, "domains of 4 ranks do not divide 1"),
         ({"data": 4, "expert_overlap": True}, "expert_overlap without expert parallelism"),
-        (
-            {**PAIRED, "pipeline": 2, "schedule": "1f1b"},
-            "expert_overlap with 1f1b, in which no forward",
-        ),
+        ({**PAIRED, "pipeline": 2, "schedule": "1f1b"}, "expert_overlap with 1f1b, in which no forward"),
         ({**PAIRED, "recompute": "full"}, "recompute full, which runs exchanges again"),
         ({**PAIRED, "sharding": "fsdp"}, "expert_overlap with fsdp is not simulated"),
         ({"data": 8, "expert": 4, "sharding": "hsdp", "shard": 2}, "do not divide groups of 2"),
-        (
-            {"data": 2, "sharding": "distributed", "accumulate": 2, "gradient_sync": "micro-batch"},
-            "reduces once",
-        ),
-        (
-            {
-                "data": 2,
-                "sharding": "fsdp",
-                "accumulate": 2,
-                "gradient_sync": "micro-batch",
-                "no_sync": True,
-            },
-            "no_sync",
-        ),
-        (
-            {"data": 2, "sharding": "partitioned", "accumulate": 2, "gradient_sync": "step"},
-            "keeps gradients whole",
-        ),
+        ({"data": 2, "sharding": "distributed", "accumulate": 2, "gradient_sync": "micro-batch"}, "reduces once"),
+        ({"data": 2, "sharding": "fsdp", "accumulate": 2, "gradient_sync": "micro-batch", "no_sync": True}, "no_sync"),
+        ({"data": 2, "sharding": "partitioned", "accumulate": 2, "gradient_sync": "step"}, "keeps gradients whole"),
         ({"data": 2, "sharding": "partitioned", "pipeline": 2}, "partitioned with a pipeline"),
-        (
-            {"data": 2, "sharding": "distributed", "offload": "optimizer"},
-            "whose ranks share the optimizer themselves",
-        ),
+        ({"data": 2, "sharding": "distributed", "offload": "optimizer"}, "whose ranks share the optimizer themselves"),
         ({"data": 8, "sharding": "fsdp", "shard": 2}, "with sharding fsdp"),
         ({"data": 8, "sharding": "zero1", "shard": 3}, "do not make several groups of 3"),
         (
             {"data": 8, "tensor": 2, "sharding": "zero1", "expert": 2, **TOKENS},
             "with experts and tensor parallelism is not simulated",
         ),
-        (
-            {"data": 2, "sharding": "fsdp", "gather_overlap": True},
-            "gather_overlap with sharding fsdp",
-        ),
-        (
-            {"pipeline": 2, "schedule": "gpipe-recompute", "recompute": "full"},
-            "runs forwards again itself; write none",
-        ),
+        ({"data": 2, "sharding": "fsdp", "gather_overlap": True}, "gather_overlap with sharding fsdp"),
+        ({"pipeline": 2, "schedule": "gpipe-recompute", "recompute": "full"}, "runs forwards again itself; write none"),
         ({"micro_batches": 4}, "without a pipeline"),
         ({"data": 0}, "data degree 0"),
-        (
-            {"pipeline": 4, "schedule": "dualpipev", "micro_batches": 2},
-            "2 micro-batches are fewer than",
-        ),
+        ({"pipeline": 4, "schedule": "dualpipev", "micro_batches": 2}, "2 micro-batches are fewer than"),
         ({"pipeline": 2, "schedule": "fifo"}, "unknown schedule 'fifo'; .*use one of gpipe"),
         ({"pipeline": 2, "stages_per_rank": 2}, "gpipe: 2 stages a rank"),
         ({"stages_per_rank": 2}, "2 stages a rank without a pipeline"),
@@ -135,9 +93,7 @@ def test_what_does_not_go_together_is_refused(given, problem):
 def test_what_goes_together_is_told():
     plan = make_plan(data=2, tensor=4, pipeline=2, micro_batches=2, **TOKENS, **WORDS)
     assert describe_plan(plan, 32).endswith("(gpipe), sequence parallel, vocabulary parallel")
-    assert describe_plan(named_plan("dp", 4), 32) == (
-        "4 ranks = 4 data, 8 samples a rank, DataParallel in one process"
-    )
+    assert describe_plan(named_plan("dp", 4), 32) == ("4 ranks = 4 data, 8 samples a rank, DataParallel in one process")
     assert describe_plan(named_plan("tp-gather", 2), 8).endswith("outputs of layers gathered")
     make_plan(data=2, tensor=2, sharding="fsdp", **TOKENS, **WORDS)
 
@@ -145,10 +101,7 @@ def test_what_goes_together_is_told():
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (
-            ["--plan", "dp", "--ranks", "2", "--batch", "7"],
-            "at most 4 samples a rank, DataParallel",
-        ),
+        (["--plan", "dp", "--ranks", "2", "--batch", "7"], "at most 4 samples a rank, DataParallel"),
         (["--plan", "tp-gather", "--ranks", "2"], "outputs of layers gathered"),
         (["--tensor-parallel", "2", "--tensor-style", "gather"], "outputs of layers gathered"),
         (
@@ -173,9 +126,7 @@ def test_the_command_line_refuses_in_one_sentence(capsys):
 
 
 def test_tables_name_the_column_and_measurements_are_refused(tmp_path):
-    header = (
-        "plan\tdata\ttensor\tpipeline\tschedule\tmicro_batches\tfirst_bucket_bytes\tbucket_bytes"
-    )
+    header = "plan\tdata\ttensor\tpipeline\tschedule\tmicro_batches\tfirst_bucket_bytes\tbucket_bytes"
     row = "p\t2\t1\t1\tnone\t1\t1048576\t26214400"
     plans = tmp_path / "plans.tsv"
     plans.write_text(f"{header}\treplication\tsequence_parallel\n{row}\tddp\ttrue\n")

@@ -50,19 +50,13 @@ def test_what_cannot_be_used_is_refused_in_a_sentence(install):
     install("odd", "trioflow.networks", number="NUMBER", absent="nothing")
     install("one", "trioflow.operator_models", twice="Net")
     install("two", "trioflow.operator_models", twice="NUMBER")
-    with pytest.raises(
-        InputError, match=r"the network 'number' \(odd_kit:NUMBER\) is not a function"
-    ):
+    with pytest.raises(InputError, match=r"the network 'number' \(odd_kit:NUMBER\) is not a function"):
         find_network("number")
-    with pytest.raises(
-        InputError, match=r"the network 'absent' \(odd_kit:nothing\) cannot be loaded"
-    ):
+    with pytest.raises(InputError, match=r"the network 'absent' \(odd_kit:nothing\) cannot be loaded"):
         find_network("absent")
     with pytest.raises(InputError, match="the operator model 'twice' is registered 2 times"):
         find_operator_model("twice")
-    with pytest.raises(
-        InputError, match=r"no network is called 'fair-share'.*did you mean fair_share"
-    ):
+    with pytest.raises(InputError, match=r"no network is called 'fair-share'.*did you mean fair_share"):
         find_network("fair-share")
 
 

@@ -25,11 +25,7 @@ def run(code: str, folder: Path) -> str:
     """Run code in an empty folder that knows the library by its path alone."""
     environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
+        [sys.executable, "-W", "error", "-c", code], cwd=folder, env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -86,9 +86,7 @@ def test_notes_lie_where_they_belong_in_the_svg_alone(run, tmp_path):
     figure = figures.draw_predicted_and_measured(errors)
     svg = style.save_figure(figure, tmp_path / "figure")[0]
     text = svg.read_text(encoding="utf-8")
-    notes = re.findall(
-        r'<rect x="(.+?)" y="(.+?)" width="(.+?)" height="(.+?)"><title>(.+?)<', text
-    )
+    notes = re.findall(r'<rect x="(.+?)" y="(.+?)" width="(.+?)" height="(.+?)"><title>(.+?)<', text)
     assert [note[-1].split(":")[0] for note in notes] == list(errors["experiment"])
     assert f"measured {write_time(errors['measured_s'][0])}" in notes[0][-1]
     wide, tall = (72 * size for size in figure.get_size_inches())
@@ -113,20 +111,14 @@ def test_collective_line_and_table_are_those_of_the_model(run):
     inputs, _ = run
     model = inputs.collectives
     figure = figures.draw_collective_curve(inputs.collective_samples, model)
-    above = next(
-        axes for axes in figure.axes if axes.get_title(loc="left") == "all_reduce, 2 ranks"
-    )
+    above = next(axes for axes in figure.axes if axes.get_title(loc="left") == "all_reduce, 2 ranks")
     samples, piecewise, line = above.lines
     curve = model.curves["all_reduce", 2]
-    assert (
-        len(samples.get_xdata()) == (inputs.collective_samples["collective"] == "all_reduce").sum()
-    )
+    assert len(samples.get_xdata()) == (inputs.collective_samples["collective"] == "all_reduce").sum()
     drawn = dict(zip(piecewise.get_xdata(), piecewise.get_ydata(), strict=True))
     for size, time_s in zip(curve.message_bytes, curve.time_s, strict=True):
         assert drawn[size] == pytest.approx(time_s)
-    assert line.get_ydata()[0] == pytest.approx(
-        curve.alpha_s + curve.beta_s_per_byte * line.get_xdata()[0]
-    )
+    assert line.get_ydata()[0] == pytest.approx(curve.alpha_s + curve.beta_s_per_byte * line.get_xdata()[0])
 
 
 def test_operator_fit_is_ordered_by_share_and_says_what_was_not_held_out(run):
@@ -162,9 +154,15 @@ def test_nothing_to_draw_is_refused(run):
 
 def event(rank, stream, kind, phase, start, end, number=0):
     return {
-        "task_id": number, "rank": rank, "stream": stream, "kind": kind, "name": kind,
-        "phase": phase, "start_s": start, "end_s": end,
-    }  # fmt: skip
+        "task_id": number,
+        "rank": rank,
+        "stream": stream,
+        "kind": kind,
+        "name": kind,
+        "phase": phase,
+        "start_s": start,
+        "end_s": end,
+    }
 
 
 def test_thin_neighbours_merge_and_wide_ones_stay():
@@ -209,8 +207,12 @@ def test_lanes_are_by_rank_then_stream_and_keep_their_busy_time():
     )
     lanes = build_lanes(timeline, "predicted", 0.01)
     assert [(lane.rank, lane.stream) for lane in lanes] == [
-        (0, "compute"), (0, "host"), (1, "compute"), (1, "exposed"), (1, "hidden"),
-    ]  # fmt: skip
+        (0, "compute"),
+        (0, "host"),
+        (1, "compute"),
+        (1, "exposed"),
+        (1, "hidden"),
+    ]
     assert sorted(lanes[0].bars) == ["backward", "forward"]
     assert lanes[0].busy_s == pytest.approx(1.5)
     assert list(lanes[1].bars) == ["other"]
@@ -235,21 +237,21 @@ def test_communication_is_cut_where_compute_hides_it_in_the_lanes_and_on_the_pat
     pieces = cut[cut["kind"].isin(["collective", "send"])]
     found = pieces[["task_id", "stream", "start_s", "end_s"]].sort_values(["start_s", "end_s"])
     assert found.to_numpy().tolist() == [
-        [7, "exposed", 0.5, 1.0], [7, "hidden", 1.0, 2.5], [0, "hidden", 1.5, 2.25], [7, "exposed", 2.5, 4.0],
-    ]  # fmt: skip
-    lanes = {
-        (lane.rank, lane.stream): lane.busy_s for lane in build_lanes(timeline, "measured", 0.01)
-    }
-    assert lanes == pytest.approx({
-        (0, "compute"): 1.5, (0, "exposed"): 2.0, (0, "hidden"): 1.5, (1, "compute"): 1.0,
-    })  # fmt: skip
+        [7, "exposed", 0.5, 1.0],
+        [7, "hidden", 1.0, 2.5],
+        [0, "hidden", 1.5, 2.25],
+        [7, "exposed", 2.5, 4.0],
+    ]
+    lanes = {(lane.rank, lane.stream): lane.busy_s for lane in build_lanes(timeline, "measured", 0.01)}
+    assert lanes == pytest.approx({(0, "compute"): 1.5, (0, "exposed"): 2.0, (0, "hidden"): 1.5, (1, "compute"): 1.0})
     path = timeline[timeline["kind"] == "collective"]
     figure = draw_timelines(timeline, timeline.head(0), critical_path=path, title="x")
     marked = [
         segment.tolist()
-        for line in figure.axes[0].collections if isinstance(line, LineCollection)
+        for line in figure.axes[0].collections
+        if isinstance(line, LineCollection)
         for segment in line.get_segments()
-    ]  # fmt: skip
+    ]
     rows = {place for segment in marked for _, place in segment}
     assert rows == {1 + PATH_OFFSET, 2 + PATH_OFFSET}, "under both lanes of communication"
 
@@ -274,12 +276,8 @@ def test_bars_say_what_they_are():
 
 
 def test_one_panel_a_rank_with_one_time_axis():
-    predicted = as_table(
-        [event(r, "compute", "compute", "forward", 0, 1) for r in (0, 1)], "timeline"
-    )
-    measured = as_table(
-        [event(r, "compute", "compute", "forward", 0, 2) for r in (0, 1)], "timeline"
-    )
+    predicted = as_table([event(r, "compute", "compute", "forward", 0, 1) for r in (0, 1)], "timeline")
+    measured = as_table([event(r, "compute", "compute", "forward", 0, 2) for r in (0, 1)], "timeline")
     figure = draw_timelines(predicted, measured, measured_s=1.8, title="x")
     panels = figure.axes
     assert [axes.get_title(loc="left") for axes in panels] == ["rank 0", "rank 1"]
@@ -290,14 +288,12 @@ def test_one_panel_a_rank_with_one_time_axis():
 
 def test_the_critical_path_is_underlined_in_its_rank_and_stream():
     predicted = as_table(
-        [event(r, s, "compute", "forward", 0, 1) for r in (0, 1) for s in ("compute", "send")],
-        "timeline",
+        [event(r, s, "compute", "forward", 0, 1) for r in (0, 1) for s in ("compute", "send")], "timeline"
     )
     path = as_table([event(1, "send", "compute", "forward", 0.25, 0.75)], "timeline")
     figure = draw_timelines(predicted, predicted, critical_path=path, title="x")
     marked = [
-        [line.get_segments() for line in axes.collections if isinstance(line, LineCollection)]
-        for axes in figure.axes
+        [line.get_segments() for line in axes.collections if isinstance(line, LineCollection)] for axes in figure.axes
     ]
     assert marked[0] == []
     [[segment]] = marked[1]
@@ -320,9 +316,7 @@ def test_missing_measured_timeline_is_said_and_missing_prediction_refused():
 
 def test_many_ranks_are_cut_and_counted():
     ranks = MOST_RANKS + 3
-    predicted = as_table(
-        [event(r, "compute", "compute", "forward", 0, 1) for r in range(ranks)], "timeline"
-    )
+    predicted = as_table([event(r, "compute", "compute", "forward", 0, 1) for r in range(ranks)], "timeline")
     figure = draw_timelines(predicted, as_table([], "timeline"), title="x")
     assert len(figure.axes) == MOST_RANKS
     assert f"first {MOST_RANKS} of {ranks} ranks" in figure.get_suptitle()

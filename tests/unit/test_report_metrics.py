@@ -7,12 +7,7 @@ import pandas as pd
 import pytest
 from trioflow import tables
 from trioflow.base.errors import InputError
-from trioflow.report.errors import (
-    METRICS,
-    build_error_table,
-    build_metrics_table,
-    summarise_errors,
-)
+from trioflow.report.errors import METRICS, build_error_table, build_metrics_table, summarise_errors
 
 
 def errors():
@@ -36,9 +31,7 @@ def errors():
         ],
     )
     relative = frame["simulated_s"] / frame["measured_s"] - 1
-    return frame.assign(
-        set="live", relative_error=relative, trace_only_error=-0.5, baseline_error=[1.0, -1.0, 0.25]
-    )
+    return frame.assign(set="live", relative_error=relative, trace_only_error=-0.5, baseline_error=[1.0, -1.0, 0.25])
 
 
 def test_summary_in_closed_form():
@@ -64,11 +57,7 @@ def test_groups_hold_every_experiment_once():
     kinds = {"ddp2": "data parallel", "tp2": "tensor parallel"}
     table = build_metrics_table(errors(), kinds)
     assert table["grouping"].iloc[0] == "all"
-    assert table.groupby("grouping")["experiments"].sum().to_dict() == {
-        "all": 3,
-        "plan kind": 3,
-        "workload": 3,
-    }
+    assert table.groupby("grouping")["experiments"].sum().to_dict() == {"all": 3, "plan kind": 3, "workload": 3}
     groups = table.set_index("group")
     assert groups.loc["data parallel", "mean_absolute_error"] == pytest.approx(0.075)
     assert groups.loc["b", "worst_experiment"] == "b-1"
@@ -152,9 +141,9 @@ def test_values_by_hand():
             "device_names": ["Example CPU", "Example CPU"],
         }
     }
-    table = build_error_table(
-        EXPERIMENTS, measurements(), summaries(warnings=["guessed"]), sessions
-    ).set_index("experiment")
+    table = build_error_table(EXPERIMENTS, measurements(), summaries(warnings=["guessed"]), sessions).set_index(
+        "experiment"
+    )
     assert list(table.index) == ["a-ddp2", "a-batch2"]
     ddp = table.loc["a-ddp2"]
     # Slowest rank of each round: 105, 110, 130 ms.
@@ -185,9 +174,7 @@ def test_step_of_one_rank_measured_among_the_experiments_comes_first():
 def test_turns_of_one_round_are_steps_of_their_own():
     frame = measurements()
     ddp = frame[(frame["plan"] == "ddp2") & (frame["batch"] == 8)]
-    table = build_error_table(
-        EXPERIMENTS, pd.concat([frame, ddp.assign(step_ns=ddp["step_ns"] * 2)]), summaries()
-    )
+    table = build_error_table(EXPERIMENTS, pd.concat([frame, ddp.assign(step_ns=ddp["step_ns"] * 2)]), summaries())
     # 105, 110, 130 and twice as much: never the slower turn alone.
     assert table["measured_s"].iloc[0] == pytest.approx((0.130 + 0.210) / 2)
     assert table["rounds"].iloc[0] == 6

@@ -115,13 +115,8 @@ def test_rounds_stand_beside_their_draws(built, page):
     assert rounds["drawn_median_s"].to_numpy() == pytest.approx(1.01 * built[2]["simulated_s"])
     assert rounds["measured_median_s"].to_numpy() == pytest.approx(built[2]["measured_s"])
     assert (rounds["measured_low_s"] < rounds["measured_high_s"]).all()
-    found = [
-        row for row in page[1].rows if row and len(row) == 10 and row[0] == rounds["experiment"][0]
-    ]
-    errors = [
-        rounds[f"drawn_{key}"][0] / rounds[f"measured_{key}"][0] - 1
-        for key in ("low_s", "median_s", "high_s")
-    ]
+    found = [row for row in page[1].rows if row and len(row) == 10 and row[0] == rounds["experiment"][0]]
+    errors = [rounds[f"drawn_{key}"][0] / rounds[f"measured_{key}"][0] - 1 for key in ("low_s", "median_s", "high_s")]
     assert [float(cell) for cell in found[0][7:]] == pytest.approx(errors)
     inputs.summaries[rounds["experiment"][1]].pop("drawn")
     with pytest.raises(InputError, match="has no draws"):
@@ -169,13 +164,7 @@ def test_failure_leaves_the_old_report(built, tmp_path):
     target = tmp_path / "report"
     shutil.copytree(folder / "results/report", target)
     before = {file: file.read_bytes() for file in target.rglob("*") if file.is_file()}
-    extra = {
-        "experiment": "vgg11-new",
-        "set": "live",
-        "workload": "vgg11",
-        "plan": "ddp2",
-        "batch": 4,
-    }
+    extra = {"experiment": "vgg11-new", "set": "live", "workload": "vgg11", "plan": "ddp2", "batch": 4}
     with pytest.raises(InputError, match="'vgg11-new' has no simulation"):
         build_report(files, target, [*EXPERIMENTS, extra], PLANS)
     assert before == {file: file.read_bytes() for file in target.rglob("*") if file.is_file()}
@@ -205,14 +194,8 @@ def test_every_experiment_tells_what_it_waits_for_and_where_its_time_goes(page):
     text = page[0].replace("&nbsp;", " ")
     assert text.count("What the step waits for, from its start to its end: ") == len(EXPERIMENTS)
     for row in EXPERIMENTS:
-        part = text.partition(f'<div id="timeline-{row["experiment"]}">')[2].partition("<div id=")[
-            0
-        ]
-        for caption in (
-            "Critical path, by kind of work and rank",
-            "Breakdown by rank",
-            "by module",
-        ):
+        part = text.partition(f'<div id="timeline-{row["experiment"]}">')[2].partition("<div id=")[0]
+        for caption in ("Critical path, by kind of work and rank", "Breakdown by rank", "by module"):
             assert caption in part
         assert "(outside)" in part and "8x4" in part and "4.1 kB" in part
         assert "activation 600 MB (75 %), optimizer state 200 MB (25 %)" in part
@@ -255,8 +238,7 @@ def test_plan_kind_names_what_is_split(degrees, kind):
 
 
 @pytest.mark.parametrize(
-    ("value", "text"),
-    [(0.1234, "+12.3 %"), (-0.05, "\u22125.0 %"), (-0.0001, "0.0 %"), (float("nan"), "\u2013")],
+    ("value", "text"), [(0.1234, "+12.3 %"), (-0.05, "\u22125.0 %"), (-0.0001, "0.0 %"), (float("nan"), "\u2013")]
 )
 def test_signed_percent(value, text):
     assert pages.write_signed_percent(value) == text
@@ -264,13 +246,7 @@ def test_signed_percent(value, text):
 
 @pytest.mark.parametrize(
     ("time_s", "text"),
-    [
-        (0.0, "0 s"),
-        (0.9996, "1 s"),
-        (0.0123, "12.3 ms"),
-        (3e-6, "3 \u00b5s"),
-        (1234.0, "1.23e+03 s"),
-    ],
+    [(0.0, "0 s"), (0.9996, "1 s"), (0.0123, "12.3 ms"), (3e-6, "3 \u00b5s"), (1234.0, "1.23e+03 s")],
 )
 def test_time(time_s, text):
     assert pages.write_time(time_s) == text

@@ -7,15 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from evaluation.validation.validation_cases import make_cases
-from page_numbers import (
-    Result,
-    describe_errors,
-    describe_validation,
-    markers,
-    publish,
-    publish_spreads,
-    record_run,
-)
+from page_numbers import Result, describe_errors, describe_validation, markers, publish, publish_spreads, record_run
 from report_run import PLANS, experiments_of, write_run
 from trioflow.base.errors import InputError
 from trioflow.base.experiments import Plan
@@ -58,16 +50,11 @@ def test_publishing_twice_changes_nothing_more_and_nothing_outside(root):
     )
     assert publish(root, "errors", RESULT) is False
     assert publish(root, "errors", Result("page.md", RESULT.lines[:1])) is True
-    assert (root / "README.md").read_text() == readme.replace(
-        "- [second](docs/page.md): 2 % <!-- errors -->\n", ""
-    )
+    assert (root / "README.md").read_text() == readme.replace("- [second](docs/page.md): 2 % <!-- errors -->\n", "")
     assert (root / "docs/page.md").read_text() == page
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["nothing", f"{BEGIN}\n", f"{END}\n", f"{BEGIN}{BEGIN}{END}", f"{END}\n{BEGIN}\n"],
-)
+@pytest.mark.parametrize("text", ["nothing", f"{BEGIN}\n", f"{END}\n", f"{BEGIN}{BEGIN}{END}", f"{END}\n{BEGIN}\n"])
 def test_missing_doubled_or_swapped_markers_are_refused_and_nothing_is_written(root, text):
     (root / "docs/page.md").write_text(text)
     before = (root / "README.md").read_text()
@@ -123,9 +110,7 @@ def test_a_run_is_listed_once_and_readme_gives_the_range_of_all(errors, tmp_path
     assert f"different machines: {100 * low:.1f} %, {100 * high:.1f} % (" in result.body
     ((what, reached),) = result.lines
     assert what.startswith(f"{len(errors)} steps")
-    assert reached.startswith(
-        f"{100 * low:.1f} % to {100 * high:.1f} % mean absolute error in 2 full runs"
-    )
+    assert reached.startswith(f"{100 * low:.1f} % to {100 * high:.1f} % mean absolute error in 2 full runs")
 
 
 def test_bias_coverage_and_kinds_of_plans_are_those_of_the_runs_that_have_them(errors, tmp_path):
@@ -171,9 +156,7 @@ def test_the_validation_holds_a_row_for_every_aim():
     row = "| another batch, sum of operators | 3 | 3 % | 5.0 % | 50.0 % (proportional) | \u2013 | 100 % |"
     assert row in result.body
     assert "| another batch, training, sum of operators | 2 | 3 % | **1.5 %** |" in result.body
-    assert (
-        "| oracle + 2 points | **5.0 %** | 5.0 % (proportional) | 4.0 % | \u2013 |" in result.body
-    )
+    assert "| oracle + 2 points | **5.0 %** | 5.0 % (proportional) | 4.0 % | \u2013 |" in result.body
     assert len(result.body.splitlines()) < 25
     ((_, reached),) = result.lines
     assert "another batch 5.0 %" in reached
@@ -210,9 +193,7 @@ def test_prose_is_at_most_120_characters_wide():
         text = page.read_text(encoding="utf-8")
         if re.search("[Gg]enerated by|^Written by", text, re.MULTILINE):
             continue
-        text = re.sub(
-            r"<!-- (\w+):begin -->.*?<!-- \1:end -->|^```.*?^```", "", text, flags=re.S | re.M
-        )
+        text = re.sub(r"<!-- (\w+):begin -->.*?<!-- \1:end -->|^```.*?^```", "", text, flags=re.S | re.M)
         wide = [line for line in LINE.sub("", text).splitlines() if len(line) > 120]
         wide = [line for line in wide if line[:1] != "|" and " " in line.strip("`, ")]
         assert not wide, (page.name, wide[:2])

@@ -1,13 +1,5 @@
 import pytest
-from trioflow.base.units import (
-    format_apart,
-    format_bytes,
-    format_count,
-    format_time,
-    ns_to_s,
-    s_to_ns,
-    us_to_ns,
-)
+from trioflow.base.units import format_apart, format_bytes, format_count, format_time, ns_to_s, s_to_ns, us_to_ns
 
 
 @pytest.mark.parametrize(

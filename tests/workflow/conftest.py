@@ -37,9 +37,7 @@ def default_jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
         jobs = copy_project(folder / "project").planned()
         (folder / "jobs.json").write_text(json.dumps(jobs))
 
-    found: dict[str, int] = json.loads(
-        (make_once(tmp_path_factory, "default-jobs", plan) / "jobs.json").read_text()
-    )
+    found: dict[str, int] = json.loads((make_once(tmp_path_factory, "default-jobs", plan) / "jobs.json").read_text())
     return found
 
 

@@ -14,9 +14,15 @@ from trioflow.datasets.catalogue import load_catalogue
 from trioflow_evaluation.fits.collectives import PUBLIC_TABLES
 
 STAGES = {
-    "traces", "operator_tables", "calibrations", "cost_models", "partitions", "measurements",
-    "task_graphs", "timelines",
-}  # fmt: skip
+    "traces",
+    "operator_tables",
+    "calibrations",
+    "cost_models",
+    "partitions",
+    "measurements",
+    "task_graphs",
+    "timelines",
+}
 
 
 def read_rows(name: str) -> list[dict[str, str]]:
@@ -32,11 +38,20 @@ def test_the_projects_own_tables_give_the_expected_jobs(project: Project) -> Non
     experiments = read_rows("experiments")
     measured = len({row["workload"] for row in experiments})
     assert project.planned() == {
-        "capture": traces, "merge": traces, "fit_operators": 1,
-        "partition": measured, "calibrate": measured, "measure": measured, "fit_collectives": 1, "describe_machine": 1,
-        "extrapolate": len(experiments), "simulate": len(experiments), "attribute": 1, "report": 1,
+        "capture": traces,
+        "merge": traces,
+        "fit_operators": 1,
+        "partition": measured,
+        "calibrate": measured,
+        "measure": measured,
+        "fit_collectives": 1,
+        "describe_machine": 1,
+        "extrapolate": len(experiments),
+        "simulate": len(experiments),
+        "attribute": 1,
+        "report": 1,
         "describe_traces": 1,
-    }  # fmt: skip
+    }
 
 
 def test_the_readme_draws_the_stages_as_snakemake_joins_them() -> None:
@@ -61,9 +76,7 @@ def test_the_readme_draws_the_stages_as_snakemake_joins_them() -> None:
     assert set(networkx.transitive_reduction(whole).edges) == edges
 
 
-def test_the_catalog_s_entry_plans_the_same_jobs(
-    project: Project, default_jobs: dict[str, int]
-) -> None:
+def test_the_catalog_s_entry_plans_the_same_jobs(project: Project, default_jobs: dict[str, int]) -> None:
     jobs = project.planned("--snakefile", "workflow/Snakefile")
     assert jobs == {**default_jobs, "default": 1}
 
@@ -83,20 +96,14 @@ def test_stages_that_need_no_real_runs_ask_for_none(project: Project) -> None:
     assert "fit_operators" not in project.planned("measurements"), "truth depends on no cost model"
 
 
-def test_nothing_that_is_predicted_rests_on_a_measured_step_of_a_plan(
-    undisturbed: Project,
-) -> None:
+def test_nothing_that_is_predicted_rests_on_a_measured_step_of_a_plan(undisturbed: Project) -> None:
     """The truth, and what it is made of, are read by what comes after the predictions."""
     lines = undisturbed.snakemake("--detailed-summary").splitlines()
     rows = [line.split("\t") for line in lines if line.startswith("results/")]
     rules, inputs = {row[0]: row[2] for row in rows}, {row[0]: row[4].split(",") for row in rows}
-    truth = {
-        path for path in inputs if path.startswith(("results/measurements/", "results/sessions/"))
-    }
+    truth = {path for path in inputs if path.startswith(("results/measurements/", "results/sessions/"))}
     assert {rules[path] for path in truth} == {"measure", "calibrate"}
-    assert {rules[path] for path, needed in inputs.items() if truth & set(needed)} == {
-        "measure", "attribute", "report",
-    }  # fmt: skip
+    assert {rules[path] for path, needed in inputs.items() if truth & set(needed)} == {"measure", "attribute", "report"}
     reached, todo = set[str](), {path for path in inputs if path.startswith("results/timelines/")}
     while todo:
         reached |= todo
@@ -119,33 +126,45 @@ def test_the_validation_is_asked_for_and_needs_the_public_data_of_every_set(
     files = load_catalogue().select_files([*groups, "aiconfigurator/gemm-h200"])
     keys = {file.key for file in files} | {table.key for table in PUBLIC_TABLES}
     assert jobs == {
-        "retrieve": len(keys), "validate_operators": 3, "validate_new_gpu": 1,
-        "validate_collectives": 1, "diagnose_operators": 1, "fit_new_gpu": 1,
-        "describe_cost_models": 1, "validation": 1,
-    }  # fmt: skip
+        "retrieve": len(keys),
+        "validate_operators": 3,
+        "validate_new_gpu": 1,
+        "validate_collectives": 1,
+        "diagnose_operators": 1,
+        "fit_new_gpu": 1,
+        "describe_cost_models": 1,
+        "validation": 1,
+    }
     assert not jobs.keys() & default_jobs.keys(), "the default run needs no public data"
     one = project.planned("results/validation/collectives.parquet")
     assert one == {"retrieve": len({t.key for t in PUBLIC_TABLES}), "validate_collectives": 1}
 
 
 AFTER_COLLECTIVES = {
-    "fit_collectives": 1, "describe_machine": 1, "extrapolate": 3, "simulate": 3, "attribute": 1,
+    "fit_collectives": 1,
+    "describe_machine": 1,
+    "extrapolate": 3,
+    "simulate": 3,
+    "attribute": 1,
     "report": 1,
-}  # fmt: skip
+}
 AFTER_SESSIONS = {"measure": 2, **AFTER_COLLECTIVES}
 AFTER_TRACES = {
-    "merge": 4, "describe_traces": 1, "fit_operators": 1, "partition": 2, "calibrate": 2, "extrapolate": 3, **AFTER_SESSIONS,
-}  # fmt: skip
+    "merge": 4,
+    "describe_traces": 1,
+    "fit_operators": 1,
+    "partition": 2,
+    "calibrate": 2,
+    "extrapolate": 3,
+    **AFTER_SESSIONS,
+}
 
 
 @pytest.mark.parametrize(
     ("edited", "expected"),
     [
         ("workflow/trioflow/report/build.py", {"report": 1}),
-        (
-            "workflow/trioflow/network/fair_share.py",
-            {"simulate": 3, "attribute": 1, "report": 1},
-        ),
+        ("workflow/trioflow/network/fair_share.py", {"simulate": 3, "attribute": 1, "report": 1}),
         ("workflow/trioflow/trace/profile/merge.py", AFTER_TRACES),
         ("workflow/trioflow/base/errors.py", {"capture": 4, **AFTER_TRACES}),
         ("scripts/report.py", {"report": 1}),
@@ -153,18 +172,18 @@ AFTER_TRACES = {
         ("scripts/fit_collectives.py", AFTER_COLLECTIVES),
     ],
 )
-def test_an_edit_runs_again_just_what_depends_on_it(
-    finished: Project, edited: str, expected: dict[str, int]
-) -> None:
+def test_an_edit_runs_again_just_what_depends_on_it(finished: Project, edited: str, expected: dict[str, int]) -> None:
     finished.append(edited, "\n# edited\n")
     assert finished.planned() == expected
 
 
 def test_edits_of_what_no_result_depends_on_run_nothing(finished: Project) -> None:
     for edited in (
-        "workflow/trioflow/campaign/items.py", "workflow/unlock_stale.py", "envs/requirements.lock",
+        "workflow/trioflow/campaign/items.py",
+        "workflow/unlock_stale.py",
+        "envs/requirements.lock",
         "workflow/report/workflow.rst",
-    ):  # fmt: skip
+    ):
         finished.append(edited, "\n# edited\n")
     assert finished.planned() == {}
 
@@ -181,15 +200,19 @@ def test_a_module_that_a_module_imports_counts_too(finished: Project) -> None:
         ("config/config.yaml", "timed_steps: 15", "timed_steps: 17", {"capture": 4, **AFTER_TRACES}),
         ("config/config.yaml", "rounds: 15", "rounds: 17", {"calibrate": 2, **AFTER_SESSIONS}),
         (
-            "config/workloads.tsv", "cnn\ttorchvision\tresnet18\t8,2\t32", "cnn\ttorchvision\tresnet18\t8,2\t64",
+            "config/workloads.tsv",
+            "cnn\ttorchvision\tresnet18\t8,2\t32",
+            "cnn\ttorchvision\tresnet18\t8,2\t64",
             {"capture": 2, **AFTER_TRACES, "merge": 2, "partition": 1, "calibrate": 1, "measure": 1},
         ),
         (
-            "config/experiments.tsv", "gpt-tp2\tlive\tgpt\ttp2\t4", "gpt-tp2\tlive\tgpt\ttp2\t2",
+            "config/experiments.tsv",
+            "gpt-tp2\tlive\tgpt\ttp2\t4",
+            "gpt-tp2\tlive\tgpt\ttp2\t2",
             {**AFTER_SESSIONS, "calibrate": 1, "measure": 1},
         ),
     ],
-)  # fmt: skip
+)
 def test_a_changed_setting_runs_again_just_what_it_concerns(
     finished: Project, file: str, old: str, new: str, expected: dict[str, int]
 ) -> None:
@@ -211,11 +234,13 @@ def test_a_new_experiment_leaves_traces_and_other_graphs_alone(finished: Project
         ("config/config.yaml", "seed: 0", "sed: 0", ["config/config.yaml, sed", "unknown key", "seed?"]),
         ("config/config.yaml", "rounds: 15", "rounds: many", ["measure.rounds", "'many'"]),
         (
-            "config/experiments.tsv", "\tddp2\t", "\tdpd2\t",
+            "config/experiments.tsv",
+            "\tddp2\t",
+            "\tdpd2\t",
             ["config/experiments.tsv, row 2 (line 3), column plan", "'dpd2'", "did you mean ddp2?"],
         ),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_in_the_configuration_is_told_with_its_place_and_fix(
     project: Project, file: str, old: str, new: str, words: list[str]
 ) -> None:

@@ -68,9 +68,7 @@ def serve(listener: socket.socket) -> None:
         with asker, asker.makefile() as order:
             name, words, folder, environment, process = json.loads(order.readline())
             output = Path(f"/proc/{process}/fd/1")
-            program = warm_server(WARM[name]).start(
-                ["-m", name, *words], output, folder, environment
-            )
+            program = warm_server(WARM[name]).start(["-m", name, *words], output, folder, environment)
             status = program.server.wait_for(program.number, PATIENCE_S)
             asker.sendall(f"{1 if status is None else status}\n".encode())
 
@@ -165,9 +163,7 @@ def test_notebooks_say_what_they_say_when_they_are_executed(tmp_path: Path) -> N
         pytest.skip("TRIOFLOW_DATA_MIRROR is not set: the public data is not at hand")
     tools = tmp_path / "tools"
     words = ["--quiet", "--no-deps", "--target", tools, "--requirement", "envs/notebooks.lock"]
-    install = subprocess.run(
-        [sys.executable, "-m", "pip", "install", *words], cwd=ROOT, capture_output=True, text=True
-    )
+    install = subprocess.run([sys.executable, "-m", "pip", "install", *words], cwd=ROOT, capture_output=True, text=True)
     if install.returncode:
         pytest.skip(f"nbclient cannot be installed: {install.stderr.strip()[-200:]}")
     run = subprocess.run(

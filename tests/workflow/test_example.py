@@ -55,11 +55,7 @@ def test_the_workflow_catalog_finds_what_it_asks_for() -> None:
     readme = (ROOT / "README.md").read_text().lower()
     assert "snakemake" in readme and "workflow" in readme
     text = "\n".join(path.read_text() for path in (ROOT / "rules").rglob("*.smk"))
-    jobs = [
-        rule
-        for rule in re.split(r"^\s*(?:rule|checkpoint)\b", text, flags=re.M)
-        if "script:" in rule
-    ]
+    jobs = [rule for rule in re.split(r"^\s*(?:rule|checkpoint)\b", text, flags=re.M) if "script:" in rule]
     assert usage["software-stack-deployment"] == {"conda": True}
     assert len(jobs) > 20 and all("conda:" in rule for rule in jobs)
     assert usage["report"] is True and "report(" in text
@@ -87,10 +83,5 @@ def test_the_example_runs_with_parts_of_its_own(repository: Path, tmp_path: Path
 
     quick = ("simulate", "results/operator_tables/mixer-b8", "--plan", "half-half", "--ranks", "4")
     platform = ("--platform", "our-node.yaml", "--collectives", "results/own/collectives.json")
-    plain = run(
-        sys.executable, "-m", "trioflow", *quick, *platform, "--json", folder=mine, **told
-    ).splitlines()
-    assert (
-        json.loads(plain[-1] if plain[-1].startswith("{") else plain[0])["step_time_s"]
-        < (answer["step_time_s"])
-    )
+    plain = run(sys.executable, "-m", "trioflow", *quick, *platform, "--json", folder=mine, **told).splitlines()
+    assert json.loads(plain[-1] if plain[-1].startswith("{") else plain[0])["step_time_s"] < (answer["step_time_s"])

@@ -13,9 +13,7 @@ with open("asked", "a") as log:
 '''
 
 
-@pytest.mark.parametrize(
-    ("device", "capture", "calibrate"), [("auto", "0", "0"), ("cuda", "1", "2")]
-)
+@pytest.mark.parametrize(("device", "capture", "calibrate"), [("auto", "0", "0"), ("cuda", "1", "2")])
 def test_captures_and_sessions_ask_for_gpus_where_the_settings_say_cuda(
     project: Project, device: str, capture: str, calibrate: str
 ) -> None:

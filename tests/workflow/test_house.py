@@ -21,12 +21,7 @@ from trioflow_evaluation.vtrain.data import SETS
 RULE_FILES = [*sorted((ROOT / "rules").rglob("*.smk")), ROOT / "rules/evaluation/Snakefile"]
 SCRIPTS = sorted((ROOT / "scripts").rglob("*.py"))
 MEASURING = {"capture", "calibrate"}
-WITH_TORCH = MEASURING | {
-    "judge_clusters",
-    "judge_cluster_steps",
-    "judge_cluster_peaks",
-    "judge_bridge",
-}
+WITH_TORCH = MEASURING | {"judge_clusters", "judge_cluster_steps", "judge_cluster_peaks", "judge_bridge"}
 
 
 def read_rules() -> dict[str, str]:
@@ -81,9 +76,7 @@ def test_the_snakefile_stays_small_and_rules_hold_no_code() -> None:
     for file in [ROOT / "Snakefile", *RULE_FILES]:
         text = file.read_text()
         assert "lambda" not in text
-        assert not re.search(r"^\s*(import|from) workflow", text, re.MULTILINE), (
-            "replaces Snakemake's own"
-        )
+        assert not re.search(r"^\s*(import|from) workflow", text, re.MULTILINE), "replaces Snakemake's own"
     for file in RULE_FILES:
         head = "\n".join(file.read_text().splitlines()[:8])
         for word in ("Purpose", "Inputs", "Outputs"):
@@ -115,9 +108,7 @@ def test_the_default_profile_limits_measurements_and_mends_killed_runs() -> None
     assert profile["cores"] == 2, "capture and measure take two threads: both"
     for name in ("default", "slurm", "cluster", "kubernetes"):
         text = (ROOT / f"profiles/{name}/config.yaml").read_text()
-        assert {"runtime=10", "mem_mb=2000", "disk_mb=2000"} <= set(
-            yaml.safe_load(text)["default-resources"]
-        ), name
+        assert {"runtime=10", "mem_mb=2000", "disk_mb=2000"} <= set(yaml.safe_load(text)["default-resources"]), name
     slurm = yaml.safe_load((ROOT / "profiles/slurm/config.yaml").read_text())
     assert slurm["executor"] == "slurm" and slurm["resources"] == ["measurement=1"]
 
@@ -130,9 +121,7 @@ def test_every_figure_of_snakemakes_report_has_a_caption() -> None:
 
 
 def test_generated_files_have_not_drifted_from_their_sources() -> None:
-    spec = importlib.util.spec_from_file_location(
-        "build_reference", ROOT / "docs/build_reference.py"
-    )
+    spec = importlib.util.spec_from_file_location("build_reference", ROOT / "docs/build_reference.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -140,10 +129,7 @@ def test_generated_files_have_not_drifted_from_their_sources() -> None:
     for path, text in files.items():
         assert (ROOT / path).read_text() == text, f"{path} is out of date: make docs"
     written = {path.relative_to(ROOT) for path in (ROOT / "workflow/schemas").glob("*.json")}
-    by_hand = {
-        Path(f"workflow/schemas/{name}.schema.json")
-        for name in ("config", "datasets", "device", "platform")
-    }
+    by_hand = {Path(f"workflow/schemas/{name}.schema.json") for name in ("config", "datasets", "device", "platform")}
     assert written - by_hand == {path for path in files if path.suffix == ".json"}
 
 
@@ -177,12 +163,7 @@ def test_the_lock_holds_every_dependency_of_the_project() -> None:
 
 
 def test_the_readme_names_every_schedule() -> None:
-    said = (
-        (ROOT / "README.md")
-        .read_text()
-        .partition("pipelines: ")[2]
-        .partition(", or a schedule of")[0]
-    )
+    said = (ROOT / "README.md").read_text().partition("pipelines: ")[2].partition(", or a schedule of")[0]
     assert sorted(re.findall(r"`([^`]+)`", said)) == list_plugins(SCHEDULE_GROUP, SCHEDULES)
 
 
@@ -231,10 +212,7 @@ def test_ci_is_one_executable_script_that_calls_the_tests() -> None:
     lint = (ROOT / "Makefile").read_text().partition("\nlint:")[2].partition("\n\n")[0]
     for word in ("ruff check", "ruff format --check", "mypy", "snakefmt", "--lint"):
         assert word in lint
-    usual, few = (
-        yaml.safe_load((ROOT / name).read_text())
-        for name in ("config/config.yaml", ".ci/few_rounds.yaml")
-    )
+    usual, few = (yaml.safe_load((ROOT / name).read_text()) for name in ("config/config.yaml", ".ci/few_rounds.yaml"))
     for stage, settings in few.items():
         assert settings.items() != usual[stage].items(), stage
         assert all(0 < count <= usual[stage][name] for name, count in settings.items()), stage
@@ -242,12 +220,8 @@ def test_ci_is_one_executable_script_that_calls_the_tests() -> None:
 
 def test_a_step_of_ci_that_fails_beside_others_fails_it_where_it_is_waited_for() -> None:
     functions = (ROOT / ".ci/run").read_text().partition("install_programs() {")[0]
-    steps = (
-        "beside lint true; beside site false; step lint join lint; step site join site; echo later"
-    )
-    run = subprocess.run(
-        ["bash", "-c", f"{functions}\n{steps}"], cwd=ROOT, capture_output=True, text=True
-    )
+    steps = "beside lint true; beside site false; step lint join lint; step site join site; echo later"
+    run = subprocess.run(["bash", "-c", f"{functions}\n{steps}"], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 1 and "later" not in run.stdout
     assert re.search(r"^lint took \d+ s beside other steps$", run.stdout, re.MULTILINE)
     assert "passed: lint" in run.stdout
@@ -256,13 +230,7 @@ def test_a_step_of_ci_that_fails_beside_others_fails_it_where_it_is_waited_for()
 
 def run_make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("MAKE")}
-    return subprocess.run(
-        ["make", *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+    return subprocess.run(["make", *arguments], cwd=folder, env=environment, capture_output=True, text=True)
 
 
 def test_make_without_a_fit_python_says_what_is_missing(tmp_path: Path) -> None:
@@ -286,8 +254,7 @@ def test_make_reproduce_ends_with_both_reports_and_does_nothing_twice(stand_in: 
     (folder / ".venv/.stamp").touch()
     python = f'#!/bin/sh\nPYTHONPATH="{folder}/workflow" exec "{sys.executable}" "$@"\n'
     snakemake = (
-        '#!/bin/sh\n[ "$1" = --report ] && { echo made > "$2"; exit; }\n'
-        f'exec "{tools}/python" -m snakemake "$@"\n'
+        f'#!/bin/sh\n[ "$1" = --report ] && {{ echo made > "$2"; exit; }}\nexec "{tools}/python" -m snakemake "$@"\n'
     )
     for name, text in (("python", python), ("snakemake", snakemake)):
         (tools / name).write_text(text)

@@ -12,17 +12,7 @@ from pathlib import Path
 import pytest
 from project_copy import ROOT
 
-QUESTION = [
-    "simulate",
-    "gpt2-tiny-b8",
-    "--plan",
-    "ddp",
-    "--ranks",
-    "2",
-    "--platform",
-    "cpu2-gloo",
-    "--json",
-]
+QUESTION = ["simulate", "gpt2-tiny-b8", "--plan", "ddp", "--ranks", "2", "--platform", "cpu2-gloo", "--json"]
 WITHOUT_TORCH = """
 import pathlib
 import sys
@@ -77,9 +67,7 @@ def test_the_wheel_holds_the_library_and_its_data_and_nothing_else(wheel: Path) 
 
 
 @pytest.mark.slow
-def test_an_installed_wheel_answers_without_pytorch_from_any_folder(
-    wheel: Path, tmp_path: Path
-) -> None:
+def test_an_installed_wheel_answers_without_pytorch_from_any_folder(wheel: Path, tmp_path: Path) -> None:
     place = tmp_path / "installed"
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(place)
@@ -112,17 +100,11 @@ def test_wheel_and_source_archive_can_be_published(wheel: Path, tmp_path: Path) 
     checks = ["check_wheel_contents", "--ignore", "W009", wheel]
     for words in (["twine", "check", "--strict", wheel, archive], checks):
         run = subprocess.run(
-            [sys.executable, "-m", *words],
-            env={**os.environ, "PYTHONPATH": str(tools)},
-            capture_output=True,
-            text=True,
+            [sys.executable, "-m", *words], env={**os.environ, "PYTHONPATH": str(tools)}, capture_output=True, text=True
         )
         assert run.returncode == 0, run.stdout + run.stderr
     again = tmp_path / "again"
-    subprocess.run(
-        [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", again, archive],
-        check=True,
-    )
+    subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", again, archive], check=True)
     with zipfile.ZipFile(wheel) as one, zipfile.ZipFile(next(again.glob("*.whl"))) as other:
         assert set(one.namelist()) == set(other.namelist())
 
@@ -138,9 +120,7 @@ def find_python(version: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
-def test_the_wheel_answers_in_a_clean_environment(
-    wheel: Path, tmp_path: Path, version: str
-) -> None:
+def test_the_wheel_answers_in_a_clean_environment(wheel: Path, tmp_path: Path, version: str) -> None:
     """With whatever versions of its needs pip finds today, and nothing else."""
     if version == f"{sys.version_info.major}.{sys.version_info.minor}":
         pytest.skip("the other tests run on it")

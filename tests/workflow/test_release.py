@@ -43,25 +43,15 @@ def test_a_release_changes_the_version_everywhere_and_nothing_else(project: Path
     assert "## 7.2.1, unreleased\n\n## 7.2.0, 2027-02-03\n" in after["CHANGELOG.md"]
     for name in PLACES:
         lines = set(before[name].splitlines()) ^ set(after[name].splitlines())
-        assert len(lines) <= 4 and all(
-            re.search(r"version|date-released|^## ", line) for line in lines
-        ), name
+        assert len(lines) <= 4 and all(re.search(r"version|date-released|^## ", line) for line in lines), name
     again = release(project, "7.3.0")
     assert again["CITATION.cff"].count("date-released") == 1
-    assert (
-        "## 7.3.1, unreleased\n\n## 7.3.0, 2027-02-03\n\n## 7.2.0, 2027-02-03\n"
-        in again["CHANGELOG.md"]
-    )
+    assert "## 7.3.1, unreleased\n\n## 7.3.0, 2027-02-03\n\n## 7.2.0, 2027-02-03\n" in again["CHANGELOG.md"]
 
 
 @pytest.mark.parametrize(
     ("version", "words"),
-    [
-        ("0.2", "is no version"),
-        ("v1.0.0", "is no version"),
-        ("0.0.9", "does not come after"),
-        ("", "is no version"),
-    ],
+    [("0.2", "is no version"), ("v1.0.0", "is no version"), ("0.0.9", "does not come after"), ("", "is no version")],
 )
 def test_a_wrong_version_changes_nothing(project: Path, version: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
@@ -85,17 +75,11 @@ def test_the_recipe_is_the_packages() -> None:
     text = (ROOT / "envs/conda/meta.yaml").read_text(encoding="utf-8")
     version = re.search(r'{% set version = "(.*)" %}', text)
     assert version is not None and version[1] == trioflow.__version__
-    plain = (
-        text.replace(version[0], "")
-        .replace("{{ version }}", version[1])
-        .replace("{{ PYTHON }}", "python")
-    )
+    plain = text.replace(version[0], "").replace("{{ version }}", version[1]).replace("{{ PYTHON }}", "python")
     recipe = yaml.safe_load(plain)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     needs = [f"python{project['requires-python']}", *project["dependencies"]]
     assert [need.replace(" ", "", 1) for need in recipe["requirements"]["run"]] == needs
     assert recipe["about"]["summary"] == project["description"]
     assert recipe["about"]["license"] == project["license"]
-    assert recipe["build"]["entry_points"] == [
-        f"{name} = {target}" for name, target in project["scripts"].items()
-    ]
+    assert recipe["build"]["entry_points"] == [f"{name} = {target}" for name, target in project["scripts"].items()]

@@ -14,11 +14,7 @@ sys.path.insert(0, str(ROOT / "tests/unit"))
 from public_data import server as on
 
 CATALOGUE = "workflow/resources/datasets.yaml"
-CONTENT = {
-    "a folder/b [1] (x) 50% #+?.csv": on.make_content(200_000),
-    "plain": on.make_content(40),
-    "empty.txt": b"",
-}
+CONTENT = {"a folder/b [1] (x) 50% #+?.csv": on.make_content(200_000), "plain": on.make_content(40), "empty.txt": b""}
 
 
 @pytest.fixture(autouse=True)
@@ -61,9 +57,7 @@ def test_the_target_retrieves_the_groups_of_the_settings_once(project: Project) 
         write_catalogue(project, served.url)
         project.snakemake("--cores", "1", "data")
     assert retrieved(project) == {f"some+data/{path}": data for path, data in CONTENT.items()}
-    assert len(served.asked) == 3, (
-        "two files, one of them asked for twice; the empty one needs none"
-    )
+    assert len(served.asked) == 3, "two files, one of them asked for twice; the empty one needs none"
     log = project.folder / "results/logs/retrieve/some+data/plain.log"
     assert log.read_text() == f"some+data/plain: {served.url}/some/data/{on.COMMIT}/plain, MIT\n"
     assert project.planned("data") == {}
@@ -104,18 +98,12 @@ def test_a_failure_leaves_one_sentence_no_file_and_what_had_arrived(project: Pro
 @pytest.mark.parametrize(
     ("target", "groups", "words"),
     [
-        (
-            "results/data/some+data/plian",
-            "own",
-            ["'some+data/plian'", "did you mean some+data/plain?"],
-        ),
+        ("results/data/some+data/plian", "own", ["'some+data/plian'", "did you mean some+data/plain?"]),
         ("data", "onw", ["'onw'", "did you mean own?"]),
         ("data", "Own!", ["config/config.yaml", "data.groups", "'Own!'"]),
     ],
 )
-def test_a_misspelt_name_gets_the_likely_one(
-    project: Project, target: str, groups: str, words: list[str]
-) -> None:
+def test_a_misspelt_name_gets_the_likely_one(project: Project, target: str, groups: str, words: list[str]) -> None:
     write_catalogue(project, "http://127.0.0.1:9")
     project.edit("config/config.yaml", "[own]", f"['{groups}']")
     text = project.snakemake("--dry-run", target, status=1)

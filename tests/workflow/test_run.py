@@ -55,15 +55,9 @@ def test_one_core_is_enough(stand_in: Project) -> None:
 
 
 @pytest.mark.parametrize(
-    "paused",
-    [
-        pytest.param("merge", marks=pytest.mark.slow),
-        pytest.param("simulate", marks=pytest.mark.slow),
-    ],
+    "paused", [pytest.param("merge", marks=pytest.mark.slow), pytest.param("simulate", marks=pytest.mark.slow)]
 )
-def test_a_run_killed_half_way_ends_with_the_same_result(
-    stand_in: Project, undisturbed: Project, paused: str
-) -> None:
+def test_a_run_killed_half_way_ends_with_the_same_result(stand_in: Project, undisturbed: Project, paused: str) -> None:
     """Kill it as hard as can be, lock and half-written outputs left behind."""
     (stand_in.folder / "pause").write_text(paused)
     process = subprocess.Popen(
@@ -82,10 +76,7 @@ def test_a_run_killed_half_way_ends_with_the_same_result(
     assert "locked" in stand_in.snakemake(status=1)
 
     unlock = subprocess.run(
-        [sys.executable, "workflow/unlock_stale.py"],
-        cwd=stand_in.folder,
-        capture_output=True,
-        text=True,
+        [sys.executable, "workflow/unlock_stale.py"], cwd=stand_in.folder, capture_output=True, text=True
     )
     assert unlock.returncode == 0 and "removing the lock" in unlock.stdout
     before = {rule for rule, _, _ in stand_in.ran()}
@@ -126,10 +117,7 @@ def test_unlocking_waits_for_jobs_that_outlived_their_snakemake(stand_in: Projec
 
 def test_without_a_lock_unlocking_says_nothing(project: Project) -> None:
     run = subprocess.run(
-        [sys.executable, "workflow/unlock_stale.py"],
-        cwd=project.folder,
-        capture_output=True,
-        text=True,
+        [sys.executable, "workflow/unlock_stale.py"], cwd=project.folder, capture_output=True, text=True
     )
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
 

@@ -37,37 +37,13 @@ TALLEST = 6500
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the site as `make site` does, into a folder of its own."""
     folder = tmp_path_factory.mktemp("site")
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--target",
-        folder / "tools",
-    ]
-    found = subprocess.run(
-        [*pip, "--requirement", ROOT / "envs/site.lock"], capture_output=True, text=True
-    )
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder / "tools"]
+    found = subprocess.run([*pip, "--requirement", ROOT / "envs/site.lock"], capture_output=True, text=True)
     if found.returncode:
         pytest.skip(f"mkdocs cannot be installed: {found.stderr.strip()[-200:]}")
-    words = [
-        sys.executable,
-        "-m",
-        "mkdocs",
-        "build",
-        "--quiet",
-        "--strict",
-        "--site-dir",
-        folder / "site",
-    ]
+    words = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", folder / "site"]
     built = subprocess.run(
-        words,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(folder / "tools")},
-        capture_output=True,
-        text=True,
+        words, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(folder / "tools")}, capture_output=True, text=True
     )
     assert built.returncode == 0, built.stderr
     return folder / "site"
@@ -96,9 +72,7 @@ def test_notebooks_are_pages_with_their_tables_and_figures(site: Path) -> None:
     for name, text in texts.items():
         assert 'class="dataframe"' in text and f'href="{name}.ipynb"' in text, name
     warned = texts["add_a_gpu"]
-    assert 0 < warned.count("warnings</summary>") < warned.count(">warning</th>"), (
-        "all of one answer are one"
-    )
+    assert 0 < warned.count("warnings</summary>") < warned.count(">warning</th>"), "all of one answer are one"
     assert not (site / "404.html").exists(), "whose links hold at the root of a server alone"
     assert '<img alt="Step time' in texts["compare_plans"]
     assert 'href="notebooks/add_a_gpu.html"' in (site / "index.html").read_text(encoding="utf-8")
@@ -121,21 +95,11 @@ def test_pages_can_be_read_at_any_width_and_in_any_light(site: Path, tmp_path: P
                     assert height <= TALLEST, (name, width)
                     browser.run(OPEN)
                     cued = "Array.from(document.querySelectorAll('table')).every(one =>"
-                    cued += (
-                        " one.scrollWidth <= one.clientWidth || one.matches('.scrolls[tabindex]'))"
-                    )
-                    assert browser.evaluate(cued), (
-                        name,
-                        width,
-                        "a table scrolls and does not say so",
-                    )
+                    cued += " one.scrollWidth <= one.clientWidth || one.matches('.scrolls[tabindex]'))"
+                    assert browser.evaluate(cued), (name, width, "a table scrolls and does not say so")
                     wide = "document.documentElement.scrollWidth - window.innerWidth"
                     assert browser.evaluate(wide) <= 0, (name, width)
-                    asked = [
-                        one
-                        for one in list_requests(browser)
-                        if not one.startswith(("file:", "data:"))
-                    ]
+                    asked = [one for one in list_requests(browser) if not one.startswith(("file:", "data:"))]
                     assert asked == [], name
                     told = [one["message"] for one in browser.log("browser")]
                     # Search has no index without a server, and is not shown then.

@@ -91,9 +91,7 @@ def start(project: Project) -> subprocess.Popen[bytes]:
     )
 
 
-def test_each_sweep_is_a_target_and_so_are_all(
-    sweep: Project, default_jobs: dict[str, int]
-) -> None:
+def test_each_sweep_is_a_target_and_so_are_all(sweep: Project, default_jobs: dict[str, int]) -> None:
     jobs = sweep.planned(TABLE)
     assert jobs == {"simulate_sweep": 2, "collect_sweep": 1}
     assert sweep.planned("sweeps") == {"simulate_sweep": 2, "collect_sweep": 1, "sweeps": 1}
@@ -109,19 +107,10 @@ def test_a_mistake_in_a_description_is_told_when_its_sweep_is_asked_for(sweep: P
 
 def test_a_finished_sweep_has_table_figures_and_progress_and_is_done(done: Project) -> None:
     folder = done.folder / "results/sweeps/small"
-    names = {
-        "results.parquet",
-        "throughput.svg",
-        "throughput.png",
-        "memory.svg",
-        "memory.png",
-        "chunks",
-    }
+    names = {"results.parquet", "throughput.svg", "throughput.png", "memory.svg", "memory.png", "chunks"}
     assert {path.name for path in folder.iterdir()} == names
     assert len(chunk_files(done)) == 2
-    logs = [
-        path.read_text() for path in (done.folder / "results/logs/simulate_sweep/small").iterdir()
-    ]
+    logs = [path.read_text() for path in (done.folder / "results/logs/simulate_sweep/small").iterdir()]
     assert all("chunk" in log and "of" in log.splitlines()[-1] for log in logs) and len(logs) == 2
     assert done.planned(TABLE) == {}
 
@@ -134,9 +123,7 @@ def test_more_scenarios_leave_finished_chunks_alone(done: Project) -> None:
     assert {path: path.stat().st_mtime_ns for path in chunk_files(done)} == before
 
 
-def test_an_edit_of_the_library_predicts_again_and_one_of_the_figures_only_draws(
-    done: Project,
-) -> None:
+def test_an_edit_of_the_library_predicts_again_and_one_of_the_figures_only_draws(done: Project) -> None:
     done.append("workflow/trioflow/sweeps/figures.py", "\n# edited\n")
     assert done.planned(TABLE).keys() == {"collect_sweep"}
     done.append("workflow/trioflow/parallel/extrapolate.py", "\n# edited\n")
@@ -169,21 +156,15 @@ def test_one_process_and_another_order_give_the_bytes_of_snakemakes_jobs(
 
 
 def test_data_that_is_not_there_is_named_before_anything_runs(sweep: Project) -> None:
-    sweep.append(
-        "config/sweeps/small.yaml", "  - {trace: own, data: 2}\ntraces: {own: traces/own-b8}\n"
-    )
+    sweep.append("config/sweeps/small.yaml", "  - {trace: own, data: 2}\ntraces: {own: traces/own-b8}\n")
     text = sweep.snakemake(TABLE, status=1)
     assert "Missing input files" in text and "traces/own-b8/trace.json" in text
     assert not chunk_files(sweep)
-    shutil.copytree(
-        sweep.folder / "workflow/trioflow/data/traces/gpt2-tiny-b8", sweep.folder / "traces/own-b8"
-    )
+    shutil.copytree(sweep.folder / "workflow/trioflow/data/traces/gpt2-tiny-b8", sweep.folder / "traces/own-b8")
     assert sweep.planned(TABLE)["simulate_sweep"] >= 2
 
 
-def test_a_killed_sweep_keeps_what_is_finished_and_a_second_one_does_not_interfere(
-    sweep: Project,
-) -> None:
+def test_a_killed_sweep_keeps_what_is_finished_and_a_second_one_does_not_interfere(sweep: Project) -> None:
     (sweep.folder / "scripts/simulate_sweep.py").write_text(PAUSING)
     (sweep.folder / "scripts/collect_sweep.py").write_text(
         "for path in snakemake.output:\n    open(path, 'w').write('collected')\n"
@@ -217,9 +198,7 @@ def test_a_chunk_that_is_sent_again_has_twice_the_time(sweep: Project) -> None:
     assert sorted((sweep.folder / "limits").read_text().split()) == ["120", "120", "60", "60"]
 
 
-def test_a_full_disk_fails_the_job_in_one_sentence_and_the_next_start_goes_on(
-    done: Project,
-) -> None:
+def test_a_full_disk_fails_the_job_in_one_sentence_and_the_next_start_goes_on(done: Project) -> None:
     """A limit on the size of files stands in for a full disk: writing stops half-way."""
     lost = chunk_files(done)[0]
     lost.unlink()
@@ -230,10 +209,6 @@ def test_a_full_disk_fails_the_job_in_one_sentence_and_the_next_start_goes_on(
     done.snakemake(str(lost.relative_to(done.folder)), status=1)
     script.write_text(text)
     log = (done.folder / f"results/logs/simulate_sweep/small/{lost.stem}.log").read_text()
-    assert (
-        "cannot be written: " in log
-        and "File too large; make room" in log
-        and "Traceback" not in log
-    )
+    assert "cannot be written: " in log and "File too large; make room" in log and "Traceback" not in log
     assert not lost.exists() and not list(lost.parent.glob(".*")), "nothing half-written"
     assert done.planned(TABLE).keys() == {"simulate_sweep", "collect_sweep"}

@@ -27,12 +27,7 @@ def score_pairs(questions: Iterable[Sequence[tuple[Prediction, float]]]) -> pd.D
     pairs = pd.DataFrame(found, columns=["stated", "won"], dtype=np.float64)
     group = pd.cut(pairs["stated"], list(_ENDS), include_lowest=True)
     rows = [
-        {
-            "low": max(ends.left, _ENDS[0]),
-            "high": ends.right,
-            "pairs": len(mine),
-            **mine.mean().to_dict(),
-        }
+        {"low": max(ends.left, _ENDS[0]), "high": ends.right, "pairs": len(mine), **mine.mean().to_dict()}
         for ends, mine in pairs.groupby(group, observed=True)
     ]
     return pd.DataFrame(rows, columns=["low", "high", "pairs", "stated", "won"])
@@ -49,9 +44,7 @@ def render_chances(groups: pd.DataFrame, of: str) -> str:
         numbers("probability", "from", f"of pairs of {of}", "percent", "low"),
         numbers("probability", "to", "", "percent", "high"),
         numbers("pairs", "", "how many", "count", "pairs"),
-        numbers(
-            "stated", "", "mean probability that the plan is the faster one", "percent", "stated"
-        ),
+        numbers("stated", "", "mean probability that the plan is the faster one", "percent", "stated"),
         numbers("measured", "", "share of the pairs in which it was", "percent", "won"),
     ]
     return render_records(groups, fields, "Which of two plans is faster")

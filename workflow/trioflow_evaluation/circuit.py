@@ -105,9 +105,7 @@ class CircuitNetwork(RoutedNetwork):
         for source, target in open_circuits:
             self._router.route(source, target)
             if not all(self._has_port(*end) for end in self._ends_of(source, target)):
-                raise SimulationError(
-                    f"circuit network: no port is left for the open circuit {source} to {target}"
-                )
+                raise SimulationError(f"circuit network: no port is left for the open circuit {source} to {target}")
             self._open(source, target)
 
     @property
@@ -215,16 +213,12 @@ class CircuitNetwork(RoutedNetwork):
         ready_s = self._now_s + (self.settings.establish_s if established else 0.0)
         self._carry(flow, circuit, ready_s, min([flow.max_rate_bytes_per_s, *rates]))
 
-    def _carry(
-        self, flow: Flow, circuit: _Circuit | None, ready_s: float, rate_bytes_per_s: float
-    ) -> None:
+    def _carry(self, flow: Flow, circuit: _Circuit | None, ready_s: float, rate_bytes_per_s: float) -> None:
         end_s = ready_s + flow.latency_s + flow.size_bytes / rate_bytes_per_s
         self._carried[flow.flow_id] = (flow, circuit)
         heapq.heappush(self._ends, (end_s, flow.flow_id))
 
-    def _ends_of(
-        self, source: str, target: str
-    ) -> tuple[tuple[dict[str, dict[int, _Circuit]], str], ...]:
+    def _ends_of(self, source: str, target: str) -> tuple[tuple[dict[str, dict[int, _Circuit]], str], ...]:
         return (self._leaving, source), (self._reaching, target)
 
     def _has_port(self, ends: Mapping[str, Mapping[int, _Circuit]], device: str) -> bool:

@@ -19,19 +19,22 @@ Reference = tuple[float, str]
 """Place of a dashed line, drawn on both sides of zero, and what it is."""
 
 
-def _dots(
-    draw: Any, axes: Any, rows: pd.DataFrame, hue: str, names: list[str], **columns: Any
-) -> None:
+def _dots(draw: Any, axes: Any, rows: pd.DataFrame, hue: str, names: list[str], **columns: Any) -> None:
     """Draw one dot a row, by a function of seaborn; ``names``: values of ``hue`` in the legend's order, which choose colour and marker."""
     colours, markers = (*style.SERIES_COLOURS, style.INK, style.GREY), style.MARKERS
-    look = (
-        {"s": 34, "alpha": 0.8} if draw is sns.scatterplot else {"dashes": False, "markersize": 5}
-    )
+    look = {"s": 34, "alpha": 0.8} if draw is sns.scatterplot else {"dashes": False, "markersize": 5}
     draw(
-        rows, hue=hue, style=hue, hue_order=names, style_order=names, ax=axes, **look,
+        rows,
+        hue=hue,
+        style=hue,
+        hue_order=names,
+        style_order=names,
+        ax=axes,
+        **look,
         palette=[colours[at % len(colours)] for at in range(len(names))],
-        markers=[markers[at % len(markers)] for at in range(len(names))], **columns,
-    )  # fmt: skip
+        markers=[markers[at % len(markers)] for at in range(len(names))],
+        **columns,
+    )
 
 
 def _put_legend(axes: Any, figure: Figure) -> None:
@@ -47,10 +50,18 @@ def _names(rows: pd.DataFrame, hue: str) -> list[str]:
 
 
 def draw_lines(
-    rows: pd.DataFrame, x: str, y: str, hue: str, label: str, *, references: Iterable[Reference] = (),
-    interval: tuple[str, str] | None = None, notes: Mapping[str, str] | None = None, log: bool = False,
+    rows: pd.DataFrame,
+    x: str,
+    y: str,
+    hue: str,
+    label: str,
+    *,
+    references: Iterable[Reference] = (),
+    interval: tuple[str, str] | None = None,
+    notes: Mapping[str, str] | None = None,
+    log: bool = False,
     middle: float = 0.0,
-) -> Figure:  # fmt: skip
+) -> Figure:
     """Draw a line for each value of ``y``, with its dots at ``x`` in the colours of ``hue``, beside a stroke at ``middle``.
 
     ``interval``: columns with the ends of a bar behind the first dot of each line; without, a line joins the outermost
@@ -67,9 +78,7 @@ def draw_lines(
             axes.hlines(first[y], low, high, color=style.BLUE, label="80 % interval", **look)
         else:
             ends = rows.groupby(y, sort=False)[x].agg(["min", "max"])
-            axes.hlines(
-                ends.index, ends["min"], ends["max"], color="#CCCCCC", linewidth=1, zorder=1
-            )
+            axes.hlines(ends.index, ends["min"], ends["max"], color="#CCCCCC", linewidth=1, zorder=1)
         for place, meaning in references:
             axes.axvline(place, color=style.INK, linewidth=1, linestyle="--", label=meaning)
             axes.axvline(-place, color=style.INK, linewidth=1, linestyle="--")
@@ -86,18 +95,24 @@ def draw_lines(
                 axes.xaxis.set_major_formatter("{x:g}")
         left, right = axes.get_xlim()
         shown = ((at, (notes or {}).get(name)) for at, name in enumerate(lines))
-        style.add_notes(
-            axes, [((left, at - 0.45, right, at + 0.45), text) for at, text in shown if text]
-        )
+        style.add_notes(axes, [((left, at - 0.45, right, at + 0.45), text) for at, text in shown if text])
         _put_legend(axes, figure)
     return figure
 
 
 def draw_panels(
-    rows: pd.DataFrame, x: str, y: str, hue: str, panel: str, labels: tuple[str, str], *,
-    columns: int = 4, seconds: bool = True, references: Iterable[Reference] = (),
+    rows: pd.DataFrame,
+    x: str,
+    y: str,
+    hue: str,
+    panel: str,
+    labels: tuple[str, str],
+    *,
+    columns: int = 4,
+    seconds: bool = True,
+    references: Iterable[Reference] = (),
     curves: bool = False,
-) -> Figure:  # fmt: skip
+) -> Figure:
     """Draw ``y`` over ``x``, times on a logarithmic axis where ``seconds``, in a panel for each value of ``panel``.
 
     ``curves``: dots of a colour are joined, over a logarithmic axis, beside a stroke at 1 in place of 0. Raises InputError where there is no row.

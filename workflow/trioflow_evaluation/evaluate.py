@@ -21,14 +21,12 @@ _COLUMNS = {
     "covered": ("covered", "", "measured inside the 80 % interval", "percent"),
     "width": ("width", "", "of the interval over the measured value, mean", "percent"),
     "in_order": ("in order", "", "pairs of one question that stand as measured", "percent"),
-}  # fmt: skip
+}
 """Each score's heading, detail, meaning and kind of cell, in the order of tables."""
 
 
 def evaluate(
-    groups: Iterable[tuple[str, pd.DataFrame]],
-    question: Sequence[str] = (),
-    quantity: str = "{}_s",
+    groups: Iterable[tuple[str, pd.DataFrame]], question: Sequence[str] = (), quantity: str = "{}_s"
 ) -> pd.DataFrame:
     """Return the scores of each named group of cases, a row a group, those of ``_COLUMNS`` that apply.
 
@@ -41,10 +39,16 @@ def evaluate(
         signed = cases[predicted].astype(float) / cases[measured] - 1
         size = signed.abs().fillna(np.inf)
         score: dict[str, Any] = {
-            "group": name, "cases": len(cases), "predicted": int(signed.notna().sum()), "median_error": size.median(),
-            "error_90": signed.abs().quantile(0.9), "most": signed.abs().max(), "mean_error": signed.abs().mean(), "bias": signed.median(),
+            "group": name,
+            "cases": len(cases),
+            "predicted": int(signed.notna().sum()),
+            "median_error": size.median(),
+            "error_90": signed.abs().quantile(0.9),
+            "most": signed.abs().max(),
+            "mean_error": signed.abs().mean(),
+            "bias": signed.median(),
             **{f"within_{most}": (size <= most / 100).mean() for most in (10, 20, 50)},
-        }  # fmt: skip
+        }
         if low in cases:
             inside = (cases[low] <= cases[measured]) & (cases[measured] <= cases[high])
             score["covered"] = inside.mean()
@@ -71,8 +75,6 @@ def render_frame(frame: pd.DataFrame, title: str = "") -> str:
         if not pd.api.types.is_numeric_dtype(frame[name]):
             return words(heading, "", "", name)
         kinds = {"_s": "time", "share": "percent", "error": "signed"}
-        return numbers(
-            heading, "", "", next((k for e, k in kinds.items() if name.endswith(e)), "short"), name
-        )
+        return numbers(heading, "", "", next((k for e, k in kinds.items() if name.endswith(e)), "short"), name)
 
     return render_records(frame, [field(str(name)) for name in frame], title)

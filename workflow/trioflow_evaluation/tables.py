@@ -29,29 +29,17 @@ CLUSTER_PEAKS, CLUSTER_RATES = _TABLES["cluster_peaks"], _TABLES["cluster_rates"
 DRIFT_HALVES, DRIFT_CAUSES = _TABLES["drift_halves"], _TABLES["drift_causes"]
 ANALYTICAL = _TABLES["analytical"]
 
-_MAY_LACK = {
-    "oracle_mean_absolute_error",
-    "beside_oracle_error",
-    "coverage",
-    "mean_relative_width",
-    "interval_score",
-}
+_MAY_LACK = {"oracle_mean_absolute_error", "beside_oracle_error", "coverage", "mean_relative_width", "interval_score"}
 
 SUMMARY = pa.schema(
     [
         *(tables.VALIDATION.field(name) for name in ("set", "quantity", "group", "model")),
         *(
-            column(
-                name, tables.INT if name in COUNTS else tables.FLOAT, text, null=name in _MAY_LACK
-            )
+            column(name, tables.INT if name in COUNTS else tables.FLOAT, text, null=name in _MAY_LACK)
             for name, text in CASE_SCORES.items()
         ),
     ]
 )
 
-SCHEMAS: Mapping[str, pa.Schema] = {
-    "summary": SUMMARY,
-    "diagnosed operators": OPERATORS,
-    "diagnosed classes": CLASSES,
-}
+SCHEMAS: Mapping[str, pa.Schema] = {"summary": SUMMARY, "diagnosed operators": OPERATORS, "diagnosed classes": CLASSES}
 """Of the page of cost models, by the names of its tables."""

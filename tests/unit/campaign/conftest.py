@@ -25,21 +25,7 @@ HEADER = [
     "optimizer",
     "precision",
 ]
-TINY = [
-    "tiny",
-    "transformer",
-    "gpt2",
-    "4,2",
-    "-",
-    "16",
-    "32",
-    "2",
-    "4",
-    "128",
-    "true",
-    "adamw",
-    "fp32",
-]
+TINY = ["tiny", "transformer", "gpt2", "4,2", "-", "16", "32", "2", "4", "128", "true", "adamw", "fp32"]
 HUGE = ["huge", *TINY[1:3], "1", "-", "2048", "262144", "20", "64", "50257", "true", "adam", "bf16"]
 
 

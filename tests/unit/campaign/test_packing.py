@@ -128,11 +128,7 @@ def test_packing_again_replaces_and_removes_what_is_no_longer_needed(tmp_path):
     pack_campaign(items, state, tmp_path / "out", Limits(8, 30 * KIB))
     assert (tmp_path / "out" / "captures-3.parquet").exists()
     pack_campaign(items, state, tmp_path / "out")
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
-        "captures-1.parquet",
-        ITEMS_FILE,
-        SWEEPS_FILE,
-    ]
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["captures-1.parquet", ITEMS_FILE, SWEEPS_FILE]
 
 
 def test_equal_states_give_equal_bytes(tmp_path):
@@ -159,9 +155,7 @@ def test_a_pack_is_the_state_again(tmp_path):
     for path in (tmp_path / "out").iterdir():
         assert path.read_bytes() == (tmp_path / "again" / path.name).read_bytes()
     back.take_over(tmp_path / "out")
-    assert back.results == state.results and back.sessions == state.sessions, (
-        "once more changes nothing"
-    )
+    assert back.results == state.results and back.sessions == state.sessions, "once more changes nothing"
 
 
 def test_unpacked_states_of_two_calls_become_one(tmp_path):

@@ -55,9 +55,7 @@ class Setting:
         return Result(), {}
 
     def run(self):
-        return run_items(
-            self.items, self.state, self.execute, self.budget, check_device=self.check_device
-        )
+        return run_items(self.items, self.state, self.execute, self.budget, check_device=self.check_device)
 
     def estimate(self, item):
         return call.estimate(item, self.items, self.state)
@@ -137,10 +135,7 @@ def test_one_failing_item_is_recorded_and_the_rest_goes_on(tmp_path, capsys):
     items = [sweep("bad"), sweep("good")]
     setting = Setting(tmp_path, items, takes={"bad": ValueError("no such layer")})
     setting.run()
-    assert {n: r.status for n, r in setting.state.results.items()} == {
-        "bad": "failed",
-        "good": "done",
-    }
+    assert {n: r.status for n, r in setting.state.results.items()} == {"bad": "failed", "good": "done"}
     assert "ValueError: no such layer" in setting.state.results["bad"].error
     assert "test_runner.py, line" in setting.state.results["bad"].error
     lines = capsys.readouterr().out.splitlines()
@@ -239,19 +234,14 @@ def whole(tmp_path_factory):
     """Output of a whole quick campaign with one small workload."""
     folder = tmp_path_factory.mktemp("campaign")
     table = write_table(folder / "workloads.tsv", TINY)
-    run = run_campaign(
-        "--output", folder / "out", "--minutes", 2, "--device", "cpu", "--quick",
-        "--workloads", table,
-    )  # fmt: skip
+    run = run_campaign("--output", folder / "out", "--minutes", 2, "--device", "cpu", "--quick", "--workloads", table)
     assert run.returncode == 0, run.said
     return folder / "out", run.said
 
 
 def test_a_whole_campaign_packs_everything_and_leaves_nothing_else(whole):
     output, said = whole
-    assert sorted(p.name for p in output.iterdir()) == [
-        "captures-1.parquet", "items.parquet", "sweeps.parquet",
-    ]  # fmt: skip
+    assert sorted(p.name for p in output.iterdir()) == ["captures-1.parquet", "items.parquet", "sweeps.parquet"]
     assert set(statuses(output).values()) == {"done"}
     assert "37 of 37 items finished" in said
 
@@ -345,17 +335,12 @@ execute.run_sweep = run
 def test_a_killed_call_leaves_its_finished_items_on_disk(table, tmp_path):
     from trioflow.campaign.packing import State
 
-    words = [
-        "--minutes", "1", "--device", "cpu", "--quick", "--workloads", str(table),
-        "--only", "ceiling*",
-    ]  # fmt: skip
+    words = ["--minutes", "1", "--device", "cpu", "--quick", "--workloads", str(table), "--only", "ceiling*"]
     killed = run_campaign("--output", tmp_path / "out", *words, code=KILLED)
     assert killed.returncode == -9
     assert not (tmp_path / "out" / "items.parquet").exists()
     state = State(tmp_path / "out" / "state")
-    assert set(state.results) == {
-        "ceiling-device_copy", "ceiling-device_fill", "ceiling-matmul_ceiling-bf16",
-    }  # fmt: skip
+    assert set(state.results) == {"ceiling-device_copy", "ceiling-device_fill", "ceiling-matmul_ceiling-bf16"}
     assert state.interruptions("ceiling-host_to_device") == 1
     resumed = run_campaign("--output", tmp_path / "next", "--resume", tmp_path / "out", *words)
     assert resumed.returncode == 0, resumed.said
@@ -372,9 +357,18 @@ execute.run_sweep = lambda *_: time.sleep(3600)
 
 def test_a_call_ends_in_time_even_inside_an_item(table, tmp_path):
     words = (
-        "--output", tmp_path / "out", "--minutes", "0.1", "--device", "cpu", "--quick",
-        "--workloads", table, "--only", "ceiling-device_fill",
-    )  # fmt: skip
+        "--output",
+        tmp_path / "out",
+        "--minutes",
+        "0.1",
+        "--device",
+        "cpu",
+        "--quick",
+        "--workloads",
+        table,
+        "--only",
+        "ceiling-device_fill",
+    )
     run = run_campaign(*words, code=ENDLESS)
     assert run.returncode == 0, run.said
     rows = read_items(tmp_path / "out").set_index("item")
@@ -387,9 +381,18 @@ def test_a_model_too_large_is_recorded_before_it_is_built(tmp_path):
 
     table = write_table(tmp_path / "t.tsv", HUGE)
     words = [
-        "--output", str(tmp_path / "out"), "--minutes", "1", "--device", "cpu", "--quick",
-        "--workloads", str(table), "--only", "huge*",
-    ]  # fmt: skip
+        "--output",
+        str(tmp_path / "out"),
+        "--minutes",
+        "1",
+        "--device",
+        "cpu",
+        "--quick",
+        "--workloads",
+        str(table),
+        "--only",
+        "huge*",
+    ]
     assert main(words) == 0
     (row,) = read_items(tmp_path / "out").query("kind == 'workload'").to_dict("records")
     assert row["status"] == "out_of_memory"
@@ -432,9 +435,7 @@ def test_bad_arguments_are_one_sentence(words, message, tmp_path, monkeypatch, c
         (lambda session: session.update(quick=False), "cannot be mixed"),
     ],
 )
-def test_what_another_device_or_kind_of_call_finished_is_not_mixed_in(
-    change, message, tmp_path, table, capsys
-):
+def test_what_another_device_or_kind_of_call_finished_is_not_mixed_in(change, message, tmp_path, table, capsys):
     from trioflow.campaign.__main__ import main
     from trioflow.campaign.call import describe_machine
     from trioflow.campaign.packing import State
@@ -449,9 +450,7 @@ def test_what_another_device_or_kind_of_call_finished_is_not_mixed_in(
     assert message in capsys.readouterr().err
 
 
-def test_a_lost_device_starts_the_command_anew_with_the_time_that_is_left(
-    table, tmp_path, monkeypatch
-):
+def test_a_lost_device_starts_the_command_anew_with_the_time_that_is_left(table, tmp_path, monkeypatch):
     import os
 
     from trioflow.campaign import call
@@ -487,9 +486,18 @@ def test_failed_items_are_tried_again_when_asked(table, tmp_path, monkeypatch, c
     from trioflow.campaign.__main__ import main
 
     words = [
-        "--output", str(tmp_path / "out"), "--device", "cpu", "--quick", "--minutes", "1",
-        "--workloads", str(table), "--only", "ceiling-launch",
-    ]  # fmt: skip
+        "--output",
+        str(tmp_path / "out"),
+        "--device",
+        "cpu",
+        "--quick",
+        "--minutes",
+        "1",
+        "--workloads",
+        str(table),
+        "--only",
+        "ceiling-launch",
+    ]
     with monkeypatch.context() as patched:
         patched.setattr(execute, "run_sweep", lambda *_: 1 / 0)
         assert main(words) == 0
@@ -514,9 +522,21 @@ from trioflow.campaign.__main__ import main
 sys.exit(main(sys.argv[1:]))
 """
     line = [
-        sys.executable, "-c", code, "--output", str(tmp_path / "out"), "--minutes", "1",
-        "--device", "cpu", "--quick", "--workloads", str(table), "--only", "[ts]*-fp32*",
-    ]  # fmt: skip
+        sys.executable,
+        "-c",
+        code,
+        "--output",
+        str(tmp_path / "out"),
+        "--minutes",
+        "1",
+        "--device",
+        "cpu",
+        "--quick",
+        "--workloads",
+        str(table),
+        "--only",
+        "[ts]*-fp32*",
+    ]
     run = subprocess.run(line, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     done = {name for name, status in statuses(tmp_path / "out").items() if status == "done"}

@@ -40,9 +40,7 @@ def test_every_operation_runs_in_every_phase(name, point, dtype):
         "bmm": "forward",
         "matmul_ceiling": "forward",
     }
-    alone |= dict.fromkeys(
-        ("device_copy", "device_fill", "host_to_device", "device_to_host"), "copy"
-    )
+    alone |= dict.fromkeys(("device_copy", "device_fill", "host_to_device", "device_to_host"), "copy")
     assert [w.phase for w in works] == ([alone[name]] if name in alone else ["forward", "backward"])
     for work in works:
         work.run()
@@ -89,9 +87,7 @@ def test_rows_fit_the_table_and_name_their_size(tmp_path):
 
 def test_a_point_that_fails_does_not_end_the_sweep(tmp_path):
     good = {"m": 4, "n": 4, "k": 4}
-    rows, facts = run_sweep(
-        "item", "gemm", "fp32", [{"m": -1, "n": 4, "k": 4}, good], "cpu", tmp_path
-    )
+    rows, facts = run_sweep("item", "gemm", "fp32", [{"m": -1, "n": 4, "k": 4}, good], "cpu", tmp_path)
     assert len(rows) == 1
     (failed,) = facts["failed_points"]
     assert failed["point"]["m"] == -1
@@ -132,9 +128,7 @@ def test_tf32_is_switched_for_the_sweep_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(sweeps, "build_case", build)
     switches = []
     real = sweeps.single_precision
-    monkeypatch.setattr(
-        sweeps, "single_precision", lambda kind: switches.append(kind) or real(kind)
-    )
+    monkeypatch.setattr(sweeps, "single_precision", lambda kind: switches.append(kind) or real(kind))
     for precision in ("tf32", "fp32", "bf16"):
         run_sweep("item", "gemm", precision, [{}], "cpu", tmp_path, quick=True)
     assert switches == ["tf32", "ieee", "ieee"]
@@ -245,9 +239,7 @@ def test_the_flush_covers_the_cache_where_its_size_is_known(monkeypatch, cache, 
 
 def test_the_host_stopwatch_waits_for_the_device():
     calls = []
-    timing = HostStopwatch(0.001, lambda: calls.append("wait")).measure(
-        lambda: calls.append("work")
-    )
+    timing = HostStopwatch(0.001, lambda: calls.append("wait")).measure(lambda: calls.append("work"))
     assert calls[:2] == ["work", "wait"]
     assert calls.count("work") == calls.count("wait")
     assert timing.timer == "perf_counter"
@@ -282,9 +274,7 @@ def test_a_capture_is_packed_with_its_figures(tmp_path):
     assert result.facts["device_events"] == 0
     for name, content in files.items():
         content.restore(tmp_path / name)
-    assert (
-        read_json(tmp_path / "environment.json")["step_time_s"] == result.facts["step_time_s"] > 0
-    )
+    assert read_json(tmp_path / "environment.json")["step_time_s"] == result.facts["step_time_s"] > 0
     profile = gzip.decompress((tmp_path / "made/kineto.json.gz").read_bytes())
     assert gzip.decompress((tmp_path / "kineto.json.gz").read_bytes()) == profile, "byte for byte"
 
@@ -321,9 +311,7 @@ def test_kernels_copies_and_fills_count_as_device_events_as_pytorch_writes_them(
 
 
 @pytest.mark.parametrize("describable", [True, False])
-def test_weights_that_cannot_fit_are_refused_even_where_the_model_cannot_be_described(
-    monkeypatch, describable
-):
+def test_weights_that_cannot_fit_are_refused_even_where_the_model_cannot_be_described(monkeypatch, describable):
     if not describable:
         monkeypatch.setattr(call, "build_workload", lambda *_, **__: 1 / 0)
     row = {**TRANSFORMER, "hidden": 262_144, "layers": 20}

@@ -40,14 +40,7 @@ def make_step(width: int, batch: int, layers: int = 2, factor: float = 1.0) -> p
                 [(1, tokens, 2 * width, width)],
                 {"read": 2 * width * width + 2 * width},
             ),
-            (
-                "aten::matmul",
-                "forward",
-                [q, [batch, heads, 64, 256]],
-                [a],
-                [(batch * heads, 256, 256, 64)],
-                {},
-            ),
+            ("aten::matmul", "forward", [q, [batch, heads, 64, 256]], [a], [(batch * heads, 256, 256, 64)], {}),
             ("aten::gelu", "forward", [y], [y], [], {}),
             ("aten::gelu_backward", "backward", [y, y], [y], [], {}),
             (
@@ -58,14 +51,7 @@ def make_step(width: int, batch: int, layers: int = 2, factor: float = 1.0) -> p
                 [(1, tokens, width, 2 * width), (1, width, 2 * width, tokens)],
                 {"read": 2 * width * width, "write": 2 * width * width},
             ),
-            (
-                "aten::add_",
-                "backward",
-                [w, w],
-                [w],
-                [],
-                {"read": 4 * width * width, "write": 2 * width * width},
-            ),
+            ("aten::add_", "backward", [w, w], [w], [], {"read": 4 * width * width, "write": 2 * width * width}),
         ]
         for name, phase, inputs, outputs, products, fixed in made:
             read, write = (sum(math.prod(s) for s in shapes) for shapes in (inputs, outputs))
@@ -99,13 +85,7 @@ def make_step(width: int, batch: int, layers: int = 2, factor: float = 1.0) -> p
 
 def make_gpu_trace(width: int, batch: int, factor: float = 1.0) -> FakeTrace:
     """Return a trace; captures of one width are one workload."""
-    facts = Facts(
-        workload=f"model {width}",
-        batch=batch,
-        device_name=DEVICE,
-        precision="fp32",
-        step_time_s=1.0,
-    )
+    facts = Facts(workload=f"model {width}", batch=batch, device_name=DEVICE, precision="fp32", step_time_s=1.0)
     return FakeTrace(make_step(width, batch, factor=factor), facts)
 
 

@@ -23,14 +23,10 @@ class FakeTrace:
 
 def law_s(name: str, flop: float, data_bytes: float) -> float:
     """Return the time [s] that the synthetic law gives."""
-    return (
-        CONSTANT_S[name] + PER_FLOP_S.get(name, 0.0) * flop + PER_BYTE_S.get(name, 0.0) * data_bytes
-    )
+    return CONSTANT_S[name] + PER_FLOP_S.get(name, 0.0) * flop + PER_BYTE_S.get(name, 0.0) * data_bytes
 
 
-def make_operators(
-    widths: list[int], batch: int, noise: float = 0.0, seed: int = 0
-) -> pd.DataFrame:
+def make_operators(widths: list[int], batch: int, noise: float = 0.0, seed: int = 0) -> pd.DataFrame:
     """Return layers of linear, add, convolution and view, forward and backward.
 
     The parts that read weights do not grow with the batch.
@@ -62,19 +58,14 @@ def make_operators(
                 _row("aten::t", phase, layer, 0, 0, 0, []),
             ]
     frame = pd.DataFrame(rows)
-    times = [
-        law_s(row.name, row.flop, row.read_bytes + row.write_bytes)
-        for row in frame.itertuples(index=False)
-    ]
+    times = [law_s(row.name, row.flop, row.read_bytes + row.write_bytes) for row in frame.itertuples(index=False)]
     factors = np.exp(noise * random.standard_normal(len(frame)))
     frame["device_ns"] = np.rint(np.array(times) * factors * 1e9).astype("int64")
     frame["op_id"] = range(len(frame))
     for name in tables.OPERATORS.names:
         if name not in frame.columns:
             frame[name] = 0
-    frame["output_shapes"] = [
-        [[batch, 16, 8, 8]] if shapes else [] for shapes in frame["input_shapes"]
-    ]
+    frame["output_shapes"] = [[[batch, 16, 8, 8]] if shapes else [] for shapes in frame["input_shapes"]]
     return frame[tables.OPERATORS.names]
 
 
@@ -92,9 +83,7 @@ def _row(
     }
 
 
-def make_trace(
-    workload: str, widths: list[int], batch: int, noise: float = 0.0, seed: int = 0
-) -> FakeTrace:
+def make_trace(workload: str, widths: list[int], batch: int, noise: float = 0.0, seed: int = 0) -> FakeTrace:
     """Return a trace of the synthetic law."""
     return FakeTrace(
         make_operators(widths, batch, noise, seed),
@@ -104,11 +93,7 @@ def make_trace(
 
 def make_traces(noise: float = 0.0) -> list[FakeTrace]:
     """Return three workloads at two batches each."""
-    widths = {
-        "narrow": [32, 48, 64, 96],
-        "middle": [64, 128, 192, 256],
-        "wide": [128, 256, 384, 512],
-    }
+    widths = {"narrow": [32, 48, 64, 96], "middle": [64, 128, 192, 256], "wide": [128, 256, 384, 512]}
     return [
         make_trace(name, sizes, batch, noise, seed=7 * number + batch)
         for number, (name, sizes) in enumerate(widths.items())

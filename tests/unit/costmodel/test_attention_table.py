@@ -91,17 +91,8 @@ def test_shapes_are_read_in_either_order_and_from_gradients():
     )
     found = attention_columns(operators, causal=True)
     pairs = 512 * 512 / 2
-    assert found["attention_flop"].tolist() == [
-        256 * pairs,
-        640 * pairs,
-        256 * pairs,
-        256 * pairs,
-        0,
-        0,
-    ]
-    assert (found["attention_heads"][:4] == 8).all() and (
-        found["attention_groups"][:4] == 0.5
-    ).all()
+    assert found["attention_flop"].tolist() == [256 * pairs, 640 * pairs, 256 * pairs, 256 * pairs, 0, 0]
+    assert (found["attention_heads"][:4] == 8).all() and (found["attention_groups"][:4] == 0.5).all()
     assert found["attention_backward"].tolist() == [0, 1, 0, 0, 0, 0]
     assert (found.iloc[4:] == 0).all().all() and list(found.columns) == list(SHAPE)
     assert attention_columns(operators, causal=False)["attention_flop"][0] == 512 * pairs
@@ -125,21 +116,15 @@ def test_attention_is_monotone_and_at_most_proportional_in_heads(name):
 def test_half_of_a_large_causal_square_is_computed_and_gradients_follow_the_published_ratio():
     table = shipped_attention()["a100-sxm4-80gb"]
     large = {"sequence": 32768, "batch": 8}
-    assert time_s(table, causal=False, **large) / time_s(table, **large) == pytest.approx(
-        2, rel=0.03
-    )
+    assert time_s(table, causal=False, **large) / time_s(table, **large) == pytest.approx(2, rel=0.03)
     assert time_s(table, name=FLASH + "_backward") == pytest.approx(BACKWARD_RATIO * time_s(table))
     # FlashAttention 2 reaches 190 TFLOP/s of an A100 at this length (its paper, figure 5).
     reached = 2 * 8 * 32 * 32768**2 * 128 / time_s(table, **large)
     assert 0.5 < reached / load_device("a100-sxm4-80gb").peak("bf16") < 0.73
 
 
-@pytest.mark.parametrize(
-    ("device", "runs"), [("h100-sxm", 2), ("h200", 2), ("b200", 3), ("a100-sxm4-80gb", 3)]
-)
-def test_pytorch_s_own_attention_is_version_2_on_hopper_and_as_fast_as_the_table_elsewhere(
-    device, runs
-):
+@pytest.mark.parametrize(("device", "runs"), [("h100-sxm", 2), ("h200", 2), ("b200", 3), ("a100-sxm4-80gb", 3)])
+def test_pytorch_s_own_attention_is_version_2_on_hopper_and_as_fast_as_the_table_elsewhere(device, runs):
     """What a step or a name says comes before what PyTorch chooses."""
     table = shipped_attention()[device]
     cudnn = make_operator("aten::_scaled_dot_product_cudnn_attention")
@@ -150,9 +135,7 @@ def test_pytorch_s_own_attention_is_version_2_on_hopper_and_as_fast_as_the_table
         version: table.predict(rows)
         for version in (0.0, *VERSIONS.values())
         for shape in [attention_columns(operators, True, version)]
-        for rows in [
-            pd.DataFrame({"flop": operators["flop"] * shape["attention_share"]}).join(shape)
-        ]
+        for rows in [pd.DataFrame({"flop": operators["flop"] * shape["attention_share"]}).join(shape)]
     }
     middle = sum(table.version_2) / 2
     assert middle == {"h100-sxm": 1.75, "h200": 1.75, "b200": 2.1, "a100-sxm4-80gb": 1}[device]
@@ -171,9 +154,7 @@ def test_the_interval_holds_published_ratios_and_determinism_makes_the_gradient_
     assert gradient[0][0] < older[0][0] and gradient[1][0] > older[1][0]
     operators = make_operators(make_operator(), make_operator(FLASH + "_backward"))
     plain, fixed = (
-        table.predict(
-            pd.DataFrame({"flop": operators["flop"] * shape["attention_share"]}).join(shape)
-        )
+        table.predict(pd.DataFrame({"flop": operators["flop"] * shape["attention_share"]}).join(shape))
         for shape in (attention_columns(operators, True, 0.0, word) for word in (False, True))
     )
     assert fixed / plain == pytest.approx([1, DETERMINISTIC])
@@ -187,9 +168,7 @@ def models():
 def test_a_step_in_bf16_takes_the_tables_attention(models):
     operators = make_operators(make_operator(), make_operator(FLASH + "_backward"))
     for device in ("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB", "NVIDIA H200"):
-        name = {"NVIDIA H100 80GB HBM3": "h100-sxm", "NVIDIA H200": "h200"}.get(
-            device, "a100-sxm4-80gb"
-        )
+        name = {"NVIDIA H100 80GB HBM3": "h100-sxm", "NVIDIA H200": "h200"}.get(device, "a100-sxm4-80gb")
         causal = choose_operator_model(models, device, "bf16", True, True).model
         found = causal.predict(operators)
         sheet, alone_s = load_device(name), time_s(shipped_attention()[name])
@@ -210,9 +189,7 @@ def test_attention_is_resized_with_its_heads(models):
     operators = make_operators(make_operator(), make_operator(FLASH + "_backward"))
     operators["device_ns"] = (model.predict(operators)["time_s"] * 1e9).round().astype(int)
     quarter = make_operators(make_operator(batch=1), make_operator(FLASH + "_backward", batch=1))
-    target = operators.assign(
-        **{name: quarter[name] for name in ("flop", "read_bytes", "write_bytes")}
-    )
+    target = operators.assign(**{name: quarter[name] for name in ("flop", "read_bytes", "write_bytes")})
     found = model.rescale(operators, target)["time_s"].to_numpy()
     assert found == pytest.approx(model.predict(quarter)["time_s"].to_numpy(), rel=0.02)
 

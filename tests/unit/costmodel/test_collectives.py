@@ -38,12 +38,7 @@ from trioflow.costmodel.intervals import (
     fit_bands,
     fit_step_band,
 )
-from trioflow.costmodel.operators.class_curves import (
-    ANY,
-    find_class,
-    fit_class_curves,
-    lookup_order,
-)
+from trioflow.costmodel.operators.class_curves import ANY, find_class, fit_class_curves, lookup_order
 from trioflow.costmodel.operators.curves import FORMS, Curve, driver_of, fit_curve
 from trioflow.costmodel.operators.model import SHIPPED_MODELS
 from trioflow.datasets.catalogue import NODE_BANDWIDTHS, load_catalogue
@@ -127,9 +122,7 @@ def test_one_line_is_compared_and_fits_worse_beyond_a_knee() -> None:
     model = fit_collective_model(make_samples(knee))
     best = min(model.comparison["log"] or 1, model.comparison["linear"] or 1)
     assert (model.comparison["alpha_beta_left_out"] or 0) > 2 * best
-    assert (
-        0 < (model.comparison["alpha_beta"] or 0) < (model.comparison["alpha_beta_left_out"] or 0)
-    )
+    assert 0 < (model.comparison["alpha_beta"] or 0) < (model.comparison["alpha_beta_left_out"] or 0)
     errors = model.curves["all_reduce", 2].alpha_beta_errors()
     assert errors.min() < -0.1
     assert errors.max() > 0.1
@@ -143,9 +136,7 @@ def test_interpolation_with_the_smaller_left_out_error_wins() -> None:
 
 
 def test_out_of_order_medians_are_pooled() -> None:
-    model = fit_collective_model(
-        make_samples({1000: 100_000, 2000: 400_000, 3000: 100_000, 4000: 500_000})
-    )
+    model = fit_collective_model(make_samples({1000: 100_000, 2000: 400_000, 3000: 100_000, 4000: 500_000}))
     curve = model.curves["all_reduce", 2]
     assert list(curve.median_s) == pytest.approx([1e-4, 4e-4, 1e-4, 5e-4])
     pooled = math.sqrt(4e-4 * 1e-4)
@@ -163,9 +154,7 @@ def test_sizes_that_were_lost_in_noise_are_not_measured() -> None:
 
 
 def test_left_out_errors_compare_with_the_measured_median() -> None:
-    model = fit_collective_model(
-        make_samples({1000: 100_000, 2000: 400_000, 3000: 100_000, 4000: 500_000})
-    )
+    model = fit_collective_model(make_samples({1000: 100_000, 2000: 400_000, 3000: 100_000, 4000: 500_000}))
     errors = left_out_errors(model.curves["all_reduce", 2], "linear")
     # Without 2000 bytes, 1000 and 3000 both took 0.1 ms where 0.4 ms was measured.
     assert errors[1] == pytest.approx(0.1 / 0.4 - 1)
@@ -191,9 +180,7 @@ def test_unmeasured_group_is_derived_by_wire_bytes(model: CollectiveCostModel) -
     assert found.high_s >= found.time_s * 2
 
 
-def test_unmeasured_collective_is_derived_from_the_same_collective_first(
-    model: CollectiveCostModel,
-) -> None:
+def test_unmeasured_collective_is_derived_from_the_same_collective_first(model: CollectiveCostModel) -> None:
     gather = model.time_s("all_gather", 2, 50 << 20)
     # Half the wire bytes and half the steps of an all_reduce over two ranks.
     like = model.time_s("all_reduce", 2, 25 << 20).time_s
@@ -235,12 +222,7 @@ def test_wire_factors_and_steps() -> None:
     assert wire_factor("all_reduce", 8) == pytest.approx(1.75)
     assert wire_factor("reduce_scatter", 4) == wire_factor("all_gather", 4) == 0.75
     assert wire_factor("send", 2) == wire_factor("broadcast", 5) == 1.0
-    assert [count_steps(c, 5) for c in ("all_reduce", "all_gather", "broadcast", "send")] == [
-        8,
-        4,
-        3,
-        1,
-    ]
+    assert [count_steps(c, 5) for c in ("all_reduce", "all_gather", "broadcast", "send")] == [8, 4, 3, 1]
     assert (count_steps("broadcast", 8), count_steps("broadcast", 8, chain=True)) == (3, 7)
     assert count_steps("send", 1) == count_steps("reduce", 1) == 0
 
@@ -256,9 +238,7 @@ def test_wire_factors_and_steps() -> None:
         ("library", "nccl 2", InputError, "several values of library"),
     ],
 )
-def test_bad_samples_are_named(
-    column: str, value: object, error: type[InputError], text: str
-) -> None:
+def test_bad_samples_are_named(column: str, value: object, error: type[InputError], text: str) -> None:
     samples = make_samples(GLOO_NS)
     samples.loc[2, column] = value
     with pytest.raises(error, match=text):
@@ -272,9 +252,7 @@ def test_empty_and_incomplete_samples_are_refused() -> None:
         fit_collective_model(make_samples(GLOO_NS).drop(columns="ranks"))
 
 
-def test_save_and_load_give_the_same_model_and_bytes(
-    model: CollectiveCostModel, tmp_path: Path
-) -> None:
+def test_save_and_load_give_the_same_model_and_bytes(model: CollectiveCostModel, tmp_path: Path) -> None:
     samples = tmp_path / "samples.csv"
     samples.write_text("one input\n")
     model.save(tmp_path / "a.json", inputs=[samples])
@@ -340,12 +318,14 @@ def test_jobs_are_told_apart_by_what_a_step_of_their_rings_takes(tmp_path):
         found = read_node_bandwidths(tmp_path, name)
         assert found.curves["all_gather"].nodes == (1, 16)
         assert found.curves["all_gather"].time_s[1] == pytest.approx(wire_bytes / rate, rel=1e-5)
-        assert found.curves["all_reduce"].time_s[1] == pytest.approx(
-            2 * wire_bytes / rate, rel=1e-5
-        )
+        assert found.curves["all_reduce"].time_s[1] == pytest.approx(2 * wire_bytes / rate, rel=1e-5)
     assert [name_network(nodes, 42.0 if rate == 20 else 250.0, rate) for nodes, rate in jobs] == [
-        "one node", "fast", "fast", "slow", "no NVLink",
-    ]  # fmt: skip
+        "one node",
+        "fast",
+        "fast",
+        "slow",
+        "no NVLink",
+    ]
     table.drop(columns="AllReduce (GB/s)").to_csv(file, index=False)
     with pytest.raises(InputError, match="no column 'AllReduce"):
         read_node_bandwidths(tmp_path, NODES_PLATFORM)
@@ -412,13 +392,11 @@ def test_what_was_measured_with_one_size_is_a_network_for_all() -> None:
         whole, part = (plan("all_reduce", size, 16, measured=cut) for size in (SIZE, SIZE // 16))
         assert whole.time_s == pytest.approx(time_s) and least < part.time_s / time_s < most
     small = plan("all_gather", SIZE // 16, 8)
-    assert small.high_s / small.low_s > plan("all_gather", SIZE, 8).high_s / plan("all_gather", SIZE, 8).low_s  # fmt: skip
+    assert small.high_s / small.low_s > plan("all_gather", SIZE, 8).high_s / plan("all_gather", SIZE, 8).low_s
 
 
 @pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter"])
-def test_the_fast_network_is_met_but_for_what_its_nodes_gather_faster_than_a_measured_one(
-    collective,
-):
+def test_the_fast_network_is_met_but_for_what_its_nodes_gather_faster_than_a_measured_one(collective):
     """In a loop of collectives, as they were measured, while nobody trains."""
     platform, *others = load_cluster(NODES_PLATFORM)
     groups = NodeGroups(replace(platform, corrections={}), *others)
@@ -443,9 +421,7 @@ def test_more_nodes_than_were_measured_are_extrapolated_and_wider_than_held_out_
     measured = find_between_nodes(SLOW_NODES)
     curve, missed = measured.curves[collective], []
     for last in range(2, len(curve.nodes)):
-        kept = NodeCurve(
-            *(v[:last] for v in (curve.nodes, curve.time_s, curve.low_s, curve.high_s))
-        )
+        kept = NodeCurve(*(v[:last] for v in (curve.nodes, curve.time_s, curve.low_s, curve.high_s)))
         cut = replace(measured, curves={**measured.curves, collective: kept})
         found = plan(collective, SIZE, curve.nodes[last], measured=cut)
         assert found.confidence == "extrapolated"
@@ -456,13 +432,8 @@ def test_more_nodes_than_were_measured_are_extrapolated_and_wider_than_held_out_
     for nodes in (most + 1, 2 * most, 4 * most):
         group = tuple(range(8 * nodes))
         platform = load_platform(SLOW_NODES, 8 * nodes)
-        beyond = NodeGroups(platform, load_cluster()[1], Router(platform.links)).plan(
-            collective, SIZE, group
-        )
-        assert (
-            beyond.time.confidence == "extrapolated"
-            and f"over up to {most} nodes" in beyond.warning
-        )
+        beyond = NodeGroups(platform, load_cluster()[1], Router(platform.links)).plan(collective, SIZE, group)
+        assert beyond.time.confidence == "extrapolated" and f"over up to {most} nodes" in beyond.warning
         doublings = max(math.log2(nodes / most), 1)
         assert math.log(beyond.time.high_s / beyond.time.time_s) >= 0.99 * doublings * max(missed)
         assert beyond.time.high_s / beyond.time.time_s > inside.high_s / inside.time_s
@@ -557,8 +528,7 @@ def test_equal_sizes_do_not_decide_a_shape() -> None:
 
 def test_level_is_set_by_the_sum_of_the_class() -> None:
     entries = [
-        ("norm", "forward", size, 1e-9 * size * factor)
-        for size, factor in ((1e3, 1), (1e4, 1), (1e5, 1), (1e8, 3))
+        ("norm", "forward", size, 1e-9 * size * factor) for size, factor in ((1e3, 1), (1e4, 1), (1e5, 1), (1e8, 3))
     ]
     rows = make_rows(entries)
     curve = fit_class_curves(rows, "linear")["norm", "forward"].curve

@@ -51,8 +51,7 @@ def test_rescaling_follows_the_waves_where_lines_do_not(tile, data):
     products = before["flop"].to_numpy() > 0
     target = recorded_s(after)[products]
     errors = [
-        np.abs(model.rescale(before, after)["time_s"].to_numpy()[products] / target - 1).max()
-        for model in (tile, line)
+        np.abs(model.rescale(before, after)["time_s"].to_numpy()[products] / target - 1).max() for model in (tile, line)
     ]
     assert errors[0] < 0.02
     assert errors[1] > 3 * errors[0]
@@ -177,16 +176,12 @@ def test_left_out_workloads_take_the_single_operators_of_their_shapes_along():
 def test_a_left_out_workload_changes_nothing():
     traces = make_gpu_traces()
     spoilt = [
-        make_gpu_trace(int(t.facts.workload.split()[1]), t.facts.batch, 9.0)
-        if t.facts.workload == "model 512"
-        else t
+        make_gpu_trace(int(t.facts.workload.split()[1]), t.facts.batch, 9.0) if t.facts.workload == "model 512" else t
         for t in traces
     ]
     operators = make_step(640, 2)
     found = [
-        fit_device_data(without_workload(DeviceData.prepare(each, LIMITS), "model 512"), "shipped")[
-            0
-        ]
+        fit_device_data(without_workload(DeviceData.prepare(each, LIMITS), "model 512"), "shipped")[0]
         for each in (traces, spoilt)
     ]
     pd.testing.assert_frame_equal(*(model.predict(operators) for model in found))

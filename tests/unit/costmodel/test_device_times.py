@@ -9,12 +9,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 from trioflow.base.errors import InputError, PlatformError
-from trioflow.costmodel.device_times import (
-    lend_recorded_times,
-    nearest_model,
-    prepare_device_times,
-    times_interval,
-)
+from trioflow.costmodel.device_times import lend_recorded_times, nearest_model, prepare_device_times, times_interval
 from trioflow.costmodel.new_gpu.carry import new_gpu_interval
 from trioflow.costmodel.operators.class_curves import sized_rows
 from trioflow.costmodel.operators.methods import fit_device_model
@@ -37,10 +32,14 @@ def make_trace(device=A100, batch=4, *, timed=True, **facts):
     if not timed:
         operators["device_ns"] = 0
     told = {
-        "workload": "new", "batch": batch, "device": "cuda", "device_name": device,
-        "precision": "fp32", "step_time_s": operators["device_ns"].sum() * 1e-9,
+        "workload": "new",
+        "batch": batch,
+        "device": "cuda",
+        "device_name": device,
+        "precision": "fp32",
+        "step_time_s": operators["device_ns"].sum() * 1e-9,
         "step_time_source": "busy" if timed else "none",
-    }  # fmt: skip
+    }
     return Trace(operators, pd.DataFrame(), Facts(**(told | facts)))
 
 
@@ -61,21 +60,27 @@ def test_the_traced_device_keeps_its_times(a100):
 
 def test_classes_timed_call_by_call_lose_what_a_launch_takes(a100):
     """In a step the launch is the host's; a trace that was timed call by call holds it, and keeps the model that does."""
-    called = replace(
-        a100, facts={**a100.facts, "timed": {"elementwise": "calls", "gemm": "kernels"}}
+    called = replace(a100, facts={**a100.facts, "timed": {"elementwise": "calls", "gemm": "kernels"}})
+    small = pd.DataFrame(
+        {
+            "name": ["aten::add", "aten::mm"],
+            "phase": "forward",
+            "module": "m",
+            "flop": [0, 2 * 64**3],
+            "read_bytes": 2 * 4 * 64**2,
+            "write_bytes": 4 * 64**2,
+            "dtype": "float",
+            "input_shapes": [[[64, 64], [64, 64]]] * 2,
+            "output_shapes": [[[64, 64]]] * 2,
+        }
     )
-    small = pd.DataFrame({
-        "name": ["aten::add", "aten::mm"], "phase": "forward", "module": "m", "flop": [0, 2 * 64**3],
-        "read_bytes": 2 * 4 * 64**2, "write_bytes": 4 * 64**2, "dtype": "float",
-        "input_shapes": [[[64, 64], [64, 64]]] * 2, "output_shapes": [[[64, 64]]] * 2,
-    })  # fmt: skip
     alone_s, queued_s = (
         prepare_device_times([trace], A100, {"own": called}).model.predict(small)["time_s"]
         for trace in (make_trace(timer_floor_s=5e-6), make_trace())
     )
     assert alone_s[0] > 4e-6 > 3e-6 > queued_s[0] > 1e-6
     assert queued_s[1] == alone_s[1]
-    large = small.assign(read_bytes=small["read_bytes"] * 300, write_bytes=small["write_bytes"] * 300)  # fmt: skip
+    large = small.assign(read_bytes=small["read_bytes"] * 300, write_bytes=small["write_bytes"] * 300)
     times = [model.predict(large)["time_s"][0] for model in (called, called.in_steps())]
     assert times[0] - times[1] == pytest.approx(alone_s[0] - queued_s[0], rel=1e-3)
 
@@ -96,9 +101,14 @@ def test_another_gpu_gets_times_by_the_rule_and_the_model_too(a100):
 
 @pytest.mark.parametrize(
     ("device", "word"),
-    [("NVIDIA H100 PCIe", "extrapolated"), ("NVIDIA B200", "extrapolated"), (A40, "uncalibrated"),
-     ("AMD Instinct MI300X", "uncalibrated"), ("NVIDIA A10", "uncalibrated")],
-)  # fmt: skip
+    [
+        ("NVIDIA H100 PCIe", "extrapolated"),
+        ("NVIDIA B200", "extrapolated"),
+        (A40, "uncalibrated"),
+        ("AMD Instinct MI300X", "uncalibrated"),
+        ("NVIDIA A10", "uncalibrated"),
+    ],
+)
 def test_a_chip_of_which_nothing_was_measured_is_uncalibrated(a100, device, word):
     """Whether times are predicted or carried over; a trace of the GPU itself is a measurement."""
     for trace in (make_trace(precision="bf16"), make_trace("none", timed=False)):
@@ -227,9 +237,7 @@ def test_a_gpu_never_gets_a_processors_model(a100):
 
 
 DEVICE = "Tesla V100-PCIE-32GB"
-CONV = (
-    "OPName,Latency,Device,B,Input_Channel,Output_Channel,Kernel_Szie,Input_Size,Stride,Padding\n"
-)
+CONV = "OPName,Latency,Device,B,Input_Channel,Output_Channel,Kernel_Szie,Input_Size,Stride,Padding\n"
 
 
 def write(tmp_path, files):
@@ -247,8 +255,7 @@ def test_shapes_and_times(tmp_path):
             "test/linear.csv": "OPName,Latency,Device,B,M,N,K\n"
             f"linear,0.5,{DEVICE},1,8,16,32\nlinear,0.7,{DEVICE},1,8,16,32\n"
             "linear,9,another,1,8,16,32\n",
-            "test/elem.csv": f"OPName,Latency,Device,B,H\naddu,0.1,{DEVICE},4,5\n"
-            f"add,0.2,{DEVICE},4,5\n",
+            "test/elem.csv": f"OPName,Latency,Device,B,H\naddu,0.1,{DEVICE},4,5\nadd,0.2,{DEVICE},4,5\n",
             f"train/collect/conv/p2.1.0/{DEVICE}.csv": CONV
             + f"conv,1,{DEVICE},2,3,8,3,7,2,1\nconv,1,{DEVICE},2,3,8,3,7,1,0\n",
         },

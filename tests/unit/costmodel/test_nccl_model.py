@@ -16,13 +16,7 @@ import pytest
 from trioflow.base.errors import InputError, TableError, TrioflowError
 from trioflow.cli.collectives import add_fit_collectives
 from trioflow.costmodel.collectives.methods import METHODS, conformal_band
-from trioflow.costmodel.collectives.model import (
-    COLLECTIVES,
-    MAX_POINTS,
-    median_points,
-    thin,
-    wire_factor,
-)
+from trioflow.costmodel.collectives.model import COLLECTIVES, MAX_POINTS, median_points, thin, wire_factor
 from trioflow.costmodel.collectives.nccl import (
     NcclMachine,
     calibrate,
@@ -74,8 +68,10 @@ def test_hops_between_nodes_take_the_network() -> None:
 
 
 def test_constants_follow_the_version() -> None:
-    hop = [load_constants(v)["hop_latency_us"]["nvlink"]["tree"][2]
-           for v in ("NCCL 2.18.1", "NCCL 2.18.6", "NCCL 2.20.5", "NCCL 2.21.5", "NCCL 2.29.2", "of unknown version")]  # fmt: skip
+    hop = [
+        load_constants(v)["hop_latency_us"]["nvlink"]["tree"][2]
+        for v in ("NCCL 2.18.1", "NCCL 2.18.6", "NCCL 2.20.5", "NCCL 2.21.5", "NCCL 2.29.2", "of unknown version")
+    ]
     assert hop == [28, 4, 4, 28, 4, 4]
     assert load_constants("NCCL 2.18.1")["ll_max_gb_per_s"]["hopper"][0] == 87.7
     assert NEWEST["ll_max_gb_per_s"]["hopper"][0] == 141
@@ -85,15 +81,23 @@ def test_constants_follow_the_version() -> None:
 
 
 def test_bus_bandwidth_factors() -> None:
-    factors = {"all_reduce": 1.75, "all_gather": 0.875, "reduce_scatter": 0.875, "all_to_all": 0.875,
-               "broadcast": 1.0, "reduce": 1.0, "send": 1.0, "scatter": 0.875, "gather": 0.875}  # fmt: skip
+    factors = {
+        "all_reduce": 1.75,
+        "all_gather": 0.875,
+        "reduce_scatter": 0.875,
+        "all_to_all": 0.875,
+        "broadcast": 1.0,
+        "reduce": 1.0,
+        "send": 1.0,
+        "scatter": 0.875,
+        "gather": 0.875,
+    }
     assert {name: wire_factor(name, 8) for name in COLLECTIVES} == factors
 
 
 def test_calibration_finds_the_factors_that_made_the_times() -> None:
     rows = pd.DataFrame(
-        [(n, 1, float(2**k)) for n in (2, 4, 8) for k in range(9, 30)],
-        columns=["ranks", "nodes", "message_bytes"],
+        [(n, 1, float(2**k)) for n in (2, 4, 8) for k in range(9, 30)], columns=["ranks", "nodes", "message_bytes"]
     )
     choices = choose_rows("all_gather", rows, A100, NEWEST)
     made = choices.base_s * 1.5 + choices.hop_s * 0.8 + choices.wire_s / 0.9
@@ -114,19 +118,10 @@ def make_samples(rank_numbers: tuple[int, ...] = (2, 4, 8), noise: float = 0.01)
                 fast = 8e-6 + steps * 0.7e-6 + wire / 80e9
                 time_s = min(fast, 12e-6 + steps * 3e-6 + wire / 220e9)
                 for repeat, factor in enumerate((1.0, 1.0 - noise, 1.0 + noise)):
-                    rows.append(("box", "NCCL 2.27.3", collective, ranks, size, repeat,
-                                 round(time_s * factor * 1e9), 1, "made"))  # fmt: skip
-    names = [
-        "platform",
-        "library",
-        "collective",
-        "ranks",
-        "message_bytes",
-        "round",
-        "time_ns",
-        "nodes",
-        "dataset",
-    ]
+                    rows.append(
+                        ("box", "NCCL 2.27.3", collective, ranks, size, repeat, round(time_s * factor * 1e9), 1, "made")
+                    )
+    names = ["platform", "library", "collective", "ranks", "message_bytes", "round", "time_ns", "nodes", "dataset"]
     return pd.DataFrame(rows, columns=names)
 
 
@@ -148,9 +143,7 @@ def test_measured_messages_come_back(model: PlatformCollectives) -> None:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize("ranks", [2, 3, 8, 16])
-def test_times_grow_with_the_message(
-    model: PlatformCollectives, method: str, collective: str, ranks: int
-) -> None:
+def test_times_grow_with_the_message(model: PlatformCollectives, method: str, collective: str, ranks: int) -> None:
     sizes = [1, 700, 2**12, 3 * 2**15, 2**20, 5 * 2**20, 2**27, 2**33, 2**40]
     answers = [model.using(method).time_s(collective, ranks, s, nodes=1) for s in sizes]
     assert all(a.time_s <= b.time_s * (1 + 1e-12) for a, b in itertools.pairwise(answers))
@@ -182,17 +175,14 @@ def test_left_out_ranks_are_found_again() -> None:
         fitted = fit_platform_collectives(make_samples(given), "box", "NCCL 2.27.3", A100)
         rows = truth[(truth["ranks"] == asked) & (truth["message_bytes"] >= 2**16)]
         errors = [
-            abs(fitted.time_s(r.collective, asked, r.message_bytes).time_s / r.time_s - 1)
-            for r in rows.itertuples()
+            abs(fitted.time_s(r.collective, asked, r.message_bytes).time_s / r.time_s - 1) for r in rows.itertuples()
         ]
         assert np.mean(errors) < 0.1
 
 
 def test_one_bandwidth_ignores_ranks_and_operation(model: PlatformCollectives) -> None:
     one = model.using("one-bandwidth")
-    times = {
-        one.time_s(c, n, 2**25).time_s for c in ("all_reduce", "all_gather") for n in (2, 4, 8)
-    }
+    times = {one.time_s(c, n, 2**25).time_s for c in ("all_reduce", "all_gather") for n in (2, 4, 8)}
     assert len(times) == 1
 
 
@@ -235,9 +225,16 @@ def test_one_message_measured_by_two_sources_is_refused() -> None:
 def test_thinning_keeps_the_curve() -> None:
     sizes = np.arange(1, 1025) * 2**20
     rows = pd.DataFrame(
-        {"collective": "all_reduce", "ranks": 2, "nodes": 1, "library": "x", "dataset": "y",
-         "message_bytes": sizes, "time_ns": np.round(20_000 + sizes / 200).astype(int)}
-    )  # fmt: skip
+        {
+            "collective": "all_reduce",
+            "ranks": 2,
+            "nodes": 1,
+            "library": "x",
+            "dataset": "y",
+            "message_bytes": sizes,
+            "time_ns": np.round(20_000 + sizes / 200).astype(int),
+        }
+    )
     rows.loc[::50, "time_ns"] *= 3  # outliers that a median would not follow either
     points = thin(median_points(rows))
     assert len(points) <= MAX_POINTS
@@ -297,9 +294,7 @@ def test_log_gives_both_times_of_every_message(log: Path) -> None:
 
 def test_rounds_go_on_over_logs_and_hosts_are_nodes(log: Path, tmp_path: Path) -> None:
     other = tmp_path / "again.log"
-    text = LOG.replace(
-        "Rank  3 Group  0 Pid   4711 on     box-1", "Rank  3 Group  0 Pid   9 on  box-2"
-    )
+    text = LOG.replace("Rank  3 Group  0 Pid   4711 on     box-1", "Rank  3 Group  0 Pid   9 on  box-2")
     prefixed = "\n".join(f"[1,0]<stdout>:{line}" for line in text.splitlines())
     other.write_text("# Collective test starting: all_gather_perf\n" + prefixed)
     both = import_nccl_tests([log, log, other], "box")
@@ -311,9 +306,7 @@ def test_rounds_go_on_over_logs_and_hosts_are_nodes(log: Path, tmp_path: Path) -
 def test_newer_logs_tell_program_and_version_in_comments(tmp_path: Path) -> None:
     path = tmp_path / "run.txt"
     head = "# nccl-tests version 2.17.1 nccl-headers=22907 nccl-library=22907\n"
-    path.write_text(
-        head + "# Collective test starting: sendrecv_perf\n" + LOG.replace("NCCL version", "#")
-    )
+    path.write_text(head + "# Collective test starting: sendrecv_perf\n" + LOG.replace("NCCL version", "#"))
     frame = import_nccl_tests([path], "box")
     assert set(frame["collective"]) == {"send"}
     assert set(frame["library"]) == {"NCCL 2.29.7"}
@@ -329,7 +322,7 @@ def test_newer_logs_tell_program_and_version_in_comments(tmp_path: Path) -> None
         ("#  Rank ", "#  rang ", "line 13: the log does not give the number of ranks"),
         ("#       size", "#       bulk", "no measurement"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_with_a_log_is_named(log: Path, old: str, new: str, words: str) -> None:
     log.write_text(LOG.replace(old, new))
     with pytest.raises(InputError) as caught:
@@ -370,9 +363,7 @@ def run(*arguments: str) -> None:
     options.run(options)
 
 
-def test_one_command_makes_a_log_a_model(
-    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_command_makes_a_log_a_model(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "collectives.json"
     run(str(log), "--platform", "box", "-o", str(target))
     assert "all_reduce on 4 ranks: 4 sizes" in capsys.readouterr().out
@@ -433,8 +424,7 @@ def test_aiconfigurator_without_a_version_takes_the_folders(tmp_path: Path) -> N
 def test_vtrain_holds_two_times_under_one_name(tmp_path: Path) -> None:
     path = tmp_path / "AR_GPU3_1M_1024M_LUT"
     path.write_text(
-        "size(B),count,type,time(ns),busbw(GB/s),time(ns),busbw(GB/s)\n"
-        "1048576,262144,float,63910,21.88,63500,22.02\n"
+        "size(B),count,type,time(ns),busbw(GB/s),time(ns),busbw(GB/s)\n1048576,262144,float,63910,21.88,63500,22.02\n"
     )
     frame = read_public("vtrain", path, ranks="3")
     assert frame[["ranks", "round", "time_ns"]].values.tolist() == [[3, 0, 63910], [3, 1, 63500]]
@@ -454,24 +444,15 @@ def test_vidur_divides_sends_by_the_workers_and_drops_empty_ones(tmp_path: Path)
     assert frame["round"].tolist() == [0, 1]
     assert set(frame["nodes"]) == {2}
     reduce = tmp_path / "all_reduce.csv"
-    reduce.write_text(
-        "time_stats.all_reduce.median,rank,num_workers,n_embd,num_tokens\n0.1,0,8,4096,1\n"
-    )
+    reduce.write_text("time_stats.all_reduce.median,rank,num_workers,n_embd,num_tokens\n0.1,0,8,4096,1\n")
     assert read_public("vidur all_reduce", reduce)["message_bytes"].tolist() == [8192]
 
 
 def test_vidur_networks_tell_nodes_by_devices(tmp_path: Path) -> None:
     path = tmp_path / "all_reduce.csv"
-    path.write_text(
-        "time_stats.all_reduce.median,num_workers,size,devices_per_node\n0.065,16,2048,8\n"
-    )
+    path.write_text("time_stats.all_reduce.median,num_workers,size,devices_per_node\n0.065,16,2048,8\n")
     row = read_public("vidur network all_reduce", path).iloc[0]
-    assert (row["ranks"], row["nodes"], row["message_bytes"], row["time_ns"]) == (
-        16,
-        2,
-        2048,
-        65_000,
-    )
+    assert (row["ranks"], row["nodes"], row["message_bytes"], row["time_ns"]) == (16, 2, 2048, 65_000)
 
 
 def test_unexplained_files_are_not_read() -> None:
@@ -483,19 +464,31 @@ def test_unexplained_files_are_not_read() -> None:
 def write_report(path: Path, **changes: Any) -> Path:
     """The same measurements as LOG's two largest messages, as ``-J`` writes them."""
     devices = [
-        {"rank": rank, "group": 0, "pid": 4711, "hostname": "box-1", "device": rank, "device_hex": "07",
-         "device_info": "NVIDIA A100-SXM4-80GB"} for rank in range(4)
-    ]  # fmt: skip
+        {
+            "rank": rank,
+            "group": 0,
+            "pid": 4711,
+            "hostname": "box-1",
+            "device": rank,
+            "device_hex": "07",
+            "device_info": "NVIDIA A100-SXM4-80GB",
+        }
+        for rank in range(4)
+    ]
     side = {"alg_bw": 1.0, "bus_bw": 1.5, "nwrong": 0.0}
     results = [
         {"size": 0, "out_of_place": {"time": 1.0, **side}, "in_place": {"time": 1.0, **side}},
         {"size": 1024, "out_of_place": {"time": 18.2, **side}, "in_place": None},
         {"size": 4194304, "out_of_place": {"time": 68.8, **side}, "in_place": {"time": 68.2, **side}},
-    ]  # fmt: skip
+    ]
     content = {
-        "version": 2, "args": ["./build/all_reduce_perf", "-g", "4"], "nccl_version": 22105,
-        "config": {"ngpus": 4, "devices": devices}, "results": results, **changes,
-    }  # fmt: skip
+        "version": 2,
+        "args": ["./build/all_reduce_perf", "-g", "4"],
+        "nccl_version": 22105,
+        "config": {"ngpus": 4, "devices": devices},
+        "results": results,
+        **changes,
+    }
     path.write_text(json.dumps(content))
     return path
 
@@ -504,13 +497,9 @@ def test_a_json_report_is_read_as_its_text_is(log: Path, tmp_path: Path) -> None
     report = import_nccl_tests([write_report(tmp_path / "run.json")], "box")
     text = import_nccl_tests([log], "box")
     assert report.attrs["device"] == "NVIDIA A100-SXM4-80GB"
-    large = [
-        frame[frame["message_bytes"] == 4194304].reset_index(drop=True) for frame in (report, text)
-    ]
+    large = [frame[frame["message_bytes"] == 4194304].reset_index(drop=True) for frame in (report, text)]
     pd.testing.assert_frame_equal(*large)
-    assert len(report) == 3, (
-        "nothing of the message without bytes, one of that without a second side"
-    )
+    assert len(report) == 3, "nothing of the message without bytes, one of that without a second side"
 
 
 @pytest.mark.parametrize(
@@ -524,7 +513,7 @@ def test_a_json_report_is_read_as_its_text_is(log: Path, tmp_path: Path) -> None
         ({"results": []}, "no measurement"),
         ({"results": None}, "no measurement"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_with_a_report_is_named(tmp_path: Path, changes: Any, words: str) -> None:
     path = write_report(tmp_path / "run.json", **changes)
     with pytest.raises(InputError) as caught:

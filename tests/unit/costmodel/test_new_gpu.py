@@ -31,15 +31,7 @@ from trioflow.costmodel.new_gpu.carry import (
 from trioflow.costmodel.new_gpu.rules import Exponents, find_exponents, list_rules, reachable_share
 from trioflow.costmodel.operators.model import fit_operator_model
 from trioflow.costmodel.steps import RATIO, TIMER, anchor_step
-from trioflow.hardware.device_sheet import (
-    OWN,
-    SHIPPED,
-    DeviceSheet,
-    find_device,
-    find_sheet,
-    list_devices,
-    load_device,
-)
+from trioflow.hardware.device_sheet import OWN, SHIPPED, DeviceSheet, find_device, find_sheet, list_devices, load_device
 from trioflow.hardware.machine import Device
 from trioflow.hardware.platform import load_platform
 from trioflow.prediction.assembly import time_operators
@@ -61,9 +53,7 @@ from trioflow_evaluation.fits.new_gpu import (
 from costmodel.gpu_synthetic import law_rows
 from costmodel.synthetic import make_operators
 
-H100, A100, A40, V100 = (
-    load_device(name) for name in ("h100-sxm", "a100-pcie-80gb", "a40", "v100-pcie-32gb")
-)
+H100, A100, A40, V100 = (load_device(name) for name in ("h100-sxm", "a100-pcie-80gb", "a40", "v100-pcie-32gb"))
 PLAIN = NewGpuModel({}, {}, {})
 """Nothing fitted: shares of the roofline carried over."""
 
@@ -87,13 +77,9 @@ def operators(**columns: Any) -> pd.DataFrame:
     return frame.assign(**columns)
 
 
-def ratios(
-    rule: str, source: Any, target: Any, precision: str = "fp32", **named: Any
-) -> list[float]:
+def ratios(rule: str, source: Any, target: Any, precision: str = "fp32", **named: Any) -> list[float]:
     frame = operators()
-    predicted = scale_trace(
-        frame, source, target, rule=rule, precision=precision, model=PLAIN, **named
-    )
+    predicted = scale_trace(frame, source, target, rule=rule, precision=precision, model=PLAIN, **named)
     return list(predicted["time_s"] / (frame["device_ns"] * 1e-9))
 
 
@@ -179,12 +165,7 @@ def test_there_and_back_is_the_same() -> None:
 
 
 def test_intervals_are_those_of_the_class_and_wider_for_a_rule_that_misses_more() -> None:
-    bands = {
-        "ours": {
-            "gemm": NewGpuBand(math.log(0.8), math.log(1.5), 50),
-            "*": NewGpuBand(-0.1, 0.1, 90),
-        }
-    }
+    bands = {"ours": {"gemm": NewGpuBand(math.log(0.8), math.log(1.5), 50), "*": NewGpuBand(-0.1, 0.1, 90)}}
     model = NewGpuModel({}, bands, {"ours": NewGpuBand(-0.2, 0.2, 5)})
     found = scale_trace(operators(), H100, A40, precision="fp32", model=model)
     low, high = found["low_s"] / found["time_s"], found["high_s"] / found["time_s"]
@@ -196,9 +177,7 @@ def test_intervals_are_those_of_the_class_and_wider_for_a_rule_that_misses_more(
 
 
 def test_wrong_arguments_are_named() -> None:
-    with pytest.raises(
-        InputError, match="no rule for a new GPU is called 'magic'; known are bandwidth"
-    ):
+    with pytest.raises(InputError, match="no rule for a new GPU is called 'magic'; known are bandwidth"):
         scale_trace(operators(), H100, A40, rule="magic", precision="fp32", model=PLAIN)
     with pytest.raises(InputError, match="unknown precision 'fp5'"):
         scale_trace(operators(), H100, A40, precision="fp5", model=PLAIN)
@@ -455,10 +434,11 @@ def test_an_unknown_gpu_needs_no_name_that_ships() -> None:
 
 
 ASKED = {
-    "memory_bandwidth_bytes_per_s": "bf16", "power_limit_w": "fp32",
+    "memory_bandwidth_bytes_per_s": "bf16",
+    "power_limit_w": "fp32",
     "sustained_compute": "bf16",
     **{f"peak_flop_per_s.{name}": name for name in ("fp32", "tf32", "fp16", "bf16", "fp8")},
-}  # fmt: skip
+}
 """What a number of a sheet is for: the precision of a step that it changes."""
 
 
@@ -473,9 +453,7 @@ def test_every_number_of_a_sheet_changes_an_answer_or_is_said_not_to(names: dict
         entry: Any = half
         for part in key.split("."):
             entry = entry[part]
-        entry["value"] = (
-            entry["value"] // 2 if isinstance(entry["value"], int) else entry["value"] / 2
-        )
+        entry["value"] = entry["value"] // 2 if isinstance(entry["value"], int) else entry["value"] / 2
         if key == "memory_bytes":
             del half["usable_memory_bytes"]
         changed = load_device(half)
@@ -490,18 +468,20 @@ def test_every_number_of_a_sheet_changes_an_answer_or_is_said_not_to(names: dict
 
 def test_tensor_cores_are_known_by_their_rates(tmp_path: Path) -> None:
     """An RTX 4090 in five lines computes halves on tensor cores, and faster than an L4."""
-    four = {key: {"value": value, "source": "a test"} for key, value in (
-        ("memory_bytes", 24e9), ("memory_bandwidth_bytes_per_s", 1008e9))}  # fmt: skip
-    peaks = {key: {"value": value, "source": "a test"} for key, value in (
-        ("fp32", 82.6e12), ("fp16", 165.2e12), ("bf16", 165.2e12), ("fp8", 330.3e12))}  # fmt: skip
+    four = {
+        key: {"value": value, "source": "a test"}
+        for key, value in (("memory_bytes", 24e9), ("memory_bandwidth_bytes_per_s", 1008e9))
+    }
+    peaks = {
+        key: {"value": value, "source": "a test"}
+        for key, value in (("fp32", 82.6e12), ("fp16", 165.2e12), ("bf16", 165.2e12), ("fp8", 330.3e12))
+    }
     sheet = {"name": "x2", "driver_names": ["Maker X2"], **four, "peak_flop_per_s": peaks}
     own = load_device(sheet)
     assert compute_s(own, "bf16") < min(compute_s(own, "fp32"), compute_s("l4", "bf16"))
     assert compute_s(own, "fp8") < compute_s(own, "bf16")
     equal = {**peaks, "tf32": peaks["fp32"]}
-    slow = load_device(
-        {**sheet, "peak_flop_per_s": equal, "tensor_core_precisions": ["tf32", "bf16"]}
-    )
+    slow = load_device({**sheet, "peak_flop_per_s": equal, "tensor_core_precisions": ["tf32", "bf16"]})
     assert compute_s(slow, "tf32") < 1.05 * compute_s(slow, "fp32"), "vector units are there too"
     none = load_device({**sheet, "tensor_core_precisions": []})
     assert compute_s(none, "bf16") > compute_s(own, "bf16")
@@ -510,10 +490,12 @@ def test_tensor_cores_are_known_by_their_rates(tmp_path: Path) -> None:
 def test_numbers_of_a_device_in_a_platform_s_file_count_too(tmp_path: Path) -> None:
     def load(bandwidth: float, name: str = "NVIDIA H100 80GB HBM3") -> DeviceSheet | str:
         device = {
-            "name": name, "kind": "gpu", "memory_bytes": {"value": 80e9, "source": "a test"},
+            "name": name,
+            "kind": "gpu",
+            "memory_bytes": {"value": 80e9, "source": "a test"},
             "peak_flop_per_s": {"fp32": {"value": 67e12, "source": "a test"}},
             "memory_bandwidth_bytes_per_s": {"value": bandwidth, "source": "a test"},
-        }  # fmt: skip
+        }
         content = {**yaml.safe_load(BOX), "device": device}
         (tmp_path / "box.yaml").write_text(yaml.safe_dump(content))
         return load_platform(tmp_path / "box.yaml").device.described
@@ -523,9 +505,7 @@ def test_numbers_of_a_device_in_a_platform_s_file_count_too(tmp_path: Path) -> N
     assert compute_s(load(1675e9, "Maker X3"), "fp32") > compute_s(load(3350e9, "Maker X3"), "fp32")
 
 
-def test_a_broken_sheet_of_another_gpu_breaks_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_sheet_of_another_gpu_breaks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / OWN).mkdir(parents=True)
     (tmp_path / OWN / "mine.yaml").write_text("name: mine\ndriver_names: [Maker X4]\n")
@@ -546,6 +526,4 @@ def test_a_sheet_of_one_s_own_folder_does_not_change_what_was_measured(
     slow = {"value": 500e9, "source": "a test"}
     slower = content_of("h100-sxm", memory_bandwidth_bytes_per_s=slow)
     (tmp_path / OWN / "h100-sxm.yaml").write_text(yaml.safe_dump(slower))
-    assert compute_s("NVIDIA H100 80GB HBM3", "bf16") > 2 * compute_s(
-        load_device("h100-sxm"), "bf16"
-    )
+    assert compute_s("NVIDIA H100 80GB HBM3", "bf16") > 2 * compute_s(load_device("h100-sxm"), "bf16")

@@ -24,13 +24,7 @@ import pytest
 from trioflow import tables
 from trioflow.base import plugins
 from trioflow.base.errors import InputError, PlatformError, TableError
-from trioflow.costmodel.features import (
-    base_class,
-    class_of_name,
-    classify,
-    convolution_kind,
-    feature_matrix,
-)
+from trioflow.costmodel.features import base_class, class_of_name, classify, convolution_kind, feature_matrix
 from trioflow.costmodel.interface import ENTRY_POINTS, OperatorModel, TraceLike, find_operator_model
 from trioflow.costmodel.least_squares import choose_least, rounded, solve_nonnegative
 from trioflow.costmodel.operators import products
@@ -44,12 +38,7 @@ from trioflow.costmodel.operators.methods import (
     fit_recorded,
     make_unfitted_model,
 )
-from trioflow.costmodel.operators.model import (
-    METHODS,
-    OperatorCostModel,
-    fit_operator_model,
-    load_operator_model,
-)
+from trioflow.costmodel.operators.model import METHODS, OperatorCostModel, fit_operator_model, load_operator_model
 from trioflow.costmodel.operators.products import PRODUCTS, product_columns, scale_products
 
 from costmodel.gpu_synthetic import make_gpu_trace, make_gpu_traces, make_step
@@ -209,13 +198,7 @@ def test_captures_of_one_batch_are_no_pair() -> None:
     pairs = pair_rows(thrice)
     # Two captures against the third, both ways, sixteen operators each.
     assert len(pairs) == 2 * 2 * 16
-    batches = set(
-        zip(
-            thrice.loc[pairs["recorded"], "batch"],
-            thrice.loc[pairs["target"], "batch"],
-            strict=True,
-        )
-    )
+    batches = set(zip(thrice.loc[pairs["recorded"], "batch"], thrice.loc[pairs["target"], "batch"], strict=True))
     assert batches == {(4, 8), (8, 4)}
 
 
@@ -277,9 +260,7 @@ def test_every_method_fits_saves_and_loads(method: str, tmp_path: Path) -> None:
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "c.json").read_bytes()
     operators, target = make_operators([70, 300], 5), make_operators([70, 300], 11)
     pd.testing.assert_frame_equal(first.predict(operators), again.predict(operators))
-    pd.testing.assert_frame_equal(
-        first.rescale(operators, target), again.rescale(operators, target)
-    )
+    pd.testing.assert_frame_equal(first.rescale(operators, target), again.rescale(operators, target))
     assert again.step_interval() == first.step_interval()
     assert json.loads((tmp_path / "a.json").read_text())["method"] == method
 
@@ -307,9 +288,7 @@ def test_file_is_stamped_and_readable(model: OperatorCostModel, tmp_path: Path) 
         ({"steps": {}}, "predict"),
     ],
 )
-def test_damaged_files_are_named(
-    model: OperatorCostModel, tmp_path: Path, change: dict, text: str
-) -> None:
+def test_damaged_files_are_named(model: OperatorCostModel, tmp_path: Path, change: dict, text: str) -> None:
     path = tmp_path / "model.json"
     model.save(path)
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
@@ -318,9 +297,7 @@ def test_damaged_files_are_named(
     assert "model.json" in str(error.value)
 
 
-def test_negative_coefficients_in_a_file_are_refused(
-    model: OperatorCostModel, tmp_path: Path
-) -> None:
+def test_negative_coefficients_in_a_file_are_refused(model: OperatorCostModel, tmp_path: Path) -> None:
     path = tmp_path / "model.json"
     model.save(path)
     content = json.loads(path.read_text())
@@ -426,9 +403,7 @@ def test_class_follows_from_name(name: str, expected: str) -> None:
         ([8, 64, 16, 16], [128, 64, 3, 3], [], "dense"),
     ],
 )
-def test_convolution_kinds(
-    data: list[int], weight: list[int], result: list[int], expected: str
-) -> None:
+def test_convolution_kinds(data: list[int], weight: list[int], result: list[int], expected: str) -> None:
     assert convolution_kind(data, weight, result) == expected
 
 
@@ -473,17 +448,13 @@ def test_feature_matrix_keeps_order_and_names_the_bad_row() -> None:
 
 
 def test_feature_matrix_reads_missing_values_as_an_error() -> None:
-    operators = pd.DataFrame(
-        {"flop": pd.array([1, None], dtype="Int64"), "read_bytes": [1, 2], "write_bytes": [1, 2]}
-    )
+    operators = pd.DataFrame({"flop": pd.array([1, None], dtype="Int64"), "read_bytes": [1, 2], "write_bytes": [1, 2]})
     with pytest.raises(TableError, match="row 1, column flop"):
         feature_matrix(operators)
 
 
 def describe(name, inputs, outputs, flop):
-    frame = pd.DataFrame(
-        {"name": [name], "flop": [flop], "input_shapes": [inputs], "output_shapes": [outputs]}
-    )
+    frame = pd.DataFrame({"name": [name], "flop": [flop], "input_shapes": [inputs], "output_shapes": [outputs]})
     return tuple(product_columns(frame, list(classify(frame)))[0])
 
 
@@ -494,36 +465,16 @@ def describe(name, inputs, outputs, flop):
         ("aten::addmm", [[32], [16, 8], [8, 32]], [[16, 32]], (1, 16, 32, 8, 1, 0, 0)),
         ("aten::mm", [[16, 8], [8, 32]], [[16, 32]], (1, 16, 32, 8, 1, 0, 0)),
         ("aten::matmul", [[2, 3, 8, 4], [2, 3, 4, 6]], [[2, 3, 8, 6]], (6, 8, 6, 4, 1, 0, 0)),
-        (
-            "aten::linear_backward",
-            [[2, 8, 32], [2, 8, 16], [32, 16]],
-            [[2, 8, 16], [32, 16]],
-            (1, 16, 32, 16, 0, 1, 1),
-        ),
+        ("aten::linear_backward", [[2, 8, 32], [2, 8, 16], [32, 16]], [[2, 8, 16], [32, 16]], (1, 16, 32, 16, 0, 1, 1)),
         (
             "autograd::engine::evaluate_function: AddmmBackward0",
             [[128, 10], [128, 64], [10, 64]],
             [[128, 64], [10, 64]],
             (1, 128, 10, 64, 0, 1, 1),
         ),
-        (
-            "aten::matmul_backward",
-            [[6, 8, 6], [6, 8, 4], [6, 4, 6]],
-            [[6, 8, 4]],
-            (6, 8, 6, 4, 0, 1, 0),
-        ),
-        (
-            "aten::conv2d",
-            [[4, 8, 10, 10], [16, 8, 3, 3]],
-            [[4, 16, 8, 8]],
-            (1, 256, 16, 72, 1, 0, 0),
-        ),
-        (
-            "aten::conv2d",
-            [[4, 8, 10, 10], [16, 4, 3, 3]],
-            [[4, 16, 8, 8]],
-            (2, 256, 8, 36, 1, 0, 0),
-        ),
+        ("aten::matmul_backward", [[6, 8, 6], [6, 8, 4], [6, 4, 6]], [[6, 8, 4]], (6, 8, 6, 4, 0, 1, 0)),
+        ("aten::conv2d", [[4, 8, 10, 10], [16, 8, 3, 3]], [[4, 16, 8, 8]], (1, 256, 16, 72, 1, 0, 0)),
+        ("aten::conv2d", [[4, 8, 10, 10], [16, 4, 3, 3]], [[4, 16, 8, 8]], (2, 256, 8, 36, 1, 0, 0)),
         (
             "aten::convolution_backward",
             [[4, 16, 8, 8], [4, 8, 10, 10], [16, 8, 3, 3]],
@@ -568,9 +519,7 @@ def test_a_batch_scales_the_dimension_that_carries_it():
     before, after = make_step(512, 2), make_step(512, 7)
     features = ["flop", "read_bytes", "write_bytes"]
     known, expected = (product_columns(f, list(classify(f))) for f in (before, after))
-    scaled = scale_products(
-        known, before[features].to_numpy(float), after[features].to_numpy(float)
-    )
+    scaled = scale_products(known, before[features].to_numpy(float), after[features].to_numpy(float))
     assert (expected[:, 0] > 0).sum() == 6
     np.testing.assert_array_equal(scaled, expected)
 
@@ -621,10 +570,7 @@ SHEETED = "NVIDIA A100 80GB PCIe"
 
 
 def on_a_gpu():
-    return [
-        replace(trace, facts=replace(trace.facts, device_name=SHEETED))
-        for trace in make_gpu_traces()
-    ]
+    return [replace(trace, facts=replace(trace.facts, device_name=SHEETED)) for trace in make_gpu_traces()]
 
 
 @pytest.mark.parametrize("method", METHOD_NAMES)
@@ -679,17 +625,13 @@ def test_recorded_knows_the_same_shapes_only(tmp_path):
     model = fit_recorded([make_gpu_trace(256, 2), make_gpu_trace(256, 2, 3.0)])
     same = make_step(256, 2)
     found = model.predict(same)
-    assert found["time_s"].to_numpy() == pytest.approx(
-        2e-9 * same["device_ns"].to_numpy(), rel=1e-3
-    )
+    assert found["time_s"].to_numpy() == pytest.approx(2e-9 * same["device_ns"].to_numpy(), rel=1e-3)
     assert (found["low_s"] == found["high_s"]).all()
     with pytest.raises(InputError, match="aten::linear was never recorded"):
         model.predict(make_step(256, 4))
     with pytest.raises(InputError, match="10 operators change their size"):
         model.rescale(same, make_step(256, 4))
-    assert model.rescale(same, same)["time_s"].sum() == pytest.approx(
-        same["device_ns"].sum() * 1e-9
-    )
+    assert model.rescale(same, same)["time_s"].sum() == pytest.approx(same["device_ns"].sum() * 1e-9)
     with pytest.raises(InputError, match="no file"):
         model.save(tmp_path / "model.json")
 

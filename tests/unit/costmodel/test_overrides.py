@@ -14,8 +14,7 @@ OPERATORS = pd.DataFrame(
     index=["a", "b", "c"],
 )
 TIMES = pd.DataFrame(
-    {"time_s": [1.0, 2.0, 3.0], "low_s": 0.5, "high_s": 4.0, "extrapolated": True},
-    index=OPERATORS.index,
+    {"time_s": [1.0, 2.0, 3.0], "low_s": 0.5, "high_s": 4.0, "extrapolated": True}, index=OPERATORS.index
 )
 
 
@@ -26,9 +25,7 @@ def write(tmp_path, text):
 
 
 def test_the_first_row_that_fits_is_taken(tmp_path):
-    text = (
-        'name,phase,input_shapes,time_us\nlinear,forward,"[[8, 4], [2, 4]]",5\naten::linear,,,7\n'
-    )
+    text = 'name,phase,input_shapes,time_us\nlinear,forward,"[[8, 4], [2, 4]]",5\naten::linear,,,7\n'
     found = apply_overrides(OPERATORS, TIMES, load_overrides(write(tmp_path, text)))
     assert found["time_s"].tolist() == pytest.approx([5e-6, 7e-6, 3.0])
     assert found["overridden"].tolist() == [True, True, False]
@@ -50,9 +47,7 @@ def test_rows_that_fit_nothing_are_named(tmp_path):
 
 def test_a_row_behind_a_wider_one_is_never_taken(tmp_path):
     with pytest.raises(InputError, match="line 3"):
-        load_overrides(write(tmp_path, "name,phase,time_us\nlinear,,1\nlinear,backward,2\n")).match(
-            OPERATORS
-        )
+        load_overrides(write(tmp_path, "name,phase,time_us\nlinear,,1\nlinear,backward,2\n")).match(OPERATORS)
 
 
 @pytest.mark.parametrize(

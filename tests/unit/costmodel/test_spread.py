@@ -56,9 +56,7 @@ def make_exchanges() -> pd.DataFrame:
 
 def test_the_parts_that_were_put_in_are_found() -> None:
     found, slow = fit_spread(make_passes(), make_exchanges())
-    assert [getattr(found, name) for name in PARTS] == pytest.approx(
-        [getattr(TRUE, name) for name in PARTS], rel=0.35
-    )
+    assert [getattr(found, name) for name in PARTS] == pytest.approx([getattr(TRUE, name) for name in PARTS], rel=0.35)
     assert not slow
 
 
@@ -73,9 +71,7 @@ def test_factors_that_follow_one_another_are_told_from_fresh_ones() -> None:
     assert kept.step_autocorrelation > 0.6 and kept.rank_autocorrelation > 0.8
     apart = slow.assign(step=2 * slow["step"])
     found, _ = fit_spread(apart, make_exchanges())
-    assert (found.step_autocorrelation, found.rank_autocorrelation) == (0.0, 0.0), (
-        "no step follows another"
-    )
+    assert (found.step_autocorrelation, found.rank_autocorrelation) == (0.0, 0.0), "no step follows another"
 
 
 def test_draws_keep_what_they_share_with_the_draw_before() -> None:
@@ -115,14 +111,9 @@ def test_a_device_that_nobody_measured_takes_the_widest_and_says_so() -> None:
     found, words = choose_spread("gpu", rows[:1])
     assert (found.step_log, found.exchange_log) == pytest.approx((0.1, 0.5))
     assert "a (8 ranks, 9 steps)" in words
-    both = [
-        replace(rows[0], spread=replace(s, step_autocorrelation=lag))
-        for s, lag in ((one, 0.9), (other, 0.1))
-    ]
+    both = [replace(rows[0], spread=replace(s, step_autocorrelation=lag)) for s, lag in ((one, 0.9), (other, 0.1))]
     found, _ = choose_spread("gpu", both)
-    assert found.step_autocorrelation == pytest.approx((0.01 * 0.9 + 0.25 * 0.1) / 0.26), (
-        "by variances"
-    )
+    assert found.step_autocorrelation == pytest.approx((0.01 * 0.9 + 0.25 * 0.1) / 0.26), "by variances"
 
 
 def test_taller_draws_begin_with_the_lower_ones() -> None:
@@ -144,14 +135,7 @@ def test_captures_are_pooled_by_their_medians_and_their_steps_are_a_ranks_own() 
     ]
     ones = np.ones(2)
     curve = MessageCurve(
-        ones,
-        np.array([1e-4, 1.0]),
-        ones,
-        0.5 * ones,
-        0.5 * np.exp(np.array([5.0, 0.25631])),
-        ones,
-        0.0,
-        1.0,
+        ones, np.array([1e-4, 1.0]), ones, 0.5 * ones, 0.5 * np.exp(np.array([5.0, 0.25631])), ones, 0.0, 1.0
     )
     found = pool_captures(captures, [curve], "cpu", "here")
     assert (found.job, found.ranks, found.steps) == ("3 captures", 1, 21)

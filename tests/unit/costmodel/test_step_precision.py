@@ -27,12 +27,7 @@ from trioflow.costmodel.operators.half_tables import (
 )
 from trioflow.costmodel.operators.methods import ProportionalModel, fit_device_model
 from trioflow.costmodel.operators.model import load_operator_model, shipped_operator_models
-from trioflow.costmodel.operators.precision import (
-    PrecisionModel,
-    class_precision,
-    in_precision,
-    measured_convolutions,
-)
+from trioflow.costmodel.operators.precision import PrecisionModel, class_precision, in_precision, measured_convolutions
 from trioflow.costmodel.operators.products import PRODUCTS
 from trioflow.costmodel.operators.resizing import roofline_times
 from trioflow.costmodel.overrides import load_overrides
@@ -53,11 +48,7 @@ from trioflow.parallel.plan import named_plan
 from trioflow.trace.facts import Facts
 from trioflow.trace.store import Trace, load_trace
 from trioflow_evaluation.fits import half_precision
-from trioflow_evaluation.fits.half_precision import (
-    fit_tensor_products,
-    judge_experts,
-    save_tensor_products,
-)
+from trioflow_evaluation.fits.half_precision import fit_tensor_products, judge_experts, save_tensor_products
 from trioflow_evaluation.published.judge import judge_anchors
 
 from costmodel.gpu_synthetic import DEVICE, LIMITS, make_gpu_traces, make_step
@@ -75,10 +66,18 @@ def tables(tmp_path):
     """Write and fit a made-up table of an A100."""
     sizes = [2**power for power in range(8, 14)]
     rows = [
-        {"device": "NVIDIA A100-SXM4-80GB", "gemm_dtype": "bfloat16", "m": m, "n": n, "k": k,
-         "latency": product_s(m, n, k) * 1e3}
-        for m in [16, *sizes] for n in sizes for k in sizes
-    ]  # fmt: skip
+        {
+            "device": "NVIDIA A100-SXM4-80GB",
+            "gemm_dtype": "bfloat16",
+            "m": m,
+            "n": n,
+            "k": k,
+            "latency": product_s(m, n, k) * 1e3,
+        }
+        for m in [16, *sizes]
+        for n in sizes
+        for k in sizes
+    ]
     rows.append(rows[0] | {"gemm_dtype": "fp8", "latency": 1e6})
     file = tmp_path / load_catalogue().select_files(["aiconfigurator/gemm-a100"])[0].key
     file.parent.mkdir(parents=True)
@@ -144,24 +143,16 @@ def test_products_are_monotone_and_at_most_proportional_in_every_size(name):
 def test_shipped_tables_are_those_of_six_gpus():
     tables = shipped_tensor_products()
     assert set(tables) == {"a100-sxm4-80gb", "h100-sxm", "h200", "b200", "gb200", "l40s"}
-    assert (
-        set(shipped_scaled("fp8"))
-        == set(shipped_scaled("fp8-block"))
-        == set(tables) - {"a100-sxm4-80gb"}
-    )
+    assert set(shipped_scaled("fp8")) == set(shipped_scaled("fp8-block")) == set(tables) - {"a100-sxm4-80gb"}
     for name, table in tables.items():
         peak = load_device(name).peak("bf16")
-        rows = pd.DataFrame(
-            {"flop": [2 * 8192.0**3], "read_bytes": 4 * 8192.0**2, "write_bytes": 2 * 8192.0**2}
-        )
+        rows = pd.DataFrame({"flop": [2 * 8192.0**3], "read_bytes": 4 * 8192.0**2, "write_bytes": 2 * 8192.0**2})
         time_s = float(table.predict(rows)[0])
         assert 0.4 * peak < 2 * 8192**3 / time_s < peak
 
 
 def test_products_in_half_precision_take_the_tables_time(a100, tables, monkeypatch):
-    monkeypatch.setattr(
-        "trioflow.costmodel.operators.precision.shipped_tensor_products", lambda: tables
-    )
+    monkeypatch.setattr("trioflow.costmodel.operators.precision.shipped_tensor_products", lambda: tables)
     sheet = load_device("a100-sxm4-80gb")
     model = in_precision(a100, sheet, "bf16")
     assert isinstance(model, PrecisionModel)
@@ -189,21 +180,26 @@ def test_products_in_half_precision_take_the_tables_time(a100, tables, monkeypat
 def make_linear(m, n, k):
     """A linear layer in half precision."""
     one = {
-        "name": "aten::linear", "phase": "forward", "flop": 2 * m * n * k, "read_bytes": 2 * (m * k + k * n),
-        "write_bytes": 2 * m * n, "input_shapes": [[m, k], [n, k]], "output_shapes": [[m, n]],
-    }  # fmt: skip
+        "name": "aten::linear",
+        "phase": "forward",
+        "flop": 2 * m * n * k,
+        "read_bytes": 2 * (m * k + k * n),
+        "write_bytes": 2 * m * n,
+        "input_shapes": [[m, k], [n, k]],
+        "output_shapes": [[m, n]],
+    }
     return pd.DataFrame([one])
 
 
-@pytest.mark.parametrize(("device", "word"), [
-    ("h100-sxm", "bf16"), ("a100-sxm4-80gb", "bf16"), ("b200", "bf16"), ("h100-sxm", "fp8"), ("b200", "fp8"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("device", "word"),
+    [("h100-sxm", "bf16"), ("a100-sxm4-80gb", "bf16"), ("b200", "bf16"), ("h100-sxm", "fp8"), ("b200", "fp8")],
+)
 def test_computing_takes_longer_in_a_step_than_alone(a100, device, word):
     """By what its board sustains of the peak, whatever the format; not by less than its table says."""
     sheet, scaled = load_device(device), word == "fp8"
     made = make_linear(8192, 8192, 8192).assign(
-        name="aten::_scaled_mm" if scaled else "aten::mm",
-        dtype="Float8_e4m3fn" if scaled else "BFloat16",
+        name="aten::_scaled_mm" if scaled else "aten::mm", dtype="Float8_e4m3fn" if scaled else "BFloat16"
     )
     made["input_shapes"] = [[[8192, 8192], [8192, 8192]]]
     half = shipped_tensor_products()[device]
@@ -233,17 +229,13 @@ def test_the_power_rule_is_what_two_boards_say_and_holds_for_those_left_out():
         alone = tables[name].compute(sheet.peak("bf16"))
         assert 1 + sustained_time(sheet, alone) - alone == pytest.approx(measured, abs=1e-5)
         for lines in ({"power_limit_w": math.inf}, {"sustained_compute": SUSTAINED_COMPUTE}):
-            assert sustained_time(replace(sheet, **lines), alone) == pytest.approx(
-                alone + SUSTAINED_COMPUTE - 1
-            )
+            assert sustained_time(replace(sheet, **lines), alone) == pytest.approx(alone + SUSTAINED_COMPUTE - 1)
     # 500 W boards of the H100 take 1.7 times as long as tables of single operators say, where 700 W take 1.4.
     weak = replace(sheet, power_limit_w=500.0)
     assert 1 + sustained_time(weak, alone) - alone == pytest.approx(1.7, abs=0.06)
     # Products that kept a B200 at its 1,000 W ran at 0.56 of its peak (aiconfigurator/sustained-b200).
     assert 1 / sustained_time(load_device("b200"), 1.0) == pytest.approx(0.56, rel=0.11)
-    watts = [
-        sustained_time(replace(weak, power_limit_w=w), 1.0) for w in (200, 350, 500, 700, 2000)
-    ]
+    watts = [sustained_time(replace(weak, power_limit_w=w), 1.0) for w in (200, 350, 500, 700, 2000)]
     assert watts == sorted(watts, reverse=True) and watts[-1] == pytest.approx(1, abs=0.15)
 
 
@@ -267,12 +259,8 @@ def test_a_product_cut_along_its_sum_takes_its_own_time_at_any_batch(a100, ranks
     recorded["device_ns"] = (model.predict(recorded)["time_s"] * 1e9).round().astype(int)
     for batch in (1, 2, 4, 8, 16, 32, 64):
         own = make_linear(4096 * batch, 3072, 8192 // ranks)
-        found = model.rescale(
-            recorded, recorded.assign(**own[["flop", "read_bytes", "write_bytes"]])
-        )
-        assert found["time_s"].iloc[0] == pytest.approx(
-            model.predict(own)["time_s"].iloc[0], rel=1e-3
-        )
+        found = model.rescale(recorded, recorded.assign(**own[["flop", "read_bytes", "write_bytes"]]))
+        assert found["time_s"].iloc[0] == pytest.approx(model.predict(own)["time_s"].iloc[0], rel=1e-3)
 
 
 def test_products_of_experts_are_as_uncertain_as_their_measured_layers(a100):
@@ -282,9 +270,7 @@ def test_products_of_experts_are_as_uncertain_as_their_measured_layers(a100):
         {"name": "aten::_grouped_mm", "input_shapes": [[4096, 4096], [8, 4096, 4096], [8]]} | shape,
         {"name": "aten::bmm", "input_shapes": [[8, 512, 4096], [8, 4096, 4096]]} | shape,
     ]
-    operators = pd.DataFrame(rows).assign(
-        read_bytes=2 * (4096 + 8 * 4096) * 4096, write_bytes=2 * 4096**2
-    )
+    operators = pd.DataFrame(rows).assign(read_bytes=2 * (4096 + 8 * 4096) * 4096, write_bytes=2 * 4096**2)
     grouped, batched = model.predict(operators).to_dict("records")
     band = shipped_experts()["a100-sxm4-80gb"]
     assert grouped["time_s"] == pytest.approx(batched["time_s"])
@@ -300,20 +286,31 @@ def test_layers_of_experts_are_compared_with_dense_products(tmp_path):
         return work["flop"].to_numpy() / 1e14
 
     rows = [
-        {"device": sheet.driver_name, "moe_dtype": "bfloat16", "moe_ep_size": 1, "moe_tp_size": 2,
-         "num_tokens": tokens, "topk": 2, "num_experts": 8, "hidden_size": 4096, "inter_size": 1024,
-         "distribution": "power_law_1.01", "latency": 0.0}
+        {
+            "device": sheet.driver_name,
+            "moe_dtype": "bfloat16",
+            "moe_ep_size": 1,
+            "moe_tp_size": 2,
+            "num_tokens": tokens,
+            "topk": 2,
+            "num_experts": 8,
+            "hidden_size": 4096,
+            "inter_size": 1024,
+            "distribution": "power_law_1.01",
+            "latency": 0.0,
+        }
         for tokens in (16, 4096, 8192, 16384)
-    ]  # fmt: skip
+    ]
     for row, slower in zip(rows, (9, 2, 2, 2), strict=True):
         chosen = row["num_tokens"] * row["topk"]
         moved = 2 * (chosen * (3 * 512 + 4096) + row["num_tokens"] * 4096)
         once_s = 6 * chosen * 4096 * 512 / 1e14 + moved / sheet.memory_bandwidth_bytes_per_s
         row["latency"] = 1e3 * slower * once_s
     # What belongs to serving, another routing, format or share of the experts, is left out.
-    rows += [rows[1] | change | {"latency": 1e6} for change in (
-        {"distribution": "power_law_1.2"}, {"moe_dtype": "fp8"}, {"moe_ep_size": 4},
-    )]  # fmt: skip
+    rows += [
+        rows[1] | change | {"latency": 1e6}
+        for change in ({"distribution": "power_law_1.2"}, {"moe_dtype": "fp8"}, {"moe_ep_size": 4})
+    ]
     file = tmp_path / load_catalogue().select_files(["aiconfigurator/experts-a100"])[0].key
     file.parent.mkdir(parents=True)
     pd.DataFrame(rows).to_parquet(file)
@@ -325,9 +322,7 @@ def test_layers_of_experts_are_compared_with_dense_products(tmp_path):
 
 
 def test_recorded_times_are_rescaled_with_the_tables_shape(a100, tables, monkeypatch):
-    monkeypatch.setattr(
-        "trioflow.costmodel.operators.precision.shipped_tensor_products", lambda: tables
-    )
+    monkeypatch.setattr("trioflow.costmodel.operators.precision.shipped_tensor_products", lambda: tables)
     model = in_precision(a100, load_device("a100-sxm4-80gb"), "fp16")
     one, two = (make_step(1024, batch).assign(kind="compute") for batch in (4, 8))
     target = one.copy()
@@ -382,13 +377,18 @@ def make_convolutions(elem_bytes):
         image, weight = [128, channels, side, side], [channels, channels, 3, 3]
         elements, window = 128 * channels * side * side, channels * channels * 9
         flop = 2 * elements * channels * 9
+        rows.append(("aten::conv2d", "forward", [image, weight], [image], flop, elements + window, elements))
         rows.append(
-            ("aten::conv2d", "forward", [image, weight], [image], flop, elements + window, elements)
+            (
+                "aten::convolution_backward",
+                "backward",
+                [image, image, weight],
+                [image, weight],
+                2 * flop,
+                2 * elements + window,
+                elements + window,
+            )
         )
-        rows.append(
-            ("aten::convolution_backward", "backward", [image, image, weight], [image, weight],
-             2 * flop, 2 * elements + window, elements + window)
-        )  # fmt: skip
         rows.append(("aten::relu", "forward", [image], [image], elements, elements, elements))
     names = ["name", "phase", "input_shapes", "output_shapes", "flop", "read_bytes", "write_bytes"]
     frame = pd.DataFrame(rows, columns=names)
@@ -407,9 +407,7 @@ def test_convolutions_keep_their_own_share_of_the_roofline(device):
     convolution = operators["name"].str.contains("conv").to_numpy()
     share = (least / found["time_s"].to_numpy())[convolution]
     measured = measured_convolutions()
-    there = roofline_times(
-        sized_rows(make_convolutions(4), products=True), load_device("h100-sxm"), "tf32"
-    )
+    there = roofline_times(sized_rows(make_convolutions(4), products=True), load_device("h100-sxm"), "tf32")
     reached = (there / measured.predict(make_convolutions(4))["time_s"].to_numpy())[convolution]
     assert (share <= 1 + 1e-9).all()
     assert share == pytest.approx(reached, rel=0.35), "that of the convolutions on tensor cores"
@@ -426,10 +424,7 @@ def test_tf32_is_a_precision_of_its_own():
         sheet = load_device(device)
         full, tf32, half = (
             choose_operator_model(models, sheet.driver_name, word, on_gpu=True).model.predict(
-                operators.assign(
-                    read_bytes=operators["read_bytes"] * size,
-                    write_bytes=operators["write_bytes"] * size,
-                )
+                operators.assign(read_bytes=operators["read_bytes"] * size, write_bytes=operators["write_bytes"] * size)
             )
             for word, size in (("fp32", 2), ("tf32", 2), ("bf16", 1))
         )
@@ -449,12 +444,16 @@ def test_extrapolated_sizes_stay_inside_the_sheets_bounds():
     models = shipped()
     operators = pd.DataFrame(
         {
-            "name": ["x::unknown", "aten::mm", "aten::topk", "aten::add"], "phase": "backward",
-            "flop": [10**15, 10**16, 0, 10], "read_bytes": [10**6, 10**8, 10**13, 40],
-            "write_bytes": [10**6, 10**8, 10**13, 40], "module": "m",
-            "input_shapes": [[[1]]] * 4, "output_shapes": [[[1]]] * 4,
+            "name": ["x::unknown", "aten::mm", "aten::topk", "aten::add"],
+            "phase": "backward",
+            "flop": [10**15, 10**16, 0, 10],
+            "read_bytes": [10**6, 10**8, 10**13, 40],
+            "write_bytes": [10**6, 10**8, 10**13, 40],
+            "module": "m",
+            "input_shapes": [[[1]]] * 4,
+            "output_shapes": [[[1]]] * 4,
         }
-    )  # fmt: skip
+    )
     for name, model in models.items():
         sheet = find_sheet(model.device_name)
         if sheet is None:
@@ -464,10 +463,7 @@ def test_extrapolated_sizes_stay_inside_the_sheets_bounds():
         assert found["extrapolated"].iloc[:3].all()
         assert (found["time_s"].to_numpy() >= least * (1 - 1e-9))[:3].all(), name
         assert (found["time_s"].to_numpy() <= 100 * least + 1e-3).all(), name
-        wild = replace(
-            model,
-            curves={key: replace(c, curve=c.curve.scaled(1e-6)) for key, c in model.curves.items()},
-        )
+        wild = replace(model, curves={key: replace(c, curve=c.curve.scaled(1e-6)) for key, c in model.curves.items()})
         assert wild.predict(operators)["time_s"].to_numpy()[:3] == pytest.approx(least[:3])
 
 
@@ -606,9 +602,7 @@ def test_times_come_with_an_interval_and_a_label(model):
 
 def test_sizes_outside_the_fit_are_said(model):
     assert ", 0% of them outside" in time_trace(untimed(), model).trace.facts.warnings[1]
-    assert (
-        ", 0% of them outside" not in time_trace(untimed(4096, 32), model).trace.facts.warnings[1]
-    )
+    assert ", 0% of them outside" not in time_trace(untimed(4096, 32), model).trace.facts.warnings[1]
 
 
 def test_given_times_win(model, tmp_path):

@@ -48,18 +48,13 @@ def test_every_way_has_residuals_of_several_workloads_with_their_provenance() ->
 def test_a_recorded_step_has_no_least_width_and_ways_add_up() -> None:
     assert least_half_width([], "cuda", "new", 1) == 0.0
     alone, batch = (least_half_width([way], "cuda", "new") for way in (ALONE, BATCH))
-    assert least_half_width([ALONE, BATCH], "cuda", "new") == pytest.approx(
-        math.hypot(alone, batch)
-    )
+    assert least_half_width([ALONE, BATCH], "cuda", "new") == pytest.approx(math.hypot(alone, batch))
 
 
 def test_residuals_of_the_workload_itself_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     use(
         monkeypatch,
-        *(
-            off(BATCH, "cpu", name, error)
-            for name, error in (("a", 0.01), ("b", 0.01), ("the-judged", 0.5))
-        ),
+        *(off(BATCH, "cpu", name, error) for name, error in (("a", 0.01), ("b", 0.01), ("the-judged", 0.5))),
     )
     assert least_half_width([BATCH], "cpu", "the_judged") < 0.02
     assert least_half_width([BATCH], "cpu", "new") > 0.3
@@ -67,9 +62,7 @@ def test_residuals_of_the_workload_itself_do_not_count(monkeypatch: pytest.Monke
     assert least_half_width([BATCH], "cpu", "the-judged") == math.log(ASSUMED_FACTOR)
 
 
-def test_a_kind_of_device_with_one_workload_is_not_told_apart(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_kind_of_device_with_one_workload_is_not_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [off(COLLECTIVES, "cpu", "a", 0.2), off(COLLECTIVES, "cpu", "b", 0.2)]
     use(monkeypatch, *rows, off(COLLECTIVES, "cuda", "a", 0.01))
     assert least_half_width([COLLECTIVES], "cuda", "new", 2) > 0.1

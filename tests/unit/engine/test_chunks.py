@@ -35,9 +35,14 @@ def make_graph(
     builder = TaskGraphBuilder()
     for rank in range(ranks):
         builder.add(
-            rank, "communication", "collective", collective, message_bytes=size, match_id=0,
+            rank,
+            "communication",
+            "collective",
+            collective,
+            message_bytes=size,
+            match_id=0,
             group=",".join(map(str, range(ranks))),
-        )  # fmt: skip
+        )
     return builder.build(GraphMetadata(plan=plan))
 
 
@@ -54,9 +59,7 @@ def list_cases() -> list[tuple[str, str, int, int, float]]:
                 if collective not in known or name == "in_network":
                     continue
                 try:
-                    time_s = closed_form_s(
-                        collective, ranks, SIZE, LATENCY_S, BANDWIDTH, algorithm=name, chunks=chunks
-                    )
+                    time_s = closed_form_s(collective, ranks, SIZE, LATENCY_S, BANDWIDTH, algorithm=name, chunks=chunks)
                 except InputError:
                     continue
                 cases.append((name, collective, ranks, chunks, time_s))
@@ -78,9 +81,7 @@ def test_time_is_the_formula_s(
     Two trees that join the same two ranks share their link here, for which
     there is no formula: that of trees with links of their own holds from below.
     """
-    result = run(
-        collective, ranks, SIZE, engine=engine, algorithms={collective: name}, chunks=Chunks(chunks)
-    )
+    result = run(collective, ranks, SIZE, engine=engine, algorithms={collective: name}, chunks=Chunks(chunks))
     found_s = result.summary.step_time_s
     if name == "double_binary_tree":
         assert expected_s * (1 - 1e-12) <= found_s <= 2 * expected_s
@@ -99,7 +100,7 @@ def test_a_chain_gains_by_chunks_and_a_ring_loses_latencies(engine: str) -> None
         ).summary.step_time_s
         for name, collective in (("chain", "broadcast"), ("ring", "all_reduce"))
         for c in (1, 16)
-    }  # fmt: skip
+    }
     move_s = size / BANDWIDTH
     assert times["chain", "broadcast", 1] == pytest.approx(7 * (LATENCY_S + move_s))
     assert times["chain", "broadcast", 16] == pytest.approx(22 * (LATENCY_S + move_s / 16))
@@ -112,10 +113,9 @@ def test_largest_chunk_says_how_many(engine: str) -> None:
     """A ring's message of 1.2 MB on 4 ranks is 300 kB: at most 100 kB makes 3 chunks, 99 kB 4."""
     for largest_bytes, chunks in ((100_000, 3), (99_999, 4), (300_000, 1), (1e9, 1)):
         one, other = (
-            run("all_reduce", 4, 1_200_000, engine=engine, algorithms="ring", chunks=asked,
-                aggregate=False, fold=False)
+            run("all_reduce", 4, 1_200_000, engine=engine, algorithms="ring", chunks=asked, aggregate=False, fold=False)
             for asked in (Chunks(largest_bytes=largest_bytes), Chunks(chunks))
-        )  # fmt: skip
+        )
         assert one.summary.step_time_s == other.summary.step_time_s
         assert one.summary.events == other.summary.events == 2 * (4 + 6 * 4 * chunks)
 
@@ -124,20 +124,25 @@ def test_largest_chunk_says_how_many(engine: str) -> None:
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "all_to_all"])
 def test_a_chunked_ring_as_one_event_has_the_same_bits(engine: str, collective: str) -> None:
     runs = [
-        run(collective, 6, 1_234_567, engine=engine, algorithms="ring", chunks=Chunks(5),
-            aggregate=aggregate, record_links=True)
+        run(
+            collective,
+            6,
+            1_234_567,
+            engine=engine,
+            algorithms="ring",
+            chunks=Chunks(5),
+            aggregate=aggregate,
+            record_links=True,
+        )
         for aggregate in (True, False)
-    ]  # fmt: skip
+    ]
     assert [result.summary.aggregated for result in runs] == [1, 0]
     assert runs[0].timeline.equals(runs[1].timeline)
     assert runs[0].summary.link_bytes == runs[1].summary.link_bytes
 
 
 def test_what_waits_for_a_barrier_waits_for_no_chunks() -> None:
-    one, cut = (
-        run("barrier", 4, 0, algorithms="ring", chunks=Chunks(c)).summary.step_time_s
-        for c in (1, 8)
-    )
+    one, cut = (run("barrier", 4, 0, algorithms="ring", chunks=Chunks(c)).summary.step_time_s for c in (1, 8))
     assert one == cut == pytest.approx(6 * LATENCY_S)
 
 
@@ -145,9 +150,7 @@ def test_a_plan_names_algorithms_and_chunks_and_the_caller_comes_first() -> None
     plan = make_plan(algorithms="all_reduce=tree", chunks=7)
     graph, platform = make_graph("all_reduce", 8, 7_000_000, plan), make_links(8)
     by_plan = simulate(graph, platform).summary
-    tree_s = closed_form_s(
-        "all_reduce", 8, 7e6, LATENCY_S, BANDWIDTH, algorithm="binary_tree", chunks=7
-    )
+    tree_s = closed_form_s("all_reduce", 8, 7e6, LATENCY_S, BANDWIDTH, algorithm="binary_tree", chunks=7)
     assert by_plan.step_time_s == pytest.approx(tree_s, rel=1e-12)
     assert by_plan.aggregated == 0
     other = simulate(graph, platform, algorithms={"all-reduce".replace("-", "_"): "ring"})
@@ -179,11 +182,6 @@ def test_what_makes_no_sense_is_refused(options: dict[str, Any], message: str) -
 def test_groups_that_fill_nodes_unevenly_are_refused() -> None:
     builder = TaskGraphBuilder()
     for rank in (0, 1, 2, 4):
-        builder.add(
-            rank, "communication", "collective", "all_reduce", message_bytes=8, match_id=0,
-            group="0,1,2,4",
-        )  # fmt: skip
-    with pytest.raises(
-        InputError, match=r"as many ranks of the group in each node.*runs of \[3, 1\]"
-    ):
+        builder.add(rank, "communication", "collective", "all_reduce", message_bytes=8, match_id=0, group="0,1,2,4")
+    with pytest.raises(InputError, match=r"as many ranks of the group in each node.*runs of \[3, 1\]"):
         simulate(builder.build(), make_links(6, 3), algorithms="hierarchical")

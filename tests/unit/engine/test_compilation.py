@@ -133,9 +133,7 @@ def test_damaged_cache_is_made_anew_or_done_without(
     assert folder.exists() == (damaged == 0)
 
 
-def test_error_of_a_kernel_that_is_compiled_is_raised(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error_of_a_kernel_that_is_compiled_is_raised(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Kernel([], 1)
     kernel.signatures = ["compiled"]
     monkeypatch.setattr(compiled, "_bind_compiled", lambda: kernel)

@@ -19,13 +19,7 @@ from trioflow.costmodel.interface import OperatorModel
 from trioflow.costmodel.operators.model import SHIPPED_MODELS, load_operator_model
 from trioflow.engine import planning
 from trioflow.engine.folding import fold as folding
-from trioflow.engine.folding.fold import (
-    TooLargeError,
-    check_division,
-    check_expansion,
-    estimate_bytes,
-    fold_program,
-)
+from trioflow.engine.folding.fold import TooLargeError, check_division, check_expansion, estimate_bytes, fold_program
 from trioflow.engine.folding.traffic import divide
 from trioflow.engine.simulate import SimulationOptions, _simulate, simulate, simulate_interval
 from trioflow.hardware.machine import Device, Platform
@@ -59,8 +53,17 @@ def build(trace: Trace, model: OperatorModel, **degrees: Any) -> TaskGraph:
 def assert_same(once: Any, every: Any) -> None:
     assert not every.summary.folded
     assert once.timeline.equals(every.timeline)
-    for key in ("step_time_s", "busy_s", "compute_s", "communication_s", "per_rank", "ranks",
-                "exposed_communication_s", "confidence", "warnings"):  # fmt: skip
+    for key in (
+        "step_time_s",
+        "busy_s",
+        "compute_s",
+        "communication_s",
+        "per_rank",
+        "ranks",
+        "exposed_communication_s",
+        "confidence",
+        "warnings",
+    ):
         assert getattr(once.summary, key) == getattr(every.summary, key)
     moved, known = once.summary.link_bytes, every.summary.link_bytes
     assert moved.keys() == known.keys()
@@ -78,14 +81,9 @@ def assert_same(once: Any, every: Any) -> None:
         ({"data": 4, "sharding": "fsdp"}, "h100x8-nvlink", None),
         ({"data": 16, "sharding": "hsdp", "shard": 8}, "dgx-h100", None),
     ],
-)  # fmt: skip
+)
 def test_real_plans_fold_on_real_platforms(
-    degrees: dict[str, Any],
-    platform: str,
-    collectives: Any,
-    engine: str,
-    trace: Trace,
-    model: OperatorModel,
+    degrees: dict[str, Any], platform: str, collectives: Any, engine: str, trace: Trace, model: OperatorModel
 ) -> None:
     graph = build(trace, model, **degrees)
     machine = load_platform(platform, graph.metadata.ranks)
@@ -118,10 +116,17 @@ def test_places_in_a_node_that_differ_divide_classes(
 def make_units(ranks: int, **changes: Any) -> Platform:
     """Two nodes of two ranks below each set of leaves."""
     links = build_rail_optimised(
-        ranks, ranks_per_node=2, inside=lambda n: BUILDERS["switch"](n, 450e9, 3e-7),
-        attach_bandwidth_bytes_per_s=63e9, attach_latency_s=1e-6, nic_bandwidth_bytes_per_s=5e9,
-        nic_latency_s=1e-6, spine_latency_s=1e-7, nodes_per_leaf=2, **changes,
-    )  # fmt: skip
+        ranks,
+        ranks_per_node=2,
+        inside=lambda n: BUILDERS["switch"](n, 450e9, 3e-7),
+        attach_bandwidth_bytes_per_s=63e9,
+        attach_latency_s=1e-6,
+        nic_bandwidth_bytes_per_s=5e9,
+        nic_latency_s=1e-6,
+        spine_latency_s=1e-7,
+        nodes_per_leaf=2,
+        **changes,
+    )
     return Platform("units", Device("chip", "gpu", 10**11, {}), ranks, tuple(links))
 
 
@@ -135,9 +140,8 @@ def make_units(ranks: int, **changes: Any) -> Platform:
     ],
 )
 def test_leaf_sets_stay_alike_below_uplinks_that_hold_nobody_back(
-    degrees: dict[str, Any], changes: dict[str, Any], classes: int, engine: str, trace: Trace,
-    model: OperatorModel,
-) -> None:  # fmt: skip
+    degrees: dict[str, Any], changes: dict[str, Any], classes: int, engine: str, trace: Trace, model: OperatorModel
+) -> None:
     """The ring leaves a set at its last node, where all nodes send to the next stage."""
     graph = build(trace, model, **degrees)
     machine = make_units(graph.metadata.ranks, **changes)
@@ -160,9 +164,7 @@ def test_the_interval_folds_too(trace: Trace, model: OperatorModel) -> None:
 
 
 @pytest.mark.parametrize("fold", [True, False])
-def test_the_ends_of_an_interval_are_simulations_of_their_own(
-    trace: Trace, model: OperatorModel, fold: bool
-) -> None:
+def test_the_ends_of_an_interval_are_simulations_of_their_own(trace: Trace, model: OperatorModel, fold: bool) -> None:
     """They are made ready together with the nominal one, and say what each alone says."""
     graph = build(trace, model, data=2, tensor=2, pipeline=2, schedule="1f1b")
     machine = load_platform("dgx-h100", 8)
@@ -190,9 +192,7 @@ def test_folding_needs_no_table_of_all_ranks(
         _ = result.timeline
 
 
-def test_a_saved_graph_is_simulated_with_all_its_ranks(
-    trace: Trace, model: OperatorModel, tmp_path: Any
-) -> None:
+def test_a_saved_graph_is_simulated_with_all_its_ranks(trace: Trace, model: OperatorModel, tmp_path: Any) -> None:
     graph = build(trace, model, data=2, tensor=2, pipeline=2, schedule="1f1b")
     machine = load_platform("h100x8-nvlink", 8)
     once = simulate(graph, machine)
@@ -220,9 +220,15 @@ def make_pairs(durations_s: list[float]) -> TaskGraph:
         first = rank - rank % 2
         done = builder.add(rank, "compute", "compute", "op", duration_s=duration_s)
         builder.add(
-            rank, "communication", "collective", "all_reduce", message_bytes=10**6, match_id=first,
-            group=f"{first},{first + 1}", after=[done],
-        )  # fmt: skip
+            rank,
+            "communication",
+            "collective",
+            "all_reduce",
+            message_bytes=10**6,
+            match_id=first,
+            group=f"{first},{first + 1}",
+            after=[done],
+        )
     return builder.build()
 
 
@@ -280,14 +286,13 @@ def test_one_graph_is_folded_once_however_fast_its_links_are_said_to_be(
     graph, platform = build(trace, model, data=16), load_platform("dgx-a100", 16)
     made = []
     monkeypatch.setattr(
-        planning,
-        "fold_program",
-        lambda *given, **named: made.append(1) or fold_program(*given, **named),
+        planning, "fold_program", lambda *given, **named: made.append(1) or fold_program(*given, **named)
     )
     asked: list[dict[str, Any]] = [
         {"network": network, "communication_scale": scale}
-        for network in ("fair_share", "contention_free") for scale in (1.0, 3.0, 0.5)
-    ]  # fmt: skip
+        for network in ("fair_share", "contention_free")
+        for scale in (1.0, 3.0, 0.5)
+    ]
     told = [simulate(graph, platform, COLLECTIVES, **one) for one in asked]
     assert all(one.summary.folded for one in told) and len(made) == 2, "once on each network"
     simulate(graph, platform, COLLECTIVES, compute_scale=2.0)
@@ -298,9 +303,7 @@ def test_one_graph_is_folded_once_however_fast_its_links_are_said_to_be(
 
 
 RANKS = 6
-SWITCH = Platform(
-    "switch", Device("chip", "gpu", 10**9, {}), RANKS, tuple(BUILDERS["switch"](RANKS, 1000.0, 0.013))
-)  # fmt: skip
+SWITCH = Platform("switch", Device("chip", "gpu", 10**9, {}), RANKS, tuple(BUILDERS["switch"](RANKS, 1000.0, 0.013)))
 
 
 Step = tuple[str, tuple[int, ...], str, int, list[float]]
@@ -353,9 +356,7 @@ def test_collectives_of_one_stream_are_single_events(engine: str) -> None:
 
 def test_collectives_on_links_of_their_own_are_single_events_at_the_same_time() -> None:
     """Groups of two streams whose rings cross different links of a switch."""
-    graph = make_graph(
-        [("all_reduce", group, "communication", 1000, EVEN) for group in ((0, 2, 4), (1, 3, 5))]
-    )
+    graph = make_graph([("all_reduce", group, "communication", 1000, EVEN) for group in ((0, 2, 4), (1, 3, 5))])
     assert compare(graph, SWITCH) == 2
 
 
@@ -369,22 +370,14 @@ def test_other_traffic_on_the_links_forbids_it(other: str) -> None:
         builder = TaskGraphBuilder()
         for rank in ALL:
             builder.add(
-                rank,
-                "communication",
-                "collective",
-                "all_reduce",
-                message_bytes=3000,
-                match_id=0,
-                group="0,1,2,3,4,5",
+                rank, "communication", "collective", "all_reduce", message_bytes=3000, match_id=0, group="0,1,2,3,4,5"
             )
         for rank, kind, peer in ((0, "send", 1), (1, "recv", 0)):
             builder.add(rank, kind, kind, kind, message_bytes=9000, match_id=1, peer=peer)
         graph = builder.build()
     assert compare(graph, SWITCH) == 0
     alone = make_graph(both[:1])
-    slower, undisturbed = (
-        simulate(one, SWITCH, algorithms="ring").summary.step_time_s for one in (graph, alone)
-    )
+    slower, undisturbed = (simulate(one, SWITCH, algorithms="ring").summary.step_time_s for one in (graph, alone))
     assert slower > 1.5 * undisturbed
 
 

@@ -49,43 +49,64 @@ NO_TIME = "task 0 'aten::mm' of rank 0 has the duration .*; a {} task needs one"
 NO_SIZE = "needs either message_bytes or, on every member, duration_s"
 REFUSED: list[tuple[str, list[Row]]] = [
     # Both ranks wait to have sent before they are ready to receive.
-    ("deadlock: 4 tasks of rank 0, 1", [
-        message(kind, rank, 1 - rank, stream="communication", match_id=rank if kind == "send" else 1 - rank)
-        for rank in range(2) for kind in ("send", "recv")
-    ]),
-    (r"the group \[0, 1, 2\] of match 4 does not match its tasks.*rank 2 never joins",
-     [collective(rank, 4, group="0,1,2") for rank in range(2)]),
+    (
+        "deadlock: 4 tasks of rank 0, 1",
+        [
+            message(kind, rank, 1 - rank, stream="communication", match_id=rank if kind == "send" else 1 - rank)
+            for rank in range(2)
+            for kind in ("send", "recv")
+        ],
+    ),
+    (
+        r"the group \[0, 1, 2\] of match 4 does not match its tasks.*rank 2 never joins",
+        [collective(rank, 4, group="0,1,2") for rank in range(2)],
+    ),
     ("task 2 'all_reduce' of rank 1", [collective(rank) for rank in (0, 1, 1)]),
     ("differ in their group", [collective(0), collective(1, group="0,1,2")]),
     ("differ in their name", [collective(0), collective(1, name="all_gather")]),
-    ("the sizes of one all_reduce differ: task 0 .* 8 bytes; task 1 .* 9", [collective(0), collective(1, message_bytes=9)]),
+    (
+        "the sizes of one all_reduce differ: task 0 .* 8 bytes; task 1 .* 9",
+        [collective(0), collective(1, message_bytes=9)],
+    ),
     ("task 1 'all_reduce' of rank 1 has no match_id", [collective(0), collective(1, None)]),
     ("sizes of one all_reduce differ", [collective(0), collective(1, message_bytes=None)]),
-    *((words, [collective(rank, **fields) for rank in range(2)]) for words, fields in (
-        ("has the group None; write its ranks joined by commas", {"group": None}),
-        ("has the group '0;1'", {"group": "0;1"}),
-        ("no collective is called 'all_redcue'", {"name": "all_redcue"}),
-        (NO_SIZE, {"message_bytes": None}), (NO_SIZE, {"duration_s": 1.0}),
-    )),
+    *(
+        (words, [collective(rank, **fields) for rank in range(2)])
+        for words, fields in (
+            ("has the group None; write its ranks joined by commas", {"group": None}),
+            ("has the group '0;1'", {"group": "0;1"}),
+            ("no collective is called 'all_redcue'", {"name": "all_redcue"}),
+            (NO_SIZE, {"message_bytes": None}),
+            (NO_SIZE, {"duration_s": 1.0}),
+        )
+    ),
     ("match 0 needs one send and one recv and has the send task 0 'send' of rank 0", [message("send", 0, 1)]),
     ("needs one send and one recv", [message("send", 0, 1), message("send", 1, 0)]),
-    ("task 0 'send' of rank 0 has the peer 2 and is matched with task 1", [message("send", 0, 2), message("recv", 1, 0)]),
+    (
+        "task 0 'send' of rank 0 has the peer 2 and is matched with task 1",
+        [message("send", 0, 2), message("recv", 1, 0)],
+    ),
     ("the sizes of one send differ", [message("send", 0, 1), message("recv", 1, 0, message_bytes=9)]),
     ("match 0 joins tasks of the kinds collective, send", [message("send", 0, 1), collective(1)]),
-    *((NO_TIME.format(kind), [(0, kind, {"name": "aten::mm", "stream": "compute", "duration_s": duration_s})])
-      for kind in ("compute", "host", "memcpy") for duration_s in (None, float("nan"), -1.0, float("inf"))),
-    *(("task 0 'all_reduce' of rank 0 has the duration .*; a collective or message",
-       [collective(rank, message_bytes=None, duration_s=1.0 if rank else duration_s) for rank in range(2)])
-      for duration_s in (-1.0, float("inf"))),
+    *(
+        (NO_TIME.format(kind), [(0, kind, {"name": "aten::mm", "stream": "compute", "duration_s": duration_s})])
+        for kind in ("compute", "host", "memcpy")
+        for duration_s in (None, float("nan"), -1.0, float("inf"))
+    ),
+    *(
+        (
+            "task 0 'all_reduce' of rank 0 has the duration .*; a collective or message",
+            [collective(rank, message_bytes=None, duration_s=1.0 if rank else duration_s) for rank in range(2)],
+        )
+        for duration_s in (-1.0, float("inf"))
+    ),
     ("the graph has tasks of rank 3 and the platform has 3 ranks", [work(3)]),
     ("a dependency names task 5, which does not exist", [work(after=[5])]),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("words", "rows"), REFUSED)
-def test_a_graph_that_contradicts_itself_is_refused_by_its_tasks(
-    words: str, rows: list[Row]
-) -> None:
+def test_a_graph_that_contradicts_itself_is_refused_by_its_tasks(words: str, rows: list[Row]) -> None:
     refuse(build(rows), words)
 
 
@@ -104,11 +125,14 @@ def test_collectives_in_opposite_orders_deadlock() -> None:
 @pytest.mark.parametrize(
     ("edges", "words"),
     [
-        ([1, 2, 3, 1], "deadlock: 3 tasks of rank 0 wait for each other.*task 1 'a1' .rank 0, s1. waits for task 2 'a2' .rank 0, s2., its dep"),
+        (
+            [1, 2, 3, 1],
+            "deadlock: 3 tasks of rank 0 wait for each other.*task 1 'a1' .rank 0, s1. waits for task 2 'a2' .rank 0, s2., its dep",
+        ),
         ([0, 0], r"task 0 'a0' \(rank 0, s0\) waits for task 0 'a0'"),
         ([*range(20), 0], "deadlock: 20 tasks.* and 12 more"),
     ],
-)  # fmt: skip
+)
 def test_a_circle_of_dependencies_is_followed_and_cut_short(edges: list[int], words: str) -> None:
     graph = build(work(name=f"a{n}", stream=f"s{n}") for n in range(max(edges) + 1))
     graph.dependencies = pd.DataFrame({"task_id": edges[:-1], "depends_on": edges[1:]})
@@ -132,9 +156,7 @@ def test_both_engines_refuse_a_flow_that_could_not_end() -> None:
     graph = build(collective(rank, message_bytes=-8) for rank in range(2))
     said = []
     for engine in ("reference", "compiled"):
-        with pytest.raises(
-            SimulationError, match=r"flow 0 from rank0 to rank1: size_bytes is -8\.0"
-        ) as one:
+        with pytest.raises(SimulationError, match=r"flow 0 from rank0 to rank1: size_bytes is -8\.0") as one:
             simulate(graph, PLATFORM, engine=engine)
         said.append(str(one.value))
     assert said[0] == said[1]

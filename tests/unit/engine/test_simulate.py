@@ -43,11 +43,17 @@ def add_exchange(
     match = builder.new_match()
     return {
         rank: builder.add(
-            rank, "communication", "collective", name, message_bytes=size, match_id=match,
-            group=",".join(map(str, ranks)), after=[after.get(rank)],
+            rank,
+            "communication",
+            "collective",
+            name,
+            message_bytes=size,
+            match_id=match,
+            group=",".join(map(str, ranks)),
+            after=[after.get(rank)],
         )
         for rank in ranks
-    }  # fmt: skip
+    }
 
 
 def data_parallel(forward_s: float = 2.0, backward_s: float = 4.0) -> TaskGraph:
@@ -65,9 +71,8 @@ def data_parallel(forward_s: float = 2.0, backward_s: float = 4.0) -> TaskGraph:
     two = add_exchange(builder, "all_reduce", [0, 1], 10**6, second)
     for rank in range(2):
         builder.add(
-            rank, "compute", "compute", "optimizer", phase="optimizer", duration_s=1.0,
-            after=[one[rank], two[rank]],
-        )  # fmt: skip
+            rank, "compute", "compute", "optimizer", phase="optimizer", duration_s=1.0, after=[one[rank], two[rank]]
+        )
     return builder.build()
 
 
@@ -108,13 +113,8 @@ def test_collectives_queue_in_the_compute_stream_where_the_platform_says_so() ->
 
 def message(builder: TaskGraphBuilder, source: int, target: int, size: int, after: int) -> int:
     match = builder.new_match()
-    builder.add(
-        source, "send", "send", "send forward", message_bytes=size, peer=target, match_id=match,
-        after=[after],
-    )  # fmt: skip
-    return builder.add(
-        target, "receive", "recv", "recv forward", message_bytes=size, peer=source, match_id=match
-    )
+    builder.add(source, "send", "send", "send forward", message_bytes=size, peer=target, match_id=match, after=[after])
+    return builder.add(target, "receive", "recv", "recv forward", message_bytes=size, peer=source, match_id=match)
 
 
 def test_sends_keep_their_streams_on_such_a_platform() -> None:
@@ -136,9 +136,7 @@ def test_sends_keep_their_streams_on_such_a_platform() -> None:
 
 def test_scales() -> None:
     platform = make_platform()
-    result = simulate(
-        data_parallel(), platform, Cost(), compute_scale=[1.0, 1.5], communication_scale=4.0
-    )
+    result = simulate(data_parallel(), platform, Cost(), compute_scale=[1.0, 1.5], communication_scale=4.0)
     # Rank 1 is late: 3 s and 6 s of work, all-reduces of 4 s at 6 and 10 s.
     assert spans(result.timeline, 0, "backward") == [(2.0, 4.0), (4.0, 6.0)]
     assert spans(result.timeline, 0, "all_reduce") == [(6.0, 10.0), (10.0, 14.0)]
@@ -177,9 +175,8 @@ def test_collective_with_a_duration_needs_no_network() -> None:
     match = builder.new_match()
     for rank, duration_s in enumerate((1.0, 3.0)):
         builder.add(
-            rank, "communication", "collective", "all_reduce", duration_s=duration_s, group="0,1",
-            match_id=match,
-        )  # fmt: skip
+            rank, "communication", "collective", "all_reduce", duration_s=duration_s, group="0,1", match_id=match
+        )
     result = simulate(builder.build(), make_platform(), communication_scale=2.0)
     assert result.timeline["end_s"].tolist() == [6.0, 6.0]
 
@@ -215,16 +212,11 @@ def test_worst_confidence_and_warnings() -> None:
     graph = builder.build(GraphMetadata(warnings=["from the graph"]))
     summary = simulate(graph, make_platform(), Cost()).summary
     assert summary.confidence == "extrapolated"
-    assert summary.warnings == [
-        "from the graph",
-        "all_gather on 2 ranks: its time is extrapolated, not measured",
-    ]
+    assert summary.warnings == ["from the graph", "all_gather on 2 ranks: its time is extrapolated, not measured"]
 
 
 @pytest.mark.parametrize(("all_reduces", "word"), [(18, "extrapolated"), (39, "measured")])
-def test_a_part_that_takes_little_of_the_step_is_named_but_decides_no_confidence(
-    all_reduces: int, word: str
-) -> None:
+def test_a_part_that_takes_little_of_the_step_is_named_but_decides_no_confidence(all_reduces: int, word: str) -> None:
     """A broadcast of 2 s beside all-reduces of 1 s each: 10 % of the step, then less than 5 %."""
     builder = TaskGraphBuilder()
     for _ in range(all_reduces):
@@ -250,13 +242,9 @@ def test_unknown_words_list_the_known_ones(options: dict[str, Any], message: str
 
 
 @pytest.mark.parametrize(("repaid", "chosen"), [(True, "compiled"), (False, "reference")])
-def test_auto_takes_the_engine_that_answers_first(
-    monkeypatch: pytest.MonkeyPatch, repaid: bool, chosen: str
-) -> None:
+def test_auto_takes_the_engine_that_answers_first(monkeypatch: pytest.MonkeyPatch, repaid: bool, chosen: str) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(
-        "trioflow.engine.simulate.is_repaid", lambda events: asked.append(events) or repaid
-    )
+    monkeypatch.setattr("trioflow.engine.simulate.is_repaid", lambda events: asked.append(events) or repaid)
     result = simulate(data_parallel(), make_platform(), Cost())
     assert result.summary.engine == chosen
     assert asked == [result.summary.events]
@@ -311,9 +299,7 @@ def test_merge() -> None:
     ],
 )
 def test_subtract(
-    minuend: list[tuple[float, float]],
-    subtrahend: list[tuple[float, float]],
-    rest: list[tuple[float, float]],
+    minuend: list[tuple[float, float]], subtrahend: list[tuple[float, float]], rest: list[tuple[float, float]]
 ) -> None:
     assert subtract_intervals(minuend, subtrahend) == rest
     assert measure_intervals(rest) == sum(end - start for start, end in rest)
@@ -322,10 +308,7 @@ def test_subtract(
 def late_rank() -> TaskGraphBuilder:
     """Rank 1 works longer, both all-reduce 1 GB, rank 0 then finishes last."""
     builder = TaskGraphBuilder()
-    work = [
-        builder.add(rank, "compute", "compute", "work", duration_s=s)
-        for rank, s in ((0, 1), (1, 3))
-    ]
+    work = [builder.add(rank, "compute", "compute", "work", duration_s=s) for rank, s in ((0, 1), (1, 3))]
     side = builder.add(0, "copy", "memcpy", "side", duration_s=2.0)
     joined = [
         builder.add(

@@ -85,13 +85,7 @@ def test_overlaps_count_once_and_on_the_own_rank():
         for rank in range(2):
             collective(builder, rank, matches[0], 2.0)
             builder.add(
-                rank,
-                "all_reduce",
-                "collective",
-                "all_reduce",
-                duration_s=3.0,
-                group="0,1",
-                match_id=matches[1],
+                rank, "all_reduce", "collective", "all_reduce", duration_s=3.0, group="0,1", match_id=matches[1]
             )
         builder.add(0, "compute", "compute", "a", duration_s=10.0)
         builder.add(1, "compute", "compute", "b", duration_s=1.0)
@@ -142,16 +136,8 @@ PLANS = [
 ]
 
 
-def add_task(
-    rank: int, start_s: float, end_s: float, match: int | None = None
-) -> dict[str, object]:
-    return {
-        "rank": rank,
-        "stream": "compute",
-        "start_s": start_s,
-        "end_s": end_s,
-        "match_id": match,
-    }
+def add_task(rank: int, start_s: float, end_s: float, match: int | None = None) -> dict[str, object]:
+    return {"rank": rank, "stream": "compute", "start_s": start_s, "end_s": end_s, "match_id": match}
 
 
 def make_graph(rows: list[dict[str, object]], pairs: list[tuple[int, int]] = ()) -> DrawnGraph:  # type: ignore[assignment]
@@ -166,9 +152,7 @@ def test_a_draw_is_the_simulation_with_its_ranks_factors(plan) -> None:
     options = {"network": "contention_free", "fold": False}
     factors = [1.0, 1.3, 0.9, 1.05, *[1.0] * 4][: step.platform.ranks]
     nominal = simulate(step.graph, step.platform, step.collectives, step.options, **options)
-    wanted = simulate(
-        step.graph, step.platform, step.collectives, step.options, compute_scale=factors, **options
-    )
+    wanted = simulate(step.graph, step.platform, step.collectives, step.options, compute_scale=factors, **options)
     graph = DrawnGraph(step.graph, nominal.timeline)
     alone = nominal.timeline["match_id"].isna().to_numpy()
     groups = np.zeros(len(graph.lengths_s), dtype=np.int64)
@@ -187,21 +171,11 @@ def test_factors_of_single_items_come_on_top_of_those_of_groups(monkeypatch) -> 
     found = graph.run(groups, factors, lambda draw: np.full(10, 1.0 + draw)).step_s
     assert found.tolist() == [20.0, 40.0, 60.0, 80.0, 100.0]
     monkeypatch.setattr(draws, "_BLOCK_NUMBERS", 20)
-    assert (
-        graph.run(groups, factors, lambda draw: np.full(10, 1.0 + draw)).step_s.tolist()
-        == found.tolist()
-    )
+    assert graph.run(groups, factors, lambda draw: np.full(10, 1.0 + draw)).step_s.tolist() == found.tolist()
 
 
 def test_who_waits_and_who_is_late() -> None:
-    graph = make_graph(
-        [
-            add_task(0, 0, 1),
-            add_task(0, 1, 1.5, 7),
-            add_task(1, 0, 1),
-            add_task(1, 1, 1.5, 7),
-        ]
-    )
+    graph = make_graph([add_task(0, 0, 1), add_task(0, 1, 1.5, 7), add_task(1, 0, 1), add_task(1, 1, 1.5, 7)])
     groups = np.array([1, 0, 2])[np.argsort([0, 2, 1])]  # two computations, one exchange
     groups = np.zeros(3, dtype=np.int64)
     groups[graph.item_of[0]], groups[graph.item_of[2]] = 1, 2

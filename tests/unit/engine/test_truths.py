@@ -78,9 +78,7 @@ def test_flows_that_share_one_link(engine: str, flows: int) -> None:
     """
     size = 10**8
     result = send_all(make_line(2), [(0, 1, k * size) for k in range(1, flows + 1)], engine)
-    expected = [
-        LATENCY_S + size / BANDWIDTH * sum(flows - i for i in range(k)) for k in range(1, flows + 1)
-    ]
+    expected = [LATENCY_S + size / BANDWIDTH * sum(flows - i for i in range(k)) for k in range(1, flows + 1)]
     assert arrivals(result) == pytest.approx(expected, rel=1e-12)
     all_bytes = size * flows * (flows + 1) // 2
     assert result.summary.link_bytes["rank0->rank1"] == all_bytes
@@ -219,9 +217,7 @@ class Cost:
 
 @BOTH
 @pytest.mark.parametrize("slower", [1.0, 1.1, 4.0])
-def test_a_measured_all_reduce_is_slowed_by_what_shares_the_bridge(
-    engine: str, slower: float
-) -> None:
+def test_a_measured_all_reduce_is_slowed_by_what_shares_the_bridge(engine: str, slower: float) -> None:
     """A copy crosses the bridge all the while, so five flows do whenever messages move.
 
     Measured at f times what the links need for its bytes, a message never
@@ -259,9 +255,7 @@ def reduce_pairs(pairs: list[tuple[int, int]], platform: Platform, **options: An
 @BOTH
 @pytest.mark.parametrize("algorithms", [None, "ring"])
 @pytest.mark.parametrize("slower", [1.0, 1.5, 3.0])
-def test_two_measured_all_reduces_at_once_share_the_bridge(
-    engine: str, algorithms: str | None, slower: float
-) -> None:
+def test_two_measured_all_reduces_at_once_share_the_bridge(engine: str, algorithms: str | None, slower: float) -> None:
     """Two GPUs take two rounds, in which two messages of S / 2 cross the bridge: 3 L + S / C each.
 
     Measured at f times what those bytes need, each message is capped at C / (2 f). Beside
@@ -270,19 +264,13 @@ def test_two_measured_all_reduces_at_once_share_the_bridge(
     of the bridge is enough (f >= 2). That holds message by message and for flows from start to end.
     """
     time_s = 6 * BRIDGE_LATENCY_S + slower * 2 * SIZE / BRIDGE_BANDWIDTH
-    options: dict[str, Any] = {
-        "engine": engine,
-        "collectives": Cost(time_s),
-        "algorithms": algorithms,
-    }
+    options: dict[str, Any] = {"engine": engine, "collectives": Cost(time_s), "algorithms": algorithms}
     alone = reduce_pairs([(0, 1)], make_bridge(), **options).summary.step_time_s
     both = reduce_pairs([(0, 1), (2, 3)], make_bridge(), **options).summary.step_time_s
     assert alone == pytest.approx(time_s, rel=1e-12)
     expected_s = 6 * BRIDGE_LATENCY_S + max(2.0, slower) * 2 * SIZE / BRIDGE_BANDWIDTH
     assert both == pytest.approx(expected_s, rel=1e-9)
-    apart = reduce_pairs(
-        [(0, 1), (2, 3)], make_bridge(2 * BRIDGE_BANDWIDTH), **options
-    ).summary.step_time_s
+    apart = reduce_pairs([(0, 1), (2, 3)], make_bridge(2 * BRIDGE_BANDWIDTH), **options).summary.step_time_s
     assert apart == pytest.approx(time_s, rel=1e-9), "a bridge for two slows neither"
 
 
@@ -318,13 +306,18 @@ def test_one_ring_across_a_bottleneck_goes_at_its_pace(engine: str, width: float
 LINE_BANDWIDTH, LINE_LATENCY_S = 1024.0, 0.25
 DEVICE = Device("chip", "gpu", 10**9, {})
 LINE = Platform(
-    "line", DEVICE, 3,
-    (Link("rank0", "rank1", LINE_BANDWIDTH, LINE_LATENCY_S), Link("rank1", "rank2", LINE_BANDWIDTH / 2, LINE_LATENCY_S),
-     Link("rank2", "rank0", LINE_BANDWIDTH, 0.0)),
-)  # fmt: skip
-RING = Platform("ring", DEVICE, 4, tuple(
-    Link(f"rank{i}", f"rank{(i + 1) % 4}", LINE_BANDWIDTH, LINE_LATENCY_S) for i in range(4)
-))  # fmt: skip
+    "line",
+    DEVICE,
+    3,
+    (
+        Link("rank0", "rank1", LINE_BANDWIDTH, LINE_LATENCY_S),
+        Link("rank1", "rank2", LINE_BANDWIDTH / 2, LINE_LATENCY_S),
+        Link("rank2", "rank0", LINE_BANDWIDTH, 0.0),
+    ),
+)
+RING = Platform(
+    "ring", DEVICE, 4, tuple(Link(f"rank{i}", f"rank{(i + 1) % 4}", LINE_BANDWIDTH, LINE_LATENCY_S) for i in range(4))
+)
 
 
 def send(messages: list[tuple[int, int, int]], **options: Any) -> Result:
@@ -340,9 +333,14 @@ def reduce(size: int, platform: Platform = RING, **options: Any) -> Result:
     builder = TaskGraphBuilder()
     for rank in range(platform.ranks):
         builder.add(
-            rank, "communication", "collective", "all_reduce", message_bytes=size, match_id=0,
+            rank,
+            "communication",
+            "collective",
+            "all_reduce",
+            message_bytes=size,
+            match_id=0,
             group=",".join(map(str, range(platform.ranks))),
-        )  # fmt: skip
+        )
     return simulate(builder.build(), platform, record_links=True, **options)
 
 
@@ -358,19 +356,30 @@ def test_two_flows_over_a_shared_and_a_narrow_link(engine: str) -> None:
     result = send([(0, 2, 2048), (0, 1, 512)], engine=engine)
     table = measure_links(result).set_index("link")
     assert table.loc["rank0->rank1"].to_dict() == {
-        "bytes": 2560.0, "busy_s": 4.25, "utilisation": 2560 / (1024 * 4.5), "peak_flows": 2,
-        "peak_utilisation": 1.0, "bandwidth_bytes_per_s": 1024.0,
-    }  # fmt: skip
+        "bytes": 2560.0,
+        "busy_s": 4.25,
+        "utilisation": 2560 / (1024 * 4.5),
+        "peak_flows": 2,
+        "peak_utilisation": 1.0,
+        "bandwidth_bytes_per_s": 1024.0,
+    }
     assert table.loc["rank1->rank2"].to_dict() == {
-        "bytes": 2048.0, "busy_s": 4.0, "utilisation": 2048 / (512 * 4.5), "peak_flows": 1,
-        "peak_utilisation": 1.0, "bandwidth_bytes_per_s": 512.0,
-    }  # fmt: skip
+        "bytes": 2048.0,
+        "busy_s": 4.0,
+        "utilisation": 2048 / (512 * 4.5),
+        "peak_flows": 1,
+        "peak_utilisation": 1.0,
+        "bandwidth_bytes_per_s": 512.0,
+    }
     assert (table.loc["rank2->rank0"].drop("bandwidth_bytes_per_s") == 0).all()
     rates = link_rates(result)
     first = rates[rates["link"] == "rank0->rank1"]
     assert list(zip(first["time_s"], first["rate_bytes_per_s"], first["flows"], strict=True)) == [
-        (0.25, 1024.0, 1), (0.5, 1024.0, 2), (1.0, 512.0, 1), (4.5, 0.0, 0),
-    ]  # fmt: skip
+        (0.25, 1024.0, 1),
+        (0.5, 1024.0, 2),
+        (1.0, 512.0, 1),
+        (4.5, 0.0, 0),
+    ]
     second = rates[rates["link"] == "rank1->rank2"]
     assert second["time_s"].tolist() == [0.5, 4.5]
     assert second["rate_bytes_per_s"].tolist() == [512.0, 0.0]
@@ -406,9 +415,13 @@ def test_ring_uses_every_link_alike_with_gaps_of_its_latency(engine: str, aggreg
 @BOTH
 def test_links_that_rounds_cross_twice_count_both_flows(engine: str) -> None:
     """Two ranks on a star whose one trunk both directions take: two messages at once, half each."""
-    links = (Link("rank0", "hub in", LINE_BANDWIDTH, 0.0), Link("rank1", "hub in", LINE_BANDWIDTH, 0.0),
-             Link("hub in", "hub out", LINE_BANDWIDTH, 0.0),
-             Link("hub out", "rank0", LINE_BANDWIDTH, 0.0), Link("hub out", "rank1", LINE_BANDWIDTH, 0.0))  # fmt: skip
+    links = (
+        Link("rank0", "hub in", LINE_BANDWIDTH, 0.0),
+        Link("rank1", "hub in", LINE_BANDWIDTH, 0.0),
+        Link("hub in", "hub out", LINE_BANDWIDTH, 0.0),
+        Link("hub out", "rank0", LINE_BANDWIDTH, 0.0),
+        Link("hub out", "rank1", LINE_BANDWIDTH, 0.0),
+    )
     star = Platform("star", DEVICE, 2, links)
     found = [
         measure_links(reduce(1024, star, engine=engine, algorithms="ring", aggregate=aggregate))
@@ -430,10 +443,7 @@ def test_more_pieces_than_there_was_room_for() -> None:
         builder.add(0, f"s{number}", "send", "send", peer=1, after=before, **fields)
         builder.add(1, f"r{number}", "recv", "recv", peer=0, **fields)
     graph = builder.build()
-    plain, compiled = (
-        simulate(graph, LINE, engine=engine, record_links=True)
-        for engine in ("reference", "compiled")
-    )
+    plain, compiled = (simulate(graph, LINE, engine=engine, record_links=True) for engine in ("reference", "compiled"))
     assert plain.traffic is not None and compiled.traffic is not None
     assert len(plain.traffic.link) > 2 * plain.summary.events
     assert link_rates(plain).equals(link_rates(compiled))
@@ -528,10 +538,7 @@ def test_a_failed_link_is_gone_one_way_only(engine: str) -> None:
     assert climb(result) == {"spine0": 0.0, "spine1": 4e9}
     assert len(measure_links(result)) == len(platform.links), "it stays in the table"
     back = frozenset({("spine0", "leaf1")})
-    assert climb(send_across(make_leaves(Routing(failed=back)), engine)) == {
-        "spine0": 0.0,
-        "spine1": 4e9,
-    }
+    assert climb(send_across(make_leaves(Routing(failed=back)), engine)) == {"spine0": 0.0, "spine1": 4e9}
 
 
 @BOTH
@@ -541,20 +548,12 @@ def test_collectives_take_the_same_ways_as_messages(engine: str, algorithms: str
     builder = TaskGraphBuilder()
     for rank in range(8):
         builder.add(
-            rank,
-            "communication",
-            "collective",
-            "all_reduce",
-            message_bytes=8000,
-            match_id=0,
-            group="0,1,2,3,4,5,6,7",
+            rank, "communication", "collective", "all_reduce", message_bytes=8000, match_id=0, group="0,1,2,3,4,5,6,7"
         )
     graph = builder.build()
     failed = frozenset({("leaf0", "spine0"), ("spine0", "leaf0")})
     for routing, spine in ((Routing(), 0), (Routing(failed=failed), 1)):
-        result = simulate(
-            graph, make_leaves(routing), engine=engine, algorithms=algorithms, record_links=True
-        )
+        result = simulate(graph, make_leaves(routing), engine=engine, algorithms=algorithms, record_links=True)
         table = measure_links(result).set_index("link")["bytes"]
         for link in (f"leaf0->spine{spine}", f"spine{spine}->leaf1", f"leaf1->spine{spine}"):
             assert table[link] == pytest.approx(14000)
@@ -571,10 +570,7 @@ def test_a_degraded_link_slows_what_crosses_it(engine: str) -> None:
         for x in links
     )
     wide = tuple(
-        x._replace(bandwidth_bytes_per_s=4 * LEAF_BANDWIDTH)
-        if "spine" in x.source + x.target
-        else x
-        for x in slow
+        x._replace(bandwidth_bytes_per_s=4 * LEAF_BANDWIDTH) if "spine" in x.source + x.target else x for x in slow
     )
     result = send_across(replace(make_leaves(Routing()), links=wide), engine)
     ends = result.timeline[result.timeline["kind"] == "recv"]["end_s"].tolist()

@@ -32,19 +32,37 @@ EACH_S = SETUP_S + LATENCY_S + 0.5
 RUNS: dict[str, tuple[dict[str, Any], list[tuple[Flow, float]], dict[int, float], int, int]] = {
     "set up once and used again": ({}, [(flow(0, 0, 1), 0.0), (flow(1, 0, 1), 10.0)], {0: EACH_S, 1: 10.75}, 1, 0),
     "anew for every flow": (
-        {"keep_open": False}, [(flow(0, 0, 1), 0.0), (flow(1, 0, 1), 10.0)], {0: EACH_S, 1: 10 + EACH_S}, 2, 2,
+        {"keep_open": False},
+        [(flow(0, 0, 1), 0.0), (flow(1, 0, 1), 10.0)],
+        {0: EACH_S, 1: 10 + EACH_S},
+        2,
+        2,
     ),
     # One port: every circuit replaces the one before.
     "in the order of arrival": (
-        {}, [(flow(n, 0, target), 0.0) for n, target in enumerate((1, 2, 1))], {n: (n + 1) * EACH_S for n in range(3)}, 3, 2,
+        {},
+        [(flow(n, 0, target), 0.0) for n, target in enumerate((1, 2, 1))],
+        {n: (n + 1) * EACH_S for n in range(3)},
+        3,
+        2,
     ),
     "a receiver's only port": ({}, [(flow(n, n, 2), 0.0) for n in (0, 1)], {0: EACH_S, 1: 2 * EACH_S}, 2, 1),
     "room at the receiver": (
-        {"ports": 4, "receive_buffer_bytes": 80.0}, [(flow(n, n, 2), 0.0) for n in (0, 1)], {0: EACH_S, 1: 2 * EACH_S}, 2, 0,
+        {"ports": 4, "receive_buffer_bytes": 80.0},
+        [(flow(n, n, 2), 0.0) for n in (0, 1)],
+        {0: EACH_S, 1: 2 * EACH_S},
+        2,
+        0,
     ),
-    "larger than the buffer: alone": ({"ports": 4, "receive_buffer_bytes": 10.0}, [(flow(0, 0, 2), 0.0)], {0: EACH_S}, 1, 0),
+    "larger than the buffer: alone": (
+        {"ports": 4, "receive_buffer_bytes": 10.0},
+        [(flow(0, 0, 2), 0.0)],
+        {0: EACH_S},
+        1,
+        0,
+    ),
     "what stays on a device": ({}, [(flow(0, 0, 0), 1.0)], {0: 1.0 + LATENCY_S}, 0, 0),
-}  # fmt: skip
+}
 """Settings, flows with their times, when each ends, circuits that were set up, and torn down."""
 
 
@@ -88,9 +106,7 @@ def test_circuits_that_are_open_at_the_start_need_no_set_up() -> None:
     network.start(flow(0, 0, 1), 0.0)
     assert drain(network) == {0: LATENCY_S + 0.5}
     with pytest.raises(SimulationError, match="no port is left for the open circuit rank0 to"):
-        CircuitNetwork(
-            FABRIC, CircuitSettings(SETUP_S, 1), [("rank0", "rank1"), ("rank0", "rank2")]
-        )
+        CircuitNetwork(FABRIC, CircuitSettings(SETUP_S, 1), [("rank0", "rank1"), ("rank0", "rank2")])
 
 
 def test_a_circuit_runs_at_its_narrowest_link_or_the_flows_cap() -> None:
@@ -111,9 +127,7 @@ def test_a_circuit_runs_at_its_narrowest_link_or_the_flows_cap() -> None:
         ({"receive_buffer_bytes": 0.0}, "receive_buffer_bytes is 0.0"),
     ],
 )
-def test_settings_with_which_no_flow_could_end_are_refused(
-    settings: dict[str, Any], told: str
-) -> None:
+def test_settings_with_which_no_flow_could_end_are_refused(settings: dict[str, Any], told: str) -> None:
     with pytest.raises(SimulationError, match=f"circuit network: {told}"):
         CircuitSettings(**settings)
 

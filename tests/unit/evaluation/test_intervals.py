@@ -33,18 +33,14 @@ def make_cases(count: int = 40) -> pd.DataFrame:
 def test_a_set_stands_beside_the_errors_of_other_groups() -> None:
     row = score_set("x", 0.25, make_cases())
     assert row is not None
-    assert (row["cases"], row["inside"], row["naive_inside"]) == (40, 0.25, 0.0), (
-        "each group has the other's errors"
-    )
+    assert (row["cases"], row["inside"], row["naive_inside"]) == (40, 0.25, 0.0), "each group has the other's errors"
     width = (10 * 0.1 + 10 * 0.11 + 20 * 0.08) / 40
     log_width = np.log(1.05 / 0.95)
     miss = (10 * np.log(0.95 * 1.1) + 20 * np.log(1.25 / 1.05)) / 40
     assert row["width"] == pytest.approx(width, abs=1e-4)
     assert row["score"] == pytest.approx(log_width + 10 * miss, abs=1e-4)
     # Of a the prediction times 1.25, of b from 1 / 1.1 to 1.
-    assert row["naive_width"] == pytest.approx(
-        (20 * 0.0 + 20 * (1 - 1 / 1.1) / 1.25) / 40, abs=1e-4
-    )
+    assert row["naive_width"] == pytest.approx((20 * 0.0 + 20 * (1 - 1 / 1.1) / 1.25) / 40, abs=1e-4)
 
 
 def test_few_cases_or_one_group_say_nothing() -> None:
@@ -73,7 +69,9 @@ def make_points() -> tuple[pd.DataFrame, pd.DataFrame]:
     """Cases of vTrain's points, models left out and plans left out."""
     cases = make_cases().assign(case="gpt-h1-l2", plan="t2-d1-p1-m4", set=GROUPS)
     plans = ["t2-d1-p1-m4", "t2-d1-p1-m8"] * 10 + ["t1-d1-p2-m4"] * 20
-    return cases.rename(columns={"group": "workload"}), cases.assign(set=PLANS, workload="w", plan=plans).drop(columns="group")  # fmt: skip
+    return cases.rename(columns={"group": "workload"}), cases.assign(set=PLANS, workload="w", plan=plans).drop(
+        columns="group"
+    )
 
 
 def test_micro_batches_of_one_plan_are_one_group() -> None:
@@ -86,7 +84,7 @@ CASES = judge_intervals.read_cases()
 
 def test_shipped_factors_are_those_of_the_judged_steps() -> None:
     for kind, own in CASES.groupby("kind"):
-        assert load_calibration()[kind][0] == pytest.approx(judge_intervals.find_scale(own), abs=6e-4)  # fmt: skip
+        assert load_calibration()[kind][0] == pytest.approx(judge_intervals.find_scale(own), abs=6e-4)
 
 
 def test_intervals_hold_steps_of_groups_that_they_were_not_fitted_to() -> None:
@@ -101,7 +99,7 @@ def test_intervals_hold_steps_of_groups_that_they_were_not_fitted_to() -> None:
 
 
 def test_no_case_counts_for_its_own_group() -> None:
-    rows = pd.DataFrame({"measured": [0.1, 0.2, 1.0], "low": -0.1, "high": 0.1, "kind": "k", "group": ["a", "a", "b"]})  # fmt: skip
+    rows = pd.DataFrame({"measured": [0.1, 0.2, 1.0], "low": -0.1, "high": 0.1, "kind": "k", "group": ["a", "a", "b"]})
     judged = judge_intervals.leave_out(rows, "group")
     assert judge_intervals.find_scale(rows) == pytest.approx(10.0)
     assert judged["inside"].tolist() == [1.0, 1.0, 0.0]

@@ -25,14 +25,26 @@ from trioflow.tables import records
 from trioflow.trace.store import Trace
 
 COLLECTIVE_NUMBERS = {
-    "all_reduce": 0, "reduce": 1, "all_gather": 2, "gather": 3, "scatter": 4, "broadcast": 5,
-    "all_to_all": 6, "reduce_scatter": 7, "reduce_scatter_block": 8, "barrier": 9,
-}  # fmt: skip
+    "all_reduce": 0,
+    "reduce": 1,
+    "all_gather": 2,
+    "gather": 3,
+    "scatter": 4,
+    "broadcast": 5,
+    "all_to_all": 6,
+    "reduce_scatter": 7,
+    "reduce_scatter_block": 8,
+    "barrier": 9,
+}
 PLANS = {
-    "single": make_plan(), "ddp": named_plan("ddp", 2), "tp": named_plan("tp", 2), "tp-layers": named_plan("tp-layers", 2),
-    "gpipe": named_plan("gpipe", 2, 4), "data2-tensor2": make_plan(data=2, tensor=2),
+    "single": make_plan(),
+    "ddp": named_plan("ddp", 2),
+    "tp": named_plan("tp", 2),
+    "tp-layers": named_plan("tp-layers", 2),
+    "gpipe": named_plan("gpipe", 2, 4),
+    "data2-tensor2": make_plan(data=2, tensor=2),
     "all": make_plan(data=2, tensor=2, pipeline=2),
-}  # fmt: skip
+}
 
 
 def exact(frame):
@@ -105,9 +117,7 @@ def test_round_trip_of_plans(name, transformer_trace, tmp_path):
     graph = extrapolate(transformer_trace, plan, ProportionalModel())
     source = size_trace([transformer_trace], plan, graph.metadata.batch)
     files = check_round_trip(graph, tmp_path / "step", source)
-    assert [f.name for f in files] == [
-        *(f"step.{rank}.et" for rank in range(plan.ranks)), "step.comm_groups.json",
-    ]  # fmt: skip
+    assert [f.name for f in files] == [*(f"step.{rank}.et" for rank in range(plan.ranks)), "step.comm_groups.json"]
     tasks = {row["task_id"]: row for row in records(graph.tasks)}
     groups = json.loads(files[-1].read_text())
     for file in files[:-1]:
@@ -197,27 +207,21 @@ def test_durations_shorter_than_a_microsecond_add_up(tmp_path):
 @pytest.mark.parametrize(
     ("name", "size", "members", "written"),
     [
-        ("all_reduce", 1000, 4, 1000), ("reduce_scatter", 1000, 4, 1000),
-        ("all_gather", 1000, 4, 250), ("all_gather", 1001, 4, 251), ("all_gather", 999, 3, 333),
-        ("broadcast", 10, 2, 10), ("all_to_all", 64, 4, 64),
+        ("all_reduce", 1000, 4, 1000),
+        ("reduce_scatter", 1000, 4, 1000),
+        ("all_gather", 1000, 4, 250),
+        ("all_gather", 1001, 4, 251),
+        ("all_gather", 999, 3, 333),
+        ("broadcast", 10, 2, 10),
+        ("all_to_all", 64, 4, 64),
     ],
-)  # fmt: skip
-def test_comm_size_is_the_shard_of_an_all_gather_and_the_input_of_others(
-    name, size, members, written, tmp_path
-):
+)
+def test_comm_size_is_the_shard_of_an_all_gather_and_the_input_of_others(name, size, members, written, tmp_path):
     """The closed form that matches ASTRA-sim moves m = floor(S/N) bytes of comm_size S a message."""
     builder = TaskGraphBuilder()
     match, group = builder.new_match(), ",".join(map(str, range(members)))
     for rank in range(members):
-        builder.add(
-            rank,
-            "communication",
-            "collective",
-            name,
-            message_bytes=size,
-            group=group,
-            match_id=match,
-        )
+        builder.add(rank, "communication", "collective", name, message_bytes=size, group=group, match_id=match)
     graph = builder.build()
     check_round_trip(graph, tmp_path / "x")
     for rank in range(members):
@@ -232,9 +236,14 @@ def two_groups():
         match = builder.new_match()
         for rank in group:
             builder.add(
-                rank, "communication", "collective", "all_reduce", message_bytes=8,
-                group=",".join(map(str, group)), match_id=match,
-            )  # fmt: skip
+                rank,
+                "communication",
+                "collective",
+                "all_reduce",
+                message_bytes=8,
+                group=",".join(map(str, group)),
+                match_id=match,
+            )
     return builder.build()
 
 
@@ -289,21 +298,21 @@ def test_the_host_may_not_wait_for_itself_later():
 @pytest.mark.parametrize(
     "plan",
     [
-        named_plan("ddp", 2), named_plan("tp", 2), make_plan(data=2, sharding="fsdp"),
+        named_plan("ddp", 2),
+        named_plan("tp", 2),
+        make_plan(data=2, sharding="fsdp"),
         make_plan(pipeline=2, micro_batches=4, schedule="1f1b", recompute="full"),
         make_plan(pipeline=2, micro_batches=4, schedule="gpipe", tensor=2),
     ],
     ids=lambda plan: plan.plan,
-)  # fmt: skip
+)
 def test_without_the_host_a_step_is_that_of_a_host_that_takes_no_time(plan, transformer_trace):
     facts = replace(transformer_trace.facts, device="cuda")
     trace = Trace(transformer_trace.operators, transformer_trace.tensors, facts)
     graph = extrapolate(trace, plan, ProportionalModel(), host={"launch_pytorch_s": 1e-5})
     device = leave_host(graph)
     assert "host" not in set(device.tasks["stream"]) and "host" in set(graph.tasks["stream"])
-    quick = graph.tasks.assign(
-        duration_s=graph.tasks["duration_s"].where(graph.tasks["stream"] != "host", 0.0)
-    )
+    quick = graph.tasks.assign(duration_s=graph.tasks["duration_s"].where(graph.tasks["stream"] != "host", 0.0))
     platform = load_platform("dgx-h100", plan.ranks)
     both = [
         simulate(one, platform).summary.step_time_s
@@ -327,9 +336,10 @@ steps = st.one_of(
     st.tuples(st.just("message"), st.permutations(range(3)), st.integers(0, 1 << 40)),
     st.tuples(
         st.sampled_from(sorted(COLLECTIVE_NUMBERS)),
-        st.lists(st.integers(0, 2), min_size=1, max_size=3, unique=True), st.integers(0, 1 << 40),
+        st.lists(st.integers(0, 2), min_size=1, max_size=3, unique=True),
+        st.integers(0, 1 << 40),
     ),
-)  # fmt: skip
+)
 
 
 @st.composite
@@ -354,14 +364,7 @@ def graphs(draw):
         else:
             both = {"message_bytes": amount, "match_id": builder.new_match()}
             for rank in where:
-                add(
-                    rank,
-                    "communication",
-                    "collective",
-                    kind,
-                    group=",".join(map(str, where)),
-                    **both,
-                )
+                add(rank, "communication", "collective", kind, group=",".join(map(str, where)), **both)
     return builder.build(GraphMetadata(ranks=3))
 
 
@@ -411,12 +414,8 @@ BAD = {
     "its duration is None": one_task("compute", "compute", "x"),
     "its duration is -1": one_task("compute", "compute", "x", duration_s=-1.0),
     "its duration is inf": one_task("compute", "compute", "x", duration_s=math.inf),
-    "no such collective": one_task(
-        "c", "collective", "hug", message_bytes=1, match_id=0, group="0"
-    ),
-    "its group is": one_task(
-        "c", "collective", "all_reduce", message_bytes=1, match_id=0, group="1"
-    ),
+    "no such collective": one_task("c", "collective", "hug", message_bytes=1, match_id=0, group="0"),
+    "its group is": one_task("c", "collective", "all_reduce", message_bytes=1, match_id=0, group="1"),
     "has no message_bytes": message(message_bytes=None),
     "has no match_id": message(match_id=None),
     "its peer is 7": message(peer=7),

@@ -29,18 +29,25 @@ from trioflow.trace.store import load_trace
 def make_timeline(*rows: dict[str, Any]) -> pd.DataFrame:
     defaults = {"kind": "compute", "name": "work", "phase": "", "stream": "compute", "rank": 0}
     frame = pd.DataFrame(
-        [{**defaults, "task_id": number, **row} for number, row in enumerate(rows)],
-        columns=tables.TIMELINE.names,
+        [{**defaults, "task_id": number, **row} for number, row in enumerate(rows)], columns=tables.TIMELINE.names
     )
     return frame.convert_dtypes()
 
 
 def pair(kinds: tuple[str, str], ranks: tuple[int, int]) -> list[dict[str, Any]]:
     return [
-        {"rank": rank, "kind": kind, "name": kind, "stream": kind, "start_s": 1e-6, "end_s": 3e-6,
-         "match_id": 5, "message_bytes": 64}
+        {
+            "rank": rank,
+            "kind": kind,
+            "name": kind,
+            "stream": kind,
+            "start_s": 1e-6,
+            "end_s": 3e-6,
+            "match_id": 5,
+            "message_bytes": 64,
+        }
         for kind, rank in zip(kinds, ranks, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -53,15 +60,11 @@ def names(events: list[dict[str, Any]], what: str) -> list[str]:
 
 
 def test_slices_carry_what_the_task_is(tmp_path: Path) -> None:
-    timeline = make_timeline(
-        {"start_s": 0.001, "end_s": 0.0035, "phase": "forward", "micro_batch": 2, "stage": 1}
-    )
+    timeline = make_timeline({"start_s": 0.001, "end_s": 0.0035, "phase": "forward", "micro_batch": 2, "stage": 1})
     write_perfetto(timeline, tmp_path / "t.json")
     [task] = [event for event in read(tmp_path / "t.json") if event["ph"] == "X"]
     assert (task["ts"], task["dur"], task["name"], task["cat"]) == (1000, 2500, "work", "forward")
-    assert task["args"] == {
-        "task_id": 0, "kind": "compute", "phase": "forward", "micro_batch": 2, "stage": 1,
-    }  # fmt: skip
+    assert task["args"] == {"task_id": 0, "kind": "compute", "phase": "forward", "micro_batch": 2, "stage": 1}
 
 
 def test_processes_are_ranks_and_threads_are_streams_in_order(tmp_path: Path) -> None:
@@ -73,9 +76,15 @@ def test_processes_are_ranks_and_threads_are_streams_in_order(tmp_path: Path) ->
     assert names(events, "process_name") == ["rank 0", "rank 1", "rank 0 (measured)"]
     assert names(events, "thread_name") == [
         "compute",
-        "compute", "communication", "send", "receive", "copy", "host", "zzz",
         "compute",
-    ]  # fmt: skip
+        "communication",
+        "send",
+        "receive",
+        "copy",
+        "host",
+        "zzz",
+        "compute",
+    ]
     order = {e["pid"]: e["args"]["sort_index"] for e in events if e["name"] == "process_sort_index"}
     by_name = {e["args"]["name"]: order[e["pid"]] for e in events if e["name"] == "process_name"}
     assert by_name["rank 0"] < by_name["rank 0 (measured)"] < by_name["rank 1"]
@@ -128,11 +137,12 @@ def test_touching_tasks_still_touch_after_rounding(tmp_path: Path) -> None:
 
 def test_overlapping_measured_tasks_get_lanes_and_nested_ones_do_not(tmp_path: Path) -> None:
     rows = [
-        {"start_s": 0.0, "end_s": 4.0}, {"start_s": 1.0, "end_s": 2.0}, {"start_s": 3.0, "end_s": 5.0},
+        {"start_s": 0.0, "end_s": 4.0},
+        {"start_s": 1.0, "end_s": 2.0},
+        {"start_s": 3.0, "end_s": 5.0},
         {"start_s": 5.0, "end_s": 6.0},
-    ]  # fmt: skip
-    write_perfetto(make_timeline({"start_s": 0.0, "end_s": 1.0}), tmp_path / "t.json",
-                   make_timeline(*rows))  # fmt: skip
+    ]
+    write_perfetto(make_timeline({"start_s": 0.0, "end_s": 1.0}), tmp_path / "t.json", make_timeline(*rows))
     events = read(tmp_path / "t.json")
     assert names(events, "thread_name") == ["compute", "compute", "compute 2"]
     lanes = [event["tid"] for event in events if event["ph"] == "X"][1:]
@@ -155,12 +165,12 @@ def test_names_with_quotes_and_lines_stay_json(tmp_path: Path) -> None:
     assert [e["name"] for e in read(tmp_path / "t.json") if e["ph"] == "X"] == [told]
 
 
-def test_more_events_than_a_piece_of_text_holds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_events_than_a_piece_of_text_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_files, "CHUNK", 7)
-    rows = [{"start_s": n * 1e-6, "end_s": n * 1e-6, "rank": n % 3, "match_id": n // 3,
-             "kind": "collective"} for n in range(60)]  # fmt: skip
+    rows = [
+        {"start_s": n * 1e-6, "end_s": n * 1e-6, "rank": n % 3, "match_id": n // 3, "kind": "collective"}
+        for n in range(60)
+    ]
     timeline = make_timeline(*rows)
     write_perfetto(timeline, tmp_path / "t.json")
     events = read(tmp_path / "t.json")
@@ -170,20 +180,25 @@ def test_more_events_than_a_piece_of_text_holds(
 
 
 def test_curves_go_to_their_rank_or_to_the_links(tmp_path: Path) -> None:
-    counters = pd.DataFrame({
-        "rank": pd.array([None, None, 1], dtype="Int64"), "counter": ["a->b", "a->b", "memory"],
-        "unit": ["bytes/s", "bytes/s", "bytes"], "time_s": [0.5e-6, 1e-6, 0.0],
-        "value": [2.5e9, 0.0, 3.0],
-    })  # fmt: skip
+    counters = pd.DataFrame(
+        {
+            "rank": pd.array([None, None, 1], dtype="Int64"),
+            "counter": ["a->b", "a->b", "memory"],
+            "unit": ["bytes/s", "bytes/s", "bytes"],
+            "time_s": [0.5e-6, 1e-6, 0.0],
+            "value": [2.5e9, 0.0, 3.0],
+        }
+    )
     rows = [{"rank": rank, "start_s": 0.0, "end_s": 1.0} for rank in (0, 1)]
     write_perfetto(make_timeline(*rows), tmp_path / "t.json", counters=counters)
     events = read(tmp_path / "t.json")
     names_of = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     curves = [(names_of[e["pid"]], e["name"], e["ts"], e["args"]) for e in events if e["ph"] == "C"]
     assert curves == [
-        ("links", "a->b", 0.5, {"bytes/s": 2_500_000_000}), ("links", "a->b", 1, {"bytes/s": 0}),
+        ("links", "a->b", 0.5, {"bytes/s": 2_500_000_000}),
+        ("links", "a->b", 1, {"bytes/s": 0}),
         ("rank 1", "memory", 0, {"bytes": 3}),
-    ]  # fmt: skip
+    ]
 
 
 def test_the_critical_path_is_a_process_of_its_own(tmp_path: Path) -> None:
@@ -226,11 +241,7 @@ def read_counters(found: pd.DataFrame, rank: int) -> list[tuple[float, float]]:
 
 def test_a_change_is_shown_when_the_device_begins_its_task() -> None:
     timeline = make_counted(
-        (1, "compute", 0.0),
-        (0, "compute", 1.0),
-        (0, "collective", 9.0),
-        (0, "compute", 3.0),
-        (1, "compute", 2.0),
+        (1, "compute", 0.0), (0, "compute", 1.0), (0, "collective", 9.0), (0, "compute", 3.0), (1, "compute", 2.0)
     )
     curves = [
         {"ranks": [0], "places": [0, 1, 2], "bytes": [10, 20, 5]},
@@ -255,9 +266,7 @@ def test_long_curves_keep_the_most_of_each_stretch_and_the_end() -> None:
         assert value == held[int(begin) : int(end)].max()
 
 
-@pytest.mark.parametrize(
-    "degrees", [{"data": 2}, {"pipeline": 2, "schedule": "1f1b"}, {"data": 2, "sharding": "fsdp"}]
-)
+@pytest.mark.parametrize("degrees", [{"data": 2}, {"pipeline": 2, "schedule": "1f1b"}, {"data": 2, "sharding": "fsdp"}])
 def test_the_top_of_each_curve_is_the_peak_of_its_rank(degrees: dict[str, Any]) -> None:
     graph = extrapolate(load_trace("gpt2-tiny-b8"), make_plan(**degrees), ProportionalModel())
     result = simulate(graph, load_platform("h100x8-nvlink", 2))
@@ -266,9 +275,7 @@ def test_the_top_of_each_curve_is_the_peak_of_its_rank(degrees: dict[str, Any]) 
         assert "curve" not in entry
         for rank in entry["ranks"]:
             own = found[found["rank"] == rank]
-            assert own["value"].max() == pytest.approx(
-                entry["peak_bytes"], abs=len(entry["categories"])
-            )
+            assert own["value"].max() == pytest.approx(entry["peak_bytes"], abs=len(entry["categories"]))
             assert own["time_s"].is_monotonic_increasing
             assert own["time_s"].max() <= result.summary.step_time_s
 
@@ -302,9 +309,7 @@ def test_what_is_made_of_a_step_adds_up_to_it(written):
     assert breakdown["by"].unique().tolist() == ["rank", "stage", "module"]
     gradient_bytes = sum(entry["size_bytes"] for entry in trace.facts.gradients)
     for by, ranks in (("rank", 2), ("stage", 1), ("module", 1)):
-        assert (
-            breakdown.loc[breakdown["by"] == by, "gradient_bytes"].sum() == ranks * gradient_bytes
-        )
+        assert breakdown.loc[breakdown["by"] == by, "gradient_bytes"].sum() == ranks * gradient_bytes
     for row, told in zip(tables.records(breakdown), result.summary.per_rank, strict=False):
         for name in ("compute_s", "communication_s", "exposed_communication_s"):
             assert row[name] == pytest.approx(getattr(told, name))

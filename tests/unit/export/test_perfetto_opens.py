@@ -57,9 +57,7 @@ def serve(trace: Path) -> Iterator[str]:
     assert found.origin is not None
     handler = type("Handler", (PerfettoHandler,), {"trace": trace.read_bytes()})
     folder = Path(found.origin).parent / "web_dist"
-    server = http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), functools.partial(handler, directory=str(folder))
-    )
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(handler, directory=str(folder)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_address[1]}/"
@@ -116,28 +114,39 @@ def two_stage_pipeline() -> tuple[TaskGraph, Result]:
     for micro in range(2):
         match = builder.new_match()
         f0 = builder.add(
-            0, "compute", "compute", "stage 0", duration_s=0.0011 / 3, micro_batch=micro, stage=0, **fields,
-        )  # fmt: skip
+            0, "compute", "compute", "stage 0", duration_s=0.0011 / 3, micro_batch=micro, stage=0, **fields
+        )
         builder.add(
-            0, "send", "send", "send", after=[f0], message_bytes=3_000_001, peer=1, match_id=match,
-            micro_batch=micro,
-        )  # fmt: skip
+            0, "send", "send", "send", after=[f0], message_bytes=3_000_001, peer=1, match_id=match, micro_batch=micro
+        )
         arrived = builder.add(
-            1, "receive", "recv", "recv", message_bytes=3_000_001, peer=0, match_id=match,
-            micro_batch=micro,
-        )  # fmt: skip
+            1, "receive", "recv", "recv", message_bytes=3_000_001, peer=0, match_id=match, micro_batch=micro
+        )
         builder.add(
-            1, "compute", "compute", "stage 1", duration_s=0.0013 / 7, after=[arrived],
-            micro_batch=micro, stage=1, **fields,
-        )  # fmt: skip
+            1,
+            "compute",
+            "compute",
+            "stage 1",
+            duration_s=0.0013 / 7,
+            after=[arrived],
+            micro_batch=micro,
+            stage=1,
+            **fields,
+        )
     for number in range(300):  # odd lengths and none, to see that every nanosecond arrives
         builder.add(0, "copy", "memcpy", "copy", duration_s=1e-6 * (number % 17) / 7)
     match = builder.new_match()
     for rank in range(2):
         builder.add(
-            rank, "communication", "collective", "all_reduce", message_bytes=10_000_000,
-            group="0,1", match_id=match, phase="backward",
-        )  # fmt: skip
+            rank,
+            "communication",
+            "collective",
+            "all_reduce",
+            message_bytes=10_000_000,
+            group="0,1",
+            match_id=match,
+            phase="backward",
+        )
     graph = builder.build()
     return graph, simulate(graph, load_platform("a40x2-pcie"), record_links=True)
 
@@ -146,8 +155,9 @@ def test_perfetto_counts_what_the_timeline_holds(driver: str, tmp_path: Path) ->
     graph, result = two_stage_pipeline()
     timeline, path = result.timeline, build_critical_path(graph, result.timeline)
     rates = count_link_rates(result)
-    held = pd.DataFrame({"rank": [1, 1], "counter": "memory", "unit": "bytes", "time_s": [0.0, 0.0001],
-                         "value": [5.0, 7.0]})  # fmt: skip
+    held = pd.DataFrame(
+        {"rank": [1, 1], "counter": "memory", "unit": "bytes", "time_s": [0.0, 0.0001], "value": [5.0, 7.0]}
+    )
     measured = timeline.assign(start_s=timeline["start_s"] * 1.1, end_s=timeline["end_s"] * 1.1)
     # A measured stream may hold tasks that overlap; none may vanish.
     measured.loc[measured["name"] == "stage 0", "end_s"] *= 1.01
@@ -157,12 +167,8 @@ def test_perfetto_counts_what_the_timeline_holds(driver: str, tmp_path: Path) ->
     with open_perfetto(driver, trace, tmp_path / "profile") as browser:
         [(slices,)] = browser.query("select count(*) as n from slice", "n")
         assert slices == 2 * len(timeline) + len(path)
-        names = browser.query(
-            "select name from process where name like 'rank%' order by name", "name"
-        )
-        assert [name for (name,) in names] == [
-            "rank 0", "rank 0 (measured)", "rank 1", "rank 1 (measured)",
-        ]  # fmt: skip
+        names = browser.query("select name from process where name like 'rank%' order by name", "name")
+        assert [name for (name,) in names] == ["rank 0", "rank 0 (measured)", "rank 1", "rank 1 (measured)"]
         lanes = """
             select process.name as process, thread.name as thread, slice.name as name, ts, dur
             from slice join thread_track on slice.track_id = thread_track.id
@@ -172,13 +178,7 @@ def test_perfetto_counts_what_the_timeline_holds(driver: str, tmp_path: Path) ->
         shown = browser.query(lanes, "process", "thread", "name", "ts", "dur")
         # Perfetto puts the trace's first event at its own time 0 or at ours; ours starts at 0.
         expected = [
-            (
-                f"rank {row.rank}",
-                row.stream,
-                row.name,
-                s_to_ns(row.start_s),
-                s_to_ns(row.end_s) - s_to_ns(row.start_s),
-            )
+            (f"rank {row.rank}", row.stream, row.name, s_to_ns(row.start_s), s_to_ns(row.end_s) - s_to_ns(row.start_s))
             for row in timeline.itertuples(index=False)
         ]
         assert sorted(shown) == sorted(expected)
@@ -189,12 +189,12 @@ def test_perfetto_counts_what_the_timeline_holds(driver: str, tmp_path: Path) ->
             join slice as head on flow.slice_in = head.id
             where tail.track_id != head.track_id group by 1, 2 order by 1
             """,
-            "tail", "head", "n",
-        )  # fmt: skip
-        assert arrows == [("all_reduce", "all_reduce", 2), ("send", "recv", 4)]
-        [(moved,)] = browser.query(
-            "select sum(extract_arg(arg_set_id, 'args.message_bytes')) as n from slice", "n"
+            "tail",
+            "head",
+            "n",
         )
+        assert arrows == [("all_reduce", "all_reduce", 2), ("send", "recv", 4)]
+        [(moved,)] = browser.query("select sum(extract_arg(arg_set_id, 'args.message_bytes')) as n from slice", "n")
         assert moved == 2 * timeline["message_bytes"].sum()
         curves = browser.query(
             """
@@ -203,16 +203,14 @@ def test_perfetto_counts_what_the_timeline_holds(driver: str, tmp_path: Path) ->
             from counter join process_counter_track on counter.track_id = process_counter_track.id
             join process using (upid) group by 1, 2 order by 1, 2
             """,
-            "process", "name", "n", "most", "first",
-        )  # fmt: skip
+            "process",
+            "name",
+            "n",
+            "most",
+            "first",
+        )
         expected_curves = [
-            (
-                LINK_PROCESS,
-                f"{name} bytes/s",
-                len(part),
-                round(part["value"].max()),
-                s_to_ns(part["time_s"].min()),
-            )
+            (LINK_PROCESS, f"{name} bytes/s", len(part), round(part["value"].max()), s_to_ns(part["time_s"].min()))
             for name, part in rates.groupby("counter")
         ]
         assert curves == [*expected_curves, ("rank 1", "memory bytes", 2, 7, 0)]
@@ -223,14 +221,12 @@ def test_perfetto_counts_what_the_timeline_holds(driver: str, tmp_path: Path) ->
             join thread using (utid) join process using (upid)
             where process.name = '{PATH_PROCESS}' order by ts, slice.id
             """,
-            "name", "ts", "dur",
-        )  # fmt: skip
-        assert [entry[0] for entry in chain] == [
-            f"{row.name}, rank {row.rank}" for row in path.itertuples(index=False)
-        ]
-        [(errors,)] = browser.query(
-            "select ifnull(sum(value), 0) as n from stats where severity = 'error'", "n"
+            "name",
+            "ts",
+            "dur",
         )
+        assert [entry[0] for entry in chain] == [f"{row.name}, rank {row.rank}" for row in path.itertuples(index=False)]
+        [(errors,)] = browser.query("select ifnull(sum(value), 0) as n from stats where severity = 'error'", "n")
         assert errors == 0
         if "TRIOFLOW_SCREENSHOT" in os.environ:
             browser.run("app.commands.runCommand('dev.perfetto.ExpandAllGroups'); arguments[0]()")

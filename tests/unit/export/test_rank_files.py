@@ -88,9 +88,7 @@ def test_holistic_trace_analysis_finds_what_was_predicted(
     assert {row["kernel_type"] for row in found["kinds"]} >= {"COMPUTATION", "COMMUNICATION"}
 
 
-def test_every_task_on_a_device_is_a_kernel_or_a_copy(
-    predicted: trioflow.Prediction, profiles: Path
-) -> None:
+def test_every_task_on_a_device_is_a_kernel_or_a_copy(predicted: trioflow.Prediction, profiles: Path) -> None:
     files = sorted(profiles.iterdir())
     assert [file.name for file in files] == [f"rank-{rank}.json.gz" for rank in range(4)]
     for rank, file in enumerate(files):
@@ -102,15 +100,11 @@ def test_every_task_on_a_device_is_a_kernel_or_a_copy(
         assert len(events) == len(wanted)
         sum_us = sum(event["dur"] for event in events)
         assert sum_us == pytest.approx(1e6 * (wanted["end_s"] - wanted["start_s"]).sum(), rel=1e-4)
-        groups = {
-            e["args"]["Process Group Ranks"] for e in events if "Collective name" in e["args"]
-        }
+        groups = {e["args"]["Process Group Ranks"] for e in events if "Collective name" in e["args"]}
         tensor = [rank // 2 * 2, rank // 2 * 2 + 1]
         sent = [e["args"]["In msg nelems"] for e in events if "Collective name" in e["args"]]
         messages = own[own["kind"] == "collective"].sort_values(["start_s", "task_id"])
-        assert (
-            sent == messages["message_bytes"].tolist()
-        )  # DDP and tensor parallel sum, all of them
+        assert sent == messages["message_bytes"].tolist()  # DDP and tensor parallel sum, all of them
         assert groups == {json.dumps(tensor), json.dumps([rank % 2, rank % 2 + 2])}
 
 
@@ -118,14 +112,10 @@ CALL = re.compile(
     r"node(\d+):(\d+):\2 \[(\d+)\] NCCL INFO (\w+): opCount ([0-9a-f]+) sendbuff \(nil\) recvbuff \(nil\) count (\d+) "
     r"datatype 1 op 0 root (\d+) comm (0x[0-9a-f]+) \[nranks=(\d+)\] stream (0x[0-9a-f]+)"
 )
-BEGIN = re.compile(
-    r".*ncclCommInitRank comm (0x[0-9a-f]+) rank (\d+) nranks (\d+) .* - Init COMPLETE"
-)
+BEGIN = re.compile(r".*ncclCommInitRank comm (0x[0-9a-f]+) rank (\d+) nranks (\d+) .* - Init COMPLETE")
 
 
-def test_collectives_are_logged_as_nccl_logs_them(
-    predicted: trioflow.Prediction, tmp_path: Path
-) -> None:
+def test_collectives_are_logged_as_nccl_logs_them(predicted: trioflow.Prediction, tmp_path: Path) -> None:
     files = write_nccl_log(predicted.timeline, tmp_path / "logs", ranks_per_node=2)
     assert [file.name for file in files] == [f"rank-{rank}.log" for rank in range(4)]
     for rank, file in enumerate(files):
@@ -133,17 +123,13 @@ def test_collectives_are_logged_as_nccl_logs_them(
         own = {match[1]: match for line in lines if (match := BEGIN.fullmatch(line))}
         calls = [match for line in lines if (match := CALL.fullmatch(line))]
         assert len(own) + len(calls) == len(lines) and {call[8] for call in calls} == own.keys()
-        assert {(call[1], call[2], call[3]) for call in calls} == {
-            (str(rank // 2), str(rank), str(rank % 2))
-        }
+        assert {(call[1], call[2], call[3]) for call in calls} == {(str(rank // 2), str(rank), str(rank % 2))}
         timeline = predicted.timeline[predicted.timeline["rank"] == rank]
         messages = timeline[timeline["kind"] == "collective"].sort_values(["start_s", "task_id"])
         assert [int(call[6]) for call in calls] == messages["message_bytes"].tolist()
         assert {call[4] for call in calls} == {"AllReduce"}
         places = {(int(match[2]), int(match[3])) for match in own.values()}
-        assert places == {(rank % 2, 2), (rank // 2, 2)}, (
-            "tensor ranks side by side, replicas beyond"
-        )
+        assert places == {(rank % 2, 2), (rank // 2, 2)}, "tensor ranks side by side, replicas beyond"
         for comm in own:
             counts = [int(call[5], 16) for call in calls if call[8] == comm]
             assert counts == list(range(len(counts)))
@@ -201,6 +187,4 @@ def test_a_folder_with_files_and_a_processor_are_refused(
     assert main(["export", "kineto", *words, "-o", str(goal)]) == 2
     assert "cpu2-gloo has no GPU" in capsys.readouterr().err and not goal.exists()
     assert main(["export", "nccl", *words, "-o", str(goal)]) == 0
-    assert (
-        "2 ranks in" in capsys.readouterr().out and "AllReduce" in (goal / "rank-1.log").read_text()
-    )
+    assert "2 ranks in" in capsys.readouterr().out and "AllReduce" in (goal / "rank-1.log").read_text()

@@ -45,17 +45,13 @@ def test_rows_of_an_imported_trace_come_back_where_the_format_allows(imported, t
     write_triosim(imported, tmp_path)
     rows = read(tmp_path, "trace.csv")[1:]
     source = [[str(cell) for cell in row] for row in trace_rows()]
-    same = [
-        TRACE.index(c) for c in ("OperatorName", "Operator_cudatime", "gpuid", "stage", "tpflag")
-    ]
+    same = [TRACE.index(c) for c in ("OperatorName", "Operator_cudatime", "gpuid", "stage", "tpflag")]
     same.append(TRACE.index("Operator_cudatimenooverlap"))
     for place in same:
         assert [row[place] for row in rows] == [row[place] for row in source]
     for title in ("InputSize", "OutputSize"):
         place = TRACE.index(title)
-        differing = [
-            row[1] for row, old in zip(rows, source, strict=True) if row[place] != old[place]
-        ]
+        differing = [row[1] for row, old in zip(rows, source, strict=True) if row[place] != old[place]]
         assert differing == ["autograd::engine::evaluate_function: AddmmBackward0"], (
             "only the node that shows a view is completed"
         )
@@ -79,9 +75,7 @@ def test_a_captured_trace_keeps_its_work_and_shapes(captured, tmp_path):
     exact = captured.operators["device_ns"]
     assert (again.operators["device_ns"] - exact).abs().max() < 1000
     assert abs(again.operators["device_ns"].sum() - exact.sum()) <= 500, "the sum is kept"
-    assert sum(g["size_bytes"] for g in again.facts.gradients) == sum(
-        g["size_bytes"] for g in captured.facts.gradients
-    )
+    assert sum(g["size_bytes"] for g in again.facts.gradients) == sum(g["size_bytes"] for g in captured.facts.gradients)
     joined = again.operators["forward_op_id"].dropna()
     told = captured.operators["forward_op_id"][joined.index]
     assert len(joined) > 60

@@ -203,9 +203,7 @@ def test_listed_names_follow_the_rule_too(sheet: DeviceSheet) -> None:
     assert not any(other.parts.fits(sheet.parts) for other in others)
 
 
-@pytest.mark.parametrize(
-    "name", ["RTX 4090 Laptop GPU", "NVIDIA A100 96GB", "H100 PCIe 40GB", "GH200 144G HBM3e"]
-)
+@pytest.mark.parametrize("name", ["RTX 4090 Laptop GPU", "NVIDIA A100 96GB", "H100 PCIe 40GB", "GH200 144G HBM3e"])
 def test_memory_form_and_product_must_not_contradict(name: str) -> None:
     with pytest.raises(PlatformError, match="no data sheet describes"):
         find_device(name)
@@ -298,9 +296,7 @@ def test_no_sheet_is_read_for_a_processor(monkeypatch: pytest.MonkeyPatch) -> No
     assert find_sheet("AMD EPYC, one core") is None
 
 
-def test_a_users_sheet_of_a_processor_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_users_sheet_of_a_processor_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trioflow.hardware.device_sheet.OWN", tmp_path)
     text = FOUR_NUMBERS.replace("NVIDIA GeForce RTX 3080", "AMD EPYC")
     (tmp_path / "epyc.yaml").write_text(text.replace("name: rtx-3080", "name: epyc"))
@@ -367,9 +363,7 @@ def test_a_sheet_s_slips_of_units_are_asked_about(key: str, value: float, asked:
         ("compute_slowdown_during_collective", 1e9, "far from anything"),
     ],
 )
-def test_a_platform_s_slips_of_units_are_asked_about(
-    key: str, value: float, asked: str, tmp_path: Path
-) -> None:
+def test_a_platform_s_slips_of_units_are_asked_about(key: str, value: float, asked: str, tmp_path: Path) -> None:
     path = tmp_path / "box.yaml"
     path.write_text(yaml.safe_dump(PLATFORM))
     assert load_platform(path).ranks == 2
@@ -379,8 +373,7 @@ def test_a_platform_s_slips_of_units_are_asked_about(
 
 
 @pytest.mark.parametrize(
-    ("bandwidth", "latency"),
-    [(math.nan, 0.0), (-1.0, 0.0), (0.0, 0.0), (1e9, math.nan), (1e9, -1.0)],
+    ("bandwidth", "latency"), [(math.nan, 0.0), (-1.0, 0.0), (0.0, 0.0), (1e9, math.nan), (1e9, -1.0)]
 )
 def test_objects_are_no_way_around(bandwidth: float, latency: float) -> None:
     links = (Link("rank0", "rank1", bandwidth, latency),)
@@ -405,9 +398,7 @@ def test_price_and_power_of_a_run(number: float) -> None:
             describe_run({}, None, price, power_w)
 
 
-@pytest.mark.parametrize(
-    ("fact", "value"), [("tail_s", 1e308), ("step_times_s", [1e300]), ("flop", 10**400)]
-)
+@pytest.mark.parametrize(("fact", "value"), [("tail_s", 1e308), ("step_times_s", [1e300]), ("flop", 10**400)])
 def test_facts_that_no_step_has(fact: str, value: Any) -> None:
     facts = {"workload": "w", "batch": 1, "device_name": "d", "step_time_s": 1.0}
     check_facts(facts)

@@ -8,11 +8,7 @@ from trioflow.base import provenance
 from trioflow.base.errors import PlatformError
 from trioflow.hardware.device_sheet import SHIPPED, load_device
 from trioflow.hardware.machine import Device, Link, Routing
-from trioflow.hardware.platform import (
-    describe_unmeasured,
-    list_platforms,
-    load_platform,
-)
+from trioflow.hardware.platform import describe_unmeasured, list_platforms, load_platform
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -26,7 +22,9 @@ def describe() -> dict[str, Any]:
     return {
         "name": "two",
         "device": {
-            "name": "chip", "kind": "cpu", "memory_bytes": sourced(1e9),
+            "name": "chip",
+            "kind": "cpu",
+            "memory_bytes": sourced(1e9),
             "peak_flop_per_s": {"fp32": sourced(1e12)},
         },
         "ranks": 2,
@@ -35,7 +33,7 @@ def describe() -> dict[str, Any]:
             {"from": "rank1", "to": "rank0", "bandwidth_bytes_per_s": sourced(2e9), "latency_s": sourced(0)},
         ],
         "communication_on_compute_stream": True,
-    }  # fmt: skip
+    }
 
 
 def write(folder: Path, content: object) -> Path:
@@ -93,9 +91,7 @@ def test_any_number_of_ranks_where_the_file_says_so(tmp_path: Path) -> None:
     content = describe()
     del content["links"]
     content["ranks"] = "any"
-    content["topology"] = {
-        "builder": "ring", "bandwidth_bytes_per_s": sourced(1e9), "latency_s": sourced(0.0),
-    }  # fmt: skip
+    content["topology"] = {"builder": "ring", "bandwidth_bytes_per_s": sourced(1e9), "latency_s": sourced(0.0)}
     path = write(tmp_path, content)
     assert len(load_platform(path, ranks=16).links) == 32
     with pytest.raises(PlatformError, match="'any' is not a number of ranks here"):
@@ -163,36 +159,86 @@ REFUSED = [
     (change("host", {"Cost": sourced(1)}), "host: unknown key 'Cost'"),
     (change("host", {"pipeline_microbatch_s": sourced(1)}), "did you mean pipeline_micro_batch_s"),
     (change("communication_on_compute_stream", "yes"), "'yes' is not of the type boolean"),
-    (with_topology(**{"builder": "ring", **LINK, "latency_s": sourced(-1)}), r"topology\.latency_s\.value: -1 is too small"),
-    (with_topology(**{"builder": "ring", **LINK, "bandwidth_bytes_per_s": 5}), r"topology\.bandwidth_bytes_per_s: 5 has no source"),
+    (
+        with_topology(**{"builder": "ring", **LINK, "latency_s": sourced(-1)}),
+        r"topology\.latency_s\.value: -1 is too small",
+    ),
+    (
+        with_topology(**{"builder": "ring", **LINK, "bandwidth_bytes_per_s": 5}),
+        r"topology\.bandwidth_bytes_per_s: 5 has no source",
+    ),
     (with_topology(**{"builder": "ring", **LINK, "latency_s": sourced(float("inf"))}), "inf is not finite"),
     (with_topology(**{"builder": "rings", **LINK}), r"topology\.builder: no builder is called 'rings'"),
     (with_topology(**{**LINK}), "topology: the key 'builder' is missing"),
-    (with_topology(**{"builder": "mesh", **LINK, "rows": sourced(2), "columns": sourced(2)}), r"topology\.rows: 2 rows x 2 columns make 4 places for 2 ranks"),
-    (with_topology(**{"builder": "mesh", **LINK, "rows": sourced(1.5), "columns": sourced(2)}), r"topology\.rows: 1\.5 is not possible here"),
-    (with_topology(**{"builder": "ring", **LINK, "chords": sourced(1)}), r"topology\.chords: 1 is not possible here; write true or false"),
+    (
+        with_topology(**{"builder": "mesh", **LINK, "rows": sourced(2), "columns": sourced(2)}),
+        r"topology\.rows: 2 rows x 2 columns make 4 places for 2 ranks",
+    ),
+    (
+        with_topology(**{"builder": "mesh", **LINK, "rows": sourced(1.5), "columns": sourced(2)}),
+        r"topology\.rows: 1\.5 is not possible here",
+    ),
+    (
+        with_topology(**{"builder": "ring", **LINK, "chords": sourced(1)}),
+        r"topology\.chords: 1 is not possible here; write true or false",
+    ),
     (with_topology(**{"builder": "edge_list", "edges_file": "x.csv"}), "x.csv have no source; add source"),
     (with_topology(**{"builder": "edge_list", "edges_file": "x.csv", "source": "s"}), r"x\.csv: no such file"),
-    (with_topology(**{"builder": "node_groups", "ranks_per_node": sourced(1), "inside": NVSWITCH}), "topology: the key 'between' is missing"),
-    (with_topology(**{"builder": "node_groups", "ranks_per_node": sourced(1), "between": NVSWITCH,
-          "inside": {"builder": "ring", **LINK, "chord": True}}), r"topology\.inside: the builder 'ring' takes no 'chord'; did you mean chords"),
-    (with_topology(**{"builder": "node_groups", "ranks_per_node": sourced(1), "inside": NVSWITCH,
-          "between": {"builder": "cube_mesh", **LINK}, "attach_latency_s": sourced(0),
-          "attach_bandwidth_bytes_per_s": sourced(1e9)}), r"topology\.between\.ranks: a cube mesh has 8 ranks, not 2"),
-    (with_topology(**{"builder": "node_groups", "ranks_per_node": sourced(1), "inside": sourced(1),
-          "between": NVSWITCH}), r"topology\.inside: 1 is not possible here; write a topology"),
+    (
+        with_topology(**{"builder": "node_groups", "ranks_per_node": sourced(1), "inside": NVSWITCH}),
+        "topology: the key 'between' is missing",
+    ),
+    (
+        with_topology(
+            **{
+                "builder": "node_groups",
+                "ranks_per_node": sourced(1),
+                "between": NVSWITCH,
+                "inside": {"builder": "ring", **LINK, "chord": True},
+            }
+        ),
+        r"topology\.inside: the builder 'ring' takes no 'chord'; did you mean chords",
+    ),
+    (
+        with_topology(
+            **{
+                "builder": "node_groups",
+                "ranks_per_node": sourced(1),
+                "inside": NVSWITCH,
+                "between": {"builder": "cube_mesh", **LINK},
+                "attach_latency_s": sourced(0),
+                "attach_bandwidth_bytes_per_s": sourced(1e9),
+            }
+        ),
+        r"topology\.between\.ranks: a cube mesh has 8 ranks, not 2",
+    ),
+    (
+        with_topology(
+            **{"builder": "node_groups", "ranks_per_node": sourced(1), "inside": sourced(1), "between": NVSWITCH}
+        ),
+        r"topology\.inside: 1 is not possible here; write a topology",
+    ),
     (degrade(**{"factor": sourced(1.5)}), r"degraded\.0\.factor\.value: 1\.5 is too large; write 1 or"),
     (degrade(**{"factor": 0.5}), r"degraded\.0\.factor: 0\.5 has no source"),
     (degrade(), r"degraded\.0: the key 'factor' is missing"),
-    (degrade(**{"factor": sourced(1), "to": "switches"}), r"degraded\.0: no link leads from rank1 to switches; from rank1 one leads to switch"),
+    (
+        degrade(**{"factor": sourced(1), "to": "switches"}),
+        r"degraded\.0: no link leads from rank1 to switches; from rank1 one leads to switch",
+    ),
     (degrade(**{"factor": sourced(1), "from": "rank11"}), "no link leads from rank11.*did you mean rank1"),
     ("a: [", "not readable as YAML"),
     ("name: a\nname: b\n", "the key 'name' is written twice"),
     (change("links", [*describe()["links"], describe()["links"][0]]), r"links\.2: a second link from rank0 to rank1"),
     (change("links.0.to", "rank01"), "links: 'rank01' is not the name of a rank; write rank1"),
     (change("links", describe()["links"][:1]), "links: no route leads from rank1 to rank0"),
-    (with_topology(builder="switch", **LINK, ranks_per_bridge=sourced(2)), "'switch' takes no 'ranks_per_bridge'; it takes"),
-    (with_topology(builder="pcie_tree", **LINK, ranks_per_bridge=sourced(2)), "the key 'bridge_bandwidth_bytes_per_s' is missing"),
+    (
+        with_topology(builder="switch", **LINK, ranks_per_bridge=sourced(2)),
+        "'switch' takes no 'ranks_per_bridge'; it takes",
+    ),
+    (
+        with_topology(builder="pcie_tree", **LINK, ranks_per_bridge=sourced(2)),
+        "the key 'bridge_bandwidth_bytes_per_s' is missing",
+    ),
     (degrade(factor=sourced(0), both_ways=True), "topology: no link reaches rank1"),
     (degrade(factor=sourced(0)), "topology: no route leads from rank1 to rank0"),
     ({**degrade(), "degraded": degrade(factor=sourced(0.5))["degraded"] * 2}, r"degraded\.1: .*degraded twice"),
@@ -202,10 +248,15 @@ REFUSED = [
     (ring(routing={"ties": "random"}), r"routing\.ties: 'random' is not possible here; choose one"),
     (ring(routing={"seed": 1}), "routing: the key 'ties' is missing"),
     (ring(routing={"ties": "ecmp", "seed": -1}), r"routing\.seed: -1 is too small"),
-    (ring(failed_links=[{"from": "rank0", "to": "rank2"}]), r"failed_links\.0: no link leads from rank0 to rank2; from rank0 one leads to"),
-    (ring(failed_links=[{"from": "rank0", "to": "rank1", "both_ways": True}, {"from": "rank1", "to": "rank2"}]),
-     "no route leads from rank1 to rank0"),
-]  # fmt: skip
+    (
+        ring(failed_links=[{"from": "rank0", "to": "rank2"}]),
+        r"failed_links\.0: no link leads from rank0 to rank2; from rank0 one leads to",
+    ),
+    (
+        ring(failed_links=[{"from": "rank0", "to": "rank1", "both_ways": True}, {"from": "rank1", "to": "rank2"}]),
+        "no route leads from rank1 to rank0",
+    ),
+]
 
 
 @pytest.mark.parametrize(("content", "message"), REFUSED)
@@ -220,8 +271,7 @@ def test_errors_name_file_key_value_and_fix(content: object, message: str, tmp_p
 
 def test_ties_seed_and_failed_links_are_read(tmp_path: Path) -> None:
     content = ring(
-        routing={"ties": "ecmp", "seed": 3},
-        failed_links=[{"from": "rank0", "to": "rank1", "both_ways": True}],
+        routing={"ties": "ecmp", "seed": 3}, failed_links=[{"from": "rank0", "to": "rank1", "both_ways": True}]
     )
     platform = load_platform(write(tmp_path, content))
     failed = frozenset({("rank0", "rank1"), ("rank1", "rank0")})
@@ -233,9 +283,12 @@ def test_ties_seed_and_failed_links_are_read(tmp_path: Path) -> None:
 
 def test_nodes_and_their_ranks_stand_beside_a_topology(tmp_path: Path) -> None:
     content = with_topology(
-        builder="node_groups", inside=NVSWITCH, between={"builder": "ring", **LINK},
-        attach_bandwidth_bytes_per_s=sourced(1e9), attach_latency_s=sourced(0.0),
-    )  # fmt: skip
+        builder="node_groups",
+        inside=NVSWITCH,
+        between={"builder": "ring", **LINK},
+        attach_bandwidth_bytes_per_s=sourced(1e9),
+        attach_latency_s=sourced(0.0),
+    )
     content |= {"ranks": 12, "ranks_per_node": 4}
     platform = load_platform(write(tmp_path, content))
     assert platform.ranks_per_node == 4
@@ -263,9 +316,8 @@ def test_links_from_a_file_beside_the_platform(tmp_path: Path) -> None:
         "source\ttarget\tbandwidth_bytes_per_s\tlatency_s\nrank0\trank1\t5e9\t1e-6\n"
     )
     content = with_topology(
-        builder="edge_list", edges_file="nets/links.tsv", both_ways=True, source="our sweep",
-        measured=False,
-    )  # fmt: skip
+        builder="edge_list", edges_file="nets/links.tsv", both_ways=True, source="our sweep", measured=False
+    )
     platform = load_platform(write(tmp_path, content))
     assert [link.bandwidth_bytes_per_s for link in platform.links] == [5e9, 5e9]
     assert platform.sources["topology"] == "our sweep" and platform.unmeasured == ("topology",)
@@ -278,8 +330,7 @@ def test_what_was_never_measured_is_said(tmp_path: Path) -> None:
     platform = load_platform(write(tmp_path, content))
     assert platform.unmeasured == ("links.rank1->rank0.latency_s",)
     assert describe_unmeasured(platform) == (
-        "1 number of two never measured, but assumed or a data sheet's peak: "
-        "links.rank1->rank0.latency_s"
+        "1 number of two never measured, but assumed or a data sheet's peak: links.rank1->rank0.latency_s"
     )
     assert describe_unmeasured(load_platform(write(tmp_path, describe()))) == ""
     assert "10 numbers of dgx-h100 never" in describe_unmeasured(load_platform("dgx-h100", 16))
@@ -291,8 +342,9 @@ def test_degraded_links_keep_their_place_and_tell_their_source(tmp_path: Path) -
     platform = load_platform(write(tmp_path, content))
     changed = {
         (new.source, new.target): (new.bandwidth_bytes_per_s, new.latency_s)
-        for old, new in zip(whole.links, platform.links, strict=True) if old != new
-    }  # fmt: skip
+        for old, new in zip(whole.links, platform.links, strict=True)
+        if old != new
+    }
     slow = (0.25e9, pytest.approx(3e-6))
     assert changed == {("rank1", "switch"): slow, ("switch", "rank1"): slow}
     assert platform.sources["degraded.rank1->switch.factor"] == "a test"
@@ -318,11 +370,7 @@ def test_a_device_comes_from_its_sheet(tmp_path: Path) -> None:
     assert platform.device == Device.of(sheet) and platform.device.sheet == sheet
     assert platform.sources["device.memory_bytes"] == sheet.sources["usable_memory_bytes"]
     assert "device.sm_count" not in platform.sources
-    own = (
-        (SHIPPED / "a40.yaml")
-        .read_text()
-        .replace(f"value: {sheet.usable_memory_bytes}", "value: 47.0e9")
-    )
+    own = (SHIPPED / "a40.yaml").read_text().replace(f"value: {sheet.usable_memory_bytes}", "value: 47.0e9")
     (tmp_path / "mine.yaml").write_text(own)
     content["device"] = {"sheet": "mine.yaml"}
     path = write(tmp_path, content)
@@ -343,9 +391,7 @@ def test_as_much_of_a_shipped_platform_has_the_same_links() -> None:
 
 
 @pytest.mark.parametrize(("name", "objects"), [("platform", 19), ("device", 5), ("datasets", 4)])
-def test_the_workflow_has_the_package_s_schemas_and_they_are_closed(
-    name: str, objects: int
-) -> None:
+def test_the_workflow_has_the_package_s_schemas_and_they_are_closed(name: str, objects: int) -> None:
     text = (provenance.PACKAGE / f"data/{name}.schema.json").read_text()
     assert text == (REPOSITORY / f"workflow/schemas/{name}.schema.json").read_text()
     todo, found = [json.loads(text)], []

@@ -64,9 +64,7 @@ def test_ways_and_failed_links_of_the_example_are_read(tmp_path: Path) -> None:
     assert (routing.ties, routing.seed, len(routing.failed)) == ("ecmp", 1, 2)
 
 
-def test_what_sharing_costs_is_what_the_page_says(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_sharing_costs_is_what_the_page_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (text,) = (block for block in blocks("yaml") if "shared-bridge" in block)
     path = tmp_path / "shared-bridge.yaml"
     path.write_text(text)
@@ -77,16 +75,7 @@ def test_what_sharing_costs_is_what_the_page_says(
         found = []
         for network in ("contention-free", "fair-share"):
             words = command.replace("shared-bridge.yaml", str(path)).split()
-            options = build_parser().parse_args(
-                [
-                    *words,
-                    "--ranks",
-                    ranks,
-                    "--network",
-                    network,
-                    "--json",
-                ]
-            )
+            options = build_parser().parse_args([*words, "--ranks", ranks, "--network", network, "--json"])
             options.run(options)
             found.append(format_time(json.loads(capsys.readouterr().out)["time_s"]))
         assert found == written

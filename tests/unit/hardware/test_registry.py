@@ -79,9 +79,7 @@ def write(folder: Path, **topology: object) -> Path:
 
 def test_a_package_s_builder_works_in_a_platform_file(install: Install, tmp_path: Path) -> None:
     install("linekit", line="build_line")
-    path = write(
-        tmp_path, builder="line", bandwidth_bytes_per_s=sourced(1e9), skip=sourced(2), label="x"
-    )
+    path = write(tmp_path, builder="line", bandwidth_bytes_per_s=sourced(1e9), skip=sourced(2), label="x")
     platform = load_platform(path)
     assert len(platform.links) == 2 * (3 + 2)
     assert platform.links[0] == Link("rank0", "rank1", 1e9, 0.0)
@@ -98,20 +96,11 @@ def test_a_builder_without_types_takes_what_the_file_says(install: Install, tmp_
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        (
-            {"skips": sourced(2)},
-            "topology: the builder 'line' takes no 'skips'; did you mean skip",
-        ),
-        (
-            {"skip": sourced(1.5)},
-            r"topology\.skip: 1\.5 is not possible here; write {value: a whole number",
-        ),
+        ({"skips": sourced(2)}, "topology: the builder 'line' takes no 'skips'; did you mean skip"),
+        ({"skip": sourced(1.5)}, r"topology\.skip: 1\.5 is not possible here; write {value: a whole number"),
         ({"skip": True}, r"topology\.skip: True is not possible here"),
         ({"label": sourced(1)}, r"topology\.label: 1 is not possible here; write a text"),
-        (
-            {"label": {"builder": "ring"}},
-            r"topology\.label: the topology 'ring' is not possible here",
-        ),
+        ({"label": {"builder": "ring"}}, r"topology\.label: the topology 'ring' is not possible here"),
         ({"skip": 2}, r"topology\.skip: 2 has no source; write {value: 2, source"),
         ({"skip": [2]}, r"topology\.skip: \[2\] is not a parameter"),
     ],
@@ -137,16 +126,11 @@ def test_a_missing_parameter_is_named(install: Install, tmp_path: Path) -> None:
     [
         ("build_texts", r"topology\.builder: the builder returned 'rank0->rank1', not a link"),
         ("build_broken", r"topology: build_broken failed: KeyError: 'nothing'"),
-        (
-            "NUMBER",
-            r"topology\.builder: the builder 'odd' \(oddkit_nets:NUMBER\) is not a function",
-        ),
+        ("NUMBER", r"topology\.builder: the builder 'odd' \(oddkit_nets:NUMBER\) is not a function"),
         ("absent", r"the builder 'odd' \(oddkit_nets:absent\) cannot be loaded"),
     ],
 )
-def test_a_builder_that_does_not_work_is_named(
-    what: str, message: str, install: Install, tmp_path: Path
-) -> None:
+def test_a_builder_that_does_not_work_is_named(what: str, message: str, install: Install, tmp_path: Path) -> None:
     install("oddkit", odd=what)
     with pytest.raises(PlatformError, match=message):
         load_platform(write(tmp_path, builder="odd"))

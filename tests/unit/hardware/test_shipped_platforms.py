@@ -37,20 +37,12 @@ def test_what_ships_keeps_to_its_schema() -> None:
 
 
 def test_the_machines_asked_for_ship() -> None:
-    assert set(list_platforms()) >= {
-        "a40x2-pcie",
-        "a100x4-nvlink",
-        "h100x8-nvlink",
-        "dgx1-v100",
-        *DGX,
-    }
+    assert set(list_platforms()) >= {"a40x2-pcie", "a100x4-nvlink", "h100x8-nvlink", "dgx1-v100", *DGX}
     for name in list_platforms():
         assert load_platform(name, 2).name == name
 
 
-@pytest.mark.parametrize(
-    "name", ["a40x2-pcie", "a100x4-nvlink", "h100x8-nvlink", "dgx1-v100", *DGX]
-)
+@pytest.mark.parametrize("name", ["a40x2-pcie", "a100x4-nvlink", "h100x8-nvlink", "dgx1-v100", *DGX])
 def test_gpus_come_from_sheets_and_no_link_is_called_measured(name: str) -> None:
     content = yaml.safe_load((SHIPPED / f"{name}.yaml").read_text())
     assert set(content["device"]) == {"sheet"}
@@ -80,12 +72,7 @@ def test_pcie_rates_follow_from_lanes_and_clock() -> None:
     pair = load_platform("a40x2-pcie")
     for link in pair.links:
         assert link.bandwidth_bytes_per_s == pytest.approx(lanes_bytes_per_s("4.0"), rel=1e-3)
-    for name, version in (
-        ("dgx-a100", "4.0"),
-        ("dgx-h100", "5.0"),
-        ("dgx-h200", "5.0"),
-        ("dgx-b200", "5.0"),
-    ):
+    for name, version in (("dgx-a100", "4.0"), ("dgx-h100", "5.0"), ("dgx-h200", "5.0"), ("dgx-b200", "5.0")):
         links = {(x.source, x.target): x for x in load_platform(name, 16).links}
         attach = links["rank3", "node0-nic3"].bandwidth_bytes_per_s
         assert attach == pytest.approx(lanes_bytes_per_s(version), rel=1e-3)

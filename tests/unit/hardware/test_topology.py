@@ -27,24 +27,26 @@ from trioflow.hardware.topologies.nodes import (
 BANDWIDTH, LATENCY_S = 8e9, 1e-6
 TREE = {"ranks_per_bridge": 2, "bridge_bandwidth_bytes_per_s": 5e9, "bridge_latency_s": 2e-6}
 SWITCHES = {
-    "switch_bandwidth_bytes_per_s": 4e9, "switch_latency_s": 1e-6,
-    "bridge_bandwidth_bytes_per_s": 3e9, "bridge_latency_s": 1e-6,
-}  # fmt: skip
+    "switch_bandwidth_bytes_per_s": 4e9,
+    "switch_latency_s": 1e-6,
+    "bridge_bandwidth_bytes_per_s": 3e9,
+    "bridge_latency_s": 1e-6,
+}
 SOCKETS = {"socket_bandwidth_bytes_per_s": 2e9, "socket_latency_s": 2e-6}
 MEMORY = {"memory_bandwidth_bytes_per_s": 6e9, "memory_latency_s": 5e-7}
 NIC = {"nic_bandwidth_bytes_per_s": 1e9, "nic_latency_s": 5e-7}
 FLY = {
-    "local_bandwidth_bytes_per_s": 2e9, "local_latency_s": 1e-6,
-    "global_bandwidth_bytes_per_s": 1e9, "global_latency_s": 5e-6,
-}  # fmt: skip
+    "local_bandwidth_bytes_per_s": 2e9,
+    "local_latency_s": 1e-6,
+    "global_bandwidth_bytes_per_s": 1e9,
+    "global_latency_s": 5e-6,
+}
 TRUNK = {"trunk_bandwidth_bytes_per_s": 5e9, "trunk_latency_s": 1e-6}
 
 
 def graph_of(links: list[Link]) -> nx.DiGraph:
     graph = nx.DiGraph()
-    graph.add_weighted_edges_from(
-        [(link.source, link.target, link.latency_s) for link in links], weight="latency_s"
-    )
+    graph.add_weighted_edges_from([(link.source, link.target, link.latency_s) for link in links], weight="latency_s")
     assert graph.number_of_edges() == len(links), "a link appears twice"
     return graph
 
@@ -83,20 +85,37 @@ CASES: list[tuple[str, int, dict[str, Any], int, int, int]] = [
     ("nvswitch", 16, {"planes": 6, "ranks_per_board": 8, **TRUNK}, 28, 204, 3),
     ("pcie_tree", 2, TREE, 3, 4, 2),
     ("pcie_tree", 5, TREE, 9, 16, 4),
-    ("pcie_sockets", 8, {"ranks_per_switch": 2, "switches_per_bridge": 2, **SWITCHES, **SOCKETS},
-     18, 32, 7),
-    ("pcie_sockets", 8, {"ranks_per_switch": 2, "switches_per_bridge": 2, **SWITCHES, **SOCKETS,
-                         **MEMORY, **NIC}, 24, 44, 7),
-    ("pcie_sockets", 4, {"ranks_per_switch": 1, "switches_per_bridge": 4, **SWITCHES, **MEMORY,
-                         "peer_to_peer": False}, 17, 20, 8),
-    ("pcie_sockets", 4, {"ranks_per_switch": 2, **SWITCHES, **SOCKETS, **MEMORY, **NIC,
-                         "peer_to_peer": False}, 20, 28, 9),
+    ("pcie_sockets", 8, {"ranks_per_switch": 2, "switches_per_bridge": 2, **SWITCHES, **SOCKETS}, 18, 32, 7),
+    (
+        "pcie_sockets",
+        8,
+        {"ranks_per_switch": 2, "switches_per_bridge": 2, **SWITCHES, **SOCKETS, **MEMORY, **NIC},
+        24,
+        44,
+        7,
+    ),
+    (
+        "pcie_sockets",
+        4,
+        {"ranks_per_switch": 1, "switches_per_bridge": 4, **SWITCHES, **MEMORY, "peer_to_peer": False},
+        17,
+        20,
+        8,
+    ),
+    (
+        "pcie_sockets",
+        4,
+        {"ranks_per_switch": 2, **SWITCHES, **SOCKETS, **MEMORY, **NIC, "peer_to_peer": False},
+        20,
+        28,
+        9,
+    ),
     ("fat_tree", 16, {"arity": 4}, 36, 96, 6),
     ("fat_tree", 10, {}, 30, 84, 6),
     ("fat_tree", 2, {"arity": 4}, 22, 68, 2),
     ("dragonfly", 72, {"groups": 9, "routers_per_group": 4, **FLY}, 108, 324, 5),
     ("dragonfly", 4, {"groups": 1, "routers_per_group": 2, **FLY}, 6, 10, 3),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(
@@ -104,9 +123,7 @@ CASES: list[tuple[str, int, dict[str, Any], int, int, int]] = [
     CASES,
     ids=[f"{case[0]}-{case[1]}-{number}" for number, case in enumerate(CASES)],
 )
-def test_closed_forms(
-    name: str, ranks: int, parameters: dict[str, Any], nodes: int, links: int, diameter: int
-) -> None:
+def test_closed_forms(name: str, ranks: int, parameters: dict[str, Any], nodes: int, links: int, diameter: int) -> None:
     built = ALL[name](ranks, BANDWIDTH, LATENCY_S, **parameters)
     graph = graph_of(built)
     assert (graph.number_of_nodes(), len(built)) == (nodes, links)
@@ -167,9 +184,7 @@ def test_cube_mesh_is_the_machine_s() -> None:
     doubled = nx.Graph([ends for ends, value in width.items() if value == 2.0])
     assert nx.is_connected(doubled) and set(dict(doubled.degree).values()) == {2}
     crossing = [ends for ends in width if (int(ends[0][4:]) < 4) != (int(ends[1][4:]) < 4)]
-    assert sorted(crossing)[:4] == [
-        ("rank0", "rank4"), ("rank1", "rank5"), ("rank2", "rank6"), ("rank3", "rank7"),
-    ]  # fmt: skip
+    assert sorted(crossing)[:4] == [("rank0", "rank4"), ("rank1", "rank5"), ("rank2", "rank6"), ("rank3", "rank7")]
     assert len(crossing) == 8
     # Each half is fully connected, so that every pair is at most one GPU apart.
     for half in (range(4), range(4, 8)):
@@ -201,9 +216,8 @@ def shortest(links: list[Link], source: str, target: str) -> list[str]:
 
 def test_sockets_share_hops_where_the_machine_does() -> None:
     links = build_pcie_sockets(
-        8, BANDWIDTH, LATENCY_S, ranks_per_switch=2, switches_per_bridge=2, **SWITCHES, **SOCKETS,
-        **NIC,
-    )  # fmt: skip
+        8, BANDWIDTH, LATENCY_S, ranks_per_switch=2, switches_per_bridge=2, **SWITCHES, **SOCKETS, **NIC
+    )
     assert shortest(links, "rank0", "rank1") == ["rank0", "switch0", "rank1"]
     bridge = ["bridge0-up", "bridge0-down"]
     assert shortest(links, "rank0", "rank2") == ["rank0", "switch0", *bridge, "switch1", "rank2"]
@@ -217,9 +231,16 @@ def test_sockets_share_hops_where_the_machine_does() -> None:
 
 def test_without_peer_to_peer_every_route_crosses_the_receiver_s_memory() -> None:
     links = build_pcie_sockets(
-        4, BANDWIDTH, LATENCY_S, ranks_per_switch=1, switches_per_bridge=2, peer_to_peer=False,
-        **SWITCHES, **SOCKETS, **MEMORY,
-    )  # fmt: skip
+        4,
+        BANDWIDTH,
+        LATENCY_S,
+        ranks_per_switch=1,
+        switches_per_bridge=2,
+        peer_to_peer=False,
+        **SWITCHES,
+        **SOCKETS,
+        **MEMORY,
+    )
     for one in range(4):
         for other in range(4):
             if one != other:
@@ -269,14 +290,7 @@ def test_dragonfly_gates_follow_the_distance_of_groups() -> None:
     links = build_dragonfly(7, 1e9, 0.0, groups=7, routers_per_group=3, **FLY)
     far = [link for link in links if link.latency_s == FLY["global_latency_s"]]
     gates = {int(x.target[6:]) // 3: x.source for x in far if int(x.source[6:]) // 3 == 2}
-    assert gates == {
-        3: "router6",
-        4: "router6",
-        5: "router7",
-        6: "router7",
-        0: "router8",
-        1: "router8",
-    }
+    assert gates == {3: "router6", 4: "router6", 5: "router7", 6: "router7", 0: "router8", 1: "router8"}
 
 
 def wrong(build: Callable[..., object], *arguments: Any, **parameters: Any) -> PlatformError:
@@ -294,9 +308,7 @@ def test_impossible_shapes_are_refused_by_name() -> None:
     assert "make no fat tree of 17 ranks" in str(wrong(build_fat_tree, 17, 1.0, 0.0, arity=4))
     assert "5 ports" in str(wrong(build_fat_tree, 2, 1.0, 0.0, arity=5))
     assert wrong(build_fat_tree, 2, 1.0, 0.0, oversubscription=0.0).place == "oversubscription"
-    told = wrong(
-        build_dragonfly, 9, 1.0, 0.0, groups=2, routers_per_group=2, ranks_per_router=2, **FLY
-    )
+    told = wrong(build_dragonfly, 9, 1.0, 0.0, groups=2, routers_per_group=2, ranks_per_router=2, **FLY)
     assert "4 routers of 2 ranks have no place for 9" in str(told) and "3 or more" in told.fix
     assert wrong(ALL["ring"], 0, 1.0, 0.0).place == "ranks"
 
@@ -311,12 +323,8 @@ RAILS = {**ATTACH, "nic_bandwidth_bytes_per_s": 5e9, "nic_latency_s": 1e-6, "spi
 
 def test_rails_lead_from_nic_to_leaf_and_over_a_spine_to_another_unit() -> None:
     """How many nodes and links there are: tests/property/test_topologies.py."""
-    links = build_rail_optimised(
-        32, ranks_per_node=8, inside=inside, spines=3, nodes_per_leaf=2, **RAILS
-    )
-    assert shortest(links, "rank3", "rank11") == [
-        "rank3", "node0-nic3", "leaf0-3", "node1-nic3", "rank11",
-    ]  # fmt: skip
+    links = build_rail_optimised(32, ranks_per_node=8, inside=inside, spines=3, nodes_per_leaf=2, **RAILS)
+    assert shortest(links, "rank3", "rank11") == ["rank3", "node0-nic3", "leaf0-3", "node1-nic3", "rank11"]
     assert "spine0" in shortest(links, "rank3", "rank19"), "another unit of nodes"
     upward = {x.bandwidth_bytes_per_s for x in links if x.target.startswith("spine")}
     assert upward == {2 * 5e9 / 3}
@@ -344,9 +352,7 @@ def test_groups_of_any_network_inside_any_other() -> None:
     def between(nodes: int) -> list[Link]:
         return build_fat_tree(nodes, 5e9, 1e-6, arity=4)
 
-    links = build_node_groups(
-        32, ranks_per_node=4, inside=inside, between=between, nics_per_node=2, **ATTACH
-    )
+    links = build_node_groups(32, ranks_per_node=4, inside=inside, between=between, nics_per_node=2, **ATTACH)
     graph = graph_of(links)
     count, nics = 8, 2
     fat = graph_of(between(count))
@@ -359,9 +365,7 @@ def test_groups_of_any_network_inside_any_other() -> None:
 
 def test_nics_of_the_network_inside_are_used() -> None:
     def tree(ranks: int) -> list[Link]:
-        return build_pcie_sockets(
-            ranks, 8e9, 1e-6, ranks_per_switch=2, **SWITCHES, **SOCKETS, **NIC
-        )
+        return build_pcie_sockets(ranks, 8e9, 1e-6, ranks_per_switch=2, **SWITCHES, **SOCKETS, **NIC)
 
     def between(nodes: int) -> list[Link]:
         return build_switch(nodes, 1e9, 1e-6)
@@ -372,9 +376,14 @@ def test_nics_of_the_network_inside_are_used() -> None:
     assert graph.number_of_nodes() == 4 * one.number_of_nodes() + 2
     assert len(links) == 4 * one.number_of_edges() + 2 * 2 * 4
     assert shortest(links, "rank2", "rank6") == [
-        "rank2", "node0-switch1", "node0-nic1", "rail1-switch", "node1-nic1", "node1-switch1",
+        "rank2",
+        "node0-switch1",
+        "node0-nic1",
+        "rail1-switch",
+        "node1-nic1",
+        "node1-switch1",
         "rank6",
-    ]  # fmt: skip
+    ]
     groups = {"ranks_per_node": 4, "inside": tree, "between": between}
     assert "has NICs of its own" in str(wrong(build_node_groups, 16, **groups, **ATTACH))
     del groups["inside"]
@@ -412,10 +421,7 @@ def test_tabs_any_order_of_columns_comments_spaces_and_windows_files(tmp_path: P
 def test_both_ways_doubles_every_row(tmp_path: Path) -> None:
     path = write(tmp_path, HEADER + "rank0,rank1,1e9,1e-6\n")
     one = Link("rank0", "rank1", 1e9, 1e-6)
-    assert build_edge_list(2, edges_file=path, both_ways=True) == [
-        one,
-        Link("rank1", "rank0", 1e9, 1e-6),
-    ]
+    assert build_edge_list(2, edges_file=path, both_ways=True) == [one, Link("rank1", "rank0", 1e9, 1e-6)]
     assert build_edge_list(2, edges_file=path) == [one]
 
 
@@ -424,10 +430,7 @@ def test_both_ways_doubles_every_row(tmp_path: Path) -> None:
     [
         ("", "holds no links"),
         (HEADER, "holds no links"),
-        (
-            "source,target,latency_s\na,b,1\n",
-            "line 1: the column 'bandwidth_bytes_per_s' is missing",
-        ),
+        ("source,target,latency_s\na,b,1\n", "line 1: the column 'bandwidth_bytes_per_s' is missing"),
         (
             "source,target,bandwidth,latency_s\na,b,1,1\n",
             "line 1: unknown column 'bandwidth'; did you mean bandwidth_bytes_per_s",
@@ -439,22 +442,13 @@ def test_both_ways_doubles_every_row(tmp_path: Path) -> None:
             HEADER + "\nrank0,rank1,fast,0\n",
             "line 3, column bandwidth_bytes_per_s: 'fast' is not a number; write a plain number",
         ),
-        (
-            HEADER + "rank0,rank1,0,0\n",
-            "bandwidth_bytes_per_s: 0 is out of range; write more than 0",
-        ),
-        (
-            HEADER + "rank0,rank1,1,-1e-6\n",
-            "column latency_s: -1e-6 is out of range; write 0 or more",
-        ),
+        (HEADER + "rank0,rank1,0,0\n", "bandwidth_bytes_per_s: 0 is out of range; write more than 0"),
+        (HEADER + "rank0,rank1,1,-1e-6\n", "column latency_s: -1e-6 is out of range; write 0 or more"),
         (HEADER + "rank0,rank1,inf,0\n", "inf is out of range"),
         (HEADER + "rank0,rank1,1,nan\n", "nan is out of range"),
         (HEADER + ",rank1,1,0\n", "line 2, column source: '' is not the name of a node"),
         (HEADER + "rank0,my switch,1,0\n", "'my switch' is not the name of a node"),
-        (
-            HEADER + "rank0,rank01,1,0\n",
-            "column target: 'rank01' is not the name of a rank; write rank1",
-        ),
+        (HEADER + "rank0,rank01,1,0\n", "column target: 'rank01' is not the name of a rank; write rank1"),
         (HEADER + "rank0,rank0,1,0\n", "line 2: the link joins rank0 to itself"),
         (HEADER + "a,b,1,0\n# x\na,b,2,0\n", "line 4: a second link from a to b, after line 2"),
     ],
@@ -482,9 +476,7 @@ def test_both_ways_and_a_row_back_contradict(tmp_path: Path) -> None:
         (2, "rank0,Rank1,1,0\n", "no link reaches rank1; did you mean Rank1"),
     ],
 )
-def test_the_ranks_are_those_of_the_platform(
-    ranks: int, text: str, message: str, tmp_path: Path
-) -> None:
+def test_the_ranks_are_those_of_the_platform(ranks: int, text: str, message: str, tmp_path: Path) -> None:
     path = write(tmp_path, HEADER + text)
     with pytest.raises(PlatformError) as caught:
         build_edge_list(ranks, edges_file=path)

@@ -41,10 +41,12 @@ def test_times_count_from_the_rank_that_began_the_round_first() -> None:
     one = ("forward", 0, 10, 20)
     marks = relate_marks(
         frame(
-            make_marks(MARKED, 0, 0, 1000, one), make_marks(MARKED, 0, 1, 1007, one),
-            make_marks(MARKED, 1, 0, 5009, one), make_marks(MARKED, 1, 1, 5000, one),
+            make_marks(MARKED, 0, 0, 1000, one),
+            make_marks(MARKED, 0, 1, 1007, one),
+            make_marks(MARKED, 1, 0, 5009, one),
+            make_marks(MARKED, 1, 1, 5000, one),
         )
-    )  # fmt: skip
+    )
     forward = marks[marks["phase"] == "forward"].set_index(["round", "rank"])
     assert forward["start_ns"].to_dict() == {(0, 0): 10, (0, 1): 17, (1, 0): 19, (1, 1): 10}
     assert forward["end_ns"].to_dict() == {(0, 0): 20, (0, 1): 27, (1, 0): 29, (1, 1): 20}
@@ -55,19 +57,32 @@ def event(name: str, start_s: float, end_s: float, stream: str = "compute") -> d
     kind = "compute" if stream == "compute" else "send"
     row = dict.fromkeys(tables.RANK_TIMELINES.names)
     return row | {
-        "experiment": "x", "task_id": 0, "rank": 0, "stream": stream, "kind": kind, "name": name,
-        "phase": "forward", "start_s": start_s, "end_s": end_s,
-    }  # fmt: skip
+        "experiment": "x",
+        "task_id": 0,
+        "rank": 0,
+        "stream": stream,
+        "kind": kind,
+        "name": name,
+        "phase": "forward",
+        "start_s": start_s,
+        "end_s": end_s,
+    }
 
 
 def test_operators_get_the_micro_batch_of_the_mark_that_they_lie_in() -> None:
     parts = ("forward", 0, 100, 200), ("forward", 1, 250, 400)
     marks = frame(make_marks(PROFILED, 0, 0, 50, *parts))
-    events = pd.DataFrame([
-        event("before", 10e-9, 90e-9), event("first", 100e-9, 130e-9), event("late", 150e-9, 210e-9),
-        event("between", 205e-9, 245e-9), event("second", 260e-9, 300e-9),
-        event("gloo:send", 260e-9, 300e-9, "communication"), event("after", 401e-9, 500e-9),
-    ])  # fmt: skip
+    events = pd.DataFrame(
+        [
+            event("before", 10e-9, 90e-9),
+            event("first", 100e-9, 130e-9),
+            event("late", 150e-9, 210e-9),
+            event("between", 205e-9, 245e-9),
+            event("second", 260e-9, 300e-9),
+            event("gloo:send", 260e-9, 300e-9, "communication"),
+            event("after", 401e-9, 500e-9),
+        ]
+    )
     found = assign_marks(events, marks)
     assert found["micro_batch"].tolist() == [pd.NA, 0, 0, pd.NA, 1, pd.NA, pd.NA]
     assert found.loc[found["micro_batch"].notna(), "stage"].tolist() == [0, 0, 0]
@@ -76,28 +91,28 @@ def test_operators_get_the_micro_batch_of_the_mark_that_they_lie_in() -> None:
 def test_the_round_that_is_shown_is_the_median_of_the_slowest_ranks() -> None:
     ends = {0: (10, 50), 1: (40, 20), 2: (60, 5)}  # the second rank's or the first's is the last
     marks = frame(
-        *(make_marks(PROFILED, n, r, 0, ("forward", 0, 0, end))
-          for n, both in ends.items() for r, end in enumerate(both)),
+        *(
+            make_marks(PROFILED, n, r, 0, ("forward", 0, 0, end))
+            for n, both in ends.items()
+            for r, end in enumerate(both)
+        ),
         make_marks(MARKED, 7, 0, 0, ("forward", 0, 0, 45)),
-    )  # fmt: skip
+    )
     assert choose_round(marks, "x") == 0
 
 
 def test_events_are_medians_on_the_common_clock_and_equal_ones_stay_apart() -> None:
     part = ("forward", 0, 0, 10**9)
     marks = relate_marks(
-        frame(*(
-            make_marks(PROFILED, n, r, n * 10**10 + (10**8 if r == 0 else 0), part)
-            for n in range(3) for r in (0, 1)
-        ))
-    )  # fmt: skip
+        frame(
+            *(make_marks(PROFILED, n, r, n * 10**10 + (10**8 if r == 0 else 0), part) for n in range(3) for r in (0, 1))
+        )
+    )
     rows = []
     for number, shift_s in enumerate((0.0, 0.03, 0.01)):
         starts = (0.2, 0.5) if number != 1 else (0.5, 0.2)  # in any order
         for start_s in starts:
-            rows.append(
-                event("aten::mm", start_s + shift_s, start_s + shift_s + 0.1) | {"round": number}
-            )
+            rows.append(event("aten::mm", start_s + shift_s, start_s + shift_s + 0.1) | {"round": number})
     rows.append(event("aten::once", 0.7, 0.8) | {"round": 2})
     events = pd.DataFrame(rows).astype({"micro_batch": "Int64", "stage": "Int64"})
     found = median_events(events, marks)
@@ -134,19 +149,28 @@ def write_profile(folder: Path, *steps: tuple[int, int]) -> Path:
     events = []
     for number, (annotated_us, operator_us) in enumerate(steps, 1):
         events += [
-            {**shared, "name": "trioflow: step", "cat": "user_annotation", "ts": annotated_us,
-             "dur": operator_us + 200 - annotated_us},
-            {**shared, "name": "aten::relu", "cat": "cpu_op", "ts": operator_us, "dur": 100,
-             "args": {"External id": number}},
-        ]  # fmt: skip
+            {
+                **shared,
+                "name": "trioflow: step",
+                "cat": "user_annotation",
+                "ts": annotated_us,
+                "dur": operator_us + 200 - annotated_us,
+            },
+            {
+                **shared,
+                "name": "aten::relu",
+                "cat": "cpu_op",
+                "ts": operator_us,
+                "dur": 100,
+                "args": {"External id": number},
+            },
+        ]
     path = folder / "profile.json"
     path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
     return path
 
 
-def test_events_count_from_their_step_however_long_its_process_waited_before(
-    tmp_path: Path,
-) -> None:
+def test_events_count_from_their_step_however_long_its_process_waited_before(tmp_path: Path) -> None:
     """Each step begins with its second look at the clock, 300 us before its operator.
 
     In the first two the process was interrupted for 5 ms, before the annotation or after it.
@@ -157,6 +181,4 @@ def test_events_count_from_their_step_however_long_its_process_waited_before(
         for begin_us, end_us in ((1_000, 6_010), (19_990, 25_010), (39_990, 40_010))
     ]
     timelines = build_rank_timelines(path, "x", 0, looks)
-    assert [[event["start_s"] for event in rows] for rows in timelines] == [
-        [pytest.approx(300e-6, abs=1e-9)]
-    ] * 3
+    assert [[event["start_s"] for event in rows] for rows in timelines] == [[pytest.approx(300e-6, abs=1e-9)]] * 3

@@ -25,10 +25,8 @@ NANOTRON = "[INFO|DP=0|PP=0|TP=0|ip-1]: iteration: 2 / 20 | consumed_tokens: 2.1
         (" 10%|# | 10/100 [00:12<01:50,  1.25s/it]\r 11%| | 11/100 [00:13<01:49, 1.25s/it]", 1.25),
         (" 10%|# | 10/100 [00:12<01:50,  4.00it/s]", 0.25),
     ],
-)  # fmt: skip
-def test_each_framework_writes_its_steps_in_its_own_words(
-    tmp_path: Path, text: str, step_s: float
-) -> None:
+)
+def test_each_framework_writes_its_steps_in_its_own_words(tmp_path: Path, text: str, step_s: float) -> None:
     (tmp_path / "run.log").write_text(f"NCCL version 2.21.5\n{text}\nlast words\n")
     assert read_logged_steps(tmp_path / "run.log").median_s == pytest.approx(step_s)
 

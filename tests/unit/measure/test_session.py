@@ -18,17 +18,18 @@ from warm_start import Program
 torch = pytest.importorskip("torch", reason="measuring needs torch (extra [capture])")
 
 PLANS = [
-    replace(make_plan(), plan="single"), replace(make_plan(data=2), plan="ddp2"),
-    replace(make_plan(tensor=2), plan="tp2"), replace(make_plan(pipeline=2), plan="gpipe2"),
+    replace(make_plan(), plan="single"),
+    replace(make_plan(data=2), plan="ddp2"),
+    replace(make_plan(tensor=2), plan="tp2"),
+    replace(make_plan(pipeline=2), plan="gpipe2"),
     replace(make_plan(pipeline=2, schedule="1f1b"), plan="1f1b2"),
     replace(make_plan(data=2, sharding="fsdp"), plan="fsdp2"),
-]  # fmt: skip
+]
 SEVERAL = [plan.plan for plan in PLANS if plan.ranks > 1]
 EXPERIMENTS = [
-    {"experiment": f"t-{plan.plan}", "set": "live", "workload": "t", "plan": plan.plan,
-     "batch": 2 * BATCH}
+    {"experiment": f"t-{plan.plan}", "set": "live", "workload": "t", "plan": plan.plan, "batch": 2 * BATCH}
     for plan in PLANS
-]  # fmt: skip
+]
 ROUNDS = 2
 
 
@@ -36,9 +37,7 @@ ROUNDS = 2
 def _warm_ranks():
     """Fork ranks from a process that has torch: `.ci/run` starts them as users do."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "trioflow.measure.session.subprocess", SimpleNamespace(Popen=Program.start_rank)
-        )
+        patch.setattr("trioflow.measure.session.subprocess", SimpleNamespace(Popen=Program.start_rank))
         yield
 
 
@@ -48,9 +47,16 @@ def session(tmp_path_factory, transformer_trace):
     save_trace(with_steady_times(transformer_trace), folder / "trace")
     partition_trace([folder / "trace"], [2], folder / "partition.json")
     calibrate_workload(
-        TRANSFORMER, EXPERIMENTS, [asdict(p) for p in PLANS], folder / "partition.json",
-        folder / "known", folder / "record", device="cpu", warm_up=1, rounds=ROUNDS,
-    )  # fmt: skip
+        TRANSFORMER,
+        EXPERIMENTS,
+        [asdict(p) for p in PLANS],
+        folder / "partition.json",
+        folder / "known",
+        folder / "record",
+        device="cpu",
+        warm_up=1,
+        rounds=ROUNDS,
+    )
     measure_plans(folder / "record/steps.json", folder / "record/events.parquet", folder)
     return folder
 
@@ -68,9 +74,7 @@ def test_every_series_of_every_round_and_rank_is_there(session):
 
 
 def test_what_predictions_may_know_holds_no_step_of_a_plan(session):
-    assert {file.name for file in (session / "known").iterdir()} == {
-        "session.json", "collective_samples.parquet",
-    }  # fmt: skip
+    assert {file.name for file in (session / "known").iterdir()} == {"session.json", "collective_samples.parquet"}
     text = (session / "known/session.json").read_text()
     assert not any(name in text for name in ("step_ns", *(f"t-{plan}" for plan in SEVERAL)))
 
@@ -105,10 +109,15 @@ def test_the_anchors_and_host_costs_are_stated(session):
         assert set(found) == {"step", "forward", "backward", "optimizer"}
         assert all(time_s > 0 for time_s in found.values())
     assert set(facts["host_costs"]) == {
-        "tensor_parallel_forward_s", "tensor_parallel_backward_s", "tensor_parallel_update_s",
-        "pipeline_micro_batch_s", "data_parallel_step_s", "overlap",
-        "sharded_forward_s", "sharded_backward_s",
-    }  # fmt: skip
+        "tensor_parallel_forward_s",
+        "tensor_parallel_backward_s",
+        "tensor_parallel_update_s",
+        "pipeline_micro_batch_s",
+        "data_parallel_step_s",
+        "overlap",
+        "sharded_forward_s",
+        "sharded_backward_s",
+    }
     assert all(cost >= 0 for cost in facts["host_costs"].values())
 
 
@@ -176,9 +185,8 @@ def test_what_cannot_be_measured_is_refused_at_once(tmp_path, plans, words):
     rows = [{**EXPERIMENTS[0], "experiment": p.plan, "plan": p.plan, "batch": 12} for p in plans]
     with pytest.raises(MeasurementError, match=words):
         calibrate_workload(
-            TRANSFORMER, rows, [asdict(p) for p in plans], tmp_path / "none.json", tmp_path, tmp_path,
-            device="cpu",
-        )  # fmt: skip
+            TRANSFORMER, rows, [asdict(p) for p in plans], tmp_path / "none.json", tmp_path, tmp_path, device="cpu"
+        )
 
 
 def test_a_failing_rank_is_an_error_and_leaves_nothing(tmp_path, transformer_trace):
@@ -187,7 +195,14 @@ def test_a_failing_rank_is_an_error_and_leaves_nothing(tmp_path, transformer_tra
     experiments = [{**EXPERIMENTS[1], "batch": 1}]  # one sample for two replicas
     with pytest.raises(MeasurementError, match=r"rank \d failed"):
         calibrate_workload(
-            TRANSFORMER, experiments, [asdict(p) for p in PLANS], tmp_path / "partition.json",
-            tmp_path / "out", tmp_path / "out", device="cpu", warm_up=1, rounds=1,
-        )  # fmt: skip
+            TRANSFORMER,
+            experiments,
+            [asdict(p) for p in PLANS],
+            tmp_path / "partition.json",
+            tmp_path / "out",
+            tmp_path / "out",
+            device="cpu",
+            warm_up=1,
+            rounds=1,
+        )
     assert not (tmp_path / "out").exists()

@@ -52,25 +52,36 @@ def make_cluster(nodes: int) -> Platform:
             for one, other in pairwise((rank, f"nic-{rank}", "rails")):
                 links += [Link(one, other, NIC, HOP_S / 4), Link(other, one, NIC, HOP_S / 4)]
     return Platform(
-        "cluster", Device("gpu", "gpu", 10**9, {}), 4 * nodes, tuple(links), ranks_per_node=4,
+        "cluster",
+        Device("gpu", "gpu", 10**9, {}),
+        4 * nodes,
+        tuple(links),
+        ranks_per_node=4,
         node_collectives="some-node",
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(autouse=True)
 def links_alone(request, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the links say, by hand, but where the networks of measured clusters are meant."""
     if "unmeasured" not in request.node.name:
-        monkeypatch.setattr("trioflow.network.across_nodes.load_networks", lambda: (LINKS, replace(LINKS, ordinary=False)))  # fmt: skip
+        monkeypatch.setattr(
+            "trioflow.network.across_nodes.load_networks", lambda: (LINKS, replace(LINKS, ordinary=False))
+        )
 
 
 def run(collective: str, group: list[int], size: int, platform: Platform, **options: Any) -> Any:
     builder = TaskGraphBuilder()
     for rank in group:
         builder.add(
-            rank, "communication", "collective", collective, message_bytes=size, match_id=0,
+            rank,
+            "communication",
+            "collective",
+            collective,
+            message_bytes=size,
+            match_id=0,
             group=",".join(map(str, group)),
-        )  # fmt: skip
+        )
     return simulate_interval(builder.build(), platform, NodeCost(), **options)  # type: ignore[arg-type]
 
 
@@ -126,8 +137,7 @@ def test_all_reduce_is_the_longer_part_and_the_hops_of_a_tree() -> None:
 def test_inside_is_longer_where_nics_are_wide() -> None:
     cluster = make_cluster(2)
     wide = tuple(
-        x._replace(bandwidth_bytes_per_s=20 * NIC) if "nic" in x.source + x.target else x
-        for x in cluster.links
+        x._replace(bandwidth_bytes_per_s=20 * NIC) if "nic" in x.source + x.target else x for x in cluster.links
     )
     result = run("all_reduce", list(range(8)), 10**8, replace(cluster, links=wide)).summary
     assert result.step_time_s == pytest.approx(2 * HOP_S + 2e-3, rel=1e-12)
@@ -142,9 +152,7 @@ def test_inside_is_longer_where_nics_are_wide() -> None:
         ("reduce", 3, 1e8 / 4),
     ],
 )
-def test_other_striped_collectives_take_the_hops_of_a_ring(
-    collective: str, steps: int, between_bytes: float
-) -> None:
+def test_other_striped_collectives_take_the_hops_of_a_ring(collective: str, steps: int, between_bytes: float) -> None:
     result = run(collective, list(range(16)), 10**8, make_cluster(4)).summary
     expected_s = steps * HOP_S + between_bytes / NIC
     assert result.step_time_s == pytest.approx(expected_s, rel=1e-12)
@@ -159,7 +167,7 @@ def test_a_step_of_a_ring_between_nodes_takes_no_less_than_the_platform_says() -
         return float(run(collective, list(range(ranks)), size, platform).summary.step_time_s)
 
     assert ask(slow, "all_gather", 16, 10**6) == pytest.approx(15 * 50e-6)
-    for collective, ranks, size in (("all_gather", 16, 10**9), ("all_gather", 4, 10**6), ("all_reduce", 16, 10**6)):  # fmt: skip
+    for collective, ranks, size in (("all_gather", 16, 10**9), ("all_gather", 4, 10**6), ("all_reduce", 16, 10**6)):
         assert ask(slow, collective, ranks, size) == ask(cluster, collective, ranks, size)
 
 
@@ -215,9 +223,8 @@ def test_contention_between_nodes_slows_it() -> None:
     builder = TaskGraphBuilder()
     for rank in range(8):
         builder.add(
-            rank, "communication", "collective", "all_reduce", message_bytes=10**8, match_id=0,
-            group="0,1,2,3,4,5,6,7",
-        )  # fmt: skip
+            rank, "communication", "collective", "all_reduce", message_bytes=10**8, match_id=0, group="0,1,2,3,4,5,6,7"
+        )
     for rank, kind, peer in ((0, "send", 4), (4, "recv", 0)):
         builder.add(rank, "copy", kind, kind, peer=peer, message_bytes=10**10, match_id=1)
     both = simulate(builder.build(), make_cluster(2), NodeCost(), record_links=True)  # type: ignore[arg-type]
@@ -259,15 +266,24 @@ def test_an_unmeasured_network_is_the_middle_of_measured_ones_and_grows(collecti
     times: dict[tuple[int, int], Any] = {}
     for nodes in (2, 3, 8, 32):
         platform = load_platform(name, 8 * nodes)
-        groups = NodeGroups(platform, load_platform_collectives(PACKAGE / "data" / "cost_models" / str(platform.node_collectives) / "collectives.json"), Router(platform.links))  # fmt: skip
+        groups = NodeGroups(
+            platform,
+            load_platform_collectives(
+                PACKAGE / "data" / "cost_models" / str(platform.node_collectives) / "collectives.json"
+            ),
+            Router(platform.links),
+        )
         for size in (1000, 10**6, 4 * 10**6, 5 * 10**6, 10**8, 10**9):
             plan = groups.plan(collective, size, tuple(range(8 * nodes)))
-            assert plan.time.low_s <= plan.time.time_s / 1.35 and plan.time.high_s >= plan.time.time_s * 1.35  # fmt: skip
+            assert plan.time.low_s <= plan.time.time_s / 1.35 and plan.time.high_s >= plan.time.time_s * 1.35
             times[nodes, size] = plan.time
         assert "TCP sockets" in plan.warning and max(plan.time.slower) > 5
     for (nodes, size), time in times.items():
         for more in [t for (n, s), t in times.items() if n >= nodes and s >= size]:
-            assert all(getattr(more, end) >= getattr(time, end) * (1 - 1e-9) for end in ("low_s", "time_s", "high_s")) or collective == "all_to_all"  # fmt: skip
+            assert (
+                all(getattr(more, end) >= getattr(time, end) * (1 - 1e-9) for end in ("low_s", "time_s", "high_s"))
+                or collective == "all_to_all"
+            )
 
 
 def test_more_ranks_of_a_second_node_never_take_longer() -> None:

@@ -17,12 +17,7 @@ from oracles.replay import Wiring, execute_schedule
 from trioflow.base.errors import InputError
 from trioflow.costmodel.collectives.model import COLLECTIVES as MEASURED
 from trioflow.costmodel.collectives.model import wire_factor
-from trioflow.network.algorithms.builders import (
-    binary_parents,
-    build_ring,
-    count_levels,
-    second_binary_parents,
-)
+from trioflow.network.algorithms.builders import binary_parents, build_ring, count_levels, second_binary_parents
 from trioflow.network.algorithms.catalogue import (
     ALGORITHMS,
     SUPPORTED,
@@ -42,21 +37,13 @@ LATENCIES = (3.0, 100.0)
 ONLY_LINKS = {"bidirectional_ring", "binary_tree", "double_binary_tree"}
 
 
-def build(
-    collective: str, ranks: int, algorithm: str, chunks: int, per_node: int | None = None
-) -> Schedule:
+def build(collective: str, ranks: int, algorithm: str, chunks: int, per_node: int | None = None) -> Schedule:
     """A schedule whose blocks are whole bytes, so that times are exact."""
     switches = [f"s{i}" for i in range(count_switches(collective, algorithm, ranks, per_node))]
 
     def of(size: float) -> Schedule:
         return build_schedule(
-            collective,
-            ranks,
-            size,
-            algorithm=algorithm,
-            chunks=chunks,
-            ranks_per_node=per_node,
-            switches=switches,
+            collective, ranks, size, algorithm=algorithm, chunks=chunks, ranks_per_node=per_node, switches=switches
         )
 
     if collective == "barrier":
@@ -71,9 +58,7 @@ def duration(latency: float) -> Callable[[int, int, float], float]:
 @pytest.mark.parametrize("chunks", [1, 3])
 @pytest.mark.parametrize("wiring", ["links", "ports"])
 @pytest.mark.parametrize(("algorithm", "collective"), PAIRS)
-def test_every_formula_is_what_its_messages_take(
-    algorithm: str, collective: str, wiring: Wiring, chunks: int
-) -> None:
+def test_every_formula_is_what_its_messages_take(algorithm: str, collective: str, wiring: Wiring, chunks: int) -> None:
     for ranks, latency in itertools.product((2,) if collective == "send" else RANKS, LATENCIES):
         schedule = build(collective, ranks, algorithm, chunks)
         formula = partial(
@@ -131,9 +116,7 @@ def test_a_hierarchy_takes_the_sum_of_its_phases(nodes: int, per_node: int) -> N
         schedule = build(collective, ranks, algorithm, 1, per_node)
         node_switches = nodes if inner == "in_network" else 0
 
-        def cost(
-            source: int, target: int, size: float, node_switches: int = node_switches
-        ) -> float:
+        def cost(source: int, target: int, size: float, node_switches: int = node_switches) -> float:
             far = max(source, target)
             same_node = source // per_node == target // per_node and far < ranks
             inside = same_node or ranks <= far < ranks + node_switches
@@ -158,12 +141,7 @@ def test_chunks_let_the_phases_of_a_hierarchy_overlap() -> None:
     times = []
     for chunks in (1, 8):
         schedule = build_schedule(
-            "all_reduce",
-            16,
-            1e6,
-            algorithm="hierarchical:chain+double_binary_tree",
-            ranks_per_node=4,
-            chunks=chunks,
+            "all_reduce", 16, 1e6, algorithm="hierarchical:chain+double_binary_tree", ranks_per_node=4, chunks=chunks
         )
         times.append(execute_schedule(schedule, duration(1.0)))
     assert times[1] < 0.4 * times[0]
@@ -254,13 +232,7 @@ def test_an_unsupported_pair_is_refused_with_what_is_supported(algorithm: str) -
     ("collective", "algorithm", "ranks", "per_node", "words"),
     [
         ("all_redude", None, 4, None, "unknown collective 'all_redude'; use one of all_reduce"),
-        (
-            "all_reduce",
-            "rign",
-            4,
-            None,
-            r"unknown algorithm 'rign'; did you mean ring\? use one of ring",
-        ),
+        ("all_reduce", "rign", 4, None, r"unknown algorithm 'rign'; did you mean ring\? use one of ring"),
         ("all_reduce", "hierarchical:ring", 4, 2, "write hierarchical:INNER\\+OUTER"),
         ("all_reduce", "hierarchical:ring+rign", 4, 2, "write hierarchical:INNER\\+OUTER"),
         ("all_reduce", "hierarchical", 4, None, "4 ranks do not fill nodes of None"),
@@ -344,11 +316,7 @@ def test_inner_switches_serve_their_own_node_and_the_outer_one_all() -> None:
 def test_the_group_says_who_the_members_are_and_a_group_of_one_is_silent() -> None:
     schedule = build_schedule("all_reduce", [7, 3, 5], 9)
     assert schedule.endpoints == (7, 3, 5) and schedule.ranks == 3
-    assert {(int(a), int(b)) for a, b in zip(schedule.source, schedule.target, strict=True)} == {
-        (0, 1),
-        (1, 2),
-        (2, 0),
-    }
+    assert {(int(a), int(b)) for a, b in zip(schedule.source, schedule.target, strict=True)} == {(0, 1), (1, 2), (2, 0)}
     for algorithm in SUPPORTED:
         assert len(build_schedule("all_reduce", [4], 9, algorithm=algorithm)) == 0
 
@@ -356,9 +324,7 @@ def test_the_group_says_who_the_members_are_and_a_group_of_one_is_silent() -> No
 def test_hierarchical_takes_no_inner_level_that_cannot_give_back(monkeypatch):
     """An all_reduce inside a node would be added twice: it has to reduce and hand out again."""
     monkeypatch.setitem(SUPPORTED, "whole", ("all_reduce",))
-    with pytest.raises(
-        InputError, match="whole inside a node does neither reduce_scatter nor both"
-    ):
+    with pytest.raises(InputError, match="whole inside a node does neither reduce_scatter nor both"):
         choose_algorithm("all_reduce", "hierarchical:whole+ring", 8, 4)
     for able in (("all_reduce", "reduce_scatter"), ("all_reduce", "reduce", "broadcast")):
         monkeypatch.setitem(SUPPORTED, "whole", able)
@@ -417,14 +383,10 @@ def test_one_for_all_or_one_each() -> None:
             read_algorithms(text)
 
 
-def build_rounds(
-    collective: str, ranks: int, algorithm: str, chunks: int = 1, **rest: object
-) -> Schedule:
+def build_rounds(collective: str, ranks: int, algorithm: str, chunks: int = 1, **rest: object) -> Schedule:
     size = 0 if collective == "barrier" else 5040.0
     switches = ["switch"] if algorithm == "in_network" else []
-    return build_schedule(
-        collective, ranks, size, algorithm=algorithm, chunks=chunks, switches=switches, **rest
-    )  # type: ignore[arg-type]
+    return build_schedule(collective, ranks, size, algorithm=algorithm, chunks=chunks, switches=switches, **rest)  # type: ignore[arg-type]
 
 
 def waits_of(schedule: Schedule, row: int) -> list[int]:
@@ -441,15 +403,11 @@ def count_depth(schedule: Schedule) -> int:
 
 
 def sent_bytes(schedule: Schedule) -> np.ndarray:
-    return np.bincount(
-        schedule.source, weights=schedule.size_bytes, minlength=len(schedule.endpoints)
-    )
+    return np.bincount(schedule.source, weights=schedule.size_bytes, minlength=len(schedule.endpoints))
 
 
 def received_bytes(schedule: Schedule) -> np.ndarray:
-    return np.bincount(
-        schedule.target, weights=schedule.size_bytes, minlength=len(schedule.endpoints)
-    )
+    return np.bincount(schedule.target, weights=schedule.size_bytes, minlength=len(schedule.endpoints))
 
 
 @pytest.mark.parametrize(("algorithm", "collective"), PAIRS)
@@ -507,9 +465,7 @@ def test_folded_ranks_send_their_vector_and_receive_the_result(ranks: int) -> No
 
 @pytest.mark.parametrize("ranks", range(2, 20))
 def test_two_trees_send_no_rank_more_than_twice_the_message(ranks: int) -> None:
-    one, two = (
-        build_rounds("all_reduce", ranks, name) for name in ("binary_tree", "double_binary_tree")
-    )
+    one, two = (build_rounds("all_reduce", ranks, name) for name in ("binary_tree", "double_binary_tree"))
     assert sent_bytes(one).sum() == sent_bytes(two).sum() == 2 * (ranks - 1) * 5040.0
     assert sent_bytes(two).max() <= 2 * 5040.0 and received_bytes(two).max() <= 2 * 5040.0
     if ranks > 6:
@@ -570,33 +526,21 @@ def test_a_connection_carries_one_message_after_the_other_and_waits_stay() -> No
     assert len(last) == 8
 
 
-@pytest.mark.parametrize(
-    "collective", [name for name in SUPPORTED["ring"] if name not in ("broadcast", "reduce")]
-)
+@pytest.mark.parametrize("collective", [name for name in SUPPORTED["ring"] if name not in ("broadcast", "reduce")])
 @pytest.mark.parametrize("chunks", [1, 3])
-def test_the_waits_that_rings_state_are_those_found_from_the_contents(
-    collective: str, chunks: int
-) -> None:
+def test_the_waits_that_rings_state_are_those_found_from_the_contents(collective: str, chunks: int) -> None:
     pattern = build_ring(collective, 6, chunks)
     assert pattern.previous is not None
     stated, found = (
-        assemble(one, "ring", collective, tuple(range(6)), 36.0)
-        for one in (pattern, replace(pattern, previous=None))
+        assemble(one, "ring", collective, tuple(range(6)), 36.0) for one in (pattern, replace(pattern, previous=None))
     )
     assert len(stated) == len(found)
-    assert [waits_of(stated, row) for row in range(len(stated))] == [
-        waits_of(found, row) for row in range(len(found))
-    ]
+    assert [waits_of(stated, row) for row in range(len(stated))] == [waits_of(found, row) for row in range(len(found))]
 
 
 @pytest.mark.parametrize(
     ("ranks", "parents"),
-    [
-        (2, [-1, 0]),
-        (5, [-1, 2, 4, 2, 0]),
-        (8, [-1, 2, 4, 2, 0, 6, 4, 6]),
-        (10, [-1, 2, 4, 2, 8, 6, 4, 6, 0, 8]),
-    ],
+    [(2, [-1, 0]), (5, [-1, 2, 4, 2, 0]), (8, [-1, 2, 4, 2, 0, 6, 4, 6]), (10, [-1, 2, 4, 2, 8, 6, 4, 6, 0, 8])],
 )
 def test_the_binary_tree_is_nccls(ranks: int, parents: list[int]) -> None:
     assert binary_parents(ranks).tolist() == parents
@@ -636,9 +580,7 @@ def test_sizes_scale_exactly_by_powers_of_two(factor: float) -> None:
             ranks = 2 if collective == "send" else 7
             switches = ["s"] if algorithm == "in_network" else []
             sizes = [
-                build_schedule(
-                    collective, ranks, size, algorithm=algorithm, switches=switches
-                ).size_bytes
+                build_schedule(collective, ranks, size, algorithm=algorithm, switches=switches).size_bytes
                 for size in (1000.0, 1000.0 * factor)
             ]
             assert np.array_equal(sizes[0] * factor, sizes[1])

@@ -34,13 +34,13 @@ from trioflow.sweeps.workshop import Workshop
 SIZE = 256e6
 
 
-def ask(capsys: pytest.CaptureFixture[str], collective: str, platform: str, ranks: int, *words: str) -> dict:  # fmt: skip
-    asked = ["collective", collective, "--bytes", str(SIZE), "--ranks", str(ranks), "--platform", platform]  # fmt: skip
+def ask(capsys: pytest.CaptureFixture[str], collective: str, platform: str, ranks: int, *words: str) -> dict:
+    asked = ["collective", collective, "--bytes", str(SIZE), "--ranks", str(ranks), "--platform", platform]
     main([*asked, *words, "--json"])
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("platform", ["p5-h100", "dgx-h100", "dgx-a100", "a10x16-4nodes", "h100x8-nvlink"])  # fmt: skip
+@pytest.mark.parametrize("platform", ["p5-h100", "dgx-h100", "dgx-a100", "a10x16-4nodes", "h100x8-nvlink"])
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter"])
 def test_collectives_have_the_bus_bandwidth_that_was_measured(capsys, platform, collective) -> None:
     """On measured tables and nominal links alike, faster or slower than they say; the interval narrows to it."""
@@ -62,12 +62,12 @@ def test_collectives_have_the_bus_bandwidth_that_was_measured(capsys, platform, 
 
 def test_the_rate_of_one_size_is_a_latency_of_each_step_beyond_the_links(capsys) -> None:
     """As nanotron's jobs on the slow network: 75 us a step of a ring, whatever its size; each collective has its own."""
-    words = ["--inter-node-bandwidth", "all_gather=27e9,all_reduce=52e9", "--inter-node-bytes", str(SIZE)]  # fmt: skip
+    words = ["--inter-node-bandwidth", "all_gather=27e9,all_reduce=52e9", "--inter-node-bytes", str(SIZE)]
     for collective, rate in (("all_gather", 27e9), ("reduce_scatter", 27e9), ("all_reduce", 52e9)):
         answer = ask(capsys, collective, "p5-h100", 128, *words)
         assert answer["bus_bandwidth_bytes_per_s"] == pytest.approx(rate, rel=0.01)
     platform = open_platform("p5-h100", 128, {"all_gather": 27e9}, inter_node_bytes=SIZE)
-    main(["collective", "all_gather", "--bytes", "1e6", "--ranks", "128", "--platform", "p5-h100", *words, "--json"])  # fmt: skip
+    main(["collective", "all_gather", "--bytes", "1e6", "--ranks", "128", "--platform", "p5-h100", *words, "--json"])
     small_s = json.loads(capsys.readouterr().out)["time_s"]
     step_s = SIZE * wire_factor("all_gather", 128) / 27e9 / 127
     assert small_s == pytest.approx(127 * step_s, rel=0.1)
@@ -105,13 +105,15 @@ def test_steps_plans_and_files_follow_it(tmp_path: Path, capsys, monkeypatch) ->
     path.write_text(yaml.safe_dump(content))
     assert predict("gpt2-tiny-b8", plan, path).step_time_s == found.step_time_s
     words = ["--inter-node-bandwidth", "1e9", "--inter-node-latency", "1e-4", "--json"]
-    main(["simulate", "gpt2-tiny-b8", "--plan", "ddp", "--ranks", "16", "--platform", "p5-h100", *words])  # fmt: skip
+    main(["simulate", "gpt2-tiny-b8", "--plan", "ddp", "--ranks", "16", "--platform", "p5-h100", *words])
     assert json.loads(capsys.readouterr().out)["step_time_s"] == found.step_time_s
     searched: dict = {}
-    monkeypatch.setattr("trioflow.sweeps.search.search_plans", lambda shop, *_, **__: searched.update(shop.inter_node) or 1 / 0)  # fmt: skip
+    monkeypatch.setattr(
+        "trioflow.sweeps.search.search_plans", lambda shop, *_, **__: searched.update(shop.inter_node) or 1 / 0
+    )
     with pytest.raises(ZeroDivisionError):
         main(["search", "gpt2-tiny-b8", "--ranks", "16", "--platform", "p5-h100", *words])
-    assert searched == {"inter_node_bandwidth": "1e9", "inter_node_latency_s": 1e-4, "inter_node_bytes": None}  # fmt: skip
+    assert searched == {"inter_node_bandwidth": "1e9", "inter_node_latency_s": 1e-4, "inter_node_bytes": None}
     platform = Workshop(inter_node=asked).load_platform("p5-h100", 16)
     assert platform.links == open_platform(path, 16).links
     alone = named_plan("ddp", 8)
@@ -178,23 +180,13 @@ CASES = {
         2 * 23 / 24 * LARGE / 84.8e9,
         2 * 23 / 24 * LARGE / 96e9,
     ),
-    "nccl-tests-283": (
-        "dgx-h200",
-        "h200x8-nvlink",
-        1984,
-        1,
-        LARGE,
-        2 * LARGE / 300e9,
-        2 * LARGE / 350e9,
-    ),
+    "nccl-tests-283": ("dgx-h200", "h200x8-nvlink", 1984, 1, LARGE, 2 * LARGE / 300e9, 2 * LARGE / 350e9),
     "nccl-1469": ("dgx-h100", "h100x8-nvlink", 128, 1, SMALL, 77e-6, 62e-6),
 }
 """Platform, model, ranks, ranks of a NIC, bytes, slowest and fastest measured time [s]."""
 
 
-@pytest.mark.parametrize(
-    ("case", "worst"), [("nccl-tests-119", 0.16), ("nccl-tests-283", 0.6), ("nccl-1469", 0.53)]
-)
+@pytest.mark.parametrize(("case", "worst"), [("nccl-tests-119", 0.16), ("nccl-tests-283", 0.6), ("nccl-1469", 0.53)])
 def test_large_clusters_hold_the_interval_and_beat_the_ring(
     case: str, worst: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,9 +210,7 @@ def make_vidur_cluster(model: PlatformCollectives) -> Platform:
     rate = float(np.median(far.message_bytes[large] / far.time_s[large]))
     hop_s = float(far.time_s[0] - near.time_s[0])
     links = tuple(
-        link._replace(
-            latency_s=hop_s / 4, bandwidth_bytes_per_s=min(link.bandwidth_bytes_per_s, rate)
-        )
+        link._replace(latency_s=hop_s / 4, bandwidth_bytes_per_s=min(link.bandwidth_bytes_per_s, rate))
         if "nic" in link.source + link.target
         else link
         for link in load_platform("dgx-a100", 16).links

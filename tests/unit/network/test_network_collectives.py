@@ -23,13 +23,7 @@ from trioflow.network.collectives import (
     compute_wire_bytes,
 )
 from trioflow.network.interface import NEVER_S, Flow
-from trioflow.network.message_planner import (
-    CollectiveMessages,
-    MessagePattern,
-    MessagePlanner,
-    MessageTable,
-    tabulate,
-)
+from trioflow.network.message_planner import CollectiveMessages, MessagePattern, MessagePlanner, MessageTable, tabulate
 
 BANDWIDTH, LATENCY_S = 1e9, 3e-6
 
@@ -40,11 +34,7 @@ def make_platform(ranks: int, builder: str = "ring", **extra: float) -> Platform
 
 
 def plan_flows(
-    collective: str,
-    size_bytes: int,
-    group: Sequence[int],
-    platform: Platform,
-    cost: CollectiveCost | None = None,
+    collective: str, size_bytes: int, group: Sequence[int], platform: Platform, cost: CollectiveCost | None = None
 ) -> list[FlowSpec]:
     return list(list_flows(CollectivePlanner(platform, cost).build(collective, size_bytes, group)))
 
@@ -65,15 +55,7 @@ def last_end_s(platform: Platform, flows: Sequence[FlowSpec]) -> float:
     network = PlainFairShareNetwork(platform.links)
     for number, spec in enumerate(flows):
         network.start(
-            Flow(
-                number,
-                spec.source,
-                spec.target,
-                spec.size_bytes,
-                spec.latency_s,
-                spec.max_rate_bytes_per_s,
-            ),
-            0.0,
+            Flow(number, spec.source, spec.target, spec.size_bytes, spec.latency_s, spec.max_rate_bytes_per_s), 0.0
         )
     end_s = 0.0
     while (time_s := network.next_event_s()) < NEVER_S:
@@ -150,9 +132,7 @@ def test_group_of_one_moves_nothing(collective: str) -> None:
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize("builder", ["ring", "switch", "fully_connected", "pcie_tree"])
 @pytest.mark.parametrize("time_s", [0.1, 0.004, 1e-6])
-def test_measured_time_is_kept_whatever_the_links(
-    collective: str, builder: str, time_s: float
-) -> None:
+def test_measured_time_is_kept_whatever_the_links(collective: str, builder: str, time_s: float) -> None:
     """Slower, faster than the links allow, and shorter than the latency of the links."""
     tree = {"bridge_bandwidth_bytes_per_s": 1e8, "bridge_latency_s": 0.0, "ranks_per_bridge": 2}
     platform = make_platform(4, builder, **(tree if builder == "pcie_tree" else {}))
@@ -274,9 +254,7 @@ def test_without_a_measured_time_messages_take_what_the_formula_says(ranks: int)
         made, run_alone = plan(make_platform(ranks, "fully_connected"), algorithm, collective)
         if len(made.pattern.table.connections) != len(made.shape.pairs):
             continue
-        formula_s = closed_form_s(
-            collective, ranks, SIZE, LATENCY_S, BANDWIDTH, algorithm=algorithm, wiring="links"
-        )
+        formula_s = closed_form_s(collective, ranks, SIZE, LATENCY_S, BANDWIDTH, algorithm=algorithm, wiring="links")
         assert run_alone(made) == pytest.approx(formula_s, rel=1e-12), (algorithm, collective)
         assert made.confidence == "uncalibrated"
         compared += 1
@@ -361,13 +339,7 @@ def test_switches_that_compute_and_nodes_are_found_in_the_platform() -> None:
     nodes = replace(platform, ranks_per_node=2)
     made, run_alone = plan(nodes, "hierarchical:ring+ring", "all_reduce")
     formula_s = closed_form_s(
-        "all_reduce",
-        4,
-        SIZE,
-        2 * LATENCY_S,
-        BANDWIDTH,
-        algorithm="hierarchical:ring+ring",
-        ranks_per_node=2,
+        "all_reduce", 4, SIZE, 2 * LATENCY_S, BANDWIDTH, algorithm="hierarchical:ring+ring", ranks_per_node=2
     )
     assert run_alone(made) == pytest.approx(formula_s, rel=1e-12)
     two = Platform(
@@ -407,9 +379,7 @@ def test_what_has_no_algorithm_remains_a_flow() -> None:
         ("in_network", (0, 1), "no switch of ring has links to all of rank0, rank1"),
     ],
 )
-def test_algorithms_that_do_not_fit(
-    algorithms: str | dict[str, str], group: tuple[int, ...], message: str
-) -> None:
+def test_algorithms_that_do_not_fit(algorithms: str | dict[str, str], group: tuple[int, ...], message: str) -> None:
     platform = make_platform(4, "ring")
     with pytest.raises(InputError, match=message):
         MessagePlanner(platform, algorithms, make_run_alone(platform)).build("all_gather", 8, group)
@@ -425,6 +395,4 @@ def test_groups_and_times_that_do_not_fit() -> None:
     with pytest.raises(SimulationError, match=r"the group \[0, 0\] does not fit"):
         MessagePlanner(platform, "ring", run_alone).build("all_reduce", 8, (0, 0))
     with pytest.raises(SimulationError, match="the cost model says nan s"):
-        MessagePlanner(platform, "ring", run_alone, FixedCost(math.nan)).build(
-            "all_reduce", 8, (0, 1)
-        )
+        MessagePlanner(platform, "ring", run_alone, FixedCost(math.nan)).build("all_reduce", 8, (0, 1))

@@ -24,32 +24,43 @@ def drain(network: Network) -> dict[int, float]:
 
 FAIR, FREE = [PlainFairShareNetwork], [ContentionFreeNetwork]
 ENDS: dict[str, tuple[list[type[Network]], list[Flow], dict[int, float]]] = {
-    "alone: latency, and size over the narrowest link": (FAIR + FREE, [Flow(0, "n0", "slow", 50.0, 0.25)], {0: 0.25 + 50.0 / 10.0}),
+    "alone: latency, and size over the narrowest link": (
+        FAIR + FREE,
+        [Flow(0, "n0", "slow", 50.0, 0.25)],
+        {0: 0.25 + 50.0 / 10.0},
+    ),
     "a cap below the link": (FAIR + FREE, [Flow(0, "n0", "n1", 64.0, 0.0, max_rate_bytes_per_s=4.0)], {0: 16.0}),
     "without bytes or links: latency": (
-        FAIR + FREE, [Flow(0, "n0", "n1", 0.0, 0.5), Flow(1, "n0", "n0", 1e9, 0.25), Flow(2, "n0", "n1", 0.0, 0.0)],
+        FAIR + FREE,
+        [Flow(0, "n0", "n1", 0.0, 0.5), Flow(1, "n0", "n0", 1e9, 0.25), Flow(2, "n0", "n1", 0.0, 0.0)],
         {2: 0.0, 1: 0.25, 0: 0.5},
     ),
     # Both at 50 until 2 s, then the second one alone with 200 bytes left.
-    "half of a shared link each, then all": (FAIR, [Flow(0, "n0", "n1", 100.0, 0.0), Flow(1, "n0", "n1", 300.0, 0.0)], {0: 2.0, 1: 4.0}),
+    "half of a shared link each, then all": (
+        FAIR,
+        [Flow(0, "n0", "n1", 100.0, 0.0), Flow(1, "n0", "n1", 300.0, 0.0)],
+        {0: 2.0, 1: 4.0},
+    ),
     "free of each other": (FREE, [Flow(0, "n0", "n1", 100.0, 0.0), Flow(1, "n0", "n1", 300.0, 0.0)], {0: 1.0, 1: 3.0}),
     "opposite directions": (FAIR, [Flow(0, "n0", "n1", 100.0, 0.0), Flow(1, "n1", "n0", 100.0, 0.0)], {0: 1.0, 1: 1.0}),
-    "latency takes no bandwidth": (FAIR, [Flow(0, "n0", "n1", 100.0, 0.0), Flow(1, "n0", "n1", 100.0, 1.0)], {0: 1.0, 1: 2.0}),
+    "latency takes no bandwidth": (
+        FAIR,
+        [Flow(0, "n0", "n1", 100.0, 0.0), Flow(1, "n0", "n1", 100.0, 1.0)],
+        {0: 1.0, 1: 2.0},
+    ),
     "a long flow across three links and a short one on each": (
-        FAIR, [Flow(3, "n0", "n3", 100.0, 0.0), *(Flow(i, f"n{i}", f"n{i + 1}", 100.0, 0.0) for i in range(3))],
+        FAIR,
+        [Flow(3, "n0", "n3", 100.0, 0.0), *(Flow(i, f"n{i}", f"n{i + 1}", 100.0, 0.0) for i in range(3))],
         dict.fromkeys(range(4), 2.0),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
-    ("kind", "flows", "ends"),
-    [(kind, flows, ends) for kinds, flows, ends in ENDS.values() for kind in kinds],
+    ("kind", "flows", "ends"), [(kind, flows, ends) for kinds, flows, ends in ENDS.values() for kind in kinds]
 )
 def test_flows_end_when_their_bytes_are_there(
-    kind: type[PlainFairShareNetwork] | type[ContentionFreeNetwork],
-    flows: list[Flow],
-    ends: dict[int, float],
+    kind: type[PlainFairShareNetwork] | type[ContentionFreeNetwork], flows: list[Flow], ends: dict[int, float]
 ) -> None:
     back, slow = Link("n1", "n0", 100.0, 0.0), Link("n3", "slow", 10.0, 0.0)
     network = kind([*LINE, back, slow])
@@ -148,9 +159,7 @@ def test_flow_that_could_not_end_is_refused(
 
 
 @BOTH
-def test_flow_cannot_start_in_the_past(
-    kind: type[PlainFairShareNetwork] | type[ContentionFreeNetwork],
-) -> None:
+def test_flow_cannot_start_in_the_past(kind: type[PlainFairShareNetwork] | type[ContentionFreeNetwork]) -> None:
     network = kind(LINE)
     network.advance(2.0)
     with pytest.raises(SimulationError, match=r"starts at 1\.0 s and it is 2\.0 s already"):

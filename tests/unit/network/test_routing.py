@@ -63,11 +63,7 @@ def test_a_node_reaches_itself_over_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("source", "target", "message"),
-    [
-        ("c", "a", "no route leads from c to a; add"),
-        ("a", "z", "no link reaches z"),
-        ("z", "a", "no link reaches z"),
-    ],
+    [("c", "a", "no route leads from c to a; add"), ("a", "z", "no link reaches z"), ("z", "a", "no link reaches z")],
 )
 def test_what_cannot_be_reached_is_named(source: str, target: str, message: str) -> None:
     routes = Router([link("ab"), link("ba"), link("bc")])
@@ -136,10 +132,7 @@ def test_ecmp_spreads_pairs_over_the_cores_and_keeps_each_pair_s_route() -> None
 
     def cores(routes: Router) -> Counter[str]:
         return Counter(
-            links[i].target
-            for pair in pairs
-            for i in routes.route(*pair)
-            if links[i].target.startswith("core")
+            links[i].target for pair in pairs for i in routes.route(*pair) if links[i].target.startswith("core")
         )
 
     assert len(cores(first)) == 2, "aggregation10 comes before aggregation8"
@@ -158,9 +151,7 @@ def test_ecmp_is_the_same_on_every_machine() -> None:
     links = BUILDERS["fat_tree"](16, 1e9, 1e-6, arity=4)
     routes = Router(links, Routing("ecmp"))
     found = [
-        next(
-            links[i].target for i in routes.route("rank0", f"rank{r}") if "core" in links[i].target
-        )
+        next(links[i].target for i in routes.route("rank0", f"rank{r}") if "core" in links[i].target)
         for r in range(4, 16)
     ]
     assert "".join(core.removeprefix("core") for core in found) == "032102010012"

@@ -9,10 +9,7 @@ class ProportionalModel:
     bytes_per_s = 1e9
 
     def _frame(self, time_s, index):
-        return pd.DataFrame(
-            {"time_s": time_s, "low_s": time_s, "high_s": time_s, "extrapolated": False},
-            index=index,
-        )
+        return pd.DataFrame({"time_s": time_s, "low_s": time_s, "high_s": time_s, "extrapolated": False}, index=index)
 
     def predict(self, operators):
         moved = operators["read_bytes"] + operators["write_bytes"]
@@ -20,8 +17,7 @@ class ProportionalModel:
 
     def rescale(self, operators, target):
         work = [
-            (frame["flop"] + frame["read_bytes"] + frame["write_bytes"]).astype(float)
-            for frame in (operators, target)
+            (frame["flop"] + frame["read_bytes"] + frame["write_bytes"]).astype(float) for frame in (operators, target)
         ]
         factor = (work[1] / work[0]).where(work[0] > 0, 1.0)
         return self._frame(operators["device_ns"].astype(float) / 1e9 * factor, operators.index)

@@ -131,9 +131,7 @@ def test_work_and_memory_are_a_ranks_tokens(method, trace):
     updates = split.operators.loc[~steps, work].to_numpy().tolist()
     assert updates == alone.operators.loc[~steps, work].to_numpy().tolist()
     peaks = [
-        extrapolate(
-            trace, make_plan(**given), ProportionalModel(), batch=32 * SAMPLES
-        ).metadata.memory[0]
+        extrapolate(trace, make_plan(**given), ProportionalModel(), batch=32 * SAMPLES).metadata.memory[0]
         for given in ({}, {"context": degree, "context_method": method})
     ]
     one, shared = (peak["categories"] for peak in peaks)
@@ -163,11 +161,7 @@ def test_a_ring_adds_up_by_several_passes_under_pytorch_and_by_one_under_megatro
     added = {}
     for name in ("bf16", "fsdp2-mixed", "megatron-bf16"):
         works = size_attentions(
-            {0: forward, 1: backward},
-            [1.0],
-            lambda sizes: [float(s) for s in sizes],
-            choose_recipe(name),
-            {},
+            {0: forward, 1: backward}, [1.0], lambda sizes: [float(s) for s in sizes], choose_recipe(name), {}
         )
         added[name] = [works[op].merge_s[0] for op in (0, 1)]
     assert added["megatron-bf16"] == [100, 200]
@@ -214,9 +208,10 @@ def test_a_unit_runs_again_right_before_its_backward(transformer_trace):
     names, ops = tasks["name"].tolist(), tasks["op_id"].astype(int).tolist()
     for region in regions:
         begin = next(
-            i for i, (name, op) in enumerate(zip(names, ops, strict=True))
+            i
+            for i, (name, op) in enumerate(zip(names, ops, strict=True))
             if name.startswith("recompute ") and op == region.operators[0]
-        )  # fmt: skip
+        )
         end = begin + len(region.operators)
         assert ops[begin:end] == list(region.operators)
         assert ops[end] in region.needed_by
@@ -307,12 +302,7 @@ def test_every_schedule_runs_each_region_again_once_a_micro_batch(name, transfor
 
 def test_parameters_are_there_when_a_sharded_unit_runs_again(transformer_trace):
     graphs = {
-        kind: extrapolate(
-            transformer_trace,
-            replace(named_plan("fsdp", 2), recompute=kind),
-            MODEL,
-            batch=2 * BATCH,
-        )
+        kind: extrapolate(transformer_trace, replace(named_plan("fsdp", 2), recompute=kind), MODEL, batch=2 * BATCH)
         for kind in ("none", "full")
     }
     gathers = {kind: graph.tasks["name"].eq("all_gather").sum() for kind, graph in graphs.items()}
@@ -352,23 +342,34 @@ def test_what_does_not_go_together_is_refused(cnn_trace):
 def test_an_attention_in_several_operators_is_found(transformer_trace):
     """Product, scale, softmax and product of one module; other products mix in parameters."""
     rows = [
-        ("aten::linear", "a.qkv", "parameter"), ("aten::bmm", "a", "activation"),
-        ("aten::div", "a", "activation"), ("aten::softmax", "a.softmax", "activation"),
-        ("aten::matmul", "a", "activation"), ("aten::matmul", "a.out", "parameter"),
-    ]  # fmt: skip
-    tensors = pd.DataFrame({
-        "storage_id": range(2 * len(rows)),
-        "category": ["activation" if i % 2 == 0 else rows[i // 2][2] for i in range(2 * len(rows))],
-        "producer_op_id": pd.array([None] * (2 * len(rows)), dtype="Int64"),
-    })  # fmt: skip
-    forward = pd.DataFrame({
-        "op_id": range(len(rows)), "phase": "forward", "name": [r[0] for r in rows],
-        "module": [r[1] for r in rows], "input_ids": [[2 * i, 2 * i + 1] for i in range(len(rows))],
-        "forward_op_id": pd.array([None] * len(rows), dtype="Int64"), "sequence_number": range(len(rows)),
-    })  # fmt: skip
+        ("aten::linear", "a.qkv", "parameter"),
+        ("aten::bmm", "a", "activation"),
+        ("aten::div", "a", "activation"),
+        ("aten::softmax", "a.softmax", "activation"),
+        ("aten::matmul", "a", "activation"),
+        ("aten::matmul", "a.out", "parameter"),
+    ]
+    tensors = pd.DataFrame(
+        {
+            "storage_id": range(2 * len(rows)),
+            "category": ["activation" if i % 2 == 0 else rows[i // 2][2] for i in range(2 * len(rows))],
+            "producer_op_id": pd.array([None] * (2 * len(rows)), dtype="Int64"),
+        }
+    )
+    forward = pd.DataFrame(
+        {
+            "op_id": range(len(rows)),
+            "phase": "forward",
+            "name": [r[0] for r in rows],
+            "module": [r[1] for r in rows],
+            "input_ids": [[2 * i, 2 * i + 1] for i in range(len(rows))],
+            "forward_op_id": pd.array([None] * len(rows), dtype="Int64"),
+            "sequence_number": range(len(rows)),
+        }
+    )
     backward = forward.assign(
         op_id=[len(rows) + i for i in range(len(rows))], phase="backward", forward_op_id=range(len(rows))
-    ).iloc[::-1]  # fmt: skip
+    ).iloc[::-1]
     operators = pd.concat([forward, backward], ignore_index=True)
     found = plan_recomputation(Trace(operators, tensors, few_facts()), "selective")
     assert [(region.operators, region.stops_at) for region in found] == [((1, 2, 3), 4)]
@@ -377,13 +378,18 @@ def test_an_attention_in_several_operators_is_found(transformer_trace):
 @pytest.mark.parametrize(
     ("recompute", "again"),
     [
-        ("save:torchtitan", "k o up"), ("save:minimal", ""), ("save:save_qkv_proj", "o gate up"),
-        ("save:save_dot_except_mlp", "gate up"), ("save:save_nothing", "q k v o gate up"),
-        ("save:save_nothing+no-early-stop", "q k v o gate up down"), ("full", "q k v o gate up"),
-        ("full+no-early-stop", "q k v o gate up down"), ("modules:mlp", "gate up"),
+        ("save:torchtitan", "k o up"),
+        ("save:minimal", ""),
+        ("save:save_qkv_proj", "o gate up"),
+        ("save:save_dot_except_mlp", "gate up"),
+        ("save:save_nothing", "q k v o gate up"),
+        ("save:save_nothing+no-early-stop", "q k v o gate up down"),
+        ("full", "q k v o gate up"),
+        ("full+no-early-stop", "q k v o gate up down"),
+        ("modules:mlp", "gate up"),
         ("modules:mlp,core_attn+no-early-stop", "gate up down"),
     ],
-)  # fmt: skip
+)
 def test_named_policies_compute_again_what_they_do_not_save(recompute, again):
     pytest.importorskip("torch", reason="a trace without a device needs torch (extra [capture])")
     from trioflow.trace.language.make import make_trace
@@ -394,10 +400,11 @@ def test_named_policies_compute_again_what_they_do_not_save(recompute, again):
     names, modules = (trace.operators[column].tolist() for column in ("name", "module"))
     cut = [list(pipeline_units(trace))]
     for block, region in enumerate(
-        one for one in plan_recomputation(trace, recompute, cut)
+        one
+        for one in plan_recomputation(trace, recompute, cut)
         if ".layers." in modules[one.operators[0]]
         and not (recompute.startswith("modules") and "attn" in modules[one.operators[0]])
-    ):  # fmt: skip
+    ):
         ran = [modules[op] for op in region.operators if names[op] == "aten::linear"]
         place = f"model.layers.{block}."
         assert all(module.startswith(place) for module in ran)
@@ -416,6 +423,4 @@ def test_a_policy_that_nobody_knows_or_that_saves_nothing_is_refused(transformer
     ):
         kind = "modules" if name.startswith("moe") else "save"
         with pytest.raises(PlanError, match=words):
-            plan_recomputation(
-                transformer_trace, f"{kind}:{name}", [list(pipeline_units(transformer_trace))]
-            )
+            plan_recomputation(transformer_trace, f"{kind}:{name}", [list(pipeline_units(transformer_trace))])

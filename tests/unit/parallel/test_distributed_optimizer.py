@@ -23,15 +23,7 @@ DEGREES = [(2, 1, 1), (2, 2, 1), (2, 1, 2), (2, 2, 2)]
 
 def build(trace, data, tensor, pipeline, sharding, micro_batches=2, **columns):
     pieces = {"micro_batches": micro_batches} if pipeline > 1 else {"accumulate": micro_batches}
-    plan = make_plan(
-        data,
-        tensor,
-        pipeline,
-        "1f1b" if pipeline > 1 else "",
-        sharding=sharding,
-        **pieces,
-        **columns,
-    )
+    plan = make_plan(data, tensor, pipeline, "1f1b" if pipeline > 1 else "", sharding=sharding, **pieces, **columns)
     return extrapolate(trace, plan, MODEL, batch=BATCH * data * micro_batches)
 
 
@@ -53,13 +45,8 @@ def sizes(graph, *names):
 
 
 @pytest.mark.parametrize(("data", "tensor", "pipeline"), DEGREES)
-def test_gradients_are_scattered_where_ddp_sums_them_and_weights_gathered(
-    transformer_trace, data, tensor, pipeline
-):
-    ours, ddp = (
-        build(transformer_trace, data, tensor, pipeline, sharding)
-        for sharding in ("distributed", "none")
-    )
+def test_gradients_are_scattered_where_ddp_sums_them_and_weights_gathered(transformer_trace, data, tensor, pipeline):
+    ours, ddp = (build(transformer_trace, data, tensor, pipeline, sharding) for sharding in ("distributed", "none"))
     group = ",".join(str(tensor * d) for d in range(data))
     summed = {key: n for key, n in sizes(ddp, "all_reduce").items() if key[1] == group}
     assert summed and sizes(ours, "reduce_scatter") == summed
@@ -74,12 +61,8 @@ def test_gradients_are_scattered_where_ddp_sums_them_and_weights_gathered(
 
 
 @pytest.mark.parametrize(("data", "tensor", "pipeline"), DEGREES)
-def test_each_replica_updates_and_holds_the_state_of_an_equal_slice(
-    gpu_trace, data, tensor, pipeline
-):
-    ours, ddp = (
-        build(gpu_trace, data, tensor, pipeline, sharding) for sharding in ("distributed", "none")
-    )
+def test_each_replica_updates_and_holds_the_state_of_an_equal_slice(gpu_trace, data, tensor, pipeline):
+    ours, ddp = (build(gpu_trace, data, tensor, pipeline, sharding) for sharding in ("distributed", "none"))
 
     of_tensors = set(list_updates(gpu_trace.operators))
 
@@ -104,21 +87,15 @@ GRIDS = [(8, 1, 1), (4, 2, 1), (4, 1, 2)]
 
 
 @pytest.mark.parametrize(("data", "tensor", "pipeline"), GRIDS)
-def test_groups_share_the_optimizer_and_sum_their_shards_as_megatron_s_instances_do(
-    gpu_trace, data, tensor, pipeline
-):
+def test_groups_share_the_optimizer_and_sum_their_shards_as_megatron_s_instances_do(gpu_trace, data, tensor, pipeline):
     """Reduce-scatter and all-gather inside a group, all-reduce of a shard among groups, state over the group."""
     whole, ours = (build(gpu_trace, data, tensor, pipeline, "distributed", shard=n) for n in (1, 2))
     inside, all_of = "0," + str(tensor), ",".join(str(tensor * d) for d in range(data))
     among = ",".join(str(tensor * d) for d in range(0, data, 2))
     for name in ("reduce_scatter", "all_gather"):
-        moved = {
-            (size, all_of): n for (size, group), n in sizes(ours, name).items() if group == inside
-        }
+        moved = {(size, all_of): n for (size, group), n in sizes(ours, name).items() if group == inside}
         assert moved and moved == {k: n for k, n in sizes(whole, name).items() if k[1] == all_of}
-    shards = sum(
-        n * size for (size, group), n in sizes(ours, "all_reduce").items() if group == among
-    )
+    shards = sum(n * size for (size, group), n in sizes(ours, "all_reduce").items() if group == among)
     buckets = sum(n * size for (size, _), n in sizes(ours, "reduce_scatter").items())
     assert shards == buckets // 2
     pair = build(gpu_trace, 2, tensor, pipeline, "distributed")
@@ -140,10 +117,7 @@ def test_zero1_groups_broadcast_inside_a_group_and_ddp_sums_over_all(gpu_trace):
 def test_zero1_beside_tensor_parallelism_is_the_framework_s_own(gpu_trace):
     """PyTorch's shares the tensors that a tensor-parallel rank has; Megatron-LM, nanotron and DeepSpeed cut slices."""
     cut, whole = (build(gpu_trace, 2, tensor, 1, "zero1") for tensor in (2, 1))
-    sent, all_sent = (
-        sum(n * size for (size, _), n in sizes(graph, "broadcast").items())
-        for graph in (cut, whole)
-    )
+    sent, all_sent = (sum(n * size for (size, _), n in sizes(graph, "broadcast").items()) for graph in (cut, whole))
     assert 0 < sent < all_sent
     for recipe in ("megatron-bf16", "nanotron-bf16", "deepspeed-bf16"):
         trace = with_recipe(gpu_trace, recipe)
@@ -172,9 +146,7 @@ def test_main_gradients_stand_all_the_time_and_buckets_hold_what_backward_makes(
         assert "bucket" not in held_by(transformer_trace, recipe, "distributed")
     # Its buffers of gradients are there from the first operator on, whatever the recipe.
     graph = build(transformer_trace, 2, 1, 1, "distributed")
-    standing = sum(
-        graph.metadata.memory[0]["categories"][name] for name in ("parameter", "optimizer_state")
-    )
+    standing = sum(graph.metadata.memory[0]["categories"][name] for name in ("parameter", "optimizer_state"))
     assert min(graph.metadata.memory_curves[0]["bytes"]) >= standing + whole
 
 
@@ -199,9 +171,7 @@ def test_nanotron_s_buckets_count_gradients_as_backward_makes_them(transformer_t
 
     def count(recipe, limit):
         plan = replace(make_plan(2, accumulate=2), first_bucket_bytes=limit, bucket_bytes=limit)
-        tasks = extrapolate(
-            with_recipe(transformer_trace, recipe), plan, MODEL, batch=4 * BATCH
-        ).tasks
+        tasks = extrapolate(with_recipe(transformer_trace, recipe), plan, MODEL, batch=4 * BATCH).tasks
         mine = tasks[(tasks["rank"] == 0) & (tasks["name"] == "all_reduce")]
         return mine["message_bytes"].tolist()
 
@@ -224,13 +194,9 @@ def test_gradients_reduced_in_bf16_are_half_until_they_are_reduced(transformer_t
 
 
 @pytest.mark.parametrize("name", ["megatron-bf16", "nanotron-bf16", "fp8"])
-def test_sharded_gradients_are_whole_for_a_unit_at_a_time_under_every_recipe(
-    name, transformer_trace
-):
+def test_sharded_gradients_are_whole_for_a_unit_at_a_time_under_every_recipe(name, transformer_trace):
     trace = with_recipe(transformer_trace, name)
-    whole, shards = (
-        build(trace, 8, 1, 1, "fsdp", 2, no_sync=n).metadata.memory_curves[0] for n in (True, False)
-    )
+    whole, shards = (build(trace, 8, 1, 1, "fsdp", 2, no_sync=n).metadata.memory_curves[0] for n in (True, False))
     last = whole["bytes"][-1], shards["bytes"][-1]
     gradients = sum(int(g["size_bytes"]) for g in trace.facts.gradients)
     assert last[0] == last[1] and max(whole["bytes"]) - max(shards["bytes"]) > gradients / 4
@@ -243,11 +209,7 @@ def test_one_kernel_updates_where_there_are_main_weights(transformer_trace):
         graph = build(with_recipe(transformer_trace, name), 1, 1, 1, "none")
         rows = [r["phase"] for r in records(graph.tasks)]
         curve = graph.metadata.memory_curves[0]
-        held = [
-            b
-            for at, b in zip(curve["places"], curve["bytes"], strict=True)
-            if at >= rows.index(begin)
-        ]
+        held = [b for at, b in zip(curve["places"], curve["bytes"], strict=True) if at >= rows.index(begin)]
         rises[name] = any(later > before for before, later in pairwise(held))
     assert rises == {"fp32": True, "megatron-bf16": False}
 
@@ -304,9 +266,7 @@ def test_an_allocator_keeps_copies_of_what_is_gathered_at_once(gpu_trace):
 
 
 @pytest.mark.parametrize(("data", "tensor", "pipeline"), DEGREES)
-def test_weights_gathered_during_forward_travel_a_bucket_at_a_time_one_ahead(
-    gpu_trace, data, tensor, pipeline
-):
+def test_weights_gathered_during_forward_travel_a_bucket_at_a_time_one_ahead(gpu_trace, data, tensor, pipeline):
     """As Megatron-LM's ``finish_param_sync``: a bucket is waited for where it is read first, and the next one begins."""
     degrees = (data, tensor, pipeline)
     built = []
@@ -323,27 +283,24 @@ def test_weights_gathered_during_forward_travel_a_bucket_at_a_time_one_ahead(
     rows = [row for row in records(ahead.tasks) if row["rank"] == 0]
     gathers = [row for row in rows if row["name"] == "all_gather" and row["phase"] == "forward"]
     assert len(gathers) > 2
-    assert {row["micro_batch"] for row in rows if row["task_id"] < gathers[-1]["task_id"] and row["kind"] == "compute"} == {0}  # fmt: skip
+    assert {
+        row["micro_batch"] for row in rows if row["task_id"] < gathers[-1]["task_id"] and row["kind"] == "compute"
+    } == {0}
     waits = {}
     for after, before in ahead.dependencies.itertuples(index=False):
         waits.setdefault(int(after), set()).add(int(before))
     ids = [int(row["task_id"]) for row in gathers]
-    readers = [
-        min(task for task, on in waits.items() if one in on and task not in ids) for one in ids
-    ]
+    readers = [min(task for task, on in waits.items() if one in on and task not in ids) for one in ids]
     assert readers[0] > ids[1] and readers == sorted(readers)
     for following, before, reader in zip(ids[2:], readers, readers[1:], strict=False):
-        assert (
-            before < following < reader or before == reader
-        )  # begins where the one before it is waited for
+        assert before < following < reader or before == reader  # begins where the one before it is waited for
 
 
 def test_a_rank_of_several_stages_gathers_two_at_first_and_the_others_ahead():
     """As Megatron-LM's interleaved schedule: the first two with the step, a later one's before its turn."""
     plan = make_plan(
-        2, 1, 2, schedule="interleaved", stages_per_rank=3, micro_batches=2, sharding="distributed",
-        gather_overlap=True,
-    )  # fmt: skip
+        2, 1, 2, schedule="interleaved", stages_per_rank=3, micro_batches=2, sharding="distributed", gather_overlap=True
+    )
     tasks = trioflow.predict("gpt2-tiny-b8", plan, "dgx-h100", batch=16).task_graph.tasks
     for rank in (0, 2):
         rows = [row for row in records(tasks) if row["rank"] == rank]
@@ -352,11 +309,7 @@ def test_a_rank_of_several_stages_gathers_two_at_first_and_the_others_ahead():
             if row["name"] == "all_gather" and row["phase"] == "forward":
                 begins.setdefault(row["stage"], place)
         first = {
-            stage: min(
-                place
-                for place, row in enumerate(rows)
-                if row["stage"] == stage and row["kind"] == "compute"
-            )
+            stage: min(place for place, row in enumerate(rows) if row["stage"] == stage and row["kind"] == "compute")
             for stage in begins
         }
         order = sorted(begins)
@@ -397,17 +350,12 @@ def count(graph, *names):
         ("colossalai-bf16", "zero2", "auto", 3),
     ],
 )
-def test_gradients_are_reduced_as_often_as_the_framework_does(
-    gpu_trace, recipe, sharding, sync, times
-):
+def test_gradients_are_reduced_as_often_as_the_framework_does(gpu_trace, recipe, sharding, sync, times):
     trace = with_recipe(gpu_trace, recipe)
     once, several = (
-        build(trace, 2, 1, 1, sharding, pieces, gradient_sync=sync if pieces > 1 else "auto")
-        for pieces in (1, 3)
+        build(trace, 2, 1, 1, sharding, pieces, gradient_sync=sync if pieces > 1 else "auto") for pieces in (1, 3)
     )
-    assert count(several, "reduce_scatter", "all_reduce") == times * count(
-        once, "reduce_scatter", "all_reduce"
-    )
+    assert count(several, "reduce_scatter", "all_reduce") == times * count(once, "reduce_scatter", "all_reduce")
     assert f"reduced {'once' if times == 1 else 'in each'}" in several.metadata.plan_text
 
 
@@ -418,18 +366,13 @@ def test_megatron_reduces_at_the_last_micro_step_whatever_is_asked(gpu_trace):
 
 @pytest.mark.parametrize(
     ("recipe", "name", "limit"),
-    [
-        ("deepspeed-bf16-reduce", "all_reduce", 500_000_000 * 2),
-        ("colossalai-bf16", "reduce_scatter", 12 * 2**20 * 2),
-    ],
+    [("deepspeed-bf16-reduce", "all_reduce", 500_000_000 * 2), ("colossalai-bf16", "reduce_scatter", 12 * 2**20 * 2)],
 )
 def test_zero2_keeps_a_slice_of_gradients_and_gathers_weights_once(gpu_trace, recipe, name, limit):
     """DeepSpeed sums its buckets over all replicas, ColossalAI scatters them; both reduce bf16 and keep a slice."""
     trace = with_recipe(gpu_trace, recipe)
     graphs = {data: build(trace, data, 1, 1, "zero2", 3) for data in (2, 8)}
-    whole = sum(
-        int(g["size_bytes"]) for g in trace.facts.gradients
-    )  # in fp32, as the trace's weights
+    whole = sum(int(g["size_bytes"]) for g in trace.facts.gradients)  # in fp32, as the trace's weights
     half = whole // 2
     for graph in graphs.values():
         assert count(graph, name) == 3 * half and count(graph, "all_gather") == whole
@@ -442,9 +385,7 @@ def test_zero2_keeps_a_slice_of_gradients_and_gathers_weights_once(gpu_trace, re
     assert held[2]["bucket"] == (limit - half if name == "all_reduce" else half)
 
 
-@pytest.mark.parametrize(
-    ("recipe", "waits"), [("deepspeed-bf16-reduce", True), ("colossalai-bf16", False)]
-)
+@pytest.mark.parametrize(("recipe", "waits"), [("deepspeed-bf16-reduce", True), ("colossalai-bf16", False)])
 def test_zero2_overlaps_its_buckets_where_the_framework_does(gpu_trace, recipe, waits):
     plan = replace(make_plan(2, sharding="zero2", accumulate=2), bucket_bytes=2**14)
     graph = extrapolate(with_recipe(gpu_trace, recipe), plan, MODEL, batch=BATCH * 4)
@@ -476,10 +417,7 @@ FP32_GRADIENTS = [
     "fp8-block",
     "fp8-block-params",
 ]
-HALF_REDUCED = {
-    "fsdp2-bf16-reduce": 4,
-    "deepspeed-bf16": 4,
-}  # kept in fp32, reduced in half precision
+HALF_REDUCED = {"fsdp2-bf16-reduce": 4, "deepspeed-bf16": 4}  # kept in fp32, reduced in half precision
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -21,13 +21,7 @@ from trioflow.parallel.splits.routing import (
     spread_tokens,
 )
 from trioflow.parallel.splits.tensor_parallel import split_for_plan
-from trioflow.parallel.splits.tensor_split import (
-    EXPERT_DOMAIN,
-    EXPERT_NODES,
-    EXPERT_SLICES,
-    EXPERTS,
-    TENSOR,
-)
+from trioflow.parallel.splits.tensor_split import EXPERT_DOMAIN, EXPERT_NODES, EXPERT_SLICES, EXPERTS, TENSOR
 from trioflow.parallel.splits.vocabulary import prepare_split
 from trioflow.prediction.assembly import time_operators
 from trioflow.prediction.options import Options
@@ -39,9 +33,7 @@ from trioflow.trace.store import pipeline_units
 
 pytest.importorskip("torch", reason="a trace without a device needs torch (extra [capture])")
 
-MODEL = LanguageModel(
-    "experts", 3, 512, 8, 4, 64, 1024, 1024, experts=8, experts_per_token=2, shared_feed_forward=512
-)
+MODEL = LanguageModel("experts", 3, 512, 8, 4, 64, 1024, 1024, experts=8, experts_per_token=2, shared_feed_forward=512)
 STEP = LanguageStep(256, 2, "megatron-bf16")
 ROWS_BYTES = STEP.sequence * STEP.batch * MODEL.experts_per_token * MODEL.hidden * 2
 
@@ -117,8 +109,7 @@ def test_a_rank_multiplies_as_many_tokens_by_fewer_experts(trace):
     assert (after["flop"], after["write_bytes"]) == (before["flop"], before["write_bytes"])
     assert before["read_bytes"] - after["read_bytes"] == weight * 3 // 4
     made = trace.operators[
-        (trace.operators["forward_op_id"] == first)
-        & (trace.operators["name"] == "aten::_grouped_mm")
+        (trace.operators["forward_op_id"] == first) & (trace.operators["name"] == "aten::_grouped_mm")
     ]
     written = sorted(split.operators.loc[made.index, "write_bytes"])
     assert written == sorted([weight * 2 // 4, ROWS_BYTES])  # the weight's gradient in fp32
@@ -150,10 +141,7 @@ def test_whole_experts_see_each_tensor_parallel_rank_s_own_tokens(trace):
     assert [one.collective for one in split.after[layer.products[-1]]] == ["all_to_all"]
     (first, *_), weight = layer.products, MODEL.experts * MODEL.hidden * 2 * MODEL.feed_forward * 2
     before, after = trace.operators.loc[first], split.operators.loc[first]
-    assert (after["flop"], after["write_bytes"]) == (
-        before["flop"] // 2,
-        before["write_bytes"] // 2,
-    )
+    assert (after["flop"], after["write_bytes"]) == (before["flop"] // 2, before["write_bytes"] // 2)
     assert after["read_bytes"] == pytest.approx(weight // 4 + ROWS_BYTES // 2, rel=1e-5)
     # Routers and norms see a rank's tokens alone, and are summed over tensor-parallel ranks.
     router = {n for n in split.partial_gradients if ".mlp." in n}
@@ -168,9 +156,7 @@ def test_dense_blocks_beside_whole_experts_stay_split(tmp_path, monkeypatch):
     of = {p.name: p for p in list_parameters(made, 2, 4)}
     whole = {p.name: p for p in list_parameters(made)}
     shares = {
-        name: of[name].size_bytes / whole[name].size_bytes
-        for name in of
-        if ".mlp." in name and "mlp.gate." not in name
+        name: of[name].size_bytes / whole[name].size_bytes for name in of if ".mlp." in name and "mlp.gate." not in name
     }
     for name, share in shares.items():
         dense = ".layers.0." in name or "shared" in name
@@ -179,30 +165,22 @@ def test_dense_blocks_beside_whole_experts_stay_split(tmp_path, monkeypatch):
 
 def name_groups(grid, axis):
     """Return the groups along an axis, as tasks name them."""
-    return {",".join(map(str, group)) for group in np.moveaxis(grid, axis, -1).reshape(-1, grid.shape[axis])}  # fmt: skip
+    return {",".join(map(str, group)) for group in np.moveaxis(grid, axis, -1).reshape(-1, grid.shape[axis])}
 
 
 @pytest.mark.parametrize("cut", [1, 2])
 @pytest.mark.parametrize("context", [1, 2])
 def test_groups_are_those_of_megatron_s_own_grid_of_experts(trace, cut, context, times):
     """Megatron-LM's ``parallel_state.py``: experts are numbered tensor, expert, data, pipeline, the first fastest."""
-    degrees = {
-        "data": 4 // context,
-        "context": context,
-        "expert": 4 // cut,
-        "expert_tensor": cut,
-        "tensor": 2,
-    }
+    degrees = {"data": 4 // context, "context": context, "expert": 4 // cut, "expert_tensor": cut, "tensor": 2}
     plan = make_plan(
-        **degrees, pipeline=2, schedule="1f1b", micro_batches=2, sequence_parallel=True, sharding="distributed",
-    )  # fmt: skip
+        **degrees, pipeline=2, schedule="1f1b", micro_batches=2, sequence_parallel=True, sharding="distributed"
+    )
     grid = np.arange(16).reshape(2, 2, 4 // cut, cut)
     tasks = predict(times, plan, "dgx-h100", fold=False).task_graph.tasks
     exchanges = tasks[(tasks["name"] == "all_to_all")]
     assert set(exchanges["group"]) == name_groups(grid, 2)
-    experts = sum(
-        p.size_bytes for p in list_parameters(prepare_split(trace, plan), 2, 4 // cut) if p.experts
-    )
+    experts = sum(p.size_bytes for p in list_parameters(prepare_split(trace, plan), 2, 4 // cut) if p.experts)
     sums = tasks[(tasks["name"] == "reduce_scatter") & tasks["group"].isin(name_groups(grid, 1))]
     width = trace.facts.reduced_width
     assert sums["message_bytes"].sum() == pytest.approx(experts * 8 * width)
@@ -220,16 +198,10 @@ def test_slices_of_experts_gather_their_tokens(trace, times):
     )
     behind = [one.collective for one in split.after[layer.permute]]
     assert behind == ["all_to_all", "all_to_all", "all_gather"]
-    assert [one.collective for one in split.after[layer.products[-1]]] == [
-        "reduce_scatter",
-        "all_to_all",
-    ]
+    assert [one.collective for one in split.after[layer.products[-1]]] == ["reduce_scatter", "all_to_all"]
     (first, *_), weight = layer.products, MODEL.experts * MODEL.hidden * 2 * MODEL.feed_forward * 2
     before, after = trace.operators.loc[first], split.operators.loc[first]
-    assert (after["flop"], after["write_bytes"]) == (
-        before["flop"] // 4,
-        before["write_bytes"] // 4,
-    )
+    assert (after["flop"], after["write_bytes"]) == (before["flop"] // 4, before["write_bytes"] // 4)
     assert after["read_bytes"] == pytest.approx(weight // 4 + 2 * own, rel=1e-5)
     plan = make_plan(**SLICED)
     held = [p.size_bytes for p in list_parameters(prepare_split(trace, plan), 4, 4) if p.experts]
@@ -254,11 +226,7 @@ def test_tokens_that_are_handed_on_cross_nodes_once(trace, times):
             assert Counter(mine) == Counter([("forward", size)] * 2 + [("backward", size)] * 2)
         assert exchanges_of(split, trace, layer) == [("forward", 8 * MODEL.experts)]
     first = find_expert_layers(trace)[0]
-    assert [one.group for one in split.after[first.permute]] == [
-        EXPERTS,
-        EXPERT_NODES,
-        EXPERT_DOMAIN,
-    ]
+    assert [one.group for one in split.after[first.permute]] == [EXPERTS, EXPERT_NODES, EXPERT_DOMAIN]
     assert [one.group for one in split.after[first.products[-1]]] == [EXPERT_DOMAIN, EXPERT_NODES]
     assert not any(one.copied for one in split.exchanges)
     tasks = predict(times, make_plan(**HANDED_ON), "dgx-h100", fold=False).task_graph.tasks
@@ -318,14 +286,9 @@ PLANS = [
     {**WHOLE, "data": 2, "context": 2, "sharding": "distributed"},
     {"data": 4, "expert": 2, "sharding": "zero1"},
     {**PAIRED, "accumulate": 2, "sharding": "distributed"},
-    {
-        **PAIRED, "pipeline": 2, "schedule": "interleaved", "stages_per_rank": 2, "micro_batches": 2,
-        "sharding": "zero1",
-    },
-    {
-        "data": 4, "expert": 2, "pipeline": 2, "schedule": "1f1b", "micro_batches": 2, "sharding": "zero2",
-    },
-]  # fmt: skip
+    {**PAIRED, "pipeline": 2, "schedule": "interleaved", "stages_per_rank": 2, "micro_batches": 2, "sharding": "zero1"},
+    {"data": 4, "expert": 2, "pipeline": 2, "schedule": "1f1b", "micro_batches": 2, "sharding": "zero2"},
+]
 
 
 @pytest.mark.parametrize("degrees", PLANS, ids=lambda d: make_plan(**d).plan)
@@ -362,15 +325,8 @@ def test_optimizers_of_experts_share_them_out_among_ranks_that_hold_the_same():
     by_group = sent.groupby(pd.Series(ranks, sent.index))["message_bytes"].sum()
     held = list_parameters(trace, 1, 2)
     experts = sum(p.size_bytes for p in held if p.experts)
-    assert by_group.to_dict() == {
-        (1, 3): experts,
-        (0, 1, 2, 3): sum(p.size_bytes for p in held) - experts,
-    }
-    states = {
-        rank: entry["categories"]["optimizer_state"]
-        for entry in found.memory
-        for rank in entry["ranks"]
-    }
+    assert by_group.to_dict() == {(1, 3): experts, (0, 1, 2, 3): sum(p.size_bytes for p in held) - experts}
+    states = {rank: entry["categories"]["optimizer_state"] for entry in found.memory for rank in entry["ranks"]}
     whole = predict(times, make_plan(data=4, expert=2), "dgx-h100").memory[0]["categories"]
     # Ranks 0 and 1 hold different experts, 0 and 2 the same: all four share the rest.
     part = experts / sum(p.size_bytes for p in held)
@@ -397,25 +353,24 @@ def test_exchanges_run_beside_the_other_micro_batch(degrees, trace, times):
     options = Options(stages=stages if "pipeline" in degrees else None)
     both = [
         predict(
-            times, make_plan(**{**PAIRED, **degrees, "expert_overlap": overlaps}), "dgx-h100",
+            times,
+            make_plan(**{**PAIRED, **degrees, "expert_overlap": overlaps}),
+            "dgx-h100",
             batch=8 * max(degrees.values(), key=lambda n: n if isinstance(n, int) else 0),
-            options=options, fold=False,
+            options=options,
+            fold=False,
         )
         for overlaps in (False, True)
-    ]  # fmt: skip
+    ]
     plain, paired = map(list_tasks, both)
     for columns in (["op_id", "micro_batch", "phase"], ["name", "message_bytes", "group", "phase"]):
-        counts = [
-            Counter(map(tuple, one[columns].astype(str).to_numpy())) for one in (plain, paired)
-        ]
+        counts = [Counter(map(tuple, one[columns].astype(str).to_numpy())) for one in (plain, paired)]
         assert counts[0] == counts[1]
     waits = both[1].task_graph.dependencies
     waits = waits[waits["task_id"].isin(paired.index) & waits["depends_on"].isin(paired.index)]
     assert (waits["depends_on"] < waits["task_id"]).all()
     compute = paired[paired["stream"] == "compute"]
-    exchanges = paired.index[
-        (paired["stream"] == EXPERTS) & (paired["message_bytes"] == ROWS_BYTES)
-    ]
+    exchanges = paired.index[(paired["stream"] == EXPERTS) & (paired["message_bytes"] == ROWS_BYTES)]
     beside = 0
     for task in exchanges.intersection(waits["depends_on"]):
         reader = waits.loc[(waits["depends_on"] == task), "task_id"].min()
@@ -424,17 +379,18 @@ def test_exchanges_run_beside_the_other_micro_batch(degrees, trace, times):
     assert beside >= 2  # few of dualpipev's actions are pairs with so few micro-batches
     assert both[1].step_time_s < both[0].step_time_s
     assert both[1].compute_s == pytest.approx(both[0].compute_s)
-    assert (
-        "exchanges of experts beside another micro-batch" in both[1].task_graph.metadata.plan_text
-    )
+    assert "exchanges of experts beside another micro-batch" in both[1].task_graph.metadata.plan_text
 
 
 def test_megatron_arguments_say_whether_exchanges_run_beside():
     sizes = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --vocab-size 99 --num-experts 4"
     for words, found in (
         ("--expert-model-parallel-size 2", None),
-        ("--expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall --overlap-moe-expert-parallel-comm", True),
-    ):  # fmt: skip
+        (
+            "--expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall --overlap-moe-expert-parallel-comm",
+            True,
+        ),
+    ):
         read = read_megatron(parse_arguments(f"{sizes} {words}", "x"), "x", "x")
         assert read.degrees.get("expert_overlap") == found
 
@@ -453,9 +409,7 @@ def test_turns_of_a_pair_are_megatrons(times):
 @pytest.mark.parametrize("batch", [1, 4, 8])
 def test_a_sample_takes_no_longer_where_there_are_more(batch):
     """Fewer experts of a batch, each cut: fewer problems, of more rows, in one dimension less."""
-    sizes = replace(
-        MODEL, layers=2, hidden=2048, experts=128, experts_per_token=8, feed_forward=768
-    )
+    sizes = replace(MODEL, layers=2, hidden=2048, experts=128, experts_per_token=8, feed_forward=768)
     made = make.make_trace(sizes, LanguageStep(4096, batch, "megatron-bf16"))
     times = time_operators(made, "NVIDIA H100 80GB HBM3")
     split = split_of(made, data=4, expert=4, tensor=2, sequence_parallel=True).operators
@@ -463,9 +417,10 @@ def test_a_sample_takes_no_longer_where_there_are_more(batch):
     each = [
         predict_operator_times(
             times.traces[0].operators[grouped], resize_batch(split[grouped], samples / batch), times.model
-        )[0] / samples
+        )[0]
+        / samples
         for samples in (1, 2, 4, 8, 16)
-    ]  # fmt: skip
+    ]
     assert (np.diff(each, axis=0) <= 1e-9).all()
 
 
@@ -481,8 +436,7 @@ def test_gradients_of_experts_are_as_large_as_their_parameters_in_the_format_tha
 
 def test_a_rank_has_memory_for_its_own_experts(trace, times):
     alone, shared = (
-        predict(times, make_plan(data=4, expert=ranks), "dgx-h100").memory[0]["categories"]
-        for ranks in (1, 4)
+        predict(times, make_plan(data=4, expert=ranks), "dgx-h100").memory[0]["categories"] for ranks in (1, 4)
     )
     experts = sum(p.size_bytes for p in list_parameters(trace) if p.experts)
     assert alone["parameter"] - shared["parameter"] == pytest.approx(experts * 3 / 4, rel=1e-6)
@@ -507,11 +461,15 @@ def test_exchanges_do_not_queue_behind_what_replicas_gather(times):
     assert exposed["expert"] == pytest.approx((moved["end_s"] - moved["start_s"]).sum(), rel=0.2)
 
 
-@pytest.mark.parametrize("degrees", [
-    {"data": 2, "tensor": 2, "expert": 4, "expert_tensor": 1, "sequence_parallel": True},
-    {"tensor": 4, "expert": 4, "expert_tensor": 1, "sequence_parallel": True},
-    {"data": 8, "expert": 8}, {"data": 4, "tensor": 2, "expert": 4, "sequence_parallel": True},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "degrees",
+    [
+        {"data": 2, "tensor": 2, "expert": 4, "expert_tensor": 1, "sequence_parallel": True},
+        {"tensor": 4, "expert": 4, "expert_tensor": 1, "sequence_parallel": True},
+        {"data": 8, "expert": 8},
+        {"data": 4, "tensor": 2, "expert": 4, "sequence_parallel": True},
+    ],
+)
 def test_what_grows_with_the_batch_is_part_of_what_is_moved(trace, degrees):
     """A search rescales micro-batches from the traced one: less than nothing would be read by a larger one."""
     operators = split_of(trace, **degrees).operators
@@ -588,9 +546,7 @@ def test_the_power_law_has_the_density_of_the_tables_of_experts(exponent):
         return np.log(size) if exponent == 1 else (size ** (1 - exponent) - 1) / (1 - exponent)
 
     for size in (2, 20, 200, 700):
-        assert np.searchsorted(sizes, size) / len(sizes) == pytest.approx(
-            count(size) / count(800), abs=0.01
-        )
+        assert np.searchsorted(sizes, size) / len(sizes) == pytest.approx(count(size) / count(800), abs=0.01)
     assert sizes[-1] == pytest.approx(800, rel=0.2)
 
 
@@ -632,10 +588,7 @@ def test_shares_of_another_model_are_refused(mixture, tmp_path):
 
 
 def test_the_fullest_rank_decides_products_exchanges_and_memory(mixture, tmp_path):
-    skewed = set_routing(
-        mixture,
-        read_routing(write_shares(tmp_path, [f"{i} {3 if i < 2 else 1}" for i in range(8)])),
-    )
+    skewed = set_routing(mixture, read_routing(write_shares(tmp_path, [f"{i} {3 if i < 2 else 1}" for i in range(8)])))
     one, other = (split_for_plan(prepare_split(t, PLAN), PLAN) for t in (mixture, skewed))
     factor = 6 / 12 * 4
     assert spread_tokens(skewed, PLAN)[0].max() == pytest.approx(factor)
@@ -667,8 +620,6 @@ def test_a_skew_takes_longer_and_is_said(mixture):
 
 def test_without_expert_parallelism_a_skew_changes_nothing(mixture):
     plan = make_plan(data=4)
-    even, skewed = (
-        predict(mixture, plan, "dgx-h100", routing=how) for how in (BALANCED, "power:1.2")
-    )
+    even, skewed = (predict(mixture, plan, "dgx-h100", routing=how) for how in (BALANCED, "power:1.2"))
     assert even.step_time_s == skewed.step_time_s
     assert any("changes nothing here" in text for text in skewed.warnings)

@@ -73,9 +73,7 @@ def test_fixed_parts_do_not_grow_with_the_batch(cnn_trace):
     one = extrapolate(cnn_trace, make_plan(), MODEL)
     four = extrapolate(cnn_trace, make_plan(), MODEL, batch=4 * BATCH)
     for phase in ("forward", "backward", "optimizer"):
-        before, after = (
-            g.tasks[g.tasks["phase"] == phase]["duration_s"].sum() for g in (one, four)
-        )
+        before, after = (g.tasks[g.tasks["phase"] == phase]["duration_s"].sum() for g in (one, four))
         if phase == "optimizer":
             assert after == pytest.approx(before)
         else:
@@ -120,9 +118,7 @@ def test_tensor_parallel_halves_the_work_of_the_blocks(transformer_trace):
     from trioflow.parallel.splits.tensor_parallel import split_operators
 
     split = split_operators(transformer_trace, 2)
-    blocks = whole["module"].str.contains(r"blocks\.\d+\.(?:attention|feed_forward)") & (
-        whole["flop"] > 0
-    )
+    blocks = whole["module"].str.contains(r"blocks\.\d+\.(?:attention|feed_forward)") & (whole["flop"] > 0)
     assert blocks.any()
     halves = split.operators.loc[blocks, "flop"] * 2
     assert halves.tolist() == whole.loc[blocks, "flop"].tolist()
@@ -143,9 +139,7 @@ def test_tensor_parallel_shards_hold_the_bytes_of_a_smaller_model(transformer_tr
     read = 4 * (tokens * hidden + 3 * hidden * hidden // 2 + 3 * hidden // 2)
     assert split.at[linear["op_id"], "read_bytes"] == read
     assert split.at[linear["op_id"], "write_bytes"] == 4 * tokens * 3 * hidden // 2
-    assert split.at[linear["op_id"], "batch_read_bytes"] == pytest.approx(
-        4 * tokens * hidden, rel=0.4
-    )
+    assert split.at[linear["op_id"], "batch_read_bytes"] == pytest.approx(4 * tokens * hidden, rel=0.4)
 
 
 def test_ranks_of_a_product_have_matching_groups(transformer_trace):
@@ -165,11 +159,7 @@ def test_ranks_of_a_product_have_matching_groups(transformer_trace):
 
 def test_host_costs_of_the_platform_enter(transformer_trace):
     plain = extrapolate(transformer_trace, make_plan(tensor=2), MODEL)
-    costs = {
-        "tensor_parallel_forward_s": 1.0,
-        "tensor_parallel_backward_s": 10.0,
-        "tensor_parallel_update_s": 100.0,
-    }
+    costs = {"tensor_parallel_forward_s": 1.0, "tensor_parallel_backward_s": 10.0, "tensor_parallel_update_s": 100.0}
     costly = extrapolate(transformer_trace, make_plan(tensor=2), MODEL, host=costs)
     added = costly.tasks["duration_s"].sum() - plain.tasks["duration_s"].sum()
     split_modules = {
@@ -229,10 +219,7 @@ def test_gradients_are_scaled_after_the_last_send(cnn_trace):
 def test_what_is_only_predicted_is_not_called_measured(cnn_trace):
     single = extrapolate(cnn_trace, make_plan(), MODEL)
     assert single.metadata.compute_confidence == "measured"
-    assert (
-        extrapolate(cnn_trace, make_plan(data=2), MODEL).metadata.compute_confidence
-        == "interpolated"
-    )
+    assert extrapolate(cnn_trace, make_plan(data=2), MODEL).metadata.compute_confidence == "interpolated"
 
 
 def test_a_trace_without_gradients_cannot_be_data_parallel(cnn_trace):
@@ -247,10 +234,7 @@ def test_heads_are_not_cut(transformer_trace):
 
 
 def test_plan_names_and_descriptions():
-    assert (
-        describe_plan(make_plan(data=2, tensor=4), 64)
-        == "8 ranks = 2 data x 4 tensor, 32 samples a rank"
-    )
+    assert describe_plan(make_plan(data=2, tensor=4), 64) == "8 ranks = 2 data x 4 tensor, 32 samples a rank"
     assert describe_plan(make_plan(), 1) == "1 rank, 1 sample a rank"
     assert "4 micro-batches (gpipe)" in describe_plan(named_plan("gpipe", 2, 4), 8)
     with pytest.raises(PlanError, match="no plan is called 'zero9'"):
@@ -284,15 +268,10 @@ def test_communication_of_the_traced_run_takes_no_time_in_a_plan(cnn_trace):
     chosen = operators.index[operators["phase"] == "backward"][:3]
     operators.loc[chosen, "kind"] = "collective"
     parallel = Trace(operators, cnn_trace.tensors, cnn_trace.facts)
-    whole, less = (
-        extrapolate(t, make_plan(), MODEL).tasks["duration_s"].sum() for t in (cnn_trace, parallel)
-    )
+    whole, less = (extrapolate(t, make_plan(), MODEL).tasks["duration_s"].sum() for t in (cnn_trace, parallel))
     dropped = operators.loc[chosen, ["device_ns", "cpu_ns"]].to_numpy().sum() / 1e9
     assert whole - less == pytest.approx(dropped)
-    assert (
-        "3 communication operators"
-        in extrapolate(parallel, make_plan(), MODEL).metadata.warnings[-1]
-    )
+    assert "3 communication operators" in extrapolate(parallel, make_plan(), MODEL).metadata.warnings[-1]
 
 
 PLANS = ["ddp", "zero1", "fsdp", "tp", "gpipe", "gpipe-recompute", "1f1b", "interleaved", "zbv"]
@@ -301,10 +280,7 @@ PLANS = ["ddp", "zero1", "fsdp", "tp", "gpipe", "gpipe-recompute", "1f1b", "inte
 @pytest.mark.parametrize("name", PLANS)
 def test_phases_that_do_not_run_leave_no_tasks(name, transformer_trace):
     plan = named_plan(name, 2)
-    graphs = {
-        mode: extrapolate(transformer_trace, plan, MODEL, batch=2 * BATCH, mode=mode)
-        for mode in MODES
-    }
+    graphs = {mode: extrapolate(transformer_trace, plan, MODEL, batch=2 * BATCH, mode=mode) for mode in MODES}
     phases = {mode: set(graph.tasks["phase"]) - {""} for mode, graph in graphs.items()}
     assert phases["forward"] == {"forward"}
     assert phases["forward-backward"] == {"forward", "backward"}
@@ -341,10 +317,7 @@ def test_forward_keeps_nothing_for_backward(transformer_trace):
 
 def test_a_schedule_keeps_each_forward_once():
     schedule = keep_forward(build_schedule("gpipe-recompute", 2, 3))
-    assert [[str(a) for a in row] for row in schedule.rows] == [
-        ["0F0", "0F1", "0F2"],
-        ["1F0", "1F1", "1F2"],
-    ]
+    assert [[str(a) for a in row] for row in schedule.rows] == [["0F0", "0F1", "0F2"], ["1F0", "1F1", "1F2"]]
 
 
 def test_accumulated_micro_steps_run_forward_one_after_the_other(transformer_trace):
@@ -356,10 +329,7 @@ def test_accumulated_micro_steps_run_forward_one_after_the_other(transformer_tra
 
 
 def test_the_baseline_is_that_of_the_phases_that_run(transformer_trace):
-    times = {
-        mode: extrapolate(transformer_trace, make_plan(), MODEL, mode=mode).metadata
-        for mode in MODES
-    }
+    times = {mode: extrapolate(transformer_trace, make_plan(), MODEL, mode=mode).metadata for mode in MODES}
     whole, forward, both = (times[mode].baseline_step_time_s for mode in MODES)
     assert 0 < forward < both < whole
     assert times["forward"].plan_text.endswith("a rank, forward only")
@@ -367,9 +337,7 @@ def test_the_baseline_is_that_of_the_phases_that_run(transformer_trace):
 
 
 def test_what_does_not_go_together_is_refused(transformer_trace):
-    with pytest.raises(
-        PlanError, match="unknown mode 'test'; use one of train, forward, forward-b"
-    ):
+    with pytest.raises(PlanError, match="unknown mode 'test'; use one of train, forward, forward-b"):
         extrapolate(transformer_trace, make_plan(), MODEL, mode="test")
     with pytest.raises(PlanError, match="mode forward of DataParallel is not simulated; use repli"):
         extrapolate(transformer_trace, named_plan("dp", 2), MODEL, mode="forward")
@@ -495,14 +463,10 @@ def two_ranks(receiver_s: float = 5.0) -> Any:
     graph = TaskGraphBuilder()
     match = graph.new_match()
     first = graph.add(0, "compute", "compute", "a", duration_s=1.0)
-    send = graph.add(
-        0, "send", "send", "send", after=[first], match_id=match, peer=1, message_bytes=SIZE
-    )
+    send = graph.add(0, "send", "send", "send", after=[first], match_id=match, peer=1, message_bytes=SIZE)
     graph.add(0, "compute", "compute", "b", after=[send], duration_s=1.0)
     before = graph.add(1, "compute", "compute", "c", duration_s=receiver_s)
-    recv = graph.add(
-        1, "receive", "recv", "recv", after=[before], match_id=match, peer=0, message_bytes=SIZE
-    )
+    recv = graph.add(1, "receive", "recv", "recv", after=[before], match_id=match, peer=0, message_bytes=SIZE)
     graph.add(1, "compute", "compute", "d", after=[recv], duration_s=1.0)
     return graph.build()
 
@@ -557,18 +521,10 @@ def test_larger_messages_and_none_wait(platform: Platform) -> None:
     [
         {"pipeline": 2, "data": 2, "schedule": "1f1b", "micro_batches": 4},
         {"pipeline": 2, "data": 2, "tensor": 2, "schedule": "gpipe", "micro_batches": 4},
-        {
-            "pipeline": 2,
-            "data": 4,
-            "schedule": "interleaved",
-            "micro_batches": 4,
-            "stages_per_rank": 2,
-        },
+        {"pipeline": 2, "data": 4, "schedule": "interleaved", "micro_batches": 4, "stages_per_rank": 2},
     ],
 )
-def test_identical_ranks_executed_once_are_all_ranks_executed(
-    platform: Platform, plan: dict[str, Any]
-) -> None:
+def test_identical_ranks_executed_once_are_all_ranks_executed(platform: Platform, plan: dict[str, Any]) -> None:
     traces = load_traces(["gpt2-tiny-b8"])
     times = time_operators(traces, platform.device.name)
     made = make_plan(plan.pop("data"), **plan)
@@ -605,11 +561,7 @@ def trace():
 
 def step_s(trace, launch_s, **degrees):
     platform = load_platform("dgx-h100", 8)
-    return predict(
-        trace,
-        make_plan(**degrees),
-        replace(platform, host={**platform.host, "launch_pytorch_s": launch_s}),
-    )
+    return predict(trace, make_plan(**degrees), replace(platform, host={**platform.host, "launch_pytorch_s": launch_s}))
 
 
 def count_launches(trace):
@@ -651,24 +603,22 @@ def test_the_answer_says_what_a_launch_takes(trace):
 @pytest.mark.parametrize("name", ["p5-h100", "dgx-h100", "dgx-h200", "dgx-a100"])
 def test_machines_say_what_a_launch_takes_each_framework_with_its_source(name):
     platform = load_platform(name, 8)
-    launches = {
-        framework: platform.host[f"launch_{framework}_s"]
-        for framework in ("pytorch", "megatron", "nanotron")
-    }
+    launches = {framework: platform.host[f"launch_{framework}_s"] for framework in ("pytorch", "megatron", "nanotron")}
     assert all(10e-6 < launch_s < 200e-6 for launch_s in launches.values())
     # Megatron's and nanotron's Python does more for each kernel than PyTorch's own.
     assert launches["pytorch"] < min(launches["megatron"], launches["nanotron"])
     assert all(platform.sources[f"host.launch_{framework}_s"] for framework in launches)
 
 
-@pytest.mark.parametrize(("recipe", "launch_s"), [
-    (None, 1.0), ("fsdp2-mixed", 1.0), ("megatron-bf16", 2.0), ("fp8", 2.0), ("nanotron-bf16", 3.0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("recipe", "launch_s"),
+    [(None, 1.0), ("fsdp2-mixed", 1.0), ("megatron-bf16", 2.0), ("fp8", 2.0), ("nanotron-bf16", 3.0)],
+)
 def test_the_recipe_s_framework_decides_what_a_launch_takes(trace, recipe, launch_s):
     facts = replace(trace.facts, precision_recipe=recipe)
     host = {"launch_megatron_s": 2.0, "launch_nanotron_s": 3.0, "launch_s": 1.0}
     assert find_launch_s(host, facts) == launch_s
-    assert find_launch_s({**host, "launch_pytorch_s": 4.0}, facts) == (4.0 if launch_s == 1.0 else launch_s)  # fmt: skip
+    assert find_launch_s({**host, "launch_pytorch_s": 4.0}, facts) == (4.0 if launch_s == 1.0 else launch_s)
     assert find_launch_s({}, facts) == 0.0
 
 
@@ -691,9 +641,7 @@ def test_an_exchange_of_a_tensor_group_keeps_the_host_on_several_slow_nodes(trac
     """Once for each rank of the group; one node does not pay it, nor does the fast network."""
     assert "exchange_per_rank_s" not in load_platform("p5-h100", 32).host
     platform = load_platform("p5-h100-slow", 32)
-    inside_s, beyond_s = (
-        platform.host[f"exchange_per_rank{end}_s"] for end in ("", "_beyond_node")
-    )
+    inside_s, beyond_s = (platform.host[f"exchange_per_rank{end}_s"] for end in ("", "_beyond_node"))
     key = "tensor_parallel_forward_s"
     for degrees, wanted_s in (
         ({"data": 2, "tensor": 4, "pipeline": 4}, 4 * inside_s),
@@ -711,9 +659,12 @@ def test_an_exchange_of_a_tensor_group_keeps_the_host_on_several_slow_nodes(trac
     plan = make_plan(data=2, tensor=4, pipeline=4, schedule="1f1b", micro_batches=8)
     slow, fast = (
         predict(
-            of_nanotron, plan, replace(platform, host={**platform.host, "exchange_per_rank_s": some_s}),
-            batch=128, memory=False,
+            of_nanotron,
+            plan,
+            replace(platform, host={**platform.host, "exchange_per_rank_s": some_s}),
+            batch=128,
+            memory=False,
         ).step_time_s
         for some_s in (0.01, 0.0)
-    )  # fmt: skip
+    )
     assert slow > fast + 8 * 4 * 0.01

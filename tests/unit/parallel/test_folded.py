@@ -90,11 +90,7 @@ def assert_same(one: TaskGraph, other: TaskGraph) -> None:
 
 @pytest.mark.parametrize(("degrees", "classes"), PLANS, ids=lambda value: str(value))
 def test_expands_to_what_building_every_rank_gives(
-    degrees: dict[str, Any],
-    classes: int,
-    trace: Trace,
-    model: OperatorModel,
-    monkeypatch: pytest.MonkeyPatch,
+    degrees: dict[str, Any], classes: int, trace: Trace, model: OperatorModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = make_plan(**degrees)
     host = {"data_parallel_step_s": 1e-4, "pipeline_micro_batch_s": 1e-5, "sharded_forward_s": 1e-5}
@@ -114,9 +110,7 @@ def test_expands_to_what_building_every_rank_gives(
 
 
 @pytest.mark.parametrize("degrees", ALL_DIFFERENT, ids=str)
-def test_ranks_that_differ_are_all_built(
-    degrees: dict[str, Any], trace: Trace, model: OperatorModel
-) -> None:
+def test_ranks_that_differ_are_all_built(degrees: dict[str, Any], trace: Trace, model: OperatorModel) -> None:
     graph = extrapolate(trace, make_plan(**degrees), model)
     assert not isinstance(graph, FoldedTaskGraph)
     assert graph.tasks["rank"].nunique() == graph.metadata.plan.ranks
@@ -124,8 +118,12 @@ def test_ranks_that_differ_are_all_built(
 
 @pytest.mark.parametrize(
     "name, degrees, classes",
-    [("gpt2-tiny-b8", {"data": 60}, 54), ("gpt2-tiny-b8", {"data": 50, "pipeline": 2}, 78), ("gpt2-b8", {"data": 60}, 10)],
-)  # fmt: skip
+    [
+        ("gpt2-tiny-b8", {"data": 60}, 54),
+        ("gpt2-tiny-b8", {"data": 50, "pipeline": 2}, 78),
+        ("gpt2-b8", {"data": 60}, 10),
+    ],
+)
 def test_replicas_that_update_as_much_are_alike(
     name: str, degrees: dict[str, Any], classes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,9 +169,7 @@ def test_who_holds_the_tables_may_change_them(trace: Trace, model: OperatorModel
     assert len(graph.tasks) == 1
 
 
-def test_a_saved_graph_is_the_whole_graph(
-    trace: Trace, model: OperatorModel, tmp_path: Path
-) -> None:
+def test_a_saved_graph_is_the_whole_graph(trace: Trace, model: OperatorModel, tmp_path: Path) -> None:
     plan = make_plan(data=2, tensor=2)
     graph = extrapolate(trace, plan, model, batch=16)
     graph.save(tmp_path)
@@ -185,15 +181,7 @@ def test_a_saved_graph_is_the_whole_graph(
 def build(ranks: list[int], groups: dict[int, str]) -> TaskGraph:
     builder = TaskGraphBuilder()
     for rank in ranks:
-        builder.add(
-            rank,
-            "communication",
-            "collective",
-            "all_reduce",
-            message_bytes=1,
-            match_id=0,
-            group=groups[rank],
-        )
+        builder.add(rank, "communication", "collective", "all_reduce", message_bytes=1, match_id=0, group=groups[rank])
     return builder.build()
 
 
@@ -360,9 +348,7 @@ def test_errors_are_not_remembered_and_arrays_are_locked() -> None:
 
 def same(one: TaskGraph, other: TaskGraph) -> bool:
     return (
-        one.metadata == other.metadata
-        and one.tasks.equals(other.tasks)
-        and one.dependencies.equals(other.dependencies)
+        one.metadata == other.metadata and one.tasks.equals(other.tasks) and one.dependencies.equals(other.dependencies)
     )
 
 
@@ -372,9 +358,7 @@ def build_or_keep() -> Callable[[Plan], TaskGraph]:
     return lambda plan: extrapolate(times.traces, plan, times.model, batch=32)
 
 
-def test_graphs_are_the_same_with_and_without_a_memory(
-    build_or_keep: Callable[[Plan], TaskGraph],
-) -> None:
+def test_graphs_are_the_same_with_and_without_a_memory(build_or_keep: Callable[[Plan], TaskGraph]) -> None:
     """In either order of plans, so that none finds what another one spoilt."""
     alone = [build_or_keep(plan) for plan in KEPT_PLANS]
     for order in (range(len(KEPT_PLANS)), reversed(range(len(KEPT_PLANS)))):
@@ -407,9 +391,7 @@ def test_stages_of_equally_many_layers(cnn_trace, transformer_trace):
     inner = [unit["name"] for unit in cnn_trace.facts.units][1:-1]
     for count in (2, 4):
         cut = partition(cnn_trace, count, "count")
-        assert [sum(unit in inner for unit in stage) for stage in cut] == [
-            len(inner) // count
-        ] * count
+        assert [sum(unit in inner for unit in stage) for stage in cut] == [len(inner) // count] * count
     assert partition(cnn_trace, 2, "time") == partition(cnn_trace, 2)
     with pytest.raises(PlanError, match="unknown balance 'size'; use time or count"):
         partition(cnn_trace, 2, "size")
@@ -452,9 +434,7 @@ def test_a_missing_list_of_stages_is_refused(tmp_path):
 
 @pytest.mark.parametrize(("name", "stages"), [("1f1b", 1), ("interleaved", 2), ("zbv", 2)])
 @pytest.mark.parametrize("lowered", [False, True])
-def test_a_written_schedule_comes_back_as_a_plan(
-    name, stages, lowered, transformer_trace, tmp_path
-):
+def test_a_written_schedule_comes_back_as_a_plan(name, stages, lowered, transformer_trace, tmp_path):
     schedule = build_schedule(name, 2, 4, stages)
     path = tmp_path / "mine.csv"
     write_schedule(lower_schedule(schedule) if lowered else schedule, path)
@@ -465,8 +445,7 @@ def test_a_written_schedule_comes_back_as_a_plan(
     named = make_plan(data=2, pipeline=2, schedule=name, micro_batches=4, stages_per_rank=stages)
     like = extrapolate(transformer_trace, named, MODEL, batch=16)
     mine, theirs = (
-        g.tasks[g.tasks["kind"] == "compute"].drop(columns=["task_id", "group", "match_id"])
-        for g in (graph, like)
+        g.tasks[g.tasks["kind"] == "compute"].drop(columns=["task_id", "group", "match_id"]) for g in (graph, like)
     )
     assert mine.reset_index(drop=True).equals(theirs.reset_index(drop=True))
     assert "4 micro-batches (given)" in graph.metadata.plan_text
@@ -491,9 +470,7 @@ def test_what_is_written_is_read_again(found, tmp_path):
     text = json.dumps(found.to_dict(), sort_keys=True)
     assert GraphMetadata.from_dict(json.loads(text), "x") == found
     assert "experiment" not in found.to_dict()
-    told = UNKNOWN.to_dict() | {
-        "operator_times": {"cost_model": "c", "confidence": "d", "warnings": []}
-    }
+    told = UNKNOWN.to_dict() | {"operator_times": {"cost_model": "c", "confidence": "d", "warnings": []}}
     assert GraphMetadata.from_dict(told, "x").operator_times == TimesOrigin("c", "d", [])
     TaskGraphBuilder().build().save(tmp_path)
     assert load_task_graph(tmp_path).metadata == UNKNOWN == GraphMetadata.from_dict({}, "x")

@@ -51,10 +51,7 @@ def test_tensor_parallel_ranks_of_a_language_model_share_its_vocabulary_unasked(
     assert not build(named_plan("tp-layers", 4)).plan.vocabulary_parallel
     assert not build(make_plan(data=2)).plan.vocabulary_parallel
     found = enumerate_plans(trace, 4, 8, choose_space(trace.facts), Fates())
-    assert {(plan.tensor > 1, plan.vocabulary_parallel) for plan in found} == {
-        (False, False),
-        (True, True),
-    }
+    assert {(plan.tensor > 1, plan.vocabulary_parallel) for plan in found} == {(False, False), (True, True)}
 
 
 @cache
@@ -62,9 +59,7 @@ def hold(precision, tensor=1, data=1, sequence=64, **step):
     """Return what fills rank 0 at its peak."""
     trace = make_trace(WORDY, LanguageStep(sequence, STEP["batch"], precision, **step))
     split, sharding = tensor > 1, "distributed" if data > 1 else "none"
-    plan = make_plan(
-        data, tensor, sequence_parallel=split, vocabulary_parallel=split, sharding=sharding
-    )
+    plan = make_plan(data, tensor, sequence_parallel=split, vocabulary_parallel=split, sharding=sharding)
     times = time_operators(trace, "NVIDIA H100 80GB HBM3")
     return build_graph(times, plan, batch=data * STEP["batch"]).metadata.memory[0]["categories"]
 
@@ -113,17 +108,13 @@ def test_weights_in_fp8_are_gathered_as_one_byte():
     [("megatron-bf16", 2 + 4), ("nanotron-bf16", 4 + 4), ("pure-bf16", 4 + 4 + 4)],
 )
 @pytest.mark.parametrize("tensor", [1, 4, 8])
-def test_a_loss_that_works_in_place_holds_the_scores_that_it_works_in(
-    precision, bytes_a_score, tensor
-):
+def test_a_loss_that_works_in_place_holds_the_scores_that_it_works_in(precision, bytes_a_score, tensor):
     held = hold(precision, tensor)
     passing = held.get("activation", 0) + held.get("temporary", 0)
     assert passing == pytest.approx(bytes_a_score * SCORES / tensor, rel=0.05)
 
 
-@pytest.mark.parametrize(
-    ("precision", "buffers"), [("megatron-bf16", 1), ("nanotron-bf16", 2), ("pure-bf16", 0)]
-)
+@pytest.mark.parametrize(("precision", "buffers"), [("megatron-bf16", 1), ("nanotron-bf16", 2), ("pure-bf16", 0)])
 def test_what_sequence_parallelism_gathers_lies_in_buffers_that_stay(precision, buffers):
     assert "gathered" not in hold(precision)
     assert hold(precision, 2).get("gathered", 0) == buffers * TOKENS * WORDY.hidden * 2
@@ -131,17 +122,14 @@ def test_what_sequence_parallelism_gathers_lies_in_buffers_that_stay(precision, 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32", "pure-bf16", "megatron-bf16"])
 def test_a_pipeline_holds_no_more_scores_with_more_micro_batches(precision):
-    times = time_operators(
-        make_trace(WORDY, LanguageStep(**STEP, precision=precision)), "NVIDIA H100 80GB HBM3"
-    )
+    times = time_operators(make_trace(WORDY, LanguageStep(**STEP, precision=precision)), "NVIDIA H100 80GB HBM3")
 
     def hold_beside_buffers(micro_batches):
         plan = make_plan(pipeline=2, schedule="1f1b", micro_batches=micro_batches)
         memory = build_graph(times, plan, batch=STEP["batch"] * micro_batches).metadata.memory
         # Stages of PyTorch have a buffer for every micro-batch's message; the inputs lie there too.
         return [
-            entry["peak_bytes"] - sum(entry["categories"].get(k, 0) for k in ("message", "input"))
-            for entry in memory
+            entry["peak_bytes"] - sum(entry["categories"].get(k, 0) for k in ("message", "input")) for entry in memory
         ]
 
     assert hold_beside_buffers(24) == hold_beside_buffers(6)
@@ -191,9 +179,7 @@ def test_the_loss_is_fused_or_not_whatever_the_layers_are(fusion, loss, bytes_a_
 
 
 def test_an_optimizer_that_is_not_fused_holds_its_terms():
-    fused, terms = (
-        hold("pure-bf16", sequence=2, optimizer=name) for name in ("adamw-fused", "adamw-foreach")
-    )
+    fused, terms = (hold("pure-bf16", sequence=2, optimizer=name) for name in ("adamw-fused", "adamw-foreach"))
     more = terms["temporary"] - fused.get("temporary", 0)
     assert more == pytest.approx(2 * WORDY.parameters, rel=0.01)
 
@@ -228,9 +214,7 @@ def peaks_of(trace, plan):
 
 
 @pytest.mark.parametrize(
-    "plan",
-    [*(named_plan(n, 1 if n == "single" else 2) for n in NAMED), *OTHERS],
-    ids=lambda plan: plan.plan,
+    "plan", [*(named_plan(n, 1 if n == "single" else 2) for n in NAMED), *OTHERS], ids=lambda plan: plan.plan
 )
 def test_frozen_parameters_lie_where_trained_ones_do(plan, traces):
     trained, frozen = (peaks_of(trace, plan) for trace in traces)
@@ -238,23 +222,14 @@ def test_frozen_parameters_lie_where_trained_ones_do(plan, traces):
         assert frozen[rank]["parameter"] == held["parameter"]
         for category in ("input", "gradient", "optimizer_state"):
             assert frozen[rank].get(category, 0) <= held.get(category, 0)
-    totals = [
-        sum(held.get("optimizer_state", 0) for held in peaks.values())
-        for peaks in (trained, frozen)
-    ]
+    totals = [sum(held.get("optimizer_state", 0) for held in peaks.values()) for peaks in (trained, frozen)]
     assert totals[1] < 0.6 * totals[0]
 
 
 def test_a_frozen_layer_has_its_input_s_gradient_alone(traces):
-    products = [
-        trace.operators.query("phase == 'backward' and flop > 0")["module"].value_counts()
-        for trace in traces
-    ]
+    products = [trace.operators.query("phase == 'backward' and flop > 0")["module"].value_counts() for trace in traces]
     layer = "blocks.{}.feed_forward.up".format
-    assert [[int(p.get(layer(i), 0)) for i in (0, 2, 3)] for p in products] == [
-        [2, 2, 2],
-        [0, 2, 1],
-    ]
+    assert [[int(p.get(layer(i), 0)) for i in (0, 2, 3)] for p in products] == [[2, 2, 2], [0, 2, 1]]
 
 
 def test_a_capture_and_its_names_say_what_is_frozen(traces, tmp_path):
@@ -264,10 +239,7 @@ def test_a_capture_and_its_names_say_what_is_frozen(traces, tmp_path):
     for trace in (traces[1], real):
         found = {p.name: p for p in list_parameters(trace)}
         assert all(p.storage_id >= 0 and p.frozen != p.trained for p in found.values())
-        assert [found[f"blocks.4.norm1.{part}"].frozen for part in ("weight", "bias")] == [
-            True,
-            False,
-        ]
+        assert [found[f"blocks.4.norm1.{part}"].frozen for part in ("weight", "bias")] == [True, False]
         assert not any("gradient" in warning for warning in trace.facts.warnings)
         assert len({p.storage_id for p in found.values()}) == len(found)
 
@@ -304,9 +276,7 @@ STATE = "optimizer_state"
 PLANS = {
     "tensor": make_plan(tensor=2),
     "pipeline": make_plan(pipeline=2, schedule="1f1b", micro_batches=2),
-    "interleaved": make_plan(
-        pipeline=2, schedule="interleaved", micro_batches=2, stages_per_rank=2
-    ),
+    "interleaved": make_plan(pipeline=2, schedule="interleaved", micro_batches=2, stages_per_rank=2),
     "both": make_plan(tensor=2, pipeline=2, schedule="1f1b", micro_batches=2),
     "zero1": make_plan(data=3, sharding="zero1"),
     "fsdp": make_plan(data=3, sharding="fsdp"),
@@ -330,9 +300,7 @@ def forms():
 
     made = {}
     for form in FORMS:
-        made[form] = with_steady_times(
-            capture_meta({**TRANSFORMER, "optimizer": form}, BATCH, target="cpu")
-        )
+        made[form] = with_steady_times(capture_meta({**TRANSFORMER, "optimizer": form}, BATCH, target="cpu"))
     return made
 
 
@@ -342,21 +310,13 @@ def build(trace, plan):
     size = -(-len(names) // plan.stages)
     stages = [names[i : i + size] for i in range(0, len(names), size)]
     return extrapolate(
-        trace,
-        plan,
-        ProportionalModel(),
-        batch=BATCH * plan.data,
-        stages=stages if plan.pipeline > 1 else None,
+        trace, plan, ProportionalModel(), batch=BATCH * plan.data, stages=stages if plan.pipeline > 1 else None
     )
 
 
 def held(graph, category):
     """Return what each rank holds of a category [bytes]."""
-    return {
-        rank: entry["categories"].get(category, 0)
-        for entry in graph.metadata.memory
-        for rank in entry["ranks"]
-    }
+    return {rank: entry["categories"].get(category, 0) for entry in graph.metadata.memory for rank in entry["ranks"]}
 
 
 @pytest.mark.parametrize("name", PLANS)

@@ -28,7 +28,7 @@ from trioflow.parallel.memory.peak import (
 from trioflow.parallel.memory.profile import HeldMemory, Lifetimes, StorageTable, profile_rank
 from trioflow.parallel.memory.survival import LIKELY, load_survival
 from trioflow.parallel.plan import make_plan, named_plan
-from trioflow.parallel.programs.actions import plan_activations, size_update
+from trioflow.parallel.programs.builder import plan_activations, size_update
 from trioflow.prediction.answer import describe_memory
 from trioflow.prediction.assembly import predict, prepare_step
 from trioflow.trace.repeat import repeat_layers
@@ -65,9 +65,7 @@ def small_tasks(micro_batches=1, names=None):
     rows = [(op, m) for m in range(micro_batches) for op in (0, 1, 2)] + [(3, None)]
     frame = pd.DataFrame(rows, columns=["op_id", "micro_batch"])
     frame["phase"] = [PHASES[op] for op, _ in rows]
-    return frame.assign(
-        task_id=np.arange(len(rows)), kind="compute", name=names or "operator", stage=None
-    )
+    return frame.assign(task_id=np.arange(len(rows)), kind="compute", name=names or "operator", stage=None)
 
 
 def test_results_live_from_the_task_that_makes_them_to_the_last_that_uses_them():
@@ -79,9 +77,7 @@ def test_results_live_from_the_task_that_makes_them_to_the_last_that_uses_them()
 
 
 def test_what_grows_with_the_batch_grows_and_nothing_else():
-    one, four = (
-        profile_rank(small_tasks(), small_table(), [factor], KEPT, {}) for factor in (1.0, 4.0)
-    )
+    one, four = (profile_rank(small_tasks(), small_table(), [factor], KEPT, {}) for factor in (1.0, 4.0))
     assert one.categories["parameter"] == four.categories["parameter"]
     assert four.categories["input"] == 4 * one.categories["input"]
     assert four.place == 1  # activations outgrow the gradient: 24 and 24 beside 16
@@ -188,9 +184,7 @@ def test_a_pipeline_holds_its_micro_batches_in_flight_and_no_more():
     sequence, hidden = (int(trace.facts.row[k]) for k in ("sequence", "hidden"))
 
     def held(micro_batches, category, recompute):
-        plan = make_plan(
-            pipeline=4, schedule="1f1b", micro_batches=micro_batches, recompute=recompute
-        )
+        plan = make_plan(pipeline=4, schedule="1f1b", micro_batches=micro_batches, recompute=recompute)
         step = prepare_step(trace, plan, "dgx-a100", batch=micro_batches)
         memory = {one["ranks"][0]: one["categories"] for one in step.graph.metadata.memory}
         return [memory[rank].get(category, 0) for rank in range(4)]
@@ -216,9 +210,7 @@ def test_each_group_has_a_communicator_and_a_processor_none_of_it() -> None:
     plan = make_plan(8, 4, 2, "1f1b", 4)
     assert count_plan_outside(plan, "gpu") == count_outside([8, 4, 2])
     with_experts = count_plan_outside(replace(plan, expert=8), "gpu")
-    assert with_experts - count_outside([8, 4, 2, 8]) > 3e9, (
-        "an all-to-all has a link to every peer"
-    )
+    assert with_experts - count_outside([8, 4, 2, 8]) > 3e9, "an all-to-all has a link to every peer"
 
 
 def test_nanotron_s_fullest_failed_runs_left_room_for_it() -> None:
@@ -243,9 +235,7 @@ def test_the_verdict_counts_it_and_the_answer_shows_it() -> None:
         odds.append(step.fit_probability)
     assert odds == sorted(odds)
     text = describe_memory(80_000_000_000, 1_000_000_000, 80_990_000_000, 0.02)
-    assert text == (
-        "80 GB, with context and communicators 81 GB of 80.99 GB a rank: OUT OF MEMORY, 2 % likely to fit"
-    )
+    assert text == ("80 GB, with context and communicators 81 GB of 80.99 GB a rank: OUT OF MEMORY, 2 % likely to fit")
     assert describe_memory(10**9, 0, 2 * 10**9, 0.97) == "1 GB of 2 GB a rank: 97 % likely to fit"
     assert describe_memory(0, 0, 1, 1e-9).endswith("less than 1 % likely to fit")
     assert describe_memory(0, 0, 10**9, None) == "not estimated"
@@ -253,22 +243,13 @@ def test_the_verdict_counts_it_and_the_answer_shows_it() -> None:
 
 @pytest.mark.parametrize(
     ("name", "least", "most"),
-    [
-        ("h100-sxm", 84.9e9, 85.6e9),
-        ("a100-sxm4-80gb", 84.9e9, 85.3e9),
-        ("t4", 15.6e9, 16e9),
-        ("a40", 47.5e9, 48e9),
-    ],
+    [("h100-sxm", 84.9e9, 85.6e9), ("a100-sxm4-80gb", 84.9e9, 85.3e9), ("t4", 15.6e9, 16e9), ("a40", 47.5e9, 48e9)],
 )
 def test_what_cards_report_is_what_their_memory_is(name: str, least: float, most: float) -> None:
     assert least < load_device(name).usable_memory_bytes < most
 
 
-HOST = {
-    "host_link_bandwidth_bytes_per_s": 1e9,
-    "host_link_latency_s": 1e-5,
-    "host_update_bytes_per_s": 1e10,
-}
+HOST = {"host_link_bandwidth_bytes_per_s": 1e9, "host_link_latency_s": 1e-5, "host_update_bytes_per_s": 1e10}
 PLATFORM = load_platform("dgx-h100", 2)
 
 
@@ -276,9 +257,7 @@ PLATFORM = load_platform("dgx-h100", 2)
 def gpu_trace(transformer_trace):
     """The trace as of a device beside its host."""
     return Trace(
-        transformer_trace.operators,
-        transformer_trace.tensors,
-        replace(transformer_trace.facts, device="cuda"),
+        transformer_trace.operators, transformer_trace.tensors, replace(transformer_trace.facts, device="cuda")
     )
 
 
@@ -408,14 +387,10 @@ def test_forward_alone_offloads_nothing(gpu_trace):
 
 
 def test_a_platform_without_rates_is_refused(gpu_trace):
-    with pytest.raises(
-        PlanError, match="offload optimizer needs host_link_bandwidth_bytes_per_s and"
-    ):
+    with pytest.raises(PlanError, match="offload optimizer needs host_link_bandwidth_bytes_per_s and"):
         graph_of(gpu_trace, make_plan(offload="optimizer"), host={})
     link = {"host_link_bandwidth_bytes_per_s": 1e9}
-    with pytest.raises(
-        PlanError, match="needs host_update_bytes_per_s of the platform's host; add"
-    ):
+    with pytest.raises(PlanError, match="needs host_update_bytes_per_s of the platform's host; add"):
         graph_of(gpu_trace, make_plan(offload="optimizer"), host=link)
     assert len(graph_of(gpu_trace, make_plan(offload="activations"), host=link).tasks)
     assert {"host_link_bandwidth_bytes_per_s", "host_update_bytes_per_s"} <= set(PLATFORM.host)

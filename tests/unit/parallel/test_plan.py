@@ -16,40 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from trioflow.base.errors import PlanError, TableError
-from trioflow.base.experiments import (
-    Plan,
-    Workload,
-    as_rows,
-    load_experiments,
-    load_plans,
-    row_schema,
-)
+from trioflow.base.experiments import Plan, Workload, as_rows, load_experiments, load_plans, row_schema
 from trioflow.base.plan_row import SCHEDULES
 from trioflow.base.provenance import read_json
 from trioflow.parallel import plan as plans_module
-from trioflow.parallel.plan import (
-    check_plan,
-    fit_framework,
-    make_plan,
-    micro_batch_sizes,
-    named_plan,
-    vary_plan,
-)
-from trioflow.parallel.splits.pipeline import (
-    assign_units,
-    balance_stages,
-    build_buckets,
-    partition,
-    partition_trace,
-)
+from trioflow.parallel.plan import check_plan, fit_framework, make_plan, micro_batch_sizes, named_plan, vary_plan
+from trioflow.parallel.splits.pipeline import assign_units, balance_stages, build_buckets, partition, partition_trace
 from trioflow.parallel.splits.tensor_split import count_heads, kind_of_module
-from trioflow.parallel.splits.vocabulary import (
-    LAYERS,
-    VOCABULARY,
-    find_layers,
-    prepare_split,
-    split_like_megatron,
-)
+from trioflow.parallel.splits.vocabulary import LAYERS, VOCABULARY, find_layers, prepare_split, split_like_megatron
 from trioflow.trace.store import Trace, load_trace, pipeline_units, save_trace
 
 OLD = "plan data tensor pipeline schedule micro_batches first_bucket_bytes bucket_bytes"
@@ -66,11 +40,7 @@ def test_stages_of_a_rank_may_be_left_out_of_the_table(tmp_path):
     plans = load_plans(write(tmp_path / "plans.tsv", *rows))
     assert {name: plan.schedule for name, plan in plans.items()} == {n: n for n in SCHEDULES}
     assert {plan.stages_per_rank for plan in plans.values()} == {1}
-    full = write(
-        tmp_path / "full.tsv",
-        ROW.format("deep", 2, "interleaved", 4) + " 3",
-        header=f"{OLD} stages_per_rank",
-    )
+    full = write(tmp_path / "full.tsv", ROW.format("deep", 2, "interleaved", 4) + " 3", header=f"{OLD} stages_per_rank")
     deep = load_plans(full)["deep"]
     assert deep.stages_per_rank == 3 and deep.stages == 6 and deep.ranks == 2
     for row in as_rows([deep, *plans.values()]):
@@ -95,32 +65,22 @@ def test_rows_that_are_no_pipeline_are_refused(tmp_path, row, words):
 
 def test_schedules_that_no_session_runs_are_no_experiments(tmp_path):
     plans = load_plans(write(tmp_path / "plans.tsv", ROW.format("p", 2, "zbv", 2)))
-    sizes = dict.fromkeys(
-        ("image_size", "sequence", "hidden", "layers", "heads", "vocabulary", "causal")
-    )
+    sizes = dict.fromkeys(("image_size", "sequence", "hidden", "layers", "heads", "vocabulary", "causal"))
     workload = Workload("w", "user", "a:b", (2,), **sizes, optimizer="sgd", precision="fp32")
-    path = write(
-        tmp_path / "experiments.tsv", "e live w p 4", header="experiment set workload plan batch"
-    )
-    with pytest.raises(
-        TableError, match=r"column plan: .* schedule zbv, which is not measured yet"
-    ):
+    path = write(tmp_path / "experiments.tsv", "e live w p 4", header="experiment set workload plan batch")
+    with pytest.raises(TableError, match=r"column plan: .* schedule zbv, which is not measured yet"):
         load_experiments(path, {"w": workload}, plans)
 
 
 def test_a_schedule_without_a_pipeline_is_none():
     assert make_plan(data=2, schedule="1f1b").schedule == "none"
     assert make_plan(pipeline=2, schedule="none").schedule == "gpipe"
-    assert (
-        named_plan("zbv", 2).stages_per_rank == named_plan("dualpipev", 2, 4).stages_per_rank == 2
-    )
+    assert named_plan("zbv", 2).stages_per_rank == named_plan("dualpipev", 2, 4).stages_per_rank == 2
 
 
 def test_replicas_share_a_batch_evenly():
     assert micro_batch_sizes(make_plan(data=2, pipeline=2, micro_batches=2), 10) == [3, 2]
-    with pytest.raises(
-        PlanError, match=r"batch 9 does not divide into 2 replica\(s\); use a multiple of 2"
-    ):
+    with pytest.raises(PlanError, match=r"batch 9 does not divide into 2 replica\(s\); use a multiple of 2"):
         micro_batch_sizes(make_plan(data=2, pipeline=2), 9)
 
 
@@ -152,9 +112,7 @@ def test_zero_is_no_number_of_anything(name, value, transformer_trace):
         ({}, [[4, 9, 16, 8], [4, 4, 16, 8]], 3, "4 and 9 .* degree of 1"),
     ],
 )
-def test_heads_that_do_not_divide_are_refused_with_degrees_that_do(
-    facts, shapes, degree, fix, transformer_trace
-):
+def test_heads_that_do_not_divide_are_refused_with_degrees_that_do(facts, shapes, degree, fix, transformer_trace):
     operators = transformer_trace.operators.copy()
     attention = operators["name"].str.contains("scaled_dot_product")
     assert attention.any()
@@ -246,21 +204,14 @@ def test_megatron_s_plan_shares_the_vocabulary_where_the_model_has_one(tiny):
     ):
         facts = replace(tiny.facts, precision_recipe=recipe, language_model={"layers": 2})
         stages = 2 if name != "none" else 1
-        plan = make_plan(
-            tensor=2, pipeline=stages, schedule=name, micro_batches=2 if stages > 1 else None
-        )
+        plan = make_plan(tensor=2, pipeline=stages, schedule=name, micro_batches=2 if stages > 1 else None)
         found = fit_framework(plan, Trace(tiny.operators, tiny.tensors, facts))
         assert found.tensor_overlap == overlap, (recipe, name)
     for overlap in ("none", "backward"):  # who names it is followed
         plan = make_plan(tensor=2, tensor_overlap=overlap)
-        assert (
-            fit_framework(plan, Trace(tiny.operators, tiny.tensors, facts)).tensor_overlap
-            == overlap
-        )
+        assert fit_framework(plan, Trace(tiny.operators, tiny.tensors, facts)).tensor_overlap == overlap
     # Who asks for it by its column is told that there is none.
-    assert fit_framework(
-        make_plan(tensor=2, vocabulary_parallel=True), wordless
-    ).vocabulary_parallel
+    assert fit_framework(make_plan(tensor=2, vocabulary_parallel=True), wordless).vocabulary_parallel
 
 
 @pytest.mark.parametrize(
@@ -306,9 +257,7 @@ def test_every_product_of_a_block_is_cut_by_its_name(model, sizes):
     kinds = {name: kind_of_module(name, rules) for name in products}
     assert products and set(kinds.values()) == {"column", "row"}, kinds
     ends = ("o_proj", "out_proj", "down_proj", "fc2", "output.dense")
-    assert {n for n, found in kinds.items() if found == "row"} == {
-        n for n in kinds if n.endswith(ends)
-    }
+    assert {n for n, found in kinds.items() if found == "row"} == {n for n in kinds if n.endswith(ends)}
 
 
 def test_a_recipe_of_fully_shard_is_refused_where_nothing_is_sharded(tiny):
@@ -325,10 +274,7 @@ MIB = 2**20
 
 
 def gradients(*sizes):
-    return [
-        {"name": f"p{i}", "size_bytes": size, "ready_after_op_id": 10 * i}
-        for i, size in enumerate(sizes)
-    ]
+    return [{"name": f"p{i}", "size_bytes": size, "ready_after_op_id": 10 * i} for i, size in enumerate(sizes)]
 
 
 def test_a_bucket_closes_after_it_reaches_its_limit():

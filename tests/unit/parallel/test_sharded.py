@@ -23,21 +23,12 @@ from trioflow.hardware.platform import load_platform
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import NAMED, describe_plan, make_plan, named_plan, replica_sizes
 from trioflow.parallel.splits.pipeline import Parameter, find_gradients, list_parameters
-from trioflow.parallel.splits.sharding import (
-    build_units,
-    describe_units,
-    partition_optimizer,
-    partition_parameters,
-)
+from trioflow.parallel.splits.sharding import build_units, describe_units, partition_optimizer, partition_parameters
 from trioflow.parallel.splits.tensor_split import TensorSplit
 from trioflow.parallel.splits.updates import list_updates, split_updates
 from trioflow.tables import records
 from trioflow.trace.store import Trace, pipeline_units
-from trioflow_evaluation.one_process.gathered_layers import (
-    BUFFER_BYTES,
-    coalesce_broadcasts,
-    coalesce_sums,
-)
+from trioflow_evaluation.one_process.gathered_layers import BUFFER_BYTES, coalesce_broadcasts, coalesce_sums
 
 MODEL = ProportionalModel()
 COLLECTIVE_S, OPERATOR_S, COPY_S = 2**-1, 1.0, 2**-10
@@ -75,9 +66,7 @@ def test_the_next_unit_is_gathered_beside_compute_two_at_most(gpu_trace):
     rows = run(extrapolate(gpu_trace, named_plan("fsdp", 2), MODEL))
     gathers, outs = named(rows, "all_gather"), named(rows, "copy out of all-gather")
     forward = [row for row in rows if row["op_id"] is not None and row["phase"] == "forward"]
-    of_block = [
-        r for r in forward if gpu_trace.operators["module"][r["op_id"]].startswith("blocks.0")
-    ]
+    of_block = [r for r in forward if gpu_trace.operators["module"][r["op_id"]].startswith("blocks.0")]
     root, first, second = gathers[:3]
     assert first["start"] == root["end"]  # nothing but the communicator holds it
     compute = [row for row in of_block if row["stream"] == "compute"]
@@ -100,15 +89,9 @@ def test_a_cpu_copies_and_communicates_in_turn_with_compute(transformer_trace):
 def test_backward_gathers_ahead_and_reduces_one_unit_at_a_time(gpu_trace):
     rows = run(extrapolate(gpu_trace, named_plan("fsdp", 2), MODEL))
     units = build_units(gpu_trace)
-    ends = {
-        row["op_id"]: row["end"]
-        for row in rows
-        if row["op_id"] is not None and row["stream"] == "compute"
-    }
+    ends = {row["op_id"]: row["end"] for row in rows if row["op_id"] is not None and row["stream"] == "compute"}
     scatters, copies = named(rows, "reduce_scatter"), named(rows, "copy into reduce-scatter")
-    assert [s["message_bytes"] for s in scatters] == [
-        unit.reduced_bytes(2) for unit in (units[1], units[0], units[2])
-    ]
+    assert [s["message_bytes"] for s in scatters] == [unit.reduced_bytes(2) for unit in (units[1], units[0], units[2])]
     for copy, unit in zip(copies, (units[1], units[0]), strict=False):
         assert copy["start"] >= ends[unit.last_backward]
     for before, copy in zip(scatters, copies[1:], strict=False):
@@ -135,9 +118,7 @@ def test_hybrid_sharding_reduces_between_groups_beside_the_next_gather(gpu_trace
     graph = extrapolate(gpu_trace, plan, MODEL)
     rows = run(graph)
     sums, scatters = named(rows, "all_reduce"), named(rows, "reduce_scatter")
-    assert {row["group"] for row in sums} == {"0,2"} and {r["stream"] for r in sums} == {
-        "all_reduce"
-    }
+    assert {row["group"] for row in sums} == {"0,2"} and {r["stream"] for r in sums} == {"all_reduce"}
     assert {row["group"] for row in scatters} == {"0,1"}
     for total, part in zip(sums, scatters, strict=True):
         assert total["message_bytes"] == part["message_bytes"] // 2
@@ -170,9 +151,7 @@ def test_zero1_ranks_update_their_parts_and_broadcast_them(gpu_trace):
 
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
 def test_zero1_of_a_pipeline_shares_out_what_each_rank_of_it_holds(transformer_trace, schedule):
-    plan = make_plan(
-        2, 1, 2, schedule, 4, sharding="zero1", stages_per_rank=1 + (schedule != "1f1b")
-    )
+    plan = make_plan(2, 1, 2, schedule, 4, sharding="zero1", stages_per_rank=1 + (schedule != "1f1b"))
     graph = extrapolate(transformer_trace, plan, MODEL, batch=4 * BATCH, stages="count")
     tasks, units = graph.tasks, graph.metadata.stages
     sent = tasks[tasks["name"] == "broadcast"]
@@ -199,9 +178,7 @@ def test_gradients_of_micro_steps_are_exchanged_once(gpu_trace, sharding):
     graph = extrapolate(gpu_trace, plan, MODEL, batch=6 * BATCH)
     rows, alone = run(graph), run(once)
     word = "reduce_scatter" if sharding == "fsdp" else "all_reduce"
-    assert [r["message_bytes"] for r in named(rows, word)] == [
-        r["message_bytes"] for r in named(alone, word)
-    ]
+    assert [r["message_bytes"] for r in named(rows, word)] == [r["message_bytes"] for r in named(alone, word)]
     steps = [r["micro_batch"] for r in rows if r["op_id"] is not None and r["stream"] == "compute"]
     runs = [step for i, step in enumerate(steps) if i == 0 or steps[i - 1] != step]
     assert runs == [0, 1, 2, None]  # forward and backward of each, then the optimizer
@@ -222,9 +199,7 @@ def test_fully_shard_reduces_each_micro_step_and_adds_its_shards(gpu_trace):
 
     once, each, whole = make(), make(accumulate=3), make(accumulate=3, no_sync=True)
     rows, alone = run(each), named(run(once), "reduce_scatter")
-    assert [r["message_bytes"] for r in named(rows, "reduce_scatter")] == [
-        r["message_bytes"] for r in alone
-    ] * 3
+    assert [r["message_bytes"] for r in named(rows, "reduce_scatter")] == [r["message_bytes"] for r in alone] * 3
     sums = named(rows, "gradient accumulation")
     assert len(sums) == 2 * len(alone) and {r["stream"] for r in sums} == {"communication"}
     # The next micro-step waits until the one before has added its shards.
@@ -239,9 +214,7 @@ def test_fully_shard_reduces_each_micro_step_and_adds_its_shards(gpu_trace):
 @pytest.mark.parametrize("recipe, copies", [("pure-bf16", True), ("fsdp2-mixed", False)])
 def test_gradients_are_cast_as_they_are_copied(gpu_trace, recipe, copies):
     """`chunk_cat` reads bf16 and writes fp32: the trace's casts are that kernel, and no second one."""
-    trace = Trace(
-        gpu_trace.operators, gpu_trace.tensors, replace(gpu_trace.facts, precision_recipe=recipe)
-    )
+    trace = Trace(gpu_trace.operators, gpu_trace.tensors, replace(gpu_trace.facts, precision_recipe=recipe))
     tasks = extrapolate(trace, named_plan("fsdp", 2), MODEL).tasks
     copied = tasks[tasks["name"] == "copy into reduce-scatter"]
     assert len(copied) == 2 * len(build_units(trace))
@@ -269,9 +242,7 @@ def test_sharding_saves_memory(transformer_trace):
     assert peaks["fsdp"] < peaks["zero2"] < peaks["zero1"] < peaks["ddp"]
     state = tensors[(tensors["category"] == "optimizer_state") & tensors["producer_op_id"].isna()]
     size = state.drop_duplicates("storage_id")
-    whole = sum(
-        4 * shape[0] * (shape[1] if len(shape) > 1 else 1) for shape in size["shape"] if len(shape)
-    )
+    whole = sum(4 * shape[0] * (shape[1] if len(shape) > 1 else 1) for shape in size["shape"] if len(shape))
     parts = partition_optimizer(transformer_trace, 4).parameters
     most = max(sum(p.size_bytes for p in part) for part in parts)
     share = most / sum(p.size_bytes for part in parts for p in part)
@@ -294,9 +265,7 @@ def of_stage(graph, rank):
     # gives it up, so that the next backward gathers it.
     [("fsdp", "gpipe", 5), ("fsdp", "1f1b", 5), ("zero2", "gpipe", 1), ("zero2", "1f1b", 1)],
 )
-def test_units_of_a_stage_are_gathered_when_they_are_not_there(
-    gpu_trace, sharding, schedule, gathers
-):
+def test_units_of_a_stage_are_gathered_when_they_are_not_there(gpu_trace, sharding, schedule, gathers):
     plan = make_plan(**STAGED, sharding=sharding, schedule=schedule)
     graph = extrapolate(gpu_trace, plan, MODEL, batch=2 * BATCH, stages=ONE_BLOCK)
     rows = of_stage(graph, 0)
@@ -317,11 +286,7 @@ def test_a_stage_reduces_behind_its_last_micro_batch_and_then_divides(gpu_trace,
         first = names.index("copy into reduce-scatter")
         scaling = names.index("gradient scaling")
         assert first < scaling and names.count("reduce_scatter") == 2
-        last = max(
-            i
-            for i, row in enumerate(rows)
-            if row["phase"] == "backward" and row["op_id"] is not None
-        )
+        last = max(i for i, row in enumerate(rows) if row["phase"] == "backward" and row["op_id"] is not None)
         assert last < first
 
 
@@ -388,9 +353,7 @@ def with_facts(trace, **facts):
     return Trace(trace.operators, trace.tensors, replace(trace.facts, **facts))
 
 
-@pytest.mark.parametrize(
-    ("shape", "shards", "rows"), [((8, 3), 2, 8), ((8, 3), 3, 9), ((1, 5), 4, 4), ((7,), 2, 8)]
-)
+@pytest.mark.parametrize(("shape", "shards", "rows"), [((8, 3), 2, 8), ((8, 3), 3, 9), ((1, 5), 4, 4), ((7,), 2, 8)])
 def test_rows_that_do_not_divide_are_padded(shape, shards, rows):
     parameter = Parameter("a.weight", shape, 4, -1, -1, True)
     assert parameter.padded_bytes(shards) == rows * prod(shape[1:]) * 4
@@ -409,9 +372,7 @@ def test_inner_units_are_sharded_alone_and_the_root_has_the_rest(transformer_tra
         assert phases[unit.first_backward] == phases[unit.last_backward] == "backward"
     first, second, root = units
     assert first.first_forward < second.first_forward
-    assert (
-        root.first_backward < second.first_backward <= second.last_backward < first.first_backward
-    )
+    assert root.first_backward < second.first_backward <= second.last_backward < first.first_backward
     whole = sum(g["size_bytes"] for g in transformer_trace.facts.gradients)
     assert sum(unit.gathered_bytes(2) for unit in units) == whole
 
@@ -433,9 +394,7 @@ def test_what_has_no_gradient_is_gathered_and_not_reduced(transformer_trace):
 
 def test_a_unit_that_shares_a_parameter_is_left_to_the_root(tied_trace):
     units = tied_trace.facts.units
-    assert {unit.name for unit in build_units(tied_trace)} == {u["name"] for u in units[1:-1]} | {
-        ""
-    }
+    assert {unit.name for unit in build_units(tied_trace)} == {u["name"] for u in units[1:-1]} | {""}
     # With a unit behind it, the one that uses the embedding's weight again is an inner one.
     longer = [*units, {"name": "nothing", "modules": ["nothing"]}]
     found = build_units(with_facts(tied_trace, units=longer))
@@ -481,9 +440,7 @@ def test_parameters_are_found_where_only_gradients_are_told(transformer_trace):
 
 
 def test_tensor_parallel_ranks_shard_their_part_of_split_layers(transformer_trace):
-    whole, half = (
-        {p.name: p.shape for p in list_parameters(transformer_trace, tensor)} for tensor in (1, 2)
-    )
+    whole, half = ({p.name: p.shape for p in list_parameters(transformer_trace, tensor)} for tensor in (1, 2))
     for name, shape in whole.items():
         rows, *rest = shape
         if name.endswith(("qkv.weight", "up.weight", "qkv.bias", "up.bias")):
@@ -620,9 +577,7 @@ def test_a_step_moves_parameters_twice_and_samples_twice(cnn_trace, devices):
     def moved(name):
         return int(tasks.loc[tasks["name"] == name, "message_bytes"].sum())
 
-    buffers = sum(
-        (1 if not b["shape"] else b["shape"][0]) * b["elem_bytes"] for b in cnn_trace.facts.buffers
-    )
+    buffers = sum((1 if not b["shape"] else b["shape"][0]) * b["elem_bytes"] for b in cnn_trace.facts.buffers)
     assert moved("broadcast") == parameter_bytes(cnn_trace) + buffers
     assert moved("reduce") == parameter_bytes(cnn_trace)
     others = batch - 2
@@ -630,10 +585,7 @@ def test_a_step_moves_parameters_twice_and_samples_twice(cnn_trace, devices):
     assert moved("recv outputs") == moved("send output gradients") == others * 1000 * 4
     for rank in range(1, devices):
         mine = of_rank(graph, rank)
-        assert (
-            int(mine.loc[mine["name"] == "recv inputs", "message_bytes"].sum())
-            == 2 * 3 * 32 * 32 * 4
-        )
+        assert int(mine.loc[mine["name"] == "recv inputs", "message_bytes"].sum()) == 2 * 3 * 32 * 32 * 4
 
 
 def test_only_the_first_device_has_loss_and_optimizer(transformer_trace):
@@ -664,9 +616,7 @@ def test_nothing_overlaps_and_sums_come_last(transformer_trace):
     assert backward < sums.min() and sums.max() < update
     # With launches that cost nothing the step is what the first device does, one after the other.
     result = simulate(graph, load_platform("a100x4-nvlink", 2))
-    mine = result.timeline[
-        (result.timeline["rank"] == 0) & (result.timeline["stream"] == "compute")
-    ]
+    mine = result.timeline[(result.timeline["rank"] == 0) & (result.timeline["stream"] == "compute")]
     idle = result.summary.step_time_s - (mine["end_s"] - mine["start_s"]).sum()
     assert abs(idle) < 0.01 * result.summary.step_time_s
 
@@ -681,9 +631,7 @@ def test_replicas_are_launched_in_turn_under_the_lock(transformer_trace):
     operators = trace.operators
     model = (operators["phase"] == "forward") & (
         operators["op_id"]
-        <= operators.loc[
-            (operators["phase"] == "forward") & (operators["module"] != ""), "op_id"
-        ].max()
+        <= operators.loc[(operators["phase"] == "forward") & (operators["module"] != ""), "op_id"].max()
     )
     loss = (operators["phase"] == "forward") & ~model
     assert len(forward) == 3 * model.sum() + loss.sum()

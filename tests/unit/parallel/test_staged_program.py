@@ -48,16 +48,16 @@ HALVES = [["embedding", "blocks.0"], ["blocks.1", "head"]]
 """Stages of the small transformer that do not depend on its times."""
 SHAPES = {
     **{name: (2, 4, sizes.stages if sizes.fixed else 2) for name, sizes in SCHEDULES.items()},
-    "looped-bfs": (2, 3, 2), "dualpipev": (2, 5, 2), "gpipe-recompute": (2, 4, 1),
-}  # fmt: skip
+    "looped-bfs": (2, 3, 2),
+    "dualpipev": (2, 5, 2),
+    "gpipe-recompute": (2, 4, 1),
+}
 """Ranks, micro-batches and stages a rank; odd micro-batches where a schedule takes them."""
 
 
 def plan_of(name, **degrees):
     p, m, v = SHAPES[name]
-    return make_plan(
-        pipeline=p, schedule=name, micro_batches=m, stages_per_rank=v, **degrees
-    )  # fmt: skip
+    return make_plan(pipeline=p, schedule=name, micro_batches=m, stages_per_rank=v, **degrees)
 
 
 def runs_of(graph, rank):
@@ -184,9 +184,7 @@ def test_ranks_wait_for_their_sends_where_pytorch_does(transformer_trace):
     waits = graph.dependencies.query(f"task_id == {first['task_id'].iloc[0]}")["depends_on"]
     kinds = tasks.set_index("task_id").loc[waits]
     # And for the send before, which PyTorch awaits after the second forward.
-    assert sorted(zip(kinds["kind"], kinds["micro_batch"], strict=True)) == [
-        ("recv", 0), ("send", 0), ("send", 1),
-    ]  # fmt: skip
+    assert sorted(zip(kinds["kind"], kinds["micro_batch"], strict=True)) == [("recv", 0), ("send", 0), ("send", 1)]
 
 
 def test_the_old_pipe_recomputes_while_gradients_travel(transformer_trace):
@@ -259,9 +257,7 @@ def test_a_convolution_is_shared_by_its_flops(cnn_trace):
     graph = extrapolate(cnn_trace, plan, MODEL)
     tasks = graph.tasks[(graph.tasks["rank"] == 1) & (graph.tasks["micro_batch"] == 0)]
     parts = tasks[tasks["name"].str.startswith("aten::convolution_backward")]
-    assert {"aten::convolution_backward (I)", "aten::convolution_backward (W)"} == set(
-        parts["name"]
-    )
+    assert {"aten::convolution_backward (I)", "aten::convolution_backward (W)"} == set(parts["name"])
     whole = extrapolate(cnn_trace, make_plan(pipeline=2, micro_batches=2), MODEL).tasks
     whole = whole[whole["micro_batch"] == 0].groupby("op_id")["duration_s"].sum()
     host_s = cnn_trace.operators["cpu_ns"] / 1e9
@@ -308,9 +304,7 @@ def test_tied_parameters_are_found_and_added_up_between_stages(tied_trace):
         graph = extrapolate(tied_trace, plan, MODEL, batch=8 * data, stages=cut)
         tasks = graph.tasks
         assert not set(tasks["op_id"].dropna()) & tied.sums
-        reduces = tasks[
-            (tasks["name"] == "all_reduce") & (tasks["message_bytes"] == tied.size_bytes)
-        ]
+        reduces = tasks[(tasks["name"] == "all_reduce") & (tasks["message_bytes"] == tied.size_bytes)]
         groups = [f"{d},{2 * data + d}" for d in range(data)]
         between = reduces[reduces["group"].isin(groups)]
         assert sorted(between["group"]) == sorted(groups * 2)
@@ -328,9 +322,7 @@ def test_tied_parameters_are_found_and_added_up_between_stages(tied_trace):
 
 def test_a_tie_on_one_rank_needs_no_message(tied_trace):
     """The V puts the first and the last stage on one rank."""
-    graph = extrapolate(
-        tied_trace, make_plan(pipeline=2, schedule="zbv", micro_batches=4), MODEL, batch=8
-    )
+    graph = extrapolate(tied_trace, make_plan(pipeline=2, schedule="zbv", micro_batches=4), MODEL, batch=8)
     assert "all_reduce" not in set(graph.tasks["name"])
     crossing = make_plan(pipeline=2, schedule="interleaved", micro_batches=4, stages_per_rank=2)
     graph = extrapolate(tied_trace, crossing, MODEL, batch=8)
@@ -352,9 +344,7 @@ def test_an_imported_schedule_is_executed(transformer_trace, tmp_path):
     graph = extrapolate(transformer_trace, plan, MODEL, batch=8, schedule=given)
     assert runs_of(graph, 0)[:4] == ["0F0", "0F1", "0B0", "0F2"]
     other = make_plan(pipeline=2, micro_batches=8)
-    with pytest.raises(
-        PlanError, match="has 2 ranks, 2 stages and 4 micro-batches, the plan 2, 2 and 8"
-    ):
+    with pytest.raises(PlanError, match="has 2 ranks, 2 stages and 4 micro-batches, the plan 2, 2 and 8"):
         extrapolate(transformer_trace, other, MODEL, batch=8, schedule=given)
 
 
@@ -385,9 +375,7 @@ def test_plans_of_all_schedules_have_names():
         assert plan.plan == plan.schedule == name and plan.ranks == 4
         assert plan.stages == 4 * SCHEDULES[name].stages
     assert named_plan("interleaved", 2, 4, 4).stages == 8
-    assert describe_plan(named_plan("interleaved", 2, 4, 4), 8).endswith(
-        "(interleaved), 4 stages a rank"
-    )
+    assert describe_plan(named_plan("interleaved", 2, 4, 4), 8).endswith("(interleaved), 4 stages a rank")
     assert make_plan(pipeline=3, schedule="1f1b").micro_batches == 3
     assert named_plan("1f1b", 1).schedule == "none"
 
@@ -424,18 +412,19 @@ def test_copied_micro_batches_are_those_that_run_one_by_one(monkeypatch, transfo
 
 
 IN_ROWS = {
-    **{name: {} for name in SHAPES}, "tensor": {"data": 2, "tensor": 2, "accumulate": 2},
-    "zero1": {"data": 2, "sharding": "zero1"}, "fsdp": {"data": 2, "sharding": "fsdp"},
-    "full": {"data": 2, "recompute": "full"}, "selective": {"data": 2, "recompute": "selective"},
+    **{name: {} for name in SHAPES},
+    "tensor": {"data": 2, "tensor": 2, "accumulate": 2},
+    "zero1": {"data": 2, "sharding": "zero1"},
+    "fsdp": {"data": 2, "sharding": "fsdp"},
+    "full": {"data": 2, "recompute": "full"},
+    "selective": {"data": 2, "recompute": "selective"},
     "ring": {"data": 2, "context": 2, "context_method": "ring"},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("name", IN_ROWS)
-def test_operators_added_at_once_are_those_added_one_by_one(
-    monkeypatch, transformer_trace, name, device
-):
+def test_operators_added_at_once_are_those_added_one_by_one(monkeypatch, transformer_trace, name, device):
     """With launches of the host in turn with operators, and without."""
     facts = replace(transformer_trace.facts, device=device)
     trace = Trace(transformer_trace.operators, transformer_trace.tensors, facts)
@@ -469,9 +458,7 @@ NO_SPLIT = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
 
 def schedule_of(*rows, micro_batches=1):
     """Return a schedule from lines of cells."""
-    return Schedule(
-        "", micro_batches, tuple(tuple(parse_action(c) for c in row.split()) for row in rows)
-    )
+    return Schedule("", micro_batches, tuple(tuple(parse_action(c) for c in row.split()) for row in rows))
 
 
 @pytest.mark.parametrize(("p", "m"), RANKS_AND_MICRO_BATCHES)
@@ -489,9 +476,7 @@ def test_1f1b_idles_as_gpipe_and_holds_less(p, m):
     assert count_in_flight(schedule) == tuple(min(p - rank, m) for rank in range(p))
 
 
-@pytest.mark.parametrize(
-    ("p", "v", "rounds"), list(itertools.product((2, 3, 4, 8), (1, 2, 4), (1, 2, 3)))
-)
+@pytest.mark.parametrize(("p", "v", "rounds"), list(itertools.product((2, 3, 4, 8), (1, 2, 4), (1, 2, 3))))
 def test_interleaving_divides_the_bubble_by_the_stages_of_a_rank(p, v, rounds):
     m = rounds * p
     schedule = build_schedule("interleaved", p, m, v)
@@ -544,12 +529,7 @@ def test_the_old_pipe_computes_all_but_one_forward_twice():
     assert ends[Action(0, "F", 0)] - 1 < ends[Action(1, "B", 0)]
 
 
-@given(
-    st.sampled_from(list(SCHEDULES)),
-    st.integers(1, 6),
-    st.integers(1, 12),
-    st.integers(1, 4),
-)
+@given(st.sampled_from(list(SCHEDULES)), st.integers(1, 6), st.integers(1, 12), st.integers(1, 4))
 def test_every_schedule_that_is_built_is_complete_and_ends(name, p, m, v):
     try:
         schedule = build_schedule(name, p, m, v)
@@ -641,11 +621,7 @@ def test_a_schedule_that_leaves_out_stages_is_refused(monkeypatch):
         (["0F0 0B0", "2F0 2B0"], 1, "stage 1 is on no rank"),
         (["0F0 0F1 0B0"], 1, "0F1 names a micro-batch beyond the last, 0"),
         (["0F0 0F1 0B0 0B1", "1F0 1F1 1B1 1B0"], 2, ""),
-        (
-            ["0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1"],
-            2,
-            "no rank can go on .rank 0 before 0B0, rank 1 before 1F1",
-        ),
+        (["0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1"], 2, "no rank can go on .rank 0 before 0B0, rank 1 before 1F1"),
         (["0F0 0SEND_F0 0B0", "1RECV_F0 1F0 1B0"], 1, "deadlock"),
         (["0F0 0SEND_F0 0RECV_B0 0B0", "1RECV_F0 1F0 1B0"], 1, "give every send its receive"),
         (["0F0 0RECV_F0 0B0"], 1, "0RECV_F0 has no other rank"),
@@ -669,15 +645,11 @@ def test_schedules_that_cannot_run_are_refused(rows, micro_batches, words):
         check_schedule(schedule)
 
 
-@pytest.mark.parametrize(
-    "cell", ["F0", "0F", "0X1", "0F0 1", "0UNSHARD1", "(0F0)OVERLAP_F_B", "-1F0"]
-)
+@pytest.mark.parametrize("cell", ["F0", "0F", "0X1", "0F0 1", "0UNSHARD1", "(0F0)OVERLAP_F_B", "-1F0"])
 def test_cells_that_name_no_action_are_refused(cell, tmp_path):
     path = tmp_path / "bad.csv"
     path.write_text(f"0F0,0B0\n1F0,{cell}\n")
-    with pytest.raises(
-        PlanError, match=r"bad\.csv, line 2, cell 2: .* is not an action; write stage"
-    ):
+    with pytest.raises(PlanError, match=r"bad\.csv, line 2, cell 2: .* is not an action; write stage"):
         read_schedule(path)
 
 

@@ -20,11 +20,7 @@ from trioflow.parallel.splits.vocabulary import find_vocabulary, prepare_split
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.trace.language.megatron import parse_arguments, read_megatron
 from trioflow.trace.store import Trace, load_trace
-from trioflow_evaluation.one_process.gathered_layers import (
-    find_gathered_layers,
-    gather_rules,
-    split_gathered,
-)
+from trioflow_evaluation.one_process.gathered_layers import find_gathered_layers, gather_rules, split_gathered
 
 MODEL = ProportionalModel()
 TOKENS, HIDDEN, WORDS, HEADS, LAYERS = BATCH * 16, 32, 128, 4, 2
@@ -88,18 +84,22 @@ def test_sequence_parallel_moves_the_bytes_of_the_all_reduces(transformer_trace)
     layer = [("all_gather", ACTIVATION), ("reduce_scatter", ACTIVATION)] * 2
     norms = 2 * 4 * HIDDEN * (2 * LAYERS + 1)
     assert found == [
-        *layer * LAYERS, ("all_gather", ACTIVATION),  # the head's input
-        *layer * LAYERS, ("all_gather", ACTIVATION),  # the embedding's gradient
+        *layer * LAYERS,
+        ("all_gather", ACTIVATION),  # the head's input
+        *layer * LAYERS,
+        ("all_gather", ACTIVATION),  # the embedding's gradient
         ("all_reduce", norms),
-    ]  # fmt: skip
+    ]
     assert plain == [("all_reduce", ACTIVATION)] * 4 * LAYERS
 
 
 def test_gradients_of_a_ranks_own_tokens_are_added_up(transformer_trace, bert_trace):
     _, split = split_of(transformer_trace, sequence_parallel=True)
     assert {name.rpartition(".")[0].rpartition(".")[2] for name in split.partial_gradients} == {
-        "norm1", "norm2", "norm",
-    }  # fmt: skip
+        "norm1",
+        "norm2",
+        "norm",
+    }
     _, split = split_of(bert_trace, sequence_parallel=True)
     # The dense layer before the head works on tokens too, a row split's bias does not.
     assert {"head.transform.0.weight", "head.transform.0.bias"} <= split.partial_gradients
@@ -118,9 +118,7 @@ def test_stages_hand_over_a_ranks_tokens(transformer_trace):
 
 @pytest.mark.parametrize("schedule", ["zero-bubble", "gpipe-recompute"])
 def test_exchanges_stay_whole_where_backward_runs_in_parts(transformer_trace, schedule):
-    plan = make_plan(
-        tensor=2, pipeline=2, schedule=schedule, micro_batches=2, sequence_parallel=True
-    )
+    plan = make_plan(tensor=2, pipeline=2, schedule=schedule, micro_batches=2, sequence_parallel=True)
     graph = extrapolate(transformer_trace, plan, MODEL)
     tasks = graph.tasks[graph.tasks["kind"] == "collective"]
     assert (tasks.groupby("match_id")["rank"].nunique() == 2).all()
@@ -134,7 +132,7 @@ def test_exchanges_stay_whole_where_backward_runs_in_parts(transformer_trace, sc
 @pytest.mark.parametrize(
     ("fixture", "problem"),
     [("transformer_trace", "16 tokens a sample cannot be shared by 3 ranks"), ("cnn_trace", "looks no tokens up")],
-)  # fmt: skip
+)
 def test_tokens_that_cannot_be_shared_are_refused(fixture, problem, request):
     with pytest.raises(PlanError, match=problem):
         split_operators(request.getfixturevalue(fixture), 3, sequence=True)
@@ -152,9 +150,7 @@ def test_vocabulary_parallel_splits_embedding_head_and_loss(transformer_trace):
     assert (loss["read_bytes"] * 2).tolist() == whole["read_bytes"].tolist()
     _, position = rows_of(trace, split, "embedding.position")
     assert position["read_bytes"].tolist() == [4 * 16 * HIDDEN + 8 * 16]
-    found = messages(
-        extrapolate(transformer_trace, make_plan(tensor=2, vocabulary_parallel=True), MODEL)
-    )
+    found = messages(extrapolate(transformer_trace, make_plan(tensor=2, vocabulary_parallel=True), MODEL))
     layers, token = [("all_reduce", ACTIVATION)] * 2 * LAYERS, ("all_reduce", 4 * TOKENS)
     whole = ("all_reduce", ACTIVATION)
     assert found == [whole, *layers, token, token, token, whole, *layers]
@@ -168,12 +164,8 @@ def test_a_vocabulary_that_does_not_divide_is_padded(transformer_trace):
     shapes = {p["name"]: p["shape"] for p in prepared.facts.parameters}
     assert shapes["embedding.token.weight"] == [129, HIDDEN]
     assert shapes["embedding.position.weight"] == [16, HIDDEN]
-    graph = extrapolate(
-        transformer_trace, make_plan(tensor=4, data=2, vocabulary_parallel=True), MODEL
-    )
-    reduced = [
-        size for name, size in messages(graph) if name == "all_reduce" and size > 10 * ACTIVATION
-    ]
+    graph = extrapolate(transformer_trace, make_plan(tensor=4, data=2, vocabulary_parallel=True), MODEL)
+    reduced = [size for name, size in messages(graph) if name == "all_reduce" and size > 10 * ACTIVATION]
     assert not reduced  # no rank's bucket holds a whole vocabulary
 
 
@@ -182,9 +174,7 @@ def test_a_tied_weight_is_one_shard_for_embedding_and_head(tied_trace):
     found = find_vocabulary(tied_trace, 2)
     assert found.modules == ("0", "3.vocabulary") and len(found.weights) == 1
     trace, split = split_of(tied_trace, vocabulary_parallel=True)
-    assert {split.operators.loc[op, "module"] for op in split.after} == {
-        "0", "3.vocabulary", "",
-    }  # fmt: skip
+    assert {split.operators.loc[op, "module"] for op in split.after} == {"0", "3.vocabulary", ""}
     # Both parts of its gradient are shards, and so is their sum.
     whole, parts = trace.operators, split.operators
     backward = (whole["phase"] == "backward") & (whole["write_bytes"] == 4 * 128 * 32)
@@ -192,9 +182,7 @@ def test_a_tied_weight_is_one_shard_for_embedding_and_head(tied_trace):
     assert (parts.loc[backward, "write_bytes"] == 2 * 128 * 32).all()
     # In a pipeline the stages that share it add up shards.
     cut = [["embedding", "first"], ["second", "head"]]
-    graph = extrapolate(
-        tied_trace, make_plan(tensor=2, pipeline=2, vocabulary_parallel=True), MODEL, stages=cut
-    )
+    graph = extrapolate(tied_trace, make_plan(tensor=2, pipeline=2, vocabulary_parallel=True), MODEL, stages=cut)
     assert ("all_reduce", 2 * 128 * 32) in messages(graph)
     assert plan.vocabulary_parallel
 
@@ -212,8 +200,9 @@ def test_a_gradient_as_large_as_a_weight_is_no_part_of_it() -> None:
     tasks = extrapolate(trace, make_plan(tensor=2), ProportionalModel()).tasks
     sums = tasks[(tasks["rank"] == 0) & (tasks["name"] == "all_reduce")]
     assert sums.groupby("phase").size().to_dict() == {
-        "backward": 2 * int(row["layers"]), "forward": 2 * int(row["layers"]),
-    }  # fmt: skip
+        "backward": 2 * int(row["layers"]),
+        "forward": 2 * int(row["layers"]),
+    }
 
 
 SAMPLES, BLOCKS = 8, 4
@@ -296,9 +285,7 @@ def test_what_is_exposed_shrinks_to_the_first_or_the_last_piece(scale, trace):
     timeline = runs[2].timeline.assign(op_id=graphs[2].tasks["op_id"])
     rows = timeline[timeline["rank"] == 0]
     shift_s = (rows["end_s"] - rows["start_s"])[rows["name"] == "shift"].median()
-    product = trace.operators[
-        (trace.operators["flop"] > 0) & trace.operators["module"].str.endswith("qkv")
-    ]
+    product = trace.operators[(trace.operators["flop"] > 0) & trace.operators["module"].str.endswith("qkv")]
     op_id = int(product["op_id"].iloc[0])
     blocks = rows[(rows["stream"] == "compute") & (rows["op_id"] == op_id)]
     block_s = float((blocks["end_s"] - blocks["start_s"]).median())
@@ -372,8 +359,13 @@ def captured(tmp_path_factory):
 
     def find(model):
         if model not in known:
-            row = {"workload": f"test-{model}", "family": "user", "model": f"{model}:make",
-                   "optimizer": "sgd", "precision": "fp32"}  # fmt: skip
+            row = {
+                "workload": f"test-{model}",
+                "family": "user",
+                "model": f"{model}:make",
+                "optimizer": "sgd",
+                "precision": "fp32",
+            }
             known[model] = merge_trace(capture_raw(row, tmp_path_factory.mktemp(model)))
         return known[model]
 
@@ -395,16 +387,12 @@ def test_every_layer_of_a_cnn_is_gathered_and_scattered(cnn_trace):
     assert sorted(exchanges(split.before)) == sorted(("reduce_scatter", size) for size in outputs)
     assert all(e.copied for held in split.after.values() for e in held)
     assert (split.operators.loc[layers, "flop"] * 2 == whole.loc[layers, "flop"]).all()
-    assert (
-        split.operators.loc[layers, "write_bytes"] * 2 == whole.loc[layers, "write_bytes"]
-    ).all()
+    assert (split.operators.loc[layers, "write_bytes"] * 2 == whole.loc[layers, "write_bytes"]).all()
     norms = whole["name"].str.contains("batch_norm") & (whole["phase"] != "optimizer")
     for column in ("read_bytes", "write_bytes"):
         assert (split.operators.loc[norms, column] == whole.loc[norms, column]).all()
     norm_bytes = sum(
-        g["size_bytes"]
-        for g in cnn_trace.facts.gradients
-        if "bn" in g["name"] or "downsample.1" in g["name"]
+        g["size_bytes"] for g in cnn_trace.facts.gradients if "bn" in g["name"] or "downsample.1" in g["name"]
     )
     assert split.gathered_bytes == norm_bytes
     assert split.input_bytes == (BATCH * 3 * 32 * 32 * 4,)
@@ -413,9 +401,7 @@ def test_every_layer_of_a_cnn_is_gathered_and_scattered(cnn_trace):
 def test_backward_of_a_layer_reads_its_input_whole(cnn_trace):
     split = split_gathered(cnn_trace, 4)
     whole = cnn_trace.operators
-    row = whole[
-        (whole["name"] == "aten::convolution_backward") & (whole["module"] == "layer4.1.conv2")
-    ]
+    row = whole[(whole["name"] == "aten::convolution_backward") & (whole["module"] == "layer4.1.conv2")]
     shard = split.operators.loc[row.index[0]]
     activation, weight = BATCH * 512 * 4, 512 * 512 * 9 * 4
     assert shard["read_bytes"] == activation // 4 + activation + weight // 4
@@ -435,18 +421,28 @@ def test_grouped_convolutions_are_split_by_inputs_and_summed(captured):
     trace = captured("grouped_model")
     layers = {layer.module: layer for layer in find_gathered_layers(trace)}
     assert {m: (layer.split, layer.channels) for m, layer in layers.items()} == {
-        "0": ("output", 8), "1": ("input", 4), "3": ("input", 1), "5": ("output", 6), "8": ("output", 5),
-    }  # fmt: skip
+        "0": ("output", 8),
+        "1": ("input", 4),
+        "3": ("input", 1),
+        "5": ("output", 6),
+        "8": ("output", 5),
+    }
     split = split_gathered(trace, 2)
     pixels = BATCH * 64 * 4
     assert exchanges(split.after) == [
-        ("all_gather", 8 * pixels), ("all_reduce", 8 * pixels), ("all_reduce", 8 * pixels),
-        ("all_gather", 6 * pixels), ("all_gather", BATCH * 6 * 4),
-    ]  # fmt: skip
+        ("all_gather", 8 * pixels),
+        ("all_reduce", 8 * pixels),
+        ("all_reduce", 8 * pixels),
+        ("all_gather", 6 * pixels),
+        ("all_gather", BATCH * 6 * 4),
+    ]
     assert exchanges(split.before) == [
-        ("reduce_scatter", BATCH * 6 * 4), ("reduce_scatter", 6 * pixels),
-        ("all_reduce", 8 * pixels), ("all_reduce", 8 * pixels), ("reduce_scatter", 8 * pixels),
-    ]  # fmt: skip
+        ("reduce_scatter", BATCH * 6 * 4),
+        ("reduce_scatter", 6 * pixels),
+        ("all_reduce", 8 * pixels),
+        ("all_reduce", 8 * pixels),
+        ("reduce_scatter", 8 * pixels),
+    ]
     grouped, depthwise = (split.operators.loc[layers[m].op_id] for m in ("1", "3"))
     assert grouped["write_bytes"] == 8 * pixels  # a partial sum
     assert grouped["read_bytes"] == 4 * pixels + 8 * 2 * 9 * 4 + 8 * 4
@@ -512,9 +508,7 @@ def test_forward_launches_of_one_process_take_turns(transformer_trace):
 
 
 def test_a_model_without_layers_is_refused(transformer_trace):
-    names = transformer_trace.operators["name"].replace(
-        {"aten::linear": "aten::add", "aten::embedding": "aten::add"}
-    )
+    names = transformer_trace.operators["name"].replace({"aten::linear": "aten::add", "aten::embedding": "aten::add"})
     bare = replace(transformer_trace, operators=transformer_trace.operators.assign(name=names))
     with pytest.raises(PlanError, match="no linear, convolution or embedding layer"):
         split_gathered(bare, 2)

@@ -31,9 +31,7 @@ from trioflow.prediction.options import Options
 TRACE = "gpt2-tiny-b8"
 
 
-def test_the_command_answers_what_simulate_does_and_shows_the_last_rank(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_command_answers_what_simulate_does_and_shows_the_last_rank(capsys: pytest.CaptureFixture[str]) -> None:
     plan = "--pipeline-parallel 2 --schedule 1f1b --micro-batches 4"
     words = f"{TRACE} {plan} --platform dgx-h100".split()
     answers = []
@@ -61,10 +59,7 @@ def test_changes_are_evaluated_where_the_step_may_not_fit() -> None:
     found = answer_memory(TRACE, plan, tight, batch=64)
     assert found["fit_probability"] == pytest.approx(0.3, rel=0.01) and found["left_bytes"] < 0
     changes = {row["flags"]: row for row in found["changes"]}
-    for flags, column in (
-        ("--sharding zero1", {"sharding": "zero1"}),
-        ("--accumulate 2", {"accumulate": 2}),
-    ):
+    for flags, column in (("--sharding zero1", {"sharding": "zero1"}), ("--accumulate 2", {"accumulate": 2})):
         expected = size_step(prepare_step(TRACE, vary_plan(plan, **column), tight, batch=64))
         assert changes[flags] == {"flags": flags, **expected}
     assert any(row["fit_probability"] >= DOUBTED for row in found["changes"])
@@ -213,11 +208,7 @@ def test_nothing_lost_where_nothing_fails_or_saving_is_free() -> None:
 
 @pytest.mark.parametrize(
     ("words", "flag"),
-    [
-        ((0.0, 1.0, 1.0), "gpu-hours"),
-        ((1.0, -1.0, 1.0), "checkpoint"),
-        ((1.0, 1.0, math.inf), "restart"),
-    ],
+    [((0.0, 1.0, 1.0), "gpu-hours"), ((1.0, -1.0, 1.0), "checkpoint"), ((1.0, 1.0, math.inf), "restart")],
 )
 def test_numbers_that_are_no_times_are_refused(words: tuple[float, ...], flag: str) -> None:
     with pytest.raises(InputError, match=flag):
@@ -236,9 +227,7 @@ SIZE = 10**9
 @pytest.mark.parametrize("per_node", [64, 72])
 def test_a_rack_is_one_node_of_measured_collectives(per_node: int) -> None:
     rack = replace(
-        load_platform("gb200-nvl72", 2 * per_node),
-        ranks_per_node=per_node,
-        node_collectives="h200x8-nvlink",
+        load_platform("gb200-nvl72", 2 * per_node), ranks_per_node=per_node, node_collectives="h200x8-nvlink"
     )
     cost = choose_collectives(rack)
     eight, whole = (cost.time_s("all_reduce", ranks, SIZE) for ranks in (8, per_node))

@@ -33,9 +33,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def prediction(folder):
-    return predict(
-        folder, PLAN, "dgx-h100", sequence=128, precision="megatron-bf16", interval=False
-    )
+    return predict(folder, PLAN, "dgx-h100", sequence=128, precision="megatron-bf16", interval=False)
 
 
 def test_a_model_stands_for_the_trace_of_the_micro_batch_that_the_plan_runs(folder, prediction):
@@ -83,25 +81,13 @@ def test_a_device_that_waits_for_launches_is_no_bubble(prediction):
 
     host = (inside(launches_s) & ~inside(work_s)).mean()
     assert host > 0.3
-    assert told["host_share"] == pytest.approx(host, abs=0.1), (
-        "the mean over ranks; this one's beside it"
-    )
+    assert told["host_share"] == pytest.approx(host, abs=0.1), "the mean over ranks; this one's beside it"
 
 
 def test_waits_need_no_table_of_all_ranks(folder, prediction, monkeypatch):
-    every = predict(
-        folder,
-        PLAN,
-        "dgx-h100",
-        sequence=128,
-        precision="megatron-bf16",
-        interval=False,
-        fold=False,
-    )
+    every = predict(folder, PLAN, "dgx-h100", sequence=128, precision="megatron-bf16", interval=False, fold=False)
     assert not every.to_dict()["folded"]
-    once = predict(
-        folder, PLAN, "dgx-h100", sequence=128, precision="megatron-bf16", interval=False
-    )
+    once = predict(folder, PLAN, "dgx-h100", sequence=128, precision="megatron-bf16", interval=False)
 
     def expand(fold):
         raise AssertionError("the tasks of all ranks were made")
@@ -142,20 +128,9 @@ def test_a_run_of_many_tokens_has_hours_cost_and_energy():
 
 def test_the_command_answers_in_the_units_of_the_field(folder, capsys):
     words = ["--sequence", "128", "--precision", "pure-bf16", "--platform", "dgx-h100"]
-    assert (
-        main(["simulate", str(folder), *words, "--plan", "fsdp", "--ranks", "8", "--tokens", "1e9"])
-        == 0
-    )
+    assert main(["simulate", str(folder), *words, "--plan", "fsdp", "--ranks", "8", "--tokens", "1e9"]) == 0
     shown = capsys.readouterr().out
-    for text in (
-        "tokens/s",
-        "MFU",
-        "model TFLOP/s",
-        "pure-bf16",
-        "flash attention",
-        "GPU-hours",
-        "700 W",
-    ):
+    for text in ("tokens/s", "MFU", "model TFLOP/s", "pure-bf16", "flash attention", "GPU-hours", "700 W"):
         assert text in shown
     assert main(["show", str(folder), "--sequence", "128", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["language_model"]["hidden"] == 256
@@ -163,11 +138,7 @@ def test_the_command_answers_in_the_units_of_the_field(folder, capsys):
 
 @pytest.mark.parametrize(
     "plan",
-    [
-        make_plan(data=4),
-        make_plan(data=4, sharding="distributed"),
-        make_plan(data=4, sharding="fsdp"),
-    ],
+    [make_plan(data=4), make_plan(data=4, sharding="distributed"), make_plan(data=4, sharding="fsdp")],
     ids=["ddp", "distributed", "fsdp"],
 )
 def test_gradients_are_exchanged_and_weights_gathered_in_the_formats_of_the_recipe(folder, plan):

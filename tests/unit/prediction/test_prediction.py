@@ -24,11 +24,17 @@ from trioflow.trace.store import find_trace, load_trace
 TRACE, PLATFORM = "gpt2-tiny-b8", "cpu2-gloo"
 COMMANDS = [
     (["--plan", "ddp", "--ranks", "2", "--batch", "32"], named_plan("ddp", 2), {"batch": 32}),
-    (["--pipeline-parallel", "2", "--micro-batches", "4", "--stages", "count"],
-     make_plan(pipeline=2, micro_batches=4, schedule="gpipe"), {"stages": "count"}),
-    (["--plan", "tp", "--ranks", "2", "--mode", "forward", "--collectives", "closed-form"],
-     named_plan("tp", 2), {"mode": "forward", "collectives": CLOSED_FORM}),
-]  # fmt: skip
+    (
+        ["--pipeline-parallel", "2", "--micro-batches", "4", "--stages", "count"],
+        make_plan(pipeline=2, micro_batches=4, schedule="gpipe"),
+        {"stages": "count"},
+    ),
+    (
+        ["--plan", "tp", "--ranks", "2", "--mode", "forward", "--collectives", "closed-form"],
+        named_plan("tp", 2),
+        {"mode": "forward", "collectives": CLOSED_FORM},
+    ),
+]
 
 
 def answer(capsys, *words):
@@ -89,13 +95,7 @@ def test_options_that_make_no_sense_are_refused_before_anything_is_computed():
         Options(session="session.json")
 
 
-REPEATS = {
-    "steps": 7,
-    "step_log": 0.03,
-    "pass_log": 0.0,
-    "operator_log": 0.2,
-    "autocorrelation": 0.1,
-}
+REPEATS = {"steps": 7, "step_log": 0.03, "pass_log": 0.0, "operator_log": 0.2, "autocorrelation": 0.1}
 
 
 @pytest.fixture(scope="module")
@@ -107,10 +107,7 @@ def measured(tmp_path_factory):
     slower = {phase: 1.1 * time_s for phase, time_s in traced.items()}
     busy = [{phase: factor * time_s for phase, time_s in traced.items()} for factor in (1.3, 1.4)]
     anchors = {"traced_step_s": trace.facts.step_time_s, "single": slower, "busy": busy}
-    session = {
-        "workload": "gpt2-tiny", "device_names": [trace.facts.device_name] * 2,
-        "anchors": {"8": anchors},
-    }  # fmt: skip
+    session = {"workload": "gpt2-tiny", "device_names": [trace.facts.device_name] * 2, "anchors": {"8": anchors}}
     home = folder / "results" / "calibration" / "gpt2-tiny"
     write_json(home / "session.json", session)
     write_json(folder / "partition.json", {"stages": {}})
@@ -124,21 +121,28 @@ def predict_experiment(folder: Path, plan, batch):
     models, platform = SHIPPED_MODELS / PLATFORM, PACKAGE / f"data/platforms/{PLATFORM}.yaml"
     home = folder / "results" / "calibration" / "gpt2-tiny"
     extrapolate_experiment(
-        [folder / "traced"], models / "operators.json", folder / "partition.json", platform,
-        {"experiment": "one", "batch": batch}, asdict(plan), folder / "graph",
-    )  # fmt: skip
+        [folder / "traced"],
+        models / "operators.json",
+        folder / "partition.json",
+        platform,
+        {"experiment": "one", "batch": batch},
+        asdict(plan),
+        folder / "graph",
+    )
     simulate_experiment(
-        folder / "graph", platform, models / "collectives.json", home / "session.json",
-        [folder / "traced"], [folder / "repeated.json"],
+        folder / "graph",
+        platform,
+        models / "collectives.json",
+        home / "session.json",
+        [folder / "traced"],
+        [folder / "repeated.json"],
         folder / "simulated",
-    )  # fmt: skip
+    )
     return read_json(folder / "simulated" / "summary.json")
 
 
 @pytest.mark.parametrize(("name", "batch"), [("ddp", 16), ("gpipe", 8)])
-def test_the_anchor_session_gives_the_number_of_the_report(
-    measured, capsys, monkeypatch, name, batch
-):
+def test_the_anchor_session_gives_the_number_of_the_report(measured, capsys, monkeypatch, name, batch):
     summary = predict_experiment(measured, named_plan(name, 2), batch)
     monkeypatch.chdir(measured)
     told = answer(capsys, "--plan", name, "--ranks", 2, "--batch", batch, "--anchor", "session")
@@ -150,8 +154,7 @@ def test_the_anchor_session_gives_the_number_of_the_report(
     assert (spread["rank_log"], spread["step_log"], spread["operator_log"]) == (0.03, 0.0, 0.2)
     alone = answer(capsys, "--plan", name, "--ranks", 2, "--batch", batch)
     assert alone["step_time_s"] == told["trace_only_step_time_s"] < told["step_time_s"]
-    assert main(["simulate", TRACE, "--platform", PLATFORM, "--plan", name, "--ranks", "2",
-                 "--anchor", "session"]) == 0  # fmt: skip
+    assert main(["simulate", TRACE, "--platform", PLATFORM, "--plan", name, "--ranks", "2", "--anchor", "session"]) == 0
     assert "from the trace alone" in capsys.readouterr().out
 
 
@@ -192,9 +195,7 @@ def test_prepared_times_and_a_platform_as_an_object_are_taken_as_they_are():
 def test_a_step_without_memory_is_the_same_step():
     plan = make_plan(pipeline=2, micro_batches=4, schedule="1f1b")
     whole, bare = (predict(TRACE, plan, PLATFORM, memory=told) for told in (True, False))
-    assert (bare.step_time_s, bare.low_s, bare.high_s) == (
-        whole.step_time_s, whole.low_s, whole.high_s,
-    )  # fmt: skip
+    assert (bare.step_time_s, bare.low_s, bare.high_s) == (whole.step_time_s, whole.low_s, whole.high_s)
     assert whole.memory and bare.memory == [] and bare.peak_memory_bytes is None
 
 

@@ -30,13 +30,7 @@ from trioflow.prediction.answer import Prediction
 from trioflow.prediction.assembly import predict
 from trioflow.prediction.breakdown import build_breakdown
 from trioflow.prediction.explain import Measured, explain
-from trioflow.prediction.step import (
-    SessionAnchor,
-    apply_factors,
-    choose_anchor,
-    choose_traced,
-    settle_contention,
-)
+from trioflow.prediction.step import SessionAnchor, apply_factors, choose_anchor, choose_traced, settle_contention
 from trioflow.trace.store import Trace, load_trace
 
 TRACE, PLATFORM = "gpt2-tiny-b8", "dgx-h100"
@@ -49,9 +43,7 @@ def ask(**options: object) -> Prediction:
 def test_operators_take_their_factor_whether_ranks_are_folded_or_not() -> None:
     plain = ask()
     tasks = plain.task_graph.tasks
-    meant = (
-        (tasks["kind"] == "compute") & tasks["name"].str.endswith("::linear") & (tasks["rank"] == 0)
-    )
+    meant = (tasks["kind"] == "compute") & tasks["name"].str.endswith("::linear") & (tasks["rank"] == 0)
     more_s = float(tasks["duration_s"][meant].sum())
     assert more_s > 0
     for fold in (True, False):
@@ -81,19 +73,14 @@ def test_the_network_is_as_many_times_as_fast(capsys: pytest.CaptureFixture[str]
     ("words", "problem"),
     [
         (["--scale-operator", "Norm", "2"], "did you mean '*norm*', which aten::"),
-        (
-            ["--scale-operator", "conv9d", "2"],
-            "no operator of the step has such a name; the step has aten::",
-        ),
+        (["--scale-operator", "conv9d", "2"], "no operator of the step has such a name; the step has aten::"),
         (["--scale-operator", "mm", "two"], "'two' is not a number"),
         (["--slow-rank", "4", "2"], "the plan has ranks 0 to 3"),
         (["--slow-rank", "1", "0"], "--slow-rank 1: the factor 0 is not positive"),
         (["--scale-network", "nan"], "--scale-network: the factor nan is not positive"),
     ],
 )
-def test_what_cannot_be_is_refused(
-    words: list[str], problem: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_is_refused(words: list[str], problem: str, capsys: pytest.CaptureFixture[str]) -> None:
     step = ["simulate", TRACE, "--plan", "ddp", "--ranks", "4", "--platform", PLATFORM]
     assert main([*step, *words]) == 2
     assert problem in capsys.readouterr().err
@@ -145,8 +132,7 @@ def test_what_is_new_in_each_operator_averages_out_but_not_between_exchanges() -
     gains = []
     for plan in (named_plan("single", 1), named_plan("tp", 2)):
         drawn, told = (
-            predict(TRACE, plan, PLATFORM, draws=20, spread=one, batch=8).draws.step_s
-            for one in (noise, steady)
+            predict(TRACE, plan, PLATFORM, draws=20, spread=one, batch=8).draws.step_s for one in (noise, steady)
         )
         gains.append(drawn.mean() / told.mean() - 1)
         assert len(set(drawn.tolist())) == 20
@@ -159,9 +145,7 @@ def test_stages_of_a_replica_share_its_micro_batches() -> None:
     told = predict(TRACE, plan, PLATFORM, draws=40, spread=Spread(micro_batch_log=0.1), batch=8)
     step = predict(TRACE, plan, PLATFORM, draws=40, spread=Spread(step_log=0.1), batch=8)
     # One micro-batch in all passes spreads the step as a factor on the whole step does.
-    assert np.log(told.draws.step_s).std() == pytest.approx(
-        np.log(step.draws.step_s).std(), rel=0.5
-    )
+    assert np.log(told.draws.step_s).std() == pytest.approx(np.log(step.draws.step_s).std(), rel=0.5)
 
 
 def test_two_plans_are_compared_draw_by_draw() -> None:
@@ -176,10 +160,7 @@ def test_the_command_draws_what_python_draws_and_nothing_without(capsys) -> None
     words = ["simulate", TRACE, "--plan", "ddp", "--ranks", "4", "--platform", PLATFORM]
     assert main([*words, "--draws", "20", "--seed", "5", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert (
-        told["draws"]
-        == predict(TRACE, named_plan("ddp", 4), PLATFORM, draws=20, seed=5).draws.to_dict()
-    )
+    assert told["draws"] == predict(TRACE, named_plan("ddp", 4), PLATFORM, draws=20, seed=5).draws.to_dict()
     assert main([*words, "--draws", "20"]) == 0
     text = capsys.readouterr().out
     assert "drawn" in text
@@ -195,14 +176,8 @@ def phases(forward, backward, optimizer):
 
 SESSION = {
     "anchors": {
-        "4": {
-            "single": phases(1.1, 1.1, 1.1),
-            "busy": [phases(1.2, 1.2, 1.2), phases(1.3, 1.3, 2.6)],
-        },
-        "16": {
-            "single": phases(3.0, 3.0, 3.0),
-            "busy": [phases(3.2, 3.2, 3.2), phases(3.6, 3.6, 3.6)],
-        },
+        "4": {"single": phases(1.1, 1.1, 1.1), "busy": [phases(1.2, 1.2, 1.2), phases(1.3, 1.3, 2.6)]},
+        "16": {"single": phases(3.0, 3.0, 3.0), "busy": [phases(3.2, 3.2, 3.2), phases(3.6, 3.6, 3.6)]},
     }
 }
 TRACED = {"4": phases(1.0, 1.0, 1.0), "16": phases(2.0, 2.0, 2.0)}
@@ -245,10 +220,7 @@ def test_factors_go_to_their_rank_and_phase():
 
 
 def timeline(*tasks):
-    rows = [
-        {"rank": r, "stream": "compute", "kind": "compute", "start_s": a, "end_s": b}
-        for r, a, b in tasks
-    ]
+    rows = [{"rank": r, "stream": "compute", "kind": "compute", "start_s": a, "end_s": b} for r, a, b in tasks]
     return pd.DataFrame(rows)
 
 
@@ -287,9 +259,7 @@ def step(pieces: int, work_s: float, launches: int, nodes: int, corrections: Cor
     steps_s = 40 * (nodes - 1) * some.get("between_nodes_step_s", 0.0)
     inside_s = 0.02 * some.get("communication", 1.0)
     return (
-        pieces * (max(work_s, host_s) + inside_s + some.get("micro_batch_s", 0.0))
-        + max(bytes_s - 0.02, 0.0)
-        + steps_s
+        pieces * (max(work_s, host_s) + inside_s + some.get("micro_batch_s", 0.0)) + max(bytes_s - 0.02, 0.0) + steps_s
     )
 
 
@@ -307,12 +277,8 @@ ROWS = ((1, 0.2, 1000, 1), (8, 0.05, 1000, 8), (2, 0.01, 4000, 4), (1, 0.1, 100,
         ({}, ""),
     ],
 )
-def test_what_deviates_is_named_and_other_steps_come_right(
-    truth: dict[str, float], cause: str
-) -> None:
-    rows = [
-        Measured(f"{row}", step(*row, truth), partial(step, *row), pieces=row[0]) for row in ROWS
-    ]
+def test_what_deviates_is_named_and_other_steps_come_right(truth: dict[str, float], cause: str) -> None:
+    rows = [Measured(f"{row}", step(*row, truth), partial(step, *row), pieces=row[0]) for row in ROWS]
     explanation = explain(rows)
     assert explanation.cause == cause
     assert {one.component.name for one in explanation.estimates if one.deviates} == set(truth)
@@ -326,11 +292,7 @@ def test_what_deviates_is_named_and_other_steps_come_right(
 
 @pytest.mark.parametrize(
     ("row", "measured_s", "cause"),
-    [
-        ((8, 0.05, 1000, 8), 9.0, "engine"),
-        ((1, 0.05, 100, 64), 0.3, "network"),
-        ((8, 0.05, 1000, 1), 0.58, ""),
-    ],
+    [((8, 0.05, 1000, 8), 9.0, "engine"), ((1, 0.05, 100, 64), 0.3, "network"), ((8, 0.05, 1000, 1), 0.58, "")],
 )
 def test_one_step_is_explained_by_what_is_likeliest(
     row: tuple[int, float, int, int], measured_s: float, cause: str
@@ -383,12 +345,8 @@ def broken_down():
     times = []
     for rank in (0, 1):
         fields = {"stage": rank, "micro_batch": 0}
-        builder.add(
-            rank, "compute", "compute", "mm", phase="forward", op_id=0, duration_s=1.0, **fields
-        )
-        builder.add(
-            rank, "compute", "compute", "mm", phase="backward", op_id=1, duration_s=2.0, **fields
-        )
+        builder.add(rank, "compute", "compute", "mm", phase="forward", op_id=0, duration_s=1.0, **fields)
+        builder.add(rank, "compute", "compute", "mm", phase="backward", op_id=1, duration_s=2.0, **fields)
         builder.add(
             rank,
             "communication",
@@ -400,14 +358,12 @@ def broken_down():
             match_id=0,
             **fields,
         )
-        builder.add(
-            rank, "compute", "compute", "add_", phase="optimizer", op_id=2, duration_s=1.0, **fields
-        )
+        builder.add(rank, "compute", "compute", "add_", phase="optimizer", op_id=2, duration_s=1.0, **fields)
         times += [(0.0, 1.0), (1.0, 3.0 + rank), (3.0, 6.0), (6.0, 7.0)]
     graph = builder.build()
-    timeline = graph.tasks.assign(
-        start_s=[start for start, _ in times], end_s=[end for _, end in times]
-    )[tables.TIMELINE.names]
+    timeline = graph.tasks.assign(start_s=[start for start, _ in times], end_s=[end for _, end in times])[
+        tables.TIMELINE.names
+    ]
     operators = pd.DataFrame(
         {
             "module": ["h.0.a", "h.1", "h.0.b"],
@@ -447,9 +403,7 @@ def test_what_a_host_launches_beside_the_device_is_no_compute_of_a_phase():
     graph = builder.build()
     times = {"start_s": [0.0, 1.0, 2.0], "end_s": [1.0, 2.0, 3.0]}
     timeline = graph.tasks.assign(**times)[tables.TIMELINE.names]
-    operators = pd.DataFrame(
-        {"module": ["h"], "phase": ["forward"], "output_shapes": [[[1]]]}, index=[0]
-    )
+    operators = pd.DataFrame({"module": ["h"], "phase": ["forward"], "output_shapes": [[[1]]]}, index=[0])
     trace = Trace(operators, pd.DataFrame(), few_facts())
     for by in ("rank", "module"):
         (row,) = build_breakdown(graph, timeline, trace, by).to_dict("records")
@@ -461,23 +415,14 @@ def test_what_hides_communication_of_a_stage_is_all_that_its_rank_computes():
     builder = TaskGraphBuilder()
     for rank in (0, 1):
         for stage in (rank, rank + 2):
-            builder.add(
-                rank,
-                "compute",
-                "compute",
-                "mm",
-                phase="forward",
-                op_id=0,
-                duration_s=1.0,
-                stage=stage,
-            )
+            builder.add(rank, "compute", "compute", "mm", phase="forward", op_id=0, duration_s=1.0, stage=stage)
     builder.add(0, "send", "send", "send", message_bytes=8, match_id=0, peer=1, stage=0)
     builder.add(1, "receive", "recv", "recv", message_bytes=8, match_id=0, peer=0, stage=1)
     graph = builder.build()
     times = [(0.0, 1.0), (1.0, 4.0), (6.0, 7.0), (7.0, 8.0), (2.0, 6.0), (2.0, 6.0)]
-    timeline = graph.tasks.assign(
-        start_s=[start for start, _ in times], end_s=[end for _, end in times]
-    )[tables.TIMELINE.names]
+    timeline = graph.tasks.assign(start_s=[start for start, _ in times], end_s=[end for _, end in times])[
+        tables.TIMELINE.names
+    ]
     operators = pd.DataFrame({"module": ["h"], "phase": ["forward"], "output_shapes": [[[1]]]})
     trace = Trace(operators, pd.DataFrame(), few_facts())
     found = build_breakdown(graph, timeline, trace, "stage").set_index("name")

@@ -112,9 +112,7 @@ def test_a_misspelt_name_gets_the_likely_one(small: Path, name: str, fix: str) -
         (SMALL, "", ["None is not of type object"]),
     ],
 )
-def test_a_broken_catalogue_is_refused_with_its_place(
-    small: Path, old: str, new: str, words: list[str]
-) -> None:
+def test_a_broken_catalogue_is_refused_with_its_place(small: Path, old: str, new: str, words: list[str]) -> None:
     assert old in SMALL
     small.write_text(SMALL.replace(old, new, 1))
     with pytest.raises(DatasetError) as caught:
@@ -125,8 +123,7 @@ def test_a_broken_catalogue_is_refused_with_its_place(
 
 
 @pytest.mark.parametrize(
-    "path",
-    ["../x", "a/../x", "/x", "a//x", "./x", "a/.", "a/", "..", "a\\\\b", "a{b}", "<results>"],
+    "path", ["../x", "a/../x", "/x", "a//x", "./x", "a/.", "a/", "..", "a\\\\b", "a{b}", "<results>"]
 )
 def test_no_path_leads_out_of_its_folder_or_is_a_wildcard(small: Path, path: str) -> None:
     small.write_text(SMALL.replace("path: e.csv", f'path: "{path}"'))
@@ -198,8 +195,5 @@ def test_every_entry_is_in_the_mirrors_list_which_may_have_more(mirror: Path) ->
             )
             for row in csv.DictReader(stream)
         ]
-    entries = [
-        (e.repository, e.commit, e.path, e.bytes, e.sha256, e.licence)
-        for e in load_catalogue().files()
-    ]
+    entries = [(e.repository, e.commit, e.path, e.bytes, e.sha256, e.licence) for e in load_catalogue().files()]
     assert Counter(entries) <= Counter(rows)

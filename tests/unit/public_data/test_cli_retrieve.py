@@ -49,10 +49,7 @@ def run(*arguments: object) -> None:
 
 
 def test_it_retrieves_a_dataset_into_a_folder_that_is_a_mirror_then(
-    tmp_path: Path,
-    datasets: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, datasets: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     served = {f"/some/data/{on.COMMIT}/{path}": content for path, content in CONTENT.items()}
     first, second = tmp_path / "first", tmp_path / "second"
@@ -96,9 +93,7 @@ def test_it_lists_the_shipped_catalogue_within_a_page(capsys: pytest.CaptureFixt
         (["--list", "onw"], ["'onw'", "did you mean own?"]),
     ],
 )
-def test_it_says_what_is_wrong(
-    tmp_path: Path, datasets: Path, arguments: list[str], words: list[str]
-) -> None:
+def test_it_says_what_is_wrong(tmp_path: Path, datasets: Path, arguments: list[str], words: list[str]) -> None:
     with pytest.raises(DatasetError) as caught:
         run(*arguments, "-o", tmp_path / "out", "--datasets", datasets)
     for word in words:
@@ -106,9 +101,7 @@ def test_it_says_what_is_wrong(
     assert not (tmp_path / "out").exists()
 
 
-def test_without_a_checkout_it_asks_for_the_catalogue(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_checkout_it_asks_for_the_catalogue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalogue, "CATALOGUE", tmp_path / "nowhere.yaml")
     with pytest.raises(DatasetError, match="--datasets FILE"):
         run("triosim")

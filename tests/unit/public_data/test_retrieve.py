@@ -23,14 +23,7 @@ from pathlib import Path
 import pytest
 from trioflow.base.errors import DatasetError, InputError
 from trioflow.datasets.catalogue import DatasetFile
-from trioflow.datasets.retrieve import (
-    FIRST_WAIT_S,
-    LONGEST_WAIT_S,
-    THERE,
-    Retrieval,
-    choose_source,
-    retrieve_file,
-)
+from trioflow.datasets.retrieve import FIRST_WAIT_S, LONGEST_WAIT_S, THERE, Retrieval, choose_source, retrieve_file
 
 from . import server as on
 
@@ -62,11 +55,7 @@ def part_of(target: Path) -> Path:
 
 
 def get(
-    served: on.Served,
-    target: Path,
-    waits: list[float] | None = None,
-    entry: DatasetFile = ENTRY,
-    **options: object,
+    served: on.Served, target: Path, waits: list[float] | None = None, entry: DatasetFile = ENTRY, **options: object
 ) -> Retrieval:
     sleep = (lambda _: None) if waits is None else waits.append
     given = {"base_url": served.url, "timeout_s": 5.0, "sleep": sleep, **options}
@@ -89,9 +78,7 @@ def test_a_file_comes_from_its_pinned_address_whatever_its_name(target: Path) ->
     with on.serve_entry(ENTRY, CONTENT) as served:
         assert get(served, target) == Retrieval(target, f"{served.url}/{ENTRY.address}")
     assert target.read_bytes() == CONTENT
-    assert served.asked == [
-        (f"/some/data.set/{on.COMMIT}/some%20folder/a%20%281%29%20%5Bx%5D%20%23%2B%25%3F.csv", "")
-    ]
+    assert served.asked == [(f"/some/data.set/{on.COMMIT}/some%20folder/a%20%281%29%20%5Bx%5D%20%23%2B%25%3F.csv", "")]
     assert [path.name for path in target.parent.iterdir()] == [target.name]
     assert target.stat().st_mode & 0o777 == 0o644
 
@@ -143,24 +130,38 @@ LOGIN = on.instead(b"<html>please log in</html>", Content_Type="text/html; chars
 REST = "bytes=70000-"
 STORIES = {
     "truncated twice: resumed, waits grow": Story(
-        [HALF, on.drop_after(50_000)], ["", REST, "bytes=120000-"], [FIRST_WAIT_S, 2 * FIRST_WAIT_S]),
+        [HALF, on.drop_after(50_000)], ["", REST, "bytes=120000-"], [FIRST_WAIT_S, 2 * FIRST_WAIT_S]
+    ),
     "ranges are ignored: read from the start": Story([HALF, on.ignore_range], ["", REST], [1.0]),
     # A wrong join would cost the second chance.
     "another piece: asked from the start": Story([HALF, on.other_piece, on.corrupt], ["", REST, "", ""], [1.0]),
     "corrupted: once more": Story([on.corrupt], ["", ""], []),
     "closed without an answer": Story([on.close, on.close], [""] * 3, [1.0, 2.0]),
-    "silent: what came before counts": Story([on.say_nothing, on.hang_after(70_000)], ["", "", REST], [1.0, 2.0], options={"timeout_s": 0.2}),
-    "silent for good": Story([on.say_nothing] * 2, ["", ""], [1.0], ["no answer within 0.1 s"], options={"attempts": 2, "timeout_s": 0.1}),
-    **{f"busy with {code}": Story([on.status(code)] * 3, [""] * 4, [1.0, 2.0, 4.0]) for code in (408, 429, 500, 502, 503, 504)},
+    "silent: what came before counts": Story(
+        [on.say_nothing, on.hang_after(70_000)], ["", "", REST], [1.0, 2.0], options={"timeout_s": 0.2}
+    ),
+    "silent for good": Story(
+        [on.say_nothing] * 2, ["", ""], [1.0], ["no answer within 0.1 s"], options={"attempts": 2, "timeout_s": 0.1}
+    ),
+    **{
+        f"busy with {code}": Story([on.status(code)] * 3, [""] * 4, [1.0, 2.0, 4.0])
+        for code in (408, 429, 500, 502, 503, 504)
+    },
     "busy for good": Story([on.status(503)] * 9, [""] * 4, [1.0, 2.0, 4.0], GIVEN_UP, options={"attempts": 4}),
     "waits are limited": Story(
-        [on.status(503)] * 9, [""] * 10, [min(2.0**n, LONGEST_WAIT_S) for n in range(9)], options={"attempts": 10}),
-    "a long pause is asked for: not pressed": Story([on.status(429, Retry_After=3600)], [""], [], ["429", "asks to wait 3600 s"]),
+        [on.status(503)] * 9, [""] * 10, [min(2.0**n, LONGEST_WAIT_S) for n in range(9)], options={"attempts": 10}
+    ),
+    "a long pause is asked for: not pressed": Story(
+        [on.status(429, Retry_After=3600)], [""], [], ["429", "asks to wait 3600 s"]
+    ),
     **{
         f"refused with {code}": Story([on.status(code)], [""], [], [ENTRY.key, *words])
         for code, *words in (
-            (404, "does not exist (404)", "TRIOFLOW_DATA_URL", "TRIOFLOW_DATA_MIRROR"), (410, "does not exist (410)"),
-            (403, "answers 403"), (401, "answers 401"), (407, "proxy", "login"),
+            (404, "does not exist (404)", "TRIOFLOW_DATA_URL", "TRIOFLOW_DATA_MIRROR"),
+            (410, "does not exist (410)"),
+            (403, "answers 403"),
+            (401, "answers 401"),
+            (407, "proxy", "login"),
         )
     },
     "refused half-way: kept": Story([HALF, on.status(404)], ["", REST], [1.0], ["404"], CONTENT[:70_000]),
@@ -169,15 +170,15 @@ STORIES = {
     "another content": Story([on.instead(OTHER)] * 2, ["", ""], [], WRONG),
     "longer content": Story([on.instead(OTHER + b"more")] * 2, ["", ""], [], WRONG),
     "a login page": Story([LOGIN, LOGIN], ["", ""], [1.0], ["web page", "login"], options={"attempts": 2}),
-    "a length too small: the rest is asked for": Story([on.drop_after(len(CONTENT), 50_000)], ["", "bytes=50000-"], [1.0]),
+    "a length too small: the rest is asked for": Story(
+        [on.drop_after(len(CONTENT), 50_000)], ["", "bytes=50000-"], [1.0]
+    ),
     "a length too large: complete before the answer is": Story([on.drop_after(len(CONTENT), 400_000)], [""], []),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", STORIES)
-def test_a_server_s_mishaps_end_with_the_file_or_one_sentence(
-    target: Path, waits: list[float], name: str
-) -> None:
+def test_a_server_s_mishaps_end_with_the_file_or_one_sentence(target: Path, waits: list[float], name: str) -> None:
     story = STORIES[name]
     with on.serve_entry(ENTRY, CONTENT, *story.answers) as served:
         if story.words:
@@ -200,9 +201,7 @@ def test_a_server_s_mishaps_end_with_the_file_or_one_sentence(
         (CONTENT + b"x", [""]),
     ],
 )
-def test_a_part_left_by_an_earlier_run_is_used_if_it_is_right(
-    target: Path, left: bytes, ranges: list[str]
-) -> None:
+def test_a_part_left_by_an_earlier_run_is_used_if_it_is_right(target: Path, left: bytes, ranges: list[str]) -> None:
     target.parent.mkdir(parents=True)
     part_of(target).write_bytes(left)
     with on.serve_entry(ENTRY, CONTENT) as served:
@@ -251,9 +250,7 @@ def test_nothing_listens_there(target: Path, waits: list[float]) -> None:
     assert waits == [1.0, 2.0]
 
 
-def test_an_unknown_host_is_told_at_once(
-    target: Path, waits: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unknown_host_is_told_at_once(target: Path, waits: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     def find_nothing(*_: object, **__: object) -> None:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
@@ -408,12 +405,9 @@ def test_a_mirror_without_the_file_leaves_it_to_the_address(tmp_path: Path, targ
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"),
-    [(OTHER, [hashlib.sha256(OTHER).hexdigest()[:12]]), (b"short", ["5 bytes instead of 200000"])],
+    ("wrong", "words"), [(OTHER, [hashlib.sha256(OTHER).hexdigest()[:12]]), (b"short", ["5 bytes instead of 200000"])]
 )
-def test_a_mirror_with_another_file_is_refused(
-    tmp_path: Path, target: Path, wrong: bytes, words: list[str]
-) -> None:
+def test_a_mirror_with_another_file_is_refused(tmp_path: Path, target: Path, wrong: bytes, words: list[str]) -> None:
     mirror = write_mirror(tmp_path / "mirror", wrong)
     with on.serve_entry(ENTRY, CONTENT) as served:
         fails(served, target, str(mirror / ENTRY.key), "replace it", *words, mirror=mirror)
@@ -427,18 +421,10 @@ def test_a_mirror_that_is_no_folder_is_refused(tmp_path: Path, target: Path) -> 
 
 def test_the_environment_chooses_the_source(tmp_path: Path) -> None:
     chosen = choose_source("https://one.example", "https://large.example", {})
-    assert (chosen.base_url, chosen.lfs_url, chosen.mirror) == (
-        "https://one.example",
-        "https://large.example",
-        None,
-    )
+    assert (chosen.base_url, chosen.lfs_url, chosen.mirror) == ("https://one.example", "https://large.example", None)
     told = {"TRIOFLOW_DATA_URL": "http://two.example:8/x", "TRIOFLOW_DATA_MIRROR": str(tmp_path)}
     chosen = choose_source("https://one.example", "https://large.example", told)
-    assert (chosen.base_url, chosen.lfs_url, chosen.mirror) == (
-        told["TRIOFLOW_DATA_URL"],
-        "",
-        tmp_path,
-    )
+    assert (chosen.base_url, chosen.lfs_url, chosen.mirror) == (told["TRIOFLOW_DATA_URL"], "", tmp_path)
     assert choose_source("https://one.example", "", {"TRIOFLOW_DATA_MIRROR": " "}).mirror is None
 
 
@@ -504,10 +490,7 @@ def wait_until(condition: object, *processes: subprocess.Popen[str]) -> None:
 def test_processes_that_want_the_same_file_take_turns(target: Path) -> None:
     with on.serve_entry(ENTRY, CONTENT, on.hang_after(70_000)) as served:
         processes = [start_process(served, target) for _ in range(3)]
-        wait_until(
-            lambda: part_of(target).exists() and part_of(target).stat().st_size == 70_000,
-            *processes,
-        )
+        wait_until(lambda: part_of(target).exists() and part_of(target).stat().st_size == 70_000, *processes)
         time.sleep(0.3)
         assert len(served.asked) == 1, "the others wait"
         served.released.set()
@@ -522,9 +505,7 @@ def test_processes_that_want_the_same_file_take_turns(target: Path) -> None:
 def test_a_killed_download_is_taken_up(target: Path) -> None:
     with on.serve_entry(ENTRY, CONTENT, on.hang_after(70_000)) as served:
         process = start_process(served, target)
-        wait_until(
-            lambda: part_of(target).exists() and part_of(target).stat().st_size == 70_000, process
-        )
+        wait_until(lambda: part_of(target).exists() and part_of(target).stat().st_size == 70_000, process)
         os.kill(process.pid, signal.SIGKILL)
         process.communicate()
         assert not target.exists()
@@ -532,9 +513,7 @@ def test_a_killed_download_is_taken_up(target: Path) -> None:
     assert served.ranges == ["", "bytes=70000-"] and target.read_bytes() == CONTENT
 
 
-def test_a_file_system_without_locks_still_gets_the_file(
-    target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_system_without_locks_still_gets_the_file(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 

@@ -78,24 +78,28 @@ def make_graph(plan: str, compute: float = 1.0, host: float = 1.0) -> TaskGraph:
             kind, peer = (("send", 1), ("recv", 0))[rank]
             stream = "send" if rank == 0 else "receive"
             exchange = add(
-                rank, stream, kind, kind, after=[last] if rank == 0 else [], peer=peer,
-                match_id=match, message_bytes=200_000_000,
-            )  # fmt: skip
+                rank,
+                stream,
+                kind,
+                kind,
+                after=[last] if rank == 0 else [],
+                peer=peer,
+                match_id=match,
+                message_bytes=200_000_000,
+            )
         elif plan != "single":
             exchange = add(
-                rank, "communication", "collective", "all_reduce", match_id=match, group="0,1",
-                message_bytes=300_000_000, after=[first] if plan == "beside" else [last],
-            )  # fmt: skip
+                rank,
+                "communication",
+                "collective",
+                "all_reduce",
+                match_id=match,
+                group="0,1",
+                message_bytes=300_000_000,
+                after=[first] if plan == "beside" else [last],
+            )
         after = [last] if plan == "single" else [exchange, last]
-        add(
-            rank,
-            "compute",
-            "compute",
-            "o",
-            duration_s=0.5 * compute,
-            phase="optimizer",
-            after=after,
-        )
+        add(rank, "compute", "compute", "o", duration_s=0.5 * compute, phase="optimizer", after=after)
     return builder.build()
 
 
@@ -202,12 +206,15 @@ def test_shares_depend_on_no_order_and_sum_to_the_change():
 @pytest.mark.parametrize(
     ("slower", "faster"),
     [
-        (Settings(compute=1.1), Settings()), (Settings(host=2.0), Settings(host=0.0)),
-        (Settings(bandwidth=0.5), Settings()), (Settings(latency=2.0), Settings()),
+        (Settings(compute=1.1), Settings()),
+        (Settings(host=2.0), Settings(host=0.0)),
+        (Settings(bandwidth=0.5), Settings()),
+        (Settings(latency=2.0), Settings()),
         (Settings(overlap=SERIAL), Settings(overlap=FULL)),
-        (Settings(sharing=2.0), Settings(sharing=0.0)), (Settings(), Settings(anchor="none")),
+        (Settings(sharing=2.0), Settings(sharing=0.0)),
+        (Settings(), Settings(anchor="none")),
     ],
-)  # fmt: skip
+)
 def test_a_change_moves_the_step_the_right_way(slower, faster):
     case = replace(make_case("beside", SERIAL_MACHINE), factors=[SLOW, SLOW])
     assert case.predict_changed(slower) > case.predict_changed(faster)
@@ -223,10 +230,7 @@ def test_ranks_that_were_far_faster_together_than_alone_give_no_negative_times()
 def test_only_what_an_experiment_has_is_changed():
     told = explain_live({"a": make_case("blocking"), "b": make_case("single")})
     changed = told[told["role"] == "sensitivity"].groupby("case")["parameter"].agg(set)
-    assert (
-        "latency of collectives" in changed["a"]
-        and "host's costs of parallel plans" in changed["a"]
-    )
+    assert "latency of collectives" in changed["a"] and "host's costs of parallel plans" in changed["a"]
     assert "overlap of collectives and compute" not in changed["a"], "nothing can hide"
     assert changed["b"] == {"compute time", "anchor at the session's steps of one rank"}
 
@@ -248,11 +252,20 @@ def run():
     case = make_case("blocking")
     table = attribute_errors({"made-up": case}, {"made-up": measured_s}, timeline)
     row = dict.fromkeys(tables.ERRORS.names, 1.0) | {
-        "experiment": "made-up", "workload": "w", "plan": "p", "set": "live", "batch": 4, "ranks": 2,
-        "measured_s": measured_s, "simulated_s": case.predict().step_time_s, "measured_low_s": measured_s,
-        "measured_high_s": 1.1 * measured_s, "low_s": 0.1, "high_s": 0.2,
+        "experiment": "made-up",
+        "workload": "w",
+        "plan": "p",
+        "set": "live",
+        "batch": 4,
+        "ranks": 2,
+        "measured_s": measured_s,
+        "simulated_s": case.predict().step_time_s,
+        "measured_low_s": measured_s,
+        "measured_high_s": 1.1 * measured_s,
+        "low_s": 0.1,
+        "high_s": 0.2,
         "relative_error": case.predict().step_time_s / measured_s - 1,
-    }  # fmt: skip
+    }
     return table, pd.DataFrame([row]), explain_live({"made-up": case})
 
 
@@ -275,12 +288,8 @@ def test_sensitivities_and_scores_take_the_experiments_as_one_set(run):
     _, errors, causes = run
     found = summarise_live_changes(errors, causes).set_index(["parameter", "setting"])
     step_s = float(errors["simulated_s"].iloc[0])
-    assert found.loc[("compute time", "x 1.1"), "change"] == pytest.approx(
-        0.1 * 3.7 / step_s
-    )  # the host too
-    other = errors.assign(
-        experiment="b", plan="q", measured_s=2.0, simulated_s=9.0, trace_only_s=0.5
-    )
+    assert found.loc[("compute time", "x 1.1"), "change"] == pytest.approx(0.1 * 3.7 / step_s)  # the host too
+    other = errors.assign(experiment="b", plan="q", measured_s=2.0, simulated_s=9.0, trace_only_s=0.5)
     scores = score_experiments(pd.concat([errors, other])).set_index("model")
     assert scores.loc["trioflow", "pairs"] == 1
     assert scores.loc["trioflow", "rank_correlation"] == -1.0
@@ -301,10 +310,18 @@ def write_files(folder):
     save_trace(trace, folder / "operator_tables/gpt2-tiny-b8")
     graph.save(folder / "task_graphs/gpt-ddp2")
     samples = [
-        {"platform": "p", "library": "l", "collective": "all_reduce", "ranks": 2, "message_bytes": size,
-         "round": number, "time_ns": 10_000 + size // 10}
-        for size in (10**4, 10**6, 10**8) for number in range(3)
-    ]  # fmt: skip
+        {
+            "platform": "p",
+            "library": "l",
+            "collective": "all_reduce",
+            "ranks": 2,
+            "message_bytes": size,
+            "round": number,
+            "time_ns": 10_000 + size // 10,
+        }
+        for size in (10**4, 10**6, 10**8)
+        for number in range(3)
+    ]
     model = fit_collective_model(pd.DataFrame(samples))
     model.save(folder / "collectives.json")
     (folder / "this-machine.yaml").write_text(
@@ -329,10 +346,18 @@ def write_files(folder):
     tables.write_table(shown, "rank_timelines", home / "rank_timelines.parquet")
     step_s = result.summary.step_time_s
     rows = [
-        {"workload": "gpt2-tiny", "series": "distributed", "plan": "ddp2", "batch": 16, "round": number,
-         "rank": rank, "step_ns": s_to_ns(2 * step_s)}
-        for number in range(3) for rank in (0, 1)
-    ]  # fmt: skip
+        {
+            "workload": "gpt2-tiny",
+            "series": "distributed",
+            "plan": "ddp2",
+            "batch": 16,
+            "round": number,
+            "rank": rank,
+            "step_ns": s_to_ns(2 * step_s),
+        }
+        for number in range(3)
+        for rank in (0, 1)
+    ]
     tables.write_table(pd.DataFrame(rows), "measurements", home / "measurements.parquet")
     return [path for path in folder.rglob("*") if path.is_file()], step_s
 
@@ -343,10 +368,11 @@ def test_a_run_on_disk_is_divided_whole_or_not_at_all(tmp_path):
     made.mkdir()
     target, other = made / "attribution.parquet", made / "causes.parquet"
     for lost, words in (
-        ("tasks.parquet", r"gpt-ddp2 has no tasks\.parquet"), ("trace.json", "gpt2-tiny has no trace"),
+        ("tasks.parquet", r"gpt-ddp2 has no tasks\.parquet"),
+        ("trace.json", "gpt2-tiny has no trace"),
         ("collectives.json", "this machine has no collectives"),
         ("measurements.parquet", "gpt2-tiny has no measurements"),
-    ):  # fmt: skip
+    ):
         left = [file for file in files if file.name != lost]
         with pytest.raises(InputError, match=words):
             build_attribution([EXPERIMENT], left, target, other)
@@ -367,15 +393,6 @@ def test_a_run_on_disk_is_divided_whole_or_not_at_all(tmp_path):
 
 
 def test_parts_that_cancel_are_told_beside_a_small_error_and_others_are_not():
-    parts = [
-        ("a", -0.16),
-        ("a", -0.14),
-        ("a", 0.30),
-        ("a", 0.001),
-        ("b", 0.2),
-        ("b", 0.1),
-        ("c", 0.01),
-        ("c", -0.01),
-    ]
+    parts = [("a", -0.16), ("a", -0.14), ("a", 0.30), ("a", 0.001), ("b", 0.2), ("b", 0.1), ("c", 0.01), ("c", -0.01)]
     table = pd.DataFrame(parts, columns=["experiment", "error"])
     assert list_cancelled(table) == {"a": "\u221216, \u221214, +30 cancel"}

@@ -15,12 +15,7 @@ import trioflow
 from trioflow import __version__, tables
 from trioflow.base.errors import TraceError
 from trioflow.base.provenance import digest_file, stamp, write_json
-from trioflow.report.build import (
-    read_conformance,
-    render_conformance,
-    sum_up_comparisons,
-    write_conformance,
-)
+from trioflow.report.build import read_conformance, render_conformance, sum_up_comparisons, write_conformance
 from trioflow.report.inputs import OWN_TABLES
 from trioflow.report.pages import (
     FILES,
@@ -45,13 +40,7 @@ from trioflow.report.sections import describe_path, sum_up_modules, sum_up_path
 from trioflow.report.trace_page import build_trace_page
 from trioflow.tables import read_table, records
 from trioflow.trace.facts import UNTIMED
-from trioflow.trace.store import (
-    Trace,
-    coverage_of_trace,
-    describe_step,
-    save_trace,
-    summarise_trace,
-)
+from trioflow.trace.store import Trace, coverage_of_trace, describe_step, save_trace, summarise_trace
 
 LIBRARY = Path(trioflow.__file__).parent
 
@@ -142,10 +131,7 @@ def test_every_column_of_every_table_is_told_with_its_unit():
         for field in schema:
             unit = field.metadata[b"unit"].decode()
             name = field.name + (f" [{unit}]" if unit else "")
-            assert (
-                f"<dt>{name}</dt><dd>{escape_text(field.metadata[b'meaning'].decode())}</dd>"
-                in text
-            )
+            assert f"<dt>{name}</dt><dd>{escape_text(field.metadata[b'meaning'].decode())}</dd>" in text
 
 
 def test_every_unit_has_a_meaning_and_only_units_that_are_used_are_told():
@@ -204,9 +190,7 @@ def test_a_file_that_says_nothing_of_itself_is_no_error(tmp_path, content):
         assert read_record(tmp_path / name) == {}
 
 
-def test_the_page_says_where_each_trace_comes_from_and_what_could_not_be_joined(
-    tmp_path, cnn_trace, transformer_trace
-):
+def test_the_page_says_where_each_trace_comes_from_and_what_could_not_be_joined(tmp_path, cnn_trace, transformer_trace):
     facts = replace(cnn_trace.facts, unjoined=["3 device events (4 us) <lost>"], warnings=["old"])
     save_trace(Trace(cnn_trace.operators, cnn_trace.tensors, facts), tmp_path / "first")
     save_trace(transformer_trace, tmp_path / "second")
@@ -253,10 +237,7 @@ def found(count: int, equal: bool = True, ranks: str = "2") -> dict[str, object]
 
 def test_ranks_of_one_comparison_are_one_row_and_one_difference_spoils_it() -> None:
     rows = sum_up_comparisons([found(3), found(4), found(5, ranks="4"), found(1, False, "4")])
-    assert [(row["ranks"], row["count"], row["equal"]) for row in rows] == [
-        ("2", 7, True),
-        ("4", 6, False),
-    ]
+    assert [(row["ranks"], row["count"], row["equal"]) for row in rows] == [("2", 7, True), ("4", 6, False)]
 
 
 def test_what_is_written_is_read_and_shown(tmp_path) -> None:
@@ -322,9 +303,7 @@ def test_work_is_summed_by_kind_and_rank_and_communication_without_a_rank() -> N
         ("backward copies", 1, 1),
         ("host time", 0, 1),
     ]
-    assert found[1]["time_s"] == pytest.approx(3.9) and found[1]["share"] == pytest.approx(
-        3.9 / 9.9
-    )
+    assert found[1]["time_s"] == pytest.approx(3.9) and found[1]["share"] == pytest.approx(3.9 / 9.9)
     assert sum(row["share"] for row in found) == pytest.approx(1.0)
 
 

@@ -24,17 +24,7 @@ from trioflow import tables
 from trioflow.base.provenance import atomic_path
 from trioflow.report.attribution import CAUSES
 from trioflow.report.build import build_report
-from trioflow.report.pages import (
-    PAGES,
-    Cell,
-    Column,
-    Page,
-    Section,
-    list_pages,
-    render_page,
-    render_table,
-    write_page,
-)
+from trioflow.report.pages import PAGES, Cell, Column, Page, Section, list_pages, render_page, render_table, write_page
 from trioflow.report.trace_page import build_trace_page
 from trioflow.trace.store import save_trace
 from trioflow_evaluation.published.judge import ANCHORS
@@ -143,9 +133,7 @@ def make_pages(folder: Path, trace: Path) -> Path:
     build_report(write_run(folder, workloads, scale=0.02), report, experiments, PLANS)
     build_trace_page([trace, trace], report / "traces.html", report / "traces.parquet")
     files, diagnoses = write_files(folder)
-    build_validation_page(
-        files, diagnoses, report / "cost_models.html", report / "validation.parquet"
-    )
+    build_validation_page(files, diagnoses, report / "cost_models.html", report / "validation.parquet")
     cases = folder / "published/cases.parquet"
     tables.write_table(make_cases(), "published_cases", cases)
     causes, anchors = folder / "published/causes.parquet", folder / "published/anchors.parquet"
@@ -153,9 +141,7 @@ def make_pages(folder: Path, trace: Path) -> Path:
     tables.write_table(frame, "causes", causes, schema=CAUSES)
     frame = pd.DataFrame(ANCHOR_ROWS, columns=ANCHORS.names)
     tables.write_table(frame, "anchors", anchors, schema=ANCHORS)
-    build_published_page(
-        [cases], [causes], anchors, report / "published.html", report / "published.parquet"
-    )
+    build_published_page([cases], [causes], anchors, report / "published.html", report / "published.parquet")
     return report
 
 
@@ -187,9 +173,7 @@ def test_every_page_holds_in_a_real_browser(
             take_picture(browser, page, f"{width}-{scheme}")
             found = look(browser)
             assert found["height"] <= TALLEST_PAGE, page.name
-            browser.evaluate(
-                "document.querySelectorAll('details').forEach(e => { e.open = true; })"
-            )
+            browser.evaluate("document.querySelectorAll('details').forEach(e => { e.open = true; })")
             found = look(browser)
             assert found["overflow"] <= 0, page.name
             assert found["images"] == [], page.name
@@ -210,9 +194,7 @@ def test_every_page_holds_in_a_real_browser(
 
 def look(browser: Browser) -> dict[str, Any]:
     """Return what CHECK finds, once the page was laid out and its observers were told."""
-    browser.run(
-        "requestAnimationFrame(() => requestAnimationFrame(arguments[arguments.length - 1]))"
-    )
+    browser.run("requestAnimationFrame(() => requestAnimationFrame(arguments[arguments.length - 1]))")
     found: dict[str, Any] = browser.call("POST", "execute/sync", {"script": CHECK, "args": []})
     return found
 
@@ -252,22 +234,16 @@ def test_pages_are_linked_once_they_exist_and_no_longer(driver: str, tmp_path: P
                 "Array.from(document.querySelectorAll('#pages a')).map(e => e.getAttribute('href'))"
             )
             assert sorted(set(links)) == sorted({"#content", "#s", other})
-            shown = browser.evaluate(
-                "document.querySelector('[data-page=\"drift.html\"]').innerText.split('\\n')"
-            )
+            shown = browser.evaluate("document.querySelector('[data-page=\"drift.html\"]').innerText.split('\\n')")
             assert shown == ["Ranks that drift", "snakemake published"]
-            assert browser.evaluate("document.querySelector('main details').open"), (
-                "asked for by its address"
-            )
+            assert browser.evaluate("document.querySelector('main details').open"), "asked for by its address"
     finally:
         browser.close()
 
 
 def test_what_axe_finds_is_seen(driver: str, axe: str, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    text = render_page(
-        Page("t", [Section("s", "S", ["<p style='color: #eee'>too pale to read</p>"])])
-    )
+    text = render_page(Page("t", [Section("s", "S", ["<p style='color: #eee'>too pale to read</p>"])]))
     page.write_text(text, encoding="utf-8")
     browser = Browser(driver, tmp_path / "profile", *WIDTHS)
     try:
@@ -281,15 +257,10 @@ def is_local(address: str) -> bool:
     return address.startswith(("file://", "data:"))
 
 
-def test_the_keyboard_sorts_by_value_and_keeps_missing_ones_last(
-    driver: str, tmp_path: Path
-) -> None:
+def test_the_keyboard_sorts_by_value_and_keeps_missing_ones_last(driver: str, tmp_path: Path) -> None:
     rows = [[Cell("b", 10.0)], [Cell("a", 9.0)], [Cell("none", float("nan"))], [Cell("c", -1.0)]]
     page = tmp_path / "page.html"
-    page.write_text(
-        render_page(Page("t", [Section("s", "S", [render_table([Column("a")], rows)])])),
-        encoding="utf-8",
-    )
+    page.write_text(render_page(Page("t", [Section("s", "S", [render_table([Column("a")], rows)])])), encoding="utf-8")
     assert "<button" not in page.read_text().partition("<script>")[0], "it reads without a script"
     browser = Browser(driver, tmp_path / "profile", *WIDTHS)
     try:
@@ -298,20 +269,13 @@ def test_the_keyboard_sorts_by_value_and_keeps_missing_ones_last(
             browser.evaluate("document.querySelector('th button').focus()")
             for kind in ("keyDown", "keyUp"):
                 browser.command(
-                    "Input.dispatchKeyEvent",
-                    type=kind,
-                    key="Enter",
-                    code="Enter",
-                    text="\r",
-                    windowsVirtualKeyCode=13,
+                    "Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", text="\r", windowsVirtualKeyCode=13
                 )
             order = browser.evaluate(
                 "Array.from(document.querySelectorAll('tbody tr')).map(row => row.innerText.trim())"
             )
             assert order == expected
-        assert browser.evaluate("document.querySelector('th').getAttribute('aria-sort')") == (
-            "descending"
-        )
+        assert browser.evaluate("document.querySelector('th').getAttribute('aria-sort')") == ("descending")
     finally:
         browser.close()
 

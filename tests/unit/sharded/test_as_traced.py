@@ -6,12 +6,7 @@ from trioflow.base.errors import PlanError, TraceError
 from trioflow.cli.main import main
 from trioflow.engine.simulate import simulate
 from trioflow.hardware.platform import load_platform
-from trioflow.sharded.as_traced import (
-    build_traced_graph,
-    read_program,
-    resize_group,
-    tile_ranks,
-)
+from trioflow.sharded.as_traced import build_traced_graph, read_program, resize_group, tile_ranks
 from trioflow.trace.assemble import ObservedOperator, assemble_trace
 from trioflow.trace.store import save_trace
 
@@ -39,25 +34,14 @@ def trace_of(rank=0, messages=(), waits=(), streams=None, phases=None, world=WOR
         "step_time_s": 6e-3,
         "precision": "fp32",
         "optimizer": "sgd",
-        "program": {
-            "rank": rank,
-            "world_size": world,
-            "streams": streams or {},
-            "waits": list(waits),
-        },
+        "program": {"rank": rank, "world_size": world, "streams": streams or {}, "waits": list(waits)},
         "communication": [{"asynchronous": True, "group": "0", **m} for m in messages],
     }
     return assemble_trace(operators, facts, ready=[])
 
 
 def sums(op_id=3, ranks=tuple(range(WORLD)), **more):
-    return {
-        "op_id": op_id,
-        "name": "all_reduce",
-        "message_bytes": 4096,
-        "ranks": list(ranks),
-        **more,
-    }
+    return {"op_id": op_id, "name": "all_reduce", "message_bytes": 4096, "ranks": list(ranks), **more}
 
 
 @pytest.mark.parametrize(
@@ -71,9 +55,7 @@ def sums(op_id=3, ranks=tuple(range(WORLD)), **more):
 def test_groups_of_all_ranks_have_one_shape(group, groups):
     found = tile_ranks(group, WORLD, group)
     assert found.groups.tolist() == groups
-    assert [found.groups[found.group_of[r], found.place_of[r]] for r in range(WORLD)] == list(
-        range(WORLD)
-    )
+    assert [found.groups[found.group_of[r], found.place_of[r]] for r in range(WORLD)] == list(range(WORLD))
 
 
 def test_ranks_that_lie_in_no_such_groups_are_refused():
@@ -106,9 +88,7 @@ def test_streams_run_beside_each_other():
 
 
 def test_every_rank_runs_the_program_in_its_own_group():
-    graph = build_traced_graph(
-        [trace_of(2, [sums(ranks=(2, 6)), sums(4, ranks=(6, 2), group="1")])]
-    )
+    graph = build_traced_graph([trace_of(2, [sums(ranks=(2, 6)), sums(4, ranks=(6, 2), group="1")])])
     asked = graph.tasks[graph.tasks["kind"] == "collective"]
     first = asked.drop_duplicates("rank")
     assert first["group"].tolist() == ["0,4", "1,5", "2,6", "3,7"] * 2
@@ -126,9 +106,7 @@ def test_stages_need_a_trace_each():
     peers = dict(zip(moved["rank"], moved["peer"], strict=True))
     assert peers == {rank: (rank + 4) % 8 for rank in range(8)}
     assert simulate(graph, load_platform("dgx1-v100")).summary.ranks == WORLD
-    with pytest.raises(
-        PlanError, match=r"rank 1 exchanges messages with the ranks 1, 5.*ranks 4 as well"
-    ):
+    with pytest.raises(PlanError, match=r"rank 1 exchanges messages with the ranks 1, 5.*ranks 4 as well"):
         build_traced_graph([first])
 
 
@@ -167,8 +145,7 @@ def test_a_trace_without_a_program_is_refused_by_name():
 
 
 @pytest.mark.parametrize(
-    "flag",
-    ["--batch 8", "--plan ddp", "--tensor-parallel 2", "--recompute full", "--mode forward"],
+    "flag", ["--batch 8", "--plan ddp", "--tensor-parallel 2", "--recompute full", "--mode forward"]
 )
 def test_what_cannot_change_is_refused_by_name(flag, tmp_path, capsys):
     save_trace(trace_of(messages=[sums()]), tmp_path / "t")

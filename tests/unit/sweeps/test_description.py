@@ -60,30 +60,30 @@ def test_a_grid_a_list_and_a_table_give_each_different_scenario_once(tmp_path: P
         write_sweep(
             tmp_path,
             {
-                "description": "all three", "defaults": {"batch": 16},
+                "description": "all three",
+                "defaults": {"batch": 16},
                 "grid": {**ONE, "data": [1, 2], "tensor": [1, 2]},
                 "list": [{**ONE, "data": 2}, {**ONE, "data": 8, "batch": 32}],
                 "table": str(table),
             },
         )
-    )  # fmt: skip
-    told = [
-        (v["platform"], v["data"], v["tensor"], v["batch"], v["compute_scale"])
-        for v in sweep.scenarios
-    ]
+    )
+    told = [(v["platform"], v["data"], v["tensor"], v["batch"], v["compute_scale"]) for v in sweep.scenarios]
     assert told == [
-        ("cpu2-gloo", 1, 1, 16, 1.0), ("cpu2-gloo", 1, 2, 16, 1.0), ("cpu2-gloo", 2, 1, 16, 1.0),
-        ("cpu2-gloo", 2, 2, 16, 1.0), ("cpu2-gloo", 8, 1, 32, 1.0), ("dgx-a100", 0, 1, 16, 2.0),
-    ]  # fmt: skip
+        ("cpu2-gloo", 1, 1, 16, 1.0),
+        ("cpu2-gloo", 1, 2, 16, 1.0),
+        ("cpu2-gloo", 2, 1, 16, 1.0),
+        ("cpu2-gloo", 2, 2, 16, 1.0),
+        ("cpu2-gloo", 8, 1, 32, 1.0),
+        ("dgx-a100", 0, 1, 16, 2.0),
+    ]
     assert all(list(values) == list(PARAMETERS) for values in sweep.scenarios)
 
 
 def test_a_seed_that_draws_nothing_is_no_other_scenario(tmp_path: Path) -> None:
     grid = {**ONE, "seed": [0, 1, 2], "rank_spread": [0, 0.1]}
     sweep = load_sweep(write_sweep(tmp_path, {"description": "seeds", "grid": grid}))
-    assert [(v["seed"], v["rank_spread"]) for v in sweep.scenarios] == [
-        (0, 0.0), (0, 0.1), (1, 0.1), (2, 0.1),
-    ]  # fmt: skip
+    assert [(v["seed"], v["rank_spread"]) for v in sweep.scenarios] == [(0, 0.0), (0, 0.1), (1, 0.1), (2, 0.1)]
 
 
 @pytest.mark.parametrize(
@@ -119,10 +119,8 @@ def test_a_seed_that_draws_nothing_is_no_other_scenario(tmp_path: Path) -> None:
         ("description: x\ntraces: {Big: a}\nlist: [{trace: Big, platform: cpu2-gloo}]", ["'Big'", "small letters"]),
         ("description: x\ntable: nowhere.tsv", ["nowhere.tsv", "no such file", "key table"]),
     ],
-)  # fmt: skip
-def test_a_mistake_is_told_with_file_place_and_fix(
-    tmp_path: Path, text: str, words: list[str]
-) -> None:
+)
+def test_a_mistake_is_told_with_file_place_and_fix(tmp_path: Path, text: str, words: list[str]) -> None:
     file = write_sweep(tmp_path, text)
     with pytest.raises(InputError) as caught:
         load_sweep(file)
@@ -138,9 +136,7 @@ def test_a_mistake_is_told_with_file_place_and_fix(
         ("gpt2-tiny-b8\tnowhere\t1", ["(line 2).platform", "unknown platform 'nowhere'"]),
     ],
 )
-def test_a_mistake_in_a_table_is_told_with_its_line(
-    tmp_path: Path, row: str, words: list[str]
-) -> None:
+def test_a_mistake_in_a_table_is_told_with_its_line(tmp_path: Path, row: str, words: list[str]) -> None:
     table = tmp_path / "rows.tsv"
     table.write_text(f"trace\tplatform\tdata\n{row}\n")
     with pytest.raises(InputError) as caught:
@@ -148,15 +144,11 @@ def test_a_mistake_in_a_table_is_told_with_its_line(
     for word in (str(table), *words):
         assert word in str(caught.value)
     table.write_text("trace\tplatfrom\n")
-    with pytest.raises(
-        InputError, match=r"line 1\): unknown or repeated column 'platfrom'; did you mean platform"
-    ):
+    with pytest.raises(InputError, match=r"line 1\): unknown or repeated column 'platfrom'; did you mean platform"):
         load_sweep(write_sweep(tmp_path, {"description": "x", "table": str(table)}))
 
 
-def test_no_file_and_too_many_scenarios_are_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_file_and_too_many_scenarios_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="no such file"):
         load_sweep(tmp_path / "missing.yaml")
     monkeypatch.setattr("trioflow.sweeps.description.MOST_SCENARIOS", 3)
@@ -172,9 +164,7 @@ def test_the_shipped_descriptions_are_sound() -> None:
         assert {values["trace"] for values in sweep.scenarios} >= {"gpt2-b8", "resnet50-b128"}
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, entry in PARAMETERS.items() if entry.get("minimum") == 1]
-)
+@pytest.mark.parametrize("name", [name for name, entry in PARAMETERS.items() if entry.get("minimum") == 1])
 @pytest.mark.parametrize("value", [0, -2])
 def test_zero_does_not_mean_left_out(name: str, value: int, tmp_path: Path) -> None:
     told = {"description": "none", "list": [{**ONE, name: value}]}
@@ -203,9 +193,7 @@ def test_every_parameter_is_a_column_of_its_type() -> None:
         ({"schedule": "1f1b", "data": 2}, make_plan(2)),
     ],
 )
-def test_values_give_the_plan_of_the_command_line(
-    given: dict[str, object], expected: object
-) -> None:
+def test_values_give_the_plan_of_the_command_line(given: dict[str, object], expected: object) -> None:
     assert resolve_plan(fill_values(given)) == expected
 
 
@@ -239,13 +227,19 @@ def test_a_batch_is_given_or_that_of_every_replica() -> None:
 
 
 GRID: dict[str, Any] = {
-    "trace": ["gpt2-tiny-b8", "own"], "platform": ["cpu2-gloo", "dgx-a100", "mine"],
-    "data": [1, 2, 4, 8], "tensor": [1, 2, 4], "batch": [16, 32, 64], "communication_scale": [1, 2],
-}  # fmt: skip
+    "trace": ["gpt2-tiny-b8", "own"],
+    "platform": ["cpu2-gloo", "dgx-a100", "mine"],
+    "data": [1, 2, 4, 8],
+    "tensor": [1, 2, 4],
+    "batch": [16, 32, 64],
+    "communication_scale": [1, 2],
+}
 CONTENT: dict[str, Any] = {
-    "description": "many", "grid": [GRID], "traces": {"own": ["traces/own-b8", "packs/own-b2.zip"]},
+    "description": "many",
+    "grid": [GRID],
+    "traces": {"own": ["traces/own-b8", "packs/own-b2.zip"]},
     "platforms": {"mine": "mine.yaml"},
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -266,17 +260,13 @@ def test_every_scenario_is_in_one_chunk_of_the_size_asked_for(sweep: Sweep) -> N
         assert len({chunk.digest for chunk in chunks}) == len(chunks)
         for chunk in chunks[:: 1 + len(chunks) // 20]:  # each is found by cutting all of them again
             assert find_chunk(sweep, chunk.digest, size) == chunk
-    assert cut_chunks(replace(sweep, chunk=7), 50) == cut_chunks(sweep, 7), (
-        "its own size comes first"
-    )
+    assert cut_chunks(replace(sweep, chunk=7), 50) == cut_chunks(sweep, 7), "its own size comes first"
 
 
 def test_what_shares_a_graph_is_rarely_cut_apart(sweep: Sweep) -> None:
     chunks = cut_chunks(sweep, 30)
     jobs = Counter(
-        graph
-        for chunk in chunks
-        for graph in {graph_of(sweep.scenarios[number]) for number in chunk.numbers}
+        graph for chunk in chunks for graph in {graph_of(sweep.scenarios[number]) for number in chunk.numbers}
     )
     assert sum(jobs.values()) <= len(jobs) + len(chunks) - 1
     for chunk in chunks:
@@ -294,8 +284,7 @@ def test_chunks_are_those_of_cutting_scenario_by_scenario(sweep: Sweep) -> None:
         return first + [values[n] for n in PARAMETERS if n not in (*_FIRST, *SIMULATED_ONLY)]
 
     order = sorted(
-        range(len(scenarios)),
-        key=lambda n: [*key(scenarios[n]), *(scenarios[n][name] for name in SIMULATED_ONLY)],
+        range(len(scenarios)), key=lambda n: [*key(scenarios[n]), *(scenarios[n][name] for name in SIMULATED_ONLY)]
     )
     for size in (7, 30, 64):
         expected: list[list[int]] = [[]]
@@ -326,9 +315,7 @@ def test_a_hundred_thousand_scenarios_are_cut_without_spelling_them_out(
         made.append(place)
         return plain(self, place)
 
-    grid = {
-        **GRID, "data": [1, 2, 4, 8], "seed": list(range(175)), "rank_spread": [0.1, 0.2],
-    }  # fmt: skip
+    grid = {**GRID, "data": [1, 2, 4, 8], "seed": list(range(175)), "rank_spread": [0.1, 0.2]}
     monkeypatch.setattr(Scenarios, "__getitem__", count)
     many = load_sweep(write_sweep(tmp_path, {**CONTENT, "grid": [grid]}))
     chunks = cut_chunks(many)
@@ -362,13 +349,11 @@ def test_most_chunks_outlive_an_edit(sweep: Sweep) -> None:
 
 
 @pytest.mark.parametrize(
-    "changed",
-    [{"interval": False}, {"traces": {"own": ["elsewhere"]}}, {"platforms": {"mine": "your.yaml"}}],
+    "changed", [{"interval": False}, {"traces": {"own": ["elsewhere"]}}, {"platforms": {"mine": "your.yaml"}}]
 )
 def test_what_a_job_is_told_is_in_its_digest(sweep: Sweep, changed: dict[str, Any]) -> None:
     before, after = (
-        {chunk.numbers: chunk.digest for chunk in cut_chunks(one, 30)}
-        for one in (sweep, replace(sweep, **changed))
+        {chunk.numbers: chunk.digest for chunk in cut_chunks(one, 30)} for one in (sweep, replace(sweep, **changed))
     )
     for numbers, digest in before.items():
         used = [sweep.scenarios[number] for number in numbers]
@@ -392,9 +377,8 @@ def test_a_chunk_needs_its_own_files_only(sweep: Sweep) -> None:
     for trace, expected in chosen.items():
         for platform, more in (("cpu2-gloo", []), ("mine", ["mine.yaml"])):
             numbers = [
-                number for number, v in enumerate(sweep.scenarios)
-                if (v["trace"], v["platform"]) == (trace, platform)
-            ]  # fmt: skip
+                number for number, v in enumerate(sweep.scenarios) if (v["trace"], v["platform"]) == (trace, platform)
+            ]
             assert list_chunk_files(sweep, numbers) == expected + more
 
 
@@ -455,10 +439,7 @@ def test_the_table_holds_every_scenario_in_order(
     assert rows["scenario"].tolist() == list(range(len(sweep.scenarios))) == list(range(16))
     for column in ("platform", "tensor", "communication_scale"):
         assert rows[column].tolist() == [values[column] for values in sweep.scenarios]
-    assert (
-        rows.loc[(rows["ranks"] == 1) & (rows["tensor"] == 2), "status"].tolist()
-        == ["infeasible"] * 4
-    )
+    assert rows.loc[(rows["ranks"] == 1) & (rows["tensor"] == 2), "status"].tolist() == ["infeasible"] * 4
     assert rows["step_time_s"].notna().tolist() == (rows["status"] == "ok").tolist()
     assert (rows["reason"] == "").tolist() == (rows["status"] == "ok").tolist()
     assert capsys.readouterr().out == "4 infeasible, 12 ok\n"
@@ -474,11 +455,7 @@ def test_rows_are_sorted_a_group_at_a_time_whatever_their_parts(
     monkeypatch.setattr("trioflow.sweeps.figures.GROUP_ROWS", 6)
     collect_sweep(file, chunks[::-1], tmp_path / "groups.parquet", tmp_path, 5)
     groups = pq.ParquetFile(tmp_path / "groups.parquet")
-    assert [groups.metadata.row_group(n).num_rows for n in range(groups.num_row_groups)] == [
-        6,
-        6,
-        4,
-    ]
+    assert [groups.metadata.row_group(n).num_rows for n in range(groups.num_row_groups)] == [6, 6, 4]
     expected = tables.read_table(whole, TABLE)
     pd.testing.assert_frame_equal(tables.read_table(tmp_path / "groups.parquet", TABLE), expected)
 
@@ -546,17 +523,13 @@ def test_a_full_disk_leaves_nothing_half_written(
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_numbers_follow_the_description_and_not_the_chunk(
-    done: tuple[Path, list[Path]], tmp_path: Path
-) -> None:
+def test_numbers_follow_the_description_and_not_the_chunk(done: tuple[Path, list[Path]], tmp_path: Path) -> None:
     """A scenario put before the others moves their numbers and leaves their finished chunks alone."""
     _, chunks = done
     first = {"trace": "gpt2-tiny-b8", "platform": "cpu2-gloo", "data": 2, "batch": 2}
     grid = [{key: [value] for key, value in first.items()}, *SMALL["grid"]]
     longer = load_sweep(write_sweep(tmp_path, {**SMALL, "grid": grid}))
-    kept = [
-        chunk for chunk in cut_chunks(longer, 5) if chunk.digest in {path.stem for path in chunks}
-    ]
+    kept = [chunk for chunk in cut_chunks(longer, 5) if chunk.digest in {path.stem for path in chunks}]
     assert kept, "some chunks are the same"
     for chunk in kept:
         path = next(path for path in chunks if path.stem == chunk.digest)

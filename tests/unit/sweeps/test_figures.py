@@ -16,22 +16,31 @@ def make_rows(*given: dict[str, object]) -> pd.DataFrame:
         values = fill_values({"trace": "t", "platform": "p"})
         rows.append(
             {
-                "scenario": number, "workload": "w", **values, "data": 1, "batch": 8, "samples": 8,
-                "status": "ok", "reason": "", "step_time_s": 1.0, "low_s": 0.5, "high_s": 2.0,
-                "samples_per_s": 8.0, "peak_memory_bytes": 10**9, "memory_bytes": 10**10, **one,
+                "scenario": number,
+                "workload": "w",
+                **values,
+                "data": 1,
+                "batch": 8,
+                "samples": 8,
+                "status": "ok",
+                "reason": "",
+                "step_time_s": 1.0,
+                "low_s": 0.5,
+                "high_s": 2.0,
+                "samples_per_s": 8.0,
+                "peak_memory_bytes": 10**9,
+                "memory_bytes": 10**10,
+                **one,
             }
-        )  # fmt: skip
+        )
     return make_frame(rows)
 
 
 def test_kinds_go_by_the_degrees_above_one() -> None:
     rows = make_rows(
-        {}, {"data": 2}, {"data": 2, "sharding": "fsdp"}, {"tensor": 2}, {"pipeline": 2},
-        {"data": 2, "tensor": 2},
-    )  # fmt: skip
-    assert name_kinds(rows) == [
-        "one rank", "data", "sharded data", "tensor", "pipeline", "several kinds",
-    ]  # fmt: skip
+        {}, {"data": 2}, {"data": 2, "sharding": "fsdp"}, {"tensor": 2}, {"pipeline": 2}, {"data": 2, "tensor": 2}
+    )
+    assert name_kinds(rows) == ["one rank", "data", "sharded data", "tensor", "pipeline", "several kinds"]
 
 
 def test_the_best_of_each_kind_is_joined_and_its_interval_shaded() -> None:
@@ -52,17 +61,16 @@ def test_the_best_of_each_kind_is_joined_and_its_interval_shaded() -> None:
 
 def test_what_does_not_fit_stands_beyond_the_memory() -> None:
     rows = make_rows(
-        {"ranks": 1, "samples_per_s": 8.0}, {"ranks": 1, "samples_per_s": 4.0, "peak_memory_bytes": 5 * 10**8},
+        {"ranks": 1, "samples_per_s": 8.0},
+        {"ranks": 1, "samples_per_s": 4.0, "peak_memory_bytes": 5 * 10**8},
         {"ranks": 1, "samples_per_s": 2.0, "peak_memory_bytes": 2 * 10**9},
         {"ranks": 1, "status": "out of memory", "samples_per_s": None, "peak_memory_bytes": 3 * 10**10},
-    )  # fmt: skip
+    )
     axes = draw_memory(rows, "title").axes[0]
     lost = next(line for line in axes.lines if line.get_marker() == "|")
     assert lost.get_xdata().tolist() == [30.0] and axes.get_xlim()[1] > 30
     front = next(line for line in axes.lines if line.get_drawstyle() == "steps-post")
-    assert front.get_xydata().tolist() == [[0.5, 4.0], [1.0, 8.0]], (
-        "slower with more memory is beaten"
-    )
+    assert front.get_xydata().tolist() == [[0.5, 4.0], [1.0, 8.0]], "slower with more memory is beaten"
 
 
 @pytest.mark.parametrize("count", [0, 1, MOST_PANELS + 2])
@@ -77,9 +85,7 @@ def test_any_number_of_panels_can_be_drawn(count: int) -> None:
 
 
 @pytest.mark.parametrize("draw", [draw_throughput, draw_memory])
-def test_labels_lie_inside_the_figure_even_with_one_row_of_panels(
-    draw: Callable[[pd.DataFrame, str], Figure],
-) -> None:
+def test_labels_lie_inside_the_figure_even_with_one_row_of_panels(draw: Callable[[pd.DataFrame, str], Figure]) -> None:
     figure = draw(make_rows({"data": 2, "ranks": 2}, {"ranks": 1}), "title")
     figure.canvas.draw()
     labels = [*figure.texts, figure.legends[0]]

@@ -21,17 +21,29 @@ from trioflow.sweeps.workshop import Workshop
 
 TRACE = "gpt2-tiny-b8"
 PLANS = [
-    make_plan(), make_plan(8), make_plan(8, accumulate=2), make_plan(4, 2), make_plan(1, 4, sequence_parallel=True),
-    make_plan(1, 1, 4, "gpipe", 8), make_plan(1, 1, 4, "1f1b", 8), make_plan(2, 2, 2, "1f1b", 4),
-    make_plan(2, 1, 2, "interleaved", 4), make_plan(1, 1, 4, "zero-bubble", 8),
-    make_plan(8, sharding="fsdp"), make_plan(8, sharding="zero2"), make_plan(4, sharding="zero1"),
-    make_plan(4, recompute="full"), make_plan(4, recompute="selective"),
+    make_plan(),
+    make_plan(8),
+    make_plan(8, accumulate=2),
+    make_plan(4, 2),
+    make_plan(1, 4, sequence_parallel=True),
+    make_plan(1, 1, 4, "gpipe", 8),
+    make_plan(1, 1, 4, "1f1b", 8),
+    make_plan(2, 2, 2, "1f1b", 4),
+    make_plan(2, 1, 2, "interleaved", 4),
+    make_plan(1, 1, 4, "zero-bubble", 8),
+    make_plan(8, sharding="fsdp"),
+    make_plan(8, sharding="zero2"),
+    make_plan(4, sharding="zero1"),
+    make_plan(4, recompute="full"),
+    make_plan(4, recompute="selective"),
     make_plan(1, 1, 4, "1f1b", 8, recompute="full"),
-    make_plan(8, sharding="fsdp", accumulate=4), make_plan(8, sharding="fsdp", accumulate=4, no_sync=True),
+    make_plan(8, sharding="fsdp", accumulate=4),
+    make_plan(8, sharding="fsdp", accumulate=4, no_sync=True),
     make_plan(4, 2, sharding="zero2", accumulate=4),
-    make_plan(2, 1, 4, "1f1b", 8, sharding="fsdp"), make_plan(2, 1, 4, "gpipe", 8, sharding="fsdp"),
+    make_plan(2, 1, 4, "1f1b", 8, sharding="fsdp"),
+    make_plan(2, 1, 4, "gpipe", 8, sharding="fsdp"),
     make_plan(2, 1, 2, "interleaved", 4, sharding="zero2"),
-]  # fmt: skip
+]
 
 
 @pytest.fixture(autouse=True)
@@ -59,9 +71,7 @@ def outline_on(workshop: Workshop) -> Callable[[str, int], Outline]:
     return make
 
 
-@pytest.mark.parametrize(
-    "plan", PLANS, ids=lambda plan: f"{plan.plan}-{plan.schedule}-{plan.recompute}-{plan.pieces}"
-)
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"{plan.plan}-{plan.schedule}-{plan.recompute}-{plan.pieces}")
 def test_an_outline_is_near_the_full_simulation(
     workshop: Workshop, outline_on: Callable[[str, int], Outline], plan: Plan
 ) -> None:
@@ -76,9 +86,10 @@ def test_an_outline_is_near_the_full_simulation(
 
 
 @pytest.mark.parametrize(
-    "plan", [make_plan(8), make_plan(8, accumulate=4), make_plan(8, sharding="fsdp"), make_plan(8, sharding="zero1")],
+    "plan",
+    [make_plan(8), make_plan(8, accumulate=4), make_plan(8, sharding="fsdp"), make_plan(8, sharding="zero1")],
     ids=lambda plan: f"{plan.plan}-{plan.pieces}",
-)  # fmt: skip
+)
 def test_what_gradients_take_is_in_the_outline(workshop: Workshop, plan: Plan) -> None:
     """Of a small batch on a GPU, copies into buckets, sums and updates are a large part."""
     machine = workshop.load_platform("dgx-a100", 8)
@@ -158,9 +169,7 @@ def test_a_schedule_is_played_as_its_closed_form_says() -> None:
     assert max(free_s) == 1 + 0.5 + 1 + 2 + 0.5 + 2
 
 
-@pytest.mark.parametrize(
-    "name", ["gpipe", "1f1b", "interleaved", "zero-bubble", "zbv", "dualpipev"]
-)
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved", "zero-bubble", "zbv", "dualpipev"])
 def test_every_action_of_a_schedule_is_played_once(name: str) -> None:
     stages = 2 if name in ("interleaved", "zbv", "dualpipev") else 1
     schedule = build_schedule(name, 4, 8, stages)
@@ -173,9 +182,7 @@ def test_every_action_of_a_schedule_is_played_once(name: str) -> None:
         assert turn.source < place, "what it waits for comes first"
 
 
-@pytest.mark.parametrize(
-    "name", ["gpipe", "gpipe-recompute", "1f1b", "interleaved", "zero-bubble", "zbv"]
-)
+@pytest.mark.parametrize("name", ["gpipe", "gpipe-recompute", "1f1b", "interleaved", "zero-bubble", "zbv"])
 def test_what_a_rank_holds_is_what_the_schedule_keeps(name: str) -> None:
     """The numbers of micro-batches in flight, found once, give every plan's activations at the peak."""
     stages = 2 if name in ("interleaved", "zbv") else 1
@@ -207,9 +214,12 @@ def llama() -> Callable[[str], Workshop]:
     ("recipe", "plan"),
     [
         *(
-            pytest.param("fsdp2-mixed", plan, marks=pytest.mark.slow if plan.data < 32 else ()) for plan in (
-                make_plan(16, 4, **SHARED, accumulate=8), make_plan(32, 2, **SHARED, accumulate=4),
-                make_plan(64, sharding="fsdp"), make_plan(8, 1, 8, "1f1b", 16, sharding="fsdp"),
+            pytest.param("fsdp2-mixed", plan, marks=pytest.mark.slow if plan.data < 32 else ())
+            for plan in (
+                make_plan(16, 4, **SHARED, accumulate=8),
+                make_plan(32, 2, **SHARED, accumulate=4),
+                make_plan(64, sharding="fsdp"),
+                make_plan(8, 1, 8, "1f1b", 16, sharding="fsdp"),
                 make_plan(8, 1, 8, "1f1b", 16, sharding="zero2"),
             )
         ),
@@ -218,7 +228,7 @@ def llama() -> Callable[[str], Workshop]:
         ("megatron-bf16", make_plan(8, 8, sequence_parallel=True, accumulate=8, tensor_overlap="products")),
     ],
     ids=lambda value: value if isinstance(value, str) else f"{value.plan}-{value.pieces}",
-)  # fmt: skip
+)
 def test_messages_that_computing_cannot_hide_are_in_the_outline(
     recipe: str, plan: Plan, llama: Callable[[str], Workshop]
 ) -> None:
@@ -249,12 +259,12 @@ def test_buckets_are_filled_one_after_the_other(outline_on, size, first) -> None
 
 
 @pytest.mark.parametrize("sharding", ["fsdp", "zero2"])
-@pytest.mark.parametrize(("schedule", "micro_batches"), [("1f1b", 16), ("interleaved", 16), ("interleaved", 8)])  # fmt: skip
+@pytest.mark.parametrize(("schedule", "micro_batches"), [("1f1b", 16), ("interleaved", 16), ("interleaved", 8)])
 def test_a_sharded_pipeline_holds_whole_gradients_and_parameters_at_least(
     schedule: str, micro_batches: int, sharding: str, llama: Callable[[str], Workshop]
 ) -> None:
     """A search would else build and time hundreds of plans that have no room."""
-    workshop, plan = llama("megatron-bf16"), make_plan(4, 1, 4, schedule, micro_batches, sharding=sharding)  # fmt: skip
+    workshop, plan = llama("megatron-bf16"), make_plan(4, 1, 4, schedule, micro_batches, sharding=sharding)
     machine = workshop.load_platform("dgx-h100", plan.ranks)
     times = workshop.time_operators("trace", machine.device.name)
     outline = Outline(times, machine, workshop.load_collectives(machine))

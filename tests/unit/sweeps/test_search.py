@@ -27,14 +27,7 @@ from trioflow.parallel.plan import make_plan, vary_plan
 from trioflow.parallel.remembered import Memory, remembering
 from trioflow.prediction.assembly import predict
 from trioflow.sweeps import search
-from trioflow.sweeps.search import (
-    Candidate,
-    Found,
-    Variants,
-    _simulate_best,
-    join_found,
-    search_plans,
-)
+from trioflow.sweeps.search import Candidate, Found, Variants, _simulate_best, join_found, search_plans
 from trioflow.sweeps.search_space import (
     FATES,
     QUANTILE,
@@ -55,7 +48,14 @@ from trioflow.sweeps.workshop import Workshop
 from trioflow.trace.store import load_trace
 
 TRACE = "gpt2-tiny-b8"
-SMALL = Space(schedules=("1f1b",), shardings=("none", "fsdp"), recomputations=("none",), sequence_parallel=(False,), buckets_bytes=(26214400,), most_pieces=2)  # fmt: skip
+SMALL = Space(
+    schedules=("1f1b",),
+    shardings=("none", "fsdp"),
+    recomputations=("none",),
+    sequence_parallel=(False,),
+    buckets_bytes=(26214400,),
+    most_pieces=2,
+)
 
 
 @pytest.fixture(scope="module")
@@ -80,10 +80,13 @@ def test_the_space_holds_every_plan_that_goes_together_and_counts_the_others() -
         assert plan.data == 1 or plan.pieces <= 32 // plan.data
         assert plan.tensor in (1, 2, 4), "of 4 heads"
     for column, values in (
-        ("schedule", {"none", *Space().schedules}), ("sharding", set(Space().shardings)),
-        ("micro_batches", {1, 2, 4, 8, 16, 32}), ("accumulate", {1, 2, 4, 8, 16}),
-        ("sequence_parallel", {False, True}), ("bucket_bytes", set(Space().buckets_bytes)),
-    ):  # fmt: skip
+        ("schedule", {"none", *Space().schedules}),
+        ("sharding", set(Space().shardings)),
+        ("micro_batches", {1, 2, 4, 8, 16, 32}),
+        ("accumulate", {1, 2, 4, 8, 16}),
+        ("sequence_parallel", {False, True}),
+        ("bucket_bytes", set(Space().buckets_bytes)),
+    ):
         assert {getattr(plan, column) for plan in plans} == values, column
     assert sum(fates.list_reasons().values()) > 0
     assert any("heads cannot be shared by 8" in reason for reason in fates.list_reasons("tensor"))
@@ -94,9 +97,7 @@ def test_a_batch_that_does_not_divide_is_refused_and_counted() -> None:
     fates = Fates()
     plans = list(enumerate_plans(load_trace(TRACE), 4, 6, SMALL, fates))
     assert {plan.data for plan in plans} == {1, 2}
-    assert any(
-        "6 does not divide into 4 replica" in reason for reason in fates.list_reasons("fsdp")
-    )
+    assert any("6 does not divide into 4 replica" in reason for reason in fates.list_reasons("fsdp"))
 
 
 def test_what_became_of_every_plan_is_counted(workshop: Workshop, tmp_path: Path) -> None:
@@ -117,9 +118,7 @@ def test_what_became_of_every_plan_is_counted(workshop: Workshop, tmp_path: Path
     shardings = ("ddp", *Space().shardings[1:])
     schedules = ("gpipe", "1f1b", "interleaved", "zero-bubble")
     replicated = [plan for plan in all_plans if plan.data > 1]
-    for kinds, plans in (
-        (shardings, replicated), (schedules, [plan for plan in all_plans if plan.pipeline > 1])
-    ):  # fmt: skip
+    for kinds, plans in ((shardings, replicated), (schedules, [plan for plan in all_plans if plan.pipeline > 1])):
         carried_out = sum(rows[kind]["plans"] - rows[kind]["refused"] for kind in kinds)
         assert carried_out == len(plans)
     assert sum(found.fates.list_reasons().values()) == refused
@@ -160,18 +159,17 @@ def small_machine(folder: Path, memory_bytes: float) -> Path:
     """A DGX A100 whose devices hold less."""
     content = yaml.safe_load((SHIPPED / "dgx-a100.yaml").read_text())
     content["device"] = {
-        "name": "NVIDIA A100-SXM4-80GB", "kind": "gpu",
+        "name": "NVIDIA A100-SXM4-80GB",
+        "kind": "gpu",
         "memory_bytes": {"value": memory_bytes, "source": "made small for a test"},
         "peak_flop_per_s": {"fp32": {"value": 19.5e12, "source": "NVIDIA A100 data sheet"}},
-    }  # fmt: skip
+    }
     file = folder / f"memory-{memory_bytes:.0f}.yaml"
     file.write_text(yaml.safe_dump(content))
     return file
 
 
-def test_plans_that_do_not_fit_are_dropped_with_the_reason(
-    workshop: Workshop, tmp_path: Path
-) -> None:
+def test_plans_that_do_not_fit_are_dropped_with_the_reason(workshop: Workshop, tmp_path: Path) -> None:
     plans = [make_plan(4), make_plan(4, sharding="fsdp"), make_plan(1, 1, 4, "1f1b", 4)]
     whole = search_plans(workshop, TRACE, "dgx-a100", 4, 64, plans=plans)
     peaks = sorted(row["peak_memory_bytes"] for row in whole.ranking)
@@ -189,9 +187,7 @@ def test_plans_that_do_not_fit_are_dropped_with_the_reason(
     assert nothing.ranking == [] and len(nothing.dropped) == 3
 
 
-def test_a_plan_that_may_not_fit_stands_behind_the_others(
-    workshop: Workshop, tmp_path: Path
-) -> None:
+def test_a_plan_that_may_not_fit_stands_behind_the_others(workshop: Workshop, tmp_path: Path) -> None:
     """It more likely fits than not, but less than one would bet a run on."""
     plans = [make_plan(4), make_plan(4, recompute="full")]
     fast, slow = search_plans(workshop, TRACE, "dgx-a100", 4, 64, plans=plans).ranking
@@ -228,13 +224,9 @@ def test_simulating_goes_on_while_the_outline_leaves_the_order_open() -> None:
     # The second was outlined as half of what it takes, so that others may still be better.
     assert len(simulate(lambda s: 2.2 if s == 1.1 else s)) >= 3
     # The first was outlined at twice its time: so may all others be.
-    assert len(simulate(lambda s: 0.5 if s == 1.0 else s)) == 4, (
-        "5.0 / 2 is more than the second best"
-    )
+    assert len(simulate(lambda s: 0.5 if s == 1.0 else s)) == 4, "5.0 / 2 is more than the second best"
     without = simulate(lambda s: None if s < 1.2 else s)
-    assert [one.candidate.time_s for one in without] == [1.2, 1.3], (
-        "what does not fit does not count"
-    )
+    assert [one.candidate.time_s for one in without] == [1.2, 1.3], "what does not fit does not count"
 
 
 BUCKETS = (1 << 18, 1 << 20, 1 << 22, 100 << 20)
@@ -245,19 +237,18 @@ def test_a_plan_is_shown_once_with_its_best_bucket_size(workshop: Workshop, plat
     """Simulated one by one, no other bucket size is better, and those called alike are."""
     plans = [
         vary_plan(make_plan(2, sharding=sharding), bucket_bytes=size, first_bucket_bytes=size)
-        for sharding in ("none", "zero1") for size in BUCKETS
-    ]  # fmt: skip
+        for sharding in ("none", "zero1")
+        for size in BUCKETS
+    ]
     found = search_plans(workshop, TRACE, platform, 2, 16, plans=plans)
-    assert found.outlined == len(plans) and {r["sharding"] for r in found.ranking} == {
-        "none",
-        "zero1",
-    }
+    assert found.outlined == len(plans) and {r["sharding"] for r in found.ranking} == {"none", "zero1"}
     assert len(found.ranking) == 2
     for row in found.ranking:
         alone = {
             plan.bucket_bytes: search_plans(workshop, TRACE, platform, 2, 16, plans=[plan]).ranking[0]
-            for plan in plans if plan.sharding == row["sharding"]
-        }  # fmt: skip
+            for plan in plans
+            if plan.sharding == row["sharding"]
+        }
         best_s = min(other["step_time_s"] for other in alone.values())
         assert row["step_time_s"] <= best_s * 1.002
         others = [other["bucket_bytes"] for other in row["other_buckets"]]
@@ -274,18 +265,19 @@ def test_a_plan_is_shown_once_with_its_best_bucket_size(workshop: Workshop, plat
 def test_other_bucket_sizes_are_told_in_words() -> None:
     mib = 1 << 20
     row = {
-        "data": 2, "sharding": "none", "bucket_bytes": 5 * mib, "alike_buckets": 1,
+        "data": 2,
+        "sharding": "none",
+        "bucket_bytes": 5 * mib,
+        "alike_buckets": 1,
         "other_buckets": [{"bucket_bytes": 25 * mib}, {"bucket_bytes": 100 * mib}],
-    }  # fmt: skip
+    }
     assert describe_rest(row) == ", buckets of 5 MiB (or 25, alike)"
     assert describe_rest({**row, "alike_buckets": 2}) == ", buckets of 5 MiB (or 25 or 100, alike)"
     assert describe_rest({**row, "alike_buckets": 0}) == ", buckets of 5 MiB"
     assert describe_rest({**row, "sharding": "fsdp"}) == describe_rest({**row, "data": 1}) == ""
 
 
-def test_a_plan_that_does_not_fit_is_dropped_with_all_its_bucket_sizes(
-    workshop: Workshop, tmp_path: Path
-) -> None:
+def test_a_plan_that_does_not_fit_is_dropped_with_all_its_bucket_sizes(workshop: Workshop, tmp_path: Path) -> None:
     plans = [vary_plan(make_plan(2), bucket_bytes=size) for size in BUCKETS]
     whole = search_plans(workshop, TRACE, "dgx-a100", 2, 16, plans=plans)
     machine = str(small_machine(tmp_path, whole.ranking[0]["peak_memory_bytes"] - 1))
@@ -301,10 +293,7 @@ def test_cost_and_energy_are_those_of_all_ranks() -> None:
     assert add_costs(rows, None, None) == ["expected_s", "peak_memory_bytes"]
     columns = add_costs(rows, 3600.0, 100.0)
     assert columns == ["expected_s", "peak_memory_bytes", "cost_per_step", "energy_j"]
-    assert [(row["cost_per_step"], row["energy_j"]) for row in rows] == [
-        (16.0, 1600.0),
-        (12.0, 1200.0),
-    ]
+    assert [(row["cost_per_step"], row["energy_j"]) for row in rows] == [(16.0, 1600.0), (12.0, 1200.0)]
     mark_front(rows, columns)
     assert [row["pareto"] for row in rows] == [True, True]
     mark_front(rows, ["expected_s", "peak_memory_bytes"])
@@ -312,31 +301,16 @@ def test_cost_and_energy_are_those_of_all_ranks() -> None:
 
 
 def test_the_command_ranks_and_says_what_it_assumed(capsys: pytest.CaptureFixture[str]) -> None:
-    words = [
-        "search",
-        TRACE,
-        "--ranks",
-        "2",
-        "--platform",
-        "cpu2-gloo",
-        "--batch",
-        "18",
-        "--top",
-        "3",
-    ]
+    words = ["search", TRACE, "--ranks", "2", "--platform", "cpu2-gloo", "--batch", "18", "--top", "3"]
     assert main(words) == 0
     text = capsys.readouterr().out
     assert text.startswith("gpt2-tiny on 2 ranks of cpu2-gloo, 18 samples a step: ")
     assert "log-normal errors" in text and "outlines of the simulated plans were off by" in text
     assert "plans are refused" in text and "looped-bfs, zbv, dualpipev, gpipe-recompute" in text
-    assert (
-        "* a plan to choose from: none shown is as good in time and memory, and better in" in text
-    )
+    assert "* a plan to choose from: none shown is as good in time and memory, and better in" in text
     kinds = text[text.index("\nkind ") :].splitlines()[3:]
     assert {"ddp", "fsdp", "tensor", "1f1b"} <= {line.split("  ")[0].strip() for line in kinds}
-    assert any(
-        line.startswith("tensor ") and "the fastest is outlined as" in line for line in kinds
-    )
+    assert any(line.startswith("tensor ") and "the fastest is outlined as" in line for line in kinds)
     assert main([*words, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     times = [row["step_time_s"] for row in told["ranking"]]
@@ -387,9 +361,7 @@ def test_draws_decide_the_order_where_they_are_asked_for(workshop: Workshop) -> 
     assert [row["first_faster_drawn"] for row in found.ranking] == [0.5, told[0].beats(told[1])]
 
 
-def test_the_command_says_how_often_the_first_wins_by_drift(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_command_says_how_often_the_first_wins_by_drift(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["search", TRACE, "--ranks", "2", "--platform", "dgx-h100", "--batch", "16"]
     assert main([*words, "--top", "2", "--draws", "20"]) == 0
     assert "% of 20 draws" in capsys.readouterr().out
@@ -401,10 +373,7 @@ def test_plans_tried_ahead_on_other_cores_are_those_tried_in_turn(
 ) -> None:
     """All that is found, warnings and refusals too, whichever process looked at a plan."""
     monkeypatch.setattr(search, "Ahead", partial(Ahead, worth_s=0.0))
-    one, several = (
-        search_plans(workshop, TRACE, "dgx-a100", 4, 32, top=3, space=SMALL, jobs=jobs)
-        for jobs in (1, 2)
-    )
+    one, several = (search_plans(workshop, TRACE, "dgx-a100", 4, 32, top=3, space=SMALL, jobs=jobs) for jobs in (1, 2))
     assert one == several and len(one.ranking) > 3
     assert not multiprocessing.active_children()
 
@@ -423,10 +392,7 @@ def test_a_question_whose_process_failed_or_ended_is_answered_by_the_first() -> 
     with Ahead(answer, questions, 2, worth_s=0.0) as ahead:
         found = [ahead.take(place) for place in range(3)]
     assert found == ["first: True", "raise: True", "end: True"]
-    with (
-        Ahead(lambda _: {}["missing"], questions, 2, worth_s=0.0) as ahead,
-        pytest.raises(KeyError),
-    ):
+    with Ahead(lambda _: {}["missing"], questions, 2, worth_s=0.0) as ahead, pytest.raises(KeyError):
         ahead.take(0)
     assert not multiprocessing.active_children()
 
@@ -437,12 +403,8 @@ def test_a_daemon_answers_all_itself(monkeypatch: pytest.MonkeyPatch) -> None:
         assert [ahead.take(place) for place in range(3)] == ["1", "2", "3"]
 
 
-@pytest.mark.parametrize(
-    ("reasons", "rest"), [(6, "and 1 more reason ("), (7, "and 2 more reasons (")]
-)
-def test_reasons_left_out_are_counted(
-    reasons: int, rest: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize(("reasons", "rest"), [(6, "and 1 more reason ("), (7, "and 2 more reasons (")])
+def test_reasons_left_out_are_counted(reasons: int, rest: str, capsys: pytest.CaptureFixture[str]) -> None:
     refused = {f"reason {number}": 1 for number in range(reasons)}
     left = {"out_of_memory": [], "refused": refused, "families": [], "not_searched": []}
     _print_left_out(left)
@@ -452,12 +414,7 @@ def test_reasons_left_out_are_counted(
 def test_the_nearest_plan_without_room_names_its_recipe():
     found = [Found(), Found()]
     for each in found:
-        entry = {
-            "reason": "needs more",
-            "needed_bytes": 2,
-            "fit_probability": 0.0,
-            "plan_text": "x",
-        }
+        entry = {"reason": "needs more", "needed_bytes": 2, "fit_probability": 0.0, "plan_text": "x"}
         each.dropped.append(entry)
         each.fates.note(vars(make_plan(data=2)), "out_of_memory", **entry)
     families = join_found(found, ["bf16", "fp8"]).fates.list_families()
@@ -486,10 +443,7 @@ def test_the_probability_is_what_drawing_the_errors_gives() -> None:
     for _ in range(40_000):
         compute, network = draw(0, 1 / QUANTILE), draw(0, 1 / QUANTILE)
         times = [
-            math.log(p.time_s)
-            + compute * p.compute_log
-            + network * p.communication_log
-            + draw(0, own_deviation())
+            math.log(p.time_s) + compute * p.compute_log + network * p.communication_log + draw(0, own_deviation())
             for p in (one, other)
         ]
         wins += times[0] < times[1]

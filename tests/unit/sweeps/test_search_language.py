@@ -51,9 +51,7 @@ def test_recipes_are_ranked_together_and_named(folder, capsys):
     assert both["precisions"] == recipes and "precisions" not in alone[0]
 
     def times(answer):
-        return {
-            (row["precision"], row["plan_text"]): row["expected_s"] for row in answer["ranking"]
-        }
+        return {(row["precision"], row["plan_text"]): row["expected_s"] for row in answer["ranking"]}
 
     assert times(both) == times(alone[0]) | times(alone[1])
     order = [row["expected_s"] for row in both["ranking"]]
@@ -89,10 +87,7 @@ def test_plans_are_ranked_under_a_router_that_does_not_balance(tmp_path):
     asked = {"batch": 8, "top": 30, "sequence": 4096, "precision": "megatron-bf16"}
     even, skewed = (
         {row["plan_text"]: row["expected_s"] for row in found["ranking"] if row["expert"] > 1}
-        for found in (
-            search(str(tmp_path), 2, "dgx-h100", routing=how, **asked)
-            for how in ("balanced", "power:1.2")
-        )
+        for found in (search(str(tmp_path), 2, "dgx-h100", routing=how, **asked) for how in ("balanced", "power:1.2"))
     )
     both = even.keys() & skewed.keys()
     assert both and all(skewed[plan] >= even[plan] for plan in both)
@@ -116,9 +111,7 @@ def test_a_search_tells_how_far_it_is(folder):
 
 
 def test_warnings_that_differ_in_their_numbers_are_one():
-    told = group_warnings(
-        ["all_gather on 64 ranks: slow", "all_gather on 8 ranks: slow", "another"]
-    )
+    told = group_warnings(["all_gather on 64 ranks: slow", "all_gather on 8 ranks: slow", "another"])
     assert told == ["all_gather on 64 ranks: slow (and 1 more like it)", "another"]
 
 

@@ -12,13 +12,7 @@ from trioflow.cli import main
 from trioflow.costmodel.device_times import number_rows, rescale_distinct
 from trioflow.costmodel.steps import AnchoredModel, StepAnchor
 from trioflow.sweeps.description import fill_values
-from trioflow.sweeps.workshop import (
-    INFEASIBLE,
-    OK,
-    OUT_OF_MEMORY,
-    Workshop,
-    draw_scales,
-)
+from trioflow.sweeps.workshop import INFEASIBLE, OK, OUT_OF_MEMORY, Workshop, draw_scales
 from trioflow.trace.store import load_trace
 
 TRACE = "gpt2-tiny-b8"
@@ -38,10 +32,7 @@ def predict(given: Mapping[str, Any], workshop: Workshop | None = None) -> dict[
             {"pipeline": 2, "schedule": "1f1b", "micro_batches": 4, "platform": "dgx-a100"},
             ["--pipeline-parallel", "2", "--schedule", "1f1b", "--micro-batches", "4"],
         ),
-        (
-            {"data": 4, "sharding": "fsdp", "platform": "dgx-h100"},
-            ["--data-parallel", "4", "--sharding", "fsdp"],
-        ),
+        ({"data": 4, "sharding": "fsdp", "platform": "dgx-h100"}, ["--data-parallel", "4", "--sharding", "fsdp"]),
     ],
 )
 def test_a_scenario_is_what_simulate_says(
@@ -92,9 +83,7 @@ def test_what_no_scenario_can_mend_stops_the_job(tmp_path: Path) -> None:
 def test_graphs_and_predictions_are_shared_where_they_are_equal() -> None:
     workshop = Workshop(interval=False)
     given = {"ranks": 4, "platform": "dgx-a100"}
-    rows = [
-        predict({**given, "communication_scale": scale}, workshop) for scale in (1.0, 1000.0, 1.0)
-    ]
+    rows = [predict({**given, "communication_scale": scale}, workshop) for scale in (1.0, 1000.0, 1.0)]
     assert workshop.graphs == 1
     assert rows[0] == rows[2] and rows[1]["step_time_s"] > rows[0]["step_time_s"]
     assert rows[0]["low_s"] is None, "no interval was asked for"

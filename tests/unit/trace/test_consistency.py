@@ -57,14 +57,8 @@ def put(column: str, row: int, value: Any) -> Callable[[pd.DataFrame], None]:
 
 
 CONTRADICTIONS: dict[str, tuple[Callable[[Path], None], str]] = {
-    "times x 1000": (
-        edit_table("operators", scale("device_ns", 1000)),
-        "the operators take 417.* more than the step",
-    ),
-    "times / 1000": (
-        edit_table("operators", scale("device_ns", 0.001)),
-        "nothing else is in the step",
-    ),
+    "times x 1000": (edit_table("operators", scale("device_ns", 1000)), "the operators take 417.* more than the step"),
+    "times / 1000": (edit_table("operators", scale("device_ns", 0.001)), "nothing else is in the step"),
     "times all 0": (edit_table("operators", scale("device_ns", 0)), "column device_ns: all are 0"),
     "no such operator": (
         edit_facts(lambda f: f["gradients"][0].update(ready_after_op_id=889)),
@@ -82,14 +76,8 @@ CONTRADICTIONS: dict[str, tuple[Callable[[Path], None], str]] = {
         edit_facts(lambda f: f["gradients"][0].update(size_bytes=4)),
         "4 bytes, its parameter has 8388608",
     ),
-    "parameter's shape": (
-        edit_facts(lambda f: f["parameters"][0].update(shape=[1, 1])),
-        "its parameter has 4",
-    ),
-    "elem_bytes -4": (
-        edit_table("tensors", scale("elem_bytes", -1)),
-        "row 0, column elem_bytes: -8 is negative",
-    ),
+    "parameter's shape": (edit_facts(lambda f: f["parameters"][0].update(shape=[1, 1])), "its parameter has 4"),
+    "elem_bytes -4": (edit_table("tensors", scale("elem_bytes", -1)), "row 0, column elem_bytes: -8 is negative"),
     "a parameter's elem_bytes -4": (
         edit_facts(lambda f: f["parameters"][0].update(elem_bytes=-4)),
         r"parameters\[0\]\.elem_bytes: -4 is not an element size",
@@ -106,61 +94,31 @@ CONTRADICTIONS: dict[str, tuple[Callable[[Path], None], str]] = {
         edit_table("tensors", put("elem_bytes", 1, 2)),
         "bytes an element of 'float', and 2 in another row",
     ),
-    "tensor's shape": (
-        edit_table("tensors", put("shape", 1, [8192, 512])),
-        "not the shapes of these tensors",
-    ),
+    "tensor's shape": (edit_table("tensors", put("shape", 1, [8192, 512])), "not the shapes of these tensors"),
     "no such tensor": (
         edit_table("operators", put("input_ids", 1, [1, 5000])),
         "row 1, column input_ids: a tensor does not exist",
     ),
-    "no such producer": (
-        edit_table("tensors", put("producer_op_id", 0, 5000)),
-        "operator 5000 does not exist",
-    ),
-    "read more than there is": (
-        edit_table("operators", put("read_bytes", 1, 10**9)),
-        "its tensors hold 8396800",
-    ),
-    "more grows than is": (
-        edit_table("operators", put("batch_flop", 0, 5)),
-        "5 grow with the batch, of 0",
-    ),
+    "no such producer": (edit_table("tensors", put("producer_op_id", 0, 5000)), "operator 5000 does not exist"),
+    "read more than there is": (edit_table("operators", put("read_bytes", 1, 10**9)), "its tensors hold 8396800"),
+    "more grows than is": (edit_table("operators", put("batch_flop", 0, 5)), "5 grow with the batch, of 0"),
     "differentiates itself": (
         edit_table("operators", put("forward_op_id", 600, 600)),
         "600 is not an operator before it",
     ),
-    "an empty phase": (
-        edit_table("operators", put("phase", 3, "")),
-        "row 3, column phase: the phase is empty",
-    ),
+    "an empty phase": (edit_table("operators", put("phase", 3, "")), "row 3, column phase: the phase is empty"),
     "batch 16": (edit_facts(lambda f: f.update(batch=16)), "not a multiple of the batch, 16"),
     "batch 4": (edit_facts(lambda f: f.update(batch=4)), "no input of the step has 4 samples"),
     "flop": (edit_table("operators", scale("flop", 2)), "facts, flop: 34091302912 is stated"),
-    "operators gone": (
-        edit_table("operators", lambda frame: frame.iloc[:888]),
-        "facts, operators: 889 is stated",
-    ),
-    "a word for a number": (
-        edit_facts(lambda f: f.update(tail_s="1")),
-        "tail_s: '1' is not a possible value",
-    ),
-    "a number for a word": (
-        edit_facts(lambda f: f.update(precision=16)),
-        "precision: 16 is not a possible value",
-    ),
-    "no such clock": (
-        edit_facts(lambda f: f.update(step_time_source="sun")),
-        "'sun' is not one of un-profiled",
-    ),
+    "operators gone": (edit_table("operators", lambda frame: frame.iloc[:888]), "facts, operators: 889 is stated"),
+    "a word for a number": (edit_facts(lambda f: f.update(tail_s="1")), "tail_s: '1' is not a possible value"),
+    "a number for a word": (edit_facts(lambda f: f.update(precision=16)), "precision: 16 is not a possible value"),
+    "no such clock": (edit_facts(lambda f: f.update(step_time_source="sun")), "'sun' is not one of un-profiled"),
     "a list for a mapping": (
         edit_facts(lambda f: f.update(tensor_split=[1])),
         "tensor_split: .* is not a possible value",
     ),
-    "a number for the facts": (
-        lambda folder: (folder / "trace.json").write_text("7") and None,
-        "not a JSON object",
-    ),
+    "a number for the facts": (lambda folder: (folder / "trace.json").write_text("7") and None, "not a JSON object"),
 }
 
 
@@ -187,9 +145,7 @@ def test_what_was_written_is_read_without_a_word(folder: Path) -> None:
     assert (again / "trace.json").read_bytes() == (folder / "trace.json").read_bytes()
 
 
-def test_an_edit_that_holds_is_taken_and_said(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_edit_that_holds_is_taken_and_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     edit_table("operators", put("device_ns", 1, 300_000))(folder)
     (warning,) = load_trace(folder).facts.warnings
     assert warning.startswith("operators.parquet was edited after the trace was captured")

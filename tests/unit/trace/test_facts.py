@@ -27,9 +27,7 @@ def test_what_is_read_is_written_back():
 @pytest.mark.parametrize("name", ["gpt2-tiny-b8", "resnet50-b128"])
 def test_a_shipped_trace_is_written_as_it_lies_there(name, tmp_path):
     save_trace(load_trace(name), tmp_path)
-    mine, theirs = (
-        json.loads((folder / "trace.json").read_text()) for folder in (tmp_path, SHIPPED / name)
-    )
+    mine, theirs = (json.loads((folder / "trace.json").read_text()) for folder in (tmp_path, SHIPPED / name))
     # The tables' digests depend on the version of the library that wrote them.
     digests = [facts.pop(DIGESTS) for facts in (mine, theirs)]
     assert mine == theirs

@@ -63,10 +63,7 @@ def test_packing_again_or_a_pack_gives_the_same_bytes(packed: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (
-            lambda m: m.update({"trace.json": m["trace.json"] + b" "}),
-            "trace.json: differs from its digest",
-        ),
+        (lambda m: m.update({"trace.json": m["trace.json"] + b" "}), "trace.json: differs from its digest"),
         (lambda m: m.pop("tensors.parquet"), "tensors.parquet"),
         (lambda m: m.update({"../escape": b""}), "../escape"),
         (lambda m: m.pop(MANIFEST), "pack.json is missing"),
@@ -114,9 +111,7 @@ def test_a_target_that_cannot_be_written_is_told_before_anything_is_made(tmp_pat
     assert not list(tmp_path.iterdir())
 
 
-def test_the_command_packs_and_every_command_takes_a_pack(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_packs_and_every_command_takes_a_pack(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = str(tmp_path / "trace.zip")
     assert main(["pack", TRACE, "-o", file, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -124,9 +119,7 @@ def test_the_command_packs_and_every_command_takes_a_pack(
     answers = []
     for trace in (TRACE, file):
         assert main(["show", trace, "--json"]) == 0
-        assert (
-            main(["simulate", trace, "--platform", "cpu2-gloo", "--plan", "single", "--json"]) == 0
-        )
+        assert main(["simulate", trace, "--platform", "cpu2-gloo", "--plan", "single", "--json"]) == 0
         shown, simulated = capsys.readouterr().out.splitlines()
         answers.append((shown, json.loads(simulated) | {"simulator_wall_s": 0}))
     assert answers[0] == answers[1]

@@ -81,28 +81,18 @@ BAD_PROFILES = {
     "no call takes 200": lambda p, g: event(p, "aten::relu").update(dur=2 * 10**13),
     "negative duration -1": lambda p, g: event(p, "aten::relu").update(dur=-1),
     "begins inside 'aten::linear' and ends": lambda p, g: event(p, "aten::t").update(dur=60),
-    "[-8, 4] is not a shape": lambda p, g: event(p, "aten::relu")["args"].update(
-        {"Input Dims": [[-8, 4]]}
+    "[-8, 4] is not a shape": lambda p, g: event(p, "aten::relu")["args"].update({"Input Dims": [[-8, 4]]}),
+    "the shapes of 2 arguments and the types of 1": lambda p, g: event(p, "aten::relu")["args"].update(
+        {"Input Dims": [[8, 4], [8, 4]]}
     ),
-    "the shapes of 2 arguments and the types of 1": lambda p, g: event(p, "aten::relu")[
-        "args"
-    ].update({"Input Dims": [[8, 4], [8, 4]]}),
-    "are not lists of shapes and types": lambda p, g: event(p, "aten::relu")["args"].update(
-        {"Input Dims": 7}
-    ),
+    "are not lists of shapes and types": lambda p, g: event(p, "aten::relu")["args"].update({"Input Dims": 7}),
     "devices 0, 1": lambda p, g: event(p, "kernel_5", "kernel")["args"].update(device=1),
-    "no GPU events": lambda p, g: p.update(
-        traceEvents=[e for e in p["traceEvents"] if e["cat"] != "kernel"]
+    "no GPU events": lambda p, g: p.update(traceEvents=[e for e in p["traceEvents"] if e["cat"] != "kernel"]),
+    "33 elements in a tensor of shape [8, 4]": lambda p, g: node(g, "aten::relu")["inputs"]["values"][0].__setitem__(
+        3, 33
     ),
-    "33 elements in a tensor of shape [8, 4]": lambda p, g: node(g, "aten::relu")["inputs"][
-        "values"
-    ][0].__setitem__(3, 33),
-    "0 bytes for an element of type float": lambda p, g: node(g, "aten::relu")["inputs"]["values"][
-        0
-    ].__setitem__(4, 0),
-    "unknown element type 'floot'": lambda p, g: node(g, "aten::relu")["inputs"].update(
-        types=["Tensor(floot)"]
-    ),
+    "0 bytes for an element of type float": lambda p, g: node(g, "aten::relu")["inputs"]["values"][0].__setitem__(4, 0),
+    "unknown element type 'floot'": lambda p, g: node(g, "aten::relu")["inputs"].update(types=["Tensor(floot)"]),
     "node 13 encloses itself": lambda p, g: (
         node(g, "aten::t").update(ctrl_deps=node(g, "aten::t")["id"] + 1)
         or node(g, "aten::mm").update(ctrl_deps=node(g, "aten::t")["id"])
@@ -132,9 +122,7 @@ def test_a_profile_alone_with_an_unknown_type_is_refused(load):
     def change(profile, graph):
         event(profile, "aten::mm")["args"]["Input type"] = ["floot", "float"]
 
-    with pytest.raises(
-        TraceError, match=r"unknown element type 'floot' of an argument of aten::mm"
-    ):
+    with pytest.raises(TraceError, match=r"unknown element type 'floot' of an argument of aten::mm"):
         load(change, alone=True)
     load(change)  # the execution trace knows better
 
@@ -163,17 +151,13 @@ def test_shapes_that_differ_between_steps_are_warned_of(load):
         profile["traceEvents"] += later
 
     trace = load(change)
-    assert any(
-        "1 of 2 steps ran other operators, shapes or kernels" in w for w in trace.facts.warnings
-    )
+    assert any("1 of 2 steps ran other operators, shapes or kernels" in w for w in trace.facts.warnings)
     assert trace.operators["device_ns"].sum() == 103_000
 
 
 @pytest.mark.parametrize("batch", [0, -3, True])
 def test_a_batch_that_is_none_is_refused(load, batch, tmp_path):
-    with pytest.raises(
-        TraceError, match="is not a number of samples; give it with --batch"
-    ) as error:
+    with pytest.raises(TraceError, match="is not a number of samples; give it with --batch") as error:
         load(options=ImportOptions(batch=batch, precision="fp32"))
     assert str(tmp_path) in str(error.value)
 

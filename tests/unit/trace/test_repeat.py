@@ -35,9 +35,7 @@ def deep_transformer(capture):
     return capture("test-transformer", layers=4)
 
 
-@pytest.mark.parametrize(
-    ("name", "row"), [("transformer_trace", TRANSFORMER), ("bert_trace", BERT)]
-)
+@pytest.mark.parametrize(("name", "row"), [("transformer_trace", TRANSFORMER), ("bert_trace", BERT)])
 def test_a_repeated_step_is_the_captured_deeper_one(name, row, request, capture):
     captured = capture(row["workload"], layers=4)
     made = repeat_layers(request.getfixturevalue(name), 4)
@@ -63,17 +61,11 @@ def test_an_optimizer_over_all_parameters_grows_but_occurs_once(optimizer, captu
 
 def test_an_unreadable_list_grows_as_the_parameters_do(capture):
     shallow = capture("test-transformer", optimizer="sgd-foreach")
-    unknown = [
-        {**g, "parameter_storage_id": -1, "gradient_storage_id": -1}
-        for g in shallow.facts.gradients
-    ]
+    unknown = [{**g, "parameter_storage_id": -1, "gradient_storage_id": -1} for g in shallow.facts.gradients]
     blind = Trace(shallow.operators, shallow.tensors, replace(shallow.facts, gradients=unknown))
     told, guessed = repeat_block(shallow, "blocks.1", 3), repeat_block(blind, "blocks.1", 3)
     for column in ("read_bytes", "write_bytes", "device_ns"):
-        mine = [
-            t.operators[t.operators["phase"] == "optimizer"][column].tolist()
-            for t in (told, guessed)
-        ]
+        mine = [t.operators[t.operators["phase"] == "optimizer"][column].tolist() for t in (told, guessed)]
         assert mine[1] == pytest.approx(mine[0], rel=1e-3), column
 
 
@@ -101,13 +93,10 @@ def test_plans_send_what_the_captured_deeper_model_sends(plan, transformer_trace
     names = [unit["name"] for unit in made.facts.units]
     cut = {1: None, 2: [names[:3], names[3:]], 4: [names[:2], [names[2]], [names[3]], names[4:]]}
     graphs = [
-        extrapolate(trace, plan, ProportionalModel(), stages=cut[plan.pipeline])
-        for trace in (made, deep_transformer)
+        extrapolate(trace, plan, ProportionalModel(), stages=cut[plan.pipeline]) for trace in (made, deep_transformer)
     ]
     shapes = [
-        graph.tasks[["rank", "stream", "kind", "name", "message_bytes", "group", "op_id"]].astype(
-            str
-        )
+        graph.tasks[["rank", "stream", "kind", "name", "message_bytes", "group", "op_id"]].astype(str)
         for graph in graphs
     ]
     assert shapes[0].equals(shapes[1])
@@ -117,20 +106,13 @@ def test_plans_send_what_the_captured_deeper_model_sends(plan, transformer_trace
 
 def test_the_step_grows_by_what_was_added(transformer_trace):
     made = repeat_block(transformer_trace, "blocks.0", 3)
-    work = [
-        int(t.operators[["device_ns", "cpu_ns"]].to_numpy().sum())
-        for t in (transformer_trace, made)
-    ]
+    work = [int(t.operators[["device_ns", "cpu_ns"]].to_numpy().sum()) for t in (transformer_trace, made)]
     grown_s = made.facts.step_time_s - transformer_trace.facts.step_time_s
     assert grown_s == pytest.approx((work[1] - work[0]) / 1e9)
     assert made.facts.step_time_source == "repeated"
     ratio = made.facts.step_time_s / transformer_trace.facts.step_time_s
-    assert made.facts.step_times_s == pytest.approx(
-        [ratio * t for t in transformer_trace.facts.step_times_s]
-    )
-    start, device, host = (
-        made.operators[c].to_numpy() for c in ("start_ns", "device_ns", "cpu_ns")
-    )
+    assert made.facts.step_times_s == pytest.approx([ratio * t for t in transformer_trace.facts.step_times_s])
+    start, device, host = (made.operators[c].to_numpy() for c in ("start_ns", "device_ns", "cpu_ns"))
     assert (start[1:] == start[:-1] + device[:-1] + host[1:]).all()
     block = transformer_trace.operators["module"].str.startswith("blocks.0")
     copies = made.operators["module"].str.match(r"blocks\.[012](\.|$)")
@@ -185,17 +167,11 @@ def test_without_units_the_modules_tell_the_blocks(transformer_trace):
     operators = transformer_trace.operators.copy()
     operators["module"] = operators["module"].str.replace("blocks.", "transformer.h.")
     renamed = [
-        {
-            k: v.replace("blocks.", "transformer.h.") if isinstance(v, str) else v
-            for k, v in g.items()
-        }
+        {k: v.replace("blocks.", "transformer.h.") if isinstance(v, str) else v for k, v in g.items()}
         for g in transformer_trace.facts.gradients
     ]
     facts = replace(transformer_trace.facts, units=None, row=None, gradients=renamed, parameters=[])
-    made = repeat_layers(
-        Trace(operators, transformer_trace.tensors, facts),
-        3,
-    )
+    made = repeat_layers(Trace(operators, transformer_trace.tensors, facts), 3)
     assert made.facts.repeated == [{"block": "transformer.h.1", "copies": 2}]
     assert [g["index"] for g in made.facts.gradients] == [
         g["index"] for g in repeat_layers(transformer_trace, 3).facts.gradients
@@ -238,9 +214,7 @@ def test_what_cannot_be_repeated_is_refused(block, copies, words, cnn_trace):
 def test_layers_that_cannot_be_told_are_refused(cnn_trace, transformer_trace):
     with pytest.raises(TraceError, match=r"several stacks of blocks .*2 of layer1"):
         repeat_layers(cnn_trace, 4)
-    with pytest.raises(
-        TraceError, match=r"1 layers: the trace holds 2 already \(blocks.0 to blocks.1\)"
-    ):
+    with pytest.raises(TraceError, match=r"1 layers: the trace holds 2 already \(blocks.0 to blocks.1\)"):
         repeat_layers(transformer_trace, 1)
     none = replace(transformer_trace.facts, units=[{"name": "all", "modules": ["head"]}])
     with pytest.raises(TraceError, match="no repeated block"):
@@ -255,7 +229,5 @@ def test_a_block_that_hands_no_gradient_on_is_refused(transformer_trace):
     number = {old: new for new, old in enumerate(kept["op_id"])}
     kept["op_id"] = range(len(kept))
     kept["forward_op_id"] = kept["forward_op_id"].map(number, na_action="ignore").astype("Int64")
-    with pytest.raises(
-        TraceError, match=r"nothing that block 'blocks.0' makes in backward is read"
-    ):
+    with pytest.raises(TraceError, match=r"nothing that block 'blocks.0' makes in backward is read"):
         repeat_block(replace(transformer_trace, operators=kept), "blocks.0", 2)

@@ -45,11 +45,7 @@ class Ahead(Generic[Question, Answer]):
     """
 
     def __init__(
-        self,
-        answer: Callable[[Question], Answer],
-        questions: Sequence[Question],
-        jobs: int,
-        worth_s: float = _WORTH_S,
+        self, answer: Callable[[Question], Answer], questions: Sequence[Question], jobs: int, worth_s: float = _WORTH_S
     ) -> None:
         self._answer, self._questions, self._worth_s = answer, questions, worth_s
         # A daemon may have no children.
@@ -63,9 +59,7 @@ class Ahead(Generic[Question, Answer]):
 
     def __exit__(self, *raised: object) -> None:
         if self._pool:
-            for process in list(
-                self._pool._processes.values()
-            ):  # no other children of this process
+            for process in list(self._pool._processes.values()):  # no other children of this process
                 process.terminate()
             self._pool.shutdown(cancel_futures=True)
 
@@ -73,9 +67,7 @@ class Ahead(Generic[Question, Answer]):
         """Return the answer to a question; places must ascend."""
         if self._pool:
             self._hand_out(place)
-            with suppress(
-                Exception
-            ):  # where a copy failed or was ended, the question is answered here
+            with suppress(Exception):  # where a copy failed or was ended, the question is answered here
                 return self._answers.pop(place).result()
             return self._answer(self._questions[place])
         begin_s = time.perf_counter()

@@ -51,8 +51,7 @@ def check_instance(name: str, value: Any, kind: type, fix: str = "") -> None:
     """Check that an argument is an object of a class; InputError that names both."""
     if not isinstance(value, kind):
         raise InputError(
-            f"{name}={value!r} is not a trioflow.{kind.__name__}",
-            fix=fix or f"give trioflow.{kind.__name__}",
+            f"{name}={value!r} is not a trioflow.{kind.__name__}", fix=fix or f"give trioflow.{kind.__name__}"
         )
 
 
@@ -61,6 +60,5 @@ def check_names(changes: Collection[str], known: Collection[str], what: str) -> 
     for name in changes:
         if name not in known:
             raise InputError(
-                f"unknown {what} {name!r}",
-                fix=f"{suggest(name, known)}use one of {', '.join(sorted(known))}",
+                f"unknown {what} {name!r}", fix=f"{suggest(name, known)}use one of {', '.join(sorted(known))}"
             )

@@ -20,9 +20,7 @@ def how_to_install(extra: str) -> str:
     from importlib import metadata
 
     needed = [line.split(";") for line in metadata.requires("trioflow") or []]
-    names = [
-        f"'{name.strip()}'" for name, *when in needed if f'extra == "{extra}"' in "".join(when)
-    ]
+    names = [f"'{name.strip()}'" for name, *when in needed if f'extra == "{extra}"' in "".join(when)]
     return f"install it: pip install {' '.join(names)}"
 
 
@@ -33,9 +31,7 @@ class InputError(TrioflowError):
     ``place``: where in the file: a row, a column, a JSON key; ``fix``: what would mend it.
     """
 
-    def __init__(
-        self, problem: str, *, file: str | Path | None = None, place: str = "", fix: str = ""
-    ) -> None:
+    def __init__(self, problem: str, *, file: str | Path | None = None, place: str = "", fix: str = "") -> None:
         self.problem, self.file, self.place, self.fix = problem, file, place, fix
         where = ", ".join(str(part) for part in (file, place) if part)
         text = f"{where}: {problem}" if where else problem

@@ -9,30 +9,27 @@ from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from trioflow.base.errors import TableError
-from trioflow.base.plan_row import (
-    MEASURED_SCHEDULES,
-    SHARDINGS,
-    UNIT_SHARDINGS,
-    Plan,
-    declare_cell,
-    find_plan_problem,
-)
-from trioflow.base.settings import (
-    FAMILIES,
-    NAME,
-    OPTIMIZERS,
-    PRECISIONS,
-    SIZES,
-    read_rows,
-    suggest_name,
-)
+from trioflow.base.plan_row import MEASURED_SCHEDULES, SHARDINGS, UNIT_SHARDINGS, Plan, declare_cell, find_plan_problem
+from trioflow.base.settings import FAMILIES, NAME, OPTIMIZERS, PRECISIONS, SIZES, read_rows, suggest_name
 from trioflow.base.units import BYTES_PER_MIB
 
 __all__ = [
-    "MEASURED_SCHEDULES", "SHARDINGS", "TABLES", "UNIT_SHARDINGS", "Experiment", "Import", "Plan", "Workload",
-    "as_rows", "find_plan_problem", "load_experiments", "load_imports", "load_plans", "load_workloads",
+    "MEASURED_SCHEDULES",
+    "SHARDINGS",
+    "TABLES",
+    "UNIT_SHARDINGS",
+    "Experiment",
+    "Import",
+    "Plan",
+    "Workload",
+    "as_rows",
+    "find_plan_problem",
+    "load_experiments",
+    "load_imports",
+    "load_plans",
+    "load_workloads",
     "row_schema",
-]  # fmt: skip
+]
 
 _TYPES: dict[Any, dict[str, Any]] = {
     str: {"type": "string"},
@@ -64,28 +61,23 @@ class Workload:
     batches: tuple[int, ...] = declare_cell(
         "batch sizes to capture, comma between; experiments extrapolate from the first,"
         " the cost model is fitted on all",
-        minItems=1, uniqueItems=True,
-    )  # fmt: skip
+        minItems=1,
+        uniqueItems=True,
+    )
     image_size: int | None = declare_cell("height and width of an image [pixels]", minimum=1)
     sequence: int | None = declare_cell(
         "tokens of one sample; an encoder-decoder model reads and predicts as many", minimum=1
     )
     hidden: int | None = declare_cell("width of the residual stream", minimum=1)
-    layers: int | None = declare_cell(
-        "transformer blocks; for transformers instead of the published depth", minimum=1
-    )
+    layers: int | None = declare_cell("transformer blocks; for transformers instead of the published depth", minimum=1)
     heads: int | None = declare_cell("attention heads of a block", minimum=1)
     vocabulary: int | None = declare_cell("distinct tokens", minimum=1)
-    causal: bool | None = declare_cell(
-        "true: attention looks back only (GPT); false: both ways (BERT)"
-    )
+    causal: bool | None = declare_cell("true: attention looks back only (GPT); false: both ways (BERT)")
     optimizer: str = declare_cell(
-        "optimizer of the step; without -foreach or -fused PyTorch chooses how it runs",
-        enum=list(OPTIMIZERS),
+        "optimizer of the step; without -foreach or -fused PyTorch chooses how it runs", enum=list(OPTIMIZERS)
     )
     precision: str = declare_cell(
-        "precision of the step: fp32 without TF32, tf32, or bf16 or fp16 by autocast",
-        enum=list(PRECISIONS),
+        "precision of the step: fp32 without TF32, tf32, or bf16 or fp16 by autocast", enum=list(PRECISIONS)
     )
 
     @property
@@ -117,22 +109,22 @@ class Import:
     files: tuple[str, ...] = declare_cell(
         "files of workflow/resources/datasets.yaml that it is made from, comma between; the first"
         " is what is read, with the second where the format has two",
-        minItems=1, uniqueItems=True,
-    )  # fmt: skip
+        minItems=1,
+        uniqueItems=True,
+    )
     format: str = declare_cell("format of the files", enum=list(IMPORT_FORMATS))
     gpu: str = declare_cell("traced device, where the files do not say it")
-    batch: int | None = declare_cell(
-        "samples of the step, where the files do not say it", minimum=1
-    )
-    precision: str = declare_cell(
-        "precision of the step, where the files do not say it", enum=["-", *PRECISIONS]
-    )
+    batch: int | None = declare_cell("samples of the step, where the files do not say it", minimum=1)
+    precision: str = declare_cell("precision of the step, where the files do not say it", enum=["-", *PRECISIONS])
     optimizer: str = declare_cell("optimizer of the step, where the files do not say it")
 
 
 TABLES: dict[str, type[Workload] | type[Plan] | type[Experiment] | type[Import]] = {
-    "workloads": Workload, "plans": Plan, "experiments": Experiment, "imports": Import,
-}  # fmt: skip
+    "workloads": Workload,
+    "plans": Plan,
+    "experiments": Experiment,
+    "imports": Import,
+}
 
 
 def row_schema(name: str, kind: Any = None) -> dict[str, Any]:
@@ -160,14 +152,24 @@ def load_workloads(path: str | Path) -> dict[str, Workload]:
         sizes = {column: getattr(row, column) for column in SIZES}
         uneven = bool(row.hidden and row.heads and row.hidden % row.heads)
         rules = [
-            *((value is None, column, f"nothing found for the family {row.family}", "give the size")
-              for column, value in sizes.items() if column in needed),
-            *((value is not None, column, f"{value!r} found for the family {row.family}", "write -")
-              for column, value in sizes.items() if column not in (*needed, *possible)),
+            *(
+                (value is None, column, f"nothing found for the family {row.family}", "give the size")
+                for column, value in sizes.items()
+                if column in needed
+            ),
+            *(
+                (value is not None, column, f"{value!r} found for the family {row.family}", "write -")
+                for column, value in sizes.items()
+                if column not in (*needed, *possible)
+            ),
             (uneven, "heads", f"{row.heads} heads do not divide hidden {row.hidden}", "use a divisor of hidden"),
-            (row.family == "user" and ":" not in row.model, "model", f"{row.model!r} is not module:function",
-             "write for example my_models:make_model"),
-        ]  # fmt: skip
+            (
+                row.family == "user" and ":" not in row.model,
+                "model",
+                f"{row.model!r} is not module:function",
+                "write for example my_models:make_model",
+            ),
+        ]
         _refuse(rules, path, place)
     return _by_name(rows)
 
@@ -190,17 +192,31 @@ def load_plans(path: str | Path) -> dict[str, Plan]:
         # Given a limit, PyTorch gives the first bucket the same one; only its defaults differ.
         usual = limits[0] == limits[1] or limits == (BYTES_PER_MIB, 25 * BYTES_PER_MIB)
         rules = [
-            (not usual, "first_bucket_bytes",
-             f"PyTorch cannot have a first bucket of {limits[0]} and others of {limits[1]} bytes",
-             f"write the same limit twice, or {BYTES_PER_MIB} and {25 * BYTES_PER_MIB}"),
-            ((row.schedule == "none") != single, "schedule",
-             f"{row.schedule!r} does not go with a pipeline degree of {row.pipeline}",
-             "write none for one rank and a schedule for more"),
-            (row.stages_per_rank > 1 and single, "stages_per_rank",
-             f"{row.stages_per_rank} stages a rank without a pipeline", "write 1"),
-            (row.micro_batches > 1 and single, "micro_batches",
-             f"{row.micro_batches} micro-batches without a pipeline", "write 1"),
-        ]  # fmt: skip
+            (
+                not usual,
+                "first_bucket_bytes",
+                f"PyTorch cannot have a first bucket of {limits[0]} and others of {limits[1]} bytes",
+                f"write the same limit twice, or {BYTES_PER_MIB} and {25 * BYTES_PER_MIB}",
+            ),
+            (
+                (row.schedule == "none") != single,
+                "schedule",
+                f"{row.schedule!r} does not go with a pipeline degree of {row.pipeline}",
+                "write none for one rank and a schedule for more",
+            ),
+            (
+                row.stages_per_rank > 1 and single,
+                "stages_per_rank",
+                f"{row.stages_per_rank} stages a rank without a pipeline",
+                "write 1",
+            ),
+            (
+                row.micro_batches > 1 and single,
+                "micro_batches",
+                f"{row.micro_batches} micro-batches without a pipeline",
+                "write 1",
+            ),
+        ]
         if problem := find_plan_problem(row):
             rules.append((True, *problem))
         _refuse(rules, path, place)
@@ -228,36 +244,55 @@ def load_experiments(
     return _by_name(rows)
 
 
-def _check_plan(
-    row: Experiment, plan: Plan, workload: Workload, path: str | Path, place: str
-) -> None:
+def _check_plan(row: Experiment, plan: Plan, workload: Workload, path: str | Path, place: str) -> None:
     """Refuse an experiment whose plan fits neither its batch nor its workload."""
     pieces = plan.data * plan.pieces
     word = "micro-batches" if plan.pipeline > 1 else "micro-steps"
     unmeasured = [
-        (plan.tensor > 1 and workload.family != "transformer",
-         f"splits transformer blocks, which is measured for the family transformer and not for"
-         f" {row.workload}, {workload.family}", "choose another plan or a transformer"),
+        (
+            plan.tensor > 1 and workload.family != "transformer",
+            f"splits transformer blocks, which is measured for the family transformer and not for"
+            f" {row.workload}, {workload.family}",
+            "choose another plan or a transformer",
+        ),
         (plan.context > 1, "shares sequences, which is not measured yet", "choose a context degree of 1"),
-        (plan.replication != "ddp", "copies a model with DataParallel, which is not measured: it needs several GPUs",
-         "choose ddp"),
-        (plan.tensor_style != "megatron" or plan.sequence_parallel or plan.vocabulary_parallel,
-         "splits layers in a way that is not measured yet", "choose megatron without further splits"),
-        (plan.schedule not in MEASURED_SCHEDULES,
-         f"runs the schedule {plan.schedule}, which is not measured yet",
-         f"choose one of {', '.join(MEASURED_SCHEDULES)}"),
-        (workload.precision == "fp16" and (plan.pipeline > 1 or plan.sharding != "none"),
-         "needs scaled gradients (fp16), which is not measured in a pipeline or under a sharding", "choose another plan or bf16"),
-    ]  # fmt: skip
+        (
+            plan.replication != "ddp",
+            "copies a model with DataParallel, which is not measured: it needs several GPUs",
+            "choose ddp",
+        ),
+        (
+            plan.tensor_style != "megatron" or plan.sequence_parallel or plan.vocabulary_parallel,
+            "splits layers in a way that is not measured yet",
+            "choose megatron without further splits",
+        ),
+        (
+            plan.schedule not in MEASURED_SCHEDULES,
+            f"runs the schedule {plan.schedule}, which is not measured yet",
+            f"choose one of {', '.join(MEASURED_SCHEDULES)}",
+        ),
+        (
+            workload.precision == "fp16" and (plan.pipeline > 1 or plan.sharding != "none"),
+            "needs scaled gradients (fp16), which is not measured in a pipeline or under a sharding",
+            "choose another plan or bf16",
+        ),
+    ]
     rules = [
-        (row.batch % pieces > 0, "batch",
-         f"{row.batch} samples do not divide into {pieces} pieces, {plan.data} replicas times {plan.pieces} {word}, of the"
-         f" plan {row.plan}", f"use a multiple of {pieces}"),
-        (plan.ranks == 1 and row.batch in workload.batches, "batch",
-         f"batch {row.batch} of {row.workload} is captured on one rank, so nothing is predicted",
-         "use a batch that is not captured"),
+        (
+            row.batch % pieces > 0,
+            "batch",
+            f"{row.batch} samples do not divide into {pieces} pieces, {plan.data} replicas times {plan.pieces} {word}, of the"
+            f" plan {row.plan}",
+            f"use a multiple of {pieces}",
+        ),
+        (
+            plan.ranks == 1 and row.batch in workload.batches,
+            "batch",
+            f"batch {row.batch} of {row.workload} is captured on one rank, so nothing is predicted",
+            "use a batch that is not captured",
+        ),
         *((holds, "plan", f"the plan {row.plan} {problem}", fix) for holds, problem, fix in unmeasured),
-    ]  # fmt: skip
+    ]
     _refuse(rules, path, place)
 
 

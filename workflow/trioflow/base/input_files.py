@@ -28,9 +28,7 @@ _LONGEST_CELL = 1 << 24
 """Characters of a table's longest cell; a list over all parameters of a large model has 1 MB."""
 
 
-def check_file(
-    path: str | Path, kind: type[InputError] = InputError, largest_bytes: int | None = None
-) -> None:
+def check_file(path: str | Path, kind: type[InputError] = InputError, largest_bytes: int | None = None) -> None:
     """Refuse what is not a regular file, or is too large; nothing is opened, so nothing can block.
 
     ``kind``: class of the error; ``largest_bytes``: no limit unless given.
@@ -46,16 +44,15 @@ def check_file(
     if not stat.S_ISREG(found.st_mode):
         raise kind(
             "cannot be read: it is a pipe or a device, not a regular file",
-            file=path, fix="write its content to a file first",
-        )  # fmt: skip
+            file=path,
+            fix="write its content to a file first",
+        )
     if largest_bytes is not None and found.st_size > largest_bytes:
         raise _too_large(path, found.st_size, largest_bytes, kind)
 
 
 def read_content(
-    path: str | Path,
-    kind: type[InputError] = InputError,
-    largest_bytes: int = _LARGEST_TEXT_BYTES,
+    path: str | Path, kind: type[InputError] = InputError, largest_bytes: int = _LARGEST_TEXT_BYTES
 ) -> bytes:
     """Return the bytes of a regular file that is not too large; InputError as `check_file`, and when reading fails."""
     check_file(path, kind, largest_bytes)
@@ -105,9 +102,7 @@ def parse_json(
     return value
 
 
-def check_values(
-    value: Any, file: str | Path, kind: type[InputError] = InputError, place: str = ""
-) -> None:
+def check_values(value: Any, file: str | Path, kind: type[InputError] = InputError, place: str = "") -> None:
     """Refuse a value that lies too deep, or with a number that is not finite, whose place InputError names."""
     level: list[tuple[str, Any]] = [("", value)]
     for _ in range(DEEPEST):
@@ -122,19 +117,17 @@ def check_values(
         for where, one in level:
             if isinstance(one, float) and not isfinite(one):
                 raise kind(
-                    f"{one!r} is not finite", file=file, fix="write a number",
+                    f"{one!r} is not finite",
+                    file=file,
+                    fix="write a number",
                     place=", ".join(filter(None, (place, where[1:]))),
-                )  # fmt: skip
+                )
     raise too_deep(file, place, kind)
 
 
 def _members(value: Any) -> Iterable[tuple[Any, Any]]:
     """Return what lies directly inside a list or an object, with its place there."""
-    return (
-        value.items()
-        if isinstance(value, dict)
-        else enumerate(value if isinstance(value, list) else ())
-    )
+    return value.items() if isinstance(value, dict) else enumerate(value if isinstance(value, list) else ())
 
 
 def _take_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -147,11 +140,7 @@ def _take_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def parse_cells(
-    text: str,
-    file: str | Path,
-    kind: type[InputError] = InputError,
-    delimiter: str = ",",
-    strict: bool = True,
+    text: str, file: str | Path, kind: type[InputError] = InputError, delimiter: str = ",", strict: bool = True
 ) -> list[tuple[int, list[str]]]:
     """Return the rows of a table of text, each with its first line's number; InputError for open quotes or long cells."""
     with _long_cells():
@@ -164,8 +153,9 @@ def parse_cells(
         except csv.Error as error:
             raise kind(
                 f"not a {_TABLES.get(delimiter, 'tab-separated')} file ({error})",
-                file=file, place=f"line {reader.line_num}",
-            ) from None  # fmt: skip
+                file=file,
+                place=f"line {reader.line_num}",
+            ) from None
     return rows
 
 
@@ -195,15 +185,15 @@ def read_rows(
     problems += [f"the column {name!r} stands twice" for name in names if names.count(name) > 1]
     if problems:
         meant = suggest(unknown[0], known) if unknown else ""
-        raise kind(
-            problems[0], file=file, place=f"line {start}", fix=f"{meant}the columns are {', '.join(known)}"
-        )  # fmt: skip
+        raise kind(problems[0], file=file, place=f"line {start}", fix=f"{meant}the columns are {', '.join(known)}")
     for number, cells in lines[1:]:
         if len(cells) > len(names):
             raise kind(
-                f"{len(cells)} cells and {len(names)} columns", file=file, place=f"line {number}",
+                f"{len(cells)} cells and {len(names)} columns",
+                file=file,
+                place=f"line {number}",
                 fix=f"write {', '.join(names)}",
-            )  # fmt: skip
+            )
     return [(number, dict(zip_longest(names, cells, fillvalue=""))) for number, cells in lines[1:]]
 
 
@@ -220,18 +210,16 @@ def _reason(error: OSError | ValueError) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
-def _too_large(
-    path: str | Path, size_bytes: int, largest_bytes: int, kind: type[InputError]
-) -> InputError:
+def _too_large(path: str | Path, size_bytes: int, largest_bytes: int, kind: type[InputError]) -> InputError:
     return kind(
         f"it is larger than {format_bytes(largest_bytes)}, the most that a file of this kind has",
-        file=path, fix="check what it is",
-    )  # fmt: skip
+        file=path,
+        fix="check what it is",
+    )
 
 
 def too_deep(file: str | Path, place: str, kind: type[InputError]) -> InputError:
     """Return the error of a file whose values lie too deep within one another."""
     return kind(
-        f"it is nested too deeply, {DEEPEST} levels are the most", file=file, place=place,
-        fix="check what it is",
-    )  # fmt: skip
+        f"it is nested too deeply, {DEEPEST} levels are the most", file=file, place=place, fix="check what it is"
+    )

@@ -39,11 +39,14 @@ class ScheduleTraits(NamedTuple):
 
 
 SCHEDULES = {
-    "gpipe": ScheduleTraits(fixed=True, waits="turn"), "1f1b": ScheduleTraits(fixed=True, waits="each"),
-    "interleaved": ScheduleTraits(stages=2, pairs=True), "looped-bfs": ScheduleTraits(stages=2),
-    "zero-bubble": ScheduleTraits(splits=True), "zbv": ScheduleTraits(stages=2, fixed=True, splits=True),
+    "gpipe": ScheduleTraits(fixed=True, waits="turn"),
+    "1f1b": ScheduleTraits(fixed=True, waits="each"),
+    "interleaved": ScheduleTraits(stages=2, pairs=True),
+    "looped-bfs": ScheduleTraits(stages=2),
+    "zero-bubble": ScheduleTraits(splits=True),
+    "zbv": ScheduleTraits(stages=2, fixed=True, splits=True),
     "dualpipev": ScheduleTraits(stages=2, fixed=True, micro_batches=2, splits=True, pairs=True),
-}  # fmt: skip
+}
 """Pipeline schedules; ``ORDERS`` of ``parallel.schedules.build`` has the function that makes each."""
 SEVERAL_STAGES = ", ".join(name for name, sizes in SCHEDULES.items() if not sizes.one_stage)
 """Names of those whose ranks may have several stages."""
@@ -140,9 +143,8 @@ class Plan:
         "limit of DDP's other gradient buckets [bytes]; PyTorch's own is 25 MiB", minimum=1
     )
     stages_per_rank: int = declare_cell(
-        f"pipeline stages of each rank; more than one for {SEVERAL_STAGES}",
-        minimum=1, default=1,
-    )  # fmt: skip
+        f"pipeline stages of each rank; more than one for {SEVERAL_STAGES}", minimum=1, default=1
+    )
     sharding: str = declare_cell(
         "what the data-parallel ranks share: none (DDP), zero1 (ZeroRedundancyOptimizer), distributed"
         " (Megatron-LM's distributed optimizer: gradients scattered, an equal slice of each bucket updated,"
@@ -150,18 +152,21 @@ class Plan:
         " buckets, and a rank keeps and updates its slice of them alone; zero2 with their recipes), fsdp"
         " (fully_shard of each unit; zero3 is the same), zero2 (fully_shard that keeps parameters"
         " until backward), hsdp (fully_shard in groups of shard ranks, all-reduce between groups)",
-        enum=list(SHARDINGS), default="none",
-    )  # fmt: skip
+        enum=list(SHARDINGS),
+        default="none",
+    )
     shard: int = declare_cell(
         "ranks of a group that shares, one group like another: of hsdp, or of zero1 and distributed, where 1 is for all"
         " replicas (Megatron-LM's --num-distributed-optimizer-instances is replicas over it)",
-        minimum=1, default=1,
-    )  # fmt: skip
+        minimum=1,
+        default=1,
+    )
     expert: int = declare_cell(
         "expert-parallel degree: consecutive data-parallel ranks that each hold a part of the experts,"
         " and hand each other the tokens (Megatron-LM's and torchtitan's folding)",
-        minimum=1, default=1,
-    )  # fmt: skip
+        minimum=1,
+        default=1,
+    )
     accumulate: int = declare_cell(
         "micro-steps whose gradients are added up; gradient_sync says how often replicas reduce them",
         minimum=1,
@@ -170,74 +175,78 @@ class Plan:
     replication: str = declare_cell(
         "how replicas keep alike: ddp (DistributedDataParallel), or dp (DataParallel: one process"
         " copies the model to every device in each step), or a word that a package registers",
-        pattern=NAME, default=REPLICATION,
-    )  # fmt: skip
+        pattern=NAME,
+        default=REPLICATION,
+    )
     tensor_style: str = declare_cell(
         "how tensor-parallel ranks share layers: megatron (columns, then rows, one all-reduce), or"
         " gather (every layer's outputs split and gathered, as the library tensor_parallel does), or a word that a package"
         " registers",
-        pattern=NAME, default=TENSOR_STYLE,
-    )  # fmt: skip
+        pattern=NAME,
+        default=TENSOR_STYLE,
+    )
     sequence_parallel: bool = declare_cell(
-        "true: tensor-parallel ranks also share what lies between split layers, by tokens",
-        default=False,
-    )  # fmt: skip
+        "true: tensor-parallel ranks also share what lies between split layers, by tokens", default=False
+    )
     vocabulary_parallel: bool = declare_cell(
-        "true: tensor-parallel ranks share token embedding, head and loss by vocabulary",
-        default=False,
-    )  # fmt: skip
+        "true: tensor-parallel ranks share token embedding, head and loss by vocabulary", default=False
+    )
     recompute: str = declare_cell(
         "activations that backward computes again: none, full (all of each unit), selective (attention's products and"
         " softmax only), uniform:N (all blocks, N at a time), block:N (the first N blocks of each stage), modules:NAMES (core_attn, mlp, moe,"
         " shared_experts of each block, commas between; Megatron-LM's --recompute-modules), or save:POLICY (all of"
         " a block but what a named policy saves); with +no-early-stop regions run to their end",
-        pattern=RECOMPUTED, default="none",
-    )  # fmt: skip
+        pattern=RECOMPUTED,
+        default="none",
+    )
     offload: str = declare_cell(
         "what lies in the host's memory: none, optimizer (its state, and its work on the host), or"
         " activations (copied out after forward and back before backward)",
-        enum=list(OFFLOADS), default="none",
-    )  # fmt: skip
+        enum=list(OFFLOADS),
+        default="none",
+    )
     algorithms: str = declare_cell(
         "algorithms of collectives, message by message: none (flows of measured duration), one word"
         " for all, such as ring, or all_reduce=ring,all_gather=direct",
-        pattern=r"^[A-Za-z0-9_:+=,-]+$", default="none",
-    )  # fmt: skip
-    chunks: int = declare_cell(
-        "pieces that each message of an algorithm is cut into", minimum=1, default=1
+        pattern=r"^[A-Za-z0-9_:+=,-]+$",
+        default="none",
     )
+    chunks: int = declare_cell("pieces that each message of an algorithm is cut into", minimum=1, default=1)
     chunk_bytes: int = declare_cell(
         "largest piece of a message of an algorithm [bytes]; 0 for no limit", minimum=0, default=0
     )
 
     context: int = declare_cell(
-        "context-parallel degree: ranks that share every sequence by its tokens",
-        minimum=1, default=1,
-    )  # fmt: skip
+        "context-parallel degree: ranks that share every sequence by its tokens", minimum=1, default=1
+    )
     context_method: str = declare_cell(
         "how they attend to the whole sequence: ring (keys and values go round while blocks are computed),"
         " all-gather (keys and values whole on each), or all-to-all (heads are shared instead of tokens)",
-        enum=list(CONTEXT_METHODS), default=CONTEXT_METHODS[0],
-    )  # fmt: skip
+        enum=list(CONTEXT_METHODS),
+        default=CONTEXT_METHODS[0],
+    )
 
     expert_tensor: int = declare_cell(
         "ranks that cut each expert's matrices (Megatron-LM's --expert-tensor-parallel-size); 1 for whole"
         " experts, which lie over data x tensor ranks; 0 for the tensor degree",
-        minimum=0, default=0,
-    )  # fmt: skip
+        minimum=0,
+        default=0,
+    )
 
     expert_domain: int = declare_cell(
         "ranks of an NVLink domain inside which tokens for experts are handed on, so that each crosses nodes once a"
         " node and reaches each rank once (DeepEP, HybridEP); 0 for one all-to-all with a copy an expert",
-        minimum=0, default=0,
-    )  # fmt: skip
+        minimum=0,
+        default=0,
+    )
 
     tensor_overlap: str = declare_cell(
         "messages of tensor-parallel ranks beside products: auto (backward for Megatron-LM's recipes, else none), none,"
         " backward (what a column-split layer's backward gathers and sums, beside the product that needs neither), or products (those too, and a layer's"
         " other products are computed piece by piece while the message travels; Megatron-LM's --tp-comm-overlap)",
-        enum=list(TENSOR_OVERLAPS), default=TENSOR_OVERLAPS[0],
-    )  # fmt: skip
+        enum=list(TENSOR_OVERLAPS),
+        default=TENSOR_OVERLAPS[0],
+    )
 
     no_sync: bool = declare_cell("true: gradient_sync step", default=False)
 
@@ -245,13 +254,13 @@ class Plan:
         "true: exchanges of experts' tokens run beside the compute of another micro-batch, whose backward runs together"
         " with this one's forward (Megatron-LM's --overlap-moe-expert-parallel-comm, DeepSeek's DualPipe)",
         default=False,
-    )  # fmt: skip
+    )
 
     gather_overlap: bool = declare_cell(
         "true: replicas of sharding distributed gather the updated weights during the next step's first forward, a"
         " bucket at a time and one ahead (Megatron-LM's --overlap-param-gather), instead of behind the update",
         default=False,
-    )  # fmt: skip
+    )
 
     gradient_sync: str = declare_cell(
         "how often replicas reduce the gradients of accumulated micro-steps: auto (what the framework does: once for DDP"
@@ -270,9 +279,10 @@ class Plan:
         usual |= {"first_bucket_bytes": BYTES_PER_MIB, "bucket_bytes": 25 * BYTES_PER_MIB}
         cells = ((column.name, column.default) for column in fields(self) if column.name != "plan")
         changed = [
-            f", {name}={getattr(self, name)!r}" for name, default in cells
+            f", {name}={getattr(self, name)!r}"
+            for name, default in cells
             if getattr(self, name) != usual.get(name, default)
-        ]  # fmt: skip
+        ]
         return f"<Plan {self.plan}: {self.ranks} ranks{''.join(changed)}>"
 
     @property
@@ -369,9 +379,8 @@ def find_count_problem(plan: Plan) -> tuple[str, str, str] | None:
 
 
 _COUNTS = [
-    (column.name, column.metadata["minimum"])
-    for column in fields(Plan) if column.metadata.get("minimum") is not None
-]  # fmt: skip
+    (column.name, column.metadata["minimum"]) for column in fields(Plan) if column.metadata.get("minimum") is not None
+]
 """Columns that hold a number, each with the least one."""
 
 
@@ -385,61 +394,127 @@ def find_plan_problem(plan: Plan) -> tuple[str, str, str] | None:
     near, traits = "" if known else suggest(plan.schedule, SCHEDULES), find_traits(plan.schedule)
     words = {"replication": REPLICATION, "tensor_style": TENSOR_STYLE}
     unknown = [
-        (name, word) for name, own in words.items()
+        (name, word)
+        for name, own in words.items()
         if (word := getattr(plan, name)) != own and word not in list_plugins(RANK_GROUP)
-    ]  # fmt: skip
+    ]
     rules = [
-        *((True, name, f"unknown {name} {word!r}", f"use one of {', '.join(list_plugins(RANK_GROUP, [words[name]]))}")
-          for name, word in unknown),
+        *(
+            (True, name, f"unknown {name} {word!r}", f"use one of {', '.join(list_plugins(RANK_GROUP, [words[name]]))}")
+            for name, word in unknown
+        ),
         (not known, "schedule", f"unknown schedule {plan.schedule!r}", f"{near}use one of {', '.join(SCHEDULES)}"),
-        (plan.accumulate > 1 and plan.pipeline > 1, "accumulate",
-         f"{plan.accumulate} accumulated micro-steps in a pipeline",
-         "use micro_batches: a pipeline adds up their gradients anyway"),
-        (plan.no_sync and not (plan.shards_units and plan.accumulate > 1), "no_sync",
-         "no_sync without accumulated micro-steps of sharded parameters",
-         "leave it out, or give accumulate above 1 and sharding fsdp, zero2 or hsdp"),
-        (plan.gradient_sync == "micro-batch" and (plan.no_sync or plan.pipeline > 1 or plan.sharding == "distributed"),
-         "gradient_sync", "gradient_sync micro-batch with "
-         + ("no_sync" if plan.no_sync else "sharding distributed" if plan.pipeline == 1 else "a pipeline")
-         + ", which reduces once", "use auto or step"),
-        (plan.sharding == "partitioned" and (plan.gradient_sync == "step" or plan.pipeline > 1), "sharding",
-         f"partitioned with {'a pipeline' if plan.pipeline > 1 else 'gradient_sync step'}, which keeps gradients whole"
-         " (DeepSpeed and ColossalAI refuse it too)", "use distributed, or fsdp"),
-        (plan.gather_overlap and plan.sharding != "distributed", "gather_overlap",
-         f"gather_overlap with sharding {plan.sharding}", "leave it out, or use sharding distributed"),
-        (plan.shard > 1 and plan.sharding not in GROUPED, "shard",
-         f"groups of {plan.shard} ranks with sharding {plan.sharding}",
-         f"leave shard out, or use sharding {', '.join(GROUPED)}"),
-        (plan.shards_units and traits.one_process, "sharding",
-         f"{plan.sharding} with {plan.schedule}, whose stages are one process's", "use gpipe"),
-        (shared and plan.replicas == 1, "sharding", f"{plan.sharding} on one rank",
-         "give a data degree above 1"),
-        (uneven, "shard",
-         f"{plan.replicas} data-parallel ranks do not make several groups of {plan.shard}",
-         f"use a divisor of {plan.replicas} between 1 and {plan.replicas}, or "
-         + ("sharding fsdp" if plan.sharding == "hsdp" else "leave shard out")),
-        (groups and bool(plan.shard % plan.context and plan.context % plan.shard), "shard",
-         f"groups of {plan.shard} ranks across sequences that {plan.context} share",
-         f"use a multiple or a divisor of {plan.context}"),
-        (plan.context == 1 and plan.context_method != CONTEXT_METHODS[0], "context_method",
-         f"{plan.context_method} without context parallelism", "give a context degree above 1"),
-        (plan.algorithms == "none" and (plan.chunks > 1 or plan.chunk_bytes > 0), "chunks",
-         "chunks without an algorithm", "write 1 chunk of 0 bytes, or algorithms ring"),
-        (plan.chunks > 1 and plan.chunk_bytes > 0, "chunk_bytes",
-         f"{plan.chunks} chunks and chunks of up to {plan.chunk_bytes} bytes", "give one of them"),
+        (
+            plan.accumulate > 1 and plan.pipeline > 1,
+            "accumulate",
+            f"{plan.accumulate} accumulated micro-steps in a pipeline",
+            "use micro_batches: a pipeline adds up their gradients anyway",
+        ),
+        (
+            plan.no_sync and not (plan.shards_units and plan.accumulate > 1),
+            "no_sync",
+            "no_sync without accumulated micro-steps of sharded parameters",
+            "leave it out, or give accumulate above 1 and sharding fsdp, zero2 or hsdp",
+        ),
+        (
+            plan.gradient_sync == "micro-batch"
+            and (plan.no_sync or plan.pipeline > 1 or plan.sharding == "distributed"),
+            "gradient_sync",
+            "gradient_sync micro-batch with "
+            + ("no_sync" if plan.no_sync else "sharding distributed" if plan.pipeline == 1 else "a pipeline")
+            + ", which reduces once",
+            "use auto or step",
+        ),
+        (
+            plan.sharding == "partitioned" and (plan.gradient_sync == "step" or plan.pipeline > 1),
+            "sharding",
+            f"partitioned with {'a pipeline' if plan.pipeline > 1 else 'gradient_sync step'}, which keeps gradients whole"
+            " (DeepSpeed and ColossalAI refuse it too)",
+            "use distributed, or fsdp",
+        ),
+        (
+            plan.gather_overlap and plan.sharding != "distributed",
+            "gather_overlap",
+            f"gather_overlap with sharding {plan.sharding}",
+            "leave it out, or use sharding distributed",
+        ),
+        (
+            plan.shard > 1 and plan.sharding not in GROUPED,
+            "shard",
+            f"groups of {plan.shard} ranks with sharding {plan.sharding}",
+            f"leave shard out, or use sharding {', '.join(GROUPED)}",
+        ),
+        (
+            plan.shards_units and traits.one_process,
+            "sharding",
+            f"{plan.sharding} with {plan.schedule}, whose stages are one process's",
+            "use gpipe",
+        ),
+        (shared and plan.replicas == 1, "sharding", f"{plan.sharding} on one rank", "give a data degree above 1"),
+        (
+            uneven,
+            "shard",
+            f"{plan.replicas} data-parallel ranks do not make several groups of {plan.shard}",
+            f"use a divisor of {plan.replicas} between 1 and {plan.replicas}, or "
+            + ("sharding fsdp" if plan.sharding == "hsdp" else "leave shard out"),
+        ),
+        (
+            groups and bool(plan.shard % plan.context and plan.context % plan.shard),
+            "shard",
+            f"groups of {plan.shard} ranks across sequences that {plan.context} share",
+            f"use a multiple or a divisor of {plan.context}",
+        ),
+        (
+            plan.context == 1 and plan.context_method != CONTEXT_METHODS[0],
+            "context_method",
+            f"{plan.context_method} without context parallelism",
+            "give a context degree above 1",
+        ),
+        (
+            plan.algorithms == "none" and (plan.chunks > 1 or plan.chunk_bytes > 0),
+            "chunks",
+            "chunks without an algorithm",
+            "write 1 chunk of 0 bytes, or algorithms ring",
+        ),
+        (
+            plan.chunks > 1 and plan.chunk_bytes > 0,
+            "chunk_bytes",
+            f"{plan.chunks} chunks and chunks of up to {plan.chunk_bytes} bytes",
+            "give one of them",
+        ),
         *_list_style_rules(plan),
         *_list_expert_rules(plan),
-        (re.fullmatch(RECOMPUTED, plan.recompute) is None, "recompute", f"unknown recomputation {plan.recompute!r}",
-         f"use {', '.join(RECOMPUTATIONS)}, uniform:N or block:N with a number of blocks, save:POLICY or modules:NAMES"),
-        (plan.recompute != "none" and traits.repeats, "recompute",
-         f"{plan.recompute} with {plan.schedule}, which runs forwards again itself", "write none, or gpipe"),
-        (plan.offload == "optimizer" and plan.sharding in ("zero1", *SLICED), "offload",
-         f"optimizer with {plan.sharding}, whose ranks share the optimizer themselves", "use fsdp or zero2"),
-        (plan.offload == "activations" and plan.pipeline > 1, "offload",
-         f"activations in a pipeline of {plan.pipeline} is not simulated", "use recompute instead"),
-        (plan.offload == "activations" and plan.recompute != "none", "offload",
-         f"activations with recompute {plan.recompute} is not simulated", "use one of them"),
-    ]  # fmt: skip
+        (
+            re.fullmatch(RECOMPUTED, plan.recompute) is None,
+            "recompute",
+            f"unknown recomputation {plan.recompute!r}",
+            f"use {', '.join(RECOMPUTATIONS)}, uniform:N or block:N with a number of blocks, save:POLICY or modules:NAMES",
+        ),
+        (
+            plan.recompute != "none" and traits.repeats,
+            "recompute",
+            f"{plan.recompute} with {plan.schedule}, which runs forwards again itself",
+            "write none, or gpipe",
+        ),
+        (
+            plan.offload == "optimizer" and plan.sharding in ("zero1", *SLICED),
+            "offload",
+            f"optimizer with {plan.sharding}, whose ranks share the optimizer themselves",
+            "use fsdp or zero2",
+        ),
+        (
+            plan.offload == "activations" and plan.pipeline > 1,
+            "offload",
+            f"activations in a pipeline of {plan.pipeline} is not simulated",
+            "use recompute instead",
+        ),
+        (
+            plan.offload == "activations" and plan.recompute != "none",
+            "offload",
+            f"activations with recompute {plan.recompute} is not simulated",
+            "use one of them",
+        ),
+    ]
     return next((rule[1:] for rule in rules if rule[0]), None)
 
 
@@ -448,44 +523,79 @@ def _list_style_rules(plan: Plan) -> list[tuple[bool, str, str, str]]:
     copies, gathers = plan.replication == "dp", plan.tensor_style == "gather"
     overlaps = plan.tensor_overlap in ("backward", "products")
     other = [
-        name for name, held in (
-            ("tensor parallelism", plan.tensor > 1), ("a pipeline", plan.pipeline > 1),
-            (plan.sharding, plan.sharding != "none"), ("accumulated micro-steps", plan.accumulate > 1),
+        name
+        for name, held in (
+            ("tensor parallelism", plan.tensor > 1),
+            ("a pipeline", plan.pipeline > 1),
+            (plan.sharding, plan.sharding != "none"),
+            ("accumulated micro-steps", plan.accumulate > 1),
             (f"recompute {plan.recompute}", plan.recompute != "none"),
             (f"offload {plan.offload}", plan.offload != "none"),
             ("context parallelism", plan.context > 1),
-        ) if held
-    ]  # fmt: skip
+        )
+        if held
+    ]
     several = "data-parallel replicas" if plan.data > 1 else "a pipeline"
-    parts = [
-        name for name in ("sequence_parallel", "vocabulary_parallel") if getattr(plan, name)
-    ]  # fmt: skip
+    parts = [name for name in ("sequence_parallel", "vocabulary_parallel") if getattr(plan, name)]
     part = parts[0] if parts else ""
     return [
-        (copies and bool(other), "replication",
-         f"dp with {', '.join(other)}: DataParallel copies a whole model in one process, and goes with nothing else",
-         "use ddp"),
+        (
+            copies and bool(other),
+            "replication",
+            f"dp with {', '.join(other)}: DataParallel copies a whole model in one process, and goes with nothing else",
+            "use ddp",
+        ),
         (copies and plan.data == 1, "replication", "dp on one rank", "give a data degree above 1"),
-        (gathers and plan.tensor == 1, "tensor_style", "gather without tensor parallelism",
-         "give a tensor degree above 1"),
-        (gathers and bool(part), "tensor_style",
-         f"gather with {part}: every layer's outputs are made whole again", "use megatron"),
-        (gathers and plan.context > 1, "tensor_style",
-         "gather with context parallelism is not simulated", "use megatron"),
-        (gathers and (plan.data > 1 or plan.pipeline > 1), "tensor_style",
-         f"gather with {several}: one process drives all ranks of a model", "use megatron"),
-        (gathers and (plan.recompute != "none" or plan.offload != "none"), "tensor_style",
-         "gather with recompute or offload is not simulated", "use megatron"),
-        (bool(part) and plan.tensor == 1, part, f"{part} without tensor parallelism",
-         "give a tensor degree above 1"),
-        (overlaps and plan.tensor == 1, "tensor_overlap",
-         f"{plan.tensor_overlap} without tensor parallelism", "give a tensor degree above 1"),
-        (overlaps and gathers, "tensor_overlap",
-         f"{plan.tensor_overlap} with gather, whose layers all wait", "use megatron"),
-        (plan.tensor_overlap == "products" and not plan.sequence_parallel, "tensor_overlap",
-         "products without sequence parallelism, whose messages alone travel piece by piece",
-         "give sequence_parallel too, or use backward"),
-    ]  # fmt: skip
+        (
+            gathers and plan.tensor == 1,
+            "tensor_style",
+            "gather without tensor parallelism",
+            "give a tensor degree above 1",
+        ),
+        (
+            gathers and bool(part),
+            "tensor_style",
+            f"gather with {part}: every layer's outputs are made whole again",
+            "use megatron",
+        ),
+        (
+            gathers and plan.context > 1,
+            "tensor_style",
+            "gather with context parallelism is not simulated",
+            "use megatron",
+        ),
+        (
+            gathers and (plan.data > 1 or plan.pipeline > 1),
+            "tensor_style",
+            f"gather with {several}: one process drives all ranks of a model",
+            "use megatron",
+        ),
+        (
+            gathers and (plan.recompute != "none" or plan.offload != "none"),
+            "tensor_style",
+            "gather with recompute or offload is not simulated",
+            "use megatron",
+        ),
+        (bool(part) and plan.tensor == 1, part, f"{part} without tensor parallelism", "give a tensor degree above 1"),
+        (
+            overlaps and plan.tensor == 1,
+            "tensor_overlap",
+            f"{plan.tensor_overlap} without tensor parallelism",
+            "give a tensor degree above 1",
+        ),
+        (
+            overlaps and gathers,
+            "tensor_overlap",
+            f"{plan.tensor_overlap} with gather, whose layers all wait",
+            "use megatron",
+        ),
+        (
+            plan.tensor_overlap == "products" and not plan.sequence_parallel,
+            "tensor_overlap",
+            "products without sequence parallelism, whose messages alone travel piece by piece",
+            "give sequence_parallel too, or use backward",
+        ),
+    ]
 
 
 def _list_expert_rules(plan: Plan) -> list[tuple[bool, str, str, str]]:
@@ -498,42 +608,86 @@ def _list_expert_rules(plan: Plan) -> list[tuple[bool, str, str, str]]:
     several, cut, inside = plan.places_experts, plan.expert_cut, plan.expert * plan.expert_cut
     held = "data-parallel" if plan.context == 1 else "data- and context-parallel"
     return [
-        (bool(plan.tensor % cut), "expert_tensor",
-         f"experts cut among {cut} ranks beside {plan.tensor} tensor-parallel ones",
-         f"use a divisor of {plan.tensor}"),
-        (several and cut == plan.tensor and bool(plan.replicas % plan.expert), "expert",
-         f"{plan.expert} expert-parallel ranks do not divide {plan.replicas} {held} ones",
-         f"use a divisor of {plan.replicas}"
-         + (f", or expert_tensor 1, with which experts lie over all {plan.replicas * plan.tensor} ranks of a stage"
-            if plan.tensor > 1 else ": ranks share experts inside the data degree")),
-        (several and bool(plan.replicas * plan.tensor % inside), "expert",
-         f"{plan.expert} expert-parallel x {cut} expert-tensor-parallel ranks do not divide the"
-         f" {plan.replicas * plan.tensor} ranks of a stage", f"use a divisor of {plan.replicas * plan.tensor // cut}"),
-        (several and plan.shard > 1 and bool(plan.shard * plan.tensor % inside), "expert",
-         f"{plan.expert} expert-parallel ranks do not divide groups of {plan.shard} replicas",
-         "use a divisor of shard, times tensor where experts are whole"),
-        (several and plan.sharding == "zero1" and plan.tensor > 1, "sharding",
-         "ZeroRedundancyOptimizer with experts and tensor parallelism is not simulated",
-         "use distributed, or fsdp"),
-        (plan.expert_domain > 0 and (plan.expert == 1 or prod(plan.expert_hops) != plan.expert), "expert_domain",
-         f"domains of {plan.expert_domain} ranks do not divide {plan.expert} expert-parallel ones",
-         f"use a divisor of {plan.expert * cut}, such as the GPUs of a node, or 0"),
-        (several and plan.tensor > 1 and not plan.sequence_parallel, "expert",
-         "expert with tensor parallelism, but without sequence parallelism: ranks would exchange each token"
-         f" {plan.tensor} times (Megatron-LM refuses it too)", "give sequence_parallel too"),
-        (overlaps and plan.expert == 1, name, "expert_overlap without expert parallelism",
-         "give an expert degree above 1"),
-        (overlaps and plan.schedule != "none" and not find_traits(plan.schedule).pairs, name,
-         f"expert_overlap with {plan.schedule}, in which no forward runs together with another micro-batch's backward",
-         "use interleaved (Megatron-LM asks for several stages a rank too), dualpipev, or no pipeline"),
-        (overlaps and plan.recompute not in ("none", "selective"), name,
-         f"expert_overlap with recompute {plan.recompute}, which runs exchanges again (Megatron-LM refuses it too)",
-         "use recompute none or selective"),
-        (overlaps and plan.shards_units, name, f"expert_overlap with {plan.sharding} is not simulated",
-         "use sharding distributed or none"),
-        (several and plan.offload != "none", "expert", "expert parallelism with offload is not simulated",
-         "leave offload out"),
-    ]  # fmt: skip
+        (
+            bool(plan.tensor % cut),
+            "expert_tensor",
+            f"experts cut among {cut} ranks beside {plan.tensor} tensor-parallel ones",
+            f"use a divisor of {plan.tensor}",
+        ),
+        (
+            several and cut == plan.tensor and bool(plan.replicas % plan.expert),
+            "expert",
+            f"{plan.expert} expert-parallel ranks do not divide {plan.replicas} {held} ones",
+            f"use a divisor of {plan.replicas}"
+            + (
+                f", or expert_tensor 1, with which experts lie over all {plan.replicas * plan.tensor} ranks of a stage"
+                if plan.tensor > 1
+                else ": ranks share experts inside the data degree"
+            ),
+        ),
+        (
+            several and bool(plan.replicas * plan.tensor % inside),
+            "expert",
+            f"{plan.expert} expert-parallel x {cut} expert-tensor-parallel ranks do not divide the"
+            f" {plan.replicas * plan.tensor} ranks of a stage",
+            f"use a divisor of {plan.replicas * plan.tensor // cut}",
+        ),
+        (
+            several and plan.shard > 1 and bool(plan.shard * plan.tensor % inside),
+            "expert",
+            f"{plan.expert} expert-parallel ranks do not divide groups of {plan.shard} replicas",
+            "use a divisor of shard, times tensor where experts are whole",
+        ),
+        (
+            several and plan.sharding == "zero1" and plan.tensor > 1,
+            "sharding",
+            "ZeroRedundancyOptimizer with experts and tensor parallelism is not simulated",
+            "use distributed, or fsdp",
+        ),
+        (
+            plan.expert_domain > 0 and (plan.expert == 1 or prod(plan.expert_hops) != plan.expert),
+            "expert_domain",
+            f"domains of {plan.expert_domain} ranks do not divide {plan.expert} expert-parallel ones",
+            f"use a divisor of {plan.expert * cut}, such as the GPUs of a node, or 0",
+        ),
+        (
+            several and plan.tensor > 1 and not plan.sequence_parallel,
+            "expert",
+            "expert with tensor parallelism, but without sequence parallelism: ranks would exchange each token"
+            f" {plan.tensor} times (Megatron-LM refuses it too)",
+            "give sequence_parallel too",
+        ),
+        (
+            overlaps and plan.expert == 1,
+            name,
+            "expert_overlap without expert parallelism",
+            "give an expert degree above 1",
+        ),
+        (
+            overlaps and plan.schedule != "none" and not find_traits(plan.schedule).pairs,
+            name,
+            f"expert_overlap with {plan.schedule}, in which no forward runs together with another micro-batch's backward",
+            "use interleaved (Megatron-LM asks for several stages a rank too), dualpipev, or no pipeline",
+        ),
+        (
+            overlaps and plan.recompute not in ("none", "selective"),
+            name,
+            f"expert_overlap with recompute {plan.recompute}, which runs exchanges again (Megatron-LM refuses it too)",
+            "use recompute none or selective",
+        ),
+        (
+            overlaps and plan.shards_units,
+            name,
+            f"expert_overlap with {plan.sharding} is not simulated",
+            "use sharding distributed or none",
+        ),
+        (
+            several and plan.offload != "none",
+            "expert",
+            "expert parallelism with offload is not simulated",
+            "leave offload out",
+        ),
+    ]
 
 
 def find_rank_program(plan: Plan) -> Any:

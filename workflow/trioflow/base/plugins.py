@@ -31,26 +31,26 @@ def load_plugin(
     if not found:
         names = list_plugins(group, known)
         raise error(
-            f"no {what} is called {name!r}", place=place,
-            fix=f"{suggest(name, names)}known are {', '.join(names)}",
-        )  # fmt: skip
+            f"no {what} is called {name!r}", place=place, fix=f"{suggest(name, names)}known are {', '.join(names)}"
+        )
     if len({entry.value for entry in found}) > 1:
         raise error(
-            f"the {what} {name!r} is registered {len(found)} times", place=place,
+            f"the {what} {name!r} is registered {len(found)} times",
+            place=place,
             fix="remove all but one of the packages that register it",
-        )  # fmt: skip
+        )
     entry = next(iter(found))
     try:
         loaded = entry.load()
     except (ImportError, AttributeError) as problem:
         raise error(
-            f"the {what} {name!r} ({entry.value}) cannot be loaded: {problem}", place=place,
+            f"the {what} {name!r} ({entry.value}) cannot be loaded: {problem}",
+            place=place,
             fix="install the package that offers it again",
-        ) from None  # fmt: skip
+        ) from None
     if not callable(loaded):
         raise error(
-            f"the {what} {name!r} ({entry.value}) is not a function", place=place,
-            fix="register a function or a class",
-        )  # fmt: skip
+            f"the {what} {name!r} ({entry.value}) is not a function", place=place, fix="register a function or a class"
+        )
     function: Callable[..., Any] = loaded
     return function

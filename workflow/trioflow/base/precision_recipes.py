@@ -176,13 +176,7 @@ RECIPES = {
         PrecisionRecipe("megatron-fp16", "fp16", **_HALF),
         PrecisionRecipe("megatron-fp16-fp32-reduce", "fp16", **_MEGATRON),
         *_FP8,
-        PrecisionRecipe(
-            "deepspeed-bf16",
-            "bf16",
-            made_bytes=2,
-            keeps_made=True,
-            **{**_DEEPSPEED, "gradient_bytes": 4},
-        ),
+        PrecisionRecipe("deepspeed-bf16", "bf16", made_bytes=2, keeps_made=True, **{**_DEEPSPEED, "gradient_bytes": 4}),
         PrecisionRecipe("deepspeed-bf16-reduce", "bf16", **_DEEPSPEED),
         PrecisionRecipe(
             "colossalai-bf16",
@@ -205,13 +199,7 @@ RECIPES = {
             **_MAIN,
         ),
         PrecisionRecipe(
-            "pure-bf16",
-            "bf16",
-            parameter_bytes=2,
-            gradient_bytes=2,
-            state_bytes=2,
-            gather_bytes=2,
-            reduce_bytes=2,
+            "pure-bf16", "bf16", parameter_bytes=2, gradient_bytes=2, state_bytes=2, gather_bytes=2, reduce_bytes=2
         ),
     )
 }
@@ -227,7 +215,5 @@ def choose_recipe(name: str, place: str = "--precision") -> PrecisionRecipe:
     """Return a recipe by its name; InputError where there is none."""
     found = RECIPES.get(_AUTOCAST.get(name, name))
     if found is None:
-        raise InputError(
-            f"{place}: unknown precision {name!r}", fix=f"use one of {', '.join(RECIPE_NAMES)}"
-        )
+        raise InputError(f"{place}: unknown precision {name!r}", fix=f"use one of {', '.join(RECIPE_NAMES)}")
     return found

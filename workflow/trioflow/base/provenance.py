@@ -91,9 +91,7 @@ def stamp(inputs: Iterable[str | Path] = (), **facts: Any) -> dict[str, Any]:
     """
     return {
         "trioflow_version": __version__,
-        "inputs": {
-            f"{Path(path).parent.name}/{Path(path).name}": digest_file(path)[:16] for path in inputs
-        },
+        "inputs": {f"{Path(path).parent.name}/{Path(path).name}": digest_file(path)[:16] for path in inputs},
         **facts,
     }
 

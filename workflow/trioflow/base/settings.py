@@ -21,9 +21,7 @@ NAME = "^[a-z0-9]+(-[a-z0-9]+)*$"
 """Names become parts of file names: small letters, digits and single hyphens."""
 
 
-def check_settings(
-    settings: Mapping[str, Any], schema: Mapping[str, Any], file: str | Path
-) -> dict[str, Any]:
+def check_settings(settings: Mapping[str, Any], schema: Mapping[str, Any], file: str | Path) -> dict[str, Any]:
     """Return the settings of ``config.yaml`` with every default filled in.
 
     ``schema``: JSON schema (2020-12), closed; ``file``: for messages. Raises InputError when a key
@@ -90,8 +88,9 @@ def list_descriptions(folder: str | Path) -> dict[str, str]:
         if not re.fullmatch(NAME, path.stem):
             raise InputError(
                 f"{path.stem!r} is not a name of small letters, digits and single hyphens",
-                file=path, fix="rename the file",
-            )  # fmt: skip
+                file=path,
+                fix="rename the file",
+            )
         found[path.stem] = str(path)
     return found
 
@@ -107,9 +106,7 @@ NOTHING = ("", "-")
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 OPTIMIZERS = tuple(
-    f"{algorithm}{variant}"
-    for algorithm in ("sgd", "adam", "adamw")
-    for variant in ("", "-foreach", "-fused")
+    f"{algorithm}{variant}" for algorithm in ("sgd", "adam", "adamw") for variant in ("", "-foreach", "-fused")
 )
 FAMILIES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "torchvision": (("image_size",), ()),
@@ -130,9 +127,7 @@ Row = TypeVar("Row")
 _WORDS = {"true": True, "false": False}
 
 
-def read_rows(
-    path: str | Path, schema: Mapping[str, Any], kind: Callable[..., Row]
-) -> list[tuple[str, Row]]:
+def read_rows(path: str | Path, schema: Mapping[str, Any], kind: Callable[..., Row]) -> list[tuple[str, Row]]:
     """Read a tab-separated table into rows with their places, each cell checked against the JSON schema of a row.
 
     A column with a default may be left out; ``kind`` takes a row's values by column, lists as
@@ -151,12 +146,12 @@ def read_rows(
         for error in sorted(validator.iter_errors(values), key=lambda e: str(e.absolute_path)):
             column = str(error.absolute_path[0])
             raise TableError(
-                describe_problem(error, cells[column]), file=path, place=f"{place}, column {column}",
+                describe_problem(error, cells[column]),
+                file=path,
+                place=f"{place}, column {column}",
                 fix=f"column {column} is the {error.schema.get('description', schema['properties'][column]['description'])}",
-            )  # fmt: skip
-        result.append(
-            (place, kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}))
-        )
+            )
+        result.append((place, kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})))
     return result
 
 
@@ -175,15 +170,19 @@ def read_cells(
     for column in header:
         if column not in columns or header.count(column) > 1:
             raise TableError(
-                f"unknown or repeated column {column!r}", file=path, place="row 0 (line 1)",
+                f"unknown or repeated column {column!r}",
+                file=path,
+                place="row 0 (line 1)",
                 fix=suggest_name(column, columns) if column else "remove the extra tab",
-            )  # fmt: skip
+            )
     for column in columns if defaults is not None else ():
         if column not in (*header, *(defaults or ())):
             raise TableError(
-                f"column {column!r} is missing", file=path, place="row 0 (line 1)",
+                f"column {column!r} is missing",
+                file=path,
+                place="row 0 (line 1)",
                 fix=f"the columns are {', '.join(columns)}, with a tab between",
-            )  # fmt: skip
+            )
     result = []
     seen: dict[str, str] = {}
     for number, (first, line) in enumerate(lines[1:], 1):
@@ -192,19 +191,20 @@ def read_cells(
         place = f"row {number} (line {first})"
         if len(line) != len(header):
             raise TableError(
-                f"{len(line)} cells found where {len(header)} are due", file=path, place=place,
+                f"{len(line)} cells found where {len(header)} are due",
+                file=path,
+                place=place,
                 fix="separate cells with one tab and write - for nothing",
-            )  # fmt: skip
-        cells = {
-            **(defaults or {}),
-            **{c: cell.strip() for c, cell in zip(header, line, strict=True)},
-        }
+            )
+        cells = {**(defaults or {}), **{c: cell.strip() for c, cell in zip(header, line, strict=True)}}
         name = cells.get(columns[0], "")
         if name in seen and defaults is not None:
             raise TableError(
-                f"{name!r} stands already in {seen[name]}", file=path,
-                place=f"{place}, column {columns[0]}", fix="give each row its own name",
-            )  # fmt: skip
+                f"{name!r} stands already in {seen[name]}",
+                file=path,
+                place=f"{place}, column {columns[0]}",
+                fix="give each row its own name",
+            )
         seen[name] = place
         result.append((place, cells))
     return result

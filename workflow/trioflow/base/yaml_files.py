@@ -45,9 +45,7 @@ class _StrictLoader(yaml.SafeLoader):
 
 
 _StrictLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(?:[0-9][0-9_]*)(?:\.[0-9_]*)?[eE][-+]?[0-9]+$"),
-    list("-+0123456789"),
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(?:[0-9][0-9_]*)(?:\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
 )
 
 
@@ -76,9 +74,7 @@ def read_yaml(path: str | Path, kind: type[InputError] = InputError) -> Any:
     return parse_yaml(read_text(path, kind, LARGEST_BYTES), path, kind)
 
 
-def parse_yaml(
-    text: str, file: str | Path, kind: type[InputError] = InputError, place: str = ""
-) -> Any:
+def parse_yaml(text: str, file: str | Path, kind: type[InputError] = InputError, place: str = "") -> Any:
     """Return the value of a YAML text, as `_StrictLoader` reads it; InputError where it is refused."""
     try:
         value = yaml.load(text, Loader=_StrictLoader)

@@ -64,9 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not options.minutes > 0:
             raise InputError(f"--minutes {options.minutes} is not positive")
         if options.files < 2:
-            raise InputError(
-                f"--files {options.files}: items and sweeps take two", fix="allow more"
-            )
+            raise InputError(f"--files {options.files}: items and sweeps take two", fix="allow more")
         return _campaign(options, words, options.until or start_s + options.minutes * 60)
     except TrioflowError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
@@ -81,9 +79,7 @@ def _print_items(options: argparse.Namespace) -> int:
         raise InputError(f"--only {options.only}: no item has such a name", fix="see --list")
     for item in items:
         total_s += item.estimate_s
-        print(
-            f"{item.position:4d}  {item.name:44s} {item.estimate_s:6.1f} s  {total_s / 60:6.1f} min"
-        )
+        print(f"{item.position:4d}  {item.name:44s} {item.estimate_s:6.1f} s  {total_s / 60:6.1f} min")
     print(f"{len(items)} items, {total_s / 60:.0f} minutes by first guesses, corrected as it goes")
     return 0
 

@@ -60,9 +60,7 @@ class DeviceLost(BaseException):
     """The device refuses all further work in this process; a new process may use it again."""
 
 
-def run_call(
-    items: Sequence[Item], options: Namespace, device: str, limits: Limits, until_s: float
-) -> int:
+def run_call(items: Sequence[Item], options: Namespace, device: str, limits: Limits, until_s: float) -> int:
     """Do as many items as fit until a time, pack what is finished, and return the exit status (128 and a signal's number).
 
     ``options``: of the command (``__main__.make_parser``); ``until_s``: when the call must be over, on the monotonic
@@ -84,9 +82,7 @@ def run_call(
         raise InputError(f"--only {options.only}: no item has such a name", fix="see --list")
     before = sum(item.name in state.results for item in chosen)
     budget = Budget(until_s - reserve_s, whole_s - reserve_s)
-    print(
-        f"{len(chosen)} items, {before} finished before; {budget.left_s():.0f} s to go", flush=True
-    )
+    print(f"{len(chosen)} items, {before} finished before; {budget.left_s():.0f} s to go", flush=True)
     lost, status, too_long = False, 0, list[str]()
     last_pack_s = time.monotonic()
 
@@ -216,11 +212,7 @@ def refuse(item: Item, items: Sequence[Item], state: State) -> Result | None:
     if state.begun[item.name] >= ATTEMPTS:
         return Result("failed", f"{ATTEMPTS} calls ended while it ran; --retry-failed tries again")
     for other in items if item.kind == "workload" else ():
-        mixed = [
-            one.arguments["row"].get("precision") in _MIXED
-            for one in (item, other)
-            if one.kind == item.kind
-        ]
+        mixed = [one.arguments["row"].get("precision") in _MIXED for one in (item, other) if one.kind == item.kind]
         if (
             other.group == item.group
             and mixed in ([True] * 2, [False] * 2)
@@ -228,9 +220,7 @@ def refuse(item: Item, items: Sequence[Item], state: State) -> Result | None:
             and state.results.get(other.name, _PENDING).status == "out_of_memory"
         ):
             return Result(
-                "skipped",
-                f"batch {other.arguments['batch']} already ran out of memory",
-                facts=_describe_request(item),
+                "skipped", f"batch {other.arguments['batch']} already ran out of memory", facts=_describe_request(item)
             )
     return None
 
@@ -240,11 +230,7 @@ def _describe_request(item: Item) -> dict[str, Any]:
     if item.kind != "workload":
         return {key: item.arguments.get(key) for key in ("operation", "precision")}
     row = item.arguments["row"]
-    return {
-        "workload": row["workload"],
-        "batch": item.arguments["batch"],
-        "precision": row.get("precision"),
-    }
+    return {"workload": row["workload"], "batch": item.arguments["batch"], "precision": row.get("precision")}
 
 
 def _describe_error(error: Exception, item: Item) -> Result:
@@ -279,9 +265,7 @@ class Executor:
         free_memory(self.device)
         arguments = item.arguments
         if item.kind == "workload":
-            return run_workload(
-                arguments["row"], arguments["batch"], self.device, self.quick, folder
-            )
+            return run_workload(arguments["row"], arguments["batch"], self.device, self.quick, folder)
         swept = (arguments["operation"], arguments["precision"], arguments["points"])
         rows, facts = run_sweep(item.name, *swept, self.device, folder, self.quick)
         return Result(facts=facts, rows=rows), {}
@@ -367,25 +351,16 @@ def _begin_session(state: State, device: str, quick: bool) -> None:
                 else "items of --quick have the names of full ones and cannot be mixed with them",
                 fix="start in an empty output folder",
             )
-    state.sessions.append(
-        {"machine": machine, "quick": quick, "clocks_before": read_clocks(device)}
-    )
+    state.sessions.append({"machine": machine, "quick": quick, "clocks_before": read_clocks(device)})
     state.write_sessions()
 
 
 def _summarize(
-    items: Sequence[Item],
-    state: State,
-    too_long: list[str],
-    left_out: Mapping[str, str],
-    output: Path,
+    items: Sequence[Item], state: State, too_long: list[str], left_out: Mapping[str, str], output: Path
 ) -> None:
     """Print what is finished, what is left and where it lies."""
     finished = sum(item.name in state.results for item in items)
-    sizes = (
-        f"{file.name} {format_bytes(file.stat().st_size)}"
-        for file in sorted(output.glob("*.parquet"))
-    )
+    sizes = (f"{file.name} {format_bytes(file.stat().st_size)}" for file in sorted(output.glob("*.parquet")))
     print(
         f"{finished} of {len(items)} items finished; in {output}: {', '.join(sizes)}",
         *(f"not in any call this long: {name}; give it more --minutes" for name in too_long),
@@ -410,15 +385,7 @@ _PROPERTIES = {
     "memory_bus_width": "memory_bus_bits",
 }
 """Torch names some of them from about 2.5 on; before, they are simply not known."""
-_CLOCKS = (
-    "clocks.sm",
-    "clocks.mem",
-    "clocks.max.sm",
-    "clocks.max.mem",
-    "temperature.gpu",
-    "power.draw",
-    "power.limit",
-)
+_CLOCKS = ("clocks.sm", "clocks.mem", "clocks.max.sm", "clocks.max.mem", "temperature.gpu", "power.draw", "power.limit")
 
 
 def describe_machine(device: str) -> dict[str, Any]:
@@ -431,8 +398,7 @@ def describe_machine(device: str) -> dict[str, Any]:
         "device": device,
         "host": host_environment(),
         "cpu_affinity": _try(lambda: len(os.sched_getaffinity(0))),
-        "allocator": os.environ.get("PYTORCH_CUDA_ALLOC_CONF")
-        or os.environ.get("PYTORCH_ALLOC_CONF"),
+        "allocator": os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF"),
         "cuda": torch.version.cuda,
         "cudnn": _try(torch.backends.cudnn.version),
         "nccl": _try(lambda: ".".join(map(str, torch.cuda.nccl.version()))),

@@ -42,9 +42,7 @@ class Item:
     kind: str  # ceiling, workload or sweep
     position: int  # place in the order of value, from 0
     estimate_s: float  # first guess of its time [s]
-    group: str = (
-        ""  # items of one operation or workload: how long one took says how long others take
-    )
+    group: str = ""  # items of one operation or workload: how long one took says how long others take
     # What its kind needs: row and batch, or operation, precision and points.
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
@@ -76,10 +74,7 @@ def read_rows(path: str | Path | None = None) -> list[dict[str, Any]]:
 def _read_cells(row: Mapping[str, str | None], file: Path, place: str) -> dict[str, Any]:
     """Return a row with numbers as numbers and cells that do not apply as None."""
     words = {key: (text or "").strip() for key, text in row.items()}
-    cells = {
-        key: None if word in ("", "-") else int(word) if word.isdigit() else word
-        for key, word in words.items()
-    }
+    cells = {key: None if word in ("", "-") else int(word) if word.isdigit() else word for key, word in words.items()}
     batches = [int(word) for word in words.get("batches", "").split(",") if word.isdigit()]
     if not cells.get("workload"):
         raise InputError("the workload has no name", file=file, place=place)
@@ -93,9 +88,7 @@ def _read_cells(row: Mapping[str, str | None], file: Path, place: str) -> dict[s
     return {**cells, "batches": tuple(batches)}
 
 
-def list_items(
-    rows: Iterable[Mapping[str, Any]], *, device: str = "cuda", quick: bool = False
-) -> list[Item]:
+def list_items(rows: Iterable[Mapping[str, Any]], *, device: str = "cuda", quick: bool = False) -> list[Item]:
     """Return everything that there is to do, in order of value; a CPU has fewer precisions, ``quick`` takes a few small items."""
     keyed = list(_list_sweeps(device, quick))
     for number, row in enumerate(rows):
@@ -109,9 +102,7 @@ def list_items(
     return items
 
 
-def _list_captures(
-    row: Mapping[str, Any], device: str, quick: bool
-) -> Iterator[tuple[tuple[int, ...], Item]]:
+def _list_captures(row: Mapping[str, Any], device: str, quick: bool) -> Iterator[tuple[tuple[int, ...], Item]]:
     """Yield a workload's items with their keys: priority, then rank of batch and precision together."""
     own, first = str(row.get("precision") or "fp32"), row["batches"][0]
     listed = [*row["batches"], *BATCHES, *(first * factor for factor in MULTIPLES)]

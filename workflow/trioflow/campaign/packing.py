@@ -56,9 +56,7 @@ class Content:
             raw = pa.Codec("zstd").decompress(self.packed, self.size_bytes, asbytes=True)
         except (pa.ArrowException, OSError) as error:
             raise InputError(
-                f"damaged content ({error})",
-                place=f"{path.parent.name}/{path.name}",
-                fix="fetch it again",
+                f"damaged content ({error})", place=f"{path.parent.name}/{path.name}", fix="fetch it again"
             ) from None
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(gzip.compress(raw, 6, mtime=0) if path.suffix == ".gz" else raw)
@@ -239,9 +237,7 @@ def pack_campaign(
             if state.results[name].rows and name not in stored
         }
         # The table of items is written last but must fit: its size with all notes in it is kept free.
-        reserve = 2 * _write_items(draft, items, state, stored, left_out) + _PER_ROW_BYTES * len(
-            order
-        )
+        reserve = 2 * _write_items(draft, items, state, stored, left_out) + _PER_ROW_BYTES * len(order)
         taken = reserve + sum(file.stat().st_size for file in draft.glob(SWEEPS_FILE))
         for number, names in enumerate(_fill_files(order, state, limits, taken, left_out), start=1):
             file = f"captures-{number}.parquet"
@@ -289,11 +285,7 @@ def _fill_files(
 
 
 def _write_items(
-    folder: Path,
-    items: Sequence[Item],
-    state: State,
-    stored: Mapping[str, str],
-    left_out: Mapping[str, str],
+    folder: Path, items: Sequence[Item], state: State, stored: Mapping[str, str], left_out: Mapping[str, str]
 ) -> int:
     """Write the table of all items, done or not, and of the calls so far; return its size [bytes]."""
     known = {item.name: item for item in items}
@@ -320,9 +312,7 @@ def _write_items(
     return (folder / ITEMS_FILE).stat().st_size
 
 
-def _write(
-    path: Path, name: str, rows: list[dict[str, Any]], metadata: Mapping[str, Any] | None = None
-) -> None:
+def _write(path: Path, name: str, rows: list[dict[str, Any]], metadata: Mapping[str, Any] | None = None) -> None:
     """Write rows as a table of the schema ``name``; TableError where one breaks it."""
     table = pa.Table.from_pylist(rows, schema=SCHEMAS[name])
     for column in table.schema:
@@ -349,9 +339,7 @@ def _read(path: Path, name: str) -> pa.Table:
     table = open_parquet(path).read()
     if not table.schema.equals(SCHEMAS[name]):
         raise TableError(
-            f"not a table {name} of a campaign of this version",
-            file=path,
-            fix="read it with the version that wrote it",
+            f"not a table {name} of a campaign of this version", file=path, fix="read it with the version that wrote it"
         )
     return table
 
@@ -363,9 +351,7 @@ def unpack_campaign(folder: str | Path, target: str | Path) -> list[Path]:
     """
     packs = sorted(Path(folder).glob("captures-*.parquet"))
     if not packs:
-        raise InputError(
-            "no captures-*.parquet here", file=folder, fix="give the folder of a campaign's files"
-        )
+        raise InputError("no captures-*.parquet here", file=folder, fix="give the folder of a campaign's files")
     folders: dict[Path, None] = {}
     for path in packs:
         for number, row in enumerate(_read_rows(path, "files")):

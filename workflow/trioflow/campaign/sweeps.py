@@ -100,8 +100,7 @@ class CudaStopwatch:
         size_bytes = 2 * cache_bytes if cache_bytes else _FLUSH_BYTES
         self.scratch = torch.empty(size_bytes, dtype=torch.int8, device="cuda")
         self.events = [
-            (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
-            for _ in range(REPEATS[1])
+            (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(REPEATS[1])
         ]
         # An event is made when it is first recorded, which takes longer.
         for pair in self.events:
@@ -206,9 +205,7 @@ def _bytes(tensors: list[Tensor]) -> int:
 def build_case(operation: str, point: Point, dtype: torch.dtype, device: str) -> Case:
     """Build an operation on random data; InputError where it is unknown, or this torch lacks what the point asks for."""
     if operation not in _BUILDERS:
-        raise InputError(
-            f"unknown operation {operation!r}", fix=f"use one of {', '.join(_BUILDERS)}"
-        )
+        raise InputError(f"unknown operation {operation!r}", fix=f"use one of {', '.join(_BUILDERS)}")
     return _BUILDERS[operation](point, Data(dtype, device))
 
 
@@ -246,12 +243,7 @@ def _conv2d(p: Point, data: Data) -> Case:
     return Case(run, [x, weight], flop)
 
 
-_BACKENDS = {
-    "flash": "FLASH_ATTENTION",
-    "efficient": "EFFICIENT_ATTENTION",
-    "math": "MATH",
-    "cudnn": "CUDNN_ATTENTION",
-}
+_BACKENDS = {"flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "math": "MATH", "cudnn": "CUDNN_ATTENTION"}
 
 
 def choose_backend(name: str) -> Callable[[], AbstractContextManager[Any]]:
@@ -344,9 +336,7 @@ def _optimizer(p: Point, data: Data) -> Case:
     optimizer.step()  # makes the state
     states = weights * _STATES[p["optimizer"]]
     gradients = [w.grad for w in weights if w.grad is not None]
-    return Case(
-        optimizer.step, [*weights, *gradients, *states], phase="optimizer", outputs=weights + states
-    )
+    return Case(optimizer.step, [*weights, *gradients, *states], phase="optimizer", outputs=weights + states)
 
 
 def _copy(source: str, target: str) -> Callable[[Point, Data], Case]:
@@ -355,12 +345,7 @@ def _copy(source: str, target: str) -> Callable[[Point, Data], Case]:
     def build(p: Point, data: Data) -> Case:
         pinned, places = bool(p.get("pinned")), {"host": "cpu", "device": data.device}
         read, written = (
-            torch.zeros(
-                p["size_bytes"],
-                dtype=torch.uint8,
-                device=places[place],
-                pin_memory=pinned and place == "host",
-            )
+            torch.zeros(p["size_bytes"], dtype=torch.uint8, device=places[place], pin_memory=pinned and place == "host")
             for place in (source, target)
         )
         run = lambda: written.copy_(read, non_blocking=pinned)  # noqa: E731
@@ -410,9 +395,8 @@ def _of(
 
 _ROWS, _IMAGES = ("rows", "width"), ("batch", "channels", "height", "width")
 _GEMM = _of(
-    (("m", "k"), ("k", "n")), lambda p, a, b: torch.mm(a, b),
-    lambda p: int(2 * p["m"] * p["n"] * p["k"]), grad=False,
-)  # fmt: skip
+    (("m", "k"), ("k", "n")), lambda p, a, b: torch.mm(a, b), lambda p: int(2 * p["m"] * p["n"] * p["k"]), grad=False
+)
 _BUILDERS: dict[str, Callable[[Point, Data], Case]] = {
     "device_copy": _copy("device", "device"),
     "device_fill": _fill,
@@ -434,20 +418,16 @@ _BUILDERS: dict[str, Callable[[Point, Data], Case]] = {
     ),
     "conv2d": _conv2d,
     "attention": _attention,
-    "layer_norm": _of(
-        (_ROWS, _ROWS[1:], _ROWS[1:]), lambda p, x, w, b: F.layer_norm(x, (p["width"],), w, b)
-    ),
+    "layer_norm": _of((_ROWS, _ROWS[1:], _ROWS[1:]), lambda p, x, w, b: F.layer_norm(x, (p["width"],), w, b)),
     "softmax": _of((_ROWS,), lambda p, x: F.softmax(x, -1)),
     "batch_norm": _batch_norm,
     "elementwise": _elementwise,
     "reduction": _of((_ROWS,), lambda p, x: _REDUCTIONS[p["function"]](x)),
     "embedding": _of(
-        (("<vocabulary", "tokens"), ("vocabulary", "width")),
-        lambda p, tokens, table: F.embedding(tokens, table),
+        (("<vocabulary", "tokens"), ("vocabulary", "width")), lambda p, tokens, table: F.embedding(tokens, table)
     ),
     "cross_entropy": _of(
-        (("rows", "classes"), ("<classes", "rows")),
-        lambda p, x, targets: F.cross_entropy(x, targets),
+        (("rows", "classes"), ("<classes", "rows")), lambda p, x, targets: F.cross_entropy(x, targets)
     ),
     "max_pool2d": _of((_IMAGES,), lambda p, x: F.max_pool2d(x, p["kernel"], p["stride"])),
     "cat": _cat,
@@ -495,9 +475,7 @@ def run_sweep(
             except Exception as error:
                 if device == "cuda":
                     torch.cuda.synchronize()  # raises when the device is lost: then the item fails
-                failed.append(
-                    {"point": dict(point), "error": f"{type(error).__name__}: {error}"[:300]}
-                )
+                failed.append({"point": dict(point), "error": f"{type(error).__name__}: {error}"[:300]})
                 last = error.with_traceback(None)
                 if is_out_of_memory(error):
                     free_memory(device)
@@ -583,9 +561,7 @@ def free_memory(device: str) -> None:
         torch.cuda.empty_cache()
 
 
-def kernels_by_window(
-    events: Iterable[Mapping[str, Any]], windows: set[str]
-) -> dict[str, tuple[int, list[str]]]:
+def kernels_by_window(events: Iterable[Mapping[str, Any]], windows: set[str]) -> dict[str, tuple[int, list[str]]]:
     """Return each window's kernel time, median over its repeats [ns], and the kernels of its last one in order of launch.
 
     ``windows``: names of annotations of a Kineto profile, which do not overlap. A kernel belongs to
@@ -606,15 +582,11 @@ def kernels_by_window(
     for span in complete:
         if span.get("cat") == "user_annotation" and span["name"] in windows:
             start, end = float(span["ts"]), float(span["ts"]) + float(span["dur"])
-            if launched := [
-                kernel for at, some in launches if start <= at <= end for kernel in some
-            ]:
+            if launched := [kernel for at, some in launches if start <= at <= end for kernel in some]:
                 repeats.setdefault(str(span["name"]), []).append(launched)
     return {
         name: (
-            round(
-                statistics.median(sum(us_to_ns(float(k["dur"])) for k in one) for one in several)
-            ),
+            round(statistics.median(sum(us_to_ns(float(k["dur"])) for k in one) for one in several)),
             [str(kernel["name"]) for kernel in several[-1]],
         )
         for name, several in repeats.items()
@@ -627,6 +599,4 @@ def is_out_of_memory(error: BaseException) -> bool:
     # a plain RuntimeError with these words, and their handles fail to be made in full memory.
     kinds = {kind.__name__ for kind in type(error).__mro__}
     words = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
-    return bool(kinds & {"OutOfMemoryError", "MemoryError"}) or any(
-        word in str(error) for word in words
-    )
+    return bool(kinds & {"OutOfMemoryError", "MemoryError"}) or any(word in str(error) for word in words)

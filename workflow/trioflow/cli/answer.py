@@ -53,15 +53,7 @@ from trioflow.prediction.options import STEP_WORDS
 from trioflow.sharded.as_traced import AS_TRACED
 from trioflow.tables import PHASES, records
 from trioflow.trace.facts import Facts
-from trioflow.trace.language.sizes import (
-    COMPILE,
-    EAGER,
-    FLASH_ATTN,
-    GRADIENTS,
-    LAYERS,
-    LIGER,
-    read_language_model,
-)
+from trioflow.trace.language.sizes import COMPILE, EAGER, FLASH_ATTN, GRADIENTS, LAYERS, LIGER, read_language_model
 from trioflow.trace.store import (
     MOST_UNNAMED,
     Trace,
@@ -97,9 +89,7 @@ def describe_model(facts: Facts) -> str:
     trained = facts.language_model.get("trained_parameters")
     if trained is not None:
         lora = facts.language_model["lora"]
-        fused += (
-            f"; {f'LoRA of rank {lora}: ' if lora else ''}{trained / 1e6:.4g} M parameters train"
-        )
+        fused += f"; {f'LoRA of rank {lora}: ' if lora else ''}{trained / 1e6:.4g} M parameters train"
     return f"{language[0].describe()}; sequence {language[1]}, {recipe.describe()}, {attention} attention, {fused}"
 
 
@@ -145,28 +135,41 @@ def run_show(options: argparse.Namespace) -> None:
     if write_output(options.form, answer, answer["classes"]):
         return
     print(
-        format_facts([
-            ("workload", f"{answer['workload']}, batch {answer['batch']}, {answer['precision']}, {answer['optimizer']}"),
-            ("source", str(answer["source"])),
-            ("model", describe_model(trace.facts)),
-            ("device", str(answer["device_name"] or "none")),
-            ("step", describe_step(answer)),
-            ("operators", f"{answer['operators']} operators, {answer['kernels']} device kernels"),
-            ("work", "not recorded" if trace.unshaped_share >= MOST_UNNAMED else f"{format_count(answer['flop'])}FLOP, parameters {format_bytes(answer['parameter_bytes'])}"),
-            ("not joined", str(answer["not_joined"])),
-            ("warnings", "; ".join(answer["warnings"] or [])),
-        ])
-    )  # fmt: skip
+        format_facts(
+            [
+                (
+                    "workload",
+                    f"{answer['workload']}, batch {answer['batch']}, {answer['precision']}, {answer['optimizer']}",
+                ),
+                ("source", str(answer["source"])),
+                ("model", describe_model(trace.facts)),
+                ("device", str(answer["device_name"] or "none")),
+                ("step", describe_step(answer)),
+                ("operators", f"{answer['operators']} operators, {answer['kernels']} device kernels"),
+                (
+                    "work",
+                    "not recorded"
+                    if trace.unshaped_share >= MOST_UNNAMED
+                    else f"{format_count(answer['flop'])}FLOP, parameters {format_bytes(answer['parameter_bytes'])}",
+                ),
+                ("not joined", str(answer["not_joined"])),
+                ("warnings", "; ".join(answer["warnings"] or [])),
+            ]
+        )
+    )
     print()
     rows = [
         (
-            row["phase"], row["operator_class"], str(row["operators"]),
+            row["phase"],
+            row["operator_class"],
+            str(row["operators"]),
             format_time(row["device_time_s"]) if answer["device_time_s"] else "-",
-            f"{row['share']:.1%}" if answer["device_time_s"] else "-", format_count(row["flop"]).strip() if row["flop"] else "-",
+            f"{row['share']:.1%}" if answer["device_time_s"] else "-",
+            format_count(row["flop"]).strip() if row["flop"] else "-",
             format_bytes(row["bytes"]),
         )
         for row in answer["classes"]
-    ]  # fmt: skip
+    ]
     head = ("phase", "class", "operators", "time", "share", "FLOP", "bytes")
     print(format_table(head, rows, left=2, drop_empty=True))
 
@@ -186,8 +189,12 @@ def _run_fit(options: argparse.Namespace) -> None:
             ("class", "phase", "driver", "operators", "time share", "R2", "held-out sum", "held-out each"),
             [
                 (
-                    row["operator_class"], row["phase"], row["driver"], str(row["operators"]),
-                    f"{row['time_share']:.1%}", _optional(row["r_squared"], ".3f"),
+                    row["operator_class"],
+                    row["phase"],
+                    row["driver"],
+                    str(row["operators"]),
+                    f"{row['time_share']:.1%}",
+                    _optional(row["r_squared"], ".3f"),
                     _optional(row["held_out_error"], "+.1%"),
                     _optional(row["held_out_absolute_error"], ".1%"),
                 )
@@ -195,10 +202,9 @@ def _run_fit(options: argparse.Namespace) -> None:
             ],
             left=3,
         )
-    )  # fmt: skip
+    )
     print(
-        f"\n80 % of left-out steps lie between {low:.2f} and {high:.2f} of their prediction"
-        f"\nwritten: {options.output}"
+        f"\n80 % of left-out steps lie between {low:.2f} and {high:.2f} of their prediction\nwritten: {options.output}"
     )
 
 
@@ -212,21 +218,52 @@ def add_show(parser: argparse.ArgumentParser) -> None:
         f"Traces that ship: {', '.join(shipped_traces())}. Names of language models: one that is none of them is "
         "answered with all. They are traced on the spot, which takes PyTorch."
     )
-    add_command(parser, run_show, {"": (
-        ("trace", "TRACE", "folder or pack of a trace, a shipped one's name, or a language model by name or configuration"),
-    )}, list_model_options(), {"": (
-        ("--batch", (int, "N"), "samples of such a model's step"),
-        ("--operators", True, "print every distinct operator with its time as CSV, the format of simulate's --override"),
-    )}, list_forms("the classes of operators"))  # fmt: skip
+    add_command(
+        parser,
+        run_show,
+        {
+            "": (
+                (
+                    "trace",
+                    "TRACE",
+                    "folder or pack of a trace, a shipped one's name, or a language model by name or configuration",
+                ),
+            )
+        },
+        list_model_options(),
+        {
+            "": (
+                ("--batch", (int, "N"), "samples of such a model's step"),
+                (
+                    "--operators",
+                    True,
+                    "print every distinct operator with its time as CSV, the format of simulate's --override",
+                ),
+            )
+        },
+        list_forms("the classes of operators"),
+    )
 
 
 def add_fit(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand ``fit``."""
-    add_command(parser, _run_fit, {"": (
-        ("traces", "TRACE", "folders of traces of one device", {"nargs": "+"}),
-        ("--method", "NAME", f"{', '.join(METHOD_NAMES)}, or one that a package registers (default: {AUTO})", {"default": AUTO}),
-        ("-o --output", "MODEL", "JSON file to write", {"required": True}),
-    )}, JSON)  # fmt: skip
+    add_command(
+        parser,
+        _run_fit,
+        {
+            "": (
+                ("traces", "TRACE", "folders of traces of one device", {"nargs": "+"}),
+                (
+                    "--method",
+                    "NAME",
+                    f"{', '.join(METHOD_NAMES)}, or one that a package registers (default: {AUTO})",
+                    {"default": AUTO},
+                ),
+                ("-o --output", "MODEL", "JSON file to write", {"required": True}),
+            )
+        },
+        JSON,
+    )
 
 
 DAY_S, _MINUTE_S, _JOULES_PER_MWH = 86400.0, 60.0, 3.6e9
@@ -256,9 +293,7 @@ def _run_simulate(options: argparse.Namespace) -> None:
     if options.largest:
         _run_largest(options)
         return
-    prediction = predict_options(
-        options, record_links=str(options.timeline or "").endswith(PERFETTO_ENDINGS)
-    )
+    prediction = predict_options(options, record_links=str(options.timeline or "").endswith(PERFETTO_ENDINGS))
     answer, breakdown = prediction.to_dict(), None
     answer |= _add_run(answer, options, prediction.step.platform.device)
     if options.by:
@@ -268,45 +303,63 @@ def _run_simulate(options: argparse.Namespace) -> None:
     if options.breakdown and breakdown is not None:
         tables.write_table(breakdown, "breakdown", options.breakdown)
     rows = [answer] if breakdown is None else tables.records(breakdown)
-    if write_output(
-        options.form, answer | ({} if breakdown is None else {"breakdown": rows}), rows
-    ):
+    if write_output(options.form, answer | ({} if breakdown is None else {"breakdown": rows}), rows):
         return
     facts = prediction.step.traces[0].facts
     interval = f"80 % interval {format_time(answer['low_s'])} to {format_time(answer['high_s'])}"
     print(f"{answer['workload']} on {answer['platform']}: {answer['plan_text']}")
     names = ("peak_memory_bytes", "outside_bytes", "memory_bytes", "fit_probability")
     print(
-        format_facts([
-            ("model", describe_model(facts)),
-            ("precision", "" if describe_model(facts) else f"{facts.precision or 'not said'}, as traced"),
-            ("stages", _describe_stages(answer, options)),
-            ("cost model", answer["cost_model"]),
-            ("peak memory", describe_memory(*(answer[name] for name in names))),
-            ("filled by", _describe_filling(answer["memory"])),
-            ("step time", f"{format_time(answer['step_time_s'])}  "
-             f"({interval}; {answer['confidence']})"),
-            ("without session", f"{format_time(answer['trace_only_step_time_s'])}, from the trace alone"
-             if "trace_only_step_time_s" in answer else ""),
-            ("throughput", _describe_throughput(answer)),
-            ("MFU", f"{answer['mfu']:.1%} ({answer['mfu_without_embeddings']:.1%} without embeddings): "
-             f"{answer['model_flop_per_s_per_gpu'] / 1e12:.0f} model TFLOP/s a GPU" if "mfu" in answer else ""),
-            ("MFU counts", answer.get("mfu_formula", "")),
-            ("compute", f"{format_time(answer['compute_s'])} on the busiest rank"),
-            ("communication", f"{format_time(answer['communication_s'])}, "
-             f"of which {format_time(answer['exposed_communication_s'])} exposed, on that rank"),
-            ("exposed", _describe_waits(answer)),
-            *_describe_draws(answer.get("draws")),
-            ("bubble", f"{answer['bubble_share']:.1%} of the step, on average" if "bubble_share" in answer else ""),
-            ("host", f"devices wait {answer['host_share']:.1%} of the step for launches, on average"
-             if answer.get("host_share", 0.0) >= _NAMED_SHARE else ""),
-            ("run", _describe_cost(answer)),
-            ("simulated", f"{answer['events']} events in {format_time(answer['simulator_wall_s'])}"
-             f"{' (identical ranks simulated once)' if answer['folded'] else ''}"),
-            ("timeline", options.timeline or ""),
-            ("breakdown", options.breakdown or ""),
-        ])
-    )  # fmt: skip
+        format_facts(
+            [
+                ("model", describe_model(facts)),
+                ("precision", "" if describe_model(facts) else f"{facts.precision or 'not said'}, as traced"),
+                ("stages", _describe_stages(answer, options)),
+                ("cost model", answer["cost_model"]),
+                ("peak memory", describe_memory(*(answer[name] for name in names))),
+                ("filled by", _describe_filling(answer["memory"])),
+                ("step time", f"{format_time(answer['step_time_s'])}  ({interval}; {answer['confidence']})"),
+                (
+                    "without session",
+                    f"{format_time(answer['trace_only_step_time_s'])}, from the trace alone"
+                    if "trace_only_step_time_s" in answer
+                    else "",
+                ),
+                ("throughput", _describe_throughput(answer)),
+                (
+                    "MFU",
+                    f"{answer['mfu']:.1%} ({answer['mfu_without_embeddings']:.1%} without embeddings): "
+                    f"{answer['model_flop_per_s_per_gpu'] / 1e12:.0f} model TFLOP/s a GPU"
+                    if "mfu" in answer
+                    else "",
+                ),
+                ("MFU counts", answer.get("mfu_formula", "")),
+                ("compute", f"{format_time(answer['compute_s'])} on the busiest rank"),
+                (
+                    "communication",
+                    f"{format_time(answer['communication_s'])}, "
+                    f"of which {format_time(answer['exposed_communication_s'])} exposed, on that rank",
+                ),
+                ("exposed", _describe_waits(answer)),
+                *_describe_draws(answer.get("draws")),
+                ("bubble", f"{answer['bubble_share']:.1%} of the step, on average" if "bubble_share" in answer else ""),
+                (
+                    "host",
+                    f"devices wait {answer['host_share']:.1%} of the step for launches, on average"
+                    if answer.get("host_share", 0.0) >= _NAMED_SHARE
+                    else "",
+                ),
+                ("run", _describe_cost(answer)),
+                (
+                    "simulated",
+                    f"{answer['events']} events in {format_time(answer['simulator_wall_s'])}"
+                    f"{' (identical ranks simulated once)' if answer['folded'] else ''}",
+                ),
+                ("timeline", options.timeline or ""),
+                ("breakdown", options.breakdown or ""),
+            ]
+        )
+    )
     if breakdown is not None:
         print(f"\n{_format_breakdown(breakdown, answer['step_time_s'])}")
     print_warnings(answer["warnings"])
@@ -329,9 +382,7 @@ def _run_largest(options: argparse.Namespace) -> None:
         ("the next does not fit", "next"),
     ):
         if found := answer[name]:
-            needed, room = format_apart(
-                found["reserved_bytes"] + answer["outside_bytes"], answer["memory_bytes"]
-            )
+            needed, room = format_apart(found["reserved_bytes"] + answer["outside_bytes"], answer["memory_bytes"])
             if what == "batch":
                 unit = f"samples a step, {found[what] // (plan.data * plan.pieces)} a micro-batch"
             likely = describe_probability(found["fit_probability"])
@@ -339,9 +390,7 @@ def _run_largest(options: argparse.Namespace) -> None:
     print(format_facts(facts))
 
 
-def _add_run(
-    answer: Mapping[str, Any], options: argparse.Namespace, device: Device
-) -> dict[str, Any]:
+def _add_run(answer: Mapping[str, Any], options: argparse.Namespace, device: Device) -> dict[str, Any]:
     """Return the run of ``--tokens`` as an entry of the answer; nothing where none is asked for."""
     power_w, sheet = options.power_w, device.sheet
     if power_w is None and sheet and math.isfinite(sheet.power_limit_w):
@@ -368,10 +417,7 @@ def _describe_throughput(answer: Mapping[str, Any]) -> str:
 
 def _describe_waits(answer: Mapping[str, Any]) -> str:
     """Return the exposed communication of each degree's groups, which late ranks have less of."""
-    parts = [
-        f"{name} {format_time(time_s)}"
-        for name, time_s in answer.get("exposed_by_group_s", {}).items()
-    ]
+    parts = [f"{name} {format_time(time_s)}" for name, time_s in answer.get("exposed_by_group_s", {}).items()]
     return f"{', '.join(parts)}, on average over the ranks" if parts else ""
 
 
@@ -403,9 +449,7 @@ def _describe_draws(draws: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     """Return what the draws came to, and who waits for whom in them; nothing without draws."""
     if draws is None:
         return []
-    low, median, high, mean = (
-        format_time(draws[name]) for name in ("low_s", "median_s", "high_s", "expected_s")
-    )
+    low, median, high, mean = (format_time(draws[name]) for name in ("low_s", "median_s", "high_s", "expected_s"))
     waits = [
         f"{format_time(one['wait_s'])} at each of {one['exchanges']} exchanges of {one['group']}"
         f" ({format_time(one['steady_wait_s'])} without spread)"
@@ -417,7 +461,7 @@ def _describe_draws(draws: Mapping[str, Any] | None) -> list[tuple[str, str]]:
         ("spread", draws["source"]),
         ("waits", ", ".join(waits)),
         ("late", ", ".join(f"rank {one['rank']} at {one['share']:.0%} of its exchanges" for one in late)),
-    ]  # fmt: skip
+    ]
 
 
 _CUTS = {
@@ -447,9 +491,7 @@ def _describe_filling(memory: Sequence[dict[str, Any]]) -> str:
         if size >= fullest["peak_bytes"] / 100
     ]
     if "reserved_bytes" in fullest:
-        parts.append(
-            f"{format_bytes(fullest['reserved_bytes'])} with what the allocator keeps free"
-        )
+        parts.append(f"{format_bytes(fullest['reserved_bytes'])} with what the allocator keeps free")
     rank = f"rank {fullest['ranks'][0]}, " if len(memory) > 1 else ""
     return f"{', '.join(parts)} ({rank}{fullest['when']})"
 
@@ -459,9 +501,7 @@ def _check_outputs(options: argparse.Namespace) -> None:
     if options.depth < 1:
         raise InputError(f"--depth {options.depth} is not positive")
     if options.breakdown and not options.by:
-        raise InputError(
-            f"--breakdown {options.breakdown} without --by", fix=f"say --by {'|'.join(WAYS)}"
-        )
+        raise InputError(f"--breakdown {options.breakdown} without --by", fix=f"say --by {'|'.join(WAYS)}")
     check_output("--breakdown", options.breakdown, (".parquet",))
     check_output("--timeline", options.timeline, (".parquet", *PERFETTO_ENDINGS))
 
@@ -479,53 +519,82 @@ def _format_breakdown(breakdown: pd.DataFrame, step_time_s: float) -> str:
 
     rows = [
         (
-            row["name"] or "(outside)", str(row["ranks"]), share(row["compute_s"]),
-            share(row["communication_s"]), share(row["exposed_communication_s"]), share(row["idle_s"]),
-            size(row["message_bytes"]), size(row["gradient_bytes"]),
+            row["name"] or "(outside)",
+            str(row["ranks"]),
+            share(row["compute_s"]),
+            share(row["communication_s"]),
+            share(row["exposed_communication_s"]),
+            share(row["idle_s"]),
+            size(row["message_bytes"]),
+            size(row["gradient_bytes"]),
             " ".join("x".join(map(str, shape)) for shape in row["output_shapes"] or []) or "-",
         )
         for row in tables.records(breakdown)
-    ]  # fmt: skip
-    head = [
-        "ranks",
-        "compute",
-        "communication",
-        "exposed",
-        "idle",
-        "messages",
-        "gradients",
-        "output",
     ]
+    head = ["ranks", "compute", "communication", "exposed", "idle", "messages", "gradients", "output"]
     columns = [breakdown["by"].iloc[0] if len(breakdown) else "name", *head]
     return format_table(columns, rows, drop_empty=True)
 
 
-def add_simulate(
-    parser: argparse.ArgumentParser, form: str = "--output", *, of_run: bool = False
-) -> None:
+def add_simulate(parser: argparse.ArgumentParser, form: str = "--output", *, of_run: bool = False) -> None:
     """Add the subcommand ``simulate``, its form of output under a flag; ``of_run``: the platform may be said elsewhere."""
     add_plan_arguments(parser, megatron=True, of_run=of_run)
-    add_command(parser, _run_simulate, COLLECTIVES, RUN, FAULTS, DRAWS, {"": (
-        ("--timeline", "OUT", "write the timeline: .parquet, or .json[.gz] for Perfetto"),
-    )}, NETWORK, list_algorithm_options(", for all or as all_reduce=ring,all_gather=direct"), {"": (
-        ("--no-fold", True, "simulate every rank, also where ranks do the same and simulating them once is exact"),
-        ("--as-traced", True, "run the programs of ranks that the traces hold, as they are: no plan; --ranks where they do not depend on it"),
-        ("--largest", LARGEST, "instead of a step's time: the largest batch, or sequence, with which the plan fits the memory"),
-        ("--by", WAYS, "break the step down as well"),
-        ("--depth", (int, "N"), f"parts of a module's path that --by module distinguishes (default: {DEPTH})", {"default": DEPTH}),
-        ("--breakdown", "OUT", "write that breakdown: .parquet"),
-    )}, WHAT_IF, list_forms("the answer, or the breakdown of --by,", form))  # fmt: skip
+    add_command(
+        parser,
+        _run_simulate,
+        COLLECTIVES,
+        RUN,
+        FAULTS,
+        DRAWS,
+        {"": (("--timeline", "OUT", "write the timeline: .parquet, or .json[.gz] for Perfetto"),)},
+        NETWORK,
+        list_algorithm_options(", for all or as all_reduce=ring,all_gather=direct"),
+        {
+            "": (
+                (
+                    "--no-fold",
+                    True,
+                    "simulate every rank, also where ranks do the same and simulating them once is exact",
+                ),
+                (
+                    "--as-traced",
+                    True,
+                    "run the programs of ranks that the traces hold, as they are: no plan; --ranks where they do not depend on it",
+                ),
+                (
+                    "--largest",
+                    LARGEST,
+                    "instead of a step's time: the largest batch, or sequence, with which the plan fits the memory",
+                ),
+                ("--by", WAYS, "break the step down as well"),
+                (
+                    "--depth",
+                    (int, "N"),
+                    f"parts of a module's path that --by module distinguishes (default: {DEPTH})",
+                    {"default": DEPTH},
+                ),
+                ("--breakdown", "OUT", "write that breakdown: .parquet"),
+            )
+        },
+        WHAT_IF,
+        list_forms("the answer, or the breakdown of --by,", form),
+    )
 
 
 _BAR = 76
 """Characters of a bar."""
 _PARTS = {
-    "parameter": ("P", "weights"), "gradient": ("G", "gradients"),
-    "optimizer_state": ("O", "optimizer state"), "activation": ("A", "activations"),
-    "temporary": ("T", "temporary results"), "bucket": ("C", "communication buffers"),
-    "gathered": ("C", "communication buffers"), "message": ("C", "communication buffers"),
-    "kept": ("k", "kept free by the allocator"), "outside": ("x", "outside PyTorch"),
-}  # fmt: skip
+    "parameter": ("P", "weights"),
+    "gradient": ("G", "gradients"),
+    "optimizer_state": ("O", "optimizer state"),
+    "activation": ("A", "activations"),
+    "temporary": ("T", "temporary results"),
+    "bucket": ("C", "communication buffers"),
+    "gathered": ("C", "communication buffers"),
+    "message": ("C", "communication buffers"),
+    "kept": ("k", "kept free by the allocator"),
+    "outside": ("x", "outside PyTorch"),
+}
 """Letter and name of each category, those of ``memory.profile`` and what lies beside; others are the last."""
 _REST = ("B", "inputs, buffers, workspaces")
 
@@ -606,9 +675,7 @@ def _print_verdict(answer: Mapping[str, Any]) -> None:
     for row in answer["changes"]:
         odds = describe_probability(row["fit_probability"]).removesuffix(" likely to fit")
         mark = "*" if row["fit_probability"] >= DOUBTED else " "
-        print(
-            _wrap(f"{mark} {odds:>13}  {format_bytes(row['wanted_bytes']):>9}  {row['flags']}", 28)
-        )
+        print(_wrap(f"{mark} {odds:>13}  {format_bytes(row['wanted_bytes']):>9}  {row['flags']}", 28))
     enough = any(row["fit_probability"] >= DOUBTED for row in answer["changes"])
     print("* fits" if enough else "none of these makes it fit: use more ranks, or a larger device")
 
@@ -616,6 +683,9 @@ def _print_verdict(answer: Mapping[str, Any]) -> None:
 def add_memory(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand ``memory``."""
     add_plan_arguments(parser, megatron=True)
-    add_command(parser, _run_memory, {"": (
-        (f"--{AS_TRACED}", True, "the memory of ranks that the traces hold, as they are"),
-    )}, list_forms("the ranks' memory"))  # fmt: skip
+    add_command(
+        parser,
+        _run_memory,
+        {"": ((f"--{AS_TRACED}", True, "the memory of ranks that the traces hold, as they are"),)},
+        list_forms("the ranks' memory"),
+    )

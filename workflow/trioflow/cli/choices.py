@@ -36,13 +36,7 @@ from trioflow.parallel.schedules.build import is_schedule
 from trioflow.parallel.schedules.table import MODES, TRAIN, Schedule
 from trioflow.parallel.splits.pipeline import BALANCES
 from trioflow.parallel.splits.routing import BALANCED
-from trioflow.prediction.options import (
-    ANCHORS,
-    CLOSED_FORM,
-    SESSION,
-    STEP_WORDS,
-    check_factor,
-)
+from trioflow.prediction.options import ANCHORS, CLOSED_FORM, SESSION, STEP_WORDS, check_factor
 from trioflow.prediction.options import Options as Assumptions
 from trioflow.sharded.as_traced import AS_TRACED
 from trioflow.trace.language.read import find_configuration
@@ -54,130 +48,317 @@ def list_model_options(several: bool = False) -> Options:
     """Return the options of a language model given by name or configuration; ``several``: for a list of recipes."""
     recipe = "RECIPE[+FUSION][,RECIPE...]" if several else "RECIPE"
     ranked = "; plans of several are ranked together, each with the fusion behind its plus sign"
-    return {"of a language model given by its name or configuration": (
-        ("--sequence", (int, "N"), "tokens of a sample"),
-        ("--precision", recipe, f"what is held and computed in which format: {', '.join(RECIPE_NAMES)} (default: {DEFAULT_RECIPE})"
-         + ranked * several),
-        ("--attention", ATTENTIONS, "attention's kernel: what PyTorch's operator runs (flash: FlashAttention 2, cuDNN's on Blackwell), a version of FlashAttention, cuDNN's, "
-         "or one that keeps the scores (default: cudnn for Megatron's recipes, flash2 for nanotron's, else flash)"),
-        ("--fusion", FUSIONS, "what runs as one kernel: nothing that PyTorch runs alone (eager), what torch.compile, Liger or flash-attn "
-         "fuse, Megatron Core's layers, besides products that add to main gradients (default: as the recipe's framework)"),
-        ("--loss", LOSSES, "cross-entropy: of scores cast to fp32 (eager), one kernel each way (fused), or with the head's product a piece at "
-         "a time (chunked; default: as --fusion fuses it)"),
-        ("--optimizer", OPTIMIZERS, "one kernel for all parameters (-fused, default adamw-fused), a pass for each term over all of them "
-         "(-foreach), or parameter by parameter"),
-        ("--cuda-graphs", True, "the host launches a block's forward, and its backward, as one CUDA graph each", {"default": None}),
-        ("--deterministic", True, "attention adds its gradients in a fixed order, which makes its backward slower", {"default": None}),
-        ("--freeze", "PATTERN[,PATTERN...]", "parameters or modules that do not train, such as 'model.embed_tokens' or '*.mlp'"),
-        ("--lora", (int, "R"), "freeze all and train adapters of rank R beside linear layers, as PEFT's LoRA"),
-        ("--lora-targets", "NAME[,NAME...]", "these layers: q,k,v,o,gate,up,down or all-linear (default: PEFT's, q and v)"),
-        ("--lora-dropout", (float, "SHARE"), "what adapters drop of what they read (default: 0)"),
-    )}  # fmt: skip
+    return {
+        "of a language model given by its name or configuration": (
+            ("--sequence", (int, "N"), "tokens of a sample"),
+            (
+                "--precision",
+                recipe,
+                f"what is held and computed in which format: {', '.join(RECIPE_NAMES)} (default: {DEFAULT_RECIPE})"
+                + ranked * several,
+            ),
+            (
+                "--attention",
+                ATTENTIONS,
+                "attention's kernel: what PyTorch's operator runs (flash: FlashAttention 2, cuDNN's on Blackwell), a version of FlashAttention, cuDNN's, "
+                "or one that keeps the scores (default: cudnn for Megatron's recipes, flash2 for nanotron's, else flash)",
+            ),
+            (
+                "--fusion",
+                FUSIONS,
+                "what runs as one kernel: nothing that PyTorch runs alone (eager), what torch.compile, Liger or flash-attn "
+                "fuse, Megatron Core's layers, besides products that add to main gradients (default: as the recipe's framework)",
+            ),
+            (
+                "--loss",
+                LOSSES,
+                "cross-entropy: of scores cast to fp32 (eager), one kernel each way (fused), or with the head's product a piece at "
+                "a time (chunked; default: as --fusion fuses it)",
+            ),
+            (
+                "--optimizer",
+                OPTIMIZERS,
+                "one kernel for all parameters (-fused, default adamw-fused), a pass for each term over all of them "
+                "(-foreach), or parameter by parameter",
+            ),
+            (
+                "--cuda-graphs",
+                True,
+                "the host launches a block's forward, and its backward, as one CUDA graph each",
+                {"default": None},
+            ),
+            (
+                "--deterministic",
+                True,
+                "attention adds its gradients in a fixed order, which makes its backward slower",
+                {"default": None},
+            ),
+            (
+                "--freeze",
+                "PATTERN[,PATTERN...]",
+                "parameters or modules that do not train, such as 'model.embed_tokens' or '*.mlp'",
+            ),
+            ("--lora", (int, "R"), "freeze all and train adapters of rank R beside linear layers, as PEFT's LoRA"),
+            (
+                "--lora-targets",
+                "NAME[,NAME...]",
+                "these layers: q,k,v,o,gate,up,down or all-linear (default: PEFT's, q and v)",
+            ),
+            ("--lora-dropout", (float, "SHARE"), "what adapters drop of what they read (default: 0)"),
+        )
+    }
 
 
-RUN: Options = {"": (
-    ("--tokens", (float, "N"), "tokens of a whole run, to say its days, cost and energy"),
-    ("--price-per-gpu-hour", (float, "P"), "price of a GPU, to say what it costs"),
-    ("--power-w", (float, "W"), "power of a GPU while it trains, to say the energy [W] (default of a run: its sheet's limit)"),
-)}  # fmt: skip
+RUN: Options = {
+    "": (
+        ("--tokens", (float, "N"), "tokens of a whole run, to say its days, cost and energy"),
+        ("--price-per-gpu-hour", (float, "P"), "price of a GPU, to say what it costs"),
+        (
+            "--power-w",
+            (float, "W"),
+            "power of a GPU while it trains, to say the energy [W] (default of a run: its sheet's limit)",
+        ),
+    )
+}
 """Options of a run of many steps."""
-FAULTS: Options = {"failures of a run of --tokens": (
-    ("--gpu-hours-per-failure", (float, "H"), "GPU-hours between failures that stop the run, to say what is lost and how often to save"),
-    ("--checkpoint-s", (float, "S"), "time in which the run waits for its state to be saved [s] (default: 0)", {"default": 0.0}),
-    ("--restart-s", (float, "S"), "from a failure to the first step after it [s] (default: 0)", {"default": 0.0}),
-)}  # fmt: skip
+FAULTS: Options = {
+    "failures of a run of --tokens": (
+        (
+            "--gpu-hours-per-failure",
+            (float, "H"),
+            "GPU-hours between failures that stop the run, to say what is lost and how often to save",
+        ),
+        (
+            "--checkpoint-s",
+            (float, "S"),
+            "time in which the run waits for its state to be saved [s] (default: 0)",
+            {"default": 0.0},
+        ),
+        ("--restart-s", (float, "S"), "from a failure to the first step after it [s] (default: 0)", {"default": 0.0}),
+    )
+}
 _ROUTING = (
-    "--routing", "HOW", "how tokens are spread over experts: balanced (default), consecutive (gates of benchmarks), power:EXPONENT "
-    "(a bound, drawn by --seed), or a file of each expert's share", {"default": BALANCED},
-)  # fmt: skip
+    "--routing",
+    "HOW",
+    "how tokens are spread over experts: balanced (default), consecutive (gates of benchmarks), power:EXPONENT "
+    "(a bound, drawn by --seed), or a file of each expert's share",
+    {"default": BALANCED},
+)
 ROUTING: Options = {"": [_ROUTING]}
-WHAT_IF: Options = {"what if (each factor but the network's is on a time)": (
-    ("--scale-network", (float, "F"), "the network were F times as fast"),
-    ("--scale-operator", None, "operators took F times as long: a name, or a pattern such as '*attention*'; may come several times",
-     {"nargs": 2, "action": "append", "default": [], "metavar": ("NAME", "F")}),
-    ("--slow-rank", None, "a rank computed F times as long; may come several times",
-     {"nargs": 2, "action": "append", "default": [], "metavar": ("RANK", "F")}),
-    _ROUTING,
-)}  # fmt: skip
-DRAWS: Options = {"spread of the step": (
-    ("--draws", (int, "K"), "draw the step K times, each rank, micro-batch and exchange apart, as real ones differ", {"default": 0}),
-    ("--seed", (int, "N"), "numbers to draw by: with the same, plans are compared on the same ranks (default: 0)", {"default": 0}),
-)}  # fmt: skip
-_DEGREES: Options = {"plan by its degrees, instead of --plan": (
-    ("--data-parallel", (int, "D"), "replicas that share the batch", {"dest": "data"}),
-    ("--tensor-parallel", (int, "T"), "ranks that share each layer", {"dest": "tensor"}),
-    ("--context-parallel", (int, "C"), "ranks that share every sequence by its tokens", {"dest": "context"}),
-    ("--context-method", CONTEXT_METHODS,
-     "how they attend to the whole sequence (default: ring): keys and values in a ring, all of them gathered, "
-     "or heads shared instead of tokens (all-to-all)"),
-    ("--pipeline-parallel", (int, "P"), "pipeline stages", {"dest": "pipeline"}),
-    ("--expert-parallel", (int, "E"), "data-parallel ranks that share the experts of a model with several; they are D's, not further ones", {"dest": "expert"}),
-    ("--expert-tensor-parallel", (int, "N"),
-     "ranks that cut each expert's matrices (default: T); below T, experts lie over tensor-parallel ranks too", {"dest": "expert_tensor"}),
-    ("--expert-domain", (int, "N"),
-     "GPUs of an NVLink domain: experts' tokens cross nodes once a node and are handed on inside, as DeepEP and HybridEP do"),
-    ("--expert-overlap", True, "exchanges of experts' tokens beside another micro-batch's compute (--overlap-moe-expert-parallel-comm, DualPipe)"),
-    ("--sharding", SHARDINGS[1:], "what replicas share instead of each holding it: fsdp is FSDP2, hsdp groups of --shard ranks"),
-    ("--shard", (int, "N"), "ranks of a group: of hsdp, or of zero1 and distributed, whose groups are replicas of one another"),
-    ("--accumulate", (int, "N"), "micro-steps whose gradients are added up"),
-    ("--gradient-sync", GRADIENT_SYNCS[1:],
-     "how often replicas reduce them (default: as the framework does): once a step (no_sync, as Accelerate runs DDP, "
-     "Megatron-LM, nanotron, ZeRO-1), or in each micro-batch (fsdp, ZeRO-2, DDP in a plain loop)"),
-    ("--no-sync", True, "with fsdp and --accumulate: --gradient-sync step"),
-    ("--gather-overlap", True, "with distributed: gather the updated weights during the next step's first forward (--overlap-param-gather)"),
-    ("--tensor-style", "NAME", "how ranks share layers, instead of Megatron's way: gather splits every layer's outputs"),
-    ("--sequence-parallel", True, "tensor-parallel ranks share what lies between split layers too"),
-    ("--vocabulary-parallel", True, "tensor-parallel ranks share embedding, head and loss by vocabulary"),
-    ("--tensor-overlap", TENSOR_OVERLAPS[1:],
-     "messages of tensor parallelism beside products: none, those of column-split layers' backward, as Megatron-LM "
-     "does (default of its recipes), or all of a layer's, piece by piece (--tp-comm-overlap)"),
-    ("--recompute", "WHAT", f"activations that backward computes again: {', '.join(RECOMPUTATIONS[1:])}, uniform:N (all blocks, N at a "
-     "time), block:N (the first N blocks of each stage), save:POLICY (torchtitan, MaxText's minimal, ...: docs/memory.md), or modules:mlp,core_attn (whole modules of each block); with "
-     "+no-early-stop as PyTorch before 2.1"),
-    ("--offload", OFFLOADS[1:], "what lies in the host's memory"),
-    ("--schedule", "NAME", f"pipeline schedule: {', '.join(SCHEDULES)}, or one that a package registers (default: gpipe)"),
-)}  # fmt: skip
+WHAT_IF: Options = {
+    "what if (each factor but the network's is on a time)": (
+        ("--scale-network", (float, "F"), "the network were F times as fast"),
+        (
+            "--scale-operator",
+            None,
+            "operators took F times as long: a name, or a pattern such as '*attention*'; may come several times",
+            {"nargs": 2, "action": "append", "default": [], "metavar": ("NAME", "F")},
+        ),
+        (
+            "--slow-rank",
+            None,
+            "a rank computed F times as long; may come several times",
+            {"nargs": 2, "action": "append", "default": [], "metavar": ("RANK", "F")},
+        ),
+        _ROUTING,
+    )
+}
+DRAWS: Options = {
+    "spread of the step": (
+        (
+            "--draws",
+            (int, "K"),
+            "draw the step K times, each rank, micro-batch and exchange apart, as real ones differ",
+            {"default": 0},
+        ),
+        (
+            "--seed",
+            (int, "N"),
+            "numbers to draw by: with the same, plans are compared on the same ranks (default: 0)",
+            {"default": 0},
+        ),
+    )
+}
+_DEGREES: Options = {
+    "plan by its degrees, instead of --plan": (
+        ("--data-parallel", (int, "D"), "replicas that share the batch", {"dest": "data"}),
+        ("--tensor-parallel", (int, "T"), "ranks that share each layer", {"dest": "tensor"}),
+        ("--context-parallel", (int, "C"), "ranks that share every sequence by its tokens", {"dest": "context"}),
+        (
+            "--context-method",
+            CONTEXT_METHODS,
+            "how they attend to the whole sequence (default: ring): keys and values in a ring, all of them gathered, "
+            "or heads shared instead of tokens (all-to-all)",
+        ),
+        ("--pipeline-parallel", (int, "P"), "pipeline stages", {"dest": "pipeline"}),
+        (
+            "--expert-parallel",
+            (int, "E"),
+            "data-parallel ranks that share the experts of a model with several; they are D's, not further ones",
+            {"dest": "expert"},
+        ),
+        (
+            "--expert-tensor-parallel",
+            (int, "N"),
+            "ranks that cut each expert's matrices (default: T); below T, experts lie over tensor-parallel ranks too",
+            {"dest": "expert_tensor"},
+        ),
+        (
+            "--expert-domain",
+            (int, "N"),
+            "GPUs of an NVLink domain: experts' tokens cross nodes once a node and are handed on inside, as DeepEP and HybridEP do",
+        ),
+        (
+            "--expert-overlap",
+            True,
+            "exchanges of experts' tokens beside another micro-batch's compute (--overlap-moe-expert-parallel-comm, DualPipe)",
+        ),
+        (
+            "--sharding",
+            SHARDINGS[1:],
+            "what replicas share instead of each holding it: fsdp is FSDP2, hsdp groups of --shard ranks",
+        ),
+        (
+            "--shard",
+            (int, "N"),
+            "ranks of a group: of hsdp, or of zero1 and distributed, whose groups are replicas of one another",
+        ),
+        ("--accumulate", (int, "N"), "micro-steps whose gradients are added up"),
+        (
+            "--gradient-sync",
+            GRADIENT_SYNCS[1:],
+            "how often replicas reduce them (default: as the framework does): once a step (no_sync, as Accelerate runs DDP, "
+            "Megatron-LM, nanotron, ZeRO-1), or in each micro-batch (fsdp, ZeRO-2, DDP in a plain loop)",
+        ),
+        ("--no-sync", True, "with fsdp and --accumulate: --gradient-sync step"),
+        (
+            "--gather-overlap",
+            True,
+            "with distributed: gather the updated weights during the next step's first forward (--overlap-param-gather)",
+        ),
+        (
+            "--tensor-style",
+            "NAME",
+            "how ranks share layers, instead of Megatron's way: gather splits every layer's outputs",
+        ),
+        ("--sequence-parallel", True, "tensor-parallel ranks share what lies between split layers too"),
+        ("--vocabulary-parallel", True, "tensor-parallel ranks share embedding, head and loss by vocabulary"),
+        (
+            "--tensor-overlap",
+            TENSOR_OVERLAPS[1:],
+            "messages of tensor parallelism beside products: none, those of column-split layers' backward, as Megatron-LM "
+            "does (default of its recipes), or all of a layer's, piece by piece (--tp-comm-overlap)",
+        ),
+        (
+            "--recompute",
+            "WHAT",
+            f"activations that backward computes again: {', '.join(RECOMPUTATIONS[1:])}, uniform:N (all blocks, N at a "
+            "time), block:N (the first N blocks of each stage), save:POLICY (torchtitan, MaxText's minimal, ...: docs/memory.md), or modules:mlp,core_attn (whole modules of each block); with "
+            "+no-early-stop as PyTorch before 2.1",
+        ),
+        ("--offload", OFFLOADS[1:], "what lies in the host's memory"),
+        (
+            "--schedule",
+            "NAME",
+            f"pipeline schedule: {', '.join(SCHEDULES)}, or one that a package registers (default: gpipe)",
+        ),
+    )
+}
 NODE = 8
 """GPUs of the node that is taken where no number of ranks is given."""
 _CONFIGURATION = (
-    "--megatron", "FILE", "Megatron-LM's model_config.yaml or command line (or a nanotron YAML), instead of TRACE: the model and the "
+    "--megatron",
+    "FILE",
+    "Megatron-LM's model_config.yaml or command line (or a nanotron YAML), instead of TRACE: the model and the "
     f"plan; --ranks GPUs share it (default: {NODE}); other arguments win over the file's",
-)  # fmt: skip
-COLLECTIVES: Options = {"": (
-    ("--collectives", "MODEL", f"fitted collective model, a shipped one by name, or {CLOSED_FORM} (the ring's, over the links)"),
-)}  # fmt: skip
+)
+COLLECTIVES: Options = {
+    "": (
+        (
+            "--collectives",
+            "MODEL",
+            f"fitted collective model, a shipped one by name, or {CLOSED_FORM} (the ring's, over the links)",
+        ),
+    )
+}
 """The model of collectives, for commands that simulate."""
 
 
-def add_plan_arguments(
-    parser: argparse.ArgumentParser, *, megatron: bool = False, of_run: bool = False
-) -> None:
+def add_plan_arguments(parser: argparse.ArgumentParser, *, megatron: bool = False, of_run: bool = False) -> None:
     """Add what a task graph is made from; with ``megatron`` a framework's configuration may stand for a trace."""
-    add_options(parser, {"": (
-        ("trace", "TRACE", "folder or pack of a trace, a shipped one's name, or a language model by its name (llama-3.1-8b) or its "
-         "configuration's file; more of the same workload at other batches make other batches more certain",
-         {"nargs": "*" if megatron else "+"}),
-        ("--platform", "NAME|FILE", "shipped platform, this-machine (after `make reproduce`), or a YAML file", {"required": not of_run}),
-        ("--batch", (int, "N"), "samples of the whole step, all ranks together"),
-        ("--plan", "NAME", f"plan by name, on --ranks ranks: {', '.join(NAMED)}, or one that a package registers"),
-        ("--ranks", (int, "N"), "number of ranks"),
-        ("--micro-batches", (int, "M"), "pieces of a pipelined batch"),
-        ("--stages-per-rank", (int, "V"), f"pipeline stages of each rank, for {SEVERAL_STAGES}"),
-        ("--stages", "HOW|FILE", f"pipeline stages: balanced by {' or '.join(BALANCES)} of layers (default: {BALANCES[0]}), or a file "
-         "with a line of units a stage"),
-        ("--schedule-file", "CSV", "the pipeline's actions as PyTorch writes them, instead of --schedule; see `trioflow export schedule`"),
-        ("--mode", MODES, f"what of the step runs (default: {MODES[0]})", {"default": MODES[0]}),
-        ("--last-batch", True, "the batch is what is left of a data set: replicas that cannot share it evenly repeat samples"),
-        ("--cost-model", "MODEL", "operator model of `trioflow fit`, a shipped one by name, or "
-         f"{' or '.join(UNFITTED)} (a baseline)"),
-        ("--anchor", ANCHORS, "operators that were timed one by one, and a measured step: take the timer off each, use one factor "
-         f"(ratio), or leave them (none); {SESSION}: to the single-rank steps of the session that measured the "
-         f"workload here (default: {TIMER})", {"default": TIMER}),
-        ("--session", "FILE", "session.json of --anchor session (default: the workload's, measured by `make reproduce` in this folder)"),
-        ("--override", "CSV", "operator times from elsewhere, at the trace's sizes: columns name, time_us and, where "
-         "needed, phase and input_shapes"),
-        *([_CONFIGURATION] if megatron else []),
-    )}, list_model_options(), _DEGREES)  # fmt: skip
+    add_options(
+        parser,
+        {
+            "": (
+                (
+                    "trace",
+                    "TRACE",
+                    "folder or pack of a trace, a shipped one's name, or a language model by its name (llama-3.1-8b) or its "
+                    "configuration's file; more of the same workload at other batches make other batches more certain",
+                    {"nargs": "*" if megatron else "+"},
+                ),
+                (
+                    "--platform",
+                    "NAME|FILE",
+                    "shipped platform, this-machine (after `make reproduce`), or a YAML file",
+                    {"required": not of_run},
+                ),
+                ("--batch", (int, "N"), "samples of the whole step, all ranks together"),
+                (
+                    "--plan",
+                    "NAME",
+                    f"plan by name, on --ranks ranks: {', '.join(NAMED)}, or one that a package registers",
+                ),
+                ("--ranks", (int, "N"), "number of ranks"),
+                ("--micro-batches", (int, "M"), "pieces of a pipelined batch"),
+                ("--stages-per-rank", (int, "V"), f"pipeline stages of each rank, for {SEVERAL_STAGES}"),
+                (
+                    "--stages",
+                    "HOW|FILE",
+                    f"pipeline stages: balanced by {' or '.join(BALANCES)} of layers (default: {BALANCES[0]}), or a file "
+                    "with a line of units a stage",
+                ),
+                (
+                    "--schedule-file",
+                    "CSV",
+                    "the pipeline's actions as PyTorch writes them, instead of --schedule; see `trioflow export schedule`",
+                ),
+                ("--mode", MODES, f"what of the step runs (default: {MODES[0]})", {"default": MODES[0]}),
+                (
+                    "--last-batch",
+                    True,
+                    "the batch is what is left of a data set: replicas that cannot share it evenly repeat samples",
+                ),
+                (
+                    "--cost-model",
+                    "MODEL",
+                    f"operator model of `trioflow fit`, a shipped one by name, or {' or '.join(UNFITTED)} (a baseline)",
+                ),
+                (
+                    "--anchor",
+                    ANCHORS,
+                    "operators that were timed one by one, and a measured step: take the timer off each, use one factor "
+                    f"(ratio), or leave them (none); {SESSION}: to the single-rank steps of the session that measured the "
+                    f"workload here (default: {TIMER})",
+                    {"default": TIMER},
+                ),
+                (
+                    "--session",
+                    "FILE",
+                    "session.json of --anchor session (default: the workload's, measured by `make reproduce` in this folder)",
+                ),
+                (
+                    "--override",
+                    "CSV",
+                    "operator times from elsewhere, at the trace's sizes: columns name, time_us and, where "
+                    "needed, phase and input_shapes",
+                ),
+                *([_CONFIGURATION] if megatron else []),
+            )
+        },
+        list_model_options(),
+        _DEGREES,
+    )
 
 
 Number = TypeVar("Number", int, float)
@@ -239,9 +420,7 @@ def _choose_scheduled_plan(options: argparse.Namespace) -> tuple[Plan, Schedule 
     return plan, schedule
 
 
-_FIXED = (
-    "batch", "plan", "stages", "last_batch", *STEP_WORDS, "megatron", "session", "schedule_file", *_COLUMNS,
-)  # fmt: skip
+_FIXED = ("batch", "plan", "stages", "last_batch", *STEP_WORDS, "megatron", "session", "schedule_file", *_COLUMNS)
 """Arguments that would change what a traced program does."""
 
 
@@ -265,9 +444,20 @@ def _choose_traced_ranks(options: argparse.Namespace) -> Plan:
 
 
 _ASSUMED = (
-    "cost_model", "override", "collectives", "anchor", "session", "stages", "mode", "last_batch", "as_traced", "routing",
-    "draws", "seed", *STEP_WORDS,
-)  # fmt: skip
+    "cost_model",
+    "override",
+    "collectives",
+    "anchor",
+    "session",
+    "stages",
+    "mode",
+    "last_batch",
+    "as_traced",
+    "routing",
+    "draws",
+    "seed",
+    *STEP_WORDS,
+)
 """Arguments that are fields of ``Options``."""
 
 
@@ -284,11 +474,7 @@ def read_options(options: argparse.Namespace) -> tuple[Plan, Platform, Assumptio
     network = spell_network(getattr(options, "network", DEFAULT_NETWORK))
     fold = not getattr(options, "no_fold", False)
     supposed = _read_what_if(options)
-    return (
-        plan,
-        platform,
-        Assumptions(network=network, fold=fold, schedule=schedule, **assumed, **supposed),
-    )
+    return (plan, platform, Assumptions(network=network, fold=fold, schedule=schedule, **assumed, **supposed))
 
 
 def _read_what_if(options: argparse.Namespace) -> dict[str, Any]:
@@ -302,19 +488,16 @@ def _read_what_if(options: argparse.Namespace) -> dict[str, Any]:
         "communication_scale": 1.0 if network is None else 1.0 / network,
         "operator_scales": [(n, _read_number(f, "--scale-operator", float)) for n, f in options.scale_operator],
         "slow_ranks": [
-            (_read_number(r, "--slow-rank", int), _read_number(f, "--slow-rank", float))
-            for r, f in options.slow_rank
+            (_read_number(r, "--slow-rank", int), _read_number(f, "--slow-rank", float)) for r, f in options.slow_rank
         ],
-    }  # fmt: skip
+    }
 
 
 def _read_number(word: str, flag: str, kind: Callable[[str], Number]) -> Number:
     try:
         return kind(word)
     except ValueError:
-        raise InputError(
-            f"{flag}: {word!r} is not a number", fix=f"see trioflow simulate --help, {flag}"
-        ) from None
+        raise InputError(f"{flag}: {word!r} is not a number", fix=f"see trioflow simulate --help, {flag}") from None
 
 
 def apply_configuration(options: argparse.Namespace) -> None:
@@ -325,14 +508,10 @@ def apply_configuration(options: argparse.Namespace) -> None:
     """
     if options.megatron is None:
         if not options.trace:
-            raise InputError(
-                "no TRACE was given", fix="name one, such as llama-3.1-8b --sequence 8192"
-            )
+            raise InputError("no TRACE was given", fix="name one, such as llama-3.1-8b --sequence 8192")
         return
     if options.trace or options.plan:
-        raise InputError(
-            "--megatron gives the model and the plan", fix="leave TRACE and --plan out"
-        )
+        raise InputError("--megatron gives the model and the plan", fix="leave TRACE and --plan out")
     found = find_configuration(options.megatron)
     if found is None:
         raise InputError("there is no such configuration", file=options.megatron)
@@ -348,18 +527,13 @@ def apply_configuration(options: argparse.Namespace) -> None:
 
 def _share_ranks(options: argparse.Namespace, found: Configuration) -> None:
     """Settle the data degree, the batch and the micro-batches."""
-    tensor, pipeline, context = (
-        getattr(options, n) or 1 for n in ("tensor", "pipeline", "context")
-    )
+    tensor, pipeline, context = (getattr(options, n) or 1 for n in ("tensor", "pipeline", "context"))
     rest_of = tensor * context * pipeline
     data = options.data or found.degrees.get("data")
     if options.ranks is None:
         options.ranks = rest_of * (data or max(NODE // rest_of, 1))
         if data is None:
-            print(
-                f"{options.megatron} does not say how many GPUs run it: {options.ranks} (--ranks)",
-                file=sys.stderr,
-            )
+            print(f"{options.megatron} does not say how many GPUs run it: {options.ranks} (--ranks)", file=sys.stderr)
     data, rest = divmod(options.ranks, rest_of)
     if rest:
         raise PlanError(
@@ -381,36 +555,65 @@ def _share_ranks(options: argparse.Namespace, found: Configuration) -> None:
     if rest or not pieces:
         raise InputError(
             f"{options.batch} samples a step do not divide into micro-batches of {micro} on {data} replicas",
-            file=options.megatron, fix="give --batch or --ranks",
-        )  # fmt: skip
+            file=options.megatron,
+            fix="give --batch or --ranks",
+        )
     if pipeline > 1 and options.micro_batches is None:
         options.micro_batches = pieces
     elif pipeline == 1 and options.accumulate is None:
         options.accumulate = pieces
 
 
-INTER_NODES: Options = {"the network between nodes, as you measured it": (
-    ("--inter-node-bandwidth", "B", "bus bandwidth of large messages over your nodes, as nccl-tests prints it, all network cards of a node "
-     "together, not per GPU [bytes/s], such as 12.5e9 (12.5 GB/s); all_gather=27e9,all_reduce=52e9 for each collective; or tcp: NCCL "
-     f"fell back to TCP sockets, {TCP_BYTES_PER_S / 1e9:g} GB/s a network card as measured on a cluster (default: what is known of the platform)"),
-    ("--inter-node-latency", (float, "S"), "from a GPU to its counterpart in the next node [s]", {"dest": "inter_node_latency_s"}),
-    ("--inter-node-bytes", (float, "S"), "size of the messages whose bandwidth was measured over as many nodes as the job has [bytes], such as "
-     "256e6: where links are faster, each step of a collective takes the rest, whatever its size"),
-)}  # fmt: skip
+INTER_NODES: Options = {
+    "the network between nodes, as you measured it": (
+        (
+            "--inter-node-bandwidth",
+            "B",
+            "bus bandwidth of large messages over your nodes, as nccl-tests prints it, all network cards of a node "
+            "together, not per GPU [bytes/s], such as 12.5e9 (12.5 GB/s); all_gather=27e9,all_reduce=52e9 for each collective; or tcp: NCCL "
+            f"fell back to TCP sockets, {TCP_BYTES_PER_S / 1e9:g} GB/s a network card as measured on a cluster (default: what is known of the platform)",
+        ),
+        (
+            "--inter-node-latency",
+            (float, "S"),
+            "from a GPU to its counterpart in the next node [s]",
+            {"dest": "inter_node_latency_s"},
+        ),
+        (
+            "--inter-node-bytes",
+            (float, "S"),
+            "size of the messages whose bandwidth was measured over as many nodes as the job has [bytes], such as "
+            "256e6: where links are faster, each step of a collective takes the rest, whatever its size",
+        ),
+    )
+}
 NETWORK: Options = {
     "": (
-        ("--network", "NAME", f"{', '.join(NETWORKS)}, or one that a package registers, such as circuit (default: {DEFAULT_NETWORK})",
-         {"default": DEFAULT_NETWORK}),
+        (
+            "--network",
+            "NAME",
+            f"{', '.join(NETWORKS)}, or one that a package registers, such as circuit (default: {DEFAULT_NETWORK})",
+            {"default": DEFAULT_NETWORK},
+        ),
     ),
     **INTER_NODES,
     "ways over the network": (
-        ("--ties", TIES, "of equally good routes the first takes all, or pairs of ranks share them (default: "
-         "what the platform says, else first)"),
+        (
+            "--ties",
+            TIES,
+            "of equally good routes the first takes all, or pairs of ranks share them (default: "
+            "what the platform says, else first)",
+        ),
         ("--routing-seed", (int, "N"), "another one shares them in another way"),
         ("--fail-link", "FROM,TO", "a directed link that no route takes; may come several times", {"action": "append"}),
-        ("--degrade-link", "FROM,TO,FACTOR", "a directed link of which so much of the bandwidth is left; may come several times", {"action": "append"}),
+        (
+            "--degrade-link",
+            "FROM,TO,FACTOR",
+            "a directed link of which so much of the bandwidth is left; may come several times",
+            {"action": "append"},
+        ),
     ),
-}  # fmt: skip
+}
 """The network, and what becomes of its links."""
 
 
@@ -422,11 +625,13 @@ def list_inter_node(options: argparse.Namespace) -> dict[str, Any]:
 def list_algorithm_options(more: str = "") -> Options:
     """Return the options for the algorithm of collectives and the chunks of its messages."""
     words = ", ".join(list_algorithm_words())
-    return {"": (
-        ("--algorithm", "NAME", f"message by message: {words}, hierarchical:INNER+OUTER{more}"),
-        ("--chunks", (int, "N"), "pieces that each of its messages is cut into"),
-        ("--chunk-bytes", (float, "B"), "or how large a piece is at most [bytes]"),
-    )}  # fmt: skip
+    return {
+        "": (
+            ("--algorithm", "NAME", f"message by message: {words}, hierarchical:INNER+OUTER{more}"),
+            ("--chunks", (int, "N"), "pieces that each of its messages is cut into"),
+            ("--chunk-bytes", (float, "B"), "or how large a piece is at most [bytes]"),
+        )
+    }
 
 
 def spell_network(name: str) -> str:
@@ -460,9 +665,7 @@ def change_platform(platform: Platform, options: argparse.Namespace) -> Platform
     return replace(platform, routing=routing, links=tuple(links))
 
 
-def _read_ends(
-    text: str, parts: list[str], form: str, known: dict[tuple[str, str], int]
-) -> tuple[str, str]:
+def _read_ends(text: str, parts: list[str], form: str, known: dict[tuple[str, str], int]) -> tuple[str, str]:
     """Return a link's source and target."""
     if len(parts) != 2:
         raise InputError(f"{text!r} names no link", fix=f"write {form}")
@@ -471,9 +674,10 @@ def _read_ends(
         targets = sorted(end for start, end in known if start == source)
         raise InputError(
             f"no link leads from {source} to {target}",
-            fix=f"from {source} links lead to {', '.join(targets[:8])}" if targets
+            fix=f"from {source} links lead to {', '.join(targets[:8])}"
+            if targets
             else f"nodes are {', '.join(dict.fromkeys(start for start, _ in known))}"[:200],
-        )  # fmt: skip
+        )
     return source, target
 
 

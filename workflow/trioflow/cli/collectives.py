@@ -50,28 +50,33 @@ _MOST_BYTES = 10**15
 def add_collective(parser: argparse.ArgumentParser) -> None:
     """Add the parser of ``trioflow collective``."""
     measured = f"; or from the platform's measurements: {', '.join(METHODS)} (default: measured, the ring's closed form where nothing was)"
-    add_command(parser, _run_collective, {"": (
-        ("collective", "NAME", "all_reduce, all_gather, broadcast, ..."),
-        ("--bytes", (float, "B"), "a rank's buffer [bytes], such as 100e6", {"required": True}),
-        ("--ranks", (int, "N"), "ranks of the group", {"required": True}),
-        ("--platform", "NAME|FILE", "as for simulate", {"required": True}),
-    )}, list_algorithm_options(measured), {"": (
-        ("--collectives", "MODEL", "fitted collective model"),
-    )}, NETWORK, list_forms("the collective as one row"))  # fmt: skip
+    add_command(
+        parser,
+        _run_collective,
+        {
+            "": (
+                ("collective", "NAME", "all_reduce, all_gather, broadcast, ..."),
+                ("--bytes", (float, "B"), "a rank's buffer [bytes], such as 100e6", {"required": True}),
+                ("--ranks", (int, "N"), "ranks of the group", {"required": True}),
+                ("--platform", "NAME|FILE", "as for simulate", {"required": True}),
+            )
+        },
+        list_algorithm_options(measured),
+        {"": (("--collectives", "MODEL", "fitted collective model"),)},
+        NETWORK,
+        list_forms("the collective as one row"),
+    )
 
 
 def _run_collective(options: argparse.Namespace) -> None:
     """Predict one collective and print it."""
     size = round(options.bytes) if isfinite(options.bytes) else 0
     if not 1 <= size <= _MOST_BYTES or options.ranks < 2:
-        raise InputError(
-            f"a collective needs --bytes of 1 to {_MOST_BYTES:g} and --ranks of 2 or more"
-        )
+        raise InputError(f"a collective needs --bytes of 1 to {_MOST_BYTES:g} and --ranks of 2 or more")
     if options.collective not in (*COLLECTIVES, SHIFT):
         near = suggest(options.collective, COLLECTIVES)
         raise InputError(
-            f"no collective is called {options.collective!r}",
-            fix=f"{near}known are {', '.join(COLLECTIVES)}",
+            f"no collective is called {options.collective!r}", fix=f"{near}known are {', '.join(COLLECTIVES)}"
         )
     measured = list_inter_node(options)
     platform = change_platform(open_platform(options.platform, options.ranks, **measured), options)
@@ -85,9 +90,7 @@ def _run_collective(options: argparse.Namespace) -> None:
         return
     interval = ""
     if answer["low_s"] is not None:
-        interval = (
-            f" (80 % interval {format_time(answer['low_s'])} to {format_time(answer['high_s'])})"
-        )
+        interval = f" (80 % interval {format_time(answer['low_s'])} to {format_time(answer['high_s'])})"
     print(
         f"{options.collective} of {format_bytes(size)} on {options.ranks} ranks of {platform.name}: "
         f"{format_time(answer['time_s'])}{interval}, "
@@ -97,20 +100,15 @@ def _run_collective(options: argparse.Namespace) -> None:
     print_warnings(answer["warnings"])
 
 
-def _predict_from_measurements(
-    options: argparse.Namespace, platform: Platform, size: int
-) -> dict[str, Any]:
+def _predict_from_measurements(options: argparse.Namespace, platform: Platform, size: int) -> dict[str, Any]:
     """Predict from the platform's measurements, or by the ring's closed form where there are none."""
     if read_chunks(options) is not None:
-        raise InputError(
-            f"{options.algorithm} has no messages to cut into chunks", fix="say --algorithm ring"
-        )
+        raise InputError(f"{options.algorithm} has no messages to cut into chunks", fix="say --algorithm ring")
     assumed = Options(collectives=options.collectives)
     cost = choose_collectives(platform, assumed, options.algorithm)
     if options.algorithm and cost is None:
         raise InputError(
-            f"{platform.name} has no measured collectives",
-            fix="give --collectives or use --algorithm ring",
+            f"{platform.name} has no measured collectives", fix="give --collectives or use --algorithm ring"
         )
     result = _simulate(options, platform, size, cost)
     if cost is None:
@@ -126,9 +124,7 @@ def _predict_from_measurements(
     return {**answer, "low_s": low_s, "high_s": high_s}
 
 
-def _simulate_messages(
-    options: argparse.Namespace, platform: Platform, size: int
-) -> dict[str, Any]:
+def _simulate_messages(options: argparse.Namespace, platform: Platform, size: int) -> dict[str, Any]:
     """Predict message by message."""
     word = spell_algorithm(options.algorithm)
     if options.collectives:
@@ -137,9 +133,7 @@ def _simulate_messages(
             fix="give one of them",
         )
     chunks = read_chunks(options) or WHOLE
-    result = _simulate(
-        options, platform, size, None, algorithms={options.collective: word}, chunks=chunks
-    )
+    result = _simulate(options, platform, size, None, algorithms={options.collective: word}, chunks=chunks)
     cut = f", {chunks.number} chunks" if chunks.number > 1 else ""
     if isfinite(chunks.largest_bytes):
         cut = f", chunks of up to {format_bytes(chunks.largest_bytes)}"
@@ -147,17 +141,15 @@ def _simulate_messages(
 
 
 def _simulate(
-    options: argparse.Namespace, platform: Platform, size: int, cost: CollectiveCost | None,
-    **ways: Any,
-) -> Result:  # fmt: skip
+    options: argparse.Namespace, platform: Platform, size: int, cost: CollectiveCost | None, **ways: Any
+) -> Result:
     """Run one collective of all ranks."""
     builder = TaskGraphBuilder()
     group, match = ",".join(map(str, range(options.ranks))), builder.new_match()
     for rank in range(options.ranks):
         builder.add(
-            rank, "communication", "collective", options.collective,
-            message_bytes=size, group=group, match_id=match,
-        )  # fmt: skip
+            rank, "communication", "collective", options.collective, message_bytes=size, group=group, match_id=match
+        )
     network = spell_network(options.network)
     if cost is not None:
         return simulate_interval(builder.build(), platform, cost, network=network, **ways)
@@ -165,9 +157,8 @@ def _simulate(
 
 
 def _summarize(
-    options: argparse.Namespace, platform: Platform, size: int, result: Result, algorithm: str,
-    warnings: list[str],
-) -> dict[str, Any]:  # fmt: skip
+    options: argparse.Namespace, platform: Platform, size: int, result: Result, algorithm: str, warnings: list[str]
+) -> dict[str, Any]:
     """Return the summary of one collective."""
     time_s = result.summary.step_time_s
     wire = compute_wire_bytes(options.collective, size, options.ranks)
@@ -195,33 +186,34 @@ def _summarize(
 def add_fit_collectives(parser: argparse.ArgumentParser) -> None:
     """Add the parser of ``trioflow fit-collectives``."""
     programs = sorted(PROGRAMS.values())
-    add_command(parser, _run_fit_collectives, {
-        "": (
-            ("logs", "LOG", "output of all_reduce_perf and its like", {"nargs": "+"}),
-            ("--platform", "NAME", "name of what was measured", {"required": True}),
-            ("-o --output", "MODEL", "JSON file to write", {"required": True}),
-        ),
-        "what a log does not say (an error names what is missing)": (
-            ("--ranks", (int, "N"), "ranks of the group"),
-            ("--collective", programs, f"operation: {', '.join(programs)}", {"metavar": "OP"}),
-            ("--nccl", "VERSION", "version of NCCL, such as 2.21.5"),
-            ("--gpu", "NAME", "the GPU, as its driver names it"),
-            ("--ranks-per-node", (int, "N"), "GPUs of a node (default: 8, or more where a log has more)"),
-        ),
-    }, epilog=EXAMPLE)  # fmt: skip
+    add_command(
+        parser,
+        _run_fit_collectives,
+        {
+            "": (
+                ("logs", "LOG", "output of all_reduce_perf and its like", {"nargs": "+"}),
+                ("--platform", "NAME", "name of what was measured", {"required": True}),
+                ("-o --output", "MODEL", "JSON file to write", {"required": True}),
+            ),
+            "what a log does not say (an error names what is missing)": (
+                ("--ranks", (int, "N"), "ranks of the group"),
+                ("--collective", programs, f"operation: {', '.join(programs)}", {"metavar": "OP"}),
+                ("--nccl", "VERSION", "version of NCCL, such as 2.21.5"),
+                ("--gpu", "NAME", "the GPU, as its driver names it"),
+                ("--ranks-per-node", (int, "N"), "GPUs of a node (default: 8, or more where a log has more)"),
+            ),
+        },
+        epilog=EXAMPLE,
+    )
 
 
 def _run_fit_collectives(options: argparse.Namespace) -> None:
     """Read the logs, fit, write the model and say what it holds."""
     library = f"NCCL {options.nccl}" if options.nccl else None
-    samples = import_nccl_tests(
-        options.logs, options.platform, options.ranks, options.collective, library
-    )
+    samples = import_nccl_tests(options.logs, options.platform, options.ranks, options.collective, library)
     libraries = sorted(set(samples["library"]))
     if len(libraries) > 1:
-        raise InputError(
-            f"logs of several versions: {', '.join(libraries)}", fix="fit a model for each"
-        )
+        raise InputError(f"logs of several versions: {', '.join(libraries)}", fix="fit a model for each")
     within = samples[samples["nodes"] == 1]
     rates = [
         wire_factor(name, int(ranks)) * size / (time_ns * 1e-9)
@@ -242,17 +234,20 @@ def _run_fit_collectives(options: argparse.Namespace) -> None:
     ranks_per_node = options.ranks_per_node or max(int(seen), machine.ranks_per_node)
     machine = replace(machine, ranks_per_node=ranks_per_node)
     model = fit_platform_collectives(
-        samples, options.platform, libraries[0], machine, f"nccl-tests on {gpu or 'an unnamed GPU'}",
-        {
-            "trioflow_version": __version__,
-            "inputs": {Path(log).name: digest_file(log) for log in options.logs},
-        },
-    )  # fmt: skip
+        samples,
+        options.platform,
+        libraries[0],
+        machine,
+        f"nccl-tests on {gpu or 'an unnamed GPU'}",
+        {"trioflow_version": __version__, "inputs": {Path(log).name: digest_file(log) for log in options.logs}},
+    )
     model.save(options.output)
     for (collective, ranks, nodes), curve in sorted(model.curves.items()):
         size = float(curve.message_bytes[-1])
         rate = wire_factor(collective, ranks) * size / float(curve.time_s[-1])
         place = f"{ranks} ranks" + (f" of {nodes} nodes" if nodes > 1 else "")
-        print(f"{collective} on {place}: {len(curve.time_s)} sizes, {format_bytes(rate)}/s bus "
-              f"bandwidth at {format_bytes(size)}")  # fmt: skip
+        print(
+            f"{collective} on {place}: {len(curve.time_s)} sizes, {format_bytes(rate)}/s bus "
+            f"bandwidth at {format_bytes(size)}"
+        )
     print(f"{libraries[0]} on {options.platform}; written: {options.output}")

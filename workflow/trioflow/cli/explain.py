@@ -31,24 +31,14 @@ from trioflow.cli.output import (
 from trioflow.costmodel.choices import find_platform, load_named_platform
 from trioflow.costmodel.collectives.nccl_tests import import_nccl_tests
 from trioflow.costmodel.device_times import find_launch_s
-from trioflow.hardware.corrections import (
-    EXCHANGE,
-    MICRO_BATCH,
-    Corrections,
-    correct_platform,
-    save_corrected,
-)
+from trioflow.hardware.corrections import EXCHANGE, MICRO_BATCH, Corrections, correct_platform, save_corrected
 from trioflow.hardware.machine import Platform
 from trioflow.measure.run_log import LoggedSteps, read_logged_steps
 from trioflow.network.collectives import CollectivePlanner, compute_wire_bytes
 from trioflow.parallel.remembered import Memory, remembering
 from trioflow.prediction.answer import Prediction
 from trioflow.prediction.assembly import choose_collectives, predict
-from trioflow.prediction.explain import (
-    Explanation,
-    Measured,
-    explain,
-)
+from trioflow.prediction.explain import Explanation, Measured, explain
 from trioflow.trace.facts import UNTIMED
 from trioflow.trace.importers.detect import import_trace
 from trioflow.trace.importers.options import ImportOptions
@@ -79,23 +69,32 @@ def add_judge(parser: argparse.ArgumentParser) -> None:
 
 def add_explain(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand ``explain``, with all that ``simulate`` takes behind the run."""
-    add_options(parser, {"": (
-        ("measured", "RUN", "a log of training (Megatron-LM, torchtitan, nanotron, HF Trainer, MLPerf, lines such as `step 10 ... 0.53 s`), a profile "
-         f"or captured trace, the output of nccl-tests, or a {_TABLE}; behind it, but for a table, its model, plan and platform"),
-    )})  # fmt: skip
+    add_options(
+        parser,
+        {
+            "": (
+                (
+                    "measured",
+                    "RUN",
+                    "a log of training (Megatron-LM, torchtitan, nanotron, HF Trainer, MLPerf, lines such as `step 10 ... 0.53 s`), a profile "
+                    f"or captured trace, the output of nccl-tests, or a {_TABLE}; behind it, but for a table, its model, plan and platform",
+                ),
+            )
+        },
+    )
     add_simulate(parser, "--form", of_run=True)
-    add_command(parser, _run_explain, {"": (
-        ("--output", "FILE.yaml", "platform file to write, for --platform of the next predictions"),
-    )})  # fmt: skip
+    add_command(
+        parser,
+        _run_explain,
+        {"": (("--output", "FILE.yaml", "platform file to write, for --platform of the next predictions"),)},
+    )
 
 
 def _run_judge(options: argparse.Namespace) -> None:
     _print_judged(options, [_judge(case)[0] for case in _read_cases(options.cases)], {})
 
 
-def _print_judged(
-    options: argparse.Namespace, rows: list[dict[str, Any]], more: Mapping[str, Any]
-) -> bool:
+def _print_judged(options: argparse.Namespace, rows: list[dict[str, Any]], more: Mapping[str, Any]) -> bool:
     """Print measured beside predicted steps; return whether it was for programs."""
     summary = _summarize(rows)
     if write_output(options.form, {"cases": rows, "summary": summary, **more}, rows):
@@ -165,9 +164,7 @@ def _read_measured(cell: str, folder: Path) -> tuple[float, LoggedSteps | None]:
 
 def _judge(case: _Case) -> tuple[dict[str, Any], Prediction | None]:
     """Return a case's prediction beside its measured step; times [s]. One that is refused keeps its row."""
-    row: dict[str, Any] = {
-        "case": case.name, "measured_s": case.measured_s, "source": case.source,
-    }  # fmt: skip
+    row: dict[str, Any] = {"case": case.name, "measured_s": case.measured_s, "source": case.source}
     measured_s, logged = case.measured_s, case.logged
     row |= {} if logged is None else {"measured_steps": asdict(logged)}
     try:
@@ -189,10 +186,14 @@ def _judge(case: _Case) -> tuple[dict[str, Any], Prediction | None]:
     row |= {} if logged is None else {"measured_steps": asdict(logged)}
     return row | {
         "measured_s": measured_s,
-        "predicted_s": prediction.step_time_s, "low_s": low_s, "high_s": high_s,
-        "error": prediction.step_time_s / measured_s - 1, "covered": low_s <= measured_s <= high_s,
-        "width": (high_s - low_s) / measured_s, "confidence": prediction.confidence,
-    }, prediction  # fmt: skip
+        "predicted_s": prediction.step_time_s,
+        "low_s": low_s,
+        "high_s": high_s,
+        "error": prediction.step_time_s / measured_s - 1,
+        "covered": low_s <= measured_s <= high_s,
+        "width": (high_s - low_s) / measured_s,
+        "confidence": prediction.confidence,
+    }, prediction
 
 
 def _summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -206,10 +207,11 @@ def _summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "mean_absolute_error": statistics.fmean(map(abs, errors)),
         "median_absolute_error": statistics.median(map(abs, errors)),
         "bias": statistics.fmean(errors),
-        "worst_error": worst["error"], "worst_case": worst["case"],
+        "worst_error": worst["error"],
+        "worst_case": worst["case"],
         "coverage": statistics.fmean(row["covered"] for row in judged),
         "mean_relative_width": statistics.fmean(row["width"] for row in judged),
-    }  # fmt: skip
+    }
 
 
 def _format_row(row: dict[str, Any]) -> tuple[str, ...]:
@@ -218,9 +220,14 @@ def _format_row(row: dict[str, Any]) -> tuple[str, ...]:
         return (row["case"], measured, "refused", "-", "-", "-", "-")
     interval = f"{format_time(row['low_s'])} to {format_time(row['high_s'])}"
     return (
-        row["case"], measured, format_time(row["predicted_s"]), f"{row['error']:+.1%}", interval,
-        "yes" if row["covered"] else "no", row["confidence"],
-    )  # fmt: skip
+        row["case"],
+        measured,
+        format_time(row["predicted_s"]),
+        f"{row['error']:+.1%}",
+        interval,
+        "yes" if row["covered"] else "no",
+        row["confidence"],
+    )
 
 
 _EXPLAINED = ("fitted to", "measured", "predicted", "explained", "error before", "after")
@@ -317,10 +324,7 @@ def _read_run(path: str, options: argparse.Namespace) -> _Run:
         raise InputError(why, file=path, fix="give steps of one platform, which simulate answers")
     rows = [
         Measured(
-            case.name,
-            row["measured_s"],
-            _predict_times(case.options, 0),
-            pieces=one.task_graph.metadata.plan.pieces,
+            case.name, row["measured_s"], _predict_times(case.options, 0), pieces=one.task_graph.metadata.plan.pieces
         )
         for case, row, one in known
     ]
@@ -371,9 +375,12 @@ def _list_profiled(run: str, options: argparse.Namespace) -> tuple[list[Measured
     times = (step_s, ns_to_s(kinds.get("compute", 0)), ns_to_s(kinds.get("collective", 0)))
     names = ("step", "compute", "communication")
     rows = [
-        Measured(f"{name} of the profile", time_s, _predict_times(options, place), name, plan.pieces if name == "step" else 0)
-        for place, (name, time_s) in enumerate(zip(names, times, strict=True)) if time_s
-    ]  # fmt: skip
+        Measured(
+            f"{name} of the profile", time_s, _predict_times(options, place), name, plan.pieces if name == "step" else 0
+        )
+        for place, (name, time_s) in enumerate(zip(names, times, strict=True))
+        if time_s
+    ]
     rows = [row for row in rows if row.predict({})]
     if not rows:
         raise InputError("the profile holds no times", file=run, fix="give one of a step that ran")
@@ -418,34 +425,37 @@ def _list_sentences(explanation: Explanation, run: _Run) -> list[str]:
         name, value = one.component.name, one.value
         if not one.deviates:
             continue
-        sentences.append({
-            "compute": f"operators take {value:.3g} times as long as predicted",
-            "communication": f"messages take {value:.3g} times as long as predicted",
-            "between_nodes": f"bytes between nodes take {value:.3g} times as long as predicted",
-            "between_nodes_step_s": f"each step of a collective between nodes takes {format_time(value)} longer than predicted",
-            EXCHANGE: f"each exchange of a tensor group takes {format_time(value)} longer for each of its ranks than predicted",
-            "launches": f"launches take {format_time(launch_s * value)}, not {format_time(launch_s)}" if launch_s else
-            f"launches take {value:.3g} times as long as predicted",
-            MICRO_BATCH: f"each micro-batch costs {format_time(value)} more than its work",
-        }[name] + f" (80 % interval {_format_number(name, one.low)} to {_format_number(name, one.high)})")  # fmt: skip
-    if explanation.cause == "network" and platform.ranks > (
-        platform.ranks_per_node or platform.ranks
-    ):
+        sentences.append(
+            {
+                "compute": f"operators take {value:.3g} times as long as predicted",
+                "communication": f"messages take {value:.3g} times as long as predicted",
+                "between_nodes": f"bytes between nodes take {value:.3g} times as long as predicted",
+                "between_nodes_step_s": f"each step of a collective between nodes takes {format_time(value)} longer than predicted",
+                EXCHANGE: f"each exchange of a tensor group takes {format_time(value)} longer for each of its ranks than predicted",
+                "launches": f"launches take {format_time(launch_s * value)}, not {format_time(launch_s)}"
+                if launch_s
+                else f"launches take {value:.3g} times as long as predicted",
+                MICRO_BATCH: f"each micro-batch costs {format_time(value)} more than its work",
+            }[name]
+            + f" (80 % interval {_format_number(name, one.low)} to {_format_number(name, one.high)})"
+        )
+    if explanation.cause == "network" and platform.ranks > (platform.ranks_per_node or platform.ranks):
         group = tuple(range(platform.ranks))
         before, after = (
             compute_wire_bytes("all_gather", _SHOWN_BYTES, len(group))
             / _time_collective(platform, "all_gather", _SHOWN_BYTES, group, some)
             for some in ({}, {key: corrections[key] for key in corrections if key != "compute"})
         )
-        sentences.insert(0, (
-            f"between nodes this job moved {after / 1e9:.3g} of {before / 1e9:.3g} GB/s (bus bandwidth of an all-gather of "
-            f"{format_bytes(_SHOWN_BYTES)} over {platform.ranks} ranks)"
-        ))  # fmt: skip
+        sentences.insert(
+            0,
+            (
+                f"between nodes this job moved {after / 1e9:.3g} of {before / 1e9:.3g} GB/s (bus bandwidth of an all-gather of "
+                f"{format_bytes(_SHOWN_BYTES)} over {platform.ranks} ranks)"
+            ),
+        )
     if run.beyond_bytes > _NAMED_BYTES * platform.device.memory_bytes:
         sentences.append(f"a rank holds {format_bytes(run.beyond_bytes)} more than predicted")
-    return sentences or [
-        "nothing deviates by more than the predictions themselves are known to miss"
-    ]
+    return sentences or ["nothing deviates by more than the predictions themselves are known to miss"]
 
 
 def _format_number(name: str, value: float) -> str:
@@ -479,8 +489,14 @@ def _format_summary(summary: dict[str, Any]) -> list[tuple[str, str]]:
         return [("cases", count)]
     return [
         ("cases", count),
-        ("absolute error", f"{summary['mean_absolute_error']:.1%} in the mean, {summary['median_absolute_error']:.1%} in "
-         f"the median, {summary['worst_error']:+.1%} at worst ({summary['worst_case']})"),
+        (
+            "absolute error",
+            f"{summary['mean_absolute_error']:.1%} in the mean, {summary['median_absolute_error']:.1%} in "
+            f"the median, {summary['worst_error']:+.1%} at worst ({summary['worst_case']})",
+        ),
         ("signed error", f"{summary['bias']:+.1%} in the mean"),
-        ("80 % intervals", f"hold {summary['coverage']:.0%}; {summary['mean_relative_width']:.0%} of the measured step wide"),
-    ]  # fmt: skip
+        (
+            "80 % intervals",
+            f"hold {summary['coverage']:.0%}; {summary['mean_relative_width']:.0%} of the measured step wide",
+        ),
+    ]

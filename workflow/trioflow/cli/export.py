@@ -21,9 +21,7 @@ from trioflow.trace.store import load_trace
 def add_export(parser: argparse.ArgumentParser) -> None:
     """Add ``export`` and its formats to the command's parser."""
     formats = parser.add_subparsers(dest="format", required=True, metavar="FORMAT")
-    chakra = formats.add_parser(
-        "chakra", help="a plan's task graph, a Chakra file a rank (ASTRA-sim and others)"
-    )
+    chakra = formats.add_parser("chakra", help="a plan's task graph, a Chakra file a rank (ASTRA-sim and others)")
     add_plan_arguments(chakra)
     device_only = (
         "--device-only",
@@ -33,30 +31,46 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     output = ("PREFIX", "writes PREFIX.<rank>.et and PREFIX.comm_groups.json")
     add_command(chakra, _run_export_chakra, {"": [device_only, _output(*output)]})
     for name, run, text, output in (
-        ("perfetto", _run_export_perfetto, "the simulated timeline, for ui.perfetto.dev",
-         ("FILE", "file to write: .json or .json.gz")),
-        ("kineto", _run_export_kineto, "the predicted ranks as PyTorch's profiler writes them (Holistic Trace Analysis)",
-         ("DIR", "new folder for rank-0.json.gz and so on")),
-        ("nccl", _run_export_nccl, "the predicted ranks' collectives as NCCL logs them (NCCL_DEBUG_SUBSYS=INIT,COLL)",
-         ("DIR", "new folder for rank-0.log and so on")),
-    ):  # fmt: skip
+        (
+            "perfetto",
+            _run_export_perfetto,
+            "the simulated timeline, for ui.perfetto.dev",
+            ("FILE", "file to write: .json or .json.gz"),
+        ),
+        (
+            "kineto",
+            _run_export_kineto,
+            "the predicted ranks as PyTorch's profiler writes them (Holistic Trace Analysis)",
+            ("DIR", "new folder for rank-0.json.gz and so on"),
+        ),
+        (
+            "nccl",
+            _run_export_nccl,
+            "the predicted ranks' collectives as NCCL logs them (NCCL_DEBUG_SUBSYS=INIT,COLL)",
+            ("DIR", "new folder for rank-0.log and so on"),
+        ),
+    ):
         simulated = formats.add_parser(name, help=text)
         add_plan_arguments(simulated)
         add_command(simulated, run, COLLECTIVES, {"": [_output(*output)]})
     triosim = formats.add_parser("triosim", help="a trace as TrioSim's trace.csv and tensor.csv")
     trace = ("trace", "TRACE", "folder of a trace, or a shipped one's name")
     add_command(triosim, _run_export_triosim, {"": [trace, _output("DIR", "folder to write")]})
-    schedule = formats.add_parser(
-        "schedule", help="a pipeline schedule's actions, as PyTorch writes and loads them"
+    schedule = formats.add_parser("schedule", help="a pipeline schedule's actions, as PyTorch writes and loads them")
+    add_command(
+        schedule,
+        _run_export_schedule,
+        {
+            "": (
+                ("name", "NAME", f"{', '.join(SCHEDULES)}, or one that a package registers"),
+                ("--ranks", (int, "P"), "pipeline's ranks", {"required": True}),
+                ("--micro-batches", (int, "M"), "default: a rank each"),
+                ("--stages-per-rank", (int, "V"), "stages of each rank"),
+                ("--messages", True, "with sends and receives, as PyTorch adds them (its compute_comms format)"),
+                _output("CSV", "file to write; simulate's --schedule-file reads it"),
+            )
+        },
     )
-    add_command(schedule, _run_export_schedule, {"": (
-        ("name", "NAME", f"{', '.join(SCHEDULES)}, or one that a package registers"),
-        ("--ranks", (int, "P"), "pipeline's ranks", {"required": True}),
-        ("--micro-batches", (int, "M"), "default: a rank each"),
-        ("--stages-per-rank", (int, "V"), "stages of each rank"),
-        ("--messages", True, "with sends and receives, as PyTorch adds them (its compute_comms format)"),
-        _output("CSV", "file to write; simulate's --schedule-file reads it"),
-    )})  # fmt: skip
 
 
 def _output(metavar: str, text: str) -> tuple[Any, ...]:
@@ -110,9 +124,7 @@ def _run_export_nccl(options: argparse.Namespace) -> None:
     """Simulate a plan and write every rank's collectives as a log."""
     prediction = predict_options(options)
     per_node = prediction.step.platform.ranks_per_node
-    _print_ranks(
-        prediction.to_dict(), write_nccl_log(prediction.timeline, options.output, per_node)
-    )
+    _print_ranks(prediction.to_dict(), write_nccl_log(prediction.timeline, options.output, per_node))
 
 
 def _print_ranks(answer: dict[str, Any], files: list[Path]) -> None:
@@ -131,9 +143,11 @@ def _run_export_triosim(options: argparse.Namespace) -> None:
 def _run_export_schedule(options: argparse.Namespace) -> None:
     """Write a schedule's actions, one line a rank."""
     plan = make_plan(
-        pipeline=options.ranks, schedule=options.name, micro_batches=options.micro_batches,
+        pipeline=options.ranks,
+        schedule=options.name,
+        micro_batches=options.micro_batches,
         stages_per_rank=options.stages_per_rank,
-    )  # fmt: skip
+    )
     if options.ranks < 2:
         raise PlanError(f"--ranks {options.ranks} makes no pipeline", fix="give 2 or more")
     schedule = plan_schedule(plan)

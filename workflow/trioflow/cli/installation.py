@@ -180,22 +180,14 @@ def write_completion(parser: argparse.ArgumentParser) -> str:
         words = [flag for action in each._actions for flag in action.option_strings]
         for action in each._actions:
             if not action.option_strings:
-                words += (
-                    shipped_traces()
-                    if action.metavar == "TRACE"
-                    else map(str, action.choices or ())
-                )
+                words += shipped_traces() if action.metavar == "TRACE" else map(str, action.choices or ())
         lines.append(f"        {name}) words={shlex.quote(' '.join(words))} ;;\n")
     return "".join([*lines, _TAIL % shlex.quote(" ".join(commands))])
 
 
 def _list_values(parser: argparse.ArgumentParser) -> Iterator[tuple[list[str], list[str]]]:
     """Yield an option's spellings and the values that it takes, where they can be listed."""
-    known = {
-        "platform": list_platforms(),
-        "plan": list_plugins(SCHEDULE_GROUP, NAMED),
-        "precision": list(RECIPE_NAMES),
-    }
+    known = {"platform": list_platforms(), "plan": list_plugins(SCHEDULE_GROUP, NAMED), "precision": list(RECIPE_NAMES)}
     for action in parser._actions:
         values = list(map(str, action.choices or ())) or known.get(action.dest, [])
         if action.option_strings and values:

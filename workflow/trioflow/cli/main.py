@@ -24,10 +24,7 @@ EXAMPLE = """example, with a trace that ships with trioflow:
 
 
 COMMANDS = {
-    "simulate": (
-        "predict the training step of a plan on a platform",
-        "trioflow.cli.answer.add_simulate",
-    ),
+    "simulate": ("predict the training step of a plan on a platform", "trioflow.cli.answer.add_simulate"),
     "memory": (
         "what fills a rank's memory, how likely it fits, and what would make it fit",
         "trioflow.cli.answer.add_memory",
@@ -35,14 +32,8 @@ COMMANDS = {
     "collective": ("predict one collective", "trioflow.cli.collectives.add_collective"),
     "show": ("what a trace holds: operators by phase and class", "trioflow.cli.answer.add_show"),
     "fit": ("fit an operator cost model to traces", "trioflow.cli.answer.add_fit"),
-    "capture": (
-        "capture one training step on this device (needs torch)",
-        "trioflow.cli.traces.add_capture",
-    ),
-    "import": (
-        "make a trace from a profile or another tool's file",
-        "trioflow.cli.traces.add_import",
-    ),
+    "capture": ("capture one training step on this device (needs torch)", "trioflow.cli.traces.add_capture"),
+    "import": ("make a trace from a profile or another tool's file", "trioflow.cli.traces.add_import"),
     "export": ("write another tool's format", "trioflow.cli.export.add_export"),
     "retrieve": (
         "retrieve public measured data, from a mirror or its pinned address",
@@ -52,14 +43,8 @@ COMMANDS = {
         "fit a platform's collectives to logs of nccl-tests",
         "trioflow.cli.collectives.add_fit_collectives",
     ),
-    "pack": (
-        "put a trace into one file, to use it wherever a TRACE is asked for",
-        "trioflow.cli.traces.add_pack",
-    ),
-    "search": (
-        "rank the plans of a model on a number of ranks of a platform",
-        "trioflow.cli.search.add_search",
-    ),
+    "pack": ("put a trace into one file, to use it wherever a TRACE is asked for", "trioflow.cli.traces.add_pack"),
+    "search": ("rank the plans of a model on a number of ranks of a platform", "trioflow.cli.search.add_search"),
     "explain": (
         "say why a measured run was not as predicted, and write the platform that it ran on",
         "trioflow.cli.explain.add_explain",
@@ -68,14 +53,8 @@ COMMANDS = {
         "the first table of explain: your own measured steps beside what simulate answers for them",
         "trioflow.cli.explain.add_judge",
     ),
-    "completion": (
-        "what bash and zsh offer when Tab is pressed",
-        "trioflow.cli.installation.add_completion",
-    ),
-    "doctor": (
-        "versions, machine and caches, for a report of a problem",
-        "trioflow.cli.installation.add_doctor",
-    ),
+    "completion": ("what bash and zsh offer when Tab is pressed", "trioflow.cli.installation.add_completion"),
+    "doctor": ("versions, machine and caches, for a report of a problem", "trioflow.cli.installation.add_doctor"),
 }
 """What each subcommand does and what fills its parser, in the order of the help."""
 

@@ -48,16 +48,10 @@ class PlainStream:
         return getattr(self._stream, name)
 
 
-def format_table(
-    head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1, *, drop_empty: bool = False
-) -> str:
+def format_table(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1, *, drop_empty: bool = False) -> str:
     """Return rows as columns, the first ``left`` aligned left; ``drop_empty`` leaves out those with nothing but dashes."""
     lines_of = [list(row) for row in rows]
-    kept = [
-        i
-        for i in range(len(head))
-        if not (drop_empty and lines_of and all(row[i] == "-" for row in lines_of))
-    ]
+    kept = [i for i in range(len(head)) if not (drop_empty and lines_of and all(row[i] == "-" for row in lines_of))]
     left = sum(i < left for i in kept)
     cells = [[escape_text(row[i]) for i in kept] for row in (head, *lines_of)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(kept))]
@@ -129,10 +123,12 @@ def list_forms(rows: str, flag: str = "--output") -> Options:
     """Return the forms of output under a flag; ``rows``: what the rows of a table are."""
     text = f"how to print: as text, one JSON object with all there is, or {rows} as CSV or Parquet (default: table)"
     json_form = {"dest": "form", "action": "store_const", "const": "json"}
-    return {"": (
-        (flag, FORMS, text, {"dest": "form", "default": "table"}),
-        ("--json", None, f"the same as {flag} json", json_form),
-    )}  # fmt: skip
+    return {
+        "": (
+            (flag, FORMS, text, {"dest": "form", "default": "table"}),
+            ("--json", None, f"the same as {flag} json", json_form),
+        )
+    }
 
 
 def write_output(form: str, answer: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> bool:
@@ -155,9 +151,7 @@ def write_output(form: str, answer: Mapping[str, Any], rows: Sequence[Mapping[st
         print(frame.to_csv(index=False), end="")
         return True
     if sys.stdout.isatty():
-        raise InputError(
-            "--output parquet on a terminal", fix="send it to a file: ... > rows.parquet"
-        )
+        raise InputError("--output parquet on a terminal", fix="send it to a file: ... > rows.parquet")
     frame.to_parquet(sys.stdout.buffer, index=False)
     return True
 
@@ -167,9 +161,7 @@ def check_output(flag: str, path: str | None, endings: tuple[str, ...]) -> None:
     if path is not None and not path.endswith(endings):
         raise InputError(f"{flag} {path}: unknown ending", fix=f"use {' or '.join(endings)}")
     if path and not Path(path).parent.is_dir():
-        raise InputError(
-            f"{flag} {path}: no folder {Path(path).parent}", fix="create the folder first"
-        )
+        raise InputError(f"{flag} {path}: no folder {Path(path).parent}", fix="create the folder first")
 
 
 def print_warnings(warnings: Sequence[str]) -> None:

@@ -9,14 +9,7 @@ from trioflow.base.errors import InputError
 from trioflow.base.plan_row import BUCKETED
 from trioflow.base.units import BYTES_PER_MIB, format_bytes, format_time
 from trioflow.cli.answer import DAY_S
-from trioflow.cli.choices import (
-    DRAWS,
-    INTER_NODES,
-    ROUTING,
-    RUN,
-    list_inter_node,
-    list_model_options,
-)
+from trioflow.cli.choices import DRAWS, INTER_NODES, ROUTING, RUN, list_inter_node, list_model_options
 from trioflow.cli.output import add_command, format_table, list_forms, print_warnings, write_output
 from trioflow.parallel.memory.survival import DOUBTED
 from trioflow.parallel.plan import BUCKET_BYTES
@@ -32,29 +25,59 @@ _BAR = 24
 
 def add_search(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand to the command."""
-    add_command(parser, _run_search, {"": (
-        ("trace", "TRACE", "folder or pack of a trace, or a shipped one's name; several of one workload at other batches", {"nargs": "+"}),
-        ("--ranks", "N[,N]", "number of ranks, or several to compare", {"required": True}),
-        ("--platform", "NAME|FILE", "as for simulate", {"required": True}),
-        ("--batch", (int, "B"), "samples of the whole step (default: the trace's own batch on each of the most ranks)"),
-        ("--top", (int, "K"), "plans to simulate in full at least (default: 10); those simulated are all listed: up to three times"
-         " as many, or six times where too few leave the allocator room", {"default": 10}),
-        ("--sort", SORTS, "the best first by the time of a step (default), or by GPU time, which is cost, and throughput per GPU",
-         {"default": SORTS[0]}),
-        ("--jobs", (int, "N"), "plans simulated at the same time, on Linux (default: the cores, 8 at most); the answer is the same"),
-    )}, list_model_options(several=True), RUN, ROUTING, INTER_NODES, DRAWS, {"": (
-        ("--cost-model", "MODEL", "as for simulate"),
-        ("--override", "CSV", "as for simulate"),
-    )}, list_forms("the plans shown"))  # fmt: skip
+    add_command(
+        parser,
+        _run_search,
+        {
+            "": (
+                (
+                    "trace",
+                    "TRACE",
+                    "folder or pack of a trace, or a shipped one's name; several of one workload at other batches",
+                    {"nargs": "+"},
+                ),
+                ("--ranks", "N[,N]", "number of ranks, or several to compare", {"required": True}),
+                ("--platform", "NAME|FILE", "as for simulate", {"required": True}),
+                (
+                    "--batch",
+                    (int, "B"),
+                    "samples of the whole step (default: the trace's own batch on each of the most ranks)",
+                ),
+                (
+                    "--top",
+                    (int, "K"),
+                    "plans to simulate in full at least (default: 10); those simulated are all listed: up to three times"
+                    " as many, or six times where too few leave the allocator room",
+                    {"default": 10},
+                ),
+                (
+                    "--sort",
+                    SORTS,
+                    "the best first by the time of a step (default), or by GPU time, which is cost, and throughput per GPU",
+                    {"default": SORTS[0]},
+                ),
+                (
+                    "--jobs",
+                    (int, "N"),
+                    "plans simulated at the same time, on Linux (default: the cores, 8 at most); the answer is the same",
+                ),
+            )
+        },
+        list_model_options(several=True),
+        RUN,
+        ROUTING,
+        INTER_NODES,
+        DRAWS,
+        {"": (("--cost-model", "MODEL", "as for simulate"), ("--override", "CSV", "as for simulate"))},
+        list_forms("the plans shown"),
+    )
 
 
 def read_ranks(text: str) -> list[int]:
     """Return the numbers of ranks asked for, each once, ascending; InputError where one is no positive whole number."""
     words = [word.strip() for word in text.split(",")]
     if not all(w.isascii() and w.isdigit() and len(w) < 10 and int(w) > 0 for w in words):
-        raise InputError(
-            f"--ranks {text:.40}: no numbers of ranks", fix="write for example 16 or 8,16"
-        )
+        raise InputError(f"--ranks {text:.40}: no numbers of ranks", fix="write for example 16 or 8,16")
     return sorted({int(word) for word in words})
 
 
@@ -68,12 +91,25 @@ def _find_plans(options: argparse.Namespace) -> dict[str, Any]:
 
     jobs = count_jobs() if options.jobs is None else options.jobs
     return search(
-        options.trace, read_ranks(options.ranks), options.platform, batch=options.batch, top=options.top,
-        price_per_gpu_hour=options.price_per_gpu_hour, power_w=options.power_w,
-        cost_model=options.cost_model, override=options.override, tokens=options.tokens,
-        watch=watch, routing=options.routing, sort=options.sort, draws=options.draws, seed=options.seed, jobs=jobs,
-        **{name: getattr(options, name) for name in STEP_WORDS}, **list_inter_node(options),
-    )  # fmt: skip
+        options.trace,
+        read_ranks(options.ranks),
+        options.platform,
+        batch=options.batch,
+        top=options.top,
+        price_per_gpu_hour=options.price_per_gpu_hour,
+        power_w=options.power_w,
+        cost_model=options.cost_model,
+        override=options.override,
+        tokens=options.tokens,
+        watch=watch,
+        routing=options.routing,
+        sort=options.sort,
+        draws=options.draws,
+        seed=options.seed,
+        jobs=jobs,
+        **{name: getattr(options, name) for name in STEP_WORDS},
+        **list_inter_node(options),
+    )
 
 
 def _run_search(options: argparse.Namespace) -> None:
@@ -89,20 +125,11 @@ def _run_search(options: argparse.Namespace) -> None:
     print(f"cost model {answer['cost_model']}; {answer['confidence']}\n")
     if answer["ranking"]:
         print(format_ranking(answer))
-        names = {
-            "expected_s": "time",
-            "peak_memory_bytes": "memory",
-            "cost_per_step": "cost",
-            "energy_j": "energy",
-        }
+        names = {"expected_s": "time", "peak_memory_bytes": "memory", "cost_per_step": "cost", "energy_j": "energy"}
         words = [names[column] for column in answer["compared_by"]]
         if any(row["crowded"] for row in answer["ranking"]):
-            print(
-                f"\n(!) less than {DOUBTED:.0%} likely to fit the memory: behind the others (docs/memory.md)"
-            )
-        print(
-            f"\n* a plan to choose from: none shown is as good in {' and '.join(words)}, and better in one of them"
-        )
+            print(f"\n(!) less than {DOUBTED:.0%} likely to fit the memory: behind the others (docs/memory.md)")
+        print(f"\n* a plan to choose from: none shown is as good in {' and '.join(words)}, and better in one of them")
     if answer["first_beats_second"] is not None:
         print(
             f"the first beats the second with a probability of {answer['first_beats_second']:.0%} "
@@ -110,9 +137,7 @@ def _run_search(options: argparse.Namespace) -> None:
         )
     if "first_beats_second_drawn" in answer:
         share = answer["first_beats_second_drawn"]
-        print(
-            f"and in {share:.0%} of {options.draws} draws of the same ranks, by their drift alone"
-        )
+        print(f"and in {share:.0%} of {options.draws} draws of the same ranks, by their drift alone")
     low, high = answer["outline_error"]
     print(f"outlines of the simulated plans were off by {low:+.1%} to {high:+.1%}")
     _print_left_out(answer)
@@ -131,7 +156,11 @@ def format_ranking(answer: dict[str, Any]) -> str:
         ("plan", True, lambda _, row: row["plan_text"] + describe_rest(row)),
         ("precision, fusion", recipes, lambda _, row: f"{row['precision']}, {row['fusion']}"),
         ("step", True, lambda _, row: format_time(row["step_time_s"])),
-        ("expected", any(row["expected_s"] != row["step_time_s"] for row in rows), lambda _, row: format_time(row["expected_s"])),
+        (
+            "expected",
+            any(row["expected_s"] != row["step_time_s"] for row in rows),
+            lambda _, row: format_time(row["expected_s"]),
+        ),
         ("80 % interval", True, lambda _, row: f"{format_time(row['low_s'])} to {format_time(row['high_s'])}"),
         ("peak, odds", True, lambda _, row: _format_peak(row) + (" (!)" if row["crowded"] else "")),
         ("cost/step", "cost_per_step" in answer["compared_by"], lambda _, row: f"{row['cost_per_step']:.3g}"),
@@ -141,7 +170,7 @@ def format_ranking(answer: dict[str, Any]) -> str:
         ("MFU", tokens, lambda _, row: f"{row['mfu']:.1%}" if "mfu" in row else "-"),
         ("run [days]", bool(runs), lambda _, row: f"{row['run']['time_s'] / DAY_S:,.1f}"),
         ("run cost", any("cost" in run for run in runs), lambda _, row: f"{row['run']['cost']:,.0f}"),
-    ]  # fmt: skip
+    ]
     shown = [(head, write) for head, holds, write in columns if holds]
     cells = [[write(place, row) for _, write in shown] for place, row in enumerate(rows, 1)]
     return format_table([head for head, _ in shown], cells, left=3 if recipes else 2)

@@ -25,12 +25,7 @@ from trioflow.trace.language.make import CAPTURED_BLOCKS, quieten_profiler
 from trioflow.trace.profile.merge import merge_trace
 from trioflow.trace.repeat import repeat_layers
 from trioflow.trace.store import Trace, describe_step, pack_trace, save_trace, summarise_trace
-from trioflow.trace.workloads.catalog import (
-    CATALOG,
-    change_workload,
-    find_workload,
-    name_user_model,
-)
+from trioflow.trace.workloads.catalog import CATALOG, change_workload, find_workload, name_user_model
 
 SHIPPED_WORKLOADS = Path(__file__).parent.parent / "data" / "workloads.tsv"
 _CAPTURE = "trioflow.trace.capture"
@@ -62,10 +57,11 @@ def choose_workload(options: argparse.Namespace) -> dict[str, Any]:
     row = find_workload(rows, options.workload)
     if row is None:
         raise InputError(
-            f"no workload {options.workload!r}", file=tables[0],
+            f"no workload {options.workload!r}",
+            file=tables[0],
             fix=f"{suggest(options.workload, rows)}use one of {', '.join(rows)}, a function of yours as module:function,"
             " or add a row and give the table with --workloads",
-        )  # fmt: skip
+        )
     return asdict(change_workload(row, changes))
 
 
@@ -75,9 +71,7 @@ def _run_capture(options: argparse.Namespace) -> None:
         _run_capture_rank(options)
         return
     if options.rank is not None:
-        raise InputError(
-            f"--rank {options.rank} without --world-size", fix="give the number of ranks"
-        )
+        raise InputError(f"--rank {options.rank} without --world-size", fix="give the number of ranks")
     depth = options.layers
     if depth is not None:
         options.layers = min(depth, CAPTURED_BLOCKS)
@@ -109,9 +103,8 @@ def _run_capture_rank(options: argparse.Namespace) -> None:
     rank = options.rank or 0
     print(f"capturing {row['workload']}, rank {rank} of {options.world_size} ...", file=sys.stderr)
     trace = _find_capture("rank_program", "capture_rank")(
-        row, options.batch, world_size=options.world_size, rank=rank, device=options.device,
-        target=options.target,
-    )  # fmt: skip
+        row, options.batch, world_size=options.world_size, rank=rank, device=options.device, target=options.target
+    )
     folder = Path(options.output)
     save_trace(trace, folder)
     print(
@@ -136,9 +129,7 @@ def _find_capture(module: str, function: str) -> Callable[..., Any]:
     try:
         return cast("Callable[..., Any]", getattr(import_module(f"{_CAPTURE}.{module}"), function))
     except ImportError as error:
-        raise InputError(
-            f"capture needs PyTorch ({error})", fix=how_to_install("capture")
-        ) from None
+        raise InputError(f"capture needs PyTorch ({error})", fix=how_to_install("capture")) from None
 
 
 _FOLDER = ("-o --output", "DIR", "folder of the trace to write", {"required": True})
@@ -146,27 +137,49 @@ _FOLDER = ("-o --output", "DIR", "folder of the trace to write", {"required": Tr
 
 def add_capture(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand ``capture``."""
-    add_command(parser, _run_capture, {"": (
-        ("workload", "WORKLOAD", "by name, such as resnet50 or gpt2, or a function of yours, module:function"),
-        ("--batch", (int, "N"), "samples of the step", {"required": True}),
-        ("--workloads", "FILE", "table of workloads (default: config/workloads.tsv, then those that ship)"),
-        ("--sequence", (int, "N"), "tokens of a sample, instead of the workload's"),
-        ("--vocab", (int, "N"), "distinct tokens, instead of the workload's", {"dest": "vocabulary"}),
-        ("--input", "SHAPE", "one sample of a model of yours that takes a tensor, such as 3x224x224; one that takes tokens: --sequence, "
-         "--vocab"),
-        ("--layers", (int, "N"), "depth of the model: two blocks are captured, the last one is repeated"),
-        ("--precision", PRECISIONS, "instead of the workload's"),
-        ("--optimizer", OPTIMIZERS, f"instead of the workload's: {', '.join(OPTIMIZERS)}", {"metavar": "O"}),
-        ("--device", ["cpu", "cuda", "meta", "auto"],
-         "default: a GPU where present; meta: the operators that --target runs, without their times, for "
-         "models that fit no device", {"default": "auto"}),
-        ("--target", ["cuda", "cpu"], "with --device meta or --world-size: whose operators (default: cuda, any GPU's of NVIDIA, for meta; else "
-         "those of the device)"),
-        ("--world-size", (int, "N"), "run a sharded step of yours as one rank of N under PyTorch's fake process group: module:function "
-         "returns the step"),
-        ("--rank", (int, "R"), "which rank of N (default: 0)"),
-        _FOLDER,
-    )})  # fmt: skip
+    add_command(
+        parser,
+        _run_capture,
+        {
+            "": (
+                ("workload", "WORKLOAD", "by name, such as resnet50 or gpt2, or a function of yours, module:function"),
+                ("--batch", (int, "N"), "samples of the step", {"required": True}),
+                ("--workloads", "FILE", "table of workloads (default: config/workloads.tsv, then those that ship)"),
+                ("--sequence", (int, "N"), "tokens of a sample, instead of the workload's"),
+                ("--vocab", (int, "N"), "distinct tokens, instead of the workload's", {"dest": "vocabulary"}),
+                (
+                    "--input",
+                    "SHAPE",
+                    "one sample of a model of yours that takes a tensor, such as 3x224x224; one that takes tokens: --sequence, "
+                    "--vocab",
+                ),
+                ("--layers", (int, "N"), "depth of the model: two blocks are captured, the last one is repeated"),
+                ("--precision", PRECISIONS, "instead of the workload's"),
+                ("--optimizer", OPTIMIZERS, f"instead of the workload's: {', '.join(OPTIMIZERS)}", {"metavar": "O"}),
+                (
+                    "--device",
+                    ["cpu", "cuda", "meta", "auto"],
+                    "default: a GPU where present; meta: the operators that --target runs, without their times, for "
+                    "models that fit no device",
+                    {"default": "auto"},
+                ),
+                (
+                    "--target",
+                    ["cuda", "cpu"],
+                    "with --device meta or --world-size: whose operators (default: cuda, any GPU's of NVIDIA, for meta; else "
+                    "those of the device)",
+                ),
+                (
+                    "--world-size",
+                    (int, "N"),
+                    "run a sharded step of yours as one rank of N under PyTorch's fake process group: module:function "
+                    "returns the step",
+                ),
+                ("--rank", (int, "R"), "which rank of N (default: 0)"),
+                _FOLDER,
+            )
+        },
+    )
 
 
 _EPILOG = """sources:
@@ -181,22 +194,27 @@ example:
 def add_import(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's parser."""
     known = textwrap.fill("; ".join(list_known()), 100, subsequent_indent="  ")
-    add_command(parser, _run_import, {
-        "": (
-            ("sources", "SOURCE", "file or folder, see below", {"nargs": "+"}),
-            _FOLDER,
-            ("--format", FORMATS, "instead of finding it out"),
-        ),
-        "what the source does not say (an error names what is missing)": (
-            ("--gpu", "NAME", "traced device, as its driver names it"),
-            ("--batch", (int, "N"), "samples of the traced step"),
-            ("--precision", ["fp32", "tf32", "bf16", "fp16", "fp64"], None),
-            ("--optimizer", "O", "such as adam; none for no optimizer"),
-            ("--repeat-layers", (int, "N"), "depth of the model, its last block repeated"),
-            ("--world-size", (int, "N"), "ranks of the run that the source is one rank of"),
-            ("--workload", "NAME", "name for what was traced"),
-        ),
-    }, epilog=_EPILOG.format(known=known))  # fmt: skip
+    add_command(
+        parser,
+        _run_import,
+        {
+            "": (
+                ("sources", "SOURCE", "file or folder, see below", {"nargs": "+"}),
+                _FOLDER,
+                ("--format", FORMATS, "instead of finding it out"),
+            ),
+            "what the source does not say (an error names what is missing)": (
+                ("--gpu", "NAME", "traced device, as its driver names it"),
+                ("--batch", (int, "N"), "samples of the traced step"),
+                ("--precision", ["fp32", "tf32", "bf16", "fp16", "fp64"], None),
+                ("--optimizer", "O", "such as adam; none for no optimizer"),
+                ("--repeat-layers", (int, "N"), "depth of the model, its last block repeated"),
+                ("--world-size", (int, "N"), "ranks of the run that the source is one rank of"),
+                ("--workload", "NAME", "name for what was traced"),
+            ),
+        },
+        epilog=_EPILOG.format(known=known),
+    )
 
 
 def _run_import(options: argparse.Namespace) -> None:
@@ -217,9 +235,7 @@ def _run_import(options: argparse.Namespace) -> None:
     trace = import_trace(_only(ranks) or options.sources, given, options.format)
     save_trace(trace, options.output)
     row = summarise_trace(trace, Path(options.output).name)
-    print(
-        f"{row['workload']}, batch {row['batch']}: {len(trace.operators)} operators, {row['kernels']} kernels"
-    )
+    print(f"{row['workload']}, batch {row['batch']}: {len(trace.operators)} operators, {row['kernels']} kernels")
     print(f"step: {describe_step(row)}")
     print_warnings(trace.facts.warnings)
     print(f"written: {options.output}\nnext: trioflow show {options.output}")
@@ -241,20 +257,13 @@ def _import_ranks(ranks: dict[int, RankFile], given: ImportOptions, folder: str)
             [
                 ("step", _format_spread([one.step_s for one in found])),
                 ("compute", _format_spread([one.compute_s for one in found])),
-                (
-                    "communication, waiting included",
-                    _format_spread([one.communication_s for one in found]),
-                ),
+                ("communication, waiting included", _format_spread([one.communication_s for one in found])),
             ]
         )
     )
     print_warnings([f"rank {one.rank}: {warning}" for one in found for warning in one.warnings])
     traced = all(one.messages is not None for one in found)
-    following = (
-        f"simulate {folder}/rank-* --as-traced --platform ..."
-        if traced
-        else f"show {folder}/rank-0"
-    )
+    following = f"simulate {folder}/rank-* --as-traced --platform ..." if traced else f"show {folder}/rank-0"
     print(f"written: {folder}/rank-0 to rank-{found[-1].rank}\nnext: trioflow {following}")
 
 
@@ -273,10 +282,17 @@ def _format_spread(times: list[float]) -> str:
 
 def add_pack(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand to the command."""
-    add_command(parser, _run_pack, {"": (
-        ("trace", "TRACE", "folder of a trace, or a shipped one's name"),
-        ("-o --output", "FILE", "file to write", {"required": True}),
-    )}, JSON)  # fmt: skip
+    add_command(
+        parser,
+        _run_pack,
+        {
+            "": (
+                ("trace", "TRACE", "folder of a trace, or a shipped one's name"),
+                ("-o --output", "FILE", "file to write", {"required": True}),
+            )
+        },
+        JSON,
+    )
 
 
 def _run_pack(options: argparse.Namespace) -> None:
@@ -300,12 +316,28 @@ WIDTH = 100
 
 def add_retrieve(parser: argparse.ArgumentParser) -> None:
     """Add the parser of ``trioflow retrieve``."""
-    add_command(parser, _run_retrieve, {"": (
-        ("names", "NAME", "dataset, first part of several datasets' names, or <owner>+<repository>/<path>", {"nargs": "*"}),
-        ("-o --output", "DIR", "folder to write into, with a mirror's layout (default: %(default)s)", {"default": str(FOLDER)}),
-        ("--list", True, "list what there is, or what is in NAME, and exit"),
-        ("--datasets", "FILE", "catalogue (default: the one of this checkout)"),
-    )})  # fmt: skip
+    add_command(
+        parser,
+        _run_retrieve,
+        {
+            "": (
+                (
+                    "names",
+                    "NAME",
+                    "dataset, first part of several datasets' names, or <owner>+<repository>/<path>",
+                    {"nargs": "*"},
+                ),
+                (
+                    "-o --output",
+                    "DIR",
+                    "folder to write into, with a mirror's layout (default: %(default)s)",
+                    {"default": str(FOLDER)},
+                ),
+                ("--list", True, "list what there is, or what is in NAME, and exit"),
+                ("--datasets", "FILE", "catalogue (default: the one of this checkout)"),
+            )
+        },
+    )
 
 
 def _run_retrieve(options: argparse.Namespace) -> None:
@@ -329,13 +361,7 @@ def _print_list(catalogue: Catalogue, names: list[str]) -> None:
     """Print all datasets as a table, or all of some: their facts and files."""
     if not names:
         rows = [
-            (
-                d.name,
-                str(len(d.files)),
-                format_bytes(sum(file.bytes for file in d.files)),
-                d.licence,
-                d.repository,
-            )
+            (d.name, str(len(d.files)), format_bytes(sum(file.bytes for file in d.files)), d.licence, d.repository)
             for d in catalogue.datasets.values()
         ]
         print(format_table(("dataset", "files", "size", "licence", "repository"), rows))
@@ -353,10 +379,6 @@ def _print_list(catalogue: Catalogue, names: list[str]) -> None:
             ("source", f"{dataset.repository} at {dataset.commit}, {dataset.licence}"),
         ):
             if text:
-                print(
-                    textwrap.fill(
-                        f"{title}: {text}", WIDTH, initial_indent="  ", subsequent_indent="    "
-                    )
-                )
+                print(textwrap.fill(f"{title}: {text}", WIDTH, initial_indent="  ", subsequent_indent="    "))
         for entry in files:
             print(f"  {entry.key}  {format_bytes(entry.bytes)}")

@@ -7,11 +7,7 @@ from trioflow.base.errors import InputError, PlatformError, suggest
 from trioflow.base.provenance import read_json
 from trioflow.costmodel.collectives.between_nodes import NODES_FILE
 from trioflow.costmodel.collectives.model import CollectiveCostModel, load_collective_model
-from trioflow.costmodel.collectives.platform import (
-    KIND,
-    PlatformCollectives,
-    load_platform_collectives,
-)
+from trioflow.costmodel.collectives.platform import KIND, PlatformCollectives, load_platform_collectives
 from trioflow.costmodel.device_times import DeviceTimes, lend_recorded_times, prepare_device_times
 from trioflow.costmodel.interface import RowModel
 from trioflow.costmodel.operators.methods import UNFITTED
@@ -57,9 +53,7 @@ def find_collectives(platform: Platform, named: str | None = None) -> Path | Non
     if named:
         shipped = SHIPPED_MODELS / named / "collectives.json"
         if "/" not in named and not Path(named).exists() and not shipped.exists():
-            raise _refuse_name(
-                named, "collective model", "collectives.json", ["closed-form"], "fit-collectives"
-            )
+            raise _refuse_name(named, "collective model", "collectives.json", ["closed-form"], "fit-collectives")
         return Path(named) if Path(named).exists() or not shipped.exists() else shipped
     folder = MEASURED / "cost_models" if platform.name == THIS_MACHINE else SHIPPED_MODELS
     name = platform.name
@@ -94,10 +88,7 @@ def load_collectives(path: Path, method: str | None = None) -> Collectives:
 
 
 def choose_times(
-    traces: Sequence[Trace],
-    device: DeviceSheet | str,
-    cost_model: str | Path | None,
-    override: str | Path | None,
+    traces: Sequence[Trace], device: DeviceSheet | str, cost_model: str | Path | None, override: str | Path | None
 ) -> DeviceTimes:
     """Return the traces with a device's times, and the operator model for it.
 
@@ -134,9 +125,7 @@ def find_model(name: str) -> Path:
     return Path(name)
 
 
-def _refuse_name(
-    name: str, what: str, file: str, others: Iterable[str], command: str
-) -> InputError:
+def _refuse_name(name: str, what: str, file: str, others: Iterable[str], command: str) -> InputError:
     """Return the error of a model that is neither among the shipped ones nor a file."""
     known = [path.parent.name for path in sorted(SHIPPED_MODELS.glob(f"*/{file}"))]
     words = [*known, *others]

@@ -21,17 +21,8 @@ from trioflow.base.units import ns_to_s, s_to_ns
 from trioflow.costmodel.features import Floats
 from trioflow.costmodel.interface import OperatorModel, RowModel, looks_at_rows
 from trioflow.costmodel.intervals import WIDEST_FACTOR, combine_intervals
-from trioflow.costmodel.new_gpu.carry import (
-    derive_operator_model,
-    load_new_gpu_model,
-    new_gpu_interval,
-    retime_trace,
-)
-from trioflow.costmodel.operators.half_tables import (
-    VERSIONS,
-    shipped_attention,
-    shipped_tensor_products,
-)
+from trioflow.costmodel.new_gpu.carry import derive_operator_model, load_new_gpu_model, new_gpu_interval, retime_trace
+from trioflow.costmodel.operators.half_tables import VERSIONS, shipped_attention, shipped_tensor_products
 from trioflow.costmodel.operators.methods import make_unfitted_model
 from trioflow.costmodel.operators.model import OperatorCostModel
 from trioflow.costmodel.operators.precision import class_precision, in_precision
@@ -69,23 +60,15 @@ def host_times(trace: Trace, operators: pd.DataFrame, launch_s: float) -> Floats
     return np.array([ns_to_s(t) for t in operators["cpu_ns"]], dtype=np.float64)
 
 
-def _find_replayed(
-    trace: Trace, operators: pd.DataFrame, launched: NDArray[np.bool_]
-) -> NDArray[np.bool_]:
+def _find_replayed(trace: Trace, operators: pd.DataFrame, launched: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Return which operators are in a block's CUDA graph, but not the first of it that is ``launched``."""
     place = {path: n for n, paths in enumerate(pipeline_units(trace).values(), 1) for path in paths}
     blocks = {n for path, n in place.items() if path.rpartition(".")[2].isdigit()}
     modules = operators["module"].to_numpy(dtype=str)
-    known = {
-        m: next((n for path, n in place.items() if f"{m}.".startswith(f"{path}.")), 0)
-        for m in set(modules)
-    }
+    known = {m: next((n for path, n in place.items() if f"{m}.".startswith(f"{path}.")), 0) for m in set(modules)}
     block = np.array([known[m] * (known[m] in blocks) for m in modules], dtype=np.int64)
     runs = np.flatnonzero(launched)
-    code = (
-        block[runs] * len(PHASES)
-        + operators["phase"].map(PHASES.index).to_numpy(dtype=np.int64)[runs]
-    )
+    code = block[runs] * len(PHASES) + operators["phase"].map(PHASES.index).to_numpy(dtype=np.int64)[runs]
     first = np.diff(code, prepend=-1) != 0
     replayed = block > 0
     replayed[runs[first]] = False
@@ -109,10 +92,7 @@ def mention_launches(warnings: Sequence[str], launch_s: float, facts: Facts) -> 
     return [text.replace(NO_HOST, said) if launch_s else text for text in warnings]
 
 
-PLACE = (
-    "op_id", "module", "start_ns", "cpu_ns", "input_ids", "output_ids", "sequence_number",
-    "forward_op_id",
-)  # fmt: skip
+PLACE = ("op_id", "module", "start_ns", "cpu_ns", "input_ids", "output_ids", "sequence_number", "forward_op_id")
 """Columns that say where and when an operator ran, and not what it did."""
 _FEW = 64
 """Operators from which on looking for equal ones takes less than asking for all."""
@@ -126,9 +106,7 @@ def predict_distinct(model: OperatorModel, operators: pd.DataFrame) -> pd.DataFr
     return model.predict(operators.iloc[first]).iloc[place].set_axis(operators.index)
 
 
-def rescale_distinct(
-    model: OperatorModel, operators: pd.DataFrame, target: pd.DataFrame
-) -> pd.DataFrame:
+def rescale_distinct(model: OperatorModel, operators: pd.DataFrame, target: pd.DataFrame) -> pd.DataFrame:
     """Return what ``model.rescale`` says of recorded operators at other sizes."""
     if not looks_at_rows(model) or len(operators) < _FEW:
         return model.rescale(operators, target)
@@ -205,9 +183,7 @@ def time_trace(
     operators["cpu_ns"] = np.int64(0)
     ends = operators["device_ns"].cumsum()
     operators["start_ns"] = ends - operators["device_ns"]
-    share = float(times.loc[times["extrapolated"].astype(bool), "time_s"].sum()) / max(
-        total_s, 1e-12
-    )
+    share = float(times.loc[times["extrapolated"].astype(bool), "time_s"].sum()) / max(total_s, 1e-12)
     basis = model.step_interval_basis("predict")
     unread = "no time was recorded"
     if device == "cuda" and trace.facts.device == "cpu" and trace.facts.step_time_source != UNTIMED:
@@ -293,16 +269,13 @@ def prepare_device_times(
     _check_overrides(overrides, traces)
     if traces[0].facts.timer_floor_s is None:
         models = {
-            name: model.in_steps() if isinstance(model, OperatorCostModel) else model
-            for name, model in models.items()
+            name: model.in_steps() if isinstance(model, OperatorCostModel) else model for name, model in models.items()
         }
     device_name, sheet = resolve_device(device)
     on_processor = traces[0].facts.device == "cpu" and sheet is not None
     untimed = [on_processor or trace.facts.step_time_source == UNTIMED for trace in traces]
     if any(untimed) and not all(untimed):
-        raise InputError(
-            "some of the traces hold no times", fix="give traces with times, or without"
-        )
+        raise InputError("some of the traces hold no times", fix="give traces with times, or without")
     precision = str(traces[0].facts.precision or FALLBACK_PRECISION)
     _check_scaled(traces[0].facts, device_name, sheet)
     traced = traces[0].facts.device_name
@@ -313,12 +286,7 @@ def prepare_device_times(
     # Times that stay those of the traced device are rescaled by that device's model.
     on_gpu = not is_processor(device_name) if untimed[0] else traces[0].facts.device == "cuda"
     found = choose_operator_model(
-        models,
-        traced if lent else device,
-        precision,
-        on_gpu,
-        find_mask(traces[0]),
-        find_kernel(traces[0]),
+        models, traced if lent else device, precision, on_gpu, find_mask(traces[0]), find_kernel(traces[0])
     )
     if sheet is not None and (untimed[0] or carried) and sheet.chip not in measured_chips():
         found.doubt(
@@ -385,8 +353,9 @@ def _check_overrides(overrides: Overrides | None, traces: Sequence[Trace]) -> No
     if overrides is not None and len(traces) > 1:
         raise InputError(
             f"{len(traces)} traces were given with operator times from elsewhere",
-            file=overrides.file, fix="give the one trace whose sizes the times are for",
-        )  # fmt: skip
+            file=overrides.file,
+            fix="give the one trace whose sizes the times are for",
+        )
 
 
 def _of_another(traced: str, device_name: str) -> str:
@@ -394,9 +363,12 @@ def _of_another(traced: str, device_name: str) -> str:
 
 
 def _time(
-    found: DeviceTimes, traces: Sequence[Trace], device_name: str, sheet: DeviceSheet | None,
+    found: DeviceTimes,
+    traces: Sequence[Trace],
+    device_name: str,
+    sheet: DeviceSheet | None,
     overrides: Overrides | None,
-) -> None:  # fmt: skip
+) -> None:
     if sheet is None and found.confidence == UNCALIBRATED:
         raise InputError(
             f"the trace holds no times, and no cost model of {device_name} can predict them",
@@ -405,11 +377,10 @@ def _time(
         )
     found.traces = [
         time_trace(
-            trace, found.model, device_name=device_name, overrides=overrides,
-            device="cpu" if sheet is None else "cuda",
+            trace, found.model, device_name=device_name, overrides=overrides, device="cpu" if sheet is None else "cuda"
         ).trace
         for trace in traces
-    ]  # fmt: skip
+    ]
     found.model_text += ", from shapes alone"
     found.doubt(_EXTRAPOLATED if overrides is None else UNCALIBRATED)
     operators = found.traces[0].operators
@@ -494,9 +465,7 @@ def find_mask(trace: Trace) -> bool | None:
     return {"true": True, "false": False}.get(str(said).lower())
 
 
-def nearest_model(
-    models: Mapping[str, RowModel], target: DeviceSheet, precision: str
-) -> str | None:
+def nearest_model(models: Mapping[str, RowModel], target: DeviceSheet, precision: str) -> str | None:
     """Return the model whose GPU is nearest to a target (a board of the same chip first); None without a GPU's model.
 
     Nearest by the logarithms of memory bandwidth and peak rate at the precision.
@@ -526,9 +495,7 @@ def _method(model: OperatorModel) -> str:
     return str(getattr(model, "method", type(model).__name__))
 
 
-def _is_same(
-    measured: str, measured_sheet: DeviceSheet | None, device_name: str, sheet: DeviceSheet | None
-) -> bool:
+def _is_same(measured: str, measured_sheet: DeviceSheet | None, device_name: str, sheet: DeviceSheet | None) -> bool:
     """Return whether the device that was measured is the one asked about."""
     if sheet is not None and measured_sheet is not None:
         return measured_sheet.is_same_gpu(sheet)

@@ -111,13 +111,9 @@ def classify(operators: pd.DataFrame) -> pd.Series[str]:
     classes = [class_of_name(str(name)) for name in operators["name"].tolist()]
     if "input_shapes" in operators.columns:
         outputs: Iterable[object] = (
-            operators["output_shapes"].tolist()
-            if "output_shapes" in operators.columns
-            else [None] * len(operators)
+            operators["output_shapes"].tolist() if "output_shapes" in operators.columns else [None] * len(operators)
         )
-        for row, (inputs, output) in enumerate(
-            zip(operators["input_shapes"].tolist(), outputs, strict=True)
-        ):
+        for row, (inputs, output) in enumerate(zip(operators["input_shapes"].tolist(), outputs, strict=True)):
             if classes[row] in _WEIGHT_INPUT:
                 classes[row] = _detailed(classes[row], read_shapes(inputs), read_shapes(output))
     return pd.Series(classes, index=operators.index, dtype=object, name="operator_class")
@@ -135,9 +131,7 @@ def read_shapes(value: object) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(int(size) for size in shape) for shape in value)  # type: ignore[attr-defined]
 
 
-def _detailed(
-    operator_class: str, inputs: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]
-) -> str:
+def _detailed(operator_class: str, inputs: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> str:
     """Append the kind of convolution to the class where the shapes are known."""
     position = _WEIGHT_INPUT[operator_class]
     if len(inputs) <= position or len(inputs[position]) < 3:
@@ -182,10 +176,7 @@ def feature_matrix(operators: pd.DataFrame) -> Floats:
     if missing:
         raise TableError(f"operator table has no column {', '.join(missing)}")
     matrix = np.column_stack(
-        [
-            pd.to_numeric(operators[name], errors="coerce").to_numpy(np.float64, na_value=np.nan)
-            for name in FEATURES
-        ]
+        [pd.to_numeric(operators[name], errors="coerce").to_numpy(np.float64, na_value=np.nan) for name in FEATURES]
     )
     wrong = np.argwhere(~(np.isfinite(matrix) & (matrix >= 0)))
     if len(wrong):

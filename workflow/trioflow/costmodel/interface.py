@@ -41,9 +41,7 @@ class OperatorModel(Protocol):
     def rescale(self, operators: pd.DataFrame, target: pd.DataFrame) -> pd.DataFrame:
         """Predict recorded operators at other sizes; unchanged sizes keep the recorded time."""
 
-    def step_interval(
-        self, kind: str = "rescale", distance: float | None = None
-    ) -> tuple[float, float]:
+    def step_interval(self, kind: str = "rescale", distance: float | None = None) -> tuple[float, float]:
         """Return the 80 % interval of a step's compute over its prediction; it may widen with the log ``distance``."""
 
     def step_interval_basis(self, kind: str = "rescale") -> str:

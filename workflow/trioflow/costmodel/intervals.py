@@ -131,9 +131,7 @@ def hold_out(rows: pd.DataFrame, form: str | Fit) -> HeldOut:
         kept = rows[~left_out]
         # A lone operator has nothing else to be predicted from.
         known = kept if len(kept) else rows
-        curves = (
-            fit_class_curves(known, form) if isinstance(form, str) else form(known, rows[left_out])
-        )
+        curves = fit_class_curves(known, form) if isinstance(form, str) else form(known, rows[left_out])
         predicted[left_out] = predict_rows(curves, rows[left_out])
     held = rows.assign(held_out_s=predicted)
     return HeldOut(held, _rescale_pairs(held), basis)
@@ -233,9 +231,7 @@ def fit_bands(frame: pd.DataFrame, basis: str, *, clustered: bool = False) -> di
 
     doubled = basis == LEFT_OUT_OPERATORS
     if clustered and len(frame):
-        frame = frame.drop_duplicates(
-            ["workload", "operator_class", "phase", "time_s", "held_out_s"]
-        )
+        frame = frame.drop_duplicates(["workload", "operator_class", "phase", "time_s", "held_out_s"])
     work = pd.DataFrame(
         {
             "residual": _log_residuals(frame, doubled),
@@ -257,10 +253,7 @@ def fit_bands(frame: pd.DataFrame, basis: str, *, clustered: bool = False) -> di
                 widening = student_quantile(workloads) / float(ndtri(COVERAGE[1]))
                 low, high = low * widening, high * widening
             bands[key] = Band(
-                min(rounded(low), 0.0),
-                max(rounded(high), 0.0),
-                len(positions),
-                rounded(chosen["distance"].median()),
+                min(rounded(low), 0.0), max(rounded(high), 0.0), len(positions), rounded(chosen["distance"].median())
             )
     return bands
 
@@ -273,9 +266,7 @@ def find_band(bands: Mapping[Key, Band], operator_class: str, phase: str) -> Ban
     return Band(-math.log(ASSUMED_FACTOR), math.log(ASSUMED_FACTOR), 0)
 
 
-def fit_step_band(
-    frame: pd.DataFrame, by: list[str], basis: str, stand_in: pd.DataFrame | None = None
-) -> StepBand:
+def fit_step_band(frame: pd.DataFrame, by: list[str], basis: str, stand_in: pd.DataFrame | None = None) -> StepBand:
     """Estimate the error of a whole step's sum from held-out steps, separated by the columns ``by``.
 
     Root mean square logarithm around 0 (so that a bias widens it), workloads weighing the same,
@@ -295,9 +286,7 @@ def fit_step_band(
             missed = _log_residuals(found.reset_index(), basis == LEFT_OUT_OPERATORS)
             more = pd.Series(missed**2, index=found.index).groupby(level="workload").mean()
             squares = pd.concat([squares, more])
-            basis = (
-                f"{basis}; {len(more)} of them, captured at one batch, by predicting their steps"
-            )
+            basis = f"{basis}; {len(more)} of them, captured at one batch, by predicting their steps"
     workloads = len(squares)
     half = rounded(student_quantile(workloads) * math.sqrt(float(squares.mean())))
     relative = sums["held_out_s"] / sums["time_s"].clip(lower=SHORTEST_S) - 1.0
@@ -306,9 +295,7 @@ def fit_step_band(
         before = frame.groupby(["workload", *by], sort=True)["recorded_s"].sum()
         far = log_distance(before.to_numpy(np.float64), sums["held_out_s"].to_numpy(np.float64))
         distance = rounded(float(np.sqrt(np.mean(np.maximum(far, NEAREST_DISTANCE) ** 2))))
-    return StepBand(
-        half, workloads, len(sums), rounded(float(relative.abs().mean())), basis, distance
-    )
+    return StepBand(half, workloads, len(sums), rounded(float(relative.abs().mean())), basis, distance)
 
 
 def combine_intervals(*intervals: tuple[float, float]) -> tuple[float, float]:

@@ -89,10 +89,7 @@ def load_overrides(path: str | Path) -> Overrides:
 def _read(cells: dict[str, str], line: int, file: Path) -> Override:
     def wrong(column: str, fix: str) -> InputError:
         return InputError(
-            f"{cells.get(column, '')!r:.60} is wrong",
-            file=file,
-            place=f"line {line}, column {column}",
-            fix=fix,
+            f"{cells.get(column, '')!r:.60} is wrong", file=file, place=f"line {line}, column {column}", fix=fix
         )
 
     if not cells["name"]:
@@ -116,9 +113,7 @@ def _read(cells: dict[str, str], line: int, file: Path) -> Override:
     return Override(line, cells["name"], time_us / 1e6, phase, shapes)
 
 
-def apply_overrides(
-    operators: pd.DataFrame, times: pd.DataFrame, overrides: Overrides
-) -> pd.DataFrame:
+def apply_overrides(operators: pd.DataFrame, times: pd.DataFrame, overrides: Overrides) -> pd.DataFrame:
     """Put given times, with intervals of no width, in place of predicted ones; adds ``overridden``."""
     given = overrides.match(operators)
     changed = ~np.isnan(given)
@@ -166,8 +161,7 @@ def write_operator_times(trace: Trace) -> str:
     """Return a trace's operators in the format of overrides, longest sum first, mean of equals."""
     frame = trace.operators[["name", "phase", "device_ns"]].assign(
         input_shapes=[
-            json.dumps([[int(size) for size in shape] for shape in cell])
-            for cell in trace.operators["input_shapes"]
+            json.dumps([[int(size) for size in shape] for shape in cell]) for cell in trace.operators["input_shapes"]
         ]
     )
     groups = frame.groupby(["name", "phase", "input_shapes"], sort=True)["device_ns"]

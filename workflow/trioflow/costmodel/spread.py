@@ -34,9 +34,7 @@ class Spread:
     micro_batch_log: float = 0.0  # Shared by all passes of a replica's micro-batch: its samples
     pass_log: float = 0.0  # New in each pass of a micro-batch through a rank
     exchange_log: float = 0.0  # New in each exchange, from when all its members are ready
-    operator_log: float = (
-        0.0  # New in each operator, whose mean is its time: a pass of many keeps its own
-    )
+    operator_log: float = 0.0  # New in each operator, whose mean is its time: a pass of many keeps its own
     # Of a step's, and of a rank's, factor to the next step's: 1 of what a rank keeps for good
     step_autocorrelation: float = 0.0
     rank_autocorrelation: float = 0.0
@@ -55,9 +53,7 @@ class MeasuredSpread:
     job: str  # Job that it was measured on
     ranks: int  # Recorded ranks
     steps: int  # Recorded steps
-    slow_ranks: (
-        int  # Ranks further from the others than a normal spread explains; not part of rank_log
-    )
+    slow_ranks: int  # Ranks further from the others than a normal spread explains; not part of rank_log
     spread: Spread
     source: str  # Data set, file and licence
 
@@ -74,15 +70,12 @@ def _combine_parts(parts: Iterable[Spread]) -> Spread:
     return Spread(**found)
 
 
-def choose_spread(
-    device_kind: str, rows: Sequence[MeasuredSpread] | None = None
-) -> tuple[Spread, str]:
+def choose_spread(device_kind: str, rows: Sequence[MeasuredSpread] | None = None) -> tuple[Spread, str]:
     """Return the spread of a kind of device, or the widest known of each part, and where it comes from in words."""
     known = load_spreads() if rows is None else rows
     own = [one for one in known if one.device_kind == device_kind]
     jobs = ", ".join(
-        f"{one.job} ({one.ranks} {'rank' if one.ranks == 1 else 'ranks'}, {one.steps} steps)"
-        for one in own or known
+        f"{one.job} ({one.ranks} {'rank' if one.ranks == 1 else 'ranks'}, {one.steps} steps)" for one in own or known
     )
     if own:
         return _combine_parts(one.spread for one in own), f"as recorded in {jobs}"
@@ -96,10 +89,7 @@ CAPTURES = "captures"
 
 
 def pool_captures(
-    repeats: Sequence[Mapping[str, Any]],
-    curves: Iterable[MessageCurve],
-    device_kind: str,
-    source: str,
+    repeats: Sequence[Mapping[str, Any]], curves: Iterable[MessageCurve], device_kind: str, source: str
 ) -> MeasuredSpread:
     """Return the spread that captures of single ranks and measured collectives tell; InputError where a number lacks.
 
@@ -112,20 +102,13 @@ def pool_captures(
         rows = np.array([[float(one[name]) for name in names] for one in repeats])
         steps = sum(int(one["steps"]) for one in repeats)
     except (KeyError, TypeError, ValueError):
-        raise InputError(
-            "the fact 'repeats' lacks a number", fix="merge the captures again"
-        ) from None
+        raise InputError("the fact 'repeats' lacks a number", fix="merge the captures again") from None
     if not len(rows):
-        raise InputError(
-            "no captured step was repeated", fix="capture several steps of each workload"
-        )
+        raise InputError("no captured step was repeated", fix="capture several steps of each workload")
     rank_log, pass_log, operator_log, lag = np.median(rows, axis=0).tolist()
     times_s, widths = (
         np.concatenate([np.zeros(0), *parts])
-        for parts in zip(
-            *((one.median_s, np.log(one.high_factor / one.low_factor)) for one in curves),
-            strict=True,
-        )
+        for parts in zip(*((one.median_s, np.log(one.high_factor / one.low_factor)) for one in curves), strict=True)
     )
     exchange_log = float(np.linalg.norm(times_s * widths) / np.linalg.norm(times_s) / _NORMAL_80)
     spread = Spread(
@@ -159,9 +142,7 @@ def load_spreads(path: Path = SHIPPED_SPREADS) -> tuple[MeasuredSpread, ...]:
     )
 
 
-def draw_normals(
-    seed: int, part: int, of: int, shape: tuple[int, ...], lag: float = 0.0
-) -> NDArray[np.float64]:
+def draw_normals(seed: int, part: int, of: int, shape: tuple[int, ...], lag: float = 0.0) -> NDArray[np.float64]:
     """Return normal numbers that depend on the seed, the part and what they are of, and on nothing else.
 
     The first rows of a taller array are those of a lower one, so plans of one seed share them.

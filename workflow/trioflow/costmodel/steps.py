@@ -77,11 +77,7 @@ def describe_anchor(anchor: StepAnchor) -> list[str]:
     """Say what an anchor does to the operators; nothing where it does nothing."""
     if anchor == StepAnchor():
         return []
-    taken = (
-        f"{format_time(anchor.timer_s)} of timer taken off each, what is left"
-        if anchor.timer_s
-        else "all"
-    )
+    taken = f"{format_time(anchor.timer_s)} of timer taken off each, what is left" if anchor.timer_s else "all"
     return [
         f"the trace's operators were timed one by one: {taken} times {anchor.scale:.3f}, so that"
         " they sum to the step that was measured around them (--anchor)"
@@ -131,9 +127,7 @@ class AnchoredModel:
         """Rescale recorded operators, then anchor them."""
         return self._anchored(self.base.rescale(operators, target))
 
-    def step_interval(
-        self, kind: str = "rescale", distance: float | None = None
-    ) -> tuple[float, float]:
+    def step_interval(self, kind: str = "rescale", distance: float | None = None) -> tuple[float, float]:
         """Return the base's interval."""
         return self.base.step_interval(kind, distance)
 
@@ -224,8 +218,13 @@ def _half_of_way(way: str, device_kind: str, workload: str, ranks: int) -> float
 CALIBRATION = PACKAGE / "data" / "step_calibration.tsv"
 
 RECORDED, ONE_NODE, NODES, MANY_NODES, TENSOR_OVER_NODES, LONG_CONTEXT = (
-    "recorded", "one node", "several nodes", "hundreds of nodes", "tensor over nodes", "long context",
-)  # fmt: skip
+    "recorded",
+    "one node",
+    "several nodes",
+    "hundreds of nodes",
+    "tensor over nodes",
+    "long context",
+)
 """Kinds of steps, as they were judged: a recorded step as it is; ranks of one node, of several, of more than any network was
 measured on; tensor groups that do not fit a node; sequences that more than two ranks share."""
 MOST_NODES = 248

@@ -20,28 +20,24 @@ SCHEMA = PACKAGE / "data" / "datasets.schema.json"
 STEP_TRACES = ("triosim",)
 """Datasets of whole training steps in TrioSim's tables, and as a profile."""
 MODEL_TABLES = (
-    "neusight/labels-a100-pcie-40gb", "neusight/labels-a100-pcie-80gb",
-    "neusight/labels-h100-sxm-80gb", "neusight/labels-v100-pcie-32gb",
-)  # fmt: skip
+    "neusight/labels-a100-pcie-40gb",
+    "neusight/labels-a100-pcie-80gb",
+    "neusight/labels-h100-sxm-80gb",
+    "neusight/labels-v100-pcie-32gb",
+)
 """Datasets of whole models' operators, and of their measured steps."""
 SINGLE_OPERATORS = ("neusight/operators-train", "neusight/operators-test")
 """Datasets of operators that were measured one by one."""
-SINGLE_PRODUCTS = (
-    "aiconfigurator/gemm-a100", "aiconfigurator/gemm-h100", "aiconfigurator/gemm-h200",
-)  # fmt: skip
+SINGLE_PRODUCTS = ("aiconfigurator/gemm-a100", "aiconfigurator/gemm-h100", "aiconfigurator/gemm-h200")
 """Datasets of matrix products in half precision that the new-GPU rule is fitted to; one table a GPU."""
 HALF_PRODUCTS = (
     "aiconfigurator/gemm-a100",
     *(f"aiconfigurator/linear-{name}" for name in ("h100", "h200", "b200", "gb200", "l40s")),
 )
 """Datasets of matrix products that steps in half precision are timed with; one table a GPU."""
-HALF_ATTENTION = tuple(
-    f"aiconfigurator/attention-{name}" for name in ("a100", "h100", "h200", "b200", "gb200", "l40s")
-)
+HALF_ATTENTION = tuple(f"aiconfigurator/attention-{name}" for name in ("a100", "h100", "h200", "b200", "gb200", "l40s"))
 """Datasets of fused attention in half precision; one table a GPU."""
-HALF_EXPERTS = tuple(
-    f"aiconfigurator/experts-{name}" for name in ("a100", "h100", "h200", "b200", "gb200", "l40s")
-)
+HALF_EXPERTS = tuple(f"aiconfigurator/experts-{name}" for name in ("a100", "h100", "h200", "b200", "gb200", "l40s"))
 """Datasets of layers of experts in half precision; one table a GPU."""
 NODE_BANDWIDTHS = ("nanotron/runs-h100",)
 """Datasets of collectives over many nodes."""
@@ -110,11 +106,7 @@ class Catalogue:
         """
         found: dict[str, Dataset] = {}
         for name in names:
-            chosen = {
-                key: dataset
-                for key, dataset in self.datasets.items()
-                if name in (key, key.partition("/")[0])
-            }
+            chosen = {key: dataset for key, dataset in self.datasets.items() if name in (key, key.partition("/")[0])}
             if not chosen:
                 families = {key.partition("/")[0] for key in self.datasets}
                 raise DatasetError(
@@ -129,9 +121,7 @@ class Catalogue:
         """Return the file ``<owner>+<repository>/<path>``; DatasetError, with the likely name, where there is none."""
         known = {file.key: file for file in self.files()}
         if key not in known:
-            raise DatasetError(
-                f"no file is called {key!r}", file=self.file, fix=_suggest_file(key, known)
-            )
+            raise DatasetError(f"no file is called {key!r}", file=self.file, fix=_suggest_file(key, known))
         return known[key]
 
     def select_files(self, names: Iterable[str]) -> list[DatasetFile]:
@@ -190,9 +180,7 @@ def _read_catalogue(path: Path, called: Path, _mtime_ns: int, _size: int) -> Cat
     content = parse_yaml(text, called, DatasetError)
     check_schema(content, read_json(SCHEMA), called, DatasetError)
     datasets = {name: _build(name, entry) for name, entry in content["datasets"].items()}
-    catalogue = Catalogue(
-        datasets, content["base_url"].rstrip("/"), content.get("lfs_url", "").rstrip("/"), called
-    )
+    catalogue = Catalogue(datasets, content["base_url"].rstrip("/"), content.get("lfs_url", "").rstrip("/"), called)
     _check_names(catalogue)
     return catalogue
 
@@ -200,9 +188,7 @@ def _read_catalogue(path: Path, called: Path, _mtime_ns: int, _size: int) -> Cat
 def _build(name: str, entry: dict[str, Any]) -> Dataset:
     common = {key: entry[key] for key in ("repository", "commit", "licence")}
     files = tuple(DatasetFile(dataset=name, **common, **file) for file in entry["files"])
-    return Dataset(
-        name, entry["about"], entry["units"], entry.get("traps", ""), **common, files=files
-    )
+    return Dataset(name, entry["about"], entry["units"], entry.get("traps", ""), **common, files=files)
 
 
 def _check_names(catalogue: Catalogue) -> None:
@@ -212,14 +198,14 @@ def _check_names(catalogue: Catalogue) -> None:
         if file.key in owner:
             raise DatasetError(
                 f"{file.key} is listed twice, in {owner[file.key]} and {file.dataset}",
-                file=catalogue.file, place=f"datasets.{file.dataset}",
+                file=catalogue.file,
+                place=f"datasets.{file.dataset}",
                 fix="keep one; two commits of one file cannot lie in one place",
-            )  # fmt: skip
+            )
         owner[file.key] = file.dataset
     for key, dataset in owner.items():
         above = [str(folder) for folder in Path(key).parents if str(folder) in owner]
         if above:
             raise DatasetError(
-                f"{above[0]} is a file and the folder of another",
-                file=catalogue.file, place=f"datasets.{dataset}",
-            )  # fmt: skip
+                f"{above[0]} is a file and the folder of another", file=catalogue.file, place=f"datasets.{dataset}"
+            )

@@ -35,8 +35,7 @@ _POINTER_MARK = b"version https://git-lfs.github.com/spec/"
 """How a Git LFS pointer begins, which stands in a repository for a large file."""
 _POINTER_BYTES = 1024
 OTHER_WAYS = (
-    "connect to the network, set https_proxy, or set TRIOFLOW_DATA_MIRROR to a folder that"
-    " has the file under this name"
+    "connect to the network, set https_proxy, or set TRIOFLOW_DATA_MIRROR to a folder that has the file under this name"
 )
 
 
@@ -88,8 +87,9 @@ def download_file(
                 raise DatasetError(
                     f"{url} serves something else than was pinned (sha256 {found[:12]}... instead"
                     f" of {entry.sha256[:12]}...)",
-                    file=entry.key, fix="a proxy may answer in its place; otherwise " + OTHER_WAYS,
-                )  # fmt: skip
+                    file=entry.key,
+                    fix="a proxy may answer in its place; otherwise " + OTHER_WAYS,
+                )
             fetched_again = True
         elif have > entry.bytes:
             _cut(part, 0)
@@ -112,9 +112,7 @@ def digest_stream(stream: BufferedRandom | BufferedReader) -> str:
     return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _give_up(
-    url: str, entry: DatasetFile, failure: _Passing, requests: int, kept: int
-) -> DatasetError:
+def _give_up(url: str, entry: DatasetFile, failure: _Passing, requests: int, kept: int) -> DatasetError:
     text = f"cannot be retrieved from {url}: {failure.problem} ({requests} requests)"
     if kept:
         text += f"; {kept} of {entry.bytes} bytes are kept for the next try"
@@ -165,11 +163,7 @@ def _find_start(response: http.client.HTTPResponse, have: int, part: BufferedRan
 
 
 def _receive(
-    response: http.client.HTTPResponse,
-    url: str,
-    entry: DatasetFile,
-    part: BufferedRandom,
-    timeout_s: float,
+    response: http.client.HTTPResponse, url: str, entry: DatasetFile, part: BufferedRandom, timeout_s: float
 ) -> None:
     """Write the answer behind what there is, up to the file's size."""
     have = part.tell()
@@ -200,9 +194,7 @@ def _look_for_pointer(part: BufferedRandom) -> None:
     part.seek(0, os.SEEK_END)
 
 
-def _explain_status(
-    error: urllib.error.HTTPError, url: str, entry: DatasetFile
-) -> _Passing | DatasetError:
+def _explain_status(error: urllib.error.HTTPError, url: str, entry: DatasetFile) -> _Passing | DatasetError:
     """Turn a refusal into a failure that may pass or a sentence that ends the download."""
     code, reason = error.code, " ".join(str(error.reason).split())
     if code in (http.client.REQUEST_TIMEOUT, http.client.TOO_MANY_REQUESTS) or code >= 500:
@@ -210,15 +202,17 @@ def _explain_status(
         if wait_s is not None and wait_s > LONGEST_WAIT_S:
             return DatasetError(
                 f"{url} answers {code} and asks to wait {wait_s:.0f} s",
-                file=entry.key, fix="try again then, or " + OTHER_WAYS,
-            )  # fmt: skip
+                file=entry.key,
+                fix="try again then, or " + OTHER_WAYS,
+            )
         return _Passing(f"the server answers {code} {reason}", wait_s)
     if code in (http.client.NOT_FOUND, http.client.GONE):
         return DatasetError(
-            f"{url} does not exist ({code})", file=entry.key,
+            f"{url} does not exist ({code})",
+            file=entry.key,
             fix="the repository was moved or the base address is wrong: check TRIOFLOW_DATA_URL and"
             " base_url, or set TRIOFLOW_DATA_MIRROR to a folder that has the file under this name",
-        )  # fmt: skip
+        )
     if code == http.client.PROXY_AUTHENTICATION_REQUIRED:
         fix = "put user and password into https_proxy"
         return DatasetError(f"the proxy before {url} asks for a login", file=entry.key, fix=fix)
@@ -240,25 +234,20 @@ def _read_retry_after(text: str) -> float | None:
     return max(0.0, (moment - datetime.now(UTC)).total_seconds())
 
 
-def _explain_connection(
-    error: Exception, url: str, entry: DatasetFile, timeout_s: float
-) -> _Passing | DatasetError:
+def _explain_connection(error: Exception, url: str, entry: DatasetFile, timeout_s: float) -> _Passing | DatasetError:
     """Turn a failure below HTTP into one that may pass or a sentence that ends the download."""
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
     if isinstance(reason, ssl.SSLCertVerificationError):
         return DatasetError(
-            f"the certificate of {url} is not trusted: {reason.verify_message}", file=entry.key,
+            f"the certificate of {url} is not trusted: {reason.verify_message}",
+            file=entry.key,
             fix="where a proxy of the site stands between, set SSL_CERT_FILE to its certificate",
-        )  # fmt: skip
+        )
     if isinstance(reason, socket.gaierror) and reason.errno != socket.EAI_AGAIN:
         host = urllib.parse.urlsplit(url).hostname
-        return DatasetError(
-            f"{url} cannot be reached: the host {host} is unknown here", file=entry.key, fix=OTHER_WAYS
-        )  # fmt: skip
+        return DatasetError(f"{url} cannot be reached: the host {host} is unknown here", file=entry.key, fix=OTHER_WAYS)
     if isinstance(reason, http.client.InvalidURL | ValueError):
-        return DatasetError(
-            f"{url} is not a URL: {reason}", file=entry.key, fix="check TRIOFLOW_DATA_URL and base_url"
-        )  # fmt: skip
+        return DatasetError(f"{url} is not a URL: {reason}", file=entry.key, fix="check TRIOFLOW_DATA_URL and base_url")
     if isinstance(reason, TimeoutError):
         return _Passing(f"no answer within {timeout_s:g} s")
     text = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
@@ -293,19 +282,14 @@ class Source:
     mirror: Path | None = None
 
 
-def choose_source(
-    base_url: str, lfs_url: str = "", environment: Mapping[str, str] | None = None
-) -> Source:
+def choose_source(base_url: str, lfs_url: str = "", environment: Mapping[str, str] | None = None) -> Source:
     """Return where files come from: the environment (by default the process's) before the catalogue's addresses.
 
     ``TRIOFLOW_DATA_MIRROR`` names a folder to look in first, ``TRIOFLOW_DATA_URL`` an address
     instead of both. Raises DatasetError when the address is invalid, or the folder does not exist.
     """
     variables = os.environ if environment is None else environment
-    url, folder = (
-        variables.get(_URL_VARIABLE, "").strip(),
-        variables.get(_MIRROR_VARIABLE, "").strip(),
-    )
+    url, folder = (variables.get(_URL_VARIABLE, "").strip(), variables.get(_MIRROR_VARIABLE, "").strip())
     if url:
         if not re.fullmatch(_ADDRESS, url):
             fix = "write http://... or https://... without login, question mark or hash sign"
@@ -378,16 +362,14 @@ def _fill(
     for base in (source.base_url, *([source.lfs_url] if source.lfs_url else [])):
         url = f"{base.rstrip('/')}/{entry.address}"
         try:
-            download_file(
-                url, entry, part, attempts=attempts, timeout_s=timeout_s, sleep=sleep
-            )  # fmt: skip
+            download_file(url, entry, part, attempts=attempts, timeout_s=timeout_s, sleep=sleep)
         except PointerFound as pointer:
             if pointer.sha256 not in ("", entry.sha256):
                 raise DatasetError(
-                    f"{url} holds a Git LFS pointer to another file"
-                    f" (sha256 {pointer.sha256[:12]}...)",
-                    file=entry.key, fix=OTHER_WAYS,
-                ) from None  # fmt: skip
+                    f"{url} holds a Git LFS pointer to another file (sha256 {pointer.sha256[:12]}...)",
+                    file=entry.key,
+                    fix=OTHER_WAYS,
+                ) from None
         else:
             return url
     raise DatasetError(
@@ -416,10 +398,10 @@ def _copy(held: Path, entry: DatasetFile, part: BufferedRandom) -> None:
     if size != entry.bytes:
         problem = f"{size} bytes instead of {entry.bytes}"
     raise DatasetError(
-        f"the mirror's file is not what was pinned: {problem}", file=held,
-        fix=f"replace it, or remove it so that its address is asked ({entry.repository} at"
-        f" {entry.commit[:12]})",
-    )  # fmt: skip
+        f"the mirror's file is not what was pinned: {problem}",
+        file=held,
+        fix=f"replace it, or remove it so that its address is asked ({entry.repository} at {entry.commit[:12]})",
+    )
 
 
 def _is_right(path: Path, entry: DatasetFile) -> bool:
@@ -436,9 +418,10 @@ def _is_right(path: Path, entry: DatasetFile) -> bool:
 def _check_mirror(mirror: Path) -> None:
     if not mirror.is_dir():
         raise DatasetError(
-            "the mirror of public data is not a folder", file=mirror,
+            "the mirror of public data is not a folder",
+            file=mirror,
             fix=f"set {_MIRROR_VARIABLE} to a folder with <owner>+<repository>/<path>, or unset it",
-        )  # fmt: skip
+        )
 
 
 @contextmanager

@@ -70,18 +70,12 @@ class DrawnGraph:
         match = timeline["match_id"].to_numpy(dtype=np.int64, na_value=-1)
         keys = np.where(match >= 0, match, -1 - np.arange(count))
         _, self.item_of = np.unique(keys, return_inverse=True)
-        start_s, end_s = (
-            timeline[name].to_numpy(dtype=np.float64) for name in ("start_s", "end_s")
-        )
+        start_s, end_s = (timeline[name].to_numpy(dtype=np.float64) for name in ("start_s", "end_s"))
         self.lengths_s = np.zeros(int(self.item_of.max(initial=-1)) + 1)
         self.lengths_s[self.item_of] = end_s - start_s
-        self._levels = list(
-            _find_levels(self.item_of, *collect_waits(graph, number_lanes(timeline)))
-        )
+        self._levels = list(_find_levels(self.item_of, *collect_waits(graph, number_lanes(timeline))))
 
-    def run(
-        self, groups: Ints, factors: Floats, own: Callable[[int], Floats] | None = None
-    ) -> Drawn:
+    def run(self, groups: Ints, factors: Floats, own: Callable[[int], Floats] | None = None) -> Drawn:
         """Return steps in which each item takes its length times its group's factor.
 
         ``groups``: row of ``factors`` [groups, draws] of each item [items]; ``own``: a draw's number to further factors
@@ -104,17 +98,13 @@ class DrawnGraph:
             step_s[chosen] = ends_s.max(axis=0, initial=0.0)
         return Drawn(step_s, wait_s / max(1, draws), late)
 
-    def _run_block(
-        self, lengths_s: Floats, groups: Ints, factors: Floats, wait_s: Floats, late: Ints
-    ) -> Floats:
+    def _run_block(self, lengths_s: Floats, groups: Ints, factors: Floats, wait_s: Floats, late: Ints) -> Floats:
         """Return when each item ends in each draw [items, draws] [s]; add to waits and lateness."""
         ends_s = np.zeros((len(self.lengths_s), factors.shape[1]))
         for level in self._levels:
             ready_s = np.zeros((len(level.tasks), factors.shape[1]))
             if len(level.awaited):
-                ready_s[level.waits] = np.maximum.reduceat(
-                    ends_s[level.awaited], level.first_awaited, axis=0
-                )
+                ready_s[level.waits] = np.maximum.reduceat(ends_s[level.awaited], level.first_awaited, axis=0)
             start_s = ready_s
             if level.shared:
                 start_s = np.maximum.reduceat(ready_s, level.firsts, axis=0)
@@ -123,9 +113,7 @@ class DrawnGraph:
             ends_s[items] = start_s + lengths_s[items] * factors[groups[items]]
         return ends_s
 
-    def _note_waits(
-        self, level: _Level, ready_s: Floats, start_s: Floats, wait_s: Floats, late: Ints
-    ) -> None:
+    def _note_waits(self, level: _Level, ready_s: Floats, start_s: Floats, wait_s: Floats, late: Ints) -> None:
         members = np.diff(np.append(level.firsts, len(level.tasks)))
         waited_s = np.repeat(start_s, members, axis=0) - ready_s
         anyone = np.maximum.reduceat(waited_s, level.firsts, axis=0) > 0
@@ -139,10 +127,7 @@ def _find_levels(item_of: Ints, waiting: Ints, awaited: Ints) -> Iterator[_Level
     by_item = np.argsort(item_of, kind="stable")
     first_task = count_up(np.bincount(item_of, minlength=items))
     order = np.argsort(waiting, kind="stable")
-    awaited_items, first_pair = (
-        item_of[awaited][order],
-        count_up(np.bincount(waiting, minlength=tasks)),
-    )
+    awaited_items, first_pair = (item_of[awaited][order], count_up(np.bincount(waiting, minlength=tasks)))
     order = np.argsort(awaited_items, kind="stable")
     followers = item_of[waiting[np.argsort(waiting, kind="stable")]][order]
     first_follower = count_up(np.bincount(awaited_items, minlength=items))
@@ -158,9 +143,7 @@ def _find_levels(item_of: Ints, waiting: Ints, awaited: Ints) -> Iterator[_Level
         raise SimulationError(f"{items - done} tasks wait for each other and never start")
 
 
-def _make_level(
-    items: Ints, by_item: Ints, first_task: Ints, awaited_items: Ints, first_pair: Ints
-) -> _Level:
+def _make_level(items: Ints, by_item: Ints, first_task: Ints, awaited_items: Ints, first_pair: Ints) -> _Level:
     members = first_task[items + 1] - first_task[items]
     tasks = by_item[_list_chosen(first_task, items)]
     pairs = first_pair[tasks + 1] - first_pair[tasks]

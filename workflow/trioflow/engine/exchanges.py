@@ -52,9 +52,7 @@ def _check_match(members: list[dict[str, Any]]) -> None:
         )
     durations = [member["duration_s"] for member in members]
     if (members[0]["message_bytes"] is None) == (None in durations):
-        raise SimulationError(
-            f"{_name_task(members[0])} needs either message_bytes or, on every member, duration_s"
-        )
+        raise SimulationError(f"{_name_task(members[0])} needs either message_bytes or, on every member, duration_s")
     for member in members:
         if member["message_bytes"] is None and not 0 <= member["duration_s"] < math.inf:
             raise SimulationError(
@@ -74,8 +72,7 @@ def _check_collective(match: int, members: list[dict[str, Any]]) -> str:
     group = read_group(str(members[0]["group"]))
     if group is None:
         raise SimulationError(
-            f"{_name_task(members[0])} has the group {members[0]['group']!r}; "
-            "write its ranks joined by commas"
+            f"{_name_task(members[0])} has the group {members[0]['group']!r}; write its ranks joined by commas"
         )
     present = [int(member["rank"]) for member in members]
     missing = sorted(set(group) - set(present))
@@ -128,9 +125,7 @@ Plan = CollectiveFlows | CollectiveMessages | CollectiveRounds
 class Planner(Protocol):
     """Turns collectives into flows, such as ``CollectivePlanner``, or messages."""
 
-    def build(
-        self, collective: str, message_bytes: int, group: Sequence[int]
-    ) -> CollectiveFlows | CollectiveMessages:
+    def build(self, collective: str, message_bytes: int, group: Sequence[int]) -> CollectiveFlows | CollectiveMessages:
         """Return what one collective of a group puts on the network."""
         ...
 
@@ -171,8 +166,7 @@ class Exchanges:
     def stretch(self, factor: float) -> Exchanges:
         """Return them slower by a factor; the links are made narrower by it elsewhere."""
         plans: list[Plan] = [
-            plan if isinstance(plan, CollectiveRounds) else plan.stretch(factor)
-            for plan in self.plans
+            plan if isinstance(plan, CollectiveRounds) else plan.stretch(factor) for plan in self.plans
         ]
         return replace(self, plans=plans, durations_s=self.durations_s * factor)
 
@@ -194,9 +188,7 @@ def make_exchanges(tasks: pd.DataFrame, planner: Planner, scale: float) -> Excha
             plan = planner.build(collective, rows.read_size(match), group).stretch(scale)
         except SimulationError as problem:
             first, last = rows.first[match], rows.first[match + 1]
-            waiting = [
-                _name_task(row) for row in records(tasks.iloc[rows.task[first:last][:_SHOWN]])
-            ]
+            waiting = [_name_task(row) for row in records(tasks.iloc[rows.task[first:last][:_SHOWN]])]
             more = f" and {last - first - _SHOWN} more" if last - first > _SHOWN else ""
             raise SimulationError(f"{', '.join(waiting)}{more}: {problem}") from None
         plans.append(plan)
@@ -244,9 +236,7 @@ class ExchangeRows:
         self.name, names = _read_codes(tasks["name"], self.task)
         self.group, groups = _read_codes(tasks["group"], self.task)
         # A collective's name begins with the word that says which one it is.
-        words = pd.factorize(
-            np.array([*(_read_first_word(name) for name in names), ""], dtype=object)
-        )
+        words = pd.factorize(np.array([*(_read_first_word(name) for name in names), ""], dtype=object))
         self.word = np.where(self.kind == COLLECTIVE, words[0][self.name], _NONE)
         self._words: list[str] = list(words[1])
         self._groups = [read_group(text) for text in groups]
@@ -281,9 +271,7 @@ class ExchangeRows:
         durations_s = np.zeros(len(begin))
         if timed.any():
             durations_s[timed] = np.maximum.reduceat(self.duration_s, begin)[timed] * scale
-        return Exchanges(
-            of_task, self.task, self.first, plans, plan_of, durations_s, confidences, warnings
-        )
+        return Exchanges(of_task, self.task, self.first, plans, plan_of, durations_s, confidences, warnings)
 
     def find_groups(self) -> Ints:
         """Return a number for the group of each match, equal for equal ones [matches]."""

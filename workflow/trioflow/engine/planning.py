@@ -40,11 +40,7 @@ def choose_algorithms(
 
 
 def make_planner(
-    platform: Platform,
-    collectives: CollectiveCost | None,
-    bound: Bound,
-    algorithms: Algorithms | None,
-    chunks: Chunks,
+    platform: Platform, collectives: CollectiveCost | None, bound: Bound, algorithms: Algorithms | None, chunks: Chunks
 ) -> Planner:
     """Return what turns collectives into messages, or flows without an algorithm; InputError as ``MessagePlanner``."""
     if algorithms is None:
@@ -60,16 +56,14 @@ PLANNERS, MESSAGES = Memory(12, MOST_USES), Memory(3, MOST_USES)
 
 @kept(MESSAGES)
 def _keep_messages(
-    platform: Platform, collectives: CollectiveCost | None, bound: Bound, algorithms: Algorithms, chunks: Chunks,
-) -> Planner:  # fmt: skip
+    platform: Platform, collectives: CollectiveCost | None, bound: Bound, algorithms: Algorithms, chunks: Chunks
+) -> Planner:
     run_alone = make_run_alone(platform)
     return MessagePlanner(platform, algorithms, run_alone, collectives, bound, chunks)
 
 
 @kept(PLANNERS)
-def keep_planner(
-    platform: Platform, collectives: CollectiveCost | None, bound: Bound
-) -> CollectivePlanner:
+def keep_planner(platform: Platform, collectives: CollectiveCost | None, bound: Bound) -> CollectivePlanner:
     """Return the planner of a platform object, the same one always: finding routes takes longer than a folded simulation."""
     if bound == "time_s":
         return CollectivePlanner(platform, collectives, bound)
@@ -83,9 +77,7 @@ def name_links(platform: Platform) -> list[tuple[tuple[str, str], str]]:
     return [(pair, f"{pair[0]}->{pair[1]}") for pair in ends]
 
 
-def keep_folded(
-    fold: Fold, cases: Sequence[Case], network: AnyNetwork, platform: Platform
-) -> FoldedProgram:
+def keep_folded(fold: Fold, cases: Sequence[Case], network: AnyNetwork, platform: Platform) -> FoldedProgram:
     """Return the quotient of a graph on a platform, the same however fast its links are; errors as ``fold_program``."""
     slack: frozenset[int] = getattr(network, "slack", frozenset())
     of_cases = [(case.planner, case.compute_scale) for case in cases]
@@ -94,9 +86,8 @@ def keep_folded(
 
 @kept(Memory(2))  # one graph on two networks, as consecutive scenarios of a sweep ask for
 def _keep_folded(
-    fold: Fold, cases: Sequence[tuple[Any, ...]], network: type[AnyNetwork], slack: frozenset[int],
-    platform: Platform,
-) -> FoldedProgram:  # fmt: skip
+    fold: Fold, cases: Sequence[tuple[Any, ...]], network: type[AnyNetwork], slack: frozenset[int], platform: Platform
+) -> FoldedProgram:
     return fold_program(fold, [Case(*one) for one in cases], network, slack, platform)
 
 

@@ -231,10 +231,7 @@ def build_program(
     scales = _spread_scale(compute_scale, ranks)
     check_scale(communication_scale, "communication_scale")
     streams, stream_names = _place_tasks(tasks, communication_on_compute_stream)
-    if isinstance(planner, Exchanges):
-        exchanges = planner
-    else:
-        exchanges = make_exchanges(tasks, planner, communication_scale)
+    exchanges = planner if isinstance(planner, Exchanges) else make_exchanges(tasks, planner, communication_scale)
     waiting, awaited = collect_waits(graph, rank_of * len(stream_names) + streams)
     return Program(
         ranks=rank_of,
@@ -249,9 +246,7 @@ def build_program(
     )
 
 
-def change_case(
-    program: Program, graph: TaskGraph, exchanges: Exchanges, case: Case, ranks: int
-) -> Program:
+def change_case(program: Program, graph: TaskGraph, exchanges: Exchanges, case: Case, ranks: int) -> Program:
     """Return a graph's program with another case's times and ``exchanges``; SimulationError for a scale not positive."""
     scales = _spread_scale(case.compute_scale, ranks)
     durations_s = _read_durations(graph.tasks, program.ranks, exchanges) * scales[program.ranks]
@@ -265,22 +260,15 @@ def check_scale(scale: float, name: str) -> None:
 
 
 def _spread_scale(scale: float | Sequence[float], ranks: int) -> Floats:
-    if isinstance(scale, int | float):
-        scales = [float(scale)] * ranks
-    else:
-        scales = [float(value) for value in scale]
+    scales = [float(scale)] * ranks if isinstance(scale, int | float) else [float(value) for value in scale]
     if len(scales) != ranks:
-        raise SimulationError(
-            f"compute_scale has {len(scales)} values for {ranks} ranks; give one for each rank"
-        )
+        raise SimulationError(f"compute_scale has {len(scales)} values for {ranks} ranks; give one for each rank")
     for value in dict.fromkeys(scales):
         check_scale(value, "compute_scale")
     return np.array(scales, dtype=np.float64)
 
 
-def _place_tasks(
-    tasks: pd.DataFrame, communication_on_compute_stream: bool
-) -> tuple[Ints, list[str]]:
+def _place_tasks(tasks: pd.DataFrame, communication_on_compute_stream: bool) -> tuple[Ints, list[str]]:
     """Return the number of the stream that every task runs in, and the streams' names."""
     codes, found = pd.factorize(tasks["stream"])
     names = [str(name) for name in found]
@@ -312,9 +300,7 @@ def collect_waits(graph: TaskGraph, lanes: Ints) -> tuple[Ints, Ints]:
     ``lanes``: a number for the rank and stream of each task [tasks]. SimulationError when a dependency names no task.
     """
     count = len(lanes)
-    waiting, awaited = (
-        graph.dependencies[column].to_numpy(dtype=np.int64) for column in ("task_id", "depends_on")
-    )
+    waiting, awaited = (graph.dependencies[column].to_numpy(dtype=np.int64) for column in ("task_id", "depends_on"))
     wrong = ((waiting < 0) | (waiting >= count)) | ((awaited < 0) | (awaited >= count))
     if wrong.any():
         row = int(np.argmax(wrong))
@@ -322,10 +308,7 @@ def collect_waits(graph: TaskGraph, lanes: Ints) -> tuple[Ints, Ints]:
         raise SimulationError(f"a dependency names task {end}, which does not exist")
     order = np.argsort(lanes, kind="stable")
     same = lanes[order[1:]] == lanes[order[:-1]]
-    return (
-        np.concatenate([waiting, order[1:][same]]),
-        np.concatenate([awaited, order[:-1][same]]),
-    )
+    return (np.concatenate([waiting, order[1:][same]]), np.concatenate([awaited, order[:-1][same]]))
 
 
 def number_lanes(timeline: pd.DataFrame) -> Ints:

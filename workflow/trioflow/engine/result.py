@@ -43,21 +43,23 @@ def gather_traffic(program: Program, execution: Execution, network: AnyNetwork) 
     Of collectives that were single events a round's bytes move from its latency's end, on every link in as many flows
     as cross it.
     """
-    if execution.pieces is None or not isinstance(
-        network, FairShareNetwork | ContentionFreeNetwork
-    ):
+    if execution.pieces is None or not isinstance(network, FairShareNetwork | ContentionFreeNetwork):
         raise SimulationError("the engine did not keep the pieces of flows")
     links = network.links
     parts = [_expand_flows(program, execution), *_expand_rounds(program, execution)]
-    link, begin_s, end_s, rate, flows, tie = (
-        np.concatenate(columns) for columns in zip(*parts, strict=True)
-    )
+    link, begin_s, end_s, rate, flows, tie = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     order = np.lexsort((tie, begin_s, link))
     moved = [execution.link_bytes[one.source, one.target] for one in links]
     return LinkTraffic(
-        links, np.array(moved, dtype=np.float64), float(execution.end_s.max(initial=0.0)),
-        link[order], begin_s[order], end_s[order], rate[order], flows[order],
-    )  # fmt: skip
+        links,
+        np.array(moved, dtype=np.float64),
+        float(execution.end_s.max(initial=0.0)),
+        link[order],
+        begin_s[order],
+        end_s[order],
+        rate[order],
+        flows[order],
+    )
 
 
 def _expand_flows(program: Program, execution: Execution) -> Columns:
@@ -86,9 +88,13 @@ def _expand_flows(program: Program, execution: Execution) -> Columns:
     row = np.repeat(np.arange(len(pair)), counts)
     within = np.arange(len(row)) - np.repeat(count_up(counts)[:-1], counts)
     return (
-        every_hop[first[row] + within], pieces.begin_s[row], pieces.end_s[row],
-        pieces.rate_bytes_per_s[row], np.ones(len(row), dtype=np.int64), pieces.flow_id[row],
-    )  # fmt: skip
+        every_hop[first[row] + within],
+        pieces.begin_s[row],
+        pieces.end_s[row],
+        pieces.rate_bytes_per_s[row],
+        np.ones(len(row), dtype=np.int64),
+        pieces.flow_id[row],
+    )
 
 
 def _expand_rounds(program: Program, execution: Execution) -> list[Columns]:
@@ -108,11 +114,16 @@ def _expand_rounds(program: Program, execution: Execution) -> list[Columns]:
         begin_s, end_s = times_s[1::2][moving], times_s[2::2][moving]
         rate = plan.sizes_bytes[moving] / plan.moving_s[moving]
         each = len(rate)
-        found.append((
-            np.tile(plan.links, each), np.repeat(begin_s, links), np.repeat(end_s, links),
-            np.repeat(rate, links), np.tile(plan.crossings, each),
-            np.full(each * links, -rounds, dtype=np.int64),
-        ))  # fmt: skip
+        found.append(
+            (
+                np.tile(plan.links, each),
+                np.repeat(begin_s, links),
+                np.repeat(end_s, links),
+                np.repeat(rate, links),
+                np.tile(plan.crossings, each),
+                np.full(each * links, -rounds, dtype=np.int64),
+            )
+        )
     return found
 
 
@@ -218,8 +229,7 @@ def measure_shares(program: Program, execution: Execution) -> dict[Part, float]:
     unknown = sorted({word for _, _, word in exchanges.confidences} - set(CONFIDENCES))
     if unknown:
         raise SimulationError(
-            f"the cost model states the confidence {unknown[0]!r}; "
-            f"known are {', '.join(CONFIDENCES)}"
+            f"the cost model states the confidence {unknown[0]!r}; known are {', '.join(CONFIDENCES)}"
         )
     exchange = np.repeat(np.arange(len(exchanges.plan_of)), np.diff(exchanges.first_members))
     plan, tasks = exchanges.plan_of[exchange], exchanges.members
@@ -254,10 +264,6 @@ def warn_of_parts(shares: dict[Part, float]) -> list[str]:
         if word not in CONFIDENCES[2:]:
             continue
         small = CONFIDENCES.index(word) > decided
-        note = (
-            f" ({share:.1%} of the step, too little to decide the word of confidence)"
-            if small
-            else ""
-        )
+        note = f" ({share:.1%} of the step, too little to decide the word of confidence)" if small else ""
         warnings.append(f"{collective} on {ranks} ranks: its time is {word}, not measured{note}")
     return warnings

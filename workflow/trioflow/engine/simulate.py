@@ -28,14 +28,7 @@ from trioflow.engine.compiled.run import is_repaid, run_program, supports
 from trioflow.engine.exchanges import Plan, make_exchanges
 from trioflow.engine.folding.fold import FoldedProgram, TooLargeError, check_expansion
 from trioflow.engine.folding.traffic import CannotFoldError
-from trioflow.engine.planning import (
-    choose_algorithms,
-    keep_folded,
-    keep_links,
-    keep_slack,
-    make_planner,
-    name_links,
-)
+from trioflow.engine.planning import choose_algorithms, keep_folded, keep_links, keep_slack, make_planner, name_links
 from trioflow.engine.program import (
     Case,
     Execution,
@@ -57,24 +50,13 @@ from trioflow.engine.result import (
     measure_shares,
     warn_of_parts,
 )
-from trioflow.engine.timeline import (
-    LaneIntervals,
-    RankTimes,
-    TimelineSummary,
-    merge_lanes,
-    summarize_tasks,
-)
+from trioflow.engine.timeline import LaneIntervals, RankTimes, TimelineSummary, merge_lanes, summarize_tasks
 from trioflow.hardware.machine import Link, Platform
 from trioflow.network.algorithms.catalogue import Algorithms
 from trioflow.network.collectives import Bound, CollectiveCost
 from trioflow.network.fair_share import FairShareNetwork, FlowShape, compute_max_min_rates
 from trioflow.network.message_planner import Chunks, CollectiveMessages, CollectiveRounds
-from trioflow.network.networks import (
-    DEFAULT_NETWORK,
-    AnyNetwork,
-    ContentionFreeNetwork,
-    make_network,
-)
+from trioflow.network.networks import DEFAULT_NETWORK, AnyNetwork, ContentionFreeNetwork, make_network
 from trioflow.parallel.folded import Fold, FoldedTaskGraph
 from trioflow.parallel.task_graph import TaskGraph
 
@@ -192,9 +174,14 @@ class _Rates:
         sizes_bytes = blocks.astype(np.float64) * plan.block_bytes
         links, crossings = self._links[plan.shape]
         return CollectiveRounds(
-            np.full(len(blocks), latencies_s[0]), sizes_bytes / rates[0], sizes_bytes, links,
-            crossings, plan.confidence, plan.warning,
-        )  # fmt: skip
+            np.full(len(blocks), latencies_s[0]),
+            sizes_bytes / rates[0],
+            sizes_bytes,
+            links,
+            crossings,
+            plan.confidence,
+            plan.warning,
+        )
 
     def _compute(self, plan: CollectiveMessages) -> Floats:
         """Return the rate of each pair's message when all move [pairs] [bytes/s]."""
@@ -244,9 +231,7 @@ class Prepared:
             return int(graph.tasks["rank"].nunique())
         return len(self.folded.fold.representatives)
 
-    def list_link_bytes(
-        self, execution: Execution, links: Sequence[Link]
-    ) -> dict[tuple[str, str], float]:
+    def list_link_bytes(self, execution: Execution, links: Sequence[Link]) -> dict[tuple[str, str], float]:
         """Return the bytes that moved over each link, by its ends [bytes]."""
         if self.folded is None:
             return dict(execution.link_bytes)
@@ -317,9 +302,7 @@ def prepare(
             whole = make_network()
             folded = keep_folded(graph_fold, cases, whole, platform).stretch(communication_scale)
             kind = type(whole)
-            return Prepared(
-                folded.programs, lambda: folded.make_network(kind, make_network), folded
-            )
+            return Prepared(folded.programs, lambda: folded.make_network(kind, make_network), folded)
         except TooLargeError:
             raise
         except (CannotFoldError, SimulationError, InputError) as problem:
@@ -342,9 +325,7 @@ def _build_timeline(graph: TaskGraph, program: Program, execution: Execution) ->
     return _assemble(graph, program.streams, program.stream_names, *times)
 
 
-def _assemble(
-    graph: TaskGraph, streams: Any, names: Sequence[str], start_s: Any, end_s: Any
-) -> pd.DataFrame:
+def _assemble(graph: TaskGraph, streams: Any, names: Sequence[str], start_s: Any, end_s: Any) -> pd.DataFrame:
     texts = pd.array(names, dtype="str").take(streams)
     timeline: pd.DataFrame = graph.tasks.reset_index(drop=True).assign(
         stream=pd.Series(texts, dtype="str"), start_s=start_s, end_s=end_s
@@ -361,9 +342,7 @@ def _expand_timeline(fold: Fold, program: Program, execution: Execution) -> pd.D
     return _assemble(fold.whole, program.streams[row], program.stream_names, *times)
 
 
-def _build_executed(
-    fold: Fold | None, program: Program, graph: TaskGraph, execution: Execution
-) -> Executed:
+def _build_executed(fold: Fold | None, program: Program, graph: TaskGraph, execution: Execution) -> Executed:
     """Return the timeline of the tasks that were executed."""
     timeline = _build_timeline(graph if fold is None else fold.graph, program, execution)
     if fold is None:
@@ -502,9 +481,12 @@ _Times = list[tuple[float, float]]
 
 
 def _simulate_ends(
-    graph: TaskGraph, platform: Platform, collectives: CollectiveCost | None,
-    options: SimulationOptions, ends: Sequence[_End],
-) -> tuple[Result, _Times]:  # fmt: skip
+    graph: TaskGraph,
+    platform: Platform,
+    collectives: CollectiveCost | None,
+    options: SimulationOptions,
+    ends: Sequence[_End],
+) -> tuple[Result, _Times]:
     """Simulate a graph, and at the ends of its interval: with other times on the same links, where they are.
 
     A simulation each where algorithms differ at the ends, collectives slow compute down, or links are recorded
@@ -525,28 +507,27 @@ def _simulate_ends(
 
 
 def _simulate(
-    graph: TaskGraph, platform: Platform, collectives: CollectiveCost | None,
-    options: SimulationOptions, bound: Bound,
-) -> Result:  # fmt: skip
+    graph: TaskGraph, platform: Platform, collectives: CollectiveCost | None, options: SimulationOptions, bound: Bound
+) -> Result:
     """Simulate; where collectives slow compute down, until its times are those of their own run."""
     slowdown = platform.compute_slowdown_during_collective
     if slowdown == 1 or not graph.kinds >= {"collective", "compute"}:
         return _simulate_once(graph, platform, collectives, options, bound)[0]
-    return _stretch_compute(
-        graph, slowdown, lambda one: _simulate_once(one, platform, collectives, options, bound)[0]
-    )
+    return _stretch_compute(graph, slowdown, lambda one: _simulate_once(one, platform, collectives, options, bound)[0])
 
 
 def _simulate_once(
-    graph: TaskGraph, platform: Platform, collectives: CollectiveCost | None,
-    options: SimulationOptions, bound: Bound, ends: Sequence[_End] = (),
-) -> tuple[Result, _Times]:  # fmt: skip
+    graph: TaskGraph,
+    platform: Platform,
+    collectives: CollectiveCost | None,
+    options: SimulationOptions,
+    bound: Bound,
+    ends: Sequence[_End] = (),
+) -> tuple[Result, _Times]:
     """Simulate; and with the times of some ends of an interval, on what was made ready once."""
     engine = options.engine
     if engine not in ENGINES:
-        raise InputError(
-            f"no engine is called {engine!r}", fix=f"choose one of {', '.join(ENGINES)}"
-        )
+        raise InputError(f"no engine is called {engine!r}", fix=f"choose one of {', '.join(ENGINES)}")
     ready = _make_ready(graph, platform, collectives, options, bound, ends)
     try:
         ran = [run_prepared(ready, engine, options.aggregate, n) for n in range(1 + len(ends))]
@@ -562,9 +543,14 @@ def _simulate_once(
 
 
 def _make_ready(
-    graph: TaskGraph, platform: Platform, collectives: CollectiveCost | None,
-    options: SimulationOptions, bound: Bound, ends: Sequence[_End], reason: str = "not asked for",
-) -> Prepared:  # fmt: skip
+    graph: TaskGraph,
+    platform: Platform,
+    collectives: CollectiveCost | None,
+    options: SimulationOptions,
+    bound: Bound,
+    ends: Sequence[_End],
+    reason: str = "not asked for",
+) -> Prepared:
     """Return what an engine is given."""
     algorithms, chunks = choose_algorithms(graph.metadata.plan, options.algorithms, options.chunks)
 
@@ -585,15 +571,17 @@ def _make_ready(
     if options.record_links and options.fold:
         reason = "what crossed the links was asked for"
     return prepare(
-        graph, cases, make_mover, platform,
-        fold=False if options.record_links else options.fold, unfolded_reason=reason,
+        graph,
+        cases,
+        make_mover,
+        platform,
+        fold=False if options.record_links else options.fold,
+        unfolded_reason=reason,
         communication_scale=options.communication_scale,
-    )  # fmt: skip
+    )
 
 
-def _read_result(
-    graph: TaskGraph, platform: Platform, options: SimulationOptions, ready: Prepared, ran: Ran,
-) -> Result:  # fmt: skip
+def _read_result(graph: TaskGraph, platform: Platform, options: SimulationOptions, ready: Prepared, ran: Ran) -> Result:
     """Return what a run says of all ranks."""
     execution = ran.execution
     traffic = gather_traffic(ran.program, execution, ran.network) if options.record_links else None
@@ -615,10 +603,7 @@ def _read_result(
         executed_ranks=ready.count_ranks(graph),
         simulator_wall_s=ran.wall_s,
     )
-    return Result(
-        ready.make_timeline(graph, execution), ready.make_executed(graph, execution), summary,
-        traffic,
-    )  # fmt: skip
+    return Result(ready.make_timeline(graph, execution), ready.make_executed(graph, execution), summary, traffic)
 
 
 ROUNDS = 200
@@ -629,9 +614,7 @@ _PATIENCE = 20
 """Runs after which each change is halved: tasks and collectives that chase one another settle then."""
 
 
-def _stretch_compute(
-    graph: TaskGraph, slowdown: float, run: Callable[[TaskGraph], Result]
-) -> Result:
+def _stretch_compute(graph: TaskGraph, slowdown: float, run: Callable[[TaskGraph], Result]) -> Result:
     """Return a simulation in which compute takes ``slowdown`` (above 1) as long beside a collective.
 
     Durations are stretched by the overlap of the run before until they agree with their own run, so any engine and

@@ -8,11 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from trioflow.engine.program import (
-    COMMUNICATION_KINDS,
-    COMPUTE_STREAM,
-    select_kinds,
-)
+from trioflow.engine.program import COMMUNICATION_KINDS, COMPUTE_STREAM, select_kinds
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -99,9 +95,7 @@ def select_compute(timeline: pd.DataFrame) -> NDArray[np.bool_]:
 
     Such a host task delays the next operator (on a CPU the two are one); one in a stream of its own does not.
     """
-    return select_kinds(
-        timeline["kind"], lambda: (timeline["stream"] == COMPUTE_STREAM).to_numpy(dtype=bool)
-    )[0]
+    return select_kinds(timeline["kind"], lambda: (timeline["stream"] == COMPUTE_STREAM).to_numpy(dtype=bool))[0]
 
 
 class RankTimes(NamedTuple):
@@ -146,13 +140,10 @@ def summarize_tasks(
     end_s: NDArray[np.float64],
 ) -> TimelineSummary:
     """Sum up tasks that stand in columns: of ranks, which compute and which move data, start and end [tasks] [s]."""
-    found, lane = (
-        np.unique(rank, return_inverse=True) if rank.any() else (rank[:1], np.zeros_like(rank))
-    )
+    found, lane = np.unique(rank, return_inverse=True) if rank.any() else (rank[:1], np.zeros_like(rank))
     ranks = len(found)
     compute, communication = (
-        merge_lanes(LaneIntervals(lane[chosen], start_s[chosen], end_s[chosen]))
-        for chosen in (computes, communicates)
+        merge_lanes(LaneIntervals(lane[chosen], start_s[chosen], end_s[chosen])) for chosen in (computes, communicates)
     )
     both = merge_lanes(join_lanes(compute, communication))
     order = np.argsort(lane, kind="stable")

@@ -99,11 +99,7 @@ def leave_host(graph: TaskGraph) -> TaskGraph:
 
 
 def write_chakra(
-    graph: TaskGraph,
-    prefix: str | Path,
-    source: Trace | None = None,
-    *,
-    involved_dim: Sequence[bool] = (),
+    graph: TaskGraph, prefix: str | Path, source: Trace | None = None, *, involved_dim: Sequence[bool] = ()
 ) -> list[Path]:
     """Write one Chakra file a rank, and the communicator groups beside them.
 
@@ -138,9 +134,7 @@ def write_chakra(
 def _check_free(prefix: str | Path, files: list[Path], groups_file: Path) -> None:
     """Refuse a prefix without a name, and one with files that would not be replaced."""
     if str(prefix) == "" or str(prefix).endswith(("/", ".")):
-        raise InputError(
-            f"{str(prefix)!r} is not a prefix of file names", fix="give such as folder/name"
-        )
+        raise InputError(f"{str(prefix)!r} is not a prefix of file names", fix="give such as folder/name")
     folder, stem = files[0].parent, files[0].name.removesuffix("0.et")
     known = {file.name for file in files}
     for file in sorted(folder.iterdir()) if folder.is_dir() else ():
@@ -159,9 +153,7 @@ def _check_free(prefix: str | Path, files: list[Path], groups_file: Path) -> Non
 class _Export:
     """Turns the tasks of a graph into nodes."""
 
-    def __init__(
-        self, graph: TaskGraph, source: Trace | None, involved_dim: tuple[bool, ...]
-    ) -> None:
+    def __init__(self, graph: TaskGraph, source: Trace | None, involved_dim: tuple[bool, ...]) -> None:
         self.tasks = records(graph.tasks)
         self.metadata, self.source, self.involved_dim = graph.metadata, source, involved_dim
         self._of_rank: dict[int, list[int]] = {}
@@ -180,9 +172,7 @@ class _Export:
         self._operators = records(source.operators) if source else []
         self._tensors = records(source.tensors) if source else []
         # On a CPU a task holds the host time before its operator, too.
-        self._host_inside = bool(source) and not any(
-            t["stream"] == _HOST_STREAM for t in self.tasks
-        )
+        self._host_inside = bool(source) and not any(t["stream"] == _HOST_STREAM for t in self.tasks)
 
     def _link(self, dependencies: pd.DataFrame) -> None:
         """Note what each task waits for, and the task before it in its stream."""
@@ -216,9 +206,7 @@ class _Export:
                 raise InputError(f"{place}: its peer is {task['peer']}")
             return ()
         if task["name"] not in COMM_TYPES:
-            raise InputError(
-                f"{place}: Chakra has no such collective", fix=f"it has {', '.join(COMM_TYPES)}"
-            )
+            raise InputError(f"{place}: Chakra has no such collective", fix=f"it has {', '.join(COMM_TYPES)}")
         words = str(task["group"] or "").split(",")
         group = tuple(int(word) for word in words if word.isdigit())
         if len(group) != len(words) or task["rank"] not in group:
@@ -306,9 +294,7 @@ class _Export:
         add_attributes(node, {OWN + key: value for key, value in own.items()})
         if self._tensors:
             self._add_tensors(node, operator)
-            add_attributes(
-                node, {OWN + "cpu_ns": operator["cpu_ns"] if self._host_inside else None}
-            )
+            add_attributes(node, {OWN + "cpu_ns": operator["cpu_ns"] if self._host_inside else None})
 
     def _add_tensors(self, node: Any, operator: Row) -> None:
         """Add an operator's tensors as PyTorch's execution trace words them."""
@@ -316,10 +302,7 @@ class _Export:
             rows = [self._tensors[index] for index in operator[f"{side}_ids"]]
             info = getattr(node, f"{side}s")
             info.values = json.dumps(
-                [
-                    [r["tensor_id"], r["storage_id"], 0, math.prod(r["shape"]), r["elem_bytes"], ""]
-                    for r in rows
-                ]
+                [[r["tensor_id"], r["storage_id"], 0, math.prod(r["shape"]), r["elem_bytes"], ""] for r in rows]
             )
             info.shapes = json.dumps([list(r["shape"]) for r in rows])
             info.types = json.dumps([f"Tensor({r['dtype']})" for r in rows])

@@ -23,13 +23,19 @@ _STREAM_NUMBERS = {"compute": 7}
 _FIRST_OTHER_STREAM = 20
 _HOST_THREAD = 1
 _KERNELS = {
-    "all_reduce": "AllReduce", "all_gather": "AllGather", "reduce_scatter": "ReduceScatter",
-    "broadcast": "Broadcast", "reduce": "Reduce", "all_to_all": "SendRecv",
-}  # fmt: skip
+    "all_reduce": "AllReduce",
+    "all_gather": "AllGather",
+    "reduce_scatter": "ReduceScatter",
+    "broadcast": "Broadcast",
+    "reduce": "Reduce",
+    "all_to_all": "SendRecv",
+}
 _NOTED = {
-    "all_reduce": "allreduce", "all_gather": "_allgather_base",
-    "reduce_scatter": "_reduce_scatter_base", "all_to_all": "all_to_all",
-}  # fmt: skip
+    "all_reduce": "allreduce",
+    "all_gather": "_allgather_base",
+    "reduce_scatter": "_reduce_scatter_base",
+    "all_to_all": "all_to_all",
+}
 """Collectives as ``record_param_comms`` names them, where that is another name."""
 _CALLS = {
     "all_reduce": "AllReduce",
@@ -64,9 +70,11 @@ def write_kineto(timeline: pd.DataFrame, folder: str | Path) -> list[Path]:
         tasks = timeline[timeline["rank"] == rank]
         run = {"backend": "nccl", "rank": rank, "world_size": len(ranks)}
         content = {
-            "schemaVersion": 1, "distributedInfo": run, "displayTimeUnit": "ms",
+            "schemaVersion": 1,
+            "distributedInfo": run,
+            "displayTimeUnit": "ms",
             "traceEvents": list(_describe_rank(tasks, members)),
-        }  # fmt: skip
+        }
         files.append(goal / f"rank-{rank}.json.gz")
         with atomic_path(files[-1]) as temporary:
             # With spaces after colons, as Kineto writes: readers look for '"rank": 0' in the text.
@@ -97,12 +105,16 @@ def _describe_rank(tasks: pd.DataFrame, members: dict[int, list[int]]) -> Iterat
     """Yield the events of a rank: the step, the host's operators and launches, kernels and copies."""
     rank = int(tasks["rank"].iloc[0])
     yield {
-        "ph": "X", "cat": "user_annotation", "name": STEP, "pid": rank, "tid": _HOST_THREAD,
-        "ts": 0.0, "dur": _to_us(tasks["end_s"].max()), "args": {"External id": 0},
-    }  # fmt: skip
-    rows: list[Any] = list(
-        tasks.sort_values(["start_s", "task_id"], kind="stable").itertuples(index=False)
-    )
+        "ph": "X",
+        "cat": "user_annotation",
+        "name": STEP,
+        "pid": rank,
+        "tid": _HOST_THREAD,
+        "ts": 0.0,
+        "dur": _to_us(tasks["end_s"].max()),
+        "args": {"External id": 0},
+    }
+    rows: list[Any] = list(tasks.sort_values(["start_s", "task_id"], kind="stable").itertuples(index=False))
     launches = {task.task_id + 1: task for task in rows if task.kind == "host"}
     device = [task for task in rows if task.kind != "host"]
     streams = dict(_STREAM_NUMBERS)
@@ -120,24 +132,35 @@ def _describe_task(
     thread = {"ph": "X", "pid": int(task.rank), "tid": _HOST_THREAD if launch else 1000 + stream}
     name = f"nccl:{task.name}" if said else task.name
     yield thread | {
-        "cat": "cpu_op", "name": name, "ts": _to_us(begin), "dur": _to_us(end) - _to_us(begin),
+        "cat": "cpu_op",
+        "name": name,
+        "ts": _to_us(begin),
+        "dur": _to_us(end) - _to_us(begin),
         "args": {"External id": number} | said,
-    }  # fmt: skip
+    }
     if task.end_s <= task.start_s and not said:
         return  # a view: it runs nothing
     yield thread | {
-        "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": _to_us(end), "dur": 0.0,
+        "cat": "cuda_runtime",
+        "name": "cudaLaunchKernel",
+        "ts": _to_us(end),
+        "dur": 0.0,
         "args": {"External id": number, "correlation": number},
-    }  # fmt: skip
+    }
     copied = task.kind == "memcpy"
     kernel = f"Memcpy DtoD ({task.name})" if copied else task.name
     if task.kind in ("collective", "send", "recv"):
         kernel = f"ncclDevKernel_{_KERNELS.get(task.name, 'SendRecv')}"
     yield {
-        "ph": "X", "cat": "gpu_memcpy" if copied else "kernel", "name": kernel, "pid": 0,
-        "tid": stream, "ts": _to_us(task.start_s), "dur": _to_us(task.end_s) - _to_us(task.start_s),
+        "ph": "X",
+        "cat": "gpu_memcpy" if copied else "kernel",
+        "name": kernel,
+        "pid": 0,
+        "tid": stream,
+        "ts": _to_us(task.start_s),
+        "dur": _to_us(task.end_s) - _to_us(task.start_s),
         "args": {"External id": number, "correlation": number, "device": 0, "stream": stream} | said,
-    }  # fmt: skip
+    }
 
 
 def _describe_message(task: Any, members: dict[int, list[int]]) -> dict[str, Any]:
@@ -147,11 +170,13 @@ def _describe_message(task: Any, members: dict[int, list[int]]) -> dict[str, Any
     ranks = members.get(int(task.match_id), [int(task.rank)])
     size, parts = int(task.message_bytes), len(ranks)
     return {
-        "Collective name": _NOTED.get(task.name, task.name), "dtype": "Byte",
+        "Collective name": _NOTED.get(task.name, task.name),
+        "dtype": "Byte",
         "In msg nelems": size // parts if task.name == "all_gather" else size,
         "Out msg nelems": size // parts if task.name == "reduce_scatter" else size,
-        "Group size": parts, "Process Group Ranks": json.dumps(ranks),
-    }  # fmt: skip
+        "Group size": parts,
+        "Process Group Ranks": json.dumps(ranks),
+    }
 
 
 def _to_us(time_s: float) -> float:
@@ -159,9 +184,7 @@ def _to_us(time_s: float) -> float:
     return round(time_s * NS_PER_S) / NS_PER_US
 
 
-def write_nccl_log(
-    timeline: pd.DataFrame, folder: str | Path, ranks_per_node: int | None = None
-) -> list[Path]:
+def write_nccl_log(timeline: pd.DataFrame, folder: str | Path, ranks_per_node: int | None = None) -> list[Path]:
     """Write ``rank-N.log`` for every rank of a predicted step; return the files in order of rank.
 
     ``timeline``: columns of ``tables.TIMELINE``. ``ranks_per_node``: all ranks by default. Calls stand in the order in
@@ -175,9 +198,7 @@ def write_nccl_log(
     goal, members = make_folder(folder), find_members(timeline)
     said = timeline[timeline["kind"].isin(COMMUNICATION_KINDS) & timeline["match_id"].notna()]
     said = said.sort_values(["start_s", "task_id"], kind="stable")
-    groups = zip(
-        said["stream"], (tuple(members[int(match)]) for match in said["match_id"]), strict=True
-    )
+    groups = zip(said["stream"], (tuple(members[int(match)]) for match in said["match_id"]), strict=True)
     known = {group: number for number, group in enumerate(dict.fromkeys(groups))}
     files = []
     for rank in ranks:

@@ -303,14 +303,23 @@ def _describe_tasks(timeline: pd.DataFrame, slices: _Slices) -> bytes:
     """Return one slice per task, in the order of the timeline's rows."""
     phases, kinds = timeline["phase"], timeline["kind"]
     pieces: list[Piece] = [
-        '"ph":"X","name":', _write_texts(timeline["name"]),
-        ',"cat":', _write_texts(phases.where(phases != "", kinds)),
-        ',"pid":', _write_integers(slices.pid), ',"tid":', _write_integers(slices.tid),
-        ',"ts":', _write_microseconds(slices.start_ns),
-        ',"dur":', _write_microseconds(slices.end_ns - slices.start_ns),
-        ',"args":{"task_id":', _write_integers(timeline["task_id"].to_numpy(np.int64)),
-        *(_write_argument(name, timeline[name]) for name in _ARGUMENTS), "}",
-    ]  # fmt: skip
+        '"ph":"X","name":',
+        _write_texts(timeline["name"]),
+        ',"cat":',
+        _write_texts(phases.where(phases != "", kinds)),
+        ',"pid":',
+        _write_integers(slices.pid),
+        ',"tid":',
+        _write_integers(slices.tid),
+        ',"ts":',
+        _write_microseconds(slices.start_ns),
+        ',"dur":',
+        _write_microseconds(slices.end_ns - slices.start_ns),
+        ',"args":{"task_id":',
+        _write_integers(timeline["task_id"].to_numpy(np.int64)),
+        *(_write_argument(name, timeline[name]) for name in _ARGUMENTS),
+        "}",
+    ]
     return _join_pieces(pieces)
 
 
@@ -329,31 +338,44 @@ def _describe_arrows(timeline: pd.DataFrame, slices: _Slices, suffix: str) -> It
         # Perfetto joins two ends by category, name and a whole number; others it drops.
         number = _write_integers(np.arange(rows.start, rows.stop))
         for end, task in (('"ph":"s"', tails[rows]), ('"ph":"f","bp":"e"', heads[rows])):
-            yield _join_pieces([
-                f'{end},"cat":"match","name":"match{suffix}","id":', number,
-                ',"pid":', _write_integers(slices.pid[task]), ',"tid":', _write_integers(slices.tid[task]),
-                ',"ts":', _write_microseconds(middle_ns[task]),
-            ])  # fmt: skip
+            yield _join_pieces(
+                [
+                    f'{end},"cat":"match","name":"match{suffix}","id":',
+                    number,
+                    ',"pid":',
+                    _write_integers(slices.pid[task]),
+                    ',"tid":',
+                    _write_integers(slices.tid[task]),
+                    ',"ts":',
+                    _write_microseconds(middle_ns[task]),
+                ]
+            )
 
 
 def _describe_path(path: pd.DataFrame) -> Iterator[bytes]:
     """Yield the critical path as a process of one thread."""
     tid = _PATH_PID * _THREADS_PER_PROCESS + 1
-    yield _write_names(
-        [*_name_process(_PATH_PID, PATH_PROCESS), *_name_thread(_PATH_PID, tid, _PATH_THREAD, 1)]
-    )
+    yield _write_names([*_name_process(_PATH_PID, PATH_PROCESS), *_name_thread(_PATH_PID, tid, _PATH_THREAD, 1)])
     names = path["name"].astype("str") + ", rank " + path["rank"].astype("str")
     start_ns, end_ns = _round_to_ns(path["start_s"]), _round_to_ns(path["end_s"])
     for rows in _cut_rows(len(path)):
         part = path.iloc[rows]
-        yield _join_pieces([
-            f'"ph":"X","pid":{_PATH_PID},"tid":{tid},"name":', _write_texts(names.iloc[rows]),
-            ',"cat":', _write_texts(part["phase"].where(part["phase"] != "", part["kind"])),
-            ',"ts":', _write_microseconds(start_ns[rows]),
-            ',"dur":', _write_microseconds(end_ns[rows] - start_ns[rows]),
-            ',"args":{"task_id":', _write_integers(part["task_id"].to_numpy(np.int64)),
-            *(_write_argument(name, part[name]) for name in ("rank", "module", "reason")), "}",
-        ])  # fmt: skip
+        yield _join_pieces(
+            [
+                f'"ph":"X","pid":{_PATH_PID},"tid":{tid},"name":',
+                _write_texts(names.iloc[rows]),
+                ',"cat":',
+                _write_texts(part["phase"].where(part["phase"] != "", part["kind"])),
+                ',"ts":',
+                _write_microseconds(start_ns[rows]),
+                ',"dur":',
+                _write_microseconds(end_ns[rows] - start_ns[rows]),
+                ',"args":{"task_id":',
+                _write_integers(part["task_id"].to_numpy(np.int64)),
+                *(_write_argument(name, part[name]) for name in ("rank", "module", "reason")),
+                "}",
+            ]
+        )
 
 
 def _describe_counters(counters: pd.DataFrame, link_pid: int) -> Iterator[bytes]:
@@ -366,11 +388,21 @@ def _describe_counters(counters: pd.DataFrame, link_pid: int) -> Iterator[bytes]
     time_ns = _round_to_ns(counters["time_s"])
     values = np.rint(counters["value"].to_numpy(np.float64)).astype(np.int64)
     for rows in _cut_rows(len(counters)):
-        yield _join_pieces([
-            '"ph":"C","name":', _write_texts(counters["counter"].iloc[rows]),
-            ',"pid":', _write_integers(pids[rows]), ',"ts":', _write_microseconds(time_ns[rows]),
-            ',"args":{', _write_texts(counters["unit"].iloc[rows]), ":", _write_integers(values[rows]), "}",
-        ])  # fmt: skip
+        yield _join_pieces(
+            [
+                '"ph":"C","name":',
+                _write_texts(counters["counter"].iloc[rows]),
+                ',"pid":',
+                _write_integers(pids[rows]),
+                ',"ts":',
+                _write_microseconds(time_ns[rows]),
+                ',"args":{',
+                _write_texts(counters["unit"].iloc[rows]),
+                ":",
+                _write_integers(values[rows]),
+                "}",
+            ]
+        )
 
 
 DRAWS = 200
@@ -400,20 +432,14 @@ def simulate_experiment(
     if known := [one for one in repeats if one]:
         curves = load_collective_model(collectives).curves.values()
         drift = pool_captures(known, curves, step.platform.device.kind, CAPTURES).spread
-    prediction = predict_step(
-        replace(step, options=replace(step.options, draws=DRAWS, spread=drift))
-    )
+    prediction = predict_step(replace(step, options=replace(step.options, draws=DRAWS, spread=drift)))
     write_simulation(prediction, Path(folder))
     write_json(Path(folder) / "summary.json", _summarize_experiment(prediction, anchor))
 
 
 def _summarize_experiment(prediction: Prediction, anchor: SessionAnchor) -> dict[str, object]:
     """Return an experiment's ``summary.json``: the simulation's summary, and what the report shows beside it."""
-    step, simulated, metadata = (
-        prediction.step,
-        prediction.simulated,
-        prediction.step.graph.metadata,
-    )
+    step, simulated, metadata = (prediction.step, prediction.simulated, prediction.step.graph.metadata)
     return {
         **simulated.result.summary.to_dict(),
         "drawn": None if prediction.draws is None else prediction.draws.to_dict(),
@@ -481,13 +507,15 @@ def count_link_rates(result: Result) -> pd.DataFrame:
     Raises InputError when the result was not simulated with ``record_links=True``.
     """
     rates = link_rates(result)
-    return pd.DataFrame({
-        "rank": pd.array([None] * len(rates), dtype="Int64"),
-        "counter": rates["link"],
-        "unit": _LINK_UNIT,
-        "time_s": rates["time_s"],
-        "value": rates["rate_bytes_per_s"],
-    })  # fmt: skip
+    return pd.DataFrame(
+        {
+            "rank": pd.array([None] * len(rates), dtype="Int64"),
+            "counter": rates["link"],
+            "unit": _LINK_UNIT,
+            "time_s": rates["time_s"],
+            "value": rates["rate_bytes_per_s"],
+        }
+    )
 
 
 def count_memory(
@@ -519,13 +547,15 @@ def count_memory(
             times_s.append(reached_s)
             values.append(held[known])
     none = np.zeros(0)
-    return pd.DataFrame({
-        "rank": pd.array(np.concatenate([none.astype(np.int64), *ranks]), dtype="Int64"),
-        "counter": MEMORY,
-        "unit": _MEMORY_UNIT,
-        "time_s": np.concatenate([none, *times_s]),
-        "value": np.concatenate([none, *values]),
-    })  # fmt: skip
+    return pd.DataFrame(
+        {
+            "rank": pd.array(np.concatenate([none.astype(np.int64), *ranks]), dtype="Int64"),
+            "counter": MEMORY,
+            "unit": _MEMORY_UNIT,
+            "time_s": np.concatenate([none, *times_s]),
+            "value": np.concatenate([none, *values]),
+        }
+    )
 
 
 def _thin(

@@ -15,9 +15,7 @@ from trioflow.parallel.task_graph import TaskGraph
 from trioflow.tables import LINKS
 
 
-def build_critical_path(
-    graph: TaskGraph, timeline: pd.DataFrame, modules: Sequence[str] = ()
-) -> pd.DataFrame:
+def build_critical_path(graph: TaskGraph, timeline: pd.DataFrame, modules: Sequence[str] = ()) -> pd.DataFrame:
     """Describe the chain of tasks that the step waits for: ``tables.CRITICAL_PATH``, by time.
 
     Walked back from the task that ends last; each starts when the one before it ends. Of an exchange the member that
@@ -109,18 +107,18 @@ def measure_links(result: Result) -> pd.DataFrame:
     lasting_s = np.append(np.diff(time_s), 0.0) * (flows > 0)
     np.add.at(busy_s, link, lasting_s)
     possible_bytes = widths * traffic.step_time_s
-    used = np.divide(
-        traffic.link_bytes, possible_bytes, out=np.zeros(count), where=possible_bytes > 0
+    used = np.divide(traffic.link_bytes, possible_bytes, out=np.zeros(count), where=possible_bytes > 0)
+    table = pd.DataFrame(
+        {
+            "link": pd.Series([name_link(one) for one in traffic.links], dtype="str"),
+            "bytes": traffic.link_bytes,
+            "busy_s": busy_s,
+            "utilisation": used,
+            "peak_flows": peak_flows,
+            "peak_utilisation": peak_rates / widths,
+            "bandwidth_bytes_per_s": widths,
+        }
     )
-    table = pd.DataFrame({
-        "link": pd.Series([name_link(one) for one in traffic.links], dtype="str"),
-        "bytes": traffic.link_bytes,
-        "busy_s": busy_s,
-        "utilisation": used,
-        "peak_flows": peak_flows,
-        "peak_utilisation": peak_rates / widths,
-        "bandwidth_bytes_per_s": widths,
-    })  # fmt: skip
     ordered: pd.DataFrame = table[LINKS.names]
     return ordered
 
@@ -135,18 +133,14 @@ def link_rates(result: Result) -> pd.DataFrame:
     traffic = _read_traffic(result)
     link, time_s, rates, flows = _sweep(traffic)
     names = pd.array([name_link(one) for one in traffic.links], dtype="str")
-    return pd.DataFrame({
-        "link": pd.Series(names.take(link), dtype="str"),
-        "time_s": time_s, "rate_bytes_per_s": rates, "flows": flows,
-    })  # fmt: skip
+    return pd.DataFrame(
+        {"link": pd.Series(names.take(link), dtype="str"), "time_s": time_s, "rate_bytes_per_s": rates, "flows": flows}
+    )
 
 
 def _read_traffic(result: Result) -> LinkTraffic:
     if result.traffic is None:
-        raise InputError(
-            "the simulation did not keep what crossed the links",
-            fix="simulate with record_links=True",
-        )
+        raise InputError("the simulation did not keep what crossed the links", fix="simulate with record_links=True")
     return result.traffic
 
 

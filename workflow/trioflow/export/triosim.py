@@ -15,12 +15,7 @@ from trioflow.base.provenance import atomic_path
 from trioflow.tables import records
 from trioflow.trace.facts import UNTIMED
 from trioflow.trace.importers.csv_rows import Column
-from trioflow.trace.importers.triosim_tables import (
-    TENSOR_COLUMNS,
-    TENSOR_FILE,
-    TRACE_COLUMNS,
-    TRACE_FILE,
-)
+from trioflow.trace.importers.triosim_tables import TENSOR_COLUMNS, TENSOR_FILE, TRACE_COLUMNS, TRACE_FILE
 from trioflow.trace.store import Trace
 
 _DEVICE = 0
@@ -61,18 +56,13 @@ def write_triosim(trace: Trace, folder: str | Path) -> None:
 
 
 def _write(path: Path, columns: Mapping[str, Column], lines: Iterable[Sequence[Any]]) -> None:
-    with (
-        atomic_path(path) as temporary,
-        temporary.open("w", encoding="utf-8", newline="") as stream,
-    ):
+    with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow([column.titles[0] for column in columns.values()])
         writer.writerows(lines)
 
 
-def _operator_lines(
-    trace: Trace, rows: list[dict[str, Any]], tensors: list[dict[str, Any]]
-) -> Iterator[list[Any]]:
+def _operator_lines(trace: Trace, rows: list[dict[str, Any]], tensors: list[dict[str, Any]]) -> Iterator[list[Any]]:
     """Yield the rows of ``trace.csv``."""
     elements = [_count(tensor) for tensor in tensors]
     busy_us = _to_whole_us([row["device_ns"] for row in rows])
@@ -130,9 +120,7 @@ def _name_input(row: dict[str, Any], place: int, tensor: dict[str, Any]) -> str:
     return "input"
 
 
-def _find_flagged(
-    trace: Trace, rows: list[dict[str, Any]], tensors: list[dict[str, Any]]
-) -> set[int]:
+def _find_flagged(trace: Trace, rows: list[dict[str, Any]], tensors: list[dict[str, Any]]) -> set[int]:
     """Return the operators that TrioSim's tensor parallelism splits."""
     if trace.facts.tp_flagged is not None:
         return set(trace.facts.tp_flagged)

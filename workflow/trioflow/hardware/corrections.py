@@ -22,28 +22,17 @@ def correct_platform(platform: Platform, corrections: Corrections) -> Platform:
     """Return a platform with numbers that measured runs showed, beside or in place of its own."""
     values = dict(corrections)
     launches = values.pop("launches", 1.0)
-    host = {
-        key: value * launches if key.startswith("launch") else value
-        for key, value in platform.host.items()
-    }
-    host |= {
-        key: host.get(key, 0.0) + values.pop(key)
-        for key in (MICRO_BATCH, EXCHANGE)
-        if key in values
-    }
+    host = {key: value * launches if key.startswith("launch") else value for key, value in platform.host.items()}
+    host |= {key: host.get(key, 0.0) + values.pop(key) for key in (MICRO_BATCH, EXCHANGE) if key in values}
     own = dict(platform.corrections)
     own |= {
-        key: value + own.get(key, 0.0)
-        if key.endswith(("_s", "_bytes"))
-        else value * own.get(key, 1.0)
+        key: value + own.get(key, 0.0) if key.endswith(("_s", "_bytes")) else value * own.get(key, 1.0)
         for key, value in values.items()
     }
     return replace(platform, host=host, corrections=own)
 
 
-def save_corrected(
-    name_or_path: str | Path, corrections: Mapping[str, float], path: str | Path, source: str
-) -> None:
+def save_corrected(name_or_path: str | Path, corrections: Mapping[str, float], path: str | Path, source: str) -> None:
     """Write a platform's file again, with numbers that runs showed: of ``corrections``, launches and micro-batches as host costs.
 
     Files that it names are named by their whole path.
@@ -57,7 +46,7 @@ def save_corrected(
             host |= {
                 name: {"value": one["value"] * value, "source": f"{source}, {value:.3g} times: {one['source']}"}
                 for name, one in launches.items()
-            }  # fmt: skip
+            }
             continue
         place = host if key in (MICRO_BATCH, EXCHANGE) else own
         before = place.get(key, {}).get("value", 0.0 if key.endswith(("_s", "_bytes")) else 1.0)
@@ -71,6 +60,4 @@ def _name_files(content: Any, folder: Path) -> Any:
     if isinstance(content, dict):
         return {key: _name_files(one, folder) for key, one in content.items()}
     is_file = isinstance(content, str) and len(content) < _LONGEST and "." in content
-    return (
-        str((folder / content).resolve()) if is_file and (folder / content).is_file() else content
-    )
+    return str((folder / content).resolve()) if is_file and (folder / content).is_file() else content

@@ -28,9 +28,7 @@ if TYPE_CHECKING:
     from jsonschema import Draft202012Validator, ValidationError
 
 
-_PREFIXES = {
-    "P": 1e15, "T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3, "m": 1e-3, "micro": 1e-6, "n": 1e-9,
-}  # fmt: skip
+_PREFIXES = {"P": 1e15, "T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3, "m": 1e-3, "micro": 1e-6, "n": 1e-9}
 """What a number may have been meant in, where it is out of its quantity's range (``plausible`` in a schema)."""
 
 
@@ -39,9 +37,7 @@ def _validator(schema: Path) -> Draft202012Validator:
     from jsonschema import Draft202012Validator, validators
 
     extend: Any = validators.extend
-    checked: type[Draft202012Validator] = extend(
-        Draft202012Validator, {"plausible": _check_plausible}
-    )
+    checked: type[Draft202012Validator] = extend(Draft202012Validator, {"plausible": _check_plausible})
     return checked(read_json(schema))
 
 
@@ -80,10 +76,7 @@ def _explain(error: ValidationError, file: Path) -> tuple[str, str]:
     if error.validator == "additionalProperties":
         known = sorted(schema.get("properties", {})) if isinstance(schema, Mapping) else []
         unknown = sorted(str(key) for key in instance if key not in known)[0]
-        return (
-            f"unknown key {unknown!r}",
-            f"{suggest(unknown, known)}the keys are {', '.join(known)}",
-        )
+        return (f"unknown key {unknown!r}", f"{suggest(unknown, known)}the keys are {', '.join(known)}")
     if error.validator == "required":
         missing = next(key for key in value if key not in instance)
         return f"the key {missing!r} is missing", f"add {missing!r}"
@@ -178,8 +171,13 @@ _BINARY_GB = 1.1
 _ROUNDED = 0.01
 """Relative difference of numbers that two sheets of one GPU round differently."""
 _UNREAD = (
-    "l2_bytes", "sm_count", "boost_clock_hz", "peak_flop_per_s.fp64", "nvlink.generation", "nvlink.bandwidth_bytes_per_s",
-)  # fmt: skip
+    "l2_bytes",
+    "sm_count",
+    "boost_clock_hz",
+    "peak_flop_per_s.fp64",
+    "nvlink.generation",
+    "nvlink.bandwidth_bytes_per_s",
+)
 """Numbers that no prediction reads: multiprocessors and clock are in the peak rates, no step computes in fp64, and links
 are the platform's."""
 _WITHOUT_TIME = (*_UNREAD, "memory_bytes", "usable_memory_bytes")
@@ -215,9 +213,7 @@ class DeviceSheet:
     # Times that computing, at the peak rate, takes in a step of training, of that in a loop of one product; None where
     # the sheet leaves it to the rule from power limit and peak.
     sustained_compute: float | None
-    peak_flop_per_s: Mapping[str, float] = field(
-        hash=False
-    )  # Peak dense rate for each precision [flop/s]
+    peak_flop_per_s: Mapping[str, float] = field(hash=False)  # Peak dense rate for each precision [flop/s]
     # Precisions whose peak is that of tensor cores; where the sheet leaves them out, those of a
     # peak above the fp32 one.
     tensor_core_precisions: tuple[str, ...] = ()
@@ -389,9 +385,11 @@ def validate_sheet(content: Any, path: str | Path) -> None:
     most = memory["value"] * _BINARY_GB
     if usable.get("value", 0) > most:
         raise PlatformError(
-            f"{usable['value']:g} bytes can be used of {memory['value']:g}", file=path,
-            place="usable_memory_bytes", fix=f"write what the driver reports, {most:g} or less",
-        )  # fmt: skip
+            f"{usable['value']:g} bytes can be used of {memory['value']:g}",
+            file=path,
+            place="usable_memory_bytes",
+            fix=f"write what the driver reports, {most:g} or less",
+        )
 
 
 def _walk_numbers(content: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any, str]]:
@@ -429,9 +427,11 @@ def _build(content: Mapping[str, Any], path: str | Path) -> DeviceSheet:
     lacking = sorted(set(tensor) - set(peaks))
     if lacking:
         raise PlatformError(
-            f"tensor cores of {lacking[0]} have no peak", file=path,
-            place="tensor_core_precisions", fix=f"add peak_flop_per_s.{lacking[0]}",
-        )  # fmt: skip
+            f"tensor cores of {lacking[0]} have no peak",
+            file=path,
+            place="tensor_core_precisions",
+            fix=f"add peak_flop_per_s.{lacking[0]}",
+        )
     return DeviceSheet(
         name=content["name"],
         title=content.get("title", content["name"]),

@@ -72,10 +72,7 @@ def narrow_links(links: Sequence[Link], factor: float) -> Sequence[Link]:
     """Return links of which each moves a ``factor``th of the bytes."""
     if factor == 1:
         return links
-    return [
-        Link(one.source, one.target, one.bandwidth_bytes_per_s / factor, one.latency_s)
-        for one in links
-    ]
+    return [Link(one.source, one.target, one.bandwidth_bytes_per_s / factor, one.latency_s) for one in links]
 
 
 @dataclass(frozen=True)
@@ -176,10 +173,7 @@ class Platform:
         for place, value in (
             ("device.memory_bytes", device.memory_bytes),
             ("device.memory_bandwidth_bytes_per_s", device.memory_bandwidth_bytes_per_s or 1.0),
-            *(
-                (f"device.peak_flop_per_s.{key}", peak)
-                for key, peak in device.peak_flop_per_s.items()
-            ),
+            *((f"device.peak_flop_per_s.{key}", peak) for key, peak in device.peak_flop_per_s.items()),
         ):
             if not 0 < value < inf:
                 raise PlatformError(f"{self.name}: {value!r} is not positive", place=place)
@@ -209,9 +203,7 @@ class Platform:
         of the group, and ``exchange_per_rank_beyond_node_s`` on top where the group itself spans several nodes.
         """
         host = dict(self.host)
-        each_s, beyond_s = (
-            host.pop(f"exchange_per_rank{where}_s", 0.0) for where in ("", "_beyond_node")
-        )
+        each_s, beyond_s = (host.pop(f"exchange_per_rank{where}_s", 0.0) for where in ("", "_beyond_node"))
         each_s += beyond_s if plan.tensor > (self.ranks_per_node or plan.tensor) else 0.0
         over_nodes = plan.ranks > (self.ranks_per_node or plan.ranks)
         if framework == NANOTRON and over_nodes:

@@ -24,16 +24,7 @@ from trioflow.base.plugins import load_plugin
 from trioflow.base.provenance import PACKAGE, atomic_path
 from trioflow.base.yaml_files import read_yaml
 from trioflow.hardware.device_sheet import check_schema, describe_inline, load_device
-from trioflow.hardware.machine import (
-    EAGER,
-    SLOWDOWN,
-    Device,
-    InterNode,
-    Link,
-    Platform,
-    Routing,
-    name_rank_node,
-)
+from trioflow.hardware.machine import EAGER, SLOWDOWN, Device, InterNode, Link, Platform, Routing, name_rank_node
 from trioflow.hardware.topologies.grids import (
     MOST_PARTS,
     NodeBuilder,
@@ -93,9 +84,7 @@ def find_builder(name: str) -> Builder:
     """
     if name in BUILDERS:
         return BUILDERS[name]
-    return load_plugin(
-        ENTRY_POINTS, name, BUILDERS, what="builder", error=PlatformError, place="builder"
-    )
+    return load_plugin(ENTRY_POINTS, name, BUILDERS, what="builder", error=PlatformError, place="builder")
 
 
 WORDS = ("builder", "source", "measured")
@@ -103,11 +92,7 @@ WORDS = ("builder", "source", "measured")
 
 
 def build_topology(
-    description: Mapping[str, Any],
-    ranks: int,
-    file: str | Path,
-    *,
-    shared: Mapping[str, Any] | None = None,
+    description: Mapping[str, Any], ranks: int, file: str | Path, *, shared: Mapping[str, Any] | None = None
 ) -> list[Link]:
     """Build the links that a platform file's ``topology`` describes; paths start at its folder.
 
@@ -120,47 +105,38 @@ def build_topology(
 
 
 def _choose_topology(
-    description: Mapping[str, Any],
-    file: str | Path,
-    place: str = "topology",
-    shared: Mapping[str, Any] | None = None,
+    description: Mapping[str, Any], file: str | Path, place: str = "topology", shared: Mapping[str, Any] | None = None
 ) -> NodeBuilder:
     """Return a builder with its parameters chosen; see ``build_topology``."""
     try:
         builder = find_builder(description["builder"])
     except PlatformError as error:
-        raise PlatformError(
-            error.problem, file=file, place=f"{place}.{error.place}", fix=error.fix
-        ) from None
+        raise PlatformError(error.problem, file=file, place=f"{place}.{error.place}", fix=error.fix) from None
     known, hints, free = _read_signature(builder)
     given = {key: value for key, value in description.items() if key not in WORDS}
     extra = {key: value for key, value in (shared or {}).items() if key in known}
     twice = sorted(extra.keys() & given.keys())
     if twice:
         raise PlatformError(
-            f"{twice[0]!r} stands beside the topology, too", file=file, place=place,
-            fix="keep one of the two",
-        )  # fmt: skip
+            f"{twice[0]!r} stands beside the topology, too", file=file, place=place, fix="keep one of the two"
+        )
     unknown = sorted(given.keys() - known.keys())
     if unknown and not free:
         raise PlatformError(
-            f"the builder {description['builder']!r} takes no {unknown[0]!r}", file=file,
-            place=place, fix=f"{suggest(unknown[0], known)}it takes {', '.join(sorted(known))}",
-        )  # fmt: skip
+            f"the builder {description['builder']!r} takes no {unknown[0]!r}",
+            file=file,
+            place=place,
+            fix=f"{suggest(unknown[0], known)}it takes {', '.join(sorted(known))}",
+        )
     for name, parameter in known.items():
         if parameter.default is inspect.Parameter.empty and name not in {*given, *extra}:
-            raise PlatformError(
-                f"the key {name!r} is missing", file=file, place=place, fix=f"add {name!r}"
-            )
-    values = {
-        key: _convert(value, hints.get(key), file, f"{place}.{key}") for key, value in given.items()
-    }
+            raise PlatformError(f"the key {name!r} is missing", file=file, place=place, fix=f"add {name!r}")
+    values = {key: _convert(value, hints.get(key), file, f"{place}.{key}") for key, value in given.items()}
     path = next((value for value in values.values() if isinstance(value, Path)), None)
     if path is not None and "source" not in description:
         raise PlatformError(
-            f"the numbers in {path.name} have no source", file=file, place=place,
-            fix="add source: where they come from",
-        )  # fmt: skip
+            f"the numbers in {path.name} have no source", file=file, place=place, fix="add source: where they come from"
+        )
     return partial(_call, builder, {**extra, **values}, file, place)
 
 
@@ -222,9 +198,7 @@ def _read_kinds(hint: Any) -> set[Any]:
     return {typing.get_origin(hint) or hint, object}
 
 
-def _call(
-    builder: Builder, values: Mapping[str, Any], file: str | Path, place: str, ranks: int
-) -> list[Link]:
+def _call(builder: Builder, values: Mapping[str, Any], file: str | Path, place: str, ranks: int) -> list[Link]:
     """Run a builder and see to it that an error names the file and that links come out."""
     try:
         links = list(builder(ranks, **values))
@@ -236,15 +210,19 @@ def _call(
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         name = getattr(builder, "__name__", "builder")
         raise PlatformError(
-            f"{name} failed: {type(error).__name__}: {error}", file=file, place=place,
+            f"{name} failed: {type(error).__name__}: {error}",
+            file=file,
+            place=place,
             fix="check its parameters against its documentation",
-        ) from None  # fmt: skip
+        ) from None
     stray = next((link for link in links if not isinstance(link, Link)), None)
     if stray is not None:
         raise PlatformError(
-            f"the builder returned {stray!r}, not a link", file=file, place=f"{place}.builder",
+            f"the builder returned {stray!r}, not a link",
+            file=file,
+            place=f"{place}.builder",
             fix="let it return hardware.machine.Link",
-        )  # fmt: skip
+        )
     return links
 
 
@@ -265,9 +243,7 @@ def build_links(content: Mapping[str, Any], ranks: int, file: str | Path) -> lis
             for entry in content["links"]
         ]
     else:
-        shared = {
-            key: content[key] for key in ("nodes", "ranks_per_node") if content.get(key) is not None
-        }
+        shared = {key: content[key] for key in ("nodes", "ranks_per_node") if content.get(key) is not None}
         links = build_topology(content["topology"], ranks, file, shared=shared)
     _check_ends(links, file, "links." if "links" in content else "topology, link ")
     links = _degrade_links(links, content, file)
@@ -300,9 +276,11 @@ def _find_listed(
         for source, target in _list_ends(entry):
             if (source, target) not in places:
                 raise PlatformError(
-                    f"no link leads from {source} to {target}", file=file,
-                    place=f"{key}.{number}", fix=_offer_link(links, source, target),
-                )  # fmt: skip
+                    f"no link leads from {source} to {target}",
+                    file=file,
+                    place=f"{key}.{number}",
+                    fix=_offer_link(links, source, target),
+                )
             yield places[source, target], entry, f"{key}.{number}"
 
 
@@ -313,13 +291,13 @@ def _degrade_links(links: list[Link], content: Mapping[str, Any], file: str | Pa
         link = links[place]
         if place in changed:
             raise PlatformError(
-                f"the link from {link.source} to {link.target} is degraded twice", file=file,
-                place=where, fix="keep one entry, with the factors multiplied",
-            )  # fmt: skip
+                f"the link from {link.source} to {link.target} is degraded twice",
+                file=file,
+                place=where,
+                fix="keep one entry, with the factors multiplied",
+            )
         factors = _number(entry["factor"]), _number(entry.get("latency_factor", {"value": 1.0}))
-        changed[place] = Link(
-            *link[:2], *(one * by for one, by in zip(link[2:], factors, strict=True))
-        )
+        changed[place] = Link(*link[:2], *(one * by for one, by in zip(link[2:], factors, strict=True)))
     kept = [changed.get(place, link) for place, link in enumerate(links)]
     return [link for link in kept if link.bandwidth_bytes_per_s > 0]
 
@@ -354,9 +332,11 @@ def _check_ends(links: list[Link], file: str | Path, place: str) -> None:
         rank = read_rank(node)
         if rank >= 0 and node != name_rank_node(rank):
             raise PlatformError(
-                f"{node!r} is not the name of a rank", file=file, place=place.partition(",")[0].strip("."),
+                f"{node!r} is not the name of a rank",
+                file=file,
+                place=place.partition(",")[0].strip("."),
                 fix=f"write {name_rank_node(rank)}",
-            )  # fmt: skip
+            )
 
 
 def _check_ranks(links: list[Link], ranks: int, file: str | Path, place: str) -> None:
@@ -368,9 +348,11 @@ def _check_ranks(links: list[Link], ranks: int, file: str | Path, place: str) ->
     lonely = next((name for name in names if name not in nodes), None)
     if lonely:
         raise PlatformError(
-            f"no link reaches {lonely}", file=file, place=place,
+            f"no link reaches {lonely}",
+            file=file,
+            place=place,
             fix=f"name the {ranks} ranks rank0 to rank{ranks - 1} and join each of them",
-        )  # fmt: skip
+        )
     forth = [link[:2] for link in links]
     back = [(target, source) for source, target in forth]
     for ways, words in ((forth, "from rank0 to {}"), (back, "from {} to rank0")):
@@ -378,9 +360,11 @@ def _check_ranks(links: list[Link], ranks: int, file: str | Path, place: str) ->
         cut_off = next((name for name in names if name not in reached), None)
         if cut_off:
             raise PlatformError(
-                f"no route leads {words.format(cut_off)}", file=file, place=place,
+                f"no route leads {words.format(cut_off)}",
+                file=file,
+                place=place,
                 fix="links are directed: write one each way, or leave fewer of them out",
-            )  # fmt: skip
+            )
 
 
 RATES = "bus_bandwidth_bytes_per_s"
@@ -445,9 +429,7 @@ def describe_unmeasured(platform: Platform) -> str:
         return ""
     named = ", ".join(keys[:_NAMED]) + (" and others" if len(keys) > _NAMED else "")
     numbers = "1 number" if len(keys) == 1 else f"{len(keys)} numbers"
-    return (
-        f"{numbers} of {platform.name} never measured, but assumed or a data sheet's peak: {named}"
-    )
+    return f"{numbers} of {platform.name} never measured, but assumed or a data sheet's peak: {named}"
 
 
 def find_file(name_or_path: str | Path) -> Path:
@@ -477,15 +459,12 @@ def _build_shipped_links(name: str, ranks: int) -> tuple[Link, ...]:
 
 
 def _build(
-    content: dict[str, Any], ranks: int | None, path: str | Path,
-    links: tuple[Link, ...] | None = None,
-) -> Platform:  # fmt: skip
+    content: dict[str, Any], ranks: int | None, path: str | Path, links: tuple[Link, ...] | None = None
+) -> Platform:
     numbers = dict(_walk_numbers(content))
     for place, entry in numbers.items():
         if not math.isfinite(entry.get("value", 0)):
-            raise PlatformError(
-                f"{entry['value']!r} is not finite", file=path, place=place, fix="write a number"
-            )
+            raise PlatformError(f"{entry['value']!r} is not finite", file=path, place=place, fix="write a number")
     available = _choose_ranks(content, ranks, path)
     sources = {place: entry["source"] for place, entry in numbers.items()}
     device, device_sources = _build_device(content["device"], path)
@@ -539,8 +518,7 @@ def _build_device(content: dict[str, Any], path: str | Path) -> tuple[Device, di
     sources = {
         f"device.{key}": source
         for key, source in sheet.sources.items()
-        if key.partition(".")[0]
-        in ("memory_bytes", "memory_bandwidth_bytes_per_s", "peak_flop_per_s")
+        if key.partition(".")[0] in ("memory_bytes", "memory_bandwidth_bytes_per_s", "peak_flop_per_s")
     }
     if "usable_memory_bytes" in sheet.sources:
         sources["device.memory_bytes"] = sheet.sources["usable_memory_bytes"]
@@ -557,40 +535,45 @@ def _choose_ranks(content: dict[str, Any], ranks: int | None, path: str | Path) 
     if "nodes" in content:
         if devices is not None or "ranks_per_node" not in content:
             raise PlatformError(
-                "'nodes' goes with 'ranks_per_node', instead of 'ranks'", file=path, place="nodes",
+                "'nodes' goes with 'ranks_per_node', instead of 'ranks'",
+                file=path,
+                place="nodes",
                 fix="write nodes and ranks_per_node, or ranks",
-            )  # fmt: skip
+            )
         devices = content["nodes"] * content["ranks_per_node"]
     if devices is None:
         raise PlatformError("the key 'ranks' is missing", file=path, fix="add 'ranks'")
     if max(ranks or 0, devices if isinstance(devices, int) else 0) > MOST_PARTS:
         raise PlatformError(
             f"{max(ranks or 0, devices if isinstance(devices, int) else 0)} ranks, {MOST_PARTS} are the most",
-            file=path, place="ranks", fix="ask for fewer",
-        )  # fmt: skip
+            file=path,
+            place="ranks",
+            fix="ask for fewer",
+        )
     if ranks is not None and ranks < 1:
         raise PlatformError(f"{ranks} ranks were asked for", file=path, fix="ask for 1 or more")
     if devices == "any":
         if "links" in content or ranks is None:
             raise PlatformError(
-                "'any' is not a number of ranks here", file=path, place="ranks",
+                "'any' is not a number of ranks here",
+                file=path,
+                place="ranks",
                 fix="write the number beside links; with a topology, ask for a number of ranks",
-            )  # fmt: skip
+            )
         return ranks
     if ranks is not None and ranks > devices:
         raise PlatformError(
             f"{ranks} ranks were asked for and {content['name']} has {devices} devices",
-            file=path, place="ranks",
+            file=path,
+            place="ranks",
             fix=f"ask for {devices} or fewer, or describe a larger machine in a file of your own",
-        )  # fmt: skip
+        )
     return int(devices)
 
 
 def _read_ranks_per_node(content: dict[str, Any]) -> int | None:
     found = content.get("ranks_per_node")
-    if found is None and isinstance(
-        inner := content.get("topology", {}).get("ranks_per_node"), dict
-    ):
+    if found is None and isinstance(inner := content.get("topology", {}).get("ranks_per_node"), dict):
         found = inner["value"]
     return None if found is None else int(found)
 

@@ -20,9 +20,7 @@ _SWEEP = "collective sweep of the sessions, median"
 _HOST = "tiny wrapped models of the sessions, median"
 
 
-def describe_machine(
-    sessions: Iterable[str | Path], collectives: str | Path, path: str | Path
-) -> None:
+def describe_machine(sessions: Iterable[str | Path], collectives: str | Path, path: str | Path) -> None:
     """Write the measured platform of this machine.
 
     Links join every two ranks with the best measured rate and the shortest message; collectives
@@ -69,10 +67,6 @@ def _describe_links(model: Any, ranks: int) -> list[dict[str, Any]]:
         rates.append(share * LARGE_BYTES / max(time_s - latency_s, 1e-9))
     numbers = {"bandwidth_bytes_per_s": max(rates), "latency_s": latency_s}
     return [
-        {
-            "from": one,
-            "to": other,
-            **{name: _source(value, _SWEEP) for name, value in numbers.items()},
-        }
+        {"from": one, "to": other, **{name: _source(value, _SWEEP) for name, value in numbers.items()}}
         for one, other in itertools.permutations(map(name_rank_node, range(ranks)), 2)
     ]

@@ -110,37 +110,23 @@ def time_mark() -> float:
 STEP_MARKS = pa.schema(
     [
         column("experiment", TEXT, "experiment whose real step was recorded"),
-        column(
-            "recording", TEXT, "marks: nothing else was recorded; profile: a profiler ran as well"
-        ),
+        column("recording", TEXT, "marks: nothing else was recorded; profile: a profiler ran as well"),
         column("round", INT, "round of the recording, from 0"),
         column("rank", INT, "process"),
         column("phase", TEXT, "forward, backward or optimizer; empty for the whole step"),
         column("micro_batch", INT, "micro-batch, from 0"),
         column("stage", INT, "pipeline stage, from 0"),
-        column(
-            "start_ns", INT, "start after the start of the rank that began the round first", "ns"
-        ),
+        column("start_ns", INT, "start after the start of the rank that began the round first", "ns"),
         column("end_ns", INT, "end, counted from the same instant", "ns"),
     ]
 )
 
 RECORDED_EVENTS = pa.schema(
     [
-        *(
-            TIMELINE.field(name)
-            for name in ("rank", "stream", "kind", "name", "phase", "micro_batch", "stage")
-        ),
+        *(TIMELINE.field(name) for name in ("rank", "stream", "kind", "name", "phase", "micro_batch", "stage")),
         column("experiment", TEXT, "experiment whose real steps were profiled"),
-        column(
-            "occurrence", INT, "which of the events that are equal in all columns before, from 0"
-        ),
-        column(
-            "start_s",
-            FLOAT,
-            "start after the start of the rank that began first, median over rounds",
-            "s",
-        ),
+        column("occurrence", INT, "which of the events that are equal in all columns before, from 0"),
+        column("start_s", FLOAT, "start after the start of the rank that began first, median over rounds", "s"),
         column("end_s", FLOAT, "end, counted from the same instant, median over rounds", "s"),
         column("rounds", INT, "profiled rounds in which it occurred"),
     ]
@@ -180,9 +166,7 @@ def relate_marks(marks: pd.DataFrame) -> pd.DataFrame:
     related["start_ns"] -= first_ns
     related["end_ns"] -= first_ns
     order = ["experiment", "recording", "round", "rank", "start_ns", "end_ns"]
-    ordered: pd.DataFrame = related.sort_values(order, kind="stable", ignore_index=True)[
-        STEP_MARKS.names
-    ]
+    ordered: pd.DataFrame = related.sort_values(order, kind="stable", ignore_index=True)[STEP_MARKS.names]
     return ordered
 
 

@@ -36,16 +36,16 @@ _FORMS = (
     ("nanotron's time_per_iteration_ms", rf"time_per_iteration_ms[:=] *{_NUMBER}(?P<unit>[KM]?)"),
     ("torchtitan's tps", rf"\bstep: .*\btps: *{_NUMBER}"),
     ("HF Trainer's train_steps_per_second", rf"train_steps_per_second['\"]?: *{_NUMBER}"),
-    ("seconds of a step's line", rf"(?im:^(?!.*(?:checkpoint|sav|eval|valid)).*\b(?:step|iteration|iter)\b.*?){_NUMBER} *(?P<unit>ms|us|s|sec|seconds)\b(?!/it)"),
+    (
+        "seconds of a step's line",
+        rf"(?im:^(?!.*(?:checkpoint|sav|eval|valid)).*\b(?:step|iteration|iter)\b.*?){_NUMBER} *(?P<unit>ms|us|s|sec|seconds)\b(?!/it)",
+    ),
     ("tqdm's s/it", rf"{_NUMBER}(?P<unit>s)/it\b"),
     ("tqdm's it/s", rf"{_NUMBER}it/s\b"),
-)  # fmt: skip
+)
 """What a log's lines say of its steps, the first that stands in it; rates have no unit."""
 _GLOBAL_BATCH = r"global batch size: *(\d+)"
-_RESERVED = (
-    (r"\bmemory: *([\d.]+)GiB", BYTES_PER_GIB),
-    (r"max reserved: *([\d.]+)", BYTES_PER_MIB),
-)
+_RESERVED = ((r"\bmemory: *([\d.]+)GiB", BYTES_PER_GIB), (r"max reserved: *([\d.]+)", BYTES_PER_MIB))
 _COLOUR = re.compile("\x1b\\[[0-9;]*m")
 _APART = 2.0
 """Two ways to the step that differ by more count different things, such as tokens and samples."""
@@ -77,9 +77,7 @@ class LoggedSteps:
                 f"the log counts tokens ({self.way}), and the predicted step has none",
                 fix="write the measured step as a number",
             )
-        median_s, low_s, high_s = (
-            one * tokens_per_gpu for one in (self.median_s, self.low_s, self.high_s)
-        )
+        median_s, low_s, high_s = (one * tokens_per_gpu for one in (self.median_s, self.low_s, self.high_s))
         return replace(self, median_s=median_s, low_s=low_s, high_s=high_s, in_tokens=False)
 
 
@@ -104,9 +102,10 @@ def read_logged_steps(path: str | Path) -> LoggedSteps:
     way, times = next(((way, times) for way, times in read if any(times)), ("", []))
     if not way:
         raise InputError(
-            "no line tells the time of a step", file=path,
+            "no line tells the time of a step",
+            file=path,
             fix=f"give a log with {', '.join(name for name, _ in _FORMS)} or {_MARK}",
-        )  # fmt: skip
+        )
     batches = {int(hit) for hit in re.findall(_GLOBAL_BATCH, text)}
     reserved = [float(hit) * unit for form, unit in _RESERVED for hit in re.findall(form, text)]
     batch = batches.pop() if len(batches) == 1 else None
@@ -149,9 +148,7 @@ def read_mlperf_steps(path: str | Path) -> LoggedSteps:
     known = {way: _leave_out_warm_up(values) for way, values in found.items() if values}
     if not known:
         missing = "" if batch is not None else f", and no {_BATCH}"
-        raise InputError(
-            f"no {_STEP}, {_RATE}, block or epoch gives a step{missing}", file=path, fix=_FIX
-        )
+        raise InputError(f"no {_STEP}, {_RATE}, block or epoch gives a step{missing}", file=path, fix=_FIX)
     way, values = next(iter(known.items()))
     middle = statistics.median(values)
     for other, others in known.items():
@@ -159,8 +156,9 @@ def read_mlperf_steps(path: str | Path) -> LoggedSteps:
         if not 1 / _APART < apart < _APART:
             raise InputError(
                 f"a step takes {format_time(middle)} by {way} and {format_time(middle * apart)} by {other}",
-                file=path, fix="write the measured step as a number: the log counts other samples or other spans",
-            )  # fmt: skip
+                file=path,
+                fix="write the measured step as a number: the log counts other samples or other spans",
+            )
     return _summarize_steps(values, way, batch)
 
 
@@ -181,9 +179,7 @@ def _read_lines(path: str | Path) -> Iterator[_Line]:
             raise InputError("it has no key", file=path, place=place, fix="copy the log again")
         time_ms = said.get("time_ms")
         if not _is_number(time_ms):
-            raise InputError(
-                f"time_ms is {time_ms!r:.40}", file=path, place=place, fix="copy the log again"
-            )
+            raise InputError(f"time_ms is {time_ms!r:.40}", file=path, place=place, fix="copy the log again")
         yield _Line(place, said["key"], ms_to_s(time_ms), said.get("value"), metadata)
 
 
@@ -198,9 +194,11 @@ def _read_whole(lines: Sequence[_Line], key: str, path: str | Path) -> int | Non
     said = {line.value: line.place for line in lines if line.key == key and _is_number(line.value)}
     if len(said) > 1:
         raise InputError(
-            f"{key} is {' and '.join(map(str, said))}", file=path, place=list(said.values())[1],
+            f"{key} is {' and '.join(map(str, said))}",
+            file=path,
+            place=list(said.values())[1],
             fix="give the log of one run",
-        )  # fmt: skip
+        )
     found = next(iter(said), None)
     return int(found) if found is not None and found >= 1 and found == int(found) else None
 
@@ -212,15 +210,15 @@ def _list_stats(lines: Sequence[_Line], word: str, path: str | Path) -> Iterator
         value = line.value[word]
         if not _is_number(value) or value <= 0:
             raise InputError(
-                f"{word} is {value!r:.40}", file=path, place=line.place,
+                f"{word} is {value!r:.40}",
+                file=path,
+                place=line.place,
                 fix="leave the line out, or write the measured step as a number",
-            )  # fmt: skip
+            )
         yield float(value)
 
 
-def _list_spans(
-    lines: Sequence[_Line], word: str, batch: int, per_epoch: int | None
-) -> Iterator[float]:
+def _list_spans(lines: Sequence[_Line], word: str, batch: int, per_epoch: int | None) -> Iterator[float]:
     """Yield a step's time in each block or epoch [s], evaluations in it left out; none where it counts no samples."""
     begun: _Line | None = None
     paused_s, pause_s = 0.0, None

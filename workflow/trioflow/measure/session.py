@@ -105,9 +105,7 @@ def calibrate_workload(
         files = sorted(Path(temporary).glob("events-*.parquet"))
         events = [pd.read_parquet(file) for file in files]
     _save(job, results, facts, Path(folder))
-    steps = [
-        {**step, "workload": str(row["workload"])} for result in results for step in result["steps"]
-    ]
+    steps = [{**step, "workload": str(row["workload"])} for result in results for step in result["steps"]]
     marks = [mark for result in results for mark in result["marks"]]
     write_json(Path(record) / "steps.json", {"steps": steps, "marks": marks})
     columns = [*tables.RANK_TIMELINES.names, "round"]
@@ -116,21 +114,16 @@ def calibrate_workload(
         found.to_parquet(path)
 
 
-def _check_plans(
-    experiments: Sequence[Mapping[str, Any]], plans: Mapping[str, Mapping[str, Any]]
-) -> int:
+def _check_plans(experiments: Sequence[Mapping[str, Any]], plans: Mapping[str, Mapping[str, Any]]) -> int:
     """Return the session's number of ranks; refuse plans that it cannot measure."""
     sizes: dict[int, str] = {}
     for experiment in experiments:
         plan = plans[str(experiment["plan"])]
         degrees = [k for k in ("data", "tensor", "pipeline") if int(plan[k]) > 1]
         if len(degrees) > 1:
-            raise MeasurementError(
-                f"{experiment['experiment']}: {' x '.join(degrees)} together is not measured yet"
-            )
+            raise MeasurementError(f"{experiment['experiment']}: {' x '.join(degrees)} together is not measured yet")
         sizes.setdefault(
-            (int(plan["data"]) * int(plan["tensor"]) * int(plan["pipeline"])),
-            str(experiment["experiment"]),
+            (int(plan["data"]) * int(plan["tensor"]) * int(plan["pipeline"])), str(experiment["experiment"])
         )
     several = {count: name for count, name in sizes.items() if count > 1}
     if len(several) > 1:
@@ -152,8 +145,7 @@ def _run_ranks(ranks: int, folder: Path) -> None:
         environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "trioflow.measure.worker", str(folder / "job.json"), str(rank)],
-            env=environment,
+            [sys.executable, "-m", "trioflow.measure.worker", str(folder / "job.json"), str(rank)], env=environment
         )
         for rank in range(ranks)
     ]
@@ -175,9 +167,7 @@ def _run_ranks(ranks: int, folder: Path) -> None:
             process.wait()
 
 
-def _save(
-    job: dict[str, Any], results: list[dict[str, Any]], facts: dict[str, Any], folder: Path
-) -> None:
+def _save(job: dict[str, Any], results: list[dict[str, Any]], facts: dict[str, Any], folder: Path) -> None:
     """Write the samples of collectives and the session's facts."""
     import torch
 
@@ -185,9 +175,7 @@ def _save(
     backend = "nccl" if job["device"] == "cuda" else "gloo"
     library = f"{backend}, torch {torch.__version__}"
     tables.write_table(
-        _reduce_samples(results, job["ranks"], library),
-        "collective_samples",
-        folder / "collective_samples.parquet",
+        _reduce_samples(results, job["ranks"], library), "collective_samples", folder / "collective_samples.parquet"
     )
     write_json(
         folder / "session.json",
@@ -204,13 +192,9 @@ def _save(
             "cores": [r["core"] for r in results],
             "stages": job["stages"],
             "anchors": {
-                batch: _anchors(results, int(batch), float(traced))
-                for batch, traced in facts["traced_steps_s"].items()
+                batch: _anchors(results, int(batch), float(traced)) for batch, traced in facts["traced_steps_s"].items()
             },
-            "host_costs": pd.DataFrame([s for r in results for s in r["host"]])
-            .median()
-            .clip(lower=0.0)
-            .to_dict(),
+            "host_costs": pd.DataFrame([s for r in results for s in r["host"]]).median().clip(lower=0.0).to_dict(),
             "host": host_environment(),
             "warnings": sorted({w for r in results for w in r["warnings"]}),
         },
@@ -225,10 +209,7 @@ def _anchors(results: list[dict[str, Any]], batch: int, traced_s: float) -> dict
 
     def medians(result: dict[str, Any], series: str) -> dict[str, float]:
         own = [s for s in result["steps"] if s["series"] == series and s["batch"] == batch]
-        phases = {
-            phase: statistics.median(ns_to_s(s["phases_ns"][phase]) for s in own)
-            for phase in tables.PHASES
-        }
+        phases = {phase: statistics.median(ns_to_s(s["phases_ns"][phase]) for s in own) for phase in tables.PHASES}
         return {"step": statistics.median(ns_to_s(s["step_ns"]) for s in own), **phases}
 
     return {
@@ -241,9 +222,7 @@ def _anchors(results: list[dict[str, Any]], batch: int, traced_s: float) -> dict
 def _reduce_samples(results: list[dict[str, Any]], ranks: int, library: str) -> pd.DataFrame:
     """Return one time for each collective sample: the shortest over ranks (the last does not wait), a message's longest."""
     columns = ["collective", "message_bytes", "round"]
-    samples = pd.DataFrame(
-        [s for r in results for s in r["collectives"]], columns=[*columns, "time_ns"]
-    )
+    samples = pd.DataFrame([s for r in results for s in r["collectives"]], columns=[*columns, "time_ns"])
     grouped = samples.groupby(columns, as_index=False, sort=True)["time_ns"]
     frame, longest = grouped.min(), grouped.max()
     sends = frame["collective"] == "send"

@@ -174,13 +174,9 @@ class HostCosts:
         self.device, self.world, self.rank = device, dist.get_world_size(), dist.get_rank()
         self.inputs = torch.zeros(TOKENS, WIDTH, device=device)
         self.plain = self._model()
-        styles = {
-            str(i): (ColwiseParallel if i % 2 == 0 else RowwiseParallel)() for i in range(LAYERS)
-        }
+        styles = {str(i): (ColwiseParallel if i % 2 == 0 else RowwiseParallel)() for i in range(LAYERS)}
         # Each rank alone in its group: dispatch costs the same, and no message disturbs it.
-        grid = DeviceMesh(
-            device.type, [[rank] for rank in range(self.world)], mesh_dim_names=("data", "tensor")
-        )
+        grid = DeviceMesh(device.type, [[rank] for rank in range(self.world)], mesh_dim_names=("data", "tensor"))
         self.split = parallelize_module(self._model(), grid["tensor"], styles)
         self.wrapped = DistributedDataParallel(self._model())
         self.sharded = self._shard() if sharded else None
@@ -190,9 +186,7 @@ class HostCosts:
             MICRO_BATCHES,
             loss_fn=lambda outputs, targets: (outputs - targets).mean(),
         )
-        self.optimizers = [
-            workload.make_optimizer(m.parameters()) for m in (self.plain, self.split)
-        ]
+        self.optimizers = [workload.make_optimizer(m.parameters()) for m in (self.plain, self.split)]
 
     def _model(self) -> nn.Module:
         return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))).to(self.device)
@@ -231,8 +225,7 @@ class HostCosts:
             return {}
         size = (WIDTH + 1) * WIDTH * 4
         gather_s, reduce_s = (
-            self._time(_make_collective(name, size, self.device))
-            for name in ("all_gather", "reduce_scatter")
+            self._time(_make_collective(name, size, self.device)) for name in ("all_gather", "reduce_scatter")
         )
         forward_s, backward_s = self._phases(self.sharded)
         return {
@@ -305,9 +298,7 @@ def make_parallel_step(
     degrees = [k for k in ("data", "tensor", "pipeline") if int(plan[k]) > 1]
     shares = sharding in UNIT_SHARDINGS and "data" in degrees
     if len(degrees) > 1 and not (shares and len(degrees) == 2):
-        raise MeasurementError(
-            f"plan {plan['plan']}: {' x '.join(degrees)} together is not measured yet"
-        )
+        raise MeasurementError(f"plan {plan['plan']}: {' x '.join(degrees)} together is not measured yet")
     if "pipeline" in degrees:
         if stages is None:
             raise MeasurementError(f"plan {plan['plan']}: the stages of the pipeline are not given")
@@ -327,16 +318,13 @@ def make_parallel_step(
     if sharding == "zero1" and "data" in degrees:
         trained = [p for p in model.parameters() if p.requires_grad]
         group = mesh["shard"].get_group()
-        step.optimizer = ZeroRedundancyOptimizer(
-            trained, optimizer_class=workload.make_optimizer, process_group=group
-        )
+        step.optimizer = ZeroRedundancyOptimizer(trained, optimizer_class=workload.make_optimizer, process_group=group)
     return step
 
 
 def _make_step(
-    workload: Workload, model: torch.nn.Module, plan: Mapping[str, Any], batch: int,
-    device: torch.device, seed: int,
-) -> _ReplicaStep:  # fmt: skip
+    workload: Workload, model: torch.nn.Module, plan: Mapping[str, Any], batch: int, device: torch.device, seed: int
+) -> _ReplicaStep:
     """Return a replica's step; of several micro-steps where the plan adds gradients up."""
     micro_steps = int(plan.get("accumulate", 1))
     step = _ReplicaStep(workload, model, batch // micro_steps, device, seed, micro_steps)
@@ -364,9 +352,8 @@ def _make_mesh(plan: Mapping[str, Any], device: torch.device) -> tuple[DeviceMes
 
 
 def _shard_units(
-    model: torch.nn.Module, units: Sequence[list[torch.nn.Module]], plan: Mapping[str, Any],
-    sharing: DeviceMesh,
-) -> None:  # fmt: skip
+    model: torch.nn.Module, units: Sequence[list[torch.nn.Module]], plan: Mapping[str, Any], sharing: DeviceMesh
+) -> None:
     """Apply ``fully_shard`` to units, and to the model or stage for what they leave."""
     options = {"mesh": sharing, "reshard_after_forward": plan["sharding"] != "zero2"}
     for modules in units:
@@ -381,8 +368,7 @@ def _choose_units(workload: Workload, model: torch.nn.Module) -> list[list[torch
     Inner units whose parameters no other uses; the first and the last are left to the root.
     """
     units = [
-        [model.get_submodule(path) for path in paths if not path.startswith("<")]
-        for paths in workload.units.values()
+        [model.get_submodule(path) for path in paths if not path.startswith("<")] for paths in workload.units.values()
     ]
     owned = [{p for module in unit for p in module.parameters()} for unit in units]
     chosen = []
@@ -487,16 +473,11 @@ def build_rank_timelines(
     ]
 
 
-def _list_events(
-    loaded: ProfiledStep, began_ns: int, experiment: str, rank: int
-) -> list[dict[str, Any]]:
+def _list_events(loaded: ProfiledStep, began_ns: int, experiment: str, rank: int) -> list[dict[str, Any]]:
     """Return one step's events in order of start; the step began then on the profiler's clock."""
-    found = [
-        (e, "compute", "compute") for e in loaded.operators if not e.name.startswith(_COMMUNICATION)
-    ]
+    found = [(e, "compute", "compute") for e in loaded.operators if not e.name.startswith(_COMMUNICATION)]
     found += [
-        (event, "communication", _KINDS.get(event.name.partition(":")[2], "collective"))
-        for event in loaded.messages
+        (event, "communication", _KINDS.get(event.name.partition(":")[2], "collective")) for event in loaded.messages
     ]
     found.sort(key=lambda item: (item[0].start_ns, item[0].end_ns, item[0].name))
     return [
@@ -594,16 +575,15 @@ class _RankSession:
             return int(torch.cuda.get_device_properties(self.device).total_memory)
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // int(self.job["ranks"])
 
-    def _print_progress(
-        self, number: int, series: list[tuple[dict[str, Any], Step, range]]
-    ) -> None:
+    def _print_progress(self, number: int, series: list[tuple[dict[str, Any], Step, range]]) -> None:
         if self.rank == 0:
             done = [s["step_ns"] / 1e6 for s in self.steps if s["round"] == number]
             print(
                 f"round {number + 1}/{self.job['rounds']}: {len(series)} series, "
                 f"median step {statistics.median(done):.0f} ms",
-                file=sys.stderr, flush=True,
-            )  # fmt: skip
+                file=sys.stderr,
+                flush=True,
+            )
 
     def _make_series(self) -> list[tuple[dict[str, Any], Step, range]]:
         """Return (facts, step, ranks that run it) for every series of a round."""
@@ -620,13 +600,14 @@ class _RankSession:
             ranks = int(plan["data"]) * int(plan["tensor"]) * int(plan["pipeline"])
             stages = self.job["stages"].get(str(plan["pipeline"]))
             facts = {
-                "series": "distributed", "plan": row["plan"], "batch": int(row["batch"]),
-                "experiment": row["experiment"], "ranks": ranks,
+                "series": "distributed",
+                "plan": row["plan"],
+                "batch": int(row["batch"]),
+                "experiment": row["experiment"],
+                "ranks": ranks,
                 "stage": self.rank if int(plan["pipeline"]) > 1 else 0,
-            }  # fmt: skip
-            step = make_parallel_step(
-                self.workload, plan, int(row["batch"]), stages, self.device, seed
-            )
+            }
+            step = make_parallel_step(self.workload, plan, int(row["batch"]), stages, self.device, seed)
             series.append((facts, step, range(ranks)))
         return series
 
@@ -649,9 +630,12 @@ class _RankSession:
     ) -> list[dict[str, Any]]:
         """Keep the marks of one round, and return them as rows."""
         place = {
-            "experiment": facts["experiment"], "recording": recording, "round": number,
-            "rank": self.rank, "stage": facts["stage"],
-        }  # fmt: skip
+            "experiment": facts["experiment"],
+            "recording": recording,
+            "round": number,
+            "rank": self.rank,
+            "stage": facts["stage"],
+        }
         rows = [{**place, **mark._asdict()} for mark in marks]
         self.marks += rows
         return rows
@@ -704,9 +688,7 @@ def main() -> None:
         if job["ranks"] > 1:
             dist.barrier()
             dist.destroy_process_group()
-    write_json(
-        Path(job["folder"]) / f"result-{rank}.json", {**result, "core": core, "warnings": warnings}
-    )
+    write_json(Path(job["folder"]) / f"result-{rank}.json", {**result, "core": core, "warnings": warnings})
 
 
 if __name__ == "__main__":

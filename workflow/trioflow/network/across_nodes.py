@@ -13,12 +13,7 @@ import numpy as np
 
 from trioflow.base.shipped import read_own_table
 from trioflow.costmodel.collectives.between_nodes import BetweenNodes, NodeCurve, find_between_nodes
-from trioflow.costmodel.collectives.model import (
-    SHIFT,
-    CollectiveTime,
-    count_steps,
-    wire_factor,
-)
+from trioflow.costmodel.collectives.model import SHIFT, CollectiveTime, count_steps, wire_factor
 from trioflow.hardware.machine import InterNode, Platform, name_rank_node
 from trioflow.network.fair_share import Floats, FlowShape, Pairs, pair_group
 from trioflow.network.inter_node import find_rate
@@ -80,11 +75,10 @@ def load_networks() -> tuple[Network, ...]:
     """Return the networks of clusters that were measured (``tests/oracles/node_networks.py`` fits them)."""
     return tuple(
         Network(
-            row["network"], float(row["share"]), float(row["hop_s"]), float(row["tree_hop_s"]),
-            row["ordinary"] == "yes",
+            row["network"], float(row["share"]), float(row["hop_s"]), float(row["tree_hop_s"]), row["ordinary"] == "yes"
         )
         for row in read_own_table("node_networks")
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)
@@ -111,9 +105,7 @@ class AcrossTime(CollectiveTime):
             one + max(one - self.latency_s, 0.0) * (factor - 1) + more_s
             for one in (self.time_s, self.low_s, self.high_s)
         )
-        return replace(
-            self, time_s=time_s, low_s=low_s, high_s=high_s, latency_s=self.latency_s + more_s
-        )
+        return replace(self, time_s=time_s, low_s=low_s, high_s=high_s, latency_s=self.latency_s + more_s)
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,20 +208,20 @@ class NodeGroups:
             self._times[key] = estimate.correct(shown.get("between_nodes", 1.0), waits_s)
         time = self._times[key]
         note = (
-            "as given" if self._asked is not None else
-            f"and as far behind them as was measured on {self._measured.platform}" if self._measured else
-            f"behind them as {len(self._networks)} clusters' networks are; on slower ones (TCP sockets, few of the cards, "
+            "as given"
+            if self._asked is not None
+            else f"and as far behind them as was measured on {self._measured.platform}"
+            if self._measured
+            else f"behind them as {len(self._networks)} clusters' networks are; on slower ones (TCP sockets, few of the cards, "
             f"0.6 ms a hop) it took up to {max(time.slower):.0f} times as long: --inter-node-bandwidth tells yours"
-        )  # fmt: skip
-        if (
-            self._asked is None
-            and self._measured is not None
-            and spread.nodes > self._measured.most_nodes
-        ):
+        )
+        if self._asked is None and self._measured is not None and spread.nodes > self._measured.most_nodes:
             note += f" over up to {self._measured.most_nodes} nodes"
-        unlike = "" if spread.fewest == spread.fullest else (
-            f", {spread.fewest} to {spread.fullest} in each and a ring for each of {spread.fewest}"
-        )  # fmt: skip
+        unlike = (
+            ""
+            if spread.fewest == spread.fullest
+            else (f", {spread.fewest} to {spread.fullest} in each and a ring for each of {spread.fewest}")
+        )
         warning = (
             f"{collective} on {len(group)} ranks of {spread.nodes} nodes{unlike}: inside a node as measured "
             f"on {self._platform.node_collectives}, between nodes over the links of "
@@ -238,9 +230,8 @@ class NodeGroups:
         return AcrossPlan(shape, sizes_bytes, time, warning)
 
     def _estimate(
-        self, collective: str, message_bytes: int, spread: Spread, hop_s: float, wire_s: float,
-        rate_bytes_per_s: float,
-    ) -> AcrossTime:  # fmt: skip
+        self, collective: str, message_bytes: int, spread: Spread, hop_s: float, wire_s: float, rate_bytes_per_s: float
+    ) -> AcrossTime:
         """Return the time of a collective: of the middle network, and of the fastest and slowest ones.
 
         What was measured on this cluster is one network, with the spread of its repetitions.
@@ -409,9 +400,7 @@ def take_network(
         piped_s = _norm(levels * network.tree_hop_s, tree_s, _PIPELINED)
         time_s = min(time_s, max(piped_s, latency_s + tree_s))
     if 0 < network.hop_s < _SLOW_HOP_S and message_bytes <= _SMALL_BYTES:
-        small_s = latency_s * (_TREE_HOP if reduced else 1.0) + max(
-            inside_s, wire_s / network.share / _SMALL_SHARE
-        )
+        small_s = latency_s * (_TREE_HOP if reduced else 1.0) + max(inside_s, wire_s / network.share / _SMALL_SHARE)
         time_s = min(time_s, small_s)
     return time_s
 
@@ -454,15 +443,9 @@ class _Fitted:
         spread = Spread(nodes, per_node, per_node, nodes * per_node)
         inside = _ask_inside(collective, size, spread, self.ask)
         sent_bytes = size * wire_factor(collective, spread.ranks) / per_node
-        return (
-            spread,
-            float(inside.time_s) if inside else _START_S,
-            sent_bytes / self.rate_bytes_per_s,
-        )
+        return (spread, float(inside.time_s) if inside else _START_S, sent_bytes / self.rate_bytes_per_s)
 
-    def time(
-        self, collective: str, message_bytes: float, spread: Spread, take: Callable[..., float]
-    ) -> AcrossTime:
+    def time(self, collective: str, message_bytes: float, spread: Spread, take: Callable[..., float]) -> AcrossTime:
         """Return a time, between the measured counts of nodes on a line over their logarithms."""
         kind = collective if collective in self.measured.curves else "all_gather"
         counts = self.measured.curves[kind].nodes[1:]
@@ -471,12 +454,12 @@ class _Fitted:
         if spread.nodes in counts:
             around = [place]
         times_s = [take(self.find(kind, 1 + one)) for one in around]
-        time_s = float(np.interp(np.log2(spread.nodes), np.log2([counts[one] for one in around]), times_s))  # fmt: skip
+        time_s = float(np.interp(np.log2(spread.nodes), np.log2([counts[one] for one in around]), times_s))
         low, high = self.measured.spread(kind, spread.nodes)
         per_node = self.measured.ranks_per_node
         size = message_bytes * per_node / spread.fewest / self.measured.message_bytes
         beyond = max(math.log2(spread.nodes / counts[-1]), spread.nodes > counts[-1])
-        wider = _DOUBLING ** min(abs(math.log2(size)), 5.0) * _MORE_NODES**beyond  # fmt: skip
+        wider = _DOUBLING ** min(abs(math.log2(size)), 5.0) * _MORE_NODES**beyond
         if count_hops(collective, spread) == 1:  # messages, whatever the nodes
             hop_s = max(self.find(kind, 1 + one).hop_s for one in range(len(counts)))
             time_s = take(Network("usual", _USUAL_SHARE, hop_s, 0.0))

@@ -16,13 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trioflow.base.errors import PlatformError, SimulationError
-from trioflow.costmodel.collectives.model import (
-    COLLECTIVES,
-    SHIFT,
-    CollectiveTime,
-    count_steps,
-    wire_factor,
-)
+from trioflow.costmodel.collectives.model import COLLECTIVES, SHIFT, CollectiveTime, count_steps, wire_factor
 from trioflow.hardware.machine import Platform, name_rank_node
 from trioflow.hardware.platform import list_platforms, load_platform
 from trioflow.network.across_nodes import NodeGroups, measures_a_node
@@ -54,9 +48,7 @@ class RelinkedCollectives:
         hops_s = count_steps(collective, ranks) * self.hop_s
         time_s = max(start_s + hops_s, start_s / 2) + (base.time_s - start_s) / self.bandwidth
         factor = time_s / base.time_s
-        return CollectiveTime(
-            time_s, base.low_s * min(factor, 1.0), base.high_s * max(factor, 1.0), UNCALIBRATED
-        )
+        return CollectiveTime(time_s, base.low_s * min(factor, 1.0), base.high_s * max(factor, 1.0), UNCALIBRATED)
 
     @property
     def platform(self) -> str:
@@ -96,9 +88,7 @@ def hold_to_links(cost: CollectiveCost, platform: Platform) -> CollectiveCost:
     if bandwidth == 1.0 and hop_s == 0.0:
         return cost
     changes = [f"{bandwidth:.3g} times the bandwidth"] if bandwidth != 1.0 else []
-    changes += (
-        [f"{abs(hop_s) * 1e6:.3g} us {'more' if hop_s > 0 else 'less'} a hop"] if hop_s else []
-    )
+    changes += [f"{abs(hop_s) * 1e6:.3g} us {'more' if hop_s > 0 else 'less'} a hop"] if hop_s else []
     warning = (
         f"collectives were measured on {getattr(cost, 'platform', shipped.name)}; links of "
         f"{platform.name} inside a node have, where they differ most, {' and '.join(changes)}: "
@@ -218,9 +208,7 @@ class CollectivePlanner:
     reproduce.
     """
 
-    def __init__(
-        self, platform: Platform, cost: CollectiveCost | None = None, bound: Bound = "time_s"
-    ) -> None:
+    def __init__(self, platform: Platform, cost: CollectiveCost | None = None, bound: Bound = "time_s") -> None:
         self._platform, self._cost, self._bound = platform, cost, bound
         self.router = Router(platform.links, platform.routing)
         self._across: NodeGroups | None = None
@@ -253,9 +241,7 @@ class CollectivePlanner:
             self._known[key] = self._build(*key)
         return self._known[key]
 
-    def _build(
-        self, collective: str, message_bytes: int, group: tuple[int, ...]
-    ) -> CollectiveFlows:
+    def _build(self, collective: str, message_bytes: int, group: tuple[int, ...]) -> CollectiveFlows:
         _check_collective(collective)
         ranks = len(group)
         if len(set(group)) != ranks or (collective == "send" and ranks != 2):
@@ -268,9 +254,7 @@ class CollectivePlanner:
             return CollectiveFlows(shape, np.zeros(0), np.zeros(0), np.zeros(0), "measured")
         wire_bytes = compute_wire_bytes(collective, message_bytes, ranks)
         if collective in ("all_to_all", "scatter", "gather"):
-            wire_bytes /= (
-                ranks - 1
-            )  # one rank's bytes go to, or come from, its partners in equal parts
+            wire_bytes /= ranks - 1  # one rank's bytes go to, or come from, its partners in equal parts
         steps_s = count_steps(collective, ranks, chain=True) * shape.slowest_latency_s
         found = self.find_time(collective, message_bytes, group)
         if found is None:
@@ -312,11 +296,7 @@ class CollectivePlanner:
 
     def kind(self, collective: str, message_bytes: int) -> object:
         """Return what collectives share whose shapes are the same in any group."""
-        return (
-            "striped"
-            if collective in ("all_reduce", "reduce_scatter", "all_gather")
-            else collective
-        )
+        return "striped" if collective in ("all_reduce", "reduce_scatter", "all_gather") else collective
 
     def shape(self, collective: str, message_bytes: int, group: tuple[int, ...]) -> FlowShape:
         """Return between whom a collective runs and over which links."""
@@ -340,15 +320,12 @@ def _read_measured_time(
     time_s = float(getattr(measured, bound))
     if not 0 <= time_s < math.inf:
         raise SimulationError(
-            f"{collective} of {message_bytes} bytes on {ranks} ranks: "
-            f"the cost model says {time_s!r} s"
+            f"{collective} of {message_bytes} bytes on {ranks} ranks: the cost model says {time_s!r} s"
         )
     return measured, time_s
 
 
-def warn_of_speed(
-    collective: str, ranks: int, alone_s: float, time_s: float, platform: Platform
-) -> str:
+def warn_of_speed(collective: str, ranks: int, alone_s: float, time_s: float, platform: Platform) -> str:
     """Say so where a measured time is suspiciously short for the links; empty elsewhere."""
     if alone_s <= _SUSPICIOUS * time_s:
         return ""
@@ -358,9 +335,7 @@ def warn_of_speed(
     )
 
 
-def _fit(
-    rates: Floats, wire_bytes: Floats, latency_s: float, time_s: float
-) -> tuple[Floats, Floats, Floats]:
+def _fit(rates: Floats, wire_bytes: Floats, latency_s: float, time_s: float) -> tuple[Floats, Floats, Floats]:
     """Return sizes, latencies and caps that make flows last a time where nothing disturbs them."""
     moving_s = time_s - latency_s
     if moving_s <= 0 or not wire_bytes.any():
@@ -372,6 +347,4 @@ def _fit(
 
 def _check_collective(collective: str) -> None:
     if collective not in (*COLLECTIVES, SHIFT):
-        raise SimulationError(
-            f"no collective is called {collective!r}; known are {', '.join(COLLECTIVES)}"
-        )
+        raise SimulationError(f"no collective is called {collective!r}; known are {', '.join(COLLECTIVES)}")

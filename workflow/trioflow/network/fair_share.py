@@ -14,9 +14,7 @@ from trioflow.network.routing import Router
 
 
 def compute_max_min_rates(
-    routes: Sequence[Sequence[int]],
-    capacities: Mapping[int, float] | Sequence[float],
-    max_rates: Sequence[float],
+    routes: Sequence[Sequence[int]], capacities: Mapping[int, float] | Sequence[float], max_rates: Sequence[float]
 ) -> list[float]:
     """Share links among flows so that no flow can gain but at a slower one's cost.
 
@@ -69,9 +67,7 @@ def find_slack(links: Sequence[Link], is_end: Callable[[str], bool]) -> frozense
     into: defaultdict[str, list[int]] = defaultdict(list)
     onward: defaultdict[str, list[int]] = defaultdict(list)
     between: defaultdict[tuple[str, str], float] = defaultdict(float)
-    nodes = dict.fromkeys(link.source for link in links) | dict.fromkeys(
-        link.target for link in links
-    )
+    nodes = dict.fromkeys(link.source for link in links) | dict.fromkeys(link.target for link in links)
     inner = {node for node in nodes if not is_end(node)}
     chosen = [n for n, link in enumerate(links) if link.source in inner and link.target in inner]
     ends_of = {end for n in chosen for end in (links[n].source, links[n].target)}
@@ -82,10 +78,7 @@ def find_slack(links: Sequence[Link], is_end: Callable[[str], bool]) -> frozense
             onward[source].append(number)
             between[source, target] += bandwidth
     sums = {
-        id(side): {
-            node: math.fsum([links[n].bandwidth_bytes_per_s for n in side[node]])
-            for node in ends_of
-        }
+        id(side): {node: math.fsum([links[n].bandwidth_bytes_per_s for n in side[node]]) for node in ends_of}
         for side in (into, onward)
     }
     slack: set[int] = set()
@@ -161,9 +154,7 @@ class FlowShape:
     @cached_property
     def latencies_s(self) -> tuple[float, ...]:
         """Total latency of each route [s]."""
-        return tuple(
-            sum((self.links[link].latency_s for link in route), 0.0) for route in self.routes
-        )
+        return tuple(sum((self.links[link].latency_s for link in route), 0.0) for route in self.routes)
 
     @cached_property
     def slowest_latency_s(self) -> float:

@@ -47,9 +47,11 @@ def open_platform(
     asked = platform.inter_node
     if (inter_node_bandwidth, inter_node_latency_s, inter_node_bytes) != (None, None, None):
         asked = InterNode(
-            _read_rates(inter_node_bandwidth), inter_node_latency_s, inter_node_bytes,
+            _read_rates(inter_node_bandwidth),
+            inter_node_latency_s,
+            inter_node_bytes,
             TCP if inter_node_bandwidth == TCP else "given",
-        )  # fmt: skip
+        )
         _check(asked)
     if asked is None or asked.in_links:
         return platform
@@ -88,7 +90,7 @@ def _read_rates(bandwidth: Bandwidth | None) -> dict[str, float]:
 
 
 def _check(asked: InterNode) -> None:
-    numbers = {f"bandwidth {name}".strip(): rate for name, rate in asked.bus_bandwidth_bytes_per_s.items()}  # fmt: skip
+    numbers = {f"bandwidth {name}".strip(): rate for name, rate in asked.bus_bandwidth_bytes_per_s.items()}
     numbers |= {"latency": asked.latency_s or 1.0, "bytes": asked.message_bytes or 1.0}
     for name, value in numbers.items():
         if not 0 < value < math.inf:
@@ -124,12 +126,14 @@ def _set_links(platform: Platform, per_node: int, asked: InterNode) -> Platform:
     hop_s = shape.latencies_s[0] - kept_s
     wanted_s = hop_s if asked.latency_s is None else max(asked.latency_s - kept_s, 0.0)
     links = tuple(
-        link if place in inside else link._replace(
+        link
+        if place in inside
+        else link._replace(
             bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * (wanted / nominal),
             latency_s=link.latency_s * wanted_s / hop_s if hop_s else 0.0,
         )
         for place, link in enumerate(platform.links)
-    )  # fmt: skip
+    )
     reached = FlowShape(shape.pairs, Router(links, platform.routing)).rates_bytes_per_s.min()
     if reached * per_node < 0.99 * wanted:
         raise InputError(
@@ -154,11 +158,11 @@ def describe_inter_node(platform: Platform) -> str:
     if asked is None or platform.ranks <= (platform.ranks_per_node or platform.ranks):
         return ""
     rates = asked.bus_bandwidth_bytes_per_s
-    parts = [f"{format_bytes(rate)}/s bus bandwidth{f' of {name}' if name != ALL else ''}" for name, rate in rates.items()]  # fmt: skip
+    parts = [
+        f"{format_bytes(rate)}/s bus bandwidth{f' of {name}' if name != ALL else ''}" for name, rate in rates.items()
+    ]
     if asked.message_bytes:
         parts[-1] += f", measured with {format_bytes(asked.message_bytes)}"
     parts += [f"{format_time(asked.latency_s)} a hop"] if asked.latency_s is not None else []
     tcp = f" (TCP sockets, {format_bytes(TCP_BYTES_PER_S)}/s a network card)"
-    return (
-        f"between nodes as given: {', '.join(parts)}{tcp if asked.source == TCP else ''}, instead of what is known of {platform.name}"
-    )  # fmt: skip
+    return f"between nodes as given: {', '.join(parts)}{tcp if asked.source == TCP else ''}, instead of what is known of {platform.name}"

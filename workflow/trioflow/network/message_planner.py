@@ -25,12 +25,7 @@ from trioflow.network.algorithms.catalogue import (
     count_switches,
     split_levels,
 )
-from trioflow.network.algorithms.pattern import (
-    WITH_BARRIER,
-    Schedule,
-    check_entries,
-    order_connections,
-)
+from trioflow.network.algorithms.pattern import WITH_BARRIER, Schedule, check_entries, order_connections
 from trioflow.network.collectives import (
     UNCALIBRATED,
     Bound,
@@ -172,13 +167,7 @@ def _tabulate_rotation(pairs: Index, round_blocks: Index) -> MessageTable:
     both = np.sort(np.column_stack([own, (own + 1) % ranks]), axis=1).ravel()
     later = np.arange(1, rounds, dtype=np.int32)[:, None] * np.int32(ranks) + both
     return MessageTable(
-        pairs,
-        np.tile(own, rounds),
-        np.repeat(round_blocks, ranks),
-        missing,
-        first,
-        later.ravel().astype(np.int32),
-        own,
+        pairs, np.tile(own, rounds), np.repeat(round_blocks, ranks), missing, first, later.ravel().astype(np.int32), own
     )
 
 
@@ -229,9 +218,7 @@ class CollectiveMessages:
     def stretch(self, factor: float) -> CollectiveMessages:
         """Return it slower by a factor; the links are made narrower by it elsewhere."""
         return replace(
-            self,
-            latencies_s=self.latencies_s * factor,
-            max_rates_bytes_per_s=self.max_rates_bytes_per_s / factor,
+            self, latencies_s=self.latencies_s * factor, max_rates_bytes_per_s=self.max_rates_bytes_per_s / factor
         )
 
 
@@ -403,9 +390,7 @@ class MessagePlanner(CollectivePlanner):
             self._patterns[key] = MessagePattern(collective, name, ranks, per_node, *numbers)
         return self._patterns[key]
 
-    def _count_per_node(
-        self, collective: str, group: tuple[int, ...], algorithm: str
-    ) -> int | None:
+    def _count_per_node(self, collective: str, group: tuple[int, ...], algorithm: str) -> int | None:
         """Return how many members of a group are in each node, for hierarchical algorithms."""
         if not algorithm.startswith("hierarchical"):
             return None
@@ -425,9 +410,7 @@ class MessagePlanner(CollectivePlanner):
             )
         return runs[0]
 
-    def _find_switches(
-        self, name: str, nodes: Sequence[str], per_node: int | None, switches: int
-    ) -> list[str]:
+    def _find_switches(self, name: str, nodes: Sequence[str], per_node: int | None, switches: int) -> list[str]:
         """Return the switches that compute: each has links to and from all its ranks."""
         if not switches:
             return []
@@ -449,15 +432,12 @@ class MessagePlanner(CollectivePlanner):
             if both_ways and not is_rank_node(switch):
                 return switch
         raise InputError(
-            f"in_network: no switch of {self._platform.name} has links to all of "
-            f"{', '.join(nodes)}",
+            f"in_network: no switch of {self._platform.name} has links to all of {', '.join(nodes)}",
             fix="choose another algorithm",
         )
 
 
-def _fit_messages(
-    plain: CollectiveMessages, time_s: float, run_alone: RunAlone
-) -> tuple[CollectiveMessages, float]:
+def _fit_messages(plain: CollectiveMessages, time_s: float, run_alone: RunAlone) -> tuple[CollectiveMessages, float]:
     """Make an undisturbed collective last a time, and return its own [s]; SimulationError when no factor gives that."""
     rate = _find_common_rate(plain)
     widths = _find_widths(plain) if rate is None else np.full(len(plain.latencies_s), rate)
@@ -485,11 +465,7 @@ def _fit_messages(
 
 
 def _search(
-    slow_down: Callable[[float], CollectiveMessages],
-    factor: float,
-    time_s: float,
-    latency_s: float,
-    measure: RunAlone,
+    slow_down: Callable[[float], CollectiveMessages], factor: float, time_s: float, latency_s: float, measure: RunAlone
 ) -> CollectiveMessages:
     """Find the factor by secants; by halves, where a secant came out on the same side again."""
     below, above = (0.0, latency_s), (math.inf, math.inf)
@@ -520,8 +496,7 @@ def _find_widths(messages: CollectiveMessages) -> Floats:
     """Return the narrowest link of each pair's route [pairs] [bytes/s]."""
     links = messages.shape.links
     widths = [
-        min((links[hop].bandwidth_bytes_per_s for hop in route), default=math.inf)
-        for route in messages.shape.routes
+        min((links[hop].bandwidth_bytes_per_s for hop in route), default=math.inf) for route in messages.shape.routes
     ]
     return np.array(widths, dtype=np.float64)
 

@@ -7,15 +7,7 @@ from trioflow.base.errors import InputError
 from trioflow.base.plugins import load_plugin
 from trioflow.hardware.machine import Link, Routing
 from trioflow.network.fair_share import FairShareNetwork
-from trioflow.network.interface import (
-    NEVER_S,
-    Flow,
-    FlowEnd,
-    FlowPiece,
-    Network,
-    RoutedNetwork,
-    check_flow,
-)
+from trioflow.network.interface import NEVER_S, Flow, FlowEnd, FlowPiece, Network, RoutedNetwork, check_flow
 
 
 class ContentionFreeNetwork(RoutedNetwork):

@@ -31,9 +31,7 @@ class WaySearch:
     Intelligence 6, 1971, pp. 127-140).
     """
 
-    def __init__(
-        self, forth: Mapping[str, Sequence[Way]], back: Mapping[str, Sequence[Way]]
-    ) -> None:
+    def __init__(self, forth: Mapping[str, Sequence[Way]], back: Mapping[str, Sequence[Way]]) -> None:
         self.forth, self.back = forth, back
         self._from: dict[str, _Ball] = {}
         self._to: dict[str, _Ball] = {}
@@ -75,9 +73,7 @@ class WaySearch:
             forth = (len(here.heap), here.radius) <= (len(there.heap), there.radius)
             new = here.grow(self.forth) if forth else there.grow(self.back)
             one, other = here.costs, there.costs
-            best = min(
-                [best, *(one[node] + other[node] for node in new if node in one and node in other)]
-            )
+            best = min([best, *(one[node] + other[node] for node in new if node in one and node in other)])
         return best if best <= limit else math.inf
 
     def _collect(self, end: str, here: _Ball, best: float) -> Mapping[str, Sequence[Way]]:
@@ -172,9 +168,7 @@ class Router:
         if self._routing.failed:
             known = {(link.source, link.target) for link in self.links}
             for source, target in sorted(self._routing.failed - known):
-                raise SimulationError(
-                    f"no link leads from {source} to {target}, so it cannot have failed"
-                )
+                raise SimulationError(f"no link leads from {source} to {target}, so it cannot have failed")
 
     def route(self, source: str, target: str) -> tuple[int, ...]:
         """Return the numbers of the links between two nodes, in order; none to itself. SimulationError when none lead there."""
@@ -282,9 +276,7 @@ class Router:
             return (*head[2], *self.route(head[1], tail[1]), *tail[2])
         return self._walk(source, target, found)
 
-    def _walk(
-        self, source: str, target: str, found: Sequence[tuple[_Stretch, _Stretch]]
-    ) -> tuple[int, ...]:
+    def _walk(self, source: str, target: str, found: Sequence[tuple[_Stretch, _Stretch]]) -> tuple[int, ...]:
         """Follow the best links from a node to another, over stretches at both ends."""
         leads: list[tuple[Mapping[str, Sequence[int]], Mapping[str, Sequence[Way]]]] = []
         for (_, start, head), (_, end, tail) in found:
@@ -294,9 +286,7 @@ class Router:
         first_hop = int(self._count_neighbours(source) == 1)
         node = source
         while node != target:
-            ways = [
-                own.get(node) or [way[2] for way in onward.get(node, ())] for own, onward in leads
-            ]
+            ways = [own.get(node) or [way[2] for way in onward.get(node, ())] for own, onward in leads]
             choice = ways[0] if len(ways) == 1 else list(dict.fromkeys(chain(*ways)))
             hop = len(route) - first_hop
             index = choice[0] if len(choice) == 1 else self._choose(choice, (source, target), hop)

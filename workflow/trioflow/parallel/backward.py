@@ -41,16 +41,7 @@ _SOFTMAXES = ("aten::softmax", "aten::_softmax", "aten::_safe_softmax")
 _LINEAR = ("linear", "::mm", "::addmm", "grouped_mm")
 """How the names of operators end that are a linear layer's product."""
 _LAYERS = {
-    "qkv": (
-        "q_proj",
-        "k_proj",
-        "v_proj",
-        "qkv_proj",
-        "q_a_proj",
-        "q_b_proj",
-        "kv_a_proj",
-        "kv_b_proj",
-    ),
+    "qkv": ("q_proj", "k_proj", "v_proj", "qkv_proj", "q_a_proj", "q_b_proj", "kv_a_proj", "kv_b_proj"),
     "out": ("o_proj",),
     "up": ("gate_proj", "up_proj", "gate_up_proj"),
     "down": ("down_proj",),
@@ -61,12 +52,7 @@ POLICIES = {row["policy"]: row for row in read_table(PACKAGE / "data" / "recompu
 
 
 CORE_ATTENTION = "core_attn"
-MODULES = {
-    CORE_ATTENTION: "",
-    "mlp": r".*\.\d+\.mlp",
-    "moe": r".*\.\d+\.mlp",
-    "shared_experts": r".*\.shared_experts?",
-}
+MODULES = {CORE_ATTENTION: "", "mlp": r".*\.\d+\.mlp", "moe": r".*\.\d+\.mlp", "shared_experts": r".*\.shared_experts?"}
 """Modules of a block that Megatron-LM's ``recompute_modules`` checkpoints as wholes, by their paths: mlp without experts,
 moe with them (``TransformerConfig``; moe_act, layernorm and mla_up_proj drop their output alone, which is not built)."""
 _BLOCK = re.compile(r"\.\d+$")
@@ -83,9 +69,7 @@ class Recomputation:
 
 
 @remembered
-def plan_recomputation(
-    trace: Trace, kind: str, cut: Sequence[Sequence[str]] = ()
-) -> list[Recomputation]:
+def plan_recomputation(trace: Trace, kind: str, cut: Sequence[Sequence[str]] = ()) -> list[Recomputation]:
     """Return the regions that a step recomputes, in the order of forward.
 
     ``full``: each unit of the model's chain; ``selective``: the products and the softmax of each attention;
@@ -131,9 +115,7 @@ def _find_kept(trace: Trace, policy: str, blocks: Sequence[Sequence[int]]) -> se
     """Return the forward operators whose results a policy saves; PlanError when nobody knows it, or it saves nothing here."""
     row = POLICIES.get(policy)
     if row is None:
-        raise PlanError(
-            f"recompute save:{policy}: no such policy", fix=f"use {', '.join(POLICIES)}"
-        )
+        raise PlanError(f"recompute save:{policy}: no such policy", fix=f"use {', '.join(POLICIES)}")
     words = row["saves"].split()
     names = trace.operators["name"].tolist()
     leaves = [str(module).rpartition(".")[2] for module in trace.operators["module"]]
@@ -185,9 +167,7 @@ def _find_saved(trace: Trace) -> dict[int, _Saved]:
         makers.setdefault(int(index), row["producer_op_id"])
     nodes: dict[tuple[int, Any], list[int]] = {}
     kept: dict[tuple[int, Any], set[int]] = {}
-    for row in records(
-        trace.operators, "op_id", "phase", "forward_op_id", "sequence_number", "input_ids"
-    ):
+    for row in records(trace.operators, "op_id", "phase", "forward_op_id", "sequence_number", "input_ids"):
         if row["phase"] != "backward" or row["forward_op_id"] is None:
             continue
         node = (int(row["forward_op_id"]), row["sequence_number"])
@@ -200,15 +180,11 @@ def _find_saved(trace: Trace) -> dict[int, _Saved]:
     for node, sources in kept.items():
         forward = node[0]
         known = found.get(forward, _Saved(frozenset(), False))
-        found[forward] = _Saved(
-            known.readers | frozenset(nodes[node]), known.result or forward in sources
-        )
+        found[forward] = _Saved(known.readers | frozenset(nodes[node]), known.result or forward in sources)
     return found
 
 
-def _list_blocks(
-    trace: Trace, word: str, count: int, cut: Sequence[Sequence[str]]
-) -> list[list[int]]:
+def _list_blocks(trace: Trace, word: str, count: int, cut: Sequence[Sequence[str]]) -> list[list[int]]:
     """Return the forward operators of the blocks that Megatron-LM's ``recompute-num-layers`` chooses."""
     units = dict(zip(pipeline_units(trace), list_units(trace), strict=False))
     found = []
@@ -243,8 +219,7 @@ def _list_modules(trace: Trace, words: Sequence[str]) -> list[list[int]]:
     """Return the forward operators of each of some of a block's modules; of one inside another the outer one's."""
     if unknown := [word for word in words if word not in MODULES]:
         raise PlanError(
-            f"recompute modules:{','.join(words)}: {unknown[0]} is not built",
-            fix=f"use {', '.join(MODULES)}",
+            f"recompute modules:{','.join(words)}: {unknown[0]} is not built", fix=f"use {', '.join(MODULES)}"
         )
     experts = find_expert_modules(trace)
     forward = trace.operators[trace.operators["phase"] == "forward"]
@@ -255,9 +230,7 @@ def _list_modules(trace: Trace, words: Sequence[str]) -> list[list[int]]:
             if at := re.match(rf"({MODULES[word]})(\.|$)", str(module)):
                 inside.setdefault(at[1], []).append(int(op_id))
         for path, ops in inside.items():
-            if word == "shared_experts" or any(is_inside(m, [path]) for m in experts) == (
-                word == "moe"
-            ):
+            if word == "shared_experts" or any(is_inside(m, [path]) for m in experts) == (word == "moe"):
                 spans.append(list(range(ops[0], ops[-1] + 1)))
     outer = [s for s in spans if not any(o[0] <= s[0] and s[-1] <= o[-1] and o != s for o in spans)]
     return sorted(outer)
@@ -362,20 +335,13 @@ def _share_of_input(row: dict[str, Any], gradients: Sequence[int], size: Sequenc
 
 
 def keep_sums_with_input(
-    split: BackwardSplit,
-    exchanges: dict[int, list[Any]],
-    forward_of: list[int | None],
-    first: bool = False,
+    split: BackwardSplit, exchanges: dict[int, list[Any]], forward_of: list[int | None], first: bool = False
 ) -> dict[int, list[Any]]:
     """Move tensor-parallel collectives of gradients that go on from W to I, beside I of the same forward operator."""
     inside, moved = set(split.for_input), {op: list(held) for op, held in exchanges.items()}
     for op_id in split.for_weight:
         if op_id in exchanges and op_id not in inside and inside:
-            same = [
-                i
-                for i in split.for_input
-                if (first or i < op_id) and forward_of[i] == forward_of[op_id]
-            ]
+            same = [i for i in split.for_input if (first or i < op_id) and forward_of[i] == forward_of[op_id]]
             if same:
                 moved.setdefault(min(same) if first else max(same), []).extend(moved.pop(op_id))
     return moved

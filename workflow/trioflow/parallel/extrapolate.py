@@ -30,41 +30,24 @@ from trioflow.costmodel.steps import (
 from trioflow.costmodel.steps import NONE as UNANCHORED
 from trioflow.hardware.machine import Device
 from trioflow.hardware.platform import load_platform
-from trioflow.parallel.memory.peak import (
-    count_room,
-    estimate_memory,
-    find_fullest,
-    recall_memory,
-    take_curves,
-)
+from trioflow.parallel.memory.peak import count_room, estimate_memory, find_fullest, recall_memory, take_curves
 from trioflow.parallel.memory.survival import LIKELY, count_needed, load_survival
-from trioflow.parallel.plan import (
-    Stages,
-    check_plan,
-    choose_stages,
-    describe_plan,
-    fit_framework,
-    micro_batch_sizes,
+from trioflow.parallel.plan import Stages, check_plan, choose_stages, describe_plan, fit_framework, micro_batch_sizes
+from trioflow.parallel.programs.builder import (
+    ProgramBuilder,
+    RankProgram,
+    plan_activations,
+    read_host_rates,
+    size_update,
 )
-from trioflow.parallel.programs.actions import plan_activations, read_host_rates, size_update
-from trioflow.parallel.programs.builder import ProgramBuilder, RankProgram
 from trioflow.parallel.programs.staged import PartitionedRank, StagedRank, UnitRank
 from trioflow.parallel.programs.stages import StageWorks
-from trioflow.parallel.reference import (
-    OperatorTimes,
-    Reference,
-    choose_reference,
-    predict_times,
-    without_communication,
-)
+from trioflow.parallel.reference import OperatorTimes, Reference, choose_reference, predict_times, without_communication
 from trioflow.parallel.remembered import remembered, remembering_within
 from trioflow.parallel.schedules.build import plan_schedule
 from trioflow.parallel.schedules.table import FORWARD_ONLY, TRAIN, WORDS, Schedule, check_mode
 from trioflow.parallel.splits.context import time_rings
-from trioflow.parallel.splits.pipeline import (
-    BALANCES,
-    stages_of_operators,
-)
+from trioflow.parallel.splits.pipeline import BALANCES, stages_of_operators
 from trioflow.parallel.splits.routing import describe_routing
 from trioflow.parallel.splits.sharding import describe_units, partition_stages
 from trioflow.parallel.splits.tensor_parallel import split_for_plan
@@ -153,9 +136,7 @@ def extrapolate(
     sized by the first, largest micro-batch, times are those of each.
     """
     given = [without_communication(t) for t in ([traces] if isinstance(traces, Trace) else traces)]
-    step = _settle(
-        given, fit_framework(plan, given[0]), model, batch, schedule, mode, last_batch, anchoring
-    )
+    step = _settle(given, fit_framework(plan, given[0]), model, batch, schedule, mode, last_batch, anchoring)
     written = _write_programs(step, stages, dict(host or {}), memory, device)
     limit_bytes = load_survival().find_limit(LIKELY, count_room(plan, device))
     if stages is None and plan.pipeline > 1 and count_needed(written.peaks) > limit_bytes:
@@ -191,16 +172,20 @@ def extrapolate_experiment(
         stages=read_json(partition_file)["stages"].get(str(chosen.stages)),
     )
     origin = TimesOrigin(times.model_text, times.confidence, list(times.warnings))
-    graph.metadata = replace(
-        graph.metadata, experiment=str(experiment["experiment"]), operator_times=origin
-    )
+    graph.metadata = replace(graph.metadata, experiment=str(experiment["experiment"]), operator_times=origin)
     graph.save(folder)
 
 
 def _settle(
-    given: list[Trace], plan: Plan, model: OperatorModel, batch: int | None, schedule: Schedule | None,
-    mode: str, last_batch: bool, anchoring: Anchoring,
-) -> _Step:  # fmt: skip
+    given: list[Trace],
+    plan: Plan,
+    model: OperatorModel,
+    batch: int | None,
+    schedule: Schedule | None,
+    mode: str,
+    last_batch: bool,
+    anchoring: Anchoring,
+) -> _Step:
     """Settle the batch, its micro-batches, their schedule and the recorded times to start from."""
     batch = given[0].facts.batch * plan.data if batch is None else batch
     repeated = -batch % plan.data if last_batch and plan.replication == "ddp" else 0
@@ -212,9 +197,18 @@ def _settle(
     reference = choose_reference(given, sizes[0])
     model, anchor = anchoring.change(reference.trace, model)
     return _Step(
-        given=given, plan=plan, batch=batch, repeated=repeated, sizes=sizes, schedule=schedule, mode=mode,
-        reference=reference, model=model, anchor=anchor, anchoring=anchoring,
-    )  # fmt: skip
+        given=given,
+        plan=plan,
+        batch=batch,
+        repeated=repeated,
+        sizes=sizes,
+        schedule=schedule,
+        mode=mode,
+        reference=reference,
+        model=model,
+        anchor=anchor,
+        anchoring=anchoring,
+    )
 
 
 def _write_programs(
@@ -240,39 +234,53 @@ def _write_programs(
         stage_of, _ = stages_of_operators(trace, cut)
         peaks = estimate_memory(trace, split.operators, builder, factors, stage_of, device)
     return _Written(
-        trace=trace, builder=builder, works=works, cut=cut, times=times, peaks=peaks, extrapolated=extrapolated,
-    )  # fmt: skip
+        trace=trace, builder=builder, works=works, cut=cut, times=times, peaks=peaks, extrapolated=extrapolated
+    )
 
 
 def _set_up_builder(
-    works: StageWorks, kind: type[RankProgram], split: TensorSplit, cut: list[list[str]],
-    reference: Reference, times: list[OperatorTimes], host: dict[str, float],
-) -> ProgramBuilder:  # fmt: skip
+    works: StageWorks,
+    kind: type[RankProgram],
+    split: TensorSplit,
+    cut: list[list[str]],
+    reference: Reference,
+    times: list[OperatorTimes],
+    host: dict[str, float],
+) -> ProgramBuilder:
     """Return the builder of the ranks' programs: the stages' work, and what replicas and the host share."""
     trace, plan, model = works.trace, works.plan, works.model
     stages = works.build(split, cut)
     held = [works.schedule.stages_of_rank(rank) for rank in range(plan.pipeline)]
     partitions = partition_stages(trace, plan, works.placed, held)
-    partition_s = [
-        predict_updates(reference.operators, split.operators, one.shares, model)
-        for one in partitions
-    ]
+    partition_s = [predict_updates(reference.operators, split.operators, one.shares, model) for one in partitions]
     of_stages = [work.update_shares for work in stages]
     updates_s = predict_updates(reference.operators, split.operators, of_stages, model)
     for work, update_s in zip(stages, updates_s, strict=True):
         work.update_s = update_s
     moves, updates = plan.offload == "activations", plan.offload == "optimizer"
     return ProgramBuilder(
-        plan=plan, kind=kind, operators=trace.operators, times=times, schedule=works.schedule, stages=stages,
-        split=split, recipe=trace.facts.recipe, tail_s=float(trace.facts.tail_s or 0.0) * (works.mode == TRAIN), host=host,
+        plan=plan,
+        kind=kind,
+        operators=trace.operators,
+        times=times,
+        schedule=works.schedule,
+        stages=stages,
+        split=split,
+        recipe=trace.facts.recipe,
+        tail_s=float(trace.facts.tail_s or 0.0) * (works.mode == TRAIN),
+        host=host,
         messages_hold_host=holds_host(plan, trace.facts.recipe.framework),
-        mode=works.mode, factors=works.factors, tied=works.tied, placed=works.placed,
-        partitions=partitions, update_s=partition_s,
+        mode=works.mode,
+        factors=works.factors,
+        tied=works.tied,
+        placed=works.placed,
+        partitions=partitions,
+        update_s=partition_s,
         shared=kind.share(trace, works),
         rates=read_host_rates(plan, host),
         offloaded=plan_activations(trace, split.operators) if moves else None,
         update_bytes_per_byte=size_update(trace, 1.0) if updates else 0.0,
-    )  # fmt: skip
+    )
 
 
 def _kind_of_rank(plan: Plan) -> type[RankProgram]:
@@ -292,10 +300,7 @@ def _describe_graph(step: _Step, written: _Written) -> GraphMetadata:
     gathered = f", {describe_units(reference.trace)}" if plan.shards_units else ""
     interval, confidence = _certainty(step, written)
     launch_s = find_launch_s(written.builder.host, trace.facts)
-    warnings = [
-        *mention_launches(trace.facts.warnings, launch_s, trace.facts),
-        *describe_anchor(step.anchor),
-    ]
+    warnings = [*mention_launches(trace.facts.warnings, launch_s, trace.facts), *describe_anchor(step.anchor)]
     warnings += [*_size_warnings(step.schedule, step.sizes), *_repeat_warnings(step)]
     warnings += [*describe_routing(trace, plan), *step.warnings]
     baseline_s = float(first.facts.step_time_s) * share * _part_of_step(first, step.mode)
@@ -326,9 +331,7 @@ def _describe_graph(step: _Step, written: _Written) -> GraphMetadata:
 def _certainty(step: _Step, written: _Written) -> tuple[tuple[float, float], str]:
     """Return interval and confidence of the compute."""
     plan, facts, works, times = step.plan, written.trace.facts, written.works, written.times[0]
-    rescaled = (
-        set(works.factors) != {1.0} or plan.tensor * plan.context > 1 or plan.sharding != "none"
-    )
+    rescaled = set(works.factors) != {1.0} or plan.tensor * plan.context > 1 or plan.sharding != "none"
     of_device, of_size = times_interval(facts), (1.0, 1.0)
     carried = of_device != (1.0, 1.0)
     if rescaled:
@@ -348,9 +351,7 @@ def _certainty(step: _Step, written: _Written) -> tuple[tuple[float, float], str
     return interval, "extrapolated" if beyond else "interpolated"
 
 
-def _least_half_width(
-    reference: Reference, plan: Plan, sizes: Sequence[int], way_to_step: str
-) -> float:
+def _least_half_width(reference: Reference, plan: Plan, sizes: Sequence[int], way_to_step: str) -> float:
     """Return the least half width of the step's interval, by what of the step was not recorded."""
     facts = reference.trace.facts
     ways = {
@@ -371,9 +372,7 @@ def _least_half_width(
 def phase_times(trace: Trace) -> dict[str, float]:
     """Return the traced time of each phase, host time included [s]."""
     total = trace.operators["device_ns"] + trace.operators["cpu_ns"]
-    return {
-        phase: ns_to_s(float(total[trace.operators["phase"] == phase].sum())) for phase in PHASES
-    }
+    return {phase: ns_to_s(float(total[trace.operators["phase"] == phase].sum())) for phase in PHASES}
 
 
 def _part_of_step(trace: Trace, mode: str) -> float:

@@ -104,13 +104,7 @@ def fold_representatives(graph: TaskGraph, grid: Grid) -> FoldedTaskGraph:
             group = [int(word) for word in text.split(",")] if kind == "collective" else ends
             families.append(grid.make_family(group))
         family_of.append(known[key])
-    fold = Fold(
-        graph,
-        grid.classify(),
-        grid.find_representatives(),
-        np.array(family_of, dtype=np.int64),
-        families,
-    )
+    fold = Fold(graph, grid.classify(), grid.find_representatives(), np.array(family_of, dtype=np.int64), families)
     problem = fold.find_problem()
     if problem:
         raise PlanError(f"the ranks of the plan cannot be folded: {problem}")
@@ -129,9 +123,7 @@ def split_fold(fold: Fold, of_rank: Ints, of_group: Mapping[int, Ints]) -> Fold:
     return Fold(graph, class_of, representatives, family_of, families, fold)
 
 
-def _divide_classes(
-    fold: Fold, of_rank: Ints, of_group: Mapping[int, Ints]
-) -> tuple[Ints, list[Ints]]:
+def _divide_classes(fold: Fold, of_rank: Ints, of_group: Mapping[int, Ints]) -> tuple[Ints, list[Ints]]:
     """Return a number for each rank and each group of each family, until nothing more differs."""
     ranks = _number_pairs(fold.class_of, of_rank)
     groups = [
@@ -176,9 +168,7 @@ def _split_families(fold: Fold, groups: list[Ints]) -> tuple[list[Family], Ints]
     return families, np.array(firsts, dtype=np.int64)
 
 
-def _copy_tasks(
-    fold: Fold, representatives: Ints, groups: list[Ints], first_part: Ints
-) -> tuple[TaskGraph, Ints]:
+def _copy_tasks(fold: Fold, representatives: Ints, groups: list[Ints], first_part: Ints) -> tuple[TaskGraph, Ints]:
     """Return the tasks of the representatives, and each match's family."""
     kept = fold.graph
     counts = fold.task_counts
@@ -302,9 +292,7 @@ class Fold:
         for family in self.families:
             ranks = family.groups.ravel()
             here = np.bincount(self.class_of[ranks], minlength=len(sizes))
-            whole = len(np.unique(ranks)) == len(ranks) and bool(
-                ((here == 0) | (here == sizes)).all()
-            )
+            whole = len(np.unique(ranks)) == len(ranks) and bool(((here == 0) | (here == sizes)).all())
             found.append(set(np.flatnonzero(here).tolist()) if whole else {_NOWHERE})
         return found
 
@@ -326,9 +314,7 @@ class Fold:
         }
         firsts = np.cumsum(counts) - counts
         return TaskGraph(
-            tasks.assign(**columns)[list(kept.tasks.columns)],
-            self._expand_dependencies(firsts),
-            kept.metadata,
+            tasks.assign(**columns)[list(kept.tasks.columns)], self._expand_dependencies(firsts), kept.metadata
         )
 
     def _find_groups(self, row: Ints, rank: Ints) -> tuple[Ints, Ints, Ints]:
@@ -396,9 +382,7 @@ class FoldedTaskGraph(TaskGraph):
             raise AttributeError(name)
         whole, self.fold = self.fold.whole, None
         # Copies, so that changing them does not change the fold's tables.
-        self.tasks, self.dependencies = (
-            table.copy(deep=False) for table in (whole.tasks, whole.dependencies)
-        )
+        self.tasks, self.dependencies = (table.copy(deep=False) for table in (whole.tasks, whole.dependencies))
         return getattr(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:

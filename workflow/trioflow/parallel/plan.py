@@ -9,14 +9,7 @@ from trioflow.base.arguments import check_argument, check_names
 from trioflow.base.errors import PlanError, suggest
 from trioflow.base.experiments import SHARDINGS, Plan, find_plan_problem
 from trioflow.base.input_files import read_text
-from trioflow.base.plan_row import (
-    GIVEN,
-    SCHEDULE_GROUP,
-    SCHEDULES,
-    SLICED,
-    find_count_problem,
-    find_traits,
-)
+from trioflow.base.plan_row import GIVEN, SCHEDULE_GROUP, SCHEDULES, SLICED, find_count_problem, find_traits
 from trioflow.base.plugins import list_plugins, load_plugin
 from trioflow.base.precision_recipes import MEGATRON as MEGATRON_LM
 from trioflow.base.precision_recipes import PYTORCH, WORDS
@@ -48,10 +41,17 @@ PLAN_GROUP = "trioflow.plans"
 
 
 def make_plan(
-    data: int = 1, tensor: int = 1, pipeline: int = 1, schedule: str = "",
-    micro_batches: int | None = None, stages_per_rank: int | None = None, sharding: str = "none",
-    shard: int = 1, accumulate: int = 1, **other: Any,
-) -> Plan:  # fmt: skip
+    data: int = 1,
+    tensor: int = 1,
+    pipeline: int = 1,
+    schedule: str = "",
+    micro_batches: int | None = None,
+    stages_per_rank: int | None = None,
+    sharding: str = "none",
+    shard: int = 1,
+    accumulate: int = 1,
+    **other: Any,
+) -> Plan:
     """Return a plan of the given degrees; a pipeline without a schedule is GPipe.
 
     Raises PlanError when a number is below one, the schedule or the sharding is unknown or does not allow these
@@ -67,16 +67,19 @@ def make_plan(
     data, tensor, pipeline, context, expert, cut = (
         check_argument(name, value, "int", PlanError)
         for name, value in (
-            ("data", data), ("tensor", tensor), ("pipeline", pipeline), ("context", other.get("context", 1)),
-            ("expert", other.get("expert", 1)), ("expert_tensor", other.get("expert_tensor", 0)),
+            ("data", data),
+            ("tensor", tensor),
+            ("pipeline", pipeline),
+            ("context", other.get("context", 1)),
+            ("expert", other.get("expert", 1)),
+            ("expert_tensor", other.get("expert_tensor", 0)),
         )
-    )  # fmt: skip
+    )
     degrees = {"data": data, "tensor": tensor, "context": context, "pipeline": pipeline}
     if schedule not in ("", "none") and not is_schedule(schedule):
         names = [*SCHEDULES, *list_plugins(SCHEDULE_GROUP)]
         raise PlanError(
-            f"unknown schedule {schedule!r}",
-            fix=f"{suggest(schedule, names)}use one of {', '.join(names)}",
+            f"unknown schedule {schedule!r}", fix=f"{suggest(schedule, names)}use one of {', '.join(names)}"
         )
     if pipeline == 1:
         schedule = "none"
@@ -93,12 +96,20 @@ def make_plan(
     name = "-".join(f"{key}{degree}" for key, degree in named.items() if degree > 1) or "single"
     name += f"-etp{cut}" if cut not in (0, tensor) else ""
     plan = Plan(
-        plan=name if sharding == "none" else f"{sharding}-{name}", data=data,
-        tensor=tensor, pipeline=pipeline, schedule=schedule,
-        micro_batches=micro_batches, first_bucket_bytes=FIRST_BUCKET_BYTES, bucket_bytes=BUCKET_BYTES,
-        stages_per_rank=stages_per_rank, sharding=sharding, shard=shard, accumulate=accumulate,
+        plan=name if sharding == "none" else f"{sharding}-{name}",
+        data=data,
+        tensor=tensor,
+        pipeline=pipeline,
+        schedule=schedule,
+        micro_batches=micro_batches,
+        first_bucket_bytes=FIRST_BUCKET_BYTES,
+        bucket_bytes=BUCKET_BYTES,
+        stages_per_rank=stages_per_rank,
+        sharding=sharding,
+        shard=shard,
+        accumulate=accumulate,
         **other,
-    )  # fmt: skip
+    )
     if found := find_plan_problem(plan):
         raise PlanError(f"plan {plan.plan}: {found[1]}", fix=found[2])
     if plan.pipeline > 1:
@@ -118,9 +129,7 @@ def vary_plan(plan: Plan, **columns: Any) -> Plan:
     return varied
 
 
-def named_plan(
-    name: str, ranks: int, micro_batches: int | None = None, stages_per_rank: int | None = None
-) -> Plan:
+def named_plan(name: str, ranks: int, micro_batches: int | None = None, stages_per_rank: int | None = None) -> Plan:
     """Return one of the named plans on a number of ranks.
 
     Raises PlanError when the name is unknown, or the plan does not run on so many ranks.
@@ -129,26 +138,25 @@ def named_plan(
     if not isinstance(made, Plan) or made.ranks != ranks:
         found = f"a plan of {made.ranks} ranks" if isinstance(made, Plan) else repr(made)
         raise PlanError(
-            f"the plan {name!r} returned {found}",
-            fix=f"return trioflow.parallel.plan.make_plan(...) of {ranks} ranks",
+            f"the plan {name!r} returned {found}", fix=f"return trioflow.parallel.plan.make_plan(...) of {ranks} ranks"
         )
     return replace(made, plan=name)
 
 
-def _make_named(
-    name: str, ranks: int, micro_batches: int | None, stages_per_rank: int | None
-) -> Any:
+def _make_named(name: str, ranks: int, micro_batches: int | None, stages_per_rank: int | None) -> Any:
     """Return what makes a named plan, ours or a package's, before its ranks are checked."""
     if name == "single":
         if ranks != 1:
             raise PlanError(f"plan single runs on 1 rank, not {ranks}", fix="leave out --ranks")
         return make_plan()
     columns: dict[str, dict[str, Any]] = {
-        "dp": {"data": ranks, "replication": "dp"}, "ddp": {"data": ranks},
-        MEGATRON: {"tensor": ranks, "vocabulary_parallel": ranks > 1}, LAYERS: {"tensor": ranks},
+        "dp": {"data": ranks, "replication": "dp"},
+        "ddp": {"data": ranks},
+        MEGATRON: {"tensor": ranks, "vocabulary_parallel": ranks > 1},
+        LAYERS: {"tensor": ranks},
         "tp-gather": {"tensor": ranks, "tensor_style": "gather"},
         **{sharding: {"data": ranks, "sharding": sharding} for sharding in SHARDED},
-    }  # fmt: skip
+    }
     if name in columns:
         return make_plan(**columns[name])
     if is_schedule(name):
@@ -168,10 +176,7 @@ def fit_framework(plan: Plan, trace: Trace) -> Plan:
     (``LinearWithGradAccumulationAndAsyncCommunication``).
     """
     recipe = trace.facts.recipe
-    sliced = {
-        "zero1": "distributed",
-        **({"zero2": "partitioned"} if recipe.bucket_elements else {}),
-    }
+    sliced = {"zero1": "distributed", **({"zero2": "partitioned"} if recipe.bucket_elements else {})}
     if recipe.framework != PYTORCH and plan.sharding in sliced:
         plan = replace(plan, sharding=sliced[plan.sharding])
     if recipe.bucket_elements and plan.sharding in SLICED and plan.bucket_bytes == BUCKET_BYTES:
@@ -257,17 +262,13 @@ def check_plan(plan: Plan, trace: Trace, batch: int) -> None:
         degrees = [str(n) for n in range(2, min(heads) + 1) if not any(k % n for k in heads)]
         raise PlanError(
             f"plan {plan.plan}: {numbers} attention heads cannot be shared by {plan.tensor} tensor-parallel ranks",
-            fix=f"use a tensor degree of {', '.join(degrees)}"
-            if degrees
-            else "use a tensor degree of 1",
+            fix=f"use a tensor degree of {', '.join(degrees)}" if degrees else "use a tensor degree of 1",
         )
     check_context(trace, plan)
     check_experts(trace, plan)
     units = len(pipeline_units(trace))
     if plan.stages > max(units, 1):
-        raise PlanError(
-            f"plan {plan.plan}: {plan.stages} stages, but the model can be cut into {units} pieces at most"
-        )
+        raise PlanError(f"plan {plan.plan}: {plan.stages} stages, but the model can be cut into {units} pieces at most")
 
 
 def check_shapes(plan: Plan, trace: Trace, sizes: Sequence[int]) -> None:
@@ -339,20 +340,15 @@ def _describe_styles(plan: Plan) -> list[str]:
         f"sequences shared by {plan.context_method}": plan.context > 1,
         "sequence parallel": plan.sequence_parallel,
         "vocabulary parallel": plan.vocabulary_parallel,
-        "messages of tensor parallelism beside backward's products": plan.tensor_overlap
-        == "backward",
+        "messages of tensor parallelism beside backward's products": plan.tensor_overlap == "backward",
         "messages of tensor parallelism beside products": plan.tensor_overlap == "products",
         "exchanges of experts beside another micro-batch": plan.expert_overlap,
         "weights gathered during forward": plan.gather_overlap,
         "embedding and head whole on each rank": plan.plan == "tp-layers",
         "units recomputed": plan.recompute.startswith("full"),
         "attentions recomputed": plan.recompute.startswith("selective"),
-        f"blocks recomputed but what {plan.recompute[5:]} saves": plan.recompute.startswith(
-            "save:"
-        ),
-        f"{plan.recompute[8:].replace(',', ' and ')} recomputed": plan.recompute.startswith(
-            "modules:"
-        ),
+        f"blocks recomputed but what {plan.recompute[5:]} saves": plan.recompute.startswith("save:"),
+        f"{plan.recompute[8:].replace(',', ' and ')} recomputed": plan.recompute.startswith("modules:"),
         "optimizer on the host": plan.offload == "optimizer",
         "activations kept on the host": plan.offload == "activations",
     }
@@ -369,9 +365,10 @@ def read_stages(path: str | Path) -> list[list[str]]:
         lines = read_text(path, PlanError).splitlines()
     except PlanError as error:
         raise PlanError(
-            f"no list of stages: {error.problem}", file=path,
+            f"no list of stages: {error.problem}",
+            file=path,
             fix=f"give a file with a line a stage, or {' or '.join(BALANCES)}",
-        ) from None  # fmt: skip
+        ) from None
     stages = [line.replace(",", " ").split() for line in lines]
     while stages and not stages[-1]:
         stages.pop()
@@ -380,9 +377,7 @@ def read_stages(path: str | Path) -> list[list[str]]:
         twice = next((unit for unit in units if unit in seen or units.count(unit) > 1), None)
         if not units or twice:
             problem = f"{twice} is on two stages" if twice else "this stage has no units"
-            raise PlanError(
-                problem, file=path, place=f"line {number}", fix="name each unit on one line"
-            )
+            raise PlanError(problem, file=path, place=f"line {number}", fix="name each unit on one line")
         seen.update(units)
     if not stages:
         raise PlanError("the list of stages is empty", file=path, fix="write a line a stage")
@@ -405,20 +400,17 @@ def choose_stages(trace: Trace, plan: Plan, stages: Stages) -> list[list[str]]:
     return given
 
 
-def read_plan(
-    path: str | Path, data: int = 1, tensor: int = 1, **other: Any
-) -> tuple[Plan, Schedule]:
+def read_plan(path: str | Path, data: int = 1, tensor: int = 1, **other: Any) -> tuple[Plan, Schedule]:
     """Return a schedule from a file and the plan that runs it; PlanError where there is none, or the degrees do not fit."""
     schedule = read_schedule(path, GIVEN)
     stages_per_rank, rest = divmod(schedule.stages, schedule.ranks)
     if rest or schedule.ranks < 2:
         raise PlanError(
             f"{schedule.stages} stages on {schedule.ranks} rank(s) make no pipeline of equal ranks",
-            file=path, fix="give every rank as many stages, and more than one rank",
-        )  # fmt: skip
+            file=path,
+            fix="give every rank as many stages, and more than one rank",
+        )
     # The classes that PyTorch has for any order of one, and of several, stages a rank.
     like = "gpipe" if stages_per_rank == 1 else "looped-bfs"
-    plan = make_plan(
-        data, tensor, schedule.ranks, like, schedule.micro_batches, stages_per_rank, **other
-    )
+    plan = make_plan(data, tensor, schedule.ranks, like, schedule.micro_batches, stages_per_rank, **other)
     return replace(plan, schedule=GIVEN, plan=Path(path).stem), schedule

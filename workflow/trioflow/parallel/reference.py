@@ -40,9 +40,7 @@ def choose_reference(traces: Sequence[Trace], batch: float) -> Reference:
     """
     _check_same(traces)
     ordered = sorted(traces, key=lambda t: t.facts.batch)
-    nearest = min(
-        reversed(ordered), key=lambda t: round(abs(float(np.log(batch / t.facts.batch))), 9)
-    )
+    nearest = min(reversed(ordered), key=lambda t: round(abs(float(np.log(batch / t.facts.batch))), 9))
     traced = nearest.facts.batch
     lower = [t for t in ordered if t.facts.batch < batch]
     upper = [t for t in ordered if t.facts.batch > batch]
@@ -113,11 +111,7 @@ class OperatorTimes:
 
 
 def predict_times(
-    reference: Reference,
-    operators: pd.DataFrame,
-    factors: Sequence[float],
-    model: OperatorModel,
-    launch_s: float,
+    reference: Reference, operators: pd.DataFrame, factors: Sequence[float], model: OperatorModel, launch_s: float
 ) -> tuple[list[OperatorTimes], bool]:
     """Return the times of a rank's operators for each micro-batch, and whether any is out of the model's range."""
     found = {f: _predict_for(reference, operators, f, model, launch_s) for f in set(factors)}
@@ -126,11 +120,7 @@ def predict_times(
 
 @remembered
 def _predict_for(
-    reference: Reference,
-    operators: pd.DataFrame,
-    factor: float,
-    model: OperatorModel,
-    launch_s: float,
+    reference: Reference, operators: pd.DataFrame, factor: float, model: OperatorModel, launch_s: float
 ) -> tuple[OperatorTimes, bool]:
     """Return the operators' times for one micro-batch, and whether any is out of the model's range."""
     host_s = host_times(reference.trace, reference.operators, launch_s)

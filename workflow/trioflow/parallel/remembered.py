@@ -44,9 +44,7 @@ class Memory:
         self.asked = self.made = 0
         self._kept: dict[tuple[Any, ...], _Known] = {}
 
-    def recall(
-        self, function: Callable[..., Any], given: tuple[Any, ...], named: Mapping[str, Any]
-    ) -> Any:
+    def recall(self, function: Callable[..., Any], given: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
         """Return what a function answers, from the memory where it was asked before."""
         self.asked += 1
         key = (function, *map(_key_of, given), *(_key_of(pair) for pair in named.items()))
@@ -88,9 +86,7 @@ def remembering_within(function: Callable[Asked, Answer]) -> Callable[Asked, Ans
     return ask
 
 
-def _answering(
-    find: Callable[[], Memory | None],
-) -> Callable[[Callable[Asked, Answer]], Callable[Asked, Answer]]:
+def _answering(find: Callable[[], Memory | None]) -> Callable[[Callable[Asked, Answer]], Callable[Asked, Answer]]:
     """Return what lets a function of its arguments alone answer from the memory that there is when it is called."""
 
     def decorate(function: Callable[Asked, Answer]) -> Callable[Asked, Answer]:
@@ -111,9 +107,7 @@ def remembered(function: Callable[Asked, Answer]) -> Callable[Asked, Answer]:
     return _answering(_ACTIVE.get)(function)
 
 
-def kept(
-    memory: Memory,
-) -> Callable[[Callable[Asked, Answer]], Callable[Asked, Answer]]:
+def kept(memory: Memory) -> Callable[[Callable[Asked, Answer]], Callable[Asked, Answer]]:
     """Let a function of its arguments alone answer from a memory of its own, as long as the process runs."""
     return _answering(lambda: memory)
 
@@ -133,11 +127,7 @@ def _key_of(value: Any) -> Any:
     if isinstance(value, set | frozenset):
         kind, *mixed = set(map(type, value)) or {int}
         plain = not mixed and kind in _SCALARS
-        return (
-            ("set", kind.__name__, frozenset(value))
-            if plain
-            else ("set", frozenset(map(_key_of, value)))
-        )
+        return ("set", kind.__name__, frozenset(value)) if plain else ("set", frozenset(map(_key_of, value)))
     if isinstance(value, dict):
         return ("dict", tuple(_keys_of(value)), tuple(_keys_of(value.values())))
     return ("object", id(value))

@@ -91,10 +91,7 @@ class GraphMetadata:
             return UNKNOWN
         import msgspec
 
-        for cells, kind, place in (
-            (raw, cls, "metadata"),
-            (raw.get("plan", ()), Plan, "metadata plan"),
-        ):
+        for cells, kind, place in ((raw, cls, "metadata"), (raw.get("plan", ()), Plan, "metadata plan")):
             for key in sorted({*cells} - {cell.name for cell in fields(kind)}):
                 raise TableError(f"unknown key {key!r}", file=file, place=place, fix=_REMAKE)
         for key in sorted({cell.name for cell in fields(cls)} - raw.keys() - _OF_EXPERIMENTS):
@@ -246,14 +243,7 @@ class TaskGraphBuilder:
         return self._matches - 1
 
     def add(
-        self,
-        rank: int,
-        stream: str,
-        kind: str,
-        name: str,
-        *,
-        after: Sequence[int | None] = (),
-        **fields: Any,
+        self, rank: int, stream: str, kind: str, name: str, *, after: Sequence[int | None] = (), **fields: Any
     ) -> int:
         """Add one task after others (``None`` skipped) and return its ``task_id``; fields left out are null."""
         task_id = self._count
@@ -305,10 +295,7 @@ class TaskGraphBuilder:
             which = slice(begin.cells[name], end.cells[name])
             if which.start == which.stop:
                 continue
-            again = {
-                "match_id": match_ids,
-                "micro_batch": [micro_batch] * (which.stop - which.start),
-            }
+            again = {"match_id": match_ids, "micro_batch": [micro_batch] * (which.stop - which.start)}
             cells.extend(again.get(name, cells[which]))
             if name in self._rows:
                 self._rows[name].extend(_shift(self._rows[name][which], shift))

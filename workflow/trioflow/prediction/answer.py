@@ -21,9 +21,17 @@ from trioflow.prediction.language_answer import describe_rates, describe_waits, 
 from trioflow.prediction.step import Simulated, Step
 
 _TIMES = (
-    "step_time_s", "low_s", "high_s", "busy_s", "compute_s", "communication_s",
-    "exposed_communication_s", "ranks", "events", "simulator_wall_s",
-)  # fmt: skip
+    "step_time_s",
+    "low_s",
+    "high_s",
+    "busy_s",
+    "compute_s",
+    "communication_s",
+    "exposed_communication_s",
+    "ranks",
+    "events",
+    "simulator_wall_s",
+)
 """Of a simulation's summary, what a prediction repeats; the interval only where it was asked for."""
 
 
@@ -83,9 +91,11 @@ class Prediction:
     def confidence(self) -> str:
         """The worst of operators' times, their rescaling, collectives and judged steps of its kind: one of ``CONFIDENCES``."""
         words: list[str] = [
-            self.task_graph.metadata.compute_confidence, self._summary.confidence,
-            self.step.confidence, load_calibration()[self.step.kind][1],
-        ]  # fmt: skip
+            self.task_graph.metadata.compute_confidence,
+            self._summary.confidence,
+            self.step.confidence,
+            load_calibration()[self.step.kind][1],
+        ]
         return max(words, key=CONFIDENCES.index)
 
     @property
@@ -125,11 +135,14 @@ class Prediction:
         warnings += doubt_rate(self._rates)
         likely = self.fit_probability
         if likely is not None and likely < DOUBTED:
-            warnings.insert(0, (
-                f"{'out of memory' if likely < LIKELY else 'memory'}: the step is {describe_probability(likely)} a rank's device, whose allocator "
-                f"would hold {format_bytes(self.step.wanted_bytes)}; recompute, offload, shard over more ranks or take a smaller micro-batch "
-                "(trioflow memory says which of these suffice)"
-            ))  # fmt: skip
+            warnings.insert(
+                0,
+                (
+                    f"{'out of memory' if likely < LIKELY else 'memory'}: the step is {describe_probability(likely)} a rank's device, whose allocator "
+                    f"would hold {format_bytes(self.step.wanted_bytes)}; recompute, offload, shard over more ranks or take a smaller micro-batch "
+                    "(trioflow memory says which of these suffice)"
+                ),
+            )
         return list(dict.fromkeys(warnings))
 
     @cached_property
@@ -142,9 +155,13 @@ class Prediction:
         if not options.draws:
             return None
         return draw_step(
-            simulated.result, simulated.graph, self.step.platform.device.kind, options.draws,
-            options.seed, options.spread,
-        )  # fmt: skip
+            simulated.result,
+            simulated.graph,
+            self.step.platform.device.kind,
+            options.draws,
+            options.seed,
+            options.spread,
+        )
 
     @property
     def provenance(self) -> dict[str, Any]:
@@ -155,12 +172,13 @@ class Prediction:
             "trioflow_version": __version__,
             "traces": [{key: getattr(trace.facts, key) for key in known} for trace in step.traces],
             "cost_model": step.cost_model,
-            "collectives": "ring closed form" if step.collectives is None
+            "collectives": "ring closed form"
+            if step.collectives is None
             else str(getattr(step.collectives, "platform", type(step.collectives).__name__)),
             "platform": step.platform.name,
             "sources": dict(step.platform.sources),
             "anchor": step.options.anchor,
-        }  # fmt: skip
+        }
 
     def breakdown(self, by: str = "module", depth: int = DEPTH) -> pd.DataFrame:
         """Return where the step goes by rank, stage or module: columns of ``tables.BREAKDOWN``.
@@ -201,7 +219,7 @@ class Prediction:
         if self.draws is not None:
             found |= {"draws": self.draws.to_dict()}
         if self.simulated.trace_only_s is not None:
-            found |= {"anchor": step.options.anchor, "trace_only_step_time_s": self.simulated.trace_only_s}  # fmt: skip
+            found |= {"anchor": step.options.anchor, "trace_only_step_time_s": self.simulated.trace_only_s}
         return found
 
     def _describe_stages(self) -> dict[str, Any]:
@@ -226,14 +244,10 @@ class Prediction:
         metadata, facts = self.task_graph.metadata, self.step.traces[0].facts
         if metadata.mode != TRAIN:
             return {}
-        return describe_rates(
-            facts, metadata.batch, self.step_time_s, self._summary.ranks, self.step.platform.device
-        )
+        return describe_rates(facts, metadata.batch, self.step_time_s, self._summary.ranks, self.step.platform.device)
 
     def __repr__(self) -> str:
-        return "\n".join(
-            [f"Prediction of {self._title}", *(f"  {a:<14}{b}" for a, b in self._facts())]
-        )
+        return "\n".join([f"Prediction of {self._title}", *(f"  {a:<14}{b}" for a, b in self._facts())])
 
     def _repr_html_(self) -> str:
         rows = "".join(
@@ -250,20 +264,31 @@ class Prediction:
 
     def _facts(self) -> list[tuple[str, str]]:
         return [
-            ("step time", f"{format_time(self.step_time_s)} (80 % interval"
-             f" {format_time(self.low_s)} to {format_time(self.high_s)}; {self.confidence})"),
+            (
+                "step time",
+                f"{format_time(self.step_time_s)} (80 % interval"
+                f" {format_time(self.low_s)} to {format_time(self.high_s)}; {self.confidence})",
+            ),
             ("compute", f"{format_time(self.compute_s)} on the busiest rank"),
-            ("communication", f"{format_time(self.communication_s)}, of which"
-             f" {format_time(self.exposed_communication_s)} exposed"),
-            ("peak memory", describe_memory(self.step.peak_memory_bytes, self.step.outside_bytes, self.step.platform.device.memory_bytes, self.fit_probability)),
+            (
+                "communication",
+                f"{format_time(self.communication_s)}, of which {format_time(self.exposed_communication_s)} exposed",
+            ),
+            (
+                "peak memory",
+                describe_memory(
+                    self.step.peak_memory_bytes,
+                    self.step.outside_bytes,
+                    self.step.platform.device.memory_bytes,
+                    self.fit_probability,
+                ),
+            ),
             ("cost model", self.step.cost_model),
             *(("warning", warning) for warning in self.warnings),
-        ]  # fmt: skip
+        ]
 
 
-def describe_memory(
-    peak_bytes: int, outside_bytes: int, memory_bytes: int, probability: float | None
-) -> str:
+def describe_memory(peak_bytes: int, outside_bytes: int, memory_bytes: int, probability: float | None) -> str:
     """Return the peak, what the device holds beside it, its size and the probability that it suffices."""
     if probability is None:
         return "not estimated"

@@ -9,12 +9,7 @@ from trioflow.base.arguments import check_argument, check_instance, check_names
 from trioflow.base.errors import InputError
 from trioflow.base.experiments import Plan
 from trioflow.base.plugins import load_plugin
-from trioflow.costmodel.choices import (
-    MEASURED,
-    choose_times,
-    find_collectives,
-    load_collectives,
-)
+from trioflow.costmodel.choices import MEASURED, choose_times, find_collectives, load_collectives
 from trioflow.costmodel.collectives.platform import PlatformCollectives
 from trioflow.costmodel.device_times import DeviceTimes
 from trioflow.hardware.device_sheet import DeviceSheet
@@ -30,14 +25,7 @@ from trioflow.parallel.splits.pipeline import BALANCES
 from trioflow.parallel.splits.routing import read_routing, set_routing
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.prediction.answer import Prediction, predict_step
-from trioflow.prediction.options import (
-    CLOSED_FORM,
-    DEFAULTS,
-    SESSION,
-    Options,
-    list_rank_scales,
-    scale_operators,
-)
+from trioflow.prediction.options import CLOSED_FORM, DEFAULTS, SESSION, Options, list_rank_scales, scale_operators
 from trioflow.prediction.step import Step, choose_counts, extend_step, read_session
 from trioflow.trace.store import Trace, is_model, load_trace, refuse_step
 
@@ -125,9 +113,7 @@ def _prepare_traced(traces: Traces, plan: Plan, platform: Platform, options: Opt
     return join_step(graph, times, platform, options)
 
 
-def join_step(
-    graph: TaskGraph, times: DeviceTimes, platform: Platform, options: Options = DEFAULTS
-) -> Step:
+def join_step(graph: TaskGraph, times: DeviceTimes, platform: Platform, options: Options = DEFAULTS) -> Step:
     """Put a task graph of ``build_graph``, with the platform's host costs, together with the platform that runs it.
 
     Raises InputError when there is no such model of collectives, operator or rank, or a session does not anchor the
@@ -145,11 +131,7 @@ def join_step(
     if options.slow_ranks:
         scales = list_rank_scales(options.slow_ranks, graph.metadata.ranks)
         options = replace(options, compute_scale=[*scales, *[1.0] * (platform.ranks - len(scales))])
-    warnings = [
-        *options.what_if,
-        *times.warnings,
-        *_list_doubts(graph, platform, collectives, options),
-    ]
+    warnings = [*options.what_if, *times.warnings, *_list_doubts(graph, platform, collectives, options)]
     slower = options.communication_scale * corrections.get("communication", 1.0)
     options = replace(options, communication_scale=slower)
     return Step(
@@ -177,11 +159,7 @@ def _find_session(workload: str) -> Path:
     return path
 
 
-def time_operators(
-    traces: Traces,
-    device: DeviceSheet | str,
-    options: Options = DEFAULTS,
-) -> DeviceTimes:
+def time_operators(traces: Traces, device: DeviceSheet | str, options: Options = DEFAULTS) -> DeviceTimes:
     """Return traces with a device's times, and the operator model for it; errors as ``costmodel.choices.choose_times``."""
     if isinstance(traces, DeviceTimes):
         return traces
@@ -189,9 +167,7 @@ def time_operators(
     return choose_times(loaded, device, options.cost_model, options.override)
 
 
-def _open_models(
-    traces: Traces, plan: Plan, batch: int | None, options: Options
-) -> tuple[Traces, int | None]:
+def _open_models(traces: Traces, plan: Plan, batch: int | None, options: Options) -> tuple[Traces, int | None]:
     """Return traces, those of language models made for the micro-batch that a plan runs, and the step's samples.
 
     Without ``batch`` every micro-batch of a language model has one sample.
@@ -267,9 +243,7 @@ def build_graph(
 
 
 def choose_collectives(
-    platform: Platform,
-    options: Options = DEFAULTS,
-    method: str | None = None,
+    platform: Platform, options: Options = DEFAULTS, method: str | None = None
 ) -> CollectiveCost | None:
     """Return the model of collectives, or None for the ring's closed form; the platform's own measured ones by default.
 
@@ -290,9 +264,7 @@ def choose_collectives(
     return hold_to_links(found, platform) if _is_of(found, platform, options) else found
 
 
-def doubt_collectives(
-    collectives: CollectiveCost | None, platform: Platform, options: Options = DEFAULTS
-) -> list[str]:
+def doubt_collectives(collectives: CollectiveCost | None, platform: Platform, options: Options = DEFAULTS) -> list[str]:
     """Return what to say of measured collectives whose machine, or its links, is another one."""
     if collectives is None:
         return []
@@ -334,8 +306,6 @@ def _list_doubts(
         doubts.append(f"measured runs corrected {platform.name}: {shown} (docs/judging.md)")
     guessed = [key for key in platform.unmeasured if key.startswith(OFFLOAD_RATES)]
     if graph.metadata.plan.offload != "none" and guessed:
-        doubts.append(
-            f"rates of the host of {platform.name} were never measured: peaks of data sheets"
-        )
+        doubts.append(f"rates of the host of {platform.name} were never measured: peaks of data sheets")
     doubts += doubt_collectives(collectives, platform, options)
     return [doubt for doubt in doubts if doubt]

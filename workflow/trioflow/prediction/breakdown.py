@@ -102,9 +102,7 @@ def cut_path(path: str, depth: int) -> str:
     return ".".join(path.split(".")[:depth])
 
 
-def _measure_rows(
-    frame: pd.DataFrame, codes: NDArray[np.int64], count: int, step_s: float
-) -> pd.DataFrame:
+def _measure_rows(frame: pd.DataFrame, codes: NDArray[np.int64], count: int, step_s: float) -> pd.DataFrame:
     """Return times and sizes of each key, as means over the ranks that have such tasks."""
     _, rank = np.unique(frame["rank"].to_numpy(dtype=np.int64), return_inverse=True)
     ranks = int(rank.max(initial=-1)) + 1
@@ -119,17 +117,11 @@ def _measure_rows(
     def add_up(values: NDArray[Any]) -> Floats:
         return np.bincount(codes, weights=values, minlength=count).astype(np.float64)
 
-    times_s = {
-        name: mean(found)
-        for name, found in _measure_lanes(_read_work(frame), lane, present, step_s)
-    }
+    times_s = {name: mean(found) for name, found in _measure_lanes(_read_work(frame), lane, present, step_s)}
     kind, phase = frame["kind"], frame["phase"]
     work_s = ((frame["end_s"] - frame["start_s"]) * select_compute(frame)).to_numpy(np.float64)
     operators = (frame["op_id"].notna() & (kind == "compute")).to_numpy(dtype=bool)
-    phases_s = {
-        f"{name}_s": add_up(work_s * (phase == name).to_numpy(dtype=bool)) / members
-        for name in tables.PHASES
-    }
+    phases_s = {f"{name}_s": add_up(work_s * (phase == name).to_numpy(dtype=bool)) / members for name in tables.PHASES}
     moved = add_up(frame["message_bytes"].to_numpy(dtype=np.float64, na_value=0.0))
     return pd.DataFrame(
         {
@@ -168,16 +160,11 @@ def _measure_lanes(
     count, ranks = present.shape
     start_s, end_s, computes, communicates = work
     compute, communication = (
-        merge_lanes(LaneIntervals(lane[chosen], start_s[chosen], end_s[chosen]))
-        for chosen in (computes, communicates)
+        merge_lanes(LaneIntervals(lane[chosen], start_s[chosen], end_s[chosen])) for chosen in (computes, communicates)
     )
-    of_rank = merge_lanes(
-        LaneIntervals(lane[computes] % max(ranks, 1), start_s[computes], end_s[computes])
-    )
+    of_rank = merge_lanes(LaneIntervals(lane[computes] % max(ranks, 1), start_s[computes], end_s[computes]))
     key, row = np.nonzero(present[:, of_rank.lane])
-    hiding = LaneIntervals(
-        key * ranks + of_rank.lane[row], of_rank.start_s[row], of_rank.end_s[row]
-    )
+    hiding = LaneIntervals(key * ranks + of_rank.lane[row], of_rank.start_s[row], of_rank.end_s[row])
     busy = merge_lanes(join_lanes(compute, communication))
     for name, intervals in (
         ("compute_s", compute),
@@ -188,9 +175,7 @@ def _measure_lanes(
     yield "idle_s", step_s - measure_lanes(busy, count * ranks)
 
 
-def _add_gradients(
-    frame: pd.DataFrame, codes: NDArray[np.int64], count: int, trace: Trace
-) -> list[int]:
+def _add_gradients(frame: pd.DataFrame, codes: NDArray[np.int64], count: int, trace: Trace) -> list[int]:
     """Return the gradients that become ready among the operators of each key [keys] [bytes]."""
     sizes = np.zeros(len(trace.operators) + 1)
     for entry in trace.facts.gradients:
@@ -202,20 +187,13 @@ def _add_gradients(
     return [int(size) for size in np.bincount(key, weights=sizes[operator], minlength=count)]
 
 
-def _describe_modules(
-    trace: Trace, modules: list[str], depth: int, keys: Sequence[str]
-) -> tuple[list[int], list[Any]]:
+def _describe_modules(trace: Trace, modules: list[str], depth: int, keys: Sequence[str]) -> tuple[list[int], list[Any]]:
     """Return the gradients of each module [bytes], and the shapes of its last forward operator."""
     gradients = dict.fromkeys(keys, 0)
     for entry in trace.facts.gradients:
         module = cut_path(str(entry["module"]), depth)
         gradients[module] = gradients.get(module, 0) + int(entry["size_bytes"])
     columns = zip(modules, trace.operators["phase"], trace.operators["output_shapes"], strict=True)
-    made: dict[str, Any] = {
-        module: shapes for module, phase, shapes in columns if phase == "forward"
-    }
-    shapes = [
-        None if key not in made else [[int(size) for size in shape] for shape in made[key]]
-        for key in keys
-    ]
+    made: dict[str, Any] = {module: shapes for module, phase, shapes in columns if phase == "forward"}
+    shapes = [None if key not in made else [[int(size) for size in shape] for shape in made[key]] for key in keys]
     return [gradients[key] for key in keys], shapes

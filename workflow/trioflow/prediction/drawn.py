@@ -56,15 +56,20 @@ class Draws:
         """Return the draws as ``trioflow simulate --draws --json`` prints them."""
         found = {name: float(np.quantile(self.step_s, q)) for name, q in _QUANTILES}
         return {
-            "count": len(self.step_s), "seed": self.seed, "expected_s": self.expected_s, **found,
-            "spread": asdict(self.spread), "source": self.source, "waits": self.waits, "late": self.late,
-        }  # fmt: skip
+            "count": len(self.step_s),
+            "seed": self.seed,
+            "expected_s": self.expected_s,
+            **found,
+            "spread": asdict(self.spread),
+            "source": self.source,
+            "waits": self.waits,
+            "late": self.late,
+        }
 
 
 def draw_step(
-    result: Result, graph: TaskGraph, device_kind: str, draws: int, seed: int,
-    spread: Spread | None = None,
-) -> Draws:  # fmt: skip
+    result: Result, graph: TaskGraph, device_kind: str, draws: int, seed: int, spread: Spread | None = None
+) -> Draws:
     """Draw a simulated step, all its ranks one by one whether they were folded or not.
 
     ``device_kind``, cpu or gpu: whose spread it is, where none is given. Raises InputError when there are too many
@@ -83,9 +88,13 @@ def draw_step(
     steady = drawn_graph.run(np.zeros_like(groups), np.ones((1, 1)))
     degrees = _name_degrees(graph.tasks, timeline, plan)
     return Draws(
-        drawn.step_s, seed, spread, source, _sum_waits((drawn, steady), drawn_graph, degrees),
+        drawn.step_s,
+        seed,
+        spread,
+        source,
+        _sum_waits((drawn, steady), drawn_graph, degrees),
         _sum_late(drawn, degrees, timeline, draws),
-    )  # fmt: skip
+    )
 
 
 def _draw_factors(
@@ -94,11 +103,14 @@ def _draw_factors(
     """Return which row of factors each item takes, and the factors: passes, then exchanges."""
     ranks = timeline["rank"].to_numpy(dtype=np.int64)
     micro_batch = timeline["micro_batch"].to_numpy(dtype=np.int64, na_value=0)
-    keys = pd.DataFrame({
-        "rank": ranks, "micro_batch": micro_batch,
-        "stage": timeline["stage"].to_numpy(dtype=np.int64, na_value=0),
-        "phase": pd.factorize(timeline["phase"], sort=True)[0],
-    })  # fmt: skip
+    keys = pd.DataFrame(
+        {
+            "rank": ranks,
+            "micro_batch": micro_batch,
+            "stage": timeline["stage"].to_numpy(dtype=np.int64, na_value=0),
+            "phase": pd.factorize(timeline["phase"], sort=True)[0],
+        }
+    )
     own = keys.groupby(list(keys)).ngroup().to_numpy(dtype=np.int64)
     passes = keys.assign(own=own).drop_duplicates("own").sort_values("own")
     replica = passes["rank"].to_numpy() // plan.tensor // plan.context % plan.data
@@ -156,20 +168,19 @@ def _sum_waits(runs: Sequence[Drawn], graph: DrawnGraph, degrees: Any) -> list[d
     for degree in sorted(set(degrees) - {""}):
         members = degrees == degree
         drawn_s, steady_s = (float(one.wait_s[members].mean()) for one in runs)
-        found.append({
-            "group": str(degree), "exchanges": len(np.unique(graph.item_of[members])),
-            "wait_s": drawn_s, "steady_wait_s": steady_s,
-        })  # fmt: skip
+        found.append(
+            {
+                "group": str(degree),
+                "exchanges": len(np.unique(graph.item_of[members])),
+                "wait_s": drawn_s,
+                "steady_wait_s": steady_s,
+            }
+        )
     return found
 
 
-def _sum_late(
-    drawn: Drawn, degrees: Any, timeline: pd.DataFrame, draws: int
-) -> list[dict[str, Any]]:
+def _sum_late(drawn: Drawn, degrees: Any, timeline: pd.DataFrame, draws: int) -> list[dict[str, Any]]:
     member = degrees != ""
     rank = timeline["rank"].to_numpy(dtype=np.int64)[member]
     late, count = np.bincount(rank, drawn.late[member]), np.bincount(rank)
-    return [
-        {"rank": one, "share": float(late[one] / (count[one] * draws))}
-        for one in np.flatnonzero(count).tolist()
-    ]
+    return [{"rank": one, "share": float(late[one] / (count[one] * draws))} for one in np.flatnonzero(count).tolist()]

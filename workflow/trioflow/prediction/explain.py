@@ -119,9 +119,7 @@ class Explanation:
     @property
     def corrections(self) -> dict[str, float]:
         """The numbers, by component; those that change no time by a thousandth are left as described."""
-        return {
-            one.component.name: one.value for one in self.estimates if abs(one.effect) > _AGREE / 10
-        }
+        return {one.component.name: one.value for one in self.estimates if abs(one.effect) > _AGREE / 10}
 
     @property
     def cause(self) -> str:
@@ -162,10 +160,7 @@ def explain(rows: Sequence[Measured], components: Sequence[Component] = COMPONEN
     deviations = _P80 * np.sqrt(np.diag(covariance))
     estimates = []
     for place, one in enumerate(used):
-        low, high = (
-            max(one.value(logs[place] + end), 0.0)
-            for end in (-deviations[place], deviations[place])
-        )
+        low, high = (max(one.value(logs[place] + end), 0.0) for end in (-deviations[place], deviations[place]))
         share = slopes[:, place] * (values - plain)[place] / times
         effect = float(share[np.argmax(np.abs(share))])
         estimates.append(Estimate(one, float(values[place]), low, high, effect))
@@ -179,9 +174,7 @@ def _name(used: Sequence[Component], values: Floats) -> dict[str, float]:
     return {one.name: float(value) for one, value in zip(used, values, strict=True)}
 
 
-def _probe(
-    rows: Sequence[Measured], component: Component, before: Floats, measured: Floats
-) -> Floats:
+def _probe(rows: Sequence[Measured], component: Component, before: Floats, measured: Floats) -> Floats:
     """Return by how much each time grows with a component's number [rows]."""
     probe = component.probe
     if component.name == MICRO_BATCH:
@@ -215,9 +208,7 @@ class _Model:
         return np.array([one.value(log) for one, log in zip(self.used, logs, strict=True)])
 
     def times_s(self, values: Floats) -> Floats:
-        return np.asarray(
-            np.maximum(self.times + self.slopes @ (values - self.at), self.times / 1e3)
-        )
+        return np.asarray(np.maximum(self.times + self.slopes @ (values - self.at), self.times / 1e3))
 
     def residuals(self, logs: Floats) -> Floats:
         rows = np.log(self.times_s(self.values(logs)) / self.measured) / self.sigmas

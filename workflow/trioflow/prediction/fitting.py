@@ -37,9 +37,7 @@ def size_step(step: Step) -> dict[str, Any]:
         "reserved_bytes": step.reserved_bytes,
         "wanted_bytes": step.wanted_bytes,
         "outside_bytes": step.outside_bytes,
-        "left_bytes": round(
-            load_survival().find_limit(LIKELY, step.room_bytes) - step.needed_bytes
-        ),
+        "left_bytes": round(load_survival().find_limit(LIKELY, step.room_bytes) - step.needed_bytes),
         "fit_probability": step.fit_probability,
         "fits_memory": step.fits_memory,
     }

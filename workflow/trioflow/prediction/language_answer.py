@@ -88,9 +88,7 @@ _MFU_FORMULA = (
 )
 
 
-def describe_rates(
-    facts: Facts, samples: int, step_time_s: float, ranks: int, device: Device
-) -> dict[str, Any]:
+def describe_rates(facts: Facts, samples: int, step_time_s: float, ranks: int, device: Device) -> dict[str, Any]:
     """Return a step's tokens and model FLOPs, and the MFU where the device's peak is known; empty for other models."""
     known = read_language_model(facts)
     if known is None or facts.language_model is None or step_time_s <= 0:
@@ -162,9 +160,7 @@ def describe_run(
     if not 0 < tokens < float("inf"):
         raise InputError(f"--tokens {tokens:g} is not positive")
     if "tokens_per_s" not in rates:
-        raise InputError(
-            "--tokens of a step that has none", fix="name a language model, such as llama-3.1-8b"
-        )
+        raise InputError("--tokens of a step that has none", fix="name a language model, such as llama-3.1-8b")
     time_s, found = tokens / rates["tokens_per_s"], {"tokens": tokens}
     if faults is not None:
         lost = _describe_faults(faults, rates["ranks"])

@@ -194,9 +194,7 @@ class Options(SimulationOptions):
         if self.anchor not in ANCHORS:
             raise InputError(f"unknown anchor {self.anchor!r}", fix=f"use {', '.join(ANCHORS)}")
         if self.session is not None and self.anchor != SESSION:
-            raise InputError(
-                f"a session was given with the anchor {self.anchor!r}", fix=f"use anchor {SESSION}"
-            )
+            raise InputError(f"a session was given with the anchor {self.anchor!r}", fix=f"use anchor {SESSION}")
         check_draws(self.draws, self.seed)
 
     @property

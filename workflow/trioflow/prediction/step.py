@@ -134,10 +134,7 @@ class Step:
     @property
     def kind(self) -> str:
         """Which kind of step it is: a row of ``data/step_calibration.tsv``."""
-        metadata, words = (
-            self.graph.metadata,
-            (self.graph.metadata.compute_confidence, self.confidence),
-        )
+        metadata, words = (self.graph.metadata, (self.graph.metadata.compute_confidence, self.confidence))
         ranks, in_node = metadata.ranks, self.platform.ranks_per_node or metadata.ranks
         kinds = {
             RECORDED: ranks == 1 and set(words) == {CONFIDENCES[0]},
@@ -155,9 +152,7 @@ class Step:
         step_s = summary.step_time_s
         if summary.low_s is None or summary.high_s is None or step_s <= 0:
             return result
-        low_s, high_s = (
-            step_s * (end / step_s) ** scale for end in (summary.low_s, summary.high_s)
-        )
+        low_s, high_s = (step_s * (end / step_s) ** scale for end in (summary.low_s, summary.high_s))
         return replace(result, summary=replace(summary, low_s=low_s, high_s=high_s))
 
     def replace_options(self, **changes: Any) -> Step:
@@ -185,9 +180,7 @@ class Step:
         factors = self.settle(self.anchor)
         graph = apply_factors(self.graph, factors)
         result = run(graph, self.platform, self.collectives, self.options)
-        unanchored = simulate(
-            self.graph, self.platform, self.collectives, self.options, record_links=False
-        )
+        unanchored = simulate(self.graph, self.platform, self.collectives, self.options, record_links=False)
         return Simulated(self._calibrate(result), graph, factors, unanchored.summary.step_time_s)
 
 
@@ -199,9 +192,7 @@ further round of micro-batches takes the same time and memory; where weights' gr
 grows otherwise later on, and all are simulated."""
 
 
-def choose_counts(
-    plan: Plan, batch: int, operators: int, options: Options
-) -> tuple[int, int] | None:
+def choose_counts(plan: Plan, batch: int, operators: int, options: Options) -> tuple[int, int] | None:
     """Return two numbers of micro-batches from which a pipeline of very many follows; None where all are simulated."""
     fewer, more = _FEWER * plan.pipeline, _MORE * plan.pipeline
     whole = batch % (plan.data * plan.micro_batches) == 0
@@ -231,9 +222,7 @@ def extend_step(fewer: Step, more: Step, plan: Plan, batch: int) -> Step:
         f"of {plan.micro_batches} micro-batches {counts[1]} were simulated: each further round takes as long as the last"
         f" {counts[1] - counts[0]}, and the timeline ends with these"
     )
-    return replace(
-        more, graph=graph, warnings=(*more.warnings, warning), fewer=fewer, beyond=beyond
-    )
+    return replace(more, graph=graph, warnings=(*more.warnings, warning), fewer=fewer, beyond=beyond)
 
 
 def _extend(one: Any, other: Any, beyond: float) -> Any:
@@ -315,10 +304,7 @@ class SessionAnchor:
     def mix(self, concurrency: Sequence[float]) -> list[Factors]:
         """Return each rank's factors when others compute beside it for a share of its time."""
         return [
-            {
-                phase: self.quiet[phase] + share * (busy[phase] - self.quiet[phase])
-                for phase in PHASES
-            }
+            {phase: self.quiet[phase] + share * (busy[phase] - self.quiet[phase]) for phase in PHASES}
             for busy, share in zip(self.busy, concurrency, strict=True)
         ]
 
@@ -334,16 +320,16 @@ def read_session(
     problem = next(_list_mismatches(session, metadata, traces, platform), "")
     if problem:
         raise InputError(
-            f"the session does not anchor this step: {problem}", file=path,
+            f"the session does not anchor this step: {problem}",
+            file=path,
             fix="give the session that measured this workload on this platform, or leave the anchor out",
-        )  # fmt: skip
+        )
     return choose_anchor(session, metadata)
 
 
 def _list_mismatches(
-    session: Mapping[str, Any], metadata: GraphMetadata, traces: Sequence[Trace],
-    platform: Platform,
-) -> Iterator[str]:  # fmt: skip
+    session: Mapping[str, Any], metadata: GraphMetadata, traces: Sequence[Trace], platform: Platform
+) -> Iterator[str]:
     """Yield what of a session is not the task graph's; each only makes sense where the last is not."""
     anchors, ranks = session.get("anchors", {}), metadata.ranks
     if not anchors:
@@ -378,10 +364,7 @@ def choose_anchor(session: Mapping[str, Any], metadata: GraphMetadata) -> Sessio
     traced, anchors = metadata.traced_phases_s, session["anchors"]
 
     def factors(found: Mapping[str, Mapping[str, float]]) -> Factors:
-        return {
-            phase: float(sum(shares[b] * found[b][phase] / traced[b][phase] for b in shares))
-            for phase in PHASES
-        }
+        return {phase: float(sum(shares[b] * found[b][phase] / traced[b][phase] for b in shares)) for phase in PHASES}
 
     quiet = factors({batch: anchors[batch]["single"] for batch in shares})
     if ranks == 1:
@@ -404,9 +387,12 @@ def apply_factors(graph: TaskGraph, factors: Sequence[Factors]) -> TaskGraph:
 
 
 def settle_contention(
-    graph: TaskGraph, platform: Platform, collectives: CollectiveCost | None, anchor: SessionAnchor,
+    graph: TaskGraph,
+    platform: Platform,
+    collectives: CollectiveCost | None,
+    anchor: SessionAnchor,
     options: SimulationOptions = DEFAULTS,
-) -> list[Factors]:  # fmt: skip
+) -> list[Factors]:
     """Return each rank's factors on compute, given how long the ranks compute together (a few iterations).
 
     A pipeline's ranks wait and then compute alone, at the quiet speed; replicas compute side by side all the time.

@@ -33,12 +33,7 @@ from trioflow.prediction.answer import Prediction, predict_step
 from trioflow.prediction.options import Options
 from trioflow.prediction.step import Factors, SessionAnchor, Step, apply_factors, load_experiment
 from trioflow.report.errors import measured_steps
-from trioflow.report.intervals import (
-    Intervals,
-    measure_intervals,
-    merge_intervals,
-    subtract_intervals,
-)
+from trioflow.report.intervals import Intervals, measure_intervals, merge_intervals, subtract_intervals
 from trioflow.tables import FLOAT, PHASES, TEXT, column
 
 SERIAL, FULL = "none", "full"
@@ -88,19 +83,23 @@ class ScaledCollectives:
         start_s = min(self.base.time_s(collective, ranks, 0).time_s, predicted.time_s)
         time_s = start_s * self.latency + (predicted.time_s - start_s) / self.bandwidth
         factor = time_s / predicted.time_s if predicted.time_s else 1.0
-        return CollectiveTime(
-            time_s, predicted.low_s * factor, predicted.high_s * factor, predicted.confidence
-        )
+        return CollectiveTime(time_s, predicted.low_s * factor, predicted.high_s * factor, predicted.confidence)
 
 
-CAUSES = pa.schema([
-    column("set", TEXT, "set of cases"),
-    column("case", TEXT, "name of the case"),
-    column("role", TEXT, "part, a share of the predicted step; replaced, a model exchanged for measured values; sensitivity, a parameter changed; growth, a class of operators at another batch"),
-    column("parameter", TEXT, "what the part is, was exchanged or was changed"),
-    column("setting", TEXT, "how it was changed; empty for a part"),
-    column("time_s", FLOAT, "the part, or the step predicted so", "s"),
-])  # fmt: skip
+CAUSES = pa.schema(
+    [
+        column("set", TEXT, "set of cases"),
+        column("case", TEXT, "name of the case"),
+        column(
+            "role",
+            TEXT,
+            "part, a share of the predicted step; replaced, a model exchanged for measured values; sensitivity, a parameter changed; growth, a class of operators at another batch",
+        ),
+        column("parameter", TEXT, "what the part is, was exchanged or was changed"),
+        column("setting", TEXT, "how it was changed; empty for a part"),
+        column("time_s", FLOAT, "the part, or the step predicted so", "s"),
+    ]
+)
 """Rows of ``results/published/<set>-causes.parquet`` and ``results/report/causes.parquet``."""
 
 PART, REPLACED, SENSITIVITY, GROWTH = "part", "replaced", "sensitivity", "growth"
@@ -154,13 +153,11 @@ CHANGES: tuple[Change, ...] = (
     Change("slowdown of ranks that compute at once", "x 2", Settings(sharing=2.0), "sharing"),
     Change("host's costs of parallel plans", "none", Settings(host=0.0), "host"),
     Change("host's costs of parallel plans", "x 2", Settings(host=2.0), "host"),
-)  # fmt: skip
+)
 """In the order of the table. The sizes of the steps are conventions, equal for all sets."""
 
 
-def explain_cases(
-    cases: Iterable[tuple[str, str, _ExplainedCase, float | None]],
-) -> pd.DataFrame:
+def explain_cases(cases: Iterable[tuple[str, str, _ExplainedCase, float | None]]) -> pd.DataFrame:
     """Return parts, replacements and sensitivities (``CAUSES``) of cases: set, name, case, the step with measured compute [s]."""
     rows = []
     for set_name, name, case, oracle_s in cases:
@@ -202,9 +199,13 @@ class LiveCase:
 
     @classmethod
     def load(
-        cls, graph_folder: str | Path, platform: str | Path, collectives: str | Path,
-        session: str | Path, traces: Sequence[str | Path],
-    ) -> LiveCase:  # fmt: skip
+        cls,
+        graph_folder: str | Path,
+        platform: str | Path,
+        collectives: str | Path,
+        session: str | Path,
+        traces: Sequence[str | Path],
+    ) -> LiveCase:
         """Read an experiment, as ``experiment.load_experiment`` does; TrioflowError where a file is missing or wrong."""
         step, anchor = load_experiment(graph_folder, platform, collectives, session, traces)
         factors = step.settle(anchor)
@@ -254,9 +255,11 @@ class LiveCase:
 
     def predict_changed(self, settings: Settings) -> float:
         """Return the step with something changed [s]."""
-        graph = TaskGraph(
-            self.graph.tasks.copy(), self.graph.dependencies, self.graph.metadata
-        ) if settings.anchor == NONE else apply_factors(self.graph, self._share(settings.sharing))  # fmt: skip
+        graph = (
+            TaskGraph(self.graph.tasks.copy(), self.graph.dependencies, self.graph.metadata)
+            if settings.anchor == NONE
+            else apply_factors(self.graph, self._share(settings.sharing))
+        )
         kind = graph.tasks["kind"]
         graph.tasks["duration_s"] *= np.select(
             [kind == "host", kind == "memcpy"], [settings.host, settings.copies], 1.0
@@ -265,9 +268,11 @@ class LiveCase:
         if (settings.bandwidth, settings.latency) != (1.0, 1.0):
             collectives = ScaledCollectives(collectives, settings.bandwidth, settings.latency)
         return self._predict(
-            graph, platform=settings.arrange(self.step.platform), collectives=collectives,
+            graph,
+            platform=settings.arrange(self.step.platform),
+            collectives=collectives,
             options=replace(self.step.options, compute_scale=settings.compute),
-        ).step_time_s  # fmt: skip
+        ).step_time_s
 
     def _share(self, sharing: float) -> list[Factors]:
         """Return the factors with what ranks lose by computing at once changed, never below none.
@@ -278,10 +283,7 @@ class LiveCase:
             return self.factors
         quiet = self.anchor.quiet
         return [
-            {
-                phase: max(0.0, quiet[phase] + sharing * (mine[phase] - quiet[phase]))
-                for phase in PHASES
-            }
+            {phase: max(0.0, quiet[phase] + sharing * (mine[phase] - quiet[phase])) for phase in PHASES}
             for mine in self.factors
         ]
 
@@ -290,10 +292,11 @@ class LiveCase:
         if measured is None:
             return []
         known = {
-            COMPUTE: bool(measured.compute_s), HOST: bool(measured.host_s),
+            COMPUTE: bool(measured.compute_s),
+            HOST: bool(measured.host_s),
             COMMUNICATION: measured.exchanges_s is not None and self.exchanges_s > 0,
             OVERLAP: measured.hidden is not None and self.hides,
-        }  # fmt: skip
+        }
         return [model for model in MODELS if known[model]]
 
     @cached_property
@@ -368,9 +371,7 @@ class MeasuredParts:
     hidden: float | None  # share of the collectives' own time in which operators ran beside them
 
 
-def measure_parts(
-    timeline: pd.DataFrame, measured_s: float, *, beside: bool
-) -> MeasuredParts | None:
+def measure_parts(timeline: pd.DataFrame, measured_s: float, *, beside: bool) -> MeasuredParts | None:
     """Read the parts of a profiled step; none of a step without events.
 
     ``measured_s``: median of it without a profiler [s]. ``beside``: whether operators may run
@@ -390,9 +391,7 @@ def measure_parts(
         known = moves[timeline.index.get_indexer(events.index)]
         busy, moving = _intervals(events[~known]), _intervals(events[known])
         blocking = _intervals(events[events["kind"] == "collective"])
-        host_s[rank] = factor * (
-            float(events["end_s"].max()) - measure_intervals(merge_intervals([*busy, *moving]))
-        )
+        host_s[rank] = factor * (float(events["end_s"].max()) - measure_intervals(merge_intervals([*busy, *moving])))
         for phase, part in events[~known].groupby("phase"):
             spans = _intervals(part)
             spans = spans if beside else subtract_intervals(spans, blocking)
@@ -405,9 +404,12 @@ def measure_parts(
     first = owns.drop_duplicates(["collective", "number"])
     exchanges_s = float((first["end_s"] - first["start_s"]).sum())
     return MeasuredParts(
-        factor, compute_s, host_s, factor * exchanges_s if exchanges_s > 0 else None,
+        factor,
+        compute_s,
+        host_s,
+        factor * exchanges_s if exchanges_s > 0 else None,
         hidden_s / whole_s if beside and whole_s > 0 else None,
-    )  # fmt: skip
+    )
 
 
 def _intervals(events: pd.DataFrame) -> Intervals:
@@ -427,10 +429,15 @@ def _own_collectives(timeline: pd.DataFrame) -> pd.DataFrame:
     if counts.nunique() != 1 or len(counts) != timeline["rank"].nunique():
         events = events.iloc[:0]
     own_s = (events["end_s"] - events["start_s"]).groupby(events["number"]).transform("min")
-    return pd.DataFrame({
-        "collective": True, "number": events["number"], "rank": events["rank"],
-        "start_s": events["end_s"] - own_s, "end_s": events["end_s"],
-    })  # fmt: skip
+    return pd.DataFrame(
+        {
+            "collective": True,
+            "number": events["number"],
+            "rank": events["rank"],
+            "start_s": events["end_s"] - own_s,
+            "end_s": events["end_s"],
+        }
+    )
 
 
 def _own_messages(timeline: pd.DataFrame) -> pd.DataFrame:
@@ -441,26 +448,45 @@ def _own_messages(timeline: pd.DataFrame) -> pd.DataFrame:
         receives = receives.assign(peer=sum(ranks) - receives["rank"])
     else:
         receives = receives.iloc[:0].assign(peer=0)
-    pairs = receives.merge(
-        sends, left_on=["peer", "number"], right_on=["rank", "number"], suffixes=("", "_sent")
-    )
+    pairs = receives.merge(sends, left_on=["peer", "number"], right_on=["rank", "number"], suffixes=("", "_sent"))
     both_s = np.minimum(np.maximum(pairs["start_s"], pairs["start_s_sent"]), pairs["end_s"])
-    return pd.DataFrame({
-        "collective": False, "number": range(len(pairs)), "rank": pairs["rank"],
-        "start_s": both_s, "end_s": pairs["end_s"],
-    })  # fmt: skip
+    return pd.DataFrame(
+        {
+            "collective": False,
+            "number": range(len(pairs)),
+            "rank": pairs["rank"],
+            "start_s": both_s,
+            "end_s": pairs["end_s"],
+        }
+    )
 
 
 REMAINDER = "remainder"
-ATTRIBUTION = pa.schema([
-    column("experiment", TEXT, "name of the experiment"),
-    column("part", TEXT, "compute, communication, overlap, host: the model that was exchanged for measured values; remainder: what is left with all of them exchanged"),
-    column("signed_time", FLOAT, "what the model adds to the predicted step beyond what was measured, negative where it is too fast; of an experiment they sum to predicted less measured", "s"),
-    column("error", FLOAT, "the same over the measured median; of an experiment they sum to its signed error"),
-    column("alone_s", FLOAT, "the step predicted with this model alone exchanged", "s", null=True),
-    column("measured_by", TEXT, "where the measured values come from"),
-    column("profile_factor", FLOAT, "measured median over the profiled step, by which all profiled times were multiplied", null=True),
-])  # fmt: skip
+ATTRIBUTION = pa.schema(
+    [
+        column("experiment", TEXT, "name of the experiment"),
+        column(
+            "part",
+            TEXT,
+            "compute, communication, overlap, host: the model that was exchanged for measured values; remainder: what is left with all of them exchanged",
+        ),
+        column(
+            "signed_time",
+            FLOAT,
+            "what the model adds to the predicted step beyond what was measured, negative where it is too fast; of an experiment they sum to predicted less measured",
+            "s",
+        ),
+        column("error", FLOAT, "the same over the measured median; of an experiment they sum to its signed error"),
+        column("alone_s", FLOAT, "the step predicted with this model alone exchanged", "s", null=True),
+        column("measured_by", TEXT, "where the measured values come from"),
+        column(
+            "profile_factor",
+            FLOAT,
+            "measured median over the profiled step, by which all profiled times were multiplied",
+            null=True,
+        ),
+    ]
+)
 """Rows of ``results/report/attribution.parquet``."""
 
 PROFILE = "profile of one real step"
@@ -486,9 +512,7 @@ def attribute_errors(
     return pd.DataFrame(rows, columns=ATTRIBUTION.names)
 
 
-def _attribute(
-    case: LiveCase, measured: MeasuredParts | None, measured_s: float
-) -> list[dict[str, Any]]:
+def _attribute(case: LiveCase, measured: MeasuredParts | None, measured_s: float) -> list[dict[str, Any]]:
     predicted_s = case.predict().step_time_s
     models = case.list_replaceable(measured)
     if measured is None or not models:
@@ -508,9 +532,7 @@ def _attribute(
     return [*rows, _row(REMAINDER, left_s, measured_s, None, _LEFT, measured.factor)]
 
 
-def share_change(
-    models: Sequence[str], predict: Callable[[frozenset[str]], float]
-) -> dict[str, float]:
+def share_change(models: Sequence[str], predict: Callable[[frozenset[str]], float]) -> dict[str, float]:
     """Return each model's mean contribution to a prediction [s] less the one with all ``models`` replaced.
 
     Its Shapley value; ``predict`` is asked for each set of models several times.
@@ -528,13 +550,16 @@ def share_change(
 
 
 def _row(
-    part: str, signed_s: float, measured_s: float, alone_s: float | None, words: str,
-    factor: float | None,
-) -> dict[str, Any]:  # fmt: skip
+    part: str, signed_s: float, measured_s: float, alone_s: float | None, words: str, factor: float | None
+) -> dict[str, Any]:
     return {
-        "part": part, "signed_time": signed_s, "error": signed_s / measured_s, "alone_s": alone_s,
-        "measured_by": words, "profile_factor": factor,
-    }  # fmt: skip
+        "part": part,
+        "signed_time": signed_s,
+        "error": signed_s / measured_s,
+        "alone_s": alone_s,
+        "measured_by": words,
+        "profile_factor": factor,
+    }
 
 
 def explain_live(cases: Mapping[str, LiveCase]) -> pd.DataFrame:
@@ -545,17 +570,12 @@ def explain_live(cases: Mapping[str, LiveCase]) -> pd.DataFrame:
 def _find(places: Mapping[tuple[str, str], Path], file: str, folder: str) -> Path:
     """Return a file of a folder of that name."""
     if (file, folder) not in places:
-        raise InputError(
-            f"{folder} has no {file}", fix="give the files of the whole run as its input"
-        )
+        raise InputError(f"{folder} has no {file}", fix="give the files of the whole run as its input")
     return places[(file, folder)]
 
 
 def build_attribution(
-    experiments: Sequence[Mapping[str, Any]],
-    files: Iterable[str | Path],
-    attribution: str | Path,
-    causes: str | Path,
+    experiments: Sequence[Mapping[str, Any]], files: Iterable[str | Path], attribution: str | Path, causes: str | Path
 ) -> pd.DataFrame:
     """Divide the errors of a run and write the parts (``ATTRIBUTION``) and the sensitivities (``causes.CAUSES``).
 
@@ -575,19 +595,18 @@ def build_attribution(
     for row in experiments:
         name, workload = str(row["experiment"]), str(row["workload"])
         if workload not in traces:
-            raise InputError(
-                f"{workload} has no trace.json", fix="give the files of the whole run as its input"
-            )
+            raise InputError(f"{workload} has no trace.json", fix="give the files of the whole run as its input")
 
         cases[name] = LiveCase.load(
-            _find(places, "tasks.parquet", name).parent, _find(machine, "this-machine.yaml", MACHINE),
-            _find(machine, "collectives.json", MACHINE), _find(places, "session.json", workload), traces[workload],
-        )  # fmt: skip
+            _find(places, "tasks.parquet", name).parent,
+            _find(machine, "this-machine.yaml", MACHINE),
+            _find(machine, "collectives.json", MACHINE),
+            _find(places, "session.json", workload),
+            traces[workload],
+        )
         steps = tables.read_table(_find(places, "measurements.parquet", workload), "measurements")
         measured_s[name] = float(np.median(measured_steps(steps, row, len(cases[name].factors))))
-        timelines[workload] = tables.read_table(
-            _find(places, "rank_timelines.parquet", workload), "rank_timelines"
-        )
+        timelines[workload] = tables.read_table(_find(places, "rank_timelines.parquet", workload), "rank_timelines")
     for frame in timelines.values():
         frame.attrs = {}
     found = attribute_errors(cases, measured_s, pd.concat(timelines.values(), ignore_index=True))

@@ -42,9 +42,12 @@ from trioflow.tables import meanings
 
 PARTS = (COMPUTE, COMMUNICATION, OVERLAP, HOST, REMAINDER)
 _COLOURS = {
-    COMPUTE: style.BLUE, COMMUNICATION: style.ORANGE, OVERLAP: style.GREEN, HOST: style.PURPLE,
+    COMPUTE: style.BLUE,
+    COMMUNICATION: style.ORANGE,
+    OVERLAP: style.GREEN,
+    HOST: style.PURPLE,
     REMAINDER: "#CFCFCF",
-}  # fmt: skip
+}
 
 
 def draw_attribution(table: pd.DataFrame, errors: pd.DataFrame) -> Figure:
@@ -72,9 +75,8 @@ def draw_attribution(table: pd.DataFrame, errors: pd.DataFrame) -> Figure:
                 width = np.where(values * sign > 0, values, 0.0)
                 hatch = "////" if part == REMAINDER else None
                 axes.barh(
-                    rows, width, 0.66, ends[sign], color=_COLOURS[part], hatch=hatch, edgecolor="white",
-                    linewidth=0.4,
-                )  # fmt: skip
+                    rows, width, 0.66, ends[sign], color=_COLOURS[part], hatch=hatch, edgecolor="white", linewidth=0.4
+                )
                 ends[sign] = ends[sign] + width
         total = 100 * errors["relative_error"].to_numpy(np.float64)
         axes.plot(total, rows, "D", color=style.INK, markersize=4.5, zorder=5)
@@ -83,9 +85,8 @@ def draw_attribution(table: pd.DataFrame, errors: pd.DataFrame) -> Figure:
         axes.set_xlim(-1.12 * reach, 1.3 * reach)
         for row, value in zip(rows, total, strict=True):
             axes.text(
-                1.28 * reach, float(row), f"{write_signed(float(value))} %", ha="right", va="center",
-                fontweight="bold",
-            )  # fmt: skip
+                1.28 * reach, float(row), f"{write_signed(float(value))} %", ha="right", va="center", fontweight="bold"
+            )
         axes.set(
             yticks=rows,
             yticklabels=names,
@@ -95,10 +96,9 @@ def draw_attribution(table: pd.DataFrame, errors: pd.DataFrame) -> Figure:
         axes.grid(axis="y", visible=False)
         axes.set_title("signed error", loc="right", fontsize=9.5)
         handles = [
-            Patch(facecolor=_COLOURS[part], label=part, edgecolor="white",
-                  hatch="////" if part == REMAINDER else None)
+            Patch(facecolor=_COLOURS[part], label=part, edgecolor="white", hatch="////" if part == REMAINDER else None)
             for part in PARTS
-        ]  # fmt: skip
+        ]
         mark = Line2D([], [], marker="D", color=style.INK, linestyle="none", label="signed error")
         figure.legend(handles=[*handles, mark], loc="outside upper center", ncols=6)
     return figure
@@ -123,13 +123,16 @@ def draw_tornado(table: pd.DataFrame, name: str) -> Figure:
                 left.barh(offset, 100 * row["change"], height=0.34, color=colour)
                 side = "left" if row["change"] >= 0 else "right"
                 left.annotate(
-                    row["setting"], (100 * row["change"], offset), xytext=(3 if side == "left" else -3, 0),
-                    textcoords="offset points", ha=side, va="center", fontsize=7.5,
-                )  # fmt: skip
-                right.plot(100 * row["error"], offset, marker="o", markersize=6, color=colour)
-                right.plot(
-                    100 * row["base_error"], offset, marker="|", markersize=9, color=style.INK
+                    row["setting"],
+                    (100 * row["change"], offset),
+                    xytext=(3 if side == "left" else -3, 0),
+                    textcoords="offset points",
+                    ha=side,
+                    va="center",
+                    fontsize=7.5,
                 )
+                right.plot(100 * row["error"], offset, marker="o", markersize=6, color=colour)
+                right.plot(100 * row["base_error"], offset, marker="|", markersize=9, color=style.INK)
         left.axvline(0, color=style.INK, linewidth=1)
         left.margins(x=0.28)
         left.set(
@@ -150,9 +153,7 @@ def summarise_changes(cases: pd.DataFrame, causes: pd.DataFrame, name: str) -> p
     chosen = causes[(causes["set"] == name) & (causes["role"] == SENSITIVITY)]
     known = cases[cases["set"] == name][["case", "measured_s", "predicted_s"]]
     if chosen.empty:
-        return pd.DataFrame(
-            columns=["parameter", "setting", "change", "error", "base_error", "cases"]
-        )
+        return pd.DataFrame(columns=["parameter", "setting", "change", "error", "base_error", "cases"])
     rows = chosen.merge(known, on="case")
     rows = rows.assign(
         change=rows["time_s"] / rows["predicted_s"] - 1.0,
@@ -202,14 +203,9 @@ def _as_cases(errors: pd.DataFrame) -> pd.DataFrame:
 def score_experiments(errors: pd.DataFrame) -> pd.DataFrame:
     """Return all scores of everyone who predicts the experiments, as ``score_published``."""
     cases = _as_cases(errors)
-    rows = [
-        {"set": ALL, "model": model, **score_model(cases, model, column)}
-        for model, column in _RIVALS.items()
-    ]
+    rows = [{"set": ALL, "model": model, **score_model(cases, model, column)} for model, column in _RIVALS.items()]
     scaling = ["scaling_cases", "scaling_error", "single_error"]
-    return pd.DataFrame(rows, columns=["set", "model", *SCORES]).assign(
-        **dict.fromkeys(scaling, float("nan"))
-    )
+    return pd.DataFrame(rows, columns=["set", "model", *SCORES]).assign(**dict.fromkeys(scaling, float("nan")))
 
 
 def render_live_scores(errors: pd.DataFrame) -> str:
@@ -236,18 +232,28 @@ def render_attribution(table: pd.DataFrame, errors: pd.DataFrame) -> str:
 
     fields = [
         words("experiment", "", "name of the experiment", "experiment"),
-        numbers("error", "signed", "predicted over measured less one: the sum of the parts", "signed", "relative_error"),
+        numbers(
+            "error", "signed", "predicted over measured less one: the sum of the parts", "signed", "relative_error"
+        ),
         *(numbers(part, "points", f"exchanged: {_WORDS[part]}", "signed", part_of(part)) for part in PARTS),
-        numbers("spread", "of the rounds", "between the measured quartiles, over the median", "percent",
-                lambda row: (row["measured_high_s"] - row["measured_low_s"]) / row["measured_s"]),
-        numbers("factor", "of the profile", meanings(ATTRIBUTION)["profile_factor"], "number",
-                lambda row: factors[row["experiment"]]),
-    ]  # fmt: skip
+        numbers(
+            "spread",
+            "of the rounds",
+            "between the measured quartiles, over the median",
+            "percent",
+            lambda row: (row["measured_high_s"] - row["measured_low_s"]) / row["measured_s"],
+        ),
+        numbers(
+            "factor",
+            "of the profile",
+            meanings(ATTRIBUTION)["profile_factor"],
+            "number",
+            lambda row: factors[row["experiment"]],
+        ),
+    ]
     return (
         render_paragraph(describe_attribution(table))
-        + render_details(
-            "Parts of every error", render_records(errors, fields, "Parts of every error")
-        )
+        + render_details("Parts of every error", render_records(errors, fields, "Parts of every error"))
         + render_details("How to read the parts", render_list(_NOTES))
     )
 
@@ -293,13 +299,17 @@ def render_live_changes(errors: pd.DataFrame, causes: pd.DataFrame) -> str:
 _SCORE_TITLES = {
     "mean_absolute_error": ("mean", "absolute error"),
     "median_absolute_error": ("median", "absolute error"),
-    "worst_error": ("worst", "signed error"), "bias": ("bias", "signed mean"),
+    "worst_error": ("worst", "signed error"),
+    "bias": ("bias", "signed mean"),
     "mean_relative_width": ("width", "of the interval"),
-    "interval_score": ("score", "of the interval"), "pairs": ("pairs", "of plans"),
-    "ordered": ("ordered", "of pairs"), "rank_correlation": ("rank", "correlation"),
-    "scaling_cases": ("cases", "of scaling"), "scaling_error": ("scaling", "absolute error"),
+    "interval_score": ("score", "of the interval"),
+    "pairs": ("pairs", "of plans"),
+    "ordered": ("ordered", "of pairs"),
+    "rank_correlation": ("rank", "correlation"),
+    "scaling_cases": ("cases", "of scaling"),
+    "scaling_error": ("scaling", "absolute error"),
     "single_error": ("one GPU", "absolute error"),
-}  # fmt: skip
+}
 """Headings of scores in two lines; the glossary has the full names."""
 
 
@@ -310,10 +320,7 @@ def render_scores(scores: pd.DataFrame, name: str) -> str:
     shown = [key for key in shown if key not in ("pairs", "scaling_cases") or rows[key].any()]
     fields = [
         words("model", "", "who predicts", "model"),
-        *(
-            numbers(*_SCORE_TITLES.get(key, (key, "")), SCORES[key], partial(score_cell, key), key)
-            for key in shown
-        ),
+        *(numbers(*_SCORE_TITLES.get(key, (key, "")), SCORES[key], partial(score_cell, key), key) for key in shown),
     ]
     return render_records(rows, fields, f"Scores of the set {name}")
 
@@ -330,10 +337,13 @@ def score_cell(key: str, value: Any) -> Cell:
 def render_changes(table: pd.DataFrame) -> str:
     """Return what each change of a parameter does, as a table below the figure."""
     fields = [
-        words("parameter", "", "", "parameter"), words("changed", "", "how", "setting"),
+        words("parameter", "", "", "parameter"),
+        words("changed", "", "how", "setting"),
         numbers("cases", "", "cases that have it", "count", "cases"),
         numbers("step", "mean change", "mean relative change of the predicted step", "signed", "change"),
         numbers("error", "mean absolute", "mean absolute error with the change", "percent", "error"),
-        numbers("unchanged", "mean absolute", "mean absolute error of the same cases without it", "percent", "base_error"),
-    ]  # fmt: skip
+        numbers(
+            "unchanged", "mean absolute", "mean absolute error of the same cases without it", "percent", "base_error"
+        ),
+    ]
     return render_details("The same as a table", render_records(table, fields, "Sensitivities"))

@@ -54,13 +54,7 @@ from trioflow.report.pages import (
     write_signed_percent,
     write_time,
 )
-from trioflow.report.sections import (
-    CAPTIONS,
-    describe_accuracy,
-    describe_error,
-    describe_own_run,
-    render_experiment,
-)
+from trioflow.report.sections import CAPTIONS, describe_accuracy, describe_error, describe_own_run, render_experiment
 from trioflow.tables import records
 
 QUANTILES = {"low_s": 0.1, "median_s": 0.5, "high_s": 0.9}
@@ -78,15 +72,17 @@ def compare_rounds(errors: pd.DataFrame, inputs: ReportInputs) -> pd.DataFrame:
         drawn = inputs.summaries[name].get("drawn")
         if not isinstance(drawn, dict) or not all(key in drawn for key in QUANTILES):
             raise InputError(
-                f"experiment {name!r}: its summary has no draws",
-                fix="simulate it again with this version",
+                f"experiment {name!r}: its summary has no draws", fix="simulate it again with this version"
             )
         steps_s = measured_steps(inputs.measurements, row, int(row["ranks"]))
-        rows.append({
-            "experiment": name, "rounds": len(steps_s),
-            **{f"measured_{key}": float(np.quantile(steps_s, share)) for key, share in QUANTILES.items()},
-            **{f"drawn_{key}": float(drawn[key]) for key in QUANTILES},
-        })  # fmt: skip
+        rows.append(
+            {
+                "experiment": name,
+                "rounds": len(steps_s),
+                **{f"measured_{key}": float(np.quantile(steps_s, share)) for key, share in QUANTILES.items()},
+                **{f"drawn_{key}": float(drawn[key]) for key in QUANTILES},
+            }
+        )
     return pd.DataFrame(rows)
 
 
@@ -105,8 +101,7 @@ def render_rounds(rounds: pd.DataFrame) -> str:
             f"({write_signed_percent(float(error.mean()))} signed)"
         )
     measured, drawn = (
-        float((rounds[f"{way}_high_s"] / rounds[f"{way}_low_s"] - 1).median())
-        for way in ("measured", "drawn")
+        float((rounds[f"{way}_high_s"] / rounds[f"{way}_low_s"] - 1).median()) for way in ("measured", "drawn")
     )
     text = (
         "Drawn: the predicted step with times that differ from rank to rank and operator to operator as those of the "
@@ -156,14 +151,10 @@ def sum_up_comparisons(found: Iterable[Mapping[str, Any]]) -> list[dict[str, Any
     frame = pd.DataFrame([dict(one) for one in found], columns=[*KEY, "count", "equal"]).astype(
         dict.fromkeys(KEY, "str")
     )
-    return tables.records(
-        frame.groupby(list(KEY), as_index=False).agg({"count": "sum", "equal": "all"})
-    )
+    return tables.records(frame.groupby(list(KEY), as_index=False).agg({"count": "sum", "equal": "all"}))
 
 
-def write_conformance(
-    found: Iterable[Mapping[str, Any]], torch: str, date: str, path: str | Path = SHIPPED
-) -> None:
+def write_conformance(found: Iterable[Mapping[str, Any]], torch: str, date: str, path: str | Path = SHIPPED) -> None:
     """Write the table of comparisons, atomically, with the version of PyTorch and the day (year-month-day)."""
     frame = pd.DataFrame(sum_up_comparisons(found)).assign(torch=torch, date=date)
     frame["equal"] = frame["equal"].map({True: "yes", False: "no"})
@@ -191,10 +182,9 @@ def render_conformance(frame: pd.DataFrame) -> str:
     # What is the same in all rows stands in the sentence.
     shown = [name for name in COLUMNS if name not in ("torch", "date") or frame[name].nunique() > 1]
     fields = [
-        numbers(name, "", COLUMNS[name], "count", name) if name == "count"
-        else words(name, "", COLUMNS[name], name)
+        numbers(name, "", COLUMNS[name], "count", name) if name == "count" else words(name, "", COLUMNS[name], name)
         for name in shown
-    ]  # fmt: skip
+    ]
     return render_paragraph(sentence) + render_records(frame, fields, "Compared with PyTorch")
 
 
@@ -214,9 +204,7 @@ def build_report(
     """
     target = Path(folder)
     inputs = load_report_inputs(files, experiments, plans)
-    errors = build_error_table(
-        inputs.experiments, inputs.measurements, inputs.summaries, inputs.sessions
-    )
+    errors = build_error_table(inputs.experiments, inputs.measurements, inputs.summaries, inputs.sessions)
     if errors.empty:
         raise InputError("no experiment to report", fix="add a row to the experiments")
     metrics = build_metrics_table(errors, inputs.plan_kinds)
@@ -240,19 +228,17 @@ def _draw_figures(inputs: ReportInputs, errors: pd.DataFrame, folder: Path) -> d
     """
     for experiment in errors["experiment"]:
         for what, known in (
-            ("predicted timeline", inputs.timelines), ("critical path", inputs.critical_paths),
-            ("breakdown", inputs.breakdowns), ("table of links", inputs.links),
-        ):  # fmt: skip
+            ("predicted timeline", inputs.timelines),
+            ("critical path", inputs.critical_paths),
+            ("breakdown", inputs.breakdowns),
+            ("table of links", inputs.links),
+        ):
             if experiment not in known:
-                raise InputError(
-                    f"experiment {experiment!r} has no {what}", fix="simulate it again"
-                )
+                raise InputError(f"experiment {experiment!r} has no {what}", fix="simulate it again")
     drawn = {
         "predicted_vs_measured": figures.draw_predicted_and_measured(errors),
         "error_by_plan": figures.draw_error_by_plan(errors),
-        "collective_curve": figures.draw_collective_curve(
-            inputs.collective_samples, inputs.collectives
-        ),
+        "collective_curve": figures.draw_collective_curve(inputs.collective_samples, inputs.collectives),
         "operator_fit": figures.draw_operator_fit(inputs.operator_fit),
         "attribution": draw_attribution(inputs.attribution, errors),
         "sensitivity": draw_tornado(summarise_live_changes(errors, inputs.causes), ALL),
@@ -270,8 +256,7 @@ def _draw_figures(inputs: ReportInputs, errors: pd.DataFrame, folder: Path) -> d
             measured,
             measured_s=float(row["measured_s"]),
             critical_path=waited,
-            title=f"{experiment}: predicted {write_time(row['simulated_s'])}, "
-            f"measured {write_time(row['measured_s'])}",
+            title=f"{experiment}: predicted {write_time(row['simulated_s'])}, measured {write_time(row['measured_s'])}",
         )
         places[f"timelines/{experiment}"] = _save(figure, folder, f"timelines/{experiment}")
     return places
@@ -315,52 +300,78 @@ _PROVENANCE = (
 
 
 def _compose_report(
-    inputs: ReportInputs,
-    errors: pd.DataFrame,
-    metrics: pd.DataFrame,
-    figures: Mapping[str, str],
+    inputs: ReportInputs, errors: pd.DataFrame, metrics: pd.DataFrame, figures: Mapping[str, str]
 ) -> Page:
     """Return the page of a run; ``figures``: addresses of ``CAPTIONS`` and of ``timelines/<experiment>``, relative to it."""
     return Page(
         TITLE,
         [
-            Section("experiments", "Experiments", [
-                _figure("predicted_vs_measured", figures), sections.render_experiments(errors, list_cancelled(inputs.attribution)),
-            ]),
-            Section("accuracy", "Accuracy", [
-                render_paragraph(" ".join(describe_accuracy(errors))), _figure("error_by_plan", figures),
-                render_details("Accuracy by group", sections.render_metrics(metrics)),
-                render_details("Beside a trace alone and a simple rule", render_live_scores(errors)),
-                render_details("Rounds: how far steps drift, measured and drawn", render_rounds(compare_rounds(errors, inputs))),
-            ]),
-            Section("attribution", "What the errors are made of", [
-                _figure("attribution", figures), render_attribution(inputs.attribution, errors),
-                render_details(
-                    "What moves the predictions",
-                    _figure("sensitivity", figures) + render_live_changes(errors, inputs.causes),
-                ),
-            ]),
-            Section("traces", "Traces", [render_paragraph(_TRACES), sections.render_traces(inputs.traces)], folded=True),
-            Section("cost-models", "Cost models of operators", [
-                _figure("operator_fit", figures), sections.render_operator_fit(inputs.operator_fit),
-            ], folded=True),
-            Section("collectives", "Collectives", [
-                _figure("collective_curve", figures), sections.render_collectives(inputs),
-            ], folded=True),
-            Section("conformance", "Conformance with PyTorch", [
-                render_conformance(read_conformance()),
-            ], folded=True),
+            Section(
+                "experiments",
+                "Experiments",
+                [
+                    _figure("predicted_vs_measured", figures),
+                    sections.render_experiments(errors, list_cancelled(inputs.attribution)),
+                ],
+            ),
+            Section(
+                "accuracy",
+                "Accuracy",
+                [
+                    render_paragraph(" ".join(describe_accuracy(errors))),
+                    _figure("error_by_plan", figures),
+                    render_details("Accuracy by group", sections.render_metrics(metrics)),
+                    render_details("Beside a trace alone and a simple rule", render_live_scores(errors)),
+                    render_details(
+                        "Rounds: how far steps drift, measured and drawn", render_rounds(compare_rounds(errors, inputs))
+                    ),
+                ],
+            ),
+            Section(
+                "attribution",
+                "What the errors are made of",
+                [
+                    _figure("attribution", figures),
+                    render_attribution(inputs.attribution, errors),
+                    render_details(
+                        "What moves the predictions",
+                        _figure("sensitivity", figures) + render_live_changes(errors, inputs.causes),
+                    ),
+                ],
+            ),
+            Section(
+                "traces", "Traces", [render_paragraph(_TRACES), sections.render_traces(inputs.traces)], folded=True
+            ),
+            Section(
+                "cost-models",
+                "Cost models of operators",
+                [_figure("operator_fit", figures), sections.render_operator_fit(inputs.operator_fit)],
+                folded=True,
+            ),
+            Section(
+                "collectives",
+                "Collectives",
+                [_figure("collective_curve", figures), sections.render_collectives(inputs)],
+                folded=True,
+            ),
+            Section("conformance", "Conformance with PyTorch", [render_conformance(read_conformance())], folded=True),
             Section("timelines", "Timelines", _render_timelines(inputs, errors, figures), folded=True),
             Section("machine", "Machine and limits", [sections.render_machine(inputs)], folded=True),
-            Section("glossary", "Glossary", [
-                sections.render_glossary(), "<h3>Tables and units</h3>",
-                render_tables({**tables.SCHEMAS, **OWN_TABLES}),
-            ], folded=True),
+            Section(
+                "glossary",
+                "Glossary",
+                [
+                    sections.render_glossary(),
+                    "<h3>Tables and units</h3>",
+                    render_tables({**tables.SCHEMAS, **OWN_TABLES}),
+                ],
+                folded=True,
+            ),
             provenance_section(inputs.files, _PROVENANCE, parts=3),
         ],
         " ".join(describe_own_run(errors, inputs.traces, inputs.sessions)),
         verdict=describe_error(errors),
-    )  # fmt: skip
+    )
 
 
 def _figure(name: str, figures: Mapping[str, str]) -> str:
@@ -368,9 +379,7 @@ def _figure(name: str, figures: Mapping[str, str]) -> str:
     return render_figure(figures[name], CAPTIONS[name], noted=name == "predicted_vs_measured")
 
 
-def _render_timelines(
-    inputs: ReportInputs, errors: pd.DataFrame, figures: Mapping[str, str]
-) -> list[str]:
+def _render_timelines(inputs: ReportInputs, errors: pd.DataFrame, figures: Mapping[str, str]) -> list[str]:
     """Return the part of each experiment, folded under its name and error."""
     return [
         render_paragraph(" ".join(CAPTIONS["timeline"])),

@@ -48,9 +48,7 @@ def build_error_table(
     for row in experiments.to_dict("records"):
         name = str(row["experiment"])
         if name not in summaries:
-            raise InputError(
-                f"experiment {name!r} has no simulation", fix="simulate it; none is left out"
-            )
+            raise InputError(f"experiment {name!r} has no simulation", fix="simulate it; none is left out")
         session = (sessions or {}).get(str(row["workload"]), {})
         rows.append(_build_row(row, measurements, summaries[name], session))
     if not rows:
@@ -65,9 +63,7 @@ def _check_experiments(experiments: pd.DataFrame, summaries: Mapping[str, Any]) 
         raise InputError(f"the experiments lack the columns {missing}")
     twice = experiments.loc[experiments["experiment"].duplicated(), "experiment"]
     if len(twice):
-        raise InputError(
-            f"experiment {twice.iloc[0]!r} is listed twice", fix="give each row its own name"
-        )
+        raise InputError(f"experiment {twice.iloc[0]!r} is listed twice", fix="give each row its own name")
     unknown = sorted(set(summaries) - set(experiments["experiment"]))
     if unknown:
         raise InputError(
@@ -77,10 +73,7 @@ def _check_experiments(experiments: pd.DataFrame, summaries: Mapping[str, Any]) 
 
 
 def _build_row(
-    experiment: Mapping[Any, Any],
-    measurements: pd.DataFrame,
-    summary: Mapping[str, Any],
-    session: Mapping[str, Any],
+    experiment: Mapping[Any, Any], measurements: pd.DataFrame, summary: Mapping[str, Any], session: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Build one row of the error table."""
     name = str(experiment["experiment"])
@@ -98,9 +91,7 @@ def _build_row(
             raise InputError(f"experiment {name!r}: {column} is {times[column]}, not a step time")
     confidence = str(summary.get("confidence", ""))
     if confidence not in CONFIDENCES:
-        raise InputError(
-            f"experiment {name!r}: confidence {confidence!r} is not one of {', '.join(CONFIDENCES)}"
-        )
+        raise InputError(f"experiment {name!r}: confidence {confidence!r} is not one of {', '.join(CONFIDENCES)}")
     return {
         **{column: str(experiment[column]) for column in ("experiment", "set", "workload", "plan")},
         "ranks": int(ranks),
@@ -116,9 +107,7 @@ def _build_row(
         "baseline_error": times["baseline_s"] / measured_s - 1,
         "confidence": confidence,
         "source": _describe_source(session),
-        "warnings": WARNING_SEPARATOR.join(
-            dict.fromkeys([*summary.get("warnings", []), *session.get("warnings", [])])
-        ),
+        "warnings": WARNING_SEPARATOR.join(dict.fromkeys([*summary.get("warnings", []), *session.get("warnings", [])])),
     }
 
 
@@ -131,17 +120,14 @@ def measured_steps(
     was measured, a round lacks a rank, or other ranks were measured than simulated.
     """
     name, plan, batch = experiment["experiment"], experiment["plan"], int(experiment["batch"])
-    chosen = measurements[
-        (measurements["workload"] == experiment["workload"]) & (measurements["batch"] == batch)
-    ]
+    chosen = measurements[(measurements["workload"] == experiment["workload"]) & (measurements["batch"] == batch)]
     of_plan = chosen[(chosen["series"] == "distributed") & (chosen["plan"] == plan)]
     if of_plan.empty and ranks == 1:
         of_plan = chosen[chosen["series"] == "single"]
     chosen = of_plan
     if chosen.empty:
         raise InputError(
-            f"experiment {name!r} (workload {experiment['workload']}, plan {plan}, batch {batch}) "
-            "has no measurement",
+            f"experiment {name!r} (workload {experiment['workload']}, plan {plan}, batch {batch}) has no measurement",
             fix="measure it; none is left out",
         )
     found = int(chosen["rank"].nunique())
@@ -193,14 +179,12 @@ METRICS: dict[str, str] = {
     "worst_error": "signed relative error of the worst experiment",
     "worst_experiment": "experiment with the largest absolute relative error",
     "bias": "mean of the signed relative error; positive when predictions are too slow",
-    "coverage": "share of experiments whose measured median lies in the predicted interval; "
-    "0.8 is the aim",
+    "coverage": "share of experiments whose measured median lies in the predicted interval; 0.8 is the aim",
     "mean_relative_width": "mean width of the predicted interval over the measured median",
     "interval_score": "mean interval score for 80 %, over the measured median: the width plus ten "
     "times the miss; smaller is better",
     "within_spread": "share of experiments whose prediction lies between the measured quartiles",
-    "trace_only_mean_absolute_error": "mean absolute relative error of the prediction from the "
-    "trace alone",
+    "trace_only_mean_absolute_error": "mean absolute relative error of the prediction from the trace alone",
     "baseline_mean_absolute_error": "mean absolute relative error of the baseline",
 }
 
@@ -209,9 +193,7 @@ def summarise_errors(errors: pd.DataFrame) -> dict[str, Any]:
     """Return the ``METRICS`` of a group of experiments (``tables.ERRORS``); InputError where there is no row."""
     if errors.empty:
         raise InputError("no experiment to average over")
-    cases = errors.assign(
-        predicted_s=errors["simulated_s"], group="", oracle_s=np.nan, extrapolated=np.nan
-    )
+    cases = errors.assign(predicted_s=errors["simulated_s"], group="", oracle_s=np.nan, extrapolated=np.nan)
     scores = score_cases(cases, ["group"]).iloc[0]
     worst = errors.iloc[int(errors["relative_error"].abs().argmax())]
     in_spread = errors["simulated_s"].between(errors["measured_low_s"], errors["measured_high_s"])
@@ -225,9 +207,7 @@ def summarise_errors(errors: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def build_metrics_table(
-    errors: pd.DataFrame, plan_kinds: Mapping[str, str] | None = None
-) -> pd.DataFrame:
+def build_metrics_table(errors: pd.DataFrame, plan_kinds: Mapping[str, str] | None = None) -> pd.DataFrame:
     """Return the ``METRICS`` over all experiments, and by set (of several), kind of plan and workload.
 
     ``plan_kinds``: kind of each plan; without it every plan is a group. Raises InputError when

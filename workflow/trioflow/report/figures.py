@@ -33,9 +33,12 @@ EXPOSED, HIDDEN = "exposed", "hidden"
 """Lanes of communication: what no compute of the rank hides, and the rest of it."""
 _ORDER = ("compute", EXPOSED, HIDDEN, *(name for name in STREAMS if name != "compute"))
 _COLOURS = {
-    "forward": style.SKY, "backward": style.BLUE, "optimizer": style.GREEN,
-    "communication": style.VERMILLION, "other": style.GREY,
-}  # fmt: skip
+    "forward": style.SKY,
+    "backward": style.BLUE,
+    "optimizer": style.GREEN,
+    "communication": style.VERMILLION,
+    "other": style.GREY,
+}
 _PATH_COLOUR, _PATH_WIDTH, PATH_OFFSET = style.PURPLE, 2.4, 0.46
 """Look of the line under the tasks that the step waits for, and how far below a lane's middle it is."""
 MOST_RANKS = 8
@@ -69,9 +72,7 @@ def merge_thin_bars(
     last_thin = False
     for start, end in zip(start_s[order].tolist(), end_s[order].tolist(), strict=True):
         thin = end - start < thinnest_s
-        if merged and (
-            start < merged[-1][1] or (thin and last_thin and start - merged[-1][1] < thinnest_s)
-        ):
+        if merged and (start < merged[-1][1] or (thin and last_thin and start - merged[-1][1] < thinnest_s)):
             merged[-1][1] = max(merged[-1][1], end)
         else:
             merged.append([start, end])
@@ -102,18 +103,14 @@ def split_communication(tasks: pd.DataFrame, computing: dict[int, Intervals]) ->
     communicates = select_communication(tasks)
     moving = tasks[communicates]
     rows, pieces = [], []
-    for row, (rank, start_s, end_s) in enumerate(
-        zip(moving["rank"], moving["start_s"], moving["end_s"], strict=True)
-    ):
+    for row, (rank, start_s, end_s) in enumerate(zip(moving["rank"], moving["start_s"], moving["end_s"], strict=True)):
         whole = [(float(start_s), float(end_s))]
         exposed = subtract_intervals(whole, _overlapping(computing.get(int(rank), []), *whole[0]))
         for lane, found in ((EXPOSED, exposed), (HIDDEN, subtract_intervals(whole, exposed))):
             rows += [row] * len(found)
             pieces += [(lane, *piece) for piece in found]
     cut = moving.iloc[rows].copy()
-    for column, values in zip(
-        ("stream", "start_s", "end_s"), zip(*pieces, strict=True), strict=False
-    ):
+    for column, values in zip(("stream", "start_s", "end_s"), zip(*pieces, strict=True), strict=False):
         cut[column] = list(values)
     return pd.concat([tasks[~communicates], cut], ignore_index=True) if pieces else tasks
 
@@ -137,24 +134,16 @@ def build_lanes(timeline: pd.DataFrame, source: str, thinnest_s: float) -> list[
         rank, stream = cast(tuple[int, str], key)
         bars = {
             str(colour): merge_thin_bars(
-                group["start_s"].to_numpy(dtype=float),
-                group["end_s"].to_numpy(dtype=float),
-                thinnest_s,
+                group["start_s"].to_numpy(dtype=float), group["end_s"].to_numpy(dtype=float), thinnest_s
             )
             for colour, group in part.groupby("colour")
         }
-        busy_s = busy_time(
-            part["start_s"].to_numpy(dtype=float), part["end_s"].to_numpy(dtype=float)
-        )
+        busy_s = busy_time(part["start_s"].to_numpy(dtype=float), part["end_s"].to_numpy(dtype=float))
         tasks = {str(colour): group for colour, group in part.groupby("colour")}
         lanes.append(_Lane(int(rank), source, str(stream), bars, tasks, busy_s))
     for rank in timeline.loc[select_communication(timeline), "rank"].unique():
         there = {lane.stream for lane in lanes if lane.rank == rank}
-        lanes += [
-            _Lane(int(rank), source, name, {}, {}, 0.0)
-            for name in (EXPOSED, HIDDEN)
-            if name not in there
-        ]
+        lanes += [_Lane(int(rank), source, name, {}, {}, 0.0) for name in (EXPOSED, HIDDEN) if name not in there]
     place = {stream: number for number, stream in enumerate(_ORDER)}
     return sorted(lanes, key=lambda lane: (lane.rank, place.get(lane.stream, 99), lane.stream))
 
@@ -221,9 +210,7 @@ def _label_time(axes: Any, span_s: float) -> None:
 
 def _draw_rank(axes: Any, lanes: list[_Lane], span_s: float) -> None:
     """Draw the lanes of one rank, predicted above measured."""
-    lanes = [
-        lane for source in ("predicted", "measured") for lane in lanes if lane.source == source
-    ]
+    lanes = [lane for source in ("predicted", "measured") for lane in lanes if lane.source == source]
     edge_s = span_s / 150
     for row, lane in enumerate(lanes):
         # Communication last: a short message must not vanish under merged operators.
@@ -234,21 +221,29 @@ def _draw_rank(axes: Any, lanes: list[_Lane], span_s: float) -> None:
                 chosen = bars[(bars[:, 1] >= edge_s) == wide]
                 if len(chosen):
                     axes.broken_barh(
-                        [tuple(bar) for bar in chosen.tolist()], (row - 0.4, 0.8),
-                        facecolors=_COLOURS[colour], linewidth=0.5 if wide else 0.35,
+                        [tuple(bar) for bar in chosen.tolist()],
+                        (row - 0.4, 0.8),
+                        facecolors=_COLOURS[colour],
+                        linewidth=0.5 if wide else 0.35,
                         edgecolor="white" if wide else _COLOURS[colour],
                         hatch="////" if colour == "communication" and wide else None,
-                    )  # fmt: skip
+                    )
             style.add_notes(
-                axes, [
+                axes,
+                [
                     ((start_s, row - 0.4, start_s + length_s, row + 0.4), text)
                     for (start_s, length_s), text in zip(bars, describe_bars(lane.tasks[colour], bars), strict=True)
                 ],
-            )  # fmt: skip
+            )
         axes.text(
-            1.01, row, write_time(lane.busy_s), ha="left", va="center", fontsize=8.5,
+            1.01,
+            row,
+            write_time(lane.busy_s),
+            ha="left",
+            va="center",
+            fontsize=8.5,
             transform=axes.get_yaxis_transform(),
-        )  # fmt: skip
+        )
     axes.text(1.01, -0.75, "busy", va="bottom", fontsize=8.5, transform=axes.get_yaxis_transform())
     sources = [lane.source for lane in lanes]
     if "measured" not in sources:
@@ -304,30 +299,34 @@ def _mark_path(axes: Any, path: pd.DataFrame | None, lanes: list[_Lane], span_s:
             bars = merge_thin_bars(start_s, end_s, span_s / _RESOLUTION)
             ends = np.stack([bars[:, 0], bars.sum(axis=1)], axis=1)
             axes.hlines(
-                np.full(len(ends), row + PATH_OFFSET), ends[:, 0], ends[:, 1],
-                colors=_PATH_COLOUR, linewidth=_PATH_WIDTH, zorder=3,
-            )  # fmt: skip
+                np.full(len(ends), row + PATH_OFFSET),
+                ends[:, 0],
+                ends[:, 1],
+                colors=_PATH_COLOUR,
+                linewidth=_PATH_WIDTH,
+                zorder=3,
+            )
 
 
 def _legend(colours: set[str], measured_s: float | None, *, marked: bool = False) -> list[Any]:
     """Return the legend's entries for the colours in use."""
     entries: list[Any] = [
         Patch(
-            facecolor=_COLOURS[colour], edgecolor="white", label=colour,
+            facecolor=_COLOURS[colour],
+            edgecolor="white",
+            label=colour,
             hatch="////" if colour == "communication" else None,
         )
-        for colour in _COLOURS if colour in colours
-    ]  # fmt: skip
+        for colour in _COLOURS
+        if colour in colours
+    ]
     if marked:
-        entries.append(
-            Line2D([], [], color=_PATH_COLOUR, linewidth=_PATH_WIDTH, label="critical path")
-        )
+        entries.append(Line2D([], [], color=_PATH_COLOUR, linewidth=_PATH_WIDTH, label="critical path"))
     entries.append(Line2D([], [], color=style.BLUE, linewidth=1.2, label="end of predicted step"))
     if measured_s is not None:
         entries.append(
-            Line2D([], [], color=style.INK, linewidth=1.2, linestyle="--",
-                   label="measured median, un-profiled")
-        )  # fmt: skip
+            Line2D([], [], color=style.INK, linewidth=1.2, linestyle="--", label="measured median, un-profiled")
+        )
     return entries
 
 
@@ -392,9 +391,7 @@ def _draw_relative(axes: Any, errors: pd.DataFrame, rows: np.ndarray[Any, Any]) 
     axes.axvline(0, color=style.INK, linewidth=1)
     # An interval that says next to nothing does not take the room of all others: it ends in an arrow.
     ends = {name: relative.pop(name) for name in ("low_s", "high_s")}
-    widest = _INTERVAL_ROOM * max(
-        10.0, *(float(np.abs(values).max()) for values in relative.values())
-    )
+    widest = _INTERVAL_ROOM * max(10.0, *(float(np.abs(values).max()) for values in relative.values()))
     shown = {name: np.clip(values, -widest, widest) for name, values in ends.items()}
     axes.hlines(rows, shown["low_s"], shown["high_s"], color=style.BLUE, linewidth=1.8)
     for name, arrow in (("low_s", "<"), ("high_s", ">")):
@@ -406,15 +403,9 @@ def _draw_relative(axes: Any, errors: pd.DataFrame, rows: np.ndarray[Any, Any]) 
         for choose in (min, max)
     )
     room = max(high - low, 10.0)
-    axes.set(
-        xlim=(low - 0.05 * room, high + 0.28 * room),
-        xlabel="difference from the measured median [%]",
-    )
+    axes.set(xlim=(low - 0.05 * room, high + 0.28 * room), xlabel="difference from the measured median [%]")
     for row, value in zip(rows, relative["simulated_s"], strict=True):
-        axes.text(
-            high + 0.26 * room, row, f"{write_signed(value)} %", ha="right", va="center",
-            fontweight="bold",
-        )  # fmt: skip
+        axes.text(high + 0.26 * room, row, f"{write_signed(value)} %", ha="right", va="center", fontweight="bold")
     style.add_notes(
         axes,
         [
@@ -462,17 +453,23 @@ def draw_error_by_plan(errors: pd.DataFrame) -> Figure:
     lines = int(cells.size().max())
     with style.figure_style():
         figure = style.new_figure(1.9 + (0.26 + 0.2 * lines) * len(workloads))
-        grid = figure.subplots(
-            2, 2, width_ratios=(2.2, 1),
-            height_ratios=(0.75, (0.26 + 0.2 * lines) * len(workloads)),
-        )  # fmt: skip
+        grid = figure.subplots(2, 2, width_ratios=(2.2, 1), height_ratios=(0.75, (0.26 + 0.2 * lines) * len(workloads)))
         (top, corner), (main, side) = grid
         corner.axis("off")
         limit = max(10.0, float(mean.abs().max().max()))
         sns.heatmap(
-            mean, ax=main, annot=text, fmt="", cmap="vlag", vmin=-limit, vmax=limit, cbar=False,
-            linewidths=1.5, linecolor="white", annot_kws={"fontsize": 9.5},
-        )  # fmt: skip
+            mean,
+            ax=main,
+            annot=text,
+            fmt="",
+            cmap="vlag",
+            vmin=-limit,
+            vmax=limit,
+            cbar=False,
+            linewidths=1.5,
+            linecolor="white",
+            annot_kws={"fontsize": 9.5},
+        )
         main.set(facecolor="#EEEEEE", xlabel="plan", ylabel="")
         main.grid(visible=False)
         for row, column in np.argwhere(mean.isna().to_numpy()):
@@ -515,9 +512,7 @@ def draw_collective_curve(samples: pd.DataFrame, model: CollectiveCostModel) -> 
     largest: list[float] = []
     with style.figure_style():
         figure = style.new_figure(5.1, max(style.WIDTH_IN, 2.9 * len(groups)))
-        panels = figure.subplots(
-            2, len(groups), squeeze=False, sharex="col", sharey="row", height_ratios=(1.5, 1)
-        )
+        panels = figure.subplots(2, len(groups), squeeze=False, sharex="col", sharey="row", height_ratios=(1.5, 1))
         for column, (name, part) in enumerate(groups):
             collective, ranks = key = cast(tuple[str, int], name)
             if key not in model.curves:
@@ -532,20 +527,19 @@ def draw_collective_curve(samples: pd.DataFrame, model: CollectiveCostModel) -> 
         panels[1, 0].set_ylabel("against the\npiecewise table [%]")
         figure.legend(
             handles=[
-                Line2D([], [], marker="o", markersize=3, color=style.GREY, linestyle="none",
-                       label="measured, every round"),
+                Line2D(
+                    [], [], marker="o", markersize=3, color=style.GREY, linestyle="none", label="measured, every round"
+                ),
                 Line2D([], [], color=style.BLUE, linewidth=2, label="piecewise table (used)"),
-                Line2D([], [], color=style.VERMILLION, linestyle="--",
-                       label="one alpha-beta line (for comparison)"),
+                Line2D([], [], color=style.VERMILLION, linestyle="--", label="one alpha-beta line (for comparison)"),
             ],
-            loc="outside upper center", ncols=3,
-        )  # fmt: skip
+            loc="outside upper center",
+            ncols=3,
+        )
     return figure
 
 
-def _draw_one_collective(
-    panels: Any, part: pd.DataFrame, model: CollectiveCostModel, key: tuple[str, int]
-) -> float:
+def _draw_one_collective(panels: Any, part: pd.DataFrame, model: CollectiveCostModel, key: tuple[str, int]) -> float:
     """Draw one collective: curve above, residuals below; return the largest residual [%], 10 at least.
 
     Rounds that the noise hid, and sizes whose median it hid, count for none.
@@ -560,21 +554,19 @@ def _draw_one_collective(
     at_samples_s = np.array([model.time_s(*key, float(value)).time_s for value in size])
     line_s = curve.alpha_s + curve.beta_s_per_byte * fine
     # Drawn as a picture: as shapes, fifteen rounds of every experiment made the file three times as large.
-    dots = {
-        "color": style.GREY,
-        "markersize": 2.6,
-        "alpha": 0.6,
-        "linewidth": 0,
-        "rasterized": True,
-    }
+    dots = {"color": style.GREY, "markersize": 2.6, "alpha": 0.6, "linewidth": 0, "rasterized": True}
     dashes = {"color": style.VERMILLION, "linewidth": 1.6}
     above.plot(size, time_s, "o", **dots)
     found = time_s > ns_to_s(LOST_NS)
     if lost := int(np.count_nonzero(~found)):
         above.text(
-            0.97, 0.03, f"{lost} of {len(found)} rounds\nlost in noise", ha="right", fontsize=8,
+            0.97,
+            0.03,
+            f"{lost} of {len(found)} rounds\nlost in noise",
+            ha="right",
+            fontsize=8,
             transform=above.transAxes,
-        )  # fmt: skip
+        )
     above.plot(fine, piecewise_s, color=style.BLUE, linewidth=2)
     above.plot(fine, line_s, "--", **dashes)
     above.set(xscale="log", yscale="log")
@@ -597,9 +589,7 @@ def draw_operator_fit(fit: pd.DataFrame) -> Figure:
     class's sum (dot) and mean absolute error of its operators (bar).
     """
     style.refuse_nothing(fit, "no operator class was fitted")
-    shown = fit.sort_values(
-        ["time_share", "operator_class", "phase"], ascending=(False, True, True)
-    ).head(20)
+    shown = fit.sort_values(["time_share", "operator_class", "phase"], ascending=(False, True, True)).head(20)
     rows = np.arange(len(shown))
     with style.figure_style():
         figure = style.new_figure(1.5 + 0.27 * len(shown))
@@ -630,9 +620,11 @@ def draw_operator_fit(fit: pd.DataFrame) -> Figure:
         figure.legend(
             handles=[
                 Patch(color=style.SKY, alpha=0.55, label="mean absolute error of its operators"),
-                Line2D([], [], marker="o", color=style.BLUE, linestyle="none",
-                       label="error of the sum of its operators"),
+                Line2D(
+                    [], [], marker="o", color=style.BLUE, linestyle="none", label="error of the sum of its operators"
+                ),
             ],
-            loc="outside upper center", ncols=2,
-        )  # fmt: skip
+            loc="outside upper center",
+            ncols=2,
+        )
     return figure

@@ -74,20 +74,14 @@ def describe_plan_kind(plan: Mapping[Any, Any]) -> str:
     """Name what a plan splits: nothing, the batch, operators, layers, or several of them."""
     kinds = [
         kind
-        for column, kind in (
-            ("data", "data parallel"),
-            ("tensor", "tensor parallel"),
-            ("pipeline", "pipeline"),
-        )
+        for column, kind in (("data", "data parallel"), ("tensor", "tensor parallel"), ("pipeline", "pipeline"))
         if int(plan[column]) > 1
     ]
     return " and ".join(kinds) or "one rank"
 
 
 def load_report_inputs(
-    files: Iterable[str | Path],
-    experiments: Sequence[Mapping[str, Any]],
-    plans: Sequence[Mapping[str, Any]],
+    files: Iterable[str | Path], experiments: Sequence[Mapping[str, Any]], plans: Sequence[Mapping[str, Any]]
 ) -> ReportInputs:
     """Read a run's files, in any order, by their names; their folders say which workload, experiment or trace they are of.
 
@@ -96,17 +90,13 @@ def load_report_inputs(
     schema, TraceError when a trace's facts are damaged.
     """
     found = _find_files(files)
-    json = {
-        name: {place: read_json(path) for place, path in found[name].items()}
-        for name in _JSON_FILES
-    }
+    json = {name: {place: read_json(path) for place, path in found[name].items()} for name in _JSON_FILES}
     frames = {
         name: {place: tables.read_table(path, schema) for place, path in found[name].items()}
         for name, schema in _TABLE_FILES.items()
     }
     own = {
-        name: tables.read_table(found[_OWN_FILES[name]][""], name, schema=schema)
-        for name, schema in OWN_TABLES.items()
+        name: tables.read_table(found[_OWN_FILES[name]][""], name, schema=schema) for name, schema in OWN_TABLES.items()
     }
     return ReportInputs(
         experiments=pd.DataFrame(list(experiments)),
@@ -125,8 +115,7 @@ def load_report_inputs(
         links=frames["links.parquet"],
         summaries=json["summary.json"],
         traces={
-            place: Facts.read(content, found["trace.json"][place])
-            for place, content in json["trace.json"].items()
+            place: Facts.read(content, found["trace.json"][place]) for place, content in json["trace.json"].items()
         },
         files=sorted(path for places in found.values() for path in places.values()),
     )
@@ -142,15 +131,11 @@ def _find_files(files: Iterable[str | Path]) -> dict[str, dict[str, Path]]:
             continue
         place = "" if file.name in _SINGLE_FILES else file.parent.name
         if place in found[file.name]:
-            raise InputError(
-                f"{file.name} is given twice, also as {found[file.name][place]}", file=file
-            )
+            raise InputError(f"{file.name} is given twice, also as {found[file.name][place]}", file=file)
         found[file.name][place] = file
     missing = [name for name, places in found.items() if not places]
     if missing:
-        raise InputError(
-            f"the report has no {missing[0]}", fix="give the files of the whole run as its input"
-        )
+        raise InputError(f"the report has no {missing[0]}", fix="give the files of the whole run as its input")
     return found
 
 

@@ -59,11 +59,7 @@ def write_range(low_s: float, high_s: float) -> str:
     """Write a range of times [s]."""
     low, high = write_time(low_s), write_time(high_s)
     unit = high.rpartition(" ")[2]
-    return (
-        f"{low.removesuffix(' ' + unit)} to {high}"
-        if low.endswith(" " + unit)
-        else f"{low} to {high}"
-    )
+    return f"{low.removesuffix(' ' + unit)} to {high}" if low.endswith(" " + unit) else f"{low} to {high}"
 
 
 def join_words(words: Iterable[str]) -> str:
@@ -149,9 +145,7 @@ def _write_line(cells: Iterable[Any]) -> str:
     return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
 
 
-def write_markdown(
-    headings: Sequence[str], rows: Iterable[Sequence[Any]], left: Sequence[int] = (0,)
-) -> str:
+def write_markdown(headings: Sequence[str], rows: Iterable[Sequence[Any]], left: Sequence[int] = (0,)) -> str:
     """Return a Markdown table; columns that are not ``left`` are set flush right."""
     rules = ["---" if at in left else "---:" for at in range(len(headings))]
     return "\n".join(_write_line(cells) for cells in (headings, rules, *rows))
@@ -185,9 +179,7 @@ _MEDIUM = 20
 """Characters of a cell that wraps where the table is wider than the page otherwise."""
 
 
-def render_table(
-    columns: Sequence[Column], rows: Iterable[Sequence[Cell]], caption: str = ""
-) -> str:
+def render_table(columns: Sequence[Column], rows: Iterable[Sequence[Cell]], caption: str = "") -> str:
     """Return a table that sorts when a heading is pressed and scrolls by itself when too wide."""
     heads = "".join(
         f'<th scope="col"{_class(column)}{_title(column.meaning)}><span>{escape(column.title)}</span>'
@@ -255,9 +247,7 @@ def read_captions(module: str) -> dict[str, tuple[str, ...]]:
     shows the same files.
     """
     return {
-        path.stem: tuple(
-            " ".join(part.split()) for part in path.read_text(encoding="utf-8").split("\n\n")
-        )
+        path.stem: tuple(" ".join(part.split()) for part in path.read_text(encoding="utf-8").split("\n\n"))
         for path in sorted((PACKAGE / "data" / module).glob("*.rst"))
     }
 
@@ -330,9 +320,7 @@ signed_cell = partial(_cell, write_signed_percent)
 """Cells of a share, as a percentage, and with its sign."""
 time_cell = partial(_cell, write_time)
 """Cell of a time [s]."""
-number_cell, short_cell, plain_cell = (
-    partial(_cell, text.format) for text in ("{:.3f}", "{:.2f}", "{:g}")
-)
+number_cell, short_cell, plain_cell = (partial(_cell, text.format) for text in ("{:.3f}", "{:.2f}", "{:g}"))
 """Cells of a plain number: with three digits, with two, with as few as it needs."""
 ratio_cell = partial(_cell, "{:.2f} times".format)
 """Cell of a factor."""
@@ -375,38 +363,36 @@ def words(title: str, detail: str, meaning: str, read: str | Callable[[Any], Any
 
 
 CELLS: Mapping[str, Callable[[Any], Cell]] = {
-    "bandwidth": bandwidth_cell, "count": count_cell, "number": number_cell, "percent": percent_cell, "plain": plain_cell,
-    "ratio": ratio_cell, "short": short_cell, "signed": signed_cell, "time": time_cell,
-}  # fmt: skip
+    "bandwidth": bandwidth_cell,
+    "count": count_cell,
+    "number": number_cell,
+    "percent": percent_cell,
+    "plain": plain_cell,
+    "ratio": ratio_cell,
+    "short": short_cell,
+    "signed": signed_cell,
+    "time": time_cell,
+}
 Kind = str | Callable[[Any], Cell]
 """How a column's numbers are written: a key of ``CELLS``, or what makes a cell of one."""
 
 
-def numbers(
-    title: str, detail: str, meaning: str, kind: Kind, read: str | Callable[[Any], Any]
-) -> Field:
+def numbers(title: str, detail: str, meaning: str, kind: Kind, read: str | Callable[[Any], Any]) -> Field:
     """Return a column of numbers: a key of the records, or a function of one."""
     cell = CELLS[kind] if isinstance(kind, str) else kind
-    return Field(
-        Column(title, detail, meaning),
-        lambda row: cell(row[read] if isinstance(read, str) else read(row)),
-    )
+    return Field(Column(title, detail, meaning), lambda row: cell(row[read] if isinstance(read, str) else read(row)))
 
 
 def _as_cell(value: Any) -> Cell:
     return value if isinstance(value, Cell) else Cell(str(value))
 
 
-def list_numbers(
-    meanings: Mapping[str, str], heads: Iterable[tuple[str, str, Kind, str]]
-) -> list[Field]:
+def list_numbers(meanings: Mapping[str, str], heads: Iterable[tuple[str, str, Kind, str]]) -> list[Field]:
     """Return columns of numbers: title, detail, kind and key of each; ``meanings``: by key."""
     return [numbers(title, detail, meanings[key], kind, key) for title, detail, kind, key in heads]
 
 
-def render_records(
-    records: Iterable[Any] | pd.DataFrame, fields: Sequence[Field], caption: str = ""
-) -> str:
+def render_records(records: Iterable[Any] | pd.DataFrame, fields: Sequence[Field], caption: str = "") -> str:
     """Return a table with a row for each record, or each row of a frame."""
     listed = records.to_dict("records") if isinstance(records, pd.DataFrame) else records
     rows = [[field.read(record) for field in fields] for record in listed]
@@ -490,15 +476,10 @@ def read_look(kind: str) -> str:
 
 def render_page(page: Page, file: str = "", made: Iterable[str] = ()) -> str:
     """Return a page that needs nothing from outside; ``made``: the site's pages that exist, linked where no script runs."""
-    last = [
-        _glossary(page.words, page.schemas),
-        provenance_section(page.files) if page.files else None,
-    ]
+    last = [_glossary(page.words, page.schemas), provenance_section(page.files) if page.files else None]
     shown = [section for section in (*page.sections, *last) if section and section.body]
     opening = "\n".join(
-        render_paragraph(text, kind)
-        for text, kind in ((page.headline, "headline"), (page.verdict, "verdict"))
-        if text
+        render_paragraph(text, kind) for text, kind in ((page.headline, "headline"), (page.verdict, "verdict")) if text
     )
     body = "\n".join(map(_render_section, shown))
     others = f'<script src="{MADE}"></script>\n' if file in _FILES else ""
@@ -617,7 +598,7 @@ def _render_table(name: str, schema: pa.Schema) -> str:
     columns = [
         (field.name + (f" [{unit}]" if (unit := _text(field, b"unit")) else ""), _text(field, b"meaning"))
         for field in schema
-    ]  # fmt: skip
+    ]
     place = f": {FILES[name]}" if name in FILES else ""
     return render_details(f"{name.replace('_', ' ')}{place}", render_definitions(columns))
 
@@ -633,24 +614,22 @@ def render_files_read(files: Iterable[str | Path], parts: int = 2) -> str:
         Column("SHA-256", "first 16 digits", "digest of the content", number=False),
         Column("version", "of trioflow", "that wrote the file, where the file says so", number=False),
         Column("made from", "", "files that it names as its own inputs, with their digests", number=False),
-    ]  # fmt: skip
+    ]
     rows = []
     for file in sorted({Path(file) for file in files if Path(file).is_file()}):
         record = read_record(file)
-        behind: dict[str, Any] = next(
-            (record[key] for key in _INPUTS if isinstance(record.get(key), dict)), {}
-        )
-        listed = ", ".join(
-            f"{name} {str(digest)[:16]}" for name, digest in sorted(behind.items())[:3]
-        )
+        behind: dict[str, Any] = next((record[key] for key in _INPUTS if isinstance(record.get(key), dict)), {})
+        listed = ", ".join(f"{name} {str(digest)[:16]}" for name, digest in sorted(behind.items())[:3])
         more = f" and {len(behind) - 3} more" if len(behind) > 3 else ""
-        rows.append([
-            Cell("/".join(file.parts[-parts:])), Cell(digest_file(file)[:16]),
-            Cell(str(record.get("trioflow_version") or NOTHING)), Cell((listed + more) or NOTHING),
-        ])  # fmt: skip
-    return render_details(
-        f"{count_words(len(rows), 'file')} read", render_table(columns, rows, "Files read")
-    )
+        rows.append(
+            [
+                Cell("/".join(file.parts[-parts:])),
+                Cell(digest_file(file)[:16]),
+                Cell(str(record.get("trioflow_version") or NOTHING)),
+                Cell((listed + more) or NOTHING),
+            ]
+        )
+    return render_details(f"{count_words(len(rows), 'file')} read", render_table(columns, rows, "Files read"))
 
 
 def read_record(file: Path) -> dict[str, Any]:

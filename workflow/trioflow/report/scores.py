@@ -30,9 +30,7 @@ CASE_SCORES: Mapping[str, str] = {
 COUNTS = ("cases", "oracle_cases", "intervals")
 
 
-def score_cases(
-    rows: pd.DataFrame, by: Sequence[str] = ("set", "quantity", "model", "device")
-) -> pd.DataFrame:
+def score_cases(rows: pd.DataFrame, by: Sequence[str] = ("set", "quantity", "model", "device")) -> pd.DataFrame:
     """Average the cases (``tables.VALIDATION``) of every group; a score without any is missing.
 
     Interval score: width, and 2 / 0.2 times the distance outside (T. Gneiting, A. Raftery, JASA
@@ -82,9 +80,12 @@ def score_cases(
 
 OURS, ORACLE = "trioflow", "oracle"
 MODELS: Mapping[str, str] = {
-    OURS: "predicted_s", ORACLE: "oracle_s", "TrioSim's public rules": "triosim_s",
-    "analytical": "analytical_s", "regression": "regression_s",
-}  # fmt: skip
+    OURS: "predicted_s",
+    ORACLE: "oracle_s",
+    "TrioSim's public rules": "triosim_s",
+    "analytical": "analytical_s",
+    "regression": "regression_s",
+}
 """Who predicts, and the column that holds it."""
 APART = 0.05
 """Plans whose measured times differ by less are not an order to get right."""
@@ -93,17 +94,27 @@ _TOGETHER = ("set", "workload", "source_gpu", "platform", "ranks", "batch", "mod
 _OF_ONE_MACHINE = ("set", "workload", "platform")
 
 SCORES: Mapping[str, str] = {
-    **{name: CASE_SCORES[name] for name in (
-        "cases", "mean_absolute_error", "median_absolute_error", "worst_error", "bias", "intervals",
-        "coverage", "mean_relative_width", "interval_score",
-    )},
+    **{
+        name: CASE_SCORES[name]
+        for name in (
+            "cases",
+            "mean_absolute_error",
+            "median_absolute_error",
+            "worst_error",
+            "bias",
+            "intervals",
+            "coverage",
+            "mean_relative_width",
+            "interval_score",
+        )
+    },
     "pairs": f"pairs of plans of one workload, batch and number of GPUs, measured more than {APART:.0%} apart",
     "ordered": "share of these pairs in the measured order",
     "rank_correlation": "pairs in the measured order less pairs in the wrong one, over all: 1 is the measured order, -1 its reverse",
     "scaling_cases": "cases on several GPUs whose single GPU was measured too",
     "scaling_error": "mean absolute error of the throughput of a GPU relative to that of one GPU alone",
     "single_error": "mean absolute error of the cases on one GPU",
-}  # fmt: skip
+}
 """Meaning of every score; an error is predicted over measured less one."""
 
 
@@ -126,9 +137,8 @@ def score_model(cases: pd.DataFrame, model: str, column: str) -> dict[str, float
     """Return the ``SCORES`` of one model (``column`` [s]) on one set; of intervals only ours are scored."""
     ends: pd.Series | float = np.nan
     rows = cases.assign(
-        model=model, predicted_s=cases[column], quantity="step", device="", oracle_s=np.nan,
-        extrapolated=np.nan,
-    )  # fmt: skip
+        model=model, predicted_s=cases[column], quantity="step", device="", oracle_s=np.nan, extrapolated=np.nan
+    )
     if model != OURS:
         rows = rows.assign(low_s=ends, high_s=ends)
     overall = score_cases(rows, ["set"]).iloc[0].to_dict()
@@ -170,9 +180,7 @@ def _count_pairs(cases: pd.DataFrame, column: str) -> tuple[int, int]:
     return int(right), int(wrong)
 
 
-def share_in_order(
-    cases: pd.DataFrame, of_one: list[str], predicted: str = "predicted_s", apart: float = 0.0
-) -> float:
+def share_in_order(cases: pd.DataFrame, of_one: list[str], predicted: str = "predicted_s", apart: float = 0.0) -> float:
     """Return the share of pairs of one question (rows that agree in ``of_one``) predicted in the measured order.
 
     Pairs count whose ``measured_s`` differ by more than ``apart`` of the smaller one; not a number
@@ -205,15 +213,6 @@ def list_scaling(cases: pd.DataFrame, column: str = "predicted_s") -> pd.DataFra
             single = base[0]
             measured = float(single["measured_s"] / row["measured_s"])
             predicted = float(single[column] / row[column])
-            found.append(
-                (
-                    row["set"],
-                    row["case"],
-                    int(row["ranks"]),
-                    measured,
-                    predicted,
-                    predicted / measured - 1.0,
-                )
-            )
+            found.append((row["set"], row["case"], int(row["ranks"]), measured, predicted, predicted / measured - 1.0))
     names: Sequence[str] = ("set", "case", "ranks", "measured", "predicted", "error")
     return pd.DataFrame(found, columns=list(names))

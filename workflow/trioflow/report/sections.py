@@ -62,9 +62,7 @@ def describe_run(errors: pd.DataFrame) -> list[str]:
 
 
 def describe_own_run(
-    errors: pd.DataFrame,
-    traces: Mapping[str, Facts],
-    sessions: Mapping[str, Mapping[str, Any]],
+    errors: pd.DataFrame, traces: Mapping[str, Facts], sessions: Mapping[str, Mapping[str, Any]]
 ) -> list[str]:
     """Say what was run on the reader's own machine, and first of all what machine that is."""
     return [
@@ -138,11 +136,17 @@ CAPTIONS = read_captions("report/sections")
 MOST_ROWS = 40
 """Rows of a table that are shown; the file beside the page holds all."""
 _BREAKDOWN = {
-    "compute_s": "compute", "communication_s": "communication",
-    "exposed_communication_s": "exposed", "idle_s": "idle", "forward_s": "forward",
-    "backward_s": "backward", "optimizer_s": "optimizer", "message_bytes": "messages",
-    "gradient_bytes": "gradients", "output_shapes": "outputs",
-}  # fmt: skip
+    "compute_s": "compute",
+    "communication_s": "communication",
+    "exposed_communication_s": "exposed",
+    "idle_s": "idle",
+    "forward_s": "forward",
+    "backward_s": "backward",
+    "optimizer_s": "optimizer",
+    "message_bytes": "messages",
+    "gradient_bytes": "gradients",
+    "output_shapes": "outputs",
+}
 """Columns of a breakdown that are shown, with their headings; empty ones are left out."""
 
 
@@ -152,10 +156,7 @@ def render_experiment(row: Mapping[Any, Any], inputs: ReportInputs, picture: str
     path = inputs.critical_paths[name]
     shown = (
         render_figure(
-            picture,
-            _describe_experiment(row),
-            f"Predicted and measured timeline of each rank of {name}.",
-            noted=True,
+            picture, _describe_experiment(row), f"Predicted and measured timeline of each rank of {name}.", noted=True
         )
         + (render_paragraph(describe_path(path)) if len(path) else "")
         + _render_path(path)
@@ -188,9 +189,7 @@ def _render_path(path: pd.DataFrame) -> str:
     by_work, by_module = sum_up_path(path), sum_up_modules(path)
     fields = [
         words("waits for", "", "kind of work on the critical path", "work"),
-        numbers(
-            "rank", "", "the rank that does it; communication is of several", _rank_cell, "rank"
-        ),
+        numbers("rank", "", "the rank that does it; communication is of several", _rank_cell, "rank"),
     ]
     caption = "Critical path, by kind of work and rank"
     parts = [render_records(records(by_work), [*fields, *_PATH], caption)]
@@ -223,15 +222,9 @@ def _render_breakdown(breakdown: pd.DataFrame, step_s: float) -> str:
             rows.sort(key=lambda row: -row["compute_s"])
         kept = [name for name in _BREAKDOWN if any(row[name] for row in rows)]
         columns = [Column(str(way), "", meaning["name"], number=False)]
-        columns += [
-            Column(_BREAKDOWN[name], "", meaning[name], number=name != "output_shapes")
-            for name in kept
-        ]
+        columns += [Column(_BREAKDOWN[name], "", meaning[name], number=name != "output_shapes") for name in kept]
         cells = [
-            [
-                Cell(row["name"] or "(outside)"),
-                *(_breakdown_cell(name, row[name], step_s) for name in kept),
-            ]
+            [Cell(row["name"] or "(outside)"), *(_breakdown_cell(name, row[name], step_s) for name in kept)]
             for row in rows[:MOST_ROWS]
         ]
         several = any(row["ranks"] > 1 for row in rows)
@@ -265,7 +258,7 @@ def _render_links_used(links: pd.DataFrame, step_s: float) -> str:
         ("utilisation", "peak", "percent", "peak_utilisation"),
         ("flows", "at once, at most", "count", "peak_flows"),
         ("bandwidth", "", lambda rate: Cell(f"{format_bytes(rate)}/s", float(rate)), "bandwidth_bytes_per_s"),
-    )  # fmt: skip
+    )
     fields = [words("link", "", meaning["link"], "link")]
     fields += list_numbers(meaning, rows)
     return render_records(records(used.head(MOST_ROWS)), fields, _count_shown("Links", len(used)))
@@ -275,13 +268,22 @@ def _render_memory(summary: Mapping[str, Any]) -> str:
     """Return the table of each rank's peak memory (``summary.json``): when it is reached and what fills it."""
     whole = summary["memory_bytes"]
     fields = [
-        words("ranks", "", "ranks that do the same",
-              lambda entry: Cell(_write_ranks(entry["ranks"]), float(entry["ranks"][0]))),
-        numbers("peak", "share of the device", "most memory that the framework holds at one time",
-                lambda size: Cell(format_bytes(size), float(size), write_percent(size / whole)), "peak_bytes"),
+        words(
+            "ranks",
+            "",
+            "ranks that do the same",
+            lambda entry: Cell(_write_ranks(entry["ranks"]), float(entry["ranks"][0])),
+        ),
+        numbers(
+            "peak",
+            "share of the device",
+            "most memory that the framework holds at one time",
+            lambda size: Cell(format_bytes(size), float(size), write_percent(size / whole)),
+            "peak_bytes",
+        ),
         words("reached in", "", "task at which it is reached", "when"),
         words("filled by", "", "what the memory holds then, the largest first", _write_held),
-    ]  # fmt: skip
+    ]
     return render_records(summary["memory"], fields, "Peak memory of a rank")
 
 
@@ -319,10 +321,7 @@ def sum_up_path(path: pd.DataFrame) -> pd.DataFrame:
     words = (path["phase"] + " " + path["kind"].map(_WORDS).fillna("")).str.strip()
     # A collective's first word says which it is; a message goes by either of its ends.
     names = path["name"].str.split().str[0].where(path["kind"] == "collective", "messages")
-    named = path.assign(
-        work=words.where(~communicates, names),
-        rank=path["rank"].astype("Int64").mask(communicates),
-    )
+    named = path.assign(work=words.where(~communicates, names), rank=path["rank"].astype("Int64").mask(communicates))
     return _sum_up(named, ["work", "rank"])
 
 
@@ -340,9 +339,7 @@ def _sum_up(path: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     lasts_s = path["end_s"] - path["start_s"]
     groups = path.assign(time_s=lasts_s).groupby(keys, sort=True, dropna=False)
     found = groups.agg(tasks=("task_id", "size"), time_s=("time_s", "sum"), share=("share", "sum"))
-    return found.reset_index().sort_values(
-        "share", ascending=False, kind="stable", ignore_index=True
-    )
+    return found.reset_index().sort_values("share", ascending=False, kind="stable", ignore_index=True)
 
 
 def describe_path(path: pd.DataFrame) -> str:
@@ -378,9 +375,7 @@ LIMITS = (
 
 def render_experiments(errors: pd.DataFrame, cancelled: Mapping[str, str]) -> str:
     """Return the table of all experiments with footnotes; ``cancelled``: parts of errors that are small because they cancel."""
-    texts = [
-        text for cell in errors["warnings"] for text in str(cell).split(WARNING_SEPARATOR) if text
-    ]
+    texts = [text for cell in errors["warnings"] for text in str(cell).split(WARNING_SEPARATOR) if text]
     meaning, warnings = tables.meanings(tables.ERRORS), list(dict.fromkeys(texts))
 
     def name(row: Mapping[Any, Any]) -> Cell:
@@ -390,16 +385,11 @@ def render_experiments(errors: pd.DataFrame, cancelled: Mapping[str, str]) -> st
     def error(row: Mapping[Any, Any]) -> Cell:
         outside = not row["low_s"] <= row["measured_s"] <= row["high_s"]
         mark = " \u2020" if outside else ""
-        text, parts = (
-            write_signed_percent(row["relative_error"]),
-            cancelled.get(row["experiment"], ""),
-        )
+        text, parts = (write_signed_percent(row["relative_error"]), cancelled.get(row["experiment"], ""))
         return Cell(text + mark, float(row["relative_error"]), parts)
 
     def timed(key: str, low: str, high: str) -> Callable[[Mapping[Any, Any]], Cell]:
-        return lambda row: Cell(
-            write_time(row[key]), float(row[key]), write_range(row[low], row[high])
-        )
+        return lambda row: Cell(write_time(row[key]), float(row[key]), write_range(row[low], row[high]))
 
     def exposed(row: Mapping[Any, Any]) -> Cell:
         time_s = float(row["exposed_communication_s"])
@@ -415,15 +405,27 @@ def render_experiments(errors: pd.DataFrame, cancelled: Mapping[str, str]) -> st
     fields = [
         words("experiment", "", meaning["experiment"], name),
         numbers("error", "signed", meaning["relative_error"], error, itself),
-        numbers("measured", "median, quartiles", meaning["measured_s"], timed("measured_s", "measured_low_s", "measured_high_s"), itself),
+        numbers(
+            "measured",
+            "median, quartiles",
+            meaning["measured_s"],
+            timed("measured_s", "measured_low_s", "measured_high_s"),
+            itself,
+        ),
         numbers("predicted", "80 % interval", meaning["simulated_s"], timed("simulated_s", "low_s", "high_s"), itself),
         numbers("trace only", "signed error", meaning["trace_only_error"], "signed", "trace_only_error"),
         numbers("baseline", "signed error", meaning["baseline_error"], "signed", "baseline_error"),
         numbers("exposed", "communication", meaning["exposed_communication_s"], exposed, itself),
-        words("plan", "", meaning["plan"], lambda row: Cell(str(row["plan"]), detail=count_words(int(row["ranks"]), "rank"))),
+        words(
+            "plan",
+            "",
+            meaning["plan"],
+            lambda row: Cell(str(row["plan"]), detail=count_words(int(row["ranks"]), "rank")),
+        ),
         numbers("batch", "", meaning["batch"], "count", "batch"),
-        words("confidence", "", meaning["confidence"], "confidence"), words("notes", "", meaning["warnings"], notes),
-    ]  # fmt: skip
+        words("confidence", "", meaning["confidence"], "confidence"),
+        words("notes", "", meaning["warnings"], notes),
+    ]
     listed = render_list(warnings, ordered=True, prefix="note") if warnings else ""
     mark = "\u2020 the measured median lies outside the predicted interval."
     if cancelled:
@@ -442,19 +444,21 @@ def render_metrics(metrics: pd.DataFrame) -> str:
         return Cell(write_percent(share, 0), share)
 
     heads = (
-        ("steps", "", "count", "experiments"), ("mean", "abs. error", "percent", "mean_absolute_error"),
+        ("steps", "", "count", "experiments"),
+        ("mean", "abs. error", "percent", "mean_absolute_error"),
         ("median", "abs. error", "percent", "median_absolute_error"),
-        ("worst", "signed error", "signed", "worst_error"), ("bias", "mean signed", "signed", "bias"),
-        ("coverage", "aim 80 %", whole_cell, "coverage"), ("interval", "mean width", whole_cell, "mean_relative_width"),
-        ("score", "of the interval", whole_cell, "interval_score"), ("in spread", "of the rounds", whole_cell, "within_spread"),
+        ("worst", "signed error", "signed", "worst_error"),
+        ("bias", "mean signed", "signed", "bias"),
+        ("coverage", "aim 80 %", whole_cell, "coverage"),
+        ("interval", "mean width", whole_cell, "mean_relative_width"),
+        ("score", "of the interval", whole_cell, "interval_score"),
+        ("in spread", "of the rounds", whole_cell, "within_spread"),
         ("trace only", "abs. error", "percent", "trace_only_mean_absolute_error"),
         ("baseline", "abs. error", "percent", "baseline_mean_absolute_error"),
-    )  # fmt: skip
+    )
     fields = list_numbers(METRICS, heads)
     worst = fields[3]
-    fields[3] = Field(
-        worst.column, lambda row: replace(worst.read(row), detail=str(row["worst_experiment"]))
-    )
+    fields[3] = Field(worst.column, lambda row: replace(worst.read(row), detail=str(row["worst_experiment"])))
     group = words("group", "", "experiments averaged together", _name_group)
     return render_records(metrics, [group, *fields], "Accuracy by group")
 
@@ -492,10 +496,16 @@ def render_traces(traces: Mapping[str, Facts]) -> str:
         numbers("operators", "", "operator occurrences of the step", known("operators", str), itself),
         numbers("step time", "un-profiled median, range", "steps timed without a profiler", step, itself),
         numbers("profiled step", "", "the traced step itself", known("profiled_step_s", write_time), itself),
-        numbers("profiler", "overhead", "profiled over un-profiled step less one", known("profiler_overhead", write_signed_percent), itself),
+        numbers(
+            "profiler",
+            "overhead",
+            "profiled over un-profiled step less one",
+            known("profiler_overhead", write_signed_percent),
+            itself,
+        ),
         words("device", "", "where the trace was captured", lambda name: traces[name].device_name),
         words("torch", "", "version of PyTorch", lambda name: traces[name].torch or NOTHING),
-    ]  # fmt: skip
+    ]
     warnings = [f"{name}: {text}" for name in sorted(traces) for text in traces[name].warnings]
     return render_records(sorted(traces), fields, "Captured traces") + (
         render_paragraph("What the captures warn of:") + render_list(warnings) if warnings else ""
@@ -507,13 +517,16 @@ def render_operator_fit(fit: pd.DataFrame) -> str:
     meaning = tables.meanings(tables.OPERATOR_FIT)
     fields = [
         words("class", "", meaning["operator_class"], "operator_class"),
-        words("phase", "", meaning["phase"], "phase"), words("driver", "", meaning["driver"], "driver"),
+        words("phase", "", meaning["phase"], "phase"),
+        words("driver", "", meaning["driver"], "driver"),
         numbers("operators", "fitted", meaning["operators"], "count", "operators"),
         numbers("R\u00b2", "in the sample", meaning["r_squared"], "number", "r_squared"),
         numbers("time", "share", meaning["time_share"], "percent", "time_share"),
         numbers("held-out error", "of the sum, signed", meaning["held_out_error"], "signed", "held_out_error"),
-        numbers("held-out error", "mean absolute", meaning["held_out_absolute_error"], "percent", "held_out_absolute_error"),
-    ]  # fmt: skip
+        numbers(
+            "held-out error", "mean absolute", meaning["held_out_absolute_error"], "percent", "held_out_absolute_error"
+        ),
+    ]
     order = ["time_share", "operator_class", "phase"]
     rows = fit.sort_values(order, ascending=[False, True, True]).to_dict("records")
     return render_records(rows, fields, "Operator regressions")
@@ -528,12 +541,8 @@ def render_collectives(inputs: ReportInputs) -> str:
         Column("message", "smallest to largest", "bytes as in the task table"),
         Column("rounds", "", "samples of each size"),
         Column("time", "smallest to largest", "median of the samples"),
-        Column(
-            "spread", "80 % of the rounds", "mean over the sizes of the 80 % range over the median"
-        ),
-        Column(
-            "left-out error", "root mean square", "table without one interior size, at that size"
-        ),
+        Column("spread", "80 % of the rounds", "mean over the sizes of the 80 % range over the median"),
+        Column("left-out error", "root mean square", "table without one interior size, at that size"),
         Column("one line", "start-up", "best alpha-beta line: time of an empty message"),
         Column("one line", "bandwidth", "best alpha-beta line: bytes over time of a long message"),
         Column("one line", "worst error", "error of the line at the size where it is worst"),
@@ -546,18 +555,20 @@ def render_collectives(inputs: ReportInputs) -> str:
         beta = curve.beta_s_per_byte
         sizes = curve.message_bytes
         repeats = sorted({int(value) for value in curve.repeats})
-        rows.append([
-            Cell(f"{collective}, {count_words(ranks, 'rank')}"),
-            Cell(str(len(sizes)), float(len(sizes))),
-            Cell(f"{format_bytes(sizes[0])} to {format_bytes(sizes[-1])}", float(sizes[-1])),
-            Cell(" to ".join(dict.fromkeys([str(repeats[0]), str(repeats[-1])])), float(repeats[0])),
-            Cell(write_range(curve.median_s[0], curve.median_s[-1]), float(curve.median_s[-1])),
-            Cell(write_percent(width, 0), width),
-            Cell(write_percent(curve.miss_factor - 1), curve.miss_factor - 1),
-            Cell(write_time(curve.alpha_s), curve.alpha_s),
-            Cell(f"{format_bytes(1 / beta)}/s" if beta > 0 else NOTHING, 1 / beta if beta > 0 else ""),
-            Cell(write_signed_percent(worst, 0), worst),
-        ])  # fmt: skip
+        rows.append(
+            [
+                Cell(f"{collective}, {count_words(ranks, 'rank')}"),
+                Cell(str(len(sizes)), float(len(sizes))),
+                Cell(f"{format_bytes(sizes[0])} to {format_bytes(sizes[-1])}", float(sizes[-1])),
+                Cell(" to ".join(dict.fromkeys([str(repeats[0]), str(repeats[-1])])), float(repeats[0])),
+                Cell(write_range(curve.median_s[0], curve.median_s[-1]), float(curve.median_s[-1])),
+                Cell(write_percent(width, 0), width),
+                Cell(write_percent(curve.miss_factor - 1), curve.miss_factor - 1),
+                Cell(write_time(curve.alpha_s), curve.alpha_s),
+                Cell(f"{format_bytes(1 / beta)}/s" if beta > 0 else NOTHING, 1 / beta if beta > 0 else ""),
+                Cell(write_signed_percent(worst, 0), worst),
+            ]
+        )
     left_out = model.comparison.get(model.interpolation)
     line_error = model.comparison.get("alpha_beta")
     text = (
@@ -571,9 +582,7 @@ def render_collectives(inputs: ReportInputs) -> str:
     return render_paragraph(text) + render_table(columns, rows, "Collectives")
 
 
-_LABELS = {
-    "host_costs.overlap": "all-reduce hidden behind compute",
-}
+_LABELS = {"host_costs.overlap": "all-reduce hidden behind compute"}
 """Words for facts of a session whose name does not say it all."""
 _UNSHOWN_FACTS = ("anchors", "warnings", "workload", "stages", "inputs", "trioflow_version")
 
@@ -587,15 +596,16 @@ def _render_anchors(inputs: ReportInputs, names: Sequence[str]) -> str:
             cases = [("rank 0 alone", anchor["single"])]
             cases += [(f"rank {r}, all busy", busy) for r, busy in enumerate(anchor["busy"])]
             for case, found in cases:
-                times = [
-                    Cell(write_time(found[key]), found[key]) for key in ("step", *tables.PHASES)
-                ]
+                times = [Cell(write_time(found[key]), found[key]) for key in ("step", *tables.PHASES)]
                 rows.append([Cell(name), Cell(batch, int(batch)), traced, Cell(case), *times])
     columns = [
-        Column("workload", number=False), Column("batch"), Column("traced step"),
-        Column("in the session", number=False), Column("step"),
+        Column("workload", number=False),
+        Column("batch"),
+        Column("traced step"),
+        Column("in the session", number=False),
+        Column("step"),
         *(Column(phase) for phase in tables.PHASES),
-    ]  # fmt: skip
+    ]
     return render_table(columns, rows, "Anchors: the traced step again, without communication")
 
 
@@ -604,26 +614,21 @@ def render_machine(inputs: ReportInputs) -> str:
     names = sorted(inputs.sessions)
     facts = {name: flatten_facts(inputs.sessions[name], skip=_UNSHOWN_FACTS) for name in names}
     keys = sorted({key for lines in facts.values() for key in lines}, key=_label)
-    common = {
-        key: facts[names[0]][key]
-        for key in keys
-        if len({facts[name].get(key) for name in names}) == 1
-    }
+    common = {key: facts[names[0]][key] for key in keys if len({facts[name].get(key) for name in names}) == 1}
     parts = [
         render_paragraph("In every session:"),
         render_definitions((_label(key), text) for key, text in common.items()),
     ]
     rows = [
         [Cell(_label(key)), *(Cell(facts[name].get(key, NOTHING)) for name in names)]
-        for key in keys if key not in common
-    ]  # fmt: skip
+        for key in keys
+        if key not in common
+    ]
     if rows:
         columns = [Column("fact", number=False), *(Column(name, number=False) for name in names)]
         parts.append(render_table(columns, rows, "By session"))
     parts.append(_render_anchors(inputs, names))
-    warned = _group_warnings(
-        (text, name) for name in names for text in inputs.sessions[name].get("warnings", [])
-    )
+    warned = _group_warnings((text, name) for name in names for text in inputs.sessions[name].get("warnings", []))
     parts.append(
         render_paragraph("The sessions warn of:") + render_list(warned)
         if warned
@@ -651,7 +656,7 @@ _GLOSSARY = {
     "is left is the error of the other parts",
     "coverage": "of intervals: the share of measured values that lie inside theirs, 80 % where they are right; of a trace: "
     "the share of kernel time on a GPU, or of the step on a CPU, that lies in operators with a name",
-}  # fmt: skip
+}
 """Words of the reports that no table's column explains."""
 
 

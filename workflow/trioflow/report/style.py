@@ -104,10 +104,7 @@ def save_figure(figure: Figure, path: str | Path) -> list[Path]:
         # Lay out once for both files: it takes longer than drawing.
         figure.draw_without_rendering()
         figure.set_layout_engine("none")
-        for suffix, metadata in (
-            ("svg", {"Date": None, "Creator": None}),
-            ("png", {"Software": None}),
-        ):
+        for suffix, metadata in (("svg", {"Date": None, "Creator": None}), ("png", {"Software": None})):
             target = Path(f"{path}.{suffix}")
             with atomic_path(target) as temporary:
                 figure.savefig(temporary, format=suffix, dpi=160, metadata=metadata)

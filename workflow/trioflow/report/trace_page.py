@@ -43,9 +43,7 @@ _WORDS: dict[str, tuple[str, str, Callable[[Any], str]]] = {
 }
 
 
-def build_trace_page(
-    folders: Sequence[str | Path], page: str | Path, table: str | Path
-) -> pd.DataFrame:
+def build_trace_page(folders: Sequence[str | Path], page: str | Path, table: str | Path) -> pd.DataFrame:
     """Summarise traces, called after their folders, as a page and as ``tables.TRACES``; TraceError where one holds none."""
     rows = [summarise_trace(load_trace(folder), Path(folder).name) for folder in folders]
     frame = pd.DataFrame(rows, columns=tables.TRACES.names)
@@ -62,13 +60,7 @@ def _compose_trace_page(frame: pd.DataFrame, files: Sequence[Path] = ()) -> Page
         words("trace", "source; precision, optimizer", meaning["source"], _name_trace),
         words("device", "", meaning["device"], lambda row: row["device"] or NOTHING),
         numbers("batch", "samples", meaning["batch"], "count", "batch"),
-        numbers(
-            "operators",
-            "by phase",
-            "operators of forward, backward and optimizer",
-            _count_operators,
-            itself,
-        ),
+        numbers("operators", "by phase", "operators of forward, backward and optimizer", _count_operators, itself),
         *(
             numbers(head, note, meaning[name], partial(_show, name, write), itself)
             for name, (head, note, write) in _WORDS.items()
@@ -88,9 +80,7 @@ def _compose_trace_page(frame: pd.DataFrame, files: Sequence[Path] = ()) -> Page
         [
             Section("traces", "Traces", [render_records(tables.records(frame), fields, "Traces")]),
             Section("step-times", "What the step time is", [render_definitions(sources)]),
-            Section(
-                "warnings", "What the traces warn of", [render_list(warnings)] if warnings else []
-            ),
+            Section("warnings", "What the traces warn of", [render_list(warnings)] if warnings else []),
         ],
         INTRODUCTION,
         schemas={"traces": tables.TRACES},
@@ -116,9 +106,7 @@ def _show(name: str, write: Callable[[Any], str], row: dict[str, Any]) -> Cell:
         "read_bytes": format_bytes(row["write_bytes"]),
     }.get(name, "")
     # A source without kernels counts none; a trace without times has them all at zero.
-    known = row[name] or (
-        row[name] is not None and name not in ("kernels", "step_time_s", "device_s")
-    )
+    known = row[name] or (row[name] is not None and name not in ("kernels", "step_time_s", "device_s"))
     if not known or (name.endswith("_s") and row["step_time_source"] == UNTIMED):
         return Cell(NOTHING, "", detail)
     return Cell(write(row[name]), float(row[name]), detail)

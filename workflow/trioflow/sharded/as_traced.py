@@ -11,13 +11,7 @@ from numpy.typing import NDArray
 
 from trioflow.base.errors import PlanError, TraceError
 from trioflow.base.units import ns_to_s
-from trioflow.costmodel.device_times import (
-    PREDICTED,
-    find_launch_s,
-    host_times,
-    mention_launches,
-    times_interval,
-)
+from trioflow.costmodel.device_times import PREDICTED, find_launch_s, host_times, mention_launches, times_interval
 from trioflow.costmodel.intervals import combine_intervals
 from trioflow.costmodel.steps import ALONE, COLLECTIVES, least_half_width
 from trioflow.parallel.extrapolate import phase_times, repeat_interval
@@ -91,9 +85,7 @@ def read_program(facts: Facts, operators: int) -> Program:
             raise ValueError("it names operators or ranks that are not there")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         words = f"{error} is missing" if isinstance(error, KeyError) else error
-        raise TraceError(
-            f"{words}", file="trace.json", place=place, fix="capture it again"
-        ) from None
+        raise TraceError(f"{words}", file="trace.json", place=place, fix="capture it again") from None
     return Program(rank, world_size, {m.op_id: m for m in messages}, streams, waits)
 
 
@@ -106,10 +98,15 @@ def _read_message(entry: Mapping[str, Any], world_size: int, rank: int) -> Messa
     if len(set(ranks)) != len(ranks) or (entry["name"] in POINT_TO_POINT and peer not in ranks):
         raise ValueError(f"{entry['name']} among the ranks {list(ranks)}, to or from {peer}")
     return Message(
-        int(entry["op_id"]), str(entry["name"]), size, ranks, str(entry.get("group", "")),
-        bool(entry.get("asynchronous", True)), None if peer is None else int(peer),
+        int(entry["op_id"]),
+        str(entry["name"]),
+        size,
+        ranks,
+        str(entry.get("group", "")),
+        bool(entry.get("asynchronous", True)),
+        None if peer is None else int(peer),
         int(entry.get("tag", 0)),
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)
@@ -141,14 +138,16 @@ def build_traced_graph(
     for number, rank in enumerate(representatives.tolist()):
         _Writer(builder, matches, tilings, rank, class_of == number, chosen[number], launch_s).run()
     fold = Fold(
-        builder.build(_describe(given, ranks, launch_s)), class_of,
-        representatives.astype(np.int64), np.array(matches.family_of, dtype=np.int64), matches.families,
-    )  # fmt: skip
+        builder.build(_describe(given, ranks, launch_s)),
+        class_of,
+        representatives.astype(np.int64),
+        np.array(matches.family_of, dtype=np.int64),
+        matches.families,
+    )
     problem = fold.find_problem()
     if problem:
         raise PlanError(
-            f"the programs of the ranks do not fit together: {problem}",
-            fix="give the trace of a rank of each kind",
+            f"the programs of the ranks do not fit together: {problem}", fix="give the trace of a rank of each kind"
         )
     return FoldedTaskGraph(fold) if len(representatives) < ranks else fold.expand()
 
@@ -173,9 +172,7 @@ def _tile_groups(given: Sequence[_Rank], world: int, ranks: int) -> dict[tuple[i
             if ranks != world:
                 _check_resized(message, group, one, world)
             if group not in found:
-                every = (
-                    ranks == world == len(given)
-                )  # none stands for another: groups need not lie alike
+                every = ranks == world == len(given)  # none stands for another: groups need not lie alike
                 same = resize_group(group, world, ranks)
                 found[group] = _set_apart(group, ranks) if every else tile_ranks(same, ranks, group)
     return found
@@ -201,9 +198,7 @@ def _assign_ranks(
 ) -> tuple[np.ndarray, list[_Rank]]:
     """Return each rank's class, and the traced rank of each; PlanError when a place of a sending group was not traced."""
     own = {one.program.rank: one for one in given} if ranks == world else {}
-    sends = sorted(
-        {m.members for one in given for m in one.program.messages.values() if m.name in POINT_TO_POINT}
-    )  # fmt: skip
+    sends = sorted({m.members for one in given for m in one.program.messages.values() if m.name in POINT_TO_POINT})
     if not sends:
         runs = [own.get(rank, given[0]) for rank in range(ranks)]
     else:
@@ -269,9 +264,7 @@ def resize_group(group: Sequence[int], world: int, ranks: int) -> tuple[int, ...
     """Return a group of a run of ``world`` ranks as it is in one of ``ranks``: resized if it reaches over all ranks evenly."""
     members = sorted(group)
     step = members[1] - members[0] if len(members) > 1 else world
-    reaches = step * len(members) == world and members == list(
-        range(members[0], members[0] + world, step)
-    )
+    reaches = step * len(members) == world and members == list(range(members[0], members[0] + world, step))
     if not reaches or len(members) < 2 or ranks % step:
         return tuple(members)
     return tuple(range(members[0], members[0] + ranks, step))
@@ -304,9 +297,15 @@ class _Writer:
     """Writes the tasks of one representative."""
 
     def __init__(
-        self, builder: TaskGraphBuilder, matches: _Matches, tilings: Mapping[tuple[int, ...], _Tiling],
-        rank: int, alike: np.ndarray, traced: _Rank, launch_s: float,
-    ) -> None:  # fmt: skip
+        self,
+        builder: TaskGraphBuilder,
+        matches: _Matches,
+        tilings: Mapping[tuple[int, ...], _Tiling],
+        rank: int,
+        alike: np.ndarray,
+        traced: _Rank,
+        launch_s: float,
+    ) -> None:
         self.builder, self.matches, self.tilings = builder, matches, tilings
         self.rank, self.alike, self.program = rank, alike, traced.program
         self.trace = traced.trace
@@ -319,10 +318,7 @@ class _Writer:
         self.launched: int | None = None
         self.counts: dict[object, int] = {}
         groups = sorted({m.group for m in self.program.messages.values()})
-        self.lanes = {
-            group: f"communication{f' {place}' if place else ''}"
-            for place, group in enumerate(groups)
-        }
+        self.lanes = {group: f"communication{f' {place}' if place else ''}" for place, group in enumerate(groups)}
 
     def run(self) -> None:
         """Write the whole step."""
@@ -337,9 +333,14 @@ class _Writer:
             message = self.program.messages.get(op_id)
             if self.beside and self.host_s[op_id]:
                 self.launched = self.builder.add(
-                    self.rank, "host", "host", f"launch {name}",
-                    duration_s=float(self.host_s[op_id]), phase=phase, op_id=op_id,
-                )  # fmt: skip
+                    self.rank,
+                    "host",
+                    "host",
+                    f"launch {name}",
+                    duration_s=float(self.host_s[op_id]),
+                    phase=phase,
+                    op_id=op_id,
+                )
             if message is not None and len(message.ranks) > 1:
                 task = self._send(message, phase, after)
                 self.task_of[op_id] = [task]
@@ -352,20 +353,16 @@ class _Writer:
         if tail_s:
             ends = [task for tasks in self.last.values() for task in tasks]
             self.builder.add(
-                self.rank, "compute", "host", "host: end of step",
-                after=list(dict.fromkeys(ends)), duration_s=tail_s,
-            )  # fmt: skip
+                self.rank, "compute", "host", "host: end of step", after=list(dict.fromkeys(ends)), duration_s=tail_s
+            )
 
-    def _compute(
-        self, op_id: int, name: str, phase: str, kind: str, stream: int, after: list[int]
-    ) -> int:
+    def _compute(self, op_id: int, name: str, phase: str, kind: str, stream: int, after: list[int]) -> int:
         """Add one operator; on a processor its host time is its own."""
         lane = f"stream {stream}" if stream else "compute"
         duration_s = self.device_s[op_id] + (0.0 if self.beside else float(self.host_s[op_id]))
         return self.builder.add(
-            self.rank, lane, kind, name, after=[*after, self.launched], duration_s=duration_s,
-            phase=phase, op_id=op_id,
-        )  # fmt: skip
+            self.rank, lane, kind, name, after=[*after, self.launched], duration_s=duration_s, phase=phase, op_id=op_id
+        )
 
     def _send(self, message: Message, phase: str, after: list[int]) -> int:
         """Add one message, after what its stream did before and its launch."""
@@ -384,19 +381,29 @@ class _Writer:
             groups = tiling.groups[:, list(ends)]
             lane = "send" if message.name == "send" else "receive"
             return self.builder.add(
-                self.rank, lane, message.name, f"{message.name} {phase}", after=waits,
-                peer=own[place], match_id=self.matches.number(key, groups, tagged), **common,
-            )  # fmt: skip
+                self.rank,
+                lane,
+                message.name,
+                f"{message.name} {phase}",
+                after=waits,
+                peer=own[place],
+                match_id=self.matches.number(key, groups, tagged),
+                **common,
+            )
         order = [message.members.index(one) for one in message.ranks]
         if len(own) != len(order):
             order = list(range(len(own)))
         number = self._count(first)
         return self.builder.add(
-            self.rank, self.lanes[message.group], "collective", message.name, after=waits,
+            self.rank,
+            self.lanes[message.group],
+            "collective",
+            message.name,
+            after=waits,
             group=",".join(str(own[place]) for place in order),
             match_id=self.matches.number((first, tuple(order)), tiling.groups[:, order], number),
             **common,
-        )  # fmt: skip
+        )
 
     def _count(self, key: object) -> int:
         self.counts[key] = self.counts.get(key, -1) + 1
@@ -419,8 +426,7 @@ def _describe(given: Sequence[_Rank], ranks: int, launch_s: float) -> GraphMetad
     return GraphMetadata(
         workload=facts.workload,
         plan=replace(make_plan(), plan=AS_TRACED),
-        plan_text=f"as traced on rank{'s' * (len(given) > 1)} {own} of {world}{changed}, "
-        f"{facts.batch} samples a rank",
+        plan_text=f"as traced on rank{'s' * (len(given) > 1)} {own} of {world}{changed}, {facts.batch} samples a rank",
         ranks=ranks,
         batch=facts.batch,
         traced_batches=[facts.batch],

@@ -31,10 +31,7 @@ Values = Mapping[str, Any]
 """A value for every parameter."""
 
 _FIRST: dict[str, dict[str, Any]] = {
-    "trace": {
-        "description": "trace by its name under `traces`, or a shipped one's name",
-        "type": "string",
-    },
+    "trace": {"description": "trace by its name under `traces`, or a shipped one's name", "type": "string"},
     "platform": {
         "description": "platform by its name under `platforms`, a shipped one's, or this-machine",
         "type": "string",
@@ -42,17 +39,23 @@ _FIRST: dict[str, dict[str, Any]] = {
     "ranks": {
         "description": "number of ranks; the data degree is what the other degrees leave of it;"
         " left out, the degrees decide",
-        "type": "integer", "minimum": 1, "default": None,
+        "type": "integer",
+        "minimum": 1,
+        "default": None,
     },
     "batch": {
         "description": "samples of the whole step; left out, `samples` on each replica",
-        "type": "integer", "minimum": 1, "default": None,
+        "type": "integer",
+        "minimum": 1,
+        "default": None,
     },
     "samples": {
         "description": "samples of each replica where `batch` is left out; by default the trace's own batch",
-        "type": "integer", "minimum": 1, "default": None,
+        "type": "integer",
+        "minimum": 1,
+        "default": None,
     },
-}  # fmt: skip
+}
 _CHANGED: dict[str, dict[str, Any]] = {
     "data": {"default": None},
     "tensor": {"default": 1},
@@ -69,33 +72,45 @@ _NOT_GIVEN = 0
 _LAST: dict[str, dict[str, Any]] = {
     "network": {
         "description": "how flows share links, as `trioflow simulate --network`",
-        "type": "string", "default": DEFAULT_NETWORK,
+        "type": "string",
+        "default": DEFAULT_NETWORK,
     },
     "cost_model": {
         "description": "operator model, as `trioflow simulate --cost-model`; empty for the one of the device",
-        "type": "string", "default": "",
+        "type": "string",
+        "default": "",
     },
     "override": {
         "description": "file of operator times from elsewhere, as `trioflow simulate --override`; empty for none",
-        "type": "string", "default": "",
+        "type": "string",
+        "default": "",
     },
     "compute_scale": {
         "description": "factor on every compute time",
-        "type": "number", "exclusiveMinimum": 0, "default": 1.0,
+        "type": "number",
+        "exclusiveMinimum": 0,
+        "default": 1.0,
     },
     "communication_scale": {
         "description": "factor on every communication time",
-        "type": "number", "exclusiveMinimum": 0, "default": 1.0,
+        "type": "number",
+        "exclusiveMinimum": 0,
+        "default": 1.0,
     },
     "rank_spread": {
         "description": "standard deviation of the logarithm of each rank's own compute factor, drawn by `seed`",
-        "type": "number", "minimum": 0, "maximum": 1, "default": 0.0,
+        "type": "number",
+        "minimum": 0,
+        "maximum": 1,
+        "default": 0.0,
     },
     "seed": {
         "description": "seed of the draw; without `rank_spread` nothing is drawn",
-        "type": "integer", "minimum": 0, "default": 0,
+        "type": "integer",
+        "minimum": 0,
+        "default": 0,
     },
-}  # fmt: skip
+}
 _FACTORS = ("compute_scale", "communication_scale", "rank_spread")
 _TYPES = {int: "integer", str: "string", bool: "boolean"}
 PLAN_COLUMNS = tuple(column.name for column in fields(Plan) if column.name != "plan")
@@ -197,10 +212,7 @@ class Scenarios(Sequence[dict[str, Any]]):
         if isinstance(place, slice):
             return Scenarios(self.levels, self.codes[place])
         codes = self.codes[place].tolist()
-        return {
-            name: values[code]
-            for name, values, code in zip(PARAMETERS, self.levels, codes, strict=True)
-        }
+        return {name: values[code] for name, values, code in zip(PARAMETERS, self.levels, codes, strict=True)}
 
     def column(self, name: str) -> Codes:
         """Return which value of a parameter each scenario has."""
@@ -217,9 +229,7 @@ class Scenarios(Sequence[dict[str, Any]]):
         shared = (codes == codes[:1]).all(axis=0)
         return {
             name: [values[code] for code in column[: 1 if same else None].tolist()]
-            for name, values, column, same in zip(
-                PARAMETERS, self.levels, codes.T, shared, strict=True
-            )
+            for name, values, column, same in zip(PARAMETERS, self.levels, codes.T, shared, strict=True)
         }
 
     def rank(self, names: Sequence[str]) -> list[Codes]:
@@ -329,8 +339,7 @@ class Sweep:
 def sweep_schema() -> dict[str, Any]:
     """Describe ``config/sweeps/<name>.yaml`` as a JSON schema (2020-12)."""
     single = {
-        name: {key: value for key, value in entry.items() if key != "default"}
-        for name, entry in PARAMETERS.items()
+        name: {key: value for key, value in entry.items() if key != "default"} for name, entry in PARAMETERS.items()
     }
     several = {
         name: {"description": e["description"], "type": "array", "items": e, "minItems": 1}
@@ -340,52 +349,62 @@ def sweep_schema() -> dict[str, Any]:
     files = {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1}
     block = {"type": "object", "additionalProperties": False}
     return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema", "title": "sweep",
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "sweep",
         "description": "A sweep, config/sweeps/<name>.yaml; generated from trioflow.sweeps.",
         **block,
         "required": ["description"],
         "properties": {
-            "description": {
-                "description": "what the sweep is for, in a sentence",
-                "type": "string", "minLength": 1,
-            },
+            "description": {"description": "what the sweep is for, in a sentence", "type": "string", "minLength": 1},
             "interval": {
                 "description": "whether every scenario has an 80 % interval: it is simulated three times then",
-                "type": "boolean", "default": True,
+                "type": "boolean",
+                "default": True,
             },
             "chunk": {
                 "description": "scenarios of a job; 0 for the settings' `sweeps.chunk`",
-                "type": "integer", "minimum": 0, "default": 0,
+                "type": "integer",
+                "minimum": 0,
+                "default": 0,
             },
             "traces": {
                 **names,
                 "description": "folders or packs of traces by name, relative to where Snakemake runs;"
                 " several of one workload at other batches",
-                "additionalProperties": files, "default": {},
+                "additionalProperties": files,
+                "default": {},
             },
             "platforms": {
                 **names,
                 "description": "platform files by name",
-                "additionalProperties": {"type": "string", "minLength": 1}, "default": {},
+                "additionalProperties": {"type": "string", "minLength": 1},
+                "default": {},
             },
             "defaults": {
-                **block, "properties": single, "default": {},
+                **block,
+                "properties": single,
+                "default": {},
                 "description": "values for what blocks and rows leave out",
             },
             "grid": {
                 "description": "blocks whose values are combined, each with each; one value or a list of them",
-                "type": "array", "items": {**block, "properties": several}, "default": [],
+                "type": "array",
+                "items": {**block, "properties": several},
+                "default": [],
             },
             "list": {
                 "description": "scenarios one by one",
-                "type": "array", "items": {**block, "properties": single}, "default": [],
+                "type": "array",
+                "items": {**block, "properties": single},
+                "default": [],
             },
             "table": {
                 "description": "tab-separated file with a scenario a row, columns named as parameters; - for the default",
-                "type": "string", "default": "",
+                "type": "string",
+                "default": "",
             },
         },
-    }  # fmt: skip
+    }
 
 
 def load_sweep(path: str | Path) -> Sweep:
@@ -420,9 +439,14 @@ def load_sweep(path: str | Path) -> Sweep:
     if not len(scenarios):
         raise InputError("no scenarios", file=file, fix="give a grid, a list or a table")
     return Sweep(
-        file.stem, settings["description"], settings["interval"], settings["chunk"],
-        settings["traces"], settings["platforms"], scenarios,
-    )  # fmt: skip
+        file.stem,
+        settings["description"],
+        settings["interval"],
+        settings["chunk"],
+        settings["traces"],
+        settings["platforms"],
+        scenarios,
+    )
 
 
 def _read_yaml(file: Path) -> dict[str, Any]:
@@ -432,9 +456,7 @@ def _read_yaml(file: Path) -> dict[str, Any]:
     return content
 
 
-def _spell_out(
-    settings: Mapping[str, Any], file: Path
-) -> Iterator[tuple[Block, Callable[[int], str]]]:
+def _spell_out(settings: Mapping[str, Any], file: Path) -> Iterator[tuple[Block, Callable[[int], str]]]:
     """Yield the parts of a description, each with the place at which a scenario of it stands."""
     common = settings["defaults"]
     room = MOST_SCENARIOS
@@ -458,23 +480,19 @@ def _spell_out(
 def _check_room(room: int, file: Path, place: str) -> None:
     if room < 0:
         raise InputError(
-            f"more than {MOST_SCENARIOS} scenarios, equal ones counted", file=file, place=place,
+            f"more than {MOST_SCENARIOS} scenarios, equal ones counted",
+            file=file,
+            place=place,
             fix="combine fewer values",
-        )  # fmt: skip
+        )
 
 
-def _check_names(
-    block: Block, name: str, names: set[str], file: Path, places: Callable[[int], str]
-) -> None:
+def _check_names(block: Block, name: str, names: set[str], file: Path, places: Callable[[int], str]) -> None:
     """Refuse a scenario without trace or platform, or with one that nobody knows."""
     for value, number in block.first_places(name):
         if value not in names:
             problem = f"unknown {name} {value!r}" if value else f"the {name} is missing"
-            fix = (
-                suggest_name(value, sorted(names))
-                if value
-                else f"name one of {', '.join(sorted(names))}"
-            )
+            fix = suggest_name(value, sorted(names)) if value else f"name one of {', '.join(sorted(names))}"
             raise InputError(problem, file=file, place=f"{places(number)}.{name}", fix=fix)
 
 
@@ -497,9 +515,7 @@ def _read_table(table: Path, file: Path) -> Iterator[tuple[str, dict[str, Any]]]
         yield f"{table}, {place}", given
 
 
-def _check_cell(
-    name: str, cell: str, schema: Mapping[str, Any], table: Path, place: str
-) -> dict[str, Any]:
+def _check_cell(name: str, cell: str, schema: Mapping[str, Any], table: Path, place: str) -> dict[str, Any]:
     """Return what a cell gives: its parameter's value, or nothing for -."""
     if cell in NOTHING:
         return {}
@@ -508,9 +524,7 @@ def _check_cell(
     try:
         return check_settings(given, alone, table)
     except InputError as error:
-        raise InputError(
-            error.problem, file=table, place=f"{place}{error.place}", fix=error.fix
-        ) from None
+        raise InputError(error.problem, file=table, place=f"{place}{error.place}", fix=error.fix) from None
 
 
 def _parse(cell: str, kind: str, table: Path, place: str) -> Any:

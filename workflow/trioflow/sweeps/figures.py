@@ -25,18 +25,34 @@ from trioflow.sweeps.description import load_sweep
 from trioflow.sweeps.workshop import OK, OUT_OF_MEMORY, TABLE, Chunk, cut_chunks, written
 
 KINDS = {
-    "one rank": style.GREY, "data": style.BLUE, "sharded data": style.SKY, "tensor": style.ORANGE,
-    "pipeline": style.GREEN, "several kinds": style.PURPLE,
-}  # fmt: skip
+    "one rank": style.GREY,
+    "data": style.BLUE,
+    "sharded data": style.SKY,
+    "tensor": style.ORANGE,
+    "pipeline": style.GREEN,
+    "several kinds": style.PURPLE,
+}
 """Kinds of plans, by what degrees are above 1."""
 _MARKERS = dict(zip(KINDS, ("X", "o", "P", "^", "s", "D"), strict=True))
 MOST_PANELS = 6
 """Further traces and platforms are left to the table."""
 _COLUMNS = 2
 DRAWN = (
-    "trace", "platform", "status", "ranks", "data", "tensor", "pipeline", "sharding", "samples_per_s",
-    "step_time_s", "low_s", "high_s", "peak_memory_bytes", "memory_bytes",
-)  # fmt: skip
+    "trace",
+    "platform",
+    "status",
+    "ranks",
+    "data",
+    "tensor",
+    "pipeline",
+    "sharding",
+    "samples_per_s",
+    "step_time_s",
+    "low_s",
+    "high_s",
+    "peak_memory_bytes",
+    "memory_bytes",
+)
 """Columns that the figures read."""
 GROUP_ROWS = 1 << 15
 """Rows of a sweep's table that are sorted and written at once."""
@@ -71,24 +87,14 @@ def draw_throughput(rows: pd.DataFrame, title: str) -> Figure:
                 _draw_marks(axes, mine, "ranks", str(kind), 0.25)
                 best = mine.loc[mine.groupby("ranks")["each"].idxmax()]
                 colour, x = KINDS[str(kind)], best["ranks"].astype(float)
-                axes.plot(
-                    x, best["each"], color=colour, marker=_MARKERS[str(kind)], markersize=5,
-                    linewidth=1.4,
-                )  # fmt: skip
+                axes.plot(x, best["each"], color=colour, marker=_MARKERS[str(kind)], markersize=5, linewidth=1.4)
                 if best["low_s"].notna().all():
-                    low, high = (
-                        best["each"] * best["step_time_s"] / best[end]
-                        for end in ("high_s", "low_s")
-                    )
+                    low, high = (best["each"] * best["step_time_s"] / best[end] for end in ("high_s", "low_s"))
                     axes.fill_between(x, low, high, color=colour, alpha=0.1, linewidth=0)
                     top = max(top, float(high.max()))
             _set_limits(axes, case["ranks"].astype(float), top)
             _tick_ranks(axes, case["ranks"])
-        _label(
-            figure,
-            "ranks; lines: the best of each kind of plan, with its 80 % interval",
-            "samples/s of each rank",
-        )
+        _label(figure, "ranks; lines: the best of each kind of plan, with its 80 % interval", "samples/s of each rank")
     return figure
 
 
@@ -109,18 +115,19 @@ def draw_memory(rows: pd.DataFrame, title: str) -> Figure:
             top = float(fits["each"].max()) if len(fits) else 1.0
             lost = case.loc[case["status"] == OUT_OF_MEMORY, "gb"]
             axes.plot(
-                lost, [top * 0.03] * len(lost), linestyle="none", marker="|", markersize=7,
-                color=style.VERMILLION, rasterized=len(lost) > MOST_MARKS,
-            )  # fmt: skip
+                lost,
+                [top * 0.03] * len(lost),
+                linestyle="none",
+                marker="|",
+                markersize=7,
+                color=style.VERMILLION,
+                rasterized=len(lost) > MOST_MARKS,
+            )
             _set_limits(axes, pd.concat([case["gb"], pd.Series([limit])]), top)
             _draw_front(axes, fits)
             style.spread_ticks(axes.xaxis, *axes.get_xlim())
             axes.xaxis.set_major_formatter("{x:g}")
-        _label(
-            figure,
-            "peak memory of the fullest rank [GB]; red: does not fit",
-            "samples/s of each rank",
-        )
+        _label(figure, "peak memory of the fullest rank [GB]; red: does not fit", "samples/s of each rank")
     return figure
 
 
@@ -135,10 +142,16 @@ def _add_columns(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _draw_marks(axes: Any, rows: pd.DataFrame, x: str, kind: str, alpha: float) -> None:
     axes.plot(
-        rows[x].astype(float), rows["each"], linestyle="none", marker=_MARKERS[kind],
-        color=KINDS[kind], alpha=alpha, markersize=4, markeredgewidth=0,
+        rows[x].astype(float),
+        rows["each"],
+        linestyle="none",
+        marker=_MARKERS[kind],
+        color=KINDS[kind],
+        alpha=alpha,
+        markersize=4,
+        markeredgewidth=0,
         rasterized=len(rows) > MOST_MARKS,
-    )  # fmt: skip
+    )
 
 
 def _draw_front(axes: Any, fits: pd.DataFrame) -> None:
@@ -147,9 +160,7 @@ def _draw_front(axes: Any, fits: pd.DataFrame) -> None:
         return
     ordered = fits.sort_values(["gb", "each"], ascending=[True, False])
     front = ordered[ordered["each"] > ordered["each"].cummax().shift(fill_value=0.0)]
-    axes.plot(
-        front["gb"], front["each"], color=style.INK, linewidth=1, drawstyle="steps-post", zorder=1
-    )
+    axes.plot(front["gb"], front["each"], color=style.INK, linewidth=1, drawstyle="steps-post", zorder=1)
 
 
 def _make_panels(rows: pd.DataFrame, title: str) -> tuple[Figure, list[tuple[Any, pd.DataFrame]]]:
@@ -175,18 +186,13 @@ def _make_panels(rows: pd.DataFrame, title: str) -> tuple[Figure, list[tuple[Any
         for kind, colour in KINDS.items()
         if kind in present
     ]
-    figure.legend(
-        handles=handles, title=title, loc="outside upper left", ncols=max(len(handles), 1),
-        alignment="left",
-    )  # fmt: skip
+    figure.legend(handles=handles, title=title, loc="outside upper left", ncols=max(len(handles), 1), alignment="left")
     return figure, panels
 
 
 def _set_limits(axes: Any, x: pd.Series[Any], top: float) -> None:
     """Make the horizontal axis logarithmic and start the vertical one at nothing."""
-    axes.set(
-        xscale="log", xlim=(float(x.min()) / 1.25, float(x.max()) * 1.25), ylim=(0, top * 1.08)
-    )
+    axes.set(xscale="log", xlim=(float(x.min()) / 1.25, float(x.max()) * 1.25), ylim=(0, top * 1.08))
 
 
 def _tick_ranks(axes: Any, ranks: pd.Series[Any]) -> None:
@@ -203,9 +209,8 @@ def _label(figure: Figure, x: str, y: str) -> None:
 
 
 def collect_sweep(
-    description: str | Path, chunks: Sequence[str | Path], target: str | Path, figures: str | Path,
-    size: int = 0,
-) -> None:  # fmt: skip
+    description: str | Path, chunks: Sequence[str | Path], target: str | Path, figures: str | Path, size: int = 0
+) -> None:
     """Join the chunks of a sweep, by scenario, in a table of ``tables.SWEEP_RESULTS``, and draw its figures.
 
     Raises InputError when a chunk is missing, damaged or not the one that its name says.
@@ -217,8 +222,9 @@ def collect_sweep(
         if chunk.digest not in files:
             raise InputError(
                 f"the chunk {chunk.digest} of the sweep {sweep.name} is missing",
-                file=description, fix="start Snakemake again: the description has changed",
-            )  # fmt: skip
+                file=description,
+                fix="start Snakemake again: the description has changed",
+            )
     parts = (read_chunk(files[chunk.digest], chunk) for chunk in planned)
     with written(target):
         groups = sort_rows(parts, len(sweep.scenarios), Path(target).parent)
@@ -234,10 +240,7 @@ def sort_rows(parts: Iterable[pa.Table], count: int, folder: Path) -> Iterator[p
     """Yield ``count`` rows by scenario, `GROUP_ROWS` at a time; one part or group in memory, the rest in nameless files."""
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        waiting = [
-            stack.enter_context(tempfile.TemporaryFile(dir=folder))
-            for _ in range(0, count, GROUP_ROWS)
-        ]
+        waiting = [stack.enter_context(tempfile.TemporaryFile(dir=folder)) for _ in range(0, count, GROUP_ROWS)]
         streams = [pa.ipc.new_stream(file, tables.SWEEP_RESULTS) for file in waiting]
         for part in parts:
             group = pc.divide(part["scenario"], GROUP_ROWS)

@@ -35,19 +35,8 @@ from trioflow.network.fair_share import FlowShape
 from trioflow.parallel.backward import plan_recomputation
 from trioflow.parallel.memory.profile import StorageTable, build_storage_table
 from trioflow.parallel.plan import choose_stages, micro_batch_sizes
-from trioflow.parallel.reference import (
-    Reference,
-    choose_reference,
-    predict_operator_times,
-    without_communication,
-)
-from trioflow.parallel.splits.pipeline import (
-    BALANCES,
-    assign_units,
-    boundary_bytes,
-    list_parameters,
-    partition,
-)
+from trioflow.parallel.reference import Reference, choose_reference, predict_operator_times, without_communication
+from trioflow.parallel.splits.pipeline import BALANCES, assign_units, boundary_bytes, list_parameters, partition
 from trioflow.parallel.splits.tensor_parallel import split_for_plan
 from trioflow.parallel.splits.tensor_split import (
     EXPERT_DOMAIN,
@@ -143,9 +132,7 @@ class MessageTimes:
         self._times: dict[tuple[str, int, Grid, str], float] = {}
         self._rates: dict[tuple[Grid, str, bool], float] = {}
 
-    def exposed_s(
-        self, plan: Plan, op_id: int, exchange: Exchange, factor: float, beside_s: Floats
-    ) -> float:
+    def exposed_s(self, plan: Plan, op_id: int, exchange: Exchange, factor: float, beside_s: Floats) -> float:
         """Return how long a collective at an operator keeps a rank waiting, at so many times the traced batch [s].
 
         What operators hide is taken off ``beside_s``, the times that they have left [operators] [s].
@@ -169,14 +156,7 @@ class MessageTimes:
         return self._time_s(plan, "pipeline", "send", size_bytes)
 
     def _time_s(self, plan: Plan, axis: str, collective: str, size_bytes: int) -> float:
-        grid = (
-            plan.data,
-            plan.tensor,
-            plan.pipeline,
-            plan.expert,
-            plan.expert_cut,
-            plan.expert_hops[1],
-        )
+        grid = (plan.data, plan.tensor, plan.pipeline, plan.expert, plan.expert_cut, plan.expert_hops[1])
         key = (axis, size_bytes, grid, collective)
         if key not in self._times:
             self._times[key] = self._find_s(grid, axis, collective, size_bytes)
@@ -193,10 +173,7 @@ class MessageTimes:
         shared = min(self._share_rate(grid, axis, collective == "send"), 1.0)
         rates = np.minimum(flows.max_rates_bytes_per_s, flows.shape.rates_bytes_per_s * shared)
         moving_s = np.divide(
-            flows.sizes_bytes,
-            rates,
-            out=np.zeros_like(flows.sizes_bytes),
-            where=flows.sizes_bytes > 0,
+            flows.sizes_bytes, rates, out=np.zeros_like(flows.sizes_bytes), where=flows.sizes_bytes > 0
         )
         return float((flows.latencies_s + moving_s).max())
 
@@ -260,9 +237,7 @@ def style_of(plan: Plan) -> tuple[int | str | bool, ...]:
     return plan.tensor, plan.tensor_style, *shared, plan.expert, plan.expert_cut, plan.expert_domain
 
 
-def _kept(
-    key: Callable[..., tuple[Any, ...]],
-) -> Callable[[Callable[..., Made]], Callable[..., Made]]:
+def _kept(key: Callable[..., tuple[Any, ...]]) -> Callable[[Callable[..., Made]], Callable[..., Made]]:
     """Let a method of an outline work each result out once, for what ``key`` says of its arguments."""
 
     def decorate(make: Callable[..., Made]) -> Callable[..., Made]:
@@ -278,9 +253,7 @@ def _kept(
 class Outline:
     """Sums of a model's work on one platform (with the ranks of the plans), each made once; ``times`` of the device."""
 
-    def __init__(
-        self, times: DeviceTimes, platform: Platform, collectives: CollectiveCost | None = None
-    ) -> None:
+    def __init__(self, times: DeviceTimes, platform: Platform, collectives: CollectiveCost | None = None) -> None:
         self.traces = [without_communication(trace) for trace in times.traces]
         self.recipe: PrecisionRecipe = self.traces[0].facts.recipe
         self.model, self.platform = times.model, platform
@@ -337,18 +310,18 @@ class Outline:
                 each_s = host.get(_DISPATCHES[phase[op_id]], 0.0)
                 many = sum(one.group == TENSOR for one in exchanges)
                 host_s[unit_of[op_id], phase[op_id]] += each_s * many * done.beside
-                time_s = sum(
-                    self.messages.exposed_s(plan, op_id, one, done.factor, beside_s)
-                    for one in exchanges
-                )
+                time_s = sum(self.messages.exposed_s(plan, op_id, one, done.factor, beside_s) for one in exchanges)
                 spent_s[unit_of[op_id], phase[op_id]] += time_s
                 if op_id in repeated:
                     spent_s[unit_of[op_id], 1] += time_s
         return UnitWork(
-            spent_s[:, 0], spent_s[:, 1], spent_s[:, 2], host_s,
+            spent_s[:, 0],
+            spent_s[:, 1],
+            spent_s[:, 2],
+            host_s,
             self._sum_activations(done.trace, plan, split, done.factor, again),
             self._list_sends(done.trace) * done.factor,
-        )  # fmt: skip
+        )
 
     @_kept(lambda trace: (id(trace),))
     def _phases_of(self, trace: Trace) -> NDArray[np.int64]:
@@ -369,15 +342,12 @@ class Outline:
         trace = reference.trace
         factor = samples / trace.facts.batch
         device_s = self._device_s(plan, samples)
-        host_s = host_times(
-            trace, reference.operators, find_launch_s(self.platform.host, trace.facts)
-        )
+        host_s = host_times(trace, reference.operators, find_launch_s(self.platform.host, trace.facts))
         units = self.units_of(trace)
         operator, unit, share = self.keep(("spread", id(trace)), _spread_updates, trace, units)
         place = unit * 3 + self._phases_of(trace)[operator]
         device, host = (
-            _sum(place, values[operator] * share, self.units * 3).reshape(-1, 3)
-            for values in (device_s, host_s)
+            _sum(place, values[operator] * share, self.units * 3).reshape(-1, 3) for values in (device_s, host_s)
         )
         # A GPU's host runs ahead of it; a CPU does both itself.
         if trace.facts.device == "cuda":
@@ -430,9 +400,8 @@ class Outline:
             targets.append(target.iloc[first])
             asked += len(first)
         device_s, _ = predict_operator_times(
-            pd.concat(recorded, ignore_index=True), pd.concat(targets, ignore_index=True),
-            self.model,
-        )  # fmt: skip
+            pd.concat(recorded, ignore_index=True), pd.concat(targets, ignore_index=True), self.model
+        )
         self._kept |= {key: device_s[place] for key, place in places}
 
     def _device_s(self, plan: Plan, samples: int) -> Floats:
@@ -481,10 +450,7 @@ class Outline:
         table, first, _ = self._table(trace, plan, self._split(trace, plan))
         unit = self.units_of(trace)[first]
         # One operator may update parameters of many units; state lies where its parameter does.
-        owners, unit_of = (
-            find_owners(trace).of_storage,
-            dict(zip(table.storage_id, unit, strict=True)),
-        )
+        owners, unit_of = (find_owners(trace).of_storage, dict(zip(table.storage_id, unit, strict=True)))
         parameters = list_parameters(trace) if owners else []
         for place, storage in enumerate(table.storage_id.tolist()):
             if storage in owners:
@@ -502,9 +468,7 @@ class Outline:
         gradients = trace.facts.gradients
         rules = dict(trace.facts.tensor_split or {})
         ready = np.array([int(g["ready_after_op_id"]) for g in gradients], dtype=np.int64)
-        sizes = [
-            int(g["size_bytes"]) // (plan.tensor if is_sharded(g, rules) else 1) for g in gradients
-        ]
+        sizes = [int(g["size_bytes"]) // (plan.tensor if is_sharded(g, rules) else 1) for g in gradients]
 
         def make(name: str, reads: int = 2) -> Floats:
             if not sizes:

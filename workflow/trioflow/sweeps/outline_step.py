@@ -116,9 +116,7 @@ def time_accumulated(outline: Outline, plan: Plan, work: UnitWork) -> float:
     return clocks.compute_s
 
 
-def time_stages(
-    outline: Outline, plan: Plan, work: UnitWork, begins: Sequence[int]
-) -> StageTimes:  # fmt: skip
+def time_stages(outline: Outline, plan: Plan, work: UnitWork, begins: Sequence[int]) -> StageTimes:
     """Return what the stages of a pipeline take, their gradients' sums left out."""
     found = StageTimes([], [], [], 0.0)
     first_s = 0.0
@@ -145,9 +143,7 @@ def time_stages(
     return found._replace(first_s=first_s)
 
 
-def size_whole(
-    outline: Outline, plan: Plan, work: UnitWork, begins: Sequence[int]
-) -> tuple[list[float], list[float]]:
+def size_whole(outline: Outline, plan: Plan, work: UnitWork, begins: Sequence[int]) -> tuple[list[float], list[float]]:
     """Return the parameters and gradients that each stage holds whole behind a backward [bytes].
 
     Gradients lie in the format that they are reduced in, until the stage's last micro-batch.
@@ -202,9 +198,7 @@ def _play_backward(
             clocks.reduce(part.shard, adds and shards)
 
 
-def _list_parts(
-    outline: Outline, plan: Plan, work: UnitWork, begin: int, end: int
-) -> tuple[list[Part], Shard]:
+def _list_parts(outline: Outline, plan: Plan, work: UnitWork, begin: int, end: int) -> tuple[list[Part], Shard]:
     """Return the pieces of some of the model's units, and what their root takes."""
     key = ("shards", *style_of(plan), plan.shards, plan.pieces > 1, plan.sums_shards)
     inner, rest = outline.keep((*key, plan.data, plan.pipeline), _list_shards, outline, plan)
@@ -233,10 +227,7 @@ def _list_shards(outline: Outline, plan: Plan) -> tuple[dict[str, Shard], dict[i
     *inner, root = build_units(trace, plan.tensor, plan.expert_parts, plan.places_experts)
     at: dict[int, list[Parameter]] = {}
     placed = place_parameters(trace, outline.units_of(trace), {})
-    unit_of = {
-        p.name: min(where, default=0)
-        for p, where in zip(list_parameters(trace), placed, strict=True)
-    }
+    unit_of = {p.name: min(where, default=0) for p, where in zip(list_parameters(trace), placed, strict=True)}
     for parameter in root.parameters:
         at.setdefault(unit_of[parameter.name], []).append(parameter)
     units = [*inner, *(replace(root, parameters=tuple(held)) for held in at.values())]
@@ -244,12 +235,14 @@ def _list_shards(outline: Outline, plan: Plan) -> tuple[dict[str, Shard], dict[i
     shards = [
         Shard(
             outline.messages.data_s(plan, "all_gather", one.gathered_bytes, one.unit.experts),
-            one.copy_out_s, one.accumulate_s, one.reduce_copy_s,
+            one.copy_out_s,
+            one.accumulate_s,
+            one.reduce_copy_s,
             outline.messages.data_s(plan, "reduce_scatter", one.reduced_bytes, one.unit.experts),
             float(one.gathered_bytes) if one.reduced_bytes else 0.0,
         )
         for one in works
-    ]  # fmt: skip
+    ]
     count, found = len(inner), dict[str, Shard]()
     for unit, shard in zip(inner, shards[:count], strict=True):
         # Experts go with the unit that they are inside.
@@ -295,9 +288,7 @@ def outline_step(outline: Outline, plan: Plan, batch: int) -> Step:
         time_s = _time_stages(outline, plan, work, begins, schedule)
         if plan.sharding == "zero1":
             key = ("partition", *style_of(plan), *_schedule_of(plan), plan.shards, samples)
-            update_s, update_host_s = outline.keep(
-                key, _time_partitioned, outline, plan, samples, begins, schedule
-            )
+            update_s, update_host_s = outline.keep(key, _time_partitioned, outline, plan, samples, begins, schedule)
             time_s += update_s
     time_s = max(time_s, _time_host(plan, work, begins, schedule, update_host_s))
     # Where stages of equal time do not fit, those of as many layers are tried.
@@ -328,9 +319,7 @@ def _time_partitioned(
     return max(updates_s), max(hosts_s)
 
 
-def _time_host(
-    plan: Plan, work: UnitWork, begins: Sequence[int], schedule: Schedule, update_s: float | None
-) -> float:
+def _time_host(plan: Plan, work: UnitWork, begins: Sequence[int], schedule: Schedule, update_s: float | None) -> float:
     """Return what the busiest rank's host takes to launch a step [s]; it waits for no message.
 
     ``update_s``: the optimizer's part, where replicas share it by parameters [s].
@@ -338,18 +327,15 @@ def _time_host(
     each = np.array([plan.pieces, plan.pieces, float(update_s is None)])
     stages = sum_stages(work.host_s @ each, begins)
     return (update_s or 0.0) + max(
-        sum(stages[stage] for stage in schedule.stages_of_rank(rank))
-        for rank in range(schedule.ranks)
+        sum(stages[stage] for stage in schedule.stages_of_rank(rank)) for rank in range(schedule.ranks)
     )
 
 
-def _time_stages(
-    outline: Outline, plan: Plan, work: UnitWork, begins: Sequence[int], schedule: Schedule
-) -> float:
+def _time_stages(outline: Outline, plan: Plan, work: UnitWork, begins: Sequence[int], schedule: Schedule) -> float:
     """Return the time of the schedule, the buckets, and the optimizer unless replicas share it [s]."""
     upkeep = outline.upkeep_of(plan)
     copied = plan.data > 1 and not (plan.shards_units or outline.lies_in_buckets(plan))
-    copy_s, return_s = (sum_stages(one * copied, begins) for one in (upkeep.copy_s, upkeep.return_s))  # fmt: skip
+    copy_s, return_s = (sum_stages(one * copied, begins) for one in (upkeep.copy_s, upkeep.return_s))
     # Gradients are added up after every micro-batch but the first.
     add_s = upkeep.add_s * (1 - 1 / schedule.micro_batches)
     forward_s = sum_stages(work.forward_s, begins)
@@ -359,10 +345,7 @@ def _time_stages(
         added_s = sum_stages(add_s, begins)
         forward_s = sharded.forward_s
         backward_s = [a + b for a, b in zip(sharded.backward_s, added_s, strict=True)]
-    send_s = [
-        outline.messages.send_s(plan, round(float(work.send_bytes[end - 1])))
-        for end in begins[1:-1]
-    ]
+    send_s = [outline.messages.send_s(plan, round(float(work.send_bytes[end - 1]))) for end in begins[1:-1]]
     turns = outline.keep(("turns", *_schedule_of(plan)), _order, schedule)
     busy_until, last_backward = _play(schedule.ranks, turns, forward_s, backward_s, send_s)
     mine = 0.0 if plan.sharding == "zero1" else 1 / plan.shards
@@ -373,9 +356,7 @@ def _time_stages(
             for rank, played_s in enumerate(busy_until)
         )
     state = outline.state_of(plan)
-    gradient_bytes, parameter_bytes = (
-        sum_stages(one, begins) for one in (state.gradient_bytes, state.parameter_bytes)
-    )
+    gradient_bytes, parameter_bytes = (sum_stages(one, begins) for one in (state.gradient_bytes, state.parameter_bytes))
     end_s = 0.0
     for rank, played_s in enumerate(busy_until):
         sent_s, gathered_s, stages = 0.0, 0.0, schedule.stages_of_rank(rank)
@@ -402,9 +383,7 @@ def _list_buckets(outline: Outline, plan: Plan, gradient_bytes: float) -> list[i
     return [size for size in (first, *[round(plan.bucket_bytes * width)] * more, rest) if size > 0]
 
 
-def _time_buckets(
-    outline: Outline, plan: Plan, collective: str, sizes: Sequence[int]
-) -> list[float]:
+def _time_buckets(outline: Outline, plan: Plan, collective: str, sizes: Sequence[int]) -> list[float]:
     """Return the time of a collective of the replicas over each bucket [s]; most are of one size."""
     times_s = {size: outline.messages.data_s(plan, collective, size) for size in set(sizes)}
     return [times_s[size] for size in sizes]
@@ -416,7 +395,7 @@ def _reduces_whole(outline: Outline, plan: Plan) -> bool:
 
 def _send_buckets(
     outline: Outline, plan: Plan, gradient_bytes: float, begin_s: float, done_s: float, sent_s: float
-) -> float:  # fmt: skip
+) -> float:
     """Return when a stage's last bucket has been summed, gradients made evenly over a backward [s]."""
     if plan.data == 1:
         return sent_s
@@ -450,9 +429,8 @@ def _sum_buckets(outline: Outline, plan: Plan, gradients_bytes: Sequence[float])
 
 
 def _play(
-    ranks: int, turns: Sequence[_Turn], forward_s: Sequence[float], backward_s: Sequence[float],
-    send_s: Sequence[float],
-) -> tuple[list[float], dict[int, tuple[float, float]]]:  # fmt: skip
+    ranks: int, turns: Sequence[_Turn], forward_s: Sequence[float], backward_s: Sequence[float], send_s: Sequence[float]
+) -> tuple[list[float], dict[int, tuple[float, float]]]:
     """Run a schedule's actions; return when each rank is free and when each stage's last backward ran [s]."""
     free_s = [0.0] * ranks
     ends: list[float] = []
@@ -547,9 +525,7 @@ def _count_held(schedule: Schedule) -> list[_Held]:
     return found
 
 
-def _count_least_bytes(
-    outline: Outline, plan: Plan, work: UnitWork, begins: Sequence[int], schedule: Schedule
-) -> int:
+def _count_least_bytes(outline: Outline, plan: Plan, work: UnitWork, begins: Sequence[int], schedule: Schedule) -> int:
     """Return what the fullest rank holds at least [bytes].
 
     Parameters, state and buffers, with the activations in flight or, after backward, all gradients; main gradients that
@@ -562,10 +538,7 @@ def _count_least_bytes(
     # Where main weights are what is sharded, they are a state.
     weights = not (plan.shards_units and outline.recipe.main_parameter_bytes)
     standing = sum_stages(
-        state.parameter_bytes / shards * weights
-        + state.state_bytes / state_shards
-        + state.buffer_bytes,
-        begins,
+        state.parameter_bytes / shards * weights + state.state_bytes / state_shards + state.buffer_bytes, begins
     )
     gradients = sum_stages(state.gradient_bytes / shards, begins)
     activations = sum_stages(work.activation_bytes, begins)

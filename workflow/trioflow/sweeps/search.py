@@ -18,12 +18,7 @@ from trioflow.engine.result import CONFIDENCES
 from trioflow.hardware.machine import Platform
 from trioflow.network.inter_node import INTER_NODE
 from trioflow.parallel.memory.peak import count_plan_outside, count_room
-from trioflow.parallel.memory.survival import (
-    DOUBTED,
-    LIKELY,
-    describe_probability,
-    load_survival,
-)
+from trioflow.parallel.memory.survival import DOUBTED, LIKELY, describe_probability, load_survival
 from trioflow.parallel.plan import check_shapes, micro_batch_sizes
 from trioflow.parallel.remembered import remembering
 from trioflow.parallel.splits.routing import BALANCED, read_routing
@@ -72,8 +67,7 @@ class Variants(NamedTuple):
         most_s = self.best.time_s * (1 + _ALIKE_SHARE)
         return {
             "other_buckets": [
-                {"bucket_bytes": other.plan.bucket_bytes, "outlined_s": other.time_s}
-                for other in self.others
+                {"bucket_bytes": other.plan.bucket_bytes, "outlined_s": other.time_s} for other in self.others
             ],
             "alike_buckets": sum(other.time_s <= most_s for other in self.others),
         }
@@ -179,11 +173,25 @@ class _Trial(NamedTuple):
 
 
 def search(
-    traces: Traces, ranks: int | Sequence[int], platform: str, *, batch: int | None = None, top: int = 10,
-    price_per_gpu_hour: float | None = None, power_w: float | None = None,
-    cost_model: str | None = None, override: str | None = None, tokens: float | None = None, draws: int = 0, seed: int = 0,
-    routing: str = BALANCED, sort: str = "time", watch: Watch | None = None, jobs: int = 1, **step: Any,
-) -> dict[str, Any]:  # fmt: skip
+    traces: Traces,
+    ranks: int | Sequence[int],
+    platform: str,
+    *,
+    batch: int | None = None,
+    top: int = 10,
+    price_per_gpu_hour: float | None = None,
+    power_w: float | None = None,
+    cost_model: str | None = None,
+    override: str | None = None,
+    tokens: float | None = None,
+    draws: int = 0,
+    seed: int = 0,
+    routing: str = BALANCED,
+    sort: str = "time",
+    watch: Watch | None = None,
+    jobs: int = 1,
+    **step: Any,
+) -> dict[str, Any]:
     """Rank the plans of a model: what ``trioflow search --json`` prints.
 
     Raises InputError when no number makes sense or nothing can be read.
@@ -224,23 +232,33 @@ def search(
     facts = workshop.load_traces(str(recipes[0]))[0].facts
     batch = facts.batch * max(counts) if batch is None else batch
     all_found = [
-        join_found([
-            search_plans(
-                workshop, str(recipe), platform, count, batch, top=top, cost_model=cost_model or "",
-                override=override or "", watch=watch, draws=draws, seed=seed, jobs=jobs,
-                space=choose_space(workshop.load_traces(str(recipe))[0].facts),
-            )
-            for recipe in recipes
-        ], recipes)
+        join_found(
+            [
+                search_plans(
+                    workshop,
+                    str(recipe),
+                    platform,
+                    count,
+                    batch,
+                    top=top,
+                    cost_model=cost_model or "",
+                    override=override or "",
+                    watch=watch,
+                    draws=draws,
+                    seed=seed,
+                    jobs=jobs,
+                    space=choose_space(workshop.load_traces(str(recipe))[0].facts),
+                )
+                for recipe in recipes
+            ],
+            recipes,
+        )
         for count in counts
-    ]  # fmt: skip
+    ]
     rows = [row for found in all_found for row in found.ranking]
     ranking = sorted(
-        rows,
-        key=lambda row: (
-            row["crowded"], float(row["expected_s"]) * (row["ranks"] if sort == SORTS[1] else 1),
-        ),
-    )  # fmt: skip
+        rows, key=lambda row: (row["crowded"], float(row["expected_s"]) * (row["ranks"] if sort == SORTS[1] else 1))
+    )
     columns = add_costs(ranking, price_per_gpu_hour, power_w)
     for row in ranking:
         if run := describe_run(row, tokens, price_per_gpu_hour, power_w):
@@ -262,9 +280,7 @@ def _name_step(recipe: str | None, step: dict[str, Any]) -> dict[str, Any]:
     return {**step, "precision": name or None, **({"fusion": fusion} if fusion else {})}
 
 
-def _summarize(
-    all_found: Sequence[Found], ranking: list[dict[str, Any]], columns: Sequence[str]
-) -> dict[str, Any]:
+def _summarize(all_found: Sequence[Found], ranking: list[dict[str, Any]], columns: Sequence[str]) -> dict[str, Any]:
     """Return what was found on each number of ranks as one answer."""
     fates = Fates([one for found in all_found for one in found.fates.noted])
     first = all_found[0].ranking
@@ -293,11 +309,22 @@ def _summarize(
 
 
 def search_plans(
-    workshop: Workshop, trace: str, platform: str, ranks: int, batch: int, *,
-    top: int = 10, space: Space | None = None, plans: Sequence[Plan] | None = None,
-    cost_model: str = "", override: str = "", watch: Watch | None = None, draws: int = 0,
-    seed: int = 0, jobs: int = 1,
-) -> Found:  # fmt: skip
+    workshop: Workshop,
+    trace: str,
+    platform: str,
+    ranks: int,
+    batch: int,
+    *,
+    top: int = 10,
+    space: Space | None = None,
+    plans: Sequence[Plan] | None = None,
+    cost_model: str = "",
+    override: str = "",
+    watch: Watch | None = None,
+    draws: int = 0,
+    seed: int = 0,
+    jobs: int = 1,
+) -> Found:
     """Return the best plans for a model on a number of ranks; trace and platform by their names in the workshop.
 
     ``top`` are simulated at least; the others' arguments are as for ``search``. Raises InputError when no plan fits,
@@ -336,9 +363,16 @@ class _Search:
     """One search on one number of ranks: what it compares plans by, and what it has found so far."""
 
     def __init__(
-        self, workshop: Workshop, machine: Platform, models: tuple[str, str], trace: str, batch: int, top: int,
-        watch: Watch, drawn: Options,
-    ) -> None:  # fmt: skip
+        self,
+        workshop: Workshop,
+        machine: Platform,
+        models: tuple[str, str],
+        trace: str,
+        batch: int,
+        top: int,
+        watch: Watch,
+        drawn: Options,
+    ) -> None:
         self.workshop, self.machine, self.models = workshop, machine, models
         self.trace = trace
         self.times = times = workshop.time_operators(trace, machine.device.described, *models)
@@ -413,16 +447,22 @@ class _Search:
         rest_log = max(math.log(result.high_s / time_s) - compute_log, 0.0)
         likely = step.fit_probability
         row = {
-            "plan_text": describe_way(plan, self.batch, self.times.traces[0]), "step_time_s": result.step_time_s,
-            "expected_s": ranked_s, "low_s": result.low_s, "high_s": result.high_s,
+            "plan_text": describe_way(plan, self.batch, self.times.traces[0]),
+            "step_time_s": result.step_time_s,
+            "expected_s": ranked_s,
+            "low_s": result.low_s,
+            "high_s": result.high_s,
             "exposed_communication_s": result.exposed_communication_s,
             "micro_batch_samples": self.batch / plan.data / plan.pieces,
-            "peak_memory_bytes": step.known_peak_bytes, "fit_probability": likely,
-            "crowded": likely is not None and likely < DOUBTED, "outlined_s": variants.best.time_s,
-            "ranks": self.machine.ranks, **variants.compare_buckets(),
+            "peak_memory_bytes": step.known_peak_bytes,
+            "fit_probability": likely,
+            "crowded": likely is not None and likely < DOUBTED,
+            "outlined_s": variants.best.time_s,
+            "ranks": self.machine.ranks,
+            **variants.compare_buckets(),
             **{name: getattr(plan, name) for name in PLAN_COLUMNS},
             **describe_rates(self.times.traces[0].facts, self.batch, ranked_s, self.machine.ranks, self.machine.device),
-        }  # fmt: skip
+        }
         weighed = Prediction(ranked_s, compute_log, rest_log)
         one = Simulated(row, weighed, variants.best, time_s, draws)
         return _Trial(step.wanted_bytes, likely, None, one, result.confidence, result.warnings)
@@ -431,11 +471,7 @@ class _Search:
         needed_bytes += count_plan_outside(plan, self.machine.device.kind)
         sizes = format_apart(needed_bytes, self.machine.device.memory_bytes)
         reason = f"needs {how}{' of '.join(sizes)}, {describe_probability(likely)}"
-        entry: dict[str, Any] = {
-            "reason": reason,
-            "needed_bytes": needed_bytes,
-            "fit_probability": likely,
-        }
+        entry: dict[str, Any] = {"reason": reason, "needed_bytes": needed_bytes, "fit_probability": likely}
         entry["plan_text"] = describe_way(plan, self.batch, self.times.traces[0])
         self.found.dropped.append(entry)
         self.found.fates.note(vars(plan), "out_of_memory", **entry)

@@ -11,13 +11,7 @@ from typing import Any
 
 from trioflow.base.errors import PlanError
 from trioflow.base.experiments import Plan
-from trioflow.base.plan_row import (
-    BUCKETED,
-    RECOMPUTATIONS,
-    SCHEDULE_GROUP,
-    SCHEDULES,
-    SHARDINGS,
-)
+from trioflow.base.plan_row import BUCKETED, RECOMPUTATIONS, SCHEDULE_GROUP, SCHEDULES, SHARDINGS
 from trioflow.base.plugins import list_plugins
 from trioflow.base.units import BYTES_PER_MIB
 from trioflow.costmodel.steps import COLLECTIVES, PIPELINE, load_residuals
@@ -121,9 +115,7 @@ class Fates:
     def list_reasons(self, family: str = "") -> dict[str, int]:
         """Return how many plans, of a family or of all, were refused for each reason, the most frequent first."""
         counter = Counter(
-            more["reason"]
-            for names, fate, more in self.noted
-            if fate == "refused" and (not family or family in names)
+            more["reason"] for names, fate, more in self.noted if fate == "refused" and (not family or family in names)
         )
         return dict(counter.most_common())
 
@@ -143,12 +135,16 @@ class Fates:
             dropped = [more for fate, more in of[name] if fate == "out_of_memory"]
             slower_s = (more["outlined_s"] for fate, more in of[name] if fate == "slower")
             counter = Counter(fate for fate, _ in of[name])
-            rows.append({
-                "family": name, "plans": len(of[name]), **{fate: counter[fate] for fate in FATES},
-                "reasons": self.list_reasons(name),
-                "nearest": min(dropped, key=lambda one: one["needed_bytes"], default=None),
-                "fastest_slower_s": min(slower_s, default=None),
-            })  # fmt: skip
+            rows.append(
+                {
+                    "family": name,
+                    "plans": len(of[name]),
+                    **{fate: counter[fate] for fate in FATES},
+                    "reasons": self.list_reasons(name),
+                    "nearest": min(dropped, key=lambda one: one["needed_bytes"], default=None),
+                    "fastest_slower_s": min(slower_s, default=None),
+                }
+            )
         return rows
 
 
@@ -166,9 +162,7 @@ def list_degrees(ranks: int) -> list[tuple[int, int, int]]:
     ]
 
 
-def enumerate_plans(
-    trace: Trace, ranks: int, batch: int, space: Space, fates: Fates
-) -> Iterator[Plan]:
+def enumerate_plans(trace: Trace, ranks: int, batch: int, space: Space, fates: Fates) -> Iterator[Plan]:
     """Yield the plans of a number of ranks that can be carried out; the others are counted in ``fates``.
 
     What has no effect is not varied: schedules without a pipeline, shardings and buckets without replicas, buckets
@@ -185,9 +179,7 @@ def enumerate_plans(
                 values = fill_values({**degrees, **given, name: count})
                 try:
                     if count > space.most_pieces:
-                        raise PlanError(
-                            f"more than {space.most_pieces} micro-batches or micro-steps are not searched"
-                        )
+                        raise PlanError(f"more than {space.most_pieces} micro-batches or micro-steps are not searched")
                     plan = fit_framework(resolve_plan(values), trace)
                     check_plan(plan, trace, batch)
                 except PlanError as error:
@@ -215,9 +207,7 @@ def _list_stages(pipeline: int, units: int, space: Space) -> Iterator[tuple[str,
                 yield schedule, count
 
 
-def _list_ways(
-    data: int, tensor: int, pipeline: int, units: int, space: Space
-) -> Iterator[dict[str, Any]]:
+def _list_ways(data: int, tensor: int, pipeline: int, units: int, space: Space) -> Iterator[dict[str, Any]]:
     """Yield what is varied at some degrees, as columns of a plan."""
     axes: dict[str, Sequence[Any]] = {
         "schedule": list(_list_stages(pipeline, units, space)),
@@ -274,8 +264,7 @@ def probability_faster(one: Prediction, other: Prediction) -> float:
     deviation `own_deviation`. Not meant across workloads and platforms.
     """
     shared = (
-        (one.compute_log - other.compute_log) ** 2
-        + (one.communication_log - other.communication_log) ** 2
+        (one.compute_log - other.compute_log) ** 2 + (one.communication_log - other.communication_log) ** 2
     ) / QUANTILE**2
     deviation = math.sqrt(shared + 2 * own_deviation() ** 2)
     gap_log = math.log(other.time_s / one.time_s)
@@ -309,9 +298,7 @@ def find_front(rows: Sequence[Mapping[str, float]], columns: Sequence[str]) -> l
     return sorted(found)
 
 
-def add_costs(
-    rows: Sequence[dict[str, Any]], price_per_gpu_hour: float | None, power_w: float | None
-) -> list[str]:
+def add_costs(rows: Sequence[dict[str, Any]], price_per_gpu_hour: float | None, power_w: float | None) -> list[str]:
     """Add what a step costs to simulated plans, and return the columns to compare by.
 
     ``cost_per_step`` (of ``price_per_gpu_hour`` [1/h]) and ``energy_j`` [J] (of a device's ``power_w`` [W]), where

@@ -43,14 +43,7 @@ from trioflow.prediction.assembly import (
 )
 from trioflow.prediction.options import Options
 from trioflow.prediction.step import Step
-from trioflow.sweeps.description import (
-    PARAMETERS,
-    PLAN_COLUMNS,
-    Sweep,
-    load_sweep,
-    resolve_batch,
-    resolve_plan,
-)
+from trioflow.sweeps.description import PARAMETERS, PLAN_COLUMNS, Sweep, load_sweep, resolve_batch, resolve_plan
 from trioflow.trace.pack import MEMBERS
 from trioflow.trace.store import Trace
 
@@ -59,9 +52,17 @@ OK, OUT_OF_MEMORY, INFEASIBLE = "ok", "out of memory", "infeasible"
 _MOST_GRAPHS = 16
 """Graphs that are kept: those of one plan on several devices."""
 PREDICTED = (
-    "step_time_s", "low_s", "high_s", "busy_s", "compute_s", "communication_s",
-    "exposed_communication_s", "events", "samples_per_s", "confidence",
-)  # fmt: skip
+    "step_time_s",
+    "low_s",
+    "high_s",
+    "busy_s",
+    "compute_s",
+    "communication_s",
+    "exposed_communication_s",
+    "events",
+    "samples_per_s",
+    "confidence",
+)
 """What a prediction adds to a row; absent where nothing is simulated."""
 
 
@@ -133,23 +134,15 @@ class Workshop:
         return self._times[key]
 
     def build_graph(
-        self, times: DeviceTimes, key: Sequence[Any], plan: Plan, batch: int, platform: Platform,
-    ) -> tuple[str, TaskGraph]:  # fmt: skip
+        self, times: DeviceTimes, key: Sequence[Any], plan: Plan, batch: int, platform: Platform
+    ) -> tuple[str, TaskGraph]:
         """Return a plan's graph and the digest of what it was built from; the last ones are kept.
 
         ``key`` says what ``times`` are of: trace, cost model, override; of the platform the host costs count.
         """
         device = platform.device
         numbers = dict(device.sheet.numbers) if device.sheet else {}
-        described = [
-            *key,
-            device.name,
-            device.memory_bytes,
-            numbers,
-            dict(platform.host),
-            asdict(plan),
-            batch,
-        ]
+        described = [*key, device.name, device.memory_bytes, numbers, dict(platform.host), asdict(plan), batch]
         digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
         if digest in self._graphs:
             self._graphs.move_to_end(digest)
@@ -163,13 +156,9 @@ class Workshop:
             self._graphs.popitem(last=False)
         return digest, graph
 
-    def prepare(
-        self, times: DeviceTimes, graph: TaskGraph, platform: Platform, **asked: Any
-    ) -> Step:
+    def prepare(self, times: DeviceTimes, graph: TaskGraph, platform: Platform, **asked: Any) -> Step:
         """Return the step of a graph with the platform's own collectives."""
-        return join_step(
-            graph, times, platform, Options(collectives=self.load_collectives(platform), **asked)
-        )
+        return join_step(graph, times, platform, Options(collectives=self.load_collectives(platform), **asked))
 
     def simulate(self, step: Step) -> Prediction:
         """Return the prediction of a step.
@@ -190,9 +179,13 @@ class Workshop:
         traces = self.load_traces(values["trace"])
         self.load_platform(values["platform"], 1)
         row: dict[str, Any] = {
-            "scenario": number, **values, "workload": traces[0].facts.workload,
-            "status": INFEASIBLE, "reason": "", **dict.fromkeys(_ABSENT),
-        }  # fmt: skip
+            "scenario": number,
+            **values,
+            "workload": traces[0].facts.workload,
+            "status": INFEASIBLE,
+            "reason": "",
+            **dict.fromkeys(_ABSENT),
+        }
         try:
             plan = resolve_plan(values)
             batch = resolve_batch(values, plan, traces[0].facts.batch)
@@ -212,10 +205,14 @@ class Workshop:
         times = self.time_operators(key[0], platform.device.described, key[1], key[2], samples)
         digest, graph = self.build_graph(times, key, plan, batch, platform)
         step = self.prepare(
-            times, graph, platform, interval=self.interval, network=values["network"],
+            times,
+            graph,
+            platform,
+            interval=self.interval,
+            network=values["network"],
             compute_scale=draw_scales(values, plan.ranks),
             communication_scale=values["communication_scale"],
-        )  # fmt: skip
+        )
         room = platform.device.memory_bytes
         described: dict[str, Any] = {
             "device_name": platform.device.name,
@@ -232,9 +229,7 @@ class Workshop:
         return described | {name: found.get(name) for name in PREDICTED} | {"status": OK}
 
 
-_ABSENT = (
-    *PREDICTED, "peak_memory_bytes", "memory_bytes", "device_name", "plan_text", "graph",
-)  # fmt: skip
+_ABSENT = (*PREDICTED, "peak_memory_bytes", "memory_bytes", "device_name", "plan_text", "graph")
 """Columns that a scenario without a graph or a time leaves empty."""
 
 
@@ -319,28 +314,16 @@ def written(target: str | Path) -> Iterator[None]:
 def plan_sweep(description: str, size: int) -> dict[str, list[str]]:
     """Return the files that each chunk needs, shipped ones apart, by the chunk's digest; InputError as ``load_sweep``."""
     sweep = load_sweep(description)
-    return {
-        chunk.digest: list_chunk_files(sweep, chunk.numbers) for chunk in cut_chunks(sweep, size)
-    }
+    return {chunk.digest: list_chunk_files(sweep, chunk.numbers) for chunk in cut_chunks(sweep, size)}
 
 
-SIMULATED_ONLY = (
-    "platform",
-    "network",
-    "compute_scale",
-    "communication_scale",
-    "rank_spread",
-    "seed",
-)
+SIMULATED_ONLY = ("platform", "network", "compute_scale", "communication_scale", "rank_spread", "seed")
 """Parameters that leave operators and their sizes alone: scenarios that differ in these only stay together."""
 _PACK_ENDINGS = (".zip", ".trace")
 """What a pack that is not there yet is recognised by."""
 _FIRST = ("trace", "cost_model", "override", "tensor", "samples", "micro_batches", "batch")
 """Parameters that decide the sizes of operators, the most expensive to have again first."""
-_GRAPH = (
-    *_FIRST,
-    *(name for name in PARAMETERS if name not in _FIRST and name not in SIMULATED_ONLY),
-)
+_GRAPH = (*_FIRST, *(name for name in PARAMETERS if name not in _FIRST and name not in SIMULATED_ONLY))
 """Parameters that decide a graph, the device apart."""
 JOBS, LEAST_CHUNK, LARGEST_CHUNK = 16, 64, 8192
 """Of a sweep whose chunks nobody sized: jobs at least, and scenarios of each; docs/sweeps.md says why."""

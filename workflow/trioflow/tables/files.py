@@ -25,10 +25,7 @@ _NOT_NEGATIVE = ("_ns", "_bytes", "_s", "flop")
 
 
 def to_arrow(
-    frame: pd.DataFrame,
-    name: str,
-    file: str | Path | None = None,
-    schema: pa.Schema | None = None,
+    frame: pd.DataFrame, name: str, file: str | Path | None = None, schema: pa.Schema | None = None
 ) -> pa.Table:
     """Convert a data frame to the schema ``name`` or a given one, columns in the schema's order.
 
@@ -46,21 +43,14 @@ def to_arrow(
         raise TableError(f"table {name}: {error}", file=file) from None
 
 
-def validate(
-    table: pa.Table,
-    name: str,
-    file: str | Path | None = None,
-    schema: pa.Schema | None = None,
-) -> None:
+def validate(table: pa.Table, name: str, file: str | Path | None = None, schema: pa.Schema | None = None) -> None:
     """Check a table against the schema ``name`` or a given one: types, nulls, choices, signs, row numbers.
 
     Raises TableError, which names the file, the row, the column and the value.
     """
     schema = SCHEMAS[name] if schema is None else schema
     if not table.schema.equals(schema):
-        differences = sorted(
-            {f"{f.name}: {f.type}" for f in table.schema} ^ {f"{f.name}: {f.type}" for f in schema}
-        )
+        differences = sorted({f"{f.name}: {f.type}" for f in table.schema} ^ {f"{f.name}: {f.type}" for f in schema})
         raise TableError(
             f"not a {name} table of this version (differs in {differences or 'order or nulls'})",
             file=file,
@@ -70,18 +60,18 @@ def validate(
         column = table.column(field.name)
         if not field.nullable and column.null_count:
             row = pc.index(column.is_null(), True).as_py()
-            raise TableError(
-                "a value is missing", file=file, place=f"row {row}, column {field.name}"
-            )
+            raise TableError("a value is missing", file=file, place=f"row {row}, column {field.name}")
         _check_values(column, field, file)
     key = {"operators": "op_id", "tensors": "tensor_id", "tasks": "task_id"}.get(name)
     if key:
         row = _first(pc.not_equal(table.column(key), pa.array(range(len(table)), INT)))
         if row >= 0:
             raise TableError(
-                f"{table.column(key)[row]} found where {row} is due", file=file,
-                place=f"row {row}, column {key}", fix="number the rows from 0 without gaps",
-            )  # fmt: skip
+                f"{table.column(key)[row]} found where {row} is due",
+                file=file,
+                place=f"row {row}, column {key}",
+                fix="number the rows from 0 without gaps",
+            )
 
 
 def _check_values(column: pa.ChunkedArray, field: pa.Field, file: str | Path | None) -> None:
@@ -92,15 +82,15 @@ def _check_values(column: pa.ChunkedArray, field: pa.Field, file: str | Path | N
         if row >= 0:
             raise TableError(
                 f"{column[row].as_py()!r} is not one of {', '.join(filter(None, allowed))}",
-                file=file, place=f"row {row}, column {field.name}",
-            )  # fmt: skip
+                file=file,
+                place=f"row {row}, column {field.name}",
+            )
     elif pa.types.is_primitive(field.type) and field.name.endswith(_NOT_NEGATIVE):
         row = _first(pc.invert(pc.greater_equal(column, 0)))
         if row >= 0:
             raise TableError(
-                f"{column[row].as_py()} is negative or not a number",
-                file=file, place=f"row {row}, column {field.name}",
-            )  # fmt: skip
+                f"{column[row].as_py()} is negative or not a number", file=file, place=f"row {row}, column {field.name}"
+            )
 
 
 def _first(wrong: pa.ChunkedArray) -> int:
@@ -125,18 +115,13 @@ def write_table(
     write_arrow(table, path, metadata)
 
 
-def write_groups(
-    groups: Iterable[pa.Table], name: str, path: str | Path, metadata: dict[str, Any]
-) -> None:
+def write_groups(groups: Iterable[pa.Table], name: str, path: str | Path, metadata: dict[str, Any]) -> None:
     """Write tables one behind the other as row groups of a Parquet file, validated and atomically.
 
     Only one is in memory at a time. Raises TableError when one breaks the schema.
     """
     schema = SCHEMAS[name].with_metadata({"trioflow": json.dumps(metadata, sort_keys=True)})
-    with (
-        atomic_path(path) as temporary,
-        pq.ParquetWriter(temporary, schema, compression="zstd") as writer,
-    ):
+    with atomic_path(path) as temporary, pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
         for group in groups:
             validate(group, name, path)
             writer.write_table(group.cast(schema))
@@ -167,14 +152,14 @@ def open_parquet(source: str | Path | pa.BufferReader) -> pq.ParquetFile:
     if free_bytes is not None and needed_bytes > free_bytes:
         raise TableError(
             f"its {format_count(values)} values take some {format_bytes(needed_bytes)} of memory, and"
-            f" {format_bytes(free_bytes)} are free", file=file, fix="use a machine with more memory",
-        )  # fmt: skip
+            f" {format_bytes(free_bytes)} are free",
+            file=file,
+            fix="use a machine with more memory",
+        )
     return opened
 
 
-def read_arrow(
-    path: str | Path, name: str, schema: pa.Schema | None = None
-) -> tuple[pa.Table, dict[Any, Any]]:
+def read_arrow(path: str | Path, name: str, schema: pa.Schema | None = None) -> tuple[pa.Table, dict[Any, Any]]:
     """Read and validate a Parquet table, and its metadata; TableError where it is no such table."""
     try:
         table = open_parquet(path).read()

@@ -14,31 +14,41 @@ from trioflow.base.provenance import PACKAGE
 
 PHASES = ("forward", "backward", "optimizer")
 STREAMS = (
-    "compute", "communication", "tensor", "context", "experts", "send", "receive", "copy", "offload", "fetch", "host",
-)  # fmt: skip
+    "compute",
+    "communication",
+    "tensor",
+    "context",
+    "experts",
+    "send",
+    "receive",
+    "copy",
+    "offload",
+    "fetch",
+    "host",
+)
 """Queues of a rank, in the order in which they are shown."""
-CATEGORIES = (
-    "input", "parameter", "buffer", "activation", "gradient", "optimizer_state", "output",
-)  # fmt: skip
+CATEGORIES = ("input", "parameter", "buffer", "activation", "gradient", "optimizer_state", "output")
 TASK_KINDS = ("compute", "collective", "send", "recv", "memcpy", "host")
 INT, FLOAT, TEXT, BOOL = pa.int64(), pa.float64(), pa.string(), pa.bool_()
 INTS, SHAPES = pa.list_(INT), pa.list_(pa.list_(INT))
 _KINDS = {
-    "int": INT, "float": FLOAT, "text": TEXT, "bool": BOOL, "ints": INTS, "shapes": SHAPES,
-    "texts": pa.list_(TEXT), "binary": pa.binary(),
-}  # fmt: skip
+    "int": INT,
+    "float": FLOAT,
+    "text": TEXT,
+    "bool": BOOL,
+    "ints": INTS,
+    "shapes": SHAPES,
+    "texts": pa.list_(TEXT),
+    "binary": pa.binary(),
+}
 
 
-def column(
-    name: str, kind: pa.DataType, meaning: str, unit: str = "", null: bool = False
-) -> pa.Field:
+def column(name: str, kind: pa.DataType, meaning: str, unit: str = "", null: bool = False) -> pa.Field:
     """Return a column with its meaning and unit in the field's metadata."""
     return pa.field(name, kind, nullable=null, metadata={"meaning": meaning, "unit": unit})
 
 
-def read_schemas(
-    module: str, known: Mapping[str, Sequence[pa.Field]] | None = None
-) -> dict[str, pa.Schema]:
+def read_schemas(module: str, known: Mapping[str, Sequence[pa.Field]] | None = None) -> dict[str, pa.Schema]:
     """Return the tables that a module has in ``data/<module>.tsv``, by name: a row a column.
 
     The column ``*`` stands for all columns of the table that its type names: one above, or one of ``known``.
@@ -66,12 +76,14 @@ def _plan_columns() -> list[pa.Field]:
     hints = get_type_hints(Plan)
     return [
         column(
-            cell.name, kinds[hints[cell.name]], cell.metadata["description"],
+            cell.name,
+            kinds[hints[cell.name]],
+            cell.metadata["description"],
             "bytes" if cell.name.endswith("_bytes") else "",
         )
         for cell in fields(Plan)
         if cell.name != "plan"
-    ]  # fmt: skip
+    ]
 
 
 SCHEMAS = read_schemas("tables/schemas", {"plan": _plan_columns()})

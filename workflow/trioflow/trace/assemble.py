@@ -40,11 +40,7 @@ def join_gradients(
     every backward operator. ``index``: place in the model's order, or -1; ``gradient_storage_id``:
     -1 where the operator does not return it.
     """
-    free = {
-        i: (str(p["name"]), tuple(p["shape"]))
-        for i, p in enumerate(parameters)
-        if not p.get("frozen")
-    }
+    free = {i: (str(p["name"]), tuple(p["shape"])) for i, p in enumerate(parameters) if not p.get("frozen")}
     taken: set[int] = set()
     entries: list[dict[str, Any]] = []
     for op_id, shape in _candidates(rows, tracker) if ready is None else ready:
@@ -58,9 +54,7 @@ def join_gradients(
         index = _match_name(free, module, tensor.shape)
         entries.append(
             {
-                "name": free.pop(index)[0]
-                if index is not None
-                else f"{module or 'parameter'}.{len(entries)}",
+                "name": free.pop(index)[0] if index is not None else f"{module or 'parameter'}.{len(entries)}",
                 "module": module,
                 "index": -1 if index is None else index,
                 "size_bytes": prod(tensor.shape) * tensor.elem_bytes,
@@ -84,11 +78,7 @@ def _candidates(rows: list[dict[str, Any]], tracker: TensorTracker) -> list[Read
 
 
 def _find_parameter(
-    op_id: int,
-    shape: tuple[int, ...] | None,
-    rows: list[dict[str, Any]],
-    tracker: TensorTracker,
-    taken: set[int],
+    op_id: int, shape: tuple[int, ...] | None, rows: list[dict[str, Any]], tracker: TensorTracker, taken: set[int]
 ) -> int | None:
     """Return the parameter whose gradient the operators up to `op_id` have just made."""
     if op_id < 0 or rows[op_id]["forward_op_id"] is None:
@@ -108,11 +98,7 @@ def _find_parameter(
 
 
 def _find_gradient(
-    rows: list[dict[str, Any]],
-    op_id: int,
-    tracker: TensorTracker,
-    shape: tuple[int, ...],
-    taken: set[int],
+    rows: list[dict[str, Any]], op_id: int, tracker: TensorTracker, shape: tuple[int, ...], taken: set[int]
 ) -> int:
     """Return the storage of the first result of that shape that is not another gradient.
 
@@ -153,16 +139,10 @@ def own_optimizer_operators(
                     owner.setdefault(storage, row["module"])
 
 
-def _match_name(
-    free: dict[int, tuple[str, tuple[int, ...]]], module: str, shape: tuple[int, ...]
-) -> int | None:
+def _match_name(free: dict[int, tuple[str, tuple[int, ...]]], module: str, shape: tuple[int, ...]) -> int | None:
     """Return the index of the unassigned parameter of that module and shape."""
-    own = [
-        i for i, (name, size) in free.items() if size == shape and name.rpartition(".")[0] == module
-    ]
-    below = [
-        i for i, (name, size) in free.items() if size == shape and name.startswith(f"{module}.")
-    ]
+    own = [i for i, (name, size) in free.items() if size == shape and name.rpartition(".")[0] == module]
+    below = [i for i, (name, size) in free.items() if size == shape and name.startswith(f"{module}.")]
     chosen = own or below
     return chosen[0] if chosen else None
 
@@ -251,13 +231,9 @@ def assemble_trace(
     return trace
 
 
-def _warn_uncounted(
-    operators: Sequence[ObservedOperator], rows: Sequence[Mapping[str, Any]]
-) -> str | None:
+def _warn_uncounted(operators: Sequence[ObservedOperator], rows: Sequence[Mapping[str, Any]]) -> str | None:
     """Name the operators whose work no formula counts, with their share of the operators' time."""
-    computing = [
-        (one, row) for one, row in zip(operators, rows, strict=True) if one.kind == "compute"
-    ]
+    computing = [(one, row) for one, row in zip(operators, rows, strict=True) if one.kind == "compute"]
     time_ns = sum(int(row["device_ns"]) for _, row in computing)
     found: dict[str, tuple[int, int]] = {}
     for one, row in computing:
@@ -269,9 +245,7 @@ def _warn_uncounted(
         return None
     first = sorted(found, key=lambda name: (-found[name][1], name))[:3]
     parts = [
-        f"{name} ({found[name][1] / time_ns:.1%} of the time)"
-        if time_ns
-        else f"{name} ({found[name][0]} calls)"
+        f"{name} ({found[name][1] / time_ns:.1%} of the time)" if time_ns else f"{name} ({found[name][0]} calls)"
         for name in first
     ]
     more = f" and {len(found) - len(first)} more" if len(found) > len(first) else ""
@@ -333,9 +307,7 @@ def _owners(rows: list[dict[str, Any]], tracker: TensorTracker) -> dict[int, str
     for row in rows:
         if row["phase"] == "forward":
             for index in (*row["input_ids"], *row["output_ids"]):
-                kept = (
-                    tracker.category(index) in ("parameter", "buffer") or index in row["output_ids"]
-                )
+                kept = tracker.category(index) in ("parameter", "buffer") or index in row["output_ids"]
                 if kept and row["module"]:
                     owners.setdefault(index, row["module"])
     return owners

@@ -290,15 +290,10 @@ class _Storages:
         tensors = trace.tensors
         self.storage = [int(s) for s in tensors["storage_id"]]
         self.category = tensors["category"].tolist()
-        self.kinds = [
-            (tuple(shape), dtype)
-            for shape, dtype in zip(tensors["shape"], tensors["dtype"], strict=True)
-        ]
+        self.kinds = [(tuple(shape), dtype) for shape, dtype in zip(tensors["shape"], tensors["dtype"], strict=True)]
         made = records(tensors, "storage_id", "producer_op_id")
         self.producer = {row["storage_id"]: row["producer_op_id"] for row in made}
-        self.alone = not any(
-            block.name.sibling(step).holds(row["module"]) for row in self.rows for step in (-1, 1)
-        )
+        self.alone = not any(block.name.sibling(step).holds(row["module"]) for row in self.rows for step in (-1, 1))
 
     def describe(self) -> None:
         """Fill in the block's storages."""
@@ -333,9 +328,7 @@ class _Storages:
         """Return the step's inputs: with one block alone nothing says whose they are."""
         return {
             storage
-            for storage, category, (shape, _) in zip(
-                self.storage, self.category, self.kinds, strict=True
-            )
+            for storage, category, (shape, _) in zip(self.storage, self.category, self.kinds, strict=True)
             if category == "input" and shape
         }
 
@@ -369,9 +362,7 @@ class _Storages:
                     found.setdefault(self.storage[i], set()).add(self.kinds[i])
         return found
 
-    def _pair(
-        self, received: dict[int, set[Kind]], handed: dict[int, set[Kind]], phase: str
-    ) -> dict[int, int]:
+    def _pair(self, received: dict[int, set[Kind]], handed: dict[int, set[Kind]], phase: str) -> dict[int, int]:
         """Give each storage handed on the one received in its place: the latest made first.
 
         One of the same shape, or else, in backward, of as many elements: a view at the block's

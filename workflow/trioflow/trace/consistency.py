@@ -92,9 +92,7 @@ def _check_references(c: _Columns) -> Iterator[Found]:
     """Check that operators come after those that they differentiate, and tensors name operators that are there."""
     forward = c.numbers("forward_op_id")
     outside = (forward < -1) | (forward >= np.arange(c.count))
-    yield from _rows(
-        outside, "forward_op_id", lambda row: f"{forward[row]} is not an operator before it"
-    )
+    yield from _rows(outside, "forward_op_id", lambda row: f"{forward[row]} is not an operator before it")
     yield from _check_tensors(c)
     for name in ("producer_op_id", "last_op_id"):
         numbers = c.numbers(name, table="tensors")
@@ -220,9 +218,15 @@ def _check_times(c: _Columns) -> Iterator[Found]:
 
 
 CHECKS: tuple[Callable[[_Columns], Iterator[Found]], ...] = (
-    _check_works, _check_references, _check_shapes, _check_batch, _check_parameters, _check_gradients,
-    _check_bytes, _check_times,
-)  # fmt: skip
+    _check_works,
+    _check_references,
+    _check_shapes,
+    _check_batch,
+    _check_parameters,
+    _check_gradients,
+    _check_bytes,
+    _check_times,
+)
 """In this order: each relies on what those before it found to hold."""
 
 

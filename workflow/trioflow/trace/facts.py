@@ -44,11 +44,9 @@ class Call(NamedTuple):
 
 
 CALLS = {
-    row["call"]: Call(
-        row["collective"], row["whole"], int(row["place"]) if row["place"] else None, row["noted"] or ""
-    )
+    row["call"]: Call(row["collective"], row["whole"], int(row["place"]) if row["place"] else None, row["noted"] or "")
     for row in read_own_table("trace/facts")
-}  # fmt: skip
+}
 """Calls of ``torch.distributed`` by name; a functional one's may end in ``_`` as well."""
 
 
@@ -56,8 +54,7 @@ _REQUIRED_FACTS = ("workload", "batch", "device_name", "step_time_s")
 STEP_TIME_SOURCES = {
     "un-profiled": "median of steps that ran without the profiler",
     "profiled": "the profiled step's own duration, the profiler's time included",
-    "device period": "from one profiled step's end to the next one's on the device, which runs"
-    " behind the host",
+    "device period": "from one profiled step's end to the next one's on the device, which runs behind the host",
     "busy": "time in which the device was busy: no host time, no idle time",
     "repeated": "a captured step, one of its blocks repeated",
     "predicted": "the sum of operator times that a cost model gave",
@@ -228,23 +225,19 @@ def check_facts(facts: Mapping[str, Any], file: str | Path | None = None) -> Non
         if name not in facts:
             raise TraceError(f"the fact {name!r} is missing", file=file, fix="capture it again")
     for name, value in facts.items():
-        kind = _KINDS.get(
-            name, _Time if name.endswith("_s") and not isinstance(value, list) else object
-        )
+        kind = _KINDS.get(name, _Time if name.endswith("_s") and not isinstance(value, list) else object)
         try:  # a number of numpy's is one of Python's, too
             msgspec.convert(float(value) if isinstance(value, float) else value, kind)
         except (msgspec.ValidationError, OverflowError) as error:
             problem, _, inside = str(error).partition(" - at `$")
             raise TraceError(
-                f"{value!r:.40} is not a possible value: {problem}",
-                file=file, place=name + inside.rstrip("`"),
-            ) from None  # fmt: skip
+                f"{value!r:.40} is not a possible value: {problem}", file=file, place=name + inside.rstrip("`")
+            ) from None
     source, step_s = facts.get("step_time_source", "un-profiled"), facts["step_time_s"]
     if source not in STEP_TIME_SOURCES:
         raise TraceError(
-            f"{source!r:.40} is not one of {', '.join(STEP_TIME_SOURCES)}", file=file,
-            place="step_time_source",
-        )  # fmt: skip
+            f"{source!r:.40} is not one of {', '.join(STEP_TIME_SOURCES)}", file=file, place="step_time_source"
+        )
     if step_s is None or (step_s == 0) != (source == UNTIMED):
         raise TraceError(f"{step_s!r} is not a step time", file=file, place="step_time_s")
 
@@ -264,14 +257,19 @@ _KINDS: dict[str, Any] = {
     "batch": Annotated[int, Meta(ge=1)],
     **dict.fromkeys(
         (
-            "device", "precision", "optimizer", "source", "mode", "model", "torch",
-            "trioflow_version", "step_time_source",
+            "device",
+            "precision",
+            "optimizer",
+            "source",
+            "mode",
+            "model",
+            "torch",
+            "trioflow_version",
+            "step_time_source",
         ),
         str | None,
     ),
-    **dict.fromkeys(
-        ("joined_share", "seed", "profiler_overhead", "operators", "flop", "device_events"), _Number
-    ),
+    **dict.fromkeys(("joined_share", "seed", "profiler_overhead", "operators", "flop", "device_events"), _Number),
     **dict.fromkeys(("step_times_s", "span_ns"), list[Annotated[float, Meta(ge=0, le=1e16)]] | None),
     **dict.fromkeys(("tensor_split", "row", "inputs", "digests"), _Texts),
     **dict.fromkeys(("host", "language_model", "program", "recorded_memory", "repeats"), dict | None),
@@ -281,5 +279,5 @@ _KINDS: dict[str, Any] = {
     "buffers": _entries(name=str),
     "repeated": _entries(block=str, copies=int),
     **dict.fromkeys(("warnings", "unjoined"), list[str]),
-}  # fmt: skip
+}
 """What facts are, where they are there, and what the entries of lists must hold."""

@@ -111,18 +111,14 @@ _OPERATORS: tuple[tuple[_Formula, str], ...] = (
     ),
     (
         _transposed,
-        "conv_transpose1d conv_transpose2d conv_transpose3d cudnn_convolution_transpose"
-        " miopen_convolution_transpose",
+        "conv_transpose1d conv_transpose2d conv_transpose3d cudnn_convolution_transpose miopen_convolution_transpose",
     ),
     (_convolution_backward, "convolution_backward"),
     (_recurrent, "lstm gru rnn_tanh rnn_relu _cudnn_rnn miopen_rnn"),
     (_recurrent_layer, "mkldnn_rnn_layer"),
     (_twice(_recurrent), "_cudnn_rnn_backward miopen_rnn_backward"),
     (_twice(_recurrent_layer), "mkldnn_rnn_layer_backward"),
-    (
-        _attention_of_rows,
-        "_flash_attention_forward _efficient_attention_forward flash_attn::_flash_attn_forward",
-    ),
+    (_attention_of_rows, "_flash_attention_forward _efficient_attention_forward flash_attn::_flash_attn_forward"),
     (
         _attention,
         "scaled_dot_product_attention _scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention"
@@ -135,9 +131,7 @@ _OPERATORS: tuple[tuple[_Formula, str], ...] = (
     ),
 )
 FORMULAS: dict[str, _Formula] = {
-    name if "::" in name else f"aten::{name}": formula
-    for formula, names in _OPERATORS
-    for name in names.split()
+    name if "::" in name else f"aten::{name}": formula for formula, names in _OPERATORS for name in names.split()
 }
 
 
@@ -157,6 +151,4 @@ def may_multiply(name: str, kernels: Iterable[str] = ()) -> bool:
     words = load_fields()["products"]
     parts = set(re.split(r"[^a-z0-9]+", name.rpartition("::")[2].lower()))
     kernel = re.compile("|".join(words["kernels"]))
-    return not parts.isdisjoint(words["operators"]) or any(
-        kernel.search(one.lower()) for one in kernels
-    )
+    return not parts.isdisjoint(words["operators"]) or any(kernel.search(one.lower()) for one in kernels)

@@ -22,9 +22,20 @@ TABLES = ("operators.parquet", "tensors.parquet")
 MEMBERS = (*TABLES, "trace.json")
 """Files of a trace, in the order in which a pack holds them."""
 REPEATED_FACTS = (
-    "workload", "batch", "device_name", "precision", "optimizer", "source", "files", "seed", "torch",
-    "trioflow_version", "host", "driver", "cuda",
-)  # fmt: skip
+    "workload",
+    "batch",
+    "device_name",
+    "precision",
+    "optimizer",
+    "source",
+    "files",
+    "seed",
+    "torch",
+    "trioflow_version",
+    "host",
+    "driver",
+    "cuda",
+)
 """Facts that the manifest repeats, so that a pack says where it comes from without being unpacked."""
 _LARGEST_TABLE_BYTES = 1 << 30
 """A compressed table of a trace; those of 100,000 operators have some 10 MB."""
@@ -33,9 +44,7 @@ _DATE = (1980, 1, 1, 0, 0, 0)
 _AGAIN = "pack the trace again, or copy the file again"
 
 
-def write_pack(
-    target: str | Path, members: Mapping[str, bytes], facts: Mapping[str, Any]
-) -> dict[str, Any]:
+def write_pack(target: str | Path, members: Mapping[str, bytes], facts: Mapping[str, Any]) -> dict[str, Any]:
     """Write a pack of `MEMBERS`, stored as they are (compressors differ), complete or not at all; return its manifest."""
     files = {name: describe_member(content) for name, content in members.items()}
     manifest = {
@@ -72,14 +81,11 @@ def open_pack(file: str | Path) -> dict[str, bytes]:
             if sorted(names) != sorted([MANIFEST, *MEMBERS]):
                 odd = sorted({MANIFEST, *MEMBERS} ^ set(names)) or sorted(names)
                 raise TraceError(
-                    f"members are missing, unknown or there twice: {', '.join(odd)}",
-                    file=file, fix=_AGAIN,
-                )  # fmt: skip
+                    f"members are missing, unknown or there twice: {', '.join(odd)}", file=file, fix=_AGAIN
+                )
             members = {name: archive.read(name) for name in MEMBERS}
     except (OSError, zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
-        raise TraceError(
-            f"not a readable pack of a trace ({error})", file=file, fix=_AGAIN
-        ) from None
+        raise TraceError(f"not a readable pack of a trace ({error})", file=file, fix=_AGAIN) from None
     for name, content in members.items():
         if describe_member(content) != manifest["files"][name]:
             raise TraceError("differs from its digest", file=file, place=name, fix=_AGAIN)
@@ -89,14 +95,14 @@ def open_pack(file: str | Path) -> dict[str, bytes]:
 def _check_sizes(archive: zipfile.ZipFile, file: str | Path) -> None:
     """Refuse members that say they are larger than any; no more than they say is ever read."""
     for member in archive.infolist():
-        largest = (
-            _LARGEST_TABLE_BYTES if member.filename.endswith(".parquet") else LARGEST_JSON_BYTES
-        )
+        largest = _LARGEST_TABLE_BYTES if member.filename.endswith(".parquet") else LARGEST_JSON_BYTES
         if member.file_size > largest:
             raise TraceError(
-                f"takes {format_bytes(member.file_size)}, more than any of a trace", file=file,
-                place=member.filename, fix="check what it is",
-            )  # fmt: skip
+                f"takes {format_bytes(member.file_size)}, more than any of a trace",
+                file=file,
+                place=member.filename,
+                fix="check what it is",
+            )
 
 
 def _check_manifest(manifest: Any, file: str | Path) -> dict[str, Any]:
@@ -106,16 +112,16 @@ def _check_manifest(manifest: Any, file: str | Path) -> dict[str, Any]:
     version = manifest.get("version")
     if version != VERSION:
         raise TraceError(
-            f"version {version!r} of packs is not known here, {VERSION} is", file=file, place=MANIFEST,
+            f"version {version!r} of packs is not known here, {VERSION} is",
+            file=file,
+            place=MANIFEST,
             fix="use the version of trioflow that packed it, or a later one",
-        )  # fmt: skip
+        )
     files = manifest.get("files")
     if not isinstance(files, dict) or sorted(files) != sorted(MEMBERS):
         raise TraceError("it does not list its members", file=file, place=MANIFEST, fix=_AGAIN)
     if manifest.get("digest") != _digest_all(files):
-        raise TraceError(
-            "the digest of all members is wrong", file=file, place=MANIFEST, fix=_AGAIN
-        )
+        raise TraceError("the digest of all members is wrong", file=file, place=MANIFEST, fix=_AGAIN)
     return manifest
 
 

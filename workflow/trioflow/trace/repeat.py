@@ -88,8 +88,7 @@ class Repetition:
         if not mine:
             return 0, 0
         later = [n for n in numbers(range(forward.stop, len(self.block.rows))) if n > max(mine)]
-        behind = [op for op in range(forward.stop, len(self.block.rows))
-                  if self.block.rows[op]["phase"] == "forward"]  # fmt: skip
+        behind = [op for op in range(forward.stop, len(self.block.rows)) if self.block.rows[op]["phase"] == "forward"]
         follows = [n for n in numbers(behind) if n > min(mine)]
         last = max([*mine, *(n for n in later if not follows)])
         return min(mine), (min(follows) if follows else last + 1) - min(mine)
@@ -119,9 +118,7 @@ class Repetition:
                 self._extend(row, self.block.lists.get(old))
             else:
                 for column in ("input_ids", "output_ids"):
-                    row[column] = [
-                        self._tensor(i, self._key(i, copy), op_id, copy) for i in row[column]
-                    ]
+                    row[column] = [self._tensor(i, self._key(i, copy), op_id, copy) for i in row[column]]
             row["start_ns"] = now_ns + int(row["cpu_ns"])
             now_ns = row["start_ns"] + int(row["device_ns"])
             rows.append(row)
@@ -183,9 +180,7 @@ class Repetition:
         for side, ids in before.items():
             # Lists that cannot be distinguished stay as they are, and grow as the parameters do.
             entries = self._entries(ids, lists) if lists else [(i, None) for i in range(len(ids))]
-            row[f"{side}_ids"] = [
-                self._tensor(ids[i], self._listed_key(ids[i], copy), op_id) for i, copy in entries
-            ]
+            row[f"{side}_ids"] = [self._tensor(ids[i], self._listed_key(ids[i], copy), op_id) for i, copy in entries]
             shapes = row[f"{side}_shapes"]
             if len(shapes) == len(ids):
                 row[f"{side}_shapes"] = [shapes[i] for i, _ in entries]
@@ -248,12 +243,8 @@ class Repetition:
                     "tensor_id": tensor_id,
                     "storage_id": self.new_storage[key],
                     "category": category,
-                    "module": self.block.name.renumber(
-                        module, of if variant is None else variant, self.copies
-                    ),
-                    "producer_op_id": None
-                    if producer is None
-                    else self.find_op(producer, key[1] or 0),
+                    "module": self.block.name.renumber(module, of if variant is None else variant, self.copies),
+                    "producer_op_id": None if producer is None else self.find_op(producer, key[1] or 0),
                     "last_op_id": last if last >= 0 else None,
                 }
             )
@@ -263,10 +254,7 @@ class Repetition:
 def _like(frame: pd.DataFrame, rows: list[Row]) -> pd.DataFrame:
     """Return rows as a table with another's columns and their types."""
     return pd.DataFrame(
-        {
-            column: pd.Series([row[column] for row in rows], dtype=frame[column].dtype)
-            for column in frame.columns
-        }
+        {column: pd.Series([row[column] for row in rows], dtype=frame[column].dtype) for column in frame.columns}
     )
 
 
@@ -321,8 +309,7 @@ def repeat_block(trace: Trace, block: str, copies: int) -> Trace:
         flop=sum(operators["flop"].tolist()),
     )
     added_ns = {
-        column: int(operators[column].sum() - trace.operators[column].sum())
-        for column in ("device_ns", "cpu_ns")
+        column: int(operators[column].sum() - trace.operators[column].sum()) for column in ("device_ns", "cpu_ns")
     }
     return Trace(operators, tensors, _grow_step(facts, added_ns))
 
@@ -352,14 +339,10 @@ def _repeat_facts(facts: Facts, name: BlockName, copies: int, places: Repetition
     other = {key: value for key, value in facts.other.items() if not key.startswith("peak_")}
     return replace(
         facts,
-        parameters=None
-        if facts.parameters is None
-        else _repeat_named(facts.parameters, name, copies),
+        parameters=None if facts.parameters is None else _repeat_named(facts.parameters, name, copies),
         buffers=None if facts.buffers is None else _repeat_named(facts.buffers, name, copies),
         units=None if facts.units is None else _repeat_units(facts.units, name, copies),
-        tensor_split=None
-        if facts.tensor_split is None
-        else _repeat_patterns(facts.tensor_split, name, copies),
+        tensor_split=None if facts.tensor_split is None else _repeat_patterns(facts.tensor_split, name, copies),
         gradients=_repeat_gradients(facts, name, copies, places),
         row=None if facts.row is None else row,
         repeated=[*(facts.repeated or []), {"block": name.path, "copies": copies}],
@@ -397,9 +380,7 @@ def _repeat_units(units: Iterable[Entry], name: BlockName, copies: int) -> list[
     """Repeat the unit that is the block, or the block among a unit's modules."""
 
     def rename(unit: Entry, copy: int) -> Entry:
-        modules = _repeat_runs(
-            unit["modules"], name.holds, lambda m, c: name.renumber(m, c, copies), copies
-        )
+        modules = _repeat_runs(unit["modules"], name.holds, lambda m, c: name.renumber(m, c, copies), copies)
         if whole(unit):
             modules = [name.renumber(module, copy, copies) for module in unit["modules"]]
         title = name.renumber(unit["name"], copy, copies)
@@ -424,9 +405,7 @@ def _repeat_patterns(rules: Mapping[str, str], name: BlockName, copies: int) -> 
     return dict(items)
 
 
-def _repeat_gradients(
-    facts: Facts, name: BlockName, copies: int, places: Repetition
-) -> list[Entry]:
+def _repeat_gradients(facts: Facts, name: BlockName, copies: int, places: Repetition) -> list[Entry]:
     """Repeat the block's gradients: deepest copy first, as backward makes them ready."""
     gradients = facts.gradients
     known = facts.parameters or []
@@ -522,8 +501,7 @@ def _choose(rows: list[Row], names: list[BlockName]) -> BlockName:
         return names[-2]
     place = next(i for i, one in enumerate(made) if one != made[0])
     raise TraceError(
-        f"blocks {names[0].path} and {names[place].path} run different operators, "
-        "so none stands for the others",
+        f"blocks {names[0].path} and {names[place].path} run different operators, so none stands for the others",
         fix="capture at least 4 layers if only the first and the last differ, "
         "or name one block for trioflow.trace.repeat.repeat_block",
     )

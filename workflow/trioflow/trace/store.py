@@ -181,9 +181,7 @@ def load_trace(folder: str | Path, **step: Any) -> Trace:
             f"or a language model by its configuration's file or its name ({', '.join(models)})",
         )
     content = read_json(path / "trace.json", TraceError)
-    operators, tensors = (
-        tables.read_table(path / name, name.removesuffix(".parquet")) for name in TABLES
-    )
+    operators, tensors = (tables.read_table(path / name, name.removesuffix(".parquet")) for name in TABLES)
     return _accept_trace(content, operators, tensors, path, lambda name: digest_file(path / name))
 
 
@@ -213,11 +211,7 @@ def pack_trace(trace: str | Path, target: str | Path) -> dict[str, Any]:
         raise TraceError("this is a folder", file=target, fix="name a file, such as trace.zip")
     facts = load_trace(trace).facts.to_dict()
     path = find_trace(trace)
-    members = (
-        open_pack(path)
-        if path.is_file()
-        else {name: (path / name).read_bytes() for name in MEMBERS}
-    )
+    members = open_pack(path) if path.is_file() else {name: (path / name).read_bytes() for name in MEMBERS}
     return write_pack(target, members, facts)
 
 
@@ -225,26 +219,14 @@ def read_pack(file: str | Path) -> Trace:
     """Read a trace from a pack; TraceError as `pack.open_pack` or where it contradicts itself, TableError as its tables."""
     members = open_pack(file)
     facts = parse_json(
-        members["trace.json"],
-        file,
-        TraceError,
-        "trace.json",
-        "pack the trace again, or copy the file again",
+        members["trace.json"], file, TraceError, "trace.json", "pack the trace again, or copy the file again"
     )
-    operators, tensors = (
-        read_member(members[f"{name}.parquet"], name, file) for name in ("operators", "tensors")
-    )
-    return _accept_trace(
-        facts, operators, tensors, file, lambda name: describe_member(members[name])["sha256"]
-    )
+    operators, tensors = (read_member(members[f"{name}.parquet"], name, file) for name in ("operators", "tensors"))
+    return _accept_trace(facts, operators, tensors, file, lambda name: describe_member(members[name])["sha256"])
 
 
 def _accept_trace(
-    content: Any,
-    operators: pd.DataFrame,
-    tensors: pd.DataFrame,
-    file: str | Path,
-    digest: Callable[[str], str],
+    content: Any, operators: pd.DataFrame, tensors: pd.DataFrame, file: str | Path, digest: Callable[[str], str]
 ) -> Trace:
     """Make a trace of what a folder or a pack holds, once it agrees with itself.
 

@@ -131,9 +131,7 @@ class TensorTracker:
             self._made.add(self._identify(inner.ref))
         for ref in outputs:
             alias = ref.storage in owned
-            if not alias and not any(
-                self.tensors[i].storage == self._live.get(ref.storage) for i in use.outputs
-            ):
+            if not alias and not any(self.tensors[i].storage == self._live.get(ref.storage) for i in use.outputs):
                 self._live.pop(ref.storage, None)
             use.outputs.append(self._tensor(ref, op_id, op_id, phase))
             self._made.add(self._identify(ref))
@@ -145,9 +143,7 @@ class TensorTracker:
         """Return what distinguishes a tensor from all others that are there; one of a freed id differs in shape."""
         return self._live.get(ref.storage), ref.tensor, ref.shape, ref.dtype
 
-    def _read(
-        self, ref: TensorRef, use: OperatorTensors, op_id: int, written: frozenset[int]
-    ) -> None:
+    def _read(self, ref: TensorRef, use: OperatorTensors, op_id: int, written: frozenset[int]) -> None:
         """Record one input of an operator."""
         if ref.shape == () and not ref.category and self._identify(ref) not in self._made:
             # A number of the calling program, wrapped: its memory is in no operator's result.
@@ -162,9 +158,7 @@ class TensorTracker:
             use.written.append(index)
         use.inputs.append(index)
 
-    def _keep(
-        self, inner: MadeInside, op_id: int, phase: str, passing: dict[int, _Storage], passes: bool
-    ) -> None:
+    def _keep(self, inner: MadeInside, op_id: int, phase: str, passing: dict[int, _Storage], passes: bool) -> None:
         """Start the storage of an enclosed operator's result, or note what was written into it.
 
         One that `passes`, as its id is the operator's result's in the end, is known to this
@@ -230,9 +224,7 @@ class TensorTracker:
 
     def classify(self, batch: int) -> None:
         """Give every storage its category, then follow the batch through the step."""
-        last_forward = max(
-            (i for i, use in enumerate(self.uses) if use.phase == "forward"), default=-1
-        )
+        last_forward = max((i for i, use in enumerate(self.uses) if use.phase == "forward"), default=-1)
         inner = (storage for found in self._inside.values() for storage in found)
         for storage in (*self.storages, *inner):
             storage.category = storage.category or _categorise(storage, last_forward)
@@ -250,10 +242,7 @@ class TensorTracker:
             shapes = [self.tensors[i].shape for i in use.inputs if self.scales(i)]
             for index in returned.get(op_id, []):
                 storage = self.storages[self.tensors[index].storage]
-                grows = (
-                    storage.category in ("activation", "output")
-                    and self.tensors[index].storage not in fixed
-                )
+                grows = storage.category in ("activation", "output") and self.tensors[index].storage not in fixed
                 if storage.made_from is None and grows:
                     storage.scales |= _grows(self.tensors[index].shape, shapes, batch)
 
@@ -335,8 +324,6 @@ def _grows(shape: tuple[int, ...], inputs: list[tuple[int, ...]], batch: int) ->
         return False
     if len(shape) == 1:
         return any(
-            shape[0] == prod(other[:k]) and shape[0] % batch == 0
-            for other in inputs
-            for k in range(1, len(other) + 1)
+            shape[0] == prod(other[:k]) and shape[0] % batch == 0 for other in inputs for k in range(1, len(other) + 1)
         )
     return any(size % batch == 0 for size in shape)

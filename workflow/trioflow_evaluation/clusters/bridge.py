@@ -98,12 +98,11 @@ def read_cases(files: Iterable[str | Path]) -> list[Case]:
         try:
             logged = json.loads(path.read_text(encoding="utf-8"))
             peak, kept = (
-                [float(value) for value in logged[name]["values"].values() if value != "nan"]
-                for name in (PEAK, KEPT)
+                [float(value) for value in logged[name]["values"].values() if value != "nan"] for name in (PEAK, KEPT)
             )
-            found.append(Case(path.parent, path.parent.parent.name, path.parent.name, device, max(peak), kept[-1]))  # fmt: skip
+            found.append(Case(path.parent, path.parent.parent.name, path.parent.name, device, max(peak), kept[-1]))
         except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-            raise TableError(f"no logged peaks: {error!r}", file=path, fix=f"retrieve {LOGGED_PEAKS} again") from None  # fmt: skip
+            raise TableError(f"no logged peaks: {error!r}", file=path, fix=f"retrieve {LOGGED_PEAKS} again") from None
     return found
 
 
@@ -116,11 +115,20 @@ def judge_peaks(cases: Iterable[Case]) -> pd.DataFrame:
 
 def _judge(case: Case) -> dict[str, Any]:
     row: dict[str, Any] = {
-        "suite": case.suite, "case": case.name, "device": case.device,
-        "measured_bytes": case.peak_bytes, "kept_bytes": case.kept_bytes,
-        "data": None, "tensor": None, "pipeline": None, "attention": "",
-        "workspace_bytes": None, "predicted_bytes": None, "not_followed": "", "refused": "",
-    }  # fmt: skip
+        "suite": case.suite,
+        "case": case.name,
+        "device": case.device,
+        "measured_bytes": case.peak_bytes,
+        "kept_bytes": case.kept_bytes,
+        "data": None,
+        "tensor": None,
+        "pipeline": None,
+        "attention": "",
+        "workspace_bytes": None,
+        "predicted_bytes": None,
+        "not_followed": "",
+        "refused": "",
+    }
     try:
         if case.suite in OTHER_NETWORKS:
             raise InputError(OTHER_NETWORKS[case.suite])
@@ -128,7 +136,7 @@ def _judge(case: Case) -> dict[str, Any]:
     except TrioflowError as error:
         return {**row, "refused": getattr(error, "problem", str(error))}
     workspace = count_workspaces(case.folder / CONFIG, case.device)
-    return {**row, **found, "workspace_bytes": workspace, "predicted_bytes": found["predicted_bytes"] + workspace}  # fmt: skip
+    return {**row, **found, "workspace_bytes": workspace, "predicted_bytes": found["predicted_bytes"] + workspace}
 
 
 @cache
@@ -136,16 +144,16 @@ def _predict_peaks(file: Path) -> dict[str, Any]:
     """Return degrees and peak of the last rank, which writes the log, whatever GPU it is; TrioflowError when refused."""
     found, plan, batch = plan_case(file)
     times = time_operators(trace_of(found, {}), DEVICES["h100"])
-    graph = build_graph(
-        times, plan, batch=batch,
-        options=Options(stages=found.name_stages()),
-    )  # fmt: skip
+    graph = build_graph(times, plan, batch=batch, options=Options(stages=found.name_stages()))
     last = next(entry for entry in graph.metadata.memory if GPUS - 1 in entry["ranks"])
     return {
-        "data": plan.data, "tensor": plan.tensor, "pipeline": plan.pipeline,
-        "attention": found.step["attention"], "not_followed": "; ".join(found.notes),
+        "data": plan.data,
+        "tensor": plan.tensor,
+        "pipeline": plan.pipeline,
+        "attention": found.step["attention"],
+        "not_followed": "; ".join(found.notes),
         "predicted_bytes": int(last["peak_bytes"]),
-    }  # fmt: skip
+    }
 
 
 def plan_case(file: Path) -> tuple[Configuration, Plan, int]:
@@ -157,11 +165,10 @@ def plan_case(file: Path) -> tuple[Configuration, Plan, int]:
     data = GPUS // (tensor * context * pipeline)
     if not data:
         raise InputError(
-            f"more than {GPUS} ranks: {tensor} tensor x {context} context x {pipeline} pipeline",
-            file=str(file),
+            f"more than {GPUS} ranks: {tensor} tensor x {context} context x {pipeline} pipeline", file=str(file)
         )
     pieces = _count_pieces(found, data, file)
-    columns |= {"pipeline": pipeline, "micro_batches": pieces} if pipeline > 1 else {"accumulate": pieces}  # fmt: skip
+    columns |= {"pipeline": pipeline, "micro_batches": pieces} if pipeline > 1 else {"accumulate": pieces}
     if data * context == 1:
         columns.pop("sharding", None)
     if "sharding" in columns:
@@ -194,16 +201,22 @@ def count_workspaces(file: Path, device: str) -> int:
 DATASET, PLATFORM, SYSTEM = "megatron/rates", "dgx-h100", "DGX-H100"
 RECIPES = DATA / "clusters/bridge.tsv"
 """What the pages do not say of a row, by the pages' name of its model: from the benchmark's own recipes."""
-_PRECISIONS = {
-    **dict.fromkeys(("FP8", "FP8-CS", ""), "fp8-params-bf16-reduce"), "BF16": "megatron-bf16-reduce",
-}  # fmt: skip
+_PRECISIONS = {**dict.fromkeys(("FP8", "FP8-CS", ""), "fp8-params-bf16-reduce"), "BF16": "megatron-bf16-reduce"}
 """The first release names none, and says of its H100 rows that they run in FP8. All recipes reduce gradients in bf16,
 those in FP8 hold and gather weights in FP8 (``megatron.bridge``, ``bf16_with_fp8_current_scaling_mixed``)."""
 _NUMBERS = {
-    "gpus": "#-GPUs", "batch": "GBS", "micro_batch": "MBS", "sequence": "Sequence Length",
-    "fsdp": "FSDP", "tensor": "TP", "pipeline": "PP", "context": "CP", "stages_per_rank": "VP", "expert": "EP",
+    "gpus": "#-GPUs",
+    "batch": "GBS",
+    "micro_batch": "MBS",
+    "sequence": "Sequence Length",
+    "fsdp": "FSDP",
+    "tensor": "TP",
+    "pipeline": "PP",
+    "context": "CP",
+    "stages_per_rank": "VP",
+    "expert": "EP",
     "measured_tokens_per_s": "Tokens / sec / GPU",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -246,10 +259,10 @@ def load_recipes() -> dict[str, Recipe]:
     """Return the recipes, by the pages' name of a model."""
     return {
         row["model"]: Recipe(
-            row["network"], row["tensor_overlap"], int(row["expert_domain"]), row["expert_overlap"] == "1",
+            row["network"], row["tensor_overlap"], int(row["expert_domain"]), row["expert_overlap"] == "1"
         )
         for row in read_table(RECIPES)
-    }  # fmt: skip
+    }
 
 
 def read_rates(files: Iterable[str | Path]) -> list[Rate]:
@@ -274,9 +287,7 @@ def _read_page(path: Path) -> Iterable[tuple[str, Rate]]:
         elif line.startswith("#### "):
             word, _, name = line.removeprefix("#### ").partition(": ")
             model, system = (name, "") if word == "Model" else ("", name)
-        cells = (
-            [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
-        )
+        cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
         if len(cells) > 2 and cells[0] in ("System", "Model"):
             names = cells
         elif len(cells) == len(names) > 2 and not set(cells[0]) <= {"-", ":"}:
@@ -295,9 +306,7 @@ def _read_row(said: dict[str, str], release: str, kind: str, place: str) -> Rate
             raise TableError(f"{text!r:.40} is not a number of {name}", place=place) from None
     for degree in ("stages_per_rank", "expert"):
         numbers[degree] = max(numbers[degree], 1)
-    return Rate(
-        release, kind, said["Model"], said.get("Precision", "").partition(" ")[0], **numbers
-    )
+    return Rate(release, kind, said["Model"], said.get("Precision", "").partition(" ")[0], **numbers)
 
 
 def judge_rates(rates: Sequence[Rate]) -> pd.DataFrame:
@@ -368,9 +377,11 @@ def plan_rate(rate: Rate, replicas: int, pieces: int) -> Plan:
     columns: dict[str, Any] = {"accumulate": pieces}
     if rate.pipeline > 1:
         columns = {
-            "pipeline": rate.pipeline, "micro_batches": pieces,
-            "schedule": "interleaved" if several else "1f1b", "stages_per_rank": rate.stages_per_rank,
-        }  # fmt: skip
+            "pipeline": rate.pipeline,
+            "micro_batches": pieces,
+            "schedule": "interleaved" if several else "1f1b",
+            "stages_per_rank": rate.stages_per_rank,
+        }
     if replicas > 1:
         columns["sharding"] = "fsdp" if rate.fsdp else "distributed"
     if rate.context > 1:
@@ -383,9 +394,14 @@ def plan_rate(rate: Rate, replicas: int, pieces: int) -> Plan:
         # Megatron refuses it in a pipeline of one stage a rank.
         columns["expert_overlap"] = recipe.expert_overlap and (several or rate.pipeline == 1)
     return make_plan(
-        replicas, rate.tensor, expert=rate.expert, expert_tensor=int(rate.expert > 1),
-        sequence_parallel=split, vocabulary_parallel=split, **columns,
-    )  # fmt: skip
+        replicas,
+        rate.tensor,
+        expert=rate.expert,
+        expert_tensor=int(rate.expert > 1),
+        sequence_parallel=split,
+        vocabulary_parallel=split,
+        **columns,
+    )
 
 
 def cut_stages(units: Sequence[str], stages: int) -> list[list[str]] | None:

@@ -32,9 +32,19 @@ _SHARES = ("median_error", "most", "bias", "covered", "in_order")
 _AIM = 0.15
 """Median error that was aimed at."""
 _KEY = (
-    "training", "model", "gpus", "batch", "micro_batch", "sequence", "fsdp", "tensor", "pipeline", "context",
-    "stages_per_rank", "expert",
-)  # fmt: skip
+    "training",
+    "model",
+    "gpus",
+    "batch",
+    "micro_batch",
+    "sequence",
+    "fsdp",
+    "tensor",
+    "pipeline",
+    "context",
+    "stages_per_rank",
+    "expert",
+)
 """What rows of several releases share where they ask for the same."""
 
 
@@ -60,19 +70,21 @@ def _share_in_order(rows: pd.DataFrame) -> float:
     """Return the share of a model's pairs of rows that are predicted in the measured order."""
     rates = {"measured_tokens_per_s": "measured_s", "predicted_tokens_per_s": "predicted_s"}
     asked = rows.rename(columns=rates).groupby(list(_KEY))[list(rates.values())].median()
-    return share_in_order(
-        asked.reset_index().assign(of=lambda held: held["model"].map(plain_model)), ["of"]
-    )
+    return share_in_order(asked.reset_index().assign(of=lambda held: held["model"].map(plain_model)), ["of"])
 
 
 def build_bridge_page(rates: str | Path, page: str | Path) -> None:
     """Write the page; ``rates``: Parquet file of ``trioflow_evaluation.tables.CLUSTER_RATES``."""
     cases = tables.read_table(rates, "cluster_rates", CLUSTER_RATES)
     content = [
-        Section("scores", "How far off", [render_scores(score_rates(cases), "Errors of the rates", ("cases", "predicted", *_SHARES), "model")]),
+        Section(
+            "scores",
+            "How far off",
+            [render_scores(score_rates(cases), "Errors of the rates", ("cases", "predicted", *_SHARES), "model")],
+        ),
         Section("rows", "Every row", [_render_rows(cases)]),
         Section("refused", "Rows that are not predicted", [_render_refused(cases)]),
-    ]  # fmt: skip
+    ]
     made_from = " from Megatron-Bridge's own performance pages"
     schemas = {"cluster_rates": CLUSTER_RATES}
     write_page(page, Page(TITLE, content, _LEAD, made_from, summarize(cases), {}, schemas, [rates]))
@@ -91,15 +103,18 @@ def summarize(cases: pd.DataFrame) -> str:
 
 def _render_rows(cases: pd.DataFrame) -> str:
     fields = [
-        words("model", "", "as the page calls it", "model"), words("release", "", "NeMo container", "release"),
-        words("training", "", "its kind", "training"), numbers("GPUs", "", "H100", "count", "gpus"),
-        numbers("batch", "samples", "of a step", "count", "batch"), words("degrees", "", "as the row says", write_degrees),
+        words("model", "", "as the page calls it", "model"),
+        words("release", "", "NeMo container", "release"),
+        words("training", "", "its kind", "training"),
+        numbers("GPUs", "", "H100", "count", "gpus"),
+        numbers("batch", "samples", "of a step", "count", "batch"),
+        words("degrees", "", "as the row says", write_degrees),
         numbers("measured", "tokens/s", "of a GPU", _rate_cell, "measured_tokens_per_s"),
         numbers("predicted", "tokens/s", "of a GPU", _rate_cell, "predicted_tokens_per_s"),
         numbers("low", "tokens/s", "80 % interval", _rate_cell, "low_tokens_per_s"),
         numbers("high", "tokens/s", "80 % interval", _rate_cell, "high_tokens_per_s"),
         numbers("error", "", "signed", "signed", "error"),
-    ]  # fmt: skip
+    ]
     known = cases[cases["refused"] == ""]
     rows = known.assign(error=_signed_error(known)).sort_values(["model", "release"])
     return render_records(rows, fields, "Every prediction")
@@ -111,11 +126,12 @@ def _rate_cell(value: float) -> Cell:
 
 def _render_refused(cases: pd.DataFrame) -> str:
     fields = [
-        words("model", "", "as the page calls it", "model"), words("release", "", "NeMo container", "release"),
+        words("model", "", "as the page calls it", "model"),
+        words("release", "", "NeMo container", "release"),
         words("degrees", "", "as the row says", write_degrees),
         numbers("measured", "tokens/s", "of a GPU", _rate_cell, "measured_tokens_per_s"),
         words("why", "", "it is not predicted", "refused"),
-    ]  # fmt: skip
+    ]
     rows = cases[cases["refused"] != ""].sort_values(["model", "release"])
     return render_records(rows, fields, "Rows that are not predicted")
 
@@ -123,9 +139,13 @@ def _render_refused(cases: pd.DataFrame) -> str:
 def write_degrees(row: dict[str, Any]) -> str:
     """Return a row's degrees in words."""
     names = {
-        "tensor": "tensor", "pipeline": "pipeline", "stages_per_rank": "stages a rank",
-        "context": "context", "expert": "expert", "fsdp": "FSDP",
-    }  # fmt: skip
+        "tensor": "tensor",
+        "pipeline": "pipeline",
+        "stages_per_rank": "stages a rank",
+        "context": "context",
+        "expert": "expert",
+        "fsdp": "FSDP",
+    }
     said = [f"{text} {row[name]}" for name, text in names.items() if row[name] > 1]
     return ", ".join(said) or NOTHING
 
@@ -133,12 +153,7 @@ def write_degrees(row: dict[str, Any]) -> str:
 def write_rates_table(cases: pd.DataFrame) -> str:
     """Return the Markdown tables of docs: what was judged, by model, and why other rows were not."""
     scores = [
-        (
-            row["group"],
-            row["cases"],
-            row["predicted"],
-            *(write_percent(row[name]) for name in _SHARES),
-        )
+        (row["group"], row["cases"], row["predicted"], *(write_percent(row[name]) for name in _SHARES))
         for row in score_rates(cases).to_dict("records")
     ]
     refused = [
@@ -146,7 +161,5 @@ def write_rates_table(cases: pd.DataFrame) -> str:
         for why, rows in cases[cases["refused"] != ""].groupby("refused")
     ]
     heads = ("model", "rows", "predicted", "median error", "most", "bias", "covered", "in order")
-    judged = [
-        write_markdown(heads, scores), write_markdown(("not predicted", "rows", "why"), refused, left=(0, 2))
-    ]  # fmt: skip
+    judged = [write_markdown(heads, scores), write_markdown(("not predicted", "rows", "why"), refused, left=(0, 2))]
     return "\n\n".join([summarize(cases), *judged])

@@ -65,9 +65,7 @@ CONSTANT, TREES, RULE = "constant MFU", "boosted trees", "rule"
 ONE_FOR_ALL = "one interval for all"
 FOLDS = 10
 """Of the rows that the trees are fitted on, all but one."""
-_TOLD = (
-    "parameters", "nodes", "data", "tensor", "pipeline", "zero", "micro_batch", "accumulate",
-)  # fmt: skip
+_TOLD = ("parameters", "nodes", "data", "tensor", "pipeline", "zero", "micro_batch", "accumulate")
 
 
 def predict_steps(cases: pd.DataFrame) -> dict[str, NDArray[np.float64]]:
@@ -83,10 +81,7 @@ def predict_steps(cases: pd.DataFrame) -> dict[str, NDArray[np.float64]]:
     if len(fitted):
         found[CONSTANT] = at_peak_s / float(fitted.median())
     if len(cases) >= FOLDS:
-        features, logs = (
-            np.log2(cases[list(_TOLD)].to_numpy(np.float64) + 1),
-            np.log(cases["measured_s"]),
-        )
+        features, logs = (np.log2(cases[list(_TOLD)].to_numpy(np.float64) + 1), np.log(cases["measured_s"]))
         trees_s = np.empty(len(cases))
         for known, asked in KFold(FOLDS, shuffle=True, random_state=0).split(features):
             model = HistGradientBoostingRegressor(random_state=0)
@@ -143,7 +138,7 @@ def score_intervals(cases: pd.DataFrame) -> pd.DataFrame:
     """
     measured, simulated, *ours = (
         np.log(cases[name].to_numpy(np.float64)) for name in ("measured_s", "predicted_s", "low_s", "high_s")
-    )  # fmt: skip
+    )
     naive = np.full((2, len(cases)), np.nan)
     for model in cases["parameters"].unique():
         mine = (cases["parameters"] == model).to_numpy()
@@ -153,9 +148,10 @@ def score_intervals(cases: pd.DataFrame) -> pd.DataFrame:
     ways = {"ours": np.array(ours), "naive": naive}
     rows = []
     groups = {
-        "all runs": cases["nodes"] > 0, f"MFU above {write_percent(FAST, 0)}": cases["mfu"] > FAST,
+        "all runs": cases["nodes"] > 0,
+        f"MFU above {write_percent(FAST, 0)}": cases["mfu"] > FAST,
         **split_by_nodes(cases),
-    }  # fmt: skip
+    }
     for group, mask in groups.items():
         chosen = mask.to_numpy()
         if not chosen.any():
@@ -263,8 +259,9 @@ def _judge_steps(steps: pd.DataFrame) -> list[Line]:
     judged = {way: cases.assign(predicted_s=step_s) for way, step_s in ways.items()}
     beyond, fast = cases["tensor"] > GPUS_OF_A_NODE, cases["mfu"] > FAST
 
-    def line(what: str, key: str, chosen: pd.Series, aim: float | None = None, more: bool = False,
-             headline: str = "") -> Line:  # fmt: skip
+    def line(
+        what: str, key: str, chosen: pd.Series, aim: float | None = None, more: bool = False, headline: str = ""
+    ) -> Line:
         if not chosen.any():
             return Line(what, 0, math.nan)
         scores = evaluate(((way, rows[chosen]) for way, rows in judged.items()), CELL)
@@ -277,14 +274,25 @@ def _judge_steps(steps: pd.DataFrame) -> list[Line]:
     losses = {way: float(cells[way].mean()) for way in (TREES, RULE, CONSTANT) if way in cells}
     mfu = f"MFU above {write_percent(FAST, 0)}"
     asked = [
-        line("step, median error: tensor groups inside a node", median, ~beyond, 0.04,
-             headline="median error of steps with tensor groups inside a node"),
+        line(
+            "step, median error: tensor groups inside a node",
+            median,
+            ~beyond,
+            0.04,
+            headline="median error of steps with tensor groups inside a node",
+        ),
         line("step, median error: tensor groups beyond a node", median, beyond, 0.10, headline="beyond"),
         line(f"step, median error: {mfu}", median, fast, 0.15, headline=f"with an {mfu}"),
         line("step, median error: all of these", median, every),
         *(line(f"steps within {most} %", f"within_{most}", every) for most in (10, 20)),
-        line("pairs of a model's runs on as many nodes of one network in the measured order", "in_order", every, 0.85, True),
-    ]  # fmt: skip
+        line(
+            "pairs of a model's runs on as many nodes of one network in the measured order",
+            "in_order",
+            every,
+            0.85,
+            True,
+        ),
+    ]
     lines = [one for one in asked if one.cases]
     apart = {"runs that were fitted on": FITTED, BEFORE: BEFORE}
     for name, rows in ((name, steps[steps["set"] == kind]) for name, kind in apart.items()):
@@ -295,25 +303,35 @@ def _judge_steps(steps: pd.DataFrame) -> list[Line]:
         *lines,
         *_judge_intervals(cases),
         *_judge_chances(cases),
-        Line("throughput lost by the plan predicted to be fastest, mean of cells", len(cells),
-             float(cells[OURS].mean()), 0.05, others=losses, headline="throughput lost by the plan chosen"),
-    ]  # fmt: skip
+        Line(
+            "throughput lost by the plan predicted to be fastest, mean of cells",
+            len(cells),
+            float(cells[OURS].mean()),
+            0.05,
+            others=losses,
+            headline="throughput lost by the plan chosen",
+        ),
+    ]
 
 
 def _judge_intervals(cases: pd.DataFrame) -> list[Line]:
     row = score_intervals(cases).to_dict("records")[0]
     covered, wide = ({ONE_FOR_ALL: row[name]} for name in ("naive_covered", "naive_width"))
     return [
-        Line("measured step inside the 80 % interval", len(cases), row["ours_covered"], 0.75, more=True, others=covered),
-        Line("median width of the interval, high over low end", len(cases), row["ours_width"], factor=True, others=wide),
-    ]  # fmt: skip
+        Line(
+            "measured step inside the 80 % interval", len(cases), row["ours_covered"], 0.75, more=True, others=covered
+        ),
+        Line(
+            "median width of the interval, high over low end", len(cases), row["ours_width"], factor=True, others=wide
+        ),
+    ]
 
 
 def _judge_chances(cases: pd.DataFrame) -> list[Line]:
     """Return how far stated probabilities are from shares of pairs."""
     groups = score_chances(cases)
     what = "stated probability that a plan is the faster one, off the share of pairs where it was"
-    return [Line(what, int(groups["pairs"].sum()), measure_miss(groups), 0.05)] if len(groups) else []  # fmt: skip
+    return [Line(what, int(groups["pairs"].sum()), measure_miss(groups), 0.05)] if len(groups) else []
 
 
 def _judge_memory(cases: pd.DataFrame) -> list[Line]:
@@ -321,13 +339,18 @@ def _judge_memory(cases: pd.DataFrame) -> list[Line]:
     scores = score_survival(judged).iloc[0]
     ran = int(scores["sized"])
     return [
-        Line("reserved peak, median error", ran, scores["reserved"], 0.06,
-             headline="median error of reserved memory"),
+        Line("reserved peak, median error", ran, scores["reserved"], 0.06, headline="median error of reserved memory"),
         Line("reserved peak, 90th percentile of the error", ran, scores["reserved_90"], 0.10),
         Line("allocated peak of the update, median error", ran, scores["update"], 0.04),
-        Line("runs whose odds say rightly whether they survive, their model left out", len(judged), scores["accuracy"],
-             0.95, more=True, headline="runs foretold to survive or to run out of memory"),
-    ]  # fmt: skip
+        Line(
+            "runs whose odds say rightly whether they survive, their model left out",
+            len(judged),
+            scores["accuracy"],
+            0.95,
+            more=True,
+            headline="runs foretold to survive or to run out of memory",
+        ),
+    ]
 
 
 _AIM = 0.05
@@ -362,12 +385,23 @@ def peaks_section(cases: pd.DataFrame) -> Section:
         f"(aim {write_percent(_AIM, 0)}). The prediction is of the same rank, with the workspaces that the test's environment asks for."
     )
     return Section(
-        "megatron", "Megatron-LM's peaks",
+        "megatron",
+        "Megatron-LM's peaks",
         [
             render_paragraph(text),
-            render_details("Errors by kind of run", render_scores(scores, "Errors of Megatron-LM's peaks", ("cases", "median_error", "error_90", "most", "bias"), "cases")), _render_refused(cases), _render_cases(cases),
+            render_details(
+                "Errors by kind of run",
+                render_scores(
+                    scores,
+                    "Errors of Megatron-LM's peaks",
+                    ("cases", "median_error", "error_90", "most", "bias"),
+                    "cases",
+                ),
+            ),
+            _render_refused(cases),
+            _render_cases(cases),
         ],
-    )  # fmt: skip
+    )
 
 
 def _render_refused(cases: pd.DataFrame) -> str:
@@ -382,17 +416,21 @@ def _render_refused(cases: pd.DataFrame) -> str:
 
 def _render_cases(cases: pd.DataFrame) -> str:
     fields = [
-        words("case", "", "the test", "case"), words("GPU", "", "eight of them", lambda row: row["device"].upper()),
-        words("data x tensor x pipeline", "", "degrees", lambda row: f"{row['data']} x {row['tensor']} x {row['pipeline']}"),
+        words("case", "", "the test", "case"),
+        words("GPU", "", "eight of them", lambda row: row["device"].upper()),
+        words(
+            "data x tensor x pipeline",
+            "",
+            "degrees",
+            lambda row: f"{row['data']} x {row['tensor']} x {row['pipeline']}",
+        ),
         numbers("measured", "GiB", "peak of the last rank", _gib_cell, "measured_bytes"),
         numbers("predicted", "GiB", "the same", _gib_cell, "predicted_bytes"),
         numbers("error", "", "signed", "signed", "error"),
         words("not followed", "", "arguments that simulate warns of", "not_followed"),
-    ]  # fmt: skip
+    ]
     predicted = cases[cases["refused"] == ""]
-    predicted = predicted.assign(error=_signed_error(predicted)).sort_values(
-        "error", key=abs, ascending=False
-    )
+    predicted = predicted.assign(error=_signed_error(predicted)).sort_values("error", key=abs, ascending=False)
     rows = predicted.to_dict("records")
     title = f"Every prediction: {count_words(len(rows), 'case')}, the worst first"
     return render_details(title, render_records(rows, fields, title))
@@ -420,47 +458,38 @@ _WORDS = {
 }
 
 
-_STEP_SCORES = (
-    "cases",
-    "median_error",
-    "bias",
-    "within_10",
-    "within_20",
-    "within_50",
-    "covered",
-    "width",
-    "in_order",
-)
+_STEP_SCORES = ("cases", "median_error", "bias", "within_10", "within_20", "within_50", "covered", "width", "in_order")
 
 
-def build_clusters_page(
-    memory: str | Path, steps: str | Path, peaks: str | Path, page: str | Path
-) -> None:
+def build_clusters_page(memory: str | Path, steps: str | Path, peaks: str | Path, page: str | Path) -> None:
     """Write the page from Parquet files of ``CLUSTER_MEMORY``, ``CLUSTER_STEPS`` and ``CLUSTER_PEAKS``."""
     cases = tables.read_table(memory, "cluster_memory", CLUSTER_MEMORY)
     timed = mark_crowded(cases, tables.read_table(steps, "cluster_steps", CLUSTER_STEPS))
     tests = tables.read_table(peaks, "cluster_peaks", CLUSTER_PEAKS)
     lines = judge_aims(cases, timed)
     content = [
-        Section("aims", "Aims and what was reached", [
-            render_aims(lines), render_paragraph(describe_causes(timed)),
-        ]),
-        Section("steps", "Steps", [
-            render_paragraph(_STEPS), render_scores(score_steps(timed), "Errors of the steps", _STEP_SCORES, "runs of"),
-            render_details("Intervals, and which of two plans is faster", _render_intervals(timed) + render_chances(score_chances(timed), "one model's runs on as many nodes")),
-            _render_crowded(timed),
-        ]),
+        Section("aims", "Aims and what was reached", [render_aims(lines), render_paragraph(describe_causes(timed))]),
+        Section(
+            "steps",
+            "Steps",
+            [
+                render_paragraph(_STEPS),
+                render_scores(score_steps(timed), "Errors of the steps", _STEP_SCORES, "runs of"),
+                render_details(
+                    "Intervals, and which of two plans is faster",
+                    _render_intervals(timed)
+                    + render_chances(score_chances(timed), "one model's runs on as many nodes"),
+                ),
+                _render_crowded(timed),
+            ],
+        ),
         Section("choice", "Which plan to take", [_render_choice(timed)]),
         Section("memory", "Memory of the runs, and who survives", [_render_survival(cases)]),
         peaks_section(tests),
-    ]  # fmt: skip
-    schemas = {
-        "cluster_memory": CLUSTER_MEMORY, "cluster_steps": CLUSTER_STEPS, "cluster_peaks": CLUSTER_PEAKS,
-    }  # fmt: skip
+    ]
+    schemas = {"cluster_memory": CLUSTER_MEMORY, "cluster_steps": CLUSTER_STEPS, "cluster_peaks": CLUSTER_PEAKS}
     found = ", ".join(
-        f"{line.headline} {line.write_value()}"
-        for line in lines
-        if line.headline and line.aim is not None
+        f"{line.headline} {line.write_value()}" for line in lines if line.headline and line.aim is not None
     )
     reached = count_reached(None if line.aim is None else line.reached for line in lines)
     made_from, files = " from nanotron's own table of runs", [memory, steps, peaks]
@@ -474,17 +503,22 @@ def render_aims(lines: Sequence[Line]) -> str:
         words("judged", "", "over all cases, none left out", lambda line: line.what),
         numbers("cases", "", "how many", "count", lambda line: line.cases),
         numbers("aim", "", "at most, unless it says otherwise", Cell, lambda line: line.write_aim()),
-        numbers("trioflow", "", "what was reached", lambda line: Cell(line.write_value(), line.value), lambda line: line),
+        numbers(
+            "trioflow", "", "what was reached", lambda line: Cell(line.write_value(), line.value), lambda line: line
+        ),
         words("aim reached", "", "", lambda line: "" if line.aim is None else "yes" if line.reached else "no"),
-        words("other ways", "", "what they reach; the trees saw nine tenths of the runs", lambda line: line.write_others()),
-    ]  # fmt: skip
+        words(
+            "other ways", "", "what they reach; the trees saw nine tenths of the runs", lambda line: line.write_others()
+        ),
+    ]
     return render_records(lines, fields, "Aims")
 
 
 def _render_intervals(cases: pd.DataFrame) -> str:
     """Return how well the intervals hold beside one interval for all."""
     fields = [
-        words("runs of", "", "which", "group"), numbers("runs", "", "how many", "count", "runs"),
+        words("runs of", "", "which", "group"),
+        numbers("runs", "", "how many", "count", "runs"),
         *(
             numbers(title, name, meaning, cell, f"{way}_{title}")
             for way, name in (("ours", "trioflow"), ("naive", ONE_FOR_ALL))
@@ -494,7 +528,7 @@ def _render_intervals(cases: pd.DataFrame) -> str:
                 ("score", "mean interval score of logarithms, less is better", "short"),
             )
         ),
-    ]  # fmt: skip
+    ]
     return render_records(score_intervals(cases), fields, "80 % intervals")
 
 
@@ -508,7 +542,7 @@ def _render_choice(cases: pd.DataFrame) -> str:
         f"Throughput lost beside the best measured run by taking the plan that is predicted to be fastest, in the mean over {len(cells)} cells: "
         f"{mean} (aim {write_percent(_LOSS_AIM, 0)}). The rule takes the smallest tensor, then pipeline degree; a constant MFU any plan. The trees "
         "are fitted on nine tenths of these very runs, the constant MFU on the runs that may be fitted on."
-    )  # fmt: skip
+    )
     shown = ("median_error", "fast_error", "mean_error", "within_20", "in_order")
     table = render_scores(scores, "Ways to know a step", shown, "way")
     return render_paragraph(text) + table + _render_cells(cells, ways)
@@ -518,13 +552,17 @@ def _render_cells(cells: pd.DataFrame, ways: list[str]) -> str:
     """Return the choice of each model and number of nodes."""
     fields = [
         numbers("parameters", "1e9", "model", "plain", "parameters"),
-        numbers("nodes", "", "of 8 GPUs", "count", "nodes"), words("network", "", "that the jobs had", "network"), numbers("runs", "", "measured plans", "count", "runs"),
+        numbers("nodes", "", "of 8 GPUs", "count", "nodes"),
+        words("network", "", "that the jobs had", "network"),
+        numbers("runs", "", "measured plans", "count", "runs"),
         words("best", "t x p x d", "fastest measured plan: tensor, pipeline, data", "best"),
         numbers("best", "tokens/s", "its throughput, measured", "count", lambda row: round(row["best_tokens_per_s"])),
         words("chosen", "t x p x d", "plan that is predicted to be fastest", "chosen"),
-        numbers("chosen", "tokens/s", "its throughput, measured", "count", lambda row: round(row["chosen_tokens_per_s"])),
+        numbers(
+            "chosen", "tokens/s", "its throughput, measured", "count", lambda row: round(row["chosen_tokens_per_s"])
+        ),
         *(numbers("loss", way, "of throughput beside the best measured run", "percent", way) for way in ways),
-    ]  # fmt: skip
+    ]
     title = "The choice for each model and number of nodes"
     return render_details(title, render_records(cells, fields, title))
 
@@ -538,7 +576,7 @@ def _render_crowded(cases: pd.DataFrame) -> str:
     text = (
         f"{len(rows)} runs ran although they were less likely to fit than {write_percent(DOUBTED, 0)}. They took {factor[0.5]:.1f} times the "
         f"predicted step (median; {factor[0.1]:.1f} to {factor[0.9]:.1f} in eight of ten). search puts such plans behind the others."
-    )  # fmt: skip
+    )
     return render_paragraph(text)
 
 
@@ -546,7 +584,12 @@ def _render_survival(cases: pd.DataFrame) -> str:
     """Return how well the odds foretell how runs ended."""
     judged = judge_survival(choose_cases(cases))
     scores = [
-        words("model", "", "which model's runs; all", lambda row: name_model(row["parameters"]) if row["parameters"] else "all"),
+        words(
+            "model",
+            "",
+            "which model's runs; all",
+            lambda row: name_model(row["parameters"]) if row["parameters"] else "all",
+        ),
         numbers("succeeded", "", "runs that came to their end", "count", "survived"),
         numbers("ran out", "", "runs labelled out of memory", "count", "failed"),
         numbers("odds right", "", "share on the right side of a half", "percent", "accuracy"),
@@ -554,11 +597,11 @@ def _render_survival(cases: pd.DataFrame) -> str:
         numbers("reserved", "", "median error of what the allocator holds", "percent", "reserved"),
         numbers("90th percentile", "", "of that error", "percent", "reserved_90"),
         numbers("update", "", "median error of the update's allocated peak", "percent", "update"),
-    ]  # fmt: skip
+    ]
     bins = [
         numbers("runs", "", "how many", "count", "runs"),
         numbers("odds", "", "their mean odds", "percent", "odds"),
         numbers("survived", "", "share that came to their end", "percent", "survived"),
-    ]  # fmt: skip
+    ]
     table = render_records(tabulate_reliability(judged), bins, "What odds come to")
     return render_records(score_survival(judged), scores, "Odds of survival") + table

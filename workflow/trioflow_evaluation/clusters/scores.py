@@ -89,9 +89,7 @@ def score_steps(cases: pd.DataFrame) -> pd.DataFrame:
     groups += [(name, judged[chosen]) for name, chosen in split_by_nodes(judged).items()]
     groups += [(f"network: {name}", rows) for name, rows in judged.groupby("network")]
     groups += [(f"{p:g} B", rows) for p, rows in judged.groupby("parameters")]
-    groups += [
-        (f"{n} {'node' if n == 1 else 'nodes'}", rows) for n, rows in judged.groupby("nodes")
-    ]
+    groups += [(f"{n} {'node' if n == 1 else 'nodes'}", rows) for n, rows in judged.groupby("nodes")]
     return evaluate(((name, rows) for name, rows in groups if len(rows)), CELL)
 
 
@@ -100,9 +98,11 @@ def split_by_nodes(cases: pd.DataFrame) -> dict[str, pd.Series]:
     several, beyond = cases["nodes"] > 1, cases["tensor"] > GPUS_OF_A_NODE
     chained = several & (cases["pipeline"] > 1) & ~beyond
     return {
-        "on one node": ~several, "replicas over nodes": several & ~chained & ~beyond,
-        "pipelines over nodes": chained, "tensor groups beyond a node": beyond,
-    }  # fmt: skip
+        "on one node": ~several,
+        "replicas over nodes": several & ~chained & ~beyond,
+        "pipelines over nodes": chained,
+        "tensor groups beyond a node": beyond,
+    }
 
 
 def mark_crowded(memory: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
@@ -159,10 +159,7 @@ def fit_survival(cases: pd.DataFrame) -> Survival:
         return -float(np.log(np.where(survived, odds, 1 - odds)).sum())
 
     most: Any = {"maxiter": 2000, "maxfev": 2000, "xatol": 1e-5, "fatol": 1e-5}
-    found = [
-        minimize(miss, [0.2, -3.0, kept, -5.0], method="Nelder-Mead", options=most)
-        for kept in _STARTS
-    ]
+    found = [minimize(miss, [0.2, -3.0, kept, -5.0], method="Nelder-Mead", options=most) for kept in _STARTS]
     return read(min(found, key=lambda one: float(one.fun)).x)
 
 
@@ -183,9 +180,7 @@ def judge_survival(cases: pd.DataFrame) -> pd.DataFrame:
     """Return the cases with ``odds``: each model's by the shipped numbers that were fitted without it."""
     odds = pd.Series(np.nan, index=cases.index)
     for parameters, mine in cases.groupby("parameters"):
-        odds[mine.index] = find_odds(
-            list_needs(mine), load_survival(name_model(float(str(parameters))))
-        )
+        odds[mine.index] = find_odds(list_needs(mine), load_survival(name_model(float(str(parameters)))))
     return cases.assign(odds=odds)
 
 
@@ -205,16 +200,22 @@ def score_survival(judged: pd.DataFrame) -> pd.DataFrame:
 
 def _score_odds(name: str, rows: pd.DataFrame, is_sized: pd.Series) -> dict[str, Any]:
     sized, miss = rows[rows["survived"] & is_sized], rows["odds"] - rows["survived"]
-    pairs = {"reserved": ("reserved_bytes", "measured_bytes"), "update": ("update_bytes", "measured_update_bytes")}  # fmt: skip
+    pairs = {"reserved": ("reserved_bytes", "measured_bytes"), "update": ("update_bytes", "measured_update_bytes")}
     # As plain floats: no model's median is NaN where none of its runs survived.
-    off = {name: (sized[one].astype(float) / sized[other].astype(float) - 1).abs() for name, (one, other) in pairs.items()}  # fmt: skip
+    off = {
+        name: (sized[one].astype(float) / sized[other].astype(float) - 1).abs() for name, (one, other) in pairs.items()
+    }
     survived = int(rows["survived"].sum())
     return {
-        "group": name, "survived": survived, "failed": len(rows) - survived, "sized": len(sized),
+        "group": name,
+        "survived": survived,
+        "failed": len(rows) - survived,
+        "sized": len(sized),
         "accuracy": float(((rows["odds"] >= LIKELY) == rows["survived"]).mean()),
-        "brier": float((miss**2).mean()), **{name: float(one.median()) for name, one in off.items()},
+        "brier": float((miss**2).mean()),
+        **{name: float(one.median()) for name, one in off.items()},
         "reserved_90": float(off["reserved"].quantile(0.9)),
-    }  # fmt: skip
+    }
 
 
 def tabulate_reliability(judged: pd.DataFrame) -> pd.DataFrame:
@@ -226,13 +227,26 @@ def tabulate_reliability(judged: pd.DataFrame) -> pd.DataFrame:
 
 def write_survival_scores(judged: pd.DataFrame) -> str:
     """Return the scores by model in Markdown."""
-    heads = ("model", "succeeded", "ran out", "odds right", "Brier score", "sizes judged", "reserved, median error", "update's peak, median error")  # fmt: skip
+    heads = (
+        "model",
+        "succeeded",
+        "ran out",
+        "odds right",
+        "Brier score",
+        "sizes judged",
+        "reserved, median error",
+        "update's peak, median error",
+    )
     scores = [
         (
-            row["group"], row["survived"], row["failed"], write_percent(row["accuracy"]), f"{row['brier']:.3f}",
+            row["group"],
+            row["survived"],
+            row["failed"],
+            write_percent(row["accuracy"]),
+            f"{row['brier']:.3f}",
             row["sized"],
             *(NOTHING if np.isnan(row[name]) else write_percent(row[name]) for name in ("reserved", "update")),
         )
         for row in score_survival(judged).to_dict("records")
-    ]  # fmt: skip
+    ]
     return write_markdown(heads, scores)

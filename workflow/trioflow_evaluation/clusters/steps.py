@@ -88,10 +88,10 @@ def judge_memory(runs: Sequence[Run]) -> pd.DataFrame:
     rows: dict[int, dict[str, Any]] = {}
     models = sorted({(run.hidden, run.key_values, run.vocabulary) for run in runs})
     for model in models:
-        mine = [
-            i for i, run in enumerate(runs) if (run.hidden, run.key_values, run.vocabulary) == model
-        ]
-        mine.sort(key=lambda i: (runs[i].tensor, runs[i].pipeline, runs[i].data, runs[i].micro_batch, runs[i].accumulate))  # fmt: skip
+        mine = [i for i, run in enumerate(runs) if (run.hidden, run.key_values, run.vocabulary) == model]
+        mine.sort(
+            key=lambda i: (runs[i].tensor, runs[i].pipeline, runs[i].data, runs[i].micro_batch, runs[i].accumulate)
+        )
         with remembering(Memory()):
             judged = _judge_model([runs[i] for i in mine])
         rows |= zip(mine, judged, strict=True)
@@ -125,20 +125,27 @@ def _judge_model(runs: Sequence[Run]) -> list[dict[str, Any]]:
                 options = Options(stages=stages if len(stages) > 1 else None)
                 costs = platform.host_of(replace(plan, data=run.data), NANOTRON)
                 # Launches change no peak.
-                host = {
-                    key: cost for key, cost in costs.items() if key.startswith("tensor_parallel")
-                }
+                host = {key: cost for key, cost in costs.items() if key.startswith("tensor_parallel")}
                 batch = data * pieces * run.micro_batch
-                graph = build_graph(
-                    times, plan, batch=batch, host=host, options=options, device=platform.device
-                )
+                graph = build_graph(times, plan, batch=batch, host=host, options=options, device=platform.device)
                 known[key] = _size_graph(graph)
-        rows.append({
-            "set": run.set, "parameters": run.parameters, "nodes": run.nodes, "data": run.data, "tensor": run.tensor,
-            "pipeline": run.pipeline, "zero": run.zero, "micro_batch": run.micro_batch, "accumulate": run.accumulate,
-            "status": run.status, "measured_bytes": run.measured_bytes, "measured_update_bytes": run.allocated_bytes,
-            **known[key],
-        })  # fmt: skip
+        rows.append(
+            {
+                "set": run.set,
+                "parameters": run.parameters,
+                "nodes": run.nodes,
+                "data": run.data,
+                "tensor": run.tensor,
+                "pipeline": run.pipeline,
+                "zero": run.zero,
+                "micro_batch": run.micro_batch,
+                "accumulate": run.accumulate,
+                "status": run.status,
+                "measured_bytes": run.measured_bytes,
+                "measured_update_bytes": run.allocated_bytes,
+                **known[key],
+            }
+        )
     return rows
 
 
@@ -187,9 +194,12 @@ def keep_depth(stages: Sequence[Sequence[str]], pipeline: int) -> list[list[str]
 
 PRECISION = "nanotron-bf16"
 _SIZES = {
-    2048: (16, 32, 8192), 3072: (28, 32, 8192), 4096: (32, 32, 14336), 8192: (80, 64, 28672),
+    2048: (16, 32, 8192),
+    3072: (28, 32, 8192),
+    4096: (32, 32, 14336),
+    8192: (80, 64, 28672),
     16384: (126, 128, 53248),
-}  # fmt: skip
+}
 """Layers, heads and feed-forward of nanotron's models, by hidden size."""
 _TIED_BELOW = 10_000
 
@@ -256,35 +266,67 @@ def read_runs(data_folder: str | Path) -> list[Run]:
 
 
 _COLUMNS = (
-    "hidden_size", "num_kv_heads", "vocab_size", "nodes", "mbs", "batch_accum", "dp", "pp", "tp", "zero_stage",
-    "Mem Alloc (GB)", "Mem Res (GB)", "tok/s/gpu", "mfu", "status", "after_pp_fix",
-)  # fmt: skip
+    "hidden_size",
+    "num_kv_heads",
+    "vocab_size",
+    "nodes",
+    "mbs",
+    "batch_accum",
+    "dp",
+    "pp",
+    "tp",
+    "zero_stage",
+    "Mem Alloc (GB)",
+    "Mem Res (GB)",
+    "tok/s/gpu",
+    "mfu",
+    "status",
+    "after_pp_fix",
+)
 
 
 def _read_row(row: Mapping[Any, Any]) -> Run:
     hidden = int(row["hidden_size"])
     # Of runs that failed the heads of keys and values are not known: as many as heads.
     heads = row["num_kv_heads"] if row["num_kv_heads"] > 0 else _SIZES[hidden][1]
-    vocabulary, nodes, micro_batch, pieces, data, pipeline, tensor, zero = (
-        int(row[name]) for name in _COLUMNS[2:10]
-    )
+    vocabulary, nodes, micro_batch, pieces, data, pipeline, tensor, zero = (int(row[name]) for name in _COLUMNS[2:10])
     allocated, reserved = (float(row[name]) * BYTES_PER_GIB for name in _COLUMNS[10:12])
     tokens_per_s = GPUS_OF_A_NODE * nodes * float(row["tok/s/gpu"])
     return Run(
-        hidden, int(heads), vocabulary, nodes, micro_batch, pieces, data, pipeline, tensor, zero, allocated, reserved,
-        SEQUENCE * micro_batch * pieces * data / tokens_per_s, float(row["mfu"]) / 100, str(row["status"]),
+        hidden,
+        int(heads),
+        vocabulary,
+        nodes,
+        micro_batch,
+        pieces,
+        data,
+        pipeline,
+        tensor,
+        zero,
+        allocated,
+        reserved,
+        SEQUENCE * micro_batch * pieces * data / tokens_per_s,
+        float(row["mfu"]) / 100,
+        str(row["status"]),
         bool(row["after_pp_fix"]),
         {name: (float(row[inside]), float(row[every])) for name, (inside, every) in NODE_RATES.items()},
-    )  # fmt: skip
+    )
 
 
 def find_model(run: Run) -> LanguageModel:
     """Return the sizes of a run's model."""
     layers, heads, feed_forward = _SIZES[run.hidden]
     return LanguageModel(
-        name_model(run.parameters), layers, run.hidden, heads, run.key_values, run.hidden // heads,
-        feed_forward, run.vocabulary, tied=feed_forward < _TIED_BELOW,
-    )  # fmt: skip
+        name_model(run.parameters),
+        layers,
+        run.hidden,
+        heads,
+        run.key_values,
+        run.hidden // heads,
+        feed_forward,
+        run.vocabulary,
+        tied=feed_forward < _TIED_BELOW,
+    )
 
 
 @cache
@@ -348,15 +390,17 @@ def cut_stages(trace: Trace, run: Run) -> list[list[str]]:
 def plan_run(run: Run, stages: int, pieces: int, data: int) -> Plan:
     """Return a run's plan, with some stages, micro-batches and replicas."""
     columns: Mapping[str, Any] = (
-        {"pipeline": stages, "schedule": "1f1b", "micro_batches": pieces}
-        if stages > 1
-        else {"accumulate": pieces}
+        {"pipeline": stages, "schedule": "1f1b", "micro_batches": pieces} if stages > 1 else {"accumulate": pieces}
     )
     split = run.tensor > 1
     return make_plan(
-        data, run.tensor, sequence_parallel=split, vocabulary_parallel=split,
-        sharding="distributed" if run.zero and data > 1 else "none", **columns,
-    )  # fmt: skip
+        data,
+        run.tensor,
+        sequence_parallel=split,
+        vocabulary_parallel=split,
+        sharding="distributed" if run.zero and data > 1 else "none",
+        **columns,
+    )
 
 
 def judge_steps(runs: Iterable[Run]) -> pd.DataFrame:
@@ -408,15 +452,22 @@ _TIMES = ("predicted_s", "low_s", "high_s")
 
 def _describe(run: Run) -> dict[str, Any]:
     return {
-        "set": run.set, "parameters": run.parameters, "nodes": run.nodes, "data": run.data, "tensor": run.tensor,
-        "pipeline": run.pipeline, "zero": run.zero, "micro_batch": run.micro_batch,
-        "accumulate": run.accumulate, "measured_s": run.measured_step_s, "mfu": run.mfu, "network": run.network,
-    }  # fmt: skip
+        "set": run.set,
+        "parameters": run.parameters,
+        "nodes": run.nodes,
+        "data": run.data,
+        "tensor": run.tensor,
+        "pipeline": run.pipeline,
+        "zero": run.zero,
+        "micro_batch": run.micro_batch,
+        "accumulate": run.accumulate,
+        "measured_s": run.measured_step_s,
+        "mfu": run.mfu,
+        "network": run.network,
+    }
 
 
-def predict_run(
-    run: Run, times: DeviceTimes, platform: Platform, interval: bool = True
-) -> NDArray[np.float64]:
+def predict_run(run: Run, times: DeviceTimes, platform: Platform, interval: bool = True) -> NDArray[np.float64]:
     """Return a run's step and the ends of its 80 % interval [s]; without ``interval`` they are the step.
 
     In a full pipeline every micro-batch adds the same: of more than two a stage and two, so many
@@ -432,13 +483,11 @@ def predict_run(
 
 
 def simulate_pieces(
-    run: Run, times: DeviceTimes, platform: Platform, stages: Sequence[list[str]], pieces: int, interval: bool = True,
-) -> NDArray[np.float64]:  # fmt: skip
+    run: Run, times: DeviceTimes, platform: Platform, stages: Sequence[list[str]], pieces: int, interval: bool = True
+) -> NDArray[np.float64]:
     """Return a run's step with so many micro-batches, and the ends of its interval [s]."""
     plan = plan_run(run, len(stages), pieces, run.data)
-    options = Options(
-        stages=list(stages) if len(stages) > 1 else None, memory=False, interval=interval
-    )
+    options = Options(stages=list(stages) if len(stages) > 1 else None, memory=False, interval=interval)
     batch = run.data * pieces * run.micro_batch
     found = predict(times, plan, platform, batch=batch, options=options)
     return np.array([found.step_time_s, found.low_s, found.high_s])

@@ -75,9 +75,10 @@ def read_benchmarks(files: Iterable[str | Path]) -> pd.DataFrame:
             time_s = float(pd.read_csv(file, sep="\t")["s"].mean())
         except (KeyError, ValueError, OSError) as error:
             raise TableError(
-                f"no benchmark of Snakemake's ({error})", file=file,
+                f"no benchmark of Snakemake's ({error})",
+                file=file,
                 fix="run the job again, without deleting results/benchmarks",
-            ) from None  # fmt: skip
+            ) from None
         alone = file.parent.name == "benchmarks"
         rows.append((file.stem if alone else file.parent.name, "" if alone else file.stem, time_s))
     return pd.DataFrame(rows, columns=["stage", "subject", "time_s"])
@@ -112,15 +113,21 @@ def build_costs(
         traces = [s for s in subjects if s.rpartition("-b")[0] == workload]
         capture_s = sum_jobs(_PROFILING, traces)
         direct_s = ns_to_s(float((rounds.max() * rounds.size()).sum()))
-        rows.append({
-            "workload": workload, "experiments": len(names), "capture_s": capture_s, "fit_s": fit_s,
-            "extrapolate_s": sum_jobs(_BUILDING, [workload, *names]),
-            "simulate_s": sum_jobs(("simulate",), names),
-            "engine_s": float(sum(summaries[name]["simulator_wall_s"] for name in names)),
-            "steps": int(rounds.ngroups), "direct_s": direct_s,
-            "session_s": ranks * sum_jobs(("calibrate",), [workload]),
-            "share": capture_s / direct_s if direct_s else np.nan,
-        })  # fmt: skip
+        rows.append(
+            {
+                "workload": workload,
+                "experiments": len(names),
+                "capture_s": capture_s,
+                "fit_s": fit_s,
+                "extrapolate_s": sum_jobs(_BUILDING, [workload, *names]),
+                "simulate_s": sum_jobs(("simulate",), names),
+                "engine_s": float(sum(summaries[name]["simulator_wall_s"] for name in names)),
+                "steps": int(rounds.ngroups),
+                "direct_s": direct_s,
+                "session_s": ranks * sum_jobs(("calibrate",), [workload]),
+                "share": capture_s / direct_s if direct_s else np.nan,
+            }
+        )
     return pd.DataFrame(rows, columns=COSTS.names)
 
 
@@ -135,9 +142,7 @@ def _list_timestamp_errors(timestamps: pd.DataFrame) -> pd.Series:
     return timestamps[["start_error", "end_error"]].max(axis=1)
 
 
-def render_summary(
-    activity: pd.DataFrame, timestamps: pd.DataFrame, analytical: pd.DataFrame
-) -> str:
+def render_summary(activity: pd.DataFrame, timestamps: pd.DataFrame, analytical: pd.DataFrame) -> str:
     """Return our errors beside DistSim's."""
     steps = activity.drop_duplicates("experiment")
     columns = [
@@ -152,17 +157,26 @@ def render_summary(
     own = activity["experiment"] + ", rank " + activity["rank"].astype(str)
     errors = _list_timestamp_errors(timestamps)
     marks = (
-        timestamps["experiment"] + ", rank " + timestamps["rank"].astype(str) + ", "
-        + timestamps["phase"] + " " + timestamps["micro_batch"].astype(str)
-    )  # fmt: skip
+        timestamps["experiment"]
+        + ", rank "
+        + timestamps["rank"].astype(str)
+        + ", "
+        + timestamps["phase"]
+        + " "
+        + timestamps["micro_batch"].astype(str)
+    )
     rows = [
-        _summary("analytical model, step time", analytical["error"].abs(), analytical["experiment"],
-                 f"mean {write_percent(ANALYTICAL_MEAN)}, worst {write_percent(ANALYTICAL_WORST)}"),
+        _summary(
+            "analytical model, step time",
+            analytical["error"].abs(),
+            analytical["experiment"],
+            f"mean {write_percent(ANALYTICAL_MEAN)}, worst {write_percent(ANALYTICAL_WORST)}",
+        ),
         _summary("step time", steps["step_error"].abs(), steps["experiment"], f"worst {write_percent(STEP_ERROR, 2)}"),
         _summary("activity of a rank", activity["activity_error"], own, f"worst {write_percent(ACTIVITY_ERROR, 2)}"),
         _summary("timestamps, medians over rounds", errors, marks, f"worst {write_percent(TIMESTAMP_ERROR, 2)}"),
         _summary("measured rounds against their own median", activity["rank_spread"], own, NOTHING),
-    ]  # fmt: skip
+    ]
     return render_table(columns, rows, "Errors of this run, relative to the measured step")
 
 
@@ -171,9 +185,14 @@ def _summary(name: str, errors: pd.Series, names: pd.Series, reference: str) -> 
     if known.empty:
         return [Cell(name), count_cell(0), *[Cell(NOTHING, "")] * 4, Cell(reference)]
     return [
-        Cell(name), count_cell(len(known)), percent_cell(known.median()), percent_cell(known.mean()),
-        percent_cell(known.max()), Cell(str(names[known.index].iloc[int(known.argmax())])), Cell(reference),
-    ]  # fmt: skip
+        Cell(name),
+        count_cell(len(known)),
+        percent_cell(known.median()),
+        percent_cell(known.mean()),
+        percent_cell(known.max()),
+        Cell(str(names[known.index].iloc[int(known.argmax())])),
+        Cell(reference),
+    ]
 
 
 def render_activity(activity: pd.DataFrame) -> str:
@@ -183,17 +202,27 @@ def render_activity(activity: pd.DataFrame) -> str:
         return Cell(write_percent(value, 4), value)
 
     heads = (
-        ("measured", "step", "time", "step_s"), ("simulated", "step", "time", "simulated_s"),
-        ("error", "step", "signed", "step_error"), ("activity", "error", "percent", "activity_error"),
-        ("activity", "as profiled", "percent", "profiled_error"), ("spread", "of rounds", "percent", "rank_spread"),
-        ("events", "recorded", "count", "events"), ("matched", "events", "count", "matched"),
+        ("measured", "step", "time", "step_s"),
+        ("simulated", "step", "time", "simulated_s"),
+        ("error", "step", "signed", "step_error"),
+        ("activity", "error", "percent", "activity_error"),
+        ("activity", "as profiled", "percent", "profiled_error"),
+        ("spread", "of rounds", "percent", "rank_spread"),
+        ("events", "recorded", "count", "events"),
+        ("matched", "events", "count", "matched"),
         ("matched", "of their time", "percent", "matched_time"),
-        ("profiler", "slows by", "signed", "profiler_slowdown"), ("marks", "slow by", thin_cell, "mark_slowdown"),
-    )  # fmt: skip
+        ("profiler", "slows by", "signed", "profiler_slowdown"),
+        ("marks", "slow by", thin_cell, "mark_slowdown"),
+    )
     fields = [
-        words("experiment", "rank", "experiment and rank", lambda row: Cell(row["experiment"], None, f"rank {row['rank']}")),
+        words(
+            "experiment",
+            "rank",
+            "experiment and rank",
+            lambda row: Cell(row["experiment"], None, f"rank {row['rank']}"),
+        ),
         *list_numbers(_ACTIVITY, heads),
-    ]  # fmt: skip
+    ]
     return render_records(activity, fields, "Activity error of every rank")
 
 
@@ -201,19 +230,22 @@ def render_timestamps(timestamps: pd.DataFrame) -> str:
     """Return, folded, a row for every rank, stage and micro-batch."""
     fields = [
         words("experiment", "", "experiment", "experiment"),
-        Field(Column("rank", "stage", "process and pipeline stage"), lambda row: Cell(f"{row['rank']}, {row['stage']}")),
+        Field(
+            Column("rank", "stage", "process and pipeline stage"), lambda row: Cell(f"{row['rank']}, {row['stage']}")
+        ),
         words("phase", "", _TIMESTAMPS["phase"], "phase"),
         numbers("micro-batch", "", _TIMESTAMPS["micro_batch"], "count", "micro_batch"),
         *(
             numbers(f"{end}s", of, _TIMESTAMPS[f"{of}_{end}_s"], "time", f"{of}_{end}_s")
-            for end in ("start", "end") for of in ("measured", "simulated")
+            for end in ("start", "end")
+            for of in ("measured", "simulated")
         ),
         *(
             numbers(end, detail, _TIMESTAMPS[f"{end}_{kind}"], cell, f"{end}_{kind}")
             for kind, detail, cell in (("bias", "deviation", "signed"), ("error", "median error", "percent"))
             for end in ("start", "end")
         ),
-    ]  # fmt: skip
+    ]
     rows = timestamps.to_dict("records")
     table = render_records(rows, fields, "Starts and ends by rank, stage and micro-batch")
     return render_details(f"All {len(rows)} forwards, backwards and updates", table)
@@ -248,9 +280,14 @@ def render_throughput(rows: pd.DataFrame) -> str:
         numbers("throughput", "simulated", "over that of batch 1", "number", "simulated"),
         numbers("bubble alone", "closed form", "m p / (m + p - 1)", "number", "ideal"),
         numbers("deviation", "of the simulated", "simulated over closed form less one", "signed", "deviation"),
-        numbers("deviation", "with unequal stages", "simulated over the second closed form less one", "signed",
-                lambda row: row["simulated"] / parts.throughput(int(row["micro_batches"])) - 1.0),
-    ]  # fmt: skip
+        numbers(
+            "deviation",
+            "with unequal stages",
+            "simulated over the second closed form less one",
+            "signed",
+            lambda row: row["simulated"] / parts.throughput(int(row["micro_batches"])) - 1.0,
+        ),
+    ]
     text = render_paragraph(
         "The closed form: with p equal stages of time t, m micro-batches take (m + p - 1) t, so throughput over that of one is "
         f"m p / (m + p - 1). Two things move the simulated curve below it. Stages are unequal: every further micro-batch takes as long as "
@@ -268,31 +305,38 @@ def render_throughput(rows: pd.DataFrame) -> str:
 def render_costs(costs: pd.DataFrame) -> str:
     """Return what profiling, simulating and running cost."""
     heads = {
-        "capture_s": ("profile", "1 rank"), "fit_s": ("fit", "its part"), "extrapolate_s": ("extrapolate", "all jobs"),
-        "simulate_s": ("simulate", "all jobs"), "engine_s": ("simulate", "engine alone"),
-        "direct_s": ("run", "ranks x steps"), "session_s": ("run", "ranks x session"),
-    }  # fmt: skip
+        "capture_s": ("profile", "1 rank"),
+        "fit_s": ("fit", "its part"),
+        "extrapolate_s": ("extrapolate", "all jobs"),
+        "simulate_s": ("simulate", "all jobs"),
+        "engine_s": ("simulate", "engine alone"),
+        "direct_s": ("run", "ranks x steps"),
+        "session_s": ("run", "ranks x session"),
+    }
     fields = [
-        words("workload", "experiments", "and how many share its traces", lambda row: Cell(row["workload"], None, row["detail"])),
+        words(
+            "workload",
+            "experiments",
+            "and how many share its traces",
+            lambda row: Cell(row["workload"], None, row["detail"]),
+        ),
         *(numbers(*head, _COSTS[key], "time", key) for key, head in heads.items()),
         numbers("profile / run", "", _COSTS["share"], "percent", "share"),
-    ]  # fmt: skip
+    ]
     counts = costs[["experiments", "steps"]].astype(str)
-    each = costs.assign(
-        detail=counts["experiments"] + " experiments, " + counts["steps"] + " steps"
-    )
+    each = costs.assign(detail=counts["experiments"] + " experiments, " + counts["steps"] + " steps")
     total = costs.drop(columns="workload").sum().to_dict()
     own = {"workload": "all", "detail": f"{int(total['experiments'])} experiments"}
     theirs = {
-        "workload": "DistSim", "detail": _OTHER_CASES, **dict.fromkeys(heads),
-        "capture_s": _DISTSIM_PROFILE_S, "simulate_s": _DISTSIM_SIMULATE_S, "direct_s": _DISTSIM_DIRECT_S,
+        "workload": "DistSim",
+        "detail": _OTHER_CASES,
+        **dict.fromkeys(heads),
+        "capture_s": _DISTSIM_PROFILE_S,
+        "simulate_s": _DISTSIM_SIMULATE_S,
+        "direct_s": _DISTSIM_DIRECT_S,
         "share": _DISTSIM_PROFILE_S / _DISTSIM_DIRECT_S,
-    }  # fmt: skip
-    rows = [
-        *each.to_dict("records"),
-        {**total, **own, "share": total["capture_s"] / total["direct_s"]},
-        theirs,
-    ]
+    }
+    rows = [*each.to_dict("records"), {**total, **own, "share": total["capture_s"] / total["direct_s"]}, theirs]
     alone = write_time(float(costs["engine_s"].sum() / costs["experiments"].sum()))
     text = render_paragraph(
         "Jobs of the workflow are timed by Snakemake from the start of their Python to its end, imports included; one simulation "
@@ -311,10 +355,7 @@ STEP_ERROR, ACTIVITY_ERROR, TIMESTAMP_ERROR = 0.0351, 0.0419, 0.0171
 
 def draw_errors(rows: pd.DataFrame, label: str, **references: float) -> Figure:
     """Draw signed or absolute errors (``error``) of every experiment by ``who``, DistSim's own on both sides, by what they are."""
-    places = [
-        (100 * error, f"{what} of DistSim, on other cases ({error:.2%})")
-        for what, error in references.items()
-    ]
+    places = [(100 * error, f"{what} of DistSim, on other cases ({error:.2%})") for what, error in references.items()]
     drawn = rows.assign(error=100 * rows["error"])
     return draw_lines(drawn, "error", "experiment", "who", label, references=places)
 
@@ -322,32 +363,32 @@ def draw_errors(rows: pd.DataFrame, label: str, **references: float) -> Figure:
 def list_activity(activity: pd.DataFrame) -> pd.DataFrame:
     """Return every rank's activity error (``ACTIVITY``), and how much rounds differ among themselves."""
     ranks = "rank " + activity["rank"].astype(str)
-    return pd.concat([
-        activity.assign(error=activity["activity_error"], who=ranks),
-        activity.assign(error=activity["rank_spread"], who=ranks + ": rounds from their median"),
-    ])  # fmt: skip
+    return pd.concat(
+        [
+            activity.assign(error=activity["activity_error"], who=ranks),
+            activity.assign(error=activity["rank_spread"], who=ranks + ": rounds from their median"),
+        ]
+    )
 
 
 def draw_timestamps(timestamps: pd.DataFrame) -> Figure:
     """Draw where in the step every start and end lies, and how far off the simulation is (``TIMESTAMPS``)."""
     step_s = timestamps.groupby("experiment")["measured_end_s"].transform("max")
-    drawn = pd.concat([
-        timestamps.assign(
-            instant=100 * timestamps[f"measured_{end}_s"] / step_s, deviation=100 * timestamps[f"{end}_bias"],
-            what=timestamps["phase"] + f" {end}, rank " + timestamps["rank"].astype(str),
-        ) for end in ("start", "end")
-    ])  # fmt: skip
-    references = [
-        (
-            100 * TIMESTAMP_ERROR,
-            f"largest median of DistSim, on other cases ({TIMESTAMP_ERROR:.2%})",
-        )
-    ]
+    drawn = pd.concat(
+        [
+            timestamps.assign(
+                instant=100 * timestamps[f"measured_{end}_s"] / step_s,
+                deviation=100 * timestamps[f"{end}_bias"],
+                what=timestamps["phase"] + f" {end}, rank " + timestamps["rank"].astype(str),
+            )
+            for end in ("start", "end")
+        ]
+    )
+    references = [(100 * TIMESTAMP_ERROR, f"largest median of DistSim, on other cases ({TIMESTAMP_ERROR:.2%})")]
     labels = ("measured instant [%]", "simulated less measured [% of the step]")
     return draw_panels(
-        drawn, "instant", "deviation", "what", "experiment", labels,
-        columns=3, seconds=False, references=references,
-    )  # fmt: skip
+        drawn, "instant", "deviation", "what", "experiment", labels, columns=3, seconds=False, references=references
+    )
 
 
 def draw_throughput(rows: pd.DataFrame) -> Figure:
@@ -360,13 +401,31 @@ def draw_throughput(rows: pd.DataFrame) -> Figure:
         figure = style.new_figure(3.8, 6.2)
         axes = figure.subplots()
         ideal = [bubble_throughput(m, stages) for m in counts]
-        axes.plot(counts, ideal, color=style.INK, linewidth=1.2, linestyle="--",
-                  label=f"bubble alone: m p / (m + p - 1), p = {stages}")  # fmt: skip
+        axes.plot(
+            counts,
+            ideal,
+            color=style.INK,
+            linewidth=1.2,
+            linestyle="--",
+            label=f"bubble alone: m p / (m + p - 1), p = {stages}",
+        )
         unequal = [parts.throughput(m) for m in counts]
-        axes.plot(counts, unequal, color=style.ORANGE, linewidth=1.2, linestyle=":",
-                  label="bubble of unequal stages, gradients added up")  # fmt: skip
-        axes.plot(found["micro_batches"], found["simulated"], "o", color=style.BLUE, markersize=6,
-                  label="simulated from shapes (uncalibrated)")  # fmt: skip
+        axes.plot(
+            counts,
+            unequal,
+            color=style.ORANGE,
+            linewidth=1.2,
+            linestyle=":",
+            label="bubble of unequal stages, gradients added up",
+        )
+        axes.plot(
+            found["micro_batches"],
+            found["simulated"],
+            "o",
+            color=style.BLUE,
+            markersize=6,
+            label="simulated from shapes (uncalibrated)",
+        )
         axes.set(
             xlabel="batch: micro-batches of one sample",
             ylabel="throughput over that of batch 1",
@@ -391,7 +450,7 @@ CAPTIONS = {
     "distsim11": "Throughput over the batch, normalised to batch 1: GPT 145B in 8 tensor x 16 pipeline parts on 128 GPUs. Simulated only, "
     "from shapes, uncalibrated. Lines: closed forms. Limit: Megatron-LM's published curve is not in our data.",
     "distsim12": "Steps a second of 15 plans of a 48-layer BERT on 16 A10. Simulated only; stars: measured by DistSim.",
-}  # fmt: skip
+}
 _NUMBERS = (
     "All that is known here of DistSim is what its evaluation found, not which figure shows what. Our figures take its numbers 3 and 8 to "
     "12 in the order of its results: the analytical model, step time, activity, timestamps, GPT 145B, the search for a plan. The content "
@@ -404,7 +463,7 @@ _GLOSSARY = {
     "profiler's time taken out": "between two marks, time of the profiled step is taken to pass in proportion to that of the plain step",
     "timestamp error": "absolute deviation of a mark's start or end in a round over the measured step, median over rounds",
     "step's start": "the simulated ranks start together; of the recorded ones the first to start counts",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -437,9 +496,10 @@ def build_distsim_page(
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{FOLDER}.") as draft:
         _draw(found, Path(draft), Path(files["search"][0]))
         for name, frame, schema in (
-            ("timestamps", found.timestamps, TIMESTAMPS), ("activity", found.activity, ACTIVITY),
+            ("timestamps", found.timestamps, TIMESTAMPS),
+            ("activity", found.activity, ACTIVITY),
             ("costs", found.costs, COSTS),
-        ):  # fmt: skip
+        ):
             tables.write_table(frame, name, Path(draft) / f"{name}.parquet", schema=schema)
         made = _compose(found)
         for file in sorted(Path(draft).iterdir()):
@@ -449,9 +509,7 @@ def build_distsim_page(
 
 
 def _compare(
-    files: Mapping[str, Sequence[str]],
-    rows: Sequence[Mapping[str, Any]],
-    plans: Mapping[str, Mapping[str, Any]],
+    files: Mapping[str, Sequence[str]], rows: Sequence[Mapping[str, Any]], plans: Mapping[str, Mapping[str, Any]]
 ) -> _DistsimTables:
     """Read everything and compare every experiment of several ranks."""
     homes = {Path(file).parent.name: Path(file).parent for file in files["recordings"]}
@@ -460,9 +518,7 @@ def _compare(
     timestamps, activity = [], []
     for workload, home in homes.items():
         marks = tables.read_table(home / "step_marks.parquet", "step_marks", schema=STEP_MARKS)
-        events = tables.read_table(
-            home / "recorded_events.parquet", "recorded_events", schema=RECORDED_EVENTS
-        )
+        events = tables.read_table(home / "recorded_events.parquet", "recorded_events", schema=RECORDED_EVENTS)
         mark_s = float(sessions[workload]["mark_s"])
         for row in rows:
             name, plan = str(row["experiment"]), str(row["plan"])
@@ -476,20 +532,20 @@ def _compare(
             found = compare_events(events[events["experiment"] == name], mine, timeline, mark_s)
             activity.append(found.assign(experiment=name, plan=plan)[ACTIVITY.names])
     if not timestamps:
-        raise InputError(
-            "no experiment has several ranks", fix="add one with a plan of 2 ranks to experiments.tsv"
-        )  # fmt: skip
-    steps = {n: tables.read_table(h / "measurements.parquet", "measurements") for n, h in homes.items()}  # fmt: skip
+        raise InputError("no experiment has several ranks", fix="add one with a plan of 2 ranks to experiments.tsv")
+    steps = {n: tables.read_table(h / "measurements.parquet", "measurements") for n, h in homes.items()}
     summaries = {name: read_json(home / "summary.json") for name, home in simulated.items()}
     activities = pd.concat(activity, ignore_index=True)
     analytical = tables.read_table(files["analytical"][0], "analytical", schema=ANALYTICAL)
     measured = activities.drop_duplicates("experiment").set_index("experiment")["step_s"]
     analytical["error"] = analytical["analytical_s"] / analytical["experiment"].map(measured) - 1.0
     return _DistsimTables(
-        pd.concat(timestamps, ignore_index=True), activities,
+        pd.concat(timestamps, ignore_index=True),
+        activities,
         build_costs(read_benchmarks(files["benchmarks"]), rows, steps, sessions, summaries),
-        analytical, tables.read_table(files["throughput"][0], "sweep_results"),
-    )  # fmt: skip
+        analytical,
+        tables.read_table(files["throughput"][0], "sweep_results"),
+    )
 
 
 def _draw(found: _DistsimTables, folder: Path, search: Path) -> None:
@@ -518,21 +574,33 @@ def _compose(found: _DistsimTables) -> Page:
     return Page(
         TITLE,
         [
-            Section("summary", "Beside DistSim", [
-                render_paragraph(_NUMBERS), render_summary(activity, timestamps, found.analytical),
-            ]),
+            Section(
+                "summary",
+                "Beside DistSim",
+                [render_paragraph(_NUMBERS), render_summary(activity, timestamps, found.analytical)],
+            ),
             Section("analytical", "Analytical model (3)", [_figure("distsim03")]),
             Section("steps", "Step time (8)", [_figure("distsim08")]),
-            Section("activity", "Activity of every rank (9)", [
-                _figure("distsim09"), render_details("Activity of every rank, in numbers", render_activity(activity)),
-            ]),
-            Section("timestamps", "Timestamps by rank, stage and micro-batch (10)", [
-                _figure("distsim10"), describe_causes(activity, timestamps),
-                render_details("Timestamps in numbers", render_timestamps(timestamps)),
-            ]),
-            Section("throughput", "GPT 145B on 128 GPUs (11)", [
-                _figure("distsim11"), render_throughput(found.throughput),
-            ], folded=True),
+            Section(
+                "activity",
+                "Activity of every rank (9)",
+                [_figure("distsim09"), render_details("Activity of every rank, in numbers", render_activity(activity))],
+            ),
+            Section(
+                "timestamps",
+                "Timestamps by rank, stage and micro-batch (10)",
+                [
+                    _figure("distsim10"),
+                    describe_causes(activity, timestamps),
+                    render_details("Timestamps in numbers", render_timestamps(timestamps)),
+                ],
+            ),
+            Section(
+                "throughput",
+                "GPT 145B on 128 GPUs (11)",
+                [_figure("distsim11"), render_throughput(found.throughput)],
+                folded=True,
+            ),
             Section("search", "Search for a plan (12)", [_figure("distsim12")], folded=True),
             Section("costs", "Cost of profiling, simulating and running", [render_costs(found.costs)], folded=True),
         ],
@@ -543,7 +611,7 @@ def _compose(found: _DistsimTables) -> Page:
         f"Steps are predicted within {write_percent(steps.mean())} on average ({write_percent(steps.max())} at most), the "
         f"activity of a rank within {write_percent(activity['activity_error'].mean())} of its step.",
         _GLOSSARY,
-    )  # fmt: skip
+    )
 
 
 def _figure(name: str) -> str:

@@ -59,9 +59,13 @@ def find_best_rates(traces: Sequence[Trace]) -> AnalyticalModel:
 
 
 def predict_by_rates(
-    traces: Sequence[Trace], rates: AnalyticalModel, plan: Plan, batch: int, platform: Platform,
+    traces: Sequence[Trace],
+    rates: AnalyticalModel,
+    plan: Plan,
+    batch: int,
+    platform: Platform,
     stages: Sequence[Sequence[str]] | None,
-) -> float:  # fmt: skip
+) -> float:
     """Return the step of a plan with every operator at its best rates, its recorded times and the host's not counted [s]."""
     timed = []
     for trace in traces:
@@ -71,9 +75,8 @@ def predict_by_rates(
         timed.append(replace(trace, operators=operators, facts=facts))
     times = DeviceTimes(timed, rates, "best rates")
     return predict(
-        times, plan, replace(platform, host={}), batch=batch, stages=stages,
-        collectives=CLOSED_FORM, interval=False,
-    ).step_time_s  # fmt: skip
+        times, plan, replace(platform, host={}), batch=batch, stages=stages, collectives=CLOSED_FORM, interval=False
+    ).step_time_s
 
 
 def write_analytical(
@@ -99,9 +102,7 @@ def write_analytical(
         own = [traces[name] for name in workloads[workload]]
         stages = stages_of[workload].get(str(plan.stages))
         step_s = predict_by_rates(own, rates, plan, int(row["batch"]), machine, stages)
-        rows.append(
-            (row["experiment"], row["plan"], plan.ranks, rates.flop_per_s, rates.bytes_per_s, step_s)
-        )  # fmt: skip
+        rows.append((row["experiment"], row["plan"], plan.ranks, rates.flop_per_s, rates.bytes_per_s, step_s))
     frame = pd.DataFrame(rows, columns=ANALYTICAL.names)
     tables.write_table(frame, "analytical", table, schema=ANALYTICAL)
 
@@ -151,9 +152,7 @@ def split_step(rows: pd.DataFrame) -> _StepParts:
         raise InputError("a step is split from one micro-batch and two larger numbers of them")
     further_s = float(times_s[-1] - times_s[-2]) / (counts[-1] - counts[-2])
     first_s = float(times_s[0])
-    return _StepParts(
-        first_s, further_s, float(times_s[-1]) - first_s - (counts[-1] - 1) * further_s
-    )
+    return _StepParts(first_s, further_s, float(times_s[-1]) - first_s - (counts[-1] - 1) * further_s)
 
 
 def compare_throughput(rows: pd.DataFrame) -> pd.DataFrame:
@@ -221,9 +220,7 @@ def _align(recorded: pd.DataFrame, simulated: pd.DataFrame) -> list[tuple[Any, A
     return [(left[i], right[j]) for i, j in found]
 
 
-def align_sequences(
-    first: np.ndarray[Any, Any], second: np.ndarray[Any, Any]
-) -> list[tuple[int, int]]:
+def align_sequences(first: np.ndarray[Any, Any], second: np.ndarray[Any, Any]) -> list[tuple[int, int]]:
     """Return places of a longest common subsequence of two sequences of numbers, its pairs furthest to the end.
 
     ``lengths[i, j]`` is that of the first i and j members; a row follows from the one before at
@@ -275,17 +272,24 @@ def compare_events(
         spent_s = (compute["end_s"] - compute["start_s"]).to_numpy()
         matched = compute.index.isin(pairs["recorded"])
         count = int(((plain["rank"] == rank) & (plain["phase"] != STEP_MARK)).sum())
-        rows.append({
-            "rank": rank, "step_s": step_s, "simulated_s": float(timeline["end_s"].max()),
-            "step_error": float(timeline["end_s"].max()) / step_s - 1.0,
-            "events": len(own), "matched": len(pairs),
-            "matched_time": float(spent_s[matched].sum() / spent_s.sum()),
-            "start_error": _mean(away[:1]), "end_error": _mean(away[1:]),
-            "activity_error": _mean(away), "profiled_error": _mean(raw),
-            "rank_spread": spread[rank],
-            "profiler_slowdown": profiled_s / step_s - 1.0,
-            "mark_slowdown": count / plain["round"].nunique() * mark_s / step_s,
-        })  # fmt: skip
+        rows.append(
+            {
+                "rank": rank,
+                "step_s": step_s,
+                "simulated_s": float(timeline["end_s"].max()),
+                "step_error": float(timeline["end_s"].max()) / step_s - 1.0,
+                "events": len(own),
+                "matched": len(pairs),
+                "matched_time": float(spent_s[matched].sum() / spent_s.sum()),
+                "start_error": _mean(away[:1]),
+                "end_error": _mean(away[1:]),
+                "activity_error": _mean(away),
+                "profiled_error": _mean(raw),
+                "rank_spread": spread[rank],
+                "profiler_slowdown": profiled_s / step_s - 1.0,
+                "mark_slowdown": count / plain["round"].nunique() * mark_s / step_s,
+            }
+        )
     return pd.DataFrame(rows)
 
 
@@ -325,9 +329,7 @@ def simulate_marks(timeline: pd.DataFrame) -> pd.DataFrame:
     inside = filled["micro_batch"].notna() & ~filled["kind"].isin(_MESSAGES)
     inside &= filled["phase"].isin(PHASES)
     grouped = filled[inside].groupby(_KEYS, sort=True)
-    return grouped.agg(
-        stage=("stage", "min"), start_s=("start_s", "min"), end_s=("end_s", "max")
-    ).reset_index()
+    return grouped.agg(stage=("stage", "min"), start_s=("start_s", "min"), end_s=("end_s", "max")).reset_index()
 
 
 def _measure_step(marks: pd.DataFrame) -> float:
@@ -336,9 +338,7 @@ def _measure_step(marks: pd.DataFrame) -> float:
     return float(whole.groupby("round")["end_ns"].max().median()) / NS_PER_S
 
 
-def compare_marks(
-    marks: pd.DataFrame, timeline: pd.DataFrame, experiment: str, plan: str
-) -> pd.DataFrame:
+def compare_marks(marks: pd.DataFrame, timeline: pd.DataFrame, experiment: str, plan: str) -> pd.DataFrame:
     """Return the timestamp errors of one experiment: rows of `TIMESTAMPS`.
 
     Times count from the first rank's start; the median over rounds is shown, as DistSim's of 100.
@@ -361,9 +361,9 @@ def compare_marks(
     grouped = merged.groupby([*_KEYS, "stage"], sort=True)
     found = grouped[medians].median().join(grouped.size().rename("rounds")).reset_index()
     found["experiment"], found["plan"] = experiment, plan
-    ordered: pd.DataFrame = found.sort_values(
-        ["rank", "measured_start_s"], kind="stable", ignore_index=True
-    )[TIMESTAMPS.names]
+    ordered: pd.DataFrame = found.sort_values(["rank", "measured_start_s"], kind="stable", ignore_index=True)[
+        TIMESTAMPS.names
+    ]
     return ordered
 
 
@@ -374,9 +374,7 @@ def measure_spread(marks: pd.DataFrame) -> dict[int, float]:
     limits = parts[["start_ns", "end_ns"]]
     middle = limits.groupby([parts[key] for key in _KEYS]).transform("median")
     away = (limits - middle).abs().mean(axis=1) / NS_PER_S / _measure_step(plain)
-    return {
-        rank: float(away[parts["rank"] == rank].mean()) for rank in map(int, parts["rank"].unique())
-    }
+    return {rank: float(away[parts["rank"] == rank].mean()) for rank in map(int, parts["rank"].unique())}
 
 
 def map_clock(marks: pd.DataFrame, rank: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

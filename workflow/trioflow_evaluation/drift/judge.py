@@ -129,9 +129,7 @@ def read_job(path: str | Path) -> Job:
     if not np.array_equal(at[order], np.tile(np.arange(count), steps)):
         raise TableError("a step lacks operations that another has", file=path, place="column step")
     table = rows.iloc[order]
-    starts_s, lasting_s = (
-        table[name].to_numpy().reshape(steps, count).T for name in ("start_ts", "duration")
-    )
+    starts_s, lasting_s = (table[name].to_numpy().reshape(steps, count).T for name in ("start_ts", "duration"))
     numbers = table["step"].to_numpy(np.int64)[::count]
     return _build(path.stem, first, starts_s, starts_s + lasting_s, numbers)
 
@@ -188,9 +186,8 @@ class _Program:
         self._until_s: Floats = np.zeros(0)  # When they had all ended [steps]
 
     def add_call(
-        self, row: Mapping[str, Any], match: int, start_s: Floats, length_s: Floats, end_s: Floats,
-        same_rank: bool,
-    ) -> None:  # fmt: skip
+        self, row: Mapping[str, Any], match: int, start_s: Floats, length_s: Floats, end_s: Floats, same_rank: bool
+    ) -> None:
         """Add an operation, and the host's time from the end of the one before it, or of the step's start."""
         until_s = self._until_s if same_rank else np.zeros_like(start_s)
         self._host = self._add(row, HOST, "main", -1, np.maximum(start_s - until_s, 0.0))
@@ -201,9 +198,7 @@ class _Program:
         self._together = [self._add(row, kind, "main", match, length_s)]
         self._until_s = end_s
 
-    def add_beside(
-        self, row: Mapping[str, Any], match: int, length_s: Floats, end_s: Floats
-    ) -> None:
+    def add_beside(self, row: Mapping[str, Any], match: int, length_s: Floats, end_s: Floats) -> None:
         """Add an operation that began with the one before it."""
         task = self._add(row, COMPUTE if match < 0 else EXCHANGE, "beside", match, length_s)
         self.pairs.append((task, self._host))
@@ -215,9 +210,7 @@ class _Program:
         for name in ("stage", "dp_rank"):
             groups: dict[tuple[Any, ...], list[_Call]] = {}
             for call in self._calls:
-                groups.setdefault(
-                    (call.row["optype"], call.row["seq_id"], call.row[name]), []
-                ).append(call)
+                groups.setdefault((call.row["optype"], call.row["seq_id"], call.row[name]), []).append(call)
             for calls in groups.values():
                 latest_s = np.max([call.arrived_s for call in calls], axis=0)
                 for call in calls:
@@ -226,16 +219,22 @@ class _Program:
                         self.times_s[call.host] = left_s
                         self.pairs += [(call.host, one) for other in calls for one in other.before]
 
-    def _add(
-        self, row: Mapping[str, Any], kind: str, stream: str, match: int, time_s: Floats
-    ) -> int:
+    def _add(self, row: Mapping[str, Any], kind: str, stream: str, match: int, time_s: Floats) -> int:
         self.times_s.append(time_s)
         phase = PASSES.get(row["optype"], "")
-        self.rows.append({
-            "rank": row["rank"], "stage": row["stage"], "replica": row["dp_rank"], "kind": kind,
-            "optype": row["optype"], "phase": phase, "micro_batch": row["seq_id"], "stream": stream,
-            "match_id": match,
-        })  # fmt: skip
+        self.rows.append(
+            {
+                "rank": row["rank"],
+                "stage": row["stage"],
+                "replica": row["dp_rank"],
+                "kind": kind,
+                "optype": row["optype"],
+                "phase": phase,
+                "micro_batch": row["seq_id"],
+                "stream": stream,
+                "match_id": match,
+            }
+        )
         return len(self.rows) - 1
 
 
@@ -253,9 +252,7 @@ def _name_exchanges(rows: pd.DataFrame) -> NDArray[Any]:
     """Return what tells each operation's exchange from others; empty of operations of one rank."""
     names = []
     for row in tables.records(rows):
-        kind, stage, replica, number = (
-            row[name] for name in ("optype", "stage", "dp_rank", "seq_id")
-        )
+        kind, stage, replica, number = (row[name] for name in ("optype", "stage", "dp_rank", "seq_id"))
         way, _, end = kind.partition("-")
         if end in ("send", "recv"):
             # Between a stage and the next: forward from the one, backward from the other.
@@ -277,15 +274,7 @@ def fit_jobs(paths: Iterable[str | Path]) -> list[MeasuredSpread]:
         job = read_job(path)
         spread, slow = fit_spread(job.list_passes(), job.list_exchanges())
         found.append(
-            MeasuredSpread(
-                "gpu",
-                job.name,
-                job.ranks,
-                len(job.step_s),
-                len(slow),
-                spread,
-                SOURCE.format(job.name),
-            )
+            MeasuredSpread("gpu", job.name, job.ranks, len(job.step_s), len(slow), spread, SOURCE.format(job.name))
         )
     return found
 
@@ -307,9 +296,11 @@ def split_steps(count: int) -> dict[str, NDArray[np.bool_]]:
     """Return, by name, which steps a prediction may see; the others are predicted."""
     number = np.arange(count)
     return {
-        "even steps": number % 2 == 0, "odd steps": number % 2 == 1,
-        "first half": number < count // 2, "second half": number >= count // 2,
-    }  # fmt: skip
+        "even steps": number % 2 == 0,
+        "odd steps": number % 2 == 1,
+        "first half": number < count // 2,
+        "second half": number >= count // 2,
+    }
 
 
 def judge_halves(job: Job, draws: int = DRAWS) -> pd.DataFrame:
@@ -326,12 +317,17 @@ def judge_halves(job: Job, draws: int = DRAWS) -> pd.DataFrame:
         measured = np.quantile(job.step_s[~seen], QUANTILES)
         for way, step_s in by_way.items():
             predicted = np.quantile(step_s, QUANTILES)
-            rows.append({
-                "job": job.name, "seen": name, "steps": int((~seen).sum()), "way": way,
-                **{f"measured_{q * 100:.0f}_s": m for q, m in zip(QUANTILES, measured, strict=True)},
-                **{f"predicted_{q * 100:.0f}_s": p for q, p in zip(QUANTILES, predicted, strict=True)},
-                "distance": float(ks_2samp(step_s, job.step_s[~seen], method="asymp").statistic),
-            })  # fmt: skip
+            rows.append(
+                {
+                    "job": job.name,
+                    "seen": name,
+                    "steps": int((~seen).sum()),
+                    "way": way,
+                    **{f"measured_{q * 100:.0f}_s": m for q, m in zip(QUANTILES, measured, strict=True)},
+                    **{f"predicted_{q * 100:.0f}_s": p for q, p in zip(QUANTILES, predicted, strict=True)},
+                    "distance": float(ks_2samp(step_s, job.step_s[~seen], method="asymp").statistic),
+                }
+            )
     return pd.DataFrame(rows)
 
 
@@ -398,10 +394,16 @@ def attribute_slowdown(job: Job) -> pd.DataFrame:
     actual_s, ideal_s = play(frozenset()), play(frozenset(PARTS))
     slowdown_s = actual_s - ideal_s
     rows = [
-        {"job": job.name, "part": name, "actual_s": actual_s, "ideal_s": ideal_s, "share": share_s / slowdown_s,
-         "alone": (actual_s - play(frozenset([name]))) / slowdown_s}
+        {
+            "job": job.name,
+            "part": name,
+            "actual_s": actual_s,
+            "ideal_s": ideal_s,
+            "share": share_s / slowdown_s,
+            "alone": (actual_s - play(frozenset([name]))) / slowdown_s,
+        }
         for name, share_s in share_change(PARTS, play).items()
-    ]  # fmt: skip
+    ]
     return pd.DataFrame(rows)
 
 
@@ -458,9 +460,7 @@ _CAUSES = (
 )
 
 
-def judge_drift(
-    files: Sequence[str | Path], halves: str | Path, causes: str | Path, page: str | Path
-) -> None:
+def judge_drift(files: Sequence[str | Path], halves: str | Path, causes: str | Path, page: str | Path) -> None:
     """Judge recorded jobs, and write two tables and a page; TableError where a job's file is damaged."""
     jobs = [read_job(file) for file in sorted(files, key=str)]
     judged = pd.concat([judge_halves(job) for job in jobs], ignore_index=True)
@@ -471,13 +471,11 @@ def judge_drift(
     content = [
         Section("halves", "One half of the steps from the other", [render_paragraph(_HALVES), _render_halves(judged)]),
         Section("causes", "What made the steps slow", [render_paragraph(_CAUSES), _render_causes(caused)]),
-    ]  # fmt: skip
+    ]
     title = "trioflow: ranks that drift apart in recorded jobs"
     ours = judged[judged["way"] == JOINT]
     error = ours.apply(find_error, axis=1, quantile="50").abs()
-    ends = pd.concat(
-        [ours.apply(find_error, axis=1, quantile=name).abs() for name in NAMES if name != "50"]
-    )
+    ends = pd.concat([ours.apply(find_error, axis=1, quantile=name).abs() for name in NAMES if name != "50"])
     lead = (
         f"Steps of {count_words(len(jobs), 'recorded job')} of ByteDance, predicted from others of their own steps: what "
         "ranks that drift apart cost a step."
@@ -500,11 +498,14 @@ def find_error(row: Any, quantile: str) -> float:
 def _render_halves(judged: pd.DataFrame) -> str:
     errors = [
         numbers(
-            f"{name} %", "error", "predicted over measured quantile, less 1", "signed",
+            f"{name} %",
+            "error",
+            "predicted over measured quantile, less 1",
+            "signed",
             partial(find_error, quantile=name),
         )
         for name in NAMES
-    ]  # fmt: skip
+    ]
     fields = [
         words("job", "", "", "job"),
         words("from", "", "steps that the prediction may see", "seen"),
@@ -527,7 +528,7 @@ def _render_causes(caused: pd.DataFrame) -> str:
         numbers("slowdown", "", "actual over ideal step", "short", lambda row: row["actual_s"] / row["ideal_s"]),
         numbers("share", "of the slowdown", "Shapley value", "signed", "share"),
         numbers("alone", "of the slowdown", "taken off where it alone is put right", "signed", "alone"),
-    ]  # fmt: skip
+    ]
     return render_records(caused, fields, "Causes")
 
 
@@ -535,10 +536,15 @@ def describe_drift(judged: pd.DataFrame, caused: pd.DataFrame) -> str:
     """Return both tables in Markdown, the text of docs/spread.md that `make publish` rewrites."""
     heads = ("job", "made from", "way", *(f"{name} % quantile" for name in NAMES), "distance")
     rows = [
-        (row["job"], row["seen"], row["way"],
-         *(write_signed_percent(find_error(row, name)) for name in NAMES), f"{row['distance']:.2f}")
+        (
+            row["job"],
+            row["seen"],
+            row["way"],
+            *(write_signed_percent(find_error(row, name)) for name in NAMES),
+            f"{row['distance']:.2f}",
+        )
         for row in judged.to_dict("records")
-    ]  # fmt: skip
+    ]
     parts = list(dict.fromkeys(caused["part"]))
     slow = []
     for job, own in caused.groupby("job", sort=False):
@@ -573,9 +579,7 @@ _FEW_DEVIATIONS = 5.0
 """Robust standard deviations from the other ranks beyond which a rank counts as slow, not as spread."""
 
 
-def fit_spread(
-    passes: pd.DataFrame, exchanges: pd.DataFrame, *, lasting: bool = True
-) -> tuple[Spread, list[int]]:
+def fit_spread(passes: pd.DataFrame, exchanges: pd.DataFrame, *, lasting: bool = True) -> tuple[Spread, list[int]]:
     """Return the spread of a recorded job, and the ranks that are slower than it explains.
 
     ``passes``: step, replica, stage, rank, phase, micro_batch, time_s; ``exchanges``: step,
@@ -600,9 +604,7 @@ def fit_spread(
     step_log, rank_log, micro_batch_log, pass_log = (
         math.sqrt(max(0.0, variance[name])) for name in ("step", "rank", "micro_batch", "pass")
     )
-    series = (
-        passes[["step", "rank"]].assign(step_log=step, kept=kept).groupby(["step", "rank"]).first()
-    )
+    series = passes[["step", "rank"]].assign(step_log=step, kept=kept).groupby(["step", "rank"]).first()
     step_lag = _find_lag(series["step_log"].unstack().iloc[:, :1], 0.0)
     rank_lag = _find_lag(series["kept"].unstack(), always)
     found = Spread(
@@ -628,9 +630,7 @@ def _find_lag(series: pd.DataFrame, always: float) -> float:
     """
     apart = (series - series.mean()).to_numpy()
     first = np.flatnonzero(np.diff(series.index.to_numpy()) == 1)
-    whole = always + float((apart[first] ** 2 + apart[first + 1] ** 2).sum()) / (
-        2 * apart[first].size or 1
-    )
+    whole = always + float((apart[first] ** 2 + apart[first + 1] ** 2).sum()) / (2 * apart[first].size or 1)
     if not len(first) or whole <= 0:
         return 0.0
     lag = (always + float((apart[first] * apart[first + 1]).mean())) / whole

@@ -26,12 +26,7 @@ from trioflow.tables import records
 
 from trioflow_evaluation.drawing import draw_lines
 from trioflow_evaluation.figures import catalogue
-from trioflow_evaluation.figures.catalogue import (
-    Figure,
-    describe_averages,
-    find_averages,
-    find_family,
-)
+from trioflow_evaluation.figures.catalogue import Figure, describe_averages, find_averages, find_family
 from trioflow_evaluation.figures.points import (
     BUSY,
     LINE_IN,
@@ -56,15 +51,7 @@ from trioflow_evaluation.figures.points import (
 )
 from trioflow_evaluation.studies import wafer
 from trioflow_evaluation.studies.hop import SHOWN_BANDWIDTH_BYTES_PER_S, draw_speedups
-from trioflow_evaluation.tables import (
-    EVIDENCE,
-    EVIDENCE_KINDS,
-    HOP,
-    ONLY_SIMULATED,
-    SHARES,
-    SIMULATOR_TIMES,
-    WAFER,
-)
+from trioflow_evaluation.tables import EVIDENCE, EVIDENCE_KINDS, HOP, ONLY_SIMULATED, SHARES, SIMULATOR_TIMES, WAFER
 
 Rows = Sequence[dict[str, Any]]
 _HEAD_IN = 0.56
@@ -88,9 +75,7 @@ def draw_evidence(figure: Figure, rows: pd.DataFrame) -> Drawing:
     series = list(dict.fromkeys(name for panel in panels for name in panel.points["series"]))
     heights = [LINE_IN * measure_height(panel.points) for panel in panels]
     with column_style():
-        drawing = new_column_figure(
-            sum(heights) + _HEAD_IN * len(panels) + 0.08 * (len(series) + 6)
-        )
+        drawing = new_column_figure(sum(heights) + _HEAD_IN * len(panels) + 0.08 * (len(series) + 6))
         grid = drawing.subplots(len(panels), 1, squeeze=False, height_ratios=heights).ravel()
         for axes, panel in zip(grid, panels, strict=True):
             draw_points(axes, panel.points, series)
@@ -105,9 +90,7 @@ def draw_evidence(figure: Figure, rows: pd.DataFrame) -> Drawing:
 def _put_legend(drawing: Drawing) -> None:
     """Put what the panels hold under them, each once."""
     found = [axes.get_legend_handles_labels() for axes in reversed(drawing.axes)]
-    entries = {
-        label: handle for pair in found for handle, label in zip(*pair, strict=True) if label
-    }
+    entries = {label: handle for pair in found for handle, label in zip(*pair, strict=True) if label}
     drawing.legend(entries.values(), entries, loc="outside lower left", ncols=2, borderpad=0)
 
 
@@ -150,10 +133,14 @@ def _time_point(row: dict[str, Any], per_sample: bool, *, papers: bool) -> dict[
     x = _divide(row["predicted_s"], samples)
     errors = [one.error for one in find_averages(row)] if papers and x is not None else []
     return {
-        "label": row["label"], "series": row["series"], "x": x, "low": _divide(row["low_s"], samples),
-        "high": _divide(row["high_s"], samples), "measured": _divide(row["measured_s"], samples),
+        "label": row["label"],
+        "series": row["series"],
+        "x": x,
+        "low": _divide(row["low_s"], samples),
+        "high": _divide(row["high_s"], samples),
+        "measured": _divide(row["measured_s"], samples),
         "papers": tuple((x * (1 - error), x * (1 + error)) for error in errors if x is not None),
-    }  # fmt: skip
+    }
 
 
 def _divide(value: float | None, samples: int) -> float | None:
@@ -172,9 +159,7 @@ def find_mean_errors(rows: Rows) -> dict[str, float]:
     frame = pd.DataFrame(rows)
     what = frame["quantity"].str.partition(",")[0]
     errors = (frame["predicted_s"] / frame["measured_s"] - 1).abs().astype(float)
-    return {
-        str(name): float(mean) for name, mean in errors.groupby(what, sort=False).mean().items()
-    }
+    return {str(name): float(mean) for name, mean in errors.groupby(what, sort=False).mean().items()}
 
 
 def _describe_coverage(rows: Rows) -> str:
@@ -189,8 +174,7 @@ def _describe_coverage(rows: Rows) -> str:
 def count_right_pairs(rows: Rows) -> tuple[int, int]:
     """Return how many pairs of plans of a workload are predicted in the measured order, and how many there are."""
     times = [
-        {**row, **{name: row[name] / (row["batch"] or 1) for name in ("measured_s", "predicted_s")}}
-        for row in rows
+        {**row, **{name: row[name] / (row["batch"] or 1) for name in ("measured_s", "predicted_s")}} for row in rows
     ]
     right = [
         (one["measured_s"] < other["measured_s"]) == (one["predicted_s"] < other["predicted_s"])
@@ -220,15 +204,11 @@ def draw_shares(figure: Figure, rows: pd.DataFrame) -> Drawing:
             shares = 100 * part[list(_PARTS)]
             for name, left in (shares.cumsum(axis=1) - shares).items():
                 label, colour = _PARTS[str(name)]
-                axes.barh(
-                    part.index, shares[name], left=left, height=0.78, color=colour, label=label
-                )
+                axes.barh(part.index, shares[name], left=left, height=0.78, color=colour, label=label)
             frame = {"fill": False, "edgecolor": style.INK, "linewidth": 0.7, "label": MEASURED}
             axes.barh(measured, 100.0, height=0.78, **frame)
             names = part["label"].where(~part["label"].duplicated(), "")
-            axes.set(
-                yticks=part.index, yticklabels=names, ylim=(len(part) - 0.4, -0.6), xlim=(0, 100)
-            )
+            axes.set(yticks=part.index, yticklabels=names, ylim=(len(part) - 0.4, -0.6), xlim=(0, 100))
             axes.grid(axis="y", visible=False)
             axes.set_title(kind.upper())
         grid[-1][0].set_xlabel("part of the step [%]", labelpad=1.5)
@@ -241,9 +221,7 @@ def draw_speeds(figure: Figure, rows: pd.DataFrame) -> Drawing:
     """Draw the simulator's times: columns of ``trioflow_evaluation.tables.SIMULATOR_TIMES``."""
     rate = float(rows["events"].sum() / rows["wall_s"].sum())
     events = f"{rate / 1e6:.1f} million events/s" if rate >= 1e5 else f"{rate:.0f} events/s"
-    label = (
-        f"time to simulate one step [s], median of {int(rows['repeats'].max())} runs here; {events}"
-    )
+    label = f"time to simulate one step [s], median of {int(rows['repeats'].max())} runs here; {events}"
     ends = ("wall_low_s", "wall_high_s")
     return draw_lines(rows, "wall_s", "trace", "family", label, interval=ends, log=True)
 
@@ -266,16 +244,18 @@ Files = Mapping[str, Sequence[str]]
 """Files by the name of the rule's input: errors, profiles, timelines, predictions, validation,
 published, study, times."""
 SCHEMAS: dict[str, pa.Schema] = {
-    catalogue.ERRORS: EVIDENCE, catalogue.ORDER: EVIDENCE, catalogue.SHARES: SHARES,
-    catalogue.SPEED: SIMULATOR_TIMES, catalogue.WAFER: WAFER, catalogue.HOP: HOP,
-}  # fmt: skip
+    catalogue.ERRORS: EVIDENCE,
+    catalogue.ORDER: EVIDENCE,
+    catalogue.SHARES: SHARES,
+    catalogue.SPEED: SIMULATOR_TIMES,
+    catalogue.WAFER: WAFER,
+    catalogue.HOP: HOP,
+}
 """Table of each form of figure."""
 LIVE = "gloo on this CPU"
 
 
-def build_figure_data(
-    name: str, files: Files, plans: Sequence[Mapping[str, Any]] = ()
-) -> pd.DataFrame:
+def build_figure_data(name: str, files: Files, plans: Sequence[Mapping[str, Any]] = ()) -> pd.DataFrame:
     """Return what a figure (``catalogue.PREFIX`` before it with public data) draws, columns of ``SCHEMAS`` of its form.
 
     Raises InputError when it is unknown, or a set that it needs has no row; the sentence names
@@ -293,14 +273,10 @@ def build_figure_data(
             raise InputError("no row", file=_take_one(files, kind), fix="make the table again")
         return frame
     except InputError as error:
-        raise type(error)(
-            f"{name}: {error.problem}", file=error.file, place=error.place, fix=error.fix
-        ) from None
+        raise type(error)(f"{name}: {error.problem}", file=error.file, place=error.place, fix=error.fix) from None
 
 
-def _build_evidence(
-    figure: Figure, name: str, files: Files, plans: Sequence[Mapping[str, Any]]
-) -> pd.DataFrame:
+def _build_evidence(figure: Figure, name: str, files: Files, plans: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     if figure.live:
         errors = read_live_errors(_take_one(files, "errors"), plans, figure.families)
@@ -309,10 +285,7 @@ def _build_evidence(
             live = use_busy_time(
                 live,
                 _read_profiles(files),
-                {
-                    Path(file).parent.name: tables.read_table(file, "timeline")
-                    for file in files.get("timelines", [])
-                },
+                {Path(file).parent.name: tables.read_table(file, "timeline") for file in files.get("timelines", [])},
             )
         rows += live
     if name.startswith(catalogue.PREFIX):
@@ -320,10 +293,7 @@ def _build_evidence(
     if figure.scenarios:
         quantity = BUSY if figure.busy else STEP
         rows += list_predicted_rows(
-            files.get("predictions", []),
-            quantity=quantity,
-            label=figure.label,
-            series=figure.series,
+            files.get("predictions", []), quantity=quantity, label=figure.label, series=figure.series
         )
     # Beside what was only simulated they are drawn where the figure measures nothing.
     drawn = {row["evidence"] for row in rows} - {ONLY_SIMULATED} or {ONLY_SIMULATED}
@@ -366,17 +336,13 @@ def keep_rivals(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def _describe_plan(row: Mapping[str, Any]) -> str:
     """Return a public case's kind of plan, as ``catalogue.name_plan`` names a live one's."""
     chunks = row["micro_batches"]
-    return (
-        f"{row['family']}, {chunks} chunk{'s' if chunks > 1 else ''}" if chunks else row["family"]
-    )
+    return f"{row['family']}, {chunks} chunk{'s' if chunks > 1 else ''}" if chunks else row["family"]
 
 
 def _build_shares(figure: Figure, files: Files, plans: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     errors = read_live_errors(_take_one(files, "errors"), plans, figure.families)
     rows = list_live_shares(errors, _read_profiles(files))
-    rows += sorted(
-        list_predicted_shares(files.get("predictions", [])), key=lambda row: str(row["case"])
-    )
+    rows += sorted(list_predicted_shares(files.get("predictions", [])), key=lambda row: str(row["case"]))
     return pd.DataFrame([{"figure": figure.name, **row} for row in rows], columns=SHARES.names)
 
 
@@ -395,14 +361,16 @@ def _read_profiles(files: Files) -> pd.DataFrame:
 
 
 _DRAWERS = {
-    catalogue.ERRORS: draw_evidence, catalogue.ORDER: draw_evidence, catalogue.SHARES: draw_shares,
-    catalogue.SPEED: draw_speeds, catalogue.WAFER: draw_wafer, catalogue.HOP: draw_hop,
-}  # fmt: skip
+    catalogue.ERRORS: draw_evidence,
+    catalogue.ORDER: draw_evidence,
+    catalogue.SHARES: draw_shares,
+    catalogue.SPEED: draw_speeds,
+    catalogue.WAFER: draw_wafer,
+    catalogue.HOP: draw_hop,
+}
 
 
-def make_figure(
-    name: str, files: Files, plans: Sequence[Mapping[str, Any]], target: str | Path
-) -> None:
+def make_figure(name: str, files: Files, plans: Sequence[Mapping[str, Any]], target: str | Path) -> None:
     """Write a figure as PDF, SVG and PNG, and what it draws (``build_figure_data``) as Parquet; ``target`` has no suffix."""
     figure = catalogue.find_figure(name)
     rows = build_figure_data(name, files, plans)
@@ -427,9 +395,7 @@ REPEATS = 5
 """Runs whose median is taken; one more goes before them, which loads what is loaded once."""
 
 
-def time_simulations(
-    description: str | Path, target: str | Path, repeats: int = REPEATS
-) -> pd.DataFrame:
+def time_simulations(description: str | Path, target: str | Path, repeats: int = REPEATS) -> pd.DataFrame:
     """Time every scenario of a description that has a step, and write ``SIMULATOR_TIMES``; InputError where none has.
 
     In one warm process: starting and loading do not count; extrapolation is timed apart.
@@ -465,8 +431,16 @@ def _time_scenario(workshop: Workshop, values: dict[str, Any], repeats: int) -> 
         built_s.append(halfway_s - began_s)
     walls_s = walls_s[1:]
     return {
-        "trace": values["trace"], "workload": traces[0].facts.workload, "family": find_family(plan),
-        "plan": graph.metadata.plan_text, "ranks": plan.ranks, "events": prediction.events,
-        "repeats": repeats, "build_s": statistics.median(built_s[1:]), "wall_s": statistics.median(walls_s),
-        "wall_low_s": min(walls_s), "wall_high_s": max(walls_s), "step_s": prediction.step_time_s,
-    }  # fmt: skip
+        "trace": values["trace"],
+        "workload": traces[0].facts.workload,
+        "family": find_family(plan),
+        "plan": graph.metadata.plan_text,
+        "ranks": plan.ranks,
+        "events": prediction.events,
+        "repeats": repeats,
+        "build_s": statistics.median(built_s[1:]),
+        "wall_s": statistics.median(walls_s),
+        "wall_low_s": min(walls_s),
+        "wall_high_s": max(walls_s),
+        "step_s": prediction.step_time_s,
+    }

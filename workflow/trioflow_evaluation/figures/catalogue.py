@@ -16,14 +16,7 @@ SINGLE, DATA_PARALLEL, DDP, SHARDED = "single", "DataParallel", "DDP", "sharded"
 TENSOR, PIPELINE, _HYBRID = "TP", "PP", "hybrid"
 
 _SHORT = re.compile(r"(?P<name>[a-z0-9]*?[a-z-]+?)(?P<ranks>\d*)(?:-m(?P<chunks>\d+))?")
-_WORDS = {
-    "single": SINGLE,
-    "dp": DATA_PARALLEL,
-    "ddp": DDP,
-    "tp": TENSOR,
-    "tp-layers": TENSOR,
-    "tp-gather": TENSOR,
-}
+_WORDS = {"single": SINGLE, "dp": DATA_PARALLEL, "ddp": DDP, "tp": TENSOR, "tp-layers": TENSOR, "tp-gather": TENSOR}
 
 
 def find_family(plan: Plan) -> str:
@@ -104,11 +97,7 @@ def find_averages(row: Mapping[str, Any]) -> list[_PaperAverage]:
     Chunks, GPU, ranks, and whether a trace was carried over, narrow the choice in this order, where
     any average agrees.
     """
-    found = [
-        one
-        for one in load_averages()
-        if one.figure == row["figure"] and row["family"] in one.families
-    ]
+    found = [one for one in load_averages() if one.figure == row["figure"] and row["family"] in one.families]
     # A trace without times belongs to no GPU: it is carried to any.
     carried = row["source_gpu"] != row["device"]
     for agrees in (
@@ -161,8 +150,7 @@ class Figure:
 
 
 FIGURES: dict[str, Figure] = {
-    name: Figure(name=name, **fields)
-    for name, fields in read_own_records(f"{DATA}/figures/catalogue/figures").items()
+    name: Figure(name=name, **fields) for name, fields in read_own_records(f"{DATA}/figures/catalogue/figures").items()
 }
 """In the paper's order."""
 
@@ -178,8 +166,7 @@ def find_figure(name: str) -> Figure:
 def list_figures(descriptions: dict[str, str], *, published: bool) -> list[str]:
     """Return the names of all figures; with public data those that gain something have ``PREFIX``."""
     return [
-        f"{PREFIX}{name}" if published and gains(figure, descriptions) else name
-        for name, figure in FIGURES.items()
+        f"{PREFIX}{name}" if published and gains(figure, descriptions) else name for name, figure in FIGURES.items()
     ]
 
 
@@ -200,10 +187,7 @@ def find_descriptions(name: str, descriptions: dict[str, str]) -> list[str]:
             fix="copy it from config/figures of trioflow",
         )
     added = f"{PREFIX}{figure.scenarios}"
-    return [
-        figure.scenarios,
-        *([added] if name.startswith(PREFIX) and added in descriptions else []),
-    ]
+    return [figure.scenarios, *([added] if name.startswith(PREFIX) and added in descriptions else [])]
 
 
 def list_inputs(

@@ -7,25 +7,14 @@ from pathlib import Path
 import pandas as pd
 from trioflow import tables
 from trioflow.base.errors import InputError
-from trioflow.report.pages import (
-    Page,
-    Section,
-    render_definitions,
-    render_details,
-    render_figure,
-    write_page,
-)
+from trioflow.report.pages import Page, Section, render_definitions, render_details, render_figure, write_page
 
 from trioflow_evaluation.evaluate import render_frame
 from trioflow_evaluation.figures import catalogue
 from trioflow_evaluation.figures.build import SCHEMAS
 from trioflow_evaluation.figures.catalogue import PAPER, SOURCE, Figure
 from trioflow_evaluation.studies.wafer import PAPER_SHARE
-from trioflow_evaluation.tables import (
-    EVIDENCE_KINDS,
-    MEASURED_HERE,
-    ONLY_SIMULATED,
-)
+from trioflow_evaluation.tables import EVIDENCE_KINDS, MEASURED_HERE, ONLY_SIMULATED
 
 TITLE = "trioflow: counterparts of the TrioSim paper's figures"
 _LEAD = (
@@ -76,15 +65,11 @@ def _figure_parts(name: str, figure: Figure, rows: pd.DataFrame, address: str) -
     caption = f"{figure.title}. The paper's figure: {figure.paper}. Limit: {figure.limit}"
     files = {suffix: f"{address}/{name}.{suffix}" for suffix in catalogue.SUFFIXES}
     return [
-        render_figure(
-            f"{address}/{name}.svg", caption, figure.title, width_px=_PICTURE_WIDTH_PX, files=files
-        ),
+        render_figure(f"{address}/{name}.svg", caption, figure.title, width_px=_PICTURE_WIDTH_PX, files=files),
         render_definitions(_describe_basis(figure, rows)),
         render_details(
             f"{len(rows)} rows drawn",
-            render_frame(
-                rows.drop(columns=["figure", "panel", "label", "series"], errors="ignore")
-            ),
+            render_frame(rows.drop(columns=["figure", "panel", "label", "series"], errors="ignore")),
         ),
     ]
 

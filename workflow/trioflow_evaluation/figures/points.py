@@ -22,14 +22,7 @@ from trioflow.sweeps.description import PLAN_COLUMNS
 from trioflow.sweeps.workshop import OK
 from trioflow.tables import records
 
-from trioflow_evaluation.figures.catalogue import (
-    PAPER,
-    PIPELINE,
-    SINGLE,
-    find_family,
-    name_plan,
-    read_short_plan,
-)
+from trioflow_evaluation.figures.catalogue import PAPER, PIPELINE, SINGLE, find_family, name_plan, read_short_plan
 from trioflow_evaluation.tables import MEASURED_HERE, MEASURED_PUBLIC, ONLY_SIMULATED
 from trioflow_evaluation.validation.aims import SETS
 
@@ -37,31 +30,27 @@ HOST = "host"
 """Kind of the tasks that keep no device busy."""
 
 
-def read_live_errors(
-    file: str | Path, plans: Sequence[Mapping[str, Any]], families: Sequence[str]
-) -> pd.DataFrame:
+def read_live_errors(file: str | Path, plans: Sequence[Mapping[str, Any]], families: Sequence[str]) -> pd.DataFrame:
     """Return ``tables.ERRORS`` of some kinds of plans, with ``family`` and ``kind``; InputError where there are none."""
     known = {str(row["plan"]): Plan(**row) for row in plans}
     errors = tables.read_table(file, "errors")
     missing = sorted(set(errors["plan"]) - set(known))
     if missing:
         raise InputError(
-            f"plans {', '.join(missing)} are not in the table of plans", file=file,
-            fix="make the report again",
-        )  # fmt: skip
+            f"plans {', '.join(missing)} are not in the table of plans", file=file, fix="make the report again"
+        )
     errors = errors.assign(
         family=[find_family(known[name]) for name in errors["plan"]],
         kind=[name_plan(known[name]) for name in errors["plan"]],
-        micro_batches=[
-            known[n].micro_batches if known[n].pipeline > 1 else 0 for n in errors["plan"]
-        ],
+        micro_batches=[known[n].micro_batches if known[n].pipeline > 1 else 0 for n in errors["plan"]],
     )
     found = errors[errors["family"].isin(families)].reset_index(drop=True)
     if found.empty:
         raise InputError(
-            f"no measured experiment with a plan of the kind {' or '.join(families)}", file=file,
+            f"no measured experiment with a plan of the kind {' or '.join(families)}",
+            file=file,
             fix="add one to the table of experiments",
-        )  # fmt: skip
+        )
     return found
 
 
@@ -72,17 +61,31 @@ def list_live_rows(
     several = errors["kind"].nunique() > 1
     return [
         {
-            "evidence": MEASURED_HERE, "panel": panel, "label": label.format(**row),
+            "evidence": MEASURED_HERE,
+            "panel": panel,
+            "label": label.format(**row),
             "series": row["kind"] if several else "",
-            "case": row["experiment"], "workload": row["workload"], "source_gpu": "", "device": "",
-            "family": row["family"], "plan": row["plan"], "ranks": row["ranks"],
-            "micro_batches": row["micro_batches"], "batch": row["batch"], "quantity": "step time",
-            "measured_s": row["measured_s"], "predicted_s": row["simulated_s"], "low_s": row["low_s"],
-            "high_s": row["high_s"], "status": "ok", "reason": "", "confidence": row["confidence"],
+            "case": row["experiment"],
+            "workload": row["workload"],
+            "source_gpu": "",
+            "device": "",
+            "family": row["family"],
+            "plan": row["plan"],
+            "ranks": row["ranks"],
+            "micro_batches": row["micro_batches"],
+            "batch": row["batch"],
+            "quantity": "step time",
+            "measured_s": row["measured_s"],
+            "predicted_s": row["simulated_s"],
+            "low_s": row["low_s"],
+            "high_s": row["high_s"],
+            "status": "ok",
+            "reason": "",
+            "confidence": row["confidence"],
             "source": row["source"],
         }
         for row in records(errors)
-    ]  # fmt: skip
+    ]
 
 
 def count_busy_s(tasks: pd.DataFrame) -> float:
@@ -108,10 +111,14 @@ def use_busy_time(
         timeline = predicted[row["case"]]
         share = count_busy_s(profile) / float(profile["end_s"].max())
         ratio = count_busy_s(timeline) / float(timeline["end_s"].max())
-        found.append(row | {
-            "quantity": "busy time", "measured_s": row["measured_s"] * share,
-            **{name: row[name] * ratio for name in ("predicted_s", "low_s", "high_s")},
-        })  # fmt: skip
+        found.append(
+            row
+            | {
+                "quantity": "busy time",
+                "measured_s": row["measured_s"] * share,
+                **{name: row[name] * ratio for name in ("predicted_s", "low_s", "high_s")},
+            }
+        )
     return found
 
 
@@ -135,10 +142,7 @@ def list_validation_rows(file: str | Path, set_name: str) -> list[dict[str, Any]
     group = ours["group"]
     ours = ours[(group == _TRAINING) | group.str.startswith(THROUGHPUT)]
     if ours.empty:
-        raise InputError(
-            f"no whole training step in the set {set_name}", file=file,
-            fix="run `snakemake validation`",
-        )  # fmt: skip
+        raise InputError(f"no whole training step in the set {set_name}", file=file, fix="run `snakemake validation`")
     return [_describe_validation(row) for row in records(ours)]
 
 
@@ -149,19 +153,29 @@ def _describe_validation(row: dict[str, Any]) -> dict[str, Any]:
     target = shorten_device(row["device"])
     name = target if same else f"{shorten_device(source_gpu)} to {target}"
     return {
-        "evidence": MEASURED_PUBLIC, "panel": "one GPU", "label": name, "series": quantity,
-        "case": row["case"], "workload": row["case"].split()[0].split("-")[0].rstrip(","),
-        "source_gpu": source_gpu, "device": row["device"], "family": SINGLE, "plan": "single", "ranks": 1,
-        "micro_batches": 0, "batch": 0, "quantity": quantity,
+        "evidence": MEASURED_PUBLIC,
+        "panel": "one GPU",
+        "label": name,
+        "series": quantity,
+        "case": row["case"],
+        "workload": row["case"].split()[0].split("-")[0].rstrip(","),
+        "source_gpu": source_gpu,
+        "device": row["device"],
+        "family": SINGLE,
+        "plan": "single",
+        "ranks": 1,
+        "micro_batches": 0,
+        "batch": 0,
+        "quantity": quantity,
         **{key: row[key] for key in ("measured_s", "predicted_s", "low_s", "high_s")},
-        "status": "ok", "reason": "", "confidence": "",
+        "status": "ok",
+        "reason": "",
+        "confidence": "",
         "source": f"public tables of the set {row['set']} ({row['source']})",
-    }  # fmt: skip
+    }
 
 
-def list_published_rows(
-    files: Sequence[str | Path], families: Sequence[str]
-) -> list[dict[str, Any]]:
+def list_published_rows(files: Sequence[str | Path], families: Sequence[str]) -> list[dict[str, Any]]:
     """Return public multi-GPU cases of some kinds of plans as ``EVIDENCE``; InputError where there are none."""
     frames = [tables.read_table(file, "published_cases") for file in files]
     rows = []
@@ -170,16 +184,29 @@ def list_published_rows(
         if family not in families:
             continue
         device = row["platform"].rpartition(", ")[2]
-        rows.append({
-            "evidence": MEASURED_PUBLIC, "panel": f"traced on {'the same GPU' if row['source_gpu'] == device else 'another GPU'}",
-            "label": row["case"], "series": "",
-            "case": row["case"], "workload": row["workload"], "source_gpu": row["source_gpu"],
-            "device": device, "family": family, "plan": row["plan"],
-            "ranks": row["ranks"], "micro_batches": chunks, "batch": row["batch"],
-            "quantity": f"step time, {row['mode']}",
-            **{key: row[key] for key in ("measured_s", "predicted_s", "low_s", "high_s")},
-            "status": "ok", "reason": "", "confidence": row["confidence"], "source": row["source"],
-        })  # fmt: skip
+        rows.append(
+            {
+                "evidence": MEASURED_PUBLIC,
+                "panel": f"traced on {'the same GPU' if row['source_gpu'] == device else 'another GPU'}",
+                "label": row["case"],
+                "series": "",
+                "case": row["case"],
+                "workload": row["workload"],
+                "source_gpu": row["source_gpu"],
+                "device": device,
+                "family": family,
+                "plan": row["plan"],
+                "ranks": row["ranks"],
+                "micro_batches": chunks,
+                "batch": row["batch"],
+                "quantity": f"step time, {row['mode']}",
+                **{key: row[key] for key in ("measured_s", "predicted_s", "low_s", "high_s")},
+                "status": "ok",
+                "reason": "",
+                "confidence": row["confidence"],
+                "source": row["source"],
+            }
+        )
     if not rows:
         raise InputError(
             f"no public case with a plan of the kind {' or '.join(families)} in"
@@ -201,9 +228,8 @@ def read_plan(row: dict[str, Any]) -> Plan:
 
 
 def list_predicted_rows(
-    files: Sequence[str | Path], *, quantity: str = STEP, label: str = "{trace}",
-    series: str = "{kind}",
-) -> list[dict[str, Any]]:  # fmt: skip
+    files: Sequence[str | Path], *, quantity: str = STEP, label: str = "{trace}", series: str = "{kind}"
+) -> list[dict[str, Any]]:
     """Return predictions (``tables.SWEEP_RESULTS``) without any measurement as ``EVIDENCE``; InputError where there are none.
 
     Busy times have the step's interval in proportion; ``label`` and ``series`` have columns, kind,
@@ -217,9 +243,7 @@ def list_predicted_rows(
     return [_describe_prediction(row, quantity, label, series) for row in found]
 
 
-def _describe_prediction(
-    row: dict[str, Any], quantity: str, label: str, series: str
-) -> dict[str, Any]:
+def _describe_prediction(row: dict[str, Any], quantity: str, label: str, series: str) -> dict[str, Any]:
     plan = read_plan(row)
     device = row["device_name"] or row["platform"]
     gpu = shorten_device(device)
@@ -230,15 +254,27 @@ def _describe_prediction(
     times = {"predicted_s": row["step_time_s"], "low_s": row["low_s"], "high_s": row["high_s"]}
     family = find_family(plan)
     return {
-        "evidence": ONLY_SIMULATED, "panel": "no public measurement", "label": label.format(**words),
-        "series": series.format(**words), "case": row["trace"], "workload": row["workload"],
-        "source_gpu": "", "device": device, "family": family, "plan": words["kind"],
-        "ranks": plan.ranks, "micro_batches": plan.micro_batches if family == PIPELINE else 0,
-        "batch": row["batch"], "quantity": quantity, "measured_s": None,
+        "evidence": ONLY_SIMULATED,
+        "panel": "no public measurement",
+        "label": label.format(**words),
+        "series": series.format(**words),
+        "case": row["trace"],
+        "workload": row["workload"],
+        "source_gpu": "",
+        "device": device,
+        "family": family,
+        "plan": words["kind"],
+        "ranks": plan.ranks,
+        "micro_batches": plan.micro_batches if family == PIPELINE else 0,
+        "batch": row["batch"],
+        "quantity": quantity,
+        "measured_s": None,
         **{name: None if value is None else value * ratio for name, value in times.items()},
-        "status": row["status"], "reason": row["reason"], "confidence": row["confidence"] or "",
+        "status": row["status"],
+        "reason": row["reason"],
+        "confidence": row["confidence"] or "",
         "source": f"trace {row['trace']}, platform {row['platform']}",
-    }  # fmt: skip
+    }
 
 
 MEASURED, PREDICTED = "measured", "predicted"
@@ -254,13 +290,14 @@ def list_live_shares(errors: pd.DataFrame, profiles: pd.DataFrame) -> list[dict[
     for row in records(errors):
         profile = profiles[profiles["experiment"] == row["experiment"]]
         if profile.empty:
-            raise InputError(
-                f"no profile of a real step of {row['experiment']}", fix="measure it again"
-            )
+            raise InputError(f"no profile of a real step of {row['experiment']}", fix="measure it again")
         shared = {
-            "evidence": MEASURED_HERE, "panel": "2 ranks and more", "label": f"{row['workload']}, {row['kind']}",
-            "case": row["experiment"], "plan": row["plan"],
-        }  # fmt: skip
+            "evidence": MEASURED_HERE,
+            "panel": "2 ranks and more",
+            "label": f"{row['workload']}, {row['kind']}",
+            "case": row["experiment"],
+            "plan": row["plan"],
+        }
         predicted = _divide(row["compute_s"], row["exposed_communication_s"], row["simulated_s"])
         measured = measure_shares(profile)
         rows += [
@@ -290,11 +327,18 @@ def list_predicted_shares(files: Sequence[str | Path]) -> list[dict[str, Any]]:
                 continue
             plan = name_plan(read_plan(row))
             shares = _divide(row["compute_s"], row["exposed_communication_s"], row["step_time_s"])
-            rows.append({
-                "evidence": ONLY_SIMULATED, "panel": "no public measurement", "label": f"{row['trace']}, {plan}",
-                "case": row["trace"], "plan": plan, "origin": PREDICTED, **shares,
-                "source": f"trace {row['trace']}, platform {row['platform']}",
-            })  # fmt: skip
+            rows.append(
+                {
+                    "evidence": ONLY_SIMULATED,
+                    "panel": "no public measurement",
+                    "label": f"{row['trace']}, {plan}",
+                    "case": row["trace"],
+                    "plan": plan,
+                    "origin": PREDICTED,
+                    **shares,
+                    "source": f"trace {row['trace']}, platform {row['platform']}",
+                }
+            )
     if not rows:
         names = ", ".join(str(file) for file in files) or "no file at all"
         raise InputError(f"no predicted step in {names}", fix="mend config/figures")
@@ -350,9 +394,7 @@ def align_titles(figure: Figure, panels: Iterable[Any]) -> None:
     figure.draw_without_rendering()
     for axes in panels:
         box = axes.get_position()
-        axes.set_title(
-            axes.get_title(loc="left"), loc="left", x=(_MARGIN - box.x0) / box.width, ha="left"
-        )
+        axes.set_title(axes.get_title(loc="left"), loc="left", x=(_MARGIN - box.x0) / box.width, ha="left")
 
 
 def save_column_figure(figure: Figure, path: str | Path) -> list[Path]:
@@ -399,26 +441,37 @@ def draw_points(axes: Any, points: pd.DataFrame, series: Sequence[str]) -> None:
         look: dict[str, Any] = {"color": colour, "linestyle": "none", "markersize": 3.6}
         bars, gone = part.dropna(subset=["low", "high"]), part[part["x"].isna()]
         axes.hlines(
-            bars["place"], bars["low"], bars["high"], color=colour, alpha=0.35, linewidth=3.0,
+            bars["place"],
+            bars["low"],
+            bars["high"],
+            color=colour,
+            alpha=0.35,
+            linewidth=3.0,
             label="80 % interval" * bool(len(bars)),
-        )  # fmt: skip
+        )
         axes.plot(part["x"], part["place"], marker=marker, label=name, **look)
         if len(gone):  # an empty line that is not clipped would take room
             axes.plot(
-                [0.02] * len(gone), gone["place"], marker="x", clip_on=False,
-                transform=axes.get_yaxis_transform(), label="does not fit, or cannot be done", **look,
-            )  # fmt: skip
+                [0.02] * len(gone),
+                gone["place"],
+                marker="x",
+                clip_on=False,
+                transform=axes.get_yaxis_transform(),
+                label="does not fit, or cannot be done",
+                **look,
+            )
     axes.plot(
-        points["measured"], place, "d", markersize=4.2, markerfacecolor="white", markeredgecolor=style.INK,
+        points["measured"],
+        place,
+        "d",
+        markersize=4.2,
+        markerfacecolor="white",
+        markeredgecolor=style.INK,
         label="measured" * bool(points["measured"].notna().any()),
-    )  # fmt: skip
-    strokes = [
-        (at, pair) for at, pairs in zip(place, points["papers"], strict=True) for pair in pairs
-    ]
+    )
+    strokes = [(at, pair) for at, pairs in zip(place, points["papers"], strict=True) for pair in pairs]
     for at, pair in strokes:
-        axes.vlines(
-            pair, at - 0.4, at + 0.4, color=style.INK, linestyle=DASHES, linewidth=0.9, label=PAPER
-        )
+        axes.vlines(pair, at - 0.4, at + 0.4, color=style.INK, linestyle=DASHES, linewidth=0.9, label=PAPER)
     axes.set(yticks=range(len(lines)), yticklabels=lines, ylim=(len(lines) - 0.5, -0.5))
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)

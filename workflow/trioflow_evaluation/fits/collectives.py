@@ -71,19 +71,13 @@ class PublicTable:
         except (pa.ArrowException, OSError, ValueError) as error:
             raise TableError(f"not a readable table ({error})", file=path) from None
         except NameError as error:
-            raise TableError(
-                f"no column: {error}", file=path, fix="retrieve the pinned file again"
-            ) from None
+            raise TableError(f"no column: {error}", file=path, fix="retrieve the pinned file again") from None
         library: pd.Series | str = UNKNOWN_VERSION
         if "library" in form:  # the version of the rows can differ from the folder's
             versions = frame.get(form["library"], pd.Series(path.parent.name, frame.index))
             library = "NCCL " + versions.astype(str)
         rows = pd.concat([part.assign(library=library) for part in parts], ignore_index=True)
-        rows = rows.assign(
-            platform=self.platform,
-            dataset=self.dataset,
-            collective=rows["collective"].replace(_NAMES),
-        )
+        rows = rows.assign(platform=self.platform, dataset=self.dataset, collective=rows["collective"].replace(_NAMES))
         wrong = ~rows["collective"].isin(COLLECTIVES) | ~(rows[_POSITIVE] > 0).all(axis=1)
         if wrong.any():
             row = rows[wrong].iloc[0]
@@ -103,17 +97,13 @@ PUBLIC_TABLES = tuple(PublicTable(**row) for row in read_own_table(f"{DATA}/fits
 """Every public table that is used."""
 
 
-def read_public_samples(
-    folder: str | Path, wanted: Iterable[PublicTable] = PUBLIC_TABLES
-) -> pd.DataFrame:
+def read_public_samples(folder: str | Path, wanted: Iterable[PublicTable] = PUBLIC_TABLES) -> pd.DataFrame:
     """Read public tables from results/data or a mirror, rounds numbered over all files; TableError where one is damaged."""
     frames = []
     for table in wanted:
         path = Path(folder) / table.key
         if not path.exists():
-            raise TableError(
-                "no such file", file=path, fix=f"run `trioflow retrieve {table.dataset}`"
-            )
+            raise TableError("no such file", file=path, fix=f"run `trioflow retrieve {table.dataset}`")
         frames.append(table.read(path))
     rows = pd.concat(frames, ignore_index=True)
     return rows.assign(round=rows.groupby(KEY).cumcount())
@@ -151,9 +141,7 @@ class PublishedPlatform:
     def machine(self) -> NcclMachine:
         """Return what NCCL's formulas ask of the platform."""
         rate = load_constants(self.library)["link_gb_per_s"][self.link] * 1e9
-        return NcclMachine(
-            self.generation, self.hop, self.links * rate, self.in_switch_reduction, 8
-        )
+        return NcclMachine(self.generation, self.hop, self.links * rate, self.in_switch_reduction, 8)
 
 
 def _read_part(fields: Mapping[str, Any]) -> Part:
@@ -171,8 +159,7 @@ def find_published(name: str) -> PublishedPlatform:
     """Return a platform of ``PLATFORMS``; InputError where it is unknown."""
     if name not in PLATFORMS:
         raise InputError(
-            f"no platform of public measurements is called {name!r}",
-            fix=f"use one of {', '.join(PLATFORMS)}",
+            f"no platform of public measurements is called {name!r}", fix=f"use one of {', '.join(PLATFORMS)}"
         )
     return PLATFORMS[name]
 
@@ -210,15 +197,17 @@ def fit_published(name: str, data_folder: str | Path) -> PlatformCollectives:
     tables = published_tables(platform)
     samples = _select_samples(platform, read_public_samples(data_folder, tables))
     return fit_platform_collectives(
-        samples, name, platform.library, platform.machine(), platform.notes,
+        samples,
+        name,
+        platform.library,
+        platform.machine(),
+        platform.notes,
         {
             "trioflow_version": __version__,
             "datasets": sorted({table.dataset for table in tables}),
-            "inputs": {
-                table.key: digest_file(Path(data_folder) / table.key) for table in tables
-            },
+            "inputs": {table.key: digest_file(Path(data_folder) / table.key) for table in tables},
         },
-    )  # fmt: skip
+    )
 
 
 _NODES_KIND, _NODES_FORMAT = "between_nodes", 1
@@ -241,9 +230,8 @@ def read_cluster_runs(data_folder: str | Path) -> pd.DataFrame:
     files = load_catalogue().held_files(data_folder, NODE_BANDWIDTHS)
     if not files:
         raise InputError(
-            "no runs of nanotron", file=data_folder,
-            fix=f"retrieve the datasets {', '.join(NODE_BANDWIDTHS)} first",
-        )  # fmt: skip
+            "no runs of nanotron", file=data_folder, fix=f"retrieve the datasets {', '.join(NODE_BANDWIDTHS)} first"
+        )
     runs = pd.read_csv(files[0])
     lacking = sorted({"nodes", *sum(NODE_RATES.values(), ())} - set(runs))
     if lacking:
@@ -270,8 +258,10 @@ def read_node_bandwidths(data_folder: str | Path, name: str) -> BetweenNodes:
     curves = {}
     for one, (_, column) in NODE_RATES.items():
         # The upper end of the rates is the lower end of the times.
-        rates = [[chosen.loc[chosen["nodes"] == count, column].quantile(share) for count in nodes]
-                 for share in (0.5, 0.95, 0.05)]  # fmt: skip
+        rates = [
+            [chosen.loc[chosen["nodes"] == count, column].quantile(share) for count in nodes]
+            for share in (0.5, 0.95, 0.05)
+        ]
         times = (_times(one, nodes, np.array(each)) for each in rates)
         rounded = (tuple(float(f"{time_s:.6g}") for time_s in each) for each in times)
         curves[one] = NodeCurve(tuple(nodes.tolist()), *rounded)

@@ -33,13 +33,7 @@ from trioflow.costmodel.operators.half_tables import (
     attention_terms,
 )
 from trioflow.costmodel.operators.products import PRODUCTS, work_matrix
-from trioflow.datasets.catalogue import (
-    HALF_ATTENTION,
-    HALF_EXPERTS,
-    HALF_PRODUCTS,
-    SINGLE_PRODUCTS,
-    load_catalogue,
-)
+from trioflow.datasets.catalogue import HALF_ATTENTION, HALF_EXPERTS, HALF_PRODUCTS, SINGLE_PRODUCTS, load_catalogue
 from trioflow.hardware.device_sheet import DeviceSheet, find_device, load_device
 
 _RESULT_BYTES = 2
@@ -70,9 +64,11 @@ def read_tensor_products(
         rows["time_s"] = medians["latency"].to_numpy(np.float64) * 1e-3
         device = find_device(str(table["device"].iloc[0])).name
         texts = {
-            "operator_class": "gemm", "phase": "forward", "device": device,
+            "operator_class": "gemm",
+            "phase": "forward",
+            "device": device,
             "precision": "bf16" if kind == "bfloat16" else "fp8",
-        }  # fmt: skip
+        }
         frames.append(rows.assign(count=1, floor_s=0.0, **texts))
     return frames
 
@@ -106,15 +102,13 @@ def fit_attention(data_folder: str | Path) -> dict[str, AttentionTable]:
     tables = {str(table["device"].iloc[0]): table for table in _read_attention(Path(data_folder))}
     if not tables:
         raise InputError(
-            "no table of fused attention", file=data_folder,
+            "no table of fused attention",
+            file=data_folder,
             fix=f"retrieve the datasets {', '.join(HALF_ATTENTION)} first",
-        )  # fmt: skip
+        )
     several = {name for name, table in tables.items() if table["size"].nunique() > 1}
     found = {name: _fit_attention_of(name, tables[name], None) for name in sorted(several)}
-    ratios = [
-        table.coefficients[2] / table.coefficients[1] / _flop_a_clock(name)
-        for name, table in found.items()
-    ]
+    ratios = [table.coefficients[2] / table.coefficients[1] / _flop_a_clock(name) for name, table in found.items()]
     ratio = float(np.mean(ratios)) if ratios else 0.0
     return found | {
         name: _fit_attention_of(name, tables[name], ratio * _flop_a_clock(name))
@@ -133,9 +127,7 @@ def _fit_attention_of(name: str, table: pd.DataFrame, ratio: float | None) -> At
     batch, sequence, size, heads = sizes
     groups = table["groups"].to_numpy(np.float64) / heads
     share = np.full(len(table), 0.5)
-    terms = attention_terms(
-        batch * heads, sequence, sequence, size, heads, groups, share, sheet.sm_count
-    )
+    terms = attention_terms(batch * heads, sequence, sequence, size, heads, groups, share, sheet.sm_count)
     time_s = table["time_s"].to_numpy(np.float64)
     folds = table.groupby(["heads", "size"]).ngroup().to_numpy() % FOLDS
     held = np.zeros(len(table))
@@ -148,9 +140,13 @@ def _fit_attention_of(name: str, table: pd.DataFrame, ratio: float | None) -> At
         tuple(float(value) for value in _solve(terms, time_s, ratio)),
         SPEEDUPS.get(sheet.chip, (1.0, 1.0)),
         VERSIONS["flash2" if sheet.chip == _PYTORCH_RUNS_2 else "cudnn"],
-        min(rounded(low), 0.0), max(rounded(high), 0.0), len(table), float(flop.max()),
-        float(np.abs(held / time_s - 1)[flop >= LARGE_FLOP].mean()), sheet.sm_count,
-    )  # fmt: skip
+        min(rounded(low), 0.0),
+        max(rounded(high), 0.0),
+        len(table),
+        float(flop.max()),
+        float(np.abs(held / time_s - 1)[flop >= LARGE_FLOP].mean()),
+        sheet.sm_count,
+    )
 
 
 def _solve(terms: Floats, time_s: Floats, ratio: float | None) -> Floats:
@@ -178,9 +174,12 @@ def _read_attention(data_folder: Path) -> list[pd.DataFrame]:
         if "window_size" in table.columns:
             wanted &= table["window_size"] == 0
         names = {
-            "batch_size": "batch", "isl": "sequence", "num_heads": "heads",
-            "num_key_value_heads": "groups", "head_dim": "size",
-        }  # fmt: skip
+            "batch_size": "batch",
+            "isl": "sequence",
+            "num_heads": "heads",
+            "num_key_value_heads": "groups",
+            "head_dim": "size",
+        }
         rows = table[wanted].rename(columns=names)
         found = rows.groupby(list(names.values()), sort=True)["latency"].median().reset_index()
         device = find_device(str(table["device"].iloc[0])).name
@@ -220,9 +219,10 @@ def fit_tensor_products(data_folder: str | Path) -> dict[str, ProductTable]:
         found[device] = _fit_products_of(rows, load_device(device).sm_count)
     if not found:
         raise InputError(
-            "no table of single products", file=data_folder,
+            "no table of single products",
+            file=data_folder,
             fix=f"retrieve the datasets {', '.join(HALF_PRODUCTS)} first",
-        )  # fmt: skip
+        )
     return found
 
 
@@ -255,9 +255,7 @@ def _thin_out(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.iloc[places].reset_index(drop=True)
 
 
-def _fit_products_of(
-    rows: pd.DataFrame, sm_count: int, casts_on: DeviceSheet | None = None
-) -> ProductTable:
+def _fit_products_of(rows: pd.DataFrame, sm_count: int, casts_on: DeviceSheet | None = None) -> ProductTable:
     """Fit products; ``casts_on`` says of calls that they cast, and bounds what is left by its peak."""
     work, time_s = work_matrix(rows), rows["time_s"].to_numpy(np.float64)
     flop = rows["flop"].to_numpy(np.float64)
@@ -282,10 +280,15 @@ def _fit_products_of(
     curve, cast_s = _fit_calls(work, time_s, cast, least_s, sm_count, start_s)
     return ProductTable(
         curve,
-        min(rounded(low), 0.0), max(rounded(high), 0.0), len(rows), float(flop.max()),
-        float(missed.mean()), float(missed[large].mean()), float(held.sum() / time_s.sum() - 1),
+        min(rounded(low), 0.0),
+        max(rounded(high), 0.0),
+        len(rows),
+        float(flop.max()),
+        float(missed.mean()),
+        float(missed[large].mean()),
+        float(held.sum() / time_s.sum() - 1),
         rounded(cast_s),
-    )  # fmt: skip
+    )
 
 
 def _fit_calls(
@@ -319,10 +322,7 @@ def judge_experts(
         ratio = table["time_s"].to_numpy(np.float64) / _price_layers(table, predict[name], name)
         low, high = np.quantile(np.log(ratio), COVERAGE)
         found[name] = ExpertBand(
-            min(rounded(low), 0.0),
-            max(rounded(high), 0.0),
-            rounded(float(np.median(ratio))),
-            len(table),
+            min(rounded(low), 0.0), max(rounded(high), 0.0), rounded(float(np.median(ratio))), len(table)
         )
     return found
 
@@ -338,20 +338,23 @@ def _read_experts(data_folder: Path) -> list[pd.DataFrame]:
         routing = next(one for one in _ROUTINGS if (table["distribution"] == one).any())
         wanted = (table["moe_dtype"] == "bfloat16") & (table["moe_ep_size"] == 1)
         table = table[wanted & (table["distribution"] == routing)].reset_index(drop=True)
-        found = pd.DataFrame({
-            "tokens": table["num_tokens"], "chosen": table["topk"], "experts": table["num_experts"],
-            "hidden": table["hidden_size"], "inside": table["inter_size"] / table["moe_tp_size"],
-            "time_s": table["latency"] * 1e-3,
-        })  # fmt: skip
+        found = pd.DataFrame(
+            {
+                "tokens": table["num_tokens"],
+                "chosen": table["topk"],
+                "experts": table["num_experts"],
+                "hidden": table["hidden_size"],
+                "inside": table["inter_size"] / table["moe_tp_size"],
+                "time_s": table["latency"] * 1e-3,
+            }
+        )
         found["rows"] = found["tokens"] * found["chosen"] / found["experts"]
         device = find_device(str(table["device"].iloc[0])).name
         frames.append(found[found["rows"] >= _LEAST_ROWS].assign(device=device))
     return frames
 
 
-def _price_layers(
-    table: pd.DataFrame, predict: Callable[[pd.DataFrame], Floats], device: str
-) -> Floats:
+def _price_layers(table: pd.DataFrame, predict: Callable[[pd.DataFrame], Floats], device: str) -> Floats:
     """Return the time [s] of each layer: its two products, and the bytes of what is between and behind."""
     columns = ("experts", "rows", "inside", "hidden", "tokens")
     experts, rows, inside, hidden, tokens = (table[c].to_numpy(np.float64) for c in columns)
@@ -429,9 +432,7 @@ def _fit_curve(work: Floats, sm_count: float, time_s: Floats) -> Curve:
     options: list[Floats] = []
     misses: list[float] = []
     settings = [(float(NO_TILES), 0.0)]
-    settings += [
-        (float(n), e) for n in range(len(TILE_SETS)) if len(TILE_SETS[n]) > 1 for e in _EDGES
-    ]
+    settings += [(float(n), e) for n in range(len(TILE_SETS)) if len(TILE_SETS[n]) > 1 for e in _EDGES]
     for number, edge in settings:
         for depth in _DEPTHS:
             flop = fill_device(sizes, work, sm_count, int(number), edge, depth)
@@ -439,9 +440,7 @@ def _fit_curve(work: Floats, sm_count: float, time_s: Floats) -> Curve:
                 times = _fit_norm(flop, data, time_s, norm)
                 found = np.array([*times, sm_count, number, edge, depth, norm], np.float64)
                 options.append(found)
-                missed = (join_times(times, flop, data, norm) - time_s) / np.maximum(
-                    time_s, SHORTEST_S
-                )
+                missed = (join_times(times, flop, data, norm) - time_s) / np.maximum(time_s, SHORTEST_S)
                 misses.append(float(np.abs(missed).mean()))
     return Curve(FORM, tuple(options[choose_least(misses)].tolist()))
 

@@ -18,22 +18,9 @@ import pandas as pd
 from trioflow.base.errors import InputError
 from trioflow.costmodel.device_times import nearest_model
 from trioflow.costmodel.features import FEATURES, Floats, base_class, resize_batch
-from trioflow.costmodel.intervals import (
-    COVERAGE,
-    MIN_RESIDUALS,
-    SHORTEST_S,
-    StepBand,
-    fit_step_band,
-    student_quantile,
-)
+from trioflow.costmodel.intervals import COVERAGE, MIN_RESIDUALS, SHORTEST_S, StepBand, fit_step_band, student_quantile
 from trioflow.costmodel.least_squares import rounded
-from trioflow.costmodel.new_gpu.carry import (
-    ASSUMED,
-    NewGpuBand,
-    NewGpuModel,
-    derive_operator_model,
-    floor_of,
-)
+from trioflow.costmodel.new_gpu.carry import ASSUMED, NewGpuBand, NewGpuModel, derive_operator_model, floor_of
 from trioflow.costmodel.new_gpu.rules import (
     CARRY_OVER,
     DEFAULT_RULE,
@@ -53,13 +40,7 @@ from trioflow.costmodel.operators.methods import DeviceData
 from trioflow.costmodel.operators.model import OperatorCostModel
 from trioflow.costmodel.operators.products import PRODUCTS
 from trioflow.datasets.catalogue import MODEL_TABLES, load_catalogue
-from trioflow.hardware.device_sheet import (
-    FALLBACK_PRECISION,
-    DeviceSheet,
-    find_device,
-    list_devices,
-    load_device,
-)
+from trioflow.hardware.device_sheet import FALLBACK_PRECISION, DeviceSheet, find_device, list_devices, load_device
 from trioflow.trace.store import Trace
 
 from trioflow_evaluation.fits.half_precision import read_tensor_products
@@ -108,9 +89,10 @@ def load_cases(data_folder: str | Path) -> list[Case]:
         cases.append(Case(model, path.stem, mode, device, trace))
     if not cases:
         raise InputError(
-            "no operator tables of whole models", file=data_folder,
+            "no operator tables of whole models",
+            file=data_folder,
             fix=f"retrieve the datasets {', '.join(MODEL_TABLES)} first",
-        )  # fmt: skip
+        )
     return cases
 
 
@@ -125,10 +107,9 @@ def read_rows(data_folder: str | Path, cases: list[Case]) -> pd.DataFrame:
         for found in _benchmark_tables(data_folder, load_device(name).driver_name):
             frames.append(
                 _collapse(
-                    size_rows(found), device=name, workload=BENCHMARKS, case=BENCHMARKS,
-                    precision="fp32", floor_s=0.0,
+                    size_rows(found), device=name, workload=BENCHMARKS, case=BENCHMARKS, precision="fp32", floor_s=0.0
                 )
-            )  # fmt: skip
+            )
     products = read_tensor_products(Path(data_folder))
     frames += [each.assign(workload=TENSOR_BENCHMARKS, case=TENSOR_BENCHMARKS) for each in products]
     return pd.concat(frames, ignore_index=True)
@@ -146,9 +127,13 @@ def _benchmark_tables(data_folder: str | Path, driver_name: str) -> list[pd.Data
 
 def _case_rows(case: Case) -> pd.DataFrame:
     return _collapse(
-        size_rows(case.trace.operators), device=case.device.name, workload=case.workload,
-        case=case.name, precision=str(case.trace.facts.precision), floor_s=floor_of(case.trace),
-    )  # fmt: skip
+        size_rows(case.trace.operators),
+        device=case.device.name,
+        workload=case.workload,
+        case=case.name,
+        precision=str(case.trace.facts.precision),
+        floor_s=floor_of(case.trace),
+    )
 
 
 def _collapse(rows: pd.DataFrame, **facts: str | float) -> pd.DataFrame:
@@ -173,9 +158,11 @@ def pair_rows(rows: pd.DataFrame, most: int = MOST_ROWS) -> pd.DataFrame:
             continue
         joined = by_device[source].loc[common].rename(columns={"device": "source"})
         joined = joined.assign(
-            target_s=by_device[target].loc[common, "time_s"], target=target,
-            source_chip=chips[source], target_chip=chips[target],
-        )  # fmt: skip
+            target_s=by_device[target].loc[common, "time_s"],
+            target=target,
+            source_chip=chips[source],
+            target_chip=chips[target],
+        )
         found += [_thin(one, most) for _, one in joined.groupby(["workload", "operator_class"])]
     if not found:
         raise InputError("no operator was measured on two GPUs", fix="retrieve more of the data")
@@ -257,14 +244,10 @@ def _resize_steps(data_folder: str | Path, pairs: pd.DataFrame, fits: Fits) -> p
                 known[name] = DeviceData.prepare(source.traces, source.limits, alone)
             if (name, workload) not in models:
                 curves = without_workload(known[name], workload).fit("shipped")
-                models[name, workload] = OperatorCostModel(
-                    "shipped", name, curves, {}, {}, {}, products=True
-                )
+                models[name, workload] = OperatorCostModel("shipped", name, curves, {}, {}, {}, products=True)
             kept = leave_out(pairs, target.chip, workload)
             rule = NewGpuModel(fit_exponents(kept, fits), {}, {})
-            derived = derive_operator_model(
-                models[name, workload], target, precision=FALLBACK_PRECISION, model=rule
-            )
+            derived = derive_operator_model(models[name, workload], target, precision=FALLBACK_PRECISION, model=rule)
             factor = after.facts.batch / before.facts.batch
             found = derived.rescale(before.operators, resize_batch(before.operators, factor))
             rows.append(
@@ -274,8 +257,7 @@ def _resize_steps(data_folder: str | Path, pairs: pd.DataFrame, fits: Fits) -> p
                     "chip": target.chip,
                     "workload": workload,
                     "mode": before.facts.mode,
-                    "case": f"{workload} {before.facts.mode} {before.facts.batch} ->"
-                    f" {after.facts.batch}",
+                    "case": f"{workload} {before.facts.mode} {before.facts.batch} -> {after.facts.batch}",
                     "recorded_s": float(before.operators["device_ns"].sum()) * 1e-9,
                     "held_out_s": float(found["time_s"].sum()),
                     "time_s": float(after.operators["device_ns"].sum()) * 1e-9,
@@ -295,10 +277,7 @@ def _batch_pairs(device: PublishedDevice) -> Iterator[tuple[Trace, Trace]]:
     tables = [trace for trace in device.traces if trace.facts.mode is not None]
     for before in tables:
         for after in tables:
-            alike = (before.facts.workload, before.facts.mode) == (
-                after.facts.workload,
-                after.facts.mode,
-            )
+            alike = (before.facts.workload, before.facts.mode) == (after.facts.workload, after.facts.mode)
             if alike and before.facts.batch != after.facts.batch:
                 yield before, after
 
@@ -412,8 +391,7 @@ def _fit_one(group: pd.DataFrame) -> Exponents:
     exponents = _exponents(found.x, free)
     rooflines = [expected_s(flop, data, rates, exponents)[0] for rates in (before, after)]
     power, saturation, short_s, shape = (
-        rounded(getattr(exponents, name), DIGITS)
-        for name in ("power", "saturation", "short_s", "shape")
+        rounded(getattr(exponents, name), DIGITS) for name in ("power", "saturation", "short_s", "shape")
     )
     return Exponents(
         power,

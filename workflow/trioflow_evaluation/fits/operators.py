@@ -21,12 +21,7 @@ import pandas as pd
 from trioflow.base.errors import InputError
 from trioflow.base.provenance import digest_file
 from trioflow.base.units import us_to_ns
-from trioflow.costmodel.operators.methods import (
-    DeviceData,
-    DeviceLimits,
-    drop_equal,
-    fit_device_model,
-)
+from trioflow.costmodel.operators.methods import DeviceData, DeviceLimits, drop_equal, fit_device_model
 from trioflow.datasets.catalogue import MODEL_TABLES, SINGLE_OPERATORS, STEP_TRACES, load_catalogue
 from trioflow.hardware.device_sheet import find_device
 from trioflow.trace.store import Trace
@@ -42,9 +37,21 @@ _UNARY = {"addu": "add", "mulu": "mul", "divu": "div", "powu": "pow"}
 _NORMS = {"ln": "layer_norm"}
 Shapes = list[list[int]]
 COLUMNS = (
-    "op_id", "name", "phase", "module", "device_ns", "flop", "read_bytes", "write_bytes",
-    "batch_flop", "batch_read_bytes", "batch_write_bytes", "input_shapes", "output_shapes", "dtype",
-)  # fmt: skip
+    "op_id",
+    "name",
+    "phase",
+    "module",
+    "device_ns",
+    "flop",
+    "read_bytes",
+    "write_bytes",
+    "batch_flop",
+    "batch_read_bytes",
+    "batch_write_bytes",
+    "input_shapes",
+    "output_shapes",
+    "dtype",
+)
 
 
 def benchmark_files(data_folder: str | Path, part: str, device: str) -> list[Path]:
@@ -58,18 +65,14 @@ def benchmark_files(data_folder: str | Path, part: str, device: str) -> list[Pat
     return [file for file in files if file in held]
 
 
-def load_benchmarks(
-    data_folder: str | Path, device: str, parts: tuple[str, ...] = (TRAIN, TEST)
-) -> pd.DataFrame:
+def load_benchmarks(data_folder: str | Path, device: str, parts: tuple[str, ...] = (TRAIN, TEST)) -> pd.DataFrame:
     """Read a device's single operators as ``tables.OPERATORS`` and ``part``; empty without any.
 
     Repeated measurements became their median. Raises InputError when a file lacks a column or
     holds a wrong value.
     """
     frames = [
-        _read(file, device).assign(part=part)
-        for part in parts
-        for file in benchmark_files(data_folder, part, device)
+        _read(file, device).assign(part=part) for part in parts for file in benchmark_files(data_folder, part, device)
     ]
     if not any(len(frame) for frame in frames):
         return pd.DataFrame({name: [] for name in (*COLUMNS, "part")})
@@ -99,7 +102,7 @@ def _read(file: Path, device: str) -> pd.DataFrame:
         "conv": ["B", "Input_Channel", "Output_Channel", "Kernel_Szie", "Input_Size", "Stride", "Padding"],
         "product": ["B", "M", "N", "K"],
         "rows": ["B", "H"],
-    }[kind]  # fmt: skip
+    }[kind]
     needed = ["OPName", "Latency", "Device", *sizes]
     missing = [name for name in needed if name not in table.columns]
     if missing:
@@ -109,9 +112,11 @@ def _read(file: Path, device: str) -> pd.DataFrame:
     wrong = np.flatnonzero(~((numbers > 0) | (numbers.columns == "Padding")).all(axis=1))
     if len(wrong):
         raise InputError(
-            "a size or time is not a positive number", file=file,
-            place=f"line {table.index[wrong[0]] + 2}", fix="retrieve it again",
-        )  # fmt: skip
+            "a size or time is not a positive number",
+            file=file,
+            place=f"line {table.index[wrong[0]] + 2}",
+            fix="retrieve it again",
+        )
     medians = table.groupby(["OPName", *sizes], sort=True)["Latency"].median().reset_index()
     describe = _DESCRIBE[kind]
     operators = [
@@ -132,9 +137,13 @@ def _operator(name: str, flop: int, inputs: Shapes, output: list[int]) -> dict[s
         return math.prod(shape) * _FLOAT_BYTES
 
     return {
-        "name": f"aten::{name}", "flop": flop, "input_shapes": inputs, "output_shapes": [output],
-        "read_bytes": sum(size(shape) for shape in inputs), "write_bytes": size(output),
-    }  # fmt: skip
+        "name": f"aten::{name}",
+        "flop": flop,
+        "input_shapes": inputs,
+        "output_shapes": [output],
+        "read_bytes": sum(size(shape) for shape in inputs),
+        "write_bytes": size(output),
+    }
 
 
 def _describe_product(name: str, sizes: list[int]) -> dict[str, Any]:
@@ -163,8 +172,10 @@ def _describe_rows(name: str, sizes: list[int]) -> dict[str, Any]:
 
 
 _DESCRIBE: dict[str, Callable[[str, list[int]], dict[str, Any]]] = {
-    "conv": _describe_convolution, "product": _describe_product, "rows": _describe_rows,
-}  # fmt: skip
+    "conv": _describe_convolution,
+    "product": _describe_product,
+    "rows": _describe_rows,
+}
 
 
 _TRIOSIM_GPU = "NVIDIA H100 80GB HBM3"
@@ -193,20 +204,13 @@ class PublishedDevice:
 
     def sources(self) -> dict[str, str]:
         """Return the digest of every file that the measurements come from, by relative path."""
-        files = {
-            Path(str(file)) for trace in self.traces for file in trace.facts.source_files or ()
-        }
+        files = {Path(str(file)) for trace in self.traces for file in trace.facts.source_files or ()}
         for part in (TRAIN, TEST):
             files |= set(benchmark_files(self.folder, part, self.name))
-        return {
-            file.relative_to(self.folder).as_posix(): digest_file(file)[:16]
-            for file in sorted(files)
-        }
+        return {file.relative_to(self.folder).as_posix(): digest_file(file)[:16] for file in sorted(files)}
 
 
-def load_published(
-    data_folder: str | Path, devices: Sequence[str] | None = None
-) -> list[PublishedDevice]:
+def load_published(data_folder: str | Path, devices: Sequence[str] | None = None) -> list[PublishedDevice]:
     """Read the published traces of every GPU that has several, or of ``devices`` by drivers' names."""
     folder = Path(data_folder)
     traces: dict[str, list[Trace]] = {}
@@ -218,13 +222,8 @@ def load_published(
         traces.setdefault(_TRIOSIM_GPU, []).extend(_load_triosim(folder))
     found = {device: each for device, each in sorted(traces.items()) if each}
     if not found:
-        raise InputError(
-            "no published operator measurements here", file=folder, fix="run `snakemake data`"
-        )
-    return [
-        PublishedDevice(device, tuple(each), DeviceLimits.of(device), folder)
-        for device, each in found.items()
-    ]
+        raise InputError("no published operator measurements here", file=folder, fix="run `snakemake data`")
+    return [PublishedDevice(device, tuple(each), DeviceLimits.of(device), folder) for device, each in found.items()]
 
 
 def _neusight(path: Path, device: str) -> Trace:
@@ -233,15 +232,13 @@ def _neusight(path: Path, device: str) -> Trace:
 
     trace = import_neusight(path, ImportOptions())
     files = [path, path.with_suffix(".json")]
-    trace.facts = replace(trace.facts, workload=str(trace.facts.model), device_name=device, source_files=files)  # fmt: skip
+    trace.facts = replace(trace.facts, workload=str(trace.facts.model), device_name=device, source_files=files)
     return trace
 
 
 def _load_triosim(data_folder: str | Path) -> list[Trace]:
     """Read TrioSim's published traces: its CSV pairs and the raw profile, where they are present."""
-    from trioflow.trace.importers.detect import (
-        import_row,
-    )  # every reader, which predictions need not
+    from trioflow.trace.importers.detect import import_row  # every reader, which predictions need not
 
     held = load_catalogue().held_files(data_folder, STEP_TRACES)
     said = {"batch": "-", "precision": "tf32", "optimizer": "adam"}

@@ -91,9 +91,7 @@ def list_inputs(trace: Trace, operators: Sequence[int]) -> dict[int, tuple[int, 
     return found
 
 
-def cut_row(
-    frame: pd.DataFrame, row: Mapping[str, Any], part: float, shares: Mapping[str, float]
-) -> None:
+def cut_row(frame: pd.DataFrame, row: Mapping[str, Any], part: float, shares: Mapping[str, float]) -> None:
     """Write a shard's work into one row of the operators in place: its part of the FLOPs, its shares of the bytes."""
     for column in FEATURES:
         share = part if column == "flop" else shares[column]
@@ -141,15 +139,14 @@ def find_gathered_layers(trace: Trace) -> list[_GatheredLayer]:
     storage, category = (trace.tensors[c].tolist() for c in ("storage_id", "category"))
     size, loss = tensor_bytes(trace), find_loss(trace)
     rows = [
-        row for row in records(trace.operators)
-        if row["phase"] == "forward" and row["op_id"] not in loss
-        and class_of_name(str(row["name"])) in _LAYERS and find_weight(row, category) is not None
-    ]  # fmt: skip
-    looked_up = {
-        storage[row["input_ids"][find_weight(row, category) or 0]]
-        for row in rows
-        if is_lookup(row, category)
-    }
+        row
+        for row in records(trace.operators)
+        if row["phase"] == "forward"
+        and row["op_id"] not in loss
+        and class_of_name(str(row["name"])) in _LAYERS
+        and find_weight(row, category) is not None
+    ]
+    looked_up = {storage[row["input_ids"][find_weight(row, category) or 0]] for row in rows if is_lookup(row, category)}
     found = []
     for row in rows:
         place = find_weight(row, category)
@@ -161,13 +158,18 @@ def find_gathered_layers(trace: Trace) -> list[_GatheredLayer]:
         parameters = parameters if split == OUTPUT else {weight}
         found.append(
             _GatheredLayer(
-                int(row["op_id"]), str(row["module"]), split, weight,
-                tuple(int(n) for n in row["input_shapes"][place]), frozenset(parameters),
-                frozenset({storage[i] for i in row["input_ids"]} - parameters), channels,
+                int(row["op_id"]),
+                str(row["module"]),
+                split,
+                weight,
+                tuple(int(n) for n in row["input_shapes"][place]),
+                frozenset(parameters),
+                frozenset({storage[i] for i in row["input_ids"]} - parameters),
+                channels,
                 size[row["output_ids"][0]],
                 int(row["batch_write_bytes"]) / int(row["write_bytes"]) if row["write_bytes"] else 1.0,
             )
-        )  # fmt: skip
+        )
     return found
 
 
@@ -214,9 +216,7 @@ class _Cutter:
     def __init__(self, trace: Trace, degree: int, layers: list[_GatheredLayer]) -> None:
         self.degree = degree
         self.layers = {layer.op_id: layer for layer in layers}
-        self.storage, self.category = (
-            trace.tensors[c].tolist() for c in ("storage_id", "category")
-        )
+        self.storage, self.category = (trace.tensors[c].tolist() for c in ("storage_id", "category"))
         self.size = tensor_bytes(trace)
         self.shape = [tuple(shape) for shape in trace.tensors["shape"]]
         self.split = TensorSplit(trace.operators.copy())
@@ -231,13 +231,16 @@ class _Cutter:
 
     def _forward(self, row: dict[str, Any], layer: _GatheredLayer) -> None:
         part, whole = layer.part(self.degree), layer.split == _INPUT
-        cut_row(self.split.operators, row, part, {
-            "read_bytes": self._share(row["input_ids"], row["read_bytes"], part, layer, cut_data=whole),
-            "write_bytes": 1.0 if whole else part,
-        })  # fmt: skip
-        self.split.add(
-            AFTER, layer.op_id, layer.exchange("all_reduce" if whole else "all_gather", self.degree)
+        cut_row(
+            self.split.operators,
+            row,
+            part,
+            {
+                "read_bytes": self._share(row["input_ids"], row["read_bytes"], part, layer, cut_data=whole),
+                "write_bytes": 1.0 if whole else part,
+            },
         )
+        self.split.add(AFTER, layer.op_id, layer.exchange("all_reduce" if whole else "all_gather", self.degree))
 
     def _backward(self, row: dict[str, Any], layer: _GatheredLayer) -> None:
         if layer.op_id not in self.begun:
@@ -250,12 +253,17 @@ class _Cutter:
         reads = any(self.storage[i] in layer.parameters for i in row["input_ids"])
         if not makes and not reads:  # sums of what several readers of one tensor found
             return
-        cut_row(self.split.operators, row, part, {
-            "read_bytes": self._share(row["input_ids"], row["read_bytes"], part, layer, back=True),
-            "write_bytes": self._share(
-                row["output_ids"], row["write_bytes"], part, layer, cut_data=layer.split == _INPUT
-            ),
-        })  # fmt: skip
+        cut_row(
+            self.split.operators,
+            row,
+            part,
+            {
+                "read_bytes": self._share(row["input_ids"], row["read_bytes"], part, layer, back=True),
+                "write_bytes": self._share(
+                    row["output_ids"], row["write_bytes"], part, layer, cut_data=layer.split == _INPUT
+                ),
+            },
+        )
 
     def _is_gradient(self, index: int, layer: _GatheredLayer) -> bool:
         """Return whether a tensor is a parameter's gradient, or a part of a shared weight's."""
@@ -265,9 +273,14 @@ class _Cutter:
         return makes and self.shape[index] in (layer.shape, layer.shape[::-1])
 
     def _share(
-        self, indices: list[int], total: int, part: float, layer: _GatheredLayer,
-        cut_data: bool = False, back: bool = False,
-    ) -> float:  # fmt: skip
+        self,
+        indices: list[int],
+        total: int,
+        part: float,
+        layer: _GatheredLayer,
+        cut_data: bool = False,
+        back: bool = False,
+    ) -> float:
         """Return the part of some tensors' bytes that one rank moves.
 
         Cut are parameters and their gradients, input and its gradient of a layer split by inputs, and the incoming
@@ -304,16 +317,12 @@ def split_gathered(trace: Trace, degree: int) -> TensorSplit:
             part = 1.0 / degree
             cut_row(cutter.split.operators, row, part, dict.fromkeys(FEATURES, part))
     split, loss = cutter.split, find_loss(trace)
-    of_loss = {
-        int(r["op_id"]) for r in rows if r["phase"] == "backward" and r["forward_op_id"] in loss
-    }
+    of_loss = {int(r["op_id"]) for r in rows if r["phase"] == "backward" and r["forward_op_id"] in loss}
     split.first_rank_only = frozenset(loss | of_loss)
     model = [int(r["op_id"]) for r in rows if r["phase"] == "forward" and r["op_id"] not in loss]
     split.input_bytes = tuple(coalesce_broadcasts(list(list_inputs(trace, model).values())))
     cut = {storage for layer in layers for storage in layer.parameters | layer.inputs}
     split.gathered_bytes = sum(
-        int(g["size_bytes"])
-        for g in trace.facts.gradients
-        if int(g.get("parameter_storage_id", -1)) not in cut
+        int(g["size_bytes"]) for g in trace.facts.gradients if int(g.get("parameter_storage_id", -1)) not in cut
     )
     return split

@@ -14,9 +14,7 @@ def order_pipe(ranks: int, micro_batches: int, stages_per_rank: int) -> Schedule
     """
     last, rows = micro_batches - 1, list[Row]()
     for rank in range(ranks):
-        row = [Action(rank, FORWARD, i) for i in range(micro_batches)] + [
-            Action(rank, BACKWARD, last)
-        ]
+        row = [Action(rank, FORWARD, i) for i in range(micro_batches)] + [Action(rank, BACKWARD, last)]
         for i in reversed(range(last)):
             row += [Action(rank, FORWARD, i), Action(rank, BACKWARD, i)]
         rows.append(tuple(row))

@@ -98,23 +98,32 @@ class _ProcessRank(StagedRank):
     repeats = in_rows = False
     complete = staticmethod(share_host)
 
-    def launch_alone(
-        self, op_id: int, micro_batch: int, device_s: float, host_s: float, name: str, phase: str
-    ) -> None:
+    def launch_alone(self, op_id: int, micro_batch: int, device_s: float, host_s: float, name: str, phase: str) -> None:
         """Add a forward operator whose launch takes its turn, whether or not the host runs ahead."""
         fields: dict[str, Any] = {"phase": phase, "op_id": op_id, "micro_batch": micro_batch}
         ahead = self.program.times[0].separate_host
         self.launched = self.program.graph.add(
-            self.rank, "host", "host", f"launch {name}",
-            after=() if ahead else (self.last, *self.waits), duration_s=host_s, **fields,
-        )  # fmt: skip
+            self.rank,
+            "host",
+            "host",
+            f"launch {name}",
+            after=() if ahead else (self.last, *self.waits),
+            duration_s=host_s,
+            **fields,
+        )
         self.waits.append(self.launched)
         self.compute(name, device_s, **fields)
 
     def operator(
-        self, op_id: int, micro_batch: int | None, extra_s: float = 0.0, part: float = 1.0,
-        name: str = "", phase: str = "", device_s: float | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        op_id: int,
+        micro_batch: int | None,
+        extra_s: float = 0.0,
+        part: float = 1.0,
+        name: str = "",
+        phase: str = "",
+        device_s: float | None = None,
+    ) -> None:
         """Add one operator; forward ones are launched under the interpreter's lock."""
         phase = phase or self.program.phases[op_id]
         if phase != "forward" or micro_batch is None:
@@ -137,18 +146,14 @@ class GatherRank(_ProcessRank):
         """Make the parameters that no layer splits whole, after the last step has changed them."""
         size = self.program.split.gathered_bytes
         if size:
-            task = self.collective(
-                "all_gather", ("parameters",), size, self.tensor_group, "forward"
-            )
+            task = self.collective("all_gather", ("parameters",), size, self.tensor_group, "forward")
             self.waits.append(task)
 
     def _run_forward(self, micro_batch: int, again: bool) -> None:
         split, factors = self.program.split, self.program.factors
         for index, size in enumerate(split.input_bytes):
             key = ("inputs", micro_batch, again, index)
-            task = self.collective(
-                "broadcast", key, round(size * factors[micro_batch]), self.tensor_group, "forward"
-            )
+            task = self.collective("broadcast", key, round(size * factors[micro_batch]), self.tensor_group, "forward")
             self.waits.append(task)
         super()._run_forward(micro_batch, again)
 
@@ -161,9 +166,7 @@ class GatherRank(_ProcessRank):
         size = self.program.split.gathered_bytes
         if size:
             key = ("gradients", micro_batch)
-            self.waits.append(
-                self.collective("reduce_scatter", key, size, self.tensor_group, "backward")
-            )
+            self.waits.append(self.collective("reduce_scatter", key, size, self.tensor_group, "backward"))
 
 
 _OF_REPLICA, _OF_WHOLE = 0, 1
@@ -183,21 +186,22 @@ def build_replicas(trace: Trace, works: StageWorks) -> ReplicaWork:
     inputs = _share_out([size for size, _ in list_inputs(trace, model).values()], parts)
     outputs = _share_out(list(_find_outputs(trace, rows, loss).values()), parts)
     parameters = [(p.size_bytes, p.elem_bytes) for p in list_parameters(trace)]
-    buffers = [
-        (prod(b["shape"]) * int(b["elem_bytes"]), int(b["elem_bytes"]))
-        for b in trace.facts.buffers or []
-    ]
+    buffers = [(prod(b["shape"]) * int(b["elem_bytes"]), int(b["elem_bytes"])) for b in trace.facts.buffers or []]
     broadcasts = [*coalesce_broadcasts(parameters), *coalesce_broadcasts(buffers)]
     sums = coalesce_sums(parameters)
     return ReplicaWork(
-        len(parts), inputs, outputs, tuple(broadcasts), tuple(sums),
-        tuple(copies_s(broadcasts)), tuple(copies_s(sums)),
-        tuple(copies_s([each[0] for each in outputs])), loss,
-        frozenset(
-            int(r["op_id"]) for r in rows if r["phase"] == "backward" and r["forward_op_id"] in loss
-        ),
+        len(parts),
+        inputs,
+        outputs,
+        tuple(broadcasts),
+        tuple(sums),
+        tuple(copies_s(broadcasts)),
+        tuple(copies_s(sums)),
+        tuple(copies_s([each[0] for each in outputs])),
+        loss,
+        frozenset(int(r["op_id"]) for r in rows if r["phase"] == "backward" and r["forward_op_id"] in loss),
         round(everything * parts[0]),
-    )  # fmt: skip
+    )
 
 
 def _share_out(sizes: Sequence[int], parts: Sequence[float]) -> tuple[tuple[int, ...], ...]:
@@ -311,9 +315,14 @@ class ReplicaRank(_ProcessRank):
         if phase == "backward" and not self.is_first and self.program.times[0].separate_host:
             # A device's backward is not launched before that of the loss.
             self.program.graph.add(
-                self.rank, "host", "host", "autograd: wait for the loss", phase=phase,
-                after=(self.moved.loss_launched,), duration_s=0.0,
-            )  # fmt: skip
+                self.rank,
+                "host",
+                "host",
+                "autograd: wait for the loss",
+                phase=phase,
+                after=(self.moved.loss_launched,),
+                duration_s=0.0,
+            )
 
     def _move(self, what: str, index: int, source: int, target: int, size: int, phase: str) -> None:
         """Add this device's end of a copy between two devices, in its compute stream."""
@@ -321,9 +330,16 @@ class ReplicaRank(_ProcessRank):
             return
         kind, peer = ("send", target) if self.data == source else ("recv", source)
         self.last = self.program.graph.add(
-            self.rank, "compute", kind, f"{kind} {what}", after=self.waits, message_bytes=size,
-            peer=peer, phase=phase, match_id=self.program.match(what, index, source, target),
-        )  # fmt: skip
+            self.rank,
+            "compute",
+            kind,
+            f"{kind} {what}",
+            after=self.waits,
+            message_bytes=size,
+            peer=peer,
+            phase=phase,
+            match_id=self.program.match(what, index, source, target),
+        )
         self.waits = []
 
     def _collect(self, name: str, index: int, size: int, copy_s: float, phase: str) -> None:
@@ -333,8 +349,14 @@ class ReplicaRank(_ProcessRank):
         if len(self.devices) == 1:
             return
         self.last = self.program.graph.add(
-            self.rank, "compute", "collective", name, after=self.waits, message_bytes=size,
-            phase=phase, group=",".join(map(str, self.devices)),
+            self.rank,
+            "compute",
+            "collective",
+            name,
+            after=self.waits,
+            message_bytes=size,
+            phase=phase,
+            group=",".join(map(str, self.devices)),
             match_id=self.program.match(name, index),
-        )  # fmt: skip
+        )
         self.waits = []

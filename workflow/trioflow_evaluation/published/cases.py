@@ -27,19 +27,14 @@ class PublishedRow:
     case: str = declare_cell("name of the case", pattern=_SOME)
     set: str = declare_cell("cases that are averaged together", pattern=_SOME)
     workload: str = declare_cell("model that was trained", pattern=_SOME)
-    traces: tuple[str, ...] = declare_cell(
-        "rows of imports.tsv that the prediction starts from, comma between"
-    )
+    traces: tuple[str, ...] = declare_cell("rows of imports.tsv that the prediction starts from, comma between")
     platform: str = declare_cell(
-        "platform that was measured: a shipped one's name, or a file beside this table",
-        pattern=_SOME,
+        "platform that was measured: a shipped one's name, or a file beside this table", pattern=_SOME
     )
     gpu: str = declare_cell("sheet of the measured GPU", pattern=_SOME)
     plan: str = declare_cell("single, ddp, tp or a pipeline schedule", pattern=_SOME)
     ranks: int = declare_cell("GPUs", minimum=1)
-    micro_batches: int = declare_cell(
-        "pieces that a pipeline cuts a batch into; 0 without one", minimum=0
-    )
+    micro_batches: int = declare_cell("pieces that a pipeline cuts a batch into; 0 without one", minimum=0)
     batch: int = declare_cell("samples of the whole step", minimum=1)
     mode: str = declare_cell("what the measured time spans", pattern=_SOME)
     measured: str = declare_cell(
@@ -55,9 +50,7 @@ class PublishedRow:
     @property
     def made_plan(self) -> Plan:
         """The plan, with the degrees that the ranks make of it."""
-        from trioflow.parallel.plan import (
-            named_plan,  # which imports pandas, only where it is needed
-        )
+        from trioflow.parallel.plan import named_plan  # which imports pandas, only where it is needed
 
         return named_plan(self.plan, self.ranks, self.micro_batches or None)
 
@@ -94,8 +87,9 @@ def load_published_rows(path: str | Path) -> dict[str, PublishedRow]:
         if row.batch % (plan.data * plan.pieces):
             raise TableError(
                 f"{row.batch} samples do not divide into {plan.data * plan.pieces} pieces",
-                file=path, place=f"{place}, column batch",
-            )  # fmt: skip
+                file=path,
+                place=f"{place}, column batch",
+            )
     return {row.case: row for _, row in rows}
 
 
@@ -123,8 +117,7 @@ class _PublishedSet:
 
 
 SETS: Mapping[str, _PublishedSet] = {
-    name: _PublishedSet(**fields)
-    for name, fields in read_own_records(f"{DATA}/published/cases/sets").items()
+    name: _PublishedSet(**fields) for name, fields in read_own_records(f"{DATA}/published/cases/sets").items()
 }
 """Sets in the order of the page; a set without words here is shown by its name."""
 
@@ -145,18 +138,24 @@ class Published:
 PUBLISHED = tuple(
     Published(row["who"], row["cases"], float(row["error"]), row["set"], tuple((row["plans"] or "").split()))
     for row in read_own_table(f"{DATA}/published/cases/averages")
-)  # fmt: skip
+)
 """Averages of the papers. None but vTrain's is of the cases here: they were measured by others, on other machines."""
 
 
 DISCLOSED: tuple[tuple[str, str], ...] = (
-    ("h100-4gpu", "Three choices were made after a first run of the set h100-4gpu had been seen, so that its error is not a blind prediction: "
-     "the timer's floor is taken off each operator (settled on single-GPU steps, see the section on anchors); copies into and out of DDP's "
-     "buckets are priced as single operators; tensor parallelism cuts embedding and head, as Megatron-LM does. The sensitivities of the set "
-     "show what each of them changes."),
-    ("resnet50-", "The interval of a step rescaled to another batch was widened after its coverage of the ResNet-50 sets had been seen, so that "
-     "their coverage is not a blind one. Nothing was fitted to their measured values."),
-)  # fmt: skip
+    (
+        "h100-4gpu",
+        "Three choices were made after a first run of the set h100-4gpu had been seen, so that its error is not a blind prediction: "
+        "the timer's floor is taken off each operator (settled on single-GPU steps, see the section on anchors); copies into and out of DDP's "
+        "buckets are priced as single operators; tensor parallelism cuts embedding and head, as Megatron-LM does. The sensitivities of the set "
+        "show what each of them changes.",
+    ),
+    (
+        "resnet50-",
+        "The interval of a step rescaled to another batch was widened after its coverage of the ResNet-50 sets had been seen, so that "
+        "their coverage is not a blind one. Nothing was fitted to their measured values.",
+    ),
+)
 """First letters of the sets concerned, and what was chosen with results in sight."""
 
 

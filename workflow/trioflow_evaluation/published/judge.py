@@ -48,15 +48,20 @@ from trioflow_evaluation.published.prediction import (
     published_name,
 )
 
-ANCHORS = pa.schema([
-    column("device", TEXT, "GPU"),
-    column("workload", TEXT, "model"),
-    column("mode", TEXT, "train or inf"),
-    column("source_batch", INT, "samples of the recorded step"),
-    column("target_batch", INT, "samples of the predicted step"),
-    column("measured_s", FLOAT, "the target's measured step", "s"),
-    *(column(f"{way}_s", FLOAT, f"the step by the anchor {way}, from the source's operators", "s") for way in ANCHOR_WAYS),
-])  # fmt: skip
+ANCHORS = pa.schema(
+    [
+        column("device", TEXT, "GPU"),
+        column("workload", TEXT, "model"),
+        column("mode", TEXT, "train or inf"),
+        column("source_batch", INT, "samples of the recorded step"),
+        column("target_batch", INT, "samples of the predicted step"),
+        column("measured_s", FLOAT, "the target's measured step", "s"),
+        *(
+            column(f"{way}_s", FLOAT, f"the step by the anchor {way}, from the source's operators", "s")
+            for way in ANCHOR_WAYS
+        ),
+    ]
+)
 """Single-GPU steps predicted from operators of another batch, by each way to anchor; never the judged rows."""
 
 MISSED = 0.2
@@ -65,9 +70,7 @@ FEWEST = 8
 """Single-GPU steps that an interval of the anchor needs."""
 
 
-def judge_anchored_steps(
-    data_folder: str | Path, imports_file: str | Path, table: str | Path
-) -> pd.DataFrame:
+def judge_anchored_steps(data_folder: str | Path, imports_file: str | Path, table: str | Path) -> pd.DataFrame:
     """Judge the ways to anchor (``ANCHORS``) on every ordered pair of batches of one model on one GPU.
 
     Its operators are rescaled by a model that did not see the workload.
@@ -84,12 +87,15 @@ def judge_anchored_steps(
             judged = judge_anchors(one, other, model, resize_batch(one.operators, factor))
             rows.append(
                 {
-                    "device": device.name, "workload": one.facts.workload,
-                    "mode": str(one.facts.mode), "source_batch": one.facts.batch,
-                    "target_batch": other.facts.batch, "measured_s": judged["measured_s"],
+                    "device": device.name,
+                    "workload": one.facts.workload,
+                    "mode": str(one.facts.mode),
+                    "source_batch": one.facts.batch,
+                    "target_batch": other.facts.batch,
+                    "measured_s": judged["measured_s"],
                     **{f"{way}_s": judged[way] for way in ANCHOR_WAYS},
                 }
-            )  # fmt: skip
+            )
     return pd.DataFrame(rows, columns=ANCHORS.names)
 
 
@@ -144,11 +150,7 @@ def way_of_plan(name: str) -> str:
 
 
 def prepare_set(
-    name: str,
-    data_folder: str | Path,
-    imports_file: str | Path,
-    table: str | Path,
-    anchors: pd.DataFrame,
+    name: str, data_folder: str | Path, imports_file: str | Path, table: str | Path, anchors: pd.DataFrame
 ) -> tuple[PublishedSource, list[PreparedCase]]:
     """Return the cases of a set, ready to be predicted."""
     rows = rows_of_set(load_published_rows(table), name, table)
@@ -171,32 +173,42 @@ def judge_cases(source: PublishedSource, cases: Sequence[PreparedCase]) -> pd.Da
     return frame.astype(dict.fromkeys(numbers, "float64"))
 
 
-def _judge(
-    case: PreparedCase, source: PublishedSource, siblings: Sequence[PreparedCase]
-) -> dict[str, Any]:
+def _judge(case: PreparedCase, source: PublishedSource, siblings: Sequence[PreparedCase]) -> dict[str, Any]:
     """Return the row of one case."""
     row, prediction = case.row, case.predict()
     measured = read_measured(row, source.data_folder)
     gpu = find_device(source.read_trace(row.traces[0]).facts.device_name)
     return {
-        "set": row.set, "case": row.case, "workload": row.workload, "source_gpu": gpu.driver_name,
-        "platform": f"{case.platform.name}, {case.platform.device.name}", "ranks": row.ranks,
-        "plan": row.plan_name, "batch": row.batch, "mode": row.mode,
-        "measured_s": measured.time_s, "source": measured.source, "spread": measured.spread,
-        "predicted_s": prediction.step_time_s, "low_s": prediction.low_s, "high_s": prediction.high_s,
-        "confidence": prediction.confidence, "oracle_s": _predict_oracle(case, source, siblings),
-        "triosim_s": case.predict_like_triosim(), "analytical_s": case.predict_analytically(),
-        "regression_s": None, "learned_from": describe_learning(case), "changes": row.changes,
-    }  # fmt: skip
+        "set": row.set,
+        "case": row.case,
+        "workload": row.workload,
+        "source_gpu": gpu.driver_name,
+        "platform": f"{case.platform.name}, {case.platform.device.name}",
+        "ranks": row.ranks,
+        "plan": row.plan_name,
+        "batch": row.batch,
+        "mode": row.mode,
+        "measured_s": measured.time_s,
+        "source": measured.source,
+        "spread": measured.spread,
+        "predicted_s": prediction.step_time_s,
+        "low_s": prediction.low_s,
+        "high_s": prediction.high_s,
+        "confidence": prediction.confidence,
+        "oracle_s": _predict_oracle(case, source, siblings),
+        "triosim_s": case.predict_like_triosim(),
+        "analytical_s": case.predict_analytically(),
+        "regression_s": None,
+        "learned_from": describe_learning(case),
+        "changes": row.changes,
+    }
 
 
 _OF_ONE_GPU = ("workload", "platform", "gpu", "mode", "traces")
 """What a row shares with that of one of its GPUs, at the same batch a GPU."""
 
 
-def _predict_oracle(
-    case: PreparedCase, source: PublishedSource, siblings: Sequence[PreparedCase]
-) -> float | None:
+def _predict_oracle(case: PreparedCase, source: PublishedSource, siblings: Sequence[PreparedCase]) -> float | None:
     """Return the prediction with measured compute [s]; None where nobody measured it, and of tensor parallelism.
 
     From a trace of the measured GPU at the rank's own batch, or by the factor of one GPU's measured
@@ -216,12 +228,14 @@ def _predict_oracle(
             return prepare_case(row, source, traces=(name,)).predict().step_time_s
     alone = next(
         (
-            one for one in siblings
+            one
+            for one in siblings
             if all(getattr(one.row, key) == getattr(row, key) for key in _OF_ONE_GPU)
-            and one.row.ranks == 1 and one.row.batch * row.ranks == row.batch
+            and one.row.ranks == 1
+            and one.row.batch * row.ranks == row.batch
         ),
         None,
-    )  # fmt: skip
+    )
     if alone is None or plan.data == 1:
         return None
     measured_s = read_measured(alone.row, source.data_folder).time_s
@@ -231,9 +245,7 @@ def _predict_oracle(
 def describe_learning(case: PreparedCase) -> str:
     """Say what was fitted on what for a case."""
     reference = case.reference.facts
-    parts = [
-        f"operators: {case.times.model_text}; the traced GPU's model without {case.row.workload}"
-    ]
+    parts = [f"operators: {case.times.model_text}; the traced GPU's model without {case.row.workload}"]
     if case.times.confidence == "measured" and reference.measured_end_to_end_s is not None:
         parts.append(f"step of one GPU at batch {reference.batch} given")
     if case.row.ranks > 1:
@@ -271,9 +283,10 @@ def read_measured(row: PublishedRow, data_folder: str | Path) -> Measured:
         content = read_json(file)
     except (OSError, ValueError, TrioflowError) as error:
         raise InputError(
-            f"the measured time of {row.case} cannot be read ({type(error).__name__})", file=file,
+            f"the measured time of {row.case} cannot be read ({type(error).__name__})",
+            file=file,
             fix="run `snakemake published`, which retrieves it",
-        ) from None  # fmt: skip
+        ) from None
     value = content.get("e2e_latency") if isinstance(content, dict) else None
     if not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
         raise InputError(f"{value!r} is not a time", file=file, place="e2e_latency")
@@ -290,8 +303,9 @@ def _read_throughput(device: str, row: PublishedRow) -> Measured:
     if int(entry["batch_per_gpu"]) * row.ranks != row.batch:
         raise InputError(
             f"{row.case} asks for {row.batch} samples, measured were "
-            f"{entry['batch_per_gpu']} on each of {row.ranks} GPUs", file=THROUGHPUT,
-        )  # fmt: skip
+            f"{entry['batch_per_gpu']} on each of {row.ranks} GPUs",
+            file=THROUGHPUT,
+        )
     return Measured(row.batch / float(entry["images_per_s"]), entry["source"])
 
 
@@ -328,17 +342,18 @@ def _measure_growth(case: PreparedCase) -> pd.DataFrame:
         f"{phase}: {class_of_name(str(name))}"
         for phase, name in zip(operators["phase"], operators["name"], strict=True)
     ]
-    frame = pd.DataFrame({
-        "class": names, PROPORTIONAL: factor * recorded_s,
-        RESCALED: times_s.reindex(range(len(operators))).fillna(0.0).to_numpy(),
-    })  # fmt: skip
+    frame = pd.DataFrame(
+        {
+            "class": names,
+            PROPORTIONAL: factor * recorded_s,
+            RESCALED: times_s.reindex(range(len(operators))).fillna(0.0).to_numpy(),
+        }
+    )
     found = frame.groupby("class")[[PROPORTIONAL, RESCALED]].sum()
     return found.sort_values(PROPORTIONAL, ascending=False, kind="stable")
 
 
-def judge_anchors(
-    source: Trace, target: Trace, model: OperatorModel, resized: pd.DataFrame
-) -> dict[str, Any]:
+def judge_anchors(source: Trace, target: Trace, model: OperatorModel, resized: pd.DataFrame) -> dict[str, Any]:
     """Return ``measured_s`` of a target's step and what each of ``ANCHOR_WAYS`` predicts from another batch's operators."""
     answers: dict[str, Any] = {"measured_s": float(target.facts.measured_end_to_end_s or 0.0)}
     for way in ANCHOR_WAYS:
@@ -358,7 +373,5 @@ def write_residuals(residuals: Iterable[StepResidual], path: Path = SHIPPED) -> 
         "way\tdevice_kind\tworkload\tcase\tranks\terror",
     ]
     for one in sorted(residuals, key=lambda one: RESIDUAL_WAYS.index(one.way)):
-        lines.append(
-            f"{one.way}\t{one.device_kind}\t{one.workload}\t{one.case}\t{one.ranks}\t{one.error:.4f}"
-        )
+        lines.append(f"{one.way}\t{one.device_kind}\t{one.workload}\t{one.case}\t{one.ranks}\t{one.error:.4f}")
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -47,13 +47,7 @@ from trioflow.report.pages import (
 from trioflow.report.scores import MODELS, ORACLE, OURS, SCORES, list_scaling, score_published
 
 from trioflow_evaluation.drawing import draw_lines, draw_panels
-from trioflow_evaluation.published.cases import (
-    PUBLISHED,
-    SETS,
-    SOURCE,
-    describe_set,
-    list_disclosures,
-)
+from trioflow_evaluation.published.cases import PUBLISHED, SETS, SOURCE, describe_set, list_disclosures
 from trioflow_evaluation.published.judge import ANCHORS, PROPORTIONAL, RESCALED
 
 MOST_NAMED = 40
@@ -74,22 +68,26 @@ def render_summary(scores: pd.DataFrame) -> str:
 
     def rival(model: str) -> Field:
         return numbers(
-            model.replace("public ", ""), "mean absolute", SCORES["mean_absolute_error"], "percent",
+            model.replace("public ", ""),
+            "mean absolute",
+            SCORES["mean_absolute_error"],
+            "percent",
             lambda name: score_of(scores, name, model).get("mean_absolute_error"),
-        )  # fmt: skip
+        )
 
     def ours(title: str, detail: str, key: str) -> Field:
         return Field(
-            Column(title, detail, SCORES[key]),
-            lambda name: score_cell(key, score_of(scores, name, OURS)[key]),
+            Column(title, detail, SCORES[key]), lambda name: score_cell(key, score_of(scores, name, OURS)[key])
         )
 
     reached = {True: "yes", False: "no", None: NOTHING}
     fields = [
         words("set", "", "cases that are averaged together", lambda name: Cell(describe_set(name).title, name, name)),
         ours("cases", "", "cases"),
-        Field(Column("aim", "", "mean absolute error, or error of scaling, that was aimed at"),
-              lambda name: Cell(read_aim(scores, name)[0])),
+        Field(
+            Column("aim", "", "mean absolute error, or error of scaling, that was aimed at"),
+            lambda name: Cell(read_aim(scores, name)[0]),
+        ),
         ours("trioflow", "mean absolute", "mean_absolute_error"),
         ours("scaling", "mean absolute", "scaling_error"),
         words("reached", "", "whether the aim was reached", lambda name: reached[read_aim(scores, name)[1]]),
@@ -102,7 +100,7 @@ def render_summary(scores: pd.DataFrame) -> str:
         ours("coverage", "aim 80 %", "coverage"),
         ours("width", "of the interval", "mean_relative_width"),
         ours("score", "of the interval", "interval_score"),
-    ]  # fmt: skip
+    ]
     return render_records(dict.fromkeys(scores["set"]), fields, "Sets, aims and what was reached")
 
 
@@ -142,18 +140,25 @@ def render_cases(cases: pd.DataFrame, name: str) -> str:
         return Cell(write_time(row["predicted_s"]), row["predicted_s"], ends)
 
     fields = [
-        words("case", "plan, GPUs, batch", "name; plan, GPUs and samples of the whole step", lambda row: Cell(
-            row["case"], None, f"{row['plan']}, {row['ranks']} GPU{'s' if row['ranks'] > 1 else ''}, {row['batch']}")),
+        words(
+            "case",
+            "plan, GPUs, batch",
+            "name; plan, GPUs and samples of the whole step",
+            lambda row: Cell(
+                row["case"], None, f"{row['plan']}, {row['ranks']} GPU{'s' if row['ranks'] > 1 else ''}, {row['batch']}"
+            ),
+        ),
         numbers("measured", "", "measured step", "time", "measured_s"),
         Field(Column("predicted", "80 % interval", "predicted step and its interval"), predicted),
         numbers("error", "", "predicted over measured less one", "signed", error("predicted_s")),
         words("inside", "", "whether the measured step lies in the interval", inside),
         *(
             numbers(model, "error", "the same error of others", "signed", error(column))
-            for model, column in MODELS.items() if model != OURS and mine[column].notna().any()
+            for model, column in MODELS.items()
+            if model != OURS and mine[column].notna().any()
         ),
         words("confidence", "", "what the prediction rests on", "confidence"),
-    ]  # fmt: skip
+    ]
     where = render_paragraph(
         f"Measured on {join_words(mine['platform'].unique())}; times of the traces from "
         f"{join_words(gpu or 'nowhere' for gpu in mine['source_gpu'].unique())}."
@@ -169,17 +174,10 @@ def _render_sources(mine: pd.DataFrame) -> str:
         return ", ".join(names) if len(names) <= 8 else f"{len(names)} cases, {names[0]} first"
 
     title = "What was learned from what, and what else changes"
-    groups = [
-        (*key, group["case"].tolist())
-        for key, group in mine.groupby(["learned_from", "changes"], sort=False)
-    ]
+    groups = [(*key, group["case"].tolist()) for key, group in mine.groupby(["learned_from", "changes"], sort=False)]
     fields = [
-        words(
-            "learned from", "", "what was fitted on what, never the judged row", lambda row: row[0]
-        ),
-        words(
-            "what else changes", "", "between trace and measurement", lambda row: row[1] or NOTHING
-        ),
+        words("learned from", "", "what was fitted on what, never the judged row", lambda row: row[0]),
+        words("what else changes", "", "between trace and measurement", lambda row: row[1] or NOTHING),
         words("cases", "", "cases of which it holds", lambda row: cases(row[2])),
     ]
     sources = [
@@ -202,7 +200,7 @@ def render_scaling(cases: pd.DataFrame, name: str) -> str:
         numbers("measured", "of one GPU's", "throughput of a GPU over that of one GPU alone", "percent", "measured"),
         numbers("predicted", "of one GPU's", "the same, predicted", "percent", "predicted"),
         numbers("error", "", "predicted over measured less one", "signed", "error"),
-    ]  # fmt: skip
+    ]
     caption = "Scaling, apart from the error of one GPU"
     return render_records(rows, fields, caption)
 
@@ -220,9 +218,12 @@ def render_causes(cases: pd.DataFrame, causes: pd.DataFrame, name: str) -> str:
     def part(name: str) -> Field:
         detail = "not hidden" if "hides" in name else "of the step"
         return numbers(
-            name.replace(" that no compute hides", ""), detail, "mean over ranks, of the predicted step", "percent",
+            name.replace(" that no compute hides", ""),
+            detail,
+            "mean over ranks, of the predicted step",
+            "percent",
             lambda row: parts[name].get(row["case"], math.nan) / row["predicted_s"],
-        )  # fmt: skip
+        )
 
     def oracle(row: Any) -> float:
         return float(oracle_s.get(row["case"], math.nan))
@@ -230,22 +231,34 @@ def render_causes(cases: pd.DataFrame, causes: pd.DataFrame, name: str) -> str:
     fields = [
         words("case", "", "", "case"),
         *map(part, dict.fromkeys(mine.loc[mine["role"] == PART, "parameter"])),
-        numbers("error", "", "predicted over measured less one", "signed",
-                lambda row: row["predicted_s"] / row["measured_s"] - 1.0),
-        numbers("from compute", "points", "predicted less the step with measured compute, over measured", "signed",
-                lambda row: (row["predicted_s"] - oracle(row)) / row["measured_s"]),
-        numbers("from the rest", "points",
-                "the step with measured compute less measured: communication, overlap, host, other software", "signed",
-                lambda row: (oracle(row) - row["measured_s"]) / row["measured_s"]),
-    ]  # fmt: skip
+        numbers(
+            "error",
+            "",
+            "predicted over measured less one",
+            "signed",
+            lambda row: row["predicted_s"] / row["measured_s"] - 1.0,
+        ),
+        numbers(
+            "from compute",
+            "points",
+            "predicted less the step with measured compute, over measured",
+            "signed",
+            lambda row: (row["predicted_s"] - oracle(row)) / row["measured_s"],
+        ),
+        numbers(
+            "from the rest",
+            "points",
+            "the step with measured compute less measured: communication, overlap, host, other software",
+            "signed",
+            lambda row: (oracle(row) - row["measured_s"]) / row["measured_s"],
+        ),
+    ]
     note = (
         "Where one such GPU was traced, or its whole step measured, at a rank's own batch, measured compute replaces "
         "predicted compute, and the error splits in two; the rest has no measurement of its own: the sensitivities show it."
     )
     rows = cases[cases["set"] == name].to_dict("records")
-    return render_paragraph(note) + render_records(
-        rows, fields, "Parts of the step, and of the error"
-    )
+    return render_paragraph(note) + render_records(rows, fields, "Parts of the step, and of the error")
 
 
 def render_papers(scores: pd.DataFrame) -> str:
@@ -255,17 +268,20 @@ def render_papers(scores: pd.DataFrame) -> str:
         words("what it is of", "", "", lambda paper: paper.cases),
         numbers("average", "absolute error", "as published", "percent", lambda paper: paper.error),
         words("beside the set", "", "", lambda paper: paper.set),
-        numbers("trioflow", "on that set", SCORES["mean_absolute_error"], "percent",
-                lambda paper: score_of(scores, paper.set, OURS)["mean_absolute_error"]),
-    ]  # fmt: skip
+        numbers(
+            "trioflow",
+            "on that set",
+            SCORES["mean_absolute_error"],
+            "percent",
+            lambda paper: score_of(scores, paper.set, OURS)["mean_absolute_error"],
+        ),
+    ]
     note = (
         "Averages as the papers print them, of other models on other machines: a scale to read our errors by, "
         "no comparison. Only vTrain's is of the very points judged here."
     )
     papers = [paper for paper in PUBLISHED if paper.set in set(scores["set"])]
-    return render_paragraph(note) + render_records(
-        papers, fields, "What papers report, of other cases"
-    )
+    return render_paragraph(note) + render_records(papers, fields, "What papers report, of other cases")
 
 
 def render_anchors(anchors: pd.DataFrame) -> str:
@@ -277,8 +293,9 @@ def render_anchors(anchors: pd.DataFrame) -> str:
     ).assign(device=anchors["device"])
     names = {
         "timer": "less the timer, at most its floor an operator; then one factor",
-        "ratio": "one factor", "none": "the operators as they are",
-    }  # fmt: skip
+        "ratio": "one factor",
+        "none": "the operators as they are",
+    }
     means = [
         {"device": device, "steps": len(group), **group[list(ANCHOR_WAYS)].mean()}
         for device, group in [*errors.groupby("device", sort=True), ("all", errors)]
@@ -287,7 +304,7 @@ def render_anchors(anchors: pd.DataFrame) -> str:
         words("GPU", "", "", "device"),
         numbers("steps", "", "ordered pairs of batches", "count", "steps"),
         *(numbers(names[way], "mean absolute", "error of the whole step", "percent", way) for way in ANCHOR_WAYS),
-    ]  # fmt: skip
+    ]
     best = min(ANCHOR_WAYS, key=means[-1].__getitem__)
     note = (
         "Every ordered pair of batches of one model on one GPU, training and inference: the target's measured step from "
@@ -327,9 +344,7 @@ def sum_growth(cases: pd.DataFrame, causes: pd.DataFrame, name: str) -> pd.DataF
             "error": predicted / measured - 1.0,
             "inside": bool(case["low_s"] <= measured <= case["high_s"]),
         }
-    return pd.DataFrame.from_dict(
-        rows, orient="index", columns=["growth", "plan", "rest", "error", "inside"]
-    )
+    return pd.DataFrame.from_dict(rows, orient="index", columns=["growth", "plan", "rest", "error", "inside"])
 
 
 def render_growth(cases: pd.DataFrame, causes: pd.DataFrame, name: str) -> str:
@@ -341,8 +356,10 @@ def render_growth(cases: pd.DataFrame, causes: pd.DataFrame, name: str) -> str:
         words("case", "", "", "case"),
         *(numbers(part, "points", meaning, "signed", part) for part, meaning in _MEANINGS.items()),
         numbers("error", "their sum", "predicted over measured less one", "signed", "error"),
-        words("inside", "", "whether the measured step lies in the interval", lambda row: "yes" if row["inside"] else "no"),
-    ]  # fmt: skip
+        words(
+            "inside", "", "whether the measured step lies in the interval", lambda row: "yes" if row["inside"] else "no"
+        ),
+    ]
     rows = parts.rename_axis("case").reset_index().to_dict("records")
     return (
         "<h3>The error as a sum of parts: another batch, the plan, the rest</h3>"
@@ -372,16 +389,13 @@ def draw_cases(cases: pd.DataFrame, name: str) -> Figure:
     """
     rows = cases[cases["set"] == name]
     measured = rows["measured_s"]
-    shown = pd.concat([
-        rows.assign(model=model, error=100 * (rows[column] / measured - 1)) for model, column in MODELS.items()
-    ]).dropna(subset="error")  # fmt: skip
+    shown = pd.concat(
+        [rows.assign(model=model, error=100 * (rows[column] / measured - 1)) for model, column in MODELS.items()]
+    ).dropna(subset="error")
     if len(rows) > MOST_NAMED:
-        return draw_panels(
-            shown, "measured_s", "error", "model", "model", ("measured", "error [%]")
-        )
+        return draw_panels(shown, "measured_s", "error", "model", "model", ("measured", "error [%]"))
     drawn = shown.assign(
-        low=100 * (shown["low_s"] / shown["measured_s"] - 1),
-        high=100 * (shown["high_s"] / shown["measured_s"] - 1),
+        low=100 * (shown["low_s"] / shown["measured_s"] - 1), high=100 * (shown["high_s"] / shown["measured_s"] - 1)
     )
     notes = {str(row["case"]): _describe_row(row) for row in tables.records(rows)}
     label = "error [%], with the 80 % interval"
@@ -429,7 +443,7 @@ _GLOSSARY = {
     "analytical": "work over peak rate plus bytes over bandwidth for each operator, links at their data-sheet rates",
     "regression": "a plain regression on other cases of the set, without any simulator",
     "confidence": "the worst of what operators and collectives rest on: measured, interpolated, extrapolated, uncalibrated",
-}  # fmt: skip
+}
 
 
 def read_cases(files: Iterable[str | Path]) -> pd.DataFrame:
@@ -444,9 +458,7 @@ def read_cases(files: Iterable[str | Path]) -> pd.DataFrame:
         row = cases[twice].iloc[0]
         raise InputError(f"the case {row['case']!r} of the set {row['set']!r} stands twice")
     order = {name: at for at, name in enumerate([*SETS, *sorted(set(cases["set"]) - set(SETS))])}
-    return cases.sort_values(
-        "set", key=lambda names: names.map(order), kind="stable", ignore_index=True
-    )
+    return cases.sort_values("set", key=lambda names: names.map(order), kind="stable", ignore_index=True)
 
 
 def build_published_page(
@@ -483,9 +495,13 @@ def _draw(cases: pd.DataFrame, causes: pd.DataFrame) -> Iterator[tuple[str, Figu
 
 
 def _compose(
-    cases: pd.DataFrame, causes: pd.DataFrame, anchors: pd.DataFrame, scores: pd.DataFrame,
-    places: dict[str, str], files: Sequence[str | Path],
-) -> Page:  # fmt: skip
+    cases: pd.DataFrame,
+    causes: pd.DataFrame,
+    anchors: pd.DataFrame,
+    scores: pd.DataFrame,
+    places: dict[str, str],
+    files: Sequence[str | Path],
+) -> Page:
     names = list(dict.fromkeys(cases["set"]))
     chosen = list_disclosures(set(names))
     words = _GLOSSARY | {name.replace("_", " "): meaning for name, meaning in SCORES.items()}
@@ -505,8 +521,10 @@ def _compose(
         _describe(cases),
         verdict=_conclude(scores, names),
         made_from=f"; aims from {SOURCE}. Every measured value's file stands below its set's cases",
-        words=words, schemas=schemas, files=files,
-    )  # fmt: skip
+        words=words,
+        schemas=schemas,
+        files=files,
+    )
 
 
 def _conclude(scores: pd.DataFrame, names: Iterable[str]) -> str:
@@ -534,9 +552,8 @@ def _describe(cases: pd.DataFrame) -> str:
 
 
 def _set_parts(
-    cases: pd.DataFrame, causes: pd.DataFrame, scores: pd.DataFrame, name: str,
-    places: dict[str, str],
-) -> list[str]:  # fmt: skip
+    cases: pd.DataFrame, causes: pd.DataFrame, scores: pd.DataFrame, name: str, places: dict[str, str]
+) -> list[str]:
     words = describe_set(name)
     many = int((cases["set"] == name).sum()) > MOST_NAMED
     caption = _POINTS_CAPTION if many else _CASES_CAPTION

@@ -180,9 +180,7 @@ class AnalyticalModel:
         """Return the same at the target's sizes; recorded times do not count."""
         return self.predict(target)
 
-    def step_interval(
-        self, kind: str = "rescale", distance: float | None = None
-    ) -> tuple[float, float]:
+    def step_interval(self, kind: str = "rescale", distance: float | None = None) -> tuple[float, float]:
         """Return no interval: rates say nothing of their error."""
         return (1.0, 1.0)
 
@@ -211,19 +209,14 @@ class PublishedSource:
     _fitted: dict[tuple[str, str], RowModel] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def read(
-        cls, data_folder: str | Path, imports_file: str | Path, table: str | Path
-    ) -> PublishedSource:
+    def read(cls, data_folder: str | Path, imports_file: str | Path, table: str | Path) -> PublishedSource:
         """Return the source of a table of cases."""
         return cls(Path(data_folder), load_imports(imports_file), Path(table).parent)
 
     def read_trace(self, name: str) -> Trace:
         """Return a row of ``imports.tsv`` as a trace; InputError where the row or its files are missing."""
         if name not in self.imports:
-            raise InputError(
-                f"no trace is called {name!r}", place="imports.tsv",
-                fix=suggest_name(name, self.imports),
-            )  # fmt: skip
+            raise InputError(f"no trace is called {name!r}", place="imports.tsv", fix=suggest_name(name, self.imports))
         if name not in self._traces:
             entry = self.imports[name]
             files = [self.data_folder / file for file in entry.files]
@@ -236,10 +229,7 @@ class PublishedSource:
     def traces_of(self, row: PublishedRow, names: tuple[str, ...] | None = None) -> list[Trace]:
         """Return a row's traces under one workload's name."""
         found = [self.read_trace(name) for name in names or row.traces]
-        return [
-            Trace(t.operators, t.tensors, replace(t.facts, workload=row.workload, tail_s=0.0))
-            for t in found
-        ]
+        return [Trace(t.operators, t.tensors, replace(t.facts, workload=row.workload, tail_s=0.0)) for t in found]
 
     def published_device(self, name: str) -> PublishedDevice:
         """Return everything public that was measured on a GPU."""
@@ -256,14 +246,10 @@ class PublishedSource:
         """Return the form that ships, fitted to a GPU's other workloads, without single operators of the workload's sizes."""
         if device_name not in self._fit_data:
             device = self.published_device(device_name)
-            self._fit_data[device_name] = DeviceData.prepare(
-                device.traces, device.limits, device.benchmarks()
-            )
+            self._fit_data[device_name] = DeviceData.prepare(device.traces, device.limits, device.benchmarks())
         data, key = self._fit_data[device_name], (device_name, workload)
         if key not in self._fitted:
-            self._fitted[key], _ = fit_device_data(
-                without_workload(data, workload), _SHIPPED_METHOD
-            )
+            self._fitted[key], _ = fit_device_data(without_workload(data, workload), _SHIPPED_METHOD)
         return self._fitted[key]
 
     @cached_property
@@ -271,9 +257,7 @@ class PublishedSource:
         """The GPUs' models that ship, by their folder."""
         paths = sorted(SHIPPED_MODELS.glob("*/operators.json"))
         models = {path.parent.name: load_operator_model(path) for path in paths}
-        return {
-            name: m for name, m in models.items() if getattr(m, "method", "") == _SHIPPED_METHOD
-        }
+        return {name: m for name, m in models.items() if getattr(m, "method", "") == _SHIPPED_METHOD}
 
     def device_times(self, traces: list[Trace], gpu: str) -> DeviceTimes:
         """Return one workload's traces with the times of a GPU (by its sheet), and its operator model without the workload.
@@ -307,10 +291,11 @@ def list_anchored_pairs(device: PublishedDevice) -> list[tuple[Trace, Trace]]:
     """Return every ordered pair of batches of a model whose whole steps were measured on a GPU."""
     known = [t for t in device.traces if t.facts.measured_end_to_end_s]
     return [
-        (a, b) for a in known for b in known
-        if a.facts.batch != b.facts.batch
-        and (a.facts.workload, a.facts.mode) == (b.facts.workload, b.facts.mode)
-    ]  # fmt: skip
+        (a, b)
+        for a in known
+        for b in known
+        if a.facts.batch != b.facts.batch and (a.facts.workload, a.facts.mode) == (b.facts.workload, b.facts.mode)
+    ]
 
 
 LARGE_BYTES = 512 * 1024 * 1024
@@ -387,9 +372,8 @@ class PreparedCase:
         step = self._step(settings)
         options = replace(step.options, compute_scale=settings.compute, interval=False)
         changed = replace(
-            step, platform=settings.arrange(self.platform), collectives=self._collectives(settings),
-            options=options,
-        )  # fmt: skip
+            step, platform=settings.arrange(self.platform), collectives=self._collectives(settings), options=options
+        )
         return predict_step(changed).step_time_s
 
     def _step(self, chosen: Settings) -> Step:
@@ -401,12 +385,14 @@ class PreparedCase:
             if plan.vocabulary_parallel:
                 plan = replace(plan, vocabulary_parallel=chosen.vocabulary)
             self._steps[key] = prepare_step(
-                replace(self.times, model=model), plan, self.platform, batch=self.row.batch,
+                replace(self.times, model=model),
+                plan,
+                self.platform,
+                batch=self.row.batch,
                 options=Options(
-                    anchor=chosen.anchor, anchor_band=self.band,
-                    collectives=self.collectives or CLOSED_FORM,
+                    anchor=chosen.anchor, anchor_band=self.band, collectives=self.collectives or CLOSED_FORM
                 ),
-            )  # fmt: skip
+            )
         return self._steps[key]
 
     def predict_analytically(self) -> float:
@@ -416,9 +402,14 @@ class PreparedCase:
         model = AnalyticalModel.of_sheet(sheet, precision)
         times = replace(self.times, model=model)
         return predict(
-            times, self.row.made_plan, self.platform, batch=self.row.batch, anchor=UNANCHORED,
-            collectives=CLOSED_FORM, interval=False,
-        ).step_time_s  # fmt: skip
+            times,
+            self.row.made_plan,
+            self.platform,
+            batch=self.row.batch,
+            anchor=UNANCHORED,
+            collectives=CLOSED_FORM,
+            interval=False,
+        ).step_time_s
 
     def predict_like_triosim(self) -> float | None:
         """Return the step by TrioSim's public rules from the same recorded times [s]."""
@@ -431,9 +422,7 @@ class PreparedCase:
         if self.collectives is None or self.row.ranks == 1:
             return float(min(link.bandwidth_bytes_per_s for link in self.platform.links))
         sends = self.row.made_plan.pipeline > 1
-        estimate = self.collectives.time_s(
-            "send" if sends else "all_reduce", self.row.ranks, LARGE_BYTES
-        )
+        estimate = self.collectives.time_s("send" if sends else "all_reduce", self.row.ranks, LARGE_BYTES)
         return LARGE_BYTES / estimate.time_s
 
     def _collectives(self, chosen: Settings) -> Any:

@@ -100,9 +100,7 @@ def name_plan(row: Any) -> str:
 
 def order_plans(rows: pd.DataFrame) -> list[str]:
     """Return the names of the plans at one speed of the network, the fastest first; ties as they come."""
-    return [
-        name_plan(row) for row in tables.records(rows.sort_values("step_time_s", kind="stable"))
-    ]
+    return [name_plan(row) for row in tables.records(rows.sort_values("step_time_s", kind="stable"))]
 
 
 def study_distsim_search(table: str | Path, figure: str | Path) -> None:
@@ -120,16 +118,14 @@ def draw_distsim_search(rows: pd.DataFrame) -> Figure:
     rates = 1 / rows[["step_time_s", "low_s", "high_s"]]
     scale = rows["communication_scale"]
     drawn = rows.assign(
-        plan=[name_plan(row) for row in tables.records(rows)], rate=rates["step_time_s"],
-        low=rates["high_s"], high=rates["low_s"],
+        plan=[name_plan(row) for row in tables.records(rows)],
+        rate=rates["step_time_s"],
+        low=rates["high_s"],
+        high=rates["low_s"],
         network=("communication x " + scale.map("{:g}".format)).mask(scale == 1, "network as assumed"),
-    ).sort_values(["communication_scale", "step_time_s"])  # fmt: skip
+    ).sort_values(["communication_scale", "step_time_s"])
     published = [
-        {
-            "plan": name_plan(one._asdict()),
-            "rate": one.measured_per_s,
-            "network": "measured by DistSim",
-        }
+        {"plan": name_plan(one._asdict()), "rate": one.measured_per_s, "network": "measured by DistSim"}
         for one in (BEST, WORST)
     ]
     both = pd.concat([drawn, pd.DataFrame(published)])
@@ -182,6 +178,4 @@ def predict_throughput(
 
 def write_throughput(table: str | Path) -> None:
     """Write the steps of all batches as Parquet (``tables.SWEEP_RESULTS``)."""
-    tables.write_table(
-        predict_throughput(), "sweep_results", table, {"study": "DistSim's GPT 145B"}
-    )
+    tables.write_table(predict_throughput(), "sweep_results", table, {"study": "DistSim's GPT 145B"})

@@ -66,11 +66,7 @@ class HopRun:
 
 
 def simulate_hop(
-    sending_s: Mapping[Edge, float],
-    compute_s: Floats,
-    settings: HopSettings,
-    *,
-    latency_s: float = 0.0,
+    sending_s: Mapping[Edge, float], compute_s: Floats, settings: HopSettings, *, latency_s: float = 0.0
 ) -> HopRun:
     """Simulate decentralised training on a graph of workers.
 
@@ -98,13 +94,9 @@ def simulate_hop(
     return _Training(sending_s, compute_s, settings, latency_s).run()
 
 
-def _check(
-    sending_s: Mapping[Edge, float], compute_s: Floats, settings: HopSettings, latency_s: float
-) -> None:
+def _check(sending_s: Mapping[Edge, float], compute_s: Floats, settings: HopSettings, latency_s: float) -> None:
     if compute_s.ndim != 2 or not compute_s.size:
-        raise SimulationError(
-            f"Hop: compute times have the shape {compute_s.shape}; give [workers, iterations]"
-        )
+        raise SimulationError(f"Hop: compute times have the shape {compute_s.shape}; give [workers, iterations]")
     workers = len(compute_s)
     times = [*sending_s.values(), *compute_s.ravel().tolist(), latency_s]
     for time_s in times:
@@ -113,18 +105,10 @@ def _check(
     for edge in sending_s:
         if edge[0] == edge[1] or not all(0 <= worker < workers for worker in edge):
             raise SimulationError(f"Hop: the edge {edge} does not join two of {workers} workers")
-    limits = (
-        ("max_gap", 1),
-        ("backup_workers", 0),
-        ("staleness", 0),
-        ("max_jump", 1),
-        ("behind", 1),
-    )
+    limits = (("max_gap", 1), ("backup_workers", 0), ("staleness", 0), ("max_jump", 1), ("behind", 1))
     for name, least in limits:
         if getattr(settings, name) < least:
-            raise SimulationError(
-                f"Hop: {name} is {getattr(settings, name)}; it must be at least {least}"
-            )
+            raise SimulationError(f"Hop: {name} is {getattr(settings, name)}; it must be at least {least}")
     senders = [sum(receiver == worker for _, receiver in sending_s) for worker in range(workers)]
     if settings.backup_workers and settings.backup_workers >= min(senders):
         raise SimulationError(
@@ -137,11 +121,7 @@ class _Training:
     """State of one run."""
 
     def __init__(
-        self,
-        sending_s: Mapping[Edge, float],
-        compute_s: Floats,
-        settings: HopSettings,
-        latency_s: float,
+        self, sending_s: Mapping[Edge, float], compute_s: Floats, settings: HopSettings, latency_s: float
     ) -> None:
         self.sending_s, self.latency_s, self.settings = dict(sending_s), latency_s, settings
         self.compute_s: list[list[float]] = compute_s.tolist()
@@ -176,15 +156,10 @@ class _Training:
                 asking.add(edge[1])
             self.move_on(asking, now_s)
         if np.isnan(self.finish_s).any():
-            waiting = [
-                f"worker {w} {self.phase[w]}" for w in np.flatnonzero(np.isnan(self.finish_s))
-            ]
+            waiting = [f"worker {w} {self.phase[w]}" for w in np.flatnonzero(np.isnan(self.finish_s))]
             raise SimulationError(f"Hop: deadlock: {', '.join(waiting)}")
         computed = np.count_nonzero(~np.isnan(self.start_s), axis=1)
-        return HopRun(
-            self.start_s, self.finish_s, computed, self.dropped, self.largest_gap,
-            self.largest_staleness,
-        )  # fmt: skip
+        return HopRun(self.start_s, self.finish_s, computed, self.dropped, self.largest_gap, self.largest_staleness)
 
     def schedule(self, time_s: float, kind: int, edge: Edge, tag: int) -> None:
         heapq.heappush(self.heap, (time_s, kind, self.sequence, edge, tag))
@@ -361,20 +336,14 @@ def sweep_hop(
             for bandwidth in bandwidths_bytes_per_s:
                 for seed in seeds:
                     times = draw_times(
-                        work, edges, slowed, seed, bandwidth_bytes_per_s=bandwidth,
-                        iterations=iterations,
-                    )  # fmt: skip
-                    about = {
-                        "graph": graph, "slowed": slowed, "seed": seed,
-                        "bandwidth_bytes_per_s": bandwidth,
-                    }  # fmt: skip
+                        work, edges, slowed, seed, bandwidth_bytes_per_s=bandwidth, iterations=iterations
+                    )
+                    about = {"graph": graph, "slowed": slowed, "seed": seed, "bandwidth_bytes_per_s": bandwidth}
                     rows += [about | row for row in _run_variants(work, *times)]
     return pd.DataFrame(rows)
 
 
-def _run_variants(
-    work: HopWork, sending_s: Mapping[Edge, float], compute_s: Floats
-) -> list[dict[str, Any]]:
+def _run_variants(work: HopWork, sending_s: Mapping[Edge, float], compute_s: Floats) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     standard_s = 0.0
     for variant, settings in VARIANTS.items():
@@ -384,9 +353,7 @@ def _run_variants(
     return rows
 
 
-def _describe(
-    run: HopRun, settings: HopSettings, work: HopWork, standard_s: float
-) -> dict[str, Any]:
+def _describe(run: HopRun, settings: HopSettings, work: HopWork, standard_s: float) -> dict[str, Any]:
     iterations = run.start_s.shape[1]
     computed = int(run.computed.sum())
     return {
@@ -409,9 +376,7 @@ def _describe(
 def study_hop(table: str | Path, speedup: str | Path, bandwidth: str | Path) -> None:
     """Run the study and write its table (``HOP``) and its figures (no suffix), each as SVG and PNG."""
     rows = sweep_hop(load_work())
-    tables.write_table(
-        rows, "hop study", table, stamp(list_inputs([TRACE]), seeds=list(_SEEDS)), HOP
-    )
+    tables.write_table(rows, "hop study", table, stamp(list_inputs([TRACE]), seeds=list(_SEEDS)), HOP)
     style.save_figure(draw_speedups(rows, SHOWN_BANDWIDTH_BYTES_PER_S), speedup)
     style.save_figure(draw_bandwidths(rows), bandwidth)
 
@@ -432,13 +397,9 @@ def draw_bandwidths(rows: pd.DataFrame) -> Figure:
     keys = ["graph", "slowed", "variant", "bandwidth_bytes_per_s"]
     median = rows.groupby(keys, sort=False)["speedup"].median().reset_index()
     drawn = median.assign(
-        gb=median["bandwidth_bytes_per_s"] / 1e9,
-        panel=median["graph"] + "\nslow " + median["slowed"],
+        gb=median["bandwidth_bytes_per_s"] / 1e9, panel=median["graph"] + "\nslow " + median["slowed"]
     )
-    labels = (
-        "bandwidth of a link that is not slowed [GB/s]",
-        "speed-up over the standard rules",
-    )
+    labels = ("bandwidth of a link that is not slowed [GB/s]", "speed-up over the standard rules")
     return draw_panels(
         drawn, "gb", "speedup", "variant", "panel", labels, columns=len(SLOWED), seconds=False, curves=True
-    )  # fmt: skip
+    )

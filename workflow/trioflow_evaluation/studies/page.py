@@ -54,29 +54,50 @@ def render_wafer(rows: pd.DataFrame) -> tuple[str, str]:
         "communication away. The bandwidth of a mesh link was not published: below it is found by bisection, so that the "
         "mesh has the paper's share, and circuits are compared with it."
     )
-    body = "".join([
-        _render_paper_cases(rows),
-        _render_swept([
-            ("workloads and plans", "; ".join(
-                "{workload} as {plan}, {samples_per_replica} samples a replica".format(**row)
-                for row in records(rows.drop_duplicates(_CASE))
-            )),
-            ("links of the mesh", join_words(_gb(rate) for rate in sorted(set(rows.loc[rows["sweep"] == "link", "link_bandwidth_bytes_per_s"])))),
-            ("ring on the mesh", "along the mesh (snake), and row by row"),
-            ("ports of a circuit", join_words(map(str, _bundles(rows)))),
-            ("circuits", "; ".join(_CIRCUITS.values())),
-            ("steps simulated", str(len(rows))),
-            ("seeds", "none: nothing is drawn"),
-        ]),
-        _render_assumed([
-            ("from the paper", f"{_gb(wafer.DEVICE_BANDWIDTH_BYTES_PER_S)} a GPU on {wafer.PORTS} ports, "
-             f"{write_time(circuit.establish_s)} to set a circuit up, the least recently used idle circuit torn down when no port is free"),
-            ("assumed", f"{write_time(wafer.LINK_LATENCY_S)} a link, half of what NCCL assumes for an NVLink hop; "
-             "receivers have room for everything; circuits share no wavelengths"),
-            ("predicted", "operator times of an A100 (80 GB, PCIe), from shapes alone, strict fp32"),
-            ("simplified", "an all-reduce is the ring's closed form and holds its circuits until it ends"),
-        ]),
-    ])  # fmt: skip
+    body = "".join(
+        [
+            _render_paper_cases(rows),
+            _render_swept(
+                [
+                    (
+                        "workloads and plans",
+                        "; ".join(
+                            "{workload} as {plan}, {samples_per_replica} samples a replica".format(**row)
+                            for row in records(rows.drop_duplicates(_CASE))
+                        ),
+                    ),
+                    (
+                        "links of the mesh",
+                        join_words(
+                            _gb(rate)
+                            for rate in sorted(set(rows.loc[rows["sweep"] == "link", "link_bandwidth_bytes_per_s"]))
+                        ),
+                    ),
+                    ("ring on the mesh", "along the mesh (snake), and row by row"),
+                    ("ports of a circuit", join_words(map(str, _bundles(rows)))),
+                    ("circuits", "; ".join(_CIRCUITS.values())),
+                    ("steps simulated", str(len(rows))),
+                    ("seeds", "none: nothing is drawn"),
+                ]
+            ),
+            _render_assumed(
+                [
+                    (
+                        "from the paper",
+                        f"{_gb(wafer.DEVICE_BANDWIDTH_BYTES_PER_S)} a GPU on {wafer.PORTS} ports, "
+                        f"{write_time(circuit.establish_s)} to set a circuit up, the least recently used idle circuit torn down when no port is free",
+                    ),
+                    (
+                        "assumed",
+                        f"{write_time(wafer.LINK_LATENCY_S)} a link, half of what NCCL assumes for an NVLink hop; "
+                        "receivers have room for everything; circuits share no wavelengths",
+                    ),
+                    ("predicted", "operator times of an A100 (80 GB, PCIe), from shapes alone, strict fp32"),
+                    ("simplified", "an all-reduce is the ring's closed form and holds its circuits until it ends"),
+                ]
+            ),
+        ]
+    )
     question = "How much of an electrical mesh's communication do photonic circuits take away?"
     return _render_answer(question, _answer_wafer(rows), words), body
 
@@ -86,12 +107,14 @@ def _render_paper_cases(rows: pd.DataFrame) -> str:
     columns = [
         Column("circuits", number=False),
         *(
-            Column(f"{row['workload']}, {row['samples_per_replica']} samples a GPU",
-                   f"mesh link {_gb(row['link_bandwidth_bytes_per_s'])}, found")
+            Column(
+                f"{row['workload']}, {row['samples_per_replica']} samples a GPU",
+                f"mesh link {_gb(row['link_bandwidth_bytes_per_s'])}, found",
+            )
             for row in records(rows[rows["sweep"] == "paper"])
         ),
         Column("the paper"),
-    ]  # fmt: skip
+    ]
     meshes = records(rows[rows["sweep"] == "paper"])
     lines = []
     for variant, words in _CIRCUITS.items():
@@ -109,9 +132,7 @@ def _answer_wafer(rows: pd.DataFrame) -> str:
         for mesh in records(rows[rows["sweep"] == "paper"])
         for variant in _CIRCUITS
         for ports, share in zip(
-            _bundles(rows),
-            _taken_away(_same_case(rows, mesh), mesh["step_s"], variant),
-            strict=True,
+            _bundles(rows), _taken_away(_same_case(rows, mesh), mesh["step_s"], variant), strict=True
         )
     ]
     share, ports, variant, samples = min(found, key=lambda one: abs(one[0] - 0.5))
@@ -126,10 +147,7 @@ def _taken_away(case: pd.DataFrame, mesh_s: float, variant: str) -> list[float]:
     """Return the shares of the mesh's communication that circuits take away, by ports a circuit."""
     circuits = case[(case["network"] == "circuit") & (case["variant"] == variant)]
     circuits = circuits.sort_values("ports_per_circuit")
-    return [
-        1 - (row["step_s"] - row["ideal_s"]) / (mesh_s - row["ideal_s"])
-        for row in records(circuits)
-    ]
+    return [1 - (row["step_s"] - row["ideal_s"]) / (mesh_s - row["ideal_s"]) for row in records(circuits)]
 
 
 def render_hop(rows: pd.DataFrame) -> tuple[str, str]:
@@ -141,26 +159,39 @@ def render_hop(rows: pd.DataFrame) -> tuple[str, str]:
         "its speed-ups are not at hand, so they are not compared."
     )
     work = f"{hop.TRACE}: gradients and predicted compute time of one trace, {hop.ITERATIONS} iterations"
-    body = "".join([
-        render_details(
-            "The speed-ups in numbers", "".join(_render_speedups(rows, graph) for graph in dict.fromkeys(rows["graph"]))
-        ),
-        _render_swept([
-            ("graphs", join_words(dict.fromkeys(rows["graph"]))),
-            ("what is slowed", join_words(dict.fromkeys(rows["slowed"]))),
-            ("rules", "; ".join(dict.fromkeys(rows["variant"]))),
-            ("links", join_words(_gb(rate) for rate in sorted(set(rows["bandwidth_bytes_per_s"])))),
-            ("seeds", join_words(map(str, sorted(set(rows["seed"]))))),
-            ("runs simulated", str(len(rows))),
-        ]),
-        _render_assumed([
-            ("from the paper", f"factors between 1 and {hop.SLOWEST:g}, one a worker; 8 draws (which ones is not known: these are ours)"),
-            ("assumed", f"{write_time(hop.LATENCY_S)} from the end of a sending to its arrival; links are independent of each other, "
-             "tokens travel in no time; moments: each iteration is slowed with the probability 1 / workers"),
-            ("predicted", work),
-            ("not simulated", "what stale, missing or skipped updates cost in accuracy"),
-        ]),
-    ])  # fmt: skip
+    body = "".join(
+        [
+            render_details(
+                "The speed-ups in numbers",
+                "".join(_render_speedups(rows, graph) for graph in dict.fromkeys(rows["graph"])),
+            ),
+            _render_swept(
+                [
+                    ("graphs", join_words(dict.fromkeys(rows["graph"]))),
+                    ("what is slowed", join_words(dict.fromkeys(rows["slowed"]))),
+                    ("rules", "; ".join(dict.fromkeys(rows["variant"]))),
+                    ("links", join_words(_gb(rate) for rate in sorted(set(rows["bandwidth_bytes_per_s"])))),
+                    ("seeds", join_words(map(str, sorted(set(rows["seed"]))))),
+                    ("runs simulated", str(len(rows))),
+                ]
+            ),
+            _render_assumed(
+                [
+                    (
+                        "from the paper",
+                        f"factors between 1 and {hop.SLOWEST:g}, one a worker; 8 draws (which ones is not known: these are ours)",
+                    ),
+                    (
+                        "assumed",
+                        f"{write_time(hop.LATENCY_S)} from the end of a sending to its arrival; links are independent of each other, "
+                        "tokens travel in no time; moments: each iteration is slowed with the probability 1 / workers",
+                    ),
+                    ("predicted", work),
+                    ("not simulated", "what stale, missing or skipped updates cost in accuracy"),
+                ]
+            ),
+        ]
+    )
     question = "How much faster do workers finish that do not wait for every neighbour?"
     return _render_answer(question, _answer_hop(rows), words), body
 
@@ -168,9 +199,7 @@ def render_hop(rows: pd.DataFrame) -> tuple[str, str]:
 def _answer_hop(rows: pd.DataFrame) -> str:
     """Say which rule gains most for each thing that is slowed, on the first graph."""
     graph = str(rows["graph"].iloc[0])
-    median = (
-        _shown_speedups(rows, graph).groupby(["slowed", "variant"], sort=False)["speedup"].median()
-    )
+    median = _shown_speedups(rows, graph).groupby(["slowed", "variant"], sort=False)["speedup"].median()
     best = [
         f"{float(part.max()):.2f} times with slow {slowed} ({part.droplevel('slowed').idxmax()})"
         for slowed, part in median.groupby(level="slowed", sort=False)
@@ -191,18 +220,18 @@ def _render_speedups(rows: pd.DataFrame, graph: str) -> str:
     """Return the speed-up of every rule on one graph, at the bandwidth that the figure shows."""
     chosen = _shown_speedups(rows, graph)
     slowed = list(dict.fromkeys(chosen["slowed"]))
-    columns = [
-        Column("rule", number=False),
-        *(Column(f"slow {name}", "median (least to most)") for name in slowed),
-    ]
+    columns = [Column("rule", number=False), *(Column(f"slow {name}", "median (least to most)") for name in slowed)]
     found = chosen.groupby(["variant", "slowed"])["speedup"].agg(["median", "min", "max"])
     lines = [
-        [Cell(variant), *(
-            Cell("{median:.2f} ({min:.2f} to {max:.2f})".format(**row), float(row["median"]))
-            for row in (found.loc[(variant, name)] for name in slowed)
-        )]
+        [
+            Cell(variant),
+            *(
+                Cell("{median:.2f} ({min:.2f} to {max:.2f})".format(**row), float(row["median"]))
+                for row in (found.loc[(variant, name)] for name in slowed)
+            ),
+        ]
         for variant in dict.fromkeys(chosen["variant"])
-    ]  # fmt: skip
+    ]
     rate = _gb(hop.SHOWN_BANDWIDTH_BYTES_PER_S)
     return render_table(columns, lines, f"Speed-up over the standard rules, {graph} graph, {rate}")
 
@@ -217,20 +246,29 @@ def render_distsim(rows: pd.DataFrame) -> tuple[str, str]:
         f"{distsim.MEASURED_RATIO:g} as measured. A plan is written tensor M, pipeline P, data D."
     )
     scales = join_words(f"{scale:g}" for scale in sorted(set(rows["communication_scale"])))
-    body = "".join([
-        _render_orders(rows),
-        _render_swept([
-            ("plans", "every product of tensor, pipeline and data degree, powers of two, on 16 GPUs"),
-            ("communication", f"{scales} times as slow as over the assumed network"),
-            ("steps simulated", str(len(rows))),
-            ("seeds", "none: nothing is drawn"),
-        ]),
-        _render_assumed([
-            ("assumed", "hidden size 1024, 16 heads, 512 tokens, fp32, Adam; 1F1B with one sample a micro-batch; embedding, head "
-             "and loss shared by vocabulary; one NIC of 100 Gb/s a node. None of it was published, none is fitted"),
-            ("predicted", "operator times of an A10, by the rule for new GPUs"),
-        ]),
-    ])  # fmt: skip
+    body = "".join(
+        [
+            _render_orders(rows),
+            _render_swept(
+                [
+                    ("plans", "every product of tensor, pipeline and data degree, powers of two, on 16 GPUs"),
+                    ("communication", f"{scales} times as slow as over the assumed network"),
+                    ("steps simulated", str(len(rows))),
+                    ("seeds", "none: nothing is drawn"),
+                ]
+            ),
+            _render_assumed(
+                [
+                    (
+                        "assumed",
+                        "hidden size 1024, 16 heads, 512 tokens, fp32, Adam; 1F1B with one sample a micro-batch; embedding, head "
+                        "and loss shared by vocabulary; one NIC of 100 Gb/s a node. None of it was published, none is fitted",
+                    ),
+                    ("predicted", "operator times of an A10, by the rule for new GPUs"),
+                ]
+            ),
+        ]
+    )
     question = "Does a simulation find the best and the worst plan of DistSim's search?"
     return _render_answer(question, _answer_distsim(rows), words), body
 
@@ -250,19 +288,27 @@ def _answer_distsim(rows: pd.DataFrame) -> str:
 def _render_orders(rows: pd.DataFrame) -> str:
     """Return which plans are first and last at each speed of the network."""
     columns = [
-        Column("communication", "times as slow"), Column("best", number=False),
-        Column("worst", number=False), Column("worst over best"),
-        Column("DistSim's best is"), Column("DistSim's worst is"),
-    ]  # fmt: skip
+        Column("communication", "times as slow"),
+        Column("best", number=False),
+        Column("worst", number=False),
+        Column("worst over best"),
+        Column("DistSim's best is"),
+        Column("DistSim's worst is"),
+    ]
     lines = []
     for scale, case in rows.groupby("communication_scale"):
         order = distsim.order_plans(case)
         ratio = float(case["step_time_s"].max() / case["step_time_s"].min())
         places = [order.index(_name_published(one)) + 1 for one in (distsim.BEST, distsim.WORST)]
-        lines.append([
-            Cell(f"{scale:g}", float(str(scale))), Cell(order[0]), Cell(order[-1]), _number(ratio),
-            *(Cell(f"{place} of {len(order)}", float(place)) for place in places),
-        ])  # fmt: skip
+        lines.append(
+            [
+                Cell(f"{scale:g}", float(str(scale))),
+                Cell(order[0]),
+                Cell(order[-1]),
+                _number(ratio),
+                *(Cell(f"{place} of {len(order)}", float(place)) for place in places),
+            ]
+        )
     return render_table(columns, lines, "First and last plan at each speed of the network")
 
 
@@ -329,13 +375,11 @@ class _Study(NamedTuple):
 
 STUDIES: Mapping[str, _Study] = {
     "wafer": _Study("84 GPUs on a photonic wafer", WAFER, ("wafer",), render_wafer),
-    "hop": _Study(
-        "Hop: decentralised training", HOP, ("hop_speedup", "hop_bandwidth"), render_hop
-    ),
+    "hop": _Study("Hop: decentralised training", HOP, ("hop_speedup", "hop_bandwidth"), render_hop),
     "distsim_search": _Study(
         "DistSim's search for a plan", tables.SCHEMAS["sweep_results"], ("distsim_search",), render_distsim
     ),
-}  # fmt: skip
+}
 """By the name of the table."""
 
 
@@ -360,9 +404,7 @@ def _read(folder: Path, name: str) -> pd.DataFrame:
         raise InputError("the study has no rows", file=path, fix="run `snakemake studies` again")
     for figure in STUDIES[name].figures:
         if not (folder / f"{figure}.svg").is_file():
-            raise InputError(
-                "no such figure", file=folder / f"{figure}.svg", fix="run `snakemake studies` again"
-            )
+            raise InputError("no such figure", file=folder / f"{figure}.svg", fix="run `snakemake studies` again")
     return rows
 
 
@@ -372,15 +414,11 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _compose(found: Mapping[str, pd.DataFrame], folder: Path) -> Page:
-    runs = join_words(
-        f"{count_words(len(rows), 'run')} of {STUDIES[name].title}" for name, rows in found.items()
-    )
+    runs = join_words(f"{count_words(len(rows), 'run')} of {STUDIES[name].title}" for name, rows in found.items())
     sections = []
     for name, study in STUDIES.items():
         words, body = study.render(found[name])
-        figures = [
-            render_figure(f"{FIGURES}/{figure}.svg", CAPTIONS[figure]) for figure in study.figures
-        ]
+        figures = [render_figure(f"{FIGURES}/{figure}.svg", CAPTIONS[figure]) for figure in study.figures]
         sections.append(Section(name, study.title, [words, *figures, body]))
     return Page(
         TITLE,
@@ -388,4 +426,4 @@ def _compose(found: Mapping[str, pd.DataFrame], folder: Path) -> Page:
         "Nothing on this page was measured here. Operator times are predicted from shapes, networks and protocols are "
         f"simulated: {runs}. What papers report is cited as such, and nothing was fitted to it.",
         files=[folder / f"{name}.parquet" for name in found],
-    )  # fmt: skip
+    )

@@ -133,10 +133,7 @@ def build_case(case: WaferCase) -> TaskGraph:
     """Return what 84 ranks do in a step of a case."""
     times = load_timed_trace(case.trace)
     plan = make_plan(
-        case.data,
-        case.tensor,
-        case.pipeline,
-        micro_batches=case.micro_batches if case.pipeline > 1 else None,
+        case.data, case.tensor, case.pipeline, micro_batches=case.micro_batches if case.pipeline > 1 else None
     )
     batch = case.samples_per_replica * case.data
     return build_graph(times, plan, batch=batch)
@@ -155,9 +152,7 @@ class WaferSteps:
 
     def run_mesh(self, variant: str, bandwidth_bytes_per_s: float) -> dict[str, Any]:
         """Return a row of the table: a step on the electrical mesh."""
-        links = build_mesh(
-            self.ranks, bandwidth_bytes_per_s, LINK_LATENCY_S, rows=self.rows, columns=self.columns
-        )
+        links = build_mesh(self.ranks, bandwidth_bytes_per_s, LINK_LATENCY_S, rows=self.rows, columns=self.columns)
         places = trace_ring(self.rows, self.columns) if variant == "snake" else range(self.ranks)
         links = place_ranks(links, list(places))
         step_s = self._run(f"mesh {variant}", links, FairShareNetwork(links))
@@ -197,18 +192,14 @@ class WaferSteps:
         # Bandwidths are not part of a program, so one serves a whole sweep.
         if key not in self._programs:
             platform = Platform("wafer", load_study_device(), self.ranks, tuple(links))
-            self._programs[key] = build_program(
-                self.graph, CollectivePlanner(platform), ranks=self.ranks
-            )
+            self._programs[key] = build_program(self.graph, CollectivePlanner(platform), ranks=self.ranks)
         program = self._programs[key]
         # A program runs at many bandwidths, so what loading the compiled engine takes is shared.
         often = is_repaid(program.events * (len(MESH_BANDWIDTHS_BYTES_PER_S) + _HALVINGS))
         compiled = supports(network) and often
         return float(run_program(program, network, compiled=compiled).end_s.max())
 
-    def _row(
-        self, network: str, variant: str, bandwidth: float, bundle: int, step_s: float
-    ) -> dict[str, Any]:
+    def _row(self, network: str, variant: str, bandwidth: float, bundle: int, step_s: float) -> dict[str, Any]:
         return {
             "network": network,
             "variant": variant,
@@ -248,9 +239,7 @@ def sweep_case(case: WaferCase) -> list[dict[str, Any]]:
 def study_wafer(table: str | Path, figure: str | Path) -> None:
     """Run the study and write its table (``WAFER``), and its figure (no suffix) as SVG and PNG."""
     rows = pd.DataFrame([row for case in CASES for row in sweep_case(case)])
-    tables.write_table(
-        rows, "wafer study", table, stamp(list_inputs([case.trace for case in CASES])), WAFER
-    )
+    tables.write_table(rows, "wafer study", table, stamp(list_inputs([case.trace for case in CASES])), WAFER)
     style.save_figure(draw_wafer(rows), figure)
 
 
@@ -262,26 +251,27 @@ def draw_wafer(rows: pd.DataFrame) -> Figure:
     ports = rows["ports_per_circuit"].astype(str) + "-port circuits, " + rows["variant"]
     paper = rows["sweep"] == "paper"
     drawn = rows.assign(
-        slower=rows["step_s"] / rows["ideal_s"], gb=rows["link_bandwidth_bytes_per_s"] / 1e9,
+        slower=rows["step_s"] / rows["ideal_s"],
+        gb=rows["link_bandwidth_bytes_per_s"] / 1e9,
         network=ports.mask(rows["network"] == "mesh", "mesh, " + rows["variant"]).mask(paper, _PAPER),
         panel=rows["workload"] + ", " + rows["samples_per_replica"].astype(str) + " samples\n" + rows["plan"],
-    )  # fmt: skip
+    )
     ends = drawn.loc[drawn["sweep"] == "link", "gb"].agg(["min", "max"])
-    bundles = {
-        0,
-        drawn["ports_per_circuit"].max(),
-        drawn.query("ports_per_circuit > 0")["ports_per_circuit"].min(),
-    }
+    bundles = {0, drawn["ports_per_circuit"].max(), drawn.query("ports_per_circuit > 0")["ports_per_circuit"].min()}
     circuits = drawn[(rows["network"] == "circuit") & drawn["ports_per_circuit"].isin(bundles)]
     level = [circuits.assign(gb=end) for end in ends]
-    labels = (
-        "bandwidth of a mesh link, per direction [GB/s]",
-        "step time / step time without network",
-    )
+    labels = ("bandwidth of a mesh link, per direction [GB/s]", "step time / step time without network")
     return draw_panels(
-        pd.concat([drawn[rows["network"] == "mesh"], *level]), "gb", "slower", "network", "panel", labels,
-        columns=2, seconds=False, curves=True,
-    )  # fmt: skip
+        pd.concat([drawn[rows["network"] == "mesh"], *level]),
+        "gb",
+        "slower",
+        "network",
+        "panel",
+        labels,
+        columns=2,
+        seconds=False,
+        curves=True,
+    )
 
 
 _PAPER = "the paper's share on the mesh"

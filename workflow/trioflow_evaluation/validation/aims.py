@@ -33,7 +33,7 @@ class _JudgedSet:
 SETS: Mapping[str, _JudgedSet] = {
     name: _JudgedSet(**{key: text.replace("MOST_TRAINED", str(MOST_TRAINED)) for key, text in words.items()})
     for name, words in read_own_records(f"{DATA}/validation/aims/sets").items()
-}  # fmt: skip
+}
 
 KNOWS_THE_ANSWER = ("recorded",)
 """Models that are given measured times of the judged operators: no rivals of a prediction."""
@@ -55,17 +55,18 @@ class Aim:
     headline: str = ""  # what README calls it; empty for what stands in docs alone
 
 
-AIMS = tuple(
-    Aim(title=title, **fields)
-    for title, fields in read_own_records(f"{DATA}/validation/aims/aims").items()
-)
+AIMS = tuple(Aim(title=title, **fields) for title, fields in read_own_records(f"{DATA}/validation/aims/aims").items())
 """In the order of the table. Limits and the figures of others: ``SOURCE``."""
 
 _WEIGHTS = {
-    "mean_absolute_error": "cases", "bias": "cases", "extrapolated": "cases",
-    "oracle_mean_absolute_error": "oracle_cases", "beside_oracle_error": "oracle_cases",
-    "coverage": "intervals", "mean_relative_width": "intervals",
-}  # fmt: skip
+    "mean_absolute_error": "cases",
+    "bias": "cases",
+    "extrapolated": "cases",
+    "oracle_mean_absolute_error": "oracle_cases",
+    "beside_oracle_error": "oracle_cases",
+    "coverage": "intervals",
+    "mean_relative_width": "intervals",
+}
 
 
 @dataclass(frozen=True)
@@ -97,9 +98,7 @@ def reach_aims(summary: pd.DataFrame) -> list[ReachedAim]:
     found = []
     for aim in AIMS:
         rows = summary[
-            (summary["set"] == aim.set)
-            & (summary["quantity"] == aim.quantity)
-            & summary["group"].isin(aim.groups)
+            (summary["set"] == aim.set) & (summary["quantity"] == aim.quantity) & summary["group"].isin(aim.groups)
         ]
         pooled = {str(model): _pool(part) for model, part in rows.groupby("model", sort=True)}
         ours = pooled.pop(SETS[aim.set].ours, None)
@@ -157,6 +156,4 @@ def split_error(rows: pd.DataFrame) -> pd.DataFrame:
     mine, rest = groups["error"].sum(), len(rows) - found["cases"]
     found["points"] = mine / len(rows)
     found["without"] = (sizes["error"].sum() - mine) / rest.where(rest > 0)
-    return found.reset_index().sort_values(
-        ["points", "part"], ascending=[False, True], ignore_index=True
-    )
+    return found.reset_index().sort_values(["points", "part"], ascending=[False, True], ignore_index=True)

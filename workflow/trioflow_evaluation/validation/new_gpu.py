@@ -15,19 +15,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from trioflow import tables
-from trioflow.costmodel.new_gpu.carry import (
-    NewGpuModel,
-    carry_step,
-    floor_of,
-    scale_rows,
-    scale_trace,
-)
-from trioflow.costmodel.new_gpu.rules import (
-    DEFAULT_RULE,
-    apply_rule,
-    list_rules,
-    size_rows,
-)
+from trioflow.costmodel.new_gpu.carry import NewGpuModel, carry_step, floor_of, scale_rows, scale_trace
+from trioflow.costmodel.new_gpu.rules import DEFAULT_RULE, apply_rule, list_rules, size_rows
 from trioflow.hardware.device_sheet import DeviceSheet, find_device, load_device
 from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.importers.triosim import import_triosim
@@ -69,9 +58,7 @@ class _Folds:
             kept = leave_out(self.data.pairs, chip, workload)
             held = {rule: leave_out(one, chip, workload) for rule, one in self.data.held.items()}
             exponents = fit_exponents(kept, self.data.fits)
-            self._known[key] = NewGpuModel(
-                exponents, *summarise_residuals(held), describe_facts(kept)
-            )
+            self._known[key] = NewGpuModel(exponents, *summarise_residuals(held), describe_facts(kept))
         return self._known[key]
 
 
@@ -100,14 +87,10 @@ def validate_new_gpu(data: PublicPairs) -> pd.DataFrame:
     return pd.DataFrame(rows).assign(set=SET).reindex(columns=tables.VALIDATION.names)
 
 
-def _judge_case(
-    source: Case, sized: pd.DataFrame, target: Case, rule: str, model: NewGpuModel
-) -> list[dict[str, Any]]:
+def _judge_case(source: Case, sized: pd.DataFrame, target: Case, rule: str, model: NewGpuModel) -> list[dict[str, Any]]:
     """Return the rows of one case, one pair of GPUs and one rule."""
     precision = str(source.trace.facts.precision)
-    predicted = scale_rows(
-        sized, source.device, target.device, rule, precision, model, floor_of(source.trace)
-    )
+    predicted = scale_rows(sized, source.device, target.device, rule, precision, model, floor_of(source.trace))
     there = target.trace.operators
     interval = model.step_interval(rule)
     rows = []
@@ -120,39 +103,68 @@ def _judge_case(
             continue
         rows.append(
             _row(
-                rule, target.name, f"{target.mode} {phase}".strip(), source.device, target.device,
-                "operator_sum", float(measured["device_ns"].sum()) * 1e-9, predicted[chosen],
+                rule,
+                target.name,
+                f"{target.mode} {phase}".strip(),
+                source.device,
+                target.device,
+                "operator_sum",
+                float(measured["device_ns"].sum()) * 1e-9,
+                predicted[chosen],
                 interval,
             )
-        )  # fmt: skip
+        )
     total_s = float(there["device_ns"].sum()) * 1e-9
     whole_s = target.trace.facts.measured_end_to_end_s
     if whole_s:
         predicted = carry_step(source.trace, source.device, target.device, rule, precision, model)
         rows.append(
             _row(
-                rule, target.name, target.mode, source.device, target.device, "end_to_end",
-                float(whole_s), predicted, interval, oracle_s=total_s,
+                rule,
+                target.name,
+                target.mode,
+                source.device,
+                target.device,
+                "end_to_end",
+                float(whole_s),
+                predicted,
+                interval,
+                oracle_s=total_s,
             )
-        )  # fmt: skip
+        )
     return rows
 
 
 def _row(
-    rule: str, case: str, group: str, source: DeviceSheet, target: DeviceSheet, quantity: str,
-    measured_s: float, predicted: pd.DataFrame, interval: tuple[float, float],
+    rule: str,
+    case: str,
+    group: str,
+    source: DeviceSheet,
+    target: DeviceSheet,
+    quantity: str,
+    measured_s: float,
+    predicted: pd.DataFrame,
+    interval: tuple[float, float],
     oracle_s: float = float("nan"),
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Return one row of the table from the operators' predictions."""
     time_s = predicted["time_s"].to_numpy(np.float64)
     total_s = float(time_s.sum())
     beyond_s = float(time_s[predicted["extrapolated"].to_numpy(dtype=bool)].sum())
     return {
-        "model": rule, "case": case, "group": group, "device": target.driver_name,
-        "source": source.driver_name, "quantity": quantity, "measured_s": measured_s,
-        "predicted_s": total_s, "low_s": total_s * interval[0], "high_s": total_s * interval[1],
-        "oracle_s": oracle_s, "extrapolated": beyond_s / total_s if total_s else 0.0,
-    }  # fmt: skip
+        "model": rule,
+        "case": case,
+        "group": group,
+        "device": target.driver_name,
+        "source": source.driver_name,
+        "quantity": quantity,
+        "measured_s": measured_s,
+        "predicted_s": total_s,
+        "low_s": total_s * interval[0],
+        "high_s": total_s * interval[1],
+        "oracle_s": oracle_s,
+        "extrapolated": beyond_s / total_s if total_s else 0.0,
+    }
 
 
 def _judge_single(measured: pd.DataFrame, folds: _Folds) -> list[dict[str, Any]]:
@@ -169,16 +181,28 @@ def _judge_single(measured: pd.DataFrame, folds: _Folds) -> list[dict[str, Any]]
             model = folds.model(target.chip, None)
             for rule in list_rules():
                 time_s, outside = apply_rule(
-                    rule, pair.reset_index(drop=True), source, target, precision=precision, floor_s=0.0,
+                    rule,
+                    pair.reset_index(drop=True),
+                    source,
+                    target,
+                    precision=precision,
+                    floor_s=0.0,
                     fitted=model.exponents,
-                )  # fmt: skip
+                )
                 predicted = pd.DataFrame({"time_s": time_s, "extrapolated": outside})
                 rows.append(
                     _row(
-                        rule, f"{len(pair)} x {name}", group, source, target, "operator_sum",
-                        float(pair["target_s"].sum()), predicted, model.step_interval(rule),
+                        rule,
+                        f"{len(pair)} x {name}",
+                        group,
+                        source,
+                        target,
+                        "operator_sum",
+                        float(pair["target_s"].sum()),
+                        predicted,
+                        model.step_interval(rule),
                     )
-                )  # fmt: skip
+                )
     return rows
 
 
@@ -192,13 +216,19 @@ def _judge_batches(resized: pd.DataFrame) -> list[dict[str, Any]]:
             width = half.half_at(math.log(predicted_s / float(row["recorded_s"])))
             rows.append(
                 {
-                    "model": DEFAULT_RULE, "case": row["case"], "group": OTHER_BATCH,
-                    "device": row["device"], "source": f"itself, and the model of {row['source']}",
-                    "quantity": "operator_sum", "measured_s": float(row["time_s"]),
-                    "predicted_s": predicted_s, "low_s": predicted_s * math.exp(-width),
-                    "high_s": predicted_s * math.exp(width), "extrapolated": 1.0,
+                    "model": DEFAULT_RULE,
+                    "case": row["case"],
+                    "group": OTHER_BATCH,
+                    "device": row["device"],
+                    "source": f"itself, and the model of {row['source']}",
+                    "quantity": "operator_sum",
+                    "measured_s": float(row["time_s"]),
+                    "predicted_s": predicted_s,
+                    "low_s": predicted_s * math.exp(-width),
+                    "high_s": predicted_s * math.exp(width),
+                    "extrapolated": 1.0,
                 }
-            )  # fmt: skip
+            )
     return rows
 
 
@@ -211,9 +241,7 @@ def _judge_throughput(data_folder: Path, folds: _Folds) -> list[dict[str, Any]]:
     folder = data_folder / RESNET50
     if not folder.is_dir():
         return []
-    options = ImportOptions(
-        gpu=_RESNET50_DEVICE, batch=_RESNET50_BATCH, precision="tf32", optimizer="adam"
-    )
+    options = ImportOptions(gpu=_RESNET50_DEVICE, batch=_RESNET50_BATCH, precision="tf32", optimizer="adam")
     trace = import_triosim(folder, options)
     source = find_device(_RESNET50_DEVICE)
     published = pd.read_csv(THROUGHPUT, sep="\t")
@@ -225,15 +253,21 @@ def _judge_throughput(data_folder: Path, folds: _Folds) -> list[dict[str, Any]]:
         model = folds.model(target.chip, None)
         for rule in list_rules():
             predicted = scale_trace(
-                trace.operators, source, target, rule=rule, precision="tf32", model=model,
-                floor_s=floor_of(trace),
-            )  # fmt: skip
+                trace.operators, source, target, rule=rule, precision="tf32", model=model, floor_s=floor_of(trace)
+            )
             measured_s = _RESNET50_BATCH / float(entry.images_per_s)  # type: ignore[arg-type]
             case = f"resnet50, {_RESNET50_BATCH} images (measured at batch {entry.batch_per_gpu})"
             rows.append(
                 _row(
-                    rule, case, OTHER_SOFTWARE, source, target, "end_to_end", measured_s,
-                    predicted, model.step_interval(rule),
+                    rule,
+                    case,
+                    OTHER_SOFTWARE,
+                    source,
+                    target,
+                    "end_to_end",
+                    measured_s,
+                    predicted,
+                    model.step_interval(rule),
                 )
-            )  # fmt: skip
+            )
     return rows

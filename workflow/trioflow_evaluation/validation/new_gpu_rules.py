@@ -15,9 +15,7 @@ from trioflow.hardware.device_sheet import DeviceSheet
 Predicted = tuple[Floats, npt.NDArray[np.bool_]]
 
 
-def apply_bandwidth(
-    rows: pd.DataFrame, source: DeviceSheet, target: DeviceSheet, *_: object
-) -> Predicted:
+def apply_bandwidth(rows: pd.DataFrame, source: DeviceSheet, target: DeviceSheet, *_: object) -> Predicted:
     """Scale every time with the ratio of the memories' bandwidths [s]."""
     ratio = source.memory_bandwidth_bytes_per_s / target.memory_bandwidth_bytes_per_s
     return rows["time_s"].to_numpy(np.float64) * ratio, np.zeros(len(rows), dtype=bool)

@@ -19,14 +19,7 @@ import numpy as np
 import pandas as pd
 from trioflow import tables
 from trioflow.base.units import ns_to_s
-from trioflow.costmodel.collectives.methods import (
-    METHODS,
-    RANKS,
-    RANKS_BEYOND,
-    SIZE,
-    SIZE_BEYOND,
-    size_class,
-)
+from trioflow.costmodel.collectives.methods import METHODS, RANKS, RANKS_BEYOND, SIZE, SIZE_BEYOND, size_class
 from trioflow.costmodel.collectives.model import each_curve, halve, median_points
 from trioflow.costmodel.collectives.platform import PlatformCollectives, fit_platform_collectives
 from trioflow.costmodel.features import FEATURES, Floats, base_class, resize_batch
@@ -45,13 +38,7 @@ from trioflow.trace.facts import Facts
 from trioflow.trace.store import Trace
 
 from trioflow_evaluation.fits.collectives import PLATFORMS, read_public_samples
-from trioflow_evaluation.fits.operators import (
-    TEST,
-    TRAIN,
-    PublishedDevice,
-    load_published,
-    without_workload,
-)
+from trioflow_evaluation.fits.operators import TEST, TRAIN, PublishedDevice, load_published, without_workload
 from trioflow_evaluation.tables import CLASSES, OPERATORS
 
 BATCH_CHANGE, LEFT_OUT, OPERATOR_DATA = "batch-change", "leave-workload-out", "operator-data"
@@ -128,11 +115,7 @@ def judge_pair(device: str, model: str, fitted: Any, source: Trace, target: Trac
         rows.append(case.row(group, SUM, oracle_s, answer, oracle_s=oracle_s, extrapolated=outside))
         if measured_s and known_s:
             whole = answer / step_s * known_s
-            rows.append(
-                case.row(
-                    group, _END_TO_END, measured_s, whole, oracle_s=oracle_s, extrapolated=outside
-                )
-            )
+            rows.append(case.row(group, _END_TO_END, measured_s, whole, oracle_s=oracle_s, extrapolated=outside))
     if found is not None and _same_operators(source, target):
         rows += _operator_rows(case, found, source.operators, target.operators)
     return rows
@@ -163,11 +146,7 @@ def judge_shapes(device: str, model: str, fitted: Any, trace: Trace) -> list[Row
         rows.append(case.row(group, SUM, oracle_s, answer, oracle_s=oracle_s, extrapolated=outside))
         measured_s = _measured_s(trace, phase)
         if measured_s:
-            rows.append(
-                case.row(
-                    group, _END_TO_END, measured_s, answer, oracle_s=oracle_s, extrapolated=outside
-                )
-            )
+            rows.append(case.row(group, _END_TO_END, measured_s, answer, oracle_s=oracle_s, extrapolated=outside))
     return rows + _operator_rows(case, found, operators, operators)
 
 
@@ -200,9 +179,7 @@ def _same_operators(source: Trace, target: Trace) -> bool:
     return a.shape == b.shape and bool((a == b).all())
 
 
-def _operator_rows(
-    case: Case, found: pd.DataFrame, operators: pd.DataFrame, target: pd.DataFrame
-) -> list[Row]:
+def _operator_rows(case: Case, found: pd.DataFrame, operators: pd.DataFrame, target: pd.DataFrame) -> list[Row]:
     """Return a row for every distinct operator: those of repeated layers are added up."""
     sized = sized_rows(operators, products=True)
     frame = found.reset_index(drop=True).assign(
@@ -218,15 +195,7 @@ def _operator_rows(
         ["measured_s", "time_s", "low_s", "high_s", "weighted"]
     ].sum()
     rows = []
-    for (
-        group,
-        operator,
-        measured_s,
-        time_s,
-        low_s,
-        high_s,
-        weighted,
-    ) in sums.reset_index().itertuples(index=False):
+    for group, operator, measured_s, time_s, low_s, high_s, weighted in sums.reset_index().itertuples(index=False):
         if measured_s <= 0 or time_s <= 0:
             continue  # a view launches nothing
         answer = np.array([time_s, low_s, high_s], dtype=np.float64)
@@ -260,10 +229,7 @@ _MAX_JUDGED = 64
 """Sizes of a curve that are judged; dense curves are sampled evenly in the logarithm of the size."""
 RANK_CASES = ((4, (2, 8), RANKS), (8, (2, 4), RANKS_BEYOND))
 """Ranks asked for, ranks given, and what that is."""
-GROUPS = {
-    "large": "sizes from 64 KiB",
-    "small": "sizes below 64 KiB",
-}
+GROUPS = {"large": "sizes from 64 KiB", "small": "sizes below 64 KiB"}
 
 
 @dataclass(frozen=True)
@@ -298,15 +264,11 @@ def validate_collectives(data_folder: str | Path) -> pd.DataFrame:
     return rows
 
 
-def _fit(
-    series: _Series, samples: pd.DataFrame, situations: tuple[str, ...]
-) -> PlatformCollectives:
+def _fit(series: _Series, samples: pd.DataFrame, situations: tuple[str, ...]) -> PlatformCollectives:
     """Fit the series' machine; pairs and clusters are taken for their GPU's usual node."""
     gpu = series.platform.partition("-")[0]
     platform = next(p for p in PLATFORMS.values() if p.measured.startswith(gpu))
-    return fit_platform_collectives(
-        samples, series.platform, series.library, platform.machine(), situations=situations
-    )
+    return fit_platform_collectives(samples, series.platform, series.library, platform.machine(), situations=situations)
 
 
 def _judge_sizes(series: _Series) -> Iterator[pd.DataFrame]:
@@ -322,14 +284,10 @@ def _judge_sizes(series: _Series) -> Iterator[pd.DataFrame]:
 
 def _judge_ranks(series: _Series) -> Iterator[pd.DataFrame]:
     """Predict a number of ranks from others, within a node."""
-    samples = series.samples[
-        (series.samples["nodes"] == 1) & (series.samples["collective"] != "send")
-    ]
+    samples = series.samples[(series.samples["nodes"] == 1) & (series.samples["collective"] != "send")]
     measured = set(samples["ranks"])
     cases = [
-        (a, given, f"{a} ranks from {given[0]} and {given[1]}")
-        for a, given, _ in RANK_CASES
-        if {a, *given} <= measured
+        (a, given, f"{a} ranks from {given[0]} and {given[1]}") for a, given, _ in RANK_CASES if {a, *given} <= measured
     ]
     if len(measured) > len({n for a, given, _ in RANK_CASES for n in (a, *given)}):
         inner = sorted(measured)[1:-1]
@@ -340,9 +298,7 @@ def _judge_ranks(series: _Series) -> Iterator[pd.DataFrame]:
         for size, part in GROUPS.items():
             rows = _sample(left[left["message_bytes"].map(size_class) == size])
             group = f"{name}, {part.removeprefix('sizes ')}"
-            yield _predict_left_out(
-                series, model, rows, group, f"ranks {', '.join(map(str, given))}"
-            )
+            yield _predict_left_out(series, model, rows, group, f"ranks {', '.join(map(str, given))}")
 
 
 def _of_points(samples: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
@@ -407,9 +363,7 @@ PARTS = 5
 
 
 def validate_batch_change(
-    data_folder: str | Path,
-    models: Sequence[str] = MODELS,
-    devices: Sequence[str] | None = None,
+    data_folder: str | Path, models: Sequence[str] = MODELS, devices: Sequence[str] | None = None
 ) -> pd.DataFrame:
     """Predict every published step from the same model's step at another batch: ``tables.VALIDATION``.
 
@@ -432,9 +386,7 @@ def validate_batch_change(
 
 
 def _validate_left_out_workloads(
-    data_folder: str | Path,
-    models: Sequence[str] = MODELS,
-    devices: Sequence[str] | None = None,
+    data_folder: str | Path, models: Sequence[str] = MODELS, devices: Sequence[str] | None = None
 ) -> pd.DataFrame:
     """Predict every published step from its shapes alone, by models of the other workloads.
 
@@ -453,9 +405,7 @@ def _validate_left_out_workloads(
 
 
 def _validate_operator_data(
-    data_folder: str | Path,
-    models: Sequence[str] = MODELS,
-    devices: Sequence[str] | None = None,
+    data_folder: str | Path, models: Sequence[str] = MODELS, devices: Sequence[str] | None = None
 ) -> pd.DataFrame:
     """Predict single operators with NeuSight's published split, grouped by class; see :func:`validate_batch_change`.
 
@@ -485,11 +435,7 @@ def _validate_operator_data(
                 case = Case(OPERATOR_DATA, model, f"{name} {sizes}", device.name, str(source))
                 rows.append(
                     case.row(
-                        str(group),
-                        OPERATOR,
-                        float(measured_s),
-                        columns[place],
-                        extrapolated=float(outside[place]),
+                        str(group), OPERATOR, float(measured_s), columns[place], extrapolated=float(outside[place])
                     )
                 )
     return _table(rows)
@@ -534,9 +480,7 @@ class _Judged:
         device = self.device
         return DeviceData.prepare(device.traces, device.limits, device.benchmarks())
 
-    def fit_without(
-        self, model: str, workloads: Sequence[str]
-    ) -> Iterator[tuple[str, OperatorModel | Any]]:
+    def fit_without(self, model: str, workloads: Sequence[str]) -> Iterator[tuple[str, OperatorModel | Any]]:
         """Yield a model for every workload that did not see it."""
         for workload in workloads:
             if model == "proportional":
@@ -576,13 +520,7 @@ def _part_traces(known: pd.DataFrame, device: str) -> list[_Part]:
     return [
         _Part(
             known.iloc[part::PARTS].reset_index(drop=True),
-            Facts(
-                workload=f"part {part}",
-                batch=1,
-                device_name=device,
-                step_time_s=0.0,
-                precision="fp32",
-            ),
+            Facts(workload=f"part {part}", batch=1, device_name=device, step_time_s=0.0, precision="fp32"),
         )
         for part in range(PARTS)
     ]

@@ -78,18 +78,33 @@ def render_aims(summary: pd.DataFrame) -> str:
         return numbers(title, detail, CASE_SCORES[key], kind, lambda entry: entry.ours[key])
 
     fields = [
-        words("what is averaged", "what others report", "part of a set, and its quantity",
-              lambda entry: Cell(entry.aim.title, None, entry.aim.others)),
+        words(
+            "what is averaged",
+            "what others report",
+            "part of a set, and its quantity",
+            lambda entry: Cell(entry.aim.title, None, entry.aim.others),
+        ),
         ours("cases", "", "cases", "count"),
-        numbers("aim", "mean absolute", f"from {SOURCE}; 'oracle +' comes on top of the oracle's error",
-                lambda entry: Cell(entry.write_limit(), "" if entry.limit is None else entry.limit), itself),
+        numbers(
+            "aim",
+            "mean absolute",
+            f"from {SOURCE}; 'oracle +' comes on top of the oracle's error",
+            lambda entry: Cell(entry.write_limit(), "" if entry.limit is None else entry.limit),
+            itself,
+        ),
         ours("trioflow", "mean absolute", "mean_absolute_error"),
         words("reached", "", "whether the mean absolute error is within the aim", lambda entry: reached[entry.reached]),
         numbers("best other", "model", "smallest mean absolute error of all other models", best_other, itself),
-        numbers("oracle", "n; trioflow there",
-                f"{CASE_SCORES['oracle_mean_absolute_error']}; number of such cases; the model's error on them", oracle, itself),
-        ours("coverage", "aim 80 %", "coverage"), ours("width", "of the interval", "mean_relative_width"),
-    ]  # fmt: skip
+        numbers(
+            "oracle",
+            "n; trioflow there",
+            f"{CASE_SCORES['oracle_mean_absolute_error']}; number of such cases; the model's error on them",
+            oracle,
+            itself,
+        ),
+        ours("coverage", "aim 80 %", "coverage"),
+        ours("width", "of the interval", "mean_relative_width"),
+    ]
     return render_records(reach_aims(summary), fields, "Aims and what was reached")
 
 
@@ -132,19 +147,33 @@ def _describe_split(split: pd.DataFrame, ours: Mapping[str, Any]) -> str:
 
 def _render_split(split: pd.DataFrame) -> str:
     fields = [
-        Field(Column("where it was measured", "", "device, and dataset where the source names one", number=False),
-              lambda row: part_cell(row["part"])),
+        Field(
+            Column("where it was measured", "", "device, and dataset where the source names one", number=False),
+            lambda row: part_cell(row["part"]),
+        ),
         numbers("cases", "", CASE_SCORES["cases"], "count", "cases"),
         numbers("error", "mean absolute", CASE_SCORES["mean_absolute_error"], "percent", "error"),
         numbers("bias", "signed mean", CASE_SCORES["bias"], "signed", "bias"),
-        numbers("adds", "points of the mean", "its part of the mean over all cases",
-                lambda points: Cell(f"{100 * points:.1f}", points), "points"),
+        numbers(
+            "adds",
+            "points of the mean",
+            "its part of the mean over all cases",
+            lambda points: Cell(f"{100 * points:.1f}", points),
+            "points",
+        ),
         numbers("the rest", "mean absolute", "mean absolute error of all other cases", "percent", "without"),
-        Field(Column("oracle", "its cases", f"{CASE_SCORES['oracle_mean_absolute_error']}; number of such cases"),
-              lambda row: oracle_cell(row["oracle_error"], str(row["oracle_cases"]))),
-        numbers("against the oracle", "mean absolute",
-                "predicted over the oracle less one: what of the error is the operators'", "percent", "beside_oracle"),
-    ]  # fmt: skip
+        Field(
+            Column("oracle", "its cases", f"{CASE_SCORES['oracle_mean_absolute_error']}; number of such cases"),
+            lambda row: oracle_cell(row["oracle_error"], str(row["oracle_cases"])),
+        ),
+        numbers(
+            "against the oracle",
+            "mean absolute",
+            "predicted over the oracle less one: what of the error is the operators'",
+            "percent",
+            "beside_oracle",
+        ),
+    ]
     caption = "What the error is made of, by where it was measured"
     return render_records(split, fields, caption)
 
@@ -175,10 +204,7 @@ def render_scores(summary: pd.DataFrame, name: str) -> str:
     rows = summary[summary["set"] == name]
     steps = rows[rows["quantity"].isin(LISTED)]
     others = rows[~rows["quantity"].isin(LISTED)]
-    first, then = (
-        f"Scores of the set {name}",
-        f"Scores of single operators of the set {name}, by class",
-    )
+    first, then = (f"Scores of the set {name}", f"Scores of single operators of the set {name}, by class")
     if steps.empty:
         return render_details(first, _render_scores(others, first))
     return render_details(first, _render_scores(steps, first)) + render_details(
@@ -192,21 +218,27 @@ def _render_scores(summary: pd.DataFrame, title: str) -> str:
         return numbers(head, detail, CASE_SCORES[key], cell, key)
 
     fields = [
-        words("group", "quantity", "part of the set that is averaged by itself",
-              lambda row: Cell(row["group"], None, _WORDS.get(row["quantity"], ""))),
+        words(
+            "group",
+            "quantity",
+            "part of the set that is averaged by itself",
+            lambda row: Cell(row["group"], None, _WORDS.get(row["quantity"], "")),
+        ),
         words("model", "", "model that predicted", "model"),
         numbers("cases", "", CASE_SCORES["cases"], "count", "cases"),
         score("error", "mean absolute", "mean_absolute_error"),
         score("median", "absolute", "median_absolute_error"),
         score("worst", "signed", "worst_error"),
         score("bias", "signed mean", "bias"),
-        Field(Column("oracle", "its cases", CASE_SCORES["oracle_mean_absolute_error"]),
-              lambda row: oracle_cell(row["oracle_mean_absolute_error"], str(row["oracle_cases"]))),
+        Field(
+            Column("oracle", "its cases", CASE_SCORES["oracle_mean_absolute_error"]),
+            lambda row: oracle_cell(row["oracle_mean_absolute_error"], str(row["oracle_cases"])),
+        ),
         score("coverage", "aim 80 %", "coverage"),
         score("width", "of the interval", "mean_relative_width"),
         score("score", "of the interval", "interval_score"),
         score("extrapolated", "share", "extrapolated"),
-    ]  # fmt: skip
+    ]
     return render_records(summary, fields, title)
 
 
@@ -235,16 +267,28 @@ def render_cases(cases: pd.DataFrame, name: str) -> str:
         return Cell(write_signed_percent(row["error"]), row["error"], ends)
 
     fields = [
-        words("case", "quantity, group", "what was predicted",
-              lambda row: Cell(row["case"], None, f"{_WORDS[row['quantity']]}, {row['group']}")),
-        words("device", "from", "where it was measured, and what the model was given",
-              lambda row: Cell(row["device"], None, row["source"])),
+        words(
+            "case",
+            "quantity, group",
+            "what was predicted",
+            lambda row: Cell(row["case"], None, f"{_WORDS[row['quantity']]}, {row['group']}"),
+        ),
+        words(
+            "device",
+            "from",
+            "where it was measured, and what the model was given",
+            lambda row: Cell(row["device"], None, row["source"]),
+        ),
         numbers("measured", "oracle's error", "measured time", measured, itself),
         numbers(ours, "80 % interval", "signed error of what trioflow uses", error, itself),
-        words("inside", "", "whether the measured time lies in the interval",
-              lambda row: "yes" if row["low_s"] <= row["measured_s"] <= row["high_s"] else "no"),
+        words(
+            "inside",
+            "",
+            "whether the measured time lies in the interval",
+            lambda row: "yes" if row["low_s"] <= row["measured_s"] <= row["high_s"] else "no",
+        ),
         *(numbers(model, "", f"signed error of {model}", "signed", _OF_RIVAL + model) for model in rivals),
-    ]  # fmt: skip
+    ]
     title = f"Every step of the set {name}, and its phases: {len(lines)} cases"
     return render_details(title, render_records(lines, fields, title))
 
@@ -255,11 +299,7 @@ _OF_RIVAL = "error of "
 
 def render_spread(cases: pd.DataFrame, name: str) -> str:
     """Return how the cases that are too many to list are spread; nothing where all are listed."""
-    rows = cases[
-        (cases["set"] == name)
-        & ~cases["quantity"].isin(LISTED)
-        & (cases["model"] == SETS[name].ours)
-    ]
+    rows = cases[(cases["set"] == name) & ~cases["quantity"].isin(LISTED) & (cases["model"] == SETS[name].ours)]
     if rows.empty:
         return ""
     origin = rows["source"].str.partition("; ")[2]
@@ -275,15 +315,36 @@ def render_spread(cases: pd.DataFrame, name: str) -> str:
 def render_classes(classes: pd.DataFrame, device: str) -> str:
     """Return the fit of every class of a GPU's operators."""
     fields = [
-        words("class", "phase", "class that shares one regression", lambda row: Cell(row["operator_class"], None, row["phase"])),
-        words("driver", "", "size that correlates best with the time",
-              lambda row: row["driver"].replace("_bytes", "").replace("write", "written")),
+        words(
+            "class",
+            "phase",
+            "class that shares one regression",
+            lambda row: Cell(row["operator_class"], None, row["phase"]),
+        ),
+        words(
+            "driver",
+            "",
+            "size that correlates best with the time",
+            lambda row: row["driver"].replace("_bytes", "").replace("write", "written"),
+        ),
         numbers("operators", "n", "operators fitted", "count", "operators"),
         numbers("R\u00b2", "of the fit", "share of the variance that the fit explains", "number", "r_squared"),
         numbers("share", "of the time", "share of the fitted time that the class takes", "percent", "time_share"),
-        numbers("sum", "held out", "sum of predicted over sum of measured less one, workload left out", "signed", "held_out_error"),
-        numbers("operators", "held out", "mean absolute error weighted by time, workload left out", "percent", "held_out_absolute_error"),
-    ]  # fmt: skip
+        numbers(
+            "sum",
+            "held out",
+            "sum of predicted over sum of measured less one, workload left out",
+            "signed",
+            "held_out_error",
+        ),
+        numbers(
+            "operators",
+            "held out",
+            "mean absolute error weighted by time, workload left out",
+            "percent",
+            "held_out_absolute_error",
+        ),
+    ]
     order = ["time_share", "operator_class", "phase"]
     mine = classes[classes["device"] == device].sort_values(order, ascending=(False, True, True))
     caption = f"Classes of operators on {device}"
@@ -323,22 +384,15 @@ def _drop_repeats(cases: pd.DataFrame) -> pd.DataFrame:
     """Return the cases without those of a phase that is the whole step: they say the same again."""
     key = ["set", "model", "case", "device", "source", "quantity", "measured_s", "predicted_s"]
     whole = cases["group"].str.partition(" ")[0]
-    phases = cases["group"].isin(
-        [f"{mode} {phase}" for mode in set(whole) for phase in tables.PHASES]
-    )
+    phases = cases["group"].isin([f"{mode} {phase}" for mode in set(whole) for phase in tables.PHASES])
     steps = cases.loc[~phases, [*key, "group"]].rename(columns={"group": "whole"})
-    marked = cases.assign(whole=whole).merge(
-        steps, on=[*key, "whole"], how="left", indicator="step"
-    )
+    marked = cases.assign(whole=whole).merge(steps, on=[*key, "whole"], how="left", indicator="step")
     repeats = phases.to_numpy() & (marked["step"] == "both").to_numpy()
     return cases[~repeats].reset_index(drop=True)
 
 
 def build_validation_page(
-    files: Sequence[str | Path],
-    diagnoses: tuple[str | Path, str | Path],
-    page: str | Path,
-    table: str | Path,
+    files: Sequence[str | Path], diagnoses: tuple[str | Path, str | Path], page: str | Path, table: str | Path
 ) -> pd.DataFrame:
     """Write the page, its figures (in ``cost_models`` beside it, by set and by GPU's sheet) and the table ``SUMMARY``.
 
@@ -365,9 +419,7 @@ def _order(scores: pd.DataFrame) -> pd.DataFrame:
     return scores.assign(rank=rank).sort_values(order, ignore_index=True).drop(columns="rank")
 
 
-def _draw(
-    summary: pd.DataFrame, operators: pd.DataFrame, classes: pd.DataFrame
-) -> Iterator[tuple[str, Figure]]:
+def _draw(summary: pd.DataFrame, operators: pd.DataFrame, classes: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     """Draw the figures of every set and of every GPU, by its sheet's name."""
     for name in _sets(summary):
         yield name, _draw_set(summary, name)
@@ -381,9 +433,12 @@ def _sets(summary: pd.DataFrame) -> list[str]:
 
 
 def _compose(
-    cases: pd.DataFrame, summary: pd.DataFrame, classes: pd.DataFrame, places: dict[str, str],
+    cases: pd.DataFrame,
+    summary: pd.DataFrame,
+    classes: pd.DataFrame,
+    places: dict[str, str],
     files: Sequence[str | Path],
-) -> Page:  # fmt: skip
+) -> Page:
     devices = [_device_part(classes, device, places) for device in sorted(set(classes["device"]))]
     return Page(
         TITLE,
@@ -402,7 +457,7 @@ def _compose(
         words=CASE_SCORES,
         schemas={"validation": tables.VALIDATION},
         files=files,
-    )  # fmt: skip
+    )
 
 
 def _describe(cases: pd.DataFrame, summary: pd.DataFrame) -> str:
@@ -445,23 +500,16 @@ def _draw_set(summary: pd.DataFrame, name: str) -> Figure:
     ours = SETS[name].ours
     words = {"operator_sum": "sum of operators: ", "end_to_end": "end to end: "}
     rows = summary[(summary["set"] == name) & ~summary["model"].isin(KNOWS_THE_ANSWER)]
-    rows = rows.assign(
-        line=rows["quantity"].map(words).fillna("") + rows["group"],
-        error=rows["mean_absolute_error"],
-    )
+    rows = rows.assign(line=rows["quantity"].map(words).fillna("") + rows["group"], error=rows["mean_absolute_error"])
     mine = rows[rows["model"] == ours]
     oracle = mine.assign(model="oracle", error=mine["oracle_mean_absolute_error"])
     aims = [
-        mine[(mine["quantity"] == aim.quantity) & mine["group"].isin(aim.groups)].assign(
-            model="aim", error=aim.limit
-        )
+        mine[(mine["quantity"] == aim.quantity) & mine["group"].isin(aim.groups)].assign(model="aim", error=aim.limit)
         for aim in AIMS
         if aim.set == name and aim.limit is not None and not aim.over_oracle
     ]
     drawn = pd.concat([mine, rows[rows["model"] != ours].sort_values("model"), oracle, *aims])
-    percent = drawn.assign(error=100 * drawn["error"].clip(lower=_LEAST_ERROR)).dropna(
-        subset="error"
-    )
+    percent = drawn.assign(error=100 * drawn["error"].clip(lower=_LEAST_ERROR)).dropna(subset="error")
     label = "mean absolute error [%], logarithmic"
     return draw_lines(percent, "error", "line", "model", label, log=True)
 

@@ -38,10 +38,7 @@ from trioflow_evaluation import DATA
 from trioflow_evaluation.fits.collectives import PUBLIC_TABLES
 from trioflow_evaluation.tables import CHECKS
 
-PARTS = (
-    "block_forward", "block_backward", "embedding_forward", "embedding_backward",
-    "head_forward", "head_backward",
-)  # fmt: skip
+PARTS = ("block_forward", "block_backward", "embedding_forward", "embedding_backward", "head_forward", "head_backward")
 HALF_BYTES = 2
 VOCABULARY = 50257
 """Words of GPT-2's tokenizer; the file does not say which one was used."""
@@ -105,19 +102,24 @@ def count_part(shape: Shape, part: str) -> _PartWork:
     size = hidden // shape.heads
     products = {
         "block": [
-            (1, tokens, 3 * shard, hidden), (heads, sequence, sequence, size), (heads, sequence, size, sequence),
-            (1, tokens, hidden, shard), (1, tokens, 4 * shard, hidden), (1, tokens, hidden, 4 * shard),
+            (1, tokens, 3 * shard, hidden),
+            (heads, sequence, sequence, size),
+            (heads, sequence, size, sequence),
+            (1, tokens, hidden, shard),
+            (1, tokens, 4 * shard, hidden),
+            (1, tokens, hidden, 4 * shard),
         ],
         "head": [(1, tokens, shape.vocabulary, hidden)],
-    }.get(name, [])  # fmt: skip
+    }.get(name, [])
     if direction == "backward":
-        products = [
-            gradient for b, m, n, k in products for gradient in ((b, m, k, n), (b, k, n, m))
-        ]
+        products = [gradient for b, m, n, k in products for gradient in ((b, m, k, n), (b, k, n, m))]
     elements = {
-        "whole": tokens * hidden, "shard": tokens * shard, "pairs": heads * sequence * sequence,
-        "scores": tokens * shape.vocabulary, "table": shape.vocabulary * hidden,
-    }  # fmt: skip
+        "whole": tokens * hidden,
+        "shard": tokens * shard,
+        "pairs": heads * sequence * sequence,
+        "scores": tokens * shape.vocabulary,
+        "table": shape.vocabulary * hidden,
+    }
     part_rows = [row for row in _MOVED if row["part"] == part]
     return _PartWork(
         products,
@@ -146,9 +148,12 @@ def tabulate_work(shapes: Sequence[Shape], table: ProductTable) -> WorkTable:
     numbers = [
         np.array([[float(get(work)) for work in row] for row in works])
         for get in (
-            lambda work: predict_products(work.products, table), lambda work: work.moved_bytes, lambda work: work.launches, lambda work: work.all_reduces,
+            lambda work: predict_products(work.products, table),
+            lambda work: work.moved_bytes,
+            lambda work: work.launches,
+            lambda work: work.all_reduces,
         )
-    ]  # fmt: skip
+    ]
     return WorkTable(list(shapes), *numbers)
 
 
@@ -160,11 +165,7 @@ def predict_products(products: Sequence[tuple[int, int, int, int]], table: Produ
     for name in PRODUCTS[4:]:
         frame[name] = 1.0 if name in ("product_forward", "product_reuse") else 0.0
     batch, m, n, k = (frame[name] for name in PRODUCTS[:4])
-    values = (
-        2 * batch * m * n * k,
-        HALF_BYTES * batch * (m * k + k * n),
-        HALF_BYTES * batch * m * n,
-    )
+    values = (2 * batch * m * n * k, HALF_BYTES * batch * (m * k + k * n), HALF_BYTES * batch * m * n)
     for name, value in zip(FEATURES, values, strict=True):
         frame[name] = value
     return float(table.predict(frame).sum())
@@ -201,11 +202,18 @@ FILE = "VIA-Research+vTrain/data/ground_truth_single.csv"
 _ALL_REDUCES = "vtrain/all-reduce-a100"
 """Dataset of the all-reduces, given to every prediction and fitted to nothing here."""
 COLUMNS: Mapping[str, str] = {
-    "# GPUs": "gpus", "global batch": "batch", "micro batch": "micro_batch", "hidden size": "hidden",
-    "attention heads": "heads", "# layers": "layers", "sequence length": "sequence",
-    "tensor parallelism": "tensor", "data parallelism": "data", "pipeline parallelism": "pipeline",
+    "# GPUs": "gpus",
+    "global batch": "batch",
+    "micro batch": "micro_batch",
+    "hidden size": "hidden",
+    "attention heads": "heads",
+    "# layers": "layers",
+    "sequence length": "sequence",
+    "tensor parallelism": "tensor",
+    "data parallelism": "data",
+    "pipeline parallelism": "pipeline",
     "iteration time (ms)": "measured_s",
-}  # fmt: skip
+}
 """Columns of the file, and their names here; times become seconds."""
 SHAPE = ["hidden", "heads", "sequence", "tensor", "micro_batch"]
 """Columns that say what one block computes on one rank."""
@@ -306,7 +314,7 @@ EXACT_S = 1e-9
 _ALL_BUT = {
     "micro_batches": ["hidden", "layers", "tensor", "data", "pipeline", "micro_batch"],
     "data": ["hidden", "layers", "tensor", "pipeline", "micro_batch", "micro_batches"],
-}  # fmt: skip
+}
 
 
 def check_composition(rows: pd.DataFrame, reduces: AllReduceCurves) -> pd.DataFrame:
@@ -315,7 +323,7 @@ def check_composition(rows: pd.DataFrame, reduces: AllReduceCurves) -> pd.DataFr
         "a further micro-batch takes always the same time": _bend_of_micro_batches(rows),
         "two replicas take longer than one by the same time, whatever the micro-batches": _spread_of_replicas(rows),
         "two replicas take longer than one by an entry of the all-reduce table": _distance_to_table(rows, reduces),
-    }  # fmt: skip
+    }
     found = [
         (check, len(values), int((values <= EXACT_S).sum()), float(values.max(initial=0.0)))
         for check, values in deviations.items()

@@ -35,15 +35,7 @@ from trioflow_evaluation.vtrain.data import (
     read_all_reduces,
     read_iteration_times,
 )
-from trioflow_evaluation.vtrain.model import (
-    DEVICE,
-    FORMS,
-    NAMES,
-    Form,
-    StepModel,
-    list_parameters,
-    name_values,
-)
+from trioflow_evaluation.vtrain.model import DEVICE, FORMS, NAMES, Form, StepModel, list_parameters, name_values
 
 Places = npt.NDArray[np.int64]
 _SOFT = 0.005
@@ -96,8 +88,7 @@ def _fit(model: StepModel, form: Form, given: Floats | None) -> Calibration:
 
     parameters = list_parameters()
     low, high, start = (
-        np.log([getattr(parameter, end) for parameter in parameters])
-        for end in ("low", "high", "start")
+        np.log([getattr(parameter, end) for parameter in parameters]) for end in ("low", "high", "start")
     )
     measured = np.log(model.rows["measured_s"].to_numpy(np.float64))
 
@@ -125,9 +116,16 @@ def _fit(model: StepModel, form: Form, given: Floats | None) -> Calibration:
         return slopes(fill(some))[:, active]
 
     fitted = least_squares(
-        residuals_of, logs[active], slopes_of, bounds=(low[active], high[active]), loss="soft_l1",
-        f_scale=_SOFT, max_nfev=MOST_ROUNDS, ftol=PRECISION, xtol=PRECISION,
-    )  # fmt: skip
+        residuals_of,
+        logs[active],
+        slopes_of,
+        bounds=(low[active], high[active]),
+        loss="soft_l1",
+        f_scale=_SOFT,
+        max_nfev=MOST_ROUNDS,
+        ftol=PRECISION,
+        xtol=PRECISION,
+    )
     found = fill(fitted.x)
     return Calibration(np.exp(found), form, float(np.abs(residuals(found)).mean()))
 
@@ -147,9 +145,11 @@ def leave_out(model: StepModel, groups: Places, forms: Sequence[Form] = FORMS) -
         predicted = model.predict(found.values, found.form)
         low, high = _interval(model, known, left, groups, found)
         numbers[:, left] = (
-            predicted[left], predicted[left] * low, predicted[left] * high,
+            predicted[left],
+            predicted[left] * low,
+            predicted[left] * high,
             predicted[left] * _anchor(model, known, left, predicted),
-        )  # fmt: skip
+        )
     return Judged(numbers[0], numbers[1], numbers[2], numbers[3], calibrations)
 
 
@@ -224,9 +224,7 @@ def sample_collectives(platform: PlatformCollectives, ranks: list[int]) -> AllRe
     doublings = np.arange(_FIRST_DOUBLING * _PER_DOUBLING, _LAST_DOUBLING * _PER_DOUBLING + 1)
     sizes = 2.0 ** (doublings / _PER_DOUBLING)
     several = [count for count in ranks if count > 1]
-    times = {
-        n: np.array([platform.time_s("all_reduce", n, size).time_s for size in sizes]) for n in several
-    }  # fmt: skip
+    times = {n: np.array([platform.time_s("all_reduce", n, size).time_s for size in sizes]) for n in several}
     return AllReduceCurves(dict.fromkeys(several, sizes), times)
 
 
@@ -272,9 +270,12 @@ def predict_analytically(rows: pd.DataFrame, form: Form) -> Floats:
 def _ideal_values(memory_rate: float, message_rate: float) -> Floats:
     """Return parameters of a device that only computes and moves bytes."""
     known = {
-        "product_time": 1.0, "head_time": 1.0, "memory_rate": memory_rate,
-        "update_rate": memory_rate, "message_rate": message_rate,
-    }  # fmt: skip
+        "product_time": 1.0,
+        "head_time": 1.0,
+        "memory_rate": memory_rate,
+        "update_rate": memory_rate,
+        "message_rate": message_rate,
+    }
     return np.array([known.get(name, NO_TIME_S) for name in NAMES])
 
 
@@ -323,9 +324,8 @@ def judge_rows(rows: pd.DataFrame, reduces: AllReduceCurves, checks: pd.DataFram
     table = pd.concat(cases, ignore_index=True)
     floats = [f.name for f in tables.PUBLISHED_CASES if f.type == FLOAT]
     return VtrainTables(
-        table.astype(dict.fromkeys(floats, "float64")), pd.concat(parameters, ignore_index=True),
-        checks,
-    )  # fmt: skip
+        table.astype(dict.fromkeys(floats, "float64")), pd.concat(parameters, ignore_index=True), checks
+    )
 
 
 def number_groups(rows: pd.DataFrame, columns: Sequence[str]) -> npt.NDArray[np.int64]:
@@ -341,9 +341,7 @@ def describe_plans(rows: pd.DataFrame) -> pd.Series:
 
 def _describe_fold(rows: pd.DataFrame, columns: Sequence[str]) -> pd.Series:
     """Return what each row's fold leaves out, such as ``hidden 1024, layers 12``."""
-    return _join_columns(
-        rows, {f"{', ' * bool(at)}{name} ": name for at, name in enumerate(columns)}
-    )
+    return _join_columns(rows, {f"{', ' * bool(at)}{name} ": name for at, name in enumerate(columns)})
 
 
 def _join_columns(rows: pd.DataFrame, columns: Mapping[str, str]) -> pd.Series:
@@ -361,44 +359,59 @@ def _common_columns(rows: pd.DataFrame, name: str, analytical_s: Floats) -> pd.D
     case = workload + "-b" + rows["batch"].astype(str) + "-" + plan
     return pd.DataFrame(
         {
-            "set": name, "case": case, "workload": workload, "source_gpu": "",
-            "platform": f"a node of A100s, {load_device(DEVICE).name} assumed", "ranks": rows["gpus"],
-            "plan": plan, "batch": rows["batch"], "mode": "a whole step in fp16",
-            "measured_s": rows["measured_s"], "source": FILE, "spread": np.nan,
-            "triosim_s": np.nan, "analytical_s": analytical_s, "changes": CHANGES,
+            "set": name,
+            "case": case,
+            "workload": workload,
+            "source_gpu": "",
+            "platform": f"a node of A100s, {load_device(DEVICE).name} assumed",
+            "ranks": rows["gpus"],
+            "plan": plan,
+            "batch": rows["batch"],
+            "mode": "a whole step in fp16",
+            "measured_s": rows["measured_s"],
+            "source": FILE,
+            "spread": np.nan,
+            "triosim_s": np.nan,
+            "analytical_s": analytical_s,
+            "changes": CHANGES,
         }
-    )  # fmt: skip
+    )
 
 
-def _case_rows(
-    rows: pd.DataFrame, name: str, judged: Judged, ridge_s: Floats, analytical_s: Floats
-) -> pd.DataFrame:
+def _case_rows(rows: pd.DataFrame, name: str, judged: Judged, ridge_s: Floats, analytical_s: Floats) -> pd.DataFrame:
     fold = _describe_fold(rows, LEFT_OUT[name])
     frame: pd.DataFrame = _common_columns(rows, name, analytical_s).assign(
-        predicted_s=judged.predicted_s, low_s=judged.low_s, high_s=judged.high_s,
+        predicted_s=judged.predicted_s,
+        low_s=judged.low_s,
+        high_s=judged.high_s,
         confidence="interpolated" if name == GROUPS else "extrapolated",
-        oracle_s=judged.anchored_s, regression_s=ridge_s,
-        learned_from="10 parameters and the wait's growth fitted on all rows but " + fold
+        oracle_s=judged.anchored_s,
+        regression_s=ridge_s,
+        learned_from="10 parameters and the wait's growth fitted on all rows but "
+        + fold
         + "; all-reduces: the nccl-tests tables beside them; products: shipped table of single ones",
-    )  # fmt: skip
+    )
     return frame.reindex(columns=tables.PUBLISHED_CASES.names)
 
 
 def _uncalibrated_rows(rows: pd.DataFrame, analytical_s: Floats) -> pd.DataFrame:
     frame: pd.DataFrame = _common_columns(rows, UNCALIBRATED, analytical_s).assign(
-        predicted_s=predict_uncalibrated(rows, _DOCUMENTED), low_s=np.nan, high_s=np.nan,
-        confidence="uncalibrated", oracle_s=np.nan, regression_s=np.nan,
+        predicted_s=predict_uncalibrated(rows, _DOCUMENTED),
+        low_s=np.nan,
+        high_s=np.nan,
+        confidence="uncalibrated",
+        oracle_s=np.nan,
+        regression_s=np.nan,
         learned_from="nothing: shipped table of products, shipped collectives of A100s, memory at its"
         " data sheet's rate, no host; recomputation as in upstream's sample configuration",
-    )  # fmt: skip
+    )
     return frame.reindex(columns=tables.PUBLISHED_CASES.names)
 
 
 def _parameter_rows(name: str, fold: str, form: Form, values: Floats) -> pd.DataFrame:
     named = name_values(values)
     found = [
-        (name, fold, form.name, p.name, named[p.name], p.unit, p.low, p.high, p.meaning)
-        for p in list_parameters()
+        (name, fold, form.name, p.name, named[p.name], p.unit, p.low, p.high, p.meaning) for p in list_parameters()
     ]
     return pd.DataFrame(found, columns=PARAMETERS.names)
 
@@ -415,5 +428,5 @@ def score_plan_chances(cases: pd.DataFrame) -> pd.DataFrame:
             for row in rows.to_dict("records")
         ]
         for _, rows in cases.groupby(["workload", "batch", "ranks"])
-    ]  # fmt: skip
+    ]
     return score_pairs(questions)

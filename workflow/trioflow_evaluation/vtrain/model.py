@@ -94,10 +94,15 @@ def build_step(times: StageTimes, micro_batches: int, data: int = 1, tensor: int
     each = OperatorTimes(device_s, np.zeros_like(device_s), False)
     operators = pd.DataFrame(names, columns=["name", "phase"])
     builder = ProgramBuilder(
-        plan=plan, kind=StagedRank, operators=operators, times=[each] * micro_batches, stages=stages,
-        schedule=build_schedule("1f1b", pipeline, micro_batches), split=TensorSplit(operators),
+        plan=plan,
+        kind=StagedRank,
+        operators=operators,
+        times=[each] * micro_batches,
+        stages=stages,
+        schedule=build_schedule("1f1b", pipeline, micro_batches),
+        split=TensorSplit(operators),
         factors=(1.0,) * micro_batches,
-    )  # fmt: skip
+    )
     builder.add_ranks()
     return builder.build()
 
@@ -164,19 +169,51 @@ def list_parameters(sheet: DeviceSheet | None = None) -> tuple[Parameter, ...]:
     fastest = 1.0 / table.curve.coefficients[1] / peak  # of the table's slope over FLOPs
     return (
         Parameter("product_time", "1", "time of matrix products over the shipped table's", 1.0, fastest, 3.0),
-        Parameter("memory_rate", "bytes/s", "rate of everything in a block, embedding or loss that is not a product",
-                  0.7 * memory, 0.1 * memory, memory),
+        Parameter(
+            "memory_rate",
+            "bytes/s",
+            "rate of everything in a block, embedding or loss that is not a product",
+            0.7 * memory,
+            0.1 * memory,
+            memory,
+        ),
         Parameter("launch_gap_s", "s", "device time of a kernel beyond its work", 5e-6, 1e-8, 1e-4),
         Parameter("host_launch_s", "s", "host time between launches", 5e-5, 1e-6, 1e-3),
         Parameter("host_tensor_s", "s", "further host time of a launch in a tensor-parallel group", 2e-6, 1e-8, 1e-3),
-        Parameter("host_sockets_s", "s", f"further host time of a launch in a tensor-parallel group of more than {_SOCKET_RANKS}",
-                  2e-6, 1e-8, 1e-3),
-        Parameter("reduce_wait_s", "s", "wait at a tensor-parallel all-reduce beyond the measured one's time", 5e-5, 1e-8, 1e-2),
-        Parameter("head_time", "1", "time of products with the vocabulary on one tensor-parallel rank over the shipped table's",
-                  1.0, fastest, 20.0),
+        Parameter(
+            "host_sockets_s",
+            "s",
+            f"further host time of a launch in a tensor-parallel group of more than {_SOCKET_RANKS}",
+            2e-6,
+            1e-8,
+            1e-3,
+        ),
+        Parameter(
+            "reduce_wait_s",
+            "s",
+            "wait at a tensor-parallel all-reduce beyond the measured one's time",
+            5e-5,
+            1e-8,
+            1e-2,
+        ),
+        Parameter(
+            "head_time",
+            "1",
+            "time of products with the vocabulary on one tensor-parallel rank over the shipped table's",
+            1.0,
+            fastest,
+            20.0,
+        ),
         Parameter("message_rate", "bytes/s", "messages between stages", 2e10, 1e9, 6e11),
-        Parameter("update_rate", "bytes/s", f"optimizer, {_UPDATE_BYTES} bytes a parameter", 0.7 * memory, 0.1 * memory, memory),
-    )  # fmt: skip
+        Parameter(
+            "update_rate",
+            "bytes/s",
+            f"optimizer, {_UPDATE_BYTES} bytes a parameter",
+            0.7 * memory,
+            0.1 * memory,
+            memory,
+        ),
+    )
 
 
 NAMES = tuple(parameter.name for parameter in list_parameters())
@@ -223,9 +260,7 @@ class StepModel:
         rows = rows.reset_index(drop=True)
         shapes, shape_of = index_shapes(rows)
         work = tabulate_work(shapes, shipped_tensor_products()[DEVICE])
-        reduce_s = np.array(
-            [reduces.predict(s.tensor, np.array([s.activation_bytes]))[0] for s in shapes]
-        )
+        reduce_s = np.array([reduces.predict(s.tensor, np.array([s.activation_bytes]))[0] for s in shapes])
         parameters = count_parameters(rows)
         gradient_s = np.zeros_like(parameters)
         for data, part in rows.groupby("data"):
@@ -240,9 +275,15 @@ class StepModel:
         """Return the same of some rows alone, by their numbers."""
         rows = self.rows.iloc[known].reset_index(drop=True)
         return StepModel(
-            rows, self.work, self.shape_of[known], self.reduce_s, self.parameters[known],
-            self.gradient_s[known], self.widen[known], _group(rows),
-        )  # fmt: skip
+            rows,
+            self.work,
+            self.shape_of[known],
+            self.reduce_s,
+            self.parameters[known],
+            self.gradient_s[known],
+            self.widen[known],
+            _group(rows),
+        )
 
     def time_parts(self, values: Floats, form: Form) -> Floats:
         """Return the time of each shape's parts for one micro-batch, shape (vectors, shapes, parts) [s].
@@ -256,13 +297,13 @@ class StepModel:
         products_s = work.product_s * np.where(head, value["head_time"], value["product_time"])
         waits_s = work.all_reduces * (self.reduce_s[:, None] + value["reduce_wait_s"] * growth)
         device_s = (
-            work.launches * value["launch_gap_s"] + products_s
-            + work.moved_bytes / value["memory_rate"] + waits_s
-        )  # fmt: skip
+            work.launches * value["launch_gap_s"] + products_s + work.moved_bytes / value["memory_rate"] + waits_s
+        )
         launch_s = (
-            value["host_launch_s"] + value["host_tensor_s"] * (tensor > 1)
+            value["host_launch_s"]
+            + value["host_tensor_s"] * (tensor > 1)
             + value["host_sockets_s"] * (tensor > _SOCKET_RANKS)
-        )  # fmt: skip
+        )
         host_s = work.launches * launch_s
         slower = np.maximum(device_s, host_s)
         other = np.minimum(device_s, host_s) / slower

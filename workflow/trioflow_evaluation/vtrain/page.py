@@ -44,9 +44,7 @@ DEGREES = ("tensor", "data", "pipeline", "micro_batch")
 
 def read_sizes(cases: pd.DataFrame) -> pd.DataFrame:
     """Return vTrain's cases with the numbers that their names hold, and ``error``; InputError for another form."""
-    plans = cases["plan"].str.extract(
-        r"^t(?P<tensor>\d+)-d(?P<data>\d+)-p(?P<pipeline>\d+)-m(?P<micro_batches>\d+)$"
-    )
+    plans = cases["plan"].str.extract(r"^t(?P<tensor>\d+)-d(?P<data>\d+)-p(?P<pipeline>\d+)-m(?P<micro_batches>\d+)$")
     models = cases["workload"].str.extract(r"^gpt-h(?P<hidden>\d+)-l(?P<layers>\d+)$")
     found = pd.concat([models, plans], axis=1)
     wrong = found.isna().any(axis=1)
@@ -62,9 +60,10 @@ def read_sizes(cases: pd.DataFrame) -> pd.DataFrame:
 def draw_predictions(cases: pd.DataFrame) -> Figure:
     """Draw the errors of a set's predictions over the file's times, a panel for each tensor degree."""
     drawn = cases.assign(
-        error=100 * cases["error"], panel="tensor degree " + cases["tensor"].astype(str),
+        error=100 * cases["error"],
+        panel="tensor degree " + cases["tensor"].astype(str),
         depth="micro-batch " + cases["micro_batch"].astype(str),
-    ).sort_values(["tensor", "micro_batch"])  # fmt: skip
+    ).sort_values(["tensor", "micro_batch"])
     labels = ("time in the file", "error [%]")
     return draw_panels(drawn, "measured_s", "error", "depth", "panel", labels)
 
@@ -77,9 +76,18 @@ SETS = {
     UNCALIBRATED: "nothing fitted",
 }
 _SCORES = (
-    "cases", "mean_absolute_error", "median_absolute_error", "worst_error", "bias", "coverage",
-    "mean_relative_width", "interval_score", "pairs", "ordered", "rank_correlation",
-)  # fmt: skip
+    "cases",
+    "mean_absolute_error",
+    "median_absolute_error",
+    "worst_error",
+    "bias",
+    "coverage",
+    "mean_relative_width",
+    "interval_score",
+    "pairs",
+    "ordered",
+    "rank_correlation",
+)
 _WHO = {OURS: "trioflow", ORACLE: "anchored"}
 
 
@@ -118,7 +126,7 @@ def render_summary(scores: pd.DataFrame, checks: pd.DataFrame) -> str:
         "Nothing fitted: "
         f"{write_percent(_score(scores, UNCALIBRATED, OURS, 'mean_absolute_error'))}, nearly all too fast: the host's launches, which no shipped model of "
         "an A100's machine holds, set the pace of small micro-batches.",
-    ]  # fmt: skip
+    ]
     if is_composed(checks):
         own = next(paper for paper in PUBLISHED if paper.set == GROUPS)
         lines.append(
@@ -158,14 +166,9 @@ def render_checks(checks: pd.DataFrame) -> str:
 def render_scores(scores: pd.DataFrame) -> str:
     """Return all scores of everyone on every set."""
     fields = [
-        words(
-            "set", "", "what was left out of the fit", lambda row: SETS.get(row["set"], row["set"])
-        ),
+        words("set", "", "what was left out of the fit", lambda row: SETS.get(row["set"], row["set"])),
         words("model", "", "who predicts", lambda row: _WHO.get(row["model"], row["model"])),
-        *(
-            numbers(key.replace("_", " "), "", SCORES[key], partial(score_cell, key), key)
-            for key in _SCORES
-        ),
+        *(numbers(key.replace("_", " "), "", SCORES[key], partial(score_cell, key), key) for key in _SCORES),
     ]
     note = render_paragraph(
         "The regression is a quadratic ridge over logarithms of the sizes, fitted on the same rows as ours. Analytical: FLOPs over peak plus bytes over "
@@ -184,9 +187,7 @@ def _render_chances(cases: pd.DataFrame) -> str:
             f"{SETS[name][:1].upper()}{SETS[name][1:]}: the probability that search states of two plans is "
             f"{100 * measure_miss(groups):.1f} points off the share of pairs in which it was right."
         )
-        parts.append(
-            render_paragraph(text) + render_chances(groups, "one model, batch and number of GPUs")
-        )
+        parts.append(render_paragraph(text) + render_chances(groups, "one model, batch and number of GPUs"))
     return render_details("Which of two plans is faster", "".join(parts))
 
 
@@ -207,17 +208,16 @@ def _render_limits(cases: pd.DataFrame, scores: pd.DataFrame) -> str:
     mine = cases[cases["set"] == GROUPS]
     shape = ["hidden", "tensor", "micro_batch"]
     absolute = mine.assign(part=mine["error"].abs() / len(mine))
-    found = absolute.groupby(shape).agg(
-        cases=("error", "size"), error=("error", "mean"), part=("part", "sum")
-    )
+    found = absolute.groupby(shape).agg(cases=("error", "size"), error=("error", "mean"), part=("part", "sum"))
     found = found.sort_values("part", ascending=False, kind="stable").head(8).reset_index()
     total = float(absolute["part"].sum())
     fields = [
         *(numbers(name.replace("_", "-"), "", "", "count", name) for name in (*shape, "cases")),
         numbers("mean error", "signed", SCORES["bias"], "signed", "error"),
-        numbers("part", "of all errors", "its share of the mean absolute error", "percent",
-                lambda row: row["part"] / total),
-    ]  # fmt: skip
+        numbers(
+            "part", "of all errors", "its share of the mean absolute error", "percent", lambda row: row["part"] / total
+        ),
+    ]
     share = float(found["part"].sum()) / total
     anchored = _score(scores, GROUPS, ORACLE, "mean_absolute_error")
     parallel = float(absolute.loc[absolute["tensor"] > 1, "part"].sum()) / total
@@ -256,9 +256,7 @@ def _render_parameters(parameters: pd.DataFrame) -> str:
     fields = [
         words("parameter", "", "name", "name"),
         words("unit", "", "", "unit"),
-        numbers(
-            "all rows", "for reading only", "fitted on every row; judges nothing", value, "value"
-        ),
+        numbers("all rows", "for reading only", "fitted on every row; judges nothing", value, "value"),
         numbers("folds", "lowest", "over the folds of both sets", value, end("min")),
         numbers("folds", "highest", "over the folds of both sets", value, end("max")),
         words("limits", "", "of the fit", lambda row: f"{row['low']:.3g} to {row['high']:.3g}"),
@@ -275,7 +273,7 @@ def _render_parameters(parameters: pd.DataFrame) -> str:
         "host and device sets a part's time and how sharply, that groups of more than 4 cost the host more, that the head's product has a time of its own on one tensor rank, that gradients travel in one message "
         "after backward, that embedding and head hold a table each, and which two ways there are.",
         "A parameter that no row of a fold depends on (the larger groups' host time where the plan of 8 tensor ranks is left out) stays where the fit starts.",
-    ]  # fmt: skip
+    ]
     table = render_records(whole, fields, "Parameters")
     return render_list(facts) + table
 
@@ -290,18 +288,13 @@ _CAPTION = (
 
 
 def build_vtrain_page(
-    case_files: Sequence[str | Path],
-    parameter_file: str | Path,
-    check_file: str | Path,
-    page: str | Path,
+    case_files: Sequence[str | Path], parameter_file: str | Path, check_file: str | Path, page: str | Path
 ) -> pd.DataFrame:
     """Write the page and its figure (in ``published_vtrain`` beside it), and return the scores.
 
     Raises InputError, nothing written, when one of vTrain's three sets is missing.
     """
-    cases = pd.concat(
-        [tables.read_table(file, "published_cases") for file in case_files], ignore_index=True
-    )
+    cases = pd.concat([tables.read_table(file, "published_cases") for file in case_files], ignore_index=True)
     missing = [name for name in SETS if name not in set(cases["set"])]
     if missing:
         raise InputError(f"no case of the set {missing[0]!r}", fix="run `snakemake published`")
@@ -317,29 +310,33 @@ def build_vtrain_page(
 
 
 def _compose(
-    cases: pd.DataFrame, scores: pd.DataFrame, parameters: pd.DataFrame,
-    checks: pd.DataFrame, places: Mapping[str, str], files: Sequence[str | Path],
-) -> Page:  # fmt: skip
+    cases: pd.DataFrame,
+    scores: pd.DataFrame,
+    parameters: pd.DataFrame,
+    checks: pd.DataFrame,
+    places: Mapping[str, str],
+    files: Sequence[str | Path],
+) -> Page:
     words = {name.replace("_", " "): text for name, text in SCORES.items()}
     return Page(
         TITLE,
         [
-            Section("summary", "What was reached", [
-                render_summary(scores, checks), render_figure(places["predictions"], _CAPTION),
-            ]),
+            Section(
+                "summary",
+                "What was reached",
+                [render_summary(scores, checks), render_figure(places["predictions"], _CAPTION)],
+            ),
             Section("file", "What the file holds", [render_checks(checks)]),
-            Section("scores", "Scores", [
-                render_scores(scores), _render_chances(cases),
-            ]),
+            Section("scores", "Scores", [render_scores(scores), _render_chances(cases)]),
             Section("degrees", "Errors by degree", [render_degrees(cases)]),
-            Section("limits", "What limits the accuracy", [
-                _render_limits(cases, scores),
-            ]),
+            Section("limits", "What limits the accuracy", [_render_limits(cases, scores)]),
             Section("parameters", "What was fitted on what", [_render_parameters(parameters)], folded=True),
         ],
         headline=f"{len(cases[cases['set'] == GROUPS])} iteration times of GPT models on A100s, as vTrain's authors published "
         "them, beside trioflow's predictions.",
         made_from=f" from {cases['source'].iloc[0]} and the all-reduces beside it",
         verdict=_conclude(scores),
-        words=words, schemas={"published_cases": tables.PUBLISHED_CASES}, files=files,
-    )  # fmt: skip
+        words=words,
+        schemas={"published_cases": tables.PUBLISHED_CASES},
+        files=files,
+    )

@@ -17,9 +17,8 @@ class Block(nn.Module):
         super().__init__()
         self.positions = nn.Sequential(nn.LayerNorm(POSITIONS), nn.Linear(POSITIONS, POSITIONS))
         self.features = nn.Sequential(
-            nn.LayerNorm(FEATURES), nn.Linear(FEATURES, 4 * FEATURES), nn.GELU(),
-            nn.Linear(4 * FEATURES, FEATURES),
-        )  # fmt: skip
+            nn.LayerNorm(FEATURES), nn.Linear(FEATURES, 4 * FEATURES), nn.GELU(), nn.Linear(4 * FEATURES, FEATURES)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [batch, positions, features] for the same."""

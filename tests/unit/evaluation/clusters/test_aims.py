@@ -20,19 +20,8 @@ from trioflow.tables import write_table
 from trioflow_evaluation.clusters import bridge
 from trioflow_evaluation.clusters import scores as survival
 from trioflow_evaluation.clusters.bridge import Rate, cut_stages, judge_rates, plan_rate, read_rates
-from trioflow_evaluation.clusters.bridge_page import (
-    build_bridge_page,
-    score_rates,
-    write_degrees,
-    write_rates_table,
-)
-from trioflow_evaluation.clusters.page import (
-    Line,
-    describe_causes,
-    judge_aims,
-    render_aims,
-    score_intervals,
-)
+from trioflow_evaluation.clusters.bridge_page import build_bridge_page, score_rates, write_degrees, write_rates_table
+from trioflow_evaluation.clusters.page import Line, describe_causes, judge_aims, render_aims, score_intervals
 from trioflow_evaluation.clusters.scores import (
     BEFORE,
     FAILED,
@@ -55,10 +44,14 @@ def make_steps() -> pd.DataFrame:
     """Six runs in two cells: right, 20 % and 60 % off on one node, refused and 10 % off on four; one on two to fit on."""
     rows = [
         # nodes, tensor, measured, predicted, mfu
-        (1, 1, 1.0, 1.0, 0.4), (1, 2, 2.0, 2.4, 0.3), (1, 4, 5.0, 2.0, 0.05),
-        (4, 1, 1.0, None, 0.2), (4, 2, 2.0, 1.8, 0.2), (4, 4, 4.0, 4.4, 0.09),
+        (1, 1, 1.0, 1.0, 0.4),
+        (1, 2, 2.0, 2.4, 0.3),
+        (1, 4, 5.0, 2.0, 0.05),
+        (4, 1, 1.0, None, 0.2),
+        (4, 2, 2.0, 1.8, 0.2),
+        (4, 4, 4.0, 4.4, 0.09),
         (2, 1, 1.0, 1.5, 0.3),
-    ]  # fmt: skip
+    ]
     cases = pd.DataFrame(rows, columns=["nodes", "tensor", "measured_s", "predicted_s", "mfu"])
     same = {
         "parameters": 1.34,
@@ -78,19 +71,29 @@ def make_steps() -> pd.DataFrame:
 def make_memory() -> pd.DataFrame:
     """Three runs, one of which no card should hold, two that ran out of memory, and two that failed otherwise."""
     rows = [
-        (RAN, "Success", 10, 10.2, 12), (RAN, "Success", 10, 12, 90), (FITTED, "Success", 20, 20, 30),
-        (FAILED, "OOM", None, 90, 95), (FAILED, "OOM", None, 9, 9), (FAILED, "Other", None, 9, 9),
+        (RAN, "Success", 10, 10.2, 12),
+        (RAN, "Success", 10, 12, 90),
+        (FITTED, "Success", 20, 20, 30),
+        (FAILED, "OOM", None, 90, 95),
+        (FAILED, "OOM", None, 9, 9),
+        (FAILED, "Other", None, 9, 9),
         (FAILED, "Other", None, 90, 99),
-    ]  # fmt: skip
+    ]
     names = ["set", "status", "measured_bytes", "reserved_bytes", "fullest_bytes"]
     cases = pd.DataFrame(rows, columns=names)
     for name in names[2:]:
         cases[name] = cases[name] * GIB
     degrees = {"nodes": 1, "tensor": [1, 2, 4, 1, 2, 4, 8], "data": 1, "pipeline": 1, "zero": 0}
     return cases.assign(
-        parameters=1.34, **degrees, micro_batch=1, accumulate=4, allocated_bytes=cases["reserved_bytes"],
-        fullest_reserved_bytes=cases["fullest_bytes"], update_bytes=GIB, measured_update_bytes=1.25 * GIB,
-    )  # fmt: skip
+        parameters=1.34,
+        **degrees,
+        micro_batch=1,
+        accumulate=4,
+        allocated_bytes=cases["reserved_bytes"],
+        fullest_reserved_bytes=cases["fullest_bytes"],
+        update_bytes=GIB,
+        measured_update_bytes=1.25 * GIB,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -130,10 +133,8 @@ def test_intervals_are_judged_beside_one_for_all() -> None:
     assert found.loc["all runs", "ours_covered"] == 1.0
     assert found.loc["all runs", "ours_width"] == pytest.approx(4.0)
     assert found.loc["all runs", "ours_score"] == pytest.approx(math.log(4.0))
-    assert (
-        found.loc["all runs", "naive_covered"] < 11 / 12 and found.loc["on one node", "runs"] == 6
-    )
-    missed = score_intervals(cases.assign(low_s=cases["measured_s"] * 2, high_s=cases["measured_s"] * 4))  # fmt: skip
+    assert found.loc["all runs", "naive_covered"] < 11 / 12 and found.loc["on one node", "runs"] == 6
+    missed = score_intervals(cases.assign(low_s=cases["measured_s"] * 2, high_s=cases["measured_s"] * 4))
     assert missed["ours_covered"].eq(0).all()
     assert missed.iloc[0]["ours_score"] == pytest.approx(math.log(2.0) * (1 + 10))
 
@@ -162,10 +163,7 @@ def test_probabilities_are_of_runs_that_somebody_could_choose_among() -> None:
 def test_pipelines_before_their_fix_are_reported_and_judged_with_nothing() -> None:
     cases = make_steps()
     broken = cases.assign(set=BEFORE, predicted_s=0.01, low_s=0.0, high_s=0.02)
-    alone, both = (
-        {one.what: one for one in judge_aims(None, rows)}
-        for rows in (cases, pd.concat([cases, broken]))
-    )
+    alone, both = ({one.what: one for one in judge_aims(None, rows)} for rows in (cases, pd.concat([cases, broken])))
     assert both.pop(f"step, median error: {BEFORE}").value > 0.9
     assert both == alone
 
@@ -203,12 +201,21 @@ def make_cases(count: int = 2000) -> pd.DataFrame:
     """Runs of two models whose ends are drawn by ``TRUE``."""
     random = np.random.default_rng(1)
     peak = 84e9 * np.exp(random.normal(-0.25, 0.35, count))
-    cases = pd.DataFrame({
-        "parameters": np.where(np.arange(count) % 2, 1.34, 8.86), "data": 2, "tensor": 2, "pipeline": 1,
-        "fullest_bytes": peak, "fullest_reserved_bytes": peak * (1 + random.uniform(0, 0.5, count)),
-        "measured_bytes": 10.0, "reserved_bytes": 9.0, "measured_update_bytes": 10.0, "update_bytes": 10.0,
-        "set": survival.RAN,
-    })  # fmt: skip
+    cases = pd.DataFrame(
+        {
+            "parameters": np.where(np.arange(count) % 2, 1.34, 8.86),
+            "data": 2,
+            "tensor": 2,
+            "pipeline": 1,
+            "fullest_bytes": peak,
+            "fullest_reserved_bytes": peak * (1 + random.uniform(0, 0.5, count)),
+            "measured_bytes": 10.0,
+            "reserved_bytes": 9.0,
+            "measured_update_bytes": 10.0,
+            "update_bytes": 10.0,
+            "set": survival.RAN,
+        }
+    )
     survived = random.random(count) < find_odds(list_needs(cases), TRUE)
     return cases.assign(status=np.where(survived, "Success", "OOM"))
 
@@ -218,13 +225,9 @@ def test_the_fit_finds_what_made_the_ends() -> None:
     assert vars(found) == pytest.approx(vars(TRUE), abs=0.05)
 
 
-def test_each_model_is_judged_by_what_was_fitted_without_it(
-    tmp_path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_model_is_judged_by_what_was_fitted_without_it(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "survival.tsv"
-    file.write_text(
-        "# what it is\nleft_out\truns\tfailed\tlocation_log\tscale_log\tkept_share\tlapse\n"
-    )
+    file.write_text("# what it is\nleft_out\truns\tfailed\tlocation_log\tscale_log\tkept_share\tlapse\n")
     for module in (survival, shipped):
         monkeypatch.setattr(module, "SURVIVAL", file)
     shipped.load_survival.cache_clear()
@@ -235,7 +238,7 @@ def test_each_model_is_judged_by_what_was_fitted_without_it(
     judged = survival.judge_survival(cases)
     without = survival.fit_survival(cases[cases["parameters"] == 8.86])
     own = cases[cases["parameters"] == 1.34]
-    assert judged.loc[own.index, "odds"].to_numpy() == pytest.approx(find_odds(list_needs(own), without), abs=1e-2)  # fmt: skip
+    assert judged.loc[own.index, "odds"].to_numpy() == pytest.approx(find_odds(list_needs(own), without), abs=1e-2)
     scores = survival.score_survival(judged)
     assert scores["survived"].iloc[0] + scores["failed"].iloc[0] == 600
     assert scores["accuracy"].iloc[0] > 0.8 and scores["brier"].iloc[0] < 0.12
@@ -344,11 +347,7 @@ def test_embedding_and_loss_count_where_blocks_alone_do_not_divide():
     with pytest.raises(InputError, match="6 blocks"):
         cut_stages(units, 9)
     deep = cut_stages(["first", *(f"b{i}" for i in range(61)), "last"], 32)
-    assert [deep[0], deep[-1], {len(stage) for stage in deep[:-1]}] == [
-        ["first", "b0"],
-        ["last"],
-        {2},
-    ]
+    assert [deep[0], deep[-1], {len(stage) for stage in deep[:-1]}] == [["first", "b0"], ["last"], {2}]
 
 
 @pytest.mark.parametrize(

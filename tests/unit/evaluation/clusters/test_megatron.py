@@ -6,13 +6,7 @@ import pytest
 from trioflow import tables
 from trioflow.base.errors import TableError
 from trioflow.base.units import BYTES_PER_MIB
-from trioflow_evaluation.clusters.bridge import (
-    KEPT,
-    PEAK,
-    count_workspaces,
-    judge_peaks,
-    read_cases,
-)
+from trioflow_evaluation.clusters.bridge import KEPT, PEAK, count_workspaces, judge_peaks, read_cases
 from trioflow_evaluation.clusters.page import peaks_section, score_peaks
 from trioflow_evaluation.clusters.steps import keep_depth
 from trioflow_evaluation.tables import CLUSTER_PEAKS
@@ -55,12 +49,8 @@ def judged(tmp_path_factory):
     files = [
         write_case(folder, "gpt", "dense"),
         write_case(folder, "gpt", "dense", device="a100"),
-        write_case(
-            folder, "moe", "experts", "  --num-experts: 8\n  --expert-model-parallel-size: 4\n"
-        ),
-        write_case(
-            folder, "moe", "cut", "  --num-experts: 8\n  --expert-tensor-parallel-size: 2\n"
-        ),
+        write_case(folder, "moe", "experts", "  --num-experts: 8\n  --expert-model-parallel-size: 4\n"),
+        write_case(folder, "moe", "cut", "  --num-experts: 8\n  --expert-tensor-parallel-size: 2\n"),
         write_case(folder, "bert", "encoder"),
         write_case(folder, "gpt", "context", "  --context-parallel-size: 2\n"),
         write_case(folder, "gpt", "too-many", "  --context-parallel-size: 8\n"),
@@ -115,9 +105,7 @@ def test_the_section_scores_what_is_predicted_and_counts_what_is_not(judged, tmp
     text = "".join(peaks_section(cases).parts)
     assert "7 runs on eight A100 or H100, 4 of them predicted" in text
     assert "experts cut among 2 ranks" in text and "4 x 1 x 2" in text
-    assert "<summary>Every prediction: 4 cases" in text, (
-        "hundreds of rows open when they are asked for"
-    )
+    assert "<summary>Every prediction: 4 cases" in text, "hundreds of rows open when they are asked for"
 
 
 def test_without_an_engine_of_its_own_products_are_pytorch_s(tmp_path):

@@ -68,10 +68,7 @@ def make_marks(place: Place = stay, rounds: int = 3, profiled: Place | None = No
     for recording, put in ((MARKED, place), (PROFILED, profiled or place)):
         for number in range(rounds):
             for rank, parts in PARTS.items():
-                moved = [
-                    (p, m, put(rank, p, m, start), put(rank, p, m, end))
-                    for p, m, start, end in parts
-                ]
+                moved = [(p, m, put(rank, p, m, start), put(rank, p, m, end)) for p, m, start, end in parts]
                 whole = ("", 0, 0.0, max(end for *_, end in moved))
                 for phase, micro_batch, start, end in [whole, *moved]:
                     limits = (round(start * 1e9), round(end * 1e9))

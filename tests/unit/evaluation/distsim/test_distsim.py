@@ -61,18 +61,10 @@ def simulate_steps(counts, forward_s=(1.0,) * STAGES, update_s=0.0) -> pd.DataFr
     """Steps of a pipeline of some stages whose backward takes twice as long, by the engine."""
     links = BUILDERS["switch"](STAGES, 1e18, 0.0)
     machine = Platform("fast", Device("chip", "gpu", 10**9, {}), STAGES, tuple(links))
-    times = StageTimes(
-        [[f] for f in forward_s], [[2 * f] for f in forward_s], [update_s] * STAGES, [0] * STAGES, 1
-    )
+    times = StageTimes([[f] for f in forward_s], [[2 * f] for f in forward_s], [update_s] * STAGES, [0] * STAGES, 1)
     steps = [simulate(build_step(times, m), machine).summary.step_time_s for m in counts]
     return pd.DataFrame(
-        {
-            "micro_batches": counts,
-            "batch": counts,
-            "step_time_s": steps,
-            "pipeline": STAGES,
-            "reason": "",
-        }
+        {"micro_batches": counts, "batch": counts, "step_time_s": steps, "pipeline": STAGES, "reason": ""}
     )
 
 
@@ -89,9 +81,7 @@ def test_unequal_stages_are_as_few_equal_ones_as_the_slowest_allows() -> None:
     assert (parts.further_s, parts.stages) == pytest.approx((6.0, 2.5), rel=1e-6)
     assert parts.once_s == pytest.approx(0, abs=1e-5)
     found = compare_throughput(rows)
-    assert [parts.throughput(m) for m in found["micro_batches"]] == pytest.approx(
-        found["simulated"].tolist(), rel=1e-6
-    )
+    assert [parts.throughput(m) for m in found["micro_batches"]] == pytest.approx(found["simulated"].tolist(), rel=1e-6)
     assert found["deviation"].iloc[-1] < -0.1
 
 
@@ -170,9 +160,7 @@ def test_what_one_side_lacks_shifts_nothing_and_is_told() -> None:
     assert found["activity_error"].max() == pytest.approx(0, abs=1e-9)
     assert found["matched"].tolist() == [18, 18] and found["events"].tolist() == [20, 20]
     assert found["matched_time"].max() < 1
-    fewer = events.drop(
-        index=events.index[(events["name"] == "aten::mm") & (events["rank"] == 0)][0]
-    )
+    fewer = events.drop(index=events.index[(events["name"] == "aten::mm") & (events["rank"] == 0)][0])
     found = compare(fewer)
     assert found.loc[0, "matched"] == 17
     assert found["activity_error"].max() < 0.1, "only the place of one of two equal names is open"
@@ -280,12 +268,7 @@ def test_messages_are_no_part_but_exchanged_gradients_are() -> None:
     timeline = make_timeline()
     alone = timeline[timeline["micro_batch"].fillna(0) == 0]
     reduce = alone.iloc[[0]].assign(
-        rank=1,
-        kind="collective",
-        phase="backward",
-        start_s=5.5,
-        end_s=6.5,
-        micro_batch=pd.array([pd.NA], "Int64"),
+        rank=1, kind="collective", phase="backward", start_s=5.5, end_s=6.5, micro_batch=pd.array([pd.NA], "Int64")
     )
     marks = simulate_marks(pd.concat([alone, reduce])).set_index(["rank", "phase", "micro_batch"])
     assert marks.loc[(1, "backward", 0), "end_s"] == 6.5, "the only micro-batch waits for them"
@@ -336,10 +319,19 @@ EXPERIMENTS = [
     {"experiment": "x", "set": "live", "workload": "w", "plan": "gpipe2", "batch": 2},
 ]
 BENCHMARKS = {
-    "capture/w-b2": 10.0, "capture/w-large-b2": 1000.0, "merge/w-b2": 2.0, "partition/w": 0.5,
-    "extrapolate/x": 1.0, "extrapolate/alone": 1.0, "simulate/x": 3.0, "simulate/alone": 2.0,
-    "calibrate/w": 100.0, "fit_operators": 4.0, "fit_collectives": 1.0, "describe_machine": 1.0,
-}  # fmt: skip
+    "capture/w-b2": 10.0,
+    "capture/w-large-b2": 1000.0,
+    "merge/w-b2": 2.0,
+    "partition/w": 0.5,
+    "extrapolate/x": 1.0,
+    "extrapolate/alone": 1.0,
+    "simulate/x": 3.0,
+    "simulate/alone": 2.0,
+    "calibrate/w": 100.0,
+    "fit_operators": 4.0,
+    "fit_collectives": 1.0,
+    "describe_machine": 1.0,
+}
 
 
 def write_run(folder):
@@ -350,8 +342,9 @@ def write_run(folder):
     steps = [
         ("w", series, plan, 2, number, rank, round(STEP_S * 1e9))
         for series, plan, ranks in (("single", "single", 1), ("distributed", "single", 1), ("distributed", "gpipe2", 2))
-        for number in range(3) for rank in range(ranks)
-    ]  # fmt: skip
+        for number in range(3)
+        for rank in range(ranks)
+    ]
     frame = pd.DataFrame(steps, columns=tables.MEASUREMENTS.names)
     tables.write_table(frame, "measurements", home / "measurements.parquet")
     write_json(home / "session.json", {"mark_s": 1e-6, "ranks": 2})
@@ -367,22 +360,29 @@ def write_run(folder):
     tables.write_table(rates, "a", folder / "analytical.parquet", schema=ANALYTICAL)
     rows = [
         {
-            "scenario": m, **fill_values({"trace": "t", "platform": "p", "pipeline": 4, "micro_batches": m, "batch": m}),
-            "workload": "g", "status": OK, "reason": "", **dict.fromkeys(PREDICTED), "step_time_s": 3.0 + m,
+            "scenario": m,
+            **fill_values({"trace": "t", "platform": "p", "pipeline": 4, "micro_batches": m, "batch": m}),
+            "workload": "g",
+            "status": OK,
+            "reason": "",
+            **dict.fromkeys(PREDICTED),
+            "step_time_s": 3.0 + m,
         }
         for m in (1, 2, 4)
-    ]  # fmt: skip
+    ]
     tables.write_table(make_frame(rows), "sweep_results", folder / "throughput.parquet")
     search.parent.mkdir()
     for suffix in (".svg", ".png"):
         search.with_suffix(suffix).write_text("a figure")
     return {
-        "sessions": [home / "session.json"], "recordings": [home / "measurements.parquet"],
+        "sessions": [home / "session.json"],
+        "recordings": [home / "measurements.parquet"],
         "timelines": [folder / f"timelines/{n}/timeline.parquet" for n in ("x", "alone")],
         "benchmarks": sorted((folder / "benchmarks").rglob("*.tsv")),
         "analytical": [folder / "analytical.parquet"],
-        "throughput": [folder / "throughput.parquet"], "search": [search],
-    }  # fmt: skip
+        "throughput": [folder / "throughput.parquet"],
+        "search": [search],
+    }
 
 
 @pytest.fixture(scope="module")

@@ -20,12 +20,7 @@ def list_calls(stage: int) -> list[Call]:
     for m in range(MICRO_BATCHES):
         backward = [("backward-compute", m)]
         calls += [*backward, ("backward-send", m)] if stage else [("backward-recv", m), *backward]
-    tail = (
-        "embedding-grads-all-reduce",
-        "grads-reduce-scatter",
-        "optimizer-clip-main-grad",
-        "optimizer",
-    )
+    tail = ("embedding-grads-all-reduce", "grads-reduce-scatter", "optimizer-clip-main-grad", "optimizer")
     return calls + [(name, 0) for name in tail]
 
 
@@ -82,9 +77,7 @@ def play_step(rng: np.random.Generator, slow: dict[tuple[int, int], float]) -> l
     return rows
 
 
-def write_job(
-    path: Path, steps: int = 12, slow: dict[tuple[int, int], float] | None = None
-) -> pd.DataFrame:
+def write_job(path: Path, steps: int = 12, slow: dict[tuple[int, int], float] | None = None) -> pd.DataFrame:
     """Write a job, and return its rows."""
     rng = np.random.default_rng(2)
     rows = [{"step": 10 + n, **row} for n in range(steps) for row in play_step(rng, slow or {})]

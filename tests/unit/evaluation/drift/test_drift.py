@@ -76,10 +76,7 @@ def test_a_damaged_job_is_refused_by_its_file(tmp_path: Path, damage: str) -> No
 
 def test_the_spread_that_ships_is_that_of_the_public_jobs(mirror: Path, tmp_path: Path) -> None:
     known = [one for one in load_spreads() if one.device_kind == "gpu"]
-    write_spreads(
-        fit_jobs(mirror / JOBS_FOLDER / f"{one.job}.parquet" for one in known),
-        tmp_path / "spread.tsv",
-    )
+    write_spreads(fit_jobs(mirror / JOBS_FOLDER / f"{one.job}.parquet" for one in known), tmp_path / "spread.tsv")
     for one, found in zip(known, load_spreads(tmp_path / "spread.tsv"), strict=True):
         assert asdict(found.spread) == pytest.approx(asdict(one.spread), rel=2e-3)
         assert replace(found, spread=one.spread) == one
@@ -111,9 +108,7 @@ def test_a_prediction_sees_its_half_alone(tmp_path: Path) -> None:
     [({(1, 0): 2.0, (1, 1): 2.0}, STAGES), ({(0, 1): 2.0}, RANKS)],
     ids=["a long stage", "a slow rank"],
 )
-def test_what_is_slow_is_named(
-    tmp_path: Path, slow: dict[tuple[int, int], float], culprit: str
-) -> None:
+def test_what_is_slow_is_named(tmp_path: Path, slow: dict[tuple[int, int], float], culprit: str) -> None:
     causes = attribute_slowdown(read_small(tmp_path, slow)).set_index("part")["share"]
     assert causes.sum() == pytest.approx(1.0)
     assert set(causes.index) == set(PARTS)

@@ -112,10 +112,7 @@ from evaluation.studies.test_study_page import make_hop, make_wafer
         ({"figure": "fig06", "family": SINGLE, "device": ""}, [0.0110, 0.0325]),
         ({"figure": "fig07", "family": DATA_PARALLEL}, [0.0739]),
         ({"figure": "fig07", "family": DDP}, []),
-        (
-            {"figure": "fig08", "family": DDP, "device": "NVIDIA A100-SXM4-80GB", "ranks": 8},
-            [0.0273],
-        ),
+        ({"figure": "fig08", "family": DDP, "device": "NVIDIA A100-SXM4-80GB", "ranks": 8}, [0.0273]),
         ({"figure": "fig09", "family": TENSOR, "ranks": 2}, [0.0454]),
         ({"figure": "fig10", "family": PIPELINE, "ranks": 2, "micro_batches": 4}, [0.1510]),
         ({"figure": "fig10", "family": PIPELINE, "ranks": 8, "micro_batches": 2}, [0.0658, 0.0896]),
@@ -144,9 +141,7 @@ EVIDENCED = [name for name in BUILT if FIGURES[name].form != "shares"]
 
 
 @pytest.mark.parametrize("name", BUILT)
-def test_a_figure_holds_its_kind_of_rows_in_its_schema(
-    name: str, files: dict[str, list[str]]
-) -> None:
+def test_a_figure_holds_its_kind_of_rows_in_its_schema(name: str, files: dict[str, list[str]]) -> None:
     frame = build_figure_data(name, files, make_plans())
     figure = FIGURES[name]
     schema = SCHEMAS[figure.form]
@@ -159,9 +154,7 @@ def test_a_figure_holds_its_kind_of_rows_in_its_schema(
 
 
 @pytest.mark.parametrize("name", EVIDENCED)
-def test_public_measurements_come_with_the_published_name_only(
-    name: str, files: dict[str, list[str]]
-) -> None:
+def test_public_measurements_come_with_the_published_name_only(name: str, files: dict[str, list[str]]) -> None:
     figure = FIGURES[name]
     plain = build_figure_data(name, files, make_plans())
     assert "measured, public" not in set(plain["evidence"])
@@ -187,13 +180,9 @@ def test_tensor_parallelism_is_told_in_busy_time(files: dict[str, list[str]]) ->
     assert live["measured_s"].tolist() == pytest.approx([2.0 * 0.8])
 
 
-def test_an_empty_or_missing_set_is_named_with_its_figure(
-    files: dict[str, list[str]], tmp_path: Path
-) -> None:
+def test_an_empty_or_missing_set_is_named_with_its_figure(files: dict[str, list[str]], tmp_path: Path) -> None:
     few = write(make_errors(("one",)), "errors", tmp_path / "error.parquet")
-    with pytest.raises(
-        InputError, match="fig08: no measured experiment with a plan of the kind DDP"
-    ):
+    with pytest.raises(InputError, match="fig08: no measured experiment with a plan of the kind DDP"):
         build_figure_data("fig08", {**files, "errors": [few]}, make_plans())
     with pytest.raises(InputError, match="fig08: no file of its errors"):
         build_figure_data("fig08", {}, make_plans())
@@ -209,11 +198,7 @@ def test_an_empty_or_missing_set_is_named_with_its_figure(
 def test_rivals_are_the_plans_of_one_training() -> None:
     rows = [
         make_evidence(case=case, plan=plan, workload=net)
-        for case, plan, net in (
-            ("a", "ddp4", "net"),
-            ("b", "tp4", "net"),
-            ("c", "ddp4", "lone"),
-        )
+        for case, plan, net in (("a", "ddp4", "net"), ("b", "tp4", "net"), ("c", "ddp4", "lone"))
     ]
     assert [row["case"] for row in keep_rivals(rows)] == ["a", "b"]
     with pytest.raises(InputError, match="under several plans"):
@@ -222,9 +207,7 @@ def test_rivals_are_the_plans_of_one_training() -> None:
 
 def test_nothing_depends_on_the_order_of_the_files(files: dict[str, list[str]]) -> None:
     one = build_figure_data("published-fig06", files, make_plans())
-    other = build_figure_data(
-        "published-fig06", {**files, "validation": files["validation"][::-1]}, make_plans()
-    )
+    other = build_figure_data("published-fig06", {**files, "validation": files["validation"][::-1]}, make_plans())
     pd.testing.assert_frame_equal(one, other)
 
 
@@ -287,9 +270,7 @@ def test_titles_carry_the_three_marks_measured_first(rows: pd.DataFrame) -> None
 
 
 def test_without_a_measurement_the_averages_stand_around_the_predictions() -> None:
-    row = make_evidence(
-        figure="fig07", evidence="only simulated", family="DataParallel", measured_s=None
-    )
+    row = make_evidence(figure="fig07", evidence="only simulated", family="DataParallel", measured_s=None)
     (panel,) = list_panels(FIGURES["fig07"], pd.DataFrame([row]))
     ((low, high),) = panel.points["papers"][0]
     assert (low, high) == (pytest.approx(1.1 * (1 - 0.0739)), pytest.approx(1.1 * (1 + 0.0739)))
@@ -299,9 +280,7 @@ def test_it_fits_a_column_and_no_text_is_smaller_than_seven_points(rows: pd.Data
     drawing = draw_evidence(FIGURES["fig08"], rows)
     assert drawing.get_figwidth() == COLUMN_IN <= 3.4
     texts = [
-        text
-        for axes in drawing.axes
-        for text in (*axes.get_yticklabels(), *axes.get_xticklabels(), axes.xaxis.label)
+        text for axes in drawing.axes for text in (*axes.get_yticklabels(), *axes.get_xticklabels(), axes.xaxis.label)
     ]
     assert min(text.get_fontsize() for text in texts) >= SMALLEST_PT >= 7
     renderer = drawing.canvas.get_renderer()  # type: ignore[attr-defined]
@@ -315,12 +294,7 @@ def test_rival_plans_are_shown_by_sample_and_their_order_is_counted() -> None:
     plans = (("ddp2", 8, 1.0, 1.2), ("tp2", 4, 1.0, 1.1), ("pp2", 8, 3.0, 0.8))
     rows = [
         make_evidence(
-            figure="fig12",
-            plan=plan,
-            series=plan,
-            batch=batch,
-            measured_s=measured_s,
-            predicted_s=predicted_s,
+            figure="fig12", plan=plan, series=plan, batch=batch, measured_s=measured_s, predicted_s=predicted_s
         )
         for plan, batch, measured_s, predicted_s in plans
     ]
@@ -340,11 +314,7 @@ def test_the_title_counts_the_intervals_that_hold() -> None:
 def test_different_quantities_are_not_averaged_together() -> None:
     rows = [
         make_evidence(figure="fig06", family="single", quantity=quantity, predicted_s=predicted_s)
-        for quantity, predicted_s in (
-            ("whole step", 1.1),
-            ("whole step", 0.7),
-            ("sum of operators", 1.02),
-        )
+        for quantity, predicted_s in (("whole step", 1.1), ("whole step", 0.7), ("sum of operators", 1.02))
     ]
     (panel,) = list_panels(FIGURES["fig06"], pd.DataFrame(rows))
     assert "mean |error|: whole step 20.0 %, sum of operators 2.0 %" in panel.title
@@ -407,13 +377,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     hop = make_hop()
     tables.write_table(hop, "study", folder / "hop.parquet", schema=HOP)
     files |= {"times": [str(folder / "times.parquet")]}
-    for name, kind in (
-        ("fig08", ""),
-        ("fig13", ""),
-        ("fig14", ""),
-        ("fig15", "wafer"),
-        ("fig16", "hop"),
-    ):
+    for name, kind in (("fig08", ""), ("fig13", ""), ("fig14", ""), ("fig15", "wafer"), ("fig16", "hop")):
         study = {"study": [str(folder / f"{kind}.parquet")]} if kind else {}
         make_figure(name, {**files, **study}, make_plans(), folder / "drawn" / name)
     return folder
@@ -460,9 +424,7 @@ def test_the_page_shows_every_figure_with_its_three_labels(made: Path) -> None:
     assert "9 GB do not fit 8 GB" in text.replace("&nbsp;", " ")
 
 
-def test_a_page_of_nothing_and_a_figure_without_picture_are_errors(
-    made: Path, tmp_path: Path
-) -> None:
+def test_a_page_of_nothing_and_a_figure_without_picture_are_errors(made: Path, tmp_path: Path) -> None:
     page = tmp_path / "figures.html"
     with pytest.raises(InputError, match="no figure to show"):
         build_figures_page([], page)
@@ -487,9 +449,7 @@ def test_experiments_are_chosen_by_their_plan_and_none_is_left_out(file: str) ->
 
 
 def test_a_kind_of_plan_that_was_not_measured_is_named(file: str) -> None:
-    with pytest.raises(
-        InputError, match="no measured experiment with a plan of the kind DataParallel"
-    ):
+    with pytest.raises(InputError, match="no measured experiment with a plan of the kind DataParallel"):
         read_live_errors(file, make_plans(), ("DataParallel",))
     with pytest.raises(InputError, match="plans two-stages are not in the table of plans"):
         read_live_errors(file, [p for p in make_plans() if p["plan"] != "two-stages"], ("DDP",))
@@ -505,9 +465,7 @@ def test_busy_time_is_that_of_any_rank_without_the_host() -> None:
 def test_busy_times_replace_step_times_and_keep_the_interval_in_proportion(file: str) -> None:
     rows = list_live_rows(read_live_errors(file, make_plans(), ("TP",)), "here")
     profile = make_profile(("shards",))
-    timeline = pd.DataFrame(
-        {"kind": ["compute", "host"], "start_s": [0.0, 1.1], "end_s": [1.1, 2.2]}
-    )
+    timeline = pd.DataFrame({"kind": ["compute", "host"], "start_s": [0.0, 1.1], "end_s": [1.1, 2.2]})
     (row,) = use_busy_time(rows, profile, {"shards": timeline})
     assert row["quantity"] == "busy time"
     assert row["measured_s"] == pytest.approx(2.0 * 0.8)
@@ -544,9 +502,7 @@ def test_every_case_is_drawn_at_its_place_and_a_missing_one_as_a_cross() -> None
     assert low < 1.0 and high > 8.0 and axes.get_xscale() == "log"
     assert measure_height(POINTS) == 2 * 1.3
     words = {label for label in axes.get_legend_handles_labels()[1] if label}
-    assert words == {
-        "x", "y", "80 % interval", "measured", "paper, other cases", "does not fit, or cannot be done",
-    }  # fmt: skip
+    assert words == {"x", "y", "80 % interval", "measured", "paper, other cases", "does not fit, or cannot be done"}
 
 
 def test_errors_reach_as_far_to_both_sides_and_hold_the_papers_averages() -> None:
@@ -645,18 +601,8 @@ def test_public_cases_are_chosen_by_their_plan(tmp_path: Path) -> None:
 
 
 def test_devices_are_told_apart_in_few_letters() -> None:
-    names = (
-        "NVIDIA A100-SXM4-80GB",
-        "NVIDIA A100-PCIE-40GB",
-        "NVIDIA H100 80GB HBM3",
-        "Tesla V100-PCIE-32GB",
-    )
-    assert [shorten_device(name) for name in names] == [
-        "A100",
-        "A100 PCIE 40GB",
-        "H100",
-        "V100 PCIE 32GB",
-    ]
+    names = ("NVIDIA A100-SXM4-80GB", "NVIDIA A100-PCIE-40GB", "NVIDIA H100 80GB HBM3", "Tesla V100-PCIE-32GB")
+    assert [shorten_device(name) for name in names] == ["A100", "A100 PCIE 40GB", "H100", "V100 PCIE 32GB"]
 
 
 PARTS = ("compute_share", "communication_share", "idle_share")
@@ -726,7 +672,7 @@ def test_what_is_missing_is_named_and_nothing_is_written(tmp_path: Path) -> None
         ("fig08: no file of its errors", make_figure, ("fig08", {}, make_plans(), tmp_path / "fig08")),
         (r"no predicted scenario in .*empty\.parquet", list_predicted_rows, ([empty],)),
         ("no whole training step in the set new-gpu", list_validation_rows, (nobody, "new-gpu")),
-    ):  # fmt: skip
+    ):
         with pytest.raises(InputError, match=words):
             ask(*told)
     assert len(list(tmp_path.iterdir())) == 2

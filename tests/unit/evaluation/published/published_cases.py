@@ -25,9 +25,7 @@ PLAIN: dict[str, Any] = {
 }
 
 
-def make_case(
-    case: str, plan: str, measured_s: float, predicted_s: float, **other: Any
-) -> dict[str, Any]:
+def make_case(case: str, plan: str, measured_s: float, predicted_s: float, **other: Any) -> dict[str, Any]:
     """Return a row whose interval is 10 % either way."""
     told = {"case": case, "plan": plan, "measured_s": measured_s, "predicted_s": predicted_s}
     ends = {"low_s": 0.9 * predicted_s, "high_s": 1.1 * predicted_s}

@@ -43,12 +43,7 @@ from trioflow_evaluation.published.judge import (
     list_residuals,
     read_measured,
 )
-from trioflow_evaluation.published.page import (
-    build_published_page,
-    draw_cases,
-    read_cases,
-    sum_growth,
-)
+from trioflow_evaluation.published.page import build_published_page, draw_cases, read_cases, sum_growth
 from trioflow_evaluation.published.prediction import (
     AnalyticalModel,
     RecordedStep,
@@ -114,19 +109,13 @@ def test_the_page_is_whole_and_needs_nothing_from_outside(built):
     anchors = {place.removeprefix("#") for place in parsed.links if place.startswith("#")}
     assert anchors <= set(parsed.addresses)
     assert "http://" not in text and "https://" not in text
-    for name, shown in (
-        ("h100-4gpu", "data"),
-        ("resnet50-a40", "data"),
-        ("h100-4gpu-sensitivity", "src"),
-    ):
+    for name, shown in (("h100-4gpu", "data"), ("resnet50-a40", "data"), ("h100-4gpu-sensitivity", "src")):
         assert f'{shown}="published/{name}.svg"' in text
         for suffix in ("svg", "png"):
             assert (folder / f"report/published/{name}.{suffix}").stat().st_size > 0
     assert not (folder / "report/published/resnet50-a40-sensitivity.svg").exists()
     assert text.index('id="h100-4gpu"') < text.index('id="resnet50-a40"')
-    assert '<section id="h100-4gpu"><h2>' in text, (
-        "the first set is open, others when they are asked for"
-    )
+    assert '<section id="h100-4gpu"><h2>' in text, "the first set is open, others when they are asked for"
     assert '<section id="resnet50-a40"><details class="fold"><summary>' in text
 
 
@@ -197,10 +186,7 @@ def test_an_error_at_a_batch_that_was_not_traced_is_a_sum_of_parts(built):
     assert parts[["growth", "plan", "rest"]].sum() == pytest.approx(parts["error"]) == -0.6
     text = built[2].partition('<section id="resnet50-a40">')[2].partition("</section>")[0]
     for value in (-0.44, 0.08, -0.24):
-        assert any(
-            abs(float(key) - value) < 1e-9
-            for key in re.findall('data-sort="(-?[0-9][0-9.e-]*)"', text)
-        )
+        assert any(abs(float(key) - value) < 1e-9 for key in re.findall('data-sort="(-?[0-9][0-9.e-]*)"', text))
     assert "holds 0 of 1" in text.replace("&nbsp;", " ")
     assert sum_growth(make_cases(), causes, "h100-4gpu").empty
 
@@ -347,19 +333,10 @@ def make_row(folder: Path, **changed: str) -> PublishedRow:
 def test_the_project_s_table_names_traces_that_exist_and_plans_that_fit():
     rows = load_published_rows(TABLE)
     imports = load_imports(ROOT / "config/imports.tsv")
-    assert {row.set for row in rows.values()} == {
-        "h100-4gpu",
-        "resnet50-h100",
-        "resnet50-a40",
-        "resnet50-a100",
-    }
+    assert {row.set for row in rows.values()} == {"h100-4gpu", "resnet50-h100", "resnet50-a40", "resnet50-a100"}
     assert {name for row in rows.values() for name in row.traces} <= set(imports)
     assert all(row.made_plan.ranks == row.ranks for row in rows.values())
-    assert {row.plan_name for row in rows_of_set(rows, "h100-4gpu", TABLE)} == {
-        "ddp4",
-        "tp4",
-        "gpipe4-m1",
-    }
+    assert {row.plan_name for row in rows_of_set(rows, "h100-4gpu", TABLE)} == {"ddp4", "tp4", "gpipe4-m1"}
 
 
 def test_a_row_is_read(tmp_path):
@@ -429,9 +406,7 @@ def test_a_measured_time_comes_from_a_throughput(tmp_path):
     with pytest.raises(InputError, match="496 on each of 2 GPUs"):
         read_measured(make_row(tmp_path, **told | {"batch": "990"}), tmp_path)
     with pytest.raises(InputError, match="no throughput of 2 x 'NVIDIA A41'"):
-        read_measured(
-            make_row(tmp_path, **told | {"measured": "throughput of NVIDIA A41"}), tmp_path
-        )
+        read_measured(make_row(tmp_path, **told | {"measured": "throughput of NVIDIA A41"}), tmp_path)
 
 
 STEP = RecordedStep(
@@ -490,9 +465,7 @@ def test_triosim_s_tags_are_products_that_read_a_parameter(tiny):
 
 def test_a_data_sheet_adds_work_over_peak_and_bytes_over_bandwidth():
     sheet = load_device("h100-sxm")
-    operators = pd.DataFrame(
-        {"flop": [10**12, 0], "read_bytes": [10**9, 5], "write_bytes": [10**9, 5]}
-    )
+    operators = pd.DataFrame({"flop": [10**12, 0], "read_bytes": [10**9, 5], "write_bytes": [10**9, 5]})
     told = AnalyticalModel.of_sheet(sheet, "tf32").predict(operators)
     wanted = 1e12 / sheet.peak("tf32") + 2e9 / sheet.memory_bandwidth_bytes_per_s
     assert told["time_s"][0] == pytest.approx(wanted)
@@ -505,6 +478,4 @@ def test_what_is_predicted_is_upkeep(tiny):
     model = UpkeepModel(base, 3.0)
     told, alone = model.predict(tiny.operators), base.predict(tiny.operators)
     assert told["time_s"].to_numpy() == pytest.approx(3 * alone["time_s"].to_numpy())
-    assert model.rescale(tiny.operators, tiny.operators).equals(
-        base.rescale(tiny.operators, tiny.operators)
-    )
+    assert model.rescale(tiny.operators, tiny.operators).equals(base.rescale(tiny.operators, tiny.operators))

@@ -5,21 +5,12 @@ from dataclasses import replace
 import pytest
 from trioflow.costmodel.collectives.platform import load_platform_collectives
 from trioflow.costmodel.device_times import DeviceTimes
-from trioflow.costmodel.operators.model import (
-    SHIPPED_MODELS,
-    load_operator_model,
-    shipped_operator_models,
-)
+from trioflow.costmodel.operators.model import SHIPPED_MODELS, load_operator_model, shipped_operator_models
 from trioflow.hardware.platform import load_platform
 from trioflow.report.attribution import CHANGES, ScaledCollectives, Settings, explain_cases
 from trioflow.trace.store import Trace, load_trace
 from trioflow_evaluation.published.cases import PublishedRow
-from trioflow_evaluation.published.judge import (
-    PROPORTIONAL,
-    RESCALED,
-    describe_learning,
-    explain_growth,
-)
+from trioflow_evaluation.published.judge import PROPORTIONAL, RESCALED, describe_learning, explain_growth
 from trioflow_evaluation.published.prediction import PreparedCase
 
 BAND = (0.9, 1.2)
@@ -29,11 +20,7 @@ def make_case(plan: str = "ddp", ranks: int = 4, batch: int = 32, **facts: objec
     trace = load_trace("gpt2-tiny-b8")
     operators = trace.operators.assign(device_ns=20 * trace.operators["device_ns"])
     total_s = float(operators["device_ns"].sum()) * 1e-9
-    told = {
-        "device_name": "NVIDIA H100 80GB HBM3",
-        "device": "cuda",
-        "measured_end_to_end_s": 1.1 * total_s,
-    }
+    told = {"device_name": "NVIDIA H100 80GB HBM3", "device": "cuda", "measured_end_to_end_s": 1.1 * total_s}
     trace = Trace(operators, trace.tensors, replace(trace.facts, **(told | facts)))
     row = PublishedRow(
         "case",

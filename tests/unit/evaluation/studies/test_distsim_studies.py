@@ -92,9 +92,7 @@ def test_the_model_has_as_many_parameters_as_its_paper_says() -> None:
     with FACTS.open() as stream:
         rows = {row["workload"]: row for row in csv.DictReader(stream, delimiter="\t")}
     trace = build_shapes()
-    elements = (
-        sum(g["size_bytes"] for g in trace.facts.gradients) / 4
-    )  # weights and gradients stay in fp32
+    elements = sum(g["size_bytes"] for g in trace.facts.gradients) / 4  # weights and gradients stay in fp32
     assert elements == pytest.approx(float(rows[WORKLOAD]["parameters"]), rel=0.01)
     blocks = load_trace(BLOCKS)
     assert len(blocks.operators) < len(trace.operators) / 10

@@ -30,9 +30,7 @@ WORK = HopWork(0.3, 500_000_000, 128)
 
 def test_graphs_are_those_of_the_paper() -> None:
     ring, double = build_graph("ring-based"), build_graph("double-ring")
-    assert set(Counter(a for a, _ in ring).values()) == {3}, (
-        "two neighbours and the most distant one"
-    )
+    assert set(Counter(a for a, _ in ring).values()) == {3}, "two neighbours and the most distant one"
     assert {(0, 1), (0, 7), (0, 4)} <= set(ring)
     assert set(Counter(a for a, _ in double).values()) == {4}
     assert {(0, 1), (0, 3), (0, 2), (0, 4)} <= set(double)
@@ -92,8 +90,7 @@ def test_the_table_is_complete_and_speedups_refer_to_the_standard(rows: pd.DataF
     skips = rows["max_jump"] > 1
     assert (rows.loc[~skips, "computed_share"] == 1).all()
     np.testing.assert_allclose(
-        rows["samples_per_s"],
-        8 * 128 * rows["computed_share"] * rows["iterations"] / rows["time_s"],
+        rows["samples_per_s"], 8 * 128 * rows["computed_share"] * rows["iterations"] / rows["time_s"]
     )
     assert rows.equals(sweep_hop(WORK, (2e9, 12.5e9), (0, 1), iterations=15))
 
@@ -101,9 +98,7 @@ def test_the_table_is_complete_and_speedups_refer_to_the_standard(rows: pd.DataF
 def test_figures_show_every_rule_and_what_is_slowed(rows: pd.DataFrame) -> None:
     speedups = draw_speedups(rows, 12.5e9)
     labels = [label.get_text() for label in speedups.axes[0].get_yticklabels()]
-    assert labels == [
-        f"slow {one}: {name}" for one in hop.SLOWED for name in list(hop.VARIANTS)[1:]
-    ]
+    assert labels == [f"slow {one}: {name}" for one in hop.SLOWED for name in list(hop.VARIANTS)[1:]]
     bandwidths = draw_bandwidths(rows)
     assert len(bandwidths.axes) == len(hop.GRAPHS) * len(hop.SLOWED)
     assert all(len(axes.get_lines()) >= len(hop.VARIANTS) for axes in bandwidths.axes)
@@ -234,8 +229,6 @@ def test_rules_that_make_no_sense_are_refused(rules: dict[str, int], told: str) 
         ({(0, 2): 1.0}, np.ones((2, 2)), r"the edge \(0, 2\)"),
     ],
 )
-def test_inputs_that_make_no_sense_are_refused(
-    sending: dict[Edge, float], compute: Floats, told: str
-) -> None:
+def test_inputs_that_make_no_sense_are_refused(sending: dict[Edge, float], compute: Floats, told: str) -> None:
     with pytest.raises(SimulationError, match=told):
         simulate_hop(sending, compute, HopSettings())

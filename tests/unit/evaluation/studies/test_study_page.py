@@ -20,25 +20,34 @@ MESH_STEP_S, IDEAL_S = 11.0, 1.0
 def make_wafer() -> pd.DataFrame:
     """Return one case: the mesh takes ten seconds more than no network, circuits 1 to 4 s more."""
     about = {
-        "workload": "vgg19", "plan": "84 data", "batch": 168, "samples_per_replica": 2,
-        "ideal_s": IDEAL_S, "torn_down": 0,
-    }  # fmt: skip
+        "workload": "vgg19",
+        "plan": "84 data",
+        "batch": 168,
+        "samples_per_replica": 2,
+        "ideal_s": IDEAL_S,
+        "torn_down": 0,
+    }
     mesh = {"network": "mesh", "ports_per_circuit": 0, "established": 0}
     rows = [
         about | mesh | {"sweep": "link", "variant": name, "link_bandwidth_bytes_per_s": rate, "step_s": 1 + 1e9 / rate}
         for name in ("snake", "row-major")
         for rate in wafer.MESH_BANDWIDTHS_BYTES_PER_S
-    ]  # fmt: skip
+    ]
     for bundle in wafer.BUNDLES:
         for number, variant in enumerate(("first step", "later step", "without reuse")):
-            extra_s = {"first step": 2.0, "later step": 1.0, "without reuse": 6.0}[variant] + (
-                0.1 * bundle
+            extra_s = {"first step": 2.0, "later step": 1.0, "without reuse": 6.0}[variant] + (0.1 * bundle)
+            rows.append(
+                about
+                | {
+                    "network": "circuit",
+                    "variant": variant,
+                    "ports_per_circuit": bundle,
+                    "sweep": "port",
+                    "link_bandwidth_bytes_per_s": 60.5e9 * bundle,
+                    "established": 84 * number,
+                    "step_s": IDEAL_S + extra_s,
+                }
             )
-            rows.append(about | {
-                "network": "circuit", "variant": variant, "ports_per_circuit": bundle, "sweep": "port",
-                "link_bandwidth_bytes_per_s": 60.5e9 * bundle, "established": 84 * number,
-                "step_s": IDEAL_S + extra_s,
-            })  # fmt: skip
     paper = {"sweep": "paper", "variant": "snake", "link_bandwidth_bytes_per_s": 3.7e9}
     return pd.DataFrame([*rows, about | mesh | paper | {"step_s": MESH_STEP_S}]).assign(
         network_share=lambda frame: 1 - frame["ideal_s"] / frame["step_s"]
@@ -58,14 +67,20 @@ def make_distsim() -> pd.DataFrame:
         for number, (tensor, pipeline, data) in enumerate(list_degrees()):
             own = (tensor, pipeline, data)
             step_s = {BEST[:3]: 0.5, WORST[:3]: 50.0}.get(own, 1.0 + number)
-            given = fill_values({
-                "trace": "bert-48-b4", "platform": "a10x16-4nodes", "batch": 16, "data": data, "tensor": tensor,
-                "pipeline": pipeline, "communication_scale": scale, "schedule": "1f1b" if pipeline > 1 else "none",
-                "micro_batches": 16 // data,
-            })  # fmt: skip
-            words = dict.fromkeys(
-                ("reason", "workload", "device_name", "plan_text", "graph", "confidence"), ""
+            given = fill_values(
+                {
+                    "trace": "bert-48-b4",
+                    "platform": "a10x16-4nodes",
+                    "batch": 16,
+                    "data": data,
+                    "tensor": tensor,
+                    "pipeline": pipeline,
+                    "communication_scale": scale,
+                    "schedule": "1f1b" if pipeline > 1 else "none",
+                    "micro_batches": 16 // data,
+                }
             )
+            words = dict.fromkeys(("reason", "workload", "device_name", "plan_text", "graph", "confidence"), "")
             told = {"scenario": len(rows), "status": "ok", "ranks": 16, "step_time_s": step_s}
             rows.append(given | words | told | {"low_s": 0.9 * step_s, "high_s": 1.2 * step_s})
     return make_frame(rows)
@@ -84,9 +99,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_page_holds_every_study_with_its_figures_tables_and_seeds(
-    made: Path, tmp_path: Path
-) -> None:
+def test_the_page_holds_every_study_with_its_figures_tables_and_seeds(made: Path, tmp_path: Path) -> None:
     page = tmp_path / "report/studies.html"
     build_study_page(made, page)
     text = page.read_text()
@@ -117,23 +130,20 @@ def test_the_numbers_are_those_of_the_tables() -> None:
     rows = make_hop()
     _, body = STUDIES["hop"].render(rows)
     chosen = rows[
-        (rows["graph"] == "ring-based") & (rows["variant"] == "staleness 5")
-        & (rows["slowed"] == "sending") & (rows["bandwidth_bytes_per_s"] == hop.SHOWN_BANDWIDTH_BYTES_PER_S)
-    ]["speedup"]  # fmt: skip
+        (rows["graph"] == "ring-based")
+        & (rows["variant"] == "staleness 5")
+        & (rows["slowed"] == "sending")
+        & (rows["bandwidth_bytes_per_s"] == hop.SHOWN_BANDWIDTH_BYTES_PER_S)
+    ]["speedup"]
     assert f"{chosen.median():.2f} ({chosen.min():.2f} to {chosen.max():.2f})" in body
     opening, body = STUDIES["distsim_search"].render(make_distsim())
-    assert (
-        "best plan is number 1 of 15 and its worst number 15; first and last are 100 times"
-        in opening
-    )
+    assert "best plan is number 1 of 15 and its worst number 15; first and last are 100 times" in opening
     orders = body.partition("</table>")[0]
     assert orders.count(">1M8P2D<") == orders.count(">16M1P1D<") == 2
     assert ">100<" in orders and "1 of 15" in orders and "15 of 15" in orders
 
 
-def test_nothing_is_written_where_a_table_or_a_figure_is_missing(
-    made: Path, tmp_path: Path
-) -> None:
+def test_nothing_is_written_where_a_table_or_a_figure_is_missing(made: Path, tmp_path: Path) -> None:
     page = tmp_path / "report/studies.html"
     with pytest.raises(TableError, match="no such file"):
         build_study_page(tmp_path, page)

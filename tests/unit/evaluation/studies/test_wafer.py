@@ -173,15 +173,11 @@ def test_the_figure_has_a_panel_for_every_case(rows: pd.DataFrame) -> None:
     assert titles[:2] == ["vgg19, 2 samples\n8 data", "vgg19, 4 samples\n4 data x 2 pipeline"]
 
 
-def test_both_engines_give_the_same_step(
-    steps: WaferSteps, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_both_engines_give_the_same_step(steps: WaferSteps, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[bool] = []
     execute = wafer.run_program
     monkeypatch.setattr(
-        wafer,
-        "run_program",
-        lambda *given, compiled: ran.append(compiled) or execute(*given, compiled=compiled),
+        wafer, "run_program", lambda *given, compiled: ran.append(compiled) or execute(*given, compiled=compiled)
     )
     found = []
     for often in (True, False):

@@ -132,22 +132,16 @@ def test_aims_are_told_beside_what_was_reached(built):
 
 def test_a_missed_aim_says_what_its_error_is_made_of(built):
     text = re.sub(r"&nbsp;", " ", built[2])
-    told = (
-        "Of these 5.0 points, 4.0 come from NVIDIA H100 80GB HBM3 (1 of 3 cases, 12.0 % on average)"
-    )
+    told = "Of these 5.0 points, 4.0 come from NVIDIA H100 80GB HBM3 (1 of 3 cases, 12.0 % on average)"
     assert told in text
     opened = re.sub(r"<details.*?</summary>.*?</details>", "", text, flags=re.DOTALL)
-    assert told in opened and "where it was measured" not in opened, (
-        "tables when they are asked for"
-    )
+    assert told in opened and "where it was measured" not in opened, "tables when they are asked for"
 
 
 def test_everything_linked_exists_and_nothing_comes_from_outside(built):
     folder, _, text = built
     parsed = Page(text)
-    assert {place.removeprefix("#") for place in parsed.links if place.startswith("#")} <= set(
-        parsed.addresses
-    )
+    assert {place.removeprefix("#") for place in parsed.links if place.startswith("#")} <= set(parsed.addresses)
     figures = {"cost_models/batch-change.svg", "cost_models/collectives.svg"}
     figures |= {"cost_models/a100-pcie-80gb.svg"}
     assert set(parsed.sources) == figures | {"pages.js"}
@@ -160,10 +154,7 @@ def test_everything_linked_exists_and_nothing_comes_from_outside(built):
 
 def test_the_fit_of_every_class_is_told(built):
     rows = [row for row in Page(built[2]).rows if row and row[0] in ("gemm", "view")]
-    assert [row[:4] for row in rows] == [
-        ["gemm", "flop", "5.0", "0.987"],
-        ["view", "none", "5.0", ""],
-    ]
+    assert [row[:4] for row in rows] == [["gemm", "flop", "5.0", "0.987"], ["view", "none", "5.0", ""]]
 
 
 def test_equal_cases_give_equal_pages(built, tmp_path):
@@ -171,9 +162,7 @@ def test_equal_cases_give_equal_pages(built, tmp_path):
     page = tmp_path / "report/cost_models.html"
     build_validation_page(files, diagnoses, page, tmp_path / "report/validation.parquet")
     # A longer folder's name may wrap.
-    told, before = (
-        re.sub(' class="(long|medium)"', "", text) for text in (page.read_text(), built[2])
-    )
+    told, before = (re.sub(' class="(long|medium)"', "", text) for text in (page.read_text(), built[2]))
     assert told.replace(tmp_path.name, "X") == before.replace(built[0].name, "X")
 
 

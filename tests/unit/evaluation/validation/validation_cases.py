@@ -14,11 +14,20 @@ EIGHT = "8 ranks from 2 and 4, from 64 KiB"
 def make_case(name: str, model: str, case: str, group: str, error: float, **told: object) -> dict:
     """Return a row whose prediction misses a measured second by ``error``."""
     row: dict[str, object] = {
-        "set": name, "model": model, "case": case, "group": group, "device": A100,
-        "source": "recorded at batch 2", "quantity": "operator_sum", "measured_s": 1.0,
-        "predicted_s": 1.0 + error, "low_s": None, "high_s": None, "oracle_s": None,
+        "set": name,
+        "model": model,
+        "case": case,
+        "group": group,
+        "device": A100,
+        "source": "recorded at batch 2",
+        "quantity": "operator_sum",
+        "measured_s": 1.0,
+        "predicted_s": 1.0 + error,
+        "low_s": None,
+        "high_s": None,
+        "oracle_s": None,
         "extrapolated": 0.0,
-    }  # fmt: skip
+    }
     return row | told
 
 
@@ -27,32 +36,29 @@ def batch_changes() -> list[dict]:
     rows = []
     for model, factor in (("shipped", 1.0), ("proportional", 10.0)):
         for case, group, error, device in (
-            ("net train 2 -> 8", "train", 0.02, A100), ("net train 8 -> 2", "train", -0.01, A100),
-            ("net inf 2 -> 8", "inf", 0.12, H100), ("net inf 2 -> 8", "inf forward", 0.12, H100),
-        ):  # fmt: skip
+            ("net train 2 -> 8", "train", 0.02, A100),
+            ("net train 8 -> 2", "train", -0.01, A100),
+            ("net inf 2 -> 8", "inf", 0.12, H100),
+            ("net inf 2 -> 8", "inf forward", 0.12, H100),
+        ):
             told: dict[str, object] = {"device": device, "oracle_s": 1.0}
             if model == "shipped":
                 told |= {"low_s": 0.95, "high_s": 1.05 + error}
             rows.append(make_case("batch-change", model, case, group, factor * error, **told))
         rows.append(
-            make_case(
-                "batch-change", model, "net train 2 -> 8", "train", 0.05, quantity="end_to_end", oracle_s=1.04
-            )
-        )  # fmt: skip
+            make_case("batch-change", model, "net train 2 -> 8", "train", 0.05, quantity="end_to_end", oracle_s=1.04)
+        )
     rows.append(
         make_case("batch-change", "recorded", "net train 2 -> 8", "train", 0.04, quantity="end_to_end", oracle_s=1.04)
-    )  # fmt: skip
+    )
     for case, measured, predicted in (
-        ("net inf 2 -> 8: aten::mm 8x4", 0.75, 0.85), ("net inf 2 -> 8: aten::add 8", 0.25, 0.27),
-        ("net inf 8 -> 2: aten::mm 2x4", 0.5, 0.4), ("net inf 8 -> 2: aten::add 2", 0.125, 0.125),
-    ):  # fmt: skip
+        ("net inf 2 -> 8: aten::mm 8x4", 0.75, 0.85),
+        ("net inf 2 -> 8: aten::add 8", 0.25, 0.27),
+        ("net inf 8 -> 2: aten::mm 2x4", 0.5, 0.4),
+        ("net inf 8 -> 2: aten::add 2", 0.125, 0.125),
+    ):
         group = "gemm forward" if "mm" in case else "elementwise forward"
-        told = {
-            "quantity": "operator",
-            "measured_s": measured,
-            "predicted_s": predicted,
-            "device": H100,
-        }
+        told = {"quantity": "operator", "measured_s": measured, "predicted_s": predicted, "device": H100}
         rows.append(make_case("batch-change", "shipped", case, group, 0.0, **told))
     return rows
 
@@ -67,10 +73,14 @@ def collectives() -> list[dict]:
                 if group != "sizes from 64 KiB" and not group.startswith(str(ranks)):
                     continue
                 told = {
-                    "device": "box", "source": "others; NCCL 2, some/table", "quantity": "collective",
-                    "measured_s": time_s, "predicted_s": time_s * (1 + factor * error),
-                    "low_s": time_s * 0.9, "high_s": time_s * 1.2,
-                }  # fmt: skip
+                    "device": "box",
+                    "source": "others; NCCL 2, some/table",
+                    "quantity": "collective",
+                    "measured_s": time_s,
+                    "predicted_s": time_s * (1 + factor * error),
+                    "low_s": time_s * 0.9,
+                    "high_s": time_s * 1.2,
+                }
                 case = f"all_reduce, {ranks} ranks, 1000000 bytes"
                 rows.append(make_case("collectives", model, case, group, 0.0, **told))
     return rows
@@ -86,21 +96,39 @@ def make_diagnoses() -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return operators and classes of one GPU; one class launches nothing."""
     operators = [
         {
-            "device": A100, "method": "shipped", "workload": f"net{at % 2}", "mode": "train", "batch": 2,
-            "name": "aten::mm", "operator_class": "gemm", "phase": "forward", "flop": 1e9 * at,
-            "read_bytes": 1e6 * at, "write_bytes": 1e5 * at, "occurrences": 3,
-            "recorded_s": 1e-4 * at, "held_out_s": 1.1e-4 * at, "relative_error": 0.1,
+            "device": A100,
+            "method": "shipped",
+            "workload": f"net{at % 2}",
+            "mode": "train",
+            "batch": 2,
+            "name": "aten::mm",
+            "operator_class": "gemm",
+            "phase": "forward",
+            "flop": 1e9 * at,
+            "read_bytes": 1e6 * at,
+            "write_bytes": 1e5 * at,
+            "occurrences": 3,
+            "recorded_s": 1e-4 * at,
+            "held_out_s": 1.1e-4 * at,
+            "relative_error": 0.1,
         }
         for at in range(1, 6)
-    ]  # fmt: skip
+    ]
     classes = [
         {
-            "device": A100, "method": "shipped", "operator_class": name, "phase": "forward",
-            "driver": driver, "operators": 5, "r_squared": fit, "time_share": share,
-            "held_out_error": 0.1, "held_out_absolute_error": 0.1,
+            "device": A100,
+            "method": "shipped",
+            "operator_class": name,
+            "phase": "forward",
+            "driver": driver,
+            "operators": 5,
+            "r_squared": fit,
+            "time_share": share,
+            "held_out_error": 0.1,
+            "held_out_absolute_error": 0.1,
         }
         for name, driver, fit, share in (("gemm", "flop", 0.987, 1.0), ("view", "none", None, 0.0))
-    ]  # fmt: skip
+    ]
     return pd.DataFrame(operators), pd.DataFrame(classes).astype({"r_squared": "float64"})
 
 
@@ -111,9 +139,7 @@ def write_files(folder: Path) -> tuple[list[Path], tuple[Path, Path]]:
         files.append(folder / "validation" / f"{name}.parquet")
         tables.write_table(part, "validation", files[-1])
     paths = folder / "operators.parquet", folder / "classes.parquet"
-    for frame, path, name in zip(
-        make_diagnoses(), paths, ("diagnosed operators", "diagnosed classes"), strict=True
-    ):
+    for frame, path, name in zip(make_diagnoses(), paths, ("diagnosed operators", "diagnosed classes"), strict=True):
         tables.write_table(frame, name, path, schema=SCHEMAS[name])
     assert set(make_diagnoses()[0]) == set(OPERATORS.names)
     assert set(make_diagnoses()[1]) == set(CLASSES.names)

@@ -12,13 +12,7 @@ from trioflow_evaluation.tables import CHECKS, PARAMETERS
 from trioflow_evaluation.vtrain.data import GROUPS, PLANS, UNCALIBRATED
 from trioflow_evaluation.vtrain.judge import NOTHING, WHOLE, describe_plans, score_plan_chances
 from trioflow_evaluation.vtrain.model import list_parameters
-from trioflow_evaluation.vtrain.page import (
-    build_vtrain_page,
-    is_composed,
-    read_sizes,
-    render_checks,
-    render_summary,
-)
+from trioflow_evaluation.vtrain.page import build_vtrain_page, is_composed, read_sizes, render_checks, render_summary
 from vtrain_rows import make_rows
 
 
@@ -75,16 +69,7 @@ def write_inputs(folder: Path) -> list[Path]:
 def test_sizes_come_back_from_the_names() -> None:
     sized = read_sizes(make_cases(GROUPS))
     expected = make_rows(plans=((1, 2, 1), (2, 1, 1), (1, 1, 2)), micro_batch=(1, 2))
-    names = [
-        "hidden",
-        "layers",
-        "tensor",
-        "data",
-        "pipeline",
-        "micro_batches",
-        "micro_batch",
-        "batch",
-    ]
+    names = ["hidden", "layers", "tensor", "data", "pipeline", "micro_batches", "micro_batch", "batch"]
     pd.testing.assert_frame_equal(sized[names], expected[names])
     assert sized["error"].to_numpy() == pytest.approx(0.1)
     with pytest.raises(InputError, match="ddp4"):
@@ -101,12 +86,7 @@ def test_the_page_holds_figures_scores_and_parameters(tmp_path: Path) -> None:
         assert (page.parent / "published_vtrain" / f"{name}.png").stat().st_size > 1000
     assert all(p.name in text for p in list_parameters())
     assert "10.0&nbsp;%" in text and "missed" in text
-    assert (
-        text.count(
-            "Whole plans (tensor, data, pipeline) left out: the probability that search states"
-        )
-        == 1
-    )
+    assert text.count("Whole plans (tensor, data, pipeline) left out: the probability that search states") == 1
     ours = scores.set_index(["set", "model"]).loc[(GROUPS, "trioflow")]
     assert ours["mean_absolute_error"] == pytest.approx(0.1)
 
@@ -115,13 +95,7 @@ def test_of_two_plans_the_probability_is_the_one_that_search_states() -> None:
     cases = (
         make_cases(GROUPS)
         .iloc[:4]
-        .assign(
-            workload="one",
-            batch=8,
-            ranks=2,
-            predicted_s=[1.0, 1.5, 3.0, 1.0],
-            measured_s=[1.0, 0.9, 2.0, 9.0],
-        )
+        .assign(workload="one", batch=8, ranks=2, predicted_s=[1.0, 1.5, 3.0, 1.0], measured_s=[1.0, 0.9, 2.0, 9.0])
     )
     cases["high_s"] = 1.2 * cases["predicted_s"]
     cases.loc[cases.index[3], "batch"] = 16
@@ -147,8 +121,6 @@ def test_composed_times_are_called_so_and_others_are_not() -> None:
     assert not is_composed(make_checks(0).assign(compared=0))
     assert "added up from parts" in render_checks(make_checks(10))
     assert "added up from parts" not in render_checks(make_checks(9))
-    scores = score_published(
-        pd.concat([make_cases(name) for name in (GROUPS, PLANS, UNCALIBRATED)])
-    )
+    scores = score_published(pd.concat([make_cases(name) for name in (GROUPS, PLANS, UNCALIBRATED)]))
     assert "sums of parts" in render_summary(scores, make_checks(10))
     assert "sums of parts" not in render_summary(scores, make_checks(9))

@@ -81,9 +81,7 @@ def judged(rows: pd.DataFrame) -> VtrainTables:
         return judge_rows(rows, REDUCES, check_composition(rows, REDUCES))
 
 
-def test_every_row_is_in_every_set_and_fits_the_schema(
-    rows: pd.DataFrame, judged: VtrainTables
-) -> None:
+def test_every_row_is_in_every_set_and_fits_the_schema(rows: pd.DataFrame, judged: VtrainTables) -> None:
     table = tables.to_arrow(judged.cases, "published_cases")
     tables.validate(table, "published_cases")
     for name in (GROUPS, PLANS, UNCALIBRATED):
@@ -102,9 +100,7 @@ def test_what_was_left_out_stands_in_the_row(rows: pd.DataFrame, judged: VtrainT
 
 def test_parameters_of_every_fold_are_listed(judged: VtrainTables) -> None:
     tables.validate(
-        tables.to_arrow(judged.parameters, "parameters", schema=PARAMETERS),
-        "parameters",
-        schema=PARAMETERS,
+        tables.to_arrow(judged.parameters, "parameters", schema=PARAMETERS), "parameters", schema=PARAMETERS
     )
     folds = judged.parameters.groupby(["set", "fold"]).size()
     assert (folds == len(START)).all()
@@ -171,9 +167,7 @@ def test_rows_are_read_in_seconds_behind_the_byte_order_mark(tmp_path: Path) -> 
         (ROW.replace("219.732754", "0"), "not positive"),
     ],
 )
-def test_an_impossible_row_is_refused_with_its_number(
-    tmp_path: Path, row: str, problem: str
-) -> None:
+def test_an_impossible_row_is_refused_with_its_number(tmp_path: Path, row: str, problem: str) -> None:
     with pytest.raises(TableError, match=problem) as caught:
         read_iteration_times(write_rows(tmp_path, ROW, row))
     assert "row 1" in str(caught.value)
@@ -183,9 +177,7 @@ def test_a_missing_file_or_column_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(TableError, match="retrieve vtrain"):
         read_iteration_times(tmp_path)
     with pytest.raises(TableError, match="no column # layers"):
-        read_iteration_times(
-            write_rows(tmp_path, ROW, header=",".join(COLUMNS).replace("# layers", "depth"))
-        )
+        read_iteration_times(write_rows(tmp_path, ROW, header=",".join(COLUMNS).replace("# layers", "depth")))
     with pytest.raises(TableError, match="no such file"):
         read_all_reduces(tmp_path)
 
@@ -228,9 +220,7 @@ def test_calibration_recovers_what_made_the_times(model: StepModel) -> None:
     assert found.values == pytest.approx(TRUTH, rel=0.02)
 
 
-def test_the_wait_that_made_the_times_is_chosen_and_recomputation_never_is(
-    model: StepModel,
-) -> None:
+def test_the_wait_that_made_the_times_is_chosen_and_recomputation_never_is(model: StepModel) -> None:
     assert {form.wait for form in FORMS} == set(WAITS)
     assert calibrate(model, np.arange(len(model.rows))).form == FORM
 
@@ -240,9 +230,7 @@ def test_more_ranks_than_measured_have_wider_intervals(model: StepModel) -> None
     wide = leave_out(replace(model, widen=2.0 * model.widen), groups, [FORM])
     told = leave_out(model, groups, [FORM])
     assert wide.predicted_s == pytest.approx(told.predicted_s)
-    assert np.log(wide.high_s / wide.predicted_s) == pytest.approx(
-        2 * np.log(told.high_s / told.predicted_s)
-    )
+    assert np.log(wide.high_s / wide.predicted_s) == pytest.approx(2 * np.log(told.high_s / told.predicted_s))
 
 
 def test_only_known_rows_are_looked_at(model: StepModel) -> None:
@@ -266,9 +254,7 @@ def test_left_out_groups_are_predicted_with_intervals(model: StepModel) -> None:
     judged = leave_out(model, groups, [FORM])
     measured = model.rows["measured_s"].to_numpy()
     assert judged.predicted_s == pytest.approx(measured, rel=1e-3)
-    assert (judged.low_s <= judged.predicted_s).all() and (
-        judged.high_s >= judged.predicted_s
-    ).all()
+    assert (judged.low_s <= judged.predicted_s).all() and (judged.high_s >= judged.predicted_s).all()
     assert set(judged.calibrations) == {0, 1}
     assert np.isfinite(judged.anchored_s).all()
 
@@ -291,13 +277,9 @@ def test_a_shape_that_nobody_knows_has_no_anchor(model: StepModel) -> None:
     assert (judged.high_s[eight] >= judged.low_s[eight]).all()
 
 
-def test_widths_come_from_rows_that_an_inner_loop_left_out(
-    model: StepModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_widths_come_from_rows_that_an_inner_loop_left_out(model: StepModel, monkeypatch: pytest.MonkeyPatch) -> None:
     noise = np.random.default_rng(1).normal(0, 0.1, len(model.rows))
-    noisy = replace(
-        model, rows=model.rows.assign(measured_s=model.rows["measured_s"] * np.exp(noise))
-    )
+    noisy = replace(model, rows=model.rows.assign(measured_s=model.rows["measured_s"] * np.exp(noise)))
     groups = np.random.default_rng(3).permutation(len(model.rows)) % 4
     monkeypatch.setattr(vtrain_fit, "FEWEST", 10**6)
     monkeypatch.setattr(vtrain_fit, "MOST_ROUNDS", 15)
@@ -320,9 +302,7 @@ def test_fewer_micro_batches_than_stages_are_each_run_once() -> None:
 
 
 @pytest.mark.parametrize(("pipeline", "micro_batches"), STEPS)
-def test_equal_stages_without_messages_take_the_closed_form(
-    pipeline: int, micro_batches: int
-) -> None:
+def test_equal_stages_without_messages_take_the_closed_form(pipeline: int, micro_batches: int) -> None:
     formula = formula_of(pipeline, micro_batches)
     each = {"forward": 1.0, "backward": 2.0, "update": 0.25, MESSAGE: 0.0}
     times = np.array([[each[name.rstrip("0123456789")]] for name in formula.columns])
@@ -382,9 +362,7 @@ def test_the_formula_is_the_engine_to_a_billionth() -> None:
         told = model.predict(start, form)
         for row, sizes in enumerate(rows.itertuples(index=False)):
             values = name_values(start)
-            graph = build_step(
-                stage_times(model, row, values, form), sizes.micro_batches, sizes.data, sizes.tensor
-            )
+            graph = build_step(stage_times(model, row, values, form), sizes.micro_batches, sizes.data, sizes.tensor)
             platform, cost = connect(sizes.gpus), Cost(values["message_rate"])
             result = simulate(graph, platform, cost, network="contention_free", engine="reference")
             assert result.summary.step_time_s == pytest.approx(told[row], rel=1e-9), sizes
@@ -474,9 +452,7 @@ def test_a_ridge_follows_a_power_law_and_sees_known_rows_alone() -> None:
     spoilt = rows.assign(measured_s=np.where(rows["layers"] == 8, 77.0, law))
     assert (predict_ridge(spoilt, known) == told).all()
     groups = np.asarray(rows.groupby("layers").ngroup())
-    assert leave_out_ridge(rows, groups)[rows["layers"] == 8] == pytest.approx(
-        told[rows["layers"] == 8]
-    )
+    assert leave_out_ridge(rows, groups)[rows["layers"] == 8] == pytest.approx(told[rows["layers"] == 8])
 
 
 def test_unfitted_models_grow_with_the_work() -> None:

@@ -121,9 +121,7 @@ def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 print(min(faults() for _ in range(10)))
 """
-    out = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout.splitlines()
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
     if out[0] != "[]":
         pytest.skip(f"this allocator cannot keep freed memory: {out[0]}")
     # 64 MB on fresh pages are 15,625 faults each time; a kept block is found again sooner or later.

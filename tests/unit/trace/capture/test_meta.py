@@ -38,10 +38,7 @@ def test_fake_tensors_run_what_a_cpu_runs(name, request):
 
 @pytest.mark.parametrize(
     "row",
-    [
-        {**TRANSFORMER, "optimizer": "adamw-foreach"},
-        {**TRANSFORMER, "optimizer": "sgd-fused", "precision": "bf16"},
-    ],
+    [{**TRANSFORMER, "optimizer": "adamw-foreach"}, {**TRANSFORMER, "optimizer": "sgd-fused", "precision": "bf16"}],
     ids=["foreach", "bf16-fused"],
 )
 def test_so_they_do_with_lists_and_casts(row, tmp_path):
@@ -66,10 +63,7 @@ def test_an_encoder_and_a_decoder_are_repeated_together():
     row = {**catalog_row("t5-small"), **SMALL}
     made = repeat_layers(capture_meta({**row, "layers": 4}, 2, target="cpu"), 5)
     assert_same_step(made, capture_meta({**row, "layers": 5}, 2, target="cpu"))
-    assert made.facts.repeated == [
-        {"block": "encoder.block.2", "copies": 2},
-        {"block": "decoder.block.2", "copies": 2},
-    ]
+    assert made.facts.repeated == [{"block": "encoder.block.2", "copies": 2}, {"block": "decoder.block.2", "copies": 2}]
 
 
 @pytest.mark.slow
@@ -144,13 +138,7 @@ def test_what_cannot_run_without_values_is_refused(tmp_path, monkeypatch):
         "        return outputs.sum() + targets.sum()\n"
     )
     monkeypatch.chdir(tmp_path)
-    row = {
-        "workload": "picky",
-        "family": "user",
-        "model": "picky:Task",
-        "optimizer": "sgd",
-        "precision": "fp32",
-    }
+    row = {"workload": "picky", "family": "user", "model": "picky:Task", "optimizer": "sgd", "precision": "fp32"}
     with pytest.raises(InputError, match=r"picky: .* does not run on tensors without values"):
         capture_meta(row, 4)
 
@@ -169,26 +157,17 @@ def of_targets():
 
 
 def test_a_gpu_updates_lists_of_parameters_and_a_cpu_one_by_one(of_targets):
-    names = {
-        target: set(trace.operators.query("phase == 'optimizer'")["name"])
-        for target, trace in of_targets.items()
-    }
+    names = {target: set(trace.operators.query("phase == 'optimizer'")["name"]) for target, trace in of_targets.items()}
     assert any(name.startswith("aten::_foreach_") for name in names["cuda"])
     assert not any(name.startswith("aten::_foreach_") for name in names["cpu"])
-    assert {t: trace.facts.target for t, trace in of_targets.items()} == {
-        "cuda": "cuda",
-        "cpu": "cpu",
-    }
+    assert {t: trace.facts.target for t, trace in of_targets.items()} == {"cuda": "cuda", "cpu": "cpu"}
     # What the row insists on stays.
     one = capture_meta({**TRANSFORMER, "optimizer": "adamw-fused"}, BATCH)
     assert "aten::_fused_adamw_" in set(one.operators["name"])
 
 
 def test_a_gpu_fuses_attention_with_dropout(of_targets):
-    kept = {
-        target: set(trace.operators.query("phase == 'backward'")["name"])
-        for target, trace in of_targets.items()
-    }
+    kept = {target: set(trace.operators.query("phase == 'backward'")["name"]) for target, trace in of_targets.items()}
     fused = "aten::_scaled_dot_product_flash_attention_for_cpu_backward"
     assert fused in kept["cuda"] and fused not in kept["cpu"]
     assert "aten::_softmax_backward_data" in kept["cpu"] - kept["cuda"]

@@ -80,17 +80,11 @@ def test_a_step_for_a_gpu_has_no_times_and_updates_lists(steps):
     ("words", "said"),
     [
         (["own_steps:summed", "--rank", "1"], "--rank 1 without --world-size"),
-        (
-            ["own_steps:summed", "--world-size", "2", "--rank", "2"],
-            "--rank 2 is not one of 2 ranks",
-        ),
+        (["own_steps:summed", "--world-size", "2", "--rank", "2"], "--rank 2 is not one of 2 ranks"),
         (["resnet50", "--world-size", "2"], "'resnet50' does not name one"),
         (["own_steps:nothing", "--world-size", "2"], "returns a NoneType, not a step"),
         (["own_steps:fails", "--world-size", "2"], "the step failed (ValueError: no such thing)"),
-        (
-            ["own_steps:summed", "--world-size", "2", "--precision", "bf16"],
-            "--precision with --world-size",
-        ),
+        (["own_steps:summed", "--world-size", "2", "--precision", "bf16"], "--precision with --world-size"),
     ],
 )
 def test_what_cannot_be_captured_is_refused(words, said, steps, capsys):

@@ -40,9 +40,7 @@ WORK = ("flop", "read_bytes", "write_bytes", "batch_flop")
 SAME = ("name", "phase", "kind", *WORK, "input_shapes", "output_shapes", "dtype")
 
 
-def make(
-    node_id, name="work", kind="COMP_NODE", ctrl=(), data=(), start=0, time=0, io=None, **attrs
-):
+def make(node_id, name="work", kind="COMP_NODE", ctrl=(), data=(), start=0, time=0, io=None, **attrs):
     node = new_node(node_id, name, kind)
     node.ctrl_deps.extend(ctrl)
     node.data_deps.extend(data)
@@ -106,12 +104,10 @@ def test_a_trace_from_a_file_can_be_planned_like_the_one_it_came_from(transforme
     for plan in (named_plan("ddp", 2), named_plan("tp", 2), named_plan("gpipe", 2)):
         stages = partition(transformer_trace, plan.pipeline)
         ours, theirs = (
-            extrapolate(t, plan, ProportionalModel(), stages=stages).tasks
-            for t in (trace, transformer_trace)
+            extrapolate(t, plan, ProportionalModel(), stages=stages).tasks for t in (trace, transformer_trace)
         )
         messages = [
-            t.loc[t["message_bytes"].notna(), ["rank", "kind", "name", "message_bytes"]]
-            for t in (ours, theirs)
+            t.loc[t["message_bytes"].notna(), ["rank", "kind", "name", "message_bytes"]] for t in (ours, theirs)
         ]
         assert messages[0].values.tolist() == messages[1].values.tolist()
         times = [t["duration_s"].sum() for t in (ours, theirs)]
@@ -158,17 +154,22 @@ def convert(raw, path):
         time = int(event["ts"] + event["dur"] - begin) - start if event else 0
         parent = [raw_node["ctrl_deps"]] if raw_node["ctrl_deps"] in known else []
         ctrl = [p for p in parent if p != raw_node["id"]]
-        io = {
-            side: [raw_node[side][key] for key in ("values", "shapes", "types")]
-            for side in ("inputs", "outputs")
-        }
+        io = {side: [raw_node[side][key] for key in ("values", "shapes", "types")] for side in ("inputs", "outputs")}
         found.append(
             make(
-                raw_node["id"], raw_node["name"], ctrl=ctrl, data=ctrl, start=start, time=time,
-                io=io, is_cpu_op=True, seq_id=attrs["seq_id"], op_schema=attrs["op_schema"],
+                raw_node["id"],
+                raw_node["name"],
+                ctrl=ctrl,
+                data=ctrl,
+                start=start,
+                time=time,
+                io=io,
+                is_cpu_op=True,
+                seq_id=attrs["seq_id"],
+                op_schema=attrs["op_schema"],
                 rf_id=attrs["rf_id"],
             )
-        )  # fmt: skip
+        )
     write_messages(path, [new_metadata(), *found])
 
 
@@ -220,26 +221,41 @@ def gpu_nodes():
         make(6, "relu_kernel", ctrl=[5], data=[5, 4], start=500, time=40, stream=7, **gpu),
         make(7, "c10d::allreduce_", ctrl=[1], start=160, time=20, **cpu),
         make(
-            8, "ncclDevKernel_AllReduce", "COMM_COLL_NODE", ctrl=[7], data=[7], start=510, time=400,
-            stream=13, comm_type=0, comm_size=4096, pg_name="3", **gpu,
+            8,
+            "ncclDevKernel_AllReduce",
+            "COMM_COLL_NODE",
+            ctrl=[7],
+            data=[7],
+            start=510,
+            time=400,
+            stream=13,
+            comm_type=0,
+            comm_size=4096,
+            pg_name="3",
+            **gpu,
         ),
         make(9, "Optimizer.step#SGD.step", ctrl=[1], start=190, time=100, **cpu),
         make(10, "aten::add_", ctrl=[9], start=200, time=20, **cpu),
         make(11, "add_kernel", ctrl=[10], data=[10], start=920, time=10, stream=7, **gpu),
         make(
-            13, "ncclDevKernel_SendRecv", "COMM_SEND_NODE", start=905, time=90, stream=13,
-            comm_size=8, comm_dst=1, **gpu,
+            13,
+            "ncclDevKernel_SendRecv",
+            "COMM_SEND_NODE",
+            start=905,
+            time=90,
+            stream=13,
+            comm_size=8,
+            comm_dst=1,
+            **gpu,
         ),
         make(12, "fill", "MEM_STORE_NODE", start=930, time=7, stream=7, **gpu),
-    ]  # fmt: skip
+    ]
 
 
 def test_kernels_belong_to_the_operator_that_launched_them(load):
     trace = load(*gpu_nodes())
     rows = columns(trace, "name", "phase", "kind", "device_ns", "kernels", "flop")
-    assert rows["name"] == [
-        "aten::linear", "aten::relu", "all_reduce", "aten::add_", "send", "kernel::fill"
-    ]  # fmt: skip
+    assert rows["name"] == ["aten::linear", "aten::relu", "all_reduce", "aten::add_", "send", "kernel::fill"]
     assert rows["phase"] == ["forward", "forward", "forward", "optimizer", "forward", "forward"]
     assert rows["kind"] == ["compute", "compute", "collective", "compute", "collective", "memcpy"]
     assert rows["device_ns"] == [300_000, 40_000, 0, 10_000, 0, 7_000]
@@ -276,9 +292,7 @@ def test_a_step_without_a_duration_is_none(load):
 def test_a_generated_graph_is_read_node_by_node(load):
     trace = load(
         make(0, "layer 0", time=10, num_ops=1000, tensor_size=64, is_cpu_op=False),
-        make(
-            2, "grad sum", "COMM_COLL_NODE", data=[1], comm_type=7, comm_size=256, is_cpu_op=False
-        ),
+        make(2, "grad sum", "COMM_COLL_NODE", data=[1], comm_type=7, comm_size=256, is_cpu_op=False),
         make(1, "layer 0 backward", data=[0], time=20, num_ops=2000, is_cpu_op=False),
         make(3, "load", "MEM_LOAD_NODE", data=[2], time=5, tensor_size=128, is_cpu_op=False),
         make(4, "to rank 1", "COMM_SEND_NODE", data=[3], comm_size=9, comm_dst=1, is_cpu_op=False),
@@ -372,24 +386,12 @@ def test_generated_collectives_run_as_traced(tmp_path, capsys):
     for traces in (sorted((tmp_path / "ranks").iterdir()), [tmp_path / "one"]):
         ask("simulate", *traces, *run)
         steps.append(json.loads(capsys.readouterr().out))
-    ask(
-        "collective",
-        "all_reduce",
-        "--bytes",
-        1 << 20,
-        "--ranks",
-        8,
-        "--platform",
-        "dgx-a100",
-        "--json",
-    )
+    ask("collective", "all_reduce", "--bytes", 1 << 20, "--ranks", 8, "--platform", "dgx-a100", "--json")
     alone = json.loads(capsys.readouterr().out)
     assert [one["ranks"] for one in steps] == [8, 8]
     assert [one["step_time_s"] for one in steps] == pytest.approx([alone["time_s"]] * 2, rel=1e-6)
     (tmp_path / "set/comm_group.json").write_text('{"1": [0, 2]}')
-    grouped = make(
-        7, "sum", "COMM_COLL_NODE", comm_type=2, comm_size=64, pg_name="1", is_cpu_op=False
-    )
+    grouped = make(7, "sum", "COMM_COLL_NODE", comm_type=2, comm_size=64, pg_name="1", is_cpu_op=False)
     write_messages(tmp_path / "set/all_reduce.0.et", [new_metadata(), grouped])
     (message,) = import_chakra(tmp_path / "set/all_reduce.0.et", OPTIONS).facts.communication
     assert (message["ranks"], message["message_bytes"]) == ([0, 2], 128)
@@ -412,16 +414,12 @@ def test_host_nodes_are_host_time_before_the_device(tmp_path):
     builder.add(0, "compute", "host", "host: end of step", duration_s=3e-6)
     trace = import_chakra(write_chakra(builder.build(), tmp_path / "x")[0], OPTIONS)
     rows = columns(trace, "name", "device_ns", "cpu_ns")
-    assert rows == {
-        "name": ["aten::mm", "aten::add"], "device_ns": [7000] * 2, "cpu_ns": [5000] * 2
-    }  # fmt: skip
+    assert rows == {"name": ["aten::mm", "aten::add"], "device_ns": [7000] * 2, "cpu_ns": [5000] * 2}
     assert trace.facts.tail_s == pytest.approx(3e-6)
 
 
 @pytest.mark.parametrize(
-    "write",
-    [str, json.dumps, lambda v: str(v).replace("0.5", "nan")],
-    ids=["python", "json", "nan"],
+    "write", [str, json.dumps, lambda v: str(v).replace("0.5", "nan")], ids=["python", "json", "nan"]
 )
 def test_tensors_are_read_as_python_or_json_writes_them(write, load):
     values = [[tensor(1, (2, 3)), tensor(2, (3,))], 0.5, "text"]
@@ -435,10 +433,7 @@ def test_tensors_are_read_as_python_or_json_writes_them(write, load):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (
-            ImportOptions(gpu="chip", precision="fp32"),
-            "does not say the batch; give it with --batch",
-        ),
+        (ImportOptions(gpu="chip", precision="fp32"), "does not say the batch; give it with --batch"),
         (ImportOptions(batch=4, precision="fp32"), "--gpu"),
         (ImportOptions(batch=4, gpu="chip"), "--precision"),
         (ImportOptions(batch=4, gpu="chip", precision="fp3"), "unknown precision 'fp3'"),
@@ -471,9 +466,7 @@ BAD = {
         make(7, start=1),
         make(8, start=2 * 10**12 + 1),
     ],
-    "4611686018427387904 of 'work' is more than any step": [
-        make(n, num_ops=1 << 62) for n in range(3)
-    ],
+    "4611686018427387904 of 'work' is more than any step": [make(n, num_ops=1 << 62) for n in range(3)],
     "fits no memory": [shaped(shapes=str([[1 << 40, 1 << 40]]))],
     "are not a node time": [make(7, time=1 << 60)],
     "node 7 'work': num_ops is -1": [make(7, num_ops=-1)],
@@ -503,12 +496,7 @@ def test_a_bad_graph_is_refused_by_node(words, load):
 
 def test_calls_nested_beyond_reason_are_refused(load):
     with pytest.raises(TraceError, match="more than 400 calls enclose it"):
-        load(
-            *(
-                make(n, "aten::x", ctrl=[n - 1] if n else [], start=1, is_cpu_op=True)
-                for n in range(2000)
-            )
-        )
+        load(*(make(n, "aten::x", ctrl=[n - 1] if n else [], start=1, is_cpu_op=True) for n in range(2000)))
 
 
 def test_other_files_are_not_recognised(tmp_path):
@@ -629,10 +617,7 @@ def test_an_empty_message_is_not_the_end(tmp_path):
         (b"\x00\xff", "message 1, byte 1: this is not a Node message"),
         (b"\xff" * 20, "message 0, byte 0: this is not"),
         (b'{"nodes": [' + b" " * 200, "this is not a GlobalMetadata message"),
-        (
-            b"\x00\x03\x98\x06\x01",
-            "message 1, byte 1: this is not a Node message: it has fields that schema 0.0.4",
-        ),
+        (b"\x00\x03\x98\x06\x01", "message 1, byte 1: this is not a Node message: it has fields that schema 0.0.4"),
         (b"\x00\x03\x12\x01\xff", "message 1, byte 1: this is not a Node message"),
     ],
 )

@@ -14,8 +14,19 @@ from trioflow.trace.profile.execution_trace import read_nodes, written_arguments
 from trioflow.trace.profile.kineto import read_profile
 
 SAID = ImportOptions(gpu="a CPU", batch=4, precision="fp32")
-WORK = ("name", "phase", "module", "flop", "read_bytes", "write_bytes", "batch_flop",
-        "batch_read_bytes", "batch_write_bytes", "input_shapes", "output_shapes")  # fmt: skip
+WORK = (
+    "name",
+    "phase",
+    "module",
+    "flop",
+    "read_bytes",
+    "write_bytes",
+    "batch_flop",
+    "batch_read_bytes",
+    "batch_write_bytes",
+    "input_shapes",
+    "output_shapes",
+)
 
 
 def read(path):
@@ -35,9 +46,7 @@ def files(raw_cnn):
 def assert_same_work(one, other):
     for column in WORK:
         assert one.operators[column].tolist() == other.operators[column].tolist(), column
-    sizes = [
-        [(g["size_bytes"], g["ready_after_op_id"]) for g in t.facts.gradients] for t in (one, other)
-    ]
+    sizes = [[(g["size_bytes"], g["ready_after_op_id"]) for g in t.facts.gradients] for t in (one, other)]
     assert sizes[0] == sizes[1]
 
 
@@ -66,8 +75,11 @@ def as_pytorch_2_1(kineto, execution_trace):
         flat = {"name": node["name"], "id": node["id"], "parent": node["ctrl_deps"], **attributes}
         for side in ("inputs", "outputs"):
             values = node[side]
-            flat |= {side: values["values"], f"{side[:-1]}_shapes": values["shapes"],
-                     f"{side[:-1]}_types": values["types"]}  # fmt: skip
+            flat |= {
+                side: values["values"],
+                f"{side[:-1]}_shapes": values["shapes"],
+                f"{side[:-1]}_types": values["types"],
+            }
         nodes.append(flat | {"rf_id": attributes["rf_id"] + 1000 if attributes["rf_id"] else 0})
     return kineto, {"schema": "1.0.1", "nodes": nodes}
 
@@ -78,9 +90,7 @@ def test_the_layout_of_pytorch_2_1_gives_the_same(tmp_path, files, cnn_trace):
     assert_same_work(import_kineto(*paths, SAID), cnn_trace)
 
 
-@pytest.mark.parametrize(
-    "schema", ["1.0.2-chakra.0.0.4", "1.0.3-chakra.0.0.4", "1.1.0-chakra.0.0.4"]
-)
+@pytest.mark.parametrize("schema", ["1.0.2-chakra.0.0.4", "1.0.3-chakra.0.0.4", "1.1.0-chakra.0.0.4"])
 def test_the_schemas_between_share_a_layout(tmp_path, files, cnn_trace, schema):
     changed = write(tmp_path / "e.json", read(files[1]) | {"schema": schema})
     assert_same_work(import_kineto(files[0], changed, SAID), cnn_trace)
@@ -121,9 +131,7 @@ def test_files_of_different_runs_are_refused(files, raw_transformer):
         import_kineto(files[0], raw_transformer / "execution_trace.json.gz", SAID)
 
 
-@pytest.mark.parametrize(
-    ("missing", "flag"), [("gpu", "--gpu"), ("precision", "--precision"), ("batch", "--batch")]
-)
+@pytest.mark.parametrize(("missing", "flag"), [("gpu", "--gpu"), ("precision", "--precision"), ("batch", "--batch")])
 def test_what_no_file_says_is_asked_for(raw_transformer, missing, flag):
     said = {"gpu": "x", "batch": 4, "precision": "fp32"} | {missing: None}
     files = [raw_transformer / n for n in ("kineto.json.gz", "execution_trace.json.gz")]
@@ -134,9 +142,7 @@ def test_what_no_file_says_is_asked_for(raw_transformer, missing, flag):
 def test_the_two_files_may_come_in_any_order_or_as_their_folder(tmp_path, files):
     for file in files:
         shutil.copy(file, tmp_path / file.name)
-    names = [
-        import_trace(s, SAID).operators["name"].tolist() for s in (files, files[::-1], [tmp_path])
-    ]
+    names = [import_trace(s, SAID).operators["name"].tolist() for s in (files, files[::-1], [tmp_path])]
     assert names[0] == names[1] == names[2]
     assert detect_format([tmp_path]) == "kineto"
     assert detect_format([files[0].parent]) == "capture"
@@ -155,10 +161,11 @@ def schedule(sizes, folder):
     optimizer = torch.optim.Adam(model.parameters(), foreach=True)
     path = folder / "steps.json"
     with profile(
-        activities=[ProfilerActivity.CPU], record_shapes=True,
+        activities=[ProfilerActivity.CPU],
+        record_shapes=True,
         on_trace_ready=lambda ready: ready.export_chrome_trace(str(path)),
         schedule=torch.profiler.schedule(wait=0, warmup=1, active=len(sizes) - 1),
-    ) as profiler:  # fmt: skip
+    ) as profiler:
         for size in sizes:
             optimizer.zero_grad()
             model(torch.randn(size, 8)).pow(2).mean().backward()
@@ -179,14 +186,10 @@ def test_several_steps_of_the_profiler_s_schedule_are_averaged(tmp_path):
 def test_the_signature_tells_what_is_written():
     assert written_arguments("") is None
     assert written_arguments("aten::relu(Tensor self) -> Tensor") == frozenset()
-    assert written_arguments("aten::add_.Tensor(Tensor(a!) self, Tensor other) -> Tensor(a!)") == {
-        0
-    }
+    assert written_arguments("aten::add_.Tensor(Tensor(a!) self, Tensor other) -> Tensor(a!)") == {0}
     fused = "aten::_fused_sgd_(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] momentum_buffer_list, *, float lr)"
     assert written_arguments(fused) == {0, 1, 2}
-    assert written_arguments(
-        "aten::conv2d(Tensor x, int[2] stride=[0, 0], Tensor(a!)? out=None)"
-    ) == {2}
+    assert written_arguments("aten::conv2d(Tensor x, int[2] stride=[0, 0], Tensor(a!)? out=None)") == {2}
 
 
 def test_a_list_written_in_place_counts_whole():
@@ -196,9 +199,7 @@ def test_a_list_written_in_place_counts_whole():
 
     schema = str(torch.ops.aten._foreach_add_.List._schema)
     refs = [TensorRef(i, 10 + i, 4, (25,), "float", i // 3) for i in range(6)]
-    add = ObservedOperator(
-        "aten::_foreach_add_", "optimizer", inputs=refs, written=written_arguments(schema)
-    )
+    add = ObservedOperator("aten::_foreach_add_", "optimizer", inputs=refs, written=written_arguments(schema))
     facts = {"workload": "x", "batch": 1, "device_name": "x", "step_time_s": 1.0}
     row = assemble_trace([add], facts).operators.iloc[0]
     assert (row["read_bytes"], row["write_bytes"]) == (600, 300)
@@ -217,20 +218,23 @@ def _node(content, name):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda c: _node(c, "aten::conv2d")["inputs"]["types"].__setitem__(0, "Tensor(float9)"),
-         "unknown element type 'float9'"),
-        (lambda c: _node(c, "aten::conv2d")["inputs"]["types"].__setitem__(0, "Tensor(double)"),
-         "4 bytes for an element of type double"),
+        (
+            lambda c: _node(c, "aten::conv2d")["inputs"]["types"].__setitem__(0, "Tensor(float9)"),
+            "unknown element type 'float9'",
+        ),
+        (
+            lambda c: _node(c, "aten::conv2d")["inputs"]["types"].__setitem__(0, "Tensor(double)"),
+            "4 bytes for an element of type double",
+        ),
         (lambda c: _node(c, "aten::conv2d")["inputs"]["shapes"].pop(), "incomplete node"),
         (lambda c: _node(c, "aten::conv2d")["inputs"]["shapes"].__setitem__(0, [-1, 3]), "fits no memory"),
         (lambda c: c["nodes"].append(dict(c["nodes"][5])), "occurs twice"),
-        (lambda c: _node(c, "aten::conv2d").update(ctrl_deps=_node(c, "aten::convolution")["id"]),
-         "encloses itself"),
+        (lambda c: _node(c, "aten::conv2d").update(ctrl_deps=_node(c, "aten::convolution")["id"]), "encloses itself"),
         (lambda c: c.update(schema="2.0"), "schema '2.0' is not known"),
         (lambda c: [_put_on(n, "cuda:0") for n in c["nodes"][::2]], "no kernel is recorded"),
         (lambda c: [_put_on(n, f"cuda:{i % 2}") for i, n in enumerate(c["nodes"])], "cuda:0, cuda:1"),
     ],
-)  # fmt: skip
+)
 def test_a_broken_execution_trace_is_refused(tmp_path, files, change, words):
     path = write(tmp_path / "e.json", _change(read(files[1]), change))
     with pytest.raises(TraceError, match=words) as error:

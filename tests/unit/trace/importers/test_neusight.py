@@ -15,9 +15,19 @@ from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.store import load_trace, save_trace
 
 HEADER = [
-    "op", "target", "_input_nodes", "meta", "input_shapes", "latency", "fw_latency", "bw_latency",
-    "acc_latency", "output_shape", "dtype", "Name",
-]  # fmt: skip
+    "op",
+    "target",
+    "_input_nodes",
+    "meta",
+    "input_shapes",
+    "latency",
+    "fw_latency",
+    "bw_latency",
+    "acc_latency",
+    "output_shape",
+    "dtype",
+    "Name",
+]
 FLOOR, VIEW = 0.007, 0.008
 BATCH, LENGTH, WIDTH, WORDS, LAYERS = 2, 4, 6, 50, 3
 X = (BATCH, LENGTH, WIDTH)
@@ -37,11 +47,20 @@ class Table:
         forward, backward, accumulate = times
         self.rows.append(
             [
-                op, target, f"{{{listed}}}", stack, json.dumps([list(self.shapes[i]) for i in inputs]),
-                forward + backward + accumulate, forward, backward, accumulate,
-                f"({shape[0]},)" if len(shape) == 1 else str(tuple(shape)), dtype, name,
+                op,
+                target,
+                f"{{{listed}}}",
+                stack,
+                json.dumps([list(self.shapes[i]) for i in inputs]),
+                forward + backward + accumulate,
+                forward,
+                backward,
+                accumulate,
+                f"({shape[0]},)" if len(shape) == 1 else str(tuple(shape)),
+                dtype,
+                name,
             ]
-        )  # fmt: skip
+        )
         self.shapes[name] = tuple(shape)
 
     def value(self, name, target, inputs):
@@ -61,25 +80,44 @@ def small_table(training=True):
     table = Table()
     table.add("placeholder", "ids", "ids", [], (BATCH, LENGTH), "torch.int64", (0.0, 0.0, 0.0))
     table.value("size", "size", ["ids"])
-    table.add("call_method", "view", "view", ["ids", "size"], (BATCH, LENGTH), "torch.int64", (VIEW, 0.0, 0.0))  # fmt: skip
-    table.tensor("call_module", "words", "words", ["view"], X, times(0.05, 0.3, 0.2), "words", f"{nn}.sparse.Embedding")  # fmt: skip
-    table.tensor("call_module", "norm", "h.0.norm", ["words"], X, times(0.02, 0.03, 0.02), "h.0.norm", f"{nn}.normalization.LayerNorm")  # fmt: skip
+    table.add("call_method", "view", "view", ["ids", "size"], (BATCH, LENGTH), "torch.int64", (VIEW, 0.0, 0.0))
+    table.tensor("call_module", "words", "words", ["view"], X, times(0.05, 0.3, 0.2), "words", f"{nn}.sparse.Embedding")
+    table.tensor(
+        "call_module",
+        "norm",
+        "h.0.norm",
+        ["words"],
+        X,
+        times(0.02, 0.03, 0.02),
+        "h.0.norm",
+        f"{nn}.normalization.LayerNorm",
+    )
     flat = (BATCH * LENGTH, WIDTH)
     table.tensor("call_method", "flat", "view", ["norm"], flat, times(VIEW), "h.0.wide")
     table.tensor("get_attr", "bias", "h.0.wide.bias", [], (2 * WIDTH,), times(0.0), "h.0.wide")
-    table.tensor("get_attr", "weight", "h.0.wide.weight", [], (WIDTH, 2 * WIDTH), times(0.0), "h.0.wide")  # fmt: skip
+    table.tensor("get_attr", "weight", "h.0.wide.weight", [], (WIDTH, 2 * WIDTH), times(0.0), "h.0.wide")
     wide = (BATCH * LENGTH, 2 * WIDTH)
-    table.tensor("call_function", "addmm", "<built-in method addmm of type object at 0x15>", ["bias", "flat", "weight"], wide, times(0.5, 0.9, 0.04), "h.0.wide")  # fmt: skip
+    table.tensor(
+        "call_function",
+        "addmm",
+        "<built-in method addmm of type object at 0x15>",
+        ["bias", "flat", "weight"],
+        wide,
+        times(0.5, 0.9, 0.04),
+        "h.0.wide",
+    )
     table.add("call_method", "split", "split", ["addmm"], (1,), "", times(0.012), "h.0")
     for part in ("left", "right"):
-        table.tensor("call_function", part, "<built-in function getitem>", ["split"], flat, times(FLOOR), "h.0")  # fmt: skip
-    table.tensor("call_function", "product", "<built-in function mul>", ["left", "right"], flat, times(0.03, 0.06), "h.0")  # fmt: skip
+        table.tensor("call_function", part, "<built-in function getitem>", ["split"], flat, times(FLOOR), "h.0")
+    table.tensor(
+        "call_function", "product", "<built-in function mul>", ["left", "right"], flat, times(0.03, 0.06), "h.0"
+    )
     table.tensor("call_method", "back", "view", ["product"], X, times(VIEW), "h.0")
     drop = (0.04, 0.05) if training else (0.009, 0.0)
-    table.tensor("call_module", "drop", "h.0.drop", ["back"], X, (*drop, 0.0), "h.0.drop", f"{nn}.dropout.Dropout")  # fmt: skip
-    table.tensor("call_function", "sum", "<built-in function add>", ["words", "drop"], X, times(0.015, FLOOR), "h.0")  # fmt: skip
+    table.tensor("call_module", "drop", "h.0.drop", ["back"], X, (*drop, 0.0), "h.0.drop", f"{nn}.dropout.Dropout")
+    table.tensor("call_function", "sum", "<built-in function add>", ["words", "drop"], X, times(0.015, FLOOR), "h.0")
     out = (BATCH, LENGTH, WORDS)
-    table.tensor("call_module", "head", "head", ["sum"], out, times(2.0, 4.0, 0.2), "head", f"{nn}.linear.Linear")  # fmt: skip
+    table.tensor("call_module", "head", "head", ["sum"], out, times(2.0, 4.0, 0.2), "head", f"{nn}.linear.Linear")
     table.tensor("output", "output", "output", ["head"], out, times(0.0))
     return table
 
@@ -160,9 +198,7 @@ def test_rows_without_a_kernel_take_no_device_time(trace, layer):
     assert len(views) == 1 + 3 * LAYERS
     assert views["device_ns"].sum() == 0
     assert trace.facts.timer_floor_s == FLOOR / 1e3
-    per_layer = (
-        2 * VIEW + 0.012 + 2 * FLOOR + FLOOR
-    )  # two views, the split, the addition's gradient
+    per_layer = 2 * VIEW + 0.012 + 2 * FLOOR + FLOOR  # two views, the split, the addition's gradient
     outside = FLOOR + VIEW
     assert layer.facts.host_only_s == pytest.approx((outside + per_layer) / 1e3)
     assert trace.facts.host_only_s == pytest.approx((outside + LAYERS * per_layer) / 1e3)
@@ -195,11 +231,17 @@ def test_forward_operators_have_aten_names_shapes_and_work(layer):
 def test_backward_runs_in_reverse_and_finds_its_forward(layer):
     rows = layer.operators[layer.operators["phase"] == "backward"]
     assert rows["name"].tolist() == [
-        "aten::linear_backward", "aten::add_", "aten::native_dropout_backward",
-        "aten::mul_backward", "aten::addmm_backward", "aten::add_",
-        "aten::native_layer_norm_backward", "aten::add_", "aten::embedding_dense_backward",
+        "aten::linear_backward",
         "aten::add_",
-    ]  # fmt: skip
+        "aten::native_dropout_backward",
+        "aten::mul_backward",
+        "aten::addmm_backward",
+        "aten::add_",
+        "aten::native_layer_norm_backward",
+        "aten::add_",
+        "aten::embedding_dense_backward",
+        "aten::add_",
+    ]
     names = layer.operators["name"]
     for row in rows[rows["name"] != "aten::add_"].itertuples():
         base = names[row.forward_op_id].removeprefix("aten::").removeprefix("native_")
@@ -213,7 +255,7 @@ def test_backward_runs_in_reverse_and_finds_its_forward(layer):
     assert storage[dropout["input_ids"][0]] == storage[head["output_ids"][0]], (
         "the addition in between passes its gradient on"
     )
-    assert storage[dropout["input_ids"][1]] == storage[op(layer, "aten::native_dropout")["output_ids"][1]]  # fmt: skip
+    assert storage[dropout["input_ids"][1]] == storage[op(layer, "aten::native_dropout")["output_ids"][1]]
 
 
 def test_accumulation_moves_the_parameters_gradients(layer):
@@ -244,9 +286,7 @@ def test_plans_run_on_the_trace(trace, tmp_path):
     save_trace(trace, tmp_path / "saved")
     loaded = load_trace(tmp_path / "saved")
     for way, told in (("none", "step_time_s"), ("timer", "measured_end_to_end_s")):
-        single = extrapolate(
-            loaded, named_plan("single", 1), ProportionalModel(), anchoring=Anchoring(way)
-        ).tasks
+        single = extrapolate(loaded, named_plan("single", 1), ProportionalModel(), anchoring=Anchoring(way)).tasks
         compute = single[single["kind"] == "compute"]["duration_s"].sum()
         assert compute == pytest.approx(getattr(trace.facts, told), rel=1e-12)
     ddp = extrapolate(loaded, named_plan("ddp", 2), ProportionalModel()).tasks
@@ -279,9 +319,7 @@ def test_what_the_path_does_not_say_is_asked_for(tmp_path):
     with pytest.raises(TraceError, match=r"does not say the repeat layers.*--repeat-layers"):
         import_neusight(path, ImportOptions(gpu="x"))
     trace = import_neusight(path, ImportOptions(gpu="x", repeat_layers=2))
-    assert phase_ms(trace)["forward"] == pytest.approx(
-        OUTSIDE_MS["forward"] + 2 * LAYER_MS["forward"]
-    )
+    assert phase_ms(trace)["forward"] == pytest.approx(OUTSIDE_MS["forward"] + 2 * LAYER_MS["forward"])
     assert trace.facts.mode == "train"
     assert trace.facts.measured_end_to_end_s is None
     with pytest.raises(TraceError, match="says batch 2, --batch says 4"):
@@ -326,7 +364,7 @@ def drop(line):
         (drop(2), "column _input_nodes: no row above is node ids"),
         (change(2, "output_shape", "(3, 4)"), "node ids has shape [3, 4] on line 2, here [2, 4]"),
     ],
-)  # fmt: skip
+)
 def test_bad_rows_are_refused_with_the_place(tmp_path, spoil, words):
     table = small_table()
     spoil(table)
@@ -379,7 +417,9 @@ def test_a_block_that_ends_in_a_view_follows_itself(tmp_path):
     head = table.rows[names.index("head") :]
     del table.rows[names.index("back") :]
     table.tensor("call_method", "short", "view", ["words"], flat, (VIEW, 0.0, 0.0), "h.0")
-    table.tensor("call_function", "sum", "<built-in function add>", ["short", "product"], flat, (0.015, 0.02, 0.0), "h.0")  # fmt: skip
+    table.tensor(
+        "call_function", "sum", "<built-in function add>", ["short", "product"], flat, (0.015, 0.02, 0.0), "h.0"
+    )
     table.tensor("call_method", "back", "view", ["sum"], X, (VIEW, 0.0, 0.0), "h.0")
     for row in head:
         row[2] = row[2].replace("sum", "back")

@@ -41,21 +41,15 @@ class Report:
         own = (text, None) if self.inline else (None, self.name(text))
         self.ranges.append((start * 1000, end * 1000, kind, *own, thread))
 
-    def launch(
-        self, name: str, at: int, start: int, end: int, thread: int = MAIN, process: int = PROCESS
-    ) -> None:
+    def launch(self, name: str, at: int, start: int, end: int, thread: int = MAIN, process: int = PROCESS) -> None:
         number = len(self.calls) + 1
-        self.calls.append(
-            (at * 1000, (at + 1) * 1000, thread, number, self.name("cudaLaunchKernel_v7000"))
-        )
+        self.calls.append((at * 1000, (at + 1) * 1000, thread, number, self.name("cudaLaunchKernel_v7000")))
         stream = 13 if name.startswith("nccl") else 7
         self.kernels.append((start * 1000, end * 1000, 0, stream, number, process, self.name(name)))
 
     def copy(self, kind: int, size: int, at: int, start: int, end: int) -> None:
         number = len(self.calls) + 1
-        self.calls.append(
-            (at * 1000, (at + 1) * 1000, MAIN, number, self.name("cudaMemcpyAsync_v3020"))
-        )
+        self.calls.append((at * 1000, (at + 1) * 1000, MAIN, number, self.name("cudaMemcpyAsync_v3020")))
         self.copies.append((start * 1000, end * 1000, 0, 7, number, PROCESS, size, kind))
 
     def write(self, path: Path, *, without: tuple[str, ...] = ()) -> Path:
@@ -69,13 +63,16 @@ class Report:
             "globalPid INT, bytes INT, copyKind INT",
             "TARGET_INFO_GPU": "id INT, name TEXT",
             "META_DATA_EXPORT": "name TEXT, value TEXT",
-        }  # fmt: skip
+        }
         rows = {
             "StringIds": [(number, text) for text, number in self.strings.items()],
-            "NVTX_EVENTS": self.ranges, "CUPTI_ACTIVITY_KIND_RUNTIME": self.calls,
-            "CUPTI_ACTIVITY_KIND_KERNEL": self.kernels, "CUPTI_ACTIVITY_KIND_MEMCPY": self.copies,
-            "TARGET_INFO_GPU": [(0, GPU)], "META_DATA_EXPORT": [("EXPORT_SCHEMA_VERSION", "3.14.1")],
-        }  # fmt: skip
+            "NVTX_EVENTS": self.ranges,
+            "CUPTI_ACTIVITY_KIND_RUNTIME": self.calls,
+            "CUPTI_ACTIVITY_KIND_KERNEL": self.kernels,
+            "CUPTI_ACTIVITY_KIND_MEMCPY": self.copies,
+            "TARGET_INFO_GPU": [(0, GPU)],
+            "META_DATA_EXPORT": [("EXPORT_SCHEMA_VERSION", "3.14.1")],
+        }
         base = sqlite3.connect(path)
         for table, words in columns.items():
             if table not in without:
@@ -121,9 +118,7 @@ def test_a_report_becomes_the_trace_of_a_step(tmp_path, inline):
     assert detect_format([path]) == "nsight"
     trace = import_trace([path], OPTIONS)
     facts, rows = trace.facts, trace.operators.set_index("name")
-    assert list(rows.index) == [
-        "aten::linear", "aten::to", "aten::mm", "c10d::allreduce_", "aten::_foreach_add_",
-    ]  # fmt: skip
+    assert list(rows.index) == ["aten::linear", "aten::to", "aten::mm", "c10d::allreduce_", "aten::_foreach_add_"]
     assert rows["phase"].tolist() == ["forward", "forward", "backward", "forward", "optimizer"]
     assert rows["kind"].tolist() == ["compute", "memcpy", "compute", "collective", "compute"]
     assert rows.loc["aten::linear", "device_ns"] == 60_000, "the median of 50, 60 and 90 us"
@@ -132,12 +127,7 @@ def test_a_report_becomes_the_trace_of_a_step(tmp_path, inline):
     assert rows.loc["aten::mm", "flop"] == 2 * 32 * 8 * 16
     assert rows.loc["aten::mm", "forward_op_id"] == rows.loc["aten::linear", "op_id"]
     assert rows.loc["aten::linear", "module"] == "encoder.layer"
-    assert (facts.batch, facts.device_name, facts.precision, facts.optimizer) == (
-        8,
-        GPU,
-        "fp32",
-        "adamw",
-    )
+    assert (facts.batch, facts.device_name, facts.precision, facts.optimizer) == (8, GPU, "fp32", "adamw")
     assert facts.step_time_s == pytest.approx(400e-6) and facts.profiled_steps == 3
     assert facts.source == "Nsight Systems" and facts.workload == "rank-0"
     assert list(facts.inputs) == ["rank-0.sqlite"] and "ranges hold no types" in facts.warnings[0]
@@ -147,7 +137,7 @@ def list_tables(database):
     """Return every table of a database, as a folder's files hold them."""
     with closing(sqlite3.connect(database)) as base:
         names = [name for (name,) in base.execute("SELECT name FROM sqlite_master")]
-        return {name: pd.read_sql(f"SELECT * FROM {name}", base, dtype_backend="numpy_nullable") for name in names}  # fmt: skip
+        return {name: pd.read_sql(f"SELECT * FROM {name}", base, dtype_backend="numpy_nullable") for name in names}
 
 
 @pytest.mark.parametrize("inline", [False, True])
@@ -173,8 +163,9 @@ def write_rows(database, path):
     """The lines of newer versions: a row each, its table among the columns, in order of keys; nothing where null."""
     rows = [
         {"table": name} | {key: value for key, value in row.items() if not pd.isna(value)}
-        for name, table in list_tables(database).items() for row in table.astype(object).to_dict("records")
-    ]  # fmt: skip
+        for name, table in list_tables(database).items()
+        for row in table.astype(object).to_dict("records")
+    ]
     path.write_text("".join(f"{json.dumps(row, sort_keys=True)}\n" for row in rows))
 
 
@@ -186,27 +177,40 @@ def write_events(database, path, *, apart):
     if apart:
         lines = [{"type": "String", "id": str(n), "value": text} for n, text in enumerate(texts)]
     for row in tables["NVTX_EVENTS"].astype(object).to_dict("records"):
-        said = {"Type": int(row["eventType"]), "Timestamp": str(row["start"]), "EndTimestamp": str(row["end"]),
-                "GlobalTid": str(row["globalTid"]), "DomainId": "0"}  # fmt: skip
+        said = {
+            "Type": int(row["eventType"]),
+            "Timestamp": str(row["start"]),
+            "EndTimestamp": str(row["end"]),
+            "GlobalTid": str(row["globalTid"]),
+            "DomainId": "0",
+        }
         named = {"TextId": row["textId"]} if pd.isna(row["text"]) else {"Text": row["text"]}
-        lines.append(
-            {"Type": 59, "NvtxEvent": said | {key: str(value) for key, value in named.items()}}
-        )
+        lines.append({"Type": 59, "NvtxEvent": said | {key: str(value) for key, value in named.items()}})
     for row in tables["CUPTI_ACTIVITY_KIND_RUNTIME"].to_dict("records"):
-        said = {"startNs": str(row["start"]), "endNs": str(row["end"]), "correlationId": int(row["correlationId"]),
-                "name": str(row["nameId"]), "globalTid": str(row["globalTid"])}  # fmt: skip
+        said = {
+            "startNs": str(row["start"]),
+            "endNs": str(row["end"]),
+            "correlationId": int(row["correlationId"]),
+            "name": str(row["nameId"]),
+            "globalTid": str(row["globalTid"]),
+        }
         lines.append({"Type": 48, "TraceProcessEvent": said})
     for kind in ("KERNEL", "MEMCPY"):
         for row in tables[f"CUPTI_ACTIVITY_KIND_{kind}"].to_dict("records"):
-            said = {"startNs": str(row["start"]), "endNs": str(row["end"]), "streamId": str(row["streamId"]),
-                    "correlationId": int(row["correlationId"]), "globalPid": str(row["globalPid"])}  # fmt: skip
-            own = {"demangledName": str(row["demangledName"])} if kind == "KERNEL" else {
-                "sizebytes": str(row["bytes"]), "copyKind": str(row["copyKind"])}  # fmt: skip
+            said = {
+                "startNs": str(row["start"]),
+                "endNs": str(row["end"]),
+                "streamId": str(row["streamId"]),
+                "correlationId": int(row["correlationId"]),
+                "globalPid": str(row["globalPid"]),
+            }
+            own = (
+                {"demangledName": str(row["demangledName"])}
+                if kind == "KERNEL"
+                else {"sizebytes": str(row["bytes"]), "copyKind": str(row["copyKind"])}
+            )
             lines.append({"Type": 79, "CudaEvent": said | {kind.lower(): own}})
-    lines += [
-        {"Type": 106, "CudaEvent": {"startNs": "0", "sync": {}}},
-        {"Type": 49, "DiagnosticEvent": {}},
-    ]
+    lines += [{"Type": 106, "CudaEvent": {"startNs": "0", "sync": {}}}, {"Type": 49, "DiagnosticEvent": {}}]
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
 
 
@@ -235,21 +239,7 @@ def test_json_lines_are_read_as_their_database(tmp_path, form, inline):
 
 def test_the_command_imports_and_shows_it(tmp_path, capsys):
     path = steps().write(tmp_path / "mine.sqlite")
-    assert (
-        main(
-            [
-                "import",
-                str(path),
-                "--precision",
-                "bf16",
-                "--batch",
-                "8",
-                "-o",
-                str(tmp_path / "trace"),
-            ]
-        )
-        == 0
-    )
+    assert main(["import", str(path), "--precision", "bf16", "--batch", "8", "-o", str(tmp_path / "trace")]) == 0
     assert main(["show", str(tmp_path / "trace")]) == 0
     assert "Nsight Systems" in capsys.readouterr().out
 
@@ -275,13 +265,9 @@ def test_a_report_of_several_processes_becomes_a_trace_a_process(tmp_path, capsy
             words = ", ".join(other.get(column, column) for column in columns)
             base.execute(f"INSERT INTO {table} SELECT {words} FROM {table}")
         for kind, more in (("KERNEL", ", end = end + 5000"), ("MEMCPY", "")):
-            base.execute(
-                f"UPDATE CUPTI_ACTIVITY_KIND_{kind} SET deviceId = 1{more} WHERE globalPid = {PROCESS}"
-            )
+            base.execute(f"UPDATE CUPTI_ACTIVITY_KIND_{kind} SET deviceId = 1{more} WHERE globalPid = {PROCESS}")
         base.commit()
-    with pytest.raises(
-        TraceError, match="kernels of 2 processes or more; import it with trioflow import"
-    ):
+    with pytest.raises(TraceError, match="kernels of 2 processes or more; import it with trioflow import"):
         import_trace([both], OPTIONS)
     said = ["--precision", "fp32", "--batch", "8", "--gpu", GPU, "-o", str(tmp_path / "ranks")]
     assert main(["import", str(both), *said]) == 0
@@ -297,14 +283,10 @@ def answer(path):
     except TraceError:
         return None, set()
     facts = trace.facts
-    return (trace.operators.to_json(), trace.tensors.to_json(), facts.step_time_s), {
-        *facts.warnings
-    }
+    return (trace.operators.to_json(), trace.tensors.to_json(), facts.step_time_s), {*facts.warnings}
 
 
-@pytest.mark.parametrize(
-    "order", ["SNRKM", "SRKMN", "SMKRN", "SKNRM", "by start", "events", "sqlite"]
-)
+@pytest.mark.parametrize("order", ["SNRKM", "SRKMN", "SMKRN", "SKNRM", "by start", "events", "sqlite"])
 def test_an_export_that_is_cut_anywhere_says_so(order, tmp_path):
     """Its answer is the same, or there is none, or a new warning; each operator's range has a text of its own."""
     report = Report()
@@ -316,23 +298,22 @@ def test_an_export_that_is_cut_anywhere_says_so(order, tmp_path):
     elif order != "sqlite":
         write_rows(path, path := tmp_path / "whole.jsonl")
         rows = [json.loads(line) for line in path.read_text().splitlines()]
-        place = {"StringIds": "S", "NVTX_EVENTS": "N", "CUPTI_ACTIVITY_KIND_RUNTIME": "R", "CUPTI_ACTIVITY_KIND_KERNEL": "K",
-                 "CUPTI_ACTIVITY_KIND_MEMCPY": "M"}  # fmt: skip
+        place = {
+            "StringIds": "S",
+            "NVTX_EVENTS": "N",
+            "CUPTI_ACTIVITY_KIND_RUNTIME": "R",
+            "CUPTI_ACTIVITY_KIND_KERNEL": "K",
+            "CUPTI_ACTIVITY_KIND_MEMCPY": "M",
+        }
         rows = [row for row in rows if row["table"] in place]
         key = (
-            (lambda row: row.get("start", 0))
-            if order == "by start"
-            else (lambda row: order.index(place[row["table"]]))
+            (lambda row: row.get("start", 0)) if order == "by start" else (lambda row: order.index(place[row["table"]]))
         )
         path.write_text("".join(f"{json.dumps(row)}\n" for row in sorted(rows, key=key)))
     whole, known = answer(path)
     content, cut = path.read_bytes(), tmp_path / f"cut{path.suffix}"
     ends = [place + 1 for place, byte in enumerate(content) if byte == ord("\n")]
-    places = (
-        range(0, len(content), 997)
-        if order == "sqlite"
-        else [*ends[::2], *(e - 9 for e in ends[::7])]
-    )
+    places = range(0, len(content), 997) if order == "sqlite" else [*ends[::2], *(e - 9 for e in ends[::7])]
     for place in places:
         cut.write_bytes(content[:place])
         found, said = answer(cut)

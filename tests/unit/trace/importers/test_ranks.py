@@ -23,28 +23,39 @@ HANDLER = "plugins/profile/2026_01_05_10_00_00"
 
 def kernel(name, number, launched, ts, dur, stream=7):
     launch = event("cudaLaunchKernel", "cuda_runtime", launched, 2, correlation=number)
-    return [launch, event(name, "kernel", ts, dur, tid=stream, correlation=number, stream=stream, device=0)]  # fmt: skip
+    return [launch, event(name, "kernel", ts, dur, tid=stream, correlation=number, stream=stream, device=0)]
 
 
 def events(late=0, steps=1):
     """Return steps of a product and an all-reduce; the kernel of a late rank's product lasts longer."""
-    linear = event("aten::linear", "cpu_op", 1, 20, **{
-        "Input Dims": [[8, 16], [32, 16], [32]], "Input type": ["float"] * 3,
-    })  # fmt: skip
-    call = event("c10d::allreduce_", "cpu_op", 40, 20, **{
-        "Input Dims": [[[32, 16]]], "Input type": ["TensorList"],
-    })  # fmt: skip
-    noted = event("record_param_comms", "cpu_op", 41, 10, **{
-        "Collective name": "allreduce", "In msg nelems": 512, "Out msg nelems": 512, "Group size": 2,
-        "dtype": "Float", "Process Group Name": "0",
-    })  # fmt: skip
+    linear = event(
+        "aten::linear", "cpu_op", 1, 20, **{"Input Dims": [[8, 16], [32, 16], [32]], "Input type": ["float"] * 3}
+    )
+    call = event("c10d::allreduce_", "cpu_op", 40, 20, **{"Input Dims": [[[32, 16]]], "Input type": ["TensorList"]})
+    noted = event(
+        "record_param_comms",
+        "cpu_op",
+        41,
+        10,
+        **{
+            "Collective name": "allreduce",
+            "In msg nelems": 512,
+            "Out msg nelems": 512,
+            "Group size": 2,
+            "dtype": "Float",
+            "Process Group Name": "0",
+        },
+    )
     found = []
     for number in range(steps):
         one = [
-            event(f"ProfilerStep#{number + 1}", "user_annotation", 0, 400), linear, call, noted,
+            event(f"ProfilerStep#{number + 1}", "user_annotation", 0, 400),
+            linear,
+            call,
+            noted,
             *kernel("sgemm", 2 * number + 1, 2, 10, 50 + late),
             *kernel("ncclDevKernel_AllReduce", 2 * number + 2, 42, 150, 100 - late, 20),
-        ]  # fmt: skip
+        ]
         found += [{**entry, "ts": entry["ts"] + 500 * number} for entry in one]
     return found
 
@@ -52,16 +63,8 @@ def events(late=0, steps=1):
 def write(path, rank=None, world=2, **made):
     """Write a rank's profile; without ``rank`` it says nothing of a run."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    run = (
-        {}
-        if rank is None
-        else {"distributedInfo": {"backend": "nccl", "rank": rank, "world_size": world}}
-    )
-    content = {
-        "deviceProperties": [{"id": 0, "name": "NVIDIA A40"}],
-        **run,
-        "traceEvents": events(**made),
-    }
+    run = {} if rank is None else {"distributedInfo": {"backend": "nccl", "rank": rank, "world_size": world}}
+    content = {"deviceProperties": [{"id": 0, "name": "NVIDIA A40"}], **run, "traceEvents": events(**made)}
     packed = path.name.endswith(".gz")
     path.write_bytes((gzip.compress if packed else bytes)(json.dumps(content).encode()))
     return path
@@ -78,21 +81,11 @@ def test_a_trace_of_every_rank_with_its_own_compute_and_communication(tmp_path, 
     assert import_folder(tmp_path / "run", out=out) == 0
     told = capsys.readouterr().out
     assert "50 us to 100 us, median 75 us (67% of it apart)" in told
-    assert (
-        told.count("2.05 kB") == 2 and f"next: trioflow simulate {out}/rank-* --as-traced" in told
-    )
+    assert told.count("2.05 kB") == 2 and f"next: trioflow simulate {out}/rank-* --as-traced" in told
     traces = [load_trace(out / f"rank-{rank}") for rank in (0, 1)]
     assert [t.facts.program["rank"] for t in traces] == [0, 1]
-    assert [t.operators["device_ns"].tolist()[:2] for t in traces] == [
-        [50_000, 100_000],
-        [100_000, 50_000],
-    ]
-    words = [
-        "simulate",
-        *(str(out / f"rank-{rank}") for rank in (0, 1)),
-        "--as-traced",
-        "--platform",
-    ]
+    assert [t.operators["device_ns"].tolist()[:2] for t in traces] == [[50_000, 100_000], [100_000, 50_000]]
+    words = ["simulate", *(str(out / f"rank-{rank}") for rank in (0, 1)), "--as-traced", "--platform"]
     assert main([*words, "dgx-a100", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["ranks"] == 2
 
@@ -122,16 +115,12 @@ def test_files_of_tensorboard_s_handler_are_found_below_its_folder(tmp_path, cap
     assert import_folder(tmp_path, out=tmp_path / "theirs") == 0
     told = capsys.readouterr()
     assert "1 earlier files of this worker are left out" in told.err
-    assert (
-        "--as-traced" in told.out
-    ) == rank_said  # without the run's size no message is understood
+    assert ("--as-traced" in told.out) == rank_said  # without the run's size no message is understood
     assert "1700000009999" in str(load_trace(tmp_path / "theirs" / "rank-1").facts.inputs)
 
 
 def test_cycles_of_one_worker_alone_are_one_trace(tmp_path):
-    files = [
-        write(tmp_path / "run" / f"worker0.{time}.pt.trace.json") for time in (10**12, 2 * 10**12)
-    ]
+    files = [write(tmp_path / "run" / f"worker0.{time}.pt.trace.json") for time in (10**12, 2 * 10**12)]
     assert import_folder(tmp_path / "run", out=tmp_path / "one") == 0
     assert list(load_trace(tmp_path / "one").facts.inputs) == [files[1].name]
 
@@ -229,11 +218,27 @@ def hold_several_runs(folder):
     return r"holds 2 runs: a, b; give one of them, such as .*b"
 
 
-@pytest.mark.parametrize("make", [
-    say_no_rank, miss_ranks, give_a_rank_twice, mix_runs, record_other_steps, exceed_the_run, cut_a_file,
-    hold_an_empty_rank, cut_the_head_of_a_cycle, claim_a_billion_ranks, number_a_rank_beyond_any, say_a_rank_in_words,
-    join_a_strange_execution_trace, join_one_execution_trace, hold_several_runs,
-], ids=lambda make: make.__name__)  # fmt: skip
+@pytest.mark.parametrize(
+    "make",
+    [
+        say_no_rank,
+        miss_ranks,
+        give_a_rank_twice,
+        mix_runs,
+        record_other_steps,
+        exceed_the_run,
+        cut_a_file,
+        hold_an_empty_rank,
+        cut_the_head_of_a_cycle,
+        claim_a_billion_ranks,
+        number_a_rank_beyond_any,
+        say_a_rank_in_words,
+        join_a_strange_execution_trace,
+        join_one_execution_trace,
+        hold_several_runs,
+    ],
+    ids=lambda make: make.__name__,
+)
 def test_what_does_not_go_together_is_refused_and_nothing_is_left(tmp_path, capsys, make):
     words = make(tmp_path / "run")
     assert import_folder(tmp_path / "run", out=tmp_path / "theirs") == 2
@@ -276,8 +281,5 @@ def test_a_folder_that_holds_something_is_left_as_it_is(tmp_path, capsys):
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["mine"]
     with pytest.raises(TraceError, match="a second Kineto trace"):
         import_trace(files, ImportOptions())
-    assert (
-        main(["import", *map(str, files), *SAID, "--repeat-layers", "4", "-o", str(tmp_path / "x")])
-        == 2
-    )
+    assert main(["import", *map(str, files), *SAID, "--repeat-layers", "4", "-o", str(tmp_path / "x")]) == 2
     assert "leave --repeat-layers out" in capsys.readouterr().err

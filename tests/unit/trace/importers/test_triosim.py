@@ -9,16 +9,7 @@ from trioflow.trace.importers.detect import import_trace
 from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.importers.triosim import find_arguments, import_triosim, recognise
 from trioflow.trace.store import load_trace, save_trace
-from triosim_files import (
-    NODE,
-    STEPS,
-    TENSOR,
-    TRACE,
-    tensor_rows,
-    trace_rows,
-    write_files,
-    write_rows,
-)
+from triosim_files import NODE, STEPS, TENSOR, TRACE, tensor_rows, trace_rows, write_files, write_rows
 
 OPTIONS = ImportOptions(gpu="NVIDIA H100", precision="tf32")
 CONVOLUTION = 2 * 4 * 5 * 8 * 8 * 3 * 3 * 3
@@ -221,23 +212,11 @@ def put(file, text):
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (
-            change("trace.csv", 3, "OperatorID", 1),
-            "trace.csv, line 3, column OperatorID: 1 stands on line 2 too",
-        ),
+        (change("trace.csv", 3, "OperatorID", 1), "trace.csv, line 3, column OperatorID: 1 stands on line 2 too"),
         (change("trace.csv", 3, "OperatorID", "x"), "'x' is not a whole number"),
-        (
-            change("trace.csv", 3, "OperatorName", ""),
-            "line 3, column OperatorName: '' is not a name",
-        ),
-        (
-            change("trace.csv", 3, "Operator_input", "10"),
-            "column Operator_input: '10' is not a list of whole numbers",
-        ),
-        (
-            change("trace.csv", 3, "Operator_input", "[10; 4]"),
-            "1 sizes found for 2 tensors in Operator_input",
-        ),
+        (change("trace.csv", 3, "OperatorName", ""), "line 3, column OperatorName: '' is not a name"),
+        (change("trace.csv", 3, "Operator_input", "10"), "column Operator_input: '10' is not a list of whole numbers"),
+        (change("trace.csv", 3, "Operator_input", "[10; 4]"), "1 sizes found for 2 tensors in Operator_input"),
         (
             change("trace.csv", 3, "Operator_input", "[999]"),
             "line 3, column Operator_input: tensor 999 is not in tensor.csv",
@@ -251,62 +230,29 @@ def put(file, text):
             "column Operator_cudatimenooverlap: '-1' is not a number",
         ),
         (change("trace.csv", 3, "Operator_cudatime", "nan"), "'nan' is not a number"),
-        (
-            change("trace.csv", 3, "Operator_cudatime", 1e12),
-            "is not a number from 0 to 1e+09",
-        ),
-        (
-            change("trace.csv", 3, "Operator_cudatime", 2),
-            "5 us without overlap is longer than the 2 us",
-        ),
+        (change("trace.csv", 3, "Operator_cudatime", 1e12), "is not a number from 0 to 1e+09"),
+        (change("trace.csv", 3, "Operator_cudatime", 2), "5 us without overlap is longer than the 2 us"),
         (change("trace.csv", 3, "gpuid", 1), "column gpuid: 1 in a file whose first row has 0"),
         (
             change("trace.csv", 3, "stage", "update"),
             "column stage: 'update' is not one of forward, backward, optimizer",
         ),
         (change("trace.csv", 3, "tpflag", 2), "column tpflag: '2' is not 0 or 1"),
-        (
-            change("tensor.csv", 3, "Index", 0),
-            "tensor.csv, line 3, column Index: 0 stands on line 2 too",
-        ),
+        (change("tensor.csv", 3, "Index", 0), "tensor.csv, line 3, column Index: 0 stands on line 2 too"),
         (change("tensor.csv", 3, "TensorShape", "5x3"), "column TensorShape: '5x3' is not a shape"),
         (change("tensor.csv", 3, "TensorNumElement", 134), "134 elements do not fill the shape"),
-        (
-            change("tensor.csv", 3, "TensorNumElement", 1 << 41),
-            "is not a whole number from 0 to",
-        ),
-        (
-            change("tensor.csv", 3, "TensorEachByte", 0),
-            "column TensorEachByte: elements of 0 bytes",
-        ),
-        (
-            change("tensor.csv", 3, "TensorEachByte", 3),
-            "column TensorEachByte: '3' is not the size",
-        ),
-        (
-            change("tensor.csv", 3, "TensorStorgeid", ""),
-            "column TensorStorgeid: '' is not a whole number",
-        ),
+        (change("tensor.csv", 3, "TensorNumElement", 1 << 41), "is not a whole number from 0 to"),
+        (change("tensor.csv", 3, "TensorEachByte", 0), "column TensorEachByte: elements of 0 bytes"),
+        (change("tensor.csv", 3, "TensorEachByte", 3), "column TensorEachByte: '3' is not the size"),
+        (change("tensor.csv", 3, "TensorStorgeid", ""), "column TensorStorgeid: '' is not a whole number"),
         (put("trace.csv", ""), "trace.csv: the file is empty"),
         (put("trace.csv", ",".join(TRACE) + "\n"), "the file has a header and no rows"),
-        (
-            put("trace.csv", "OperatorID,OperatorName\n1,x\n"),
-            "line 1: column Operator_input is missing",
-        ),
-        (
-            put("tensor.csv", ",".join([*TENSOR, "TensorStorageid"]) + "\n1"),
-            "are the same; leave one of them out",
-        ),
-        (
-            put("tensor.csv", ",".join(TENSOR) + "\n0,4\n"),
-            "line 2: 2 cells found where the header has 8",
-        ),
+        (put("trace.csv", "OperatorID,OperatorName\n1,x\n"), "line 1: column Operator_input is missing"),
+        (put("tensor.csv", ",".join([*TENSOR, "TensorStorageid"]) + "\n1"), "are the same; leave one of them out"),
+        (put("tensor.csv", ",".join(TENSOR) + "\n0,4\n"), "line 2: 2 cells found where the header has 8"),
         (put("tensor.csv", ",".join(TENSOR) + '\n0,"4\n'), "line 2: not a comma-separated file"),
         (put("tensor.csv", b"\xff\xfe\x00"), "tensor.csv: not UTF-8"),
-        (
-            lambda folder: (folder / "tensor.csv").unlink(),
-            "small: tensor.csv is missing; give the folder with both",
-        ),
+        (lambda folder: (folder / "tensor.csv").unlink(), "small: tensor.csv is missing; give the folder with both"),
     ],
 )
 def test_bad_files_are_refused_with_the_place(folder, spoil, words):
@@ -324,9 +270,7 @@ def test_a_trace_without_any_time_is_refused(tmp_path):
 
 def test_absurd_work_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("trioflow.trace.consistency.MOST_WORK", CONVOLUTION)
-    with pytest.raises(
-        TraceError, match=r"row 0, column flop: .* of 'aten::conv2d' is more than any step"
-    ):
+    with pytest.raises(TraceError, match=r"row 0, column flop: .* of 'aten::conv2d' is more than any step"):
         import_triosim(write_files(tmp_path / "huge"), OPTIONS)
 
 
@@ -344,12 +288,7 @@ A, B = (3, 2), (4,)
         ("aten::_foreach_sqrt", [A, B], [0, 0], set()),
         ("aten::_foreach_lerp_", [A, B, A, B], [0, 0, 1, 1], {0}),
         ("aten::_foreach_addcdiv_", [A, B] * 3, [0, 0, 1, 1, 2, 2], {0}),
-        (
-            "aten::_fused_adamw_",
-            [A, B] * 4 + [(), ()],
-            [0, 0, 1, 1, 2, 2, 3, 3, 4, 4],
-            {0, 2, 3, 4},
-        ),
+        ("aten::_fused_adamw_", [A, B] * 4 + [(), ()], [0, 0, 1, 1, 2, 2, 3, 3, 4, 4], {0, 2, 3, 4}),
     ],
 )
 def test_lists_are_told_apart_by_their_shapes(name, shapes, arguments, written):
@@ -357,11 +296,7 @@ def test_lists_are_told_apart_by_their_shapes(name, shapes, arguments, written):
 
 
 def test_a_lone_operator_is_joined_only_where_it_shares_a_tensor(tmp_path):
-    steps = [
-        *STEPS[:5],
-        ("aten::relu", [26], [28], (1, 1), "backward", 0),
-        *STEPS[5:],
-    ]
+    steps = [*STEPS[:5], ("aten::relu", [26], [28], (1, 1), "backward", 0), *STEPS[5:]]
     trace = import_triosim(write_files(tmp_path / "lone", steps), OPTIONS)
     row = trace.operators[trace.operators["phase"] == "backward"].iloc[0]
     assert str(row["forward_op_id"]) == "<NA>"

@@ -1,10 +1,5 @@
 import pytest
-from trioflow.trace.importers.triosim import (
-    count_node_flop,
-    differentiated,
-    is_node,
-    leaves_node,
-)
+from trioflow.trace.importers.triosim import count_node_flop, differentiated, is_node, leaves_node
 
 NODE = "autograd::engine::evaluate_function: "
 

@@ -28,31 +28,38 @@ def run(name, host, start, dur, stream=7, call="cudaLaunchKernel", shape=None, t
         event(name, "cpu_op", host, 8, tid, **shapes),
         event(call, "cuda_runtime", host + 1, 1, tid, correlation=number),
         event("k", "kernel", start, dur, correlation=number, device=0, stream=stream),
-    ]  # fmt: skip
+    ]
 
 
 def send(name, host, start, dur, size_bytes=1 << 28, stream=20, tid=1):
     """Return a collective of both ranks, as ProcessGroupNCCL records it."""
     number = next(_numbers)
     noted = {
-        "Collective name": name, "dtype": "Float", "Group size": 2, "In msg nelems": size_bytes // 4,
+        "Collective name": name,
+        "dtype": "Float",
+        "Group size": 2,
+        "In msg nelems": size_bytes // 4,
         "Out msg nelems": size_bytes // 4,
-    }  # fmt: skip
+    }
     return [
         event(f"c10d::{name}_", "cpu_op", host, 9, tid),
         event("record_param_comms", "cpu_op", host + 1, 7, tid, **noted),
         event("cudaLaunchKernelExC", "cuda_runtime", host + 2, 1, tid, correlation=number),
         event("cudaStreamWaitEvent", "cuda_runtime", host + 4, 1, tid, correlation=next(_numbers)),
         event("ncclDevKernel", "kernel", start, dur, correlation=number, device=0, stream=stream, **noted),
-    ]  # fmt: skip
+    ]
 
 
 def held(at, allocated, reserved, device=0):
     numbers = {"Device Type": 1, "Device Id": device, "Total Allocated": allocated}
     return {
-        "ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "ts": at, "tid": 1,
+        "ph": "i",
+        "cat": "cpu_instant_event",
+        "name": "[memory]",
+        "ts": at,
+        "tid": 1,
         "args": {**numbers, "Total Reserved": reserved},
-    }  # fmt: skip
+    }
 
 
 def read(tmp_path, *events, dur=20_000, marked=True, said=SAID):
@@ -66,10 +73,7 @@ def read(tmp_path, *events, dur=20_000, marked=True, said=SAID):
 
 def backward(events):
     name = "autograd::engine::evaluate_function: AddBackward0"
-    start, end = (
-        min(e["ts"] for e in events),
-        max(e["ts"] + 9 for e in events if e["cat"] != "kernel"),
-    )
+    start, end = (min(e["ts"] for e in events), max(e["ts"] + 9 for e in events if e["cat"] != "kernel"))
     return [event(name, "cpu_op", start - 1, end - start + 2, events[0]["tid"]), *events]
 
 
@@ -77,11 +81,7 @@ LARGE = [64, 1 << 24]  # 4.3 GB
 
 
 def test_memory_that_nobody_recorded_is_not_estimated(tmp_path):
-    trace = read(
-        tmp_path,
-        *(run("aten::relu", 100 * i, 3000 * i, 2700, shape=LARGE) for i in range(1, 31)),
-        dur=95_000,
-    )
+    trace = read(tmp_path, *(run("aten::relu", 100 * i, 3000 * i, 2700, shape=LARGE) for i in range(1, 31)), dur=95_000)
     alone = predict(trace, named_plan("single", 1), "dgx-h100")
     assert alone.fits_memory is alone.peak_memory_bytes is None and alone.memory == []
     assert "not estimated" in repr(alone) and "OUT OF MEMORY" not in repr(alone)
@@ -95,18 +95,9 @@ def test_memory_that_nobody_recorded_is_not_estimated(tmp_path):
 def test_the_allocator_s_own_curve_is_the_only_rank_s_peak(tmp_path):
     levels = [held(50, 7000, 9000), held(150, 5000, 9500), held(200, 99, 9500, device=1)]
     before = [held(-10, 6000, 9000), held(-90, 8000, 9000), held(30_000, 9999, 9999)]
-    trace = read(
-        tmp_path,
-        *(run("aten::relu", 100 * i, 900 * i, 90, shape=LARGE) for i in (1, 2)),
-        before,
-        levels,
-    )
+    trace = read(tmp_path, *(run("aten::relu", 100 * i, 900 * i, 90, shape=LARGE) for i in (1, 2)), before, levels)
     alone = predict(trace, named_plan("single", 1), "dgx-h100")
-    assert (alone.peak_memory_bytes, alone.step.reserved_bytes, alone.fits_memory) == (
-        7000,
-        9500,
-        True,
-    )
+    assert (alone.peak_memory_bytes, alone.step.reserved_bytes, alone.fits_memory) == (7000, 9500, True)
     assert alone.memory[0]["categories"] == {"recorded_by_the_allocator": 7000}
     assert "[memory]" in alone.memory[0]["when"]
     twice = predict(trace, make_plan(accumulate=2), "dgx-h100", batch=128)
@@ -118,14 +109,18 @@ def ddp_step(shape=None):
     first, second = GRADIENT_BYTES
     return [
         run("aten::mm", 100, 150, 1000, shape=shape),
-        backward([
-            *run("aten::mm", 300, 1150, 1000, shape=shape), *send("allreduce", 320, 2160, 400, first),
-            *run("aten::mm", 340, 2150, 1000, shape=shape), *send("allreduce", 360, 3160, 800, second),
-        ]),
+        backward(
+            [
+                *run("aten::mm", 300, 1150, 1000, shape=shape),
+                *send("allreduce", 320, 2160, 400, first),
+                *run("aten::mm", 340, 2150, 1000, shape=shape),
+                *send("allreduce", 360, 3160, 800, second),
+            ]
+        ),
         [event("cudaStreamWaitEvent", "cuda_runtime", 390, 1, correlation=next(_numbers))],
         [event("Optimizer.step#SGD.step", "user_annotation", 395, 60)],
         run("aten::add_", 400, 3970, 100, shape=shape),
-    ]  # fmt: skip
+    ]
 
 
 def test_a_profile_without_shapes_answers_for_the_recorded_step(tmp_path):
@@ -178,18 +173,10 @@ def products(count, start=1160, dur=990, first_host=400):
 
 def test_an_operator_beside_a_message_did_not_wait_for_it(tmp_path):
     last = run("aten::add", 700, 11_200, 100)
-    trace = read(
-        tmp_path,
-        run("aten::mm", 100, 150, 1000),
-        send("allreduce", 300, 1200, 6000),
-        *products(10),
-        last,
-    )
+    trace = read(tmp_path, run("aten::mm", 100, 150, 1000), send("allreduce", 300, 1200, 6000), *products(10), last)
     assert waits_of(trace) == [(9, 1)]  # the first that began after it had ended
     step = predict(trace, make_plan(data=2), "dgx-h100", as_traced=True)
-    assert (
-        step.step_time_s == pytest.approx(11.1e-3, rel=0.02) and step.exposed_communication_s == 0
-    )
+    assert step.step_time_s == pytest.approx(11.1e-3, rel=0.02) and step.exposed_communication_s == 0
 
 
 def test_recorded_waits_say_who_waited(tmp_path):
@@ -203,26 +190,20 @@ def test_recorded_waits_say_who_waited(tmp_path):
     sync = {"stream": 7, "wait_on_stream": 20, "wait_on_cuda_event_record_corr_id": record}
     synced = [event("Stream Wait Event", "cuda_sync", 615, 1, correlation=wait, **sync)]
     assert waits_of(read(tmp_path, *events, made, early, synced, last)) == [(12, 1)]
-    other = [
-        event(
-            "Stream Wait Event",
-            "cuda_sync",
-            615,
-            1,
-            correlation=wait,
-            **sync | {"wait_on_stream": 9},
-        )
-    ]
+    other = [event("Stream Wait Event", "cuda_sync", 615, 1, correlation=wait, **sync | {"wait_on_stream": 9})]
     assert waits_of(read(tmp_path, *events, made, early, other, last)) == [(12, 1)]
 
 
 def test_a_gather_ahead_of_its_layer_waits_for_nothing_that_it_overtook(tmp_path):
     """As FSDP does: the next layer's weights come while this one computes."""
     events = [
-        send("_allgather_base", 100, 150, 900), run("aten::mm", 120, 1060, 2000),
-        send("_allgather_base", 140, 1070, 900), run("aten::mm", 160, 3060, 2000),
-        send("_allgather_base", 180, 3070, 900), run("aten::mm", 200, 5060, 2000),
-    ]  # fmt: skip
+        send("_allgather_base", 100, 150, 900),
+        run("aten::mm", 120, 1060, 2000),
+        send("_allgather_base", 140, 1070, 900),
+        run("aten::mm", 160, 3060, 2000),
+        send("_allgather_base", 180, 3070, 900),
+        run("aten::mm", 200, 5060, 2000),
+    ]
     trace = read(tmp_path, *events)
     assert trace.facts.program["streams"] == {"1": [2, 4]}
     assert waits_of(trace) == [(1, 0), (3, 2), (4, 1), (5, 4)]
@@ -235,19 +216,17 @@ def test_backward_that_stood_still_for_a_sum_waits_for_it(tmp_path):
     """Of tensor parallelism: queued before the sum ended, and nothing else ran."""
     events = [
         run("aten::mm", 100, 150, 1000),
-        backward([
-            *run("aten::mm", 300, 1150, 1000), *send("allreduce", 320, 2160, 400), *run("aten::mm", 340, 2565, 1000),
-        ]),
-    ]  # fmt: skip
+        backward(
+            [*run("aten::mm", 300, 1150, 1000), *send("allreduce", 320, 2160, 400), *run("aten::mm", 340, 2565, 1000)]
+        ),
+    ]
     assert waits_of(read(tmp_path, *events)) == [(3, 2)]
 
 
 def test_sums_that_backward_hides_are_left_to_the_update(tmp_path):
     trace = read(tmp_path, *ddp_step())
     names = trace.operators["name"].tolist()
-    assert [(names[i], names[m]) for i, m in waits_of(trace)] == [
-        ("aten::add_", "c10d::allreduce_")
-    ] * 2
+    assert [(names[i], names[m]) for i, m in waits_of(trace)] == [("aten::add_", "c10d::allreduce_")] * 2
 
 
 def graph_steps(graphs):
@@ -274,10 +253,8 @@ def graph_steps(graphs):
         ((5,), ["aten::mm"] * 4, "launched 1 times in 1 of 6 steps: these steps are left out"),
         ((0, 2, 3, 5), ["kernel::cudaGraphLaunch"], "launched 4 times in 4 of 6 steps: each is one operator"),
     ],
-)  # fmt: skip
-def test_steps_with_cuda_graphs_are_left_out_or_a_graph_is_one_operator(
-    tmp_path, graphs, names, words
-):
+)
+def test_steps_with_cuda_graphs_are_left_out_or_a_graph_is_one_operator(tmp_path, graphs, names, words):
     trace = read(tmp_path, graph_steps(graphs), marked=False)
     assert trace.operators["name"].tolist() == names
     assert trace.operators["device_ns"].sum() == 1_200_000 and trace.operators["kernels"].sum() == 4
@@ -289,27 +266,27 @@ def test_a_first_call_is_named_and_does_not_widen_the_interval(tmp_path):
     slow = event("cudaLaunchKernel", "cuda_runtime", 120, 699_000, correlation=999_999)
     first = [event("aten::mm", "cpu_op", 110, 699_100), slow]
     first += [event("k", "kernel", 699_200, 100, correlation=999_999, device=0, stream=7)]
-    rest = [
-        run("aten::mm", 700_000 + 100 * i, 700_100 + 200 * i, 100, shape=[64, 64]) for i in range(5)
-    ]
+    rest = [run("aten::mm", 700_000 + 100 * i, 700_100 + 200 * i, 100, shape=[64, 64]) for i in range(5)]
     trace = read(tmp_path, first, *rest, marked=False)
     assert trace.facts.first_call_s == pytest.approx(0.699)
-    assert any(
-        "one call, cudaLaunchKernel, takes 699 ms of the step's" in w for w in trace.facts.warnings
-    )
+    assert any("one call, cudaLaunchKernel, takes 699 ms of the step's" in w for w in trace.facts.warnings)
     step = predict(trace, named_plan("single", 1), "dgx-h200")
     assert 0.699 < step.low_s < step.step_time_s < step.high_s < step.step_time_s + 2e-3
 
 
 def test_no_source_of_times_alone_has_a_memory(tmp_path):
     """Readers of XLA's, SimAI's and others' files end in the same traces, which name no tensors."""
-    operators = [
-        ObservedOperator("aten::mm", phase, device_ns=10**6) for phase in ("forward", "backward")
-    ]
+    operators = [ObservedOperator("aten::mm", phase, device_ns=10**6) for phase in ("forward", "backward")]
     facts = {
-        "workload": "times", "batch": 64, "device": "cuda", "device_name": H100, "step_time_s": 2e-3,
-        "step_time_source": "busy", "precision": "fp32", "optimizer": "none",
-    }  # fmt: skip
+        "workload": "times",
+        "batch": 64,
+        "device": "cuda",
+        "device_name": H100,
+        "step_time_s": 2e-3,
+        "step_time_source": "busy",
+        "precision": "fp32",
+        "optimizer": "none",
+    }
     alone = predict(assemble_trace(operators, facts, ready=[]), named_plan("single", 1), "dgx-h100")
     assert alone.fits_memory is alone.peak_memory_bytes is None
     with pytest.raises(TrioflowError, match="no gradient's size is known"):

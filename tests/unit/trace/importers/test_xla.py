@@ -27,50 +27,42 @@ def name_process(process, name):
 
 
 def event(process, lane, name, ts, dur, /, **arguments):
-    return {
-        "ph": "X",
-        "pid": process,
-        "tid": lane,
-        "name": name,
-        "ts": ts,
-        "dur": dur,
-        "args": arguments,
-    }
+    return {"ph": "X", "pid": process, "tid": lane, "name": name, "ts": ts, "dur": dur, "args": arguments}
 
 
 def kernel(name, op, ts, dur, path="", lane=STREAM, process=GPU, **arguments):
-    return event(
-        process, lane, name, ts, dur, hlo_module="jit_step", hlo_op=op, name=path, **arguments
-    )
+    return event(process, lane, name, ts, dur, hlo_module="jit_step", hlo_op=op, name=path, **arguments)
 
 
 LANES = [
-    name_process(GPU, "/device:GPU:0"), name_process(HOST, "/host:CPU"),
-    name_lane(GPU, STREAM, "Stream #13(Compute)"), name_lane(GPU, SIDE, "Stream #14(Compute)"),
-    name_lane(GPU, STEPS, "Steps"), name_lane(GPU, OPS, "XLA Ops"), name_lane(HOST, PYTHON, "python"),
-]  # fmt: skip
+    name_process(GPU, "/device:GPU:0"),
+    name_process(HOST, "/host:CPU"),
+    name_lane(GPU, STREAM, "Stream #13(Compute)"),
+    name_lane(GPU, SIDE, "Stream #14(Compute)"),
+    name_lane(GPU, STEPS, "Steps"),
+    name_lane(GPU, OPS, "XLA Ops"),
+    name_lane(HOST, PYTHON, "python"),
+]
 FORWARD, BACKWARD = "jit(step)/jvp(loss)/dot_general", "jit(step)/transpose(jvp(loss))/dot_general"
 
 
 def on_gpu(at, number=0, late=0.0):
     """Return a step on a GPU: two kernels of one product, backward, an all-reduce beside it, the update."""
     return [
-        event(GPU, STEPS, str(number), at, 100), event(GPU, OPS, "dot.1", at, 90, hlo_op="dot.1"),
-        kernel("sgemm", "dot.1", at, 20 + late, FORWARD, flops="4096"), kernel("splitk", "dot.1", at + 25, 5, FORWARD),
+        event(GPU, STEPS, str(number), at, 100),
+        event(GPU, OPS, "dot.1", at, 90, hlo_op="dot.1"),
+        kernel("sgemm", "dot.1", at, 20 + late, FORWARD, flops="4096"),
+        kernel("splitk", "dot.1", at + 25, 5, FORWARD),
         kernel("sgemm", "dot.2", at + 30, 30, BACKWARD),
         kernel("ncclDevKernel_AllReduce", "all-reduce-start.1", at + 40, 40, BACKWARD, SIDE),
         kernel("loop_fusion", "fusion.7", at + 80, 10.5, "jit(step)/sub"),
-    ]  # fmt: skip
+    ]
 
 
 def write(tmp_path, *events, name="host.trace.json.gz", lanes=LANES):
     path = tmp_path / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    said = {
-        "displayTimeUnit": "ns",
-        "metadata": {"highres-ticks": True},
-        "traceEvents": [*lanes, *events, {}],
-    }
+    said = {"displayTimeUnit": "ns", "metadata": {"highres-ticks": True}, "traceEvents": [*lanes, *events, {}]}
     path.write_bytes(gzip.compress(json.dumps(said).encode()))
     return path
 
@@ -81,8 +73,9 @@ def on_cpu(at, number, *, extra=()):
         event(HOST, PYTHON, "train", at, 100, step_num=str(number)),
         kernel("while.1", "while.1", at + 10, 50, process=HOST, lane=PYTHON + 1),
         kernel("dot.1", "dot.1", at + 20, 30, process=HOST, lane=PYTHON + 1),
-        kernel("fusion", "fusion", at + 70, 10, process=HOST, lane=PYTHON + 1), *extra,
-    ]  # fmt: skip
+        kernel("fusion", "fusion", at + 70, 10, process=HOST, lane=PYTHON + 1),
+        *extra,
+    ]
 
 
 def test_kernels_of_a_gpu_are_joined_by_operation_and_timed_by_the_median_step(tmp_path):
@@ -92,10 +85,11 @@ def test_kernels_of_a_gpu_are_joined_by_operation_and_timed_by_the_median_step(t
     trace = import_trace([path], H100)
     columns = ("name", "phase", "kind", "device_ns", "kernels", "flop")
     assert [*zip(*(trace.operators[c].tolist() for c in columns), strict=True)] == [
-        ("dot.1", "forward", "compute", 25_000, 2, 4096), ("dot.2", "backward", "compute", 30_000, 1, 0),
+        ("dot.1", "forward", "compute", 25_000, 2, 4096),
+        ("dot.2", "backward", "compute", 30_000, 1, 0),
         ("all-reduce-start.1", "backward", "collective", 40_000, 1, 0),
         ("fusion.7", "optimizer", "compute", 10_500, 1, 0),
-    ]  # fmt: skip
+    ]
     facts = trace.facts
     assert facts.step_time_s == pytest.approx(65.5e-6) and facts.step_time_source == "busy"
     assert (facts.profiled_step_s, facts.profiled_steps) == (pytest.approx(100e-6), 3)
@@ -105,10 +99,7 @@ def test_kernels_of_a_gpu_are_joined_by_operation_and_timed_by_the_median_step(t
 
 def test_a_profile_that_is_cut_anywhere_says_so(tmp_path):
     """A list of fewer events that was closed again lacks the empty one that XLA's profiler ends with."""
-    path = write(
-        tmp_path,
-        *(one for n, late in enumerate((9.0, 0.0, 0.0)) for one in on_gpu(1000 * n, n, late)),
-    )
+    path = write(tmp_path, *(one for n, late in enumerate((9.0, 0.0, 0.0)) for one in on_gpu(1000 * n, n, late)))
     content = json.loads(gzip.decompress(path.read_bytes()))
     known = set(import_trace([path], H100).facts.warnings)
     for count in range(len(content["traceEvents"])):
@@ -127,9 +118,7 @@ def test_a_profile_that_is_cut_anywhere_says_so(tmp_path):
 
 def test_tensorboard_s_folder_of_a_processor_s_run(tmp_path, capsys):
     """A loop counts by its body; what the host does between operations is its own time."""
-    write(
-        tmp_path, *on_cpu(0, 0), *on_cpu(200, 1), name=f"{RUN}/host.trace.json.gz", lanes=LANES[1:2]
-    )
+    write(tmp_path, *on_cpu(0, 0), *on_cpu(200, 1), name=f"{RUN}/host.trace.json.gz", lanes=LANES[1:2])
     write(tmp_path, *on_cpu(0, 0), name=f"{RUN}/perfetto_trace.json.gz", lanes=LANES[1:2])
     (tmp_path / RUN / "host.xplane.pb").write_bytes(b"proto")
     said = ["--gpu", "a CPU", "--batch", "32", "--precision", "fp32", "-o", str(tmp_path / "t")]
@@ -153,24 +142,38 @@ def test_perfetto_s_copy_is_read_where_it_is_alone_and_a_folder_without_a_profil
 
 def test_a_step_that_ran_other_operations_is_left_out(tmp_path):
     more = [kernel("copy", "copy.1", 60, 5, process=HOST, lane=PYTHON + 1)]
-    path = write(
-        tmp_path, *on_cpu(0, 0, extra=more), *on_cpu(200, 1), *on_cpu(400, 2), lanes=LANES[1:2]
-    )
+    path = write(tmp_path, *on_cpu(0, 0, extra=more), *on_cpu(200, 1), *on_cpu(400, 2), lanes=LANES[1:2])
     assert import_trace([path], CPU).facts.profiled_steps == 2
 
 
-@pytest.mark.parametrize(("events", "lanes", "words"), [
-    (on_gpu(0), [name_process(GPU, "/device:TPU:0")], "of a TPU, of which trioflow has no data sheet; record the step on a GPU"),
-    (on_cpu(0, 0)[1:], LANES[1:2], "the profile marks no steps; wrap each step in jax.profiler.StepTraceAnnotation"),
-    (on_cpu(0, 0)[:1], LANES[1:2], "no operation of XLA ran"),
-    ([*on_cpu(0, 0)[1:], event(HOST, PYTHON, "train", 500, 9, step_num="1")], LANES[1:2], "no step holds an operation"),
-    ([*on_cpu(0, 0), *on_cpu(200, 1)[:3]], LANES[1:2], "1 of 2 steps ran other operations than the last"),
-    ([kernel("x", "x", "soon", 1)], LANES, "traceEvents[7]: the event cannot be read: could not convert"),
-    ([kernel("x", "x", 10**400, 1)], LANES, "traceEvents[7]: the event cannot be read: int too large"),
-    ([kernel("x", "x", 0, -1.5)], LANES, "no call begins at 0 and takes -1.5"),
-    ([{"ph": "M", "name": "process_name"}], LANES, "traceEvents[7]: the event cannot be read: 'args'"),
-    ([3], LANES, "traceEvents[7]: the event cannot be read"),
-], ids=lambda value: "")  # fmt: skip
+@pytest.mark.parametrize(
+    ("events", "lanes", "words"),
+    [
+        (
+            on_gpu(0),
+            [name_process(GPU, "/device:TPU:0")],
+            "of a TPU, of which trioflow has no data sheet; record the step on a GPU",
+        ),
+        (
+            on_cpu(0, 0)[1:],
+            LANES[1:2],
+            "the profile marks no steps; wrap each step in jax.profiler.StepTraceAnnotation",
+        ),
+        (on_cpu(0, 0)[:1], LANES[1:2], "no operation of XLA ran"),
+        (
+            [*on_cpu(0, 0)[1:], event(HOST, PYTHON, "train", 500, 9, step_num="1")],
+            LANES[1:2],
+            "no step holds an operation",
+        ),
+        ([*on_cpu(0, 0), *on_cpu(200, 1)[:3]], LANES[1:2], "1 of 2 steps ran other operations than the last"),
+        ([kernel("x", "x", "soon", 1)], LANES, "traceEvents[7]: the event cannot be read: could not convert"),
+        ([kernel("x", "x", 10**400, 1)], LANES, "traceEvents[7]: the event cannot be read: int too large"),
+        ([kernel("x", "x", 0, -1.5)], LANES, "no call begins at 0 and takes -1.5"),
+        ([{"ph": "M", "name": "process_name"}], LANES, "traceEvents[7]: the event cannot be read: 'args'"),
+        ([3], LANES, "traceEvents[7]: the event cannot be read"),
+    ],
+    ids=lambda value: "",
+)
 def test_what_is_missing_is_asked_for_and_what_is_broken_is_named(tmp_path, events, lanes, words):
     path = write(tmp_path, *events, lanes=lanes)
     with pytest.raises(TraceError, match=re.escape(words)) as caught:
@@ -180,14 +183,10 @@ def test_what_is_missing_is_asked_for_and_what_is_broken_is_named(tmp_path, even
 
 def test_a_cut_file_several_hosts_and_a_full_profile_are_refused(tmp_path, monkeypatch, capsys):
     path = write(tmp_path, *on_cpu(0, 0), lanes=LANES[1:2])
-    with pytest.raises(
-        TraceError, match="--gpu names NVIDIA H100 80GB HBM3, and the profile holds no device"
-    ):
+    with pytest.raises(TraceError, match="--gpu names NVIDIA H100 80GB HBM3, and the profile holds no device"):
         import_trace([path], H100)
     monkeypatch.setattr(xla, "_MOST_EVENTS", 4)
-    with pytest.raises(
-        TraceError, match="it holds 4 events: the profiler drops what is beyond a million"
-    ):
+    with pytest.raises(TraceError, match="it holds 4 events: the profiler drops what is beyond a million"):
         import_trace([path], CPU)
     whole = path.read_bytes()
     path.write_bytes(gzip.compress(gzip.decompress(whole)[:-40]))
@@ -196,7 +195,5 @@ def test_a_cut_file_several_hosts_and_a_full_profile_are_refused(tmp_path, monke
     assert "not a complete JSON file" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     (tmp_path / "other.trace.json.gz").write_bytes(whole)
-    with pytest.raises(
-        TraceError, match=r"2 hosts: host\.trace\.json\.gz, other\.trace\.json\.gz; give one"
-    ):
+    with pytest.raises(TraceError, match=r"2 hosts: host\.trace\.json\.gz, other\.trace\.json\.gz; give one"):
         import_trace([tmp_path], CPU)

@@ -10,11 +10,7 @@ from trioflow.base.precision_recipes import RECIPES
 from trioflow.costmodel.device_times import PREDICTED, host_times
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan
-from trioflow.parallel.splits.pipeline import (
-    find_gradients,
-    list_added_gradients,
-    list_parameters,
-)
+from trioflow.parallel.splits.pipeline import find_gradients, list_added_gradients, list_parameters
 from trioflow.parallel.splits.tensor_parallel import split_operators
 from trioflow.parallel.splits.vocabulary import prepare_split
 from trioflow.trace.consistency import tensor_bytes
@@ -28,20 +24,46 @@ pytest.importorskip("torch", reason="a trace without a device needs torch (extra
 
 SMALL = LanguageModel("small", 4, 64, 4, 2, 16, 96, 256)
 GPT = replace(
-    SMALL, name="gpt", kv_heads=4, norm="layer", activation="gelu_tanh", gated=False, query_bias=True,
-    output_bias=True, feed_forward_bias=True, positions="learned", longest=32, tied=True, dropout=0.1,
-)  # fmt: skip
-EXPERTS = replace(
-    SMALL, name="experts", experts=8, experts_per_token=2, feed_forward=48, shared_feed_forward=64
+    SMALL,
+    name="gpt",
+    kv_heads=4,
+    norm="layer",
+    activation="gelu_tanh",
+    gated=False,
+    query_bias=True,
+    output_bias=True,
+    feed_forward_bias=True,
+    positions="learned",
+    longest=32,
+    tied=True,
+    dropout=0.1,
 )
+EXPERTS = replace(SMALL, name="experts", experts=8, experts_per_token=2, feed_forward=48, shared_feed_forward=64)
 LATENT = replace(
-    EXPERTS, name="latent", layers=5, kv_heads=4, head_size=24, rotary_size=8, value_size=16, latent=32, query_latent=40,
-    query_norm=True, dense_layers=2, dense_feed_forward=128,
-)  # fmt: skip
+    EXPERTS,
+    name="latent",
+    layers=5,
+    kv_heads=4,
+    head_size=24,
+    rotary_size=8,
+    value_size=16,
+    latent=32,
+    query_latent=40,
+    query_norm=True,
+    dense_layers=2,
+    dense_feed_forward=128,
+)
 WINDOWED = replace(
-    EXPERTS, name="windowed", window=4, sinks=True, router_bias=True, query_bias=True, output_bias=True,
-    feed_forward_bias=True, shared_feed_forward=0,
-)  # fmt: skip
+    EXPERTS,
+    name="windowed",
+    window=4,
+    sinks=True,
+    router_bias=True,
+    query_bias=True,
+    output_bias=True,
+    feed_forward_bias=True,
+    shared_feed_forward=0,
+)
 STEP = LanguageStep(32, 2, "megatron-bf16")
 
 
@@ -58,14 +80,13 @@ def own_cache(cache, monkeypatch):
 
 NORMED = replace(SMALL, name="normed", query_norm=True)
 BOTH = [
-    (GPT, "megatron-bf16"), (NORMED, "bf16"),
+    (GPT, "megatron-bf16"),
+    (NORMED, "bf16"),
     *(
         pytest.param(model, precision, marks=pytest.mark.slow)
-        for model, precision in (
-            (SMALL, "bf16"), (SMALL, "megatron-bf16"), (GPT, "bf16"), (NORMED, "megatron-bf16")
-        )
+        for model, precision in ((SMALL, "bf16"), (SMALL, "megatron-bf16"), (GPT, "bf16"), (NORMED, "megatron-bf16"))
     ),
-]  # fmt: skip
+]
 """In the fast tier every precision once, with the models that have most in a block; in the slow one each with each."""
 
 
@@ -81,9 +102,7 @@ def test_one_block_repeated_is_the_model_captured_whole(model, precision, monkey
     assert category_bytes(made) == category_bytes(captured)
 
 
-@pytest.mark.parametrize(
-    "model", [SMALL, GPT, EXPERTS, LATENT, WINDOWED], ids=lambda model: model.name
-)
+@pytest.mark.parametrize("model", [SMALL, GPT, EXPERTS, LATENT, WINDOWED], ids=lambda model: model.name)
 def test_a_trace_has_the_parameters_that_the_sizes_say(model):
     trace = make.make_trace(model, STEP)
     counted = sum(g["size_bytes"] for g in trace.facts.gradients) // 2
@@ -118,10 +137,7 @@ def test_flops_are_six_a_parameter_and_token_beside_attention_and_lookup():
     ],
 )
 def test_a_recipe_decides_the_formats_of_what_is_held(name):
-    trace, recipe = (
-        make.make_trace(SMALL, replace(STEP, precision=name, sequence=40)),
-        RECIPES[name],
-    )
+    trace, recipe = (make.make_trace(SMALL, replace(STEP, precision=name, sequence=40)), RECIPES[name])
     held, count = category_bytes(trace), SMALL.parameters
     assert held["parameter"] == recipe.parameter_bytes * count
     assert held["gradient"] == recipe.gradient_bytes * count
@@ -134,9 +150,7 @@ def test_a_recipe_decides_the_formats_of_what_is_held(name):
     # What becomes a gradient when it is cast, or added to another, is as large whatever the batch.
     weights = {tuple(sorted(p["shape"])) for p in trace.facts.parameters}
     shape = trace.tensors["shape"].tolist()
-    backward = trace.operators[
-        (trace.operators["phase"] == "backward") & (trace.operators["name"] == "aten::mm")
-    ]
+    backward = trace.operators[(trace.operators["phase"] == "backward") & (trace.operators["name"] == "aten::mm")]
     found = {True: 0, False: 0}
     for row in backward.itertuples():
         found[tuple(sorted(shape[row.output_ids[0]])) in weights] += row.batch_write_bytes
@@ -155,7 +169,7 @@ def test_flash_attention_keeps_no_scores_and_eager_does():
 
 
 def test_what_is_dropped_is_remembered_in_a_byte_an_element():
-    trace = make.make_trace(replace(GPT, attention_dropout=0.1), replace(STEP, attention="fused-softmax"))  # fmt: skip
+    trace = make.make_trace(replace(GPT, attention_dropout=0.1), replace(STEP, attention="fused-softmax"))
     masks = trace.tensors[trace.tensors["dtype"] == "bool"]
     tokens, scores = STEP.batch * STEP.sequence, STEP.batch * GPT.heads * STEP.sequence**2
     # Behind the embedding, and twice in each block; attention's weights once.
@@ -198,11 +212,7 @@ def test_without_torch_the_extra_is_named(tmp_path, monkeypatch):
         make.make_trace(SMALL, STEP)
 
 
-@pytest.mark.parametrize(
-    "model",
-    [pytest.param(EXPERTS, marks=pytest.mark.slow), LATENT],
-    ids=lambda model: model.name,
-)
+@pytest.mark.parametrize("model", [pytest.param(EXPERTS, marks=pytest.mark.slow), LATENT], ids=lambda model: model.name)
 def test_one_block_with_experts_repeated_is_the_model_captured_whole(model, monkeypatch):
     made = make.make_trace(model, STEP)
     assert made.facts.repeated
@@ -234,9 +244,7 @@ def test_flops_of_latent_attention_are_those_of_its_products():
 
 def test_attention_in_a_window_computes_as_many_scores_as_its_tokens_read():
     long = replace(STEP, sequence=128)
-    half, whole = (
-        attention_of(make.make_trace(replace(WINDOWED, window=window), long)) for window in (4, 0)
-    )
+    half, whole = (attention_of(make.make_trace(replace(WINDOWED, window=window), long)) for window in (4, 0))
     assert whole["0"] == half["1"] == half["3"]
     assert half["0"] == half["2"] == whole["0"] * 2 * 4 // 128
     model = replace(WINDOWED, window=4)
@@ -251,21 +259,16 @@ def test_ranks_of_latent_attention_hold_its_narrow_products_whole():
         rows = trace.operators["module"].str.fullmatch(rf"model\.layers\.\d+\.self_attn\.{name}")
         rows &= trace.operators["flop"] > 0
         assert rows.sum() == 3 * LATENT.layers
-        assert (split.operators.loc[rows, "flop"] * share == trace.operators.loc[rows, "flop"]).all()  # fmt: skip
+        assert (split.operators.loc[rows, "flop"] * share == trace.operators.loc[rows, "flop"]).all()
     sums = [e.size_bytes for held in split.after.values() for e in held]
     narrow = STEP.batch * STEP.sequence * 2
-    assert (
-        sums.count(narrow * LATENT.latent)
-        == sums.count(narrow * LATENT.query_latent)
-        == LATENT.layers
-    )
+    assert sums.count(narrow * LATENT.latent) == sums.count(narrow * LATENT.query_latent) == LATENT.layers
 
 
 def test_biases_of_experts_are_added_behind_the_sum_of_shards():
     plain = replace(WINDOWED, feed_forward_bias=False)
     exchanges = [
-        sorted(e.size_bytes for e in split_operators(make.make_trace(m, STEP), 2).exchanges)
-        for m in (plain, WINDOWED)
+        sorted(e.size_bytes for e in split_operators(make.make_trace(m, STEP), 2).exchanges) for m in (plain, WINDOWED)
     ]
     assert exchanges[0] == exchanges[1]
 
@@ -281,9 +284,7 @@ def test_flops_of_experts_are_six_a_parameter_that_a_token_passes():
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_experts_need_weights_in_half_precision(precision):
-    with pytest.raises(
-        InputError, match=r"grouped products.*use one of fsdp2-mixed, .*megatron-bf16"
-    ):
+    with pytest.raises(InputError, match=r"grouped products.*use one of fsdp2-mixed, .*megatron-bf16"):
         make.make_trace(EXPERTS, replace(STEP, precision=precision))
 
 
@@ -311,9 +312,7 @@ def test_every_rank_of_fsdp_holds_a_part_of_each_expert():
 
 
 def test_layers_that_read_the_same_are_one_product_in_megatron():
-    apart, fused = (
-        make.make_trace(SMALL, replace(STEP, fusion=word)) for word in ("flash-attn", "layers")
-    )
+    apart, fused = (make.make_trace(SMALL, replace(STEP, fusion=word)) for word in ("flash-attn", "layers"))
     names = [trace.operators["name"].value_counts() for trace in (apart, fused)]
     assert [name["aten::linear"] for name in names] == [7 * SMALL.layers + 1, 4 * SMALL.layers + 1]
     assert names[1]["aten::glu"] == SMALL.layers and "aten::silu" not in names[1]
@@ -328,9 +327,7 @@ def test_products_add_to_main_gradients_in_megatron(model):
     assert list_added_gradients(cast) == frozenset()
     own = list_added_gradients(added)
     sizes = {g["name"]: g["size_bytes"] for g in cast.facts.gradients}
-    assert own and all(
-        ("proj" in name or "head" in name or "gate" in name) == (name in own) for name in sizes
-    )
+    assert own and all(("proj" in name or "head" in name or "gate" in name) == (name in own) for name in sizes)
     names = [trace.operators["name"].value_counts()["aten::to"] for trace in (cast, added)]
     assert names[0] - names[1] == len(own)
     # What they add to is the gradient that was cast to, as large as before and of the same parameter.
@@ -343,9 +340,7 @@ def test_products_add_to_main_gradients_in_megatron(model):
 
 
 def test_gradients_are_added_by_products_only_where_they_are_kept_in_fp32():
-    with pytest.raises(
-        InputError, match=r"--fusion gradients: with --precision nanotron-bf16 no product adds.*fp8"
-    ):
+    with pytest.raises(InputError, match=r"--fusion gradients: with --precision nanotron-bf16 no product adds.*fp8"):
         make.make_trace(SMALL, replace(STEP, precision="nanotron-bf16", fusion="gradients"))
 
 
@@ -366,13 +361,7 @@ def test_eager_operators_of_a_block_are_those_that_transformers_runs(precision):
     from trioflow.trace.capture.meta import capture_meta
 
     model = replace(published_models()["llama-3.2-1b"], layers=2)
-    row = {
-        "workload": "x",
-        "layers": 2,
-        "sequence": 64,
-        "optimizer": "adamw-fused",
-        "precision": precision,
-    }
+    row = {"workload": "x", "layers": 2, "sequence": 64, "optimizer": "adamw-fused", "precision": precision}
     theirs = capture_meta(row | {"family": "transformers", "model": "llama-3.2-1b"}, 2)
     ours = make.make_trace(model, LanguageStep(64, 2, precision))
     assert ours.facts.language_model["fusion"] == "eager"
@@ -394,10 +383,7 @@ def test_what_a_compiler_fuses_moves_fewer_bytes_and_computes_the_same():
         for word in ("eager", "flash-attn", "compile", "liger")
     }
     assert len({trace.operators["flop"].sum() for trace in traces.values()}) == 1
-    moved = {
-        word: trace.operators[["read_bytes", "write_bytes"]].sum().sum()
-        for word, trace in traces.items()
-    }
+    moved = {word: trace.operators[["read_bytes", "write_bytes"]].sum().sum() for word, trace in traces.items()}
     assert moved["eager"] > moved["flash-attn"] > moved["compile"]
     kept = {word: category_bytes(trace)["activation"] for word, trace in traces.items()}
     assert kept["eager"] > kept["flash-attn"] > kept["compile"]
@@ -414,9 +400,7 @@ def test_what_a_compiler_fuses_moves_fewer_bytes_and_computes_the_same():
 def test_liger_has_no_more_scores_than_those_of_a_piece():
     wide = replace(SMALL, vocabulary=1024)
     trace = make.make_trace(wide, LanguageStep(32, 2, "fsdp2-mixed", fusion="liger"))
-    scores = [
-        shape for shape in trace.tensors["shape"] if len(shape) == 2 and shape[-1] == 1024
-    ]  # fmt: skip
+    scores = [shape for shape in trace.tensors["shape"] if len(shape) == 2 and shape[-1] == 1024]
     assert {tuple(shape) for shape in scores} == {(4, 1024), (64, 1024)}  # a weight, turned
     names = trace.operators["name"].value_counts()
     assert names["trioflow::cross_entropy"] == names["aten::addmm_"] == 64 // 4
@@ -424,18 +408,31 @@ def test_liger_has_no_more_scores_than_those_of_a_piece():
         prepare_split(trace, make_plan(tensor=2))
 
 
-@pytest.mark.parametrize(("precision", "fusion"), [
-    ("fsdp2-mixed", "eager"), ("bf16", "eager"), ("pure-bf16", "eager"), ("nanotron-bf16", "flash-attn"),
-    ("megatron-bf16", "gradients"), ("fp8", "gradients"), ("megatron-tf32", "gradients"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("precision", "fusion"),
+    [
+        ("fsdp2-mixed", "eager"),
+        ("bf16", "eager"),
+        ("pure-bf16", "eager"),
+        ("nanotron-bf16", "flash-attn"),
+        ("megatron-bf16", "gradients"),
+        ("fp8", "gradients"),
+        ("megatron-tf32", "gradients"),
+    ],
+)
 def test_a_recipe_runs_its_framework_s_kernels(precision, fusion):
     assert LanguageStep(8, 1, precision).settle().fusion == fusion
 
 
-@pytest.mark.parametrize(("arguments", "attention", "fusion"), [
-    ({}, "cudnn", ""), ({"no-gradient-accumulation-fusion": True}, "cudnn", "layers"),
-    ({"attention-backend": "flash"}, "flash", ""), ({"bf16": False}, "eager", ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "attention", "fusion"),
+    [
+        ({}, "cudnn", ""),
+        ({"no-gradient-accumulation-fusion": True}, "cudnn", "layers"),
+        ({"attention-backend": "flash"}, "flash", ""),
+        ({"bf16": False}, "eager", ""),
+    ],
+)
 def test_megatron_says_what_runs_as_one_kernel(arguments, attention, fusion):
     given = {
         "num-layers": 2,
@@ -445,9 +442,7 @@ def test_megatron_says_what_runs_as_one_kernel(arguments, attention, fusion):
         "bf16": True,
         "swiglu": True,
     }
-    found = read_megatron(
-        {**given, "max-position-embeddings": 32, **arguments, "vocab-size": 100}, "x", "x"
-    )
+    found = read_megatron({**given, "max-position-embeddings": 32, **arguments, "vocab-size": 100}, "x", "x")
     assert (found.step["attention"], found.step["fusion"]) == (attention, fusion)
 
 
@@ -455,9 +450,7 @@ def test_a_block_s_graphs_are_launched_once_each_way(cache):
     times = {}
     for graphs in (False, True):
         trace = make.make_trace(SMALL, replace(STEP, cuda_graphs=graphs))
-        timed = trace.operators.assign(
-            device_ns=(trace.operators["flop"] + trace.operators["write_bytes"] > 0) * 1000
-        )
+        timed = trace.operators.assign(device_ns=(trace.operators["flop"] + trace.operators["write_bytes"] > 0) * 1000)
         facts = replace(trace.facts, step_time_source=PREDICTED)
         times[graphs] = host_times(replace(trace, facts=facts), timed, 1e-6)
         block = timed["module"].str.match(r"model\.layers\.\d+").to_numpy()
@@ -473,9 +466,7 @@ def test_a_block_s_graphs_are_launched_once_each_way(cache):
 
 @pytest.mark.parametrize("precision", ["bf16", "megatron-fp16"])
 def test_experts_in_another_format_than_bf16_are_refused(precision):
-    with pytest.raises(
-        InputError, match=f"--precision {precision}: experts are computed .* in bf16"
-    ):
+    with pytest.raises(InputError, match=f"--precision {precision}: experts are computed .* in bf16"):
         make.make_trace(EXPERTS, replace(STEP, precision=precision))
 
 

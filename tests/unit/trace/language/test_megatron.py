@@ -33,7 +33,7 @@ def read(words):
 def taken(monkeypatch):
     """Names that readers take of a file's arguments."""
     names, take = set(), Fields.take
-    monkeypatch.setattr(Fields, "take", lambda self, name, *more: names.add(name) or take(self, name, *more))  # fmt: skip
+    monkeypatch.setattr(Fields, "take", lambda self, name, *more: names.add(name) or take(self, name, *more))
     return names
 
 
@@ -62,11 +62,7 @@ def test_the_table_says_of_each_class_what_it_has_to():
     for name, one in known.items():
         assert one["says"] or one["class"] in (FOLLOWED, "none"), name
     # An argument that a pattern means is not classed before its own row.
-    assert (
-        find_argument("rl-anything")["class"]
-        == find_argument("grpo-iterations")["class"]
-        == REFUSED
-    )
+    assert find_argument("rl-anything")["class"] == find_argument("grpo-iterations")["class"] == REFUSED
     assert find_argument("lr-decay-style")["class"] == "none"
 
 
@@ -85,7 +81,7 @@ def test_the_table_says_of_each_class_what_it_has_to():
         ("--step-batch-size-schedule 96", "step-batch-size-schedule: '' is not a whole number"),
         ("--num-tokens-to-generate 30", "generates text"),
     ],
-)  # fmt: skip
+)
 def test_what_changes_a_step_much_is_refused_by_its_name(words, message):
     with pytest.raises(InputError, match=message):
         read(words)
@@ -110,10 +106,13 @@ def test_another_program_trains_another_network():
         ("--bf16 --cross-entropy-loss-fusion --cross-entropy-fusion-impl te", ""),
         ("--bf16 --deterministic-mode", ""),
         ("--bf16 --overlap-grad-reduce false", "--overlap-grad-reduce False (gradients are reduced beside"),
-        ("--bf16 --step-batch-size-schedule '0:96 10B:192'", "0:96 10B:192 (a step has its first batch, unless --batch"),
+        (
+            "--bf16 --step-batch-size-schedule '0:96 10B:192'",
+            "0:96 10B:192 (a step has its first batch, unless --batch",
+        ),
         ("--bf16 --nobody-knows 3", "not followed: --nobody-knows 3 (nobody here"),
     ],
-)  # fmt: skip
+)
 def test_what_is_harmless_or_easy_is_taken_and_what_is_assumed_is_said(words, notes):
     found = read(words.replace("(", "'(").replace("*1 ", "*1' ") if "freq (" in words else words)
     assert (notes in " ".join(found.notes)) if notes else not found.notes
@@ -126,16 +125,28 @@ def test_what_is_harmless_or_easy_is_taken_and_what_is_assumed_is_said(words, no
 @pytest.mark.parametrize(
     "words",
     [
-        "--bf16 --fp16", "--bf16 --swiglu --squared-relu", "--expert-model-parallel-size 2",
-        "--bf16 --num-experts 6 --expert-model-parallel-size 4", "--num-virtual-stages-per-pipeline-rank 2",
-        "--num-layers-per-virtual-pipeline-stage 1", "--max-position-embeddings 16", "--hidden-size 66",
-        "--tensor-model-parallel-size 8", "--context-parallel-size 3", "--tensor-model-parallel-size 2 --tp-comm-overlap",
-        "--overlap-param-gather", "--recompute-granularity selective --recompute-method uniform",
-        "--recompute-granularity full", "--deterministic-mode --use-flash-attn", "--moe-grouped-gemm --num-experts 4",
-        "--train-iters 3 --train-samples 9", "--enable-cuda-graph --external-cuda-graph", "--mtp-num-layers 1",
+        "--bf16 --fp16",
+        "--bf16 --swiglu --squared-relu",
+        "--expert-model-parallel-size 2",
+        "--bf16 --num-experts 6 --expert-model-parallel-size 4",
+        "--num-virtual-stages-per-pipeline-rank 2",
+        "--num-layers-per-virtual-pipeline-stage 1",
+        "--max-position-embeddings 16",
+        "--hidden-size 66",
+        "--tensor-model-parallel-size 8",
+        "--context-parallel-size 3",
+        "--tensor-model-parallel-size 2 --tp-comm-overlap",
+        "--overlap-param-gather",
+        "--recompute-granularity selective --recompute-method uniform",
+        "--recompute-granularity full",
+        "--deterministic-mode --use-flash-attn",
+        "--moe-grouped-gemm --num-experts 4",
+        "--train-iters 3 --train-samples 9",
+        "--enable-cuda-graph --external-cuda-graph",
+        "--mtp-num-layers 1",
         "--bf16 --num-experts 4 --expert-model-parallel-size 2 --overlap-moe-expert-parallel-comm",
     ],
-)  # fmt: skip
+)
 def test_arguments_that_contradict_each_other_are_refused_as_megatron_refuses_them(words):
     with pytest.raises(InputError, match="Megatron-LM refuses it"):
         read(words)
@@ -148,22 +159,10 @@ def test_modules_that_are_recomputed_whole_are_followed():
 
 
 @pytest.mark.parametrize("ranks, overlaps", [(4, True), (1, False)])
-def test_weights_are_gathered_during_forward_where_replicas_share_the_optimizer(
-    ranks, overlaps, tmp_path, capsys
-):
-    words = (
-        f"{SIZES}--bf16 --use-distributed-optimizer --overlap-param-gather --global-batch-size 8"
-    )
+def test_weights_are_gathered_during_forward_where_replicas_share_the_optimizer(ranks, overlaps, tmp_path, capsys):
+    words = f"{SIZES}--bf16 --use-distributed-optimizer --overlap-param-gather --global-batch-size 8"
     (tmp_path / "run.sh").write_text(f"python pretrain_gpt.py {words}")
-    command = [
-        "simulate",
-        "--megatron",
-        str(tmp_path / "run.sh"),
-        "--ranks",
-        str(ranks),
-        "--platform",
-        "dgx-h100",
-    ]
+    command = ["simulate", "--megatron", str(tmp_path / "run.sh"), "--ranks", str(ranks), "--platform", "dgx-h100"]
     assert main([*command, "--json"]) == 0
     text = json.loads(capsys.readouterr().out)["plan_text"]
     assert ("weights gathered during forward" in text) == overlaps

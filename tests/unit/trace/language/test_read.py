@@ -8,10 +8,18 @@ from trioflow.trace.language.read import TABLE, find_configuration, published_mo
 from trioflow.trace.store import load_trace
 
 LLAMA = {
-    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
-    "num_hidden_layers": 32, "num_key_value_heads": 8, "vocab_size": 128256, "hidden_act": "silu",
-    "tie_word_embeddings": False, "rope_theta": 500000.0, "torch_dtype": "bfloat16",
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "rope_theta": 500000.0,
+    "torch_dtype": "bfloat16",
+}
 MEGATRON = """
 ENV_VARS:
   CUDA_DEVICE_MAX_CONNECTIONS: 1
@@ -68,9 +76,10 @@ def test_models_by_name_have_as_many_parameters_as_published(row):
     assert row["source"]
 
 
-@pytest.mark.parametrize(("given", "name"), [
-    ("meta-llama/Llama-2-7b-hf", "llama-2-7b"), ("meta-llama/Meta-Llama-3-8B", "llama-3-8b"), ("GPT2_XL", "gpt2-xl"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [("meta-llama/Llama-2-7b-hf", "llama-2-7b"), ("meta-llama/Meta-Llama-3-8B", "llama-3-8b"), ("GPT2_XL", "gpt2-xl")],
+)
 def test_a_name_is_known_with_the_marks_of_a_repository(given, name):
     assert find_configuration(given).model == published_models()[name]
 
@@ -88,17 +97,38 @@ def test_what_of_a_model_by_name_is_not_built_is_said():
 def test_a_norm_without_biases_has_a_parameter_a_channel():
     mpt = published_models()["mpt-7b"]
     assert mpt.parameters - replace(mpt, norm="rms").parameters == 0
-    assert (
-        replace(mpt, norm="layer").parameters - mpt.parameters == (2 * mpt.layers + 1) * mpt.hidden
-    )
+    assert replace(mpt, norm="layer").parameters - mpt.parameters == (2 * mpt.layers + 1) * mpt.hidden
 
 
-@pytest.mark.parametrize(("kind", "fields", "name"), [
-    ("gemma", {"num_hidden_layers": 18, "hidden_size": 2048, "num_attention_heads": 8, "num_key_value_heads": 1,
-               "intermediate_size": 16384, "vocab_size": 256000}, "gemma-2b"),
-    ("phi3", {"num_hidden_layers": 40, "hidden_size": 5120, "num_attention_heads": 40, "num_key_value_heads": 10,
-              "intermediate_size": 17920, "vocab_size": 100352}, "phi-4"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "fields", "name"),
+    [
+        (
+            "gemma",
+            {
+                "num_hidden_layers": 18,
+                "hidden_size": 2048,
+                "num_attention_heads": 8,
+                "num_key_value_heads": 1,
+                "intermediate_size": 16384,
+                "vocab_size": 256000,
+            },
+            "gemma-2b",
+        ),
+        (
+            "phi3",
+            {
+                "num_hidden_layers": 40,
+                "hidden_size": 5120,
+                "num_attention_heads": 40,
+                "num_key_value_heads": 10,
+                "intermediate_size": 17920,
+                "vocab_size": 100352,
+            },
+            "phi-4",
+        ),
+    ],
+)
 def test_gemma_and_phi_are_read_from_their_configuration(tmp_path, kind, fields, name):
     found = find_configuration(write(tmp_path, "config.json", {"model_type": kind, **fields}))
     assert replace(found.model, name=name) == published_models()[name]
@@ -116,9 +146,13 @@ def test_a_config_json_is_the_model_of_that_name(tmp_path):
 
 def test_experts_by_their_config_json(tmp_path):
     mixtral = LLAMA | {
-        "model_type": "mixtral", "vocab_size": 32000, "num_local_experts": 8, "num_experts_per_tok": 2,
-        "router_aux_loss_coef": 0.02, "sliding_window": None,
-    }  # fmt: skip
+        "model_type": "mixtral",
+        "vocab_size": 32000,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "router_aux_loss_coef": 0.02,
+        "sliding_window": None,
+    }
     found = find_configuration(write(tmp_path, "config.json", mixtral))
     named = published_models()["mixtral-8x7b"]
     assert found.model.parameters == named.parameters
@@ -126,29 +160,65 @@ def test_experts_by_their_config_json(tmp_path):
     assert not found.notes
     # A dense layer's width stands in the file too, and says nothing of the experts'.
     qwen = LLAMA | {
-        "model_type": "qwen3_moe", "num_experts": 128, "num_experts_per_tok": 8, "mlp_only_layers": [],
-        "decoder_sparse_step": 1, "moe_intermediate_size": 768, "hidden_size": 2048, "head_dim": 128,
-        "intermediate_size": 6144, "num_hidden_layers": 48, "num_key_value_heads": 4,
-        "vocab_size": 151936, "norm_topk_prob": True,
-    }  # fmt: skip
+        "model_type": "qwen3_moe",
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "mlp_only_layers": [],
+        "decoder_sparse_step": 1,
+        "moe_intermediate_size": 768,
+        "hidden_size": 2048,
+        "head_dim": 128,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 48,
+        "num_key_value_heads": 4,
+        "vocab_size": 151936,
+        "norm_topk_prob": True,
+    }
     found = find_configuration(write(tmp_path, "config.json", qwen))
     assert found.model.parameters == published_models()["qwen3-30b-a3b"].parameters
     assert found.model.active_parameters == pytest.approx(3.3e9, rel=0.02)  # as its card says
 
 
 DEEPSEEK = {
-    "model_type": "deepseek_v3", "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048,
-    "num_hidden_layers": 61, "num_attention_heads": 128, "num_key_value_heads": 128, "vocab_size": 129280,
-    "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
-    "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8, "first_k_dense_replace": 3,
-    "moe_layer_freq": 1, "n_group": 8, "topk_group": 4, "scoring_func": "sigmoid", "hidden_act": "silu",
-}  # fmt: skip
+    "model_type": "deepseek_v3",
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "vocab_size": 129280,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "first_k_dense_replace": 3,
+    "moe_layer_freq": 1,
+    "n_group": 8,
+    "topk_group": 4,
+    "scoring_func": "sigmoid",
+    "hidden_act": "silu",
+}
 GPT_OSS = {
-    "model_type": "gpt_oss", "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 24,
-    "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 201088,
-    "num_local_experts": 32, "num_experts_per_tok": 4, "sliding_window": 128, "attention_bias": True,
-    "layer_types": ["sliding_attention", "full_attention"] * 12, "swiglu_limit": 7.0,
-}  # fmt: skip
+    "model_type": "gpt_oss",
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "vocab_size": 201088,
+    "num_local_experts": 32,
+    "num_experts_per_tok": 4,
+    "sliding_window": 128,
+    "attention_bias": True,
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+    "swiglu_limit": 7.0,
+}
 
 
 @pytest.mark.parametrize(
@@ -167,7 +237,7 @@ def test_latent_attention_and_windows_by_their_config_json(content, name, active
     assert replace(found.model, name=name) == published_models()[name]
     assert not found.notes
     model = found.model
-    assert model.active_parameters - model.vocabulary * model.hidden == pytest.approx(active, rel=2e-3)  # fmt: skip
+    assert model.active_parameters - model.vocabulary * model.hidden == pytest.approx(active, rel=2e-3)
 
 
 @pytest.mark.parametrize(
@@ -178,11 +248,7 @@ def test_latent_attention_and_windows_by_their_config_json(content, name, active
         (DEEPSEEK, {"first_k_dense_replace": 61}, "61 first blocks without experts, of 61"),
         (DEEPSEEK, {"first_k_dense_replace": "x"}, "'x' is not a whole number"),
         (DEEPSEEK, {"index_topk": 2048}, "attention that chooses its tokens is not built"),
-        (
-            GPT_OSS,
-            {"layer_types": ["linear_attention"] * 24},
-            "are not 24 of sliding_attention and",
-        ),
+        (GPT_OSS, {"layer_types": ["linear_attention"] * 24}, "are not 24 of sliding_attention and"),
         (GPT_OSS, {"layer_types": ["full_attention"] * 23}, "are not 24 of sliding_attention and"),
         (GPT_OSS, {"sliding_window": None}, "sliding_window is missing"),
     ],
@@ -194,10 +260,11 @@ def test_other_turns_of_blocks_are_refused(content, changes, message, tmp_path):
 
 
 def test_gpt2_by_its_config_json(tmp_path):
-    path = write(tmp_path, "gpt2.json", {
-        "model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024,
-        "vocab_size": 50257,
-    })  # fmt: skip
+    path = write(
+        tmp_path,
+        "gpt2.json",
+        {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024, "vocab_size": 50257},
+    )
     assert find_configuration(path).model.parameters == 124_439_808  # as published
 
 
@@ -205,31 +272,17 @@ def test_gpt2_by_its_config_json(tmp_path):
     ("changes", "message"),
     [
         ({"num_local_experts": 8}, "num_local_experts 8: experts and latent attention of a llama"),
-        (
-            {"model_type": "mixtral", "num_experts": 4, "num_local_experts": 8},
-            "are one size, and differ",
-        ),
-        (
-            {"model_type": "mixtral", "num_experts": 4, "num_experts_per_tok": None},
-            "num_experts_per_tok is missing",
-        ),
+        ({"model_type": "mixtral", "num_experts": 4, "num_local_experts": 8}, "are one size, and differ"),
+        ({"model_type": "mixtral", "num_experts": 4, "num_experts_per_tok": None}, "num_experts_per_tok is missing"),
         ({"num_attention_heads": 24}, "24 attention heads do not divide hidden_size 4096"),
-        (
-            {"quantization_config": {"quant_method": "bitsandbytes"}},
-            "quant_method: 'bitsandbytes' is not known here",
-        ),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quant_method: 'bitsandbytes' is not known here"),
         ({"model_type": "t5", "is_encoder_decoder": True}, "an encoder-decoder is not built"),
         (
             {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 9},
             "9 experts a token cannot be chosen of 8",
         ),
         (
-            {
-                "model_type": "qwen3_moe",
-                "num_experts": 8,
-                "num_experts_per_tok": 2,
-                "mlp_only_layers": [1],
-            },
+            {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "mlp_only_layers": [1]},
             "mlp_only_layers [1]: blocks without experts",
         ),
         ({"kv_lora_rank": 512}, "latent attention"),
@@ -258,29 +311,24 @@ def test_fields_that_may_change_the_work_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("words", "recipe"),
     [
-        ("--bf16", "megatron-bf16"), ("--bf16 --grad-reduce-in-bf16", "megatron-bf16-reduce"),
-        ("--fp16", "megatron-fp16"), ("", "megatron-fp32"), ("--bf16 --fp8-format hybrid", "fp8-delayed"),
+        ("--bf16", "megatron-bf16"),
+        ("--bf16 --grad-reduce-in-bf16", "megatron-bf16-reduce"),
+        ("--fp16", "megatron-fp16"),
+        ("", "megatron-fp32"),
+        ("--bf16 --fp8-format hybrid", "fp8-delayed"),
         ("--bf16 --fp8-format hybrid --fp8-recipe tensorwise --grad-reduce-in-bf16", "fp8-bf16-reduce"),
         ("--bf16 --fp8-format e4m3 --fp8-recipe blockwise", "fp8-block"),
     ],
-)  # fmt: skip
+)
 def test_megatron_arguments_say_in_what_gradients_are_reduced(words, recipe):
-    sizes = (
-        "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --vocab-size 99"
-    )
+    sizes = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --vocab-size 99"
     text = f"{sizes} --max-position-embeddings 32 {words}"
     assert read_megatron(parse_arguments(text, "x"), "x", "x").step["precision"] == recipe
 
 
 def test_megatron_arguments_say_whether_there_are_cuda_graphs():
-    sizes = (
-        "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --vocab-size 99"
-    )
-    for words, found in (
-        ("", None),
-        ("--enable-cuda-graph", True),
-        ("--cuda-graph-impl local", True),
-    ):
+    sizes = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --vocab-size 99"
+    for words, found in (("", None), ("--enable-cuda-graph", True), ("--cuda-graph-impl local", True)):
         text = f"{sizes} --max-position-embeddings 32 {words}"
         assert read_megatron(parse_arguments(text, "x"), "x", "x").step.get("cuda_graphs") == found
 
@@ -292,15 +340,25 @@ def test_megatron_arguments_give_the_model_its_step_and_the_plan(tmp_path):
     assert (model.vocabulary, model.tied, model.longest) == (50432, True, 1024)
     assert model.feed_forward == 2048
     assert found.step == {
-        "sequence": 1024, "batch": 4, "precision": "megatron-bf16", "attention": "fused-softmax", "fusion": "",
+        "sequence": 1024,
+        "batch": 4,
+        "precision": "megatron-bf16",
+        "attention": "fused-softmax",
+        "fusion": "",
         "deterministic": True,
-    }  # fmt: skip
+    }
     assert found.global_batch == 32
     assert found.degrees == {
-        "tensor": 2, "pipeline": 2, "sequence_parallel": True, "vocabulary_parallel": True,
-        "schedule": "interleaved", "stages_per_rank": 2, "sharding": "distributed", "recompute": "selective",
+        "tensor": 2,
+        "pipeline": 2,
+        "sequence_parallel": True,
+        "vocabulary_parallel": True,
+        "schedule": "interleaved",
+        "stages_per_rank": 2,
+        "sharding": "distributed",
+        "recompute": "selective",
         "tensor_overlap": "backward",
-    }  # fmt: skip
+    }
     assert found.notes == (
         "not followed: --overlap-grad-reduce left out (gradients are reduced beside backward)",
         "not followed: --unheard-of 3 (nobody here knows them, and they may change the work)",
@@ -314,8 +372,14 @@ def test_megatron_arguments_give_the_model_its_step_and_the_plan(tmp_path):
     ("arguments", "stages"),
     [
         ("", (3, 3, 3, 3)),
-        ("--pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 3 --pipeline-model-parallel-size 2", (2,) * 6),
-        ("--decoder-first-pipeline-num-layers 2 --decoder-last-pipeline-num-layers 2 --pipeline-model-parallel-size 4", (2, 4, 4, 2)),
+        (
+            "--pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 3 --pipeline-model-parallel-size 2",
+            (2,) * 6,
+        ),
+        (
+            "--decoder-first-pipeline-num-layers 2 --decoder-last-pipeline-num-layers 2 --pipeline-model-parallel-size 4",
+            (2, 4, 4, 2),
+        ),
         (
             "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split "
             "--num-layers 10 --pipeline-model-parallel-size 4",
@@ -323,15 +387,17 @@ def test_megatron_arguments_give_the_model_its_step_and_the_plan(tmp_path):
         ),
         ("--pipeline-model-parallel-size 1", ()),
     ],
-)  # fmt: skip
+)
 def test_stages_are_cut_as_megatron_cuts_them(arguments, stages, tmp_path):
     line = "--num-layers 12 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --pipeline-model-parallel-size 4 "
     found = find_configuration(write(tmp_path, "run.sh", line + arguments))
     assert found.stages == stages
     named = found.name_stages()
-    assert named is None if not stages else list(map(len, named)) == [
-        n + (i == 0) + (i == len(stages) - 1) for i, n in enumerate(stages)
-    ]  # fmt: skip
+    assert (
+        named is None
+        if not stages
+        else list(map(len, named)) == [n + (i == 0) + (i == len(stages) - 1) for i, n in enumerate(stages)]
+    )
 
 
 LAYOUT = (
@@ -394,9 +460,9 @@ def test_experts_and_latent_attention_by_megatron_s_arguments(tmp_path):
     assert replace(found.model, name="deepseek-v3") == published_models()["deepseek-v3"]
     assert (found.degrees["expert"], found.degrees["tensor"]) == (8, 2)
     assert "expert_tensor" not in found.degrees and not found.notes
-    whole = find_configuration(write(tmp_path, "whole.sh", f"{EXPERTS} --expert-tensor-parallel-size 1"))  # fmt: skip
+    whole = find_configuration(write(tmp_path, "whole.sh", f"{EXPERTS} --expert-tensor-parallel-size 1"))
     assert whole.degrees["expert_tensor"] == 1
-    gathered = find_configuration(write(tmp_path, "other.sh", EXPERTS.replace("alltoall", "allgather")))  # fmt: skip
+    gathered = find_configuration(write(tmp_path, "other.sh", EXPERTS.replace("alltoall", "allgather")))
     assert "tokens travel in all-to-alls" in gathered.notes[0]
 
 
@@ -418,9 +484,7 @@ def test_experts_that_are_not_built_are_refused(old, new, message, tmp_path):
 
 
 def test_a_bare_yes_refuses_what_is_not_built(tmp_path):
-    line = (
-        "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --is-hybrid-model"
-    )
+    line = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --is-hybrid-model"
     with pytest.raises(InputError, match="hybrid models"):
         find_configuration(write(tmp_path, "run.sh", line))
     other = line.replace("--is-hybrid-model", "--use-megatron-fsdp true")
@@ -441,9 +505,14 @@ def test_a_nanotron_file_gives_the_model_and_the_plan(tmp_path):
     assert found.step == {"sequence": 4096, "batch": 2, "precision": "nanotron-bf16"}
     assert found.accumulate == 8
     assert found.degrees == {
-        "data": 4, "tensor": 2, "pipeline": 2, "sequence_parallel": True, "schedule": "1f1b",
-        "sharding": "distributed", "vocabulary_parallel": True,
-    }  # fmt: skip
+        "data": 4,
+        "tensor": 2,
+        "pipeline": 2,
+        "sequence_parallel": True,
+        "schedule": "1f1b",
+        "sharding": "distributed",
+        "vocabulary_parallel": True,
+    }
 
 
 def test_another_file_is_no_configuration(tmp_path):

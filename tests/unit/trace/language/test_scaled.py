@@ -48,10 +48,7 @@ def test_what_several_layers_read_is_cast_once():
 
 
 def test_a_scale_of_each_tensor_asks_for_its_largest_value_first():
-    counts = [
-        (trace(precision=name).operators["name"] == "aten::amax").sum()
-        for name in ("fp8", "fp8-block")
-    ]
+    counts = [(trace(precision=name).operators["name"] == "aten::amax").sum() for name in ("fp8", "fp8-block")]
     assert counts == [8 * 3, 0]
     assert len(select(trace(precision="fp8-block"), "block_scaled_linear")) == 4 * 3
 
@@ -75,15 +72,9 @@ def test_experts_run_in_fp8_and_their_router_does_not():
 
 @pytest.mark.parametrize("precision", ["fp8", "fp8-block"])
 def test_products_take_less_time_on_an_h100(precision):
-    half, fp8 = (
-        time_operators(trace(WIDE, name), H100).traces[0].operators
-        for name in ("megatron-bf16", precision)
-    )
+    half, fp8 = (time_operators(trace(WIDE, name), H100).traces[0].operators for name in ("megatron-bf16", precision))
     before, after = (
-        rows.loc[
-            rows["module"].str.endswith("down_proj") & rows["name"].str.endswith("linear"),
-            "device_ns",
-        ]
+        rows.loc[rows["module"].str.endswith("down_proj") & rows["name"].str.endswith("linear"), "device_ns"]
         for rows in (half, fp8)
     )
     # Twice the peak rate at most; at its power limit a board sustains the same share of either.
@@ -102,13 +93,7 @@ def test_a_gpu_without_fp8_is_refused():
 @pytest.mark.parametrize(("tensor", "expert"), [(4, 1), (1, 2)])
 def test_messages_of_plans_stay_but_for_what_is_gathered_in_fp8(tensor, expert):
     model = DENSE if expert == 1 else SPARSE
-    plan = make_plan(
-        2 * expert,
-        tensor,
-        expert=expert,
-        sequence_parallel=tensor > 1,
-        vocabulary_parallel=tensor > 1,
-    )
+    plan = make_plan(2 * expert, tensor, expert=expert, sequence_parallel=tensor > 1, vocabulary_parallel=tensor > 1)
     sent = {}
     for name in ("megatron-bf16", "fp8"):
         tasks = build_graph(time_operators(trace(model, name), H100), plan).tasks

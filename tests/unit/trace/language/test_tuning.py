@@ -22,21 +22,19 @@ pytest.importorskip("torch", reason="a trace without a device needs torch (extra
 SMALL = LanguageModel("small", 4, 64, 4, 2, 16, 96, 256)
 EXPERTS = replace(SMALL, name="experts", experts=8, experts_per_token=2, feed_forward=48)
 LATENT = replace(
-    SMALL,
-    name="latent",
-    kv_heads=4,
-    head_size=24,
-    rotary_size=8,
-    value_size=16,
-    latent=32,
-    query_latent=40,
+    SMALL, name="latent", kv_heads=4, head_size=24, rotary_size=8, value_size=16, latent=32, query_latent=40
 )
 STEP = LanguageStep(32, 2, "megatron-bf16")
 LORA = {"lora": 4}
 CONFIG = {
-    "model_type": "llama", "hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 8,
-    "num_hidden_layers": 3, "num_key_value_heads": 4, "vocab_size": 1024,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_attention_heads": 8,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 4,
+    "vocab_size": 1024,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -106,9 +104,7 @@ def test_adapters_have_as_many_parameters_as_peft_s(model, words, count):
     ],
     ids=lambda plan: plan.plan,
 )
-@pytest.mark.parametrize(
-    "words", [LORA, {"freeze": "model.embed_tokens,*.mlp*"}], ids=["lora", "freeze"]
-)
+@pytest.mark.parametrize("words", [LORA, {"freeze": "model.embed_tokens,*.mlp*"}], ids=["lora", "freeze"])
 def test_every_plan_holds_a_share_of_frozen_weights(plan, words):
     model = EXPERTS if plan.expert > 1 else SMALL
     peaks = []
@@ -120,9 +116,7 @@ def test_every_plan_holds_a_share_of_frozen_weights(plan, words):
     for rank, held in peaks[0].items():
         other, kept = peaks[1][rank], STEP.precision == "megatron-bf16"
         before, after = held.get("parameter", 0), other["parameter"]
-        if (
-            plan.shards_units and kept
-        ):  # what is sharded of a trained one is its main weight, a state
+        if plan.shards_units and kept:  # what is sharded of a trained one is its main weight, a state
             assert before == 0 and after <= held["optimizer_state"] / 3 + 2 * adapters
         else:
             assert before <= after <= before + adapters * ("lora" in words)

@@ -18,13 +18,7 @@ from trioflow.trace.profile.events import Event, busy_ns, charge_kernels, span_n
 from trioflow.trace.profile.kineto import read_profile
 from trioflow.trace.profile.merge import merge_trace, merge_trace_folder
 from trioflow.trace.profile.observe import observe_step
-from trioflow.trace.profile.steps import (
-    EVENT_NS,
-    StepTimes,
-    find_spans,
-    measure_repeats,
-    times_of_step,
-)
+from trioflow.trace.profile.steps import EVENT_NS, StepTimes, find_spans, measure_repeats, times_of_step
 from trioflow.trace.store import load_trace
 
 TRACES = ["transformer_trace", "cnn_trace", "bert_trace"]
@@ -69,9 +63,7 @@ def test_categories_add_up_to_the_model(trace):
 
 
 def test_backward_operators_with_work_are_joined_to_their_forward(trace):
-    backward = trace.operators[
-        (trace.operators["phase"] == "backward") & (trace.operators["flop"] > 0)
-    ]
+    backward = trace.operators[(trace.operators["phase"] == "backward") & (trace.operators["flop"] > 0)]
     assert len(backward) > 0
     assert backward["forward_op_id"].notna().all()
     phases = trace.operators["phase"]
@@ -95,14 +87,10 @@ def test_flop_agrees_with_pytorch_s_own_counter(trace):
     workload = build_workload(trace.facts.row)
     inputs, targets = workload.make_batch(trace.facts.batch, 0)
     # The math attention decomposes into products that the counter knows.
-    with (
-        FlopCounterMode(display=False) as counter,
-        torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
-    ):
+    with FlopCounterMode(display=False) as counter, torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         workload.loss(workload.model(inputs), targets).backward()
     attention = trace.operators[
-        trace.operators["name"].str.contains("scaled_dot_product")
-        & (trace.operators["phase"] == "backward")
+        trace.operators["name"].str.contains("scaled_dot_product") & (trace.operators["phase"] == "backward")
     ]
     # A fused backward computes the scores again: one product in five.
     extra = int(attention["flop"].sum()) // 5
@@ -158,16 +146,12 @@ def test_without_the_light_profile_the_single_step_is_used(tmp_path, raw_cnn, cn
 def make_steps(step: float, phase: float, operator: float, steps: int = 400) -> np.ndarray:
     """Times of 60 operators of three lengths, half of them of each phase, in many steps [ns]."""
     rng, phases = np.random.default_rng(4), np.arange(60) // 30
-    logs = (
-        step * rng.standard_normal((steps, 1)) + phase * rng.standard_normal((steps, 2))[:, phases]
-    )
+    logs = step * rng.standard_normal((steps, 1)) + phase * rng.standard_normal((steps, 2))[:, phases]
     nominal = np.tile([1e5, 3e5, 9e5], 20)
     return nominal * np.exp(logs + operator * rng.standard_normal((steps, 60)))
 
 
-@pytest.mark.parametrize(
-    "parts", [(0.05, 0.0, 0.1), (0.0, 0.05, 0.1), (0.03, 0.04, 0.0), (0.0, 0.0, 0.2)]
-)
+@pytest.mark.parametrize("parts", [(0.05, 0.0, 0.1), (0.0, 0.05, 0.1), (0.03, 0.04, 0.0), (0.0, 0.0, 0.2)])
 def test_repeats_are_told_apart_by_what_they_share(parts):
     phases = ["forward"] * 30 + ["backward"] * 30
     found = measure_repeats(make_steps(*parts), phases, ["aten::mm", "aten::add", "aten::mm"] * 20)
@@ -193,13 +177,7 @@ def kernel(start, end):
 
 @pytest.mark.parametrize(
     ("spans", "busy"),
-    [
-        ([], 0),
-        ([(5, 9)], 4),
-        ([(0, 4), (6, 8)], 6),
-        ([(0, 10), (2, 3), (9, 12)], 12),
-        ([(0, 2), (2, 4)], 4),
-    ],
+    [([], 0), ([(5, 9)], 4), ([(0, 4), (6, 8)], 6), ([(0, 10), (2, 3), (9, 12)], 12), ([(0, 2), (2, 4)], 4)],
 )
 def test_overlapping_kernels_count_once(spans, busy):
     assert busy_ns(kernel(*span) for span in spans) == busy
@@ -218,7 +196,7 @@ def test_kernels_go_to_the_operator_that_launched_them(tmp_path):
         event("gemm", "kernel", 40, 20, tid=7, correlation=11),
         event("split", "kernel", 50, 20, tid=8, correlation=12),
         event("relu", "kernel", 75, 5, tid=7, correlation=13),
-    ]  # fmt: skip
+    ]
     step = load(tmp_path, events)
     times = times_of_step(step)
     assert times.device_ns.tolist() == [30_000, 5_000]
@@ -254,57 +232,62 @@ def test_an_instant_is_charged_once_to_the_operator_whose_kernel_started_first()
 
 
 def test_waiting_for_the_device_is_no_host_time(tmp_path):
-    step = load(tmp_path, [
-        event("trioflow: step", "user_annotation", 0, 100),
-        event("aten::mm", "cpu_op", 0, 10),
-        event("cudaLaunchKernel", "cuda_runtime", 1, 1, correlation=1),
-        event("aten::item", "cpu_op", 10, 60),
-        event("cudaMemcpyAsync", "cuda_runtime", 12, 2, correlation=2),
-        event("cudaStreamSynchronize", "cuda_runtime", 14, 50),
-        event("gemm", "kernel", 5, 50, tid=7, correlation=1),
-        event("Memcpy DtoH (Device -> Pageable)", "gpu_memcpy", 60, 1, tid=7, correlation=2),
-    ])  # fmt: skip
+    step = load(
+        tmp_path,
+        [
+            event("trioflow: step", "user_annotation", 0, 100),
+            event("aten::mm", "cpu_op", 0, 10),
+            event("cudaLaunchKernel", "cuda_runtime", 1, 1, correlation=1),
+            event("aten::item", "cpu_op", 10, 60),
+            event("cudaMemcpyAsync", "cuda_runtime", 12, 2, correlation=2),
+            event("cudaStreamSynchronize", "cuda_runtime", 14, 50),
+            event("gemm", "kernel", 5, 50, tid=7, correlation=1),
+            event("Memcpy DtoH (Device -> Pageable)", "gpu_memcpy", 60, 1, tid=7, correlation=2),
+        ],
+    )
     assert times_of_step(step).cpu_ns.tolist() == [10_000, 60_000 - 52_000]
 
 
 def test_kernels_without_an_operator_or_a_launch_are_kept_and_said(tmp_path):
-    step = load(tmp_path, [
-        event("trioflow: step", "user_annotation", 0, 100),
-        event("aten::mm", "cpu_op", 0, 10, **{"External id": 5}),
-        event("cudaLaunchKernel", "cuda_runtime", 1, 1, correlation=1),
-        event("triton_fused_add", "cpu_op", 20, 10),
-        event("cuLaunchKernel", "cuda_driver", 22, 1, correlation=2),
-        event("gemm", "kernel", 5, 10, tid=7, correlation=1),
-        event("triton_fused_add_0d1", "kernel", 30, 4, tid=7, correlation=2),
-        event("split", "kernel", 15, 3, tid=7, correlation=900, **{"External id": 5}),
-        event("lost", "kernel", 40, 2, tid=7, correlation=901, **{"External id": 77}),
-    ])  # fmt: skip
+    step = load(
+        tmp_path,
+        [
+            event("trioflow: step", "user_annotation", 0, 100),
+            event("aten::mm", "cpu_op", 0, 10, **{"External id": 5}),
+            event("cudaLaunchKernel", "cuda_runtime", 1, 1, correlation=1),
+            event("triton_fused_add", "cpu_op", 20, 10),
+            event("cuLaunchKernel", "cuda_driver", 22, 1, correlation=2),
+            event("gemm", "kernel", 5, 10, tid=7, correlation=1),
+            event("triton_fused_add_0d1", "kernel", 30, 4, tid=7, correlation=2),
+            event("split", "kernel", 15, 3, tid=7, correlation=900, **{"External id": 5}),
+            event("lost", "kernel", 40, 2, tid=7, correlation=901, **{"External id": 77}),
+        ],
+    )
     observed = observe_step(step, None)
-    assert [one.name for one in observed.operators] == [
-        "aten::mm", "kernel::triton_fused_add", "kernel::lost",
-    ]  # fmt: skip
+    assert [one.name for one in observed.operators] == ["aten::mm", "kernel::triton_fused_add", "kernel::lost"]
     assert times_of_step(step).device_ns.tolist() == [13_000, 4_000, 2_000]
     assert [one.kernels for one in observed.operators] == [2, 1, 1]
-    assert observed.unjoined[:1] == [
-        "1 device events (2 us) without a launch in the profile",
-    ]
+    assert observed.unjoined[:1] == ["1 device events (2 us) without a launch in the profile"]
 
 
 def test_compiled_kernels_have_tensors_phase_and_class(tmp_path):
     """What Inductor fused is an operator: its launch says shapes, its name what kind of kernel it is."""
     said = {"Input Dims": [[32, 64], [32, 64], []], "Input type": ["float", "float", "Scalar"]}
     backward = "autograd::engine::evaluate_function: CompiledFunctionBackward"
-    step = load(tmp_path, [
-        event("trioflow: step", "user_annotation", 0, 100),
-        event("## Call CompiledFxGraph fabc ##", "user_annotation", 1, 40),
-        event("triton_poi_fused_add_gelu_0", "cpu_op", 2, 10, **said),
-        event("cuLaunchKernel", "cuda_driver", 3, 1, correlation=1),
-        event(backward, "cpu_op", 50, 40),
-        event("triton_per_fused_native_layer_norm_backward_1", "cpu_op", 52, 10, **said),
-        event("cuLaunchKernel", "cuda_driver", 53, 1, correlation=2),
-        event("triton_poi_fused_add_gelu_0", "kernel", 5, 10, tid=7, correlation=1),
-        event("triton_per_fused_native_layer_norm_backward_1", "kernel", 60, 4, tid=7, correlation=2),
-    ])  # fmt: skip
+    step = load(
+        tmp_path,
+        [
+            event("trioflow: step", "user_annotation", 0, 100),
+            event("## Call CompiledFxGraph fabc ##", "user_annotation", 1, 40),
+            event("triton_poi_fused_add_gelu_0", "cpu_op", 2, 10, **said),
+            event("cuLaunchKernel", "cuda_driver", 3, 1, correlation=1),
+            event(backward, "cpu_op", 50, 40),
+            event("triton_per_fused_native_layer_norm_backward_1", "cpu_op", 52, 10, **said),
+            event("cuLaunchKernel", "cuda_driver", 53, 1, correlation=2),
+            event("triton_poi_fused_add_gelu_0", "kernel", 5, 10, tid=7, correlation=1),
+            event("triton_per_fused_native_layer_norm_backward_1", "kernel", 60, 4, tid=7, correlation=2),
+        ],
+    )
     observed = observe_step(step, None)
     first, second = observed.operators
     assert (first.name, first.phase) == ("kernel::triton_poi_fused_add_gelu_0", "forward")
@@ -315,31 +298,37 @@ def test_compiled_kernels_have_tensors_phase_and_class(tmp_path):
 
 
 def test_fused_kernels_of_a_processor_that_nobody_names_are_said(tmp_path):
-    step = load(tmp_path, [
-        event("trioflow: step", "user_annotation", 0, 100),
-        event("## Call CompiledFxGraph fabc ##", "user_annotation", 0, 50),
-        event("aten::mm", "cpu_op", 2, 10),
-        event("graph_0_cpp_fused_gelu_0", "cpu_op", 20, 8),
-    ])  # fmt: skip
+    step = load(
+        tmp_path,
+        [
+            event("trioflow: step", "user_annotation", 0, 100),
+            event("## Call CompiledFxGraph fabc ##", "user_annotation", 0, 50),
+            event("aten::mm", "cpu_op", 2, 10),
+            event("graph_0_cpp_fused_gelu_0", "cpu_op", 20, 8),
+        ],
+    )
     observed = observe_step(step, None)
     assert [one.name for one in observed.operators] == ["aten::mm", "kernel::cpp_fused_gelu_0"]
     assert "1 graphs of torch.compile: 32 us of them are no operator's" in observed.notes[0]
 
 
 def test_communication_and_host_copies_are_kept_as_such(tmp_path):
-    step = load(tmp_path, [
-        event("trioflow: step", "user_annotation", 0, 100),
-        event("aten::to", "cpu_op", 0, 9),
-        event("cudaMemcpyAsync", "cuda_runtime", 1, 1, correlation=1),
-        event("c10d::allreduce_", "cpu_op", 10, 9),
-        event("cudaLaunchKernelExC", "cuda_runtime", 11, 1, correlation=2),
-        event("nccl:all_reduce", "user_annotation", 12, 500, tid=3),
-        event("aten::add_", "cpu_op", 20, 5),
-        event("cudaMemcpyAsync", "cuda_runtime", 21, 1, correlation=3),
-        event("Memcpy HtoD (Pinned -> Device)", "gpu_memcpy", 2, 5, tid=7, correlation=1),
-        event("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "kernel", 12, 30, tid=20, correlation=2),
-        event("Memcpy DtoD (Device -> Device)", "gpu_memcpy", 50, 5, tid=7, correlation=3),
-    ])  # fmt: skip
+    step = load(
+        tmp_path,
+        [
+            event("trioflow: step", "user_annotation", 0, 100),
+            event("aten::to", "cpu_op", 0, 9),
+            event("cudaMemcpyAsync", "cuda_runtime", 1, 1, correlation=1),
+            event("c10d::allreduce_", "cpu_op", 10, 9),
+            event("cudaLaunchKernelExC", "cuda_runtime", 11, 1, correlation=2),
+            event("nccl:all_reduce", "user_annotation", 12, 500, tid=3),
+            event("aten::add_", "cpu_op", 20, 5),
+            event("cudaMemcpyAsync", "cuda_runtime", 21, 1, correlation=3),
+            event("Memcpy HtoD (Pinned -> Device)", "gpu_memcpy", 2, 5, tid=7, correlation=1),
+            event("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "kernel", 12, 30, tid=20, correlation=2),
+            event("Memcpy DtoD (Device -> Device)", "gpu_memcpy", 50, 5, tid=7, correlation=3),
+        ],
+    )
     kinds = [one.kind for one in observe_step(step, None).operators]
     assert kinds == ["memcpy", "collective", "compute"]
     assert [e.name for e in step.messages] == ["nccl:all_reduce"]
@@ -380,9 +369,7 @@ def test_what_a_trace_of_one_device_cannot_say_is_refused(tmp_path, events, word
 def test_steps_are_found_by_annotation_by_the_profiler_s_schedule_or_by_the_optimizer(tmp_path):
     operators = [event("aten::mm", "cpu_op", 100 * i + 10, 20) for i in range(3)]
     scheduled = [event(f"ProfilerStep#{i}", "user_annotation", 100 * i, 90) for i in range(3)]
-    updates = [
-        event("Optimizer.step#Adam.step", "user_annotation", 100 * i + 40, 20) for i in range(3)
-    ]
+    updates = [event("Optimizer.step#Adam.step", "user_annotation", 100 * i + 40, 20) for i in range(3)]
 
     def spans(events):
         path = tmp_path / "kineto.json"
@@ -447,9 +434,7 @@ print(json.dumps([peak_bytes, len(trace.operators), trace.facts.profiled_steps])
 def import_large(raw, tmp_path, size_bytes):
     path = tmp_path / "large.json"
     steps = write_large_profile(raw / "kineto.json.gz", path, size_bytes)
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORT, str(path)], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", IMPORT, str(path)], capture_output=True, text=True, check=True)
     return steps, json.loads(done.stdout)
 
 

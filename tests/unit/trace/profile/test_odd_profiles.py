@@ -29,7 +29,7 @@ def launched(name, start, number, tid=1, **arguments):
     return [
         event(name, "cpu_op", start, 8, tid, **{**shapes, **arguments}),
         event("cudaLaunchKernel", "cuda_runtime", start + 1, 1, tid, correlation=number),
-    ]  # fmt: skip
+    ]
 
 
 def kernel(name="k", category="kernel", **details):
@@ -42,9 +42,7 @@ def steps(count=3, host_us=100, device_us=150, last=True):
     for n in range(count):
         events.append(event(f"ProfilerStep#{n}", "user_annotation", n * host_us, host_us))
         events += launched("aten::mm", n * host_us + 1, n + 1)
-        events.append(
-            event("gemm", "kernel", n * device_us + 5, device_us - 10, 7, correlation=n + 1)
-        )
+        events.append(event("gemm", "kernel", n * device_us + 5, device_us - 10, 7, correlation=n + 1))
     if not last:
         events.append(event(f"ProfilerStep#{count}", "user_annotation", count * host_us, 5))
     return events
@@ -54,11 +52,16 @@ def steps(count=3, host_us=100, device_us=150, last=True):
 
 
 def test_a_product_under_an_all_reduce_keeps_its_time(tmp_path):
-    step = load(tmp_path, [
-        STEP, *launched("c10d::allreduce_", 1, 1), *launched("aten::mm", 20, 2),
-        event("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "kernel", 10, 5000, 20, correlation=1, stream=20),
-        event("gemm", "kernel", 500, 4000, 7, correlation=2, stream=7),
-    ])  # fmt: skip
+    step = load(
+        tmp_path,
+        [
+            STEP,
+            *launched("c10d::allreduce_", 1, 1),
+            *launched("aten::mm", 20, 2),
+            event("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "kernel", 10, 5000, 20, correlation=1, stream=20),
+            event("gemm", "kernel", 500, 4000, 7, correlation=2, stream=7),
+        ],
+    )
     assert times_of_step(step).device_ns.tolist() == [5_000_000, 4_000_000]
     seen = observe_step(step, None)
     assert [one.kind for one in seen.operators] == ["collective", "compute"]
@@ -69,14 +72,21 @@ def test_a_product_under_an_all_reduce_keeps_its_time(tmp_path):
 
 
 def test_communication_is_a_class_of_its_own_in_what_is_shown(tmp_path):
-    trace = import_kineto(write(tmp_path, [
-        STEP, *launched("c10d::allreduce_", 1, 1), *launched("aten::mm", 20, 2),
-        event("ncclDevKernel_AllReduce", "kernel", 10, 50, 20, correlation=1),
-        event("gemm", "kernel", 20, 30, 7, correlation=2),
-    ]), None, SAID)  # fmt: skip
-    shown = {
-        row["operator_class"]: row["device_time_s"] for row in describe_trace(trace)["classes"]
-    }
+    trace = import_kineto(
+        write(
+            tmp_path,
+            [
+                STEP,
+                *launched("c10d::allreduce_", 1, 1),
+                *launched("aten::mm", 20, 2),
+                event("ncclDevKernel_AllReduce", "kernel", 10, 50, 20, correlation=1),
+                event("gemm", "kernel", 20, 30, 7, correlation=2),
+            ],
+        ),
+        None,
+        SAID,
+    )
+    shown = {row["operator_class"]: row["device_time_s"] for row in describe_trace(trace)["classes"]}
     assert shown == {"communication": pytest.approx(50e-6), "gemm": pytest.approx(30e-6)}
 
 
@@ -113,40 +123,58 @@ def test_other_kernels_compute_unless_their_metadata_name_a_collective():
 
 
 def test_a_call_that_computes_and_communicates_is_two_entries(tmp_path):
-    step = load(tmp_path, [
-        STEP, *launched("mine::moe", 1, 1),
-        event("cudaLaunchKernel", "cuda_runtime", 4, 1, correlation=2),
-        event("gemm", "kernel", 10, 30, 7, correlation=1, stream=7),
-        event("ncclDevKernel_AllToAll", "kernel", 20, 40, 20, correlation=2, stream=20),
-    ])  # fmt: skip
+    step = load(
+        tmp_path,
+        [
+            STEP,
+            *launched("mine::moe", 1, 1),
+            event("cudaLaunchKernel", "cuda_runtime", 4, 1, correlation=2),
+            event("gemm", "kernel", 10, 30, 7, correlation=1, stream=7),
+            event("ncclDevKernel_AllToAll", "kernel", 20, 40, 20, correlation=2, stream=20),
+        ],
+    )
     seen = observe_step(step, None)
     assert [(one.name, one.kind) for one in seen.operators] == [
-        ("mine::moe", "compute"), ("kernel::ncclDevKernel_AllToAll", "collective"),
-    ]  # fmt: skip
+        ("mine::moe", "compute"),
+        ("kernel::ncclDevKernel_AllToAll", "collective"),
+    ]
     assert times_of_step(step).device_ns.tolist() == [30_000, 40_000]
 
 
 @pytest.mark.parametrize(("name", "doubted"), [("mover", True), ("ncclDevKernel", False)])
 def test_a_kernel_beside_another_streams_is_doubted_unless_it_communicates(tmp_path, name, doubted):
-    trace = import_kineto(write(tmp_path, [
-        STEP, *launched("mine::move", 1, 1), *launched("aten::mm", 20, 2),
-        event(name, "kernel", 10, 50, 20, correlation=1, stream=20),
-        event("gemm", "kernel", 30, 40, 7, correlation=2, stream=7),
-    ]), None, SAID)  # fmt: skip
+    trace = import_kineto(
+        write(
+            tmp_path,
+            [
+                STEP,
+                *launched("mine::move", 1, 1),
+                *launched("aten::mm", 20, 2),
+                event(name, "kernel", 10, 50, 20, correlation=1, stream=20),
+                event("gemm", "kernel", 30, 40, 7, correlation=2, stream=7),
+            ],
+        ),
+        None,
+        SAID,
+    )
     said = "1 kernels start while one of another stream runs"
     assert any(said in one for one in trace.facts.warnings) is doubted
 
 
 def test_what_runs_between_collectives_on_their_stream_is_theirs(tmp_path):
     def kinds(stream):
-        step = load(tmp_path, [
-            STEP, *launched("aten::mm", 1, 1), *launched("c10d::allreduce_", 20, 2),
-            event("cudaLaunchKernel", "cuda_runtime", 40, 1, correlation=3),
-            event("gemm", "kernel", 10, 5, 7, correlation=1, stream=7),
-            event("reduce", "kernel", 30, 5, 8, correlation=2, stream=20,
-                  **{"Collective name": "allreduce"}),
-            event("split", "kernel", 50, 5, 8, correlation=3, stream=stream),
-        ])  # fmt: skip
+        step = load(
+            tmp_path,
+            [
+                STEP,
+                *launched("aten::mm", 1, 1),
+                *launched("c10d::allreduce_", 20, 2),
+                event("cudaLaunchKernel", "cuda_runtime", 40, 1, correlation=3),
+                event("gemm", "kernel", 10, 5, 7, correlation=1, stream=7),
+                event("reduce", "kernel", 30, 5, 8, correlation=2, stream=20, **{"Collective name": "allreduce"}),
+                event("split", "kernel", 50, 5, 8, correlation=3, stream=stream),
+            ],
+        )
         return [one.kind for one in observe_step(step, None).operators]
 
     assert kinds(20) == ["compute", "collective", "collective"]
@@ -154,10 +182,9 @@ def test_what_runs_between_collectives_on_their_stream_is_theirs(tmp_path):
 
 
 def test_annotations_of_hccl_outlast_the_call_that_began_them(tmp_path):
-    step = load(tmp_path, [
-        STEP, event("c10d::allreduce_", "cpu_op", 1, 10),
-        event("hccl:all_reduce", "user_annotation", 5, 50),
-    ])  # fmt: skip
+    step = load(
+        tmp_path, [STEP, event("c10d::allreduce_", "cpu_op", 1, 10), event("hccl:all_reduce", "user_annotation", 5, 50)]
+    )
     assert [e.name for e in step.messages] == ["hccl:all_reduce"]
     assert step.communicates == [True]
 
@@ -166,12 +193,16 @@ def test_annotations_of_hccl_outlast_the_call_that_began_them(tmp_path):
 
 
 def test_kernels_of_launches_before_the_first_recorded_one_are_left_out(tmp_path):
-    step = load(tmp_path, [
-        STEP, *launched("aten::mm", 20, 100),
-        event("gemm", "kernel", 1, 15, 7, correlation=40),
-        event("gemm", "kernel", 30, 10, 7, correlation=100),
-        event("lost", "kernel", 50, 5, 7, correlation=101),
-    ])  # fmt: skip
+    step = load(
+        tmp_path,
+        [
+            STEP,
+            *launched("aten::mm", 20, 100),
+            event("gemm", "kernel", 1, 15, 7, correlation=40),
+            event("gemm", "kernel", 30, 10, 7, correlation=100),
+            event("lost", "kernel", 50, 5, 7, correlation=101),
+        ],
+    )
     assert [k.correlation for k in step.earlier] == [40]
     assert times_of_step(step).device_ns.tolist() == [10_000, 5_000]
     seen = observe_step(step, None)
@@ -213,9 +244,7 @@ def test_a_pause_between_steps_is_no_part_of_one(tmp_path):
 
 def test_a_profile_of_pytorch_before_2_is_refused_by_its_categories(tmp_path):
     old = [event("aten::mm", "Operator", 5, 10), event("gemm", "Kernel", 8, 5, 7)]
-    with pytest.raises(
-        TraceError, match="before 2.0, which files 'aten::mm' under 'Operator'".replace(".", r"\.")
-    ):
+    with pytest.raises(TraceError, match="before 2.0, which files 'aten::mm' under 'Operator'".replace(".", r"\.")):
         import_kineto(write(tmp_path, old), None, SAID)
 
 
@@ -227,9 +256,7 @@ def test_steps_that_lost_kernels_tell_no_time_of_them(tmp_path):
     lost = [e for e in events if e["name"] != "gemm" or e["args"]["correlation"] == 3]
     trace = import_kineto(write(tmp_path, lost), None, SAID)
     assert trace.operators["device_ns"].tolist() == [140_000, 3_000]
-    assert any(
-        "2 of 3 steps ran other operators, shapes or kernels" in one for one in trace.facts.warnings
-    )
+    assert any("2 of 3 steps ran other operators, shapes or kernels" in one for one in trace.facts.warnings)
 
 
 def test_it_is_said_that_the_optimizer_told_the_steps_apart(tmp_path):
@@ -256,11 +283,7 @@ def test_a_profile_without_marks_says_so(tmp_path):
     names = ["aten::embedding", *["aten::mm", "aten::relu"] * 4, "aten::linear"]
     trace = import_kineto(write(tmp_path, [*layers(names), *gemms(len(names))]), None, SAID)
     assert UNMARKED in trace.facts.warnings
-    marked = [
-        event("ProfilerStep#1", "user_annotation", 0, 900),
-        *layers(names),
-        *gemms(len(names)),
-    ]
+    marked = [event("ProfilerStep#1", "user_annotation", 0, 900), *layers(names), *gemms(len(names))]
     assert UNMARKED not in import_kineto(write(tmp_path, marked), None, SAID).facts.warnings
 
 
@@ -278,8 +301,15 @@ def test_passes_of_backward_with_forward_between_them_are_repetition(tmp_path):
         for n in range(2):
             at = 1000 * (n + 1)
             if n == 0 or between:
-                events += [event("aten::linear", "cpu_op", at, 5, **{
-                    "Input Dims": [[8, 8], [8, 8]], "Input type": ["float", "float"]})]  # fmt: skip
+                events += [
+                    event(
+                        "aten::linear",
+                        "cpu_op",
+                        at,
+                        5,
+                        **{"Input Dims": [[8, 8], [8, 8]], "Input type": ["float", "float"]},
+                    )
+                ]
             for k, name in enumerate(("Addmm", "T")):
                 events.append(event(node.format(name), "cpu_op", at + 20 + 20 * k, 10, 2))
         return write(tmp_path, [*events, *gemms(1)])
@@ -336,8 +366,7 @@ def test_the_driver_s_calls_tell_whose_device_it_was(tmp_path, call, vendor, oth
     assert import_kineto(path, None, said("a chip")).facts.device_name == "a chip"
 
 
-CALL = event("aten::mm", "cpu_op", 1, 8, **{
-    "Input Dims": [[8, 8], [8, 8]], "Input type": ["float", "float"]})  # fmt: skip
+CALL = event("aten::mm", "cpu_op", 1, 8, **{"Input Dims": [[8, 8], [8, 8]], "Input type": ["float", "float"]})
 
 
 @pytest.mark.parametrize(
@@ -376,8 +405,9 @@ def test_events_of_a_device_that_is_not_read_are_no_silence(tmp_path):
 def test_sequences_align_with_the_fewest_calls_left_over(monkeypatch):
     monkeypatch.setattr(link, "MOST_UNMATCHED", 0.5)
     assert link._align(list("abcdef"), list("abdcef")) in (
-        [(0, 0), (1, 1), (2, 3), (4, 4), (5, 5)], [(0, 0), (1, 1), (3, 2), (4, 4), (5, 5)],
-    )  # fmt: skip
+        [(0, 0), (1, 1), (2, 3), (4, 4), (5, 5)],
+        [(0, 0), (1, 1), (3, 2), (4, 4), (5, 5)],
+    )
     assert link._align(list("abc"), list("bcd")) == [(1, 0), (2, 1)]
     assert link._align(list("abc"), list("xyz")) == []
 
@@ -393,8 +423,13 @@ def test_more_differences_than_the_tolerance_are_another_run():
 
 
 def test_what_multiplies_without_a_rule_is_named_with_its_share(tmp_path):
-    events = [STEP, *launched("aten::mm", 1, 1), *launched("mine::fused_moe", 20, 2),
-              *launched("mine::router", 40, 3), *launched("mine::rotate", 60, 4)]  # fmt: skip
+    events = [
+        STEP,
+        *launched("aten::mm", 1, 1),
+        *launched("mine::fused_moe", 20, 2),
+        *launched("mine::router", 40, 3),
+        *launched("mine::rotate", 60, 4),
+    ]
     for number, (name, time) in enumerate(
         [("gemm", 50), ("k", 30), ("sm90_xmma_gemm_f32", 15), ("fbgemm_permute", 5)], 1
     ):

@@ -56,9 +56,7 @@ def told(path):
         profile = read_profile(path)
     except TraceError as error:
         return str(error)
-    columns = [
-        profile.column(name).tolist() for name in ("start_ns", "end_ns", *CODES[:3], *NUMBERS)
-    ]
+    columns = [profile.column(name).tolist() for name in ("start_ns", "end_ns", *CODES[:3], *NUMBERS)]
     details = [profile.details[number] for number in profile.column("details").tolist()]
     return columns, details, profile.names, profile.categories, profile.foreign, profile.header
 
@@ -68,9 +66,7 @@ def both_ways(path, monkeypatch):
     decoded = []
     decode = kineto._decode_events
     with monkeypatch.context() as patched:
-        patched.setattr(
-            kineto, "_decode_events", lambda t: decoded.append(decode(t)) or decoded[-1]
-        )
+        patched.setattr(kineto, "_decode_events", lambda t: decoded.append(decode(t)) or decoded[-1])
         many = told(path)
         patched.setattr(kineto, "_decode_events", lambda _: None)
         each = told(path)
@@ -125,10 +121,7 @@ ODD = {
     "a time of no clock": ({"ts": 1 << 62}, "4611686018427387904 is not a time"),
     "an id of words": ({"args": {"External id": "7"}}, "Expected `int`, got `str`.*External id"),
     "a shape of words": ({"args": {"Input Dims": [["a"]]}}, r"\['a'\] is not a shape"),
-    "types without shapes": (
-        {"args": {"Input Dims": [], "Input type": ["float"]}},
-        "it has the shapes of 0 arguments",
-    ),
+    "types without shapes": ({"args": {"Input Dims": [], "Input type": ["float"]}}, "it has the shapes of 0 arguments"),
     "a name of numbers": ({"name": 5}, "5 is not a name"),
     "arguments in a list": ({"args": [1]}, r"\[1\] are no arguments"),
 }
@@ -177,11 +170,7 @@ def test_details_keep_every_digit(tmp_path):
     path = write(
         tmp_path,
         json.dumps(
-            {
-                "traceEvents": events(
-                    lambda e: e | {"args": {"Input Dims": [[1]], "Concrete Inputs": [0.1]}}
-                )
-            }
+            {"traceEvents": events(lambda e: e | {"args": {"Input Dims": [[1]], "Concrete Inputs": [0.1]}})}
         ).replace("0.1]", "0.10000000000000001]"),
     )
     _, details, *_ = told(path)
@@ -196,9 +185,7 @@ def test_a_packed_file_is_the_same(tmp_path):
 
 
 _HEADER = Path(torch.__file__).parent / "include/torch/headeronly/core/ScalarType.h"
-_LIST = re.search(
-    r"define AT_FORALL_SCALAR_TYPES_WITH_COMPLEX_AND_QINTS\(_\)(.*?)\n\n", _HEADER.read_text(), re.S
-)
+_LIST = re.search(r"define AT_FORALL_SCALAR_TYPES_WITH_COMPLEX_AND_QINTS\(_\)(.*?)\n\n", _HEADER.read_text(), re.S)
 TYPES = re.findall(r"_\((.*?), (\w+)\)", _LIST[1])
 SPELLINGS = {  # gcc, clang on Linux, clang on macOS, MSVC
     "uint8_t": ("unsigned char",) * 4,
@@ -285,28 +272,21 @@ DOUBTS = {
     "1 kernels after the step have no launch: some may be the step's": lose_launches,
     "1 kernels start before their launch (first: kernel_5)": change("kernel_5", ts=1060),
     "1 kernels of a stream run in another order than they were launched (first: kernel_5)": exchange,
-    "1 kernels start while another one of their stream runs (first: kernel_5)": change(
-        "kernel_4", dur=48
-    ),
+    "1 kernels start while another one of their stream runs (first: kernel_5)": change("kernel_4", dur=48),
     "1 operators count as forward although backward began before them (first: aten::mm)": lose_annotation,
-    "1 calls are named after autograd's nodes and run outside its backward pass"
-    " (first: ReluBackward0)": drop("autograd::engine::evaluate_function: ReluBackward0"),
-    "1 operators are annotations in the profile (first: aten::relu)": change(
-        "aten::relu", cat="user_annotation"
+    "1 calls are named after autograd's nodes and run outside its backward pass (first: ReluBackward0)": drop(
+        "autograd::engine::evaluate_function: ReluBackward0"
     ),
-    "operators run while another one does, on a thread of their own (first: aten::mm)": change(
-        "aten::mm", tid=2
-    ),
-    "1 calls of the profile are not in the execution trace (first: aten::t)": lambda p, g: g.remove(
-        find(g, "aten::t")
-    ),
+    "1 operators are annotations in the profile (first: aten::relu)": change("aten::relu", cat="user_annotation"),
+    "operators run while another one does, on a thread of their own (first: aten::mm)": change("aten::mm", tid=2),
+    "1 calls of the profile are not in the execution trace (first: aten::t)": lambda p, g: g.remove(find(g, "aten::t")),
     "1 operators of the execution trace are not in the profile (first: aten::t)": drop("aten::t"),
     "1 calls have other shapes in the profile than in the execution trace (first: aten::relu)": change(
         "aten::relu", args={"Input Dims": [[8, 5]]}
     ),
-    "1 calls have another caller in the profile than in the execution trace (first: aten::t)": lambda p, g: (
-        find(g, "aten::t").update(ctrl_deps=10)
-    ),
+    "1 calls have another caller in the profile than in the execution trace (first: aten::t)": lambda p, g: find(
+        g, "aten::t"
+    ).update(ctrl_deps=10),
     "1 calls have another sequence number in the execution trace (first: aten::relu)": change(
         "aten::relu", args={"Sequence number": 3}
     ),

@@ -55,9 +55,7 @@ def float_formats():
 def watch(step):
     """Run a step; return the formats of products inside it and the loss of its start."""
     seen, losses = {"forward": set(), "backward": set()}, []
-    module = next(
-        m for m in step.model.modules() if isinstance(m, torch.nn.Linear | torch.nn.Conv2d)
-    )
+    module = next(m for m in step.model.modules() if isinstance(m, torch.nn.Linear | torch.nn.Conv2d))
     keep_loss = step.workload.loss
 
     def loss(outputs, targets):
@@ -66,9 +64,7 @@ def watch(step):
 
     step.workload.loss = loss
     hooks = [
-        module.register_forward_hook(
-            lambda _, __, out: seen["forward"].add((out.dtype, *float_formats()))
-        ),
+        module.register_forward_hook(lambda _, __, out: seen["forward"].add((out.dtype, *float_formats()))),
         module.register_full_backward_hook(
             lambda _, __, grads: seen["backward"].add((grads[0].dtype, *float_formats()))
         ),
@@ -83,11 +79,7 @@ def watch(step):
 @pytest.mark.parametrize("family", SMALL)
 @pytest.mark.parametrize(
     ("precision", "dtype", "on_gpu"),
-    [
-        ("fp32", torch.float32, "ieee"),
-        ("tf32", torch.float32, "tf32"),
-        ("bf16", torch.bfloat16, "ieee"),
-    ],
+    [("fp32", torch.float32, "ieee"), ("tf32", torch.float32, "tf32"), ("bf16", torch.bfloat16, "ieee")],
 )
 def test_a_precision_holds_inside_the_step_and_nowhere_else(family, precision, dtype, on_gpu):
     before = float_formats()
@@ -150,11 +142,7 @@ def test_strict_fp32_overrides_what_someone_allowed():
 
 @pytest.mark.parametrize(
     ("family", "precision"),
-    [
-        pytest.param("torchvision", "fp32", marks=pytest.mark.slow),
-        ("transformers", "fp32"),
-        ("transformers", "bf16"),
-    ],
+    [pytest.param("torchvision", "fp32", marks=pytest.mark.slow), ("transformers", "fp32"), ("transformers", "bf16")],
 )
 def test_every_optimizer_learns_the_batch_in_its_own_way(family, precision):
     """All variants of an algorithm give the same weights; different algorithms do not."""
@@ -245,7 +233,5 @@ def test_attention_without_masks_is_the_library_s_own(name):
 
 
 def test_a_machine_that_only_captures_needs_no_schema_checker():
-    code = (
-        "import sys; sys.modules['jsonschema'] = None; import trioflow.trace.capture.training_step"
-    )
+    code = "import sys; sys.modules['jsonschema'] = None; import trioflow.trace.capture.training_step"
     subprocess.run([sys.executable, "-c", code], check=True)

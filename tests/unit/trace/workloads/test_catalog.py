@@ -82,11 +82,7 @@ def count(workload, backward=False):
     from trioflow.trace.capture.training_step import call_model
 
     inputs, targets = workload.make_batch(BATCH, 0, "meta")
-    with (
-        OwnCount() as own,
-        FlopCounterMode(display=False) as theirs,
-        torch.set_grad_enabled(backward),
-    ):
+    with OwnCount() as own, FlopCounterMode(display=False) as theirs, torch.set_grad_enabled(backward):
         loss = workload.loss(call_model(workload.model, inputs), targets)
         if backward:
             loss.backward()
@@ -125,9 +121,7 @@ def closed_form(name):
     vocabulary, positions, hidden, layers, inner, width = SIZES_OF[name]
     embedding = vocabulary * hidden
     if name.startswith(("t5", "flan")):
-        products = layers * (
-            12 * hidden * width + 2 * (3 if "flan" in name else 2) * hidden * inner
-        )
+        products = layers * (12 * hidden * width + 2 * (3 if "flan" in name else 2) * hidden * inner)
         heads = width // 64
         # Norms: two and three a layer, one after each half; buckets of distances in each half.
         small = layers * 5 * hidden + 2 * hidden + 2 * 32 * heads
@@ -254,18 +248,14 @@ def test_the_tensor_split_holds_all_weights_of_the_blocks(name):
     workload = built(name)
     modules = dict(workload.model.named_modules())
     split = {
-        path: kind
-        for pattern, kind in workload.tensor_split.items()
-        for path in modules
-        if fnmatchcase(path, pattern)
+        path: kind for pattern, kind in workload.tensor_split.items() for path in modules if fnmatchcase(path, pattern)
     }
     for pattern in workload.tensor_split:
         assert any(fnmatchcase(path, pattern) for path in modules), pattern
     in_blocks = {
         path
         for path, module in modules.items()
-        if type(module).__name__ in ("Linear", "Conv1D")
-        and any(p.isdecimal() for p in path.split("."))
+        if type(module).__name__ in ("Linear", "Conv1D") and any(p.isdecimal() for p in path.split("."))
     }
     assert set(split) == in_blocks
     layers = ROWS[name].layers or SIZES_OF[name][3]
@@ -321,12 +311,7 @@ def test_a_project_s_own_row_wins_and_the_catalogue_stands_behind_it(tmp_path, m
 def test_changes_on_the_command_line_reach_the_row(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     row = choose("gpt2", sequence=64, layers=2, precision="tf32", optimizer="sgd-fused")
-    assert [row[k] for k in ("sequence", "layers", "precision", "optimizer")] == [
-        64,
-        2,
-        "tf32",
-        "sgd-fused",
-    ]
+    assert [row[k] for k in ("sequence", "layers", "precision", "optimizer")] == [64, 2, "tf32", "sgd-fused"]
     assert choose("gpt2")["layers"] is None
 
 

@@ -67,9 +67,7 @@ def run_step(workload, batch=4):
     step = TrainingStep(workload, workload.model, batch, torch.device("cpu"), 0)
     before = [p.detach().clone() for p in workload.model.parameters()]
     step()
-    changed = [
-        not torch.equal(a, b) for a, b in zip(before, workload.model.parameters(), strict=True)
-    ]
+    changed = [not torch.equal(a, b) for a, b in zip(before, workload.model.parameters(), strict=True)]
     return step, changed
 
 
@@ -170,12 +168,7 @@ def test_it_is_captured_like_any_other(write, tmp_path):
         ("1 / 0", ":f", {}, r"does not import \(ZeroDivisionError at .*\.py:1: division by zero"),
         ("", ":f", {}, r"\.py: .* has no 'f'; check the function's name"),
         ("f = 3", ":f", {}, "is a int, not a function"),
-        (
-            "def f(): raise ValueError('too\\nwide')",
-            ":f",
-            {},
-            r"failed \(ValueError at .*: too wide",
-        ),
+        ("def f(): raise ValueError('too\\nwide')", ":f", {}, r"failed \(ValueError at .*: too wide"),
         ("def f(a, b): pass", ":f", {}, "needs the arguments a, b; give it none, or one"),
         ("def f(*, a): pass", ":f", {}, "needs the arguments a;"),
         ("def f(): return 3", ":f", {}, "returns a int without model, make_batch, loss"),

@@ -60,6 +60,5 @@ def find_between_nodes(name: str) -> BetweenNodes | None:
         for key, entry in content["curves"].items()
     }
     return BetweenNodes(
-        str(content["platform"]), int(content["ranks_per_node"]), float(content["message_bytes"]),
-        curves,
-    )  # fmt: skip
+        str(content["platform"]), int(content["ranks_per_node"]), float(content["message_bytes"]), curves
+    )

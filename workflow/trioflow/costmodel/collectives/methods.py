@@ -22,13 +22,7 @@ from trioflow.costmodel.collectives.model import (
     make_curves,
     wire_factor,
 )
-from trioflow.costmodel.collectives.nccl import (
-    Calibration,
-    NcclMachine,
-    calibrate,
-    choose,
-    load_constants,
-)
+from trioflow.costmodel.collectives.nccl import Calibration, NcclMachine, calibrate, choose, load_constants
 from trioflow.costmodel.features import Floats
 from trioflow.costmodel.least_squares import choose_least, rounded, solve_nonnegative
 
@@ -52,8 +46,13 @@ RELATIVES: Mapping[str, tuple[str, ...]] = {
 """Whose measurements stand in for an operation without its own, the most similar first."""
 
 AT, SIZE, SIZE_BEYOND, RANKS, RANKS_BEYOND, OPERATION = (
-    "at", "size", "size_beyond", "ranks", "ranks_beyond", "operation",
-)  # fmt: skip
+    "at",
+    "size",
+    "size_beyond",
+    "ranks",
+    "ranks_beyond",
+    "operation",
+)
 """How far a prediction is from what was measured: at a measured message, between two sizes, beyond
 all of them, between two numbers of ranks, beyond all of them, or of another operation."""
 SITUATIONS = (AT, SIZE, SIZE_BEYOND, RANKS, RANKS_BEYOND, OPERATION)
@@ -121,9 +120,7 @@ class AlphaBeta:
         collective, ranks, nodes = key
         known = {(name, 2, 1 if where == "within" else 2): 0 for name, where in self.lines}
         alpha_s, beta = self.lines[_find_relative(collective, nodes, known), place(nodes)]
-        return (
-            count_steps(collective, ranks) * alpha_s + wire_factor(collective, ranks) * beta * sizes
-        )
+        return count_steps(collective, ranks) * alpha_s + wire_factor(collective, ranks) * beta * sizes
 
 
 def place(nodes: int) -> str:
@@ -142,9 +139,7 @@ def fit_alpha_beta(points: pd.DataFrame) -> AlphaBeta:
         scale = columns.max(axis=0)
         relative = columns / scale / rows["time_s"].to_numpy()[:, None]
         line = solve_nonnegative(relative, np.ones(len(rows)))[0]
-        lines[name, "between" if between else "within"] = (
-            float(line[0] / scale[0]), float(line[1] / scale[1]),
-        )  # fmt: skip
+        lines[name, "between" if between else "within"] = (float(line[0] / scale[0]), float(line[1] / scale[1]))
     return AlphaBeta(lines)
 
 
@@ -165,10 +160,9 @@ class Nccl:
         constants = load_constants(self.library)
         return calibration.apply(
             choose(
-                collective, ranks, nodes, np.maximum(sizes, 1.0), self.machine, constants,
-                calibration.in_switch_scale,
+                collective, ranks, nodes, np.maximum(sizes, 1.0), self.machine, constants, calibration.in_switch_scale
             )
-        )  # fmt: skip
+        )
 
 
 def fit_nccl(points: pd.DataFrame, machine: NcclMachine, library: str) -> Nccl:
@@ -211,9 +205,7 @@ class Measured:
         above = [k for k in known if k[1] > ranks and k[2] == nodes]
         if below and above:
             return self._between(key, below[-1], above[0], sizes)
-        nearest = min(
-            known, key=lambda k: (abs(math.log(k[1] / ranks)) + abs(math.log(k[2] / nodes)), k)
-        )
+        nearest = min(known, key=lambda k: (abs(math.log(k[1] / ranks)) + abs(math.log(k[2] / nodes)), k))
         return self.form.predict(key, sizes) * self._ratio(nearest, sizes)
 
     def _ratio(self, key: Key, sizes: Floats) -> Floats:
@@ -339,16 +331,24 @@ class _Residuals:
     def __init__(self) -> None:
         self.found: dict[str, dict[BandKey, list[float]]] = {}
 
-    def note(self, name: str, situation: str, place: str, rows: pd.DataFrame, predicted_s: Floats,
-             doublings: Floats | float = 1.0) -> None:  # fmt: skip
+    def note(
+        self,
+        name: str,
+        situation: str,
+        place: str,
+        rows: pd.DataFrame,
+        predicted_s: Floats,
+        doublings: Floats | float = 1.0,
+    ) -> None:
         """Keep logarithms of measured over predicted times, for one doubling of the distance."""
         logs = np.log(rows["time_s"].to_numpy(np.float64) / predicted_s) / doublings
         kept = self.found.setdefault(name, {})
         for size, value in zip(rows["message_bytes"], logs, strict=True):
             kept.setdefault((situation, place, size_class(float(size))), []).append(float(value))
 
-    def predict(self, ways: Ways, key: Key, situation: str, rows: pd.DataFrame,
-                doublings: Floats | float = 1.0) -> None:  # fmt: skip
+    def predict(
+        self, ways: Ways, key: Key, situation: str, rows: pd.DataFrame, doublings: Floats | float = 1.0
+    ) -> None:
         """Predict rows in every way and keep the residuals."""
         sizes = rows["message_bytes"].to_numpy(np.float64)
         for name, way in ways.items():
@@ -356,9 +356,8 @@ class _Residuals:
 
 
 def fit_bands(
-    points: pd.DataFrame, samples: pd.DataFrame, fit: Fit, names: Iterable[str],
-    situations: Iterable[str] = SITUATIONS,
-) -> dict[str, dict[BandKey, Band]]:  # fmt: skip
+    points: pd.DataFrame, samples: pd.DataFrame, fit: Fit, names: Iterable[str], situations: Iterable[str] = SITUATIONS
+) -> dict[str, dict[BandKey, Band]]:
     """Return the bands of every method (of some ``SITUATIONS``), from points that it did not see.
 
     At a measured message the samples' repeats give the band.
@@ -411,9 +410,7 @@ def _leave_sizes(points: pd.DataFrame) -> Iterator[LeftOut]:
     for kept, left in halve(points):
         spans = {key: rows["message_bytes"].agg(["min", "max"]) for key, rows in each_curve(kept)}
         inside = (
-            (key, rows[rows["message_bytes"].between(*spans[key])])
-            for key, rows in each_curve(left)
-            if key in spans
+            (key, rows[rows["message_bytes"].between(*spans[key])]) for key, rows in each_curve(left) if key in spans
         )
         yield kept, [(key, SIZE, rows, 1.0) for key, rows in inside if len(rows)]
     top = points.groupby(["collective", "ranks", "nodes"])["message_bytes"].transform("max")
@@ -422,12 +419,7 @@ def _leave_sizes(points: pd.DataFrame) -> Iterator[LeftOut]:
     yield (
         points[~far],
         [
-            (
-                key,
-                SIZE_BEYOND,
-                rows,
-                np.maximum(np.log2(rows["message_bytes"].to_numpy(np.float64) / ends[key]), 1.0),
-            )
+            (key, SIZE_BEYOND, rows, np.maximum(np.log2(rows["message_bytes"].to_numpy(np.float64) / ends[key]), 1.0))
             for key, rows in each_curve(points[far])
             if key in ends
         ],
@@ -470,8 +462,7 @@ def _leave_operations(points: pd.DataFrame) -> Iterator[LeftOut]:
             [
                 (key, OPERATION, rows, 1.0)
                 for key, rows in each_curve(left)
-                if {*kept.loc[within == (key[2] == 1), "collective"]}
-                & {*RELATIVES[str(collective)]}
+                if {*kept.loc[within == (key[2] == 1), "collective"]} & {*RELATIVES[str(collective)]}
             ],
         )
 
@@ -491,19 +482,14 @@ def find_band(bands: Bands, situation: str, nodes: int, size: float) -> Band:
             chain = [bands[n, *at] for n in (*_NEARER[name], name) if (n, *at) in bands]
             if name == OPERATION:
                 chain.insert(0, ASSUMED)
-            return Band(
-                min(band.low_log for band in chain),
-                max(band.high_log for band in chain),
-                chain[-1].residuals,
-            )
+            return Band(min(band.low_log for band in chain), max(band.high_log for band in chain), chain[-1].residuals)
     return ASSUMED
 
 
 def bands_to_json(bands: Bands) -> list[dict[str, Any]]:
     """Return the bands as plain values, in order."""
     return [
-        {"situation": key[0], "place": key[1], "sizes": key[2], **asdict(band)}
-        for key, band in sorted(bands.items())
+        {"situation": key[0], "place": key[1], "sizes": key[2], **asdict(band)} for key, band in sorted(bands.items())
     ]
 
 

@@ -207,9 +207,7 @@ def _extend(sizes: Floats, times: Floats, size: float) -> float:
     """Return the time [s] of a size beyond the largest: the last rising slope of time over bytes, else in proportion."""
     lower = np.flatnonzero(times < times[-1])
     if not len(lower):
-        return (
-            float(times[-1] * size / max(float(sizes[-1]), 1.0)) if sizes[-1] else float(times[-1])
-        )
+        return float(times[-1] * size / max(float(sizes[-1]), 1.0)) if sizes[-1] else float(times[-1])
     start = int(lower[-1])
     slope = (times[-1] - times[start]) / (sizes[-1] - sizes[start])
     return float(times[-1] + slope * (size - sizes[-1]))
@@ -248,9 +246,7 @@ def median_points(samples: pd.DataFrame) -> pd.DataFrame:
         raise TableError(f"collective samples have no column {', '.join(missing)}")
     unknown = sorted(set(samples["collective"].unique()) - set(COLLECTIVES))
     if unknown:
-        raise TableError(
-            f"unknown collective {unknown[0]!r}", fix=f"use one of {', '.join(COLLECTIVES)}"
-        )
+        raise TableError(f"unknown collective {unknown[0]!r}", fix=f"use one of {', '.join(COLLECTIVES)}")
     if samples.empty:
         raise InputError("no collective sample to fit", fix="measure at least one collective")
     times = samples.groupby(key, sort=True)["time_ns"]
@@ -420,9 +416,7 @@ class CollectiveCostModel:
         argument is unknown or out of range, or nothing was measured.
         """
         if collective not in COLLECTIVES:
-            raise InputError(
-                f"unknown collective {collective!r}", fix=f"use one of {', '.join(COLLECTIVES)}"
-            )
+            raise InputError(f"unknown collective {collective!r}", fix=f"use one of {', '.join(COLLECTIVES)}")
         if ranks < 1 or not (math.isfinite(message_bytes) and message_bytes >= 0):
             raise InputError(
                 f"{collective} of {message_bytes} bytes over {ranks} ranks is impossible",
@@ -459,12 +453,7 @@ class CollectiveCostModel:
             )
         return min(
             self.curves,
-            key=lambda key: (
-                key[0] != collective,
-                abs(math.log(key[1] / ranks)),
-                COLLECTIVES.index(key[0]),
-                key[1],
-            ),
+            key=lambda key: (key[0] != collective, abs(math.log(key[1] / ranks)), COLLECTIVES.index(key[0]), key[1]),
         )
 
     def save(self, path: str | Path, inputs: Iterable[str | Path] = ()) -> None:
@@ -479,8 +468,7 @@ class CollectiveCostModel:
                 "interpolation": self.interpolation,
                 "comparison": dict(self.comparison),
                 "curves": [
-                    {"collective": key[0], "ranks": key[1], **self.curves[key].to_json()}
-                    for key in sorted(self.curves)
+                    {"collective": key[0], "ranks": key[1], **self.curves[key].to_json()} for key in sorted(self.curves)
                 ],
                 "provenance": stamp(inputs, platform=self.platform, library=self.library),
             },
@@ -533,8 +521,7 @@ def _check_samples(samples: pd.DataFrame) -> None:
         found = sorted(samples[name].astype(str).unique())
         if len(found) > 1:
             raise InputError(
-                f"samples of several values of {name} in one fit: {', '.join(found)}",
-                fix="fit a model for each",
+                f"samples of several values of {name} in one fit: {', '.join(found)}", fix="fit a model for each"
             )
     for row, (collective, ranks, size, time_ns) in enumerate(
         samples[["collective", "ranks", "message_bytes", "time_ns"]].itertuples(index=False)
@@ -545,11 +532,7 @@ def _check_samples(samples: pd.DataFrame) -> None:
                 place=f"row {row}, column collective",
                 fix=f"use one of {', '.join(COLLECTIVES)}",
             )
-        for name, value, least in (
-            ("ranks", ranks, 2),
-            ("message_bytes", size, 0),
-            ("time_ns", time_ns, 1),
-        ):
+        for name, value, least in (("ranks", ranks, 2), ("message_bytes", size, 0), ("time_ns", time_ns, 1)):
             if not value >= least:
                 raise TableError(f"{value} is below {least}", place=f"row {row}, column {name}")
 
@@ -566,12 +549,8 @@ def _model_from_json(content: dict[str, Any]) -> CollectiveCostModel:
         platform=str(content["platform"]),
         library=str(content["library"]),
         interpolation=str(content["interpolation"]),
-        curves={
-            (str(entry["collective"]), int(entry["ranks"])): curve_from_json(entry)
-            for entry in content["curves"]
-        },
+        curves={(str(entry["collective"]), int(entry["ranks"])): curve_from_json(entry) for entry in content["curves"]},
         comparison={
-            str(name): None if error is None else float(error)
-            for name, error in content["comparison"].items()
+            str(name): None if error is None else float(error) for name, error in content["comparison"].items()
         },
     )

@@ -74,9 +74,8 @@ def recognise_device(name: str) -> KnownDevice:
     for entry in read_json(_CONSTANTS)["devices"]:
         if entry["name"].lower() in name.lower():
             return KnownDevice(
-                str(entry["generation"]), int(entry["links"]), str(entry["link"]),
-                bool(entry["in_switch_reduction"]),
-            )  # fmt: skip
+                str(entry["generation"]), int(entry["links"]), str(entry["link"]), bool(entry["in_switch_reduction"])
+            )
     return KnownDevice("ampere", 0, "")
 
 
@@ -149,9 +148,7 @@ def _list_options(
         hop += between * (inter["ring"][protocol] + overhead)
         if protocol == 2 and nodes > 1 and collective == "all_reduce":
             hop *= constants["plateau_latency_factor"][machine.generation]
-        options.append(
-            _Option("ring", protocol, base["ring"][protocol] * _US, hop * _US, steps / ranks / rate)
-        )
+        options.append(_Option("ring", protocol, base["ring"][protocol] * _US, hop * _US, steps / ranks / rate))
         if collective == "all_reduce":
             options.append(_tree(protocol, ranks, nodes, bus, ll_max, machine.hop, constants))
     if collective == "all_reduce" and machine.in_switch_reduction and ranks > 2:
@@ -159,25 +156,20 @@ def _list_options(
         hop = intra["nvls"][2]
         if efficiency and hop is not None:
             hop += inter["nvls"][2] if nodes > 1 else 0.0
-            options.append(
-                _Option("nvls", 2, base["nvls"][2] * _US, hop * _US, steps / ranks / (bus * efficiency))
-            )  # fmt: skip
+            options.append(_Option("nvls", 2, base["nvls"][2] * _US, hop * _US, steps / ranks / (bus * efficiency)))
     return options
 
 
 def _tree(
-    protocol: int, ranks: int, nodes: int, bus: float, ll_max: float, hop_kind: str,
-    constants: Mapping[str, Any],
-) -> _Option:  # fmt: skip
+    protocol: int, ranks: int, nodes: int, bus: float, ll_max: float, hop_kind: str, constants: Mapping[str, Any]
+) -> _Option:
     intra, inter = constants["hop_latency_us"][hop_kind], constants["hop_latency_us"]["network"]
     rate = bus * constants["tree_share"]
     if protocol == 0:
         rate = min(rate / constants["tree_ll_divisor"], ll_max)
     elif protocol == 1:
         rate *= constants["tree_ll128_share"][0 if nodes == 1 else 1]
-    hop = 2 * (
-        (ranks / nodes - 1) * intra["tree"][protocol] + math.log2(nodes) * inter["tree"][protocol]
-    )
+    hop = 2 * ((ranks / nodes - 1) * intra["tree"][protocol] + math.log2(nodes) * inter["tree"][protocol])
     base = constants["base_latency_us"]["tree"][protocol]
     rate *= constants["tree_pattern_share"]
     return _Option("tree", protocol, base * _US, hop * _US, 2.0 / rate)
@@ -193,9 +185,8 @@ def _network(machine: NcclMachine, collective: str) -> float:
 
 
 def _choose_point_to_point(
-    collective: str, ranks: int, nodes: int, sizes: Floats, machine: NcclMachine,
-    constants: Mapping[str, Any],
-) -> Choices:  # fmt: skip
+    collective: str, ranks: int, nodes: int, sizes: Floats, machine: NcclMachine, constants: Mapping[str, Any]
+) -> Choices:
     """Return the parts of grouped sends: one step, LL for small messages to a peer, else Simple."""
     kind = "network" if nodes > 1 else machine.hop
     peer = sizes if collective == "send" else sizes / ranks
@@ -207,10 +198,7 @@ def _choose_point_to_point(
         share = 1.0 if collective == "send" else (nodes - 1) / nodes
         rate = min(rate, _network(machine, collective))
     column = min(nodes, 3) - 1
-    ll = min(
-        rate * constants["ring_ll_share"],
-        constants["ll_max_gb_per_s"][machine.generation][column] * _GB,
-    )
+    ll = min(rate * constants["ring_ll_share"], constants["ll_max_gb_per_s"][machine.generation][column] * _GB)
     hops = np.array([h if h else 0.0 for h in constants["hop_latency_us"][kind]["ring"]])
     base = np.array(constants["base_latency_us"]["ring"])
     return Choices(
@@ -223,9 +211,14 @@ def _choose_point_to_point(
 
 
 def choose(
-    collective: str, ranks: int, nodes: int, sizes: Floats, machine: NcclMachine,
-    constants: Mapping[str, Any], in_switch_scale: float = 1.0,
-) -> Choices:  # fmt: skip
+    collective: str,
+    ranks: int,
+    nodes: int,
+    sizes: Floats,
+    machine: NcclMachine,
+    constants: Mapping[str, Any],
+    in_switch_scale: float = 1.0,
+) -> Choices:
     """Return NCCL's choices for messages as in ``tables.TASKS`` [bytes]; the ranks fill the nodes evenly.
 
     ``in_switch_scale``: in-switch reduction's bandwidth over what the constants make of it. Raises
@@ -284,9 +277,12 @@ def _scale(scales: Any, choices: Choices) -> Any:
 
 
 def choose_rows(
-    collective: str, rows: pd.DataFrame, machine: NcclMachine, constants: Mapping[str, Any],
+    collective: str,
+    rows: pd.DataFrame,
+    machine: NcclMachine,
+    constants: Mapping[str, Any],
     in_switch_scale: float = 1.0,
-) -> Choices:  # fmt: skip
+) -> Choices:
     """Return the choices of a table's messages: ``ranks``, ``nodes``, ``message_bytes`` [bytes]."""
     algorithm = np.empty(len(rows), object)
     protocol = np.zeros(len(rows), np.int64)
@@ -301,9 +297,7 @@ def choose_rows(
     return Choices(algorithm.tolist(), protocol, *parts)
 
 
-def calibrate(
-    collective: str, rows: pd.DataFrame, machine: NcclMachine, constants: Mapping[str, Any]
-) -> Calibration:
+def calibrate(collective: str, rows: pd.DataFrame, machine: NcclMachine, constants: Mapping[str, Any]) -> Calibration:
     """Fit the factors of one operation to logarithms of ``time_s`` [s] of some messages [bytes].
 
     The in-switch bandwidth is the one of ``_IN_SWITCH_SCALES`` that fits best.

@@ -77,25 +77,30 @@ class _Log:
         self.closed = True
         if not self.collective:
             raise InputError(
-                "the log does not name the operation", file=self.path, place=place,
+                "the log does not name the operation",
+                file=self.path,
+                place=place,
                 fix=f"name the file after its program, or give one of {', '.join(PROGRAMS.values())}",
-            )  # fmt: skip
+            )
         count = len(self.devices) or self.ranks
         if not count or count < 2:
             raise InputError(
                 "one rank exchanges nothing" if count else "the log does not give the number of ranks",
-                file=self.path, place=place,
+                file=self.path,
+                place=place,
                 fix="give the number of ranks, 2 or more, and keep the lines '# Rank ...'",
-            )  # fmt: skip
+            )
         nodes = max(len({host for host, _ in self.devices.values()}), 1)
         message_bytes = int(self._number(f"{place}, column size", size))
         for side, time, wrong in times:
             time_us = self._number(f"{place}, column {side} time", time) * self.in_us
             if wrong not in ("0", "0.0", "N/A"):
                 raise TableError(
-                    f"{wrong} wrong results", file=self.path,
-                    place=f"{place}, column {side} #wrong", fix="fix the machine and run the test again",
-                )  # fmt: skip
+                    f"{wrong} wrong results",
+                    file=self.path,
+                    place=f"{place}, column {side} #wrong",
+                    fix="fix the machine and run the test again",
+                )
             if message_bytes > 0 and time_us > 0:
                 self.rows.append((self.collective, count, nodes, message_bytes, time_us))
 
@@ -106,16 +111,21 @@ class _Log:
             value = -1.0
         if not 0 <= value < float("inf"):
             raise TableError(
-                f"{text!r} is not a number of 0 or more", file=self.path, place=place,
+                f"{text!r} is not a number of 0 or more",
+                file=self.path,
+                place=place,
                 fix="run the test again, or delete the line",
-            )  # fmt: skip
+            )
         return value
 
 
 def import_nccl_tests(
-    paths: Iterable[str | Path], platform: str, ranks: int | None = None,
-    collective: str | None = None, library: str | None = None,
-) -> pd.DataFrame:  # fmt: skip
+    paths: Iterable[str | Path],
+    platform: str,
+    ranks: int | None = None,
+    collective: str | None = None,
+    library: str | None = None,
+) -> pd.DataFrame:
     """Read logs of nccl-tests into ``tables.COLUMNS``; the device's name is in ``attrs["device"]``.
 
     ``ranks``, ``collective`` and ``library`` (``NCCL 2.21.5``) serve logs that lack them.
@@ -126,15 +136,7 @@ def import_nccl_tests(
     """
     logs = [_read(Path(path), ranks, collective) for path in paths]
     found = [
-        (
-            platform,
-            library or log.library or UNKNOWN_VERSION,
-            name,
-            n,
-            size,
-            us_to_ns(time_us),
-            nodes,
-        )
+        (platform, library or log.library or UNKNOWN_VERSION, name, n, size, us_to_ns(time_us), nodes)
         for log in logs
         for name, n, nodes, size, time_us in log.rows
     ]
@@ -148,9 +150,7 @@ def import_nccl_tests(
 
 def _read(path: Path, ranks: int | None, collective: str | None) -> _Log:
     if collective is not None and collective not in PROGRAMS.values():
-        raise InputError(
-            f"unknown collective {collective!r}", fix=f"use one of {', '.join(PROGRAMS.values())}"
-        )
+        raise InputError(f"unknown collective {collective!r}", fix=f"use one of {', '.join(PROGRAMS.values())}")
     text = read_text(path, broken="replace")
     log = _Log(path, ranks, collective or _program_in(path.name))
     if text.lstrip().startswith("{"):
@@ -167,8 +167,9 @@ def _read(path: Path, ranks: int | None, collective: str | None) -> _Log:
     if not log.rows:
         raise InputError(
             "no measurement: neither lines after a header '# size count type ...', nor results",
-            file=path, fix="give the standard output of an nccl-tests program, or what its option -J wrote",
-        )  # fmt: skip
+            file=path,
+            fix="give the standard output of an nccl-tests program, or what its option -J wrote",
+        )
     return log
 
 
@@ -223,29 +224,22 @@ def _take_json(log: _Log, text: str, collective_given: bool) -> None:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise TableError(
-            f"no report of nccl-tests: {error}",
-            file=log.path,
-            fix="give what its option -J wrote, whole",
+            f"no report of nccl-tests: {error}", file=log.path, fix="give what its option -J wrote, whole"
         ) from None
 
 
 def _take(log: _Log, place: str, fields: Sequence[str]) -> None:
     """Read a line of the table: of each side time, two bandwidths and the number of wrong results."""
     sides = zip(
-        ("out-of-place", "in-place"),
-        (at for at, word in enumerate(log.header) if word == "time"),
-        strict=False,
+        ("out-of-place", "in-place"), (at for at, word in enumerate(log.header) if word == "time"), strict=False
     )
-    named = [
-        (side, dict(zip(log.header[at : at + 4], fields[at : at + 4], strict=False)))
-        for side, at in sides
-    ]
+    named = [(side, dict(zip(log.header[at : at + 4], fields[at : at + 4], strict=False))) for side, at in sides]
     if len(fields) < len(log.header):
         raise TableError(
-            f"{len(fields)} values where the header names {len(log.header)} columns", file=log.path,
-            place=place, fix="run the test again, or delete the line",
-        )  # fmt: skip
-    times = [
-        (side, row["time"], row.get("#wrong", "0")) for side, row in named if row["time"] != "N/A"
-    ]
+            f"{len(fields)} values where the header names {len(log.header)} columns",
+            file=log.path,
+            place=place,
+            fix="run the test again, or delete the line",
+        )
+    times = [(side, row["time"], row.get("#wrong", "0")) for side, row in named if row["time"] != "N/A"]
     log.keep(place, fields[log.header.index("size")], times)

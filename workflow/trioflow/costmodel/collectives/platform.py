@@ -73,9 +73,7 @@ class PlatformCollectives:
     bands: Mapping[str, Bands]  # Intervals of each, by situation and size
     notes: str = ""  # What a reader of a prediction must know
     provenance: Mapping[str, Any] = field(default_factory=dict)  # What it was fitted from
-    _grids: dict[Key, tuple[Floats, Floats]] = field(
-        default_factory=dict, compare=False, repr=False
-    )
+    _grids: dict[Key, tuple[Floats, Floats]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def curves(self) -> Mapping[Key, Curve]:
@@ -87,9 +85,7 @@ class PlatformCollectives:
     def using(self, method: str) -> PlatformCollectives:
         """Return the same platform, predicted by another method; InputError where it is unknown."""
         if method not in METHODS:
-            raise InputError(
-                f"no collective model is called {method!r}", fix=f"use one of {', '.join(METHODS)}"
-            )
+            raise InputError(f"no collective model is called {method!r}", fix=f"use one of {', '.join(METHODS)}")
         return replace(self, method=method, _grids={})
 
     def in_nodes_of(self, ranks: int) -> PlatformCollectives:
@@ -98,9 +94,7 @@ class PlatformCollectives:
             return self
         return replace(self, machine=replace(self.machine, ranks_per_node=ranks), _grids={})
 
-    def time_s(
-        self, collective: str, ranks: int, message_bytes: float, nodes: int | None = None
-    ) -> CollectiveTime:
+    def time_s(self, collective: str, ranks: int, message_bytes: float, nodes: int | None = None) -> CollectiveTime:
         """Predict a collective of a message [bytes] as in ``tables.TASKS``; one rank takes no time.
 
         ``nodes`` are filled evenly, by default as few as hold the ranks. ``confidence``: measured,
@@ -109,9 +103,7 @@ class PlatformCollectives:
         range, or nothing measured gives the time.
         """
         if collective not in COLLECTIVES:
-            raise InputError(
-                f"unknown collective {collective!r}", fix=f"use one of {', '.join(COLLECTIVES)}"
-            )
+            raise InputError(f"unknown collective {collective!r}", fix=f"use one of {', '.join(COLLECTIVES)}")
         nodes = math.ceil(ranks / self.machine.ranks_per_node) if nodes is None else nodes
         size_ok = math.isfinite(message_bytes) and message_bytes >= 0
         if ranks < 1 or not size_ok or not 1 <= nodes <= ranks:
@@ -214,16 +206,22 @@ def _fit_ways(points: pd.DataFrame, machine: NcclMachine, library: str) -> dict[
     """Fit ways to predict to points, by name."""
     form = fit_nccl(points, machine, library)
     return {
-        "one-bandwidth": fit_one_bandwidth(points), "alpha-beta": fit_alpha_beta(points), "nccl": form,
+        "one-bandwidth": fit_one_bandwidth(points),
+        "alpha-beta": fit_alpha_beta(points),
+        "nccl": form,
         "measured": Measured(make_curves(points), form, choose_shape(points, form)),
-    }  # fmt: skip
+    }
 
 
 def fit_platform_collectives(
-    samples: pd.DataFrame, platform: str, library: str, machine: NcclMachine,
-    notes: str = "", provenance: Mapping[str, Any] | None = None,
+    samples: pd.DataFrame,
+    platform: str,
+    library: str,
+    machine: NcclMachine,
+    notes: str = "",
+    provenance: Mapping[str, Any] | None = None,
     situations: Iterable[str] = SITUATIONS,
-) -> PlatformCollectives:  # fmt: skip
+) -> PlatformCollectives:
     """Fit every method and its intervals to ``tables.read_public_samples``, each key from one library and dataset.
 
     The library's version chooses NCCL's constants; ``network_bytes_per_s`` comes from measurements
@@ -232,13 +230,17 @@ def fit_platform_collectives(
     """
     points = thin(median_points(samples))
     machine = _add_network(machine, points)
-    bands = fit_bands(
-        points, samples, lambda rows: _fit_ways(rows, machine, library), METHODS, situations
-    )
+    bands = fit_bands(points, samples, lambda rows: _fit_ways(rows, machine, library), METHODS, situations)
     return PlatformCollectives(
-        platform, library, "measured", machine, _fit_ways(points, machine, library), bands, notes,
+        platform,
+        library,
+        "measured",
+        machine,
+        _fit_ways(points, machine, library),
+        bands,
+        notes,
         dict(provenance or {}),
-    )  # fmt: skip
+    )
 
 
 def _add_network(machine: NcclMachine, points: pd.DataFrame) -> NcclMachine:
@@ -255,20 +257,13 @@ def _add_network(machine: NcclMachine, points: pd.DataFrame) -> NcclMachine:
     rows = rows[per_node == per_node.min()]
     top = rows[rows["message_bytes"] == rows["message_bytes"].max()].iloc[0]
     factor = 1.0 if len(sends) else 2.0 * (top["ranks"] - 1) / top["ranks"]
-    rate = (
-        factor
-        * top["message_bytes"]
-        / top["time_s"]
-        / float(per_node.min() if not len(sends) else 1)
-    )
+    rate = factor * top["message_bytes"] / top["time_s"] / float(per_node.min() if not len(sends) else 1)
     return replace(machine, network_bytes_per_s=float(rate))
 
 
 def load_platform_collectives(path: str | Path) -> PlatformCollectives:
     """Read what :meth:`PlatformCollectives.save` wrote; InputError where it is missing, incomplete or another file."""
-    return read_content(
-        path, KIND, "a platform's collectives", {"format": FORMAT}, _platform_from_json
-    )
+    return read_content(path, KIND, "a platform's collectives", {"format": FORMAT}, _platform_from_json)
 
 
 def _platform_from_json(content: dict[str, Any]) -> PlatformCollectives:
@@ -286,29 +281,28 @@ def _platform_from_json(content: dict[str, Any]) -> PlatformCollectives:
             for e in content["calibrations"]
         },
     )
-    curves = {
-        (str(e["collective"]), int(e["ranks"]), int(e["nodes"])): _curve_from_json(e)
-        for e in content["curves"]
-    }
+    curves = {(str(e["collective"]), int(e["ranks"]), int(e["nodes"])): _curve_from_json(e) for e in content["curves"]}
     ways: dict[str, Method] = {
         "nccl": form,
         "measured": Measured(curves, form, str(content["shape"])),
         "alpha-beta": AlphaBeta(
             {
-                (str(e["collective"]), str(e["place"])): (
-                    float(e["alpha_s"]),
-                    float(e["beta_s_per_byte"]),
-                )
+                (str(e["collective"]), str(e["place"])): (float(e["alpha_s"]), float(e["beta_s_per_byte"]))
                 for e in content["alpha_beta"]
             }
         ),
         "one-bandwidth": OneBandwidth(**content["one_bandwidth"]),
     }
     return PlatformCollectives(
-        str(content["platform"]), library, str(content["method"]), machine, ways,
+        str(content["platform"]),
+        library,
+        str(content["method"]),
+        machine,
+        ways,
         {str(name): bands_from_json(rows) for name, rows in content["bands"].items()},
-        str(content["notes"]), dict(content["provenance"]),
-    )  # fmt: skip
+        str(content["notes"]),
+        dict(content["provenance"]),
+    )
 
 
 def _curve_from_json(entry: Mapping[str, Any]) -> Curve:

@@ -85,8 +85,7 @@ class NewGpuModel:
                 "format": FORMAT,
                 "exponents": {key: asdict(value) for key, value in self.exponents.items()},
                 "bands": {
-                    rule: {key: asdict(band) for key, band in bands.items()}
-                    for rule, bands in self.bands.items()
+                    rule: {key: asdict(band) for key, band in bands.items()} for rule, bands in self.bands.items()
                 },
                 "steps": {rule: asdict(band) for rule, band in self.steps.items()},
                 "resized": None if self.resized is None else self.resized.to_json(),
@@ -104,10 +103,7 @@ def load_new_gpu_model(path: str | Path = SHIPPED_FILE) -> NewGpuModel:
 def _parse(content: dict[str, Any]) -> NewGpuModel:
     return NewGpuModel(
         {key: Exponents(**entry) for key, entry in content["exponents"].items()},
-        {
-            rule: {key: NewGpuBand(**entry) for key, entry in bands.items()}
-            for rule, bands in content["bands"].items()
-        },
+        {rule: {key: NewGpuBand(**entry) for key, entry in bands.items()} for rule, bands in content["bands"].items()},
         {rule: NewGpuBand(**entry) for rule, entry in content["steps"].items()},
         dict(content["facts"]),
         None if content["resized"] is None else StepBand(**content["resized"]),
@@ -128,13 +124,7 @@ def floor_of(trace: Trace) -> float:
 
 COMPUTE = "compute"
 
-_OF_THE_SOURCE = (
-    "measured_",
-    "busy_over_measured",
-    "timer_floor_s",
-    "host_only_s",
-    "profiled_step_s",
-)
+_OF_THE_SOURCE = ("measured_", "busy_over_measured", "timer_floor_s", "host_only_s", "profiled_step_s")
 
 
 def scale_trace(
@@ -162,33 +152,32 @@ def scale_trace(
     precision is unknown, TableError when a value is missing or out of range.
     """
     if precision not in PRECISIONS:
-        raise InputError(
-            f"unknown precision {precision!r}", fix=f"use one of {', '.join(PRECISIONS)}"
-        )
+        raise InputError(f"unknown precision {precision!r}", fix=f"use one of {', '.join(PRECISIONS)}")
     if floor_s is None:
         floor_s = shortest_time_s(operators)
     rows = size_rows(operators)
-    rows["kept"] = (
-        False if "kind" not in operators.columns else operators["kind"].to_numpy() != COMPUTE
-    )
+    rows["kept"] = False if "kind" not in operators.columns else operators["kind"].to_numpy() != COMPUTE
     model = model or load_new_gpu_model()
     predicted = scale_rows(rows, source, target, rule, precision, model, floor_s)
     return predicted.set_index(operators.index)
 
 
 def scale_rows(
-    rows: pd.DataFrame, source: DeviceSheet, target: DeviceSheet, rule: str, precision: str,
-    model: NewGpuModel, floor_s: float,
-) -> pd.DataFrame:  # fmt: skip
+    rows: pd.DataFrame,
+    source: DeviceSheet,
+    target: DeviceSheet,
+    rule: str,
+    precision: str,
+    model: NewGpuModel,
+    floor_s: float,
+) -> pd.DataFrame:
     """Predict ``rules.size_rows`` as :func:`scale_trace`; where ``kept`` is true a row keeps its time."""
     times = rows["time_s"].to_numpy(np.float64)
     predicted, outside = apply_rule(
         rule, rows, source, target, precision=precision, fitted=model.exponents, floor_s=floor_s
     )
     tensor = any(device.runs_on_tensor_cores(precision) for device in (source, target))
-    low, high = model.factors(
-        rule, [key_of(name, tensor) for name in rows["operator_class"].tolist()]
-    )
+    low, high = model.factors(rule, [key_of(name, tensor) for name in rows["operator_class"].tolist()])
     kept = np.asarray(times == 0) | source.is_same_gpu(target)
     if "kept" in rows.columns:
         kept |= rows["kept"].to_numpy(dtype=bool)
@@ -196,25 +185,24 @@ def scale_rows(
     low, high = np.where(kept, 1.0, low), np.where(kept, 1.0, high)
     return pd.DataFrame(
         {
-            "time_s": predicted, "low_s": predicted * low, "high_s": predicted * high,
+            "time_s": predicted,
+            "low_s": predicted * low,
+            "high_s": predicted * high,
             "extrapolated": np.asarray(outside, dtype=bool) & ~kept,
         },
         index=rows.index,
-    )  # fmt: skip
+    )
 
 
 def carry_step(
-    trace: Trace, source: DeviceSheet, target: DeviceSheet, rule: str, precision: str,
-    model: NewGpuModel,
-) -> pd.DataFrame:  # fmt: skip
+    trace: Trace, source: DeviceSheet, target: DeviceSheet, rule: str, precision: str, model: NewGpuModel
+) -> pd.DataFrame:
     """Predict the operators of a trace on another GPU as they run within the step, timed alone or not (``anchor_step``)."""
     anchor = anchor_step(trace)
     within = anchor.apply(trace.operators["device_ns"].to_numpy(np.float64) * 1e-9)
     timed = trace.operators.assign(device_ns=[s_to_ns(float(value)) for value in within])
     floor_s = max(floor_of(trace) - anchor.timer_s, 0.0) * anchor.scale
-    return scale_trace(
-        timed, source, target, rule=rule, precision=precision, model=model, floor_s=floor_s
-    )
+    return scale_trace(timed, source, target, rule=rule, precision=precision, model=model, floor_s=floor_s)
 
 
 def label_new_gpu(source: DeviceSheet, target: DeviceSheet) -> str:
@@ -222,12 +210,7 @@ def label_new_gpu(source: DeviceSheet, target: DeviceSheet) -> str:
     return f"new GPU: {target.driver_name} from {source.driver_name}"
 
 
-def retime_trace(
-    trace: Trace,
-    target: DeviceSheet | str,
-    *,
-    precision: str | None = None,
-) -> Trace:
+def retime_trace(trace: Trace, target: DeviceSheet | str, *, precision: str | None = None) -> Trace:
     """Return a trace as another GPU would have recorded it; itself on the GPU that was traced.
 
     The fact ``new_gpu`` holds rule, devices, ``interval`` (80 % of a step's compute, relative) with
@@ -244,21 +227,17 @@ def retime_trace(
         return trace
     precision = precision or trace.facts.precision
     if not precision:
-        raise TraceError(
-            "the trace does not say its precision", fix="import it again with --precision"
-        )
+        raise TraceError("the trace does not say its precision", fix="import it again with --precision")
     model = load_new_gpu_model()
     predicted = scale_trace(
         trace.operators, source, target, precision=str(precision), model=model, floor_s=floor_of(trace)
-    )  # fmt: skip
+    )
     operators = _retime_operators(trace.operators, predicted["time_s"])
     facts = _retime_facts(trace, operators)
     if trace.facts.measured_end_to_end_s is not None:
         within = carry_step(trace, source, target, DEFAULT_RULE, str(precision), model)
         measured_s = float(within["time_s"].sum())
-        facts = replace(
-            facts, measured_end_to_end_s=measured_s, timer_floor_s=trace.facts.timer_floor_s
-        )
+        facts = replace(facts, measured_end_to_end_s=measured_s, timer_floor_s=trace.facts.timer_floor_s)
     facts = _label_facts(trace, facts, predicted, (source, target), model)
     return Trace(operators, trace.tensors, facts)
 
@@ -272,9 +251,8 @@ def new_gpu_interval(facts: Facts) -> tuple[float, float]:
 
 
 def _label_facts(
-    trace: Trace, facts: Facts, predicted: pd.DataFrame, devices: tuple[DeviceSheet, DeviceSheet],
-    model: NewGpuModel,
-) -> Facts:  # fmt: skip
+    trace: Trace, facts: Facts, predicted: pd.DataFrame, devices: tuple[DeviceSheet, DeviceSheet], model: NewGpuModel
+) -> Facts:
     """Return facts that say that and how the times were carried from one GPU to another."""
     source, target = devices
     total_s = float(predicted["time_s"].sum())
@@ -317,8 +295,9 @@ def _check(trace: Trace) -> None:
     if share > _MOST_UNKNOWN:
         raise TraceError(
             f"operators of {share:.0%} of the time say neither FLOPs nor bytes, so that their times on "
-            f"{trace.facts.device_name} say nothing of another GPU", fix="choose a platform of the GPU that was timed",
-        )  # fmt: skip
+            f"{trace.facts.device_name} say nothing of another GPU",
+            fix="choose a platform of the GPU that was timed",
+        )
 
 
 def _retime_operators(operators: pd.DataFrame, time_s: pd.Series[float]) -> pd.DataFrame:
@@ -340,9 +319,7 @@ def _retime_facts(trace: Trace, operators: pd.DataFrame) -> Facts:
     step_s = float(trace.facts.step_time_s)
     # Where operators overlap, their sum exceeds the step, which then changes in proportion.
     new_s = step_s + after_s - before_s if step_s >= before_s else step_s * after_s / before_s
-    of_the_source: dict[str, Any] = dict.fromkeys(
-        name for name in NAMES if name.startswith(_OF_THE_SOURCE)
-    )
+    of_the_source: dict[str, Any] = dict.fromkeys(name for name in NAMES if name.startswith(_OF_THE_SOURCE))
     facts = replace(trace.facts, step_time_s=new_s, **of_the_source)
     if facts.step_times_s:
         times = [float(t) * new_s / step_s for t in facts.step_times_s]
@@ -356,9 +333,10 @@ def _traced(facts: Facts) -> dict[str, Any]:
     """Return the plain facts that hold for the traced GPU only."""
     names = ("step_time_s", "busy_s")
     return {
-        key: value for key, value in sorted(facts.to_dict().items())
+        key: value
+        for key, value in sorted(facts.to_dict().items())
         if (key in names or key.startswith(_OF_THE_SOURCE)) and isinstance(value, int | float | str)
-    }  # fmt: skip
+    }
 
 
 @dataclass(frozen=True)
@@ -389,29 +367,24 @@ class NewGpuOperatorModel:
         here = self._scale(operators, there["time_s"].to_numpy(np.float64))
         low, high = (_join(there, here, end) for end in ("low_s", "high_s"))
         return here.assign(
-            low_s=here["time_s"] * low, high_s=here["time_s"] * high,
+            low_s=here["time_s"] * low,
+            high_s=here["time_s"] * high,
             extrapolated=there["extrapolated"].to_numpy() | here["extrapolated"].to_numpy(),
-        )  # fmt: skip
+        )
 
     def rescale(self, operators: pd.DataFrame, target: pd.DataFrame) -> pd.DataFrame:
         """Carry over what the source's model says of both sizes; unchanged sizes keep their time."""
         there = self.base.rescale(operators, target)
-        time_s = rescale_rows(
-            resize_rows(operators, target, products=True), self.row_times, waves=False
-        )
+        time_s = rescale_rows(resize_rows(operators, target, products=True), self.row_times, waves=False)
         return with_times(there, time_s)
 
     def row_times(self, rows: pd.DataFrame) -> Floats:
         """Predict the time [s] of rows as ``rows.sized_rows`` returns them."""
         timed = rows.assign(time_s=self.base.row_times(rows))
-        found = scale_rows(
-            timed, self.source, self.target, self.rule, self.precision, self.model, 0.0
-        )
+        found = scale_rows(timed, self.source, self.target, self.rule, self.precision, self.model, 0.0)
         return found["time_s"].to_numpy(np.float64)
 
-    def step_interval(
-        self, kind: str = "rescale", distance: float | None = None
-    ) -> tuple[float, float]:
+    def step_interval(self, kind: str = "rescale", distance: float | None = None) -> tuple[float, float]:
         """Return the 80 % interval of a step's compute, relative to its prediction.
 
         ``predict`` joins the base's interval with the rule's, as independent factors. ``rescale``
@@ -432,16 +405,16 @@ class NewGpuOperatorModel:
     def save(self, path: str | Path, inputs: Iterable[str | Path] = ()) -> None:
         """Raise InputError: the model is derived again from that of the source."""
         raise InputError(
-            f"a model of {self.device_name} that is derived from {self.source.driver_name} "
-            "is not saved", file=path, fix="save the source's model; capture and fit the target",
-        )  # fmt: skip
+            f"a model of {self.device_name} that is derived from {self.source.driver_name} is not saved",
+            file=path,
+            fix="save the source's model; capture and fit the target",
+        )
 
     def _scale(self, operators: pd.DataFrame, times: Floats) -> pd.DataFrame:
         timed = operators.assign(device_ns=[s_to_ns(float(value)) for value in times])
         return scale_trace(
-            timed, self.source, self.target, rule=self.rule, precision=self.precision,
-            model=self.model, floor_s=0.0,
-        )  # fmt: skip
+            timed, self.source, self.target, rule=self.rule, precision=self.precision, model=self.model, floor_s=0.0
+        )
 
 
 def _join(first: pd.DataFrame, second: pd.DataFrame, end: str) -> Floats:

@@ -13,10 +13,7 @@ from trioflow.base.plugins import list_plugins, load_plugin
 from trioflow.costmodel.features import FEATURES, Floats, base_class, classify, feature_matrix
 from trioflow.costmodel.intervals import SHORTEST_S
 from trioflow.costmodel.operators.class_curves import ANY, recorded_times
-from trioflow.costmodel.operators.products import (
-    PRODUCTS,
-    product_columns,
-)
+from trioflow.costmodel.operators.products import PRODUCTS, product_columns
 from trioflow.hardware.device_sheet import FALLBACK_PRECISION, DeviceSheet
 
 TENSOR_CLASSES = frozenset({"gemm", "convolution", "convolution_backward", "attention"})
@@ -132,9 +129,7 @@ def reachable_share(power_per_rate: Floats, exponents: Exponents) -> Floats:
     return np.asarray((1.0 + lack) ** (-exponents.power / SHARPNESS), np.float64)
 
 
-def expected_s(
-    flop: Floats, data_bytes: Floats, rates: Rates, exponents: Exponents
-) -> tuple[Floats, Floats]:
+def expected_s(flop: Floats, data_bytes: Floats, rates: Rates, exponents: Exponents) -> tuple[Floats, Floats]:
     """Return the roofline time, and what of it the class is expected to take [s].
 
     Roofline x (1 + (short / roofline) ^ shape): short operators do not fill a device, and reach less of its roofline.
@@ -147,18 +142,20 @@ def expected_s(
 
 
 def _apply_ours(
-    rows: pd.DataFrame, source: DeviceSheet, target: DeviceSheet, precision: str,
-    floor_s: float, fitted: Mapping[str, Exponents],
-) -> tuple[Floats, npt.NDArray[np.bool_]]:  # fmt: skip
+    rows: pd.DataFrame,
+    source: DeviceSheet,
+    target: DeviceSheet,
+    precision: str,
+    floor_s: float,
+    fitted: Mapping[str, Exponents],
+) -> tuple[Floats, npt.NDArray[np.bool_]]:
     """Carry the reached share of the roofline over; times [s], and rows outside the fitted classes or range."""
     times = rows["time_s"].to_numpy(np.float64)
     flop = rows["flop"].to_numpy(np.float64)
     data = (rows["read_bytes"] + rows["write_bytes"]).to_numpy(np.float64)
     before, after = (device_rates(rows, device, precision) for device in (source, target))
     tensor = source.runs_on_tensor_cores(precision) or target.runs_on_tensor_cores(precision)
-    keys = np.array(
-        [key_of(name, tensor) for name in rows["operator_class"].tolist()], dtype=object
-    )
+    keys = np.array([key_of(name, tensor) for name in rows["operator_class"].tolist()], dtype=object)
     result, outside = times.copy(), np.zeros(len(rows), dtype=bool)
     for key in sorted(set(keys)):
         at = np.flatnonzero((keys == key) & (flop + data > 0) & (times > 0))
@@ -173,15 +170,13 @@ def _apply_ours(
         bare_new = np.maximum(roofline_s(flop[at], data[at], new, CARRY_OVER), SHORTEST_S)
         least = bare_new * np.minimum(1.0, (times[at] - floor) / bare_old)
         result[at] = floor + np.maximum(net, least)
-        inside = [(exponents.low_s <= roof) & (roof <= exponents.high_s) for roof in (roof_old, roof_new)]  # fmt: skip
+        inside = [(exponents.low_s <= roof) & (roof <= exponents.high_s) for roof in (roof_old, roof_new)]
         outside[at] = ~(inside[0] & inside[1]) if own else True
     return result, outside
 
 
 def _select(rates: Rates, at: Positions) -> Rates:
-    return Rates(
-        rates.peak_flop_per_s[at], rates.bandwidth_bytes_per_s[at], rates.power_per_rate[at],
-    )  # fmt: skip
+    return Rates(rates.peak_flop_per_s[at], rates.bandwidth_bytes_per_s[at], rates.power_per_rate[at])
 
 
 DEFAULT_RULE = "ours"
@@ -202,8 +197,14 @@ def find_rule(name: str) -> Callable[..., tuple[Floats, npt.NDArray[np.bool_]]]:
 
 
 def apply_rule(
-    rule: str, rows: pd.DataFrame, source: DeviceSheet, target: DeviceSheet, *,
-    precision: str, floor_s: float, fitted: Mapping[str, Exponents],
-) -> tuple[Floats, npt.NDArray[np.bool_]]:  # fmt: skip
+    rule: str,
+    rows: pd.DataFrame,
+    source: DeviceSheet,
+    target: DeviceSheet,
+    *,
+    precision: str,
+    floor_s: float,
+    fitted: Mapping[str, Exponents],
+) -> tuple[Floats, npt.NDArray[np.bool_]]:
     """Apply a rule of :func:`list_rules`: times [s], and which rows are outside what it was fitted to."""
     return find_rule(rule)(rows, source, target, precision, floor_s, fitted)

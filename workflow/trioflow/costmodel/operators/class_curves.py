@@ -21,23 +21,11 @@ from trioflow.base.errors import InputError, TableError
 from trioflow.base.provenance import PACKAGE
 from trioflow.base.shipped import read_table
 from trioflow.base.units import NS_PER_S
-from trioflow.costmodel.features import (
-    FEATURES,
-    HOST_ONLY,
-    Floats,
-    base_class,
-    classify,
-    feature_matrix,
-)
+from trioflow.costmodel.features import FEATURES, HOST_ONLY, Floats, base_class, classify, feature_matrix
 from trioflow.costmodel.interface import TraceLike
 from trioflow.costmodel.least_squares import choose_least
 from trioflow.costmodel.operators.curves import Curve, driver_of, fit_curve
-from trioflow.costmodel.operators.products import (
-    PRODUCT_CLASSES,
-    PRODUCTS,
-    product_columns,
-    work_matrix,
-)
+from trioflow.costmodel.operators.products import PRODUCT_CLASSES, PRODUCTS, product_columns, work_matrix
 
 Names = npt.NDArray[np.object_]
 
@@ -60,8 +48,7 @@ def collect_rows(traces: Sequence[TraceLike], *, products: bool = False) -> pd.D
     devices = sorted({trace.facts.device_name for trace in ordered})
     if len(devices) > 1:
         raise InputError(
-            f"traces of several devices in one fit: {'; '.join(devices)}",
-            fix="fit a model for each device",
+            f"traces of several devices in one fit: {'; '.join(devices)}", fix="fit a model for each device"
         )
     for number, trace in enumerate(ordered):
         frame = trace_rows(trace.operators, products=products)
@@ -180,9 +167,7 @@ def pair_rows(rows: pd.DataFrame) -> pd.DataFrame:
                 continue
             joined = _join(a, b)
             found.append(
-                joined[["recorded", "target"]].assign(
-                    workload=workload, recorded_trace=first, target_trace=second
-                )
+                joined[["recorded", "target"]].assign(workload=workload, recorded_trace=first, target_trace=second)
             )
     if not found:
         return pd.DataFrame({name: pd.Series(dtype="int64") for name in columns})
@@ -355,9 +340,7 @@ def _fit_shape(form: str, features: Floats, times: Floats, alone: Flags, recipe:
     return fit_curve(form, features, times, weights, recipe.sm_count)
 
 
-def _set_level(
-    curve: Curve, features: Floats, times: Floats, alone: Flags, counts: Floats | None = None
-) -> Curve:
+def _set_level(curve: Curve, features: Floats, times: Floats, alone: Flags, counts: Floats | None = None) -> Curve:
     """Scale a curve to the sum of the times, of those not measured alone where there are any."""
     judged = np.ones(len(times), dtype=bool) if alone.all() else ~alone
     guessed, known = curve.predict(features[judged]), times[judged]
@@ -367,9 +350,7 @@ def _set_level(
     return curve.scaled(float(known.sum()) / guessed_s) if guessed_s > 0 else curve
 
 
-def find_class(
-    curves: Mapping[Key, ClassCurve], operator_class: str, phase: str
-) -> tuple[Key, ClassCurve]:
+def find_class(curves: Mapping[Key, ClassCurve], operator_class: str, phase: str) -> tuple[Key, ClassCurve]:
     """Return the curve of a class or of the one most alike, in its phase, then in the other, then of ever wider ones.
 
     On the public steps of three GPUs a class's curve of the other phase misses an operator by 28 % in the median, that
@@ -381,9 +362,7 @@ def find_class(
     for key in (*((n, p) for p in phases for n in names), (ANY, phase), (ANY, ANY)):
         if key in curves:
             return key, curves[key]
-    raise InputError(
-        f"the cost model has no curve for {operator_class} in {phase}", fix="fit the model again"
-    )
+    raise InputError(f"the cost model has no curve for {operator_class} in {phase}", fix="fit the model again")
 
 
 def class_positions(rows: pd.DataFrame) -> Iterator[tuple[str, str, Positions]]:
@@ -404,9 +383,7 @@ def predict_rows(curves: Mapping[Key, ClassCurve], rows: pd.DataFrame) -> Floats
     return result
 
 
-def rescale_times(
-    time_s: Floats, predicted_s: Floats, target_s: Floats, unchanged: Flags
-) -> Floats:
+def rescale_times(time_s: Floats, predicted_s: Floats, target_s: Floats, unchanged: Flags) -> Floats:
     """Scale recorded times [s] by the ratio of two predictions; unchanged rows keep theirs exactly.
 
     Where next to nothing is predicted at the recorded size, the difference is added instead.
@@ -456,9 +433,7 @@ class ClassRows:
         )
 
 
-def choose_form(
-    rows: ClassRows, alone: Floats, alone_s: Floats, forms: Sequence[str], sm: float
-) -> str:
+def choose_form(rows: ClassRows, alone: Floats, alone_s: Floats, forms: Sequence[str], sm: float) -> str:
     """Return the form that clearly misses least when workloads are left out, else the first.
 
     By the mean of the errors of held-out times and of those rescaled between batches; of one

@@ -24,29 +24,11 @@ from trioflow.costmodel.least_squares import choose_least, rounded, solve_nonneg
 from trioflow.costmodel.operators.products import PRODUCTS, product_sizes
 
 _TILES = np.array(
-    [
-        (256, 128),
-        (128, 256),
-        (128, 128),
-        (128, 64),
-        (64, 128),
-        (64, 64),
-        (64, 32),
-        (32, 64),
-        (32, 32),
-    ],
-    dtype=np.float64,
+    [(256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64), (64, 32), (32, 64), (32, 32)], dtype=np.float64
 )
 """Rows and columns of the result that one block of threads computes."""
 
-TILE_SETS: tuple[tuple[int, ...], ...] = (
-    (2,),
-    (5,),
-    (8,),
-    (0, 1, 2),
-    (2, 3, 4, 5),
-    tuple(range(len(_TILES))),
-)
+TILE_SETS: tuple[tuple[int, ...], ...] = ((2,), (5,), (8,), (0, 1, 2), (2, 3, 4, 5), tuple(range(len(_TILES))))
 """Positions in ``_TILES`` of the sets among which the fit chooses; a library takes the fastest of it."""
 
 _EDGE_COSTS = (0.0, 8.0, 32.0)
@@ -139,9 +121,7 @@ def join_times(times: Floats, flop: Floats, data: Floats, norm: int) -> Floats:
     return np.asarray(times[0] + np.sqrt(np.sqrt(fourth)), np.float64)
 
 
-def fill_device(
-    sizes: Floats, work: Floats, sm_count: float, number: int, edge: float, depth: float
-) -> Floats:
+def fill_device(sizes: Floats, work: Floats, sm_count: float, number: int, edge: float, depth: float) -> Floats:
     """Return FLOPs of every row with those that a pipeline's ends and ragged waves waste."""
     batch, m, n, k, count = (sizes[..., place] for place in range(5))
     if number == NO_TILES:
@@ -166,9 +146,7 @@ def problem_sizes(work: Floats) -> Floats:
     return product_sizes(products if products.shape[1] else np.zeros((len(work), len(PRODUCTS))))
 
 
-def _tile_costs(
-    sizes: Floats, sm_count: float, edge: float, resident: int, most: int
-) -> list[npt.NDArray[np.float64]]:
+def _tile_costs(sizes: Floats, sm_count: float, edge: float, resident: int, most: int) -> list[npt.NDArray[np.float64]]:
     """Return FLOPs possible in the waves' time, for ever more splits, each (rows, 3 products, tiles)."""
     batch, m, n, k = (sizes[..., place, None] for place in range(4))
     rows, columns = _TILES[:, 0], _TILES[:, 1]
@@ -259,9 +237,7 @@ class Sample:
             weights = weights * np.sqrt(self.weights)
         scale = np.max(columns, axis=0, initial=0.0)
         scale[scale == 0] = 1.0
-        solution, residual = solve_nonnegative(
-            columns / scale * weights[:, None], self.time_s * weights
-        )
+        solution, residual = solve_nonnegative(columns / scale * weights[:, None], self.time_s * weights)
         return solution / scale, residual
 
 
@@ -275,11 +251,7 @@ class Form:
 
 
 def fit_curve(
-    form: str,
-    features: Floats,
-    time_s: Floats,
-    weights: Floats | None = None,
-    sm_count: float = 1.0,
+    form: str, features: Floats, time_s: Floats, weights: Floats | None = None, sm_count: float = 1.0
 ) -> Curve:
     """Fit one form of ``FORMS`` to operators (:class:`Sample`); the latest ``_KEPT_CURVES`` fits are kept for other folds."""
     given = [features, time_s] if weights is None else [features, time_s, weights]
@@ -379,10 +351,7 @@ def _fit_power(sample: Sample) -> Floats:
     target = np.log(np.maximum(sample.time_s, SHORTEST_S))
     columns = _with_constant(logs - centre)
     if sample.weights is not None:
-        columns, target = (
-            columns * np.sqrt(sample.weights)[:, None],
-            target * np.sqrt(sample.weights),
-        )
+        columns, target = (columns * np.sqrt(sample.weights)[:, None], target * np.sqrt(sample.weights))
     low, high = np.r_[-np.inf, np.zeros(SIZES)], np.r_[np.inf, np.full(SIZES, _MAX_POWER)]
     solution = lsq_linear(columns, target, bounds=(low, high), method="bvls").x
     exponents = solution[1:]

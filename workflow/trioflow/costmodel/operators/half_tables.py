@@ -43,9 +43,16 @@ from trioflow.costmodel.operators.products import work_matrix
 from trioflow.hardware.device_sheet import SUSTAINED_COMPUTE, DeviceSheet, load_device
 
 SHAPE = (
-    "attention_flop", "attention_queries", "attention_keys", "attention_size", "attention_heads",
-    "attention_groups", "attention_share", "attention_backward", "attention_version",
-)  # fmt: skip
+    "attention_flop",
+    "attention_queries",
+    "attention_keys",
+    "attention_size",
+    "attention_heads",
+    "attention_groups",
+    "attention_share",
+    "attention_backward",
+    "attention_version",
+)
 """Columns: FLOPs of one head of one sample, its queries, keys and size, heads of a sample, keys' heads
 over queries' heads, the share of queries times keys that is computed, whether it is the gradient,
 a version of ``VERSIONS``. 0 for no attention. Of a deterministic gradient the flag is ``DETERMINISTIC``."""
@@ -101,9 +108,7 @@ class AttentionTable:
 
     def _runs_2(self, rows: pd.DataFrame) -> npt.NDArray[np.bool_]:
         version = rows["attention_version"].to_numpy(np.float64)
-        return np.asarray(
-            np.where(version == 0, self.pytorch_version, version) == VERSIONS["flash2"]
-        )
+        return np.asarray(np.where(version == 0, self.pytorch_version, version) == VERSIONS["flash2"])
 
     def spread(self, rows: pd.DataFrame) -> tuple[Floats, Floats]:
         """Return the logarithms of the interval's ends of rows, published ratios included."""
@@ -126,17 +131,13 @@ def attention_columns(
     """
     found = np.zeros((len(operators), len(SHAPE)))
     if "input_shapes" in operators.columns:
-        for row, (name, given) in enumerate(
-            zip(operators["name"].astype(str), operators["input_shapes"], strict=True)
-        ):
+        for row, (name, given) in enumerate(zip(operators["name"].astype(str), operators["input_shapes"], strict=True)):
             if "attention" in name or "flash_attn" in name:
                 found[row] = _describe(name, given, causal, version, deterministic)
     return pd.DataFrame(found, columns=list(SHAPE))
 
 
-def _describe(
-    name: str, given: object, causal: bool, version: float, deterministic: bool
-) -> tuple[float, ...]:
+def _describe(name: str, given: object, causal: bool, version: float, deterministic: bool) -> tuple[float, ...]:
     """Return one operator's columns from its name and the shapes of its inputs."""
     if given is None or isinstance(given, float):
         return (0.0,) * len(SHAPE)
@@ -152,17 +153,28 @@ def _describe(
     products = (3 * query[3] + 2 * value[3]) if backward else (query[3] + value[3])
     share = 0.5 if causal and query[place] == key[place] else 1.0
     return (
-        2.0 * query[place] * key[place] * products * share, float(query[place]), float(key[place]),
-        (query[3] + value[3]) / 2, float(query[heads]), key[heads] / max(query[heads], 1), share,
+        2.0 * query[place] * key[place] * products * share,
+        float(query[place]),
+        float(key[place]),
+        (query[3] + value[3]) / 2,
+        float(query[heads]),
+        key[heads] / max(query[heads], 1),
+        share,
         backward * (DETERMINISTIC if deterministic else 1.0),
         version or next((number for word, number in NAMED.items() if word in name), 0.0),
-    )  # fmt: skip
+    )
 
 
 def attention_terms(
-    heads: Floats, queries: Floats, keys: Floats, size: Floats, of_sample: Floats, groups: Floats,
-    share: Floats, sm_count: int,
-) -> Floats:  # fmt: skip
+    heads: Floats,
+    queries: Floats,
+    keys: Floats,
+    size: Floats,
+    of_sample: Floats,
+    groups: Floats,
+    share: Floats,
+    sm_count: int,
+) -> Floats:
     """Return what the time of attention is made of, shape (rows, 8).
 
     Every term is monotone in every size and grows at most in proportion to heads.
@@ -171,11 +183,18 @@ def attention_terms(
     pairs = waves * sm_count * BLOCK * keys * share
     rows = heads * queries
     moved = 2 * HALF_BYTES * size
-    return np.column_stack([
-        np.ones(len(heads)), 4 * pairs * size, 4 * pairs, moved * rows,
-        moved * heads * keys * groups, rows, rows / np.maximum(of_sample, 1.0),
+    return np.column_stack(
+        [
+            np.ones(len(heads)),
+            4 * pairs * size,
+            4 * pairs,
+            moved * rows,
+            moved * heads * keys * groups,
+            rows,
+            rows / np.maximum(of_sample, 1.0),
             keys * (heads > 0),
-    ])  # fmt: skip
+        ]
+    )
 
 
 KIND, FORMAT = "tensor_products", 5
@@ -277,11 +296,7 @@ def _read_tables(entries: Mapping[str, Any], path: str | Path) -> dict[str, Prod
 
 def _read(path: str | Path) -> dict[str, Any]:
     content = read_json(path)
-    if (
-        not isinstance(content, dict)
-        or content.get("kind") != KIND
-        or content.get("format") != FORMAT
-    ):
+    if not isinstance(content, dict) or content.get("kind") != KIND or content.get("format") != FORMAT:
         raise InputError("not a table of tensor products", file=path, fix="use the shipped file")
     return content
 
@@ -307,10 +322,6 @@ def nearest_table(tables: Iterable[str], target: DeviceSheet, precision: str) ->
             other.peak(precision) / target.peak(precision),
             other.memory_bandwidth_bytes_per_s / target.memory_bandwidth_bytes_per_s,
         )
-        return (
-            not other.is_same_gpu(target),
-            other.chip != target.chip,
-            sum(abs(math.log(r)) for r in rates),
-        )
+        return (not other.is_same_gpu(target), other.chip != target.chip, sum(abs(math.log(r)) for r in rates))
 
     return min(sorted(tables), key=distance, default=None)

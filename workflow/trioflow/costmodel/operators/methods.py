@@ -20,14 +20,7 @@ from trioflow.base.errors import InputError, TableError
 from trioflow.base.units import ns_to_s
 from trioflow.costmodel.features import FEATURES, HOST_ONLY, Floats, base_class, feature_matrix
 from trioflow.costmodel.interface import OperatorModel, TraceLike, find_operator_model
-from trioflow.costmodel.intervals import (
-    ASSUMED,
-    ASSUMED_FACTOR,
-    HeldOut,
-    fit_bands,
-    fit_step_band,
-    hold_out,
-)
+from trioflow.costmodel.intervals import ASSUMED, ASSUMED_FACTOR, HeldOut, fit_bands, fit_step_band, hold_out
 from trioflow.costmodel.operators.class_curves import (
     SAME_WORK,
     ClassCurve,
@@ -43,13 +36,7 @@ from trioflow.costmodel.operators.class_curves import (
     sized_rows,
     trace_names,
 )
-from trioflow.costmodel.operators.model import (
-    METHODS,
-    OperatorCostModel,
-    class_errors,
-    fit_operator_model,
-    fit_table,
-)
+from trioflow.costmodel.operators.model import METHODS, OperatorCostModel, class_errors, fit_operator_model, fit_table
 from trioflow.costmodel.operators.products import PRODUCT_CLASSES, PRODUCTS, work_matrix
 from trioflow.hardware.device_sheet import FALLBACK_PRECISION, find_device
 
@@ -135,27 +122,26 @@ def fit_device_data(data: DeviceData, method: str) -> tuple[OperatorCostModel, p
         rescale_bands=fit_bands(resized, held.basis, clustered=True),
         steps={
             "predict": fit_step_band(held.rows, ["trace"], held.basis),
-            "rescale": fit_step_band(
-                held.pairs, ["recorded_trace", "target_trace"], held.basis, held.rows
-            ),
+            "rescale": fit_step_band(held.pairs, ["recorded_trace", "target_trace"], held.basis, held.rows),
         },
         class_errors=class_errors(held, resized),
         facts={
-            "basis": held.basis, "benchmarks": len(data.alone),
-            "sm_count": limits.sm_count, "peak_flop_per_s": limits.peak_flop_per_s,
-            "memory_bandwidth_bytes_per_s": limits.memory_bandwidth_bytes_per_s, **data.facts,
+            "basis": held.basis,
+            "benchmarks": len(data.alone),
+            "sm_count": limits.sm_count,
+            "peak_flop_per_s": limits.peak_flop_per_s,
+            "memory_bandwidth_bytes_per_s": limits.memory_bandwidth_bytes_per_s,
+            **data.facts,
         },
         products=True,
-    )  # fmt: skip
+    )
     return model, fit_table(curves, held)
 
 
 def fit_and_hold_out(data: DeviceData, method: str) -> tuple[Mapping[Key, ClassCurve], HeldOut]:
     """Return the curves of a method, and every row as predicted without its workload."""
     if method not in DEVICE_METHODS:
-        raise InputError(
-            f"no operator model is called {method!r}", fix=f"use one of {', '.join(DEVICE_METHODS)}"
-        )
+        raise InputError(f"no operator model is called {method!r}", fix=f"use one of {', '.join(DEVICE_METHODS)}")
 
     def fit(known: pd.DataFrame, judged: pd.DataFrame) -> Mapping[Key, ClassCurve]:
         return data.fit(method, known, judged)
@@ -179,10 +165,7 @@ class DeviceData:
 
     @classmethod
     def prepare(
-        cls,
-        traces: Sequence[TraceLike],
-        limits: DeviceLimits,
-        benchmarks: pd.DataFrame | None = None,
+        cls, traces: Sequence[TraceLike], limits: DeviceLimits, benchmarks: pd.DataFrame | None = None
     ) -> DeviceData:
         """Read traces and single operators once, to fit them several times."""
         rows, facts = device_rows(traces)
@@ -222,10 +205,7 @@ def device_rows(traces: Sequence[TraceLike]) -> tuple[pd.DataFrame, dict[str, ob
     rows = _plain(rows.reset_index(drop=True))
     kept = np.ones(len(rows), dtype=bool)
     facts: dict[str, dict[str, str]] = {"precisions": {}, "timed": {}}
-    for column, group, which in (
-        ("precision", "base", "precisions"),
-        ("timed", "operator_class", "timed"),
-    ):
+    for column, group, which in (("precision", "base", "precisions"), ("timed", "operator_class", "timed")):
         names, values = rows[group].to_numpy(), rows[column].to_numpy(dtype=object)
         for name in sorted(set(names)):
             if column == "precision" and name not in PRODUCT_CLASSES:
@@ -275,9 +255,7 @@ def _with_benchmarks(rows: pd.DataFrame, alone: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([rows.assign(benchmark=False), alone], ignore_index=True)
 
 
-def make_recipe(
-    rows: pd.DataFrame, alone: pd.DataFrame, pairs: Indices, method: str, limits: DeviceLimits
-) -> Recipe:
+def make_recipe(rows: pd.DataFrame, alone: pd.DataFrame, pairs: Indices, method: str, limits: DeviceLimits) -> Recipe:
     """Return the form of every class; where a method has candidates, by inner cross-validation."""
     known = DEVICE_METHODS[method]
     keys = set(zip(rows["operator_class"], rows["phase"], strict=True))
@@ -315,9 +293,11 @@ Shape = tuple[str, str, str, tuple[float, ...]]
 
 def _frame(index: pd.Index, time_s: Floats, low: float, high: float, outside: bool) -> pd.DataFrame:
     columns = {
-        "time_s": time_s, "low_s": time_s * low, "high_s": time_s * high,
+        "time_s": time_s,
+        "low_s": time_s * low,
+        "high_s": time_s * high,
         "extrapolated": np.full(len(time_s), outside),
-    }  # fmt: skip
+    }
     return pd.DataFrame(columns, index=index)
 
 
@@ -336,9 +316,7 @@ class _Unfitted:
 
     by_row: ClassVar[bool] = True
 
-    def step_interval(
-        self, kind: str = "rescale", distance: float | None = None
-    ) -> tuple[float, float]:
+    def step_interval(self, kind: str = "rescale", distance: float | None = None) -> tuple[float, float]:
         """Return the assumed interval; nothing was held out."""
         return 1.0 / ASSUMED_FACTOR, ASSUMED_FACTOR
 
@@ -372,8 +350,9 @@ class RecordedModel(_Unfitted):
             raise InputError(
                 f"{operators['name'].iloc[missing[0]]} was never recorded in these shapes "
                 f"({len(missing)} of {len(operators)} operators were not)",
-                place=f"row {missing[0]}", fix="use a model that predicts other shapes",
-            )  # fmt: skip
+                place=f"row {missing[0]}",
+                fix="use a model that predicts other shapes",
+            )
         return _frame(operators.index, time_s, 1.0, 1.0, False)
 
     def rescale(self, operators: pd.DataFrame, target: pd.DataFrame) -> pd.DataFrame:
@@ -381,9 +360,9 @@ class RecordedModel(_Unfitted):
         changed = (feature_matrix(operators) != feature_matrix(target)).any(axis=1)
         if changed.any():
             raise InputError(
-                f"{int(changed.sum())} operators change their size, which recorded times do not "
-                "cover", fix="use a model that predicts other shapes",
-            )  # fmt: skip
+                f"{int(changed.sum())} operators change their size, which recorded times do not cover",
+                fix="use a model that predicts other shapes",
+            )
         time_s = np.asarray(recorded_times(operators), np.float64)
         return _frame(operators.index, time_s, 1.0, 1.0, False)
 
@@ -422,10 +401,7 @@ def batch_ratio(operators: pd.DataFrame, target: pd.DataFrame) -> float:
 
     Raises TableError when a table lacks the columns of growing parts.
     """
-    before, after = (
-        np.concatenate([_growing(frame, name) for name in FEATURES])
-        for frame in (operators, target)
-    )
+    before, after = (np.concatenate([_growing(frame, name) for name in FEATURES]) for frame in (operators, target))
     grows = before > 0
     if not grows.any():
         return 1.0
@@ -449,9 +425,7 @@ UNFITTED = ("recorded", "proportional")
 """Models that a trace alone makes."""
 
 
-def fit_named_model(
-    traces: Sequence[TraceLike], method: str = AUTO
-) -> tuple[OperatorModel, pd.DataFrame]:
+def fit_named_model(traces: Sequence[TraceLike], method: str = AUTO) -> tuple[OperatorModel, pd.DataFrame]:
     """Fit an operator model by the name of its method, built-in or registered by a package.
 
     ``auto`` is ``regression``, which won on a processor; ``shipped`` chooses each class's form and

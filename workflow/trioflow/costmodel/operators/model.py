@@ -67,10 +67,7 @@ def _class_to_json(model: OperatorCostModel, key: Key) -> dict[str, Any]:
         fitted = {
             "form": curve.curve.form,
             "coefficients": list(curve.curve.coefficients),
-            "valid_range": {
-                name: [low, high]
-                for name, low, high in zip(FEATURES, curve.low, curve.high, strict=True)
-            },
+            "valid_range": {name: [low, high] for name, low, high in zip(FEATURES, curve.low, curve.high, strict=True)},
             "rows": curve.rows,
             "driver": curve.driver,
             "shape_of": curve.shape_of,
@@ -86,11 +83,7 @@ def _class_to_json(model: OperatorCostModel, key: Key) -> dict[str, Any]:
 
 
 def read_content(
-    path: str | Path,
-    kind: str,
-    what: str,
-    known: Mapping[str, Any],
-    parse: Callable[[dict[str, Any]], Parsed],
+    path: str | Path, kind: str, what: str, known: Mapping[str, Any], parse: Callable[[dict[str, Any]], Parsed]
 ) -> Parsed:
     """Read a model file by its ``kind`` (``what`` in words), with entries ``known`` that must agree."""
     content = read_json(path)
@@ -107,9 +100,7 @@ def read_content(
     try:
         return parse(content)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(
-            f"incomplete or damaged ({error!r})", file=path, fix="fit the model again"
-        ) from None
+        raise InputError(f"incomplete or damaged ({error!r})", file=path, fix="fit the model again") from None
 
 
 def _curve(entry: Mapping[str, Any]) -> ClassCurve:
@@ -130,12 +121,7 @@ def _curve(entry: Mapping[str, Any]) -> ClassCurve:
 
 
 def _band(entry: Mapping[str, Any]) -> Band:
-    return Band(
-        float(entry["low_log"]),
-        float(entry["high_log"]),
-        int(entry["residuals"]),
-        float(entry["distance"]),
-    )
+    return Band(float(entry["low_log"]), float(entry["high_log"]), int(entry["residuals"]), float(entry["distance"]))
 
 
 def _step(entry: Mapping[str, Any]) -> StepBand:
@@ -237,9 +223,7 @@ class OperatorCostModel:
     class_errors: Mapping[Key, Mapping[str, float | None]] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)  # Traces that it was fitted to
     products: bool = False  # With matrix products and kinds (``rows.sized_rows``)
-    shipped: bool = (
-        False  # With trioflow: the device is a shipped sheet's, whatever sheets a user has
-    )
+    shipped: bool = False  # With trioflow: the device is a shipped sheet's, whatever sheets a user has
 
     @cached_property
     def sheet(self) -> DeviceSheet | None:
@@ -297,9 +281,7 @@ class OperatorCostModel:
                 curves[name, phase] = replace(found, curve=found.curve.queued(least_s))
         return replace(self, curves=curves)
 
-    def step_interval(
-        self, kind: str = "rescale", distance: float | None = None
-    ) -> tuple[float, float]:
+    def step_interval(self, kind: str = "rescale", distance: float | None = None) -> tuple[float, float]:
         """Return factors below and above 1: the 80 % interval of a step's compute.
 
         ``kind``: ``rescale`` or ``predict``, else InputError; ``distance``: log of rescaled over
@@ -347,14 +329,10 @@ class OperatorCostModel:
 
     def _step(self, kind: str) -> StepBand:
         if kind not in self.steps:
-            raise InputError(
-                f"unknown kind of step interval {kind!r}", fix=f"use {' or '.join(self.steps)}"
-            )
+            raise InputError(f"unknown kind of step interval {kind!r}", fix=f"use {' or '.join(self.steps)}")
         return self.steps[kind]
 
-    def _factors(
-        self, bands: Mapping[Key, Band], rows: pd.DataFrame, distances: Floats
-    ) -> tuple[Floats, Floats]:
+    def _factors(self, bands: Mapping[Key, Band], rows: pd.DataFrame, distances: Floats) -> tuple[Floats, Floats]:
         low, high = np.ones(len(rows)), np.ones(len(rows))
         for operator_class, phase, positions in class_positions(rows):
             band = find_band(bands, operator_class, phase)
@@ -372,9 +350,7 @@ class OperatorCostModel:
         return outside
 
 
-def _prediction(
-    index: pd.Index, time_s: Floats, low_s: Floats, high_s: Floats, outside: Any
-) -> pd.DataFrame:
+def _prediction(index: pd.Index, time_s: Floats, low_s: Floats, high_s: Floats, outside: Any) -> pd.DataFrame:
     columns = dict(zip(_PREDICTION, (time_s, low_s, high_s, outside), strict=True))
     return pd.DataFrame(columns, index=index)
 

@@ -20,11 +20,7 @@ from trioflow.base.errors import InputError
 from trioflow.costmodel.features import FEATURES, Floats, base_class
 from trioflow.costmodel.interface import OperatorModel, RowModel
 from trioflow.costmodel.intervals import ASSUMED_FACTOR, combine_intervals, find_band
-from trioflow.costmodel.new_gpu.carry import (
-    NewGpuModel,
-    load_new_gpu_model,
-    scale_rows,
-)
+from trioflow.costmodel.new_gpu.carry import NewGpuModel, load_new_gpu_model, scale_rows
 from trioflow.costmodel.new_gpu.rules import DEFAULT_RULE
 from trioflow.costmodel.operators.class_curves import NOTHING_S, Flags, sized_rows
 from trioflow.costmodel.operators.half_tables import (
@@ -41,25 +37,10 @@ from trioflow.costmodel.operators.half_tables import (
     shipped_tensor_products,
     sustained_time,
 )
-from trioflow.costmodel.operators.model import (
-    OperatorCostModel,
-    load_operator_model,
-    shipped_operator_models,
-)
+from trioflow.costmodel.operators.model import OperatorCostModel, load_operator_model, shipped_operator_models
 from trioflow.costmodel.operators.products import PRODUCT_CLASSES, PRODUCTS
-from trioflow.costmodel.operators.resizing import (
-    RowTimes,
-    rescale_rows,
-    resize_rows,
-    roofline_times,
-    with_times,
-)
-from trioflow.hardware.device_sheet import (
-    SUSTAINED_COMPUTE,
-    DeviceSheet,
-    find_device,
-    load_device,
-)
+from trioflow.costmodel.operators.resizing import RowTimes, rescale_rows, resize_rows, roofline_times, with_times
+from trioflow.hardware.device_sheet import SUSTAINED_COMPUTE, DeviceSheet, find_device, load_device
 
 ATTENTION = "attention"
 _UNKNOWN_MASK = 2.0
@@ -83,9 +64,7 @@ class Source:
     # the target's peak.
     more: float = 0.0
 
-    def carry(
-        self, rows: pd.DataFrame, target: DeviceSheet, precision: str, rule: NewGpuModel
-    ) -> pd.DataFrame:
+    def carry(self, rows: pd.DataFrame, target: DeviceSheet, precision: str, rule: NewGpuModel) -> pd.DataFrame:
         """Return the times of rows on another GPU and in another precision, with the rule's interval.
 
         Bytes are the precision's. Beyond a launch a row keeps its share of the roofline, first at
@@ -101,9 +80,7 @@ class Source:
         after = roofline_times(rows, self.sheet, precision)
         share = np.divide(after, before, out=np.ones_like(after), where=before > 0)
         time_s = launch_s + np.maximum(self.row_times(there) - launch_s, 0.0) * share
-        found = scale_rows(
-            rows.assign(time_s=time_s), self.sheet, target, DEFAULT_RULE, precision, rule, 0.0
-        )
+        found = scale_rows(rows.assign(time_s=time_s), self.sheet, target, DEFAULT_RULE, precision, rule, 0.0)
         least = roofline_times(rows, target, precision)
         found = with_times(found, np.maximum(found["time_s"].to_numpy(np.float64), least))
         compute_s = rows["flop"] / target.peak(precision)
@@ -181,9 +158,7 @@ class PrecisionModel:
             times[chosen] = priced["time_s"].to_numpy(np.float64)
         return times
 
-    def step_interval(
-        self, kind: str = "rescale", distance: float | None = None
-    ) -> tuple[float, float]:
+    def step_interval(self, kind: str = "rescale", distance: float | None = None) -> tuple[float, float]:
         """Return the base's interval of a step; ``predict`` joins the spread of the table's products.
 
         Either end is at least as far away as an A100's sustained rate: by more the table's products were slowed.
@@ -225,19 +200,19 @@ class PrecisionModel:
         tabled, fused = self.table is not None, computes & False
         if self.attention is not None and "attention_flop" in rows.columns:
             fused = computes & (rows["attention_flop"] > 0)
-        formats = [
-            rows["operator_class"].isin([f"gemm/{kind}", f"{GROUPED}/{kind}"]) for kind in SCALED
-        ]
+        formats = [rows["operator_class"].isin([f"gemm/{kind}", f"{GROUPED}/{kind}"]) for kind in SCALED]
         products = sized & bases.isin(PRODUCT_CLASSES - _CONVOLUTIONS)
         convolutions = computes & bases.isin(_CONVOLUTIONS)
         return np.select(
             [
-                *(tabled & sized & named for named in formats), fused,
+                *(tabled & sized & named for named in formats),
+                fused,
                 tabled & (products | computes & (bases == ATTENTION)),
                 convolutions & (self.convolutions is not None),
             ],
-            [*SCALED, ATTENTION, _SINGLE, _CONVOLUTION], "",
-        )  # fmt: skip
+            [*SCALED, ATTENTION, _SINGLE, _CONVOLUTION],
+            "",
+        )
 
     def _price_products(self, kind: str, rows: pd.DataFrame) -> pd.DataFrame:
         """Price products by the table of a format of ``SCALED``, or else of half precision."""
@@ -257,9 +232,7 @@ class PrecisionModel:
         if kind in SCALED or source.sheet.is_same_gpu(self.sheet):
             return priced
         # No longer than this GPU's vector units take: tensor cores are beside them.
-        ratio = self.base.row_times(rows) / np.maximum(
-            priced["time_s"].to_numpy(np.float64), NOTHING_S
-        )
+        ratio = self.base.row_times(rows) / np.maximum(priced["time_s"].to_numpy(np.float64), NOTHING_S)
         return priced.mul(np.minimum(ratio, 1.0), axis=0)
 
     def _price_attention(self, rows: pd.DataFrame) -> pd.DataFrame:
@@ -286,20 +259,11 @@ class PrecisionModel:
     def _more(self, table: ProductTable, name: str, measured: str = _TABLE_PRECISION) -> float:
         """Return how much more computing takes in a step than in a table's loop, at the peak's rate."""
         alone = table.compute(load_device(name).peak(measured))
-        half = (
-            self.table.compute(load_device(self.source).peak(_TABLE_PRECISION))
-            if self.table
-            else alone
-        )
+        half = self.table.compute(load_device(self.source).peak(_TABLE_PRECISION)) if self.table else alone
         return max(sustained_time(self.sheet, half) - alone, 0.0)
 
     def _price(
-        self,
-        source: Source,
-        rows: pd.DataFrame,
-        low_log: Floats,
-        high_log: Floats,
-        precision: str = "",
+        self, source: Source, rows: pd.DataFrame, low_log: Floats, high_log: Floats, precision: str = ""
     ) -> pd.DataFrame:
         """Return the times of rows with the interval of the source and of carrying them over."""
         rows, precision = rows.reset_index(drop=True), precision or self.precision
@@ -307,9 +271,7 @@ class PrecisionModel:
         time_s = found["time_s"].to_numpy(np.float64)
         logs = np.log(found[["low_s", "high_s"]].to_numpy(np.float64) / time_s[:, None])
         low, high = -np.hypot(logs[:, 0], low_log), np.hypot(logs[:, 1], high_log)
-        return pd.DataFrame(
-            {"time_s": time_s, "low_s": time_s * np.exp(low), "high_s": time_s * np.exp(high)}
-        )
+        return pd.DataFrame({"time_s": time_s, "low_s": time_s * np.exp(low), "high_s": time_s * np.exp(high)})
 
     def _spread(self, low_log: float, high_log: float, measured: str) -> tuple[float, float]:
         """Return a measured spread, joined with an assumed one where the precision is another."""
@@ -336,9 +298,7 @@ class PrecisionModel:
                 most = tables[name].largest_flop
                 inside |= (rows["operator_class"] == f"gemm/{kind}").to_numpy() & (flop <= most)
         if self.attention is not None:
-            forward = (self._kinds(rows) == ATTENTION) & (
-                rows["attention_backward"] == 0
-            ).to_numpy()
+            forward = (self._kinds(rows) == ATTENTION) & (rows["attention_backward"] == 0).to_numpy()
             inside |= forward & (flop <= self.attention.largest_flop)
         return np.asarray(~inside | (not _same_rate(_TABLE_PRECISION, self.precision)), dtype=bool)
 

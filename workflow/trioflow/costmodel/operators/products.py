@@ -51,9 +51,7 @@ _SHARDS_OF_MORE = np.array(
 _SHARED_EXPERTS = np.array(
     [
         (parts, *pair, shards)
-        for parts, pair, shards in itertools.product(
-            _SHARDS, ((1, 2), (1, 3), (3, 1), (3, 2)), _SHARDS
-        )
+        for parts, pair, shards in itertools.product(_SHARDS, ((1, 2), (1, 3), (3, 1), (3, 2)), _SHARDS)
     ]
 )
 """Parts of the problems, dimension that grows, dimension that is cut, and into how many parts."""
@@ -262,10 +260,7 @@ def _scale_one(product: Floats, before: Floats, after: Floats) -> Floats:
 def _measure_misfits(product: Floats, scaled: Floats, read: float, write: float) -> Floats:
     """Return how far the bytes of scaled problems (problems, 4) are from those known (logarithms)."""
     before, after = _bytes(product[None, :4], product[4:]), _bytes(scaled, product[4:])
-    logs = [
-        np.abs(np.log(after[side] / before[side] / max(known, 1e-9)))
-        for side, known in enumerate((read, write))
-    ]
+    logs = [np.abs(np.log(after[side] / before[side] / max(known, 1e-9))) for side, known in enumerate((read, write))]
     return np.asarray(logs[0] + logs[1], dtype=np.float64)
 
 

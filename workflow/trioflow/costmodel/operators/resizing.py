@@ -17,19 +17,8 @@ from trioflow.base.errors import TableError
 from trioflow.costmodel.features import FEATURES, Floats, base_class, feature_matrix
 from trioflow.costmodel.intervals import WIDEST_FACTOR
 from trioflow.costmodel.new_gpu.rules import CARRY_OVER, TENSOR_CLASSES, device_rates, roofline_s
-from trioflow.costmodel.operators.class_curves import (
-    NOTHING_S,
-    Flags,
-    Positions,
-    recorded_times,
-    sized_rows,
-)
-from trioflow.costmodel.operators.products import (
-    FLOP_TOLERANCE,
-    PRODUCTS,
-    read_columns,
-    scale_products,
-)
+from trioflow.costmodel.operators.class_curves import NOTHING_S, Flags, Positions, recorded_times, sized_rows
+from trioflow.costmodel.operators.products import FLOP_TOLERANCE, PRODUCTS, read_columns, scale_products
 from trioflow.hardware.device_sheet import FALLBACK_PRECISION, DeviceSheet
 
 RowTimes = Callable[[pd.DataFrame], Floats]
@@ -105,9 +94,7 @@ def rescale_rows(resizing: Resizing, row_times: RowTimes, *, waves: bool = True)
 
 def _both(resizing: Resizing, at: Positions) -> list[pd.DataFrame]:
     """Return some rows at both sizes, with the products of each."""
-    rows, resized = (
-        frame.iloc[at].reset_index(drop=True) for frame in (resizing.rows, resizing.resized)
-    )
+    rows, resized = (frame.iloc[at].reset_index(drop=True) for frame in (resizing.rows, resizing.resized))
     if PRODUCTS[0] in rows.columns:
         sizes = (read_columns(frame, FEATURES) for frame in (rows, resized))
         products = scale_products(read_columns(rows, PRODUCTS), *sizes)
@@ -177,9 +164,7 @@ class _Line:
         """Return some of the rows, each at a growth."""
         line = np.maximum(self.first[number] + (sizes - 1)[:, None] * self.slope[number], 0.0)
         whole = slice(len(FEATURES), len(FEATURES) + 4)  # batch, m, n and k of a product
-        line[:, whole] = np.where(
-            self.first[number, whole] > 0, np.maximum(line[:, whole].round(), 1.0), 0.0
-        )
+        line[:, whole] = np.where(self.first[number, whole] > 0, np.maximum(line[:, whole].round(), 1.0), 0.0)
         rows = self.rows.iloc[number].reset_index(drop=True)
         return rows.assign(**dict(zip(self.names, line.T, strict=True)))
 
@@ -216,11 +201,7 @@ def roofline_times(rows: pd.DataFrame, sheet: DeviceSheet, precision: str) -> Fl
 
 
 def bound_times(
-    time_s: Floats,
-    launch_s: Floats,
-    rows: pd.DataFrame,
-    sheet: DeviceSheet,
-    precisions: Mapping[str, str],
+    time_s: Floats, launch_s: Floats, rows: pd.DataFrame, sheet: DeviceSheet, precisions: Mapping[str, str]
 ) -> Floats:
     """Return predicted times inside the bounds of a data sheet [s].
 

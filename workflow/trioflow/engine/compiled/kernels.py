@@ -157,9 +157,7 @@ def find_first_s(heap: Heap) -> float:
     return float(first_s)
 
 
-def start_flow(
-    state: State, exchange: int, flow: int, message: int, size_bytes: float, now_s: float
-) -> None:
+def start_flow(state: State, exchange: int, flow: int, message: int, size_bytes: float, now_s: float) -> None:
     """Let a flow start; ``message`` is whom it tells the exchange that it ended."""
     made = state.flows[flow]
     index = _take_slot(state, made.last_hop - made.first_hop)
@@ -468,9 +466,7 @@ def _end_item(state: State, item: int, now_s: float) -> None:
     if exchange < 0:
         _end_task(state, item, now_s)
         return
-    for index in range(
-        state.exchanges[exchange].first_member, state.exchanges[exchange].last_member
-    ):
+    for index in range(state.exchanges[exchange].first_member, state.exchanges[exchange].last_member):
         _end_task(state, state.members[index], now_s)
 
 

@@ -17,15 +17,7 @@ import numpy as np
 
 from trioflow.base.errors import InputError, SimulationError
 from trioflow.engine.compiled import kernels
-from trioflow.engine.compiled.state import (
-    EVENTS,
-    PIECE,
-    PIECES,
-    RESHARED,
-    make_plain,
-    make_state,
-    settle_rows,
-)
+from trioflow.engine.compiled.state import EVENTS, PIECE, PIECES, RESHARED, make_plain, make_state, settle_rows
 from trioflow.engine.exchanges import Plan
 from trioflow.engine.program import Execution, Pieces, Program, explain_deadlock
 from trioflow.network.collectives import CollectiveFlows
@@ -125,9 +117,7 @@ class _Driver:
         self._ends = [ends for plan in plans for ends in plan.shape.pairs]
         self._owners: list[tuple[int, int, int]] = []
 
-    def start_flow(
-        self, state: Any, exchange: int, flow: int, message: int, size_bytes: float, now_s: float
-    ) -> None:
+    def start_flow(self, state: Any, exchange: int, flow: int, message: int, size_bytes: float, now_s: float) -> None:
         """Let a flow start; see ``kernels.start_flow``."""
         made, number = state.flows[flow], len(self._owners)
         self._owners.append((exchange, message, flow))
@@ -275,9 +265,7 @@ def _compile(kernel: FunctionType) -> Any:
     # count references, which would take nine tenths of the time. Wrappers for Python take half of the time to compile;
     # only ``execute`` is called from there.
     is_part = kernel.__name__ != "execute"
-    return njit(
-        error_model="numpy", _nrt=False, no_cpython_wrapper=is_part, no_cfunc_wrapper=is_part
-    )(kernel)
+    return njit(error_model="numpy", _nrt=False, no_cpython_wrapper=is_part, no_cfunc_wrapper=is_part)(kernel)
 
 
 def _keep(kernel: Any) -> Any:

@@ -40,8 +40,7 @@ EXCHANGE = _row("duration_s", "first_member last_member plan absent in_flight wa
 """``waits`` is where the counters of its messages begin, while it runs."""
 
 PLAN = _row(
-    "block_bytes",
-    "first_flow last_flow pattern first_round last_round first_crossing last_crossing free_waits",
+    "block_bytes", "first_flow last_flow pattern first_round last_round first_crossing last_crossing free_waits"
 )
 """What an exchange puts on the network: flows; messages of a pattern, between the pairs that the
 flows stand for; or rounds. ``free_waits`` begins the list of ended exchanges whose counters are
@@ -63,9 +62,7 @@ ARRIVAL = _row("", "exchange message")
 LINK = _row("capacity moved_bytes free share", "first_node crossing rising seen is_changed")
 """Link; ``first_node`` begins the list of the flows that cross it."""
 
-SLOT = _row(
-    "since_s left_bytes rate size_bytes", "flow_id exchange flow message seen first_node next_free"
-)
+SLOT = _row("since_s left_bytes rate size_bytes", "flow_id exchange flow message seen first_node next_free")
 """Flow on its way; a slot is used again by flows with as many hops."""
 
 NODE = _row("", "slot before after")
@@ -150,9 +147,7 @@ def settle_rows(rows: Any, array: Any) -> None:
     array[:] = [tuple(vars(row).values()) for row in rows]
 
 
-def make_state(
-    program: Program, capacities_bytes_per_s: Sequence[float], shared: bool, pieces: int = 0
-) -> Any:
+def make_state(program: Program, capacities_bytes_per_s: Sequence[float], shared: bool, pieces: int = 0) -> Any:
     """Lay a program out in the arrays of the layout, with room for ``pieces`` of flows to keep.
 
     Room for all that could be under way at once; memory is only taken where it is touched, and places are used again.
@@ -319,11 +314,7 @@ def _gather_patterns(plans: list[Plan], made: Any) -> tuple[Any, Any, NDArray[np
     waits = np.array([len(table.successors) for table in tables], dtype=np.int64)
     first_messages = count_up(counts + 1)
     patterns = _fill(
-        PATTERN,
-        len(tables),
-        first_message=first_messages[:-1],
-        messages=counts,
-        first_successor=count_up(waits)[:-1],
+        PATTERN, len(tables), first_message=first_messages[:-1], messages=counts, first_successor=count_up(waits)[:-1]
     )
     messages = np.zeros(int(first_messages[-1]), dtype=MESSAGE)
     for table, first, last in zip(tables, first_messages[:-1], first_messages[1:], strict=True):
@@ -336,16 +327,12 @@ def _gather_patterns(plans: list[Plan], made: Any) -> tuple[Any, Any, NDArray[np
 
 def _gather_rounds(plans: list[Plan], made: Any) -> tuple[Any, Any]:
     """Return the rounds of all plans that have some, and the links that they cross."""
-    chosen = [
-        (place, plan) for place, plan in enumerate(plans) if isinstance(plan, CollectiveRounds)
-    ]
+    chosen = [(place, plan) for place, plan in enumerate(plans) if isinstance(plan, CollectiveRounds)]
     places = [place for place, _ in chosen]
     parts: list[Any] = []
     for name, row in (("round", ROUND), ("crossing", CROSSING)):
         columns = [
-            (plan.latencies_s, plan.moving_s, plan.sizes_bytes)
-            if name == "round"
-            else (plan.links, plan.crossings)
+            (plan.latencies_s, plan.moving_s, plan.sizes_bytes) if name == "round" else (plan.links, plan.crossings)
             for _, plan in chosen
         ]
         firsts = count_up(np.array([len(part[0]) for part in columns], dtype=np.int64))

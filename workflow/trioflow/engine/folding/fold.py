@@ -60,20 +60,8 @@ from trioflow.base.errors import SimulationError
 from trioflow.base.machine_memory import find_available_bytes
 from trioflow.base.units import format_bytes, format_count
 from trioflow.engine.exchanges import ExchangeRows, Exchanges, Plan, Planner
-from trioflow.engine.folding.traffic import (
-    CannotFoldError,
-    FoldedTraffic,
-    GroupsDifferError,
-    fold_plans,
-)
-from trioflow.engine.program import (
-    Case,
-    Ints,
-    Program,
-    build_program,
-    change_case,
-    check_scale,
-)
+from trioflow.engine.folding.traffic import CannotFoldError, FoldedTraffic, GroupsDifferError, fold_plans
+from trioflow.engine.program import Case, Ints, Program, build_program, change_case, check_scale
 from trioflow.hardware.machine import Link, Platform
 from trioflow.network.fair_share import FairShareNetwork
 from trioflow.network.networks import AnyNetwork, ContentionFreeNetwork
@@ -97,14 +85,10 @@ class FoldedProgram:
         check_scale(factor, "communication_scale")
         if factor == 1:
             return self
-        programs = [
-            p.change_times(p.durations_s, p.exchanges.stretch(factor)) for p in self.programs
-        ]
+        programs = [p.change_times(p.durations_s, p.exchanges.stretch(factor)) for p in self.programs]
         return FoldedProgram(self.fold, programs, self.traffic.narrow(factor))
 
-    def make_network(
-        self, kind: type[AnyNetwork], make_whole: Callable[[], AnyNetwork]
-    ) -> AnyNetwork:
+    def make_network(self, kind: type[AnyNetwork], make_whole: Callable[[], AnyNetwork]) -> AnyNetwork:
         """Return an unused network of the classes of links, of the kind of the whole one."""
         if self.traffic.crossings is None:
             return make_whole()
@@ -122,21 +106,12 @@ class FoldedProgram:
         of_link = np.array([*moved, 0.0])[crossings.link_class]
         slack = self.traffic.slack
         if slack is not None:
-            of_link += np.bincount(
-                slack.link, np.array(moved)[slack.counter], minlength=len(of_link)
-            )
-        return {
-            (link.source, link.target): size
-            for link, size in zip(links, of_link.tolist(), strict=True)
-        }
+            of_link += np.bincount(slack.link, np.array(moved)[slack.counter], minlength=len(of_link))
+        return {(link.source, link.target): size for link, size in zip(links, of_link.tolist(), strict=True)}
 
 
 def fold_program(
-    fold: Fold,
-    cases: Sequence[Case],
-    network: type[AnyNetwork],
-    slack: frozenset[int],
-    platform: Platform,
+    fold: Fold, cases: Sequence[Case], network: type[AnyNetwork], slack: frozenset[int], platform: Platform
 ) -> FoldedProgram:
     """Return the quotient of a task graph on a platform: the same for all cases, so alike in each.
 
@@ -146,9 +121,7 @@ def fold_program(
     where classes divide into more than fit into memory.
     """
     if network not in (FairShareNetwork, ContentionFreeNetwork):
-        raise CannotFoldError(
-            f"the network {network.__name__} is not known to treat like flows alike"
-        )
+        raise CannotFoldError(f"the network {network.__name__} is not known to treat like flows alike")
     if fold.ranks > platform.ranks:
         raise CannotFoldError("the platform has too few ranks")
     for case in cases:
@@ -184,10 +157,7 @@ _ROWS: WeakKeyDictionary[Fold, ExchangeRows] = WeakKeyDictionary()
 
 
 def _fold_exchanges(
-    fold: Fold,
-    planners: Sequence[Planner],
-    links: Sequence[Link],
-    slack: frozenset[int],
+    fold: Fold, planners: Sequence[Planner], links: Sequence[Link], slack: frozenset[int]
 ) -> tuple[list[Exchanges], FoldedTraffic]:
     """Return, by each planner, one exchange of each class; and what they put on the links."""
     rows = _ROWS.get(fold) or _ROWS.setdefault(fold, ExchangeRows(fold.graph.tasks))
@@ -196,10 +166,7 @@ def _fold_exchanges(
     match_ids = fold.graph.tasks["match_id"].to_numpy(dtype=np.int64, na_value=-1)
     family_of = fold.family_of[match_ids[rows.task[rows.first[:-1]]]]
     plan_of, firsts = rows.number_plans(family_of)
-    asked = [
-        (rows.read_collective(match), rows.read_size(match), int(family_of[match]))
-        for match in firsts.tolist()
-    ]
+    asked = [(rows.read_collective(match), rows.read_size(match), int(family_of[match])) for match in firsts.tolist()]
     traffic = fold_plans(asked, fold.families, planners, links, slack)
     exchanges = []
     for plans in traffic.plans:
@@ -237,9 +204,7 @@ def check_expansion(fold: Fold, reason: str, available_bytes: float | None = Non
     _check(fold, fold.ranks, fold.task_total, reason, available_bytes)
 
 
-def check_division(
-    fold: Fold, of_group: Mapping[int, Ints], reason: str, available_bytes: float | None = None
-) -> None:
+def check_division(fold: Fold, of_group: Mapping[int, Ints], reason: str, available_bytes: float | None = None) -> None:
     """Refuse, with TooLargeError as ``check_expansion``, to divide classes of ranks into more than fit into memory.
 
     Counts the classes that follow from the groups at once; what follows from them can divide further.

@@ -136,9 +136,7 @@ class GivenRoutes(Router):
     A link that several flows of a class share comes as often as they are.
     """
 
-    def __init__(
-        self, links: Sequence[Link], routes: Mapping[tuple[str, str], tuple[int, ...]]
-    ) -> None:
+    def __init__(self, links: Sequence[Link], routes: Mapping[tuple[str, str], tuple[int, ...]]) -> None:
         super().__init__(links)
         self._given = dict(routes)
 
@@ -319,16 +317,13 @@ def fold_plans(
     router, passed = _make_ways(crossings, passing, links)
     made = {id(bundle): _fold_shape(bundle, crossings, router) for bundle in bundles.values()}
     folded = [
-        plans if bundle is None else [_fold_plan(plan, *made[id(bundle)]) for plan in plans]
-        for plans, bundle in chosen
+        plans if bundle is None else [_fold_plan(plan, *made[id(bundle)]) for plan in plans] for plans, bundle in chosen
     ]
     plans_of = _by_planner(folded, planners)
     return FoldedTraffic(plans_of, list(router.links), crossings, list(warnings), passed)
 
 
-def _by_planner(
-    plans: Sequence[Sequence[Planned]], planners: Sequence[Planner]
-) -> list[list[Planned]]:
+def _by_planner(plans: Sequence[Sequence[Planned]], planners: Sequence[Planner]) -> list[list[Planned]]:
     """Turn the planners' plans of each class of exchanges into each planner's plans."""
     return [[of_class[number] for of_class in plans] for number in range(len(planners))]
 
@@ -341,12 +336,7 @@ class _Differences:
         self._reason = ""
 
     def add(
-        self,
-        family: int,
-        said: Sequence[object],
-        of_group: Ints,
-        collective: str,
-        groups: Sequence[Sequence[int]],
+        self, family: int, said: Sequence[object], of_group: Ints, collective: str, groups: Sequence[Sequence[int]]
     ) -> None:
         """Compare what is said of each group: of those of a code, and of which each is."""
         numbers: dict[object, int] = {}
@@ -355,9 +345,7 @@ class _Differences:
             return
         codes = codes[of_group]
         known = self.of_group.get(family, np.zeros(len(codes), dtype=np.int64))
-        self.of_group[family] = np.unique(
-            known * (int(codes.max()) + 1) + codes, return_inverse=True
-        )[1]
+        self.of_group[family] = np.unique(known * (int(codes.max()) + 1) + codes, return_inverse=True)[1]
         one, other = (_name(groups[i]) for i in (0, int(np.argmax(codes > 0))))
         what = f"{collective} of the ranks" if collective else "what passes between the ranks"
         how = "is done" if collective else "shares links"
@@ -386,10 +374,7 @@ def _read_numbers(built: Sequence[Planned]) -> Floats:
     rows = []
     for plan in built:
         latencies_s = plan.latencies_s
-        if isinstance(plan, CollectiveFlows):
-            sizes = plan.sizes_bytes
-        else:
-            sizes = np.full(len(latencies_s), plan.block_bytes)
+        sizes = plan.sizes_bytes if isinstance(plan, CollectiveFlows) else np.full(len(latencies_s), plan.block_bytes)
         rows.append((sizes, latencies_s, plan.max_rates_bytes_per_s))
     return np.array(rows).transpose(0, 2, 1)
 
@@ -419,10 +404,7 @@ def _make_ways(
 
 
 def _divide(
-    bundles: Sequence[_Bundle],
-    families: Sequence[Family],
-    links: Sequence[Link],
-    slack: frozenset[int],
+    bundles: Sequence[_Bundle], families: Sequence[Family], links: Sequence[Link], slack: frozenset[int]
 ) -> tuple[Crossings, tuple[Ints, Ints]]:
     """Give numbers to the flows of all groups, and find which of them and of the links are alike.
 
@@ -481,15 +463,10 @@ def _make_routes(crossings: Crossings) -> dict[tuple[str, str], tuple[int, ...]]
     return routes
 
 
-def _fold_shape(
-    bundle: _Bundle, crossings: Crossings, router: GivenRoutes
-) -> tuple[FlowShape, Ints]:
+def _fold_shape(bundle: _Bundle, crossings: Crossings, router: GivenRoutes) -> tuple[FlowShape, Ints]:
     """Return the shape of one flow for each class of the first group, and which flows they are."""
     classes = crossings.flow_class[bundle.first : bundle.first + bundle.pairs]
-    if bundle.apart:
-        kept = np.arange(bundle.pairs)
-    else:
-        kept = np.sort(np.unique(classes, return_index=True)[1])
+    kept = np.arange(bundle.pairs) if bundle.apart else np.sort(np.unique(classes, return_index=True)[1])
     pairs = tuple(name_ends(number) for number in classes[kept].tolist())
     return FlowShape(pairs, router), kept.astype(np.int64)
 
@@ -498,9 +475,7 @@ def _fold_plan(plan: Planned, shape: FlowShape, kept: Ints) -> Planned:
     """Return the plan of a group with the flows that are kept."""
     latencies_s, rates = plan.latencies_s[kept], plan.max_rates_bytes_per_s[kept]
     if isinstance(plan, CollectiveFlows):
-        return CollectiveFlows(
-            shape, plan.sizes_bytes[kept], latencies_s, rates, plan.confidence, plan.warning
-        )
+        return CollectiveFlows(shape, plan.sizes_bytes[kept], latencies_s, rates, plan.confidence, plan.warning)
     return replace(plan, shape=shape)
 
 

@@ -21,19 +21,12 @@ _MOST_LINKS = 1 << 22
 
 def join(one: str, other: str, bandwidth_bytes_per_s: float, latency_s: float) -> list[Link]:
     """Join two nodes with a link each way."""
-    return [
-        Link(one, other, bandwidth_bytes_per_s, latency_s),
-        Link(other, one, bandwidth_bytes_per_s, latency_s),
-    ]
+    return [Link(one, other, bandwidth_bytes_per_s, latency_s), Link(other, one, bandwidth_bytes_per_s, latency_s)]
 
 
-def join_pairs(
-    pairs: Iterable[tuple[str, str]], bandwidth_bytes_per_s: float, latency_s: float
-) -> list[Link]:
+def join_pairs(pairs: Iterable[tuple[str, str]], bandwidth_bytes_per_s: float, latency_s: float) -> list[Link]:
     """Join many pairs of nodes, each with a link each way; see ``join``."""
-    return [
-        link for one, other in pairs for link in join(one, other, bandwidth_bytes_per_s, latency_s)
-    ]
+    return [link for one, other in pairs for link in join(one, other, bandwidth_bytes_per_s, latency_s)]
 
 
 def join_all(nodes: Iterable[str], bandwidth_bytes_per_s: float, latency_s: float) -> list[Link]:
@@ -51,18 +44,14 @@ def check_count(name: str, value: int, least: int = 1) -> None:
     """Raise PlatformError for a parameter that is not a whole number, or is out of range."""
     if value != int(value) or not least <= value <= MOST_PARTS:
         raise PlatformError(
-            f"{value!r} is out of range",
-            place=name,
-            fix=f"write a whole number from {least} to {MOST_PARTS}",
+            f"{value!r} is out of range", place=name, fix=f"write a whole number from {least} to {MOST_PARTS}"
         )
 
 
 def check_links(name: str, links: int) -> None:
     """Raise PlatformError for a parameter that makes more links than can be kept."""
     if links > _MOST_LINKS:
-        raise PlatformError(
-            f"makes {links} links, {_MOST_LINKS} are the most", place=name, fix="write less"
-        )
+        raise PlatformError(f"makes {links} links, {_MOST_LINKS} are the most", place=name, fix="write less")
 
 
 def check_positive(name: str, value: float) -> None:
@@ -73,10 +62,7 @@ def check_positive(name: str, value: float) -> None:
 
 def rename(links: Iterable[Link], names: Callable[[str], str]) -> list[Link]:
     """Return links between nodes of other names."""
-    return [
-        Link(names(link.source), names(link.target), link.bandwidth_bytes_per_s, link.latency_s)
-        for link in links
-    ]
+    return [Link(names(link.source), names(link.target), link.bandwidth_bytes_per_s, link.latency_s) for link in links]
 
 
 def find_nodes(links: Iterable[Link]) -> list[str]:
@@ -102,9 +88,7 @@ def read_rank(node: str) -> int:
     return int(node.removeprefix("rank")) if is_rank_node(node) else -1
 
 
-def build_ring(
-    ranks: int, bandwidth_bytes_per_s: float, latency_s: float, *, chords: bool = False
-) -> list[Link]:
+def build_ring(ranks: int, bandwidth_bytes_per_s: float, latency_s: float, *, chords: bool = False) -> list[Link]:
     """Join every rank to its two neighbours, both ways.
 
     ``ranks``: n; two make one pair of links, one makes none. ``bandwidth_bytes_per_s``,
@@ -137,9 +121,7 @@ def build_double_ring(
     """
     nodes = name_ranks(ranks)
     if ranks % 2:
-        raise PlatformError(
-            f"{ranks} ranks do not make two equal rings", place="ranks", fix="use an even number"
-        )
+        raise PlatformError(f"{ranks} ranks do not make two equal rings", place="ranks", fix="use an even number")
     one, other = nodes[: ranks // 2], nodes[ranks // 2 :]
     pairs = [*_pair(one, chords), *_pair(other, chords), *zip(one, other, strict=True)]
     return join_pairs(pairs, bandwidth_bytes_per_s, latency_s)
@@ -180,13 +162,7 @@ _CUBE_MESH = {
 
 
 def build_mesh(
-    ranks: int,
-    bandwidth_bytes_per_s: float,
-    latency_s: float,
-    *,
-    rows: int,
-    columns: int,
-    layers: int = 1,
+    ranks: int, bandwidth_bytes_per_s: float, latency_s: float, *, rows: int, columns: int, layers: int = 1
 ) -> list[Link]:
     """Join every rank to its neighbours in a grid of two or three dimensions.
 
@@ -202,13 +178,7 @@ def build_mesh(
 
 
 def build_torus(
-    ranks: int,
-    bandwidth_bytes_per_s: float,
-    latency_s: float,
-    *,
-    rows: int,
-    columns: int,
-    layers: int = 1,
+    ranks: int, bandwidth_bytes_per_s: float, latency_s: float, *, rows: int, columns: int, layers: int = 1
 ) -> list[Link]:
     """Join every rank to its neighbours in a grid whose lines are rings.
 

@@ -15,14 +15,7 @@ from xml.etree.ElementTree import Element
 from trioflow.base.errors import PlatformError, suggest
 from trioflow.base.input_files import read_rows, read_text
 from trioflow.hardware.machine import Link, name_rank_node
-from trioflow.hardware.topologies.grids import (
-    check_positive,
-    find_nodes,
-    join,
-    join_all,
-    list_reached,
-    read_rank,
-)
+from trioflow.hardware.topologies.grids import check_positive, find_nodes, join, join_all, list_reached, read_rank
 
 COLUMNS = ("source", "target", "bandwidth_bytes_per_s", "latency_s")
 
@@ -43,15 +36,17 @@ def build_edge_list(ranks: int, *, edges_file: Path, both_ways: bool = False) ->
     if beyond:
         raise PlatformError(
             f"{beyond[0][1]} is named and the platform has {ranks} ranks",
-            file=edges_file, fix=f"name the ranks rank0 to rank{ranks - 1}, or raise the ranks",
-        )  # fmt: skip
+            file=edges_file,
+            fix=f"name the ranks rank0 to rank{ranks - 1}, or raise the ranks",
+        )
     known = set(nodes)
     missing = [name for rank in range(ranks) if (name := name_rank_node(rank)) not in known]
     if missing and ranks > 1:
         raise PlatformError(
-            f"no link reaches {missing[0]}", file=edges_file,
+            f"no link reaches {missing[0]}",
+            file=edges_file,
             fix=f"{suggest(missing[0], [n for n in nodes if read_rank(n) < 0])}name the {ranks} ranks rank0 to rank{ranks - 1}, other nodes freely",
-        )  # fmt: skip
+        )
     return links
 
 
@@ -71,9 +66,7 @@ def read_edge_list(path: str | Path, *, both_ways: bool = False) -> list[Link]:
     kept = ["" if one.lstrip()[:1] in ("", "#") else one for one in _read_file(path).splitlines()]
     written = list(filter(None, kept))
     if len(written) < 2:
-        raise PlatformError(
-            "holds no links", file=path, fix=f"write a line {','.join(COLUMNS)} and one a link"
-        )
+        raise PlatformError("holds no links", file=path, fix=f"write a line {','.join(COLUMNS)} and one a link")
     delimiter = "\t" if "\t" in written[0] else ","
     rows = read_rows("\n".join(kept), path, COLUMNS, (), PlatformError, delimiter)
     for line, row in rows:
@@ -97,9 +90,7 @@ def read_edge_list(path: str | Path, *, both_ways: bool = False) -> list[Link]:
 
 def _read_file(path: Path) -> str:
     if not path.exists():
-        raise PlatformError(
-            "no such file", file=path, fix="a path starts at the platform file's folder"
-        )
+        raise PlatformError("no such file", file=path, fix="a path starts at the platform file's folder")
     return read_text(path, PlatformError)
 
 
@@ -108,17 +99,13 @@ def _read_node(text: str, path: Path, line: int, column: str) -> str:
     place = f"line {line}, column {column}"
     if not text or any(character.isspace() for character in text):
         raise PlatformError(
-            f"{text!r} is not the name of a node",
-            file=path,
-            place=place,
-            fix="write it without spaces",
+            f"{text!r} is not the name of a node", file=path, place=place, fix="write it without spaces"
         )
     rank = read_rank(text)
     if rank >= 0 and text != name_rank_node(rank):
         raise PlatformError(
-            f"{text!r} is not the name of a rank", file=path, place=place,
-            fix=f"write {name_rank_node(rank)}",
-        )  # fmt: skip
+            f"{text!r} is not the name of a rank", file=path, place=place, fix=f"write {name_rank_node(rank)}"
+        )
     return text
 
 
@@ -129,14 +116,11 @@ def _read_number(text: str, path: Path, line: int, column: str) -> float:
         value = float(text)
     except ValueError:
         raise PlatformError(
-            f"{text!r} is not a number", file=path, place=place,
-            fix="write a plain number such as 25e9, without a unit",
-        ) from None  # fmt: skip
+            f"{text!r} is not a number", file=path, place=place, fix="write a plain number such as 25e9, without a unit"
+        ) from None
     least = "0 or more" if column == "latency_s" else "more than 0"
     if not math.isfinite(value) or value < 0 or (value == 0 and column != "latency_s"):
-        raise PlatformError(
-            f"{text} is out of range", file=path, place=place, fix=f"write {least}, finite"
-        )
+        raise PlatformError(f"{text} is out of range", file=path, place=place, fix=f"write {least}, finite")
     return value
 
 
@@ -148,21 +132,31 @@ _CODED = ((5.0, 8 / 10), (32.0, 128 / 130), (64.0, 242 / 256))
 _LEVELS = ("LOC", "PIX", "PXB", "PHB", "SYS")
 """Values of NCCL_P2P_LEVEL by their old numbers; NVL has none."""
 _MEASURED = "give collectives measured with it: nccl-tests, trioflow fit-collectives, --collectives"
-_CARDS = (
-    "describe the network between nodes with the cards that it leaves: nics_per_node, edge_list"
-)
+_CARDS = "describe the network between nodes with the cards that it leaves: nics_per_node, edge_list"
 _NOT_FOLLOWED: Mapping[str, tuple[str, str]] = {
     "NCCL_ALGO": ("", "say --algorithm ring, tree or double-tree to send the messages of one"),
     **dict.fromkeys(("NCCL_IB_HCA", "NCCL_SOCKET_IFNAME", "NCCL_NET"), ("", _CARDS)),
     "NCCL_IB_DISABLE": ("0", _CARDS),
     "NCCL_SHM_DISABLE": ("0", _MEASURED),
     **dict.fromkeys(
-        ("NCCL_PROTO", "NCCL_MAX_NCHANNELS", "NCCL_MIN_NCHANNELS", "NCCL_MAX_CTAS", "NCCL_MIN_CTAS", "NCCL_NTHREADS",
-         "NCCL_BUFFSIZE", "NCCL_NVLS_ENABLE", "NCCL_COLLNET_ENABLE", "NCCL_CROSS_NIC", "NCCL_NET_GDR_LEVEL",
-         "NCCL_MAX_P2P_NCHANNELS", "NCCL_IB_QPS_PER_CONNECTION"),
+        (
+            "NCCL_PROTO",
+            "NCCL_MAX_NCHANNELS",
+            "NCCL_MIN_NCHANNELS",
+            "NCCL_MAX_CTAS",
+            "NCCL_MIN_CTAS",
+            "NCCL_NTHREADS",
+            "NCCL_BUFFSIZE",
+            "NCCL_NVLS_ENABLE",
+            "NCCL_COLLNET_ENABLE",
+            "NCCL_CROSS_NIC",
+            "NCCL_NET_GDR_LEVEL",
+            "NCCL_MAX_P2P_NCHANNELS",
+            "NCCL_IB_QPS_PER_CONNECTION",
+        ),
         ("", _MEASURED),
     ),
-}  # fmt: skip
+}
 """Variables that change times and are not followed: the value that changes nothing, and what to do instead."""
 
 
@@ -221,19 +215,14 @@ def _list_pcie(
 ) -> dict[str, list[Link]]:
     """Return the links of PCI Express below each processor; without access to each other's memory bytes turn there."""
     names = {f"cpu{number}": cpu for number, cpu in enumerate(root.iter("cpu"))}
-    return {
-        name: list(_hang(cpu, (name, name), gpus, latency_s, path, apart))
-        for name, cpu in names.items()
-    }
+    return {name: list(_hang(cpu, (name, name), gpus, latency_s, path, apart)) for name, cpu in names.items()}
 
 
 def _ask_rate(value: float | None, kind: str, has: str, what: str, path: Path) -> float:
     """Return a rate that the file does not hold [bytes/s], from the platform's parameter."""
     name = f"{kind}_bandwidth_bytes_per_s"
     if value is None:
-        raise PlatformError(
-            f"has {has} and the platform no {name}", file=path, fix=f"add it: {what}"
-        )
+        raise PlatformError(f"has {has} and the platform no {name}", file=path, fix=f"add it: {what}")
     check_positive(name, value)
     return value
 
@@ -241,20 +230,17 @@ def _ask_rate(value: float | None, kind: str, has: str, what: str, path: Path) -
 def _parse(path: Path) -> Element:
     """Return the root of the file; what declares entities, which NCCL never writes, is refused."""
     text = _read_file(path)
-    problem = (
-        "it declares a document type"
-        if "<!" in re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
-        else ""
-    )
+    problem = "it declares a document type" if "<!" in re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL) else ""
     try:
         root = None if problem else ElementTree.fromstring(text)
     except ElementTree.ParseError as error:
         root, problem = None, str(error)
     if root is None or root.tag != "system":
         raise PlatformError(
-            f"not a topology of NCCL: {problem or 'its root is no <system>'}", file=path,
+            f"not a topology of NCCL: {problem or 'its root is no <system>'}",
+            file=path,
             fix="give what NCCL_TOPO_DUMP_FILE wrote",
-        )  # fmt: skip
+        )
     return root
 
 
@@ -262,22 +248,18 @@ def _find_gpus(root: Element, ranks: int, path: Path) -> dict[str, tuple[str, El
     """Return the node and the element of each GPU, by its address on the bus, in order of ``dev``."""
     found = [(pci, gpu) for pci in root.iter("pci") if (gpu := pci.find("gpu")) is not None]
     if not found:
-        raise PlatformError(
-            "no GPU stands in it", file=path, fix="give the file of a run with GPUs"
-        )
+        raise PlatformError("no GPU stands in it", file=path, fix="give the file of a run with GPUs")
     if len(found) != ranks:
         raise PlatformError(
-            f"{len(found)} GPUs in the file and {ranks} ranks", file=path,
+            f"{len(found)} GPUs in the file and {ranks} ranks",
+            file=path,
             fix=f"write ranks (or ranks_per_node): {len(found)}",
-        )  # fmt: skip
+        )
     try:
         found.sort(key=lambda pair: int(pair[1].get("dev", "")))
     except ValueError:
         raise PlatformError("a <gpu> has no number dev", file=path, fix="dump it again") from None
-    return {
-        pci.get("busid", "").lower(): (name_rank_node(rank), gpu)
-        for rank, (pci, gpu) in enumerate(found)
-    }
+    return {pci.get("busid", "").lower(): (name_rank_node(rank), gpu) for rank, (pci, gpu) in enumerate(found)}
 
 
 def _count_nvlinks(gpus: dict[str, tuple[str, Element]]) -> Counter[tuple[str, str]]:
@@ -299,9 +281,13 @@ def _count_nvlinks(gpus: dict[str, tuple[str, Element]]) -> Counter[tuple[str, s
 
 
 def _hang(
-    above: Element, ends: tuple[str, str], gpus: dict[str, tuple[str, Element]], latency_s: float,
-    path: Path, apart: bool,
-) -> Iterator[Link]:  # fmt: skip
+    above: Element,
+    ends: tuple[str, str],
+    gpus: dict[str, tuple[str, Element]],
+    latency_s: float,
+    path: Path,
+    apart: bool,
+) -> Iterator[Link]:
     """Yield the links of PCI Express below a processor or switch, where GPUs hang on them.
 
     ``ends``: its nodes for bytes on their way up and down. ``apart``: whether those of a switch are two, so
@@ -330,7 +316,7 @@ def _read_conf(path: Path) -> dict[str, str]:
         if not is_given:
             raise PlatformError(
                 f"{line.strip()!r} sets no variable", file=path, place=f"line {number}", fix="write NAME=VALUE"
-            )  # fmt: skip
+            )
         found[name.strip()] = value.strip()
     return found
 
@@ -345,7 +331,7 @@ def _read_level(variables: Mapping[str, str], path: Path | None) -> str:
     if word not in (*_LEVELS, "NVL"):
         raise PlatformError(
             f"NCCL_P2P_LEVEL={word} is no level", file=path, fix=f"write NVL, {', '.join(_LEVELS)} or a number"
-        )  # fmt: skip
+        )
     return word
 
 
@@ -369,6 +355,7 @@ def _read_rate(pci: Element, path: Path) -> float:
     if not rate or share is None or not width.isdigit() or not int(width):
         raise PlatformError(
             f"link_speed {pci.get('link_speed', '')!r} and link_width {width!r} of {pci.get('busid')} are no rate",
-            file=path, fix='write them as NCCL does, such as "16.0 GT/s PCIe" and "16"',
-        )  # fmt: skip
+            file=path,
+            fix='write them as NCCL does, such as "16.0 GT/s PCIe" and "16"',
+        )
     return rate * 1e9 * int(width) * share / 8

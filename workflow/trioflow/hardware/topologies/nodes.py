@@ -90,9 +90,7 @@ def build_nvswitch(
         check_count(name, value)
     boards = -(-ranks // size)
     ends = (
-        (node, f"nvswitch{rank // size * planes + plane}")
-        for rank, node in enumerate(nodes)
-        for plane in range(planes)
+        (node, f"nvswitch{rank // size * planes + plane}") for rank, node in enumerate(nodes) for plane in range(planes)
     )
     links = join_pairs(ends, bandwidth_bytes_per_s / planes, latency_s)
     if boards == 1:
@@ -100,15 +98,14 @@ def build_nvswitch(
     return links + _join_boards(boards, planes, trunk_bandwidth_bytes_per_s, trunk_latency_s)
 
 
-def _join_boards(
-    boards: int, planes: int, bandwidth: float | None, latency_s: float | None
-) -> list[Link]:
+def _join_boards(boards: int, planes: int, bandwidth: float | None, latency_s: float | None) -> list[Link]:
     """Join the switches of several boards plane by plane."""
     if bandwidth is None or latency_s is None:
         raise PlatformError(
-            f"{boards} boards have no trunk between them", place="ranks_per_board",
+            f"{boards} boards have no trunk between them",
+            place="ranks_per_board",
             fix="add trunk_bandwidth_bytes_per_s and trunk_latency_s",
-        )  # fmt: skip
+        )
     links = []
     for plane in range(planes):
         switches = [f"nvswitch{board * planes + plane}" for board in range(boards)]
@@ -146,9 +143,10 @@ def build_fat_tree(
     check_positive("oversubscription", oversubscription)
     if arity % 2 or arity**3 // 4 < ranks:
         raise PlatformError(
-            f"switches of {arity} ports make no fat tree of {ranks} ranks", place="arity",
+            f"switches of {arity} ports make no fat tree of {ranks} ranks",
+            place="arity",
             fix="write an even number whose cube is at least four times the ranks",
-        )  # fmt: skip
+        )
     check_links("arity", arity**3)
     links = _hang(nodes, "edge", arity // 2, bandwidth_bytes_per_s, latency_s)
     for pod in range(arity):
@@ -201,9 +199,7 @@ def build_dragonfly(
         first = group * routers_per_group
         names = [f"router{number}" for number in range(first, first + routers_per_group)]
         links += join_all(names, local_bandwidth_bytes_per_s, local_latency_s)
-    return links + _join_groups(
-        groups, routers_per_group, global_bandwidth_bytes_per_s, global_latency_s
-    )
+    return links + _join_groups(groups, routers_per_group, global_bandwidth_bytes_per_s, global_latency_s)
 
 
 def _size_router(ranks: int, routers: int, ranks_per_router: int | None) -> int:
@@ -213,14 +209,13 @@ def _size_router(ranks: int, routers: int, ranks_per_router: int | None) -> int:
     if size * routers < ranks:
         raise PlatformError(
             f"{routers} routers of {size} ranks have no place for {ranks}",
-            place="ranks_per_router", fix=f"write {-(-ranks // routers)} or more",
-        )  # fmt: skip
+            place="ranks_per_router",
+            fix=f"write {-(-ranks // routers)} or more",
+        )
     return size
 
 
-def _join_groups(
-    groups: int, routers_per_group: int, bandwidth: float, latency_s: float
-) -> list[Link]:
+def _join_groups(groups: int, routers_per_group: int, bandwidth: float, latency_s: float) -> list[Link]:
     """Join every two groups of a dragonfly by one link between routers that share such links evenly."""
     ports = max(1, -(-(groups - 1) // routers_per_group))
 
@@ -261,9 +256,7 @@ def build_pcie_tree(
     return links
 
 
-def _hang(
-    nodes: Sequence[str], above: str, size: int, bandwidth: float, latency_s: float
-) -> list[Link]:
+def _hang(nodes: Sequence[str], above: str, size: int, bandwidth: float, latency_s: float) -> list[Link]:
     """Join nodes to those of a kind above them, so many below each, in order."""
     ends = ((node, f"{above}{number // size}") for number, node in enumerate(nodes))
     return join_pairs(ends, bandwidth, latency_s)
@@ -332,16 +325,11 @@ class _Tree:
     """
 
     def __init__(
-        self, ranks: int, through_memory: bool, ranks_per_switch: int, switches_per_bridge: int,
-        bridges_per_socket: int,
-    ) -> None:  # fmt: skip
+        self, ranks: int, through_memory: bool, ranks_per_switch: int, switches_per_bridge: int, bridges_per_socket: int
+    ) -> None:
         self.links: list[Link] = []
         self._names = {"rank": name_ranks(ranks)}
-        self._sizes = {
-            "switch": ranks_per_switch,
-            "bridge": switches_per_bridge,
-            "socket": bridges_per_socket,
-        }
+        self._sizes = {"switch": ranks_per_switch, "bridge": switches_per_bridge, "socket": bridges_per_socket}
         keys, count = ("ranks_per_switch", "switches_per_bridge", "bridges_per_socket"), ranks
         for key, (kind, size) in zip(keys, self._sizes.items(), strict=True):
             check_count(key, size)
@@ -379,9 +367,10 @@ class _Tree:
             return
         if bandwidth is None or latency_s is None:
             raise PlatformError(
-                f"{len(names)} sockets have no link between them", place="bridges_per_socket",
+                f"{len(names)} sockets have no link between them",
+                place="bridges_per_socket",
                 fix="add socket_bandwidth_bytes_per_s and socket_latency_s",
-            )  # fmt: skip
+            )
         self.links += join_all(map(self.up, names), bandwidth, latency_s)
         if self._through_memory:
             self.links += join_all(map(self.down, names), bandwidth, latency_s)
@@ -391,9 +380,10 @@ class _Tree:
         if bandwidth is None or latency_s is None:
             if self._through_memory or (bandwidth is None) != (latency_s is None):
                 raise PlatformError(
-                    "the host's memory is not described", place="peer_to_peer",
+                    "the host's memory is not described",
+                    place="peer_to_peer",
                     fix="add memory_bandwidth_bytes_per_s and memory_latency_s",
-                )  # fmt: skip
+                )
             return
         for number, socket in enumerate(self._names["socket"]):
             # Memory is the root of the tree: what goes up ends there, what goes down starts there.
@@ -407,9 +397,10 @@ class _Tree:
         """Put a NIC below every switch, where one is described."""
         if (bandwidth is None) != (latency_s is None):
             raise PlatformError(
-                "half of what describes a NIC is missing", place="nic_bandwidth_bytes_per_s",
+                "half of what describes a NIC is missing",
+                place="nic_bandwidth_bytes_per_s",
                 fix="write nic_bandwidth_bytes_per_s and nic_latency_s, or neither",
-            )  # fmt: skip
+            )
         if bandwidth is None or latency_s is None:
             return
         for number, switch in enumerate(self._names["switch"]):
@@ -451,9 +442,10 @@ def build_node_groups(
     attach = attach_bandwidth_bytes_per_s, attach_latency_s
     if found and (attach[0] is not None or nics_per_node != 1):
         raise PlatformError(
-            "the network inside a node has NICs of its own", place="inside",
+            "the network inside a node has NICs of its own",
+            place="inside",
             fix="leave nics_per_node and attach_... out",
-        )  # fmt: skip
+        )
     if not found:
         links += _attach(sizes, ranks_per_node, nics_per_node, *attach)
     network = between(len(sizes))
@@ -518,9 +510,7 @@ def _join_leaves(sizes: Sequence[int], unit: int, bandwidth: float, latency_s: f
     return join_pairs(ends, bandwidth, latency_s)
 
 
-def _join_spines(
-    sizes: Sequence[int], unit: int, spines: int, bandwidth: float, latency_s: float
-) -> list[Link]:
+def _join_spines(sizes: Sequence[int], unit: int, spines: int, bandwidth: float, latency_s: float) -> list[Link]:
     """Join every leaf switch to all spines."""
     ends = (
         (f"leaf{block}-{rail}", f"spine{spine}")
@@ -532,9 +522,7 @@ def _join_spines(
     return join_pairs(ends, bandwidth, latency_s)
 
 
-def _build_insides(
-    ranks: int, ranks_per_node: int, inside: NodeBuilder
-) -> tuple[list[Link], list[int]]:
+def _build_insides(ranks: int, ranks_per_node: int, inside: NodeBuilder) -> tuple[list[Link], list[int]]:
     """Return the links inside all nodes and the ranks of each node."""
     check_count("ranks", ranks)
     check_count("ranks_per_node", ranks_per_node)
@@ -550,18 +538,15 @@ def _build_insides(
 
 
 def _attach(
-    sizes: list[int],
-    ranks_per_node: int,
-    nics: int,
-    bandwidth: float | None,
-    latency_s: float | None,
+    sizes: list[int], ranks_per_node: int, nics: int, bandwidth: float | None, latency_s: float | None
 ) -> list[Link]:
     """Join the ranks of every node to its NICs."""
     if bandwidth is None or latency_s is None:
         raise PlatformError(
-            "nothing joins a rank to its node's NIC", place="between",
+            "nothing joins a rank to its node's NIC",
+            place="between",
             fix="add attach_bandwidth_bytes_per_s and attach_latency_s",
-        )  # fmt: skip
+        )
     ends = (
         (rank, f"node{node}-nic{place % nics}")
         for node, size in enumerate(sizes)

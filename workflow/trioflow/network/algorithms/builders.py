@@ -86,9 +86,7 @@ def count_levels(parent: Members) -> Members:
     return level
 
 
-def build_tree(
-    collective: str, parent: Members, chunks: int, turn: Members | None = None
-) -> Pattern:
+def build_tree(collective: str, parent: Members, chunks: int, turn: Members | None = None) -> Pattern:
     """Return broadcast, reduce or all_reduce (and barrier) on a tree, pipelined; ``parent`` is -1 for the root.
 
     ``turn``: step in which a member hears from its parent, later than that does; by default its depth, less one.
@@ -102,17 +100,13 @@ def build_tree(
     batches = []
     if collective != "broadcast":
         up = height - 1 - turns[child]
-        batches.append(
-            make_messages(up, child, parent[child], parts, chunks=chunks, lag=1, reduces=True)
-        )
+        batches.append(make_messages(up, child, parent[child], parts, chunks=chunks, lag=1, reduces=True))
     if collective != "reduce":
         down = turns[child] + (0 if collective == "broadcast" else height)
         batches.append(make_messages(down, parent[child], child, parts, chunks=chunks, lag=1))
     origin = root if collective == "broadcast" else -1
     destination = root if collective == "reduce" else -1
-    return Pattern(
-        members, concatenate(batches), fill(chunks, origin), fill(chunks, destination), chunks
-    )
+    return Pattern(members, concatenate(batches), fill(chunks, origin), fill(chunks, destination), chunks)
 
 
 def _build_chain(collective: str, members: int, chunks: int) -> Pattern:
@@ -134,10 +128,7 @@ def _build_double_binary_tree(collective: str, members: int, chunks: int) -> Pat
     if collective in ("all_reduce", "barrier"):
         pair = binary_parents(members), second_binary_parents(members)
     else:
-        pair = (
-            _hang(binary_parents(members - 1)),
-            _hang(second_binary_parents(members - 1)),
-        )
+        pair = (_hang(binary_parents(members - 1)), _hang(second_binary_parents(members - 1)))
     one, other = (build_tree(collective, parent, chunks) for parent in pair)
     return merge(one, other)
 
@@ -359,9 +350,7 @@ def _scatter(members: int, chunks: int) -> Messages:
     batches = []
     for member in sorted(range(1, members), key=lambda rank: (int(turn[rank]), rank)):
         subtree = np.arange(member, min(member + (member & -member), members))[None, :]
-        batches.append(
-            make_messages(int(turn[member]), int(parent[member]), member, subtree, chunks=chunks)
-        )
+        batches.append(make_messages(int(turn[member]), int(parent[member]), member, subtree, chunks=chunks))
     return concatenate(batches)
 
 
@@ -448,14 +437,7 @@ def _build_in_network(collective: str, members: int, chunks: int) -> Pattern:
         down_parts = np.zeros((len(receivers), 1), dtype=np.int64)
     up = make_messages(0, senders, switch, up_parts, chunks=chunks, lag=1, reduces=sums_up)
     down = make_messages(1, switch, receivers, down_parts, chunks=chunks, lag=1, reduces=sums_down)
-    return Pattern(
-        members,
-        concatenate([up, down]),
-        ends["origin"],
-        ends["destination"],
-        width * chunks,
-        switches=1,
-    )
+    return Pattern(members, concatenate([up, down]), ends["origin"], ends["destination"], width * chunks, switches=1)
 
 
 Build = Callable[[str], Pattern]
@@ -463,9 +445,7 @@ _ROOTED = ("broadcast", "reduce", "scatter", "gather")
 _INWARDS_LAST = ("all_gather", "broadcast", "scatter")
 
 
-def build_hierarchical(
-    collective: str, inner: Build, outer: Build, chunks: int, scattered: bool
-) -> Pattern:
+def build_hierarchical(collective: str, inner: Build, outer: Build, chunks: int, scattered: bool) -> Pattern:
     """Return a collective of nodes that hold equally many ranks, which follow one another; the root is the first.
 
     ``inner``, ``outer``: the pattern on a node's ranks, and on as many ranks as nodes. all_reduce ``scattered``:
@@ -481,11 +461,7 @@ def build_hierarchical(
         way_in, way_out = ("reduce_scatter", "all_gather") if scattered else ("reduce", "broadcast")
         within, between = inner(way_in), outer("all_reduce")
         grid = _Grid.lay(collective, within, between, chunks)
-        phases = [
-            grid.inside(within),
-            grid.across(between, rooted=not scattered),
-            grid.inside(inner(way_out)),
-        ]
+        phases = [grid.inside(within), grid.across(between, rooted=not scattered), grid.inside(inner(way_out))]
         origin = destination = fill(grid.blocks, -1)
     else:
         within, between = inner(collective), outer(collective)
@@ -519,14 +495,7 @@ class _Grid(NamedTuple):
     def lay(cls, collective: str, within: Pattern, between: Pattern, chunks: int) -> _Grid:
         place_of = within.origin if collective == "all_gather" else within.destination
         node_of = between.destination if collective == "scatter" else between.origin
-        return cls(
-            between.members,
-            within.members,
-            within.switches,
-            chunks,
-            place_of[::chunks],
-            node_of[::chunks],
-        )
+        return cls(between.members, within.members, within.switches, chunks, place_of[::chunks], node_of[::chunks])
 
     @property
     def blocks(self) -> int:
@@ -537,12 +506,9 @@ class _Grid(NamedTuple):
         inner_parts, ranks = np.arange(len(self.place_of)), self.nodes * self.places
         batches = []
         for node in range(self.nodes):
-            outer_parts = (
-                np.flatnonzero(self.node_of == node) if apart else np.arange(len(self.node_of))
-            )
+            outer_parts = np.flatnonzero(self.node_of == node) if apart else np.arange(len(self.node_of))
             members = np.append(
-                node * self.places + np.arange(self.places),
-                ranks + node * self.switches + np.arange(self.switches),
+                node * self.places + np.arange(self.places), ranks + node * self.switches + np.arange(self.switches)
             )
             table = self._number(inner_parts[:, None], outer_parts[None, :])
             batches.append(embed(within.messages, members, table))
@@ -584,17 +550,8 @@ ALGORITHMS = (
     Algorithm("chain", _build_chain, SUMS_OR_COPIES),
     Algorithm("binary_tree", _build_binary_tree, SUMS_OR_COPIES, short="tree"),
     Algorithm("double_binary_tree", _build_double_binary_tree, SUMS_OR_COPIES, short="double_tree"),
-    Algorithm(
-        "halving_doubling",
-        _build_halving_doubling,
-        tuple(name for name in OF_GROUPS if name != "all_to_all"),
-    ),
+    Algorithm("halving_doubling", _build_halving_doubling, tuple(name for name in OF_GROUPS if name != "all_to_all")),
     Algorithm("direct", _build_direct, WITH_BARRIER),
-    Algorithm(
-        "in_network",
-        _build_in_network,
-        (*SUMS_OR_COPIES, "reduce_scatter", "all_gather"),
-        switches=1,
-    ),
+    Algorithm("in_network", _build_in_network, (*SUMS_OR_COPIES, "reduce_scatter", "all_gather"), switches=1),
 )
 """All that take no other algorithm in; `hierarchical` is made of two of these."""

@@ -25,10 +25,7 @@ SUPPORTED = {name: algorithm.collectives for name, algorithm in REGISTERED.items
 
 HIERARCHICAL = "hierarchical"
 ALGORITHMS = (*SUPPORTED, HIERARCHICAL)
-DEFAULTS = {
-    name: "direct" if name in ("scatter", "gather", "all_to_all", "send") else "ring"
-    for name in WITH_BARRIER
-}
+DEFAULTS = {name: "direct" if name in ("scatter", "gather", "all_to_all", "send") else "ring" for name in WITH_BARRIER}
 """NCCL's habits: rings, and plain sends where each pair of ranks has data of its own."""
 
 
@@ -39,9 +36,7 @@ class Levels(NamedTuple):
     outer: str
 
 
-def choose_algorithm(
-    collective: str, algorithm: str | None, ranks: int, ranks_per_node: int | None = None
-) -> str:
+def choose_algorithm(collective: str, algorithm: str | None, ranks: int, ranks_per_node: int | None = None) -> str:
     """Return the algorithm that a collective will take, spelt out: of ``SUPPORTED``, or ``hierarchical:INNER+OUTER``.
 
     By default ring; direct for scatter, gather, all_to_all and send; at both levels of a plain ``hierarchical`` too. In
@@ -49,9 +44,7 @@ def choose_algorithm(
     unknown, the algorithm does not do the collective, or the ranks do not fill whole nodes.
     """
     if collective not in WITH_BARRIER:
-        raise InputError(
-            f"unknown collective {collective!r}", fix=f"use one of {', '.join(WITH_BARRIER)}"
-        )
+        raise InputError(f"unknown collective {collective!r}", fix=f"use one of {', '.join(WITH_BARRIER)}")
     if ranks < 1 or (collective == "send" and ranks != 2):
         need = "two ranks" if collective == "send" else "at least one rank"
         raise InputError(f"{collective} with {ranks} ranks", fix=f"give it {need}")
@@ -77,9 +70,7 @@ def is_scattered(levels: Levels) -> bool:
     return "reduce_scatter" in SUPPORTED[levels.inner]
 
 
-def count_switches(
-    collective: str, algorithm: str | None, ranks: int, ranks_per_node: int | None = None
-) -> int:
+def count_switches(collective: str, algorithm: str | None, ranks: int, ranks_per_node: int | None = None) -> int:
     """Return how many switch names ``build_schedule`` needs; parameters as ``choose_algorithm``."""
     name = choose_algorithm(collective, algorithm, ranks, ranks_per_node)
     levels = split_levels(name)
@@ -125,9 +116,7 @@ def build_schedule(
     return assemble(pattern, name, collective, (*ranks, *switches), float(message_bytes))
 
 
-def _build_pattern(
-    name: str, collective: str, ranks: int, chunks: int, ranks_per_node: int | None
-) -> Pattern:
+def _build_pattern(name: str, collective: str, ranks: int, chunks: int, ranks_per_node: int | None) -> Pattern:
     if ranks == 1:
         none = make_messages([], [], [], np.zeros((0, 1)))
         return Pattern(1, none, fill(1, 0), fill(1, 0), 1)
@@ -151,19 +140,14 @@ def _parse_levels(name: str, collective: str) -> Levels:
     levels = pair.split("+") if colon else [default, default]
     if len(levels) != 2 or not all(level in SUPPORTED for level in levels):
         raise InputError(
-            f"unknown algorithm {name!r}",
-            fix=f"write {HIERARCHICAL}:INNER+OUTER with two of {', '.join(SUPPORTED)}",
+            f"unknown algorithm {name!r}", fix=f"write {HIERARCHICAL}:INNER+OUTER with two of {', '.join(SUPPORTED)}"
         )
     if collective == "send":
         raise InputError("hierarchical does not do send", fix=_suggest(collective))
     for level in levels:
         _check_supported(level, collective)
     known = SUPPORTED[levels[0]]
-    if (
-        collective == "all_reduce"
-        and "reduce_scatter" not in known
-        and not {"reduce", "broadcast"} <= set(known)
-    ):
+    if collective == "all_reduce" and "reduce_scatter" not in known and not {"reduce", "broadcast"} <= set(known):
         raise InputError(
             f"hierarchical: {levels[0]} inside a node does neither reduce_scatter nor both reduce and broadcast",
             fix="put an algorithm inside that does, such as ring or tree",
@@ -174,13 +158,11 @@ def _parse_levels(name: str, collective: str) -> Levels:
 def _check_supported(name: str, collective: str) -> None:
     if name not in SUPPORTED:
         raise InputError(
-            f"unknown algorithm {name!r}",
-            fix=f"{suggest(name, ALGORITHMS)}use one of {', '.join(ALGORITHMS)}",
+            f"unknown algorithm {name!r}", fix=f"{suggest(name, ALGORITHMS)}use one of {', '.join(ALGORITHMS)}"
         )
     if collective not in SUPPORTED[name]:
         raise InputError(
-            f"{name} does not do {collective}, only {', '.join(SUPPORTED[name])}",
-            fix=_suggest(collective),
+            f"{name} does not do {collective}, only {', '.join(SUPPORTED[name])}", fix=_suggest(collective)
         )
 
 
@@ -201,13 +183,10 @@ def _check_nodes(ranks: int, ranks_per_node: int | None) -> int:
 def check_numbers(collective: str, message_bytes: float, chunks: int) -> None:
     """Refuse, with InputError, a negative or infinite size, a size of a barrier, or less than one chunk."""
     if not 0 <= message_bytes < math.inf:
-        raise InputError(
-            f"{collective} of {message_bytes!r} bytes", fix="give a size that is not negative"
-        )
+        raise InputError(f"{collective} of {message_bytes!r} bytes", fix="give a size that is not negative")
     if collective == "barrier" and message_bytes:
         raise InputError(
-            f"a barrier moves no data, but message_bytes is {message_bytes!r}",
-            fix="give 0, or use all_reduce",
+            f"a barrier moves no data, but message_bytes is {message_bytes!r}", fix="give 0, or use all_reduce"
         )
     if chunks < 1:
         raise InputError(f"{collective} in {chunks} chunks", fix="give at least one")

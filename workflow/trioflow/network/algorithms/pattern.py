@@ -26,11 +26,7 @@ class Waits(NamedTuple):
 
 
 def assemble(
-    pattern: Pattern,
-    algorithm: str,
-    collective: str,
-    endpoints: tuple[int | str, ...],
-    message_bytes: float,
+    pattern: Pattern, algorithm: str, collective: str, endpoints: tuple[int | str, ...], message_bytes: float
 ) -> Schedule:
     """Turn a pattern into a schedule; the endpoints are ranks, then switches."""
     if pattern.previous is None:
@@ -54,14 +50,7 @@ def assemble(
         messages.channel,
         after_first,
         after,
-        Contents(
-            messages.reduces,
-            messages.first,
-            messages.block,
-            pattern.origin,
-            pattern.destination,
-            block_bytes,
-        ),
+        Contents(messages.reduces, messages.first, messages.block, pattern.origin, pattern.destination, block_bytes),
     )
 
 
@@ -153,13 +142,9 @@ def _derive_waits(messages: Messages, members: int, blocks: int) -> Waits:
     return _connect(messages, row[needs], low[needs], before[needs], row[writes])
 
 
-def _connect(
-    messages: Messages, reader: Offsets, low: Offsets, high: Offsets, writer: Offsets
-) -> Waits:
+def _connect(messages: Messages, reader: Offsets, low: Offsets, high: Offsets, writer: Offsets) -> Waits:
     """Join readers with writers ``writer[low:high]``, straight or through a join."""
-    _, group, size = np.unique(
-        low * (len(writer) + 1) + high, return_inverse=True, return_counts=True
-    )
+    _, group, size = np.unique(low * (len(writer) + 1) + high, return_inverse=True, return_counts=True)
     width, sharing = high - low, size[group]
     joined = width * sharing > width + sharing
     straight = ~joined

@@ -24,12 +24,7 @@ from trioflow.parallel.programs.builder import ProgramBuilder, StageWork
 from trioflow.parallel.remembered import remembered
 from trioflow.parallel.schedules.table import FORWARD_ONLY, TRAIN
 from trioflow.parallel.splits.context import share_tokens
-from trioflow.parallel.splits.pipeline import (
-    crossing_storages,
-    find_scaled,
-    list_parameters,
-    loss_operators,
-)
+from trioflow.parallel.splits.pipeline import crossing_storages, find_scaled, list_parameters, loss_operators
 from trioflow.parallel.splits.updates import scale_work, share_storages, weigh_parameters
 from trioflow.tables import records
 from trioflow.trace.store import Trace
@@ -57,8 +52,11 @@ _BLAS_THREADS = 2
 """Threads with a handle of the matmul library, and so with a workspace: the one of forward and the one of backward."""
 _BLAS_WORKSPACE_BYTES = {
     **dict.fromkeys(("Pascal", "Volta", "Turing", "Ampere", "Ada", "Blackwell"), 8_519_680),
-    "Hopper": 33_554_432, "CDNA2": 33_554_432, "CDNA3": 134_217_728, "CDNA4": 134_217_728,
-}  # fmt: skip
+    "Hopper": 33_554_432,
+    "CDNA2": 33_554_432,
+    "CDNA3": 134_217_728,
+    "CDNA4": 134_217_728,
+}
 """By architecture: PyTorch's default (``aten/src/ATen/cuda/CublasHandlePool.cpp``), handed out by its allocator. On
 H100, 1,765 runs of nanotron show 62 to 70 MiB of them (docs/memory.md)."""
 COLUMNS = ("rank", "category", "bytes", "peak_bytes", "when", "fits")
@@ -96,9 +94,13 @@ def count_workspaces(device: Device | None) -> int:
 
 
 def estimate_memory(
-    trace: Trace, operators: pd.DataFrame, program: ProgramBuilder, factors: Sequence[float],
-    stage_of: NDArray[np.int64], device: Device | None = None,
-) -> list[dict[str, Any]]:  # fmt: skip
+    trace: Trace,
+    operators: pd.DataFrame,
+    program: ProgramBuilder,
+    factors: Sequence[float],
+    stage_of: NDArray[np.int64],
+    device: Device | None = None,
+) -> list[dict[str, Any]]:
     """Return the peak of every rank, ranks that do the same together.
 
     ``categories`` is what fills the peak [bytes], ``when`` the task at which it is reached, in words, ``curve`` the
@@ -129,16 +131,16 @@ def estimate_memory(
         rows = _take_rank(tasks, of_task, rank)
         always = _held_always(program, rank, trace.facts.recipe, rows)
         stages = program.schedule.stages_of_rank(pipeline)
-        always["parameter"] = sum(
-            size for size, at in copies if not at or not at.isdisjoint(stages)
-        )
-        always["workspace"] = workspace + max(
-            tables[place].bytes[tables[place].find(scores)], default=0.0
-        )
+        always["parameter"] = sum(size for size, at in copies if not at or not at.isdisjoint(stages))
+        always["workspace"] = workspace + max(tables[place].bytes[tables[place].find(scores)], default=0.0)
         peak = profile_rank(
-            rows, tables[place], program.factors_of(rank) or factors, lifetimes(tables[place]),
-            always, program.memory.get(rank),
-        )  # fmt: skip
+            rows,
+            tables[place],
+            program.factors_of(rank) or factors,
+            lifetimes(tables[place]),
+            always,
+            program.memory.get(rank),
+        )
         ranks = np.flatnonzero(classes == number).tolist()
         peak_entry = {"ranks": ranks, "peak_bytes": peak.peak_bytes, "categories": peak.categories}
         if on_gpu:
@@ -163,11 +165,17 @@ def recall_memory(trace: Trace, plan: Plan, factors: Sequence[float]) -> list[di
     if not recorded or not alike:
         return []
     size = int(recorded["peak_bytes"])
-    return [{
-        "ranks": [0], "peak_bytes": size, "categories": {"recorded_by_the_allocator": size},
-        "reserved_bytes": int(recorded["reserved_bytes"]), "beside": {},
-        "when": "by the profiler's [memory] events", "curve": {"places": [0], "bytes": [size]},
-    }]  # fmt: skip
+    return [
+        {
+            "ranks": [0],
+            "peak_bytes": size,
+            "categories": {"recorded_by_the_allocator": size},
+            "reserved_bytes": int(recorded["reserved_bytes"]),
+            "beside": {},
+            "when": "by the profiler's [memory] events",
+            "curve": {"places": [0], "bytes": [size]},
+        }
+    ]
 
 
 def _take_rank(tasks: pd.DataFrame, of_task: NDArray[np.int64], rank: int) -> pd.DataFrame:
@@ -198,9 +206,7 @@ def _size_copies(trace: Trace, program: ProgramBuilder) -> list[tuple[float, fro
     ]
 
 
-def _list_beside(
-    rows: pd.DataFrame, program: ProgramBuilder, rank: int, peak: RankMemory
-) -> dict[str, int]:
+def _list_beside(rows: pd.DataFrame, program: ProgramBuilder, rank: int, peak: RankMemory) -> dict[str, int]:
     """Return what an allocator holds a share of beside its peak, by ``HELD_BESIDE`` [bytes].
 
     PyTorch keeps a collective's buffers until its stream has run it. The inputs of the last reduce-scatters (sequence
@@ -214,8 +220,9 @@ def _list_beside(
     gathered = sum(2 * sum(work.gathered_bytes) for work in works if any(work.gather_copies_s))
     found = {
         "passing_bytes": sum(peak.categories.get(name, 0) for name in PASSING),
-        "waiting_bytes": 0, "gathered_bytes": gathered,
-    }  # fmt: skip
+        "waiting_bytes": 0,
+        "gathered_bytes": gathered,
+    }
     if program.plan.tensor > 1 and not program.host.get("tensor_parallel_forward_s"):
         pieces = program.schedule.micro_batches
         phases = ("forward", "backward")[: min(pieces, 2)]
@@ -223,9 +230,7 @@ def _list_beside(
         scattered = (rows["name"] == "reduce_scatter") & rows["phase"].isin(phases)
         waits = float(rows.loc[scattered & (rows["group"] == group), "message_bytes"].sum())
         launched = _find_launched(program.operators)
-        launches = sum(
-            int(launched[getattr(work, phase)].sum()) for work in works for phase in phases
-        )
+        launches = sum(int(launched[getattr(work, phase)].sum()) for work in works for phase in phases)
         share = min(LEAD / max(launches, 1), 1.0)
         found["waiting_bytes"] = round(waits / pieces * (1 - 1 / program.plan.tensor) * share)
     return found
@@ -249,9 +254,7 @@ def take_curves(memory: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"ranks": entry["ranks"], **entry.pop("curve")} for entry in memory]
 
 
-def _table_of(
-    trace: Trace, operators: pd.DataFrame, program: ProgramBuilder, pipeline: int, data: int
-) -> StorageTable:
+def _table_of(trace: Trace, operators: pd.DataFrame, program: ProgramBuilder, pipeline: int, data: int) -> StorageTable:
     """Return the allocations of some ranks: those of a stage, of a ZeRO-1 replica; -1 for all alike."""
     here: frozenset[int] | None = None
     held: frozenset[int] | None = None
@@ -319,10 +322,15 @@ def _lifetimes_of(
     elif plan.shards_units:
         made = recipe.reduce_bytes / recipe.gradient_bytes
     return lambda table: Lifetimes(
-        table.find(sent), table.find(returned), buffered=not drops, adds_up=not plan.sums_shards,
-        gradients_stay=stays, made_share=made - stay, made_stays=stay,
+        table.find(sent),
+        table.find(returned),
+        buffered=not drops,
+        adds_up=not plan.sums_shards,
+        gradients_stay=stays,
+        made_share=made - stay,
+        made_stays=stay,
         of_update=table.find(_find_update_results(trace) if main else set()),
-    )  # fmt: skip
+    )
 
 
 @remembered
@@ -364,9 +372,7 @@ def _outputs_of_model(trace: Trace) -> set[int]:
     return made & read
 
 
-def _held_always(
-    program: ProgramBuilder, rank: int, recipe: PrecisionRecipe, rows: pd.DataFrame
-) -> dict[str, float]:
+def _held_always(program: ProgramBuilder, rank: int, recipe: PrecisionRecipe, rows: pd.DataFrame) -> dict[str, float]:
     """Return what a rank holds all the time beside what its operators use [bytes].
 
     DDP's buckets are a second copy of every gradient, as backward makes it; nanotron has them whatever its ZeRO stage.
@@ -414,20 +420,21 @@ def _describe_place(tasks: pd.DataFrame, peak: RankMemory, modules: Sequence[str
     return f"{text}: {task['name']}"
 
 
-def tabulate_memory(
-    memory: Sequence[dict[str, Any]], room_bytes: int | None = None
-) -> pd.DataFrame:
+def tabulate_memory(memory: Sequence[dict[str, Any]], room_bytes: int | None = None) -> pd.DataFrame:
     """Return what fills each rank at its peak, a row a rank and category [bytes]; ``fits`` is None without ``room_bytes``."""
     rows = [
         {
-            "rank": rank, "category": category, "bytes": size, "peak_bytes": entry["peak_bytes"],
+            "rank": rank,
+            "category": category,
+            "bytes": size,
+            "peak_bytes": entry["peak_bytes"],
             "when": entry["when"],
             "fits": None if room_bytes is None else entry["peak_bytes"] <= room_bytes,
         }
         for entry in memory
         for rank in entry["ranks"]
         for category, size in entry["categories"].items()
-    ]  # fmt: skip
+    ]
     frame = pd.DataFrame(rows, columns=COLUMNS)
     return frame.sort_values("rank", kind="stable", ignore_index=True)
 

@@ -61,9 +61,7 @@ class StorageTable:
         """Return the entries of some storages of the trace."""
         return np.flatnonzero(np.isin(self.storage_id, list(storages)))
 
-    def used_by(
-        self, operators: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+    def used_by(self, operators: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
         """Return place in ``operators``, storage and whether it is made, of each of their uses."""
         begins, storages, makes = self.uses
         counts = begins[operators + 1] - begins[operators]
@@ -73,9 +71,7 @@ class StorageTable:
         return place, storages[entries], makes[entries]
 
 
-def build_storage_table(
-    trace: Trace, operators: pd.DataFrame, share_of: Callable[[int], float | None]
-) -> StorageTable:
+def build_storage_table(trace: Trace, operators: pd.DataFrame, share_of: Callable[[int], float | None]) -> StorageTable:
     """Return the storages of a trace as one rank holds them; ``share_of`` those of parameters, gradients and state.
 
     What an operator makes shrinks, and grows with the batch, as the bytes that it writes do. A result that autograd
@@ -83,26 +79,25 @@ def build_storage_table(
     """
     whole, producer, copies = _list_storages(trace)
     share = _shares(
-        trace, operators, whole.category, producer, whole.uses, whole.storage_id.tolist(), share_of,
-        whole.bytes,
-    )  # fmt: skip
+        trace, operators, whole.category, producer, whole.uses, whole.storage_id.tolist(), share_of, whole.bytes
+    )
     return replace(whole, bytes=whole.bytes * share * copies)
 
 
 @remembered
-def _list_storages(
-    trace: Trace,
-) -> tuple[StorageTable, NDArray[np.int64], NDArray[np.int64]]:
+def _list_storages(trace: Trace) -> tuple[StorageTable, NDArray[np.int64], NDArray[np.int64]]:
     """Return a trace's storages, uncut, who makes each, -1 for none, and how often each is there [storages]."""
     tensors = trace.tensors
     storages = _join_loss(trace)
-    frame = pd.DataFrame({
-        "storage": storages,
-        "category": tensors["category"],
-        "bytes": np.array(tensor_bytes(trace), dtype=float),
-        "producer": tensors["producer_op_id"].astype("Int64"),
-        "tensor": np.arange(len(tensors)),
-    })  # fmt: skip
+    frame = pd.DataFrame(
+        {
+            "storage": storages,
+            "category": tensors["category"],
+            "bytes": np.array(tensor_bytes(trace), dtype=float),
+            "producer": tensors["producer_op_id"].astype("Int64"),
+            "tensor": np.arange(len(tensors)),
+        }
+    )
     grouped = frame.sort_values("bytes", ascending=False, kind="stable").groupby("storage")
     table = grouped.first().sort_index()
     producer = table["producer"].fillna(-1).to_numpy(dtype=np.int64)
@@ -112,16 +107,17 @@ def _list_storages(
     joined = np.isin(table.index, list(_find_half_gradients(trace)))
     copies = np.where(np.isin(table.index, list(_find_queries(trace))), 3, 1) * ~joined
     whole = StorageTable(
-        table.index.to_numpy(dtype=np.int64), category, table["bytes"].to_numpy(dtype=float),
+        table.index.to_numpy(dtype=np.int64),
+        category,
+        table["bytes"].to_numpy(dtype=float),
         growth,
-        producer >= 0, _list_uses(trace, storages, table.index.to_numpy(), producer),
-    )  # fmt: skip
+        producer >= 0,
+        _list_uses(trace, storages, table.index.to_numpy(), producer),
+    )
     return whole, producer, copies
 
 
-def _name_categories(
-    category: NDArray[np.str_], phase: NDArray[np.str_], made: NDArray[np.bool_]
-) -> NDArray[np.str_]:
+def _name_categories(category: NDArray[np.str_], phase: NDArray[np.str_], made: NDArray[np.bool_]) -> NDArray[np.str_]:
     """Return the categories; what backward and optimizer make and drop is one of its own."""
     passing = made & (phase != "forward") & (category != "gradient")
     named = np.where(passing, TEMPORARY, category)
@@ -195,10 +191,7 @@ def _find_half_gradients(trace: Trace) -> set[int]:
 
 @remembered
 def _list_uses(
-    trace: Trace,
-    storage_of: NDArray[np.int64],
-    storages: NDArray[np.int64],
-    producer: NDArray[np.int64],
+    trace: Trace, storage_of: NDArray[np.int64], storages: NDArray[np.int64], producer: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
     """Return each operator's storages, those of results that it does not return included."""
     index_of = {int(storage): index for index, storage in enumerate(storages)}
@@ -213,16 +206,19 @@ def _list_uses(
         entries += sorted(used)
         makes += [index in made[op] for index in sorted(used)]
         begins.append(len(entries))
-    return (
-        np.array(begins, dtype=np.int64), np.array(entries, dtype=np.int64), np.array(makes, dtype=bool)
-    )  # fmt: skip
+    return (np.array(begins, dtype=np.int64), np.array(entries, dtype=np.int64), np.array(makes, dtype=bool))
 
 
 def _shares(
-    trace: Trace, operators: pd.DataFrame, category: NDArray[np.str_], producer: NDArray[np.int64],
-    uses: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]], storages: list[int],
-    share_of: Callable[[int], float | None], sizes: NDArray[np.float64],
-) -> NDArray[np.float64]:  # fmt: skip
+    trace: Trace,
+    operators: pd.DataFrame,
+    category: NDArray[np.str_],
+    producer: NDArray[np.int64],
+    uses: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]],
+    storages: list[int],
+    share_of: Callable[[int], float | None],
+    sizes: NDArray[np.float64],
+) -> NDArray[np.float64]:
     """Return the part of each storage that a rank holds: as its operator writes, or reads where more than it returns.
 
     So the probabilities that a loss keeps beside the one number that it returns.
@@ -230,12 +226,10 @@ def _shares(
     read, written = (
         _ratio(operators[column].to_numpy(dtype=float), trace.operators[column].to_numpy(dtype=float))
         for column in ("read_bytes", "write_bytes")
-    )  # fmt: skip
+    )
     returned = np.append(trace.operators["write_bytes"].to_numpy(dtype=float), 0.0)[producer]
     by_op = np.where(trace.operators["write_bytes"].to_numpy() > 0, written, read)
-    of_maker = np.where(
-        sizes > returned, np.append(read, 1.0)[producer], np.append(by_op, 1.0)[producer]
-    )
+    of_maker = np.where(sizes > returned, np.append(read, 1.0)[producer], np.append(by_op, 1.0)[producer])
     share = np.where(producer >= 0, of_maker, 1.0)
     # Where no parameter is known, its state is as much of it as the operators that update it.
     owner = np.repeat(np.arange(len(by_op)), np.diff(uses[0]))
@@ -260,18 +254,14 @@ def _growth(
     shapes = [list(shape) for shape in trace.tensors["shape"].iloc[tensor]]
     whole = np.array([shape[:1] == [batch] for shape in shapes], dtype=float)
     many = np.array([len(s) > 1 and any(size % batch == 0 for size in s) for s in shapes])
-    columns = [trace.operators[name].to_numpy(dtype=float) for name in ("batch_write_bytes", "write_bytes")]  # fmt: skip
+    columns = [trace.operators[name].to_numpy(dtype=float) for name in ("batch_write_bytes", "write_bytes")]
     of_op = np.append(_ratio(*columns) * (columns[1] > 0), 0.0)[producer]
     storage_of = trace.tensors["storage_id"].tolist()
-    returned = {
-        (op, storage_of[i])
-        for op, ids in enumerate(trace.operators["output_ids"])
-        for i in ids
-    }  # fmt: skip
-    listed = np.array([
-        (int(maker), storage_of[int(row)]) in returned
-        for maker, row in zip(producer, tensor, strict=True)
-    ], dtype=bool)  # fmt: skip
+    returned = {(op, storage_of[i]) for op, ids in enumerate(trace.operators["output_ids"]) for i in ids}
+    listed = np.array(
+        [(int(maker), storage_of[int(row)]) in returned for maker, row in zip(producer, tensor, strict=True)],
+        dtype=bool,
+    )
     made = np.where(listed, of_op, many.astype(float))
     grown = np.where(producer >= 0, made, whole * (category == "input"))
     return np.where(np.isin(category, ["activation", TEMPORARY, "input"]), grown, 0.0)
@@ -282,9 +272,18 @@ AGAIN = "recompute "
 BLOCK = "block of "
 """How the names of an operator's blocks begin, all but the last one's."""
 CATEGORIES = (
-    "parameter", "gradient", "optimizer_state", "buffer", "input", "activation", TEMPORARY,
-    "bucket", "gathered", "message", "workspace",
-)  # fmt: skip
+    "parameter",
+    "gradient",
+    "optimizer_state",
+    "buffer",
+    "input",
+    "activation",
+    TEMPORARY,
+    "bucket",
+    "gathered",
+    "message",
+    "workspace",
+)
 """What a rank's memory holds: beside a trace's own categories what backward and optimizer make and
 drop, DDP's buckets, parameters and gradients that are whole for a while under sharding, buffers of
 messages between stages, libraries' workspaces."""
@@ -338,9 +337,13 @@ class RankMemory:
 
 
 def profile_rank(
-    tasks: pd.DataFrame, table: StorageTable, factors: Sequence[float], lifetimes: Lifetimes,
-    fixed: dict[str, float], held: HeldMemory | None = None,
-) -> RankMemory:  # fmt: skip
+    tasks: pd.DataFrame,
+    table: StorageTable,
+    factors: Sequence[float],
+    lifetimes: Lifetimes,
+    fixed: dict[str, float],
+    held: HeldMemory | None = None,
+) -> RankMemory:
     """Return the peak of one rank's step; ``fixed`` is there all the time, by category [bytes].
 
     A result lives until the last task that uses it; operators that run again make it again, and backward uses the
@@ -378,9 +381,7 @@ def profile_rank(
     place = int(total.argmax())
     filled = {name: round(float(levels[i, place])) for i, name in enumerate(CATEGORIES)}
     ordered = sorted(filled.items(), key=lambda item: -item[1])
-    return RankMemory(
-        sum(filled.values()), place, {name: size for name, size in ordered if size > 0}, total
-    )
+    return RankMemory(sum(filled.values()), place, {name: size for name, size in ordered if size > 0}, total)
 
 
 @dataclass(frozen=True)
@@ -395,9 +396,7 @@ class _Runs:
     backward: NDArray[np.bool_]
     split: bool
 
-    def bound_backward(
-        self, stage: NDArray[np.int64], micro_batch: NDArray[np.int64], last: bool
-    ) -> NDArray[np.int64]:
+    def bound_backward(self, stage: NDArray[np.int64], micro_batch: NDArray[np.int64], last: bool) -> NDArray[np.int64]:
         """Return the place of the first, or last, backward run of some stages' micro-batches; -1 where there is none."""
         stages = max(int(one.max(initial=0)) for one in (self.stage, stage)) + 1
         count = max(int(one.max(initial=0)) for one in (self.micro_batch, micro_batch)) + 2
@@ -419,13 +418,16 @@ def _list_runs(tasks: pd.DataFrame) -> _Runs:
         for column, absent in (("op_id", -1), ("micro_batch", -1), ("stage", 0))
     )
     again = names.str.startswith(AGAIN).to_numpy(dtype=bool)
-    forward, backward = (
-        (tasks["phase"] == phase).to_numpy(dtype=bool)[chosen] for phase in ("forward", "backward")
-    )
+    forward, backward = ((tasks["phase"] == phase).to_numpy(dtype=bool)[chosen] for phase in ("forward", "backward"))
     return _Runs(
-        np.flatnonzero(chosen), op_id, micro_batch, stage, forward | again, backward & ~again,
+        np.flatnonzero(chosen),
+        op_id,
+        micro_batch,
+        stage,
+        forward | again,
+        backward & ~again,
         bool(names.str.endswith(f" ({BACKWARD_WEIGHT})").any()),
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)
@@ -444,9 +446,7 @@ class _Instances:
         return _Instances(*(getattr(self, f.name)[which] for f in fields(self)))
 
 
-def _comes_and_goes(
-    found: _Instances, table: StorageTable, lifetimes: Lifetimes
-) -> NDArray[np.bool_]:
+def _comes_and_goes(found: _Instances, table: StorageTable, lifetimes: Lifetimes) -> NDArray[np.bool_]:
     """Find the allocations that are made in the step, and not in a buffer that is always there."""
     arrives = ~found.made & ~(lifetimes.buffered | (found.micro_batch < 0))
     return table.made[found.storage] & (found.made | arrives)
@@ -474,15 +474,17 @@ def _find_instances(runs: _Runs, table: StorageTable) -> _Instances:
         read = np.maximum.reduceat(runs.backward[row].astype(np.int8), first) > 0
         ends = runs.bound_backward(runs.stage[row[first]], micro_batch[first], last=True)
         death = np.where(read & runs.forward[row[first]], np.maximum(death, ends), death)
-    return _Instances(
-        storage[first], micro_batch[first], birth, death, runs.stage[row[first]], makes[first]
-    )
+    return _Instances(storage[first], micro_batch[first], birth, death, runs.stage[row[first]], makes[first])
 
 
 def _add_instances(
-    levels: NDArray[np.float64], instances: _Instances, table: StorageTable,
-    factors: Sequence[float], death: NDArray[np.int64], made: NDArray[np.float64],
-) -> None:  # fmt: skip
+    levels: NDArray[np.float64],
+    instances: _Instances,
+    table: StorageTable,
+    factors: Sequence[float],
+    death: NDArray[np.int64],
+    made: NDArray[np.float64],
+) -> None:
     """Add what comes and goes to the changes of each category."""
     sizes = np.append(np.asarray(factors, dtype=float), 1.0)[instances.micro_batch]
     grows = table.growing[instances.storage]
@@ -494,9 +496,8 @@ def _add_instances(
 
 
 def _choose_deaths(
-    instances: _Instances, table: StorageTable, runs: _Runs, lifetimes: Lifetimes,
-    tasks: pd.DataFrame, held: HeldMemory,
-) -> NDArray[np.int64]:  # fmt: skip
+    instances: _Instances, table: StorageTable, runs: _Runs, lifetimes: Lifetimes, tasks: pd.DataFrame, held: HeldMemory
+) -> NDArray[np.int64]:
     """Return where each allocation is dropped, the framework's own rules included."""
     death, end = instances.death.copy(), len(tasks)
     stage, micro_batch = instances.stage, instances.micro_batch
@@ -515,7 +516,5 @@ def _choose_deaths(
     for task_id, storages in held.dropped:
         place = int(np.searchsorted(task_ids, task_id))
         gone = kept[np.isin(table.storage_id[instances.storage[kept]], list(storages))]
-        death[gone] = np.where(
-            instances.birth[gone] < place, np.minimum(death[gone], place - 1), death[gone]
-        )
+        death[gone] = np.where(instances.birth[gone] < place, np.minimum(death[gone], place - 1), death[gone])
     return death

@@ -88,8 +88,4 @@ def describe_probability(probability: float) -> str:
     """Return a probability in words that promise nothing: ``97 % likely to fit``."""
     if probability > 0.995:
         return "over 99 % likely to fit"
-    return (
-        "less than 1 % likely to fit"
-        if probability < 0.005
-        else f"{probability * 100:.0f} % likely to fit"
-    )
+    return "less than 1 % likely to fit" if probability < 0.005 else f"{probability * 100:.0f} % likely to fit"

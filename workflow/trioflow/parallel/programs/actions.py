@@ -28,12 +28,8 @@ from itertools import chain, groupby
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 
-from trioflow.base.errors import PlanError
-from trioflow.base.experiments import Plan
-from trioflow.parallel.backward import list_units
-from trioflow.parallel.memory.profile import AGAIN, build_storage_table
+from trioflow.parallel.memory.profile import AGAIN
 from trioflow.parallel.programs.blocks import attend, multiply
 from trioflow.parallel.programs.builder import (
     UNITS_ON_DEVICE,
@@ -42,7 +38,6 @@ from trioflow.parallel.programs.builder import (
     ProgramBuilder,
     RankProgram,
     StageWork,
-    UnitActivations,
 )
 from trioflow.parallel.schedules.table import (
     BACKWARD,
@@ -68,14 +63,16 @@ from trioflow.parallel.splits.tensor_split import (
     StageExchange,
 )
 from trioflow.parallel.task_graph import Mark
-from trioflow.tables import records
-from trioflow.trace.store import Trace
 
 
 def add_operators(
-    rank: StageActions, op_ids: Sequence[int], micro_batch: int | None, phase: str = "", prefix: str = "",
+    rank: StageActions,
+    op_ids: Sequence[int],
+    micro_batch: int | None,
+    phase: str = "",
+    prefix: str = "",
     device_s: Mapping[int, float] | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Add operators that wait for nothing but one another; ``device_s``: of those whose time is not the program's [s]."""
     program, own_s, rest = rank.program, device_s or {}, list(op_ids[1:])
     for op_id in op_ids[:1]:
@@ -90,27 +87,36 @@ def add_operators(
         on_device_s = np.array([own_s.get(op_id, given_s) for op_id, given_s in pairs])
     names = [prefix + program.names[op_id] for op_id in rest]
     phases = phase or [program.phases[op_id] for op_id in rest]
-    common: dict[str, Any] = {
-        "rank": rank.rank, "micro_batch": micro_batch, "stage": rank.stage_field(),
-    }  # fmt: skip
+    common: dict[str, Any] = {"rank": rank.rank, "micro_batch": micro_batch, "stage": rank.stage_field()}
     first, count = graph.next_task, len(rest)
     rank.last = first + count - 1
     if not times.separate_host:
         graph.add_rows(
-            count, (), stream="compute", kind="compute", name=names, op_id=rest, phase=phases,
-            duration_s=(on_device_s + host_s).tolist(), **common,
-        )  # fmt: skip
+            count,
+            (),
+            stream="compute",
+            kind="compute",
+            name=names,
+            op_id=rest,
+            phase=phases,
+            duration_s=(on_device_s + host_s).tolist(),
+            **common,
+        )
         return
     # Launch and operator in turn; each operator waits for its launch.
     rank.launched, rank.last = first + 2 * count - 2, first + 2 * count - 1
     waits = np.arange(first, first + 2 * count).reshape(-1, 2)[:, ::-1]
     graph.add_rows(
-        2 * count, waits.ravel().tolist(), stream=["host", "compute"] * count,
-        kind=["host", "compute"] * count, op_id=_twice(rest),
+        2 * count,
+        waits.ravel().tolist(),
+        stream=["host", "compute"] * count,
+        kind=["host", "compute"] * count,
+        op_id=_twice(rest),
         phase=phases if isinstance(phases, str) else _twice(phases),
         name=[word for name in names for word in (f"launch {name}", name)],
-        duration_s=np.column_stack((host_s, on_device_s)).ravel().tolist(), **common,
-    )  # fmt: skip
+        duration_s=np.column_stack((host_s, on_device_s)).ravel().tolist(),
+        **common,
+    )
 
 
 def _twice(values: Sequence[Any]) -> list[Any]:
@@ -149,9 +155,8 @@ class Repetition:
         self._recorded: dict[tuple[Any, ...], _Recorded] = {}
 
     def run(
-        self, what: tuple[Any, ...], operators: Sequence[int], micro_batch: int,
-        run: Callable[[Sequence[int]], None],
-    ) -> None:  # fmt: skip
+        self, what: tuple[Any, ...], operators: Sequence[int], micro_batch: int, run: Callable[[Sequence[int]], None]
+    ) -> None:
         """Run an action's operators, or copy all but the first, which waits for what the action waits for."""
         rank, graph = self.rank, self.rank.program.graph
         run(operators[:1])
@@ -166,9 +171,7 @@ class Repetition:
             state = (list(self.exchanged), rank.last, rank.launched, list(rank.waits))
             changes = memory.changes[held:]
             again = [(stage, index) for stage, index, _ in rank.repeated - before]
-            self._recorded[key] = _Recorded(
-                begin, graph.mark(), *state, changes, again, self._note()
-            )
+            self._recorded[key] = _Recorded(begin, graph.mark(), *state, changes, again, self._note())
             return
         matches = [self._match_again(key, micro_batch) for key in found.exchanges]
         shift = graph.repeat(found.begin, found.end, matches, micro_batch)
@@ -217,87 +220,15 @@ def _move(tasks: Any, shift: int) -> Any:
         return tasks if tasks is None else tasks + shift
     if isinstance(tasks, dict):
         return tuple((name, task + shift) for name, task in tasks.items())
-    return tuple(
-        (one[0], one[1] + shift) if isinstance(one, tuple) else one + shift for one in tasks
-    )
-
-
-_LINK_BANDWIDTH, _LINK_LATENCY = "host_link_bandwidth_bytes_per_s", "host_link_latency_s"
-_UPDATE_RATE = "host_update_bytes_per_s"
-"""Rates of a platform's ``host`` that offloading needs; the latency may be left out."""
-
-
-def read_host_rates(plan: Plan, host: Mapping[str, float]) -> HostRates | None:
-    """Return the host's rates that a plan needs, None for none; PlanError when the platform does not give them."""
-    if plan.offload == "none":
-        return None
-    needed = [_LINK_BANDWIDTH, *([_UPDATE_RATE] if plan.offload == "optimizer" else [])]
-    missing = [name for name in needed if not host.get(name)]
-    if missing:
-        raise PlanError(
-            f"plan {plan.plan}: offload {plan.offload} needs {' and '.join(missing)} of the platform's host",
-            fix="add it to the platform file, with its source, or use another platform",
-        )
-    return HostRates(
-        float(host[_LINK_BANDWIDTH]), float(host.get(_LINK_LATENCY, 0.0)), float(host.get(_UPDATE_RATE, 0.0))
-    )  # fmt: skip
-
-
-def size_update(trace: Trace, parameter_bytes: float) -> float:
-    """Return what the host reads and writes to update some parameters, which are one rank's [bytes]."""
-    table = build_storage_table(trace, trace.operators, lambda storage: None)
-    whole = float(table.bytes[table.category == "parameter"].sum())
-    state = float(table.bytes[(table.category == "optimizer_state") & ~table.made].sum())
-    return parameter_bytes * (3.0 + 2.0 * (state / whole if whole else 0.0))
-
-
-def plan_activations(trace: Trace, operators: pd.DataFrame) -> OffloadedActivations:
-    """Return what each unit keeps for backward; what several read belongs to the last, which comes first in backward.
-
-    Raises PlanError when the trace does not say what the model's units are.
-    """
-    regions = list_units(trace)
-    if not regions:
-        raise PlanError(
-            f"offload activations: the trace of {trace.facts.workload} does not show its units",
-            fix="use offload none",
-        )
-    unit_of_forward = {op: unit for unit, region in enumerate(regions) for op in region}
-    unit_of = {
-        int(row["op_id"]): unit_of_forward[row["forward_op_id"]]
-        for row in records(trace.operators, "op_id", "phase", "forward_op_id")
-        if row["phase"] == "backward" and row["forward_op_id"] in unit_of_forward
-    }
-    table = build_storage_table(trace, operators, lambda storage: None)
-    phase = trace.operators["phase"].to_numpy(dtype=str)
-    makers = trace.tensors.groupby("storage_id")["producer_op_id"].first()
-    begins, entries, _ = table.uses
-    owner: dict[int, int] = {}
-    for op, unit in unit_of.items():
-        for storage in entries[begins[op] : begins[op + 1]].tolist():
-            maker = makers[table.storage_id[storage]]
-            if table.made[storage] and phase[int(maker)] == "forward":
-                owner[storage] = max(owner.get(storage, -1), unit)
-    found: list[UnitActivations] = []
-    numbers: dict[int, int] = {}
-    for unit, region in enumerate(regions):
-        mine = [storage for storage, last in owner.items() if last == unit]
-        grown = float((table.bytes[mine] * table.growing[mine]).sum())
-        if mine and table.bytes[mine].sum() > 0:
-            numbers[unit] = len(found)
-            fixed = float(table.bytes[mine].sum()) - grown
-            found.append(UnitActivations(region[0], region[-1], fixed, grown))
-    kept = {op: numbers[unit] for op, unit in unit_of.items() if unit in numbers}
-    return OffloadedActivations(tuple(found), kept)
+    return tuple((one[0], one[1] + shift) if isinstance(one, tuple) else one + shift for one in tasks)
 
 
 class ActivationMover:
     """Writes the copies of one rank's activations to the host and back."""
 
     def __init__(
-        self, rank: RankProgram, plan: OffloadedActivations, rates: HostRates,
-        factors: Sequence[float],
-    ) -> None:  # fmt: skip
+        self, rank: RankProgram, plan: OffloadedActivations, rates: HostRates, factors: Sequence[float]
+    ) -> None:
         self.rank, self.plan, self.rates, self.factors = rank, plan, rates, factors
         self.begins = {unit.begins: number for number, unit in enumerate(plan.units)}
         self.ends = {unit.ends: number for number, unit in enumerate(plan.units)}
@@ -318,9 +249,7 @@ class ActivationMover:
         unit = self.ends.get(op_id, -1)
         if self.plan.leaves(unit):
             after = (self.rank.last,)
-            self.gone[unit, micro_batch] = self._copy(
-                "offload", "forward", unit, micro_batch, after
-            )
+            self.gone[unit, micro_batch] = self._copy("offload", "forward", unit, micro_batch, after)
 
     def before_backward(self, op_id: int, micro_batch: int) -> None:
         """Wait for what a unit needs, and ask for what the unit before it will need."""
@@ -345,14 +274,18 @@ class ActivationMover:
         size = sign * self.plan.units[unit].scale(self.factors[micro_batch])
         self.rank.hold("activation", size)
 
-    def _copy(
-        self, stream: str, phase: str, unit: int, micro_batch: int, after: Sequence[int | None]
-    ) -> int:
+    def _copy(self, stream: str, phase: str, unit: int, micro_batch: int, after: Sequence[int | None]) -> int:
         size = self.plan.units[unit].scale(self.factors[micro_batch])
         return self.rank.program.graph.add(
-            self.rank.rank, stream, "memcpy", f"{stream} activations", after=after,
-            duration_s=self.rates.copy_s(size), phase=phase, micro_batch=micro_batch,
-        )  # fmt: skip
+            self.rank.rank,
+            stream,
+            "memcpy",
+            f"{stream} activations",
+            after=after,
+            duration_s=self.rates.copy_s(size),
+            phase=phase,
+            micro_batch=micro_batch,
+        )
 
 
 class HostOptimizer:
@@ -367,9 +300,14 @@ class HostOptimizer:
         """Send gradients that are final after a task; the device's are dropped."""
         self.sent_bytes += size_bytes
         copy = self.rank.program.graph.add(
-            self.rank.rank, "offload", "memcpy", "offload gradients", after=(after,),
-            duration_s=self.rates.copy_s(size_bytes), phase="backward",
-        )  # fmt: skip
+            self.rank.rank,
+            "offload",
+            "memcpy",
+            "offload gradients",
+            after=(after,),
+            duration_s=self.rates.copy_s(size_bytes),
+            phase="backward",
+        )
         self.copies.append(copy)
         self.rank.drop(storages)
 
@@ -378,13 +316,25 @@ class HostOptimizer:
         rank = self.rank
         graph, moved = rank.program.graph, self.sent_bytes * rank.program.update_bytes_per_byte
         updated = graph.add(
-            rank.rank, "host", "host", "optimizer on the host", after=(*self.copies, *rank.waits),
-            duration_s=moved / self.rates.update_bytes_per_s, phase="optimizer",
-        )  # fmt: skip
-        rank.waits.append(graph.add(
-            rank.rank, "fetch", "memcpy", "fetch parameters", after=(updated,),
-            duration_s=self.rates.copy_s(self.sent_bytes), phase="optimizer",
-        ))  # fmt: skip
+            rank.rank,
+            "host",
+            "host",
+            "optimizer on the host",
+            after=(*self.copies, *rank.waits),
+            duration_s=moved / self.rates.update_bytes_per_s,
+            phase="optimizer",
+        )
+        rank.waits.append(
+            graph.add(
+                rank.rank,
+                "fetch",
+                "memcpy",
+                "fetch parameters",
+                after=(updated,),
+                duration_s=self.rates.copy_s(self.sent_bytes),
+                phase="optimizer",
+            )
+        )
 
 
 def make_movers(rank: RankProgram) -> tuple[ActivationMover | None, HostOptimizer | None]:
@@ -442,9 +392,7 @@ class StageActions(RankProgram):
         self.shard_group = self.data_group[first : first + shards]
         self.shard_replicas = self.data_group[data % shards :: shards]
         first = data - data % plan.context
-        self.context_group = [
-            program.rank_of(d, pipeline, tensor) for d in range(first, first + plan.context)
-        ]
+        self.context_group = [program.rank_of(d, pipeline, tensor) for d in range(first, first + plan.context)]
         # Experts' own grid over the ranks of a stage: those that cut one expert next to each other.
         first, end = (program.rank_of(0, p, 0) for p in (pipeline, pipeline + 1))
         inside, at = plan.expert * plan.expert_cut, self.rank - first
@@ -458,11 +406,12 @@ class StageActions(RankProgram):
         domains, hop = plan.expert_hops
         place = self.expert_group.index(self.rank)
         self.exchange_groups = {
-            TENSOR: self.tensor_group, EXPERTS: self.expert_group,
+            TENSOR: self.tensor_group,
+            EXPERTS: self.expert_group,
             EXPERT_SLICES: [self.rank - at % plan.expert_cut + i for i in range(plan.expert_cut)],
             EXPERT_NODES: self.expert_group[place % hop :: hop] if domains else [],
             EXPERT_DOMAIN: self.expert_group[place - place % hop :][:hop] if domains else [],
-        }  # fmt: skip
+        }
 
     @property
     def work(self) -> StageWork:
@@ -472,9 +421,15 @@ class StageActions(RankProgram):
     def compute(self, name: str, duration_s: float, kind: str = "compute", **fields: Any) -> None:
         """Add one task to the compute stream; it waits for what was handed to `waits`."""
         self.last = self.program.graph.add(
-            self.rank, "compute", kind, name,
-            after=self.waits, duration_s=duration_s, stage=self.stage_field(), **fields,
-        )  # fmt: skip
+            self.rank,
+            "compute",
+            kind,
+            name,
+            after=self.waits,
+            duration_s=duration_s,
+            stage=self.stage_field(),
+            **fields,
+        )
         self.waits = []
 
     def stage_field(self) -> int | None:
@@ -482,23 +437,33 @@ class StageActions(RankProgram):
         return None if self.one_stage else self.stage
 
     def operator(
-        self, op_id: int, micro_batch: int | None, extra_s: float = 0.0, part: float = 1.0,
-        name: str = "", phase: str = "", device_s: float | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        op_id: int,
+        micro_batch: int | None,
+        extra_s: float = 0.0,
+        part: float = 1.0,
+        name: str = "",
+        phase: str = "",
+        device_s: float | None = None,
+    ) -> None:
         """Add one operator, after its launch where the host runs beside the device."""
         program = self.program
         times = program.times[self.times_of(micro_batch)]
         device_s = float(times.device_s[op_id]) * part if device_s is None else device_s
         host_s = float(times.host_s[op_id])
         name = name or program.names[op_id]
-        fields: dict[str, Any] = {
-            "phase": phase or program.phases[op_id], "op_id": op_id, "micro_batch": micro_batch,
-        }  # fmt: skip
+        fields: dict[str, Any] = {"phase": phase or program.phases[op_id], "op_id": op_id, "micro_batch": micro_batch}
         if times.separate_host:
             self.launched = program.graph.add(
-                self.rank, "host", "host", f"launch {name}", after=self.read_by_host,
-                duration_s=host_s + extra_s, stage=self.stage_field(), **fields,
-            )  # fmt: skip
+                self.rank,
+                "host",
+                "host",
+                f"launch {name}",
+                after=self.read_by_host,
+                duration_s=host_s + extra_s,
+                stage=self.stage_field(),
+                **fields,
+            )
             self.read_by_host = []
             self.waits.append(self.launched)
             self.compute(name, device_s, **fields)
@@ -510,17 +475,28 @@ class StageActions(RankProgram):
         return micro_batch or 0
 
     def collective(
-        self, name: str, key: tuple[Any, ...], size_bytes: int, group: list[int], phase: str,
+        self,
+        name: str,
+        key: tuple[Any, ...],
+        size_bytes: int,
+        group: list[int],
+        phase: str,
         stream: str = "communication",
-    ) -> int:  # fmt: skip
+    ) -> int:
         """Add this rank's part of a collective, after all computed so far."""
         self.repetition.exchanged.append(key)
         return self.program.graph.add(
-            self.rank, stream, "collective", name,
-            after=(self.last, *self.waits), message_bytes=size_bytes, phase=phase,
-            stage=self.stage_field(), group=self.program.name_group(group),
+            self.rank,
+            stream,
+            "collective",
+            name,
+            after=(self.last, *self.waits),
+            message_bytes=size_bytes,
+            phase=phase,
+            stage=self.stage_field(),
+            group=self.program.name_group(group),
             match_id=self.program.match(*key),
-        )  # fmt: skip
+        )
 
     def move(self, kind: str, action: Action) -> int:
         """Add a send to, or a receive from, a neighbouring stage."""
@@ -535,11 +511,18 @@ class StageActions(RankProgram):
         ends = (boundary, direction, action.micro_batch, self.data, self.tensor)
         last = self.ended.get(direction, self.last) if kind == "send" else self.last
         return self.program.graph.add(
-            self.rank, "send" if kind == "send" else "receive", kind, f"{kind} {direction}",
-            after=() if early else (last,), message_bytes=size,
-            peer=self.program.rank_of(self.data, peer, self.tensor), stage=self.stage_field(),
-            phase=direction, micro_batch=action.micro_batch, match_id=self.program.match("p2p", *ends),
-        )  # fmt: skip
+            self.rank,
+            "send" if kind == "send" else "receive",
+            kind,
+            f"{kind} {direction}",
+            after=() if early else (last,),
+            message_bytes=size,
+            peer=self.program.rank_of(self.data, peer, self.tensor),
+            stage=self.stage_field(),
+            phase=direction,
+            micro_batch=action.micro_batch,
+            match_id=self.program.match("p2p", *ends),
+        )
 
     def compute_action(self, action: Action) -> None:
         """Run one action's operators once what they need is there."""
@@ -587,9 +570,14 @@ class StageActions(RankProgram):
             fields: dict[str, Any] = {"phase": phase, "micro_batch": micro_batch}
             if self.program.times[self.times_of(micro_batch)].separate_host:
                 self.program.graph.add(
-                    self.rank, "host", "host", "micro-batch: engine", duration_s=beyond_s,
-                    stage=self.stage_field(), **fields,
-                )  # fmt: skip
+                    self.rank,
+                    "host",
+                    "host",
+                    "micro-batch: engine",
+                    duration_s=beyond_s,
+                    stage=self.stage_field(),
+                    **fields,
+                )
             self.compute("micro-batch: engine", beyond_s, "host", **fields)
 
     def _run_forward(self, micro_batch: int, again: bool) -> None:
@@ -608,9 +596,7 @@ class StageActions(RankProgram):
         operators = self.work.recomputed if again else self.work.forward.tolist()
         ahead = not again and self.gathers_ahead()
         write = partial(self.gather_ahead, run) if ahead else run
-        self._run_operators(
-            (FORWARD, again), operators, micro_batch, write, self.repeats and not ahead
-        )
+        self._run_operators((FORWARD, again), operators, micro_batch, write, self.repeats and not ahead)
 
     def gathers_ahead(self) -> bool:
         """Return whether the stage's weights are gathered during the forward that begins."""
@@ -621,18 +607,20 @@ class StageActions(RankProgram):
         run(op_ids)
 
     def _run_operators(
-        self, what: tuple[Any, ...], operators: Sequence[int], micro_batch: int,
-        run: Callable[[Sequence[int]], None], repeats: bool,
-    ) -> None:  # fmt: skip
+        self,
+        what: tuple[Any, ...],
+        operators: Sequence[int],
+        micro_batch: int,
+        run: Callable[[Sequence[int]], None],
+        repeats: bool,
+    ) -> None:
         alone = self.mover or self.work.attentions or self.program.plan.expert_parts > 1
         if repeats and not alone:
             self.repetition.run((*what, self.stage), operators, micro_batch, run)
             return
         run(operators)
 
-    def _run_all(
-        self, op_ids: Sequence[int], micro_batch: int, phase: str, again: bool = False
-    ) -> None:
+    def _run_all(self, op_ids: Sequence[int], micro_batch: int, phase: str, again: bool = False) -> None:
         """Run operators one after the other, those with nothing between them at once."""
         prefix, when = (AGAIN, "backward") if again else ("", phase)
         for plain, some in groupby(op_ids, self.is_plain):
@@ -657,9 +645,15 @@ class StageActions(RankProgram):
         return found.union(one.beside for one in exchanges)
 
     def _run(
-        self, op_id: int, micro_batch: int, phase: str, part: float = 1.0, again: bool = False,
-        name: str = "", reduces: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        op_id: int,
+        micro_batch: int,
+        phase: str,
+        part: float = 1.0,
+        again: bool = False,
+        name: str = "",
+        reduces: bool = True,
+    ) -> None:
         """Run one operator between the collectives that go before and after it."""
         before = self.work.before.get(op_id, []) if reduces else []
         after = self.work.after.get(op_id, []) if reduces else []
@@ -681,9 +675,7 @@ class StageActions(RankProgram):
         for index, exchange in enumerate(after):
             self._exchange(exchange, (*key, "after", index), micro_batch, when)
 
-    def _exchange(
-        self, exchange: StageExchange, key: tuple[Any, ...], micro_batch: int, phase: str
-    ) -> None:
+    def _exchange(self, exchange: StageExchange, key: tuple[Any, ...], micro_batch: int, phase: str) -> None:
         """Run a collective beside an operator, and the copy that brings its buffer into order."""
         if exchange.blocks > 1:  # goes with the operator itself
             return
@@ -698,9 +690,7 @@ class StageActions(RankProgram):
         group = self.exchange_groups[exchange.group]
         place = (TENSOR, self.data) if of_tensor else (exchange.group, group[0])
         # NCCL has a stream for each communicator: what replicas gather and reduce holds up none of these.
-        task = self.collective(
-            exchange.collective, (*place, *key), size, group, phase, exchange.group
-        )
+        task = self.collective(exchange.collective, (*place, *key), size, group, phase, exchange.group)
         beside = exchange.beside
         (self.waits if beside < 0 else self.beside.setdefault(beside, [])).append(task)
         self.turns += [] if of_tensor else [task]
@@ -715,9 +705,10 @@ class StageActions(RankProgram):
         """Compute, hand over buckets after a stage's last micro-batch, add gradients up."""
         work = self.work
         operators: Sequence[int] = {
-            BACKWARD: work.backward.tolist(), BACKWARD_INPUT: work.backward_input,
+            BACKWARD: work.backward.tolist(),
+            BACKWARD_INPUT: work.backward_input,
             BACKWARD_WEIGHT: work.backward_weight,
-        }[kind]  # fmt: skip
+        }[kind]
         self._chunk_overhead("backward", micro_batch)
         makes_gradients = kind != BACKWARD_INPUT
         done = self.backwards[self.stage]
@@ -752,9 +743,7 @@ class StageActions(RankProgram):
             else:  # one operator of both I and W: each time for one kind of gradient
                 of_input = kind == BACKWARD_INPUT
                 part, name = share if of_input else 1.0 - share, self.program.names[op_id]
-                self._run(
-                    op_id, micro_batch, "backward", part, name=f"{name} ({kind})", reduces=of_input
-                )
+                self._run(op_id, micro_batch, "backward", part, name=f"{name} ({kind})", reduces=of_input)
 
         self._run_operators((kind,), operators, micro_batch, run, self.repeats and not buckets)
         for index, bucket in buckets:
@@ -777,9 +766,10 @@ class StageActions(RankProgram):
     def _needs(self, op_id: int, micro_batch: int) -> list[int]:
         """Return the places of the regions that run again before an operator of backward."""
         return [
-            index for index, region in enumerate(self.work.regions)
+            index
+            for index, region in enumerate(self.work.regions)
             if op_id in region.needed_by and (self.stage, index, micro_batch) not in self.repeated
-        ]  # fmt: skip
+        ]
 
     def reduce_bucket(self, index: int, bucket: Bucket) -> None:
         """Do what is due when all gradients of a bucket are there."""

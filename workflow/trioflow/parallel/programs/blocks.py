@@ -36,9 +36,12 @@ gradients, and copies of two, and of keys and values, for the next rank (``_temp
 
 
 def size_attentions(
-    attentions: Mapping[int, SharedAttention], factors: Sequence[float], copies_s: Copies,
-    recipe: PrecisionRecipe, first_blocks: Mapping[int, float],
-) -> dict[int, AttentionWork]:  # fmt: skip
+    attentions: Mapping[int, SharedAttention],
+    factors: Sequence[float],
+    copies_s: Copies,
+    recipe: PrecisionRecipe,
+    first_blocks: Mapping[int, float],
+) -> dict[int, AttentionWork]:
     """Return what each attention of a stage sends and copies in each micro-batch.
 
     PyTorch's ring adds up, and hands gradients on, in fp32; Megatron-LM's in the format of activations, by one kernel.
@@ -47,11 +50,15 @@ def size_attentions(
     wide = _FP32_BYTES / _activation_bytes(recipe) if eager else 1.0
     return {
         op: _size(
-            shared, factors, copies_s, wide,
-            _RING_PASSES[int(shared.backward)] if eager else 1.0, first_blocks.get(op, 1.0),
+            shared,
+            factors,
+            copies_s,
+            wide,
+            _RING_PASSES[int(shared.backward)] if eager else 1.0,
+            first_blocks.get(op, 1.0),
         )
         for op, shared in attentions.items()
-    }  # fmt: skip
+    }
 
 
 def _activation_bytes(recipe: PrecisionRecipe) -> int:
@@ -59,9 +66,8 @@ def _activation_bytes(recipe: PrecisionRecipe) -> int:
 
 
 def _size(
-    shared: SharedAttention, factors: Sequence[float], copies_s: Copies, wide: float, passes: float,
-    first: float,
-) -> AttentionWork:  # fmt: skip
+    shared: SharedAttention, factors: Sequence[float], copies_s: Copies, wide: float, passes: float, first: float
+) -> AttentionWork:
     query, key, value = shared.query_bytes, shared.key_bytes, shared.value_bytes
     before: tuple[float, ...] = ()
     after: tuple[float, ...] = ()
@@ -77,17 +83,20 @@ def _size(
     added = [round(merged * wide * passes * f) for f in factors]
     merges = copies_s(added) if shared.method == RING else []
     return AttentionWork(
-        shared, first, [pair[0] for pair in sizes], [pair[1] for pair in sizes],
+        shared,
+        first,
+        [pair[0] for pair in sizes],
+        [pair[1] for pair in sizes],
         [round((key + value) * f) for f in factors],
         [round((key + value) * wide * f) if shared.backward else 0 for f in factors],
-        dict(zip(copied, copies_s(copied), strict=True)), merges,
-    )  # fmt: skip
+        dict(zip(copied, copies_s(copied), strict=True)),
+        merges,
+    )
 
 
 def attend(
-    rank: StageActions, op_id: int, micro_batch: int, again: bool, extra_s: float, part: float,
-    name: str, phase: str,
-) -> None:  # fmt: skip
+    rank: StageActions, op_id: int, micro_batch: int, again: bool, extra_s: float, part: float, name: str, phase: str
+) -> None:
     """Write one attention operator: between its collectives, or as the blocks of a ring."""
     work = rank.work.attentions[op_id]
     key = ("context", rank.data // work.shared.ranks, rank.tensor, op_id, micro_batch, again)
@@ -106,9 +115,8 @@ def attend(
 
 
 def _exchange(
-    rank: StageActions, name: str, sizes: Sequence[int], work: AttentionWork, key: tuple[Any, ...],
-    phase: str,
-) -> None:  # fmt: skip
+    rank: StageActions, name: str, sizes: Sequence[int], work: AttentionWork, key: tuple[Any, ...], phase: str
+) -> None:
     """Run some collectives, each with the copy that brings its buffer into order."""
     for index, size in enumerate(sizes):
         copy_s = work.copy_s[size]
@@ -133,9 +141,16 @@ def _keep_gathered(rank: StageActions, op_id: int, micro_batch: int, again: bool
 
 
 def _run_ring(
-    rank: StageActions, work: AttentionWork, key: tuple[Any, ...], op_id: int, micro_batch: int, extra_s: float,
-    part: float, name: str, phase: str,
-) -> None:  # fmt: skip
+    rank: StageActions,
+    work: AttentionWork,
+    key: tuple[Any, ...],
+    op_id: int,
+    micro_batch: int,
+    extra_s: float,
+    part: float,
+    name: str,
+    phase: str,
+) -> None:
     """Write the blocks of one attention; keys, values and their gradients go round meanwhile."""
     blocks, name = work.shared.ranks, name or rank.program.names[op_id]
     keys, gradients = work.keys_bytes[micro_batch], work.gradients_bytes[micro_batch]
@@ -150,9 +165,8 @@ def _run_ring(
             arriving = [_shift(rank, (*key, "keys", block), keys, phase)]
         share = work.first_block if not block else (1 - work.first_block) / (blocks - 1)
         rank.operator(
-            op_id, micro_batch, 0.0 if block else extra_s, part * share,
-            name if last else f"{BLOCK}{name}", phase,
-        )  # fmt: skip
+            op_id, micro_batch, 0.0 if block else extra_s, part * share, name if last else f"{BLOCK}{name}", phase
+        )
         if block:
             rank.waits += returning
             rank.compute("merge of blocks", work.merge_s[micro_batch], phase=phase)
@@ -162,18 +176,24 @@ def _run_ring(
     rank.hold("message", -buffers)
 
 
-def _shift(
-    rank: StageActions, key: tuple[Any, ...], size_bytes: int, phase: str, of: str = "context"
-) -> int:
+def _shift(rank: StageActions, key: tuple[Any, ...], size_bytes: int, phase: str, of: str = "context") -> int:
     """Hand a buffer on to the next rank of a group; return the task."""
     group = rank.tensor_group if of == TENSOR else rank.context_group
     return rank.collective(SHIFT, key, size_bytes, group, phase, of)
 
 
 def multiply(
-    rank: StageActions, exchange: StageExchange, gathers: bool, key: tuple[Any, ...], op_id: int, micro_batch: int,
-    extra_s: float, part: float, name: str, phase: str,
-) -> None:  # fmt: skip
+    rank: StageActions,
+    exchange: StageExchange,
+    gathers: bool,
+    key: tuple[Any, ...],
+    op_id: int,
+    micro_batch: int,
+    extra_s: float,
+    part: float,
+    name: str,
+    phase: str,
+) -> None:
     """Write a product whose input is gathered, or whose result is summed and scattered, as it goes.
 
     Blocks take equal shares of its time, one launch starts all; others' sums are added up at the end.

@@ -11,11 +11,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from trioflow.base.errors import PlanError
 from trioflow.base.experiments import Plan
 from trioflow.base.precision_recipes import RECIPES, PrecisionRecipe
-from trioflow.parallel.backward import Recomputation
+from trioflow.parallel.backward import Recomputation, list_units
 from trioflow.parallel.folded import Grid, fold_representatives
-from trioflow.parallel.memory.profile import HeldMemory
+from trioflow.parallel.memory.profile import HeldMemory, build_storage_table
 from trioflow.parallel.reference import OperatorTimes
 from trioflow.parallel.schedules.build import lower_for_execution
 from trioflow.parallel.schedules.table import TRAIN, Schedule
@@ -23,6 +24,7 @@ from trioflow.parallel.splits.pipeline import Bucket, TiedParameter
 from trioflow.parallel.splits.sharding import OptimizerPartition, ShardedUnit
 from trioflow.parallel.splits.tensor_split import SharedAttention, StageExchange, TensorSplit
 from trioflow.parallel.task_graph import UNKNOWN, GraphMetadata, TaskGraph, TaskGraphBuilder
+from trioflow.tables import records
 from trioflow.trace.store import Trace
 
 UNITS_ON_DEVICE = 2
@@ -72,6 +74,74 @@ class OffloadedActivations:
     def leaves(self, unit: int) -> bool:
         """Return whether a unit's activations leave the device."""
         return 0 <= unit < len(self.units) - UNITS_ON_DEVICE
+
+
+_LINK_BANDWIDTH, _LINK_LATENCY = "host_link_bandwidth_bytes_per_s", "host_link_latency_s"
+_UPDATE_RATE = "host_update_bytes_per_s"
+"""Rates of a platform's ``host`` that offloading needs; the latency may be left out."""
+
+
+def read_host_rates(plan: Plan, host: Mapping[str, float]) -> HostRates | None:
+    """Return the host's rates that a plan needs, None for none; PlanError when the platform does not give them."""
+    if plan.offload == "none":
+        return None
+    needed = [_LINK_BANDWIDTH, *([_UPDATE_RATE] if plan.offload == "optimizer" else [])]
+    missing = [name for name in needed if not host.get(name)]
+    if missing:
+        raise PlanError(
+            f"plan {plan.plan}: offload {plan.offload} needs {' and '.join(missing)} of the platform's host",
+            fix="add it to the platform file, with its source, or use another platform",
+        )
+    return HostRates(
+        float(host[_LINK_BANDWIDTH]), float(host.get(_LINK_LATENCY, 0.0)), float(host.get(_UPDATE_RATE, 0.0))
+    )
+
+
+def size_update(trace: Trace, parameter_bytes: float) -> float:
+    """Return what the host reads and writes to update some parameters, which are one rank's [bytes]."""
+    table = build_storage_table(trace, trace.operators, lambda storage: None)
+    whole = float(table.bytes[table.category == "parameter"].sum())
+    state = float(table.bytes[(table.category == "optimizer_state") & ~table.made].sum())
+    return parameter_bytes * (3.0 + 2.0 * (state / whole if whole else 0.0))
+
+
+def plan_activations(trace: Trace, operators: pd.DataFrame) -> OffloadedActivations:
+    """Return what each unit keeps for backward; what several read belongs to the last, which comes first in backward.
+
+    Raises PlanError when the trace does not say what the model's units are.
+    """
+    regions = list_units(trace)
+    if not regions:
+        raise PlanError(
+            f"offload activations: the trace of {trace.facts.workload} does not show its units", fix="use offload none"
+        )
+    unit_of_forward = {op: unit for unit, region in enumerate(regions) for op in region}
+    unit_of = {
+        int(row["op_id"]): unit_of_forward[row["forward_op_id"]]
+        for row in records(trace.operators, "op_id", "phase", "forward_op_id")
+        if row["phase"] == "backward" and row["forward_op_id"] in unit_of_forward
+    }
+    table = build_storage_table(trace, operators, lambda storage: None)
+    phase = trace.operators["phase"].to_numpy(dtype=str)
+    makers = trace.tensors.groupby("storage_id")["producer_op_id"].first()
+    begins, entries, _ = table.uses
+    owner: dict[int, int] = {}
+    for op, unit in unit_of.items():
+        for storage in entries[begins[op] : begins[op + 1]].tolist():
+            maker = makers[table.storage_id[storage]]
+            if table.made[storage] and phase[int(maker)] == "forward":
+                owner[storage] = max(owner.get(storage, -1), unit)
+    found: list[UnitActivations] = []
+    numbers: dict[int, int] = {}
+    for unit, region in enumerate(regions):
+        mine = [storage for storage, last in owner.items() if last == unit]
+        grown = float((table.bytes[mine] * table.growing[mine]).sum())
+        if mine and table.bytes[mine].sum() > 0:
+            numbers[unit] = len(found)
+            fixed = float(table.bytes[mine].sum()) - grown
+            found.append(UnitActivations(region[0], region[-1], fixed, grown))
+    kept = {op: numbers[unit] for op, unit in unit_of.items() if unit in numbers}
+    return OffloadedActivations(tuple(found), kept)
 
 
 @dataclass(frozen=True)

@@ -57,10 +57,7 @@ from numpy.typing import NDArray
 
 from trioflow.base.experiments import Plan
 from trioflow.base.plan_row import SLICED
-from trioflow.parallel.programs.actions import (
-    StageActions,
-    add_operators,
-)
+from trioflow.parallel.programs.actions import StageActions, add_operators
 from trioflow.parallel.programs.builder import ProgramBuilder, UnitWork
 from trioflow.parallel.schedules.table import (
     COMPUTE_KINDS,
@@ -147,9 +144,7 @@ class StagedRank(StageActions):
     def __init__(self, program: ProgramBuilder, data: int, pipeline: int, tensor: int) -> None:
         super().__init__(program, data, pipeline, tensor)
         self.reduced: list[int] = []
-        self.begun: dict[
-            int, dict[int, list[int]]
-        ] = {}  # by stage, gathers of its buckets that run
+        self.begun: dict[int, dict[int, list[int]]] = {}  # by stage, gathers of its buckets that run
         turns = [one.stage for one in leaves(self.schedule.rows[pipeline]) if one.kind == FORWARD]
         self.first_turns = {stage: turns.index(stage) for stage in dict.fromkeys(turns)}
 
@@ -207,17 +202,12 @@ class StagedRank(StageActions):
             return
         order = [*self.first_turns]
         due = order[:2] if not turn and len(order) > 1 else []
-        due += [
-            after
-            for before, after in pairwise(order[1:])
-            if self.first_turns[before] == turn + self.pipeline
-        ]
+        due += [after for before, after in pairwise(order[1:]) if self.first_turns[before] == turn + self.pipeline]
         here = self.stage
         for stage in due:
             self.stage = stage
             self.begun[stage] = {
-                index: self._gather_bucket(index, "forward")
-                for index in range(len(self.work.gathered_bytes))
+                index: self._gather_bucket(index, "forward") for index in range(len(self.work.gathered_bytes))
             }
         self.stage = here
 
@@ -259,19 +249,13 @@ class StagedRank(StageActions):
                 name = "reduce_scatter" if scatters else "all_reduce"
                 ready = self.collective(name, key, size, group, "backward")
                 self.reduced.append(ready)
-            if (
-                others
-            ):  # right behind the scatter, which it waits for (Megatron-LM's one stream for both)
+            if others:  # right behind the scatter, which it waits for (Megatron-LM's one stream for both)
                 key = ("shard", self.stage, others[0], index, done)
                 part = size // len(group)
                 self.reduced.append(self.collective("all_reduce", key, part, others, "backward"))
-        if (
-            plan.sums_shards
-        ):  # each replica keeps its slice, and adds those of further micro-steps to it
+        if plan.sums_shards:  # each replica keeps its slice, and adds those of further micro-steps to it
             self.drop(self.work.bucket_storages[index])
-            kept = (
-                size * recipe.gradient_bytes / recipe.reduce_bytes / plan.shards_of(bucket.experts)
-            )
+            kept = size * recipe.gradient_bytes / recipe.reduce_bytes / plan.shards_of(bucket.experts)
             self.hold("gradient", 0.0 if done else kept)
             self.waits += self.reduced[-1:] * recipe.waits_for_buckets
         if self.host_optimizer:
@@ -318,9 +302,7 @@ class StagedRank(StageActions):
             for op_id in self.work.optimizer:
                 sharded = int(op_id) in self.program.split.sharded_updates
                 extra_s = update_s if sharded else 0.0
-                self.operator(
-                    int(op_id), None, extra_s, device_s=self.work.update_s.get(int(op_id))
-                )
+                self.operator(int(op_id), None, extra_s, device_s=self.work.update_s.get(int(op_id)))
         if not self.program.plan.gather_overlap:
             self._gather_weights()
 
@@ -392,9 +374,7 @@ class StagedRank(StageActions):
             copy_s = self.work.partial_copy_s
             self.compute("copy into sum of tokens", copy_s, "memcpy", phase="backward")
             key = ("tokens", self.data, stage)
-            self.waits.append(
-                self.collective("all_reduce", key, size, self.tensor_group, "backward")
-            )
+            self.waits.append(self.collective("all_reduce", key, size, self.tensor_group, "backward"))
             self.compute("copy from sum of tokens", copy_s, "memcpy", phase="backward")
 
     def _reduce_tied(self) -> None:
@@ -407,9 +387,7 @@ class StagedRank(StageActions):
             self.stage = next(s for s in tied.stages if s in self.stages)
             group = [self.program.rank_of(self.data, rank, self.tensor) for rank in ranks]
             key = ("tied", self.data, self.tensor, index)
-            self.waits.append(
-                self.collective("all_reduce", key, tied.size_bytes, group, "backward")
-            )
+            self.waits.append(self.collective("all_reduce", key, tied.size_bytes, group, "backward"))
 
 
 class PartitionedRank(StagedRank):
@@ -456,11 +434,7 @@ _Elementwise = Callable[[str, Sequence[int], int], float]
 
 
 def cost_units(
-    units: Sequence[ShardedUnit],
-    plan: Plan,
-    micro_steps: int,
-    elementwise: _Elementwise,
-    trace: Trace,
+    units: Sequence[ShardedUnit], plan: Plan, micro_steps: int, elementwise: _Elementwise, trace: Trace
 ) -> list[UnitWork]:
     """Return the units with the sizes of their messages and the time of their copies.
 
@@ -474,22 +448,21 @@ def cost_units(
         shards = plan.shards_of(unit.experts)
         gathered, reduced = unit.gathered_bytes(shards), unit.reduced_bytes(shards)
         kept, whole = unit.kept_bytes(shards), not plan.sums_shards
-        parts = [
-            p.size_bytes
-            for p in unit.parameters
-            if p.trained and (p.name not in added or not whole)
-        ]
+        parts = [p.size_bytes for p in unit.parameters if p.trained and (p.name not in added or not whole)]
         gradients = parts if whole else [round(size * kept / max(sum(parts), 1)) for size in parts]
         further = micro_steps > 1
         found.append(
             UnitWork(
-                unit, gathered, reduced, kept,
+                unit,
+                gathered,
+                reduced,
+                kept,
                 elementwise("aten::copy_", [gathered // shards] if gathered else [], 2),
                 elementwise("aten::copy_", [gathered] if gathered else [], 2),
                 elementwise("aten::copy_", [reduced] if reduced and not casts else [], 2),
                 elementwise("aten::add_", gradients, 2) if further else 0.0,
             )
-        )  # fmt: skip
+        )
     return found
 
 
@@ -519,9 +492,7 @@ class UnitRank(StagedRank):
         self.arriving: dict[int, int] = {}
         self.fence: list[int] = []
         self.copied_out: int | None = None
-        self.gathering = (
-            0  # result of the last all-gather of forward, kept until the next has arrived
-        )
+        self.gathering = 0  # result of the last all-gather of forward, kept until the next has arrived
         self.scattering = 0  # input of the last reduce-scatter, kept until the next
         self.inner = [i for places in self.of_stage.values() for i in places[:-1]]
         self.begins = {self.units[i].unit.first_forward: i for i in self.inner}
@@ -666,9 +637,16 @@ class UnitRank(StagedRank):
         if len(group) == 1 and after is not None:
             return after
         task = self.program.graph.add(
-            self.rank, stream, "collective", name, after=(after,), message_bytes=size, phase=phase,
-            group=self.program.name_group(group), match_id=self.repetition.number(group),
-        )  # fmt: skip
+            self.rank,
+            stream,
+            "collective",
+            name,
+            after=(after,),
+            message_bytes=size,
+            phase=phase,
+            group=self.program.name_group(group),
+            match_id=self.repetition.number(group),
+        )
         if not self.sharding.beside:
             self.waits.append(task)
         return task
@@ -684,20 +662,14 @@ class UnitRank(StagedRank):
         self.fence = []
         if self.sharding.beside:
             copy: int | None = self.program.graph.add(
-                self.rank, "copy", "memcpy", name,
-                after=(self.launched, *fence), duration_s=unit.copy_in_s, phase=phase,
-            )  # fmt: skip
+                self.rank, "copy", "memcpy", name, after=(self.launched, *fence), duration_s=unit.copy_in_s, phase=phase
+            )
         else:  # one thread does everything in turn
             self.waits += fence
             self.compute(name, unit.copy_in_s, "memcpy", phase=phase)
             copy = self.last
         self.arriving[index] = self._add_collective(
-            "communication",
-            "all_gather",
-            copy,
-            unit.gathered_bytes,
-            self._shards_of(unit.unit),
-            phase,
+            "communication", "all_gather", copy, unit.gathered_bytes, self._shards_of(unit.unit), phase
         )
 
     def _await(self, index: int, phase: str) -> None:
@@ -750,16 +722,13 @@ class UnitRank(StagedRank):
         self.drop(made)
         self.hold("gradient", 0 if further else unit.kept_bytes)
         scattered = self._add_collective(
-            "communication", "reduce_scatter", self.last, unit.reduced_bytes,
-            self._shards_of(unit.unit), "backward",
-        )  # fmt: skip
+            "communication", "reduce_scatter", self.last, unit.reduced_bytes, self._shards_of(unit.unit), "backward"
+        )
         self.reduced = [scattered]
         if len(self.shard_replicas) > 1:
             part = unit.reduced_bytes // self.program.plan.shards_of(unit.unit.experts)
             self.reduced.append(
-                self._add_collective(
-                    "all_reduce", "all_reduce", scattered, part, self.shard_replicas, "backward"
-                )
+                self._add_collective("all_reduce", "all_reduce", scattered, part, self.shard_replicas, "backward")
             )
         if self.host_optimizer:
             self.host_optimizer.send(self.reduced[-1], unit.kept_bytes, frozenset())
@@ -768,9 +737,14 @@ class UnitRank(StagedRank):
             stream = "all_reduce" if len(self.shard_replicas) > 1 else "communication"
             self.reduced.append(
                 self.program.graph.add(
-                    self.rank, stream, "compute", _ADDS_UP, after=(self.reduced[-1],),
-                    duration_s=unit.accumulate_s, phase="backward",
+                    self.rank,
+                    stream,
+                    "compute",
+                    _ADDS_UP,
+                    after=(self.reduced[-1],),
+                    duration_s=unit.accumulate_s,
+                    phase="backward",
                 )
-            )  # fmt: skip
+            )
         elif further:
             self.compute(_ADDS_UP, unit.accumulate_s, phase="backward")

@@ -12,23 +12,11 @@ from trioflow.base.errors import PlanError
 from trioflow.base.experiments import Plan
 from trioflow.base.plan_row import SLICED
 from trioflow.costmodel.interface import OperatorModel
-from trioflow.parallel.backward import (
-    Recomputation,
-    keep_sums_with_input,
-    plan_recomputation,
-    split_backward,
-)
+from trioflow.parallel.backward import Recomputation, keep_sums_with_input, plan_recomputation, split_backward
 from trioflow.parallel.programs.blocks import size_attentions
 from trioflow.parallel.programs.builder import ShardedWork, StageWork
 from trioflow.parallel.programs.staged import cost_units
-from trioflow.parallel.schedules.table import (
-    BACKWARD_WEIGHT,
-    FORWARD_ONLY,
-    TRAIN,
-    Schedule,
-    leaves,
-    recomputed_pairs,
-)
+from trioflow.parallel.schedules.table import BACKWARD_WEIGHT, FORWARD_ONLY, TRAIN, Schedule, leaves, recomputed_pairs
 from trioflow.parallel.splits.pipeline import (
     Bucket,
     TiedParameter,
@@ -182,9 +170,7 @@ class StageWorks:
         parts = split_backward(self.trace, stage_of, stage, left_out)
         work.backward_input, work.backward_weight = parts.for_input, parts.for_weight
         work.input_share = parts.input_share
-        forward_of = [
-            None if pd.isna(op) else int(op) for op in self.trace.operators["forward_op_id"]
-        ]
+        forward_of = [None if pd.isna(op) else int(op) for op in self.trace.operators["forward_op_id"]]
         work.before = keep_sums_with_input(parts, work.before, forward_of, first=True)
         work.after = keep_sums_with_input(parts, work.after, forward_of)
 
@@ -215,9 +201,7 @@ class StageWorks:
                 gradients.append({**tied.gradient, **copy})
         return sorted(gradients, key=lambda g: int(g["ready_after_op_id"])) if shared else gradients
 
-    def _add_gradients(
-        self, work: StageWork, in_stage: set[int], stage_of: NDArray[np.int64], stage: int
-    ) -> None:
+    def _add_gradients(self, work: StageWork, in_stage: set[int], stage_of: NDArray[np.int64], stage: int) -> None:
         """Give a stage its buckets, and the upkeep of its gradients under micro-batches."""
         plan = self.plan
         if plan.shards_units:
@@ -267,9 +251,7 @@ class StageWorks:
                 sizes = [int(g["size_bytes"]) for g in gradients]
                 work.scale_s = self._elementwise_s("aten::div_", sizes, 1)
 
-    def _group_gradients(
-        self, work: StageWork, gradients: Sequence[Mapping[str, Any]]
-    ) -> list[Bucket]:
+    def _group_gradients(self, work: StageWork, gradients: Sequence[Mapping[str, Any]]) -> list[Bucket]:
         """Return the buckets of a stage's gradients, and note where those lie that go to the host."""
         plan = self.plan
         if not self.trace.facts.gradients:
@@ -280,10 +262,7 @@ class StageWorks:
         parts: list[list[Mapping[str, Any]]] = [list(gradients)]
         if plan.places_experts:  # summed by other ranks, in buckets of their own
             of_experts = find_expert_modules(self.trace)
-            parts = [
-                [g for g in gradients if (g["module"] in of_experts) == experts]
-                for experts in (False, True)
-            ]
+            parts = [[g for g in gradients if (g["module"] in of_experts) == experts] for experts in (False, True)]
         recipe = self.trace.facts.recipe
         width = recipe.bucket_width
         limits = [round(limit * width) for limit in (plan.first_bucket_bytes, plan.bucket_bytes)]
@@ -297,28 +276,18 @@ class StageWorks:
         buckets.sort(key=lambda bucket: bucket.ready_after_op_id)
         if plan.offload == "optimizer" or plan.sums_shards:
             made = find_gradients(self.trace)
-            work.bucket_storages = [
-                frozenset(made.get(name, -1) for name in bucket.names) for bucket in buckets
-            ]
+            work.bucket_storages = [frozenset(made.get(name, -1) for name in bucket.names) for bucket in buckets]
         return buckets
 
-    def _find_first_readers(
-        self, buckets: list[Bucket], in_stage: set[int]
-    ) -> dict[int, list[int]]:
+    def _find_first_readers(self, buckets: list[Bucket], in_stage: set[int]) -> dict[int, list[int]]:
         """Return the buckets whose weights each forward operator of a stage is the first to read."""
         bucket_of = {name: index for index, bucket in enumerate(buckets) for name in bucket.names}
         parameters = (p for p in list_parameters(self.trace) if p.name in bucket_of)
         left = {p.storage_id: bucket_of[p.name] for p in parameters}
         storage = self.trace.tensors["storage_id"].tolist()
         found: dict[int, list[int]] = {}
-        for op_id, ids in zip(
-            *(self.trace.operators[n] for n in ("op_id", "input_ids")), strict=True
-        ):
-            read = (
-                {left[storage[i]] for i in ids if storage[i] in left}
-                if op_id in in_stage
-                else set()
-            )
+        for op_id, ids in zip(*(self.trace.operators[n] for n in ("op_id", "input_ids")), strict=True):
+            read = {left[storage[i]] for i in ids if storage[i] in left} if op_id in in_stage else set()
             if read:
                 found[int(op_id)] = sorted(read)
                 left = {at: index for at, index in left.items() if index not in read}
@@ -347,9 +316,7 @@ class StageWorks:
         if sizes:
             shards = self.plan.shards if self.plan.shards_units else 1
             work.partial_bytes = sum(sizes) // shards
-            work.partial_copy_s = self._elementwise_s(
-                "aten::copy_", [size // shards for size in sizes], 2, times=2
-            )
+            work.partial_copy_s = self._elementwise_s("aten::copy_", [size // shards for size in sizes], 2, times=2)
 
     def _shard_units(self, stage_of: NDArray[np.int64], stage: int) -> ShardedWork:
         """Return the units of ``fully_shard`` in a stage and what they cost."""
@@ -370,9 +337,7 @@ class StageWorks:
         if self.schedule.micro_batches > 1:
             work.scale_s = self._elementwise_s("aten::div_", sizes, 1)
 
-    def _predict(
-        self, name: str, sizes: Sequence[int], reads: int, times: int = 1
-    ) -> NDArray[np.float64]:
+    def _predict(self, name: str, sizes: Sequence[int], reads: int, times: int = 1) -> NDArray[np.float64]:
         """Predict an operator over some buffers, one by one, and remember how sure that is."""
         phase = upkeep_phase(self.trace)
         found = predict_elementwise(self.model, name, sizes, reads, phase)

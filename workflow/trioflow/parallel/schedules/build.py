@@ -58,10 +58,7 @@ from trioflow.parallel.schedules.table import (
 def _order_gpipe(p: int, m: int, v: int) -> list[Row]:
     """Run all forwards, then all backwards, micro-batches in the same order."""
     return [
-        (
-            *(Action(rank, FORWARD, i) for i in range(m)),
-            *(Action(rank, BACKWARD, i) for i in range(m)),
-        )
+        (*(Action(rank, FORWARD, i) for i in range(m)), *(Action(rank, BACKWARD, i) for i in range(m)))
         for rank in range(p)
     ]
 
@@ -210,9 +207,7 @@ def _order_looped_bfs(p: int, m: int, v: int) -> list[Row]:
         row: list[Action | None] = [None] * rank
         row += [Action(stage, FORWARD, i) for stage in stages for i in range(m)]
         row += [None] * (2 * (p - 1 - rank))
-        row += [
-            Action(stage, BACKWARD, i) for stage in reversed(stages) for i in reversed(range(m))
-        ]
+        row += [Action(stage, BACKWARD, i) for stage in reversed(stages) for i in reversed(range(m))]
         rows.append(tuple(row))
     return rows
 
@@ -248,8 +243,7 @@ def _order_dualpipev(p: int, m: int, v: int) -> list[Row]:
     """Overlap a forward with a backward of the other arm of the V (DeepSeek's DualPipe, folded)."""
     if m < 2 * p:
         raise PlanError(
-            f"dualpipev: {m} micro-batches are fewer than the {2 * p} stages",
-            fix=f"use {2 * p} micro-batches or more",
+            f"dualpipev: {m} micro-batches are fewer than the {2 * p} stages", fix=f"use {2 * p} micro-batches or more"
         )
     return [_fold_row(rank, p, m) for rank in range(p)]
 
@@ -289,10 +283,14 @@ def _fold_row(rank: int, p: int, m: int) -> Row:
 
 
 ORDERS = {
-    "gpipe": _order_gpipe, "1f1b": _order_1f1b,
-    "interleaved": _order_interleaved, "looped-bfs": _order_looped_bfs,
-    "zero-bubble": _order_zero_bubble, "zbv": _order_zbv, "dualpipev": _order_dualpipev,
-}  # fmt: skip
+    "gpipe": _order_gpipe,
+    "1f1b": _order_1f1b,
+    "interleaved": _order_interleaved,
+    "looped-bfs": _order_looped_bfs,
+    "zero-bubble": _order_zero_bubble,
+    "zbv": _order_zbv,
+    "dualpipev": _order_dualpipev,
+}
 
 
 def check_schedule(schedule: Schedule) -> None:
@@ -317,9 +315,7 @@ def _check_stages(schedule: Schedule) -> None:
                 raise PlanError(f"stage {action.stage} is on rank {other} and on rank {rank}")
             last = schedule.micro_batches - 1
             if action.micro_batch is not None and not 0 <= action.micro_batch <= last:
-                raise PlanError(
-                    f"rank {rank}: {action} names a micro-batch beyond the last, {last}"
-                )
+                raise PlanError(f"rank {rank}: {action} names a micro-batch beyond the last, {last}")
     for stage in range(max(rank_of_stage, default=-1) + 1):
         if stage not in rank_of_stage:
             raise PlanError(f"stage {stage} is on no rank", fix="number the stages from 0")
@@ -377,8 +373,7 @@ def _check_messages(schedule: Schedule) -> None:
             continue
         if sorted(map(str, sent)) != sorted(map(str, received)):
             raise PlanError(
-                f"rank {source} sends {len(sent)} messages to rank {target}, which receives"
-                f" {len(received)} or others",
+                f"rank {source} sends {len(sent)} messages to rank {target}, which receives {len(received)} or others",
                 fix="give every send its receive",
             )
         place = next(n for n, two in enumerate(zip(sent, received, strict=True)) if len({*two}) > 1)
@@ -474,9 +469,7 @@ def _build_registered(name: str, ranks: int, micro_batches: int, stages_per_rank
     return made
 
 
-def _check_numbers(
-    name: str, made: Schedule, ranks: int, micro_batches: int, stages_per_rank: int
-) -> None:
+def _check_numbers(name: str, made: Schedule, ranks: int, micro_batches: int, stages_per_rank: int) -> None:
     """Refuse, with PlanError, a table of another size: one stage a rank for two would be a step of half the model."""
     found = (made.ranks, made.stages, made.micro_batches)
     if found != (ranks, ranks * stages_per_rank, micro_batches):
@@ -506,8 +499,7 @@ def parse_action(text: str) -> Action | None:
         if len(found) == len(parts) > 1:
             return Action(-1, OVERLAP_F_B, None, found)
     raise PlanError(
-        f"{text!r} is not an action",
-        fix="write stage, action and micro-batch, such as 2F0, 1SEND_B3 or 0REDUCE_GRAD",
+        f"{text!r} is not an action", fix="write stage, action and micro-batch, such as 2F0, 1SEND_B3 or 0REDUCE_GRAD"
     )
 
 
@@ -539,10 +531,7 @@ def _parse_row(line: list[str], rank: int, path: str | Path) -> Row:
 
 def write_schedule(schedule: Schedule, path: str | Path) -> None:
     """Write a schedule, whole or not, for PyTorch's ``_load_csv``: ``compute_comms`` with messages, else ``compute_only``."""
-    with (
-        atomic_path(path) as temporary,
-        temporary.open("w", newline="", encoding="utf-8") as stream,
-    ):
+    with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream)
         for row in schedule.rows:
             writer.writerow(["" if action is None else str(action) for action in row])
@@ -554,20 +543,15 @@ def lower_for_execution(schedule: Schedule) -> Schedule:
     PyTorch's classes for one stage a rank, and the old ``Pipe``, receive right before they need something; its runtime,
     which runs all others, posts receives as soon as the sender has sent.
     """
-    if any(
-        action.kind in (*MESSAGE_KINDS, REDUCE_GRAD)
-        for row in schedule.rows
-        for action in leaves(row)
-    ):
+    if any(action.kind in (*MESSAGE_KINDS, REDUCE_GRAD) for row in schedule.rows for action in leaves(row)):
         return schedule
     directly = schedule.traits.one_stage and not schedule.runs_pairs
     return lower_directly(schedule) if directly else lower_schedule(schedule)
 
 
 def plan_schedule(
-    plan: Plan, micro_batches: int | None = None, given: Schedule | None = None,
-    mode: str = TRAIN,
-) -> Schedule:  # fmt: skip
+    plan: Plan, micro_batches: int | None = None, given: Schedule | None = None, mode: str = TRAIN
+) -> Schedule:
     """Return the compute actions of a plan's pipeline; of one rank without a pipeline.
 
     Raises PlanError when the schedule does not allow these numbers, or has others. ``given``: a schedule to take

@@ -32,10 +32,7 @@ def check_mode(mode: str, plan: Plan) -> None:
     if mode not in MODES:
         raise PlanError(f"unknown mode {mode!r}", fix=f"use one of {', '.join(MODES)}")
     if mode != TRAIN and plan.replication == "dp":
-        raise PlanError(
-            f"mode {mode} of DataParallel is not simulated",
-            fix="use replication ddp, or mode train",
-        )
+        raise PlanError(f"mode {mode} of DataParallel is not simulated", fix="use replication ddp, or mode train")
 
 
 def keep_forward(schedule: Schedule) -> Schedule:
@@ -136,9 +133,7 @@ def _add_reduce_grad(schedule: Schedule) -> Schedule:
     return replace(schedule, rows=tuple(rows))
 
 
-def sent_by(
-    action: Action, rank_of_stage: dict[int, int], stages: int
-) -> tuple[Action, Action] | None:
+def sent_by(action: Action, rank_of_stage: dict[int, int], stages: int) -> tuple[Action, Action] | None:
     """Return the send and the receive that follow a compute action; None where it stays local."""
     if action.kind == FORWARD:
         other, kinds = action.stage + 1, (SEND_F, RECV_F)
@@ -148,10 +143,7 @@ def sent_by(
         return None
     if not 0 <= other < stages or rank_of_stage[other] == rank_of_stage[action.stage]:
         return None
-    return (
-        Action(action.stage, kinds[0], action.micro_batch),
-        Action(other, kinds[1], action.micro_batch),
-    )
+    return (Action(action.stage, kinds[0], action.micro_batch), Action(other, kinds[1], action.micro_batch))
 
 
 def has_inputs(action: Action, done: Container[object], stages: int) -> bool:
@@ -166,9 +158,7 @@ def has_inputs(action: Action, done: Container[object], stages: int) -> bool:
     return any((*source, micro_batch, ()) in done for source in sources)
 
 
-def take_turns(
-    rows: Sequence[Sequence[Any]], is_ready: Callable[[int, Any], bool]
-) -> Iterator[tuple[int, Any]]:
+def take_turns(rows: Sequence[Sequence[Any]], is_ready: Callable[[int, Any], bool]) -> Iterator[tuple[int, Any]]:
     """Yield rank and cell where ranks take one cell each, in turn, as soon as it is ready; PlanError where none can go on.
 
     ``is_ready`` says of a rank's next cell whether it waits for none of those that were not yielded yet.
@@ -223,10 +213,7 @@ def lower_directly(schedule: Schedule) -> Schedule:
     """
     stages, rank_of_stage = schedule.stages, schedule.rank_of_stage
     messages = (
-        sent_by(action, rank_of_stage, stages)
-        for row in schedule.rows
-        for cell in row
-        for action in _parts(cell)
+        sent_by(action, rank_of_stage, stages) for row in schedule.rows for cell in row for action in _parts(cell)
     )
     receives = {message[1] for message in messages if message}
     rows: list[Row] = []
@@ -236,9 +223,7 @@ def lower_directly(schedule: Schedule) -> Schedule:
         for action in (part for cell in row for part in _parts(cell)):
             again = action in done
             done.add(action)
-            receive = Action(
-                action.stage, RECV_F if action.kind == FORWARD else RECV_B, action.micro_batch
-            )
+            receive = Action(action.stage, RECV_F if action.kind == FORWARD else RECV_B, action.micro_batch)
             if receive in receives and action.kind != BACKWARD_WEIGHT and not again:
                 before = result[-1] if result else None
                 repeats = before == Action(action.stage, FORWARD, action.micro_batch)

@@ -92,12 +92,18 @@ def check_context(trace: Trace, plan: Plan) -> None:
         (not attentions, "the trace has no fused attention", "use --attention flash"),
         (lengths != {tokens}, kind, "leave context parallelism out"),
         (masked, "attention with a mask of its own", "leave the mask to causal attention"),
-        (tokens % parts, f"{tokens} tokens a sample are not {parts} equal chunks",
-         f"use a sequence that is a multiple of {parts}"),
-        (plan.context_method == ALL_TO_ALL and any(n % shared for n in heads),
-         f"{' and '.join(map(str, sorted(heads)))} attention heads cannot be shared by {shared} ranks"
-         " (tensor x context) with all-to-all", "use ring or all-gather"),
-    ]  # fmt: skip
+        (
+            tokens % parts,
+            f"{tokens} tokens a sample are not {parts} equal chunks",
+            f"use a sequence that is a multiple of {parts}",
+        ),
+        (
+            plan.context_method == ALL_TO_ALL and any(n % shared for n in heads),
+            f"{' and '.join(map(str, sorted(heads)))} attention heads cannot be shared by {shared} ranks"
+            " (tensor x context) with all-to-all",
+            "use ring or all-gather",
+        ),
+    ]
     for wrong, problem, fix in problems:
         if wrong:
             raise PlanError(f"plan {plan.plan}: context parallelism: {problem}", fix=fix)
@@ -138,9 +144,7 @@ def share_tokens(trace: Trace, degree: int, pipeline: int) -> dict[int, float]:
     copies = Counter(kind for _, kind in dict.fromkeys(held))
     batch = trace.facts.batch
     return {
-        storage: min(pipeline / copies[kind], 1.0) / degree
-        if kind[0][:1] != (batch,)
-        else 1 / degree
+        storage: min(pipeline / copies[kind], 1.0) / degree if kind[0][:1] != (batch,) else 1 / degree
         for storage, kind in held
     }
 
@@ -154,11 +158,15 @@ def split_context(split: TensorSplit, trace: Trace, degree: int, method: str) ->
     steps = operators["phase"] != "optimizer"
     sizes, held = tensor_bytes(trace), _list_token_tensors(trace)
     grows = (trace.operators["batch_read_bytes"] > 0).tolist()
-    tables = np.array([
-        sum(sizes[i] for i in ids if held[i] and trace.tensors["shape"].iloc[i][:1] != [trace.facts.batch])
-        if any(held[i] for i in ids) and grows[op] else 0
-        for op, ids in enumerate(trace.operators["input_ids"])
-    ], dtype=float)  # fmt: skip
+    tables = np.array(
+        [
+            sum(sizes[i] for i in ids if held[i] and trace.tensors["shape"].iloc[i][:1] != [trace.facts.batch])
+            if any(held[i] for i in ids) and grows[op]
+            else 0
+            for op, ids in enumerate(trace.operators["input_ids"])
+        ],
+        dtype=float,
+    )
     for column in FEATURES:
         growing = operators[f"batch_{column}"].to_numpy(dtype=float)
         fixed = operators[column].to_numpy(dtype=float) - growing
@@ -171,32 +179,34 @@ def split_context(split: TensorSplit, trace: Trace, degree: int, method: str) ->
     before, after = (
         {op: [replace(e, size_bytes=round(e.size_bytes / degree)) for e in held_] for op, held_ in found.items()}
         for found in (split.before, split.after)
-    )  # fmt: skip
+    )
     return replace(
-        split, operators=operators, before=before, after=after,
+        split,
+        operators=operators,
+        before=before,
+        after=after,
         attentions=_list_attentions(split, trace, degree, method),
-    )  # fmt: skip
+    )
 
 
-def _list_attentions(
-    split: TensorSplit, trace: Trace, degree: int, method: str
-) -> dict[int, SharedAttention]:
+def _list_attentions(split: TensorSplit, trace: Trace, degree: int, method: str) -> dict[int, SharedAttention]:
     sizes = tensor_bytes(trace)
     ids, whole = trace.operators["input_ids"].tolist(), trace.operators["flop"].tolist()
     mine = split.operators["flop"].tolist()
     return {
         op: SharedAttention(
-            method, degree, forward,
+            method,
+            degree,
+            forward,
             *(sizes[ids[op][place]] * mine[op] / max(whole[op], 1) / degree for place in places),
         )
         for op, (places, _, forward) in find_attentions(trace).items()
-    }  # fmt: skip
+    }
 
 
 def time_rings(
-    times: list[OperatorTimes], reference: Reference, split: TensorSplit,
-    factors: Sequence[float], model: OperatorModel,
-) -> tuple[list[OperatorTimes], TensorSplit]:  # fmt: skip
+    times: list[OperatorTimes], reference: Reference, split: TensorSplit, factors: Sequence[float], model: OperatorModel
+) -> tuple[list[OperatorTimes], TensorSplit]:
     """Return times and split in which attentions that run in blocks take their blocks' times."""
     shares: dict[int, float] = {}
     timed = []
@@ -235,15 +245,10 @@ def _time_blocks(
     whole = np.broadcast_to(predicted[:, :1], alike.shape)
     shares = np.divide(predicted[:, 1:], whole, out=alike, where=whole > 0)
     blocks = np.column_stack([shares[:, 0], shares[:, 1:].mean(axis=1)]).tolist()
-    return {
-        op: (recorded[op] * blocks[kind][0], recorded[op] * blocks[kind][1])
-        for op, kind in kind_of.items()
-    }
+    return {op: (recorded[op] * blocks[kind][0], recorded[op] * blocks[kind][1]) for op, kind in kind_of.items()}
 
 
-def _make_blocks(
-    row: Mapping[str, Any], places: Sequence[int], ranks: int, flop: float
-) -> list[dict[str, Any]]:
+def _make_blocks(row: Mapping[str, Any], places: Sequence[int], ranks: int, flop: float) -> list[dict[str, Any]]:
     """Return an attention as recorded, its first block, and the two kinds of the others."""
     found = [dict(row)]
     query = row["input_shapes"][places[0]]
@@ -253,9 +258,6 @@ def _make_blocks(
             if len(shape) == 4:
                 share = keys if place in places[1:] else queries
                 shape[2] = max(round(query[2] / ranks * share), 1)
-        work = {
-            name: round(int(row[name]) / ranks * (queries + keys) / 2)
-            for name in ("read_bytes", "write_bytes")
-        }  # fmt: skip
+        work = {name: round(int(row[name]) / ranks * (queries + keys) / 2) for name in ("read_bytes", "write_bytes")}
         found.append({**row, **work, "input_shapes": shapes, "flop": round(flop / ranks * part)})
     return found

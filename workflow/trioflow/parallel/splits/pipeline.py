@@ -138,8 +138,7 @@ def find_gradients(trace: Trace) -> dict[str, int]:
         fitting = [
             (maker, -storage)
             for storage, (size, maker) in free.items()
-            if size in (entry["size_bytes"], entry["size_bytes"] * width)
-            and maker <= int(entry["ready_after_op_id"])
+            if size in (entry["size_bytes"], entry["size_bytes"] * width) and maker <= int(entry["ready_after_op_id"])
         ]
         if fitting:
             storage = -max(fitting)[1]
@@ -155,9 +154,7 @@ def list_added_gradients(trace: Trace) -> frozenset[str]:
         return frozenset()
     names = trace.operators["name"].tolist()
     return frozenset(
-        str(g["name"])
-        for g in trace.facts.gradients
-        if class_of_name(names[int(g["ready_after_op_id"])]) == "gemm"
+        str(g["name"]) for g in trace.facts.gradients if class_of_name(names[int(g["ready_after_op_id"])]) == "gemm"
     )
 
 
@@ -208,10 +205,7 @@ class Bucket:
 
 
 def build_buckets(
-    gradients: Iterable[Mapping[str, Any]],
-    first_bucket_bytes: int,
-    bucket_bytes: int,
-    overshoots: bool = True,
+    gradients: Iterable[Mapping[str, Any]], first_bucket_bytes: int, bucket_bytes: int, overshoots: bool = True
 ) -> list[Bucket]:
     """Group gradients as DDP does from its second iteration on, rebuilt in the order of readiness.
 
@@ -248,9 +242,7 @@ def size_weights(trace: Trace, buckets: Sequence[Bucket]) -> list[int]:
     width = trace.facts.reduced_width
     halved = find_scaled(trace) if trace.facts.recipe.fp8_parameters else frozenset[int]()
     made = {str(g["name"]): g["size_bytes"] * width for g in trace.facts.gradients}
-    held = {
-        p.name: p.size_bytes / (2 if p.storage_id in halved else 1) for p in list_parameters(trace)
-    }
+    held = {p.name: p.size_bytes / (2 if p.storage_id in halved else 1) for p in list_parameters(trace)}
     return [
         round(
             sum(
@@ -284,9 +276,7 @@ def assign_units(trace: Trace) -> NDArray[np.int64]:
     """
     units = pipeline_units(trace)
     if not units:
-        raise PlanError(
-            "the trace does not say where its model can be cut", fix="give trace.json the key units"
-        )
+        raise PlanError("the trace does not say where its model can be cut", fix="give trace.json the key units")
     paths = [(path, index) for index, modules in enumerate(units.values()) for path in modules]
     paths.sort(key=lambda item: -len(item[0]))
     found: dict[str, int] = {}
@@ -315,9 +305,7 @@ def balance_stages(times_s: Sequence[float], stages: int) -> list[int]:
     """Return the units of stages whose longest takes least, of equal cuts the earliest (exact); PlanError with too few units."""
     count = len(times_s)
     if stages < 1 or count < stages:
-        raise PlanError(
-            f"{stages} pipeline stages: the model has only {count} units to cut between"
-        )
+        raise PlanError(f"{stages} pipeline stages: the model has only {count} units to cut between")
     sums = np.concatenate([[0.0], np.cumsum(times_s)])
     best = np.full((stages + 1, count + 1), np.inf)
     cut = np.zeros((stages + 1, count + 1), dtype=int)
@@ -370,9 +358,7 @@ def partition(trace: Trace, stages: int, balance: str = "time") -> list[list[str
     return result
 
 
-def partition_trace(
-    trace_folders: Sequence[str | Path], stage_counts: Sequence[int], path: str | Path
-) -> None:
+def partition_trace(trace_folders: Sequence[str | Path], stage_counts: Sequence[int], path: str | Path) -> None:
     """Write what a real run must know of a trace as JSON, the stages above all, so that both cut in the same places.
 
     The first trace decides. Traced batches and step times are for the session's anchors, the parameters' size for its
@@ -515,18 +501,12 @@ def find_tied(trace: Trace, stage_of: NDArray[np.int64]) -> list[TiedParameter]:
         for row in rows:
             if row["phase"] == "backward" and row["forward_op_id"] in reading - {None}:
                 ready[int(stage_of[row["forward_op_id"]])] = int(row["op_id"])
-        tied.append(
-            TiedParameter(
-                dict(gradient), int(gradient["size_bytes"]), stages, ready, frozenset(sums)
-            )
-        )
+        tied.append(TiedParameter(dict(gradient), int(gradient["size_bytes"]), stages, ready, frozenset(sums)))
     return tied
 
 
 @remembered
-def stages_of_operators(
-    trace: Trace, cut: list[list[str]]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def stages_of_operators(trace: Trace, cut: list[list[str]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the stage and the unit of every operator."""
     if len(cut) == 1:
         nothing = np.zeros(len(trace.operators), dtype=np.int64)

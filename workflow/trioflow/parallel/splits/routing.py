@@ -78,21 +78,20 @@ def find_expert_layers(trace: Trace) -> list[ExpertLayer]:
         grouped = row["phase"] == "forward" and plain_name(str(row["name"]))[0] in _GROUPED
         if grouped and weights and row["output_ids"]:
             found.setdefault(str(row["module"]).rpartition(".")[0], []).append(row)
-    copied = {
-        layer: _look_through_casts(trace, rows[0]["input_ids"][0]) for layer, rows in found.items()
-    }
+    copied = {layer: _look_through_casts(trace, rows[0]["input_ids"][0]) for layer, rows in found.items()}
     return [
         ExpertLayer(
             next(int(shape[0]) for shape in rows[0]["input_shapes"] if len(shape) == 3),
             int(producer[copied[layer]]),
             tuple(int(row["op_id"]) for row in rows),
             frozenset(str(row["module"]) for row in rows),
-            size[copied[layer]], size[rows[-1]["output_ids"][0]],
+            size[copied[layer]],
+            size[rows[-1]["output_ids"][0]],
             size[copied[layer]] / _size_source(trace, int(producer[copied[layer]])),
             "consecutive" in (trace.facts.routing or {}),
         )
         for layer, rows in found.items()
-    ]  # fmt: skip
+    ]
 
 
 def _size_source(trace: Trace, permute: int) -> int:
@@ -176,22 +175,17 @@ def read_routing(text: str, seed: int = 0) -> Mapping[str, Any] | None:
         except ValueError:
             value = math.nan
         if not 0 < value < math.inf:
-            raise InputError(
-                f"routing {text!r}: {exponent!r} is no exponent", fix="write power:1.2, for example"
-            )
-        return {
-            "said": f"a power law of exponent {value:g}, seed {seed}",
-            "exponent": value,
-            "seed": seed,
-        }
+            raise InputError(f"routing {text!r}: {exponent!r} is no exponent", fix="write power:1.2, for example")
+        return {"said": f"a power law of exponent {value:g}, seed {seed}", "exponent": value, "seed": seed}
     try:
         return {"said": f"shares of {text}", "shares": _read_shares(text)}
     except InputError as error:
         if Path(text).exists():
             raise
         raise InputError(
-            f"routing {text!r} is no file: {error.problem}", fix="give balanced, consecutive, power:EXPONENT, or a file of shares"
-        ) from None  # fmt: skip
+            f"routing {text!r} is no file: {error.problem}",
+            fix="give balanced, consecutive, power:EXPONENT, or a file of shares",
+        ) from None
 
 
 def _read_shares(file: str) -> list[list[float]]:
@@ -210,22 +204,23 @@ def _read_shares(file: str) -> list[list[float]]:
         held = found.setdefault(place, {})
         if len(layer) > 1 or expert < 0 or expert in held or not 0 <= share < math.inf:
             raise TableError(
-                f"{line!r:.60} is no new expert with its share", file=file, place=f"line {number}",
+                f"{line!r:.60} is no new expert with its share",
+                file=file,
+                place=f"line {number}",
                 fix="write a row an expert: LAYER EXPERT SHARE, or EXPERT SHARE for all layers",
-            )  # fmt: skip
+            )
         held[expert] = share
     shares = []
     for layer_number, held in sorted(found.items()):
         if sorted(held) != list(range(len(held))) or not sum(held.values()):
             raise TableError(
                 f"layer {layer_number}: {len(held)} experts are not numbered from 0 on, or none gets anything",
-                file=file, fix="name every expert of the layer once",
-            )  # fmt: skip
+                file=file,
+                fix="name every expert of the layer once",
+            )
         shares.append([held[i] / sum(held.values()) for i in range(len(held))])
     if not shares:
-        raise TableError(
-            "no shares of experts", file=file, fix="write a row an expert: EXPERT SHARE"
-        )
+        raise TableError("no shares of experts", file=file, fix="write a row an expert: EXPERT SHARE")
     return shares
 
 
@@ -234,9 +229,7 @@ def set_routing(trace: Trace, routing: Mapping[str, Any] | None) -> Trace:
     if not routing:
         return trace
     if not find_expert_layers(trace):
-        raise PlanError(
-            f"a routing, and {trace.facts.workload} has no layers of experts", fix="leave it out"
-        )
+        raise PlanError(f"a routing, and {trace.facts.workload} has no layers of experts", fix="leave it out")
     return replace(trace, facts=replace(trace.facts, routing=routing))
 
 
@@ -276,17 +269,13 @@ def _find_shares(
             f"plan {plan.plan}: the trace does not say how many experts a token has",
             fix="name a language model with experts, or give a file of shares",
         )
-    tokens = (
-        int(model["sequence"]) * trace.facts.batch // (plan.tensor * plan.context) * plan.expert
-    )
+    tokens = int(model["sequence"]) * trace.facts.batch // (plan.tensor * plan.context) * plan.expert
     seed = [int(routing["seed"]), number]
     drawn = draw_power_law(experts, tokens, float(routing["exponent"]), seed)
     return _limit_shares(drawn, 1 / int(model["experts_per_token"]))
 
 
-def draw_power_law(
-    experts: int, tokens: int, exponent: float, seed: Sequence[int]
-) -> NDArray[np.float64]:
+def draw_power_law(experts: int, tokens: int, exponent: float, seed: Sequence[int]) -> NDArray[np.float64]:
     """Return the part of all copies of tokens that each expert gets by a power law, without a limit."""
     draws = np.random.default_rng(seed).random(experts)
     most, power = max(_MOST * tokens, 2 * _LEAST), 1 - exponent
@@ -305,9 +294,7 @@ def _limit_shares(shares: NDArray[np.float64], most: float) -> NDArray[np.float6
         full |= shares >= most
         rest = shares[~full].sum()
         left = 1 - most * full.sum()
-        shares = np.where(
-            full, most, shares * left / rest if rest else left / max((~full).sum(), 1)
-        )
+        shares = np.where(full, most, shares * left / rest if rest else left / max((~full).sum(), 1))
     return shares
 
 
@@ -322,9 +309,7 @@ def describe_routing(trace: Trace, plan: Plan) -> list[str]:
         return [text if plan.expert > 1 else whole]
     text = f"experts get tokens by {routing['said']}; none is dropped"
     if plan.expert == 1:
-        return [
-            f"{text}; a rank holds or gathers all, and how they share its tokens changes nothing here"
-        ]
+        return [f"{text}; a rank holds or gathers all, and how they share its tokens changes nothing here"]
     if CONSECUTIVE in routing:
         return [f"{text}; every expert gets equally many"]
     bound = ", a bound: a router that is trained to balance its loads stays near --routing balanced"
@@ -335,4 +320,4 @@ def describe_routing(trace: Trace, plan: Plan) -> list[str]:
         f"{text}; of {plan.expert} ranks the fullest gets {most.mean():.2f} times the mean (by layer {most.min():.2f} to"
         f" {most.max():.2f}), the emptiest {least.mean():.2f} times; each layer takes as long, and its memory, as on its"
         " fullest rank"
-    ]  # fmt: skip
+    ]

@@ -76,9 +76,7 @@ class ShardedUnit:
 
 
 @remembered
-def build_units(
-    trace: Trace, tensor: int = 1, expert: int = 1, apart: bool = False
-) -> list[ShardedUnit]:
+def build_units(trace: Trace, tensor: int = 1, expert: int = 1, apart: bool = False) -> list[ShardedUnit]:
     """Return the units of ``fully_shard``, in the order of forward, and the root at the end.
 
     Where experts lie ``apart`` (`Plan.places_experts`) those of a unit are one of their own inside it, as in
@@ -103,12 +101,7 @@ def build_units(
         and any(owner[p.name] == index and is_inside(p.name, paths) for p in parameters)
     ]
     made = [
-        _place_unit(
-            trace,
-            name,
-            paths,
-            [p for p in parameters if owner[p.name] == index and not (p.experts and apart)],
-        )
+        _place_unit(trace, name, paths, [p for p in parameters if owner[p.name] == index and not (p.experts and apart)])
         for index, (name, paths) in enumerate(units.items())
         if index in inner
     ]
@@ -122,23 +115,16 @@ def build_units(
     ordered = _in_order(made)
     if apart:
         experts = {
-            list(units)[index]: [p for p in parameters if owner[p.name] == index and p.experts]
-            for index in inner
+            list(units)[index]: [p for p in parameters if owner[p.name] == index and p.experts] for index in inner
         }
-        ordered = [
-            part
-            for unit in ordered
-            for part in (*_place_experts(trace, unit, experts[unit.name]), unit)
-        ]
+        ordered = [part for unit in ordered for part in (*_place_experts(trace, unit, experts[unit.name]), unit)]
     return [
         replace(unit, reduced_width=facts.reduced_width, kept_width=facts.kept_width)
         for unit in (*ordered, _place_root(trace, rest))
     ]
 
 
-def _place_experts(
-    trace: Trace, unit: ShardedUnit, parameters: list[Parameter]
-) -> list[ShardedUnit]:
+def _place_experts(trace: Trace, unit: ShardedUnit, parameters: list[Parameter]) -> list[ShardedUnit]:
     """Return the unit of the experts inside another one; none where it has no experts."""
     if not parameters:
         return []
@@ -148,11 +134,7 @@ def _place_experts(
 
 
 def build_stage_units(
-    trace: Trace,
-    plan: Plan,
-    placed: Sequence[frozenset[int]],
-    stage_of: NDArray[np.int64],
-    stage: int,
+    trace: Trace, plan: Plan, placed: Sequence[frozenset[int]], stage_of: NDArray[np.int64], stage: int
 ) -> list[ShardedUnit]:
     """Return the units of one pipeline stage, to which ``fully_shard`` is applied by itself.
 
@@ -230,9 +212,7 @@ def _list_operators(trace: Trace) -> tuple[list[tuple[int, str, str, int | None]
     return rows, {module for _, _, module, _ in rows}
 
 
-def _place_unit(
-    trace: Trace, name: str, paths: list[str], parameters: list[Parameter]
-) -> ShardedUnit:
+def _place_unit(trace: Trace, name: str, paths: list[str], parameters: list[Parameter]) -> ShardedUnit:
     """Find a unit's operators: those of its modules that have parameters."""
     wrapped = [path for path in paths if any(is_inside(p.name, [path]) for p in parameters)]
     rows, modules = _list_operators(trace)
@@ -268,9 +248,7 @@ def _in_order(units: list[ShardedUnit]) -> list[ShardedUnit]:
     ]
 
 
-def _place_root(
-    trace: Trace, parameters: tuple[Parameter, ...], here: Container[int] | None = None
-) -> ShardedUnit:
+def _place_root(trace: Trace, parameters: tuple[Parameter, ...], here: Container[int] | None = None) -> ShardedUnit:
     """Return the root of some operators: its backward begins behind the loss, which is not part of the model."""
     phases = trace.operators["phase"].to_numpy()
     forward, backward = (
@@ -354,17 +332,12 @@ def partition_optimizer(
         for rank in of:
             operators[rank].append(op_id)
     of_all = sorted(set(shared) & set(list_updates(trace.operators)))
-    dense, experts = (
-        tuple(tuple(parameters[i] for i in part) for part in of_kind) for of_kind in parts
-    )
+    dense, experts = (tuple(tuple(parameters[i] for i in part) for part in of_kind) for of_kind in parts)
     return OptimizerPartition(
         dense,
         tuple(map(tuple, operators)),
         tuple(shared),
-        tuple(
-            share_updates(trace, sizes, [n * (i in own) for i, n in enumerate(sizes)], of_all)
-            for own in owners
-        ),
+        tuple(share_updates(trace, sizes, [n * (i in own) for i, n in enumerate(sizes)], of_all) for own in owners),
         experts if expert > 1 else (),
     )
 
@@ -377,9 +350,5 @@ def partition_stages(
         return []
     here: list[frozenset[int] | None] = [None]
     if plan.pipeline > 1:
-        here = [
-            frozenset(i for i, at in enumerate(placed) if not at.isdisjoint(mine)) for mine in held
-        ]
-    return [
-        partition_optimizer(trace, plan.shards, plan.expert, mine, plan.tensor) for mine in here
-    ]
+        here = [frozenset(i for i, at in enumerate(placed) if not at.isdisjoint(mine)) for mine in held]
+    return [partition_optimizer(trace, plan.shards, plan.expert, mine, plan.tensor) for mine in here]

@@ -68,12 +68,7 @@ from trioflow.costmodel.features import FEATURES, class_of_name, plain_name
 from trioflow.parallel.remembered import remembered, tensor_bytes
 from trioflow.parallel.splits.context import split_context
 from trioflow.parallel.splits.pipeline import list_parameters
-from trioflow.parallel.splits.routing import (
-    ExpertLayer,
-    find_expert_layers,
-    find_expert_modules,
-    spread_tokens,
-)
+from trioflow.parallel.splits.routing import ExpertLayer, find_expert_layers, find_expert_modules, spread_tokens
 from trioflow.parallel.splits.tensor_split import (
     AFTER,
     BEFORE,
@@ -91,12 +86,7 @@ from trioflow.parallel.splits.tensor_split import (
     list_untrained,
 )
 from trioflow.parallel.splits.updates import list_updates, scale_work, shard_updates, share_updates
-from trioflow.parallel.splits.vocabulary import (
-    Vocabulary,
-    check_tokens,
-    find_head,
-    find_vocabulary,
-)
+from trioflow.parallel.splits.vocabulary import Vocabulary, check_tokens, find_head, find_vocabulary
 from trioflow.tables import records
 from trioflow.trace.store import Trace
 
@@ -181,10 +171,12 @@ class Messages:
         """Remember the last operator of a column split's backward, and the gradient to be added up."""
         splitter, forward = self.splitter, int(row["forward_op_id"])
         whole = [
-            i for i in row["output_ids"]
-            if splitter.category[i] == "activation" and splitter.storage[i] not in splitter.shards
+            i
+            for i in row["output_ids"]
+            if splitter.category[i] == "activation"
+            and splitter.storage[i] not in splitter.shards
             and row["write_bytes"] > 0
-        ]  # fmt: skip
+        ]
         key = self.group_of.get(forward, forward)
         known = self.sums.get(key, (0, []))[1]
         self.sums[key] = (int(row["op_id"]), known or whole[:1])
@@ -197,9 +189,7 @@ class Messages:
                 self.split.add(AFTER, last, Exchange(name, self.splitter.size[index]))
         for op_id in self.splitter.entered.values():
             if self.splitter.kinds[op_id] == "vocabulary":
-                self.split.after[op_id] = [
-                    Exchange("reduce_scatter", e.size_bytes) for e in self.split.after[op_id]
-                ]
+                self.split.after[op_id] = [Exchange("reduce_scatter", e.size_bytes) for e in self.split.after[op_id]]
 
 
 class _Layer(NamedTuple):
@@ -217,9 +207,11 @@ def overlap_products(split: TensorSplit, trace: Trace, plan: Plan) -> TensorSpli
         return split
     head, pieces = find_head(trace), plan.tensor if plan.tensor_overlap == "products" else 1
     moved = replace(
-        split, before={op: list(held) for op, held in split.before.items()},
-        after={op: list(held) for op, held in split.after.items()}, swapped=dict(split.swapped),
-    )  # fmt: skip
+        split,
+        before={op: list(held) for op, held in split.before.items()},
+        after={op: list(held) for op, held in split.after.items()},
+        swapped=dict(split.swapped),
+    )
     for layer in _list_layers(trace):
         gathered = [one for one in moved.before.get(layer.forward, []) if one.group == TENSOR]
         sums = [one for op in layer.backward for one in _take(moved.after, op)]
@@ -266,8 +258,9 @@ def _list_layers(trace: Trace) -> list[_Layer]:
             products.setdefault(forward, {})[reads] = int(row["op_id"])
     return [
         _Layer(forward, found[True], found[False], tuple(backward[forward]))
-        for forward, found in products.items() if len(found) == 2
-    ]  # fmt: skip
+        for forward, found in products.items()
+        if len(found) == 2
+    ]
 
 
 EXCHANGE = "all_to_all"
@@ -283,10 +276,11 @@ def split_experts(trace: Trace, plan: Plan, split: TensorSplit) -> TensorSplit:
         return split
     layers = find_expert_layers(trace)
     found = replace(
-        split, operators=split.operators.copy(),
+        split,
+        operators=split.operators.copy(),
         before={op: list(held) for op, held in split.before.items()},
         after={op: list(held) for op, held in split.after.items()},
-    )  # fmt: skip
+    )
     gradients = _list_backward(trace)
     of_layer: dict[int, tuple[ExpertLayer, float]] = {}
     for layer, loads in zip(layers, spread_tokens(trace, plan), strict=True):
@@ -301,14 +295,10 @@ def split_experts(trace: Trace, plan: Plan, split: TensorSplit) -> TensorSplit:
     return _cut_expert_updates(found, trace, plan)
 
 
-def _cut_work(
-    split: TensorSplit, trace: Trace, plan: Plan, of_layer: Mapping[int, tuple[ExpertLayer, float]]
-) -> None:
+def _cut_work(split: TensorSplit, trace: Trace, plan: Plan, of_layer: Mapping[int, tuple[ExpertLayer, float]]) -> None:
     """Write the work on a rank's own experts into the operators of layers, with how full the fullest rank is."""
     cells = {
-        f"{grows}{name}": split.operators[f"{grows}{name}"].tolist()
-        for name in FEATURES
-        for grows in ("", "batch_")
+        f"{grows}{name}": split.operators[f"{grows}{name}"].tolist() for name in FEATURES for grows in ("", "batch_")
     }
     size, shape = tensor_bytes(trace), trace.tensors["shape"].tolist()
     for row in records(trace.operators, "op_id", "input_ids", "output_ids"):
@@ -325,14 +315,10 @@ def _cut_work(
             _fill(cells, name, op_id, kept, most)
         _fill(cells, "flop", op_id, 0, most)
     for name, values in cells.items():
-        split.operators[name] = pd.Series(
-            values, index=split.operators.index, dtype=split.operators[name].dtype
-        )
+        split.operators[name] = pd.Series(values, index=split.operators.index, dtype=split.operators[name].dtype)
 
 
-def _gather_rows(
-    split: TensorSplit, trace: Trace, layer: ExpertLayer, inside: Sequence[int], more: float
-) -> None:
+def _gather_rows(split: TensorSplit, trace: Trace, layer: ExpertLayer, inside: Sequence[int], more: float) -> None:
     """Let operators inside a layer read and write the rows that ranks with slices of the same experts have gathered.
 
     Rows as wide as the model grow by ``more`` of the traced ones; those as wide as an expert are cut.
@@ -345,14 +331,12 @@ def _gather_rows(
         added = [
             round(more * sum(size[i] for i in held[op] if size[i] in wide and category[i] == "activation"))
             for op in inside
-        ]  # fmt: skip
+        ]
         for column in (name, f"batch_{name}"):
             split.operators.loc[list(inside), column] += np.where(moved[list(inside)], added, 0)
 
 
-def _drop_weights(
-    cells: Mapping[str, list[int]], name: str, op_id: int, weights: int, ranks: int
-) -> int:
+def _drop_weights(cells: Mapping[str, list[int]], name: str, op_id: int, weights: int, ranks: int) -> int:
     """Leave an operator one rank's part of the experts' weights, and return it [bytes]; views move nothing."""
     total, growing = cells[name][op_id], cells[f"batch_{name}"][op_id]
     weights = min(weights, total)
@@ -374,8 +358,7 @@ def _fill(cells: Mapping[str, list[int]], name: str, op_id: int, weights: int, m
 def _cut_expert_updates(split: TensorSplit, trace: Trace, plan: Plan) -> TensorSplit:
     """Leave a rank the updates of its own experts."""
     sizes, held = (
-        [float(p.size_bytes) for p in list_parameters(trace, plan.tensor, ranks)]
-        for ranks in (1, plan.expert_parts)
+        [float(p.size_bytes) for p in list_parameters(trace, plan.tensor, ranks)] for ranks in (1, plan.expert_parts)
     )
     shares = share_updates(trace, sizes, held, list_updates(trace.operators))
     cut = {op: share for op, share in shares.items() if share < 1}
@@ -384,12 +367,10 @@ def _cut_expert_updates(split: TensorSplit, trace: Trace, plan: Plan) -> TensorS
 
 def _place_exchanges(
     split: TensorSplit, layer: ExpertLayer, gradients: Mapping[int, Sequence[int]], plan: Plan, share: float
-) -> None:  # fmt: skip
+) -> None:
     """Add a layer's exchanges: behind the copies of tokens and the last product, and in backward."""
     last = layer.products[-1]
-    counts = Exchange(
-        EXCHANGE, _COUNT_BYTES * layer.experts, growing=0.0, group=EXPERTS, awaited=True
-    )
+    counts = Exchange(EXCHANGE, _COUNT_BYTES * layer.experts, growing=0.0, group=EXPERTS, awaited=True)
     if plan.expert > 1:
         split.add(AFTER, layer.permute, counts)
     rows, made = round(layer.rows_bytes * share), round(layer.made_bytes * share)
@@ -416,11 +397,9 @@ def _make_exchanges(plan: Plan, layer: ExpertLayer, size_bytes: int, copied: str
     token = size_bytes / layer.per_token
     found = [
         Exchange(EXCHANGE, round(token * _count_places(layer, places)), group=group)
-        for places, group, ranks in (
-            (domains, EXPERT_NODES, domains), (plan.expert, EXPERT_DOMAIN, inside),
-        )
+        for places, group, ranks in ((domains, EXPERT_NODES, domains), (plan.expert, EXPERT_DOMAIN, inside))
         if ranks > 1
-    ]  # fmt: skip
+    ]
     if not domains and plan.expert > 1:
         sorts = plan.expert < layer.experts
         found = [Exchange(EXCHANGE, size_bytes, copied if sorts else "", group=EXPERTS)]
@@ -435,9 +414,7 @@ def _count_places(layer: ExpertLayer, places: int) -> float:
     experts, chosen = layer.experts, round(layer.per_token)
     if layer.consecutive:
         firsts = range(0, experts, gcd(experts, chosen))
-        own = [
-            {(first + j) % experts * places // experts for j in range(chosen)} for first in firsts
-        ]
+        own = [{(first + j) % experts * places // experts for j in range(chosen)} for first in firsts]
         return sum(map(len, own)) / len(own)
     missed = comb(experts - experts // places, chosen) / comb(experts, chosen)
     return places * (1 - missed)
@@ -445,9 +422,7 @@ def _count_places(layer: ExpertLayer, places: int) -> float:
 
 def _share_of_tokens(trace: Trace, split: TensorSplit, permute: int) -> float:
     """Return the part of the tokens that a rank copies: all, or its own of sequence parallelism."""
-    whole, mine = (
-        frame["write_bytes"].iloc[permute] for frame in (trace.operators, split.operators)
-    )
+    whole, mine = (frame["write_bytes"].iloc[permute] for frame in (trace.operators, split.operators))
     return float(mine / whole) if whole else 1.0
 
 
@@ -475,9 +450,7 @@ _WHOLE_SUMS = ("elementwise", "view", "reshape")
 class Splitter:
     """Walks the operators in order and follows which storages are shards, and which hold a rank's tokens."""
 
-    def __init__(
-        self, trace: Trace, degree: int, sequence: bool, vocabulary: Vocabulary | None
-    ) -> None:
+    def __init__(self, trace: Trace, degree: int, sequence: bool, vocabulary: Vocabulary | None) -> None:
         self.rules: Mapping[str, str] = trace.facts.tensor_split or {}
         self.degree, self.sequence, self.vocabulary = degree, sequence, vocabulary
         tensors = trace.tensors
@@ -544,9 +517,7 @@ class Splitter:
         for storage in looked_up:
             self.entered[storage] = self.embedded.pop(storage)
             self.tokens.add(storage)
-        self.partial |= {
-            self.storage[i] for i in row["input_ids"] if self.category[i] == "parameter"
-        }
+        self.partial |= {self.storage[i] for i in row["input_ids"] if self.category[i] == "parameter"}
         return "token"
 
     def _follow_lookups(self, row: dict[str, Any], kind: str, inputs: list[int]) -> None:
@@ -593,18 +564,13 @@ class Splitter:
         """Return the bytes of some tensors when the shards among them are cut."""
         if not total:  # a view moves nothing
             return 0
-        return sum(
-            self.size[i] // self.degree if self.storage[i] in self.shards else self.size[i]
-            for i in indices
-        )
+        return sum(self.size[i] // self.degree if self.storage[i] in self.shards else self.size[i] for i in indices)
 
     def token_bytes(self, indices: list[int], total: int) -> int:
         """Return the bytes of some tensors when all but parameters are cut by tokens."""
         if not total:
             return 0
-        return sum(
-            self.size[i] // (1 if self.category[i] in _WHOLE else self.degree) for i in indices
-        )
+        return sum(self.size[i] // (1 if self.category[i] in _WHOLE else self.degree) for i in indices)
 
     def find_gathered(self, row: dict[str, Any]) -> int | None:
         """Return the first of an operator's inputs that holds a rank's tokens."""
@@ -612,9 +578,7 @@ class Splitter:
 
 
 @remembered
-def split_operators(
-    trace: Trace, degree: int, *, sequence: bool = False, vocabulary: bool = False,
-) -> TensorSplit:  # fmt: skip
+def split_operators(trace: Trace, degree: int, *, sequence: bool = False, vocabulary: bool = False) -> TensorSplit:
     """Return one tensor-parallel rank's operators and messages, of a trace from `prepare_split` or with own rules.
 
     ``sequence`` cuts by tokens, ``vocabulary`` embedding, head and loss. Raises PlanError when there is no layer to
@@ -637,9 +601,7 @@ def split_operators(
             continue
         _cut(cells, row, kind, splitter)
     for name, values in cells.items():
-        split.operators[name] = pd.Series(
-            values, index=split.operators.index, dtype=split.operators[name].dtype
-        )
+        split.operators[name] = pd.Series(values, index=split.operators.index, dtype=split.operators[name].dtype)
     _cut_updates(split, trace, degree)
     messages.finish()
     if not split.exchanges:
@@ -652,8 +614,7 @@ def split_operators(
     split.partial_gradients = frozenset(
         str(g["name"])
         for g in trace.facts.gradients
-        if int(g.get("parameter_storage_id", -1)) in splitter.partial - splitter.shards
-        and g["module"] not in whole
+        if int(g.get("parameter_storage_id", -1)) in splitter.partial - splitter.shards and g["module"] not in whole
     )
     return split
 
@@ -665,9 +626,7 @@ def _cut_updates(split: TensorSplit, trace: Trace, degree: int) -> None:
     rules = trace.facts.tensor_split or {}
     updates = records(trace.operators, "op_id", "phase", "module")
     of_layers = {
-        int(row["op_id"])
-        for row in updates
-        if row["phase"] == "optimizer" and kind_of_module(row["module"], rules)
+        int(row["op_id"]) for row in updates if row["phase"] == "optimizer" and kind_of_module(row["module"], rules)
     }
     split.sharded_updates |= of_layers | set(shares)
 
@@ -701,9 +660,11 @@ def split_for_plan(trace: Trace, plan: Plan) -> TensorSplit:
         own: TensorSplit = find_rank_program(plan).split(trace, plan.tensor)
         return own
     split = split_operators(
-        trace, plan.tensor, sequence=plan.sequence_parallel,
+        trace,
+        plan.tensor,
+        sequence=plan.sequence_parallel,
         vocabulary=plan.vocabulary_parallel and not trace.facts.tensor_split_by_name,
-    )  # fmt: skip
+    )
     split = overlap_products(split, trace, plan)
     split = split_context(split, trace, plan.context, plan.context_method)
     return split_experts(trace, plan, split)

@@ -176,9 +176,7 @@ _ANYWHERE = "*"
 
 def is_lookup(row: Mapping[str, Any], category: Sequence[str]) -> bool:
     """Return whether a forward operator looks rows of a parameter up."""
-    return class_of_name(str(row["name"])) == "embedding" and any(
-        category[i] == "parameter" for i in row["input_ids"]
-    )
+    return class_of_name(str(row["name"])) == "embedding" and any(category[i] == "parameter" for i in row["input_ids"])
 
 
 @remembered
@@ -190,9 +188,7 @@ def count_heads(trace: Trace) -> list[int]:
     """
     configured = str((trace.facts.row or {}).get("heads", ""))
     found = {*(trace.facts.attention_heads or ()), *map(int, [configured] * configured.isdigit())}
-    for name, phase, shapes in zip(
-        *(trace.operators[c] for c in ("name", "phase", "input_shapes")), strict=True
-    ):
+    for name, phase, shapes in zip(*(trace.operators[c] for c in ("name", "phase", "input_shapes")), strict=True):
         if phase == "forward" and ATTENTION in str(name):
             found |= {int(shape[1]) for shape in list(shapes)[:3] if len(shape) == 4}
     return sorted(found)
@@ -223,24 +219,13 @@ def with_rules(trace: Trace, rules: Mapping[str, str], padded: Mapping[int, floa
     ``padded``: storage of a parameter to how many times its rows grow, so that they divide among the ranks.
     """
     gradients = [
-        {
-            **g,
-            "size_bytes": round(
-                int(g["size_bytes"]) * padded.get(int(g["parameter_storage_id"]), 1.0)
-            ),
-        }
+        {**g, "size_bytes": round(int(g["size_bytes"]) * padded.get(int(g["parameter_storage_id"]), 1.0))}
         for g in trace.facts.gradients
     ]
-    storages = {
-        g["name"]: int(g["parameter_storage_id"]) for g in (*gradients, *list_untrained(trace))
-    }
+    storages = {g["name"]: int(g["parameter_storage_id"]) for g in (*gradients, *list_untrained(trace))}
     grown = {name: padded[at] for name, at in storages.items() if padded.get(at, 1.0) != 1.0}
     parameters = [
-        {
-            **p,
-            "shape": [round(p["shape"][0] * grown[p["name"]]), *p["shape"][1:]],
-            "storage_id": storages[p["name"]],
-        }
+        {**p, "shape": [round(p["shape"][0] * grown[p["name"]]), *p["shape"][1:]], "storage_id": storages[p["name"]]}
         if p["name"] in grown
         else p
         for p in trace.facts.parameters or []

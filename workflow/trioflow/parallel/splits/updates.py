@@ -90,9 +90,12 @@ def _find_order(owners: Sequence[int], count: int) -> list[int]:
 
 
 def _follow_order(
-    tensors: Sequence[int], order: Sequence[int], storage: Sequence[int],
-    shapes: Sequence[tuple[int, ...]], owner: dict[int, int],
-) -> None:  # fmt: skip
+    tensors: Sequence[int],
+    order: Sequence[int],
+    storage: Sequence[int],
+    shapes: Sequence[tuple[int, ...]],
+    owner: dict[int, int],
+) -> None:
     """Give the tensors of an operator's lists their parameters."""
     count = len(order)
     if not count or len(tensors) % count:
@@ -216,9 +219,8 @@ def split_updates(trace: Trace, plan: Plan, split: TensorSplit) -> TensorSplit:
 
 @remembered
 def _cut_updates(
-    trace: Trace, split: TensorSplit, before: Sequence[float], after: Sequence[float],
-    dispatched: bool,
-) -> TensorSplit:  # fmt: skip
+    trace: Trace, split: TensorSplit, before: Sequence[float], after: Sequence[float], dispatched: bool
+) -> TensorSplit:
     shares = share_updates(trace, before, after, list_updates(trace.operators))
     operators = scale_work(split.operators, shares)
     cut = split.sharded_updates | (set(shares) if dispatched else set())
@@ -234,9 +236,7 @@ def scale_work(operators: pd.DataFrame, shares: Shares) -> pd.DataFrame:
     return _scale_rows(operators, rows, np.array([shares[op] for op in chosen], dtype=float))
 
 
-def _scale_rows(
-    operators: pd.DataFrame, rows: NDArray[np.intp], factors: NDArray[np.float64]
-) -> pd.DataFrame:
+def _scale_rows(operators: pd.DataFrame, rows: NDArray[np.intp], factors: NDArray[np.float64]) -> pd.DataFrame:
     scaled: dict[str, Any] = {}
     for column in (*FEATURES, *(f"batch_{column}" for column in FEATURES)):
         cells = operators[column].to_numpy(dtype=np.int64)
@@ -265,9 +265,8 @@ def predict_updates(
 
 
 def place_parameters(
-    trace: Trace, stage_of: NDArray[np.int64],
-    tied: Mapping[str, Collection[int]],
-) -> list[frozenset[int]]:  # fmt: skip
+    trace: Trace, stage_of: NDArray[np.int64], tied: Mapping[str, Collection[int]]
+) -> list[frozenset[int]]:
     """Return the stages of each parameter: of its update, else of what reads it; none where nothing does.
 
     Several stages hold a copy of ``tied`` ones.
@@ -317,11 +316,17 @@ def predict_elementwise(
         return {column: np.zeros(0) for column in _PREDICTED}
     rows = pd.DataFrame(
         {
-            "name": name, "phase": phase, "module": "", "flop": 0, "kernels": 0,
-            "read_bytes": [reads * size for size in sizes], "write_bytes": sizes,
+            "name": name,
+            "phase": phase,
+            "module": "",
+            "flop": 0,
+            "kernels": 0,
+            "read_bytes": [reads * size for size in sizes],
+            "write_bytes": sizes,
             "input_shapes": [[[size // 4]] * reads for size in sizes],
-            "output_shapes": [[[size // 4]] for size in sizes], "dtype": "float",
+            "output_shapes": [[[size // 4]] for size in sizes],
+            "dtype": "float",
         }
-    )  # fmt: skip
+    )
     found = model.predict(rows)
     return {column: found[column].to_numpy() for column in _PREDICTED}

@@ -67,8 +67,7 @@ def check_tokens(trace: Trace, degree: int) -> None:
     lengths = list_lengths(trace)
     if not lengths:
         raise PlanError(
-            "sequence parallelism: the model of this trace looks no tokens up",
-            fix="leave sequence_parallel out",
+            "sequence parallelism: the model of this trace looks no tokens up", fix="leave sequence_parallel out"
         )
     for length in sorted(lengths):
         if length % degree:
@@ -103,9 +102,8 @@ def find_vocabulary(trace: Trace, degree: int) -> Vocabulary:
     storage = trace.tensors["storage_id"].tolist()
     forward = [r for r in records(trace.operators, *_COLUMNS) if r["phase"] == "forward"]
     lookups = [
-        row for row in forward
-        if is_lookup(row, category) and any(category[i] == "input" for i in row["input_ids"])
-    ]  # fmt: skip
+        row for row in forward if is_lookup(row, category) and any(category[i] == "input" for i in row["input_ids"])
+    ]
     places = {int(row["op_id"]): find_weight(row, category) for row in forward}
     tables = {
         storage[row["input_ids"][places[row["op_id"]]]]: row["input_shapes"][places[row["op_id"]]]
@@ -114,29 +112,35 @@ def find_vocabulary(trace: Trace, degree: int) -> Vocabulary:
     }
     words = max((int(shape[0]) for shape in tables.values()), default=0)
     heads = [
-        row for row in forward
-        if class_of_name(str(row["name"])) == "gemm" and places[row["op_id"]] is not None
-        and words and row["output_shapes"] and row["output_shapes"][0][-1:] == [words]
-    ]  # fmt: skip
+        row
+        for row in forward
+        if class_of_name(str(row["name"])) == "gemm"
+        and places[row["op_id"]] is not None
+        and words
+        and row["output_shapes"]
+        and row["output_shapes"][0][-1:] == [words]
+    ]
     if not heads:
         missing = "head that scores the words" if words else "embedding of its tokens"
         raise PlanError(
-            f"vocabulary parallelism: the model of this trace has no {missing}",
-            fix="leave vocabulary_parallel out",
+            f"vocabulary parallelism: the model of this trace has no {missing}", fix="leave vocabulary_parallel out"
         )
     head = heads[-1]
     chosen = [
-        row for row in lookups
-        if places[row["op_id"]] is not None
-        and int(row["input_shapes"][places[row["op_id"]]][0]) == words
-    ]  # fmt: skip
+        row
+        for row in lookups
+        if places[row["op_id"]] is not None and int(row["input_shapes"][places[row["op_id"]]][0]) == words
+    ]
     weights = [storage[row["input_ids"][places[row["op_id"]]]] for row in (*chosen, head)]
     statistics = _find_statistics(forward, int(head["op_id"]))
     return Vocabulary(
         _list_modules(trace, [*chosen, head], set(weights)),
-        tuple(dict.fromkeys(weights)), words, -(-words // degree) * degree, statistics,
+        tuple(dict.fromkeys(weights)),
+        words,
+        -(-words // degree) * degree,
+        statistics,
         prod(head["output_shapes"][0][:-1]),
-    )  # fmt: skip
+    )
 
 
 def has_vocabulary(trace: Trace, degree: int) -> bool:
@@ -183,24 +187,41 @@ def _find_statistics(forward: list[dict[str, Any]], head: int) -> dict[int, int]
 
 LAYERS: Mapping[str, str] = {
     # GPT-2
-    "*.attn.c_attn": "column", "*.attn.c_proj": "row",
-    "*.mlp.c_fc": "column", "*.mlp.c_proj": "row",
+    "*.attn.c_attn": "column",
+    "*.attn.c_proj": "row",
+    "*.mlp.c_fc": "column",
+    "*.mlp.c_proj": "row",
     # BERT; ViT, whose attention is a module inside a module
     **{f"*.attention.self.{part}": "column" for part in ("query", "key", "value")},
     **{f"*.attention.attention.{part}": "column" for part in ("query", "key", "value")},
     "*.attention.output.dense": "row",
-    "*.intermediate.dense": "column", "*.output.dense": "row",
+    "*.intermediate.dense": "column",
+    "*.output.dense": "row",
     # Llama, Mistral, Qwen2; Whisper
-    **{f"*.{attention}.{part}_proj": "column" for attention in ("self_attn", "encoder_attn", "attention") for part in "qkv"},
-    "*.self_attn.o_proj": "row", "*.attention.o_proj": "row", "*.self_attn.out_proj": "row", "*.encoder_attn.out_proj": "row",
-    "*.mlp.gate_proj": "column", "*.mlp.up_proj": "column", "*.mlp.down_proj": "row",
-    "*.layers.*.fc1": "column", "*.layers.*.fc2": "row",
-}  # fmt: skip
+    **{
+        f"*.{attention}.{part}_proj": "column"
+        for attention in ("self_attn", "encoder_attn", "attention")
+        for part in "qkv"
+    },
+    "*.self_attn.o_proj": "row",
+    "*.attention.o_proj": "row",
+    "*.self_attn.out_proj": "row",
+    "*.encoder_attn.out_proj": "row",
+    "*.mlp.gate_proj": "column",
+    "*.mlp.up_proj": "column",
+    "*.mlp.down_proj": "row",
+    "*.layers.*.fc1": "column",
+    "*.layers.*.fc2": "row",
+}
 """Modules of transformers' models, by the names that their families share, of any size."""
 VOCABULARY: Mapping[str, str] = {
-    "transformer.wte": "row", "*.embed_tokens": "row", "lm_head": "column", "proj_out": "column",
-    "bert.embeddings.word_embeddings": "row", "cls.predictions.decoder": "column",
-}  # fmt: skip
+    "transformer.wte": "row",
+    "*.embed_tokens": "row",
+    "lm_head": "column",
+    "proj_out": "column",
+    "bert.embeddings.word_embeddings": "row",
+    "cls.predictions.decoder": "column",
+}
 """Each rank holds a part of the vocabulary: the embedding's results are summed, the head's stay apart."""
 
 
@@ -214,11 +235,7 @@ def split_like_megatron(trace: Trace, *, vocabulary: bool = True) -> Trace:
         )
     if vocabulary:
         found |= _find_vocabulary_layers(trace)
-    return Trace(
-        trace.operators,
-        trace.tensors,
-        replace(trace.facts, tensor_split=found, tensor_split_by_name=True),
-    )
+    return Trace(trace.operators, trace.tensors, replace(trace.facts, tensor_split=found, tensor_split_by_name=True))
 
 
 def find_layers(trace: Trace) -> dict[str, str]:
@@ -233,11 +250,7 @@ def _find_vocabulary_layers(trace: Trace) -> dict[str, str]:
 
 def _match(trace: Trace, rules: Mapping[str, str]) -> dict[str, str]:
     modules = set(trace.operators["module"])
-    return {
-        pattern: kind
-        for pattern, kind in rules.items()
-        if any(fnmatchcase(module, pattern) for module in modules)
-    }
+    return {pattern: kind for pattern, kind in rules.items() if any(fnmatchcase(module, pattern) for module in modules)}
 
 
 def prepare_split(trace: Trace, plan: Plan) -> Trace:

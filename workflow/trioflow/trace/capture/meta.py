@@ -135,9 +135,7 @@ def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
     return _tensor_leaves([given[name] for name in marked if name in given])
 
 
-def profile_fake_step(
-    step: Callable[[], None], model: torch.nn.Module, mode: NotingFakeMode, folder: Path
-) -> None:
+def profile_fake_step(step: Callable[[], None], model: torch.nn.Module, mode: NotingFakeMode, folder: Path) -> None:
     """Profile one step inside a fake mode, and write both files as `trioflow.trace.capture.workload` does."""
     with tempfile.TemporaryDirectory() as temporary:
         nodes, events = Path(temporary) / "nodes.json", Path(temporary) / "events.json"
@@ -157,10 +155,7 @@ def profile_fake_step(
 
 
 def _write(content: _Json, path: Path) -> None:
-    with (
-        path.open("wb") as raw,
-        gzip.GzipFile(fileobj=raw, mode="wb", mtime=0, compresslevel=1) as packed,
-    ):
+    with path.open("wb") as raw, gzip.GzipFile(fileobj=raw, mode="wb", mtime=0, compresslevel=1) as packed:
         packed.write(json.dumps(content).encode())
 
 
@@ -321,9 +316,7 @@ DEVICE = "meta"
 _PLACE = torch.device("cpu")
 
 
-def capture_meta(
-    row: Mapping[str, Any], batch: int, *, target: str = "cuda", seed: int = 0
-) -> Trace:
+def capture_meta(row: Mapping[str, Any], batch: int, *, target: str = "cuda", seed: int = 0) -> Trace:
     """Return the operators of one training step without computing it.
 
     The step of `trioflow.trace.capture.workload.capture_workload` runs on fake tensors, a
@@ -356,11 +349,7 @@ def capture_meta(
                 step()  # makes the optimizer's states
                 profile_fake_step(step, workload.model, mode, folder)
                 model = describe_model(workload)
-        except (
-            DataDependentOutputException,
-            DynamicOutputShapeException,
-            UnsupportedOperatorException,
-        ) as error:
+        except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException) as error:
             raise InputError(
                 f"workload {row['workload']}: {error.func} does not run on tensors without values, "
                 "and --device meta computes none",
@@ -408,13 +397,11 @@ def _move_to_fake(model: torch.nn.Module) -> None:
 
     def fake(tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in known:
-            made = torch.empty_strided(
-                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_PLACE
-            ).requires_grad_(tensor.requires_grad)
+            made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_PLACE).requires_grad_(
+                tensor.requires_grad
+            )
             known[id(tensor)] = (
-                torch.nn.Parameter(made, tensor.requires_grad)
-                if isinstance(tensor, torch.nn.Parameter)
-                else made
+                torch.nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else made
             )
         return known[id(tensor)]
 
@@ -425,9 +412,7 @@ def _move_to_fake(model: torch.nn.Module) -> None:
                     held[name] = fake(value)
 
 
-def _describe(
-    row: Mapping[str, Any], batch: int, seed: int, mode: NotingFakeMode
-) -> dict[str, Any]:
+def _describe(row: Mapping[str, Any], batch: int, seed: int, mode: NotingFakeMode) -> dict[str, Any]:
     """Return the facts that do not come from the profile."""
     read = mode.values_read
     asked = f"the step asked tensors for {read} numbers; without computing they are 0"
@@ -448,9 +433,7 @@ def _describe(
 def _without_times(trace: Trace) -> Trace:
     """Return the trace without the times that fake tensors took."""
     number = trace.operators["sequence_number"]  # autograd counts on from step to step
-    operators = trace.operators.assign(
-        start_ns=0, device_ns=0, cpu_ns=0, sequence_number=number - number.min()
-    )
+    operators = trace.operators.assign(start_ns=0, device_ns=0, cpu_ns=0, sequence_number=number - number.min())
     facts = replace(
         trace.facts,
         source="capture without data",

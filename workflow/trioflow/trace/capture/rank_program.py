@@ -39,10 +39,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining._utils import InferenceMode
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -60,11 +57,18 @@ from trioflow.trace.tensors import TensorRef
 from trioflow.trace.workloads.user_model import call_user_function
 
 _DTYPES = {
-    torch.float32: "float", torch.float64: "double", torch.float16: "c10::Half",
-    torch.bfloat16: "c10::BFloat16", torch.int64: "long int", torch.int32: "int",
-    torch.int16: "short int", torch.int8: "signed char", torch.uint8: "unsigned char",
-    torch.bool: "bool", torch.complex64: "c10::complex<float>",
-}  # fmt: skip
+    torch.float32: "float",
+    torch.float64: "double",
+    torch.float16: "c10::Half",
+    torch.bfloat16: "c10::BFloat16",
+    torch.int64: "long int",
+    torch.int32: "int",
+    torch.int16: "short int",
+    torch.int8: "signed char",
+    torch.uint8: "unsigned char",
+    torch.bool: "bool",
+    torch.complex64: "c10::complex<float>",
+}
 """Element types as PyTorch's profiler writes them."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 _UNSEEN = ("profiler", "prim", "debugprims")
@@ -260,9 +264,7 @@ def _describe_message(name: str, given: dict[str, Any], result: Any) -> dict[str
     space, _, call = name.partition("::")
     if call in _WAITS:
         return None
-    known = CALLS.get(call) or (
-        CALLS.get(call.removesuffix("_")) if "functional" in space else None
-    )
+    known = CALLS.get(call) or (CALLS.get(call.removesuffix("_")) if "functional" in space else None)
     if known is None:
         raise InputError(
             f"the step calls {name}, which trioflow does not know",
@@ -280,12 +282,7 @@ def _describe_message(name: str, given: dict[str, Any], result: Any) -> dict[str
         "asynchronous": bool(given.get("async_op", True)),
     }
     if known.collective == "barrier":  # NCCL's is a sum of one number
-        return entry | {
-            "name": "all_reduce",
-            "message_bytes": 4,
-            "ranks": ranks,
-            "asynchronous": False,
-        }
+        return entry | {"name": "all_reduce", "message_bytes": 4, "ranks": ranks, "asynchronous": False}
     if call in _ENDS:
         return entry | {"ranks": ranks, "peer": ranks[int(given[_ENDS[call]])]}
     first = next((int(given[word]) for word in _ROOTS if word in given), 0)
@@ -370,9 +367,12 @@ class StreamLog:
 
         with ExitStack() as changed:
             for owner, function in (
-                (stream, wait_stream), (stream, record_event), (stream, wait_event),
-                (event, record), (event, wait),
-            ):  # fmt: skip
+                (stream, wait_stream),
+                (stream, record_event),
+                (stream, wait_event),
+                (event, record),
+                (event, wait),
+            ):
                 changed.enter_context(_following(owner, function))
             yield
 
@@ -418,9 +418,14 @@ _STEPS = 5
 
 
 def capture_rank(
-    row: Mapping[str, Any], batch: int, *, world_size: int, rank: int = 0, device: str = "auto",
+    row: Mapping[str, Any],
+    batch: int,
+    *,
+    world_size: int,
+    rank: int = 0,
+    device: str = "auto",
     target: str | None = None,
-) -> Trace:  # fmt: skip
+) -> Trace:
     """Return the program of one rank of many: its operators, its messages, and what waits for what.
 
     ``row``'s ``model`` is ``module:function``, called with the process group set up, with the row
@@ -450,12 +455,9 @@ def capture_rank(
         try:
             step = _make_step(row, batch)
             recorder, times_s, spans_s = _run(step, where, timed)
-        except (
-            DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException,
-        ) as error:  # fmt: skip
+        except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException) as error:
             raise InputError(
-                f"{row['model']}: {error.func} does not run on tensors without values, and --device "
-                "meta computes none",
+                f"{row['model']}: {error.func} does not run on tensors without values, and --device meta computes none",
                 fix="use --device cpu",
             ) from error
     if not recorder.operators:
@@ -503,9 +505,7 @@ def _fake_ranks(rank: int, world_size: int) -> Iterator[None]:
             mock.patch.dict(os.environ, {name: str(n) for name, n in words.items()} | address),
             mock.patch.object(PipelineStage, "_warmup_forward_vote", vote),
             mock.patch.object(
-                PipelineStage,
-                "_warmup_backward_result",
-                lambda self, received_result=None: self.trioflow_vote,
+                PipelineStage, "_warmup_backward_result", lambda self, received_result=None: self.trioflow_vote
             ),
             mock.patch.object(dist, "init_process_group", lambda *_, **__: None),
             mock.patch.object(dist, "destroy_process_group", lambda *_, **__: None),
@@ -516,9 +516,7 @@ def _fake_ranks(rank: int, world_size: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def _sum_bucket(
-    group: dist.ProcessGroup, bucket: dist.GradBucket
-) -> torch.futures.Future[torch.Tensor]:
+def _sum_bucket(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Sum a bucket as DDP does without a hook; a fake message has no result that DDP could read."""
     dist.all_reduce(bucket.buffer(), group=group, async_op=True)
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
@@ -551,9 +549,7 @@ def _without_values(mode: NotingFakeMode) -> Iterator[None]:
             kind = type(held) if isinstance(held, staticmethod | classmethod) else None
             if kind is not None or isinstance(held, FunctionType):
                 made = _keep_values(held.__func__ if kind else held)
-                changed.enter_context(
-                    mock.patch.object(DeviceMesh, name, kind(made) if kind else made)
-                )
+                changed.enter_context(mock.patch.object(DeviceMesh, name, kind(made) if kind else made))
         changed.enter_context(mock.patch.object(device_mesh, "torch", _TorchWithValues()))
         changed.enter_context(mock.patch.object(DistributedDataParallel, "__init__", refuse))
         changed.enter_context(mode)
@@ -590,9 +586,7 @@ def _make_step(row: Mapping[str, Any], batch: int) -> Callable[[], Any]:
     return step  # type: ignore[no-any-return]
 
 
-def _run(
-    step: Callable[[], Any], where: str, timed: bool
-) -> tuple[ProgramRecorder, list[float], list[list[float]]]:
+def _run(step: Callable[[], Any], where: str, timed: bool) -> tuple[ProgramRecorder, list[float], list[list[float]]]:
     """Return a recorded step, and of several the times without recorder and of each operator [s]."""
     clock = {"cpu": time.perf_counter, "cuda": device_clock}.get(where) if timed else None
     times_s: list[float] = []
@@ -616,8 +610,7 @@ def _run(
     names = [one.name for one in recorders[-1].operators]
     if any([one.name for one in recorder.operators] != names for recorder in recorders):
         raise InputError(
-            "two steps ran other operators: what the step does depends on its data",
-            fix="let it do the same each time",
+            "two steps ran other operators: what the step does depends on its data", fix="let it do the same each time"
         )
     return recorders[-1], times_s, spans_s
 
@@ -626,10 +619,7 @@ def _call(step: Callable[[], Any]) -> None:
     """Run the step; InputError says where it failed."""
     try:
         step()
-    except (
-        TrioflowError, DataDependentOutputException, DynamicOutputShapeException,
-        UnsupportedOperatorException,
-    ):  # fmt: skip
+    except (TrioflowError, DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException):
         raise
     except Exception as error:
         words = " ".join(str(error).split())[:300] or "no message"
@@ -639,9 +629,7 @@ def _call(step: Callable[[], Any]) -> None:
         ) from error
 
 
-def _describe(
-    row: Mapping[str, Any], batch: int, where: str, times_s: Sequence[float], timed: bool
-) -> dict[str, Any]:
+def _describe(row: Mapping[str, Any], batch: int, where: str, times_s: Sequence[float], timed: bool) -> dict[str, Any]:
     """Return the facts that the recorder does not hold."""
     found = {
         **stamp(torch=str(torch.__version__)),

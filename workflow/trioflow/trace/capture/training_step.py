@@ -33,9 +33,14 @@ class TrainingStep:
     """
 
     def __init__(
-        self, workload: Workload, model: torch.nn.Module, batch: int, device: torch.device,
-        seed: int, micro_steps: int = 1,
-    ) -> None:  # fmt: skip
+        self,
+        workload: Workload,
+        model: torch.nn.Module,
+        batch: int,
+        device: torch.device,
+        seed: int,
+        micro_steps: int = 1,
+    ) -> None:
         self.workload, self.model, self.device = workload, model, device
         self.inputs, self.targets = workload.make_batch(batch, seed, str(device))
         self.optimizer = workload.make_optimizer(model.parameters())
@@ -65,9 +70,7 @@ class TrainingStep:
                 with self.workload.precision.forward(self.device):
                     outputs = call_model(self.model, self.inputs)
                     loss = self.workload.loss(outputs, self.targets)
-                    loss = self.scaler.scale(
-                        loss / self.micro_steps if self.micro_steps > 1 else loss
-                    )
+                    loss = self.scaler.scale(loss / self.micro_steps if self.micro_steps > 1 else loss)
                 # Outputs kept any longer would stand beside the gradients.
                 del outputs
                 middle = time.perf_counter_ns()

@@ -81,17 +81,13 @@ def _compress(plain: Path, path: Path) -> None:
         shutil.copyfileobj(source, packed)
 
 
-def profile_with_tensors(
-    step: Callable[[], None], model: torch.nn.Module, nodes: Path, device: str = "cpu"
-) -> Any:
+def profile_with_tensors(step: Callable[[], None], model: torch.nn.Module, nodes: Path, device: str = "cpu") -> Any:
     """Return the profiler of one step with shapes and modules; its execution trace goes into ``nodes``."""
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device == "cuda" else [])
     observer = ExecutionTraceObserver().register_callback(str(nodes))
     with (
         module_annotations(model),
-        profile(
-            activities=activities, record_shapes=True, execution_trace_observer=observer
-        ) as profiler,
+        profile(activities=activities, record_shapes=True, execution_trace_observer=observer) as profiler,
         record_function(STEP),
     ):
         note_parameters(model)
@@ -122,18 +118,12 @@ def describe_model(workload: Workload) -> dict[str, Any]:
     model = workload.model
     return {
         "parameters": [
-            {
-                "name": n,
-                "shape": list(p.shape),
-                "elem_bytes": p.element_size(),
-                "frozen": not p.requires_grad,
-            }
+            {"name": n, "shape": list(p.shape), "elem_bytes": p.element_size(), "frozen": not p.requires_grad}
             | ({"shard_dimension": cut} if (cut := _find_shard_dimension(model, n)) else {})
             for n, p in model.named_parameters()
         ],
         "buffers": [
-            {"name": n, "shape": list(b.shape), "elem_bytes": b.element_size()}
-            for n, b in model.named_buffers()
+            {"name": n, "shape": list(b.shape), "elem_bytes": b.element_size()} for n, b in model.named_buffers()
         ],
         "units": [{"name": n, "modules": m} for n, m in workload.units.items()],
         "tensor_split": workload.tensor_split,
@@ -190,9 +180,7 @@ def capture_workload(
         times += [_time(step) for _ in range(timed_steps // 2)]
         with tempfile.TemporaryDirectory() as temporary:
             nodes = Path(temporary) / "nodes.json"
-            _export(
-                profile_with_tensors(step, workload.model, nodes, device), folder / "kineto.json.gz"
-            )
+            _export(profile_with_tensors(step, workload.model, nodes, device), folder / "kineto.json.gz")
             _compress(nodes, folder / "execution_trace.json.gz")
     facts = {
         **stamp(torch=str(torch.__version__), seed=seed),

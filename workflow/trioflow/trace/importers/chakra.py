@@ -88,9 +88,8 @@ def read_calls(nodes: Sequence[ChakraNode]) -> Calls:
         event = events[node.node_id] = _make_event(node)
         if node.on_cpu:
             links[id(event)] = Node(
-                node.node_id, 0, node.name, 0, 0, node.text("op_schema"), node.inputs, node.outputs,
-                frozenset(),
-            )  # fmt: skip
+                node.node_id, 0, node.name, 0, 0, node.text("op_schema"), node.inputs, node.outputs, frozenset()
+            )
     root = _nest(nodes, events, steps[-1] if steps else None)
     step = Step(root, outermost_operators(root))
     calls = Calls(step, links, steps=max(len(steps), 1))
@@ -113,9 +112,15 @@ def _make_event(node: ChakraNode) -> Event:
     known = sequence.__class__ is int and sequence >= 0
     details = {"shapes": [list(ref.shape) for ref in node.inputs]} if node.on_cpu else {}
     return Event(
-        node.name, category, us_to_ns(node.start_us), us_to_ns(node.start_us + node.duration_us),
-        0, node.node_id, sequence if known else None, details=details,
-    )  # fmt: skip
+        node.name,
+        category,
+        us_to_ns(node.start_us),
+        us_to_ns(node.start_us + node.duration_us),
+        0,
+        node.node_id,
+        sequence if known else None,
+        details=details,
+    )
 
 
 def _nest(nodes: Sequence[ChakraNode], events: dict[int, Event], step: ChakraNode | None) -> Event:
@@ -171,9 +176,7 @@ def _launch(calls: Calls, nodes: Sequence[ChakraNode], events: dict[int, Event])
         if not kernels and operator.category != _HOST:
             kernels = [replace(operator, end_ns=operator.start_ns)]  # a message takes no time
         step.launched.append(sorted(kernels, key=lambda e: (e.start_ns, e.end_ns)))
-        step.communicates.append(
-            bool(messages) or calls_collective(operator) or any(map(is_communication, kernels))
-        )
+        step.communicates.append(bool(messages) or calls_collective(operator) or any(map(is_communication, kernels)))
         if kernels and all(n.kind.startswith("MEM_") for n in mine if not n.on_cpu):
             calls.copies.add(place)
 
@@ -183,18 +186,8 @@ _FILE = re.compile(r"^(?P<prefix>.+)\.(?P<rank>\d{1,6})\.(et|json|json\.gz)$")
 _GROUP_FILES = ("{prefix}.comm_groups.json", "{prefix}.json", "comm_group.json")
 _COMPUTE = "compute"
 _BACKWARD = ("backward", "Backward")
-_WORK = (
-    "flop", "read_bytes", "write_bytes", "batch_flop", "batch_read_bytes", "batch_write_bytes",
-)  # fmt: skip
-_MODEL_FACTS = (
-    "units",
-    "tensor_split",
-    "attention_heads",
-    "parameters",
-    "row",
-    "step_time_source",
-    "ready",
-)
+_WORK = ("flop", "read_bytes", "write_bytes", "batch_flop", "batch_read_bytes", "batch_write_bytes")
+_MODEL_FACTS = ("units", "tensor_split", "attention_heads", "parameters", "row", "step_time_source", "ready")
 
 
 _Ranks = list[Annotated[int, msgspec.Meta(ge=0, lt=MOST_RANKS)]]
@@ -239,9 +232,10 @@ def find_chakra_ranks(paths: Sequence[Path]) -> dict[int, RankFile]:
     for file, match in named:
         if match is None or named[0][1] is None or match["prefix"] != named[0][1]["prefix"]:
             raise TraceError(
-                f"not a rank of the set that {files[0].name} is of", file=file,
+                f"not a rank of the set that {files[0].name} is of",
+                file=file,
                 fix="give files of one set, PREFIX.<rank>.et",
-            )  # fmt: skip
+            )
         found[int(match["rank"])] = RankFile(file, read=partial(import_chakra, file))
     check_ranks(found, None, paths[0])
     return found
@@ -298,16 +292,15 @@ def import_chakra(path: str | Path, options: ImportOptions) -> Trace:
     trace.facts = replace(trace.facts, warnings=[*warnings, *trace.facts.warnings])
     if trace.facts.program is None and not (trace.operators["kind"] != "collective").any():
         raise TraceError(
-            "it holds messages alone, and nothing says how many ranks, or which, they are among", file=path,
+            "it holds messages alone, and nothing says how many ranks, or which, they are among",
+            file=path,
             fix="give --world-size N, or the whole set of PREFIX.<rank>.et with its comm_groups.json",
-        )  # fmt: skip
+        )
     check_trace(trace, path)
     return trace
 
 
-def _read_run(
-    path: Path, stated: Mapping[str, Any], nodes: Sequence[ChakraNode], options: ImportOptions
-) -> _Run:
+def _read_run(path: Path, stated: Mapping[str, Any], nodes: Sequence[ChakraNode], options: ImportOptions) -> _Run:
     """Return the run that a file is of: as it says itself, else as the files beside it do."""
     match, beside, files = _FILE.match(path.name), 1, list[Path]()
     if match:
@@ -325,7 +318,7 @@ def _read_run(
     except (ValueError, TypeError, msgspec.MsgspecError) as error:
         raise TraceError(
             f"its communicator groups cannot be read: {error}", file=path, fix='write such as {"1": [0, 1]}'
-        ) from None  # fmt: skip
+        ) from None
     known = [rank for group in groups.values() for rank in group]
     found = max([beside if beside > 1 else 0, *(rank + 1 for rank in known)])
     ranks = options.world_size or found
@@ -352,9 +345,11 @@ def _read_stated(metadata: Mapping[str, Any], path: Path) -> tuple[dict[str, Any
         ready = msgspec.convert(model.get("ready", []), _Ready)
     except (ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise TraceError(
-            f"what trioflow wrote of itself is damaged ({error!s:.100})", file=path, place="metadata",
+            f"what trioflow wrote of itself is damaged ({error!s:.100})",
+            file=path,
+            place="metadata",
             fix="export the trace again",
-        ) from None  # fmt: skip
+        ) from None
     if text is not None:
         model["ready"] = [ReadyGradient(*one) for one in ready]
     return stated, {key: model[key] for key in _MODEL_FACTS if key in model}
@@ -397,9 +392,7 @@ def _read_calls(path: Path, nodes: list[ChakraNode], facts: dict[str, Any], run:
     )
 
 
-def _read_flat(
-    path: Path, nodes: list[ChakraNode], facts: dict[str, Any], device: str, run: _Run
-) -> Trace:
+def _read_flat(path: Path, nodes: list[ChakraNode], facts: dict[str, Any], device: str, run: _Run) -> Trace:
     """Build a trace from nodes that follow one another."""
     work = [node for node in nodes if node.kind != "METADATA_NODE"]
     beside = any(not node.on_cpu for node in work)
@@ -427,9 +420,8 @@ def _read_flat(
     ready = facts.pop("ready", None) or None
     if any(one.op_id >= len(operators) for one in ready or ()):
         raise TraceError(
-            f"{OWN}model names operators that are not here", file=path, place="metadata",
-            fix="export the trace again",
-        )  # fmt: skip
+            f"{OWN}model names operators that are not here", file=path, place="metadata", fix="export the trace again"
+        )
     trace = assemble_trace(
         operators,
         {
@@ -488,24 +480,20 @@ def _name_message(node: ChakraNode) -> str:
     number = node.number("comm_type")
     if number not in _COMM_NAMES:
         raise TraceError(
-            f"comm_type is {number}", file=node.file, place=node.place,
+            f"comm_type is {number}",
+            file=node.file,
+            place=node.place,
             fix=f"use one of {', '.join(f'{n} ({w})' for n, w in _COMM_NAMES.items())}",
-        )  # fmt: skip
+        )
     return _COMM_NAMES[number]
 
 
-def _describe_message(
-    node: ChakraNode, place: int, run: _Run, *, asynchronous: bool = False
-) -> dict[str, Any]:
+def _describe_message(node: ChakraNode, place: int, run: _Run, *, asynchronous: bool = False) -> dict[str, Any]:
     """Return an entry of ``communication``; without ``ranks`` where nothing says them."""
     name, size, ranks = _name_message(node), node.number("comm_size") or 0, run.members(node)
-    entry: dict[str, Any] = {
-        "op_id": place, "name": name, "comm_size_bytes": size, "group": node.text("pg_name"),
-    }  # fmt: skip
+    entry: dict[str, Any] = {"op_id": place, "name": name, "comm_size_bytes": size, "group": node.text("pg_name")}
     if ranks:
-        whole = node.number(OWN + "message_bytes") or size * (
-            len(ranks) if name == "all_gather" else 1
-        )
+        whole = node.number(OWN + "message_bytes") or size * (len(ranks) if name == "all_gather" else 1)
         entry |= {"ranks": ranks, "message_bytes": whole, "asynchronous": asynchronous}
     if ranks and name in POINT_TO_POINT:
         entry["peer"] = run.ends(node)[name == "send"]
@@ -514,10 +502,7 @@ def _describe_message(
 
 
 def _describe_program(
-    communication: list[dict[str, Any]],
-    streams: Mapping[int, list[int]],
-    waits: list[list[int]],
-    run: _Run,
+    communication: list[dict[str, Any]], streams: Mapping[int, list[int]], waits: list[list[int]], run: _Run
 ) -> dict[str, Any]:
     """Return the facts of a rank's messages, and its program where all of them are understood."""
     places = {one["op_id"] for one in communication}
@@ -525,9 +510,11 @@ def _describe_program(
     if not communication or not known or len(places) < len(communication):
         return {"communication": communication}
     program = {
-        "rank": run.rank, "world_size": len(run.ranks), "streams": {str(n): ids for n, ids in streams.items()},
+        "rank": run.rank,
+        "world_size": len(run.ranks),
+        "streams": {str(n): ids for n, ids in streams.items()},
         "waits": waits,
-    }  # fmt: skip
+    }
     return {"communication": communication, "program": program}
 
 
@@ -589,9 +576,7 @@ def _find_optimizer(operators: Sequence[ObservedOperator]) -> str:
 def _warn(warnings: list[str], communication: Sequence[dict[str, Any]]) -> list[str]:
     """Return what the reader of a prediction must know."""
     if communication:
-        warnings.append(
-            f"{len(communication)} operators communicate: the trace is of a parallel run"
-        )
+        warnings.append(f"{len(communication)} operators communicate: the trace is of a parallel run")
     unknown = [one for one in communication if "ranks" not in one]
     if unknown:
         warnings.append(
@@ -602,6 +587,9 @@ def _warn(warnings: list[str], communication: Sequence[dict[str, Any]]) -> list[
 
 
 READER = Reader(
-    recognise, import_chakra, "a Chakra .et file or its JSON form, one or a rank each", repeats=False,
+    recognise,
+    import_chakra,
+    "a Chakra .et file or its JSON form, one or a rank each",
+    repeats=False,
     find_ranks=find_chakra_ranks,
-)  # fmt: skip
+)

@@ -37,31 +37,64 @@ _SCHEMA_VERSION = "0.0.4"
 """Version of Chakra's schema that the tables below describe."""
 
 NODE_TYPES = {
-    "INVALID_NODE": 0, "METADATA_NODE": 1, "MEM_LOAD_NODE": 2, "MEM_STORE_NODE": 3, "COMP_NODE": 4,
-    "COMM_SEND_NODE": 5, "COMM_RECV_NODE": 6, "COMM_COLL_NODE": 7,
-}  # fmt: skip
+    "INVALID_NODE": 0,
+    "METADATA_NODE": 1,
+    "MEM_LOAD_NODE": 2,
+    "MEM_STORE_NODE": 3,
+    "COMP_NODE": 4,
+    "COMM_SEND_NODE": 5,
+    "COMM_RECV_NODE": 6,
+    "COMM_COLL_NODE": 7,
+}
 COMM_TYPES = {
-    "all_reduce": 0, "reduce": 1, "all_gather": 2, "gather": 3, "scatter": 4, "broadcast": 5,
-    "all_to_all": 6, "reduce_scatter": 7, "reduce_scatter_block": 8, "barrier": 9,
-}  # fmt: skip
+    "all_reduce": 0,
+    "reduce": 1,
+    "all_gather": 2,
+    "gather": 3,
+    "scatter": 4,
+    "broadcast": 5,
+    "all_to_all": 6,
+    "reduce_scatter": 7,
+    "reduce_scatter_block": 8,
+    "barrier": 9,
+}
 
 _VALUES = (
-    "double", "float", "int32", "int64", "uint32", "uint64", "sint32", "sint64", "fixed32",
-    "fixed64", "sfixed32", "sfixed64", "bool", "string", "bytes",
-)  # fmt: skip
+    "double",
+    "float",
+    "int32",
+    "int64",
+    "uint32",
+    "uint64",
+    "sint32",
+    "sint64",
+    "fixed32",
+    "fixed64",
+    "sfixed32",
+    "sfixed64",
+    "bool",
+    "string",
+    "bytes",
+)
 """Types of an attribute's value: each has a field for one and, right after it, for a list."""
 _FIRST_VALUE = 3
 _MESSAGES: dict[str, tuple[tuple[str, int, str], ...]] = {
     **{f"{word}_list_values": (("values", 1, f"{word}*"),) for word in _VALUES},
     "IOInfo": (("values", 1, "string"), ("shapes", 2, "string"), ("types", 3, "string")),
     "Node": (
-        ("id", 1, "uint64"), ("name", 2, "string"), ("type", 3, "int32"),
-        ("ctrl_deps", 4, "uint64*"), ("data_deps", 5, "uint64*"),
-        ("start_time_micros", 6, "uint64"), ("duration_micros", 7, "uint64"),
-        ("inputs", 8, "IOInfo"), ("outputs", 9, "IOInfo"), ("attr", 10, "AttributeProto*"),
+        ("id", 1, "uint64"),
+        ("name", 2, "string"),
+        ("type", 3, "int32"),
+        ("ctrl_deps", 4, "uint64*"),
+        ("data_deps", 5, "uint64*"),
+        ("start_time_micros", 6, "uint64"),
+        ("duration_micros", 7, "uint64"),
+        ("inputs", 8, "IOInfo"),
+        ("outputs", 9, "IOInfo"),
+        ("attr", 10, "AttributeProto*"),
     ),
     "GlobalMetadata": (("version", 1, "string"), ("attr", 2, "AttributeProto*")),
-}  # fmt: skip
+}
 """Fields of each message: name, number, type; a star for a repeated one.
 
 A node's type is an enumeration in Chakra; on the wire that is an int32.
@@ -83,9 +116,7 @@ def _message_class(name: str) -> Any:
 
 @cache
 def _pool() -> Any:
-    file = descriptor_pb2.FileDescriptorProto(
-        name="trioflow/chakra.proto", package=_PACKAGE, syntax="proto3"
-    )
+    file = descriptor_pb2.FileDescriptorProto(name="trioflow/chakra.proto", package=_PACKAGE, syntax="proto3")
     attribute = file.message_type.add(name="AttributeProto")
     _add_field(attribute, "name", 1, "string")
     _add_field(attribute, "doc_string", 2, "string")
@@ -137,9 +168,7 @@ def add_attribute(message: Any, name: str, kind: str, value: Any) -> None:
         setattr(attribute, kind, value)
 
 
-_KINDS = {
-    bool: "bool_val", int: "int64_val", str: "string_val", list: "string_list", tuple: "bool_list",
-}  # fmt: skip
+_KINDS = {bool: "bool_val", int: "int64_val", str: "string_val", list: "string_list", tuple: "bool_list"}
 
 
 def add_attributes(message: Any, values: Mapping[str, Any], kind: str = "") -> None:
@@ -197,13 +226,9 @@ def read_messages(path: str | Path) -> Iterator[tuple[str, Any]]:
         with opened(path, "rb") as text:
             is_json = _JSON.match(text.read(_HEAD_BYTES))
             text.seek(0)
-            yield from (
-                _read_json(text.read().decode("utf-8"), path) if is_json else _read_binary(path)
-            )
+            yield from (_read_json(text.read().decode("utf-8"), path) if is_json else _read_binary(path))
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-        raise TraceError(
-            f"cannot be read: {error}", file=path, fix="write or copy it again"
-        ) from None
+        raise TraceError(f"cannot be read: {error}", file=path, fix="write or copy it again") from None
 
 
 def _read_json(text: str, path: Path) -> Iterator[tuple[str, Any]]:
@@ -219,13 +244,7 @@ def _read_json(text: str, path: Path) -> Iterator[tuple[str, Any]]:
                 content["type"] = NODE_TYPES[content["type"]]
             name = "Node" if number else "GlobalMetadata"
             yield place, json_format.ParseDict(content, _message_class(name)())
-        except (
-            ValueError,
-            KeyError,
-            AttributeError,
-            RecursionError,
-            json_format.ParseError,
-        ) as error:
+        except (ValueError, KeyError, AttributeError, RecursionError, json_format.ParseError) as error:
             raise TraceError(
                 f"no message of Chakra's JSON form: {' '.join(str(error).split()):.200}",
                 file=path,
@@ -235,9 +254,7 @@ def _read_json(text: str, path: Path) -> Iterator[tuple[str, Any]]:
         between = _BETWEEN.match(text, begin)
         begin, number = (between.end() if between else begin), number + 1
     if is_list and text[begin:end] != "]":
-        raise TraceError(
-            "the list of messages is cut", file=path, fix="write or copy the file again"
-        )
+        raise TraceError("the list of messages is cut", file=path, fix="write or copy the file again")
 
 
 class _Messages(io.BufferedReader):
@@ -254,10 +271,7 @@ def _read_binary(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield the messages of the binary form; TraceError where it is cut or holds another message."""
     with _Messages(io.FileIO(path)) as stream:
         for number in count():
-            name, place = (
-                "Node" if number else "GlobalMetadata",
-                f"message {number}, byte {stream.tell()}",
-            )
+            name, place = ("Node" if number else "GlobalMetadata", f"message {number}, byte {stream.tell()}")
             try:
                 message = proto.parse_length_prefixed(_message_class(name), stream)  # type: ignore[arg-type]
                 if message is None:
@@ -268,9 +282,11 @@ def _read_binary(path: Path) -> Iterator[tuple[str, Any]]:
                     raise ValueError(f"it has fields that schema {_SCHEMA_VERSION} does not know")
             except (DecodeError, ValueError, EOFError, IndexError) as error:
                 raise TraceError(
-                    f"this is not a {name} message: {error}", file=path, place=place,
+                    f"this is not a {name} message: {error}",
+                    file=path,
+                    place=place,
                     fix="write or copy the file again, or give a Chakra execution trace",
-                ) from None  # fmt: skip
+                ) from None
             yield place, message
 
 
@@ -324,18 +340,15 @@ class ChakraNode:
             return None
         if value.__class__ is not int or not 0 <= value < _NEGATIVE:
             raise TraceError(
-                f"{name} is {value!r:.40}", file=self.file, place=self.place,
-                fix="write a whole number of 0 or more",
-            )  # fmt: skip
+                f"{name} is {value!r:.40}", file=self.file, place=self.place, fix="write a whole number of 0 or more"
+            )
         return int(value)
 
     def text(self, name: str) -> str:
         """Return an attribute that is text, empty where absent; TraceError for anything else."""
         value = self.attributes.get(name)
         if value is not None and not isinstance(value, str):
-            raise TraceError(
-                f"{name} is {value!r:.40}", file=self.file, place=self.place, fix="write it as text"
-            )
+            raise TraceError(f"{name} is {value!r:.40}", file=self.file, place=self.place, fix="write it as text")
         return value or ""
 
     @cached_property
@@ -404,9 +417,11 @@ def read_chakra_nodes(path: str | Path) -> tuple[dict[str, Any], list[ChakraNode
         node = _take(message, path, place)
         if node.node_id in nodes:
             raise TraceError(
-                f"node id {node.node_id} occurs twice", file=path, place=place,
+                f"node id {node.node_id} occurs twice",
+                file=path,
+                place=place,
                 fix="give every node of the file an id of its own",
-            )  # fmt: skip
+            )
         nodes[node.node_id] = node
     dropped = 0
     for node in nodes.values():
@@ -416,15 +431,19 @@ def read_chakra_nodes(path: str | Path) -> tuple[dict[str, Any], list[ChakraNode
             if other not in nodes:
                 raise TraceError(
                     f"it depends on node {other}, which is not in the file",
-                    file=path, place=node.place, fix="write all nodes of the rank into one file",
-                )  # fmt: skip
+                    file=path,
+                    place=node.place,
+                    fix="write all nodes of the rank into one file",
+                )
     _check_span(nodes, path)
     ordered = _order(nodes, path)
     _enclose(ordered, nodes)
     if OWN + "nodes" in metadata and metadata[OWN + "nodes"] != len(nodes):
         raise TraceError(
-            f"{len(nodes)} nodes of {metadata[OWN + 'nodes']}", file=path, fix="the file is cut: export or copy it again"
-        )  # fmt: skip
+            f"{len(nodes)} nodes of {metadata[OWN + 'nodes']}",
+            file=path,
+            fix="the file is cut: export or copy it again",
+        )
     said = f"{dropped} control dependencies on nodes that are not in the file are dropped: it may be cut"
     return metadata, ordered, [said] if dropped else []
 
@@ -434,31 +453,41 @@ def _take(message: Any, path: Path, place: str) -> ChakraNode:
     where = f"node {message.id}, {place}"
     if message.type not in _TYPE_NAMES:
         raise TraceError(
-            f"{message.type} is not a node type", file=path, place=where,
+            f"{message.type} is not a node type",
+            file=path,
+            place=where,
             fix=f"use one of {', '.join(f'{n} ({w})' for n, w in _TYPE_NAMES.items())}",
-        )  # fmt: skip
+        )
     for name in ("start_time_micros", "duration_micros"):
         value = getattr(message, name)
         if value >= _NEGATIVE:
             raise TraceError(
-                f"{name} is negative ({value - 2 * _NEGATIVE})", file=path, place=where,
-                fix="convert the trace again",
-            )  # fmt: skip
+                f"{name} is negative ({value - 2 * _NEGATIVE})", file=path, place=where, fix="convert the trace again"
+            )
     if message.duration_micros > _LONGEST_US:
         raise TraceError(
             f"{message.duration_micros} microseconds are not a node time",
-            file=path, place=where, fix="convert the trace again",
-        )  # fmt: skip
+            file=path,
+            place=where,
+            fix="convert the trace again",
+        )
     sides = {
         side: (info.values, info.shapes, info.types)
         for side in ("inputs", "outputs")
         for info in [getattr(message, side)]
     }
     return ChakraNode(
-        message.id, message.name, _TYPE_NAMES[message.type], list(message.ctrl_deps),
-        list(message.data_deps), message.start_time_micros, message.duration_micros,
-        read_attributes(message), sides, path,
-    )  # fmt: skip
+        message.id,
+        message.name,
+        _TYPE_NAMES[message.type],
+        list(message.ctrl_deps),
+        list(message.data_deps),
+        message.start_time_micros,
+        message.duration_micros,
+        read_attributes(message),
+        sides,
+        path,
+    )
 
 
 def _check_span(nodes: Mapping[int, ChakraNode], path: Path) -> None:
@@ -470,8 +499,10 @@ def _check_span(nodes: Mapping[int, ChakraNode], path: Path) -> None:
     if last.start_us - first.start_us > _LONGEST_US:
         raise TraceError(
             f"it starts {last.start_us - first.start_us} microseconds after node {first.node_id}",
-            file=path, place=last.place, fix="convert the trace again",
-        )  # fmt: skip
+            file=path,
+            place=last.place,
+            fix="convert the trace again",
+        )
 
 
 def _order(nodes: Mapping[int, ChakraNode], path: Path) -> list[ChakraNode]:
@@ -480,9 +511,11 @@ def _order(nodes: Mapping[int, ChakraNode], path: Path) -> list[ChakraNode]:
     ordered, stuck = sort_by_waiting(waits, lambda key: (nodes[key].start_us, key))
     if stuck is not None:
         raise TraceError(
-            "it waits, in a circle, for itself", file=path, place=nodes[stuck].place,
+            "it waits, in a circle, for itself",
+            file=path,
+            place=nodes[stuck].place,
             fix="break the cycle among ctrl_deps and data_deps",
-        )  # fmt: skip
+        )
     return [nodes[key] for key in ordered]
 
 
@@ -508,6 +541,8 @@ def _enclose(ordered: list[ChakraNode], nodes: Mapping[int, ChakraNode]) -> None
                 break
         if node.depth > _DEEPEST:
             raise TraceError(
-                f"more than {_DEEPEST} calls enclose it", file=node.file, place=node.place,
+                f"more than {_DEEPEST} calls enclose it",
+                file=node.file,
+                place=node.place,
                 fix="check start_time_micros and ctrl_deps",
-            )  # fmt: skip
+            )

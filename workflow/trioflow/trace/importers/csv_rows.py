@@ -35,9 +35,7 @@ def whole(*titles: str, highest: int = 10**15, **options: Any) -> Column:
 def number(*titles: str, highest: float) -> Column:
     """Return a column of numbers up to ``highest``."""
     pattern = r"\+?[0-9]{1,300}(\.[0-9]{0,30})?([eE][+-]?[0-9]{1,2})?"
-    return Column(
-        titles, f"a number from 0 to {highest:g}", pattern, partial(_read_up_to, float, highest)
-    )
+    return Column(titles, f"a number from 0 to {highest:g}", pattern, partial(_read_up_to, float, highest))
 
 
 def _read_up_to(kind: Callable[[str], float], highest: float, text: str) -> float:
@@ -85,9 +83,11 @@ def read_rows(path: Path, columns: Mapping[str, Column]) -> list[CsvRow]:
     for line, cells in lines[1:]:
         if len(cells) != len(header):
             raise TraceError(
-                f"{len(cells)} cells found where the header has {len(header)}", file=path,
-                place=f"line {line}", fix="quote cells that hold commas",
-            )  # fmt: skip
+                f"{len(cells)} cells found where the header has {len(header)}",
+                file=path,
+                place=f"line {line}",
+                fix="quote cells that hold commas",
+            )
         rows.append(CsvRow(path, line, titles, {n: cells[p].strip() for n, p in places.items()}))
     if not rows:
         raise TraceError("the file has a header and no rows", file=path)
@@ -102,16 +102,20 @@ def _find_columns(path: Path, header: list[str], columns: Mapping[str, Column]) 
         found = [place for place, title in enumerate(header) if title in column.titles]
         if len(found) > 1:
             raise TraceError(
-                f"column {header[found[0]]} and column {header[found[1]]} are the same", file=path,
-                place="line 1", fix="leave one of them out",
-            )  # fmt: skip
+                f"column {header[found[0]]} and column {header[found[1]]} are the same",
+                file=path,
+                place="line 1",
+                fix="leave one of them out",
+            )
         if found:
             places[name] = found[0]
         elif not column.optional:
             raise TraceError(
-                f"column {column.titles[0]} is missing", file=path, place="line 1",
+                f"column {column.titles[0]} is missing",
+                file=path,
+                place="line 1",
                 fix="give the file as its tool wrote it",
-            )  # fmt: skip
+            )
     return places
 
 

@@ -10,14 +10,7 @@ from trioflow.base.input_files import check_file
 from trioflow.base.settings import NOTHING
 from trioflow.trace.importers.kineto import import_kineto
 from trioflow.trace.importers.options import ImportOptions, Reader
-from trioflow.trace.importers.ranks import (
-    EXECUTION_TRACE,
-    KINETO,
-    RankFile,
-    find_ranks,
-    list_files,
-    recognise_json,
-)
+from trioflow.trace.importers.ranks import EXECUTION_TRACE, KINETO, RankFile, find_ranks, list_files, recognise_json
 from trioflow.trace.profile.events import RAW_FILES
 from trioflow.trace.profile.merge import merge_trace
 from trioflow.trace.repeat import repeat_layers
@@ -26,9 +19,7 @@ from trioflow.trace.store import Trace
 FORMATS = ("capture", *IMPORT_FORMATS)
 
 
-def import_trace(
-    sources: Sequence[str | Path], options: ImportOptions, form: str | None = None
-) -> Trace:
+def import_trace(sources: Sequence[str | Path], options: ImportOptions, form: str | None = None) -> Trace:
     """Build a trace from one of the known sources.
 
     ``sources``: what `list_known` says; a Kineto trace with or without the execution trace of the same run is two
@@ -40,15 +31,17 @@ def import_trace(
     first = paths[0]
     if form != "kineto" and len(paths) > 1:
         raise TraceError(
-            f"a source of format {form} is one file or folder, {len(paths)} were given", file=first,
+            f"a source of format {form} is one file or folder, {len(paths)} were given",
+            file=first,
             fix="give one, or --format kineto with a Kineto trace and its execution trace",
-        )  # fmt: skip
+        )
     reader = None if form in ("capture", "kineto") else _list_readers()[form]
     if options.repeat_layers and reader and not reader.repeats:
         raise TraceError(
-            f"a source of format {form} names no blocks that could be repeated", file=first,
+            f"a source of format {form} names no blocks that could be repeated",
+            file=first,
             fix="leave --repeat-layers out",
-        )  # fmt: skip
+        )
     try:
         if reader:
             return reader.read(first, options)
@@ -86,25 +79,27 @@ def _list_readers() -> Mapping[str, Reader]:
     from trioflow.trace.importers import chakra, neusight, nsight, simai, triosim, xla
 
     return {
-        "triosim": triosim.READER, "nsight": nsight.READER, "neusight": neusight.READER,
-        "simai": simai.READER, "xla": xla.READER, "chakra": chakra.READER,
-    }  # fmt: skip
+        "triosim": triosim.READER,
+        "nsight": nsight.READER,
+        "neusight": neusight.READER,
+        "simai": simai.READER,
+        "xla": xla.READER,
+        "chakra": chakra.READER,
+    }
 
 
 def list_known() -> list[str]:
     """Return in words the sources that can be read."""
     return [
-        "a Kineto trace (with its execution trace)", "a folder of `trioflow capture`",
+        "a Kineto trace (with its execution trace)",
+        "a folder of `trioflow capture`",
         *(reader.what for reader in _list_readers().values()),
-    ]  # fmt: skip
+    ]
 
 
 def import_row(files: Sequence[str | Path], row: Mapping[str, Any]) -> Trace:
     """Build the trace of a row of ``imports.tsv`` from its files; ``-`` leaves a fact to them. TraceError as `import_trace`."""
-    said = {
-        key: None if row[key] in NOTHING else row[key]
-        for key in ("gpu", "batch", "precision", "optimizer")
-    }
+    said = {key: None if row[key] in NOTHING else row[key] for key in ("gpu", "batch", "precision", "optimizer")}
     form = str(row["format"])
     options = ImportOptions(**said, workload=str(row["trace"]))
     return import_trace(files if form == "kineto" else files[:1], options, form)
@@ -121,9 +116,7 @@ def detect_format(paths: Sequence[Path]) -> str:
     if any(recognise_json(path) for path in list_files(paths)):
         return "kineto"
     *others, last = list_known()
-    raise TraceError(
-        "not a source that trioflow knows", file=first, fix=f"give {', '.join(others)} or {last}"
-    )
+    raise TraceError("not a source that trioflow knows", file=first, fix=f"give {', '.join(others)} or {last}")
 
 
 def _pair(paths: Sequence[Path]) -> tuple[Path, Path | None]:
@@ -133,18 +126,16 @@ def _pair(paths: Sequence[Path]) -> tuple[Path, Path | None]:
         kind = recognise_json(path)
         if kind is None and path in paths:
             raise TraceError(
-                f"neither a {KINETO} nor an {EXECUTION_TRACE}", file=path,
+                f"neither a {KINETO} nor an {EXECUTION_TRACE}",
+                file=path,
                 fix="give what export_chrome_trace and ExecutionTraceObserver wrote",
-            )  # fmt: skip
-        if kind is not None and kind in found:
-            raise TraceError(
-                f"a second {kind} beside {found[kind].name}", file=path, fix="give one of them"
             )
+        if kind is not None and kind in found:
+            raise TraceError(f"a second {kind} beside {found[kind].name}", file=path, fix="give one of them")
         if kind is not None:
             found[kind] = path
     if KINETO not in found:
         raise TraceError(
-            f"an {EXECUTION_TRACE} holds no times", file=paths[0],
-            fix="give the Kineto trace of the same run too",
-        )  # fmt: skip
+            f"an {EXECUTION_TRACE} holds no times", file=paths[0], fix="give the Kineto trace of the same run too"
+        )
     return found[KINETO], found.get(EXECUTION_TRACE)

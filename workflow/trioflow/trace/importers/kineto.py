@@ -17,13 +17,7 @@ from trioflow.trace.profile.execution_trace import Links, Node, link_nodes, read
 from trioflow.trace.profile.kineto import ABSENT, Profile, read_profile
 from trioflow.trace.profile.merge import set_times
 from trioflow.trace.profile.messages import describe_program, list_buckets
-from trioflow.trace.profile.observe import (
-    Observation,
-    count_rounds,
-    coverage_of,
-    list_doubts,
-    observe_step,
-)
+from trioflow.trace.profile.observe import Observation, count_rounds, coverage_of, list_doubts, observe_step
 from trioflow.trace.profile.profiler_fields import kineto_words, load_fields, precision_of
 from trioflow.trace.profile.steps import (
     BY_OPTIMIZER,
@@ -44,16 +38,16 @@ _UNSAID = "unknown"
 _VENDORS: Mapping[str, Mapping[str, list[str]]] = load_fields()["vendors"]
 """By vendor, the words in its devices' names (``device_words``) and the prefixes of its driver's calls (``driver_calls``)."""
 _TF32 = "tf32"
-_SHAPELESS = "the profile holds no shapes (record_shapes=True records them): only the recorded step itself can be answered for"
+_SHAPELESS = (
+    "the profile holds no shapes (record_shapes=True records them): only the recorded step itself can be answered for"
+)
 _HOST_MEMORY = 0
 """What ``[memory]`` events call a processor's memory."""
 _MOST_STEPS = 30
 """Of more profiled steps, evenly spaced ones are taken."""
 
 
-def import_kineto(
-    kineto: str | Path, execution_trace: str | Path | None, options: ImportOptions
-) -> Trace:
+def import_kineto(kineto: str | Path, execution_trace: str | Path | None, options: ImportOptions) -> Trace:
     """Build a trace from PyTorch's own profile files, plain or gzipped.
 
     Without the ``execution_trace`` of the same run, shapes come from the profile
@@ -65,9 +59,7 @@ def import_kineto(
     return import_profile(read_profile(kineto), execution_trace, options)
 
 
-def import_profile(
-    profile: Profile, execution_trace: str | Path | None, options: ImportOptions
-) -> Trace:
+def import_profile(profile: Profile, execution_trace: str | Path | None, options: ImportOptions) -> Trace:
     """Build a trace from a profile that was read, as `import_kineto`.
 
     Of several steps the one that the execution trace covers best describes the operators, the last
@@ -101,11 +93,7 @@ def import_profile(
         "profiled_step_s": ns_to_s(times.total_ns),
         "profiled_steps": times.steps,
         "tail_s": ns_to_s(times.tail_ns),
-        "inputs": {
-            Path(p).name: digest_file(p)[:16]
-            for p in (profile.path, execution_trace)
-            if p is not None
-        },
+        "inputs": {Path(p).name: digest_file(p)[:16] for p in (profile.path, execution_trace) if p is not None},
         "first_call_s": first_call and ns_to_s(first_call.end_ns - first_call.start_ns),
         "recorded_memory": _find_recorded_memory(profile, step) if nodes is None else None,
         "warnings": warnings,
@@ -117,9 +105,7 @@ def import_profile(
     return assemble_trace(seen.operators, facts, ready=seen.ready, file=file)
 
 
-def _describe_run(
-    profile: Profile, step: Step, seen: Observation, options: ImportOptions
-) -> dict[str, Any]:
+def _describe_run(profile: Profile, step: Step, seen: Observation, options: ImportOptions) -> dict[str, Any]:
     """Return the facts of what ran: the files' own, and where they are silent the options'."""
     source = profile.path
     return {
@@ -151,9 +137,7 @@ def _leave_graphs(profile: Profile, spans: list[Span]) -> tuple[list[Span], list
 def _find_first_call(step: Step, times: StepTimes) -> Event | None:
     """Return the driver's call that takes most of the only step, as the first one does, which initialises; else None."""
     waiting = kineto_words("waiting")
-    calls = [
-        e for e in step.root.walk() if e.category in LAUNCHES and not e.name.startswith(waiting)
-    ]
+    calls = [e for e in step.root.walk() if e.category in LAUNCHES and not e.name.startswith(waiting)]
     longest = max(calls, key=lambda e: e.end_ns - e.start_ns, default=None)
     if longest is None or times.steps > 1:
         return None
@@ -167,9 +151,7 @@ def _find_recorded_memory(profile: Profile, step: Step) -> dict[str, Any] | None
     events = np.array(profile.memory, dtype=np.int64).reshape(-1, 5)
     events = events[np.argsort(events[:, 0], kind="stable")]
     stamps, kinds, numbers, _, _ = events.T
-    events = events[
-        (kinds != _HOST_MEMORY) & (numbers == _device_of(step)) & (stamps < step.root.end_ns)
-    ]
+    events = events[(kinds != _HOST_MEMORY) & (numbers == _device_of(step)) & (stamps < step.root.end_ns)]
     before = int(np.searchsorted(events[:, 0], step.root.start_ns))
     allocated, reserved = events[max(before - 1, 0) :, 3:].T
     if not len(allocated):
@@ -190,9 +172,7 @@ def _calls(step: Step) -> list[Any]:
     return [(e.details.get("shapes"), bool(kernels)) for e, kernels in rows]
 
 
-def _choose_step(
-    profile: Profile, spans: Sequence[Span], nodes: Sequence[Node] | None
-) -> tuple[Step, Links | None]:
+def _choose_step(profile: Profile, spans: Sequence[Span], nodes: Sequence[Node] | None) -> tuple[Step, Links | None]:
     """Return the step to describe, with its links to the execution trace."""
     chosen = spans[-1]
     if nodes is not None and len(spans) > 1:
@@ -217,11 +197,7 @@ def _count_joined(profile: Profile, span: Span, nodes: Sequence[Node]) -> int:
 
 
 def _check_tensors(
-    step: Step,
-    links: Links | None,
-    nodes: Sequence[Node] | None,
-    profile: Profile,
-    execution_trace: str | Path | None,
+    step: Step, links: Links | None, nodes: Sequence[Node] | None, profile: Profile, execution_trace: str | Path | None
 ) -> None:
     """Refuse files that do not belong together, or mix devices."""
     if links is None or nodes is None:
@@ -231,29 +207,29 @@ def _check_tensors(
     calls = sum(1 for e in step.operators if e.category == "cpu_op")
     if joined < calls / 2:
         raise TraceError(
-            f"only {joined} of {calls} operators of {profile.path.name} are in it: the files are of"
-            " different runs", file=execution_trace,
+            f"only {joined} of {calls} operators of {profile.path.name} are in it: the files are of different runs",
+            file=execution_trace,
             fix="give the execution trace of the same step",
-        )  # fmt: skip
+        )
     devices = {d for n in links.values() for d in n.devices} - {"", "cpu", "meta"}
     if len(devices) > 1:
         raise TraceError(
-            f"tensors lie on the devices {', '.join(sorted(devices))}", file=execution_trace,
+            f"tensors lie on the devices {', '.join(sorted(devices))}",
+            file=execution_trace,
             fix="capture a step on one device",
-        )  # fmt: skip
+        )
     if devices and not step.on_device:
         raise TraceError(
             f"tensors lie on {devices.pop()} and no kernel is recorded: no GPU events",
-            file=profile.path, fix="profile with ProfilerActivity.CUDA among the activities",
-        )  # fmt: skip
+            file=profile.path,
+            fix="profile with ProfilerActivity.CUDA among the activities",
+        )
 
 
 def _check_marks(profile: Profile, spans: Sequence[Span], step: Step, seen: Observation) -> None:
     """Say how a profile without marked steps is taken; refuse one that repeats itself."""
     if spans[0].name.startswith(BY_OPTIMIZER):
-        seen.notes.append(
-            "the profile marks no step: one lasts from optimizer step to optimizer step"
-        )
+        seen.notes.append("the profile marks no step: one lasts from optimizer step to optimizer step")
     if spans[0].name != WHOLE:
         return
     seen.notes.append("the profile marks no step: all of it is taken as one")
@@ -261,15 +237,13 @@ def _check_marks(profile: Profile, spans: Sequence[Span], step: Step, seen: Obse
     updates = sum(e.name.startswith(kineto_words("optimizer_step")) for e in step.root.walk())
     if rounds > 1 and not updates:
         raise TraceError(
-            f"the profile marks no step and repeats the same calls {rounds} times: it holds several"
-            " steps", file=profile.path,
+            f"the profile marks no step and repeats the same calls {rounds} times: it holds several steps",
+            file=profile.path,
             fix="profile with torch.profiler.schedule and call step(), or profile one step alone",
-        )  # fmt: skip
+        )
 
 
-def _find_step_time(
-    profile: Profile, spans: Sequence[Span], step: Step, times: StepTimes
-) -> tuple[float, str]:
+def _find_step_time(profile: Profile, spans: Sequence[Span], step: Step, times: StepTimes) -> tuple[float, str]:
     """Return how long a step takes [ns], and by which clock (a key of ``STEP_TIME_SOURCES``).
 
     The host's annotation gives it unless the device runs behind: then the time between two steps'
@@ -316,11 +290,7 @@ def _find_optimizer(step: Step) -> str:
 
 
 def _list_warnings(
-    seen: Observation,
-    spans: Sequence[Span],
-    times: StepTimes,
-    alone: bool,
-    first_call: Event | None,
+    seen: Observation, spans: Sequence[Span], times: StepTimes, alone: bool, first_call: Event | None
 ) -> list[str]:
     """Return what the reader of a prediction must know."""
     said = [*seen.unjoined, *seen.notes]
@@ -350,10 +320,10 @@ def _name_device(profile: Profile, step: Step, options: ImportOptions) -> str:
     if profile.foreign:
         word, number = max(profile.foreign.items(), key=lambda item: item[1])
         raise TraceError(
-            f"the profile is of a device that trioflow does not read ({number} events of the"
-            f" category {word})", file=profile.path,
+            f"the profile is of a device that trioflow does not read ({number} events of the category {word})",
+            file=profile.path,
             fix="give a profile of a GPU, or of a run on the processor alone",
-        )  # fmt: skip
+        )
     if not step.on_device:
         _check_processor(profile, options)
         return str(options.need("gpu", profile.path))
@@ -395,14 +365,15 @@ def _check_processor(profile: Profile, options: ImportOptions) -> None:
     if sign is not None:
         raise TraceError(
             f"the run used an accelerator ({sign}) and its device events are not in the profile",
-            file=profile.path, fix="profile with ProfilerActivity.CUDA among the activities",
-        )  # fmt: skip
+            file=profile.path,
+            fix="profile with ProfilerActivity.CUDA among the activities",
+        )
     if options.gpu is not None and _is_gpu(options.gpu):
         raise TraceError(
-            f"--gpu names the GPU {options.gpu} and the profile holds no device event: the step ran"
-            " on a processor", file=profile.path,
+            f"--gpu names the GPU {options.gpu} and the profile holds no device event: the step ran on a processor",
+            file=profile.path,
             fix="name the processor, or profile with ProfilerActivity.CUDA among the activities",
-        )  # fmt: skip
+        )
 
 
 def _is_gpu(name: str) -> bool:
@@ -420,9 +391,10 @@ def _check_vendor(profile: Profile, found: str | None, given: str) -> None:
     named = "a processor" if is_processor(given) else _vendor_of([given])
     if seen is not None and named is not None and seen != named:
         raise TraceError(
-            f"the profile is of a device of {seen}, --gpu says {given}", file=profile.path,
+            f"the profile is of a device of {seen}, --gpu says {given}",
+            file=profile.path,
             fix="leave --gpu out or correct it",
-        )  # fmt: skip
+        )
 
 
 def _vendor_of(names: Iterable[str]) -> str | None:

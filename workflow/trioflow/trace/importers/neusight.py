@@ -146,16 +146,14 @@ class StepBuilder:
         known = MODULES.get(node.module_class)
         if known is None:
             raise node.row.error(
-                "meta", f"module class {node.module_class or '(none)'} is not known here, "
-                "so its parameters are unknown", f"known: {', '.join(MODULES)}",
-            )  # fmt: skip
+                "meta",
+                f"module class {node.module_class or '(none)'} is not known here, so its parameters are unknown",
+                f"known: {', '.join(MODULES)}",
+            )
         if known[1] and not inputs:
             raise node.row.error("inputs", f"module {node.target} reads no tensor")
         shapes = self.shapes_of(node, inputs[0].shape) if known[1] else {}
-        own = [
-            self._take_parameter(f"{node.target}.{name}", shape, node.dtype)
-            for name, shape in shapes.items()
-        ]
+        own = [self._take_parameter(f"{node.target}.{name}", shape, node.dtype) for name, shape in shapes.items()]
         return known[0], own
 
     def _is_view(self, node: FxNode, inputs: list[TensorRef]) -> bool:
@@ -209,27 +207,18 @@ class StepBuilder:
             shapes = [ref.shape for ref in run.inputs]
             factors = sum(len(ref.shape) > 1 for ref in results)
             flop = factors * (count_flop(f"aten::{run.base}", shapes, [run.output.shape]) or 0)
-        place = self._observe(
-            run.node, backward_operator(run.base), read, results, run.node.backward_ns, run.place
-        )
+        place = self._observe(run.node, backward_operator(run.base), read, results, run.node.backward_ns, run.place)
         self.operators[place].flop = flop
         return place
 
     def _accumulate(self, run: _Run, wanted: list[TensorRef], results: list[TensorRef]) -> None:
         """Add the gradients of a node's parameters to those of the micro-batches before."""
-        made = [
-            result
-            for ref, result in zip(wanted, results, strict=True)
-            if ref.storage in self._names
-        ]
+        made = [result for ref, result in zip(wanted, results, strict=True) if ref.storage in self._names]
         if not made:
             raise run.node.row.error(
-                "acc_latency",
-                f"node {run.node.name} accumulates gradients, but it has no parameter",
+                "acc_latency", f"node {run.node.name} accumulates gradients, but it has no parameter"
             )
-        place = self._observe(
-            run.node, "add_", [*made, *made], made, run.node.accumulate_ns, run.place, len(made)
-        )
+        place = self._observe(run.node, "add_", [*made, *made], made, run.node.accumulate_ns, run.place, len(made))
         for ref in wanted:
             if ref.storage in self._names:
                 self.ready[self._names[ref.storage]] = place
@@ -273,23 +262,17 @@ class StepBuilder:
             self._weights[name] = ref
             self._names[ref.storage] = name
             self._wanted.add(ref.storage)
-            self.parameters[name] = {
-                "name": name, "shape": list(shape), "elem_bytes": ref.elem_bytes,
-            }  # fmt: skip
+            self.parameters[name] = {"name": name, "shape": list(shape), "elem_bytes": ref.elem_bytes}
         return self._weights[name]
 
     def _make_gradient(self, ref: TensorRef) -> TensorRef:
         category = "gradient" if ref.storage in self._names else ""
-        return TensorRef(
-            self._fresh(), self._fresh(), ref.elem_bytes, ref.shape, ref.dtype, 0, category
-        )
+        return TensorRef(self._fresh(), self._fresh(), ref.elem_bytes, ref.shape, ref.dtype, 0, category)
 
     def _tensors(self, node: FxNode) -> list[TensorRef]:
         return [self._values[name] for name in node.inputs if name in self._values]
 
-    def _make(
-        self, shape: tuple[int, ...], dtype: str, storage: int | None = None, category: str = ""
-    ) -> TensorRef:
+    def _make(self, shape: tuple[int, ...], dtype: str, storage: int | None = None, category: str = "") -> TensorRef:
         name, elem_bytes = DTYPES[dtype]
         number = self._fresh()
         storage = self._fresh() if storage is None else storage
@@ -336,9 +319,7 @@ def import_neusight(csv_path: str | Path, options: ImportOptions) -> Trace:
     nodes = read_nodes(path)
     sidecar = read_sidecar(path)
     facts = _read_facts(path, nodes, options)
-    layers = options.need(
-        "repeat_layers", path, int(sidecar["num_layer"]) if "num_layer" in sidecar else None
-    )
+    layers = options.need("repeat_layers", path, int(sidecar["num_layer"]) if "num_layer" in sidecar else None)
     block = _find_block(path, nodes, int(layers))
     model = _Model(read_model_config(path, facts["model"]), nodes, block, facts["warnings"])
     step = StepBuilder(find_floor(nodes), facts["mode"] == "train", model.shapes_of, model.tied)
@@ -363,10 +344,7 @@ def _assemble(path: Path, step: StepBuilder, facts: dict[str, Any]) -> Trace:
         "timer_floor_s": ns_to_s(step.floor.typical_ns),
         "step_time_s": busy_s,
     }
-    ready = sorted(
-        ReadyGradient(place, tuple(step.parameters[name]["shape"]))
-        for name, place in step.ready.items()
-    )
+    ready = sorted(ReadyGradient(place, tuple(step.parameters[name]["shape"])) for name, place in step.ready.items())
     trace = assemble_trace(step.operators, facts, ready=ready, file=path)
     trace.facts = replace(trace.facts, parameters=parameters)
     return trace
@@ -380,9 +358,10 @@ def _read_facts(path: Path, nodes: Sequence[FxNode], options: ImportOptions) -> 
     first = next(n for n in nodes if n.op == "placeholder" and n.is_tensor and n.shape)
     if named and int(named["batch"]) != first.shape[0]:
         raise first.row.error(
-            "output_shape", f"the input has {first.shape[0]} samples, the file's name says "
-            f"{named['batch']}", "give the table under its own name",
-        )  # fmt: skip
+            "output_shape",
+            f"the input has {first.shape[0]} samples, the file's name says {named['batch']}",
+            "give the table under its own name",
+        )
     kinds = {node.dtype for node in nodes if node.is_float}
     precision = _PRECISIONS.get(next(iter(kinds))) if len(kinds) == 1 else None
     trained = any(node.backward_ns for node in nodes)
@@ -390,8 +369,10 @@ def _read_facts(path: Path, nodes: Sequence[FxNode], options: ImportOptions) -> 
     if mode == "train" and not trained:
         raise TraceError(
             "the file's name says train, but no row has a gradient's time",
-            file=path, place="column bw_latency", fix="give the whole table",
-        )  # fmt: skip
+            file=path,
+            place="column bw_latency",
+            fix="give the whole table",
+        )
     model = named["model"] if named else ""
     files = [path, path.with_suffix(".json")]
     return {
@@ -423,14 +404,14 @@ def _find_block(path: Path, nodes: Sequence[FxNode], layers: int) -> str:
             found.setdefault(".".join(parts[: numbered + 1]), node)
     if len(found) > 1:
         first, second = list(found)[:2]
-        raise found[second].row.error(
-            "meta", f"the table holds the layers {first} and {second}, one is expected"
-        )
+        raise found[second].row.error("meta", f"the table holds the layers {first} and {second}, one is expected")
     if not found and layers > 1:
         raise TraceError(
             f"no module of the table is a numbered layer that could be repeated {layers} times",
-            file=path, place="column meta", fix="give --repeat-layers 1",
-        )  # fmt: skip
+            file=path,
+            place="column meta",
+            fix="give --repeat-layers 1",
+        )
     return next(iter(found), "")
 
 
@@ -468,11 +449,14 @@ class _Model:
     def _heads(self) -> list[FxNode]:
         """Return the linear layers outside the repeated block that widen their input."""
         return [
-            node for node in self.nodes
-            if node.op == "call_module" and node.module_class == "Linear"
+            node
+            for node in self.nodes
+            if node.op == "call_module"
+            and node.module_class == "Linear"
             and not (self.block and node.target.startswith(f"{self.block}."))
-            and node.shape and self._input_shape(node)[-1:] < node.shape[-1:]
-        ]  # fmt: skip
+            and node.shape
+            and self._input_shape(node)[-1:] < node.shape[-1:]
+        ]
 
     def _input_shape(self, node: FxNode) -> tuple[int, ...]:
         return self.by_name[node.inputs[0]].shape if node.inputs else ()
@@ -489,9 +473,7 @@ class _Model:
         widest = max((node.shape[-1] for node in self._heads()), default=0)
         stated = self._stated("vocab_size")
         if not stated and not widest and any(map(self._reads_input, self._embeddings())):
-            self.warnings.append(
-                "nothing says how many rows the vocabulary's embedding has: 1 taken"
-            )
+            self.warnings.append("nothing says how many rows the vocabulary's embedding has: 1 taken")
         return stated or widest or 1
 
     def _stated(self, *keys: str) -> int:
@@ -520,11 +502,7 @@ class _Model:
             return {"weight": (self._rows(node, given), width)}
         if node.module_class == "Linear":
             shapes = {"weight": (width, given[-1]), "bias": (width,)}
-            return {
-                k: v
-                for k, v in shapes.items()
-                if f"{node.target}.weight" not in self.tied or k == "weight"
-            }
+            return {k: v for k, v in shapes.items() if f"{node.target}.weight" not in self.tied or k == "weight"}
         return {"weight": (width,), "bias": (width,)}
 
     def _rows(self, node: FxNode, given: tuple[int, ...]) -> int:
@@ -539,9 +517,7 @@ class _Model:
         return stated or 1
 
 
-def _compare(
-    trace: Trace, step: StepBuilder, block: str, layers: int, sidecar: dict[str, float]
-) -> dict[str, Any]:
+def _compare(trace: Trace, step: StepBuilder, block: str, layers: int, sidecar: dict[str, float]) -> dict[str, Any]:
     """Return the step's facts beside what was measured of the whole model."""
     busy_s = ns_to_s(int(trace.operators["device_ns"].sum()))
     host_ns = sum(
@@ -555,9 +531,12 @@ def _compare(
         if f"{key}_latency" in sidecar
     }
     facts: dict[str, Any] = {
-        "step_time_s": busy_s, "step_time_source": "busy", "busy_s": busy_s,
-        "host_only_s": ns_to_s(host_ns), **measured,
-    }  # fmt: skip
+        "step_time_s": busy_s,
+        "step_time_source": "busy",
+        "busy_s": busy_s,
+        "host_only_s": ns_to_s(host_ns),
+        **measured,
+    }
     if "measured_end_to_end_s" in measured:
         ratio = busy_s / measured["measured_end_to_end_s"]
         facts["busy_over_measured"] = ratio

@@ -18,10 +18,14 @@ from trioflow.trace.consistency import MOST_ELEMENTS
 from trioflow.trace.importers.csv_rows import Column, CsvRow, number, read_rows
 
 DTYPES = {
-    "torch.float32": ("float", 4), "torch.float64": ("double", 8), "torch.float16": ("c10::Half", 2),
-    "torch.bfloat16": ("c10::BFloat16", 2), "torch.int64": ("long int", 8),
-    "torch.int32": ("int", 4), "torch.bool": ("bool", 1),
-}  # fmt: skip
+    "torch.float32": ("float", 4),
+    "torch.float64": ("double", 8),
+    "torch.float16": ("c10::Half", 2),
+    "torch.bfloat16": ("c10::BFloat16", 2),
+    "torch.int64": ("long int", 8),
+    "torch.int32": ("int", 4),
+    "torch.bool": ("bool", 1),
+}
 """Element types, ours and their size [bytes]."""
 
 _OPS = ("placeholder", "get_attr", "call_function", "call_method", "call_module", "output")
@@ -48,26 +52,25 @@ COLUMNS = {
     "op": Column(("op",), f"one of {', '.join(_OPS)}", "|".join(_OPS)),
     "target": Column(("target",), "a target", read=_plain_target),
     "inputs": Column(
-        ("_input_nodes",), "a list of nodes such as {a: None}", r"\{(?:\w+: None(?:, \w+: None)*)?\}",
+        ("_input_nodes",),
+        "a list of nodes such as {a: None}",
+        r"\{(?:\w+: None(?:, \w+: None)*)?\}",
         lambda text: tuple(re.findall(r"(\w+): None", text)),
     ),
     "meta": Column(("meta",), pattern="(?s:.*)", read=_STACK.findall),
     "input_shapes": Column(
-        ("input_shapes",), "a list of shapes such as [[4, 8]]",
+        ("input_shapes",),
+        "a list of shapes such as [[4, 8]]",
         r"\[\s*(?:\[[\d,\s]*\]\s*(?:,\s*\[[\d,\s]*\]\s*)*)?\]",
         lambda text: [tuple(shape) for shape in json.loads(text)],
     ),
     "output_shape": Column(
-        ("output_shape",), "a shape such as (4, 8)", r"\((?:\d{1,18},|\d{1,18}(?:, \d{1,18})+)?\)",
-        _read_shape,
+        ("output_shape",), "a shape such as (4, 8)", r"\((?:\d{1,18},|\d{1,18}(?:, \d{1,18})+)?\)", _read_shape
     ),
-    "dtype": Column(
-        ("dtype",), f"a known element type: {', '.join(DTYPES)}",
-        "|".join(["", *map(re.escape, DTYPES)]),
-    ),
+    "dtype": Column(("dtype",), f"a known element type: {', '.join(DTYPES)}", "|".join(["", *map(re.escape, DTYPES)])),
     "Name": Column(("Name",), "the name of a node", r"\w+", once=True),
     **{name: number(name, highest=_LONGEST_MS) for name in ("fw_latency", "bw_latency", "acc_latency")},
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -109,10 +112,17 @@ def read_nodes(path: Path) -> list[FxNode]:
         cells = row.cells
         module, kind = cells["meta"][-1] if cells["meta"] else ("", "")
         node = nodes[cells["Name"]] = FxNode(
-            row, cells["Name"], cells["op"], cells["target"], module, kind.rpartition(".")[2],
-            cells["inputs"], cells["output_shape"], cells["dtype"],
+            row,
+            cells["Name"],
+            cells["op"],
+            cells["target"],
+            module,
+            kind.rpartition(".")[2],
+            cells["inputs"],
+            cells["output_shape"],
+            cells["dtype"],
             *(ms_to_ns(cells[f"{key}_latency"]) for key in ("fw", "bw", "acc")),
-        )  # fmt: skip
+        )
         if prod(node.shape) > MOST_ELEMENTS:
             problem = f"{prod(node.shape)} elements are more than any device holds"
             raise row.error("output_shape", problem)
@@ -127,19 +137,14 @@ def _check_inputs(node: FxNode, nodes: dict[str, FxNode]) -> None:
     """Check that a node reads rows above it, in the shapes that they return."""
     shapes = node.row.cells["input_shapes"]
     if len(shapes) != len(node.inputs):
-        raise node.row.error(
-            "input_shapes", f"{len(shapes)} shapes found for {len(node.inputs)} input nodes"
-        )
+        raise node.row.error("input_shapes", f"{len(shapes)} shapes found for {len(node.inputs)} input nodes")
     for name, shape in zip(node.inputs, shapes, strict=True):
         if name not in nodes or name == node.name:
-            raise node.row.error(
-                "inputs", f"no row above is node {name}", "keep the rows in the graph's order"
-            )
+            raise node.row.error("inputs", f"no row above is node {name}", "keep the rows in the graph's order")
         if nodes[name].shape != shape:
             raise node.row.error(
                 "input_shapes",
-                f"node {name} has shape {list(nodes[name].shape)} on line {nodes[name].row.line}, "
-                f"here {list(shape)}",
+                f"node {name} has shape {list(nodes[name].shape)} on line {nodes[name].row.line}, here {list(shape)}",
             )
 
 
@@ -203,22 +208,43 @@ def _read_json(file: Path) -> dict[str, Any]:
 CONTAINERS = frozenset({"split", "chunk", "unbind", "tensor_split"})
 """Methods that return a tuple of views; a getitem takes each one out."""
 
-VIEWS = frozenset({
-    "view", "view_as", "permute", "transpose", "t", "unsqueeze", "squeeze", "expand", "expand_as",
-    "select", "narrow", "detach", "getitem", "unflatten",
-})  # fmt: skip
+VIEWS = frozenset(
+    {
+        "view",
+        "view_as",
+        "permute",
+        "transpose",
+        "t",
+        "unsqueeze",
+        "squeeze",
+        "expand",
+        "expand_as",
+        "select",
+        "narrow",
+        "detach",
+        "getitem",
+        "unflatten",
+    }
+)
 """Functions and methods whose result is memory of their first argument: they launch no kernel."""
 
-CONVERSIONS = frozenset({
-    "to", "type", "type_as", "float", "half", "bfloat16", "double", "bool", "long", "int", "cuda",
-})  # fmt: skip
+CONVERSIONS = frozenset({"to", "type", "type_as", "float", "half", "bfloat16", "double", "bool", "long", "int", "cuda"})
 """Methods that copy only where the element type changes."""
 
 OPERATORS = {
-    "truediv": "div", "floordiv": "floor_divide", "getitem": "slice", "iadd": "add_",
-    "imul": "mul_", "type": "to", "float": "to", "half": "to", "bfloat16": "to", "double": "to",
-    "neg": "neg", "invert": "bitwise_not",
-}  # fmt: skip
+    "truediv": "div",
+    "floordiv": "floor_divide",
+    "getitem": "slice",
+    "iadd": "add_",
+    "imul": "mul_",
+    "type": "to",
+    "float": "to",
+    "half": "to",
+    "bfloat16": "to",
+    "double": "to",
+    "neg": "neg",
+    "invert": "bitwise_not",
+}
 """ATen names of functions and methods where they differ."""
 
 MODULES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -226,10 +252,16 @@ MODULES: dict[str, tuple[str, tuple[str, ...]]] = {
     "LayerNorm": ("layer_norm", ("weight", "bias")),
     "Embedding": ("embedding", ("weight",)),
     "Dropout": ("native_dropout", ()),
-    "Tanh": ("tanh", ()), "ReLU": ("relu", ()), "GELU": ("gelu", ()), "SiLU": ("silu", ()),
-    "Sigmoid": ("sigmoid", ()), "Softmax": ("softmax", ()), "LogSoftmax": ("log_softmax", ()),
-    "Identity": ("alias", ()), "Flatten": ("flatten", ()),
-}  # fmt: skip
+    "Tanh": ("tanh", ()),
+    "ReLU": ("relu", ()),
+    "GELU": ("gelu", ()),
+    "SiLU": ("silu", ()),
+    "Sigmoid": ("sigmoid", ()),
+    "Softmax": ("softmax", ()),
+    "LogSoftmax": ("log_softmax", ()),
+    "Identity": ("alias", ()),
+    "Flatten": ("flatten", ()),
+}
 """Leaf modules: their operator and the parameters that they own."""
 
 IDENTITY_MODULES = frozenset({"Identity"})
@@ -237,11 +269,21 @@ IDENTITY_MODULES = frozenset({"Identity"})
 
 _OUTPUT, _INPUTS, _MASK, _NOTHING = "output", "inputs", "mask", "nothing"
 _SAVED = {
-    "softmax": _OUTPUT, "log_softmax": _OUTPUT, "tanh": _OUTPUT, "relu": _OUTPUT,
-    "sigmoid": _OUTPUT, "exp": _OUTPUT, "sqrt": _OUTPUT, "native_dropout": _MASK,
-    "add": _NOTHING, "sub": _NOTHING, "neg": _NOTHING, "sum": _NOTHING, "mean": _NOTHING,
+    "softmax": _OUTPUT,
+    "log_softmax": _OUTPUT,
+    "tanh": _OUTPUT,
+    "relu": _OUTPUT,
+    "sigmoid": _OUTPUT,
+    "exp": _OUTPUT,
+    "sqrt": _OUTPUT,
+    "native_dropout": _MASK,
+    "add": _NOTHING,
+    "sub": _NOTHING,
+    "neg": _NOTHING,
+    "sum": _NOTHING,
+    "mean": _NOTHING,
     "cat": _NOTHING,
-}  # fmt: skip
+}
 _BACKWARD = {
     "softmax": "aten::_softmax_backward_data",
     "log_softmax": "aten::_log_softmax_backward_data",

@@ -42,52 +42,55 @@ from trioflow.trace.store import Trace
 _MAGIC = b"SQLite format 3\0"
 _RUNTIME, _NVTX, _STRINGS = "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS", "StringIds"
 _DEVICE = {
-    "kernel": "CUPTI_ACTIVITY_KIND_KERNEL", "gpu_memcpy": "CUPTI_ACTIVITY_KIND_MEMCPY",
+    "kernel": "CUPTI_ACTIVITY_KIND_KERNEL",
+    "gpu_memcpy": "CUPTI_ACTIVITY_KIND_MEMCPY",
     "gpu_memset": "CUPTI_ACTIVITY_KIND_MEMSET",
-}  # fmt: skip
+}
 _GPUS = ("TARGET_INFO_GPU", "TARGET_INFO_CUDA_GPU")
 """Where the names of GPUs stand, newest first."""
 _TABLES = {_RUNTIME, _NVTX, _STRINGS, *_DEVICE.values(), *_GPUS}
 _TIMES = {"startNs": "start", "endNs": "end", "correlationId": "correlationId"}
 _EVENTS: Mapping[str, Mapping[str, str]] = {
     "NvtxEvent": {
-        "Timestamp": "start", "EndTimestamp": "end", "Type": "eventType", "Text": "text", "TextId": "textId",
+        "Timestamp": "start",
+        "EndTimestamp": "end",
+        "Type": "eventType",
+        "Text": "text",
+        "TextId": "textId",
         "GlobalTid": "globalTid",
     },
     "TraceProcessEvent": _TIMES | {"name": "nameId", "globalTid": "globalTid"},
-    "CudaEvent": _TIMES | {
-        "deviceId": "deviceId", "streamId": "streamId", "globalPid": "globalPid", "graphId": "graphId",
-        "graphNodeId": "graphNodeId", "demangledName": "demangledName", "shortName": "shortName",
-        "mangledName": "mangledName", "sizebytes": "bytes", "copyKind": "copyKind",
+    "CudaEvent": _TIMES
+    | {
+        "deviceId": "deviceId",
+        "streamId": "streamId",
+        "globalPid": "globalPid",
+        "graphId": "graphId",
+        "graphNodeId": "graphNodeId",
+        "demangledName": "demangledName",
+        "shortName": "shortName",
+        "mangledName": "mangledName",
+        "sizebytes": "bytes",
+        "copyKind": "copyKind",
     },
-}  # fmt: skip
+}
 """Columns of the database by what events of JSON lines call them."""
 _PUSH_POP = 59
 """``eventType`` of ranges that nest on their thread."""
 _COPIES = {1: "HtoD", 2: "DtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP"}
 """``copyKind`` as CUPTI numbers it."""
-_STEP = re.compile(
-    r"^(profilerstep#\d+|(train(ing)?[ _-]?)?(step|iter(ation)?)[ _#:-]*\d*)$", re.IGNORECASE
-)
+_STEP = re.compile(r"^(profilerstep#\d+|(train(ing)?[ _-]?)?(step|iter(ation)?)[ _#:-]*\d*)$", re.IGNORECASE)
 _TEXT = re.compile(
     r"^(?P<name>.*?)(, seq = (?P<sequence>\d+))?(, op_id = \d+)?(, sizes = (?P<sizes>\[.*?\]))?(, input_op_ids = .*)?$"
 )
-_FLOATS = {
-    "fp32": "float",
-    "tf32": "float",
-    "bf16": "c10::BFloat16",
-    "fp16": "c10::Half",
-}
+_FLOATS = {"fp32": "float", "tf32": "float", "bf16": "c10::BFloat16", "fp16": "c10::Half"}
 _FIRST_LINE = 64 * BYTES_PER_MIB
 """Bytes of the first line at most: it may hold the texts of all events."""
 _NUMBER_BITS = 24
 """Bits of the thread, and above it of the process, in a ``globalTid``."""
 
 
-_FILES: Mapping[str, Callable[..., pd.DataFrame]] = {
-    ".parquet": pd.read_parquet,
-    ".arrow": pd.read_feather,
-}
+_FILES: Mapping[str, Callable[..., pd.DataFrame]] = {".parquet": pd.read_parquet, ".arrow": pd.read_feather}
 """What reads a file of a folder."""
 
 
@@ -121,8 +124,10 @@ def find_nsight_ranks(paths: Sequence[Path]) -> dict[int, RankFile]:
     with _read_report(paths[0]) as report:
         seen = {
             (int(row["deviceId"]), _split(int(row["globalPid"]))[0])
-            for table in _DEVICE.values() for row in report.rows(table) if read(row, "globalPid") is not None
-        }  # fmt: skip
+            for table in _DEVICE.values()
+            for row in report.rows(table)
+            if read(row, "globalPid") is not None
+        }
     processes = list(dict.fromkeys(process for _, process in sorted(seen)))
     if len(processes) < 2 or len(paths) > 1:
         return {}
@@ -140,9 +145,7 @@ def _read_report(path: Path) -> Iterator[_Report]:
             base.row_factory = sqlite3.Row
             yield _Report(base, path)
     except (sqlite3.Error, IndexError, OverflowError, TypeError) as error:
-        raise TraceError(
-            f"the database cannot be read: {error}", file=path, fix="export the report again"
-        ) from None
+        raise TraceError(f"the database cannot be read: {error}", file=path, fix="export the report again") from None
 
 
 def import_nsight(path: str | Path, options: ImportOptions, process: int | None = None) -> Trace:
@@ -165,9 +168,11 @@ def import_nsight(path: str | Path, options: ImportOptions, process: int | None 
             raise TraceError(error.problem, file=path, place=error.place, fix=error.fix) from None
     doubt = f"ranges hold no types: every tensor is taken as {precision}, indices and masks too"
     facts = replace(
-        trace.facts, source="Nsight Systems", warnings=[doubt, *doubts, *trace.facts.warnings],
+        trace.facts,
+        source="Nsight Systems",
+        warnings=[doubt, *doubts, *trace.facts.warnings],
         inputs={file.name: digest_file(file)[:16] for file in _list_files(path)},
-    )  # fmt: skip
+    )
     return Trace(trace.operators, trace.tensors, facts)
 
 
@@ -189,9 +194,7 @@ def _open(path: Path) -> sqlite3.Connection:
         try:
             table = _FILES[file.suffix](file, dtype_backend="numpy_nullable")
         except (OSError, ValueError) as error:
-            raise TraceError(
-                f"the table cannot be read: {error}", file=file, fix="export the report again"
-            ) from None
+            raise TraceError(f"the table cannot be read: {error}", file=file, fix="export the report again") from None
         table.to_sql(file.stem, base, index=False)
     return base
 
@@ -214,9 +217,11 @@ def _read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 yield from _read_line(msgspec.json.decode(line)) if line.strip() else ()
             except (msgspec.DecodeError, AttributeError, TypeError, ValueError) as error:
                 raise TraceError(
-                    f"not a line of nsys export: {error}", file=path, place=f"line {number}",
+                    f"not a line of nsys export: {error}",
+                    file=path,
+                    place=f"line {number}",
                     fix="export the report again with --type jsonlines",
-                ) from None  # fmt: skip
+                ) from None
 
 
 def _read_line(said: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -237,10 +242,14 @@ def _read_line(said: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         table = table or _DEVICE.get(kinds.get(kind, ""), "")
         if table:
             fields = {"deviceId": 0} | event | (event[kind] if kind else {})
-            yield table, {
-                column: fields[key] if key == "Text" else int(fields[key])
-                for key, column in columns.items() if fields.get(key) is not None
-            }  # fmt: skip
+            yield (
+                table,
+                {
+                    column: fields[key] if key == "Text" else int(fields[key])
+                    for key, column in columns.items()
+                    if fields.get(key) is not None
+                },
+            )
 
 
 class _Report:
@@ -253,9 +262,10 @@ class _Report:
         for name, what in ((_STRINGS, "names"), (_NVTX, "NVTX ranges")):
             if name not in self._tables:
                 raise TraceError(
-                    f"the database has no {what} (table {name})", file=path,
+                    f"the database has no {what} (table {name})",
+                    file=path,
                     fix="profile with --trace=cuda,nvtx and export with nsys export --type sqlite",
-                )  # fmt: skip
+                )
         self.names = {int(row["id"]): str(row["value"]) for row in self.rows(_STRINGS)}
 
     def rows(self, *names: str) -> Iterator[sqlite3.Row]:
@@ -282,14 +292,8 @@ def read(row: sqlite3.Row, column: str) -> Any:
 
 def _write_profile(report: _Report, word: str, target: Path, process: int | None) -> list[str]:
     """Write a report's events, or one process's, in the format of PyTorch's profiler; return what says that it is cut."""
-    devices = [
-        {"id": int(read(row, "id") or 0), "name": report.text(row, "name")} for row in report.rows(*_GPUS)
-    ]  # fmt: skip
-    ranges = [
-        row
-        for row in report.rows(_NVTX)
-        if row["eventType"] == _PUSH_POP and row["end"] is not None
-    ]
+    devices = [{"id": int(read(row, "id") or 0), "name": report.text(row, "name")} for row in report.rows(*_GPUS)]
+    ranges = [row for row in report.rows(_NVTX) if row["eventType"] == _PUSH_POP and row["end"] is not None]
     last_ns = max((int(row["end"]) for row in ranges), default=0)
     named = {read(row, "textId") for row in ranges}
     texts = (_TEXT.match(text) for number, text in report.names.items() if number not in named)
@@ -298,10 +302,11 @@ def _write_profile(report: _Report, word: str, target: Path, process: int | None
     events = list(_list_ranges(report, ranges, word, process))
     if not any(event["cat"] == "cpu_op" for event in events):
         raise TraceError(
-            "no NVTX range is an operator's", file=report.path,
+            "no NVTX range is an operator's",
+            file=report.path,
             fix="train inside torch.autograd.profiler.emit_nvtx(record_shapes=True) under nsys, "
             "or with nsys profile --pytorch=autograd-shapes-nvtx",
-        )  # fmt: skip
+        )
     events += _list_calls(report, process)
     with target.open("w", encoding="utf-8") as file:
         json.dump({"deviceProperties": devices, "traceEvents": events}, file)
@@ -313,7 +318,7 @@ def _write_profile(report: _Report, word: str, target: Path, process: int | None
         "marked steps hold no operator": sum(
             bisect_left(starts, step["ts"]) == bisect_left(starts, step["ts"] + step["dur"]) for step in steps
         ),
-    }  # fmt: skip
+    }
     return [f"{count} {what}: the export may be cut short" for what, count in said.items() if count]
 
 
@@ -323,9 +328,15 @@ def _event(
     """Return an event of a profile, which counts in microseconds."""
     start_ns, end_ns = int(row["start"]), int(row["end"])
     return {
-        "ph": "X", "name": name, "cat": category, "pid": place[0], "tid": place[1],
-        "ts": start_ns / NS_PER_US, "dur": (end_ns - start_ns) / NS_PER_US, "args": dict(arguments),
-    }  # fmt: skip
+        "ph": "X",
+        "name": name,
+        "cat": category,
+        "pid": place[0],
+        "tid": place[1],
+        "ts": start_ns / NS_PER_US,
+        "dur": (end_ns - start_ns) / NS_PER_US,
+        "args": dict(arguments),
+    }
 
 
 def _split(number: int) -> tuple[int, int]:
@@ -386,19 +397,16 @@ def _list_calls(report: _Report, process: int | None) -> Iterator[dict[str, Any]
                 processes.add(_split(int(own))[0])
             if len(processes) > 1:
                 raise TraceError(
-                    f"kernels of {len(processes)} processes or more", file=report.path,
+                    f"kernels of {len(processes)} processes or more",
+                    file=report.path,
                     fix="import it with trioflow import, which writes a trace a process",
-                )  # fmt: skip
-            arguments = {
-                "device": row["deviceId"], "stream": row["streamId"], "correlation": row["correlationId"],
-            }  # fmt: skip
+                )
+            arguments = {"device": row["deviceId"], "stream": row["streamId"], "correlation": row["correlationId"]}
             if graph := read(row, "graphId") or read(row, "graphNodeId"):
                 arguments["graph id"] = graph
             if (size := read(row, "bytes")) is not None:
                 arguments["bytes"] = size
-            yield _event(
-                row, _name_work(report, row, category), category, (0, row["streamId"]), arguments
-            )
+            yield _event(row, _name_work(report, row, category), category, (0, row["streamId"]), arguments)
 
 
 def _name_work(report: _Report, row: sqlite3.Row, category: str) -> str:

@@ -48,9 +48,7 @@ class ImportOptions:
         value = given if given is not None else found
         if value is None:
             raise TraceError(
-                f"the source does not say the {name.replace('_', ' ')}",
-                file=source,
-                fix=f"give it with {flag}",
+                f"the source does not say the {name.replace('_', ' ')}", file=source, fix=f"give it with {flag}"
             )
         if name in _COUNTS and (value.__class__ is not int or int(value) < 1):
             raise TraceError(
@@ -65,10 +63,7 @@ class ImportOptions:
         """Return the precision as `need` does; TraceError besides where it is none that is predicted."""
         precision = str(self.need("precision", source, found))
         if precision not in PRECISIONS:
-            raise TraceError(
-                f"unknown precision {precision!r}", file=source,
-                fix=f"use one of {', '.join(PRECISIONS)}",
-            )  # fmt: skip
+            raise TraceError(f"unknown precision {precision!r}", file=source, fix=f"use one of {', '.join(PRECISIONS)}")
         return precision
 
 

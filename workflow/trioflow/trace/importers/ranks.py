@@ -31,9 +31,7 @@ _HEAD_BYTES = 1 << 16
 _GZIP_WINDOW = 16 + zlib.MAX_WBITS
 _TENSORBOARD = ("plugins", "profile")
 _RUN = re.compile(rb'"distributedInfo"\s*:\s*\{')
-_NUMBERS = {
-    word: re.compile(rb'"%s"\s*:\s*"?([^",}\s]*)' % word) for word in (b"rank", b"world_size")
-}
+_NUMBERS = {word: re.compile(rb'"%s"\s*:\s*"?([^",}\s]*)' % word) for word in (b"rank", b"world_size")}
 _NAMED = re.compile(r"(?:rank|worker)[-_ .]?(\d+)", re.IGNORECASE)
 _LAST_NUMBER = re.compile(r"(\d+)\D*$")
 _NAMED_MISSING = 8
@@ -78,9 +76,10 @@ def list_files(paths: Sequence[Path]) -> list[Path]:
             if len(held) > 1:
                 names = ", ".join(run.name for run, _ in held)
                 raise TraceError(
-                    f"TensorBoard's folder holds {len(held)} runs: {names}", file=path,
+                    f"TensorBoard's folder holds {len(held)} runs: {names}",
+                    file=path,
                     fix=f"give one of them, such as {held[-1][0]}",
-                )  # fmt: skip
+                )
             inside = held[0][1] if held else []
         found += inside
     return found
@@ -134,15 +133,14 @@ def find_ranks(paths: Sequence[Path]) -> dict[int, RankFile]:
         if len(worlds) > 1:
             (one, first), (other, second) = worlds.items()
             raise TraceError(
-                f"it is of a run of {other} ranks, {first.name} of one of {one}", file=second,
+                f"it is of a run of {other} ranks, {first.name} of one of {one}",
+                file=second,
                 fix="give the files of one run",
-            )  # fmt: skip
+            )
         found[rank] = _choose(found[rank], path, rank) if rank in found else RankFile(path)
     if len(found) > 1:
         check_ranks(found, next(iter(worlds), None), paths[0])
-    return _add_execution_traces(
-        found, [path for path, kind in kinds.items() if kind == EXECUTION_TRACE]
-    )
+    return _add_execution_traces(found, [path for path, kind in kinds.items() if kind == EXECUTION_TRACE])
 
 
 def _refuse_unread(unread: Sequence[Path], profiles: Sequence[Path]) -> None:
@@ -153,9 +151,10 @@ def _refuse_unread(unread: Sequence[Path], profiles: Sequence[Path]) -> None:
         match = _NAMED.search(path.name)
         if _CYCLE.match(path.name) or (match and int(match[1]) not in known):
             raise TraceError(
-                f"neither a {KINETO} nor an {EXECUTION_TRACE}: it is empty, cut, or something else", file=path,
+                f"neither a {KINETO} nor an {EXECUTION_TRACE}: it is empty, cut, or something else",
+                file=path,
                 fix="record or copy it again, or move it elsewhere if it is no profile",
-            )  # fmt: skip
+            )
 
 
 def _read_run(path: Path) -> tuple[int, int | None]:
@@ -169,18 +168,20 @@ def _read_run(path: Path) -> tuple[int, int | None]:
         numbers[b"rank"] = _read_number(name[1].encode(), path, b"rank")
     if b"rank" not in numbers:
         raise TraceError(
-            "neither the profile (distributedInfo) nor its name says which rank it is of", file=path,
+            "neither the profile (distributedInfo) nor its name says which rank it is of",
+            file=path,
             fix=f"name it rank-N{''.join(path.suffixes[-2:])}, or give one profile alone",
-        )  # fmt: skip
+        )
     return numbers[b"rank"], numbers.get(b"world_size")
 
 
 def _read_number(text: bytes, path: Path, word: bytes) -> int:
     if not text.isdigit() or len(text) > len(str(MOST_RANKS)) or int(text) > MOST_RANKS:
         raise TraceError(
-            f"{word.decode()} is {text.decode('utf-8', 'replace')!r:.40}, no whole number from 0 to {MOST_RANKS}", file=path,
+            f"{word.decode()} is {text.decode('utf-8', 'replace')!r:.40}, no whole number from 0 to {MOST_RANKS}",
+            file=path,
             fix="correct it in distributedInfo or in the file's name, or record it again",
-        )  # fmt: skip
+        )
     return int(text)
 
 
@@ -189,9 +190,10 @@ def _choose(one: RankFile, path: Path, rank: int) -> RankFile:
     first, second = _CYCLE.match(one.kineto.name), _CYCLE.match(path.name)
     if not first or not second or first["worker"] != second["worker"]:
         raise TraceError(
-            f"a second profile of rank {rank} beside {one.kineto.name}", file=path,
+            f"a second profile of rank {rank} beside {one.kineto.name}",
+            file=path,
             fix="give one file a rank: move the others elsewhere, or name the files instead of their folder",
-        )  # fmt: skip
+        )
     old, new = sorted((one.kineto, path), key=lambda p: int(_CYCLE.match(p.name)["time"]))  # type: ignore[index]
     return RankFile(new, replaced=(*one.replaced, old))
 
@@ -203,21 +205,21 @@ def check_ranks(found: Mapping[int, RankFile], world: int | None, source: Path) 
     above = [rank for rank in found if rank not in expected]
     if above:
         raise TraceError(
-            f"rank {above[0]} of a run of {world} ranks", file=found[above[0]].kineto,
+            f"rank {above[0]} of a run of {world} ranks",
+            file=found[above[0]].kineto,
             fix="correct the file's name, or record it again",
-        )  # fmt: skip
+        )
     if missing:
         named = ", ".join(map(str, missing[:_NAMED_MISSING]))
         named += ", ..." if len(missing) > _NAMED_MISSING else ""
         raise TraceError(
-            f"no profile of rank{'s' * (len(missing) > 1)} {named} of {len(expected)}", file=source,
+            f"no profile of rank{'s' * (len(missing) > 1)} {named} of {len(expected)}",
+            file=source,
             fix="add what is missing, or import one rank's file alone, which --as-traced then takes for all",
-        )  # fmt: skip
+        )
 
 
-def _add_execution_traces(
-    found: dict[int, RankFile], traces: Sequence[Path]
-) -> dict[int, RankFile]:
+def _add_execution_traces(found: dict[int, RankFile], traces: Sequence[Path]) -> dict[int, RankFile]:
     """Return the ranks' files with the execution traces that their names give to them."""
     if not traces:
         return found
@@ -227,27 +229,28 @@ def _add_execution_traces(
         rank = int(match[1]) if match else None
         if rank is None or rank not in joined:
             raise TraceError(
-                f"an {EXECUTION_TRACE} whose name names no rank that has a profile", file=path,
+                f"an {EXECUTION_TRACE} whose name names no rank that has a profile",
+                file=path,
                 fix="name it by its rank, such as execution-trace-3.json, or leave it out",
-            )  # fmt: skip
+            )
         if joined[rank].execution_trace is not None:
             raise TraceError(
                 f"a second {EXECUTION_TRACE} of rank {rank} beside {joined[rank].execution_trace}",
-                file=path, fix="give one of them",
-            )  # fmt: skip
+                file=path,
+                fix="give one of them",
+            )
         joined[rank] = replace(joined[rank], execution_trace=path)
     without = [one.kineto for one in joined.values() if one.execution_trace is None]
     if without:
         raise TraceError(
-            f"it has no {EXECUTION_TRACE}, other ranks have one", file=without[0],
+            f"it has no {EXECUTION_TRACE}, other ranks have one",
+            file=without[0],
             fix="give that of every rank or of none",
-        )  # fmt: skip
+        )
     return joined
 
 
-def import_ranks(
-    ranks: Mapping[int, RankFile], options: ImportOptions, folder: str | Path
-) -> list[RankTimes]:
+def import_ranks(ranks: Mapping[int, RankFile], options: ImportOptions, folder: str | Path) -> list[RankTimes]:
     """Write a trace of every rank, ``FOLDER/rank-N``; all of them or none.
 
     As many ranks are read at a time as there are cores and memory for. Raises TraceError when a file
@@ -256,14 +259,16 @@ def import_ranks(
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise TraceError(
-            "it is not an empty folder, and the ranks of two runs would mix", file=folder,
+            "it is not an empty folder, and the ranks of two runs would mix",
+            file=folder,
             fix="name another one, or empty it first",
-        )  # fmt: skip
+        )
     if options.repeat_layers:
         raise TraceError(
-            "blocks of a rank of a parallel run cannot be repeated", file=ranks[min(ranks)].kineto,
+            "blocks of a rank of a parallel run cannot be repeated",
+            file=ranks[min(ranks)].kineto,
             fix="leave --repeat-layers out",
-        )  # fmt: skip
+        )
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as name:
         draft, numbers, found = Path(name), sorted(ranks), []
@@ -283,7 +288,7 @@ def import_ranks(
                         f"rank {rank} recorded {_say_steps(steps)}, rank {numbers[0]} {_say_steps(first)}",
                         file=ranks[rank].kineto,
                         fix="profile all ranks with the same schedule, and give the files of one cycle",
-                    )  # fmt: skip
+                    )
                 found.append(times)
         folder.mkdir(exist_ok=True)
         for rank in ranks:
@@ -320,8 +325,11 @@ def _summarise(rank: int, trace: Trace) -> RankTimes:
     communicates = operators["kind"] == "collective"
     sent: Sequence[Mapping[str, Any]] = facts.communication or []
     return RankTimes(
-        rank, float(facts.step_time_s), ns_to_s(int(operators["device_ns"][~communicates].sum())),
+        rank,
+        float(facts.step_time_s),
+        ns_to_s(int(operators["device_ns"][~communicates].sum())),
         ns_to_s(int(operators["device_ns"][communicates].sum())),
         len(sent) if facts.program is not None or not communicates.any() else None,
-        sum(int(one["message_bytes"]) for one in sent if "message_bytes" in one), tuple(facts.warnings),
-    )  # fmt: skip
+        sum(int(one["message_bytes"]) for one in sent if "message_bytes" in one),
+        tuple(facts.warnings),
+    )

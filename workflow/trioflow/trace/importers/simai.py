@@ -34,16 +34,20 @@ _LOOPS = ("HYBRID_", "DATA", "MODEL", "MICRO", "DISTRIBUTED_INFERENCE")
 _TENSOR, _DEGREES = "model_parallel_NPU_group", ("ep", "pp", "vpp", "ga")
 _RANKS, _AGAIN = "all_gpus", ("checkpoints", "checkpoint_initiates")
 _COLLECTIVES = {
-    "ALLREDUCE": "all_reduce", "ALLGATHER": "all_gather", "REDUCESCATTER": "reduce_scatter",
+    "ALLREDUCE": "all_reduce",
+    "ALLGATHER": "all_gather",
+    "REDUCESCATTER": "reduce_scatter",
     "ALLTOALL": "all_to_all",
-}  # fmt: skip
+}
 _PARTS = ("forward", "input gradient", "weight gradient")
 _LONGEST_NS = 10**15
 _MOST_BYTES = 1 << 50
 _MESSAGE = Column(
-    ("message",), f"NONE or one of {', '.join(_COLLECTIVES)}, with _EP, _DP_EP or nothing",
-    f"NONE|({'|'.join(_COLLECTIVES)})(_EP|_DP_EP)?", lambda text: "" if text == "NONE" else text,
-)  # fmt: skip
+    ("message",),
+    f"NONE or one of {', '.join(_COLLECTIVES)}, with _EP, _DP_EP or nothing",
+    f"NONE|({'|'.join(_COLLECTIVES)})(_EP|_DP_EP)?",
+    lambda text: "" if text == "NONE" else text,
+)
 _COLUMNS = {
     "name": Column(("name",)),
     "dependency": Column(("dependency",)),
@@ -51,12 +55,13 @@ _COLUMNS = {
         f"{part}'s {what}": column
         for part in _PARTS
         for what, column in (
-            ("time", whole("time", highest=_LONGEST_NS)), ("message", _MESSAGE),
+            ("time", whole("time", highest=_LONGEST_NS)),
+            ("message", _MESSAGE),
             ("bytes", whole("bytes", highest=_MOST_BYTES)),
         )
     },
     "what follows a message": whole("after", highest=_LONGEST_NS),
-}  # fmt: skip
+}
 """The words of a layer."""
 
 
@@ -99,10 +104,16 @@ class _Program:
             return None
         place = len(self.operators)
         self.operators.append(ObservedOperator(_COLLECTIVES[kind], phase, kind="collective"))
-        self.messages.append({
-            "op_id": place, "name": _COLLECTIVES[kind], "message_bytes": work.size, "group": group,
-            "ranks": self.groups[group], "asynchronous": asynchronous,
-        })  # fmt: skip
+        self.messages.append(
+            {
+                "op_id": place,
+                "name": _COLLECTIVES[kind],
+                "message_bytes": work.size,
+                "group": group,
+                "ranks": self.groups[group],
+                "asynchronous": asynchronous,
+            }
+        )
         return place
 
 
@@ -130,11 +141,7 @@ def import_simai(path: str | Path, options: ImportOptions) -> Trace:
     program = _write_program(layers, _list_groups(degrees, path))
     total_ns = sum(one.device_ns for one in program.operators)
     if not total_ns:
-        raise TraceError(
-            "no layer has a time",
-            file=path,
-            fix="generate it with times: AICB measures them with aiob",
-        )
+        raise TraceError("no layer has a time", file=path, fix="generate it with times: AICB measures them with aiob")
     return assemble_trace(
         program.operators,
         {
@@ -151,24 +158,24 @@ def import_simai(path: str | Path, options: ImportOptions) -> Trace:
             "tail_s": 0.0,
             "inputs": {path.name: digest_file(path)[:16]},
             "communication": program.messages,
-            "program": {
-                "rank": 0, "world_size": degrees[_RANKS], "streams": {}, "waits": program.waits,
-            },
+            "program": {"rank": 0, "world_size": degrees[_RANKS], "streams": {}, "waits": program.waits},
             "operators_without_tensors": len(program.operators),
             "warnings": _list_warnings(degrees, layers),
         },
         ready=[],
         file=path,
-    )  # fmt: skip
+    )
 
 
 def _read_degrees(words: Sequence[str], path: Path, options: ImportOptions) -> dict[str, int]:
     """Return what the first line says, 1 for degrees that it leaves out; SimAI takes all_gpus as an argument too."""
     if words[0].lstrip("\ufeff") != _LOOP:
         raise TraceError(
-            f"the loop is {words[0]:.60}", file=path, place="line 1",
+            f"the loop is {words[0]:.60}",
+            file=path,
+            place="line 1",
             fix=f"give a file of {_LOOP}, which AICB writes; of others the groups and the order are not read",
-        )  # fmt: skip
+        )
     said = {
         word.rstrip(":"): _read_number(value, path, 1, word, 1 << 40)
         for word, value in pairwise(words)
@@ -177,14 +184,14 @@ def _read_degrees(words: Sequence[str], path: Path, options: ImportOptions) -> d
     ranks = int(options.need("world_size", path, said.get(_RANKS)))
     found = {**dict.fromkeys(_DEGREES, 1), **said, _RANKS: ranks}
     if _TENSOR not in said:
-        raise TraceError(
-            f"{_TENSOR} is missing", file=path, place="line 1", fix="generate the file again"
-        )
+        raise TraceError(f"{_TENSOR} is missing", file=path, place="line 1", fix="generate the file again")
     if any(said.get(name) for name in _AGAIN):
         raise TraceError(
-            "it recomputes layers (checkpoints), which is not read", file=path, place="line 1",
+            "it recomputes layers (checkpoints), which is not read",
+            file=path,
+            place="line 1",
             fix="generate it without, as AICB does: it doubles the forward times instead",
-        )  # fmt: skip
+        )
     return found
 
 
@@ -192,16 +199,14 @@ def _list_groups(degrees: dict[str, int], path: Path) -> dict[str, list[int]]:
     """Return the ranks of each group that rank 0 is in; raise TraceError where degrees do not fit."""
     ranks, tensor, expert, pipeline = (degrees[name] for name in (_RANKS, _TENSOR, "ep", "pp"))
     copies = ranks // max(tensor * pipeline, 1)
-    if (
-        not 1 <= ranks <= MOST_RANKS
-        or copies * tensor * pipeline != ranks
-        or expert < 1
-        or copies % expert
-    ):
+    if not 1 <= ranks <= MOST_RANKS or copies * tensor * pipeline != ranks or expert < 1 or copies % expert:
         raise TraceError(
             f"{ranks} ranks are no whole number of {tensor} tensor x {pipeline} pipeline x {expert} expert ranks, "
-            f"or more than {MOST_RANKS}", file=path, place="line 1", fix="correct the degrees",
-        )  # fmt: skip
+            f"or more than {MOST_RANKS}",
+            file=path,
+            place="line 1",
+            fix="correct the degrees",
+        )
     return {
         "TP": list(range(tensor)),
         "DP": list(range(0, ranks, tensor * pipeline)),
@@ -213,34 +218,31 @@ def _list_groups(degrees: dict[str, int], path: Path) -> dict[str, list[int]]:
 def _read_layers(lines: Sequence[tuple[int, list[str]]], path: Path) -> list[_Layer]:
     """Return the layers; raise TraceError where one is cut or their number is not what line 2 says."""
     if len(lines) < 2 or len(lines[1][1]) != 1:
-        raise TraceError(
-            "the number of layers is missing", file=path, place="line 2", fix="generate it again"
-        )
+        raise TraceError("the number of layers is missing", file=path, place="line 2", fix="generate it again")
     count = _read_number(lines[1][1][0], path, 2, "layers", 1 << 40)
     if count != len(lines) - 2:
         raise TraceError(
-            f"{len(lines) - 2} layers follow, line 2 says {count}", file=path,
+            f"{len(lines) - 2} layers follow, line 2 says {count}",
+            file=path,
             fix="copy or generate the file again: it is cut or was edited",
-        )  # fmt: skip
+        )
     titles = {name: name for name in _COLUMNS}
     for number, words in lines[2:]:
         if len(words) != len(_COLUMNS):
             raise TraceError(
-                f"{len(words)} words, a layer has {len(_COLUMNS)}", file=path, place=f"line {number}",
+                f"{len(words)} words, a layer has {len(_COLUMNS)}",
+                file=path,
+                place=f"line {number}",
                 fix="generate the file again",
-            )  # fmt: skip
-    rows = [
-        CsvRow(path, number, titles, dict(zip(titles, words, strict=True)))
-        for number, words in lines[2:]
-    ]
+            )
+    rows = [CsvRow(path, number, titles, dict(zip(titles, words, strict=True))) for number, words in lines[2:]]
     check_cells(rows, _COLUMNS)
     return [_read_layer(row) for row in rows]
 
 
 def _read_layer(row: CsvRow) -> _Layer:
     forward, inputs, weights = (
-        _Work(*(row.cells[f"{part}'s {what}"] for what in ("time", "message", "bytes")))
-        for part in _PARTS
+        _Work(*(row.cells[f"{part}'s {what}"] for what in ("time", "message", "bytes"))) for part in _PARTS
     )
     return _Layer(row.cells["name"], forward, inputs, weights, row.cells["what follows a message"])
 
@@ -248,9 +250,11 @@ def _read_layer(row: CsvRow) -> _Layer:
 def _read_number(word: str, path: Path, line: int, what: str, highest: int) -> int:
     if not (word.isascii() and word.isdigit() and len(word) < 19 and int(word) <= highest):
         raise TraceError(
-            f"{what.rstrip(':')}: {word!r:.40} is not a whole number from 0 to {highest}", file=path,
-            place=f"line {line}", fix="generate the file again",
-        )  # fmt: skip
+            f"{what.rstrip(':')}: {word!r:.40} is not a whole number from 0 to {highest}",
+            file=path,
+            place=f"line {line}",
+            fix="generate the file again",
+        )
     return int(word)
 
 
@@ -288,9 +292,7 @@ def _list_warnings(degrees: dict[str, int], layers: Sequence[_Layer]) -> list[st
         )
     works = [w for one in layers for w in (one.forward, one.input_gradient, one.weight_gradient)]
     if all(work.compute_ns <= 1 for work in works):
-        found.append(
-            "every compute time is 1 ns or less: AICB was run without measuring any (aiob)"
-        )
+        found.append("every compute time is 1 ns or less: AICB was run without measuring any (aiob)")
     return found
 
 

@@ -44,9 +44,7 @@ _FUSED_WRITTEN = frozenset({0, 2, 3, 4})
 """Arguments that a fused Adam writes: parameters and states, not gradients."""
 
 
-def find_arguments(
-    name: str, shapes: Sequence[tuple[int, ...]]
-) -> tuple[list[int], frozenset[int]]:
+def find_arguments(name: str, shapes: Sequence[tuple[int, ...]]) -> tuple[list[int], frozenset[int]]:
     """Return the argument of each input, and those that the operator writes in place.
 
     The source joins an operator's lists (a tensor a parameter) into one. Lists over the same
@@ -60,13 +58,12 @@ def find_arguments(
     kind = base.rstrip("w") if fused else base.removeprefix("foreach_")
     for lists in _LISTS.get(kind, (2,)):
         length, rest = divmod(len(shapes), lists)
-        if length and not rest and all(
-            shapes[k * length : (k + 1) * length] == shapes[:length]
-            for k in range(1, 2 if fused else lists)
-        ):  # fmt: skip
-            return [place // length for place in range(len(shapes))], (
-                _FUSED_WRITTEN if fused else written
-            )
+        if (
+            length
+            and not rest
+            and all(shapes[k * length : (k + 1) * length] == shapes[:length] for k in range(1, 2 if fused else lists))
+        ):
+            return [place // length for place in range(len(shapes))], (_FUSED_WRITTEN if fused else written)
     return [0] * len(shapes), written
 
 
@@ -81,14 +78,10 @@ def find_parameters(rows: Sequence[OperatorRow]) -> set[int]:
         made |= {t.storage for t in one.outputs} - owned
         if one.stage == "forward":
             read |= owned
-            named |= {
-                t.storage for t in one.inputs if t.defined and t.type.startswith(_PARAMETER_TYPES)
-            }
+            named |= {t.storage for t in one.inputs if t.defined and t.type.startswith(_PARAMETER_TYPES)}
         elif one.stage == "optimizer":
             arguments, written = find_arguments(one.name, [t.shape for t in one.inputs])
-            updated |= {
-                t.storage for t, place in zip(one.inputs, arguments, strict=True) if place in written
-            }  # fmt: skip
+            updated |= {t.storage for t, place in zip(one.inputs, arguments, strict=True) if place in written}
     chosen = updated if any(one.stage == "optimizer" for one in rows) else named
     return (chosen & read) - made
 
@@ -119,13 +112,10 @@ def join_forward(rows: Sequence[OperatorRow], parameters: set[int]) -> list[int 
         saved = [t for t in one.inputs if t.defined and t.id not in returned]
         ids, storages = {t.id for t in saved}, {t.storage for t in saved}
         scores = {
-            place: (
-                len(storages & weights), len(ids & known), len(storages & memory), place,
-            )
+            place: (len(storages & weights), len(ids & known), len(storages & memory), place)
             for place, (weights, known, memory) in touched.items()
-            if (leaves_node(rows[place].name, base) or storages & weights)
-            and (place, base) not in taken
-        }  # fmt: skip
+            if (leaves_node(rows[place].name, base) or storages & weights) and (place, base) not in taken
+        }
         if not is_node(one.name):  # a lone operator occurs anywhere: its name alone says nothing
             scores = {place: score for place, score in scores.items() if any(score[:3])}
         best = max(scores, key=lambda place: scores[place], default=None)
@@ -151,9 +141,7 @@ class NodeTensors:
 
     def __init__(self, rows: Sequence[OperatorRow], parameters: set[int]) -> None:
         self.rows, self.parameters = rows, parameters
-        self.made_forward = {
-            t.storage for one in rows if one.stage == "forward" for t in one.outputs
-        }
+        self.made_forward = {t.storage for one in rows if one.stage == "forward" for t in one.outputs}
         self.forward = {t.storage for one in rows if one.stage == "forward" for t in _tensors(one)}
         self.completed = 0
         self._invented = 0
@@ -189,11 +177,7 @@ class NodeTensors:
         )
 
     def _complete(
-        self,
-        one: OperatorRow,
-        forward: OperatorRow,
-        gradients: list[TensorRow],
-        fresh: list[TensorRow],
+        self, one: OperatorRow, forward: OperatorRow, gradients: list[TensorRow], fresh: list[TensorRow]
     ) -> None:
         result = forward.outputs[0]
         own = {t.storage for t in one.inputs}
@@ -208,9 +192,10 @@ class NodeTensors:
                 continue
             taken = own | {t.storage for t in one.outputs}
             fitting = [
-                t for t in fresh if t.elements == tensor.elements and t.storage not in taken
-                and t.elem_bytes == tensor.elem_bytes
-            ]  # fmt: skip
+                t
+                for t in fresh
+                if t.elements == tensor.elements and t.storage not in taken and t.elem_bytes == tensor.elem_bytes
+            ]
             found = self._choose(fitting, tensor.shape) or self._invent(tensor)
             one.outputs.append(replace(found, shape=tensor.shape, type="output"))
 
@@ -264,17 +249,12 @@ def leaves_node(forward: str, base: str) -> bool:
     """Return whether a forward operator (``aten::cross_entropy_loss``) leaves a node of `base` (``nll_loss``)."""
     own, wanted = _plain(forward.rpartition("::")[2].partition(".")[0]), _plain(base)
     return own == wanted or any(
-        wanted.startswith(node[:-1]) if node.endswith("*") else wanted == node
-        for node in _LEAVES.get(own, [])
+        wanted.startswith(node[:-1]) if node.endswith("*") else wanted == node for node in _LEAVES.get(own, [])
     )
 
 
 def count_node_flop(
-    name: str,
-    inputs: Sequence[Shape],
-    outputs: Sequence[Shape],
-    forward_flop: int | None,
-    wanted: int,
+    name: str, inputs: Sequence[Shape], outputs: Sequence[Shape], forward_flop: int | None, wanted: int
 ) -> int | None:
     """Return the operations of a node of the backward pass, or None where no formula applies.
 
@@ -292,7 +272,7 @@ def count_node_flop(
 
 
 _HALF = {"bf16": "c10::BFloat16", "fp16": "c10::Half"}
-_DTYPES = {0: "undefined", 1: "bool", 2: "c10::Half", 4: "float", 8: "long int", 16: "c10::complex<double>"}  # fmt: skip
+_DTYPES = {0: "undefined", 1: "bool", 2: "c10::Half", 4: "float", 8: "long int", 16: "c10::complex<double>"}
 """The source has sizes of elements only: the types that training uses most."""
 
 
@@ -323,18 +303,14 @@ def import_triosim(folder: str | Path, options: ImportOptions) -> Trace:
     modules, units = _find_layers(rows, parameters)
     facts |= {"units": units, "parameters": _name_parameters(rows, modules, parameters)}
     facts["warnings"] = _warn(rows, joined, nodes)
-    observed = _observe(
-        rows, joined, nodes, _DTYPES | {2: _HALF.get(facts["precision"], _DTYPES[2])}
-    )
+    observed = _observe(rows, joined, nodes, _DTYPES | {2: _HALF.get(facts["precision"], _DTYPES[2])})
     for place, one in enumerate(observed):
         one.module = modules[place]
     _keep_saved(rows, joined, observed)
     return assemble_trace(observed, facts, file=folder / TENSOR_FILE)
 
 
-def _read_facts(
-    folder: Path, rows: Sequence[OperatorRow], options: ImportOptions
-) -> dict[str, Any]:
+def _read_facts(folder: Path, rows: Sequence[OperatorRow], options: ImportOptions) -> dict[str, Any]:
     """Return the facts of the step; what the files do not say comes from the options."""
     first = next((t for t in rows[0].inputs if t.type == "input" and len(t.shape) == 4), None)
     batch = options.need("batch", folder, first.shape[0] if first else None)
@@ -342,17 +318,17 @@ def _read_facts(
     halves = any(t.elem_bytes == 2 for one in rows for t in (*one.inputs, *one.outputs))
     if halves != (precision in _HALF):
         raise TraceError(
-            f"the trace has {'some' if halves else 'no'} elements of 2 bytes, "
-            f"so its precision is not {precision}", file=folder, fix="correct --precision",
-        )  # fmt: skip
+            f"the trace has {'some' if halves else 'no'} elements of 2 bytes, so its precision is not {precision}",
+            file=folder,
+            fix="correct --precision",
+        )
     device = str(options.need("gpu", folder))
     updates = any(one.stage == "optimizer" for one in rows)
     busy_ns, span_ns = ([us_to_ns(getattr(o, key)) for o in rows] for key in ("busy_us", "span_us"))
     if not sum(busy_ns):
         raise TraceError(
-            "no operator takes any time", file=folder / TRACE_FILE,
-            place="column Operator_cudatimenooverlap",
-        )  # fmt: skip
+            "no operator takes any time", file=folder / TRACE_FILE, place="column Operator_cudatimenooverlap"
+        )
     return {
         "source": "TrioSim",
         "workload": options.workload or folder.resolve().name,
@@ -371,9 +347,7 @@ def _read_facts(
     }
 
 
-def _warn(
-    rows: Sequence[OperatorRow], joined: Sequence[int | None], nodes: NodeTensors
-) -> list[str]:
+def _warn(rows: Sequence[OperatorRow], joined: Sequence[int | None], nodes: NodeTensors) -> list[str]:
     """Return what the reader must know of this source."""
     warnings = [
         "host and idle times are not in the source: the step time is the device's busy time",
@@ -382,15 +356,16 @@ def _warn(
     strays = sum(not one.in_order for one in rows)
     if strays:
         warnings.append(
-            f"the tensors of {strays} operators do not stand together in {TENSOR_FILE}: "
-            "taken by id and size"
+            f"the tensors of {strays} operators do not stand together in {TENSOR_FILE}: taken by id and size"
         )
-    lonely = [one.name.split()[-1] for one, target in zip(rows, joined, strict=True)
-              if one.stage == "backward" and target is None]  # fmt: skip
+    lonely = [
+        one.name.split()[-1]
+        for one, target in zip(rows, joined, strict=True)
+        if one.stage == "backward" and target is None
+    ]
     if lonely:
         warnings.append(
-            f"{len(lonely)} backward operators have no forward operator here: "
-            f"{', '.join(sorted(set(lonely)))}"
+            f"{len(lonely)} backward operators have no forward operator here: {', '.join(sorted(set(lonely)))}"
         )
     if nodes.completed:
         warnings.append(
@@ -400,9 +375,7 @@ def _warn(
     return warnings
 
 
-def _find_layers(
-    rows: Sequence[OperatorRow], parameters: set[int]
-) -> tuple[list[str], list[dict[str, Any]]]:
+def _find_layers(rows: Sequence[OperatorRow], parameters: set[int]) -> tuple[list[str], list[dict[str, Any]]]:
     """Return each forward operator's layer, and the layers as pipeline units, in order.
 
     A layer starts with an operator that reads a weight (a parameter of two or more dimensions);
@@ -411,20 +384,14 @@ def _find_layers(
     modules: list[str] = []
     count = 0
     for one in rows:
-        starts = one.stage == "forward" and any(
-            t.storage in parameters and len(t.shape) > 1 for t in one.inputs
-        )
+        starts = one.stage == "forward" and any(t.storage in parameters and len(t.shape) > 1 for t in one.inputs)
         count += starts
-        modules.append(
-            f"layers.{max(count - 1, 0)}" if one.stage == "forward" and parameters else ""
-        )
+        modules.append(f"layers.{max(count - 1, 0)}" if one.stage == "forward" and parameters else "")
     names = list(dict.fromkeys(filter(None, modules)))
     return modules, [{"name": name, "modules": [name]} for name in names]
 
 
-def _name_parameters(
-    rows: Sequence[OperatorRow], modules: Sequence[str], parameters: set[int]
-) -> list[dict[str, Any]]:
+def _name_parameters(rows: Sequence[OperatorRow], modules: Sequence[str], parameters: set[int]) -> list[dict[str, Any]]:
     """Return the parameters in the order in which forward reads them, with generated names."""
     found: dict[int, dict[str, Any]] = {}
     numbers: dict[str, int] = {}
@@ -441,10 +408,7 @@ def _name_parameters(
 
 
 def _observe(
-    rows: Sequence[OperatorRow],
-    joined: Sequence[int | None],
-    nodes: NodeTensors,
-    dtypes: dict[int, str],
+    rows: Sequence[OperatorRow], joined: Sequence[int | None], nodes: NodeTensors, dtypes: dict[int, str]
 ) -> list[ObservedOperator]:
     """Convert the rows."""
     observed = []
@@ -456,25 +420,20 @@ def _observe(
             forward = rows[target]
             factors = [t for t in forward.inputs if len(t.shape) > 1 and nodes.wants_gradient(t)]
             flop = count_node_flop(
-                one.name, shapes, [t.shape for t in one.outputs],
-                count_flop(
-                    forward.name,
-                    [t.shape for t in forward.inputs], [t.shape for t in forward.outputs],
-                ),
+                one.name,
+                shapes,
+                [t.shape for t in one.outputs],
+                count_flop(forward.name, [t.shape for t in forward.inputs], [t.shape for t in forward.outputs]),
                 len(factors),
-            )  # fmt: skip
+            )
         observed.append(
             ObservedOperator(
                 one.name,
                 one.stage,
                 inputs=[
-                    _refer(t, place, dtypes, nodes.parameters)
-                    for t, place in zip(one.inputs, arguments, strict=True)
+                    _refer(t, place, dtypes, nodes.parameters) for t, place in zip(one.inputs, arguments, strict=True)
                 ],
-                outputs=[
-                    _refer(t, place, dtypes, nodes.parameters)
-                    for place, t in enumerate(one.outputs)
-                ],
+                outputs=[_refer(t, place, dtypes, nodes.parameters) for place, t in enumerate(one.outputs)],
                 written=written,
                 flop=flop,
                 device_ns=us_to_ns(one.busy_us),
@@ -484,19 +443,20 @@ def _observe(
     return observed
 
 
-def _refer(
-    tensor: TensorRow, argument: int, dtypes: dict[int, str], parameters: set[int]
-) -> TensorRef:
+def _refer(tensor: TensorRow, argument: int, dtypes: dict[int, str], parameters: set[int]) -> TensorRef:
     return TensorRef(
-        tensor.id, tensor.storage, tensor.elem_bytes, tensor.shape, dtypes[tensor.elem_bytes],
-        argument, "parameter" if tensor.storage in parameters else "",
-    )  # fmt: skip
+        tensor.id,
+        tensor.storage,
+        tensor.elem_bytes,
+        tensor.shape,
+        dtypes[tensor.elem_bytes],
+        argument,
+        "parameter" if tensor.storage in parameters else "",
+    )
 
 
 def _keep_saved(
-    rows: Sequence[OperatorRow],
-    joined: Sequence[int | None],
-    observed: Sequence[ObservedOperator],
+    rows: Sequence[OperatorRow], joined: Sequence[int | None], observed: Sequence[ObservedOperator]
 ) -> None:
     """Let a forward operator make what only its backward reads: a mask, indices, saved statistics."""
     seen: set[int] = set()

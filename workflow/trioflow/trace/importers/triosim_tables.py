@@ -47,20 +47,23 @@ TRACE_COLUMNS = {
     "gpu": whole("gpuid", alike=True),
     "stage": Column(("stage",), f"one of {', '.join(PHASES)}", "|".join(PHASES)),
     "split": Column(("tpflag",), "0 or 1", "0|1", "1".__eq__),
-}  # fmt: skip
+}
 TENSOR_COLUMNS = {
     "index": whole("Index", once=True, optional=True),
     "id": whole("TensorID"),
     "shape": _list("TensorShape", "a shape", ",;"),
     "elements": whole("TensorNumElement", highest=MOST_ELEMENTS),
     "elem_bytes": Column(
-        ("TensorEachByte",), f"the size of an element, {', '.join(map(str, _ELEMENT_BYTES))} bytes",
-        "|".join(map(str, _ELEMENT_BYTES)), int, "only an undefined tensor has 0",
+        ("TensorEachByte",),
+        f"the size of an element, {', '.join(map(str, _ELEMENT_BYTES))} bytes",
+        "|".join(map(str, _ELEMENT_BYTES)),
+        int,
+        "only an undefined tensor has 0",
     ),
     "type": Column(("TensorType",), pattern="(?s:.*)"),
     "storage": whole("TensorStorgeid", "TensorStorageid"),
     "gpu": whole("gpuid", optional=True),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -128,15 +131,11 @@ def _read_operator(row: CsvRow) -> OperatorRow:
     for key, sizes in (("inputs", "input_sizes"), ("outputs", "output_sizes")):
         ids, elements = cells[key], cells[sizes]
         if len(ids) != len(elements):
-            raise row.error(
-                sizes,
-                f"{len(elements)} sizes found for {len(ids)} tensors in {row.titles[key]}",
-            )
+            raise row.error(sizes, f"{len(elements)} sizes found for {len(ids)} tensors in {row.titles[key]}")
         wanted += [(key, one, size) for one, size in zip(ids, elements, strict=True)]
     return OperatorRow(
-        row, cells["name"], cells["stage"], cells["split"], cells["busy"], cells["span"], wanted,
-        len(cells["inputs"]),
-    )  # fmt: skip
+        row, cells["name"], cells["stage"], cells["split"], cells["busy"], cells["span"], wanted, len(cells["inputs"])
+    )
 
 
 def _read_tensor(row: CsvRow) -> TensorRow:
@@ -174,9 +173,7 @@ def _hand_out(operators: Sequence[OperatorRow], tensors: list[TensorRow], path: 
         before.after += tensors[cursor:]
 
 
-def _find_run(
-    one: OperatorRow, tensors: list[TensorRow], places: dict[int, list[int]], cursor: int
-) -> int | None:
+def _find_run(one: OperatorRow, tensors: list[TensorRow], places: dict[int, list[int]], cursor: int) -> int | None:
     """Return where the operator's tensors stand together, from the cursor on."""
     if not one.wanted:
         return cursor
@@ -200,10 +197,7 @@ def _find_tensor(
     key, number, size = want
     found = [tensors[place] for place in places.get(number, [])]
     if not found:
-        raise one.row.error(
-            key, f"tensor {number} is not in {path.name}",
-            "give the two files of one trace",
-        )  # fmt: skip
+        raise one.row.error(key, f"tensor {number} is not in {path.name}", "give the two files of one trace")
     fitting = [place for place in places[number] if tensors[place].elements == size]
     if not fitting:
         raise one.row.error(
@@ -219,6 +213,5 @@ def check_folder(folder: Path) -> None:
     for name in (TRACE_FILE, TENSOR_FILE):
         if not (folder / name).is_file():
             raise TraceError(
-                f"{name} is missing", file=folder,
-                fix=f"give the folder with both {TRACE_FILE} and {TENSOR_FILE}",
-            )  # fmt: skip
+                f"{name} is missing", file=folder, fix=f"give the folder with both {TRACE_FILE} and {TENSOR_FILE}"
+            )

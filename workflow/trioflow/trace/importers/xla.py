@@ -39,9 +39,16 @@ _GPU, _STREAM, _STEPS = re.compile(r"/device:GPU:([0-9]{1,9})\b"), "Stream", "St
 _MOST_EVENTS = 1_000_000
 """The profiler writes no more of them and drops the rest."""
 _COLLECTIVES = (
-    "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute",
-    "collective-broadcast", "send", "recv",
-)  # fmt: skip
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "ragged-all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+    "send",
+    "recv",
+)
 """HLO operations that communicate; asynchronous ones end in ``-start`` and ``-done``."""
 _BACKWARD = "transpose("
 """What the path of an operation of ``jax.grad`` holds in backward: ``jit(step)/transpose(jvp(loss))/...``."""
@@ -66,9 +73,7 @@ class _File:
 
     def lane(self, process: Any, name: str) -> list[Event]:
         """Return the events of a device's lanes whose names begin so, in order of start."""
-        found = [
-            e for e in self.events.get(process, []) if e.details["lane"].startswith(name)
-        ]  # fmt: skip
+        found = [e for e in self.events.get(process, []) if e.details["lane"].startswith(name)]
         return sorted(found, key=lambda e: (e.start_ns, -e.end_ns))
 
 
@@ -101,16 +106,13 @@ def import_xla(path: str | Path, options: ImportOptions) -> Trace:
     """
     files = [file for file in _list_files(Path(path)) if _MARK in read_head(file)]
     if not files:
-        raise TraceError(
-            "no file of XLA's profiler",
-            file=path,
-            fix="give the .trace.json.gz of plugins/profile/RUN",
-        )
+        raise TraceError("no file of XLA's profiler", file=path, fix="give the .trace.json.gz of plugins/profile/RUN")
     if len(files) > 1:
         raise TraceError(
-            f"it holds the profiles of {len(files)} hosts: {', '.join(file.name for file in files)}", file=path,
+            f"it holds the profiles of {len(files)} hosts: {', '.join(file.name for file in files)}",
+            file=path,
             fix=f"give one of them, such as {files[0]}",
-        )  # fmt: skip
+        )
     file = _read_file(files[0])
     process, operations = _find_operations(file)
     steps = _split_steps(operations, _find_spans(file, process), file.path)
@@ -129,15 +131,15 @@ def _read_file(path: Path) -> _File:
                 _take_event(found, raw)
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise TraceError(
-                f"the event cannot be read: {error}", file=path, place=f"traceEvents[{place}]",
-                fix="record it again",
-            ) from None  # fmt: skip
+                f"the event cannot be read: {error}", file=path, place=f"traceEvents[{place}]", fix="record it again"
+            ) from None
     found.ended = not raw  # what XLA's profiler writes last is an empty event
     if seen >= _MOST_EVENTS:
         raise TraceError(
-            f"it holds {seen} events: the profiler drops what is beyond a million", file=path,
+            f"it holds {seen} events: the profiler drops what is beyond a million",
+            file=path,
             fix="record fewer steps, without Python's calls (ProfileOptions.python_tracer_level = 0)",
-        )  # fmt: skip
+        )
     return found
 
 
@@ -160,9 +162,15 @@ def _take_event(found: _File, raw: dict[str, Any]) -> None:
     start_ns = round(start_us * NS_PER_US)
     lane = found.lanes.get((process, raw.get("tid")), "")
     event = Event(
-        str(raw["name"]), "kernel", start_ns, start_ns + round(length_us * NS_PER_US), hash((process, raw.get("tid"))),
-        None, None, details=_keep(said, lane),
-    )  # fmt: skip
+        str(raw["name"]),
+        "kernel",
+        start_ns,
+        start_ns + round(length_us * NS_PER_US),
+        hash((process, raw.get("tid"))),
+        None,
+        None,
+        details=_keep(said, lane),
+    )
     if "step_num" in said and not on_device:
         found.annotations.append(event)
     else:
@@ -179,22 +187,25 @@ def _find_operations(file: _File) -> tuple[Any, list[Event]]:
     names = file.processes.values()
     if any(name.startswith("/device:TPU") for name in names):
         raise TraceError(
-            "the profile is of a TPU, of which trioflow has no data sheet", file=file.path,
+            "the profile is of a TPU, of which trioflow has no data sheet",
+            file=file.path,
             fix="record the step on a GPU",
-        )  # fmt: skip
+        )
     gpus = {int(m[1]): p for p, name in file.processes.items() if (m := _GPU.match(name))}
     if gpus:
         process = gpus[min(gpus)]
         found = file.lane(process, _STREAM)
     else:
-        process, found = None, _without_containers(
-            e for events in file.events.values() for e in events if "hlo_op" in e.details
-        )  # fmt: skip
+        process, found = (
+            None,
+            _without_containers(e for events in file.events.values() for e in events if "hlo_op" in e.details),
+        )
     if not found:
         raise TraceError(
-            "no operation of XLA ran on a device or on the host's threads", file=file.path,
+            "no operation of XLA ran on a device or on the host's threads",
+            file=file.path,
             fix="profile steps that jax.jit compiled, after the first one, which compiles",
-        )  # fmt: skip
+        )
     return process, found
 
 
@@ -228,9 +239,10 @@ def _split_steps(operations: Sequence[Event], spans: Sequence[Event], path: Path
     alike = [step for step in held if sorted(step.keys) == sorted(held[-1].keys)]
     if 2 * len(alike) <= len(held):
         raise TraceError(
-            f"{len(held) - len(alike)} of {len(held)} steps ran other operations than the last", file=path,
+            f"{len(held) - len(alike)} of {len(held)} steps ran other operations than the last",
+            file=path,
             fix=f"{_RECORD}; leave the first step out, which compiles",
-        )  # fmt: skip
+        )
     return alike
 
 
@@ -261,9 +273,10 @@ def _assemble(file: _File, on_gpu: bool, steps: Sequence[_Step], options: Import
     device = str(options.need("gpu", path))
     if not on_gpu and find_sheet(device) is not None:
         raise TraceError(
-            f"--gpu names {device}, and the profile holds no device: the step ran on a processor", file=path,
+            f"--gpu names {device}, and the profile holds no device: the step ran on a processor",
+            file=path,
             fix="name the processor, or record the step on a GPU",
-        )  # fmt: skip
+        )
     found = [dict(zip(step.keys, step.times_ns, strict=True)) for step in steps]
     times_ns = [round(float(np.median([one[key] for one in found]))) for key in last.keys]
     spans_ns = [step.span.end_ns - step.span.start_ns for step in steps]
@@ -293,7 +306,7 @@ def _assemble(file: _File, on_gpu: bool, steps: Sequence[_Step], options: Import
         },
         ready=[],
         file=path,
-    )  # fmt: skip
+    )
 
 
 def _list_operators(step: _Step, times_ns: Sequence[int]) -> list[ObservedOperator]:
@@ -308,10 +321,18 @@ def _list_operators(step: _Step, times_ns: Sequence[int]) -> list[ObservedOperat
         copies = key[1].startswith("kernel::Mem")
         kind = "collective" if step.communicates[place] else "memcpy" if copies else "compute"
         flop = sum(_read_count(e, "model_flops") or _read_count(e, "flops") for e in events)
-        found.append(ObservedOperator(
-            key[1], phase, key[0], kind, flop=flop or None, kernels=len(events), device_ns=times_ns[place],
-            kernel_names=frozenset(e.name for e in events),
-        ))  # fmt: skip
+        found.append(
+            ObservedOperator(
+                key[1],
+                phase,
+                key[0],
+                kind,
+                flop=flop or None,
+                kernels=len(events),
+                device_ns=times_ns[place],
+                kernel_names=frozenset(e.name for e in events),
+            )
+        )
     return found
 
 
@@ -327,9 +348,7 @@ def _read_count(event: Event, word: str) -> int:
 
 
 def _list_warnings(file: _File, on_gpu: bool, step: _Step, idle: float) -> list[str]:
-    said = [
-        "shapes, bytes and parameters are not in the profile: only the recorded step itself can be answered for"
-    ]
+    said = ["shapes, bytes and parameters are not in the profile: only the recorded step itself can be answered for"]
     if not file.ended:
         said.append("the list of events does not end as the profiler ends it: it may be cut short")
     gpus = sum(_GPU.match(name) is not None for name in file.processes.values())

@@ -127,9 +127,7 @@ def _(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @torch.library.custom_op("trioflow::cross_entropy_backward", mutates_args=())  # type: ignore[untyped-decorator]
-def _cross_entropy_backward(
-    gradient: Tensor, scores: Tensor, targets: Tensor, sums: Tensor
-) -> Tensor:
+def _cross_entropy_backward(gradient: Tensor, scores: Tensor, targets: Tensor, sums: Tensor) -> Tensor:
     """Return the gradient of the scores, as one kernel that reads and writes them once."""
     shares = (scores.float() - sums[:, None]).exp()
     shares[torch.arange(len(targets), device=targets.device), targets] -= 1
@@ -206,9 +204,7 @@ class Attention(nn.Module):  # type: ignore[misc]  # mypy does not read torch
     sink is a factor of each head's result, one pass over it, as where a kernel returns the sums of its exponentials.
     """
 
-    def __init__(
-        self, sizes: LanguageModel, kernels: Kernels, rotation: Tensor | None, window: int = 0
-    ) -> None:
+    def __init__(self, sizes: LanguageModel, kernels: Kernels, rotation: Tensor | None, window: int = 0) -> None:
         super().__init__()
         self.sizes, self.kernels, self.window = sizes, kernels, window
         self._make_projections(sizes)
@@ -260,9 +256,7 @@ class Attention(nn.Module):  # type: ignore[misc]  # mypy does not read torch
         query, key, value = (part.transpose(1, 2) for part in parts)
         mixed = self._attend(query, key, value).transpose(1, 2).reshape(batch, sequence, -1)
         if self.sizes.sinks:
-            mixed = (
-                mixed.view(batch, sequence, -1, self.sizes.values) * self.sinks[:, None]
-            ).flatten(2)
+            mixed = (mixed.view(batch, sequence, -1, self.sizes.values) * self.sinks[:, None]).flatten(2)
         return self.o_proj(mixed)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -415,9 +409,9 @@ class Experts(nn.Module):  # type: ignore[misc]  # mypy does not read torch
         ends = counts.cumsum(0, dtype=torch.int32)
         source = order // self.sizes.experts_per_token
         rows = tokens.index_select(0, source)
-        made = self.down_proj(_activate(self, rows, ends), ends) * weights.flatten().index_select(
-            0, order
-        ).unsqueeze(1).to(rows.dtype)
+        made = self.down_proj(_activate(self, rows, ends), ends) * weights.flatten().index_select(0, order).unsqueeze(
+            1
+        ).to(rows.dtype)
         out = torch.zeros_like(tokens, dtype=made.dtype).index_add(0, source, made).view_as(x)
         return out + self.shared(x) if self.sizes.shared_feed_forward else out
 
@@ -425,9 +419,7 @@ class Experts(nn.Module):  # type: ignore[misc]  # mypy does not read torch
 class Block(nn.Module):  # type: ignore[misc]  # mypy does not read torch
     """One layer: attention and feed-forward, each normalised before and added to the residual."""
 
-    def __init__(
-        self, sizes: LanguageModel, kernels: Kernels, rotation: Tensor | None, number: int
-    ) -> None:
+    def __init__(self, sizes: LanguageModel, kernels: Kernels, rotation: Tensor | None, number: int) -> None:
         super().__init__()
         self.input_layernorm = kernels.make_norm(sizes, sizes.hidden)
         attention = LatentAttention if sizes.latent else Attention
@@ -455,9 +447,7 @@ class Decoder(nn.Module):  # type: ignore[misc]  # mypy does not read torch
         self.embed_tokens = nn.Embedding(sizes.vocabulary, sizes.hidden)
         if sizes.positions == "learned":
             self.embed_positions = nn.Embedding(sizes.longest, sizes.hidden)
-        self.layers = nn.ModuleList(
-            Block(sizes, kernels, rotation, number) for number in range(sizes.layers)
-        )
+        self.layers = nn.ModuleList(Block(sizes, kernels, rotation, number) for number in range(sizes.layers))
         self.norm = kernels.make_norm(sizes, sizes.hidden)
         self.dropout = sizes.dropout
 
@@ -495,9 +485,7 @@ class LanguageNetwork(nn.Module):  # type: ignore[misc]  # mypy does not read to
         super().__init__()
         self.model = Decoder(sizes, sequence, kernels)
         self.lm_head = Head(sizes, kernels)
-        self.config = SimpleNamespace(
-            num_attention_heads=sizes.heads, num_key_value_heads=sizes.kv_heads
-        )
+        self.config = SimpleNamespace(num_attention_heads=sizes.heads, num_key_value_heads=sizes.kv_heads)
         if sizes.tied:
             self.lm_head.weight = self.model.embed_tokens.weight
 
@@ -507,10 +495,7 @@ class LanguageNetwork(nn.Module):  # type: ignore[misc]  # mypy does not read to
 
 
 _SPLIT = {
-    **{
-        f"model.layers.*.self_attn.{part}_proj": "column"
-        for part in ("q", "k", "v", "qkv", "q_b", "kv_b")
-    },
+    **{f"model.layers.*.self_attn.{part}_proj": "column" for part in ("q", "k", "v", "qkv", "q_b", "kv_b")},
     "model.layers.*.self_attn.o_proj": "row",
     **{
         f"model.layers.*.mlp.{shared}{part}_proj": "row" if part == "down" else "column"

@@ -85,9 +85,7 @@ def add_to_main_gradients(trace: Trace) -> Trace:
         main = tensors[cast["output_ids"][0]]
         for tensor in tensors:
             if tensor["storage_id"] == storage:
-                tensor |= {
-                    name: main[name] for name in ("storage_id", "elem_bytes", "dtype", "category")
-                }
+                tensor |= {name: main[name] for name in ("storage_id", "elem_bytes", "dtype", "category")}
         for tensor in tensors:
             if tensor["storage_id"] == main["storage_id"]:
                 tensor["producer_op_id"] = int(made)
@@ -119,10 +117,7 @@ def _rebuild(trace: Trace, rows: list[_Row], tensors: list[_Row]) -> Trace:
             tensors[index]["last_op_id"] = number
     for tensor in tensors:
         tensor["producer_op_id"] = made.get(tensor["storage_id"], tensor["producer_op_id"])
-    gradients = [
-        {**g, "ready_after_op_id": place.get(g["ready_after_op_id"], -1)}
-        for g in trace.facts.gradients
-    ]
+    gradients = [{**g, "ready_after_op_id": place.get(g["ready_after_op_id"], -1)} for g in trace.facts.gradients]
     operators, described = (
         pd.DataFrame(new, columns=old.columns).astype(old.dtypes)
         for new, old in ((rows, trace.operators), (tensors, trace.tensors))
@@ -171,9 +166,7 @@ class _Writer:
             return row["forward_op_id"] in self.scaled
         weights = [i for i in row["input_ids"] if self.tensors[i]["category"] == "parameter"]
         grouped = row["name"] == "aten::_grouped_mm"
-        found = bool(weights) and (
-            grouped or any(fnmatchcase(row["module"], pattern) for pattern in self.split)
-        )
+        found = bool(weights) and (grouped or any(fnmatchcase(row["module"], pattern) for pattern in self.split))
         if found:
             self.scaled.add(row["op_id"])
         return found
@@ -183,16 +176,27 @@ class _Writer:
         tensor = self.tensors[index]
         shape, size = list(tensor["shape"]), prod(tensor["shape"])
         common = {
-            **row, "op_id": None, "flop": 0, "batch_flop": 0, "input_ids": [index], "input_shapes": [shape],
-            "forward_op_id": None, "sequence_number": None, "batch_dim": None,
-        }  # fmt: skip
+            **row,
+            "op_id": None,
+            "flop": 0,
+            "batch_flop": 0,
+            "input_ids": [index],
+            "input_shapes": [shape],
+            "forward_op_id": None,
+            "sequence_number": None,
+            "batch_dim": None,
+        }
         common |= dict.fromkeys(("read_bytes", "batch_read_bytes"), tensor["elem_bytes"] * size)
         if self.products == "fp8":
             largest = self._add({**tensor, "shape": [1]}, 4, "float")
             yield common | {
-                "name": LARGEST, "write_bytes": 4, "batch_write_bytes": 0, "output_ids": [largest],
-                "output_shapes": [[1]], "batch_dim": None,
-            }  # fmt: skip
+                "name": LARGEST,
+                "write_bytes": 4,
+                "batch_write_bytes": 0,
+                "output_ids": [largest],
+                "output_shapes": [[1]],
+                "batch_dim": None,
+            }
         made = [self._add(tensor, 1, _DTYPE) for _ in range(_COPIES)]
         self.cast[tensor["storage_id"]] = self.tensors[made[0]]["storage_id"]
         self.twins[index, self.cast[tensor["storage_id"]]] = made[0]
@@ -204,12 +208,7 @@ class _Writer:
         if storage is None:
             storage, self.storages = self.storages, self.storages + 1
         number = len(self.tensors)
-        changed = {
-            "tensor_id": number,
-            "storage_id": storage,
-            "elem_bytes": elem_bytes,
-            "dtype": dtype,
-        }
+        changed = {"tensor_id": number, "storage_id": storage, "elem_bytes": elem_bytes, "dtype": dtype}
         self.tensors.append({**tensor, **changed})
         return number
 
@@ -321,12 +320,22 @@ def _capture(model: LanguageModel, step: LanguageStep) -> Trace:
     if model.window or re.search(r"[\d?\[]", step.freeze):  # blocks may differ
         captured = model.layers
     row = {
-        "workload": model.name, "family": LANGUAGE, "model": model.name,
-        "layers": captured, "sequence": step.sequence,
-        "attention": step.attention, "fusion": step.fusion, "loss": step.loss, "optimizer": step.optimizer, "precision": step.precision,
-        "language_model": json.dumps(asdict(model), sort_keys=True), "freeze": step.freeze,
-        "lora": step.lora or None, "lora_targets": step.lora_targets, "lora_dropout": step.lora_dropout,
-    }  # fmt: skip
+        "workload": model.name,
+        "family": LANGUAGE,
+        "model": model.name,
+        "layers": captured,
+        "sequence": step.sequence,
+        "attention": step.attention,
+        "fusion": step.fusion,
+        "loss": step.loss,
+        "optimizer": step.optimizer,
+        "precision": step.precision,
+        "language_model": json.dumps(asdict(model), sort_keys=True),
+        "freeze": step.freeze,
+        "lora": step.lora or None,
+        "lora_targets": step.lora_targets,
+        "lora_dropout": step.lora_dropout,
+    }
     trace = capture_meta(row, step.batch)
     products = choose_recipe(step.precision).products
     if step.fusion == GRADIENTS:
@@ -337,9 +346,14 @@ def _capture(model: LanguageModel, step: LanguageStep) -> Trace:
         last = f"{BLOCKS}.{captured - 1}"
         trace = repeat_block(trace, last, model.layers - captured + 1)
     described = asdict(model) | {
-        "parameters": model.parameters, "sequence": step.sequence, "attention": step.attention, "fusion": step.fusion,
-        "cuda_graphs": step.cuda_graphs, "loss": step.loss, **({"deterministic": True} if step.deterministic else {}),
-    }  # fmt: skip
+        "parameters": model.parameters,
+        "sequence": step.sequence,
+        "attention": step.attention,
+        "fusion": step.fusion,
+        "cuda_graphs": step.cuda_graphs,
+        "loss": step.loss,
+        **({"deterministic": True} if step.deterministic else {}),
+    }
     if step.freeze or step.lora:
         trained = [p for p in trace.facts.parameters or [] if not p["frozen"]]
         described |= {

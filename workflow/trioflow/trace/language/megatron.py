@@ -28,9 +28,7 @@ from trioflow.trace.language.sizes import (
 _GPT2_WORDS = 50257
 """Words of the tokenizer that Megatron-LM reads from ``--vocab-file`` and ``--merge-file``."""
 _NORMS = {"LayerNorm": "layer", "RMSNorm": "rms"}
-_POSITIONS = {
-    "learned_absolute": "learned", "rope": "rotary", "yarn": "rotary", "none": "none", "alibi": "none",
-}  # fmt: skip
+_POSITIONS = {"learned_absolute": "learned", "rope": "rotary", "yarn": "rotary", "none": "none", "alibi": "none"}
 _CONTEXT = {"p2p": "ring", "all_gather": "all-gather", "a2a": "all-to-all", "a2a+p2p": "ring"}
 """Of ``--cp-comm-type``; a2a+p2p shares heads within groups, and is taken for a ring of all."""
 _UNFUSED = ("unfused", "local")
@@ -92,8 +90,7 @@ def read_megatron(arguments: Mapping[str, Any], file: str, name: str) -> Configu
     that is not built, or arguments contradict each other.
     """
     plain = {
-        str(key).lstrip("-").replace("_", "-"): False if value == "false" else value
-        for key, value in arguments.items()
+        str(key).lstrip("-").replace("_", "-"): False if value == "false" else value for key, value in arguments.items()
     }
     found = Fields(plain, file)
     notes = _sort_arguments(found)
@@ -112,9 +109,12 @@ def read_megatron(arguments: Mapping[str, Any], file: str, name: str) -> Configu
     kernel = FLASH if backend == FLASH or found.take("transformer-impl") == "local" else CUDNN
     adds = recipe.adds_gradients and not found.flag("no-gradient-accumulation-fusion")
     step = {
-        "sequence": sequence, "batch": found.size("micro-batch-size", 1), "precision": precision,
-        "attention": softmax if unfused else kernel, "fusion": "" if adds else LAYERS,
-    }  # fmt: skip
+        "sequence": sequence,
+        "batch": found.size("micro-batch-size", 1),
+        "precision": precision,
+        "attention": softmax if unfused else kernel,
+        "fusion": "" if adds else LAYERS,
+    }
     graphs = found.flag("enable-cuda-graph") or found.flag("external-cuda-graph")
     if graphs or str(found.take("cuda-graph-impl", "none")) != "none":
         step["cuda_graphs"] = True
@@ -146,15 +146,11 @@ def _sort_arguments(found: Fields) -> list[str]:
 
     Raises InputError for arguments that are refused, alone or together.
     """
-    values: dict[str, Any] = {
-        name: row["default"] for name, row in known_arguments().items() if row["default"]
-    }
+    values: dict[str, Any] = {name: row["default"] for name, row in known_arguments().items() if row["default"]}
     values |= {name: value for name, value in found.content.items() if value is not None}
     assumed: dict[str, list[str]] = {}
     for name, value in values.items():
-        row = find_argument(name) or {
-            "says": "nobody here knows them, and they may change the work"
-        }
+        row = find_argument(name) or {"says": "nobody here knows them, and they may change the work"}
         shown = str(value) if name in found.content else "left out"
         if not row["says"] or _spell(value) in (row.get("built") or _UNSET).split("|"):
             continue
@@ -247,11 +243,13 @@ def _read_experts(found: Fields, layers: int, width: int) -> dict[str, Any]:
     dense = _count_dense(found, layers)
     shared = found.take("moe-shared-expert-intermediate-size")
     return {
-        "feed_forward": found.size("moe-ffn-hidden-size", width), "experts": found.size("num-experts"),
+        "feed_forward": found.size("moe-ffn-hidden-size", width),
+        "experts": found.size("num-experts"),
         "experts_per_token": found.size("moe-router-topk", 2),
         "shared_feed_forward": found.size("moe-shared-expert-intermediate-size") if shared else 0,
-        "dense_layers": dense, "dense_feed_forward": width if dense else 0,
-    }  # fmt: skip
+        "dense_layers": dense,
+        "dense_feed_forward": width if dense else 0,
+    }
 
 
 def _count_dense(found: Fields, layers: int) -> int:
@@ -270,8 +268,9 @@ def _count_dense(found: Fields, layers: int) -> int:
     if not re.fullmatch("d*e*", kinds) or len(kinds) != layers:
         raise InputError(
             f"{pattern!r:.60}: blocks without experts are built as the first ones alone, of {layers}",
-            file=found.file, place="moe-layer-freq",
-        )  # fmt: skip
+            file=found.file,
+            place="moe-layer-freq",
+        )
     return dense
 
 
@@ -312,8 +311,7 @@ def _find_precision(found: Fields) -> str:
 def _read_degrees(found: Fields, model: LanguageModel) -> dict[str, Any]:
     """Return the columns of a plan that the arguments settle; the data degree is what is left of the ranks."""
     tensor, pipeline, context = (
-        found.size(f"{kind}-parallel-size", 1)
-        for kind in ("tensor-model", "pipeline-model", "context")
+        found.size(f"{kind}-parallel-size", 1) for kind in ("tensor-model", "pipeline-model", "context")
     )
     expert = found.size("expert-model-parallel-size", 1)
     cut = found.size("expert-tensor-parallel-size", tensor)
@@ -367,9 +365,7 @@ def _read_recompute(found: Fields) -> str | None:
     method = found.take("recompute-method")
     modules = str(found.take("recompute-modules") or "core_attn").strip("[]").split()
     if kind == "selective" and modules != ["core_attn"]:
-        if unknown := [
-            name for name in modules if name not in ("core_attn", "mlp", "moe", "shared_experts")
-        ]:
+        if unknown := [name for name in modules if name not in ("core_attn", "mlp", "moe", "shared_experts")]:
             raise InputError(
                 f"{' '.join(unknown)}: recomputing these from their output alone is not built",
                 file=found.file,
@@ -377,11 +373,7 @@ def _read_recompute(found: Fields) -> str | None:
                 fix="leave them out: the step then holds more memory and is a little faster",
             )
         return f"modules:{','.join(modules)}"
-    if (
-        kind != "full"
-        or method is None
-        or (method, str(found.take("recompute-num-layers"))) == ("block", "0")
-    ):
+    if kind != "full" or method is None or (method, str(found.take("recompute-num-layers"))) == ("block", "0"):
         return "none" if (kind, method) == ("full", "block") else kind
     return f"{found.word('recompute-method', words, '')}:{found.size('recompute-num-layers', 1)}"
 
@@ -397,8 +389,9 @@ def _cut_stages(found: Fields, layers: int, degrees: Mapping[str, Any]) -> tuple
         if len(layout) != pipeline * several or sum(blocks) != layers:
             raise InputError(
                 f"{sum(blocks)} layers on {len(layout)} stages, not {layers} on {pipeline} ranks with as many each",
-                file=found.file, place=_LAYOUT,
-            )  # fmt: skip
+                file=found.file,
+                place=_LAYOUT,
+            )
         return blocks
     embedding = found.flag("account-for-embedding-in-pipeline-split")
     loss = found.flag("account-for-loss-in-pipeline-split")
@@ -410,19 +403,13 @@ def _cut_stages(found: Fields, layers: int, degrees: Mapping[str, Any]) -> tuple
         if found.take(f"decoder-{side}-pipeline-num-layers") is not None
     }
     others = pipeline - len(given_ends)
-    each, rest = divmod(
-        layers + embedding + loss - sum(given_ends.values()),
-        others * (1 if given_ends else several),
-    )
-    if (
-        rest
-        or each < 1
-        or (given_ends and several > 1 and any(n % several for n in (each, *given_ends.values())))
-    ):
+    each, rest = divmod(layers + embedding + loss - sum(given_ends.values()), others * (1 if given_ends else several))
+    if rest or each < 1 or (given_ends and several > 1 and any(n % several for n in (each, *given_ends.values()))):
         raise InputError(
             f"{layers} layers cannot be cut into {pipeline} x {several} stages as the arguments say",
-            file=found.file, place="pipeline-model-parallel-size",
-        )  # fmt: skip
+            file=found.file,
+            place="pipeline-model-parallel-size",
+        )
     whole = each * (1 if given_ends else several)
     stages = [given_ends.get(rank, whole) // several for rank in range(pipeline)] * several
     stages[0] -= embedding
@@ -443,6 +430,8 @@ def _read_layout(found: Fields) -> list[str]:
     if not re.fullmatch(r"E[tm|]*L", text):
         raise InputError(
             f"{said!r:.60} is no layout from embedding (E) over blocks (t) to loss (L)",
-            file=found.file, place=_LAYOUT, fix="write it as Et*3|(tt|)*29,m|L",
-        )  # fmt: skip
+            file=found.file,
+            place=_LAYOUT,
+            fix="write it as Et*3|(tt|)*29,m|L",
+        )
     return text.split("|")

@@ -15,49 +15,95 @@ from trioflow.base.shipped import read_own_records, read_table
 from trioflow.base.yaml_files import parse_yaml
 from trioflow.trace.language.make import make_trace
 from trioflow.trace.language.megatron import parse_arguments, read_megatron
-from trioflow.trace.language.sizes import (
-    Configuration,
-    Fields,
-    LanguageModel,
-    LanguageStep,
-    note_unknown,
-)
+from trioflow.trace.language.sizes import Configuration, Fields, LanguageModel, LanguageStep, note_unknown
 from trioflow.trace.store import Trace
 
 ACTIVATIONS = {
-    "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_python": "gelu", "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh", "relu": "relu", "relu2": "squared_relu",
-}  # fmt: skip
-HARMLESS = frozenset({
-    "model_type", "torch_dtype", "dtype", "transformers_version", "bos_token_id",
-    "eos_token_id", "pad_token_id", "initializer_range", "rms_norm_eps", "layer_norm_epsilon",
-    "use_cache", "rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings", "partial_rotary_factor",
-    "original_max_position_embeddings", "pretraining_tp", "_name_or_path", "name_or_path", "max_window_layers", "n_ctx",
-    "embd_pdrop", "summary_activation", "hidden_activation", "is_encoder_decoder",
-    "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
-    "task_specific_params", "scale_attn_weights", "_attn_implementation", "id2label", "label2id",
-    "router_aux_loss_coef", "output_router_logits", "router_jitter_noise", "norm_topk_prob", "unsloth_version",
-    "output_past", "return_dict", "n_group", "topk_group", "topk_method", "scoring_func", "routed_scaling_factor",
-    "seq_aux", "aux_loss_alpha", "ep_size", "auto_map", "qk_head_dim", "rope_interleave", "swiglu_limit", "swiglu_alpha",
-    "initial_context_length", "experts_per_token", "head_dim", "num_key_value_heads",
-})  # fmt: skip
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "squared_relu",
+}
+HARMLESS = frozenset(
+    {
+        "model_type",
+        "torch_dtype",
+        "dtype",
+        "transformers_version",
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+        "initializer_range",
+        "rms_norm_eps",
+        "layer_norm_epsilon",
+        "use_cache",
+        "rope_theta",
+        "rope_scaling",
+        "rope_parameters",
+        "max_position_embeddings",
+        "partial_rotary_factor",
+        "original_max_position_embeddings",
+        "pretraining_tp",
+        "_name_or_path",
+        "name_or_path",
+        "max_window_layers",
+        "n_ctx",
+        "embd_pdrop",
+        "summary_activation",
+        "hidden_activation",
+        "is_encoder_decoder",
+        "summary_first_dropout",
+        "summary_proj_to_labels",
+        "summary_type",
+        "summary_use_proj",
+        "task_specific_params",
+        "scale_attn_weights",
+        "_attn_implementation",
+        "id2label",
+        "label2id",
+        "router_aux_loss_coef",
+        "output_router_logits",
+        "router_jitter_noise",
+        "norm_topk_prob",
+        "unsloth_version",
+        "output_past",
+        "return_dict",
+        "n_group",
+        "topk_group",
+        "topk_method",
+        "scoring_func",
+        "routed_scaling_factor",
+        "seq_aux",
+        "aux_loss_alpha",
+        "ep_size",
+        "auto_map",
+        "qk_head_dim",
+        "rope_interleave",
+        "swiglu_limit",
+        "swiglu_alpha",
+        "initial_context_length",
+        "experts_per_token",
+        "head_dim",
+        "num_key_value_heads",
+    }
+)
 """Fields that change no operator of a training step."""
 _OTHER_NETWORKS = (
-    "num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size",
-    "q_lora_rank", "kv_lora_rank",
-)  # fmt: skip
-"""Fields that a family without them has no use for, and that stand in files of others than it."""
-_TRAITS = (
-    "null",
-    "refused",
-    "built",
-    "aliases",
-    "experts",
-    "width",
-    "divides",
-    "ungrouped",
-    "windowed",
+    "num_experts",
+    "num_local_experts",
+    "n_routed_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "q_lora_rank",
+    "kv_lora_rank",
 )
+"""Fields that a family without them has no use for, and that stand in files of others than it."""
+_TRAITS = ("null", "refused", "built", "aliases", "experts", "width", "divides", "ungrouped", "windowed")
 """What a family's record has beside the defaults of fields."""
 _WINDOWED, _WHOLE = "sliding_attention", "full_attention"
 _QUANTIZED = {"none": "", "fp8": "fp8", "mxfp4": "mxfp4"}
@@ -81,11 +127,15 @@ def read_huggingface(content: Mapping[str, Any], file: str, name: str) -> Config
     if family is None or content.get("is_encoder_decoder") is True:
         encodes = content.get("is_encoder_decoder") is True
         raise InputError(
-            "an encoder-decoder is not built from a configuration" if encodes
+            "an encoder-decoder is not built from a configuration"
+            if encodes
             else f"model_type {kind!r} is not built from a configuration",
-            file=file, place="model_type", fix="capture the model: module:function" if encodes
+            file=file,
+            place="model_type",
+            fix="capture the model: module:function"
+            if encodes
             else f"use one of {', '.join(known_families())}, or capture the model: module:function",
-        )  # fmt: skip
+        )
     defaults = {field: value for field, value in family.items() if field not in _TRAITS}
     own, refused = {*defaults, *family.get("null", ())}, family.get("refused", {})
     foreign = {n for one in known_families().values() for n in (*one, *one.get("null", ()))} - own
@@ -115,16 +165,15 @@ def read_huggingface(content: Mapping[str, Any], file: str, name: str) -> Config
     return Configuration(model.check(file), notes=tuple(notes))
 
 
-def _read_family(
-    found: Fields, name: str, family: Mapping[str, Any], notes: list[str]
-) -> LanguageModel:
+def _read_family(found: Fields, name: str, family: Mapping[str, Any], notes: list[str]) -> LanguageModel:
     hidden, heads = found.size("hidden_size"), found.size("num_attention_heads")
     layers, built = found.size("num_hidden_layers"), dict(family.get("built", {}))
     if family.get("divides") and hidden % heads:
         raise InputError(
             f"{heads} attention heads do not divide hidden_size {hidden}: transformers refuses it",
-            file=found.file, place="num_attention_heads",
-        )  # fmt: skip
+            file=found.file,
+            place="num_attention_heads",
+        )
     each, learned = max(hidden // heads, 1), built.get("positions") == "learned"
     grouped = not family.get("ungrouped")
     if "attention_bias" in family and found.flag("attention_bias"):
@@ -133,25 +182,22 @@ def _read_family(
         built["feed_forward_bias"] = found.flag("mlp_bias")
     more = _read_window(found, family, layers, notes) | _read_experts(found, family)
     if "kv_lora_rank" in family:
-        sizes = (
-            "qk_nope_head_dim",
-            "qk_rope_head_dim",
-            "v_head_dim",
-            "kv_lora_rank",
-            "q_lora_rank",
-        )
+        sizes = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank", "q_lora_rank")
         more |= found.read_latent(*sizes)
     values: dict[str, Any] = {
-        "layers": layers, "hidden": hidden, "heads": heads,
+        "layers": layers,
+        "hidden": hidden,
+        "heads": heads,
         "kv_heads": found.size("num_key_value_heads", heads) if grouped else heads,
         "head_size": found.size("head_dim", each) if grouped else each,
         "feed_forward": found.size(family.get("width", "intermediate_size"), 4 * hidden if learned else None),
         "vocabulary": found.size("vocab_size"),
         "longest": found.size("max_position_embeddings") if learned else 0,
         "activation": found.word("hidden_act", ACTIVATIONS, "silu"),
-        "tied": found.flag("tie_word_embeddings"), "dropout": found.share("resid_pdrop", 0.0),
+        "tied": found.flag("tie_word_embeddings"),
+        "dropout": found.share("resid_pdrop", 0.0),
         "attention_dropout": found.share("attention_dropout", 0.0),
-    }  # fmt: skip
+    }
     return LanguageModel(name=name, **values | built | more)
 
 
@@ -170,15 +216,15 @@ def _read_experts(found: Fields, family: Mapping[str, Any]) -> dict[str, Any]:
     first = found.size("first_k_dense_replace") if named else len(alone)
     shared = found.size("n_shared_experts") if found.take("n_shared_experts") else 0
     return {
-        "experts": found.size(family["experts"]), "experts_per_token": found.size("num_experts_per_tok"),
-        "shared_feed_forward": shared * found.size(family["width"]), "dense_layers": first,
+        "experts": found.size(family["experts"]),
+        "experts_per_token": found.size("num_experts_per_tok"),
+        "shared_feed_forward": shared * found.size(family["width"]),
+        "dense_layers": first,
         "dense_feed_forward": found.size("intermediate_size") if first else 0,
-    }  # fmt: skip
+    }
 
 
-def _read_window(
-    found: Fields, family: Mapping[str, Any], layers: int, notes: list[str]
-) -> dict[str, Any]:
+def _read_window(found: Fields, family: Mapping[str, Any], layers: int, notes: list[str]) -> dict[str, Any]:
     """Return the window of every other block; windows of other blocks are not followed, and said.
 
     Raises InputError for blocks that attend in another way.
@@ -186,18 +232,18 @@ def _read_window(
     usual = family.get("windowed", "")
     off = "use_sliding_window" in family and not found.flag("use_sliding_window")
     kinds = found.take("layer_types") or [
-        _WINDOWED if usual == "all" or (i % 2 == 0 if usual == "even" else i >= found.size("max_window_layers"))
-        else _WHOLE for i in range(layers if usual else 0)
-    ]  # fmt: skip
-    if (
-        not isinstance(kinds, list)
-        or {*map(str, kinds)} - {_WINDOWED, _WHOLE}
-        or (usual and len(kinds) != layers)
-    ):
+        _WINDOWED
+        if usual == "all" or (i % 2 == 0 if usual == "even" else i >= found.size("max_window_layers"))
+        else _WHOLE
+        for i in range(layers if usual else 0)
+    ]
+    if not isinstance(kinds, list) or {*map(str, kinds)} - {_WINDOWED, _WHOLE} or (usual and len(kinds) != layers):
         raise InputError(
             f"{kinds!r:.60} are not {layers} of {_WINDOWED} and {_WHOLE}, which alone are built",
-            file=found.file, place="layer_types", fix="capture the model: module:function",
-        )  # fmt: skip
+            file=found.file,
+            place="layer_types",
+            fix="capture the model: module:function",
+        )
     if off or _WINDOWED not in kinds or (usual != "even" and not found.take("sliding_window")):
         return {}
     window = found.size("sliding_window")
@@ -214,10 +260,19 @@ _HUGGINGFACE = "config.json"
 YAML, TEXT = (".yaml", ".yml"), (".sh", ".txt", ".args")
 _MEGATRON_ARGUMENTS = "MODEL_ARGS"
 """Section of Megatron-LM's ``model_config.yaml``."""
-_LAYERS = {f"{dashes}{name}" for dashes in ("--", "") for name in ("num-layers", "num_layers", "encoder-num-layers", "encoder_num_layers")}  # fmt: skip
+_LAYERS = {
+    f"{dashes}{name}"
+    for dashes in ("--", "")
+    for name in ("num-layers", "num_layers", "encoder-num-layers", "encoder_num_layers")
+}
 """Arguments of which Megatron-LM needs one."""
 _FORMATS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-_HARMLESS_OF_NANOTRON = HARMLESS | {"is_llama_config", "is_qwen2_config", "rope_interleaved", "rope_seq_len_interpolation_factor"}  # fmt: skip
+_HARMLESS_OF_NANOTRON = HARMLESS | {
+    "is_llama_config",
+    "is_qwen2_config",
+    "rope_interleaved",
+    "rope_seq_len_interpolation_factor",
+}
 """Fields of nanotron's YAML that change nothing here."""
 
 
@@ -260,9 +315,7 @@ def read_configuration(path: Path) -> Configuration:
         if not _LAYERS & set(arguments):
             raise InputError("no command line of Megatron-LM: --num-layers is missing", file=file)
         return read_megatron(arguments, file, name)
-    content = (
-        parse_json(text, path, InputError) if path.suffix == ".json" else parse_yaml(text, path)
-    )
+    content = parse_json(text, path, InputError) if path.suffix == ".json" else parse_yaml(text, path)
     if isinstance(content, Mapping):
         arguments = content.get(_MEGATRON_ARGUMENTS, content)
         if "model_type" in content:
@@ -287,9 +340,7 @@ def _read_nanotron(content: Mapping[str, Any], file: str, name: str) -> Configur
     """
     section = _section(content, "model")
     found = Fields(_section(section, "model_config"), file)
-    found.refuse(
-        ("num_experts", "moe_config"), "mixtures of experts are not built from a configuration"
-    )
+    found.refuse(("num_experts", "moe_config"), "mixtures of experts are not built from a configuration")
     hidden, heads = found.size("hidden_size"), found.size("num_attention_heads")
     model = LanguageModel(
         name=name,
@@ -306,17 +357,17 @@ def _read_nanotron(content: Mapping[str, Any], file: str, name: str) -> Configur
     )
     tokens = Fields(_section(content, "tokens"), file)
     named = {"sequence": "sequence_length", "batch": "micro_batch_size"}
-    step: dict[str, Any] = {
-        field: tokens.size(name) for field, name in named.items() if tokens.take(name)
-    }
+    step: dict[str, Any] = {field: tokens.size(name) for field, name in named.items() if tokens.take(name)}
     kind = Fields(section, file).word("dtype", _FORMATS, "bfloat16")
     adds_up = Fields(_section(content, "optimizer"), file).flag("accumulate_grad_in_fp32", True)
     step["precision"] = kind if kind != "bf16" else "nanotron-bf16" if adds_up else "pure-bf16"
     return Configuration(
-        model.check(file), step, _read_nanotron_degrees(content, file),
+        model.check(file),
+        step,
+        _read_nanotron_degrees(content, file),
         accumulate=tokens.size("batch_accumulation_per_replica", 1),
         notes=tuple(note_unknown(found.list_unknown(_HARMLESS_OF_NANOTRON))),
-    )  # fmt: skip
+    )
 
 
 def _section(content: Mapping[str, Any], name: str) -> dict[str, Any]:

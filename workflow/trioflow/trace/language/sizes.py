@@ -59,10 +59,7 @@ class Configuration:
         if not self.stages:
             return None
         ends = list(accumulate(self.stages))
-        named = [
-            [f"{BLOCKS}.{i}" for i in range(end - size, end)]
-            for size, end in zip(self.stages, ends, strict=True)
-        ]
+        named = [[f"{BLOCKS}.{i}" for i in range(end - size, end)] for size, end in zip(self.stages, ends, strict=True)]
         named[0].insert(0, EMBEDDING)
         named[-1].append(HEAD)
         return named
@@ -89,9 +86,7 @@ class Fields:
         if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 19:
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 10**15:
-            raise InputError(
-                f"{value!r:.40} is not a whole number from 1 on", file=self.file, place=name
-            )
+            raise InputError(f"{value!r:.40} is not a whole number from 1 on", file=self.file, place=name)
         return int(value)
 
     def flag(self, name: str, default: bool = False) -> bool:
@@ -111,9 +106,7 @@ class Fields:
         except (TypeError, ValueError):
             number = -1.0
         if not 0.0 <= number < 1.0:
-            raise InputError(
-                f"{value!r:.40} is not a number from 0 to below 1", file=self.file, place=name
-            )
+            raise InputError(f"{value!r:.40} is not a number from 0 to below 1", file=self.file, place=name)
         return number
 
     def word(self, name: str, words: Mapping[str, str], default: str) -> str:
@@ -121,14 +114,11 @@ class Fields:
         value = str(self.take(name, default))
         if value not in words:
             raise InputError(
-                f"{value!r:.40} is not known here", file=self.file, place=name,
-                fix=f"use one of {', '.join(words)}",
-            )  # fmt: skip
+                f"{value!r:.40} is not known here", file=self.file, place=name, fix=f"use one of {', '.join(words)}"
+            )
         return words[value]
 
-    def read_latent(
-        self, plain: str, rotary: str, value: str, latent: str, query_latent: str
-    ) -> dict[str, int]:
+    def read_latent(self, plain: str, rotary: str, value: str, latent: str, query_latent: str) -> dict[str, int]:
         """Return the sizes of latent attention, all but the queries' needed; the names are those of its fields."""
         rotated = self.size(rotary)
         return {
@@ -149,18 +139,17 @@ class Fields:
     def list_unknown(self, harmless: frozenset[str]) -> list[str]:
         """Return the fields that nobody took and that are not known to leave the work alone."""
         return [
-            name for name, value in self.content.items()
+            name
+            for name, value in self.content.items()
             if name not in self.taken and name not in harmless and value not in (None, False)
-        ]  # fmt: skip
+        ]
 
 
 def note_unknown(names: list[str]) -> list[str]:
     """Return the sentence about fields that are not followed; nothing where there are none."""
     if not names:
         return []
-    return [
-        f"the configuration's {', '.join(sorted(names))} may change the work and are not followed"
-    ]
+    return [f"the configuration's {', '.join(sorted(names))} may change the work and are not followed"]
 
 
 _NORMS = ("rms", "layer", "layer-no-bias")
@@ -169,9 +158,18 @@ POSITIONS = ("rotary", "learned", "none")
 EMBEDDING, BLOCKS, HEAD = "embedding", "model.layers", "head"
 """A model's pipeline units: what is before its blocks, the blocks with their numbers, what is behind them."""
 _OPTIONAL = (
-    "longest", "experts", "experts_per_token", "shared_feed_forward", "latent", "query_latent",
-    "rotary_size", "value_size", "dense_layers", "dense_feed_forward", "window",
-)  # fmt: skip
+    "longest",
+    "experts",
+    "experts_per_token",
+    "shared_feed_forward",
+    "latent",
+    "query_latent",
+    "rotary_size",
+    "value_size",
+    "dense_layers",
+    "dense_feed_forward",
+    "window",
+)
 
 
 _MOST_LAYERS = 512
@@ -254,9 +252,15 @@ class LanguageModel:
     def dense_block(self) -> LanguageModel:
         """The model whose every block is as the first ones, without experts."""
         return replace(
-            self, feed_forward=self.dense_feed_forward or self.feed_forward, experts=0, experts_per_token=0,
-            shared_feed_forward=0, router_bias=False, dense_layers=0, dense_feed_forward=0,
-        )  # fmt: skip
+            self,
+            feed_forward=self.dense_feed_forward or self.feed_forward,
+            experts=0,
+            experts_per_token=0,
+            shared_feed_forward=0,
+            router_bias=False,
+            dense_layers=0,
+            dense_feed_forward=0,
+        )
 
     @property
     def values(self) -> int:
@@ -266,12 +270,8 @@ class LanguageModel:
     def _count_block(self, experts: int) -> int:
         """Return parameters of one block of which only so many experts count."""
         router = (self.hidden + self.router_bias) * self.experts if self.experts else 0
-        feed_forward = self._count_feed_forward(self.feed_forward) * (
-            experts if self.experts else 1
-        )
-        feed_forward += (
-            self._count_feed_forward(self.shared_feed_forward) if self.shared_feed_forward else 0
-        )
+        feed_forward = self._count_feed_forward(self.feed_forward) * (experts if self.experts else 1)
+        feed_forward += self._count_feed_forward(self.shared_feed_forward) if self.shared_feed_forward else 0
         return self._attention_parameters + router + feed_forward + 2 * self._norm_parameters
 
     @property
@@ -290,9 +290,7 @@ class LanguageModel:
 
     def _count_feed_forward(self, width: int) -> int:
         inside = 2 if self.gated else 1
-        return (inside + 1) * self.hidden * width + (
-            inside * width + self.hidden
-        ) * self.feed_forward_bias
+        return (inside + 1) * self.hidden * width + (inside * width + self.hidden) * self.feed_forward_bias
 
     @property
     def _norm_parameters(self) -> int:
@@ -322,9 +320,7 @@ class LanguageModel:
         """
         windowed = -(-self.layers // 2) if self.window else 0
         read = (self.layers - windowed) * sequence + windowed * min(2 * self.window, sequence)
-        return (
-            6.0 * self.active_parameters + 6.0 * self.heads * (self.head_size + self.values) * read
-        )
+        return 6.0 * self.active_parameters + 6.0 * self.heads * (self.head_size + self.values) * read
 
     def describe(self) -> str:
         """Return the sizes that a user would compare, in words."""
@@ -333,8 +329,9 @@ class LanguageModel:
         experts = (
             f"{self.experts} experts ({self.experts_per_token} a token"
             f"{f', a shared one of {self.shared_feed_forward}' if self.shared_feed_forward else ''}) of "
-            if self.experts else ""
-        )  # fmt: skip
+            if self.experts
+            else ""
+        )
         latent = f" from a latent vector of {self.latent}" if self.latent else ""
         dense = f" (the first {self.dense_layers} without experts)" if self.dense_layers else ""
         return (
@@ -352,10 +349,7 @@ class LanguageModel:
         for cell in fields(self):
             value: Any = getattr(self, cell.name)
             if cell.name in words and value not in words[cell.name]:
-                raise InputError(
-                    f"{cell.name} {value!r} is not one of {', '.join(words[cell.name])}",
-                    file=place,
-                )
+                raise InputError(f"{cell.name} {value!r} is not one of {', '.join(words[cell.name])}", file=place)
             least = 0 if cell.name in _OPTIONAL else 1
             if cell.type == "int" and value < least:
                 raise InputError(f"{cell.name} {value} is below {least}", file=place)
@@ -368,7 +362,8 @@ class LanguageModel:
                 f"{self.experts_per_token} experts a token cannot be chosen of {self.experts}",
             ),
             (
-                self.dense_layers and not (self.experts and self.dense_layers < self.layers and self.dense_feed_forward),
+                self.dense_layers
+                and not (self.experts and self.dense_layers < self.layers and self.dense_feed_forward),
                 f"{self.dense_layers} first blocks without experts, of {self.layers} with {self.experts} experts"
                 f" and a feed-forward layer of {self.dense_feed_forward}",
             ),
@@ -376,15 +371,12 @@ class LanguageModel:
                 self.latent and not (0 < self.rotary_size < self.head_size and self.value_size),
                 f"latent attention with rotary_size and value_size {sizes} of {self.head_size}",
             ),
-            (
-                not self.latent and (self.query_latent or any(sizes)),
-                "sizes of latent attention without a latent width",
-            ),
+            (not self.latent and (self.query_latent or any(sizes)), "sizes of latent attention without a latent width"),
             (
                 (self.positions == "learned") != (self.longest > 0),
                 f"{self.positions} positions with a table of {self.longest}",
             ),
-        )  # fmt: skip
+        )
         for problem in (text for impossible, text in refused if impossible):
             raise InputError(problem, file=place)
         return self
@@ -396,9 +388,7 @@ def read_language_model(facts: Facts) -> tuple[LanguageModel, int] | None:
     if not described:
         return None
     names = [cell.name for cell in fields(LanguageModel)]
-    return LanguageModel(**{name: described[name] for name in names if name in described}), int(
-        described["sequence"]
-    )
+    return LanguageModel(**{name: described[name] for name in names if name in described}), int(described["sequence"])
 
 
 def split_adapters(rules: Mapping[str, str]) -> dict[str, str]:
@@ -434,20 +424,8 @@ LOSSES = (EAGER, FUSED, CHUNKED)
 """eager: the loss is computed of scores cast to fp32, which backward holds besides; fused: one kernel each way reads the
 scores and keeps a number per token; chunked: with the head's product, a piece at a time, no scores beyond a piece."""
 _OWN_LOSSES = {COMPILE: FUSED, LIGER: CHUNKED}
-_OWN_ATTENTIONS = {
-    PYTORCH: FLASH,
-    MEGATRON: CUDNN,
-    NANOTRON: FLASH_2,
-    DEEPSPEED: FLASH_2,
-    COLOSSALAI: FLASH_2,
-}
-_OWN_FUSIONS = {
-    PYTORCH: EAGER,
-    MEGATRON: GRADIENTS,
-    NANOTRON: FLASH_ATTN,
-    DEEPSPEED: LAYERS,
-    COLOSSALAI: LAYERS,
-}
+_OWN_ATTENTIONS = {PYTORCH: FLASH, MEGATRON: CUDNN, NANOTRON: FLASH_2, DEEPSPEED: FLASH_2, COLOSSALAI: FLASH_2}
+_OWN_FUSIONS = {PYTORCH: EAGER, MEGATRON: GRADIENTS, NANOTRON: FLASH_ATTN, DEEPSPEED: LAYERS, COLOSSALAI: LAYERS}
 
 
 @dataclass(frozen=True)
@@ -495,9 +473,7 @@ class LanguageStep:
             ("--loss", self.loss, ("", *LOSSES)),
         ):
             if value not in words:
-                raise InputError(
-                    f"{flag}: unknown word {value!r}", fix=f"use {', '.join(filter(None, words))}"
-                )
+                raise InputError(f"{flag}: unknown word {value!r}", fix=f"use {', '.join(filter(None, words))}")
 
     def settle(self) -> LanguageStep:
         """Return the step with the kernels that the recipe's framework runs where none are named.

@@ -12,19 +12,10 @@ from typing import Any
 
 from trioflow.base.errors import TraceError
 from trioflow.trace.flops import count_flop
-from trioflow.trace.profile.profiler_fields import (
-    element_bytes,
-    element_type,
-    kineto_words,
-)
+from trioflow.trace.profile.profiler_fields import element_bytes, element_type, kineto_words
 from trioflow.trace.tensors import TensorRef
 
-RAW_FILES = (
-    "kineto.json.gz",
-    "execution_trace.json.gz",
-    "environment.json",
-    "kineto_steps.json.gz",
-)
+RAW_FILES = ("kineto.json.gz", "execution_trace.json.gz", "environment.json", "kineto_steps.json.gz")
 """What a capture writes."""
 STEP = "trioflow: step"
 """Annotation that encloses one captured step."""
@@ -101,9 +92,7 @@ def is_operator(name: str) -> bool:
     """Return whether a name is an operator (``library::name``, a kernel that Inductor fused), no autograd node or function."""
     library, separator, rest = name.partition("::")
     return (not separator and name.startswith(kineto_words("compiled_kernel"))) or (
-        bool(separator and rest)
-        and library.isidentifier()
-        and library not in kineto_words("no_operator")
+        bool(separator and rest) and library.isidentifier() and library not in kineto_words("no_operator")
     )
 
 
@@ -138,9 +127,7 @@ def index_kernels(kernels: Iterable[Event]) -> dict[int, list[Event]]:
 def kernels_of(operator: Event, kernels: Kernels) -> list[Event]:
     """Return the kernels that an operator and what it encloses launched, in order of start."""
     launched = {
-        event.correlation
-        for event in operator.walk()
-        if event.category in LAUNCHES and event.correlation is not None
+        event.correlation for event in operator.walk() if event.category in LAUNCHES and event.correlation is not None
     }
     found = [kernel for correlation in launched for kernel in kernels.get(correlation, [])]
     return sorted(found, key=_by_start)
@@ -273,9 +260,7 @@ def tensors_of_event(event: Event, numbers: Iterator[int]) -> list[TensorRef]:
         for sizes in members:
             if _is_shape(sizes):
                 number = next(numbers)
-                found.append(
-                    TensorRef(number, number, size, tuple(sizes), word, argument, category)
-                )
+                found.append(TensorRef(number, number, size, tuple(sizes), word, argument, category))
     return found
 
 
@@ -335,11 +320,7 @@ def _results(event: Event, inputs: Shapes) -> Shapes:
     if after and after[0] is True:  # transposed, then what is added to its result, then groups
         added, groups = after[1:3]
         sizes = [
-            (shape[2 + d] - 1) * stride[d]
-            - 2 * padding[d]
-            + dilation[d] * (weight[2 + d] - 1)
-            + 1
-            + added[d]
+            (shape[2 + d] - 1) * stride[d] - 2 * padding[d] + dilation[d] * (weight[2 + d] - 1) + 1 + added[d]
             for d in range(dimensions)
         ]
         return [[shape[0], weight[1] * groups, *sizes]]

@@ -11,12 +11,7 @@ from typing import Any, TypeVar
 from trioflow.base.errors import TraceError
 from trioflow.trace.profile.events import Event
 from trioflow.trace.profile.json_stream import ListStream
-from trioflow.trace.profile.profiler_fields import (
-    element_bytes,
-    element_type,
-    kineto_words,
-    load_fields,
-)
+from trioflow.trace.profile.profiler_fields import element_bytes, element_type, kineto_words, load_fields
 from trioflow.trace.tensors import TensorRef
 
 _LIST = "GenericList["
@@ -77,24 +72,23 @@ def read_nodes(path: str | Path) -> list[Node]:
             node = _read_node(raw, layout, fields["attributes"])
         except UnknownTypeError as error:
             raise TraceError(
-                str(error), file=path, place=place,
+                str(error),
+                file=path,
+                place=place,
                 fix="check the file; a new type's size goes into profiler_fields.json",
-            ) from None  # fmt: skip
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            raise TraceError(
-                f"incomplete node ({error!r})", file=path, place=place, fix="capture it again"
             ) from None
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise TraceError(f"incomplete node ({error!r})", file=path, place=place, fix="capture it again") from None
         if node.node_id in nodes:
-            raise TraceError(
-                f"node id {node.node_id} occurs twice", file=path, place=place,
-                fix="capture it again",
-            )  # fmt: skip
+            raise TraceError(f"node id {node.node_id} occurs twice", file=path, place=place, fix="capture it again")
         other = calls.setdefault(node.record_id, node.node_id)
         if node.record_id and other != node.node_id:
             raise TraceError(
                 f"nodes {other} and {node.node_id} are both the call {node.record_id}",
-                file=path, place=place, fix="capture it again",
-            )  # fmt: skip
+                file=path,
+                place=place,
+                fix="capture it again",
+            )
         nodes[node.node_id] = node
     if not layout:
         _choose_layout(stream, None)
@@ -108,10 +102,7 @@ class UnknownTypeError(ValueError):
 
 def _choose_layout(stream: ListStream, first: Any) -> Mapping[str, Any]:
     """Return where the nodes of the file's schema hold what is read."""
-    schema, layouts = (
-        str(stream.header.get("schema", "")),
-        load_fields()["execution_trace"]["layouts"],
-    )
+    schema, layouts = (str(stream.header.get("schema", "")), load_fields()["execution_trace"]["layouts"])
     if not schema and isinstance(first, dict):  # the schema may stand behind the nodes
         return layouts[0 if "input_shapes" in first else -1]  # type: ignore[no-any-return]
     known = {word: layout for layout in layouts for word in layout["schemas"]}
@@ -119,9 +110,11 @@ def _choose_layout(stream: ListStream, first: Any) -> Mapping[str, Any]:
         if schema.startswith(word):
             return layout  # type: ignore[no-any-return]
     raise TraceError(
-        f"schema {schema!r} is not known", file=stream.path, place="schema",
+        f"schema {schema!r} is not known",
+        file=stream.path,
+        place="schema",
         fix=f"use PyTorch with an execution trace of schema {', '.join(known)}",
-    )  # fmt: skip
+    )
 
 
 def _read_node(raw: Any, layout: Mapping[str, Any], words: Mapping[str, str]) -> Node:
@@ -130,7 +123,9 @@ def _read_node(raw: Any, layout: Mapping[str, Any], words: Mapping[str, str]) ->
         attributes = {entry["name"]: entry.get("value") for entry in raw[layout["attributes"]]}
     devices: set[str] = set()
     return Node(
-        _whole(raw["id"]), _whole(raw.get(layout["parent"]) or 0), str(raw["name"]),
+        _whole(raw["id"]),
+        _whole(raw.get(layout["parent"]) or 0),
+        str(raw["name"]),
         _whole(attributes.get(words["record_id"]) or 0),
         _whole(attributes.get(words["thread"]) or 0),
         str(attributes.get(words["schema"]) or ""),
@@ -138,7 +133,7 @@ def _read_node(raw: Any, layout: Mapping[str, Any], words: Mapping[str, str]) ->
         [ref for ref in _tensors(raw, layout["outputs"], devices) if ref.dtype not in UNDEFINED],
         frozenset(devices),
         attributes.get(words["sequence_number"]),
-    )  # fmt: skip
+    )
 
 
 def _whole(value: Any) -> int:
@@ -171,9 +166,7 @@ def list_tensors(
         yield from ((*part, argument) for part in parts if part[2].startswith(TENSOR))
 
 
-def read_tensor(
-    value: Any, shape: Any, kind: str, argument: int, *, unsized: bool = False
-) -> TensorRef:
+def read_tensor(value: Any, shape: Any, kind: str, argument: int, *, unsized: bool = False) -> TensorRef:
     """Return one tensor; its value is [tensor, storage, offset, elements, element bytes, device].
 
     ``unsized``: whether 0 may stand for the bytes of an element. Raises UnknownTypeError (a ValueError) or ValueError
@@ -207,9 +200,8 @@ def _check_parents(nodes: Mapping[int, Node], path: str | Path) -> None:
         TopologicalSorter(above).prepare()
     except CycleError as error:
         raise TraceError(
-            f"node {error.args[1][0]} encloses itself", file=path, place="nodes",
-            fix="capture it again",
-        ) from None  # fmt: skip
+            f"node {error.args[1][0]} encloses itself", file=path, place="nodes", fix="capture it again"
+        ) from None
 
 
 T = TypeVar("T")
@@ -242,9 +234,7 @@ def _link_by_order(events: Sequence[Event], nodes: Sequence[Node]) -> Links:
     words = (*kineto_words("step"), *kineto_words("asynchronous"))
     ours = _by_thread((e.thread, e) for e in events if not e.name.startswith(words))
     theirs = _by_thread(
-        (n.thread, n)
-        for n in sorted(nodes, key=lambda n: n.record_id)
-        if n.record_id and not n.name.startswith(words)
+        (n.thread, n) for n in sorted(nodes, key=lambda n: n.record_id) if n.record_id and not n.name.startswith(words)
     )
     links: Links = {}
     for find in (_find_sequence, _align):
@@ -293,10 +283,7 @@ def _align(names: list[str], others: list[str]) -> Pairs:
             below, left = reached.get(diagonal + 1, -1), reached.get(diagonal - 1, -1)
             down = diagonal == -edits or (diagonal != edits and left < below)
             at = below if down else left + 1
-            while (
-                at < len(names) and at - diagonal < len(others)
-                and names[at] == others[at - diagonal]
-            ):  # fmt: skip
+            while at < len(names) and at - diagonal < len(others) and names[at] == others[at - diagonal]:
                 at += 1
             reached[diagonal] = at
             if at >= len(names) and at - diagonal >= len(others):

@@ -49,9 +49,7 @@ class ListStream:
         for entries in self.blocks(None):
             yield from entries
 
-    def blocks(
-        self, decode_list: Callable[[bytes], Sequence[Any] | None] | None
-    ) -> Iterator[Sequence[Any]]:
+    def blocks(self, decode_list: Callable[[bytes], Sequence[Any] | None] | None) -> Iterator[Sequence[Any]]:
         """Yield the entries in order, many at a time, made by ``decode_list`` or, where it gives None, the json module."""
         self._decode_list = decode_list
         try:
@@ -104,9 +102,7 @@ class ListStream:
                 self.header[key] = self._decode()
         self._at += 1
         if not found:
-            raise TraceError(
-                f"the key {self.key} is missing", file=self.path, fix=f"give {self.kind}"
-            )
+            raise TraceError(f"the key {self.key} is missing", file=self.path, fix=f"give {self.kind}")
 
     def _read_list(self) -> Iterator[Sequence[Any]]:
         self._at += 1
@@ -155,9 +151,7 @@ class ListStream:
             try:
                 value, end = self._decoder.raw_decode(self._text, self._at)
             except json.JSONDecodeError as error:
-                cut = (
-                    error.msg.startswith("Unterminated") or error.pos > len(self._text) - _NEAR_END
-                )
+                cut = error.msg.startswith("Unterminated") or error.pos > len(self._text) - _NEAR_END
                 longest = len(self._text) - self._at > LONGEST
                 if not cut or longest or not self._more():
                     raise self._incomplete(error.msg) from None
@@ -178,9 +172,7 @@ class ListStream:
         self._ended = not chunk
         if self._before + self._at > self._most:
             raise TraceError(
-                f"unpacks to more than {MOST_EXPANSION} times its size",
-                file=self.path,
-                fix="check what it is",
+                f"unpacks to more than {MOST_EXPANSION} times its size", file=self.path, fix="check what it is"
             )
         self._before += self._at
         self._text, self._at = self._text[self._at :] + chunk, 0
@@ -188,10 +180,7 @@ class ListStream:
 
     def _incomplete(self, why: str) -> TraceError:
         return TraceError(
-            f"not a complete JSON file ({why})",
-            file=self.path,
-            place=self._place,
-            fix="capture it again",
+            f"not a complete JSON file ({why})", file=self.path, place=self._place, fix="capture it again"
         )
 
     def _refuse_constant(self, word: str) -> Any:

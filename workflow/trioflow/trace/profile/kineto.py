@@ -46,9 +46,7 @@ class Profile:
         self.details: list[dict[str, Any]] = []
         self.foreign: dict[str, int] = {}
         self.memory = array("q")
-        self.columns: dict[str, array[int]] = {
-            name: array("i" if name in CODES else "q") for name in _COLUMNS
-        }
+        self.columns: dict[str, array[int]] = {name: array("i" if name in CODES else "q") for name in _COLUMNS}
         self._ordered: dict[str, NDArray[Any]] = {}
         self._masks: dict[tuple[str, ...], NDArray[np.bool_]] = {}
 
@@ -115,9 +113,7 @@ class Profile:
     def events(self, rows: NDArray[Any]) -> list[Event]:
         """Build some events, given by their rows or by a mask, in order of start."""
         cells = {c: self.column(c)[rows].tolist() for c in _COLUMNS}
-        optional = [
-            [None if value == ABSENT else value for value in cells[name]] for name in NUMBERS
-        ]
+        optional = [[None if value == ABSENT else value for value in cells[name]] for name in NUMBERS]
         return [
             Event(
                 self.names[name],
@@ -178,11 +174,7 @@ _Arguments: Any = defstruct(
     "_Arguments",
     [
         (name, kind, field(name=load_fields()["kineto"]["arguments"][name], default=default))
-        for names, kind, default in (
-            (NUMBERS, _Id, ABSENT),
-            (_DETAILS, Raw, b""),
-            (_MEMORY, Any, None),
-        )
+        for names, kind, default in ((NUMBERS, _Id, ABSENT), (_DETAILS, Raw, b""), (_MEMORY, Any, None))
         for name in names
     ],
     gc=False,
@@ -265,10 +257,7 @@ def _decode_times(events: Sequence[_Event]) -> NDArray[np.int64] | None:
     except (TypeError, ValueError):
         return None
     start_ns, duration_ns = (np.frombuffer(c.buffers()[1], np.int64)[::2] for c in cells)
-    if (
-        any(c.null_count for c in cells)
-        or not 0 <= duration_ns.min() <= duration_ns.max() <= _LONGEST_NS
-    ):
+    if any(c.null_count for c in cells) or not 0 <= duration_ns.min() <= duration_ns.max() <= _LONGEST_NS:
         return None
     return np.stack((start_ns, start_ns + duration_ns))
 
@@ -319,9 +308,7 @@ class _Reader:
         self._codes: tuple[dict[str, int], dict[str, int]] = ({}, {})
         self._threads: dict[Any, int] = {}
         profile.details.append({})
-        self._known = {
-            word: _Category(kept, profile.details) for word, kept in categories().items()
-        }
+        self._known = {word: _Category(kept, profile.details) for word, kept in categories().items()}
         self._foreign = kineto_words("foreign_device")
         self._memory = kineto_words("memory")
         self._rows = 0
@@ -420,9 +407,7 @@ def _check_shapes(details: dict[str, Any]) -> None:
     if not isinstance(shapes, list) or not isinstance(types, list):
         raise ValueError(f"{shapes!r:.40} and {types!r:.40} are not lists of shapes and types")
     if "shapes" in details and "types" in details and len(shapes) != len(types):
-        raise ValueError(
-            f"it has the shapes of {len(shapes)} arguments and the types of {len(types)}"
-        )
+        raise ValueError(f"it has the shapes of {len(shapes)} arguments and the types of {len(types)}")
     if not all(isinstance(word, str) for word in types):
         raise ValueError(f"{types!r:.40} are not types")
     for shape in shapes:

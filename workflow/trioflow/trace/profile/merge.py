@@ -56,12 +56,7 @@ def merge_trace(folder: str | Path) -> Trace:
     links = link_nodes(list(step.root.walk()), nodes)
     seen = observe_step(step, links)
     _check_optimizer(environment, seen.operators, path)
-    warnings = [
-        *environment.get("warnings", []),
-        *seen.unjoined,
-        *seen.notes,
-        *list_doubts(step, links, nodes),
-    ]
+    warnings = [*environment.get("warnings", []), *seen.unjoined, *seen.notes, *list_doubts(step, links, nodes)]
     times = _choose_times(folder, step, warnings)
     clean = times.without_overhead(environment["step_time_s"])
     set_times(seen.operators, clean)
@@ -70,14 +65,9 @@ def merge_trace(folder: str | Path) -> Trace:
         "source": "capture",
         "step_time_source": "un-profiled",
         **environment,
-        **stamp(
-            torch=environment.get("torch"),
-            seed=environment.get("seed"),
-        ),
+        **stamp(torch=environment.get("torch"), seed=environment.get("seed")),
         # Under their bare names: the same profile is the same trace wherever it lies.
-        "inputs": {
-            name: digest_file(folder / name)[:16] for name in RAW_FILES if (folder / name).exists()
-        },
+        "inputs": {name: digest_file(folder / name)[:16] for name in RAW_FILES if (folder / name).exists()},
         "profiled_step_s": profiled_s,
         "profiler_overhead": profiled_s / environment["step_time_s"] - 1,
         "repeats": _measure_repeats(times, seen.operators),
@@ -110,9 +100,7 @@ def _read_environment(file: Path) -> dict[str, Any]:
     return environment
 
 
-def _check_optimizer(
-    environment: Mapping[str, Any], operators: Sequence[ObservedOperator], path: Path
-) -> None:
+def _check_optimizer(environment: Mapping[str, Any], operators: Sequence[ObservedOperator], path: Path) -> None:
     """Refuse a step whose updates are said to be there and are not annotated, or the reverse."""
     said = environment.get("optimizer", "none") != "none"
     if said != any(one.phase == "optimizer" for one in operators):
@@ -124,9 +112,7 @@ def _check_optimizer(
         )
 
 
-def _measure_repeats(
-    times: StepTimes, operators: Sequence[ObservedOperator]
-) -> dict[str, Any] | None:
+def _measure_repeats(times: StepTimes, operators: Sequence[ObservedOperator]) -> dict[str, Any] | None:
     """Return the spread of the lightly profiled steps; None where there are none."""
     if times.repeats_ns is None:
         return None

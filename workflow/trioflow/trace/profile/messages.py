@@ -32,9 +32,7 @@ MOST_RANKS = 1 << 17
 """A number of ranks above this is a broken file's."""
 
 
-def describe_program(
-    header: dict[str, Any], step: Step, operators: Sequence[ObservedOperator]
-) -> dict[str, Any]:
+def describe_program(header: dict[str, Any], step: Step, operators: Sequence[ObservedOperator]) -> dict[str, Any]:
     """Return the facts ``communication`` and ``program``; none where a message is not understood.
 
     What waits for a message: what ``cuda_sync`` events say; the first operator that uses the memory
@@ -90,9 +88,12 @@ def _describe_noted(said: dict[str, Any], world: int) -> dict[str, Any] | None:
     if name is None or width is None or not isinstance(said.get(side), int) or ranks is None:
         return None
     return {
-        "name": name, "message_bytes": said[side] * width, "ranks": ranks,
-        "dtype": str(said["element_type"]).lower(), "group": str(said.get("group_name", "")),
-    }  # fmt: skip
+        "name": name,
+        "message_bytes": said[side] * width,
+        "ranks": ranks,
+        "dtype": str(said["element_type"]).lower(),
+        "group": str(said.get("group_name", "")),
+    }
 
 
 def _read_ranks(said: dict[str, Any], world: int) -> list[int] | None:
@@ -123,13 +124,13 @@ def _describe_call(event: Event, one: ObservedOperator, world: int) -> dict[str,
     return {
         "name": call.collective,
         "message_bytes": sum(prod(ref.shape) * ref.elem_bytes for ref in refs),
-        "ranks": list(range(world)), "dtype": refs[0].dtype, "group": "",
-    }  # fmt: skip
+        "ranks": list(range(world)),
+        "dtype": refs[0].dtype,
+        "group": "",
+    }
 
 
-def list_buckets(
-    facts: Mapping[str, Any], operators: Sequence[ObservedOperator]
-) -> list[dict[str, Any]]:
+def list_buckets(facts: Mapping[str, Any], operators: Sequence[ObservedOperator]) -> list[dict[str, Any]]:
     """Return as gradients what a program's backward sums and only the update waits for, a bucket of DDP each."""
     waits = {message: op_id for op_id, message in facts.get("program", {}).get("waits", [])}
     found: list[dict[str, Any]] = []
@@ -139,14 +140,17 @@ def list_buckets(
         computed = (i for i in reversed(range(op_id)) if operators[i].kind != "collective")
         after = next(computed, None)
         of_backward = message["name"] == "all_reduce" and operators[op_id].phase == "backward"
-        if of_backward and after is not None and (
-            waiting is None or operators[waiting].phase != "backward"
-        ):  # fmt: skip
-            found.append({
-                "name": f"bucket {len(found)}", "module": "", "size_bytes": message["message_bytes"],
-                "ready_after_op_id": after, "parameter_storage_id": -1 - len(found),
-                "gradient_storage_id": -1,
-            })  # fmt: skip
+        if of_backward and after is not None and (waiting is None or operators[waiting].phase != "backward"):
+            found.append(
+                {
+                    "name": f"bucket {len(found)}",
+                    "module": "",
+                    "size_bytes": message["message_bytes"],
+                    "ready_after_op_id": after,
+                    "parameter_storage_id": -1 - len(found),
+                    "gradient_storage_id": -1,
+                }
+            )
     return found
 
 
@@ -155,29 +159,27 @@ class _Clock:
 
     def __init__(self, step: Step, operators: Sequence[ObservedOperator]) -> None:
         self._kernels = step.launched
-        limits = [
-            (min(k.start_ns for k in ks), max(k.end_ns for k in ks)) if ks else (0, 0)
-            for ks in step.launched
-        ]
+        limits = [(min(k.start_ns for k in ks), max(k.end_ns for k in ks)) if ks else (0, 0) for ks in step.launched]
         self._start_ns, self._end_ns = np.array(limits, dtype=np.int64).reshape(-1, 2).T
         self._host_ns = np.array([e.start_ns for e in step.operators], dtype=np.int64)
         self._computes = np.array(
             [one.kind != "collective" and bool(ks) for one, ks in zip(operators, step.launched, strict=True)]
-        )  # fmt: skip
+        )
         calls = {e.correlation: e for e in step.root.walk() if e.category in LAUNCHES}
         words = kineto_words("stream_wait")
         # Within a collective's own call its stream waits for those that compute.
         calling = tuple(word for word in kineto_words("collective_operator") if word != _NOTE)
         waits = [
-            e.start_ns for e in calls.values()
+            e.start_ns
+            for e in calls.values()
             if e.name.startswith(words) and not any(a.name.startswith(calling) for a in e.ancestors())
-        ]  # fmt: skip
+        ]
         self._waits_ns = np.array(sorted(waits), dtype=np.int64)
         self._synced = [
             (str(e.details["stream"]), str(e.details["awaited_stream"]), calls[e.correlation], record)
             for e in step.syncs
             if (record := calls.get(e.details.get("awaited_record"))) and "stream" in e.details
-        ]  # fmt: skip
+        ]
 
     def find_begin(self, message: int) -> tuple[bool, int | None]:
         """Return whether a message overtook operators launched before it, and the last one that it did not."""
@@ -233,9 +235,8 @@ def find_waits(
 
 
 def _find_waits(
-    messages: Sequence[dict[str, Any]], noted: Sequence[int],
-    operators: Sequence[ObservedOperator], clock: _Clock,
-) -> list[list[int]]:  # fmt: skip
+    messages: Sequence[dict[str, Any]], noted: Sequence[int], operators: Sequence[ObservedOperator], clock: _Clock
+) -> list[list[int]]:
     """Return pairs of an operator and the message that it waits for."""
     found: dict[int, int] = {}
     pending: dict[int, int] = {}

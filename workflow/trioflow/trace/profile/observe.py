@@ -67,11 +67,7 @@ def count_rounds(step: Step) -> int:
     period = _period([e.name for e in passes])
     if not period:
         return 1
-    forward = sorted(
-        e.start_ns
-        for e in step.operators
-        if not any(a.name.startswith(words) for a in e.ancestors())
-    )
+    forward = sorted(e.start_ns for e in step.operators if not any(a.name.startswith(words) for a in e.ancestors()))
     for place in range(period, len(passes), period):
         since, until = passes[place - 1].start_ns, passes[place].start_ns
         if bisect_left(forward, since) == bisect_left(forward, until):
@@ -137,18 +133,12 @@ def _doubt_device(step: Step) -> list[str]:
     words = kineto_words("starts_work")
     lost = [e.name for e in calls if e.name.startswith(words) and e.correlation not in started]
     doubts = _doubt(lost, "launches have no kernel in the profile")
-    doubts += _doubt(
-        [k.name for k in step.adopted], "kernels have no launch and go to the call that they name"
-    )
+    doubts += _doubt([k.name for k in step.adopted], "kernels have no launch and go to the call that they name")
     if step.stray:
         doubts.append(f"{step.stray} kernels after the step have no launch: some may be the step's")
     rows = zip(step.launched, step.communicates, strict=True)
     computing = [k for ks, moves in rows if not moves for k in ks if k.category == "kernel"]
-    return [
-        *doubts,
-        *_doubt_streams(kernels, {e.correlation: e for e in calls}),
-        *_doubt_beside(computing),
-    ]
+    return [*doubts, *_doubt_streams(kernels, {e.correlation: e for e in calls}), *_doubt_beside(computing)]
 
 
 def _doubt_beside(kernels: Iterable[Event]) -> list[str]:
@@ -200,11 +190,7 @@ def _doubt_pair(step: Step, links: Links, nodes: Sequence[Node]) -> list[str]:
     used = {id(node) for node in links.values()}
     numbers = [n.node_id for n in links.values()]
     first, last = (min(numbers), max(numbers)) if numbers else (0, -1)
-    extra = [
-        n.name
-        for n in nodes
-        if id(n) not in used and first <= n.node_id <= last and is_operator(n.name)
-    ]
+    extra = [n.name for n in nodes if id(n) not in used and first <= n.node_id <= last and is_operator(n.name)]
     shapes, callers, sequences, marked = [], [], [], []
     by_id = {n.node_id: n for n in nodes}
     for event in step.root.walk():
@@ -309,8 +295,7 @@ def observe_step(step: Step, links: Links | None) -> Observation:
         elif links is not None and joined:
             joined = _describe_tensors(one, event, links)
             one.inputs = [
-                replace(ref, category="parameter") if ref.storage in parameters else ref
-                for ref in one.inputs
+                replace(ref, category="parameter") if ref.storage in parameters else ref for ref in one.inputs
             ]
         found.without_tensors += not joined
         found.operators.append(one)
@@ -421,9 +406,7 @@ def _list_unjoined(step: Step, without_tensors: int) -> list[str]:
             time_s = ns_to_s(sum(k.end_ns - k.start_ns for k in kernels))
             said.append(f"{len(kernels)} device events ({format_time(time_s)}) {why}")
     if without_tensors:
-        said.append(
-            f"{without_tensors} of {len(step.operators)} operators have no tensors recorded"
-        )
+        said.append(f"{without_tensors} of {len(step.operators)} operators have no tensors recorded")
     return said
 
 
@@ -466,8 +449,7 @@ def _describe_communication(step: Step) -> str:
         return said
     beside = sum(charged) - busy_ns(k for kernels in step.launched for k in kernels)
     return (
-        f"{said} ({format_time(ns_to_s(apart))} of communication,"
-        f" {format_time(ns_to_s(beside))} of it beside compute)"
+        f"{said} ({format_time(ns_to_s(apart))} of communication, {format_time(ns_to_s(beside))} of it beside compute)"
     )
 
 

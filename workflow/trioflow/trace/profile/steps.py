@@ -68,9 +68,10 @@ def find_spans(profile: Profile) -> list[Span]:
     calls = profile.is_category("cpu_op") | _launches_graph(profile)
     if not calls.any():
         raise TraceError(
-            "the profile holds no operator", file=profile.path,
+            "the profile holds no operator",
+            file=profile.path,
             fix="profile with ProfilerActivity.CPU among the activities",
-        )  # fmt: skip
+        )
     for word in kineto_words("step"):
         found = profile.events(annotated & profile.is_named(word))
         if found:
@@ -79,16 +80,11 @@ def find_spans(profile: Profile) -> list[Span]:
             return [span for span, mine in zip(spans, held, strict=True) if mine.any()] or spans
     host = profile.is_category(*HOST)
     start_ns, end_ns = int(profile.start_ns[host].min()), int(profile.end_ns[host].max())
-    ends = [
-        e.end_ns for e in profile.events(annotated & profile.is_named(*kineto_words("optimizer_step")))
-    ]  # fmt: skip
+    ends = [e.end_ns for e in profile.events(annotated & profile.is_named(*kineto_words("optimizer_step")))]
     if len(ends) < 2:
         return [Span(WHOLE, start_ns, end_ns)]
     # What lies before the first optimizer step may be half a step; from there on they are whole.
-    return [
-        Span(f"{BY_OPTIMIZER} {number}", before, after)
-        for number, (before, after) in enumerate(pairwise(ends), 2)
-    ]
+    return [Span(f"{BY_OPTIMIZER} {number}", before, after) for number, (before, after) in enumerate(pairwise(ends), 2)]
 
 
 def _launches_graph(profile: Profile) -> NDArray[np.bool_]:
@@ -113,11 +109,7 @@ def find_period_ns(profile: Profile, spans: Sequence[Span]) -> float | None:
 def count_graphs(profile: Profile, spans: Sequence[Span]) -> list[int]:
     """Return how many CUDA graphs each step launches."""
     limits = [(span.start_ns, span.end_ns) for span in spans]
-    return (
-        np.diff(np.searchsorted(profile.start_ns[_launches_graph(profile)], limits))
-        .ravel()
-        .tolist()
-    )
+    return np.diff(np.searchsorted(profile.start_ns[_launches_graph(profile)], limits)).ravel().tolist()
 
 
 def _last_kernel_end(profile: Profile, span: Span) -> int | None:
@@ -199,10 +191,11 @@ def _check_calls(events: Sequence[Event], path: Path) -> None:
     for event, above in find_enclosing(events):
         if above is not None and event.end_ns > above.end_ns + ROUNDING_NS:
             raise TraceError(
-                f"{event.name!r} begins inside {above.name!r} and ends"
-                f" {event.end_ns - above.end_ns} ns after it",
-                file=path, place=f"time {event.start_ns} ns", fix="capture it again",
-            )  # fmt: skip
+                f"{event.name!r} begins inside {above.name!r} and ends {event.end_ns - above.end_ns} ns after it",
+                file=path,
+                place=f"time {event.start_ns} ns",
+                fix="capture it again",
+            )
 
 
 def _refuse_twice(keys: Iterable[tuple[Any, Event]], what: str, path: Path) -> None:
@@ -212,8 +205,10 @@ def _refuse_twice(keys: Iterable[tuple[Any, Event]], what: str, path: Path) -> N
         if key is not None and seen.setdefault(key, event) is not event:
             raise TraceError(
                 f"{what} {key} stands on {seen[key].name!r} and {event.name!r}",
-                file=path, place=f"time {event.start_ns} ns", fix="capture it again",
-            )  # fmt: skip
+                file=path,
+                place=f"time {event.start_ns} ns",
+                fix="capture it again",
+            )
 
 
 def _join_device(profile: Profile, span: Span, launches: Sequence[Event], step: Step) -> None:
@@ -221,9 +216,7 @@ def _join_device(profile: Profile, span: Span, launches: Sequence[Event], step: 
     for category in LAUNCHES:
         keys = ((e.correlation, e) for e in launches if e.category == category)
         _refuse_twice(keys, "correlation", profile.path)
-    numbers = np.array(
-        sorted({e.correlation for e in launches if e.correlation is not None}), dtype=np.int64
-    )
+    numbers = np.array(sorted({e.correlation for e in launches if e.correlation is not None}), dtype=np.int64)
     mine = profile.events(profile.device_rows(numbers))
     waits = np.isin(profile.column("correlation"), numbers) & profile.is_category("cuda_sync")
     step.syncs = [e for e in profile.events(waits) if "awaited_stream" in e.details]
@@ -232,9 +225,7 @@ def _join_device(profile: Profile, span: Span, launches: Sequence[Event], step: 
     known = profile.launched
     step.unjoined = profile.events(rows[~np.isin(profile.column("correlation")[rows], known)])
     after = profile.is_category(*DEVICE) & (profile.start_ns >= span.end_ns)
-    numbers_after = profile.column("correlation")[
-        after & ~np.isin(profile.column("correlation"), known)
-    ]
+    numbers_after = profile.column("correlation")[after & ~np.isin(profile.column("correlation"), known)]
     step.stray = sum(not _is_earlier(int(number), known) for number in numbers_after)
     _check_device(launches, mine, step.unjoined, profile)
     kernels = index_kernels(mine)
@@ -262,9 +253,7 @@ def _part_communication(step: Step) -> None:
     )
     rows: list[tuple[Event, list[Event], bool]] = []
     for event, kernels, named in zip(step.operators, step.launched, whole, strict=True):
-        moving = [
-            k for k in kernels if named or is_communication(k) or str(k.details.get("stream")) in streams
-        ]  # fmt: skip
+        moving = [k for k in kernels if named or is_communication(k) or str(k.details.get("stream")) in streams]
         if named or not moving or len(moving) == len(kernels):
             rows.append((event, kernels, named or bool(moving)))
             continue
@@ -291,9 +280,7 @@ def _join_by_external_id(step: Step, kernels: dict[int, list[Event]]) -> None:
             left.append(kernel)
             continue
         number = -2 - len(kernels)  # no launch of the profile has a negative number
-        launch = Event(
-            "launch", LAUNCHES[0], owner.start_ns, owner.start_ns, owner.thread, None, None, number
-        )
+        launch = Event("launch", LAUNCHES[0], owner.start_ns, owner.start_ns, owner.thread, None, None, number)
         launch.parent = owner
         owner.children.append(launch)
         kernels[number] = [kernel]
@@ -301,9 +288,7 @@ def _join_by_external_id(step: Step, kernels: dict[int, list[Event]]) -> None:
     step.unjoined = left
 
 
-def _add_loose_launches(
-    step: Step, launches: Sequence[Event], kernels: Mapping[int, list[Event]]
-) -> None:
+def _add_loose_launches(step: Step, launches: Sequence[Event], kernels: Mapping[int, list[Event]]) -> None:
     """Make operators of the calls that launched kernels outside any operator."""
     owned = {id(e) for operator in step.operators for e in operator.walk()}
     loose = [e for e in launches if id(e) not in owned and kernels.get(e.correlation or ABSENT)]
@@ -316,9 +301,7 @@ def _add_unjoined(step: Step) -> None:
     """Put kernels without a launch behind the operator whose kernels started last before them."""
     for kernel in step.unjoined:
         starts = [kernels[0].start_ns if kernels else None for kernels in step.launched]
-        before = [
-            i for i, start in enumerate(starts) if start is not None and start <= kernel.start_ns
-        ]
+        before = [i for i, start in enumerate(starts) if start is not None and start <= kernel.start_ns]
         place = max(before, key=lambda i: (starts[i], i)) + 1 if before else 0
         kernel.parent = step.operators[place - 1].parent if place else step.root
         step.operators.insert(place, kernel)
@@ -329,26 +312,22 @@ def _check_device(
     launches: Sequence[Event], kernels: Sequence[Event], unjoined: Sequence[Event], profile: Profile
 ) -> None:
     """Refuse what a trace of one device cannot say: several devices, none at all."""
-    seen = {
-        (k.correlation, k.name, k.start_ns, str(k.details.get("stream")))
-        for k in (*kernels, *unjoined)
-    }
+    seen = {(k.correlation, k.name, k.start_ns, str(k.details.get("stream"))) for k in (*kernels, *unjoined)}
     if len(seen) < len(kernels) + len(unjoined):
         raise TraceError(
-            "a kernel stands twice under one correlation and time", file=profile.path,
-            fix="capture it again",
-        )  # fmt: skip
+            "a kernel stands twice under one correlation and time", file=profile.path, fix="capture it again"
+        )
     devices = sorted({str(e.details.get("device")) for e in (*kernels, *unjoined)})
     if len(devices) > 1:
         raise TraceError(
-            f"kernels ran on the devices {', '.join(devices)}", file=profile.path,
-            fix="capture a step on one device",
-        )  # fmt: skip
+            f"kernels ran on the devices {', '.join(devices)}", file=profile.path, fix="capture a step on one device"
+        )
     if any(_LAUNCH in e.name for e in launches) and not kernels and not unjoined:
         raise TraceError(
-            "kernels are launched and none is recorded: no GPU events", file=profile.path,
+            "kernels are launched and none is recorded: no GPU events",
+            file=profile.path,
             fix="profile with ProfilerActivity.CUDA among the activities",
-        )  # fmt: skip
+        )
 
 
 _LAUNCH = "LaunchKernel"
@@ -417,9 +396,7 @@ def times_of_step(step: Step) -> StepTimes:
     starts = np.array([e.start_ns for e in step.operators], dtype=float)
     ends = np.array([e.end_ns for e in step.operators], dtype=float)
     root = step.root
-    before = (
-        np.concatenate([[root.start_ns], np.maximum.accumulate(ends)[:-1]]) if len(ends) else ends
-    )
+    before = np.concatenate([[root.start_ns], np.maximum.accumulate(ends)[:-1]]) if len(ends) else ends
     all_starts = np.array(sorted(e.start_ns for e in root.walk()), dtype=float)
     inside = np.array([sum(1 for _ in e.walk()) for e in step.operators], dtype=float)
     # Events that start up to and including each operator, less those already counted.
@@ -427,9 +404,13 @@ def times_of_step(step: Step) -> StepTimes:
     between = np.diff(reached, prepend=0.0) - np.concatenate([[0.0], inside[:-1]])[: len(inside)]
     tail = root.end_ns - (float(ends.max()) if len(ends) else root.start_ns)
     return StepTimes(
-        ends - starts, np.maximum(starts - before, 0.0), tail, inside,
-        np.maximum(between, 0.0), float(root.end_ns - root.start_ns),
-    )  # fmt: skip
+        ends - starts,
+        np.maximum(starts - before, 0.0),
+        tail,
+        inside,
+        np.maximum(between, 0.0),
+        float(root.end_ns - root.start_ns),
+    )
 
 
 def _times_on_device(step: Step) -> StepTimes:
@@ -448,8 +429,13 @@ def _times_on_device(step: Step) -> StepTimes:
     nothing = np.zeros(len(host))
     return StepTimes(
         np.array(charge_apart(step.launched, step.communicates), dtype=float),
-        np.array(host, dtype=float), 0.0, nothing, nothing, float(step.root.end_ns - step.root.start_ns), on_device=True,
-    )  # fmt: skip
+        np.array(host, dtype=float),
+        0.0,
+        nothing,
+        nothing,
+        float(step.root.end_ns - step.root.start_ns),
+        on_device=True,
+    )
 
 
 def _waits(step: Step) -> list[tuple[int, int]]:
@@ -518,20 +504,20 @@ def measure_repeats(
         square[chosen] = np.median(steady, axis=0) ** 2
     of_operators = np.array([variance[chosen].sum() for chosen in own]) / middle**2
     step = logs @ share
-    apart = (
-        np.eye(len(kinds)) - share
-    )  # From the phases' factors to what each has beside the step's
+    apart = np.eye(len(kinds)) - share  # From the phases' factors to what each has beside the step's
     left = float(share @ ((logs - step[:, None]).var(axis=0, ddof=1) - apart**2 @ of_operators))
     of_passes = max(0.0, left / float(share @ (apart**2).sum(axis=1))) if len(kinds) > 1 else 0.0
     of_step = max(0.0, float(step.var(ddof=1) - share**2 @ (of_operators + of_passes)))
     beside = step - step.mean()
     pairs = float((beside[1:] ** 2 + beside[:-1] ** 2).sum()) / 2
     return {
-        "steps": steps, "step_log": math.sqrt(of_step), "pass_log": math.sqrt(of_passes),
+        "steps": steps,
+        "step_log": math.sqrt(of_step),
+        "pass_log": math.sqrt(of_passes),
         "operator_log": _root(variance, square),
         "autocorrelation": float(beside[1:] @ beside[:-1]) / pairs if pairs else 0.0,
         "operators": _list_operators(names, variance, square),
-    }  # fmt: skip
+    }
 
 
 def _root(variance: NDArray[np.float64], square: NDArray[np.float64]) -> float:

@@ -45,25 +45,9 @@ from trioflow.base.settings import FAMILIES, LANGUAGE
 from trioflow.base.shipped import read_own_records
 from trioflow.trace.language.decoder import build_language_model
 from trioflow.trace.language.sizes import split_adapters
-from trioflow.trace.workloads.precision import (
-    MainWeights,
-    Precision,
-    check_optimizer,
-    choose_precision,
-)
-from trioflow.trace.workloads.recipe import (
-    Recipe,
-    make_tokens,
-    mean_cross_entropy,
-    need_flag,
-    need_size,
-    read_size,
-)
-from trioflow.trace.workloads.torchvision_models import (
-    FUNCTIONS,
-    build_torchvision,
-    define_missing_operators,
-)
+from trioflow.trace.workloads.precision import MainWeights, Precision, check_optimizer, choose_precision
+from trioflow.trace.workloads.recipe import Recipe, make_tokens, mean_cross_entropy, need_flag, need_size, read_size
+from trioflow.trace.workloads.torchvision_models import FUNCTIONS, build_torchvision, define_missing_operators
 from trioflow.trace.workloads.user_model import build_user_model
 
 ATTENTION = "trioflow_unmasked_sdpa"
@@ -99,21 +83,24 @@ class Published:
 
 
 _GPT2 = {
-    "transformer.h.*.attn.c_attn": "column", "transformer.h.*.attn.c_proj": "row",
-    "transformer.h.*.mlp.c_fc": "column", "transformer.h.*.mlp.c_proj": "row",
-}  # fmt: skip
+    "transformer.h.*.attn.c_attn": "column",
+    "transformer.h.*.attn.c_proj": "row",
+    "transformer.h.*.mlp.c_fc": "column",
+    "transformer.h.*.mlp.c_proj": "row",
+}
 _BERT = {
     **{f"bert.encoder.layer.*.attention.self.{part}": "column" for part in ("query", "key", "value")},
     "bert.encoder.layer.*.attention.output.dense": "row",
     "bert.encoder.layer.*.intermediate.dense": "column",
     "bert.encoder.layer.*.output.dense": "row",
-}  # fmt: skip
+}
 _LLAMA = {
     **{f"model.layers.*.self_attn.{part}_proj": "column" for part in "qkv"},
     "model.layers.*.self_attn.o_proj": "row",
-    "model.layers.*.mlp.gate_proj": "column", "model.layers.*.mlp.up_proj": "column",
+    "model.layers.*.mlp.gate_proj": "column",
+    "model.layers.*.mlp.up_proj": "column",
     "model.layers.*.mlp.down_proj": "row",
-}  # fmt: skip
+}
 _T5 = {
     f"{place}.{part}": kind
     for place, parts in {
@@ -129,25 +116,41 @@ _T5 = {
 
 _ARCHITECTURES = {
     "gpt2": Architecture(
-        "GPT2Config", "GPT2LMHeadModel", ("n_layer",), _GPT2, "n_positions",
-        ("transformer.wte", "transformer.wpe", "transformer.drop"), "transformer.h",
+        "GPT2Config",
+        "GPT2LMHeadModel",
+        ("n_layer",),
+        _GPT2,
+        "n_positions",
+        ("transformer.wte", "transformer.wpe", "transformer.drop"),
+        "transformer.h",
         ("transformer.ln_f", "lm_head"),
     ),
     "bert": Architecture(
-        "BertConfig", "BertForMaskedLM", ("num_hidden_layers",), _BERT, "max_position_embeddings",
-        ("bert.embeddings",), "bert.encoder.layer", ("cls",),
+        "BertConfig",
+        "BertForMaskedLM",
+        ("num_hidden_layers",),
+        _BERT,
+        "max_position_embeddings",
+        ("bert.embeddings",),
+        "bert.encoder.layer",
+        ("cls",),
     ),
     "llama": Architecture(
-        "LlamaConfig", "LlamaForCausalLM", ("num_hidden_layers",), _LLAMA, "max_position_embeddings",
-        ("model.embed_tokens", "model.rotary_emb"), "model.layers", ("model.norm", "lm_head"), "model.rotary_emb",
+        "LlamaConfig",
+        "LlamaForCausalLM",
+        ("num_hidden_layers",),
+        _LLAMA,
+        "max_position_embeddings",
+        ("model.embed_tokens", "model.rotary_emb"),
+        "model.layers",
+        ("model.norm", "lm_head"),
+        "model.rotary_emb",
     ),
     # Positions are relative, so there is no longest sequence.
     "t5": Architecture("T5Config", "T5ForConditionalGeneration", ("num_layers", "num_decoder_layers"), _T5),
-}  # fmt: skip
-
-MODELS = {
-    name: Published(**fields) for name, fields in read_own_records("trace/workloads/build").items()
 }
+
+MODELS = {name: Published(**fields) for name, fields in read_own_records("trace/workloads/build").items()}
 """The models' own configurations as published beside their weights; defaults are not repeated."""
 
 
@@ -163,8 +166,7 @@ def build_transformers(row: Mapping[str, Any]) -> Recipe:
     name, chosen = str(row["workload"]), str(row["model"])
     if chosen not in MODELS:
         raise InputError(
-            f"workload {name}: unknown transformers model {chosen!r}",
-            fix=f"use one of {', '.join(MODELS)}",
+            f"workload {name}: unknown transformers model {chosen!r}", fix=f"use one of {', '.join(MODELS)}"
         )
     published = MODELS[chosen]
     kind = _ARCHITECTURES[published.architecture]
@@ -200,9 +202,7 @@ def build_transformers(row: Mapping[str, Any]) -> Recipe:
     return Recipe(model, make_batch, mean_cross_entropy, units, split, make_unit)
 
 
-def _make_translations(
-    sequence: int, vocabulary: int, batch: int, seed: int, device: str = "cpu"
-) -> tuple[Any, Any]:
+def _make_translations(sequence: int, vocabulary: int, batch: int, seed: int, device: str = "cpu") -> tuple[Any, Any]:
     """Return tokens to read and tokens already written, and those to predict."""
     tokens, targets = make_tokens(2 * sequence, vocabulary, batch, seed, device)
     read, written = tokens[:, :sequence], tokens[:, sequence:]
@@ -217,8 +217,7 @@ def _import_transformers(workload: str) -> ModuleType:
         return importlib.import_module("transformers")
     except ImportError as error:
         raise InputError(
-            f"workload {workload}: transformers is not installed ({error})",
-            fix=how_to_install("capture"),
+            f"workload {workload}: transformers is not installed ({error})", fix=how_to_install("capture")
         ) from None
 
 
@@ -277,18 +276,10 @@ class LayerBlock(nn.Module):
         return out[0] if isinstance(out, tuple) else out
 
 
-def _cut_chain(
-    model: nn.Module, kind: Architecture
-) -> tuple[dict[str, list[str]], Callable[[str], nn.Module]]:
+def _cut_chain(model: nn.Module, kind: Architecture) -> tuple[dict[str, list[str]], Callable[[str], nn.Module]]:
     """Return the units of a model that is a chain, by the paths of their modules, and what makes one of them."""
-    names = [
-        f"{kind.blocks}.{name}" for name, _ in model.get_submodule(kind.blocks).named_children()
-    ]
-    units = {
-        "embedding": [*kind.embedding],
-        **{name: [name] for name in names},
-        "head": [*kind.head],
-    }
+    names = [f"{kind.blocks}.{name}" for name, _ in model.get_submodule(kind.blocks).named_children()]
+    units = {"embedding": [*kind.embedding], **{name: [name] for name in names}, "head": [*kind.head]}
 
     def make_unit(unit: str) -> nn.Module:
         modules = [model.get_submodule(path) for path in units[unit]]
@@ -379,9 +370,7 @@ def _find_targets(model: nn.Module, words: str, name: str) -> dict[str, nn.Linea
     for asked in [words] if words else _TARGETS:
         targets = set(filter(None, asked.replace(" ", "").split(",")))
         found = {
-            path: layer
-            for path, layer in linear.items()
-            if (everything and "." in path) or targets & _names_of(path)
+            path: layer for path, layer in linear.items() if (everything and "." in path) or targets & _names_of(path)
         }
         missing = targets - set[str]().union(*map(_names_of, linear)) if not everything else set()
         if found and not missing:
@@ -478,17 +467,14 @@ def _chain_modules(**modules: nn.Module) -> nn.Sequential:
 def _make_transformer(sizes: _TransformerSizes) -> nn.Module:
     """Return embedding, blocks and head, which BERT-like models transform before; its weight is not the embedding's."""
     hidden = sizes.hidden
-    transform = (
-        nn.Identity() if sizes.causal else nn.Sequential(nn.Linear(hidden, hidden), nn.GELU())
-    )
+    transform = nn.Identity() if sizes.causal else nn.Sequential(nn.Linear(hidden, hidden), nn.GELU())
     return _chain_modules(
         embedding=Embedding(sizes),
         blocks=nn.Sequential(*(Block(sizes) for _ in range(sizes.layers))),
         head=_chain_modules(
-            transform=transform, norm=nn.LayerNorm(hidden),
-            vocabulary=nn.Linear(hidden, sizes.vocabulary, bias=False),
+            transform=transform, norm=nn.LayerNorm(hidden), vocabulary=nn.Linear(hidden, sizes.vocabulary, bias=False)
         ),
-    )  # fmt: skip
+    )
 
 
 _TRANSFORMER_SPLIT = {
@@ -507,9 +493,7 @@ class Workload(Recipe):
     row: Mapping[str, Any]  # the row itself
     precision: Precision  # number formats of the step
 
-    def make_optimizer(
-        self, parameters: Iterable[nn.Parameter]
-    ) -> torch.optim.Optimizer | MainWeights:
+    def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer | MainWeights:
         """Return the row's optimizer over some parameters, as the precision's recipe runs it."""
         return self.precision.make_optimizer(str(self.row["optimizer"]), parameters)
 
@@ -536,9 +520,7 @@ def build_workload(row: Mapping[str, Any], seed: int = 0, device: str | None = N
     """
     name, family = str(row["workload"]), str(row["family"])
     if family not in _BUILDERS:
-        raise InputError(
-            f"workload {name}: unknown family {family!r}", fix=f"use one of {', '.join(FAMILIES)}"
-        )
+        raise InputError(f"workload {name}: unknown family {family!r}", fix=f"use one of {', '.join(FAMILIES)}")
     check_optimizer(str(row["optimizer"]), name)
     precision = choose_precision(str(row.get("precision") or "fp32"), name)
     torch.manual_seed(seed)
@@ -551,9 +533,7 @@ def build_workload(row: Mapping[str, Any], seed: int = 0, device: str | None = N
 
 
 def _build_transformer(row: Mapping[str, Any]) -> Recipe:
-    numbers = {
-        k: need_size(row, k) for k in ("hidden", "layers", "heads", "vocabulary", "sequence")
-    }
+    numbers = {k: need_size(row, k) for k in ("hidden", "layers", "heads", "vocabulary", "sequence")}
     if numbers["hidden"] % numbers["heads"]:
         raise InputError(
             f"workload {row['workload']}: hidden {numbers['hidden']} is not a multiple of heads {numbers['heads']}"

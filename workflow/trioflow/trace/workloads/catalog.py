@@ -27,13 +27,7 @@ def name_user_model(target: str, batch: int) -> Workload:
     name = re.sub("[^a-z0-9]+", "-", target.lower()).strip("-")
     sizes: dict[str, Any] = dict.fromkeys(SIZES)
     return Workload(
-        workload=name,
-        family="user",
-        model=target,
-        batches=(batch,),
-        **sizes,
-        optimizer="adamw",
-        precision="fp32",
+        workload=name, family="user", model=target, batches=(batch,), **sizes, optimizer="adamw", precision="fp32"
     )
 
 

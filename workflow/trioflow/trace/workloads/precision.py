@@ -29,10 +29,7 @@ from trioflow.base.settings import OPTIMIZERS
 def check_optimizer(name: str, workload: str) -> str:
     """Return an optimizer's name if it is known; InputError where it is not."""
     if name not in OPTIMIZERS:
-        raise InputError(
-            f"workload {workload}: unknown optimizer {name!r}",
-            fix=f"use one of {', '.join(OPTIMIZERS)}",
-        )
+        raise InputError(f"workload {workload}: unknown optimizer {name!r}", fix=f"use one of {', '.join(OPTIMIZERS)}")
     return name
 
 
@@ -127,9 +124,7 @@ class Precision:
         if self.recipe.casts_model:
             model.to(_AUTOCAST[self.recipe.arithmetic])
 
-    def make_optimizer(
-        self, name: str, parameters: Iterable[nn.Parameter]
-    ) -> torch.optim.Optimizer | MainWeights:
+    def make_optimizer(self, name: str, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer | MainWeights:
         """Return an optimizer over weights, with main weights where the recipe has them."""
         if self.recipe.main_parameter_bytes:
             return MainWeights(name, parameters, self.recipe.gradient_bytes == 4)
@@ -153,14 +148,8 @@ def single_precision(kind: str) -> Iterator[None]:
     """Let single precision mean ``"ieee"`` or ``"tf32"`` on a GPU (always ``"ieee"`` on a CPU), then as before."""
     backends = torch.backends
     switches = [
-        *(
-            (holder, kind)
-            for holder in (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)
-        ),
-        *(
-            (holder, "ieee")
-            for holder in (backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn)
-        ),
+        *((holder, kind) for holder in (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)),
+        *((holder, "ieee") for holder in (backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn)),
     ]
     before = [holder.fp32_precision for holder, _ in switches]
     try:

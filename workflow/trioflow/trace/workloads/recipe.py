@@ -44,9 +44,7 @@ def read_size(row: Mapping[str, Any], column: str) -> int | None:
     if cell is None or str(cell) in (*NOTHING, "None"):
         return None
     if not str(cell).isdecimal() or len(str(cell)) > _MOST_DIGITS or int(cell) < 1:
-        raise InputError(
-            f"workload {row['workload']}: {column} {cell!r:.40} is not a whole number from 1 on"
-        )
+        raise InputError(f"workload {row['workload']}: {column} {cell!r:.40} is not a whole number from 1 on")
     return int(cell)
 
 
@@ -55,8 +53,7 @@ def need_size(row: Mapping[str, Any], column: str) -> int:
     size = read_size(row, column)
     if size is None:
         raise InputError(
-            f"workload {row['workload']}: the family {row['family']} needs {column}",
-            fix=f"give the row a {column}",
+            f"workload {row['workload']}: the family {row['family']} needs {column}", fix=f"give the row a {column}"
         )
     return size
 
@@ -65,9 +62,7 @@ def need_flag(row: Mapping[str, Any], column: str) -> bool:
     """Return a yes or no that the family cannot do without; InputError where the row gives neither."""
     cell = str(row.get(column)).lower()
     if cell not in _WORDS:
-        raise InputError(
-            f"workload {row['workload']}: {column} {row.get(column)!r} is neither true nor false"
-        )
+        raise InputError(f"workload {row['workload']}: {column} {row.get(column)!r} is neither true nor false")
     return _WORDS[cell]
 
 
@@ -83,18 +78,14 @@ def make_images(
     return images.to(device), _make_labels((batch,), classes, generator, device)
 
 
-def make_tokens(
-    sequence: int, vocabulary: int, batch: int, seed: int, device: str = "cpu"
-) -> tuple[Tensor, Tensor]:
+def make_tokens(sequence: int, vocabulary: int, batch: int, seed: int, device: str = "cpu") -> tuple[Tensor, Tensor]:
     """Return synthetic tokens and the tokens to predict, both [batch, sequence]."""
     generator = torch.Generator().manual_seed(seed)
     inputs = _make_labels((batch, sequence), vocabulary, generator, device)
     return inputs, _make_labels((batch, sequence), vocabulary, generator, device)
 
 
-def _make_labels(
-    shape: tuple[int, ...], choices: int, generator: torch.Generator, device: str
-) -> Tensor:
+def _make_labels(shape: tuple[int, ...], choices: int, generator: torch.Generator, device: str) -> Tensor:
     """Return random whole numbers below ``choices``; on the meta device only their shape."""
     if torch.device(device).type == "meta":
         return torch.empty(shape, dtype=torch.long, device=device)

@@ -80,9 +80,7 @@ def _make(label: str, row: Mapping[str, Any]) -> tuple[Any, bool]:
 def _find(label: str, target: str) -> Callable[..., Any]:
     module, _, path = target.partition(":")
     if not module or not path or "/" in module or module.endswith(".py"):
-        raise InputError(
-            f"{label} is not module:function", fix="write for example my_models:make_model"
-        )
+        raise InputError(f"{label} is not module:function", fix="write for example my_models:make_model")
     try:
         found: Any = importlib.import_module(module)
     except Exception as error:
@@ -100,8 +98,7 @@ def _find(label: str, target: str) -> Callable[..., Any]:
         found = getattr(found, part)
     if not callable(found) or isinstance(found, nn.Module):
         raise InputError(
-            f"{label} is a {type(found).__name__}, not a function",
-            fix="name a function that returns the model",
+            f"{label} is a {type(found).__name__}, not a function", fix="name a function that returns the model"
         )
     return found  # type: ignore[no-any-return]
 
@@ -115,8 +112,7 @@ def _parameters(label: str, function: Callable[..., Any]) -> list[str]:
     needed = [
         p.name
         for p in parameters
-        if p.default is p.empty
-        and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
     ]
     if len(needed) > 1 or any(p.kind is p.KEYWORD_ONLY and p.name in needed for p in parameters):
         raise InputError(
@@ -130,9 +126,7 @@ def _call(label: str, function: Callable[..., Any], arguments: tuple[Any, ...]) 
     try:
         return function(*arguments)
     except Exception as error:
-        raise InputError(
-            f"{label} failed{_reason(error)}", fix="make the function run on its own first"
-        ) from error
+        raise InputError(f"{label} failed{_reason(error)}", fix="make the function run on its own first") from error
 
 
 def _reason(error: Exception) -> str:
@@ -143,19 +137,13 @@ def _reason(error: Exception) -> str:
     return f" ({type(error).__name__}{place}: {words})"
 
 
-def _describe_plain(
-    label: str, model: nn.Module, row: Mapping[str, Any], takes_row: bool
-) -> Recipe:
+def _describe_plain(label: str, model: nn.Module, row: Mapping[str, Any], takes_row: bool) -> Recipe:
     shape, sequence = _read_shape(row), read_size(row, "sequence")
     vocabulary = read_size(row, "vocabulary")
     if (shape is None) == (sequence is None or vocabulary is None):
         raise InputError(
             f"{label} returned a bare nn.Module, so "
-            + (
-                "the shape of its input is unknown"
-                if shape is None
-                else "its input is a tensor or tokens, not both"
-            ),
+            + ("the shape of its input is unknown" if shape is None else "its input is a tensor or tokens, not both"),
             fix="add --input 3x224x224 (or --sequence N --vocab N; in a table image_size, or sequence and vocabulary), or "
             "return an object with .model, .make_batch() and .loss()",
         )
@@ -197,15 +185,10 @@ def _describe_object(label: str, made: Any) -> Recipe:
             f"{label} returns a {type(made).__name__} without {', '.join(missing)}",
             fix="return a torch.nn.Module, or an object with model, make_batch and loss",
         )
-    if (
-        not isinstance(made.model, nn.Module)
-        or not callable(made.make_batch)
-        or not callable(made.loss)
-    ):
+    if not isinstance(made.model, nn.Module) or not callable(made.make_batch) or not callable(made.loss):
         kinds = ", ".join(f"{part} a {type(getattr(made, part)).__name__}" for part in PARTS)
         raise InputError(
-            f"{label} returns {kinds}",
-            fix="make model a torch.nn.Module and make_batch and loss functions",
+            f"{label} returns {kinds}", fix="make model a torch.nn.Module and make_batch and loss functions"
         )
     units = {str(k): list(v) for k, v in (getattr(made, "units", None) or {}).items()}
     split = {str(k): str(v) for k, v in (getattr(made, "tensor_split", None) or {}).items()}
@@ -214,9 +197,7 @@ def _describe_object(label: str, made: Any) -> Recipe:
     def make_batch(batch: int, seed: int, device: str = "cpu") -> tuple[Inputs, Any]:
         pair = made.make_batch(batch, seed, device)
         if not isinstance(pair, tuple) or len(pair) != 2:
-            raise InputError(
-                f"{label}: make_batch returns a {type(pair).__name__}, not the pair (inputs, targets)"
-            )
+            raise InputError(f"{label}: make_batch returns a {type(pair).__name__}, not the pair (inputs, targets)")
         return pair
 
     def loss(outputs: Any, targets: Any) -> Tensor:
@@ -228,22 +209,16 @@ def _describe_object(label: str, made: Any) -> Recipe:
     return Recipe(made.model.train(), make_batch, loss, units, split)
 
 
-def _check_structure(
-    label: str, model: nn.Module, units: Mapping[str, list[str]], split: Mapping[str, str]
-) -> None:
+def _check_structure(label: str, model: nn.Module, units: Mapping[str, list[str]], split: Mapping[str, str]) -> None:
     """Refuse units of modules that do not exist and splits of another kind."""
     known = dict(model.named_modules())
     for unit, paths in units.items():
         for path in paths:
             if path not in known:
-                raise InputError(
-                    f"{label}: the unit {unit} names the module {path!r}, which the model has not"
-                )
+                raise InputError(f"{label}: the unit {unit} names the module {path!r}, which the model has not")
     for pattern, kind in split.items():
         if kind not in ("column", "row"):
-            raise InputError(
-                f"{label}: tensor_split of {pattern} is {kind!r}", fix="use column or row"
-            )
+            raise InputError(f"{label}: tensor_split of {pattern} is {kind!r}", fix="use column or row")
 
 
 def _refuse_unread(label: str, row: Mapping[str, Any], read: tuple[str, ...]) -> None:
