@@ -120,16 +120,17 @@ def draw_reliability(judged: pd.DataFrame, path: Path) -> None:
     lost, survived = bins["runs"] * (1 - bins["survived"]), bins["runs"] * bins["survived"]
     ends = beta.ppf([[0.05], [0.95]], survived + 0.5, lost + 0.5)
     seaborn.set_theme(style="whitegrid")
-    figure, axes = pyplot.subplots(figsize=(5.2, 4.2), layout="constrained")
+    figure, axes = pyplot.subplots(figsize=(5.2, 4.9), layout="constrained")
     axes.plot([0, 1], [0, 1], color="0.6", linestyle="--", label="odds that come true")
     axes.vlines(bins["odds"], *ends, color="C0", alpha=0.5, label="90 % interval of so many runs")
-    seaborn.scatterplot(bins, x="odds", y="survived", ax=axes, color="C0", s=60, label="runs, with their number")
-    for _, row in bins.iterrows():
-        axes.annotate(
-            f"{row['runs']:,.0f}", (row["odds"], row["survived"]), xytext=(6, -12), textcoords="offset points"
-        )
+    points = {"color": "C0", "s": 60, "label": "runs, with their number", "legend": False}
+    seaborn.scatterplot(bins, x="odds", y="survived", ax=axes, **points)
+    for number, (_, row) in enumerate(bins.iterrows()):
+        beside = (6, 5 if number % 2 else -12)
+        place = (row["odds"], row["survived"])
+        axes.annotate(f"{row['runs']:,.0f}", place, xytext=beside, textcoords="offset points")
     axes.set(xlabel="predicted probability to survive", ylabel="share that survived", xlim=(-0.05, 1.12))
-    axes.legend(loc="upper left")
+    figure.legend(loc="outside lower center")
     figure.savefig(path, dpi=110)
 
 

@@ -189,10 +189,7 @@ def test_the_page_tells_errors_and_why_runs_failed(cases, steps, peaks, tmp_path
 
 @pytest.mark.slow
 def test_what_the_allocator_holds_beside_is_what_meets_the_runs_that_may_be_fitted_on_best(runs: list[Run]) -> None:
-    """Each share by itself: a tenth more or less takes less than 3 % off the mean error over the 91 runs.
-
-    They were fitted before workspaces of the matmul library counted, which lie in the peak now.
-    """
+    """Each share by itself: a tenth more or less takes less than 1 % off the mean error over the 91 runs."""
     given = [run for run in runs if run.ran and is_fitted_on(run.parameters, run.nodes)]
     cases = judge_memory(given)
     assert len(cases) == 91
@@ -204,7 +201,7 @@ def test_what_the_allocator_holds_beside_is_what_meets_the_runs_that_may_be_fitt
 
     assert miss() == pytest.approx(np.abs(cases["reserved_bytes"] / cases["measured_bytes"] - 1).mean())
     for name, share in HELD_BESIDE.items():
-        assert miss() <= 1.03 * min(miss(**{name: share * factor}) for factor in (0.9, 1.1))
+        assert miss() <= 1.01 * min(miss(**{name: share * factor}) for factor in (0.9, 1.1))
 
 
 @pytest.mark.slow

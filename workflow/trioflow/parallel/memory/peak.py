@@ -29,7 +29,7 @@ from trioflow.parallel.splits.updates import scale_work, share_storages, weigh_p
 from trioflow.tables import records
 from trioflow.trace.store import Trace
 
-HELD_BESIDE = {"passing_bytes": 0.175, "waiting_bytes": 1.0, "gathered_bytes": 0.36}
+HELD_BESIDE = {"passing_bytes": 0.18, "waiting_bytes": 0.9, "gathered_bytes": 0.34}
 """What a GPU's caching allocator holds beyond what it hands out at its peak, as shares of what comes and
 goes in a step (`PASSING`), of what waits for the device and of what is gathered behind the peak."""
 LEAD = 700
@@ -211,8 +211,8 @@ def _list_beside(rows: pd.DataFrame, program: ProgramBuilder, rank: int, peak: R
 
     PyTorch keeps a collective's buffers until its stream has run it. The inputs of the last reduce-scatters (sequence
     parallelism), as many as lie within ``LEAD`` operators, are freed and not yet to be had: those of a micro-batch's
-    forward, and of its backward where another follows. A host that each exchange keeps for a while of its own, as in
-    pipelines over nodes (``Platform.host_of``), is not ahead. What replicas gather behind the update
+    forward, and of its backward where another follows. A slow host, which each exchange keeps for a while of its
+    own (``Platform.host_of``), is not ahead. What replicas gather behind the update
     (``PrecisionRecipe.reduces_whole``) takes large blocks that nothing left free.
     """
     stages = program.schedule.stages_of_rank(rank // (program.plan.replicas * program.plan.tensor))
