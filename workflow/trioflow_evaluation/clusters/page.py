@@ -61,6 +61,7 @@ from trioflow_evaluation.evaluate import evaluate, render_scores
 from trioflow_evaluation.tables import CLUSTER_MEMORY, CLUSTER_PEAKS, CLUSTER_STEPS
 
 OURS = "trioflow"
+CAREFUL = "plans less than 90 % likely to fit behind the others, as search ranks"
 CONSTANT, TREES, RULE = "constant MFU", "boosted trees", "rule"
 ONE_FOR_ALL = "one interval for all"
 FOLDS = 10
@@ -101,7 +102,8 @@ def score_ways(cases: pd.DataFrame, steps: Mapping[str, NDArray[np.float64]]) ->
 def choose_plans(cases: pd.DataFrame, steps: Mapping[str, NDArray[np.float64]]) -> pd.DataFrame:
     """Return throughput lost by the plan that each way expects to be fastest, by model, nodes and network, beside the best.
 
-    A cell is what somebody could choose from: runs of one model on as many nodes of one network, two or more.
+    A cell is what somebody could choose from: runs of one model on as many nodes of one network, two or more. Where it is
+    known how likely each is to fit (``scores.mark_crowded``), a column has the choice of those who put unlikely ones behind.
 
     The rule takes the smallest tensor, then pipeline degree, then the largest micro-batch; a
     constant MFU expects equal steps, so it loses the mean of the cell.
@@ -114,19 +116,23 @@ def choose_plans(cases: pd.DataFrame, steps: Mapping[str, NDArray[np.float64]]) 
         row: dict[str, Any] = {**dict(zip(CELL, named, strict=True)), "runs": len(cell)}
         row |= _describe_plan("best", best)
         for way in (way for way in (OURS, TREES) if way in steps):
-            known = cell.dropna(subset=way)
-            if way == OURS and "crowded" in known and not known["crowded"].all():
-                known = known[~known["crowded"]]
-            chosen = known.iloc[int(known[way].argmin())] if len(known) else None
-            row[way] = 1.0 if chosen is None else 1 - best["measured_s"] / chosen["measured_s"]
+            known = cell.dropna(subset=way).sort_values(way, kind="stable")
+            row[way] = _lose(best["measured_s"], known)
             if way == OURS:
-                row |= _describe_plan("chosen", chosen)
+                row |= _describe_plan("chosen", known.iloc[0] if len(known) else None)
+                if "crowded" in known:
+                    row[CAREFUL] = _lose(best["measured_s"], known.sort_values("crowded", kind="stable"))
         order = ["tensor", "pipeline", "micro_batch"]
         first_s = cell.sort_values(order, ascending=[True, True, False])["measured_s"].iloc[0]
         row[RULE] = 1 - best["measured_s"] / first_s
         row[CONSTANT] = float((1 - best["measured_s"] / cell["measured_s"]).mean())
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def _lose(best_s: float, ranked: pd.DataFrame) -> float:
+    """Return the share of throughput that is lost by the first of the ranked runs; all of it where there is none."""
+    return 1 - best_s / float(ranked["measured_s"].iloc[0]) if len(ranked) else 1.0
 
 
 def score_intervals(cases: pd.DataFrame) -> pd.DataFrame:
@@ -299,8 +305,7 @@ def _judge_steps(steps: pd.DataFrame) -> list[Line]:
         if len(rows):
             error = evaluate([("", rows)])[median][0]
             lines.append(Line(f"step, median error: {name}", len(rows), error))
-    return [
-        *lines,
+    lines += [
         *_judge_intervals(cases),
         *_judge_chances(cases),
         Line(
@@ -312,6 +317,9 @@ def _judge_steps(steps: pd.DataFrame) -> list[Line]:
             headline="throughput lost by the plan chosen",
         ),
     ]
+    if CAREFUL in cells:
+        lines.append(Line(f"the same, {CAREFUL}", len(cells), float(cells[CAREFUL].mean())))
+    return lines
 
 
 def _judge_intervals(cases: pd.DataFrame) -> list[Line]:
