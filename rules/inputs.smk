@@ -87,7 +87,7 @@ def page_traces(wildcards):
 
 def dataset_entry(wildcards):
     """The facts of one file: where it is pinned, its size and hash."""
-    return find_catalogue().find_file(wildcards.dataset_file).as_row()
+    return dict(vars(find_catalogue().find_file(wildcards.dataset_file)))
 
 
 def dataset_addresses(wildcards):

@@ -1,4 +1,4 @@
-# Purpose: predict memory and steps of nanotron's runs on 8 to 512 H100, and the peaks of Megatron-LM's tests; hours,
+# Purpose: predict memory and steps of nanotron's runs on 8 to 512 H100, and the peaks of Megatron-LM's tests; an hour,
 #          so no part of another target.
 # Inputs:  public data (results/data/); torch, for the models' traces
 # Outputs: results/clusters/memory.parquet, steps.parquet, peaks.parquet; results/report/clusters.html
@@ -7,7 +7,7 @@ from trioflow_evaluation.clusters.parts import PARTS
 
 
 rule clusters:
-    """Predict nanotron's runs on 8 to 512 H100 and Megatron-LM's peaks (some 20 minutes)."""
+    """Predict nanotron's runs on 8 to 512 H100 and Megatron-LM's peaks (85 minutes of one core)."""
     input:
         "<results>/report/clusters.html",
     localrule: True
