@@ -280,11 +280,14 @@ def test_make_reproduce_ends_with_both_reports_and_does_nothing_twice(stand_in: 
 
 
 def test_the_homes_that_contributing_names_exist() -> None:
-    rows = [line for line in (ROOT / "CONTRIBUTING.md").read_text().splitlines() if " | `" in line]
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    rows = [line for line in text.splitlines() if " | `" in line]
     assert len(rows) >= 15
     for place in re.findall(r"`([\w./-]+/[\w.-]*)`", "\n".join(rows)):
         homes = (ROOT / place, ROOT / "workflow" / "trioflow" / place)
         assert any(home.exists() for home in homes), place
+    files = {path.name for folder in ("tests", "workflow") for path in (ROOT / folder).rglob("*.py")}
+    assert not set(re.findall(r"`(\w+\.py)`", text)) - files
 
 
 def test_the_rooms_that_design_draws_exist() -> None:

@@ -305,7 +305,7 @@ SUMS_OR_COPIES = ("all_reduce", "broadcast", "reduce", "barrier")
 
 @dataclass(frozen=True)
 class Algorithm:
-    """An algorithm as its module registers it, in ``catalogue.REGISTERED``."""
+    """An algorithm as ``builders.ALGORITHMS`` lists it."""
 
     name: str  # full name, with underscores
     # Makes the messages from the collective, the number of members and of the chunks that each
