@@ -33,10 +33,9 @@ HELD_BESIDE = {"passing_bytes": 0.18, "waiting_bytes": 0.9, "gathered_bytes": 0.
 """What a GPU's caching allocator holds beyond what it hands out at its peak, as shares of what comes and
 goes in a step (`PASSING`), of what waits for the device and of what is gathered behind the peak."""
 LEAD = 700
-"""How many operators the host is ahead of the device where nothing keeps it. This and the shares of the
-first and the last have the least mean error over 91 runs of nanotron (1.34 B parameters on 1 and 2 nodes;
-``trioflow_evaluation.clusters``), from which a test rebuilds them; judged on 1,637 others. A stream of CUDA
-takes 1,024 launches."""
+"""How many operators the host is ahead of the device where nothing keeps it. This and the shares have the
+least mean error, to 1 %, over 90 runs of nanotron (1.34 B parameters on 1 and 2 nodes; ``trioflow_evaluation.clusters``),
+from which a test rebuilds the shares; docs/memory.md judges them on the others. A stream of CUDA takes 1,024 launches."""
 PASSING = ("activation", TEMPORARY, "input")
 """Categories that are handed out anew in every micro-batch; the others lie where they were laid once."""
 CONTEXT_BYTES = 0.5 * 1024**3
