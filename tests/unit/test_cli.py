@@ -356,6 +356,16 @@ def test_memory_is_told_with_what_fills_it(capsys):
     assert "activation" in filled and "optimizer state" in filled and "(backward" in filled
 
 
+def test_reserved_memory_is_what_would_be_reserved_without_the_card_s_limit(capsys):
+    """Beyond the card too the printed peaks differ by what the bar calls reserved."""
+    words = "memory llama-3.1-8b --sequence 8192 --precision megatron-bf16 --batch 2 --platform dgx-h100"
+    _, out, _ = run(capsys, *words.split())
+    names = ("allocated peak", "reserved peak", "k  reserved, not allocated")
+    sizes = [line.removeprefix(name) for name in names for line in out.splitlines() if line.startswith(name)]
+    allocated, reserved, more = (float(size.removesuffix("GB")) for size in sizes)
+    assert allocated > 84.9 and reserved - allocated == pytest.approx(more, abs=1)
+
+
 def test_no_table_of_all_ranks_is_made_for_the_figures(capsys, monkeypatch):
     monkeypatch.setattr("trioflow.parallel.folded.Fold.expand", None)
     words = ("simulate", TRACE, "--data-parallel", 2, "--tensor-parallel", 2)

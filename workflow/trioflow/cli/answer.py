@@ -43,7 +43,7 @@ from trioflow.costmodel.overrides import write_operator_times
 from trioflow.export.step_files import can_count_links, write_step
 from trioflow.hardware.machine import Device
 from trioflow.parallel.memory.peak import find_fullest
-from trioflow.parallel.memory.survival import DOUBTED, describe_probability
+from trioflow.parallel.memory.survival import DOUBTED, LIKELY, count_wanted, describe_probability
 from trioflow.prediction.answer import Prediction, describe_memory
 from trioflow.prediction.assembly import predict
 from trioflow.prediction.breakdown import DEPTH, WAYS
@@ -592,8 +592,8 @@ _PARTS = {
     "bucket": ("C", "communication buffers"),
     "gathered": ("C", "communication buffers"),
     "message": ("C", "communication buffers"),
-    "kept": ("k", "kept free by the allocator"),
-    "outside": ("x", "outside PyTorch"),
+    "kept": ("k", "reserved, not allocated"),
+    "outside": ("x", "CUDA context, NCCL"),
 }
 """Letter and name of each category, those of ``memory.profile`` and what lies beside; others are the last."""
 _REST = ("B", "inputs, buffers, workspaces")
@@ -652,32 +652,40 @@ def _print_ranks(answer: Mapping[str, Any]) -> None:
     for entry, parts, word in zip(shown, columns, ("fullest", "last"), strict=False):
         rank = entry["ranks"][0] if word == "fullest" else answer["ranks"] - 1
         heads.append(f"rank {rank}")
-        alike = f", {len(entry['ranks'])} of {answer['ranks']} alike" if answer["ranks"] > 1 else ""
-        print("\n" + _wrap(f"{word}: rank {rank}{alike}; at its peak in {entry['when']}"))
+        alike = f" (the same on {len(entry['ranks'])} of {answer['ranks']} ranks)" if answer["ranks"] > 1 else ""
+        print("\n" + _wrap(f"{word}: rank {rank}{alike}; peak in {entry['when']}"))
         print(draw_bar(parts, answer["memory_bytes"]))
     rows = [
         (f"{letter}  {name}", *(format_bytes(parts.get((letter, name), 0)) for parts in columns))
         for letter, name in dict.fromkeys(part for parts in columns for part in parts)
     ]
-    for name, key in (("allocated peak", "peak_bytes"), ("reserved peak", "reserved_bytes")):
-        rows.append((name, *(format_bytes(one.get(key, one["peak_bytes"])) for one in shown)))
+    # Reserved: without the card's limit, as in the bar and of the changes below.
+    rows += [
+        ("allocated peak", *(format_bytes(one["peak_bytes"]) for one in shown)),
+        ("reserved peak", *(format_bytes(count_wanted(one)) for one in shown)),
+    ]
     print(f"\n{format_table(['', *heads], rows, left=1)}")
 
 
 def _print_verdict(answer: Mapping[str, Any]) -> None:
     """Print the odds, what is left, and what the changes come to."""
-    left = f"{format_bytes(abs(answer['left_bytes']))} {'left' if answer['left_bytes'] >= 0 else 'too much'}"
+    size = format_bytes(abs(answer["left_bytes"]))
+    left = f"{size} left" if answer["left_bytes"] >= 0 else f"{size} less would make it {LIKELY:.0%} likely"
     likely = describe_probability(answer["fit_probability"])
-    print(f"\ncard {format_bytes(answer['memory_bytes'])}: {likely} ({left}; docs/memory.md)")
+    print(f"\nusable memory {format_bytes(answer['memory_bytes'])}: {likely} ({left}; docs/memory.md)")
     if not answer["changes"]:
         return
-    print(f"\n{'odds':>15}  {'reserved':>9}  change")
+    print(f"\n{'P(fits)':>15}  {'reserved':>9}  change")
     for row in answer["changes"]:
         odds = describe_probability(row["fit_probability"]).removesuffix(" likely to fit")
         mark = "*" if row["fit_probability"] >= DOUBTED else " "
         print(_wrap(f"{mark} {odds:>13}  {format_bytes(row['wanted_bytes']):>9}  {row['flags']}", 28))
     enough = any(row["fit_probability"] >= DOUBTED for row in answer["changes"])
-    print("* fits" if enough else "none of these makes it fit: use more ranks, or a larger device")
+    print(
+        f"* at least {DOUBTED:.0%} likely to fit"
+        if enough
+        else "none of these makes it fit: use more ranks, or a larger device"
+    )
 
 
 def add_memory(parser: argparse.ArgumentParser) -> None:
