@@ -59,7 +59,7 @@ _GROUPS = {
     "engine and network": {"engine", "network"},
 }
 """What deviates, by the sweep's file; the causes that are right."""
-_MISMARKED = "marked as fixed, each micro-batch takes half a second more all the same"
+_MISMARKED = "marked as fixed, but each micro-batch takes over half a second longer"
 
 
 def name_group(run: Run, before_s: float) -> str:

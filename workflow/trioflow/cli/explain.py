@@ -46,8 +46,8 @@ from trioflow.trace.store import load_trace
 
 _COLUMNS = ("case", "simulate", "measured_ms", "source")
 _TABLE = (
-    f"tab-separated file with the columns {', '.join(_COLUMNS)}: simulate holds what is typed after `trioflow simulate`, "
-    "measured_ms the median of the measured steps, or a log by its name beside the file, source who measured it, how and on what"
+    f"tab-separated table with the columns {', '.join(_COLUMNS)}: the arguments of `trioflow simulate`, the median step time "
+    "or the name of a log in the table's folder, and who measured it, how and on what"
 )
 
 
@@ -77,7 +77,7 @@ def add_explain(parser: argparse.ArgumentParser) -> None:
                     "measured",
                     "RUN",
                     "a log of training (Megatron-LM, torchtitan, nanotron, HF Trainer, MLPerf, lines such as `step 10 ... 0.53 s`), a profile "
-                    f"or captured trace, the output of nccl-tests, or a {_TABLE}; behind it, but for a table, its model, plan and platform",
+                    f"or captured trace, the output of nccl-tests, or a {_TABLE}. Except for a table, give the model, plan and platform after RUN",
                 ),
             )
         },
