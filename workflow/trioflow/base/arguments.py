@@ -32,7 +32,7 @@ def settle_fields(record: Any, error: type[InputError] = InputError) -> None:
     A field whose metadata has ``enum`` takes only those words. Raises the given error.
     """
     for one in fields(record):
-        kind, _, rest = str(one.type).partition(" | ")
+        kind, _, rest = getattr(one.type, "__name__", str(one.type)).partition(" | ")
         value = getattr(record, one.name)
         if kind not in _KINDS or rest not in ("", "None") or (value is None and rest):
             continue

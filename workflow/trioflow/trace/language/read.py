@@ -429,7 +429,7 @@ def published_models() -> dict[str, LanguageModel]:
 def _read_row(row: dict[str, str]) -> LanguageModel:
     readers: dict[str, Any] = {"int": int, "float": float, "bool": lambda text: text == "true"}
     values = {
-        field.name: readers.get(str(field.type), str)(row[field.name])
+        field.name: readers.get(getattr(field.type, "__name__", str(field.type)), str)(row[field.name])
         for field in fields(LanguageModel)
         if field.name in row
     }

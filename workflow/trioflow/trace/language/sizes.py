@@ -351,7 +351,7 @@ class LanguageModel:
             if cell.name in words and value not in words[cell.name]:
                 raise InputError(f"{cell.name} {value!r} is not one of {', '.join(words[cell.name])}", file=place)
             least = 0 if cell.name in _OPTIONAL else 1
-            if cell.type == "int" and value < least:
+            if cell.type in (int, "int") and value < least:
                 raise InputError(f"{cell.name} {value} is below {least}", file=place)
         sizes = (self.rotary_size, self.value_size)
         refused = (
