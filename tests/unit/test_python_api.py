@@ -65,7 +65,7 @@ def test_type_checkers_see_every_public_name_where_it_is_defined():
     assert sorted(typed) == trioflow.__all__, "a name without an import there is Any to a checker"
     for name, module in typed.items():
         assert getattr(trioflow, name) is getattr(import_module(module), name)
-    assert inspect.signature(trioflow.predict).return_annotation == "Prediction"
+    assert inspect.signature(trioflow.predict).return_annotation is trioflow.Prediction
 
 
 def test_a_name_that_is_not_public_is_refused_as_python_does_it():

@@ -50,7 +50,6 @@ from trioflow_evaluation.clusters.scores import (
     judge_order,
     judge_survival,
     mark_crowded,
-    name_model,
     score_chances,
     score_steps,
     score_survival,
@@ -592,16 +591,12 @@ def _render_survival(cases: pd.DataFrame) -> str:
     """Return how well the odds foretell how runs ended."""
     judged = judge_survival(choose_cases(cases))
     scores = [
-        words(
-            "model",
-            "",
-            "which model's runs; all",
-            lambda row: name_model(row["parameters"]) if row["parameters"] else "all",
-        ),
+        words("model", "", "which runs: all, a model's, those fitted on, pipelines before their fix", "group"),
         numbers("succeeded", "", "runs that came to their end", "count", "survived"),
         numbers("ran out", "", "runs labelled out of memory", "count", "failed"),
         numbers("odds right", "", "share on the right side of a half", "percent", "accuracy"),
         numbers("Brier score", "", "mean squared miss of the odds", "plain", lambda row: round(row["brier"], 3)),
+        numbers("sizes", "", "runs whose sizes are judged", "count", "sized"),
         numbers("reserved", "", "median error of what the allocator holds", "percent", "reserved"),
         numbers("90th percentile", "", "of that error", "percent", "reserved_90"),
         numbers("update", "", "median error of the update's allocated peak", "percent", "update"),

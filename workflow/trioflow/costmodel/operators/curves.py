@@ -354,7 +354,7 @@ def _fit_power(sample: Sample) -> Floats:
         columns, target = (columns * np.sqrt(sample.weights)[:, None], target * np.sqrt(sample.weights))
     low, high = np.r_[-np.inf, np.zeros(SIZES)], np.r_[np.inf, np.full(SIZES, _MAX_POWER)]
     solution = lsq_linear(columns, target, bounds=(low, high), method="bvls").x
-    exponents = solution[1:]
+    exponents = np.clip(solution[1:], 0.0, _MAX_POWER)  # SciPy leaves a bound by a rounding
     constant = float(np.exp(solution[0] - np.sum(centre * exponents)))
     return np.array([constant, *(rounded(exponent) for exponent in exponents)])
 
