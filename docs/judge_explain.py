@@ -51,10 +51,11 @@ def list_causes(run: Run) -> set[str]:
 
 _WAITS_S = 0.5
 """A micro-batch of a faulty engine takes as much longer, and 1.4 s in the middle."""
+_PLAIN, _UNSEEN = "nothing deviates", f"network, which changes the step by less than {100 * NAMED:.0f} %"
 _GROUPS = {
-    "nothing deviates": set(),
+    _PLAIN: set(),
     "network": {"network"},
-    "network, which changes the step by less than 10 %": set(),
+    _UNSEEN: set(),
     "engine": {"engine"},
     "engine and network": {"engine", "network"},
 }
@@ -66,11 +67,11 @@ def name_group(run: Run, before_s: float) -> str:
     """Return what deviates in a run, as its job measured its own collectives; ``before_s``: its step on the described network."""
     causes = list_causes(run)
     if "engine" in causes or not causes:
-        return " and ".join(sorted(causes)) or "nothing deviates"
+        return " and ".join(sorted(causes)) or _PLAIN
     own_s = predict_run(run, _time_operators(run), load_own_platform(run), interval=False)[0]
     if run.pipeline > 1 and run.measured_step_s - own_s > _WAITS_S * run.accumulate:
         return _MISMARKED
-    return "network" if abs(own_s / before_s - 1) > NAMED else "network, which changes the step by less than 10 %"
+    return "network" if abs(own_s / before_s - 1) > NAMED else _UNSEEN
 
 
 def measure_run(run: Run) -> Measured:

@@ -376,23 +376,17 @@ def test_a_call_ends_in_time_even_inside_an_item(table, tmp_path):
     assert rows.loc["ceiling-device_fill", "interruptions"] == 1
 
 
+def words_of(tmp_path, table) -> list[str]:
+    """Words of a minute's quick campaign on the CPU; what is to run follows."""
+    words = f"--output {tmp_path / 'out'} --minutes 1 --device cpu --quick --workloads {table} --only"
+    return words.split()
+
+
 def test_a_model_too_large_is_recorded_before_it_is_built(tmp_path):
     from trioflow.campaign.__main__ import main
 
     table = write_table(tmp_path / "t.tsv", HUGE)
-    words = [
-        "--output",
-        str(tmp_path / "out"),
-        "--minutes",
-        "1",
-        "--device",
-        "cpu",
-        "--quick",
-        "--workloads",
-        str(table),
-        "--only",
-        "huge*",
-    ]
+    words = [*words_of(tmp_path, table), "huge*"]
     assert main(words) == 0
     (row,) = read_items(tmp_path / "out").query("kind == 'workload'").to_dict("records")
     assert row["status"] == "out_of_memory"
@@ -521,22 +515,7 @@ for name in (
 from trioflow.campaign.__main__ import main
 sys.exit(main(sys.argv[1:]))
 """
-    line = [
-        sys.executable,
-        "-c",
-        code,
-        "--output",
-        str(tmp_path / "out"),
-        "--minutes",
-        "1",
-        "--device",
-        "cpu",
-        "--quick",
-        "--workloads",
-        str(table),
-        "--only",
-        "[ts]*-fp32*",
-    ]
+    line = [sys.executable, "-c", code, *words_of(tmp_path, table), "[ts]*-fp32*"]
     run = subprocess.run(line, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     done = {name for name, status in statuses(tmp_path / "out").items() if status == "done"}

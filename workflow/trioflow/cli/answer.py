@@ -670,7 +670,7 @@ def _print_ranks(answer: Mapping[str, Any]) -> None:
 def _print_verdict(answer: Mapping[str, Any]) -> None:
     """Print the odds, what is left, and what the changes come to."""
     size = format_bytes(abs(answer["left_bytes"]))
-    left = f"{size} left" if answer["left_bytes"] >= 0 else f"{size} less would make it {LIKELY:.0%} likely"
+    left = f"{size} left" if answer["left_bytes"] >= 0 else f"{size} less would make it {100 * LIKELY:.0f} % likely"
     likely = describe_probability(answer["fit_probability"])
     print(f"\nusable memory {format_bytes(answer['memory_bytes'])}: {likely} ({left}; docs/memory.md)")
     if not answer["changes"]:
@@ -682,7 +682,7 @@ def _print_verdict(answer: Mapping[str, Any]) -> None:
         print(_wrap(f"{mark} {odds:>13}  {format_bytes(row['wanted_bytes']):>9}  {row['flags']}", 28))
     enough = any(row["fit_probability"] >= DOUBTED for row in answer["changes"])
     print(
-        f"* at least {DOUBTED:.0%} likely to fit"
+        f"* at least {100 * DOUBTED:.0f} % likely to fit"
         if enough
         else "none of these makes it fit: use more ranks, or a larger device"
     )

@@ -97,7 +97,7 @@ class Facts:
     ``unjoined``, ``warnings``: what could not be joined, and all that a reader must know; a
         sentence each.
     ``communication``, ``program``: messages of a rank of a parallel run, and what of its operators
-        waits for what, as above.
+        waits for what; ``trioflow.sharded.as_traced`` reads both.
     ``language_model``: sizes of a language model that was built from its configuration.
     ``routing``: how its experts are taken to share tokens where not equally; see ``parallel.splits.routing``.
     ``new_gpu``, ``predicted_times``: interval and origin of times that were carried over from

@@ -60,7 +60,7 @@ from trioflow_evaluation.evaluate import evaluate, render_scores
 from trioflow_evaluation.tables import CLUSTER_MEMORY, CLUSTER_PEAKS, CLUSTER_STEPS
 
 OURS = "trioflow"
-CAREFUL = "plans less than 90 % likely to fit behind the others, as search ranks"
+CAREFUL = f"plans less than {write_percent(DOUBTED, 0)} likely to fit behind the others, as search ranks"
 CONSTANT, TREES, RULE = "constant MFU", "boosted trees", "rule"
 ONE_FOR_ALL = "one interval for all"
 FOLDS = 10

@@ -107,7 +107,6 @@ def _judge_model(runs: Sequence[Run]) -> list[dict[str, Any]]:
         pieces = min(run.accumulate, len(stages) + 1 if len(stages) > 1 else 2)
         data = run.data if run.zero else min(run.data, 2)
         platform = _load_nodes(name_platform(run), 1)
-        most_bytes = HOPELESS * platform.device.memory_bytes
         cut = (len(stages), run.pipeline, run.tensor, data, run.zero, run.nodes > 1, platform.name)
         key = (*cut, run.micro_batch, pieces)
         if key not in known:
@@ -116,7 +115,7 @@ def _judge_model(runs: Sequence[Run]) -> list[dict[str, Any]]:
                     other[:-2] == cut
                     and other[-2] <= key[-2]
                     and other[-1] <= key[-1]
-                    and found["fullest_bytes"] > most_bytes
+                    and found["fullest_bytes"] > HOPELESS * platform.device.memory_bytes
                 ):
                     known[key] = {**found, "least": True}
                     break
@@ -131,15 +130,7 @@ def _judge_model(runs: Sequence[Run]) -> list[dict[str, Any]]:
                 known[key] = _size_graph(graph)
         rows.append(
             {
-                "set": run.set,
-                "parameters": run.parameters,
-                "nodes": run.nodes,
-                "data": run.data,
-                "tensor": run.tensor,
-                "pipeline": run.pipeline,
-                "zero": run.zero,
-                "micro_batch": run.micro_batch,
-                "accumulate": run.accumulate,
+                **_describe(run),
                 "status": run.status,
                 "measured_bytes": run.measured_bytes,
                 "measured_update_bytes": run.allocated_bytes,
@@ -436,7 +427,7 @@ def _load_nodes(name: str, nodes: int) -> Platform:
 
 
 def _predict(run: Run, times: DeviceTimes, platform: Platform) -> dict[str, Any]:
-    """Return a run's step and the ends of its interval [s], or why its plan is refused."""
+    """Return a run's step as measured, as predicted with the ends of its interval [s], or why its plan is refused."""
     stages = cut_stages(times.traces[0], run)
     found = dict.fromkeys(_TIMES, math.nan)
     refused = ""
@@ -444,26 +435,24 @@ def _predict(run: Run, times: DeviceTimes, platform: Platform) -> dict[str, Any]
         found |= zip(_TIMES, predict_run(run, times, platform).tolist(), strict=True)
     except TrioflowError as error:
         refused = str(error)
-    return {**found, "stages": len(stages), "refused": refused}
+    return {
+        "measured_s": run.measured_step_s,
+        "mfu": run.mfu,
+        "network": run.network,
+        **found,
+        "stages": len(stages),
+        "refused": refused,
+    }
 
 
 _TIMES = ("predicted_s", "low_s", "high_s")
 
 
 def _describe(run: Run) -> dict[str, Any]:
+    """Return what the tables of memory and of steps both say of a run."""
     return {
-        "set": run.set,
-        "parameters": run.parameters,
-        "nodes": run.nodes,
-        "data": run.data,
-        "tensor": run.tensor,
-        "pipeline": run.pipeline,
-        "zero": run.zero,
-        "micro_batch": run.micro_batch,
-        "accumulate": run.accumulate,
-        "measured_s": run.measured_step_s,
-        "mfu": run.mfu,
-        "network": run.network,
+        name: getattr(run, name)
+        for name in ("set", "parameters", "nodes", "data", "tensor", "pipeline", "zero", "micro_batch", "accumulate")
     }
 
 
