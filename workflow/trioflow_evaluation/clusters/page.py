@@ -355,7 +355,7 @@ def _judge_memory(cases: pd.DataFrame) -> list[Line]:
             scores["accuracy"],
             0.95,
             more=True,
-            headline="runs foretold to survive or to run out of memory",
+            headline="runs rightly predicted to survive or to run out of memory",
         ),
     ]
 
@@ -451,9 +451,10 @@ TITLE = "trioflow: nanotron's runs on 8 to 512 H100"
 _LOSS_AIM = 0.05
 """Mean loss of throughput that was aimed at."""
 _STEPS = (
-    "Each step as simulate predicts it on p5-h100 with the collectives that the run's own job measured (256 MB over all its ranks and inside a "
-    "node). Fitted on 1.34 B on 1 and 2 nodes: host time of a launch, and what computing takes in a step beside tables of single operators. "
-    f"{BEFORE[0].upper()}{BEFORE[1:]} are a group of their own: nanotron's engine took a second more for each micro-batch until it was mended."
+    "Each step as simulate predicts it on p5-h100, or p5-h100-slow where the job had slow hosts, with the collectives that the run's own job "
+    "measured (256 MB over all its ranks and inside a node). Fitted on runs of the 1.34 B model on 1 and 2 nodes (tensor groups beyond a node "
+    "with slow hosts: on 4): the host's time per launch, compute time in a step relative to tables of single operators, and the time of exchanges. "
+    f"{BEFORE[0].upper()}{BEFORE[1:]} are a group of their own: nanotron's engine took a second more per micro-batch until it was fixed."
 )
 _LEAD = (
     "Steps and memory of language models on 8 to 512 H100, as nanotron ran them, beside what trioflow predicts "
