@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trioflow.base.errors import TraceError
-from trioflow.trace.consistency import MOST_ELEMENTS
 from trioflow.trace.profile.events import Event
 from trioflow.trace.profile.json_stream import ListStream
 from trioflow.trace.profile.profiler_fields import element_bytes, element_type, kineto_words, load_fields
@@ -175,7 +174,7 @@ def read_tensor(value: Any, shape: Any, kind: str, argument: int, *, unsized: bo
     """
     sizes = tuple(_whole(part) for part in shape)
     tensor, storage, _, elements, size = numbers = [_whole(part) for part in value[:5]]
-    if min(*numbers, *sizes) < 0 or max(numbers) > _MOST_NUMBER or prod(sizes) > MOST_ELEMENTS:
+    if min(*numbers, *sizes) < 0 or max(*numbers, prod(sizes)) > MOST_NUMBER:
         raise ValueError(f"a tensor of shape {shape!r:.60} fits no memory")
     dtype = element_type(kind[len(TENSOR) : -1])
     if dtype not in UNDEFINED:
@@ -188,8 +187,8 @@ def read_tensor(value: Any, shape: Any, kind: str, argument: int, *, unsized: bo
     return TensorRef(tensor, storage, size, sizes, dtype, argument)
 
 
-_MOST_NUMBER = (1 << 63) - 1
-"""No tensor and no storage has a larger number."""
+MOST_NUMBER = (1 << 63) - 1
+"""No memory of one device holds more elements, and no tensor has a larger number."""
 UNDEFINED = ("nullptr (uninitialized)", "undefined", "Undefined", "")
 """Types of an argument that may be a tensor and was none."""
 
