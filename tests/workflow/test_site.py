@@ -18,7 +18,7 @@ PAGES = (
     "questions",
     "command_reference",
     "table_reference",
-    "compare_plans",
+    "which_plan",
     "notebooks/first_prediction",
     "notebooks/compare_plans",
     "notebooks/add_a_gpu",
