@@ -1,7 +1,7 @@
 """Whether ``trioflow explain`` names the right cause and makes further predictions right: on nanotron's runs.
 
 ``python docs/judge_explain.py DATA PAGE [RUNS]`` draws runs (by a seed, of every network and engine), and
-writes the tables of docs/judging.md. What is true is what the sweep's file says: each job measured its own collectives,
+writes the tables of docs/accuracy.md. What is true is what the sweep's file says: each job measured its own collectives,
 and whether the run came before the fix of nanotron's pipelines. What such a pipeline costs a micro-batch is learned from
 other runs (a prior of the engine's time); all other priors are those of the command.
 """

@@ -1,7 +1,7 @@
 """How wide intervals of steps must be: measured steps beside the intervals of their predictions, other groups left out.
 
 ``python docs/judge_intervals.py`` reads docs/interval_cases.tsv, fits the factors of
-workflow/trioflow/data/step_calibration.tsv and writes the tables of docs/judging.md. With a folder of public data
+workflow/trioflow/data/step_calibration.tsv and writes the tables of docs/accuracy.md. With a folder of public data
 behind it, cases on clusters are predicted anew before (nanotron's by a draw; an hour on one core); a second folder, of
 results, gives live and public steps of one node.
 
@@ -252,7 +252,7 @@ def write_calibration(cases: pd.DataFrame) -> None:
 
 
 def write_tables(cases: pd.DataFrame) -> str:
-    """Return the tables of docs/judging.md."""
+    """Return the tables of docs/accuracy.md."""
     judged = leave_out(cases, "group").assign(far=leave_out(cases, "set")["inside"])
     heads = (
         "",
@@ -306,7 +306,7 @@ def main(data: str = "", results: str = "") -> None:
         with atomic_path(CASES) as temporary:
             cases.to_csv(temporary, sep="\t", index=False)
     write_calibration(cases)
-    publish_block(ROOT, "judging.md", "calibration", write_tables(cases))
+    publish_block(ROOT, "accuracy.md", "calibration", write_tables(cases))
 
 
 if __name__ == "__main__":

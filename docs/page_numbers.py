@@ -2,7 +2,8 @@
 
 The numbers in README and docs, rewritten from the tables of a run, and from nothing else.
 
-README has lines, each with a link; the page behind the link has the table, between two markers.
+docs/accuracy.md has lines, each with a link; the page behind the link has the table, between two markers. README has
+a table of five rows, each a summary of one of these pages.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from trioflow.costmodel.intervals import COVERAGE, SHORTEST_S
 from trioflow.costmodel.spread import LAGS, PARTS, MeasuredSpread
 from trioflow.report.errors import INTERVAL_COVERAGE, summarise_errors
 from trioflow.report.pages import NOTHING, write_markdown, write_percent, write_range, write_signed_percent, write_time
-from trioflow.report.scores import ORACLE, OURS, score_published
+from trioflow.report.scores import ORACLE, OURS, score_model, score_published
 from trioflow.report.sections import describe_accuracy, describe_run
 from trioflow.tables import records
 from trioflow_evaluation.clusters.bridge_page import score_rates, write_rates_table
@@ -30,10 +31,14 @@ from trioflow_evaluation.drift.judge import JOINT, NAMES, describe_drift, find_e
 from trioflow_evaluation.published.cases import describe_set
 from trioflow_evaluation.published.page import read_aim, score_of
 from trioflow_evaluation.validation.aims import SETS, reach_aims
-from trioflow_evaluation.vtrain.data import GROUPS, PLANS
+from trioflow_evaluation.vtrain.data import GROUPS, PLANS, UNCALIBRATED
 
 if TYPE_CHECKING:
     from trioflow_evaluation.clusters.page import Line
+
+
+ACCURACY, PUBLIC_STEPS = "accuracy.md", "public-steps-on-up-to-eight-gpus"
+"""The page of docs that lists what every evaluation reached, and its section on public steps."""
 
 
 @dataclass(frozen=True)
@@ -41,31 +46,42 @@ class Result:
     """What is published about one set of measurements."""
 
     page: str  # below docs
-    # Of README: (what was judged, what was reached), a line each.
+    # Of docs/accuracy.md: (what was evaluated, what was reached), a line each.
     lines: Sequence[tuple[str, str]]
     body: str = ""  # Markdown between the page's markers; empty for a page that has none
+    # Of README's table: (evaluated on, cases, error, share inside the 80 % interval).
+    rows: Sequence[tuple[str, str, str, str]] = ()
 
 
 def publish(root: Path, topic: str, result: Result) -> bool:
-    """Rewrite README's lines ``<!-- topic -->`` and the page's block between :func:`markers`; return whether any changed.
+    """Rewrite what is marked ``<!-- topic -->`` in README and docs/accuracy.md, and the page's block.
 
-    Raises InputError when a line, a file or a marker is missing, or a marker stands twice or in the
-    wrong order.
+    Returns whether any changed. Raises InputError when a line, a file or a marker is missing, or a
+    marker of the block is there twice or in the wrong order.
     """
-    page, readme = root / "docs" / result.page, root / "README.md"
-    new_page = _replace_block(page, topic, result.body) if result.body else ""
+    page, summary, readme = root / "docs" / result.page, root / "docs" / ACCURACY, root / "README.md"
+    link = result.page if result.page != ACCURACY else f"#{PUBLIC_STEPS}"
     mark = f"<!-- {topic} -->"
-    lines = [f"- [{what}](docs/{result.page}): {reached} {mark}" for what, reached in result.lines]
-    old = _read(readme).splitlines()
+    lines = [f"- [{what}]({link}): {reached} {mark}" for what, reached in result.lines]
+    rows = [f"| [{what}](docs/{result.page}) | {' | '.join(cells)} {mark} |" for what, *cells in result.rows]
+    texts = {summary: _replace_lines(summary, mark, lines)}
+    if rows:
+        texts[readme] = _replace_lines(readme, f"{mark} |", rows)
+    if result.body:
+        texts[page] = _replace_block(page, topic, result.body, texts.get(page))
+    changed = [_write(path, text) for path, text in texts.items()]
+    return any(changed)
+
+
+def _replace_lines(path: Path, mark: str, lines: Sequence[str]) -> str:
+    """Return a file's text with other lines where lines end with a mark."""
+    old = _read(path).splitlines()
     places = [at for at, line in enumerate(old) if line.endswith(mark)]
     if not places:
-        raise InputError(f"no line ends with {mark}", file=readme, fix="put the marker where the result is to stand")
+        raise InputError(f"no line ends with {mark}", file=path, fix="put the marker where the result belongs")
     kept = [line for at, line in enumerate(old) if at <= places[0] or at not in places]
     kept[places[0] : places[0] + 1] = lines
-    changed = [_write(readme, "\n".join(kept) + "\n")]
-    if new_page:
-        changed.append(_write(page, new_page))
-    return any(changed)
+    return "\n".join(kept) + "\n"
 
 
 def publish_spreads(root: Path, spreads: Iterable[MeasuredSpread]) -> bool:
@@ -97,10 +113,10 @@ def markers(block: str) -> tuple[str, str]:
     return f"<!-- {block}:begin -->", f"<!-- {block}:end -->"
 
 
-def _replace_block(path: Path, block: str, body: str) -> str:
-    """Return a file's text with another body between the markers of a block."""
+def _replace_block(path: Path, block: str, body: str, text: str | None = None) -> str:
+    """Return a file's text, or ``text``, with another body between the markers of a block."""
     begin, end = markers(block)
-    text = _read(path)
+    text = _read(path) if text is None else text
     for marker in (begin, end):
         if text.count(marker) != 1:
             raise InputError(
@@ -160,7 +176,13 @@ def describe_errors(error_table: pd.DataFrame, runs: pd.DataFrame) -> Result:
             _write_error_rows(error_table),
         ]
     )
-    return Result("errors.md", [(f"{len(error_table)} steps measured on 1 and 2 ranks", reached)], text)
+    row = (
+        "four small models on one and two CPU cores, live",
+        str(len(error_table)),
+        f"mean {write_percent(means.min())} to {write_percent(means.max())} in {len(means)} runs",
+        write_percent(whole["coverage"].mean() if len(whole) else None, 0),
+    )
+    return Result("errors.md", [(f"{len(error_table)} steps measured on 1 and 2 ranks", reached)], text, [row])
 
 
 _RUN: Mapping[str, tuple[str, Callable[[float], str]]] = {
@@ -318,7 +340,13 @@ def describe_published(cases: pd.DataFrame) -> Result:
         )
         text = error if scaling == NOTHING else f"{error}, scaling {scaling}"
         lines.append((words.title, f"{text} ({int(ours['cases'])} cases)"))
-    return Result("published.md", lines, f"{lead}\n\n{write_markdown(headings, rows)}")
+    single, summary = cases[~cases["set"].isin([GROUPS, PLANS, UNCALIBRATED])], []
+    if len(single):
+        pooled = score_model(single.assign(set=""), OURS, "predicted_s")
+        error, inside = write_percent(pooled["mean_absolute_error"]), write_percent(pooled["coverage"], 0)
+        rows.append(("all of these on up to eight GPUs", len(single), NOTHING, error, NOTHING, NOTHING, inside))
+        summary = [("public steps on up to eight H100, A100, A40", str(len(single)), f"mean {error}", inside)]
+    return Result(ACCURACY, lines, f"{lead}\n\n{write_markdown(headings, rows)}", summary)
 
 
 def _best_other(scores: pd.DataFrame, name: str) -> str:
@@ -338,7 +366,16 @@ def describe_clusters(lines: Sequence[Line], causes: str) -> Result:
     ]
     reached = ", ".join(f"{line.headline} {_write_reached(line)}" for line in lines if line.headline)
     body = f"{write_markdown(headings, rows)}\n\n{causes}".rstrip()
-    return Result("clusters.md", [("nanotron's 1,765 runs on 8 to 512 H100", reached)], body)
+    by = {line.what: line for line in lines}
+    step, inside, fits = (by.get(what) for what in (STEPS, INSIDE, SURVIVAL))
+    table = []
+    if step and inside:
+        error = f"median {step.write_value()}"
+        table = [("nanotron, 8 to 512 H100: step", f"{step.cases:,}", error, inside.write_value())]
+    if fits:
+        right = f"{fits.write_value()} rightly told apart"
+        table.append(("nanotron, 8 to 512 H100: does it fit the memory?", f"{fits.cases:,}", right, NOTHING))
+    return Result("clusters.md", [("nanotron's 1,765 runs on 8 to 512 H100", reached)], body, table)
 
 
 def describe_bridge(cases: pd.DataFrame) -> Result:
@@ -346,7 +383,13 @@ def describe_bridge(cases: pd.DataFrame) -> Result:
     score = score_rates(cases).iloc[0]
     reached = f"median error {write_percent(score['median_error'])} ({score['predicted']} rows)"
     what = f"Megatron-Bridge's {len(cases)} rates on 8 to 1,024 H100"
-    return Result("megatron_bridge.md", [(what, reached)], write_rates_table(cases))
+    row = (
+        "Megatron-Bridge's rates, 8 to 1,024 H100",
+        str(score["predicted"]),
+        f"median {write_percent(score['median_error'])}",
+        write_percent(score["covered"]),
+    )
+    return Result("clusters.md", [(what, reached)], write_rates_table(cases), [row])
 
 
 def describe_jobs(halves: pd.DataFrame, causes: pd.DataFrame) -> Result:
@@ -357,6 +400,11 @@ def describe_jobs(halves: pd.DataFrame, causes: pd.DataFrame) -> Result:
     reached = f"median step within {write_percent(worst['50'])}, 10 and 90 % quantiles within {others}"
     what = f"Half the steps of {halves['job'].nunique()} recorded jobs from the other half"
     return Result("spread.md", [(what, reached)], describe_drift(halves, causes))
+
+
+STEPS, INSIDE = "step, median error: all of these", "measured step inside the 80 % interval"
+SURVIVAL = "runs whose odds say rightly whether they survive, their model left out"
+"""What README's rows show of ``judge_aims``."""
 
 
 def _write_reached(line: Line) -> str:
@@ -445,7 +493,7 @@ def record_intervals(path: Path, found: Mapping[Lister, pd.DataFrame]) -> pd.Dat
 
 
 def publish_intervals(root: Path, intervals: pd.DataFrame) -> bool:
-    """Rewrite the table of docs/judging.md; return whether it changed. Raises as ``readme.publish``."""
+    """Rewrite the table of docs/accuracy.md; return whether it changed. Raises as ``readme.publish``."""
     heads = (
         "judged set",
         "cases",
@@ -471,4 +519,4 @@ def publish_intervals(root: Path, intervals: pd.DataFrame) -> bool:
         )
         for row in records(intervals)
     ]
-    return publish_block(root, "judging.md", "intervals", write_markdown(heads, rows))
+    return publish_block(root, ACCURACY, "intervals", write_markdown(heads, rows))

@@ -1,7 +1,7 @@
 """Carry a finished run into the repository: README's lines, the tables of docs, and the shipped example.
 
 Reads ``results/`` as `make reproduce` left it and, where they were run, `snakemake validation published clusters` and
-`make bench` (docs/bench.tsv). Writes lines of README.md, blocks of docs/, docs/figures/, and workflow/trioflow/data/:
+`make bench` (docs/bench.tsv). Writes rows of README.md, lines of docs/accuracy.md, blocks of docs/, docs/figures/, and workflow/trioflow/data/:
 one trace, the cost models and the platform, under the name of the kind of machine they were measured on.
 """
 

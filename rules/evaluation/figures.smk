@@ -1,5 +1,5 @@
 # Purpose: counterparts of the TrioSim paper's figures: fig06 to fig16, and published_fig06 and so on
-#          with public measurements and public traces; docs/figures.md.
+#          with public measurements and public traces; docs/read_the_report.md.
 # Inputs:  config/figures/<name>.yaml; results/report/error.parquet, measurements/, timelines/ and
 #          studies/; the latter ones also results/validation/, published/ and imported_traces/
 # Outputs: results/figures/<figure>.pdf, .svg, .png, .parquet; results/figures/predictions/;

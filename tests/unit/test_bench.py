@@ -198,7 +198,7 @@ def test_the_pages_show_what_was_measured():
     headlines = speeds[speeds["headline"]]
     assert 0 < len(headlines) <= 8
     (told,) = describe_speeds(speeds).lines
-    assert f"- [{told[0]}](docs/bench.md): {told[1]} <!-- speed -->" in (ROOT / "README.md").read_text(), (
+    assert f"- [{told[0]}](bench.md): {told[1]} <!-- speed -->" in (ROOT / "docs/accuracy.md").read_text(), (
         "run `make publish`"
     )
 

@@ -1,4 +1,4 @@
-"""README's lines and the blocks of docs that are rewritten from the tables of a run."""
+"""README's rows, and the lines and blocks of docs, that are rewritten from the tables of a run."""
 
 import re
 from dataclasses import replace
@@ -21,8 +21,10 @@ ROWS = {row["plan"]: Plan(**row) for row in PLANS}
 OLDER_RUN = "run\texperiments\tmean_absolute_error\tbias\n1\t26\t0.063\t\n"
 BEGIN, END = markers("errors")
 SMALL = [("vgg11", 8, 0.3, 140, 28_000_000)]
-RESULT = Result("page.md", [("first", "1 %"), ("second", "2 %")], "the table")
-LINE = re.compile(r"^- \[(.*?)\]\(docs/(.*?)\): (.*) <!-- (\w+) -->$", re.MULTILINE)
+RESULT = Result("page.md", [("first", "1 %"), ("second", "2 %")], "the table", [("all", "3", "1.5 %", "80 %")])
+LINE = re.compile(r"^- \[(.*?)\]\((.*?)\): (.*) <!-- (\w+) -->$", re.MULTILINE)
+ROW = re.compile(r"^\| \[(.*?)\]\(docs/(.*?)\) \| (.*) <!-- (\w+) --> \|$", re.MULTILINE)
+ROW_OLD = "| old | <!-- errors --> |\n"
 
 
 @pytest.fixture(scope="module")
@@ -36,21 +38,25 @@ def errors(tmp_path_factory):
 def root(tmp_path):
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs/page.md").write_text(f"# top\n\n{BEGIN}\nold 99 %\n{END}\n\ntail\n")
-    (tmp_path / "README.md").write_text("# top\n- old <!-- errors -->\n- x <!-- other -->\ntail\n")
+    (tmp_path / "docs/accuracy.md").write_text("# top\n- old <!-- errors -->\n- x <!-- other -->\ntail\n")
+    (tmp_path / "README.md").write_text(f"# top\n{ROW_OLD}tail\n")
     return tmp_path
 
 
 def test_publishing_twice_changes_nothing_more_and_nothing_outside(root):
     assert publish(root, "errors", RESULT) is True
-    readme, page = ((root / name).read_text() for name in ("README.md", "docs/page.md"))
+    names = ("README.md", "docs/accuracy.md", "docs/page.md")
+    readme, listed, page = ((root / name).read_text() for name in names)
+    assert readme == "# top\n| [all](docs/page.md) | 3 | 1.5 % | 80 % <!-- errors --> |\ntail\n"
     assert page == f"# top\n\n{BEGIN}\nthe table\n{END}\n\ntail\n"
-    assert readme == (
-        "# top\n- [first](docs/page.md): 1 % <!-- errors -->\n"
-        "- [second](docs/page.md): 2 % <!-- errors -->\n- x <!-- other -->\ntail\n"
+    assert listed == (
+        "# top\n- [first](page.md): 1 % <!-- errors -->\n"
+        "- [second](page.md): 2 % <!-- errors -->\n- x <!-- other -->\ntail\n"
     )
     assert publish(root, "errors", RESULT) is False
     assert publish(root, "errors", Result("page.md", RESULT.lines[:1])) is True
-    assert (root / "README.md").read_text() == readme.replace("- [second](docs/page.md): 2 % <!-- errors -->\n", "")
+    left = listed.replace("- [second](page.md): 2 % <!-- errors -->\n", "")
+    assert (root / "docs/accuracy.md").read_text() == left and (root / "README.md").read_text() == readme
     assert (root / "docs/page.md").read_text() == page
 
 
@@ -64,12 +70,15 @@ def test_missing_doubled_or_swapped_markers_are_refused_and_nothing_is_written(r
     assert (root / "README.md").read_text() == before
 
 
-def test_a_missing_page_readme_or_line_is_refused_and_nothing_is_written(root):
+def test_a_missing_page_list_readme_or_line_is_refused_and_nothing_is_written(root):
     before = (root / "docs/page.md").read_text()
-    (root / "README.md").write_text("# top\n")
-    with pytest.raises(InputError, match="no line ends with"):
-        publish(root, "errors", RESULT)
-    assert (root / "docs/page.md").read_text() == before
+    for name in ("README.md", "docs/accuracy.md"):
+        text = (root / name).read_text()
+        (root / name).write_text("# top\n")
+        with pytest.raises(InputError, match="no line ends with"):
+            publish(root, "errors", RESULT)
+        assert (root / "docs/page.md").read_text() == before
+        (root / name).write_text(text)
     (root / "README.md").unlink()
     with pytest.raises(InputError, match="no such file"):
         publish(root, "errors", RESULT)
@@ -164,9 +173,10 @@ def test_the_validation_holds_a_row_for_every_aim():
         describe_validation(scores[scores["group"] == "inf forward"])
 
 
-def test_each_number_of_readme_stands_on_the_page_behind_its_link():
-    text = (ROOT / "README.md").read_text()
-    lines = LINE.findall(text)
+def test_each_number_of_readme_and_of_the_list_stands_on_the_page_behind_its_link():
+    readme, text = (ROOT / "README.md").read_text(), (ROOT / "docs/accuracy.md").read_text()
+    lines, rows = LINE.findall(text), ROW.findall(readme)
+    assert len(rows) == readme.count("<!-- ") == 5 and len(readme.splitlines()) <= 120
     assert {topic for *_, topic in lines} == {
         "errors",
         "published",
@@ -176,9 +186,8 @@ def test_each_number_of_readme_stands_on_the_page_behind_its_link():
         "validation",
         "speed",
     }
-    assert len(lines) == text.count("<!-- ") and len(text.splitlines()) <= 120
-    for _, page, reached, topic in lines:
-        shown = (ROOT / "docs" / page).read_text()
+    for _, page, reached, topic in lines + rows:
+        shown = (ROOT / "docs" / (page if page[0] != "#" else "accuracy.md")).read_text()
         assert topic == "speed" or all(shown.count(marker) == 1 for marker in markers(topic))
         if topic not in ("errors", "drift"):  # a range over runs, and the worst of a column
             for number in re.findall(r"\d[\d.]* %|\*\*.*?\*\*", reached):
@@ -193,7 +202,7 @@ def test_prose_is_at_most_120_characters_wide():
         text = page.read_text(encoding="utf-8")
         if re.search("[Gg]enerated by|^Written by", text, re.MULTILINE):
             continue
-        text = re.sub(r"<!-- (\w+):begin -->.*?<!-- \1:end -->|^```.*?^```", "", text, flags=re.S | re.M)
+        text = re.sub(r"<!-- ([\w-]+):begin -->.*?<!-- \1:end -->|^```.*?^```", "", text, flags=re.S | re.M)
         wide = [line for line in LINE.sub("", text).splitlines() if len(line) > 120]
         wide = [line for line in wide if line[:1] != "|" and " " in line.strip("`, ")]
         assert not wide, (page.name, wide[:2])

@@ -54,9 +54,9 @@ def test_the_projects_own_tables_give_the_expected_jobs(project: Project) -> Non
     }
 
 
-def test_the_readme_draws_the_stages_as_snakemake_joins_them() -> None:
+def test_the_docs_draw_the_stages_as_snakemake_joins_them() -> None:
     """A stage is a file of rules; partitions, which two stages share, and what follows anyway are left out."""
-    drawn = re.search(r"```mermaid\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    drawn = re.search(r"```mermaid\n(.*?)```", (ROOT / "docs/cite.md").read_text(), re.DOTALL)
     assert drawn
     words = [re.findall(r"\w+", line) for line in drawn[1].splitlines() if "-->" in line]
     edges = {edge for line in words for edge in pairwise(line)}

@@ -23,7 +23,7 @@ from warm_start import SNAKEMAKE, TORCH, warm_server
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PATIENCE_S = 900
 RUN = sorted(path for path in (ROOT / "docs").glob("*.md") if "```sh" in path.read_text())
-COLD = ("add_your_own", "data")
+COLD = ("my_cluster", "data")
 """Pages whose commands start their own interpreters; those of the others are forked."""
 WARM = {"trioflow": TORCH, "snakemake": SNAKEMAKE}
 ASK = """\

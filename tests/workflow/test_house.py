@@ -162,8 +162,8 @@ def test_the_lock_holds_every_dependency_of_the_project() -> None:
         assert requirement.specifier.contains(version), f"{line} against {version}"
 
 
-def test_the_readme_names_every_schedule() -> None:
-    said = (ROOT / "README.md").read_text().partition("pipelines: ")[2].partition(", or a schedule of")[0]
+def test_the_docs_name_every_schedule() -> None:
+    said = (ROOT / "docs/plans.md").read_text().partition("Pipeline schedules: ")[2].partition(", or a schedule of")[0]
     assert sorted(re.findall(r"`([^`]+)`", said)) == list_plugins(SCHEDULE_GROUP, SCHEDULES)
 
 

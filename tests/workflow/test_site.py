@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from browser import Browser, list_faults, list_requests, read_axe, run_driver
 from project_copy import ROOT
 from trioflow import tables
@@ -14,8 +15,8 @@ from trioflow.cli.main import COMMANDS
 
 PAGES = (
     "index",
-    "tutorial",
-    "questions",
+    "healthy",
+    "accuracy",
     "command_reference",
     "table_reference",
     "which_plan",
@@ -116,9 +117,15 @@ def test_pages_can_be_read_at_any_width_and_in_any_light(site: Path, tmp_path: P
             browser.close()
 
 
-def test_each_of_the_eight_questions_has_a_command_that_is_run() -> None:
-    text = (ROOT / "docs/questions.md").read_text(encoding="utf-8")
-    sections = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
-    assert len(sections) == 8
-    for section in sections:
-        assert "```sh\n" in section, section.splitlines()[0]
+def test_the_tour_is_eight_short_pages_with_a_command_that_is_run() -> None:
+    nav = {
+        name: pages for part in yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"] for name, pages in part.items()
+    }
+    tour = [page for entry in nav["Tour"] for page in entry.values()]
+    assert len(tour) == 8
+    starts = [(ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/index.md")]
+    for name in tour:
+        text = (ROOT / "docs" / name).read_text(encoding="utf-8")
+        assert len(text.split()) <= 800, f"{name} is long for a page of the tour"
+        assert "```sh\n" in text or name == "cite.md", f"{name} has no command that a test runs"
+        assert all(f"{name})" in start for start in starts), f"{name} is not linked where users start"

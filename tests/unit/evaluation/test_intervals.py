@@ -58,7 +58,7 @@ def test_runs_keep_the_sets_of_others_and_the_page_shows_all(tmp_path: Path) -> 
     assert first["inside"].tolist() == [0.25, 0.25]
     again = record_intervals(path, {list_published: plans.assign(high_s=1.3)})
     assert sorted(again["inside"]) == [0.25, 0.75]
-    page = tmp_path / "docs" / "judging.md"
+    page = tmp_path / "docs" / "accuracy.md"
     page.parent.mkdir()
     page.write_text("\n".join(markers("intervals")))
     assert publish_intervals(tmp_path, again) and not publish_intervals(tmp_path, again)

@@ -323,7 +323,7 @@ def find_device(name: str, own: bool = True) -> DeviceSheet:
     raise PlatformError(
         f"no data sheet describes {name!r}",
         fix=f"{suggest(name, known)}write its peak rates in fp32 and fp16 [flop/s], its memory bandwidth [bytes/s] and its "
-        f"memory [bytes] into {file}, as docs/add_your_own.md shows",
+        f"memory [bytes] into {file}, as docs/my_cluster.md shows",
     )
 
 

@@ -254,7 +254,7 @@ def check_plan(plan: Plan, trace: Trace, batch: int) -> None:
         raise PlanError(
             f"plan {plan.plan}: workload {trace.facts.workload} has no layers that a tensor split cuts",
             fix='name them in the model\'s tensor_split, for example {"blocks.*.up": "column", "blocks.*.down": '
-            '"row"} (docs/add_your_own.md), or use data or pipeline parallelism, or tensor_style gather',
+            '"row"} (docs/my_model.md), or use data or pipeline parallelism, or tensor_style gather',
         )
     heads = count_heads(trace) if megatron else []
     if any(count % plan.tensor for count in heads):

@@ -303,7 +303,7 @@ def _list_doubts(
         ]
     shown = ", ".join(f"{key} {value:.3g}" for key, value in platform.corrections.items())
     if shown:
-        doubts.append(f"measured runs corrected {platform.name}: {shown} (docs/judging.md)")
+        doubts.append(f"measured runs corrected {platform.name}: {shown} (docs/healthy.md)")
     guessed = [key for key in platform.unmeasured if key.startswith(OFFLOAD_RATES)]
     if graph.metadata.plan.offload != "none" and guessed:
         doubts.append(f"rates of the host of {platform.name} were never measured: peaks of data sheets")

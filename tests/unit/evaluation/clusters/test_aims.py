@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from page_numbers import describe_clusters
+from page_numbers import STEPS, SURVIVAL, describe_clusters
 from trioflow.base.errors import InputError, TableError
 from trioflow.parallel.memory import survival as shipped
 from trioflow.parallel.memory.survival import Survival
@@ -174,6 +174,7 @@ def test_fitted_runs_stand_apart() -> None:
 def test_readme_and_pages_hold_the_same_lines(lines: dict[str, Line]) -> None:
     result = describe_clusters(list(lines.values()), "Why.")
     ((_, headline),) = result.lines
+    assert [row[1] for row in result.rows] == [str(lines[what].cases) for what in (STEPS, SURVIVAL)]
     page = render_aims(list(lines.values()))
     for line in lines.values():
         assert html.escape(line.what) in page

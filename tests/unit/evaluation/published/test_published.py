@@ -133,7 +133,7 @@ def test_an_aim_is_reached_or_not_as_the_scores_say(built):
 
 def test_readme_has_a_line_for_each_set():
     result = describe_published(make_cases())
-    assert len(result.lines) == make_cases()["set"].nunique() and result.page == "published.md"
+    assert len(result.lines) == make_cases()["set"].nunique() and result.page == "accuracy.md"
     told = dict(result.lines)["Four H100: data, tensor and pipeline parallelism"]
     assert told.startswith("9.0 %") and told.endswith(" cases)")
     with pytest.raises(InputError, match="no public case"):
