@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from trioflow.prediction.assembly import predict
     from trioflow.prediction.fitting import find_largest
     from trioflow.prediction.options import Options
+    from trioflow.report.charts import plot
     from trioflow.sweeps.search import search
     from trioflow.trace.store import Trace, load_trace
 
@@ -37,6 +38,7 @@ _HOMES = {
     "load_trace": "trace.store",
     "make_plan": "parallel.plan",
     "named_plan": "parallel.plan",
+    "plot": "report.charts",
     "predict": "prediction.assembly",
     "search": "sweeps.search",
 }
@@ -54,6 +56,7 @@ __all__ = [
     "load_trace",
     "make_plan",
     "named_plan",
+    "plot",
     "predict",
     "search",
 ]

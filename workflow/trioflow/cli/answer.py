@@ -28,6 +28,7 @@ from trioflow.cli.choices import (
     read_options,
 )
 from trioflow.cli.output import (
+    HTML,
     JSON,
     add_command,
     check_output,
@@ -36,6 +37,7 @@ from trioflow.cli.output import (
     list_forms,
     print_warnings,
     write_output,
+    write_page,
 )
 from trioflow.costmodel.features import classify
 from trioflow.costmodel.operators.methods import AUTO, METHOD_NAMES, fit_named_model
@@ -47,7 +49,7 @@ from trioflow.parallel.memory.survival import DOUBTED, LIKELY, count_wanted, des
 from trioflow.prediction.answer import Prediction, describe_memory
 from trioflow.prediction.assembly import predict
 from trioflow.prediction.breakdown import DEPTH, WAYS
-from trioflow.prediction.fitting import LARGEST, answer_memory, find_largest
+from trioflow.prediction.fitting import LARGEST, answer_memory, find_largest, split_memory
 from trioflow.prediction.language_answer import HOUR_S, Faults, describe_run
 from trioflow.prediction.options import STEP_WORDS
 from trioflow.sharded.as_traced import AS_TRACED
@@ -290,6 +292,7 @@ def _run_simulate(options: argparse.Namespace) -> None:
     """Predict a step and print it."""
     apply_configuration(options)
     _check_outputs(options)
+    write_page(options)
     if options.largest:
         _run_largest(options)
         return
@@ -302,6 +305,7 @@ def _run_simulate(options: argparse.Namespace) -> None:
         write_timeline(prediction, options.timeline)
     if options.breakdown and breakdown is not None:
         tables.write_table(breakdown, "breakdown", options.breakdown)
+    write_page(options, "plot", prediction)
     rows = [answer] if breakdown is None else tables.records(breakdown)
     if write_output(options.form, answer | ({} if breakdown is None else {"breakdown": rows}), rows):
         return
@@ -356,6 +360,7 @@ def _run_simulate(options: argparse.Namespace) -> None:
                     f"{' (identical ranks simulated once)' if answer['folded'] else ''}",
                 ),
                 ("timeline", options.timeline or ""),
+                ("page", options.html or ""),
                 ("breakdown", options.breakdown or ""),
             ]
         )
@@ -577,39 +582,13 @@ def add_simulate(parser: argparse.ArgumentParser, form: str = "--output", *, of_
             )
         },
         WHAT_IF,
+        HTML,
         list_forms("the answer, or the breakdown of --by,", form),
     )
 
 
 _BAR = 76
 """Characters of a bar."""
-_PARTS = {
-    "parameter": ("P", "weights"),
-    "gradient": ("G", "gradients"),
-    "optimizer_state": ("O", "optimizer state"),
-    "activation": ("A", "activations"),
-    "temporary": ("T", "temporary results"),
-    "bucket": ("C", "communication buffers"),
-    "gathered": ("C", "communication buffers"),
-    "message": ("C", "communication buffers"),
-    "kept": ("k", "reserved, not allocated"),
-    "outside": ("x", "CUDA context, NCCL"),
-}
-"""Letter and name of each category, those of ``memory.profile`` and what lies beside; others are the last."""
-_REST = ("B", "inputs, buffers, workspaces")
-
-
-def _split(entry: Mapping[str, Any], outside_bytes: int) -> dict[tuple[str, str], int]:
-    """Return what fills a rank's card [bytes] by letter and name."""
-    kept = int(entry.get("wanted_bytes", entry.get("reserved_bytes", 0)) or entry["peak_bytes"])
-    sizes = {**entry["categories"], "kept": kept - entry["peak_bytes"], "outside": outside_bytes}
-    names = dict(_PARTS)
-    if "parameter" not in sizes:  # sharded in fp32 beside their moments
-        names["optimizer_state"] = ("O", "weights and optimizer state")
-    parts: dict[tuple[str, str], int] = dict.fromkeys((*names.values(), _REST), 0)
-    for name, size in sizes.items():
-        parts[names.get(name, _REST)] += size
-    return {part: size for part, size in parts.items() if size > 0}
 
 
 def draw_bar(parts: Mapping[tuple[str, str], int], memory_bytes: int) -> str:
@@ -627,8 +606,10 @@ def draw_bar(parts: Mapping[tuple[str, str], int], memory_bytes: int) -> str:
 def _run_memory(options: argparse.Namespace) -> None:
     """Estimate a step's memory and print it."""
     apply_configuration(options)
+    write_page(options)
     plan, platform, assumed = read_options(options)
     answer = answer_memory(options.trace, plan, platform, batch=options.batch, options=assumed)
+    write_page(options, "plot_memory", answer)
     if write_output(options.form, answer, answer["memory"]):
         return
     print(_wrap(f"{answer['workload']} on {answer['platform']}: {answer['plan_text']}"))
@@ -647,7 +628,7 @@ def _print_ranks(answer: Mapping[str, Any]) -> None:
     """Print the bar of the fullest rank and the last, and what each category takes."""
     fullest, last = answer["fullest_rank"], answer["last_rank"]
     shown = [fullest] if last is fullest else [fullest, last]
-    columns = [_split(entry, answer["outside_bytes"]) for entry in shown]
+    columns = [split_memory(entry, answer["outside_bytes"]) for entry in shown]
     heads = []
     for entry, parts, word in zip(shown, columns, ("fullest", "last"), strict=False):
         rank = entry["ranks"][0] if word == "fullest" else answer["ranks"] - 1
@@ -695,5 +676,6 @@ def add_memory(parser: argparse.ArgumentParser) -> None:
         parser,
         _run_memory,
         {"": ((f"--{AS_TRACED}", True, "the memory of ranks that the traces hold, as they are"),)},
+        HTML,
         list_forms("the ranks' memory"),
     )

@@ -126,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _refuse(
                 f"no command is called {words[0]!r}; {suggest(words[0], COMMANDS)}known are {', '.join(COMMANDS)}"
             )
-        return _run(build_parser(words).parse_args(words, argparse.Namespace(sign=sign)))
+        return _run(build_parser(words).parse_args(words, argparse.Namespace(sign=sign, words=words)))
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -161,7 +161,9 @@ def _refuse(problem: str) -> int:
 def _list_own_files(options: argparse.Namespace) -> list[str]:
     """Return the files and folders of the user's among a command's arguments, in their order."""
     found = []
-    for value in vars(options).values():
+    for name, value in vars(options).items():
+        if name == "words":
+            continue
         for word in value if isinstance(value, list | tuple) else [value]:
             if isinstance(word, str) and "\0" not in word and Path(word).exists():
                 found.append(word)

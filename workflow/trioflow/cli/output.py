@@ -8,10 +8,12 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shlex
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -110,6 +112,22 @@ def add_command(
 
 
 JSON: Options = {"": [("--json", True, "print one JSON object for programs")]}
+
+
+HTML: Options = {"": [("--html", "OUT", "write the answer with its pictures as one file: .html (needs bokeh)")]}
+
+
+def write_page(options: argparse.Namespace, draw: str = "", *answers: Any) -> None:
+    """Write the page of ``--html`` where it is asked for; before anything is computed only check that it can be written.
+
+    ``draw``: the function of ``report.charts`` that draws the answers; none to check. Raises InputError where bokeh or the
+    folder is missing.
+    """
+    check_output("--html", options.html, (".html",))
+    if options.html:
+        charts = import_module("trioflow.report.charts")
+        if draw:
+            getattr(charts, draw)(*answers, asked=shlex.join(["trioflow", *options.words])).save(options.html)
 
 
 FORMS = ("table", "json", "csv", "parquet")

@@ -3,6 +3,7 @@
 import html
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from typing import Any
 
 import pandas as pd
@@ -15,7 +16,7 @@ from trioflow.parallel.memory.survival import DOUBTED, LIKELY, describe_probabil
 from trioflow.parallel.schedules.table import TRAIN
 from trioflow.parallel.splits.pipeline import BALANCES, name_balance
 from trioflow.parallel.task_graph import TaskGraph
-from trioflow.prediction.breakdown import DEPTH, build_breakdown
+from trioflow.prediction.breakdown import DEPTH, build_breakdown, split_step
 from trioflow.prediction.drawn import Draws, draw_step
 from trioflow.prediction.language_answer import describe_rates, describe_waits, doubt_rate
 from trioflow.prediction.step import Simulated, Step
@@ -187,6 +188,17 @@ class Prediction:
         """
         return build_breakdown(self.task_graph, self.timeline, self.step.trace, by, depth)
 
+    @cached_property
+    def parts_s(self) -> dict[str, float]:
+        """Where the step goes, by ``breakdown.PARTS`` that take any of it [s]: means over the ranks, their sum is the step."""
+        executed = self.simulated.result.executed
+        waits = describe_waits(executed, self.task_graph.metadata.plan)
+        return split_step(executed, self.step.trace, waits, self.step_time_s)
+
+    def plot(self) -> Any:
+        """Return the prediction's page of pictures, which a notebook shows and ``save("answer.html")`` writes; needs bokeh."""
+        return import_module("trioflow").plot(self)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the prediction as ``trioflow simulate --json`` prints it."""
         step, summary, metadata = self.step, self._summary, self.task_graph.metadata
@@ -247,22 +259,24 @@ class Prediction:
         return describe_rates(facts, metadata.batch, self.step_time_s, self._summary.ranks, self.step.platform.device)
 
     def __repr__(self) -> str:
-        return "\n".join([f"Prediction of {self._title}", *(f"  {a:<14}{b}" for a, b in self._facts())])
+        return "\n".join([f"Prediction of {self.title}", *(f"  {a:<14}{b}" for a, b in self.list_facts())])
 
     def _repr_html_(self) -> str:
         rows = "".join(
             f"<tr><th style='text-align:left'>{html.escape(name)}</th>"
             f"<td style='text-align:left'>{html.escape(text)}</td></tr>"
-            for name, text in self._facts()
+            for name, text in self.list_facts()
         )
-        return f"<table><caption>{html.escape(self._title)}</caption>{rows}</table>"
+        return f"<table><caption>{html.escape(self.title)}</caption>{rows}</table>"
 
     @property
-    def _title(self) -> str:
+    def title(self) -> str:
+        """What was predicted: the workload, the platform and the plan."""
         workload, name = self.step.traces[0].facts.workload, self.step.platform.name
         return f"{workload} on {name}: {self.task_graph.metadata.plan_text}"
 
-    def _facts(self) -> list[tuple[str, str]]:
+    def list_facts(self) -> list[tuple[str, str]]:
+        """Return the answer as names and words, its warnings last."""
         return [
             (
                 "step time",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from trioflow import tables
 from trioflow.base.errors import InputError
+from trioflow.engine.result import Executed
 from trioflow.engine.timeline import (
     LaneIntervals,
     join_lanes,
@@ -64,6 +65,40 @@ def build_breakdown(
     for column in ("message_bytes", "gradient_bytes"):
         result[column] = result[column].astype("Int64")
     return result.reindex(columns=tables.BREAKDOWN.names)
+
+
+PARTS = (
+    *(f"{phase} compute" for phase in tables.PHASES),
+    *(f"{group} communication" for group in ("tensor", "context", "expert", "data", "pipeline", "other")),
+    "kernel launches",
+    "idle time",
+)
+"""Where a rank's step goes: compute by phase, communication that no compute hides by degree, waits for the host, and all
+other waits: the bubble of a pipeline, and of ranks with less work than the slowest."""
+
+
+def split_step(executed: Executed, trace: Trace, waits: Mapping[str, Any], step_s: float) -> dict[str, float]:
+    """Return the ``PARTS`` of a step that take any time [s], as means over the ranks; they add up to ``step_s``.
+
+    ``waits``: of ``language_answer.describe_waits``. What two degrees' groups hide at once is shared among them.
+    """
+    rows = build_breakdown(executed.graph, executed.timeline, trace, "rank").set_index("name")
+    numbers = rows.select_dtypes("number").astype(float)
+    mean = np.average(numbers.loc[executed.like.astype(str)], axis=0) if len(rows) else np.zeros(numbers.shape[1])
+    total = dict(zip(numbers.columns, mean.tolist(), strict=True))
+    exposed = dict(waits.get("exposed_by_group_s", {})) or {"other": 1.0}
+    phases = {f"{phase} compute": total[f"{phase}_s"] for phase in tables.PHASES}
+    groups = {f"{name} communication": time_s for name, time_s in exposed.items()}
+    launches = min(waits.get("host_share", 0.0) * sum(total[name] for name in _WHOLE), total["idle_s"])
+    parts = {"kernel launches": launches, "idle time": total["idle_s"] - launches}
+    for names, whole in ((phases, "compute_s"), (groups, "exposed_communication_s")):
+        scale = total[whole] / (sum(names.values()) or 1.0)
+        parts |= {name: time_s * scale for name, time_s in names.items()}
+    scale = step_s / (sum(parts.values()) or 1.0)
+    return {name: parts[name] * scale for name in PARTS if parts.get(name, 0.0) > 0}
+
+
+_WHOLE = ("compute_s", "exposed_communication_s", "idle_s")
 
 
 def measure_exposed(

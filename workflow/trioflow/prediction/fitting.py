@@ -4,7 +4,7 @@ Nothing is simulated: memory depends on the order of a rank's program, not on it
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -43,6 +43,35 @@ def size_step(step: Step) -> dict[str, Any]:
     }
     plan_text = {"plan_text": step.graph.metadata.plan_text}
     return plan_text | (sizes if known else dict.fromkeys(sizes))
+
+
+_PARTS = {
+    "parameter": ("P", "weights"),
+    "gradient": ("G", "gradients"),
+    "optimizer_state": ("O", "optimizer state"),
+    "activation": ("A", "activations"),
+    "temporary": ("T", "temporary results"),
+    "bucket": ("C", "communication buffers"),
+    "gathered": ("C", "communication buffers"),
+    "message": ("C", "communication buffers"),
+    "kept": ("k", "reserved, not allocated"),
+    "outside": ("x", "CUDA context, NCCL"),
+}
+"""Letter and name of each category, those of ``memory.profile`` and what lies beside; others are the last."""
+_REST = ("B", "inputs, buffers, workspaces")
+
+
+def split_memory(entry: Mapping[str, Any], outside_bytes: int) -> dict[tuple[str, str], int]:
+    """Return what fills a rank's card [bytes] by letter and name."""
+    kept = int(entry.get("wanted_bytes", entry.get("reserved_bytes", 0)) or entry["peak_bytes"])
+    sizes = {**entry["categories"], "kept": kept - entry["peak_bytes"], "outside": outside_bytes}
+    names = dict(_PARTS)
+    if "parameter" not in sizes:  # sharded in fp32 beside their moments
+        names["optimizer_state"] = ("O", "weights and optimizer state")
+    parts: dict[tuple[str, str], int] = dict.fromkeys((*names.values(), _REST), 0)
+    for name, size in sizes.items():
+        parts[names.get(name, _REST)] += size
+    return {part: size for part, size in parts.items() if size > 0}
 
 
 def answer_memory(

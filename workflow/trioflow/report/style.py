@@ -17,12 +17,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FixedLocator, NullLocator
 
 from trioflow.base.errors import InputError
+from trioflow.base.palette import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SERIES_COLOURS, SKY, VERMILLION
 from trioflow.base.provenance import atomic_path
 
-BLUE, ORANGE, GREEN, VERMILLION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
-SKY, PURPLE, GREY, INK = "#56B4E9", "#CC79A7", "#8C8C8C", "#222222"
-"""Palette of Okabe and Ito, whose colours stay apart under every common colour blindness."""
-SERIES_COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY)
+__all__ = ["BLUE", "GREEN", "GREY", "INK", "ORANGE", "PURPLE", "SERIES_COLOURS", "SKY", "VERMILLION"]
+"""The palette, for whoever draws."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 WIDTH_IN = 8.6
 """Width of a figure [inch]; shown at 860 CSS pixels or less its text is about 9 points."""
