@@ -6,6 +6,7 @@ import ast
 import inspect
 import json
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -81,3 +82,62 @@ def test_traces_plans_and_platforms_are_short_to_read():
     assert repr(trioflow.named_plan("ddp", 8)) == "<Plan ddp: 8 ranks, data=8>"
     shown = repr(trioflow.make_plan(data=2, pipeline=2, schedule="1f1b", micro_batches=4))
     assert shown.endswith(": 4 ranks, data=2, pipeline=2, schedule='1f1b', micro_batches=4>")
+
+
+def test_names_degrees_and_ranks_make_the_plan_that_objects_do():
+    made = {
+        "named": ({"plan": "fsdp", "ranks": 8}, {"data": 8, "sharding": "fsdp"}),
+        "named and cut": ({"plan": "fsdp", "ranks": 8, "tensor": 2}, {"data": 4, "tensor": 2, "sharding": "fsdp"}),
+        "a schedule and what is left": ({"plan": "1f1b", "ranks": 8, "tensor": 2}, {"tensor": 2, "pipeline": 4}),
+        "degrees": ({"data": 2, "tensor": 4, "recompute": "full"}, {"data": 2, "tensor": 4, "recompute": "full"}),
+        "data is what is left": ({"ranks": 8, "tensor": 4}, {"data": 2, "tensor": 4}),
+        "nothing": ({}, {}),
+        "an object, changed": ({"plan": trioflow.make_plan(8), "recompute": "full"}, {"data": 8, "recompute": "full"}),
+    }
+    for name, (asked, columns) in made.items():
+        plan = trioflow.predict("gpt2-tiny-b8", platform="dgx-h100", interval=False, **asked).task_graph.metadata.plan
+        usual = {"data": 1, "tensor": 1, "pipeline": 1, "sharding": "none", "recompute": "none"}
+        assert {key: getattr(plan, key) for key in usual} == usual | columns, name
+    for asked, problem in (
+        ({"ranks": 8}, "choose how to parallelise"),
+        ({"ranks": 8, "tensor": 3}, "not a multiple of 3 tensor"),
+        ({"plan": "ddp", "ranks": 8, "data": 2}, "not the product 2 data = 2"),
+        ({"tensr": 3}, r"unknown option 'tensr'; did you mean tensor\?$"),
+    ):
+        with pytest.raises(trioflow.TrioflowError, match=problem):
+            trioflow.predict("gpt2-tiny-b8", platform="dgx-h100", **asked)
+
+
+def test_checkers_editors_and_notebooks_know_every_keyword(tmp_path):
+    shown = inspect.signature(trioflow.predict).parameters
+    assert {"tensor", "sharding", "precision", "operator_scales", "ranks", "batch"} <= shown.keys()
+    assert not any(one.kind is one.VAR_KEYWORD for one in shown.values())
+    file = tmp_path / "asks.py"
+    file.write_text(
+        "import trioflow\n"
+        "a = trioflow.predict('m', 'fsdp', 'p', ranks=8, tensor=2, precision='fp32').step_time_s\n"
+        "b = trioflow.predict('m', 'fsdp', 'p', tensor='2')\n"
+        "c = trioflow.search('m', 8, 'p', sequenc=3)\n"
+    )
+    words = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", str(file)]
+    environment = {**os.environ, "MYPYPATH": str(PACKAGE.parent)}
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True).stdout
+    found = {line.split(":")[1] for line in done.splitlines() if ": error:" in line}
+    assert found == {"3", "4"}, done
+
+
+def test_what_python_returns_and_takes_can_be_pickled_and_tabulated():
+    machine = trioflow.load_named_platform("a100x4-nvlink", 4)
+    ranking = trioflow.search("gpt2-tiny-b8", 4, machine, top=2)
+    best = trioflow.predict("gpt2-tiny-b8", ranking.plans[0], machine, draws=3)
+    assert best.step_time_s == ranking.best["step_time_s"] == ranking["ranking"][0]["step_time_s"]
+    for one in (ranking, best, machine, ranking.plans[0], trioflow.load_trace("gpt2-tiny-b8"), best.step.options):
+        again = pickle.loads(pickle.dumps(one))
+        assert repr(again) == repr(one)
+        if hasattr(one, "to_dict"):
+            assert again.to_dict() == one.to_dict()
+    assert list(ranking.to_frame()["step_time_s"]) == [row["step_time_s"] for row in ranking.to_dict()["ranking"]]
+    assert best.to_frame()["step_time_s"].item() == best.step_time_s
+    assert "the best first" in repr(ranking) and "<table" in ranking._repr_html_()
+    with pytest.raises(trioflow.TrioflowError, match="has 4 ranks, not 8"):
+        trioflow.search("gpt2-tiny-b8", 8, machine)

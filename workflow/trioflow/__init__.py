@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trioflow.prediction.fitting import find_largest
     from trioflow.prediction.options import Options
     from trioflow.report.charts import plot
-    from trioflow.sweeps.search import search
+    from trioflow.sweeps.search import SearchResult, search
     from trioflow.trace.store import Trace, load_trace
 
 __version__ = "0.1.0"
@@ -32,6 +32,7 @@ _HOMES = {
     "Platform": "hardware.machine",
     "Prediction": "prediction.answer",
     "Trace": "trace.store",
+    "SearchResult": "sweeps.search",
     "TrioflowError": "base.errors",
     "find_largest": "prediction.fitting",
     "load_named_platform": "costmodel.choices",
@@ -49,6 +50,7 @@ __all__ = [
     "Plan",
     "Platform",
     "Prediction",
+    "SearchResult",
     "Trace",
     "TrioflowError",
     "find_largest",

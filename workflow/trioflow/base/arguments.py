@@ -1,12 +1,16 @@
 """Arguments from Python: each is checked where it enters, and numpy's numbers become Python's."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import fields
+from inspect import Parameter, signature
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from trioflow.base.errors import InputError, suggest
+
+Asked = ParamSpec("Asked")
+Answer = TypeVar("Answer")
 
 _KINDS = {"int": "a whole number", "float": "a number", "bool": "True or False", "str": "text"}
 """Types of fields that are checked, by their annotation without ``| None``."""
@@ -47,6 +51,29 @@ def settle_fields(record: Any, error: type[InputError] = InputError) -> None:
             )
 
 
+def show_fields(
+    *records: Any, only: Collection[str] = ()
+) -> Callable[[Callable[Asked, Answer]], Callable[Asked, Answer]]:
+    """Put the fields of dataclasses into a function's signature, instead of its ``**keywords``: for help and notebooks.
+
+    ``only`` some of them, where not all are taken.
+    """
+
+    def describe(function: Callable[Asked, Answer]) -> Callable[Asked, Answer]:
+        own = signature(function)
+        *named, _ = own.parameters.values()
+        more = {one.name: one.type for record in records for one in fields(record)}
+        shown = [
+            Parameter(name, Parameter.KEYWORD_ONLY, default=..., annotation=kind)
+            for name, kind in more.items()
+            if name not in own.parameters and (not only or name in only)
+        ]
+        function.__signature__ = own.replace(parameters=[*named, *shown])  # type: ignore[attr-defined]
+        return function
+
+    return describe
+
+
 def check_instance(name: str, value: Any, kind: type, fix: str = "") -> None:
     """Check that an argument is an object of a class; InputError that names both."""
     if not isinstance(value, kind):
@@ -59,6 +86,5 @@ def check_names(changes: Collection[str], known: Collection[str], what: str) -> 
     """Check that keyword arguments are known; InputError that names the first unknown one."""
     for name in changes:
         if name not in known:
-            raise InputError(
-                f"unknown {what} {name!r}", fix=f"{suggest(name, known)}use one of {', '.join(sorted(known))}"
-            )
+            near = suggest(name, known).strip()
+            raise InputError(f"unknown {what} {name!r}", fix=near or f"use one of {', '.join(sorted(known))}")

@@ -11,7 +11,6 @@ from trioflow.base.errors import InputError, PlanError
 from trioflow.base.experiments import Plan
 from trioflow.base.plan_row import (
     CONTEXT_METHODS,
-    DEGREES,
     GRADIENT_SYNCS,
     OFFLOADS,
     RECOMPUTATIONS,
@@ -31,8 +30,7 @@ from trioflow.network.algorithms.catalogue import list_algorithm_words, read_alg
 from trioflow.network.inter_node import INTER_NODE, TCP_BYTES_PER_S, open_platform
 from trioflow.network.message_planner import Chunks
 from trioflow.network.networks import DEFAULT_NETWORK, NETWORKS
-from trioflow.parallel.plan import NAMED, make_plan, named_plan, read_plan, vary_plan
-from trioflow.parallel.schedules.build import is_schedule
+from trioflow.parallel.plan import NAMED, choose_plan, make_plan, read_plan
 from trioflow.parallel.schedules.table import MODES, TRAIN, Schedule
 from trioflow.parallel.splits.pipeline import BALANCES
 from trioflow.parallel.splits.routing import BALANCED
@@ -363,8 +361,6 @@ def add_plan_arguments(parser: argparse.ArgumentParser, *, megatron: bool = Fals
 
 Number = TypeVar("Number", int, float)
 
-_VARIED = ("recompute", "offload")
-"""Columns that go with named plans too."""
 _COLUMNS = [one.name for one in fields(Plan) if one.name not in ("plan", "chunks", "chunk_bytes")]
 """Arguments that are columns of a plan."""
 
@@ -375,37 +371,13 @@ def _list_given(options: argparse.Namespace, names: Iterable[str] = _COLUMNS) ->
     return {name: value for name, value in values if value is not None and value is not False}
 
 
-def _choose_plan(options: argparse.Namespace) -> Plan:
-    """Return the plan by name or by its degrees; PlanError where both are given, or they do not make the ranks."""
-    given = _list_given(options)
-    if options.plan:
-        pieces = [(name, given.pop(name, None)) for name in ("micro_batches", "stages_per_rank")]
-        if given.keys() - set(_VARIED) or options.schedule_file:
-            raise PlanError("--plan and degrees were both given", fix="give one of them")
-        ranks = int(options.plan == "single") if options.ranks is None else options.ranks
-        if ranks < 2 and options.plan != "single":
-            raise PlanError(f"--plan {options.plan} needs --ranks of 2 or more")
-        for name, value in pieces:
-            if value is not None and not is_schedule(options.plan):
-                raise PlanError(f"{name_flag(name)} does not apply to plan {options.plan}")
-        return vary_plan(named_plan(options.plan, ranks, *(n for _, n in pieces)), **given)
-    plan = make_plan(**given)
-    if options.ranks is not None and options.ranks != plan.ranks:
-        degrees = [f"{given[name]} {name}" for name in DEGREES if name in given]
-        if not degrees:
-            raise PlanError(f"--ranks {options.ranks} without a plan", fix="give --plan or degrees")
-        product = f"{' x '.join(degrees)} = {plan.ranks}"
-        raise PlanError(f"--ranks {options.ranks} is not the product {product}")
-    return plan
-
-
 def _choose_scheduled_plan(options: argparse.Namespace) -> tuple[Plan, Schedule | None]:
     """Return the plan, and the schedule where a file gives it; PlanError where that and other arguments clash."""
-    if not options.schedule_file or options.plan:
-        return _choose_plan(options), None
-    if options.schedule:
-        raise PlanError("--schedule and --schedule-file were both given", fix="give one of them")
     given = _list_given(options)
+    if not options.schedule_file:
+        return choose_plan(options.plan, options.ranks, given), None
+    if other := next((name for name in ("schedule", "plan") if getattr(options, name)), None):
+        raise PlanError(f"--{other} and --schedule-file were both given", fix="give one of them")
     of_file = ("pipeline", "micro_batches", "stages_per_rank")
     asked = {name: given.pop(name) for name in of_file if name in given}
     plan, schedule = read_plan(options.schedule_file, **given)

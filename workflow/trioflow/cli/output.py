@@ -160,11 +160,9 @@ def write_output(form: str, answer: Mapping[str, Any], rows: Sequence[Mapping[st
         return True
     if form == "table":
         return False
-    import pandas as pd
+    from trioflow.tables import flatten
 
-    frame = pd.DataFrame(rows)
-    nested = frame.map(lambda cell: isinstance(cell, list | tuple | dict)).any()
-    frame = frame.loc[:, ~nested]
+    frame = flatten(rows)
     if form == "csv":
         print(frame.to_csv(index=False), end="")
         return True

@@ -14,7 +14,7 @@ from trioflow.cli.output import add_command, format_table, list_forms, print_war
 from trioflow.parallel.memory.survival import DOUBTED
 from trioflow.parallel.plan import BUCKET_BYTES
 from trioflow.prediction.options import SORTS, STEP_WORDS
-from trioflow.sweeps.search import search
+from trioflow.sweeps.search import SearchResult, search
 
 _SHOWN_REASONS = 5
 _FATES = ("plans", "refused", "out_of_memory", "slower", "simulated")
@@ -81,7 +81,7 @@ def read_ranks(text: str) -> list[int]:
     return sorted({int(word) for word in words})
 
 
-def _find_plans(options: argparse.Namespace) -> dict[str, Any]:
+def _find_plans(options: argparse.Namespace) -> SearchResult:
     """Return the answer of ``trioflow search``."""
 
     def watch(done: int, total: int, doing: str) -> None:
@@ -114,7 +114,7 @@ def _find_plans(options: argparse.Namespace) -> dict[str, Any]:
 
 def _run_search(options: argparse.Namespace) -> None:
     """Search for plans and print the best."""
-    answer = _find_plans(options)
+    answer = _find_plans(options).to_dict()
     if write_output(options.form, answer, answer["ranking"]):
         return
     ranks = ", ".join(map(str, answer["ranks"]))

@@ -42,6 +42,8 @@ def open_platform(
     then a latency of each step. ``inter_node_latency_s``: from a GPU to its counterpart in the next node [s]. Raises
     InputError where the platform has no nodes, a number makes no sense, or links inside a node do not allow the rate.
     """
+    if not platform:
+        raise InputError("no platform was given", fix="name one, such as dgx-h100; `trioflow platforms` lists them")
     if not isinstance(platform, Platform):
         platform = load_named_platform(str(platform), ranks)
     asked = platform.inter_node

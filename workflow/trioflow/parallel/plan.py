@@ -1,15 +1,16 @@
 """Plans: named ones, those with given stages or schedule, checks against a model and a batch, a description."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
-from trioflow.base.arguments import check_argument, check_names
+from trioflow.base.arguments import check_argument, check_instance, check_names, show_fields
 from trioflow.base.errors import PlanError, suggest
 from trioflow.base.experiments import SHARDINGS, Plan, find_plan_problem
 from trioflow.base.input_files import read_text
-from trioflow.base.plan_row import GIVEN, SCHEDULE_GROUP, SCHEDULES, SLICED, find_count_problem, find_traits
+from trioflow.base.plan_row import DEGREES, GIVEN, SCHEDULE_GROUP, SCHEDULES, SLICED, find_count_problem, find_traits
 from trioflow.base.plugins import list_plugins, load_plugin
 from trioflow.base.precision_recipes import MEGATRON as MEGATRON_LM
 from trioflow.base.precision_recipes import PYTORCH, WORDS
@@ -22,6 +23,9 @@ from trioflow.parallel.splits.routing import check_experts
 from trioflow.parallel.splits.tensor_split import count_heads
 from trioflow.parallel.splits.vocabulary import find_layers, has_vocabulary
 from trioflow.trace.store import MOST_UNNAMED, Trace, pipeline_units
+
+if TYPE_CHECKING:
+    from trioflow.parallel.keywords import ColumnsMake, ColumnsNamed
 
 FIRST_BUCKET_BYTES = BYTES_PER_MIB
 BUCKET_BYTES = 25 * BYTES_PER_MIB
@@ -40,6 +44,7 @@ PLAN_GROUP = "trioflow.plans"
 """Entry points of other packages' plans: functions of a number of ranks that return a ``Plan``."""
 
 
+@show_fields(Plan)
 def make_plan(
     data: int = 1,
     tensor: int = 1,
@@ -50,7 +55,7 @@ def make_plan(
     sharding: str = "none",
     shard: int = 1,
     accumulate: int = 1,
-    **other: Any,
+    **other: "Unpack[ColumnsMake]",
 ) -> Plan:
     """Return a plan of the given degrees; a pipeline without a schedule is GPipe.
 
@@ -95,6 +100,9 @@ def make_plan(
     named = {**degrees, "expert": expert}
     name = "-".join(f"{key}{degree}" for key, degree in named.items() if degree > 1) or "single"
     name += f"-etp{cut}" if cut not in (0, tensor) else ""
+    # PyTorch gives the first bucket a limit that is given for all.
+    first_bytes = other.get("bucket_bytes", FIRST_BUCKET_BYTES)
+    rest: dict[str, Any] = {"first_bucket_bytes": first_bytes, "bucket_bytes": BUCKET_BYTES, **other}
     plan = Plan(
         plan=name if sharding == "none" else f"{sharding}-{name}",
         data=data,
@@ -102,13 +110,11 @@ def make_plan(
         pipeline=pipeline,
         schedule=schedule,
         micro_batches=micro_batches,
-        first_bucket_bytes=FIRST_BUCKET_BYTES,
-        bucket_bytes=BUCKET_BYTES,
         stages_per_rank=stages_per_rank,
         sharding=sharding,
         shard=shard,
         accumulate=accumulate,
-        **other,
+        **rest,
     )
     if found := find_plan_problem(plan):
         raise PlanError(f"plan {plan.plan}: {found[1]}", fix=found[2])
@@ -129,12 +135,27 @@ def vary_plan(plan: Plan, **columns: Any) -> Plan:
     return varied
 
 
-def named_plan(name: str, ranks: int, micro_batches: int | None = None, stages_per_rank: int | None = None) -> Plan:
+@show_fields(Plan)
+def named_plan(
+    name: str,
+    ranks: int,
+    micro_batches: int | None = None,
+    stages_per_rank: int | None = None,
+    **columns: "Unpack[ColumnsNamed]",
+) -> Plan:
     """Return one of the named plans on a number of ranks.
+
+    ``columns``: of the plan, as for ``make_plan``. The degree that a name stands for (data for ``fsdp``, pipeline for
+    ``1f1b``) is what the other degrees leave of the ranks: ``named_plan("fsdp", 64, tensor=4)`` has 16 x 4.
 
     Raises PlanError when the name is unknown, or the plan does not run on so many ranks.
     """
-    made = _make_named(name, ranks, micro_batches, stages_per_rank)
+    ranks = check_argument("ranks", ranks, "int", PlanError)
+    if name == "single" and ranks != 1:
+        raise PlanError(f"plan single runs on 1 rank, not {ranks}", fix="leave out --ranks")
+    pieces = {"micro_batches": micro_batches, "stages_per_rank": stages_per_rank}
+    pieces = {key: size for key, size in pieces.items() if size is not None}
+    made = _make_named(name, ranks, {**pieces, **columns})
     if not isinstance(made, Plan) or made.ranks != ranks:
         found = f"a plan of {made.ranks} ranks" if isinstance(made, Plan) else repr(made)
         raise PlanError(
@@ -143,25 +164,71 @@ def named_plan(name: str, ranks: int, micro_batches: int | None = None, stages_p
     return replace(made, plan=name)
 
 
-def _make_named(name: str, ranks: int, micro_batches: int | None, stages_per_rank: int | None) -> Any:
+def _make_named(name: str, ranks: int, columns: Mapping[str, Any]) -> Any:
     """Return what makes a named plan, ours or a package's, before its ranks are checked."""
-    if name == "single":
-        if ranks != 1:
-            raise PlanError(f"plan single runs on 1 rank, not {ranks}", fix="leave out --ranks")
-        return make_plan()
-    columns: dict[str, dict[str, Any]] = {
-        "dp": {"data": ranks, "replication": "dp"},
-        "ddp": {"data": ranks},
-        MEGATRON: {"tensor": ranks, "vocabulary_parallel": ranks > 1},
-        LAYERS: {"tensor": ranks},
-        "tp-gather": {"tensor": ranks, "tensor_style": "gather"},
-        **{sharding: {"data": ranks, "sharding": sharding} for sharding in SHARDED},
+    of_name: dict[str, dict[str, Any]] = {
+        "single": {},
+        "dp": {"replication": "dp"},
+        "ddp": {},
+        MEGATRON: {"vocabulary_parallel": ranks > 1},
+        LAYERS: {},
+        "tp-gather": {"tensor_style": "gather"},
+        **{sharding: {"sharding": sharding} for sharding in SHARDED},
     }
-    if name in columns:
-        return make_plan(**columns[name])
+    if name in of_name:
+        return make_plan(**share_ranks(ranks, {**of_name[name], **columns}, "tensor" if name in TENSOR else "data"))
     if is_schedule(name):
-        return make_plan(1, 1, ranks, name, micro_batches, stages_per_rank)
-    return load_plugin(PLAN_GROUP, name, NAMED, what="plan", error=PlanError)(ranks)
+        return make_plan(**share_ranks(ranks, {"schedule": name, **columns}, "pipeline"))
+    made = load_plugin(PLAN_GROUP, name, NAMED, what="plan", error=PlanError)(ranks)
+    return vary_plan(made, **columns) if columns else made
+
+
+def share_ranks(ranks: int, columns: Mapping[str, Any], left: str = "data") -> dict[str, Any]:
+    """Return the columns of a plan and the degree that is ``left`` out of them, so that all degrees make the ranks.
+
+    Where that one is among the columns, the data degree is. Raises PlanError when no degree does.
+    """
+    left = "data" if left in columns else left
+    degrees, product = _multiply_degrees(columns)
+    if left in degrees and product != ranks:
+        raise PlanError(f"--ranks {ranks} is not the product {degrees} = {product}")
+    if ranks % product:
+        raise PlanError(f"--ranks {ranks} is not a multiple of {degrees}")
+    return {left: ranks // product, **columns}
+
+
+def _multiply_degrees(columns: Mapping[str, Any]) -> tuple[str, int]:
+    """Return the degrees among the columns of a plan, in words, and their product."""
+    sizes = {name: check_argument(name, columns[name], "int", PlanError) for name in DEGREES if name in columns}
+    if low := [name for name, size in sizes.items() if size < 1]:
+        raise PlanError(f"{low[0]} degree {sizes[low[0]]} is below 1", fix="give 1 or more")
+    return " x ".join(f"{size} {name}" for name, size in sizes.items()), math.prod(sizes.values())
+
+
+def choose_plan(plan: Plan | str | None, ranks: int | None, columns: Mapping[str, Any]) -> Plan:
+    """Return the plan that an object or a name stands for, or without either the degrees among its ``columns``.
+
+    ``ranks``: how many share the step; those that no other degree takes are data-parallel. Raises PlanError when they
+    do not go together.
+    """
+    ranks = ranks if ranks is None else check_argument("ranks", ranks, "int", PlanError)
+    if isinstance(plan, str):
+        ranks = _multiply_degrees(columns)[1] if ranks is None else ranks
+        if ranks < 2 and plan != "single":
+            raise PlanError(f"plan {plan} needs --ranks of 2 or more")
+        return named_plan(plan, ranks, **columns)
+    if plan is None:
+        if ranks not in (None, 1) and not columns.keys() & {*DEGREES, "sharding"}:
+            raise PlanError(
+                f"--ranks {ranks} without a plan",
+                fix="choose how to parallelise: --plan fsdp, or --data-parallel, --tensor-parallel and "
+                "--pipeline-parallel; `trioflow search` compares plans",
+            )
+        return make_plan(**(columns if ranks is None else share_ranks(ranks, columns)))
+    check_instance("plan", plan, Plan, "give a plan's name, such as 'fsdp', or make one by trioflow.make_plan")
+    if ranks not in (None, plan.ranks):
+        raise PlanError(f"--ranks {ranks}, but the plan has {plan.ranks}", fix="leave --ranks out")
+    return vary_plan(plan, **columns) if columns else plan
 
 
 def fit_framework(plan: Plan, trace: Trace) -> Plan:

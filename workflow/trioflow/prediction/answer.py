@@ -20,6 +20,7 @@ from trioflow.prediction.breakdown import DEPTH, build_breakdown, split_step
 from trioflow.prediction.drawn import Draws, draw_step
 from trioflow.prediction.language_answer import describe_rates, describe_waits, doubt_rate
 from trioflow.prediction.step import Simulated, Step
+from trioflow.tables import flatten
 
 _TIMES = (
     "step_time_s",
@@ -198,6 +199,10 @@ class Prediction:
     def plot(self) -> Any:
         """Return the prediction's page of pictures, which a notebook shows and ``save("answer.html")`` writes; needs bokeh."""
         return import_module("trioflow").plot(self)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return the prediction as one row, as ``trioflow simulate --output csv`` prints it: several make a table by pandas' ``concat``."""
+        return flatten([self.to_dict()])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the prediction as ``trioflow simulate --json`` prints it."""

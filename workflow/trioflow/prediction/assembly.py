@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
-from trioflow.base.arguments import check_argument, check_instance, check_names
+from trioflow.base.arguments import check_argument, check_instance, check_names, show_fields
 from trioflow.base.errors import InputError
 from trioflow.base.experiments import Plan
 from trioflow.base.plugins import load_plugin
@@ -19,7 +19,7 @@ from trioflow.network.collectives import CollectiveCost, hold_to_links
 from trioflow.network.inter_node import describe_inter_node, open_platform
 from trioflow.parallel.eager import release_sends
 from trioflow.parallel.extrapolate import extrapolate
-from trioflow.parallel.plan import read_stages
+from trioflow.parallel.plan import choose_plan, read_stages
 from trioflow.parallel.reference import silence_messages
 from trioflow.parallel.splits.pipeline import BALANCES
 from trioflow.parallel.splits.routing import read_routing, set_routing
@@ -29,35 +29,58 @@ from trioflow.prediction.options import CLOSED_FORM, DEFAULTS, SESSION, Options,
 from trioflow.prediction.step import Step, choose_counts, extend_step, read_session
 from trioflow.trace.store import Trace, is_model, load_trace, refuse_step
 
+if TYPE_CHECKING:
+    from trioflow.prediction.keywords import Keywords
+
 Traces = str | Path | Trace | DeviceTimes | Sequence[str | Path | Trace]
 """What a prediction starts from: a trace or its name, several of one workload at other batches, or
 traces that have the device's times already, with their cost model."""
 
 
+@show_fields(Options, Plan)
 def predict(
     traces: Traces,
-    plan: Plan,
-    platform: Platform | str | Path,
+    plan: Plan | str | None = None,
+    platform: Platform | str | Path = "",
     *,
+    ranks: int | None = None,
     batch: int | None = None,
     options: Options = DEFAULTS,
-    **changes: Any,
+    **changes: "Unpack[Keywords]",
 ) -> Prediction:
     """Predict a training step: what ``trioflow simulate`` answers.
 
     Raises TrioflowError when anything of it does not fit: one sentence with the likely fix.
 
-    ``traces``: one step of the whole model on one rank, loaded or by name; further ones of the same workload at other
-    batches help where micro-batches are smaller. ``plan``: degrees, schedule, micro-batches: ``named_plan("ddp", 8)``,
-    ``make_plan(data=2, tensor=4)``. ``platform``: the machine, by name, by file or as an object with at least the
-    plan's ranks. ``batch``: samples of the whole step; by default every replica runs the (first) trace's own batch.
-    ``options``: everything else that is assumed. ``changes``: fields of the options to change, such as
-    ``cost_model="a100-pcie-80gb"``.
+    ``traces``: one step of the whole model on one rank, loaded or by name, or a language model's name or configuration;
+    further ones of the same workload at other batches help where micro-batches are smaller. ``plan``: a name, such as
+    ``"fsdp"``, on a number of ``ranks``, or a ``Plan``; without one a single rank, or what degrees among the keywords
+    say. ``platform``: the machine, by name, by file or as an object with at least the plan's ranks. ``batch``: samples
+    of the whole step; by default every replica runs the (first) trace's own batch. ``options``: everything else that is
+    assumed. ``changes``: columns of the plan, such as ``tensor=4``, and fields of the options, such as
+    ``precision="megatron-bf16"``.
+    """
+    plan, chosen = read_keywords(plan, ranks, options, changes)
+    return predict_step(prepare_step(traces, plan, platform, batch=batch, options=chosen))
+
+
+def read_keywords(
+    plan: Plan | str | None, ranks: int | None, options: Options, changes: Mapping[str, Any]
+) -> tuple[Plan, Options]:
+    """Return the plan and the options of a question from Python; TrioflowError where they are unknown or do not go together.
+
+    What both have (schedule, algorithms, chunks) is the plan's where it is a word or a number, else the options'.
     """
     check_instance("options", options, Options)
-    check_names(changes, Options.__dataclass_fields__, "option")
-    chosen = replace(options, **changes)
-    return predict_step(prepare_step(traces, plan, platform, batch=batch, options=chosen))
+    of_plan, of_options = Plan.__dataclass_fields__, Options.__dataclass_fields__
+    check_names(changes, of_plan.keys() | of_options, "option")
+    columns = {
+        name: value
+        for name, value in changes.items()
+        if name in of_plan and (name not in of_options or isinstance(value, str | int))
+    }
+    rest = {name: value for name, value in changes.items() if name not in columns}
+    return choose_plan(plan, ranks, columns), replace(options, **rest)
 
 
 def prepare_step(

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
-from trioflow.base.arguments import check_instance
+from trioflow.base.arguments import show_fields
 from trioflow.base.errors import InputError, TrioflowError
 from trioflow.base.experiments import Plan
 from trioflow.base.plan_row import name_flag
@@ -21,9 +21,12 @@ from trioflow.parallel.memory.peak import find_fullest
 from trioflow.parallel.memory.survival import DOUBTED, LIKELY, load_survival
 from trioflow.parallel.plan import vary_plan
 from trioflow.parallel.remembered import Memory, remembering
-from trioflow.prediction.assembly import Traces, prepare_step
+from trioflow.prediction.assembly import Traces, prepare_step, read_keywords
 from trioflow.prediction.options import DEFAULTS, Options
 from trioflow.prediction.step import Step
+
+if TYPE_CHECKING:
+    from trioflow.prediction.keywords import Keywords
 
 _ENOUGH, _MOST_PAIRS = 3, 4
 """Single changes that suffice after which no other is tried, and pairs that are tried where none does."""
@@ -183,16 +186,19 @@ _LINES = 6
 """Guesses by a straight line before halves are taken."""
 
 
+@show_fields(Options, Plan)
 def find_largest(
     traces: Traces,
-    plan: Plan,
-    platform: Platform | str | Path,
-    what: str,
+    plan: Plan | str | None = None,
+    platform: Platform | str | Path = "",
+    what: str = LARGEST[0],
     *,
+    ranks: int | None = None,
     batch: int | None = None,
     options: Options = DEFAULTS,
+    **changes: "Unpack[Keywords]",
 ) -> dict[str, Any]:
-    """Return the largest batch or sequence (``what``) of a plan that fits the memory.
+    """Return the largest batch or sequence (``what``) of a plan that fits the memory; all else as for ``predict``.
 
     Returns ``largest``, ``plan_text``, ``memory_bytes`` and ``outside_bytes`` of a rank; for the largest that more likely
     ``fits`` than not, the ``next`` one and the largest that is ``survival.DOUBTED`` likely to fit (``roomy``, None
@@ -200,9 +206,9 @@ def find_largest(
     many pieces as the plan has, all of one size. Raises InputError when nothing fits; otherwise as
     ``assembly.prepare_step``.
     """
+    plan, options = read_keywords(plan, ranks, options, changes)
     if what not in LARGEST:
         raise InputError(f"the largest {what!r} cannot be found", fix=f"use {' or '.join(LARGEST)}")
-    check_instance("plan", plan, Plan, "make one by trioflow.named_plan or trioflow.make_plan")
     machine = open_platform(platform, plan.ranks, **options.inter_node)
     unit = plan.data * plan.pieces
     if what == "sequence":

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -24,7 +24,7 @@ from trioflow.base.yaml_files import parse_yaml, read_yaml
 from trioflow.costmodel.choices import THIS_MACHINE
 from trioflow.hardware.platform import list_platforms
 from trioflow.network.networks import DEFAULT_NETWORK
-from trioflow.parallel.plan import BUCKET_BYTES, FIRST_BUCKET_BYTES, make_plan
+from trioflow.parallel.plan import BUCKET_BYTES, make_plan
 from trioflow.trace.store import shipped_traces
 
 Values = Mapping[str, Any]
@@ -159,9 +159,11 @@ def resolve_plan(values: Values) -> Plan:
     for name in ("micro_batches", "stages_per_rank"):
         given[name] = None if given[name] == _NOT_GIVEN else given[name]
     given["data"] = _resolve_data(values)
-    buckets = (given.pop("first_bucket_bytes"), given.pop("bucket_bytes"))
-    plan = make_plan(**given)
-    return _set_buckets(plan, *buckets)
+    if not given["first_bucket_bytes"]:
+        del given["first_bucket_bytes"]
+    if given["bucket_bytes"] == BUCKET_BYTES:
+        del given["bucket_bytes"]
+    return make_plan(**given)
 
 
 def _resolve_data(values: Values) -> int:
@@ -179,13 +181,6 @@ def _resolve_data(values: Values) -> int:
 def resolve_batch(values: Values, plan: Plan, traced_batch: int) -> int:
     """Return the samples of the whole step."""
     return int(values["batch"] or (values["samples"] or traced_batch) * plan.data)
-
-
-def _set_buckets(plan: Plan, first: int, others: int) -> Plan:
-    """Return a plan with bucket limits: PyTorch gives the first bucket a limit that is given."""
-    if not first:
-        first = FIRST_BUCKET_BYTES if others == BUCKET_BYTES else others
-    return replace(plan, first_bucket_bytes=first, bucket_bytes=others)
 
 
 Codes = NDArray[np.int32]

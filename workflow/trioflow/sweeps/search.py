@@ -4,12 +4,17 @@ What a search for plans found: those tried together, those simulated, in order, 
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
+import pandas as pd
+
+from trioflow import tables
 from trioflow.base.ahead import Ahead
-from trioflow.base.arguments import check_argument, check_names
+from trioflow.base.arguments import check_argument, check_names, show_fields
 from trioflow.base.errors import InputError, PlanError
 from trioflow.base.experiments import Plan
 from trioflow.base.units import format_apart
@@ -43,6 +48,9 @@ from trioflow.sweeps.search_space import (
 )
 from trioflow.sweeps.workshop import Workshop
 from trioflow.trace.store import pipeline_units
+
+if TYPE_CHECKING:
+    from trioflow.prediction.keywords import StepKeywords
 
 _ALIKE_SHARE = 0.01
 """Bucket sizes of a plan whose outlined steps differ by no more count as alike."""
@@ -80,6 +88,65 @@ def group_variants(candidates: Sequence[Candidate]) -> list[Variants]:
         key = replace(candidate.plan, first_bucket_bytes=0, bucket_bytes=0)
         groups.setdefault(key, []).append(candidate)
     return [Variants(group[0], tuple(group[1:])) for group in groups.values()]
+
+
+@dataclass(frozen=True, repr=False)
+class SearchResult(Mapping[str, Any]):
+    """What a search found: a mapping with the keys of ``trioflow search --json``, of which ``ranking`` is the list of plans."""
+
+    answer: dict[str, Any]
+
+    def __getitem__(self, key: str) -> Any:
+        return self.answer[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.answer)
+
+    def __len__(self) -> int:
+        return len(self.answer)
+
+    @property
+    def best(self) -> dict[str, Any]:
+        """Row of the best plan: its columns, times [s], memory [bytes]. Raises InputError when no plan fits."""
+        if not self["ranking"]:
+            raise InputError("no plan fits", fix="use more ranks, a smaller batch or another platform")
+        return dict(self["ranking"][0])
+
+    @property
+    def plans(self) -> list[Plan]:
+        """The plans, the best first, as ``predict`` takes them."""
+        return [
+            Plan(**{"plan": f"plan{place}", **{name: row[name] for name in PLAN_COLUMNS}})
+            for place, row in enumerate(self["ranking"], 1)
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what ``trioflow search --json`` prints."""
+        return self.answer
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return the plans, the best first, a row each, as ``trioflow search --output csv`` prints them."""
+        return tables.flatten(self["ranking"])
+
+    def plot(self) -> Any:
+        """Return the search's page of pictures, which a notebook shows and ``save("answer.html")`` writes; needs bokeh."""
+        return import_module("trioflow.report.charts").plot_search(self)
+
+    def _summarise(self) -> pd.DataFrame:
+        frame = self.to_frame()
+        return frame[[name for name in _SUMMARY if name in frame]]
+
+    def __repr__(self) -> str:
+        ranks = ", ".join(map(str, self["ranks"]))
+        title = f"{self['plans']} plans of {self['workload']} on {ranks} ranks of {self['platform']}, the best first"
+        return f"{title}\n{self._summarise().to_string()}"
+
+    def _repr_html_(self) -> str:
+        return self._summarise().to_html()
+
+
+_SUMMARY = ("plan_text", "step_time_s", "low_s", "high_s", "tokens_per_s_per_gpu", "mfu", "fit_probability")
+"""Columns of a ranking that are shown in a notebook."""
 
 
 @dataclass
@@ -172,10 +239,11 @@ class _Trial(NamedTuple):
     warnings: Sequence[str] = ()
 
 
+@show_fields(Options, only=(*STEP_WORDS, *INTER_NODE))
 def search(
     traces: Traces,
     ranks: int | Sequence[int],
-    platform: str,
+    platform: Platform | str | Path,
     *,
     batch: int | None = None,
     top: int = 10,
@@ -190,9 +258,9 @@ def search(
     sort: str = "time",
     watch: Watch | None = None,
     jobs: int = 1,
-    **step: Any,
-) -> dict[str, Any]:
-    """Rank the plans of a model: what ``trioflow search --json`` prints.
+    **step: "Unpack[StepKeywords]",
+) -> SearchResult:
+    """Rank the plans of a model: what ``trioflow search`` prints.
 
     Raises InputError when no number makes sense or nothing can be read.
 
@@ -215,17 +283,20 @@ def search(
     top, jobs = check_argument("top", top, "int"), check_argument("jobs", jobs, "int")
     batch = batch if batch is None else check_argument("batch", batch, "int")
     check_names(step, (*STEP_WORDS, *INTER_NODE), "option")
-    inter_node = {name: step.pop(name, None) for name in INTER_NODE}
+    inter_node = {name: step.get(name) for name in INTER_NODE}
+    language = {name: value for name, value in step.items() if name not in INTER_NODE}
     check_names([sort], SORTS, "order of plans")
     if jobs < 1:
         raise InputError(f"--jobs {jobs} is not positive")
     for flag, value in (("price-per-gpu-hour", price_per_gpu_hour), ("power-w", power_w)):
         if value is not None and check_argument(flag, value, "float") <= 0:
             raise InputError(f"--{flag} {value} is not positive")
-    recipes = _list_recipes(step.pop("precision", None))
+    recipes = _list_recipes(step.get("precision"))
+    name = platform.name if isinstance(platform, Platform) else str(platform)
     workshop = Workshop(
         {str(recipe): traces for recipe in recipes},
-        steps={str(recipe): _name_step(recipe, step) for recipe in recipes},
+        {name: platform},
+        steps={str(recipe): _name_step(recipe, language) for recipe in recipes},
         routing=read_routing(routing, seed),
         inter_node=inter_node,
     )
@@ -237,7 +308,7 @@ def search(
                 search_plans(
                     workshop,
                     str(recipe),
-                    platform,
+                    name,
                     count,
                     batch,
                     top=top,
@@ -264,9 +335,9 @@ def search(
         if run := describe_run(row, tokens, price_per_gpu_hour, power_w):
             row["run"] = run
     mark_front(ranking, columns)
-    asked = {"workload": facts.workload, "platform": platform, "ranks": counts, "batch": batch}
+    asked = {"workload": facts.workload, "platform": name, "ranks": counts, "batch": batch}
     asked |= {"precisions": recipes} if len(recipes) > 1 else {}
-    return asked | _summarize(all_found, ranking, columns)
+    return SearchResult(asked | _summarize(all_found, ranking, columns))
 
 
 def _list_recipes(words: str | None) -> list[str | None]:

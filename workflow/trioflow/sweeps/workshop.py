@@ -78,7 +78,7 @@ class Workshop:
     def __init__(
         self,
         traces: Mapping[str, Traces] | None = None,
-        platforms: Mapping[str, str] | None = None,
+        platforms: Mapping[str, Platform | str | Path] | None = None,
         *,
         interval: bool = True,
         inter_node: Mapping[str, Any] | None = None,
@@ -109,6 +109,10 @@ class Workshop:
     def load_platform(self, name: str, ranks: int) -> Platform:
         """Return a platform with a number of ranks."""
         file = self.platform_files.get(name, name)
+        if isinstance(file, Platform) and file.ranks < ranks:
+            raise InputError(f"{name} has {file.ranks} ranks, not {ranks}", fix="load it with more of them")
+        if isinstance(file, Platform):
+            file = replace(file, ranks=ranks)
         platform: Platform = self._machines.recall(open_platform, (file, ranks), self.inter_node)
         return platform
 

@@ -6,6 +6,7 @@ The schema is the contract: each column has its unit and meaning in the field's 
 
 from trioflow.tables.files import (
     empty,
+    flatten,
     json_schema,
     open_parquet,
     read_arrow,
@@ -81,6 +82,7 @@ __all__ = [
     "VALIDATION",
     "column",
     "empty",
+    "flatten",
     "json_schema",
     "meanings",
     "open_parquet",

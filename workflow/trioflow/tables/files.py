@@ -1,7 +1,7 @@
 """Tables on disk: read, written and checked by their schemas."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -195,6 +195,12 @@ def records(frame: pd.DataFrame, *columns: str) -> list[dict[str, Any]]:
         cells = frame[name] if present.all() else frame[name].astype(object).where(present, None)
         lists[str(name)] = cells.tolist()
     return list(map(dict, map(zip, repeat(tuple(lists)), zip(*lists.values(), strict=True))))
+
+
+def flatten(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Return rows as a frame, without the columns that hold lists or mappings."""
+    frame = pd.DataFrame(rows)
+    return frame.loc[:, ~frame.map(lambda cell: isinstance(cell, list | tuple | dict)).any()]
 
 
 def empty(name: str) -> pd.DataFrame:
