@@ -154,7 +154,7 @@ def test_timelines_are_written_in_the_asked_form(capsys):
     [
         (["simulate", "nowhere", "--platform", PLATFORM], "no trace here"),
         ([*STEP, "--network", "wires"], "no network is called 'wires'"),
-        ([*STEP, "--plan", "ddp", "--ranks", "2", "--accumulate", "2"], "both given"),
+        ([*STEP, "--plan", "ddp", "--ranks", "2", "--data-parallel", "1"], "is not the product"),
         (["simulate", TRACE, "--platform", "cpu2-glo"], "did you mean cpu2-gloo"),
         (["show", "llama-3.1-8"], "did you mean llama-3.1-8b?"),
         (["simualte", TRACE], "no command is called 'simualte'; did you mean simulate?"),
@@ -174,7 +174,7 @@ def test_timelines_are_written_in_the_asked_form(capsys):
         (["simulate", TRACE, "--platform", PLATFORM, "--data-parallel", "2", "--ranks", "4"], "is not the product"),
         (
             ["simulate", TRACE, "--platform", PLATFORM, "--plan", "tp", "--ranks", "2", "--data-parallel", "2"],
-            "both given",
+            "leave no tensor degree",
         ),
         (["simulate", TRACE, "--platform", PLATFORM, "--timeline", "t.png"], "unknown ending"),
         ([*STEP, "--timeline", ""], "unknown ending"),
@@ -395,7 +395,7 @@ def test_no_table_of_all_ranks_is_made_for_the_figures(capsys, monkeypatch):
             for flag in ("--data-parallel", "--tensor-parallel", "--pipeline-parallel")
         ),
         ((*SIMULATE, "--plan", "gpipe", "--ranks", 2, "--micro-batches", 0), "0 is below 1"),
-        ((*SIMULATE, "--plan", "ddp", "--ranks", 2, "--accumulate", 0), "both given"),
+        ((*SIMULATE, "--plan", "ddp", "--ranks", 2, "--accumulate", 0), "0 is below 1"),
         ((*SIMULATE, "--plan", "ddp", "--ranks", 0), "needs --ranks of 2 or more"),
         ((*SIMULATE, *DDP, "--batch", 0), "batch 0 is not positive"),
         ((*SIMULATE, "--plan", "ddp", "--ranks", 2, "--batch", 9), "does not divide"),

@@ -194,6 +194,10 @@ def share_ranks(ranks: int, columns: Mapping[str, Any], left: str = "data") -> d
         raise PlanError(f"--ranks {ranks} is not the product {degrees} = {product}")
     if ranks % product:
         raise PlanError(f"--ranks {ranks} is not a multiple of {degrees}")
+    if degrees and ranks == product and left != "data":
+        raise PlanError(
+            f"{degrees} leave no {left} degree of --ranks {ranks}", fix=f"give more ranks, or no {left} plan"
+        )
     return {left: ranks // product, **columns}
 
 
