@@ -13,9 +13,12 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import trioflow
 from trioflow.base.provenance import PACKAGE
+from trioflow.cli.main import main
+from trioflow.hardware.platform import list_platforms
 
 ROOT = PACKAGE.parents[1]
 PAGES = ("README.md", "docs/python.md")
@@ -141,3 +144,25 @@ def test_what_python_returns_and_takes_can_be_pickled_and_tabulated():
     assert "the best first" in repr(ranking) and "<table" in ranking._repr_html_()
     with pytest.raises(trioflow.TrioflowError, match="has 4 ranks, not 8"):
         trioflow.search("gpt2-tiny-b8", 8, machine)
+
+
+def test_models_and_platforms_are_listed_with_sizes_sources_and_what_is_measured(capsys):
+    models, machines = trioflow.models(), trioflow.platforms()
+    by_name = models.set_index(["name", "use"])
+    llama = by_name.loc["llama-3.1-8b", "by name"]
+    assert (llama["parameters"], llama["layers"], llama["kv_heads"]) == (8030261248, 32, 8) and llama["source"]
+    assert "on AMD EPYC" in by_name.loc["gpt2-tiny-b8", "trace"]["measured"]
+    assert "resnet50" in set(models["name"][models["use"] == "capture"])
+    assert sorted(machines["name"]) == list_platforms()
+    dgx = machines.set_index("name").loc["dgx-h100"]
+    assert (dgx["ranks_per_node"], dgx["operators"]) == (8, "measured") and "NVLink" in str(dgx["sources"])
+    assert dgx["collectives"] == "measured in a node, data sheet between nodes" and dgx["ranks"] is pd.NA
+    for command, frame in (("models", models), ("platforms", machines)):
+        assert main([command, "--json"]) == 0
+        assert [row["name"] for row in json.loads(capsys.readouterr().out)[command]] == list(frame["name"])
+        assert main([command]) == 0
+        assert frame["name"].iloc[0] in capsys.readouterr().out
+    assert main(["platforms", "dgx-h100"]) == 0
+    assert "sheet (2023)" in capsys.readouterr().out
+    assert main(["models", "lama-3.1-8b"]) == 2
+    assert "did you mean llama-3.1-8b" in capsys.readouterr().err

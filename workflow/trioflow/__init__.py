@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from trioflow.prediction.answer import Prediction
     from trioflow.prediction.assembly import predict
     from trioflow.prediction.fitting import find_largest
+    from trioflow.prediction.known import models, platforms
     from trioflow.prediction.options import Options
     from trioflow.report.charts import plot
     from trioflow.sweeps.search import SearchResult, search
@@ -38,7 +39,9 @@ _HOMES = {
     "load_named_platform": "costmodel.choices",
     "load_trace": "trace.store",
     "make_plan": "parallel.plan",
+    "models": "prediction.known",
     "named_plan": "parallel.plan",
+    "platforms": "prediction.known",
     "plot": "report.charts",
     "predict": "prediction.assembly",
     "search": "sweeps.search",
@@ -57,7 +60,9 @@ __all__ = [
     "load_named_platform",
     "load_trace",
     "make_plan",
+    "models",
     "named_plan",
+    "platforms",
     "plot",
     "predict",
     "search",

@@ -7,23 +7,93 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any, cast
 
+import pandas as pd
+
 from trioflow import __version__
+from trioflow.base.arguments import check_names
 from trioflow.base.errors import how_to_install
 from trioflow.base.machine_memory import find_available_bytes
 from trioflow.base.plan_row import SCHEDULE_GROUP
 from trioflow.base.plugins import list_plugins
 from trioflow.base.precision_recipes import RECIPE_NAMES
 from trioflow.base.provenance import host_environment
-from trioflow.base.units import format_bytes
-from trioflow.cli.output import add_command, list_forms, write_output
+from trioflow.base.units import format_bytes, format_count
+from trioflow.cli.output import add_command, format_facts, format_table, list_forms, write_output
 from trioflow.hardware.platform import list_platforms
 from trioflow.parallel.plan import NAMED
+from trioflow.prediction.known import models, platforms
+from trioflow.tables import records
 from trioflow.trace.store import shipped_traces
+
+
+def add_models(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand ``models``."""
+    _add_known(
+        parser,
+        models,
+        "model",
+        ("name", "use", "parameters", "layers", "hidden", "heads", "kv_heads", "vocabulary", "experts", "measured"),
+    )
+
+
+def add_platforms(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand ``platforms``."""
+    columns = (
+        "name",
+        "device",
+        "ranks",
+        "ranks_per_node",
+        "memory_bytes",
+        "bf16_flop_per_s",
+        "operators",
+        "collectives",
+    )
+    _add_known(parser, platforms, "platform", columns)
+
+
+def _add_known(
+    parser: argparse.ArgumentParser, list_rows: Callable[[], pd.DataFrame], what: str, columns: Sequence[str]
+) -> None:
+    """Add a subcommand that lists what is known by name, or with one name all that is known of it."""
+
+    def run(options: argparse.Namespace) -> None:
+        frame = list_rows()
+        if options.name is not None:
+            check_names([options.name], frame["name"].tolist(), what)
+            frame = frame[frame["name"] == options.name]
+        rows = records(frame)
+        if write_output(options.form, {f"{what}s": rows}, rows):
+            return
+        if options.name is not None:
+            sources = rows[0].pop("sources", {})
+            print(format_facts((name, _spell_fact(name, value)) for name, value in (rows[0] | sources).items()))
+            return
+        head = [name.removesuffix("_bytes").removesuffix("_flop_per_s").replace("_", " ") for name in columns]
+        cells = [[_spell_fact(name, row[name]) or "-" for name in columns] for row in rows]
+        print(format_table(head, cells, left=2, drop_empty=True))
+        print(f"\nsources and all else: trioflow {what}s NAME, or --json")
+
+    of_one = ("name", "NAME", "one of them: all that is known of it, with its sources", {"nargs": "?"})
+    add_command(parser, run, {"": [of_one]}, list_forms(f"the {what}s"))
+
+
+def _spell_fact(name: str, value: Any) -> str:
+    """Return a fact in words: numbers by their unit, which the name ends with."""
+    if isinstance(value, str | list):
+        return value if isinstance(value, str) else ", ".join(value)
+    if value is None or value == 0:
+        return "any" if name == "ranks" else ""
+    if name == "parameters":
+        return f"{value / 1e9:.3g} B"
+    if name.endswith("_bytes"):
+        return format_bytes(value)
+    return format_count(value) if name.endswith("_per_s") else str(value)
+
 
 MIRROR = "TRIOFLOW_DATA_MIRROR"
 

@@ -53,6 +53,11 @@ COMMANDS = {
         "the first table of explain: your own measured steps beside what simulate answers for them",
         "trioflow.cli.explain.add_judge",
     ),
+    "models": ("models known by name: sizes, sources and what is measured", "trioflow.cli.installation.add_models"),
+    "platforms": (
+        "platforms known by name: GPUs, sources and what is measured",
+        "trioflow.cli.installation.add_platforms",
+    ),
     "completion": ("what bash and zsh offer when Tab is pressed", "trioflow.cli.installation.add_completion"),
     "doctor": ("versions, machine and caches, for a report of a problem", "trioflow.cli.installation.add_doctor"),
 }
