@@ -3,6 +3,7 @@
 # make            set up .venv from envs/requirements.lock
 # make reproduce  capture, measure, predict, compare: ends with results/report/index.html
 # make resume     unlock what a killed run left (kill -9, no memory, no power), then go on with it
+# make campaign MINUTES=15   capture and time operations on the GPU of this machine, the most valuable first
 # make test       the tests, without the slow tier; with it: make test TIER=
 # make lint       every check of form
 # make site       the documents as a site: build/site/index.html
@@ -16,13 +17,14 @@
 # PYTHON=/path/to/python3 chooses the interpreter, ARGS="--cores 8" goes to Snakemake.
 
 .DEFAULT_GOAL := setup
-.PHONY: setup reproduce resume test lint docs site notebooks bench publish release clean
+.PHONY: setup reproduce resume campaign test lint docs site notebooks bench publish release clean
 
 # Compiled modules are kept: hundreds of processes start, and each would compile the library again.
 export PYTHONDONTWRITEBYTECODE :=
 
 BIN := .venv/bin
 TIER := not slow
+MINUTES := 15
 STAMP := .venv/.stamp
 RESULTS := $(or $(shell sed -n 's/^results:[[:space:]]*\([^[:space:]\#]*\).*/\1/p' config/config.yaml),results)
 PYTHONS := $(PYTHON) python3.11 python3.12 python3.13 python3.14 python3 python
@@ -55,6 +57,13 @@ resume: $(STAMP)
 # Snakemake's report shows what the workflow made: it is as old as the page that ends it.
 $(RESULTS)/report/snakemake.html: $(RESULTS)/report/index.html workflow/report/workflow.rst
 	$(BIN)/snakemake --report $@
+
+# Snakemake starts no further job after SIGTERM, and waits for the one that runs. What failed stands in the table of items.
+campaign: $(STAMP)
+	@$(BIN)/python workflow/unlock_stale.py
+	-timeout --foreground --signal=TERM $$(( 60 * $(MINUTES) - 60 )) \
+	  $(BIN)/snakemake --quiet reason --keep-going campaign $(ARGS)
+	$(BIN)/snakemake --quiet reason --keep-going --cores all --forcerun collect_campaign -- $(RESULTS)/campaign/items.parquet
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -m "$(TIER)" --numprocesses auto --dist worksteal

@@ -38,6 +38,7 @@ include: "rules/report.smk"
 include: "rules/retrieve.smk"
 include: "rules/imports.smk"
 include: "rules/sweep.smk"
+include: "rules/campaign.smk"
 
 
 module evaluation:

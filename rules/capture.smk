@@ -1,11 +1,13 @@
 # Purpose: run one training step of a workload on one rank under the profiler; the only rule
 #          besides measure that imports torch.
-# Inputs:  a row of workloads.tsv, the settings under capture
+# Inputs:  a row of workloads.tsv (of a campaign, of the catalogue), the settings under capture
 # Outputs: results/traces/<workload>-b<batch>/: the raw profile of one step with shapes and
 #          tensors, several steps profiled lightly, un-profiled step times and the machine
 
 
 rule capture:
+    input:
+        smaller_captures,
     output:
         kineto="<results>/traces/{workload}-b{batch}/kineto.json.gz",
         kineto_steps="<results>/traces/{workload}-b{batch}/kineto_steps.json.gz",
@@ -15,6 +17,7 @@ rule capture:
         "<logs>/capture/{workload}-b{batch}.log",
     benchmark:
         "<benchmarks>/capture/{workload}-b{batch}.tsv"
+    priority: item_priority
     conda:
         "../envs/capture.yaml"
     threads: 2

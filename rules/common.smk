@@ -49,6 +49,9 @@ wildcard_constraints:
     sweep="[a-z0-9-]+",
     platform="[a-z0-9-]+",
     chunk="[0-9a-f]{16}",
+    operation="[a-z0-9_]+",
+    level="[a-z]+",
+    precision="none|fp32|tf32|bf16|fp16",
 
 
 def library_digest(rule_name):
@@ -57,8 +60,13 @@ def library_digest(rule_name):
 
 
 def workload_row(wildcards):
-    """The row of workloads.tsv."""
-    return as_rows([WORKLOADS[wildcards.workload]])[0]
+    """The row of workloads.tsv; of a campaign, the catalogue's in a precision."""
+    row = WORKLOADS.get(wildcards.workload)
+    if row is None:
+        from trioflow.campaign.items import find_workload_row
+
+        row = find_workload_row(wildcards.workload, WORKLOADS)
+    return as_rows([row])[0]
 
 
 def capture_gpus(wildcards):

@@ -123,3 +123,49 @@ def sweep_files(wildcards):
 def chunk_minutes(wildcards, attempt):
     """The time limit of a chunk: an hour, doubled each time that it is sent again."""
     return 60 * 2 ** (attempt - 1)
+
+
+def list_campaign():
+    """The items of config/campaign.tsv by name, the most valuable first; read once, when first asked for."""
+    from trioflow.campaign.items import load_items
+
+    return load_items(config["tables"]["campaign"])
+
+
+def find_item(wildcards):
+    """The campaign's item that a job measures, None for a capture of workloads.tsv."""
+    words = dict(wildcards)
+    if words.get("workload") in WORKLOADS:
+        return None
+    name = (
+        "{workload}-b{batch}"
+        if "workload" in words
+        else "{operation}-{precision}-{level}"
+    )
+    return list_campaign().get(name.format(**words))
+
+
+def campaign_items(wildcards):
+    """What every item of the campaign makes."""
+    return [f"<results>/{item.place}" for item in list_campaign().values()]
+
+
+def finished_items(wildcards):
+    """What is finished of the campaign: tables of times, and captures, which are packed."""
+    items = list_campaign().values()
+    return [
+        f"<results>/{item.packed}" for item in items if item.is_done(config["results"])
+    ]
+
+
+def item_priority(wildcards):
+    """Items of a campaign run in its order, those that failed before at the end; 0 for anything else."""
+    item = find_item(wildcards)
+    return item.priority(config["results"]) if item else 0
+
+
+def smaller_captures(wildcards):
+    """Captures of a campaign that come first: where a smaller batch ran out of memory, this one is not tried."""
+    item = find_item(wildcards)
+    smaller = item.list_smaller(list_campaign().values()) if item else []
+    return [ancient(f"<results>/{one.place}") for one in smaller]

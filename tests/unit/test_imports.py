@@ -224,7 +224,10 @@ def test_only_scripts_that_run_models_need_torch() -> None:
         needs = not with_torch.isdisjoint(required_files(script))
         assert needs <= (
             script.stem
-            in ("capture", "calibrate", "judge_clusters", "judge_cluster_steps", "judge_cluster_peaks", "judge_bridge")
+            in (
+                *("capture", "calibrate", "sweep_operation"),
+                *("judge_clusters", "judge_cluster_steps", "judge_cluster_peaks", "judge_bridge"),
+            )
         ), script.name
 
 

@@ -20,7 +20,7 @@ from trioflow_evaluation.vtrain.data import SETS
 
 RULE_FILES = [*sorted((ROOT / "rules").rglob("*.smk")), ROOT / "rules/evaluation/Snakefile"]
 SCRIPTS = sorted((ROOT / "scripts").rglob("*.py"))
-MEASURING = {"capture", "calibrate"}
+MEASURING = {"capture", "calibrate", "sweep_operation"}
 WITH_TORCH = MEASURING | {"judge_clusters", "judge_cluster_steps", "judge_cluster_peaks", "judge_bridge"}
 
 

@@ -18,12 +18,14 @@ __all__ = [
     "SHARDINGS",
     "TABLES",
     "UNIT_SHARDINGS",
+    "CampaignRow",
     "Experiment",
     "Import",
     "Plan",
     "Workload",
     "as_rows",
     "find_plan_problem",
+    "load_campaign",
     "load_experiments",
     "load_imports",
     "load_plans",
@@ -40,7 +42,7 @@ _TYPES: dict[Any, dict[str, Any]] = {
     tuple[int, ...]: {"type": "array", "items": {"type": "integer", "minimum": 1}},
     tuple[str, ...]: {"type": "array", "items": {"type": "string", "minLength": 1}},
 }
-Row = TypeVar("Row", bound="Workload | Plan | Experiment | Import")
+Row = TypeVar("Row", bound="Workload | Plan | Experiment | Import | CampaignRow")
 
 
 @dataclass(frozen=True)
@@ -119,11 +121,30 @@ class Import:
     optimizer: str = declare_cell("optimizer of the step, where the files do not say it")
 
 
-TABLES: dict[str, type[Workload] | type[Plan] | type[Experiment] | type[Import]] = {
+@dataclass(frozen=True)
+class CampaignRow:
+    """One row of ``campaign.tsv``: what is worth measuring on a GPU that is there for some minutes."""
+
+    order: int = declare_cell("place by value: the row with the smallest is done first", minimum=0)
+    kind: str = declare_cell("capture, a step of a workload; or sweep, an operation alone", enum=["capture", "sweep"])
+    item: str = declare_cell(
+        "workload of the catalogue or of workloads.tsv; or operation of data/campaign/sweeps.toml",
+        pattern="^[a-z0-9_-]+$",
+    )
+    precisions: tuple[str, ...] = declare_cell(
+        "precisions, comma between; none for what has none",
+        minItems=1,
+        items={"type": "string", "enum": [*PRECISIONS, "none"]},
+    )
+    sizes: tuple[str, ...] = declare_cell("batches, or levels of the sweep, comma between", minItems=1)
+
+
+TABLES: dict[str, type[Workload] | type[Plan] | type[Experiment] | type[Import] | type[CampaignRow]] = {
     "workloads": Workload,
     "plans": Plan,
     "experiments": Experiment,
     "imports": Import,
+    "campaign": CampaignRow,
 }
 
 
@@ -299,6 +320,16 @@ def _check_plan(row: Experiment, plan: Plan, workload: Workload, path: str | Pat
 def load_imports(path: str | Path) -> dict[str, Import]:
     """Read ``imports.tsv`` into rows by name; TableError where a cell is wrong."""
     return _by_name(read_rows(path, row_schema("imports"), Import))
+
+
+def load_campaign(path: str | Path) -> list[CampaignRow]:
+    """Read ``campaign.tsv``, sorted by its order; TableError where a cell is wrong, or the batch of a capture no number."""
+    rows = read_rows(path, row_schema("campaign"), CampaignRow)
+    for place, row in rows:
+        numbers = all(size.isdigit() and int(size) for size in row.sizes)
+        wrong = row.kind == "capture" and not numbers
+        _refuse([(wrong, "sizes", f"{','.join(row.sizes)} are no batches", "give whole numbers")], path, place)
+    return sorted((row for _, row in rows), key=lambda row: row.order)
 
 
 def as_rows(rows: Iterable[Workload | Plan | Experiment | Import]) -> list[dict[str, Any]]:

@@ -1,5 +1,1 @@
-"""A capture campaign: everything worth measuring on a machine with a GPU, in one command.
-
-``python -m trioflow.campaign`` needs a checkout, Python, torch, torchvision,
-transformers, pandas, pyarrow and msgspec; no network and no workflow manager.
-"""
+"""What is worth measuring on a GPU that is there for some minutes: ``config/campaign.tsv`` by rules/campaign.smk."""
