@@ -61,7 +61,7 @@ $(RESULTS)/report/snakemake.html: $(RESULTS)/report/index.html workflow/report/w
 # Snakemake starts no further job after SIGTERM, and waits for the one that runs. What failed stands in the table of items.
 campaign: $(STAMP)
 	@$(BIN)/python workflow/unlock_stale.py
-	-timeout --foreground --signal=TERM $$(( 60 * $(MINUTES) - 60 )) \
+	-timeout --foreground --signal=TERM $$(( 54 * $(MINUTES) )) \
 	  $(BIN)/snakemake --quiet reason --keep-going campaign $(ARGS)
 	$(BIN)/snakemake --quiet reason --keep-going --cores all --forcerun collect_campaign -- $(RESULTS)/campaign/items.parquet
 

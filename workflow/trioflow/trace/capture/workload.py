@@ -172,6 +172,8 @@ def capture_workload(
         model_facts = describe_model(workload)
         place = torch.device(device)
         step = TrainingStep(workload, workload.model.to(place), batch, place, seed)
+        if device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
         for _ in range(warm_up):
             step()
         times = [_time(step) for _ in range((timed_steps + 1) // 2)]
@@ -199,6 +201,9 @@ def capture_workload(
         "host": host_environment(),
         "warnings": warnings,
     }
+    if device == "cuda":
+        allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+        facts["recorded_memory"] = {"peak_bytes": allocated, "reserved_bytes": reserved}
     write_json(folder / "environment.json", facts | model_facts)
 
 
