@@ -93,7 +93,7 @@ class Facts:
         model: what it holds, between which modules a pipeline cuts it, how tensor parallelism
         does, and the row of the workload's table.
     ``recorded_memory``: what the device's allocator handed out and reserved at most (``peak_bytes``,
-        ``reserved_bytes``), as it or the profiler's ``[memory]`` events say.
+        ``reserved_bytes``), as the profiler's ``[memory]`` events say.
     ``unjoined``, ``warnings``: what could not be joined, and all that a reader must know; a
         sentence each.
     ``communication``, ``program``: messages of a rank of a parallel run, and what of its operators

@@ -202,8 +202,8 @@ def capture_workload(
         "warnings": warnings,
     }
     if device == "cuda":
-        allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-        facts["recorded_memory"] = {"peak_bytes": allocated, "reserved_bytes": reserved}
+        facts["peak_allocated_bytes"] = torch.cuda.max_memory_allocated()
+        facts["peak_reserved_bytes"] = torch.cuda.max_memory_reserved()
     write_json(folder / "environment.json", facts | model_facts)
 
 
