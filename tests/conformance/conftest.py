@@ -36,7 +36,7 @@ class Comparison:
         ``plan`` is a plan of a ``batch`` or a text; ``row`` the workload, none
         for tables that know no model; ``against`` what PyTorch did it.
         """
-        text = plan if isinstance(plan, str) else describe_plan(plan, batch).partition("= ")[2]
+        text = plan if isinstance(plan, str) else describe_plan(plan, batch)
         self.found.append(
             {
                 "compared": what,

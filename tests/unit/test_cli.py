@@ -69,7 +69,7 @@ def test_the_quick_start_answers(capsys):
     assert TRACE in shipped_traces()
     status, out, err = run(capsys, "simulate", TRACE, "--plan", "ddp", "--ranks", "2", "--platform", PLATFORM)
     assert status == 0 and err == ""
-    assert out.startswith("gpt2-tiny on cpu2-gloo: 2 ranks = 2 data, 8 samples a rank")
+    assert out.startswith("gpt2-tiny on cpu2-gloo: DP2, mbs 8")
     for words in ("step time", "80 % interval", "peak memory", "likely to fit", "exposed"):
         assert words in out
 
@@ -87,7 +87,7 @@ def test_degrees_and_names_give_the_same_plan(capsys):
         named = answer(capsys, "simulate", TRACE, "--plan", name, "--ranks", 2, "--platform", PLATFORM)
         degrees = answer(capsys, "simulate", TRACE, "--tensor-parallel", 2, *words, "--platform", PLATFORM)
         assert named["step_time_s"] == degrees["step_time_s"]
-        told = {"tp": "vocabulary parallel", "tp-layers": "embedding and head whole on each rank"}
+        told = {"tp": "vocabulary parallel", "tp-layers": "embedding and head whole on each GPU"}
         assert named["plan_text"].endswith(told[name])
 
 

@@ -43,9 +43,8 @@ def simulate(capsys, *words):
 def test_megatron_arguments_alone_give_the_step_and_the_plan(file, capsys):
     told, said = simulate(capsys, "--megatron", file)
     assert "does not say how many GPUs run it: 8" in said
-    assert told["plan_text"].startswith("8 ranks = 2 data x 2 tensor x 2 pipeline, 8 samples a replica in 4")
-    for word in ("1f1b", "distributed", "sequence parallel", "vocabulary parallel"):
-        assert word in told["plan_text"]
+    assert told["plan_text"].startswith("DP2 x TP2 x PP2, 1F1B, ZeRO-1, SP, mbs 2, 4 micro-batches")
+    assert "vocabulary parallel" in told["plan_text"]
     assert (told["batch"], told["sequence"], told["precision"]) == (16, 64, "megatron-bf16")
     assert told["stages_by"] == "given" and told["stage_units"] == [3, 3]
     assert not any("not followed" in warning for warning in told["warnings"])
@@ -54,7 +53,7 @@ def test_megatron_arguments_alone_give_the_step_and_the_plan(file, capsys):
 def test_optimizer_instances_are_groups_of_replicas(file, capsys):
     Path(file).write_text(f"{ARGUMENTS}  --num-distributed-optimizer-instances: 2\n")
     told, _ = simulate(capsys, "--megatron", file, "--ranks", "16", "--batch", "16")
-    assert "distributed in groups of 2" in told["plan_text"]
+    assert "ZeRO-1 in groups of 2" in told["plan_text"]
     assert main(["simulate", "--megatron", file, "--ranks", "12", "--platform", "dgx-h100"]) == 2
     assert "3 replicas do not make 2 groups" in capsys.readouterr().err
 
@@ -62,7 +61,7 @@ def test_optimizer_instances_are_groups_of_replicas(file, capsys):
 def test_arguments_of_the_command_win_over_the_file(file, capsys):
     words = ["--ranks", "4", "--batch", "8", "--precision", "pure-bf16", "--recompute", "full"]
     told, said = simulate(capsys, "--megatron", file, *words)
-    assert told["plan_text"].startswith("4 ranks = 2 tensor x 2 pipeline")
+    assert told["plan_text"].startswith("TP2 x PP2")
     assert told["precision"] == "pure-bf16"
     assert "recompute" in told["plan_text"]
     assert not said
@@ -90,6 +89,6 @@ def test_ranks_share_sequences_as_the_file_says(tmp_path, capsys):
     path = tmp_path / "model_config.yaml"
     path.write_text(ARGUMENTS + "  --context-parallel-size: 2\n  --cp-comm-type: a2a\n")
     answer, _ = simulate(capsys, "--megatron", str(path), "--ranks", "16")
-    assert "2 data x 2 tensor x 2 context x 2 pipeline" in answer["plan_text"]
-    assert "sequences shared by all-to-all" in answer["plan_text"]
+    assert "DP2 x TP2 x CP2 x PP2" in answer["plan_text"]
+    assert "CP by all-to-all" in answer["plan_text"]
     assert answer["exposed_by_group_s"]["context"] > 0

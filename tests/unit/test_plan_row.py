@@ -92,22 +92,19 @@ def test_what_does_not_go_together_is_refused(given, problem):
 
 def test_what_goes_together_is_told():
     plan = make_plan(data=2, tensor=4, pipeline=2, micro_batches=2, **TOKENS, **WORDS)
-    assert describe_plan(plan, 32).endswith("(gpipe), sequence parallel, vocabulary parallel")
-    assert describe_plan(named_plan("dp", 4), 32) == ("4 ranks = 4 data, 8 samples a rank, DataParallel in one process")
-    assert describe_plan(named_plan("tp-gather", 2), 8).endswith("outputs of layers gathered")
+    assert describe_plan(plan, 32) == "DP2 x TP4 x PP2, GPipe, SP, mbs 8, 2 micro-batches, vocabulary parallel"
+    assert describe_plan(named_plan("dp", 4), 32) == "DP4, mbs 8, DataParallel in one process"
+    assert describe_plan(named_plan("tp-gather", 2), 8).endswith("layer outputs gathered")
     make_plan(data=2, tensor=2, sharding="fsdp", **TOKENS, **WORDS)
 
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--plan", "dp", "--ranks", "2", "--batch", "7"], "at most 4 samples a rank, DataParallel"),
-        (["--plan", "tp-gather", "--ranks", "2"], "outputs of layers gathered"),
-        (["--tensor-parallel", "2", "--tensor-style", "gather"], "outputs of layers gathered"),
-        (
-            ["--tensor-parallel", "2", "--sequence-parallel", "--vocabulary-parallel"],
-            "sequence parallel, vocabulary parallel",
-        ),
+        (["--plan", "dp", "--ranks", "2", "--batch", "7"], "mbs up to 4, DataParallel"),
+        (["--plan", "tp-gather", "--ranks", "2"], "layer outputs gathered"),
+        (["--tensor-parallel", "2", "--tensor-style", "gather"], "layer outputs gathered"),
+        (["--tensor-parallel", "2", "--sequence-parallel", "--vocabulary-parallel"], "SP, mbs 8, vocabulary parallel"),
     ],
 )
 def test_the_command_line_simulates_them(arguments, told, capsys):

@@ -79,7 +79,7 @@ def test_the_example_runs_with_parts_of_its_own(repository: Path, tmp_path: Path
     answer = json.loads((mine / "results/own/answer.json").read_text())
     assert answer["plan"] == "half-half" and answer["platform"] == "our-node"
     assert answer["network"] == "slow_start" and answer["ranks"] == 4
-    assert "2 data x 2 pipeline" in answer["plan_text"] and "(all-forward)" in answer["plan_text"]
+    assert "DP2 x PP2" in answer["plan_text"] and "all-forward" in answer["plan_text"]
 
     quick = ("simulate", "results/operator_tables/mixer-b8", "--plan", "half-half", "--ranks", "4")
     platform = ("--platform", "our-node.yaml", "--collectives", "results/own/collectives.json")

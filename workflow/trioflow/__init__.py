@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from trioflow.prediction.known import models, platforms
     from trioflow.prediction.options import Options
     from trioflow.report.charts import plot
+    from trioflow.sweeps.best_plans import plan
     from trioflow.sweeps.search import SearchResult, search
     from trioflow.trace.store import Trace, load_trace
 
@@ -38,6 +39,7 @@ _HOMES = {
     "find_largest": "prediction.fitting",
     "load_named_platform": "costmodel.choices",
     "load_trace": "trace.store",
+    "plan": "sweeps.best_plans",
     "make_plan": "parallel.plan",
     "models": "prediction.known",
     "named_plan": "parallel.plan",
@@ -62,6 +64,7 @@ __all__ = [
     "make_plan",
     "models",
     "named_plan",
+    "plan",
     "platforms",
     "plot",
     "predict",

@@ -73,11 +73,11 @@ def exchanges_of(split, trace, layer, group=EXPERTS):
 
 def test_the_plan_says_what_its_data_ranks_share():
     plan = make_plan(data=8, expert=4, tensor=2, sequence_parallel=True)
-    assert describe_plan(plan, 8).startswith("16 ranks = 8 data (4 expert) x 2 tensor, 1 sample")
+    assert describe_plan(plan, 8) == "DP8 x TP2, EP4, SP, mbs 1"
     assert (plan.replicas_of(True), plan.replicas_of(False)) == (2, 8)
     whole = make_plan(data=8, expert=16, tensor=2, sequence_parallel=True, expert_tensor=1)
     assert whole.plan == "data8-tensor2-expert16-etp1"
-    assert "2 tensor (experts: 16 expert x 1 tensor x 1 data)" in describe_plan(whole, 8)
+    assert "DP8 x TP2, EP16 x ETP1" in describe_plan(whole, 8)
     assert (whole.replicas_of(True), whole.replicas_of(False)) == (1, 8)
 
 
@@ -379,7 +379,7 @@ def test_exchanges_run_beside_the_other_micro_batch(degrees, trace, times):
     assert beside >= 2  # few of dualpipev's actions are pairs with so few micro-batches
     assert both[1].step_time_s < both[0].step_time_s
     assert both[1].compute_s == pytest.approx(both[0].compute_s)
-    assert "exchanges of experts beside another micro-batch" in both[1].task_graph.metadata.plan_text
+    assert "EP communication overlapped with another micro-batch" in both[1].task_graph.metadata.plan_text
 
 
 def test_megatron_arguments_say_whether_exchanges_run_beside():

@@ -448,7 +448,7 @@ def test_a_written_schedule_comes_back_as_a_plan(name, stages, lowered, transfor
         g.tasks[g.tasks["kind"] == "compute"].drop(columns=["task_id", "group", "match_id"]) for g in (graph, like)
     )
     assert mine.reset_index(drop=True).equals(theirs.reset_index(drop=True))
-    assert "4 micro-batches (given)" in graph.metadata.plan_text
+    assert "PP2, given" in graph.metadata.plan_text
 
 
 def test_schedules_that_make_no_pipeline_are_refused(tmp_path):

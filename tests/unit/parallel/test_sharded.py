@@ -318,11 +318,11 @@ def test_the_runtime_of_several_stages_asks_for_all_of_a_stage_at_once(gpu_trace
 def test_plans_with_sharding_have_names_and_say_what_they_do():
     for name in ("fsdp", "zero1", "zero2", "zero3"):
         assert name in NAMED and named_plan(name, 4).plan == named_plan(name, 4).sharding == name
-    assert describe_plan(named_plan("fsdp", 4), 32) == "4 ranks = 4 data, 8 samples a rank, fsdp"
+    assert describe_plan(named_plan("fsdp", 4), 32) == "DP4, FSDP, mbs 8"
     plan = make_plan(data=4, sharding="hsdp", shard=2, accumulate=2)
     assert plan.plan == "hsdp-data4" and plan.shards == 2
     assert describe_plan(plan, 16).endswith(
-        "hsdp in groups of 2, gradients of 2 micro-steps added up as shards, reduced in each"
+        "HSDP in groups of 2, mbs 2, 2 gradient-accumulation steps (reduce-scatter each step)"
     )
 
 
@@ -409,7 +409,7 @@ def test_repeated_blocks_are_units_where_none_are_named(transformer_trace, cnn_t
     assert describe_units(nameless) == "units: 2 x blocks.* + rest"
     assert describe_units(with_facts(cnn_trace, units=[])).startswith("units: 2 x layer1.* + 2 x")
     text = extrapolate(nameless, named_plan("fsdp", 2), ProportionalModel()).metadata.plan_text
-    assert text.endswith(", fsdp, units: 2 x blocks.* + rest")
+    assert text.endswith(", FSDP, mbs 4, units: 2 x blocks.* + rest")
 
 
 def test_a_model_without_blocks_is_one_unit_and_says_so(transformer_trace):
@@ -647,7 +647,7 @@ def test_a_last_device_may_get_fewer_samples_or_none(transformer_trace):
     assert replica_sizes(plan, 6) == [2, 2, 2]
     assert replica_sizes(plan, 7) == [2, 2, 2, 1]
     graph = extrapolate(transformer_trace, plan, MODEL, batch=7)
-    assert "at most 2 samples a rank, DataParallel" in graph.metadata.plan_text
+    assert "mbs up to 2, DataParallel" in graph.metadata.plan_text
     sizes = of_rank(graph, 0)
     assert sizes.loc[sizes["name"] == "send inputs", "message_bytes"].tolist() == [256, 256, 128]
     graph = extrapolate(transformer_trace, plan, MODEL, batch=6)

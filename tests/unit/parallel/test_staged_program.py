@@ -227,7 +227,7 @@ def test_batches_are_cut_as_the_frameworks_cut_them():
     assert chunk_batch(5, 4) == [2, 2, 1]  # fewer than asked for
     pipe = named_plan("gpipe-recompute", 2, 4)
     assert micro_batch_sizes(pipe, 5) == [2, 2, 1]
-    assert "in 3 micro-batches (gpipe-recompute)" in describe_plan(pipe, 5)
+    assert "gpipe-recompute, mbs up to 2, 3 micro-batches" in describe_plan(pipe, 5)
     for batch, m in itertools.product(range(1, 30), range(1, 10)):
         if batch >= m:
             assert sum(split_batch(batch, m)) == sum(chunk_batch(batch, m)) == batch
@@ -375,7 +375,7 @@ def test_plans_of_all_schedules_have_names():
         assert plan.plan == plan.schedule == name and plan.ranks == 4
         assert plan.stages == 4 * SCHEDULES[name].stages
     assert named_plan("interleaved", 2, 4, 4).stages == 8
-    assert describe_plan(named_plan("interleaved", 2, 4, 4), 8).endswith("(interleaved), 4 stages a rank")
+    assert describe_plan(named_plan("interleaved", 2, 4, 4), 8).startswith("PP2, interleaved 4, mbs 2")
     assert make_plan(pipeline=3, schedule="1f1b").micro_batches == 3
     assert named_plan("1f1b", 1).schedule == "none"
 

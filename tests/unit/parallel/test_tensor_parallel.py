@@ -467,7 +467,7 @@ def test_a_tied_head_is_split_by_inputs(captured):
 
 def test_only_the_first_rank_computes_the_loss(transformer_trace):
     graph = extrapolate(transformer_trace, named_plan("tp-gather", 2), MODEL)
-    assert graph.metadata.plan_text.endswith("outputs of layers gathered")
+    assert graph.metadata.plan_text.endswith("layer outputs gathered")
     tasks = graph.tasks
     loss = tasks[tasks["name"].str.contains("cross_entropy|nll_loss|log_softmax")]
     assert set(loss["rank"]) == {0} and len(loss) >= 3

@@ -28,6 +28,7 @@ from trioflow.cli.choices import (
     read_options,
 )
 from trioflow.cli.output import (
+    EXPLAIN,
     HTML,
     JSON,
     add_command,
@@ -268,7 +269,7 @@ def add_fit(parser: argparse.ArgumentParser) -> None:
     )
 
 
-DAY_S, _MINUTE_S, _JOULES_PER_MWH = 86400.0, 60.0, 3.6e9
+DAY_S, _MINUTE_S, JOULES_PER_MWH = 86400.0, 60.0, 3.6e9
 PERFETTO_ENDINGS = (".json", ".json.gz")
 """Of files that hold a timeline for Perfetto."""
 
@@ -309,6 +310,14 @@ def _run_simulate(options: argparse.Namespace) -> None:
     rows = [answer] if breakdown is None else tables.records(breakdown)
     if write_output(options.form, answer | ({} if breakdown is None else {"breakdown": rows}), rows):
         return
+    print_prediction(prediction, answer, options)
+    if breakdown is not None:
+        print(f"\n{_format_breakdown(breakdown, answer['step_time_s'])}")
+    print_warnings(answer["warnings"], everything=options.explain)
+
+
+def print_prediction(prediction: Prediction, answer: Mapping[str, Any], options: argparse.Namespace) -> None:
+    """Print a predicted step, ``answer`` of ``Prediction.to_dict`` with its run; ``options``: what of it was asked."""
     facts = prediction.step.traces[0].facts
     interval = f"80 % interval {format_time(answer['low_s'])} to {format_time(answer['high_s'])}"
     print(f"{answer['workload']} on {answer['platform']}: {answer['plan_text']}")
@@ -318,10 +327,10 @@ def _run_simulate(options: argparse.Namespace) -> None:
             [
                 ("model", describe_model(facts)),
                 ("precision", "" if describe_model(facts) else f"{facts.precision or 'not said'}, as traced"),
-                ("stages", _describe_stages(answer, options)),
-                ("cost model", answer["cost_model"]),
+                ("stages", _describe_stages(answer, prediction)),
+                ("operator times", answer["cost_model"]),
                 ("peak memory", describe_memory(*(answer[name] for name in names))),
-                ("filled by", _describe_filling(answer["memory"])),
+                *_describe_filling(answer["memory"]),
                 ("step time", f"{format_time(answer['step_time_s'])}  ({interval}; {answer['confidence']})"),
                 (
                     "without session",
@@ -333,41 +342,37 @@ def _run_simulate(options: argparse.Namespace) -> None:
                 (
                     "MFU",
                     f"{answer['mfu']:.1%} ({answer['mfu_without_embeddings']:.1%} without embeddings): "
-                    f"{answer['model_flop_per_s_per_gpu'] / 1e12:.0f} model TFLOP/s a GPU"
+                    f"{answer['model_flop_per_s_per_gpu'] / 1e12:.0f} model TFLOP/s per GPU"
                     if "mfu" in answer
                     else "",
                 ),
                 ("MFU counts", answer.get("mfu_formula", "")),
-                ("compute", f"{format_time(answer['compute_s'])} on the busiest rank"),
+                ("compute", f"{format_time(answer['compute_s'])} on the busiest GPU"),
                 (
                     "communication",
                     f"{format_time(answer['communication_s'])}, "
-                    f"of which {format_time(answer['exposed_communication_s'])} exposed, on that rank",
+                    f"of which {format_time(answer['exposed_communication_s'])} exposed, on that GPU",
                 ),
                 ("exposed", _describe_waits(answer)),
                 *_describe_draws(answer.get("draws")),
                 ("bubble", f"{answer['bubble_share']:.1%} of the step, on average" if "bubble_share" in answer else ""),
                 (
-                    "host",
-                    f"devices wait {answer['host_share']:.1%} of the step for launches, on average"
+                    "launch-bound",
+                    f"GPUs idle {answer['host_share']:.1%} of the step waiting for kernel launches"
                     if answer.get("host_share", 0.0) >= _NAMED_SHARE
                     else "",
                 ),
-                ("run", _describe_cost(answer)),
+                ("run", _describe_cost(answer, getattr(options, "currency", "US$"))),
                 (
                     "simulated",
                     f"{answer['events']} events in {format_time(answer['simulator_wall_s'])}"
                     f"{' (identical ranks simulated once)' if answer['folded'] else ''}",
                 ),
-                ("timeline", options.timeline or ""),
-                ("page", options.html or ""),
-                ("breakdown", options.breakdown or ""),
+                *((name, getattr(options, name, None) or "") for name in ("timeline", "breakdown")),
+                ("page", getattr(options, "html", None) or ""),
             ]
         )
     )
-    if breakdown is not None:
-        print(f"\n{_format_breakdown(breakdown, answer['step_time_s'])}")
-    print_warnings(answer["warnings"])
 
 
 def _run_largest(options: argparse.Namespace) -> None:
@@ -409,38 +414,44 @@ def _add_run(answer: Mapping[str, Any], options: argparse.Namespace, device: Dev
     return {"run": run} if run else {}
 
 
+_WHOLE = 100.0
+"""A rate from which on no digit behind the point is written."""
+
+
 def _describe_throughput(answer: Mapping[str, Any]) -> str:
     """Return the rate in samples, and in tokens where a sample has any."""
-    text = f"{answer['samples_per_s']:.3g} samples/s"
+    rate = answer["samples_per_s"]
+    text = f"{rate:,.0f} samples/s" if rate >= _WHOLE else f"{rate:.3g} samples/s"
     if "tokens_per_s" not in answer:
         return text
     return (
-        f"{answer['tokens_per_s']:,.0f} tokens/s, {answer['tokens_per_s_per_gpu']:,.0f} a GPU "
-        f"({answer['tokens_per_step']:,} tokens a step; {text})"
+        f"{answer['tokens_per_s']:,.0f} tokens/s ({answer['tokens_per_s_per_gpu']:,.0f} per GPU; "
+        f"{answer['tokens_per_step']:,} tokens a step, {text})"
     )
 
 
 def _describe_waits(answer: Mapping[str, Any]) -> str:
     """Return the exposed communication of each degree's groups, which late ranks have less of."""
     parts = [f"{name} {format_time(time_s)}" for name, time_s in answer.get("exposed_by_group_s", {}).items()]
-    return f"{', '.join(parts)}, on average over the ranks" if parts else ""
+    return f"{', '.join(parts)}, mean over the GPUs" if parts else ""
 
 
-def _describe_cost(answer: Mapping[str, Any]) -> str:
+def _describe_cost(answer: Mapping[str, Any], currency: str) -> str:
     """Return what a run of many tokens takes."""
     run = answer.get("run")
     if not run:
         return ""
     text = f"{run['tokens']:.3g} tokens: {run['time_s'] / DAY_S:,.1f} days, {run['gpu_hours']:,.0f} GPU-hours"
     if "cost" in run:
-        text += f", {run['cost']:,.0f} at the price given"
+        price = run["cost"] / run["gpu_hours"]
+        text += f", {currency}{format_count(run['cost']).replace(' ', '')} at {currency}{price:.2f}/GPU-hour"
     if "goodput" in run:
         text += (
             f" ({run['goodput']:.1%} of it kept: a failure every {run['mtbf_s'] / HOUR_S:,.1f} h, state saved every"
             f" {run['checkpoint_interval_s'] / _MINUTE_S:,.0f} min)"
         )
     if "energy_j" in run:
-        text += f", {run['energy_j'] / _JOULES_PER_MWH:,.1f} MWh at {run['power_w']:.0f} W a GPU"
+        text += f", {run['energy_j'] / JOULES_PER_MWH:,.1f} MWh at {run['power_w']:.0f} W per GPU"
     return text
 
 
@@ -476,29 +487,34 @@ _CUTS = {
 }
 
 
-def _describe_stages(answer: Mapping[str, Any], options: argparse.Namespace) -> str:
-    """Return the units of a pipeline's stages, how they were cut, and that nobody chose the schedule."""
+def _describe_stages(answer: Mapping[str, Any], prediction: Prediction) -> str:
+    """Return the units of a pipeline's stages, how they were cut, and what other schedule there is for GPipe."""
     if "stage_units" not in answer:
         return ""
-    chosen = options.plan or options.schedule or options.schedule_file
-    default = "" if chosen else "; gpipe without --schedule, where Megatron-LM runs 1f1b"
-    return f"{', '.join(map(str, answer['stage_units']))} units, cut {_CUTS[answer['stages_by']]}{default}"
+    gpipe = prediction.task_graph.metadata.plan.schedule == "gpipe"
+    units = ", ".join(map(str, answer["stage_units"]))
+    return f"{units} units, cut {_CUTS[answer['stages_by']]}" + "; GPipe (--schedule 1f1b as Megatron-LM)" * gpipe
 
 
-def _describe_filling(memory: Sequence[dict[str, Any]]) -> str:
-    """Return what fills the fullest rank at its peak, the largest first, and when that is."""
+def _describe_filling(memory: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Return what fills the fullest rank at its peak, the largest first, what the allocator reserves, and when that is."""
     if not memory:
-        return ""
+        return []
     fullest = find_fullest(memory)
     parts = [
         f"{category.replace('_', ' ')} {format_bytes(size)}"
         for category, size in fullest["categories"].items()
         if size >= fullest["peak_bytes"] / 100
     ]
-    if "reserved_bytes" in fullest:
-        parts.append(f"{format_bytes(fullest['reserved_bytes'])} with what the allocator keeps free")
     rank = f"rank {fullest['ranks'][0]}, " if len(memory) > 1 else ""
-    return f"{', '.join(parts)} ({rank}{fullest['when']})"
+    return [
+        ("at its peak", ", ".join(parts)),
+        (
+            "reserved",
+            f"{format_bytes(fullest['reserved_bytes'])} by the allocator" if "reserved_bytes" in fullest else "",
+        ),
+        ("peak occurs at", f"{rank}{fullest['when']}"),
+    ]
 
 
 def _check_outputs(options: argparse.Namespace) -> None:
@@ -541,9 +557,9 @@ def _format_breakdown(breakdown: pd.DataFrame, step_time_s: float) -> str:
     return format_table(columns, rows, drop_empty=True)
 
 
-def add_simulate(parser: argparse.ArgumentParser, form: str = "--output", *, of_run: bool = False) -> None:
-    """Add the subcommand ``simulate``, its form of output under a flag; ``of_run``: the platform may be said elsewhere."""
-    add_plan_arguments(parser, megatron=True, of_run=of_run)
+def add_simulate(parser: argparse.ArgumentParser, form: str = "--output") -> None:
+    """Add the subcommand ``simulate``, its form of output under a flag."""
+    add_plan_arguments(parser, megatron=True)
     add_command(
         parser,
         _run_simulate,
@@ -582,6 +598,7 @@ def add_simulate(parser: argparse.ArgumentParser, form: str = "--output", *, of_
             )
         },
         WHAT_IF,
+        EXPLAIN,
         HTML,
         list_forms("the answer, or the breakdown of --by,", form),
     )
@@ -612,7 +629,7 @@ def _run_memory(options: argparse.Namespace) -> None:
     write_page(options, "plot_memory", answer)
     if write_output(options.form, answer, answer["memory"]):
         return
-    print(_wrap(f"{answer['workload']} on {answer['platform']}: {answer['plan_text']}"))
+    print(wrap(f"{answer['workload']} on {answer['platform']}: {answer['plan_text']}"))
     if answer["fit_probability"] is None:
         print("memory: not estimated (the trace does not say what its operators make)")
     else:
@@ -620,7 +637,8 @@ def _run_memory(options: argparse.Namespace) -> None:
         _print_verdict(answer)
 
 
-def _wrap(text: str, indent: int = 2) -> str:
+def wrap(text: str, indent: int = 2) -> str:
+    """Return a paragraph in lines of 80 columns."""
     return textwrap.fill(text, _BAR + 4, subsequent_indent=" " * indent, break_on_hyphens=False)
 
 
@@ -634,7 +652,7 @@ def _print_ranks(answer: Mapping[str, Any]) -> None:
         rank = entry["ranks"][0] if word == "fullest" else answer["ranks"] - 1
         heads.append(f"rank {rank}")
         alike = f" (the same on {len(entry['ranks'])} of {answer['ranks']} ranks)" if answer["ranks"] > 1 else ""
-        print("\n" + _wrap(f"{word}: rank {rank}{alike}; peak in {entry['when']}"))
+        print("\n" + wrap(f"{word}: rank {rank}{alike}; peak in {entry['when']}"))
         print(draw_bar(parts, answer["memory_bytes"]))
     rows = [
         (f"{letter}  {name}", *(format_bytes(parts.get((letter, name), 0)) for parts in columns))
@@ -660,7 +678,7 @@ def _print_verdict(answer: Mapping[str, Any]) -> None:
     for row in answer["changes"]:
         odds = describe_probability(row["fit_probability"]).removesuffix(" likely to fit")
         mark = "*" if row["fit_probability"] >= DOUBTED else " "
-        print(_wrap(f"{mark} {odds:>13}  {format_bytes(row['wanted_bytes']):>9}  {row['flags']}", 28))
+        print(wrap(f"{mark} {odds:>13}  {format_bytes(row['wanted_bytes']):>9}  {row['flags']}", 28))
     enough = any(row["fit_probability"] >= DOUBTED for row in answer["changes"])
     print(
         f"* at least {100 * DOUBTED:.0f} % likely to fit"
@@ -676,6 +694,7 @@ def add_memory(parser: argparse.ArgumentParser) -> None:
         parser,
         _run_memory,
         {"": ((f"--{AS_TRACED}", True, "the memory of ranks that the traces hold, as they are"),)},
+        EXPLAIN,
         HTML,
         list_forms("the ranks' memory"),
     )

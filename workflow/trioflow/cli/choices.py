@@ -23,6 +23,7 @@ from trioflow.base.plan_row import (
 from trioflow.base.precision_recipes import DEFAULT_RECIPE, RECIPE_NAMES
 from trioflow.base.settings import OPTIMIZERS
 from trioflow.cli.output import Options, add_options
+from trioflow.costmodel.choices import read_gpus
 from trioflow.costmodel.operators.methods import UNFITTED
 from trioflow.costmodel.steps import TIMER
 from trioflow.hardware.machine import TIES, Link, Platform
@@ -34,6 +35,7 @@ from trioflow.parallel.plan import NAMED, choose_plan, make_plan, read_plan
 from trioflow.parallel.schedules.table import MODES, TRAIN, Schedule
 from trioflow.parallel.splits.pipeline import BALANCES
 from trioflow.parallel.splits.routing import BALANCED
+from trioflow.prediction.assembly import cut_micro_batches
 from trioflow.prediction.options import ANCHORS, CLOSED_FORM, SESSION, STEP_WORDS, check_factor
 from trioflow.prediction.options import Options as Assumptions
 from trioflow.sharded.as_traced import AS_TRACED
@@ -262,6 +264,12 @@ _DEGREES: Options = {
         ),
     )
 }
+GPUS = (
+    "--gpus",
+    "NxNAME",
+    "number and kind of GPUs, as 256xH100: a GPU (on its usual platform), a shipped platform or a file; instead of "
+    "--ranks and --platform",
+)
 NODE = 8
 """GPUs of the node that is taken where no number of ranks is given."""
 _CONFIGURATION = (
@@ -282,7 +290,7 @@ COLLECTIVES: Options = {
 """The model of collectives, for commands that simulate."""
 
 
-def add_plan_arguments(parser: argparse.ArgumentParser, *, megatron: bool = False, of_run: bool = False) -> None:
+def add_plan_arguments(parser: argparse.ArgumentParser, *, megatron: bool = False) -> None:
     """Add what a task graph is made from; with ``megatron`` a framework's configuration may stand for a trace."""
     add_options(
         parser,
@@ -295,13 +303,15 @@ def add_plan_arguments(parser: argparse.ArgumentParser, *, megatron: bool = Fals
                     "configuration's file; more of the same workload at other batches make other batches more certain",
                     {"nargs": "*" if megatron else "+"},
                 ),
-                (
-                    "--platform",
-                    "NAME|FILE",
-                    "shipped platform, this-machine (after `make reproduce`), or a YAML file",
-                    {"required": not of_run},
-                ),
+                ("--platform", "NAME|FILE", "shipped platform, this-machine (after `make reproduce`), or a YAML file"),
+                GPUS,
                 ("--batch", (int, "N"), "samples of the whole step, all ranks together"),
+                (
+                    "--micro-batch",
+                    (int, "N"),
+                    "samples of a micro-batch, the batch's others by gradient accumulation or in the pipeline "
+                    "(default: 1 for a language model by name or configuration)",
+                ),
                 (
                     "--plan",
                     "NAME",
@@ -433,13 +443,38 @@ _ASSUMED = (
 """Arguments that are fields of ``Options``."""
 
 
+def _cut_micro_batches(plan: Plan, options: argparse.Namespace) -> Plan:
+    """Return a plan with micro-batches of ``--micro-batch`` samples, or as ``assembly.cut_micro_batches``; PlanError likewise."""
+    settled = any(getattr(options, name, None) is not None for name in ("accumulate", "micro_batches", "megatron"))
+    if options.micro_batch is not None and (settled or options.batch is None):
+        raise PlanError(
+            "--micro-batch with a number of micro-batches, or without --batch",
+            fix="give --batch and --micro-batch alone",
+        )
+    return plan if settled or options.last_batch else cut_micro_batches(options.trace, plan, options.batch, options.micro_batch)
+
+
+def apply_gpus(options: argparse.Namespace) -> None:
+    """Write what ``--gpus`` says into ranks and platform; InputError where these are given too, or no platform is."""
+    if options.gpus is not None:
+        count, name = read_gpus(options.gpus)
+        for flag, value, same in (("--ranks", options.ranks, count), ("--platform", options.platform, name)):
+            if value not in (None, same):
+                raise InputError(f"--gpus {options.gpus} with {flag} {value}", fix="give one of them")
+        options.ranks, options.platform = count, name
+    if options.platform is None:
+        raise InputError("no GPUs were given", fix="give --gpus 256xH100, or --platform and the ranks of a plan")
+
+
 def read_options(options: argparse.Namespace) -> tuple[Plan, Platform, Assumptions]:
     """Return the plan, the platform and the assumptions of a command line; TrioflowError where anything does not fit."""
+    apply_gpus(options)
     assumed = {name: getattr(options, name) for name in _ASSUMED if name in options}
     if assumed.get("as_traced"):
         chosen, schedule = _choose_traced_ranks(options), None
     else:
         chosen, schedule = _choose_scheduled_plan(options)
+        chosen = chosen if schedule else _cut_micro_batches(chosen, options)
     plan = set_algorithms(chosen, options)
     measured = list_inter_node(options)
     platform = change_platform(open_platform(options.platform, plan.ranks, **measured), options)
@@ -480,8 +515,10 @@ def apply_configuration(options: argparse.Namespace) -> None:
     """
     if options.megatron is None:
         if not options.trace:
-            raise InputError("no TRACE was given", fix="name one, such as llama-3.1-8b --sequence 8192")
+            raise InputError("no TRACE was given", fix="name one, such as llama-3.1-8b")
         return
+    if options.gpus is not None:
+        apply_gpus(options)
     if options.trace or options.plan:
         raise InputError("--megatron gives the model and the plan", fix="leave TRACE and --plan out")
     found = find_configuration(options.megatron)

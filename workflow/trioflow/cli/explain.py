@@ -82,7 +82,7 @@ def add_explain(parser: argparse.ArgumentParser) -> None:
             )
         },
     )
-    add_simulate(parser, "--form", of_run=True)
+    add_simulate(parser, "--form")
     add_command(
         parser,
         _run_explain,

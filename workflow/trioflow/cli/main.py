@@ -24,6 +24,10 @@ EXAMPLE = """example, with a trace that ships with trioflow:
 
 
 COMMANDS = {
+    "plan": (
+        "the best plans of a model on some GPUs: step, MFU, memory, days and cost on one screen",
+        "trioflow.cli.plan.add_plan",
+    ),
     "simulate": ("predict the training step of a plan on a platform", "trioflow.cli.answer.add_simulate"),
     "memory": (
         "what fills a rank's memory, how likely it fits, and what would make it fit",

@@ -180,10 +180,23 @@ def check_output(flag: str, path: str | None, endings: tuple[str, ...]) -> None:
         raise InputError(f"{flag} {path}: no folder {Path(path).parent}", fix="create the folder first")
 
 
-def print_warnings(warnings: Sequence[str]) -> None:
-    """Print warnings on the error stream, those that say the same as one."""
-    for warning in group_warnings(warnings):
+EXPLAIN: Options = {"": (("--explain", True, "print every warning, and all that lies behind the answer"),)}
+_MOST_WARNINGS = 3
+_OF_CONFIDENCE = "is uncalibrated, not measured"
+"""In warnings that repeat what the word of confidence says."""
+
+
+def print_warnings(warnings: Sequence[str], *, everything: bool = True) -> None:
+    """Print warnings on the error stream, those that say the same as one; not ``everything``: the first few alone.
+
+    What the word of confidence says already is left out then.
+    """
+    grouped = group_warnings(warnings)
+    shown = grouped if everything else [one for one in grouped if _OF_CONFIDENCE not in one][:_MOST_WARNINGS]
+    for warning in shown:
         print(f"warning: {warning}", file=sys.stderr)
+    if more := len(grouped) - len(shown):
+        print(f"{more} more warning{'s' * (more > 1)}: --explain", file=sys.stderr)
 
 
 def group_warnings(warnings: Sequence[str]) -> list[str]:

@@ -9,12 +9,12 @@ from trioflow.base.errors import InputError
 from trioflow.base.plan_row import BUCKETED
 from trioflow.base.units import BYTES_PER_MIB, format_bytes, format_time
 from trioflow.cli.answer import DAY_S
-from trioflow.cli.choices import DRAWS, INTER_NODES, ROUTING, RUN, list_inter_node, list_model_options
-from trioflow.cli.output import add_command, format_table, list_forms, print_warnings, write_output
+from trioflow.cli.choices import DRAWS, GPUS, INTER_NODES, ROUTING, RUN, apply_gpus, list_inter_node, list_model_options
+from trioflow.cli.output import EXPLAIN, add_command, format_table, list_forms, print_warnings, write_output
 from trioflow.parallel.memory.survival import DOUBTED
 from trioflow.parallel.plan import BUCKET_BYTES
 from trioflow.prediction.options import SORTS, STEP_WORDS
-from trioflow.sweeps.search import SearchResult, search
+from trioflow.sweeps.search import SearchResult, Watch, search
 
 _SHOWN_REASONS = 5
 _FATES = ("plans", "refused", "out_of_memory", "slower", "simulated")
@@ -36,8 +36,9 @@ def add_search(parser: argparse.ArgumentParser) -> None:
                     "folder or pack of a trace, or a shipped one's name; several of one workload at other batches",
                     {"nargs": "+"},
                 ),
-                ("--ranks", "N[,N]", "number of ranks, or several to compare", {"required": True}),
-                ("--platform", "NAME|FILE", "as for simulate", {"required": True}),
+                GPUS,
+                ("--ranks", "N[,N]", "number of ranks, or several to compare"),
+                ("--platform", "NAME|FILE", "as for simulate"),
                 (
                     "--batch",
                     (int, "B"),
@@ -69,6 +70,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         INTER_NODES,
         DRAWS,
         {"": (("--cost-model", "MODEL", "as for simulate"), ("--override", "CSV", "as for simulate"))},
+        EXPLAIN,
         list_forms("the plans shown"),
     )
 
@@ -81,18 +83,26 @@ def read_ranks(text: str) -> list[int]:
     return sorted({int(word) for word in words})
 
 
-def _find_plans(options: argparse.Namespace) -> SearchResult:
-    """Return the answer of ``trioflow search``."""
+def show_progress(options: argparse.Namespace) -> Watch:
+    """Return what follows a search on a terminal."""
 
     def watch(done: int, total: int, doing: str) -> None:
         part = _BAR * done // max(total, 1)
         bar = "#" * part + "." * (_BAR - part)
         options.sign.text = f", {bar} {done} of {total} plans {doing}"
 
+    return watch
+
+
+def _find_plans(options: argparse.Namespace) -> SearchResult:
+    """Return the answer of ``trioflow search``."""
+    apply_gpus(options)
+    if options.ranks is None:
+        raise InputError("no number of GPUs was given", fix="give --gpus 256xH100, or --ranks and --platform")
     jobs = count_jobs() if options.jobs is None else options.jobs
     return search(
         options.trace,
-        read_ranks(options.ranks),
+        read_ranks(str(options.ranks)),
         options.platform,
         batch=options.batch,
         top=options.top,
@@ -101,7 +111,7 @@ def _find_plans(options: argparse.Namespace) -> SearchResult:
         cost_model=options.cost_model,
         override=options.override,
         tokens=options.tokens,
-        watch=watch,
+        watch=show_progress(options),
         routing=options.routing,
         sort=options.sort,
         draws=options.draws,
@@ -117,43 +127,60 @@ def _run_search(options: argparse.Namespace) -> None:
     answer = _find_plans(options).to_dict()
     if write_output(options.form, answer, answer["ranking"]):
         return
-    ranks = ", ".join(map(str, answer["ranks"]))
-    print(
-        f"{answer['workload']} on {ranks} ranks of {answer['platform']}, {answer['batch']} samples a step: "
-        f"{answer['plans']} plans outlined, {answer['simulated']} simulated"
-    )
-    print(f"cost model {answer['cost_model']}; {answer['confidence']}\n")
-    if answer["ranking"]:
-        print(format_ranking(answer))
-        names = {"expected_s": "time", "peak_memory_bytes": "memory", "cost_per_step": "cost", "energy_j": "energy"}
-        words = [names[column] for column in answer["compared_by"]]
-        if any(row["crowded"] for row in answer["ranking"]):
-            print(f"\n(!) less than {DOUBTED:.0%} likely to fit the memory: behind the others (docs/memory.md)")
-        print(f"\n* a plan to choose from: none shown is as good in {' and '.join(words)}, and better in one of them")
-    if answer["first_beats_second"] is not None:
-        print(
-            f"the first beats the second with a probability of {answer['first_beats_second']:.0%} "
-            "(log-normal errors, shared by plans as far as both depend on compute and communication alike)"
-        )
-    if "first_beats_second_drawn" in answer:
-        share = answer["first_beats_second_drawn"]
-        print(f"and in {share:.0%} of {options.draws} draws of the same ranks, by their drift alone")
-    low, high = answer["outline_error"]
-    print(f"outlines of the simulated plans were off by {low:+.1%} to {high:+.1%}")
-    _print_left_out(answer)
-    print_warnings(answer["warnings"])
+    print_search(answer, everything=options.explain)
     if not answer["ranking"]:
         raise InputError("no plan fits", fix="use more ranks, a smaller batch or another platform")
 
 
-def format_ranking(answer: dict[str, Any]) -> str:
-    """Return the ranking as text; columns that no row has are left out."""
+def print_search(answer: dict[str, Any], *, everything: bool = True) -> None:
+    """Print the ranking and, with ``everything``, what became of each kind of plan and every warning."""
+    ranks = ", ".join(map(str, answer["ranks"]))
+    low, high = answer["outline_error"]
+    print(
+        f"{answer['workload']} on {ranks} ranks of {answer['platform']}, {answer['batch']} samples a step: "
+        f"{answer['plans']:,} plans estimated, the best {answer['simulated']} simulated"
+    )
+    print(
+        f"confidence {answer['confidence']}; the quick estimates were within {max(-low, high):.1%} of the simulation\n"
+    )
+    if answer["ranking"]:
+        print(format_ranking(answer, everything=everything))
+        names = {"expected_s": "time", "peak_memory_bytes": "memory", "cost_per_step": "cost", "energy_j": "energy"}
+        words = [names[column] for column in answer["compared_by"]]
+        if any(row["crowded"] for row in answer["ranking"]):
+            print(f"\n(!) less than {DOUBTED:.0%} likely to fit the memory: behind the others (docs/memory.md)")
+        print(f"\n* Pareto-optimal in {' and '.join(words)}")
+    if answer["first_beats_second"] is not None:
+        print(
+            f"P(plan 1 faster than plan 2) = {answer['first_beats_second']:.0%}, "
+            f"{describe_odds(answer['first_beats_second'])}"
+        )
+    if "first_beats_second_drawn" in answer:
+        share = answer["first_beats_second_drawn"]
+        print(f"and in {share:.0%} of the draws of the same ranks, by their jitter alone")
+    if everything:
+        print(f"operator times: {answer['cost_model']}; {answer['assumption']}")
+    _print_left_out(answer, everything)
+    print_warnings(answer["warnings"], everything=everything)
+
+
+_ODDS = ((0.6, "effectively a tie"), (0.8, "slightly ahead"), (0.95, "likely faster"), (1.0, "clearly faster"))
+"""Up to which probability that one plan is faster than another it is called so."""
+
+
+def describe_odds(probability: float) -> str:
+    """Return the probability that a plan is faster than the next, in words."""
+    return next(word for most, word in _ODDS if probability <= most)
+
+
+def format_ranking(answer: dict[str, Any], *, everything: bool = True) -> str:
+    """Return the ranking as text; columns that no row has are left out, and without ``everything`` those of less weight."""
     rows, recipes = answer["ranking"], "precisions" in answer
     runs = [row["run"] for row in rows if "run" in row]
     tokens = any("tokens_per_s" in row for row in rows)
     columns: list[tuple[str, bool, Callable[[int, dict[str, Any]], str]]] = [
         ("", True, lambda place, row: f"{place}{'*' if row['pareto'] else ''}"),
-        ("plan", True, lambda _, row: row["plan_text"] + describe_rest(row)),
+        ("plan", True, lambda _, row: row["notation"] + describe_rest(row)),
         ("precision, fusion", recipes, lambda _, row: f"{row['precision']}, {row['fusion']}"),
         ("step", True, lambda _, row: format_time(row["step_time_s"])),
         (
@@ -161,15 +188,18 @@ def format_ranking(answer: dict[str, Any]) -> str:
             any(row["expected_s"] != row["step_time_s"] for row in rows),
             lambda _, row: format_time(row["expected_s"]),
         ),
-        ("80 % interval", True, lambda _, row: f"{format_time(row['low_s'])} to {format_time(row['high_s'])}"),
+        ("80 % interval", True, lambda _, row: f"{format_time(row['low_s'])}-{format_time(row['high_s'])}"),
         ("peak, odds", True, lambda _, row: _format_peak(row) + (" (!)" if row["crowded"] else "")),
-        ("cost/step", "cost_per_step" in answer["compared_by"], lambda _, row: f"{row['cost_per_step']:.3g}"),
-        ("energy [J]", "energy_j" in answer["compared_by"], lambda _, row: f"{row['energy_j']:.3g}"),
-        ("micro-batch", tokens, lambda _, row: f"{row['micro_batch_samples']:g}"),
+        (
+            "cost/step",
+            everything and "cost_per_step" in answer["compared_by"],
+            lambda _, row: f"{row['cost_per_step']:.3g}",
+        ),
+        ("energy [J]", everything and "energy_j" in answer["compared_by"], lambda _, row: f"{row['energy_j']:.3g}"),
         ("tokens/s/GPU", tokens, lambda _, row: f"{row['tokens_per_s_per_gpu']:,.0f}"),
         ("MFU", tokens, lambda _, row: f"{row['mfu']:.1%}" if "mfu" in row else "-"),
-        ("run [days]", bool(runs), lambda _, row: f"{row['run']['time_s'] / DAY_S:,.1f}"),
-        ("run cost", any("cost" in run for run in runs), lambda _, row: f"{row['run']['cost']:,.0f}"),
+        ("days", bool(runs), lambda _, row: f"{row['run']['time_s'] / DAY_S:,.1f}"),
+        ("cost", any("cost" in run for run in runs), lambda _, row: f"{row['run']['cost']:,.0f}"),
     ]
     shown = [(head, write) for head, holds, write in columns if holds]
     cells = [[write(place, row) for _, write in shown] for place, row in enumerate(rows, 1)]
@@ -195,11 +225,11 @@ def describe_rest(row: dict[str, Any]) -> str:
     return f"{text} (or {' or '.join(alike)}, alike)" if alike else text
 
 
-def _print_left_out(answer: dict[str, Any]) -> None:
-    """Say how many plans were left out, and why."""
+def _print_left_out(answer: dict[str, Any], everything: bool) -> None:
+    """Say how many plans were left out and, with ``everything``, why."""
     dropped, refused = answer["out_of_memory"], answer["refused"]
     print(f"\n{_format_families(answer['families'])}")
-    if answer["not_searched"]:
+    if answer["not_searched"] and everything:
         print(f"not searched, ask simulate: {', '.join(answer['not_searched'])}")
     if dropped:
         least = min(dropped, key=lambda entry: entry["needed_bytes"])
@@ -207,7 +237,9 @@ def _print_left_out(answer: dict[str, Any]) -> None:
         print(
             f"{len(dropped)} plans do not fit the memory; the nearest: {least['plan_text']}{recipe}, {least['reason']}"
         )
-    if refused:
+    if refused and not everything:
+        print(f"{sum(refused.values())} plans are refused (--explain says why)")
+    elif refused:
         print(f"{sum(refused.values())} plans are refused:")
         for reason, count in list(refused.items())[:_SHOWN_REASONS]:
             print(f"  {count} {reason}")

@@ -1,10 +1,12 @@
 """What a question leaves open: which platform a name means, and which cost models serve it."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from trioflow.base.errors import InputError, PlatformError, suggest
-from trioflow.base.provenance import read_json
+from trioflow.base.provenance import PACKAGE, read_json
+from trioflow.base.shipped import read_table
 from trioflow.costmodel.collectives.between_nodes import NODES_FILE
 from trioflow.costmodel.collectives.model import CollectiveCostModel, load_collective_model
 from trioflow.costmodel.collectives.platform import KIND, PlatformCollectives, load_platform_collectives
@@ -13,14 +15,15 @@ from trioflow.costmodel.interface import RowModel
 from trioflow.costmodel.operators.methods import UNFITTED
 from trioflow.costmodel.operators.model import SHIPPED_MODELS, load_operator_model
 from trioflow.costmodel.overrides import load_overrides
-from trioflow.hardware.device_sheet import DeviceSheet, resolve_device
-from trioflow.hardware.machine import Platform
+from trioflow.hardware.device_sheet import DeviceSheet, list_fitting, resolve_device
+from trioflow.hardware.machine import Device, Platform
 from trioflow.hardware.platform import list_platforms, load_platform
 from trioflow.trace.store import Trace
 
 MEASURED = Path("results")
 """Where a workflow run in this folder leaves what it measured."""
 THIS_MACHINE = "this-machine"
+_USUAL = PACKAGE / "data" / "usual_platforms.tsv"
 
 Collectives = CollectiveCostModel | PlatformCollectives
 
@@ -40,8 +43,39 @@ def find_platform(name: str) -> str | Path:
 
 
 def load_named_platform(name: str, ranks: int) -> Platform:
-    """Return a platform by name or file; ``this-machine`` is the workflow's own."""
-    return load_platform(find_platform(name), ranks)
+    """Return a platform by name, file or its GPU (``H100``: on its usual platform); ``this-machine`` is the workflow's own.
+
+    A GPU that no shipped platform has gets the links and the host of one of its form (``usual_platforms.tsv``).
+    """
+    usual = find_usual_platform(name)
+    if usual is None:
+        return load_platform(find_platform(name), ranks)
+    sheet, place = usual
+    platform = load_platform(place, ranks)
+    if platform.device.sheet is not None and platform.device.sheet.name == sheet.name:
+        return platform
+    doubt = f"no platform with {sheet.driver_name} ships: links and host are those of {place}"
+    return replace(platform, device=Device.of(sheet), doubts=(*platform.doubts, doubt))
+
+
+def find_usual_platform(name: str) -> tuple[DeviceSheet, str] | None:
+    """Return the sheet and the usual platform of the GPU that a name stands for; None for a platform's name or file."""
+    if name == THIS_MACHINE or name in list_platforms() or name.endswith((".yaml", ".yml")) or "/" in name:
+        return None
+    fitting = {sheet.name: sheet for word in (name, f"RTX {name}") for sheet in list_fitting(word)}
+    usual = read_table(_USUAL)
+    return next(((fitting[row["gpu"]], row["platform"]) for row in usual if row["gpu"] in fitting), None)
+
+
+def read_gpus(text: str) -> tuple[int, str]:
+    """Return the number and the name in ``256xH100``; the name is a GPU, a platform or a platform's file.
+
+    Raises InputError where it is written otherwise.
+    """
+    count, sign, name = str(text).partition("x")
+    if not (count.isascii() and count.isdigit() and len(count) < 10 and int(count) and sign and name):
+        raise InputError(f"--gpus {text!r:.60} is no number of GPUs", fix="write for example 256xH100 or 8xdgx-a100")
+    return int(count), name
 
 
 def find_collectives(platform: Platform, named: str | None = None) -> Path | None:

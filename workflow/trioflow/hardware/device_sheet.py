@@ -309,7 +309,7 @@ def find_device(name: str, own: bool = True) -> DeviceSheet:
     same product whose memory and form factor it does not contradict. Raises PlatformError, with the
     numbers to write and where, when none or several fit.
     """
-    fitting = _list_fitting(name, own)
+    fitting = list_fitting(name, own)
     if len(fitting) == 1:
         return fitting[0]
     if fitting:
@@ -327,7 +327,7 @@ def find_device(name: str, own: bool = True) -> DeviceSheet:
     )
 
 
-def _list_fitting(name: str, own: bool) -> list[DeviceSheet]:
+def list_fitting(name: str, own: bool = True) -> list[DeviceSheet]:
     """Return the sheet that has a name, or those that it may stand for; only the likely ones are read."""
     wanted, parts = plain_name(name), read_name(name)
     for sheet in _read_likely([wanted], own):
@@ -344,7 +344,7 @@ def find_sheet(device_name: str, own: bool = True) -> DeviceSheet | None:
     """
     if is_processor(device_name) and not (own and any(OWN.glob("*.y*ml"))):
         return None
-    fitting = _list_fitting(device_name, own)
+    fitting = list_fitting(device_name, own)
     return fitting[0] if len(fitting) == 1 else None
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from trioflow.base.errors import PlatformError
@@ -52,6 +52,10 @@ class Device:
             sheet.memory_bandwidth_bytes_per_s,
             sheet,
         )
+
+    def keep_free(self, share: float) -> Device:
+        """Return the device with less memory to use."""
+        return replace(self, memory_bytes=int(self.memory_bytes * (1 - share)))
 
     @property
     def described(self) -> DeviceSheet | str:

@@ -265,6 +265,19 @@ def fit_framework(plan: Plan, trace: Trace) -> Plan:
     return replace(plan, vocabulary_parallel=vocabulary, tensor_overlap=overlap)
 
 
+def cut_batch(plan: Plan, batch: int, samples: int = 1) -> Plan:
+    """Return a plan whose micro-batches have so many samples; PlanError where replicas or the schedule do not take that."""
+    pieces, rest = divmod(batch, plan.data * samples)
+    if rest or not pieces:
+        raise PlanError(
+            f"a batch of {batch} does not divide into micro-batches of {samples} on {plan.data} replica(s)",
+            fix=f"use a multiple of {plan.data * samples}",
+        )
+    if plan.pipeline > 1:
+        build_schedule(plan.schedule, plan.pipeline, pieces, plan.stages_per_rank)
+    return vary_plan(plan, **{"micro_batches" if plan.pipeline > 1 else "accumulate": pieces})
+
+
 def micro_batch_sizes(plan: Plan, batch: int) -> list[int]:
     """Return the samples of each micro-batch or accumulated micro-step of one replica, the largest first.
 
@@ -367,63 +380,70 @@ def check_shapes(plan: Plan, trace: Trace, sizes: Sequence[int]) -> None:
         )
 
 
-def describe_plan(plan: Plan, batch: int) -> str:
-    """Return what a plan comes to, such as ``8 ranks = 2 data x 4 tensor, 32 samples a rank``."""
-    alike = plan.expert_cut == plan.tensor
-    shared = f" ({plan.expert} expert)" if plan.expert > 1 and alike else ""
-    factors = [
-        f"{degree} {name}{shared if name == 'data' else ''}"
-        for name, degree in (
-            ("data", plan.data),
-            ("tensor", plan.tensor),
-            ("context", plan.context),
-            ("pipeline", plan.pipeline),
-        )
-        if degree > 1
-    ]
-    ranks = f"{plan.ranks} rank{'s' if plan.ranks > 1 else ''}"
-    text = f"{ranks} = {' x '.join(factors)}" if factors else ranks
-    if not alike:
-        grid = f"{plan.expert} expert x {plan.expert_cut} tensor x {plan.replicas_of(True)} data"
-        text += f" (experts: {grid})"
-    each = micro_batch_sizes(plan, batch)[0] if plan.replication == "dp" else batch // plan.data
-    uneven = plan.replication == "dp" and bool(batch % plan.data)
-    text += f", {'at most ' if uneven else ''}{each} sample{'s' if each != 1 else ''} a {'rank' if plan.pipeline * plan.context == 1 else 'replica'}"
-    if plan.micro_batches > 1:
-        text += f" in {len(micro_batch_sizes(plan, batch))} micro-batches ({plan.schedule})"
-    if plan.stages_per_rank > 1:
-        text += f", {plan.stages_per_rank} stages a rank"
+_SCHEDULE_NAMES = {"gpipe": "GPipe", "1f1b": "1F1B", "zbv": "ZBV", "dualpipev": "DualPipeV"}
+_SHARDING_NAMES = {
+    "zero1": "ZeRO-1 by whole tensors",
+    "distributed": "ZeRO-1",
+    "partitioned": "ZeRO-2",
+    "zero2": "FSDP without resharding",
+    "zero3": "FSDP",
+    "fsdp": "FSDP",
+    "hsdp": "HSDP",
+}
+
+
+def describe_plan(plan: Plan, batch: int, *, brief: bool = False) -> str:
+    """Return a plan in the field's notation, such as ``DP8 x TP4 x PP8, interleaved 5, ZeRO-1, SP, mbs 1``.
+
+    ``mbs``: samples of a micro-batch. ``brief``: for tables: without what follows from the batch and without overlaps.
+    Raises PlanError when replicas cannot share the batch.
+    """
+    degrees = {"DP": plan.data, "TP": plan.tensor, "CP": plan.context, "PP": plan.pipeline}
+    parts = [" x ".join(f"{name}{degree}" for name, degree in degrees.items() if degree > 1) or "1 GPU"]
+    if plan.expert > 1 or plan.expert_cut != plan.tensor:
+        parts.append(f"EP{plan.expert}" + f" x ETP{plan.expert_cut}" * (plan.expert_cut != plan.tensor))
+    if plan.pipeline > 1:
+        stages = f" {plan.stages_per_rank}" if plan.stages_per_rank > 1 else ""
+        parts.append(_SCHEDULE_NAMES.get(plan.schedule, plan.schedule) + stages)
     if plan.sharding != "none":
-        groups = f" in groups of {plan.shard}" if plan.shard > 1 else ""
-        text += f", {plan.sharding}{groups}"
-    if plan.accumulate > 1:
-        text += f", gradients of {plan.accumulate} micro-steps added up"
-        text += " as shards" if plan.sums_shards else " whole" if plan.shards_units else ""
-        text += f", reduced {'in each' if plan.reduces_each else 'once'}" * (plan.replicas > 1)
-    return text + "".join(f", {words}" for words in _describe_styles(plan))
+        parts.append(_SHARDING_NAMES[plan.sharding] + f" in groups of {plan.shard}" * (plan.shard > 1))
+    sizes = micro_batch_sizes(plan, batch)
+    uneven = (plan.replication == "dp" and batch % plan.data) or len(set(sizes)) > 1
+    parts += ["SP"] * plan.sequence_parallel + [f"mbs {'up to ' if uneven else ''}{sizes[0]}"]
+    if plan.pieces > 1 and not brief:
+        parts.append(f"{len(sizes)} micro-batches" if plan.pipeline > 1 else _describe_accumulation(plan))
+    styles = _describe_styles(plan)
+    return ", ".join(parts + [words for words, minor in styles.items() if not (brief and minor)])
 
 
-def _describe_styles(plan: Plan) -> list[str]:
-    """Return in words how replicas and layers are shared, where not in the default way."""
+def _describe_accumulation(plan: Plan) -> str:
+    """Return the steps of gradient accumulation, and how often replicas reduce."""
+    words = "reduced once" if not plan.reduces_each else "reduce-scatter each step"
+    if plan.reduces_each and not plan.sums_shards:
+        words = "all-reduce each step"
+    return f"{plan.accumulate} gradient-accumulation steps" + f" ({words})" * (plan.replicas > 1)
+
+
+def _describe_styles(plan: Plan) -> dict[str, bool]:
+    """Return in words how replicas and layers are shared where not in the default way, and whether a table leaves it out."""
+    kind, _, detail = plan.recompute.partition(":")
+    recompute = f"recompute {plan.recompute}" if detail else f"{kind} recompute"
+    recompute = {"save": f"recompute all but {detail}", "modules": f"recompute of {detail}"}.get(kind, recompute)
     styles = {
-        "DataParallel in one process": plan.replication == "dp",
-        "outputs of layers gathered": plan.tensor_style == "gather",
-        f"sequences shared by {plan.context_method}": plan.context > 1,
-        "sequence parallel": plan.sequence_parallel,
-        "vocabulary parallel": plan.vocabulary_parallel,
-        "messages of tensor parallelism beside backward's products": plan.tensor_overlap == "backward",
-        "messages of tensor parallelism beside products": plan.tensor_overlap == "products",
-        "exchanges of experts beside another micro-batch": plan.expert_overlap,
-        "weights gathered during forward": plan.gather_overlap,
-        "embedding and head whole on each rank": plan.plan == "tp-layers",
-        "units recomputed": plan.recompute.startswith("full"),
-        "attentions recomputed": plan.recompute.startswith("selective"),
-        f"blocks recomputed but what {plan.recompute[5:]} saves": plan.recompute.startswith("save:"),
-        f"{plan.recompute[8:].replace(',', ' and ')} recomputed": plan.recompute.startswith("modules:"),
-        "optimizer on the host": plan.offload == "optimizer",
-        "activations kept on the host": plan.offload == "activations",
+        "DataParallel in one process": (plan.replication == "dp", False),
+        "layer outputs gathered": (plan.tensor_style == "gather", False),
+        f"CP by {plan.context_method}": (plan.context > 1, False),
+        "vocabulary parallel": (plan.vocabulary_parallel, True),
+        "TP communication overlapped with backward GEMMs": (plan.tensor_overlap == "backward", True),
+        "TP communication overlapped with GEMMs": (plan.tensor_overlap == "products", False),
+        "EP communication overlapped with another micro-batch": (plan.expert_overlap, False),
+        "weights gathered during forward": (plan.gather_overlap, True),
+        "embedding and head whole on each GPU": (plan.plan == LAYERS, True),
+        recompute: (plan.recompute != "none", False),
+        "optimizer on the host": (plan.offload == "optimizer", False),
+        "activations on the host": (plan.offload == "activations", False),
     }
-    return [words for words, holds in styles.items() if holds]
+    return {words: minor for words, (holds, minor) in styles.items() if holds}
 
 
 Stages = Sequence[Sequence[str]] | str | None

@@ -288,7 +288,7 @@ class Prediction:
                 f"{format_time(self.step_time_s)} (80 % interval"
                 f" {format_time(self.low_s)} to {format_time(self.high_s)}; {self.confidence})",
             ),
-            ("compute", f"{format_time(self.compute_s)} on the busiest rank"),
+            ("compute", f"{format_time(self.compute_s)} on the busiest GPU"),
             (
                 "communication",
                 f"{format_time(self.communication_s)}, of which {format_time(self.exposed_communication_s)} exposed",
@@ -312,11 +312,9 @@ def describe_memory(peak_bytes: int, outside_bytes: int, memory_bytes: int, prob
     if probability is None:
         return "not estimated"
     needed, room = format_apart(peak_bytes + outside_bytes, memory_bytes)
-    parts = ""
-    if outside_bytes:
-        parts = f"{format_bytes(peak_bytes)}, with context and communicators "
+    parts = f" ({format_bytes(peak_bytes)} allocated + {format_bytes(outside_bytes)} CUDA context/NCCL)"
     verdict = "OUT OF MEMORY, " * (probability < LIKELY) + describe_probability(probability)
-    return f"{parts}{needed} of {room} a rank: {verdict}"
+    return f"{needed} of {room} per GPU{parts * bool(outside_bytes)}: {verdict}"
 
 
 def predict_step(step: Step) -> Prediction:

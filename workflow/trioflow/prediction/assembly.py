@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from trioflow.base.arguments import check_argument, check_instance, check_names, show_fields
-from trioflow.base.errors import InputError
+from trioflow.base.errors import InputError, PlanError
 from trioflow.base.experiments import Plan
 from trioflow.base.plugins import load_plugin
 from trioflow.costmodel.choices import MEASURED, choose_times, find_collectives, load_collectives
@@ -19,7 +19,7 @@ from trioflow.network.collectives import CollectiveCost, hold_to_links
 from trioflow.network.inter_node import describe_inter_node, open_platform
 from trioflow.parallel.eager import release_sends
 from trioflow.parallel.extrapolate import extrapolate
-from trioflow.parallel.plan import choose_plan, read_stages
+from trioflow.parallel.plan import choose_plan, cut_batch, read_stages
 from trioflow.parallel.reference import silence_messages
 from trioflow.parallel.splits.pipeline import BALANCES
 from trioflow.parallel.splits.routing import read_routing, set_routing
@@ -56,12 +56,30 @@ def predict(
     further ones of the same workload at other batches help where micro-batches are smaller. ``plan``: a name, such as
     ``"fsdp"``, on a number of ``ranks``, or a ``Plan``; without one a single rank, or what degrees among the keywords
     say. ``platform``: the machine, by name, by file or as an object with at least the plan's ranks. ``batch``: samples
-    of the whole step; by default every replica runs the (first) trace's own batch. ``options``: everything else that is
+    of the whole step, which a language model under a plan by name computes one by one; by default every replica runs the
+    (first) trace's own batch. ``options``: everything else that is
     assumed. ``changes``: columns of the plan, such as ``tensor=4``, and fields of the options, such as
     ``precision="megatron-bf16"``.
     """
-    plan, chosen = read_keywords(plan, ranks, options, changes)
-    return predict_step(prepare_step(traces, plan, platform, batch=batch, options=chosen))
+    made, chosen = read_keywords(plan, ranks, options, changes)
+    if not (isinstance(plan, Plan) or changes.keys() & {"accumulate", "micro_batches"} or chosen.last_batch):
+        made = cut_micro_batches(traces, made, batch)
+    return predict_step(prepare_step(traces, made, platform, batch=batch, options=chosen))
+
+
+def cut_micro_batches(traces: Traces, plan: Plan, batch: int | None, samples: int | None = None) -> Plan:
+    """Return a plan with micro-batches of so many samples; by default of one for a language model whose plan takes that.
+
+    Raises PlanError where the batch does not divide into those that were asked for.
+    """
+    if batch is None or (samples is None and find_model(traces) is None):
+        return plan
+    try:
+        return cut_batch(plan, batch, samples or 1)
+    except PlanError:
+        if samples is None:
+            return plan
+        raise
 
 
 def read_keywords(

@@ -265,7 +265,7 @@ def search(
     Raises InputError when no number makes sense or nothing can be read.
 
     ``traces``: one step on one rank; further ones of the same workload at other batches. ``ranks``, ``platform``:
-    numbers of ranks to compare; a platform by name or file. ``batch``: samples of the whole step; by default the
+    numbers of ranks to compare; a platform, or its name or file. ``batch``: samples of the whole step; by default the
     trace's own batch on each of the most ranks. ``top``: plans to simulate in full at least, for each number of ranks
     and recipe. ``price_per_gpu_hour``, ``power_w``: price [1/h] and power [W] of a device, to compare cost and energy
     too. ``cost_model``, ``override``: as for ``Options``. ``tokens``: of a whole run, to say what it takes under each
@@ -519,6 +519,7 @@ class _Search:
         likely = step.fit_probability
         row = {
             "plan_text": describe_way(plan, self.batch, self.times.traces[0]),
+            "notation": describe_way(plan, self.batch, self.times.traces[0], brief=True),
             "step_time_s": result.step_time_s,
             "expected_s": ranked_s,
             "low_s": result.low_s,

@@ -323,11 +323,7 @@ def mark_front(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
         row["pareto"] = place in front
 
 
-def describe_way(plan: Plan, batch: int, trace: Trace) -> str:
-    """Return a plan in words, with what the degrees do not say; not what the trace's framework always does."""
+def describe_way(plan: Plan, batch: int, trace: Trace, *, brief: bool = False) -> str:
+    """Return a plan in the field's notation, without what the trace's framework always does."""
     bare = replace(plan, vocabulary_parallel=False, tensor_overlap="auto")
-    plan = bare if fit_framework(bare, trace) == plan else plan
-    text = describe_plan(plan, batch)
-    if plan.recompute != "none" and "recompute" not in text:
-        text += f", recompute {plan.recompute}"
-    return text
+    return describe_plan(bare if fit_framework(bare, trace) == plan else plan, batch, brief=brief)

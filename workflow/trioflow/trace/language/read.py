@@ -162,7 +162,8 @@ def read_huggingface(content: Mapping[str, Any], file: str, name: str) -> Config
     left = [f"{n} {v}" for n, v in defaults.items() if n not in given and type(v) is int]
     if left:
         notes.append(f"left out, so as transformers has it for {kind}: {', '.join(left)}")
-    return Configuration(model.check(file), notes=tuple(notes))
+    longest = found.size("max_position_embeddings") if found.take("max_position_embeddings") else 0
+    return Configuration(model.check(file), notes=tuple(notes), max_positions=longest)
 
 
 def _read_family(found: Fields, name: str, family: Mapping[str, Any], notes: list[str]) -> LanguageModel:
@@ -289,14 +290,11 @@ def find_configuration(name: str | Path) -> Configuration | None:
     if path.is_file() and path.suffix in (".json", *YAML, *TEXT):
         return read_configuration(path)
     model = None if path.exists() else published_models().get(_plain_name(str(name)))
-    return None if model is None else Configuration(model, notes=_note_left_out(model.name))
-
-
-@cache
-def _note_left_out(name: str) -> tuple[str, ...]:
-    """Return what a model known by name has and this one has not."""
-    said = next(row["left_out"] for row in read_table(TABLE) if row["name"] == name)
-    return (f"{said} is not built, and left out",) if said else ()
+    if model is None:
+        return None
+    row = next(row for row in read_table(TABLE) if row["name"] == model.name)
+    notes = (f"{row['left_out']} is not built, and left out",) if row["left_out"] else ()
+    return Configuration(model, notes=notes, max_positions=int(row["max_positions"]))
 
 
 def _plain_name(name: str) -> str:
@@ -400,24 +398,20 @@ def _read_nanotron_degrees(content: Mapping[str, Any], file: str) -> dict[str, A
 def trace_of(found: Configuration, asked: Mapping[str, Any]) -> Trace:
     """Return the trace of a configuration's training step; what is ``asked`` of a ``LanguageStep`` wins over the file.
 
-    Raises InputError when nothing says how long a sample is, or as ``make_trace``.
+    A sequence that nobody gives is the model's usual one, and ``sequence_assumed`` in the facts. Raises InputError as
+    ``make_trace``.
     """
-    said = {**found.step, **{name: value for name, value in asked.items() if value is not None}}
-    if "sequence" not in said:
-        raise InputError(
-            f"nothing says how many tokens a sample of {found.model.name} has",
-            fix="give --sequence, for example --sequence 8192",
-        )
-    trace = make_trace(found.model, LanguageStep(**said))
-    if not found.notes:
-        return trace
-    warnings = trace.facts.warn(*found.notes)
-    return replace(trace, facts=replace(trace.facts, warnings=warnings))
+    stated = {**found.step, **{name: value for name, value in asked.items() if value is not None}}
+    trace = make_trace(found.model, LanguageStep(**{"sequence": found.usual_sequence, **stated}))
+    changes: dict[str, Any] = {"warnings": trace.facts.warn(*found.notes)} if found.notes else {}
+    if "sequence" not in stated:
+        changes["language_model"] = {**(trace.facts.language_model or {}), "sequence_assumed": True}
+    return replace(trace, facts=replace(trace.facts, **changes)) if changes else trace
 
 
 TABLE = Path(__file__).parent.parent.parent / "data" / "language_models.tsv"
 """A row a model: the fields of `LanguageModel`, the published number of parameters, how far ours may
-be from it, where the sizes stand, and what of the model is not built."""
+be from it, where the sizes stand, and what of the model is not built; ``max_positions``: of its config.json."""
 
 
 @cache

@@ -24,6 +24,9 @@ from trioflow.base.precision_recipes import (
 from trioflow.base.settings import OPTIMIZERS
 from trioflow.trace.facts import Facts
 
+USUAL_SEQUENCE = 8192
+"""Tokens of a sample of today's pre-training, for models that take as many."""
+
 
 @dataclass(frozen=True)
 class Configuration:
@@ -32,7 +35,8 @@ class Configuration:
     ``step``: what is said of a ``LanguageStep``; ``degrees``: of a plan's columns, the data degree
     left out; ``accumulate``: micro-batches, where the file counts them instead of ``global_batch``;
     ``stages``: blocks of each as the framework cuts them, empty to be balanced; ``notes``: what
-    changes work and is not followed; ``optimizer_instances``: groups of replicas that each share the optimizer.
+    changes work and is not followed; ``optimizer_instances``: groups of replicas that each share the optimizer;
+    ``max_positions``: the longest sequence that the model takes, 0 where nothing says.
     """
 
     model: LanguageModel
@@ -43,6 +47,12 @@ class Configuration:
     stages: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
     optimizer_instances: int = 1
+    max_positions: int = 0
+
+    @property
+    def usual_sequence(self) -> int:
+        """Tokens of a sample where nobody says: the longest that the model takes, up to `USUAL_SEQUENCE`."""
+        return min(self.max_positions or self.model.longest or USUAL_SEQUENCE, USUAL_SEQUENCE)
 
     def count_shard(self, replicas: int) -> int:
         """Return the replicas of a group that shares the optimizer, 1 where all do; InputError where none fits."""

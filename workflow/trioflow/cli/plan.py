@@ -1,0 +1,214 @@
+"""``trioflow plan``: the best plans of a model on some GPUs on one screen, and everything behind it on request."""
+
+import argparse
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from trioflow.base.units import format_bytes, format_count, format_time
+from trioflow.cli.answer import DAY_S, JOULES_PER_MWH, draw_bar, print_prediction, split_memory, wrap
+from trioflow.cli.choices import GPUS, INTER_NODES, ROUTING, list_inter_node, list_model_options
+from trioflow.cli.output import JSON, add_command, format_table, write_output
+from trioflow.cli.search import describe_odds, print_search, show_progress
+from trioflow.parallel.memory.peak import find_fullest
+from trioflow.parallel.memory.survival import describe_probability
+from trioflow.prediction.options import STEP_WORDS
+from trioflow.sweeps.best_plans import BestPlans, plan
+
+_LIMITS = {
+    "compute": "C",
+    "exposed tensor": "T",
+    "exposed data": "D",
+    "exposed pipeline": "p",
+    "exposed context": "S",
+    "exposed expert": "E",
+    "exposed communication": "M",
+    "pipeline bubble": "B",
+    "kernel launches": "L",
+    "waiting": "W",
+}
+_NAMES = {"exposed tensor": "TP communication", "exposed data": "DP communication", "exposed pipeline": "PP sends"}
+_NAMES |= {"exposed context": "CP communication", "exposed expert": "EP communication"}
+_LEAST_SHARE = 0.005
+"""Of a step, or of a GPU's memory, that is worth a word."""
+_CONFIDENCE = {
+    "measured": "operators and collectives were measured at these sizes",
+    "interpolated": "operators and collectives lie between measured sizes",
+    "extrapolated": "some sizes lie outside those measured, or another GPU's times were transferred",
+    "uncalibrated": "some parts were never measured on such a machine",
+}
+
+
+def add_plan(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand ``plan``."""
+    flag, metavar, text = GPUS
+    add_command(
+        parser,
+        _run_plan,
+        {
+            "": (
+                ("model", "MODEL", "language model by name or configuration, or a trace"),
+                (flag, metavar, text.partition("; instead")[0], {"required": True}),
+                ("--tokens", (float, "N"), "tokens of the run (default: 1e12, said in the answer)"),
+                ("--price", (float, "P"), "price of a GPU-hour, to say what the run costs"),
+                ("--currency", "SIGN", "currency of the price (default: US$)", {"default": "US$"}),
+                ("--power-w", (float, "W"), "power of a GPU while it trains [W] (default: its sheet's limit)"),
+                ("--batch", (int, "B"), "samples of a step (default: usual for models of this size)"),
+                (
+                    "--memory-margin",
+                    (float, "SHARE"),
+                    "share of each GPU's memory to leave free, such as 0.1 (default: 0)",
+                    {"default": 0.0},
+                ),
+                ("--top", (int, "K"), "plans to simulate in full at least (default: 5)", {"default": 5}),
+                ("--jobs", (int, "N"), "plans simulated at the same time (default: the cores, 8 at most)"),
+                ("--explain", True, "print everything: all plans, what was left out, the first plan's step, warnings"),
+            )
+        },
+        list_model_options(several=True),
+        ROUTING,
+        INTER_NODES,
+        JSON,
+    )
+
+
+def _run_plan(options: argparse.Namespace) -> None:
+    """Find the best plans and print them."""
+    names = ("tokens", "price", "power_w", "batch", "memory_margin", "routing", "top", "jobs", *STEP_WORDS)
+    asked = {name: getattr(options, name) for name in names}
+    best = plan(options.model, options.gpus, watch=show_progress(options), **asked, **list_inter_node(options))
+    answer = best.to_dict()
+    if write_output("json" if options.json else "table", answer, answer["ranking"]):
+        return
+    print(format_plans(best, answer, options.currency))
+    if options.explain:
+        print("\n--- all plans\n")
+        print_search(answer)
+        print("\n--- the first plan\n")
+        print_prediction(best.prediction, answer["best"], options)
+
+
+def format_plans(best: BestPlans, answer: Mapping[str, Any], currency: str) -> str:
+    """Return the screen: verdict, the best plans side by side, memory, what limits the first, and confidence."""
+    rows, step = answer["shown"], answer["best"]
+    return "\n".join(
+        [
+            wrap(_judge(answer, currency), 0),
+            "",
+            *(f"  {number}  {row['notation']}" for number, row in enumerate(rows, 1)),
+            "",
+            _format_numbers(answer, currency),
+            "",
+            *_describe_memory(step),
+            "",
+            *_describe_limits(answer),
+            "",
+            wrap(f"assumed     {_describe_assumed(best, answer)}", 12),
+            wrap(
+                f"confidence  {step['confidence']}: {_CONFIDENCE[step['confidence']]}; brackets are 80 % intervals", 12
+            ),
+            wrap(f"more        --explain, --json; {_describe_next(answer)}", 12),
+        ]
+    )
+
+
+def _shorten(count: float) -> str:
+    """Return a count with a decimal prefix behind it: 736k, 4.19M, 1T."""
+    return format_count(count).replace(" ", "")
+
+
+def _judge(answer: Mapping[str, Any], currency: str) -> str:
+    """Return the verdict in one or two sentences."""
+    first, rows = answer["shown"][0], answer["shown"]
+    rate = (
+        f"{first['tokens_per_s_per_gpu']:,.0f} tokens/s per GPU"
+        + (f", {first['mfu']:.0%} MFU" if "mfu" in first else "")
+        if "tokens_per_s" in first
+        else f"{answer['batch'] / first['step_time_s']:,.0f} samples/s"
+    )
+    text = f"{answer['workload']} on {answer['gpus']} trains fastest as plan 1: {rate}."
+    if run := first.get("run"):
+        text += f" {_shorten(run['tokens'])} tokens take {run['time_s'] / DAY_S:,.1f} days"
+        text += f" and {currency}{_shorten(run['cost'])}." if "cost" in run else "."
+    if len(rows) > 1:
+        odds = float(rows[1]["first_faster_probability"])
+        text += f" Plan 1 against plan 2: {describe_odds(odds)} (P(faster) = {odds:.0%})."
+    return text
+
+
+def _format_numbers(answer: Mapping[str, Any], currency: str) -> str:
+    """Return the plans' numbers side by side, each with its 80 % interval."""
+    rows = answer["shown"]
+
+    def spread(value: float, row: Mapping[str, Any], write: Callable[[float], str], *, rate: bool = False) -> str:
+        """Write a value that grows with the step's time, or with its inverse, with its interval."""
+        ends = [row[name] / row["step_time_s"] for name in ("low_s", "high_s")]
+        low, high = sorted(value / end if rate else value * end for end in ends)
+        return f"{write(value)} [{write(low)}-{write(high)}]"
+
+    lines: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
+        "step [s]": lambda row: spread(row["step_time_s"], row, lambda value: f"{value:.3g}"),
+        "tokens/s/GPU": lambda row: spread(row["tokens_per_s_per_gpu"], row, lambda v: f"{v:,.0f}", rate=True),
+        "MFU [%]": lambda row: spread(100 * row["mfu"], row, lambda value: f"{value:.1f}", rate=True),
+        "days": lambda row: spread(row["run"]["time_s"] / DAY_S, row, lambda value: f"{value:,.1f}"),
+        f"cost [{currency}]": lambda row: spread(row["run"]["cost"], row, _shorten),
+        "energy [MWh]": lambda row: spread(row["run"]["energy_j"] / JOULES_PER_MWH, row, lambda v: f"{v:,.4g}"),
+        "memory fits": lambda row: f"{row['fit_probability']:.0%}",
+    }
+    table = []
+    for name, write in lines.items():
+        try:
+            table.append([name, *(write(row) or "-" for row in rows)])
+        except (KeyError, TypeError):  # no tokens, price, sheet or memory
+            continue
+    return format_table(["", *(f"plan {number}" for number, _ in enumerate(rows, 1))], table)
+
+
+def _describe_memory(step: Mapping[str, Any]) -> list[str]:
+    """Return the first plan's memory: the odds, a bar, and its categories."""
+    if step["fit_probability"] is None:
+        return ["memory of plan 1: not estimated (the trace does not say what its operators make)"]
+    parts = split_memory(find_fullest(step["memory"]), step["outside_bytes"])
+    total, room = sum(parts.values()), step["memory_bytes"]
+    head = f"memory of plan 1: {format_bytes(total)} of {format_bytes(room)} per GPU, "
+    parts = {part: size for part, size in parts.items() if size >= _LEAST_SHARE * room}
+    legend = ", ".join(f"{letter} {name} {format_bytes(size)}" for (letter, name), size in parts.items())
+    return [head + describe_probability(step["fit_probability"]), draw_bar(parts, room), wrap(legend)]
+
+
+def _describe_limits(answer: Mapping[str, Any]) -> list[str]:
+    """Return where the first plan's step goes: a bar, and its parts in per cent."""
+    step_s = answer["best"]["step_time_s"]
+    limits = {name: answer["limits_s"].get(name, 0.0) for name in _LIMITS}
+    parts = {
+        (letter, _NAMES.get(name, name)): round(1e9 * limits[name])
+        for name, letter in _LIMITS.items()
+        if limits[name] >= _LEAST_SHARE * step_s
+    }
+    words = [f"{letter} {name} {size / 1e9 / step_s:.0%}" for (letter, name), size in parts.items()]
+    head = f"time of plan 1: {format_time(step_s)} a step, communication as far as compute does not hide it"
+    return [head, draw_bar(parts, sum(parts.values())), wrap(", ".join(words))]
+
+
+def _describe_assumed(best: BestPlans, answer: Mapping[str, Any]) -> str:
+    """Return what was taken where nothing was given, and how to change it."""
+    assumed, parts = answer["assumed"], []
+    if "platform" in assumed:
+        parts.append(f"{assumed['platform']} ({best.prediction.step.platform.device.name})")
+    if "sequence" in answer["best"]:
+        default = " (--sequence)" * ("sequence" in assumed)
+        parts.append(f"sequence {answer['best']['sequence']:,}{default}")
+    default = " (--batch)" * ("batch" in assumed)
+    tokens = answer["best"].get("tokens_per_step")
+    parts.append(f"batch {answer['batch']}" + (f" = {_shorten(tokens)} tokens a step" if tokens else "") + default)
+    if "precision" in answer["best"]:
+        parts.append(f"{answer['best']['precision']} (--precision)")
+    if "tokens" in assumed:
+        parts.append(f"a run of {_shorten(assumed['tokens'])} tokens (--tokens)")
+    if "power_w" in assumed and "run" in answer["shown"][0]:
+        parts.append(f"{assumed['power_w']:.0f} W per GPU (--power-w)")
+    return ", ".join(parts)
+
+
+def _describe_next(answer: Mapping[str, Any]) -> str:
+    """Return what the search went through."""
+    return f"{answer['plans']:,} plans estimated, the best {answer['simulated']} simulated"
