@@ -281,7 +281,7 @@ def test_communication_of_the_busiest_rank_and_of_all_are_told_apart(capsys):
     words = ("simulate", "llama-3.2-1b", "--sequence", 512, "--plan", "zero1", "--ranks", 4, "--platform", "dgx-h100")
     main([str(word) for word in (*words, "--slow-rank", 3, 2)])
     printed = capsys.readouterr().out
-    assert " exposed, on that rank\n" in printed and ", on average over the ranks\n" in printed
+    assert " exposed, on that GPU\n" in printed and ", mean over the GPUs\n" in printed
     assert set(answer(capsys, *words)["exposed_by_group_s"]) == {"data"}, "broadcasts too"
 
 
@@ -344,7 +344,7 @@ def test_a_schedule_that_nobody_chose_is_named(capsys):
     for chosen, said in (([], True), (["--schedule", "1f1b"], False)):
         _, text, _ = run(capsys, *words, *chosen)
         assert "units, cut by the trace's times" in text
-        assert ("gpipe without --schedule, where Megatron-LM runs 1f1b" in text) == said
+        assert ("GPipe (--schedule 1f1b as Megatron-LM)" in text) == said
 
 
 def test_memory_is_told_with_what_fills_it(capsys):
@@ -352,8 +352,8 @@ def test_memory_is_told_with_what_fills_it(capsys):
     assert [entry["ranks"] for entry in told["memory"]] == [[0], [1]]
     assert max(entry["peak_bytes"] for entry in told["memory"]) == told["peak_memory_bytes"]
     _, out, _ = run(capsys, *SIMULATE)
-    filled = next(line for line in out.splitlines() if line.startswith("filled by"))
-    assert "activation" in filled and "optimizer state" in filled and "(backward" in filled
+    filled = next(line for line in out.splitlines() if line.startswith("at its peak"))
+    assert "activation" in filled and "optimizer state" in filled and "peak occurs at  backward" in out
 
 
 def test_reserved_memory_is_what_would_be_reserved_without_the_card_s_limit(capsys):

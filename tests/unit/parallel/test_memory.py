@@ -235,8 +235,10 @@ def test_the_verdict_counts_it_and_the_answer_shows_it() -> None:
         odds.append(step.fit_probability)
     assert odds == sorted(odds)
     text = describe_memory(80_000_000_000, 1_000_000_000, 80_990_000_000, 0.02)
-    assert text == ("80 GB, with context and communicators 81 GB of 80.99 GB a rank: OUT OF MEMORY, 2 % likely to fit")
-    assert describe_memory(10**9, 0, 2 * 10**9, 0.97) == "1 GB of 2 GB a rank: 97 % likely to fit"
+    assert text == (
+        "81 GB of 80.99 GB per GPU (80 GB allocated + 1 GB CUDA context/NCCL): OUT OF MEMORY, 2 % likely to fit"
+    )
+    assert describe_memory(10**9, 0, 2 * 10**9, 0.97) == "1 GB of 2 GB per GPU: 97 % likely to fit"
     assert describe_memory(0, 0, 1, 1e-9).endswith("less than 1 % likely to fit")
     assert describe_memory(0, 0, 10**9, None) == "not estimated"
 

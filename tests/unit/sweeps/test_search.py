@@ -301,16 +301,19 @@ def test_cost_and_energy_are_those_of_all_ranks() -> None:
 
 
 def test_the_command_ranks_and_says_what_it_assumed(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["search", TRACE, "--ranks", "2", "--platform", "cpu2-gloo", "--batch", "18", "--top", "3"]
+    words = ["search", TRACE, "--gpus", "2xcpu2-gloo", "--batch", "18", "--top", "3"]
     assert main(words) == 0
     text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 100 and "--explain" in text
+    assert main([*words, "--explain"]) == 0
+    text = capsys.readouterr().out
     assert text.startswith("gpt2-tiny on 2 ranks of cpu2-gloo, 18 samples a step: ")
-    assert "log-normal errors" in text and "outlines of the simulated plans were off by" in text
+    assert "log-normal errors" in text and "the quick estimates were within" in text
     assert "plans are refused" in text and "looped-bfs, zbv, dualpipev, gpipe-recompute" in text
-    assert "* a plan to choose from: none shown is as good in time and memory, and better in" in text
+    assert "* Pareto-optimal in time and memory" in text
     kinds = text[text.index("\nkind ") :].splitlines()[3:]
     assert {"ddp", "fsdp", "tensor", "1f1b"} <= {line.split("  ")[0].strip() for line in kinds}
-    assert any(line.startswith("tensor ") and "the fastest is outlined as" in line for line in kinds)
+    assert any(line.startswith("tensor ") and "the fastest is estimated as" in line for line in kinds)
     assert main([*words, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     times = [row["step_time_s"] for row in told["ranking"]]
@@ -364,7 +367,7 @@ def test_draws_decide_the_order_where_they_are_asked_for(workshop: Workshop) -> 
 def test_the_command_says_how_often_the_first_wins_by_drift(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["search", TRACE, "--ranks", "2", "--platform", "dgx-h100", "--batch", "16"]
     assert main([*words, "--top", "2", "--draws", "20"]) == 0
-    assert "% of 20 draws" in capsys.readouterr().out
+    assert "% of the draws" in capsys.readouterr().out
     assert main([*words, "--draws", "-3"]) == 2
 
 

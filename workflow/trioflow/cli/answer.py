@@ -608,7 +608,7 @@ _BAR = 76
 """Characters of a bar."""
 
 
-def draw_bar(parts: Mapping[tuple[str, str], int], memory_bytes: int) -> str:
+def draw_bar(parts: Mapping[tuple[str, str], float], memory_bytes: float) -> str:
     """Return a bar of what fills a card, its end marked by a stroke; what lies beyond follows it."""
     whole = max(memory_bytes, sum(parts.values()))
     text, so_far = "", 0

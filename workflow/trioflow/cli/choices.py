@@ -451,7 +451,11 @@ def _cut_micro_batches(plan: Plan, options: argparse.Namespace) -> Plan:
             "--micro-batch with a number of micro-batches, or without --batch",
             fix="give --batch and --micro-batch alone",
         )
-    return plan if settled or options.last_batch else cut_micro_batches(options.trace, plan, options.batch, options.micro_batch)
+    return (
+        plan
+        if settled or options.last_batch
+        else cut_micro_batches(options.trace, plan, options.batch, options.micro_batch)
+    )
 
 
 def apply_gpus(options: argparse.Namespace) -> None:

@@ -5,29 +5,27 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trioflow.base.units import format_bytes, format_count, format_time
-from trioflow.cli.answer import DAY_S, JOULES_PER_MWH, draw_bar, print_prediction, split_memory, wrap
+from trioflow.cli.answer import DAY_S, JOULES_PER_MWH, draw_bar, print_prediction, wrap
 from trioflow.cli.choices import GPUS, INTER_NODES, ROUTING, list_inter_node, list_model_options
 from trioflow.cli.output import JSON, add_command, format_table, write_output
 from trioflow.cli.search import describe_odds, print_search, show_progress
 from trioflow.parallel.memory.peak import find_fullest
 from trioflow.parallel.memory.survival import describe_probability
+from trioflow.prediction.fitting import split_memory
 from trioflow.prediction.options import STEP_WORDS
 from trioflow.sweeps.best_plans import BestPlans, plan
 
-_LIMITS = {
-    "compute": "C",
-    "exposed tensor": "T",
-    "exposed data": "D",
-    "exposed pipeline": "p",
-    "exposed context": "S",
-    "exposed expert": "E",
-    "exposed communication": "M",
-    "pipeline bubble": "B",
-    "kernel launches": "L",
-    "waiting": "W",
+_PARTS = {
+    "tensor communication": ("T", "exposed TP"),
+    "data communication": ("D", "exposed DP"),
+    "pipeline communication": ("p", "exposed PP sends"),
+    "context communication": ("S", "exposed CP"),
+    "expert communication": ("E", "exposed EP"),
+    "other communication": ("M", "exposed communication"),
+    "kernel launches": ("L", "kernel launches"),
+    "idle time": ("B", "bubble and idle"),
 }
-_NAMES = {"exposed tensor": "TP communication", "exposed data": "DP communication", "exposed pipeline": "PP sends"}
-_NAMES |= {"exposed context": "CP communication", "exposed expert": "EP communication"}
+"""Letter and name of what ``breakdown.PARTS`` has beside compute."""
 _LEAST_SHARE = 0.005
 """Of a step, or of a GPU's memory, that is worth a word."""
 _CONFIDENCE = {
@@ -178,15 +176,12 @@ def _describe_memory(step: Mapping[str, Any]) -> list[str]:
 def _describe_limits(answer: Mapping[str, Any]) -> list[str]:
     """Return where the first plan's step goes: a bar, and its parts in per cent."""
     step_s = answer["best"]["step_time_s"]
-    limits = {name: answer["limits_s"].get(name, 0.0) for name in _LIMITS}
-    parts = {
-        (letter, _NAMES.get(name, name)): round(1e9 * limits[name])
-        for name, letter in _LIMITS.items()
-        if limits[name] >= _LEAST_SHARE * step_s
-    }
-    words = [f"{letter} {name} {size / 1e9 / step_s:.0%}" for (letter, name), size in parts.items()]
+    of_step = answer["parts_s"]
+    parts = {("C", "compute"): sum(time_s for name, time_s in of_step.items() if name not in _PARTS)}
+    parts |= {part: of_step[name] for name, part in _PARTS.items() if of_step.get(name, 0.0) >= _LEAST_SHARE * step_s}
+    words = [f"{letter} {name} {time_s / step_s:.0%}" for (letter, name), time_s in parts.items()]
     head = f"time of plan 1: {format_time(step_s)} a step, communication as far as compute does not hide it"
-    return [head, draw_bar(parts, sum(parts.values())), wrap(", ".join(words))]
+    return [head, draw_bar(parts, step_s), wrap(", ".join(words))]
 
 
 def _describe_assumed(best: BestPlans, answer: Mapping[str, Any]) -> str:

@@ -160,7 +160,7 @@ def print_search(answer: dict[str, Any], *, everything: bool = True) -> None:
         print(f"and in {share:.0%} of the draws of the same ranks, by their jitter alone")
     if everything:
         print(f"operator times: {answer['cost_model']}; {answer['assumption']}")
-    _print_left_out(answer, everything)
+    _print_left_out(answer, everything=everything)
     print_warnings(answer["warnings"], everything=everything)
 
 
@@ -225,11 +225,14 @@ def describe_rest(row: dict[str, Any]) -> str:
     return f"{text} (or {' or '.join(alike)}, alike)" if alike else text
 
 
-def _print_left_out(answer: dict[str, Any], everything: bool) -> None:
+def _print_left_out(answer: dict[str, Any], *, everything: bool = True) -> None:
     """Say how many plans were left out and, with ``everything``, why."""
     dropped, refused = answer["out_of_memory"], answer["refused"]
+    if not everything:
+        print(f"\n{len(dropped)} plans do not fit the memory, {sum(refused.values())} are refused: --explain says why")
+        return
     print(f"\n{_format_families(answer['families'])}")
-    if answer["not_searched"] and everything:
+    if answer["not_searched"]:
         print(f"not searched, ask simulate: {', '.join(answer['not_searched'])}")
     if dropped:
         least = min(dropped, key=lambda entry: entry["needed_bytes"])
@@ -237,9 +240,7 @@ def _print_left_out(answer: dict[str, Any], everything: bool) -> None:
         print(
             f"{len(dropped)} plans do not fit the memory; the nearest: {least['plan_text']}{recipe}, {least['reason']}"
         )
-    if refused and not everything:
-        print(f"{sum(refused.values())} plans are refused (--explain says why)")
-    elif refused:
+    if refused:
         print(f"{sum(refused.values())} plans are refused:")
         for reason, count in list(refused.items())[:_SHOWN_REASONS]:
             print(f"  {count} {reason}")
@@ -255,7 +256,7 @@ def _format_families(families: list[dict[str, Any]]) -> str:
         if row["simulated"]:
             why = ""
         elif row["fastest_slower_s"] is not None:
-            why = f"the fastest is outlined as {format_time(row['fastest_slower_s'])}"
+            why = f"the fastest is estimated as {format_time(row['fastest_slower_s'])}"
         elif row["nearest"]:
             why = f"the nearest {row['nearest']['reason']}"
         else:

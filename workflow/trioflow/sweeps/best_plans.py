@@ -1,7 +1,7 @@
 """The whole question at once: the best plans of a model on some GPUs, what they take and cost, and what limits them."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -64,7 +64,7 @@ class BestPlans:
             **self.run,
             "shown": self.shown,
             "best": best,
-            "limits_s": divide_step(best),
+            "parts_s": self.prediction.parts_s,
             "assumed": self.assumed,
         }
 
@@ -159,18 +159,3 @@ def choose_shown(ranking: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for row in ranking:
         kinds.setdefault(tuple(row.get(name) for name in _KINDS), row)
     return list(kinds.values())[:MOST_SHOWN]
-
-
-def divide_step(answer: Mapping[str, Any]) -> dict[str, float]:
-    """Return where a predicted step goes [s], of an answer of ``simulate``: means over the GPUs, compute the remainder.
-
-    Of a step without them: compute and exposed communication of the busiest GPU, and the rest.
-    """
-    step_s = answer["step_time_s"]
-    parts = {f"exposed {name}": time_s for name, time_s in answer.get("exposed_by_group_s", {}).items()}
-    if not parts and answer["ranks"] > 1 and "tokens_per_s" not in answer:
-        parts = {"exposed communication": answer["exposed_communication_s"]}
-        parts["waiting"] = max(step_s - answer["compute_s"] - answer["exposed_communication_s"], 0.0)
-    parts["pipeline bubble"] = answer.get("bubble_share", 0.0) * step_s
-    parts["kernel launches"] = answer.get("host_share", 0.0) * step_s
-    return {"compute": max(step_s - sum(parts.values()), 0.0)} | parts

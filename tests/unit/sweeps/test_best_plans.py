@@ -1,0 +1,121 @@
+"""``trioflow plan``: the best plans on one screen, with the numbers of ``search`` and ``simulate``; GPUs by their name."""
+
+import json
+from typing import Any
+
+import pytest
+import trioflow
+from trioflow.base.errors import TrioflowError
+from trioflow.cli.main import main
+from trioflow.cli.plan import format_plans
+from trioflow.costmodel.choices import load_named_platform, read_gpus
+from trioflow.parallel.plan import cut_batch, make_plan
+from trioflow.sweeps.best_plans import BestPlans, choose_batch, choose_shown
+from trioflow.trace.language.read import find_configuration
+
+SMALL = {"sequence": 512, "batch": 8, "jobs": 1, "top": 1}
+
+
+@pytest.fixture(scope="module")
+def best() -> BestPlans:
+    return trioflow.plan("llama-3.2-1b", gpus="4xH100", tokens=1e10, price=2.0, **SMALL)
+
+
+def test_the_first_plan_is_what_simulate_answers_and_search_ranks_first(best: BestPlans) -> None:
+    answer = best.to_dict()
+    first = answer["shown"][0]
+    assert best.prediction.step_time_s == first["step_time_s"] == answer["best"]["step_time_s"]
+    assert first == best.found["ranking"][0] and best.best.ranks == 4 and len(best.to_frame()) == len(answer["ranking"])
+    assert first["run"]["cost"] == pytest.approx(1e10 / first["tokens_per_s"] * 4 / 3600 * 2.0)
+    assert first["run"]["energy_j"] == pytest.approx(first["run"]["gpu_hours"] * 3600 * 700)
+    assert sum(answer["parts_s"].values()) == pytest.approx(first["step_time_s"])
+    assert answer["assumed"] == {"platform": "dgx-h100", "power_w": 700.0}
+    json.dumps(answer)
+
+
+def test_the_screen_has_eighty_columns_and_all_that_was_asked(best: BestPlans) -> None:
+    lines = format_plans(best, best.to_dict(), "EUR ").splitlines()
+    assert len(lines) <= 40 and max(map(len, lines)) <= 80
+    text = "\n".join(lines)
+    for words in (
+        "tokens/s/GPU",
+        "MFU [%]",
+        "days",
+        "cost [EUR ]",
+        "energy [MWh]",
+        "memory fits",
+        "C compute",
+        "dgx-h100",
+    ):
+        assert words in text
+
+
+def test_plans_shown_beside_one_another_differ_in_degrees_or_sharding() -> None:
+    def row(data: int, stages: int, sharding: str = "none") -> dict[str, Any]:
+        return {"data": data, "stages_per_rank": stages, "sharding": sharding}
+
+    ranking = [row(8, 4), row(8, 2), row(8, 2, "fsdp"), row(4, 1), row(2, 1)]
+    assert choose_shown(ranking) == [ranking[0], ranking[2], ranking[3]]
+
+
+@pytest.mark.parametrize(
+    ("model", "sequence", "ranks", "batch"),
+    [
+        ("llama-3.1-70b", 8192, 256, 512),
+        ("llama-3.1-70b", 8192, 24, 528),
+        ("llama-3.1-70b", 8192, 1000, 625),
+        ("gpt2", 1024, 2, 512),
+    ],
+)
+def test_a_usual_batch_is_one_that_the_gpus_can_share(model: str, sequence: int, ranks: int, batch: int) -> None:
+    configuration = find_configuration(model)
+    assert configuration is not None and configuration.usual_sequence == sequence
+    assert choose_batch(configuration, sequence, ranks) == batch
+
+
+@pytest.mark.parametrize(
+    ("text", "platform", "device"),
+    [
+        ("256xH100", "dgx-h100", "NVIDIA H100 80GB HBM3"),
+        ("8xA100-40GB", "dgx-a100", "NVIDIA A100-SXM4-40GB"),
+        ("2x4090", "rtx4090x8-pcie", "NVIDIA GeForce RTX 4090"),
+        ("16xp5-h100", "p5-h100", "NVIDIA H100 80GB HBM3"),
+    ],
+)
+def test_gpus_are_found_by_their_name_on_their_usual_platform(text: str, platform: str, device: str) -> None:
+    count, name = read_gpus(text)
+    machine = load_named_platform(name, count)
+    assert (machine.name, machine.device.name, machine.ranks) == (platform, device, count)
+    assert any("no platform with" in doubt for doubt in machine.doubts) == (text == "8xA100-40GB")
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["llama-3.2-1b", "--gpus", "H100"], "is no number of GPUs"),
+        (["llama-3.2-1b", "--gpus", "8xH1000"], "no platform is called 'H1000'"),
+        (["llama-3.2-1b", "--gpus", "8xH100", "--memory-margin", "1.5"], "is not a share from 0"),
+        (
+            ["llama-3.1-70b", "--gpus", "1xH100", "--sequence", "512", "--batch", "1"],
+            "no plan fits 1xH100; the nearest",
+        ),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(words: list[str], problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *words]) == 2
+    assert problem in capsys.readouterr().err
+
+
+def test_a_language_model_runs_micro_batches_of_one_unless_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["memory", "llama-3.2-1b", "--plan", "fsdp", "--gpus", "2xH100", "--batch", "8", "--sequence", "128"]
+    for more, told in (
+        ([], "mbs 1, 4 gradient"),
+        (["--micro-batch", "2"], "mbs 2, 2 gradient"),
+        (["--accumulate", "1"], "mbs 4"),
+    ):
+        plan = ["--data-parallel", "2", "--sharding", "fsdp"] if "--accumulate" in more else words[2:4]
+        assert main([*words[:2], *plan, *words[4:], *more, "--json"]) == 0
+        assert told in json.loads(capsys.readouterr().out)["plan_text"]
+    with pytest.raises(TrioflowError, match="does not divide into micro-batches of 3"):
+        cut_batch(make_plan(data=2), 8, 3)
+    assert cut_batch(make_plan(data=2, pipeline=2), 16, 2).micro_batches == 4
