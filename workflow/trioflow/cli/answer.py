@@ -611,7 +611,7 @@ _BAR = 76
 def draw_bar(parts: Mapping[tuple[str, str], float], memory_bytes: float) -> str:
     """Return a bar of what fills a card, its end marked by a stroke; what lies beyond follows it."""
     whole = max(memory_bytes, sum(parts.values()))
-    text, so_far = "", 0
+    text, so_far = "", 0.0
     for (letter, _), size in parts.items():
         so_far += size
         text += letter * (round(so_far / whole * _BAR) - len(text))

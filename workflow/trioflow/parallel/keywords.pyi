@@ -25,6 +25,7 @@ class ColumnsMake(TypedDict, total=False):
     gather_overlap: bool
     gradient_sync: str
 
+
 class ColumnsNamed(TypedDict, total=False):
     data: int
     tensor: int

@@ -17,8 +17,7 @@ from trioflow.parallel.splits.routing import BALANCED
 from trioflow.prediction.answer import Prediction
 from trioflow.prediction.assembly import find_model, predict
 from trioflow.prediction.options import STEP_WORDS, Options
-from trioflow.sweeps.description import PLAN_COLUMNS
-from trioflow.sweeps.search import Watch, search
+from trioflow.sweeps.search import SearchResult, Watch, search
 from trioflow.trace.language.read import find_configuration
 from trioflow.trace.language.sizes import Configuration
 
@@ -41,7 +40,7 @@ class BestPlans:
     taken where nothing was given.
     """
 
-    found: dict[str, Any]
+    found: SearchResult
     shown: list[dict[str, Any]]
     prediction: Prediction
     run: dict[str, Any]
@@ -54,7 +53,7 @@ class BestPlans:
 
     def to_frame(self) -> pd.DataFrame:
         """Return the whole ranking, a row a plan."""
-        return pd.DataFrame(self.found["ranking"])
+        return self.found.to_frame()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the answer as ``trioflow plan --json`` prints it: that of ``search`` with the first plan's prediction."""
@@ -134,9 +133,8 @@ def plan(
     for row in shown:
         if "run" in row and power_w is not None:
             row["run"] |= {"energy_j": row["run"]["gpu_hours"] * 3600.0 * power_w, "power_w": power_w}
-    first = Plan(plan="best", **{column: shown[0][column] for column in PLAN_COLUMNS})
     options = Options(routing=routing, **{key: value for key, value in step.items() if key in STEP_WORDS})
-    prediction = predict([model], first, machine, batch=found["batch"], options=options)
+    prediction = predict([model], found.plans[0], machine, batch=found["batch"], options=options)
     run = {"gpus": gpus, "tokens": tokens, "price_per_gpu_hour": price, "memory_margin": memory_margin}
     return BestPlans(found, shown, prediction, run, assumed)
 
