@@ -180,7 +180,7 @@ def format_ranking(answer: dict[str, Any], *, everything: bool = True) -> str:
     tokens = any("tokens_per_s" in row for row in rows)
     columns: list[tuple[str, bool, Callable[[int, dict[str, Any]], str]]] = [
         ("", True, lambda place, row: f"{place}{'*' if row['pareto'] else ''}"),
-        ("plan", True, lambda _, row: row["notation"] + describe_rest(row)),
+        ("plan", True, lambda _, row: row["notation"] + describe_rest(row) * everything),
         ("precision, fusion", recipes, lambda _, row: f"{row['precision']}, {row['fusion']}"),
         ("step", True, lambda _, row: format_time(row["step_time_s"])),
         (
