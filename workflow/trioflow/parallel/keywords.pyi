@@ -25,7 +25,6 @@ class ColumnsMake(TypedDict, total=False):
     gather_overlap: bool
     gradient_sync: str
 
-
 class ColumnsNamed(TypedDict, total=False):
     data: int
     tensor: int

@@ -84,7 +84,6 @@ class Keywords(TypedDict, total=False):
     seed: int
     spread: Spread | None
 
-
 class StepKeywords(TypedDict, total=False):
     sequence: int | None
     precision: str | None
